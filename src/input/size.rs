@@ -1,6 +1,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::Serialize;
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 
 /// The suffixes of Kubernetes.
@@ -16,7 +17,7 @@ const UNITS: [(&str, u64); 8] = [
 ];
 
 /// Bytes, written `64Mi`, `64MiB`, `64M`, `64MB` or `67108864`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Size(pub u64);
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value, json};
 
 use super::nvidia_config;
-use super::pattern::has_wildcards;
+use super::pattern::{Pattern, has_wildcards};
 #[cfg(test)]
 use super::values::schema;
 use super::values::{DeviceReference, a_resource_name, by_resource_name, one_or_several};
@@ -38,7 +39,7 @@ pub enum ResourceConfig {
     Simulated(SimulatedConfig),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct NvidiaConfig {
@@ -76,7 +77,7 @@ pub struct NvidiaConfig {
 }
 
 /// Names by model (`NVIDIA H100*`) and by MIG profile (`1g.*`).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct NamePatterns {
@@ -84,19 +85,20 @@ pub struct NamePatterns {
     pub mig: Vec<NamePattern>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NamePattern {
     /// `*` matches any text.
-    pub pattern: String,
+    #[cfg_attr(test, schemars(with = "String"))]
+    pub pattern: Pattern,
     #[serde(deserialize_with = "a_resource_name")]
     pub name: ResourceName,
 }
 
 /// How MIG devices are offered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum MigStrategy {
     /// A GPU with MIG is offered whole.
@@ -108,7 +110,7 @@ pub enum MigStrategy {
     Mixed,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Sharing {
@@ -121,7 +123,7 @@ pub enum Sharing {
 }
 
 /// How many slots each device is offered as. A device that nothing names has one, and keeps its plain id.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct Replication {
@@ -138,7 +140,7 @@ pub struct Replication {
     pub fail_requests_greater_than_one: Option<bool>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct ResourceReplication {
@@ -150,13 +152,13 @@ pub struct ResourceReplication {
     pub devices: SharedDevices,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct NewName(#[serde(deserialize_with = "a_resource_name")] pub ResourceName);
 
 /// Which of a resource's devices are shared.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum SharedDevices {
@@ -167,8 +169,8 @@ pub enum SharedDevices {
     List(Vec<DeviceReference>),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceListStrategy {
     Envvar,
@@ -178,8 +180,8 @@ pub enum DeviceListStrategy {
     DeviceNodes,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceIdStrategy {
     #[default]
@@ -188,8 +190,8 @@ pub enum DeviceIdStrategy {
 }
 
 /// Which slots a pod gets where several are free.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Preferred {
     #[default]
@@ -198,8 +200,8 @@ pub enum Preferred {
 }
 
 /// What to do while another plugin serves the resource.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum OnConflict {
     #[default]
@@ -208,7 +210,7 @@ pub enum OnConflict {
 }
 
 /// Checks before each start of a container.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct PreStartCheck {
@@ -220,7 +222,7 @@ pub struct PreStartCheck {
     pub no_processes: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct DriverMount {
@@ -439,6 +441,20 @@ impl NvidiaConfig {
         self.includes(DeviceListStrategy::CdiAnnotations) || self.includes(DeviceListStrategy::CdiCri)
     }
 
+    /// With the given keys in place of its own, each as a whole.
+    pub(super) fn with(&self, key: &str, given: &Map<String, Value>) -> Result<Self, ConfigError> {
+        for (name, value) in given {
+            Self::deserialize(json!({ name: value })).map_err(|error| ConfigError::Value {
+                key: format!("{key}.{name}"),
+                value: value.to_string(),
+                accepted: error.to_string(),
+            })?;
+        }
+        let mut keys = serde_json::to_value(self).expect("a configuration can be written as JSON");
+        keys.as_object_mut().into_iter().for_each(|keys| keys.extend(given.clone()));
+        Ok(Self::deserialize(keys).expect("each key was read before"))
+    }
+
     pub(super) fn validate(&self, key: &str) -> Result<(), ConfigError> {
         if self.device_list_strategy.is_empty() {
             let accepted =
@@ -495,14 +511,14 @@ impl PathConfig {
         within(&format!("{key}.shared"), self.shared, 1, MOST_SLOTS)?;
         permissions(&format!("{key}.permissions"), &self.permissions)?;
         for path in &self.paths {
-            absolute(&format!("{key}.paths"), Path::new(path))?;
+            node_pattern(&format!("{key}.paths"), path)?;
         }
         let one_node = matches!(self.paths.as_slice(), [path] if !has_wildcards(path));
         container_path(&format!("{key}.containerPath"), self.container_path.as_deref(), one_node)?;
         for (place, group) in self.groups.iter().enumerate() {
             let key = format!("{key}.groups[{place}]");
             let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
-            // PluginTask for `::` and a slot's number.
+            // Leaves room for `::` and a slot's number.
             if group.id.is_empty() || group.id.len() > 56 || !group.id.bytes().all(plain) {
                 let accepted = "accepted: 1 to 56 letters, digits, dashes, dots, slashes or underscores";
                 return refuse(&format!("{key}.id"), &group.id, accepted);
@@ -514,7 +530,7 @@ impl PathConfig {
                 return refuse(&format!("{key}.paths"), "[]", "name at least one node");
             }
             for node in &group.paths {
-                absolute(&format!("{key}.paths.path"), Path::new(&node.path))?;
+                node_pattern(&format!("{key}.paths.path"), &node.path)?;
                 let key_of_path = format!("{key}.paths.containerPath");
                 container_path(&key_of_path, node.container_path.as_deref(), !has_wildcards(&node.path))?;
                 if let Some(text) = &node.permissions {
@@ -549,6 +565,15 @@ fn absolute(key: &str, path: &Path) -> Result<(), ConfigError> {
         return Ok(());
     }
     refuse(key, &path.display().to_string(), "accepted: an absolute path without ..")
+}
+
+fn node_pattern(key: &str, path: &str) -> Result<(), ConfigError> {
+    absolute(key, Path::new(path))?;
+    // Each part of the path is matched by itself.
+    match path.split('/').filter(|part| !part.is_empty()).find_map(|part| Pattern::new(part).err()) {
+        Some(problem) => refuse(key, path, &problem),
+        None => Ok(()),
+    }
 }
 
 fn container_path(key: &str, path: Option<&str>, one_node: bool) -> Result<(), ConfigError> {

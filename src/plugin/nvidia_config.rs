@@ -1,4 +1,5 @@
-//! The configuration file of NVIDIA's k8s-device-plugin (`version: v1`), as that plugin reads it in v0.20.
+//! The configuration file of NVIDIA's k8s-device-plugin (`version: v1`), as that plugin reads it in v0.20: its keys become
+//! those of an entry of kind nvidia, as YAML values.
 //!
 //! What is read is honoured, or is an error that names the field. Accepted without any effect are only:
 //! `failOnInitError` (we wait for the driver either way), `useNodeFeatureAPI` and `gfd` (feature discovery reads the
@@ -6,24 +7,57 @@
 //! and `rename` and `devices` under `sharing`, are honoured; NVIDIA's plugin ignores them with a warning.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
-use serde::Deserialize;
-use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
 
-use super::config::{
-    DeviceIdStrategy, DeviceListStrategy, MOST_SLOTS, MigStrategy, NamePattern, NamePatterns, NewName, NvidiaConfig,
-    Preferred, Replication, ResourceReplication, SharedDevices, Sharing,
-};
-use super::values::{DeviceReference, one_or_several, resource_name};
+use super::config::{MOST_SLOTS, NamePatterns, NvidiaConfig, Replication, ResourceReplication, SharedDevices, Sharing};
+use super::values::resource_name;
 use crate::input;
-use crate::model::ResourceName;
 
 const DOMAIN: &str = "nvidia.com/";
 
+/// Every key of such a file. With a second name: it becomes that key of an entry of kind nvidia; where two do, the later
+/// one counts.
+const KEYS: [(&str, Option<&str>); 33] = [
+    ("version", None),
+    ("flags.migStrategy", Some("migStrategy")),
+    ("flags.failOnInitError", None),
+    ("flags.mpsRoot", Some("mpsRoot")),
+    ("flags.nvidiaDriverRoot", Some("deviceRoot")),
+    ("flags.nvidiaDevRoot", Some("deviceRoot")),
+    ("flags.gdrcopyEnabled", None),
+    ("flags.gdsEnabled", None),
+    ("flags.mofedEnabled", None),
+    ("flags.useNodeFeatureAPI", None),
+    ("flags.deviceDiscoveryStrategy", None),
+    ("flags.plugin.passDeviceSpecs", Some("passDeviceSpecs")),
+    ("flags.plugin.deviceListStrategy", Some("deviceListStrategy")),
+    ("flags.plugin.deviceIDStrategy", Some("deviceIDStrategy")),
+    ("flags.plugin.cdiAnnotationPrefix", Some("cdiAnnotationPrefix")),
+    ("flags.plugin.nvidiaCTKPath", None),
+    ("flags.plugin.containerDriverRoot", None),
+    ("flags.plugin.sharedDevicesAllocationPolicy", Some("preferred")),
+    ("flags.gfd.oneshot", None),
+    ("flags.gfd.noTimestamp", None),
+    ("flags.gfd.sleepInterval", None),
+    ("flags.gfd.outputFile", None),
+    ("flags.gfd.machineTypeFile", None),
+    ("resources.gpus", None),
+    ("resources.mig", None),
+    ("sharing.timeSlicing.renameByDefault", None),
+    ("sharing.timeSlicing.failRequestsGreaterThanOne", None),
+    ("sharing.timeSlicing.resources", None),
+    ("sharing.mps.renameByDefault", None),
+    ("sharing.mps.failRequestsGreaterThanOne", None),
+    ("sharing.mps.resources", None),
+    ("imex.channelIDs", None),
+    ("imex.required", None),
+];
+
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NvidiaConfigError {
-    /// Not such a file: the parser's message, with line and column.
+    /// Not such a file, or a value that podmeter's own key does not accept.
     #[error("{0}")]
     Invalid(String),
     #[error("{field}: {value} cannot be honoured: {reason}")]
@@ -33,297 +67,197 @@ pub enum NvidiaConfigError {
 /// The text of such a file as our own configuration of one entry. Any text gives a result; none panics.
 pub fn parse(text: &str) -> Result<NvidiaConfig, NvidiaConfigError> {
     // A file of comments alone is a file with every default.
-    let file: Option<File> = input::yaml(text).map_err(NvidiaConfigError::Invalid)?;
-    file.map_or_else(|| Ok(NvidiaConfig::default()), convert)
+    let file: Value = input::yaml(text).map_err(NvidiaConfigError::Invalid)?.unwrap_or_default();
+    let mut keys = Keys::default();
+    keys.read("", &file)?;
+    convert(&file, keys)
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    version: Option<String>,
-    flags: Option<Flags>,
-    resources: Option<Resources>,
-    sharing: Option<SharingSection>,
-    imex: Option<Imex>,
-}
+/// The values of a file by their path.
+#[derive(Debug, Default)]
+struct Keys(BTreeMap<String, Value>);
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-struct Flags {
-    mig_strategy: Option<MigStrategy>,
-    #[serde(rename = "failOnInitError")]
-    _fail_on_init_error: Option<bool>,
-    mps_root: Option<PathBuf>,
-    nvidia_driver_root: Option<PathBuf>,
-    nvidia_dev_root: Option<PathBuf>,
-    gdrcopy_enabled: Option<bool>,
-    gds_enabled: Option<bool>,
-    mofed_enabled: Option<bool>,
-    #[serde(rename = "useNodeFeatureAPI")]
-    _use_node_feature_api: Option<bool>,
-    device_discovery_strategy: Option<String>,
-    plugin: Option<PluginFlags>,
-    #[serde(rename = "gfd")]
-    _gfd: Option<FeatureDiscoveryFlags>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-struct PluginFlags {
-    pass_device_specs: Option<bool>,
-    device_list_strategy: Option<Strategies>,
-    #[serde(rename = "deviceIDStrategy")]
-    device_id_strategy: Option<DeviceIdStrategy>,
-    #[serde(rename = "cdiAnnotationPrefix")]
-    cdi_annotation_prefix: Option<String>,
-    #[serde(rename = "nvidiaCTKPath")]
-    nvidia_ctk_path: Option<String>,
-    container_driver_root: Option<String>,
-    shared_devices_allocation_policy: Option<Preferred>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(transparent)]
-struct Strategies(#[serde(deserialize_with = "one_or_several")] Vec<DeviceListStrategy>);
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-struct FeatureDiscoveryFlags {
-    #[serde(rename = "oneshot")]
-    _oneshot: Option<bool>,
-    #[serde(rename = "noTimestamp")]
-    _no_timestamp: Option<bool>,
-    #[serde(rename = "sleepInterval")]
-    _sleep_interval: IgnoredAny,
-    #[serde(rename = "outputFile")]
-    _output_file: Option<String>,
-    #[serde(rename = "machineTypeFile")]
-    _machine_type_file: Option<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Resources {
-    gpus: Option<Vec<Pattern>>,
-    mig: Option<Vec<Pattern>>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Pattern {
-    pattern: String,
-    name: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-struct SharingSection {
-    time_slicing: Option<Replicated>,
-    mps: Option<Replicated>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct Replicated {
-    rename_by_default: Option<bool>,
-    fail_requests_greater_than_one: Option<bool>,
-    resources: Vec<ReplicatedResource>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ReplicatedResource {
-    name: String,
-    rename: Option<String>,
-    devices: Option<Devices>,
-    replicas: i64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Imex {
-    #[serde(rename = "channelIDs")]
-    channel_ids: Option<Vec<i64>>,
-    #[serde(rename = "required")]
-    _required: Option<bool>,
-}
-
-/// `all`, a number, or a list of references.
-#[derive(Debug)]
-struct Devices(SharedDevices);
-
-impl<'de> Deserialize<'de> for Devices {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Form;
-        impl<'de> Visitor<'de> for Form {
-            type Value = Devices;
-
-            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                formatter.write_str("all, a number of devices, or a list of devices")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Devices, E> {
-                if text == "all" {
-                    return Ok(Devices(SharedDevices::All));
-                }
-                Err(E::invalid_value(de::Unexpected::Str(text), &self))
-            }
-
-            fn visit_u64<E: de::Error>(self, count: u64) -> Result<Devices, E> {
-                match u32::try_from(count) {
-                    Ok(count) if count > 0 => Ok(Devices(SharedDevices::Count(count))),
-                    _ => Err(E::invalid_value(de::Unexpected::Unsigned(count), &self)),
-                }
-            }
-
-            fn visit_i64<E: de::Error>(self, count: i64) -> Result<Devices, E> {
-                match u64::try_from(count) {
-                    Ok(count) => self.visit_u64(count),
-                    Err(_) => Err(E::invalid_value(de::Unexpected::Signed(count), &self)),
-                }
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Devices, A::Error> {
-                let mut references: Vec<DeviceReference> = vec![];
-                while let Some(reference) = list.next_element()? {
-                    references.push(reference);
-                }
-                Ok(Devices(SharedDevices::List(references)))
-            }
+impl Keys {
+    /// A key without a value is not given.
+    fn read(&mut self, path: &str, value: &Value) -> Result<(), NvidiaConfigError> {
+        if value.is_null() {
+            return Ok(());
         }
-        deserializer.deserialize_any(Form)
+        if KEYS.iter().any(|(key, _)| *key == path) {
+            self.0.insert(path.to_owned(), value.clone());
+            return Ok(());
+        }
+        let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
+        let Value::Object(section) = value else {
+            return Err(not_honoured(
+                if path.is_empty() { "the file" } else { path },
+                value,
+                "it is no section with keys",
+            ));
+        };
+        let known = KEYS.iter().filter_map(|(key, _)| key.strip_prefix(&prefix)?.split('.').next());
+        let mut known: Vec<&str> = known.collect();
+        known.dedup();
+        for (key, value) in section {
+            if !known.contains(&key.as_str()) {
+                let suggestion = input::suggestion(key, &known);
+                return Err(NvidiaConfigError::Invalid(format!("unknown key `{prefix}{key}`{suggestion}")));
+            }
+            self.read(&format!("{prefix}{key}"), value)?;
+        }
+        Ok(())
+    }
+
+    fn take<T: DeserializeOwned>(&mut self, path: &str) -> Result<Option<T>, NvidiaConfigError> {
+        self.0.remove(path).map(|value| typed(path, value)).transpose()
     }
 }
 
-fn convert(file: File) -> Result<NvidiaConfig, NvidiaConfigError> {
-    if let Some(version) = file.version.filter(|version| version != "v1") {
+fn typed<T: DeserializeOwned>(field: &str, value: Value) -> Result<T, NvidiaConfigError> {
+    T::deserialize(&value).map_err(|error| not_honoured(field, &value, &error.to_string()))
+}
+
+fn convert(file: &Value, mut keys: Keys) -> Result<NvidiaConfig, NvidiaConfigError> {
+    if let Some(version) = keys.0.remove("version").filter(|version| version != "v1") {
         return Err(not_honoured("version", &version, "this reads v1"));
     }
-    let flags = file.flags.unwrap_or_default();
-    let plugin = flags.plugin.unwrap_or_default();
-    let default = NvidiaConfig::default();
-    let mut config = NvidiaConfig {
-        mig_strategy: flags.mig_strategy.unwrap_or_default(),
-        device_list_strategy: plugin.device_list_strategy.map_or(default.device_list_strategy, |list| list.0),
-        device_id_strategy: plugin.device_id_strategy.unwrap_or_default(),
-        pass_device_specs: plugin.pass_device_specs.unwrap_or_default(),
-        preferred: plugin.shared_devices_allocation_policy.unwrap_or_default(),
-        device_root: flags
-            .nvidia_dev_root
-            .filter(|root| !root.as_os_str().is_empty())
-            .or(flags.nvidia_driver_root)
-            .unwrap_or(default.device_root),
-        mps_root: flags.mps_root.filter(|root| !root.as_os_str().is_empty()).unwrap_or(default.mps_root),
-        cdi_annotation_prefix: plugin.cdi_annotation_prefix.unwrap_or(default.cdi_annotation_prefix),
-        names: names(file.resources.unwrap_or_default())?,
-        sharing: sharing(file.sharing.unwrap_or_default())?,
-        ..NvidiaConfig::default()
-    };
-    if config.includes(DeviceListStrategy::DeviceNodes) {
-        let reason = "it is podmeter's own: set it under devicePlugin.resources";
-        return Err(not_honoured("flags.plugin.deviceListStrategy", "device-nodes", reason));
+    let mut given = Map::new();
+    for (path, ours) in KEYS.into_iter().filter_map(|(path, ours)| Some((path, ours?))) {
+        let is_given = |value: &Value| !(path.ends_with("Root") && value == "");
+        if let Some(value) = keys.0.remove(path).filter(is_given) {
+            let is_device_nodes = |value: &Value| value == "device-nodes";
+            if is_device_nodes(&value) || value.as_array().is_some_and(|all| all.iter().any(is_device_nodes)) {
+                return Err(not_honoured(path, &value, "it is podmeter's own: set it under devicePlugin.resources"));
+            }
+            typed::<NvidiaConfig>(path, json!({ ours: value })).map_err(|error| match error {
+                NvidiaConfigError::NotHonoured { field, reason, .. } => not_honoured(&field, &value, &reason),
+                invalid => invalid,
+            })?;
+            given.insert(ours.to_owned(), value);
+        }
     }
-    for (field, enabled, variable) in [
-        ("flags.gdrcopyEnabled", flags.gdrcopy_enabled, "NVIDIA_GDRCOPY"),
-        ("flags.gdsEnabled", flags.gds_enabled, "NVIDIA_GDS"),
-        ("flags.mofedEnabled", flags.mofed_enabled, "NVIDIA_MOFED"),
+    let mut config: NvidiaConfig = typed("flags", Value::Object(given))?;
+    config.names = NamePatterns { gpus: names("gpus", &mut keys)?, mig: names("mig", &mut keys)? };
+    let is_shared = |kind: &str| file.pointer(&format!("/sharing/{kind}")).is_some_and(|section| !section.is_null());
+    config.sharing = match (is_shared("timeSlicing"), is_shared("mps")) {
+        (false, false) => Sharing::None,
+        (true, false) => Sharing::TimeSlicing(replication("sharing.timeSlicing", &mut keys)?),
+        (false, true) => Sharing::Mps(replication("sharing.mps", &mut keys)?),
+        (true, true) => {
+            let reason = "a GPU is shared in one way: remove one";
+            return Err(not_honoured("sharing.timeSlicing", &json!("beside sharing.mps"), reason));
+        }
+    };
+    for (field, variable) in [
+        ("flags.gdrcopyEnabled", "NVIDIA_GDRCOPY"),
+        ("flags.gdsEnabled", "NVIDIA_GDS"),
+        ("flags.mofedEnabled", "NVIDIA_MOFED"),
     ] {
-        if enabled != Some(true) {
+        if keys.take(field)? != Some(true) {
             continue;
         }
         if config.uses_cdi() {
             let reason = "our CDI specification holds device nodes only; set false, or no cdi strategy";
-            return Err(not_honoured(field, "true", reason));
+            return Err(not_honoured(field, &json!(true), reason));
         }
         config.environment.insert(variable.to_owned(), "enabled".to_owned());
     }
-    for (field, value, default) in [
-        ("flags.plugin.nvidiaCTKPath", plugin.nvidia_ctk_path, "/usr/bin/nvidia-ctk"),
-        ("flags.plugin.containerDriverRoot", plugin.container_driver_root, "/driver-root"),
-    ] {
-        if let Some(value) = value.filter(|value| value != default && config.uses_cdi()) {
+    for (field, default) in
+        [("flags.plugin.nvidiaCTKPath", "/usr/bin/nvidia-ctk"), ("flags.plugin.containerDriverRoot", "/driver-root")]
+    {
+        if let Some(value) = keys.0.remove(field).filter(|value| value != default && config.uses_cdi()) {
             let reason = "our CDI specification holds device nodes only, without hooks or driver files; remove it";
             return Err(not_honoured(field, &value, reason));
         }
     }
-    match flags.device_discovery_strategy.as_deref() {
-        None | Some("auto" | "nvml") => {}
-        Some(other) => {
-            return Err(not_honoured("flags.deviceDiscoveryStrategy", other, "accepted: auto, nvml"));
-        }
+    if let Some(other) =
+        keys.0.remove("flags.deviceDiscoveryStrategy").filter(|value| value != "auto" && value != "nvml")
+    {
+        return Err(not_honoured("flags.deviceDiscoveryStrategy", &other, "accepted: auto, nvml"));
     }
-    let channels = file.imex.unwrap_or_default().channel_ids.unwrap_or_default();
-    if !channels.is_empty() {
-        return Err(not_honoured("imex.channelIDs", &format!("{channels:?}"), "IMEX channels are not supported"));
+    if let Some(channels) = keys.0.remove("imex.channelIDs").filter(|channels| *channels != json!([])) {
+        return Err(not_honoured("imex.channelIDs", &channels, "IMEX channels are not supported"));
     }
     config.validate("flags").map_err(|error| NvidiaConfigError::Invalid(error.to_string()))?;
     Ok(config)
 }
 
-fn names(resources: Resources) -> Result<NamePatterns, NvidiaConfigError> {
-    let patterns = |field: &str, patterns: Option<Vec<Pattern>>| {
-        let one = |pattern: Pattern| {
-            Ok(NamePattern { pattern: pattern.pattern, name: name(&format!("resources.{field}.name"), &pattern.name)? })
-        };
-        patterns.unwrap_or_default().into_iter().map(one).collect::<Result<Vec<_>, _>>()
-    };
-    Ok(NamePatterns { gpus: patterns("gpus", resources.gpus)?, mig: patterns("mig", resources.mig)? })
+fn names<T: DeserializeOwned + Default>(kind: &str, keys: &mut Keys) -> Result<T, NvidiaConfigError> {
+    let field = format!("resources.{kind}");
+    let Some(mut patterns) = keys.0.remove(&field) else { return Ok(T::default()) };
+    patterns.as_array_mut().into_iter().flatten().filter_map(|pattern| pattern.get_mut("name")).for_each(with_domain);
+    typed(&field, patterns)
 }
 
-fn sharing(section: SharingSection) -> Result<Sharing, NvidiaConfigError> {
-    match (section.time_slicing, section.mps) {
-        (None, None) => Ok(Sharing::None),
-        (Some(slicing), None) => Ok(Sharing::TimeSlicing(replication("sharing.timeSlicing", slicing)?)),
-        (None, Some(mps)) => Ok(Sharing::Mps(replication("sharing.mps", mps)?)),
-        (Some(_), Some(_)) => {
-            Err(not_honoured("sharing.timeSlicing", "beside sharing.mps", "a GPU is shared in one way: remove one"))
-        }
-    }
-}
-
-fn replication(field: &str, section: Replicated) -> Result<Replication, NvidiaConfigError> {
-    if section.resources.is_empty() {
-        return Err(not_honoured(&format!("{field}.resources"), "[]", "name at least one resource"));
+fn replication(section: &str, keys: &mut Keys) -> Result<Replication, NvidiaConfigError> {
+    let field = format!("{section}.resources");
+    let resources: Vec<Map<String, Value>> = keys.take(&field)?.unwrap_or_default();
+    if resources.is_empty() {
+        return Err(not_honoured(&field, &json!([]), "name at least one resource"));
     }
     let mut per_resource = BTreeMap::new();
-    for resource in section.resources {
-        let field = format!("{field}.resources[{}]", resource.name);
-        let replicas = u32::try_from(resource.replicas).ok().filter(|count| (2..=MOST_SLOTS).contains(count));
-        let Some(replicas) = replicas else {
+    for mut resource in resources {
+        let mut name = resource.remove("name").unwrap_or_default();
+        let field = format!("{field}[{}]", name.as_str().unwrap_or_default());
+        with_domain(&mut name);
+        let name = name.as_str().ok_or_else(|| not_honoured(&field, &name, "a resource has a name"))?;
+        let name = resource_name(name).map_err(|reason| not_honoured(&field, &json!(name), &reason))?;
+        resource.retain(|key, value| key != "rename" || *value != "");
+        if let Some(rename) = resource.get_mut("rename") {
+            with_domain(rename);
+        }
+        if let Some(devices) = resource.get_mut("devices") {
+            // `all`, a number, or a list of references.
+            *devices = match devices.take() {
+                count @ Value::Number(_) => json!({ "count": count }),
+                list @ Value::Array(_) => json!({ "list": list }),
+                other => other,
+            };
+        }
+        let resource: ResourceReplication = typed(&field, Value::Object(resource))?;
+        if !(2..=MOST_SLOTS).contains(&resource.replicas) {
             let accepted = format!("accepted: 2 to {MOST_SLOTS}");
-            return Err(not_honoured(&format!("{field}.replicas"), &resource.replicas.to_string(), &accepted));
-        };
-        let rename = resource.rename.filter(|text| !text.is_empty());
-        let rename = rename.map(|text| name(&format!("{field}.rename"), &text).map(NewName)).transpose()?;
-        let devices = resource.devices.map_or(SharedDevices::All, |devices| devices.0);
-        let known = name(&format!("{field}.name"), &resource.name)?;
-        if per_resource.insert(known, ResourceReplication { replicas, rename, devices }).is_some() {
-            return Err(not_honoured(&field, "a second time", "name each resource once"));
+            return Err(not_honoured(&format!("{field}.replicas"), &json!(resource.replicas), &accepted));
+        }
+        if resource.devices == SharedDevices::Count(0) {
+            let accepted = "accepted: all, a number of devices, or a list of devices";
+            return Err(not_honoured(&format!("{field}.devices"), &json!(0), accepted));
+        }
+        if per_resource.insert(name, resource).is_some() {
+            return Err(not_honoured(&field, &json!("a second time"), "name each resource once"));
         }
     }
     Ok(Replication {
         per_resource,
-        rename_by_default: section.rename_by_default.unwrap_or_default(),
-        fail_requests_greater_than_one: section.fail_requests_greater_than_one,
+        rename_by_default: keys.take(&format!("{section}.renameByDefault"))?.unwrap_or_default(),
+        fail_requests_greater_than_one: keys.take(&format!("{section}.failRequestsGreaterThanOne"))?,
         ..Replication::default()
     })
 }
 
 /// NVIDIA's plugin puts its domain before a name without one.
-fn name(field: &str, text: &str) -> Result<ResourceName, NvidiaConfigError> {
-    let whole = if text.starts_with(DOMAIN) { text.to_owned() } else { format!("{DOMAIN}{text}") };
-    resource_name(&whole).map_err(|reason| not_honoured(field, text, &reason))
+fn with_domain(name: &mut Value) {
+    if let Value::String(name) = name
+        && !name.starts_with(DOMAIN)
+    {
+        name.insert_str(0, DOMAIN);
+    }
 }
 
-fn not_honoured(field: &str, value: &str, reason: &str) -> NvidiaConfigError {
-    NvidiaConfigError::NotHonoured { field: field.to_owned(), value: value.to_owned(), reason: reason.to_owned() }
+fn not_honoured(field: &str, value: &Value, reason: &str) -> NvidiaConfigError {
+    let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    NvidiaConfigError::NotHonoured { field: field.to_owned(), value, reason: reason.to_owned() }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::model::ResourceName;
+    use crate::plugin::config::{DeviceIdStrategy, DeviceListStrategy, MigStrategy, NewName, Preferred};
 
     /// With every key of that plugin, as its documentation and chart write them.
     const FULL: &str = "
@@ -400,7 +334,7 @@ imex: {channelIDs: [], required: false}
         let sharing = |resources: &str| format!("sharing: {{timeSlicing: {{resources: [{resources}]}}}}");
         for (text, parts) in [
             ("version: v2".to_owned(), vec!["version", "v2", "v1"]),
-            ("flag: {}".to_owned(), vec!["flag", "flags", "line 1"]),
+            ("flag: {}".to_owned(), vec!["flag", "flags"]),
             ("flags: {migStrategy: double}".to_owned(), vec!["double", "single"]),
             ("flags: {passDeviceSpecs: true}".to_owned(), vec!["passDeviceSpecs", "plugin"]),
             ("flags: {deviceDiscoveryStrategy: tegra}".to_owned(), vec!["flags.deviceDiscoveryStrategy", "tegra"]),
@@ -427,7 +361,7 @@ imex: {channelIDs: [], required: false}
             ("imex: {channelIDs: [0]}".to_owned(), vec!["imex.channelIDs", "[0]"]),
             ("resources: {migs: []}".to_owned(), vec!["migs", "mig"]),
             ("resources: {gpus: [{pattern: '*'}]}".to_owned(), vec!["name"]),
-            ("resources: {gpus: [{pattern: '*', name: a/b}]}".to_owned(), vec!["resources.gpus.name", "a/b"]),
+            ("resources: {gpus: [{pattern: '*', name: a/b}]}".to_owned(), vec!["resources.gpus", "a/b"]),
             ("sharing: {timeSlicing: {}}".to_owned(), vec!["resources"]),
             ("sharing: {timeSlicing: {resources: []}}".to_owned(), vec!["sharing.timeSlicing.resources"]),
             (sharing("{name: gpu, replicas: 1}"), vec!["sharing.timeSlicing.resources[gpu].replicas", "1", "2 to"]),

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::config::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, SharedDevices, Sharing};
 use super::paths::Found;
-use super::pattern::fits;
 use super::values::{DeviceReference, resource_name};
 use super::{Hardware, Offer, OfferedDevice, PluginUnhealthy, missing};
 use crate::model::{DeviceId, Gpu, Inventory, MigDevice, PluginUnhealthyReason, ResourceName, UnhealthyReason};
@@ -192,7 +191,7 @@ fn of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Ve
         for (gpu, index, mig) in members {
             devices.push(match mig {
                 Some(mig) => {
-                    let named = nvidia.names.mig.iter().find(|name| fits(&name.pattern, &mig.profile));
+                    let named = nvidia.names.mig.iter().find(|name| name.pattern.matches(&mig.profile));
                     let name = named.map_or_else(|| nvidia.name.clone(), |named| named.name.clone());
                     (name, instance(gpu, *index, mig))
                 }
@@ -218,12 +217,12 @@ fn note_bare(gpu: &Gpu, problems: &mut Vec<String>) {
 
 fn gpu_name(nvidia: &NvidiaConfig, gpu: &Gpu) -> ResourceName {
     let model = gpu.model.as_deref().unwrap_or_default();
-    let named = nvidia.names.gpus.iter().find(|name| fits(&name.pattern, model));
+    let named = nvidia.names.gpus.iter().find(|name| name.pattern.matches(model));
     named.map_or_else(|| nvidia.name.clone(), |named| named.name.clone())
 }
 
 fn mixed_name(nvidia: &NvidiaConfig, mig: &MigDevice) -> Result<ResourceName, String> {
-    if let Some(named) = nvidia.names.mig.iter().find(|name| fits(&name.pattern, &mig.profile)) {
+    if let Some(named) = nvidia.names.mig.iter().find(|name| name.pattern.matches(&mig.profile)) {
         return Ok(named.name.clone());
     }
     let domain = nvidia.name.as_str().split_once('/').map_or("nvidia.com", |(domain, _)| domain);

@@ -12,10 +12,10 @@ use super::DeviceNode;
 use super::answer::fnv;
 use super::config::PathConfig;
 use super::offers::LONGEST_ID;
-use super::pattern::{fits, has_wildcards};
+use super::pattern::{Pattern, has_wildcards};
 use crate::model::DeviceId;
 
-/// PluginTask in an id for `::` and a slot's number.
+/// Leaves room in an id for `::` and a slot's number.
 const LONGEST_BASE: usize = LONGEST_ID - 6;
 /// As many as the kernel follows.
 const MOST_LINKS: usize = 40;
@@ -170,12 +170,13 @@ fn expand(roots: &Roots, pattern: &str) -> Vec<String> {
 }
 
 fn fitting(roots: &Roots, directory: &str, part: &str) -> Vec<String> {
+    let Ok(pattern) = Pattern::new(part) else { return vec![] };
     let Some(target) = resolve(roots, Path::new(directory)) else { return vec![] };
     let Ok(entries) = fs::read_dir(roots.inside(&target)) else { return vec![] };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     // As a shell: a leading dot must be spelt out.
     let visible = |name: &String| part.starts_with('.') || !name.starts_with('.');
-    names.filter(|name| visible(name) && fits(part, name)).map(|name| format!("{directory}/{name}")).collect()
+    names.filter(|name| visible(name) && pattern.matches(name)).map(|name| format!("{directory}/{name}")).collect()
 }
 
 /// `path` without symbolic links, each followed as the host does. `None`: something on the way is missing.

@@ -12,7 +12,7 @@ use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::ResourceConfig;
-use super::pattern::{fits, has_wildcards};
+use super::pattern::{Pattern, has_wildcards};
 use super::values::one_or_several;
 #[cfg(test)]
 use super::values::schema;
@@ -42,13 +42,13 @@ pub struct Match {
     /// Patterns with `*`, `?` and `[…]` for the model as `nvidia-smi -L` shows it. Every GPU of the node must match one.
     #[serde(deserialize_with = "one_or_several")]
     #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<String>"))]
-    pub gpu_model: Vec<String>,
+    pub gpu_model: Vec<Pattern>,
     /// GPUs of the node, lost ones included: a number, or `min` and `max`.
     pub gpu_count: Option<CountRange>,
     /// Patterns for the node's name.
     #[serde(deserialize_with = "one_or_several")]
     #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<String>"))]
-    pub node_name: Vec<String>,
+    pub node_name: Vec<Pattern>,
 }
 
 /// Written `8`, `{min: 2}`, `{max: 4}` or `{min: 2, max: 4}`.
@@ -187,7 +187,7 @@ impl Plan {
 impl Match {
     /// `None`: not known yet.
     fn holds(&self, node: &NodeView<'_>) -> Option<bool> {
-        let fits_one = |patterns: &[String], text: &str| patterns.iter().any(|pattern| fits(pattern, text));
+        let fits_one = |patterns: &[Pattern], text: &str| patterns.iter().any(|pattern| pattern.matches(text));
         if !self.node_name.is_empty() && !fits_one(&self.node_name, node.node_name) {
             return Some(false);
         }
@@ -211,11 +211,12 @@ impl Match {
     /// Whether every node that matches `later` matches this. It may be false where that is so.
     #[must_use]
     pub fn covers(&self, later: &Self) -> bool {
-        let covers = |earlier: &str, later: &str| {
-            earlier == later || earlier == "*" || (!has_wildcards(later) && fits(earlier, later))
+        let covers = |earlier: &Pattern, later: &Pattern| {
+            let is_matched = || !has_wildcards(later.as_str()) && earlier.matches(later.as_str());
+            earlier == later || earlier.as_str() == "*" || is_matched()
         };
-        let all_covered = |earlier: &[String], later: &[String]| {
-            let is_covered = |later: &String| earlier.iter().any(|earlier| covers(earlier, later));
+        let all_covered = |earlier: &[Pattern], later: &[Pattern]| {
+            let is_covered = |later: &Pattern| earlier.iter().any(|earlier| covers(earlier, later));
             earlier.is_empty() || (!later.is_empty() && later.iter().all(is_covered))
         };
         all_covered(&self.gpu_model, &later.gpu_model)

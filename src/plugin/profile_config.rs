@@ -2,21 +2,13 @@
 //!
 //! In: the section, and the section `devicePlugin`. Out: a plan, validated, or what is wrong and where.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+use serde_json::{Map, Value};
 
-use super::config::{
-    Config, ConfigError, DeviceIdStrategy, DeviceListStrategy, DriverMount, MigStrategy, NamePatterns, NewName,
-    NvidiaConfig, OnConflict, PathConfig, PreStartCheck, Preferred, ResourceConfig, Sharing, SimulatedConfig,
-    refuse_equal_names, sharing_or_none,
-};
-use super::pattern;
+use super::config::{Config, ConfigError, ResourceConfig, refuse_equal_names};
 use super::profile::{Match, Plan, Profile};
-use super::values::one_or_several;
-#[cfg(test)]
-use super::values::schema;
 use crate::input::SwitchOr;
 
 /// Characters of a name, as of a label in Kubernetes.
@@ -43,54 +35,12 @@ pub struct ProfileConfig {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct ChangedSection {
-    /// Laid over the common entries: an entry of kind nvidia changes the keys that it gives, another one replaces the
-    /// entry of its name or is added.
-    pub resources: Vec<ResourceChange>,
+    /// Laid over the common entries: an entry of kind nvidia changes the keys that it gives, each as a whole; another one
+    /// replaces the entry of its name or is added.
+    #[cfg_attr(test, schemars(with = "Vec<ResourceConfig>"))]
+    pub resources: Vec<Map<String, Value>>,
     /// A `version: v1` file of NVIDIA's plugin, in place of the common entry of kind nvidia.
     pub nvidia_config: Option<PathBuf>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(tag = "kind", rename_all = "lowercase")]
-pub enum ResourceChange {
-    Nvidia(Box<NvidiaChanges>),
-    Path(PathConfig),
-    Simulated(SimulatedConfig),
-}
-
-/// Keys of an entry of kind nvidia. Each replaces the common value as a whole.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-pub struct NvidiaChanges {
-    pub name: Option<NewName>,
-    pub names: Option<NamePatterns>,
-    pub mig_strategy: Option<MigStrategy>,
-    #[serde(deserialize_with = "given_sharing")]
-    pub sharing: Option<Sharing>,
-    #[serde(deserialize_with = "given_strategies")]
-    #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<DeviceListStrategy>"))]
-    pub device_list_strategy: Option<Vec<DeviceListStrategy>>,
-    #[serde(rename = "deviceIDStrategy")]
-    pub device_id_strategy: Option<DeviceIdStrategy>,
-    pub pass_device_specs: Option<bool>,
-    pub preferred: Option<Preferred>,
-    pub on_conflict: Option<OnConflict>,
-    pub pre_start_check: Option<PreStartCheck>,
-    pub device_root: Option<PathBuf>,
-    pub driver_mounts: Option<Vec<DriverMount>>,
-    pub mps_root: Option<PathBuf>,
-    pub cdi_annotation_prefix: Option<String>,
-    pub environment: Option<BTreeMap<String, String>>,
-}
-
-fn given_sharing<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Sharing>, D::Error> {
-    sharing_or_none(deserializer).map(Some)
-}
-
-fn given_strategies<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<DeviceListStrategy>>, D::Error> {
-    one_or_several(deserializer).map(Some)
 }
 
 impl Plan {
@@ -136,16 +86,27 @@ impl ChangedSection {
         }
         for (place, change) in self.resources.iter().enumerate() {
             let key = format!("{key}.resources[{place}]");
-            let entry = match change {
-                ResourceChange::Nvidia(changes) => {
-                    if self.resources[..place].iter().any(|other| matches!(other, ResourceChange::Nvidia(_))) {
-                        let accepted = "another entry has the keys of kind nvidia: write them in one".to_owned();
-                        return Err(ConfigError::Value { key, value: "kind: nvidia".to_owned(), accepted });
-                    }
-                    ResourceConfig::Nvidia(Box::new(changes.over(&entries)))
+            let is_of_nvidia = |change: &Map<String, Value>| change.get("kind").is_some_and(|kind| kind == "nvidia");
+            let refused = |value: &str, accepted: &str| ConfigError::Value {
+                key: key.clone(),
+                value: value.to_owned(),
+                accepted: accepted.to_owned(),
+            };
+            let mut given = change.clone();
+            let entry = if is_of_nvidia(change) {
+                if self.resources[..place].iter().any(is_of_nvidia) {
+                    let accepted = "another entry has the keys of kind nvidia: write them in one";
+                    return Err(refused("kind: nvidia", accepted));
                 }
-                ResourceChange::Path(path) => ResourceConfig::Path(path.clone()),
-                ResourceChange::Simulated(simulated) => ResourceConfig::Simulated(simulated.clone()),
+                given.remove("kind");
+                let common = entries.iter().find_map(|entry| match entry {
+                    ResourceConfig::Nvidia(nvidia) => Some(nvidia.clone()),
+                    _ => None,
+                });
+                ResourceConfig::Nvidia(Box::new(common.unwrap_or_default().with(&key, &given)?))
+            } else {
+                let given = Value::Object(given);
+                ResourceConfig::deserialize(&given).map_err(|error| refused(&given.to_string(), &error.to_string()))?
             };
             entry.validate(&key)?;
             match &entry {
@@ -173,33 +134,6 @@ fn replace(entries: &mut Vec<ResourceConfig>, which: impl Fn(&ResourceConfig) ->
     }
 }
 
-impl NvidiaChanges {
-    /// Of the entry of kind nvidia; where there is none, of its defaults.
-    fn over(&self, entries: &[ResourceConfig]) -> NvidiaConfig {
-        let common = entries.iter().find_map(|entry| match entry {
-            ResourceConfig::Nvidia(nvidia) => Some((**nvidia).clone()),
-            _ => None,
-        });
-        let mut changed = common.unwrap_or_default();
-        macro_rules! replace {
-            ($($key:ident),*) => {$(
-                if let Some(value) = &self.$key {
-                    changed.$key = value.clone();
-                }
-            )*};
-        }
-        if let Some(NewName(name)) = &self.name {
-            changed.name = name.clone();
-        }
-        if let Some(check) = &self.pre_start_check {
-            changed.pre_start_check = Some(check.clone());
-        }
-        replace!(names, mig_strategy, sharing, device_list_strategy, device_id_strategy, pass_device_specs, preferred);
-        replace!(on_conflict, device_root, driver_mounts, mps_root, cdi_annotation_prefix, environment);
-        changed
-    }
-}
-
 fn check_name(key: &str, name: &str, earlier: &[ProfileConfig]) -> Result<(), ConfigError> {
     let refuse = |accepted: &str| {
         Err(ConfigError::Value { key: key.to_owned(), value: format!("{name:?}"), accepted: accepted.to_owned() })
@@ -221,29 +155,20 @@ fn check_name(key: &str, name: &str, earlier: &[ProfileConfig]) -> Result<(), Co
 }
 
 fn check_conditions(key: &str, conditions: &Match) -> Result<(), ConfigError> {
-    let refuse = |key: &str, value: String, accepted: &str| {
-        Err(ConfigError::Value { key: key.to_owned(), value, accepted: accepted.to_owned() })
-    };
-    for (name, patterns) in [("gpuModel", &conditions.gpu_model), ("nodeName", &conditions.node_name)] {
-        for pattern in patterns {
-            if let Err(problem) = pattern::check(pattern) {
-                return refuse(&format!("{key}.{name}"), format!("{pattern:?}"), problem);
-            }
-        }
-    }
     match conditions.gpu_count {
-        Some(range) if range.min > range.max => {
-            refuse(&format!("{key}.gpuCount"), format!("{} to {}", range.min, range.max), "give min up to max")
-        }
+        Some(range) if range.min > range.max => Err(ConfigError::Value {
+            key: format!("{key}.gpuCount"),
+            value: format!("{} to {}", range.min, range.max),
+            accepted: "give min up to max".to_owned(),
+        }),
         _ => Ok(()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use schemars::SchemaGenerator;
-
     use super::*;
+    use crate::plugin::config::{DeviceListStrategy, MigStrategy, NvidiaConfig, Preferred, Sharing};
 
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -291,6 +216,8 @@ profiles:
         let shared = change("{resources: [{kind: nvidia, sharing: {timeSlicing: {replicas: 2}}}]}");
         let Sharing::TimeSlicing(sharing) = &nvidia(&shared).sharing else { panic!("time-slicing") };
         assert!(!sharing.rename_by_default, "a key is replaced as a whole");
+        let per_gpu = change("{resources: [{kind: nvidia, sharing: {mps: {perGpu: {0: 2, '1:0': 3}}}}]}");
+        assert!(matches!(&nvidia(&per_gpu).sharing, Sharing::Mps(sharing) if sharing.per_gpu.len() == 2));
         let paths = change(
             "{resources: [{kind: path, name: example.com/fuse, paths: /dev/fuse, shared: 9},
                           {kind: simulated, name: example.com/more, devices: 1}]}",
@@ -316,8 +243,8 @@ profiles:
             ("- {match: {}}".to_owned(), vec!["name"]),
             ("- {name: a b}".to_owned(), vec!["profiles[0].name", "a b", "letters"]),
             ("- {name: p, listen: []}".to_owned(), vec!["listen", "devicePlugin"]),
-            ("- {name: p, match: {gpuModel: ''}}".to_owned(), vec!["profiles[0].match.gpuModel", "empty"]),
-            ("- {name: p, match: {nodeName: 'gpu-[0'}}".to_owned(), vec!["profiles[0].match.nodeName", "gpu-[0", "]"]),
+            ("- {name: p, match: {gpuModel: ''}}".to_owned(), vec!["empty", "line"]),
+            ("- {name: p, match: {nodeName: 'gpu-[0'}}".to_owned(), vec!["gpu-[0", "pattern", "line"]),
             (
                 "- {name: p, match: {gpuCount: {min: 4, max: 2}}}".to_owned(),
                 vec!["profiles[0].match.gpuCount", "4 to 2"],
@@ -355,14 +282,5 @@ profiles:
         }
         let error = plan("profiles:\n- name: p\n  match:\n    gpuModels: x\n").unwrap_err();
         assert!(error.contains("gpuModels") && error.contains("line 4"), "{error}");
-    }
-
-    #[test]
-    fn a_profile_can_change_every_key_of_an_entry_of_kind_nvidia() {
-        fn keys<T: schemars::JsonSchema>() -> Vec<String> {
-            let schema = SchemaGenerator::default().into_root_schema_for::<T>();
-            schema.get("properties").and_then(|properties| properties.as_object()).unwrap().keys().cloned().collect()
-        }
-        assert_eq!(keys::<NvidiaChanges>(), keys::<NvidiaConfig>());
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
+use serde::{Serialize, Serializer};
 
 use super::Hardware;
 use crate::model::ResourceName;
@@ -58,10 +59,9 @@ impl DeviceReference {
         if let Some((gpu, place)) = text.split_once(':') {
             return Some(Self::Mig(gpu.parse().ok()?, place.parse().ok()?));
         }
-        let uuid = text.strip_prefix("MIG-").unwrap_or(text);
-        let uuid = uuid.strip_prefix("GPU-").unwrap_or(uuid);
-        let plain = !uuid.is_empty() && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || b"-/".contains(&byte));
-        (plain && uuid.len() < text.len()).then(|| Self::Uuid(text.to_owned()))
+        let uuid = text.strip_prefix("MIG-").or_else(|| text.strip_prefix("GPU-"))?;
+        let plain = !uuid.is_empty() && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+        plain.then(|| Self::Uuid(text.to_owned()))
     }
 }
 
@@ -102,6 +102,12 @@ impl<'de> Deserialize<'de> for DeviceReference {
             }
         }
         deserializer.deserialize_any(Reference)
+    }
+}
+
+impl Serialize for DeviceReference {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 
@@ -214,7 +220,7 @@ pub(super) mod schema {
         DeviceReference: {
             "type": ["integer", "string"],
             "minimum": 0,
-            "pattern": "^([0-9]+(:[0-9]+)?|(MIG-|GPU-)[-0-9a-fA-FGPU/]+)$",
+            "pattern": "^([0-9]+(:[0-9]+)?|(MIG-|GPU-)[-0-9a-fA-F]+)$",
         };
     }
 }
@@ -258,6 +264,7 @@ mod tests {
             ("0:1", Some(DeviceReference::Mig(0, 1))),
             ("GPU-b1028956-cfa2", uuid("GPU-b1028956-cfa2")),
             ("MIG-b1028956-cfa2", uuid("MIG-b1028956-cfa2")),
+            ("MIG-GPU-b1028956/3/0", None),
             ("-1", None),
             ("0:", None),
             ("0:1:2", None),

@@ -89,6 +89,8 @@ fn what_is_wrong_is_named_with_what_would_be_right() {
         ),
         ("resources: [{kind: path, name: a.b/c}]", vec!["resources[0]", "paths"]),
         ("resources: [{kind: path, name: a.b/c, paths: /dev/../etc}]", vec!["/dev/../etc", ".."]),
+        ("resources: [{kind: path, name: a.b/c, paths: '/dev/gpu-[0'}]", vec!["/dev/gpu-[0", "pattern"]),
+        ("resources: [{kind: nvidia, names: {gpus: [{pattern: 'T[4', name: a.b/c}]}}]", vec!["T[4", "pattern"]),
         ("resources: [{kind: path, name: a.b/c, paths: /dev/x, permissions: rr}]", vec!["permissions", "rr"]),
         ("resources: [{kind: simulated, name: a.b/c, devices: 0}]", vec!["devices", "0", "1 to 10000"]),
         ("nvidiaConfig: /x\nresources: [{kind: nvidia}]", vec!["nvidiaConfig", "kind: nvidia"]),
