@@ -23,9 +23,7 @@ fn main() {
         return;
     }
     println!("Choosing from {GPUS} GPUs, µs, median / worst of {REQUESTS} requests, each the best of five\n");
-    println!(
-        "| size | NVSwitch | PCIe tree | random tree | random mesh |\n|---|---|---|---|---|"
-    );
+    println!("| size | NVSwitch | PCIe tree | random tree | random mesh |\n|---|---|---|---|---|");
     for size in 1..=GPUS {
         let cells = [
             measure(size, |_| nvswitch(GPUS)),

@@ -47,7 +47,11 @@ fn gpus(nvidia: &NvidiaConfig, offer: &Offer, devices: &[&OfferedDevice], node: 
     if nvidia.uses_cdi() {
         add_cdi(&mut answer, nvidia, offer, &devices, node)?;
     }
-    let names: Vec<String> = devices.iter().map(|device| name(nvidia.device_id_strategy, &device.hardware)).collect();
+    let name = |device: &&OfferedDevice| {
+        let [name, _] = names(nvidia.device_id_strategy, &device.hardware);
+        name
+    };
+    let names: Vec<String> = devices.iter().map(name).collect();
     if nvidia.includes(DeviceListStrategy::Envvar) {
         answer.environment.insert(VISIBLE_DEVICES.to_owned(), names.join(","));
     }
@@ -108,13 +112,12 @@ fn each_hardware_once<'o>(devices: &[&'o OfferedDevice]) -> Vec<&'o OfferedDevic
     once
 }
 
-fn name(strategy: DeviceIdStrategy, hardware: &Hardware) -> String {
-    match (strategy, hardware) {
-        (DeviceIdStrategy::Uuid, Hardware::Gpu { uuid, .. }) => uuid.to_string(),
-        (DeviceIdStrategy::Uuid, Hardware::Mig { uuid, .. }) => uuid.to_string(),
-        (DeviceIdStrategy::Index, Hardware::Gpu { index, .. }) => index.to_string(),
-        (DeviceIdStrategy::Index, Hardware::Mig { gpu_index, index, .. }) => format!("{gpu_index}:{index}"),
-        (_, Hardware::Missing(_) | Hardware::Nodes(_) | Hardware::Nothing) => String::new(),
+/// The name by the strategy, then the other one.
+fn names(strategy: DeviceIdStrategy, hardware: &Hardware) -> [String; 2] {
+    let [uuid, index] = hardware.names().unwrap_or_default();
+    match strategy {
+        DeviceIdStrategy::Uuid => [uuid, index],
+        DeviceIdStrategy::Index => [index, uuid],
     }
 }
 
@@ -126,13 +129,9 @@ fn add_cdi(
     node: &NodeFacts,
 ) -> Result<(), Refusal> {
     let qualified = |device: &&OfferedDevice| {
-        let preferred = name(nvidia.device_id_strategy, &device.hardware);
-        let Some(vendor) = &node.cdi else { return Ok(format!("{}={preferred}", cdi::OUR_KIND)) };
-        let other = match nvidia.device_id_strategy {
-            DeviceIdStrategy::Uuid => name(DeviceIdStrategy::Index, &device.hardware),
-            DeviceIdStrategy::Index => name(DeviceIdStrategy::Uuid, &device.hardware),
-        };
-        let known = [preferred, other].into_iter().find(|name| vendor.devices.contains(name));
+        let names = names(nvidia.device_id_strategy, &device.hardware);
+        let Some(vendor) = &node.cdi else { return Ok(format!("{}={}", cdi::OUR_KIND, names[0])) };
+        let known = names.into_iter().find(|name| vendor.devices.contains(name));
         known.map(|name| format!("{}={name}", vendor.kind)).ok_or_else(|| Refusal::Unhealthy {
             id: device.id.clone(),
             reason: format!("{} does not describe it; generate that CDI specification again", vendor.file.display()),
@@ -172,9 +171,7 @@ fn add_nodes(
             permissions: permissions.to_owned(),
         };
         // MIG devices of one GPU share its node.
-        if !answer.device_nodes.contains(&node) {
-            answer.device_nodes.push(node);
-        }
+        push_new(&mut answer.device_nodes, node);
     }
     Ok(())
 }
@@ -221,11 +218,8 @@ fn add_mps(answer: &mut Answer, nvidia: &NvidiaConfig, offer: &Offer) {
 fn nodes(devices: &[&OfferedDevice]) -> Answer {
     let mut answer = Answer::default();
     for device in devices {
-        let Hardware::Nodes(nodes) = &device.hardware else { continue };
-        for node in nodes {
-            if !answer.device_nodes.contains(node) {
-                answer.device_nodes.push(node.clone());
-            }
+        if let Hardware::Nodes(nodes) = &device.hardware {
+            nodes.iter().for_each(|node| push_new(&mut answer.device_nodes, node.clone()));
         }
     }
     answer
@@ -233,14 +227,16 @@ fn nodes(devices: &[&OfferedDevice]) -> Answer {
 
 fn simulated(ids: &[DeviceId]) -> Answer {
     let mut once: Vec<&str> = vec![];
-    for id in ids {
-        if !once.contains(&id.as_str()) {
-            once.push(id.as_str());
-        }
-    }
+    ids.iter().for_each(|id| push_new(&mut once, id.as_str()));
     let mut answer = Answer::default();
     answer.environment.insert(SIMULATED_DEVICES.to_owned(), once.join(","));
     answer
+}
+
+fn push_new<T: PartialEq>(list: &mut Vec<T>, item: T) {
+    if !list.contains(&item) {
+        list.push(item);
+    }
 }
 
 /// FNV-1a: the same in every build and on every machine, which the standard library's hash does not promise.

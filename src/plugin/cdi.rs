@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::Offer;
 use super::answer::device_nodes;
 use super::config::NvidiaConfig;
 use super::node::NodeFacts;
-use super::{Hardware, Offer};
 use crate::files;
 use crate::model::FileStamp;
 
@@ -110,7 +110,7 @@ pub fn specification(
     for device in offers.iter().flat_map(|offer| &offer.devices) {
         let Ok(nodes) = device_nodes(&device.hardware, node) else { continue };
         let nodes: Vec<Value> = nodes.iter().map(given).collect();
-        for name in names(&device.hardware).into_iter().filter(|name| !described.contains(name)) {
+        for name in device.hardware.names().into_iter().flatten().filter(|name| !described.contains(name)) {
             let entry = json!({ "name": name, "containerEdits": { "deviceNodes": nodes } });
             devices.insert(name, entry);
         }
@@ -202,16 +202,7 @@ fn read(file: &Path) -> Option<VendorSpecification> {
 fn describes(specification: &VendorSpecification, offer: &Offer) -> bool {
     // A lost device is not allocated.
     let mut usable = offer.devices.iter().filter(|device| device.health.is_ok());
-    usable.all(|device| names(&device.hardware).iter().any(|name| specification.devices.contains(name)))
-}
-
-/// By UUID and by index, as the two device-id strategies name them.
-fn names(hardware: &Hardware) -> Vec<String> {
-    match hardware {
-        Hardware::Gpu { uuid, index, .. } => vec![uuid.to_string(), index.to_string()],
-        Hardware::Mig { uuid, gpu_index, index, .. } => vec![uuid.to_string(), format!("{gpu_index}:{index}")],
-        Hardware::Missing(_) | Hardware::Nodes(_) | Hardware::Nothing => vec![],
-    }
+    usable.all(|device| device.hardware.names().iter().flatten().any(|name| specification.devices.contains(name)))
 }
 
 #[cfg(test)]
@@ -220,7 +211,7 @@ mod tests {
 
     use super::*;
     use crate::model::UnhealthyReason;
-    use crate::plugin::{MigCapabilities, OfferedDevice, PluginUnhealthy};
+    use crate::plugin::{Hardware, MigCapabilities, OfferedDevice, PluginUnhealthy};
 
     fn offer(hardware: Hardware, health: Result<(), PluginUnhealthy>) -> Offer {
         let device = OfferedDevice { id: "x".into(), numa_nodes: BTreeSet::new(), health, hardware };

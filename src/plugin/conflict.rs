@@ -22,7 +22,7 @@ use std::time::Duration;
 use super::{Offer, sockets};
 use crate::model::{DeviceId, KubeletState, Monotonic, ResourceName};
 
-pub(super) const REMEDY: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
+const REMEDY: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
 /// What a kubelet may take to show a list; also the time between two answers without our devices.
 pub const SETTLE: Duration = Duration::from_secs(1);
 

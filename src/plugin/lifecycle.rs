@@ -28,6 +28,7 @@ use super::sockets::{self, Identity};
 use super::{Offer, OnConflict, PluginUnhealthy};
 use crate::backoff::{Backoff, with_jitter};
 use crate::model::{DeviceId, KubeletState, Monotonic, ResourceName};
+use crate::tasks::changed;
 use crate::wire::channel_over;
 use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use crate::wire::v1beta1::registration_client::RegistrationClient;
@@ -246,9 +247,8 @@ impl Lifecycle {
                 self.state.look.notify_one();
             }
             tokio::select! {
-                // An error is the agent ending.
-                changed = self.changes.changed() => if changed.is_err() { std::future::pending().await },
-                changed = self.kubelet.changed() => if changed.is_err() { std::future::pending().await },
+                () = changed(&mut self.changes) => {}
+                () = changed(&mut self.kubelet) => {}
             }
         }
     }
@@ -314,9 +314,8 @@ impl Lifecycle {
                 _ => None,
             };
             tokio::select! {
-                // An error is the agent ending.
-                changed = self.changes.changed() => if changed.is_err() { std::future::pending().await },
-                changed = self.kubelet.changed() => if changed.is_err() { std::future::pending().await },
+                () = changed(&mut self.changes) => {}
+                () = changed(&mut self.kubelet) => {}
                 () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => self.state.look.notify_one(),
                 () = server.stream_lost() => return Ended::StreamLost,
             }
@@ -349,9 +348,7 @@ impl Lifecycle {
             if let Some(ended) = self.displaced(server, kubelet) {
                 return ended;
             }
-            if changes.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
+            changed(&mut changes).await;
         }
     }
 
@@ -363,9 +360,7 @@ impl Lifecycle {
             if now.is_some() && now != than {
                 return;
             }
-            if self.changes.changed().await.is_err() {
-                std::future::pending::<()>().await;
-            }
+            changed(&mut self.changes).await;
         }
     }
 

@@ -93,6 +93,16 @@ pub enum Hardware {
 }
 
 impl Hardware {
+    /// Its UUID and its index, as the two device-id strategies name it.
+    #[must_use]
+    pub fn names(&self) -> Option<[String; 2]> {
+        match self {
+            Self::Gpu { uuid, index, .. } => Some([uuid.to_string(), index.to_string()]),
+            Self::Mig { uuid, gpu_index, index, .. } => Some([uuid.to_string(), format!("{gpu_index}:{index}")]),
+            Self::Missing(_) | Self::Nodes(_) | Self::Nothing => None,
+        }
+    }
+
     /// The GPU that it is, or is part of.
     #[must_use]
     pub fn gpu(&self) -> Option<&GpuUuid> {

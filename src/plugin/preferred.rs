@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Hardware, NvidiaConfig, Offer, Preferred};
+use super::{NvidiaConfig, Offer, Preferred};
 use crate::attribution::held_gpus;
 use crate::model::{Allocations, DeviceId, DeviceReadings, GpuUuid, HardwareState};
 use crate::preference::{
@@ -30,7 +30,7 @@ pub fn prefer(
     question: Question,
 ) -> Choice {
     let gpus: BTreeMap<&DeviceId, &GpuUuid> =
-        offer.devices.iter().filter_map(|device| Some((&device.id, gpu(&device.hardware)?))).collect();
+        offer.devices.iter().filter_map(|device| Some((&device.id, device.hardware.gpu()?))).collect();
     let candidate = |id: &DeviceId| Some(Candidate { id: id.clone(), gpu: (*gpus.get(id)?).clone() });
     let Some(available) = question.available.iter().map(candidate).collect::<Option<Vec<_>>>() else {
         return Choice { ids: vec![], fallback: Some(FallbackReason::UnknownGpu) };
@@ -54,13 +54,6 @@ pub fn prefer(
         Preferred::Packed => SlotPolicy::Packed,
     };
     choose_slots(&request, topology, &conditions, &offered, policy)
-}
-
-fn gpu(hardware: &Hardware) -> Option<&GpuUuid> {
-    match hardware {
-        Hardware::Gpu { uuid: gpu, .. } | Hardware::Mig { gpu, .. } | Hardware::Missing(gpu) => Some(gpu),
-        Hardware::Nodes(_) | Hardware::Nothing => None,
-    }
 }
 
 /// GPUs with processes of no container: an ended container left them behind, or they were started outside Kubernetes.
@@ -99,7 +92,7 @@ mod tests {
         Container, ContainerRef, CpuSet, DeviceProcess, Fast, HeldDevice, Inventory, Medium, Monotonic, Pod, PodRef,
         Stamped,
     };
-    use crate::plugin::OfferedDevice;
+    use crate::plugin::{Hardware, OfferedDevice};
     use crate::preference::Place;
 
     fn offer(slots: usize) -> Offer {

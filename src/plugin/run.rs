@@ -26,7 +26,7 @@ use crate::model::{
 };
 use crate::tasks::Tasks;
 
-/// From a change of the sockets to a query of the kubelet.
+/// From a change of the sockets to a query of the kubelet: by then a plugin has registered, or the kubelet has seen its end.
 const AFTER_A_CHANGE: Duration = Duration::from_millis(500);
 /// Ids in one line of the log.
 const NAMED: usize = 8;
@@ -489,7 +489,7 @@ async fn watch_sockets(
     look: Arc<Notify>,
     publish: watch::Sender<Arc<PluginState>>,
 ) {
-    let (mut last, mut kubelet) = (BTreeMap::new(), None);
+    let (mut last, mut kubelet, mut due) = (BTreeMap::new(), None, false);
     loop {
         let now = sockets::identities(&directory);
         if let Some(now) = now.get(sockets::KUBELET)
@@ -499,12 +499,14 @@ async fn watch_sockets(
         }
         if last != now {
             last = now;
-            // By then a plugin has registered, or the kubelet has seen its end.
-            tokio::time::sleep(AFTER_A_CHANGE).await;
-            look.notify_one();
+            due = true;
         }
-        if changed.changed().await.is_err() {
-            return;
+        tokio::select! {
+            changed = changed.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep(AFTER_A_CHANGE), if due => {
+                due = false;
+                look.notify_one();
+            }
         }
     }
 }

@@ -110,24 +110,6 @@ async fn a_stream_that_an_older_kubelet_cuts_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rolling_update_ends_registered() {
-    for rules in RULES {
-        let node = with(rules).await;
-        let old = PluginHarness::start(node.root.path());
-        old.registered(GPU, 1).await;
-        counts(&node, GPU, 4, 4).await;
-        let new = PluginHarness::start(node.root.path());
-        new.registered(GPU, 1).await;
-        old.end().await;
-        // The older kubelet takes the old one's end for the new one's, and cuts it off once.
-        new.registered(GPU, if rules == Rules::UpTo136 { 2 } else { 1 }).await;
-        counts(&node, GPU, 4, 4).await;
-        runs(&node, pod("trainer", 1)).await;
-        assert_eq!(sockets(&node.device_plugin_directory()).len(), 1);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_kubelet_that_comes_late_is_waited_for() {
     let root = tempfile::tempdir().unwrap();
     let podmeter = PluginHarness::start(root.path());

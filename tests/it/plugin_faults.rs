@@ -200,24 +200,6 @@ async fn seventy_thousand_slots_are_offered_as_far_as_the_kubelet_can_take_them(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn registration_is_retried_until_the_kubelet_accepts() {
-    let node = node(Options::default()).await;
-    node.fail(Method::Register, Code::Unknown, "the ResourceName \"nvidia.com/gpu\" is invalid");
-    let podmeter = PluginHarness::start(node.root.path());
-    let names_the_gpu =
-        |problem: Option<&str>| problem.is_some_and(|problem| problem.contains("GPU") || problem.contains("gpu"));
-    let state = podmeter.until(GPU, "the kubelet's reason", |state| names_the_gpu(state.problem.as_deref())).await;
-    assert_eq!((state.registered, state.registrations), (false, 0));
-    assert_eq!(
-        state.problem.unwrap().as_ref(),
-        "the kubelet does not register the plugin: the ResourceName \"nvidia.com/gpu\" is invalid"
-    );
-    node.heal();
-    podmeter.registered(GPU, 1).await;
-    counts(&node, GPU, 4, 4).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_kubelet_killed_within_a_registration_is_registered_with_when_it_returns() {
     for method in [Method::Register, Method::GetDevicePluginOptions, Method::ListAndWatch] {
         let node = node(Options::default()).await;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::support::kubelet::{Admission, ContainerSpec, Node, Options, PodSpec, Rules, node};
 use crate::support::links::Random;
-use crate::support::plugin_harness::{GPU, PluginHarness, gpu, hardware, mig_devices, uuid};
+use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, gpu, hardware, mig_devices, uuid};
 use podmeter::clock::Clock;
 use podmeter::model::{DeviceReadings, Gpu, GpuUuid};
 use podmeter::plugin::{MigStrategy, NvidiaConfig, ResourceConfig};
@@ -22,8 +22,6 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
 const STEPS: usize = 9;
-/// The time for the state to match the model after a step.
-const BOUND: Duration = Duration::from_secs(15);
 const PROFILES: [&str; 2] = ["1g.10gb", "3g.40gb"];
 const RESOURCES: [&str; 3] = [GPU, "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"];
 
@@ -146,7 +144,7 @@ impl World {
                     self.sent = sent;
                     return;
                 }
-                Err(problem) if clock.now().monotonic.as_duration() > BOUND => {
+                Err(problem) if clock.now().monotonic.as_duration() > PATIENCE => {
                     panic!("{problem} after {:#?}\n{:#?}", self.steps, self.harness.state.borrow())
                 }
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
@@ -300,10 +298,11 @@ async fn a_registration_whose_socket_was_removed_is_not_waited_for() {
     let (asked, mut endpoints) = mpsc::unbounded_channel();
     let server = tonic::transport::Server::builder().add_service(RegistrationServer::new(DialsInVain(asked)));
     let _server = tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
-    let _harness = PluginHarness::configured(root.path(), "{}", hardware([gpu(0)]));
+    let harness = PluginHarness::configured(root.path(), "{}", hardware([gpu(0)]));
     let first = endpoints.recv().await.unwrap();
     std::fs::remove_file(directory.join(&first)).unwrap();
-    // Less than the fifteen seconds that a registration may take.
-    let second = tokio::time::timeout(Duration::from_secs(10), endpoints.recv()).await.expect("another attempt");
+    let state = harness.until(GPU, "a reason", |state| state.problem.is_some()).await;
+    assert_eq!(state.problem.as_deref(), Some("our socket file was removed"), "not the deadline of the registration");
+    let second = tokio::time::timeout(PATIENCE, endpoints.recv()).await.expect("another attempt");
     assert_ne!(second.unwrap(), first);
 }
