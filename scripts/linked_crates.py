@@ -55,13 +55,6 @@ def linked(package, architecture):
     return dict(sorted(crates.items()))
 
 
-def features(package, architecture):
-    """Crate → its features where cargo builds this package alone."""
-    lines = tree(package, architecture, "--prefix", "none", "--format", "{p} features={f}")
-    found = (re.match(r"(\S+) v(\S+) .*features=(\S*)", line).groups() for line in lines)
-    return {Crate(name, number): set(filter(None, listed.split(","))) for name, number, listed in found}
-
-
 def tree(package, architecture, *options):
     command = ["cargo", "tree", "--locked", "--package", package, "--edges", "normal,no-proc-macro"]
     return output([*command, "--target", TARGETS[architecture], *options]).splitlines()
