@@ -10,7 +10,7 @@ mod kubelet;
 mod pages;
 
 pub use claims::claim_file;
-pub use configuration::{certificate, configuration, nvidia_config, web_config};
+pub use configuration::{configuration, nvidia_config, web_config};
 pub use journal::{journal_answer, journal_query};
 pub use kubelet::kubelet_answer;
 pub use pages::{metrics_page, node_answer};
@@ -23,8 +23,7 @@ use podmeter::processes::mountinfo;
 pub type Target = fn(&[u8]);
 
 /// By name: of the program in `fuzz/fuzz_targets` and of the folder in `fuzz/corpus`.
-pub const TARGETS: [(&str, Target); 13] = [
-    ("certificate", certificate),
+pub const TARGETS: [(&str, Target); 12] = [
     ("cgroup", cgroup),
     ("claim_file", claim_file),
     ("configuration", configuration),

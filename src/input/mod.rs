@@ -50,13 +50,16 @@ impl MessageFormatter for WithSuggestions {
     }
 }
 
-/// What follows an unknown name: `: did you mean ...?`, or the known ones where they are few.
+/// What follows an unknown name: `: did you mean ...?`, and the known ones where they are few.
 #[must_use]
 pub fn suggestion(name: &str, known: &[&str]) -> String {
-    match similar(name, known.iter().copied(), SIMILAR) {
-        Some(meant) => format!(": did you mean `{meant}`?"),
-        None if (1..=LISTED).contains(&known.len()) => format!("; there are {}", known.join(", ")),
-        None => String::new(),
+    let meant = similar(name, known.iter().copied(), SIMILAR);
+    let all = (1..=LISTED).contains(&known.len()).then(|| known.join(", "));
+    match (meant, all) {
+        (Some(meant), Some(all)) => format!(": did you mean `{meant}`? There are {all}"),
+        (Some(meant), None) => format!(": did you mean `{meant}`?"),
+        (None, Some(all)) => format!("; there are {all}"),
+        (None, None) => String::new(),
     }
 }
 

@@ -7,45 +7,36 @@ use axum::body::Body;
 use axum::http::header::WWW_AUTHENTICATE;
 use axum::http::{HeaderValue, Request, StatusCode};
 use axum::response::Response;
-use parking_lot::Mutex;
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 
 use super::auth::{AuthDecision, Authenticator};
-use super::config::{LiveConfig, RateLimit};
+use super::config::LiveConfig;
 use super::routes::refuse;
 use super::server::Stream;
 use crate::clock::Clock;
-use crate::model::TokenBucket;
 
-/// What the web configuration puts before the routes: TLS, the rate limit, passwords; and headers that every response
-/// gets.
+/// What the web configuration puts before the routes: TLS, passwords; and headers that every response gets.
 pub struct AccessControl {
     config: LiveConfig,
-    clock: Clock,
     authenticator: Authenticator,
-    /// With the limit that it was made for.
-    bucket: Mutex<Option<(RateLimit, TokenBucket)>>,
 }
 
 impl AccessControl {
     pub fn new(config: LiveConfig, clock: Clock) -> Self {
-        Self { config, clock, authenticator: Authenticator::new(clock), bucket: Mutex::default() }
+        Self { config, authenticator: Authenticator::new(clock) }
     }
 
     /// The stream under TLS, if that is configured; returns after the handshake.
     pub async fn secure(&self, stream: Box<dyn Stream>) -> io::Result<Box<dyn Stream>> {
-        match &self.config.current().await.tls {
+        match &self.config.current().tls {
             None => Ok(stream),
             Some(tls) => Ok(Box::new(TlsAcceptor::from(Arc::clone(tls)).accept(stream).await?)),
         }
     }
 
     pub async fn respond(&self, request: Request<Body>, peer: Option<IpAddr>, router: Router) -> Response {
-        let config = self.config.current().await;
-        if !config.rate_limit.is_none_or(|limit| self.take(limit)) {
-            return refuse(request.uri(), StatusCode::TOO_MANY_REQUESTS, "more requests than rate_limit allows");
-        }
+        let config = self.config.current();
         let decision = match config.users.is_empty() {
             true => AuthDecision::Accepted,
             false => self.authenticator.authenticate(&config.users, request.headers(), peer).await,
@@ -71,16 +62,5 @@ impl AccessControl {
             response.headers_mut().entry(name.clone()).or_insert_with(|| value.clone());
         }
         response
-    }
-
-    /// Whether there was a token left.
-    fn take(&self, limit: RateLimit) -> bool {
-        let now = self.clock.now().monotonic;
-        let mut current = self.bucket.lock();
-        if current.as_ref().is_none_or(|(known, _)| *known != limit) {
-            let per_second = 1.0 / limit.interval.as_secs_f64();
-            *current = Some((limit, TokenBucket::full(per_second, f64::from(limit.burst), now)));
-        }
-        current.as_mut().is_some_and(|(_, bucket)| bucket.try_take(now))
     }
 }

@@ -19,8 +19,6 @@ mod scrapes;
 mod server;
 
 pub use admin::{Admin, Command, DriverCommands, Marking};
-#[doc(hidden)] // for the fuzz targets
-pub use config::san::alternative_names;
 pub use config::{LiveConfig, WebConfig, WebConfigError};
 pub use connections::Limits;
 pub use listener::{BindError, ListenAddress, Listener};

@@ -54,8 +54,8 @@ pub struct ServerSettings {
     pub awaited: Option<PathBuf>,
 }
 
-/// Serves every listener until `servers` are stopped, then finishes the requests in progress. One of `tasks` updates
-/// the history and the event streams.
+/// Serves every listener until `servers` are stopped, then finishes the requests in progress. `tasks` update the
+/// history and the event streams, and read a changed web configuration.
 pub fn start(
     listeners: Vec<Listener>,
     state: WebState,
@@ -64,6 +64,9 @@ pub fn start(
     servers: &mut Tasks,
 ) {
     tasks.spawn("live page", live::follow(state.clone()));
+    if let Some(config) = settings.web_config.clone() {
+        tasks.spawn("web configuration", config.follow());
+    }
     let mut stopping = servers.stopping();
     let stopped = async move { drop(stopping.wait_for(|stop| *stop).await) };
     servers.spawn("web server", async move {

@@ -114,19 +114,13 @@ fn client_certificates_are_required_as_configured() {
     let node = Node::new(TLS);
     let other_authority = Authority::new();
     let scraper = node.authority.client("scraper.example");
-    let other = node.authority.client("other.example");
     let foreign = other_authority.client("scraper.example");
-    let clients = [None, Some(&scraper), Some(&other), Some(&foreign)];
+    let clients = [None, Some(&scraper), Some(&foreign)];
     let ca = "  client_ca_file: ca.crt\n";
-    let names = "  client_allowed_sans: [scraper.example, 10.0.0.1]\n";
     for (kind, more, let_in) in [
-        ("NoClientCert", "", [true; 4]),
-        ("RequestClientCert", "", [true; 4]),
-        ("RequestClientCert", names, [true, true, false, true]),
-        ("RequireAnyClientCert", "", [false, true, true, true]),
-        ("VerifyClientCertIfGiven", ca, [true, true, true, false]),
-        ("RequireAndVerifyClientCert", ca, [false, true, true, false]),
-        ("RequireAndVerifyClientCert", &format!("{ca}{names}"), [false, true, false, false]),
+        ("NoClientCert", "", [true; 3]),
+        ("VerifyClientCertIfGiven", ca, [true, true, false]),
+        ("RequireAndVerifyClientCert", ca, [false, true, false]),
     ] {
         node.configure(&format!("{TLS}  client_auth_type: {kind}\n{more}"));
         let running = node.start();
@@ -143,23 +137,13 @@ fn client_certificates_are_required_as_configured() {
 #[test]
 fn tls_versions_are_those_of_the_file() {
     let (new, old): (&[_], &[_]) = (&[&rustls::version::TLS13], &[&rustls::version::TLS12]);
-    for (more, let_in) in [
-        ("  min_version: TLS13\n", [true, false]),
-        ("  max_version: TLS12\n", [false, true]),
-        ("  min_version: TLS10\n", [true, true]),
-        ("  cipher_suites: [TLS_AES_128_GCM_SHA256]\n", [true, false]),
-        (
-            "  cipher_suites: [TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384]\n  curve_preferences: [CurveP384]\n",
-            [true, true],
-        ),
-    ] {
+    for (more, let_in) in [("  min_version: TLS13\n", [true, false]), ("  min_version: TLS12\n", [true, true])] {
         let node = Node::new(&format!("{TLS}{more}"));
         let running = node.start();
         let answered = [new, old].map(|versions| {
             Client::with_versions(&node.authority, None, versions).status(&running.address, "/", "").is_ok()
         });
         assert_eq!(answered, let_in, "{more}");
-        assert_eq!(running.log().contains("TLS 1.2 is the oldest"), more.contains("TLS10"), "{}", running.log());
     }
 }
 
@@ -333,15 +317,18 @@ fn an_invalid_file_at_the_start_is_exit_code_2() {
         (format!("{TLS}  cert: x\n"), vec!["cert and cert_file are both set"]),
         (format!("{TLS}  client_ca_file: ca.crt\n"), vec!["client_ca without a client_auth_type"]),
         (format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n"), vec!["needs client_ca"]),
-        (format!("{TLS}  client_auth_type: Always\n"), vec!["Always", "RequireAnyClientCert"]),
-        (format!("{TLS}  max_version: TLS11\n"), vec!["max_version", "1.2"]),
-        (format!("{TLS}  min_version: TLS13\n  max_version: TLS12\n"), vec!["above max_version"]),
-        (format!("{TLS}  cipher_suites: [TLS_FOO]\n"), vec!["TLS_FOO", "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"]),
-        (format!("{TLS}  curve_preferences: [CurveP521]\n"), vec!["no supported one is left"]),
+        (
+            format!("{TLS}  client_auth_type: RequireAnyClientCert\n"),
+            vec!["RequireAnyClientCert", "RequireAndVerifyClientCert", "line 4"],
+        ),
+        (format!("{TLS}  min_version: TLS11\n"), vec!["TLS11", "TLS12", "TLS13", "line 4"]),
+        // Keys of the exporter toolkit that podmeter does not have.
+        (format!("{TLS}  client_allowed_sans: [a]\n"), vec!["`client_allowed_sans`", "client_auth_type, min_version"]),
+        (format!("{TLS}  cipher_suites: []\n"), vec!["`cipher_suites`", "there are cert, key"]),
+        ("http_server_config: {http2: false}\n".to_owned(), vec!["`http2`", "there are headers"]),
+        ("rate_limit: {}\n".to_owned(), vec!["`rate_limit`", "there are tls_server_config, http_server_config"]),
         ("http_server_config: {headers: {Server: x}}\n".to_owned(), vec!["Server", "X-Frame-Options"]),
         ("http_server_config: {headers: {X-Frame-Options: maybe}}\n".to_owned(), vec!["maybe", "sameorigin"]),
-        ("rate_limit: {interval: 1s}\n".to_owned(), vec!["rate_limit.burst"]),
-        ("rate_limit: {interval: soon, burst: 1}\n".to_owned(), vec!["soon"]),
         ("basic_auth_users: {a: plain}\n".to_owned(), vec!["basic_auth_users.a", "htpasswd"]),
         (colon.to_owned(), vec!["colon"]),
         (cost, vec!["cost is 31"]),
@@ -360,19 +347,11 @@ fn an_invalid_file_at_the_start_is_exit_code_2() {
             assert!(!output.contains(&key), "{output}");
         }
     }
-    node.configure(&format!("{TLS}  min_version: TLS11\n"));
+    node.configure(&format!("basic_auth_users: {{a: {}}}\n", hash("x")));
     let (code, output) = agent::ended(&["check-config", "--web-config", file.to_str().unwrap()]);
-    assert!(code == 0 && output.contains("min_version") && output.contains(": valid\n"), "{output}");
+    assert!(code == 0 && output.contains("plain text") && output.contains(": valid\n"), "{output}");
     let config = node.path().join("podmeter.yaml");
     std::fs::write(&config, format!("webConfig: {}\n", node.path().join("none.yaml").display())).unwrap();
     let (code, output) = agent::ended(&["check-config", config.to_str().unwrap()]);
     assert!(code == 2 && output.contains("none.yaml"), "{output}");
-}
-
-#[test]
-fn requests_beyond_the_rate_limit_are_refused() {
-    let node = Node::new("rate_limit: {interval: 1h, burst: 2}\n");
-    let running = node.start();
-    let answered: Vec<u16> = (0..4).map(|_| running.get("/-/healthy").status).collect();
-    assert_eq!(answered, [200, 200, 429, 429]);
 }

@@ -10,16 +10,16 @@ use crate::support::agent::Running;
 use crate::support::certificates::Authority;
 use crate::support::prometheus::Prometheus;
 
-/// An agent that only `scraper.example` with a password may scrape.
+/// An agent that only clients with a certificate and a password may scrape.
 fn start(directory: &Path, authority: &Authority) -> Running {
     authority.server().write(directory, "server");
     authority.client("scraper.example").write(directory, "client");
-    authority.client("other.example").write(directory, "other");
+    Authority::new().client("scraper.example").write(directory, "other");
     std::fs::write(directory.join("ca.crt"), &authority.pem).unwrap();
     let hash = bcrypt::hash("secret", 10).unwrap();
     let text = format!(
         "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n  client_ca_file: ca.crt\n  \
-         client_auth_type: RequireAndVerifyClientCert\n  client_allowed_sans: [scraper.example]\n\
+         client_auth_type: RequireAndVerifyClientCert\n\
          http_server_config:\n  headers:\n    Strict-Transport-Security: max-age=60\nbasic_auth_users:\n  alice: {hash}\n"
     );
     let file = directory.join("web-config.yaml");

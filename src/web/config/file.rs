@@ -1,29 +1,26 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr as _;
-use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue};
 use bcrypt::HashParts;
 use serde::Deserialize;
 
-use super::RateLimit;
 use crate::input;
 
 /// A hash of cost 18 takes seconds; each step doubles that.
 const COSTS: std::ops::RangeInclusive<u32> = 4..=18;
 
-/// The keys as written. Unknown keys are errors, as in the toolkit. Has secrets: never shown.
+/// The keys as written; all others are errors. Has secrets: never shown.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct File {
     pub tls_server_config: Option<TlsSection>,
     pub http_server_config: Option<HttpSection>,
     pub basic_auth_users: Option<BTreeMap<String, String>>,
-    pub rate_limit: Option<RateLimitSection>,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TlsSection {
     pub cert: Option<String>,
@@ -32,36 +29,32 @@ pub struct TlsSection {
     pub cert_file: Option<PathBuf>,
     pub key_file: Option<PathBuf>,
     pub client_ca_file: Option<PathBuf>,
-    pub client_auth_type: Option<String>,
-    pub client_allowed_sans: Option<Vec<String>>,
-    pub min_version: Option<String>,
-    pub max_version: Option<String>,
-    pub cipher_suites: Option<Vec<String>>,
-    pub prefer_server_cipher_suites: Option<bool>,
-    pub curve_preferences: Option<Vec<String>>,
+    pub client_auth_type: Option<ClientAuth>,
+    pub min_version: Option<Version>,
+}
+
+/// By Go's names. Those that accept a certificate of any authority are errors.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub enum ClientAuth {
+    #[default]
+    NoClientCert,
+    VerifyClientCertIfGiven,
+    RequireAndVerifyClientCert,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+pub enum Version {
+    #[default]
+    #[serde(rename = "TLS12")]
+    Tls12,
+    #[serde(rename = "TLS13")]
+    Tls13,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpSection {
-    /// Accepted and ignored: HTTP/1.1 is always used.
-    #[serde(rename = "http2")]
-    _http2: Option<bool>,
     headers: Option<BTreeMap<String, Option<String>>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RateLimitSection {
-    interval: Option<Interval>,
-    burst: Option<i64>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Interval {
-    Nanoseconds(u64),
-    Text(String),
 }
 
 pub fn parse(bytes: &[u8]) -> Result<File, String> {
@@ -114,23 +107,4 @@ pub fn users(written: Option<BTreeMap<String, String>>) -> Result<BTreeMap<Strin
         }
     }
     Ok(users)
-}
-
-/// `None` where the interval is zero or absent, as in the toolkit.
-pub fn rate_limit(section: Option<RateLimitSection>) -> Result<Option<RateLimit>, String> {
-    let Some(RateLimitSection { interval, burst }) = section else { return Ok(None) };
-    let interval = match interval {
-        None => Duration::ZERO,
-        Some(Interval::Nanoseconds(nanoseconds)) => Duration::from_nanos(nanoseconds),
-        Some(Interval::Text(text)) if text == "0" => Duration::ZERO,
-        Some(Interval::Text(text)) => humantime::parse_duration(&text)
-            .map_err(|error| format!("rate_limit.interval: {text:?}: {error}; write it as 1s or 500ms"))?,
-    };
-    if interval.is_zero() {
-        return Ok(None);
-    }
-    match burst.and_then(|burst| u32::try_from(burst).ok()).filter(|burst| *burst > 0) {
-        Some(burst) => Ok(Some(RateLimit { interval, burst })),
-        None => Err("rate_limit.burst: must be 1 or more, or every request is refused".to_owned()),
-    }
 }

@@ -1,22 +1,18 @@
-//! The web configuration: TLS, passwords, the rate limit, and headers for each response.
+//! The web configuration: TLS, client certificates, passwords, and headers for each response.
 //!
-//! Inputs: a file in the format of Prometheus' exporter-toolkit and the files that it names. Outputs: `WebConfig`,
+//! Inputs: a file with the common keys of Prometheus' exporter-toolkit and the files that it names. Outputs: `WebConfig`,
 //! validated as a whole, and `LiveConfig`, which reads it again when a file changes. Does not use: connections,
 //! requests.
 
-mod client_certificates;
 mod file;
 mod files;
 mod live;
-mod names;
-pub(crate) mod san;
 mod tls;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::http::{HeaderName, HeaderValue};
 use rustls::ServerConfig;
@@ -40,18 +36,9 @@ pub struct WebConfig {
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Name → bcrypt hash; no password is required where it is empty.
     pub users: BTreeMap<String, String>,
-    pub rate_limit: Option<RateLimit>,
-    /// Settings that are accepted and have no effect.
+    /// What is valid and probably not meant.
     pub warnings: Vec<String>,
     files: Files,
-}
-
-/// A token bucket for all requests together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RateLimit {
-    /// Between two requests, once the burst is used. Not zero.
-    pub interval: Duration,
-    pub burst: u32,
 }
 
 impl WebConfig {
@@ -59,9 +46,9 @@ impl WebConfig {
     pub fn load(path: &Path) -> Result<Self, WebConfigError> {
         let mut files = Files::default();
         let text = files.read(path).map_err(|error| WebConfigError::Unreadable { file: path.to_owned(), error })?;
-        let invalid = |problem| WebConfigError::Invalid { file: path.to_owned(), problem };
         let directory = path.parent().unwrap_or(Path::new(""));
-        Self::checked(file::parse(&text).map_err(invalid)?, directory, files).map_err(invalid)
+        let checked = file::parse(&text).and_then(|written| Self::checked(written, directory, files));
+        checked.map_err(|problem| WebConfigError::Invalid { file: path.to_owned(), problem })
     }
 
     /// As from a file with this text; the files that it names are ignored.
@@ -75,27 +62,16 @@ impl WebConfig {
     }
 
     fn checked(written: file::File, directory: &Path, mut files: Files) -> Result<Self, String> {
-        let mut warnings = vec![];
         let tls = match written.tls_server_config {
-            Some(section) => tls::server_config(section, directory, &mut files, &mut warnings)?,
+            Some(section) => tls::server_config(section, directory, &mut files)
+                .map_err(|problem| format!("tls_server_config: {problem}"))?,
             None => None,
         };
         let users = file::users(written.basic_auth_users)?;
+        let mut warnings = vec![];
         if !users.is_empty() && tls.is_none() {
             warnings.push("basic_auth_users without tls_server_config: passwords are sent in plain text".to_owned());
         }
-        Ok(Self {
-            tls,
-            headers: file::headers(written.http_server_config)?,
-            users,
-            rate_limit: file::rate_limit(written.rate_limit)?,
-            warnings,
-            files,
-        })
-    }
-
-    /// Whether any of its files has changed.
-    fn is_stale(&self) -> bool {
-        self.files.changed()
+        Ok(Self { tls, headers: file::headers(written.http_server_config)?, users, warnings, files })
     }
 }
