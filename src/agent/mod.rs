@@ -5,7 +5,6 @@
 
 mod condition_file;
 mod demo;
-mod descriptors;
 mod devices;
 mod faults_file;
 mod governance;
@@ -110,12 +109,11 @@ struct Setup {
 
 async fn run_on(setup: Setup, settings: Settings, opened: Opened) -> Result<(), AgentError> {
     let mut signals = Signals::receive()?;
-    let descriptor_limit = descriptors::raise_limit();
     let web_config = settings.web_config.as_deref().map(|file| LiveConfig::load(file, setup.clock)).transpose()?;
     let bound = listeners::bind(&settings).await?;
     let mut agent = Agent::start(setup, &settings, web_config.clone());
     bound.announce(web_config.as_ref().is_some_and(LiveConfig::is_encrypted), opened);
-    agent.serve(settings, bound, web_config, descriptor_limit);
+    agent.serve(settings, bound, web_config);
     let outcome = agent.wait(&mut signals).await;
     agent.stop(outcome.is_ok(), &mut signals).await;
     outcome
@@ -198,22 +196,11 @@ impl Agent {
     }
 
     /// Serves the last snapshot, and the orders of the admin socket.
-    fn serve(
-        &mut self,
-        settings: Settings,
-        bound: Bound,
-        web_config: Option<LiveConfig>,
-        descriptor_limit: Option<u64>,
-    ) {
+    fn serve(&mut self, settings: Settings, bound: Bound, web_config: Option<LiveConfig>) {
         let (clock, liveness, snapshots) = (self.clock, self.publisher.liveness(), self.snapshots.clone());
         let loading = self.devices.loading();
         let journal = self.journal.as_ref().map(Journal::reader);
-        let server = ServerSettings {
-            web_config,
-            limits: settings.web_limits,
-            descriptor_limit,
-            awaited: bound.awaited.clone(),
-        };
+        let server = ServerSettings { web_config, limits: settings.web_limits, awaited: bound.awaited.clone() };
         let state = WebState {
             snapshots: self.snapshots.clone(),
             pages: Arc::new(Pages::default()),

@@ -240,7 +240,7 @@ options! {
     "Web server" {
         /// Address of the kubelet's probes `/-/healthy` and `/-/ready` and nothing else, without TLS and password
         probe_listen "ADDR": ListenAddress => "none", restart;
-        /// Connections per listener; beyond that, the least useful connection is closed
+        /// Connections per listener; further clients wait until one is closed
         web_max_connections "N": usize = "64" in "4"..="10000", restart;
         /// Time limit to receive a request's head, and to wait for the next request on a connection
         web_read_timeout "DUR": Duration = "65s" in "1s"..="10m", restart;

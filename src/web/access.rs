@@ -1,5 +1,4 @@
 use std::io;
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::Router;
@@ -35,11 +34,11 @@ impl AccessControl {
         }
     }
 
-    pub async fn respond(&self, request: Request<Body>, peer: Option<IpAddr>, router: Router) -> Response {
+    pub async fn respond(&self, request: Request<Body>, router: Router) -> Response {
         let config = self.config.current();
         let decision = match config.users.is_empty() {
             true => AuthDecision::Accepted,
-            false => self.authenticator.authenticate(&config.users, request.headers(), peer).await,
+            false => self.authenticator.authenticate(&config.users, request.headers()).await,
         };
         let mut response = match decision {
             AuthDecision::Accepted => {

@@ -1,11 +1,10 @@
-use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::http::{HeaderMap, HeaderValue, header::AUTHORIZATION};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use ring::hmac;
 use ring::rand::SystemRandom;
 use tokio::sync::Semaphore;
@@ -14,11 +13,8 @@ use tracing::error;
 use crate::clock::Clock;
 use crate::model::Monotonic;
 
-/// Requests that wait until a hash can be computed: of all clients, and from one address.
+/// Requests that wait until a hash can be computed.
 const QUEUED: usize = 16;
-const QUEUED_PER_ADDRESS: usize = 4;
-/// Wrong passwords kept, so that a scraper with a wrong one does not cost a hash each time.
-const REMEMBERED_REFUSALS: usize = 64;
 /// After a wrong password no hash is computed for this many times the time that it took: guessing uses a quarter of a
 /// core.
 const PAUSE_FACTOR: u32 = 3;
@@ -32,10 +28,11 @@ pub enum AuthDecision {
 }
 
 /// Checks passwords. A bcrypt hash takes tens of milliseconds by design, so one is computed at a time, outside the
-/// runtime, and decisions are kept: under an HMAC with a key made at the start, never with the password itself.
+/// runtime, and right passwords are kept: under an HMAC with a key made at the start, never the password itself.
 pub struct Authenticator {
     key: hmac::Key,
     clock: Clock,
+    queue: Semaphore,
     hashing: Arc<Semaphore>,
     remembered: Arc<Mutex<Remembered>>,
 }
@@ -44,30 +41,9 @@ type Digest = [u8; 32];
 
 #[derive(Default)]
 struct Remembered {
-    /// By user; guesses do not displace these.
+    /// By user.
     accepted: BTreeMap<String, Digest>,
-    refused: VecDeque<Digest>,
-    /// Requests that wait, by address; `None` on a unix socket.
-    waiting: BTreeMap<Option<IpAddr>, usize>,
     paused_until: Monotonic,
-}
-
-/// A request that waits for a hash.
-struct QueuePlace<'a> {
-    authenticator: &'a Authenticator,
-    peer: Option<IpAddr>,
-}
-
-impl Drop for QueuePlace<'_> {
-    fn drop(&mut self) {
-        let mut remembered = self.authenticator.remembered();
-        if let Some(count) = remembered.waiting.get_mut(&self.peer) {
-            *count -= 1;
-            if *count == 0 {
-                remembered.waiting.remove(&self.peer);
-            }
-        }
-    }
 }
 
 impl Authenticator {
@@ -75,52 +51,50 @@ impl Authenticator {
     pub fn new(clock: Clock) -> Self {
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
         let key = key.expect("getrandom works on Linux");
-        Self { key, clock, hashing: Arc::new(Semaphore::new(1)), remembered: Arc::default() }
+        let (queue, hashing) = (Semaphore::new(QUEUED), Arc::new(Semaphore::new(1)));
+        Self { key, clock, queue, hashing, remembered: Arc::default() }
     }
 
     /// Whether the request names one of `users` (name → bcrypt hash) with the right password.
-    pub async fn authenticate(
-        &self,
-        users: &BTreeMap<String, String>,
-        headers: &HeaderMap,
-        peer: Option<IpAddr>,
-    ) -> AuthDecision {
+    pub async fn authenticate(&self, users: &BTreeMap<String, String>, headers: &HeaderMap) -> AuthDecision {
         let Some((user, password)) = headers.get(AUTHORIZATION).and_then(credentials) else {
             return AuthDecision::Refused;
         };
-        let user_text = std::str::from_utf8(&user).ok();
-        let stored = user_text.and_then(|user| users.get_key_value(user));
+        let stored = std::str::from_utf8(&user).ok().and_then(|user| users.get_key_value(user));
         // An unknown name costs a hash too, so that the time does not reveal which names exist.
-        let Some(hash) = stored.or_else(|| users.iter().next()).map(|(_, hash)| hash) else {
-            return AuthDecision::Refused;
-        };
+        let Some((_, hash)) = stored.or_else(|| users.iter().next()) else { return AuthDecision::Refused };
         let digest = self.digest(&user, hash, &password);
-        if let Some(known) = self.known_decision(stored.map(|(name, _)| name), &digest) {
-            return known;
+        let name = stored.map(|(name, _)| name.clone());
+        if self.is_known(name.as_ref(), &digest) {
+            return AuthDecision::Accepted;
         }
-        let Some(_queued) = self.enqueue(peer) else { return AuthDecision::Busy };
-        let Ok(permit) = Arc::clone(&self.hashing).acquire_owned().await else { return AuthDecision::Busy };
-        // An earlier request with the same credentials may have been decided meanwhile.
-        if let Some(known) = self.known_decision(stored.map(|(name, _)| name), &digest) {
-            return known;
+        let Ok(_queued) = self.queue.try_acquire() else { return AuthDecision::Busy };
+        let permit = Arc::clone(&self.hashing).acquire_owned().await.expect("the semaphore is never closed");
+        // An earlier request with the same credentials may have been accepted meanwhile.
+        if self.is_known(name.as_ref(), &digest) {
+            return AuthDecision::Accepted;
         }
-        let pause = self.remembered().paused_until.since(self.clock.now().monotonic);
-        if !pause.is_zero() {
-            tokio::time::sleep(pause).await;
-        }
-        self.remembered().accepted.retain(|name, _| users.contains_key(name));
-        let (hash, name) = (hash.clone(), stored.map(|(name, _)| name.clone()));
-        let (remembered, clock) = (Arc::clone(&self.remembered), self.clock);
+        let pause = self.remembered.lock().paused_until.since(self.clock.now().monotonic);
+        tokio::time::sleep(pause).await;
+        let (hash, remembered, clock) = (hash.clone(), Arc::clone(&self.remembered), self.clock);
         // The result is recorded in the closure: a client that disconnects neither frees the permit nor avoids the
         // pause.
         let computing = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
             let began = clock.now().monotonic;
             let right = bcrypt::verify(&password, &hash).unwrap_or(false);
-            let took = clock.now().monotonic.since(began);
-            let decision =
-                remembered.lock().learn(name.filter(|_| right), digest, clock.now().monotonic + took * PAUSE_FACTOR);
-            drop(permit);
-            decision
+            let now = clock.now().monotonic;
+            let mut remembered = remembered.lock();
+            match name.filter(|_| right) {
+                Some(name) => {
+                    remembered.accepted.insert(name, digest);
+                    AuthDecision::Accepted
+                }
+                None => {
+                    remembered.paused_until = now + now.since(began) * PAUSE_FACTOR;
+                    AuthDecision::Refused
+                }
+            }
         });
         computing.await.unwrap_or_else(|error| {
             error!(%error, "checking a password panicked; please report this");
@@ -139,43 +113,8 @@ impl Authenticator {
     }
 
     /// Digests are keyed, so the time of a comparison reveals nothing about a password.
-    fn known_decision(&self, user: Option<&String>, digest: &Digest) -> Option<AuthDecision> {
-        let remembered = self.remembered();
-        if user.is_some_and(|user| remembered.accepted.get(user) == Some(digest)) {
-            return Some(AuthDecision::Accepted);
-        }
-        remembered.refused.contains(digest).then_some(AuthDecision::Refused)
-    }
-
-    fn enqueue(&self, peer: Option<IpAddr>) -> Option<QueuePlace<'_>> {
-        let mut remembered = self.remembered();
-        let all: usize = remembered.waiting.values().sum();
-        let own = remembered.waiting.get(&peer).copied().unwrap_or(0);
-        if all >= QUEUED || own >= QUEUED_PER_ADDRESS {
-            return None;
-        }
-        remembered.waiting.insert(peer, own + 1);
-        Some(QueuePlace { authenticator: self, peer })
-    }
-
-    fn remembered(&self) -> MutexGuard<'_, Remembered> {
-        self.remembered.lock()
-    }
-}
-
-impl Remembered {
-    /// `name`: the user, if the password was right.
-    fn learn(&mut self, name: Option<String>, digest: Digest, paused_until: Monotonic) -> AuthDecision {
-        if let Some(name) = name {
-            self.accepted.insert(name, digest);
-            return AuthDecision::Accepted;
-        }
-        self.paused_until = paused_until;
-        if self.refused.len() == REMEMBERED_REFUSALS {
-            self.refused.pop_front();
-        }
-        self.refused.push_back(digest);
-        AuthDecision::Refused
+    fn is_known(&self, user: Option<&String>, digest: &Digest) -> bool {
+        user.is_some_and(|user| self.remembered.lock().accepted.get(user) == Some(digest))
     }
 }
 
@@ -219,38 +158,25 @@ mod tests {
                 (sent("", ""), AuthDecision::Refused),
                 (HeaderMap::new(), AuthDecision::Refused),
             ] {
-                assert_eq!(authenticator.authenticate(&users, &headers, None).await, decision, "{headers:?}");
+                assert_eq!(authenticator.authenticate(&users, &headers).await, decision, "{headers:?}");
             }
         }
         let other = BTreeMap::from([("alice".to_owned(), bcrypt::hash("new", 4).unwrap())]);
         assert_eq!(
-            authenticator.authenticate(&other, &sent("alice", "right"), None).await,
+            authenticator.authenticate(&other, &sent("alice", "right")).await,
             AuthDecision::Refused,
             "the password was changed"
         );
-        assert_eq!(authenticator.authenticate(&other, &sent("alice", "new"), None).await, AuthDecision::Accepted);
+        assert_eq!(authenticator.authenticate(&other, &sent("alice", "new")).await, AuthDecision::Accepted);
     }
 
     #[tokio::test]
-    async fn guesses_neither_displace_the_right_password_nor_fill_the_queue() {
+    async fn guesses_do_not_keep_out_a_user_who_was_accepted() {
         let (authenticator, users) = (Authenticator::new(Clock::start()), users());
-        assert_eq!(authenticator.authenticate(&users, &sent("alice", "right"), None).await, AuthDecision::Accepted);
-        for guess in 0..REMEMBERED_REFUSALS + 6 {
-            let decision = authenticator.authenticate(&users, &sent("alice", &guess.to_string()), None).await;
-            assert_eq!(decision, AuthDecision::Refused);
-        }
-        let digest = authenticator.digest(b"alice", &users["alice"], b"right");
-        let name = "alice".to_owned();
-        assert_eq!(authenticator.known_decision(Some(&name), &digest), Some(AuthDecision::Accepted));
-        assert_eq!(authenticator.remembered().refused.len(), REMEMBERED_REFUSALS);
-
-        let address = |last| Some(IpAddr::from([10, 0, 0, last]));
-        let of_one: Vec<_> = (0..QUEUED_PER_ADDRESS).map(|_| authenticator.enqueue(address(1)).unwrap()).collect();
-        assert_eq!(authenticator.authenticate(&users, &sent("alice", "x"), address(1)).await, AuthDecision::Busy);
-        assert_eq!(authenticator.authenticate(&users, &sent("alice", "x"), address(2)).await, AuthDecision::Refused);
-        drop(of_one);
-        assert_eq!(authenticator.authenticate(&users, &sent("alice", "y"), address(1)).await, AuthDecision::Refused);
-        assert!(authenticator.remembered().waiting.is_empty());
+        assert_eq!(authenticator.authenticate(&users, &sent("alice", "right")).await, AuthDecision::Accepted);
+        let _waiting = authenticator.queue.acquire_many(QUEUED as u32).await.unwrap();
+        assert_eq!(authenticator.authenticate(&users, &sent("alice", "guess")).await, AuthDecision::Busy);
+        assert_eq!(authenticator.authenticate(&users, &sent("alice", "right")).await, AuthDecision::Accepted);
     }
 
     #[tokio::test]
@@ -258,11 +184,10 @@ mod tests {
         let (authenticator, users) = (Authenticator::new(Clock::start()), users());
         let headers = sent("alice", "wrong");
         // Polled once, it has begun to compute; then it is dropped.
-        let guess = authenticator.authenticate(&users, &headers, None);
+        let guess = authenticator.authenticate(&users, &headers);
         let _pending = tokio::time::timeout(Duration::ZERO, guess).await;
         let _ended = authenticator.hashing.acquire().await.unwrap();
-        assert_eq!(authenticator.remembered().refused.len(), 1);
-        assert_ne!(authenticator.remembered().paused_until, Monotonic::default());
+        assert_ne!(authenticator.remembered.lock().paused_until, Monotonic::default());
     }
 
     #[test]

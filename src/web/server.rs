@@ -1,7 +1,5 @@
-use std::convert::Infallible;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,29 +13,29 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tower::ServiceExt as _;
 use tracing::{debug, error, warn};
 
 use super::access::AccessControl;
 use super::config::LiveConfig;
-use super::connections::{ConnectionSlot, Connections, Limits, MonitoredStream};
+use super::connections::{Limits, TimedStream};
 use super::listener::Purpose;
 use super::routes::{Private, probes};
 use super::{Listener, WebState, admin, live, router};
 use crate::tasks::Tasks;
 
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// For the TLS handshake, and then for the first request: silent connections keep out others.
+const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// After this time a connection is closed, once the response in progress is sent.
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
 /// For that response: a stream would never end.
 const LAST_RESPONSE: Duration = Duration::from_secs(30);
 /// For requests in progress at shutdown; the agent ends within five seconds.
 const GRACE: Duration = Duration::from_secs(3);
-/// File descriptors that clients cannot use: for connections from and to the kubelet, the plugin's sockets, the
-/// journal, the driver, `/proc`, and one client of each listener, such as a probe.
-const RESERVED_DESCRIPTORS: u64 = 24;
+/// The probe listener has a kubelet as its only client.
+const PROBE_CONNECTIONS: usize = 8;
 /// After a failed accept; usually file descriptors are missing.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -48,8 +46,6 @@ pub struct ServerSettings {
     pub web_config: Option<LiveConfig>,
     /// For each listener.
     pub limits: Limits,
-    /// File descriptors that the process may open; `None`: no limit.
-    pub descriptor_limit: Option<u64>,
     /// An admin socket on which another process listens. It is served when that process has ended.
     pub awaited: Option<PathBuf>,
 }
@@ -83,22 +79,25 @@ async fn serve(
     settings: ServerSettings,
     shutdown: impl Future<Output = ()> + Send,
 ) -> io::Result<()> {
-    let (clock, limits) = (state.clock, settings.limits);
-    let descriptors = settings.descriptor_limit.map(|limit| limit.saturating_sub(RESERVED_DESCRIPTORS));
-    let access = settings.web_config.map(|config| Arc::new(AccessControl::new(config, clock)));
+    let access = settings.web_config.map(|config| Arc::new(AccessControl::new(config, state.clock)));
     let commands = admin::router(state.admin.clone());
     let live = state.live.clone();
     let (probes, router) = (probes(state.clone()), router(state));
     let (stop, stopped) = watch::channel(());
     let mut accepting = JoinSet::new();
     let handler_for = |listener: &Listener| {
-        let (router, access) = match listener.purpose() {
-            Purpose::Pages => (router.clone(), access.clone()),
-            Purpose::Probes => (probes.clone(), None),
-            Purpose::Private => (router.clone().merge(commands.clone()).layer(Extension(Private)), None),
-        };
-        let connections = Connections::new(clock, limits.connections);
-        ConnectionHandler { router, access, limits, descriptors, connections }
+        let limits = settings.limits;
+        match listener.purpose() {
+            Purpose::Pages => ConnectionHandler { router: router.clone(), access: access.clone(), limits },
+            Purpose::Probes => {
+                let limits = Limits { connections: PROBE_CONNECTIONS, ..limits };
+                ConnectionHandler { router: probes.clone(), access: None, limits }
+            }
+            Purpose::Private => {
+                let router = router.clone().merge(commands.clone()).layer(Extension(Private));
+                ConnectionHandler { router, access: None, limits }
+            }
+        }
     };
     for listener in listeners {
         let handler = handler_for(&listener);
@@ -142,17 +141,14 @@ struct ConnectionHandler {
     router: Router,
     access: Option<Arc<AccessControl>>,
     limits: Limits,
-    /// A connection with this descriptor number or a higher one is over the limit; `None`: no limit.
-    descriptors: Option<u64>,
-    connections: Arc<Connections>,
 }
 
 async fn accept(listener: Listener, handler: ConnectionHandler, mut stopped: watch::Receiver<()>) {
     let mut connections = JoinSet::new();
-    let mut shortage = DescriptorShortage::default();
+    let (mut reached, mut failing) = (false, false);
     loop {
         let accepted = tokio::select! {
-            accepted = next(&listener) => accepted,
+            accepted = next(&listener), if connections.len() < handler.limits.connections => accepted,
             _ = stopped.changed() => break,
             Some(ended) = connections.join_next(), if !connections.is_empty() => {
                 log_end(ended);
@@ -160,33 +156,21 @@ async fn accept(listener: Listener, handler: ConnectionHandler, mut stopped: wat
             }
         };
         match accepted {
-            Ok(client) => {
-                let is_short = handler.descriptors.is_some_and(|limit| client.descriptor >= limit);
-                if shortage.is_full(is_short, connections.len()) && !connections.is_empty() {
-                    shortage.log_limited(&listener, connections.len());
-                    handler.connections.evict_one();
-                    tokio::select! {
-                        Some(ended) = connections.join_next() => log_end(ended),
-                        _ = stopped.changed() => break,
-                    }
-                }
-                shortage.accepts_again();
-                let slot = tokio::select! {
-                    slot = handler.connections.slot(client.peer) => slot,
-                    _ = stopped.changed() => break,
-                };
+            Ok((stream, peer)) => {
+                failing = false;
                 let (handler, stopped) = (handler.clone(), stopped.clone());
-                connections.spawn(async move {
-                    tokio::select! {
-                        () = serve_connection(client.stream, &slot, &handler, stopped) => {}
-                        () = slot.evicted() => debug!(peer = peer(&slot), "connection closed for another one"),
-                    }
-                });
+                let limit = handler.limits.connections;
+                connections.spawn(async move { serve_connection(stream, peer, &handler, stopped).await });
+                if connections.len() == limit && !std::mem::replace(&mut reached, true) {
+                    let listener = listener.address();
+                    warn!(%listener, limit, "the limit of connections is reached; further clients wait until one is closed");
+                }
             }
             Err(error) if client_gave_up(&error) => {}
             Err(error) => {
-                shortage.log_refused(&listener, &error);
-                handler.connections.evict_one();
+                if !std::mem::replace(&mut failing, true) {
+                    warn!(listener = %listener.address(), %error, "cannot accept a connection; trying again");
+                }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -203,108 +187,47 @@ async fn accept(listener: Listener, handler: ConnectionHandler, mut stopped: wat
     connections.shutdown().await;
 }
 
-/// A listener without file descriptors for its clients: how many it can have, and what of it is logged already.
-#[derive(Default)]
-struct DescriptorShortage {
-    /// Connections for which there were descriptors.
-    capacity: Option<usize>,
-    is_limited: bool,
-    refuses: bool,
-}
-
-impl DescriptorShortage {
-    /// `is_short`: the descriptor of the new connection, which is the lowest free one, is over the limit. A lower one
-    /// may be that of a connection that was just closed; then the count of connections decides.
-    fn is_full(&mut self, is_short: bool, connections: usize) -> bool {
-        if is_short {
-            self.capacity = Some(self.capacity.map_or(connections, |capacity| capacity.min(connections)));
-        }
-        self.capacity.take_if(|capacity| connections < *capacity / 2);
-        is_short || self.capacity.is_some_and(|capacity| connections >= capacity)
-    }
-
-    fn log_limited(&mut self, listener: &Listener, connections: usize) {
-        if !std::mem::replace(&mut self.is_limited, true) {
-            let (listener, reserved) = (listener.address(), RESERVED_DESCRIPTORS);
-            warn!(
-                %listener,
-                connections,
-                reserved,
-                "the limit of open file descriptors limits the connections: each new one closes another; raise it (ulimit -n)"
-            );
-        }
-    }
-
-    fn log_refused(&mut self, listener: &Listener, error: &io::Error) {
-        if !std::mem::replace(&mut self.refuses, true) {
-            warn!(listener = %listener.address(), %error, "cannot accept a connection; trying again");
-        }
-    }
-
-    fn accepts_again(&mut self) {
-        self.refuses = false;
-    }
-}
-
-/// An accepted connection.
-struct Client {
-    stream: Box<dyn Stream>,
-    descriptor: u64,
-    /// `None` on a unix socket.
-    peer: Option<IpAddr>,
-}
-
-async fn next(listener: &Listener) -> io::Result<Client> {
+/// A client's stream, and its address; `None` on a unix socket.
+async fn next(listener: &Listener) -> io::Result<(Box<dyn Stream>, Option<IpAddr>)> {
     Ok(match listener {
         Listener::Tcp { listener, .. } => {
             let (stream, peer) = listener.accept().await?;
             let _ = stream.set_nodelay(true); // fails only on a closed connection
-            let descriptor = number(&stream);
-            Client { stream: Box::new(stream), descriptor, peer: Some(peer.ip().to_canonical()) }
+            (Box::new(stream), Some(peer.ip().to_canonical()))
         }
-        Listener::Unix { listener, .. } => {
-            let (stream, _) = listener.accept().await?;
-            let descriptor = number(&stream);
-            Client { stream: Box::new(stream), descriptor, peer: None }
-        }
+        Listener::Unix { listener, .. } => (Box::new(listener.accept().await?.0), None),
     })
-}
-
-fn number(stream: &impl AsRawFd) -> u64 {
-    u64::try_from(stream.as_raw_fd()).unwrap_or_default()
 }
 
 async fn serve_connection(
     stream: Box<dyn Stream>,
-    slot: &Arc<ConnectionSlot>,
+    peer: Option<IpAddr>,
     handler: &ConnectionHandler,
     mut stopped: watch::Receiver<()>,
 ) {
     let secured = match &handler.access {
         None => Ok(stream),
         Some(access) => tokio::select! {
-            secured = tokio::time::timeout(HANDSHAKE_TIMEOUT, access.secure(stream)) => {
+            secured = tokio::time::timeout(FIRST_REQUEST_TIMEOUT, access.secure(stream)) => {
                 secured.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
             }
             _ = stopped.changed() => return,
         },
     };
     let stream = match secured {
-        Ok(stream) => MonitoredStream::new(stream, Arc::clone(slot), handler.limits.write_timeout),
-        Err(error) => return debug!(%error, peer = peer(slot), "TLS handshake failed"),
+        Ok(stream) => TimedStream::new(stream, handler.limits.write_timeout),
+        Err(error) => return debug!(%error, ?peer, "TLS handshake failed"),
     };
+    let requested = Arc::new(Notify::new());
     let service = service_fn(|request: Request<Incoming>| {
-        let (router, access, slot) = (handler.router.clone(), handler.access.clone(), Arc::clone(slot));
+        requested.notify_one();
+        let (router, access) = (handler.router.clone(), handler.access.clone());
         let request = request.map(Body::new);
         async move {
-            let response = match access {
-                Some(access) => access.respond(request, slot.peer, router).await,
-                None => router.oneshot(request).await?,
-            };
-            if response.status().is_success() {
-                slot.record_success();
+            match access {
+                Some(access) => Ok(access.respond(request, router).await),
+                None => router.oneshot(request).await,
             }
-            Ok::<_, Infallible>(response)
         }
     });
     let connection = http1::Builder::new()
@@ -313,27 +236,29 @@ async fn serve_connection(
         .max_buf_size(handler.limits.header_bytes)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => Ok(ended),
-        _ = stopped.changed() => Err("shutdown"),
-        () = tokio::time::sleep(LIFETIME) => Err("maximum age reached"),
+    let first_request = async {
+        if tokio::time::timeout(FIRST_REQUEST_TIMEOUT, requested.notified()).await.is_ok() {
+            std::future::pending::<()>().await;
+        }
     };
-    let ended = match ended {
-        Ok(ended) => ended,
-        Err(reason) => {
-            debug!(reason, peer = peer(slot), "connection closed after its last response");
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = first_request => return debug!(?peer, "connection closed without a request"),
+        reason = async {
+            tokio::select! {
+                _ = stopped.changed() => "shutdown",
+                () = tokio::time::sleep(LIFETIME) => "maximum age reached",
+            }
+        } => {
+            debug!(reason, ?peer, "connection closed after its last response");
             connection.as_mut().graceful_shutdown();
             tokio::time::timeout(LAST_RESPONSE, connection).await.unwrap_or(Ok(()))
         }
     };
     // The client disconnected, or does not use HTTP.
     if let Err(error) = ended {
-        debug!(%error, peer = peer(slot), "connection failed");
+        debug!(%error, ?peer, "connection failed");
     }
-}
-
-fn peer(slot: &ConnectionSlot) -> Option<tracing::field::DisplayValue<IpAddr>> {
-    slot.peer.map(tracing::field::display)
 }
 
 fn client_gave_up(error: &io::Error) -> bool {
@@ -356,7 +281,6 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
-    use crate::clock::Clock;
 
     /// The bytes that a client receives whose response takes so long, and when the connection is closed.
     async fn received(takes: Duration) -> (String, Duration) {
@@ -364,11 +288,8 @@ mod tests {
             tokio::time::sleep(takes).await;
             "the whole body"
         };
-        let connections = Connections::new(Clock::start(), 1);
-        let slot = connections.slot(None).await;
         let router = Router::new().route("/", get(respond));
-        let handler =
-            ConnectionHandler { router, access: None, limits: Limits::default(), descriptors: None, connections };
+        let handler = ConnectionHandler { router, access: None, limits: Limits::default() };
         let (ours, mut theirs) = tokio::io::duplex(1024);
         let (_stop, stopped) = watch::channel(());
         let began = tokio::time::Instant::now();
@@ -378,7 +299,7 @@ mod tests {
             theirs.read_to_string(&mut text).await.unwrap();
             (text, began.elapsed())
         };
-        tokio::join!(client, serve_connection(Box::new(ours), &slot, &handler, stopped)).0
+        tokio::join!(client, serve_connection(Box::new(ours), None, &handler, stopped)).0
     }
 
     #[tokio::test(start_paused = true)]
@@ -388,5 +309,15 @@ mod tests {
         assert_eq!(after.as_secs(), LIFETIME.as_secs() + 5);
         let (text, after) = received(LIFETIME * 2).await;
         assert_eq!((text.as_str(), after.as_secs()), ("", (LIFETIME + LAST_RESPONSE).as_secs()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_connection_is_closed() {
+        let handler = ConnectionHandler { router: Router::new(), access: None, limits: Limits::default() };
+        let (ours, _theirs) = tokio::io::duplex(1024);
+        let (_stop, stopped) = watch::channel(());
+        let began = tokio::time::Instant::now();
+        serve_connection(Box::new(ours), None, &handler, stopped).await;
+        assert_eq!(began.elapsed(), FIRST_REQUEST_TIMEOUT);
     }
 }

@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -29,8 +28,6 @@ const FILES: f64 = 12.0;
 pub struct Setup {
     pub arguments: Vec<String>,
     pub environment: Vec<(&'static str, PathBuf)>,
-    /// Shell commands before `exec` of podmeter.
-    pub shell: String,
     /// Gives it a PCI bus with the GPUs.
     pub pci_bus: bool,
     /// Preloads a wall clock that `Rig::set_clock_ahead` sets.
@@ -127,17 +124,7 @@ impl Rig {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let mut environment = self.driver.env();
         environment.extend(self.setup.environment.iter().cloned());
-        self.running = Some(Running::start_binary(&self.executable(), &arguments, &environment, None));
-    }
-
-    fn executable(&self) -> PathBuf {
-        if self.setup.shell.is_empty() {
-            return binary();
-        }
-        let script = self.path("podmeter.sh");
-        self.write("podmeter.sh", &format!("#!/bin/sh\n{}\nexec {} \"$@\"\n", self.setup.shell, binary().display()));
-        std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
-        script
+        self.running = Some(Running::start_binary(&binary(), &arguments, &environment, None));
     }
 
     /// Starts podmeter, which must fail. Returns its exit code and adds its output to the log.
@@ -178,11 +165,6 @@ impl Rig {
     pub fn restart(&mut self) {
         self.stop();
         self.begin();
-    }
-
-    /// Sets the shell commands before `exec` of podmeter, from the next start on.
-    pub fn set_shell(&mut self, shell: String) {
-        self.setup.shell = shell;
     }
 
     fn forget(&mut self) {

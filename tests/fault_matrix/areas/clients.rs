@@ -14,16 +14,20 @@ pub const AREA: Area = Area {
     rows: &[
         Row {
             id: "client-idle-connections",
-            happens: "A client opens 300 connections and sends nothing: podmeter keeps 64 and closes the oldest",
+            happens: "A client opens 100 connections and sends nothing: podmeter accepts 64, and the others when those time out",
             how: |rig| {
-                let connections: Vec<_> = (0..300).map(|_| connect(rig)).collect();
+                let connections: Vec<_> = (0..100).map(|_| connect(rig)).collect();
                 rig.hold(connections);
             },
-            seen: Seen { metrics: &[OPEN_FILES], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
+            seen: Seen {
+                metrics: &[SERVED],
+                log: Log::Line("the limit of connections is reached"),
+                page: Some(Text("/-/healthy", "200 OK")),
+            },
             goes_on: ALL,
-            undone: "the client disconnects",
-            undo: Some(|_| {}),
-            within: 10,
+            undone: "`--web-read-timeout` (2 s here) closes the connections",
+            undo: None,
+            within: 15,
         },
         Row {
             id: "client-slow-head",
@@ -66,31 +70,6 @@ pub const AREA: Area = Area {
             undone: "the clients disconnect",
             undo: Some(|_| {}),
             within: 15,
-        },
-        Row {
-            id: "client-few-descriptors",
-            happens: "podmeter may open 96 files, and a client opens 300 connections: each new one closes another, so that \
-                      descriptors remain for probes, kubelet and plugin",
-            how: |rig| {
-                limit_descriptors(rig, Some(96));
-                rig.restart();
-                rig.until_series("podmeter_device_power_watts");
-                let connections: Vec<_> = (0..300).map(|_| connect(rig)).collect();
-                rig.hold(connections);
-            },
-            seen: Seen {
-                metrics: &[Metric("process_max_fds", &[], Is::Value(96.0))],
-                log: Log::Line("the limit of open file descriptors limits the connections"),
-                page: Some(Text("/-/healthy", "200 OK")),
-            },
-            goes_on: ALL,
-            undone: "the client disconnects, and podmeter is started with a higher limit",
-            undo: Some(|rig| {
-                rig.drop_held();
-                limit_descriptors(rig, None);
-                rig.restart();
-            }),
-            within: 20,
         },
         Row {
             id: "client-stalled-streams",
@@ -181,11 +160,6 @@ pub const AREA: Area = Area {
         },
     ],
 };
-
-/// Applies from the next start of podmeter.
-fn limit_descriptors(rig: &mut Rig, limit: Option<u64>) {
-    rig.set_shell(limit.map(|limit| format!("ulimit -S -n {limit}\nulimit -H -n {limit}")).unwrap_or_default());
-}
 
 fn connect(rig: &Rig) -> TcpStream {
     let stream = TcpStream::connect(rig.address()).unwrap();

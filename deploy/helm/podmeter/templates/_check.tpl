@@ -3,7 +3,7 @@
 {{- $values := .Values -}}
 {{- $elsewhere := dict "listen" "listen.address and listen.port" "kubeletRoot" "kubelet.root" "podResourcesSocket" "kubelet.root"
       "devicePluginDir" "kubelet.devicePluginDir" "devRoot" "mounts.dev" "adminSocket" "adminSocket" "driverRoot" "driver.root"
-      "podLogsRoot" "mounts.podLogs" "nvidiaConfig" "nvidiaConfig" "webConfig" "webConfig" "probeListen" "webConfig"
+      "podLogsRoot" "mounts.podLogs" "nvidiaConfig" "nvidiaConfig" "webConfig" "webConfig" "probeListen" "listen.address"
       "stateDir" "stateDir" -}}
 {{- range $key, $value := $elsewhere -}}
 {{- if hasKey $values.config $key -}}
@@ -58,8 +58,8 @@
 {{- if not $isWritable -}}
 {{- fail (printf "config.conditionFile=%s is in no writable mount: use /run/podmeter/health.json with adminSocket=true, or extraVolumeMounts" $file) -}}
 {{- end -}}
-{{- if and $values.webConfig.existingSecret (eq (int $values.listen.port) 9411) -}}
-{{- fail "listen.port=9411 is the port of the probes with webConfig.existingSecret: choose another" -}}
+{{- if eq (int $values.listen.port) 9411 -}}
+{{- fail "listen.port=9411 is the port of the probes: choose another" -}}
 {{- end -}}
 {{- if eq $values.mode "full" -}}
 {{- $settings := dict "mounts" $values.mounts "hostDriver" (include "podmeter.hostDriver" .) -}}

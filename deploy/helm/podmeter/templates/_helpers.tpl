@@ -61,11 +61,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and .Values.webConfig.existingSecret .Values.webConfig.tls -}}yes{{- end -}}
 {{- end -}}
 
-{{/* The container port of the kubelet's probes: a separate one where the metrics port requires authentication. */}}
-{{- define "podmeter.probePort" -}}
-{{- ternary "probes" "metrics" (ne .Values.webConfig.existingSecret "") -}}
-{{- end -}}
-
 {{- define "podmeter.nvidiaConfigMap" -}}
 {{- if .Values.nvidiaConfig.configMap -}}
 {{- .Values.nvidiaConfig.configMap -}}
