@@ -1,19 +1,9 @@
-//! Sets the revision, the compiler version and the hashes of the page's style and script as environment variables of the build.
+//! Sets the revision and the compiler version as environment variables of the build.
 
 use std::error::Error;
 use std::process::Command;
 
-use base64::Engine as _;
-use sha2::Digest as _;
-
 fn main() -> Result<(), Box<dyn Error>> {
-    // For the page's Content-Security-Policy, which allows only this style and this script.
-    for (name, path) in [("STYLE", "src/web/page/page.css"), ("SCRIPT", "src/web/page/page.js")] {
-        println!("cargo::rerun-if-changed={path}");
-        let digest = base64::engine::general_purpose::STANDARD.encode(sha2::Sha256::digest(std::fs::read(path)?));
-        println!("cargo::rustc-env=PODMETER_{name}_SHA256={digest}");
-    }
-
     // Given by builds without git, such as an image build. A debug build names no revision: it would have to be built again
     // after each commit.
     println!("cargo::rerun-if-env-changed=PODMETER_REVISION");

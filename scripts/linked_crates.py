@@ -26,7 +26,6 @@ SAME_TEXT = {"tonic-prost": "tonic", "lrlex": "cfgrammar", "lrpar": "cfgrammar",
 # C libraries whose source is in a crate: crate → name, licence, header with the version, its pattern.
 BUNDLED = {
     "libsqlite3-sys": ("sqlite", "blessing", "sqlite3/sqlite3.h", r'^#define SQLITE_VERSION +"(.*)"'),
-    "zstd-sys": ("zstd", "BSD-3-Clause", "zstd/lib/zstd.h", r"^#define ZSTD_VERSION_(?:MAJOR|MINOR|RELEASE) +(\d+)"),
 }
 
 
@@ -137,8 +136,7 @@ def texts_of(crate, crates):
     added = ADDED_TEXTS / SAME_TEXT.get(crate.name, crate.name)
     if not files and added.exists():
         files = [added]
-    # Of zstd the crate has the licence in the library's directory.
-    return [*files, *sorted(file for file in directory(crate).glob("zstd/LICENSE"))]
+    return files
 
 
 def own_texts(crate):

@@ -7,7 +7,7 @@ use axum::http::header::{
     CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY,
     X_CONTENT_TYPE_OPTIONS,
 };
-use axum::http::{HeaderMap, Method, StatusCode, Uri};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
@@ -17,7 +17,7 @@ use tokio::task::JoinError;
 use tracing::error;
 
 use super::cached_body::CachedBody;
-use super::negotiation::{self, Choice};
+use super::negotiation;
 use super::page::{self, Page, View, detail};
 use super::{Admin, Live, ScrapeDurations, live};
 use crate::clock::Clock;
@@ -156,11 +156,10 @@ async fn dcgm(State(state): State<WebState>, uri: Uri, headers: HeaderMap) -> Re
     let Ok(generation) = generation else {
         return text(StatusCode::BAD_REQUEST, "the query must be generation=4.8, generation=4.9 or generation=both");
     };
-    let choice = Choice { format: Format::Dcgm(generation), content_type: negotiation::TEXT.to_owned() };
-    page(state, choice, negotiation::coding(&headers)).await
+    page(state, Format::Dcgm(generation), negotiation::coding(&headers)).await
 }
 
-async fn page(state: WebState, Choice { format, content_type }: Choice, coding: Coding) -> Response {
+async fn page(state: WebState, format: Format, coding: Coding) -> Response {
     let began = state.clock.now();
     let snapshot = state.snapshot();
     let bytes = match state.pages.ready(&snapshot, format, coding) {
@@ -174,16 +173,13 @@ async fn page(state: WebState, Choice { format, content_type }: Choice, coding: 
     state.scrapes.record(state.clock.now().monotonic.since(began.monotonic));
     match bytes {
         Ok(bytes) => {
-            let mut response = Response::builder()
-                .header(CONTENT_TYPE, content_type)
-                .header(VARY, "Accept, Accept-Encoding")
-                .header(CACHE_CONTROL, "no-store");
-            response = match coding {
-                Coding::Identity => response,
-                Coding::Gzip => response.header(CONTENT_ENCODING, "gzip"),
-                Coding::Zstd => response.header(CONTENT_ENCODING, "zstd"),
-            };
-            response.body(Body::from(bytes)).expect("the content types are header values")
+            let mut response = uncached(negotiation::content_type(format), bytes);
+            let headers = response.headers_mut();
+            headers.insert(VARY, HeaderValue::from_static("Accept, Accept-Encoding"));
+            if coding == Coding::Gzip {
+                headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            }
+            response
         }
         Err(problem) => {
             error!(%problem, "a page could not be rendered");
@@ -234,7 +230,7 @@ fn document(body: impl Into<Body>) -> Response {
     let headers = [
         (CONTENT_TYPE, "text/html; charset=utf-8"),
         (CACHE_CONTROL, "no-store"),
-        (CONTENT_SECURITY_POLICY, page::CONTENT_SECURITY_POLICY),
+        (CONTENT_SECURITY_POLICY, page::CONTENT_SECURITY_POLICY.as_str()),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "no-referrer"),
     ];

@@ -12,11 +12,11 @@ use hyper::client::conn::http1;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::{TcpSocket, TcpStream, UnixStream};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 
 use super::{
-    Admin, CachedBodies, Command, DriverCommands, Limits, ListenAddress, Listener, Live, Marking, ScrapeDurations,
+    Admin, CachedBodies, Command, DriverCommands, ListenAddress, Listener, Live, Marking, ScrapeDurations,
     ServerSettings, WebState, start,
 };
 use crate::clock::Clock;
@@ -191,14 +191,7 @@ async fn every_route_responds() {
 
 /// A connection with a stream, and the head of the response.
 async fn subscribe(server: &Server, path: &str) -> (tokio::io::BufReader<TcpStream>, String) {
-    subscribe_from(server, 1, path).await
-}
-
-/// From `127.0.0.<host>`.
-async fn subscribe_from(server: &Server, host: u8, path: &str) -> (tokio::io::BufReader<TcpStream>, String) {
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.bind(([127, 0, 0, host], 0).into()).unwrap();
-    let mut stream = socket.connect(server.tcp).await.unwrap();
+    let mut stream = TcpStream::connect(server.tcp).await.unwrap();
     stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: node\r\n\r\n").as_bytes()).await.unwrap();
     let mut stream = tokio::io::BufReader::new(stream);
     let head = until(&mut stream, "\r\n\r\n").await;
@@ -239,24 +232,6 @@ async fn streams_have_an_event_per_snapshot_and_end_with_the_server() {
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).await.unwrap();
     assert!(rest.ends_with(b"0\r\n\r\n"), "ended regularly");
-}
-
-#[tokio::test]
-async fn many_streams_of_one_client_do_not_exclude_others() {
-    let server = Server::start(None).await;
-    let (mut first, _) = subscribe_from(&server, 2, "/live").await;
-    let mut streams = vec![];
-    for _ in 0..2 * Limits::default().connections {
-        streams.push(subscribe_from(&server, 1, "/live").await);
-    }
-    let (_, head) = subscribe_from(&server, 3, "/live").await;
-    assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
-    let mut next = fixture::snapshot();
-    (next.sequence, next.at.monotonic) = (43, next.at.monotonic + Duration::from_secs(5));
-    server.snapshots.send_replace(Arc::new(next));
-    until(&mut first, "id: 43\n").await;
-    drop(streams);
-    server.stop().await;
 }
 
 #[tokio::test]
@@ -319,16 +294,12 @@ async fn formats_and_codings_are_negotiated() {
     std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(gzip.body().as_ref()), &mut unpacked).unwrap();
     assert_eq!(unpacked, *plain.body());
 
-    let zstd = server.get("/metrics", &[open, ("accept-encoding", "zstd;q=1, gzip;q=0.5")]).await;
-    assert_eq!(header(&zstd, "content-encoding"), "zstd");
-    assert_eq!(zstd::stream::decode_all(zstd.body().as_ref()).unwrap(), *plain.body());
-
     let protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
     let protobuf = server.get("/metrics", &[("accept", protobuf)]).await;
     assert!(header(&protobuf, "content-type").starts_with("application/vnd.google.protobuf; proto="));
     assert!(String::from_utf8_lossy(protobuf.body()).contains("podmeter_build_info"));
 
-    assert!(server.scrapes.snapshot().count() >= 4, "scrapes are timed");
+    assert!(server.scrapes.snapshot().count() >= 3, "scrapes are timed");
     server.stop().await;
 }
 
@@ -351,30 +322,6 @@ async fn an_idle_connection_does_not_delay_the_shutdown() {
     assert_eq!(server.get("/-/healthy", &[]).await.status(), StatusCode::OK);
     server.stop().await;
     assert_eq!(idle.read(&mut [0; 16]).await.unwrap_or(0), 0, "it is closed");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_silent_client_is_disconnected() {
-    let server = Server::start(None).await;
-    let began = tokio::time::Instant::now();
-    let mut silent = TcpStream::connect(server.tcp).await.unwrap();
-    assert_eq!(silent.read(&mut [0; 16]).await.unwrap_or(0), 0, "it is closed");
-    assert!(began.elapsed() < Duration::from_secs(120), "{:?}", began.elapsed());
-    server.stop().await;
-}
-
-#[tokio::test]
-async fn an_endless_head_is_refused() {
-    let server = Server::start(None).await;
-    let mut client = TcpStream::connect(server.tcp).await.unwrap();
-    // The server may close before it has read everything, so both may fail.
-    let head = format!("GET /metrics HTTP/1.1\r\nhost: node\r\nx-long: {}\r\n\r\n", "x".repeat(100_000));
-    let _ = client.write_all(head.as_bytes()).await;
-    let mut response = Vec::new();
-    let _ = client.read_to_end(&mut response).await;
-    assert!(response.is_empty() || response.starts_with(b"HTTP/1.1 431 "), "{}", String::from_utf8_lossy(&response));
-    assert_eq!(server.get("/-/healthy", &[]).await.status(), StatusCode::OK, "others are served");
-    server.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

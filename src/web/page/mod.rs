@@ -14,8 +14,13 @@ mod summary;
 mod text;
 mod view;
 
+use std::sync::LazyLock;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use ring::digest::{SHA256, digest};
 pub(super) use view::View;
 
 use crate::history::{History, Window};
@@ -25,13 +30,13 @@ const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
 /// Permits this style, this script and requests to this server; nothing else is loaded, sent or framed.
-pub(super) const CONTENT_SECURITY_POLICY: &str = concat!(
-    "default-src 'none'; style-src 'sha256-",
-    env!("PODMETER_STYLE_SHA256"),
-    "'; script-src 'sha256-",
-    env!("PODMETER_SCRIPT_SHA256"),
-    "'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-);
+pub(super) static CONTENT_SECURITY_POLICY: LazyLock<String> = LazyLock::new(|| {
+    let [style, script] = [STYLE, SCRIPT].map(|text| STANDARD.encode(digest(&SHA256, text.as_bytes())));
+    format!(
+        "default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; connect-src 'self'; img-src data:; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+});
 
 /// An icon as data, so that browsers do not request a file.
 const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E\
