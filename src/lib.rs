@@ -8,7 +8,6 @@ pub mod cli;
 pub mod client;
 pub mod clock;
 pub mod condition;
-pub mod conformance;
 pub mod doctor;
 pub mod files;
 pub mod governance;

@@ -10,7 +10,6 @@ use super::settings::{self, InvalidSettings};
 use super::{Failed, config_file, misused};
 use crate::agent::{DemoSettings, HardwareSource, ListenAddress, Profile};
 use crate::client::{Access, Certificates, HttpUrl, Target};
-use crate::conformance::PageUrl;
 
 /// Kubernetes device plugin and GPU exporter: reports which container uses which device.
 #[derive(Debug, Parser)]
@@ -43,8 +42,6 @@ pub enum Command {
     },
     /// Check everything that the agent needs on this node, and a running agent; each failed check names the remedy.
     Doctor(Box<DoctorArguments>),
-    /// Check the page of metrics of any exporter against the CNCF AI conformance requirements on accelerators.
-    Conformance(ConformanceArguments),
     /// Print whether the node's devices are healthy, with an exit code, for repair systems.
     Health(HealthArguments),
     /// Mark a device as unhealthy, so that the kubelet allocates it to no new pod.
@@ -146,16 +143,6 @@ impl Credentials {
         let password = self.user.as_deref().zip(self.password_file.as_deref());
         url.access = Access::read(url.is_https.then_some(&certificates), password).map_err(misused)?;
         Ok(url)
-    }
-
-    /// The same for a client without a certificate and password; `None` where there are none.
-    pub fn without_identity(&self, mut url: HttpUrl) -> Result<Option<HttpUrl>, Failed> {
-        if self.user.is_none() && self.cert_file.is_none() {
-            return Ok(None);
-        }
-        let certificates = Certificates { authorities: self.ca_file.clone(), own: None };
-        url.access = Access::read(url.is_https.then_some(&certificates), None).map_err(misused)?;
-        Ok(Some(url))
     }
 }
 
@@ -306,17 +293,6 @@ pub struct DoctorArguments {
 pub enum ReportFormat {
     Text,
     Json,
-}
-
-#[derive(Clone, Debug, Args)]
-pub struct ConformanceArguments {
-    /// Page of an exporter: `http://HOST:9400/metrics`; without a path, `/metrics`.
-    #[arg(value_name = "URL")]
-    pub url: PageUrl,
-    #[arg(short, long, value_enum, default_value_t = ReportFormat::Text)]
-    pub output: ReportFormat,
-    #[command(flatten)]
-    pub credentials: Credentials,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -6,7 +6,7 @@ use clap::Command;
 use crate::agent::ListenAddress;
 
 /// Command → examples.
-const EXAMPLES: [(&str, &str); 16] = [
+const EXAMPLES: [(&str, &str); 15] = [
     (
         "agent",
         "Examples:
@@ -52,18 +52,6 @@ const EXAMPLES: [(&str, &str); 16] = [
       for scripts; exit code 1 when a check failed
   podmeter doctor --url http://node-a:9410
       the agent on another node, and nothing of this machine",
-    ),
-    (
-        "conformance",
-        "Exit code 0: no requirement of level MUST is known not to be met; 1: one is not met; 2: there is no page.
-
-Examples:
-  podmeter conformance http://node-a:9410
-      podmeter on another node
-  podmeter conformance http://node-a:9400/metrics -o json
-      dcgm-exporter, as evidence for a submission
-  podmeter conformance https://node-a:9410 --ca-file ca.crt --user ops --password-file password
-      with TLS and a password; shows too whether the page needs them",
     ),
     (
         "health",

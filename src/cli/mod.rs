@@ -27,12 +27,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::agent::{self, AgentError, DemoError, ListenAddress};
 use crate::client;
-use crate::conformance::{self, PageUrl};
 use crate::metrics::catalogue;
 use crate::top::{self, TopSettings};
 use arguments::{
-    Arguments, Command, ConformanceArguments, DemoArguments, DoctorArguments, MetricsFormat, ProbeArguments,
-    RecordArguments, RecordFormat, ReportFormat, TopArguments,
+    Arguments, Command, DemoArguments, DoctorArguments, MetricsFormat, ProbeArguments, RecordArguments, RecordFormat,
+    ReportFormat, TopArguments,
 };
 use options::AgentOptions;
 use settings::Configuration;
@@ -134,7 +133,6 @@ fn run(command: Command) -> Result<u8, Failed> {
             print(&format!("{}: valid\n", file.display()))
         }
         Command::Doctor(arguments) => run_doctor(*arguments),
-        Command::Conformance(arguments) => run_conformance(arguments),
         Command::Health(arguments) => return health::run(arguments),
         Command::Mark(arguments) => admin::mark(arguments),
         Command::Unmark(arguments) => admin::unmark(arguments),
@@ -226,20 +224,6 @@ fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
     } else {
         Err(Failed(FAILED, format!("{} of {} checks failed", report.failed, report.checks.len())))
     }
-}
-
-/// A page that cannot be fetched proves nothing: that is the exit code of wrong usage.
-fn run_conformance(arguments: ConformanceArguments) -> Result<(), Failed> {
-    let ConformanceArguments { url, output, credentials } = arguments;
-    let PageUrl { url, query } = url;
-    let (named, anonymous) = (credentials.with(url.clone())?, credentials.without_identity(url)?);
-    let observation = block_on(conformance::observe(named, &query, anonymous))?.map_err(misused)?;
-    let report = conformance::judge(&observation);
-    print(&match output {
-        ReportFormat::Json => report.json(),
-        ReportFormat::Text => report.text(is_coloured(), terminal_columns().unwrap_or(80)),
-    })?;
-    if report.is_ok() { Ok(()) } else { Err(Failed(FAILED, "a requirement of level MUST is not met".to_owned())) }
 }
 
 /// In a terminal, unless NO_COLOR is set (https://no-color.org).

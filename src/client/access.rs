@@ -26,10 +26,6 @@ const SYSTEM_AUTHORITIES: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// Why a server refuses a client without a certificate that it trusts.
-pub(super) const CERTIFICATE_REQUIRED: &str =
-    "it requires a client certificate that it trusts: give --cert-file and --key-file";
-
 /// What connections to a URL need besides it.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
@@ -163,7 +159,7 @@ pub(super) fn explained(error: &rustls::Error) -> String {
             | AlertDescription::UnknownCA
             | AlertDescription::CertificateUnknown
             | AlertDescription::AccessDenied,
-        ) => CERTIFICATE_REQUIRED,
+        ) => "it requires a client certificate that it trusts: give --cert-file and --key-file",
         InvalidMessage(_) => "it does not serve TLS there: use http:// in the URL",
         other => return format!("TLS failed: {other}"),
     };

@@ -1,4 +1,4 @@
-//! HTTP requests to a running agent, and to other exporters.
+//! HTTP requests to a running agent.
 //!
 //! Inputs: where the agent is (its admin socket or a URL) and a path. Outputs: the bytes of the response, the node or
 //! the page of metrics in it. Does not use: terminals, tables, or the agent's own types: agents of other versions must be readable too.
@@ -16,8 +16,8 @@ pub use condition::{
 };
 pub use node::*;
 pub use page::{Page, Sample};
-pub use request::{Answer, ClientError, get, in_brackets, post, scrape};
-pub use target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, InvalidUrl, Target};
+pub use request::{ClientError, get, post};
+pub use target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, Target};
 
 use serde::de::DeserializeOwned;
 

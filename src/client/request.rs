@@ -5,20 +5,18 @@ use std::time::Duration;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
-use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, LOCATION};
+use hyper::header::{AUTHORIZATION, HOST, LOCATION};
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-use super::access::{CERTIFICATE_REQUIRED, explained, tls_error};
+use super::access::{explained, tls_error};
 use super::target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, Target};
 use crate::terminal::harmless;
 
 /// For the whole exchange. An agent responds in milliseconds; on a loaded node in seconds.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// As Prometheus waits for a page by default.
-const SCRAPE_DEADLINE: Duration = Duration::from_secs(10);
 /// For a command: the driver takes up to 30 s to close.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(40);
 /// A device list as long as the kubelet takes (40,000 ids) makes less than half of it.
@@ -59,40 +57,26 @@ pub enum ClientError {
     NotASnapshot { target: String, error: String },
 }
 
-/// A successful response.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
-    pub content_type: Option<String>,
-    pub body: Vec<u8>,
-}
-
 /// The body of a successful `GET` of `path` (`/api/v1/node`), of at most 32 MiB, within five seconds.
 pub async fn get(target: &Target, path: &str) -> Result<Vec<u8>, ClientError> {
-    let call = Call { method: Method::GET, path, body: Bytes::new(), accept: None, limit: DEADLINE };
-    self::call(target, &call).await.map(|answer| answer.body)
-}
-
-/// A page of metrics in a text format, of at most 32 MiB, within ten seconds.
-pub async fn scrape(target: &Target, path: &str) -> Result<Answer, ClientError> {
-    let accept = Some("text/plain;version=0.0.4,application/openmetrics-text;version=1.0.0;q=0.5");
-    call(target, &Call { method: Method::GET, path, body: Bytes::new(), accept, limit: SCRAPE_DEADLINE }).await
+    let call = Call { method: Method::GET, path, body: Bytes::new(), limit: DEADLINE };
+    self::call(target, &call).await
 }
 
 /// The body of the response to a command with this body, within 40 seconds.
 pub async fn post(target: &Target, path: &str, body: String) -> Result<Vec<u8>, ClientError> {
-    let call = Call { method: Method::POST, path, body: body.into(), accept: None, limit: COMMAND_DEADLINE };
-    self::call(target, &call).await.map(|answer| answer.body)
+    let call = Call { method: Method::POST, path, body: body.into(), limit: COMMAND_DEADLINE };
+    self::call(target, &call).await
 }
 
 struct Call<'a> {
     method: Method,
     path: &'a str,
     body: Bytes,
-    accept: Option<&'static str>,
     limit: Duration,
 }
 
-async fn call(target: &Target, call: &Call<'_>) -> Result<Answer, ClientError> {
+async fn call(target: &Target, call: &Call<'_>) -> Result<Vec<u8>, ClientError> {
     let late = || ClientError::Late { target: target.to_string(), limit: call.limit };
     let request = async {
         match target {
@@ -109,7 +93,7 @@ async fn exchange_at(
     stream: TcpStream,
     call: &Call<'_>,
     target: &Target,
-) -> Result<Answer, ClientError> {
+) -> Result<Vec<u8>, ClientError> {
     if !url.is_https {
         return exchange(stream, call, target).await;
     }
@@ -119,7 +103,7 @@ async fn exchange_at(
 }
 
 /// The admin socket first: it also exists where no port is open.
-async fn find_local(call: &Call<'_>) -> Result<Answer, ClientError> {
+async fn find_local(call: &Call<'_>) -> Result<Vec<u8>, ClientError> {
     let socket = Target::Socket(DEFAULT_SOCKET.into());
     let refusal = match connect_socket(Path::new(DEFAULT_SOCKET)).await {
         Ok(stream) => return exchange(stream, call, &socket).await,
@@ -156,7 +140,7 @@ async fn connect(url: &HttpUrl) -> Result<TcpStream, ClientError> {
         .map_err(|error| ClientError::Unreachable { target: url.to_string(), error })
 }
 
-async fn exchange<S>(stream: S, call: &Call<'_>, target: &Target) -> Result<Answer, ClientError>
+async fn exchange<S>(stream: S, call: &Call<'_>, target: &Target) -> Result<Vec<u8>, ClientError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -175,10 +159,6 @@ where
         }
         Target::Socket(_) | Target::Local => request.uri(call.path).header(HOST, "localhost"),
     };
-    let request = match call.accept {
-        Some(accept) => request.header(ACCEPT, accept),
-        None => request,
-    };
     let request = request
         .body(Full::new(call.body.clone()))
         .map_err(|error| ClientError::Broken { target: target.to_string(), error: error.to_string() })?;
@@ -193,11 +173,10 @@ where
     }
 }
 
-async fn answer(response: Response<Incoming>, target: &Target) -> Result<Answer, ClientError> {
+async fn answer(response: Response<Incoming>, target: &Target) -> Result<Vec<u8>, ClientError> {
     let had_password = matches!(target, Target::Url(url) if url.access.authorization().is_some());
     let target = target.to_string();
     let status = response.status();
-    let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let location = response.headers().get(LOCATION).filter(|_| status.is_redirection());
     let location = location.map(|location| String::from_utf8_lossy(location.as_bytes()).into_owned());
     let bytes = match Limited::new(response.into_body(), BODY_BYTES).collect().await {
@@ -212,7 +191,7 @@ async fn answer(response: Response<Incoming>, target: &Target) -> Result<Answer,
         let text = location.map_or_else(|| first_line(&bytes), |location| first_line(location.as_bytes()));
         return Err(ClientError::Refused { target, status: status.to_string(), text });
     }
-    Ok(Answer { content_type, body: bytes.into() })
+    Ok(bytes.into())
 }
 
 impl ClientError {
@@ -225,24 +204,13 @@ impl ClientError {
             _ => false,
         }
     }
-
-    /// The server requires an identity of the client.
-    #[must_use]
-    pub fn is_refusal_of_client(&self) -> bool {
-        match self {
-            Self::Unauthorized { .. } => true,
-            Self::Refused { status, .. } => status.starts_with(StatusCode::FORBIDDEN.as_str()),
-            Self::Tls { problem, .. } => problem == CERTIFICATE_REQUIRED,
-            _ => false,
-        }
-    }
 }
 
 fn other_scheme(target: &str) -> &'static str {
     if target.starts_with("https:") { "http" } else { "https" }
 }
 
-pub fn in_brackets(text: &str) -> String {
+fn in_brackets(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!(" ({text})") }
 }
 

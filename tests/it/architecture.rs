@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 29] = [
+const ARROWS: [(&str, &[&str]); 28] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
@@ -24,7 +24,6 @@ const ARROWS: [(&str, &[&str]); 29] = [
     ("client", &["model", "terminal"]),
     ("doctor", &["client", "clock", "hardware", "kubelet", "model", "plugin", "processes", "governance", "terminal"]),
     ("condition", &["model"]),
-    ("conformance", &["client", "terminal"]),
     ("metrics", &["model", "wire"]),
     ("terminal", &[]),
     ("tasks", &[]),
@@ -55,7 +54,7 @@ const ARROWS: [(&str, &[&str]); 29] = [
         ],
     ),
     ("top", &["client", "clock", "model", "terminal"]),
-    ("cli", &["agent", "client", "clock", "conformance", "input", "journal", "metrics", "model", "terminal", "top"]),
+    ("cli", &["agent", "client", "clock", "input", "journal", "metrics", "model", "terminal", "top"]),
     ("lib", &[]),
 ];
 

@@ -11,7 +11,6 @@ mod agent;
 mod architecture;
 mod captures;
 mod condition;
-mod conformance;
 mod container_xids;
 mod dashboards;
 mod dcgm;
