@@ -13,7 +13,6 @@ mod journal;
 mod kept_file;
 mod listeners;
 mod missing;
-mod probe;
 mod publisher;
 mod readiness;
 mod reload;
@@ -51,7 +50,6 @@ pub use crate::plugin::{
 };
 pub use crate::web::{Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
 pub use demo::{DemoError, DemoSettings, demo};
-pub use probe::{Probe, probe_nvml};
 pub use settings::{LogFormat, ProcessAttribution, Reloadable, Settings};
 
 use devices::Devices;

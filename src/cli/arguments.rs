@@ -56,8 +56,6 @@ pub enum Command {
     Record(RecordArguments),
     /// Report past use by namespace, pod or device, from a running agent or from its journal.
     Usage(UsageArguments),
-    /// Call each NVML function of the agent on each GPU, and report support, latency and errors.
-    ProbeNvml(ProbeArguments),
     /// Print completions for a shell.
     Completions { shell: Shell },
 }
@@ -364,24 +362,6 @@ pub enum UsageFormat {
     Table,
     Csv,
     Json,
-}
-
-#[derive(Clone, Debug, Args)]
-pub struct ProbeArguments {
-    /// Path of `libnvidia-ml.so.1` [default: the loader's search path, then the driver roots].
-    #[arg(long, value_name = "PATH")]
-    pub nvml_library: Option<PathBuf>,
-    /// Root directory of a host or containerized driver; repeatable.
-    #[arg(long, value_name = "DIR", value_delimiter = ',')]
-    pub driver_root: Option<Vec<PathBuf>>,
-    /// Passes over each GPU, 250 ms apart.
-    #[arg(long, default_value_t = 20)]
-    pub passes: u32,
-    /// Time limit to open the driver, to list its GPUs, and for the passes over each GPU.
-    #[arg(long, default_value = "1m", value_name = "DUR", value_parser = humantime::parse_duration)]
-    pub deadline: Duration,
-    #[arg(short, long, value_enum, default_value_t = ReportFormat::Json)]
-    pub output: ReportFormat,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

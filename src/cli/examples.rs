@@ -6,7 +6,7 @@ use clap::Command;
 use crate::agent::ListenAddress;
 
 /// Command → examples.
-const EXAMPLES: [(&str, &str); 15] = [
+const EXAMPLES: [(&str, &str); 14] = [
     (
         "agent",
         "Examples:
@@ -130,14 +130,6 @@ Examples:
   podmeter check-config /etc/podmeter.yaml
   podmeter check-config --web-config /etc/podmeter/web/web-config.yaml
       a web configuration, with its certificates",
-    ),
-    (
-        "probe-nvml",
-        "Examples:
-  podmeter probe-nvml -o text
-      NVML functions that this driver supports, and their latency
-  podmeter probe-nvml >probe.json
-      for a bug report",
     ),
     (
         "completions",

@@ -30,8 +30,8 @@ use crate::client;
 use crate::metrics::catalogue;
 use crate::top::{self, TopSettings};
 use arguments::{
-    Arguments, Command, DemoArguments, DoctorArguments, MetricsFormat, ProbeArguments, RecordArguments, RecordFormat,
-    ReportFormat, TopArguments,
+    Arguments, Command, DemoArguments, DoctorArguments, MetricsFormat, RecordArguments, RecordFormat, ReportFormat,
+    TopArguments,
 };
 use options::AgentOptions;
 use settings::Configuration;
@@ -140,7 +140,6 @@ fn run(command: Command) -> Result<u8, Failed> {
         Command::Resume(socket) => admin::resume(socket),
         Command::Record(arguments) => run_record(arguments),
         Command::Usage(arguments) => usage::run(arguments),
-        Command::ProbeNvml(arguments) => run_probe(arguments),
         Command::Completions { shell } => {
             let mut script = vec![];
             clap_complete::generate(shell, &mut self::command(), "podmeter", &mut script);
@@ -196,18 +195,6 @@ fn run_demo(arguments: DemoArguments) -> Result<(), Failed> {
     outcome?.map_err(|error| match error {
         DemoError::Agent(AgentError::Bind(error)) => Failed(BIND, error.to_string()),
         error => Failed(FAILED, error.to_string()),
-    })
-}
-
-fn run_probe(arguments: ProbeArguments) -> Result<(), Failed> {
-    let ProbeArguments { nvml_library, driver_root, .. } = arguments;
-    let options = AgentOptions { nvml_library, driver_root, ..AgentOptions::default() };
-    let search = settings::resolve(options).map_err(misused)?.settings.nvml;
-    let probe = agent::probe_nvml(search, arguments.passes, arguments.deadline);
-    let probe = probe.map_err(|error| Failed(FAILED, error.to_string()))?;
-    print(&match arguments.output {
-        ReportFormat::Json => probe.json(),
-        ReportFormat::Text => probe.text(),
     })
 }
 

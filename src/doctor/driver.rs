@@ -95,7 +95,7 @@ pub fn answers(observations: &Observations) -> Finding {
         Ok(driver) if driver.problems.is_empty() => Finding::ok("no call failed"),
         Ok(driver) => Finding::warning(
             driver.problems.join(", "),
-            "not_supported is normal for a GPU without the feature; for other codes see docs/troubleshooting.md and podmeter probe-nvml",
+            "not_supported is normal for a GPU without the feature; for other codes see docs/troubleshooting.md",
         ),
         Err(NotObserved::Skipped(reason)) => Finding::skipped(reason),
         Err(_) => Finding::skipped("the driver does not answer"),

@@ -175,11 +175,11 @@ fn nothing_differs_where_both_read_the_same_driver() {
     assert_eq!(rows["pci.bus_id"], ["00000000:10:00.0", "0000:10:00.0", "same"]);
     assert!(rows.contains_key("energy, J") && rows.contains_key("gpu busy, s"), "{rows:?}");
     // The load is not this test's: a CUDA machine would have one.
-    for part in ["580.95.05", "1 x NVIDIA H100 80GB HBM3", "nvmlDeviceGetUUID", "| kernel | Linux"] {
+    for part in ["580.95.05", "1 x NVIDIA H100 80GB HBM3", "## NVML errors", "| kernel | Linux"] {
         assert!(checked.report.contains(part), "{part:?} in {}", checked.report);
     }
-    let gpus = &checked.recording.expect("recorded")["gpus"];
-    assert_eq!(gpus["GPU-00000000-0000-0000-0000-000000000000"]["fast"]["power_watts"], 300.0);
+    let gpus = &checked.recording.expect("recorded")["hardware"]["readings"];
+    assert_eq!(gpus["GPU-00000000-0000-0000-0000-000000000000"]["fast"]["value"]["power_watts"], 300.0);
 }
 
 #[test]
@@ -262,4 +262,104 @@ fn without_a_driver_it_names_the_remedy() {
         "{}",
         checked.printed
     );
+}
+
+/// A busy GPU with values in every group, a partitioned one, one that lacks many, and two of newer generations.
+fn machine() -> Value {
+    json!({
+        "driver_version": "570.124.06", "nvml_version": "12.570.124.06", "cuda_version": 12080,
+        "gpus": [
+            {
+                "serial": "1652923012345", "pci_bus_id": "00000000:9D:00.0",
+                "utilization": {"gpu": 40, "memory": 30}, "power_milliwatts": 312_345,
+                "memory": {"used_bytes": 3_221_225_472_u64}, "temperatures": {"gpu": 61, "memory": 72},
+                "clocks": {"sm": 1755, "graphics": 1755}, "performance_state": 2, "fans": [30, 45],
+                "clock_event_reasons": {"mask": 4, "power_cap_nanoseconds": 1_500_000_000_u64},
+                "ecc": {
+                    "volatile": {"corrected": 5, "uncorrected": 1, "sram_corrected": 2},
+                    "aggregate": {"corrected": 9, "uncorrected": 2}
+                },
+                "remapped_rows": {"correctable": 1, "uncorrectable": 2, "pending": true, "high": 1, "max": 639},
+                "pcie": {"generation": 4, "replay": 3, "tx_bytes": 1000, "rx_bytes": 2000, "correctable_errors": 7},
+                "nvlink": {"links": 6, "down": [5], "data_tx_kib": 10, "data_rx_kib": 20, "crc_errors": 2},
+                "gpm": {"metrics": {"2": 37.5, "5": 12.5, "11": 3.0}}
+            },
+            {"mig": {"enabled": true, "instances": [
+                {"gpu_instance": 1, "profile": "3g.40gb", "memory_used_bytes": 1_073_741_824, "gpm": {"metrics": {"2": 25}}},
+                {"gpu_instance": 2, "profile": "1g.10gb"}
+            ]}},
+            {
+                "name": "NVIDIA A10G", "architecture": 7, "compute_capability": [8, 6],
+                "temperatures": {"gpu": 40, "memory": null}, "ecc": {"enabled": null}, "remapped_rows": null,
+                "nvlink": {"links": 0}, "fabric": null, "recovery_action": null, "mig": {"supported": false},
+                "retired_pages": {"single_bit": [4096], "pending": true}, "gpm": {"supported": false}
+            },
+            {
+                "name": "NVIDIA B200", "architecture": 10, "compute_capability": [10, 0],
+                "nvlink": {"links": 3, "down": [2], "version": 5, "tx_bytes": 100, "rx_bytes": 200},
+                "fields": {
+                    "138": {"code": 3}, "139": {"code": 3}, "161": {"code": 3}, "162": {"code": 3}, "163": {"code": 3},
+                    "206": 4, "215": 1, "74": {"code": 3}, "197": {"code": 3}
+                }
+            },
+            {
+                "name": "NVIDIA GB300", "architecture": 10, "compute_capability": [10, 3],
+                "fabric": {"clique_id": 32766, "cluster_uuid": vec![7_u8; 16], "health_mask": 0xA5AA},
+                "platform": {"chassis_serial": "1820000000001", "slot": 25, "tray": 15, "module_id": 2},
+                "c2c": {"links": 4, "down": [3]},
+                "power_limits": {"module_milliwatts": 488_000}
+            }
+        ]
+    })
+}
+
+/// `/api/v1/node` of an agent with this driver, once each tier of each GPU was read.
+fn node(driver: &FakeNvml) -> Value {
+    let root = tempfile::tempdir().expect("a temporary folder");
+    let running = agent::agent(root.path(), &["--sample-interval", "100ms"], &driver.env());
+    running.until("all readings", |page| page.count("podmeter_device_pcie_replays_total", &[]) == 5);
+    running.until("GPM", |page| page.count("podmeter_mig_sm_occupancy_ratio", &[]) > 0);
+    serde_json::from_str(&running.get("/api/v1/node").body).expect("JSON")
+}
+
+/// The readings that do not change with time; ratios to a hundredth, as a mean over the fake's history ends where a call
+/// happened to fall.
+fn readings(node: &Value) -> Value {
+    let mut gpus = node["hardware"]["readings"].clone();
+    for gpu in gpus.as_object_mut().expect("GPUs").values_mut() {
+        *gpu = ["fast", "medium", "slow"].map(|tier| gpu[tier]["value"].take()).into_iter().collect();
+        round(gpu);
+    }
+    gpus
+}
+
+fn round(value: &mut Value) {
+    match value {
+        Value::Object(members) => {
+            // Cycles since boot: the fake counts them from its own start.
+            for name in ["sm_cycles", "sm_active_cycles"] {
+                members.remove(name);
+            }
+            members.values_mut().for_each(round);
+        }
+        Value::Array(items) => items.iter_mut().for_each(round),
+        Value::Number(number) if number.is_f64() => {
+            *value = json!((number.as_f64().expect("a float") * 100.0).round() / 100.0);
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn a_recording_answers_as_the_machine_did() {
+    let original = FakeNvml::start(machine());
+    let first = node(&original);
+    let recording = nvidia_ml_fake::recording::data_file(&first);
+    let second = node(&FakeNvml::start(recording.clone()));
+    for serial in ["1652923012345", "1820000000001"] {
+        assert!(!first.to_string().contains(serial), "a serial number in {first}");
+    }
+    assert_eq!(second["hardware"]["inventory"], first["hardware"]["inventory"]);
+    assert_eq!(readings(&second), readings(&first));
+    assert_eq!(recording["recorded"]["driver_version"], "570.124.06");
 }

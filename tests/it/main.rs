@@ -48,7 +48,6 @@ mod plugin_layout;
 mod plugin_properties;
 mod plugin_upstream;
 mod preference;
-mod probe;
 mod processes;
 mod profiles;
 mod rules;

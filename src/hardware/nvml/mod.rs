@@ -85,16 +85,10 @@ impl NvmlDriver {
         Self { search, loaded: None, statistics: Arc::new(statistics) }
     }
 
-    /// Also records the latency of each call, for a probe.
-    #[must_use]
-    pub fn with_latencies(search: LibrarySearch, clock: Clock) -> Self {
-        Self::searching(search, Statistics::new(Some(clock)))
-    }
-
     /// Also counts calls by duration.
     #[must_use]
     pub fn with_durations(search: LibrarySearch, clock: Clock) -> Self {
-        Self::searching(search, Statistics::with_durations(clock))
+        Self::searching(search, Statistics::new(Some(clock)))
     }
 
     #[must_use]

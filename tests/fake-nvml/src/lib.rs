@@ -32,8 +32,8 @@
 //! }
 //! ```
 //!
-//! All names with their defaults and units: `state/`. `fake-nvml-record` makes such a file from the JSON that
-//! `podmeter probe-nvml` printed on a real machine; its origin is under `recorded`.
+//! All names with their defaults and units: `state/`. `fake-nvml-record` makes such a file from the
+//! `/api/v1/node` of a real machine; its origin is under `recorded`.
 //!
 //! # Time
 //!

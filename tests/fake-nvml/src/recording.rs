@@ -1,23 +1,17 @@
-//! Makes a data file from what `podmeter probe-nvml` printed on a real machine, so that a
-//! defect of that machine can be reproduced on any.
+//! Makes a data file for the fake driver library from what a podmeter reported of a real machine, so that a defect of that
+//! machine can be reproduced on any.
 //!
-//! In: the JSON of `probe-nvml`. Out: the format described in `lib.rs`. Does not use: podmeter.
+//! In: the JSON of `/api/v1/node`, as `scripts/gpu-check` keeps it. Out: the format described in `lib.rs`. Does not use: podmeter.
 //!
 //! Only what the driver answered is written. Some of it the fake cannot replay: energy drawn so far, the use of the
 //! engines, which NVLinks are down, ECC locations other than DRAM and SRAM.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
 const NOT_SUPPORTED: u32 = 3;
 const UNKNOWN: usize = 999;
-/// Return codes by number.
-const CODES: &str = "success uninitialized invalid_argument not_supported no_permission already_initialized not_found \
-    insufficient_size insufficient_power driver_not_loaded timeout irq_issue library_not_found function_not_found \
-    corrupted_inforom gpu_is_lost reset_required operating_system lib_rm_version_mismatch in_use memory no_data \
-    vgpu_ecc_not_supported insufficient_resources freq_not_supported argument_version_mismatch deprecated not_ready \
-    gpu_not_found invalid_state reset_type_not_supported";
 /// By the driver's number, from 2.
 const ARCHITECTURES: [&str; 9] =
     ["kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell"];
@@ -97,63 +91,31 @@ const INCORRECT_CONFIGURATION: [&str; 7] =
     ["system_guid", "chassis_serial", "no_partition", "insufficient_nvlinks", "gpu_firmware", "location", "gpu_state"];
 const NO_KNOWN_CONFIGURATION: u32 = 15;
 
-/// With no process at work they answer "not found", which is no refusal. So each GPU has its own code of them.
-const PROCESS_USE: [&str; 2] = ["nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo"];
-
-/// A call that never succeeded fails for the library, else for the GPUs where it failed.
+/// The file that makes the fake answer as the machine of this `/api/v1/node`.
 #[must_use]
-pub fn data_file(probe: &Value) -> Value {
-    let (inventory, driver) = (&probe["inventory"], &probe["inventory"]["driver"]);
-    let refused: BTreeMap<&str, &str> = members(&probe["calls"])
-        .filter(|(name, _)| !PROCESS_USE.contains(name))
-        .filter_map(|(name, call)| Some((name, refusal(call)?)))
-        .collect();
+pub fn data_file(node: &Value) -> Value {
+    let (inventory, driver) = (&node["hardware"]["inventory"], &node["hardware"]["inventory"]["driver"]);
     let mut gpus: Vec<&Value> = members(&inventory["gpus"]).map(|(_, gpu)| gpu).collect();
     gpus.sort_by_key(|gpu| (gpu["index"].is_null(), gpu["index"].as_u64()));
     let models: BTreeSet<&str> = gpus.iter().filter_map(|gpu| gpu["model"].as_str()).collect();
     let recorded = json!({
-        "by": format!("podmeter {}", probe["podmeter"].as_str().unwrap_or("of an unknown version")),
-        "date": probe["date"],
+        "at_unix_seconds": node["at"]["unix"],
         "driver_version": driver["driver_version"],
         "models": models,
     });
-    let gpus: Vec<Value> = gpus.iter().map(|gpu| described(gpu, probe, &refused)).collect();
-    let mut file = json!({
+    let gpus: Vec<Value> = gpus.iter().map(|gpu| described(gpu, &node["hardware"]["readings"])).collect();
+    without_nulls(json!({
         "driver_version": driver["driver_version"],
         "nvml_version": driver["nvml_version"],
         "cuda_version": driver["cuda_version"].as_str().and_then(numbers).map(|(major, minor)| major * 1000 + minor * 10),
         "gpus": gpus,
         "recorded": recorded,
-    });
-    put_refusals(&mut file, refused);
-    without_nulls(file)
+    }))
 }
 
-/// The most frequent code of a call that never succeeded.
-fn refusal(call: &Value) -> Option<&str> {
-    let failed: u64 = members(&call["codes"]).filter_map(|(_, count)| count.as_u64()).sum();
-    let (commonest, _) = members(&call["codes"]).max_by_key(|(_, count)| count.as_u64())?;
-    (failed > 0 && call["count"] == failed).then_some(commonest)
-}
-
-/// `nvmlInit` succeeded, or there would be no probe.
-fn put_refusals<'a>(object: &mut Value, refused: impl IntoIterator<Item = (&'a str, &'a str)>) {
-    // A call for the number of entries alone returns "insufficient size".
-    let refused = refused.into_iter().filter(|(_, code)| *code != "insufficient_size");
-    let refused = refused.filter(|(name, code)| !PROCESS_USE.contains(name) || *code != "not_found");
-    let (missing, failing): (Vec<_>, Vec<_>) = refused.partition(|(_, code)| *code == "function_not_found");
-    if !missing.is_empty() {
-        object["function_not_found"] = missing.into_iter().map(|(name, _)| json!(name)).collect();
-    }
-    if !failing.is_empty() {
-        let number = |code: &str| CODES.split(' ').position(|known| known == code).unwrap_or(UNKNOWN);
-        object["fail"] = failing.into_iter().map(|(name, code)| (name.to_owned(), json!(number(code)))).collect();
-    }
-}
-
-fn described(gpu: &Value, probe: &Value, refused_everywhere: &BTreeMap<&str, &str>) -> Value {
-    let pass = &probe["gpus"][gpu["uuid"].as_str().unwrap_or_default()];
-    let (fast, medium, slow) = (&pass["fast"], &pass["medium"], &pass["slow"]);
+fn described(gpu: &Value, readings: &Value) -> Value {
+    let readings = &readings[gpu["uuid"].as_str().unwrap_or_default()];
+    let [fast, medium, slow] = ["fast", "medium", "slow"].map(|tier| &readings[tier]["value"]);
     let architecture = ARCHITECTURES.iter().position(|known| gpu["architecture"] == **known);
     let mut object = without_nulls(json!({
         "index": gpu["index"],
@@ -167,11 +129,8 @@ fn described(gpu: &Value, probe: &Value, refused_everywhere: &BTreeMap<&str, &st
         "power_milliwatts": scaled(&fast["power_watts"], 1e3),
         "utilization": utilization(fast, medium),
     }));
-    let refused: BTreeMap<&str, &str> =
-        members(&pass["refused"]).filter_map(|(name, code)| Some((name, code.as_str()?))).collect();
-    // probe-nvml prints no serial numbers.
-    let has_serial = ![&refused, refused_everywhere].iter().any(|refused| refused.contains_key("nvmlDeviceGetSerial"));
-    object["serial"] = json!(has_serial.then_some("0000000000000"));
+    // Serial numbers are not served.
+    object["serial"] = json!("0000000000000");
     object["numa_node"] = gpu["numa_node"].as_i64().unwrap_or(-1).into();
     let mut fields = Map::new();
     if medium.is_object() {
@@ -185,7 +144,6 @@ fn described(gpu: &Value, probe: &Value, refused_everywhere: &BTreeMap<&str, &st
     }
     object["fields"] = fields.into();
     object["mig"] = mig(gpu, &medium["instances"]);
-    put_refusals(&mut object, refused.into_iter().filter(|(name, _)| !refused_everywhere.contains_key(name)));
     object
 }
 
@@ -381,7 +339,7 @@ fn nvlink(fields: &mut Map<String, Value>, gpu: &Value, slow: &Value) -> Value {
     })
 }
 
-/// The probe has only how many links lead to each GPU: those to GPUs come first here, the others lead to a switch.
+/// The inventory has only how many links lead to each GPU: those to GPUs come first here, the others lead to a switch.
 fn remotes(peers: &Value) -> Map<String, Value> {
     let by_bus_id = members(&peers["by_bus_id"]);
     let links = by_bus_id.flat_map(|(bus_id, links)| (0..links.as_u64().unwrap_or(0)).map(move |_| bus_id));
@@ -402,7 +360,7 @@ fn fabric(fabric: &Value) -> Value {
         None => 0,
     };
     let health_mask = bits.iter().sum::<u32>() | configuration << 8;
-    // A driver gives "completed" and an error code for what podmeter shows as failed; the code is not in the probe.
+    // A driver gives "completed" and an error code for what podmeter shows as failed; the code is not reported.
     let (state, status) = if fabric["state"] == "failed" {
         (3, UNKNOWN)
     } else {
