@@ -47,7 +47,7 @@ pub fn source(
             process: governance::read_own_process(Path::new("/proc/self")),
             with_serials: private,
         };
-        governance::record(snapshot, &facts).write(if yaml { Form::Yaml } else { Form::Json })
+        governance::write(&governance::record(snapshot, &facts), if yaml { Form::Yaml } else { Form::Json })
     })
 }
 

@@ -20,50 +20,12 @@ const FIRST: [(&str, u64, bool); 7] = [
     ("user", 0xEFFF_FFFD, true),
     ("uts", 0xEFFF_FFFE, true),
 ];
-/// By bit, from `linux/capability.h`.
-const CAPABILITIES: [&str; 41] = [
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_DAC_READ_SEARCH",
-    "CAP_FOWNER",
-    "CAP_FSETID",
-    "CAP_KILL",
-    "CAP_SETGID",
-    "CAP_SETUID",
-    "CAP_SETPCAP",
-    "CAP_LINUX_IMMUTABLE",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_NET_BROADCAST",
-    "CAP_NET_ADMIN",
-    "CAP_NET_RAW",
-    "CAP_IPC_LOCK",
-    "CAP_IPC_OWNER",
-    "CAP_SYS_MODULE",
-    "CAP_SYS_RAWIO",
-    "CAP_SYS_CHROOT",
-    "CAP_SYS_PTRACE",
-    "CAP_SYS_PACCT",
-    "CAP_SYS_ADMIN",
-    "CAP_SYS_BOOT",
-    "CAP_SYS_NICE",
-    "CAP_SYS_RESOURCE",
-    "CAP_SYS_TIME",
-    "CAP_SYS_TTY_CONFIG",
-    "CAP_MKNOD",
-    "CAP_LEASE",
-    "CAP_AUDIT_WRITE",
-    "CAP_AUDIT_CONTROL",
-    "CAP_SETFCAP",
-    "CAP_MAC_OVERRIDE",
-    "CAP_MAC_ADMIN",
-    "CAP_SYSLOG",
-    "CAP_WAKE_ALARM",
-    "CAP_BLOCK_SUSPEND",
-    "CAP_AUDIT_READ",
-    "CAP_PERFMON",
-    "CAP_BPF",
-    "CAP_CHECKPOINT_RESTORE",
-];
+/// By bit, from `linux/capability.h`, without `CAP_`.
+const CAPABILITIES: &str = "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE \
+    NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO \
+    SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME \
+    SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG \
+    WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE";
 
 /// The actual privileges and mounts of this process. Values that cannot be read are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -101,7 +63,6 @@ pub struct Capabilities {
     pub effective: Option<Vec<String>>,
     pub permitted: Option<Vec<String>>,
     pub bounding: Option<Vec<String>>,
-    pub ambient: Option<Vec<String>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -119,8 +80,6 @@ pub struct Mount {
     pub file_system: String,
     pub source: String,
     pub read_only: bool,
-    /// `private`, `shared`, `slave`, …
-    pub propagation: String,
 }
 
 /// `proc` is `/proc/self` or a directory like it. Reads files of the kernel only, which do not block.
@@ -169,7 +128,6 @@ pub fn status(text: &str) -> Status {
             effective: capabilities("CapEff"),
             permitted: capabilities("CapPrm"),
             bounding: capabilities("CapBnd"),
-            ambient: capabilities("CapAmb"),
         },
         no_new_privileges: value("NoNewPrivs").and_then(|flag| match flag {
             "0" => Some(false),
@@ -187,7 +145,10 @@ pub fn status(text: &str) -> Status {
 
 /// A bit without a name is `CAP_<number>`.
 fn capability_names(bits: u64) -> Vec<String> {
-    let name = |bit: usize| CAPABILITIES.get(bit).map_or_else(|| format!("CAP_{bit}"), |name| (*name).to_owned());
+    let name = |bit: usize| {
+        let known = CAPABILITIES.split(' ').nth(bit);
+        known.map_or_else(|| format!("CAP_{bit}"), |name| format!("CAP_{name}"))
+    };
     (0..64).filter(|bit| bits & (1 << bit) != 0).map(name).collect()
 }
 
@@ -202,19 +163,15 @@ fn mount(line: &str) -> Option<Mount> {
     let (before, after) = line.split_once(" - ")?;
     let mut fields = before.split(' ').skip(3);
     let (root, path, options) = (fields.next()?, fields.next()?, fields.next()?);
-    let propagation: Vec<&str> =
-        fields.filter_map(|field| field.split(':').next()).filter(|word| *word != "propagate_from").collect();
     let mut fields = after.split(' ');
     let (file_system, source, super_options) = (fields.next()?, fields.next()?, fields.next().unwrap_or_default());
     let is_read_only = |options: &str| options.split(',').any(|option| option == "ro");
-    let propagation = propagation.iter().map(|word| if *word == "master" { "slave" } else { word }).collect::<Vec<_>>();
     Some(Mount {
         path: unescaped(path).into_owned(),
         root: unescaped(root).into_owned(),
         file_system: file_system.to_owned(),
         source: unescaped(source).into_owned(),
         read_only: is_read_only(options) || is_read_only(super_options),
-        propagation: if propagation.is_empty() { "private".to_owned() } else { propagation.join(",") },
     })
 }
 
@@ -245,16 +202,15 @@ mod tests {
                     606 600 0:60 / /devices rw - tmpfs tmpfs ro\n\
                     nonsense\n7 8 - x\n";
         let mounts = relevant_mounts(all_mounts(text));
-        let seen: Vec<_> =
-            mounts.iter().map(|mount| (mount.path.as_str(), mount.read_only, mount.propagation.as_str())).collect();
+        let seen: Vec<_> = mounts.iter().map(|mount| (mount.path.as_str(), mount.read_only)).collect();
         assert_eq!(
             seen,
             [
-                ("/", true, "slave"),
-                ("/dev/nvidia0", true, "slave"),
-                ("/devices", true, "private"),
-                ("/var/lib/kubelet/device-plugins", false, "shared,slave"),
-                ("/var/lib/kubelet/pod-resources", true, "private"),
+                ("/", true),
+                ("/dev/nvidia0", true),
+                ("/devices", true),
+                ("/var/lib/kubelet/device-plugins", false),
+                ("/var/lib/kubelet/pod-resources", true),
             ]
         );
         assert_eq!(mounts[4].root, "/pod resources");
@@ -270,7 +226,7 @@ mod tests {
         let effective = status.capabilities.effective.unwrap();
         assert_eq!(effective, ["CAP_CHOWN", "CAP_SYS_ADMIN", "CAP_SYSLOG", "CAP_63"]);
         assert_eq!(status.capabilities.permitted, Some(vec![]));
-        assert_eq!((status.capabilities.bounding, status.capabilities.ambient), (None, None), "unknown is not empty");
+        assert_eq!(status.capabilities.bounding, None, "unknown is not empty");
         assert_eq!(super::status(""), Status::default());
     }
 
