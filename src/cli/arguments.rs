@@ -11,9 +11,12 @@ use super::{Failed, config_file, misused};
 use crate::agent::{DemoSettings, HardwareSource, ListenAddress, Profile};
 use crate::client::{Access, Certificates, HttpUrl, Target};
 
+const START: &str =
+    "Start here: `podmeter demo` for a simulated node, `podmeter agent` on a real one. Examples: docs/cli.md";
+
 /// Kubernetes device plugin and GPU exporter: reports which container uses which device.
 #[derive(Debug, Parser)]
-#[command(name = "podmeter", version)]
+#[command(name = "podmeter", version, after_help = START)]
 pub struct Arguments {
     #[command(subcommand)]
     pub command: Command,
@@ -42,13 +45,18 @@ pub enum Command {
     },
     /// Check everything that the agent needs on this node, and a running agent; each failed check names the remedy.
     Doctor(Box<DoctorArguments>),
-    /// Print whether the node's devices are healthy, with an exit code, for repair systems.
+    /// Print whether the node's devices are healthy, for repair systems.
+    ///
+    /// Exit code 0: every device is healthy, or only marked; 1: one is not; 2: unknown, such as without an agent.
     Health(HealthArguments),
     /// Mark a device as unhealthy, so that the kubelet allocates it to no new pod.
     Mark(MarkArguments),
     /// Remove the mark of a device, with its XIDs and the reasons that have ended.
     Unmark(UnmarkArguments),
     /// Close the driver for a driver upgrade, a GPU reset or a change of the MIG layout.
+    ///
+    /// Cordon the node and drain the pods that use GPUs first. Exit code 0: the library is unloaded and no device node is
+    /// open; 1: the message names the call that hangs.
     Release(ReleaseArguments),
     /// Open the driver again before the end of its release.
     Resume(AdminSocket),

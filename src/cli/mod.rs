@@ -6,7 +6,7 @@
 mod admin;
 mod arguments;
 mod config_file;
-mod examples;
+mod demo;
 mod health;
 mod log_line;
 mod logging;
@@ -25,13 +25,12 @@ use clap::error::ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcomma
 use clap::{CommandFactory as _, FromArgMatches as _};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::agent::{self, AgentError, DemoError, ListenAddress};
+use crate::agent::{self, AgentError};
 use crate::client;
 use crate::metrics::catalogue;
 use crate::top::{self, TopSettings};
 use arguments::{
-    Arguments, Command, DemoArguments, DoctorArguments, MetricsFormat, RecordArguments, RecordFormat, ReportFormat,
-    TopArguments,
+    Arguments, Command, DoctorArguments, MetricsFormat, RecordArguments, RecordFormat, ReportFormat, TopArguments,
 };
 use options::AgentOptions;
 use settings::Configuration;
@@ -106,16 +105,15 @@ fn parse() -> Result<Arguments, clap::Error> {
     typed.and_then(|matches| Arguments::from_arg_matches(&matches))
 }
 
-/// The command line, with examples in each command's help.
 fn command() -> clap::Command {
-    examples::with_examples(Arguments::command()).term_width(0)
+    Arguments::command().term_width(0)
 }
 
 /// The exit code.
 fn run(command: Command) -> Result<u8, Failed> {
     match command {
         Command::Agent(arguments) => run_agent(*arguments),
-        Command::Demo(arguments) => run_demo(arguments),
+        Command::Demo(arguments) => demo::run(arguments),
         Command::Top(arguments) => run_top(arguments),
         Command::Metrics { output } => print(&match output {
             MetricsFormat::Markdown => catalogue::markdown(),
@@ -179,21 +177,6 @@ fn run_agent(options: AgentOptions) -> Result<(), Failed> {
         AgentError::Bind(error) => Failed(BIND, error.to_string()),
         // It has changed since it was checked.
         AgentError::WebConfig(error) => Failed(USAGE, error.to_string()),
-        error => Failed(FAILED, error.to_string()),
-    })
-}
-
-fn run_demo(arguments: DemoArguments) -> Result<(), Failed> {
-    let (faults, churn) = (arguments.faults, arguments.churn);
-    let settings = arguments.settings().map_err(misused)?;
-    let log = logging::start(agent::LogFormat::Text, "warn,podmeter=info");
-    // A closed standard output does not end the demo.
-    let opened = Box::new(move |page: &ListenAddress| drop(print(&examples::demo_text(page, faults, churn))));
-    // The simulated node keeps its time beside the agent.
-    let outcome = run_on(2, agent::demo(settings, opened, log.dropped_lines()));
-    log.finish();
-    outcome?.map_err(|error| match error {
-        DemoError::Agent(AgentError::Bind(error)) => Failed(BIND, error.to_string()),
         error => Failed(FAILED, error.to_string()),
     })
 }
