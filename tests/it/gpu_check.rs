@@ -318,7 +318,7 @@ fn node(driver: &FakeNvml) -> Value {
     let root = tempfile::tempdir().expect("a temporary folder");
     let running = agent::agent(root.path(), &["--sample-interval", "100ms"], &driver.env());
     running.until("all readings", |page| page.count("podmeter_device_pcie_replays_total", &[]) == 5);
-    running.until("GPM", |page| page.count("podmeter_mig_sm_occupancy_ratio", &[]) > 0);
+    running.until("GPM", |page| page.count("podmeter_mig_sm_active_ratio", &[]) > 0);
     serde_json::from_str(&running.get("/api/v1/node").body).expect("JSON")
 }
 
