@@ -1,4 +1,4 @@
-//! The corpus, rewritten in every direction: how much of it needs no person, and what is left. `UPDATE_GOLDEN=1 cargo nextest run
+//! The corpus, rewritten in every direction: how much of it needs no person, and what is left. `UPDATE_GOLDEN=1 cargo test
 //! -p podmeter-migrate --test corpus` writes `corpus/left.txt`. `scripts/check-migration` compares the values.
 #![allow(clippy::unwrap_used, reason = "in a test an unwrap is an assertion")]
 #![allow(clippy::disallowed_methods, reason = "the test starts the binary")]
@@ -94,7 +94,7 @@ fn nearly_all_queries_are_rewritten_without_a_person() {
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&golden, &text).unwrap();
     }
-    let command = "UPDATE_GOLDEN=1 cargo nextest run -p podmeter-migrate --test corpus";
+    let command = "UPDATE_GOLDEN=1 cargo test -p podmeter-migrate --test corpus";
     assert_eq!(text, std::fs::read_to_string(&golden).unwrap_or_default(), "{}: {command}", golden.display());
     for (direction, share) in shares {
         assert!(share >= direction.least, "{}: {share}", direction.name);

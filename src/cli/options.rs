@@ -390,7 +390,7 @@ mod tests {
         }
     }
 
-    /// `UPDATE_GOLDEN=1 cargo nextest run documented_options` accepts a change.
+    /// `UPDATE_GOLDEN=1 cargo test documented_options` accepts a change.
     #[test]
     fn documented_options_are_the_rows() {
         let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };

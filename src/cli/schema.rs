@@ -112,7 +112,7 @@ fn one_of(alternatives: &[Value], description: Option<&Value>) -> Map<String, Va
     object(json!({ "oneOf": alternatives }))
 }
 
-/// `UPDATE_GOLDEN=1 cargo nextest run published_schema` accepts a change.
+/// `UPDATE_GOLDEN=1 cargo test published_schema` accepts a change.
 #[test]
 fn the_published_schema_is_that_of_the_types() {
     let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/helm/podmeter/config.schema.json");

@@ -1,4 +1,4 @@
-//! Screens as golden text (`UPDATE_GOLDEN=1 cargo nextest run golden` accepts a change), and properties for
+//! Screens as golden text (`UPDATE_GOLDEN=1 cargo test golden` accepts a change), and properties for
 //! any response and any keys.
 
 use std::path::Path;
@@ -120,7 +120,7 @@ fn golden_screens() {
         std::fs::write(&golden, &text).unwrap();
     }
     let expected = std::fs::read_to_string(&golden).unwrap_or_default();
-    assert!(text == expected, "tests/golden/top.txt: UPDATE_GOLDEN=1 cargo nextest run golden accepts this:\n{text}");
+    assert!(text == expected, "tests/golden/top.txt: UPDATE_GOLDEN=1 cargo test golden accepts this:\n{text}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ const HEAD: &str = "# Reliability
 
 Faults around podmeter, their symptoms, and the time to recovery. Each row is a test of the release binary on a fake kubelet on
 real sockets and a fake driver library, loaded with `dlopen`. The rows generate this page:
-`PODMETER_BINARY=target/release/podmeter cargo nextest run --test fault_matrix --test-threads 4`.
+`PODMETER_BINARY=target/release/podmeter cargo test --test fault_matrix`.
 
 The node has eight GPUs and a running pod with one of them. podmeter runs the exporter, the device plugin and the journal
 (`--state-dir`) with a configuration and a web configuration. Short intervals make the tests fast: `--sample-interval 100ms`,
@@ -37,7 +37,7 @@ pub fn check(areas: &[&Area]) {
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         return change(|_| {});
     }
-    let command = "UPDATE_GOLDEN=1 cargo nextest run --test fault_matrix";
+    let command = "UPDATE_GOLDEN=1 cargo test --test fault_matrix";
     assert_eq!(text, made, "docs/engineering/reliability.md differs from the rows: {command}");
     let unmeasured = areas.iter().flat_map(|area| area.rows).find(|row| !measured.contains_key(row.id));
     assert!(unmeasured.is_none(), "{}: never measured: {command}", unmeasured.map_or("", |row| row.id));

@@ -3,7 +3,7 @@
 //! sockets and a fake driver library through the real `dlopen`. `docs/engineering/reliability.md` is generated from the
 //! rows.
 //!
-//! `PODMETER_BINARY` names the binary. `UPDATE_GOLDEN=1 cargo nextest run --test fault_matrix` writes the document.
+//! `PODMETER_BINARY` names the binary. `UPDATE_GOLDEN=1 cargo test --test fault_matrix` writes the document.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 #![allow(clippy::print_stdout, reason = "the time of each row, and the log of a failed one")]

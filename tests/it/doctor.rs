@@ -300,7 +300,7 @@ fn the_document_has_the_table_of_checks() {
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&file, wanted).unwrap();
     } else {
-        assert_eq!(text, wanted, "UPDATE_GOLDEN=1 cargo nextest run --test it doctor::the_document writes it");
+        assert_eq!(text, wanted, "UPDATE_GOLDEN=1 cargo test --test it doctor::the_document writes it");
     }
 }
 

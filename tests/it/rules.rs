@@ -1,5 +1,5 @@
 //! Holds the rules, their unit tests, their runbook and the metric catalogue together. Whether an expression does what
-//! it should is checked by promtool (`scripts/test`).
+//! it should is checked by promtool (`scripts/check`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

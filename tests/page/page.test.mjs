@@ -1,4 +1,4 @@
-// The page of a running demo in a real browser: `node --test tests/page/` after `npm ci` there. scripts/test does both.
+// The page of a running demo in a real browser: `node --test tests/page/` after `npm ci` there. scripts/check does both.
 
 import assert from 'node:assert/strict';
 import { createRequire } from 'node:module';

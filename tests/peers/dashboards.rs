@@ -164,7 +164,7 @@ fn mark(demo: &Running, gpu: &str) {
     let order = format!("{{\"device\": \"{gpu}\", \"reason\": \"smells of smoke\"}}");
     let output =
         Command::new("curl").args(["-s", "--unix-socket", socket, "http://podmeter/mark", "-d", &order]).output();
-    let printed = String::from_utf8(output.expect("curl is installed (scripts/test does that)").stdout).unwrap();
+    let printed = String::from_utf8(output.expect("curl is installed (scripts/check does that)").stdout).unwrap();
     assert!(printed.contains("\"marked\":true"), "{printed}");
 }
 

@@ -34,7 +34,7 @@ fn curl(directory: &Path, arguments: &[&str]) -> (i32, String) {
         .args(["-sSi", "--max-time", "20", "--cacert", "ca.crt"])
         .args(arguments)
         .output()
-        .expect("curl is installed (scripts/test does that)");
+        .expect("curl is installed (scripts/check does that)");
     let text = [output.stdout, output.stderr].concat();
     (output.status.code().unwrap(), String::from_utf8_lossy(&text).into_owned())
 }

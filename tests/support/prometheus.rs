@@ -36,7 +36,7 @@ impl Prometheus {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .expect("prometheus is installed (scripts/test does that)");
+            .expect("prometheus is installed (scripts/check does that)");
         Self { server, address, _directory: directory }
     }
 
@@ -46,7 +46,7 @@ impl Prometheus {
             .args(["-s", "-G", &format!("http://{}/api/v1/{route}", self.address)])
             .args(["--data-urlencode", parameter])
             .output()
-            .expect("curl is installed (scripts/test does that)");
+            .expect("curl is installed (scripts/check does that)");
         let answer: Value = serde_json::from_slice(&output.stdout).ok()?;
         assert_ne!(answer["status"], "error", "{parameter}: {answer}");
         Some(answer)

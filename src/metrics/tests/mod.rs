@@ -1,5 +1,5 @@
 //! The complete page: byte for byte against the golden files, and judged by parsers that share nothing with its
-//! writer. `UPDATE_GOLDEN=1 cargo nextest run golden` accepts a change.
+//! writer. `UPDATE_GOLDEN=1 cargo test golden` accepts a change.
 
 pub(crate) mod fixture;
 mod strict;

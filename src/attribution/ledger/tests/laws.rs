@@ -1,4 +1,4 @@
-//! Invariants of attribution on random nodes, against the reference. `PODMETER_WORLDS=10000 cargo nextest run --release
+//! Invariants of attribution on random nodes, against the reference. `PODMETER_WORLDS=10000 cargo test --release
 //! laws` runs that many and prints the violations found.
 
 use std::collections::BTreeMap;
