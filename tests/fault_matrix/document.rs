@@ -13,9 +13,9 @@ use crate::row::{Area, Row};
 
 const HEAD: &str = "# Reliability
 
-Faults around podmeter, their symptoms, and the time to recovery. Each row is a test of the release binary on a fake kubelet on
+Faults around podmeter, their symptoms, and the time to recovery. Each row is a test of the binary on a fake kubelet on
 real sockets and a fake driver library, loaded with `dlopen`. The rows generate this page:
-`PODMETER_BINARY=target/release/podmeter cargo test --test fault_matrix`.
+`cargo test --test fault_matrix`.
 
 The node has eight GPUs and a running pod with one of them. podmeter runs the exporter, the device plugin and the journal
 (`--state-dir`) with a configuration and a web configuration. Short intervals make the tests fast: `--sample-interval 100ms`,
