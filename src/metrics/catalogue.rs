@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::family::{Descriptor, Metric};
+use super::family::{Group, Metric};
 use super::{GROUPS, dcgm};
 
 /// As `docs/metrics.md`. What all metrics of a section share is said once, above its table.
@@ -18,26 +18,26 @@ pub fn markdown() -> String {
          [dcgm.md](dcgm.md#names) the names of `/metrics/dcgm`.\n",
     );
     for group in GROUPS {
-        let labels = shared_labels(group.metrics);
+        let rows: Vec<CatalogueRow> = group.metrics.iter().map(|metric| CatalogueRow::of(group, metric)).collect();
+        let labels = shared_labels(&rows);
         let _ = write!(page, "\n## {}\n\n", group.section);
         if !labels.is_empty() {
             let _ = writeln!(page, "Labels of all: {}.\n", quoted(&labels));
         }
         page.push_str("metric | labels | meaning\n---|---|---\n");
-        for Metric { descriptor, .. } in group.metrics {
-            let more: Vec<&str> = descriptor.labels.iter().filter(|label| !labels.contains(label)).copied().collect();
-            let (name, kind) = (descriptor.name, descriptor.kind.as_str());
-            let _ = writeln!(page, "`{name}`<br>{kind} | {} | {}", quoted(&more), descriptor.help);
+        for CatalogueRow { name, kind, labels: own, help, .. } in &rows {
+            let more: Vec<&str> = own.iter().filter(|label| !labels.contains(label)).copied().collect();
+            let _ = writeln!(page, "`{name}`<br>{kind} | {} | {help}", quoted(&more));
         }
     }
     page
 }
 
 /// Labels of every metric, where there are several.
-fn shared_labels(metrics: &[Metric]) -> Vec<&'static str> {
-    let [first, rest @ ..] = metrics else { return Vec::new() };
-    let of_all = |label: &&&str| !rest.is_empty() && rest.iter().all(|other| other.descriptor.labels.contains(label));
-    first.descriptor.labels.iter().filter(of_all).copied().collect()
+fn shared_labels(rows: &[CatalogueRow]) -> Vec<&'static str> {
+    let [first, rest @ ..] = rows else { return Vec::new() };
+    let of_all = |label: &&&str| !rest.is_empty() && rest.iter().all(|other| other.labels.contains(label));
+    first.labels.iter().filter(of_all).copied().collect()
 }
 
 fn quoted(labels: &[&str]) -> String {
@@ -56,19 +56,18 @@ pub fn json() -> String {
     text
 }
 
-/// Each descriptor and the section it is in, in the order of the page.
+/// Each metric, in the order of the page.
 pub fn all() -> impl Iterator<Item = CatalogueRow> {
-    GROUPS
-        .iter()
-        .flat_map(|group| group.metrics.iter().map(|metric| CatalogueRow::new(group.section, &metric.descriptor)))
+    GROUPS.iter().flat_map(|group| group.metrics.iter().map(|metric| CatalogueRow::of(group, metric)))
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
+/// The description of a metric with what its group has for all.
+#[derive(Clone, Debug, Serialize)]
 pub struct CatalogueRow {
     pub name: &'static str,
     #[serde(rename = "type")]
     pub kind: &'static str,
-    pub labels: &'static [&'static str],
+    pub labels: Vec<&'static str>,
     pub unit: &'static str,
     pub help: &'static str,
     pub source: &'static str,
@@ -76,15 +75,16 @@ pub struct CatalogueRow {
 }
 
 impl CatalogueRow {
-    fn new(section: &'static str, descriptor: &'static Descriptor) -> Self {
+    fn of(group: &Group, metric: &'static Metric) -> Self {
+        let descriptor = &metric.descriptor;
         Self {
             name: descriptor.name,
             kind: descriptor.kind.as_str(),
-            labels: descriptor.labels,
+            labels: descriptor.labels.unwrap_or(group.labels).split_whitespace().collect(),
             unit: descriptor.unit(),
             help: descriptor.help,
-            source: descriptor.source,
-            section,
+            source: descriptor.source.unwrap_or(group.source),
+            section: group.section,
         }
     }
 }
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn code_and_table_are_equal() {
         let code: BTreeMap<&str, (&str, Vec<&str>)> =
-            all().map(|entry| (entry.name, (entry.kind, entry.labels.to_vec()))).collect();
+            all().map(|entry| (entry.name, (entry.kind, entry.labels))).collect();
         assert_eq!(code, table());
     }
 

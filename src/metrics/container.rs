@@ -4,26 +4,13 @@ use super::family::{Family, Group, Value, counter, gauge};
 use super::labels::{DEVICE, of_account, of_device};
 use crate::model::{Account, Attribution, Figures, Snapshot, allocated_ratio};
 
-const ATTRIBUTED: &[&str] = &["namespace", "pod", "container", "gpu_uuid", "mig_uuid"];
-const LEDGER: &str = "PodResources List joined with NVML";
-
 pub(super) static GROUP: Group = Group {
     section: "Allocation and attribution",
+    labels: "namespace pod container gpu_uuid mig_uuid",
+    source: "PodResources List joined with NVML",
     metrics: &[
         gauge(
             "podmeter_container_allocation_info",
-            &[
-                "namespace",
-                "pod",
-                "container",
-                "gpu_uuid",
-                "mig_uuid",
-                "resource",
-                "device_id",
-                "sharing",
-                "attribution",
-            ],
-            LEDGER,
             "A GPU that a container holds now, and how its use is attributed; always 1.",
             |snapshot, family| {
                 for account in shown(snapshot) {
@@ -38,102 +25,74 @@ pub(super) static GROUP: Group = Group {
                     }
                 }
             },
-        ),
+        )
+        .labels("namespace pod container gpu_uuid mig_uuid resource device_id sharing attribution"),
         counter(
             "podmeter_container_allocated_seconds_total",
-            ATTRIBUTED,
-            LEDGER,
             "GPU-seconds held: a shared slot counts its share of the GPU, a MIG device its slices.",
             |snapshot, family| totals(snapshot, family, |account| account.figures.allocated_seconds),
         ),
         counter(
             "podmeter_container_busy_seconds_total",
-            ATTRIBUTED,
-            LEDGER,
             "GPU-seconds in which the container kept its device busy.",
             |snapshot, family| totals(snapshot, family, |account| account.figures.busy_seconds),
         ),
         counter(
             "podmeter_container_idle_seconds_total",
-            ATTRIBUTED,
-            LEDGER,
             "GPU-seconds held and not busy, of the time with known busy seconds.",
             |snapshot, family| totals(snapshot, family, |account| account.figures.idle_seconds),
         ),
         counter(
             "podmeter_container_uncovered_seconds_total",
-            ATTRIBUTED,
-            LEDGER,
             "GPU-seconds held without known busy seconds: neither busy nor idle.",
             |snapshot, family| totals(snapshot, family, |account| account.figures.uncovered_seconds),
         ),
         gauge(
             "podmeter_container_last_active_timestamp_seconds",
-            ATTRIBUTED,
-            LEDGER,
             "Unix time of the last activity, or of the last time without readings; else the start of the allocation.",
             |snapshot, family| current(snapshot, family, |account| account.last_active),
         ),
         gauge(
             "podmeter_container_utilization_ratio",
-            ATTRIBUTED,
-            LEDGER,
             "Utilization of the container's device or slot in the last sample, 0 to 1.",
             |snapshot, family| current(snapshot, family, |account| account.utilization_ratio),
         ),
         gauge(
             "podmeter_container_sm_active_ratio",
-            ATTRIBUTED,
-            LEDGER,
             "SM activity of the container's exclusive device, 0 to 1; absent for a shared one.",
             |snapshot, family| current(snapshot, family, |account| account.sm_active_ratio),
         ),
         gauge(
             "podmeter_container_dram_active_ratio",
-            ATTRIBUTED,
-            LEDGER,
             "Memory bandwidth use of the container's exclusive device, 0 to 1; absent for a shared one.",
             |snapshot, family| current(snapshot, family, |account| account.dram_active_ratio),
         ),
-        gauge(
-            "podmeter_container_memory_used_bytes",
-            ATTRIBUTED,
-            LEDGER,
-            "Device memory that the container uses.",
-            |snapshot, family| current(snapshot, family, |account| account.memory_used_bytes),
-        ),
+        gauge("podmeter_container_memory_used_bytes", "Device memory that the container uses.", |snapshot, family| {
+            current(snapshot, family, |account| account.memory_used_bytes)
+        }),
         gauge(
             "podmeter_container_memory_limit_bytes",
-            ATTRIBUTED,
-            LEDGER,
             "Device memory that the container may use.",
             |snapshot, family| current(snapshot, family, |account| account.memory_limit_bytes),
         ),
-        counter(
-            "podmeter_container_energy_joules_total",
-            ATTRIBUTED,
-            LEDGER,
-            "Energy attributed to the container.",
-            |snapshot, family| totals(snapshot, family, |account| account.figures.energy_joules),
-        ),
+        counter("podmeter_container_energy_joules_total", "Energy attributed to the container.", |snapshot, family| {
+            totals(snapshot, family, |account| account.figures.energy_joules)
+        }),
         gauge(
             "podmeter_container_processes",
-            ATTRIBUTED,
-            LEDGER,
             "Processes of the container on the device; absent where processes are unknown.",
             |snapshot, family| current(snapshot, family, |account| account.processes),
         ),
         gauge(
             "podmeter_device_allocated_ratio",
-            DEVICE,
-            LEDGER,
             "Fraction of the GPU that is allocated, 0 to 1.",
             |snapshot, family| {
                 for gpu in snapshot.hardware.inventory.gpus.values() {
                     family.push_known(of_device(gpu), allocated_ratio(snapshot, &gpu.uuid));
                 }
             },
-        ),
+        )
+        .labels(DEVICE),
     ],
 };
 

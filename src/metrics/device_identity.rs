@@ -7,21 +7,11 @@ use crate::model::{HardwareSource, Platform};
 
 pub(super) static GROUP: Group = Group {
     section: "Device: identity",
+    labels: "",
+    source: "NVML",
     metrics: &[
         gauge(
             "podmeter_device_info",
-            &[
-                "gpu_uuid",
-                "gpu",
-                "minor",
-                "pci_bus_id",
-                "model",
-                "architecture",
-                "compute_capability",
-                "vbios_version",
-                "numa_node",
-            ],
-            "NVML",
             "Properties of a GPU; always 1, also for a lost GPU and for one that the driver has never listed.",
             |snapshot, family| {
                 for gpu in snapshot.hardware.inventory.gpus.values() {
@@ -36,11 +26,10 @@ pub(super) static GROUP: Group = Group {
                     family.push(labels, 1u64);
                 }
             },
-        ),
+        )
+        .labels("gpu_uuid gpu minor pci_bus_id model architecture compute_capability vbios_version numa_node"),
         gauge(
             "podmeter_device_passthrough_info",
-            &["gpu_uuid", "gpu", "pci_bus_id", "pci_device_id", "kernel_driver", "iommu_group", "vfio_device"],
-            "sysfs",
             "A GPU that a kernel driver reserves for virtual machines; always 1. It has no readings and no health.",
             |snapshot, family| {
                 let inventory = &snapshot.hardware.inventory;
@@ -55,13 +44,13 @@ pub(super) static GROUP: Group = Group {
                     family.push(labels, 1u64);
                 }
             },
-        ),
+        )
+        .labels("gpu_uuid gpu pci_bus_id pci_device_id kernel_driver iommu_group vfio_device")
+        .source("sysfs"),
         gauge(
             "podmeter_device_platform_info",
-            &["gpu_uuid", "gpu", "module", "slot", "tray", "host_id", "gpu_module_id", "peer_type"],
-            "NVML GetPlatformInfo, GetSerial",
-            "Where a GPU is: the lowest PCI bus id of its module, the slot and the tray in its chassis, and whether its NVLink \
-             peers are behind a switch; always 1.",
+            "Where a GPU is: the lowest PCI bus id of its module, the slot and the tray in its chassis, and \
+             whether its NVLink peers are behind a switch; always 1.",
             |snapshot, family| {
                 let inventory = &snapshot.hardware.inventory;
                 for gpu in inventory.gpus.values() {
@@ -69,24 +58,23 @@ pub(super) static GROUP: Group = Group {
                     let is_on_module = readings.is_some_and(|readings| readings.totals.module_energy_joules.is_some());
                     let platform = gpu.platform.clone().or_else(|| is_on_module.then(Platform::default));
                     let Some(platform) = platform else { continue };
-                    let number = |number: Option<u8>| number.map(u32::from);
                     let labels = of_device(gpu)
                         .and_known("module", inventory.module_of(&gpu.uuid).map(|(module, _)| module))
-                        .and_known("slot", number(platform.slot))
-                        .and_known("tray", number(platform.tray))
-                        .and_known("host_id", number(platform.host))
-                        .and_known("gpu_module_id", number(platform.module_id))
+                        .and_known("slot", platform.slot)
+                        .and_known("tray", platform.tray)
+                        .and_known("host_id", platform.host)
+                        .and_known("gpu_module_id", platform.module_id)
                         .and_known("peer_type", platform.peer_type);
                     family.push(labels, 1u64);
                 }
             },
-        ),
+        )
+        .labels("gpu_uuid gpu module slot tray host_id gpu_module_id peer_type")
+        .source("NVML GetPlatformInfo, GetSerial"),
         gauge(
             "podmeter_device_fabric_info",
-            &["gpu_uuid", "gpu", "cluster_uuid", "clique_id"],
-            "NVML GetGpuFabricInfoV",
-            "NVLink domain (a rack) of a GPU, and its clique in it; always 1. Absent for a GPU in no domain, as on a single \
-             node.",
+            "NVLink domain (a rack) of a GPU, and its clique in it; always 1. Absent for a GPU in no domain, as on \
+             a single node.",
             |snapshot, family| {
                 for (gpu, readings) in with_readings(snapshot) {
                     if let Some(domain) = slow(readings).and_then(|slow| slow.fabric.as_ref()?.domain.as_ref()) {
@@ -95,27 +83,22 @@ pub(super) static GROUP: Group = Group {
                     }
                 }
             },
-        ),
-        gauge(
-            "podmeter_driver_info",
-            &["driver_version", "cuda_version", "nvml_version"],
-            "NVML",
-            "Versions of the driver; always 1.",
-            |snapshot, family| {
-                if let Some(driver) = &snapshot.hardware.inventory.driver {
-                    let labels = Labels::of("driver_version", &driver.driver_version)
-                        .and_known("cuda_version", driver.cuda_version.as_ref())
-                        .and_known("nvml_version", driver.nvml_version.as_ref());
-                    family.push(labels, 1u64);
-                }
-            },
-        ),
+        )
+        .labels("gpu_uuid gpu cluster_uuid clique_id")
+        .source("NVML GetGpuFabricInfoV"),
+        gauge("podmeter_driver_info", "Versions of the driver; always 1.", |snapshot, family| {
+            if let Some(driver) = &snapshot.hardware.inventory.driver {
+                let labels = Labels::of("driver_version", &driver.driver_version)
+                    .and_known("cuda_version", driver.cuda_version.as_ref())
+                    .and_known("nvml_version", driver.nvml_version.as_ref());
+                family.push(labels, 1u64);
+            }
+        })
+        .labels("driver_version cuda_version nvml_version"),
         gauge(
             "podmeter_node_devices",
-            &["state"],
-            "sysfs and NVML",
-            "GPUs of the node by state: expected from the PCI bus, visible to the driver, healthy, schedulable by the bundled \
-     plugin, bound to vfio; do not sum over state.",
+            "GPUs of the node by state: expected from the PCI bus, visible to the driver, healthy, schedulable by \
+             the bundled plugin, bound to vfio; do not sum over state.",
             |snapshot, family| {
                 let hardware = &snapshot.hardware;
                 let mut push = |state, count: Option<usize>| family.push_known(Labels::of("state", state), count);
@@ -130,7 +113,9 @@ pub(super) static GROUP: Group = Group {
                     |plugin| served(plugin).into_values().filter(|is_schedulable| *is_schedulable).count();
                 push("schedulable", snapshot.plugin.as_deref().map(schedulable));
             },
-        ),
+        )
+        .labels("state")
+        .source("sysfs and NVML"),
     ],
 };
 

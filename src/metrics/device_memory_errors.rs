@@ -5,87 +5,75 @@ use super::labels::{DEVICE, named, of_device, per_device, per_device_and, slow, 
 
 pub(super) static GROUP: Group = Group {
     section: "Device: memory errors",
+    labels: DEVICE,
+    source: "NVML",
     metrics: &[
-        counter(
-            "podmeter_device_ecc_errors_total",
-            &["gpu_uuid", "gpu", "error", "location"],
-            "NVML GetMemoryErrorCounter (volatile)",
-            "ECC errors since the driver was loaded.",
-            |snapshot, family| {
-                for (gpu, readings) in with_readings(snapshot) {
-                    for place in slow(readings).map_or(&[][..], |slow| &slow.ecc) {
-                        for (error, count) in [("corrected", place.corrected), ("uncorrected", place.uncorrected)] {
-                            family
-                                .push_known(of_device(gpu).and("error", error).and("location", place.location), count);
-                        }
+        counter("podmeter_device_ecc_errors_total", "ECC errors since the driver was loaded.", |snapshot, family| {
+            for (gpu, readings) in with_readings(snapshot) {
+                for place in slow(readings).map_or(&[][..], |slow| &slow.ecc) {
+                    for (error, count) in [("corrected", place.corrected), ("uncorrected", place.uncorrected)] {
+                        family.push_known(of_device(gpu).and("error", error).and("location", place.location), count);
                     }
                 }
-            },
-        ),
+            }
+        })
+        .labels("gpu_uuid gpu error location")
+        .source("NVML GetMemoryErrorCounter (volatile)"),
         counter(
             "podmeter_device_ecc_lifetime_errors_total",
-            &["gpu_uuid", "gpu", "error"],
-            "NVML GetTotalEccErrors (aggregate)",
             "ECC errors over the lifetime of the board.",
             |snapshot, family| {
-                per_device_and(snapshot, family, "error", |readings| {
+                per_device_and(snapshot, family, |readings| {
                     let slow = slow(readings)?;
                     Some([("corrected", slow.ecc_lifetime_corrected), ("uncorrected", slow.ecc_lifetime_uncorrected)])
                 });
             },
-        ),
+        )
+        .labels("gpu_uuid gpu error")
+        .source("NVML GetTotalEccErrors (aggregate)"),
         counter(
             "podmeter_device_row_remaps_total",
-            &["gpu_uuid", "gpu", "cause"],
-            "NVML fields 142 and 143",
             "Rows remapped, by the kind of error that caused it.",
             |snapshot, family| {
-                per_device_and(snapshot, family, "cause", |readings| {
+                per_device_and(snapshot, family, |readings| {
                     let remap = slow(readings)?.row_remap?;
                     Some([("correctable", Some(remap.correctable)), ("uncorrectable", Some(remap.uncorrectable))])
                 });
             },
-        ),
+        )
+        .labels("gpu_uuid gpu cause")
+        .source("NVML fields 142 and 143"),
         gauge(
             "podmeter_device_row_remap_pending",
-            DEVICE,
-            "NVML field 144",
             "Whether a row remap is pending until a reset of the GPU, 0 or 1.",
             |snapshot, family| per_device(snapshot, family, |readings| Some(slow(readings)?.row_remap?.pending)),
-        ),
+        )
+        .source("NVML field 144"),
         gauge(
             "podmeter_device_row_remap_failed",
-            DEVICE,
-            "NVML field 145",
             "Whether a row remap has failed, NVIDIA's criterion for replacing the board, 0 or 1.",
             |snapshot, family| per_device(snapshot, family, |readings| Some(slow(readings)?.row_remap?.failed)),
-        ),
+        )
+        .source("NVML field 145"),
         gauge(
             "podmeter_device_row_remap_banks",
-            &["gpu_uuid", "gpu", "availability"],
-            "NVML GetRowRemapperHistogram",
             "Memory banks by how many spare rows they have left.",
             |snapshot, family| {
-                per_device_and(snapshot, family, "availability", |readings| {
-                    Some(named(&slow(readings)?.row_remap_banks))
-                });
+                per_device_and(snapshot, family, |readings| Some(named(&slow(readings)?.row_remap_banks)));
             },
-        ),
-        gauge(
-            "podmeter_device_retired_pages",
-            &["gpu_uuid", "gpu", "cause"],
-            "NVML GetRetiredPages",
-            "Pages retired, on GPUs before Ampere.",
-            |snapshot, family| {
-                per_device_and(snapshot, family, "cause", |readings| Some(named(&slow(readings)?.retired_pages)));
-            },
-        ),
+        )
+        .labels("gpu_uuid gpu availability")
+        .source("NVML GetRowRemapperHistogram"),
+        gauge("podmeter_device_retired_pages", "Pages retired, on GPUs before Ampere.", |snapshot, family| {
+            per_device_and(snapshot, family, |readings| Some(named(&slow(readings)?.retired_pages)));
+        })
+        .labels("gpu_uuid gpu cause")
+        .source("NVML GetRetiredPages"),
         gauge(
             "podmeter_device_retired_pages_pending",
-            DEVICE,
-            "NVML GetRetiredPagesPendingStatus",
             "Whether pages are pending retirement until a reboot, 0 or 1.",
             |snapshot, family| per_device(snapshot, family, |readings| slow(readings)?.retired_pages_pending),
-        ),
+        )
+        .source("NVML GetRetiredPagesPendingStatus"),
     ],
 };

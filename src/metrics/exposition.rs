@@ -3,7 +3,7 @@
 //! prometheus-client's encoder is not used: it has neither text 0.0.4 (where a counter's metadata names `_total`) nor
 //! created times, writes HELP before TYPE, which OpenMetrics forbids, and takes most of a scrape's time.
 
-use std::fmt::Write as _;
+use std::fmt::{Debug, Write as _};
 use std::time::Duration;
 
 use crate::wire::prometheus::{
@@ -62,49 +62,31 @@ fn written(families: &[Family], open_metrics: bool) -> String {
 }
 
 fn push_sample(page: &mut String, name: &str, sample: &Sample) {
-    let mut line = |suffix, bound, value: Number| {
+    let mut line = |suffix, bound, value: &dyn Debug| {
         push_all(page, &[name, suffix]);
         push_labels(page, bound, &sample.labels);
-        page.push(' ');
-        push_number(page, value);
-        page.push('\n');
+        let _ = writeln!(page, " {value:?}");
     };
     match &sample.value {
-        Value::Integer(number) => line("", None, Number::Integer(*number)),
-        Value::Float(number) => line("", None, Number::Float(*number)),
+        Value::Integer(number) => line("", None, number),
+        Value::Float(number) => line("", None, number),
         Value::Histogram(histogram) => {
-            line("_sum", None, Number::Float(histogram.sum_seconds()));
-            line("_count", None, Number::Integer(histogram.count()));
+            line("_sum", None, &histogram.sum_seconds());
+            line("_count", None, &histogram.count());
             for (bound, count) in cumulative(histogram) {
-                line("_bucket", Some(bound), Number::Integer(count));
+                line("_bucket", Some(bound), &count);
             }
         }
     }
 }
 
-#[derive(Clone, Copy)]
-enum Number {
-    Integer(u64),
-    Float(f64),
-}
-
-fn push_number(page: &mut String, number: Number) {
-    // A String takes everything.
-    let _ = match number {
-        Number::Integer(number) => write!(page, "{number}"),
-        Number::Float(number) => write!(page, "{number:?}"),
-    };
-}
-
 fn push_labels(page: &mut String, bound: Option<f64>, labels: &Labels) {
     let mut before = "{";
     if let Some(bound) = bound {
-        page.push_str("{le=\"");
-        match bound {
-            f64::INFINITY => page.push_str("+Inf"),
-            bound => push_number(page, Number::Float(bound)),
-        }
-        page.push('"');
+        let _ = match bound {
+            f64::INFINITY => write!(page, "{{le=\"+Inf\""),
+            bound => write!(page, "{{le=\"{bound:?}\""),
+        };
         before = ",";
     }
     for (name, value) in labels.iter() {
@@ -174,19 +156,15 @@ fn message(family: &Family) -> MetricFamily {
 fn metric(sample: &Sample, kind: MetricType) -> Metric {
     let label = sample.labels.iter().map(|(name, value)| LabelPair { name: name.to_owned(), value: value.to_owned() });
     let mut metric = Metric { label: label.collect(), ..Metric::default() };
-    let value = match &sample.value {
-        Value::Integer(number) => *number as f64,
-        Value::Float(number) => *number,
-        Value::Histogram(histogram) => {
-            let bucket = |(upper_bound, cumulative_count)| Bucket { cumulative_count, upper_bound };
-            metric.histogram = Some(Histogram {
-                sample_count: histogram.count(),
-                sample_sum: histogram.sum_seconds(),
-                bucket: cumulative(histogram).map(bucket).collect(),
-            });
-            return metric;
-        }
-    };
+    if let Value::Histogram(histogram) = &sample.value {
+        let bucket = |(upper_bound, cumulative_count)| Bucket { cumulative_count, upper_bound };
+        metric.histogram = Some(Histogram {
+            sample_count: histogram.count(),
+            sample_sum: histogram.sum_seconds(),
+            bucket: cumulative(histogram).map(bucket).collect(),
+        });
+    }
+    let Some(value) = sample.value.as_f64() else { return metric };
     if kind == MetricType::Counter {
         let created = sample.created.and_then(|created| Duration::try_from_secs_f64(created.0).ok());
         let start_timestamp = created
@@ -210,14 +188,16 @@ mod tests {
 
     static GROUP: Group = Group {
         section: "",
+        labels: "",
+        source: "",
         metrics: &[
-            family::histogram("x_duration_seconds", &[], "", "Time.", |_, family| {
+            family::histogram("x_duration_seconds", "Time.", |_, family| {
                 let mut histogram = DurationHistogram::default();
                 histogram.observe(Duration::from_millis(2));
                 family.push(Labels::default(), &histogram);
             }),
-            family::gauge("x_info", &[], "", "One.", |_, family| family.push(Labels::default(), 1u64)),
-            family::counter("x_seconds_total", &["who"], "", HELP, |_, family| {
+            family::gauge("x_info", "One.", |_, family| family.push(Labels::default(), 1u64)),
+            family::counter("x_seconds_total", HELP, |_, family| {
                 family.push(Labels::of("who", "z"), 2.0);
                 family.since(UnixSeconds(1_700_000_000.25)).push(Labels::of("who", "a \"b\"} 1\\\nc"), 1.5);
             }),

@@ -5,6 +5,9 @@ use crate::model::{DurationHistogram, Snapshot, UnixSeconds};
 pub struct Group {
     /// The heading that the catalogue puts it under.
     pub section: &'static str,
+    /// Labels and source of the metrics that give none of their own.
+    pub labels: &'static str,
+    pub source: &'static str,
     pub metrics: &'static [Metric],
 }
 
@@ -20,10 +23,10 @@ pub struct Descriptor {
     /// As in text 0.0.4: a counter's name ends in `_total`.
     pub name: &'static str,
     pub kind: Kind,
-    /// Every label that a sample may carry, in the order of the page.
-    pub labels: &'static [&'static str],
-    /// Where the value comes from: an NVML call, a PodResources message, podmeter itself.
-    pub source: &'static str,
+    /// Every label that a sample may carry, in the order of the page, with spaces between; `None`: those of the group.
+    pub labels: Option<&'static str>,
+    /// Where the value comes from: an NVML call, a PodResources message, podmeter itself; `None`: as of the group.
+    pub source: Option<&'static str>,
     /// One line, no backslash: what it means.
     pub help: &'static str,
 }
@@ -58,20 +61,35 @@ impl Descriptor {
     }
 }
 
-type Names = &'static [&'static str];
 type Text = &'static str;
 type Samples = fn(&Snapshot, &mut Family);
 
-pub(super) const fn counter(name: Text, labels: Names, source: Text, help: Text, samples: Samples) -> Metric {
-    Metric { descriptor: Descriptor { name, kind: Kind::Counter, labels, source, help }, samples }
+pub(super) const fn counter(name: Text, help: Text, samples: Samples) -> Metric {
+    Metric::new(Kind::Counter, name, help, samples)
 }
 
-pub(super) const fn gauge(name: Text, labels: Names, source: Text, help: Text, samples: Samples) -> Metric {
-    Metric { descriptor: Descriptor { name, kind: Kind::Gauge, labels, source, help }, samples }
+pub(super) const fn gauge(name: Text, help: Text, samples: Samples) -> Metric {
+    Metric::new(Kind::Gauge, name, help, samples)
 }
 
-pub(super) const fn histogram(name: Text, labels: Names, source: Text, help: Text, samples: Samples) -> Metric {
-    Metric { descriptor: Descriptor { name, kind: Kind::Histogram, labels, source, help }, samples }
+pub(super) const fn histogram(name: Text, help: Text, samples: Samples) -> Metric {
+    Metric::new(Kind::Histogram, name, help, samples)
+}
+
+impl Metric {
+    const fn new(kind: Kind, name: Text, help: Text, samples: Samples) -> Self {
+        Self { descriptor: Descriptor { name, kind, labels: None, source: None, help }, samples }
+    }
+
+    pub(super) const fn labels(mut self, labels: Text) -> Self {
+        self.descriptor.labels = Some(labels);
+        self
+    }
+
+    pub(super) const fn source(mut self, source: Text) -> Self {
+        self.descriptor.source = Some(source);
+        self
+    }
 }
 
 impl Group {
@@ -119,6 +137,15 @@ impl Value {
             Self::Histogram(_) => None,
         }
     }
+
+    /// `None` for a histogram.
+    pub(super) fn as_f64(&self) -> Option<f64> {
+        match self {
+            Self::Integer(number) => Some(*number as f64),
+            Self::Float(number) => Some(*number),
+            Self::Histogram(_) => None,
+        }
+    }
 }
 
 impl Family {
@@ -139,6 +166,12 @@ impl Family {
         if !matches!(value, Value::Float(number) if !number.is_finite()) {
             self.samples.push(Sample { labels, value, created: self.created });
         }
+    }
+
+    /// The last label of the descriptor, where each value of it has a series.
+    pub(super) fn last_label(&self) -> &'static str {
+        let labels = self.descriptor.labels.expect("the row has labels of its own");
+        labels.rsplit(' ').next().unwrap_or_default()
     }
 
     /// Adds a sample, or nothing: what is absent is not on the page.
@@ -211,12 +244,12 @@ mod tests {
     use super::*;
 
     static METRICS: [Metric; 2] = [
-        gauge("podmeter_thing", &["name"], "", "A thing.", |_, family| {
+        gauge("podmeter_thing", "A thing.", |_, family| {
             for (name, value) in [("b", 1u64), ("a", 2), ("a", 3)] {
                 family.push(Labels::of("name", name), value);
             }
         }),
-        gauge("podmeter_other", &[], "", "Another.", |_, family| family.push(Labels::default(), 1u64)),
+        gauge("podmeter_other", "Another.", |_, family| family.push(Labels::default(), 1u64)),
     ];
 
     #[test]
@@ -232,7 +265,7 @@ mod tests {
 
     #[test]
     fn order_is_by_name_and_labels_and_doubles_are_dropped() {
-        static GROUP: Group = Group { section: "", metrics: &METRICS };
+        static GROUP: Group = Group { section: "", labels: "", source: "", metrics: &METRICS };
         let page = GROUP.families(&Snapshot::default());
         let names: Vec<_> = page.iter().map(|family| family.descriptor.name).collect();
         assert_eq!(names, ["podmeter_other", "podmeter_thing"]);

@@ -6,15 +6,13 @@ use super::family::{Group, counter, gauge};
 use super::labels::{DEVICE, of_container, of_device, slow, with_health, with_readings};
 use crate::model::{Account, ContainerRef, ContainerXid, RECOVERY_ACTIONS, Snapshot, UnhealthyReason, recovery_action};
 
-const OWN: &str = "podmeter";
-
 pub(super) static GROUP: Group = Group {
     section: "Device: health",
+    labels: DEVICE,
+    source: "podmeter",
     metrics: &[
         gauge(
             "podmeter_device_healthy",
-            DEVICE,
-            OWN,
             "Whether the GPU and all of its MIG devices are healthy, 0 or 1.",
             |snapshot, family| {
                 for (gpu, health) in with_health(snapshot) {
@@ -24,8 +22,6 @@ pub(super) static GROUP: Group = Group {
         ),
         gauge(
             "podmeter_device_unhealthy_reason",
-            &["gpu_uuid", "gpu", "reason"],
-            OWN,
             "Why a GPU or a MIG device on it is unhealthy; always 1, absent while it is healthy.",
             |snapshot, family| {
                 for (gpu, health) in with_health(snapshot) {
@@ -35,12 +31,12 @@ pub(super) static GROUP: Group = Group {
                     }
                 }
             },
-        ),
+        )
+        .labels("gpu_uuid gpu reason"),
         gauge(
             "podmeter_device_recovery_action",
-            &["gpu_uuid", "gpu", "action"],
-            "NVML field 230",
-            "Recovery action that the driver requests for the GPU: one series per action, 0 or 1; absent where it reports none.",
+            "Recovery action that the driver requests for the GPU: one series per action, 0 or 1; absent where it \
+             reports none.",
             |snapshot, family| {
                 for (gpu, readings) in with_readings(snapshot) {
                     // A number that is not known is no state.
@@ -50,38 +46,30 @@ pub(super) static GROUP: Group = Group {
                     }
                 }
             },
-        ),
-        counter(
-            "podmeter_xid_errors_total",
-            &["gpu_uuid", "gpu", "class"],
-            "NVML events",
-            "XIDs by class.",
-            |snapshot, family| {
-                for (gpu, health) in with_health(snapshot) {
-                    for (class, count) in &health.xids.by_class {
-                        family.since(health.xids.created).push(of_device(gpu).and("class", class.as_str()), *count);
-                    }
+        )
+        .labels("gpu_uuid gpu action")
+        .source("NVML field 230"),
+        counter("podmeter_xid_errors_total", "XIDs by class.", |snapshot, family| {
+            for (gpu, health) in with_health(snapshot) {
+                for (class, count) in &health.xids.by_class {
+                    family.since(health.xids.created).push(of_device(gpu).and("class", class.as_str()), *count);
                 }
-            },
-        ),
-        gauge(
-            "podmeter_xid_last_timestamp_seconds",
-            &["gpu_uuid", "gpu", "xid", "class", "source"],
-            "NVML events",
-            "Unix time of the last XID of this code.",
-            |snapshot, family| {
-                for (gpu, health) in with_health(snapshot) {
-                    for (code, xid) in &health.xids.last {
-                        let labels = of_device(gpu).and("xid", *code).and("class", xid.class.as_str());
-                        family.push(labels.and("source", "nvml"), xid.at.unix);
-                    }
+            }
+        })
+        .labels("gpu_uuid gpu class")
+        .source("NVML events"),
+        gauge("podmeter_xid_last_timestamp_seconds", "Unix time of the last XID of this code.", |snapshot, family| {
+            for (gpu, health) in with_health(snapshot) {
+                for (code, xid) in &health.xids.last {
+                    let labels = of_device(gpu).and("xid", *code).and("class", xid.class.as_str());
+                    family.push(labels.and("source", "nvml"), xid.at.unix);
                 }
-            },
-        ),
+            }
+        })
+        .labels("gpu_uuid gpu xid class source")
+        .source("NVML events"),
         counter(
             "podmeter_container_xid_errors_total",
-            &["namespace", "pod", "container", "gpu_uuid", "mig_uuid", "xid", "class"],
-            "NVML events",
             "XIDs by the one container that holds the GPU or MIG device; with several holders, of none.",
             |snapshot, family| {
                 for xid in snapshot.container_xids.iter().filter(|xid| is_shown(snapshot, xid)) {
@@ -93,7 +81,9 @@ pub(super) static GROUP: Group = Group {
                     family.since(xid.created).push(labels, xid.count);
                 }
             },
-        ),
+        )
+        .labels("namespace pod container gpu_uuid mig_uuid xid class")
+        .source("NVML events"),
     ],
 };
 

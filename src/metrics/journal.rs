@@ -4,15 +4,13 @@ use super::family::{Family, Group, counter, gauge};
 use super::labels::Labels;
 use crate::model::{JournalState, Snapshot};
 
-const OWN: &str = "podmeter";
-
 pub(super) static GROUP: Group = Group {
     section: "Allocation journal",
+    labels: "",
+    source: "podmeter",
     metrics: &[
         gauge(
             "podmeter_journal_up",
-            &[],
-            OWN,
             "Whether the allocation journal is written, 0 or 1; only with --state-dir, as all journal metrics.",
             |snapshot, family| {
                 push(snapshot, family, |journal| {
@@ -22,26 +20,20 @@ pub(super) static GROUP: Group = Group {
         ),
         counter(
             "podmeter_journal_entries_total",
-            &[],
-            OWN,
             "Holdings written to the journal; an update of a holding counts again.",
             |snapshot, family| push(snapshot, family, |journal| Some(journal.written)),
         ),
         counter(
             "podmeter_journal_errors_total",
-            &[],
-            OWN,
             "Failed writes and openings of the journal; the data waits and is written later.",
             |snapshot, family| push(snapshot, family, |journal| Some(journal.errors)),
         ),
         counter(
             "podmeter_journal_dropped_total",
-            &[],
-            OWN,
             "Holdings missing from the journal because too many waited for the disk.",
             |snapshot, family| push(snapshot, family, |journal| Some(journal.dropped)),
         ),
-        gauge("podmeter_journal_size_bytes", &[], OWN, "Size of the journal file.", |snapshot, family| {
+        gauge("podmeter_journal_size_bytes", "Size of the journal file.", |snapshot, family| {
             push(snapshot, family, |journal| journal.size_bytes);
         }),
     ],

@@ -9,11 +9,11 @@ const TRIGGER_NAMES: [&str; 5] = ["allocate", "checkpoint", "pods_api", "reconne
 
 pub(super) static GROUP: Group = Group {
     section: "Kubelet",
+    labels: "",
+    source: "podmeter",
     metrics: &[
         histogram(
             "podmeter_podresources_request_duration_seconds",
-            &["method"],
-            "podmeter",
             "Duration of PodResources calls, including failed ones.",
             |snapshot, family| {
                 let durations = &snapshot.kubelet.counters.durations;
@@ -22,11 +22,10 @@ pub(super) static GROUP: Group = Group {
                     family.push(Labels::of("method", method), durations.get(method).unwrap_or(&unused));
                 }
             },
-        ),
+        )
+        .labels("method"),
         counter(
             "podmeter_podresources_errors_total",
-            &["method", "code"],
-            "podmeter",
             "PodResources calls that failed, by gRPC code.",
             |snapshot, family| {
                 for (method, codes) in &snapshot.kubelet.counters.errors {
@@ -35,22 +34,20 @@ pub(super) static GROUP: Group = Group {
                     }
                 }
             },
-        ),
+        )
+        .labels("method code"),
         gauge(
             "podmeter_claim_files_unreadable",
-            &["source"],
-            "podmeter",
             "Files of DRA drivers about listed claims that cannot be read or parsed.",
             |snapshot, family| {
                 for (source, count) in snapshot.kubelet.unreadable_claim_files.iter().flat_map(|files| &**files) {
                     family.push(Labels::of("source", *source), *count as f64);
                 }
             },
-        ),
+        )
+        .labels("source"),
         gauge(
             "podmeter_podresources_age_seconds",
-            &[],
-            "podmeter",
             "Age of the allocations in use: grows while the kubelet does not answer.",
             |snapshot, family| {
                 let answered = snapshot.kubelet.allocations_at;
@@ -60,26 +57,19 @@ pub(super) static GROUP: Group = Group {
         ),
         gauge(
             "podmeter_podresources_pods_truncated",
-            &[],
-            "podmeter",
             "Whether the last answer exceeded the size limit and pods may be missing, 0 or 1.",
             |snapshot, family| {
                 let has_answered = snapshot.kubelet.allocations.is_some() || snapshot.kubelet.truncated;
                 family.push_known(Labels::default(), has_answered.then_some(snapshot.kubelet.truncated));
             },
         ),
-        counter(
-            "podmeter_refresh_triggers_total",
-            &["trigger"],
-            "podmeter",
-            "Refreshes of the allocations, by trigger.",
-            |snapshot, family| {
-                for trigger in TRIGGER_NAMES {
-                    let count = snapshot.kubelet.counters.triggers.get(trigger).copied().unwrap_or(0);
-                    family.since(snapshot.started).push(Labels::of("trigger", trigger), count);
-                }
-            },
-        ),
+        counter("podmeter_refresh_triggers_total", "Refreshes of the allocations, by trigger.", |snapshot, family| {
+            for trigger in TRIGGER_NAMES {
+                let count = snapshot.kubelet.counters.triggers.get(trigger).copied().unwrap_or(0);
+                family.since(snapshot.started).push(Labels::of("trigger", trigger), count);
+            }
+        })
+        .labels("trigger"),
     ],
 };
 

@@ -1,46 +1,34 @@
 //! The labels of samples, and the loops over what has them. In: a snapshot and what to read. Out: samples in a family.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::fmt::Display;
 
 use super::family::{Family, Value};
-use crate::model::{
-    Account, ContainerRef, DeviceId, DeviceReadings, Gpu, GpuHealth, GpuUuid, Medium, MigUuid, PciBusId, PodRef,
-    PodUid, ResourceName, Slow, Snapshot,
-};
+use crate::model::{Account, ContainerRef, DeviceReadings, Gpu, GpuHealth, Medium, PodRef, Slow, Snapshot};
 
 /// The labels of a series that belongs to one GPU.
-pub(super) const DEVICE: &[&str] = &["gpu_uuid", "gpu"];
+pub(super) const DEVICE: &str = "gpu_uuid gpu";
 
 /// The labels of one sample, in the order of the page.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Labels(Vec<(&'static str, Label)>);
-
-/// A label's value: shared or static text, copied only where it had to be composed.
-#[derive(Clone, Debug)]
-pub enum Label {
-    Static(&'static str),
-    Shared(Arc<str>),
-}
+pub struct Labels(Vec<(&'static str, String)>);
 
 impl Labels {
     #[must_use]
-    pub fn of(name: &'static str, value: impl Into<Label>) -> Self {
+    pub fn of(name: &'static str, value: impl Display) -> Self {
         // With capacity for the labels that most samples add.
-        let mut labels = Vec::with_capacity(5);
-        labels.push((name, value.into()));
-        Self(labels)
+        Self(Vec::with_capacity(5)).and(name, value)
     }
 
     #[must_use]
-    pub fn and(mut self, name: &'static str, value: impl Into<Label>) -> Self {
-        self.0.push((name, value.into()));
+    pub fn and(mut self, name: &'static str, value: impl Display) -> Self {
+        self.0.push((name, value.to_string()));
         self
     }
 
     /// A label that does not apply is absent.
     #[must_use]
-    pub fn and_known(self, name: &'static str, value: Option<impl Into<Label>>) -> Self {
+    pub fn and_known(self, name: &'static str, value: Option<impl Display>) -> Self {
         match value {
             Some(value) => self.and(name, value),
             None => self,
@@ -54,7 +42,7 @@ impl Labels {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
-        self.0.iter().map(|(name, label)| (*name, label.as_str()))
+        self.0.iter().map(|(name, value)| (*name, value.as_str()))
     }
 }
 
@@ -86,13 +74,13 @@ pub(super) fn per_device<V: Into<Value>>(
     }
 }
 
-/// One series per GPU and value of one more label.
-pub(super) fn per_device_and<'snapshot, L: Into<Label>, V: Into<Value>, I: IntoIterator<Item = (L, Option<V>)>>(
+/// One series per GPU and value of the metric's last label.
+pub(super) fn per_device_and<'snapshot, L: Display, V: Into<Value>, I: IntoIterator<Item = (L, Option<V>)>>(
     snapshot: &'snapshot Snapshot,
     family: &mut Family,
-    label: &'static str,
     read: impl Fn(&'snapshot DeviceReadings) -> Option<I>,
 ) {
+    let label = family.last_label();
     for (gpu, readings) in with_readings(snapshot) {
         for (name, value) in read(readings).into_iter().flatten() {
             family.push_known(of_device(gpu).and(label, name), value);
@@ -122,81 +110,3 @@ pub(super) fn medium(readings: &DeviceReadings) -> Option<&Medium> {
 pub(super) fn slow(readings: &DeviceReadings) -> Option<&Slow> {
     Some(&readings.slow.as_ref()?.value)
 }
-
-impl Label {
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        match self {
-            Self::Static(text) => text,
-            Self::Shared(text) => text,
-        }
-    }
-}
-
-impl PartialEq for Label {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_str() == other.as_str()
-    }
-}
-
-impl Eq for Label {}
-
-impl PartialOrd for Label {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Label {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.as_str().cmp(other.as_str())
-    }
-}
-
-impl From<&'static str> for Label {
-    fn from(text: &'static str) -> Self {
-        Self::Static(text)
-    }
-}
-
-impl From<Arc<str>> for Label {
-    fn from(text: Arc<str>) -> Self {
-        Self::Shared(text)
-    }
-}
-
-impl From<&Arc<str>> for Label {
-    fn from(text: &Arc<str>) -> Self {
-        Self::Shared(Arc::clone(text))
-    }
-}
-
-impl From<String> for Label {
-    fn from(text: String) -> Self {
-        Self::Shared(text.into())
-    }
-}
-
-impl From<u32> for Label {
-    fn from(number: u32) -> Self {
-        // Nearly every sample has the index of a GPU.
-        const SMALL: [&str; 16] =
-            ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15"];
-        match SMALL.get(number as usize) {
-            Some(text) => Self::Static(text),
-            None => Self::Shared(number.to_string().into()),
-        }
-    }
-}
-
-macro_rules! label_of_identity {
-    ($($name:ident),*) => {
-        $(impl From<&$name> for Label {
-            fn from(id: &$name) -> Self {
-                Self::Shared(id.to_shared())
-            }
-        })*
-    };
-}
-
-label_of_identity!(DeviceId, GpuUuid, MigUuid, PciBusId, PodUid, ResourceName);

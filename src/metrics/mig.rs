@@ -5,44 +5,38 @@ use super::family::{Family, Group, gauge};
 use super::labels::{DEVICE, Labels, medium, named, of_device, with_readings};
 use crate::model::{Gpu, InstanceReading, Snapshot};
 
-const INSTANCE: &[&str] = &["gpu_uuid", "gpu_instance"];
-
 pub(super) static GROUP: Group = Group {
     section: "MIG",
+    labels: "gpu_uuid gpu_instance",
+    source: "NVML",
     metrics: &[
-        gauge(
-            "podmeter_mig_device_info",
-            &["gpu_uuid", "mig_uuid", "gpu_instance", "compute_instance", "profile"],
-            "NVML GetMigDeviceHandleByIndex",
-            "A MIG device and its GPU; always 1.",
-            |snapshot, family| {
-                for gpu in snapshot.hardware.inventory.gpus.values() {
-                    for mig in &gpu.mig_devices {
-                        let labels = Labels::of("gpu_uuid", &gpu.uuid)
-                            .and("mig_uuid", &mig.uuid)
-                            .and("gpu_instance", mig.gpu_instance)
-                            .and("compute_instance", mig.compute_instance)
-                            .and("profile", &mig.profile);
-                        family.push(labels, 1u64);
-                    }
+        gauge("podmeter_mig_device_info", "A MIG device and its GPU; always 1.", |snapshot, family| {
+            for gpu in snapshot.hardware.inventory.gpus.values() {
+                for mig in &gpu.mig_devices {
+                    let labels = Labels::of("gpu_uuid", &gpu.uuid)
+                        .and("mig_uuid", &mig.uuid)
+                        .and("gpu_instance", mig.gpu_instance)
+                        .and("compute_instance", mig.compute_instance)
+                        .and("profile", &mig.profile);
+                    family.push(labels, 1u64);
                 }
-            },
-        ),
+            }
+        })
+        .labels("gpu_uuid mig_uuid gpu_instance compute_instance profile")
+        .source("NVML GetMigDeviceHandleByIndex"),
         gauge(
             "podmeter_mig_mode_enabled",
-            DEVICE,
-            "NVML GetMigMode",
             "Whether the GPU is in MIG mode, 0 or 1; absent for a GPU without MIG.",
             |snapshot, family| {
                 for gpu in snapshot.hardware.inventory.gpus.values().filter(|gpu| gpu.present) {
                     family.push_known(of_device(gpu), gpu.mig_enabled);
                 }
             },
-        ),
+        )
+        .labels(DEVICE)
+        .source("NVML GetMigMode"),
         gauge(
             "podmeter_mig_memory_bytes",
-            &["gpu_uuid", "gpu_instance", "state"],
-            "NVML GetMemoryInfo_v2 of a MIG device",
             "Memory of a GPU instance by state, once per instance; its compute instances share it.",
             |snapshot, family| {
                 for (gpu, instance) in instances(snapshot) {
@@ -51,12 +45,13 @@ pub(super) static GROUP: Group = Group {
                     }
                 }
             },
-        ),
+        )
+        .labels("gpu_uuid gpu_instance state")
+        .source("NVML GetMemoryInfo_v2 of a MIG device"),
         gauge(
             "podmeter_mig_utilization_ratio",
-            INSTANCE,
-            "NVML GPM 1, else 2",
-            "Fraction of the last second in which a kernel ran on the instance, or its SM activity where only that is known.",
+            "Fraction of the last second in which a kernel ran on the instance, or its SM activity where only that \
+             is known.",
             |snapshot, family| {
                 for (gpu, readings) in with_readings(snapshot) {
                     let ratios = readings.fast.iter().flat_map(|fast| &fast.value.instance_utilization_ratios);
@@ -65,25 +60,22 @@ pub(super) static GROUP: Group = Group {
                     }
                 }
             },
-        ),
+        )
+        .source("NVML GPM 1, else 2"),
         gauge(
             "podmeter_mig_sm_active_ratio",
-            INSTANCE,
-            "NVML GPM 2",
             "Fraction of the instance's SM time with at least one warp resident, 0 to 1.",
             |snapshot, family| per_instance(snapshot, family, |instance| instance.gpm.sm_active),
-        ),
+        )
+        .source("NVML GPM 2"),
         gauge(
             "podmeter_mig_sm_occupancy_ratio",
-            INSTANCE,
-            "NVML GPM 3",
             "Resident warps of the instance as a fraction of the maximum, 0 to 1.",
             |snapshot, family| per_instance(snapshot, family, |instance| instance.gpm.sm_occupancy),
-        ),
+        )
+        .source("NVML GPM 3"),
         gauge(
             "podmeter_mig_pipe_active_ratio",
-            &["gpu_uuid", "gpu_instance", "pipe"],
-            "NVML GPM 4-9 and 11-13",
             "Fraction of time in which an arithmetic pipe of the instance was active, 0 to 1; do not sum over pipe.",
             |snapshot, family| {
                 for (gpu, instance) in instances(snapshot) {
@@ -92,14 +84,15 @@ pub(super) static GROUP: Group = Group {
                     }
                 }
             },
-        ),
+        )
+        .labels("gpu_uuid gpu_instance pipe")
+        .source("NVML GPM 4-9 and 11-13"),
         gauge(
             "podmeter_mig_dram_active_ratio",
-            INSTANCE,
-            "NVML GPM 10",
             "Memory bandwidth of the instance used as a fraction of its peak, 0 to 1.",
             |snapshot, family| per_instance(snapshot, family, |instance| instance.gpm.dram_active),
-        ),
+        )
+        .source("NVML GPM 10"),
     ],
 };
 

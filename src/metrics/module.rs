@@ -6,26 +6,23 @@ use super::family::{Family, Group, counter, gauge};
 use super::labels::Labels;
 use crate::model::{Gpu, PciBusId, Snapshot};
 
-const MODULE: &[&str] = &["module", "scope"];
-
 pub(super) static GROUP: Group = Group {
     section: "Superchip modules",
+    labels: "module scope",
+    source: "NVML",
     metrics: &[
         counter(
             "podmeter_module_energy_joules_total",
-            MODULE,
-            "NVML samples of type 7, or fields 185 and 186 with module scope",
-            "Energy drawn by a superchip module, with its CPU and its GPUs: its power integrated while one of its GPUs is \
-             read. It is not attributed to containers.",
+            "Energy drawn by a superchip module, with its CPU and its GPUs: its power integrated while one of its \
+             GPUs is read. It is not attributed to containers.",
             |snapshot, family| {
                 let of_all = &snapshot.hardware.module_energy_joules;
                 of_each(snapshot, family.since(snapshot.started), |module, _| of_all.get(module).copied());
             },
-        ),
+        )
+        .source("NVML samples of type 7, or fields 185 and 186 with module scope"),
         gauge(
             "podmeter_module_power_watts",
-            MODULE,
-            "NVML fields 185 and 186 with module scope",
             "Power drawn by a superchip module, with its CPU and its GPUs, averaged by the driver. It contains \
              podmeter_device_power_watts.",
             |snapshot, family| {
@@ -34,7 +31,8 @@ pub(super) static GROUP: Group = Group {
                     |gpu: &Gpu| snapshot.hardware.readings.get(&gpu.uuid)?.fast.as_ref()?.value.module_power_watts;
                 of_each(snapshot, family, |_, gpus| gpus.iter().filter_map(|gpu| of_gpu(gpu)).reduce(f64::max));
             },
-        ),
+        )
+        .source("NVML fields 185 and 186 with module scope"),
     ],
 };
 

@@ -6,65 +6,50 @@ use super::family::{Family, Group, Value, counter, gauge, histogram};
 use super::labels::{DEVICE, Labels, of_device};
 use crate::model::{GpuUuid, PluginResource, PluginState, Snapshot};
 
-const OWN: &str = "podmeter";
-
 pub(super) static GROUP: Group = Group {
     section: "Device plugin",
+    labels: "resource",
+    source: "podmeter",
     metrics: &[
         gauge(
             "podmeter_plugin_registered",
-            &["resource"],
-            OWN,
             "Whether the resource is registered with the kubelet by this podmeter, 0 or 1.",
             |snapshot, family| of_resources(snapshot, family, |state| Some(state.registered)),
         ),
         counter(
             "podmeter_plugin_registrations_total",
-            &["resource"],
-            OWN,
             "Registrations with the kubelet; more than one after a restart of the kubelet or a lost stream.",
             |snapshot, family| of_resources(snapshot, family, |state| Some(state.registrations)),
         ),
         counter(
             "podmeter_plugin_kubelet_restarts_total",
-            &[],
-            OWN,
             "Restarts of the kubelet while podmeter ran.",
             |snapshot, family| {
                 let restarts = snapshot.plugin.as_ref().map(|plugin| plugin.kubelet_restarts);
                 family.since(snapshot.started).push_known(Labels::default(), restarts);
             },
-        ),
-        gauge(
-            "podmeter_plugin_devices",
-            &["resource", "health"],
-            OWN,
-            "Devices offered to the kubelet, by health.",
-            |snapshot, family| {
-                by_label(snapshot, family, "health", |state| {
-                    let (healthy, unhealthy) = state.count();
-                    [("healthy", healthy), ("unhealthy", unhealthy)]
-                });
-            },
-        ),
+        )
+        .labels(""),
+        gauge("podmeter_plugin_devices", "Devices offered to the kubelet, by health.", |snapshot, family| {
+            by_label(snapshot, family, |state| {
+                let (healthy, unhealthy) = state.count();
+                [("healthy", healthy), ("unhealthy", unhealthy)]
+            });
+        })
+        .labels("resource health"),
         counter(
             "podmeter_plugin_allocations_total",
-            &["resource", "result"],
-            OWN,
             "Allocations that the kubelet requested, by result.",
-            |snapshot, family| by_label(snapshot, family, "result", |state| counts(&state.allocations)),
-        ),
+            |snapshot, family| by_label(snapshot, family, |state| counts(&state.allocations)),
+        )
+        .labels("resource result"),
         histogram(
             "podmeter_plugin_allocate_duration_seconds",
-            &["resource"],
-            OWN,
             "Time that podmeter took to answer allocations, refused ones too.",
             |snapshot, family| of_resources(snapshot, family, |state| Some(&state.allocate_durations)),
         ),
         histogram(
             "podmeter_preferred_allocation_duration_seconds",
-            &["resource"],
-            OWN,
             "Time that podmeter took to answer preferred allocations.",
             |snapshot, family| {
                 of_resources(snapshot, family, |state| state.prefers.then_some(&state.preferred_durations));
@@ -72,15 +57,12 @@ pub(super) static GROUP: Group = Group {
         ),
         counter(
             "podmeter_plugin_preferred_allocation_fallbacks_total",
-            &["resource", "reason"],
-            OWN,
             "Preferred allocations made with missing information, by what was missing.",
-            |snapshot, family| by_label(snapshot, family, "reason", |state| counts(&state.preferred_fallbacks)),
-        ),
+            |snapshot, family| by_label(snapshot, family, |state| counts(&state.preferred_fallbacks)),
+        )
+        .labels("resource reason"),
         counter(
             "podmeter_plugin_health_transitions_total",
-            &["resource", "to", "reason"],
-            OWN,
             "Offered devices that became healthy or unhealthy, by reason; each slot of a GPU counts.",
             |snapshot, family| {
                 for (resource, state) in resources(snapshot) {
@@ -92,18 +74,16 @@ pub(super) static GROUP: Group = Group {
                     }
                 }
             },
-        ),
+        )
+        .labels("resource to reason"),
         counter(
             "podmeter_plugin_pre_starts_total",
-            &["resource", "result"],
-            OWN,
             "Checks of devices before a container starts, by result; only for resources that request them.",
-            |snapshot, family| by_label(snapshot, family, "result", |state| counts(&state.pre_starts)),
-        ),
+            |snapshot, family| by_label(snapshot, family, |state| counts(&state.pre_starts)),
+        )
+        .labels("resource result"),
         counter(
             "podmeter_plugin_unregistered_seconds_total",
-            &["resource"],
-            OWN,
             "Time during which the resource was not registered by this podmeter.",
             |snapshot, family| {
                 of_resources(snapshot, family, |state| {
@@ -113,37 +93,33 @@ pub(super) static GROUP: Group = Group {
         ),
         gauge(
             "podmeter_plugin_conflict",
-            &["resource"],
-            OWN,
             "Whether another live plugin serves the resource and podmeter waits for it to end, 0 or 1.",
             |snapshot, family| of_resources(snapshot, family, |state| Some(state.conflict.is_some())),
         ),
         gauge(
             "podmeter_plugin_profile_info",
-            &["decision", "profile"],
-            OWN,
-            "Which profile of the configuration applies: `profile`, `common` where none matches, `undecided` until the driver is \
-     read; always 1, absent without profiles.",
+            "Which profile of the configuration applies: `profile`, `common` where none matches, `undecided` until \
+             the driver is read; always 1, absent without profiles.",
             |snapshot, family| {
                 if let Some(applied) = snapshot.plugin.as_deref().and_then(|plugin| plugin.profile.as_ref()) {
                     let labels = Labels::of("decision", applied.decision);
                     family.push(labels.and_known("profile", applied.name.as_ref()), 1u64);
                 }
             },
-        ),
+        )
+        .labels("decision profile"),
         gauge(
             "podmeter_device_schedulable",
-            DEVICE,
-            OWN,
-            "Whether the bundled plugin offers a healthy device on the GPU to a kubelet that has its registration, 0 or 1; absent for \
-     a GPU that it does not serve.",
+            "Whether the bundled plugin offers a healthy device on the GPU to a kubelet that has its registration, \
+             0 or 1; absent for a GPU that it does not serve.",
             |snapshot, family| {
                 let gpus = snapshot.plugin.as_deref().map(served).unwrap_or_default();
                 for gpu in snapshot.hardware.inventory.gpus.values() {
                     family.push_known(of_device(gpu), gpus.get(&gpu.uuid).copied());
                 }
             },
-        ),
+        )
+        .labels(DEVICE),
     ],
 };
 
@@ -175,13 +151,13 @@ fn of_resources<'snapshot, V: Into<Value>>(
     }
 }
 
-/// One series per resource and value of one more label.
+/// One series per resource and value of the metric's last label.
 fn by_label<'snapshot, V: Into<Value>, I: IntoIterator<Item = (&'static str, V)>>(
     snapshot: &'snapshot Snapshot,
     family: &mut Family,
-    label: &'static str,
     read: impl Fn(&'snapshot PluginResource) -> I,
 ) {
+    let label = family.last_label();
     for (resource, state) in resources(snapshot) {
         for (name, value) in read(state) {
             family.since(state.created).push(resource.clone().and(label, name), value);

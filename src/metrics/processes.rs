@@ -5,11 +5,11 @@ use super::labels::{Labels, of_pod};
 
 pub(super) static GROUP: Group = Group {
     section: "Pods and processes",
+    labels: "",
+    source: "podmeter",
     metrics: &[
         gauge(
             "podmeter_pod_info",
-            &["namespace", "pod", "uid", "label_*"],
-            "kubelet device checkpoint, Pods API or pod-log directories",
             "A pod that the kubelet lists, with its UID and the labels selected by podLabels; always 1.",
             |snapshot, family| {
                 let Some(processes) = &snapshot.processes else { return };
@@ -31,11 +31,11 @@ pub(super) static GROUP: Group = Group {
                     family.push(labels, 1u64);
                 }
             },
-        ),
+        )
+        .labels("namespace pod uid label_*")
+        .source("kubelet device checkpoint, Pods API or pod-log directories"),
         gauge(
             "podmeter_process_attribution_enabled",
-            &[],
-            "podmeter",
             "Whether host process IDs are visible and used for attribution, 0 or 1.",
             |snapshot, family| {
                 family.push_known(Labels::default(), snapshot.processes.as_ref().map(|processes| processes.enabled));

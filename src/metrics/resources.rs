@@ -8,16 +8,15 @@ use crate::model::{
     Allocatable, Allocations, Container, CpuSet, DeviceId, MemoryBlock, ResourceCount, ResourceName, Snapshot, served,
 };
 
-const LIST: &str = "PodResources List";
 const BOTH: &str = "PodResources List and GetAllocatableResources";
 
 pub(super) static GROUP: Group = Group {
     section: "Resources of any vendor (PodResources)",
+    labels: "",
+    source: "PodResources List",
     metrics: &[
         gauge(
             "podmeter_container_device_info",
-            &["namespace", "pod", "container", "resource", "device", "numa_node", "source"],
-            LIST,
             "A device that a container holds, of any vendor; always 1.",
             |snapshot, family| {
                 for container in allocations(snapshot).flat_map(Allocations::containers) {
@@ -37,24 +36,10 @@ pub(super) static GROUP: Group = Group {
                     }
                 }
             },
-        ),
+        )
+        .labels("namespace pod container resource device numa_node source"),
         gauge(
             "podmeter_container_claim_info",
-            &[
-                "namespace",
-                "pod",
-                "container",
-                "claim",
-                "claim_namespace",
-                "driver",
-                "pool",
-                "device",
-                "share_id",
-                "gpu_uuid",
-                "join",
-                "admin_access",
-            ],
-            LIST,
             "A device of a DRA claim that a container refers to; always 1.",
             |snapshot, family| {
                 for container in allocations(snapshot).flat_map(Allocations::containers) {
@@ -74,22 +59,20 @@ pub(super) static GROUP: Group = Group {
                     }
                 }
             },
-        ),
+        )
+        .labels("namespace pod container claim claim_namespace driver pool device share_id gpu_uuid join admin_access"),
         gauge(
             "podmeter_container_exclusive_cpus",
-            &["namespace", "pod", "container"],
-            LIST,
             "CPUs allocated exclusively to the container.",
             |snapshot, family| {
                 for container in with_exclusive_cpus(snapshot) {
                     family.push(of_container(&container.reference), container.exclusive_cpus.len());
                 }
             },
-        ),
+        )
+        .labels("namespace pod container"),
         gauge(
             "podmeter_container_exclusive_cpus_info",
-            &["namespace", "pod", "container", "cpus"],
-            LIST,
             "Which CPUs are allocated exclusively to the container; always 1.",
             |snapshot, family| {
                 for container in with_exclusive_cpus(snapshot) {
@@ -99,11 +82,10 @@ pub(super) static GROUP: Group = Group {
                     );
                 }
             },
-        ),
+        )
+        .labels("namespace pod container cpus"),
         gauge(
             "podmeter_container_memory_reserved_bytes",
-            &["namespace", "pod", "container", "memory_type", "numa_node"],
-            LIST,
             "Memory and hugepages that the memory manager reserved for a container.",
             |snapshot, family| {
                 for container in allocations(snapshot).flat_map(Allocations::containers) {
@@ -112,11 +94,10 @@ pub(super) static GROUP: Group = Group {
                     }
                 }
             },
-        ),
+        )
+        .labels("namespace pod container memory_type numa_node"),
         gauge(
             "podmeter_pod_exclusive_cpus",
-            &["namespace", "pod"],
-            LIST,
             "CPUs allocated to the pod as a whole, including those of its containers.",
             |snapshot, family| {
                 let pods = allocations(snapshot).flat_map(|allocations| &allocations.pods);
@@ -124,11 +105,10 @@ pub(super) static GROUP: Group = Group {
                     family.push(of_pod(&pod.reference), pod.exclusive_cpus.len());
                 }
             },
-        ),
+        )
+        .labels("namespace pod"),
         gauge(
             "podmeter_pod_memory_reserved_bytes",
-            &["namespace", "pod", "memory_type", "numa_node"],
-            LIST,
             "Memory and hugepages reserved for the pod as a whole.",
             |snapshot, family| {
                 for pod in allocations(snapshot).flat_map(|allocations| &allocations.pods) {
@@ -137,11 +117,10 @@ pub(super) static GROUP: Group = Group {
                     }
                 }
             },
-        ),
+        )
+        .labels("namespace pod memory_type numa_node"),
         gauge(
             "podmeter_node_cpus",
-            &["state"],
-            BOTH,
             "CPUs of the node by state; shared is allocatable minus exclusive, so do not sum over state.",
             |snapshot, family| {
                 // Without CPUs in its answer the kubelet does not report them.
@@ -161,56 +140,50 @@ pub(super) static GROUP: Group = Group {
                     family.push(Labels::of("state", "shared"), cpus.difference(&held).len());
                 }
             },
-        ),
+        )
+        .labels("state")
+        .source(BOTH),
         gauge(
             "podmeter_node_memory_bytes",
-            &["memory_type", "numa_node", "state"],
-            BOTH,
             "Memory of the node by NUMA node and state; reserved is part of allocatable, so do not sum over state.",
             node_memory,
-        ),
+        )
+        .labels("memory_type numa_node state")
+        .source(BOTH),
         gauge(
             "podmeter_resource_devices",
-            &["resource", "state"],
-            BOTH,
-            "Devices of an extended resource: allocatable as the kubelet reports, unallocated those of them without a holder, \
-     unhealthy only for the bundled plugin's.",
+            "Devices of an extended resource: allocatable as the kubelet reports, unallocated those of them \
+             without a holder, unhealthy only for the bundled plugin's.",
             resource_devices,
-        ),
+        )
+        .labels("resource state")
+        .source(BOTH),
         gauge(
             "podmeter_resource_drift_devices",
-            &["resource", "drift"],
-            BOTH,
-            "Devices on which the hardware or bundled plugin, the kubelet's allocatable list and its allocations disagree.",
+            "Devices on which the hardware or bundled plugin, the kubelet's allocatable list and its allocations \
+             disagree.",
             drift,
-        ),
-        gauge(
-            "podmeter_unresolved_devices",
-            &["resource", "form"],
-            "podmeter",
-            "Held devices whose ID matches no hardware.",
-            |snapshot, family| {
-                for unresolved in &snapshot.unresolved {
-                    family.push(
-                        Labels::of("resource", &unresolved.resource).and("form", unresolved.form),
-                        unresolved.devices,
-                    );
-                }
-            },
-        ),
-        gauge(
-            "podmeter_pods",
-            &["state"],
-            LIST,
-            "Pods that the kubelet lists; listed includes with_devices.",
-            |snapshot, family| {
-                for allocations in allocations(snapshot) {
-                    family.push(Labels::of("state", "listed"), allocations.pods.len());
-                    let with_devices = allocations.pods.iter().filter(|pod| pod.has_devices()).count();
-                    family.push(Labels::of("state", "with_devices"), with_devices);
-                }
-            },
-        ),
+        )
+        .labels("resource drift")
+        .source(BOTH),
+        gauge("podmeter_unresolved_devices", "Held devices whose ID matches no hardware.", |snapshot, family| {
+            for unresolved in &snapshot.unresolved {
+                family.push(
+                    Labels::of("resource", &unresolved.resource).and("form", unresolved.form),
+                    unresolved.devices,
+                );
+            }
+        })
+        .labels("resource form")
+        .source("podmeter"),
+        gauge("podmeter_pods", "Pods that the kubelet lists; listed includes with_devices.", |snapshot, family| {
+            for allocations in allocations(snapshot) {
+                family.push(Labels::of("state", "listed"), allocations.pods.len());
+                let with_devices = allocations.pods.iter().filter(|pod| pod.has_devices()).count();
+                family.push(Labels::of("state", "with_devices"), with_devices);
+            }
+        })
+        .labels("state"),
     ],
 };
 

@@ -7,55 +7,40 @@ use super::labels::Labels;
 use crate::model::{Collector, HardwareSource, Quantity, Snapshot};
 
 const PROC: &str = "/proc/self";
-const OWN: &str = "podmeter";
-
 pub(super) static GROUP: Group = Group {
     section: "podmeter itself",
+    labels: "",
+    source: "podmeter",
     metrics: &[
         gauge(
             "podmeter_collector_success",
-            &["collector"],
-            OWN,
             "Whether the collector's last run succeeded, 0 or 1.",
             |snapshot, family| per_collector(snapshot, family, |collector| Some(collector.success)),
-        ),
-        gauge(
-            "podmeter_collector_stuck",
-            &["collector"],
-            OWN,
-            "Whether a call of the collector hangs, 0 or 1.",
-            |snapshot, family| per_collector(snapshot, family, |collector| Some(collector.stuck)),
-        ),
+        )
+        .labels("collector"),
+        gauge("podmeter_collector_stuck", "Whether a call of the collector hangs, 0 or 1.", |snapshot, family| {
+            per_collector(snapshot, family, |collector| Some(collector.stuck))
+        })
+        .labels("collector"),
         gauge(
             "podmeter_collector_last_success_timestamp_seconds",
-            &["collector"],
-            OWN,
             "Unix time of the collector's last success.",
             |snapshot, family| per_collector(snapshot, family, |collector| Some(collector.last_success?.unix)),
-        ),
-        gauge(
-            "podmeter_collector_duration_seconds",
-            &["collector"],
-            OWN,
-            "Duration of the collector's last run.",
-            |snapshot, family| per_collector(snapshot, family, |collector| Some(collector.duration?.as_secs_f64())),
-        ),
-        gauge(
-            "podmeter_collector_age_seconds",
-            &["collector"],
-            OWN,
-            "Time since the collector's last success.",
-            |snapshot, family| {
-                let now = snapshot.at.monotonic;
-                per_collector(snapshot, family, |collector| {
-                    Some(now.since(collector.last_success?.monotonic).as_secs_f64())
-                });
-            },
-        ),
+        )
+        .labels("collector"),
+        gauge("podmeter_collector_duration_seconds", "Duration of the collector's last run.", |snapshot, family| {
+            per_collector(snapshot, family, |collector| Some(collector.duration?.as_secs_f64()))
+        })
+        .labels("collector"),
+        gauge("podmeter_collector_age_seconds", "Time since the collector's last success.", |snapshot, family| {
+            let now = snapshot.at.monotonic;
+            per_collector(snapshot, family, |collector| {
+                Some(now.since(collector.last_success?.monotonic).as_secs_f64())
+            });
+        })
+        .labels("collector"),
         counter(
             "podmeter_nvml_errors_total",
-            &["call", "code"],
-            "NVML",
             "Failed NVML calls, by call and return code; not_supported is not counted.",
             |snapshot, family| {
                 for (call, codes) in &snapshot.hardware.errors {
@@ -64,49 +49,41 @@ pub(super) static GROUP: Group = Group {
                     }
                 }
             },
-        ),
+        )
+        .labels("call code")
+        .source("NVML"),
         counter(
             "podmeter_nvml_implausible_readings_total",
-            &["quantity"],
-            "NVML",
             "Readings outside the plausible range of their quantity; they are discarded.",
             |snapshot, family| {
-                counted(snapshot, family, "quantity", &snapshot.hardware.implausible_readings, |name| name);
+                counted(snapshot, family, &snapshot.hardware.implausible_readings, |name| name);
             },
-        ),
+        )
+        .labels("quantity")
+        .source("NVML"),
         histogram(
             "podmeter_nvml_call_duration_seconds",
-            &["call"],
-            "NVML",
             "Duration of NVML calls, including failed ones; only with --nvml-call-durations.",
             |snapshot, family| {
                 for (call, durations) in &snapshot.nvml_call_durations {
                     family.push(Labels::of("call", *call), durations);
                 }
             },
-        ),
-        gauge(
-            "podmeter_released",
-            &[],
-            OWN,
-            "Whether the driver is released on request, 0 or 1.",
-            |snapshot, family| {
-                // Without a driver there is none to release.
-                let has_driver = snapshot.hardware.source != HardwareSource::None;
-                family.push_known(Labels::default(), has_driver.then_some(snapshot.hardware.released.is_some()));
-            },
-        ),
+        )
+        .labels("call")
+        .source("NVML"),
+        gauge("podmeter_released", "Whether the driver is released on request, 0 or 1.", |snapshot, family| {
+            // Without a driver there is none to release.
+            let has_driver = snapshot.hardware.source != HardwareSource::None;
+            family.push_known(Labels::default(), has_driver.then_some(snapshot.hardware.released.is_some()));
+        }),
         histogram(
             "podmeter_scrape_duration_seconds",
-            &[],
-            OWN,
             "Time to answer a scrape, as of the previous scrapes.",
             |snapshot, family| family.push(Labels::default(), &snapshot.scrape_durations),
         ),
         gauge(
             "podmeter_config_last_reload_successful",
-            &[],
-            OWN,
             "Whether the last reload of the configuration succeeded, 0 or 1.",
             |snapshot, family| {
                 family.push_known(Labels::default(), snapshot.config_reload.map(|reload| reload.successful));
@@ -114,8 +91,6 @@ pub(super) static GROUP: Group = Group {
         ),
         gauge(
             "podmeter_config_last_reload_success_timestamp_seconds",
-            &[],
-            OWN,
             "Unix time of the last successful load of the configuration.",
             |snapshot, family| {
                 family.push_known(Labels::default(), snapshot.config_reload.map(|reload| reload.last_success));
@@ -123,61 +98,58 @@ pub(super) static GROUP: Group = Group {
         ),
         counter(
             "podmeter_conservation_violations_total",
-            &["quantity"],
-            OWN,
             "How often holders' shares and unattributed use did not add up to their device; always a defect.",
-            |snapshot, family| counted(snapshot, family, "quantity", &snapshot.violations, Quantity::as_str),
-        ),
+            |snapshot, family| counted(snapshot, family, &snapshot.violations, Quantity::as_str),
+        )
+        .labels("quantity"),
         counter(
             "podmeter_series_dropped_total",
-            &["reason"],
-            OWN,
             "Container series dropped by the series limit, by whether their container had ended or held a device.",
-            |snapshot, family| counted(snapshot, family, "reason", &snapshot.series_dropped, |reason| reason),
-        ),
+            |snapshot, family| counted(snapshot, family, &snapshot.series_dropped, |reason| reason),
+        )
+        .labels("reason"),
         counter(
             "podmeter_log_lines_dropped_total",
-            &[],
-            OWN,
             "Log lines dropped because standard error was too slow.",
             |snapshot, family| {
                 family.since(snapshot.started).push(Labels::default(), snapshot.log_lines_dropped);
             },
         ),
-        gauge(
-            "podmeter_build_info",
-            &["version", "revision", "rustc_version"],
-            OWN,
-            "Version, revision and compiler of this podmeter; always 1.",
-            |_, family| {
-                let labels = Labels::of("version", env!("CARGO_PKG_VERSION"))
-                    .and("revision", env!("PODMETER_BUILD_REVISION"))
-                    .and("rustc_version", env!("PODMETER_BUILD_RUSTC"));
-                family.push(labels, 1u64);
-            },
-        ),
-        counter("process_cpu_seconds_total", &[], PROC, "User and system CPU time of podmeter.", |snapshot, family| {
+        gauge("podmeter_build_info", "Version, revision and compiler of this podmeter; always 1.", |_, family| {
+            let labels = Labels::of("version", env!("CARGO_PKG_VERSION"))
+                .and("revision", env!("PODMETER_BUILD_REVISION"))
+                .and("rustc_version", env!("PODMETER_BUILD_RUSTC"));
+            family.push(labels, 1u64);
+        })
+        .labels("version revision rustc_version"),
+        counter("process_cpu_seconds_total", "User and system CPU time of podmeter.", |snapshot, family| {
             let process = &snapshot.process;
             if let Some(start) = process.start {
                 family.since(start);
             }
             family.push_known(Labels::default(), process.cpu_seconds);
-        }),
-        gauge("process_resident_memory_bytes", &[], PROC, "Resident memory of podmeter.", |snapshot, family| {
+        })
+        .source(PROC),
+        gauge("process_resident_memory_bytes", "Resident memory of podmeter.", |snapshot, family| {
             family.push_known(Labels::default(), snapshot.process.resident_bytes);
-        }),
-        gauge("process_virtual_memory_bytes", &[], PROC, "Virtual memory of podmeter.", |snapshot, family| {
+        })
+        .source(PROC),
+        gauge("process_virtual_memory_bytes", "Virtual memory of podmeter.", |snapshot, family| {
             family.push_known(Labels::default(), snapshot.process.virtual_bytes);
-        }),
-        gauge("process_open_fds", &[], PROC, "File descriptors that podmeter has open.", |snapshot, family| {
+        })
+        .source(PROC),
+        gauge("process_open_fds", "File descriptors that podmeter has open.", |snapshot, family| {
             family.push_known(Labels::default(), snapshot.process.open_files);
-        }),
-        gauge("process_max_fds", &[], PROC, "File descriptors that podmeter may open.", |snapshot, family| {
+        })
+        .source(PROC),
+        gauge("process_max_fds", "File descriptors that podmeter may open.", |snapshot, family| {
             family.push_known(Labels::default(), snapshot.process.max_files);
-        }),
-        gauge("process_start_time_seconds", &[], PROC, "Unix time at which podmeter started.", |snapshot, family| {
+        })
+        .source(PROC),
+        gauge("process_start_time_seconds", "Unix time at which podmeter started.", |snapshot, family| {
             family.push_known(Labels::default(), snapshot.process.start);
-        }),
+        })
+        .source(PROC),
     ],
 };
 
@@ -191,13 +163,14 @@ fn per_collector<V: Into<Value>>(snapshot: &Snapshot, family: &mut Family, read:
     }
 }
 
+/// One series per value of the metric's label.
 fn counted<K: Copy>(
     snapshot: &Snapshot,
     family: &mut Family,
-    label: &'static str,
     counts: &BTreeMap<K, u64>,
     name: impl Fn(K) -> &'static str,
 ) {
+    let label = family.last_label();
     for (key, count) in counts {
         family.since(snapshot.started).push(Labels::of(label, name(*key)), *count);
     }

@@ -6,44 +6,33 @@ use super::family::{Family, Group, Value, counter, gauge};
 use super::labels::{of_device, of_pod};
 use crate::model::{Reason, Snapshot, Unattributed};
 
-const LEDGER: &str = "PodResources List joined with NVML and /proc";
-const DEVICE_REASON: &[&str] = &["gpu_uuid", "gpu", "reason"];
-
 pub(super) static GROUP: Group = Group {
     section: "Unattributed use",
+    labels: "gpu_uuid gpu reason",
+    source: "PodResources List joined with NVML and /proc",
     metrics: &[
         gauge(
             "podmeter_device_unattributed_processes",
-            DEVICE_REASON,
-            LEDGER,
             "Processes on the GPU that belong to no container holding it; absent where processes are unknown.",
             |snapshot, family| by_reason(snapshot, family, |unattributed| &unattributed.processes),
         ),
         gauge(
             "podmeter_device_unattributed_memory_bytes",
-            DEVICE_REASON,
-            LEDGER,
             "Device memory in use that is not attributed to a container.",
             |snapshot, family| by_reason(snapshot, family, |unattributed| &unattributed.memory_bytes),
         ),
         counter(
             "podmeter_device_unattributed_energy_joules_total",
-            DEVICE_REASON,
-            LEDGER,
             "Energy not attributed to a container; reason idle is the idle power of the board.",
             |snapshot, family| by_reason(snapshot, family, |unattributed| &unattributed.energy_joules),
         ),
         counter(
             "podmeter_device_unattributed_busy_seconds_total",
-            DEVICE_REASON,
-            LEDGER,
             "Busy seconds not attributed to a container.",
             |snapshot, family| by_reason(snapshot, family, |unattributed| &unattributed.busy_seconds),
         ),
         gauge(
             "podmeter_container_unallocated_use",
-            &["namespace", "pod", "container", "gpu_uuid"],
-            LEDGER,
             "A pod with a process on a GPU that it does not hold; always 1.",
             |snapshot, family| {
                 for one in &snapshot.unallocated_uses {
@@ -52,7 +41,8 @@ pub(super) static GROUP: Group = Group {
                     family.push(labels, 1u64);
                 }
             },
-        ),
+        )
+        .labels("namespace pod container gpu_uuid"),
     ],
 };
 

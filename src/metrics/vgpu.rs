@@ -4,15 +4,13 @@ use super::family::{Family, Group, Value, gauge};
 use super::labels::{DEVICE, Labels, medium, of_device, per_device, slow, with_readings};
 use crate::model::{Gpu, Snapshot, Vgpu};
 
-const VGPU: &[&str] = &["gpu_uuid", "vgpu_uuid"];
-
 pub(super) static GROUP: Group = Group {
     section: "Virtual machines",
+    labels: "gpu_uuid vgpu_uuid",
+    source: "NVML",
     metrics: &[
         gauge(
             "podmeter_device_virtualization_info",
-            &["gpu_uuid", "gpu", "mode"],
-            "NVML GetVirtualizationMode",
             "A virtualized GPU: passthrough or vgpu in a virtual machine, host_vgpu or host_vsga on a host; always 1.",
             |snapshot, family| {
                 for (gpu, readings) in with_readings(snapshot) {
@@ -20,11 +18,11 @@ pub(super) static GROUP: Group = Group {
                     family.push_known(of_device(gpu).and_known("mode", mode), mode.map(|_| 1u64));
                 }
             },
-        ),
+        )
+        .labels("gpu_uuid gpu mode")
+        .source("NVML GetVirtualizationMode"),
         gauge(
             "podmeter_device_vgpu_licensed",
-            DEVICE,
-            "NVML GetGridLicensableFeatures_v4",
             "In a virtual machine with a vGPU: whether it has a licence, 0 or 1.",
             |snapshot, family| {
                 per_device(snapshot, family, |readings| {
@@ -32,47 +30,36 @@ pub(super) static GROUP: Group = Group {
                     slow(readings)?.vgpu_licensed.filter(|_| is_guest)
                 });
             },
-        ),
-        gauge(
-            "podmeter_vgpu_info",
-            &["gpu_uuid", "vgpu_uuid", "vgpu_type", "vm_id", "mdev_uuid"],
-            "NVML GetActiveVgpus",
-            "A vGPU that runs on this host; always 1.",
-            |snapshot, family| {
-                for (gpu, vgpu) in vgpus(snapshot) {
-                    let labels = of_vgpu(gpu, vgpu)
-                        .and_known("vgpu_type", vgpu.vgpu_type.as_ref())
-                        .and_known("vm_id", vgpu.vm_id.as_ref())
-                        .and_known("mdev_uuid", vgpu.mdev_uuid.as_ref());
-                    family.push(labels, 1u64);
-                }
-            },
-        ),
-        gauge(
-            "podmeter_vgpu_memory_used_bytes",
-            VGPU,
-            "NVML VgpuInstanceGetFbUsage",
-            "Memory of a vGPU in use.",
-            |snapshot, family| per_vgpu(snapshot, family, |vgpu| vgpu.memory_used_bytes),
-        ),
-        gauge(
-            "podmeter_vgpu_memory_capacity_bytes",
-            VGPU,
-            "NVML VgpuTypeGetFramebufferSize",
-            "Memory of a vGPU by its type.",
-            |snapshot, family| per_vgpu(snapshot, family, |vgpu| vgpu.memory_total_bytes),
-        ),
+        )
+        .labels(DEVICE)
+        .source("NVML GetGridLicensableFeatures_v4"),
+        gauge("podmeter_vgpu_info", "A vGPU that runs on this host; always 1.", |snapshot, family| {
+            for (gpu, vgpu) in vgpus(snapshot) {
+                let labels = of_vgpu(gpu, vgpu)
+                    .and_known("vgpu_type", vgpu.vgpu_type.as_ref())
+                    .and_known("vm_id", vgpu.vm_id.as_ref())
+                    .and_known("mdev_uuid", vgpu.mdev_uuid.as_ref());
+                family.push(labels, 1u64);
+            }
+        })
+        .labels("gpu_uuid vgpu_uuid vgpu_type vm_id mdev_uuid")
+        .source("NVML GetActiveVgpus"),
+        gauge("podmeter_vgpu_memory_used_bytes", "Memory of a vGPU in use.", |snapshot, family| {
+            per_vgpu(snapshot, family, |vgpu| vgpu.memory_used_bytes)
+        })
+        .source("NVML VgpuInstanceGetFbUsage"),
+        gauge("podmeter_vgpu_memory_capacity_bytes", "Memory of a vGPU by its type.", |snapshot, family| {
+            per_vgpu(snapshot, family, |vgpu| vgpu.memory_total_bytes)
+        })
+        .source("NVML VgpuTypeGetFramebufferSize"),
         gauge(
             "podmeter_vgpu_sm_utilization_ratio",
-            VGPU,
-            "NVML GetVgpuUtilization",
             "SM use by a vGPU in the driver's last sample, 0 to 1 of the whole GPU.",
             |snapshot, family| per_vgpu(snapshot, family, |vgpu| vgpu.sm_utilization_ratio),
-        ),
+        )
+        .source("NVML GetVgpuUtilization"),
         gauge(
             "podmeter_vgpu_license_state",
-            &["gpu_uuid", "vgpu_uuid", "state"],
-            "NVML VgpuInstanceGetLicenseInfo_v2",
             "Licence of a vGPU: one series per state, 0 or 1; absent while its virtual machine has no driver.",
             |snapshot, family| {
                 for (gpu, vgpu) in vgpus(snapshot) {
@@ -82,7 +69,9 @@ pub(super) static GROUP: Group = Group {
                     }
                 }
             },
-        ),
+        )
+        .labels("gpu_uuid vgpu_uuid state")
+        .source("NVML VgpuInstanceGetLicenseInfo_v2"),
     ],
 };
 

@@ -166,7 +166,7 @@ fn every_query_uses_existing_metrics() {
                 metric.is_some() || PROMETHEUS_METRICS.contains(&selector.metric.as_str()),
                 "metric of the catalogue",
             );
-            labels.extend(metric.iter().flat_map(|metric| metric.labels));
+            labels.extend(metric.iter().flat_map(|metric| &metric.labels));
             for (label, value) in [("job", "\"$job\""), ("cluster", "\"$cluster\""), ("node", "\"$node\"")] {
                 check(
                     selector.matchers.contains(&format!("{label}=~{value}")),
@@ -274,7 +274,7 @@ fn the_linter_has_the_exceptions() {
 #[test]
 fn the_catalogue_and_the_queries_are_really_read() {
     let metric = &catalogue()["podmeter_device_busy_seconds_total"];
-    assert_eq!((metric.kind, metric.labels), ("counter", &["gpu_uuid", "gpu"][..]));
+    assert_eq!((metric.kind, &*metric.labels), ("counter", &["gpu_uuid", "gpu"][..]));
     let found =
         selectors("sum by (up) (rate(a_total{job=~\"$job\",b!=\"x,y\"}[$__range])) / c or label_join(d{}, \"e\")");
     let shown: Vec<String> = found

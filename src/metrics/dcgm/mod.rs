@@ -33,20 +33,19 @@ pub enum Generation {
 
 /// The families of `/metrics/dcgm`, for text 0.0.4 alone: their counters do not end in `_total`.
 pub(super) fn families(snapshot: &Snapshot, generation: Generation) -> Vec<Family> {
+    let own = super::families(snapshot);
     let families_of = |generation, is_wanted: fn(&Name) -> bool| {
-        let page = Page::of(snapshot, generation);
+        let page = Page::of(snapshot, &own, generation);
         names().filter(|name| is_wanted(name)).filter_map(|name| name.family(&page, generation)).collect::<Vec<_>>()
     };
-    let all: fn(&Name) -> bool = |_| true;
     ordered(match generation {
-        Generation::Both => {
-            let changed: fn(&Name) -> bool = |name| !name.is_unchanged();
-            let mut families = families_of(Generation::Both, Name::is_unchanged);
-            families.extend(families_of(Generation::Old, changed));
-            families.extend(families_of(Generation::New, changed));
-            families
-        }
-        one => families_of(one, all),
+        Generation::Both => [
+            families_of(Generation::Both, Name::is_unchanged),
+            families_of(Generation::Old, |name| !name.is_unchanged()),
+            families_of(Generation::New, |name| !name.is_unchanged()),
+        ]
+        .concat(),
+        one => families_of(one, |_| true),
     })
 }
 
@@ -59,7 +58,7 @@ impl Name {
             Generation::Old | Generation::Both => (&self.descriptors[0], self.per_base()),
         };
         let mut series = Series { family: Family::new(descriptor), per_base };
-        source.fill(page, &mut series);
+        source.fill(page, &mut series, self.row.podmeter.as_deref());
         Some(series.family)
     }
 }
@@ -116,6 +115,12 @@ mod tests {
         for name in names() {
             let row = &name.row;
             assert!(row.source.is_some() != row.not_served.is_some(), "{}: a source, or why not", name.old_name());
+            let takes_query = matches!(row.source, Some(values::Source::Podmeter));
+            assert!(
+                !takes_query || row.podmeter.as_ref().is_some_and(|query| !query.contains('(')),
+                "{}",
+                name.old_name()
+            );
             assert!(row.podmeter.is_some() || row.difference.is_some(), "{} needs a reason", name.old_name());
             assert!(name.descriptors.iter().all(|one| one.help.ends_with('.')), "{}", name.old_name());
         }

@@ -122,7 +122,7 @@ impl Name {
         let kind = if row.kind == "counter" { Kind::Counter } else { Kind::Gauge };
         let unit = units.get(row.unit).copied();
         let help = if unit.is_some() { row.help_new } else { row.help };
-        let descriptor = |name, help| Descriptor { name, kind, labels: &[], source: "NVML", help };
+        let descriptor = |name, help| Descriptor { name, kind, labels: None, source: None, help };
         Self { descriptors: [descriptor(row.old, row.help), descriptor(row.new, help)], row, unit }
     }
 

@@ -25,6 +25,8 @@ pub struct Series {
 /// The devices of a snapshot, with the labels of one generation.
 pub struct Page<'snapshot> {
     pub(super) snapshot: &'snapshot Snapshot,
+    /// podmeter's own.
+    families: &'snapshot [Family],
     gpus: BTreeMap<&'snapshot GpuUuid, Device<'snapshot>>,
     instances: Vec<Device<'snapshot>>,
 }
@@ -62,12 +64,13 @@ impl Series {
 }
 
 impl<'snapshot> Page<'snapshot> {
-    pub fn of(snapshot: &'snapshot Snapshot, generation: Generation) -> Self {
+    pub fn of(snapshot: &'snapshot Snapshot, families: &'snapshot [Family], generation: Generation) -> Self {
         let device = |gpu, instance| Device::of(snapshot, generation, gpu, instance);
         let gpus = snapshot.hardware.inventory.gpus.values();
         let instances = mig::instances(snapshot);
         Self {
             snapshot,
+            families,
             gpus: gpus.map(|gpu| (&gpu.uuid, device(gpu, None))).collect(),
             instances: instances.map(|(gpu, instance)| device(gpu, Some(instance))).collect(),
         }
@@ -113,6 +116,22 @@ impl<'snapshot> Page<'snapshot> {
         for device in &self.instances {
             if let Some(value) = device.instance.and_then(|instance| read(instance.memory, &instance.gpm)) {
                 device.push(series, own, &Labels::default(), value);
+            }
+        }
+    }
+
+    /// Of each GPU with a series of podmeter's that the selector, with at most one label, matches.
+    pub fn selected(&self, series: &mut Series, selector: &str) {
+        let (name, matcher) = selector.split_once('{').unwrap_or((selector, ""));
+        let matcher = matcher.trim_end_matches("\"}").split_once("=\"");
+        let families = self.families.iter().filter(|family| family.descriptor.name == name);
+        for sample in families.flat_map(|family| &family.samples) {
+            let has = |label: (&str, &str)| sample.labels.iter().any(|its| its == label);
+            let device = self.gpus.iter().find(|(uuid, _)| has(("gpu_uuid", uuid.as_str())));
+            if let (Some((_, device)), Some(value)) =
+                (device.filter(|_| matcher.is_none_or(has)), sample.value.as_f64())
+            {
+                device.push(series, None, &Labels::default(), value);
             }
         }
     }

@@ -10,6 +10,8 @@ use crate::model::{Account, EccLocation, RecentCount, Slow, UnhealthyReason};
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
+    /// podmeter's own series that the row's query selects.
+    Podmeter,
     Utilization,
     MemoryUtilization,
     Engine(&'static str),
@@ -18,50 +20,21 @@ pub enum Source {
     SmOccupancy,
     DramActive,
     Pipe(&'static str),
-    SmCycles,
-    SmActiveCycles,
     PipeCycles(&'static str),
     MemoryUsed,
     MemoryFree,
     MemoryReserved,
     MemoryTotal,
-    Power,
     Energy,
     PowerLimitRequested,
-    PowerLimit,
-    GpuTemperature,
-    MemoryTemperature,
-    TemperatureMargin,
-    SmClock,
-    MemoryClock,
-    VideoClock,
-    PerformanceState,
-    /// Of the first fan.
-    FanSpeed,
-    Throttled(&'static str),
     PolicyViolation(&'static str),
     ClockEventMask,
     LastXid,
-    RowsRemappedUncorrectable,
-    RowsRemappedCorrectable,
-    RowRemapFailed,
-    RowRemapPending,
     EccCorrected,
     EccUncorrected,
-    EccLifetimeCorrected,
-    EccLifetimeUncorrected,
-    RetiredPages(&'static str),
-    RetiredPagesPending,
     VgpuLicensed,
-    PcieReplays,
     PcieTransmitRate,
     PcieReceiveRate,
-    PcieTransmitted,
-    PcieReceived,
-    PcieLinkGeneration,
-    PcieLinkWidth,
-    PcieLinkGenerationMax,
-    PcieLinkWidthMax,
     NvlinkRate,
     /// Of link 0.
     Nvlink0Rate,
@@ -103,9 +76,10 @@ const WATCHES: [&str; 4] = ["NVLINK", "MEM", "DRIVER", "ALL"];
 const FAILED: f64 = 20.0;
 
 impl Source {
-    /// Adds the samples.
-    pub fn fill(self, page: &Page<'_>, series: &mut Series) {
+    /// Adds the samples of a row with this query of podmeter's metrics.
+    pub fn fill(self, page: &Page<'_>, series: &mut Series, query: Option<&str>) {
         match self {
+            Self::Podmeter => page.selected(series, query.expect("a test checks the table")),
             Self::Utilization => {
                 page.gpus_and_holders(series, |account| account.device_utilization_ratio, &|readings| {
                     readings.fast.as_ref()?.value.utilization_ratio
@@ -120,8 +94,6 @@ impl Source {
             Self::SmOccupancy => page.parts(series, None, &|_, gpm| gpm.sm_occupancy),
             Self::DramActive => page.parts(series, None, &|_, gpm| gpm.dram_active),
             Self::Pipe(pipe) => page.parts(series, None, &|_, gpm| gpm.pipes.get(pipe).copied()),
-            Self::SmCycles => page.medium(series, &|medium| medium.sm_cycles),
-            Self::SmActiveCycles => page.medium(series, &|medium| medium.sm_active_cycles),
             Self::PipeCycles(pipe) => page.medium(series, &|medium| medium.pipe_cycles.get(pipe).copied()),
             Self::MemoryUsed => {
                 let own = |account: &Account| Some(account.memory_used_bytes? as f64);
@@ -130,19 +102,8 @@ impl Source {
             Self::MemoryFree => page.parts(series, None, &|memory, _| Some(memory?.free as f64)),
             Self::MemoryReserved => page.parts(series, None, &|memory, _| Some(memory?.reserved? as f64)),
             Self::MemoryTotal => page.parts(series, None, &|memory, _| Some(memory?.total as f64)),
-            Self::Power => page.gpus(series, &|readings| readings.fast.as_ref()?.value.power_watts),
             Self::Energy => page.gpus(series, &|readings| readings.totals.energy_joules),
             Self::PowerLimitRequested => page.medium(series, &|medium| medium.power_limit_requested_watts),
-            Self::PowerLimit => page.medium(series, &|medium| medium.power_limit_watts),
-            Self::GpuTemperature => page.medium(series, &|medium| medium.gpu_temperature_celsius),
-            Self::MemoryTemperature => page.medium(series, &|medium| medium.memory_temperature_celsius),
-            Self::TemperatureMargin => page.medium(series, &|medium| medium.temperature_margin_celsius),
-            Self::SmClock => page.medium(series, &|medium| medium.clocks.sm_hertz),
-            Self::MemoryClock => page.medium(series, &|medium| medium.clocks.memory_hertz),
-            Self::VideoClock => page.medium(series, &|medium| medium.clocks.video_hertz),
-            Self::PerformanceState => page.medium(series, &|medium| Some(medium.performance_state?.into())),
-            Self::FanSpeed => page.medium(series, &|medium| medium.fan_speed_ratios.first().copied()),
-            Self::Throttled(reason) => page.medium(series, &|medium| medium.throttled_seconds.get(reason).copied()),
             Self::PolicyViolation(policy) => {
                 page.medium(series, &|medium| medium.policy_violation_seconds.get(policy).copied());
             }
@@ -152,28 +113,11 @@ impl Source {
                 (!events.is_empty()).then(|| bits.map(|(bit, _)| f64::from(1u32 << bit)).sum())
             }),
             Self::LastXid => last_xid(page, series),
-            Self::RowsRemappedUncorrectable => {
-                page.slow(series, &|slow| Some(slow.row_remap?.uncorrectable as f64));
-            }
-            Self::RowsRemappedCorrectable => page.slow(series, &|slow| Some(slow.row_remap?.correctable as f64)),
-            Self::RowRemapFailed => page.slow(series, &|slow| flag(slow.row_remap?.failed)),
-            Self::RowRemapPending => page.slow(series, &|slow| flag(slow.row_remap?.pending)),
             Self::EccCorrected => page.slow(series, &|slow| ecc(slow, |place| place.corrected)),
             Self::EccUncorrected => page.slow(series, &|slow| ecc(slow, |place| place.uncorrected)),
-            Self::EccLifetimeCorrected => page.slow(series, &|slow| Some(slow.ecc_lifetime_corrected? as f64)),
-            Self::EccLifetimeUncorrected => page.slow(series, &|slow| Some(slow.ecc_lifetime_uncorrected? as f64)),
-            Self::RetiredPages(cause) => page.slow(series, &|slow| Some(*slow.retired_pages.get(cause)? as f64)),
-            Self::RetiredPagesPending => page.slow(series, &|slow| flag(slow.retired_pages_pending?)),
             Self::VgpuLicensed => page.slow(series, &|slow| flag(slow.vgpu_licensed?)),
-            Self::PcieReplays => page.slow(series, &|slow| Some(slow.pcie.replays? as f64)),
             Self::PcieTransmitRate => page.medium(series, &|medium| medium.rates.traffic.pcie_transmitted),
             Self::PcieReceiveRate => page.medium(series, &|medium| medium.rates.traffic.pcie_received),
-            Self::PcieTransmitted => page.slow(series, &|slow| slow.pcie.transmitted_bytes),
-            Self::PcieReceived => page.slow(series, &|slow| slow.pcie.received_bytes),
-            Self::PcieLinkGeneration => page.slow(series, &|slow| Some(slow.pcie.link_generation?.into())),
-            Self::PcieLinkWidth => page.slow(series, &|slow| Some(slow.pcie.link_width_lanes?.into())),
-            Self::PcieLinkGenerationMax => page.slow(series, &|slow| Some(slow.pcie.link_generation_max?.into())),
-            Self::PcieLinkWidthMax => page.slow(series, &|slow| Some(slow.pcie.link_width_lanes_max?.into())),
             Self::NvlinkRate => page.medium(series, &|medium| {
                 let traffic = medium.rates.traffic;
                 Some(traffic.nvlink_transmitted? + traffic.nvlink_received?)
