@@ -68,7 +68,7 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| current(snapshot, family, |account| account.dram_active_ratio),
         ),
         gauge("podmeter_container_memory_used_bytes", "Device memory that the container uses.", |snapshot, family| {
-            current(snapshot, family, |account| account.memory_used_bytes)
+            current(snapshot, family, |account| account.memory_used_bytes);
         }),
         gauge(
             "podmeter_container_memory_limit_bytes",
@@ -76,7 +76,7 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| current(snapshot, family, |account| account.memory_limit_bytes),
         ),
         counter("podmeter_container_energy_joules_total", "Energy attributed to the container.", |snapshot, family| {
-            totals(snapshot, family, |account| account.figures.energy_joules)
+            totals(snapshot, family, |account| account.figures.energy_joules);
         }),
         gauge(
             "podmeter_container_processes",

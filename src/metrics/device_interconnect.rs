@@ -15,7 +15,7 @@ pub(super) static GROUP: Group = Group {
     source: "NVML",
     metrics: &[
         counter("podmeter_device_pcie_replays_total", "PCIe packets retransmitted.", |snapshot, family| {
-            per_device(snapshot, family, |readings| pcie(readings)?.replays)
+            per_device(snapshot, family, |readings| pcie(readings)?.replays);
         })
         .source("NVML GetPcieReplayCounter"),
         counter("podmeter_device_pcie_errors_total", "PCIe errors by kind.", |snapshot, family| {
@@ -48,7 +48,7 @@ pub(super) static GROUP: Group = Group {
         )
         .source("NVML GetMaxPcieLinkGeneration"),
         gauge("podmeter_device_pcie_link_width_lanes", "PCIe lanes in use.", |snapshot, family| {
-            per_device(snapshot, family, |readings| pcie(readings)?.link_width_lanes)
+            per_device(snapshot, family, |readings| pcie(readings)?.link_width_lanes);
         })
         .source("NVML GetCurrPcieLinkWidth"),
         gauge(

@@ -10,7 +10,7 @@ pub(super) static GROUP: Group = Group {
     source: "NVML",
     metrics: &[
         counter("podmeter_device_energy_joules_total", "Energy drawn by the board.", |snapshot, family| {
-            divided(snapshot, family, |divided| divided.energy_joules)
+            divided(snapshot, family, |divided| divided.energy_joules);
         })
         .source("NVML GetTotalEnergyConsumption"),
         gauge(
@@ -20,7 +20,7 @@ pub(super) static GROUP: Group = Group {
         )
         .source("NVML GetPowerUsage, or fields 185 and 186 with GPU scope on a superchip"),
         gauge("podmeter_device_power_limit_watts", "Enforced power limit.", |snapshot, family| {
-            per_device(snapshot, family, |readings| medium(readings)?.power_limit_watts)
+            per_device(snapshot, family, |readings| medium(readings)?.power_limit_watts);
         })
         .source("NVML GetEnforcedPowerLimit"),
         gauge("podmeter_device_temperature_celsius", "Temperature by sensor.", |snapshot, family| {
@@ -69,7 +69,7 @@ pub(super) static GROUP: Group = Group {
         .labels("gpu_uuid gpu reason")
         .source("NVML GetCurrentClocksEventReasons"),
         gauge("podmeter_device_performance_state", "Performance state, 0 (highest) to 15.", |snapshot, family| {
-            per_device(snapshot, family, |readings| medium(readings)?.performance_state)
+            per_device(snapshot, family, |readings| medium(readings)?.performance_state);
         })
         .source("NVML GetPerformanceState"),
         gauge(

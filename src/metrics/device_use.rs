@@ -101,7 +101,7 @@ pub(super) static GROUP: Group = Group {
         .labels("gpu_uuid gpu state")
         .source("NVML GetMemoryInfo_v2"),
         gauge("podmeter_device_memory_capacity_bytes", "Total device memory.", |snapshot, family| {
-            per_device(snapshot, family, |readings| Some(medium(readings)?.memory?.total))
+            per_device(snapshot, family, |readings| Some(medium(readings)?.memory?.total));
         })
         .source("NVML GetMemoryInfo_v2"),
     ],

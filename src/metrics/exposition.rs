@@ -199,7 +199,7 @@ mod tests {
             family::gauge("x_info", "One.", |_, family| family.push(Labels::default(), 1u64)),
             family::counter("x_seconds_total", HELP, |_, family| {
                 family.push(Labels::of("who", "z"), 2.0);
-                family.since(UnixSeconds(1_700_000_000.25)).push(Labels::of("who", "a \"b\"} 1\\\nc"), 1.5);
+                family.since(UnixSeconds(1_700_000_000.25)).push(Labels::of("who", "a \"b\"{} 1\\\nc"), 1.5);
             }),
         ],
     };
@@ -216,7 +216,7 @@ mod tests {
                 "# HELP x_info One.\n# TYPE x_info gauge\nx_info 1\n\
                  # HELP x_seconds_total Says \"hi\" \\\\ and\\nmore.\n\
                  # TYPE x_seconds_total counter\n\
-                 x_seconds_total{who=\"a \\\"b\\\"} 1\\\\\\nc\"} 1.5\n\
+                 x_seconds_total{who=\"a \\\"b\\\"{} 1\\\\\\nc\"} 1.5\n\
                  x_seconds_total{who=\"z\"} 2.0\n"
             ),
             "{page}"
@@ -233,8 +233,8 @@ mod tests {
                 "# TYPE x_info gauge\n# HELP x_info One.\nx_info 1\n\
                  # TYPE x_seconds counter\n\
                  # HELP x_seconds Says \\\"hi\\\" \\\\ and\\nmore.\n\
-                 x_seconds_total{who=\"a \\\"b\\\"} 1\\\\\\nc\"} 1.5\n\
-                 x_seconds_created{who=\"a \\\"b\\\"} 1\\\\\\nc\"} 1700000000.250\n\
+                 x_seconds_total{who=\"a \\\"b\\\"{} 1\\\\\\nc\"} 1.5\n\
+                 x_seconds_created{who=\"a \\\"b\\\"{} 1\\\\\\nc\"} 1700000000.250\n\
                  x_seconds_total{who=\"z\"} 2.0\n# EOF\n"
             ),
             "{page}"

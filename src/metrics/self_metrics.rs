@@ -19,7 +19,7 @@ pub(super) static GROUP: Group = Group {
         )
         .labels("collector"),
         gauge("podmeter_collector_stuck", "Whether a call of the collector hangs, 0 or 1.", |snapshot, family| {
-            per_collector(snapshot, family, |collector| Some(collector.stuck))
+            per_collector(snapshot, family, |collector| Some(collector.stuck));
         })
         .labels("collector"),
         gauge(
@@ -29,7 +29,7 @@ pub(super) static GROUP: Group = Group {
         )
         .labels("collector"),
         gauge("podmeter_collector_duration_seconds", "Duration of the collector's last run.", |snapshot, family| {
-            per_collector(snapshot, family, |collector| Some(collector.duration?.as_secs_f64()))
+            per_collector(snapshot, family, |collector| Some(collector.duration?.as_secs_f64()));
         })
         .labels("collector"),
         gauge("podmeter_collector_age_seconds", "Time since the collector's last success.", |snapshot, family| {

@@ -45,11 +45,11 @@ pub(super) static GROUP: Group = Group {
         .labels("gpu_uuid vgpu_uuid vgpu_type vm_id mdev_uuid")
         .source("NVML GetActiveVgpus"),
         gauge("podmeter_vgpu_memory_used_bytes", "Memory of a vGPU in use.", |snapshot, family| {
-            per_vgpu(snapshot, family, |vgpu| vgpu.memory_used_bytes)
+            per_vgpu(snapshot, family, |vgpu| vgpu.memory_used_bytes);
         })
         .source("NVML VgpuInstanceGetFbUsage"),
         gauge("podmeter_vgpu_memory_capacity_bytes", "Memory of a vGPU by its type.", |snapshot, family| {
-            per_vgpu(snapshot, family, |vgpu| vgpu.memory_total_bytes)
+            per_vgpu(snapshot, family, |vgpu| vgpu.memory_total_bytes);
         })
         .source("NVML VgpuTypeGetFramebufferSize"),
         gauge(
