@@ -87,7 +87,7 @@ fn connect_from_elsewhere(runtime: &Runtime, address: &str) -> TcpStream {
 }
 
 /// Stops the hostile thread at the end of its row and after a panic; the scope would wait for it otherwise.
-struct StopOnDrop<'a>(&'a AtomicBool);
+pub struct StopOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {

@@ -3,11 +3,12 @@
 //! Conditions, unless a part has its own: fake driver library through the real `dlopen`, eight GPUs, eight GPU pods and
 //! thirty plain pods from a fake kubelet on a real socket, everything on this machine. Prints tables; checks no limit.
 //! `cargo bench --bench figures -- PART...` measures parts alone, `-- --peer COMMAND URL` another exporter in turns
-//! with podmeter.
+//! with podmeter, and `-- allocate --beside SOCKET` calls another device plugin in turns.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints its results")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock and starts the binary")]
 
+mod allocate;
 mod beside;
 mod dcgm;
 mod faults;
@@ -40,7 +41,7 @@ const PLAIN_PODS: usize = 30;
 
 type Part = fn(&Bench);
 
-const PARTS: [(&str, Part); 12] = [
+const PARTS: [(&str, Part); 13] = [
     ("start", usual::start),
     ("steady", usual::steady),
     ("allocations", usual::new_allocations),
@@ -53,11 +54,12 @@ const PARTS: [(&str, Part); 12] = [
     ("nginx", nginx::measure),
     ("hostile", hostile::measure),
     ("scale", scale::measure),
+    ("allocate", allocate::measure),
 ];
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let (mut wanted, mut peer, mut is_bench) = (vec![], None, false);
+    let (mut wanted, mut peer, mut beside, mut is_bench) = (vec![], None, None, false);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             // `cargo bench` passes `--bench`; `cargo test --benches` does not and measures nothing.
@@ -66,6 +68,9 @@ fn main() {
                 (Some(command), Some(url)) => peer = Some((command, url)),
                 _ => refuse("--peer needs two arguments: the command that starts the exporter and the URL of its page"),
             },
+            "--beside" => {
+                beside = Some(arguments.next().unwrap_or_else(|| refuse("--beside needs a plugin's socket")).into());
+            }
             name => match PARTS.iter().find(|(part, _)| *part == name) {
                 Some((_, part)) => wanted.push(*part),
                 None => refuse(&format!("no part {name:?}; the parts are {}", PARTS.map(|(part, _)| part).join(" "))),
@@ -75,7 +80,7 @@ fn main() {
     if !is_bench {
         return;
     }
-    let bench = Bench::new();
+    let bench = Bench::new(beside);
     println!("| figure | measured | target |\n|---|---|---|");
     match &peer {
         Some((command, url)) => peer::measure(&bench, command, url),
@@ -97,14 +102,16 @@ fn refuse(reason: &str) -> ! {
 struct Bench {
     runtime: tokio::runtime::Runtime,
     driver: FakeNvml,
+    /// Another device plugin's socket, which is called in turns with podmeter's.
+    beside: Option<PathBuf>,
     /// Tables with other columns, printed after the first.
     later: RefCell<String>,
 }
 
 impl Bench {
-    fn new() -> Self {
+    fn new(beside: Option<PathBuf>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        Self { runtime, driver: driver(GPUS), later: RefCell::default() }
+        Self { runtime, driver: driver(GPUS), beside, later: RefCell::default() }
     }
 
     fn usual_node(&self) -> Node {

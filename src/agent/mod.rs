@@ -70,6 +70,8 @@ pub enum AgentError {
     WebConfig(#[from] WebConfigError),
     #[error("signals cannot be received: {0}")]
     Signals(#[from] std::io::Error),
+    #[error("the threads of the web server cannot be started: {0}")]
+    WebThreads(std::io::Error),
     #[error(transparent)]
     Task(#[from] TaskError),
 }
@@ -109,9 +111,10 @@ async fn run_on(setup: Setup, settings: Settings, opened: Opened) -> Result<(), 
     let mut signals = Signals::receive()?;
     let web_config = settings.web_config.as_deref().map(|file| LiveConfig::load(file, setup.clock)).transpose()?;
     let bound = listeners::bind(&settings).await?;
+    let web_threads = web::Threads::start().map_err(AgentError::WebThreads)?;
     let mut agent = Agent::start(setup, &settings, web_config.clone());
     bound.announce(web_config.as_ref().is_some_and(LiveConfig::is_encrypted), opened);
-    agent.serve(settings, bound, web_config);
+    agent.serve(settings, bound, web_config, &web_threads);
     let outcome = agent.wait(&mut signals).await;
     agent.stop(outcome.is_ok(), &mut signals).await;
     outcome
@@ -194,7 +197,7 @@ impl Agent {
     }
 
     /// Serves the last snapshot, and the orders of the admin socket.
-    fn serve(&mut self, settings: Settings, bound: Bound, web_config: Option<LiveConfig>) {
+    fn serve(&mut self, settings: Settings, bound: Bound, web_config: Option<LiveConfig>, threads: &web::Threads) {
         let (clock, liveness, snapshots) = (self.clock, self.publisher.liveness(), self.snapshots.clone());
         let loading = self.devices.loading();
         let journal = self.journal.as_ref().map(Journal::reader);
@@ -219,6 +222,7 @@ impl Agent {
             live: web::Live::default(),
             cached_bodies: web::CachedBodies::default(),
         };
+        let _on_its_threads = threads.enter();
         web::start(bound.listeners, state, server, &mut self.tasks, &mut self.servers);
     }
 

@@ -1,5 +1,5 @@
 use super::arguments::DemoArguments;
-use super::{BIND, FAILED, Failed, logging, misused, print, run_on};
+use super::{BIND, FAILED, Failed, block_on, logging, misused, print};
 use crate::agent::{self, AgentError, DemoError, ListenAddress};
 
 pub fn run(arguments: DemoArguments) -> Result<(), Failed> {
@@ -8,8 +8,7 @@ pub fn run(arguments: DemoArguments) -> Result<(), Failed> {
     let log = logging::start(agent::LogFormat::Text, "warn,podmeter=info");
     // A closed standard output does not end the demo.
     let opened = Box::new(move |page: &ListenAddress| drop(print(&text(page, faults, churn))));
-    // The simulated node keeps its time beside the agent.
-    let outcome = run_on(2, agent::demo(settings, opened, log.dropped_lines()));
+    let outcome = block_on(agent::demo(settings, opened, log.dropped_lines()));
     log.finish();
     outcome?.map_err(|error| match error {
         DemoError::Agent(AgentError::Bind(error)) => Failed(BIND, error.to_string()),

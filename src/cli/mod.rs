@@ -221,14 +221,9 @@ fn misused(error: impl std::fmt::Display) -> Failed {
     Failed(USAGE, error.to_string())
 }
 
-/// One worker: whatever takes long or may hang, such as rendering a page, has a blocking thread.
+/// On this thread alone: whatever takes long or may hang, such as a call of the driver, has a thread of its own.
 fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failed> {
-    run_on(1, work)
-}
-
-fn run_on<T>(workers: usize, work: impl Future<Output = T>) -> Result<T, Failed> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(workers)
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .thread_keep_alive(IDLE_THREAD)
         .enable_all()
         .build()

@@ -8,12 +8,12 @@ use crate::model::{ContainerRef, GpuUuid, HealthTransition, ResourceName, Snapsh
 type Xids = BTreeMap<(GpuUuid, u32), (u64, XidClass)>;
 
 /// The values of the last snapshot whose changes are events.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Changes {
     seen: Option<Seen>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Seen {
     /// `None` until the kubelet has responded: the holdings in its first response are no events.
     holdings: Option<BTreeMap<ContainerRef, BTreeSet<Device>>>,

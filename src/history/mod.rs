@@ -31,7 +31,7 @@ pub struct Device {
     pub mig: Option<MigUuid>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct History {
     at: Moment,
     points: BTreeMap<Device, Points>,

@@ -47,7 +47,7 @@ pub struct Point {
 }
 
 /// The last points of one device, one per second.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Points {
     latest: u64,
     /// Oldest first; the last is of `latest`.

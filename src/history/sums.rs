@@ -28,14 +28,14 @@ enum Subject {
     Gpu,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Sums {
     noted: Option<(Monotonic, u64)>,
     rows: BTreeMap<(GpuUuid, Subject), Row>,
 }
 
 /// What was added to four counters, by window and step.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Row {
     counters: [f64; 4],
     added: [[[f32; 4]; STEPS]; Window::ALL.len()],

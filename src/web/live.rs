@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::WatchStream;
@@ -31,7 +31,8 @@ pub struct Live(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    history: Mutex<History>,
+    /// Renderers have an immutable copy: none delays the next snapshot, or another request.
+    history: Mutex<Arc<History>>,
     node: Feed,
     /// By the index of their view.
     pages: [Feed; View::COUNT],
@@ -56,8 +57,8 @@ enum Frame {
 
 impl Live {
     /// The history of the last minutes.
-    pub(super) fn history(&self) -> MutexGuard<'_, History> {
-        self.0.history.lock()
+    pub(super) fn history(&self) -> Arc<History> {
+        Arc::clone(&self.0.history.lock())
     }
 
     /// Ends every stream, also those requested later.
@@ -112,7 +113,7 @@ pub(super) async fn follow(state: WebState) {
     let mut sent: Option<Monotonic> = None;
     loop {
         let snapshot = Arc::clone(&snapshots.borrow_and_update());
-        state.live.history().note(&snapshot);
+        Arc::make_mut(&mut state.live.0.history.lock()).note(&snapshot);
         state.cached_bodies.forget();
         if sent.is_none_or(|sent| snapshot.at.monotonic.since(sent) >= EVENT_INTERVAL) {
             publish_events(&state, &snapshot).await;

@@ -25,7 +25,7 @@ pub use listener::{BindError, ListenAddress, Listener};
 pub use live::Live;
 pub use routes::{AllocationSource, CachedBodies, GovernanceRequest, GovernanceSource, Probe, WebState, router};
 pub use scrapes::ScrapeDurations;
-pub use server::{ServerSettings, start};
+pub use server::{ServerSettings, Threads, start};
 
 #[cfg(test)]
 mod tests;

@@ -13,6 +13,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::runtime::{EnterGuard, Runtime};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tower::ServiceExt as _;
@@ -36,6 +37,8 @@ const LAST_RESPONSE: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(3);
 /// The probe listener has a kubelet as its only client.
 const PROBE_CONNECTIONS: usize = 8;
+/// Rendering at once, whatever the number of clients. Two may wait for the journal's disk.
+const RENDERERS: usize = 4;
 /// After a failed accept; usually file descriptors are missing.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -48,6 +51,33 @@ pub struct ServerSettings {
     pub limits: Limits,
     /// An admin socket on which another process listens. It is served when that process has ended.
     pub awaited: Option<PathBuf>,
+}
+
+/// The threads of the web server: no request delays the rest of the agent, such as an answer to the kubelet.
+pub struct Threads(Option<Runtime>);
+
+impl Threads {
+    /// One thread for connections, and a few that render and read the journal.
+    pub fn start() -> io::Result<Self> {
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.worker_threads(1).max_blocking_threads(RENDERERS).thread_name("web").enable_all();
+        runtime.build().map(|runtime| Self(Some(runtime)))
+    }
+
+    /// What is spawned until the guard is dropped runs on these threads.
+    #[must_use]
+    pub fn enter(&self) -> Option<EnterGuard<'_>> {
+        self.0.as_ref().map(Runtime::enter)
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        // Does not wait for a page that is being rendered.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// Serves every listener until `servers` are stopped, then finishes the requests in progress. `tasks` update the
