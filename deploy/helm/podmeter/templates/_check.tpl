@@ -29,6 +29,12 @@
 {{- if and $values.podMonitor.enabled $values.serviceMonitor.enabled -}}
 {{- fail "podMonitor and serviceMonitor would scrape each podmeter twice: enable one of them" -}}
 {{- end -}}
+{{- range $monitor := list "podMonitor" "serviceMonitor" -}}
+{{- $interval := (get $values $monitor).interval -}}
+{{- if not (regexMatch "^([1-9][0-9]?s|1[01][0-9]s|120s|[12]m)$" $interval) -}}
+{{- fail (printf "%s.interval=%s: give 1s to 120s, or 1m or 2m; the rules and dashboards read windows of 5m" $monitor $interval) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (has (toString (get $config "processAttribution")) (list "on" "true")) (not $values.hostPID) -}}
 {{- fail "config.processAttribution=on needs the host's process ids: set hostPID=true" -}}
 {{- end -}}
