@@ -2,6 +2,7 @@
 //! `ARCHITECTURE.md` describes the modules and the dependencies permitted between them.
 
 pub mod agent;
+pub mod api;
 pub mod attribution;
 pub mod backoff;
 pub mod cli;

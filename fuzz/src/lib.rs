@@ -13,7 +13,7 @@ pub use claims::claim_file;
 pub use configuration::{configuration, nvidia_config, web_config};
 pub use journal::{journal_answer, journal_query};
 pub use kubelet::kubelet_answer;
-pub use pages::{metrics_page, node_answer};
+pub use pages::node_answer;
 
 use podmeter::attribution::{DeviceForm, parse_claim_device, parse_device_id};
 use podmeter::model::PodUid;
@@ -23,7 +23,7 @@ use podmeter::processes::mountinfo;
 pub type Target = fn(&[u8]);
 
 /// By name: of the program in `fuzz/fuzz_targets` and of the folder in `fuzz/corpus`.
-pub const TARGETS: [(&str, Target); 12] = [
+pub const TARGETS: [(&str, Target); 11] = [
     ("cgroup", cgroup),
     ("claim_file", claim_file),
     ("configuration", configuration),
@@ -31,7 +31,6 @@ pub const TARGETS: [(&str, Target); 12] = [
     ("journal_answer", journal_answer),
     ("journal_query", journal_query),
     ("kubelet_answer", kubelet_answer),
-    ("metrics_page", metrics_page),
     ("mountinfo", mountinfo),
     ("node_answer", node_answer),
     ("nvidia_config", nvidia_config),

@@ -4,8 +4,10 @@ use serde_json::json;
 
 use super::arguments::{HealthArguments, HealthFormat};
 use super::{ENDED, Failed, block_on, print};
-use crate::client::{self, CONDITION_SCHEMA, Condition, ConditionDevice, NoCondition};
+use crate::api::{DeviceCondition, NodeCondition, Status};
+use crate::client::{self, NoCondition};
 use crate::clock::Clock;
+use crate::condition::SCHEMA;
 use crate::terminal::clean;
 
 /// As node-problem-detector's custom plugins exit.
@@ -33,15 +35,15 @@ fn check(arguments: HealthArguments) -> Result<u8, Failed> {
     Ok(code(&condition))
 }
 
-fn code(condition: &Result<Condition, NoCondition>) -> u8 {
-    match condition.as_ref().map(|condition| &*condition.status) {
-        Ok("healthy") => ENDED,
-        Ok("unhealthy") => UNHEALTHY,
+fn code(condition: &Result<NodeCondition, NoCondition>) -> u8 {
+    match condition.as_ref().map(|condition| condition.status) {
+        Ok(Status::Healthy) => ENDED,
+        Ok(Status::Unhealthy) => UNHEALTHY,
         _ => UNKNOWN,
     }
 }
 
-fn line(condition: &Result<Condition, NoCondition>) -> String {
+fn line(condition: &Result<NodeCondition, NoCondition>) -> String {
     match condition {
         Ok(condition) => clean_line(&condition.message),
         Err(error) => clean_line(&error.to_string()),
@@ -53,32 +55,32 @@ fn clean_line(text: &str) -> String {
     crate::terminal::harmless(text) + "\n"
 }
 
-fn json_of(condition: &Result<Condition, NoCondition>) -> String {
+fn json_of(condition: &Result<NodeCondition, NoCondition>) -> String {
     match condition {
-        Ok(condition) => condition.text.clone(),
+        Ok(condition) => condition.json(),
         Err(error) => {
-            let value = json!({"schema": CONDITION_SCHEMA, "status": "unknown", "message": error.to_string()});
+            let value = json!({"schema": SCHEMA, "status": "unknown", "message": error.to_string()});
             serde_json::to_string_pretty(&value).expect("plain values are JSON") + "\n"
         }
     }
 }
 
-fn text(condition: &Result<Condition, NoCondition>) -> String {
+fn text(condition: &Result<NodeCondition, NoCondition>) -> String {
     let Ok(condition) = condition else { return format!("unknown: {}", line(condition)) };
-    let mut text = format!("{}: {}", condition.status, clean_line(&condition.message));
+    let mut text = format!("{}: {}", condition.status.as_str(), clean_line(&condition.message));
     for device in &condition.devices {
         text += &device_text(device);
     }
     text
 }
 
-fn device_text(device: &ConditionDevice) -> String {
+fn device_text(device: &DeviceCondition) -> String {
     let index = device.gpu.map_or_else(String::new, |index| format!("GPU {index} "));
-    let mig = device.mig_uuid.as_ref().map_or_else(String::new, |mig| format!("{} of ", clean(mig)));
+    let mig = device.mig_uuid.as_ref().map_or_else(String::new, |mig| format!("{} of ", clean(mig.as_str())));
     let mut text = format!(
         "\n{mig}{index}{} is {} since {}\n",
-        clean(&device.gpu_uuid),
-        clean(&device.status),
+        clean(device.gpu_uuid.as_str()),
+        device.status.as_str(),
         clean(&device.since)
     );
     for reason in &device.reasons {

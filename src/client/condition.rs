@@ -6,57 +6,17 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use rustix::fs::OFlags;
-use serde::Deserialize;
 
 use super::{ClientError, Target, get};
+use crate::api::NodeCondition;
+use crate::condition::SCHEMA;
 
-/// Of the conditions that this client reads.
-pub const CONDITION_SCHEMA: &str = "podmeter.condition/v1";
 /// Larger files are none of an agent's.
 const FILE_BYTES: u64 = 16 << 20;
 /// How far the writer's clock may be ahead. Both are on one node.
 const AHEAD: f64 = 5.0;
 /// How far the clock of an agent elsewhere may be ahead: as far as `until` lets it be behind.
 const AHEAD_ELSEWHERE: f64 = 60.0;
-
-/// As far as clients use it. Unknown fields are kept in the text.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Condition {
-    schema: String,
-    /// `healthy`, `unhealthy` or `unknown`.
-    pub status: String,
-    /// Unix seconds.
-    pub written: f64,
-    pub until: f64,
-    pub message: String,
-    #[serde(default)]
-    pub devices: Vec<ConditionDevice>,
-    /// As the agent wrote it.
-    #[serde(skip)]
-    pub text: String,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct ConditionDevice {
-    pub status: String,
-    pub gpu_uuid: String,
-    pub gpu: Option<u32>,
-    pub mig_uuid: Option<String>,
-    pub since: String,
-    pub reasons: Vec<ConditionReason>,
-    pub recovery_action: Option<String>,
-    pub pods: Option<Vec<String>>,
-    pub pods_omitted: usize,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub struct ConditionReason {
-    pub reason: String,
-    pub detail: String,
-    pub clears: String,
-}
 
 /// Why no condition is known.
 #[derive(Debug, thiserror::Error)]
@@ -76,17 +36,17 @@ pub enum NoCondition {
 }
 
 /// Of a running agent, if it is valid at `now`, in Unix seconds.
-pub async fn condition(target: &Target, now: f64) -> Result<Condition, NoCondition> {
+pub async fn condition(target: &Target, now: f64) -> Result<NodeCondition, NoCondition> {
     let target_name = target.to_string();
     let condition = parse(&get(target, "/api/v1/health").await?, &target_name)?;
-    if condition.written > now + AHEAD_ELSEWHERE || now > condition.until {
+    if condition.written as f64 > now + AHEAD_ELSEWHERE || now > condition.until as f64 {
         return Err(NoCondition::Untimely { target: target_name });
     }
     Ok(condition)
 }
 
 /// Of the condition file, if it is still valid at `now`, in Unix seconds.
-pub fn condition_in(file: &Path, now: f64) -> Result<Condition, NoCondition> {
+pub fn condition_in(file: &Path, now: f64) -> Result<NodeCondition, NoCondition> {
     let name = file.display().to_string();
     let failed = |error| NoCondition::File { file: name.clone(), error };
     let mut bytes = vec![];
@@ -98,38 +58,36 @@ pub fn condition_in(file: &Path, now: f64) -> Result<Condition, NoCondition> {
     }
     opened.take(FILE_BYTES).read_to_end(&mut bytes).map_err(failed)?;
     let condition = parse(&bytes, &name)?;
-    if condition.written > now + AHEAD {
+    if condition.written as f64 > now + AHEAD {
         return Err(NoCondition::Ahead { file: name });
     }
-    if now > condition.until {
-        return Err(NoCondition::Stale { file: name, age: (now - condition.written) as u64 });
+    if now > condition.until as f64 {
+        return Err(NoCondition::Stale { file: name, age: now as u64 - condition.written });
     }
     Ok(condition)
 }
 
-fn parse(bytes: &[u8], source_name: &str) -> Result<Condition, NoCondition> {
+fn parse(bytes: &[u8], source_name: &str) -> Result<NodeCondition, NoCondition> {
     let invalid = |error: &dyn std::fmt::Display| NoCondition::Format {
         source_name: source_name.to_owned(),
         error: error.to_string(),
     };
-    let condition: Condition = serde_json::from_slice(bytes).map_err(|error| invalid(&error))?;
-    if condition.schema != CONDITION_SCHEMA {
-        return Err(invalid(&format!("the schema {:?}, not {CONDITION_SCHEMA}", condition.schema)));
+    let condition: NodeCondition = serde_json::from_slice(bytes).map_err(|error| invalid(&error))?;
+    if condition.schema != SCHEMA {
+        return Err(invalid(&format!("the schema {:?}, not {SCHEMA}", condition.schema)));
     }
-    if !["healthy", "unhealthy", "unknown"].contains(&&*condition.status) {
-        return Err(invalid(&format!("the status {:?}", condition.status)));
-    }
-    Ok(Condition { text: String::from_utf8_lossy(bytes).into_owned(), ..condition })
+    Ok(condition)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::Status;
 
     const HEALTHY: &str = r#"{"schema": "podmeter.condition/v1", "status": "healthy", "written": 1000, "until": 1060,
-        "message": "1 GPU is healthy"}"#;
+        "node": "a", "message": "1 GPU is healthy", "healthy_gpus": 1, "devices": []}"#;
 
-    fn read(text: &str, now: f64) -> Result<Condition, NoCondition> {
+    fn read(text: &str, now: f64) -> Result<NodeCondition, NoCondition> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
         condition_in(file.path(), now)
@@ -139,7 +97,7 @@ mod tests {
     fn a_file_counts_for_its_time_only() {
         let text = HEALTHY;
         for now in [995.0, 1000.0, 1060.0] {
-            assert_eq!(read(text, now).unwrap().status, "healthy", "{now}");
+            assert_eq!(read(text, now).unwrap().status, Status::Healthy, "{now}");
         }
         assert!(matches!(read(text, 1061.0), Err(NoCondition::Stale { age: 61, .. })));
         assert!(matches!(read(text, 994.0), Err(NoCondition::Ahead { .. })));

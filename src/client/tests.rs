@@ -51,7 +51,7 @@ fn differences(part: &Value, whole: &Value, place: &str, found: &mut Vec<String>
 
 #[test]
 fn every_field_is_one_that_the_agent_writes() {
-    let response = serde_json::to_value(snapshot()).unwrap();
+    let response = serde_json::to_value(crate::api::Node::from(&snapshot())).unwrap();
     let node: Node = serde_json::from_value(response.clone()).unwrap();
     let mut found = vec![];
     differences(&serde_json::to_value(&node).unwrap(), &response, "", &mut found);
@@ -64,7 +64,7 @@ fn every_field_is_one_that_the_agent_writes() {
 fn every_field_of_the_history_is_one_that_the_agent_writes() {
     let mut history = crate::history::History::default();
     history.note(&snapshot());
-    let response = serde_json::to_value(&history).unwrap();
+    let response = serde_json::to_value(crate::api::History::from(&history)).unwrap();
     let client: History = serde_json::from_value(response.clone()).unwrap();
     let mut written = serde_json::to_value(&client).unwrap();
     // Written as a whole number.
@@ -80,7 +80,7 @@ fn every_field_of_the_history_is_one_that_the_agent_writes() {
 
 #[test]
 fn the_test_above_fails_for_a_missing_field() {
-    let mut response = serde_json::to_value(snapshot()).unwrap();
+    let mut response = serde_json::to_value(crate::api::Node::from(&snapshot())).unwrap();
     let node: Node = serde_json::from_value(response.clone()).unwrap();
     response["accounts"][0].as_object_mut().unwrap().remove("idle_seconds");
     let mut found = vec![];
@@ -121,7 +121,7 @@ async fn refused(bytes: impl Into<Vec<u8>>) -> String {
 
 #[tokio::test]
 async fn a_response_is_read_over_tcp_and_over_a_socket() {
-    let body = serde_json::to_string(&fixture::snapshot()).unwrap();
+    let body = serde_json::to_string(&crate::api::Node::from(&fixture::snapshot())).unwrap();
     let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     assert_eq!(node(&responding(response.clone().into(), false).await).await.unwrap().node_name, "node-a");
     let until_closed = format!("HTTP/1.1 200 OK\r\n\r\n{body}");
@@ -166,7 +166,8 @@ async fn a_condition_of_another_time_is_none() {
     for (written, is_valid) in [(1000, true), (880, false), (1120, false)] {
         let until = written + 60;
         let body = format!(
-            r#"{{"schema":"podmeter.condition/v1","status":"healthy","written":{written},"until":{until},"message":"a"}}"#
+            r#"{{"schema":"podmeter.condition/v1","status":"healthy","written":{written},"until":{until},
+            "node":"a","message":"a","healthy_gpus":1,"devices":[]}}"#
         );
         let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
         let condition = condition(&responding(response.into(), true).await, 1000.0).await;

@@ -31,7 +31,7 @@ fn sentence(device: &DeviceCondition) -> String {
         None => format!("GPU {}", device.gpu_uuid),
     };
     let name = device.mig_uuid.as_ref().map_or(gpu.clone(), |mig| format!("{mig} of {gpu}"));
-    let reasons: Vec<&str> = device.reasons.iter().map(|reason| reason.reason).collect();
+    let reasons: Vec<&str> = device.reasons.iter().map(|reason| &*reason.reason).collect();
     let detail = device.reasons.first().map_or("", |reason| &*reason.detail);
     let pods = match &device.pods {
         None => "unknown".to_owned(),
@@ -42,7 +42,7 @@ fn sentence(device: &DeviceCondition) -> String {
             if more > 0 { format!("{named} and {more} more") } else { named }
         }
     };
-    let action = device.recovery_action.map_or_else(String::new, |action| format!("; action {action}"));
+    let action = device.recovery_action.as_ref().map_or_else(String::new, |action| format!("; action {action}"));
     let text =
         format!("{name}: {} since {}{action}; pods {pods}; {}", reasons.join("+"), device.since, plain(detail, DETAIL));
     plain(&text, BYTES)

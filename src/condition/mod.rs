@@ -8,14 +8,15 @@ mod message;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::model::{
     DeviceHealth, DeviceReadings, Gpu, GpuHealth, GpuUuid, HardwareSource, HealthCause, MigUuid, Moment, Monotonic,
-    Snapshot, Timestamp, UnhealthyReason, UnixSeconds, recovery_action,
+    Snapshot, Timestamp, UnhealthyReason, UnixSeconds, named, recovery_action,
 };
 
 /// Changes with every incompatible change.
@@ -29,21 +30,21 @@ const READINGS_LIMIT: Duration = Duration::from_secs(90);
 /// Pods named of one device.
 const PODS: usize = 64;
 
-/// In the order in which they decide for the node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Status {
-    Unhealthy,
-    Unknown,
-    Healthy,
-    /// Of a device only: an operator's mark is its one cause. Nothing needs repair by it.
-    Marked,
+named! {
+    /// In the order in which they decide for the node.
+    pub enum Status {
+        Unhealthy = "unhealthy",
+        Unknown = "unknown",
+        Healthy = "healthy",
+        /// Of a device only: an operator's mark is its one cause. Nothing needs repair by it.
+        Marked = "marked",
+    }
 }
 
 /// The condition of the node's devices.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeCondition {
-    pub schema: &'static str,
+    pub schema: Cow<'static, str>,
     pub status: Status,
     /// Unix seconds. After `until` the condition is unknown.
     pub written: u64,
@@ -59,7 +60,7 @@ pub struct NodeCondition {
 }
 
 /// A device that is not healthy.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceCondition {
     pub status: Status,
     pub gpu_uuid: GpuUuid,
@@ -67,20 +68,20 @@ pub struct DeviceCondition {
     pub gpu: Option<u32>,
     pub mig_uuid: Option<MigUuid>,
     /// When its health changed last, or it was read last.
-    pub since: Timestamp,
+    pub since: String,
     pub reasons: Vec<Reason>,
     /// What the driver requests; `None` where it requests nothing or does not report it.
-    pub recovery_action: Option<&'static str>,
+    pub recovery_action: Option<Cow<'static, str>>,
     /// The pods that hold the device or a part of it, as `namespace/pod`; `None` until the kubelet has answered.
     pub pods: Option<Vec<String>>,
     /// Further pods.
     pub pods_omitted: usize,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reason {
     /// `xid`, `lost`, …; `no_readings`
-    pub reason: &'static str,
+    pub reason: Cow<'static, str>,
     pub detail: String,
     /// When the device recovers.
     pub clears: String,
@@ -102,7 +103,7 @@ impl NodeCondition {
         let status = if problem.is_some() { worst.min(Status::Unknown) } else { worst };
         let written = now.unix.0.max(0.0) as u64;
         Self {
-            schema: SCHEMA,
+            schema: SCHEMA.into(),
             status,
             written,
             until: written + VALIDITY.as_secs(),
@@ -168,9 +169,9 @@ fn conditions(snapshot: &Snapshot, now: Moment, gpu: &GpuUuid, health: &GpuHealt
             gpu_uuid: gpu.clone(),
             gpu: snapshot.hardware.inventory.gpus.get(gpu).and_then(|gpu| gpu.index),
             mig_uuid: mig.cloned(),
-            since: since.into(),
+            since: Timestamp(since).to_string(),
             reasons,
-            recovery_action: action.filter(|action| *action != "none"),
+            recovery_action: action.filter(|action| *action != "none").map(Cow::Borrowed),
             pods,
             pods_omitted,
         }
@@ -188,7 +189,7 @@ fn conditions(snapshot: &Snapshot, now: Moment, gpu: &GpuUuid, health: &GpuHealt
         let last = readings.map(|readings| readings.totals.through).filter(|at| *at > Monotonic::default());
         let since = last.map_or(health.whole.since.unix, |at| health.whole.since.unix_at(at));
         let reason = Reason {
-            reason: "no_readings",
+            reason: "no_readings".into(),
             detail: "the driver gives no current readings".to_owned(),
             clears: "recovers with the next readings".to_owned(),
         };
@@ -209,7 +210,7 @@ fn status(health: &DeviceHealth) -> Status {
 
 fn reasons(health: &DeviceHealth) -> Vec<Reason> {
     let reason = |cause: &HealthCause| Reason {
-        reason: cause.reason.as_str(),
+        reason: cause.reason.as_str().into(),
         detail: cause.detail.to_string(),
         clears: cause.clears.to_string(),
     };

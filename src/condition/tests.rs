@@ -63,7 +63,7 @@ fn a_healthy_node_is_healthy_with_current_readings_only() {
     assert_eq!(unread.devices[0].reasons[0].reason, "no_readings");
     let last_read = Timestamp(snapshot.health.gpus[&WHOLE.into()].whole.since.unix_at(LAST_PASS));
     let device = unread.devices.iter().find(|device| device.gpu_uuid == WHOLE.into()).expect("in the fixture");
-    assert_eq!(device.since, last_read, "not since the GPU is healthy");
+    assert_eq!(device.since, last_read.to_string(), "not since the GPU is healthy");
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn an_unhealthy_gpu_is_named_with_its_pods_and_the_drivers_request() {
     let condition = condition(&snapshot);
     assert_eq!((condition.status, condition.devices.len()), (Status::Unhealthy, 1));
     let device = &condition.devices[0];
-    assert_eq!((device.gpu, device.recovery_action), (Some(0), Some("node_reboot")));
+    assert_eq!((device.gpu, device.recovery_action.as_deref()), (Some(0), Some("node_reboot")));
     let pods = device.pods.as_ref().expect("the kubelet has answered");
     assert!(!pods.is_empty() && pods.iter().all(|pod| condition.message.contains(pod)), "{}", condition.message);
     let start = format!("GPU 0 ({WHOLE}): xid since {}; action node_reboot; pods ", device.since);

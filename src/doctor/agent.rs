@@ -202,7 +202,7 @@ pub fn scrape(observations: &Observations) -> Finding {
         let (mut good, mut bad) = (vec![], vec![]);
         for (target, page) in &answers.pages {
             match page {
-                Ok(page) => good.push(format!("{target}: {} series in {} families", page.series, page.families)),
+                Ok(series) => good.push(format!("{target}: {series} series")),
                 Err(problem) => bad.push(format!("{target}: {problem}")),
             }
         }

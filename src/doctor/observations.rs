@@ -4,7 +4,6 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::Settings;
-use super::scrape::Page;
 use crate::client::Target;
 use crate::governance::OwnProcess;
 use crate::kubelet::CallError;
@@ -152,8 +151,8 @@ pub struct Answers {
     pub node: Result<Value, String>,
     /// `/-/ready`; the error is its reason.
     pub ready: Result<(), String>,
-    /// `/metrics` of each listener.
-    pub pages: Vec<(Target, Result<Page, String>)>,
+    /// The number of series on `/metrics` of each listener.
+    pub pages: Vec<(Target, Result<usize, String>)>,
     /// Listeners that need the credentials of the web configuration, which the doctor does not have.
     pub guarded: Vec<String>,
 }

@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use super::Status::{Failed, Ok as Good, Skipped, Warning};
 use super::catalogue::checks;
 use super::observations::{Agent, Answers, DriverState, Listed, NotObserved, Observations, SocketState};
-use super::scrape::Page;
 use super::{Offer, Settings, Status};
 use crate::client::Target;
 use crate::governance::{OwnProcess, Status as Privileges};
@@ -73,10 +72,7 @@ fn answers() -> Answers {
         record: Ok(json!({"running": {"version": "1.2.3", "revision": "abc"}})),
         node: Ok(node()),
         ready: Ok(()),
-        pages: vec![(
-            Target::Url("http://127.0.0.1:9410".parse().unwrap()),
-            Ok(Page { bytes: 10, families: 1, series: 2 }),
-        )],
+        pages: vec![(Target::Url("http://127.0.0.1:9410".parse().unwrap()), Ok(2))],
         guarded: vec![],
     }
 }

@@ -1,12 +1,12 @@
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::Device;
-use crate::model::{ContainerRef, Moment};
+use crate::model::{ContainerRef, Moment, named};
 
 /// An event on the node, for people.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// Counts all events since the start, from 1.
     pub number: u64,
@@ -19,39 +19,25 @@ pub struct Event {
     pub containers: Vec<ContainerRef>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum EventKind {
-    Health,
-    Xid,
-    Allocation,
-    Kubelet,
-    Plugin,
-    Driver,
-}
-
-impl EventKind {
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Health => "health",
-            Self::Xid => "xid",
-            Self::Allocation => "allocation",
-            Self::Kubelet => "kubelet",
-            Self::Plugin => "plugin",
-            Self::Driver => "driver",
-        }
+named! {
+    pub enum EventKind {
+        Health = "health",
+        Xid = "xid",
+        Allocation = "allocation",
+        Kubelet = "kubelet",
+        Plugin = "plugin",
+        Driver = "driver",
     }
 }
 
-/// Whether an event is a problem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Severity {
-    /// Something works again.
-    Good,
-    /// As usual.
-    Plain,
-    /// Something is wrong.
-    Bad,
+named! {
+    /// Whether an event is a problem.
+    pub enum Severity {
+        /// Something works again.
+        Good = "good",
+        /// As usual.
+        Plain = "plain",
+        /// Something is wrong.
+        Bad = "bad",
+    }
 }

@@ -6,7 +6,6 @@
 mod changes;
 mod event;
 mod points;
-mod serial;
 mod sums;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -15,7 +14,7 @@ pub use event::{Event, EventKind, Severity};
 pub use points::{COLUMNS, INTERVAL_SECONDS, POINTS, Point, Points, Window};
 pub use sums::{Division, Part};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::model::{
     Account, DeviceReadings, Figures, Gpu, GpuUuid, InstanceReading, MigUuid, Moment, Snapshot, busy_ratio,
@@ -25,7 +24,7 @@ use crate::model::{
 pub const EVENTS: usize = 200;
 
 /// A GPU, or a MIG device of one.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Device {
     pub gpu: GpuUuid,
     pub mig: Option<MigUuid>,

@@ -1,21 +1,22 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{ContainerRef, GpuUuid, MigUuid, Moment, RecentCount, UnixSeconds};
 
 /// The health of every GPU and MIG device ever listed, with its transitions and XIDs.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HealthState {
     pub gpus: BTreeMap<GpuUuid, GpuHealth>,
     /// The latest transitions, oldest first; bounded.
     pub transitions: Vec<HealthTransition>,
     /// Transitions by `healthy` or `unhealthy`, then by reason, since the start.
+    #[serde(skip)]
     pub transition_counts: BTreeMap<&'static str, BTreeMap<UnhealthyReason, u64>>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuHealth {
     /// The health of the whole GPU.
     pub whole: DeviceHealth,
@@ -24,7 +25,7 @@ pub struct GpuHealth {
     pub xids: XidCounts,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceHealth {
     pub healthy: bool,
     /// The time of its last transition, or of its first listing.
@@ -34,7 +35,7 @@ pub struct DeviceHealth {
 }
 
 /// One cause for which a device is unhealthy.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HealthCause {
     pub reason: UnhealthyReason,
     /// For people: `XID 79 (the GPU has fallen off the bus)`.
@@ -59,7 +60,7 @@ named! {
 }
 
 /// A change of a device's health.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HealthTransition {
     /// The number of the transition since the start, from 1.
     pub number: u64,
@@ -76,7 +77,7 @@ pub struct HealthTransition {
 }
 
 /// XIDs of one GPU. No count falls.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct XidCounts {
     /// When counting began.
     pub created: UnixSeconds,
@@ -87,7 +88,7 @@ pub struct XidCounts {
 }
 
 /// XIDs of one code.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LastXid {
     pub class: XidClass,
     /// The time of the last of them.

@@ -78,7 +78,7 @@ string_identity! {
     ContainerId
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PodRef {
     pub namespace: Arc<str>,
     pub pod: Arc<str>,
@@ -97,7 +97,7 @@ impl fmt::Display for PodRef {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ContainerRef {
     pub namespace: Arc<str>,
     pub pod: Arc<str>,

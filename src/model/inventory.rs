@@ -1,12 +1,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{DeviceId, GpuUuid, MigUuid, PciBusId, ResourceName};
 
 /// The devices of the node. A GPU that was listed once stays, marked as not present.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Inventory {
     /// Rises when handles are read again: after a driver reload, a MIG change, a hot-plug.
     pub generation: u64,
@@ -16,16 +16,16 @@ pub struct Inventory {
     #[serde(skip)]
     pub duplicate_uuids: BTreeMap<GpuUuid, Vec<u32>>,
     /// GPUs of `gpus` that the driver has not listed since podmeter started.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub missing: BTreeMap<GpuUuid, MissingGpu>,
     /// GPUs of `gpus` that a kernel driver reserves for virtual machines. They are not missing, and have no readings and
     /// no health.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub passthrough: BTreeMap<GpuUuid, PassthroughGpu>,
 }
 
 /// What the kernel reports of a GPU on the PCI bus that is bound to vfio-pci, a variant of it, or pci-stub.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassthroughGpu {
     /// `vfio-pci`, `nvgrace-gpu-vfio-pci`, `pci-stub`
     pub kernel_driver: Arc<str>,
@@ -42,7 +42,7 @@ pub struct PassthroughGpu {
 }
 
 /// A GPU that the driver does not list: known from the PCI bus, from the kubelet, or from both.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MissingGpu {
     /// The source, for people.
     pub detail: Arc<str>,
@@ -52,7 +52,7 @@ pub struct MissingGpu {
     pub mig_devices: BTreeSet<MigUuid>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverInfo {
     pub driver_version: Arc<str>,
     pub cuda_version: Option<Arc<str>>,
@@ -60,7 +60,7 @@ pub struct DriverInfo {
 }
 
 /// One physical GPU. `None`: the driver has no value.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Gpu {
     pub uuid: GpuUuid,
     /// The driver's number; `None` for a GPU that the driver has not listed.
@@ -94,7 +94,7 @@ pub struct Gpu {
 }
 
 /// A GPU's place, as the platform reports it. An HGX board has no slot and no tray.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Platform {
     /// For the governance record only.
     #[serde(skip)]
@@ -108,11 +108,12 @@ pub struct Platform {
     /// The GPU's number within the node; not in the order of the indexes.
     pub module_id: Option<u8>,
     /// direct, switch
+    #[serde(skip_deserializing)]
     pub peer_type: Option<&'static str>,
 }
 
 /// The remote ends of a GPU's active NVLinks, as read on this GPU. The other end may have other values.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NvLinkPeers {
     /// Links by the PCI bus id of their remote end: another GPU, or a device that is not known to be a switch.
     pub by_bus_id: BTreeMap<PciBusId, u32>,
@@ -121,7 +122,7 @@ pub struct NvLinkPeers {
 }
 
 /// One MIG device: a compute instance inside a GPU instance.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigDevice {
     pub uuid: MigUuid,
     /// The driver's index among the MIG devices of its GPU, from 0, with gaps.
@@ -139,7 +140,7 @@ pub struct MigDevice {
 }
 
 /// A scan of the PCI bus, independent of the driver.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeDevices {
     /// GPUs on the bus, without those that are passed through.
     pub expected: usize,

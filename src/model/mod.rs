@@ -27,8 +27,18 @@ macro_rules! named {
                 serializer.serialize_str(self.as_str())
             }
         }
+
+        impl<'de> serde::Deserialize<'de> for $enum {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let name = String::deserialize(deserializer)?;
+                let unknown = || serde::de::Error::custom(format!("{name:?} is unknown"));
+                Self::ALL.into_iter().find(|value| value.as_str() == name).ok_or_else(unknown)
+            }
+        }
     };
 }
+
+pub(crate) use named;
 
 mod allocations;
 mod claims;

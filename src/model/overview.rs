@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     Account, Allocations, DeviceId, DeviceReadings, Gpu, GpuUuid, MigDevice, MigUuid, PluginResource, ResourceName,
@@ -8,7 +8,7 @@ use super::{
 };
 
 /// What the page and `top` show of a snapshot, computed once.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Overview {
     /// Each GPU, followed by its MIG devices.
     pub devices: Vec<DeviceOverview>,
@@ -16,7 +16,7 @@ pub struct Overview {
     pub node: NodeOverview,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceOverview {
     pub gpu: GpuUuid,
     pub mig: Option<MigUuid>,
@@ -45,7 +45,7 @@ named! {
 }
 
 /// Devices of one extended resource, of any vendor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResourceCount {
     /// Healthy, by the kubelet's list.
     pub allocatable: usize,
@@ -57,7 +57,7 @@ pub struct ResourceCount {
     pub unhealthy: Option<usize>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeOverview {
     pub gpus: usize,
     /// Of the GPUs, the sum of the shares held; `None` where one is unknown.

@@ -2,12 +2,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use super::{DeviceId, DurationHistogram, GpuUuid, Monotonic, ResourceName, UnhealthyReason, UnixSeconds};
 
 /// The state of the device plugin.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PluginState {
     /// Whether the devices have been scanned: `resources` is then complete.
     pub checked: bool,
@@ -16,6 +16,7 @@ pub struct PluginState {
     /// What is not offered as configured, each a sentence with its remedy. Sorted.
     pub problems: Vec<Arc<str>>,
     /// Which profile of the configuration applies; `None` where it has none.
+    #[serde(skip_deserializing)]
     pub profile: Option<AppliedProfile>,
     pub resources: BTreeMap<ResourceName, PluginResource>,
 }
@@ -29,7 +30,7 @@ pub struct AppliedProfile {
 }
 
 /// One resource that the plugin serves, or would.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PluginResource {
     /// When its counters began.
     pub created: UnixSeconds,
@@ -50,18 +51,24 @@ pub struct PluginResource {
     /// The GPU behind each of the devices that have one; a MIG device's is the one that it is part of.
     pub gpus: Arc<BTreeMap<DeviceId, GpuUuid>>,
     /// Allocate calls by result: ok, unknown_device, unhealthy, not_allowed.
+    #[serde(skip_deserializing)]
     pub allocations: BTreeMap<&'static str, u64>,
+    #[serde(skip)]
     pub allocate_durations: DurationHistogram,
     /// Whether its shared devices are shared through NVIDIA's MPS control daemon, and not in time slices.
     pub mps: bool,
     /// Whether the plugin serves GetPreferredAllocation.
     pub prefers: bool,
+    #[serde(skip)]
     pub preferred_durations: DurationHistogram,
     /// Preferences that were not the best possible, by reason.
+    #[serde(skip)]
     pub preferred_fallbacks: BTreeMap<&'static str, u64>,
     /// Transitions of its devices' health, by `healthy` or `unhealthy`, then by reason.
+    #[serde(skip)]
     pub health_transitions: BTreeMap<&'static str, BTreeMap<PluginUnhealthyReason, u64>>,
     /// PreStartContainer calls by result; empty where the check before a start is off.
+    #[serde(skip)]
     pub pre_starts: BTreeMap<&'static str, u64>,
 }
 
@@ -95,12 +102,6 @@ impl PluginUnhealthyReason {
             Self::Unplugged => "unplugged",
             Self::Passthrough => "passthrough",
         }
-    }
-}
-
-impl Serialize for PluginUnhealthyReason {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
     }
 }
 

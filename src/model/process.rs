@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::{Collector, ContainerId, ContainerRef, PodLabel, PodRef, PodUid, Reason};
 
@@ -88,18 +88,20 @@ pub struct Process {
 }
 
 /// The processes on the devices and their owners.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ProcessState {
     /// Host process ids are visible, and process attribution is on.
     pub enabled: bool,
     /// What is missing, with a remedy: host process ids, or a source of pod names.
     pub problem: Option<Arc<str>>,
     /// The processes on devices, by host process id.
+    #[serde(skip_deserializing)]
     pub processes: BTreeMap<u32, Process>,
     /// The running pods with a known UID, by name.
-    #[serde(serialize_with = "as_list")]
+    #[serde(serialize_with = "as_list", skip_deserializing)]
     pub pods: Arc<BTreeMap<PodRef, Arc<PodIdentity>>>,
     /// The labels to show of each pod.
+    #[serde(skip_deserializing)]
     pub pod_labels: Arc<[PodLabel]>,
     /// `None` while not enabled.
     pub collector: Option<Collector>,

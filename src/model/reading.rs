@@ -1,23 +1,26 @@
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{MigUuid, Monotonic};
 
 /// A value with the time of its reading. Stale values are not published.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stamped<T> {
     pub at: Monotonic,
     pub value: T,
 }
 
 /// The readings of one GPU. An unsupported, failed or stale value is `None`, never zero.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceReadings {
+    #[serde(skip_deserializing)]
     pub totals: Totals,
     pub fast: Option<Stamped<Fast>>,
     pub medium: Option<Stamped<Medium>>,
+    #[serde(skip_deserializing)]
     pub slow: Option<Stamped<Slow>>,
     /// A call on this GPU has not returned within the watchdog's limit.
     pub stuck: bool,
@@ -101,7 +104,7 @@ pub struct ProcessSmSeconds {
 }
 
 /// Read every second.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fast {
     pub utilization_ratio: Option<f64>,
     /// Of a partitioned GPU, by GPU instance: the part of the time since the pass before in which a kernel ran, or SM
@@ -115,7 +118,7 @@ pub struct Fast {
 }
 
 /// Read every ten seconds.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Medium {
     pub memory: Option<MemoryUse>,
     pub gpu_temperature_celsius: Option<f64>,
@@ -128,12 +131,14 @@ pub struct Medium {
     pub power_limit_requested_watts: Option<f64>,
     pub clocks: Clocks,
     /// Seconds by reason, since the driver was loaded, monotonic.
+    #[serde(skip_deserializing)]
     pub throttled_seconds: BTreeMap<&'static str, f64>,
     /// Seconds of the driver's performance policies, which `throttled_seconds` does not have: `thermal`, `board_limit`,
     /// `low_utilization`, `reliability`. For `/metrics/dcgm` only.
     #[serde(skip)]
     pub policy_violation_seconds: BTreeMap<&'static str, f64>,
     /// Every known reason, true when active. Empty where the driver has none.
+    #[serde(skip_deserializing)]
     pub clock_events: BTreeMap<&'static str, bool>,
     /// By reason that the driver has had: the readings of the last five minutes in which it was active.
     #[serde(skip)]
@@ -145,6 +150,7 @@ pub struct Medium {
     /// By fan number.
     pub fan_speed_ratios: Vec<f64>,
     pub gpm: GpmRatios,
+    #[serde(skip_deserializing)]
     pub rates: Rates,
     /// GPM 248 and 249.
     pub sm_cycles: Option<f64>,
@@ -160,11 +166,13 @@ pub struct Medium {
     pub processes: Option<Vec<DeviceProcess>>,
     /// The NVML call that lists SM use by process; `none` where both calls list no process of a busy GPU. `None` while
     /// unknown.
-    pub process_utilization_source: Option<&'static str>,
+    pub process_utilization_source: Option<Cow<'static, str>>,
     /// passthrough or vgpu, in a virtual machine; host_vgpu or host_vsga, on a host of virtual machines. `None` on bare
     /// metal.
+    #[serde(skip_deserializing)]
     pub virtualization: Option<&'static str>,
     /// Of a host of vGPUs: those that run.
+    #[serde(skip_deserializing)]
     pub vgpus: Vec<Vgpu>,
 }
 
@@ -248,18 +256,19 @@ pub struct DeviceProcess {
 }
 
 /// GPM ratios, 0 to 1, over the time since the last medium pass.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpmRatios {
     pub graphics_engine_active: Option<f64>,
     pub sm_active: Option<f64>,
     pub sm_occupancy: Option<f64>,
     pub dram_active: Option<f64>,
     /// tensor, hmma, imma, dfma, fp64, fp32, fp16, int
+    #[serde(skip_deserializing)]
     pub pipes: BTreeMap<&'static str, f64>,
 }
 
 /// One GPU instance of a partitioned GPU; its memory is shared by its compute instances.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InstanceReading {
     pub gpu_instance: u32,
     /// The MIG devices inside it.
@@ -269,7 +278,7 @@ pub struct InstanceReading {
 }
 
 /// used + free + reserved = total.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryUse {
     pub used: u64,
     pub free: u64,
@@ -277,7 +286,7 @@ pub struct MemoryUse {
     pub total: u64,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Clocks {
     pub sm_hertz: Option<f64>,
     pub memory_hertz: Option<f64>,

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     Allocatable, Allocations, ClaimGpu, ContainerRef, ContainerXid, DeviceId, DeviceReadings, DurationHistogram,
@@ -11,7 +11,7 @@ use super::{
 };
 
 /// The state that metrics, page and API are made from. Published by the agent alone, immutable.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// Rises with each publication.
     pub sequence: u64,
@@ -49,7 +49,6 @@ pub struct Snapshot {
     /// Log lines dropped because standard error was blocked.
     pub log_lines_dropped: u64,
     /// The page has the counters of each NVLink.
-    #[serde(skip)]
     pub shows_each_nvlink: bool,
     /// `None` without a journal of allocations.
     pub journal: Option<JournalState>,
@@ -80,7 +79,7 @@ named! {
 }
 
 /// The state of the hardware.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct HardwareState {
     pub source: HardwareSource,
     pub inventory: Arc<Inventory>,
@@ -98,23 +97,26 @@ pub struct HardwareState {
     /// Why there is no data, with a remedy; `None` while the driver answers.
     pub problem: Option<Arc<str>>,
     /// By tier: fast, medium, slow; and events, where the driver has them.
+    #[serde(skip_deserializing)]
     pub collectors: BTreeMap<&'static str, Collector>,
     /// By call, by code.
+    #[serde(skip)]
     pub errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
     /// Readings removed because they were outside the range of their quantity. Has every quantity.
+    #[serde(skip)]
     pub implausible_readings: BTreeMap<&'static str, u64>,
     /// The driver was released on request.
     pub released: Option<Released>,
 }
 
 /// The driver is closed until `until`, or until a resume is requested.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Released {
     pub since: Moment,
     pub until: Moment,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Collector {
     pub success: bool,
     pub stuck: bool,
@@ -123,14 +125,16 @@ pub struct Collector {
 }
 
 /// The state of the kubelet client.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct KubeletState {
     /// The accepted allocations; `None` until the kubelet has answered once.
+    #[serde(skip_deserializing)]
     pub allocations: Option<Arc<Allocations>>,
     /// When an answer last confirmed the accepted allocations; its age grows while the kubelet is away.
     pub allocations_at: Option<Moment>,
     /// False after a (re)connect until two equal answers with a second between them.
     pub settled: bool,
+    #[serde(skip_deserializing)]
     pub allocatable: Option<Arc<Allocatable>>,
     /// When the kubelet was asked for it.
     pub allocatable_at: Option<Moment>,
@@ -142,12 +146,14 @@ pub struct KubeletState {
     /// Why the last call failed, with a remedy; `None` after a success.
     pub problem: Option<Arc<str>>,
     pub collector: Collector,
+    #[serde(skip)]
     pub counters: KubeletCounters,
     /// How many files of DRA drivers cannot be read or parsed, by source. `None` where no claim is listed.
+    #[serde(skip_deserializing)]
     pub unreadable_claim_files: Option<Arc<BTreeMap<&'static str, u64>>>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct KubeletCounters {
     /// By method: List, GetAllocatableResources.
     pub durations: BTreeMap<&'static str, DurationHistogram>,
@@ -158,7 +164,7 @@ pub struct KubeletCounters {
 }
 
 /// The use of one device by one container, kept for the retention after the end of the holding.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Account {
     pub container: ContainerRef,
     pub gpu: GpuUuid,
@@ -221,7 +227,7 @@ impl Account {
 }
 
 /// How a container holds a device now.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Holding {
     /// `None` for a DRA claim.
     pub resource: Option<ResourceName>,
@@ -272,7 +278,7 @@ pub struct InventoryDrift {
 }
 
 /// The agent's own process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SelfUse {
     pub cpu_seconds: Option<f64>,
     pub resident_bytes: Option<u64>,
@@ -282,7 +288,7 @@ pub struct SelfUse {
     pub start: Option<UnixSeconds>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConfigReload {
     pub successful: bool,
     pub last_success: UnixSeconds,

@@ -3,7 +3,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 /// Time since the agent started. Never steps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Monotonic(Duration);
 
@@ -49,7 +49,7 @@ impl std::ops::Add<Duration> for Monotonic {
 pub struct UnixSeconds(pub f64);
 
 /// One time on both clocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct Moment {
     pub monotonic: Monotonic,
     pub unix: UnixSeconds,
@@ -65,7 +65,7 @@ impl Moment {
 }
 
 /// Durations counted in fixed buckets.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct DurationHistogram {
     counts: [u64; Self::BOUNDS.len() + 1],
     sum_seconds: f64,

@@ -1,12 +1,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{GpuUuid, PodRef, UnixSeconds};
 
 /// Use of one GPU that is no container's. With the containers' accounts it adds up to the device.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Unattributed {
     pub gpu: GpuUuid,
     /// When counting began.
@@ -24,7 +24,7 @@ pub struct Unattributed {
 }
 
 /// Of one GPU, since the agent first read it. `None`: unknown, as busy seconds of a partitioned GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Divided {
     pub busy_seconds: Option<f64>,
     pub energy_joules: Option<f64>,
@@ -49,7 +49,7 @@ named! {
 }
 
 /// A pod with a process on a GPU that is not allocated to it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct UnallocatedUse {
     pub pod: PodRef,
     /// `None` where only the pod is known.

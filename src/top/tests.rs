@@ -20,7 +20,7 @@ use crate::model::Monotonic;
 const LOOK: Look = Look { colours: true, unicode: true };
 
 fn node() -> Node {
-    serde_json::from_value(serde_json::to_value(fixture::snapshot()).unwrap()).unwrap()
+    serde_json::from_value(serde_json::to_value(crate::api::Node::from(&fixture::snapshot())).unwrap()).unwrap()
 }
 
 fn seconds(seconds: u64) -> Monotonic {

@@ -17,6 +17,7 @@ use tracing::error;
 
 use super::page::{Page, View};
 use super::routes::{WebState, api_problem, refuse};
+use crate::api::Node;
 use crate::history::History;
 use crate::model::{Monotonic, Snapshot};
 
@@ -138,7 +139,7 @@ async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>) {
     let encoded = tokio::task::spawn_blocking(move || {
         let Shared { node, pages, .. } = &*state.live.0;
         if node.has_subscribers() {
-            match serde_json::to_string(&*snapshot) {
+            match serde_json::to_string(&Node::from(&*snapshot)) {
                 Ok(json) => node.publish(Frame::Event(event("node", snapshot.sequence, &json))),
                 Err(problem) => error!(%problem, "the snapshot could not be encoded as JSON"),
             }

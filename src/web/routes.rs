@@ -20,8 +20,8 @@ use super::cached_body::CachedBody;
 use super::negotiation;
 use super::page::{self, Page, View, detail};
 use super::{Admin, Live, ScrapeDurations, live};
+use crate::api::{History, Node, NodeCondition};
 use crate::clock::Clock;
-use crate::condition::NodeCondition;
 use crate::metrics::dcgm::Generation;
 use crate::metrics::{Coding, Format, PageError, Pages};
 use crate::model::{Moment, Snapshot};
@@ -239,13 +239,13 @@ fn document(body: impl Into<Body>) -> Response {
 
 async fn node(State(state): State<WebState>) -> Response {
     let snapshot = state.snapshot();
-    json(state.cached_bodies.0.node.get(snapshot.sequence, move || serde_json::to_vec(&*snapshot)).await)
+    json(state.cached_bodies.0.node.get(snapshot.sequence, move || serde_json::to_vec(&Node::from(&*snapshot))).await)
 }
 
 /// The points of the last minutes, and the events.
 async fn history(State(state): State<WebState>) -> Response {
     let (live, noted) = (state.live.clone(), state.live.history().at());
-    json(state.cached_bodies.0.history.get(noted, move || serde_json::to_vec(&*live.history())).await)
+    json(state.cached_bodies.0.history.get(noted, move || serde_json::to_vec(&History::from(&*live.history()))).await)
 }
 
 fn json(made: Result<serde_json::Result<Bytes>, JoinError>) -> Response {

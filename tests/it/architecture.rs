@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 28] = [
+const ARROWS: [(&str, &[&str]); 29] = [
     ("model", &[]),
     ("attribution", &["model"]),
     ("health", &["model"]),
@@ -21,14 +21,18 @@ const ARROWS: [(&str, &[&str]); 28] = [
     ("plugin", &["attribution", "backoff", "clock", "files", "input", "model", "preference", "tasks", "wire"]),
     ("processes", &["clock", "files", "model", "tasks"]),
     ("governance", &["model", "processes"]),
-    ("client", &["model", "terminal"]),
-    ("doctor", &["client", "clock", "hardware", "kubelet", "model", "plugin", "processes", "governance", "terminal"]),
+    ("api", &["condition", "history", "model"]),
+    ("client", &["api", "condition", "model", "terminal"]),
+    (
+        "doctor",
+        &["api", "client", "clock", "hardware", "kubelet", "model", "plugin", "processes", "governance", "terminal"],
+    ),
     ("condition", &["model"]),
     ("metrics", &["model", "wire"]),
     ("terminal", &[]),
     ("tasks", &[]),
     ("journal", &["clock", "files", "input", "model", "terminal"]),
-    ("web", &["clock", "condition", "files", "history", "input", "metrics", "model", "tasks"]),
+    ("web", &["api", "clock", "files", "history", "input", "metrics", "model", "tasks"]),
     ("simulation", &["clock", "files", "hardware", "model", "wire"]),
     (
         "agent",
@@ -53,8 +57,11 @@ const ARROWS: [(&str, &[&str]); 28] = [
             "web",
         ],
     ),
-    ("top", &["client", "clock", "model", "terminal"]),
-    ("cli", &["agent", "client", "clock", "input", "journal", "metrics", "model", "terminal", "top"]),
+    ("top", &["api", "client", "clock", "model", "terminal"]),
+    (
+        "cli",
+        &["agent", "api", "client", "clock", "condition", "input", "journal", "metrics", "model", "terminal", "top"],
+    ),
     ("lib", &[]),
 ];
 

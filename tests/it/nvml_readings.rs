@@ -213,13 +213,13 @@ fn a_busy_gpu_without_processes_is_read_by_the_other_call() {
         let mut reader = session.reader(&gpu(index)).unwrap();
         let passes: Vec<_> = (1..=12).map(|second| reader.read(ALL, at(second))).collect();
         let has_sm_seconds = |place: usize| passes[place].integrals.process_sm_seconds.is_some();
-        let source = passes[11].medium.as_ref().unwrap().process_utilization_source;
+        let source = passes[11].medium.as_ref().unwrap().process_utilization_source.clone();
         (has_sm_seconds(0), has_sm_seconds(11), source, passes[11].integrals.lists_no_processes)
     };
-    assert_eq!(read(0), (true, true, Some(older), false));
-    assert_eq!(read(1), (false, true, Some(newer), false));
-    assert_eq!(read(2), (false, false, Some("none"), true), "silent, and not idle");
-    assert_eq!(read(3), (true, true, Some(newer), false), "an old call that this GPU does not have");
+    assert_eq!(read(0), (true, true, Some(older.into()), false));
+    assert_eq!(read(1), (false, true, Some(newer.into()), false));
+    assert_eq!(read(2), (false, false, Some("none".into()), true), "silent, and not idle");
+    assert_eq!(read(3), (true, true, Some(newer.into()), false), "an old call that this GPU does not have");
     assert_eq!(read(4), (true, true, None, false), "idle");
 }
 

@@ -89,7 +89,7 @@ impl Reader for NvmlReader {
             let (caller, buffer) = (&mut self.caller, &mut self.buffer);
             let mut medium = self.medium.read(caller, self.handle, migs, buffer, now.monotonic, &mut integrals);
             medium.rates.memory_utilization_ratio = self.fast.memory_utilization_ratio;
-            medium.process_utilization_source = self.fast.processes.source();
+            medium.process_utilization_source = self.fast.processes.source().map(Into::into);
             medium
         });
         let slow = due.slow.then(|| self.slow.read(&mut self.caller, self.handle));

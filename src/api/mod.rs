@@ -1,0 +1,12 @@
+//! The JSON of `/api/v1/*`: written by `web`, read by `client` and by the commands that ask an agent.
+//!
+//! Input: a snapshot or a history. Output: values that serde writes and reads. Does not use: HTTP, files, clocks. A type of
+//! `model` whose public form is its own is used as it is. Fields with `skip_deserializing` are for other readers: a client has
+//! their defaults. `/api/v1/record` is the governance record, `/api/v1/allocations` the journal's response.
+
+mod history;
+mod node;
+
+pub use crate::condition::{DeviceCondition, NodeCondition, Reason, Status};
+pub use history::{History, Past};
+pub use node::Node;
