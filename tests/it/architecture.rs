@@ -66,7 +66,7 @@ const ARROWS: [(&str, &[&str]); 29] = [
 ];
 
 /// Other libraries, and the only modules that may use them.
-const LIBRARIES: [(&str, &[&str]); 13] = [
+const LIBRARIES: [(&str, &[&str]); 12] = [
     (
         "tokio",
         &[
@@ -87,7 +87,6 @@ const LIBRARIES: [(&str, &[&str]); 13] = [
         ],
     ),
     ("tonic", &["kubelet", "plugin", "simulation", "wire"]),
-    ("nvml_wrapper", &["hardware"]),
     ("nvml_wrapper_sys", &["hardware"]),
     ("axum", &["web"]),
     ("rustls", &["client", "web"]),

@@ -19,8 +19,6 @@ mod doctor;
 mod documentation;
 mod fake_kubelet;
 mod fake_kubelet_faults;
-mod fake_nvml;
-mod fake_nvml_raw;
 mod figures;
 mod fuzz_corpora;
 mod gap_accounting;

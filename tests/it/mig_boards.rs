@@ -159,8 +159,8 @@ const BOARDS: &[Board] = &[
 fn inventory((name, mebibytes, _, rows): &Board, change: &Value) -> Inventory {
     let profile = |(constant, id, name, slices, memory_mib): &Row| {
         json!({
-            "constant": constant, "id": id, "name": name, "slices": slices, "memory_slices": slices, "count": 1,
-            "multiprocessors": 16 * slices, "memory_mib": memory_mib,
+            "constant": constant, "id": id, "name": name, "slices": slices, "memory_slices": slices,
+            "memory_mib": memory_mib,
         })
     };
     let profiles: Vec<Value> = rows.iter().map(profile).collect();

@@ -24,7 +24,7 @@ impl FakeNvml {
         fake
     }
 
-    /// What `Nvml::builder().lib_path` takes.
+    /// The library itself.
     pub fn library_path(&self) -> PathBuf {
         self.folder().join("libnvidia-ml.so.1")
     }

@@ -7,11 +7,10 @@ use nvml_wrapper_sys::bindings::field_id::*;
 use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlValue_t};
 use serde_json::Value;
 
-use crate::calls::{ecc_field, on_device, remap_field};
+use crate::calls::on_device;
 use crate::clock;
-use crate::codes::{Code, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, SUCCESS};
+use crate::codes::{Code, INVALID_ARGUMENT, NOT_SUPPORTED, SUCCESS};
 use crate::gate::Target;
-use crate::library::library;
 use crate::out::Many;
 use crate::state::NvLink;
 
@@ -88,51 +87,26 @@ fn field(target: &Target, id: u32, scope: u32) -> Result<Number, Code> {
     if let Some(given) = gpu.fields.get(&id) {
         return from_file(given, scope);
     }
-    let (lasted, pcie, limits) = (&gpu.clock_event_reasons, &gpu.pcie, &gpu.power_limits);
+    let (lasted, pcie) = (&gpu.clock_event_reasons, &gpu.pcie);
     let long = |number: u64| Ok(Number::Long(number));
     let word = |number: u32| Ok(Number::Word(number));
-    let remap = |pick: fn(&crate::state::RemappedRows) -> u32| remap_field(target, pick).map(Number::Word);
     match id {
-        NVML_FI_DEV_ECC_CURRENT => gpu.ecc.enabled.map(|on| Number::Word(on.into())).ok_or(NOT_SUPPORTED),
-        NVML_FI_DEV_ECC_SBE_VOL_TOTAL => ecc_field(target, 0, |counts| counts.corrected).map(Number::Long),
-        NVML_FI_DEV_ECC_DBE_VOL_TOTAL => ecc_field(target, 0, |counts| counts.uncorrected).map(Number::Long),
-        NVML_FI_DEV_ECC_SBE_AGG_TOTAL => ecc_field(target, 1, |counts| counts.corrected).map(Number::Long),
-        NVML_FI_DEV_ECC_DBE_AGG_TOTAL => ecc_field(target, 1, |counts| counts.uncorrected).map(Number::Long),
         NVML_FI_DEV_PERF_POLICY_POWER => long(lasted.power_cap_nanoseconds),
         NVML_FI_DEV_PERF_POLICY_THERMAL => long(lasted.sw_thermal_nanoseconds + lasted.hw_thermal_nanoseconds),
         NVML_FI_DEV_PERF_POLICY_SYNC_BOOST => long(lasted.sync_boost_nanoseconds),
         NVML_FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN => long(lasted.sw_thermal_nanoseconds),
         NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN => long(lasted.hw_thermal_nanoseconds),
         NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN => long(lasted.hw_power_brake_nanoseconds),
-        NVML_FI_PWR_SMOOTHING_ENABLED => word(0),
         NVML_FI_DEV_MEMORY_TEMP => gpu.temperatures.memory.map(Number::Signed).ok_or(NOT_SUPPORTED),
-        NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION | NVML_FI_DEV_ENERGY => {
-            let now = clock::now();
-            let total = library().history(&gpu.uuid, now).map(|history| history.energy_millijoules(now));
-            total.map(Number::Long).ok_or(NOT_FOUND)
-        }
         NVML_FI_DEV_POWER_AVERAGE | NVML_FI_DEV_POWER_INSTANT => match scope {
             0 => word(gpu.power_milliwatts),
-            SCOPE_MODULE => limits.module_milliwatts.map(Number::Word).ok_or(NOT_SUPPORTED),
+            SCOPE_MODULE => gpu.power_limits.module_milliwatts.map(Number::Word).ok_or(NOT_SUPPORTED),
             _ => Err(NOT_SUPPORTED),
         },
-        NVML_FI_DEV_POWER_MIN_LIMIT => word(limits.minimum),
-        NVML_FI_DEV_POWER_MAX_LIMIT => word(limits.maximum),
-        NVML_FI_DEV_POWER_DEFAULT_LIMIT => word(limits.default),
-        NVML_FI_DEV_POWER_CURRENT_LIMIT => word(limits.enforced),
-        NVML_FI_DEV_POWER_REQUESTED_LIMIT => word(limits.management),
-        NVML_FI_DEV_PCIE_REPLAY_COUNTER => word(pcie.replay),
         NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS => long(pcie.correctable_errors),
-        NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR => long(pcie.non_fatal_errors),
-        NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR => long(pcie.fatal_errors),
         NVML_FI_DEV_PCIE_COUNT_TX_BYTES => long(pcie.tx_bytes),
         NVML_FI_DEV_PCIE_COUNT_RX_BYTES => long(pcie.rx_bytes),
-        NVML_FI_DEV_REMAPPED_COR => remap(|rows| rows.correctable),
-        NVML_FI_DEV_REMAPPED_UNC => remap(|rows| rows.uncorrectable),
-        NVML_FI_DEV_REMAPPED_PENDING => remap(|rows| rows.pending.into()),
-        NVML_FI_DEV_REMAPPED_FAILURE => remap(|rows| rows.failure.into()),
         NVML_FI_DEV_GET_GPU_RECOVERY_ACTION => gpu.recovery_action.map(Number::Word).ok_or(NOT_SUPPORTED),
-        NVML_FI_DEV_NVLINK_LINK_COUNT => word(gpu.nvlink.links),
         NVML_FI_DEV_C2C_LINK_COUNT | NVML_FI_DEV_C2C_LINK_GET_STATUS | NVML_FI_DEV_C2C_LINK_GET_MAX_BW => {
             let c2c = gpu.c2c.as_ref().ok_or(NOT_SUPPORTED)?;
             match id {
@@ -152,14 +126,10 @@ fn nvlink(nvlink: &NvLink, id: u32, scope: u32) -> Result<Number, Code> {
     let (each, summable) = match id {
         NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX => (nvlink.data_tx_kib, true),
         NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX => (nvlink.data_rx_kib, true),
-        NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_TX => (nvlink.raw_tx_kib, true),
-        NVML_FI_DEV_NVLINK_THROUGHPUT_RAW_RX => (nvlink.raw_rx_kib, true),
-        NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY if nvlink.version < 5 => (nvlink.replay_errors, false),
-        NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY if nvlink.version < 5 => (nvlink.recovery_errors, false),
+        NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY | NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY if nvlink.version < 5 => (0, false),
         NVML_FI_DEV_NVLINK_ERROR_DL_CRC if nvlink.version < 5 => (nvlink.crc_errors, false),
         NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES if nvlink.version >= 5 => (nvlink.tx_bytes, false),
         NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES if nvlink.version >= 5 => (nvlink.rx_bytes, false),
-        NVML_FI_DEV_NVLINK_GET_STATE => (1, false),
         _ => return Err(NOT_SUPPORTED),
     };
     let up = (0..nvlink.links).filter(|link| !nvlink.down.contains(link)).count() as u64;

@@ -3,7 +3,7 @@
 //!
 //! Only the C side makes them, and NVML's contract is theirs: a pointer is null or valid for what the call writes.
 
-use std::ffi::{CStr, c_char, c_uint};
+use std::ffi::{c_char, c_uint};
 
 use crate::codes::{Answer, Code, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND};
 
@@ -61,21 +61,6 @@ impl Text {
             self.0.add(text.len()).write(0);
         }
         Ok(())
-    }
-}
-
-/// A text from the caller.
-#[repr(transparent)]
-#[derive(Clone, Copy)]
-pub struct In(*const c_char);
-
-impl In {
-    pub fn get(self) -> Result<String, Code> {
-        if self.0.is_null() {
-            return Err(INVALID_ARGUMENT);
-        }
-        // SAFETY: not null; the header requires a text that ends with NUL.
-        Ok(unsafe { CStr::from_ptr(self.0) }.to_string_lossy().into_owned())
     }
 }
 

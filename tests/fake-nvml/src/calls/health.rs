@@ -1,24 +1,16 @@
 //! Memory errors and their repair.
 
 use std::ffi::{c_uint, c_ulonglong};
-use std::mem::size_of;
 
-use nvml_wrapper_sys::bindings::{nvmlEccSramErrorStatus_v1_t, nvmlRowRemapperHistogramValues_t};
+use nvml_wrapper_sys::bindings::nvmlRowRemapperHistogramValues_t;
 
 use super::on_device;
 use crate::codes::{Code, INVALID_ARGUMENT, NOT_SUPPORTED};
 use crate::gate::Target;
 use crate::out::{Many, Out};
 use crate::state::{EccCounts, RemappedRows, RetiredPages};
-use crate::versions;
 
 on_device! {
-    nvmlDeviceGetEccMode(current: Out<c_uint>, pending: Out<c_uint>) |target| {
-        let ecc = &target.whole()?.ecc;
-        let enabled = ecc.enabled.ok_or(NOT_SUPPORTED)?;
-        current.put(enabled.into())?;
-        pending.put(ecc.pending.unwrap_or(enabled).into())
-    }
     nvmlDeviceGetTotalEccErrors(kind: c_uint, counter: c_uint, count: Out<c_ulonglong>) |target| {
         let counts = ecc_counts(target, counter)?;
         count.put(match kind {
@@ -39,29 +31,6 @@ on_device! {
             (0 | 1, 0..=8) => return Err(NOT_SUPPORTED),
             _ => return Err(INVALID_ARGUMENT),
         })
-    }
-    nvmlDeviceGetSramEccErrorStatus(status: Out<nvmlEccSramErrorStatus_v1_t>) |target| {
-        let asked = status.get()?;
-        versions::check(asked.version, 1, size_of::<nvmlEccSramErrorStatus_v1_t>())?;
-        let (volatile, aggregate) = (ecc_counts(target, 0)?, ecc_counts(target, 1)?);
-        status.put(nvmlEccSramErrorStatus_v1_t {
-            aggregateUncParity: 0,
-            aggregateUncSecDed: aggregate.sram_uncorrected,
-            aggregateCor: aggregate.sram_corrected,
-            volatileUncParity: 0,
-            volatileUncSecDed: volatile.sram_uncorrected,
-            volatileCor: volatile.sram_corrected,
-            aggregateUncBucketL2: 0,
-            aggregateUncBucketSm: aggregate.sram_uncorrected,
-            aggregateUncBucketPcie: 0,
-            aggregateUncBucketMcu: 0,
-            aggregateUncBucketOther: 0,
-            bThresholdExceeded: target.gpu().ecc.sram_threshold_exceeded.into(),
-            ..asked
-        })
-    }
-    nvmlDeviceGetRetiredPages(cause: c_uint, count: Out<c_uint>, addresses: Many<c_ulonglong>) |target| {
-        addresses.put_all(count, pages(target, cause)?)
     }
     nvmlDeviceGetRetiredPages_v2(
         cause: c_uint, count: Out<c_uint>, addresses: Many<c_ulonglong>, times: Many<c_ulonglong>
@@ -121,14 +90,4 @@ fn remapped(target: &Target) -> Result<&RemappedRows, Code> {
         return Err(NOT_SUPPORTED);
     }
     gpu.remapped_rows.as_ref().ok_or(NOT_SUPPORTED)
-}
-
-/// The result of an ECC field.
-pub fn ecc_field(target: &Target, counter: c_uint, pick: impl Fn(&EccCounts) -> u64) -> Result<u64, Code> {
-    ecc_counts(target, counter).map(pick)
-}
-
-/// The result of a field on remapped rows.
-pub fn remap_field(target: &Target, pick: impl Fn(&RemappedRows) -> u32) -> Result<u32, Code> {
-    remapped(target).map(pick)
 }

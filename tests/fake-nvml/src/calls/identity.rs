@@ -1,6 +1,6 @@
 //! What a GPU is.
 
-use std::ffi::{c_int, c_uint, c_ulong};
+use std::ffi::{c_int, c_uint};
 
 use nvml_wrapper_sys::bindings::{
     nvmlGridLicensableFeatures_t, nvmlGridLicenseFeatureCode_t_NVML_GRID_LICENSE_FEATURE_CODE_VGPU as VGPU,
@@ -8,16 +8,16 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use super::on_device;
-use crate::codes::{Answer, Code, INVALID_ARGUMENT, NOT_SUPPORTED};
-use crate::out::{Many, Out, Text, fill};
-use crate::state::Gpu;
+use crate::codes::{Code, INVALID_ARGUMENT, NOT_SUPPORTED};
+use crate::out::{Out, Text, fill};
 
 on_device! {
     nvmlDeviceGetName(name: Text, length: c_uint) |target| {
         match target.instance() {
-            Some(_) if !target.gpu().mig.named_devices => name.put(&target.gpu().name, length),
-            Some(instance) => name.put(&format!("{} MIG {}", target.gpu().name, instance.profile), length),
-            None => name.put(&target.gpu().name, length),
+            Some(instance) if target.gpu().mig.named_devices => {
+                name.put(&format!("{} MIG {}", target.gpu().name, instance.profile), length)
+            }
+            _ => name.put(&target.gpu().name, length),
         }
     }
     nvmlDeviceGetUUID(uuid: Text, length: c_uint) |target| {
@@ -26,21 +26,11 @@ on_device! {
     nvmlDeviceGetMinorNumber(minor: Out<c_uint>) |target| {
         minor.put(target.whole()?.minor.ok_or(NOT_SUPPORTED)?)
     }
-    nvmlDeviceGetIndex(index: Out<c_uint>) |target| {
-        let own = target.instance().map_or(target.gpu().index, |instance| instance.index);
-        index.put(own.ok_or(NOT_SUPPORTED)?)
-    }
     nvmlDeviceGetPciInfo_v3(pci: Out<nvmlPciInfo_t>) |target| {
-        pci.put(own_pci_info(target.gpu())?)
-    }
-    nvmlDeviceGetPciInfo_v2(pci: Out<nvmlPciInfo_t>) |target| {
-        pci.put(own_pci_info(target.gpu())?)
+        pci.put(pci_info(&target.gpu().pci_bus_id)?)
     }
     nvmlDeviceGetArchitecture(architecture: Out<c_uint>) |target| {
         architecture.put(target.gpu().architecture)
-    }
-    nvmlDeviceGetBrand(brand: Out<c_uint>) |target| {
-        brand.put(target.gpu().brand)
     }
     nvmlDeviceGetCudaComputeCapability(major: Out<c_int>, minor: Out<c_int>) |target| {
         let (first, second) = target.gpu().compute_capability;
@@ -62,38 +52,10 @@ on_device! {
         answer.gridLicensableFeatures[0].featureState = license.unwrap_or(false).into();
         features.put(answer)
     }
-    nvmlDeviceGetPersistenceMode(mode: Out<c_uint>) |target| {
-        mode.put(target.whole()?.persistence_mode.into())
-    }
-    nvmlDeviceGetNumaNodeId(node: Out<c_uint>) |target| {
-        node.put(numa_node(target.gpu())?)
-    }
-    nvmlDeviceGetMemoryAffinity(words: c_uint, set: Many<c_ulong>, _scope: c_uint) |target| {
-        numa_set(numa_node(target.gpu())?, words, set)
-    }
-}
-
-fn numa_node(gpu: &Gpu) -> Result<u32, Code> {
-    gpu.numa_node.and_then(|node| u32::try_from(node).ok()).ok_or(NOT_SUPPORTED)
-}
-
-/// A bit set with one bit for the node.
-fn numa_set(node: u32, words: c_uint, set: Many<c_ulong>) -> Answer {
-    if set.is_null() || words == 0 {
-        return Err(INVALID_ARGUMENT);
-    }
-    for word in 0..words {
-        set.put(word as usize, if node / c_ulong::BITS == word { 1 << (node % c_ulong::BITS) } else { 0 });
-    }
-    Ok(())
-}
-
-fn own_pci_info(gpu: &Gpu) -> Result<nvmlPciInfo_t, Code> {
-    pci_info(&gpu.pci_bus_id, gpu.pci_device_id, gpu.pci_subsystem_id)
 }
 
 /// From `domain:bus:device.function`.
-pub(super) fn pci_info(bus_id: &str, device_id: u32, subsystem_id: u32) -> Result<nvmlPciInfo_t, Code> {
+pub(super) fn pci_info(bus_id: &str) -> Result<nvmlPciInfo_t, Code> {
     let parts: Vec<u32> = bus_id.split([':', '.']).map_while(|part| u32::from_str_radix(part, 16).ok()).collect();
     let [domain, bus, device, _function] = parts[..] else { return Err(INVALID_ARGUMENT) };
     Ok(nvmlPciInfo_st {
@@ -101,8 +63,8 @@ pub(super) fn pci_info(bus_id: &str, device_id: u32, subsystem_id: u32) -> Resul
         domain,
         bus,
         device,
-        pciDeviceId: device_id,
-        pciSubSystemId: subsystem_id,
+        pciDeviceId: 0,
+        pciSubSystemId: 0,
         busId: fill(bus_id),
     })
 }

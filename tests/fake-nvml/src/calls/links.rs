@@ -12,13 +12,9 @@ use super::identity::pci_info;
 use super::on_device;
 use crate::codes::{ARGUMENT_VERSION_MISMATCH, Code, INVALID_ARGUMENT, NOT_SUPPORTED};
 use crate::gate::Target;
-use crate::library::wait;
 use crate::out::Out;
 use crate::state::{Fabric, Remote};
 use crate::versions;
-
-/// The driver counts for as long before it answers.
-const THROUGHPUT_MICROS: u64 = 20_000;
 
 on_device! {
     nvmlDeviceGetPcieReplayCounter(count: Out<c_uint>) |target| { count.put(target.whole()?.pcie.replay) }
@@ -28,32 +24,15 @@ on_device! {
     nvmlDeviceGetMaxPcieLinkGeneration(generation: Out<c_uint>) |target| {
         generation.put(target.whole()?.pcie.max_generation)
     }
-    nvmlDeviceGetGpuMaxPcieLinkGeneration(generation: Out<c_uint>) |target| {
-        generation.put(target.whole()?.pcie.max_generation)
-    }
     nvmlDeviceGetCurrPcieLinkWidth(width: Out<c_uint>) |target| { width.put(target.whole()?.pcie.width) }
     nvmlDeviceGetMaxPcieLinkWidth(width: Out<c_uint>) |target| { width.put(target.whole()?.pcie.max_width) }
-    nvmlDeviceGetPcieThroughput(counter: c_uint, value: Out<c_uint>) |target| {
-        let pcie = &target.whole()?.pcie;
-        let rate = match counter {
-            0 => pcie.tx_kilobytes_per_second,
-            1 => pcie.rx_kilobytes_per_second,
-            _ => return Err(INVALID_ARGUMENT),
-        };
-        wait(THROUGHPUT_MICROS);
-        value.put(rate)
-    }
     nvmlDeviceGetNvLinkState(link: c_uint, active: Out<c_uint>) |target| { active.put(link_up(target, link)?.into()) }
-    nvmlDeviceGetNvLinkVersion(link: c_uint, version: Out<c_uint>) |target| {
-        link_up(target, link)?;
-        version.put(target.gpu().nvlink.version)
-    }
     nvmlDeviceGetNvLinkRemoteDeviceType(link: c_uint, kind: Out<c_uint>) |target| {
         kind.put(remote(target, link)?.device_type)
     }
     nvmlDeviceGetNvLinkRemotePciInfo_v2(link: c_uint, pci: Out<nvmlPciInfo_t>) |target| {
         let remote = remote(target, link)?;
-        pci.put(pci_info(&remote.pci_bus_id, remote.pci_device_id, 0)?)
+        pci.put(pci_info(&remote.pci_bus_id)?)
     }
     nvmlDeviceGetGpuFabricInfo(info: Out<nvmlGpuFabricInfo_t>) |target| {
         let fabric = fabric(target)?;

@@ -4,8 +4,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::mem::size_of;
 
 use nvml_wrapper_sys::bindings::{
-    nvmlBAR1Memory_t, nvmlMarginTemperature_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlTemperature_t, nvmlUtilization_t,
-    nvmlViolationTime_t,
+    nvmlMarginTemperature_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlTemperature_t, nvmlUtilization_t,
 };
 
 use super::on_device;
@@ -47,11 +46,6 @@ on_device! {
         let free = total.saturating_sub(reserved).saturating_sub(used);
         memory.put(nvmlMemory_v2_t { version: memory.get()?.version, total, reserved, free, used })
     }
-    nvmlDeviceGetBAR1MemoryInfo(memory: Out<nvmlBAR1Memory_t>) |target| {
-        let own = &target.gpu().memory;
-        let (total, used) = (own.bar1_total_bytes, own.bar1_used_bytes);
-        memory.put(nvmlBAR1Memory_t { bar1Total: total, bar1Free: total.saturating_sub(used), bar1Used: used })
-    }
     nvmlDeviceGetTotalEnergyConsumption(energy: Out<c_ulonglong>) |target| {
         let uuid = &target.whole()?.uuid;
         let now = clock::now();
@@ -66,14 +60,6 @@ on_device! {
     }
     nvmlDeviceGetPowerManagementLimit(limit: Out<c_uint>) |target| {
         limit.put(target.whole()?.power_limits.management)
-    }
-    nvmlDeviceGetPowerManagementDefaultLimit(limit: Out<c_uint>) |target| {
-        limit.put(target.whole()?.power_limits.default)
-    }
-    nvmlDeviceGetPowerManagementLimitConstraints(least: Out<c_uint>, most: Out<c_uint>) |target| {
-        let limits = &target.whole()?.power_limits;
-        least.put(limits.minimum)?;
-        most.put(limits.maximum)
     }
     nvmlDeviceGetTemperature(sensor: c_uint, temperature: Out<c_uint>) |target| {
         temperature.put(celsius(target, sensor)? as c_uint)
@@ -91,11 +77,8 @@ on_device! {
     }
     nvmlDeviceGetClockInfo(kind: c_uint, clock: Out<c_uint>) |target| {
         let clocks = &target.gpu().clocks;
-        clock.put(pick(kind, [clocks.graphics, clocks.sm, clocks.memory, clocks.video])?)
-    }
-    nvmlDeviceGetMaxClockInfo(kind: c_uint, clock: Out<c_uint>) |target| {
-        let clocks = &target.gpu().clocks;
-        clock.put(pick(kind, [clocks.max_graphics, clocks.max_sm, clocks.max_memory, clocks.max_video])?)
+        let clocks = [clocks.graphics, clocks.sm, clocks.memory, clocks.video];
+        clock.put(*clocks.get(kind as usize).ok_or(INVALID_ARGUMENT)?)
     }
     nvmlDeviceGetCurrentClocksEventReasons(reasons: Out<c_ulonglong>) |target| {
         reasons.put(target.whole()?.clock_event_reasons.mask)
@@ -117,17 +100,6 @@ on_device! {
         let fans = &target.whole()?.fans;
         let refused = if fans.is_empty() { NOT_SUPPORTED } else { INVALID_ARGUMENT };
         speed.put(*fans.get(fan as usize).ok_or(refused)?)
-    }
-    nvmlDeviceGetViolationStatus(policy: c_uint, status: Out<nvmlViolationTime_t>) |target| {
-        let lasted = &target.whole()?.clock_event_reasons;
-        let nanoseconds = match policy {
-            0 => lasted.power_cap_nanoseconds,
-            1 => lasted.sw_thermal_nanoseconds + lasted.hw_thermal_nanoseconds,
-            2 => lasted.sync_boost_nanoseconds,
-            3 | 4 | 5 | 10 | 11 => 0,
-            _ => return Err(INVALID_ARGUMENT),
-        };
-        status.put(nvmlViolationTime_t { referenceTime: clock::now() * 1_000, violationTime: nanoseconds })
     }
 }
 
@@ -156,8 +128,4 @@ fn celsius(target: &Target, sensor: c_uint) -> Result<c_int, Code> {
         return Err(INVALID_ARGUMENT);
     }
     target.gpu().temperatures.gpu.ok_or(NOT_SUPPORTED)
-}
-
-fn pick(kind: c_uint, values: [u32; 4]) -> Result<u32, Code> {
-    values.get(kind as usize).copied().ok_or(INVALID_ARGUMENT)
 }

@@ -11,9 +11,12 @@ use nvml_wrapper_sys::bindings::{
 use super::on_device;
 use crate::codes::{Code, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED};
 use crate::gate::{self, Target};
-use crate::out::{Many, Out, fill};
+use crate::out::{Out, fill};
 use crate::state::{Instance, Profile};
 use crate::versions;
+
+/// The result of nvmlDeviceGetMaxMigDeviceCount.
+const MAX_INSTANCES: u32 = 7;
 
 on_device! {
     nvmlDeviceGetMigMode(current: Out<c_uint>, pending: Out<c_uint>) |target| {
@@ -26,34 +29,29 @@ on_device! {
     }
     nvmlDeviceGetMaxMigDeviceCount(count: Out<c_uint>) |target| {
         let mig = &target.whole()?.mig;
-        count.put(if mig.supported { mig.max_instances } else { 0 })
+        count.put(if mig.supported { MAX_INSTANCES } else { 0 })
     }
     nvmlDeviceGetMigDeviceHandleByIndex(index: c_uint, device: Out<nvmlDevice_t>) |target| {
         let mig = &target.whole()?.mig;
         if !mig.supported {
             return Err(NOT_SUPPORTED);
         }
-        if index >= mig.max_instances {
+        if index >= MAX_INSTANCES {
             return Err(INVALID_ARGUMENT);
         }
         let one = mig.active().find(|one| one.index == Some(index)).ok_or(NOT_FOUND)?;
         device.put(target.handle.mig_device(one.gpu_instance, one.compute_instance).pointer())
     }
-    nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device_of: Out<nvmlDevice_t>) |target| {
-        instance(target)?;
-        device_of.put(target.handle.parent().pointer())
-    }
-    nvmlDeviceIsMigDeviceHandle(answer: Out<c_uint>) |target| { answer.put(target.instance().is_some().into()) }
     nvmlDeviceGetGpuInstanceId(id: Out<c_uint>) |target| { id.put(instance(target)?.gpu_instance) }
     nvmlDeviceGetComputeInstanceId(id: Out<c_uint>) |target| { id.put(instance(target)?.compute_instance) }
     nvmlDeviceGetAttributes_v2(attributes: Out<nvmlDeviceAttributes_t>) |target| {
         let one = instance(target)?;
         attributes.put(nvmlDeviceAttributes_t {
-            multiprocessorCount: one.multiprocessors.unwrap_or(one.shape().multiprocessors),
-            sharedCopyEngineCount: one.gpu_slices(),
-            sharedDecoderCount: one.gpu_slices(),
+            multiprocessorCount: 0,
+            sharedCopyEngineCount: 0,
+            sharedDecoderCount: 0,
             sharedEncoderCount: 0,
-            sharedJpegCount: one.gpu_slices(),
+            sharedJpegCount: 0,
             sharedOfaCount: 0,
             gpuInstanceSliceCount: one.gpu_slices(),
             computeInstanceSliceCount: one.compute_slices(),
@@ -64,45 +62,38 @@ on_device! {
         target.whole()?.mig.active().find(|one| one.gpu_instance == id).ok_or(NOT_FOUND)?;
         instance.put(target.handle.gpu_instance(id).pointer())
     }
-    nvmlDeviceGetGpuInstances(profile: c_uint, instances: Many<nvmlGpuInstance_t>, count: Out<c_uint>) |target| {
-        let mut ids: Vec<_> = target.whole()?.mig.active().filter(|one| one.profile_id() == profile).collect();
-        ids.sort_by_key(|one| one.gpu_instance);
-        ids.dedup_by_key(|one| one.gpu_instance);
-        let handles: Vec<_> = ids.iter().map(|one| target.handle.gpu_instance(one.gpu_instance).pointer()).collect();
-        instances.put_all(count, &handles)
-    }
     nvmlDeviceGetGpuInstanceProfileInfo(profile: c_uint, info: Out<nvmlGpuInstanceProfileInfo_t>) |target| {
-        let (profile, parts) = shape(target, profile)?;
+        let profile = shape(target, profile)?;
         info.put(nvmlGpuInstanceProfileInfo_t {
             id: profile.id,
             isP2pSupported: 0,
             sliceCount: profile.slices,
-            instanceCount: profile.count,
-            multiprocessorCount: profile.multiprocessors,
-            copyEngineCount: parts.engines,
-            decoderCount: parts.engines,
+            instanceCount: 0,
+            multiprocessorCount: 0,
+            copyEngineCount: 0,
+            decoderCount: 0,
             encoderCount: 0,
-            jpegCount: parts.engines,
-            ofaCount: parts.ofa,
+            jpegCount: 0,
+            ofaCount: 0,
             memorySizeMB: profile.memory_mib,
         })
     }
     nvmlDeviceGetGpuInstanceProfileInfoV(profile: c_uint, info: Out<nvmlGpuInstanceProfileInfo_v2_t>) |target| {
         let version = info.cast::<c_uint>().get()?;
         versions::check(version, 2, size_of::<nvmlGpuInstanceProfileInfo_v2_t>())?;
-        let (profile, parts) = shape(target, profile)?;
+        let profile = shape(target, profile)?;
         info.put(nvmlGpuInstanceProfileInfo_v2_t {
             version,
             id: profile.id,
             isP2pSupported: 0,
             sliceCount: profile.slices,
-            instanceCount: profile.count,
-            multiprocessorCount: profile.multiprocessors,
-            copyEngineCount: parts.engines,
-            decoderCount: parts.engines,
+            instanceCount: 0,
+            multiprocessorCount: 0,
+            copyEngineCount: 0,
+            decoderCount: 0,
             encoderCount: 0,
-            jpegCount: parts.engines,
-            ofaCount: parts.ofa,
+            jpegCount: 0,
+            ofaCount: 0,
             memorySizeMB: profile.memory_mib,
             name: fill::<96>(&format!("MIG {}", profile.name)) as [c_char; 96],
         })
@@ -134,13 +125,8 @@ fn instance(target: &Target) -> Result<&Instance, Code> {
 /// One past the header's last constant.
 const PROFILE_COUNT: u32 = 18;
 
-struct Parts {
-    engines: u32,
-    ofa: u32,
-}
-
 /// By the header's constant.
-fn shape(target: &Target, constant: c_uint) -> Result<(Profile, Parts), Code> {
+fn shape(target: &Target, constant: c_uint) -> Result<&Profile, Code> {
     let mig = &target.whole()?.mig;
     if !mig.supported {
         return Err(NOT_SUPPORTED);
@@ -149,8 +135,5 @@ fn shape(target: &Target, constant: c_uint) -> Result<(Profile, Parts), Code> {
         return Err(INVALID_ARGUMENT);
     }
     let mut offered = mig.profiles.iter().filter(|profile| profile.slices <= mig.slices);
-    let profile = offered.find(|profile| profile.constant == constant).cloned().ok_or(NOT_SUPPORTED)?;
-    let ofa = u32::from(profile.slices == 7 || profile.name.ends_with("+me"));
-    let engines = profile.slices;
-    Ok((profile, Parts { engines, ofa }))
+    offered.find(|profile| profile.constant == constant).ok_or(NOT_SUPPORTED)
 }

@@ -10,8 +10,6 @@ mod processes;
 mod system;
 mod vgpus;
 
-pub use health::{ecc_field, remap_field};
-
 /// Exports functions on a device. The closure's argument is the `Target`, its end an `Answer`.
 macro_rules! on_device {
     ($($name:ident($($argument:ident: $kind:ty),*) |$target:ident| $body:block)*) => {$(

@@ -45,9 +45,9 @@ on_device! {
             pid: process.pid,
             timeStamp: time,
             smUtil: process.sm,
-            memUtil: process.mem,
-            encUtil: process.enc,
-            decUtil: process.dec,
+            memUtil: 0,
+            encUtil: 0,
+            decUtil: 0,
         }).collect();
         samples.put_all(count, &values)
     }
@@ -65,11 +65,11 @@ on_device! {
                 timeStamp: time,
                 pid: process.pid,
                 smUtil: process.sm,
-                memUtil: process.mem,
-                encUtil: process.enc,
-                decUtil: process.dec,
-                jpgUtil: process.jpg,
-                ofaUtil: process.ofa,
+                memUtil: 0,
+                encUtil: 0,
+                decUtil: 0,
+                jpgUtil: 0,
+                ofaUtil: 0,
             });
         }
         Ok(())
@@ -111,29 +111,15 @@ fn busy(gpu: &Gpu, last_seen: Micros) -> Result<(Micros, Vec<Process>), Code> {
         let pids: BTreeSet<u32> =
             history.during(from, measured).flat_map(|gpu| gpu.processes.iter().map(|process| process.pid)).collect();
         for pid in pids {
-            let mean = |share: fn(&Process) -> u32| {
-                let of = |gpu: &Gpu| gpu.processes.iter().filter(|one| one.pid == pid).map(share).max().unwrap_or(0);
-                let sum = history.sum(from, measured, |gpu| Some(f64::from(of(gpu)))).unwrap_or(0.0);
-                (sum / (measured - from) as f64).round() as u32
-            };
-            processes.push(Process {
-                pid,
-                sm: mean(|one| one.sm),
-                mem: mean(|one| one.mem),
-                enc: mean(|one| one.enc),
-                dec: mean(|one| one.dec),
-                jpg: mean(|one| one.jpg),
-                ofa: mean(|one| one.ofa),
-                ..Process::default()
-            });
+            let of = |gpu: &Gpu| gpu.processes.iter().filter(|one| one.pid == pid).map(|one| one.sm).max().unwrap_or(0);
+            let sum = history.sum(from, measured, |gpu| Some(f64::from(of(gpu)))).unwrap_or(0.0);
+            let sm = (sum / (measured - from) as f64).round() as u32;
+            processes.push(Process { pid, sm, ..Process::default() });
         }
     } else if measured > last_seen {
         // So early that no period has ended yet.
         processes.clone_from(&gpu.processes);
     }
-    let worked = |process: &Process| {
-        [process.sm, process.mem, process.enc, process.dec, process.jpg, process.ofa].iter().any(|share| *share > 0)
-    };
-    processes.retain(worked);
+    processes.retain(|process| process.sm > 0);
     if processes.is_empty() { Err(NOT_FOUND) } else { Ok((measured, processes)) }
 }

@@ -19,9 +19,6 @@ pub struct Gpu {
     pub minor: Option<u32>,
     /// `domain:bus:device.function`, the domain with 8 hex digits.
     pub pci_bus_id: String,
-    /// Device id in the upper, vendor in the lower half.
-    pub pci_device_id: u32,
-    pub pci_subsystem_id: u32,
     /// Absent: position / 4. `-1`: none.
     pub numa_node: Option<i32>,
     pub name: String,
@@ -30,8 +27,6 @@ pub struct Gpu {
     pub compute_capability: (i32, i32),
     pub serial: Option<String>,
     pub vbios_version: String,
-    pub brand: u32,
-    pub persistence_mode: bool,
 
     pub utilization: Utilization,
     pub samples: Samples,
@@ -107,13 +102,8 @@ pub struct Process {
     pub kind: ProcessKind,
     /// `null`: not available, which NVML writes as all ones.
     pub memory_bytes: Option<u64>,
-    /// Percent. All zero keeps the process out of the utilization lists, as with the driver.
+    /// Percent. Zero keeps the process out of the utilization lists, as with the driver.
     pub sm: u32,
-    pub mem: u32,
-    pub enc: u32,
-    pub dec: u32,
-    pub jpg: u32,
-    pub ofa: u32,
     pub gpu_instance: Option<u32>,
     pub compute_instance: Option<u32>,
 }
@@ -153,16 +143,12 @@ impl Default for Gpu {
             uuid: String::new(),
             minor: None,
             pci_bus_id: String::new(),
-            pci_device_id: 0x2330_10DE,
-            pci_subsystem_id: 0x16C1_10DE,
             numa_node: None,
             name: "NVIDIA H100 80GB HBM3".to_owned(),
             architecture: 9,
             compute_capability: (9, 0),
             serial: Some("1650000000000".to_owned()),
             vbios_version: "96.00.74.00.01".to_owned(),
-            brand: 14,
-            persistence_mode: true,
             utilization: Utilization::default(),
             samples: Samples::default(),
             memory: Memory::default(),

@@ -13,8 +13,6 @@ pub struct Mig {
     pub enabled: bool,
     /// Default: as enabled.
     pub pending: Option<bool>,
-    /// The most there can be; the result of nvmlDeviceGetMaxMigDeviceCount.
-    pub max_instances: u32,
     /// Compute slices of the whole board: 7 as on an H100, or 4. Larger profiles are not offered.
     pub slices: u32,
     /// What the board offers. Default: as an H100 80 GB.
@@ -34,12 +32,10 @@ pub struct Instance {
     /// The place among the MIG devices. Default: the position in the file; a gap is NOT_FOUND.
     pub index: Option<u32>,
     pub uuid: String,
-    /// `1g.10gb`; sets the defaults of the next four.
+    /// `1g.10gb`; sets the defaults of the next three.
     pub profile: String,
     pub profile_id: Option<u32>,
     pub gpu_slices: Option<u32>,
-    pub compute_slices: Option<u32>,
-    pub multiprocessors: Option<u32>,
     pub placement: Option<Placement>,
     /// Of the GPU instance, shared by its compute instances.
     pub memory_total_bytes: Option<u64>,
@@ -69,8 +65,6 @@ pub struct Profile {
     pub name: String,
     pub slices: u32,
     pub memory_slices: u32,
-    pub count: u32,
-    pub multiprocessors: u32,
     pub memory_mib: u64,
 }
 
@@ -79,19 +73,19 @@ const ABSENT: u32 = u32::MAX;
 /// What an H100 80 GB offers.
 fn profiles() -> Vec<Profile> {
     vec![
-        profile(0, 19, "1g.10gb", [1, 1, 7, 16], 9_984),
-        profile(7, 20, "1g.10gb+me", [1, 1, 1, 16], 9_984),
-        profile(9, 15, "1g.20gb", [1, 2, 4, 26], 20_096),
-        profile(1, 14, "2g.20gb", [2, 2, 3, 32], 20_096),
-        profile(2, 9, "3g.40gb", [3, 4, 2, 60], 40_448),
-        profile(3, 5, "4g.40gb", [4, 4, 1, 64], 40_448),
-        profile(4, 0, "7g.80gb", [7, 8, 1, 132], 81_152),
+        profile(0, 19, "1g.10gb", [1, 1], 9_984),
+        profile(7, 20, "1g.10gb+me", [1, 1], 9_984),
+        profile(9, 15, "1g.20gb", [1, 2], 20_096),
+        profile(1, 14, "2g.20gb", [2, 2], 20_096),
+        profile(2, 9, "3g.40gb", [3, 4], 40_448),
+        profile(3, 5, "4g.40gb", [4, 4], 40_448),
+        profile(4, 0, "7g.80gb", [7, 8], 81_152),
     ]
 }
 
-fn profile(constant: u32, id: u32, name: &str, numbers: [u32; 4], memory_mib: u64) -> Profile {
-    let [slices, memory_slices, count, multiprocessors] = numbers;
-    Profile { constant, id, name: name.to_owned(), slices, memory_slices, count, multiprocessors, memory_mib }
+fn profile(constant: u32, id: u32, name: &str, numbers: [u32; 2], memory_mib: u64) -> Profile {
+    let [slices, memory_slices] = numbers;
+    Profile { constant, id, name: name.to_owned(), slices, memory_slices, memory_mib }
 }
 
 impl Mig {
@@ -143,7 +137,7 @@ impl Instance {
 
     pub fn compute_slices(&self) -> u32 {
         let named = self.profile.split_once("c.").and_then(|(slices, _)| slices.parse().ok());
-        self.compute_slices.or(named).unwrap_or(self.gpu_slices())
+        named.unwrap_or(self.gpu_slices())
     }
 
     pub fn profile_id(&self) -> u32 {
@@ -161,7 +155,6 @@ impl Default for Mig {
             supported: true,
             enabled: false,
             pending: None,
-            max_instances: 7,
             slices: 7,
             profiles: profiles(),
             named_devices: true,
@@ -180,8 +173,6 @@ impl Default for Instance {
             profile: "1g.10gb".to_owned(),
             profile_id: None,
             gpu_slices: None,
-            compute_slices: None,
-            multiprocessors: None,
             placement: None,
             memory_total_bytes: None,
             memory_reserved_bytes: 0,

@@ -50,8 +50,6 @@ group! {
         total_bytes: u64 = 85_520_809_984,
         reserved_bytes: u64 = 655_360_000,
         used_bytes: u64 = 0,
-        bar1_total_bytes: u64 = 137_438_953_472,
-        bar1_used_bytes: u64 = 1_048_576,
     }
 }
 
@@ -60,9 +58,6 @@ group! {
     PowerLimits {
         enforced: u32 = 700_000,
         management: u32 = 700_000,
-        default: u32 = 700_000,
-        minimum: u32 = 200_000,
-        maximum: u32 = 700_000,
         /// Power of the whole module, for the scope 1 of fields 185 and 186 and for sample type 7. `null`: no module.
         module_milliwatts: Option<u32> = None,
         /// The energy counter adds the module's power, as it has been seen to on Grace Hopper.
@@ -81,16 +76,12 @@ group! {
 }
 
 group! {
-    /// MHz: graphics, SM, memory, video, and their maxima.
+    /// MHz.
     Clocks {
         graphics: u32 = 345,
         sm: u32 = 345,
         memory: u32 = 2_619,
         video: u32 = 765,
-        max_graphics: u32 = 1_980,
-        max_sm: u32 = 1_980,
-        max_memory: u32 = 2_619,
-        max_video: u32 = 1_545,
     }
 }
 
@@ -113,14 +104,9 @@ group! {
         max_generation: u32 = 5,
         max_width: u32 = 16,
         replay: u32 = 0,
-        /// KB/s, and each query takes its 20 ms.
-        tx_kilobytes_per_second: u32 = 0,
-        rx_kilobytes_per_second: u32 = 0,
         tx_bytes: u64 = 0,
         rx_bytes: u64 = 0,
         correctable_errors: u64 = 0,
-        non_fatal_errors: u64 = 0,
-        fatal_errors: u64 = 0,
     }
 }
 
@@ -128,10 +114,8 @@ group! {
     /// `enabled: null`: not supported.
     Ecc {
         enabled: Option<bool> = Some(true),
-        pending: Option<bool> = None,
         volatile: EccCounts = EccCounts::default(),
         aggregate: EccCounts = EccCounts::default(),
-        sram_threshold_exceeded: bool = false,
     }
 }
 
@@ -181,12 +165,8 @@ group! {
         remotes: BTreeMap<u32, Remote> = BTreeMap::new(),
         data_tx_kib: u64 = 0,
         data_rx_kib: u64 = 0,
-        raw_tx_kib: u64 = 0,
-        raw_rx_kib: u64 = 0,
         tx_bytes: u64 = 0,
         rx_bytes: u64 = 0,
-        replay_errors: u64 = 0,
-        recovery_errors: u64 = 0,
         crc_errors: u64 = 0,
     }
 }
@@ -197,7 +177,6 @@ group! {
         /// nvmlIntNvLinkDeviceType_t: 0 a GPU, 1 an IBM NPU, 2 a switch, 255 unknown.
         device_type: u32 = 2,
         pci_bus_id: String = "00000000:C8:00.0".to_owned(),
-        pci_device_id: u32 = 0x22A3_10DE,
     }
 }
 
