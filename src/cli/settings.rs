@@ -109,7 +109,9 @@ fn device_plugin(
     };
     let is_off_in_file = options.device_plugin.is_none() && switch == Some(Switch::Off);
     if is_off_in_file && !options.profiles.is_empty() {
-        return Err(PluginConfigError::ProfilesWhileOff);
+        let problem = "profiles: none applies while devicePlugin is off; for nodes that no profile matches write \
+                       devicePlugin: {resources: []}";
+        return Err(PluginConfigError(problem.to_owned()));
     }
     section.nvidia_config = options.nvidia_config.clone().or(section.nvidia_config);
     let plan = PluginPlan::resolve(&section, &options.profiles, |file| {

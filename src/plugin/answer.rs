@@ -2,8 +2,9 @@
 
 use super::config::{DeviceIdStrategy, DeviceListStrategy, NvidiaConfig, ResourceConfig, Sharing};
 use super::node::NodeFacts;
-use super::{Answer, DeviceNode, Hardware, Mount, Offer, OfferedDevice, Refusal, cdi};
+use super::{Hardware, Offer, OfferedDevice, Refusal, cdi};
 use crate::model::DeviceId;
+use crate::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
 /// The runtime's value for a container without GPUs.
@@ -16,7 +17,12 @@ const SIMULATED_DEVICES: &str = "PODMETER_SIMULATED_DEVICES";
 ///
 /// A request for nothing gets `NVIDIA_VISIBLE_DEVICES=void`, under every strategy: an empty variable is read as "all"
 /// by some runtimes, and without one the image's own `all` would count.
-pub fn answer(config: &ResourceConfig, offer: &Offer, ids: &[DeviceId], node: &NodeFacts) -> Result<Answer, Refusal> {
+pub fn answer(
+    config: &ResourceConfig,
+    offer: &Offer,
+    ids: &[DeviceId],
+    node: &NodeFacts,
+) -> Result<ContainerAllocateResponse, Refusal> {
     let devices = ids.iter().map(|id| usable(offer, id)).collect::<Result<Vec<_>, _>>()?;
     match config {
         ResourceConfig::Nvidia(nvidia) => gpus(nvidia, offer, &devices, node),
@@ -34,10 +40,16 @@ fn usable<'o>(offer: &'o Offer, id: &DeviceId) -> Result<&'o OfferedDevice, Refu
     }
 }
 
-fn gpus(nvidia: &NvidiaConfig, offer: &Offer, devices: &[&OfferedDevice], node: &NodeFacts) -> Result<Answer, Refusal> {
-    let mut answer = Answer { environment: nvidia.environment.clone(), ..Answer::default() };
+fn gpus(
+    nvidia: &NvidiaConfig,
+    offer: &Offer,
+    devices: &[&OfferedDevice],
+    node: &NodeFacts,
+) -> Result<ContainerAllocateResponse, Refusal> {
+    let envs = nvidia.environment.clone().into_iter().collect();
+    let mut answer = ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() };
     if devices.is_empty() {
-        answer.environment.insert(VISIBLE_DEVICES.to_owned(), NO_DEVICES.to_owned());
+        answer.envs.insert(VISIBLE_DEVICES.to_owned(), NO_DEVICES.to_owned());
         return Ok(answer);
     }
     let shared = devices.iter().any(|device| device.is_slot());
@@ -53,10 +65,10 @@ fn gpus(nvidia: &NvidiaConfig, offer: &Offer, devices: &[&OfferedDevice], node: 
     };
     let names: Vec<String> = devices.iter().map(name).collect();
     if nvidia.includes(DeviceListStrategy::Envvar) {
-        answer.environment.insert(VISIBLE_DEVICES.to_owned(), names.join(","));
+        answer.envs.insert(VISIBLE_DEVICES.to_owned(), names.join(","));
     }
     if nvidia.includes(DeviceListStrategy::VolumeMounts) {
-        answer.environment.insert(VISIBLE_DEVICES.to_owned(), MOUNTED_DEVICES.to_owned());
+        answer.envs.insert(VISIBLE_DEVICES.to_owned(), MOUNTED_DEVICES.to_owned());
         answer.mounts.extend(names.iter().map(|name| Mount {
             host_path: "/dev/null".to_owned(),
             container_path: format!("{MOUNTED_DEVICES}/{name}"),
@@ -122,7 +134,7 @@ fn names(strategy: DeviceIdStrategy, hardware: &Hardware) -> [String; 2] {
 }
 
 fn add_cdi(
-    answer: &mut Answer,
+    answer: &mut ContainerAllocateResponse,
     nvidia: &NvidiaConfig,
     offer: &Offer,
     devices: &[&OfferedDevice],
@@ -145,13 +157,13 @@ fn add_cdi(
         answer.annotations.insert(key, names.join(","));
     }
     if nvidia.includes(DeviceListStrategy::CdiCri) {
-        answer.cdi_devices = names;
+        answer.cdi_devices = names.into_iter().map(|name| CdiDevice { name }).collect();
     }
     Ok(())
 }
 
 fn add_nodes(
-    answer: &mut Answer,
+    answer: &mut ContainerAllocateResponse,
     nvidia: &NvidiaConfig,
     devices: &[&OfferedDevice],
     node: &NodeFacts,
@@ -165,13 +177,13 @@ fn add_nodes(
     }
     for path in paths {
         let host = nvidia.device_root.join(path.trim_start_matches('/'));
-        let node = DeviceNode {
+        let node = DeviceSpec {
             host_path: host.display().to_string(),
             container_path: path,
             permissions: permissions.to_owned(),
         };
         // MIG devices of one GPU share its node.
-        push_new(&mut answer.device_nodes, node);
+        push_new(&mut answer.devices, node);
     }
     Ok(())
 }
@@ -202,10 +214,10 @@ pub(super) fn device_nodes(hardware: &Hardware, node: &NodeFacts) -> Result<Vec<
 }
 
 /// The daemon's directories at the paths that its clients use.
-fn add_mps(answer: &mut Answer, nvidia: &NvidiaConfig, offer: &Offer) {
+fn add_mps(answer: &mut ContainerAllocateResponse, nvidia: &NvidiaConfig, offer: &Offer) {
     let pipe = format!("{}/pipe", offer.resource);
     let inside = format!("/mps/{pipe}");
-    answer.environment.insert("CUDA_MPS_PIPE_DIRECTORY".to_owned(), inside.clone());
+    answer.envs.insert("CUDA_MPS_PIPE_DIRECTORY".to_owned(), inside.clone());
     for (directory, container_path) in [(pipe.as_str(), inside), ("shm", "/dev/shm".to_owned())] {
         answer.mounts.push(Mount {
             host_path: nvidia.mps_root.join(directory).display().to_string(),
@@ -215,21 +227,21 @@ fn add_mps(answer: &mut Answer, nvidia: &NvidiaConfig, offer: &Offer) {
     }
 }
 
-fn nodes(devices: &[&OfferedDevice]) -> Answer {
-    let mut answer = Answer::default();
+fn nodes(devices: &[&OfferedDevice]) -> ContainerAllocateResponse {
+    let mut answer = ContainerAllocateResponse::default();
     for device in devices {
         if let Hardware::Nodes(nodes) = &device.hardware {
-            nodes.iter().for_each(|node| push_new(&mut answer.device_nodes, node.clone()));
+            nodes.iter().for_each(|node| push_new(&mut answer.devices, node.clone()));
         }
     }
     answer
 }
 
-fn simulated(ids: &[DeviceId]) -> Answer {
+fn simulated(ids: &[DeviceId]) -> ContainerAllocateResponse {
     let mut once: Vec<&str> = vec![];
     ids.iter().for_each(|id| push_new(&mut once, id.as_str()));
-    let mut answer = Answer::default();
-    answer.environment.insert(SIMULATED_DEVICES.to_owned(), once.join(","));
+    let mut answer = ContainerAllocateResponse::default();
+    answer.envs.insert(SIMULATED_DEVICES.to_owned(), once.join(","));
     answer
 }
 

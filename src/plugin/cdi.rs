@@ -214,7 +214,7 @@ mod tests {
     use crate::plugin::{Hardware, MigCapabilities, OfferedDevice, PluginUnhealthy};
 
     fn offer(hardware: Hardware, health: Result<(), PluginUnhealthy>) -> Offer {
-        let device = OfferedDevice { id: "x".into(), numa_nodes: BTreeSet::new(), health, hardware };
+        let device = OfferedDevice { health, ..OfferedDevice::new("x", hardware) };
         Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] }
     }
 

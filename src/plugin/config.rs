@@ -1,6 +1,8 @@
 //! The section `devicePlugin` of the configuration file.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
@@ -13,6 +15,7 @@ use super::values::schema;
 use super::values::{DeviceReference, a_resource_name, by_resource_name, one_or_several};
 use crate::input::Size;
 use crate::model::ResourceName;
+use crate::preference::SlotPolicy;
 
 /// 16 GPUs of this many slots stay a quarter below what the kubelet takes in one message (4 MiB).
 pub const MOST_SLOTS: u32 = 1024;
@@ -61,7 +64,7 @@ pub struct NvidiaConfig {
     pub device_id_strategy: DeviceIdStrategy,
     /// Name the device nodes in the answer too.
     pub pass_device_specs: bool,
-    pub preferred: Preferred,
+    pub preferred: SlotPolicy,
     pub on_conflict: OnConflict,
     pub pre_start_check: Option<PreStartCheck>,
     /// Where the host has the `dev` that holds the NVIDIA nodes: `/`, or the driver container's root.
@@ -165,7 +168,7 @@ pub enum SharedDevices {
     #[default]
     All,
     /// The first ones by index.
-    Count(u32),
+    Count(NonZeroU32),
     List(Vec<DeviceReference>),
 }
 
@@ -187,16 +190,6 @@ pub enum DeviceIdStrategy {
     #[default]
     Uuid,
     Index,
-}
-
-/// Which slots a pod gets where several are free.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum Preferred {
-    #[default]
-    Distributed,
-    Packed,
 }
 
 /// What to do while another plugin serves the resource.
@@ -295,20 +288,10 @@ pub struct SimulatedConfig {
     pub on_conflict: OnConflict,
 }
 
-/// What in the section cannot be used. The caller adds the file's name.
+/// What in the section cannot be used, and why: for people. The caller adds the file's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    #[error("{key}: {value} cannot be used; {accepted}")]
-    Value { key: String, value: String, accepted: String },
-    #[error("{key}: {file}: {error}")]
-    NvidiaFile { key: String, file: String, error: String },
-    #[error(
-        "profiles: none applies while devicePlugin is off; for nodes that no profile matches write devicePlugin: {{resources: []}}"
-    )]
-    ProfilesWhileOff,
-    #[error("{key} ({name}): never applies, because {} matches every node that it matches; put it before that one, or remove it", profile(*earlier, other))]
-    NeverApplies { key: String, name: String, earlier: usize, other: String },
-}
+#[error("{0}")]
+pub struct ConfigError(pub(crate) String);
 
 impl Default for NvidiaConfig {
     fn default() -> Self {
@@ -322,7 +305,7 @@ impl Default for NvidiaConfig {
             device_list_strategy: vec![DeviceListStrategy::Envvar],
             device_id_strategy: DeviceIdStrategy::default(),
             pass_device_specs: false,
-            preferred: Preferred::default(),
+            preferred: SlotPolicy::default(),
             on_conflict: OnConflict::default(),
             pre_start_check: None,
             device_root: "/".into(),
@@ -343,10 +326,6 @@ pub(super) fn sharing_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Res
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-fn profile(place: usize, name: &str) -> String {
-    format!("profiles[{place}] ({name})")
-}
-
 fn one() -> u32 {
     1
 }
@@ -362,30 +341,18 @@ impl Config {
         &self,
         read: impl FnOnce(&Path) -> std::io::Result<String>,
     ) -> Result<Vec<ResourceConfig>, ConfigError> {
-        self.validate()?;
-        let Some(file) = &self.nvidia_config else {
-            return Ok(self.resources.clone().unwrap_or_else(|| vec![ResourceConfig::Nvidia(Box::default())]));
-        };
-        let mut entries = vec![ResourceConfig::from_nvidia_file("devicePlugin.nvidiaConfig", file, read)?];
-        entries.extend(self.resources.iter().flatten().cloned());
-        refuse_equal_names("devicePlugin.resources", &entries)?;
-        Ok(entries)
-    }
-
-    /// Checks everything that needs no file.
-    pub fn validate(&self) -> Result<(), ConfigError> {
-        for (place, entry) in self.resources.iter().flatten().enumerate() {
-            let key = format!("devicePlugin.resources[{place}]");
-            let is_nvidia = |entry: &ResourceConfig| matches!(entry, ResourceConfig::Nvidia(_));
-            if is_nvidia(entry) && self.resources.iter().flatten().take(place).any(is_nvidia) {
-                return refuse(&key, "kind: nvidia", "an entry offers all GPUs: a second one would offer them twice");
-            }
-            if self.nvidia_config.is_some() && is_nvidia(entry) {
-                return refuse(&key, "kind: nvidia", "nvidiaConfig replaces it: remove one of the two");
-            }
-            entry.validate(&key)?;
+        const KEY: &str = "devicePlugin.resources";
+        let mut entries = self.resources.clone().unwrap_or_default();
+        for (place, entry) in entries.iter().enumerate() {
+            entry.validate(&format!("{KEY}[{place}]"))?;
         }
-        refuse_equal_names("devicePlugin.resources", self.resources.as_deref().unwrap_or_default())
+        match &self.nvidia_config {
+            Some(file) => entries.insert(0, ResourceConfig::from_nvidia_file("devicePlugin.nvidiaConfig", file, read)?),
+            None if self.resources.is_none() => entries.push(ResourceConfig::Nvidia(Box::default())),
+            None => {}
+        }
+        refuse_duplicates(KEY, &entries)?;
+        Ok(entries)
     }
 }
 
@@ -422,10 +389,9 @@ impl ResourceConfig {
         file: &Path,
         read: impl FnOnce(&Path) -> std::io::Result<String>,
     ) -> Result<Self, ConfigError> {
-        let failed =
-            |error: String| ConfigError::NvidiaFile { key: key.to_owned(), file: file.display().to_string(), error };
+        let failed = |error: String| ConfigError(format!("{key}: {}: {error}", file.display()));
         let text = read(file).map_err(|error| failed(format!("{error}; name a file that can be read")))?;
-        let nvidia = nvidia_config::parse(&text).map_err(|error| failed(error.to_string()))?;
+        let nvidia = nvidia_config::parse(&text).map_err(|ConfigError(error)| failed(error))?;
         Ok(Self::Nvidia(Box::new(nvidia)))
     }
 }
@@ -441,14 +407,15 @@ impl NvidiaConfig {
         self.includes(DeviceListStrategy::CdiAnnotations) || self.includes(DeviceListStrategy::CdiCri)
     }
 
+    /// Whether the key of this name may have the value. It was written as `key`.
+    pub(super) fn check(key: &str, name: &str, value: &Value) -> Result<(), ConfigError> {
+        Self::deserialize(json!({ name: value })).map(drop).or_else(|error| refuse(key, value, error))
+    }
+
     /// With the given keys in place of its own, each as a whole.
     pub(super) fn with(&self, key: &str, given: &Map<String, Value>) -> Result<Self, ConfigError> {
         for (name, value) in given {
-            Self::deserialize(json!({ name: value })).map_err(|error| ConfigError::Value {
-                key: format!("{key}.{name}"),
-                value: value.to_string(),
-                accepted: error.to_string(),
-            })?;
+            Self::check(&format!("{key}.{name}"), name, value)?;
         }
         let mut keys = serde_json::to_value(self).expect("a configuration can be written as JSON");
         keys.as_object_mut().into_iter().for_each(|keys| keys.extend(given.clone()));
@@ -542,11 +509,20 @@ impl PathConfig {
     }
 }
 
-pub(super) fn refuse_equal_names(key: &str, entries: &[ResourceConfig]) -> Result<(), ConfigError> {
+pub(super) fn is_nvidia(entry: &ResourceConfig) -> bool {
+    matches!(entry, ResourceConfig::Nvidia(_))
+}
+
+pub(super) fn refuse_duplicates(key: &str, entries: &[ResourceConfig]) -> Result<(), ConfigError> {
     for (place, entry) in entries.iter().enumerate() {
-        if entries[..place].iter().any(|other| other.name() == entry.name()) {
+        let earlier = &entries[..place];
+        if is_nvidia(entry) && earlier.iter().any(is_nvidia) {
+            let accepted = "an entry offers all GPUs, and so does nvidiaConfig: a second one would offer them twice";
+            return refuse(key, "kind: nvidia", accepted);
+        }
+        if earlier.iter().any(|other| other.name() == entry.name()) {
             let accepted = "another entry has it: give each entry its own name";
-            return refuse(&format!("{key}: name"), entry.name().as_str(), accepted);
+            return refuse(&format!("{key}: name"), entry.name(), accepted);
         }
     }
     Ok(())
@@ -556,7 +532,7 @@ fn within(key: &str, value: u32, least: u32, most: u32) -> Result<(), ConfigErro
     if (least..=most).contains(&value) {
         return Ok(());
     }
-    refuse(key, &value.to_string(), &format!("accepted: {least} to {most}"))
+    refuse(key, value, format!("accepted: {least} to {most}"))
 }
 
 fn absolute(key: &str, path: &Path) -> Result<(), ConfigError> {
@@ -564,14 +540,14 @@ fn absolute(key: &str, path: &Path) -> Result<(), ConfigError> {
     if path.is_absolute() && !climbs {
         return Ok(());
     }
-    refuse(key, &path.display().to_string(), "accepted: an absolute path without ..")
+    refuse(key, path.display(), "accepted: an absolute path without ..")
 }
 
 fn node_pattern(key: &str, path: &str) -> Result<(), ConfigError> {
     absolute(key, Path::new(path))?;
     // Each part of the path is matched by itself.
     match path.split('/').filter(|part| !part.is_empty()).find_map(|part| Pattern::new(part).err()) {
-        Some(problem) => refuse(key, path, &problem),
+        Some(problem) => refuse(key, path, problem),
         None => Ok(()),
     }
 }
@@ -593,6 +569,6 @@ fn permissions(key: &str, text: &str) -> Result<(), ConfigError> {
     refuse(key, text, "accepted: r, w and m, each at most once, as rw")
 }
 
-fn refuse(key: &str, value: &str, accepted: &str) -> Result<(), ConfigError> {
-    Err(ConfigError::Value { key: key.to_owned(), value: value.to_owned(), accepted: accepted.to_owned() })
+pub(super) fn refuse<T>(key: &str, value: impl fmt::Display, accepted: impl fmt::Display) -> Result<T, ConfigError> {
+    Err(ConfigError(format!("{key}: {value} cannot be used; {accepted}")))
 }

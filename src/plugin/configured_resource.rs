@@ -70,9 +70,8 @@ impl ConfiguredResource {
         });
         self.vanished = vanished.filter(|(_, vanished): &(_, Vanished)| !vanished.is_empty()).collect();
         let offers = offers.into_iter().map(|offer| mps::mark_unhealthy(offer.with_health(health), &seen.without_mps));
-        let merged = merge(&self.offers, offers.collect(), &hardware.inventory);
-        self.problems = [problems, merged.problems, seen.problem.iter().cloned().collect()].concat();
-        self.offers = merged.offers;
+        self.offers = merge(&self.offers, offers.collect(), &hardware.inventory);
+        self.problems = [problems, seen.problem.iter().cloned().collect()].concat();
     }
 
     pub fn needs_host_scan(&self) -> bool {

@@ -169,8 +169,7 @@ mod tests {
 
     impl Registration {
         fn new(health: Result<(), PluginUnhealthy>) -> Self {
-            let device =
-                OfferedDevice { id: "x".into(), numa_nodes: BTreeSet::new(), health, hardware: Hardware::Nothing };
+            let device = OfferedDevice { health, ..OfferedDevice::new("x", Hardware::Nothing) };
             let offer = Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] };
             Self { comparisons: Comparisons::new(Monotonic::from_secs(10)), offer }
         }

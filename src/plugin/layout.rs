@@ -74,12 +74,7 @@ mod tests {
     }
 
     fn offer(resource: &str, devices: Vec<(String, Hardware)>) -> Offer {
-        let device = |(id, hardware): (String, Hardware)| OfferedDevice {
-            id: DeviceId::new(id),
-            numa_nodes: BTreeSet::new(),
-            health: Ok(()),
-            hardware,
-        };
+        let device = |(id, hardware): (String, Hardware)| OfferedDevice::new(id.as_str(), hardware);
         Offer { resource: resource.into(), devices: devices.into_iter().map(device).collect() }
     }
 

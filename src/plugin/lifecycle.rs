@@ -24,11 +24,11 @@ use tonic::transport::Channel;
 
 use super::conflict::{self, Comparison, Comparisons, SETTLE, conflict};
 use super::server::{Server, ServiceState};
-use super::sockets::{self, Identity};
+use super::sockets;
 use super::{Offer, OnConflict, PluginUnhealthy};
 use crate::backoff::{Backoff, with_jitter};
-use crate::model::{DeviceId, KubeletState, Monotonic, ResourceName};
-use crate::tasks::changed;
+use crate::model::{DeviceId, FileStamp, KubeletState, Monotonic, ResourceName};
+use crate::tasks::{changed, within};
 use crate::wire::channel_over;
 use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use crate::wire::v1beta1::registration_client::RegistrationClient;
@@ -39,8 +39,6 @@ const VERSION: &str = "v1beta1";
 const RETRIES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
 /// Our own server, in this process.
 const DIAL_DEADLINE: Duration = Duration::from_secs(5);
-/// What a socket's address holds, less the zero at its end.
-const LONGEST_PATH: usize = 107;
 /// For the first health of the devices. A kubelet that is sent devices before they are checked shows them as unhealthy
 /// on every pod that holds one, at each start of podmeter.
 const FIRST_CHECK: Duration = Duration::from_secs(2);
@@ -92,14 +90,8 @@ pub struct EndedLifecycle {
 enum Ended {
     #[error("{0} is not there: the kubelet is not running, or --device-plugin-dir is not its directory")]
     NoKubelet(PathBuf),
-    #[error("{path}: {error}; the directory must be there and writable")]
+    #[error("{path}: {error}; the directory must be there and writable, and the path have at most 107 bytes")]
     Socket { path: PathBuf, error: std::io::Error },
-    #[error(
-        "{path} has {} bytes, and the path of a socket at most {LONGEST_PATH}: let the kubelet's directory appear at a \
-         shorter path (--device-plugin-dir)",
-        path.as_os_str().len()
-    )]
-    PathTooLong { path: PathBuf },
     #[error("our own server does not answer: {0}")]
     Dial(String),
     #[error("the kubelet does not register the plugin: {0}")]
@@ -134,7 +126,7 @@ impl Lifecycle {
         loop {
             let mut server = None;
             let mut registered_at = None;
-            let kubelet = Identity::of(&sockets::kubelet_socket(&self.directory));
+            let kubelet = sockets::identity(&sockets::kubelet_socket(&self.directory));
             let ended = tokio::select! {
                 ended = self.round(kubelet, began, &mut server, &mut registered_at) => Some(ended),
                 _ = stop.wait_for(Option::is_some) => None,
@@ -173,7 +165,7 @@ impl Lifecycle {
 
     async fn round(
         &mut self,
-        kubelet: Option<Identity>,
+        kubelet: Option<FileStamp>,
         began: Monotonic,
         server: &mut Option<Server>,
         registered_at: &mut Option<Monotonic>,
@@ -192,11 +184,7 @@ impl Lifecycle {
         let name = sockets::fresh_name(&resource);
         let server = match Server::start(&self.directory, &name, self.state.clone()) {
             Ok(started) => server.insert(started),
-            Err(error) => {
-                let path = self.directory.join(name);
-                let is_long = path.as_os_str().len() > LONGEST_PATH;
-                return if is_long { Ended::PathTooLong { path } } else { Ended::Socket { path, error } };
-            }
+            Err(error) => return Ended::Socket { path: self.directory.join(name), error },
         };
         if let Err(error) = dial(server.path()).await {
             return Ended::Dial(error);
@@ -271,8 +259,8 @@ impl Lifecycle {
     async fn follow(
         &mut self,
         server: &Server,
-        kubelet: Option<Identity>,
-        before: &BTreeMap<String, Identity>,
+        kubelet: Option<FileStamp>,
+        before: &BTreeMap<String, FileStamp>,
     ) -> Ended {
         let takes_over = self.state.config.on_conflict() == OnConflict::Takeover;
         tokio::select! {
@@ -323,18 +311,18 @@ impl Lifecycle {
     }
 
     /// Names of live sockets of known plugins and of other podmeters of the resource.
-    async fn live_sockets(&self, harmless: &BTreeMap<String, Identity>) -> Vec<String> {
+    async fn live_sockets(&self, harmless: &BTreeMap<String, FileStamp>) -> Vec<String> {
         let resource = self.resource();
         let is_wanted = |name: &str| {
             conflict::is_of(name, &resource)
-                && harmless.get(name).is_none_or(|known| Identity::of(&self.directory.join(name)) != Some(*known))
+                && harmless.get(name).is_none_or(|known| sockets::identity(&self.directory.join(name)) != Some(*known))
         };
         sockets::live(&self.directory, is_wanted).await
     }
 
     /// Whether the kubelet is another one, or our socket no longer exists.
-    fn displaced(&self, server: &Server, kubelet: Option<Identity>) -> Option<Ended> {
-        match Identity::of(&sockets::kubelet_socket(&self.directory)) {
+    fn displaced(&self, server: &Server, kubelet: Option<FileStamp>) -> Option<Ended> {
+        match sockets::identity(&sockets::kubelet_socket(&self.directory)) {
             None => Some(Ended::KubeletSocketRemoved),
             now if now != kubelet => Some(Ended::KubeletRestarted),
             _ if !server.socket_is_there() => Some(Ended::SocketRemoved),
@@ -342,7 +330,7 @@ impl Lifecycle {
         }
     }
 
-    async fn until_displaced(&self, server: &Server, kubelet: Option<Identity>) -> Ended {
+    async fn until_displaced(&self, server: &Server, kubelet: Option<FileStamp>) -> Ended {
         let mut changes = self.changes.clone();
         loop {
             if let Some(ended) = self.displaced(server, kubelet) {
@@ -353,10 +341,10 @@ impl Lifecycle {
     }
 
     /// Until another kubelet's socket is there.
-    async fn other_kubelet(&mut self, than: Option<Identity>) {
+    async fn other_kubelet(&mut self, than: Option<FileStamp>) {
         let socket = sockets::kubelet_socket(&self.directory);
         loop {
-            let now = Identity::of(&socket);
+            let now = sockets::identity(&socket);
             if now.is_some() && now != than {
                 return;
             }
@@ -378,7 +366,7 @@ async fn dial(socket: &Path) -> Result<(), String> {
         let mut client = DevicePluginClient::new(channel(socket).await?);
         client.get_device_plugin_options(Empty {}).await.map_err(|status| status.message().to_owned())
     };
-    within(DIAL_DEADLINE, call).await.map(drop)
+    within(DIAL_DEADLINE, call).await.unwrap_or_else(|| Err(late(DIAL_DEADLINE))).map(drop)
 }
 
 async fn register(kubelet: &Path, endpoint: String, resource: &str, deadline: Duration) -> Result<(), String> {
@@ -393,12 +381,11 @@ async fn register(kubelet: &Path, endpoint: String, resource: &str, deadline: Du
         let mut client = RegistrationClient::new(channel(kubelet).await?);
         client.register(request).await.map_err(|status| status.message().to_owned())
     };
-    within(deadline, call).await.map(drop)
+    within(deadline, call).await.unwrap_or_else(|| Err(late(deadline))).map(drop)
 }
 
-async fn within<T>(deadline: Duration, call: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-    let late = |_| Err(format!("no answer within {deadline:?}"));
-    tokio::time::timeout(deadline, call).await.unwrap_or_else(late)
+fn late(deadline: Duration) -> String {
+    format!("no answer within {deadline:?}")
 }
 
 async fn channel(socket: &Path) -> Result<Channel, String> {

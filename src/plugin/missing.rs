@@ -1,7 +1,5 @@
 //! The offers of an entry for GPUs that the driver does not list: only the IDs that the kubelet has of them.
 
-use std::collections::BTreeSet;
-
 use super::config::{NvidiaConfig, Replication, ResourceConfig, Sharing};
 use super::{Hardware, OfferedDevice, PluginUnhealthy};
 use crate::model::{Inventory, ResourceName, UnhealthyReason};
@@ -40,13 +38,9 @@ pub fn missing(nvidia: &NvidiaConfig, inventory: &Inventory) -> Vec<(ResourceNam
     for (gpu, missing) in &inventory.missing {
         for (resource, ids) in missing.kubelet_ids.iter().filter(|(resource, _)| may_offer(nvidia, resource)) {
             devices.extend(ids.iter().map(|id| {
-                let device = OfferedDevice {
-                    id: id.clone(),
-                    numa_nodes: BTreeSet::new(),
-                    health: Err(PluginUnhealthy::device(UnhealthyReason::Lost, missing.detail.clone())),
-                    hardware: Hardware::Missing(gpu.clone()),
-                };
-                (resource.clone(), device)
+                let health = Err(PluginUnhealthy::device(UnhealthyReason::Lost, missing.detail.clone()));
+                let device = OfferedDevice::new(id.clone(), Hardware::Missing(gpu.clone()));
+                (resource.clone(), OfferedDevice { health, ..device })
             }));
         }
     }
@@ -55,7 +49,7 @@ pub fn missing(nvidia: &NvidiaConfig, inventory: &Inventory) -> Vec<(ResourceNam
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
     use crate::model::{DeviceId, Gpu, MissingGpu};

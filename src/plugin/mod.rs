@@ -1,14 +1,13 @@
 //! The bundled device plugin.
 //!
 //! In: configured resources, the inventory, device health, the kubelet's state. Out: registrations, device lists and
-//! allocation answers to the kubelet. Does not use: metrics, HTTP, NVML. Protobuf types stay in `convert` and `server`.
+//! allocation answers to the kubelet. Does not use: metrics, HTTP, NVML.
 
 mod answer;
 pub mod cdi;
 mod config;
 mod configured_resource;
 mod conflict;
-mod convert;
 mod device_health;
 mod host;
 mod host_scan;
@@ -37,18 +36,18 @@ mod values;
 pub use answer::answer;
 pub use config::{
     Config, ConfigError, DeviceIdStrategy, DeviceListStrategy, DriverMount, GroupedNode, MigStrategy, NamePattern,
-    NamePatterns, NewName, NodeGroup, NvidiaConfig, OnConflict, PathConfig, PreStartCheck, Preferred, Replication,
-    ResourceConfig, ResourceReplication, SharedDevices, Sharing, SimulatedConfig,
+    NamePatterns, NewName, NodeGroup, NvidiaConfig, OnConflict, PathConfig, PreStartCheck, Replication, ResourceConfig,
+    ResourceReplication, SharedDevices, Sharing, SimulatedConfig,
 };
 pub use conflict::{conflict, known_resource};
 pub use host::Surroundings;
 pub use node::{MigCapabilities, NodeFacts, control_nodes};
-pub use nvidia_config::{NvidiaConfigError, parse as parse_nvidia_config};
-pub use offer::{Answer, DeviceNode, Hardware, Mount, Offer, OfferedDevice, PluginUnhealthy, Refusal};
+pub use nvidia_config::parse as parse_nvidia_config;
+pub use offer::{Hardware, Offer, OfferedDevice, PluginUnhealthy, Refusal};
 pub use offers::{Offers, merge, offers};
 pub use pattern::Pattern;
 pub use profile::{Choice, CountRange, Gpus, Match, NodeView, Plan, Profile};
 pub use profile_config::{ChangedSection, ProfileConfig};
 pub use run::{Handle, Inputs, Settings, start};
 pub use sockets::{kubelet_socket, live as live_sockets};
-pub use values::{DeviceReference, Reach, resource_name};
+pub use values::{DeviceReference, resource_name};

@@ -8,18 +8,16 @@
 
 use std::collections::BTreeMap;
 
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::config::{MOST_SLOTS, NamePatterns, NvidiaConfig, Replication, ResourceReplication, SharedDevices, Sharing};
-use super::values::resource_name;
+use super::config::{ConfigError, NvidiaConfig, refuse};
 use crate::input;
 
 const DOMAIN: &str = "nvidia.com/";
 
 /// Every key of such a file. With a second name: it becomes that key of an entry of kind nvidia; where two do, the later
 /// one counts.
-const KEYS: [(&str, Option<&str>); 33] = [
+const KEYS: [(&str, Option<&str>); 25] = [
     ("version", None),
     ("flags.migStrategy", Some("migStrategy")),
     ("flags.failOnInitError", None),
@@ -38,175 +36,129 @@ const KEYS: [(&str, Option<&str>); 33] = [
     ("flags.plugin.nvidiaCTKPath", None),
     ("flags.plugin.containerDriverRoot", None),
     ("flags.plugin.sharedDevicesAllocationPolicy", Some("preferred")),
-    ("flags.gfd.oneshot", None),
-    ("flags.gfd.noTimestamp", None),
-    ("flags.gfd.sleepInterval", None),
-    ("flags.gfd.outputFile", None),
-    ("flags.gfd.machineTypeFile", None),
+    ("flags.gfd", None),
     ("resources.gpus", None),
     ("resources.mig", None),
-    ("sharing.timeSlicing.renameByDefault", None),
-    ("sharing.timeSlicing.failRequestsGreaterThanOne", None),
-    ("sharing.timeSlicing.resources", None),
-    ("sharing.mps.renameByDefault", None),
-    ("sharing.mps.failRequestsGreaterThanOne", None),
-    ("sharing.mps.resources", None),
+    ("sharing.timeSlicing", None),
+    ("sharing.mps", None),
     ("imex.channelIDs", None),
     ("imex.required", None),
 ];
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NvidiaConfigError {
-    /// Not such a file, or a value that podmeter's own key does not accept.
-    #[error("{0}")]
-    Invalid(String),
-    #[error("{field}: {value} cannot be honoured: {reason}")]
-    NotHonoured { field: String, value: String, reason: String },
-}
+/// Keys that can have these values only; the last two while a CDI strategy needs NVIDIA's own specification.
+const ONLY: [(&str, &[&str], &str); 5] = [
+    ("version", &["v1"], "this reads v1"),
+    ("flags.deviceDiscoveryStrategy", &["auto", "nvml"], "accepted: auto, nvml"),
+    ("imex.channelIDs", &[], "IMEX channels are not supported"),
+    ("flags.plugin.nvidiaCTKPath", &["/usr/bin/nvidia-ctk"], DEVICE_NODES_ONLY),
+    ("flags.plugin.containerDriverRoot", &["/driver-root"], DEVICE_NODES_ONLY),
+];
+const DEVICE_NODES_ONLY: &str =
+    "our CDI specification holds device nodes only, without hooks or driver files; remove it";
 
 /// The text of such a file as our own configuration of one entry. Any text gives a result; none panics.
-pub fn parse(text: &str) -> Result<NvidiaConfig, NvidiaConfigError> {
+pub fn parse(text: &str) -> Result<NvidiaConfig, ConfigError> {
     // A file of comments alone is a file with every default.
-    let file: Value = input::yaml(text).map_err(NvidiaConfigError::Invalid)?.unwrap_or_default();
-    let mut keys = Keys::default();
-    keys.read("", &file)?;
-    convert(&file, keys)
-}
-
-/// The values of a file by their path.
-#[derive(Debug, Default)]
-struct Keys(BTreeMap<String, Value>);
-
-impl Keys {
-    /// A key without a value is not given.
-    fn read(&mut self, path: &str, value: &Value) -> Result<(), NvidiaConfigError> {
-        if value.is_null() {
-            return Ok(());
-        }
-        if KEYS.iter().any(|(key, _)| *key == path) {
-            self.0.insert(path.to_owned(), value.clone());
-            return Ok(());
-        }
-        let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
-        let Value::Object(section) = value else {
-            return Err(not_honoured(
-                if path.is_empty() { "the file" } else { path },
-                value,
-                "it is no section with keys",
-            ));
-        };
-        let known = KEYS.iter().filter_map(|(key, _)| key.strip_prefix(&prefix)?.split('.').next());
-        let mut known: Vec<&str> = known.collect();
-        known.dedup();
-        for (key, value) in section {
-            if !known.contains(&key.as_str()) {
-                let suggestion = input::suggestion(key, &known);
-                return Err(NvidiaConfigError::Invalid(format!("unknown key `{prefix}{key}`{suggestion}")));
-            }
-            self.read(&format!("{prefix}{key}"), value)?;
-        }
-        Ok(())
-    }
-
-    fn take<T: DeserializeOwned>(&mut self, path: &str) -> Result<Option<T>, NvidiaConfigError> {
-        self.0.remove(path).map(|value| typed(path, value)).transpose()
-    }
-}
-
-fn typed<T: DeserializeOwned>(field: &str, value: Value) -> Result<T, NvidiaConfigError> {
-    T::deserialize(&value).map_err(|error| not_honoured(field, &value, &error.to_string()))
-}
-
-fn convert(file: &Value, mut keys: Keys) -> Result<NvidiaConfig, NvidiaConfigError> {
-    if let Some(version) = keys.0.remove("version").filter(|version| version != "v1") {
-        return Err(not_honoured("version", &version, "this reads v1"));
-    }
-    let mut given = Map::new();
+    let file: Value = input::yaml(text).map_err(ConfigError)?.unwrap_or_default();
+    let mut values = BTreeMap::new();
+    collect("", file, &mut values)?;
+    let mut keys = Map::new();
     for (path, ours) in KEYS.into_iter().filter_map(|(path, ours)| Some((path, ours?))) {
-        let is_given = |value: &Value| !(path.ends_with("Root") && value == "");
-        if let Some(value) = keys.0.remove(path).filter(is_given) {
-            let is_device_nodes = |value: &Value| value == "device-nodes";
-            if is_device_nodes(&value) || value.as_array().is_some_and(|all| all.iter().any(is_device_nodes)) {
-                return Err(not_honoured(path, &value, "it is podmeter's own: set it under devicePlugin.resources"));
-            }
-            typed::<NvidiaConfig>(path, json!({ ours: value })).map_err(|error| match error {
-                NvidiaConfigError::NotHonoured { field, reason, .. } => not_honoured(&field, &value, &reason),
-                invalid => invalid,
-            })?;
-            given.insert(ours.to_owned(), value);
+        if let Some(value) = values.remove(path).filter(|value| !(path.ends_with("Root") && value == "")) {
+            NvidiaConfig::check(path, ours, &value)?;
+            keys.insert(ours.to_owned(), value);
         }
     }
-    let mut config: NvidiaConfig = typed("flags", Value::Object(given))?;
-    config.names = NamePatterns { gpus: names("gpus", &mut keys)?, mig: names("mig", &mut keys)? };
-    let is_shared = |kind: &str| file.pointer(&format!("/sharing/{kind}")).is_some_and(|section| !section.is_null());
-    config.sharing = match (is_shared("timeSlicing"), is_shared("mps")) {
-        (false, false) => Sharing::None,
-        (true, false) => Sharing::TimeSlicing(replication("sharing.timeSlicing", &mut keys)?),
-        (false, true) => Sharing::Mps(replication("sharing.mps", &mut keys)?),
-        (true, true) => {
-            let reason = "a GPU is shared in one way: remove one";
-            return Err(not_honoured("sharing.timeSlicing", &json!("beside sharing.mps"), reason));
+    keys.insert("names".to_owned(), names(&mut values)?);
+    for kind in ["timeSlicing", "mps"] {
+        let key = format!("sharing.{kind}");
+        let Some(section) = values.remove(&key) else { continue };
+        let sharing = json!({ kind: replication(&key, section)? });
+        NvidiaConfig::check(&key, "sharing", &sharing)?;
+        if keys.insert("sharing".to_owned(), sharing).is_some() {
+            return refuse("sharing.timeSlicing", "beside sharing.mps", "a GPU is shared in one way: remove one");
         }
-    };
+    }
+    let mut config = NvidiaConfig::default().with("flags", &keys)?;
     for (field, variable) in [
         ("flags.gdrcopyEnabled", "NVIDIA_GDRCOPY"),
         ("flags.gdsEnabled", "NVIDIA_GDS"),
         ("flags.mofedEnabled", "NVIDIA_MOFED"),
     ] {
-        if keys.take(field)? != Some(true) {
-            continue;
-        }
-        if config.uses_cdi() {
-            let reason = "our CDI specification holds device nodes only; set false, or no cdi strategy";
-            return Err(not_honoured(field, &json!(true), reason));
-        }
-        config.environment.insert(variable.to_owned(), "enabled".to_owned());
-    }
-    for (field, default) in
-        [("flags.plugin.nvidiaCTKPath", "/usr/bin/nvidia-ctk"), ("flags.plugin.containerDriverRoot", "/driver-root")]
-    {
-        if let Some(value) = keys.0.remove(field).filter(|value| value != default && config.uses_cdi()) {
-            let reason = "our CDI specification holds device nodes only, without hooks or driver files; remove it";
-            return Err(not_honoured(field, &value, reason));
+        match values.remove(field) {
+            None | Some(Value::Bool(false)) => {}
+            Some(Value::Bool(true)) if !config.uses_cdi() => {
+                config.environment.insert(variable.to_owned(), "enabled".to_owned());
+            }
+            Some(other) => return refuse(field, other, "accepted: false, and true without a CDI strategy"),
         }
     }
-    if let Some(other) =
-        keys.0.remove("flags.deviceDiscoveryStrategy").filter(|value| value != "auto" && value != "nvml")
-    {
-        return Err(not_honoured("flags.deviceDiscoveryStrategy", &other, "accepted: auto, nvml"));
+    for (field, accepted, reason) in ONLY {
+        let is_free = |value: &Value| {
+            accepted.iter().any(|accepted| value == accepted)
+                || *value == json!([])
+                || (reason == DEVICE_NODES_ONLY && !config.uses_cdi())
+        };
+        if let Some(other) = values.remove(field).filter(|value| !is_free(value)) {
+            return refuse(field, other, reason);
+        }
     }
-    if let Some(channels) = keys.0.remove("imex.channelIDs").filter(|channels| *channels != json!([])) {
-        return Err(not_honoured("imex.channelIDs", &channels, "IMEX channels are not supported"));
-    }
-    config.validate("flags").map_err(|error| NvidiaConfigError::Invalid(error.to_string()))?;
+    config.validate("flags")?;
     Ok(config)
 }
 
-fn names<T: DeserializeOwned + Default>(kind: &str, keys: &mut Keys) -> Result<T, NvidiaConfigError> {
-    let field = format!("resources.{kind}");
-    let Some(mut patterns) = keys.0.remove(&field) else { return Ok(T::default()) };
-    patterns.as_array_mut().into_iter().flatten().filter_map(|pattern| pattern.get_mut("name")).for_each(with_domain);
-    typed(&field, patterns)
+/// The values by the paths of `KEYS`. A key without a value is not given.
+fn collect(path: &str, value: Value, values: &mut BTreeMap<String, Value>) -> Result<(), ConfigError> {
+    if value.is_null() {
+        return Ok(());
+    }
+    if KEYS.iter().any(|(key, _)| *key == path) {
+        values.insert(path.to_owned(), value);
+        return Ok(());
+    }
+    let Value::Object(section) = value else { return refuse(path, value, "it is no section with keys") };
+    let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
+    let known = KEYS.iter().filter_map(|(key, _)| key.strip_prefix(&prefix)?.split('.').next());
+    let mut known: Vec<&str> = known.collect();
+    known.dedup();
+    for (key, value) in section {
+        if !known.contains(&key.as_str()) {
+            return Err(ConfigError(format!("unknown key `{prefix}{key}`{}", input::suggestion(&key, &known))));
+        }
+        collect(&format!("{prefix}{key}"), value, values)?;
+    }
+    Ok(())
 }
 
-fn replication(section: &str, keys: &mut Keys) -> Result<Replication, NvidiaConfigError> {
-    let field = format!("{section}.resources");
-    let resources: Vec<Map<String, Value>> = keys.take(&field)?.unwrap_or_default();
-    if resources.is_empty() {
-        return Err(not_honoured(&field, &json!([]), "name at least one resource"));
+fn names(values: &mut BTreeMap<String, Value>) -> Result<Value, ConfigError> {
+    let mut names = Map::new();
+    for kind in ["gpus", "mig"] {
+        let field = format!("resources.{kind}");
+        let Some(mut patterns) = values.remove(&field) else { continue };
+        let patterns_of = patterns.as_array_mut().into_iter().flatten();
+        patterns_of.filter_map(|pattern| pattern.get_mut("name")).for_each(with_domain);
+        NvidiaConfig::check(&field, "names", &json!({ kind: patterns }))?;
+        names.insert(kind.to_owned(), patterns);
     }
-    let mut per_resource = BTreeMap::new();
+    Ok(Value::Object(names))
+}
+
+/// Its list of resources becomes our map by name.
+fn replication(key: &str, mut section: Value) -> Result<Value, ConfigError> {
+    let resources = section.as_object_mut().and_then(|keys| keys.remove("resources"));
+    let field = format!("{key}.resources");
+    let Some(Value::Array(resources)) = resources.filter(|resources| *resources != json!([])) else {
+        return refuse(&field, "an empty list", "name at least one resource");
+    };
+    let mut by_name = Map::new();
     for mut resource in resources {
-        let mut name = resource.remove("name").unwrap_or_default();
-        let field = format!("{field}[{}]", name.as_str().unwrap_or_default());
+        let Some(keys) = resource.as_object_mut() else { return refuse(&field, resource, "a resource has a name") };
+        let mut name = keys.remove("name").unwrap_or_default();
         with_domain(&mut name);
-        let name = name.as_str().ok_or_else(|| not_honoured(&field, &name, "a resource has a name"))?;
-        let name = resource_name(name).map_err(|reason| not_honoured(&field, &json!(name), &reason))?;
-        resource.retain(|key, value| key != "rename" || *value != "");
-        if let Some(rename) = resource.get_mut("rename") {
-            with_domain(rename);
-        }
-        if let Some(devices) = resource.get_mut("devices") {
+        let Value::String(name) = name else { return refuse(&field, name, "a resource has a name") };
+        keys.retain(|key, value| key != "rename" || *value != "");
+        keys.get_mut("rename").into_iter().for_each(with_domain);
+        if let Some(devices) = keys.get_mut("devices") {
             // `all`, a number, or a list of references.
             *devices = match devices.take() {
                 count @ Value::Number(_) => json!({ "count": count }),
@@ -214,25 +166,17 @@ fn replication(section: &str, keys: &mut Keys) -> Result<Replication, NvidiaConf
                 other => other,
             };
         }
-        let resource: ResourceReplication = typed(&field, Value::Object(resource))?;
-        if !(2..=MOST_SLOTS).contains(&resource.replicas) {
-            let accepted = format!("accepted: 2 to {MOST_SLOTS}");
-            return Err(not_honoured(&format!("{field}.replicas"), &json!(resource.replicas), &accepted));
-        }
-        if resource.devices == SharedDevices::Count(0) {
-            let accepted = "accepted: all, a number of devices, or a list of devices";
-            return Err(not_honoured(&format!("{field}.devices"), &json!(0), accepted));
-        }
-        if per_resource.insert(name, resource).is_some() {
-            return Err(not_honoured(&field, &json!("a second time"), "name each resource once"));
+        NvidiaConfig::check(
+            &format!("{field}[{name}]"),
+            "sharing",
+            &json!({ "mps": { "perResource": { &name: resource } } }),
+        )?;
+        if by_name.insert(name.clone(), resource).is_some() {
+            return refuse(&format!("{field}[{name}]"), "a second time", "name each resource once");
         }
     }
-    Ok(Replication {
-        per_resource,
-        rename_by_default: keys.take(&format!("{section}.renameByDefault"))?.unwrap_or_default(),
-        fail_requests_greater_than_one: keys.take(&format!("{section}.failRequestsGreaterThanOne"))?,
-        ..Replication::default()
-    })
+    section["perResource"] = Value::Object(by_name);
+    Ok(section)
 }
 
 /// NVIDIA's plugin puts its domain before a name without one.
@@ -244,11 +188,6 @@ fn with_domain(name: &mut Value) {
     }
 }
 
-fn not_honoured(field: &str, value: &Value, reason: &str) -> NvidiaConfigError {
-    let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-    NvidiaConfigError::NotHonoured { field: field.to_owned(), value, reason: reason.to_owned() }
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
@@ -257,7 +196,8 @@ mod tests {
 
     use super::*;
     use crate::model::ResourceName;
-    use crate::plugin::config::{DeviceIdStrategy, DeviceListStrategy, MigStrategy, NewName, Preferred};
+    use crate::plugin::config::{DeviceIdStrategy, DeviceListStrategy, MigStrategy, NewName, SharedDevices, Sharing};
+    use crate::preference::SlotPolicy;
 
     /// With every key of that plugin, as its documentation and chart write them.
     const FULL: &str = "
@@ -302,7 +242,7 @@ imex: {channelIDs: [], required: false}
         assert_eq!(config.mig_strategy, MigStrategy::Mixed);
         assert_eq!(config.device_list_strategy, [DeviceListStrategy::Envvar, DeviceListStrategy::VolumeMounts]);
         assert_eq!(config.device_id_strategy, DeviceIdStrategy::Index);
-        assert_eq!(config.preferred, Preferred::Packed);
+        assert_eq!(config.preferred, SlotPolicy::Packed);
         assert!(config.pass_device_specs);
         assert_eq!(config.device_root, PathBuf::from("/run/nvidia/driver"));
         let variables: Vec<&str> = config.environment.keys().map(String::as_str).collect();
@@ -314,7 +254,7 @@ imex: {channelIDs: [], required: false}
         let rule = |name: &str| &sharing.per_resource[&ResourceName::from(name)];
         assert_eq!(rule("nvidia.com/gpu").replicas, 10);
         assert_eq!(rule("nvidia.com/mig-1g.10gb").rename, Some(NewName("nvidia.com/mig-part".into())));
-        assert_eq!(rule("nvidia.com/a").devices, SharedDevices::Count(2));
+        assert_eq!(rule("nvidia.com/a").devices, SharedDevices::Count(2.try_into().unwrap()));
         assert!(matches!(&rule("nvidia.com/b").devices, SharedDevices::List(list) if list.len() == 3));
     }
 
@@ -339,10 +279,6 @@ imex: {channelIDs: [], required: false}
             ("flags: {passDeviceSpecs: true}".to_owned(), vec!["passDeviceSpecs", "plugin"]),
             ("flags: {deviceDiscoveryStrategy: tegra}".to_owned(), vec!["flags.deviceDiscoveryStrategy", "tegra"]),
             ("flags: {plugin: {deviceListStrategy: env}}".to_owned(), vec!["env", "envvar"]),
-            (
-                "flags: {plugin: {deviceListStrategy: device-nodes}}".to_owned(),
-                vec!["deviceListStrategy", "device-nodes"],
-            ),
             ("flags: {plugin: {deviceListStrategy: []}}".to_owned(), vec!["deviceListStrategy"]),
             ("flags: {plugin: {deviceIDStrategy: name}}".to_owned(), vec!["name", "uuid"]),
             (
@@ -357,18 +293,20 @@ imex: {channelIDs: [], required: false}
                 "flags: {plugin: {deviceListStrategy: cdi-cri, containerDriverRoot: /x}}".to_owned(),
                 vec!["flags.plugin.containerDriverRoot", "/x"],
             ),
-            ("flags: {gfd: {oneshots: true}}".to_owned(), vec!["oneshots"]),
             ("imex: {channelIDs: [0]}".to_owned(), vec!["imex.channelIDs", "[0]"]),
             ("resources: {migs: []}".to_owned(), vec!["migs", "mig"]),
             ("resources: {gpus: [{pattern: '*'}]}".to_owned(), vec!["name"]),
             ("resources: {gpus: [{pattern: '*', name: a/b}]}".to_owned(), vec!["resources.gpus", "a/b"]),
             ("sharing: {timeSlicing: {}}".to_owned(), vec!["resources"]),
             ("sharing: {timeSlicing: {resources: []}}".to_owned(), vec!["sharing.timeSlicing.resources"]),
-            (sharing("{name: gpu, replicas: 1}"), vec!["sharing.timeSlicing.resources[gpu].replicas", "1", "2 to"]),
+            (
+                sharing("{name: gpu, replicas: 1}"),
+                vec!["sharing.timeSlicing", "[nvidia.com/gpu].replicas", "1", "2 to"],
+            ),
             (sharing("{name: gpu, replicas: -4}"), vec!["replicas", "-4"]),
             (sharing("{name: gpu}"), vec!["replicas"]),
             (sharing("{name: gpu, replicas: 2, devices: some}"), vec!["some", "all"]),
-            (sharing("{name: gpu, replicas: 2, devices: 0}"), vec!["0", "all"]),
+            (sharing("{name: gpu, replicas: 2, devices: 0}"), vec!["resources[nvidia.com/gpu]", "nonzero"]),
             (sharing("{name: gpu, replicas: 2, devices: [GPU-none]}"), vec!["GPU-none"]),
             (sharing("{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3}"), vec!["second time"]),
             (

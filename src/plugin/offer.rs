@@ -1,9 +1,10 @@
-//! What a resource offers and what an allocation answers, without wire types.
+//! What a resource offers, and why an allocation is refused.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::model::{DeviceId, GpuUuid, MigUuid, PluginUnhealthyReason, ResourceName, UnhealthyReason};
+use crate::wire::v1beta1::DeviceSpec;
 
 /// One resource name and its devices, sorted by id. A device that was offered once stays for the time of its
 /// registration: it becomes unhealthy.
@@ -60,6 +61,12 @@ impl Offer {
 }
 
 impl OfferedDevice {
+    /// A healthy one, of which no NUMA node is known.
+    #[must_use]
+    pub fn new(id: impl Into<DeviceId>, hardware: Hardware) -> Self {
+        Self { id: id.into(), numa_nodes: BTreeSet::new(), health: Ok(()), hardware }
+    }
+
     /// One of several slots of the same hardware.
     #[must_use]
     pub fn is_slot(&self) -> bool {
@@ -87,7 +94,7 @@ pub enum Hardware {
     },
     /// A GPU that the driver does not list, or a MIG device or slot on it: only the kubelet's id is known.
     Missing(GpuUuid),
-    Nodes(Vec<DeviceNode>),
+    Nodes(Vec<DeviceSpec>),
     /// None: a simulated device.
     Nothing,
 }
@@ -111,32 +118,6 @@ impl Hardware {
             Self::Nodes(_) | Self::Nothing => None,
         }
     }
-}
-
-/// What a container gets. Maps and lists are in the order they are sent.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
-    pub environment: BTreeMap<String, String>,
-    pub mounts: Vec<Mount>,
-    pub device_nodes: Vec<DeviceNode>,
-    pub annotations: BTreeMap<String, String>,
-    /// Fully qualified CDI names.
-    pub cdi_devices: Vec<String>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Mount {
-    pub host_path: String,
-    pub container_path: String,
-    pub read_only: bool,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct DeviceNode {
-    pub host_path: String,
-    pub container_path: String,
-    /// Of `r`, `w`, `m`.
-    pub permissions: String,
 }
 
 /// Why an allocation is refused.

@@ -11,10 +11,6 @@ use crate::model::{DeviceId, Gpu, Inventory, MigDevice, PluginUnhealthyReason, R
 /// Characters of a device's id: the API's own limit, which the kubelet does not check.
 pub const LONGEST_ID: usize = 63;
 
-/// Devices of one resource. The kubelet takes 4 MiB in one message; this many with the longest ids and two NUMA nodes
-/// each (88 bytes) have 3.4 MiB. A larger list would end every stream.
-pub const MOST_DEVICES: usize = 40_000;
-
 /// What can be offered, and what cannot. Sorted by resource; a resource without devices is left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Offers {
@@ -40,61 +36,42 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[Found]) -
         }
         ResourceConfig::Path(path) => {
             let slots = |found: &Found| {
-                let device = OfferedDevice {
-                    id: found.id.clone(),
-                    numa_nodes: found.numa_nodes.clone(),
-                    health: Ok(()),
-                    hardware: Hardware::Nodes(found.nodes.clone()),
-                };
-                slots_of(&device, path.shared)
+                let device = OfferedDevice::new(found.id.clone(), Hardware::Nodes(found.nodes.clone()));
+                slots_of(&OfferedDevice { numa_nodes: found.numa_nodes.clone(), ..device }, path.shared)
             };
             found.iter().flat_map(slots).map(|device| (path.name.clone(), device)).collect()
         }
         ResourceConfig::Simulated(simulated) => (0..simulated.devices)
             .map(|number| {
-                let device = OfferedDevice {
-                    id: DeviceId::new(format!("simulated-{number}")),
-                    numa_nodes: BTreeSet::new(),
-                    health: Ok(()),
-                    hardware: Hardware::Nothing,
-                };
-                (simulated.name.clone(), device)
+                let id = DeviceId::new(format!("simulated-{number}"));
+                (simulated.name.clone(), OfferedDevice::new(id, Hardware::Nothing))
             })
             .collect(),
     };
-    Offers { offers: by_resource(slots, &mut problems), problems }
+    Offers { offers: by_resource(slots), problems }
 }
 
 /// `now`, with every device of `previous` that is missing in it as unhealthy: a device that was sent to the kubelet
-/// never leaves the list, since the kubelet's lookup of it is unchecked. Where a list grows too
-/// long, new devices stay out of it.
+/// never leaves the list, since the kubelet's lookup of it is unchecked.
 #[must_use]
-pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Offers {
+pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<Offer> {
     let mut merged: BTreeMap<ResourceName, BTreeMap<DeviceId, OfferedDevice>> = BTreeMap::new();
+    let gone =
+        |device: &OfferedDevice| OfferedDevice { health: Err(gone(&device.hardware, inventory)), ..device.clone() };
     for offer in previous {
-        let devices = merged.entry(offer.resource.clone()).or_default();
-        for device in &offer.devices {
-            let gone = OfferedDevice { health: Err(gone(&device.hardware, inventory)), ..device.clone() };
-            devices.insert(device.id.clone(), gone);
-        }
+        let devices = offer.devices.iter().map(|device| (device.id.clone(), gone(device)));
+        merged.entry(offer.resource.clone()).or_default().extend(devices);
     }
-    let mut problems = vec![];
     for offer in now {
-        let Offer { resource, devices: offered } = offer;
-        let devices = merged.entry(resource.clone()).or_default();
-        let (known, new): (Vec<_>, Vec<_>) = offered.into_iter().partition(|device| devices.contains_key(&device.id));
-        let left = MOST_DEVICES.saturating_sub(devices.len());
-        if new.len() > left {
-            problems.push(format!(
-                "{resource} has {} devices, those that are gone and still listed among them, and only {MOST_DEVICES} are \
-                 offered: a longer list is more than the 4 MiB that the kubelet takes; give fewer replicas",
-                devices.len() + new.len()
-            ));
-        }
-        devices.extend(known.into_iter().chain(new.into_iter().take(left)).map(|device| (device.id.clone(), device)));
+        let devices = offer.devices.into_iter().map(|device| (device.id.clone(), device));
+        merged.entry(offer.resource).or_default().extend(devices);
     }
+    sorted(merged)
+}
+
+fn sorted(resources: BTreeMap<ResourceName, BTreeMap<DeviceId, OfferedDevice>>) -> Vec<Offer> {
     let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
-    Offers { offers: merged.into_iter().map(offer).collect(), problems }
+    resources.into_iter().map(offer).collect()
 }
 
 /// A GPU that is there and no longer has the device lost it to a change of layout.
@@ -295,7 +272,7 @@ fn selected(replication: &Replication, devices: &[Named], problems: &mut Vec<Str
         match &rule.devices {
             SharedDevices::All => selected.extend(members.iter().map(|device| device.id.clone())),
             SharedDevices::Count(count) => {
-                selected.extend(members.iter().take(*count as usize).map(|device| device.id.clone()));
+                selected.extend(members.iter().take(count.get() as usize).map(|device| device.id.clone()));
             }
             SharedDevices::List(references) => {
                 for reference in references {
@@ -356,15 +333,10 @@ fn slots_of(device: &OfferedDevice, slots: u32) -> Vec<OfferedDevice> {
     (0..slots).map(slot).collect()
 }
 
-fn by_resource(devices: Vec<Named>, problems: &mut Vec<String>) -> Vec<Offer> {
+fn by_resource(devices: Vec<Named>) -> Vec<Offer> {
     let mut resources: BTreeMap<ResourceName, BTreeMap<DeviceId, OfferedDevice>> = BTreeMap::new();
     for (resource, device) in devices {
-        if device.id.as_str().len() > LONGEST_ID || device.id.as_str().is_empty() {
-            problems.push(format!("{} is not offered: a device id has 1 to {LONGEST_ID} characters", device.id));
-            continue;
-        }
         resources.entry(resource).or_default().insert(device.id.clone(), device);
     }
-    let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
-    resources.into_iter().map(offer).collect()
+    sorted(resources)
 }

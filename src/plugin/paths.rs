@@ -6,25 +6,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use super::DeviceNode;
 use super::answer::fnv;
 use super::config::PathConfig;
 use super::offers::LONGEST_ID;
 use super::pattern::{Pattern, has_wildcards};
 use crate::model::DeviceId;
+use crate::wire::v1beta1::DeviceSpec;
 
 /// Leaves room in an id for `::` and a slot's number.
 const LONGEST_BASE: usize = LONGEST_ID - 6;
-/// As many as the kernel follows.
-const MOST_LINKS: usize = 40;
 
 /// One device: a node, or a group of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
     pub id: DeviceId,
-    pub nodes: Vec<DeviceNode>,
+    pub nodes: Vec<DeviceSpec>,
     pub numa_nodes: BTreeSet<i64>,
 }
 
@@ -63,7 +61,7 @@ pub fn find(config: &PathConfig, roots: &Roots) -> Vec<Found> {
 fn find_where(config: &PathConfig, roots: &Roots, is_device: fn(&fs::Metadata) -> bool) -> Vec<Found> {
     let node = |path: &str| Node::open(roots, path, is_device);
     let mut found: BTreeMap<DeviceId, Found> = BTreeMap::new();
-    let mut offer = |id: String, nodes: Vec<DeviceNode>, opened: &[Node]| {
+    let mut offer = |id: String, nodes: Vec<DeviceSpec>, opened: &[Node]| {
         let id = DeviceId::new(id);
         let numa_nodes = opened.iter().filter_map(|node| numa_node(&roots.sys, node)).collect();
         found.entry(id.clone()).or_insert(Found { id, nodes, numa_nodes });
@@ -123,7 +121,7 @@ impl Node {
         })
     }
 
-    fn given(&self, container_path: Option<&str>, permissions: &str) -> DeviceNode {
+    fn given(&self, container_path: Option<&str>, permissions: &str) -> DeviceSpec {
         let container_path = match container_path {
             None => self.name.clone(),
             Some(directory) if directory.ends_with('/') => {
@@ -132,7 +130,7 @@ impl Node {
             Some(path) => path.to_owned(),
         };
         let host_path = self.target.display().to_string();
-        DeviceNode { host_path, container_path, permissions: permissions.to_owned() }
+        DeviceSpec { host_path, container_path, permissions: permissions.to_owned() }
     }
 }
 
@@ -179,42 +177,18 @@ fn fitting(roots: &Roots, directory: &str, part: &str) -> Vec<String> {
     names.filter(|name| visible(name) && pattern.matches(name)).map(|name| format!("{directory}/{name}")).collect()
 }
 
-/// `path` without symbolic links, each followed as the host does. `None`: something on the way is missing.
+/// `path` without symbolic links, as the host names it. `None`: something on the way is missing.
 fn resolve(roots: &Roots, path: &Path) -> Option<PathBuf> {
-    let mut resolved = PathBuf::from("/");
-    let mut rest: Vec<PathBuf> = vec![path.to_owned()];
-    let mut links = 0;
-    while let Some(next) = rest.pop() {
-        let mut parts = next.components();
-        let Some(part) = parts.next() else { continue };
-        rest.push(parts.as_path().to_owned());
-        match part {
-            Component::RootDir | Component::Prefix(_) => resolved = PathBuf::from("/"),
-            Component::CurDir => {}
-            Component::ParentDir => {
-                resolved.pop();
-            }
-            Component::Normal(name) => {
-                let candidate = resolved.join(name);
-                let metadata = fs::symlink_metadata(roots.inside(&candidate)).ok()?;
-                if !metadata.is_symlink() {
-                    resolved = candidate;
-                    continue;
-                }
-                links += 1;
-                if links > MOST_LINKS {
-                    return None;
-                }
-                rest.push(fs::read_link(roots.inside(&candidate)).ok()?);
-            }
-        }
-    }
-    Some(resolved)
+    let target = fs::canonicalize(roots.inside(path)).ok()?;
+    let below = |root: &Path| Some(target.strip_prefix(fs::canonicalize(root).ok()?).ok()?.to_owned());
+    below(&roots.dev)
+        .map(|rest| Path::new("/dev").join(rest))
+        .or_else(|| Some(Path::new("/").join(below(&roots.host)?)))
 }
 
 /// Of the nearest ancestor in sysfs that has one: the PCI device behind a class device.
 fn numa_node(sys: &Path, node: &Node) -> Option<i64> {
-    let (major, minor) = major_minor(node.number);
+    let (major, minor) = (rustix::fs::major(node.number), rustix::fs::minor(node.number));
     let kind = if node.block { "block" } else { "char" };
     let link = sys.join(format!("dev/{kind}/{major}:{minor}"));
     let device = fs::canonicalize(link).ok()?;
@@ -223,11 +197,6 @@ fn numa_node(sys: &Path, node: &Node) -> Option<i64> {
     let text = ancestors.find_map(|ancestor| fs::read_to_string(ancestor.join("numa_node")).ok())?;
     // -1: unknown to the firmware.
     text.trim().parse().ok().filter(|number| *number >= 0)
-}
-
-/// The packing of Linux's `dev_t` in user space.
-fn major_minor(number: u64) -> (u64, u64) {
-    (((number >> 8) & 0xfff) | ((number >> 32) & !0xfff), (number & 0xff) | ((number >> 12) & !0xff))
 }
 
 #[cfg(test)]
@@ -290,12 +259,12 @@ mod tests {
     }
 
     #[test]
-    fn links_keep_their_name_and_give_their_target_inside_the_hosts_root() {
+    fn links_keep_their_name_and_give_their_target() {
         let (directory, roots) = host(&["/dev/ttyUSB0", "/dev/ttyUSB1"]);
         let by_id = directory.path().join("dev/serial/by-id");
         fs::create_dir_all(&by_id).unwrap();
         symlink("../../ttyUSB0", by_id.join("usb-a")).unwrap();
-        symlink("/dev/ttyUSB1", by_id.join("usb-b")).unwrap();
+        symlink("../../ttyUSB1", by_id.join("usb-b")).unwrap();
         symlink("nowhere", by_id.join("usb-c")).unwrap();
         symlink("usb-d", by_id.join("usb-d")).unwrap();
         let link = |name: &str, target: &str| {
@@ -315,7 +284,7 @@ mod tests {
         let roots = Roots { host: "/".into(), dev: root.path().join("host-dev"), sys: root.path().join("sys") };
         fs::create_dir_all(roots.dev.join("dri")).unwrap();
         fs::write(roots.dev.join("dri/card0"), "").unwrap();
-        symlink("/dev/dri/card0", roots.dev.join("card")).unwrap();
+        symlink("dri/card0", roots.dev.join("card")).unwrap();
         let of_host = ("/dev/dri/card0".to_owned(), "/dev/card".to_owned());
         assert_eq!(found(&config(&["/dev/card"]), &roots), [("card".to_owned(), vec![of_host])]);
         assert_eq!(found(&config(&["/dev/dri/*"]), &roots), [same("dri/card0", "/dev/dri/card0")]);

@@ -73,7 +73,6 @@ fn memory(behind: &Hardware, hardware: &HardwareState) -> Option<MemoryUse> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
     use std::sync::Arc;
 
     use super::*;
@@ -83,11 +82,9 @@ mod tests {
 
     #[test]
     fn a_device_in_use_an_unhealthy_one_and_an_unknown_one_are_refused_with_the_reason() {
-        let device = |id: &str, health| OfferedDevice {
-            id: id.into(),
-            numa_nodes: BTreeSet::new(),
-            health,
-            hardware: Hardware::Gpu { uuid: id.into(), index: 0, minor: None },
+        let device = |id: &str, health| {
+            let hardware = Hardware::Gpu { uuid: id.into(), index: 0, minor: None };
+            OfferedDevice { health, ..OfferedDevice::new(id, hardware) }
         };
         let devices = vec![
             device("GPU-a", Ok(())),
@@ -114,8 +111,7 @@ mod tests {
 
     #[test]
     fn what_is_left_on_a_device_keeps_it_from_the_next() {
-        let device =
-            |id: &str, hardware| OfferedDevice { id: id.into(), numa_nodes: BTreeSet::new(), health: Ok(()), hardware };
+        let device = |id: &str, hardware| OfferedDevice::new(id, hardware);
         let whole = || Hardware::Gpu { uuid: "GPU-a".into(), index: 0, minor: None };
         let mig = |gpu_instance| Hardware::Mig {
             uuid: format!("MIG-{gpu_instance}").as_str().into(),

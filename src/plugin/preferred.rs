@@ -3,12 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{NvidiaConfig, Offer, Preferred};
+use super::{NvidiaConfig, Offer};
 use crate::attribution::held_gpus;
 use crate::model::{Allocations, DeviceId, DeviceReadings, GpuUuid, HardwareState};
-use crate::preference::{
-    Candidate, Choice, Condition, FallbackReason, Request, SlotPolicy, Topology, choose_gpus, choose_slots,
-};
+use crate::preference::{Candidate, Choice, Condition, FallbackReason, Request, Topology, choose_gpus, choose_slots};
 
 /// Clock events that mean throttling.
 const THROTTLING: [&str; 4] = ["hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"];
@@ -49,11 +47,7 @@ pub fn prefer(
     for gpu in gpus.into_values() {
         *offered.entry(gpu.clone()).or_default() += 1;
     }
-    let policy = match nvidia.preferred {
-        Preferred::Distributed => SlotPolicy::Distributed,
-        Preferred::Packed => SlotPolicy::Packed,
-    };
-    choose_slots(&request, topology, &conditions, &offered, policy)
+    choose_slots(&request, topology, &conditions, &offered, nvidia.preferred)
 }
 
 /// GPUs with processes of no container: an ended container left them behind, or they were started outside Kubernetes.
@@ -96,11 +90,10 @@ mod tests {
     use crate::preference::Place;
 
     fn offer(slots: usize) -> Offer {
-        let device = |gpu: u32, slot: usize| OfferedDevice {
-            id: if slots == 1 { format!("GPU-{gpu}") } else { format!("GPU-{gpu}::{slot}") }.as_str().into(),
-            numa_nodes: BTreeSet::new(),
-            health: Ok(()),
-            hardware: Hardware::Gpu { uuid: format!("GPU-{gpu}").as_str().into(), index: gpu, minor: None },
+        let device = |gpu: u32, slot: usize| {
+            let hardware = Hardware::Gpu { uuid: format!("GPU-{gpu}").as_str().into(), index: gpu, minor: None };
+            let id = if slots == 1 { format!("GPU-{gpu}") } else { format!("GPU-{gpu}::{slot}") };
+            OfferedDevice::new(id.as_str(), hardware)
         };
         let devices = (0..3).flat_map(|gpu| (0..slots).map(move |slot| device(gpu, slot))).collect();
         Offer { resource: "nvidia.com/gpu".into(), devices }
@@ -149,11 +142,9 @@ mod tests {
     fn a_gpu_with_processes_of_no_container_comes_last() {
         let whole = |index: u32| crate::plugin::tests::gpu(index, None);
         let uuids: Vec<GpuUuid> = (0..2).map(|index| whole(index).uuid).collect();
-        let device = |index: u32| OfferedDevice {
-            id: uuids[index as usize].as_str().into(),
-            numa_nodes: BTreeSet::new(),
-            health: Ok(()),
-            hardware: Hardware::Gpu { uuid: uuids[index as usize].clone(), index, minor: None },
+        let device = |index: u32| {
+            let uuid = uuids[index as usize].clone();
+            OfferedDevice::new(uuid.as_str(), Hardware::Gpu { uuid: uuid.clone(), index, minor: None })
         };
         let offer = Offer { resource: "nvidia.com/gpu".into(), devices: (0..2).map(device).collect() };
         let place = |index: u32| (uuids[index as usize].clone(), Place { index, numa_node: None });

@@ -5,14 +5,13 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{self, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
 use super::ResourceConfig;
-use super::pattern::{Pattern, has_wildcards};
+use super::pattern::Pattern;
 use super::values::one_or_several;
 #[cfg(test)]
 use super::values::schema;
@@ -52,10 +51,12 @@ pub struct Match {
 }
 
 /// Written `8`, `{min: 2}`, `{max: 4}` or `{min: 2, max: 4}`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CountRange {
-    pub min: u32,
-    pub max: u32,
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(untagged, deny_unknown_fields, expecting = "write a number of GPUs, or {min: 2, max: 4}")]
+pub enum CountRange {
+    Exactly(usize),
+    Between { min: Option<usize>, max: Option<usize> },
 }
 
 /// What a node sees of itself.
@@ -91,21 +92,11 @@ impl<'n> NodeView<'n> {
 }
 
 impl Gpus {
-    /// A GPU that is passed through does not count. A lost one counts until another one has its place on the bus. Its model counts while no GPU is present.
+    /// A GPU that is passed through does not count; a lost one does.
     #[must_use]
     pub fn of(inventory: &Inventory) -> Self {
         let gpus = || inventory.gpus.values().filter(|gpu| !inventory.passthrough.contains_key(&gpu.uuid));
-        let present = || gpus().filter(|gpu| gpu.present);
-        let places: BTreeSet<_> = present().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
-        let is_replaced =
-            |place: &Option<crate::model::PciBusId>| place.as_ref().is_some_and(|place| places.contains(place));
-        let lost = gpus().filter(|gpu| !gpu.present && !is_replaced(&gpu.pci_bus_id));
-        let models = |present_only: bool| {
-            let gpus = gpus().filter(move |gpu| gpu.present || !present_only);
-            gpus.filter_map(|gpu| gpu.model.clone()).collect::<BTreeSet<_>>()
-        };
-        let has_any = present().next().is_some();
-        Self { count: present().count() + lost.count(), models: models(has_any) }
+        Self { count: gpus().count(), models: gpus().filter_map(|gpu| gpu.model.clone()).collect() }
     }
 }
 
@@ -195,7 +186,7 @@ impl Match {
             return Some(true);
         }
         let gpus = node.gpus.as_ref()?;
-        if self.gpu_count.is_some_and(|range| !range.contains(gpus.count)) {
+        if self.gpu_count.is_some_and(|range| !range.bounds().contains(&gpus.count)) {
             return Some(false);
         }
         if self.gpu_model.is_empty() {
@@ -207,89 +198,21 @@ impl Match {
             false => Some(gpus.models.iter().all(|model| fits_one(&self.gpu_model, model))),
         }
     }
-
-    /// Whether every node that matches `later` matches this. It may be false where that is so.
-    #[must_use]
-    pub fn covers(&self, later: &Self) -> bool {
-        let covers = |earlier: &Pattern, later: &Pattern| {
-            let is_matched = || !has_wildcards(later.as_str()) && earlier.matches(later.as_str());
-            earlier == later || earlier.as_str() == "*" || is_matched()
-        };
-        let all_covered = |earlier: &[Pattern], later: &[Pattern]| {
-            let is_covered = |later: &Pattern| earlier.iter().any(|earlier| covers(earlier, later));
-            earlier.is_empty() || (!later.is_empty() && later.iter().all(is_covered))
-        };
-        all_covered(&self.gpu_model, &later.gpu_model)
-            && all_covered(&self.node_name, &later.node_name)
-            && self.gpu_count.is_none_or(|earlier| {
-                later.gpu_count.is_some_and(|later| earlier.min <= later.min && later.max <= earlier.max)
-            })
-    }
 }
 
 impl CountRange {
-    fn contains(self, count: usize) -> bool {
-        (self.min as usize..=self.max as usize).contains(&count)
-    }
-}
-
-impl<'de> Deserialize<'de> for CountRange {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Bounds {
-            #[serde(default)]
-            min: Option<u32>,
-            #[serde(default)]
-            max: Option<u32>,
+    #[must_use]
+    pub fn bounds(self) -> RangeInclusive<usize> {
+        match self {
+            Self::Exactly(count) => count..=count,
+            Self::Between { min, max } => min.unwrap_or(0)..=max.unwrap_or(usize::MAX),
         }
-
-        struct Count;
-        impl<'de> Visitor<'de> for Count {
-            type Value = CountRange;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a number of GPUs, or {min: 2, max: 4}")
-            }
-
-            fn visit_u64<E: de::Error>(self, count: u64) -> Result<CountRange, E> {
-                let count = u32::try_from(count).map_err(|_| E::custom(format!("{count} is not a number of GPUs")))?;
-                Ok(CountRange { min: count, max: count })
-            }
-
-            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<CountRange, M::Error> {
-                let Bounds { min, max } = Bounds::deserialize(MapAccessDeserializer::new(map))?;
-                if min.is_none() && max.is_none() {
-                    return Err(de::Error::custom("give min, max or both"));
-                }
-                Ok(CountRange { min: min.unwrap_or(0), max: max.unwrap_or(u32::MAX) })
-            }
-        }
-        deserializer.deserialize_any(Count)
-    }
-}
-
-#[cfg(test)]
-impl schemars::JsonSchema for CountRange {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "CountRange".into()
-    }
-
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        let bound = serde_json::json!({ "type": "integer", "minimum": 0 });
-        schemars::json_schema!({
-            "type": ["integer", "object"],
-            "minimum": 0,
-            "additionalProperties": false,
-            "properties": { "min": bound, "max": bound },
-        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Gpu, GpuUuid, PciBusId};
     use crate::plugin::tests::nvidia;
 
     const A100: &str = "NVIDIA A100-SXM4-80GB";
@@ -369,62 +292,12 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_that_never_applies_is_found() {
-        for (earlier, later, expected) in [
-            ("", "", true),
-            ("", "gpuModel: one", true),
-            ("gpuModel: one", "", false),
-            ("gpuModel: one", "gpuModel: one", true),
-            ("gpuModel: [one, two]", "gpuModel: [two, one]", true),
-            ("gpuModel: [one, two]", "gpuModel: two", true),
-            ("gpuModel: two", "gpuModel: [one, two]", false),
-            ("gpuModel: '*A100*'", "gpuModel: NVIDIA A100-SXM4-80GB", true),
-            ("gpuModel: '*A100*'", "gpuModel: '*A10*'", false),
-            ("gpuModel: '*'", "gpuModel: '*A10*'", true),
-            ("gpuModel: one", "gpuModel: one, gpuCount: 8", true),
-            ("gpuModel: one, gpuCount: 8", "gpuModel: one", false),
-            ("gpuCount: {min: 2}", "gpuCount: 8", true),
-            ("gpuCount: {max: 4}", "gpuCount: {min: 2}", false),
-            ("nodeName: a-*", "gpuModel: one", false),
-            ("nodeName: a-*", "nodeName: a-1, gpuModel: one", true),
-        ] {
-            assert_eq!(conditions(earlier).covers(&conditions(later)), expected, "{earlier:?} {later:?}");
-        }
-    }
-
-    #[test]
-    fn lost_gpus_count_until_they_are_replaced() {
-        let gpu = |number: u32, present, model: Option<&str>, place: &str| Gpu {
-            present,
-            model: model.map(Into::into),
-            pci_bus_id: Some(PciBusId::new(place)),
-            ..Gpu::listed(GpuUuid::new(format!("GPU-{number}")), number)
-        };
-        let of = |gpus: &[Gpu]| {
-            let gpus = gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.clone())).collect();
-            Gpus::of(&Inventory { gpus, ..Inventory::default() })
-        };
-        let (first, lost) = (gpu(0, true, Some(A100), "a"), gpu(1, false, Some(A100), "b"));
-        assert_eq!(of(&[first.clone(), lost.clone()]), gpus(&[A100, A100]).unwrap());
-        assert_eq!(of(&[first.clone(), gpu(1, false, None, "b")]), gpus(&[A100, A100]).unwrap());
-        assert_eq!(
-            of(std::slice::from_ref(&lost)),
-            gpus(&[A100]).unwrap(),
-            "the model of lost GPUs, where all are lost"
-        );
-        let replaced = of(&[first, lost, gpu(2, true, Some(T4), "b")]);
-        assert_eq!(replaced, gpus(&[A100, T4]).unwrap());
-        assert_eq!(replaced.to_string(), "2 GPUs (NVIDIA A100-SXM4-80GB, Tesla T4)");
-    }
-
-    #[test]
     fn what_is_wrong_with_a_match_is_named() {
         for (text, parts) in [
             ("gpu: x", ["gpu", "gpuModel"]),
-            ("gpuCount: many", ["many", "number of GPUs"]),
-            ("gpuCount: -1", ["-1", "number of GPUs"]),
-            ("gpuCount: {least: 2}", ["least", "min"]),
-            ("gpuCount: {}", ["min", "max"]),
+            ("gpuCount: many", ["number of GPUs", "line"]),
+            ("gpuCount: -1", ["number of GPUs", "line"]),
+            ("gpuCount: {least: 2}", ["number of GPUs", "min"]),
         ] {
             let error = serde_saphyr::from_str::<Match>(&format!("{{{text}}}")).expect_err(text).to_string();
             for part in parts {

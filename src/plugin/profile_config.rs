@@ -2,13 +2,14 @@
 //!
 //! In: the section, and the section `devicePlugin`. Out: a plan, validated, or what is wrong and where.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::config::{Config, ConfigError, ResourceConfig, refuse_equal_names};
-use super::profile::{Match, Plan, Profile};
+use super::config::{Config, ConfigError, ResourceConfig, is_nvidia, refuse, refuse_duplicates};
+use super::profile::{CountRange, Match, Plan, Profile};
 use crate::input::SwitchOr;
 
 /// Characters of a name, as of a label in Kubernetes.
@@ -55,10 +56,9 @@ impl Plan {
         for (place, profile) in profiles.iter().enumerate() {
             let key = format!("profiles[{place}]");
             check_name(&format!("{key}.name"), &profile.name, &profiles[..place])?;
-            check_conditions(&format!("{key}.match"), &profile.conditions)?;
-            if let Some(earlier) = profiles[..place].iter().position(|one| one.conditions.covers(&profile.conditions)) {
-                let name = profiles[earlier].name.clone();
-                return Err(ConfigError::NeverApplies { key, name: profile.name.clone(), earlier, other: name });
+            if let Some(count) = profile.conditions.gpu_count.map(CountRange::bounds).filter(RangeInclusive::is_empty) {
+                let value = format!("{} to {}", count.start(), count.end());
+                return refuse(&format!("{key}.match.gpuCount"), value, "give min up to max");
             }
             let entries = match &profile.device_plugin {
                 SwitchOr::Switch(false) => vec![],
@@ -87,16 +87,14 @@ impl ChangedSection {
         for (place, change) in self.resources.iter().enumerate() {
             let key = format!("{key}.resources[{place}]");
             let is_of_nvidia = |change: &Map<String, Value>| change.get("kind").is_some_and(|kind| kind == "nvidia");
-            let refused = |value: &str, accepted: &str| ConfigError::Value {
-                key: key.clone(),
-                value: value.to_owned(),
-                accepted: accepted.to_owned(),
-            };
             let mut given = change.clone();
             let entry = if is_of_nvidia(change) {
                 if self.resources[..place].iter().any(is_of_nvidia) {
-                    let accepted = "another entry has the keys of kind nvidia: write them in one";
-                    return Err(refused("kind: nvidia", accepted));
+                    return refuse(
+                        &key,
+                        "kind: nvidia",
+                        "another entry has the keys of kind nvidia: write them in one",
+                    );
                 }
                 given.remove("kind");
                 let common = entries.iter().find_map(|entry| match entry {
@@ -106,7 +104,7 @@ impl ChangedSection {
                 ResourceConfig::Nvidia(Box::new(common.unwrap_or_default().with(&key, &given)?))
             } else {
                 let given = Value::Object(given);
-                ResourceConfig::deserialize(&given).map_err(|error| refused(&given.to_string(), &error.to_string()))?
+                ResourceConfig::deserialize(&given).or_else(|error| refuse(&key, &given, error))?
             };
             entry.validate(&key)?;
             match &entry {
@@ -117,13 +115,9 @@ impl ChangedSection {
                 }
             }
         }
-        refuse_equal_names(&format!("{key}.resources"), &entries)?;
+        refuse_duplicates(&format!("{key}.resources"), &entries)?;
         Ok(entries)
     }
-}
-
-fn is_nvidia(entry: &ResourceConfig) -> bool {
-    matches!(entry, ResourceConfig::Nvidia(_))
 }
 
 /// In its place, or at the end.
@@ -135,9 +129,6 @@ fn replace(entries: &mut Vec<ResourceConfig>, which: impl Fn(&ResourceConfig) ->
 }
 
 fn check_name(key: &str, name: &str, earlier: &[ProfileConfig]) -> Result<(), ConfigError> {
-    let refuse = |accepted: &str| {
-        Err(ConfigError::Value { key: key.to_owned(), value: format!("{name:?}"), accepted: accepted.to_owned() })
-    };
     let is_plain = |letter: char| letter.is_ascii_alphanumeric();
     let is_name = name.len() <= LONGEST_NAME
         && name.chars().all(|letter| is_plain(letter) || "-_.".contains(letter))
@@ -145,30 +136,22 @@ fn check_name(key: &str, name: &str, earlier: &[ProfileConfig]) -> Result<(), Co
         && name.ends_with(is_plain);
     if !is_name {
         return refuse(
+            key,
+            format!("{name:?}"),
             "accepted: 1 to 63 letters, digits, dashes, dots or underscores, a letter or digit at both ends",
         );
     }
     if earlier.iter().any(|one| one.name == name) {
-        return refuse("another profile has it: names are unique");
+        return refuse(key, name, "another profile has it: names are unique");
     }
     Ok(())
-}
-
-fn check_conditions(key: &str, conditions: &Match) -> Result<(), ConfigError> {
-    match conditions.gpu_count {
-        Some(range) if range.min > range.max => Err(ConfigError::Value {
-            key: format!("{key}.gpuCount"),
-            value: format!("{} to {}", range.min, range.max),
-            accepted: "give min up to max".to_owned(),
-        }),
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plugin::config::{DeviceListStrategy, MigStrategy, NvidiaConfig, Preferred, Sharing};
+    use crate::plugin::config::{DeviceListStrategy, MigStrategy, NvidiaConfig, Sharing};
+    use crate::preference::SlotPolicy;
 
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -229,11 +212,11 @@ profiles:
         assert_eq!(change("on"), unchanged);
         let file = change("{nvidiaConfig: /n.yaml, resources: [{kind: nvidia, preferred: packed}]}");
         assert_eq!((file.len(), nvidia(&file).mig_strategy), (2, MigStrategy::Mixed));
-        assert_eq!((nvidia(&file).preferred, &nvidia(&file).sharing), (Preferred::Packed, &Sharing::None));
+        assert_eq!((nvidia(&file).preferred, &nvidia(&file).sharing), (SlotPolicy::Packed, &Sharing::None));
         let alone = first(
             "devicePlugin: {resources: []}\nprofiles: [{name: p, devicePlugin: {resources: [{kind: nvidia, preferred: packed}]}}]",
         );
-        assert_eq!(nvidia(&alone), &NvidiaConfig { preferred: Preferred::Packed, ..NvidiaConfig::default() });
+        assert_eq!(nvidia(&alone), &NvidiaConfig { preferred: SlotPolicy::Packed, ..NvidiaConfig::default() });
     }
 
     #[test]
@@ -250,12 +233,6 @@ profiles:
                 vec!["profiles[0].match.gpuCount", "4 to 2"],
             ),
             ("- {name: p}\n- {name: p, match: {gpuCount: 1}}".to_owned(), vec!["profiles[1].name", "unique"]),
-            ("- {name: p}\n- {name: q}".to_owned(), vec!["profiles[1] (q)", "never applies", "profiles[0] (p)"]),
-            (
-                "- {name: p, match: {gpuModel: '*T4*'}}\n- {name: q, match: {gpuModel: Tesla T4, gpuCount: 2}}"
-                    .to_owned(),
-                vec!["profiles[1] (q)", "never applies"],
-            ),
             (
                 changes("{kind: nvidia, migStrategy: mixed, sharing: {mps: {replicas: 2}}}"),
                 vec!["profiles[0].devicePlugin.resources[0].migStrategy", "MPS"],

@@ -2,31 +2,28 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::net::UnixListener;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
-use tokio_stream::Stream;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status, async_trait};
 
 use super::host::Facts;
 use super::preferred::{Question, prefer};
-use super::sockets::Identity;
+use super::sockets;
 use super::status::ResourceStatus;
-use super::{NvidiaConfig, Offer, PreStartCheck, ResourceConfig, answer, convert, pre_start};
+use super::{NvidiaConfig, Offer, OfferedDevice, PreStartCheck, Refusal, ResourceConfig, answer, pre_start};
 use crate::clock::Clock;
-use crate::model::{DeviceId, HardwareState, KubeletState};
+use crate::model::{DeviceId, FileStamp, HardwareState, KubeletState};
 use crate::preference::{Choice, FallbackReason};
 use crate::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::wire::v1beta1::{
-    AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, DevicePluginOptions, Empty,
-    ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
-    PreferredAllocationResponse,
+    AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty,
+    ListAndWatchResponse, NumaNode, PreStartContainerRequest, PreStartContainerResponse, PreferredAllocationRequest,
+    PreferredAllocationResponse, TopologyInfo,
 };
 
 /// Between two lists: changes within this time are sent together.
@@ -56,7 +53,7 @@ pub struct ServiceState {
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
-    identity: Option<Identity>,
+    identity: Option<FileStamp>,
     closing: watch::Sender<bool>,
     streams: watch::Receiver<Streams>,
     task: JoinHandle<()>,
@@ -103,7 +100,7 @@ impl Server {
     pub fn start(directory: &Path, name: &str, state: ServiceState) -> io::Result<Self> {
         let path = directory.join(name);
         let listener = UnixListener::bind(&path)?;
-        let identity = Identity::of(&path);
+        let identity = sockets::identity(&path);
         let (closing, closed) = watch::channel(false);
         let (streams, open) = watch::channel(Streams::default());
         let signals = Signals { closing: closed.clone(), streams };
@@ -129,7 +126,7 @@ impl Server {
     }
 
     pub fn socket_is_there(&self) -> bool {
-        Identity::of(&self.path) == self.identity
+        sockets::identity(&self.path) == self.identity
     }
 
     /// Until a client has opened the list.
@@ -181,7 +178,7 @@ struct Signals {
 
 #[async_trait]
 impl DevicePlugin for Service {
-    type ListAndWatchStream = Lists;
+    type ListAndWatchStream = ReceiverStream<Result<ListAndWatchResponse, Status>>;
 
     async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
         Ok(Response::new(DevicePluginOptions {
@@ -190,14 +187,16 @@ impl DevicePlugin for Service {
         }))
     }
 
-    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Lists>, Status> {
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let (sender, receiver) = mpsc::channel(1);
-        let task = tokio::spawn(send_lists(self.state.clone(), self.signals.closing.clone(), sender));
-        self.signals.streams.send_modify(|streams| {
-            streams.open += 1;
-            streams.opened += 1;
+        let Signals { closing, streams } = self.signals.clone();
+        streams.send_modify(|streams| (streams.open, streams.opened) = (streams.open + 1, streams.opened + 1));
+        let sending = send_lists(self.state.clone(), closing, sender);
+        tokio::spawn(async move {
+            sending.await;
+            streams.send_modify(|streams| streams.open -= 1);
         });
-        Ok(Response::new(Lists { lists: ReceiverStream::new(receiver), task, streams: self.signals.streams.clone() }))
+        Ok(Response::new(ReceiverStream::new(receiver)))
     }
 
     async fn get_preferred_allocation(
@@ -210,8 +209,8 @@ impl DevicePlugin for Service {
         let (mut container_responses, mut fallbacks) = (vec![], vec![]);
         for request in requests {
             let question = Question {
-                available: convert::ids(&request.available_device_i_ds),
-                must_include: convert::ids(&request.must_include_device_i_ds),
+                available: ids(&request.available_device_i_ds),
+                must_include: ids(&request.must_include_device_i_ds),
                 size: usize::try_from(request.allocation_size).unwrap_or(0),
             };
             let choice = state.prefer(question);
@@ -228,17 +227,13 @@ impl DevicePlugin for Service {
         let began = state.clock.now().monotonic;
         let (offer, facts) = (Arc::clone(&state.offer.borrow()), Arc::clone(&state.facts.borrow()));
         let requests = request.into_inner().container_requests;
-        let asked: Vec<Vec<DeviceId>> = requests.iter().map(|container| convert::ids(&container.devices_ids)).collect();
-        let answers: Result<_, _> = asked
-            .iter()
-            .map(|ids| answer(&state.config, &offer, ids, &facts.node))
-            .map(|answer| answer.map(convert::answer))
-            .collect();
+        let asked: Vec<Vec<DeviceId>> = requests.iter().map(|container| ids(&container.devices_ids)).collect();
+        let answers: Result<_, _> = asked.iter().map(|ids| answer(&state.config, &offer, ids, &facts.node)).collect();
         let (result, response) = match answers {
             Ok(container_responses) => ("ok", Ok(Response::new(AllocateResponse { container_responses }))),
             Err(refusal) => {
                 tracing::warn!(resource = %offer.resource, %refusal, "an allocation was refused");
-                let (result, status) = convert::refusal(&refusal);
+                let (result, status) = refused(&refusal);
                 (result, Err(status))
             }
         };
@@ -256,13 +251,13 @@ impl DevicePlugin for Service {
         let state = &self.state;
         let Some(rules) = state.pre_start_check() else { return Ok(Response::new(PreStartContainerResponse {})) };
         let (offer, hardware) = (Arc::clone(&state.offer.borrow()), Arc::clone(&state.hardware.borrow()));
-        let checked = pre_start::check(rules, &offer, &hardware, &convert::ids(&request.into_inner().devices_ids));
+        let checked = pre_start::check(rules, &offer, &hardware, &ids(&request.into_inner().devices_ids));
         state.status.checked_before_start(checked.as_ref().map_or_else(|(result, _)| *result, |()| "ok"));
         match checked {
             Ok(()) => Ok(Response::new(PreStartContainerResponse {})),
             Err((result, reason)) => {
                 tracing::warn!(resource = %offer.resource, reason, "a container start was refused");
-                let (unknown, reason) = (result == "unknown_device", convert::message(&reason));
+                let (unknown, reason) = (result == "unknown_device", message(&reason));
                 Err(if unknown { Status::invalid_argument(reason) } else { Status::failed_precondition(reason) })
             }
         }
@@ -278,7 +273,7 @@ async fn send_lists(
     let (mut offers, mut sent) = (state.offer.clone(), None);
     let send = async {
         loop {
-            let list = convert::list(&offers.borrow_and_update());
+            let list = list(&offers.borrow_and_update());
             let is_new = sent.as_ref() != Some(&list);
             if is_new {
                 if sender.send(Ok(list.clone())).await.is_err() {
@@ -307,27 +302,41 @@ async fn send_lists(
     }
 }
 
-/// A stream that is counted while it is open. Dropping it ends the task that feeds it.
-#[derive(Debug)]
-pub struct Lists {
-    lists: ReceiverStream<Result<ListAndWatchResponse, Status>>,
-    task: JoinHandle<()>,
-    streams: watch::Sender<Streams>,
+/// Every device, in the offer's order.
+fn list(offer: &Offer) -> ListAndWatchResponse {
+    ListAndWatchResponse { devices: offer.devices.iter().map(device).collect() }
 }
 
-impl Stream for Lists {
-    type Item = Result<ListAndWatchResponse, Status>;
+fn device(device: &OfferedDevice) -> Device {
+    let health = if device.health.is_ok() { "Healthy" } else { "Unhealthy" };
+    let nodes: Vec<NumaNode> = device.numa_nodes.iter().map(|id| NumaNode { id: *id }).collect();
+    // An empty topology would hide the device from GetAllocatableResources.
+    let topology = (!nodes.is_empty()).then_some(TopologyInfo { nodes });
+    Device { id: device.id.as_str().to_owned(), health: health.to_owned(), topology }
+}
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Pin::new(&mut self.lists).poll_next(context)
+/// The `result` label and the gRPC status of a refusal.
+fn refused(refusal: &Refusal) -> (&'static str, Status) {
+    let text = message(&refusal.to_string());
+    match refusal {
+        Refusal::Unknown(_) => ("unknown_device", Status::invalid_argument(text)),
+        Refusal::Unhealthy { .. } => ("unhealthy", Status::failed_precondition(text)),
+        Refusal::NotAllowed(_) => ("not_allowed", Status::failed_precondition(text)),
     }
 }
 
-impl Drop for Lists {
-    fn drop(&mut self) {
-        self.task.abort();
-        self.streams.send_modify(|streams| streams.open -= 1);
+/// Both ends of a long text: a status travels in a header, and one that does not fit becomes an internal error.
+fn message(text: &str) -> String {
+    const HALF: usize = 200;
+    if text.len() <= 2 * HALF {
+        return text.to_owned();
     }
+    let (first, last) = (text.floor_char_boundary(HALF), text.ceil_char_boundary(text.len() - HALF));
+    format!("{}…{}", &text[..first], &text[last..])
+}
+
+fn ids(ids: &[String]) -> Vec<DeviceId> {
+    ids.iter().map(|id| DeviceId::new(id.as_str())).collect()
 }
 
 #[cfg(test)]
@@ -335,15 +344,11 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::plugin::{Hardware, OfferedDevice, SimulatedConfig};
+    use crate::model::UnhealthyReason;
+    use crate::plugin::{Hardware, OfferedDevice, PluginUnhealthy, SimulatedConfig};
 
     fn offer(devices: usize) -> Arc<Offer> {
-        let device = |number| OfferedDevice {
-            id: format!("simulated-{number}").as_str().into(),
-            numa_nodes: std::collections::BTreeSet::new(),
-            health: Ok(()),
-            hardware: Hardware::Nothing,
-        };
+        let device = |number| OfferedDevice::new(format!("simulated-{number}").as_str(), Hardware::Nothing);
         Arc::new(Offer { resource: "example.com/toy".into(), devices: (0..devices).map(device).collect() })
     }
 
@@ -394,5 +399,22 @@ mod tests {
         look.notified().await;
         drop(lists);
         task.await.unwrap();
+    }
+
+    #[test]
+    fn an_unknown_topology_is_left_out_and_a_known_one_is_sent() {
+        let device = |id: &str, nodes: &[i64], health| {
+            let numa_nodes = nodes.iter().copied().collect();
+            OfferedDevice { numa_nodes, health, ..OfferedDevice::new(id, Hardware::Nothing) }
+        };
+        let devices = vec![
+            device("a", &[], Ok(())),
+            device("b", &[0, 1], Err(PluginUnhealthy::device(UnhealthyReason::Lost, "lost"))),
+        ];
+        let list = list(&Offer { resource: "example.com/x".into(), devices });
+        assert_eq!((list.devices[0].health.as_str(), list.devices[0].topology.clone()), ("Healthy", None));
+        assert_eq!(list.devices[1].health, "Unhealthy");
+        let nodes = &list.devices[1].topology.as_ref().unwrap().nodes;
+        assert_eq!(nodes.iter().map(|node| node.id).collect::<Vec<_>>(), [0, 1]);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio_stream::StreamExt as _;
 
-use crate::model::ResourceName;
+use crate::files;
+use crate::model::{FileStamp, ResourceName};
 
 pub const KUBELET: &str = "kubelet.sock";
 const OURS: &str = "podmeter-";
@@ -23,19 +24,9 @@ const RESOURCE_LENGTH: usize = 32;
 const POLL: Duration = Duration::from_secs(1);
 const POLL_ALONE: Duration = Duration::from_millis(100);
 
-/// Which file it is. A replaced one differs, even if it got the same inode; a changed mode makes no difference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
-    inode: u64,
-    modified: (i64, i64),
-}
-
-impl Identity {
-    /// `None`: nothing is there.
-    pub fn of(path: &Path) -> Option<Self> {
-        let metadata = std::fs::symlink_metadata(path).ok()?;
-        Some(Self { inode: metadata.ino(), modified: (metadata.mtime(), metadata.mtime_nsec()) })
-    }
+/// Which file is there, if any: a replaced one differs, even if it got the same inode.
+pub fn identity(path: &Path) -> Option<FileStamp> {
+    Some(files::stamp(&std::fs::symlink_metadata(path).ok()?))
 }
 
 /// A random number.
@@ -88,9 +79,9 @@ pub async fn live(directory: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<Str
 }
 
 /// Which file each socket in the directory is.
-pub fn identities(directory: &Path) -> BTreeMap<String, Identity> {
-    let identity = |name: String| Identity::of(&directory.join(&name)).map(|identity| (name, identity));
-    names(directory).into_iter().filter_map(identity).collect()
+pub fn identities(directory: &Path) -> BTreeMap<String, FileStamp> {
+    let named = |name: String| identity(&directory.join(&name)).map(|identity| (name, identity));
+    names(directory).into_iter().filter_map(named).collect()
 }
 
 /// Removes sockets of an earlier podmeter that refuse connections.

@@ -2,22 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::marker::PhantomData;
 
-use serde::de::{self, Deserialize, Deserializer, SeqAccess, Visitor};
-use serde::{Serialize, Serializer};
+use serde::de::{self, DeserializeOwned, Deserializer};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::Hardware;
 use crate::model::ResourceName;
 
 /// A GPU by index (`0`), a MIG device by index (`0:1`), or either by UUID.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DeviceReference {
-    Gpu(u32),
-    /// GPU, then the MIG device on it.
-    Mig(u32, u32),
-    Uuid(String),
-}
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(try_from = "Value")]
+pub struct DeviceReference(String);
 
 /// How narrowly a reference names a device: its GPU, or itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,84 +26,42 @@ impl DeviceReference {
     /// Whether this names `hardware`; a MIG device is also reached by a reference to its GPU.
     #[must_use]
     pub fn reaches(&self, hardware: &Hardware) -> Option<Reach> {
-        match (self, hardware) {
-            (Self::Gpu(number), Hardware::Gpu { index, .. }) => (number == index).then_some(Reach::Itself),
-            (Self::Uuid(text), Hardware::Gpu { uuid, .. }) => (text == uuid.as_str()).then_some(Reach::Itself),
-            (Self::Gpu(number), Hardware::Mig { gpu_index, .. }) => (number == gpu_index).then_some(Reach::ItsGpu),
-            (Self::Mig(number, place), Hardware::Mig { gpu_index, index, .. }) => {
-                (number == gpu_index && place == index).then_some(Reach::Itself)
-            }
-            (Self::Uuid(text), Hardware::Mig { uuid, gpu, .. }) => {
-                if text == uuid.as_str() {
-                    Some(Reach::Itself)
-                } else {
-                    (text == gpu.as_str()).then_some(Reach::ItsGpu)
-                }
-            }
-            (Self::Mig(..), Hardware::Gpu { .. })
-            | (_, Hardware::Missing(_) | Hardware::Nodes(_) | Hardware::Nothing) => None,
+        if hardware.names()?.contains(&self.0) {
+            return Some(Reach::Itself);
         }
+        let Hardware::Mig { gpu, gpu_index, .. } = hardware else { return None };
+        (self.0 == gpu.as_str() || self.0 == gpu_index.to_string()).then_some(Reach::ItsGpu)
     }
-
-    pub const FORMS: &'static str = "a GPU index (0), a MIG index (0:1), or a GPU-… or MIG-… UUID";
 
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        if let Ok(index) = text.parse() {
-            return Some(Self::Gpu(index));
-        }
-        if let Some((gpu, place)) = text.split_once(':') {
-            return Some(Self::Mig(gpu.parse().ok()?, place.parse().ok()?));
-        }
-        let uuid = text.strip_prefix("MIG-").or_else(|| text.strip_prefix("GPU-"))?;
-        let plain = !uuid.is_empty() && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
-        plain.then(|| Self::Uuid(text.to_owned()))
+        let is_index = |text: &str| text.parse::<u32>().is_ok();
+        let is_uuid = |text: &str| {
+            let uuid = text.strip_prefix("MIG-").or_else(|| text.strip_prefix("GPU-")).unwrap_or_default();
+            !uuid.is_empty() && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+        };
+        let is_reference = match text.split_once(':') {
+            Some((gpu, place)) => is_index(gpu) && is_index(place),
+            None => is_index(text) || is_uuid(text),
+        };
+        is_reference.then(|| Self(text.to_owned()))
+    }
+}
+
+impl TryFrom<Value> for DeviceReference {
+    type Error = String;
+
+    fn try_from(value: Value) -> Result<Self, String> {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        Self::parse(&text).ok_or_else(|| {
+            format!("{text:?} names no device; accepted: a GPU index (0), a MIG index (0:1), or a GPU-… or MIG-… UUID")
+        })
     }
 }
 
 impl fmt::Display for DeviceReference {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gpu(index) => write!(formatter, "{index}"),
-            Self::Mig(gpu, place) => write!(formatter, "{gpu}:{place}"),
-            Self::Uuid(uuid) => formatter.write_str(uuid),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for DeviceReference {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reference;
-        impl Visitor<'_> for Reference {
-            type Value = DeviceReference;
-
-            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str(DeviceReference::FORMS)
-            }
-
-            fn visit_u64<E: de::Error>(self, index: u64) -> Result<Self::Value, E> {
-                index
-                    .try_into()
-                    .map(DeviceReference::Gpu)
-                    .map_err(|_| E::custom(format!("{index} names no device; accepted: {}", DeviceReference::FORMS)))
-            }
-
-            fn visit_i64<E: de::Error>(self, index: i64) -> Result<Self::Value, E> {
-                self.visit_str(&index.to_string())
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                DeviceReference::parse(text)
-                    .ok_or_else(|| E::custom(format!("{text:?} names no device; accepted: {}", DeviceReference::FORMS)))
-            }
-        }
-        deserializer.deserialize_any(Reference)
-    }
-}
-
-impl Serialize for DeviceReference {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        formatter.write_str(&self.0)
     }
 }
 
@@ -159,29 +113,11 @@ where
 pub(super) fn one_or_several<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
-    T: Deserialize<'de>,
+    T: DeserializeOwned,
 {
-    struct OneOrSeveral<T>(PhantomData<T>);
-    impl<'de, T: Deserialize<'de>> Visitor<'de> for OneOrSeveral<T> {
-        type Value = Vec<T>;
-
-        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-            formatter.write_str("one value or a list of them")
-        }
-
-        fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-            Ok(vec![T::deserialize(de::value::StrDeserializer::new(text))?])
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-            let mut values = vec![];
-            while let Some(value) = list.next_element()? {
-                values.push(value);
-            }
-            Ok(values)
-        }
-    }
-    deserializer.deserialize_any(OneOrSeveral(PhantomData))
+    let value = Value::deserialize(deserializer)?;
+    let list = if value.is_array() { value } else { Value::Array(vec![value]) };
+    Vec::deserialize(list).map_err(de::Error::custom)
 }
 
 /// Of the configuration file's JSON schema.
@@ -258,22 +194,11 @@ mod tests {
 
     #[test]
     fn devices_are_named_by_index_or_uuid() {
-        let uuid = |text: &str| Some(DeviceReference::Uuid(text.to_owned()));
-        for (text, expected) in [
-            ("0", Some(DeviceReference::Gpu(0))),
-            ("0:1", Some(DeviceReference::Mig(0, 1))),
-            ("GPU-b1028956-cfa2", uuid("GPU-b1028956-cfa2")),
-            ("MIG-b1028956-cfa2", uuid("MIG-b1028956-cfa2")),
-            ("MIG-GPU-b1028956/3/0", None),
-            ("-1", None),
-            ("0:", None),
-            ("0:1:2", None),
-            ("GPU-", None),
-            ("GPU-xyz", None),
-            ("b1028956", None),
-            ("all", None),
-        ] {
-            assert_eq!(DeviceReference::parse(text), expected, "{text}");
+        for text in ["0", "0:1", "GPU-b1028956-cfa2", "MIG-b1028956-cfa2"] {
+            assert!(DeviceReference::parse(text).is_some(), "{text}");
+        }
+        for text in ["MIG-GPU-b1028956/3/0", "-1", "0:", "0:1:2", "GPU-", "GPU-xyz", "b1028956x", "all"] {
+            assert_eq!(DeviceReference::parse(text), None, "{text}");
         }
     }
 }

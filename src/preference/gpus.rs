@@ -1,4 +1,3 @@
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::condition::{Condition, Rank};
@@ -66,10 +65,10 @@ impl<'a> Pool<'a> {
             return self.choice(0..self.size, None);
         }
         let gpus: Vec<&GpuUuid> = self.free.iter().map(|free| free.gpu).collect();
-        let links = Links::between(&gpus, topology);
         if gpus.len() > MOST {
-            return self.choice(self.grown(&links.pairs), Some(links.fallback.unwrap_or(FallbackReason::ManyGpus)));
+            return Choice::empty(FallbackReason::ManyGpus);
         }
+        let links = Links::between(&gpus, topology);
         self.choice(members(self.best_set(&links.pairs)), links.fallback)
     }
 
@@ -91,34 +90,6 @@ impl<'a> Pool<'a> {
 
     fn load(&self, set: u32) -> u32 {
         members(set).map(|i| self.free[i].rank.load).sum()
-    }
-
-    /// From each GPU (or from the required ones), always the GPU with the closest links to those taken; the best of
-    /// these sets. Cubic in the number of GPUs.
-    fn grown(&self, pairs: &[Vec<u32>]) -> Vec<usize> {
-        let count = self.free.len();
-        let required: Vec<usize> = (0..count).filter(|i| self.free[*i].required).collect();
-        let seeds: Vec<Vec<usize>> =
-            if required.is_empty() { (0..count).map(|i| vec![i]).collect() } else { vec![required] };
-        let grow = |mut set: Vec<usize>| {
-            let mut near: Vec<u64> = (0..count).map(|i| set.iter().map(|j| u64::from(pairs[i][*j])).sum()).collect();
-            let mut taken = vec![false; count];
-            set.iter().for_each(|i| taken[*i] = true);
-            let mut score: u64 = set.iter().map(|i| near[*i]).sum::<u64>() / 2;
-            while set.len() < self.size {
-                let next =
-                    (0..count).filter(|i| !taken[*i]).min_by_key(|i| (Reverse(near[*i]), self.free[*i].rank.load));
-                let next = next.expect("more GPUs are free than wanted");
-                score += near[next];
-                taken[next] = true;
-                set.push(next);
-                (0..count).for_each(|i| near[i] += u64::from(pairs[i][next]));
-            }
-            set.sort_unstable();
-            let load: u32 = set.iter().map(|i| self.free[*i].rank.load).sum();
-            (Reverse(score), load, set)
-        };
-        seeds.into_iter().map(grow).min().map(|(_, _, set)| set).expect("more GPUs are free than wanted")
     }
 }
 

@@ -34,7 +34,7 @@ pub enum FallbackReason {
     LinksUnknown,
     /// Answered by NUMA node, then index: the two ends of some pair report different scores.
     LinksAsymmetric,
-    /// Answered by growing sets link by link: too many free GPUs to compare every set.
+    /// Empty: too many free GPUs to compare every set.
     ManyGpus,
     /// Empty: fewer devices are available than requested.
     TooFewAvailable,

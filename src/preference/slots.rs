@@ -1,11 +1,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
+
 use super::condition::{Condition, Rank};
 use super::request::{Checked, Choice, Request};
 use super::topology::Topology;
 use crate::model::{DeviceId, GpuUuid};
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Which slots a pod gets where several are free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
 pub enum SlotPolicy {
     /// The next slot comes from the GPU with the fewest slots taken.
     #[default]

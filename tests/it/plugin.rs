@@ -123,6 +123,13 @@ async fn a_kubelet_that_comes_late_is_waited_for() {
     kubelet.start_again().unwrap();
     podmeter.registered(GPU, 2).await;
     assert!(podmeter.now(GPU).unregistered > Duration::ZERO);
+    // The directory is removed, and a new one created.
+    drop(kubelet);
+    std::fs::remove_dir_all(root.path().join("device-plugins")).unwrap();
+    podmeter.until(GPU, "unregistered", |state| !state.registered).await;
+    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
+    podmeter.registered(GPU, 3).await;
+    counts(&kubelet, GPU, 4, 4).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,10 +7,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::support::kubelet::{Admission, FakeKubelet, Method, Node, Options, Rules, connect, node};
+use crate::support::kubelet::{FakeKubelet, Method, Node, Options, Rules, connect, node};
 use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
 use podmeter::model::PluginState;
-use podmeter::plugin::Config;
 use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use podmeter::wire::v1beta1::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerPreferredAllocationRequest,
@@ -184,21 +183,6 @@ async fn a_request_for_a_thousand_slots_is_served() {
     assert!(podmeter.now(GPU).preferred_fallbacks.values().all(|count| *count == 0));
 }
 
-/// 70 GPUs of 1,000 slots are a list of more than 4 MiB, which ends a kubelet's stream.
-#[tokio::test(flavor = "multi_thread")]
-async fn seventy_thousand_slots_are_offered_as_far_as_the_kubelet_can_take_them() {
-    let (node, podmeter) = with(&slots(1000), 70, 40_000).await;
-    let mut asked = Asked::of(&node).await;
-    let slot = |number: u32| format!("{}::{}", uuid(number / 1000), number % 1000);
-    let status = asked.allocate(&[(0..70_000).map(slot).collect()]).await.unwrap_err();
-    assert_eq!(status.code(), Code::InvalidArgument);
-    let offered: Vec<String> = podmeter.now(GPU).devices.keys().map(ToString::to_string).collect();
-    assert_eq!(asked.prefer(&offered, &[], 70_000).await, Vec::<String>::new());
-    assert_eq!(asked.prefer(&offered, &[], 40_000).await.len(), 40_000);
-    asked.allocate(&[offered]).await.unwrap();
-    assert_eq!(podmeter.now(GPU).registrations, 1, "the stream goes on");
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_kubelet_killed_within_a_registration_is_registered_with_when_it_returns() {
     for method in [Method::Register, Method::GetDevicePluginOptions, Method::ListAndWatch] {
@@ -217,25 +201,6 @@ async fn a_kubelet_killed_within_a_registration_is_registered_with_when_it_retur
         counts(&node, GPU, 4, 4).await;
         podmeter.registered(GPU, 1).await;
         assert_eq!(sockets(&node.device_plugin_directory()).len(), 1, "{method:?}");
-    }
-}
-
-/// A restarted kubelet deletes every socket before it makes its own, also one that is being registered.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_purge_in_the_middle_of_a_registration_is_got_over() {
-    for method in [Method::Register, Method::GetDevicePluginOptions] {
-        let node = node(Options::default()).await;
-        node.hang(method);
-        let podmeter = PluginHarness::start(node.root.path());
-        let before = serving(&node).await;
-        node.restart().unwrap();
-        node.heal();
-        node.ready().await;
-        counts(&node, GPU, 4, 4).await;
-        podmeter.registered(GPU, 1).await;
-        let after = sockets(&node.device_plugin_directory());
-        assert!(after.len() == 1 && after != before, "{method:?}: {after:?}");
-        assert_eq!(node.add_pod(pod("trainer", 4)).await, Admission::Running);
     }
 }
 
@@ -297,28 +262,6 @@ async fn two_podmeters_for_good_leave_the_resource_served() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_directory_that_is_missing_is_waited_for() {
-    let root = tempfile::tempdir().unwrap();
-    let directory = root.path().join("device-plugins");
-    let podmeter = PluginHarness::start(root.path());
-    let state = podmeter.until(GPU, "a reason", |state| state.problem.is_some()).await;
-    let problem = state.problem.unwrap();
-    for part in [directory.join("kubelet.sock").to_str().unwrap(), "is not there", "--device-plugin-dir"] {
-        assert!(problem.contains(part), "{part:?} in {problem}");
-    }
-    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
-    podmeter.registered(GPU, 1).await;
-    counts(&kubelet, GPU, 4, 4).await;
-    // The directory is removed, and a new one created.
-    drop(kubelet);
-    std::fs::remove_dir_all(&directory).unwrap();
-    podmeter.until(GPU, "unregistered", |state| !state.registered).await;
-    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
-    podmeter.registered(GPU, 2).await;
-    counts(&kubelet, GPU, 4, 4).await;
-}
-
 /// The agent as a user without rights on the directory.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_that_is_read_only_is_named_and_taken_up_when_it_is_not() {
@@ -369,80 +312,6 @@ fn a_configuration_over_a_limit_ends_the_start_with_the_limit() {
         for part in [path, "devicePlugin.resources[0].sharing.timeSlicing.replicas", "70000", "accepted: 2 to 1024"] {
             assert!(printed.contains(part), "{part:?} in {printed}");
         }
-    }
-}
-
-/// What an operator reads when the section `devicePlugin` cannot be used.
-fn refusal(yaml: &str) -> String {
-    match serde_saphyr::from_str::<Config>(yaml) {
-        Ok(config) => config.validate().expect_err(yaml).to_string(),
-        Err(error) => error.to_string(),
-    }
-}
-
-#[test]
-fn replicas_out_of_range_are_refused_with_the_range() {
-    for (replicas, parts) in [
-        ("0", vec!["replicas", "0", "2 to 1024"]),
-        ("-1", vec!["-1", "line 1"]),
-        ("70000", vec!["replicas", "70000", "2 to 1024"]),
-        ("99999999999", vec!["99999999999"]),
-        ("many", vec!["many", "line 1"]),
-    ] {
-        for kind in ["timeSlicing", "mps"] {
-            let error =
-                refusal(&format!("resources: [{{kind: nvidia, sharing: {{{kind}: {{replicas: {replicas}}}}}}}]"));
-            for part in &parts {
-                assert!(error.contains(part), "{part:?} in {error}");
-            }
-        }
-    }
-    for (devices, parts) in [("70000", vec!["devices", "70000", "1 to 10000"]), ("-3", vec!["-3"])] {
-        let error = refusal(&format!("resources: [{{kind: simulated, name: a.b/c, devices: {devices}}}]"));
-        for part in parts {
-            assert!(error.contains(part), "{part:?} in {error}");
-        }
-    }
-    let error = refusal("resources: [{kind: path, name: a.b/c, paths: /dev/x, shared: 70000}]");
-    assert!(error.contains("shared: 70000") && error.contains("1 to 1024"), "{error}");
-}
-
-#[test]
-fn names_that_the_kubelet_would_refuse_are_refused_before() {
-    let long_name = format!("a.b/{}", "x".repeat(64));
-    let long_domain = format!("{}/gpu", "a".repeat(250));
-    for (name, why) in [
-        ("gpu", "it has no domain"),
-        ("kubernetes.io/gpu", "Kubernetes' own"),
-        ("gpu.kubernetes.io/x", "Kubernetes' own"),
-        ("requests.nvidia.com/gpu", "Kubernetes' own"),
-        (&long_name, "1 to 63"),
-        (&long_domain, "lower-case DNS name"),
-        ("a.b/c/d", "letters, digits"),
-    ] {
-        for kind in ["kind: nvidia", "kind: simulated, devices: 1", "kind: path, paths: /dev/x"] {
-            let error = refusal(&format!("resources: [{{{kind}, name: {name}}}]"));
-            for part in [name, why, "accepted: domain/name"] {
-                assert!(error.contains(part), "{part:?} in {error}");
-            }
-        }
-    }
-}
-
-#[test]
-fn two_entries_of_one_name_and_unknown_keys_are_refused() {
-    let twice = "resources: [{kind: simulated, name: a.b/c, devices: 1}, {kind: simulated, name: a.b/c, devices: 2}]";
-    let error = refusal(twice);
-    assert!(error.contains("a.b/c") && error.contains("give each entry its own name"), "{error}");
-    let with_gpu = "resources: [{kind: nvidia}, {kind: simulated, name: nvidia.com/gpu, devices: 1}]";
-    assert!(refusal(with_gpu).contains("nvidia.com/gpu"));
-    for (yaml, key) in [
-        ("resources: [{kind: simulated, name: a.b/c, devices: 1, device: 2}]", "device"),
-        ("resources: [{kind: nvidia, sharing: {timeSlicing: {replica: 2}}}]", "replica"),
-        ("resources: [{kind: nvidia, sharing: {slices: {replicas: 2}}}]", "slices"),
-    ] {
-        let error = refusal(yaml);
-        assert!(error.contains(key) && error.contains("expected"), "{error}");
     }
 }
 

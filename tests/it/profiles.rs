@@ -117,21 +117,12 @@ async fn until_the_driver_is_read_only_what_no_profile_changes_is_registered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gpu_of_another_model_changes_the_profile_and_a_lost_one_does_not() {
-    let mut node = SickNode::start(a100s(2), FILE).await;
+async fn a_lost_gpu_does_not_change_the_profile() {
+    let node = SickNode::start(a100s(2), FILE).await;
     offers(&node, &[EVERYWHERE, ("nvidia.com/gpu", 1), ("nvidia.com/mig-1g.10gb", 2)]).await;
     node.driver.update(|state| state["gpus"][0]["lost"] = json!(true));
     offers(&node, &[EVERYWHERE, ("nvidia.com/mig-1g.10gb", 2)]).await;
     until_applied(&node, "profile", Some("training"));
-
-    node.driver.update(|state| {
-        let t4 = |gpu: usize| json!({"name": "Tesla T4", "uuid": format!("GPU-00000000-0000-0000-0001-{gpu:012}")});
-        state["gpus"] = json!([t4(0), t4(1)]);
-        state["generation"] = json!(2);
-    });
-    offers(&node, &[EVERYWHERE, ("nvidia.com/gpu.shared", 8), ("example.com/inference", 2)]).await;
-    until_applied(&node, "profile", Some("inference"));
-    node.end();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -178,15 +169,6 @@ fn the_doctor_names_the_profile_and_check_config_what_is_wrong() {
     assert_eq!(found, "profile inference applies to node gpu-1 with 2 GPUs (Tesla T4)");
 
     assert_eq!(agent::ended(&["check-config", config]).0, 0);
-    std::fs::write(
-        &file,
-        format!("{FILE}  - {{name: a100, match: {{gpuModel: NVIDIA A100-PCIE-40GB, gpuCount: 4}}}}\n"),
-    )
-    .unwrap();
-    let (code, output) = agent::ended(&["check-config", config]);
-    assert_eq!(code, 2);
-    let problem = "profiles[2] (a100): never applies, because profiles[1] (training) matches every node";
-    assert!(output.contains(problem), "{output}");
     std::fs::write(&file, "devicePlugin: off\nprofiles: [{name: p}]\n").unwrap();
     let (code, output) = agent::ended(&["check-config", config]);
     assert!(code == 2 && output.contains("devicePlugin: {resources: []}"), "{output}");

@@ -5,7 +5,7 @@ use crate::input::Size;
 
 fn error(text: &str) -> String {
     match serde_saphyr::from_str::<Config>(text) {
-        Ok(config) => config.validate().expect_err(text).to_string(),
+        Ok(config) => config.resolve(|_| Ok(String::new())).expect_err(text).to_string(),
         Err(error) => error.to_string(),
     }
 }
@@ -50,8 +50,7 @@ resources:
 - {kind: simulated, name: example.com/thing, devices: 3}
 ";
     let config: Config = serde_saphyr::from_str(text).unwrap();
-    config.validate().unwrap();
-    let entries = config.resources.unwrap();
+    let entries = config.resolve(|_| unreachable!()).unwrap();
     let ResourceConfig::Nvidia(nvidia) = &entries[0] else { panic!("{entries:?}") };
     assert_eq!(
         nvidia.pre_start_check,
@@ -78,7 +77,7 @@ fn what_is_wrong_is_named_with_what_would_be_right() {
         ("resources: [{kind: nvidia, sharing: {mps: {perGpu: {all: 2}}}}]", vec!["all", "GPU index"]),
         ("resources: [{kind: nvidia, migStrategy: mixed, sharing: {mps: {replicas: 2}}}]", vec!["migStrategy", "MPS"]),
         ("resources: [{kind: nvidia, deviceRoot: dev}]", vec!["deviceRoot", "dev", "absolute"]),
-        ("resources: [{kind: nvidia}, {kind: nvidia}]", vec!["resources[1]", "twice"]),
+        ("resources: [{kind: nvidia}, {kind: nvidia}]", vec!["resources", "twice"]),
         (
             "resources: [{kind: simulated, name: a.b/c, devices: 1}, {kind: path, name: a.b/c, paths: /dev/x}]",
             vec!["a.b/c", "own name"],

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 
 use super::entry;
 use crate::clock::Clock;
-use crate::model::{DeviceId, HardwareState, KubeletState, Monotonic, PluginResource, PluginState, UnhealthyReason};
+use crate::model::{HardwareState, KubeletState, Monotonic, PluginResource, PluginState, UnhealthyReason};
 use crate::plugin::lifecycle::{Deadlines, EndedLifecycle, Lifecycle};
 use crate::plugin::server::ServiceState;
 use crate::plugin::sockets;
@@ -20,8 +20,7 @@ use crate::simulation::kubelet::{FakeKubelet, Method, Options};
 const TOY: &str = "example.com/toy";
 
 fn toy(health: Result<(), PluginUnhealthy>) -> Offer {
-    let numa_nodes = std::collections::BTreeSet::new();
-    let device = OfferedDevice { id: DeviceId::new("toy-0"), numa_nodes, health, hardware: Hardware::Nothing };
+    let device = OfferedDevice { health, ..OfferedDevice::new("toy-0", Hardware::Nothing) };
     Offer { resource: TOY.into(), devices: vec![device] }
 }
 
@@ -33,10 +32,10 @@ fn unchecked() -> Offer {
 struct LifecycleHarness {
     state: watch::Receiver<Arc<PluginState>>,
     offer: watch::Sender<Arc<Offer>>,
-    stop: watch::Sender<Option<&'static str>>,
     task: JoinHandle<EndedLifecycle>,
     directory_watch: JoinHandle<()>,
-    _senders: (watch::Sender<Arc<HardwareState>>, watch::Sender<Arc<KubeletState>>),
+    _senders:
+        (watch::Sender<Arc<HardwareState>>, watch::Sender<Arc<KubeletState>>, watch::Sender<Option<&'static str>>),
 }
 
 impl Drop for LifecycleHarness {
@@ -82,7 +81,8 @@ impl LifecycleHarness {
             advertised: std::collections::BTreeSet::new(),
             deadlines,
         };
-        Self { state, offer, stop, task: tokio::spawn(lifecycle.run()), directory_watch, _senders: (hardware, kubelet) }
+        let task = tokio::spawn(lifecycle.run());
+        Self { state, offer, task, directory_watch, _senders: (hardware, kubelet, stop) }
     }
 
     async fn until(&self, what: &str, condition: impl Fn(&PluginResource) -> bool) {
@@ -171,19 +171,6 @@ async fn a_socket_purged_while_it_is_being_registered_ends_the_attempt() {
     assert!(!problem.contains("no answer"), "{problem}");
     kubelet.heal();
     harness.until("registered", |state| state.registered).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_path_too_long_for_a_socket_is_reported_with_its_length() {
-    let root = tempfile::tempdir().unwrap();
-    let directory = root.path().join("a-directory-with-a-name-of-some-length-".repeat(3));
-    std::fs::create_dir(&directory).unwrap();
-    std::fs::write(directory.join("kubelet.sock"), "").unwrap();
-    let harness = LifecycleHarness::begin(&directory, Deadlines::default());
-    harness.until_problem("the path of a socket at most 107").await;
-    let problem = harness.state.borrow().resources[&TOY.into()].problem.clone().unwrap();
-    assert!(problem.contains("--device-plugin-dir") && problem.contains(" bytes"), "{problem}");
-    harness.stop.send_replace(Some("podmeter is ending"));
 }
 
 /// No kubelet for a day of paused time: retried without limit, at most every half minute, with jitter.
