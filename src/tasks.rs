@@ -1,14 +1,18 @@
 //! The tasks that run for as long as the process: each has a name and an owner, and its end is observed. And how a task
-//! waits: with a deadline, for a change, for a file system that may hang.
+//! waits: with a deadline, for a change, for entries of directories, for a file system that may hang.
 //!
 //! In: futures with their names. Out: which of them has ended, and why. Deliberately unknown: what a task does.
 
+use std::ffi::OsString;
+use std::path::PathBuf;
 use std::pin::pin;
 use std::time::Duration;
 
+use inotify::{EventStream, Inotify, WatchMask};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinError, JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{Instant, timeout, timeout_at};
+use tokio_stream::StreamExt as _;
 
 /// A timer that fires later than this shows that the process or the machine was stopped.
 const STOPPED: Duration = Duration::from_secs(1);
@@ -118,6 +122,51 @@ impl<T: Send + 'static> SlowRead<T> {
     #[must_use]
     pub const fn is_idle(&self) -> bool {
         self.0.is_none()
+    }
+}
+
+/// Changes of entries of directories. Directories that are not there yet are watched once they are.
+#[derive(Debug)]
+pub struct DirectoryEvents {
+    /// `None` where there is no inotify: the owner polls.
+    stream: Option<EventStream<[u8; 1024]>>,
+    directories: Vec<PathBuf>,
+    mask: WatchMask,
+}
+
+impl DirectoryEvents {
+    #[must_use]
+    pub fn new(directories: Vec<PathBuf>, mask: WatchMask) -> Self {
+        let stream = Inotify::init().and_then(|inotify| inotify.into_event_stream([0; 1024]));
+        if let Err(error) = &stream {
+            tracing::warn!(%error, "no inotify (fs.inotify.max_user_instances?): changes of files are noticed at intervals only");
+        }
+        let mut events = Self { stream: stream.ok(), directories, mask: mask | WatchMask::ONLYDIR };
+        events.watch();
+        events
+    }
+
+    /// To be called at intervals: a directory may have been made or replaced. Watching one twice is harmless.
+    pub fn watch(&mut self) {
+        let Some(stream) = &self.stream else { return };
+        for directory in &self.directories {
+            if let Err(error) = stream.watches().add(directory, self.mask) {
+                tracing::debug!(directory = %directory.display(), %error, "cannot be watched yet");
+            }
+        }
+    }
+
+    /// The name of the next entry that changes; pending without inotify. Cancel safe.
+    pub async fn next(&mut self) -> Option<OsString> {
+        let Some(stream) = &mut self.stream else { return std::future::pending().await };
+        match stream.next().await {
+            Some(Ok(event)) => event.name,
+            failed => {
+                tracing::warn!(error = ?failed.and_then(Result::err), "inotify failed: changes of files are noticed at intervals only");
+                self.stream = None;
+                None
+            }
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::allocation_record::{AllocationRecord, Ending};
+use super::allocation_record::{AllocationRecord, Ending, Xid};
 use super::subject::{self, Key};
 use crate::model::{Account, Figures, Moment, Monotonic, Snapshot, UnixSeconds};
 
@@ -22,8 +22,6 @@ pub struct AllocationTracker {
     orphans: Vec<AllocationRecord>,
     /// Not on disk yet, by id.
     waiting: BTreeMap<u64, AllocationRecord>,
-    /// Being written: neither on disk nor waiting.
-    in_flight: BTreeMap<u64, AllocationRecord>,
     /// The records of the last agent have been read.
     loaded: bool,
     last_id: u64,
@@ -45,14 +43,12 @@ struct Tracked {
     record: AllocationRecord,
     /// The account's figures at the beginning of this holding.
     base: Figures,
-    base_xids: BTreeMap<u32, u64>,
+    base_xids: Vec<Xid>,
     since: Monotonic,
     /// The record of an earlier agent that this holding continues.
     earlier: Option<AllocationRecord>,
     /// The figures of the earlier agent.
     carried: Figures,
-    /// The pod UID was seen by this agent, not only by an earlier one.
-    uid_is_fresh: bool,
     ended: Option<Monotonic>,
 }
 
@@ -82,18 +78,9 @@ impl AllocationTracker {
     pub fn load(&mut self, open: Vec<AllocationRecord>, last_id: u64, now: Moment) {
         self.loaded = true;
         self.last_id = self.last_id.max(last_id);
-        for record in open {
-            let continues = |(key, tracked): &(&Key, &mut Tracked)| {
-                subject::is_named(&record, key) && tracked.may_continue(&record)
-            };
-            match self.tracked.iter_mut().find(continues) {
-                Some((_, tracked)) => {
-                    self.waiting.remove(&tracked.record.id);
-                    tracked.continue_from(record, now.unix);
-                    self.waiting.insert(tracked.record.id, tracked.record.clone());
-                }
-                None => self.orphans.push(record),
-            }
+        self.orphans = open;
+        for (key, tracked) in &mut self.tracked {
+            tracked.continue_one_of(&mut self.orphans, &mut self.waiting, key, now.unix);
         }
     }
 
@@ -102,27 +89,19 @@ impl AllocationTracker {
         self.loaded
     }
 
-    /// Takes the records to write. None before `load`.
-    pub fn take(&mut self) -> Vec<AllocationRecord> {
-        if !self.loaded {
-            return vec![];
-        }
-        self.in_flight = std::mem::take(&mut self.waiting);
-        self.in_flight.values().cloned().collect()
+    /// The records to write, which wait until they are. None before `load`.
+    #[must_use]
+    pub fn to_write(&self) -> Vec<AllocationRecord> {
+        if self.loaded { self.waiting.values().cloned().collect() } else { vec![] }
     }
 
-    /// The records taken are on disk.
-    pub fn written(&mut self) {
-        self.in_flight.clear();
-    }
-
-    /// Records that could not be written wait again, unless there is a later version.
-    pub fn give_back(&mut self, records: Vec<AllocationRecord>) {
-        self.in_flight.clear();
+    /// These are on disk. Of some there may be a later version.
+    pub fn written(&mut self, records: &[AllocationRecord]) {
         for record in records {
-            self.waiting.entry(record.id).or_insert(record);
+            if self.waiting.get(&record.id) == Some(record) {
+                self.waiting.remove(&record.id);
+            }
         }
-        self.keep_within_limit();
     }
 
     /// All open holdings wait for the disk: for a new file, or at the end.
@@ -134,8 +113,7 @@ impl AllocationTracker {
     /// Records that are newer than those on disk.
     #[must_use]
     pub fn live(&self) -> BTreeMap<u64, AllocationRecord> {
-        let mut live = self.in_flight.clone();
-        live.extend(self.waiting.iter().map(|(id, record)| (*id, record.clone())));
+        let mut live = self.waiting.clone();
         live.extend(self.orphans.iter().map(|record| (record.id, record.clone())));
         live.extend(self.tracked.values().map(|tracked| (tracked.record.id, tracked.record.clone())));
         live
@@ -150,19 +128,12 @@ impl AllocationTracker {
         let is_held = account.holding.is_some();
         let uid = subject::pod_uid(snapshot, &account.container);
         let mut urgent = false;
-        if let Some(tracked) = self.tracked.get_mut(&key) {
-            match tracked.take_uid(uid.clone()) {
-                Uid::Same => {}
-                Uid::Learnt => urgent = true,
-                Uid::OtherThanBefore => {
-                    // The record of the last agent is another pod's.
-                    let (mut old, id) = (tracked.forget_earlier(uid), self.next_id(snapshot.at));
-                    self.tracked.entry(key.clone()).and_modify(|tracked| tracked.record.id = id);
-                    (old.ended, old.ending) = (Some(old.seen), Some(Ending::Unseen));
-                    self.waiting.insert(old.id, old);
-                    urgent = true;
-                }
-            }
+        if uid.is_some()
+            && let Some(tracked) = self.tracked.get_mut(&key).filter(|tracked| tracked.record.pod_uid.is_none())
+        {
+            tracked.record.pod_uid = uid;
+            tracked.continue_one_of(&mut self.orphans, &mut self.waiting, &key, snapshot.at.unix);
+            urgent = true;
         }
         let goes_on = self.tracked.get(&key).is_some_and(|tracked| tracked.ended.is_none());
         if is_held && !goes_on {
@@ -205,18 +176,14 @@ impl AllocationTracker {
         let mut tracked = Tracked {
             record: subject::record(account, snapshot, began, self.next_id(snapshot.at)),
             base: known.map_or_else(Figures::default, |known| known.figures),
-            base_xids: if first { BTreeMap::new() } else { subject::xids(account, snapshot) },
+            base_xids: if first { vec![] } else { subject::xids(account, snapshot) },
             since: snapshot.at.monotonic,
             earlier: None,
             carried: Figures::default(),
-            uid_is_fresh: subject::pod_uid(snapshot, &account.container).is_some(),
             ended: None,
         };
         tracked.update(account, snapshot);
-        let earlier = self.orphans.iter().position(|old| subject::is_named(old, &key) && tracked.may_continue(old));
-        if let Some(position) = earlier {
-            tracked.continue_from(self.orphans.remove(position), snapshot.at.unix);
-        }
+        tracked.continue_one_of(&mut self.orphans, &mut self.waiting, &key, snapshot.at.unix);
         self.waiting.insert(tracked.record.id, tracked.record.clone());
         self.tracked.insert(key, tracked);
     }
@@ -299,13 +266,6 @@ impl AllocationTracker {
     }
 }
 
-enum Uid {
-    Same,
-    Learnt,
-    /// Other than the one in the earlier record that this holding continues.
-    OtherThanBefore,
-}
-
 impl Tracked {
     /// Updates the record from the account. True when more than the figures changed.
     fn update(&mut self, account: &Account, snapshot: &Snapshot) -> bool {
@@ -334,12 +294,24 @@ impl Tracked {
         self.record.ending = Some(ending);
     }
 
+    /// A record with a pod UID waits until the UID of this pod is known.
     fn may_continue(&self, old: &AllocationRecord) -> bool {
-        let same_pod = match (&self.record.pod_uid, &old.pod_uid) {
-            (Some(one), Some(two)) => one == two,
-            _ => true,
-        };
+        let same_pod = old.pod_uid.is_none() || old.pod_uid == self.record.pod_uid;
         same_pod && self.earlier.is_none() && old.is_open()
+    }
+
+    fn continue_one_of(
+        &mut self,
+        orphans: &mut Vec<AllocationRecord>,
+        waiting: &mut BTreeMap<u64, AllocationRecord>,
+        key: &Key,
+        now: UnixSeconds,
+    ) {
+        if let Some(place) = orphans.iter().position(|old| subject::is_named(old, key) && self.may_continue(old)) {
+            waiting.remove(&self.record.id);
+            self.continue_from(orphans.remove(place), now);
+            waiting.insert(self.record.id, self.record.clone());
+        }
     }
 
     /// Continues the record of an earlier agent. Time that both agents observed counts once.
@@ -371,33 +343,6 @@ impl Tracked {
             }
         }
         self.earlier = Some(old);
-    }
-
-    fn take_uid(&mut self, uid: Option<std::sync::Arc<str>>) -> Uid {
-        let Some(uid) = uid.filter(|_| self.ended.is_none()) else { return Uid::Same };
-        let was_fresh = std::mem::replace(&mut self.uid_is_fresh, true);
-        match &self.record.pod_uid {
-            Some(known) if *known == uid => Uid::Same,
-            Some(_) if self.earlier.is_some() && !was_fresh => Uid::OtherThanBefore,
-            // A holder keeps its UID: another pod of that name is another holder.
-            Some(_) => Uid::Same,
-            None => {
-                self.record.pod_uid = Some(uid);
-                Uid::Learnt
-            }
-        }
-    }
-
-    /// Becomes a separate holding again; returns the earlier record.
-    fn forget_earlier(&mut self, uid: Option<std::sync::Arc<str>>) -> AllocationRecord {
-        let old = self.earlier.take().unwrap_or_default();
-        self.carried = Figures::default();
-        self.record.pod_uid = uid;
-        self.record.began = old.seen + (self.record.unseen_seconds - old.unseen_seconds);
-        self.record.unseen_seconds = 0.0;
-        self.record.agent_restarts = 0;
-        self.record.health.retain(|event| event.at >= self.record.began);
-        old
     }
 }
 

@@ -187,7 +187,7 @@ pub fn current(snapshot: &Snapshot, query: &Query) -> AllocationsResponse {
     let record = |(number, account)| {
         let mut record = subject::record(account, snapshot, account.created, number);
         record.figures = account.figures;
-        record.xids = subject::xids_since(account, snapshot, &BTreeMap::new(), &[]);
+        record.xids = subject::xids(account, snapshot);
         (number, record)
     };
     query.response(&snapshot.node_name, snapshot.at.unix.0, vec![], (1..).zip(held).map(record).collect())

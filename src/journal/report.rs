@@ -1,7 +1,9 @@
 //! Query results as tables and comma-separated values.
 
-use std::fmt::Write as _;
 use std::time::{Duration, UNIX_EPOCH};
+
+use serde::Serialize;
+use serde_json::Value;
 
 use super::allocation_record::{AllocationRecord, Ending};
 use super::usage::{By, Row, Totals, Usage};
@@ -44,49 +46,28 @@ pub fn usage_csv(usage: &Usage, by: By) -> String {
         By::Pod => "namespace,pod",
         By::Device => "gpu_uuid,mig_uuid,model",
     };
-    let mut text = format!("{names},holdings,{FIGURES},utilization_ratio,xids,unhealthy\n");
-    for row in &usage.rows {
-        let names = match by {
-            By::Namespace => vec![&row.namespace],
-            By::Pod => vec![&row.namespace, &row.pod],
-            By::Device => vec![&row.gpu_uuid, &row.mig_uuid, &row.model],
+    csv(&format!("{names},holdings,{FIGURES},utilization_ratio,xids,unhealthy"), usage.rows.iter().map(json))
+}
+
+const FIGURES: &str =
+    "held_seconds,allocated_seconds,busy_seconds,borrowed_seconds,idle_seconds,uncovered_seconds,energy_joules";
+
+fn csv(columns: &str, rows: impl Iterator<Item = Value>) -> String {
+    let mut text = format!("{columns}\n");
+    for row in rows {
+        let field = |column| match &row[column] {
+            Value::Null => String::new(),
+            Value::String(text) => quoted(text),
+            other => other.to_string(),
         };
-        let names: Vec<String> = names.into_iter().map(|name| quoted(name.as_deref().unwrap_or(""))).collect();
-        let totals = &row.totals;
-        let _ = writeln!(
-            text,
-            "{},{},{},{},{},{}",
-            names.join(","),
-            totals.holdings,
-            listed(&totals.figures).join(","),
-            figure(totals.utilization_ratio),
-            totals.xids,
-            totals.unhealthy
-        );
+        text.push_str(&columns.split(',').map(field).collect::<Vec<_>>().join(","));
+        text.push('\n');
     }
     text
 }
 
-/// As `listed` gives them.
-const FIGURES: &str =
-    "held_seconds,allocated_seconds,busy_seconds,borrowed_seconds,idle_seconds,uncovered_seconds,energy_joules";
-
-fn listed(figures: &Figures) -> Vec<String> {
-    let Figures {
-        held_seconds,
-        allocated_seconds,
-        busy_seconds,
-        borrowed_seconds,
-        idle_seconds,
-        uncovered_seconds,
-        energy_joules,
-    } = *figures;
-    let seconds = [held_seconds, allocated_seconds, busy_seconds, borrowed_seconds, idle_seconds, uncovered_seconds];
-    seconds.into_iter().chain([energy_joules]).map(figure).collect()
-}
-
-fn figure(figure: Option<f64>) -> String {
-    figure.map_or(String::new(), |figure| figure.to_string())
+fn json(row: &impl Serialize) -> Value {
+    serde_json::to_value(row).expect("a row is strings and numbers")
 }
 
 /// Each holding, with its hardware and events.
@@ -122,43 +103,15 @@ pub fn holdings_table(records: &[AllocationRecord]) -> String {
 
 #[must_use]
 pub fn holdings_csv(records: &[AllocationRecord]) -> String {
-    let mut text = String::from(
-        "namespace,pod,container,pod_uid,gpu_uuid,mig_uuid,mig_profile,model,driver_version,resource,began,seen,ended,\
-         ending,unseen_seconds,",
-    );
-    text.push_str(FIGURES);
-    text.push_str(",events\n");
-    for record in records {
-        let device = &record.device;
-        let ending = match record.ending {
-            None => "",
-            Some(Ending::Released) => "released",
-            Some(Ending::Unseen) => "unseen",
-            Some(Ending::Replaced) => "replaced",
-        };
-        let named = |name: &Option<std::sync::Arc<str>>| quoted(name.as_deref().unwrap_or(""));
-        let fields = [
-            quoted(&record.namespace),
-            quoted(&record.pod),
-            quoted(&record.container),
-            named(&record.pod_uid),
-            quoted(&device.gpu_uuid),
-            named(&device.mig_uuid),
-            named(&device.mig_profile),
-            named(&device.model),
-            named(&device.driver_version),
-            named(&record.resource),
-            record.began.to_string(),
-            record.seen.to_string(),
-            figure(record.ended),
-            ending.to_owned(),
-            record.unseen_seconds.to_string(),
-        ];
-        let fields = fields.into_iter().chain(listed(&record.figures)).chain([quoted(&events(record))]);
-        text.push_str(&fields.collect::<Vec<_>>().join(","));
-        text.push('\n');
-    }
-    text
+    const COLUMNS: &str = "namespace,pod,container,pod_uid,gpu_uuid,mig_uuid,mig_profile,model,driver_version,resource,\
+                           began,seen,ended,ending,unseen_seconds";
+    let row = |record: &AllocationRecord| {
+        let mut row = json(record);
+        row["unseen_seconds"] = record.unseen_seconds.into();
+        row["events"] = events(record).into();
+        row
+    };
+    csv(&format!("{COLUMNS},{FIGURES},events"), records.iter().map(row))
 }
 
 fn events(record: &AllocationRecord) -> String {

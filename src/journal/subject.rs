@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use super::allocation_record::{AllocationRecord, Device, HealthEvent, Xid};
 use crate::model::{
-    Account, Attribution, ContainerRef, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic, PciBusId,
-    ResourceName, Snapshot, UnixSeconds,
+    Account, Attribution, ContainerRef, ContainerXid, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic,
+    PciBusId, ResourceName, Snapshot, UnixSeconds,
 };
 
 /// Health transitions kept for one holding; the rest are counted.
@@ -96,35 +96,23 @@ pub fn pod_uid(snapshot: &Snapshot, container: &ContainerRef) -> Option<Arc<str>
 }
 
 /// The container's XIDs on this device, by code.
-pub fn xids(account: &Account, snapshot: &Snapshot) -> BTreeMap<u32, u64> {
-    let mut counts = BTreeMap::new();
-    for xid in of_account(account, snapshot) {
-        *counts.entry(xid.code).or_default() += xid.count;
-    }
-    counts
+pub fn xids(account: &Account, snapshot: &Snapshot) -> Vec<Xid> {
+    let is_here = |xid: &&ContainerXid| {
+        xid.container == account.container && xid.gpu == account.gpu && (xid.mig.is_none() || xid.mig == account.mig)
+    };
+    let xid = |xid: &ContainerXid| Xid { code: xid.code, class: xid.class.as_str().into(), count: xid.count };
+    together(&[], &snapshot.container_xids.iter().filter(is_here).map(xid).collect::<Vec<_>>())
 }
 
 /// Less `base`, from before the holding, plus those that an earlier agent counted.
-pub fn xids_since(account: &Account, snapshot: &Snapshot, base: &BTreeMap<u32, u64>, earlier: &[Xid]) -> Vec<Xid> {
-    let counted = xids(account, snapshot);
-    let mut own = vec![];
-    for (code, count) in counted {
-        let count = count.saturating_sub(base.get(&code).copied().unwrap_or(0));
-        let class = of_account(account, snapshot).find(|xid| xid.code == code).map(|xid| xid.class.as_str().into());
-        if let (Some(class), true) = (class, count > 0) {
-            own.push(Xid { code, class, count });
-        }
+pub fn xids_since(account: &Account, snapshot: &Snapshot, base: &[Xid], earlier: &[Xid]) -> Vec<Xid> {
+    let mut own = xids(account, snapshot);
+    for xid in &mut own {
+        let before = base.iter().find(|before| before.code == xid.code).map_or(0, |before| before.count);
+        xid.count = xid.count.saturating_sub(before);
     }
+    own.retain(|xid| xid.count > 0);
     together(earlier, &own)
-}
-
-fn of_account<'a>(
-    account: &'a Account,
-    snapshot: &'a Snapshot,
-) -> impl Iterator<Item = &'a crate::model::ContainerXid> + 'a {
-    snapshot.container_xids.iter().filter(|xid| {
-        xid.container == account.container && xid.gpu == account.gpu && (xid.mig.is_none() || xid.mig == account.mig)
-    })
 }
 
 /// Sums by code, sorted.
@@ -172,13 +160,11 @@ pub fn has_ended(record: &AllocationRecord, snapshot: &Snapshot) -> bool {
     if listed.devices.is_empty() && listed.claims.is_empty() {
         return true;
     }
-    let is_held = snapshot
-        .accounts
-        .iter()
-        .any(|account| has_names(account, &container, &gpu, mig.as_ref()) && account.holding.is_some());
-    if is_held {
-        // But did not continue this record: another pod holds it.
-        return true;
+    let is_holder =
+        |account: &&Account| has_names(account, &container, &gpu, mig.as_ref()) && account.holding.is_some();
+    if let Some(holder) = snapshot.accounts.iter().find(is_holder) {
+        // It did not continue this record: another pod holds the device, or its UID is not known yet.
+        return record.pod_uid.is_none() || pod_uid(snapshot, &holder.container).is_some();
     }
     let Some(known) = snapshot.hardware.inventory.gpus.get(&gpu).filter(|gpu| gpu.present) else { return false };
     let is_there = mig.is_none() || known.mig_devices.iter().any(|device| Some(&device.uuid) == mig.as_ref());

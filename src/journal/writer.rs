@@ -18,7 +18,7 @@ use crate::model::{JournalState, Monotonic, Snapshot};
 
 /// Locked by the agent that writes.
 const LOCK: &str = "allocations.lock";
-/// Pause after a failure, and between two attempts to take the lock of another agent.
+/// Longest pause after a failure, and between two attempts to take the lock of another agent.
 const RETRY: Duration = Duration::from_secs(5);
 const PRUNE: Duration = Duration::from_secs(60 * 60);
 /// A write takes milliseconds; a disk that takes this long is reported as hanging.
@@ -150,22 +150,17 @@ impl JournalWriter {
         let mut wait = Duration::ZERO;
         loop {
             let ending = matches!(woken.recv_timeout(wait), Err(RecvTimeoutError::Disconnected));
-            match self.work() {
+            wait = match self.work() {
                 Ok(()) => {
                     self.shared.set_problem(None);
-                    wait = PROGRESS;
+                    PROGRESS
                 }
                 Err(problem) => {
                     self.shared.state.lock().errors += u64::from(self.lock.is_some());
                     self.shared.set_problem(Some(problem));
-                    // New snapshots do not shorten the pause.
-                    wait = Duration::ZERO;
-                    if !ending && pause(woken, self.shared.clock) {
-                        let _ = self.work();
-                        return;
-                    }
+                    RETRY
                 }
-            }
+            };
             if ending {
                 return;
             }
@@ -233,35 +228,20 @@ impl JournalWriter {
         let Some(store) = &mut self.store else { return Ok(()) };
         let now = self.shared.clock.now();
         let due = self.pruned.is_none_or(|last| now.monotonic.since(last) >= PRUNE);
-        let records = self.shared.tracker.lock().take();
+        let records = self.shared.tracker.lock().to_write();
         let outcome = if records.is_empty() { Ok(()) } else { store.write(&records) };
         let outcome = outcome.and_then(|()| if due { store.prune(now.unix.0).map(drop) } else { Ok(()) });
         match outcome {
             Ok(()) => {
                 self.pruned = if due { Some(now.monotonic) } else { self.pruned };
-                self.shared.tracker.lock().written();
+                self.shared.tracker.lock().written(&records);
                 self.shared.state.lock().written += records.len() as u64;
                 Ok(())
             }
             Err(error) => {
-                self.shared.tracker.lock().give_back(records);
                 self.store = None;
                 Err(format!("{}: {error}; check the disk under --state-dir", self.shared.file().display()))
             }
-        }
-    }
-}
-
-/// Waits until it is time to try again; true when the agent ends meanwhile.
-fn pause(woken: &Receiver<()>, clock: Clock) -> bool {
-    let due = clock.now().monotonic + RETRY;
-    loop {
-        let left = due.since(clock.now().monotonic);
-        if left.is_zero() {
-            return false;
-        }
-        if woken.recv_timeout(left) == Err(RecvTimeoutError::Disconnected) {
-            return true;
         }
     }
 }

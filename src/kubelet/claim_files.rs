@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use self::formats::Recorded;
 use super::checkpoint::{DEADLINE, changed_content};
-use crate::model::{Allocations, ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource, FileStamp};
+use crate::model::{Allocations, ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource};
 use crate::tasks::SlowRead;
 
 /// The driver whose checkpoint has a known format.
@@ -38,6 +38,8 @@ pub struct Directories {
 /// Of the content of one file; the error is for people.
 type Parse<'a> = dyn Fn(&[u8]) -> Result<Vec<Recorded>, String> + 'a;
 type Records = BTreeMap<ClaimDevice, ClaimRecord>;
+/// Of the files that cannot be read or parsed.
+type Problems = BTreeMap<(ClaimSource, PathBuf), String>;
 /// How many files cannot be read, by source.
 pub type UnreadableFiles = BTreeMap<&'static str, u64>;
 
@@ -47,30 +49,16 @@ pub type UnreadableFiles = BTreeMap<&'static str, u64>;
 pub struct ClaimFiles {
     directories: Directories,
     records: Records,
+    problems: Problems,
     unreadable: Option<Arc<UnreadableFiles>>,
-    reader: Reader,
-    reading: SlowRead<(Reader, Records)>,
+    reading: SlowRead<(Records, Problems)>,
     is_late: bool,
-}
-
-/// Remembers the files as they were read.
-#[derive(Debug, Default)]
-struct Reader {
-    files: BTreeMap<(ClaimSource, PathBuf), KnownFile>,
-}
-
-#[derive(Debug, Default)]
-struct KnownFile {
-    version: Option<FileStamp>,
-    recorded: Arc<[Recorded]>,
-    problem: Option<String>,
-    is_visited: bool,
 }
 
 impl ClaimFiles {
     pub fn new(directories: Directories) -> Self {
-        let (records, reader) = (Records::new(), Reader::default());
-        Self { directories, records, unreadable: None, reader, reading: SlowRead::idle(), is_late: false }
+        let (records, problems) = (Records::new(), Problems::new());
+        Self { directories, records, problems, unreadable: None, reading: SlowRead::idle(), is_late: false }
     }
 
     /// The files that could not be read or parsed the last time. `None` where no claim is listed.
@@ -101,12 +89,18 @@ impl ClaimFiles {
 
     /// Nothing while the file system does not answer.
     async fn read(&mut self, claims: BTreeSet<ClaimDevice>) -> Records {
-        // Empty while an earlier read is in progress, which has the reader.
-        let (directories, reader) = (self.directories.clone(), std::mem::take(&mut self.reader));
-        match self.reading.answer(DEADLINE, move || reader.read(&directories, &claims)).await {
-            Some(Ok((reader, records))) => {
-                self.unreadable = Some(Arc::new(reader.unreadable()));
-                (self.reader, self.is_late) = (reader, false);
+        let directories = self.directories.clone();
+        match self.reading.answer(DEADLINE, move || read(&directories, &claims)).await {
+            Some(Ok((records, problems))) => {
+                let mut unreadable = UnreadableFiles::from(SOURCES.map(|source| (source.as_str(), 0)));
+                for ((source, file), problem) in &problems {
+                    *unreadable.entry(source.as_str()).or_default() += 1;
+                    if self.problems.get(&(*source, file.clone())) != Some(problem) {
+                        let (source, file) = (source.as_str(), file.display());
+                        tracing::warn!(%file, source, problem, "a file about DRA claims cannot be read: new claims are joined without it");
+                    }
+                }
+                (self.problems, self.unreadable, self.is_late) = (problems, Some(Arc::new(unreadable)), false);
                 return records;
             }
             Some(Err(error)) => tracing::warn!(%error, "the files of DRA drivers cannot be read"),
@@ -131,105 +125,75 @@ fn claims(allocations: &Allocations) -> BTreeSet<ClaimDevice> {
     claims.map(|claim| ClaimDevice { record: ClaimRecord::default(), ..claim.clone() }).collect()
 }
 
-impl Reader {
-    fn read(mut self, directories: &Directories, claims: &BTreeSet<ClaimDevice>) -> (Self, Records) {
-        self.files.values_mut().for_each(|file| file.is_visited = false);
-        let records = claims.iter().map(|claim| {
-            let (mut record, mut allocations) = (ClaimRecord::default(), vec![]);
-            for (source, recorded) in self.files_of(directories, claim) {
-                let of_claim: Vec<&Recorded> = recorded.iter().filter(|recorded| is_of(recorded, claim)).collect();
-                record.hardware.extend(agreed(&of_claim).map(|hardware| (source, hardware)));
-                allocations.extend(of_claim.into_iter().filter(|recorded| recorded.allocation.is_some()).cloned());
-            }
-            record.allocation = allocation(claim, &allocations);
-            (claim.clone(), record)
-        });
-        let records = records.collect();
-        self.files.retain(|_, file| file.is_visited);
-        (self, records)
-    }
-
-    fn unreadable(&self) -> UnreadableFiles {
-        let mut unreadable = UnreadableFiles::from(SOURCES.map(|source| (source.as_str(), 0)));
-        for ((source, _), _) in self.files.iter().filter(|(_, file)| file.problem.is_some()) {
-            *unreadable.entry(source.as_str()).or_default() += 1;
-        }
-        unreadable
-    }
-
-    fn files_of(&mut self, directories: &Directories, claim: &ClaimDevice) -> Vec<(ClaimSource, Arc<[Recorded]>)> {
+/// What the files record of each claim, and which of them cannot be read.
+fn read(directories: &Directories, claims: &BTreeSet<ClaimDevice>) -> (Records, Problems) {
+    let mut problems = Problems::new();
+    let mut file = |source, path: PathBuf, parse: &Parse<'_>| {
+        let parsed = match changed_content(&path, &mut None) {
+            Ok(bytes) => parse(&bytes.unwrap_or_default()),
+            Err(error) if is_absent(&error) => Ok(vec![]),
+            Err(error) => Err(error.to_string()),
+        };
+        parsed.unwrap_or_else(|problem| {
+            problems.insert((source, path), problem);
+            vec![]
+        })
+    };
+    let checkpoint = if claims.iter().any(is_of_nvidia) {
+        file(ClaimSource::Checkpoint, nvidia_checkpoint(directories), &formats::checkpoint)
+    } else {
+        vec![]
+    };
+    let mut records = Records::new();
+    for claim in claims {
+        let (mut record, mut allocations) = (ClaimRecord::default(), vec![]);
+        let mut add = |source, recorded: &[Recorded]| {
+            let of_claim: Vec<&Recorded> = recorded.iter().filter(|recorded| is_of(recorded, claim)).collect();
+            record.hardware.extend(agreed(&of_claim).map(|hardware| (source, hardware)));
+            allocations.extend(of_claim.into_iter().filter(|recorded| recorded.allocation.is_some()).cloned());
+        };
         let names = [&claim.driver, &claim.claim_namespace, &claim.claim];
-        if !names.into_iter().chain(&claim.claim_uid).all(|name| is_file_name(name)) {
-            return vec![];
-        }
-        let mut found = vec![];
-        let mut file = |source, path: PathBuf, parse: &Parse<'_>| {
-            found.push((source, self.file(source, path, parse)));
-        };
-        let driver = directories.plugins.join(&*claim.driver);
-        let requests = driver.join("dra-device-metadata").join(format!("{}_{}", claim.claim_namespace, claim.claim));
-        match request_directories(&requests) {
-            Ok(requests) => {
-                for request in requests {
-                    file(ClaimSource::Metadata, request.join("metadata.json"), &formats::metadata);
+        if names.into_iter().chain(&claim.claim_uid).all(|name| is_file_name(name)) {
+            let metadata = directories.plugins.join(&*claim.driver).join("dra-device-metadata");
+            let requests = metadata.join(format!("{}_{}", claim.claim_namespace, claim.claim));
+            match request_directories(&requests) {
+                Ok(requests) => {
+                    for request in requests {
+                        let path = request.join("metadata.json");
+                        add(ClaimSource::Metadata, &file(ClaimSource::Metadata, path, &formats::metadata));
+                    }
+                }
+                Err(error) => {
+                    file(ClaimSource::Metadata, requests, &|_| Err(error.to_string()));
                 }
             }
-            Err(error) => {
-                let problem = error.to_string();
-                file(ClaimSource::Metadata, requests, &|_| Err(problem.clone()));
+            if is_of_nvidia(claim) {
+                add(ClaimSource::Checkpoint, &checkpoint);
+            }
+            if let Some(uid) = &claim.claim_uid {
+                let kind = format!("k8s.{}/claim", claim.driver);
+                let path = directories.cdi.join(format!("k8s.{}-claim_{uid}.yaml", claim.driver));
+                let minors = || fs::read_to_string(directories.proc.join("driver/nvidia-caps/mig-minors"));
+                let parse = |bytes: &[u8]| {
+                    let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
+                    formats::cdi(text, &kind, uid, || formats::mig_minors(&minors().unwrap_or_default()))
+                };
+                add(ClaimSource::Cdi, &file(ClaimSource::Cdi, path, &parse));
             }
         }
-        if is_of_nvidia(claim) {
-            file(ClaimSource::Checkpoint, driver.join("checkpoint.json"), &formats::checkpoint);
-        }
-        if let Some(uid) = &claim.claim_uid {
-            let kind = format!("k8s.{}/claim", claim.driver);
-            let path = directories.cdi.join(format!("k8s.{}-claim_{uid}.yaml", claim.driver));
-            let minors = || fs::read_to_string(directories.proc.join("driver/nvidia-caps/mig-minors"));
-            file(ClaimSource::Cdi, path, &|bytes| {
-                let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
-                formats::cdi(text, &kind, uid, || formats::mig_minors(&minors().unwrap_or_default()))
-            });
-        }
-        found
+        record.allocation = allocation(claim, &allocations);
+        records.insert(claim.clone(), record);
     }
+    (records, problems)
+}
 
-    /// What the file records; nothing where it is absent or cannot be read.
-    fn file(&mut self, source: ClaimSource, path: PathBuf, parse: &Parse<'_>) -> Arc<[Recorded]> {
-        let known = self.files.entry((source, path.clone())).or_default();
-        if std::mem::replace(&mut known.is_visited, true) {
-            return Arc::clone(&known.recorded);
-        }
-        let problem = match changed_content(&path, &mut known.version) {
-            Ok(None) => return Arc::clone(&known.recorded),
-            Ok(Some(bytes)) => match parse(&bytes) {
-                Ok(recorded) => {
-                    known.recorded = recorded.into();
-                    None
-                }
-                Err(problem) => Some(problem),
-            },
-            Err(error) if is_absent(&error) => {
-                *known = KnownFile { is_visited: true, ..KnownFile::default() };
-                None
-            }
-            Err(error) => Some(error.to_string()),
-        };
-        if let Some(problem) = &problem {
-            known.recorded = [].into();
-            if known.problem.as_ref() != Some(problem) {
-                let (source, file) = (source.as_str(), path.display());
-                tracing::warn!(%file, source, problem, "a file about DRA claims cannot be read: new claims are joined without it");
-            }
-        }
-        known.problem = problem;
-        Arc::clone(&known.recorded)
-    }
+fn nvidia_checkpoint(directories: &Directories) -> PathBuf {
+    directories.plugins.join(NVIDIA).join("checkpoint.json")
 }
 
 /// Of what NVIDIA's driver keeps for all claims, what can be read; else why not.
 pub fn survey(directories: &Directories) -> [(PathBuf, Result<(), String>); 2] {
-    let checkpoint = directories.plugins.join(NVIDIA).join("checkpoint.json");
+    let checkpoint = nvidia_checkpoint(directories);
     let content = changed_content(&checkpoint, &mut None).map_err(|error| error.to_string());
     let parsed = content.and_then(|bytes| formats::checkpoint(&bytes.unwrap_or_default()).map(drop));
     let listed = fs::read_dir(&directories.cdi).map(drop).map_err(|error| error.to_string());

@@ -3,10 +3,11 @@
 //! In: file events beside the kubelet's sockets. Out: triggers. Does not use: the queries.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use inotify::{EventStream, Inotify, WatchMask};
-use tokio_stream::StreamExt;
+use inotify::WatchMask;
+
+use crate::tasks::DirectoryEvents;
 
 /// Why a refresh is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,53 +39,32 @@ impl Trigger {
 
 pub(super) const CHECKPOINT: &str = "kubelet_internal_checkpoint";
 
-/// Changes beside the kubelet's sockets. Directories that are not there yet are watched once they are.
+/// Changes beside the kubelet's sockets.
 pub struct FileEvents {
-    stream: Option<EventStream<[u8; 1024]>>,
-    directories: [PathBuf; 2],
+    events: DirectoryEvents,
     socket_name: Option<OsString>,
 }
 
 impl FileEvents {
     pub fn new(socket: &Path, device_plugin_directory: &Path) -> Self {
-        let stream = Inotify::init().and_then(|inotify| inotify.into_event_stream([0; 1024]));
-        if let Err(error) = &stream {
-            tracing::warn!(%error, "no inotify (fs.inotify.max_user_instances?): the kubelet is asked only at intervals");
-        }
         let directory = socket.parent().unwrap_or_else(|| Path::new("/")).to_owned();
-        let mut events = Self {
-            stream: stream.ok(),
-            directories: [directory, device_plugin_directory.to_owned()],
-            socket_name: socket.file_name().map(ToOwned::to_owned),
-        };
-        events.watch_directories();
-        events
+        let mask = WatchMask::CREATE | WatchMask::MOVED_TO | WatchMask::CLOSE_WRITE;
+        let events = DirectoryEvents::new(vec![directory, device_plugin_directory.to_owned()], mask);
+        Self { events, socket_name: socket.file_name().map(ToOwned::to_owned) }
     }
 
-    /// Watching a directory again is harmless, so this is called on every timer: it may have been made or replaced.
+    /// To be called at intervals.
     pub fn watch_directories(&mut self) {
-        let Some(stream) = &self.stream else { return };
-        for directory in &self.directories {
-            let mask = WatchMask::CREATE | WatchMask::MOVED_TO | WatchMask::CLOSE_WRITE | WatchMask::ONLYDIR;
-            if let Err(error) = stream.watches().add(directory, mask) {
-                tracing::debug!(directory = %directory.display(), %error, "cannot be watched yet");
-            }
-        }
+        self.events.watch();
     }
 
     /// Waits for the next change that matters; pending where there is no inotify. Cancel safe.
     pub async fn next(&mut self) -> Trigger {
         loop {
-            let Some(stream) = &mut self.stream else { return std::future::pending().await };
-            match stream.next().await {
-                Some(Ok(event)) if event.name.as_deref() == Some(CHECKPOINT.as_ref()) => return Trigger::Checkpoint,
-                Some(Ok(event)) if event.name.is_some() && event.name == self.socket_name => return Trigger::Reconnect,
-                Some(Ok(_)) => {}
-                Some(Err(error)) => {
-                    tracing::warn!(%error, "inotify failed: the kubelet is asked only at intervals");
-                    self.stream = None;
-                }
-                None => self.stream = None,
+            match self.events.next().await {
+                Some(name) if name == *CHECKPOINT => return Trigger::Checkpoint,
+                Some(name) if Some(&name) == self.socket_name.as_ref() => return Trigger::Reconnect,
+                _ => {}
             }
         }
     }

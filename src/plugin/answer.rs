@@ -31,7 +31,7 @@ pub fn answer(
     }
 }
 
-fn usable<'o>(offer: &'o Offer, id: &DeviceId) -> Result<&'o OfferedDevice, Refusal> {
+pub(super) fn usable<'o>(offer: &'o Offer, id: &DeviceId) -> Result<&'o OfferedDevice, Refusal> {
     let place = offer.devices.binary_search_by(|device| device.id.cmp(id)).map_err(|_| Refusal::Unknown(id.clone()))?;
     let device = &offer.devices[place];
     match &device.health {

@@ -120,7 +120,7 @@ impl Hardware {
     }
 }
 
-/// Why an allocation is refused.
+/// Why an allocation or the start of a container is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error("device {0} is not one of this resource's")]
@@ -129,4 +129,21 @@ pub enum Refusal {
     Unhealthy { id: DeviceId, reason: String },
     #[error("{0}")]
     NotAllowed(String),
+    #[error("{0}")]
+    ProcessesLeft(String),
+    #[error("{0}")]
+    MemoryInUse(String),
+}
+
+impl Refusal {
+    /// The `result` label.
+    pub(super) fn result(&self) -> &'static str {
+        match self {
+            Self::Unknown(_) => "unknown_device",
+            Self::Unhealthy { .. } => "unhealthy",
+            Self::NotAllowed(_) => "not_allowed",
+            Self::ProcessesLeft(_) => "processes_left",
+            Self::MemoryInUse(_) => "memory_in_use",
+        }
+    }
 }

@@ -207,34 +207,29 @@ fn mixed_name(nvidia: &NvidiaConfig, mig: &MigDevice) -> Result<ResourceName, St
 }
 
 fn whole(gpu: &Gpu, index: u32) -> OfferedDevice {
-    OfferedDevice {
-        id: DeviceId::new(gpu.uuid.to_shared()),
-        numa_nodes: gpu.numa_node.map(i64::from).into_iter().collect(),
-        health: presence(gpu),
-        hardware: Hardware::Gpu { uuid: gpu.uuid.clone(), index, minor: gpu.minor },
-    }
+    on(gpu, gpu.uuid.as_str(), Hardware::Gpu { uuid: gpu.uuid.clone(), index, minor: gpu.minor })
 }
 
 fn instance(gpu: &Gpu, gpu_index: u32, mig: &MigDevice) -> OfferedDevice {
-    OfferedDevice {
-        id: DeviceId::new(mig.uuid.to_shared()),
-        numa_nodes: gpu.numa_node.map(i64::from).into_iter().collect(),
-        health: presence(gpu),
-        hardware: Hardware::Mig {
-            uuid: mig.uuid.clone(),
-            gpu: gpu.uuid.clone(),
-            gpu_index,
-            index: mig.index,
-            minor: gpu.minor,
-            gpu_instance: mig.gpu_instance,
-            compute_instance: mig.compute_instance,
-        },
-    }
+    let hardware = Hardware::Mig {
+        uuid: mig.uuid.clone(),
+        gpu: gpu.uuid.clone(),
+        gpu_index,
+        index: mig.index,
+        minor: gpu.minor,
+        gpu_instance: mig.gpu_instance,
+        compute_instance: mig.compute_instance,
+    };
+    on(gpu, mig.uuid.as_str(), hardware)
 }
 
-fn presence(gpu: &Gpu) -> Result<(), PluginUnhealthy> {
+fn on(gpu: &Gpu, id: &str, hardware: Hardware) -> OfferedDevice {
     let lost = || format!("{} is lost: the driver no longer finds it", gpu.uuid);
-    if gpu.present { Ok(()) } else { Err(PluginUnhealthy::device(UnhealthyReason::Lost, lost())) }
+    OfferedDevice {
+        numa_nodes: gpu.numa_node.map(i64::from).into_iter().collect(),
+        health: if gpu.present { Ok(()) } else { Err(PluginUnhealthy::device(UnhealthyReason::Lost, lost())) },
+        ..OfferedDevice::new(id, hardware)
+    }
 }
 
 fn share(nvidia: &NvidiaConfig, devices: Vec<Named>, problems: &mut Vec<String>) -> Vec<Named> {

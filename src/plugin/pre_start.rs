@@ -1,43 +1,30 @@
 //! The check before a container starts, from what was published last: no call waits for a driver.
 
-use super::{Hardware, Offer, PreStartCheck};
+use super::answer::usable;
+use super::{Hardware, Offer, PreStartCheck, Refusal};
 use crate::model::{DeviceId, DeviceProcess, HardwareState, MemoryUse};
 
-/// `Err` with the `result` label and the reason that the kubelet passes on to the pod.
-pub fn check(
-    rules: &PreStartCheck,
-    offer: &Offer,
-    hardware: &HardwareState,
-    ids: &[DeviceId],
-) -> Result<(), (&'static str, String)> {
+/// The reason of an error is passed on to the pod by the kubelet.
+pub fn check(rules: &PreStartCheck, offer: &Offer, hardware: &HardwareState, ids: &[DeviceId]) -> Result<(), Refusal> {
     for id in ids {
-        let Ok(place) = offer.devices.binary_search_by(|device| device.id.cmp(id)) else {
-            return Err(("unknown_device", format!("device {id} is not one of this resource's")));
-        };
-        let device = &offer.devices[place];
-        if let Err(unhealthy) = &device.health {
-            return Err(("unhealthy", format!("device {id} is unhealthy: {}", unhealthy.detail)));
-        }
+        let device = usable(offer, id)?;
         if rules.no_processes
             && !device.is_slot()
             && let Some(pid) = processes(&device.hardware, hardware).next()
         {
-            let reason = format!(
+            return Err(Refusal::ProcessesLeft(format!(
                 "device {id} is used by process {pid}, and preStartCheck.noProcesses allows none: a container that ended has \
                  left it behind, or it was started outside Kubernetes"
-            );
-            return Err(("processes_left", reason));
+            )));
         }
         let wanted = rules.minimum_free_memory.map_or(0, |bytes| bytes.0);
         // An unknown amount rejects no container.
-        let Some(memory) = memory(&device.hardware, hardware) else { continue };
-        if memory.free < wanted {
-            let free = memory.free;
-            let reason = format!(
+        let Some(MemoryUse { free, .. }) = memory(&device.hardware, hardware) else { continue };
+        if free < wanted {
+            return Err(Refusal::MemoryInUse(format!(
                 "device {id} has {free} bytes of memory free, and preStartCheck.minimumFreeMemory requires {wanted}: \
                  something else still uses it"
-            );
-            return Err(("memory_in_use", reason));
+            )));
         }
     }
     Ok(())
@@ -100,7 +87,7 @@ mod tests {
         hardware.readings.insert("GPU-a".into(), Arc::new(readings));
         let result = |id: &str, wanted| {
             let rules = PreStartCheck { minimum_free_memory: Some(Size(wanted)), no_processes: false };
-            check(&rules, &offer, &hardware, &[id.into()]).map_err(|(result, _)| result)
+            check(&rules, &offer, &hardware, &[id.into()]).map_err(|refusal| refusal.result())
         };
         assert_eq!(result("GPU-a", 10), Ok(()));
         assert_eq!(result("GPU-a", 11), Err("memory_in_use"));
@@ -139,8 +126,9 @@ mod tests {
             let rules = PreStartCheck { minimum_free_memory: None, no_processes };
             check(&rules, &offer, &hardware, &[id.into()])
         };
-        let (label, reason) = result(true, "GPU-a").unwrap_err();
-        assert!(label == "processes_left" && reason.contains("process 7"), "{reason}");
+        let refusal = result(true, "GPU-a").unwrap_err();
+        assert_eq!(refusal.result(), "processes_left");
+        assert!(refusal.to_string().contains("process 7"), "{refusal}");
         assert!(result(true, "MIG-2").is_err());
         for id in ["GPU-a::0", "MIG-1", "GPU-b"] {
             assert_eq!(result(true, id), Ok(()), "{id}");

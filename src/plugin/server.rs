@@ -90,11 +90,8 @@ impl ServiceState {
     }
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Streams {
-    open: usize,
-    opened: u64,
-}
+/// How many are open; `None` before the first.
+type Streams = Option<usize>;
 
 impl Server {
     pub fn start(directory: &Path, name: &str, state: ServiceState) -> io::Result<Self> {
@@ -102,7 +99,7 @@ impl Server {
         let listener = UnixListener::bind(&path)?;
         let identity = sockets::identity(&path);
         let (closing, closed) = watch::channel(false);
-        let (streams, open) = watch::channel(Streams::default());
+        let (streams, open) = watch::channel(None);
         let signals = Signals { closing: closed.clone(), streams };
         let service = Service { state, signals };
         let task = tokio::spawn(async move {
@@ -132,7 +129,7 @@ impl Server {
     /// Until a client has opened the list.
     pub async fn watched(&self) {
         let mut streams = self.streams.clone();
-        if streams.wait_for(|streams| streams.opened > 0).await.is_err() {
+        if streams.wait_for(Streams::is_some).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
@@ -140,7 +137,7 @@ impl Server {
     /// Until there was a stream and none is left, or the server has ended.
     pub async fn stream_lost(&self) {
         let mut streams = self.streams.clone();
-        let _ = streams.wait_for(|streams| streams.opened > 0 && streams.open == 0).await;
+        let _ = streams.wait_for(|streams| *streams == Some(0)).await;
     }
 
     /// Ends the streams, then the connections.
@@ -190,11 +187,11 @@ impl DevicePlugin for Service {
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let (sender, receiver) = mpsc::channel(1);
         let Signals { closing, streams } = self.signals.clone();
-        streams.send_modify(|streams| (streams.open, streams.opened) = (streams.open + 1, streams.opened + 1));
+        streams.send_modify(|open| *open = Some(open.unwrap_or(0) + 1));
         let sending = send_lists(self.state.clone(), closing, sender);
         tokio::spawn(async move {
             sending.await;
-            streams.send_modify(|streams| streams.open -= 1);
+            streams.send_modify(|open| *open = open.map(|open| open - 1));
         });
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
@@ -229,19 +226,13 @@ impl DevicePlugin for Service {
         let requests = request.into_inner().container_requests;
         let asked: Vec<Vec<DeviceId>> = requests.iter().map(|container| ids(&container.devices_ids)).collect();
         let answers: Result<_, _> = asked.iter().map(|ids| answer(&state.config, &offer, ids, &facts.node)).collect();
-        let (result, response) = match answers {
-            Ok(container_responses) => ("ok", Ok(Response::new(AllocateResponse { container_responses }))),
-            Err(refusal) => {
-                tracing::warn!(resource = %offer.resource, %refusal, "an allocation was refused");
-                let (result, status) = refused(&refusal);
-                (result, Err(status))
-            }
-        };
+        let result = answers.as_ref().map_or_else(Refusal::result, |_| "ok");
+        let response = answers.map_err(|refusal| refused(&offer, "an allocation was refused", &refusal));
         state.status.allocated(result, state.clock.now().monotonic.since(began));
         if response.is_ok() {
             state.allocated.notify_one();
         }
-        response
+        response.map(|container_responses| Response::new(AllocateResponse { container_responses }))
     }
 
     async fn pre_start_container(
@@ -252,15 +243,9 @@ impl DevicePlugin for Service {
         let Some(rules) = state.pre_start_check() else { return Ok(Response::new(PreStartContainerResponse {})) };
         let (offer, hardware) = (Arc::clone(&state.offer.borrow()), Arc::clone(&state.hardware.borrow()));
         let checked = pre_start::check(rules, &offer, &hardware, &ids(&request.into_inner().devices_ids));
-        state.status.checked_before_start(checked.as_ref().map_or_else(|(result, _)| *result, |()| "ok"));
-        match checked {
-            Ok(()) => Ok(Response::new(PreStartContainerResponse {})),
-            Err((result, reason)) => {
-                tracing::warn!(resource = %offer.resource, reason, "a container start was refused");
-                let (unknown, reason) = (result == "unknown_device", message(&reason));
-                Err(if unknown { Status::invalid_argument(reason) } else { Status::failed_precondition(reason) })
-            }
-        }
+        state.status.checked_before_start(checked.as_ref().map_or_else(Refusal::result, |()| "ok"));
+        let answer = checked.map(|()| Response::new(PreStartContainerResponse {}));
+        answer.map_err(|refusal| refused(&offer, "a container start was refused", &refusal))
     }
 }
 
@@ -315,13 +300,13 @@ fn device(device: &OfferedDevice) -> Device {
     Device { id: device.id.as_str().to_owned(), health: health.to_owned(), topology }
 }
 
-/// The `result` label and the gRPC status of a refusal.
-fn refused(refusal: &Refusal) -> (&'static str, Status) {
+/// Logs a refusal and returns its gRPC status.
+fn refused(offer: &Offer, what: &str, refusal: &Refusal) -> Status {
+    tracing::warn!(resource = %offer.resource, %refusal, "{what}");
     let text = message(&refusal.to_string());
     match refusal {
-        Refusal::Unknown(_) => ("unknown_device", Status::invalid_argument(text)),
-        Refusal::Unhealthy { .. } => ("unhealthy", Status::failed_precondition(text)),
-        Refusal::NotAllowed(_) => ("not_allowed", Status::failed_precondition(text)),
+        Refusal::Unknown(_) => Status::invalid_argument(text),
+        _ => Status::failed_precondition(text),
     }
 }
 

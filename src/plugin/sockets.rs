@@ -7,13 +7,13 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use inotify::{EventStream, Inotify, WatchMask};
+use inotify::WatchMask;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
-use tokio_stream::StreamExt as _;
 
 use crate::files;
 use crate::model::{FileStamp, ResourceName};
+use crate::tasks::DirectoryEvents;
 
 pub const KUBELET: &str = "kubelet.sock";
 const OURS: &str = "podmeter-";
@@ -22,7 +22,6 @@ const SUFFIX: &str = ".sock";
 const RESOURCE_LENGTH: usize = 32;
 /// With inotify the poll only catches what it lost; without, it is the only source.
 const POLL: Duration = Duration::from_secs(1);
-const POLL_ALONE: Duration = Duration::from_millis(100);
 
 /// Which file is there, if any: a replaced one differs, even if it got the same inode.
 pub fn identity(path: &Path) -> Option<FileStamp> {
@@ -109,37 +108,13 @@ fn names(directory: &Path) -> Vec<String> {
 
 /// Wakes `changes` whenever the directory changes, and at intervals. Never ends.
 pub async fn watch_directory(directory: PathBuf, changes: watch::Sender<u64>) {
-    let mut stream = match Inotify::init().and_then(|inotify| inotify.into_event_stream([0; 1024])) {
-        Ok(stream) => Some(stream),
-        Err(error) => {
-            tracing::warn!(%error, "no inotify (fs.inotify.max_user_instances?): the directory is polled");
-            None
-        }
-    };
+    let mask = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_TO | WatchMask::MOVED_FROM;
+    let mut events = DirectoryEvents::new(vec![directory], mask);
     loop {
-        if let Some(stream) = &mut stream {
-            // Each time, because the directory may have been made or replaced. Watching it twice is harmless.
-            let mask = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_TO | WatchMask::MOVED_FROM;
-            if let Err(error) = stream.watches().add(&directory, mask | WatchMask::ONLYDIR) {
-                tracing::debug!(directory = %directory.display(), %error, "cannot be watched yet");
-            }
-        }
+        events.watch();
         changes.send_modify(|changes| *changes += 1);
-        match &mut stream {
-            None => tokio::time::sleep(POLL_ALONE).await,
-            Some(events) => {
-                if let Ok(false) = tokio::time::timeout(POLL, next(events)).await {
-                    tracing::warn!("inotify failed: the device-plugin directory is polled");
-                    stream = None;
-                }
-            }
-        }
+        let _ = tokio::time::timeout(POLL, events.next()).await;
     }
-}
-
-/// False when no more events can follow.
-async fn next(events: &mut EventStream<[u8; 1024]>) -> bool {
-    matches!(events.next().await, Some(Ok(_)))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The reference behaviour of NVIDIA's plugin, row by row, and podmeter's additions.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
@@ -95,8 +95,12 @@ fn ask(config: &ResourceConfig, inventory: &Inventory, ids: &[&str]) -> Result<C
     answer(config, &offered, &ids, &facts())
 }
 
-fn visible(value: &str) -> HashMap<String, String> {
-    HashMap::from([("NVIDIA_VISIBLE_DEVICES".to_owned(), value.to_owned())])
+fn environment(answer: &ContainerAllocateResponse) -> BTreeMap<String, String> {
+    answer.envs.clone().into_iter().collect()
+}
+
+fn visible(value: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([("NVIDIA_VISIBLE_DEVICES".to_owned(), value.to_owned())])
 }
 
 fn container_paths(answer: &ContainerAllocateResponse) -> Vec<&str> {
@@ -110,7 +114,7 @@ fn without_configuration_it_does_what_nvidias_plugin_does() {
     assert_eq!(listed(&entries[0], &inventory), resources([("nvidia.com/gpu", (0..4).map(uuid).collect())]));
     let given = ask(&entries[0], &inventory, &[&uuid(2), &uuid(0)]).unwrap();
     let expected = ContainerAllocateResponse {
-        envs: visible(&format!("{},{}", uuid(2), uuid(0))),
+        envs: visible(&format!("{},{}", uuid(2), uuid(0))).into_iter().collect(),
         ..ContainerAllocateResponse::default()
     };
     assert_eq!(given, expected, "only the variable, in the order asked for");
@@ -127,7 +131,7 @@ fn numa_nodes_come_from_the_inventory_and_are_left_out_when_unknown() {
 fn pass_device_specs_adds_the_nodes_that_are_there() {
     let config = nvidia("passDeviceSpecs: true, deviceRoot: /run/nvidia/driver");
     let given = ask(&config, &four_gpus(), &[&uuid(0), &uuid(1)]).unwrap();
-    assert_eq!(given.envs, visible(&format!("{},{}", uuid(0), uuid(1))));
+    assert_eq!(environment(&given), visible(&format!("{},{}", uuid(0), uuid(1))));
     assert_eq!(container_paths(&given), [&CONTROL[..], &["/dev/nvidia7", "/dev/nvidia6"]].concat());
     assert_eq!(given.devices[4].host_path, "/run/nvidia/driver/dev/nvidia7");
     assert!(given.devices.iter().all(|node| node.permissions == "rw"));
@@ -136,7 +140,7 @@ fn pass_device_specs_adds_the_nodes_that_are_there() {
 #[test]
 fn volume_mounts_name_each_device_by_a_file() {
     let given = ask(&nvidia("deviceListStrategy: volume-mounts"), &four_gpus(), &[&uuid(1)]).unwrap();
-    assert_eq!(given.envs, visible("/var/run/nvidia-container-devices"));
+    assert_eq!(environment(&given), visible("/var/run/nvidia-container-devices"));
     let mount = Mount {
         host_path: "/dev/null".to_owned(),
         container_path: format!("/var/run/nvidia-container-devices/{}", uuid(1)),
@@ -149,9 +153,9 @@ fn volume_mounts_name_each_device_by_a_file() {
 fn the_index_strategy_changes_the_answer_and_not_the_ids() {
     let config = nvidia("deviceIDStrategy: index");
     assert_eq!(listed(&config, &four_gpus())["nvidia.com/gpu"][0], uuid(0));
-    assert_eq!(ask(&config, &four_gpus(), &[&uuid(3), &uuid(1)]).unwrap().envs, visible("3,1"));
+    assert_eq!(environment(&ask(&config, &four_gpus(), &[&uuid(3), &uuid(1)]).unwrap()), visible("3,1"));
     let config = nvidia("deviceIDStrategy: index, migStrategy: single");
-    assert_eq!(ask(&config, &two_with_mig(), &[&mig_uuid(1, 1)]).unwrap().envs, visible("1:2"));
+    assert_eq!(environment(&ask(&config, &two_with_mig(), &[&mig_uuid(1, 1)]).unwrap()), visible("1:2"));
 }
 
 #[test]
@@ -181,13 +185,13 @@ fn cdi_names_go_into_the_field_or_into_an_annotation() {
 fn strategies_add_up() {
     let config = nvidia("deviceListStrategy: [envvar, cdi-cri, cdi-annotations], cdiAnnotationPrefix: x.io/");
     let given = ask(&config, &four_gpus(), &[&uuid(0)]).unwrap();
-    assert_eq!(given.envs, visible(&uuid(0)));
+    assert_eq!(environment(&given), visible(&uuid(0)));
     assert_eq!(given.cdi_devices.len(), 1);
     assert!(given.annotations.keys().all(|key| key.starts_with("x.io/nvidia-device-plugin_")));
     // As NVIDIA's plugin: the variable has one value, and the mounts need theirs.
     let config = nvidia("deviceListStrategy: [volume-mounts, envvar]");
     let given = ask(&config, &four_gpus(), &[&uuid(0)]).unwrap();
-    assert_eq!(given.envs, visible("/var/run/nvidia-container-devices"));
+    assert_eq!(environment(&given), visible("/var/run/nvidia-container-devices"));
 }
 
 #[test]
@@ -209,7 +213,7 @@ fn a_vendors_specification_lends_its_kind_and_names() {
 #[test]
 fn devices_come_with_driver_mounts_and_no_variable() {
     let given = ask(&nvidia("deviceListStrategy: device-nodes"), &four_gpus(), &[&uuid(0)]).unwrap();
-    assert_eq!(given.envs, HashMap::new());
+    assert!(given.envs.is_empty());
     assert_eq!(container_paths(&given), [&CONTROL[..], &["/dev/nvidia7"]].concat());
     assert!(given.devices.iter().all(|node| node.permissions == "mrw"));
     let mount = |host: &str, container: &str| Mount {
@@ -238,7 +242,10 @@ fn unknown_and_unhealthy_devices_are_refused_by_name() {
 fn a_request_for_nothing_gets_nothing_whatever_the_strategy() {
     for strategy in ["envvar", "volume-mounts", "cdi-annotations", "cdi-cri", "device-nodes"] {
         let config = nvidia(&format!("deviceListStrategy: {strategy}, passDeviceSpecs: true"));
-        let expected = ContainerAllocateResponse { envs: visible("void"), ..ContainerAllocateResponse::default() };
+        let expected = ContainerAllocateResponse {
+            envs: visible("void").into_iter().collect(),
+            ..ContainerAllocateResponse::default()
+        };
         assert_eq!(ask(&config, &four_gpus(), &[]), Ok(expected), "{strategy}");
     }
 }
@@ -250,7 +257,7 @@ fn slots_are_numbered_and_name_their_gpu_once() {
     let slot = |gpu, number| format!("{}::{number}", uuid(gpu));
     assert_eq!(listed, resources([("nvidia.com/gpu", (0..4).map(|number| slot(0, number)).collect())]));
     let given = ask(&config, &four_gpus(), &[&slot(1, 3), &slot(0, 0), &slot(1, 0), &slot(0, 0)]).unwrap();
-    assert_eq!(given.envs, visible(&format!("{},{}", uuid(1), uuid(0))));
+    assert_eq!(environment(&given), visible(&format!("{},{}", uuid(1), uuid(0))));
 }
 
 #[test]

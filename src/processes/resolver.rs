@@ -23,7 +23,6 @@ const RESCAN: Duration = Duration::from_secs(5);
 pub struct Resolver {
     files: ProcFiles,
     logs: Listing<PodUid, PodRef>,
-    links: Listing<ContainerId, (PodRef, Arc<str>)>,
     known: BTreeMap<u32, Known>,
     pods: Pods,
 }
@@ -48,14 +47,12 @@ struct Pods {
 }
 
 impl Resolver {
-    /// `pod_logs` is laid out as `/var/log/pods`; `containers` is beside it, where it is mounted.
+    /// `pod_logs` is laid out as `/var/log/pods`.
     #[must_use]
     pub fn new(proc_root: &Path, pod_logs: &Path) -> Self {
-        let links = pod_logs.parent().unwrap_or(pod_logs).join("containers");
         Self {
             files: ProcFiles::new(proc_root),
             logs: Listing::new(pod_logs, pod_logs::parse_directory),
-            links: Listing::new(&links, pod_logs::parse_link),
             known: BTreeMap::new(),
             pods: Pods::default(),
         }
@@ -89,7 +86,7 @@ impl Resolver {
             }
         }
         self.refresh_names(now, directory);
-        let names = Names { directory, by_runtime_uid: runtime_uids(directory), logs: &self.logs, links: &self.links };
+        let names = Names { directory, by_runtime_uid: runtime_uids(directory), logs: &self.logs };
         let unseen =
             unseen.into_iter().map(|(pid, reason)| (pid, Process { key: None, owner: Owner::Unknown(reason) }));
         let mut processes: BTreeMap<u32, Process> = unseen.collect();
@@ -160,21 +157,11 @@ impl Resolver {
         Ok(())
     }
 
-    /// Directories are searched for names where a UID or a container id is not known yet.
+    /// The directory is searched for names where a UID is not known yet.
     fn refresh_names(&mut self, now: Monotonic, directory: &PodDirectory) {
-        let (mut uids, mut ids) = (BTreeSet::new(), BTreeSet::new());
-        for sighting in self.known.values().filter_map(|known| known.seen.as_ref().ok()) {
-            if let Some(uid) = sighting.uid().filter(|uid| !directory.pods.contains_key(*uid)) {
-                uids.insert(uid.clone());
-            }
-            if let Some(id) = sighting.unnamed_container() {
-                ids.insert(id.clone());
-            }
-        }
+        let uids = self.known.values().filter_map(|known| known.seen.as_ref().ok()?.uid());
+        let uids = uids.filter(|uid| !directory.pods.contains_key(*uid)).cloned().collect();
         self.logs.refresh(now, &uids);
-        if !ids.is_empty() {
-            self.links.refresh(now, &ids);
-        }
     }
 
     /// The running pods by name: as the Pods API has them, or else as the log directories do.
@@ -251,11 +238,6 @@ impl Sighting {
     fn name(&self) -> Option<&Arc<str>> {
         self.mounts.as_ref()?.container.as_ref()
     }
-
-    /// A container that its mounts do not name.
-    fn unnamed_container(&self) -> Option<&ContainerId> {
-        self.id().filter(|_| self.name().is_none())
-    }
 }
 
 /// All sources of names.
@@ -263,7 +245,6 @@ struct Names<'a> {
     directory: &'a PodDirectory,
     by_runtime_uid: BTreeMap<&'a PodUid, &'a Arc<PodIdentity>>,
     logs: &'a Listing<PodUid, PodRef>,
-    links: &'a Listing<ContainerId, (PodRef, Arc<str>)>,
 }
 
 impl Names<'_> {
@@ -276,12 +257,8 @@ impl Names<'_> {
         if let Some(identity) = self.directory.pods.values().find(named) {
             return self.in_pod(identity.uid_in_cgroups(), sighting);
         }
-        match self.links.get(id) {
-            Some((pod, container)) => Owner::Container(ContainerRef::in_pod(pod, container)),
-            // The kubelet's containers have the kubelet's mounts: this one is not the kubelet's.
-            None if sighting.mounts_read => Owner::Host,
-            None => Owner::Unknown(UnknownOwner::Unreadable),
-        }
+        // The kubelet's containers have the kubelet's mounts: this one is not the kubelet's.
+        if sighting.mounts_read { Owner::Host } else { Owner::Unknown(UnknownOwner::Unreadable) }
     }
 
     fn in_pod(&self, uid: &PodUid, sighting: &Sighting) -> Owner {
@@ -306,12 +283,9 @@ impl Names<'_> {
                 None => return Owner::Unknown(UnknownOwner::NoNames),
             },
         };
-        let by_id = sighting.id().and_then(|id| {
-            // The kubelet's data on an ID takes precedence over a process's mounts.
-            let listed = identity.and_then(|identity| identity.containers.get(id));
-            let linked = || self.links.get(id).filter(|(linked, _)| linked == pod).map(|(_, container)| container);
-            listed.or(sighting.name()).or_else(linked)
-        });
+        // The kubelet's data on an ID takes precedence over a process's mounts.
+        let by_id =
+            sighting.id().and_then(|id| identity.and_then(|identity| identity.containers.get(id)).or(sighting.name()));
         match by_id {
             // Another pod may have the name by now: the UID identifies the owner.
             Some(container) => Owner::Container(ContainerRef::in_pod(pod, container).with_uid(Some(uid.clone()))),

@@ -1,8 +1,7 @@
-//! Directories laid out as a node's `/proc`, `/var/log/pods` and `/var/log/containers`, for simulated processes.
+//! Directories laid out as a node's `/proc` and `/var/log/pods`, for simulated processes.
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use super::kubelet::container_id;
@@ -31,7 +30,7 @@ impl ProcTree {
     /// With the host's first processes, and no pods.
     pub fn create(root: &Path) -> io::Result<Self> {
         let tree = Self { root: root.to_owned() };
-        for directory in [tree.proc_root(), tree.pod_logs_root(), tree.links()] {
+        for directory in [tree.proc_root(), tree.pod_logs_root()] {
             fs::create_dir_all(directory)?;
         }
         tree.write(1, "systemd", PLAIN, 3, "/init.scope", HOST_MOUNTS)?;
@@ -51,18 +50,11 @@ impl ProcTree {
 
     /// As the kubelet does when it starts a container.
     pub fn add_container(&self, inside: Inside<'_>) -> io::Result<()> {
-        let directory = self.logs_of(inside).join(inside.container);
-        fs::create_dir_all(&directory)?;
-        let link = self.link_of(inside);
-        match symlink(directory.join("0.log"), link) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            _ => Ok(()),
-        }
+        fs::create_dir_all(self.logs_of(inside).join(inside.container))
     }
 
     /// As the kubelet does some time after the pod's removal.
     pub fn remove_container(&self, inside: Inside<'_>) -> io::Result<()> {
-        gone(fs::remove_file(self.link_of(inside)))?;
         gone(fs::remove_dir_all(self.logs_of(inside)))
     }
 
@@ -105,17 +97,8 @@ impl ProcTree {
         fs::rename(hidden, self.proc_root().join(pid.to_string()))
     }
 
-    fn links(&self) -> PathBuf {
-        self.root.join("containers")
-    }
-
     fn logs_of(&self, Inside { namespace, pod, uid, .. }: Inside<'_>) -> PathBuf {
         self.pod_logs_root().join(format!("{namespace}_{pod}_{uid}"))
-    }
-
-    fn link_of(&self, Inside { namespace, pod, uid, container }: Inside<'_>) -> PathBuf {
-        let id = container_id(uid, container);
-        self.links().join(format!("{pod}_{namespace}_{container}-{id}.log"))
     }
 }
 

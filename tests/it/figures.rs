@@ -246,8 +246,9 @@ impl Scene {
         };
         let snapshot = Snapshot { overview: Overview::of(&snapshot, &slots.counts()), ..snapshot };
         self.tracker.observe(&snapshot);
-        self.records.extend(self.tracker.take().into_iter().map(|record| (record.id, record)));
-        self.tracker.written();
+        let records = self.tracker.to_write();
+        self.tracker.written(&records);
+        self.records.extend(records.into_iter().map(|record| (record.id, record)));
         snapshot
     }
 

@@ -2,121 +2,14 @@
 //! demo.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::support::agent::{Page, Running, binary};
-use podmeter::journal::{AllocationRecord, Bounds, Device, FILE, Query, Store, StoreError, read_directory};
+use podmeter::journal::{AllocationRecord, Query, read_directory};
 use podmeter::model::UnixSeconds;
 use serde_json::Value;
-
-/// Set to the directory for the process that writes until it is killed.
-const WRITER: &str = "PODMETER_TEST_JOURNAL_WRITER";
-const KILLS: u64 = 40;
-const BOUNDS: Bounds = Bounds { bytes: 64 << 20, age: Duration::from_secs(1_000_000) };
-
-fn record(id: u64, word: u64, ended: bool) -> AllocationRecord {
-    AllocationRecord {
-        id,
-        namespace: "team".into(),
-        pod: format!("pod-{id}").into(),
-        container: "main".into(),
-        device: Device { gpu_uuid: "GPU-1".into(), ..Device::default() },
-        began: id as f64,
-        seen: word as f64,
-        ended: ended.then_some(word as f64),
-        ..AllocationRecord::default()
-    }
-}
-
-/// The process that is killed; a test only with the variable above. It prints each version of a record once it is
-/// written.
-#[test]
-fn writes_until_it_is_killed() {
-    let Some(directory) = std::env::var_os(WRITER) else { return };
-    let mut store = Store::open(&Path::new(&directory).join(FILE), BOUNDS).unwrap();
-    let (open, last) = store.open_records().unwrap();
-    let mut word = open.iter().map(|record| record.seen as u64).max().unwrap_or(0).max(last);
-    let mut open: Vec<u64> = open.iter().map(|record| record.id).collect();
-    loop {
-        word += 1;
-        open.push(word);
-        // One begins, all continue, sometimes the oldest ends.
-        let ending = (word % 3 == 0).then(|| open.remove(0));
-        let mut batch: Vec<AllocationRecord> = open.iter().map(|id| record(*id, word, false)).collect();
-        batch.extend(ending.map(|id| record(id, word, true)));
-        if open.len() > 20 {
-            batch.extend(open.drain(..10).map(|id| record(id, word, true)));
-            let mut latest: BTreeMap<u64, AllocationRecord> = BTreeMap::new();
-            latest.extend(batch.into_iter().map(|record| (record.id, record)));
-            batch = latest.into_values().collect();
-        }
-        store.write(&batch).unwrap();
-        for record in &batch {
-            println!("written {} {} {}", record.id, record.seen, record.ended.is_some());
-        }
-        std::io::stdout().flush().unwrap();
-    }
-}
-
-#[test]
-fn nothing_acknowledged_is_lost_when_the_writer_is_killed_at_any_moment() {
-    let directory = tempfile::tempdir().unwrap();
-    // Id → the last acknowledged version, and whether it had ended.
-    let mut written: BTreeMap<u64, (f64, bool)> = BTreeMap::new();
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    for round in 0..KILLS {
-        let mut writer = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "journal::writes_until_it_is_killed", "--nocapture"])
-            .env(WRITER, directory.path())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(writer.stdout.take().unwrap()).lines();
-        // After some versions, at any point of the next write.
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let words = (random >> 33) % 60;
-        let within = Duration::from_micros((random >> 13) % 9000);
-        let mut read = |line: String| {
-            let Some(rest) = line.strip_prefix("written ") else { return false };
-            let [id, word, ended] = rest.split(' ').collect::<Vec<_>>()[..] else { return false };
-            written.insert(id.parse().unwrap(), (word.parse().unwrap(), ended == "true"));
-            true
-        };
-        let mut lines_read = 0;
-        while lines_read <= words {
-            let line = lines.next().expect("it writes until it is killed").unwrap();
-            lines_read += u64::from(read(line));
-        }
-        let deadline = Instant::now() + within;
-        while Instant::now() < deadline {
-            std::hint::spin_loop();
-        }
-        writer.kill().unwrap();
-        writer.wait().unwrap();
-        // Its complete output lines.
-        let rest: Vec<String> = lines.map_while(Result::ok).collect();
-        rest.into_iter().filter(|line| line.split(' ').count() == 4).for_each(|line| {
-            let complete = line.ends_with("true") || line.ends_with("false");
-            if complete {
-                read(line);
-            }
-        });
-        let store = Store::open(&directory.path().join(FILE), BOUNDS)
-            .unwrap_or_else(|error: StoreError| panic!("after kill {round}: {error}"));
-        let records = store.records(&Query { limit: usize::MAX, ..Query::all() }).unwrap();
-        let on_disk: BTreeMap<u64, AllocationRecord> = records.into_iter().map(|record| (record.id, record)).collect();
-        for (id, (word, has_ended)) in &written {
-            let record = on_disk.get(id).unwrap_or_else(|| panic!("after kill {round}: holding {id} is lost"));
-            assert!(record.seen >= *word, "after kill {round}: {id} written {word} and is at {}", record.seen);
-            assert!(!has_ended || record.ended.is_some(), "after kill {round}: {id} had ended");
-        }
-    }
-    assert!(written.len() > KILLS as usize, "{}", written.len());
-}
 
 fn demo(directory: &Path, more: &[&str]) -> Running {
     let state = directory.to_str().unwrap();

@@ -235,17 +235,6 @@ async fn while_the_kubelet_hangs_the_last_allocations_stay_and_age() {
 }
 
 #[tokio::test]
-async fn an_answer_of_4_8_mb_is_taken() {
-    let node = node_with(&[("a", "GPU-0")]).await;
-    let mut client = Client::new(&node.pod_resources_socket(), DEADLINE);
-    node.answer_bytes(4_800_000);
-    let allocations = client.list().await.unwrap();
-    assert_eq!(allocations.pods[0].containers[0].devices.len(), 1, "listed many times over, held once");
-    node.heal();
-    assert_eq!(client.list().await.unwrap(), allocations);
-}
-
-#[tokio::test]
 async fn past_the_limit_the_last_allocations_stay_and_age() {
     let node = node_with(&[("a", "GPU-0")]).await;
     let mut watching = Watching::start(node.root.path(), SOON);
@@ -352,20 +341,6 @@ async fn a_disabled_gate_affects_allocatable_only() {
 }
 
 #[tokio::test]
-async fn names_of_any_bytes_come_through_unchanged() {
-    let names = ["quote\"", "back\\slash", "line\nfeed", "nul\0", "ünïcödé-🦀", "", " ", "{}", "<b>&amp;</b>"];
-    let node = node(Options::default()).await;
-    node.set_pods(names.iter().map(|name| gpu_pod(name, &format!("GPU-{name}"))).collect());
-    let mut client = Client::new(&node.pod_resources_socket(), DEADLINE);
-    let allocations = client.list().await.unwrap();
-    let mut listed: Vec<String> = allocations.pods.iter().map(|pod| pod.reference.pod.to_string()).collect();
-    let mut expected: Vec<String> = names.iter().map(ToString::to_string).collect();
-    listed.sort();
-    expected.sort();
-    assert_eq!(listed, expected);
-}
-
-#[tokio::test]
 async fn the_kubelet_is_called_at_most_twice_a_second_on_average() {
     let node = node_with(&[]).await;
     let mut watching = Watching::start(node.root.path(), Duration::from_millis(10));
@@ -380,21 +355,6 @@ async fn the_kubelet_is_called_at_most_twice_a_second_on_average() {
     let allowed = started.elapsed().as_secs_f64() * 2.0 + 6.0;
     let calls = calls as f64;
     assert!(calls <= allowed, "{calls} calls, {allowed} allowed");
-}
-
-#[tokio::test]
-async fn a_burst_of_checkpoints_causes_few_calls() {
-    let node = node_with(&[]).await;
-    let mut watching = Watching::start(node.root.path(), NEVER);
-    watching.until("settled", |state| state.settled).await;
-    let lists = |state: &KubeletState| state.counters.durations["List"].count();
-    let before = lists(&watching.state.borrow());
-    for round in 0..100 {
-        node.set_pods(vec![gpu_pod(&format!("p{round}"), "GPU-0")]);
-    }
-    let state = watching.until("the last pod", |state| held(state) == ["p99 GPU-0"]).await;
-    assert!(lists(&state) - before <= 3, "{} reads", lists(&state) - before);
-    assert!(state.counters.triggers["checkpoint"] >= 2, "each is counted");
 }
 
 #[tokio::test]
@@ -543,22 +503,4 @@ async fn the_end_of_a_pod_in_the_pods_api_is_the_end_of_what_it_held() {
             "a pod that is gone is no error"
         );
     }
-}
-
-#[tokio::test]
-async fn many_pods_that_end_at_once_cost_one_list() {
-    let gates = Gates { pods_api: true, ..Gates::default() };
-    let node = node(Options { gates, ..Options::default() }).await;
-    node.set_pods((0..20).map(|pod| gpu_pod(&format!("p{pod}"), &format!("GPU-{pod}"))).collect());
-    let mut watching = Watching::start_with_pods_api(node.root.path(), NEVER);
-    watching.until_settled().await;
-    let calls = |state: &KubeletState| {
-        ["List", "Get"].iter().map(|method| state.counters.durations[*method].count()).sum::<u64>()
-    };
-    let before = calls(&watching.state.borrow());
-    for pod in 0..20 {
-        node.force_delete_pod("team", &format!("p{pod}"));
-    }
-    let state = watching.until("all have let go", |state| held(state).is_empty()).await;
-    assert!(calls(&state) - before <= 4, "{} calls", calls(&state) - before);
 }

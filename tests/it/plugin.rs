@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::kubelet::{Admission, ContainerSpec, FakeKubelet, Node, Options, PodSpec, Rules, connect, node};
-use crate::support::plugin_harness::{
-    GPU, PATIENCE, PluginHarness, counts, gpus, held, mig_devices, pod, runs, sockets, uuid,
-};
+use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
 use podmeter::model::{DeviceReadings, GpuUuid, HardwareState};
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
@@ -273,18 +271,6 @@ async fn the_check_before_a_start_runs_where_it_is_enabled() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_removed_mig_layout_leaves_its_devices_unhealthy() {
-    let node = node(Options::default()).await;
-    let podmeter = configured(&node, "migStrategy: mixed");
-    podmeter.partition(3, mig_devices("1g.10gb", &[7]));
-    let mig = "nvidia.com/mig-1g.10gb";
-    counts(&node, mig, 1, 1).await;
-    podmeter.change(|hardware| *hardware = gpus(4));
-    counts(&node, mig, 1, 0).await;
-    assert!(node.node_status_becomes(|status| status[GPU].allocatable == 4).await);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn devices_that_exist_nowhere_are_served_without_a_driver() {
     let node = node(Options::default()).await;
     let yaml = "resources: [{kind: simulated, name: example.com/toy, devices: 3}]";
@@ -294,16 +280,4 @@ async fn devices_that_exist_nowhere_are_served_without_a_driver() {
     let container = ContainerSpec::new("main").asks("example.com/toy", 2);
     assert_eq!(node.add_pod(PodSpec::new("team", "player").container(container)).await, Admission::Running);
     assert!(podmeter.state.borrow().checked);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_call_is_answered_whatever_its_authority() {
-    let node = node(Options::default()).await;
-    let podmeter = PluginHarness::start(node.root.path());
-    podmeter.registered(GPU, 1).await;
-    let channel = connect(&sockets(&node.device_plugin_directory())[0]).await.unwrap();
-    for origin in ["http://localhost", "http://podmeter.sock", "http://10.0.0.1:1"] {
-        let mut client = DevicePluginClient::with_origin(channel.clone(), origin.parse().unwrap());
-        client.get_device_plugin_options(v1beta1::Empty {}).await.unwrap();
-    }
 }

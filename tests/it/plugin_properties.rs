@@ -14,12 +14,6 @@ use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, gpu, hardware
 use podmeter::clock::Clock;
 use podmeter::model::{DeviceReadings, Gpu, GpuUuid};
 use podmeter::plugin::{MigStrategy, NvidiaConfig, ResourceConfig};
-use podmeter::wire::v1beta1::registration_server::{Registration, RegistrationServer};
-use podmeter::wire::v1beta1::{Empty, RegisterRequest};
-use tokio::net::UnixListener;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{Request, Response, Status};
 
 const STEPS: usize = 9;
 const PROFILES: [&str; 2] = ["1g.10gb", "3g.40gb"];
@@ -275,34 +269,4 @@ async fn whatever_happens_an_older_kubelet_ends_up_with_what_there_is() {
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_happens_a_newer_kubelet_ends_up_with_what_there_is() {
     walk(Rules::From137).await;
-}
-
-/// A kubelet that has removed our socket and then dials it.
-struct DialsInVain(mpsc::UnboundedSender<String>);
-
-#[tonic::async_trait]
-impl Registration for DialsInVain {
-    async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
-        self.0.send(request.into_inner().endpoint).unwrap();
-        std::future::pending().await
-    }
-}
-
-/// Walks 3, 49, 58 and 60 found it: ten seconds were lost.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_registration_whose_socket_was_removed_is_not_waited_for() {
-    let root = tempfile::tempdir().unwrap();
-    let directory = root.path().join("device-plugins");
-    std::fs::create_dir_all(&directory).unwrap();
-    let listener = UnixListener::bind(directory.join("kubelet.sock")).unwrap();
-    let (asked, mut endpoints) = mpsc::unbounded_channel();
-    let server = tonic::transport::Server::builder().add_service(RegistrationServer::new(DialsInVain(asked)));
-    let _server = tokio::spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
-    let harness = PluginHarness::configured(root.path(), "{}", hardware([gpu(0)]));
-    let first = endpoints.recv().await.unwrap();
-    std::fs::remove_file(directory.join(&first)).unwrap();
-    let state = harness.until(GPU, "a reason", |state| state.problem.is_some()).await;
-    assert_eq!(state.problem.as_deref(), Some("our socket file was removed"), "not the deadline of the registration");
-    let second = tokio::time::timeout(PATIENCE, endpoints.recv()).await.expect("another attempt");
-    assert_ne!(second.unwrap(), first);
 }

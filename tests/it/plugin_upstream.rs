@@ -10,44 +10,36 @@
 //! | 5 a plugin without topology, across a restart | `without_topology_none_is_shown_before_and_after_a_restart` |
 //! | 6 the kubelet's own metrics count | the kubelet's: nothing of ours reads them |
 //! | 7 a tight loop of Lists is limited | a client's: `tests/kubelet.rs` |
-//! | 8 a device reaches a pod, the API shows it | `the_api_shows_what_a_pod_was_given` |
+//! | 8 a device reaches a pod, the API shows it | `tests/plugin.rs` |
 //! | 9 a CDI device reaches the container | `a_cdi_device_reaches_the_container` |
 //! | 10 assignments outlive every restart | `an_assignment_outlives_every_restart` |
-//! | 11 a second pod gets another device | `a_second_pod_gets_another_device` |
-//! | 12 a succeeded pod is not admitted again | `a_succeeded_pod_is_not_admitted_again` |
-//! | 13 a pod deleted while the kubelet is down | `a_pod_deleted_while_the_kubelet_is_down_leaves_no_assignment` |
-//! | 14 a sidecar reuses the init container's device | `a_sidecar_reuses_what_an_init_container_had` |
-//! | 15 a reboot, the pod before the plugin | `after_a_reboot_a_pod_before_its_plugin_fails` |
-//! | 16 a restart, the plugin away | `a_kubelet_restarted_without_the_plugin_offers_nothing` |
+//! | 11 a second pod gets another device | the kubelet's |
+//! | 12 a succeeded pod is not admitted again | the kubelet's |
+//! | 13 a pod deleted while the kubelet is down | the kubelet's |
+//! | 14 a sidecar reuses the init container's device | the kubelet's |
+//! | 15 a reboot, the pod before the plugin | the kubelet's |
+//! | 16 a restart, the plugin away | the kubelet's |
 //! | 17 a failing CRI must not evict pods | the kubelet's: no plugin is involved |
 //! | 18 GetDevicePluginOptions fails | `a_registration_whose_options_call_fails_is_tried_again` |
-//! | 19 a device becomes unhealthy and healthy again | `a_device_becomes_unhealthy_and_healthy_again` |
-//! | 20 a running pod on an unhealthy device | `a_running_pod_keeps_an_unhealthy_device` |
-//! | 21 several devices, several flips | `several_devices_flip_several_times` |
-//! | 22 ListAndWatch fails at once | `a_list_that_breaks_at_once_is_offered_again` |
+//! | 19 a device becomes unhealthy and healthy again | `tests/plugin.rs` |
+//! | 20 a running pod on an unhealthy device | `tests/plugin_properties.rs` |
+//! | 21 several devices, several flips | `tests/plugin_properties.rs` |
+//! | 22 ListAndWatch fails at once | as 23 |
 //! | 23 ListAndWatch fails later | `a_list_that_breaks_later_is_offered_again` |
-//! | 24 the plugin is stopped | `a_stopped_plugin_leaves_capacity_for_five_minutes` |
+//! | 24 the plugin is stopped | the kubelet's |
 //! | 25 the pod's status follows the device | `the_status_of_a_pod_follows_its_device` |
 //! | 26 a rollout with two plugins at once | `a_rollout_keeps_the_capacity` |
 //! | 27 the second plugin fails to register | `a_second_plugin_that_cannot_register_leaves_the_first_alone` |
 //! | 28 the second plugin is withdrawn | `the_first_plugin_goes_on_when_the_second_is_withdrawn` |
-//! | 29 an allocation in flight is not listed | `an_allocation_in_flight_is_not_listed` |
-
-use std::time::Duration;
+//! | 29 an allocation in flight is not listed | the kubelet's |
 
 use parking_lot::Mutex;
 
-use crate::support::kubelet::{
-    Admission, ContainerSpec, Count, FakeKubelet, Method, Node, Options, Phase, PodSpec, Rules, node,
-};
-use crate::support::plugin_harness::{
-    GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, rejected, runs, sockets, uuid,
-};
+use crate::support::kubelet::{Count, FakeKubelet, Method, Node, Options, Phase, Rules, node};
+use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, rejected, runs, sockets, uuid};
 use podmeter::model::HardwareState;
 use podmeter::simulation::kubelet::STOP_GRACE;
 use tonic::Code;
-
-const NOTHING_HEALTHY: &str = "no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu";
 
 /// Each as two tests: `<name>::up_to_1_36` and `<name>::from_1_37`.
 macro_rules! under_both_rules {
@@ -71,27 +63,14 @@ macro_rules! under_both_rules {
 under_both_rules! {
     devices_are_allocatable_only_with_a_plugin
     without_topology_none_is_shown_before_and_after_a_restart
-    the_api_shows_what_a_pod_was_given
     a_cdi_device_reaches_the_container
     an_assignment_outlives_every_restart
-    a_second_pod_gets_another_device
-    a_succeeded_pod_is_not_admitted_again
-    a_pod_deleted_while_the_kubelet_is_down_leaves_no_assignment
-    a_sidecar_reuses_what_an_init_container_had
-    after_a_reboot_a_pod_before_its_plugin_fails
-    a_kubelet_restarted_without_the_plugin_offers_nothing
     a_registration_whose_options_call_fails_is_tried_again
-    a_device_becomes_unhealthy_and_healthy_again
-    a_running_pod_keeps_an_unhealthy_device
-    several_devices_flip_several_times
-    a_list_that_breaks_at_once_is_offered_again
     a_list_that_breaks_later_is_offered_again
-    a_stopped_plugin_leaves_capacity_for_five_minutes
     the_status_of_a_pod_follows_its_device
     a_rollout_keeps_the_capacity
     a_second_plugin_that_cannot_register_leaves_the_first_alone
     the_first_plugin_goes_on_when_the_second_is_withdrawn
-    an_allocation_in_flight_is_not_listed
 }
 
 async fn with(rules: Rules) -> Node {
@@ -158,17 +137,6 @@ async fn without_topology_none_is_shown_before_and_after_a_restart(rules: Rules)
     podmeter.registered(GPU, 2).await;
     counts(&node, GPU, 2, 2).await;
     assert_eq!(answers().await, before);
-}
-
-async fn the_api_shows_what_a_pod_was_given(rules: Rules) {
-    let (node, _podmeter) = with_plugin(rules).await;
-    runs(&node, pod("trainer", 1)).await;
-    let given = held(&node, "trainer", "main");
-    assert_eq!(given.len(), 1);
-    let listed = node.list().await.pod_resources.remove(0);
-    assert_eq!((listed.namespace.as_str(), listed.name.as_str()), ("team", "trainer"));
-    let device = &listed.containers[0].devices[0];
-    assert_eq!((device.resource_name.as_str(), &device.device_ids), (GPU, &given));
 }
 
 async fn a_cdi_device_reaches_the_container(rules: Rules) {
@@ -238,87 +206,6 @@ async fn an_assignment_outlives_every_restart(rules: Rules) {
     runs(&node, pod("rest", 2)).await;
 }
 
-async fn a_second_pod_gets_another_device(rules: Rules) {
-    let (node, podmeter) = with_plugin(rules).await;
-    runs(&node, pod("first", 1)).await;
-    restarted(&node).await;
-    podmeter.registered(GPU, 2).await;
-    counts(&node, GPU, 4, 4).await;
-    runs(&node, pod("second", 1)).await;
-    assert_ne!(held(&node, "first", "main"), held(&node, "second", "main"));
-    let listed = node.list().await.pod_resources;
-    assert!(listed.len() == 2 && listed.iter().all(|pod| pod.containers[0].devices.len() == 1), "{listed:?}");
-}
-
-async fn a_succeeded_pod_is_not_admitted_again(rules: Rules) {
-    let (node, podmeter) = with_plugin(rules).await;
-    runs(&node, pod("batch", 1)).await;
-    assert!(node.finish_container("team", "batch", "main"));
-    podmeter.end().await;
-    counts(&node, GPU, 4, 0).await;
-    assert!(node.reboot().await.unwrap().is_empty());
-    assert_eq!(node.phase("team", "batch"), Some(Phase::Succeeded));
-    assert_eq!(node.list().await.pod_resources, []);
-}
-
-async fn a_pod_deleted_while_the_kubelet_is_down_leaves_no_assignment(rules: Rules) {
-    let (node, podmeter) = with_plugin(rules).await;
-    runs(&node, pod("gone", 2)).await;
-    node.stop();
-    assert!(node.force_delete_pod("team", "gone"));
-    node.start_again().unwrap();
-    node.ready().await;
-    podmeter.registered(GPU, 2).await;
-    counts(&node, GPU, 4, 4).await;
-    assert_eq!(node.list().await.pod_resources, []);
-    runs(&node, pod("next", 4)).await;
-    let entries = node.checkpoint().unwrap().data.pod_device_entries;
-    assert_eq!(entries.len(), 1, "{entries:?}");
-}
-
-async fn a_sidecar_reuses_what_an_init_container_had(rules: Rules) {
-    let (node, _podmeter) = with_plugin(rules).await;
-    let container = |name: &str| ContainerSpec::new(name).asks(GPU, 1);
-    let pod = PodSpec::new("team", "mesh").init_container(container("setup")).sidecar(container("proxy"));
-    runs(&node, pod.container(container("main"))).await;
-    let [setup, proxy, main] = ["setup", "proxy", "main"].map(|name| held(&node, "mesh", name));
-    assert_eq!(setup, proxy);
-    assert_ne!(proxy, main);
-    let listed = node.list().await.pod_resources.remove(0).containers;
-    let mut shown: Vec<_> =
-        listed.into_iter().map(|container| (container.name, container.devices[0].device_ids.clone())).collect();
-    shown.sort();
-    assert_eq!(shown, [("main".to_owned(), main), ("proxy".to_owned(), proxy)]);
-}
-
-async fn after_a_reboot_a_pod_before_its_plugin_fails(rules: Rules) {
-    let (node, podmeter) = with_plugin(rules).await;
-    runs(&node, pod("trainer", 1)).await;
-    podmeter.end().await;
-    let outcomes = node.reboot().await.unwrap();
-    let Admission::Rejected { reason, message } = &outcomes["team/trainer"] else { panic!("{outcomes:?}") };
-    assert_eq!(*reason, "UnexpectedAdmissionError");
-    assert!(message.contains(NOTHING_HEALTHY), "{message}");
-    assert_eq!(node.list().await.pod_resources, []);
-    // With the plugin there, it stays, and a pod keeps what it had.
-    let podmeter = PluginHarness::start(node.root.path());
-    podmeter.registered(GPU, 1).await;
-    counts(&node, GPU, 4, 4).await;
-    runs(&node, pod("again", 4)).await;
-}
-
-async fn a_kubelet_restarted_without_the_plugin_offers_nothing(rules: Rules) {
-    let (node, podmeter) = with_plugin(rules).await;
-    podmeter.end().await;
-    restarted(&node).await;
-    counts(&node, GPU, 0, 0).await;
-    assert!(rejected(&node, pod("trainer", 1)).await.contains(NOTHING_HEALTHY));
-    let podmeter = PluginHarness::start(node.root.path());
-    podmeter.registered(GPU, 1).await;
-    counts(&node, GPU, 4, 4).await;
-    runs(&node, pod("late", 4)).await;
-}
-
 async fn a_registration_whose_options_call_fails_is_tried_again(rules: Rules) {
     let node = with(rules).await;
     node.fail(Method::GetDevicePluginOptions, Code::Unknown, "no options today");
@@ -331,73 +218,6 @@ async fn a_registration_whose_options_call_fails_is_tried_again(rules: Rules) {
     node.heal();
     podmeter.registered(GPU, 1).await;
     counts(&node, GPU, 4, 4).await;
-}
-
-async fn a_device_becomes_unhealthy_and_healthy_again(rules: Rules) {
-    let (node, podmeter) = with_hardware(rules, gpus(1)).await;
-    for _ in 0..2 {
-        podmeter.lose(0, true);
-        counts(&node, GPU, 1, 0).await;
-        assert_eq!(node.allocatable().await.devices, []);
-        podmeter.lose(0, false);
-        counts(&node, GPU, 1, 1).await;
-    }
-    assert_eq!(podmeter.now(GPU).registrations, 1, "it is found by a list, not by a registration");
-}
-
-async fn a_running_pod_keeps_an_unhealthy_device(rules: Rules) {
-    let (node, podmeter) = with_hardware(rules, gpus(1)).await;
-    runs(&node, pod("trainer", 1)).await;
-    let listed = node.list().await;
-    podmeter.lose(0, true);
-    counts(&node, GPU, 1, 0).await;
-    assert_eq!(node.phase("team", "trainer"), Some(Phase::Running));
-    assert_eq!(node.list().await, listed);
-    // No other container gets it, and the end of its holder changes nothing.
-    assert!(rejected(&node, pod("next", 1)).await.contains(NOTHING_HEALTHY));
-    assert!(node.force_delete_pod("team", "trainer"));
-    counts(&node, GPU, 1, 0).await;
-    assert!(rejected(&node, pod("later", 1)).await.contains(NOTHING_HEALTHY));
-}
-
-/// Sorted ids. The rate limit is not the matter here.
-async fn allocatable(node: &Node) -> Vec<String> {
-    node.advance(Duration::from_secs(1));
-    let devices = node.allocatable().await.devices;
-    let mut ids: Vec<String> = devices.into_iter().flat_map(|entry| entry.device_ids).collect();
-    ids.sort();
-    ids
-}
-
-async fn several_devices_flip_several_times(rules: Rules) {
-    let (node, podmeter) = with_plugin(rules).await;
-    let mut lost = [false; 4];
-    for flipped in [&[0][..], &[1, 2], &[0, 3], &[1, 3], &[0, 1, 2, 3], &[0, 1], &[3]] {
-        for index in flipped {
-            lost[*index as usize] ^= true;
-            podmeter.lose(*index, lost[*index as usize]);
-        }
-        let expected: Vec<String> = (0..4).filter(|index| !lost[*index as usize]).map(uuid).collect();
-        let follows = async {
-            while allocatable(&node).await != expected {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        assert!(tokio::time::timeout(PATIENCE, follows).await.is_ok(), "{expected:?} of {:?}", node.node_status());
-        counts(&node, GPU, 4, expected.len()).await;
-    }
-    assert_eq!(podmeter.now(GPU).registrations, 1);
-}
-
-async fn a_list_that_breaks_at_once_is_offered_again(rules: Rules) {
-    let node = with(rules).await;
-    node.fail(Method::ListAndWatch, Code::Unknown, "no list today");
-    let podmeter = PluginHarness::start(node.root.path());
-    podmeter.until(GPU, "registered twice", |state| state.registrations >= 2).await;
-    counts(&node, GPU, 0, 0).await;
-    node.heal();
-    counts(&node, GPU, 4, 4).await;
-    podmeter.registered(GPU, 2).await;
 }
 
 async fn a_list_that_breaks_later_is_offered_again(rules: Rules) {
@@ -416,17 +236,6 @@ async fn a_list_that_breaks_later_is_offered_again(rules: Rules) {
     podmeter.registered(GPU, 2).await;
     counts(&node, GPU, 4, 4).await;
     assert!(rejected(&node, pod("big", 4)).await.contains("Requested: 4, Available: 3"));
-}
-
-async fn a_stopped_plugin_leaves_capacity_for_five_minutes(rules: Rules) {
-    let (node, podmeter) = with_plugin(rules).await;
-    podmeter.end().await;
-    counts(&node, GPU, 4, 0).await;
-    assert!(rejected(&node, pod("trainer", 1)).await.contains(NOTHING_HEALTHY));
-    node.advance(STOP_GRACE - Duration::from_secs(30));
-    counts(&node, GPU, 4, 0).await;
-    node.advance(Duration::from_secs(30));
-    assert_eq!(node.node_status().get(GPU), None);
 }
 
 async fn the_status_of_a_pod_follows_its_device(rules: Rules) {
@@ -523,19 +332,4 @@ async fn the_first_plugin_goes_on_when_the_second_is_withdrawn(rules: Rules) {
     assert_eq!(first.now(GPU).registrations, if rules == Rules::UpTo136 { 2 } else { 1 });
     assert_eq!(least.capacity, 4);
     assert!(rules == Rules::UpTo136 || least.allocatable == 4, "{least:?}");
-}
-
-async fn an_allocation_in_flight_is_not_listed(rules: Rules) {
-    let (node, _podmeter) = with_plugin(rules).await;
-    node.hang(Method::Allocate);
-    let looking = async {
-        node.node_status_becomes(|_| node.phase("team", "trainer") == Some(Phase::Pending)).await;
-        let pod = node.get("team", "trainer").await.unwrap();
-        let shown = pod.containers[0].devices.clone();
-        node.heal();
-        shown
-    };
-    let (admission, shown) = tokio::join!(node.add_pod(pod("trainer", 1)), looking);
-    assert_eq!((admission, shown), (Admission::Running, vec![]));
-    assert_eq!(node.list().await.pod_resources[0].containers[0].devices.len(), 1);
 }

@@ -125,8 +125,9 @@ fn loaded() -> AllocationTracker {
 
 /// The records on disk, by id.
 fn write(disk: &mut BTreeMap<u64, AllocationRecord>, tracker: &mut AllocationTracker) {
-    disk.extend(tracker.take().into_iter().map(|record| (record.id, record)));
-    tracker.written();
+    let records = tracker.to_write();
+    tracker.written(&records);
+    disk.extend(records.into_iter().map(|record| (record.id, record)));
 }
 
 fn open(disk: &BTreeMap<u64, AllocationRecord>) -> Vec<AllocationRecord> {
@@ -141,7 +142,7 @@ fn a_holding_ends_with_its_last_figures() {
     write(&mut disk, &mut tracker);
     node.pass(10);
     assert!(!tracker.observe(&node.snapshot()), "larger figures are not");
-    assert_eq!(tracker.take(), []);
+    assert_eq!(tracker.to_write(), []);
     node.pass(25);
     assert!(tracker.observe(&node.snapshot()), "they are written from time to time");
     write(&mut disk, &mut tracker);
@@ -169,12 +170,13 @@ fn a_holding_between_two_snapshots_is_recorded() {
     node.pass(1);
     node.release("a");
     assert!(tracker.observe(&node.snapshot()));
-    let records = tracker.take();
+    let records = tracker.to_write();
+    tracker.written(&records);
     assert_eq!((records.len(), records[0].ended), (1, Some(BIRTH + 1.0)));
     assert_eq!(records[0].figures.allocated_seconds, Some(1.0));
     node.pass(60);
     tracker.observe(&node.snapshot());
-    assert!(tracker.take().len() <= 1 && !tracker.observe(&node.snapshot()), "once");
+    assert!(tracker.to_write().len() <= 1 && !tracker.observe(&node.snapshot()), "once");
 }
 
 #[test]
@@ -300,7 +302,7 @@ fn a_holding_that_ended_during_a_restart_ends_once_the_kubelet_has_responded() {
     tracker.load(open(&disk), 0, node.now());
     node.settled = false;
     tracker.observe(&node.snapshot());
-    assert_eq!(tracker.take(), [], "not before the kubelet has responded");
+    assert_eq!(tracker.to_write(), [], "not before the kubelet has responded");
     node.settled = true;
     assert!(tracker.observe(&node.snapshot()));
     write(&mut disk, &mut tracker);
@@ -354,7 +356,7 @@ fn xids_and_transitions_belong_to_the_holding_at_their_time() {
         created: UnixSeconds(BIRTH),
     });
     assert!(tracker.observe(&node.snapshot()), "they are urgent");
-    let records = tracker.take();
+    let records = tracker.to_write();
     let [record] = &records[..] else { panic!("one holding: {records:?}") };
     assert_eq!((record.xids[0].code, record.xids[0].count), (79, 2));
     assert_eq!(record.health.iter().map(|event| event.healthy).collect::<Vec<_>>(), [false, true]);
@@ -363,7 +365,7 @@ fn xids_and_transitions_belong_to_the_holding_at_their_time() {
     node.hold("a");
     tracker.observe(&node.snapshot());
     tracker.requeue_all();
-    let next = tracker.take().into_iter().find(AllocationRecord::is_open).expect("the next one");
+    let next = tracker.to_write().into_iter().find(AllocationRecord::is_open).expect("the next one");
     assert_eq!((next.xids, next.health), (vec![], vec![]), "not the next one's");
 }
 
@@ -381,7 +383,7 @@ fn beyond_the_limit_the_first_ended_are_dropped_and_counted() {
     }
     assert!(tracker.dropped > 0 && tracker.waiting.len() <= WAITING_LIMIT);
     tracker.load(vec![], 0, node.now());
-    assert!(tracker.take().iter().any(AllocationRecord::is_open), "what is held is not given up");
+    assert!(tracker.to_write().iter().any(AllocationRecord::is_open), "what is held is not given up");
 }
 
 #[derive(Clone, Debug)]
@@ -440,9 +442,9 @@ proptest! {
                 }
                 Step::Write(true) => write(&mut disk, &mut tracker),
                 Step::Write(false) => {
-                    let refused = tracker.take();
+                    // Refused by the disk, while the next snapshot comes.
+                    let _ = tracker.to_write();
                     tracker.observe(&node.snapshot());
-                    tracker.give_back(refused);
                 }
                 Step::Restart => {
                     tracker.observe(&node.snapshot());

@@ -34,8 +34,9 @@ struct LifecycleHarness {
     offer: watch::Sender<Arc<Offer>>,
     task: JoinHandle<EndedLifecycle>,
     directory_watch: JoinHandle<()>,
-    _senders:
-        (watch::Sender<Arc<HardwareState>>, watch::Sender<Arc<KubeletState>>, watch::Sender<Option<&'static str>>),
+    _hardware: watch::Sender<Arc<HardwareState>>,
+    _kubelet: watch::Sender<Arc<KubeletState>>,
+    _stop: watch::Sender<Option<&'static str>>,
 }
 
 impl Drop for LifecycleHarness {
@@ -82,7 +83,7 @@ impl LifecycleHarness {
             deadlines,
         };
         let task = tokio::spawn(lifecycle.run());
-        Self { state, offer, task, directory_watch, _senders: (hardware, kubelet, stop) }
+        Self { state, offer, task, directory_watch, _hardware: hardware, _kubelet: kubelet, _stop: stop }
     }
 
     async fn until(&self, what: &str, condition: impl Fn(&PluginResource) -> bool) {

@@ -10,7 +10,7 @@ const SIDE: Inside<'_> = Inside { container: "side", ..MAIN };
 const MANIFEST: Inside<'_> = Inside { namespace: "kube-system", pod: "probe-node", uid: HASH, container: "probe" };
 
 struct Lab {
-    directory: tempfile::TempDir,
+    _directory: tempfile::TempDir,
     tree: ProcTree,
     resolver: Resolver,
     pods: PodDirectory,
@@ -21,7 +21,7 @@ impl Lab {
         let directory = tempfile::tempdir().unwrap();
         let tree = ProcTree::create(directory.path()).unwrap();
         let resolver = Resolver::new(&tree.proc_root(), &tree.pod_logs_root());
-        Self { directory, tree, resolver, pods: PodDirectory::default() }
+        Self { _directory: directory, tree, resolver, pods: PodDirectory::default() }
     }
 
     fn with_pods() -> Self {
@@ -62,7 +62,6 @@ impl Lab {
 
     fn without_logs(&self) {
         std::fs::remove_dir_all(self.tree.pod_logs_root()).unwrap();
-        std::fs::remove_dir_all(self.directory.path().join("containers")).unwrap();
     }
 
     fn write(&self, pid: u32, file: &str, bytes: &[u8]) {
@@ -127,9 +126,9 @@ fn what_is_no_longer_requested_is_dropped() {
 fn a_zombie_that_has_left_its_cgroup_keeps_its_owner() {
     let mut lab = Lab::with_pods();
     lab.write(101, "mountinfo", b"");
-    assert_eq!(lab.owner(1, 101), container(SIDE), "by its id's link");
+    assert_eq!(lab.owner(1, 101), Owner::Pod(PodRef::new(SIDE.namespace, SIDE.pod)), "it has no mounts");
     lab.write(101, "cgroup", b"0::/\n");
-    assert_eq!(lab.owner(20, 101), container(SIDE));
+    assert_eq!(lab.owner(20, 101), Owner::Pod(PodRef::new(SIDE.namespace, SIDE.pod)));
 }
 
 #[test]
@@ -155,7 +154,6 @@ fn a_pod_whose_directory_was_removed_has_ended() {
 fn an_unnamed_container_is_still_in_its_pod() {
     let mut lab = Lab::with_pods();
     lab.write(100, "mountinfo", b"");
-    std::fs::remove_dir_all(lab.directory.path().join("containers")).unwrap();
     assert_eq!(lab.owner(1, 100), Owner::Pod(PodRef::new(MAIN.namespace, MAIN.pod)));
 }
 
@@ -212,13 +210,8 @@ fn without_the_pods_api_directories_show_removed_pods() {
 }
 
 #[test]
-fn a_container_without_a_pod_is_the_hosts_unless_the_kubelet_lists_it() {
+fn a_container_without_a_pod_is_the_hosts_unless_it_has_the_kubelets_mounts() {
     let mut lab = Lab::with_pods();
-    lab.tree.start_on_host(300, 1).unwrap();
-    lab.write(300, "cgroup", format!("0::/docker/{}\n", container_id(UID, "main")).as_bytes());
-    let linked = Owner::Container(ContainerRef::new(MAIN.namespace, MAIN.pod, MAIN.container));
-    assert_eq!(lab.owner(1, 300), linked, "cri-dockerd: by its id's link, which has no UID");
-    lab.write(300, "cgroup", format!("0::/docker/{}\n", container_id(UID, "other")).as_bytes());
     lab.tree.start_on_host(301, 1).unwrap();
     lab.write(301, "cgroup", format!("0::/docker/{}\n", container_id(UID, "other")).as_bytes());
     assert_eq!(lab.owner(2, 301), Owner::Host, "somebody's own container");
