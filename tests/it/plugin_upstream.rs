@@ -3,7 +3,7 @@
 //!
 //! | upstream test | here, or why not here |
 //! |---|---|
-//! | 1 List with and without pods, init containers, sidecars | the kubelet's: `tests/fake_kubelet.rs`; ours in 8 and 14 |
+//! | 1 List with and without pods, init containers, sidecars | the kubelet's: `tests/fake_kubelet.rs` |
 //! | 2 GetAllocatableResources has devices only with a plugin | `devices_are_allocatable_only_with_a_plugin` |
 //! | 3 Get: unknown, terminated, sidecars | the kubelet's: `tests/fake_kubelet.rs` |
 //! | 4 List has active pods only | the kubelet's: `tests/fake_kubelet.rs` |

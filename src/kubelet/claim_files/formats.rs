@@ -173,15 +173,7 @@ struct DeviceResult {
     admin_access: Option<bool>,
     #[serde(rename = "shareID")]
     share_id: Option<String>,
-    consumed_capacity: Option<BTreeMap<String, Amount>>,
-}
-
-/// A quantity is a text; a whole number is accepted, as by Kubernetes.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Amount {
-    Text(String),
-    Number(u64),
+    consumed_capacity: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Deserialize)]
@@ -245,7 +237,7 @@ pub fn checkpoint(text: &[u8]) -> Result<Vec<Recorded>, String> {
                 share_id: result.share_id.map(Into::into),
                 of_share: ClaimAllocation {
                     admin_access: result.admin_access.unwrap_or_default(),
-                    consumed: consumed(result.consumed_capacity.unwrap_or_default()),
+                    consumed: consumed(&result.consumed_capacity.unwrap_or_default()),
                 },
             }),
         }));
@@ -278,12 +270,8 @@ fn prepared(device: PreparedDevice) -> Option<(PreparedName, Option<ClaimHardwar
 }
 
 /// Those that podmeter can read.
-fn consumed(capacities: BTreeMap<String, Amount>) -> BTreeMap<Arc<str>, u64> {
-    let amount = |amount: &Amount| match amount {
-        Amount::Text(text) => thousandths(text),
-        Amount::Number(number) => number.checked_mul(1000),
-    };
-    capacities.iter().filter_map(|(name, capacity)| Some((name.as_str().into(), amount(capacity)?))).collect()
+fn consumed(capacities: &BTreeMap<String, String>) -> BTreeMap<Arc<str>, u64> {
+    capacities.iter().filter_map(|(name, amount)| Some((name.as_str().into(), thousandths(amount)?))).collect()
 }
 
 /// A quantity of Kubernetes (`40Gi`, `2`, `500m`, `1.5`, `2e3`) in thousandths. `None`: not one, or negative.
