@@ -25,10 +25,10 @@ async fn main() -> anyhow::Result<()> {
         match order.split_whitespace().collect::<Vec<_>>()[..] {
             ["admit", pod] => {
                 if !admit(&kubelet, &resource, pod).await? {
-                    kubelet.force_delete_pod("default", pod);
+                    kubelet.remove_pod("default", pod);
                 }
             }
-            ["remove", pod] => ensure!(kubelet.force_delete_pod("default", pod), "there is no default/{pod}"),
+            ["remove", pod] => ensure!(kubelet.remove_pod("default", pod), "there is no default/{pod}"),
             ["restart"] => {
                 kubelet.restart()?;
                 kubelet.ready().await;

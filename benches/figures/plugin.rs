@@ -40,7 +40,7 @@ pub fn measure(bench: &Bench) {
             std::fs::metadata(node.device_plugin_directory().join("kubelet.sock")).and_then(|file| file.modified()).ok()
         };
         let before = made();
-        node.start_again().unwrap();
+        node.restart().unwrap();
         while made().is_none_or(|made| Some(made) == before) {
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -67,7 +67,7 @@ fn own_allocations(runtime: &tokio::runtime::Runtime, node: &Node, running: &Run
         let began = Instant::now();
         while !connection.scrape().contains(&name) {}
         let seconds = began.elapsed().as_secs_f64();
-        assert!(node.force_delete_pod("team-a", &name));
+        assert!(node.remove_pod("team-a", &name));
         seconds
     });
     quantiles(seconds, 0.99, 1e3, "ms")

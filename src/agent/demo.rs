@@ -70,16 +70,16 @@ pub async fn demo(settings: DemoSettings, opened: Opened, dropped_lines: Dropped
         vendor.clone_from(&plan.resources);
     }
     let node = SimulatedNode::start(directory.path(), plan, controls.clone(), clock).await?;
-    let plugins = node.kubelet().device_plugin_directory();
+    let plugins = node.kubelet.device_plugin_directory();
     let _vendor: Vec<StandInPlugin> = vendor.iter().map(|resource| stand_in(&plugins, resource)).collect();
 
     let mut tasks = Tasks::default();
     if let Some(file) = settings.ground_truth.clone() {
         let output = File::create(&file).map_err(|error| DemoError::GroundTruth { file, error })?;
-        tasks.spawn("ground truth", write_truth(output, node.account()));
+        tasks.spawn("ground truth", write_truth(output, node.account.clone()));
     }
     if let (Some(controls), Some(speed)) = (controls, settings.faults) {
-        tasks.spawn("faults", Stage { controls, kubelet: Arc::clone(node.kubelet()) }.play(speed));
+        tasks.spawn("faults", Stage { controls, kubelet: Arc::clone(&node.kubelet) }.play(speed));
     }
     let agent = settings.on(&node, directory.path());
     tasks.spawn("workloads", node.run());
@@ -125,13 +125,13 @@ impl DemoSettings {
                 false => Some(directory.join("podmeter.sock")),
             },
             admin_socket_required: true,
-            pod_resources_socket: node.kubelet().pod_resources_socket(),
-            device_plugin_directory: node.kubelet().device_plugin_directory(),
-            dra_plugin_directory: node.kubelet().dra_plugin_directory(),
-            dra_cdi_directory: node.cdi_directory(),
-            proc_root: node.proc_root(),
-            pods_api_socket: node.kubelet().pods_api_socket(),
-            pod_logs_root: node.pod_logs_root(),
+            pod_resources_socket: node.kubelet.pod_resources_socket(),
+            device_plugin_directory: node.kubelet.device_plugin_directory(),
+            dra_plugin_directory: node.kubelet.dra_plugin_directory(),
+            dra_cdi_directory: node.cdi.clone(),
+            proc_root: node.files.proc_root(),
+            pods_api_socket: node.kubelet.pods_api_socket(),
+            pod_logs_root: node.files.pod_logs_root(),
             health: health_config(self.faults),
             hardware_pace: self.faults.unwrap_or(1),
             reloadable: Reloadable { device_plugin, ..self.agent.reloadable },

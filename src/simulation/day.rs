@@ -147,7 +147,7 @@ impl Stage {
             DriverLoaded(loaded) => self.controls.set_driver_loaded(loaded),
             KubeletRuns(false) => self.kubelet.stop(),
             KubeletRuns(true) => {
-                if let Err(error) = self.kubelet.start_again() {
+                if let Err(error) = self.kubelet.restart() {
                     tracing::error!(%error, "the simulated kubelet does not start");
                 }
             }

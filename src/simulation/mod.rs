@@ -18,3 +18,11 @@ mod workload;
 pub use random::Random;
 pub use truth::{Held, Truth};
 pub use workload::{Kind, Level, Workload};
+
+/// The outcome of a removal, for which nothing need be there.
+fn gone(removed: std::io::Result<()>) -> std::io::Result<()> {
+    match removed {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -101,17 +101,18 @@ pub struct Plan {
 
 /// A kubelet and pods. Any plugin may offer the devices. Dropping it ends them all.
 pub struct SimulatedNode {
-    kubelet: Arc<FakeKubelet>,
-    files: ProcTree,
-    cdi: PathBuf,
+    pub kubelet: Arc<FakeKubelet>,
+    /// With a process for each container that has devices.
+    pub files: ProcTree,
+    /// In place of `/var/run/cdi`.
+    pub cdi: PathBuf,
+    pub account: Account,
     /// Waited for before the first pods come.
     resources: Vec<Resource>,
     /// By device ID, or by `claim/<name of a DRA device>`.
     devices: BTreeMap<String, Device>,
     claims: Vec<AllocatedClaim>,
     controls: Option<Controls>,
-    truth: Arc<Mutex<Truth>>,
-    clock: Clock,
     random: Random,
     churn: bool,
     running: Vec<Running>,
@@ -168,8 +169,7 @@ impl SimulatedNode {
             resources: plan.resources,
             claims: plan.claims,
             controls,
-            truth: Arc::default(),
-            clock,
+            account: Account { truth: Arc::default(), clock },
             random: Random::seeded(plan.seed),
             churn: plan.churn,
             running: vec![],
@@ -206,35 +206,6 @@ impl SimulatedNode {
         }
     }
 
-    #[must_use]
-    pub fn kubelet(&self) -> &Arc<FakeKubelet> {
-        &self.kubelet
-    }
-
-    /// Laid out as `/proc`, with a process for each container that has devices.
-    #[must_use]
-    pub fn proc_root(&self) -> PathBuf {
-        self.files.proc_root()
-    }
-
-    /// In place of `/var/run/cdi`.
-    #[must_use]
-    pub fn cdi_directory(&self) -> PathBuf {
-        self.cdi.clone()
-    }
-
-    /// Laid out as `/var/log/pods`.
-    #[must_use]
-    pub fn pod_logs_root(&self) -> PathBuf {
-        self.files.pod_logs_root()
-    }
-
-    /// A handle to read the simulation's account.
-    #[must_use]
-    pub fn account(&self) -> Account {
-        Account { truth: Arc::clone(&self.truth), clock: self.clock }
-    }
-
     /// Runs the workloads until dropped.
     pub async fn run(mut self) {
         self.populate().await;
@@ -253,7 +224,7 @@ impl SimulatedNode {
 
     /// Sets each device to what its holders do now.
     fn work(&mut self) {
-        let now = self.clock.now().monotonic;
+        let now = self.account.clock.now().monotonic;
         let mut changed = false;
         for running in &mut self.running {
             let age = (self.step - running.since_step) * STEP.as_millis() as u64 / 1000;
@@ -269,7 +240,7 @@ impl SimulatedNode {
     /// than it has gives each the same part of its request.
     fn settle(&self, now: Monotonic) {
         let asked = self.asked();
-        let mut truth = self.truth.lock();
+        let mut truth = self.account.truth.lock();
         for running in &self.running {
             let Some(level) = running.level else { continue };
             for device in &running.devices {
@@ -326,9 +297,7 @@ impl SimulatedNode {
     fn end_due(&mut self) {
         let step = self.step;
         let over = |running: &Running| running.start.life.is_some_and(|life| step >= running.since_step + life);
-        let (ended, running) = std::mem::take(&mut self.running).into_iter().partition(over);
-        self.running = running;
-        let ended: Vec<Running> = ended;
+        let ended: Vec<Running> = self.running.extract_if(.., |running| over(running)).collect();
         if ended.is_empty() {
             return;
         }
@@ -337,8 +306,8 @@ impl SimulatedNode {
             self.kubelet.finish_container(namespace, pod, container);
             let inside = Inside { namespace, pod, uid: &running.uid, container };
             warn_on_failure(self.files.end(running.pid).and_then(|()| self.files.remove_container(inside)));
-            let now = self.clock.now().monotonic;
-            let mut truth = self.truth.lock();
+            let now = self.account.clock.now().monotonic;
+            let mut truth = self.account.truth.lock();
             for device in &running.devices {
                 truth.release(now, &running.container, device);
             }
@@ -350,14 +319,12 @@ impl SimulatedNode {
             }
             self.waiting.push((step + self.random.below(60) as u64 + 8, running.start));
         }
-        self.settle(self.clock.now().monotonic);
+        self.settle(self.account.clock.now().monotonic);
     }
 
     async fn start_due(&mut self) {
         let step = self.step;
-        let (due, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|(at, _)| step >= *at);
-        self.waiting = waiting;
-        let due: Vec<(u64, Start)> = due;
+        let due: Vec<(u64, Start)> = self.waiting.extract_if(.., |(at, _)| step >= *at).collect();
         for (_, start) in due {
             self.admit(start).await;
         }
@@ -380,7 +347,7 @@ impl SimulatedNode {
             // As on a real node: the pod's controller tries again later.
             Admission::Rejected { reason, message } => {
                 tracing::debug!(pod = name, reason, message, "a simulated pod was rejected");
-                self.kubelet.force_delete_pod(start.namespace, &name);
+                self.kubelet.remove_pod(start.namespace, &name);
                 self.waiting.push((self.step + 40, start));
                 return;
             }
@@ -460,48 +427,48 @@ impl Account {
     }
 }
 
+/// Namespace, name and kind of the pods with devices.
+const PODS: [(&str, &str, Kind); 8] = [
+    ("team-vision", "trainer", Kind::Training),
+    ("team-vision", "notebook", Kind::Notebook),
+    ("team-language", "llm-serve", Kind::Inference),
+    ("team-language", "finetune", Kind::Batch),
+    ("team-language", "trainer", Kind::Training),
+    ("research", "sweep", Kind::Batch),
+    ("research", "notebook", Kind::Notebook),
+    ("team-vision", "render", Kind::Batch),
+];
+const MACHINES: [&str; 3] = ["virt-launcher-desktop", "virt-launcher-render", "virt-launcher-simulator"];
+
 /// Eight pods with devices where there are enough: some busy, one held and idle, and something left over.
 fn first(resources: &[Resource]) -> Vec<Start> {
-    let start = |namespace, name, kind, resource: &str, count| Start {
-        namespace,
-        name,
-        container: CONTAINER,
-        kind,
-        resource: resource.to_owned(),
-        count,
-        claim: None,
-        life: (kind == Kind::Batch).then_some(0),
-    };
     let mut starts = vec![];
     for resource in resources {
-        let resource_name = resource.name.as_str();
-        let slots = resource.devices.len();
-        if resource_name == PASSTHROUGH_RESOURCE {
-            let vm =
-                |name| Start { container: VM_CONTAINER, ..start("team-vms", name, Kind::Notebook, resource_name, 1) };
+        let start = |container, (namespace, name, kind)| Start {
+            namespace,
+            name,
+            container,
+            kind,
+            resource: resource.name.clone(),
+            count: 1,
+            claim: None,
+            life: (kind == Kind::Batch).then_some(0),
+        };
+        if resource.name == PASSTHROUGH_RESOURCE {
             // One stays free.
-            starts.extend(["virt-launcher-desktop", "virt-launcher-render", "virt-launcher-simulator"].map(vm));
+            starts.extend(MACHINES.map(|name| start(VM_CONTAINER, ("team-vms", name, Kind::Notebook))));
             continue;
         }
-        let wanted = [
-            start("team-vision", "trainer", Kind::Training, resource_name, 1),
-            start("team-vision", "notebook", Kind::Notebook, resource_name, 1),
-            start("team-language", "llm-serve", Kind::Inference, resource_name, 1),
-            start("team-language", "finetune", Kind::Batch, resource_name, 1),
-            start("team-language", "trainer", Kind::Training, resource_name, 1),
-            start("research", "sweep", Kind::Batch, resource_name, 1),
-            start("research", "notebook", Kind::Notebook, resource_name, 1),
-            start("team-vision", "render", Kind::Batch, resource_name, 1),
-        ];
+        let slots = resource.devices.len();
         let is_shared = resource.devices.iter().any(|device| device.id.contains("::"));
         let take = match slots {
             // More pods than GPUs, and devices left.
-            _ if is_shared || slots > 4 * wanted.len() => slots * 5 / 8,
+            _ if is_shared || slots > 4 * PODS.len() => slots * 5 / 8,
             0 | 1 => slots,
             // One device stays free, so that the page shows a free one.
-            _ => (slots - 1).min(wanted.len()),
+            _ => (slots - 1).min(PODS.len()),
         };
-        starts.extend(wanted.into_iter().cycle().take(take));
+        starts.extend(PODS.into_iter().cycle().take(take).map(|pod| start(CONTAINER, pod)));
     }
     starts
 }
@@ -516,16 +483,8 @@ fn first_claiming(claims: Vec<AllocatedClaim>) -> Vec<Start> {
             "slice" | "some-memory" => ("render", Kind::Inference, 1),
             _ => ("trainer", Kind::Training, 1),
         };
-        let start = Start {
-            namespace: claim.namespace,
-            name,
-            container: CONTAINER,
-            kind,
-            resource: String::new(),
-            count: 0,
-            claim: Some(claim),
-            life: None,
-        };
+        let (namespace, container, resource) = (claim.namespace, CONTAINER, String::new());
+        let start = Start { namespace, name, container, kind, resource, count: 0, claim: Some(claim), life: None };
         std::iter::repeat_n(start, count)
     };
     claims.into_iter().flat_map(starts).collect()

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::gone;
 use super::kubelet::container_id;
 
 /// The kernel's PF_KTHREAD, which shows that process IDs are the host's.
@@ -103,10 +104,3 @@ impl ProcTree {
 }
 
 const HOST_MOUNTS: &str = "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n";
-
-fn gone(removed: io::Result<()>) -> io::Result<()> {
-    match removed {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}

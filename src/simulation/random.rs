@@ -33,31 +33,3 @@ impl Random {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_seed_fixes_the_order_and_another_changes_it() {
-        let order = |seed| {
-            let mut items: Vec<u32> = (0..20).collect();
-            Random::seeded(seed).shuffle(&mut items);
-            items
-        };
-        assert_eq!(order(1), order(1));
-        assert_ne!(order(1), order(2));
-        let mut sorted = order(1);
-        sorted.sort_unstable();
-        assert_eq!(sorted, (0..20).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn numbers_stay_in_their_range() {
-        let mut random = Random::seeded(7);
-        for _ in 0..1000 {
-            assert!((2.0..3.0).contains(&random.between(2.0, 3.0)));
-            assert!(random.below(5) < 5);
-        }
-    }
-}

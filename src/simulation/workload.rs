@@ -50,28 +50,3 @@ impl Workload {
         Level { utilization, memory }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn mean(kind: Kind) -> f64 {
-        let workload = Workload { kind, seed: 7 };
-        (0..900).map(|second| workload.level(second).utilization).sum::<f64>() / 900.0
-    }
-
-    #[test]
-    fn a_seed_and_an_age_fix_the_level() {
-        let workload = Workload { kind: Kind::Inference, seed: 3 };
-        assert_eq!(workload.level(17), workload.level(17));
-        assert_ne!(workload.level(17), Workload { seed: 4, ..workload }.level(17));
-    }
-
-    #[test]
-    fn each_kind_has_its_load_curve() {
-        assert!(mean(Kind::Training) > 0.85);
-        assert!((0.2..0.6).contains(&mean(Kind::Inference)));
-        assert!(mean(Kind::Notebook) < 0.05);
-        assert!((0.6..0.95).contains(&mean(Kind::Batch)));
-    }
-}

@@ -292,7 +292,7 @@ impl Rig {
     /// Adds and removes a pod with one GPU; an error if it is not admitted.
     pub fn admits(&mut self) -> Result<(), String> {
         let (name, admission) = self.guest();
-        self.kubelet.force_delete_pod("team", &name);
+        self.kubelet.remove_pod("team", &name);
         if admission == Admission::Running { Ok(()) } else { Err(format!("a new pod: {admission:?}")) }
     }
 
@@ -302,7 +302,7 @@ impl Rig {
         assert_eq!(admission, Admission::Running);
         let label = format!("pod=\"{name}\"");
         until("the pod is on the page", || self.metrics().count("podmeter_container_allocation_info", &[&label]) == 1);
-        self.kubelet.force_delete_pod("team", &name);
+        self.kubelet.remove_pod("team", &name);
     }
 
     /// Requests the page, makes a device unhealthy and healthy again at the kubelet, and calls Allocate.

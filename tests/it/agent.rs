@@ -178,7 +178,7 @@ async fn without_the_kubelet_the_last_state_is_served_with_its_age() {
     assert_eq!(counters(&before), counters(&away), "the same series");
     assert!(held(&away) > held(&before) + 3.0, "{} after {}", held(&away), held(&before));
     assert!(running.get("/").body.contains("no process listens"));
-    node.start_again().unwrap();
+    node.restart().unwrap();
     let back = running.until("fresh allocations", |page| {
         page.value("podmeter_podresources_age_seconds", &[]).is_some_and(|age| age < 2.0)
     });

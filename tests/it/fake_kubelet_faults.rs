@@ -1,19 +1,14 @@
 //! What goes wrong with a kubelet, by itself or on request.
 
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::Duration;
 
 use crate::support::captures;
-use crate::support::kubelet::{
-    Admission, Claim, ContainerSpec, Count, Gates, MemoryBlock, Method, Node, Options, Phase, PodSpec, connect, node,
-};
+use crate::support::kubelet::{Admission, Method, Options, node};
 use crate::support::lab::{self, GPU, SAMPLE, one_container};
 use podmeter::simulation::kubelet::ListedDevice;
-use podmeter::simulation::plugin::{AllocateBehaviour, Behaviour, StandInPlugin};
 use podmeter::wire::v1;
-use prost::Message;
-use serde_json::json;
 use tonic::Code;
 
 #[tokio::test]
@@ -40,85 +35,6 @@ async fn registration_errors_are_those_recorded() {
     }
     assert_eq!(compared, 7);
     assert!(node.node_status().is_empty());
-}
-
-#[tokio::test]
-async fn a_plugin_that_refuses_its_options_is_not_registered() {
-    let node = node(Options::default()).await;
-    let directory = node.device_plugin_directory();
-    let behaviour = Behaviour {
-        options_fail: Some("no options".to_owned()),
-        socket_name: Some("gpu.sock".to_owned()),
-        ..Behaviour::default()
-    };
-    let plugin = StandInPlugin::start_with(&directory, GPU, vec![ListedDevice::new("gpu-0")], behaviour);
-    let error = loop {
-        // The plugin registers too, on a fresh server each time: until it runs there is nothing to dial.
-        if let Err(error) = node.register("v1beta1", "gpu.sock", GPU).await
-            && error.message().contains("no options")
-        {
-            break error;
-        }
-    };
-    assert_eq!(error.message(), "failed to get device plugin options: rpc error: code = Unknown desc = no options");
-    assert_eq!(plugin.calls().lists, 0);
-    assert!(node.node_status().is_empty());
-}
-
-#[tokio::test]
-async fn a_list_that_ends_is_never_opened_again() {
-    let node = node(Options::default()).await;
-    let behaviour = Behaviour { list_fails: true, ..Behaviour::default() };
-    let devices = vec![ListedDevice::new("gpu-0")];
-    let plugin = StandInPlugin::start_with(&node.device_plugin_directory(), GPU, devices, behaviour);
-    let nothing = Count::default();
-    assert!(node.node_status_becomes(|counts| counts.get(GPU) == Some(&nothing)).await, "present, with nothing");
-    let calls = plugin.calls();
-    assert!(calls.lists <= calls.registrations, "more than one list per registration: {calls:?}");
-}
-
-/// The counts of the recorded floods, with time standing still.
-#[tokio::test]
-async fn floods_are_cut_at_the_burst() {
-    let node = node(Options { frozen_clock: true, ..Options::default() }).await;
-    let recorded = captures::json_of("16_flood_12.json");
-    let refused = flood(&node, 12).await;
-    assert_eq!(refused.first().map(|(at, _)| *at as u64), recorded["first_error_index"].as_u64());
-    let text = format!("RESOURCE_EXHAUSTED: {}", refused[0].1.message());
-    assert_eq!(recorded["results"][text].as_u64(), Some(refused.len() as u64));
-    assert_eq!(refused[0].1.code(), Code::ResourceExhausted);
-
-    // Other methods drink from the same bucket; a second fills it.
-    let error = node.get("default", "any").await.unwrap_err();
-    assert_eq!(error.code(), Code::ResourceExhausted);
-    node.advance(Duration::from_secs(1));
-    assert_eq!(node.get("default", "any").await.unwrap_err().code(), Code::Unknown);
-}
-
-/// (index, error) of each refused List.
-async fn flood(node: &Node, calls: usize) -> Vec<(usize, tonic::Status)> {
-    let mut client = node.client().await;
-    let mut refused = Vec::new();
-    for index in 0..calls {
-        if let Err(status) = client.list(v1::ListPodResourcesRequest {}).await {
-            refused.push((index, status));
-        }
-    }
-    refused
-}
-
-#[tokio::test]
-async fn modes_of_directories_and_files_are_those_recorded() {
-    let lab = lab::with_pods().await;
-    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode(&lab.root.path().join("pod-resources")), 0o750);
-    assert_eq!(mode(&lab.root.path().join("device-plugins")), 0o755);
-    assert_eq!(mode(&lab.pod_resources_socket()), 0o755);
-    assert_eq!(mode(&lab.device_plugin_directory().join("kubelet_internal_checkpoint")), 0o600);
-    lab.refuse_permission(true).unwrap();
-    assert_eq!(mode(&lab.root.path().join("pod-resources")), 0);
-    lab.refuse_permission(false).unwrap();
-    assert_eq!(mode(&lab.root.path().join("pod-resources")), 0o750);
 }
 
 #[tokio::test]
@@ -153,7 +69,7 @@ async fn a_restarted_kubelet_is_blind_for_a_moment() {
     let plugins = lab.device_plugin_directory();
     let before = (inode(&lab.pod_resources_socket()), inode(&plugins.join("kubelet.sock")));
     lab.stop();
-    lab.start_again().unwrap();
+    lab.restart().unwrap();
 
     assert_eq!(lab.list().await, v1::ListPodResourcesResponse::default());
     assert_eq!(lab.allocatable().await, v1::AllocatableResourcesResponse::default());
@@ -203,67 +119,6 @@ async fn a_corrupt_checkpoint_leaves_no_allocations() {
 }
 
 #[tokio::test]
-async fn calls_hang_fail_and_heal() {
-    let node = node(Options::default()).await;
-    let mut client = node.client().await;
-    node.hang(Method::List);
-    let mut hanging = tokio::spawn({
-        let mut client = client.clone();
-        async move { client.list(v1::ListPodResourcesRequest {}).await }
-    });
-    client.get_allocatable_resources(v1::AllocatableResourcesRequest {}).await.unwrap();
-    assert!(tokio::time::timeout(Duration::from_millis(20), &mut hanging).await.is_err());
-    node.heal();
-    hanging.await.unwrap().unwrap();
-
-    node.fail(Method::List, Code::Internal, "broken");
-    let error = client.list(v1::ListPodResourcesRequest {}).await.unwrap_err();
-    assert_eq!((error.code(), error.message()), (Code::Internal, "broken"));
-    node.heal();
-    client.list(v1::ListPodResourcesRequest {}).await.unwrap();
-}
-
-#[tokio::test]
-async fn dropping_the_kubelet_ends_hanging_calls() {
-    let node = node(Options::default()).await;
-    node.hang(Method::List);
-    let mut client = node.client().await;
-    let hanging = tokio::spawn(async move { client.list(v1::ListPodResourcesRequest {}).await });
-    // The same server answers another method after a call that was sent before it.
-    node.allocatable().await;
-    drop(node.kubelet);
-    hanging.await.unwrap().unwrap_err();
-}
-
-#[tokio::test]
-async fn older_kubelets_lack_methods_and_gates() {
-    let gates = Gates { get: false, allocatable: false, dynamic_resources: false, ..Gates::default() };
-    let node = node(Options { gates, ..Options::default() }).await;
-    let mut client = node.client().await;
-    let error = node.get("default", "any").await.unwrap_err();
-    assert_eq!((error.code(), error.message()), (Code::Unknown, "PodResources API Get method disabled"));
-    let error = client.get_allocatable_resources(v1::AllocatableResourcesRequest {}).await.unwrap_err();
-    assert_eq!(error.code(), Code::Unknown);
-    assert_eq!(error.message(), "Pod Resources API GetAllocatableResources disabled");
-    node.unimplemented(&[Method::GetAllocatableResources, Method::Get]);
-    let error = client.get_allocatable_resources(v1::AllocatableResourcesRequest {}).await.unwrap_err();
-    assert_eq!(error.code(), Code::Unimplemented);
-    client.list(v1::ListPodResourcesRequest {}).await.unwrap();
-}
-
-#[tokio::test]
-async fn answers_grow_past_a_client_s_limit() {
-    let lab = lab::with_pods().await;
-    lab.answer_bytes(20_000_000);
-    let channel = connect(&lab.pod_resources_socket()).await.unwrap();
-    let mut careful = v1::pod_resources_lister_client::PodResourcesListerClient::new(channel);
-    let error = careful.list(v1::ListPodResourcesRequest {}).await.unwrap_err();
-    assert_eq!(error.code(), Code::OutOfRange, "{error}");
-    let size = lab.list().await.encoded_len();
-    assert!((20_000_000..21_000_000).contains(&size), "{size}");
-}
-
-#[tokio::test]
 async fn a_topology_without_nodes_hides_a_device_from_the_offer_alone() {
     let mut lab = lab::empty(Options::default()).await;
     lab.stop_gpu_plugin().await;
@@ -278,46 +133,11 @@ async fn a_topology_without_nodes_hides_a_device_from_the_offer_alone() {
     assert!(entries.iter().all(|entry| entry.topology.is_none()));
 }
 
-#[tokio::test]
-async fn preferences_count_as_far_as_they_may() {
-    let mut lab = lab::empty(Options::default()).await;
-    lab.stop_gpu_plugin().await;
-    lab.start_gpu_plugin(lab::gpus()).await;
-    lab.runs(one_container("default", "first", 1)).await;
-    let strange = ["ghost", "gpu-0", "gpu-3"].map(str::to_owned).to_vec();
-    lab.gpu().set_behaviour(Behaviour { prefers: Some(strange), ..Behaviour::default() });
-    lab.runs(one_container("default", "second", 2)).await;
-    let held = lab.devices_of("default", "second", "main");
-    assert!(held.contains(&(GPU.to_owned(), "gpu-3".to_owned())), "{held:?}");
-    assert!(!held.contains(&(GPU.to_owned(), "gpu-0".to_owned())), "busy: {held:?}");
-
-    // Nothing is left to choose: the plugin is not called.
-    let asked = lab.gpu().calls().preferred.len();
-    lab.runs(one_container("default", "third", 1)).await;
-    assert_eq!(lab.gpu().calls().preferred.len(), asked);
-}
-
-#[tokio::test]
-async fn a_plugin_s_errors_fail_the_pod_and_free_its_devices() {
-    let lab = lab::with_pods().await;
-    let cases = [
-        (AllocateBehaviour::Fail("no".to_owned()), "rpc error: code = Unknown desc = no"),
-        (AllocateBehaviour::Nothing, "no containers return in allocation response"),
-    ];
-    for (allocate, text) in cases {
-        lab.gpu().set_behaviour(Behaviour { allocate, ..Behaviour::default() });
-        let message = lab.rejects(one_container("default", "unlucky", 1), "UnexpectedAdmissionError").await;
-        assert!(message.contains(text), "{message}");
-        assert_eq!(lab.phase("default", "unlucky"), Some(Phase::Failed));
-    }
-    assert_eq!(lab.list().await.pod_resources.len(), 2);
-}
-
 /// The pod is there, its device not yet. The kubelet's main loop is blocked; its end releases the caller.
 #[tokio::test]
 async fn an_allocation_in_flight_is_not_listed() {
     let lab = std::sync::Arc::new(lab::with_pods().await);
-    lab.gpu().set_behaviour(Behaviour { allocate: AllocateBehaviour::Hang, ..Behaviour::default() });
+    lab.hang(Method::Allocate);
     let admission = tokio::spawn({
         let lab = std::sync::Arc::clone(&lab);
         async move { lab.add_pod(one_container("default", "waiting", 1)).await }
@@ -347,54 +167,4 @@ async fn nothing_runs_on_after_a_drop() {
         }
     };
     assert!(tokio::time::timeout(Duration::from_secs(10), gone).await.is_ok(), "{} tasks are left", tasks());
-}
-
-#[tokio::test]
-async fn pod_level_resources_and_share_ids_are_shown() {
-    let node = node(Options::default()).await;
-    node.set_claim(Claim::new("default", "slice").device("gpu.nvidia.com", "lab-node", "gpu-0", &[]).share_id("s-1"));
-    let main = ContainerSpec::new("main").cpu_ids(&[2]).claim("slice");
-    let memory = vec![MemoryBlock::new("hugepages-2Mi", 4 << 20, &[0, 1])];
-    node.set_pods(vec![PodSpec::new("default", "pod").container(main).pod_level(&[2, 3], memory)]);
-    let pod = captures::pod_json(&node.get("default", "pod").await.unwrap());
-    assert_eq!(
-        pod,
-        json!({
-            "name": "pod",
-            "namespace": "default",
-            "containers": [{
-                "name": "main",
-                "cpu_ids": ["2"],
-                "dynamic_resources": [{
-                    "claim_name": "slice",
-                    "claim_namespace": "default",
-                    "claim_resources": [{
-                        "driver_name": "gpu.nvidia.com",
-                        "pool_name": "lab-node",
-                        "device_name": "gpu-0",
-                        "share_id": "s-1",
-                    }],
-                }],
-            }],
-            "cpu_ids": ["2", "3"],
-            "memory": [{"memory_type": "hugepages-2Mi", "size": "4194304", "topology": {"nodes": [{}, {"ID": "1"}]}}],
-        })
-    );
-}
-
-#[tokio::test]
-async fn every_list_has_another_order_but_a_seed_fixes_them_all() {
-    async fn orders() -> Vec<Vec<String>> {
-        let node = node(Options { seed: 42, ..Options::default() }).await;
-        let pod = |index| PodSpec::new("default", &format!("pod-{index}")).container(ContainerSpec::new("main"));
-        node.set_pods((0..12).map(pod).collect());
-        let mut orders = Vec::new();
-        for _ in 0..3 {
-            orders.push(node.list().await.pod_resources.into_iter().map(|pod| pod.name).collect());
-        }
-        orders
-    }
-    let first = orders().await;
-    assert_ne!(first[0], first[1]);
-    assert_eq!(first, orders().await);
 }

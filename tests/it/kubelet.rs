@@ -282,7 +282,7 @@ async fn a_kubelet_restart_frees_nothing_that_is_still_held() {
     assert!(restarted.counters.triggers["reconnect"] >= 1 || restarted.problem.is_some());
     watching.until("settled again", |state| state.settled).await;
     node.delete_pod("team", "b");
-    node.finish_termination("team", "b");
+    node.remove_pod("team", "b");
     watching.until("b has gone", |state| held(state) == ["a GPU-0"]).await;
     drop(watching);
     let seen = seen.await.unwrap();
@@ -360,7 +360,7 @@ async fn the_kubelet_is_called_at_most_twice_a_second_on_average() {
 #[tokio::test]
 async fn a_method_that_a_kubelet_lacks_is_called_once() {
     let node = node_with(&[("a", "GPU-0")]).await;
-    node.unimplemented(&[Method::GetAllocatableResources]);
+    node.fail(Method::GetAllocatableResources, Code::Unimplemented, "unknown method");
     let mut watching = Watching::start(node.root.path(), SOON);
     let asked = |state: &KubeletState| {
         state.counters.errors.get("GetAllocatableResources").map(|errors| errors["unimplemented"])
@@ -487,7 +487,7 @@ async fn the_end_of_a_pod_in_the_pods_api_is_the_end_of_what_it_held() {
         assert!(node.delete_pod("team", "a"));
         let terminating = held_within(&mut watching, Duration::from_millis(300)).await;
         assert!(terminating.contains(&"a GPU-0".to_owned()), "its container still runs");
-        assert!(node.finish_termination("team", "a"));
+        assert!(node.remove_pod("team", "a"));
         let gone = watching.until("a has let go", |state| held(state) == ["b GPU-1", "c GPU-2"]);
         tokio::time::timeout(second, gone).await.expect("within a second");
         assert!(node.finish_container("team", "b", "main"));

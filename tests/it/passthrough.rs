@@ -92,7 +92,7 @@ async fn a_gpu_that_is_bound_to_vfio_and_back_is_one_device_and_never_lost() {
     let drift: f64 = page.samples("podmeter_resource_drift_devices", &unresolved[..1]).map(|(_, value)| value).sum();
     assert_eq!(drift, 0.0, "what KubeVirt should offer is unknown");
 
-    node.kubelet.force_delete_pod("vms", "virt-launcher-one");
+    node.kubelet.remove_pod("vms", "virt-launcher-one");
     rebind(&node, sys.path(), "nvidia");
     let page = node.until_page("its readings", |page| {
         page.count("podmeter_device_power_watts", &[]) == 8 && page.count("podmeter_device_healthy", &[]) == 8

@@ -102,7 +102,7 @@ async fn a_stream_that_an_older_kubelet_cuts_is_replaced() {
     podmeter.registered(GPU, 1).await;
     counts(&node, GPU, 4, 4).await;
     // The end of the old stream disconnects the current plugin.
-    other.stop();
+    drop(other);
     podmeter.registered(GPU, 2).await;
     counts(&node, GPU, 4, 4).await;
 }
@@ -118,7 +118,7 @@ async fn a_kubelet_that_comes_late_is_waited_for() {
     counts(&kubelet, GPU, 4, 4).await;
     kubelet.stop();
     podmeter.until(GPU, "unregistered", |state| !state.registered && state.unregistered_since.is_some()).await;
-    kubelet.start_again().unwrap();
+    kubelet.restart().unwrap();
     podmeter.registered(GPU, 2).await;
     assert!(podmeter.now(GPU).unregistered > Duration::ZERO);
     // The directory is removed, and a new one created.
@@ -188,7 +188,7 @@ async fn another_plugin_is_waited_for_and_followed() {
         let state = podmeter.until(GPU, "a conflict", |state| state.conflict.is_some()).await;
         assert!(state.conflict.unwrap().contains("onConflict"));
         assert_eq!(state.registrations, 0);
-        other.stop();
+        drop(other);
         podmeter.registered(GPU, 1).await;
         assert_eq!(podmeter.now(GPU).conflict, None);
         counts(&node, GPU, 4, 4).await;

@@ -10,7 +10,7 @@ use crate::support::kubelet::{Node, Options, Rules, node};
 use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, runs, uuid};
 use podmeter::model::PluginState;
 use podmeter::simulation::kubelet::ListedDevice;
-use podmeter::simulation::plugin::{Behaviour, StandInPlugin};
+use podmeter::simulation::plugin::StandInPlugin;
 
 const RULES: [Rules; 2] = [Rules::UpTo136, Rules::From137];
 
@@ -28,8 +28,7 @@ fn same_ids() -> Vec<ListedDevice> {
 }
 
 async fn other(node: &Node, devices: Vec<ListedDevice>, socket: Option<&str>) -> StandInPlugin {
-    let behaviour = Behaviour { socket_name: socket.map(str::to_owned), ..Behaviour::default() };
-    let other = StandInPlugin::start_with(&node.device_plugin_directory(), GPU, devices, behaviour);
+    let other = StandInPlugin::start_on(&node.device_plugin_directory(), GPU, devices, socket);
     assert!(other.registered().await);
     other
 }
@@ -69,9 +68,9 @@ async fn a_plugin_that_registers_later_is_noticed_by_its_socket() {
         let text = conflict(&podmeter).await;
         assert!(text.contains("nvidia-gpu.sock") && text.contains("onConflict"), "{text}");
         runs(&node, pod("theirs", 1)).await;
-        assert_eq!(other.calls().allocate.len(), 1);
+        assert_eq!(other.allocations(), 1);
         assert_eq!(podmeter.now(GPU).registrations, 1, "it is left alone");
-        other.stop();
+        drop(other);
         podmeter.registered(GPU, 2).await;
         assert_eq!(podmeter.now(GPU).conflict, None);
         counts(&node, GPU, 4, 4).await;
@@ -87,7 +86,7 @@ async fn a_plugin_that_registers_later_is_noticed_by_its_devices() {
         let other = other(&node, vec![ListedDevice::new("slot-0"), ListedDevice::new("slot-1")], None).await;
         let text = conflict(&podmeter).await;
         assert!(text.contains("lists 2 devices"), "{text}");
-        other.stop();
+        drop(other);
         podmeter.registered(GPU, 2).await;
         counts(&node, GPU, 4, 4).await;
         runs(&node, pod("ours", 1)).await;
@@ -99,7 +98,7 @@ async fn a_plugin_that_registers_later_is_noticed_by_its_devices() {
 async fn the_end_of_an_undetected_plugin_is_detected() {
     let (node, podmeter) = with_podmeter(Rules::UpTo136, "{}").await;
     let other = other(&node, same_ids(), None).await;
-    other.stop();
+    drop(other);
     podmeter.registered(GPU, 2).await;
     counts(&node, GPU, 4, 4).await;
     runs(&node, pod("ours", 1)).await;
@@ -125,7 +124,7 @@ async fn with_takeover_a_plugin_that_registers_later_is_replaced() {
         podmeter.registered(GPU, 2).await;
         counts(&node, GPU, 4, 4).await;
         runs(&node, pod("ours", 1)).await;
-        assert_eq!(other.calls().allocate.len(), 0);
+        assert_eq!(other.allocations(), 0);
         asked_again(&podmeter).await;
         assert_eq!((podmeter.now(GPU).registrations, podmeter.now(GPU).conflict), (2, None), "once");
     }
@@ -165,7 +164,7 @@ async fn devices_from_the_kubelets_checkpoint_are_no_conflict() {
         node.stop();
         let podmeter = PluginHarness::start(node.root.path());
         let conflict = in_conflict(&podmeter);
-        node.start_again().unwrap();
+        node.restart().unwrap();
         node.ready().await;
         podmeter.registered(GPU, 1).await;
         counts(&node, GPU, 4, 4).await;

@@ -196,7 +196,7 @@ async fn a_kubelet_killed_within_a_registration_is_registered_with_when_it_retur
             podmeter.until(GPU, "a reason", |state| !state.registered && state.problem.is_some()).await;
         }
         node.heal();
-        node.start_again().unwrap();
+        node.restart().unwrap();
         node.ready().await;
         counts(&node, GPU, 4, 4).await;
         podmeter.registered(GPU, 1).await;

@@ -54,7 +54,7 @@ async fn a_new_layout_is_registered_once_the_old_one_has_no_holder() {
         let state = harness.now(MIG);
         assert_eq!((state.registrations, state.count()), (1, (3, 2)), "{held} is held");
 
-        assert!(node.force_delete_pod("team", "trainer"));
+        assert!(node.remove_pod("team", "trainer"));
         harness.registered(MIG, 2).await;
         counts(&node, MIG, 3, 3).await;
         assert_eq!(node.dropped_devices(), []);

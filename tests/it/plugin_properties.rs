@@ -164,7 +164,7 @@ impl World {
         self.steps.push(format!("{name} asks for {resource}: {admitted:?}"));
         match admitted {
             Admission::Running => self.pods.push(name),
-            Admission::Rejected { .. } => drop(self.node.force_delete_pod("team", &name)),
+            Admission::Rejected { .. } => drop(self.node.remove_pod("team", &name)),
         }
         admitted == Admission::Running
     }
@@ -218,7 +218,7 @@ impl World {
             4 | 5 if !self.pods.is_empty() => {
                 let pod = self.pods.swap_remove(self.random.below(self.pods.len()));
                 self.steps.push(format!("{pod} ends"));
-                assert!(self.node.force_delete_pod("team", &pod));
+                assert!(self.node.remove_pod("team", &pod));
             }
             4..7 => drop(self.add_pod(resource).await),
             _ => {

@@ -224,7 +224,7 @@ async fn a_list_that_breaks_later_is_offered_again(rules: Rules) {
     let (node, podmeter) = with_plugin(rules).await;
     runs(&node, pod("trainer", 1)).await;
     node.fail(Method::Register, Code::Unknown, "not now");
-    assert!(node.cut_stream(GPU));
+    assert!(node.lose_stream(GPU));
     counts(&node, GPU, 4, 0).await;
     let refused = |problem: Option<&str>| problem.is_some_and(|problem| problem.contains("not now"));
     podmeter.until(GPU, "refused", |state| !state.registered && refused(state.problem.as_deref())).await;

@@ -78,7 +78,7 @@ async fn pods_come_change_and_go() {
     assert_eq!(pod.containers.get(&container_id(UID, "side").as_str().into()).map(|name| &**name), Some("side"));
     assert!(node.set_phase(MAIN.namespace, MAIN.pod, Phase::Succeeded));
     watching.until("it has finished", |directory| only(directory).terminal).await;
-    assert!(node.force_delete_pod(MAIN.namespace, MAIN.pod));
+    assert!(node.remove_pod(MAIN.namespace, MAIN.pod));
     watching.until("it has gone", |directory| directory.pods.is_empty()).await;
 }
 
@@ -92,9 +92,9 @@ async fn without_the_kubelet_its_pods_are_kept_as_incomplete() {
     let directory = watching.until("the kubelet is away", |directory| !directory.complete).await;
     assert_eq!(directory.pods.len(), 1);
     assert!(directory.problem.is_some());
-    node.start_again().unwrap();
+    node.restart().unwrap();
     node.ready().await;
-    node.force_delete_pod(MAIN.namespace, MAIN.pod);
+    node.remove_pod(MAIN.namespace, MAIN.pod);
     let directory = watching.until("it is back", |directory| directory.complete && directory.pods.is_empty()).await;
     assert_eq!(directory.problem, None);
 }
@@ -143,7 +143,7 @@ async fn the_fake_pods_api_keeps_to_the_real_ones_rules() {
     let first = [next(&mut events).await.0, next(&mut events).await.0, next(&mut events).await.0];
     assert_eq!(first, [EventType::Added, EventType::Added, EventType::InitialSyncComplete]);
     node.delete_pod(MAIN.namespace, MAIN.pod);
-    node.finish_termination(MAIN.namespace, MAIN.pod);
+    node.remove_pod(MAIN.namespace, MAIN.pod);
     let (kind, gone) = next(&mut events).await;
     assert_eq!((kind, gone.status), (EventType::Deleted, None));
     let metadata = gone.metadata.unwrap();

@@ -1,7 +1,9 @@
 //! The admission of a pod: devices are chosen and allocated container by container, on one main loop.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 
+use super::FakeKubelet;
 use super::device_manager::{DeviceManager, Place, Selection};
 use super::faults::Method;
 use super::registration::in_go;
@@ -28,52 +30,58 @@ fn rejected(reason: &'static str, message: &str) -> Admission {
     Admission::Rejected { reason, message: message.to_owned() }
 }
 
-/// Waits for the pods before it and, like the kubelet, without limit for the plugin; ends when the kubelet does.
-pub async fn admit(shared: &Shared, spec: PodSpec) -> Admission {
-    let _turn = shared.admission.lock().await;
-    let mut power = shared.power.subscribe();
-    // `shared` holds the sender: these cannot fail.
-    let _ = power.wait_for(|power| *power != Power::Starting).await;
-    if *power.borrow() == Power::Off {
-        return rejected("KubeletNotRunning", "the kubelet is stopped");
-    }
-    let (uid, namespace, name) = {
-        let mut state = shared.state();
-        state.free_devices_of_gone_pods();
-        let uid = state.insert(spec.clone());
-        let name = state.pods.last().map(|pod| pod.name.clone()).unwrap_or_default();
-        (uid, spec.namespace.clone(), name)
-    };
-    shared.changed();
-    let outcome = tokio::select! {
-        outcome = allocate_all(shared, &uid, &spec) => outcome,
-        _ = power.wait_for(|power| *power == Power::Off) => {
-            Err(rejected("KubeletNotRunning", "the kubelet was stopped"))
+impl FakeKubelet {
+    /// Admits a pod through the device manager and the registered plugins. Waits for the pods before it and, like the
+    /// kubelet, without limit for the plugin; ends when the kubelet does.
+    pub async fn add_pod(&self, spec: PodSpec) -> Admission {
+        let shared = &self.shared;
+        let _turn = shared.admission.lock().await;
+        let mut power = shared.power.subscribe();
+        // `shared` holds the sender: these cannot fail.
+        let _ = power.wait_for(|power| *power != Power::Starting).await;
+        if *power.borrow() == Power::Off {
+            return rejected("KubeletNotRunning", "the kubelet is stopped");
         }
-    };
-    let phase = if outcome.is_ok() { Phase::Running } else { Phase::Failed };
-    shared.state().set_phase(&namespace, &name, phase);
-    shared.changed();
-    outcome.err().unwrap_or(Admission::Running)
-}
-
-/// After a reboot: no container runs, so each pod that is not over goes through admission again, with what it holds.
-pub async fn admit_again(shared: &Shared) -> BTreeMap<String, Admission> {
-    let _turn = shared.admission.lock().await;
-    let pods = shared.state().pods.clone();
-    let mut outcomes = BTreeMap::new();
-    for pod in pods.iter().filter(|pod| pod.phase.is_active()) {
-        let admission = match allocate_all(shared, &pod.uid, &pod.spec).await {
-            Ok(()) => Admission::Running,
-            Err(rejected) => {
-                shared.state().set_phase(&pod.spec.namespace, &pod.name, Phase::Failed);
-                rejected
+        let (uid, name) = {
+            let mut state = shared.state();
+            state.free_devices_of_gone_pods();
+            state.insert(spec.clone())
+        };
+        shared.changed();
+        let outcome = tokio::select! {
+            outcome = allocate_all(shared, &uid, &spec) => outcome,
+            _ = power.wait_for(|power| *power == Power::Off) => {
+                Err(rejected("KubeletNotRunning", "the kubelet was stopped"))
             }
         };
-        outcomes.insert(format!("{}/{}", pod.spec.namespace, pod.name), admission);
+        let phase = if outcome.is_ok() { Phase::Running } else { Phase::Failed };
+        shared.state().set_phase(&spec.namespace, &name, phase);
+        shared.changed();
+        outcome.err().unwrap_or(Admission::Running)
     }
-    shared.changed();
-    outcomes
+
+    /// The machine restarts: when the kubelet is ready again no container runs, and every pod that is not over goes
+    /// through admission again, with what it holds. Returns the outcome of each, by `<namespace>/<name>`.
+    pub async fn reboot(&self) -> io::Result<BTreeMap<String, Admission>> {
+        self.restart()?;
+        self.ready().await;
+        let shared = &self.shared;
+        let _turn = shared.admission.lock().await;
+        let pods = shared.state().pods.clone();
+        let mut outcomes = BTreeMap::new();
+        for pod in pods.iter().filter(|pod| pod.phase.is_active()) {
+            let admission = match allocate_all(shared, &pod.uid, &pod.spec).await {
+                Ok(()) => Admission::Running,
+                Err(rejected) => {
+                    shared.state().set_phase(&pod.spec.namespace, &pod.name, Phase::Failed);
+                    rejected
+                }
+            };
+            outcomes.insert(format!("{}/{}", pod.spec.namespace, pod.name), admission);
+        }
+        shared.changed();
+        Ok(outcomes)
+    }
 }
 
 async fn allocate_all(shared: &Shared, uid: &str, spec: &PodSpec) -> Result<(), Admission> {
@@ -82,9 +90,6 @@ async fn allocate_all(shared: &Shared, uid: &str, spec: &PodSpec) -> Result<(), 
         if number > 0 {
             // Only a hang has an effect here.
             let _ = shared.fault(Method::NextContainer).await;
-        }
-        if !shared.state().take_cpus(uid, container) {
-            return Err(rejected("TopologyAffinityError", "Resources cannot be allocated with Topology locality"));
         }
         for (resource, wanted) in &container.requests {
             let place = (uid.to_owned(), container.name.clone(), resource.clone());
@@ -143,7 +148,6 @@ async fn allocate(
             DeviceManager::settle(&available, &must, &preferred, wanted)
         }
     };
-    shared.state().devices.reserve(&resource, &devices);
     let answer = match client {
         None => Vec::new(),
         Some(mut client) => {
@@ -152,17 +156,9 @@ async fn allocate(
                 Ok(()) => client.allocate(AllocateRequest { container_requests: vec![request] }).await,
                 Err(status) => Err(status),
             };
-            match answer {
-                Err(status) => {
-                    shared.state().devices.release(&resource, &devices);
-                    return Err(in_go(&status));
-                }
-                // The devices stay reserved until the next recount.
-                Ok(answer) => match answer.into_inner().container_responses.into_iter().next() {
-                    None => return Err("no containers return in allocation response".to_owned()),
-                    Some(response) => response.encode_to_vec(),
-                },
-            }
+            let answer = answer.map_err(|status| in_go(&status))?.into_inner();
+            let response = answer.container_responses.into_iter().next();
+            response.ok_or("no containers return in allocation response")?.encode_to_vec()
         }
     };
     let mut state = shared.state();

@@ -8,8 +8,7 @@ impl State {
     pub fn list(&mut self) -> v1::ListPodResourcesResponse {
         self.free_devices_of_gone_pods();
         let mut random = self.random.clone();
-        let active_only = self.gates.list_active_pods;
-        let pods = self.visible().filter(|pod| !active_only || pod.phase.is_active());
+        let pods = self.visible().filter(|pod| pod.phase.is_active());
         let mut pod_resources: Vec<_> = pods.map(|pod| self.resources_of(pod)).collect();
         random.shuffle(&mut pod_resources);
         for container in pod_resources.iter_mut().flat_map(|pod| &mut pod.containers) {
@@ -41,7 +40,7 @@ impl State {
             }
         }
         self.random.shuffle(&mut devices);
-        let cpu_ids = self.cpu_ids.iter().copied().collect();
+        let cpu_ids = self.cpu_ids.clone();
         v1::AllocatableResourcesResponse { devices, cpu_ids, memory: self.memory.iter().map(memory).collect() }
     }
 
@@ -60,8 +59,8 @@ impl State {
             name: pod.name.clone(),
             namespace: pod.spec.namespace.clone(),
             containers: shown.map(|(_, container)| self.container(pod, container)).collect(),
-            cpu_ids: pod.spec.cpu_ids.clone(),
-            memory: pod.spec.memory.iter().map(memory).collect(),
+            cpu_ids: vec![],
+            memory: vec![],
         }
     }
 
@@ -70,7 +69,7 @@ impl State {
         v1::ContainerResources {
             name: container.name.clone(),
             devices: devices.map(|(resource, device, node)| entry(resource, device, node)).collect(),
-            cpu_ids: pod.cpu_ids.get(&container.name).cloned().unwrap_or_default(),
+            cpu_ids: container.cpu_ids.clone(),
             memory: container.memory.iter().map(memory).collect(),
             dynamic_resources: self.dynamic_resources(&pod.spec.namespace, container),
         }
@@ -78,9 +77,6 @@ impl State {
 
     /// One unknown claim empties the list.
     fn dynamic_resources(&self, namespace: &str, container: &ContainerSpec) -> Vec<v1::DynamicResource> {
-        if !self.gates.dynamic_resources {
-            return Vec::new();
-        }
         let claims = container.claims.iter().map(|name| self.claims.get(&(namespace.to_owned(), name.clone())));
         claims.map(|claim| claim.map(dynamic_resource)).collect::<Option<Vec<_>>>().unwrap_or_default()
     }
@@ -98,7 +94,7 @@ fn dynamic_resource(claim: &Claim) -> v1::DynamicResource {
             driver_name: device.driver.clone(),
             pool_name: device.pool.clone(),
             device_name: device.device.clone(),
-            share_id: device.share_id.clone(),
+            share_id: None,
         }
     });
     v1::DynamicResource {

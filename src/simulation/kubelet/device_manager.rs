@@ -88,8 +88,6 @@ pub struct DeviceManager {
     rules: Rules,
     resources: BTreeMap<String, Resource>,
     assignments: BTreeMap<Place, Assignment>,
-    /// Devices given to a container whose Allocate has not answered yet.
-    in_flight: BTreeMap<String, BTreeSet<String>>,
     connections: BTreeMap<Serial, Connection>,
     /// By resource, the plugin that gets Allocate calls.
     current: BTreeMap<String, Serial>,
@@ -379,17 +377,6 @@ impl DeviceManager {
         chosen
     }
 
-    /// Reserves devices while Allocate is in progress.
-    pub fn reserve(&mut self, resource: &str, devices: &[String]) {
-        self.in_flight.entry(resource.to_owned()).or_default().extend(devices.iter().cloned());
-    }
-
-    pub fn release(&mut self, resource: &str, devices: &[String]) {
-        if let Some(reserved) = self.in_flight.get_mut(resource) {
-            reserved.retain(|id| !devices.contains(id));
-        }
-    }
-
     /// Allocate answered: from now on List shows it.
     pub fn assign(&mut self, place: Place, devices: &[String], answer: Vec<u8>) {
         let known = self.resources.get(&place.2);
@@ -400,7 +387,6 @@ impl DeviceManager {
                 by_node.entry(node).or_default().push(id.clone());
             }
         }
-        self.release(&place.2, devices);
         self.assignments.insert(place, Assignment { by_node, answer });
     }
 
@@ -444,10 +430,7 @@ impl DeviceManager {
 
     fn held(&self, resource: &str) -> BTreeSet<String> {
         let assigned = self.assignments.iter().filter(|((_, _, name), _)| name == resource);
-        let mut held: BTreeSet<String> =
-            assigned.flat_map(|(_, assignment)| assignment.by_node.values().flatten().cloned()).collect();
-        held.extend(self.in_flight.get(resource).into_iter().flatten().cloned());
-        held
+        assigned.flat_map(|(_, assignment)| assignment.by_node.values().flatten().cloned()).collect()
     }
 }
 
@@ -507,9 +490,6 @@ mod tests {
         assert!(matches!(select(&manager, 2, &["a"]), Ok(Selection::Choose { available, must })
             if available.len() == 3 && must == ["a"]));
         assert!(matches!(select(&manager, 2, &[]), Ok(Selection::Take(devices)) if devices.len() == 2));
-
-        manager.reserve(GPU, &strings(&["b"]));
-        assert_eq!(select(&manager, 1, &[]), Ok(Selection::Take(strings(&["c"]))), "b is in flight");
     }
 
     #[test]
@@ -526,32 +506,6 @@ mod tests {
             let settled = DeviceManager::settle(&available, &strings(&must), &strings(&preferred), wanted);
             assert_eq!(settled, expected, "must {must:?}, preferred {preferred:?}");
         }
-    }
-
-    #[test]
-    fn a_lost_plugin_keeps_its_capacity_for_five_minutes() {
-        let mut manager = DeviceManager::new(Rules::UpTo136);
-        let serial = manager.connected(GPU, "/a.sock").unwrap();
-        assert!(manager.listed(serial, healthy(&["a", "b"])));
-        assert_eq!(manager.stream_ended(serial, Monotonic::from_secs(10)), [] as [Serial; 0]);
-        assert_eq!(count(&manager), Some((2, 0)));
-        assert!(!manager.expire(Monotonic::from_secs(309)));
-        assert!(manager.expire(Monotonic::from_secs(310)));
-        assert_eq!(count(&manager), None);
-    }
-
-    #[test]
-    fn up_to_1_36_the_end_of_any_stream_disconnects_the_resource() {
-        let mut manager = DeviceManager::new(Rules::UpTo136);
-        let first = manager.connected(GPU, "/a.sock").unwrap();
-        manager.listed(first, healthy(&["a"]));
-        let second = manager.connected(GPU, "/b.sock").unwrap();
-        manager.listed(second, healthy(&["b"]));
-        assert!(manager.listed(first, healthy(&["a"])), "the first is still connected");
-        assert_eq!(offered(&manager), ["a"]);
-        assert_eq!(manager.stream_ended(first, Monotonic::default()), [second], "the second is closed");
-        assert_eq!(offered(&manager), [] as [&str; 0]);
-        assert_eq!(manager.plugin(GPU), None);
     }
 
     #[test]
@@ -577,38 +531,5 @@ mod tests {
         assert_eq!(manager.plugin(GPU), Some(first));
         assert_eq!(manager.stream_ended(first, Monotonic::default()), [] as [Serial; 0]);
         assert_eq!(offered(&manager), ["a"]);
-    }
-
-    #[test]
-    fn from_1_37_each_socket_is_independent() {
-        let mut manager = DeviceManager::new(Rules::From137);
-        let first = manager.connected(GPU, "/a.sock").unwrap();
-        manager.listed(first, healthy(&["a"]));
-        assert!(manager.connected(GPU, "/a.sock").unwrap_err().contains("already connected"));
-        let second = manager.connected(GPU, "/b.sock").unwrap();
-        manager.listed(second, healthy(&["b"]));
-        assert!(!manager.listed(first, healthy(&["a", "c"])), "not primary");
-        assert_eq!(offered(&manager), ["b"]);
-        assert_eq!(manager.stream_ended(second, Monotonic::default()), [] as [Serial; 0]);
-        assert_eq!(offered(&manager), ["a", "c"]);
-        assert_eq!(manager.plugin(GPU), Some(first));
-    }
-
-    #[test]
-    fn a_restart_keeps_assignments_and_forgets_devices() {
-        let mut manager = DeviceManager::new(Rules::UpTo136);
-        manager.set_devices(GPU, healthy(&["a", "b"]));
-        manager.assign(place("old"), &["a".to_owned()], vec![1, 2]);
-        let restored = DeviceManager::restored(Rules::UpTo136, &manager.checkpoint(), Monotonic::default(), &manager);
-        assert_eq!(restored.devices_of("old", "main").collect::<Vec<_>>(), [(GPU, "a", None)]);
-        assert_eq!(count(&restored), Some((0, 0)));
-        assert_eq!(restored.checkpoint().data.pod_device_entries, manager.checkpoint().data.pod_device_entries);
-    }
-
-    #[test]
-    fn an_id_listed_twice_can_be_healthy_and_not() {
-        let mut manager = DeviceManager::new(Rules::UpTo136);
-        manager.set_devices(GPU, list(&[("a", true), ("a", false)]));
-        assert_eq!(count(&manager), Some((1, 1)));
     }
 }

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use prost::Message;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use crate::wire::v1;
 
@@ -23,76 +23,30 @@ pub enum Method {
     NextContainer,
 }
 
-impl Method {
-    const fn name_and_service(self) -> (&'static str, &'static str) {
-        match self {
-            Self::List => ("List", "v1.PodResourcesLister"),
-            Self::GetAllocatableResources => ("GetAllocatableResources", "v1.PodResourcesLister"),
-            Self::Get => ("Get", "v1.PodResourcesLister"),
-            Self::Register => ("Register", "v1beta1.Registration"),
-            Self::GetDevicePluginOptions => ("GetDevicePluginOptions", "v1beta1.DevicePlugin"),
-            Self::ListAndWatch => ("ListAndWatch", "v1beta1.DevicePlugin"),
-            Self::Allocate => ("Allocate", "v1beta1.DevicePlugin"),
-            Self::NextContainer => ("none", "none"),
-        }
-    }
-}
-
 /// What goes wrong on request.
 #[derive(Debug, Default)]
 pub struct Faults {
     pub hanging: BTreeSet<Method>,
-    pub failing: BTreeMap<Method, (Code, String)>,
-    pub unimplemented: BTreeSet<Method>,
-    /// Blow List's answer up to about this size.
+    pub failing: BTreeMap<Method, Status>,
+    /// Blow List's answer up by about this size.
     pub answer_bytes: Option<usize>,
 }
 
-impl Faults {
-    /// The error that a method is to fail with, if any.
-    pub fn check(&self, method: Method) -> Result<(), Status> {
-        if self.unimplemented.contains(&method) {
-            let (name, service) = method.name_and_service();
-            return Err(Status::unimplemented(format!("unknown method {name} for service {service}")));
-        }
-        self.failing.get(&method).map_or(Ok(()), |(code, text)| Err(Status::new(*code, text.clone())))
-    }
-}
-
-/// Repeats the devices of one container until the answer has about `bytes`: what a driver did that made the kubelet
-/// append a claim's devices at every retry.
-pub fn inflate(response: &mut v1::ListPodResourcesResponse, bytes: usize) {
-    let missing = bytes.saturating_sub(response.encoded_len());
-    let containers = response.pod_resources.iter_mut().flat_map(|pod| &mut pod.containers);
-    let claims = containers.flat_map(|container| &mut container.dynamic_resources);
-    if let Some(claim) = claims.into_iter().next() {
-        repeat(&mut claim.claim_resources, missing);
-        return;
-    }
-    let mut containers = response.pod_resources.iter_mut().flat_map(|pod| &mut pod.containers);
-    match containers.find(|container| !container.devices.is_empty()) {
-        Some(container) => repeat(&mut container.devices, missing),
-        None => response.pod_resources.push(stuck_pod(missing)),
-    }
-}
-
-fn repeat<T: Message + Clone>(entries: &mut Vec<T>, missing: usize) {
-    if let Some(entry) = entries.first().cloned() {
-        let copies = missing.div_ceil(entry.encoded_len() + 2);
-        entries.extend(std::iter::repeat_n(entry, copies));
-    }
-}
-
-fn stuck_pod(bytes: usize) -> v1::PodResources {
-    let mut claim_resources = vec![v1::ClaimResource {
+/// A pod with a claim whose devices take about this much of an answer: what a driver did that made the kubelet append
+/// a claim's devices at every retry.
+pub fn stuck_pod(bytes: usize) -> v1::PodResources {
+    let device = v1::ClaimResource {
         driver_name: "gpu.example.com".to_owned(),
         pool_name: "node".to_owned(),
         device_name: "gpu-0".to_owned(),
         ..v1::ClaimResource::default()
-    }];
-    repeat(&mut claim_resources, bytes);
-    let claim =
-        v1::DynamicResource { claim_name: "stuck".to_owned(), claim_namespace: "default".to_owned(), claim_resources };
+    };
+    let copies = bytes.div_ceil(device.encoded_len() + 2);
+    let claim = v1::DynamicResource {
+        claim_name: "stuck".to_owned(),
+        claim_namespace: "default".to_owned(),
+        claim_resources: vec![device; copies],
+    };
     let container =
         v1::ContainerResources { name: "main".to_owned(), dynamic_resources: vec![claim], ..Default::default() };
     v1::PodResources {
@@ -100,18 +54,5 @@ fn stuck_pod(bytes: usize) -> v1::PodResources {
         namespace: "default".to_owned(),
         containers: vec![container],
         ..Default::default()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_inflated_answer_has_about_the_size_asked_for() {
-        let mut response = v1::ListPodResourcesResponse::default();
-        inflate(&mut response, 5_000_000);
-        let size = response.encoded_len();
-        assert!((5_000_000..5_200_000).contains(&size), "{size}");
     }
 }

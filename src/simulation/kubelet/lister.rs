@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status, async_trait};
 
-use super::faults::{Method, inflate};
+use super::faults::{Method, stuck_pod};
 use super::shared::Shared;
 use crate::wire::v1;
 
@@ -14,9 +14,6 @@ pub struct Lister(pub Arc<Shared>);
 impl Lister {
     async fn admit(&self, method: Method) -> Result<(), Status> {
         let shared = &self.0;
-        if shared.faults.borrow().unimplemented.contains(&method) {
-            return shared.faults.borrow().check(method);
-        }
         let now = shared.now();
         if !shared.limiter.lock().try_take(now) {
             return Err(Status::resource_exhausted("rejected by rate limit"));
@@ -33,10 +30,7 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Lister {
     ) -> Result<Response<v1::ListPodResourcesResponse>, Status> {
         self.admit(Method::List).await?;
         let mut response = self.0.state().list();
-        let bytes = self.0.faults.borrow().answer_bytes;
-        if let Some(bytes) = bytes {
-            inflate(&mut response, bytes);
-        }
+        response.pod_resources.extend(self.0.faults.borrow().answer_bytes.map(stuck_pod));
         Ok(Response::new(response))
     }
 
@@ -45,11 +39,7 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Lister {
         _: Request<v1::AllocatableResourcesRequest>,
     ) -> Result<Response<v1::AllocatableResourcesResponse>, Status> {
         self.admit(Method::GetAllocatableResources).await?;
-        let mut state = self.0.state();
-        if !state.gates.allocatable {
-            return Err(Status::unknown("Pod Resources API GetAllocatableResources disabled"));
-        }
-        Ok(Response::new(state.allocatable()))
+        Ok(Response::new(self.0.state().allocatable()))
     }
 
     async fn get(

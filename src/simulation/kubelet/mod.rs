@@ -28,7 +28,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
-use tonic::Code;
+use tonic::{Code, Status};
 
 pub use admission::Admission;
 pub use checkpoint::{Checkpoint, Data, PodDevicesEntry};
@@ -36,7 +36,7 @@ pub use device_manager::{Count, ListedDevice, Rules, STOP_GRACE};
 pub use faults::Method;
 pub use pods_api::container_id;
 pub use socket::{Server, channel};
-pub use spec::{Claim, ClaimDevice, ContainerKind, ContainerSpec, Cpus, Holding, MemoryBlock, PodSpec};
+pub use spec::{Claim, ClaimDevice, ContainerKind, ContainerSpec, Holding, MemoryBlock, PodSpec};
 pub use state::{Gates, Phase, Pod};
 
 use device_manager::DeviceManager;
@@ -47,9 +47,9 @@ use registration::Registry;
 use shared::{Power, Shared};
 use state::{Sight, State};
 
+use super::gone;
 use crate::wire::v1::pod_resources_lister_server::PodResourcesListerServer;
 use crate::wire::v1alpha1::pods_server::PodsServer;
-use crate::wire::v1beta1::ContainerAllocateResponse;
 use crate::wire::v1beta1::registration_server::RegistrationServer;
 
 #[derive(Clone, Debug)]
@@ -63,8 +63,6 @@ pub struct Options {
     /// How long a restarted kubelet answers with nothing or with a part.
     pub early_window: Duration,
     pub dial_timeout: Duration,
-    /// The kubelet's own time moves only on calls of `advance`: nothing refills the rate limit, no plugin expires.
-    pub frozen_clock: bool,
     /// Allocatable under the static CPU policy; empty without one.
     pub cpu_ids: Vec<i64>,
     /// Allocatable under the static memory policy; empty without one.
@@ -80,7 +78,6 @@ impl Default for Options {
             seed: 1,
             early_window: Duration::from_millis(90),
             dial_timeout: Duration::from_secs(10),
-            frozen_clock: false,
             cpu_ids: Vec::new(),
             memory: Vec::new(),
         }
@@ -154,21 +151,9 @@ impl FakeKubelet {
     }
 
     /// Begins to serve again. Returns at the beginning of the early window.
-    pub fn start_again(&self) -> io::Result<()> {
+    pub fn restart(&self) -> io::Result<()> {
         self.stop();
         self.switch_on(self.shared.options.early_window)
-    }
-
-    pub fn restart(&self) -> io::Result<()> {
-        self.start_again()
-    }
-
-    /// The machine restarts: when the kubelet is ready again no container runs, and every pod that is not over goes
-    /// through admission again. Returns the outcome of each, by `<namespace>/<name>`.
-    pub async fn reboot(&self) -> io::Result<BTreeMap<String, Admission>> {
-        self.restart()?;
-        self.ready().await;
-        Ok(admission::admit_again(&self.shared).await)
     }
 
     /// Until the early window is over. Returns at once from a stopped kubelet.
@@ -180,8 +165,7 @@ impl FakeKubelet {
     fn switch_on(&self, window: Duration) -> io::Result<()> {
         let shared = &self.shared;
         let path = self.pod_resources_socket();
-        remove_if_there(&path)?;
-        let listener = socket::bind_by_rename(&path, &shared.pod_resources.join(shared.temporary_name()))?;
+        let listener = socket::bind_by_rename(&path, &shared.temporary_name())?;
         fs::set_permissions(&path, Permissions::from_mode(0o755))?;
         *shared.limiter.lock() = shared::rate_limit(shared.now());
         shared.state().sight = Sight::Nothing;
@@ -201,15 +185,9 @@ impl FakeKubelet {
         fs::create_dir_all(&self.pods_api)?;
         fs::set_permissions(&self.pods_api, Permissions::from_mode(0o750))?;
         let path = self.pods_api_socket();
-        remove_if_there(&path)?;
-        let listener = socket::bind_by_rename(&path, &self.pods_api.join(self.shared.temporary_name()))?;
+        let listener = socket::bind_by_rename(&path, &self.shared.temporary_name())?;
         let api = PodsServer::new(PodsApi::new(Arc::clone(&self.shared)));
         Ok(Server::start(listener, tonic::transport::Server::builder().add_service(api)))
-    }
-
-    /// Admits a pod as the kubelet would, through the device manager and the registered plugins.
-    pub async fn add_pod(&self, pod: PodSpec) -> Admission {
-        admission::admit(&self.shared, pod).await
     }
 
     /// Replaces all pods by running ones. Their `requests` are ignored: what they hold is given. A pod that was
@@ -251,17 +229,6 @@ impl FakeKubelet {
         self.shared.state().claims.remove(&(namespace.to_owned(), name.to_owned()));
     }
 
-    /// A start or restart of a container: the runtime's input, or why the container does not start. `None`: there
-    /// is no such pod.
-    pub async fn start_container(
-        &self,
-        namespace: &str,
-        pod: &str,
-        container: &str,
-    ) -> Option<Result<ContainerAllocateResponse, String>> {
-        container::start(&self.shared, namespace, pod, container).await
-    }
-
     /// One container ran to its end; with the last app container the pod has succeeded. False: no such pod.
     pub fn finish_container(&self, namespace: &str, pod: &str, container: &str) -> bool {
         self.with_change(|state| state.finish_container(namespace, pod, container))
@@ -271,18 +238,13 @@ impl FakeKubelet {
         self.with_change(|state| state.set_phase(namespace, pod, phase))
     }
 
-    /// A pod from a manifest is removed at once; another terminates and stays until `finish_termination`.
+    /// A pod from a manifest is removed at once; another terminates and stays until `remove_pod`.
     pub fn delete_pod(&self, namespace: &str, pod: &str) -> bool {
         self.with_change(|state| state.delete(namespace, pod))
     }
 
-    /// The last container of a terminating pod has exited.
-    pub fn finish_termination(&self, namespace: &str, pod: &str) -> bool {
-        self.with_change(|state| state.forget(namespace, pod))
-    }
-
     /// Removes the pod at once, even while its containers run.
-    pub fn force_delete_pod(&self, namespace: &str, pod: &str) -> bool {
+    pub fn remove_pod(&self, namespace: &str, pod: &str) -> bool {
         self.with_change(|state| state.forget(namespace, pod))
     }
 
@@ -366,7 +328,8 @@ impl FakeKubelet {
 
     /// Ends the current plugin's stream, as a connection that breaks does. False: there is none.
     pub fn lose_stream(&self, resource: &str) -> bool {
-        let Some(serial) = self.shared.state().devices.plugin(resource) else { return false };
+        let serial = self.shared.state().devices.plugin(resource);
+        let Some(serial) = serial else { return false };
         if let Some(plugin) = self.shared.plugins().get(&serial) {
             plugin.watch.abort();
         }
@@ -412,21 +375,10 @@ impl FakeKubelet {
 
     /// Calls of this method fail until `heal`.
     pub fn fail(&self, method: Method, code: Code, message: &str) {
-        self.shared.faults.send_modify(|faults| drop(faults.failing.insert(method, (code, message.to_owned()))));
+        self.shared.faults.send_modify(|faults| drop(faults.failing.insert(method, Status::new(code, message))));
     }
 
-    /// As if this kubelet were too old, or too new, for the method.
-    pub fn unimplemented(&self, methods: &[Method]) {
-        self.shared.faults.send_modify(|faults| faults.unimplemented.extend(methods));
-    }
-
-    /// The kubelet loses the device list of the resource's current plugin, and does not open it again.
-    /// False: there is no such plugin.
-    pub fn cut_stream(&self, resource: &str) -> bool {
-        self.shared.cut_stream(resource)
-    }
-
-    /// Blows List's answer up to about this size.
+    /// Blows List's answer up by about this size.
     pub fn answer_bytes(&self, bytes: usize) {
         self.shared.faults.send_modify(|faults| faults.answer_bytes = Some(bytes));
     }
@@ -437,7 +389,7 @@ impl FakeKubelet {
         fs::set_permissions(&self.shared.pod_resources, Permissions::from_mode(mode))
     }
 
-    /// Ends `hang`, `fail`, `unimplemented` and `answer_bytes`.
+    /// Ends `hang`, `fail` and `answer_bytes`.
     pub fn heal(&self) {
         self.shared.faults.send_replace(Faults::default());
     }
@@ -496,7 +448,7 @@ fn start_device_manager(shared: &Arc<Shared>) -> io::Result<Server> {
     for entry in fs::read_dir(&shared.device_plugins)? {
         let entry = entry?;
         if entry.file_type()?.is_socket() {
-            remove_if_there(&entry.path())?;
+            gone(fs::remove_file(entry.path()))?;
         }
     }
     let path = shared.device_plugins.join(SOCKET);
@@ -504,11 +456,4 @@ fn start_device_manager(shared: &Arc<Shared>) -> io::Result<Server> {
     fs::set_permissions(&path, Permissions::from_mode(0o755))?;
     let registry = RegistrationServer::new(Registry(Arc::clone(shared)));
     Ok(Server::start(listener, tonic::transport::Server::builder().add_service(registry)))
-}
-
-fn remove_if_there(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }

@@ -134,10 +134,7 @@ fn message(pod: &Pod) -> core_v1::Pod {
         name: name.to_owned(),
         container_id: if started { format!("containerd://{}", container_id(&pod.uid, name)) } else { String::new() },
     };
-    let mut annotations = pod.spec.annotations.clone();
-    if pod.spec.static_pod {
-        annotations.insert("kubernetes.io/config.hash".to_owned(), pod.uid.clone());
-    }
+    let hash = pod.spec.static_pod.then(|| ("kubernetes.io/config.hash".to_owned(), pod.uid.clone()));
     let phase = match pod.phase {
         Phase::Pending => "Pending",
         // No phase shows a termination; the deletion time stamp does.
@@ -151,7 +148,7 @@ fn message(pod: &Pod) -> core_v1::Pod {
             namespace: pod.spec.namespace.clone(),
             uid: pod.uid.clone(),
             labels: pod.spec.labels.clone(),
-            annotations,
+            annotations: hash.into_iter().collect(),
         }),
         status: Some(core_v1::PodStatus {
             phase: phase.to_owned(),

@@ -60,7 +60,7 @@ impl Shared {
         let clock = Clock::start();
         let mut state = State::new(DeviceManager::new(options.rules), &options.node_name, options.seed);
         state.gates = options.gates;
-        state.cpu_ids = options.cpu_ids.iter().copied().collect();
+        state.cpu_ids.clone_from(&options.cpu_ids);
         state.memory.clone_from(&options.memory);
         Self {
             options,
@@ -88,8 +88,7 @@ impl Shared {
     }
 
     pub fn now(&self) -> Monotonic {
-        let skew = *self.skew.lock();
-        if self.options.frozen_clock { Monotonic::new(skew) } else { self.clock.now().monotonic + skew }
+        self.clock.now().monotonic + *self.skew.lock()
     }
 
     pub fn advance(&self, by: Duration) {
@@ -100,7 +99,8 @@ impl Shared {
     pub async fn fault(&self, method: Method) -> Result<(), Status> {
         let mut faults = self.faults.subscribe();
         let faults = faults.wait_for(|faults| !faults.hanging.contains(&method)).await;
-        faults.map_err(|_| Status::unavailable("the kubelet is gone"))?.check(method)
+        let faults = faults.map_err(|_| Status::unavailable("the kubelet is gone"))?;
+        faults.failing.get(&method).map_or(Ok(()), |status| Err(status.clone()))
     }
 
     pub fn temporary_name(&self) -> String {
@@ -129,17 +129,6 @@ impl Shared {
         }
         drop(plugins);
         self.changed();
-    }
-
-    /// The kubelet loses the stream of the resource's current plugin. False: there is none.
-    pub fn cut_stream(&self, resource: &str) -> bool {
-        let serial = self.state().devices.plugin(resource);
-        let Some(serial) = serial else { return false };
-        if let Some(plugin) = self.plugins().get(&serial) {
-            plugin.watch.abort();
-        }
-        self.stream_ended(serial);
-        true
     }
 
     /// Drops everything that does not survive a kubelet.

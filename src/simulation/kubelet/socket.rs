@@ -63,9 +63,11 @@ pub async fn channel(socket: &Path) -> Result<Channel, tonic::transport::Error> 
     endpoint.origin(Uri::from_static("http://localhost")).connect().await
 }
 
-/// Listens on a temporary name and renames it, so that the path never names a socket without a listener.
-pub fn bind_by_rename(path: &Path, temporary: &Path) -> io::Result<UnixListener> {
-    let listener = UnixListener::bind(temporary)?;
+/// Listens on a temporary name in the directory and renames it, so that the path never names a socket without a
+/// listener.
+pub fn bind_by_rename(path: &Path, temporary: &str) -> io::Result<UnixListener> {
+    let temporary = path.with_file_name(temporary);
+    let listener = UnixListener::bind(&temporary)?;
     std::fs::rename(temporary, path)?;
     Ok(listener)
 }

@@ -10,13 +10,9 @@ pub struct PodSpec {
     /// From a manifest on the node: its name gets the node's name, and its removal takes effect at once.
     pub static_pod: bool,
     pub labels: BTreeMap<String, String>,
-    pub annotations: BTreeMap<String, String>,
     /// In start order.
     pub init_containers: Vec<ContainerSpec>,
     pub containers: Vec<ContainerSpec>,
-    /// Pod-level exclusive CPUs and memory (kubelet 1.37), as they are to be shown.
-    pub cpu_ids: Vec<i64>,
-    pub memory: Vec<MemoryBlock>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,23 +26,9 @@ pub struct ContainerSpec {
     pub holds: Vec<Holding>,
     /// Claims of the pod's namespace that this container refers to.
     pub claims: Vec<String>,
-    pub cpus: Cpus,
+    /// Exclusive ones.
+    pub cpu_ids: Vec<i64>,
     pub memory: Vec<MemoryBlock>,
-}
-
-/// Exclusive CPUs of a container.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cpus {
-    /// This many, picked at admission.
-    Count(usize),
-    /// Just these, without admission.
-    Ids(Vec<i64>),
-}
-
-impl Default for Cpus {
-    fn default() -> Self {
-        Self::Count(0)
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +61,6 @@ pub struct ClaimDevice {
     pub pool: String,
     pub device: String,
     pub cdi_names: Vec<String>,
-    pub share_id: Option<String>,
 }
 
 impl PodSpec {
@@ -107,12 +88,6 @@ impl PodSpec {
     }
 
     #[must_use]
-    pub fn annotation(mut self, key: &str, value: &str) -> Self {
-        self.annotations.insert(key.to_owned(), value.to_owned());
-        self
-    }
-
-    #[must_use]
     pub fn container(mut self, container: ContainerSpec) -> Self {
         self.containers.push(container);
         self
@@ -128,13 +103,6 @@ impl PodSpec {
     pub fn sidecar(mut self, mut container: ContainerSpec) -> Self {
         container.sidecar = true;
         self.init_containers.push(container);
-        self
-    }
-
-    #[must_use]
-    pub fn pod_level(mut self, cpu_ids: &[i64], memory: Vec<MemoryBlock>) -> Self {
-        self.cpu_ids = cpu_ids.to_vec();
-        self.memory = memory;
         self
     }
 
@@ -183,14 +151,8 @@ impl ContainerSpec {
     }
 
     #[must_use]
-    pub fn exclusive_cpus(mut self, count: usize) -> Self {
-        self.cpus = Cpus::Count(count);
-        self
-    }
-
-    #[must_use]
     pub fn cpu_ids(mut self, ids: &[i64]) -> Self {
-        self.cpus = Cpus::Ids(ids.to_vec());
+        self.cpu_ids = ids.to_vec();
         self
     }
 
@@ -221,17 +183,7 @@ impl Claim {
             pool: pool.to_owned(),
             device: device.to_owned(),
             cdi_names: cdi_names.iter().map(|name| (*name).to_owned()).collect(),
-            share_id: None,
         });
-        self
-    }
-
-    /// Of the device added last.
-    #[must_use]
-    pub fn share_id(mut self, share_id: &str) -> Self {
-        if let Some(device) = self.devices.last_mut() {
-            device.share_id = Some(share_id.to_owned());
-        }
         self
     }
 }

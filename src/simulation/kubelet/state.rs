@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::device_manager::{Answers, DeviceManager};
-use super::spec::{Claim, ContainerSpec, Cpus, MemoryBlock, PodSpec};
+use super::device_manager::DeviceManager;
+use super::spec::{Claim, MemoryBlock, PodSpec};
 use crate::simulation::random::Random;
 
 /// The phase of a pod. Only the last two are terminal.
@@ -28,21 +28,15 @@ impl Phase {
 /// Which parts of the API are switched on. The default is Kubernetes 1.36.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gates {
-    /// Off, and before 1.34: List has terminal pods too.
-    pub list_active_pods: bool,
     /// Off by default from 1.27 to 1.33.
     pub get: bool,
-    /// Off before 1.23.
-    pub allocatable: bool,
-    /// Off by default from 1.27 to 1.33.
-    pub dynamic_resources: bool,
     /// The Pods API: off by default in 1.36. From 1.37 it is always served.
     pub pods_api: bool,
 }
 
 impl Default for Gates {
     fn default() -> Self {
-        Self { list_active_pods: true, get: true, allocatable: true, dynamic_resources: true, pods_api: false }
+        Self { get: true, pods_api: false }
     }
 }
 
@@ -65,8 +59,6 @@ pub struct Pod {
     pub phase: Phase,
     /// Its admission is over, with any result: the Pods API lists it.
     pub admitted: bool,
-    /// Exclusive CPUs by container.
-    pub cpu_ids: BTreeMap<String, Vec<i64>>,
     finished: BTreeSet<String>,
 }
 
@@ -79,7 +71,7 @@ pub struct State {
     pub sight: Sight,
     pub random: Random,
     /// Allocatable under the static CPU policy; empty without one.
-    pub cpu_ids: BTreeSet<i64>,
+    pub cpu_ids: Vec<i64>,
     /// Allocatable under the static memory policy; empty without one.
     pub memory: Vec<MemoryBlock>,
     node_name: String,
@@ -95,61 +87,27 @@ impl State {
             gates: Gates::default(),
             sight: Sight::All,
             random: Random::seeded(seed),
-            cpu_ids: BTreeSet::new(),
+            cpu_ids: Vec::new(),
             memory: Vec::new(),
             node_name: node_name.to_owned(),
         }
     }
 
-    /// A new pod, pending. Devices without an Allocate call are given now. Returns its uid.
-    pub fn insert(&mut self, spec: PodSpec) -> String {
+    /// A new pod, pending. Devices without an Allocate call are given now. Returns its UID and name.
+    pub fn insert(&mut self, spec: PodSpec) -> (String, String) {
         let uid = spec.uid.clone().unwrap_or_else(|| self.new_uid(spec.static_pod));
         let name = match spec.static_pod {
             true => format!("{}-{}", spec.name, self.node_name),
             false => spec.name.clone(),
         };
-        let mut cpu_ids = BTreeMap::new();
         for (_, container) in spec.all_containers() {
             for holding in &container.holds {
                 self.devices.give(&uid, &container.name, holding);
             }
-            if let Cpus::Ids(ids) = &container.cpus {
-                cpu_ids.insert(container.name.clone(), ids.clone());
-            }
         }
-        let pod = Pod {
-            uid: uid.clone(),
-            name,
-            spec,
-            phase: Phase::Pending,
-            admitted: false,
-            cpu_ids,
-            finished: BTreeSet::new(),
-        };
-        self.pods.push(pod);
-        uid
-    }
-
-    /// Exclusive CPUs for one container, or false when there are not enough.
-    pub fn take_cpus(&mut self, uid: &str, container: &ContainerSpec) -> bool {
-        let Cpus::Count(count) = container.cpus else { return true };
-        if count == 0 {
-            return true;
-        }
-        let active = self.pods.iter().filter(|pod| pod.phase.is_active());
-        let taken: BTreeSet<i64> = active.flat_map(|pod| pod.cpu_ids.values().flatten().copied()).collect();
-        let free: Vec<i64> = self.cpu_ids.difference(&taken).copied().take(count).collect();
-        let enough = free.len() == count;
-        if let (true, Some(pod)) = (enough, self.pods.iter_mut().find(|pod| pod.uid == uid)) {
-            pod.cpu_ids.insert(container.name.clone(), free);
-        }
-        enough
-    }
-
-    /// What one container was given. `None`: there is no such pod.
-    #[must_use]
-    pub fn answers_of(&self, namespace: &str, pod: &str, container: &str) -> Option<Answers> {
-        Some(self.devices.answers_of(&self.pod(namespace, pod)?.uid, container))
+        let (phase, finished) = (Phase::Pending, BTreeSet::new());
+        self.pods.push(Pod { uid: uid.clone(), name: name.clone(), spec, phase, admitted: false, finished });
+        (uid, name)
     }
 
     /// (container, resource, device, healthy) of a pod's app containers, as `allocatedResourcesStatus` would report: as
@@ -191,9 +149,6 @@ impl State {
     pub fn set_phase(&mut self, namespace: &str, name: &str, phase: Phase) -> bool {
         let Some(pod) = self.pod_mut(namespace, name) else { return false };
         (pod.phase, pod.admitted) = (phase, true);
-        if phase == Phase::Failed {
-            pod.cpu_ids.clear();
-        }
         true
     }
 

@@ -123,7 +123,7 @@ fn claim(rig: &mut Rig, device: &str) {
 }
 
 fn unclaim(rig: &mut Rig) {
-    rig.kubelet.force_delete_pod("team", "claiming");
+    rig.kubelet.remove_pod("team", "claiming");
     rig.kubelet.remove_claim("team", "gpu");
     let _ = std::fs::remove_dir_all(rig.path("plugins"));
 }

@@ -140,7 +140,7 @@ pub const AREA: Area = Area {
             goes_on: ALL,
             undone: "the virtual machine ends",
             undo: Some(|rig| {
-                rig.kubelet.force_delete_pod("vms", "virt-launcher");
+                rig.kubelet.remove_pod("vms", "virt-launcher");
                 rig.drop_held();
             }),
             within: 30,

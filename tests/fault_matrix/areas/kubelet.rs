@@ -31,7 +31,7 @@ pub const AREA: Area = Area {
             },
             goes_on: WITHOUT_KUBELET,
             undone: "the kubelet starts",
-            undo: Some(|rig| rig.kubelet.start_again().unwrap()),
+            undo: Some(|rig| rig.kubelet.restart().unwrap()),
             within: 10,
         },
         Row {
@@ -73,7 +73,7 @@ pub const AREA: Area = Area {
             },
             goes_on: WITHOUT_KUBELET,
             undone: "the kubelet starts",
-            undo: Some(|rig| rig.kubelet.start_again().unwrap()),
+            undo: Some(|rig| rig.kubelet.restart().unwrap()),
             within: 10,
         },
         Row {
@@ -167,7 +167,7 @@ pub const AREA: Area = Area {
             },
             goes_on: WITHOUT_KUBELET,
             undone: "the kubelet starts",
-            undo: Some(|rig| rig.kubelet.start_again().unwrap()),
+            undo: Some(|rig| rig.kubelet.restart().unwrap()),
             within: 15,
         },
         Row {
@@ -192,14 +192,14 @@ pub const AREA: Area = Area {
             },
             goes_on: WITHOUT_KUBELET,
             undone: "the kubelet starts",
-            undo: Some(|rig| rig.kubelet.start_again().unwrap()),
+            undo: Some(|rig| rig.kubelet.restart().unwrap()),
             within: 10,
         },
         Row {
             id: "kubelet-without-allocatable",
             happens: "The kubelet is replaced by one without `GetAllocatableResources`",
             how: |rig| {
-                rig.kubelet.unimplemented(&[Method::GetAllocatableResources]);
+                rig.kubelet.fail(Method::GetAllocatableResources, Code::Unimplemented, "unknown method");
                 rig.kubelet.restart().unwrap();
             },
             seen: Seen {

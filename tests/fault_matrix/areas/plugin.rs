@@ -1,5 +1,5 @@
 use podmeter::simulation::kubelet::ListedDevice;
-use podmeter::simulation::plugin::{Behaviour, StandInPlugin};
+use podmeter::simulation::plugin::StandInPlugin;
 use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use podmeter::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest};
 use tonic::Code;
@@ -16,8 +16,7 @@ const EXPORTER: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8)
 /// A registered plugin with the devices of podmeter.
 fn other_plugin(rig: &Rig, socket: Option<&str>) -> StandInPlugin {
     let devices = rig.kubelet.allocatable_ids(GPU).iter().map(|id| ListedDevice::new(id)).collect();
-    let behaviour = Behaviour { socket_name: socket.map(str::to_owned), ..Behaviour::default() };
-    let plugin = StandInPlugin::start_with(&rig.kubelet.device_plugin_directory(), GPU, devices, behaviour);
+    let plugin = StandInPlugin::start_on(&rig.kubelet.device_plugin_directory(), GPU, devices, socket);
     assert!(wait_for(plugin.registered()));
     plugin
 }
@@ -125,7 +124,7 @@ pub const AREA: Area = Area {
             undo: Some(|rig| {
                 let directory = rig.kubelet.device_plugin_directory();
                 std::fs::rename(directory.with_extension("away"), &directory).unwrap();
-                rig.kubelet.start_again().unwrap();
+                rig.kubelet.restart().unwrap();
             }),
             within: 15,
         },
@@ -150,7 +149,7 @@ pub const AREA: Area = Area {
             id: "plugin-conflict-unseen",
             happens: "A plugin with the same devices and an unknown socket name registers after podmeter and ends",
             how: |rig| {
-                other_plugin(rig, None).stop();
+                drop(other_plugin(rig, None));
             },
             seen: Seen {
                 metrics: &[REGISTERED_AGAIN],
