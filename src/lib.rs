@@ -26,6 +26,8 @@ pub mod processes;
 pub mod simulation;
 pub mod tasks;
 pub mod terminal;
+#[cfg(test)]
+mod test_data;
 pub mod top;
 pub mod web;
 pub mod wire;

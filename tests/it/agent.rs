@@ -9,11 +9,8 @@ use std::path::Path;
 use crate::support::agent::{Page, Running, agent, ended};
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::kubelet::{ContainerSpec, ListedDevice, Node, Options, PodSpec, node};
+use crate::support::test_data::uuid;
 use serde_json::{Value, json};
-
-fn uuid(index: usize) -> String {
-    format!("GPU-00000000-0000-0000-0000-{index:012}")
-}
 
 /// Eight busy GPUs.
 fn eight_gpus() -> Value {

@@ -4,184 +4,168 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each module with the modules that it may name.
-const ARROWS: [(&str, &[&str]); 29] = [
-    ("model", &[]),
-    ("attribution", &["model"]),
-    ("health", &["model"]),
-    ("preference", &["model"]),
-    ("history", &["model"]),
-    ("backoff", &[]),
-    ("clock", &["model"]),
-    ("files", &["model"]),
-    ("input", &[]),
-    ("wire", &[]),
-    ("kubelet", &["attribution", "backoff", "clock", "files", "input", "model", "tasks", "wire"]),
-    ("hardware", &["backoff", "clock", "model"]),
-    ("plugin", &["attribution", "backoff", "clock", "files", "input", "model", "preference", "tasks", "wire"]),
-    ("processes", &["clock", "files", "model", "tasks"]),
-    ("governance", &["model", "processes"]),
-    ("api", &["condition", "history", "model"]),
-    ("client", &["api", "condition", "model", "terminal"]),
-    (
-        "doctor",
-        &["api", "client", "clock", "hardware", "kubelet", "model", "plugin", "processes", "governance", "terminal"],
-    ),
-    ("condition", &["model"]),
-    ("metrics", &["model", "wire"]),
-    ("terminal", &[]),
-    ("tasks", &[]),
-    ("journal", &["clock", "files", "input", "model", "terminal"]),
-    ("web", &["api", "clock", "files", "history", "input", "metrics", "model", "tasks"]),
-    ("simulation", &["clock", "files", "hardware", "model", "wire"]),
+/// Each module with the modules whose items it may name, at their own path or as another module's re-export.
+const ARROWS: [(&str, &str); 29] = [
+    ("model", ""),
+    ("attribution", "model"),
+    ("health", "model"),
+    ("preference", "model"),
+    ("history", "model"),
+    ("backoff", ""),
+    ("clock", "model"),
+    ("files", "model"),
+    ("input", ""),
+    ("wire", ""),
+    ("kubelet", "attribution backoff clock files input model tasks wire"),
+    ("hardware", "backoff clock model"),
+    ("plugin", "attribution backoff clock files input model preference tasks wire"),
+    ("processes", "clock files model tasks"),
+    ("governance", "model processes"),
+    ("api", "condition history model"),
+    ("client", "api condition model terminal"),
+    ("doctor", "api client clock hardware kubelet model plugin processes governance terminal"),
+    ("condition", "model"),
+    ("metrics", "model wire"),
+    ("terminal", ""),
+    ("tasks", ""),
+    ("journal", "clock files input model terminal"),
+    ("web", "api clock condition files history input metrics model tasks"),
+    ("simulation", "clock files hardware model wire"),
     (
         "agent",
-        &[
-            "attribution",
-            "client",
-            "clock",
-            "condition",
-            "doctor",
-            "files",
-            "hardware",
-            "health",
-            "journal",
-            "kubelet",
-            "metrics",
-            "model",
-            "plugin",
-            "processes",
-            "governance",
-            "simulation",
-            "tasks",
-            "web",
-        ],
+        "attribution client clock condition doctor files hardware health journal kubelet metrics model plugin \
+         processes governance simulation tasks web",
     ),
-    ("top", &["api", "client", "clock", "model", "terminal"]),
+    ("top", "api client clock model terminal"),
     (
         "cli",
-        &["agent", "api", "client", "clock", "condition", "input", "journal", "metrics", "model", "terminal", "top"],
+        "agent api client clock condition doctor governance hardware health input journal metrics model plugin \
+         terminal top web",
     ),
-    ("lib", &[]),
+    ("lib", ""),
 ];
 
 /// Other libraries, and the only modules that may use them.
-const LIBRARIES: [(&str, &[&str]); 12] = [
-    (
-        "tokio",
-        &[
-            "agent",
-            "cli",
-            "client",
-            "clock",
-            "doctor",
-            "hardware",
-            "kubelet",
-            "plugin",
-            "processes",
-            "simulation",
-            "tasks",
-            "top",
-            "web",
-            "wire",
-        ],
-    ),
-    ("tonic", &["kubelet", "plugin", "simulation", "wire"]),
-    ("nvml_wrapper_sys", &["hardware"]),
-    ("axum", &["web"]),
-    ("rustls", &["client", "web"]),
-    ("tokio_rustls", &["client", "web"]),
-    ("ring", &["web"]),
-    ("bcrypt", &["web"]),
-    ("hyper", &["client", "web"]),
-    ("ratatui", &["top"]),
-    ("rusqlite", &["journal"]),
-    ("clap", &["agent", "cli"]),
+const LIBRARIES: [(&str, &str); 12] = [
+    ("tokio", "agent cli client clock doctor hardware kubelet plugin processes simulation tasks top web wire"),
+    ("tonic", "kubelet plugin simulation wire"),
+    ("nvml_wrapper_sys", "hardware"),
+    ("axum", "web"),
+    ("rustls", "client web"),
+    ("tokio_rustls", "client web"),
+    ("ring", "web"),
+    ("bcrypt", "web"),
+    ("hyper", "client web"),
+    ("ratatui", "top"),
+    ("rusqlite", "journal"),
+    ("clap", "agent cli"),
 ];
 
 /// They read no files, clocks or environment.
-const PURE_MODULES: [&str; 9] =
-    ["backoff", "model", "attribution", "health", "preference", "history", "condition", "input", "terminal"];
+const PURE_MODULES: &str = "backoff model attribution health preference history condition input terminal";
 const PURE_MODULES_REFUSE: [&str; 7] =
     ["std::fs", "std::net", "std::env", "std::thread", "Instant::now", "SystemTime", "tracing::"];
 
-fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(directory).expect("src is there") {
-        let path = entry.expect("readable").path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
+/// A file of a module, without comments.
+struct Source {
+    module: String,
+    file: PathBuf,
+    text: String,
 }
 
-/// Module → file → text without comments.
-fn modules() -> BTreeMap<String, BTreeMap<PathBuf, String>> {
+fn sources() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut files = vec![];
-    sources(&root, &mut files);
-    let mut modules: BTreeMap<String, BTreeMap<PathBuf, String>> = BTreeMap::new();
-    for file in files {
-        let inside = file.strip_prefix(&root).expect("under src");
-        // The tests of a module may use more.
-        if inside.components().any(|part| Path::new(part.as_os_str()).file_stem().is_some_and(|stem| stem == "tests")) {
-            continue;
+    let mut found = vec![];
+    let mut directories = vec![root.clone()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            let file = path.strip_prefix(&root).unwrap().with_extension("");
+            // The tests of a module may use more.
+            if file.ends_with("tests") || file.ends_with("test_data") || file.ends_with("main") {
+                continue;
+            }
+            if path.is_dir() {
+                directories.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+                let module = file.iter().next().unwrap().to_string_lossy().into_owned();
+                found.push(Source { module, file, text: code.join("\n") });
+            }
         }
-        let first = inside.components().next().expect("not empty");
-        let module = Path::new(first.as_os_str()).with_extension("").to_string_lossy().into_owned();
-        let text = fs::read_to_string(&file).expect("readable");
-        let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
-        modules.entry(module).or_default().insert(inside.to_owned(), code.join("\n"));
     }
-    modules.remove("main");
-    modules
+    found
 }
 
-/// Every `word` in `prefix word`, also inside `use crate::{a, b}`.
-fn named_after(text: &str, prefix: &str) -> BTreeSet<String> {
-    let word = |text: &str| -> String {
-        text.chars().take_while(|letter| letter.is_alphanumeric() || *letter == '_').collect()
-    };
+/// Each `word::word` (or `word`) in `prefix…`, also inside `prefix{a::b, c::{d, e as f}}`.
+fn named_after(text: &str, prefix: &str) -> BTreeSet<(String, String)> {
+    let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
+    let word = |text: &str| text.chars().take_while(|letter| is_word(*letter)).collect::<String>();
     let mut names = BTreeSet::new();
     for (position, _) in text.match_indices(prefix) {
-        let rest = &text[position + prefix.len()..];
-        match rest.strip_prefix('{') {
-            None => {
-                names.insert(word(rest));
-            }
-            Some(group) => {
-                let (mut depth, mut start) = (0, true);
-                for (offset, letter) in group.char_indices() {
-                    match letter {
-                        '{' => depth += 1,
-                        '}' if depth == 0 => break,
-                        '}' => depth -= 1,
-                        ',' if depth == 0 => start = true,
-                        letter if start && !letter.is_whitespace() => {
-                            names.insert(word(&group[offset..]));
-                            start = false;
-                        }
-                        _ => {}
-                    }
-                }
+        for path in branches(&text[position + prefix.len()..]) {
+            let first = word(path);
+            match path[first.len()..].strip_prefix("::") {
+                Some(rest) => names.extend(branches(rest).into_iter().map(|rest| (first.clone(), word(rest)))),
+                None => drop(names.insert((first, String::new()))),
             }
         }
     }
     names
 }
 
+/// What is in the braces that the text begins with, by comma; else the text.
+fn branches(text: &str) -> Vec<&str> {
+    let Some(group) = text.strip_prefix('{') else { return vec![text] };
+    let (mut depth, mut start, mut found) = (0, 0, vec![]);
+    for (place, letter) in group.char_indices() {
+        match letter {
+            '{' => depth += 1,
+            ',' if depth == 0 => found.push(group[std::mem::replace(&mut start, place + 1)..place].trim()),
+            '}' if depth == 0 => {
+                found.push(group[start..place].trim());
+                break;
+            }
+            '}' => depth -= 1,
+            _ => {}
+        }
+    }
+    found.retain(|branch| !branch.is_empty());
+    found
+}
+
+/// By module and name: the module that the re-exported item is of.
+fn re_exports(sources: &[Source]) -> BTreeMap<(String, String), String> {
+    let mut found = BTreeMap::new();
+    for Source { module, text, .. } in sources {
+        for statement in text.split("pub use crate::").skip(1).map(|rest| rest.split(';').next().unwrap()) {
+            let (owner, items) = statement.split_once("::").unwrap();
+            for item in items.split([',', '{', '}']) {
+                let name = item.rsplit([' ', ':']).find(|word| !word.is_empty()).unwrap_or_default();
+                found.insert((module.clone(), name.trim().to_owned()), owner.to_owned());
+            }
+        }
+    }
+    found
+}
+
+fn has(words: &str, word: &str) -> bool {
+    words.split_whitespace().any(|one| one == word)
+}
+
 #[test]
 fn modules_name_only_the_modules_they_may() {
-    let allowed = BTreeMap::from(ARROWS);
+    let (allowed, sources) = (BTreeMap::from(ARROWS), sources());
+    let re_exports = re_exports(&sources);
     let mut wrong = vec![];
-    for (module, files) in modules() {
-        let allowed =
-            allowed.get(module.as_str()).unwrap_or_else(|| panic!("a new module, {module}: add its dependencies"));
-        for (file, text) in files {
-            for name in named_after(&text, "crate::") {
-                if name != module && allowed.iter().all(|other| *other != name) {
-                    wrong.push(format!("{} names crate::{name}", file.display()));
+    for Source { module, file, text } in &sources {
+        let allowed = allowed.get(module.as_str()).unwrap_or_else(|| panic!("{module} is new: add its dependencies"));
+        for named in named_after(text, "crate::") {
+            let owner = re_exports.get(&named).unwrap_or(&named.0);
+            for other in [owner, &named.0] {
+                if other != module && !has(allowed, other) && other != "test_data" {
+                    wrong.push(format!("{} names crate::{}::{} of {other}", file.display(), named.0, named.1));
                 }
             }
         }
@@ -190,16 +174,21 @@ fn modules_name_only_the_modules_they_may() {
 }
 
 #[test]
-fn libraries_stay_in_their_modules() {
+fn libraries_io_and_unsafe_code_stay_in_their_modules() {
     let mut wrong = vec![];
-    for (module, files) in modules() {
-        for (file, text) in files {
-            for (library, modules) in LIBRARIES {
-                let named = uses(&text, library);
-                if named && modules.iter().all(|allowed| *allowed != module) {
-                    wrong.push(format!("{} uses {library}", file.display()));
-                }
+    for Source { module, file, text } in sources() {
+        for (library, modules) in LIBRARIES {
+            if uses(&text, library) && !has(modules, &module) {
+                wrong.push(format!("{} uses {library}", file.display()));
             }
+        }
+        for word in PURE_MODULES_REFUSE.iter().filter(|_| has(PURE_MODULES, &module)) {
+            if text.contains(word) {
+                wrong.push(format!("{} has {word}", file.display()));
+            }
+        }
+        if (text.contains("unsafe {") || text.contains("unsafe fn")) && !file.starts_with("hardware/nvml") {
+            wrong.push(format!("{} has unsafe code", file.display()));
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
@@ -213,40 +202,15 @@ fn uses(text: &str, library: &str) -> bool {
 }
 
 #[test]
-fn the_pure_modules_do_no_io_and_have_no_clock() {
-    let mut wrong = vec![];
-    for (module, files) in modules() {
-        if !PURE_MODULES.contains(&module.as_str()) {
-            continue;
-        }
-        for (file, text) in files {
-            for word in PURE_MODULES_REFUSE {
-                if text.contains(word) {
-                    wrong.push(format!("{} has {word}", file.display()));
-                }
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong:#?}");
-}
-
-#[test]
-fn unsafe_code_is_in_hardware_nvml_only() {
-    let mut wrong = vec![];
-    for files in modules().into_values() {
-        for (file, text) in files {
-            if (text.contains("unsafe {") || text.contains("unsafe fn")) && !file.starts_with("hardware/nvml") {
-                wrong.push(file);
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong:#?}");
-}
-
-#[test]
-fn groups_of_imports_are_read() {
-    let text = "use crate::{model::{A, B}, web};\nlet x = crate::kubelet::run();";
-    let names: Vec<String> = named_after(text, "crate::").into_iter().collect();
-    assert_eq!(names, ["kubelet", "model", "web"]);
+fn imports_and_re_exports_are_read() {
+    let text = "use crate::{model::{A, B as C}, web};\nlet x = crate::kubelet::run();";
+    let names: Vec<_> = named_after(text, "crate::").into_iter().collect();
+    let expected = [("kubelet", "run"), ("model", "A"), ("model", "B"), ("web", "")];
+    assert_eq!(names, expected.map(|(module, name)| (module.to_owned(), name.to_owned())));
+    let text =
+        "pub use crate::health::{Config as HealthConfig, self_test::Mark};\npub use crate::web::Limits;".to_owned();
+    let owners = re_exports(&[Source { module: "agent".into(), file: PathBuf::new(), text }]);
+    let owner = |name: &str| owners.get(&("agent".to_owned(), name.to_owned())).map(String::as_str);
+    assert_eq!([owner("HealthConfig"), owner("Mark"), owner("Limits")], [Some("health"), Some("health"), Some("web")]);
     assert!(uses("use tonic::Status;", "tonic") && !uses("Monotonic::new(x)", "tonic"));
 }

@@ -3,13 +3,10 @@
 use crate::support::agent;
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::kubelet::{ContainerSpec, ListedDevice, Options, PodSpec, node};
+use crate::support::test_data::uuid;
 use serde_json::json;
 
 const COUNTS: &str = "podmeter_container_xid_errors_total";
-
-fn uuid(index: usize) -> String {
-    format!("GPU-00000000-0000-0000-0000-{index:012}")
-}
 
 fn pod(name: &str, device: &str) -> PodSpec {
     PodSpec::new("team-a", name).container(ContainerSpec::new("main").holds("nvidia.com/gpu", device, &[0]))

@@ -1,6 +1,6 @@
 //! One situation, one figure: JSON, metrics, `top`, `usage` and the page show the same for the same thing and time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -12,9 +12,9 @@ use podmeter::journal::{AllocationRecord, AllocationTracker, AllocationsResponse
 use podmeter::metrics::Pages;
 use podmeter::metrics::dcgm::Generation;
 use podmeter::model::{
-    Allocatable, Allocations, Container, ContainerRef, CpuSet, DeviceHealth, DeviceId, DeviceReadings, Fast, Gaps, Gpu,
-    GpuHealth, GpuUuid, HardwareSource, HardwareState, HealthState, HeldDevice, Inventory, KubeletState, Moment,
-    Monotonic, Overview, Owner, Pod, PodRef, Snapshot, Stamped, Totals, UnixSeconds, XidCounts,
+    Allocatable, Allocations, ContainerRef, CpuSet, DeviceHealth, DeviceId, DeviceReadings, Fast, Gaps, Gpu, GpuHealth,
+    GpuUuid, HardwareSource, HardwareState, HealthState, Inventory, KubeletState, Moment, Monotonic, Overview, Owner,
+    Snapshot, Stamped, Totals, UnixSeconds, XidCounts,
 };
 use podmeter::tasks::Tasks;
 use podmeter::web::{
@@ -24,6 +24,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::support::agent::{Page, ended, get};
+use crate::support::test_data;
 
 const SECONDS: u64 = 400;
 /// Of the whole GPU that nobody reads for a while.
@@ -92,22 +93,9 @@ impl Scene {
     }
 
     fn allocations(&self, second: u64) -> Allocations {
-        let pod = |(pod, resource, id): (&str, &str, String)| Pod {
-            reference: PodRef::new("team", pod),
-            uid: None,
-            containers: vec![Container {
-                reference: ContainerRef::new("team", pod, "main"),
-                devices: vec![HeldDevice {
-                    resource: resource.into(),
-                    id: DeviceId::new(id.as_str()),
-                    numa_nodes: BTreeSet::new(),
-                }],
-                claims: vec![],
-                exclusive_cpus: CpuSet::default(),
-                memory: vec![],
-            }],
-            exclusive_cpus: CpuSet::default(),
-            memory: vec![],
+        let pod = |(pod, resource, id): (&str, &str, String)| {
+            let reference = ContainerRef::new("team", pod, "main");
+            test_data::pod(test_data::container(reference, &[(resource, &id)]))
         };
         Allocations { pods: self.held(second).into_iter().map(pod).collect() }
     }
@@ -169,15 +157,9 @@ impl Scene {
 
     /// The borrower works; a pod without a GPU works on the last one for long, and on the notebook's for a moment.
     fn processes(&self, second: u64) -> BTreeMap<GpuUuid, DeviceProcesses> {
-        let process = |pid: u32, pod: &str, sm_seconds: f64| OwnedProcess {
-            pid,
-            start_ticks: 1,
-            owner: Owner::Container(ContainerRef::new("team", pod, "main")),
-            running: true,
-            memory_bytes: Some(1 << 30),
-            gpu_instance: None,
-            compute_instance: None,
-            sm_seconds,
+        let process = |pid, pod: &str, sm_seconds| {
+            let owner = Owner::Container(ContainerRef::new("team", pod, "main"));
+            OwnedProcess { memory_bytes: Some(1 << 30), ..test_data::process(pid, owner, sm_seconds) }
         };
         let mut by_gpu = BTreeMap::from([
             (4, vec![process(1, "train", second as f64)]),

@@ -8,10 +8,11 @@ use std::time::Duration;
 use podmeter::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, LedgerOutput, Observation};
 use podmeter::hardware::{GpuState, Integrals, Pass, Staleness};
 use podmeter::model::{
-    Attribution, ContainerRef, DeviceReadings, Fast, GpuUuid, Holding, Inventory, Moment, Monotonic, Reason, Sharing,
-    UnixSeconds,
+    ContainerRef, DeviceReadings, Fast, GpuUuid, Inventory, Moment, Monotonic, Reason, Sharing, UnixSeconds,
 };
 use proptest::prelude::*;
+
+use crate::support::test_data::holding;
 
 const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 const LATE: Duration = Duration::from_secs(5);
@@ -185,19 +186,11 @@ impl World {
                 .map(|(pod, share)| (*pod, Sharing::TimeSlicing, *share))
                 .collect(),
         };
-        let holding = |(pod, sharing, share): (&str, Sharing, f64)| {
+        let held = |(pod, sharing, share): (&str, Sharing, f64)| {
             let key = HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: GPU.into(), mig: None };
-            let holding = Holding {
-                resource: Some("nvidia.com/gpu".into()),
-                device_ids: vec![GPU.into()],
-                sharing,
-                attribution: Some(Attribution::Exclusive),
-                share: Some(share),
-                weight: 1.0,
-            };
-            (key, holding)
+            (key, holding(GPU, sharing, share))
         };
-        self.join.holdings = holders.into_iter().map(holding).collect();
+        self.join.holdings = holders.into_iter().map(held).collect();
         self.observe();
     }
 

@@ -6,14 +6,11 @@ use std::time::{Duration, Instant};
 use crate::support::agent::{Page, Running, agent};
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::kubelet::{ContainerSpec, ListedDevice, Node, Options, PodSpec, node};
+use crate::support::test_data::uuid;
 use serde_json::{Value, json};
 
 const BURST: &[&str] = &["namespace=\"team-a\"", "pod=\"burst\"", "container=\"main\""];
 const WATTS: f64 = 300.0;
-
-fn uuid(index: usize) -> String {
-    format!("GPU-00000000-0000-0000-0000-{index:012}")
-}
 
 /// Two GPUs that are half busy, and have drawn an hour's energy before the agent starts.
 fn two_gpus() -> Value {

@@ -11,13 +11,15 @@ use podmeter::attribution::{
 use podmeter::hardware::simulated::{Controls, Load, Profile, SimulatedDriver};
 use podmeter::hardware::{Driver, Due, GpuState, Reader, Staleness};
 use podmeter::model::{
-    Account, Allocatable, Allocations, Container, ContainerRef, CpuSet, DeviceId, GpuUuid, HardwareState, HeldDevice,
-    Inventory, Moment, Monotonic, Pod, PodDirectory, PodRef, ProcessState, Reason, UnixSeconds,
+    Account, Allocatable, Allocations, ContainerRef, DeviceId, GpuUuid, HardwareState, Inventory, Moment, Monotonic,
+    PodDirectory, ProcessState, Reason, UnixSeconds,
 };
 use podmeter::processes::Resolver;
 use podmeter::simulation::node::{Device, Replicas, resources};
 use podmeter::simulation::proc_tree::{Inside, ProcTree};
 use podmeter::simulation::{Kind, Random, Truth, Workload};
+
+use super::test_data;
 
 /// A container is granted its device this long before it does something with it.
 const STARTUP: u64 = 800;
@@ -269,22 +271,8 @@ impl Node {
     fn list(&mut self, now: u64) {
         let pod = |place: &Place| {
             let tenant = place.tenant.as_ref()?;
-            let id = DeviceId::new(place.device.id.clone());
-            let held = HeldDevice { resource: place.resource.as_str().into(), id, numa_nodes: BTreeSet::new() };
-            let container = Container {
-                reference: tenant.container.clone(),
-                devices: vec![held],
-                claims: vec![],
-                exclusive_cpus: CpuSet::default(),
-                memory: vec![],
-            };
-            Some(Pod {
-                uid: None,
-                reference: PodRef::new("team", &tenant.container.pod),
-                containers: vec![container],
-                exclusive_cpus: CpuSet::default(),
-                memory: vec![],
-            })
+            let device = (place.resource.as_str(), place.device.id.as_str());
+            Some(test_data::pod(test_data::container(tenant.container.clone(), &[device])))
         };
         let allocations = Allocations { pods: self.places.iter().filter_map(pod).collect() };
         self.join = join(&allocations, &self.allocatable, &self.inventory, &self.slots);

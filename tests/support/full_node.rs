@@ -7,9 +7,11 @@ use std::time::Duration;
 use podmeter::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, LedgerOutput, Observation, OwnedProcess};
 use podmeter::hardware::simulated::{Profile, SimulatedDriver};
 use podmeter::model::{
-    Attribution, ContainerRef, DeviceReadings, Fast, GpuUuid, Holding, Inventory, Medium, MemoryUse, Moment, Monotonic,
-    Owner, Process, Sharing, Stamped, Totals, UnixSeconds,
+    ContainerRef, DeviceReadings, Fast, GpuUuid, Inventory, Medium, MemoryUse, Moment, Monotonic, Owner, Process,
+    Sharing, Stamped, Totals, UnixSeconds,
 };
+
+use super::test_data;
 
 pub const GPUS: usize = 8;
 pub const SLOTS: usize = 32;
@@ -51,14 +53,8 @@ impl Node {
     pub fn hold(&mut self, gpu: usize, slot: usize, pod: &str) -> HoldingKey {
         let key =
             HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: self.gpus[gpu].clone(), mig: None };
-        let holding = Holding {
-            resource: Some("nvidia.com/gpu".into()),
-            device_ids: vec![format!("{}::{slot}", self.gpus[gpu]).as_str().into()],
-            sharing: Sharing::TimeSlicing,
-            attribution: Some(Attribution::EqualShare),
-            share: Some(1.0 / SLOTS as f64),
-            weight: 1.0,
-        };
+        let slot = format!("{}::{slot}", self.gpus[gpu]);
+        let holding = test_data::holding(&slot, Sharing::TimeSlicing, 1.0 / SLOTS as f64);
         self.join.holdings.insert(key.clone(), holding);
         key
     }
@@ -88,14 +84,9 @@ impl Node {
     /// The resolved processes run on the first GPU.
     pub fn work(&mut self, owners: &BTreeMap<u32, Process>, second: u64) {
         let process = |(pid, process): (&u32, &Process)| OwnedProcess {
-            pid: *pid,
             start_ticks: process.key.map_or(0, |key| key.start_ticks),
-            owner: process.owner.clone(),
-            running: true,
             memory_bytes: Some(1 << 28),
-            gpu_instance: None,
-            compute_instance: None,
-            sm_seconds: second as f64 * 0.01,
+            ..test_data::process(*pid, process.owner.clone(), second as f64 * 0.01)
         };
         let processes = DeviceProcesses { has_sm_seconds: true, processes: owners.iter().map(process).collect() };
         self.processes = [(self.gpus[0].clone(), processes)].into();
@@ -105,15 +96,10 @@ impl Node {
         let mut by_gpu: BTreeMap<GpuUuid, Vec<OwnedProcess>> = BTreeMap::new();
         for (number, key) in self.join.holdings.keys().enumerate() {
             let processes = by_gpu.entry(key.gpu.clone()).or_default();
-            processes.extend((0..PROCESSES_EACH).map(|one| OwnedProcess {
-                pid: (number * PROCESSES_EACH + one) as u32,
-                start_ticks: 1,
-                owner: Owner::Container(key.container.clone()),
-                running: true,
-                memory_bytes: Some(1 << 28),
-                gpu_instance: None,
-                compute_instance: None,
-                sm_seconds: second as f64 * 0.01 * (1 + one) as f64,
+            processes.extend((0..PROCESSES_EACH).map(|one| {
+                let (pid, owner) = (number * PROCESSES_EACH + one, Owner::Container(key.container.clone()));
+                let sm_seconds = second as f64 * 0.01 * (1 + one) as f64;
+                OwnedProcess { memory_bytes: Some(1 << 28), ..test_data::process(pid as u32, owner, sm_seconds) }
             }));
         }
         let with = |processes| DeviceProcesses { has_sm_seconds: true, processes };

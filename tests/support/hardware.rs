@@ -41,7 +41,7 @@ pub fn run(fake: &FakeNvml, settings: Settings) -> Hardware {
 
 /// The UUID that the fake gives the GPU at this index.
 pub fn gpu(index: usize) -> GpuUuid {
-    GpuUuid::new(format!("GPU-00000000-0000-0000-0000-{index:012}"))
+    GpuUuid::new(super::test_data::uuid(index))
 }
 
 pub fn machine(gpus: usize) -> Value {

@@ -20,3 +20,8 @@ pub mod plugin_harness;
 pub mod prometheus;
 pub mod sick_node;
 pub mod watching;
+
+#[path = "../../src/test_data.rs"]
+pub mod test_data;
+
+use podmeter::{attribution, model};

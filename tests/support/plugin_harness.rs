@@ -18,13 +18,14 @@ use tokio::sync::watch;
 
 use super::device_health::health_of;
 use super::kubelet::{Admission, ContainerSpec, Count, FakeKubelet, PodSpec};
+use super::test_data;
 
 pub const GPU: &str = "nvidia.com/gpu";
 /// Only a hang exceeds it.
 pub const PATIENCE: Duration = Duration::from_mins(2);
 
 pub fn uuid(index: u32) -> String {
-    format!("GPU-00000000-0000-0000-0000-{index:012}")
+    test_data::uuid(index as usize)
 }
 
 pub fn mig_uuid(number: u32) -> String {
@@ -44,18 +45,7 @@ pub fn gpu(index: u32) -> Gpu {
 
 /// MIG devices with these numbers, as the whole layout of a GPU.
 pub fn mig_devices(profile: &str, numbers: &[u32]) -> Vec<MigDevice> {
-    let device = |(gpu_instance, number): (u32, &u32)| MigDevice {
-        uuid: mig_uuid(*number).as_str().into(),
-        index: gpu_instance - 1,
-        gpu_instance,
-        compute_instance: 0,
-        profile: profile.into(),
-        profile_id: None,
-        placement_start: None,
-        slices: 1,
-        memory_bytes: None,
-    };
-    (1..).zip(numbers).map(device).collect()
+    (1..).zip(numbers).map(|(instance, number)| test_data::mig(&mig_uuid(*number), instance, profile, 1)).collect()
 }
 
 pub fn hardware(gpus: impl IntoIterator<Item = Gpu>) -> HardwareState {

@@ -8,16 +8,13 @@ use serde_json::{Value, json};
 use super::agent::{Answer, Page, Running, post};
 use super::fake_nvml::FakeNvml;
 use super::kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, node};
+pub use super::test_data::uuid;
 
 pub struct SickNode {
     pub kubelet: Node,
     pub driver: FakeNvml,
     pub running: Running,
     arguments: Vec<String>,
-}
-
-pub fn uuid(gpu: usize) -> String {
-    format!("GPU-00000000-0000-0000-0000-{gpu:012}")
 }
 
 pub fn slot(gpu: usize, number: usize) -> String {

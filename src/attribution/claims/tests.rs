@@ -1,5 +1,6 @@
 use super::*;
 use crate::model::{ClaimRecord, Gpu, MigDevice, PciBusId};
+use crate::test_data;
 
 const A: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 const B: &str = "GPU-bbbbbbbb-0000-0000-0000-000000000000";
@@ -13,32 +14,14 @@ fn inventory() -> Inventory {
         mig_devices,
         ..Gpu::listed(uuid.into(), minor)
     };
-    let partition = MigDevice {
-        uuid: M.into(),
-        index: 0,
-        gpu_instance: 7,
-        compute_instance: 0,
-        profile: "1g.10gb".into(),
-        profile_id: Some(19),
-        placement_start: Some(4),
-        slices: 1,
-        memory_bytes: None,
-    };
+    let partition = MigDevice { profile_id: Some(19), placement_start: Some(4), ..test_data::mig(M, 7, "1g.10gb", 1) };
     let gpus = [gpu(A, 1, vec![]), gpu(B, 0, vec![partition])];
     Inventory { gpus: gpus.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect(), ..Inventory::default() }
 }
 
 fn claim(driver: &str, device: &str, hardware: &[(ClaimSource, ClaimHardware)]) -> ClaimDevice {
-    ClaimDevice {
-        claim_namespace: "team".into(),
-        claim: "claim".into(),
-        driver: driver.into(),
-        pool: "node".into(),
-        device: device.into(),
-        share_id: None,
-        claim_uid: None,
-        record: ClaimRecord { hardware: hardware.iter().cloned().collect(), ..ClaimRecord::default() },
-    }
+    let record = ClaimRecord { hardware: hardware.iter().cloned().collect(), ..ClaimRecord::default() };
+    ClaimDevice { record, ..test_data::claim(driver, device) }
 }
 
 fn check(device: &str, hardware: &[(ClaimSource, ClaimHardware)], expected: &str) {

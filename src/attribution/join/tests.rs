@@ -1,5 +1,6 @@
 use super::*;
-use crate::model::{ClaimAllocation, ClaimDevice, ClaimRecord, Container, CpuSet, HeldDevice, Pod, PodRef};
+use crate::model::{ClaimAllocation, Container};
+use crate::test_data;
 
 const A: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 const B: &str = "GPU-bbbbbbbb-0000-0000-0000-000000000000";
@@ -16,16 +17,10 @@ fn inventory() -> Inventory {
         mig_slices: Some(7),
         ..Gpu::listed(uuid.into(), index)
     };
-    let mig = |uuid: &str, gpu_instance, profile: &str, profile_id, placement_start, slices| MigDevice {
-        uuid: uuid.into(),
-        index: placement_start,
-        gpu_instance,
-        compute_instance: 0,
-        profile: profile.into(),
+    let mig = |uuid, gpu_instance, profile, profile_id, placement_start, slices| MigDevice {
         profile_id: Some(profile_id),
         placement_start: Some(placement_start),
-        slices,
-        memory_bytes: None,
+        ..test_data::mig(uuid, gpu_instance, profile, slices)
     };
     let partitions = vec![mig(M1, 7, "1g.10gb", 19, 4, 1), mig(M2, 2, "3g.40gb", 9, 0, 3)];
     let gpus = [gpu(A, 0, 1, vec![]), gpu(B, 1, 0, partitions)];
@@ -33,43 +28,12 @@ fn inventory() -> Inventory {
 }
 
 fn container(name: &str, devices: &[(&str, &str)], claims: &[(&str, &str)]) -> Container {
-    Container {
-        reference: ContainerRef::new("team", name, "main"),
-        devices: devices
-            .iter()
-            .map(|(resource, id)| HeldDevice {
-                resource: (*resource).into(),
-                id: (*id).into(),
-                numa_nodes: BTreeSet::new(),
-            })
-            .collect(),
-        claims: claims
-            .iter()
-            .map(|(driver, device)| ClaimDevice {
-                claim_namespace: "team".into(),
-                claim: "claim".into(),
-                driver: (*driver).into(),
-                pool: "node".into(),
-                device: (*device).into(),
-                share_id: None,
-                claim_uid: None,
-                record: ClaimRecord::default(),
-            })
-            .collect(),
-        exclusive_cpus: CpuSet::default(),
-        memory: vec![],
-    }
+    let claims = claims.iter().map(|(driver, device)| test_data::claim(driver, device)).collect();
+    Container { claims, ..test_data::container(ContainerRef::new("team", name, "main"), devices) }
 }
 
 fn allocations(containers: Vec<Container>) -> Allocations {
-    let pods = containers.into_iter().map(|container| Pod {
-        uid: None,
-        reference: PodRef::new("team", &container.reference.pod),
-        containers: vec![container],
-        exclusive_cpus: CpuSet::default(),
-        memory: vec![],
-    });
-    Allocations { pods: pods.collect() }
+    Allocations { pods: containers.into_iter().map(test_data::pod).collect() }
 }
 
 fn offering(resource: &str, ids: &[&str]) -> Allocatable {

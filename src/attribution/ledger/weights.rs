@@ -79,17 +79,8 @@ mod tests {
     use crate::model::UnknownOwner;
 
     fn told(owner: Owner, start_ticks: u64, sm_seconds: f64) -> DeviceProcesses {
-        let process = OwnedProcess {
-            pid: 7,
-            start_ticks,
-            owner,
-            running: false,
-            memory_bytes: None,
-            gpu_instance: None,
-            compute_instance: None,
-            sm_seconds,
-        };
-        DeviceProcesses { has_sm_seconds: true, processes: vec![process] }
+        let process = crate::test_data::process(7, owner, sm_seconds);
+        DeviceProcesses { has_sm_seconds: true, processes: vec![OwnedProcess { start_ticks, ..process }] }
     }
 
     #[test]

@@ -1,23 +1,20 @@
 use super::*;
-use crate::model::{Allocatable, Allocations, Container, ContainerRef, CpuSet, HeldDevice, Pod, PodRef};
-
-fn uuid(number: u32) -> String {
-    format!("GPU-00000000-0000-0000-0000-{number:012}")
-}
+use crate::model::{Allocatable, Allocations, ContainerRef};
+use crate::test_data::{container, pod, uuid};
 
 fn mig(number: u32) -> String {
     format!("MIG-00000000-0000-0000-0000-{number:012}")
 }
 
-fn address(number: u32) -> PciBusId {
+fn address(number: usize) -> PciBusId {
     PciBusId::new(format!("0000:{number:02x}:00.0"))
 }
 
 /// The driver lists GPUs `listed`; the bus has those of `on_bus`.
-fn hardware(listed: &[u32], on_bus: &[u32]) -> HardwareState {
-    let gpu = |number: &u32| {
+fn hardware(listed: &[usize], on_bus: &[usize]) -> HardwareState {
+    let gpu = |number: &usize| {
         let gpu = Gpu::not_present(GpuUuid::new(uuid(*number)));
-        let gpu = Gpu { index: Some(*number), pci_bus_id: Some(address(*number)), present: true, ..gpu };
+        let gpu = Gpu { index: Some(*number as u32), pci_bus_id: Some(address(*number)), present: true, ..gpu };
         (gpu.uuid.clone(), gpu)
     };
     let inventory = Inventory { generation: 1, gpus: listed.iter().map(gpu).collect(), ..Inventory::default() };
@@ -41,23 +38,9 @@ fn checkpoint(devices: Ids) -> KubeletState {
 }
 
 fn held(resource: &str, ids: &[&str]) -> KubeletState {
-    let device = |id: &&str| HeldDevice { resource: resource.into(), id: (*id).into(), numa_nodes: BTreeSet::new() };
-    let pod = PodRef::new("team", "trainer");
-    let container = Container {
-        reference: ContainerRef::in_pod(&pod, "main"),
-        devices: ids.iter().map(device).collect(),
-        claims: vec![],
-        exclusive_cpus: CpuSet::default(),
-        memory: vec![],
-    };
-    let pod = Pod {
-        reference: pod,
-        uid: None,
-        containers: vec![container],
-        exclusive_cpus: CpuSet::default(),
-        memory: vec![],
-    };
-    KubeletState { allocations: Some(Arc::new(Allocations { pods: vec![pod] })), ..KubeletState::default() }
+    let devices: Vec<(&str, &str)> = ids.iter().map(|id| (resource, *id)).collect();
+    let pods = vec![pod(container(ContainerRef::new("team", "trainer", "main"), &devices))];
+    KubeletState { allocations: Some(Arc::new(Allocations { pods })), ..KubeletState::default() }
 }
 
 fn complete(hardware: HardwareState, kubelet: &KubeletState) -> Arc<HardwareState> {
@@ -70,7 +53,7 @@ fn missing(state: &HardwareState) -> Vec<(String, Option<String>)> {
     gpus.map(|gpu| (gpu.uuid.to_string(), gpu.pci_bus_id.as_ref().map(ToString::to_string))).collect()
 }
 
-fn at(number: u32) -> Option<String> {
+fn at(number: usize) -> Option<String> {
     Some(address(number).to_string())
 }
 

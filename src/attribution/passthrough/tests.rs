@@ -3,10 +3,8 @@ use std::sync::Arc;
 use super::super::missing::MissingGpus;
 use super::*;
 use crate::attribution::{Slots, join};
-use crate::model::{
-    Allocatable, Allocations, Container, ContainerRef, CpuSet, DeviceReadings, HardwareState, HeldDevice, Monotonic,
-    Pod, PodRef,
-};
+use crate::model::{Allocatable, Allocations, ContainerRef, DeviceReadings, HardwareState, Monotonic};
+use crate::test_data::{container, pod};
 
 const LISTED: &str = "GPU-00000000-0000-0000-0000-000000000001";
 const OTHER: &str = "GPU-00000000-0000-0000-0000-000000000002";
@@ -47,24 +45,8 @@ fn complete(hardware: HardwareState, kubelet: &KubeletState) -> Arc<HardwareStat
 }
 
 fn holding(devices: &[(&str, &str)]) -> Allocations {
-    let reference = PodRef::new("vms", "virt-launcher-one");
-    let container = Container {
-        reference: ContainerRef::in_pod(&reference, "compute"),
-        devices: devices
-            .iter()
-            .map(|(resource, id)| HeldDevice {
-                resource: (*resource).into(),
-                id: (*id).into(),
-                numa_nodes: BTreeSet::new(),
-            })
-            .collect(),
-        claims: vec![],
-        exclusive_cpus: CpuSet::default(),
-        memory: vec![],
-    };
-    let pod =
-        Pod { reference, uid: None, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] };
-    Allocations { pods: vec![pod] }
+    let reference = ContainerRef::new("vms", "virt-launcher-one", "compute");
+    Allocations { pods: vec![pod(container(reference, devices))] }
 }
 
 #[test]

@@ -1,21 +1,14 @@
 use super::*;
-use crate::model::{Container, ContainerRef, CpuSet, HeldDevice};
+use crate::model::ContainerRef;
+use crate::test_data;
 
 const GPU: &str = "nvidia.com/gpu";
 
 /// Pods of namespace `team`, each with a container `main` and these devices.
 fn answer(pods: &[(&str, &[&str])]) -> Allocations {
     let pods = pods.iter().map(|(name, devices)| {
-        let reference = PodRef::new("team", name);
-        let device = |id: &&str| HeldDevice { resource: GPU.into(), id: (*id).into(), numa_nodes: BTreeSet::new() };
-        let container = Container {
-            reference: ContainerRef::in_pod(&reference, "main"),
-            devices: devices.iter().map(device).collect(),
-            claims: vec![],
-            exclusive_cpus: CpuSet::default(),
-            memory: vec![],
-        };
-        Pod { uid: None, reference, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] }
+        let devices: Vec<(&str, &str)> = devices.iter().map(|id| (GPU, *id)).collect();
+        test_data::pod(test_data::container(ContainerRef::new("team", name, "main"), &devices))
     });
     Allocations { pods: pods.collect() }
 }

@@ -1,22 +1,13 @@
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::*;
-use crate::model::{Container, ContainerRef, CpuSet, HeldDevice, PodIdentity};
+use crate::model::{ContainerRef, PodIdentity};
+use crate::test_data::{container, pod};
 
 fn listed(uids: &[&str]) -> Allocations {
     let pods = uids.iter().map(|uid| {
-        let reference = PodRef::new("team", "web-0");
-        let device = HeldDevice { resource: "nvidia.com/gpu".into(), id: "0".into(), numa_nodes: BTreeSet::new() };
-        let container = Container {
-            reference: ContainerRef::in_pod(&reference, "main").with_uid(Some((*uid).into())),
-            devices: vec![device],
-            claims: vec![],
-            exclusive_cpus: CpuSet::default(),
-            memory: vec![],
-        };
-        let uid = Some((*uid).into());
-        Pod { uid, reference, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] }
+        let reference = ContainerRef::new("team", "web-0", "main").with_uid(Some((*uid).into()));
+        pod(container(reference, &[("nvidia.com/gpu", "0")]))
     });
     Allocations { pods: pods.collect() }
 }

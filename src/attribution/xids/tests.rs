@@ -1,5 +1,6 @@
 use super::*;
-use crate::model::{Gpu, Holding, MigDevice, Sharing, XidInstance};
+use crate::model::{Gpu, MigDevice, Sharing, XidInstance};
+use crate::test_data;
 
 const GPU: &str = "GPU-1";
 const RETENTION: Duration = Duration::from_secs(300);
@@ -23,16 +24,9 @@ impl Node {
 
     /// A GPU of three MIG devices: two compute instances in GPU instance 7, one in 8.
     fn partitioned() -> Self {
-        let mig = |name: &str, gpu_instance, compute_instance| MigDevice {
-            uuid: name.into(),
-            index: 0,
-            gpu_instance,
+        let mig = |name, gpu_instance, compute_instance| MigDevice {
             compute_instance,
-            profile: "1g.10gb".into(),
-            profile_id: None,
-            placement_start: None,
-            slices: 1,
-            memory_bytes: None,
+            ..test_data::mig(name, gpu_instance, "1g.10gb", 1)
         };
         let gpu = Gpu {
             mig_slices: Some(7),
@@ -46,14 +40,7 @@ impl Node {
     }
 
     fn hold(&mut self, pod: &str, mig: Option<&str>) {
-        let holding = Holding {
-            resource: None,
-            device_ids: vec![],
-            sharing: Sharing::Exclusive,
-            attribution: None,
-            share: None,
-            weight: 1.0,
-        };
+        let holding = test_data::holding(GPU, Sharing::Exclusive, 1.0);
         let account = Account {
             holding: Some(holding.clone()),
             ..Account::new(main(pod), GPU.into(), mig.map(Into::into), UnixSeconds(7.0))
@@ -153,13 +140,4 @@ fn counting_began_with_the_account_or_the_first_xid() {
     let mut node = Node::held_by(&["holder"]);
     node.accounts.clear();
     assert_eq!(created(&mut node), [1e6 + 1.0]);
-}
-
-#[test]
-fn unlimited_codes_take_limited_memory() {
-    let mut node = Node::held_by(&["alone"]);
-    let events: Vec<_> = (0..10_000).map(|code| XidEvent { code, ..xid(0, 1) }).collect();
-    let xids = node.at(0, &events);
-    assert!(xids.len() <= SERIES + 1, "{}", xids.len());
-    assert_eq!(xids.iter().map(|row| row.3).sum::<u64>(), 10_000, "and all are counted");
 }

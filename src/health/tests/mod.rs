@@ -29,17 +29,7 @@ fn gpu(uuid: &str, index: u32) -> Gpu {
 }
 
 fn mig(uuid: &str, gpu_instance: u32) -> MigDevice {
-    MigDevice {
-        uuid: uuid.into(),
-        index: gpu_instance - 1,
-        gpu_instance,
-        compute_instance: 0,
-        profile: "1g.10gb".into(),
-        profile_id: None,
-        placement_start: None,
-        slices: 1,
-        memory_bytes: None,
-    }
+    crate::test_data::mig(uuid, gpu_instance, "1g.10gb", 1)
 }
 
 /// A node of two GPUs over time. Both answer every pass and report no fault, unless changed.

@@ -5,9 +5,9 @@ use super::worlds::{GapReading, PartReading, Random, Reading, TICK_SECONDS, Tick
 use crate::attribution::OwnedProcess;
 use crate::model::{
     ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource, ContainerRef, DeviceId, Fast, Gaps,
-    GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, MigUuid, Owner, PodRef, Stamped, Totals,
-    UnknownOwner,
+    GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, Owner, PodRef, Stamped, Totals, UnknownOwner,
 };
+use crate::test_data;
 
 pub enum Kind {
     Whole,
@@ -111,17 +111,9 @@ impl Board {
             for (member, member_slices) in members.iter().enumerate() {
                 let uuid = format!("MIG-{:08x}-{instance:04x}-{member:04x}-0000-000000000000", self.number);
                 let part = if slices == member_slices { String::new() } else { format!("{member_slices}c.") };
-                let device = MigDevice {
-                    uuid: MigUuid::new(uuid),
-                    index: devices.len() as u32,
-                    gpu_instance: instance as u32 + 1,
-                    compute_instance: member as u32,
-                    profile: format!("{part}{slices}g.10gb").into(),
-                    profile_id: None,
-                    placement_start: None,
-                    slices: *member_slices,
-                    memory_bytes: None,
-                };
+                let (instance, profile) = (instance as u32 + 1, format!("{part}{slices}g.10gb"));
+                let device = test_data::mig(&uuid, instance, &profile, *member_slices);
+                let device = MigDevice { index: devices.len() as u32, compute_instance: member as u32, ..device };
                 devices.push((device, members.iter().sum::<u32>()));
             }
         }
@@ -161,18 +153,12 @@ impl Board {
         let has_shares = self.number % 2 == 1;
         let consumed = has_shares.then(|| ("memory".into(), 1000 * (1 + claim as u64)));
         let allocation = ClaimAllocation { admin_access: place == OBSERVER, consumed: consumed.into_iter().collect() };
+        let hardware = [(ClaimSource::Checkpoint, hardware)].into();
         Some(ClaimDevice {
-            claim_namespace: "team".into(),
             claim: format!("claim-{claim}").into(),
-            driver: "gpu.nvidia.com".into(),
-            pool: "node".into(),
-            device: DeviceId::new(format!("gpu-{}", self.number)),
             share_id: (has_shares && place == 3).then(|| "share".into()),
-            claim_uid: None,
-            record: ClaimRecord {
-                hardware: [(ClaimSource::Checkpoint, hardware)].into(),
-                allocation: Some(allocation),
-            },
+            record: ClaimRecord { hardware, allocation: Some(allocation) },
+            ..test_data::claim("gpu.nvidia.com", &format!("gpu-{}", self.number))
         })
     }
 
@@ -223,16 +209,8 @@ impl Board {
                 (5, [first, ..]) => Owner::Container(ContainerRef::new("team", &first.pod, "debug")),
                 (_, holders) => Owner::Container(holders[random.below(holders.len())].clone()),
             };
-            self.processes.push(OwnedProcess {
-                pid: random.next() as u32,
-                start_ticks: 1,
-                owner,
-                running: true,
-                memory_bytes: Some(random.next() % (1 << 30)),
-                gpu_instance: None,
-                compute_instance: None,
-                sm_seconds: 0.0,
-            });
+            let process = test_data::process(random.next() as u32, owner, 0.0);
+            self.processes.push(OwnedProcess { memory_bytes: Some(random.next() % (1 << 30)), ..process });
         }
         if random.chance(10) && !self.processes.is_empty() {
             let place = random.below(self.processes.len());

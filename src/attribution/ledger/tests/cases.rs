@@ -3,9 +3,11 @@
 use super::super::*;
 use crate::attribution::{HoldingKey, OwnedProcess};
 use crate::model::{
-    Attribution, ContainerRef, GpmRatios, Gpu, Holding, InstanceReading, Medium, MemoryUse, MigDevice, MigUuid, Owner,
-    PodRef, Reason, Sharing, Stamped, Totals, UnixSeconds,
+    Attribution, ContainerRef, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigUuid, Owner, PodRef, Reason,
+    Sharing, Stamped, Totals, UnixSeconds,
 };
+
+use crate::test_data;
 
 const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 
@@ -58,28 +60,14 @@ impl Case {
             gpu: GPU.into(),
             mig: mig.map(MigUuid::from),
         };
-        let holding = Holding {
-            resource: Some("nvidia.com/gpu".into()),
-            device_ids: vec![GPU.into()],
-            sharing,
-            attribution: Some(Attribution::EqualShare),
-            share: Some(share),
-            weight: 1.0,
-        };
-        self.join.holdings.insert(key, holding);
+        self.join.holdings.insert(key, test_data::holding(GPU, sharing, share));
     }
 
     /// Owner, SM-seconds, memory.
     fn run(&mut self, processes: &[(Owner, f64, u64)]) {
         let process = |(pid, (owner, sm_seconds, bytes)): (usize, &(Owner, f64, u64))| OwnedProcess {
-            pid: pid as u32,
-            start_ticks: 1,
-            owner: owner.clone(),
-            running: true,
             memory_bytes: Some(*bytes),
-            gpu_instance: None,
-            compute_instance: None,
-            sm_seconds: *sm_seconds,
+            ..test_data::process(pid as u32, owner.clone(), *sm_seconds)
         };
         let processes = processes.iter().enumerate().map(process).collect();
         self.processes.insert(GPU.into(), DeviceProcesses { has_sm_seconds: true, processes });
@@ -238,17 +226,7 @@ fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
 }
 
 fn partitioned(case: &mut Case, gpm: Option<[f64; 2]>) -> Medium {
-    let mig = |uuid: &str, gpu_instance, slices: u32| MigDevice {
-        uuid: uuid.into(),
-        index: gpu_instance - 1,
-        gpu_instance,
-        compute_instance: 0,
-        profile: format!("{slices}g.10gb").into(),
-        profile_id: None,
-        placement_start: None,
-        slices,
-        memory_bytes: None,
-    };
+    let mig = |uuid, gpu_instance, slices: u32| test_data::mig(uuid, gpu_instance, &format!("{slices}g.10gb"), slices);
     let gpu = Gpu {
         mig_slices: Some(7),
         mig_enabled: Some(true),

@@ -1,6 +1,7 @@
 use super::super::*;
 use crate::attribution::HoldingKey;
-use crate::model::{Account, Attribution, ContainerRef, Gaps, Holding, Reason, Sharing, Totals, UnixSeconds};
+use crate::model::{Account, Attribution, ContainerRef, Gaps, Reason, Sharing, Totals, UnixSeconds};
+use crate::test_data;
 
 const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 
@@ -9,21 +10,9 @@ fn moment(milliseconds: u64) -> Moment {
     Moment { monotonic: Monotonic::from_millis(milliseconds), unix }
 }
 
-fn holding(sharing: Sharing, share: f64) -> Holding {
-    let attribution = Attribution::Exclusive;
-    Holding {
-        resource: Some("nvidia.com/gpu".into()),
-        device_ids: vec![GPU.into()],
-        sharing,
-        attribution: Some(attribution),
-        share: Some(share),
-        weight: 1.0,
-    }
-}
-
 fn held_by(pods: &[&str], sharing: Sharing, share: f64) -> Join {
     let key = |pod: &&str| HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: GPU.into(), mig: None };
-    let holdings = pods.iter().map(|pod| (key(pod), holding(sharing, share))).collect();
+    let holdings = pods.iter().map(|pod| (key(pod), test_data::holding(GPU, sharing, share))).collect();
     Join { holdings, ..Join::default() }
 }
 

@@ -7,9 +7,8 @@ use super::super::*;
 use super::boards::{Board, Kind};
 use super::reference::{History, check_claims};
 use crate::attribution::{Slots, join};
-use crate::model::{
-    Allocatable, Allocations, Container, ContainerRef, CpuSet, DeviceId, HeldDevice, MigUuid, Pod, PodRef, UnixSeconds,
-};
+use crate::model::{Allocatable, Allocations, Container, ContainerRef, DeviceId, MigUuid, UnixSeconds};
+use crate::test_data;
 
 pub type Tick = usize;
 pub const TICK_SECONDS: f64 = 0.1;
@@ -203,30 +202,14 @@ impl World {
         let mut containers: BTreeMap<ContainerRef, Container> = BTreeMap::new();
         for ((gpu, place), reference) in &self.grants {
             let board = &self.boards[*gpu];
-            let container = containers.entry(reference.clone()).or_insert_with(|| Container {
-                reference: reference.clone(),
-                devices: vec![],
-                claims: vec![],
-                exclusive_cpus: CpuSet::default(),
-                memory: vec![],
-            });
+            let empty = || test_data::container(reference.clone(), &[]);
+            let container = containers.entry(reference.clone()).or_insert_with(empty);
             match board.claim(*place) {
                 Some(claim) => container.claims.push(claim),
-                None => container.devices.push(HeldDevice {
-                    resource: "nvidia.com/gpu".into(),
-                    id: board.id(*place),
-                    numa_nodes: [0, 1].into(),
-                }),
+                None => container.devices.push(test_data::held("nvidia.com/gpu", board.id(*place).as_str())),
             }
         }
-        let pods = containers.into_values().map(|container| Pod {
-            uid: None,
-            reference: PodRef::new("team", &container.reference.pod),
-            containers: vec![container],
-            exclusive_cpus: CpuSet::default(),
-            memory: vec![],
-        });
-        let allocations = Allocations { pods: pods.collect() };
+        let allocations = Allocations { pods: containers.into_values().map(test_data::pod).collect() };
         self.join = join(&allocations, &self.allocatable, &self.inventory, &self.slots);
         check_claims(&allocations, &self.join, &self.inventory);
         for (board, history) in self.boards.iter().zip(&mut self.histories) {
