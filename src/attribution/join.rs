@@ -70,8 +70,7 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
     let mut sharers: BTreeMap<Target, Sharers<'_>> = BTreeMap::new();
     for container in allocations.containers() {
         for held in &container.devices {
-            let form = form_of(&held.resource, &held.id, inventory);
-            let targets = resolve(&form, inventory);
+            let (form, targets) = look_up(&held.resource, &held.id, inventory);
             if targets.is_empty() {
                 unresolved.entry((held.resource.clone(), form.name())).or_default().insert(&held.id);
             }
@@ -169,7 +168,7 @@ fn holding(
         // The size of a MIG device that only the kubelet names is not known.
         Some(mig) => inventory.mig(mig).and_then(|(gpu, mig)| gpu.slice_fraction(mig.slices)),
     };
-    let part = match (held_devices.replica, slots.count(target)) {
+    let part = match (held_devices.replica, slots.counts.get(target).copied()) {
         (false, _) => Some(weight / holders.weight),
         (true, Some(slots)) => Some(held_devices.ids.len() as f64 / slots.max(held_devices.ids.len()) as f64),
         (true, None) => None,
@@ -213,16 +212,18 @@ fn within_each_gpu(mut holdings: BTreeMap<HoldingKey, Holding>) -> BTreeMap<Hold
     holdings
 }
 
-/// The form of a device plugin's id. The host's name of a device is of a GPU where the resource is NVIDIA's, or where a
-/// GPU has it.
-fn form_of(resource: &ResourceName, id: &DeviceId, inventory: &Inventory) -> DeviceForm {
-    let of_host = || {
-        let form = parse_host_device(resource, id.as_str())?;
-        (is_domain_of_nvidia(resource) || !resolve(&form, inventory).is_empty()).then_some(form)
-    };
-    match parse_device_id(id.as_str()) {
-        DeviceForm::Other => of_host().unwrap_or(DeviceForm::Other),
-        form => form,
+/// The form of a device plugin's ID, and the hardware behind it. The host's name of a device is of a GPU where the
+/// resource is NVIDIA's, or where a GPU has it.
+fn look_up(resource: &ResourceName, id: &DeviceId, inventory: &Inventory) -> (DeviceForm, Vec<Target>) {
+    let form = parse_device_id(id.as_str());
+    if form != DeviceForm::Other {
+        let targets = resolve(&form, inventory);
+        return (form, targets);
+    }
+    let of_host = parse_host_device(resource, id.as_str()).map(|form| (resolve(&form, inventory), form));
+    match of_host {
+        Some((targets, form)) if is_domain_of_nvidia(resource) || !targets.is_empty() => (form, targets),
+        _ => (DeviceForm::Other, vec![]),
     }
 }
 
@@ -288,7 +289,7 @@ fn mig_target(gpu: &Gpu, mig: &MigDevice) -> Target {
 #[must_use]
 pub fn held_gpus(allocations: &Allocations, inventory: &Inventory) -> BTreeSet<GpuUuid> {
     let devices = allocations.containers().flat_map(|container| &container.devices);
-    let of_devices = devices.flat_map(|held| resolve(&form_of(&held.resource, &held.id, inventory), inventory));
+    let of_devices = devices.flat_map(|held| look_up(&held.resource, &held.id, inventory).1);
     let claims = allocations.containers().flat_map(|container| &container.claims);
     let holding = claims.filter(|claim| !claim.is_observer());
     let of_claims = holding.filter_map(|claim| resolve_claim(claim, inventory).ok()).flat_map(|(targets, _)| targets);
@@ -339,12 +340,8 @@ impl Slots {
     /// Of the devices that are shared now.
     #[must_use]
     pub fn counts(&self) -> SlotCounts {
-        let shared = self.shared.iter().filter_map(|target| Some((target, self.count(target)?)));
+        let shared = self.shared.iter().filter_map(|target| Some((target, *self.counts.get(target)?)));
         shared.map(|(target, count)| ((target.gpu.clone(), target.mig.clone()), count)).collect()
-    }
-
-    fn count(&self, target: &Target) -> Option<usize> {
-        self.counts.get(target).copied()
     }
 }
 
@@ -365,35 +362,32 @@ fn replicas<'a>(
 }
 
 fn drift(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inventory) -> Vec<InventoryDrift> {
-    let mut held: BTreeMap<&ResourceName, BTreeSet<&DeviceId>> = BTreeMap::new();
-    for device in allocations.containers().flat_map(|container| &container.devices) {
-        held.entry(&device.resource).or_default().insert(&device.id);
-    }
+    let held = allocations.held_devices();
     let resources: BTreeSet<&ResourceName> = allocatable.devices.keys().chain(held.keys().copied()).collect();
     let present: BTreeSet<Target> = inventory.gpus.values().filter(|gpu| gpu.present).flat_map(targets).collect();
     let nothing = BTreeSet::new();
     let disagreements = resources.into_iter().filter_map(|resource| {
         let offered = allocatable.devices.get(resource).unwrap_or(&nothing);
         let held = held.get(resource).into_iter().flatten().copied();
-        let mut known_hardware = false;
-        let mut reachable = BTreeSet::new();
-        let mut elsewhere = 0;
-        for id in offered.iter().chain(held.clone()) {
-            let form = form_of(resource, id, inventory);
-            let targets = resolve(&form, inventory);
+        let (mut known_hardware, mut elsewhere) = (false, 0);
+        // Whole GPUs and MIG devices are resources of their own: a resource is compared with devices of its kind.
+        let (mut kinds, mut reachable) = (BTreeSet::new(), BTreeSet::new());
+        for id in offered.iter().chain(held) {
+            let (form, targets) = look_up(resource, id, inventory);
             let is_passed_through = |target: &Target| inventory.passthrough.contains_key(&target.gpu);
             // Which of the GPUs that are passed through a plugin should offer is unknown.
             if form == DeviceForm::Other || form.is_of_host() && targets.iter().all(is_passed_through) {
                 continue;
             }
             known_hardware = true;
+            let is_listed =
+                |target: &&Target| !inventory.missing.contains_key(&target.gpu) && !is_passed_through(target);
+            kinds.extend(targets.iter().filter(is_listed).map(|target| kind(target, inventory)));
             if offered.contains(id) {
                 elsewhere += usize::from(!targets.iter().any(|target| present.contains(target)));
                 reachable.extend(targets);
             }
         }
-        // Whole GPUs and MIG devices are resources of their own: a resource is compared with devices of its kind.
-        let kinds = kinds(offered.iter().chain(held.clone()), inventory);
         let missing =
             present.iter().filter(|target| kinds.contains(&kind(target, inventory)) && !reachable.contains(*target));
         // Other vendors' hardware is not in the inventory.
@@ -419,14 +413,6 @@ fn targets(gpu: &Gpu) -> Vec<Target> {
 fn kind(target: &Target, inventory: &Inventory) -> Option<Arc<str>> {
     let (_, mig) = inventory.mig(target.mig.as_ref()?)?;
     Some(mig.profile.clone())
-}
-
-fn kinds<'a>(ids: impl Iterator<Item = &'a DeviceId>, inventory: &Inventory) -> BTreeSet<Option<Arc<str>>> {
-    ids.flat_map(|id| resolve(&parse_device_id(id.as_str()), inventory))
-        .filter(|target| !inventory.missing.contains_key(&target.gpu))
-        .filter(|target| !inventory.passthrough.contains_key(&target.gpu))
-        .map(|target| kind(&target, inventory))
-        .collect()
 }
 
 #[cfg(test)]

@@ -16,14 +16,12 @@ use crate::model::{
 /// Device ids by resource.
 type Ids = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
 
-/// MIG devices that the driver has listed: one of them that it no longer lists was unmade.
-const MIGS_REMEMBERED: usize = 4096;
-
 /// Keeps the devices that the kubelet has listed, because it drops an unhealthy device that no pod holds.
 #[derive(Debug, Default)]
 pub struct MissingGpus {
     gpus: BTreeMap<GpuUuid, Ids>,
     migs: BTreeMap<MigUuid, Ids>,
+    /// By the driver, at any time: one of them that it no longer lists was unmade.
     listed_migs: BTreeSet<MigUuid>,
     /// The last one: an equal one is the same allocation, so that nothing is joined again for it.
     completed: Arc<Inventory>,
@@ -96,9 +94,6 @@ impl MissingGpus {
     fn learn(&mut self, inventory: &Inventory, kubelet: &KubeletState, is_ours: &dyn Fn(&ResourceName) -> bool) {
         let listed = inventory.gpus.values().flat_map(|gpu| &gpu.mig_devices).map(|mig| mig.uuid.clone());
         self.listed_migs.extend(listed);
-        while self.listed_migs.len() > MIGS_REMEMBERED {
-            self.listed_migs.pop_first();
-        }
         for (resource, ids) in named(kubelet) {
             let forms: Vec<(&DeviceId, DeviceForm)> = ids.iter().map(|id| (id, parse_device_id(id.as_str()))).collect();
             // `None`: it names neither.

@@ -13,9 +13,6 @@ use crate::model::{
     XidEvent,
 };
 
-/// Series, past which a container's further codes count together.
-const SERIES: usize = 4096;
-const UNKNOWN_CODE: u32 = 999;
 /// Pages that have shown a container's last count before it may go.
 const SCRAPES: u64 = 2;
 
@@ -76,14 +73,8 @@ impl ContainerXids {
     }
 
     fn add(&mut self, xid: &ClassedXid, observation: &XidObservation<'_>) {
-        let mut class = xid.class;
-        let Some(mut key) = owner(&xid.event, observation) else { return };
-        if self.counts.len() >= SERIES && !self.counts.contains_key(&key) {
-            (key.code, class) = (UNKNOWN_CODE, XidClass::Unknown);
-            if self.counts.len() >= 2 * SERIES && !self.counts.contains_key(&key) {
-                return;
-            }
-        }
+        let class = xid.class;
+        let Some(key) = owner(&xid.event, observation) else { return };
         let now = observation.now;
         let account = observation.accounts.iter().find(|account| is_of(account, &key));
         // There was none since the holding began.

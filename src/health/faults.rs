@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{Health, UNKNOWN_GPUS, note};
+use super::Health;
 use crate::model::{GpuUuid, MigUuid, Moment, UnhealthyReason, UnixSeconds};
 
 /// The faults of a node. Empty when every device is healthy, or unhealthy only because it is not checked.
@@ -66,11 +66,11 @@ impl Health {
     /// Continues with the faults of an earlier agent, before the first advance.
     pub fn restore(&mut self, now: Moment, faults: &Faults) {
         self.driver_version.clone_from(&faults.driver_version);
-        for (uuid, of_gpu) in faults.gpus.iter().take(UNKNOWN_GPUS) {
+        for (uuid, of_gpu) in &faults.gpus {
             let device = self.devices.entry(uuid.clone()).or_insert_with(|| super::Device::new(now));
             for (mig, what) in device.restore(of_gpu, &self.config, now) {
                 let subject = mig.as_ref().map_or(uuid.as_str(), MigUuid::as_str);
-                note(&mut self.notes, format!("{subject}: {what} is restored from before podmeter started"));
+                self.notes.push(format!("{subject}: {what} is restored from before podmeter started"));
             }
         }
     }

@@ -33,12 +33,6 @@ use device::{Device, Transition};
 pub const UNKNOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Transitions that the state keeps.
 pub const TRANSITIONS_KEPT: usize = 256;
-/// GPUs that XIDs may name before the driver lists them. A node has sixteen.
-const UNKNOWN_GPUS: usize = 64;
-/// Unknown codes that are remembered as logged; further ones are not logged.
-const LOGGED: usize = 1024;
-/// Notes kept until they are taken.
-const NOTES: usize = 64;
 
 /// What has happened since the last advance. The order within it does not matter.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +41,7 @@ pub struct HealthInputs<'a> {
     pub events: &'a [XidEvent],
 }
 
-/// The state machine. Its state is bounded by the number of devices ever listed.
+/// The state machine.
 #[derive(Debug)]
 pub struct Health {
     config: Config,
@@ -150,13 +144,11 @@ impl Health {
                 let readings = hardware.readings.get(uuid).map(AsRef::as_ref);
                 let missing = hardware.inventory.missing.get(uuid).map(|missing| &missing.detail);
                 let unknown = device.read(gpu, readings, missing, hardware.problem.as_ref(), time);
-                if let Some(action) = unknown.filter(|_| self.logged.len() < LOGGED)
+                if let Some(action) = unknown
                     && self.logged.insert((Some(uuid.clone()), action))
                 {
-                    note(
-                        &mut self.notes,
-                        format!("{uuid}: unknown recovery action {action}: it does not change the health"),
-                    );
+                    let text = format!("{uuid}: unknown recovery action {action}: it does not change the health");
+                    self.notes.push(text);
                 }
             }
         }
@@ -219,24 +211,14 @@ impl Health {
             if effect == classes::Effect::Ignore {
                 continue;
             }
-            let unknown_gpus = self.devices.values().filter(|device| !device.is_known()).count();
-            if !self.devices.contains_key(&event.gpu) && unknown_gpus >= UNKNOWN_GPUS {
-                let text = "XIDs name more GPUs than a node can have; those of further GPUs are not counted";
-                if self.logged.insert((None, 0)) {
-                    note(&mut self.notes, text.to_owned());
-                }
-                continue;
-            }
             let device = self.devices.entry(event.gpu.clone()).or_insert_with(|| Device::new(now));
             let is_new = device.add_xid(event, effect, now.monotonic);
             let class = classes::class(event.code);
             let odd = matches!(class, crate::model::XidClass::Unknown | crate::model::XidClass::Software);
-            if is_new && odd && self.logged.len() < LOGGED && self.logged.insert((None, event.code)) {
+            if is_new && odd && self.logged.insert((None, event.code)) {
                 let (name, class) = (classes::named(event.code), class.as_str());
-                note(
-                    &mut self.notes,
-                    format!("{}: {name}, class {class}: counted; it does not change the health", event.gpu),
-                );
+                let text = format!("{}: {name}, class {class}: counted; it does not change the health", event.gpu);
+                self.notes.push(text);
             }
         }
     }
@@ -253,11 +235,5 @@ impl Session {
         }
         // Released on request: missing readings are no signal.
         self.released = hardware.released.map(|_| self.released.unwrap_or(now));
-    }
-}
-
-fn note(notes: &mut Vec<String>, text: String) {
-    if notes.len() < NOTES {
-        notes.push(text);
     }
 }

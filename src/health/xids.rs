@@ -12,8 +12,6 @@ use crate::model::{
 /// Codes with their own series; about two hundred exist. Others are counted as 999.
 const CODES: usize = 256;
 const UNKNOWN_CODE: u32 = 999;
-/// Instances kept for one code; a GPU has seven GPU instances with seven compute instances each.
-const INSTANCES: usize = 64;
 
 #[derive(Debug)]
 pub struct Xids {
@@ -132,10 +130,10 @@ impl Latch {
             self.at = Moment { monotonic: at, unix: event.at.unix };
         }
         match event.instance {
-            Some(instance) if self.instances.len() < INSTANCES || self.instances.contains_key(&instance) => {
+            Some(instance) => {
                 self.instances.entry(instance).or_insert(Hit { pending: true, reach: None }).pending = true;
             }
-            _ => self.whole = true,
+            None => self.whole = true,
         }
     }
 
@@ -169,7 +167,7 @@ impl Latch {
 impl Reach {
     fn and(self, other: Self) -> Self {
         match (self, other) {
-            (Self::Instances(mut one), Self::Instances(two)) if one.len() < INSTANCES => {
+            (Self::Instances(mut one), Self::Instances(two)) => {
                 one.extend(two);
                 Self::Instances(one)
             }

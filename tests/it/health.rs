@@ -75,21 +75,6 @@ async fn an_xid_of_an_instance_takes_that_mig_device_and_one_of_the_gpu_takes_al
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_applications_xid_is_counted_without_a_transition() {
-    let node = SickNode::start(eight_gpus(), QUICK).await;
-    node.until_unhealthy(GPU, &[]).await;
-    let lists = node.kubelet.received(GPU).len();
-    node.inject(4, json!([{"sequence": 1, "xid": 13}, {"sequence": 2, "xid": 31, "count": 3}]));
-    let page = node.until_page("the count", |page| {
-        page.value("podmeter_xid_errors_total", &[&on_gpu(4), "class=\"application\""]) == Some(4.0)
-    });
-    assert_eq!(page.count("podmeter_xid_last_timestamp_seconds", &[&on_gpu(4)]), 2);
-    assert_eq!(page.count("podmeter_device_unhealthy_reason", &[]), 0);
-    assert_eq!(node.turns(), Vec::<Value>::new());
-    assert_eq!(node.kubelet.received(GPU).len(), lists);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_storm_of_a_hundred_thousand_events_is_counted_to_the_last_and_leaves_no_busy_loop() {
     let node = SickNode::start(eight_gpus(), QUICK).await;
     node.until_unhealthy(GPU, &[]).await;
@@ -112,19 +97,6 @@ async fn a_storm_of_a_hundred_thousand_events_is_counted_to_the_last_and_leaves_
     tokio::time::sleep(Duration::from_secs(3)).await;
     let (waits, spent) = (node.calls("nvmlEventSetWait_v2") - waits, node.processor_seconds() - before);
     assert!(waits < 60 && spent < 2.0, "{waits} waits and {spent} s of processor time in three seconds");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_reload_of_the_driver_causes_no_transition() {
-    let node = SickNode::start(eight_gpus(), QUICK).await;
-    node.until_unhealthy(GPU, &[]).await;
-    node.reload();
-    node.until_page("the end of the session", |page| {
-        page.count("podmeter_nvml_errors_total", &["code=\"uninitialized\""]) > 0
-    });
-    node.until_page("readings", |page| page.count("podmeter_device_power_watts", &[]) == 8);
-    assert_eq!(node.turns(), Vec::<Value>::new());
-    node.assert_others_never_turned(&[]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -168,17 +140,6 @@ async fn a_gpu_that_was_reset_becomes_healthy_after_the_hold_down() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_gpu_that_answers_again_becomes_healthy() {
-    let node = SickNode::start(eight_gpus(), &shared()).await;
-    node.until_unhealthy(GPU, &[]).await;
-    node.driver.update(|state| state["gpus"][7]["lost"] = json!(true));
-    node.until_unhealthy(GPU, &(0..4).map(|number| slot(7, number)).collect::<Vec<_>>()).await;
-    node.driver.update(|state| state["gpus"][7]["lost"] = json!(false));
-    node.until_unhealthy(GPU, &[]).await;
-    node.assert_others_never_turned(&[7]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn while_all_gpus_are_lost_one_line_is_logged() {
     let node = SickNode::start(eight_gpus(), QUICK).await;
     node.until_unhealthy(GPU, &[]).await;
@@ -206,23 +167,6 @@ async fn while_all_gpus_are_lost_one_line_is_logged() {
     assert!(row.contains("lost") && !row.contains("lists"), "{row}");
     lose(false);
     node.until_unhealthy(GPU, &[]).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_row_that_cannot_be_replaced_takes_the_gpu_for_good() {
-    let mut node = SickNode::start(eight_gpus(), QUICK).await;
-    node.until_unhealthy(GPU, &[]).await;
-    node.driver.update(|state| {
-        state["gpus"][2]["remapped_rows"] = json!({"failure": true});
-        state["gpus"][2]["events"] = json!([{"sequence": 1, "kind": 0x800}]);
-    });
-    node.until_unhealthy(GPU, &[uuid(2)]).await;
-    node.until_page("the reason", |page| {
-        page.value("podmeter_device_unhealthy_reason", &[&on_gpu(2), "reason=\"row_remap_failed\""]) == Some(1.0)
-    });
-    node.reload();
-    node.restart().await;
-    node.until_unhealthy(GPU, &[uuid(2)]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -369,36 +313,6 @@ async fn a_release_unloads_the_library_and_keeps_health_until_a_reset() {
     assert_eq!(node.post("/resume", "").status, 200);
     node.until_unhealthy(GPU, &[]).await;
     node.assert_others_never_turned(&[1]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn under_manual_recovery_a_gpu_waits_for_an_unmark() {
-    let node = SickNode::start(eight_gpus(), "health: {holdDown: 0s, recovery: manual}\n").await;
-    node.until_unhealthy(GPU, &[]).await;
-    node.inject(1, json!([{"sequence": 1, "xid": 119}]));
-    node.until_unhealthy(GPU, &[uuid(1)]).await;
-    node.reload();
-    node.until_page("the reason has ended", |_| {
-        node.cause(1)["clears"].to_string().contains("recovers after an unmark")
-    });
-    assert_eq!(node.unhealthy(GPU), [uuid(1)]);
-    assert_eq!(node.post("/unmark", r#"{"device": "1"}"#).status, 200);
-    node.until_unhealthy(GPU, &[]).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn configured_xids_go_before_the_table() {
-    let config = "health: {holdDown: 300ms, xids: {63: unhealthy, 119: count, 31: ignore}}\n";
-    let node = SickNode::start(eight_gpus(), config).await;
-    node.until_unhealthy(GPU, &[]).await;
-    node.inject(0, json!([{"sequence": 1, "xid": 63}]));
-    node.inject(1, json!([{"sequence": 1, "xid": 31}, {"sequence": 2, "xid": 119}]));
-    node.until_unhealthy(GPU, &[uuid(0)]).await;
-    let page = node.until_page("119", |page| {
-        page.value("podmeter_xid_errors_total", &[&on_gpu(1), "class=\"gpu_reset\""]) == Some(1.0)
-    });
-    assert_eq!(page.value("podmeter_xid_errors_total", &[&on_gpu(1), "class=\"application\""]), Some(0.0));
-    node.assert_others_never_turned(&[0]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -206,21 +206,16 @@ fn xids_count_by_class_and_by_code() {
 }
 
 #[test]
-fn memory_is_bounded_whatever_arrives() {
-    let mut world = World::new(Config { xids: BTreeMap::new(), ..Config::default() });
+fn codes_and_transitions_are_bounded() {
+    let mut world = World::new(Config::default());
     world.at(1);
-    let unknown_gpus =
-        (0..10_000).map(|number| XidEvent { gpu: format!("GPU-x{number}").as_str().into(), ..xid(48, 2) });
-    let codes = (0..10_000).map(|code| xid(code, 2));
-    let instances = (0..10_000).map(|number| in_instance(95, 2, number, Some(number)));
-    let events: Vec<XidEvent> = unknown_gpus.chain(codes).chain(instances).collect();
-    let state = world.with(2, &events);
-    assert!(world.health.devices.len() <= UNKNOWN_GPUS + 2);
+    let codes: Vec<XidEvent> = (0..10_000).map(|code| xid(code, 2)).collect();
+    let state = world.with(2, &codes);
     let xids = &state.gpus[&GPU.into()].xids;
-    assert_eq!(xids.by_class.values().sum::<u64>(), 20_000, "none is lost for that");
-    assert_eq!(xids.last.values().map(|of_code| of_code.count).sum::<u64>(), 20_000);
-    assert!(xids.last.len() <= 257 && world.health.take_notes().len() <= NOTES);
-    for seconds in 3..700 {
+    assert_eq!(xids.by_class.values().sum::<u64>(), 10_000, "none is lost for that");
+    assert_eq!(xids.last.values().map(|of_code| of_code.count).sum::<u64>(), 10_000);
+    assert_eq!(xids.last.len(), 257);
+    for seconds in 3..300 {
         world.slow(|slow| slow.recovery_action = Some((seconds % 2) as u32));
         world.hardware.driver_loads += 1;
         world.at(seconds * 100);
@@ -230,5 +225,4 @@ fn memory_is_bounded_whatever_arrives() {
     }
     let state = world.health.state();
     assert_eq!(state.transitions.len(), TRANSITIONS_KEPT);
-    assert!(world.health.transition_count > 500);
 }
