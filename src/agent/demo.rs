@@ -128,7 +128,7 @@ impl DemoSettings {
             pod_resources_socket: node.kubelet.pod_resources_socket(),
             device_plugin_directory: node.kubelet.device_plugin_directory(),
             dra_plugin_directory: node.kubelet.dra_plugin_directory(),
-            dra_cdi_directory: node.cdi.clone(),
+            dra_cdi_directory: directory.join("cdi"),
             proc_root: node.files.proc_root(),
             pods_api_socket: node.kubelet.pods_api_socket(),
             pod_logs_root: node.files.pod_logs_root(),

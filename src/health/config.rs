@@ -93,28 +93,25 @@ impl Default for Config {
 }
 
 fn hold_down<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    duration(deserializer, "holdDown", Duration::ZERO, DAY, "must be 0s to 1day")
+    duration(deserializer, "holdDown", DAY)
 }
 
 fn stuck_limit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    duration(deserializer, "stuckLimit", Duration::ZERO, 60 * MINUTE, "must be 0s to 1h")
+    duration(deserializer, "stuckLimit", 60 * MINUTE)
 }
 
 fn released_limit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    duration(deserializer, "releasedLimit", Duration::ZERO, DAY, "must be 0s to 1day")
+    duration(deserializer, "releasedLimit", DAY)
 }
 
-fn duration<'de, D: Deserializer<'de>>(
-    deserializer: D,
-    key: &str,
-    low: Duration,
-    high: Duration,
-    range: &str,
-) -> Result<Duration, D::Error> {
+fn duration<'de, D: Deserializer<'de>>(deserializer: D, key: &str, most: Duration) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
     let value =
         humantime::parse_duration(&text).map_err(|error| D::Error::custom(format!("{key} {text:?}: {error}")))?;
-    if (low..=high).contains(&value) { Ok(value) } else { Err(D::Error::custom(format!("{key} {text}: {range}"))) }
+    match value <= most {
+        true => Ok(value),
+        false => Err(D::Error::custom(format!("{key} {text}: must be 0s to {}", humantime::format_duration(most)))),
+    }
 }
 
 /// Of the configuration file's JSON schema.

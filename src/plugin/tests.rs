@@ -24,16 +24,9 @@ fn mig_uuid(gpu: u32, number: u32) -> String {
 /// Minor numbers are in the opposite order of the indexes: confusing the two fails.
 pub(super) fn gpu(index: u32, profiles: Option<&[&str]>) -> Gpu {
     let mig_devices = (0..).zip(profiles.unwrap_or_default()).map(|(number, profile)| MigDevice {
-        uuid: mig_uuid(index, number).as_str().into(),
         // A gap, as a driver leaves one where a device was removed.
         index: number * 2,
-        gpu_instance: number + 1,
-        compute_instance: 0,
-        profile: (*profile).into(),
-        profile_id: None,
-        placement_start: None,
-        slices: 1,
-        memory_bytes: None,
+        ..crate::test_data::mig(&mig_uuid(index, number), number + 1, profile, 1)
     });
     Gpu {
         minor: Some(7 ^ index),

@@ -1,8 +1,7 @@
 //! NVIDIA's DRA driver, as far as a node shows it: claims that the simulated kubelet lists, with the names of the
-//! driver's devices, and the checkpoint and CDI specifications that the driver keeps.
+//! driver's devices, and the checkpoint that the driver keeps.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
 
@@ -39,7 +38,6 @@ pub struct AllocatedDevice {
 #[derive(Debug)]
 pub struct DraDriver {
     kubelet: Arc<FakeKubelet>,
-    cdi: PathBuf,
     pool: String,
     claims: BTreeMap<String, AllocatedClaim>,
 }
@@ -103,32 +101,16 @@ impl AllocatedClaim {
             "preparedDevices": [{"devices": devices.collect::<Vec<_>>(), "configState": {}}],
         })
     }
-
-    fn specification(&self) -> String {
-        let mut text = format!("---\ncdiVersion: 0.5.0\nkind: k8s.{DRIVER}/claim\ndevices:\n");
-        for device in &self.devices {
-            text += &format!(
-                "- name: {}-{}\n  containerEdits:\n    deviceNodes:\n    - path: /dev/nvidia{}\n",
-                self.uid, device.name, device.minor
-            );
-            for capability in device.mig.iter().flat_map(|mig| [2 * mig.gpu_instance, 2 * mig.gpu_instance + 1]) {
-                text += &format!("    - path: /dev/nvidia-caps/nvidia-cap{}\n", 100 + capability);
-            }
-        }
-        text + "containerEdits:\n  deviceNodes:\n  - path: /dev/nvidiactl\n"
-    }
 }
 
 impl DraDriver {
     #[must_use]
-    pub fn new(kubelet: Arc<FakeKubelet>, cdi: PathBuf, pool: &str) -> Self {
-        Self { kubelet, cdi, pool: pool.to_owned(), claims: BTreeMap::new() }
+    pub fn new(kubelet: Arc<FakeKubelet>, pool: &str) -> Self {
+        Self { kubelet, pool: pool.to_owned(), claims: BTreeMap::new() }
     }
 
     /// As the kubelet asks for before a pod of the claim starts.
     pub fn prepare(&mut self, claim: AllocatedClaim) -> io::Result<()> {
-        let specification = self.cdi.join(format!("k8s.{DRIVER}-claim_{}.yaml", claim.uid));
-        replace(&specification, &claim.specification())?;
         let mut listed = Claim::new(claim.namespace, claim.name);
         for device in &claim.devices {
             listed = listed.device(DRIVER, &self.pool, &device.name, &[&claim.cdi_name(device)]);
@@ -138,17 +120,11 @@ impl DraDriver {
         let prepared = json!({"preparedClaims": claims.collect::<serde_json::Map<_, _>>()});
         let checkpoint = json!({"checksum": 0, "v1": prepared, "v2": prepared});
         let directory = self.kubelet.dra_plugin_directory().join(DRIVER);
-        replace(&directory.join("checkpoint.json"), &checkpoint.to_string())?;
+        fs::create_dir_all(&directory)?;
+        files::replace(&directory.join("checkpoint.json"), checkpoint.to_string().as_bytes(), files::OWNER_ONLY)?;
         self.kubelet.set_claim(listed);
         Ok(())
     }
-}
-
-fn replace(path: &Path, text: &str) -> io::Result<()> {
-    if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory)?;
-    }
-    files::replace(path, text.as_bytes(), files::OWNER_ONLY).map(drop)
 }
 
 /// On a board of eight GPUs of which the last is partitioned: a claim of two GPUs, one shared by two pods, two claims of

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -104,8 +104,6 @@ pub struct SimulatedNode {
     pub kubelet: Arc<FakeKubelet>,
     /// With a process for each container that has devices.
     pub files: ProcTree,
-    /// In place of `/var/run/cdi`.
-    pub cdi: PathBuf,
     pub account: Account,
     /// Waited for before the first pods come.
     resources: Vec<Resource>,
@@ -164,7 +162,6 @@ impl SimulatedNode {
         Ok(Self {
             kubelet: Arc::new(kubelet),
             files,
-            cdi: root.join("cdi"),
             devices: devices.map(|device| (device.id.clone(), device)).collect(),
             resources: plan.resources,
             claims: plan.claims,
@@ -197,7 +194,7 @@ impl SimulatedNode {
             tracing::warn!("no device plugin has offered the simulated kubelet all of the node's devices yet");
         }
         let claims = std::mem::take(&mut self.claims);
-        let mut driver = DraDriver::new(Arc::clone(&self.kubelet), self.cdi.clone(), "node");
+        let mut driver = DraDriver::new(Arc::clone(&self.kubelet), "node");
         for claim in &claims {
             warn_on_failure(driver.prepare(claim.clone()));
         }

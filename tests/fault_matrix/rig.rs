@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::support::agent::{self, Answer, Page, Running, binary, post};
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, connect, node};
+use crate::support::sick_node::eight_gpus;
 
 pub const GPU: &str = "nvidia.com/gpu";
 pub const TRAINER: &[&str] = &["namespace=\"team\"", "pod=\"trainer\"", "container=\"main\""];
@@ -45,10 +46,6 @@ pub struct Rig {
     held: Vec<Box<dyn Any>>,
     files: f64,
     guests: usize,
-}
-
-fn eight_gpus() -> Value {
-    json!({ "gpus": vec![json!({ "utilization": { "gpu": 50, "memory": 20 }, "power_milliwatts": 300_000 }); 8] })
 }
 
 /// Blocks a row, which runs on a thread of the runtime, until the future is done.

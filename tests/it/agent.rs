@@ -8,27 +8,16 @@ use std::path::Path;
 
 use crate::support::agent::{Page, Running, agent, ended};
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::kubelet::{ContainerSpec, ListedDevice, Node, Options, PodSpec, node};
+use crate::support::kubelet::{ListedDevice, Node, Options, holding_pod, node};
+use crate::support::sick_node::{eight_gpus, on_gpu};
 use crate::support::test_data::uuid;
 use serde_json::{Value, json};
-
-/// Eight busy GPUs.
-fn eight_gpus() -> Value {
-    let gpu = json!({ "utilization": { "gpu": 50, "memory": 20 }, "power_milliwatts": 300_000 });
-    json!({ "gpus": vec![gpu; 8] })
-}
-
-fn gpu_pod(name: &str, gpu: usize) -> PodSpec {
-    let container = ContainerSpec::new("main").holds("nvidia.com/gpu", &uuid(gpu), &[0]);
-    PodSpec::new("team-a", name).container(container)
-}
 
 /// A kubelet that offers the eight GPUs; pod `trainer` holds GPU 1.
 async fn one_holder() -> Node {
     let node = node(Options::default()).await;
-    let offered = |gpu| ListedDevice { id: uuid(gpu), healthy: true, numa_nodes: None };
-    node.set_devices("nvidia.com/gpu", (0..8).map(offered).collect());
-    node.set_pods(vec![gpu_pod("trainer", 1)]);
+    node.set_devices("nvidia.com/gpu", (0..8).map(|gpu| ListedDevice::new(&uuid(gpu))).collect());
+    node.set_pods(vec![holding_pod("trainer", &uuid(1))]);
     node
 }
 
@@ -37,10 +26,6 @@ fn with_driver(node: &Node, driver: &FakeNvml) -> Running {
 }
 
 const TRAINER: &[&str] = &["namespace=\"team-a\"", "pod=\"trainer\"", "container=\"main\""];
-
-fn on_gpu(index: usize) -> String {
-    format!("gpu_uuid=\"{}\"", uuid(index))
-}
 
 /// The page once the trainer's busy time runs.
 fn counting(running: &Running) -> Page {
@@ -92,14 +77,11 @@ async fn the_container_that_holds_a_device_is_on_the_page_with_what_the_device_d
 async fn a_slot_is_its_part_of_the_slots_offered_now_though_there_were_more_before() {
     let (node, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
     let offer = |slots: usize| {
-        let slot = |slot: usize| ListedDevice { id: format!("{}::{slot}", uuid(0)), healthy: true, numa_nodes: None };
+        let slot = |slot: usize| ListedDevice::new(&format!("{}::{slot}", uuid(0)));
         node.set_devices("nvidia.com/gpu", (0..slots).map(slot).collect());
     };
     let holders = |names: &[&str]| {
-        let pod = |(slot, name): (usize, &&str)| {
-            let id = format!("{}::{slot}", uuid(0));
-            PodSpec::new("team-a", name).container(ContainerSpec::new("main").holds("nvidia.com/gpu", &id, &[0]))
-        };
+        let pod = |(slot, name): (usize, &&str)| holding_pod(name, &format!("{}::{slot}", uuid(0)));
         node.set_pods(names.iter().enumerate().map(pod).collect());
     };
     offer(8);
@@ -204,23 +186,6 @@ async fn without_a_driver_the_page_reports_it_and_a_later_driver_is_loaded() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_gpu_loses_its_own_data_only() {
-    let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
-    let running = with_driver(&node, &driver);
-    counting(&running);
-    driver.update(|state| state["gpus"][3]["lost"] = json!(true));
-    let lost = on_gpu(3);
-    let page = running.until("GPU 3 withdrawn", |page| page.value("podmeter_device_power_watts", &[&lost]).is_none());
-    assert_eq!(page.count("podmeter_device_info", &[&lost]), 1, "its identity stays");
-    assert_eq!(page.count("podmeter_device_power_watts", &[]), 7);
-    assert_eq!(page.value("podmeter_node_devices", &["state=\"visible\""]), Some(7.0));
-    assert!(page.value("podmeter_container_busy_seconds_total", TRAINER).is_some());
-    let back = |state: &mut Value| state["gpus"][3]["lost"] = json!(false);
-    driver.update(back);
-    running.until("GPU 3 again", |page| page.value("podmeter_device_power_watts", &[&lost]).is_some());
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_driver_that_fails_half_of_its_calls_costs_those_values() {
     let mut state = eight_gpus();
     for gpu in state["gpus"].as_array_mut().unwrap() {
@@ -267,24 +232,10 @@ async fn a_driver_too_old_for_most_calls_still_gives_what_it_has() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_hangs_costs_one_gpu_and_the_page_is_served() {
-    let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
-    let running = with_driver(&node, &driver);
-    counting(&running);
-    driver.update(|state| state["gpus"][5]["hang"] = json!(["nvmlDeviceGetPowerUsage"]));
-    let hung = on_gpu(5);
-    let page = running.until("GPU 5 withdrawn", |page| page.value("podmeter_device_power_watts", &[&hung]).is_none());
-    assert_eq!(page.count("podmeter_device_power_watts", &[]), 7);
-    running.until("stuck", |page| page.value("podmeter_collector_stuck", &["collector=\"fast\""]) == Some(1.0));
-    driver.update(|state| state["gpus"][5]["hang"] = json!([]));
-    running.until("GPU 5 again", |page| page.value("podmeter_device_power_watts", &[&hung]).is_some());
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn hostile_names_are_escaped_on_every_page() {
     let node = one_holder().await;
     let names = ["quote\"", "back\\slash", "line\nfeed", "<script>alert(1)</script>", "ünïcödé-🦀"];
-    node.set_pods(names.iter().enumerate().map(|(gpu, name)| gpu_pod(name, gpu)).collect());
+    node.set_pods(names.iter().enumerate().map(|(gpu, name)| holding_pod(name, &uuid(gpu))).collect());
     let driver = FakeNvml::start(eight_gpus());
     let running = with_driver(&node, &driver);
     let page = running.until("all pods", |page| page.count("podmeter_container_allocation_info", &[]) == names.len());
@@ -488,26 +439,6 @@ async fn serial_numbers_are_not_exported() {
     for page in ["/metrics", "/api/v1/node", "/", "/metrics/dcgm"] {
         assert!(!running.get(page).body.contains("1655000000777"), "{page}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_reload_takes_a_good_file_and_keeps_the_old_one_for_a_bad() {
-    let node = one_holder().await;
-    let file = node.root.path().join("podmeter.yaml");
-    let write = |text: &str| std::fs::write(&file, text).unwrap();
-    write("retention: 1m\n");
-    let running = agent(node.root.path(), &["--hardware", "none", "--config", file.to_str().unwrap()], &[]);
-    let outcome = |value: f64| {
-        running.until("the outcome", |page| page.value("podmeter_config_last_reload_successful", &[]) == Some(value))
-    };
-    outcome(1.0);
-    write("retention: forever\n");
-    running.signal("HUP");
-    outcome(0.0);
-    running.until("the reason in the log", |_| running.log().contains("forever"));
-    write("retention: 2m\n");
-    running.signal("HUP");
-    outcome(1.0);
 }
 
 #[test]

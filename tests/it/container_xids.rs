@@ -2,24 +2,20 @@
 
 use crate::support::agent;
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::kubelet::{ContainerSpec, ListedDevice, Options, PodSpec, node};
+use crate::support::kubelet::{ListedDevice, Options, holding_pod, node};
 use crate::support::test_data::uuid;
 use serde_json::json;
 
 const COUNTS: &str = "podmeter_container_xid_errors_total";
-
-fn pod(name: &str, device: &str) -> PodSpec {
-    PodSpec::new("team-a", name).container(ContainerSpec::new("main").holds("nvidia.com/gpu", device, &[0]))
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_xid_is_the_one_holders_or_unattributed() {
     let node = node(Options::default()).await;
     // GPU 0 is one pod's; two share GPU 1.
     let [alone, one, two] = [format!("{}::0", uuid(0)), format!("{}::0", uuid(1)), format!("{}::1", uuid(1))];
-    let offered = [&alone, &one, &two].map(|id| ListedDevice { id: id.clone(), healthy: true, numa_nodes: None });
+    let offered = [&alone, &one, &two].map(|id| ListedDevice::new(id));
     node.set_devices("nvidia.com/gpu", offered.into());
-    node.set_pods(vec![pod("alone", &alone), pod("one", &one), pod("two", &two)]);
+    node.set_pods(vec![holding_pod("alone", &alone), holding_pod("one", &one), holding_pod("two", &two)]);
     let driver = FakeNvml::start(json!({ "gpus": [{}, {}] }));
     let flags = ["--device-plugin", "off", "--sample-interval", "100ms", "--refresh-interval", "1s"];
     let running = agent::agent(node.root.path(), &flags, &driver.env());

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use crate::support::dashboards::{Query, catalogue, directory, family, panels, queries, read, selectors};
+use crate::support::dashboards::{Query, catalogue, family, panels, queries, read, selectors};
 
 /// From the scrape or from Prometheus, on every series.
 const SCRAPE_LABELS: [&str; 4] = ["job", "cluster", "node", "exported_pod"];
@@ -86,30 +86,6 @@ fn every_dashboard_is_complete() {
         check(ids.iter().map(ToString::to_string).collect::<BTreeSet<_>>().len() == ids.len(), "panel ids differ");
     }
     none(breaches);
-}
-
-/// Panels are side by side within 24 columns, those of a collapsed row below its heading.
-#[test]
-fn no_panel_covers_another() {
-    for (name, dashboard) in read() {
-        let top = dashboard["panels"].as_array().unwrap();
-        let collapsed = top.iter().filter(|panel| panel["collapsed"] == true);
-        let groups = collapsed.map(|row| std::iter::once(row).chain(row["panels"].as_array().unwrap()).collect());
-        for group in groups.chain([top.iter().collect::<Vec<_>>()]) {
-            let mut taken = BTreeMap::new();
-            for panel in group {
-                let of = |key: &str| panel["gridPos"][key].as_u64().unwrap();
-                assert!(of("x") + of("w") <= 24, "{name}: {} is too wide", panel["title"]);
-                let cells =
-                    (of("x")..of("x") + of("w")).flat_map(|x| (of("y")..of("y") + of("h")).map(move |y| (x, y)));
-                for cell in cells {
-                    if let Some(other) = taken.insert(cell, &panel["title"]) {
-                        panic!("{name}: {} lies on {other}", panel["title"]);
-                    }
-                }
-            }
-        }
-    }
 }
 
 /// The linter's rules about panels: title, description, unit, data source, targets; and a legend.
@@ -242,33 +218,6 @@ fn links_lead_to_dashboards_with_the_variables_that_they_set() {
         }
     }
     assert_eq!(reached, BTreeSet::from(["podmeter-device", "podmeter-namespace", "podmeter-node"].map(str::to_owned)));
-}
-
-/// `podmeter / Device` → the name of its file.
-fn file_of(title: &str) -> String {
-    let found = read().into_iter().find(|(_, dashboard)| dashboard["title"] == title);
-    found.expect("a dashboard of this title").0.trim_end_matches(".json").to_owned()
-}
-
-/// Who runs the linter itself finds the exceptions that these tests make, each with its reason.
-#[test]
-fn the_linter_has_the_exceptions() {
-    let file = std::fs::read_to_string(directory().join(".lint")).unwrap();
-    let read: Value = serde_saphyr::from_str(&file).unwrap();
-    let exclusions = read["exclusions"].as_object().unwrap();
-    assert!(exclusions.values().all(|exclusion| exclusion["reason"].as_str().is_some_and(|reason| !reason.is_empty())));
-    let names: Vec<&str> = exclusions.keys().map(String::as_str).collect();
-    let rules =
-        ["target-counter-agg-rule", "target-instance-rule", "target-rate-interval-rule", "template-instance-rule"];
-    assert_eq!(names, rules);
-    let excluded = |rule: &str| -> BTreeSet<String> {
-        let place = |entry: &Value| format!("{} / {} / ", file_of(text(entry, "dashboard")), text(entry, "panel"));
-        exclusions[rule]["entries"].as_array().unwrap().iter().map(place).collect()
-    };
-    assert_eq!(excluded("target-counter-agg-rule"), LEVELS.map(str::to_owned).into());
-    let fixed = queries().into_iter().filter(|query| query.expression.contains(&format!("[{FIXED}]")));
-    let place = |query: Query| query.place[..=query.place.rfind('/').unwrap()].to_owned() + " ";
-    assert_eq!(excluded("target-rate-interval-rule"), fixed.map(place).collect());
 }
 
 #[test]

@@ -477,7 +477,7 @@ async fn a_pod_rejected_after_its_first_allocate_was_never_a_holder() {
 #[tokio::test]
 async fn the_end_of_a_pod_in_the_pods_api_is_the_end_of_what_it_held() {
     for get in [true, false] {
-        let gates = Gates { pods_api: true, get, ..Gates::default() };
+        let gates = Gates { pods_api: true, get };
         let node = node(Options { gates, ..Options::default() }).await;
         node.set_pods(vec![gpu_pod("a", "GPU-0"), gpu_pod("b", "GPU-1"), gpu_pod("c", "GPU-2")]);
         let mut watching = Watching::start_with_pods_api(node.root.path(), NEVER);

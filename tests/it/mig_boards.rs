@@ -1,4 +1,4 @@
-//! The MIG profiles of each board, as NVIDIA's MIG user guide lists them, through drivers that name profiles or devices.
+//! The MIG profiles of boards, as NVIDIA's MIG user guide lists them, through drivers that name profiles or devices.
 
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{gpu, open};
@@ -11,8 +11,8 @@ type Board = (&'static str, u64, u32, &'static [Row]);
 /// The header's constant, the driver's number, the name, compute slices, memory in MiB.
 type Row = (u32, u32, &'static str, u32, u64);
 
-/// Names and slices are the user guide's. Numbers and memory are from `nvidia-smi mig -lgip` where it is published (A100,
-/// H100, RTX PRO 6000); elsewhere numbers are those of the same shape, and memory is that part of the whole.
+/// Boards of four and of seven slices, and one with every kind of name. Names and slices are the user guide's, numbers and
+/// memory of H100 and RTX PRO 6000 those of `nvidia-smi mig -lgip`.
 const BOARDS: &[Board] = &[
     (
         "NVIDIA A30",
@@ -27,20 +27,6 @@ const BOARDS: &[Board] = &[
         ],
     ),
     (
-        "NVIDIA A100-SXM4-40GB",
-        40_960,
-        7,
-        &[
-            (0, 19, "1g.5gb", 1, 4_864),
-            (7, 20, "1g.5gb+me", 1, 4_864),
-            (9, 15, "1g.10gb", 1, 9_856),
-            (1, 14, "2g.10gb", 2, 9_856),
-            (2, 9, "3g.20gb", 3, 19_968),
-            (3, 5, "4g.20gb", 4, 19_968),
-            (4, 0, "7g.40gb", 7, 40_192),
-        ],
-    ),
-    (
         "NVIDIA H100 80GB HBM3",
         81_559,
         7,
@@ -52,74 +38,6 @@ const BOARDS: &[Board] = &[
             (2, 9, "3g.40gb", 3, 40_448),
             (3, 5, "4g.40gb", 4, 40_448),
             (4, 0, "7g.80gb", 7, 81_152),
-        ],
-    ),
-    (
-        "NVIDIA GH200 480GB",
-        97_871,
-        7,
-        &[
-            (0, 19, "1g.12gb", 1, 11_264),
-            (7, 20, "1g.12gb+me", 1, 11_264),
-            (9, 15, "1g.24gb", 1, 23_552),
-            (1, 14, "2g.24gb", 2, 23_552),
-            (2, 9, "3g.48gb", 3, 47_616),
-            (3, 5, "4g.48gb", 4, 47_616),
-            (4, 0, "7g.96gb", 7, 96_768),
-        ],
-    ),
-    (
-        "NVIDIA H200",
-        143_771,
-        7,
-        &[
-            (0, 19, "1g.18gb", 1, 16_640),
-            (7, 20, "1g.18gb+me", 1, 16_640),
-            (9, 15, "1g.35gb", 1, 33_536),
-            (1, 14, "2g.35gb", 2, 33_536),
-            (2, 9, "3g.71gb", 3, 71_168),
-            (3, 5, "4g.71gb", 4, 71_168),
-            (4, 0, "7g.141gb", 7, 143_104),
-        ],
-    ),
-    (
-        "NVIDIA B200",
-        183_359,
-        7,
-        &[
-            (0, 19, "1g.23gb", 1, 22_400),
-            (7, 20, "1g.23gb+me", 1, 22_400),
-            (9, 15, "1g.45gb", 1, 45_056),
-            (1, 14, "2g.45gb", 2, 45_056),
-            (2, 9, "3g.90gb", 3, 90_624),
-            (3, 5, "4g.90gb", 4, 90_624),
-            (4, 0, "7g.180gb", 7, 182_272),
-        ],
-    ),
-    (
-        "NVIDIA GB200",
-        189_471,
-        7,
-        &[
-            (0, 19, "1g.23gb", 1, 22_912),
-            (9, 15, "1g.47gb", 1, 46_592),
-            (1, 14, "2g.47gb", 2, 46_592),
-            (2, 9, "3g.93gb", 3, 93_696),
-            (3, 5, "4g.93gb", 4, 93_696),
-            (4, 0, "7g.186gb", 7, 188_416),
-        ],
-    ),
-    (
-        "NVIDIA B300 SXM6 AC",
-        275_040,
-        7,
-        &[
-            (0, 19, "1g.34gb", 1, 33_792),
-            (9, 15, "1g.67gb", 1, 67_584),
-            (1, 14, "2g.67gb", 2, 67_584),
-            (2, 9, "3g.135gb", 3, 136_192),
-            (3, 5, "4g.135gb", 4, 136_192),
-            (4, 0, "7g.269gb", 7, 274_432),
         ],
     ),
     (
@@ -138,19 +56,6 @@ const BOARDS: &[Board] = &[
             (14, 66, "2g.48gb-me", 2, 48_517),
             (3, 0, "4g.96gb", 4, 97_280),
             (12, 32, "4g.96gb+gfx", 4, 97_280),
-        ],
-    ),
-    (
-        "NVIDIA RTX PRO 4500 Blackwell",
-        32_623,
-        2,
-        &[
-            (0, 14, "1g.16gb", 1, 16_128),
-            (10, 47, "1g.16gb+gfx", 1, 16_128),
-            (15, 65, "1g.16gb+me.all", 1, 16_128),
-            (13, 67, "1g.16gb-me", 1, 16_128),
-            (1, 0, "2g.32gb", 2, 32_384),
-            (11, 32, "2g.32gb+gfx", 2, 32_384),
         ],
     ),
 ];

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::kubelet::{ContainerSpec, Gates, Node, Options, Phase, PodSpec, Rules, connect, node};
+use crate::support::kubelet::{ContainerSpec, Gates, Options, Phase, PodSpec, Rules, node};
 use podmeter::clock::Clock;
 use podmeter::kubelet::pods;
 use podmeter::model::{ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, Reason, UnknownOwner};
@@ -15,13 +15,7 @@ use podmeter::processes::{self, Mode};
 use podmeter::simulation::kubelet::container_id;
 use podmeter::simulation::proc_tree::{Inside, ProcTree};
 use podmeter::tasks::Tasks;
-use podmeter::wire::core_v1;
-use podmeter::wire::v1alpha1::pods_client::PodsClient;
-use podmeter::wire::v1alpha1::{EventType, GetPodRequest, ListPodsRequest, WatchPodsEvent, WatchPodsRequest};
-use prost::Message;
 use tokio::sync::watch;
-use tonic::transport::Channel;
-use tonic::{Code, Streaming};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const UID: &str = "8f5d2c1e-90ab-4cde-8123-456789abcdef";
@@ -110,50 +104,6 @@ async fn a_kubelet_without_the_api_is_no_problem_until_it_is_replaced() {
     node.restart().unwrap();
     let directory = watching.until("the new kubelet's pods", |directory| directory.complete).await;
     assert_eq!(directory.problem, None);
-}
-
-async fn client(node: &Node) -> PodsClient<Channel> {
-    PodsClient::new(connect(&node.pods_api_socket()).await.unwrap())
-}
-
-async fn next(events: &mut Streaming<WatchPodsEvent>) -> (EventType, core_v1::Pod) {
-    let event = tokio::time::timeout(PATIENCE, events.message()).await.unwrap().unwrap().expect("goes on");
-    (event.r#type(), core_v1::Pod::decode(event.pod.as_slice()).unwrap())
-}
-
-/// The fake against what is known of the real one.
-#[tokio::test]
-async fn the_fake_pods_api_keeps_to_the_real_ones_rules() {
-    let node = node(new_kubelet()).await;
-    node.add_pod(training()).await;
-    node.add_pod(PodSpec::new("kube-system", "probe").from_manifest().container(ContainerSpec::new("probe"))).await;
-    let mut client = client(&node).await;
-
-    let listed = client.list_pods(ListPodsRequest {}).await.unwrap().into_inner().pods;
-    let pods: Vec<_> = listed.iter().map(|pod| core_v1::Pod::decode(pod.as_slice()).unwrap()).collect();
-    let manifest =
-        pods.iter().filter_map(|pod| pod.metadata.as_ref()).find(|pod| pod.name == "probe-lab-node").unwrap();
-    assert_eq!(manifest.annotations.get("kubernetes.io/config.hash"), Some(&manifest.uid));
-    let pod = client.get_pod(GetPodRequest { pod_uid: UID.into() }).await.unwrap().into_inner().pod;
-    assert!(listed.contains(&pod));
-    let missing = client.get_pod(GetPodRequest { pod_uid: "none".into() }).await.unwrap_err();
-    assert_eq!(missing.code(), Code::NotFound);
-
-    let mut events = client.watch_pods(WatchPodsRequest {}).await.unwrap().into_inner();
-    let first = [next(&mut events).await.0, next(&mut events).await.0, next(&mut events).await.0];
-    assert_eq!(first, [EventType::Added, EventType::Added, EventType::InitialSyncComplete]);
-    node.delete_pod(MAIN.namespace, MAIN.pod);
-    node.remove_pod(MAIN.namespace, MAIN.pod);
-    let (kind, gone) = next(&mut events).await;
-    assert_eq!((kind, gone.status), (EventType::Deleted, None));
-    let metadata = gone.metadata.unwrap();
-    assert_eq!((metadata.name.as_str(), metadata.uid.as_str(), metadata.labels.len()), (MAIN.pod, UID, 0));
-
-    let mut refused = None;
-    for _ in 0..200 {
-        refused = refused.or(client.list_pods(ListPodsRequest {}).await.err());
-    }
-    assert_eq!(refused.expect("a burst is refused").code(), Code::ResourceExhausted);
 }
 
 /// The resolver on a node's files, and the processes to resolve.

@@ -270,10 +270,3 @@ fn the_example_of_a_route_has_the_alerts_for_machines() {
     assert_eq!(routed, rules.filter_map(|rule| rule.alert).collect());
     assert_eq!(text.matches("send_resolved: false").count(), text.matches("webhook_configs:").count());
 }
-
-#[test]
-fn names_are_found_with_their_selectors() {
-    let text = r#"sum(rate(podmeter_a_total{x="1",y!~"2|3"}[5m])) / ns:podmeter_b:sum, podmeter_c"#;
-    let expected = vec![("podmeter_a_total", vec!["x", "y"]), ("ns:podmeter_b:sum", vec![]), ("podmeter_c", vec![])];
-    assert_eq!(metrics(text), expected);
-}

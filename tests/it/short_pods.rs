@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::agent::{Page, Running, agent};
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::kubelet::{ContainerSpec, ListedDevice, Node, Options, PodSpec, node};
+use crate::support::kubelet::{ListedDevice, Node, Options, PodSpec, holding_pod, node};
 use crate::support::test_data::uuid;
 use serde_json::{Value, json};
 
@@ -21,8 +21,7 @@ fn two_gpus() -> Value {
 }
 
 fn pod(name: &str, gpu: usize) -> PodSpec {
-    let container = ContainerSpec::new("main").holds("nvidia.com/gpu", &uuid(gpu), &[0]);
-    PodSpec::new("team-a", name).container(container)
+    holding_pod(name, &uuid(gpu))
 }
 
 /// The kubelet's pods are these from now on, and its checkpoint changes.
@@ -49,8 +48,7 @@ fn until(running: &Running, what: &str, condition: impl Fn(&Value) -> bool) -> V
 #[tokio::test(flavor = "multi_thread")]
 async fn a_container_between_two_scrapes_is_on_the_next_two_with_its_seconds_and_joules() {
     let (node, driver) = (node(Options::default()).await, FakeNvml::start(two_gpus()));
-    let offered = |gpu| ListedDevice { id: uuid(gpu), healthy: true, numa_nodes: None };
-    node.set_devices("nvidia.com/gpu", (0..2).map(offered).collect());
+    node.set_devices("nvidia.com/gpu", (0..2).map(|gpu| ListedDevice::new(&uuid(gpu))).collect());
     change(&node, vec![pod("trainer", 0)]);
     let started = Instant::now();
     let arguments = ["--sample-interval", "100ms", "--refresh-interval", "1s", "--retention", "1s"];
@@ -105,8 +103,7 @@ async fn a_container_between_two_scrapes_is_on_the_next_two_with_its_seconds_and
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_recreated_under_its_name_has_counters_journal_and_since_of_its_own() {
     let (node, driver) = (node(Options::default()).await, FakeNvml::start(two_gpus()));
-    let offered = |gpu| ListedDevice { id: uuid(gpu), healthy: true, numa_nodes: None };
-    node.set_devices("nvidia.com/gpu", (0..2).map(offered).collect());
+    node.set_devices("nvidia.com/gpu", (0..2).map(|gpu| ListedDevice::new(&uuid(gpu))).collect());
     node.set_pods(vec![pod("trainer", 0), pod("burst", 1).uid("old")]);
     let state = tempfile::tempdir().unwrap();
     let mut arguments = vec!["--sample-interval", "100ms", "--refresh-interval", "10m"];

@@ -26,6 +26,11 @@ impl std::ops::Deref for Node {
     }
 }
 
+/// A running pod of namespace `team-a` that was given this device.
+pub fn holding_pod(name: &str, device: &str) -> PodSpec {
+    PodSpec::new("team-a", name).container(ContainerSpec::new("main").holds("nvidia.com/gpu", device, &[0]))
+}
+
 pub async fn node(options: Options) -> Node {
     let root = tempfile::tempdir().unwrap();
     let kubelet = FakeKubelet::start(root.path(), options).await.unwrap();

@@ -26,21 +26,6 @@ fn what_xids_do_by_class_with_and_without_a_recovery_action() {
 }
 
 #[test]
-fn a_storm_of_xid_45_is_counted_and_no_more() {
-    let mut world = World::new(Config::default());
-    world.at(1);
-    for seconds in 2..102 {
-        world.with(seconds, &[XidEvent { count: 1000, ..xid(45, seconds) }]);
-    }
-    assert_eq!(world.reasons(), WELL);
-    let state = world.health.state();
-    assert_eq!(state.gpus[&GPU.into()].xids.by_class[&XidClass::Corroborating], 100_000);
-    let many: Vec<XidEvent> = (0..100_000).map(|_| xid(45, 200)).collect();
-    let state = world.with(200, &many);
-    assert_eq!(state.gpus[&GPU.into()].xids.by_class[&XidClass::Corroborating], 200_000);
-}
-
-#[test]
 fn configured_xids_go_before_their_class() {
     let xids = [(48, XidRule::Count), (31, XidRule::Unhealthy), (45, XidRule::Ignore)].into();
     let mut world = World::new(Config { xids, ..Config::default() });

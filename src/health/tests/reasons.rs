@@ -2,7 +2,6 @@ use super::*;
 
 #[test]
 fn a_gpu_that_needs_no_fabric_or_is_in_no_domain_is_healthy() {
-    let fabric = |state| FabricState { state, ..FabricState::default() };
     let direct = Platform { peer_type: Some("direct"), ..Platform::default() };
     let switch = Platform { peer_type: Some("switch"), ..Platform::default() };
     for (state, platform, mig_enabled, policy, expected) in [
@@ -22,18 +21,6 @@ fn a_gpu_that_needs_no_fabric_or_is_in_no_domain_is_healthy() {
         world.slow(|slow| slow.fabric = Some(fabric(state)));
         assert_eq!(reasons(&world.at(1), None), expected, "{state} {platform:?} {mig_enabled:?}");
     }
-}
-
-/// The driver's verdict after an import failed: new allocations of fabric memory are refused. It has none where IMEX
-/// does not run.
-#[test]
-fn a_gpu_whose_imex_domain_must_be_recovered_is_unhealthy_until_the_driver_requests_nothing() {
-    let mut world = World::new(Config::default());
-    world.slow(|slow| slow.recovery_action = Some(5));
-    assert_eq!(reasons(&world.at(1), None), ["recovery_action"]);
-    world.slow(|slow| slow.recovery_action = Some(0));
-    world.at(2);
-    assert_eq!(reasons(&world.at(63), None), WELL);
 }
 
 /// A GPU that leaves its domain, or gets another clique, changes labels; the fabric manager has moved it.
@@ -93,6 +80,10 @@ fn a_device_unhealthy_at_the_start_is_never_healthy_for_a_moment() {
     }
 }
 
+fn fabric(state: &'static str) -> FabricState {
+    FabricState { state, ..FabricState::default() }
+}
+
 type Change = fn(&mut World);
 
 /// A reason, what causes it, and what ends it.
@@ -101,9 +92,7 @@ fn causes() -> [(&'static str, Change, Change); 9] {
         (
             "recovery_action",
             |world| world.slow(|slow| slow.recovery_action = Some(4)),
-            |world| {
-                world.slow(|slow| slow.recovery_action = Some(0));
-            },
+            |world| world.slow(|slow| slow.recovery_action = Some(0)),
         ),
         ("lost", |world| world.stop_answering(|readings| readings.lost = true), World::answer),
         (
@@ -121,25 +110,13 @@ fn causes() -> [(&'static str, Change, Change); 9] {
         ),
         (
             "fabric",
-            |world| {
-                let fabric = FabricState { state: "in_progress", ..FabricState::default() };
-                world.slow(|slow| slow.fabric = Some(fabric));
-            },
-            |world| {
-                let fabric = FabricState { state: "completed", ..FabricState::default() };
-                world.slow(|slow| slow.fabric = Some(fabric));
-            },
+            |world| world.slow(|slow| slow.fabric = Some(fabric("in_progress"))),
+            |world| world.slow(|slow| slow.fabric = Some(fabric("completed"))),
         ),
         (
             "fabric",
-            |world| {
-                let fabric = FabricState { state: "failed", ..FabricState::default() };
-                world.slow(|slow| slow.fabric = Some(fabric));
-            },
-            |world| {
-                let fabric = FabricState { state: "completed", ..FabricState::default() };
-                world.slow(|slow| slow.fabric = Some(fabric));
-            },
+            |world| world.slow(|slow| slow.fabric = Some(fabric("failed"))),
+            |world| world.slow(|slow| slow.fabric = Some(fabric("completed"))),
         ),
         ("stuck", |world| world.stop_answering(|readings| readings.stuck = true), World::answer),
         (

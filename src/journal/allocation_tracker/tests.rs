@@ -4,9 +4,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::model::{
-    Allocations, Container, ContainerRef, ContainerXid, DeviceId, HealthState, HealthTransition, HeldDevice, Holding,
-    KubeletState, Pod, PodRef, Sharing, UnhealthyReason, XidClass,
+    Allocations, ContainerRef, ContainerXid, HealthState, HealthTransition, Holding, KubeletState, Pod, Sharing,
+    UnhealthyReason, XidClass,
 };
+use crate::test_data;
 
 const GPU: &str = "GPU-1";
 /// Unix time at the start of the first agent.
@@ -59,19 +60,9 @@ impl Node {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let container = |pod: &String| Container {
-            reference: ContainerRef::new("team", pod, "main"),
-            devices: vec![HeldDevice { resource: "nvidia.com/gpu".into(), id: GPU.into(), numa_nodes: [].into() }],
-            claims: vec![],
-            exclusive_cpus: Default::default(),
-            memory: vec![],
-        };
         let pod = |pod: &String| Pod {
             uid: self.uids.get(pod).map(|uid| uid.as_str().into()),
-            reference: PodRef::new("team", pod),
-            containers: vec![container(pod)],
-            exclusive_cpus: Default::default(),
-            memory: vec![],
+            ..test_data::pod(test_data::container(ContainerRef::new("team", pod, "main"), &[("nvidia.com/gpu", GPU)]))
         };
         let held = self.accounts.iter().filter(|(_, account)| account.holding.is_some());
         let allocations = Allocations { pods: held.map(|(name, _)| pod(name)).collect() };
@@ -89,14 +80,7 @@ impl Node {
 }
 
 fn holding() -> Holding {
-    Holding {
-        resource: Some("nvidia.com/gpu".into()),
-        device_ids: vec![DeviceId::new(GPU)],
-        sharing: Sharing::Exclusive,
-        attribution: None,
-        share: Some(1.0),
-        weight: 1.0,
-    }
+    test_data::holding(GPU, Sharing::Exclusive, 1.0)
 }
 
 fn account(pod: &str, created: UnixSeconds) -> Account {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::journal::Query;
 use crate::journal::allocation_record::AllocationRecord;
-use crate::model::{Account, ContainerRef, Figures, Holding, Moment, Sharing, UnixSeconds};
+use crate::model::{Account, ContainerRef, Figures, Moment, Sharing, UnixSeconds};
 
 const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(3600) };
 
@@ -12,16 +12,8 @@ fn settings(directory: &Path) -> Settings {
 /// One pod that holds a GPU.
 fn snapshot(clock: &Clock, pod: &str) -> Snapshot {
     let at: Moment = clock.now();
-    let holding = Holding {
-        resource: None,
-        device_ids: vec![],
-        sharing: Sharing::Exclusive,
-        attribution: None,
-        share: Some(1.0),
-        weight: 1.0,
-    };
     let account = Account {
-        holding: Some(holding),
+        holding: Some(crate::test_data::holding("GPU-1", Sharing::Exclusive, 1.0)),
         figures: Figures { allocated_seconds: Some(at.monotonic.as_duration().as_secs_f64()), ..Figures::NONE },
         ..Account::new(ContainerRef::new("team", pod, "main"), "GPU-1".into(), None, at.unix)
     };

@@ -3,7 +3,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::*;
-use crate::model::{Container, ContainerRef, CpuSet, GpuUuid, Pod, PodRef};
+use crate::model::{Container, ContainerRef, GpuUuid};
+use crate::test_data;
 
 const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
 
@@ -54,31 +55,10 @@ impl Node {
 
     /// What is known of the claim, as "source hardware …, admin".
     async fn check(&mut self, uid: Option<&str>, expected: &str) {
-        let claim = ClaimDevice {
-            claim_namespace: "team".into(),
-            claim: "claim".into(),
-            driver: "gpu.nvidia.com".into(),
-            pool: "node".into(),
-            device: "gpu-0".into(),
-            share_id: None,
-            claim_uid: uid.map(Into::into),
-            record: ClaimRecord::default(),
-        };
-        let container = Container {
-            reference: ContainerRef::new("team", "pod", "main"),
-            devices: vec![],
-            claims: vec![claim],
-            exclusive_cpus: CpuSet::default(),
-            memory: vec![],
-        };
-        let pod = Pod {
-            reference: PodRef::new("team", "pod"),
-            uid: None,
-            containers: vec![container],
-            exclusive_cpus: CpuSet::default(),
-            memory: vec![],
-        };
-        let mut allocations = Allocations { pods: vec![pod] };
+        let claim = ClaimDevice { claim_uid: uid.map(Into::into), ..test_data::claim("gpu.nvidia.com", "gpu-0") };
+        let container = test_data::container(ContainerRef::new("team", "pod", "main"), &[]);
+        let container = Container { claims: vec![claim], ..container };
+        let mut allocations = Allocations { pods: vec![test_data::pod(container)] };
         self.files.complete(&mut allocations, Some(&self.accepted)).await;
         self.accepted = allocations;
         let claim = &self.accepted.pods[0].containers[0].claims[0];

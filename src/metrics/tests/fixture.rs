@@ -304,16 +304,12 @@ fn lost() -> Gpu {
 }
 
 fn partitioned() -> Gpu {
-    let mig = |uuid: &str, gpu_instance, start| MigDevice {
-        uuid: uuid.into(),
+    let mig = |uuid, gpu_instance, start| MigDevice {
         index: start,
-        gpu_instance,
-        compute_instance: 0,
-        profile: "1g.10gb".into(),
         profile_id: Some(19),
         placement_start: Some(start),
-        slices: 1,
         memory_bytes: Some(10 * GIB),
+        ..crate::test_data::mig(uuid, gpu_instance, "1g.10gb", 1)
     };
     Gpu { mig_enabled: Some(true), mig_devices: vec![mig(SLICE, 7, 0), mig(OTHER_SLICE, 8, 1)], ..gpu(PARTITIONED, 2) }
 }

@@ -43,7 +43,7 @@ impl FakeKubelet {
             return rejected("KubeletNotRunning", "the kubelet is stopped");
         }
         let (uid, name) = {
-            let mut state = shared.state();
+            let mut state = shared.state.lock();
             state.free_devices_of_gone_pods();
             state.insert(spec.clone())
         };
@@ -55,7 +55,7 @@ impl FakeKubelet {
             }
         };
         let phase = if outcome.is_ok() { Phase::Running } else { Phase::Failed };
-        shared.state().set_phase(&spec.namespace, &name, phase);
+        shared.state.lock().set_phase(&spec.namespace, &name, phase);
         shared.changed();
         outcome.err().unwrap_or(Admission::Running)
     }
@@ -67,13 +67,13 @@ impl FakeKubelet {
         self.ready().await;
         let shared = &self.shared;
         let _turn = shared.admission.lock().await;
-        let pods = shared.state().pods.clone();
+        let pods = shared.state.lock().pods.clone();
         let mut outcomes = BTreeMap::new();
         for pod in pods.iter().filter(|pod| pod.phase.is_active()) {
             let admission = match allocate_all(shared, &pod.uid, &pod.spec).await {
                 Ok(()) => Admission::Running,
                 Err(rejected) => {
-                    shared.state().set_phase(&pod.spec.namespace, &pod.name, Phase::Failed);
+                    shared.state.lock().set_phase(&pod.spec.namespace, &pod.name, Phase::Failed);
                     rejected
                 }
             };
@@ -116,7 +116,7 @@ async fn allocate(
 ) -> Result<Vec<String>, String> {
     let resource = place.2.clone();
     let (selection, client, prefers) = {
-        let mut state = shared.state();
+        let mut state = shared.state.lock();
         let mut random = state.random.clone();
         let selection = state.devices.select(&place, wanted, reusable, &mut random)?;
         state.random = random;
@@ -125,7 +125,7 @@ async fn allocate(
         }
         let serial = state.devices.plugin(&resource);
         drop(state);
-        let plugins = shared.plugins();
+        let plugins = shared.plugins.lock();
         let plugin = serial.and_then(|serial| plugins.get(&serial));
         if serial.is_some() && plugin.is_none() && selection != Selection::Nothing {
             return Err("rpc error: code = Unavailable desc = connection error".to_owned());
@@ -161,7 +161,7 @@ async fn allocate(
             response.ok_or("no containers return in allocation response")?.encode_to_vec()
         }
     };
-    let mut state = shared.state();
+    let mut state = shared.state.lock();
     state.devices.assign(place, &devices, answer);
     shared.write_checkpoint(&state);
     Ok(devices)

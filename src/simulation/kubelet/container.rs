@@ -20,7 +20,7 @@ impl FakeKubelet {
         container: &str,
     ) -> Option<Result<ContainerAllocateResponse, String>> {
         let uid = self.uid(namespace, pod)?;
-        let answers = self.shared.state().devices.answers_of(&uid, container);
+        let answers = self.shared.state.lock().devices.answers_of(&uid, container);
         let mut options = ContainerAllocateResponse::default();
         for (resource, (devices, answer)) in answers {
             if let Err(error) = pre_start(&self.shared, &resource, devices).await {
@@ -34,9 +34,9 @@ impl FakeKubelet {
 }
 
 async fn pre_start(shared: &Shared, resource: &str, devices_ids: Vec<String>) -> Result<(), String> {
-    let serial = shared.state().devices.plugin(resource);
+    let serial = shared.state.lock().devices.plugin(resource);
     let client = {
-        let plugins = shared.plugins();
+        let plugins = shared.plugins.lock();
         serial.and_then(|serial| plugins.get(&serial)).filter(|plugin| plugin.pre_start).map(|one| one.client.clone())
     };
     let Some(mut client) = client else { return Ok(()) };

@@ -29,7 +29,7 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Lister {
         _: Request<v1::ListPodResourcesRequest>,
     ) -> Result<Response<v1::ListPodResourcesResponse>, Status> {
         self.admit(Method::List).await?;
-        let mut response = self.0.state().list();
+        let mut response = self.0.state.lock().list();
         response.pod_resources.extend(self.0.faults.borrow().answer_bytes.map(stuck_pod));
         Ok(Response::new(response))
     }
@@ -39,7 +39,7 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Lister {
         _: Request<v1::AllocatableResourcesRequest>,
     ) -> Result<Response<v1::AllocatableResourcesResponse>, Status> {
         self.admit(Method::GetAllocatableResources).await?;
-        Ok(Response::new(self.0.state().allocatable()))
+        Ok(Response::new(self.0.state.lock().allocatable()))
     }
 
     async fn get(
@@ -48,7 +48,7 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Lister {
     ) -> Result<Response<v1::GetPodResourcesResponse>, Status> {
         self.admit(Method::Get).await?;
         let v1::GetPodResourcesRequest { pod_name, pod_namespace } = request.into_inner();
-        let state = self.0.state();
+        let state = self.0.state.lock();
         if !state.gates.get {
             return Err(Status::unknown("PodResources API Get method disabled"));
         }

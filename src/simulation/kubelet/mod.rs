@@ -168,13 +168,13 @@ impl FakeKubelet {
         let listener = socket::bind_by_rename(&path, &shared.temporary_name())?;
         fs::set_permissions(&path, Permissions::from_mode(0o755))?;
         *shared.limiter.lock() = shared::rate_limit(shared.now());
-        shared.state().sight = Sight::Nothing;
+        shared.state.lock().sight = Sight::Nothing;
         shared.power.send_replace(Power::Starting);
         let lister = Lister(Arc::clone(shared));
         let router = tonic::transport::Server::builder().add_service(PodResourcesListerServer::new(lister));
         let mut running = self.running.lock();
         running.pod_resources = Some(Server::start(listener, router));
-        if shared.options.rules == Rules::From137 || shared.state().gates.pods_api {
+        if shared.options.rules == Rules::From137 || shared.state.lock().gates.pods_api {
             running.pods_api = Some(self.serve_pods()?);
         }
         running.boot = Some(tokio::spawn(boot(Arc::clone(shared), window)));
@@ -186,14 +186,14 @@ impl FakeKubelet {
         fs::set_permissions(&self.pods_api, Permissions::from_mode(0o750))?;
         let path = self.pods_api_socket();
         let listener = socket::bind_by_rename(&path, &self.shared.temporary_name())?;
-        let api = PodsServer::new(PodsApi::new(Arc::clone(&self.shared)));
+        let api = PodsServer::new(PodsApi(Arc::clone(&self.shared)));
         Ok(Server::start(listener, tonic::transport::Server::builder().add_service(api)))
     }
 
     /// Replaces all pods by running ones. Their `requests` are ignored: what they hold is given. A pod that was
     /// there under the same name stays the same pod, unless the new one has another UID.
     pub fn set_pods(&self, pods: Vec<PodSpec>) {
-        let mut state = self.shared.state();
+        let mut state = self.shared.state.lock();
         let before = std::mem::take(&mut state.pods);
         for pod in &before {
             state.devices.free(&pod.uid);
@@ -213,7 +213,7 @@ impl FakeKubelet {
 
     /// Replaces the devices of a resource without a plugin.
     pub fn set_devices(&self, resource: &str, devices: Vec<ListedDevice>) {
-        let mut state = self.shared.state();
+        let mut state = self.shared.state.lock();
         state.devices.set_devices(resource, devices);
         self.shared.write_checkpoint(&state);
         drop(state);
@@ -222,11 +222,11 @@ impl FakeKubelet {
 
     /// A prepared claim. Containers that name it show it from now on.
     pub fn set_claim(&self, claim: Claim) {
-        self.shared.state().claims.insert((claim.namespace.clone(), claim.name.clone()), claim);
+        self.shared.state.lock().claims.insert((claim.namespace.clone(), claim.name.clone()), claim);
     }
 
     pub fn remove_claim(&self, namespace: &str, name: &str) {
-        self.shared.state().claims.remove(&(namespace.to_owned(), name.to_owned()));
+        self.shared.state.lock().claims.remove(&(namespace.to_owned(), name.to_owned()));
     }
 
     /// One container ran to its end; with the last app container the pod has succeeded. False: no such pod.
@@ -249,7 +249,7 @@ impl FakeKubelet {
     }
 
     fn with_change(&self, change: impl FnOnce(&mut State) -> bool) -> bool {
-        let changed = change(&mut self.shared.state());
+        let changed = change(&mut self.shared.state.lock());
         self.shared.changed();
         changed
     }
@@ -257,18 +257,18 @@ impl FakeKubelet {
     /// As the runtime has it in cgroups and directories.
     #[must_use]
     pub fn uid(&self, namespace: &str, pod: &str) -> Option<String> {
-        self.shared.state().pod(namespace, pod).map(|pod| pod.uid.clone())
+        self.shared.state.lock().pod(namespace, pod).map(|pod| pod.uid.clone())
     }
 
     #[must_use]
     pub fn phase(&self, namespace: &str, pod: &str) -> Option<Phase> {
-        self.shared.state().pod(namespace, pod).map(|pod| pod.phase)
+        self.shared.state.lock().pod(namespace, pod).map(|pod| pod.phase)
     }
 
     /// (resource, device id) of one container, sorted; whether or not List would show the pod.
     #[must_use]
     pub fn devices_of(&self, namespace: &str, pod: &str, container: &str) -> Vec<(String, String)> {
-        let state = self.shared.state();
+        let state = self.shared.state.lock();
         let Some(pod) = state.pod(namespace, pod) else { return Vec::new() };
         let devices = state.devices.devices_of(&pod.uid, container);
         let mut devices: Vec<_> =
@@ -281,14 +281,14 @@ impl FakeKubelet {
     /// (container, resource, device id, healthy) as the pod's `allocatedResourcesStatus` reports, sorted.
     #[must_use]
     pub fn allocated_resources_status(&self, namespace: &str, pod: &str) -> Vec<(String, String, String, bool)> {
-        self.shared.state().allocated_resources_status(namespace, pod)
+        self.shared.state.lock().allocated_resources_status(namespace, pod)
     }
 
     /// Capacity and allocatable by resource, as the node status would show now.
     #[must_use]
     pub fn node_status(&self) -> BTreeMap<String, Count> {
         let now = self.shared.now();
-        let mut state = self.shared.state();
+        let mut state = self.shared.state.lock();
         if state.devices.expire(now) {
             self.shared.write_checkpoint(&state);
         }
@@ -298,13 +298,13 @@ impl FakeKubelet {
     /// How many plugins of the resource the kubelet counts as connected.
     #[must_use]
     pub fn connected_plugins(&self, resource: &str) -> usize {
-        self.shared.state().devices.connections(resource)
+        self.shared.state.lock().devices.connections(resource)
     }
 
     /// Ids that could be given, whether held or not.
     #[must_use]
     pub fn allocatable_ids(&self, resource: &str) -> BTreeSet<String> {
-        let state = self.shared.state();
+        let state = self.shared.state.lock();
         let of_resource = state.devices.allocatable().filter(|(name, _)| *name == resource);
         of_resource.map(|(_, device)| device.id.clone()).collect()
     }
@@ -312,7 +312,7 @@ impl FakeKubelet {
     /// The devices of a resource and whether each could be given. `None`: no plugin is connected.
     #[must_use]
     pub fn listed(&self, resource: &str) -> Option<BTreeMap<String, bool>> {
-        let state = self.shared.state();
+        let state = self.shared.state.lock();
         state.devices.plugin(resource)?;
         Some(state.devices.usable(resource).map(|(id, usable)| (id.to_owned(), usable)).collect())
     }
@@ -321,16 +321,16 @@ impl FakeKubelet {
     /// over restarts; the latest 256 of all resources are kept.
     #[must_use]
     pub fn received(&self, resource: &str) -> Vec<BTreeMap<String, bool>> {
-        let state = self.shared.state();
+        let state = self.shared.state.lock();
         let states = |list: &[ListedDevice]| list.iter().map(|device| (device.id.clone(), device.healthy)).collect();
         state.devices.history(resource).map(states).collect()
     }
 
     /// Ends the current plugin's stream, as a connection that breaks does. False: there is none.
     pub fn lose_stream(&self, resource: &str) -> bool {
-        let serial = self.shared.state().devices.plugin(resource);
+        let serial = self.shared.state.lock().devices.plugin(resource);
         let Some(serial) = serial else { return false };
-        if let Some(plugin) = self.shared.plugins().get(&serial) {
+        if let Some(plugin) = self.shared.plugins.lock().get(&serial) {
             plugin.watch.abort();
         }
         self.shared.stream_ended(serial);
@@ -340,7 +340,7 @@ impl FakeKubelet {
     /// Devices (resource, id) that a plugin left out of a later list of the same stream, which may end a real kubelet.
     #[must_use]
     pub fn dropped_devices(&self) -> Vec<(String, String)> {
-        self.shared.state().devices.dropped().to_vec()
+        self.shared.state.lock().devices.dropped().to_vec()
     }
 
     /// Waits until the node status satisfies `condition`. False when it hangs.
@@ -363,7 +363,7 @@ impl FakeKubelet {
     }
 
     pub fn set_gates(&self, gates: Gates) {
-        self.shared.state().gates = gates;
+        self.shared.state.lock().gates = gates;
     }
 
     /// Calls of this method wait until `heal`.
@@ -425,7 +425,7 @@ async fn boot(shared: Arc<Shared>, window: Duration) {
         // A kubelet that was stopped meanwhile stays stopped.
         let starting = *power == Power::Starting;
         if starting {
-            shared.state().sight = Sight::All;
+            shared.state.lock().sight = Sight::All;
             *power = Power::Ready;
         }
         starting
@@ -441,7 +441,7 @@ fn start_device_manager(shared: &Arc<Shared>) -> io::Result<Server> {
     let known = Checkpoint::read(&shared.device_plugins);
     let rules = shared.options.rules;
     {
-        let mut state = shared.state();
+        let mut state = shared.state.lock();
         state.devices = DeviceManager::restored(rules, &known.unwrap_or_default(), now, &state.devices);
         state.sight = Sight::Partial;
     }

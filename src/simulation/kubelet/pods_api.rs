@@ -4,16 +4,14 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status, async_trait};
 
-use super::shared::{self, Shared};
+use super::shared::Shared;
 use super::state::{Phase, Pod, Sight};
-use crate::model::TokenBucket;
 use crate::simulation::random::Random;
 use crate::wire::core_v1;
 use crate::wire::v1alpha1::pods_server::Pods;
@@ -25,40 +23,22 @@ use crate::wire::v1alpha1::{
 const EVENTS_BEHIND: usize = 100;
 
 #[derive(Debug)]
-pub struct PodsApi {
-    shared: Arc<Shared>,
-    /// List and Get have their own limit; a watch has none.
-    limiter: Mutex<TokenBucket>,
-}
+pub struct PodsApi(pub Arc<Shared>);
 
 /// By UID: the pod as it goes over the wire, and the few fields that a deletion has.
 type Picture = BTreeMap<String, (Vec<u8>, Vec<u8>)>;
-
-impl PodsApi {
-    pub fn new(shared: Arc<Shared>) -> Self {
-        let limiter = Mutex::new(shared::rate_limit(shared.now()));
-        Self { shared, limiter }
-    }
-
-    fn admit(&self) -> Result<Picture, Status> {
-        if !self.limiter.lock().try_take(self.shared.now()) {
-            return Err(Status::resource_exhausted("rejected by rate limit"));
-        }
-        picture(&self.shared, |_| true)
-    }
-}
 
 #[async_trait]
 impl Pods for PodsApi {
     type WatchPodsStream = Pin<Box<dyn Stream<Item = Result<WatchPodsEvent, Status>> + Send>>;
 
     async fn watch_pods(&self, _: Request<WatchPodsRequest>) -> Result<Response<Self::WatchPodsStream>, Status> {
-        let mut changes = self.shared.changes.subscribe();
-        let first = picture(&self.shared, |_| true)?;
+        let mut changes = self.0.changes.subscribe();
+        let first = picture(&self.0, |_| true)?;
         let added = first.values().map(|(pod, _)| event(EventType::Added, pod));
         let first_events: Vec<WatchPodsEvent> = added.chain([event(EventType::InitialSyncComplete, &[])]).collect();
         let (send, receive) = mpsc::channel(EVENTS_BEHIND);
-        let shared = Arc::clone(&self.shared);
+        let shared = Arc::clone(&self.0);
         tokio::spawn(async move {
             let mut before = first;
             loop {
@@ -83,20 +63,16 @@ impl Pods for PodsApi {
     }
 
     async fn list_pods(&self, _: Request<ListPodsRequest>) -> Result<Response<ListPodsResponse>, Status> {
-        let pods = self.admit()?.into_values().map(|(pod, _)| pod).collect();
-        Ok(Response::new(ListPodsResponse { pods }))
+        Err(Status::unimplemented("not simulated"))
     }
 
-    async fn get_pod(&self, request: Request<GetPodRequest>) -> Result<Response<GetPodResponse>, Status> {
-        let uid = request.into_inner().pod_uid;
-        let found = self.admit()?.remove(&uid);
-        let (pod, _) = found.ok_or_else(|| Status::not_found(format!("pod with UID {uid} not found")))?;
-        Ok(Response::new(GetPodResponse { pod }))
+    async fn get_pod(&self, _: Request<GetPodRequest>) -> Result<Response<GetPodResponse>, Status> {
+        Err(Status::unimplemented("not simulated"))
     }
 }
 
 fn picture(shared: &Shared, is_shown: impl Fn(&Pod) -> bool) -> Result<Picture, Status> {
-    let state = shared.state();
+    let state = shared.state.lock();
     if state.sight != Sight::All {
         return Err(Status::failed_precondition("pod sources are not synced yet"));
     }

@@ -27,7 +27,7 @@ impl Registration for Registry {
         validate(&request).map_err(Status::unknown)?;
         let connected = self.connect(&request).await;
         if connected.is_err() {
-            self.0.state().devices.registration_failed(&request.resource_name);
+            self.0.state.lock().devices.registration_failed(&request.resource_name);
         }
         connected.map_err(Status::unknown)?;
         Ok(Response::new(Empty {}))
@@ -46,11 +46,11 @@ impl Registry {
         let options = client.get_device_plugin_options(Empty {}).await.map_err(failed)?.into_inner();
 
         // Held over both steps: the watch must find its plugin when its stream ends at once.
-        let mut plugins = shared.plugins();
+        let mut plugins = shared.plugins.lock();
         if *shared.power.borrow() == Power::Off {
             return Err("the kubelet is stopped".to_owned());
         }
-        let serial = shared.state().devices.connected(&request.resource_name, &path.to_string_lossy())?;
+        let serial = shared.state.lock().devices.connected(&request.resource_name, &path.to_string_lossy())?;
         let watch = tokio::spawn(watch(Arc::clone(shared), serial, client.clone()));
         let (prefers, pre_start) = (options.get_preferred_allocation_available, options.pre_start_required);
         plugins.insert(serial, Plugin { client, prefers, pre_start, watch });
@@ -67,7 +67,7 @@ async fn watch(shared: Arc<Shared>, serial: Serial, mut client: DevicePluginClie
         let mut stream = stream.into_inner();
         while let Ok(Some(message)) = stream.message().await {
             let list = message.devices.into_iter().map(ListedDevice::from).collect();
-            let mut state = shared.state();
+            let mut state = shared.state.lock();
             if state.devices.listed(serial, list) {
                 shared.write_checkpoint(&state);
             }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tonic::Status;
@@ -31,8 +31,8 @@ pub struct Shared {
     pub limiter: Mutex<TokenBucket>,
     /// Pods are admitted one after the other, as on the kubelet's main loop.
     pub admission: tokio::sync::Mutex<()>,
-    state: Mutex<State>,
-    plugins: Mutex<BTreeMap<Serial, Plugin>>,
+    pub state: Mutex<State>,
+    pub plugins: Mutex<BTreeMap<Serial, Plugin>>,
     clock: Clock,
     skew: Mutex<Duration>,
     names: AtomicU64,
@@ -79,14 +79,6 @@ impl Shared {
         }
     }
 
-    pub fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
-    pub fn plugins(&self) -> MutexGuard<'_, BTreeMap<Serial, Plugin>> {
-        self.plugins.lock()
-    }
-
     pub fn now(&self) -> Monotonic {
         self.clock.now().monotonic + *self.skew.lock()
     }
@@ -121,8 +113,8 @@ impl Shared {
 
     pub fn stream_ended(&self, serial: Serial) {
         let now = self.now();
-        let closed = self.state().devices.stream_ended(serial, now);
-        let mut plugins = self.plugins();
+        let closed = self.state.lock().devices.stream_ended(serial, now);
+        let mut plugins = self.plugins.lock();
         plugins.remove(&serial);
         for plugin in closed.iter().filter_map(|serial| plugins.remove(serial)) {
             plugin.watch.abort();
@@ -134,10 +126,10 @@ impl Shared {
     /// Drops everything that does not survive a kubelet.
     pub fn switch_off(&self) {
         self.power.send_replace(Power::Off);
-        for plugin in std::mem::take(&mut *self.plugins()).into_values() {
+        for plugin in std::mem::take(&mut *self.plugins.lock()).into_values() {
             plugin.watch.abort();
         }
-        self.state().sight = Sight::Nothing;
+        self.state.lock().sight = Sight::Nothing;
         self.changed();
     }
 }

@@ -92,15 +92,6 @@ fn figures(accounts: &[Account]) -> Vec<Figures> {
 }
 
 #[test]
-fn one_holder_gets_all_of_busy_and_energy() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), Some(0.0));
-    world.relate(0, exclusive(&["a"]));
-    let accounts = world.read(1000, Some(0.25), Some(300.0));
-    assert_eq!(figures(&accounts), [("a".into(), 1.0, Some(0.25), Some(0.75), Some(300.0))]);
-}
-
-#[test]
 fn totals_from_before_the_first_observation_are_unattributed() {
     let mut world = World::new();
     world.read(0, Some(500.0), Some(9e6));
@@ -124,14 +115,6 @@ fn an_interval_is_divided_where_the_holder_changed() {
         figures(&accounts),
         [("a".into(), 0.25, Some(0.2), Some(0.05), Some(25.0)), ("b".into(), 0.5, Some(0.4), Some(0.1), Some(50.0))]
     );
-}
-
-#[test]
-fn busy_unknown_is_absent_and_allocated_goes_on() {
-    let mut world = World::new();
-    world.read(0, None, None);
-    world.relate(0, exclusive(&["a"]));
-    assert_eq!(figures(&world.read(1000, None, None)), [("a".into(), 1.0, None, None, None)]);
 }
 
 #[test]
@@ -280,16 +263,6 @@ fn the_energy_of_a_gap_is_divided_by_holding() {
     assert_eq!(energy, [Some(1500.0), Some(2000.0)]);
     let unattributed = &world.unattributed[0].energy_joules;
     assert_eq!((unattributed[&Reason::Idle].round(), unattributed[&Reason::Unknown].round()), (500.0, 500.0));
-}
-
-#[test]
-fn slots_without_process_data_get_equal_parts() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), Some(0.0));
-    world.relate(0, held_by(&["a", "b"], Sharing::TimeSlicing, 0.25));
-    let accounts = world.read(4000, Some(4.0), Some(4000.0));
-    let expected = |pod: &str| (pod.to_owned(), 1.0, Some(2.0), Some(0.0), Some(2000.0));
-    assert_eq!(figures(&accounts), [expected("a"), expected("b")]);
 }
 
 #[test]
