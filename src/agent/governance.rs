@@ -8,7 +8,7 @@ use super::settings::{Reloadable, Settings};
 use crate::clock::Clock;
 use crate::governance::{self, Configuration, Deployment, Facts, Form, ListenerSummary, MonitoringPlan, sha256};
 use crate::health::Recovery;
-use crate::web::{self, GovernanceSource};
+use crate::web::{self, GovernanceSource, Purpose};
 
 /// Writes the governance record of a snapshot, with the facts of this process at that moment.
 pub fn source(
@@ -19,9 +19,9 @@ pub fn source(
 ) -> GovernanceSource {
     let (mut addresses, mut admin) = (vec![], vec![]);
     for listener in &bound.listeners {
-        let (address, private, probes) =
-            (listener.address().to_string(), listener.is_private(), !listener.serves_pages());
-        let guarded = settings.web_config.is_some() && !private && !probes;
+        let (address, purpose) = (listener.address().to_string(), listener.purpose());
+        let (private, probes) = (purpose == Purpose::Private, purpose == Purpose::Probes);
+        let guarded = settings.web_config.is_some() && purpose == Purpose::Pages;
         let kind = if private { &mut admin } else { &mut addresses };
         kind.push(ListenerSummary { address, admin: private, probes, guarded });
     }

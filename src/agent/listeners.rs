@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use super::Opened;
 use super::settings::Settings;
-use crate::web::{BindError, ListenAddress, Listener};
+use crate::web::{BindError, ListenAddress, Listener, Purpose};
 
 /// The listeners of the agent.
 pub struct Bound {
@@ -14,10 +14,10 @@ pub struct Bound {
 pub async fn bind(settings: &Settings) -> Result<Bound, BindError> {
     let (mut listeners, mut awaited) = (vec![], None);
     for address in &settings.listen {
-        listeners.push(Listener::bind(address).await?);
+        listeners.push(Listener::bind(address, Purpose::Pages).await?);
     }
     if let Some(address) = &settings.probe_listen {
-        listeners.push(Listener::bind_probes(address).await?);
+        listeners.push(Listener::bind(address, Purpose::Probes).await?);
     }
     if let Some(path) = &settings.admin_socket {
         match Listener::bind_private(path).await {
@@ -42,7 +42,7 @@ impl Bound {
     pub fn announce(&self, encrypted: bool, opened: Opened) {
         for listener in &self.listeners {
             match listener.address() {
-                ListenAddress::Tcp(address) if listener.serves_pages() => {
+                ListenAddress::Tcp(address) if listener.purpose() != Purpose::Probes => {
                     let scheme = if encrypted { "https" } else { "http" };
                     tracing::info!(page = %format_args!("{scheme}://{address}/"), %address, "listening");
                 }

@@ -125,7 +125,7 @@ fn run(command: Command) -> Result<u8, Failed> {
                 print(&format!("{}: valid\n", file.display()))?;
             }
             let Some(file) = web_config else { return Ok(ENDED) };
-            for warning in settings::check_web_config(&file).map_err(misused)? {
+            if let Some(warning) = settings::check_web_config(&file).map_err(misused)? {
                 print(&format!("{}: {warning}\n", file.display()))?;
             }
             print(&format!("{}: valid\n", file.display()))

@@ -179,8 +179,8 @@ pub fn check_file(file: &Path) -> Result<(), InvalidSettings> {
 }
 
 /// `podmeter check-config --web-config`.
-pub fn check_web_config(file: &Path) -> Result<Vec<String>, WebConfigError> {
-    WebConfig::load(file).map(|config| config.warnings)
+pub fn check_web_config(file: &Path) -> Result<Option<&'static str>, WebConfigError> {
+    WebConfig::load(file).map(|config| config.warning())
 }
 
 fn check_log_level(level: &str, file: Option<&Path>) -> Result<(), InvalidSettings> {

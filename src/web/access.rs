@@ -4,12 +4,12 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::http::header::WWW_AUTHENTICATE;
-use axum::http::{HeaderValue, Request, StatusCode};
-use axum::response::Response;
+use axum::http::{Request, StatusCode};
+use axum::response::{IntoResponse as _, Response};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 
-use super::auth::{AuthDecision, Authenticator};
+use super::auth::Authenticator;
 use super::config::LiveConfig;
 use super::routes::refuse;
 use super::server::Stream;
@@ -36,25 +36,13 @@ impl AccessControl {
 
     pub async fn respond(&self, request: Request<Body>, router: Router) -> Response {
         let config = self.config.current();
-        let decision = match config.users.is_empty() {
-            true => AuthDecision::Accepted,
-            false => self.authenticator.authenticate(&config.users, request.headers()).await,
-        };
-        let mut response = match decision {
-            AuthDecision::Accepted => {
-                let Ok(response) = router.oneshot(request).await;
-                response
-            }
-            AuthDecision::Refused => {
-                let mut response =
-                    refuse(request.uri(), StatusCode::UNAUTHORIZED, "a user and the right password are required");
-                response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Basic"));
-                response
-            }
-            AuthDecision::Busy => {
-                let reason = "too many passwords wait to be checked; try again";
-                refuse(request.uri(), StatusCode::TOO_MANY_REQUESTS, reason)
-            }
+        let accepted = config.users.is_empty() || self.authenticator.accepts(&config.users, request.headers()).await;
+        let mut response = if accepted {
+            let Ok(response) = router.oneshot(request).await;
+            response
+        } else {
+            let reason = "a user and the right password are required";
+            ([(WWW_AUTHENTICATE, "Basic")], refuse(request.uri(), StatusCode::UNAUTHORIZED, reason)).into_response()
         };
         for (name, value) in &config.headers {
             // The page sets its own policy, which names its script and style.

@@ -2,13 +2,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::StatusCode;
-use axum::http::header::CONTENT_TYPE;
 use axum::response::Response;
 use axum::routing::post;
-use axum::{Router, middleware};
 use serde::Deserialize;
 
 use super::routes::{JSON, api_problem, uncached};
@@ -75,7 +74,6 @@ pub fn router(admin: Admin) -> Router {
         .route("/unmark", post(unmark))
         .method_not_allowed_fallback(|| async { api_problem(StatusCode::METHOD_NOT_ALLOWED, "use POST") })
         .layer(DefaultBodyLimit::max(BODY_BYTES))
-        .layer(middleware::map_response(as_problem))
         .with_state(admin)
 }
 
@@ -164,17 +162,6 @@ fn done(response: &serde_json::Value) -> Response {
 
 fn no_driver() -> Response {
     api_problem(StatusCode::CONFLICT, "there is no driver to release: podmeter runs with --hardware none")
-}
-
-/// Gives errors of axum itself, such as for a body that is too long, the form of ours.
-async fn as_problem(response: Response) -> Response {
-    let status = response.status();
-    let is_ours = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().ends_with(b"json"));
-    if is_ours || status.is_success() {
-        response
-    } else {
-        api_problem(status, &format!("invalid request; the body may have {BODY_BYTES} bytes"))
-    }
 }
 
 #[cfg(test)]

@@ -13,26 +13,15 @@ use tracing::error;
 use crate::clock::Clock;
 use crate::model::Monotonic;
 
-/// Requests that wait until a hash can be computed.
-const QUEUED: usize = 16;
 /// After a wrong password no hash is computed for this many times the time that it took: guessing uses a quarter of a
 /// core.
 const PAUSE_FACTOR: u32 = 3;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AuthDecision {
-    Accepted,
-    Refused,
-    /// Too many requests wait already.
-    Busy,
-}
 
 /// Checks passwords. A bcrypt hash takes tens of milliseconds by design, so one is computed at a time, outside the
 /// runtime, and right passwords are kept: under an HMAC with a key made at the start, never the password itself.
 pub struct Authenticator {
     key: hmac::Key,
     clock: Clock,
-    queue: Semaphore,
     hashing: Arc<Semaphore>,
     remembered: Arc<Mutex<Remembered>>,
 }
@@ -51,28 +40,24 @@ impl Authenticator {
     pub fn new(clock: Clock) -> Self {
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
         let key = key.expect("getrandom works on Linux");
-        let (queue, hashing) = (Semaphore::new(QUEUED), Arc::new(Semaphore::new(1)));
-        Self { key, clock, queue, hashing, remembered: Arc::default() }
+        Self { key, clock, hashing: Arc::new(Semaphore::new(1)), remembered: Arc::default() }
     }
 
     /// Whether the request names one of `users` (name → bcrypt hash) with the right password.
-    pub async fn authenticate(&self, users: &BTreeMap<String, String>, headers: &HeaderMap) -> AuthDecision {
-        let Some((user, password)) = headers.get(AUTHORIZATION).and_then(credentials) else {
-            return AuthDecision::Refused;
-        };
+    pub async fn accepts(&self, users: &BTreeMap<String, String>, headers: &HeaderMap) -> bool {
+        let Some((user, password)) = headers.get(AUTHORIZATION).and_then(credentials) else { return false };
         let stored = std::str::from_utf8(&user).ok().and_then(|user| users.get_key_value(user));
         // An unknown name costs a hash too, so that the time does not reveal which names exist.
-        let Some((_, hash)) = stored.or_else(|| users.iter().next()) else { return AuthDecision::Refused };
+        let Some((_, hash)) = stored.or_else(|| users.iter().next()) else { return false };
         let digest = self.digest(&user, hash, &password);
         let name = stored.map(|(name, _)| name.clone());
         if self.is_known(name.as_ref(), &digest) {
-            return AuthDecision::Accepted;
+            return true;
         }
-        let Ok(_queued) = self.queue.try_acquire() else { return AuthDecision::Busy };
         let permit = Arc::clone(&self.hashing).acquire_owned().await.expect("the semaphore is never closed");
         // An earlier request with the same credentials may have been accepted meanwhile.
         if self.is_known(name.as_ref(), &digest) {
-            return AuthDecision::Accepted;
+            return true;
         }
         let pause = self.remembered.lock().paused_until.since(self.clock.now().monotonic);
         tokio::time::sleep(pause).await;
@@ -86,19 +71,17 @@ impl Authenticator {
             let now = clock.now().monotonic;
             let mut remembered = remembered.lock();
             match name.filter(|_| right) {
-                Some(name) => {
-                    remembered.accepted.insert(name, digest);
-                    AuthDecision::Accepted
-                }
+                Some(name) => _ = remembered.accepted.insert(name, digest),
                 None => {
                     remembered.paused_until = now + now.since(began) * PAUSE_FACTOR;
-                    AuthDecision::Refused
+                    return false;
                 }
             }
+            true
         });
         computing.await.unwrap_or_else(|error| {
             error!(%error, "checking a password panicked; please report this");
-            AuthDecision::Refused
+            false
         })
     }
 
@@ -152,31 +135,26 @@ mod tests {
         let (authenticator, users) = (Authenticator::new(Clock::start()), users());
         for _ in 0..2 {
             for (headers, decision) in [
-                (sent("alice", "right"), AuthDecision::Accepted),
-                (sent("alice", "wrong"), AuthDecision::Refused),
-                (sent("bob", "right"), AuthDecision::Refused),
-                (sent("", ""), AuthDecision::Refused),
-                (HeaderMap::new(), AuthDecision::Refused),
+                (sent("alice", "right"), true),
+                (sent("alice", "wrong"), false),
+                (sent("bob", "right"), false),
+                (sent("", ""), false),
+                (HeaderMap::new(), false),
             ] {
-                assert_eq!(authenticator.authenticate(&users, &headers).await, decision, "{headers:?}");
+                assert_eq!(authenticator.accepts(&users, &headers).await, decision, "{headers:?}");
             }
         }
         let other = BTreeMap::from([("alice".to_owned(), bcrypt::hash("new", 4).unwrap())]);
-        assert_eq!(
-            authenticator.authenticate(&other, &sent("alice", "right")).await,
-            AuthDecision::Refused,
-            "the password was changed"
-        );
-        assert_eq!(authenticator.authenticate(&other, &sent("alice", "new")).await, AuthDecision::Accepted);
+        assert!(!authenticator.accepts(&other, &sent("alice", "right")).await, "the password was changed");
+        assert!(authenticator.accepts(&other, &sent("alice", "new")).await);
     }
 
     #[tokio::test]
     async fn guesses_do_not_keep_out_a_user_who_was_accepted() {
         let (authenticator, users) = (Authenticator::new(Clock::start()), users());
-        assert_eq!(authenticator.authenticate(&users, &sent("alice", "right")).await, AuthDecision::Accepted);
-        let _waiting = authenticator.queue.acquire_many(QUEUED as u32).await.unwrap();
-        assert_eq!(authenticator.authenticate(&users, &sent("alice", "guess")).await, AuthDecision::Busy);
-        assert_eq!(authenticator.authenticate(&users, &sent("alice", "right")).await, AuthDecision::Accepted);
+        assert!(authenticator.accepts(&users, &sent("alice", "right")).await);
+        let _guess = authenticator.hashing.acquire().await.unwrap();
+        assert!(authenticator.accepts(&users, &sent("alice", "right")).await);
     }
 
     #[tokio::test]
@@ -184,7 +162,7 @@ mod tests {
         let (authenticator, users) = (Authenticator::new(Clock::start()), users());
         let headers = sent("alice", "wrong");
         // Polled once, it has begun to compute; then it is dropped.
-        let guess = authenticator.authenticate(&users, &headers);
+        let guess = authenticator.accepts(&users, &headers);
         let _pending = tokio::time::timeout(Duration::ZERO, guess).await;
         let _ended = authenticator.hashing.acquire().await.unwrap();
         assert_ne!(authenticator.remembered.lock().paused_until, Monotonic::default());

@@ -1,5 +1,4 @@
 use std::fmt;
-use std::fs::{File, TryLockError};
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
@@ -18,9 +17,6 @@ const BACKLOG: u32 = 1024;
 
 /// Between two checks whether another process still listens on a socket.
 const RETRY: Duration = Duration::from_secs(1);
-/// While another process binds a socket in the same directory, which takes less than a millisecond.
-const LOCK_PAUSE: Duration = Duration::from_millis(5);
-const LOCK_ATTEMPTS: usize = 100;
 
 /// Where to listen: `0.0.0.0:9410`, `[::]:9410`, or `unix:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,17 +62,8 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// Binds and listens. A unix socket gets the permissions that the process's umask leaves.
-    pub async fn bind(address: &ListenAddress) -> Result<Self, BindError> {
-        Self::bind_for(address, Purpose::Pages).await
-    }
-
-    /// Binds a listener for the kubelet's probes.
-    pub async fn bind_probes(address: &ListenAddress) -> Result<Self, BindError> {
-        Self::bind_for(address, Purpose::Probes).await
-    }
-
-    async fn bind_for(address: &ListenAddress, purpose: Purpose) -> Result<Self, BindError> {
+    /// Binds and listens. A unix socket gets the permissions that the process's umask leaves, or for its owner alone.
+    pub async fn bind(address: &ListenAddress, purpose: Purpose) -> Result<Self, BindError> {
         match address {
             ListenAddress::Tcp(address) => match bind_tcp(*address) {
                 Ok(listener) => Ok(Self::Tcp { listener, purpose }),
@@ -93,7 +80,7 @@ impl Listener {
 
     /// As `bind_private`, once no other process listens there: during a rolling update the old agent does.
     pub async fn bind_private_when_free(path: &Path) -> Self {
-        let mut problem = String::new();
+        let mut is_failing = false;
         loop {
             tokio::time::sleep(RETRY).await;
             match Self::bind_private(path).await {
@@ -101,12 +88,10 @@ impl Listener {
                     tracing::info!(address = %listener.address(), "listening");
                     return listener;
                 }
-                Err(BindError::InUse { .. }) => problem.clear(),
+                Err(BindError::InUse { .. }) => is_failing = false,
                 Err(error) => {
-                    let text = error.to_string();
-                    if problem != text {
-                        tracing::warn!("{text}; trying again");
-                        problem = text;
+                    if !std::mem::replace(&mut is_failing, true) {
+                        tracing::warn!("{error}; trying again");
                     }
                 }
             }
@@ -114,17 +99,7 @@ impl Listener {
     }
 
     #[must_use]
-    pub fn serves_pages(&self) -> bool {
-        self.purpose() != Purpose::Probes
-    }
-
-    #[must_use]
-    pub fn is_private(&self) -> bool {
-        self.purpose() == Purpose::Private
-    }
-
-    #[must_use]
-    pub(super) fn purpose(&self) -> Purpose {
+    pub fn purpose(&self) -> Purpose {
         match self {
             Self::Tcp { purpose, .. } | Self::Unix { purpose, .. } => *purpose,
         }
@@ -143,11 +118,7 @@ impl Listener {
 
     async fn bind_unix(path: &Path, purpose: Purpose) -> Result<Self, BindError> {
         let failed = |source| BindError::Unix { path: path.to_owned(), source };
-        let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
-        let directory = directory.unwrap_or(Path::new("."));
-        std::fs::create_dir_all(directory).map_err(failed)?;
-        // Two processes that found the same stale socket would each remove the other's new one.
-        let _locked = lock(directory).await;
+        std::fs::create_dir_all(path.parent().unwrap_or(Path::new(""))).map_err(failed)?;
         remove_stale_socket(path).await?;
         // Bound under another name and renamed, so that it cannot be opened before its mode is set.
         let mut temporary = path.as_os_str().to_owned();
@@ -155,11 +126,14 @@ impl Listener {
         let temporary = PathBuf::from(temporary);
         let _ = std::fs::remove_file(&temporary);
         let listener = UnixListener::bind(&temporary).map_err(failed)?;
-        let placed = place(&temporary, path, (purpose == Purpose::Private).then_some(0o600));
-        if placed.is_err() {
-            let _ = std::fs::remove_file(&temporary);
-        }
-        let inode = placed.map_err(failed)?;
+        let place = || {
+            if purpose == Purpose::Private {
+                std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600))?;
+            }
+            let inode = std::fs::symlink_metadata(&temporary)?.ino();
+            std::fs::rename(&temporary, path).map(|()| inode)
+        };
+        let inode = place().map_err(failed)?;
         Ok(Self::Unix { listener, file: SocketFile { path: path.to_owned(), inode }, purpose })
     }
 }
@@ -173,19 +147,6 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_recv_buffer_size(RECEIVE_BYTES)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
-}
-
-/// Until the file is dropped. `None` where the directory cannot be locked, and when its lock is not released in time.
-async fn lock(directory: &Path) -> Option<File> {
-    let file = File::open(directory).ok()?;
-    for _ in 0..LOCK_ATTEMPTS {
-        match file.try_lock() {
-            Ok(()) => return Some(file),
-            Err(TryLockError::WouldBlock) => tokio::time::sleep(LOCK_PAUSE).await,
-            Err(TryLockError::Error(_)) => return None,
-        }
-    }
-    None
 }
 
 /// Removes a socket file without a listener.
@@ -205,15 +166,6 @@ async fn remove_stale_socket(path: &Path) -> Result<(), BindError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(failed(error)),
     }
-}
-
-fn place(temporary: &Path, path: &Path, mode: Option<u32>) -> io::Result<u64> {
-    if let Some(mode) = mode {
-        std::fs::set_permissions(temporary, std::fs::Permissions::from_mode(mode))?;
-    }
-    let inode = std::fs::symlink_metadata(temporary)?.ino();
-    std::fs::rename(temporary, path)?;
-    Ok(inode)
 }
 
 /// The socket's file, removed with the listener unless it was replaced.
@@ -284,22 +236,6 @@ mod tests {
         assert!(!path.exists(), "a dropped listener removes its file");
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_stale_socket_that_another_process_is_replacing_is_not_replaced_too() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("podmeter.sock");
-        drop(std::os::unix::net::UnixListener::bind(&path).unwrap()); // stale
-        let other = lock(directory.path()).await;
-        assert!(other.is_some());
-        let binding = Listener::bind_private(&path);
-        tokio::pin!(binding);
-        assert!(tokio::time::timeout(LOCK_PAUSE * 2, &mut binding).await.is_err(), "the other process goes first");
-        std::fs::remove_file(&path).unwrap();
-        let _listener = UnixListener::bind(&path).unwrap();
-        drop(other);
-        assert!(matches!(binding.await, Err(BindError::InUse { .. })));
-    }
-
     #[tokio::test]
     async fn a_socket_in_use_is_bound_when_its_process_has_ended() {
         let directory = tempfile::tempdir().unwrap();
@@ -330,8 +266,8 @@ mod tests {
 
     #[tokio::test]
     async fn the_error_names_a_port_in_use() {
-        let first = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
-        let error = Listener::bind(&first.address()).await.unwrap_err();
+        let first = Listener::bind(&"127.0.0.1:0".parse().unwrap(), Purpose::Pages).await.unwrap();
+        let error = Listener::bind(&first.address(), Purpose::Pages).await.unwrap_err();
         assert!(error.to_string().contains(&first.address().to_string()), "{error}");
     }
 }

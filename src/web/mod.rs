@@ -21,7 +21,7 @@ mod server;
 pub use admin::{Admin, Command, DriverCommands, Marking};
 pub use config::{LiveConfig, WebConfig, WebConfigError};
 pub use connections::Limits;
-pub use listener::{BindError, ListenAddress, Listener};
+pub use listener::{BindError, ListenAddress, Listener, Purpose};
 pub use live::Live;
 pub use routes::{AllocationSource, CachedBodies, GovernanceRequest, GovernanceSource, Probe, WebState, router};
 pub use scrapes::ScrapeDurations;

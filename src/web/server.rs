@@ -115,9 +115,9 @@ async fn serve(
     let (probes, router) = (probes(state.clone()), router(state));
     let (stop, stopped) = watch::channel(());
     let mut accepting = JoinSet::new();
-    let handler_for = |listener: &Listener| {
+    let handler_for = |purpose: Purpose| {
         let limits = settings.limits;
-        match listener.purpose() {
+        match purpose {
             Purpose::Pages => ConnectionHandler { router: router.clone(), access: access.clone(), limits },
             Purpose::Probes => {
                 let limits = Limits { connections: PROBE_CONNECTIONS, ..limits };
@@ -130,21 +130,21 @@ async fn serve(
         }
     };
     for listener in listeners {
-        let handler = handler_for(&listener);
+        let handler = handler_for(listener.purpose());
         accepting.spawn(accept(listener, handler, stopped.clone()));
     }
-    let mut awaited = pin!(awaited(settings.awaited));
-    let mut shutdown = pin!(shutdown);
-    let failed = loop {
-        tokio::select! {
-            () = &mut shutdown => break None,
-            ended = accepting.join_next(), if !accepting.is_empty() => break ended,
-            listener = &mut awaited => {
-                let handler = handler_for(&listener);
-                accepting.spawn(accept(listener, handler, stopped.clone()));
-                awaited.set(self::awaited(None));
+    if let Some(path) = settings.awaited {
+        let (handler, mut stopped) = (handler_for(Purpose::Private), stopped.clone());
+        accepting.spawn(async move {
+            tokio::select! {
+                listener = Listener::bind_private_when_free(&path) => accept(listener, handler, stopped).await,
+                _ = stopped.changed() => {}
             }
-        }
+        });
+    }
+    let failed = tokio::select! {
+        () = shutdown => None,
+        ended = accepting.join_next(), if !accepting.is_empty() => ended,
     };
     drop(stopped);
     drop(stop);
@@ -155,14 +155,6 @@ async fn serve(
         outcome = outcome.and(ended.map_err(io::Error::other));
     }
     outcome
-}
-
-/// Pending where there is no such socket.
-async fn awaited(path: Option<PathBuf>) -> Listener {
-    match path {
-        Some(path) => Listener::bind_private_when_free(&path).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// How the connections of one listener are handled.

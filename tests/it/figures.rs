@@ -18,7 +18,7 @@ use podmeter::model::{
 };
 use podmeter::tasks::Tasks;
 use podmeter::web::{
-    Admin, CachedBodies, ListenAddress, Listener, Live, ScrapeDurations, ServerSettings, WebState, start,
+    Admin, CachedBodies, ListenAddress, Listener, Live, Purpose, ScrapeDurations, ServerSettings, WebState, start,
 };
 use serde_json::Value;
 use tokio::sync::watch;
@@ -252,7 +252,7 @@ struct Shown {
 }
 
 async fn shown(scene: Scene, snapshot: Snapshot) -> Shown {
-    let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap(), Purpose::Pages).await.unwrap();
     let ListenAddress::Tcp(address) = listener.address() else { panic!("tcp") };
     let response = AllocationsResponse {
         node: "node-a".to_owned(),

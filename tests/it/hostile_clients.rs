@@ -361,7 +361,7 @@ fn many_wrong_passwords() {
         guessers.into_iter().flat_map(|guesser| guesser.join().unwrap()).collect::<Vec<_>>()
     });
     assert!(answers.len() >= 8, "each did try: {answers:?}");
-    assert!(answers.iter().all(|status| [401, 429].contains(status)), "{answers:?}");
+    assert!(answers.iter().all(|status| *status == 401), "{answers:?}");
     let now = resident(&running);
     assert!(now <= 2 * before + SLACK, "{now} bytes after {before}");
 }

@@ -21,15 +21,17 @@ const STARTED: UnixSeconds = UnixSeconds(1_760_000_000.0);
 const GIB: u64 = 1 << 30;
 
 pub(crate) fn snapshot() -> Snapshot {
-    let snapshot = without_overview();
-    Snapshot { overview: Overview::of(&snapshot, &SlotCounts::new()), ..snapshot }
-}
-
-fn without_overview() -> Snapshot {
-    let mut scrape_durations = DurationHistogram::default();
-    scrape_durations.observe(Duration::from_micros(200));
-    scrape_durations.observe(Duration::from_millis(3));
-    Snapshot {
+    let scrape_durations = durations(&[200, 3000]);
+    let container_xid = |pod: &str, gpu: &str, code, class, count| ContainerXid {
+        container: ContainerRef::new(if pod == HOSTILE { "default" } else { "research" }, pod, "main"),
+        gpu: gpu.into(),
+        mig: (gpu == PARTITIONED).then(|| SLICE.into()),
+        code,
+        class,
+        count,
+        created: STARTED,
+    };
+    let snapshot = Snapshot {
         sequence: 42,
         at: moment(600),
         started: STARTED,
@@ -47,24 +49,8 @@ fn without_overview() -> Snapshot {
             gpu: WHOLE.into(),
         }],
         container_xids: vec![
-            ContainerXid {
-                container: ContainerRef::new("research", "training-0", "main"),
-                gpu: WHOLE.into(),
-                mig: None,
-                code: 31,
-                class: XidClass::Application,
-                count: 3,
-                created: STARTED,
-            },
-            ContainerXid {
-                container: ContainerRef::new("default", HOSTILE, "main"),
-                gpu: PARTITIONED.into(),
-                mig: Some(SLICE.into()),
-                code: 94,
-                class: XidClass::ContainedMemory,
-                count: 1,
-                created: STARTED,
-            },
+            container_xid("training-0", WHOLE, 31, XidClass::Application, 3),
+            container_xid(HOSTILE, PARTITIONED, 94, XidClass::ContainedMemory, 1),
         ],
         violations: Quantity::ALL.map(|quantity| (quantity, 0)).into(),
         series_dropped: [("ended", 0), ("held", 0)].into(),
@@ -95,23 +81,21 @@ fn without_overview() -> Snapshot {
         journal: Some(JournalState { written: 12, errors: 1, dropped: 0, size_bytes: Some(65_536), problem: None }),
         config_reload: Some(ConfigReload { successful: true, last_success: STARTED }),
         overview: Overview::default(),
-    }
+    };
+    Snapshot { overview: Overview::of(&snapshot, &SlotCounts::new()), ..snapshot }
+}
+
+fn durations(microseconds: &[u64]) -> DurationHistogram {
+    let mut durations = DurationHistogram::default();
+    microseconds.iter().for_each(|one| durations.observe(Duration::from_micros(*one)));
+    durations
 }
 
 /// One of the kubelet's pods has a UID and a label, another a UID alone.
 fn processes() -> ProcessState {
     let identity = |namespace: &str, pod: &str, uid: &str, labels: BTreeMap<Arc<str>, Arc<str>>| {
-        let pod = PodRef::new(namespace, pod);
-        let uid = uid.into();
-        let identity = PodIdentity {
-            pod: pod.clone(),
-            uid,
-            runtime_uid: None,
-            labels,
-            terminal: false,
-            containers: BTreeMap::new(),
-        };
-        (pod, Arc::new(identity))
+        let (pod, uid, containers) = (PodRef::new(namespace, pod), uid.into(), BTreeMap::new());
+        (pod.clone(), Arc::new(PodIdentity { pod, uid, runtime_uid: None, labels, terminal: false, containers }))
     };
     let labels = BTreeMap::from([("app.kubernetes.io/name".into(), "trainer".into())]);
     let keys = ["app.kubernetes.io/name".to_owned(), "team".to_owned()];
@@ -129,8 +113,6 @@ fn processes() -> ProcessState {
 
 /// One resource served, with a device of each health; another that another plugin serves.
 fn plugin() -> PluginState {
-    let mut durations = DurationHistogram::default();
-    durations.observe(Duration::from_micros(100));
     let results = |ok| BTreeMap::from([("ok", ok), ("unknown_device", 0), ("unhealthy", 1), ("not_allowed", 0)]);
     let served = PluginResource {
         created: STARTED,
@@ -140,14 +122,11 @@ fn plugin() -> PluginState {
         devices: Arc::new([(WHOLE.into(), None), (LOST.into(), Some("the driver says that it is lost".into()))].into()),
         gpus: Arc::new([(WHOLE.into(), WHOLE.into()), (LOST.into(), LOST.into())].into()),
         allocations: results(1),
-        allocate_durations: durations.clone(),
+        allocate_durations: durations(&[100]),
         prefers: true,
-        preferred_durations: durations,
+        preferred_durations: durations(&[100]),
         preferred_fallbacks: BTreeMap::from([("links_unknown", 1)]),
-        health_transitions: BTreeMap::from([(
-            "unhealthy",
-            BTreeMap::from([(PluginUnhealthyReason::Device(UnhealthyReason::Lost), 1)]),
-        )]),
+        health_transitions: [("unhealthy", [(PluginUnhealthyReason::Device(UnhealthyReason::Lost), 1)].into())].into(),
         pre_starts: BTreeMap::from([("ok", 1), ("unhealthy", 0)]),
         ..PluginResource::default()
     };
@@ -159,13 +138,12 @@ fn plugin() -> PluginState {
         gpus: Arc::new([(SLICE.into(), PARTITIONED.into())].into()),
         ..PluginResource::default()
     };
-    let resources = [("nvidia.com/gpu".into(), served), ("nvidia.com/mig-1g.10gb".into(), in_conflict)].into();
     PluginState {
         checked: true,
         kubelet_restarts: 1,
         problems: vec!["MIG-9 <b>is not offered</b>".into()],
         profile: Some(AppliedProfile { decision: "profile", name: Some("h100-mig".into()) }),
-        resources,
+        resources: [("nvidia.com/gpu".into(), served), ("nvidia.com/mig-1g.10gb".into(), in_conflict)].into(),
     }
 }
 
@@ -190,7 +168,7 @@ fn health() -> HealthState {
     recent.add(Monotonic::from_secs(400), 2);
     xids.last.insert(31, LastXid { class: XidClass::Application, at: moment(400), count: 3, recent });
     let gpus = [(WHOLE.into(), of(well(), &xids)), (LOST.into(), lost), (PARTITIONED.into(), partitioned)].into();
-    HealthState { gpus, transitions: vec![], transition_counts: BTreeMap::new() }
+    HealthState { gpus, ..HealthState::default() }
 }
 
 fn moment(seconds: u64) -> Moment {
@@ -202,25 +180,22 @@ fn stamped<T>(value: T) -> Stamped<T> {
 }
 
 fn hardware() -> HardwareState {
-    let gpus =
-        [whole(), lost(), partitioned(), passed_through()].into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect();
+    let gpus = [gpu(WHOLE, 0), lost(), partitioned(), passed_through()];
     let driver = DriverInfo {
         driver_version: "580.95.05".into(),
         cuda_version: Some("13.0".into()),
         nvml_version: Some("13.580.95.05".into()),
     };
-    let tier = |success, age: u64| Collector {
-        success,
-        stuck: !success,
-        last_success: Some(moment(600 - age)),
-        duration: Some(Duration::from_millis(7)),
+    let tier = |success, age: u64| {
+        let (last_success, duration) = (Some(moment(600 - age)), Some(Duration::from_millis(7)));
+        Collector { success, stuck: !success, last_success, duration }
     };
     HardwareState {
         source: HardwareSource::Nvml,
         inventory: Arc::new(Inventory {
             generation: 3,
             driver: Some(driver),
-            gpus,
+            gpus: gpus.map(|gpu| (gpu.uuid.clone(), gpu)).into(),
             passthrough: [(PASSED_THROUGH.into(), of_kernel())].into(),
             ..Inventory::default()
         }),
@@ -233,7 +208,6 @@ fn hardware() -> HardwareState {
         ]),
         module_energy_joules: [(PciBusId::new("0000:17:00.0"), 480_000.5)].into(),
         node_devices: Some(NodeDevices { expected: 3, vfio: 1, ..NodeDevices::default() }),
-        problem: None,
         collectors: BTreeMap::from([
             ("events", Collector { duration: None, ..tier(true, 1) }),
             ("fast", tier(true, 1)),
@@ -242,7 +216,7 @@ fn hardware() -> HardwareState {
         ]),
         errors: BTreeMap::from([("nvmlDeviceGetPowerUsage", BTreeMap::from([("gpu_is_lost", 2)]))]),
         implausible_readings: [("temperature_celsius", 0), ("power_watts", 3)].into(),
-        released: None,
+        ..HardwareState::default()
     }
 }
 
@@ -267,8 +241,6 @@ fn of_kernel() -> PassthroughGpu {
 
 fn gpu(uuid: &str, index: u32) -> Gpu {
     Gpu {
-        uuid: uuid.into(),
-        index: Some(index),
         minor: Some(index),
         pci_bus_id: Some(PciBusId::new(format!("0000:{:02x}:00.0", 0x17 + index))),
         model: Some("NVIDIA H100 80GB HBM3".into()),
@@ -287,15 +259,9 @@ fn gpu(uuid: &str, index: u32) -> Gpu {
         numa_node: Some(index / 2),
         memory_bytes: Some(80 * GIB),
         mig_enabled: Some(false),
-        mig_devices: Vec::new(),
-        nvlink_peers: None,
         mig_slices: Some(7),
-        present: true,
+        ..Gpu::listed(uuid.into(), index)
     }
-}
-
-fn whole() -> Gpu {
-    gpu(WHOLE, 0)
 }
 
 /// Reported little, and is lost.
@@ -347,9 +313,7 @@ fn whole_readings() -> DeviceReadings {
             energy_joules: Some(210_000.125),
             module_energy_joules: Some(480_000.5),
             uncovered_seconds: 0.5,
-            gaps: Gaps::default(),
-            process_sm_seconds: None,
-            instance_busy_seconds: BTreeMap::new(),
+            ..Totals::default()
         },
         fast: Some(stamped(Fast {
             utilization_ratio: Some(0.87),
@@ -359,8 +323,6 @@ fn whole_readings() -> DeviceReadings {
         })),
         medium: Some(stamped(medium())),
         slow: Some(stamped(slow())),
-        stuck: false,
-        lost: false,
         ..DeviceReadings::default()
     }
 }
@@ -377,7 +339,7 @@ fn medium() -> Medium {
             sm_hertz: Some(1.98e9),
             memory_hertz: Some(2.619e9),
             graphics_hertz: Some(1.98e9),
-            video_hertz: None,
+            ..Clocks::default()
         },
         throttled_seconds: BTreeMap::from([("sw_power_cap", 12.5), ("hw_thermal_slowdown", 0.0)]),
         policy_violation_seconds: BTreeMap::from([("thermal", 1.5), ("reliability", 0.0)]),
@@ -403,9 +365,6 @@ fn medium() -> Medium {
         sm_cycles: Some(1.0e12),
         sm_active_cycles: Some(5.0e11),
         pipe_cycles: BTreeMap::from([("tensor", 2.5e11), ("fp64", 0.0)]),
-        processes: None,
-        instances: Vec::new(),
-        process_utilization_source: None,
         virtualization: Some("host_vgpu"),
         vgpus: vec![Vgpu {
             uuid: "66666666-aaaa-4bbb-8ccc-000000000006".into(),
@@ -417,6 +376,7 @@ fn medium() -> Medium {
             sm_utilization_ratio: Some(0.25),
             license_state: Some("licensed"),
         }],
+        ..Medium::default()
     }
 }
 
@@ -436,6 +396,11 @@ fn gpm(level: f64) -> GpmRatios {
 }
 
 fn slow() -> Slow {
+    let link = LinkCounters {
+        errors: [("receive", 2)].into(),
+        bit_error_ratios: [("effective", 1.5e-14), ("symbol", 0.0)].into(),
+        ..LinkCounters::default()
+    };
     Slow {
         ecc: vec![
             EccLocation { location: "dram", corrected: Some(3), uncorrected: Some(0) },
@@ -464,15 +429,7 @@ fn slow() -> Slow {
             error_sums: BTreeMap::from([("crc_flit", 1), ("crc_data", 0), ("replay", 0), ("recovery", 0)]),
             active_links: Some(17),
             inactive_links: Some(1),
-            of_links: [(
-                3,
-                LinkCounters {
-                    errors: [("receive", 2)].into(),
-                    bit_error_ratios: [("effective", 1.5e-14), ("symbol", 0.0)].into(),
-                    ..LinkCounters::default()
-                },
-            )]
-            .into(),
+            of_links: [(3, link)].into(),
         },
         fabric: Some(FabricState {
             state: "completed",
@@ -480,7 +437,7 @@ fn slow() -> Slow {
             health_mask: Some(2),
             health_summary: Some(1),
             domain: Some(FabricDomain { cluster_uuid: "9c6f5af3-53bf-49b5-a436-b66766c413c3".into(), clique_id: 4026 }),
-            incorrect_configuration: None,
+            ..FabricState::default()
         }),
         c2c: C2c {
             enabled: Some(true),
@@ -531,29 +488,25 @@ fn partitioned_readings() -> DeviceReadings {
 }
 
 fn kubelet() -> KubeletState {
-    let mut list = DurationHistogram::default();
-    list.observe(Duration::from_millis(2));
     KubeletState {
-        checkpoint: None,
         allocations: Some(Arc::new(allocations())),
         allocations_at: Some(moment(597)),
         settled: true,
         allocatable: Some(Arc::new(allocatable())),
         allocatable_at: Some(moment(590)),
-        truncated: false,
-        problem: None,
         collector: Collector {
             success: true,
-            stuck: false,
             last_success: Some(moment(597)),
             duration: Some(Duration::from_millis(2)),
+            ..Collector::default()
         },
         counters: KubeletCounters {
-            durations: BTreeMap::from([("List", list)]),
+            durations: [("List", durations(&[2000]))].into(),
             errors: BTreeMap::from([("List", BTreeMap::from([("unavailable", 1)]))]),
             triggers: BTreeMap::from([("timer", 120), ("allocate", 3)]),
         },
         unreadable_claim_files: Some(Arc::new(BTreeMap::from([("checkpoint", 0), ("metadata", 1)]))),
+        ..KubeletState::default()
     }
 }
 
@@ -570,35 +523,32 @@ fn uid_of(container: &ContainerRef) -> Option<crate::model::PodUid> {
 }
 
 fn allocations() -> Allocations {
-    let pod = |reference: ContainerRef, devices, claims, cpus: &[u32], memory| Pod {
-        uid: uid_of(&reference),
-        reference: PodRef::new(&reference.namespace, &reference.pod),
-        containers: vec![Container {
-            reference,
-            devices,
-            claims,
-            exclusive_cpus: cpus.iter().copied().collect(),
-            memory,
-        }],
-        exclusive_cpus: CpuSet::default(),
-        memory: Vec::new(),
+    let pod = |namespace: &str, pod: &str| {
+        let reference = ContainerRef::new(namespace, pod, "main");
+        Pod {
+            uid: uid_of(&reference),
+            reference: reference.pod_ref(),
+            containers: vec![Container {
+                reference,
+                devices: vec![],
+                claims: vec![],
+                exclusive_cpus: CpuSet::default(),
+                memory: vec![],
+            }],
+            exclusive_cpus: CpuSet::default(),
+            memory: vec![],
+        }
     };
-    let training = pod(
-        ContainerRef::new("research", "training-0", "main"),
-        vec![held("nvidia.com/gpu", WHOLE, &[0]), held("example.com/nic", "nic-7", &[0, 1])],
-        vec![],
-        &[0, 1, 2, 3, 8],
-        vec![block("memory", &[0], 4 * GIB), block("hugepages-2Mi", &[0, 1], GIB)],
-    );
-    let hostile = pod(
-        ContainerRef::new("default", HOSTILE, "main"),
-        vec![held("nvidia.com/mig-1g.10gb", SLICE, &[])],
-        vec![],
-        &[],
-        vec![],
-    );
-    let claiming = pod(ContainerRef::new("research", "claiming", "main"), vec![], vec![claim()], &[], vec![]);
-    let mut sharing = pod(ContainerRef::new("web", "pod-level", "main"), vec![], vec![], &[], vec![]);
+    let mut training = pod("research", "training-0");
+    training.containers[0].devices =
+        vec![held("nvidia.com/gpu", WHOLE, &[0]), held("example.com/nic", "nic-7", &[0, 1])];
+    training.containers[0].exclusive_cpus = [0, 1, 2, 3, 8].into_iter().collect();
+    training.containers[0].memory = vec![block("memory", &[0], 4 * GIB), block("hugepages-2Mi", &[0, 1], GIB)];
+    let mut hostile = pod("default", HOSTILE);
+    hostile.containers[0].devices = vec![held("nvidia.com/mig-1g.10gb", SLICE, &[])];
+    let mut claiming = pod("research", "claiming");
+    claiming.containers[0].claims = vec![claim()];
+    let mut sharing = pod("web", "pod-level");
     sharing.exclusive_cpus = [10, 11].into_iter().collect();
     sharing.memory = vec![block("memory", &[1], GIB)];
     Allocations { pods: vec![hostile, claiming, training, sharing] }
@@ -641,28 +591,27 @@ fn unread(held: f64, allocated: f64) -> Figures {
 }
 
 fn accounts() -> Vec<Account> {
-    let account = |container: ContainerRef, gpu: &str| Account {
-        figures: Figures { allocated_seconds: Some(0.0), ..Figures::NONE },
-        ..Account::new(container, gpu.into(), None, UnixSeconds(STARTED.0 + 100.5))
+    let account = |namespace: &str, pod: &str, gpu: &str| {
+        let container = ContainerRef::new(namespace, pod, "main");
+        Account::new(container, gpu.into(), None, UnixSeconds(STARTED.0 + 100.5))
+    };
+    let holding = |resource: Option<&str>, id: &str, sharing, attribution, share| {
+        let (resource, device_ids) = (resource.map(Into::into), vec![id.into()]);
+        Some(Holding { resource, device_ids, sharing, attribution: Some(attribution), share: Some(share), weight: 1.0 })
+    };
+    let slice = |resource, id| holding(resource, id, Sharing::Mig, Attribution::Estimated, 1.0 / 7.0);
+    let figures = |allocated, busy, idle, energy_joules| Figures {
+        held_seconds: Some(allocated),
+        allocated_seconds: Some(allocated),
+        busy_seconds: Some(busy),
+        borrowed_seconds: Some(0.0),
+        idle_seconds: Some(idle),
+        uncovered_seconds: Some(0.0),
+        energy_joules,
     };
     let exclusive = Account {
-        holding: Some(Holding {
-            resource: Some("nvidia.com/gpu".into()),
-            device_ids: vec![WHOLE.into()],
-            sharing: Sharing::Exclusive,
-            attribution: Some(Attribution::Exclusive),
-            share: Some(1.0),
-            weight: 1.0,
-        }),
-        figures: Figures {
-            held_seconds: Some(499.5),
-            allocated_seconds: Some(499.5),
-            busy_seconds: Some(300.5),
-            borrowed_seconds: Some(0.0),
-            idle_seconds: Some(199.0),
-            uncovered_seconds: Some(0.0),
-            energy_joules: Some(200_000.0),
-        },
+        holding: holding(Some("nvidia.com/gpu"), WHOLE, Sharing::Exclusive, Attribution::Exclusive, 1.0),
+        figures: figures(499.5, 300.5, 199.0, Some(200_000.0)),
         last_active: Some(UnixSeconds(STARTED.0 + 599.0)),
         utilization_ratio: Some(0.87),
         device_utilization_ratio: Some(0.87),
@@ -671,51 +620,29 @@ fn accounts() -> Vec<Account> {
         dram_active_ratio: Some(0.0625),
         memory_used_bytes: Some(40 * GIB),
         memory_limit_bytes: Some(80 * GIB),
-        ..account(ContainerRef::new("research", "training-0", "main"), WHOLE)
+        ..account("research", "training-0", WHOLE)
     };
     let hostile = Account {
         mig: Some(SLICE.into()),
-        holding: Some(Holding {
-            resource: Some("nvidia.com/mig-1g.10gb".into()),
-            device_ids: vec![SLICE.into()],
-            sharing: Sharing::Mig,
-            attribution: Some(Attribution::Estimated),
-            share: Some(1.0 / 7.0),
-            weight: 1.0,
-        }),
+        holding: slice(Some("nvidia.com/mig-1g.10gb"), SLICE),
         figures: unread(500.5, 71.5),
         last_active: Some(UnixSeconds(STARTED.0 + 100.5)),
         memory_used_bytes: Some(2 * GIB),
         memory_limit_bytes: Some(10 * GIB),
-        ..account(ContainerRef::new("default", HOSTILE, "main"), PARTITIONED)
+        ..account("default", HOSTILE, PARTITIONED)
     };
     let claiming = Account {
         mig: Some(OTHER_SLICE.into()),
-        holding: Some(Holding {
-            resource: None,
-            device_ids: vec!["gpu-2-mig-1g.10gb-19-1".into()],
-            sharing: Sharing::Mig,
-            attribution: Some(Attribution::Estimated),
-            share: Some(1.0 / 7.0),
-            weight: 1.0,
-        }),
+        holding: slice(None, "gpu-2-mig-1g.10gb-19-1"),
         figures: unread(70.0, 10.0),
-        ..account(ContainerRef::new("research", "claiming", "main"), PARTITIONED)
+        ..account("research", "claiming", PARTITIONED)
     };
     let ended = Account {
-        figures: Figures {
-            held_seconds: Some(12.0),
-            allocated_seconds: Some(12.0),
-            busy_seconds: Some(12.0),
-            borrowed_seconds: Some(0.0),
-            idle_seconds: Some(0.0),
-            uncovered_seconds: Some(0.0),
-            energy_joules: None,
-        },
+        figures: figures(12.0, 12.0, 0.0, None),
         // From an earlier time: must not be shown.
         utilization_ratio: Some(0.5),
         ended: Some(moment(500)),
-        ..account(ContainerRef::new("research", "finished", "main"), LOST)
+        ..account("research", "finished", LOST)
     };
     vec![exclusive, hostile, claiming, ended]
 }

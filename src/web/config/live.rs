@@ -30,7 +30,7 @@ struct State {
 impl LiveConfig {
     pub fn load(path: &Path, clock: Clock) -> Result<Self, WebConfigError> {
         let current = Arc::new(WebConfig::load(path)?);
-        log_warnings(path, &current);
+        log_warning(path, &current);
         let state = State { current, last_success: clock.now().unix, problem: None };
         Ok(Self { path: path.to_owned(), clock, state: Arc::new(Mutex::new(state)) })
     }
@@ -80,7 +80,7 @@ impl LiveConfig {
         match read {
             Ok(read) => {
                 info!(file = %self.path.display(), "web configuration re-read");
-                log_warnings(&self.path, &read);
+                log_warning(&self.path, &read);
                 *state = State { current: Arc::new(read), last_success: self.clock.now().unix, problem: None };
             }
             Err(problem) => {
@@ -107,8 +107,8 @@ impl LiveConfig {
     }
 }
 
-fn log_warnings(path: &Path, config: &WebConfig) {
-    for warning in &config.warnings {
+fn log_warning(path: &Path, config: &WebConfig) {
+    if let Some(warning) = config.warning() {
         warn!(file = %path.display(), "{warning}");
     }
 }

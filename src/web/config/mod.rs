@@ -36,8 +36,6 @@ pub struct WebConfig {
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Name → bcrypt hash; no password is required where it is empty.
     pub users: BTreeMap<String, String>,
-    /// What is valid and probably not meant.
-    pub warnings: Vec<String>,
     files: Files,
 }
 
@@ -49,6 +47,13 @@ impl WebConfig {
         let directory = path.parent().unwrap_or(Path::new(""));
         let checked = file::parse(&text).and_then(|written| Self::checked(written, directory, files));
         checked.map_err(|problem| WebConfigError::Invalid { file: path.to_owned(), problem })
+    }
+
+    /// What is valid and probably not meant.
+    #[must_use]
+    pub fn warning(&self) -> Option<&'static str> {
+        let in_plain_text = !self.users.is_empty() && self.tls.is_none();
+        in_plain_text.then_some("basic_auth_users without tls_server_config: passwords are sent in plain text")
     }
 
     /// As from a file with this text; the files that it names are ignored.
@@ -67,11 +72,7 @@ impl WebConfig {
                 .map_err(|problem| format!("tls_server_config: {problem}"))?,
             None => None,
         };
-        let users = file::users(written.basic_auth_users)?;
-        let mut warnings = vec![];
-        if !users.is_empty() && tls.is_none() {
-            warnings.push("basic_auth_users without tls_server_config: passwords are sent in plain text".to_owned());
-        }
-        Ok(Self { tls, headers: file::headers(written.http_server_config)?, users, warnings, files })
+        let (headers, users) = (file::headers(written.http_server_config)?, file::users(written.basic_auth_users)?);
+        Ok(Self { tls, headers, users, files })
     }
 }

@@ -2,11 +2,10 @@
 
 use maud::{Markup, html};
 
-use super::chart::{Segment, bar};
 use super::text::{device_name, figure, gibibytes, kilowatt_hours, or_unknown, percent, span, words};
 use super::view::{Sort, View, window_words};
 use super::{Page, facts, more, section};
-use crate::model::{Account, Attribution, Figures, Holding, Sharing};
+use crate::model::{Account, Attribution, Holding, Sharing};
 
 /// Rows shown; the rest are counted.
 const SHOWN: usize = 500;
@@ -23,8 +22,7 @@ pub(super) fn containers(page: &Page<'_>) -> Markup {
     let accounts = ranked.into_iter().map(|(_, account)| account);
     let (old, shown): (Vec<&Account>, Vec<&Account>) = accounts.partition(is_old);
     let held = shown.iter().filter(|account| !has_ended(account)).count();
-    let about =
-        html! { (held) " held; idle and its bar: " (window_words(page.view.window)) "; energy and times: since held" };
+    let about = html! { (held) " held; idle: " (window_words(page.view.window)) "; energy and times: since held" };
     let body = html! {
         @if shown.is_empty() && old.is_empty() {
             p { "No container holds a GPU." }
@@ -102,8 +100,7 @@ fn row(page: &Page<'_>, account: &Account) -> Markup {
     let uuid = account.mig.as_ref().map_or_else(|| account.gpu.to_string(), ToString::to_string);
     let key = format!("{container} {uuid}");
     let held = account.holding.as_ref().map(|_| account);
-    let recent = page.history.figures(account, page.view.window);
-    let idle = recent.and_then(|recent| recent.idle_ratio());
+    let idle = page.history.figures(account, page.view.window).and_then(|recent| recent.idle_ratio());
     let is_idle = idle.is_some_and(|idle| idle >= 0.9) && account.figures.held_seconds >= Some(60.0);
     let found = words([container], [device.clone(), uuid, account.gpu.to_string()]);
     let seconds = |seconds: f64| span(seconds as u64);
@@ -122,7 +119,6 @@ fn row(page: &Page<'_>, account: &Account) -> Markup {
             td role="cell" data-label="busy" { (figure("busy-now", held.and_then(|account| account.utilization_ratio), percent)) }
             td role="cell" data-label="idle" {
                 span class=[is_idle.then_some("idle")] { (figure("idle-window", idle, percent)) }
-                (recent_bar(recent))
             }
             td role="cell" data-label="memory" { (or_unknown(held.and_then(|account| account.memory_used_bytes).map(gibibytes))) }
             td role="cell" data-label="held" { (figure("held", account.figures.held_seconds, seconds)) }
@@ -137,22 +133,6 @@ fn row(page: &Page<'_>, account: &Account) -> Markup {
             td.detail role="cell" { (more(&key, &format!("{container} on {device}"))) }
         }
     }
-}
-
-/// Busy, idle and unknown time of the window.
-fn recent_bar(recent: Option<Figures>) -> Markup {
-    let Some(recent) = recent else { return html! {} };
-    let [busy, idle, borrowed, unknown] =
-        [recent.busy_seconds, recent.idle_seconds, recent.borrowed_seconds, recent.uncovered_seconds]
-            .map(Option::unwrap_or_default);
-    let busy = (busy - borrowed).max(0.0);
-    let all = busy + idle + unknown;
-    if all <= 0.0 {
-        return html! {};
-    }
-    let [busy, idle, unknown] = [busy, idle, unknown].map(|seconds| seconds / all);
-    let segments = vec![Segment { class: "part-busy".to_owned(), ratio: busy }];
-    bar(&format!("busy {}, idle {}, unknown {}", percent(busy), percent(idle), percent(unknown)), segments, unknown)
 }
 
 fn sharing(holding: &Holding) -> String {

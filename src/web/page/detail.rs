@@ -1,4 +1,4 @@
-//! The facts, metrics and events of one device, or of one container on a device, as a page of its own. The live page's script
+//! The metrics and events of one device, or of one container on a device, as a page of its own. The live page's script
 //! shows them inside the row.
 
 use std::collections::BTreeMap;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use maud::{Markup, html};
 
 use super::text::device_name;
-use super::{document, events, facts};
+use super::{document, events};
 use crate::history::{Event, History};
 use crate::metrics::{self, Family};
 use crate::model::{GpuUuid, MigUuid, Snapshot};
@@ -89,13 +89,11 @@ impl<'a> Subject<'a> {
 pub(in crate::web) fn page(snapshot: &Snapshot, history: &History, key: &str) -> Option<String> {
     let subject = Subject::find(snapshot, key)?;
     let name = subject.name(snapshot);
-    let gpu = snapshot.hardware.inventory.gpus.get(subject.gpu).filter(|_| subject.container.is_none());
     let found: Vec<&Event> = history.events().filter(|event| subject.concerns(event)).collect();
     let main = html! {
         main #detail {
             h1 { (name) }
             p.muted { (key) }
-            @if let Some(gpu) = gpu { (facts::facts(snapshot, gpu, subject.mig)) }
             h2 { "Events" }
             @if found.is_empty() { p.muted { "None since podmeter started." } }
             @else { ol.events { @for event in found { (events::item(snapshot, event)) } } }

@@ -168,6 +168,27 @@ fn section(id: &'static str, title: &str, about: Markup, is_open: bool, body: Ma
     }
 }
 
+/// The class of a column of numbers.
+const NUMBER: Option<&str> = Some("number");
+
+/// A small table: headings with the class of their column, and rows that begin with their name.
+fn table<const N: usize>(headings: [(&str, Option<&str>); N], rows: impl Iterator<Item = [Markup; N]>) -> Markup {
+    html! {
+        table.sources {
+            thead { tr { @for (heading, class) in headings { th class=[class] scope="col" { (heading) } } } }
+            tbody {
+                @for cells in rows {
+                    tr {
+                        @for (place, cell) in cells.into_iter().enumerate() {
+                            @if place == 0 { th scope="row" { (cell) } } @else { td class=[headings[place].1] { (cell) } }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// The metrics and events of a row: a link to their page, which the script replaces by its content. The script keeps
 /// what is in it (`data-keep`).
 fn more(key: &str, name: &str) -> Markup {
@@ -238,7 +259,7 @@ mod tests {
         let page = of(&snapshot, Some("<img src=x>"));
         assert_eq!(page.matches("<script").count(), 1, "our own");
         assert!(!page.contains("<img") && !page.contains("<b>&amp;"), "{page}");
-        assert!(page.contains("ev&quot;il\\pod\n} 1 &lt;b&gt;&amp;amp;β€"), "{page}");
+        assert!(page.contains("ev&quot;il\\pod\n") && page.contains(" 1 &lt;b&gt;&amp;amp;β€"), "{page}");
     }
 
     #[test]

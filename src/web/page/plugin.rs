@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use maud::{Markup, html};
 
-use super::section;
+use super::{NUMBER, section, table};
 use crate::model::{AppliedProfile, DeviceId, PluginResource, PluginState};
 
 /// Unhealthy devices of one resource; the snapshot has all.
@@ -31,27 +31,15 @@ pub fn plugin(plugin: &PluginState) -> Markup {
         @if plugin.resources.is_empty() {
             p { @if plugin.checked { "There are no devices to offer." } @else { "Devices not read yet." } }
         } @else {
-            table.sources {
-                thead { tr {
-                    th scope="col" { "Resource" }
-                    th scope="col" { "State" }
-                    th.number scope="col" { "Healthy" }
-                    th.number scope="col" { "Unhealthy" }
-                    th scope="col" { "Why unhealthy" }
-                } }
-                tbody {
-                @for (name, resource) in &plugin.resources {
-                    @let (healthy, unhealthy) = resource.count();
-                    tr {
-                        th scope="row" { (name) }
-                        td { (state(resource)) }
-                        td.number { (healthy) }
-                        td.number { (unhealthy) }
-                        td { (reasons(&resource.devices)) }
-                    }
-                }
-                }
-            }
+            (table(
+                [("Resource", None), ("State", None), ("Healthy", NUMBER), ("Unhealthy", NUMBER), ("Why unhealthy", None)],
+                plugin.resources.iter().map(|(name, resource)| {
+                    let (healthy, unhealthy) = resource.count();
+                    let [healthy, unhealthy] = [healthy, unhealthy].map(|count| html! { (count) });
+                    let reasons = reasons(&resource.devices);
+                    [html! { (name) }, html! { (state(resource)) }, healthy, unhealthy, reasons]
+                }),
+            ))
         }
     };
     section("plugin", "Device plugin", about, is_open, body)

@@ -3,8 +3,8 @@
 use maud::{Markup, html};
 
 use super::text::{ago, or_unknown};
-use super::{Page, section};
-use crate::model::Collector;
+use super::{NUMBER, Page, section, table};
+use crate::model::{Collector, Moment};
 
 /// Open where something fails.
 pub(super) fn sources(page: &Page<'_>) -> Markup {
@@ -13,38 +13,19 @@ pub(super) fn sources(page: &Page<'_>) -> Markup {
     let all: Vec<(&str, &Collector)> = [("kubelet", &kubelet.collector)].into_iter().chain(tiers).collect();
     let failed = all.iter().filter(|(_, collector)| !collector.success).count();
     let about = html! { @if failed == 0 { "all succeeded" } @else { (failed) " of " (all.len()) " not successful" } };
-    let body = html! {
-            table.sources {
-                thead { tr {
-                    th scope="col" { "Source" }
-                    th scope="col" { "Last run" }
-                    th.number scope="col" { "Last success" }
-                    th.number scope="col" { "Took" }
-                } }
-                tbody {
-                    @for (name, collector) in all {
-                        tr {
-                            th scope="row" { (label(name)) }
-                            td { (outcome(collector)) }
-                            td.number { (or_unknown(collector.last_success.map(|then| ago(now, then)))) }
-                            td.number {
-                                (or_unknown(collector.duration.map(|took| format!("{:.1} ms", took.as_secs_f64() * 1e3))))
-                            }
-                        }
-                    }
-                    tr {
-                        th scope="row" { "allocations in use" }
-                        td {
-                            @if kubelet.allocations.is_none() { "–" }
-                            @else if kubelet.settled { span.badge.good { "settled" } }
-                            @else { span.badge.plain { "settling" } }
-                        }
-                        td.number { (or_unknown(kubelet.allocations_at.map(|then| ago(now, then)))) }
-                        td.number { "–" }
-                    }
-                }
-            }
+    let since = |then: Option<Moment>| html! { (or_unknown(then.map(|then| ago(now, then)))) };
+    let rows = all.into_iter().map(|(name, collector)| {
+        let took = or_unknown(collector.duration.map(|took| format!("{:.1} ms", took.as_secs_f64() * 1e3)));
+        [html! { (label(name)) }, outcome(collector), since(collector.last_success), html! { (took) }]
+    });
+    let state = match (&kubelet.allocations, kubelet.settled) {
+        (None, _) => html! { "–" },
+        (_, true) => html! { span.badge.good { "settled" } },
+        (_, false) => html! { span.badge.plain { "settling" } },
     };
+    let in_use = [html! { "allocations in use" }, state, since(kubelet.allocations_at), html! { "–" }];
+    let headings = [("Source", None), ("Last run", None), ("Last success", NUMBER), ("Took", NUMBER)];
+    let body = table(headings, rows.chain([in_use]));
     section("sources", "Sources", about, failed > 0, body)
 }
 

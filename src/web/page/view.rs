@@ -21,15 +21,15 @@ pub enum Sort {
 }
 
 impl View {
-    pub const COUNT: usize = Window::ALL.len() * Sort::ALL.len();
+    pub const COUNT: usize = WINDOWS.len() * SORTS.len();
 
     /// Parameters of other names are ignored.
     pub fn parse(query: &str) -> Result<Self, String> {
         let mut view = Self::default();
         for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
             match name {
-                "window" => view.window = chosen(name, value, &Window::ALL, window_name)?,
-                "sort" => view.sort = chosen(name, value, &Sort::ALL, Sort::name)?,
+                "window" => view.window = chosen(name, value, &WINDOWS)?,
+                "sort" => view.sort = chosen(name, value, &SORTS)?,
                 _ => {}
             }
         }
@@ -38,40 +38,29 @@ impl View {
 
     /// A number below `COUNT`.
     pub fn index(self) -> usize {
-        self.window as usize * Sort::ALL.len() + self.sort as usize
+        self.window as usize * SORTS.len() + self.sort as usize
     }
 
     pub fn all() -> impl Iterator<Item = Self> {
-        Window::ALL.into_iter().flat_map(|window| Sort::ALL.into_iter().map(move |sort| Self { window, sort }))
+        WINDOWS.into_iter().flat_map(|(window, _)| SORTS.into_iter().map(move |(sort, _)| Self { window, sort }))
     }
 
     pub fn link(self) -> String {
-        format!("/?window={}&sort={}", window_name(self.window), self.sort.name())
+        let (window, sort) = (WINDOWS[self.window as usize].1, SORTS[self.sort as usize].1);
+        format!("/?window={window}&sort={sort}")
     }
 }
 
-impl Sort {
-    const ALL: [Self; 6] = [Self::Idle, Self::Busy, Self::Memory, Self::Energy, Self::Held, Self::Name];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Busy => "busy",
-            Self::Memory => "memory",
-            Self::Energy => "energy",
-            Self::Held => "held",
-            Self::Name => "name",
-        }
-    }
-}
-
-const fn window_name(window: Window) -> &'static str {
-    match window {
-        Window::Minute => "1m",
-        Window::FiveMinutes => "5m",
-        Window::HalfHour => "30m",
-    }
-}
+/// In the order of their declaration.
+const SORTS: [(Sort, &str); 6] = [
+    (Sort::Idle, "idle"),
+    (Sort::Busy, "busy"),
+    (Sort::Memory, "memory"),
+    (Sort::Energy, "energy"),
+    (Sort::Held, "held"),
+    (Sort::Name, "name"),
+];
+const WINDOWS: [(Window, &str); 3] = [(Window::Minute, "1m"), (Window::FiveMinutes, "5m"), (Window::HalfHour, "30m")];
 
 /// For people.
 pub(super) const fn window_words(window: Window) -> &'static str {
@@ -82,9 +71,9 @@ pub(super) const fn window_words(window: Window) -> &'static str {
     }
 }
 
-fn chosen<T: Copy>(name: &str, value: &str, all: &[T], name_of: fn(T) -> &'static str) -> Result<T, String> {
-    all.iter().copied().find(|one| name_of(*one) == value).ok_or_else(|| {
-        let known: Vec<&str> = all.iter().map(|one| name_of(*one)).collect();
+fn chosen<T: Copy>(name: &str, value: &str, all: &[(T, &str)]) -> Result<T, String> {
+    all.iter().find(|(_, known)| *known == value).map(|(one, _)| *one).ok_or_else(|| {
+        let known: Vec<&str> = all.iter().map(|(_, known)| *known).collect();
         format!("{name} must be one of {}", known.join(", "))
     })
 }
