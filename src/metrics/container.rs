@@ -143,16 +143,6 @@ mod tests {
     use crate::metrics::tests::{fixture, value};
 
     #[test]
-    fn an_ended_container_keeps_its_counters_alone() {
-        let page = GROUP.families(&fixture::snapshot());
-        let of = |name| value(&page, name, &[("pod", "finished")]);
-        assert_eq!(of("podmeter_container_busy_seconds_total"), Some(12.0));
-        assert_eq!(of("podmeter_container_idle_seconds_total"), Some(0.0));
-        assert_eq!(of("podmeter_container_utilization_ratio"), None);
-        assert_eq!(of("podmeter_container_allocation_info"), None);
-    }
-
-    #[test]
     fn the_series_limit_counts_what_is_on_the_page() {
         let snapshot = fixture::snapshot();
         for account in &snapshot.accounts {
@@ -182,14 +172,5 @@ mod tests {
         assert_eq!(ratio(&snapshot, fixture::PARTITIONED), Some(0.0));
         Arc::make_mut(&mut snapshot.kubelet).allocations = None;
         assert_eq!(ratio(&snapshot, fixture::WHOLE), None, "the kubelet has not answered");
-    }
-
-    #[test]
-    fn counters_have_their_start_time() {
-        let page = GROUP.families(&fixture::snapshot());
-        for family in page {
-            let counts = family.descriptor.kind == crate::metrics::family::Kind::Counter;
-            assert!(family.samples.iter().all(|sample| sample.created.is_some() == counts), "{family:?}");
-        }
     }
 }

@@ -107,21 +107,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::metrics::tests::fixture::{self, LOST, PARTITIONED, WHOLE};
+    use crate::metrics::tests::fixture::{self, LOST, WHOLE};
     use crate::metrics::tests::value;
-
-    #[test]
-    fn an_unhealthy_mig_device_makes_the_gpu_unhealthy_under_its_own_reason() {
-        let snapshot = fixture::snapshot();
-        let page = GROUP.families(&snapshot);
-        let healthy = |uuid| value(&page, "podmeter_device_healthy", &[("gpu_uuid", uuid)]);
-        assert_eq!([WHOLE, LOST, PARTITIONED].map(healthy), [Some(1.0), Some(0.0), Some(0.0)]);
-        let reason =
-            |uuid, reason| value(&page, "podmeter_device_unhealthy_reason", &[("gpu_uuid", uuid), ("reason", reason)]);
-        assert_eq!(reason(LOST, "lost"), Some(1.0));
-        assert_eq!(reason(PARTITIONED, "xid"), Some(1.0));
-        assert_eq!(reason(WHOLE, "xid"), None);
-    }
 
     #[test]
     fn an_unknown_or_absent_recovery_action_is_no_state() {
@@ -136,12 +123,5 @@ mod tests {
         readings.slow.as_mut().unwrap().value.recovery_action = Some(77);
         let page = GROUP.families(&snapshot);
         assert_eq!(value(&page, "podmeter_device_recovery_action", &[("gpu_uuid", WHOLE), ("action", "none")]), None);
-    }
-
-    #[test]
-    fn classes_begin_at_zero() {
-        let page = GROUP.families(&fixture::snapshot());
-        let count = |class| value(&page, "podmeter_xid_errors_total", &[("gpu_uuid", WHOLE), ("class", class)]);
-        assert_eq!((count("application"), count("node_reboot")), (Some(3.0), Some(0.0)));
     }
 }

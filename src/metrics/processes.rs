@@ -51,16 +51,6 @@ mod tests {
     use crate::model::Snapshot;
 
     #[test]
-    fn a_pod_has_its_uid_and_those_configured_labels_that_it_has() {
-        let page = GROUP.families(&fixture::snapshot());
-        let labels =
-            [("namespace", "research"), ("uid", fixture::POD_UID), ("label_app_kubernetes_io_name", "trainer")];
-        assert_eq!(value(&page, "podmeter_pod_info", &labels), Some(1.0));
-        assert_eq!(value(&page, "podmeter_pod_info", &[("label_team", "")]), None);
-        assert_eq!(value(&page, "podmeter_process_attribution_enabled", &[]), Some(1.0));
-    }
-
-    #[test]
     fn a_pod_that_the_kubelet_does_not_list_is_not_shown() {
         let mut snapshot = fixture::snapshot();
         std::sync::Arc::make_mut(&mut snapshot.kubelet).allocations = None;

@@ -58,23 +58,3 @@ fn by_reason<V: Into<Value> + Copy>(
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::metrics::tests::{fixture, value};
-
-    #[test]
-    fn unattributed_use_is_shown_by_reason() {
-        let snapshot = fixture::snapshot();
-        let page = GROUP.families(&snapshot);
-        let of = |name: &str, reason| value(&page, name, &[("gpu_uuid", fixture::WHOLE), ("reason", reason)]);
-        assert_eq!(of("podmeter_device_unattributed_energy_joules_total", "idle"), Some(9_000.0));
-        assert_eq!(of("podmeter_device_unattributed_busy_seconds_total", "idle"), None, "idleness is not busy");
-        assert_eq!(of("podmeter_device_unattributed_processes", "host"), Some(1.0));
-        assert!(page.iter().all(|family| {
-            let counts = family.descriptor.kind == crate::metrics::family::Kind::Counter;
-            family.samples.iter().all(|sample| sample.created.is_some() == counts)
-        }));
-    }
-}

@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Allocatable, Allocations, ClaimGpu, ContainerRef, ContainerXid, DeviceId, DeviceReadings, DurationHistogram,
-    Figures, GpuUuid, HealthState, Inventory, JournalState, MigUuid, Moment, Monotonic, NodeDevices, Overview,
-    PciBusId, PluginState, ProcessState, Quantity, ResourceName, UnallocatedUse, Unattributed, UnixSeconds,
+    Allocatable, Allocations, ClaimDevice, ClaimGpu, ContainerRef, ContainerXid, DeviceId, DeviceReadings,
+    DurationHistogram, Figures, GpuUuid, HealthState, Inventory, JournalState, MigUuid, Moment, Monotonic, NodeDevices,
+    Overview, PciBusId, PluginState, ProcessState, Quantity, ResourceName, UnallocatedUse, Unattributed, UnixSeconds,
 };
 
 /// The state that metrics, page and API are made from. Published by the agent alone, immutable.
@@ -64,6 +64,17 @@ impl Snapshot {
             account.holding.is_some() && account.gpu == *gpu && (mig.is_none() || account.mig.as_ref() == mig)
         };
         self.accounts.iter().filter(holds).map(|account| &account.container)
+    }
+
+    /// The DRA claim by which a container holds a device; `None` where it holds it by a device plugin.
+    #[must_use]
+    pub fn claim_of(&self, account: &Account) -> Option<(&ClaimDevice, &ClaimGpu)> {
+        let mut containers = self.kubelet.allocations.iter().flat_map(|allocations| allocations.containers());
+        let own = containers.find(|container| container.reference == account.container)?;
+        own.claims.iter().filter(|claim| !claim.is_observer()).find_map(|claim| {
+            let joined = self.claim_gpus.iter().find(|joined| joined.claim.is_same_share(claim))?;
+            (joined.gpu == account.gpu && joined.mig == account.mig).then_some((claim, joined))
+        })
     }
 }
 

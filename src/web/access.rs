@@ -1,19 +1,31 @@
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::header::WWW_AUTHENTICATE;
-use axum::http::{Request, StatusCode};
+use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::http::{HeaderMap, HeaderValue, Request, StatusCode};
 use axum::response::{IntoResponse as _, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use parking_lot::Mutex;
+use ring::hmac;
+use ring::rand::SystemRandom;
+use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
+use tracing::error;
 
-use super::auth::Authenticator;
 use super::config::LiveConfig;
 use super::routes::refuse;
 use super::server::Stream;
 use crate::clock::Clock;
+use crate::model::Monotonic;
+
+/// After a wrong password no hash is computed for this many times the time that it took: guessing uses a quarter of a
+/// core.
+const PAUSE_FACTOR: u32 = 3;
 
 /// What the web configuration puts before the routes: TLS, passwords; and headers that every response gets.
 pub struct AccessControl {
@@ -49,5 +61,166 @@ impl AccessControl {
             response.headers_mut().entry(name.clone()).or_insert_with(|| value.clone());
         }
         response
+    }
+}
+
+/// Checks passwords. A bcrypt hash takes tens of milliseconds by design, so one is computed at a time, outside the
+/// runtime, and right passwords are kept: under an HMAC with a key made at the start, never the password itself.
+struct Authenticator {
+    key: hmac::Key,
+    clock: Clock,
+    hashing: Arc<Semaphore>,
+    remembered: Arc<Mutex<Remembered>>,
+}
+
+type Digest = [u8; 32];
+
+#[derive(Default)]
+struct Remembered {
+    /// By user.
+    accepted: BTreeMap<String, Digest>,
+    paused_until: Monotonic,
+}
+
+impl Authenticator {
+    fn new(clock: Clock) -> Self {
+        let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
+        let key = key.expect("getrandom works on Linux");
+        Self { key, clock, hashing: Arc::new(Semaphore::new(1)), remembered: Arc::default() }
+    }
+
+    /// Whether the request names one of `users` (name → bcrypt hash) with the right password.
+    async fn accepts(&self, users: &BTreeMap<String, String>, headers: &HeaderMap) -> bool {
+        let Some((user, password)) = headers.get(AUTHORIZATION).and_then(credentials) else { return false };
+        let stored = std::str::from_utf8(&user).ok().and_then(|user| users.get_key_value(user));
+        // An unknown name costs a hash too, so that the time does not reveal which names exist.
+        let Some((_, hash)) = stored.or_else(|| users.iter().next()) else { return false };
+        let digest = self.digest(&user, hash, &password);
+        let name = stored.map(|(name, _)| name.clone());
+        if self.is_known(name.as_ref(), &digest) {
+            return true;
+        }
+        let permit = Arc::clone(&self.hashing).acquire_owned().await.expect("the semaphore is never closed");
+        // An earlier request with the same credentials may have been accepted meanwhile.
+        if self.is_known(name.as_ref(), &digest) {
+            return true;
+        }
+        let pause = self.remembered.lock().paused_until.since(self.clock.now().monotonic);
+        tokio::time::sleep(pause).await;
+        let (hash, remembered, clock) = (hash.clone(), Arc::clone(&self.remembered), self.clock);
+        // The result is recorded in the closure: a client that disconnects neither frees the permit nor avoids the
+        // pause.
+        let computing = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            let began = clock.now().monotonic;
+            let right = bcrypt::verify(&password, &hash).unwrap_or(false);
+            let now = clock.now().monotonic;
+            let mut remembered = remembered.lock();
+            match name.filter(|_| right) {
+                Some(name) => _ = remembered.accepted.insert(name, digest),
+                None => {
+                    remembered.paused_until = now + now.since(began) * PAUSE_FACTOR;
+                    return false;
+                }
+            }
+            true
+        });
+        computing.await.unwrap_or_else(|error| {
+            error!(%error, "checking a password panicked; please report this");
+            false
+        })
+    }
+
+    fn digest(&self, user: &[u8], hash: &str, password: &[u8]) -> Digest {
+        let mut context = hmac::Context::with_key(&self.key);
+        // With their lengths, so that no two different inputs give the same bytes.
+        for part in [user, hash.as_bytes(), password] {
+            context.update(&part.len().to_le_bytes());
+            context.update(part);
+        }
+        context.sign().as_ref().try_into().expect("SHA-256 has 32 bytes")
+    }
+
+    /// Digests are keyed, so the time of a comparison reveals nothing about a password.
+    fn is_known(&self, user: Option<&String>, digest: &Digest) -> bool {
+        user.is_some_and(|user| self.remembered.lock().accepted.get(user) == Some(digest))
+    }
+}
+
+/// `Basic` and base64 of `user:password`.
+fn credentials(value: &HeaderValue) -> Option<(Vec<u8>, Vec<u8>)> {
+    let (scheme, rest) = value.as_bytes().split_at_checked(6)?;
+    if !scheme.eq_ignore_ascii_case(b"Basic ") {
+        return None;
+    }
+    let mut user = STANDARD.decode(rest).ok()?;
+    let colon = user.iter().position(|byte| *byte == b':')?;
+    let password = user.split_off(colon + 1);
+    user.truncate(colon);
+    Some((user, password))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// "right", at the lowest cost.
+    fn users() -> BTreeMap<String, String> {
+        BTreeMap::from([("alice".to_owned(), bcrypt::hash("right", 4).unwrap())])
+    }
+
+    fn sent(user: &str, password: &str) -> HeaderMap {
+        let text = format!("basic {}", STANDARD.encode(format!("{user}:{password}")));
+        HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_str(&text).unwrap())])
+    }
+
+    #[tokio::test]
+    async fn only_the_right_password_of_a_known_user_is_accepted() {
+        let (authenticator, users) = (Authenticator::new(Clock::start()), users());
+        for _ in 0..2 {
+            for (headers, decision) in [
+                (sent("alice", "right"), true),
+                (sent("alice", "wrong"), false),
+                (sent("bob", "right"), false),
+                (sent("", ""), false),
+                (HeaderMap::new(), false),
+            ] {
+                assert_eq!(authenticator.accepts(&users, &headers).await, decision, "{headers:?}");
+            }
+        }
+        let other = BTreeMap::from([("alice".to_owned(), bcrypt::hash("new", 4).unwrap())]);
+        assert!(!authenticator.accepts(&other, &sent("alice", "right")).await, "the password was changed");
+        assert!(authenticator.accepts(&other, &sent("alice", "new")).await);
+    }
+
+    #[tokio::test]
+    async fn guesses_do_not_keep_out_a_user_who_was_accepted() {
+        let (authenticator, users) = (Authenticator::new(Clock::start()), users());
+        assert!(authenticator.accepts(&users, &sent("alice", "right")).await);
+        let _guess = authenticator.hashing.acquire().await.unwrap();
+        assert!(authenticator.accepts(&users, &sent("alice", "right")).await);
+    }
+
+    #[tokio::test]
+    async fn a_guess_is_recorded_although_its_client_disconnects() {
+        let (authenticator, users) = (Authenticator::new(Clock::start()), users());
+        let headers = sent("alice", "wrong");
+        // Polled once, it has begun to compute; then it is dropped.
+        let guess = authenticator.accepts(&users, &headers);
+        let _pending = tokio::time::timeout(Duration::ZERO, guess).await;
+        let _ended = authenticator.hashing.acquire().await.unwrap();
+        assert_ne!(authenticator.remembered.lock().paused_until, Monotonic::default());
+    }
+
+    #[test]
+    fn what_is_no_basic_authentication_is_none() {
+        let none = ["", "Basic", "Bearer abc", "Basic ???", "Basic YWxpY2U=", "Basic \u{e9}"];
+        for text in none {
+            assert_eq!(credentials(&HeaderValue::from_bytes(text.as_bytes()).unwrap()), None, "{text}");
+        }
+        let both = credentials(&HeaderValue::from_static("Basic YTpiOmM="));
+        assert_eq!(both, Some((b"a".to_vec(), b"b:c".to_vec())));
     }
 }

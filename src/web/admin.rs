@@ -77,28 +77,25 @@ pub fn router(admin: Admin) -> Router {
         .with_state(admin)
 }
 
-async fn release(State(admin): State<Admin>, body: Bytes) -> Response {
-    let Some(driver) = admin.driver else { return no_driver() };
-    let duration = match duration(&body) {
-        Ok(duration) => duration,
-        Err(problem) => return api_problem(StatusCode::BAD_REQUEST, &problem),
-    };
-    match (driver.release)(duration).await {
-        Ok(released) => done(&serde_json::json!({
-            "released": true,
-            "since": released.since.unix,
-            "until": released.until.unix,
-        })),
-        Err(problem) => api_problem(StatusCode::SERVICE_UNAVAILABLE, &problem),
-    }
+async fn release(State(admin): State<Admin>, body: Bytes) -> Result<Response, Response> {
+    let driver = admin.driver.ok_or_else(no_driver)?;
+    let duration = duration(&body).map_err(|problem| api_problem(StatusCode::BAD_REQUEST, &problem))?;
+    let released = (driver.release)(duration).await.map_err(|problem| unavailable(&problem))?;
+    Ok(done(&serde_json::json!({
+        "released": true,
+        "since": released.since.unix,
+        "until": released.until.unix,
+    })))
 }
 
-async fn resume(State(admin): State<Admin>) -> Response {
-    let Some(driver) = admin.driver else { return no_driver() };
-    match (driver.resume)(()).await {
-        Ok(()) => done(&serde_json::json!({"released": false})),
-        Err(problem) => api_problem(StatusCode::SERVICE_UNAVAILABLE, &problem),
-    }
+async fn resume(State(admin): State<Admin>) -> Result<Response, Response> {
+    let driver = admin.driver.ok_or_else(no_driver)?;
+    (driver.resume)(()).await.map_err(|problem| unavailable(&problem))?;
+    Ok(done(&serde_json::json!({"released": false})))
+}
+
+fn unavailable(problem: &str) -> Response {
+    api_problem(StatusCode::SERVICE_UNAVAILABLE, problem)
 }
 
 async fn mark(State(admin): State<Admin>, body: Bytes) -> Response {
@@ -125,14 +122,12 @@ fn mark_request(body: &[u8]) -> Result<MarkRequest, String> {
 }
 
 async fn carry_out(admin: &Admin, marking: Result<Marking, String>) -> Response {
-    let outcome = match marking {
-        Ok(marking) => {
-            let response = serde_json::json!({"device": marking.device, "marked": marking.mark.is_some()});
-            (admin.mark)(marking).await.map(|()| response)
-        }
-        Err(problem) => Err(problem),
+    let outcome = async {
+        let marking = marking?;
+        let response = serde_json::json!({"device": marking.device, "marked": marking.mark.is_some()});
+        (admin.mark)(marking).await.map(|()| response)
     };
-    match outcome {
+    match outcome.await {
         Ok(response) => done(&response),
         Err(problem) => api_problem(StatusCode::BAD_REQUEST, &problem),
     }

@@ -6,7 +6,6 @@
 
 mod access;
 mod admin;
-mod auth;
 mod cached_body;
 mod config;
 mod connections;

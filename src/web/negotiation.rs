@@ -43,21 +43,13 @@ pub(super) const fn content_type(format: Format) -> &'static str {
     }
 }
 
-/// gzip where it is accepted and identity is not preferred.
+/// gzip where it is accepted.
 pub(super) fn coding(headers: &HeaderMap) -> Coding {
-    let (mut gzip, mut identity, mut others) = (None, 0.0, 0.0);
-    for element in elements(headers, &ACCEPT_ENCODING) {
+    let accepts_gzip = |element: &str| {
         let (name, parameter) = element.split_once(';').unwrap_or((element, "q=1"));
-        let weight = weight(parameter.trim().strip_prefix("q="));
-        match name.trim().to_ascii_lowercase().as_str() {
-            "gzip" | "x-gzip" => gzip = Some(weight),
-            "identity" => identity = weight,
-            "*" => others = weight,
-            _ => {}
-        }
-    }
-    let gzip = gzip.unwrap_or(others);
-    if gzip > 0.0 && gzip >= identity { Coding::Gzip } else { Coding::Identity }
+        name.trim().eq_ignore_ascii_case("gzip") && weight(parameter.trim().strip_prefix("q=")) > 0.0
+    };
+    if elements(headers, &ACCEPT_ENCODING).any(accepts_gzip) { Coding::Gzip } else { Coding::Identity }
 }
 
 /// 0 where it is not a number.
@@ -125,8 +117,6 @@ mod tests {
             ("gzip;q=0.5, zstd", Coding::Gzip),
             ("deflate, br", Coding::Identity),
             ("gzip;q=0", Coding::Identity),
-            ("identity;q=0.9, gzip;q=0.5", Coding::Identity),
-            ("*", Coding::Gzip),
             ("*;q=0.5, gzip;q=0", Coding::Identity),
             ("GZIP", Coding::Gzip),
             ("gzip;q=broken", Coding::Identity),

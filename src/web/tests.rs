@@ -1,6 +1,5 @@
 //! The routes over real sockets, with a client that shares only hyper with the server.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -322,44 +321,6 @@ async fn an_idle_connection_does_not_delay_the_shutdown() {
     assert_eq!(server.get("/-/healthy", &[]).await.status(), StatusCode::OK);
     server.stop().await;
     assert_eq!(idle.read(&mut [0; 16]).await.unwrap_or(0), 0, "it is closed");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_scrape_sees_one_snapshot_whole() {
-    let server = Arc::new(Server::start(None).await);
-    let numbered = |number: u64| {
-        let mut snapshot = fixture::snapshot();
-        snapshot.sequence = number;
-        snapshot.process.open_files = Some(number);
-        snapshot.process.resident_bytes = Some(number);
-        Arc::new(snapshot)
-    };
-    server.snapshots.send_replace(numbered(100));
-    let scrapes: Vec<_> = (0..40)
-        .map(|number| {
-            let server = Arc::clone(&server);
-            tokio::spawn(async move {
-                let accept = ["text/plain", "application/openmetrics-text"][number % 2];
-                let response = server.get("/metrics", &[("accept", accept)]).await;
-                let value = |name: &str| {
-                    let line = body(&response).lines().find(|line| line.starts_with(name)).unwrap();
-                    line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
-                };
-                assert_eq!(value("process_open_fds "), value("process_resident_memory_bytes "));
-                value("process_open_fds ")
-            })
-        })
-        .collect();
-    for number in 101..=120 {
-        server.snapshots.send_replace(numbered(number));
-        tokio::task::yield_now().await;
-    }
-    let mut seen = BTreeSet::new();
-    for scrape in scrapes {
-        seen.insert(scrape.await.unwrap());
-    }
-    assert!(seen.iter().all(|number| (100..=120).contains(number)), "{seen:?}");
-    Arc::into_inner(server).unwrap().stop().await;
 }
 
 #[tokio::test]

@@ -196,15 +196,6 @@ mod tests {
         assert_eq!(of(Generation::Both), [true; 4]);
     }
 
-    #[test]
-    fn a_device_has_the_labels_of_its_holder() {
-        let snapshot = fixture::snapshot();
-        let of = |labels: &[(&str, &str)]| value(&old(&snapshot), "DCGM_FI_DEV_FB_USED", labels);
-        assert_eq!(of(&[("UUID", fixture::WHOLE), ("pod", "training-0")]), Some(40960.0));
-        assert_eq!(of(&[("GPU_I_ID", "7"), ("pod", fixture::HOSTILE)]), Some(2048.0));
-        assert_eq!(of(&[("GPU_I_ID", "8"), ("pod", "claiming"), ("dra_claim_name", "one-slice")]), Some(2048.0));
-    }
-
     /// A time-sliced GPU of two pods; the first has two slots.
     fn shared() -> Snapshot {
         let mut snapshot = fixture::snapshot();

@@ -9,8 +9,8 @@ use crate::metrics::family::{Family, Value};
 use crate::metrics::labels::{Labels, medium, slow, with_readings};
 use crate::metrics::mig;
 use crate::model::{
-    Account, ClaimDevice, ClaimGpu, ContainerRef, DeviceReadings, GpmRatios, Gpu, GpuUuid, Holding, InstanceReading,
-    Medium, MemoryUse, Sharing, Slow, Snapshot,
+    Account, ContainerRef, DeviceReadings, GpmRatios, Gpu, GpuUuid, Holding, InstanceReading, Medium, MemoryUse,
+    Sharing, Slow, Snapshot,
 };
 
 use super::Generation;
@@ -261,7 +261,7 @@ const OWN_LABELS: [&str; 11] = [
 
 /// Of a device that the container holds by a DRA claim.
 fn claim_labels(snapshot: &Snapshot, labels: Labels, account: &Account) -> Labels {
-    let Some((claim, joined)) = claim(snapshot, account) else { return labels };
+    let Some((claim, joined)) = snapshot.claim_of(account) else { return labels };
     let mig = joined.mig.as_ref();
     let profile = mig.and_then(|mig| Some(&snapshot.hardware.inventory.mig(mig)?.1.profile));
     labels
@@ -272,18 +272,6 @@ fn claim_labels(snapshot: &Snapshot, labels: Labels, account: &Account) -> Label
         .and("dra_device_name", &claim.device)
         .and_known("dra_mig_profile", profile)
         .and_known("dra_mig_device_uuid", mig)
-}
-
-fn claim<'snapshot>(
-    snapshot: &'snapshot Snapshot,
-    account: &Account,
-) -> Option<(&'snapshot ClaimDevice, &'snapshot ClaimGpu)> {
-    let containers = snapshot.kubelet.allocations.iter().flat_map(|allocations| allocations.containers());
-    let its = containers.filter(|container| container.reference == account.container);
-    its.flat_map(|container| &container.claims).filter(|claim| !claim.is_observer()).find_map(|claim| {
-        let joined = snapshot.claim_gpus.iter().find(|joined| joined.claim.is_same_share(claim))?;
-        (joined.gpu == account.gpu && joined.mig == account.mig).then_some((claim, joined))
-    })
 }
 
 /// The number of the slot in a device ID of a shared device.

@@ -5,7 +5,6 @@
 //! requests.
 
 mod file;
-mod files;
 mod live;
 mod tls;
 
@@ -17,7 +16,8 @@ use std::sync::Arc;
 use axum::http::{HeaderName, HeaderValue};
 use rustls::ServerConfig;
 
-use files::Files;
+use crate::files;
+use crate::model::FileStamp;
 pub use live::LiveConfig;
 
 #[derive(Debug, thiserror::Error)]
@@ -75,4 +75,33 @@ impl WebConfig {
         let (headers, users) = (file::headers(written.http_server_config)?, file::users(written.basic_auth_users)?);
         Ok(Self { tls, headers, users, files })
     }
+}
+
+/// Keys and lists of authorities are a few KiB.
+const MAX_BYTES: u64 = 4 * 1024 * 1024;
+
+/// The files that were read, with their stamps.
+#[derive(Debug, Default)]
+struct Files {
+    read: Vec<(PathBuf, Option<FileStamp>)>,
+}
+
+impl Files {
+    /// The whole file. Stamped before it is read, so that a change in between is noticed later.
+    fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
+        self.read.push((path.to_owned(), stamp(path)));
+        let length = std::fs::metadata(path)?.len();
+        if length > MAX_BYTES {
+            return Err(io::Error::other(format!("{length} bytes are too many")));
+        }
+        std::fs::read(path)
+    }
+
+    fn changed(&self) -> bool {
+        self.read.iter().any(|(path, seen)| stamp(path) != *seen)
+    }
+}
+
+fn stamp(path: &Path) -> Option<FileStamp> {
+    std::fs::metadata(path).ok().map(|file| files::stamp(&file))
 }

@@ -9,8 +9,8 @@ use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::{TLS12, TLS13};
 use rustls::{RootCertStore, ServerConfig};
 
+use super::Files;
 use super::file::{ClientAuth, TlsSection, Version};
-use super::files::Files;
 
 /// `None`: an empty section.
 pub fn server_config(

@@ -9,38 +9,33 @@ use super::text::device_name;
 use super::{document, events};
 use crate::history::{Event, History};
 use crate::metrics::{self, Family};
-use crate::model::{GpuUuid, MigUuid, Snapshot};
+use crate::model::{GpuUuid, MigDevice, Snapshot};
 
 /// What a row of the page is about.
 struct Subject<'a> {
     /// Namespace, pod and name.
     container: Option<[&'a str; 3]>,
     gpu: &'a GpuUuid,
-    mig: Option<&'a MigUuid>,
-    gpu_instance: Option<String>,
+    mig: Option<&'a MigDevice>,
 }
 
 impl<'a> Subject<'a> {
     /// `key`: a UUID, or `namespace/pod/container UUID`. `None` for a device that is not in the inventory.
     fn find(snapshot: &'a Snapshot, key: &'a str) -> Option<Self> {
         let (container, uuid) = key.rsplit_once(' ').map_or((None, key), |(container, uuid)| (Some(container), uuid));
+        let parts = |container: &'a str| container.split('/').collect::<Vec<_>>().try_into().ok();
         let container = match container {
             None => None,
-            Some(container) => Some(container.split('/').collect::<Vec<_>>().try_into().ok()?),
+            Some(container) => Some(parts(container)?),
         };
         snapshot.hardware.inventory.gpus.values().find_map(|gpu| {
             let mig = gpu.mig_devices.iter().find(|mig| mig.uuid.as_str() == uuid);
-            (gpu.uuid.as_str() == uuid || mig.is_some()).then(|| Self {
-                container,
-                gpu: &gpu.uuid,
-                mig: mig.map(|mig| &mig.uuid),
-                gpu_instance: mig.map(|mig| mig.gpu_instance.to_string()),
-            })
+            (gpu.uuid.as_str() == uuid || mig.is_some()).then_some(Self { container, gpu: &gpu.uuid, mig })
         })
     }
 
     fn name(&self, snapshot: &Snapshot) -> String {
-        let device = device_name(snapshot, self.gpu, self.mig);
+        let device = device_name(snapshot, self.gpu, self.mig.map(|mig| &mig.uuid));
         match self.container {
             Some(parts) => format!("{} on {device}", parts.join("/")),
             None => device,
@@ -49,37 +44,30 @@ impl<'a> Subject<'a> {
 
     /// The metrics of the device have no pod; those of a MIG device have its UUID or its GPU instance.
     fn has(&self, labels: &BTreeMap<&str, &str>) -> bool {
-        let is = |name: &str, value: &str| labels.get(name) == Some(&value);
-        let uuid = self.mig.map_or(self.gpu.as_str(), MigUuid::as_str);
-        let on_device = match (self.mig, &self.gpu_instance) {
-            (Some(mig), Some(instance)) => {
-                is("mig_uuid", mig.as_str())
-                    || (is("gpu_uuid", self.gpu.as_str())
-                        && !labels.contains_key("mig_uuid")
-                        && is("gpu_instance", instance))
-            }
-            _ => {
-                is("gpu_uuid", self.gpu.as_str())
-                    && !["mig_uuid", "gpu_instance"].iter().any(|name| labels.contains_key(name))
-            }
+        let of = |name: &str| labels.get(name).copied();
+        let on_gpu = of("gpu_uuid") == Some(self.gpu.as_str());
+        let on_device = match self.mig {
+            None => on_gpu && of("mig_uuid").is_none() && of("gpu_instance").is_none(),
+            Some(mig) => match of("mig_uuid") {
+                Some(uuid) => uuid == mig.uuid.as_str(),
+                None => on_gpu && of("gpu_instance") == Some(&mig.gpu_instance.to_string()),
+            },
         };
-        match self.container {
-            None => on_device && !labels.contains_key("pod"),
-            Some([namespace, pod, container]) => {
-                let elsewhere = labels.contains_key("gpu_uuid") && !on_device;
-                let other = labels.get("device").is_some_and(|device| !device.starts_with(uuid));
-                let contained = labels.get("container").is_none_or(|label| *label == container);
-                is("namespace", namespace) && is("pod", pod) && contained && !elsewhere && !other
-            }
-        }
+        let Some([namespace, pod, container]) = self.container else { return on_device && of("pod").is_none() };
+        let uuid = self.mig.map_or(self.gpu.as_str(), |mig| mig.uuid.as_str());
+        of("namespace") == Some(namespace)
+            && of("pod") == Some(pod)
+            && of("container").is_none_or(|label| label == container)
+            && (on_device || of("gpu_uuid").is_none())
+            && of("device").is_none_or(|device| device.starts_with(uuid))
     }
 
     fn concerns(&self, event: &Event) -> bool {
+        let mig = self.mig.map(|mig| &mig.uuid);
         match self.container {
             Some(parts) => event.containers.iter().any(|container| container.to_string() == parts.join("/")),
             None => event.devices.iter().any(|device| {
-                device.gpu == *self.gpu
-                    && (self.mig.is_none() || device.mig.is_none() || device.mig.as_ref() == self.mig)
+                device.gpu == *self.gpu && (mig.is_none() || device.mig.is_none() || device.mig.as_ref() == mig)
             }),
         }
     }

@@ -1,6 +1,6 @@
 //! What a card shows of superchips, the NVLink fabric and DRA claims. `None` where driver and kubelet report nothing of the kind.
 
-use crate::model::{Account, ClaimGpu, FabricState, Gpu, GpuUuid, Snapshot};
+use crate::model::{Account, FabricState, Gpu, GpuUuid, Snapshot};
 
 /// The power of the superchip that the GPU is on.
 pub(super) fn module_watts(snapshot: &Snapshot, gpu: &GpuUuid) -> Option<f64> {
@@ -28,13 +28,9 @@ pub(super) fn fabric_faults(snapshot: &Snapshot, gpu: &GpuUuid) -> Option<String
 /// The claim by which a container holds the device, in words; `None` where it holds it by a device plugin.
 pub(super) fn claim(snapshot: &Snapshot, account: &Account) -> Option<String> {
     account.holding.as_ref()?;
-    let containers = || snapshot.kubelet.allocations.iter().flat_map(|allocations| allocations.containers());
-    let here = |joined: &&ClaimGpu| joined.gpu == account.gpu && joined.mig == account.mig;
-    let own = containers().find(|container| container.reference == account.container)?;
-    let mut claims = own.claims.iter().filter(|claim| !claim.is_observer());
-    let claim =
-        claims.find(|claim| snapshot.claim_gpus.iter().filter(here).any(|one| one.claim.is_same_share(claim)))?;
-    let refers = containers().filter(|other| other.claims.iter().any(|other| other.is_same_share(claim))).count();
+    let (claim, _) = snapshot.claim_of(account)?;
+    let containers = snapshot.kubelet.allocations.iter().flat_map(|allocations| allocations.containers());
+    let refers = containers.filter(|other| other.claims.iter().any(|other| other.is_same_share(claim))).count();
     let shared = if refers > 1 { format!(", shared by {refers} containers") } else { String::new() };
     Some(format!("claim {}{shared}", claim.claim))
 }
