@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::chart::{Columns, chart, mean};
-use super::text::{figure, gibibytes, gpu_name, or_unknown, percent, watts, words};
+use super::text::{device_name, figure, gibibytes, gpu_name, or_unknown, percent, watts, words};
 use super::view::window_words;
 use super::{Page, facts, holders, more, section};
 use crate::history::{COLUMNS, Point};
@@ -46,6 +46,7 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
     let passthrough = page.snapshot.hardware.inventory.passthrough.get(&gpu.uuid);
     let containers = page.holders(gpu).map(|account| &account.container);
     let model = gpu.model.as_deref().unwrap_or("model unknown");
+    let window = window_words(page.view.window);
     let names = [gpu.uuid.to_string(), gpu_name(gpu), model.to_owned()];
     let profiles = gpu.mig_devices.iter().map(|mig| mig.uuid.to_string());
     html! {
@@ -66,17 +67,27 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
                 p.cause { (passthrough_words(of_kernel)) }
             } @else {
                 div.measures {
-                    (measure(page, "busy", overview.and_then(|device| device.busy_ratio), &columns, |point| point.busy, Some(1.0), percent, html! {}))
-                    (measure(page, "memory", memory.map(|memory| memory.used as f64), &columns, |point| point.memory,
-                        capacity.map(|bytes| bytes as f64), |bytes| gibibytes(bytes as u64),
-                        html! { @if let Some(total) = capacity { "of " (gibibytes(total)) } }))
-                    (measure(page, "power", fast.and_then(|fast| fast.power_watts), &columns, |point| point.power, limit, watts,
-                        html! {
+                    div.measure.busy {
+                        div { "busy now " (figure("busy-now", overview.and_then(|device| device.busy_ratio), percent)) }
+                        div { (window) " " (figure("busy-window", mean(&columns, |point| point.busy), percent)) }
+                        (chart(&format!("busy, {window}"), &columns, |point| point.busy, Some(1.0), percent))
+                    }
+                    div.measure.memory {
+                        div { "memory " b { (or_unknown(memory.map(|memory| gibibytes(memory.used)))) } }
+                        div { @if let Some(total) = capacity { "of " (gibibytes(total)) } }
+                        (chart(&format!("memory, {window}"), &columns, |point| point.memory, capacity.map(|bytes| bytes as f64),
+                            |bytes| gibibytes(bytes as u64)))
+                    }
+                    div.measure.power {
+                        div { "power " b { (or_unknown(fast.and_then(|fast| fast.power_watts).map(watts))) } }
+                        div {
                             @if let Some(module) = facts::module_watts(page.snapshot, &gpu.uuid) {
                                 span title="the superchip: its CPU and all of its GPUs" { "module " (watts(module)) } " · "
                             }
                             @if let Some(heat) = medium.and_then(|medium| medium.gpu_temperature_celsius) { (format!("{heat:.0} °C")) }
-                        }))
+                        }
+                        (chart(&format!("power, {window}"), &columns, |point| point.power, limit, watts))
+                    }
                 }
             }
             @if !gpu.mig_devices.is_empty() {
@@ -97,45 +108,13 @@ fn columns(page: &Page<'_>, gpu: &Gpu, mig: Option<&MigUuid>) -> Columns {
     points.map_or([Point::default(); COLUMNS], |points| points.columns(page.view.window, now))
 }
 
-/// A value now, with its chart and, of busy, the mean of the window.
-#[allow(clippy::too_many_arguments, reason = "one use, three rows")]
-fn measure(
-    page: &Page<'_>,
-    name: &'static str,
-    now: Option<f64>,
-    columns: &Columns,
-    of: fn(&Point) -> Option<f64>,
-    top: Option<f64>,
-    show: fn(f64) -> String,
-    aside: Markup,
-) -> Markup {
-    let window = window_words(page.view.window);
-    html! {
-        div.measure.(name) {
-            @if name == "busy" {
-                div { "busy now " (figure("busy-now", now, show)) }
-                div { (window) " " (figure("busy-window", mean(columns, of), show)) }
-            } @else {
-                div { (name) " " b { (or_unknown(now.map(show))) } }
-                div { (aside) }
-            }
-            (chart(&format!("{name}, {window}"), columns, of, top, show))
-        }
-    }
-}
-
 fn mig_row(page: &Page<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medium>) -> Markup {
     let instances = medium.map_or(&[][..], |medium| &medium.instances);
     let reading: Option<&InstanceReading> = instances.iter().find(|instance| instance.members.contains(&mig.uuid));
     let memory = reading.and_then(|reading| reading.memory);
     let health = page.snapshot.health.gpus.get(&gpu.uuid).and_then(|health| health.instances.get(&mig.uuid));
     let holders: Vec<&Account> = page.holders(gpu).filter(|account| account.mig.as_ref() == Some(&mig.uuid)).collect();
-    let name = format!(
-        "{}:{} {}",
-        gpu.index.map_or_else(|| "?".to_owned(), |index| index.to_string()),
-        mig.index,
-        mig.profile
-    );
+    let name = device_name(page.snapshot, &gpu.uuid, Some(&mig.uuid)).trim_start_matches("GPU ").to_owned();
     let overview = overview(page, gpu, Some(&mig.uuid));
     let busy = overview.and_then(|device| device.busy_ratio);
     let is_free = overview.is_some_and(|device| device.state == Some(DeviceState::Free));

@@ -102,11 +102,12 @@ pub(super) fn of_gpu(page: &Page<'_>, gpu: &Gpu, capacity: Option<u64>) -> Marku
 /// Unattributed use, and that of ended containers, is grey; use without an allocation has the warning colour.
 fn class(user: &User, place: usize) -> String {
     match user {
-        User::Holder(_) => format!("part-{}", place % 8),
-        User::Unattributed(Reason::NotAllocated) => "part-taken".to_owned(),
-        User::Ended => "part-ended".to_owned(),
-        User::Unattributed(_) => "part-rest".to_owned(),
+        User::Holder(_) => return format!("part-{}", place % 8),
+        User::Unattributed(Reason::NotAllocated) => "part-taken",
+        User::Ended => "part-ended",
+        User::Unattributed(_) => "part-rest",
     }
+    .to_owned()
 }
 
 fn name(user: &User) -> String {
