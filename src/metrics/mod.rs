@@ -32,7 +32,7 @@ mod vgpu;
 pub use budget::SeriesBudget;
 pub use exposition::text;
 pub use family::Family;
-pub use page::{Coding, Format, PageError, Pages};
+pub use page::{Coding, Format, Pages};
 
 use crate::model::Snapshot;
 use family::Group;

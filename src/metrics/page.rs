@@ -28,15 +28,6 @@ pub enum Coding {
     Gzip,
 }
 
-/// A page could not be made: a defect of podmeter, reported to the client.
-#[derive(Debug, thiserror::Error)]
-pub enum PageError {
-    #[error("the metrics could not be encoded; please report this")]
-    Encode,
-    #[error("the page could not be compressed: {0}; scrape without compression")]
-    Compress(#[from] std::io::Error),
-}
-
 /// Renders each snapshot at most once per format, and packs it at most once per coding.
 #[derive(Debug, Default)]
 pub struct Pages {
@@ -60,7 +51,7 @@ impl Pages {
 
     /// The page, rendered now if necessary: milliseconds for a thousand series. Concurrent requests for it wait and
     /// share it.
-    pub fn page(&self, snapshot: &Snapshot, format: Format, coding: Coding) -> Result<Bytes, PageError> {
+    pub fn page(&self, snapshot: &Snapshot, format: Format, coding: Coding) -> Bytes {
         let mut cache = self.cache.lock();
         if snapshot.sequence < cache.sequence {
             // A scrape of a newer snapshot was first; its pages are kept.
@@ -71,16 +62,16 @@ impl Pages {
             *cache = Cache { sequence: snapshot.sequence, bytes: BTreeMap::new() };
         }
         if let Some(bytes) = cache.bytes.get(&(format, coding)) {
-            return Ok(bytes.clone());
+            return bytes.clone();
         }
         let plain = match cache.bytes.get(&(format, Coding::Identity)) {
             Some(plain) => plain.clone(),
             None => rendered(snapshot, format),
         };
         cache.bytes.insert((format, Coding::Identity), plain.clone());
-        let bytes = packed(&plain, coding)?;
+        let bytes = packed(&plain, coding);
         cache.bytes.insert((format, coding), bytes.clone());
-        Ok(bytes)
+        bytes
     }
 }
 
@@ -94,16 +85,16 @@ fn rendered(snapshot: &Snapshot, format: Format) -> Bytes {
 }
 
 /// At the lowest level: the page is repetitive enough, and CPU time matters more.
-fn packed(plain: &Bytes, coding: Coding) -> Result<Bytes, PageError> {
-    Ok(match coding {
+fn packed(plain: &Bytes, coding: Coding) -> Bytes {
+    match coding {
         Coding::Identity => plain.clone(),
         Coding::Gzip => {
             let buffer = Vec::with_capacity(plain.len() / 8);
             let mut encoder = flate2::write::GzEncoder::new(buffer, flate2::Compression::fast());
-            encoder.write_all(plain)?;
-            encoder.finish()?.into()
+            let packed = encoder.write_all(plain).and_then(|()| encoder.finish());
+            packed.expect("writing to memory does not fail").into()
         }
-    })
+    }
 }
 
 #[cfg(test)]
@@ -118,14 +109,14 @@ mod tests {
         let pages = Pages::default();
         let snapshot = fixture::snapshot();
         assert!(pages.ready(&snapshot, Format::Text, Coding::Identity).is_none());
-        let first = pages.page(&snapshot, Format::Text, Coding::Identity).unwrap();
+        let first = pages.page(&snapshot, Format::Text, Coding::Identity);
         let second = pages.ready(&snapshot, Format::Text, Coding::Identity).unwrap();
         assert_eq!(first.as_ptr(), second.as_ptr(), "the same bytes, not a copy");
 
         let mut next = fixture::snapshot();
         next.sequence += 1;
         assert!(pages.ready(&next, Format::Text, Coding::Identity).is_none());
-        pages.page(&next, Format::Text, Coding::Identity).unwrap();
+        pages.page(&next, Format::Text, Coding::Identity);
         assert!(pages.ready(&snapshot, Format::Text, Coding::Identity).is_none(), "the old page is dropped");
     }
 
@@ -136,8 +127,8 @@ mod tests {
         let mut new = fixture::snapshot();
         new.sequence += 1;
         new.process.open_files = Some(4711);
-        let of_new = pages.page(&new, Format::Text, Coding::Identity).unwrap();
-        let of_old = pages.page(&old, Format::Text, Coding::Identity).unwrap();
+        let of_new = pages.page(&new, Format::Text, Coding::Identity);
+        let of_old = pages.page(&old, Format::Text, Coding::Identity);
         assert_ne!(of_new, of_old);
         assert_eq!(pages.ready(&new, Format::Text, Coding::Identity), Some(of_new));
     }
@@ -146,8 +137,8 @@ mod tests {
     fn packed_pages_unpack_to_the_plain_one() {
         let pages = Pages::default();
         let snapshot = fixture::snapshot();
-        let plain = pages.page(&snapshot, Format::OpenMetrics, Coding::Identity).unwrap();
-        let gzip = pages.page(&snapshot, Format::OpenMetrics, Coding::Gzip).unwrap();
+        let plain = pages.page(&snapshot, Format::OpenMetrics, Coding::Identity);
+        let gzip = pages.page(&snapshot, Format::OpenMetrics, Coding::Gzip);
         let mut unpacked = Vec::new();
         flate2::read::GzDecoder::new(gzip.as_ref()).read_to_end(&mut unpacked).unwrap();
         assert_eq!(unpacked, plain);

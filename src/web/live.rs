@@ -139,10 +139,8 @@ async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>) {
     let encoded = tokio::task::spawn_blocking(move || {
         let Shared { node, pages, .. } = &*state.live.0;
         if node.has_subscribers() {
-            match serde_json::to_string(&Node::from(&*snapshot)) {
-                Ok(json) => node.publish(Frame::Event(event("node", snapshot.sequence, &json))),
-                Err(problem) => error!(%problem, "the snapshot could not be encoded as JSON"),
-            }
+            let json = serde_json::to_string(&Node::from(&*snapshot)).expect("keys are strings");
+            node.publish(Frame::Event(event("node", snapshot.sequence, &json)));
         }
         for view in View::all().filter(|view| pages[view.index()].has_subscribers()) {
             let (history, now, not_ready) = (state.live.history(), state.clock.now(), (state.ready)().err());

@@ -1,7 +1,7 @@
-use std::convert::Infallible;
+use std::fmt::Display;
 use std::sync::Arc;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY,
@@ -12,8 +12,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
 use percent_encoding::percent_decode_str;
+use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
-use tokio::task::JoinError;
 use tracing::error;
 
 use super::cached_body::CachedBody;
@@ -23,7 +23,7 @@ use super::{Admin, Live, ScrapeDurations, live};
 use crate::api::{History, Node, NodeCondition};
 use crate::clock::Clock;
 use crate::metrics::dcgm::Generation;
-use crate::metrics::{Coding, Format, PageError, Pages};
+use crate::metrics::{Coding, Format, Pages};
 use crate::model::{Moment, Snapshot};
 
 /// A check of the agent: `Err` with the reason as text. Called for each request, so it must not wait.
@@ -138,92 +138,77 @@ pub(super) fn probes(state: WebState) -> Router {
         .with_state(state)
 }
 
-async fn metrics(State(state): State<WebState>, method: Method, headers: HeaderMap) -> Response {
+async fn metrics(
+    State(state): State<WebState>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Response> {
     let scrapes = state.scrapes.clone();
-    let response = page(state, negotiation::format(&headers), negotiation::coding(&headers)).await;
-    if method == Method::GET && response.status().is_success() {
+    let response = page(state, &uri, negotiation::format(&headers), negotiation::coding(&headers)).await?;
+    if method == Method::GET {
         scrapes.count_page();
     }
-    response
+    Ok(response)
 }
 
 /// Text 0.0.4 only, as dcgm-exporter: its counters have no valid names in the other formats.
-async fn dcgm(State(state): State<WebState>, uri: Uri, headers: HeaderMap) -> Response {
+async fn dcgm(State(state): State<WebState>, uri: Uri, headers: HeaderMap) -> Result<Response, Response> {
     let generation = match uri.query().filter(|query| !query.is_empty()) {
-        None => Ok(state.dcgm_generation),
-        Some(query) => query.strip_prefix("generation=").ok_or(()).and_then(|value| value.parse().map_err(|_| ())),
+        None => Some(state.dcgm_generation),
+        Some(query) => query.strip_prefix("generation=").and_then(|value| value.parse().ok()),
     };
-    let Ok(generation) = generation else {
-        return text(StatusCode::BAD_REQUEST, "the query must be generation=4.8, generation=4.9 or generation=both");
-    };
-    page(state, Format::Dcgm(generation), negotiation::coding(&headers)).await
+    let expected = "the query must be generation=4.8, generation=4.9 or generation=both";
+    let generation = generation.ok_or_else(|| text(StatusCode::BAD_REQUEST, expected))?;
+    page(state, &uri, Format::Dcgm(generation), negotiation::coding(&headers)).await
 }
 
-async fn page(state: WebState, format: Format, coding: Coding) -> Response {
+async fn page(state: WebState, uri: &Uri, format: Format, coding: Coding) -> Result<Response, Response> {
     let began = state.clock.now();
     let snapshot = state.snapshot();
     let bytes = match state.pages.ready(&snapshot, format, coding) {
-        Some(bytes) => Ok(bytes),
-        None => {
-            let pages = Arc::clone(&state.pages);
-            let rendering = tokio::task::spawn_blocking(move || pages.page(&snapshot, format, coding));
-            rendering.await.unwrap_or_else(|_| Err(PageError::Encode))
-        }
+        Some(bytes) => bytes,
+        None => rendered(uri, move || state.pages.page(&snapshot, format, coding)).await?,
     };
     state.scrapes.record(state.clock.now().monotonic.since(began.monotonic));
-    match bytes {
-        Ok(bytes) => {
-            let mut response = uncached(negotiation::content_type(format), bytes);
-            let headers = response.headers_mut();
-            headers.insert(VARY, HeaderValue::from_static("Accept, Accept-Encoding"));
-            if coding == Coding::Gzip {
-                headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
-            }
-            response
-        }
-        Err(problem) => {
-            error!(%problem, "a page could not be rendered");
-            text(StatusCode::INTERNAL_SERVER_ERROR, &problem.to_string())
-        }
+    let mut response = uncached(negotiation::content_type(format), bytes);
+    let headers = response.headers_mut();
+    headers.insert(VARY, HeaderValue::from_static("Accept, Accept-Encoding"));
+    if coding == Coding::Gzip {
+        headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
+    Ok(response)
 }
 
-async fn index(State(state): State<WebState>, uri: Uri) -> Response {
-    let view = match View::parse(uri.query().unwrap_or_default()) {
-        Ok(view) => view,
-        Err(problem) => return refuse(&uri, StatusCode::BAD_REQUEST, &problem),
-    };
+/// On a blocking thread. A panic is a defect, reported to the client.
+async fn rendered<T: Send + 'static>(uri: &Uri, make: impl FnOnce() -> T + Send + 'static) -> Result<T, Response> {
+    tokio::task::spawn_blocking(make).await.map_err(|problem| defect(uri, &problem))
+}
+
+fn defect(uri: &Uri, problem: &dyn Display) -> Response {
+    error!(%problem, path = uri.path(), "a response could not be made; please report this");
+    refuse(uri, StatusCode::INTERNAL_SERVER_ERROR, "the response could not be made; please report this")
+}
+
+async fn index(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
+    let view = View::parse(uri.query().unwrap_or_default());
+    let view = view.map_err(|problem| refuse(&uri, StatusCode::BAD_REQUEST, &problem))?;
     let (snapshot, now, not_ready) = (state.snapshot(), state.clock.now(), (state.ready)().err());
-    let noted = state.live.history().at();
-    let key = (snapshot.sequence, noted, now.monotonic.as_duration().as_secs(), not_ready.clone(), view.index());
-    let live = state.live.clone();
-    let page = move || {
-        let page = Page { snapshot: &snapshot, history: &live.history(), now, not_ready, view };
-        Ok::<_, Infallible>(page.whole().into_bytes())
-    };
-    let Ok(made) = state.cached_bodies.0.index.get(key, page).await.map(|Ok(page)| page) else {
-        error!("the page could not be rendered; please report this");
-        return text(StatusCode::INTERNAL_SERVER_ERROR, "the page could not be rendered; please report this");
-    };
-    document(made)
+    let history = state.live.history();
+    let key = (snapshot.sequence, history.at(), now.monotonic.as_duration().as_secs(), not_ready.clone(), view.index());
+    let page = move || Page { snapshot: &snapshot, history: &history, now, not_ready, view }.whole().into_bytes();
+    let made = state.cached_bodies.0.index.get(key, page).await;
+    made.map(document).map_err(|problem| defect(&uri, &problem))
 }
 
 /// The metrics and events of one row of the page.
-async fn detail(State(state): State<WebState>, uri: Uri) -> Response {
+async fn detail(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
     let key = uri.query().and_then(|query| query.strip_prefix("key=")).unwrap_or_default();
     let key = percent_decode_str(key).decode_utf8_lossy().into_owned();
-    let (snapshot, live) = (state.snapshot(), state.live.clone());
-    let rendering = tokio::task::spawn_blocking(move || detail::page(&snapshot, &live.history(), &key));
-    match rendering.await {
-        Ok(Some(page)) => document(page),
-        Ok(None) => {
-            text(StatusCode::NOT_FOUND, "the node has no such device; key must be a UUID, or container and UUID")
-        }
-        Err(problem) => {
-            error!(%problem, "the page could not be rendered");
-            text(StatusCode::INTERNAL_SERVER_ERROR, "the page could not be rendered; please report this")
-        }
-    }
+    let (snapshot, history) = (state.snapshot(), state.live.history());
+    let page = rendered(&uri, move || detail::page(&snapshot, &history, &key)).await?;
+    let expected = "the node has no such device; key must be a UUID, or container and UUID";
+    page.map(document).ok_or_else(|| text(StatusCode::NOT_FOUND, expected))
 }
 
 fn document(body: impl Into<Body>) -> Response {
@@ -237,25 +222,21 @@ fn document(body: impl Into<Body>) -> Response {
     (headers, body.into()).into_response()
 }
 
-async fn node(State(state): State<WebState>) -> Response {
+async fn node(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
     let snapshot = state.snapshot();
-    json(state.cached_bodies.0.node.get(snapshot.sequence, move || serde_json::to_vec(&Node::from(&*snapshot))).await)
+    let made = state.cached_bodies.0.node.get(snapshot.sequence, move || json(&Node::from(&*snapshot))).await;
+    made.map(|body| uncached(JSON, body)).map_err(|problem| defect(&uri, &problem))
 }
 
 /// The points of the last minutes, and the events.
-async fn history(State(state): State<WebState>) -> Response {
-    let (live, noted) = (state.live.clone(), state.live.history().at());
-    json(state.cached_bodies.0.history.get(noted, move || serde_json::to_vec(&History::from(&*live.history()))).await)
+async fn history(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
+    let history = state.live.history();
+    let made = state.cached_bodies.0.history.get(history.at(), move || json(&History::from(&*history))).await;
+    made.map(|body| uncached(JSON, body)).map_err(|problem| defect(&uri, &problem))
 }
 
-fn json(made: Result<serde_json::Result<Bytes>, JoinError>) -> Response {
-    let problem = match made {
-        Ok(Ok(body)) => return uncached(JSON, body),
-        Ok(Err(problem)) => problem.to_string(),
-        Err(error) => error.to_string(),
-    };
-    error!(%problem, "a response could not be encoded as JSON");
-    api_problem(StatusCode::INTERNAL_SERVER_ERROR, "the response could not be encoded as JSON; please report this")
+fn json(value: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("keys are strings, and writing to memory does not fail")
 }
 
 pub(super) fn uncached(content_type: &'static str, body: impl Into<Body>) -> Response {
@@ -266,34 +247,28 @@ async fn health(State(state): State<WebState>) -> Response {
     uncached(JSON, NodeCondition::of(&state.snapshot(), state.clock.now()).json())
 }
 
-async fn record(State(state): State<WebState>, private: Option<Extension<Private>>, uri: Uri) -> Response {
-    let yaml = match uri.query() {
-        None | Some("" | "output=json") => false,
-        Some("output=yaml") => true,
-        Some(_) => return api_problem(StatusCode::BAD_REQUEST, "the query must be output=json or output=yaml"),
+async fn record(
+    State(state): State<WebState>,
+    private: Option<Extension<Private>>,
+    uri: Uri,
+) -> Result<Response, Response> {
+    let (yaml, kind) = match uri.query() {
+        None | Some("" | "output=json") => (false, JSON),
+        Some("output=yaml") => (true, "application/yaml"),
+        Some(_) => return Err(api_problem(StatusCode::BAD_REQUEST, "the query must be output=json or output=yaml")),
     };
     let request = GovernanceRequest { yaml, private: private.is_some() };
     let snapshot = state.snapshot();
-    let writing = tokio::task::spawn_blocking(move || (state.record)(&snapshot, request));
-    let kind = if yaml { "application/yaml" } else { JSON };
-    match writing.await.unwrap_or_else(|error| Err(error.to_string())) {
-        Ok(text) => uncached(kind, text),
-        Err(problem) => {
-            error!(%problem, "the record could not be written");
-            api_problem(StatusCode::INTERNAL_SERVER_ERROR, "the record could not be written; please report this")
-        }
-    }
+    let written = rendered(&uri, move || (state.record)(&snapshot, request)).await?;
+    written.map(|text| uncached(kind, text)).map_err(|problem| defect(&uri, &problem))
 }
 
-async fn allocations(State(state): State<WebState>, uri: Uri) -> Response {
+async fn allocations(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
     // Never closed.
     let _permit = JOURNAL_READS.acquire().await;
-    let reading = tokio::task::spawn_blocking(move || (state.allocations)(uri.query().unwrap_or_default()));
-    match reading.await {
-        Ok(Ok(body)) => uncached(JSON, body),
-        Ok(Err(problem)) => api_problem(StatusCode::BAD_REQUEST, &problem),
-        Err(error) => json(Err(error)),
-    }
+    let query = uri.query().unwrap_or_default().to_owned();
+    let read = rendered(&uri, move || (state.allocations)(&query)).await?;
+    read.map(|body| uncached(JSON, body)).map_err(|problem| api_problem(StatusCode::BAD_REQUEST, &problem))
 }
 
 async fn healthy(State(state): State<WebState>) -> Response {

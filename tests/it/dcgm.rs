@@ -111,7 +111,7 @@ fn page() -> String {
             ..Snapshot::default()
         };
     }
-    let bytes = Pages::default().page(&snapshot, Format::Dcgm(Generation::Old), Coding::Identity).unwrap();
+    let bytes = Pages::default().page(&snapshot, Format::Dcgm(Generation::Old), Coding::Identity);
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 

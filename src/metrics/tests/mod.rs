@@ -16,7 +16,7 @@ use super::family::{Family, Sample, Value};
 use super::{Coding, Format, Pages, catalogue, families};
 
 fn rendered(format: Format) -> String {
-    let bytes = Pages::default().page(&fixture::snapshot(), format, Coding::Identity).unwrap();
+    let bytes = Pages::default().page(&fixture::snapshot(), format, Coding::Identity);
     let page = String::from_utf8(bytes.to_vec()).unwrap();
     // What differs from build to build.
     page.replace(env!("PODMETER_BUILD_REVISION"), "REVISION").replace(env!("PODMETER_BUILD_RUSTC"), "RUSTC")
@@ -93,7 +93,7 @@ fn a_strict_parser_reads_both_texts_alike() {
 #[test]
 fn protobuf_and_text_are_equivalent() {
     let text = Page::parse(&rendered(Format::Text), Dialect::Text).unwrap();
-    let bytes = Pages::default().page(&fixture::snapshot(), Format::Protobuf, Coding::Identity).unwrap();
+    let bytes = Pages::default().page(&fixture::snapshot(), Format::Protobuf, Coding::Identity);
     let mut rest = bytes.as_ref();
     let mut samples = BTreeMap::new();
     while !rest.is_empty() {
@@ -144,7 +144,7 @@ proptest::proptest! {
         for (format, dialect) in
             [(Format::Text, Dialect::Text), (Format::OpenMetrics, Dialect::OpenMetrics), (Format::Dcgm(Generation::Both), Dialect::Text)]
         {
-            let bytes = Pages::default().page(&snapshot, format, Coding::Identity).unwrap();
+            let bytes = Pages::default().page(&snapshot, format, Coding::Identity);
             let page = Page::parse(std::str::from_utf8(&bytes).unwrap(), dialect).unwrap();
             let labels = page.samples.keys().flat_map(|(_, labels)| labels);
             proptest::prop_assert!(labels.filter(|(label, value)| label == "pod" && *value == name).count() > 2);
@@ -182,7 +182,7 @@ fn the_fixture_shows_every_metric() {
 
 #[test]
 fn an_empty_snapshot_has_no_device_metrics() {
-    let page = Pages::default().page(&crate::model::Snapshot::default(), Format::Text, Coding::Identity).unwrap();
+    let page = Pages::default().page(&crate::model::Snapshot::default(), Format::Text, Coding::Identity);
     let page = Page::parse(std::str::from_utf8(&page).unwrap(), Dialect::Text).unwrap();
     for (name, labels) in page.samples.keys() {
         assert!(!name.starts_with("podmeter_device") && !name.starts_with("podmeter_container"), "{name} {labels:?}");
