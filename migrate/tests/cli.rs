@@ -2,8 +2,7 @@
 
 use std::fs::{self, Permissions};
 use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -370,28 +369,6 @@ fn all_files_are_written_or_none() {
         "{}",
         ran.stderr
     );
-}
-
-#[test]
-#[allow(clippy::disallowed_methods, reason = "starts the binary")]
-fn a_read_only_directory_is_named() {
-    let rules = "groups:\n- rules:\n  - expr: DCGM_FI_DEV_GPU_TEMP\n";
-    let directory = directory(&[("a.yaml", rules)]);
-    fs::set_permissions(directory.path(), Permissions::from_mode(0o555)).expect("changed");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_podmeter-migrate"));
-    command.args(["--to", "4.9", "--write", "a.yaml"]).current_dir(directory.path());
-    // Root may write everywhere: another user then, who has the file.
-    if fs::metadata("/proc/self").expect("there").uid() == 0 {
-        chown(directory.path().join("a.yaml"), Some(65534), Some(65534)).expect("given away");
-        command.uid(65534);
-    }
-    let output = command.output().expect("ended");
-    let message = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{message}");
-    assert!(message.contains("a.yaml: cannot be written: Permission denied"), "{message}");
-    assert_eq!(read(&directory, "a.yaml"), rules);
-    assert_eq!(names(&directory), ["a.yaml"]);
-    fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).expect("changed");
 }
 
 #[test]

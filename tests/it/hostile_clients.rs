@@ -1,9 +1,9 @@
-//! Hostile and broken clients against the real binary, while a scraper must get its responses.
+//! Hostile and broken clients against the real binary, while a scraper must get its responses. `tests/fault_matrix` has more of
+//! them.
 
 use crate::support::agent;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use crate::support::agent::Running;
 use crate::support::certificates::{Authority, Client};
 use base64::Engine as _;
-use podmeter::journal::{AllocationRecord, Bounds, FILE, Store};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const MIB: u64 = 1024 * 1024;
@@ -138,25 +137,6 @@ fn a_thousand_idle_connections() {
 }
 
 #[test]
-fn heads_sent_a_byte_at_a_time() {
-    let directory = tempfile::tempdir().unwrap();
-    let running = start(directory.path(), &["--web-read-timeout=2s"]);
-    let mut honest = Honest::new(&running);
-    let head = b"GET /metrics HTTP/1.1\r\nHost: test\r\nX: ";
-    let quiet = open_files(&running);
-    let mut slow: Vec<_> = (0..200).map(|_| connect(&running.address)).collect();
-    for byte in head {
-        for stream in &mut slow {
-            let _ = stream.write(&[*byte]); // many are closed already
-        }
-    }
-    until("all are timed out, however long they would go on", || open_files(&running) <= quiet + 4);
-    honest.kept = connect(&running.address);
-    honest.scrapes();
-    honest.finds_memory_within_bounds();
-}
-
-#[test]
 fn responses_that_are_not_read() {
     let directory = tempfile::tempdir().unwrap();
     // A client that has read its responses is idle; for the others the write timeout applies.
@@ -179,55 +159,6 @@ fn responses_that_are_not_read() {
     }
     honest.finds_memory_within_bounds();
     until("all are let go", || open_files(&running) <= before + 4);
-}
-
-/// About 1500 bytes in the journal.
-fn ended_holding(id: u64) -> AllocationRecord {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
-    let began = now.floor() - 100_000.0 + id as f64;
-    AllocationRecord {
-        id,
-        namespace: "team".into(),
-        pod: format!("trainer-{id}").into(),
-        container: "main".into(),
-        device_ids: (0..32).map(|number| format!("GPU-00000000-0000-0000-0000-{number:012}").into()).collect(),
-        began,
-        seen: began + 1.0,
-        ended: Some(began + 1.0),
-        ..AllocationRecord::default()
-    }
-}
-
-#[test]
-fn responses_with_allocations_that_are_not_read_take_little_memory() {
-    let directory = tempfile::tempdir().unwrap();
-    let state = directory.path().join("state");
-    std::fs::DirBuilder::new().mode(0o700).create(&state).unwrap();
-    let bounds = Bounds { bytes: 256 * MIB, age: Duration::from_secs(1_000_000_000_000) };
-    let mut store = Store::open(&state.join(FILE), bounds).unwrap();
-    store.write(&(1..=6000).map(ended_holding).collect::<Vec<_>>()).unwrap();
-    drop(store);
-    let arguments = ["--state-dir", state.to_str().unwrap()];
-    let running = start(directory.path(), &arguments);
-    let honest = Honest::new(&running);
-    let page = running.get("/api/v1/allocations?limit=500");
-    assert!(page.body.len() as u64 > MIB / 2 && page.body.contains("trainer-500\""), "{} bytes", page.body.len());
-    let request = "GET /api/v1/allocations?limit=500 HTTP/1.1\r\nHost: test\r\n\r\n".repeat(20);
-    let held: Vec<_> = (0..60)
-        .map(|_| {
-            let mut stream = connect(&running.address);
-            let _ = stream.write_all(request.as_bytes());
-            stream
-        })
-        .collect();
-    for _ in 0..20 {
-        assert_eq!(running.get("/-/healthy").status, 200);
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    honest.finds_memory_within_bounds();
-    drop(held);
-    let none = running.get("/api/v1/allocations?pod=none");
-    assert!(none.body.contains("\"allocations\":[]"), "{}", none.body);
 }
 
 #[test]
@@ -255,30 +186,6 @@ fn endless_heads_and_urls() {
             honest.new_clients_are_served();
         }
     }
-    honest.finds_memory_within_bounds();
-}
-
-#[test]
-fn a_thousand_requests_at_once_on_a_connection() {
-    let directory = tempfile::tempdir().unwrap();
-    let running = start(directory.path(), &[]);
-    let mut honest = Honest::new(&running);
-    std::thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| {
-                let mut stream = connect(&running.address);
-                let request = "GET /-/healthy HTTP/1.1\r\nHost: test\r\n\r\n".repeat(999);
-                write!(stream, "{request}GET /-/ready HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").unwrap();
-                let mut answers = String::new();
-                stream.read_to_string(&mut answers).unwrap();
-                assert_eq!(answers.matches("\r\n\r\nhealthy\n").count(), 999, "each is answered");
-                assert!(answers.contains("connection: close"));
-            });
-        }
-        for _ in 0..10 {
-            honest.scrapes();
-        }
-    });
     honest.finds_memory_within_bounds();
 }
 
