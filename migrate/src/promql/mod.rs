@@ -376,62 +376,26 @@ impl Call {
     }
 }
 
-/// Of a function or an aggregation, in its vector or range.
+/// Functions and aggregations whose result is multiplied by the factor.
+const PROPORTIONAL: &str = "\
+    rate irate increase delta idelta deriv predict_linear avg_over_time sum_over_time last_over_time \
+    first_over_time min_over_time max_over_time quantile_over_time stddev_over_time mad_over_time holt_winters \
+    double_exponential_smoothing abs sort sort_desc sort_by_label sort_by_label_desc label_replace label_join \
+    scalar vector sum avg min max stddev quantile topk bottomk limitk limit_ratio";
+/// Those whose result does not depend on it.
+const INDEPENDENT: &str = "\
+    count_over_time present_over_time absent absent_over_time changes resets timestamp sgn ts_of_min_over_time \
+    ts_of_max_over_time ts_of_first_over_time ts_of_last_over_time count group";
+
+/// Of a function or an aggregation, in its vector or range; an empty name is that of parentheses alone.
 fn scaling(name: &str) -> Scaling {
-    match name {
-        ""
-        | "rate"
-        | "irate"
-        | "increase"
-        | "delta"
-        | "idelta"
-        | "deriv"
-        | "predict_linear"
-        | "avg_over_time"
-        | "sum_over_time"
-        | "last_over_time"
-        | "first_over_time"
-        | "min_over_time"
-        | "max_over_time"
-        | "quantile_over_time"
-        | "stddev_over_time"
-        | "mad_over_time"
-        | "holt_winters"
-        | "double_exponential_smoothing"
-        | "abs"
-        | "sort"
-        | "sort_desc"
-        | "sort_by_label"
-        | "sort_by_label_desc"
-        | "label_replace"
-        | "label_join"
-        | "scalar"
-        | "vector"
-        | "sum"
-        | "avg"
-        | "min"
-        | "max"
-        | "stddev"
-        | "quantile"
-        | "topk"
-        | "bottomk"
-        | "limitk"
-        | "limit_ratio" => Scaling::Same,
-        "count_over_time"
-        | "present_over_time"
-        | "absent"
-        | "absent_over_time"
-        | "changes"
-        | "resets"
-        | "timestamp"
-        | "sgn"
-        | "ts_of_min_over_time"
-        | "ts_of_max_over_time"
-        | "ts_of_first_over_time"
-        | "ts_of_last_over_time"
-        | "count"
-        | "group" => Scaling::None,
-        _ => Scaling::Other,
+    let is_in = |names: &str| names.split(' ').any(|known| known == name);
+    if name.is_empty() || is_in(PROPORTIONAL) {
+        Scaling::Same
+    } else if is_in(INDEPENDENT) {
+        Scaling::None
+    } else {
+        Scaling::Other
     }
 }
 

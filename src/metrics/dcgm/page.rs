@@ -239,25 +239,13 @@ fn pod_labels(snapshot: &Snapshot, labels: Labels, container: &ContainerRef) -> 
     let Some(identity) = identity else { return labels };
     processes.pod_labels.iter().fold(labels, |labels, label| {
         let name = label.name.strip_prefix("label_").unwrap_or(label.name);
-        let name = if OWN_LABELS.contains(&name) { label.name } else { name };
+        let name = if OWN_LABELS.split(' ').any(|own| own == name) { label.name } else { name };
         labels.and_known(name, identity.labels.get(label.key.as_str()))
     })
 }
 
 /// A pod label of such a name keeps podmeter's prefix.
-const OWN_LABELS: [&str; 11] = [
-    "gpu",
-    "UUID",
-    "pci_bus_id",
-    "device",
-    "modelName",
-    "Hostname",
-    "hostname",
-    "container",
-    "namespace",
-    "pod",
-    "vgpu",
-];
+const OWN_LABELS: &str = "gpu UUID pci_bus_id device modelName Hostname hostname container namespace pod vgpu";
 
 /// Of a device that the container holds by a DRA claim.
 fn claim_labels(snapshot: &Snapshot, labels: Labels, account: &Account) -> Labels {
