@@ -53,11 +53,11 @@ pub enum DemoError {
 pub async fn demo(settings: DemoSettings, opened: Opened, dropped_lines: DroppedLogLines) -> Result<(), DemoError> {
     let clock = Clock::start();
     let directory = tempfile::Builder::new().prefix("podmeter-demo-").tempdir()?;
-    let Gpus { driver, inventory, controls } = gpus(&settings)?;
+    let (driver, inventory, controls) = gpus(&settings)?;
     let slots = settings.profile.replicas().map(|replicas| replicas as usize);
     let by_claims = settings.profile.is_claimed();
     // The bundled plugin offers no GPU that is passed through.
-    let mut vendor = controls.as_ref().map(|gpus| passthrough_resources(&gpus.node_devices())).unwrap_or_default();
+    let vendor = controls.as_ref().map(|gpus| passthrough_resources(&gpus.node_devices())).unwrap_or_default();
     let offered = if by_claims { vec![] } else { resources(&inventory, slots) };
     let plan = Plan {
         resources: [offered, vendor.clone()].concat(),
@@ -65,10 +65,6 @@ pub async fn demo(settings: DemoSettings, opened: Opened, dropped_lines: Dropped
         seed: settings.seed,
         churn: settings.churn,
     };
-    // Without its own devices the agent only watches: another plugin serves them.
-    if settings.agent.hardware == HardwareSource::None {
-        vendor.clone_from(&plan.resources);
-    }
     let node = SimulatedNode::start(directory.path(), plan, controls.clone(), clock).await?;
     let plugins = node.kubelet.device_plugin_directory();
     let _vendor: Vec<StandInPlugin> = vendor.iter().map(|resource| stand_in(&plugins, resource)).collect();
@@ -84,41 +80,31 @@ pub async fn demo(settings: DemoSettings, opened: Opened, dropped_lines: Dropped
     let agent = settings.on(&node, directory.path());
     tasks.spawn("workloads", node.run());
     let reload = Box::new(|| Err("the demo has no configuration".to_owned()));
-    let outcome = run_on(Setup { driver, clock, reload, dropped_lines }, agent, opened).await;
+    let outcome = run_on(Setup { driver: Some(driver), clock, reload, dropped_lines }, agent, opened).await;
     // Ends the kubelet, its plugins and its pods; their directory is removed after them.
     tasks.abort().await;
     Ok(outcome?)
 }
 
-struct Gpus {
-    driver: Option<Box<dyn Driver>>,
-    inventory: Inventory,
-    /// Of simulated GPUs.
-    controls: Option<Controls>,
-}
+/// With the controls of simulated GPUs.
+type Gpus = (Box<dyn Driver>, Inventory, Option<Controls>);
 
 fn gpus(settings: &DemoSettings) -> Result<Gpus, Failure> {
+    if settings.agent.hardware == HardwareSource::Nvml {
+        let mut driver = NvmlDriver::new(settings.agent.nvml.clone());
+        let (inventory, _) = driver.open()?.inventory()?;
+        return Ok((Box::new(driver), inventory, None));
+    }
     let simulated = SimulatedDriver::new(settings.profile, settings.seed);
     let controls = simulated.controls();
-    let inventory = controls.inventory();
-    Ok(match settings.agent.hardware {
-        HardwareSource::Simulated => Gpus { driver: Some(Box::new(simulated)), inventory, controls: Some(controls) },
-        HardwareSource::None => Gpus { driver: None, inventory, controls: None },
-        HardwareSource::Nvml => {
-            let mut driver = NvmlDriver::new(settings.agent.nvml.clone());
-            let (inventory, _) = driver.open()?.inventory()?;
-            Gpus { driver: Some(Box::new(driver)), inventory, controls: None }
-        }
-    })
+    Ok((Box::new(simulated), controls.inventory(), Some(controls)))
 }
 
 impl DemoSettings {
     /// The settings of the agent on the simulated node.
     fn on(self, node: &SimulatedNode, directory: &Path) -> Settings {
-        let is_watching = self.agent.hardware == HardwareSource::None;
         // A driver and a plugin must not give the same devices.
-        let device_plugin =
-            (!is_watching && !self.profile.is_claimed()).then(|| vec![offered(self.profile.replicas())].into());
+        let device_plugin = (!self.profile.is_claimed()).then(|| vec![offered(self.profile.replicas())].into());
         Settings {
             admin_socket: match self.agent.admin_socket_required {
                 true => self.agent.admin_socket,

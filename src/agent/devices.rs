@@ -1,13 +1,16 @@
+//! The hardware threads, and the device states with the GPUs that the driver does not list.
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use super::missing;
 use super::settings::Reloadable;
+use crate::attribution::{MissingGpus, held_gpus};
 use crate::clock::Clock;
 use crate::hardware::{self, CallDurations, Driver, Hardware, Loading};
-use crate::model::{HardwareState, KubeletState, XidEvent};
+use crate::model::{GpuUuid, HardwareState, KubeletState, ResourceName, XidEvent};
 use crate::tasks::Tasks;
 use crate::web::DriverCommands;
 
@@ -16,14 +19,15 @@ pub type XidBatches = mpsc::Receiver<Vec<XidEvent>>;
 /// What completes the driver's list of GPUs.
 pub struct Inputs {
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
+    /// With the resources that the bundled plugin offers.
     pub reloadable: watch::Receiver<Reloadable>,
 }
 
 /// The hardware threads, and the device states with the GPUs that the driver does not list.
 pub struct Devices {
     hardware: Option<Hardware>,
-    call_durations: Option<CallDurations>,
-    states: watch::Receiver<Arc<HardwareState>>,
+    pub call_durations: Option<CallDurations>,
+    pub states: watch::Receiver<Arc<HardwareState>>,
     /// Keeps the constant state of a node without a driver published.
     _no_driver: watch::Sender<Arc<HardwareState>>,
 }
@@ -40,19 +44,12 @@ pub fn start(
     let hardware = driver.map(|driver| hardware::start(driver, settings, clock));
     let no_driver = watch::Sender::new(Arc::<HardwareState>::default());
     let listed = hardware.as_ref().map_or_else(|| no_driver.subscribe(), Hardware::watch);
-    let states = missing::start(listed, inputs, clock, tasks);
+    let (publish, states) = watch::channel(listed.borrow().clone());
+    tasks.spawn("hardware", complete(listed, inputs, clock, publish));
     Devices { hardware, call_durations, states, _no_driver: no_driver }
 }
 
 impl Devices {
-    pub fn states(&self) -> watch::Receiver<Arc<HardwareState>> {
-        self.states.clone()
-    }
-
-    pub fn call_durations(&self) -> Option<CallDurations> {
-        self.call_durations.clone()
-    }
-
     /// The XIDs. `None` without a driver, and at every call but the first.
     pub fn xids(&mut self) -> Option<XidBatches> {
         self.hardware.as_mut().and_then(Hardware::xids)
@@ -83,4 +80,68 @@ impl Devices {
     pub fn stop(self) -> Option<JoinHandle<()>> {
         self.hardware.map(|hardware| tokio::task::spawn_blocking(move || hardware.stop()))
     }
+}
+
+/// Publishes `hardware` with the GPUs that are missing. After the last state of `hardware` its readers see a closed channel; the task itself does not end.
+async fn complete(
+    mut hardware: watch::Receiver<Arc<HardwareState>>,
+    Inputs { mut kubelet, reloadable }: Inputs,
+    clock: Clock,
+    publish: watch::Sender<Arc<HardwareState>>,
+) {
+    let mut missing = MissingGpus::default();
+    let (mut missing_logged, mut passthrough_logged) = (BTreeSet::new(), BTreeSet::new());
+    let mut kubelet_lives = true;
+    loop {
+        let completed = {
+            let (state, kubelet) = (hardware.borrow_and_update().clone(), kubelet.borrow_and_update().clone());
+            let plan = reloadable.borrow().device_plugin.clone().unwrap_or_default();
+            let is_ours = |resource: &ResourceName| plan.all_entries().any(|entry| entry.may_offer(resource));
+            let completed = missing.complete(&state, &kubelet, &is_ours, clock.now().monotonic);
+            log(&completed, &kubelet, &mut missing_logged, &mut passthrough_logged);
+            completed
+        };
+        publish.send_replace(completed);
+        tokio::select! {
+            changed = hardware.changed() => if changed.is_err() { break },
+            changed = kubelet.changed(), if kubelet_lives => kubelet_lives = changed.is_ok(),
+        }
+    }
+    drop(publish);
+    std::future::pending::<()>().await;
+}
+
+fn log(
+    state: &HardwareState,
+    kubelet: &KubeletState,
+    missing: &mut BTreeSet<GpuUuid>,
+    passthrough: &mut BTreeSet<GpuUuid>,
+) {
+    let inventory = &state.inventory;
+    log_changes(&inventory.missing, missing, "the GPU is no longer missing", |gpu, missing| {
+        let held =
+            kubelet.allocations.as_ref().is_some_and(|allocations| held_gpus(allocations, inventory).contains(gpu));
+        tracing::warn!(%gpu, held, "a GPU is missing: {}; see nvidia-smi and the Xid lines of the kernel log", missing.detail);
+    });
+    let ended = "the GPU is no longer passed through to virtual machines";
+    log_changes(&inventory.passthrough, passthrough, ended, |gpu, of_kernel| {
+        let kernel_driver = &of_kernel.kernel_driver;
+        tracing::info!(%gpu, %kernel_driver, "the GPU is passed through to virtual machines");
+    });
+}
+
+/// One line for each GPU that is listed, and one when it no longer is.
+fn log_changes<T>(
+    listed: &BTreeMap<GpuUuid, T>,
+    logged: &mut BTreeSet<GpuUuid>,
+    ended: &str,
+    began: impl Fn(&GpuUuid, &T),
+) {
+    for gpu in logged.iter().filter(|gpu| !listed.contains_key(gpu)) {
+        tracing::info!(%gpu, "{ended}");
+    }
+    for (gpu, found) in listed.iter().filter(|(gpu, _)| !logged.contains(gpu)) {
+        began(gpu, found);
+    }
+    *logged = listed.keys().cloned().collect();
 }

@@ -6,7 +6,7 @@ use tokio::sync::watch;
 use super::listeners::Bound;
 use super::settings::{Reloadable, Settings};
 use crate::clock::Clock;
-use crate::governance::{self, Configuration, Deployment, Facts, Form, ListenerSummary, MonitoringPlan, sha256};
+use crate::governance::{self, Configuration, Deployment, Facts, ListenerSummary, sha256};
 use crate::health::Recovery;
 use crate::web::{self, GovernanceSource, Purpose};
 
@@ -39,15 +39,13 @@ pub fn source(
             deployment: deployment.clone(),
             configuration: configuration(&settings, &reloadable.borrow()),
             listeners: addresses.clone(),
-            monitoring: MonitoringPlan {
-                marks,
-                automatic_recovery: settings.health.recovery == Recovery::Auto,
-                hold_down: settings.health.hold_down,
-            },
+            marks,
+            recovery: if settings.health.recovery == Recovery::Auto { "auto" } else { "manual" },
+            hold_down: settings.health.hold_down,
             process: governance::read_own_process(Path::new("/proc/self")),
             with_serials: private,
         };
-        governance::write(&governance::record(snapshot, &facts), if yaml { Form::Yaml } else { Form::Json })
+        governance::write(&governance::record(snapshot, &facts), yaml)
     })
 }
 

@@ -29,24 +29,10 @@ pub struct Inputs {
 
 /// The running health task.
 pub struct Handle {
-    states: watch::Receiver<Arc<HealthState>>,
-    faults: watch::Receiver<Faults>,
-    operator: Operator,
-}
-
-impl Handle {
-    pub fn states(&self) -> watch::Receiver<Arc<HealthState>> {
-        self.states.clone()
-    }
-
+    pub states: watch::Receiver<Arc<HealthState>>,
     /// Those to keep for the next agent.
-    pub fn faults(&self) -> watch::Receiver<Faults> {
-        self.faults.clone()
-    }
-
-    pub fn operator(&self) -> Operator {
-        self.operator.clone()
-    }
+    pub faults: watch::Receiver<Faults>,
+    pub operator: Operator,
 }
 
 /// Publishes the health of each device for as long as the task runs, and forwards every batch of XIDs, complete and in
@@ -95,37 +81,29 @@ type Request = (Order, oneshot::Sender<Result<(), MarkError>>);
 #[derive(Clone, Debug)]
 pub struct Operator(mpsc::Sender<Request>);
 
-/// Why an order was not executed.
-#[derive(Debug, thiserror::Error)]
-pub enum OrderError {
-    #[error(transparent)]
-    Refused(#[from] MarkError),
-    #[error("podmeter is ending")]
-    Ending,
-}
-
 impl Operator {
     /// Returns once the resulting state is published.
-    pub async fn order(&self, order: Order) -> Result<(), OrderError> {
+    async fn order(&self, order: Order) -> Result<(), String> {
+        let ending = || "podmeter is ending".to_owned();
         let (answer, answered) = oneshot::channel();
-        self.0.send((order, answer)).await.map_err(|_| OrderError::Ending)?;
-        Ok(answered.await.map_err(|_| OrderError::Ending)??)
+        self.0.send((order, answer)).await.map_err(|_| ending())?;
+        answered.await.map_err(|_| ending())?.map_err(|error| error.to_string())
     }
-}
 
-/// The operator in the form that `web` takes.
-pub fn marker(operator: Operator, clock: Clock) -> WebCommand<Marking, ()> {
-    Arc::new(move |Marking { device, mark }| {
-        let order = match mark {
-            Some((reason, lasts)) => {
-                let until = lasts.map(|lasts| clock.now().monotonic + lasts);
-                Order::Mark { device, reason, until }
-            }
-            None => Order::Unmark { device },
-        };
-        let operator = operator.clone();
-        Box::pin(async move { operator.order(order).await.map_err(|error| error.to_string()) })
-    })
+    /// In the form that `web` takes.
+    pub fn marker(self, clock: Clock) -> WebCommand<Marking, ()> {
+        Arc::new(move |Marking { device, mark }| {
+            let order = match mark {
+                Some((reason, lasts)) => {
+                    let until = lasts.map(|lasts| clock.now().monotonic + lasts);
+                    Order::Mark { device, reason, until }
+                }
+                None => Order::Unmark { device },
+            };
+            let operator = self.clone();
+            Box::pin(async move { operator.order(order).await })
+        })
+    }
 }
 
 impl HealthTask {
@@ -174,36 +152,18 @@ impl HealthTask {
     }
 
     fn execute(&self, health: &mut Health, (order, answer): Request, logged: &mut u64) {
-        let reply = match health.order(self.clock.now(), &order) {
-            Ok(_) => {
-                log_order(&order, self.clock.now().monotonic);
-                self.log_transitions(health, logged);
-                self.publish(health);
-                Ok(())
-            }
-            Err(error) => Err(error),
-        };
+        let executed = health.order(self.clock.now(), &order).map(|_| {
+            log_order(&order, self.clock.now().monotonic);
+            self.log_transitions(health, logged);
+            self.publish(health);
+        });
         // An error: the caller no longer waits; the order is executed all the same.
-        let _ = answer.send(reply);
+        let _ = answer.send(executed);
     }
 
     fn publish(&self, health: &Health) {
-        let faults = health.faults();
-        self.keep.send_if_modified(|kept| {
-            let changed = *kept != faults;
-            if changed {
-                *kept = faults;
-            }
-            changed
-        });
-        let state = health.state();
-        self.publish.send_if_modified(|published| {
-            let changed = !Arc::ptr_eq(published, &state);
-            if changed {
-                *published = state;
-            }
-            changed
-        });
+        replace(&self.keep, health.faults());
+        replace(&self.publish, health.state());
     }
 
     /// One line for each transition, with the pods that hold the device; the state names them too.
@@ -234,6 +194,15 @@ impl HealthTask {
         let holders: BTreeSet<&ContainerRef> = snapshot.holders(gpu, mig).collect();
         holders.into_iter().cloned().collect()
     }
+}
+
+/// Readers are notified of a change only.
+fn replace<T: PartialEq>(published: &watch::Sender<T>, value: T) {
+    published.send_if_modified(|current| {
+        let is_changed = *current != value;
+        *current = value;
+        is_changed
+    });
 }
 
 /// `ns/pod, ns/pod`
@@ -399,7 +368,7 @@ mod tests {
         let mut harness = Harness::start();
         harness.read(1, 0);
         harness.until(true).await;
-        let mark = marker(harness.operator.clone(), harness.clock);
+        let mark = harness.operator.clone().marker(harness.clock);
         let marking = |device: &str| Marking { device: device.to_owned(), mark: Some(("smells".to_owned(), None)) };
         mark(marking("0")).await.unwrap();
         assert!(!harness.states.borrow().gpus[&GPU.into()].is_healthy());

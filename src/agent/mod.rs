@@ -12,9 +12,8 @@ mod health_task;
 mod journal;
 mod kept_file;
 mod listeners;
-mod missing;
+mod probes;
 mod publisher;
-mod readiness;
 mod reload;
 mod self_use;
 mod settings;
@@ -24,6 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::task::AbortHandle;
 
 use crate::client::Target;
 use crate::clock::Clock;
@@ -132,7 +132,7 @@ struct Agent {
     health: health_task::Handle,
     plugin: Option<plugin::Handle>,
     journal: Option<Journal>,
-    publisher: publisher::Handle,
+    publisher: AbortHandle,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     scrapes: ScrapeDurations,
 }
@@ -143,7 +143,7 @@ impl Agent {
         let Setup { driver, clock, reload, dropped_lines } = setup;
         let (mut tasks, mut servers) = (Tasks::default(), Tasks::default());
         let configuration = Configuration::new(settings.reloadable.clone(), reload, clock);
-        let reloadable = || configuration.reloadable();
+        let reloadable = || configuration.reloadable.subscribe();
         // The one cycle: a snapshot shows the health, and health names the pods on a device from the last snapshot.
         let (publish, snapshots) = watch::channel(Arc::<Snapshot>::default());
 
@@ -156,15 +156,16 @@ impl Agent {
         let inputs = devices::Inputs { kubelet: kubelet.states(), reloadable: reloadable() };
         let mut devices = devices::start(driver, settings.hardware_settings(), inputs, clock, &mut tasks);
         let xids = devices.xids();
-        let inputs = health_task::Inputs { hardware: devices.states(), xids, snapshots: snapshots.clone(), faults };
+        let inputs =
+            health_task::Inputs { hardware: devices.states.clone(), xids, snapshots: snapshots.clone(), faults };
         let (health, xids) = health_task::start(settings.health.clone(), inputs, clock, &mut tasks);
         if let Some(file) = faults_file {
-            file.start(health.faults(), &mut tasks);
+            file.start(health.faults.clone(), &mut tasks);
         }
         let plugin = settings.plugin_settings().map(|settings| {
             let inputs = plugin::Inputs {
-                hardware: devices.states(),
-                health: health.states(),
+                hardware: devices.states.clone(),
+                health: health.states.clone(),
                 kubelet: kubelet.states(),
                 allocated: kubelet.allocated(),
                 look: kubelet.allocatable(),
@@ -175,30 +176,29 @@ impl Agent {
         condition_file::start(settings.condition_file.clone(), snapshots.clone(), clock, &mut tasks);
         let scrapes = ScrapeDurations::default();
         let inputs = publisher::Inputs {
-            hardware: devices.states(),
+            hardware: devices.states.clone(),
             kubelet: kubelet.states(),
-            health: health.states(),
+            health: health.states.clone(),
             plugin: plugin.as_ref().map(plugin::Handle::states),
             processes: processes.states(),
             wanted: processes.wanted(),
             xids,
             reloadable: reloadable(),
-        };
-        let facts = publisher::Facts {
-            call_durations: devices.call_durations(),
+            call_durations: devices.call_durations.clone(),
             dropped_lines,
-            config_reload: configuration.outcome(),
+            config_reload: configuration.outcome.subscribe(),
             web_config,
             journal: journal.as_ref().map(Journal::reader),
             scrapes: scrapes.clone(),
         };
-        let publisher = publisher::start(settings, inputs, facts, publish, clock, &mut tasks);
+        let publisher = publisher::start(settings, inputs, publish, clock, &mut tasks);
         Self { clock, tasks, servers, configuration, devices, health, plugin, journal, publisher, snapshots, scrapes }
     }
 
     /// Serves the last snapshot, and the orders of the admin socket.
     fn serve(&mut self, settings: Settings, bound: Bound, web_config: Option<LiveConfig>, threads: &web::Threads) {
-        let (clock, liveness, snapshots) = (self.clock, self.publisher.liveness(), self.snapshots.clone());
+        let clock = self.clock;
+        let (live, ready) = (self.snapshots.clone(), self.snapshots.clone());
         let loading = self.devices.loading();
         let journal = self.journal.as_ref().map(Journal::reader);
         let server = ServerSettings { web_config, limits: settings.web_limits, awaited: bound.awaited.clone() };
@@ -210,15 +210,13 @@ impl Agent {
             clock,
             healthy: Arc::new(move || {
                 let now = clock.now().monotonic;
-                liveness.check(now).and_then(|()| loading.as_ref().map_or(Ok(()), |loading| loading.check(now)))
+                probes::is_live(&live.borrow(), now)
+                    .and_then(|()| loading.as_ref().map_or(Ok(()), |loading| loading.check(now)))
             }),
-            ready: Arc::new(move || readiness::check(&snapshots.borrow())),
-            record: governance::source(settings, &bound, self.configuration.reloadable(), clock),
+            ready: Arc::new(move || probes::is_ready(&ready.borrow())),
+            record: governance::source(settings, &bound, self.configuration.reloadable.subscribe(), clock),
             allocations: journal::allocations(journal, self.snapshots.clone(), clock),
-            admin: web::Admin {
-                driver: self.devices.orders(),
-                mark: health_task::marker(self.health.operator(), clock),
-            },
+            admin: web::Admin { driver: self.devices.orders(), mark: self.health.operator.clone().marker(clock) },
             live: web::Live::default(),
             cached_bodies: web::CachedBodies::default(),
         };

@@ -1,6 +1,5 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -20,8 +19,8 @@ use crate::health;
 use crate::journal::Reader;
 use crate::metrics::SeriesBudget;
 use crate::model::{
-    Allocatable, Allocations, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Monotonic, Overview,
-    PluginState, ProcessState, Snapshot, UnixSeconds, XidEvent,
+    Allocatable, Allocations, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Overview, PluginState,
+    ProcessState, Snapshot, UnixSeconds, XidEvent,
 };
 use crate::tasks::Tasks;
 use crate::web::{LiveConfig, ScrapeDurations};
@@ -32,8 +31,6 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const READINGS_LATE: Duration = Duration::from_secs(5);
 /// Some files of each process are read. A process that hangs in the kernel delays a snapshot no longer than this.
 const OWNERS_WAIT: Duration = Duration::from_millis(50);
-/// The publisher only computes: without a snapshot for this long, the agent is not healthy.
-const LIVENESS_LIMIT: Duration = Duration::from_secs(15);
 
 /// What the other modules publish, and where to send requests to them.
 pub struct Inputs {
@@ -48,10 +45,6 @@ pub struct Inputs {
     /// As the health task forwards them.
     pub xids: XidBatches,
     pub reloadable: watch::Receiver<Reloadable>,
-}
-
-/// What each snapshot has of this process.
-pub struct Facts {
     /// How long the driver's calls take, when that is measured.
     pub call_durations: Option<CallDurations>,
     pub dropped_lines: DroppedLogLines,
@@ -62,52 +55,29 @@ pub struct Facts {
     pub scrapes: ScrapeDurations,
 }
 
-/// The running publisher.
-pub struct Handle {
-    task: AbortHandle,
-    liveness: Liveness,
-}
-
-impl Handle {
-    pub fn liveness(&self) -> Liveness {
-        self.liveness.clone()
-    }
-
-    pub fn abort(&self) {
-        self.task.abort();
-    }
-}
-
 /// Publishes a snapshot with each change, and at least every second.
 pub fn start(
     settings: &Settings,
     inputs: Inputs,
-    facts: Facts,
     publish: watch::Sender<Arc<Snapshot>>,
     clock: Clock,
     tasks: &mut Tasks,
-) -> Handle {
-    let liveness = Liveness::default();
-    let memory = Memory {
+) -> AbortHandle {
+    let publisher = Publisher {
+        node_name: settings.node_name.as_str().into(),
+        health: settings.health.clone(),
+        inputs,
+        clock,
         ledger: Ledger::new(READINGS_LATE.max(settings.sample_interval * 3)),
         budget: SeriesBudget::default(),
         cache: JoinCache::default(),
         xids: ContainerXids::default(),
         new_xids: vec![],
     };
-    let publisher = Publisher {
-        node_name: settings.node_name.as_str().into(),
-        health: settings.health.clone(),
-        inputs,
-        facts,
-        memory,
-        clock,
-        liveness: liveness.clone(),
-    };
-    Handle { task: tasks.spawn("publisher", publisher.run(publish)), liveness }
+    tasks.spawn("publisher", publisher.run(publish))
 }
 
-impl Facts {
+impl Inputs {
     /// Of both configuration files: that of the one with an error, or the latest.
     fn config_reload(&self) -> ConfigReload {
         let config = *self.config_reload.borrow();
@@ -121,53 +91,18 @@ impl Facts {
     }
 }
 
-/// When the last snapshot was published.
-#[derive(Clone, Debug, Default)]
-pub struct Liveness(Arc<AtomicU64>);
-
-impl Liveness {
-    fn published(&self, now: Monotonic) {
-        let milliseconds = u64::try_from(now.as_duration().as_millis()).unwrap_or(u64::MAX);
-        self.0.store(milliseconds, Ordering::Relaxed);
-    }
-
-    /// An error when snapshots are no longer published.
-    pub fn check(&self, now: Monotonic) -> Result<(), String> {
-        let age = now.since(Monotonic::from_millis(self.0.load(Ordering::Relaxed)));
-        if age <= LIVENESS_LIMIT {
-            Ok(())
-        } else {
-            Err(format!("no snapshot has been published for {} s", age.as_secs()))
-        }
-    }
-}
-
 /// Joins what the modules publish into snapshots.
 struct Publisher {
     node_name: Arc<str>,
     inputs: Inputs,
-    facts: Facts,
-    memory: Memory,
     health: health::Config,
     clock: Clock,
-    liveness: Liveness,
-}
-
-/// What the publisher keeps from one snapshot to the next.
-struct Memory {
     ledger: Ledger,
     budget: SeriesBudget,
     cache: JoinCache,
     xids: ContainerXids,
     /// Since the last snapshot.
     new_xids: Vec<ClassedXid>,
-}
-
-impl Memory {
-    fn add_xids(&mut self, batch: Vec<XidEvent>, config: &health::Config) {
-        let counted = |event: XidEvent| Some(ClassedXid { class: config.counted_class(event.code)?, event });
-        self.new_xids.extend(batch.into_iter().filter_map(counted));
-    }
 }
 
 /// The join and its inputs: it is computed again when one of the inputs changes.
@@ -189,7 +124,6 @@ impl Publisher {
         for sequence in 1.. {
             self.request_owners().await;
             let snapshot = self.snapshot(sequence, started);
-            self.liveness.published(snapshot.at.monotonic);
             publish.send_replace(Arc::new(snapshot));
             if self.change(&mut hardware_runs).await.is_err() {
                 return;
@@ -210,7 +144,10 @@ impl Publisher {
             changed = kubelet.changed() => changed?,
             changed = health.changed() => changed?,
             changed = changed(plugin) => changed?,
-            Some(batch) = xids.recv() => self.memory.add_xids(batch, &self.health),
+            Some(batch) = xids.recv() => {
+                let counted = |event: XidEvent| Some(ClassedXid { class: self.health.counted_class(event.code)?, event });
+                self.new_xids.extend(batch.into_iter().filter_map(counted));
+            }
             changed = reloadable.changed() => changed?,
             () = tokio::time::sleep(HEARTBEAT) => {}
         }
@@ -232,8 +169,7 @@ impl Publisher {
     }
 
     fn snapshot(&mut self, sequence: u64, started: UnixSeconds) -> Snapshot {
-        let Memory { ledger, budget, cache, xids, new_xids } = &mut self.memory;
-        let (inputs, facts) = (&mut self.inputs, &self.facts);
+        let Self { inputs, ledger, budget, cache, xids, new_xids, .. } = self;
         let hardware = Arc::clone(&inputs.hardware.borrow_and_update());
         let kubelet = Arc::clone(&inputs.kubelet.borrow_and_update());
         let health = Arc::clone(&inputs.health.borrow_and_update());
@@ -243,7 +179,7 @@ impl Publisher {
             let reloadable = inputs.reloadable.borrow_and_update();
             (reloadable.retention, reloadable.series_limit, reloadable.nvlink_links)
         };
-        let (now, scrapes) = (self.clock.now(), facts.scrapes.pages());
+        let (now, scrapes) = (self.clock.now(), inputs.scrapes.pages());
         cache.update(&hardware, &kubelet, plugin.as_deref());
         let join = &cache.join;
         let mut statement = ledger.advance(&Observation {
@@ -279,13 +215,13 @@ impl Publisher {
             unresolved: join.unresolved.clone(),
             claim_gpus: join.claims.clone(),
             drift: join.drift.clone(),
-            scrape_durations: facts.scrapes.snapshot(),
-            nvml_call_durations: facts.call_durations.as_ref().map(|read| read()).unwrap_or_default(),
+            scrape_durations: inputs.scrapes.snapshot(),
+            nvml_call_durations: inputs.call_durations.as_ref().map(|read| read()).unwrap_or_default(),
             process: self_use::read(),
-            log_lines_dropped: (facts.dropped_lines)(),
+            log_lines_dropped: (inputs.dropped_lines)(),
             shows_each_nvlink,
-            journal: facts.journal.as_ref().map(Reader::state),
-            config_reload: Some(facts.config_reload()),
+            journal: inputs.journal.as_ref().map(Reader::state),
+            config_reload: Some(inputs.config_reload()),
             hardware,
             kubelet,
             health,

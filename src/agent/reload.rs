@@ -10,8 +10,8 @@ use crate::plugin;
 pub struct Configuration {
     read: Reload,
     clock: Clock,
-    reloadable: watch::Sender<Reloadable>,
-    outcome: watch::Sender<ConfigReload>,
+    pub reloadable: watch::Sender<Reloadable>,
+    pub outcome: watch::Sender<ConfigReload>,
 }
 
 impl Configuration {
@@ -20,19 +20,12 @@ impl Configuration {
         Self { read, clock, reloadable: watch::Sender::new(loaded), outcome: watch::Sender::new(outcome) }
     }
 
-    pub fn reloadable(&self) -> watch::Receiver<Reloadable> {
-        self.reloadable.subscribe()
-    }
-
-    pub fn outcome(&self) -> watch::Receiver<ConfigReload> {
-        self.outcome.subscribe()
-    }
-
     /// Reads the settings again. Settings with an error change nothing.
     pub fn reload(&mut self, plugin: Option<&plugin::Handle>) {
         match (self.read)() {
             Ok(reloadable) => {
-                log_reloaded(&reloadable);
+                let files: Vec<_> = reloadable.files.iter().map(|file| file.path.display().to_string()).collect();
+                tracing::info!(files = files.join(","), "configuration re-read");
                 match (plugin, &reloadable.device_plugin) {
                     (Some(plugin), Some(plan)) => plugin.configure(plan),
                     (None, None) => {}
@@ -47,23 +40,4 @@ impl Configuration {
             }
         }
     }
-}
-
-fn log_reloaded(reloadable: &Reloadable) {
-    let Reloadable { refresh_interval, retention, series_limit, nvlink_links, log_level, files, device_plugin } =
-        reloadable;
-    let (refresh_interval, retention) =
-        (humantime::format_duration(*refresh_interval), humantime::format_duration(*retention));
-    let files: Vec<_> = files.iter().map(|file| file.path.display().to_string()).collect();
-    tracing::info!(
-        %refresh_interval,
-        %retention,
-        series_limit,
-        nvlink_links,
-        log_level,
-        files = files.join(","),
-        resource_entries = device_plugin.as_ref().map_or(0, |plan| plan.common.len()),
-        profiles = device_plugin.as_ref().map_or(0, |plan| plan.profiles.len()),
-        "configuration re-read"
-    );
 }

@@ -147,7 +147,6 @@ impl Settings {
     /// `remote`: check the agent there, and not this machine.
     pub(super) fn doctor_settings(&self, remote: Option<Target>) -> doctor::Settings {
         let named = remote.is_some() || self.admin_socket_required;
-        let plan = self.reloadable.device_plugin.as_ref();
         doctor::Settings {
             only_agent: remote.is_some(),
             agent: remote.or_else(|| self.admin_socket.clone().map(Target::Socket)),
@@ -160,8 +159,7 @@ impl Settings {
             kubelet_deadline: self.kubelet_deadline,
             driver_deadline: DOCTOR_DRIVER_DEADLINE,
             hardware: self.hardware,
-            offers: plan.map(|plan| plan.common.iter().map(doctor::Offer::of).collect()),
-            plan: plan.cloned().unwrap_or_default(),
+            plan: self.reloadable.device_plugin.clone(),
             node_name: self.node_name.clone(),
             attribution: self.processes_settings().mode,
             proc_root: self.proc_root.clone(),

@@ -48,7 +48,7 @@ pub fn resume(socket: AdminSocket) -> Result<(), Failed> {
 }
 
 fn send(socket: AdminSocket, path: &str, body: Value) -> Result<Value, Failed> {
-    let socket = socket.path()?.unwrap_or_else(|| DEFAULT_SOCKET.into());
+    let socket = socket.path().unwrap_or_else(|| DEFAULT_SOCKET.into());
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let response = block_on(client::post(&Target::Socket(socket), path, body))?;
     let response = response.map_err(|error| Failed(FAILED, explained(error)))?;

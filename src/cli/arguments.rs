@@ -3,12 +3,11 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use clap_complete::Shell;
 
 use super::options::AgentOptions;
 use super::settings::{self, InvalidSettings};
-use super::{Failed, config_file, misused};
-use crate::agent::{DemoSettings, HardwareSource, ListenAddress, Profile};
+use super::{Failed, misused};
+use crate::agent::{DemoSettings, ListenAddress, Profile};
 use crate::client::{Access, Certificates, HttpUrl, Target};
 
 const START: &str =
@@ -32,8 +31,8 @@ pub enum Command {
     Top(TopArguments),
     /// Print the metric catalogue.
     Metrics {
-        #[arg(short, long, value_enum, default_value_t = MetricsFormat::Markdown)]
-        output: MetricsFormat,
+        #[arg(short, long, value_parser = ["markdown", "json"], default_value = "markdown")]
+        output: String,
     },
     /// Validate a configuration file.
     CheckConfig {
@@ -64,8 +63,6 @@ pub enum Command {
     Record(RecordArguments),
     /// Report past use by namespace, pod or device, from a running agent or from its journal.
     Usage(UsageArguments),
-    /// Print completions for a shell.
-    Completions { shell: Shell },
 }
 
 /// The running agent to query: at a URL, at its admin socket, or on this machine.
@@ -85,13 +82,6 @@ pub struct RemoteAgent {
     /// Address of an agent: `http://HOST:9410` or `https://HOST:9410`; takes precedence over the admin socket.
     #[arg(long, value_name = "URL")]
     pub url: Option<HttpUrl>,
-    #[command(flatten)]
-    credentials: Credentials,
-}
-
-/// What a URL needs besides it.
-#[derive(Clone, Debug, Default, Args)]
-pub struct Credentials {
     /// Certificates of the authorities that sign the server's certificate, as PEM [default: those of the system].
     #[arg(long, value_name = "FILE", requires = "url")]
     ca_file: Option<PathBuf>,
@@ -116,9 +106,6 @@ pub struct AdminSocket {
     /// Admin socket of the agent [default: /run/podmeter/podmeter.sock].
     #[arg(long, env = "PODMETER_ADMIN_SOCKET", value_name = "PATH")]
     admin_socket: Option<PathBuf>,
-    /// The agent's configuration file, for its admin socket.
-    #[arg(long, env = "PODMETER_CONFIG", value_name = "FILE")]
-    config: Option<PathBuf>,
 }
 
 impl AgentAddress {
@@ -126,7 +113,7 @@ impl AgentAddress {
     pub fn target(self) -> Result<Target, Failed> {
         Ok(match self.remote.target()? {
             Some(target) => target,
-            None => self.socket.path()?.map_or(Target::Local, Target::Socket),
+            None => self.socket.path().map_or(Target::Local, Target::Socket),
         })
     }
 }
@@ -134,34 +121,22 @@ impl AgentAddress {
 impl RemoteAgent {
     /// With the certificates and the password in the files.
     pub fn target(self) -> Result<Option<Target>, Failed> {
-        self.url.map(|url| Ok(Target::Url(self.credentials.with(url)?))).transpose()
-    }
-}
-
-impl Credentials {
-    /// The URL with the certificates and the password in the files.
-    pub fn with(&self, mut url: HttpUrl) -> Result<HttpUrl, Failed> {
+        let Some(mut url) = self.url else { return Ok(None) };
         if !url.is_https && (self.ca_file.is_some() || self.cert_file.is_some()) {
             return Err(misused(format!("--ca-file and --cert-file are for https: {url} is not encrypted")));
         }
-        let own = self.cert_file.clone().zip(self.key_file.clone());
-        let certificates = Certificates { authorities: self.ca_file.clone(), own };
+        let own = self.cert_file.zip(self.key_file);
+        let certificates = Certificates { authorities: self.ca_file, own };
         let password = self.user.as_deref().zip(self.password_file.as_deref());
         url.access = Access::read(url.is_https.then_some(&certificates), password).map_err(misused)?;
-        Ok(url)
+        Ok(Some(Target::Url(url)))
     }
 }
 
 impl AdminSocket {
     /// `None`: the default.
-    pub fn path(self) -> Result<Option<PathBuf>, Failed> {
-        let in_file = |file: PathBuf| config_file::read(&file, &mut vec![]).map(|options| options.admin_socket);
-        let socket = match (self.admin_socket, self.config) {
-            (Some(socket), _) => Some(socket),
-            (None, Some(file)) => in_file(file).map_err(misused)?,
-            (None, None) => None,
-        };
-        Ok(socket.filter(|socket| socket.as_os_str() != "none"))
+    pub fn path(self) -> Option<PathBuf> {
+        self.admin_socket.filter(|socket| socket.as_os_str() != "none")
     }
 }
 
@@ -188,7 +163,7 @@ pub struct DemoArguments {
     /// Address of metrics and page: `IP:PORT` or `unix:PATH`.
     #[arg(long, default_value = "127.0.0.1:9410", value_name = "ADDR")]
     pub listen: ListenAddress,
-    #[arg(long, value_parser = Profile::from_str, help = profile_help())]
+    #[arg(long, value_parser = <Profile as FromStr>::from_str, help = profile_help())]
     pub profile: Option<Profile>,
     /// Start and end pods.
     #[arg(long)]
@@ -204,8 +179,8 @@ pub struct DemoArguments {
     #[arg(long, hide = true, requires = "faults", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=20))]
     pub fault_speed: u32,
     /// Source of devices: `nvml` uses this machine's GPUs with the simulated kubelet.
-    #[arg(long, value_enum, default_value = "simulated")]
-    pub hardware: HardwareSource,
+    #[arg(long, value_parser = ["simulated", "nvml"], default_value = "simulated")]
+    pub hardware: String,
     /// Path of `libnvidia-ml.so.1` with `--hardware nvml`.
     #[arg(long, value_name = "PATH")]
     pub nvml_library: Option<PathBuf>,
@@ -235,7 +210,7 @@ impl DemoArguments {
             listen: Some(vec![self.listen]),
             admin_socket: self.admin_socket,
             node_name: Some("demo".to_owned()),
-            hardware: Some(self.hardware),
+            hardware: ValueEnum::from_str(&self.hardware, false).ok(),
             nvml_library: self.nvml_library,
             refresh_interval: Some(self.refresh_interval),
             pod_label: Some(vec!["app".to_owned()]),
@@ -286,19 +261,13 @@ pub struct ReleaseArguments {
 
 #[derive(Clone, Debug, Args)]
 pub struct DoctorArguments {
-    #[arg(short, long, value_enum, default_value_t = ReportFormat::Text)]
-    pub output: ReportFormat,
+    #[arg(short, long, value_parser = ["text", "json"], default_value = "text")]
+    pub output: String,
     /// With `--url`, only that agent is checked, not this machine.
     #[command(flatten)]
     pub remote: RemoteAgent,
     #[command(flatten)]
     pub agent: AgentOptions,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum ReportFormat {
-    Text,
-    Json,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -322,17 +291,11 @@ pub enum HealthFormat {
 
 #[derive(Clone, Debug, Args)]
 pub struct RecordArguments {
-    #[arg(short, long, value_enum, default_value_t = RecordFormat::Json)]
-    pub output: RecordFormat,
+    #[arg(short, long, value_parser = ["json", "yaml"], default_value = "json")]
+    pub output: String,
     /// Only the admin socket gives serial numbers.
     #[command(flatten)]
     pub agent: AgentAddress,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum RecordFormat {
-    Json,
-    Yaml,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -369,11 +332,5 @@ pub enum UsageBy {
 pub enum UsageFormat {
     Table,
     Csv,
-    Json,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum MetricsFormat {
-    Markdown,
     Json,
 }

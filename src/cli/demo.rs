@@ -3,11 +3,10 @@ use super::{BIND, FAILED, Failed, block_on, logging, misused, print};
 use crate::agent::{self, AgentError, DemoError, ListenAddress};
 
 pub fn run(arguments: DemoArguments) -> Result<(), Failed> {
-    let (faults, churn) = (arguments.faults, arguments.churn);
     let settings = arguments.settings().map_err(misused)?;
     let log = logging::start(agent::LogFormat::Text, "warn,podmeter=info");
     // A closed standard output does not end the demo.
-    let opened = Box::new(move |page: &ListenAddress| drop(print(&text(page, faults, churn))));
+    let opened = Box::new(move |page: &ListenAddress| drop(print(&text(page))));
     let outcome = block_on(agent::demo(settings, opened, log.dropped_lines()));
     log.finish();
     outcome?.map_err(|error| match error {
@@ -17,7 +16,7 @@ pub fn run(arguments: DemoArguments) -> Result<(), Failed> {
 }
 
 /// What `podmeter demo` prints once it listens on `page`.
-fn text(page: &ListenAddress, faults: bool, churn: bool) -> String {
+fn text(page: &ListenAddress) -> String {
     let (url, scrape) = match page {
         ListenAddress::Tcp(address) => (format!("http://{address}/"), format!("curl -s http://{address}/metrics")),
         ListenAddress::Unix(path) => {
@@ -31,17 +30,11 @@ fn text(page: &ListenAddress, faults: bool, churn: bool) -> String {
         ListenAddress::Tcp(address) => format!("podmeter top --url http://{address}"),
         ListenAddress::Unix(path) => format!("podmeter top --admin-socket {}", path.display()),
     };
-    let next = match (faults, churn) {
-        (true, _) => "this log          names each simulated fault and where it shows",
-        (false, true) => "demo --faults     GPUs fail and recover",
-        (false, false) => "demo --churn      pods start and end; with --faults GPUs fail and recover",
-    };
     format!(
         "A simulated node with GPUs, a kubelet and pods. Open\n  \
          {url}\n      the page: which container holds which GPU, and which GPU is idle\n  \
          {top}\n      the same in another terminal\n  \
          {scrape} | grep idle_seconds\n      a metric: GPU-seconds held and not used, by container\n\
-         Then: {next}\n\
          Ctrl-C ends it and removes its files.\n\n"
     )
 }
@@ -51,7 +44,7 @@ mod tests {
 
     #[test]
     fn the_demo_prints_where_its_page_is() {
-        let text = |address: &str| super::text(&address.parse().unwrap(), false, false);
+        let text = |address: &str| super::text(&address.parse().unwrap());
         let usual = text("127.0.0.1:9410");
         assert!(usual.contains("  http://127.0.0.1:9410/\n") && usual.contains("  podmeter top\n"), "{usual}");
         assert!(text("127.0.0.1:9499").contains("  podmeter top --url http://127.0.0.1:9499\n"));

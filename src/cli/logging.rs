@@ -3,7 +3,8 @@
 //! In: events from any thread. Out: lines, written by one thread from a bounded queue. A line that finds the queue full is
 //! dropped and counted; no caller waits for standard error.
 
-use std::io::Write;
+use std::borrow::Cow;
+use std::io::{self, Write};
 use std::panic::PanicHookInfo;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -15,7 +16,6 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer, Registry, fmt, reload};
 
-use super::log_line::LogLines;
 use crate::agent::{DroppedLogLines, LogFormat};
 
 /// A burst of a large node's messages; at some 200 bytes a line, 200 KiB.
@@ -35,7 +35,7 @@ pub fn start(format: LogFormat, level: &str) -> Log {
     let (filter, level) = reload::Layer::new(targets(level));
     let (lines, queue) = queue(std::io::stderr());
     let dropped = lines.error_counter();
-    let lines = fmt::layer().with_writer(LogLines(lines)).log_internal_errors(false);
+    let lines = fmt::layer().with_writer(move || LogLines(lines.clone())).log_internal_errors(false);
     let output = match format {
         LogFormat::Text => lines.with_ansi(false).with_target(false).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
@@ -50,39 +50,30 @@ fn queue(output: impl Write + Send + 'static) -> (NonBlocking, WorkerGuard) {
     NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LINES).thread_name("log").finish(output)
 }
 
-/// Changes the level while running.
-#[derive(Clone)]
-pub struct Level(reload::Handle<Targets, Registry>);
-
-impl Level {
-    pub fn set(&self, level: &str) {
-        if let Err(error) = self.0.reload(targets(level)) {
-            tracing::warn!(%error, "the log level is unchanged");
-        }
-    }
-}
-
 impl Log {
-    pub fn level(&self) -> Level {
-        Level(self.level.clone())
+    /// Changes the level while running.
+    pub fn set_level(&self) -> impl Fn(&str) + Send + use<> {
+        let handle = self.level.clone();
+        move |level| {
+            if let Err(error) = handle.reload(targets(level)) {
+                tracing::warn!(%error, "the log level is unchanged");
+            }
+        }
     }
 
     /// Counts lines dropped so far. Logs new ones once, when the queue accepts lines again.
     pub fn dropped_lines(&self) -> DroppedLogLines {
-        let counter = self.dropped.clone();
-        let reports = Mutex::new(Reports::default());
+        let (counter, reported) = (self.dropped.clone(), Mutex::new(0));
         Box::new(move || {
-            let mut reports = reports.lock();
-            let count = counter.dropped_lines() as u64;
-            let dropped = count - reports.dropped;
-            if dropped > reports.reported {
-                tracing::warn!("{} log lines dropped", dropped - reports.reported);
-                match counter.dropped_lines() as u64 {
-                    after if after == count => reports.reported = dropped,
-                    _ => reports.dropped += 1,
+            let (mut reported, dropped) = (reported.lock(), counter.dropped_lines());
+            if dropped > *reported {
+                tracing::warn!("{} log lines dropped", dropped - *reported);
+                // Otherwise this line was dropped too.
+                if counter.dropped_lines() == dropped {
+                    *reported = dropped;
                 }
             }
-            dropped
+            dropped as u64
         })
     }
 
@@ -100,13 +91,45 @@ impl Log {
     }
 }
 
-/// Lines about dropped lines.
-#[derive(Default)]
-struct Reports {
-    /// Reported so far.
-    reported: u64,
-    /// Reports that were dropped themselves.
-    dropped: u64,
+/// Passes lines on, each as one line.
+struct LogLines(NonBlocking);
+
+impl Write for LogLines {
+    /// One call is one line.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.write_all(one_line(&String::from_utf8_lossy(line)).as_bytes())?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The line with every control character before its end escaped, and what would hide or reorder text: a name or a
+/// message from elsewhere cannot imitate a separate line. In the same form as in JSON.
+fn one_line(line: &str) -> Cow<'_, str> {
+    let (text, end) = line.strip_suffix('\n').map_or((line, ""), |text| (text, "\n"));
+    if !text.chars().any(must_be_escaped) {
+        return Cow::Borrowed(line);
+    }
+    let mut escaped = String::with_capacity(line.len() + 16);
+    for character in text.chars() {
+        match character {
+            '\n' => escaped.push_str("\\n"),
+            '\r' => escaped.push_str("\\r"),
+            '\t' => escaped.push_str("\\t"),
+            character if must_be_escaped(character) => escaped.push_str(&format!("\\u{:04x}", u32::from(character))),
+            character => escaped.push(character),
+        }
+    }
+    Cow::Owned(escaped + end)
+}
+
+fn must_be_escaped(character: char) -> bool {
+    // Line and paragraph separators, and the marks that reverse the direction of writing.
+    let reorders = matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    character.is_control() || reorders
 }
 
 fn log_panic(panic: &PanicHookInfo) {
@@ -127,7 +150,6 @@ fn targets(level: &str) -> Targets {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
     use std::sync::mpsc::Receiver;
 
     use super::*;
@@ -157,5 +179,12 @@ mod tests {
         let dropped = lines.error_counter().dropped_lines();
         assert!((499..=500).contains(&dropped), "{dropped}");
         drop(unblock);
+    }
+
+    #[test]
+    fn foreign_text_makes_no_line_of_its_own() {
+        let forged = "WARN pod=\"a\nERROR forged\r\u{1b}[2J\u{85}\u{2028}\u{202e}b\t\"\n";
+        assert_eq!(one_line(forged), "WARN pod=\"a\\nERROR forged\\r\\u001b[2J\\u0085\\u2028\\u202eb\\t\"\n");
+        assert!(matches!(one_line("INFO plain text,日本 too\n"), Cow::Borrowed(_)));
     }
 }

@@ -8,12 +8,11 @@ mod arguments;
 mod config_file;
 mod demo;
 mod health;
-mod log_line;
 mod logging;
 mod options;
-#[cfg(test)]
-mod schema;
 mod settings;
+#[cfg(test)]
+mod tests;
 mod usage;
 mod value;
 
@@ -21,7 +20,6 @@ use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::error::ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand};
 use clap::{CommandFactory as _, FromArgMatches as _};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -29,9 +27,7 @@ use crate::agent::{self, AgentError};
 use crate::client;
 use crate::metrics::catalogue;
 use crate::top::{self, TopSettings};
-use arguments::{
-    Arguments, Command, DoctorArguments, MetricsFormat, RecordArguments, RecordFormat, ReportFormat, TopArguments,
-};
+use arguments::{Arguments, Command, DoctorArguments, RecordArguments, TopArguments};
 use options::AgentOptions;
 use settings::Configuration;
 
@@ -94,19 +90,10 @@ fn write_last_message(message: &str) {
 }
 
 fn parse() -> Result<Arguments, clap::Error> {
-    let typed = match command().try_get_matches() {
-        // Again, with the width of the terminal, if there is one: in a pipe lines are whole, for `grep`.
-        Err(error) if matches!(error.kind(), DisplayHelp | DisplayHelpOnMissingArgumentOrSubcommand) => {
-            let columns = terminal_columns().map_or(0, |columns| columns.min(MOST_COLUMNS));
-            command().term_width(columns).try_get_matches()
-        }
-        typed => typed,
-    };
-    typed.and_then(|matches| Arguments::from_arg_matches(&matches))
-}
-
-fn command() -> clap::Command {
-    Arguments::command().term_width(0)
+    // In a pipe lines are whole, for `grep`.
+    let columns = terminal_columns().map_or(0, |columns| columns.min(MOST_COLUMNS));
+    let matches = Arguments::command().term_width(columns).try_get_matches()?;
+    Arguments::from_arg_matches(&matches)
 }
 
 /// The exit code.
@@ -115,10 +102,7 @@ fn run(command: Command) -> Result<u8, Failed> {
         Command::Agent(arguments) => run_agent(*arguments),
         Command::Demo(arguments) => demo::run(arguments),
         Command::Top(arguments) => run_top(arguments),
-        Command::Metrics { output } => print(&match output {
-            MetricsFormat::Markdown => catalogue::markdown(),
-            MetricsFormat::Json => catalogue::json(),
-        }),
+        Command::Metrics { output } => print(&if output == "json" { catalogue::json() } else { catalogue::markdown() }),
         Command::CheckConfig { file, web_config } => {
             if let Some(file) = file {
                 settings::check_file(&file).map_err(misused)?;
@@ -138,11 +122,6 @@ fn run(command: Command) -> Result<u8, Failed> {
         Command::Resume(socket) => admin::resume(socket),
         Command::Record(arguments) => run_record(arguments),
         Command::Usage(arguments) => usage::run(arguments),
-        Command::Completions { shell } => {
-            let mut script = vec![];
-            clap_complete::generate(shell, &mut self::command(), "podmeter", &mut script);
-            print(&String::from_utf8_lossy(&script))
-        }
     }
     .map(|()| ENDED)
 }
@@ -156,19 +135,14 @@ fn run_top(TopArguments { agent, once, interval }: TopArguments) -> Result<(), F
 fn run_agent(options: AgentOptions) -> Result<(), Failed> {
     let Configuration { options: started, settings } = settings::resolve(options.clone()).map_err(misused)?;
     let log = logging::start(settings.log_format, &settings.reloadable.log_level);
-    for (variable, meant) in
-        options::misspelt_variables(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))
-    {
-        tracing::warn!(variable, "this environment variable has no effect: did you mean {meant}?");
-    }
-    let level = log.level();
+    let set_level = log.set_level();
     let reload = Box::new(move || {
         let reread = settings::resolve(options.clone()).map_err(|error| error.to_string())?;
         let keys = started.restart_needed_for(&reread.options);
         if !keys.is_empty() {
             tracing::warn!(keys = keys.join(", "), "changed options need a restart of podmeter");
         }
-        level.set(&reread.options.log_level);
+        set_level(&reread.options.log_level.0);
         Ok(reread.settings.reloadable)
     });
     let outcome = block_on(agent::run(settings, reload, log.dropped_lines()));
@@ -185,9 +159,9 @@ fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
     let DoctorArguments { remote, output, agent } = arguments;
     let settings = settings::resolve(agent).map_err(misused)?.settings;
     let report = block_on(agent::examine(settings, remote.target()?))?;
-    print(&match output {
-        ReportFormat::Json => report.json(),
-        ReportFormat::Text => report.text(is_coloured(), terminal_columns().unwrap_or(80)),
+    print(&match &*output {
+        "json" => report.json(),
+        _ => report.text(is_coloured(), terminal_columns().unwrap_or(80)),
     })?;
     if report.is_ok() {
         Ok(())
@@ -209,11 +183,8 @@ fn terminal_columns() -> Option<usize> {
 
 fn run_record(arguments: RecordArguments) -> Result<(), Failed> {
     let RecordArguments { agent, output } = arguments;
-    let path = match output {
-        RecordFormat::Json => "/api/v1/record",
-        RecordFormat::Yaml => "/api/v1/record?output=yaml",
-    };
-    let body = block_on(client::get(&agent.target()?, path))?.map_err(|error| Failed(FAILED, error.to_string()))?;
+    let path = format!("/api/v1/record?output={output}");
+    let body = block_on(client::get(&agent.target()?, &path))?.map_err(|error| Failed(FAILED, error.to_string()))?;
     print(&String::from_utf8_lossy(&body))
 }
 

@@ -10,17 +10,12 @@ use clap::Args;
 use humantime::Duration;
 use serde::Deserialize;
 
-use super::value::{ConditionFile, Switch, Value, parsed, read};
+use super::value::{LogFilter, PathOrNone, Switch, Value, parsed, read};
 use crate::agent::{
     HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProcessAttribution, ProfileConfig,
 };
-use crate::input::{Size, SwitchOr, similar};
+use crate::input::{Size, SwitchOr};
 use crate::metrics::dcgm::Generation;
-
-/// Variables without an option, for the governance record.
-const GOVERNANCE_VARIABLES: [&str; 4] = ["IMAGE", "POD_NAME", "POD_NAMESPACE", "UPDATE_STRATEGY"];
-/// How similar a variable is to the one that is meant.
-const NEARLY: f64 = 0.9;
 
 /// What help, error messages and documentation need of an option.
 #[derive(Debug)]
@@ -35,26 +30,11 @@ pub struct Row {
     pub help: &'static str,
     /// In words where no constant is the default; empty where nothing is.
     pub default: &'static str,
-    pub range: String,
-    pub reloadable: bool,
+    pub range: &'static str,
+    pub is_reloadable: bool,
 }
 
 impl Row {
-    fn new(name: &'static str, key: Option<&str>, texts: [&'static str; 5], reloadable: bool) -> Self {
-        let [group, help, default, low, high] = texts;
-        Self {
-            name,
-            group,
-            flag: name.replace('_', "-"),
-            variable: format!("PODMETER_{}", name.to_uppercase()),
-            key: key.map_or_else(|| camel_case(name), str::to_owned),
-            help: help.trim(),
-            default,
-            range: if low.is_empty() { String::new() } else { format!("{low} to {high}") },
-            reloadable,
-        }
-    }
-
     fn heading(&self) -> Option<&'static str> {
         Some(self.group).filter(|group| !group.is_empty())
     }
@@ -64,7 +44,7 @@ impl Row {
         let range = if self.range.is_empty() { String::new() } else { format!("; {}", self.range) };
         match self.default {
             "" => self.help.to_owned(),
-            default => format!("{} [default: {}{range}]", self.help, default.replace(",/", ", /")),
+            default => format!("{} [default: {default}{range}]", self.help),
         }
     }
 }
@@ -77,25 +57,6 @@ fn camel_case(name: &str) -> String {
 
 pub fn row(name: &str) -> &'static Row {
     ROWS.iter().find(|row| row.name == name).expect("every option is a row")
-}
-
-/// Environment variables of the process, where one is nearly that of an option. With others, such as those that Kubernetes sets
-/// for a Service named podmeter, nothing is wrong.
-pub fn misspelt_variables(present: impl Iterator<Item = String>) -> Vec<(String, &'static str)> {
-    let meant = |name: &String| {
-        let word = name.strip_prefix("PODMETER_").filter(|word| !GOVERNANCE_VARIABLES.contains(word))?;
-        let known = ROWS.iter().filter_map(|row| row.variable.strip_prefix("PODMETER_"));
-        let near = similar(word, known, NEARLY).filter(|near| *near != word)?;
-        ROWS.iter().map(|row| row.variable.as_str()).find(|variable| variable.strip_prefix("PODMETER_") == Some(near))
-    };
-    present.filter_map(|name| meant(&name).map(|meant| (name, meant))).collect()
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("must be {}", row.range)]
-pub struct OutOfRange {
-    pub row: &'static Row,
-    pub value: String,
 }
 
 /// A row `name "VALUE": Type = "default" in "low"..="high", reload` is the flag `--name`, the variable `PODMETER_NAME` and the key
@@ -114,18 +75,17 @@ macro_rules! options {
         })*
     ) => {
         pub static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| vec![$($(
-            Row::new(
-                stringify!($name),
-                None::<&str>$(.or(Some($key)))?,
-                [
-                    $group,
-                    concat!($($help),+),
-                    concat!($($default)? $($words)?),
-                    concat!($($($low)?)?),
-                    concat!($($($high)?)?),
-                ],
-                matches!(stringify!($reload), "reload"),
-            ),
+            Row {
+                name: stringify!($name),
+                group: $group,
+                flag: stringify!($name).replace('_', "-"),
+                variable: format!("PODMETER_{}", stringify!($name).to_uppercase()),
+                key: None::<&str>$(.or(Some($key)))?.map_or_else(|| camel_case(stringify!($name)), str::to_owned),
+                help: concat!($($help),+).trim(),
+                default: concat!($($default)? $($words)?),
+                range: concat!($($($low, " to ", $high)?)?),
+                is_reloadable: matches!(stringify!($reload), "reload"),
+            },
         )*)*]);
 
         /// What flags and variables set, or a configuration file; `None` where they leave the default.
@@ -175,7 +135,8 @@ macro_rules! options {
                 Self { $($($name: self.$name.or(file.$name),)*)* health, plugin_section, profiles }
             }
 
-            pub fn values(self) -> Result<OptionValues, OutOfRange> {
+            /// The error: an option and its value, which is out of range.
+            pub fn values(self) -> Result<OptionValues, (&'static Row, String)> {
                 let values = OptionValues {
                     $($($name: options!(@value self.$name $(, $default)?),)*)*
                     health: self.health,
@@ -184,7 +145,7 @@ macro_rules! options {
                 };
                 $($($($(
                     if !(parsed($low)..=parsed($high)).contains(&values.$name) {
-                        return Err(OutOfRange { row: row(stringify!($name)), value: values.$name.to_string() });
+                        return Err((row(stringify!($name)), values.$name.to_string()));
                     }
                 )?)?)*)*
                 Ok(values)
@@ -203,7 +164,7 @@ macro_rules! options {
                 let changed = [$($((stringify!($name), self.$name != other.$name)),*),*];
                 let changed = changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| row(name));
                 let health = (self.health != other.health).then_some("health");
-                changed.filter(|row| !row.reloadable).map(|row| row.key.as_str()).chain(health).collect()
+                changed.filter(|row| !row.is_reloadable).map(|row| row.key.as_str()).chain(health).collect()
             }
         }
     };
@@ -229,13 +190,13 @@ options! {
         /// Source of device readings
         hardware "SOURCE": HardwareSource = "nvml", restart;
         /// Root directory of a host or containerized driver; repeatable
-        driver_root "DIR": Vec<PathBuf> = "/,/run/nvidia/driver,/home/kubernetes/bin/nvidia", restart;
+        driver_root "DIR": Vec<PathBuf> = "/, /run/nvidia/driver, /home/kubernetes/bin/nvidia", restart;
         /// Pod label to export in `podmeter_pod_info`, where the kubelet serves its Pods API; repeatable
         pod_label "KEY": Vec<String> => "none", restart, key("podLabels": rename = "podLabels");
         /// Directory of the journal, which keeps for `podmeter usage` which container held which device
         state_dir "DIR": PathBuf => "none", restart;
         /// Level of the log, or a filter such as `info,podmeter::kubelet=debug`
-        log_level "FILTER": String = "info", reload;
+        log_level "FILTER": LogFilter = "info", reload;
     }
     "Web server" {
         /// Address of the kubelet's probes `/-/healthy` and `/-/ready` and nothing else, without TLS and password
@@ -287,7 +248,7 @@ options! {
     "Health" {
         /// File with the condition of the node's devices, for node-problem-detector and other repair systems; rewritten every ten
         /// seconds
-        condition_file "FILE": ConditionFile = "none", restart;
+        condition_file "FILE": PathOrNone = "none", restart;
     }
     "Metrics, journal and log" {
         /// How long the counters of an ended container are exported
@@ -326,6 +287,7 @@ mod tests {
             "nvml_call_durations" | "nvlink_links" => "true",
             "process_attribution" | "device_plugin" => "off",
             "log_format" => "json",
+            "log_level" => "debug",
             "state_max_size" => "8MiB",
             "series_limit" | "web_max_connections" | "web_max_header_bytes" => "9999",
             "dcgm_generation" => "both",
@@ -341,32 +303,6 @@ mod tests {
         let command = AgentOptions::augment_args(Command::new("agent").no_binary_name(true));
         let matches = command.try_get_matches_from(arguments).expect("valid flags");
         AgentOptions::from_arg_matches(&matches).expect("valid flags")
-    }
-
-    #[test]
-    fn a_misspelt_variable_is_found_and_no_other() {
-        let misspelt = |names: &[&str]| misspelt_variables(names.iter().map(|name| (*name).to_owned()));
-        assert_eq!(
-            misspelt(&["PODMETER_REFRESH_INTERVALL", "PODMETER_LSITEN", "PODMETERR_LISTEN"]),
-            [
-                ("PODMETER_REFRESH_INTERVALL".to_owned(), "PODMETER_REFRESH_INTERVAL"),
-                ("PODMETER_LSITEN".to_owned(), "PODMETER_LISTEN"),
-            ]
-        );
-        let right: Vec<&str> = ROWS.iter().map(|row| row.variable.as_str()).collect();
-        assert_eq!(misspelt(&right), []);
-        let ours = GOVERNANCE_VARIABLES.map(|name| format!("PODMETER_{name}"));
-        assert_eq!(misspelt(&ours.each_ref().map(String::as_str)), []);
-        let of_a_service = [
-            "PODMETER_SERVICE_HOST",
-            "PODMETER_SERVICE_PORT",
-            "PODMETER_SERVICE_PORT_METRICS",
-            "PODMETER_PORT",
-            "PODMETER_PORT_9410_TCP",
-            "PODMETER_PORT_9410_TCP_PROTO",
-            "PODMETER_PORT_9410_TCP_ADDR",
-        ];
-        assert_eq!(misspelt(&of_a_service), []);
     }
 
     #[test]
@@ -395,7 +331,7 @@ mod tests {
     fn documented_options_are_the_rows() {
         let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };
         let reloadable: Vec<String> =
-            ROWS.iter().filter(|row| row.reloadable && !row.key.is_empty()).map(|row| code(&row.key)).collect();
+            ROWS.iter().filter(|row| row.is_reloadable && !row.key.is_empty()).map(|row| code(&row.key)).collect();
         let mut document = format!(
             "# Options of the agent\n\nA flag takes precedence over its environment variable, a variable over the \
              configuration file (`--config`), the file over the default.\nThe section `health` exists in the file only \
@@ -411,7 +347,7 @@ mod tests {
             }
             let (flag, variable, key) = (&row.flag, &row.variable, code(&row.key));
             let range = if row.range.is_empty() { String::new() } else { format!(" ({})", row.range) };
-            let (default, help) = (row.default.replace(",/", ", /"), row.help);
+            let (default, help) = (row.default, row.help);
             document += &format!("`--{flag}`<br>`{variable}` | {key} | {default}{range} | {help}\n");
         }
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/options.md");

@@ -69,64 +69,53 @@ fn query(arguments: &UsageArguments, now: UnixSeconds) -> Result<Query, String> 
     Ok(query)
 }
 
-/// All pages of the answer as one.
+/// From the agent; where none answers, from the journal.
 fn collect(arguments: &UsageArguments, query: &Query, now: UnixSeconds) -> Result<AllocationsResponse, Failed> {
     let target = arguments.agent.clone().target()?;
-    match all_pages(|query| ask(&target, query), query) {
-        Ok(all) => Ok(all),
-        Err(Unanswered::Unreachable(error)) => match (&arguments.state_dir, &arguments.agent.remote.url) {
-            (Some(directory), None) => read(directory, query, now),
-            (None, None) => {
-                Err(Failed(FAILED, format!("{error}; give a journal with --state-dir, or an agent with --url")))
-            }
-            (_, Some(_)) => Err(Failed(FAILED, error)),
-        },
-        Err(Unanswered::Failed(error)) => Err(Failed(FAILED, error)),
+    let Unanswered { error, is_no_agent } = match all_pages(query, |query| ask(&target, query)) {
+        Ok(all) => return Ok(all),
+        Err(unanswered) => unanswered,
+    };
+    match &arguments.state_dir {
+        _ if !is_no_agent || arguments.agent.remote.url.is_some() => Err(Failed(FAILED, error)),
+        Some(directory) => all_pages(query, |query| read(directory, query, now)),
+        None => Err(Failed(FAILED, format!("{error}; give a journal with --state-dir, or an agent with --url"))),
     }
 }
 
 fn read(directory: &Path, query: &Query, now: UnixSeconds) -> Result<AllocationsResponse, Failed> {
-    let read = |query: &Query| {
-        read_directory(directory, query, now).map_err(|error| {
-            Unanswered::Failed(format!("{}: {error}; give the agent's --state-dir", directory.display()))
-        })
-    };
-    all_pages(read, query).map_err(|error| match error {
-        Unanswered::Failed(error) | Unanswered::Unreachable(error) => Failed(FAILED, error),
-    })
+    read_directory(directory, query, now)
+        .map_err(|error| Failed(FAILED, format!("{}: {error}; give the agent's --state-dir", directory.display())))
 }
 
-enum Unanswered {
-    /// No agent answers.
-    Unreachable(String),
-    Failed(String),
-}
-
-fn all_pages(
-    page: impl Fn(&Query) -> Result<AllocationsResponse, Unanswered>,
+/// All pages of an answer as one.
+fn all_pages<E>(
     query: &Query,
-) -> Result<AllocationsResponse, Unanswered> {
+    page: impl Fn(&Query) -> Result<AllocationsResponse, E>,
+) -> Result<AllocationsResponse, E> {
     let (mut query, mut earlier) = (query.clone(), vec![]);
     loop {
         let mut answer = page(&query)?;
         earlier.append(&mut answer.allocations);
-        match answer.next {
+        match answer.next.filter(|next| *next > query.after) {
+            Some(next) => query.after = next,
             None => return Ok(AllocationsResponse { allocations: earlier, ..answer }),
-            Some(next) if next > query.after => query.after = next,
-            Some(_) => return Err(Unanswered::Failed("the agent repeats a page of its answer".to_owned())),
         }
     }
 }
 
+struct Unanswered {
+    error: String,
+    is_no_agent: bool,
+}
+
 fn ask(target: &Target, query: &Query) -> Result<AllocationsResponse, Unanswered> {
+    let failed = |error| Unanswered { error, is_no_agent: false };
     let path = format!("/api/v1/allocations?{}", query.text());
-    let asked = block_on(client::get(target, &path)).map_err(|Failed(_, error)| Unanswered::Failed(error))?;
-    let body = asked.map_err(|error| match error.is_no_agent() {
-        true => Unanswered::Unreachable(error.to_string()),
-        false => Unanswered::Failed(error.to_string()),
-    })?;
+    let asked = block_on(client::get(target, &path)).map_err(|Failed(_, error)| failed(error))?;
+    let body = asked.map_err(|error| Unanswered { error: error.to_string(), is_no_agent: error.is_no_agent() })?;
     serde_json::from_slice(&body)
-        .map_err(|error| Unanswered::Failed(format!("{target}: the answer is not that of a podmeter agent: {error}")))
+        .map_err(|error| failed(format!("{target}: the answer is not that of a podmeter agent: {error}")))
 }
 
 fn pretty(value: &impl serde::Serialize) -> String {

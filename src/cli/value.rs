@@ -8,6 +8,7 @@ use clap::builder::PossibleValue;
 use humantime::Duration;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
+use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use crate::agent::{HardwareSource, ListenAddress, LogFormat, ProcessAttribution};
 use crate::input::Size;
@@ -21,9 +22,9 @@ pub enum Switch {
 
 /// An absolute path, or `none`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConditionFile(pub Option<PathBuf>);
+pub struct PathOrNone(pub Option<PathBuf>);
 
-impl FromStr for ConditionFile {
+impl FromStr for PathOrNone {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -33,6 +34,23 @@ impl FromStr for ConditionFile {
             true => Ok(Self(Some(path.to_owned()))),
             false => Err("must be none or the absolute path of a file"),
         }
+    }
+}
+
+/// A level, or levels by target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogFilter(pub String);
+
+impl FromStr for LogFilter {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // A word that is no level would be the name of a target, and everything else be off.
+        let is_level = |part: &str| part.contains('=') || part.trim().parse::<LevelFilter>().is_ok();
+        if text.split(',').all(is_level) && text.parse::<Targets>().is_ok() {
+            return Ok(Self(text.to_owned()));
+        }
+        Err("must be error, warn, info, debug, trace, or a filter such as info,podmeter::kubelet=debug")
     }
 }
 
@@ -58,29 +76,15 @@ pub trait Value: Sized {
 }
 
 macro_rules! values {
-    (native: $($native:ty = $json:tt),*; text: $($text:ty = $pattern:expr),*; named: $($named:ty),*;) => {
-        $(impl Value for $native {
-            fn parse(text: &str) -> Result<Self, String> {
-                text.parse().map_err(|problem: <Self as std::str::FromStr>::Err| problem.to_string())
-            }
-
-            fn from_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                Deserialize::deserialize(deserializer)
-            }
-
-            #[cfg(test)]
-            fn schema() -> serde_json::Value {
-                serde_json::json!($json)
-            }
-        })*
+    (text: $($text:ty = $schema:tt),*; named: $($named:ty),*;) => {
         $(impl Value for $text {
             fn parse(text: &str) -> Result<Self, String> {
-                text.parse().map_err(|problem: <Self as std::str::FromStr>::Err| problem.to_string())
+                text.parse().map_err(|problem: <Self as FromStr>::Err| problem.to_string())
             }
 
             #[cfg(test)]
             fn schema() -> serde_json::Value {
-                serde_json::json!({ "type": "string", "pattern": $pattern })
+                serde_json::json!($schema)
             }
         })*
         $(impl Value for $named {
@@ -103,12 +107,16 @@ macro_rules! values {
 }
 
 values! {
-    native: String = { "type": "string" }, PathBuf = { "type": "string" }, usize = { "type": "integer" }, bool = { "type": "boolean" },
-        Size = (<Size as schemars::JsonSchema>::json_schema(&mut schemars::SchemaGenerator::default()));
-    text: Duration = crate::agent::DURATION_PATTERN,
-        ListenAddress = r"^(unix:.+|[0-9.]+:[0-9]+|\[[0-9a-fA-F:.%]+\]:[0-9]+)$",
-        ConditionFile = "^(none|/(.*/)?[^/]+)$",
-        Generation = r"^(4\.8|4\.9|both)$";
+    text: String = { "type": "string" },
+        PathBuf = { "type": "string" },
+        usize = { "type": "integer" },
+        bool = { "type": "boolean" },
+        Size = (<Size as schemars::JsonSchema>::json_schema(&mut schemars::SchemaGenerator::default())),
+        Duration = { "type": "string", "pattern": (crate::agent::DURATION_PATTERN) },
+        ListenAddress = { "type": "string", "pattern": r"^(unix:.+|[0-9.]+:[0-9]+|\[[0-9a-fA-F:.%]+\]:[0-9]+)$" },
+        LogFilter = { "type": "string" },
+        PathOrNone = { "type": "string", "pattern": "^(none|/(.*/)?[^/]+)$" },
+        Generation = { "type": "string", "pattern": r"^(4\.8|4\.9|both)$" };
     named: HardwareSource, LogFormat, ProcessAttribution, Switch;
 }
 
@@ -126,7 +134,7 @@ impl<T: Value> Value for Vec<T> {
     const DELIMITER: Option<char> = Some(',');
 
     fn parse(text: &str) -> Result<Self, String> {
-        text.split(',').map(T::parse).collect()
+        text.split(',').map(|part| T::parse(part.trim())).collect()
     }
 
     fn from_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

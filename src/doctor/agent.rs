@@ -1,65 +1,70 @@
 //! Checks of the agent that may run here, by its own answers.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
-use super::observations::{Agent, Answers, Observations};
-use super::report::Finding;
+use super::observe::{Agent, Answers, NotObserved, Observations};
+use super::report::{Finding, Outcome};
+use crate::client::ClientError;
+
+/// Id, title, why it matters, and the check.
+type Row = (&'static str, &'static str, &'static str, fn(&Observations) -> Outcome);
+
+pub const CHECKS: [Row; 8] = [
+    ("agent", "Agent", "the agent serves metrics and devices", agent),
+    ("agent_ready", "Agent's readiness", "Kubernetes routes nothing to a pod that is not ready", ready),
+    ("agent_problems", "Agent's own problems", "the agent keeps working with reduced data", problems),
+    ("devices", "Devices expected and seen", "a GPU on the bus that the driver does not list is lost", devices),
+    ("process_utilization", "Utilization by process", "without it the shares of a GPU are equal", process_utilization),
+    ("device_health", "Device health", "an unhealthy device is not allocated", device_health),
+    ("registrations", "Registered resources", "pods can request only registered resources", registrations),
+    ("scrape", "Scrape", "Prometheus does the same", scrape),
+];
 
 /// A snapshot is published every second.
 const OLD: f64 = 10.0;
 /// Sentences of one kind that are shown.
 const SHOWN: usize = 4;
-pub const RESTART: &str = "see its log; kubectl rollout restart, if it does not recover";
+const RESTART: &str = "see its log; kubectl rollout restart, if it does not recover";
+const OWN_VERSION: &str = "run the doctor of the agent's own image: kubectl exec … podmeter doctor";
 
-pub fn agent(observations: &Observations) -> Finding {
-    let own = observations.version;
-    match &observations.agent {
+fn agent(observations: &Observations) -> Outcome {
+    let answers = match &observations.agent {
         Agent::NotConfigured => {
-            Finding::skipped("no admin socket is configured (adminSocket: none); set --url to the agent")
+            return Ok(Finding::skipped("no admin socket is configured (adminSocket: none); set --url to the agent"));
         }
-        Agent::Absent(target) if observations.settings.agent_is_named => {
-            Finding::failed(format!("no agent listens on {target}"), "start it, or correct --admin-socket or --url")
+        Agent::Silent(error) if error.is_no_agent() && !observations.settings.agent_is_named => {
+            return Ok(Finding::skipped(format!("no agent runs here: {error}")));
         }
-        Agent::Absent(target) => Finding::skipped(format!("no agent runs here: nothing answers on {target}")),
-        Agent::Denied(target) => Finding::failed(
-            format!("{target} is accessible to its owner only"),
-            "run the doctor as root, like the agent",
-        ),
-        Agent::Unresponsive { problem, to_do } => Finding::failed(problem, *to_do),
-        Agent::Answers(answers) => {
-            let said = |record: &Value, key: &str| {
-                record.pointer(key).and_then(Value::as_str).map_or("unknown".to_owned(), str::to_owned)
+        Agent::Silent(error) => {
+            let to_do = match error {
+                ClientError::Tls { .. } | ClientError::Unauthorized { .. } => "correct the options of the connection",
+                ClientError::Forbidden { .. } => "run the doctor as root, like the agent",
+                error if error.is_no_agent() => "start it, or correct --admin-socket or --url",
+                _ => RESTART,
             };
-            match &answers.record {
-                Ok(record) => {
-                    let version = said(record, "/running/version");
-                    let found =
-                        format!("podmeter {version} ({}) on {}", said(record, "/running/revision"), answers.target);
-                    if version == own {
-                        Finding::ok(found)
-                    } else {
-                        Finding::warning(
-                            format!("{found}, and this is {own}"),
-                            "run the doctor of the agent's own image: kubectl exec … podmeter doctor",
-                        )
-                    }
-                }
-                Err(problem) => Finding::warning(
-                    format!("{} answers without its version: {problem}", answers.target),
-                    "run the doctor of the agent's own version",
-                ),
-            }
+            return Ok(Finding::failed(error.to_string(), to_do));
         }
-    }
+        Agent::Answers(answers) => answers,
+    };
+    let unknown =
+        |problem| Finding::warning(format!("{} answers without its version: {problem}", answers.target), OWN_VERSION);
+    let record = answers.record.as_ref().map_err(unknown)?;
+    let text = |key: &str| record.pointer(key).and_then(Value::as_str).unwrap_or("unknown");
+    let (version, own) = (text("/running/version"), observations.version);
+    let found = format!("podmeter {version} ({}) on {}", text("/running/revision"), answers.target);
+    Ok(match version == own {
+        true => Finding::ok(found),
+        false => Finding::warning(format!("{found}, and this is {own}"), OWN_VERSION),
+    })
 }
 
 /// The agent's answers, or the finding that there are none.
 fn answers(observations: &Observations) -> Result<&Answers, Finding> {
     match &observations.agent {
         Agent::Answers(answers) => Ok(answers),
-        Agent::NotConfigured | Agent::Absent(_) => Err(Finding::skipped("no agent runs here")),
-        Agent::Denied(_) => Err(Finding::skipped("this user may not connect to the agent")),
-        Agent::Unresponsive { .. } => Err(Finding::skipped("the agent does not answer")),
+        _ => Err(Finding::skipped("no agent answers")),
     }
 }
 
@@ -68,152 +73,191 @@ fn node(observations: &Observations) -> Result<&Value, Finding> {
 }
 
 /// An absent value: the agent is of another version.
-fn said<'a>(node: &'a Value, pointer: &str) -> Result<&'a Value, Finding> {
-    node.pointer(pointer).ok_or_else(|| {
-        Finding::warning(format!("this agent does not report {pointer}"), "run the doctor of the agent's own version")
+fn value<'a>(node: &'a Value, pointer: &str) -> Result<&'a Value, Finding> {
+    let absent = || Finding::warning(format!("this agent does not report {pointer}"), OWN_VERSION);
+    node.pointer(pointer).ok_or_else(absent)
+}
+
+/// The members of an object.
+fn members<'a>(node: &'a Value, pointer: &str) -> Result<impl Iterator<Item = (&'a String, &'a Value)>, Finding> {
+    Ok(value(node, pointer)?.as_object().into_iter().flatten())
+}
+
+fn ready(observations: &Observations) -> Outcome {
+    Ok(match &answers(observations)?.ready {
+        Ok(()) => Finding::ok("ready"),
+        Err(reason) => Finding::failed(reason, "it becomes ready once that is fixed"),
     })
 }
 
-fn either(outcome: Result<Finding, Finding>) -> Finding {
-    outcome.unwrap_or_else(|finding| finding)
-}
-
-pub fn ready(observations: &Observations) -> Finding {
-    either(answers(observations).map(|answers| match &answers.ready {
-        Ok(()) => Finding::ok("ready"),
-        Err(reason) => Finding::failed(reason, "it becomes ready once that is fixed"),
-    }))
-}
-
-pub fn problems(observations: &Observations) -> Finding {
-    either(node(observations).and_then(|node| problems_of(node, observations.now.0)))
-}
-
-fn problems_of(node: &Value, now: f64) -> Result<Finding, Finding> {
+fn problems(observations: &Observations) -> Outcome {
+    let node = node(observations)?;
     let (mut failed, mut warned) = (vec![], vec![]);
-    let at = said(node, "/at/unix")?.as_f64().unwrap_or(0.0);
-    if now - at > OLD {
-        failed.push(format!("the last snapshot is {:.0} s old", now - at));
+    let age = observations.now.0 - value(node, "/at/unix")?.as_f64().unwrap_or(0.0);
+    if age > OLD {
+        failed.push(format!("the last snapshot is {age:.0} s old"));
     }
     for pointer in ["/kubelet/problem", "/hardware/problem"] {
-        failed.extend(said(node, pointer)?.as_str().map(str::to_owned));
+        failed.extend(value(node, pointer)?.as_str().map(str::to_owned));
     }
     if node.pointer("/config_reload/successful") == Some(&Value::Bool(false)) {
         failed.push("the configuration was not reloaded: the previous one stays in effect; see the log".to_owned());
     }
-    if !said(node, "/hardware/released")?.is_null() {
+    if !value(node, "/hardware/released")?.is_null() {
         warned.push("the driver is released on request: `podmeter resume` ends it".to_owned());
     }
     let plugin = node.pointer("/plugin/problems").and_then(Value::as_array).into_iter().flatten();
-    warned.extend(plugin.filter_map(Value::as_str).map(str::to_owned));
-    warned.extend(node.pointer("/processes/problem").and_then(Value::as_str).map(str::to_owned));
-    let violations = said(node, "/violations")?.as_object().into_iter().flatten();
-    let violated = violations.filter(|(_, count)| count.as_u64().is_some_and(|count| count > 0));
+    warned.extend(plugin.chain(node.pointer("/processes/problem")).filter_map(Value::as_str).map(str::to_owned));
+    let violated = members(node, "/violations")?.filter(|(_, count)| count.as_u64().is_some_and(|count| count > 0));
     warned.extend(violated.map(|(quantity, count)| {
         format!("shares of {quantity} did not add up to their device {count} times: please report this")
     }));
+    let (is_failed, all) = (!failed.is_empty(), [failed, warned].concat());
     let to_do = "each names what to do; docs/troubleshooting.md has more";
-    let is_failed = !failed.is_empty();
-    failed.extend(warned);
-    Ok(match (failed.is_empty(), is_failed) {
-        (true, _) => Finding::ok("none"),
-        (false, true) => Finding::failed(few(&failed), to_do),
-        (false, false) => Finding::warning(few(&failed), to_do),
+    Ok(match (is_failed, all.is_empty()) {
+        (true, _) => Finding::failed(few(&all), to_do),
+        (false, false) => Finding::warning(few(&all), to_do),
+        (false, true) => Finding::ok("none"),
     })
 }
 
 fn few(sentences: &[String]) -> String {
-    let mut text = sentences.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join("; ");
-    if sentences.len() > SHOWN {
-        text.push_str(&format!("; and {} more", sentences.len() - SHOWN));
-    }
-    text
+    let more = sentences.len().saturating_sub(SHOWN);
+    let end = if more > 0 { format!("; and {more} more") } else { String::new() };
+    sentences[..sentences.len() - more].join("; ") + &end
 }
 
-pub fn device_health(observations: &Observations) -> Finding {
-    either(node(observations).and_then(|node| {
-        let gpus = said(node, "/health/gpus")?.as_object().into_iter().flatten();
-        let (mut count, mut sick) = (0, vec![]);
-        for (gpu, health) in gpus {
-            let instances = health["instances"].as_object().into_iter().flatten();
-            for (device, health) in std::iter::once((gpu, &health["whole"])).chain(instances) {
-                count += 1;
-                if health["healthy"] != true {
-                    sick.push(format!("{device} is unhealthy: {}", causes(health)));
-                }
+/// By the driver, where it was opened here; else by the agent.
+fn devices(observations: &Observations) -> Outcome {
+    let machine = observations.machine.as_ref();
+    let of_bus = || machine.and_then(|machine| machine.bus.as_ref().ok().copied());
+    let (expected, seen) = match (machine.map(|machine| &machine.driver), &observations.agent) {
+        (Some(Ok(driver)), _) => (of_bus(), Some(driver.inventory.visible())),
+        (_, Agent::Answers(_)) => {
+            let node = node(observations)?;
+            if value(node, "/hardware/source")? == "none" {
+                return Ok(Finding::skipped("--hardware none: no devices are read"));
+            }
+            let expected = node.pointer("/hardware/node_devices/expected").and_then(Value::as_u64);
+            let present = members(node, "/hardware/inventory/gpus")?.filter(|(_, gpu)| gpu["present"] == true);
+            (expected.and_then(|expected| usize::try_from(expected).ok()), Some(present.count()))
+        }
+        (Some(Err(NotObserved::Failed(..))), _) => (of_bus(), None),
+        (Some(Err(NotObserved::Skipped(reason))), _) => return Ok(Finding::skipped(reason)),
+        (None, _) => return Ok(Finding::skipped("no agent answers")),
+    };
+    let number = |count: Option<usize>| count.map_or("an unknown number".to_owned(), |count| count.to_string());
+    let found = format!("{} expected, {} seen", number(expected), number(seen));
+    Ok(match (expected, seen) {
+        (None, _) => Finding::warning(found, "mount the host's /sys, or set --sys-root"),
+        (Some(0), Some(0) | None) => Finding::warning(found, "nothing if this node has no GPU; else fix the driver"),
+        (Some(_), None) => Finding::failed(found, "fix the driver first"),
+        (Some(expected), Some(seen)) if seen < expected => Finding::failed(
+            found,
+            "see dmesg for XIDs and for the GPU that has fallen off the bus; reset it or reboot the node",
+        ),
+        (Some(expected), Some(seen)) if seen > expected => {
+            Finding::warning(format!("{found}: the PCI bus shows fewer than the driver"), "check --sys-root")
+        }
+        (Some(_), Some(_)) => Finding::ok(found),
+    })
+}
+
+fn process_utilization(observations: &Observations) -> Outcome {
+    let mut gpus_by_source: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let readings = node(observations)?.pointer("/hardware/readings").and_then(Value::as_object);
+    for (uuid, readings) in readings.into_iter().flatten() {
+        if let Some(Value::String(source)) = readings.pointer("/medium/value/process_utilization_source") {
+            gpus_by_source.entry(source).or_default().push(uuid);
+        }
+    }
+    if let Some(silent) = gpus_by_source.get("none") {
+        return Ok(Finding::warning(
+            format!("busy, and neither driver call lists a process: {}", silent.join(", ")),
+            "update the driver; until then the busy time of a shared GPU is divided equally (docs/attribution.md)",
+        ));
+    }
+    if gpus_by_source.is_empty() {
+        return Ok(Finding::ok("no GPU has been busy enough to check"));
+    }
+    let counts = gpus_by_source.iter().map(|(source, gpus)| format!("{} GPUs by {source}", gpus.len()));
+    Ok(Finding::ok(counts.collect::<Vec<_>>().join(", ")))
+}
+
+fn device_health(observations: &Observations) -> Outcome {
+    let (mut count, mut unhealthy) = (0, vec![]);
+    for (gpu, health) in members(node(observations)?, "/health/gpus")? {
+        let instances = health["instances"].as_object().into_iter().flatten();
+        for (device, health) in std::iter::once((gpu, &health["whole"])).chain(instances) {
+            count += 1;
+            if health["healthy"] != true {
+                unhealthy.push(format!("{device} is unhealthy: {}", causes(health)));
             }
         }
-        Ok(match (count, sick.is_empty()) {
-            (0, _) => Finding::skipped("the agent has no devices"),
-            (count, true) => Finding::ok(format!("{count} devices, all healthy")),
-            (_, false) => {
-                Finding::failed(few(&sick), "see docs/health.md for what clears each; drain the pods on them")
-            }
-        })
-    }))
+    }
+    Ok(match (count, unhealthy.is_empty()) {
+        (0, _) => Finding::skipped("the agent has no devices"),
+        (count, true) => Finding::ok(format!("{count} devices, all healthy")),
+        (_, false) => {
+            Finding::failed(few(&unhealthy), "see docs/health.md for what clears each; drain the pods on them")
+        }
+    })
 }
 
 /// `detail (clears)` of each.
 fn causes(health: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or("unknown").to_owned();
     let causes = health["causes"].as_array().into_iter().flatten();
-    let causes: Vec<String> =
-        causes.map(|cause| format!("{} ({})", text(&cause["detail"]), text(&cause["clears"]))).collect();
-    if causes.is_empty() { "the reason is unknown".to_owned() } else { causes.join(", ") }
+    let causes = causes.map(|cause| format!("{} ({})", text(&cause["detail"]), text(&cause["clears"])));
+    causes.collect::<Vec<_>>().join(", ")
 }
 
-pub fn registrations(observations: &Observations) -> Finding {
-    either(node(observations).and_then(|node| {
-        let plugin = said(node, "/plugin")?;
-        if plugin.is_null() {
-            return Ok(Finding::skipped("the agent's device plugin is off"));
+fn registrations(observations: &Observations) -> Outcome {
+    let node = node(observations)?;
+    if value(node, "/plugin")?.is_null() {
+        return Ok(Finding::skipped("the agent's device plugin is off"));
+    }
+    let (mut good, mut bad) = (vec![], vec![]);
+    for (name, state) in members(node, "/plugin/resources")? {
+        let text = |key: &str| state[key].as_str();
+        if let Some(conflict) = text("conflict") {
+            bad.push(conflict.to_owned());
+        } else if state["registered"] == true {
+            good.push(format!("{name} with {} devices", state["devices"].as_object().map_or(0, serde_json::Map::len)));
+        } else if text("ended").is_none() {
+            let problem = text("problem").unwrap_or("the registration has not been checked yet");
+            bad.push(format!("{name} is not registered: {problem}"));
         }
-        let resources: Vec<_> = said(node, "/plugin/resources")?.as_object().into_iter().flatten().collect();
-        let (mut good, mut bad) = (vec![], vec![]);
-        for (name, state) in resources {
-            let text = |key: &str| state[key].as_str();
-            match (text("conflict"), text("ended"), state["registered"] == true) {
-                (Some(conflict), ..) => bad.push(conflict.to_owned()),
-                (None, Some(_), _) => {}
-                (None, None, true) => good.push(format!(
-                    "{name} with {} devices",
-                    state["devices"].as_object().map_or("unknown".to_owned(), |devices| devices.len().to_string())
-                )),
-                (None, None, false) => {
-                    let problem = text("problem").unwrap_or("the registration has not been checked yet");
-                    bad.push(format!("{name} is not registered: {problem}"));
-                }
-            }
-        }
-        Ok(match (good.is_empty(), bad.is_empty()) {
-            (_, false) => Finding::failed(few(&bad), "fix the kubelet checks above; podmeter keeps retrying"),
-            (false, true) => Finding::ok(few(&good)),
-            (true, true) => Finding::warning(
-                "the plugin has nothing to offer",
-                "nothing if this node has no devices; else see the driver checks and devicePlugin.resources",
-            ),
-        })
-    }))
+    }
+    Ok(match (good.is_empty(), bad.is_empty()) {
+        (_, false) => Finding::failed(few(&bad), "fix the kubelet checks above; podmeter keeps retrying"),
+        (false, true) => Finding::ok(few(&good)),
+        (true, true) => Finding::warning(
+            "the plugin has nothing to offer",
+            "nothing if this node has no devices; else see the driver checks and devicePlugin.resources",
+        ),
+    })
 }
 
-pub fn scrape(observations: &Observations) -> Finding {
-    either(answers(observations).map(|answers| {
-        let to_do = "see the agent's log and its --listen; run the doctor in the agent's network namespace";
-        let (mut good, mut bad) = (vec![], vec![]);
-        for (target, page) in &answers.pages {
-            match page {
-                Ok(series) => good.push(format!("{target}: {series} series")),
-                Err(problem) => bad.push(format!("{target}: {problem}")),
-            }
+fn scrape(observations: &Observations) -> Outcome {
+    let answers = answers(observations)?;
+    let (mut good, mut bad) = (vec![], vec![]);
+    for (target, page) in &answers.pages {
+        match page {
+            Ok(series) => good.push(format!("{target}: {series} series")),
+            Err(problem) => bad.push(format!("{target}: {problem}")),
         }
-        match (good.is_empty(), bad.is_empty()) {
-            (_, false) => Finding::failed(few(&bad), to_do),
-            (false, true) => Finding::ok(few(&good)),
-            (true, true) if !answers.guarded.is_empty() => Finding::skipped(format!(
-                "{} require the credentials of the web configuration; see Prometheus' targets page",
-                answers.guarded.join(", ")
-            )),
-            (true, true) => Finding::warning("the agent does not report where it listens", "set --url"),
+    }
+    let to_do = "see the agent's log and its --listen; run the doctor in the agent's network namespace";
+    Ok(match (good.is_empty(), bad.is_empty()) {
+        (_, false) => Finding::failed(few(&bad), to_do),
+        (false, true) => Finding::ok(few(&good)),
+        (true, true) if answers.guarded.is_empty() => {
+            Finding::warning("the agent does not report where it listens", "set --url")
         }
-    }))
+        (true, true) => Finding::skipped(format!(
+            "{} require the credentials of the web configuration; see Prometheus' targets page",
+            answers.guarded.join(", ")
+        )),
+    })
 }

@@ -2,7 +2,6 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::observations::NotObserved;
 use crate::model::{Timestamp, UnixSeconds};
 use crate::terminal::write_wrapped;
 
@@ -44,18 +43,16 @@ impl Finding {
         Self { status: Status::Skipped, found: reason.into(), to_do: None }
     }
 
-    /// Of something that was not observed.
-    pub fn not_observed(missing: &NotObserved, to_do: &str) -> Self {
-        match missing {
-            NotObserved::Late(limit) => Self::failed(format!("did not answer within {} s", limit.as_secs_f64()), to_do),
-            NotObserved::Failed(problem) => Self::failed(problem, to_do),
-            NotObserved::Refused { problem, remedy } => Self::failed(problem, *remedy),
-            NotObserved::Skipped(reason) => Self::skipped(reason),
-        }
+    /// What was found is preceded by its subject.
+    pub fn about(self, subject: String) -> Self {
+        Self { found: format!("{subject}: {}", self.found), ..self }
     }
 }
 
-/// A finding with what the catalogue has of its check.
+/// The error is a finding too, for `?`.
+pub type Outcome = Result<Finding, Finding>;
+
+/// A finding with what is known of its check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
     /// Does not change between versions.
@@ -69,7 +66,14 @@ pub struct Check {
     pub to_do: Option<String>,
 }
 
-/// All checks, in the order of the catalogue.
+impl Check {
+    pub fn new(id: &'static str, title: &'static str, why: &'static str, outcome: Outcome) -> Self {
+        let Finding { status, found, to_do } = outcome.unwrap_or_else(|finding| finding);
+        Self { id, title, status, found, why, to_do }
+    }
+}
+
+/// All checks, in their order.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     pub schema: &'static str,
@@ -184,7 +188,7 @@ mod tests {
         assert!(report.text(true, 40).contains("\x1b[1;31mfailed"));
         assert!(!report.is_ok());
         let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
-        assert_eq!(json["checks"][0]["status"], "ok", "in the order of the catalogue");
+        assert_eq!(json["checks"][0]["status"], "ok", "in their order");
         assert_eq!((&json["failed"], &json["at"]), (&1.into(), &"2023-11-14T22:13:20Z".into()));
     }
 }

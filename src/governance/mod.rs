@@ -28,7 +28,11 @@ pub struct Facts {
     pub configuration: Configuration,
     /// As in `--listen`, the admin socket last.
     pub listeners: Vec<ListenerSummary>,
-    pub monitoring: MonitoringPlan,
+    /// An operator may mark devices: the admin socket is there.
+    pub marks: bool,
+    /// `auto` or `manual`.
+    pub recovery: &'static str,
+    pub hold_down: Duration,
     pub process: OwnProcess,
     /// Serial numbers of devices are for the owner of the node only.
     pub with_serials: bool,
@@ -71,15 +75,6 @@ pub struct ListenerSummary {
     pub guarded: bool,
 }
 
-/// The health settings.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MonitoringPlan {
-    /// An operator may mark devices: the admin socket is there.
-    pub marks: bool,
-    pub automatic_recovery: bool,
-    pub hold_down: Duration,
-}
-
 /// 64 hex digits.
 #[must_use]
 pub fn sha256(bytes: &[u8]) -> String {
@@ -118,7 +113,7 @@ pub fn record(snapshot: &Snapshot, facts: &Facts) -> Value {
             };
             plugin.resources.iter().map(resource).collect::<Vec<_>>()
         }),
-        "health_monitoring": monitoring(snapshot, &facts.monitoring),
+        "health_monitoring": monitoring(snapshot, facts),
         "process": facts.process,
     })
 }
@@ -143,33 +138,26 @@ fn hardware(snapshot: &Snapshot, with_serials: bool) -> Value {
     })
 }
 
-fn monitoring(snapshot: &Snapshot, plan: &MonitoringPlan) -> Value {
+fn monitoring(snapshot: &Snapshot, facts: &Facts) -> Value {
     let collectors = &snapshot.hardware.collectors;
     let sources = [
         ("readings", collectors.contains_key("fast")),
         ("events", collectors.contains_key("events")),
-        ("operator", plan.marks),
+        ("operator", facts.marks),
     ];
     json!({
         "sources": sources.iter().filter(|(_, is_used)| *is_used).map(|(name, _)| name).collect::<Vec<_>>(),
-        "recovery": if plan.automatic_recovery { "auto" } else { "manual" },
-        "hold_down_seconds": plan.hold_down.as_secs_f64(),
+        "recovery": facts.recovery,
+        "hold_down_seconds": facts.hold_down.as_secs_f64(),
         "metrics": ["podmeter_device_healthy", "podmeter_device_unhealthy_reason", "podmeter_xid_errors_total"],
         "routes": ["/api/v1/health", "/api/v1/node"],
     })
 }
 
-/// How a record is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    Json,
-    Yaml,
-}
-
-/// Ends in a line feed.
-pub fn write(record: &Value, form: Form) -> Result<String, String> {
-    match form {
-        Form::Json => serde_json::to_string_pretty(record).map(|text| text + "\n").map_err(|error| error.to_string()),
-        Form::Yaml => serde_saphyr::to_string(record).map_err(|error| error.to_string()),
+/// As JSON or YAML; ends in a line feed.
+pub fn write(record: &Value, yaml: bool) -> Result<String, String> {
+    if yaml {
+        return serde_saphyr::to_string(record).map_err(|error| error.to_string());
     }
+    serde_json::to_string_pretty(record).map(|text| text + "\n").map_err(|error| error.to_string())
 }

@@ -5,8 +5,6 @@ use serde::Serialize;
 
 use crate::processes::mountinfo::unescaped;
 
-/// Listed mounts. A container has dozens.
-const MOST_MOUNTS: usize = 256;
 /// Where Kubernetes puts the token of a service account.
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 /// The numbers that the kernel gives its first namespaces (`include/linux/proc_ns.h`, `nsfs.h`); net and mnt have
@@ -41,8 +39,6 @@ pub struct OwnProcess {
     pub read_only_root: Option<bool>,
     /// Without those of every container (under `/proc`, `/sys` and `/dev`, except device nodes).
     pub mounts: Option<Vec<Mount>>,
-    /// Mounts that are not listed because there are too many.
-    pub mounts_left_out: usize,
 }
 
 /// Of `/proc/self/status`.
@@ -91,11 +87,6 @@ pub fn read(proc: &Path) -> OwnProcess {
     let read_only_root = mounts
         .as_deref()
         .and_then(|mounts| mounts.iter().rev().find(|mount| mount.path == "/").map(|mount| mount.read_only));
-    let mut mounts = mounts.map(relevant_mounts);
-    let mounts_left_out = mounts.as_ref().map_or(0, |mounts| mounts.len().saturating_sub(MOST_MOUNTS));
-    if let Some(mounts) = &mut mounts {
-        mounts.truncate(MOST_MOUNTS);
-    }
     OwnProcess {
         kernel: Some(rustix::system::uname().release().to_string_lossy().into_owned()),
         privileges: text("status").map(|text| status(&text)),
@@ -103,8 +94,7 @@ pub fn read(proc: &Path) -> OwnProcess {
         service_account_token: Path::new(TOKEN).exists(),
         namespaces: FIRST.iter().filter_map(|first| Some((first.0, namespace(proc, *first)?))).collect(),
         read_only_root,
-        mounts,
-        mounts_left_out,
+        mounts: mounts.map(relevant_mounts),
     }
 }
 

@@ -53,7 +53,9 @@ impl MessageFormatter for WithSuggestions {
 /// What follows an unknown name: `: did you mean ...?`, and the known ones where they are few.
 #[must_use]
 pub fn suggestion(name: &str, known: &[&str]) -> String {
-    let meant = similar(name, known.iter().copied(), SIMILAR);
+    let measured =
+        known.iter().map(|other| (strsim::jaro(name, other), other)).filter(|(measure, _)| *measure >= SIMILAR);
+    let meant = measured.max_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, name)| name);
     let all = (1..=LISTED).contains(&known.len()).then(|| known.join(", "));
     match (meant, all) {
         (Some(meant), Some(all)) => format!(": did you mean `{meant}`? There are {all}"),
@@ -61,12 +63,6 @@ pub fn suggestion(name: &str, known: &[&str]) -> String {
         (None, Some(all)) => format!("; there are {all}"),
         (None, None) => String::new(),
     }
-}
-
-/// The most similar of the known names, at least as similar as this.
-pub fn similar<'a>(name: &str, known: impl Iterator<Item = &'a str>, least: f64) -> Option<&'a str> {
-    let measured = known.map(|other| (strsim::jaro(name, other), other)).filter(|(measure, _)| *measure >= least);
-    measured.max_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, name)| name)
 }
 
 #[cfg(test)]

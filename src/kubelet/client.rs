@@ -144,9 +144,7 @@ impl Client {
         }
         let deadline = self.deadline;
         let late = || CallError::DeadlineExceeded { socket: self.socket.clone(), method: "connect", deadline };
-        let connecting = UnixStream::connect(&self.socket);
-        let stream = within(deadline, connecting).await.ok_or_else(late)?;
-        let stream = stream.map_err(|error| self.connect_error(&error))?;
+        let stream = dial(&self.socket, deadline).await?;
         let handshake = channel_over(stream);
         let channel = within(deadline, handshake).await.ok_or_else(late)?;
         let channel =
@@ -154,18 +152,6 @@ impl Client {
         let connection = PodResourcesListerClient::new(channel).max_decoding_message_size(MESSAGE_LIMIT);
         self.connection = Some(connection.clone());
         Ok(connection)
-    }
-
-    fn connect_error(&self, error: &io::Error) -> CallError {
-        let socket = self.socket.clone();
-        match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => CallError::SocketMissing(socket),
-            io::ErrorKind::PermissionDenied => CallError::PermissionDenied(socket),
-            // A plain file refuses connections as a dead socket does.
-            io::ErrorKind::ConnectionRefused if !is_socket(&self.socket) => CallError::NotASocket(socket),
-            io::ErrorKind::ConnectionRefused => CallError::Refused(socket),
-            _ => CallError::Unavailable { socket, reason: error.to_string() },
-        }
     }
 
     async fn finish<M>(
@@ -205,6 +191,22 @@ impl Client {
             code => CallError::Other { method, code, message: explain(status) },
         }
     }
+}
+
+/// Connects to a socket of the kubelet.
+pub async fn dial(path: &Path, deadline: Duration) -> Result<UnixStream, CallError> {
+    let socket = path.to_owned();
+    let Some(connected) = within(deadline, UnixStream::connect(path)).await else {
+        return Err(CallError::DeadlineExceeded { socket, method: "connect", deadline });
+    };
+    connected.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => CallError::SocketMissing(socket),
+        io::ErrorKind::PermissionDenied => CallError::PermissionDenied(socket),
+        // A plain file refuses connections as a dead socket does.
+        io::ErrorKind::ConnectionRefused if !is_socket(path) => CallError::NotASocket(socket),
+        io::ErrorKind::ConnectionRefused => CallError::Refused(socket),
+        _ => CallError::Unavailable { socket, reason: error.to_string() },
+    })
 }
 
 fn is_socket(path: &Path) -> bool {

@@ -16,5 +16,5 @@ mod trigger;
 mod watch;
 
 pub use accepted::PodSources;
-pub use client::{CallError, Client};
+pub use client::{CallError, Client, dial};
 pub use watch::{Handle, Settings, start};

@@ -542,6 +542,7 @@ async fn a_reload_changes_what_the_plugin_offers_and_a_bad_file_does_not() {
     running.signal("HUP");
     let page =
         running.until("the outcome", |page| page.value("podmeter_config_last_reload_successful", &[]) == Some(0.0));
+    assert!(running.log().contains("nonsense"), "{}", running.log());
     assert!(counted.iter().all(|(resource, expected)| registrations(&page, resource) == *expected));
     offered(new, 3, 3).await;
     assert_eq!(node.dropped_devices(), []);

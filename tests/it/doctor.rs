@@ -13,12 +13,12 @@ use crate::support::fake_nvml::FakeNvml;
 use crate::support::kubelet::{Method, Options, node};
 use podmeter::client::Target;
 use podmeter::clock::Clock;
-use podmeter::doctor::{Check, Offer, Report, Settings, Status, examine, markdown};
+use podmeter::doctor::{Check, Report, Settings, Status, examine};
 use podmeter::hardware::Driver;
 use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
 use podmeter::kubelet::claim_files::Directories;
 use podmeter::model::HardwareSource;
-use podmeter::plugin::Plan;
+use podmeter::plugin::ResourceConfig;
 use podmeter::processes::Mode;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
@@ -42,8 +42,7 @@ fn settings(root: &Path) -> Settings {
         kubelet_deadline: Duration::from_millis(300),
         driver_deadline: Duration::from_millis(500),
         hardware: HardwareSource::None,
-        offers: Some(vec![Offer { name: "nvidia.com/gpu".into(), by_profile: false, takes_over: false }]),
-        plan: Plan::default(),
+        plan: Some(vec![ResourceConfig::Nvidia(Box::default())].into()),
         node_name: "node".to_owned(),
         attribution: Mode::Auto,
         proc_root: "/proc".into(),
@@ -92,9 +91,7 @@ fn the_demo_passes_every_check_and_stays_unchanged() {
     let before = files(&root.join("device-plugins"));
     let (code, text, error) = doctor(&arguments);
     assert_eq!(code, 0, "{text}{error}");
-    // Who is not root is warned of it.
-    let sum = if is_root() { "0 warnings, 19 ok" } else { "1 warnings, 18 ok" };
-    assert!(text.ends_with(&format!("24 checks: 0 failed, {sum}, 5 skipped\n")), "{text}");
+    assert!(text.ends_with("20 checks: 0 failed, 0 warnings, 15 ok, 5 skipped\n"), "{text}");
     assert!(!text.contains('\x1b'), "no colours into a pipe");
 
     let (code, json, _) = doctor(&[&arguments[..], &["-o", "json"]].concat());
@@ -172,7 +169,7 @@ fn on_an_empty_node_every_check_reports_it_and_the_exit_code_is_1() {
     assert_eq!(code, 2, "{error}");
     let (code, text, _) = doctor(&[&arguments[..], &["--hardware", "none", "--url", "http://127.0.0.1:1"]].concat());
     assert_eq!(code, 1);
-    assert!(text.contains("no agent listens on http://127.0.0.1:1"), "{text}");
+    assert!(text.contains("http://127.0.0.1:1 cannot be reached"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -184,10 +181,17 @@ async fn a_kubelet_that_hangs_fails_its_check_and_holds_up_no_other() {
     assert!(began.elapsed() < Duration::from_secs(60), "over in time");
     let list = check(&report, "pod_resources");
     assert_eq!(list.status, Status::Failed);
-    assert!(list.found.contains("did not answer List within 0.3 s"), "{list:?}");
+    assert!(list.found.contains("did not answer List within 300ms"), "{list:?}");
     assert_eq!(check(&report, "allocatable").status, Status::Skipped);
     assert_eq!(check(&report, "registration_socket").status, Status::Ok);
     assert!(!report.is_ok());
+}
+
+/// A socket on which no process listens. A listener that was closed may still accept: a process that another test starts has
+/// a copy of it for a moment.
+fn dead_socket(path: &Path) {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    mknodat(CWD, path, FileType::Socket, Mode::RUSR | Mode::WUSR, 0).unwrap();
 }
 
 #[tokio::test]
@@ -200,13 +204,15 @@ async fn an_unanswered_socket_and_a_file_in_its_place() {
     let silent = UnixListener::bind(root.path().join("pod-resources/kubelet.sock")).unwrap();
     std::fs::write(root.path().join("device-plugins/kubelet.sock"), "a file").unwrap();
     let dead = root.path().join("admin.sock");
-    drop(UnixListener::bind(&dead).unwrap());
+    dead_socket(&dead);
     let agent = Some(Target::Socket(dead));
     let report = examine(Settings { agent, ..settings(root.path()) }, None, Clock::start()).await;
     assert!(check(&report, "pod_resources").found.contains("did not answer"), "{:?}", check(&report, "pod_resources"));
     assert!(check(&report, "registration_socket").found.contains("is not a socket"));
     assert_eq!(check(&report, "agent").status, Status::Skipped, "{:?}", check(&report, "agent"));
     drop(silent);
+    std::fs::remove_file(root.path().join("pod-resources/kubelet.sock")).unwrap();
+    dead_socket(&root.path().join("pod-resources/kubelet.sock"));
     let report = examine(settings(root.path()), None, Clock::start()).await;
     assert!(
         check(&report, "pod_resources").found.contains("no process listens"),
@@ -233,7 +239,7 @@ async fn another_plugin_is_seen_and_not_disturbed() {
     let conflict = check(&report, "plugin_conflicts");
     assert_eq!(conflict.status, Status::Failed);
     assert!(conflict.found.contains("serves nvidia.com/gpu on nvidia-gpu.sock"), "{conflict:?}");
-    let off = examine(Settings { offers: None, ..settings(node.root.path()) }, None, Clock::start()).await;
+    let off = examine(Settings { plan: None, ..settings(node.root.path()) }, None, Clock::start()).await;
     assert_eq!(check(&off, "plugin_conflicts").status, Status::Skipped);
 
     assert_eq!(files(&directory), before);
@@ -288,22 +294,4 @@ async fn a_driver_that_hangs_is_left_behind() {
     assert!(driver.status == Status::Failed && driver.found == "did not answer within 0.5 s", "{driver:?}");
     assert_eq!(check(&report, "device_answers").status, Status::Skipped);
     fake.set(json!({"gpus": [{}]}));
-}
-
-#[test]
-fn the_document_has_the_table_of_checks() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/engineering/doctor.md");
-    let text = std::fs::read_to_string(&file).unwrap();
-    let (before, rest) = text.split_once("<!-- checks -->\n").expect("the table's beginning");
-    let (_, after) = rest.split_once("<!-- end -->").expect("the table's end");
-    let wanted = format!("{before}<!-- checks -->\n{}<!-- end -->{after}", markdown());
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        std::fs::write(&file, wanted).unwrap();
-    } else {
-        assert_eq!(text, wanted, "UPDATE_GOLDEN=1 cargo test --test it doctor::the_document writes it");
-    }
-}
-
-fn is_root() -> bool {
-    std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0)
 }

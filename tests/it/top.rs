@@ -1,6 +1,6 @@
-//! `podmeter top` without a terminal, completions, and the introduction of the demo: with the real binary.
+//! `podmeter top` without a terminal, and the introduction of the demo: with the real binary.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
 use crate::support::agent::{Running, binary, ended};
@@ -45,33 +45,6 @@ fn errors_name_the_next_step() {
     assert!(code == 2 && text.contains("--password-file"), "{text}");
     let (code, text) = ended(&["top", "--interval", "1ms"]);
     assert!(code == 2 && text.contains("must be 200ms to 1h"), "{text}");
-}
-
-#[test]
-fn completions_exist_for_every_shell_and_work_in_bash() {
-    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
-        let (code, script) = ended(&["completions", shell]);
-        assert!(code == 0 && script.contains("check-config") && script.contains("podmeter"), "{shell}: {script}");
-    }
-    let (_, mut script) = ended(&["completions", "bash"]);
-    script.push_str(
-        r#"
-        answer() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
-                   _podmeter podmeter "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"; echo "${COMPREPLY[*]}"; }
-        answer podmeter de
-        answer podmeter top --int
-        answer podmeter unm
-        "#,
-    );
-    let mut bash = Command::new("bash")
-        .args(["--norc", "--noprofile"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    bash.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
-    let output = bash.wait_with_output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "demo\n--interval\nunmark\n");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `podmeter top` and the completions in a real terminal: tmux, 80 by 24, against the demo.
+//! `podmeter top` in a real terminal: tmux, 80 by 24, against the demo.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -176,14 +176,4 @@ fn no_colour_and_dumb_terminals_are_respected() {
     terminal.line("clear");
     top(&terminal, &demo, "TERM=dumb");
     terminal.until("text", |screen| screen.contains("LAST_ACTIVE") && screen.lines().last() == Some("ready>"));
-}
-
-#[test]
-fn the_tab_key_completes_in_bash() {
-    let terminal = Terminal::start();
-    terminal.line(&format!("source <({} completions bash); clear", binary().display()));
-    terminal.until("an empty screen", |screen| screen == "ready>");
-    terminal.tmux(&["send-keys", "-l", "podmeter de"]);
-    terminal.keys(&["Tab"]);
-    terminal.until("a completed command", |screen| screen.starts_with("ready> podmeter demo"));
 }

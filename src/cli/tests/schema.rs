@@ -7,8 +7,8 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-use super::options::{ROWS, Row, schemas};
 use crate::agent::{HealthConfig, PluginConfig, ProfileConfig};
+use crate::cli::options::{ROWS, Row, schemas};
 use crate::input::SwitchOr;
 
 pub fn config_file() -> Value {
@@ -48,7 +48,7 @@ fn option(row: &Row) -> Value {
     match default {
         Some(default) => {
             schema["default"] = match schema["type"].as_str() {
-                Some("array") => default.split(',').collect(),
+                Some("array") => default.split(", ").collect(),
                 Some("integer" | "boolean") => serde_json::from_str(default).expect("a number or a boolean"),
                 _ => json!(default),
             };
@@ -58,7 +58,7 @@ fn option(row: &Row) -> Value {
     if !row.range.is_empty() {
         description += &format!(" Range: {}.", row.range);
     }
-    description += if row.reloadable { " Takes effect on SIGHUP." } else { " A change needs a restart." };
+    description += if row.is_reloadable { " Takes effect on SIGHUP." } else { " A change needs a restart." };
     schema["description"] = json!(description);
     schema
 }

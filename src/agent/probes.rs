@@ -1,7 +1,18 @@
-use crate::model::{HardwareSource, Snapshot};
+use std::time::Duration;
+
+use crate::model::{HardwareSource, Monotonic, Snapshot};
+
+/// The publisher only computes: without a snapshot for this long, the agent is not healthy.
+const LIVENESS_LIMIT: Duration = Duration::from_secs(15);
+
+/// Whether snapshots are published.
+pub fn is_live(last: &Snapshot, now: Monotonic) -> Result<(), String> {
+    let age = now.since(last.at.monotonic);
+    if age <= LIVENESS_LIMIT { Ok(()) } else { Err(format!("no snapshot has been published for {} s", age.as_secs())) }
+}
 
 /// Whether the node's metrics are complete. The error names what is missing.
-pub fn check(snapshot: &Snapshot) -> Result<(), String> {
+pub fn is_ready(snapshot: &Snapshot) -> Result<(), String> {
     let kubelet = &snapshot.kubelet;
     if kubelet.allocations.is_none() && kubelet.problem.is_none() {
         return Err("the kubelet has not been called yet".into());

@@ -1,0 +1,410 @@
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+
+use super::Settings;
+use super::report::Finding;
+use crate::client::{self, ClientError, Target};
+use crate::clock::Clock;
+use crate::hardware::{Driver, Failure, scan_pci_bus};
+use crate::kubelet::claim_files::{is_of_nvidia, survey};
+use crate::kubelet::{CallError, Client, dial};
+use crate::model::{Allocatable, AppliedProfile, HardwareSource, Inventory, UnixSeconds};
+use crate::plugin::{Gpus, NodeView, ResourceConfig};
+use crate::processes::Survey;
+use crate::{plugin, processes};
+
+/// For files and sockets of this machine.
+const OBSERVATION_DEADLINE: Duration = Duration::from_secs(5);
+/// Of `/-/healthy`.
+const HEALTHY: &[u8] = b"healthy\n";
+/// What every page of ours has.
+const BUILD_INFO: &str = "podmeter_build_info";
+
+/// Everything that was observed, at about one moment.
+#[derive(Debug)]
+pub struct Observations {
+    pub settings: Settings,
+    /// Of this podmeter.
+    pub version: &'static str,
+    pub now: UnixSeconds,
+    pub agent: Agent,
+    /// `None`: only the agent is checked.
+    pub machine: Option<Machine>,
+}
+
+/// What was observed, or why not.
+pub type Observed<T> = Result<T, NotObserved>;
+
+/// Why something was not observed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotObserved {
+    /// There was a reason not to observe it.
+    Skipped(String),
+    /// What is wrong, and the remedy where it is known.
+    Failed(String, Option<&'static str>),
+}
+
+impl NotObserved {
+    fn late(limit: Duration) -> Self {
+        Self::failed(format!("did not answer within {} s", limit.as_secs_f64()))
+    }
+
+    fn failed(problem: impl ToString) -> Self {
+        Self::Failed(problem.to_string(), None)
+    }
+
+    pub fn finding(&self, remedy: &str) -> Finding {
+        match self {
+            Self::Skipped(reason) => Finding::skipped(reason),
+            Self::Failed(problem, own) => Finding::failed(problem, own.unwrap_or(remedy)),
+        }
+    }
+}
+
+/// Of the machine on which the doctor runs.
+#[derive(Debug)]
+pub struct Machine {
+    pub list: Result<Listed, CallError>,
+    /// `None`: not called, because `List` had no answer.
+    pub allocatable: Option<Result<Allocatable, CallError>>,
+    pub registration: Result<(), CallError>,
+    pub pods_api: Result<(), CallError>,
+    /// Whether a socket can be created in the device-plugin directory.
+    pub writable: Observed<()>,
+    /// Other sockets in the device-plugin directory that a process listens on.
+    pub plugin_sockets: Observed<Vec<String>>,
+    pub driver: Observed<DriverState>,
+    /// Which profile applies, and to which GPUs; `None` without profiles.
+    pub profile: Option<(AppliedProfile, Option<Gpus>)>,
+    /// What the plugin would offer with this profile. While it is undecided, what every profile has; `None` while the plugin
+    /// is off.
+    pub offers: Option<Vec<ResourceConfig>>,
+    /// Of the kernel's module; `None` where it is not loaded, or does not show here.
+    pub module_version: Observed<Option<String>>,
+    /// GPUs on the PCI bus.
+    pub bus: Observed<usize>,
+    pub processes: Observed<Survey>,
+    /// Pods that log directories name.
+    pub named_pods: Observed<usize>,
+    /// By file of NVIDIA's DRA driver, why it cannot be read.
+    pub claim_files: Observed<Vec<(PathBuf, Result<(), String>)>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed {
+    pub pods: usize,
+    /// Containers that hold a device or a claim.
+    pub holders: usize,
+    /// Devices of claims of NVIDIA's DRA driver.
+    pub claimed: usize,
+}
+
+/// What the driver reported when it was opened.
+#[derive(Clone, Debug, Default)]
+pub struct DriverState {
+    pub inventory: Inventory,
+    /// `call: code` of what some GPU refused.
+    pub problems: Vec<String>,
+}
+
+/// The agent that may run here.
+#[derive(Debug)]
+pub enum Agent {
+    /// No target is configured.
+    NotConfigured,
+    /// It does not run, or does not answer as an agent does.
+    Silent(ClientError),
+    Answers(Box<Answers>),
+}
+
+#[derive(Debug)]
+pub struct Answers {
+    pub target: Target,
+    /// `/api/v1/record`
+    pub record: Result<Value, String>,
+    /// `/api/v1/node`
+    pub node: Result<Value, String>,
+    /// `/-/ready`; the error is its reason.
+    pub ready: Result<(), String>,
+    /// The number of series on `/metrics` of each listener.
+    pub pages: Vec<(Target, Result<usize, String>)>,
+    /// Listeners that need the credentials of the web configuration, which the doctor does not have.
+    pub guarded: Vec<String>,
+}
+
+pub async fn observe(settings: Settings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Observations {
+    let (agent, machine) = if settings.only_agent {
+        (observe_agent(&settings).await, None)
+    } else {
+        let (agent, machine) = observe_machine(&settings, driver).await;
+        (agent, Some(machine))
+    };
+    Observations { settings, version: env!("CARGO_PKG_VERSION"), now: clock.now().unix, agent, machine }
+}
+
+/// File systems hang, each on its own.
+async fn observe_machine(settings: &Settings, driver: Option<Box<dyn Driver>>) -> (Agent, Machine) {
+    let Settings { device_plugin_directory, proc_root, sys_root, pod_logs_root, .. } = settings.clone();
+    let registration = plugin::kubelet_socket(&device_plugin_directory);
+    let (plugins, claims) = (device_plugin_directory.clone(), settings.claim_directories.clone());
+    let (module, proc) = (proc_root.join("driver/nvidia/version"), proc_root.clone());
+    let (
+        agent,
+        kubelet,
+        registration,
+        pods_api,
+        plugin_sockets,
+        writable,
+        module_version,
+        bus,
+        processes,
+        named_pods,
+        claim_files,
+    ) = tokio::join!(
+        observe_agent(settings),
+        ask_kubelet(settings),
+        dial(&registration, OBSERVATION_DEADLINE),
+        dial(&settings.pods_api_socket, OBSERVATION_DEADLINE),
+        within(OBSERVATION_DEADLINE, plugin::live_sockets(&device_plugin_directory, |_| true)),
+        blocking(move || writable(&plugins)),
+        blocking(move || Ok(std::fs::read_to_string(module).ok().and_then(|text| module_version(&text)))),
+        blocking(move || match scan_pci_bus(&sys_root) {
+            Some(bus) => Ok(bus.expected),
+            None => Err(format!("{}: no PCI bus found", sys_root.display())),
+        }),
+        blocking(move || processes::survey(&proc).map_err(|error| format!("{}: {error}", proc.display()))),
+        blocking(move || processes::named_pods(&pod_logs_root).map_err(|error| error.to_string())),
+        blocking(move || Ok(survey(&claims).to_vec())),
+    );
+    // A library that hangs while it is loaded delays checks that start a thread: it runs last.
+    let driver = observe_driver(driver, settings, driver_is_released(&agent)).await;
+    let (profile, offers) = choose_profile(settings, driver.as_ref().ok());
+    let (list, allocatable) = kubelet;
+    let (registration, pods_api) = (registration.map(drop), pods_api.map(drop));
+    let machine = Machine {
+        list,
+        allocatable,
+        registration,
+        pods_api,
+        writable,
+        plugin_sockets,
+        driver,
+        profile,
+        offers,
+        module_version,
+        bus,
+        processes,
+        named_pods,
+        claim_files,
+    };
+    (agent, machine)
+}
+
+type Chosen = (Option<(AppliedProfile, Option<Gpus>)>, Option<Vec<ResourceConfig>>);
+
+fn choose_profile(settings: &Settings, driver: Option<&DriverState>) -> Chosen {
+    let Some(plan) = &settings.plan else { return (None, None) };
+    let gpus = match driver {
+        Some(driver) => Some(Gpus::of(&driver.inventory)),
+        None => (settings.hardware == HardwareSource::None).then(Gpus::default),
+    };
+    let choice = plan.choose(&NodeView { node_name: &settings.node_name, gpus: gpus.clone() });
+    (plan.applied(&choice).map(|applied| (applied, gpus)), Some(plan.entries(&choice)))
+}
+
+async fn within<T>(limit: Duration, look: impl Future<Output = T>) -> Observed<T> {
+    tokio::time::timeout(limit, look).await.map_err(|_| NotObserved::late(limit))
+}
+
+async fn blocking<T: Send + 'static>(look: impl FnOnce() -> Result<T, String> + Send + 'static) -> Observed<T> {
+    let looked = within(OBSERVATION_DEADLINE, spawn_blocking(look)).await?;
+    looked.map_err(NotObserved::failed)?.map_err(NotObserved::failed)
+}
+
+async fn ask_kubelet(settings: &Settings) -> (Result<Listed, CallError>, Option<Result<Allocatable, CallError>>) {
+    let mut client = Client::new(&settings.pod_resources_socket, settings.kubelet_deadline);
+    let allocations = match client.list().await {
+        Ok(allocations) => allocations,
+        Err(error) => return (Err(error), None),
+    };
+    let holders =
+        allocations.containers().filter(|container| !container.devices.is_empty() || !container.claims.is_empty());
+    let listed = Listed {
+        pods: allocations.pods.len(),
+        holders: holders.count(),
+        claimed: allocations.containers().flat_map(|one| &one.claims).filter(|claim| is_of_nvidia(claim)).count(),
+    };
+    (Ok(listed), Some(client.allocatable().await))
+}
+
+async fn observe_agent(settings: &Settings) -> Agent {
+    let mut agent = find_agent(settings).await;
+    if let Agent::Answers(answers) = &mut agent {
+        scrape_listeners(answers).await;
+    }
+    agent
+}
+
+/// At the given target; else at the default socket, then at the listeners.
+async fn find_agent(settings: &Settings) -> Agent {
+    let Some(target) = &settings.agent else { return ask_listeners(settings).await.unwrap_or(Agent::NotConfigured) };
+    let Err(error) = client::get(target, "/-/healthy").await else { return ask_agent(target.clone()).await };
+    let may_be_elsewhere = error.is_no_agent() || matches!(error, ClientError::Forbidden { .. });
+    if may_be_elsewhere
+        && !settings.agent_is_named
+        && let Some(agent) = ask_listeners(settings).await
+    {
+        return agent;
+    }
+    Agent::Silent(error)
+}
+
+/// A server that does not answer as an agent is another program.
+async fn ask_listeners(settings: &Settings) -> Option<Agent> {
+    for target in &settings.listeners {
+        if client::get(target, "/-/healthy").await.is_ok_and(|body| body == HEALTHY) {
+            return Some(ask_agent(target.clone()).await);
+        }
+    }
+    None
+}
+
+async fn ask_agent(target: Target) -> Agent {
+    let (record, node, ready) =
+        tokio::join!(json(&target, "/api/v1/record"), json(&target, "/api/v1/node"), client::get(&target, "/-/ready"));
+    let ready = ready.map(drop).map_err(|error| match error {
+        ClientError::Refused { text, .. } => text,
+        error => error.to_string(),
+    });
+    Agent::Answers(Box::new(Answers { target, record, node, ready, pages: vec![], guarded: vec![] }))
+}
+
+async fn json(target: &Target, path: &str) -> Result<Value, String> {
+    let body = client::get(target, path).await.map_err(|error| error.to_string())?;
+    serde_json::from_slice(&body).map_err(|error| format!("{target} answers {path} without JSON: {error}"))
+}
+
+/// Over a URL only the given target is known; else the record has the listeners.
+async fn scrape_listeners(answers: &mut Answers) {
+    let mut open = vec![];
+    if let Target::Url(_) = answers.target {
+        open.push(answers.target.clone());
+    } else {
+        let listeners = answers.record.as_ref().ok().and_then(|record| record["listeners"].as_array());
+        for listener in
+            listeners.into_iter().flatten().filter(|listener| listener["admin"] != true && listener["probes"] != true)
+        {
+            let Some(address) = listener["address"].as_str() else { continue };
+            match listener["guarded"] == true {
+                true => answers.guarded.push(address.to_owned()),
+                false => open.extend(Target::of_listener(address)),
+            }
+        }
+    }
+    for target in open {
+        let page = client::get(&target, "/metrics").await.map_err(|error| error.to_string());
+        answers.pages.push((target, page.and_then(|page| series(&String::from_utf8_lossy(&page)))));
+    }
+}
+
+/// The number of series on a page of metrics in text 0.0.4 that is one of ours.
+fn series(page: &str) -> Result<usize, String> {
+    if !page.ends_with('\n') {
+        return Err("it does not end in a line feed: it is truncated".to_owned());
+    }
+    if !page.lines().any(|line| line.starts_with(BUILD_INFO)) {
+        return Err(format!("it has no {BUILD_INFO}: another program listens there"));
+    }
+    Ok(page.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).count())
+}
+
+/// Why the driver must not be opened: an agent has released it on request, or may have.
+fn driver_is_released(agent: &Agent) -> Option<&'static str> {
+    match agent {
+        Agent::NotConfigured => None,
+        Agent::Silent(error) if error.is_no_agent() => None,
+        Agent::Silent(_) => Some("an agent exists that cannot be asked whether the driver is released on request"),
+        Agent::Answers(answers) => {
+            let released = answers.node.as_ref().ok().and_then(|node| node.pointer("/hardware/released"));
+            let is_released = released.is_some_and(|released| !released.is_null());
+            is_released.then_some("the agent has released the driver on request")
+        }
+    }
+}
+
+/// On its own thread: one that hangs is abandoned.
+async fn observe_driver(
+    driver: Option<Box<dyn Driver>>,
+    settings: &Settings,
+    driver_is_released: Option<&'static str>,
+) -> Observed<DriverState> {
+    const HUNG: &str = "the driver hangs: see dmesg, reset the GPU or drain the node";
+    let no_driver = || NotObserved::Skipped(format!("--hardware {}: no driver is opened", settings.hardware.as_str()));
+    let mut driver = driver.ok_or_else(no_driver)?;
+    if let Some(reason) = driver_is_released {
+        return Err(NotObserved::Skipped(reason.to_owned()));
+    }
+    let (answer, answered) = oneshot::channel();
+    // Answers once it is closed again, so that the process does not end while the library is being unloaded.
+    let open = move || {
+        let opened = driver.open().and_then(|session| session.inventory());
+        drop(driver);
+        // No task waits for it after the deadline.
+        let _ = answer.send(opened);
+    };
+    std::thread::Builder::new().name("doctor-driver".to_owned()).spawn(open).map_err(NotObserved::failed)?;
+    let limit = settings.driver_deadline;
+    let late = |_| NotObserved::Failed(format!("did not answer within {} s", limit.as_secs_f64()), Some(HUNG));
+    let opened = tokio::time::timeout(limit, answered).await.map_err(late)?;
+    let panicked = |_| NotObserved::failed("the thread that opened the driver panicked; please report this");
+    let refused = |failure: Failure| NotObserved::Failed(failure.reason, Some(failure.remedy));
+    let (inventory, problems) = opened.map_err(panicked)?.map_err(refused)?;
+    let problems = problems.iter().map(|problem| format!("{}: {}", problem.call, problem.code)).collect();
+    Ok(DriverState { inventory, problems })
+}
+
+/// Queries the kernel; creates nothing.
+fn writable(directory: &Path) -> Result<(), String> {
+    let metadata = std::fs::metadata(directory).map_err(|error| error.to_string())?;
+    if !metadata.is_dir() {
+        return Err("it is not a directory".to_owned());
+    }
+    use rustix::fs::Access;
+    rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|error| std::io::Error::from(error).to_string())
+}
+
+/// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  …`: the first word of numbers and dots.
+fn module_version(text: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.contains("NVRM version"))?;
+    let is_version = |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
+    line.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_modules_version_is_found_in_every_flavour() {
+        for text in [
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26 02:12:38 UTC 2025\nGCC version:  gcc 12.2.0\n",
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n",
+        ] {
+            assert_eq!(module_version(text).as_deref(), Some("570.124.06"));
+        }
+        assert_eq!(module_version("GCC version: 12.2.0"), None);
+    }
+
+    #[test]
+    fn a_page_of_ours_is_counted_and_another_is_refused() {
+        let page = "# TYPE podmeter_build_info gauge\npodmeter_build_info{version=\"1\"} 1\n# TYPE x gauge\nx{a=\"1\"} 3\nx 4\n";
+        assert_eq!(series(page), Ok(3));
+        assert!(series("up 1\n").unwrap_err().contains("another program"));
+        assert!(series(page.trim_end()).unwrap_err().contains("truncated"));
+    }
+}
