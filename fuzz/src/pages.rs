@@ -1,10 +1,10 @@
-use podmeter::client::Node;
+use podmeter::api::Node;
 use podmeter::top;
 
 /// What an agent answers to `podmeter top`, in JSON.
 pub fn node_answer(bytes: &[u8]) {
     let Ok(node) = serde_json::from_slice::<Node>(bytes) else { return };
-    let text = top::plain::text(&node);
+    let text = top::text(&node);
     // It contains no terminal control sequence.
     let harmless = |letter: char| letter == '\n' || !letter.is_control();
     assert!(text.chars().all(harmless), "{text:?}");

@@ -5,27 +5,15 @@
 
 mod access;
 mod condition;
-mod node;
 mod request;
 mod target;
 
 pub use access::{Access, Certificates, InvalidAccess};
 pub use condition::{NoCondition, condition, condition_in};
-pub use node::*;
 pub use request::{ClientError, get, post};
 pub use target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, Target};
 
 use serde::de::DeserializeOwned;
-
-/// The snapshot of `/api/v1/node`.
-pub async fn node(target: &Target) -> Result<Node, ClientError> {
-    json(target, "/api/v1/node").await
-}
-
-/// The points of `/api/v1/history`.
-pub async fn history(target: &Target) -> Result<History, ClientError> {
-    json(target, "/api/v1/history").await
-}
 
 /// The JSON of a path, as one of the types in `api`.
 pub async fn json<T: DeserializeOwned>(target: &Target, path: &str) -> Result<T, ClientError> {

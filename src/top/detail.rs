@@ -1,198 +1,152 @@
-//! The detail page of one GPU: identity, bars, health, holders, unattributed use, and events.
+//! The detail page of one GPU: identity, values, health, holders, unattributed use, and events.
 
-use ratatui::style::Style;
-use ratatui::text::{Line, Span};
+use std::time::Duration;
 
-use super::format::{age, energy, memory, percent, span, spanned};
-use super::history::Measure;
-use super::rows::{self, DeviceRow};
-use super::state::State;
-use super::style::Look;
-use super::view::value;
-use crate::client::{Node, Unattributed};
-use crate::model::Monotonic;
-use crate::terminal::{clean, fit, wrapped};
+use super::format::{energy, known, memory, percent, span, spanned, unit};
+use super::{Line, Style, table};
+use crate::api::Node;
+use crate::model::{Gpu, GpuUuid, Moment, Reason, Unattributed};
+use crate::terminal::{clean, wrapped};
 
 /// Transitions of this device.
 const EVENTS_SHOWN: usize = 20;
 
-pub fn lines(state: &State, gpu: &str, look: Look, now: Monotonic, width: usize) -> Vec<Line<'static>> {
-    let Some(node) = state.node() else { return vec![] };
-    let rows: Vec<DeviceRow> = rows::devices(node).into_iter().filter(|row| row.gpu == gpu).collect();
-    let Some(whole) = rows.first() else {
-        return vec![Line::from("The agent no longer reports this device.")];
+/// `since`: the time since the response.
+pub fn lines(node: &Node, gpu: &GpuUuid, since: Duration, width: usize) -> Vec<Line> {
+    let Some(gpu) = node.hardware.inventory.gpus.get(gpu) else {
+        return vec![Line::new("The agent no longer reports this device.", Style::Plain)];
     };
-    let since = state.freshness(now).1.as_secs_f64();
-    let page = Page { node, gpu, look, width, since };
-    let mut lines = page.identity(whole);
-    for row in &rows {
-        if rows.len() > 1 {
-            lines.push(Line::default());
-            lines.push(page.heading(&format!("{} {}, {}", row.name, row.model, row.status.words())));
+    let (state, _) = table::state(node, gpu, None);
+    let title = format!("GPU {} {}, {state}", table::number(gpu, None), table::model(gpu, None));
+    let causes = table::causes(node, gpu).into_iter().map(|(name, cause)| {
+        format!("GPU {name}: {}: {}; {}", cause.reason.as_str(), clean(&cause.detail), clean(&cause.clears))
+    });
+    let ago = |then: Moment| span((node.at.monotonic.since(then.monotonic) + since).as_secs_f64());
+    let checked = node.health.gpus.get(&gpu.uuid).map(|health| ago(health.whole.since));
+    let health = checked.map_or_else(|| "Health: not checked".to_owned(), |age| format!("Health, for {age}"));
+    let sections = [
+        (title, identity(node, gpu), ""),
+        (health, causes.collect(), "no known fault"),
+        ("Held by".to_owned(), holders(node, gpu), "no container"),
+        ("Unattributed".to_owned(), unattributed(node, gpu), "no data"),
+        ("Events".to_owned(), events(node, gpu, ago), "none"),
+    ];
+    let mut lines = vec![];
+    for (title, entries, nothing) in sections {
+        lines.extend((!lines.is_empty()).then(|| Line::new("", Style::Plain)));
+        lines.push(Line::new(title, Style::Heading));
+        lines.extend(entries.is_empty().then(|| Line::new(format!("  {nothing}"), Style::Quiet)));
+        for entry in entries {
+            for (number, line) in wrapped(&entry, width.saturating_sub(4)).into_iter().enumerate() {
+                let indent = if number == 0 { "  " } else { "    " };
+                lines.push(Line::new(format!("{indent}{line}"), Style::Plain));
+            }
         }
-        lines.extend(page.bars(state, row));
     }
-    lines.extend(page.health());
-    lines.extend(page.holders());
-    lines.extend(page.unattributed());
-    lines.extend(page.events());
     lines
 }
 
-struct Page<'a> {
-    node: &'a Node,
-    gpu: &'a str,
-    look: Look,
-    width: usize,
-    /// Seconds since the response.
-    since: f64,
+fn identity(node: &Node, gpu: &Gpu) -> Vec<String> {
+    let mut place = vec![clean(gpu.uuid.as_str())];
+    place.extend(gpu.pci_bus_id.as_ref().map(|bus| format!("PCI {}", clean(bus.as_str()))));
+    place.extend(gpu.numa_node.map(|node| format!("NUMA node {node}")));
+    if let Some(platform) = &gpu.platform {
+        let number = |name: &str, number: Option<u8>| number.map(|number| format!("{name} {number}"));
+        place.extend([number("slot", platform.slot), number("tray", platform.tray)].into_iter().flatten());
+        place.extend([number("host", platform.host), number("module ID", platform.module_id)].into_iter().flatten());
+    }
+    let readings = node.hardware.readings.get(&gpu.uuid);
+    let fast = readings.and_then(|readings| readings.fast.as_ref()).map(|fast| &fast.value);
+    let medium = readings.and_then(|readings| readings.medium.as_ref()).map(|medium| &medium.value);
+    let memory_use = medium.and_then(|medium| medium.memory);
+    let mut values = vec![
+        format!("busy {}", percent(table::overview(node, &gpu.uuid, None).and_then(|one| one.busy_ratio))),
+        format!("memory {}", memory(memory_use.map(|memory| memory.used), memory_use.map(|memory| memory.total))),
+        format!(
+            "power {}/{}",
+            unit(fast.and_then(|fast| fast.power_watts), ""),
+            unit(medium.and_then(|medium| medium.power_limit_watts), "W")
+        ),
+        format!("temperature {}", unit(medium.and_then(|medium| medium.gpu_temperature_celsius), "C")),
+    ];
+    values.extend(fast.and_then(|fast| fast.module_power_watts).map(|watts| format!("module with CPU {watts:.0}W")));
+    let parts = gpu.mig_devices.iter().map(|mig| {
+        let (state, _) = table::state(node, gpu, Some(mig));
+        format!("{} {}, {state}, {}", table::number(gpu, Some(mig)), clean(&mig.profile), clean(mig.uuid.as_str()))
+    });
+    [place.join("  "), values.join("  ")].into_iter().chain(parts).collect()
 }
 
-impl Page<'_> {
-    fn heading(&self, text: &str) -> Line<'static> {
-        Line::styled(fit(text, self.width, false), self.look.heading(false))
-    }
-
-    fn identity(&self, row: &DeviceRow) -> Vec<Line<'static>> {
-        let mut words = vec![clean(self.gpu)];
-        if let Some(gpu) = self.node.hardware.inventory.gpus.get(self.gpu) {
-            words.extend(gpu.pci_bus_id.as_deref().map(|bus| format!("PCI {}", clean(bus))));
-            words.extend(gpu.numa_node.map(|node| format!("NUMA node {node}")));
-        }
-        let title = format!("GPU {} {}, {}", row.name, row.model, row.status.words());
-        let more = rows::machine(self.node, self.gpu);
-        let lines = std::iter::once(words.join("  ")).chain((!more.is_empty()).then(|| more.join("  ")));
-        let lines = lines.map(|line| Line::from(fit(&line, self.width, false)));
-        std::iter::once(self.heading(&title)).chain(lines).collect()
-    }
-
-    fn bars(&self, state: &State, row: &DeviceRow) -> Vec<Line<'static>> {
-        let columns = self.width.saturating_sub(23);
-        let bar = |measure: Measure| {
-            let history = state.history.last(&row.key, measure, columns);
-            let label = format!("  {:7}{}", measure.as_str(), fit(&value(row, measure), 13, true));
-            let bars = Span::styled(self.look.bar(&history, columns), self.look.bars());
-            Line::from_iter([Span::raw(label), Span::raw(" "), bars])
-        };
-        // A MIG device has no power reading.
-        let measures = Measure::ALL.into_iter().filter(|measure| row.order.1 == 0 || *measure != Measure::Power);
-        measures.map(bar).collect()
-    }
-
-    fn section(&self, title: &str, entries: Vec<String>, nothing: &str, style: Style) -> Vec<Line<'static>> {
-        let mut lines = vec![Line::default(), self.heading(title)];
-        if entries.is_empty() {
-            lines.push(Line::styled(format!("  {nothing}"), self.look.quiet()));
-        }
-        for entry in entries {
-            for (number, line) in wrapped(&entry, self.width.saturating_sub(4)).into_iter().enumerate() {
-                let indent = if number == 0 { "  " } else { "    " };
-                lines.push(Line::styled(format!("{indent}{line}"), style));
-            }
-        }
-        lines
-    }
-
-    fn health(&self) -> Vec<Line<'static>> {
-        let Some(health) = self.node.health.gpus.get(self.gpu) else {
-            return self.section("Health", vec![], "not checked yet", Style::new());
-        };
-        let since = span(age(self.node.at.monotonic, health.whole.since.monotonic) + self.since);
-        let words: Vec<String> = rows::causes(self.node, self.gpu)
-            .into_iter()
-            .map(|(name, cause)| {
-                let [reason, detail, clears] = [&cause.reason, &cause.detail, &cause.clears].map(|text| clean(text));
-                format!("✗ GPU {name}: {reason}: {detail}; {clears}")
-            })
-            .collect();
-        let style = if words.is_empty() { Style::new() } else { self.look.alarm() };
-        let title = if health.whole.healthy { "healthy" } else { "unhealthy" };
-        self.section(&format!("Health: {title} for {since}"), words, "no known fault", style)
-    }
-
-    fn holders(&self) -> Vec<Line<'static>> {
-        let mut words = vec![];
-        for account in self.node.accounts.iter().filter(|account| account.gpu == self.gpu) {
-            let Some(holding) = &account.holding else { continue };
-            let method = holding.attribution.as_deref().filter(|method| *method != holding.sharing);
-            let method = method.map(|method| format!(" by {}", clean(method))).unwrap_or_default();
-            let device = account.mig.as_deref().map(|mig| {
-                let gpu = self.node.hardware.inventory.gpus.get(self.gpu);
-                let known = gpu.and_then(|gpu| gpu.mig(mig)).map(|mig| format!("{}: ", clean(&mig.profile)));
-                known.unwrap_or_else(|| format!("{}: ", clean(mig)))
-            });
-            let figures = &account.figures;
-            words.push(format!(
-                "{}{}: {}{method}, busy now {} (of the GPU {}), memory {}, held {}, GPU time {}: busy {} ({} borrowed), \
-                 idle {}, unknown {}; processes {}",
-                device.unwrap_or_default(),
-                rows::name(&account.container),
-                clean(&holding.sharing),
-                percent(account.utilization_ratio),
-                percent(account.device_utilization_ratio),
-                memory(account.memory_used_bytes, None),
-                spanned(figures.held_seconds),
-                spanned(figures.allocated_seconds),
-                spanned(figures.busy_seconds),
-                spanned(figures.borrowed_seconds),
-                spanned(figures.idle_seconds),
-                spanned(figures.uncovered_seconds),
-                account.processes.map_or_else(|| super::format::DASH.to_owned(), |count| count.to_string()),
-            ));
-        }
-        words.sort();
-        let is_free =
-            rows::devices(self.node).iter().any(|row| row.key == self.gpu && row.free.as_deref() == Some("free"));
-        let nothing = if is_free { "free" } else { "no container" };
-        self.section("Held by", words, nothing, Style::new())
-    }
-
-    fn unattributed(&self) -> Vec<Line<'static>> {
-        let mut words = vec![];
-        for unattributed in self.node.unattributed.iter().filter(|unattributed| unattributed.gpu == self.gpu) {
-            words.extend(reasons(unattributed).into_iter().map(|reason| part(unattributed, reason)));
-        }
-        for unallocated in self.node.unallocated_uses.iter().filter(|unallocated| unallocated.gpu == self.gpu) {
-            let container = unallocated.container.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
-            let name = clean(&format!("{}/{}{container}", unallocated.pod.namespace, unallocated.pod.pod));
-            words.push(format!("{name} uses it without holding it"));
-        }
-        self.section("Unattributed", words, "no data", Style::new())
-    }
-
-    fn events(&self) -> Vec<Line<'static>> {
-        let now = self.node.at.monotonic;
-        let ago = |then: std::time::Duration| format!("{} ago", span(age(now, then) + self.since));
-        let mut words = vec![];
-        for transition in
-            self.node.health.transitions.iter().rev().filter(|transition| transition.gpu == self.gpu).take(EVENTS_SHOWN)
-        {
-            let to = if transition.to_healthy { "healthy, ended" } else { "unhealthy" };
-            let holders: Vec<String> = transition.holders.iter().map(rows::name).collect();
-            let held = if holders.is_empty() { String::new() } else { format!("; held by {}", holders.join(", ")) };
-            let part = transition.mig.as_deref().map(|mig| format!(" ({})", clean(mig))).unwrap_or_default();
-            let [reason, detail] = [&transition.reason, &transition.detail].map(|text| clean(text));
-            words.push(format!("{}{part}: {to}: {reason}: {detail}{held}", ago(transition.at.monotonic)));
-        }
-        let xids = self.node.health.gpus.get(self.gpu).map(|health| &health.xids.last);
-        for (code, xid) in xids.into_iter().flatten() {
-            let (last, count) = (ago(xid.at.monotonic), xid.count);
-            words.push(format!("XID {code} ({}): {count} times, last {last}", clean(&xid.class)));
-        }
-        self.section("Events", words, "none", Style::new())
-    }
-}
-
-fn reasons(unattributed: &Unattributed) -> std::collections::BTreeSet<&String> {
-    let keys = unattributed.busy_seconds.keys().chain(unattributed.energy_joules.keys());
-    keys.chain(unattributed.memory_bytes.keys()).chain(unattributed.processes.keys()).collect()
-}
-
-fn part(unattributed: &Unattributed, reason: &String) -> String {
+fn holders(node: &Node, gpu: &Gpu) -> Vec<String> {
     let mut words = vec![];
-    words.extend(unattributed.memory_bytes.get(reason).map(|bytes| format!("memory {}", memory(Some(*bytes), None))));
-    words.extend(unattributed.processes.get(reason).map(|count| format!("processes {count}")));
-    words.extend(unattributed.busy_seconds.get(reason).map(|seconds| format!("busy {}", span(*seconds))));
-    words.extend(unattributed.energy_joules.get(reason).map(|joules| energy(Some(*joules))));
-    format!("{}: {}", clean(reason), words.join(", "))
+    for account in node.accounts.iter().filter(|account| account.gpu == gpu.uuid) {
+        let Some(holding) = &account.holding else { continue };
+        let method = holding.attribution.map(|method| method.as_str());
+        let method = method.filter(|method| *method != holding.sharing.as_str());
+        let method = method.map(|method| format!(" by {method}")).unwrap_or_default();
+        let device = account.mig.as_ref().map(|mig| match gpu.mig_device(mig) {
+            Some(mig) => format!("{} {}: ", table::number(gpu, Some(mig)), clean(&mig.profile)),
+            None => format!("{}: ", clean(mig.as_str())),
+        });
+        let figures = &account.figures;
+        words.push(format!(
+            "{}{}: {}{method}, busy now {} (of the GPU {}), memory {}, held {}, GPU time {}: busy {} ({} borrowed), \
+             idle {}, unknown {}; processes {}",
+            device.unwrap_or_default(),
+            clean(&account.container.to_string()),
+            holding.sharing.as_str(),
+            percent(account.utilization_ratio),
+            percent(account.device_utilization_ratio),
+            memory(account.memory_used_bytes, None),
+            spanned(figures.held_seconds),
+            spanned(figures.allocated_seconds),
+            spanned(figures.busy_seconds),
+            spanned(figures.borrowed_seconds),
+            spanned(figures.idle_seconds),
+            spanned(figures.uncovered_seconds),
+            known(account.processes.map(|count| count.to_string())),
+        ));
+    }
+    words.sort();
+    words
+}
+
+fn unattributed(node: &Node, gpu: &Gpu) -> Vec<String> {
+    let of_gpu = node.unattributed.iter().filter(|unattributed| unattributed.gpu == gpu.uuid);
+    let parts = of_gpu.flat_map(|unattributed| Reason::ALL.into_iter().filter_map(|reason| part(unattributed, reason)));
+    let foreign = node.unallocated_uses.iter().filter(|one| one.gpu == gpu.uuid).map(|one| {
+        let container = one.container.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
+        format!("{} uses it without holding it", clean(&format!("{}{container}", one.pod)))
+    });
+    parts.chain(foreign).collect()
+}
+
+/// `host: memory 0.4G, processes 1, busy 3s`
+fn part(unattributed: &Unattributed, reason: Reason) -> Option<String> {
+    let words = [
+        unattributed.memory_bytes.get(&reason).map(|bytes| format!("memory {}", memory(Some(*bytes), None))),
+        unattributed.processes.get(&reason).map(|count| format!("processes {count}")),
+        unattributed.busy_seconds.get(&reason).map(|seconds| format!("busy {}", span(*seconds))),
+        unattributed.energy_joules.get(&reason).map(|joules| energy(Some(*joules))),
+    ];
+    let words: Vec<String> = words.into_iter().flatten().collect();
+    (!words.is_empty()).then(|| format!("{}: {}", reason.as_str(), words.join(", ")))
+}
+
+fn events(node: &Node, gpu: &Gpu, ago: impl Fn(Moment) -> String) -> Vec<String> {
+    let mut words = vec![];
+    let transitions = node.health.transitions.iter().rev().filter(|transition| transition.gpu == gpu.uuid);
+    for transition in transitions.take(EVENTS_SHOWN) {
+        let to = if transition.to_healthy { "healthy, ended" } else { "unhealthy" };
+        let holders: Vec<String> = transition.holders.iter().map(|holder| clean(&holder.to_string())).collect();
+        let held = if holders.is_empty() { String::new() } else { format!("; held by {}", holders.join(", ")) };
+        let part = transition.mig.as_ref().map(|mig| format!(" ({})", clean(mig.as_str()))).unwrap_or_default();
+        let (reason, detail) = (transition.reason.as_str(), clean(&transition.detail));
+        words.push(format!("{} ago{part}: {to}: {reason}: {detail}{held}", ago(transition.at)));
+    }
+    let xids = node.health.gpus.get(&gpu.uuid).map(|health| &health.xids.last);
+    for (code, xid) in xids.into_iter().flatten() {
+        words.push(format!("XID {code} ({}): {} times, last {} ago", xid.class.as_str(), xid.count, ago(xid.at)));
+    }
+    words
 }

@@ -1,7 +1,5 @@
 //! Values as short words without spaces.
 
-use std::time::Duration;
-
 /// Not known.
 pub const DASH: &str = "-";
 
@@ -47,10 +45,6 @@ pub fn span(seconds: f64) -> String {
 
 pub fn spanned(seconds: Option<f64>) -> String {
     known(seconds.map(span))
-}
-
-pub fn age(now: Duration, then: Duration) -> f64 {
-    now.saturating_sub(then).as_secs_f64()
 }
 
 #[cfg(test)]

@@ -3,22 +3,40 @@
 //! Inputs: the agent's responses, keys, the terminal's size. Outputs: a screen, or text. Does not use: connections to
 //! the agent. Unknown values are shown as a dash.
 //!
-//! `rows` converts a response into rows, `state` selects and sorts them, `view` draws them, `plain` prints them, and
-//! only `run` uses the terminal.
+//! `table` and `detail` make lines of a response, `screen` selects among them, and only `run` uses the terminal.
 
 mod detail;
 mod format;
-mod history;
-#[doc(hidden)] // for the fuzz targets
-pub mod plain;
-mod rows;
 mod run;
-mod state;
-mod style;
-mod totals;
-mod view;
+mod screen;
+mod table;
 
 pub use run::{TopError, TopSettings, run};
+#[doc(hidden)] // for the fuzz targets
+pub use table::text;
+
+/// One line without control characters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Line {
+    text: String,
+    style: Style,
+}
+
+/// Each has a word or sign beside it, for terminals without colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Style {
+    Plain,
+    Heading,
+    Quiet,
+    Alarm,
+    Selected,
+}
+
+impl Line {
+    fn new(text: impl Into<String>, style: Style) -> Self {
+        Self { text: text.into(), style }
+    }
+}
 
 #[cfg(test)]
 mod tests;

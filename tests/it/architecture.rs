@@ -56,7 +56,7 @@ const LIBRARIES: [(&str, &str); 12] = [
     ("ring", "web"),
     ("bcrypt", "web"),
     ("hyper", "client web"),
-    ("ratatui", "top"),
+    ("crossterm", "top"),
     ("rusqlite", "journal"),
     ("clap", "agent cli"),
 ];

@@ -1,0 +1,140 @@
+//! What is on the screen. Inputs: responses, keys and the time. Output: lines. It uses neither terminal nor clock.
+
+use std::time::Duration;
+
+use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+
+use super::format::span;
+use super::table::{self, Row};
+use super::{Line, Style, detail};
+use crate::api::Node;
+use crate::model::{GpuUuid, Monotonic};
+use crate::terminal::{clean, fit, wrapped};
+
+/// Lines above the table; further problems are in the details.
+const HEAD: usize = 6;
+
+pub struct Screen {
+    /// The agent, for people.
+    target: String,
+    interval: Duration,
+    node: Option<Node>,
+    /// When the snapshot last changed; before the first one, when polling began.
+    changed: Monotonic,
+    /// Why the last poll failed.
+    pub failure: Option<String>,
+    /// The selected row, and where it was last.
+    key: Option<String>,
+    place: usize,
+    /// The GPU whose details are shown, and the lines scrolled down.
+    detail: Option<GpuUuid>,
+    scrolled: usize,
+}
+
+impl Screen {
+    pub fn new(target: String, interval: Duration, now: Monotonic) -> Self {
+        let (node, failure, key, detail) = (None, None, None, None);
+        Self { target, interval, node, changed: now, failure, key, place: 0, detail, scrolled: 0 }
+    }
+
+    pub fn update(&mut self, node: Node, now: Monotonic) {
+        let stamp = |node: &Node| (node.started, node.sequence);
+        if self.node.as_ref().map(stamp) != Some(stamp(&node)) {
+            self.changed = now;
+        }
+        self.failure = None;
+        self.node = Some(node);
+    }
+
+    fn rows(&self) -> Vec<Row> {
+        self.node.as_ref().map(table::rows).unwrap_or_default()
+    }
+
+    /// False: quit.
+    pub fn press(&mut self, key: KeyEvent) -> bool {
+        let step: isize = match key.code {
+            KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
+            KeyCode::Up | KeyCode::Char('k') => -1,
+            KeyCode::Down | KeyCode::Char('j') => 1,
+            KeyCode::PageUp => -10,
+            KeyCode::PageDown => 10,
+            KeyCode::Enter if self.detail.is_none() => {
+                let rows = self.rows();
+                self.detail = self.selected(&rows).map(|place| rows[place].gpu.clone());
+                self.scrolled = 0;
+                return true;
+            }
+            KeyCode::Esc | KeyCode::Char('q') => return self.detail.take().is_some(),
+            _ => return true,
+        };
+        if self.detail.is_some() {
+            // Lines stop at the last one.
+            self.scrolled = self.scrolled.saturating_add_signed(step);
+            return true;
+        }
+        let rows = self.rows();
+        if let Some(place) = self.selected(&rows) {
+            self.place = place.saturating_add_signed(step).min(rows.len() - 1);
+            self.key = Some(rows[self.place].key.clone());
+        }
+        true
+    }
+
+    /// Which row is selected; `None` where there are none.
+    fn selected(&self, rows: &[Row]) -> Option<usize> {
+        let found = self.key.as_ref().and_then(|key| rows.iter().position(|row| row.key == *key));
+        found.or_else(|| Some(self.place.min(rows.len().checked_sub(1)?)))
+    }
+
+    /// At most `height` lines of at most `width` columns.
+    pub fn lines(&mut self, now: Monotonic, width: usize, height: usize) -> Vec<Line> {
+        let since = now.since(self.changed);
+        let mut lines = self.title(since, width);
+        let keys = if self.detail.is_some() {
+            "Esc or q: back   arrows, j, k: scroll"
+        } else {
+            "q: quit   arrows, j, k: select   Enter: details of the GPU"
+        };
+        match (&self.node, &self.detail) {
+            (None, _) => lines.push(Line::new("Polling goes on.", Style::Plain)),
+            (Some(node), Some(gpu)) => {
+                let page = detail::lines(node, gpu, since, width);
+                let room = height.saturating_sub(lines.len() + 1);
+                self.scrolled = self.scrolled.min(page.len().saturating_sub(room));
+                lines.extend(page.into_iter().skip(self.scrolled).take(room));
+            }
+            (Some(node), None) => {
+                lines.extend(table::head(node, since).into_iter().take(HEAD));
+                let (rows, room) = (table::rows(node), height.saturating_sub(lines.len() + 2));
+                let mut table = table::lines(&rows, width).into_iter();
+                lines.extend(table.next());
+                let place = self.selected(&rows);
+                let first = place.unwrap_or(0).saturating_sub(room / 2).min(rows.len().saturating_sub(room));
+                lines.extend(table.enumerate().skip(first).take(room).map(|(number, line)| match place {
+                    Some(place) if place == number => Line { style: Style::Selected, ..line },
+                    _ => line,
+                }));
+            }
+        }
+        lines.truncate(height.saturating_sub(1));
+        lines.resize(height.saturating_sub(1), Line::new("", Style::Plain));
+        lines.push(Line::new(keys, Style::Quiet));
+        lines.into_iter().map(|line| Line::new(fit(&line.text, width, false).trim_end(), line.style)).collect()
+    }
+
+    /// The node and how current its data are, and why the last poll failed.
+    fn title(&self, since: Duration, width: usize) -> Vec<Line> {
+        let limit = (3 * self.interval).max(Duration::from_secs(5));
+        let (word, style) = match &self.node {
+            None => ("waiting", Style::Heading),
+            Some(_) if self.failure.is_none() && since <= limit => ("fresh", Style::Heading),
+            Some(_) => ("STALE", Style::Alarm),
+        };
+        let name = self.node.as_ref().map_or_else(|| clean(&self.target), table::title);
+        let word = format!(" {word}, {}", span(since.as_secs_f64()));
+        let mut lines = vec![Line::new(fit(&name, width.saturating_sub(word.len()), false) + &word, style)];
+        let failure = self.failure.iter().flat_map(|why| wrapped(&clean(why), width));
+        lines.extend(failure.map(|line| Line::new(line, Style::Alarm)));
+        lines
+    }
+}

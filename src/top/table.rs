@@ -1,0 +1,315 @@
+//! The table of devices, each with its containers below it, and the lines above it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use unicode_width::UnicodeWidthStr as _;
+
+use super::format::{energy, known, memory, percent, span, spanned, unit};
+use super::{Line, Style};
+use crate::api::Node;
+use crate::model::{
+    Account, DeviceOverview, DeviceState, Gpu, GpuUuid, HardwareSource, HealthCause, MigDevice, MigUuid, Monotonic,
+    Reason,
+};
+use crate::terminal::{clean, fit};
+
+const COLUMNS: [&str; 16] = [
+    "GPU",
+    "STATE",
+    "BUSY%",
+    "MEMORY",
+    "POWER",
+    "HEAT",
+    "HELD",
+    "IDLE",
+    "SM%",
+    "GPU_TIME",
+    "BUSY",
+    "BORROWED",
+    "UNKNOWN",
+    "ENERGY",
+    "LAST_ACTIVE",
+    "UUID",
+];
+/// Least width of a name that is cut, and width of a state that is, so that the columns after them are on the screen.
+const NAME: usize = 30;
+const STATE: usize = 18;
+
+/// A device, or a container on one.
+pub struct Row {
+    /// The same from response to response.
+    pub key: String,
+    pub gpu: GpuUuid,
+    cells: [String; COLUMNS.len()],
+    style: Style,
+}
+
+/// GPUs by number, each followed by its containers and its MIG devices, these by theirs.
+pub fn rows(node: &Node) -> Vec<Row> {
+    let mut rows = vec![];
+    for gpu in in_order(node) {
+        rows.push(device(node, gpu, None));
+        rows.extend(containers(node, &gpu.uuid, None, 2));
+        for mig in &gpu.mig_devices {
+            rows.push(device(node, gpu, Some(mig)));
+            rows.extend(containers(node, &gpu.uuid, Some(&mig.uuid), 4));
+        }
+    }
+    // Of a device that was removed.
+    let inventory = &node.hardware.inventory;
+    let is_listed = |account: &&Account| match &account.mig {
+        None => inventory.gpus.contains_key(&account.gpu),
+        Some(mig) => inventory.gpus.get(&account.gpu).is_some_and(|gpu| gpu.mig_device(mig).is_some()),
+    };
+    let others = node.accounts.iter().filter(|account| !is_listed(account));
+    let others: BTreeSet<_> = others.map(|account| (&account.gpu, account.mig.as_ref())).collect();
+    for (gpu, mig) in others {
+        let below = containers(node, gpu, mig, 2);
+        if !below.is_empty() {
+            let uuid = clean(mig.map_or(gpu.as_str(), MigUuid::as_str));
+            rows.push(row(uuid.clone(), gpu, [uuid, "gone".to_owned()].into(), Style::Alarm));
+            rows.extend(below);
+        }
+    }
+    rows
+}
+
+fn in_order(node: &Node) -> Vec<&Gpu> {
+    let mut gpus: Vec<&Gpu> = node.hardware.inventory.gpus.values().collect();
+    gpus.sort_by_key(|gpu| gpu.order());
+    gpus
+}
+
+/// Missing cells are unknown.
+fn row(key: String, gpu: &GpuUuid, cells: Vec<String>, style: Style) -> Row {
+    let mut cells = cells.into_iter();
+    Row { key, gpu: gpu.clone(), cells: std::array::from_fn(|_| known(cells.next())), style }
+}
+
+/// `0`, `0:1`; a GPU without a number has its address.
+pub fn number(gpu: &Gpu, mig: Option<&MigDevice>) -> String {
+    let address = || gpu.pci_bus_id.as_ref().map_or_else(|| "?".to_owned(), |bus| clean(bus.as_str()));
+    let number = gpu.index.map_or_else(address, |index| index.to_string());
+    mig.map_or_else(|| number.clone(), |mig| format!("{number}:{}", mig.index))
+}
+
+/// `H100 80GB HBM3`, `1g.10gb`
+pub fn model(gpu: &Gpu, mig: Option<&MigDevice>) -> String {
+    match (mig, gpu.model.as_deref()) {
+        (Some(mig), _) => clean(&mig.profile),
+        (None, Some(model)) => clean(model.strip_prefix("NVIDIA ").unwrap_or(model)),
+        (None, None) => String::new(),
+    }
+}
+
+fn device(node: &Node, gpu: &Gpu, mig: Option<&MigDevice>) -> Row {
+    let readings = node.hardware.readings.get(&gpu.uuid);
+    let fast = readings.and_then(|readings| readings.fast.as_ref()).filter(|_| mig.is_none()).map(|fast| &fast.value);
+    let medium = readings.and_then(|readings| readings.medium.as_ref()).map(|medium| &medium.value);
+    let instance = medium
+        .zip(mig)
+        .and_then(|(medium, mig)| medium.instances.iter().find(|instance| instance.gpu_instance == mig.gpu_instance));
+    let medium = medium.filter(|_| mig.is_none());
+    let memory_use = medium.and_then(|medium| medium.memory).or_else(|| instance?.memory);
+    let total = memory_use.map(|memory| memory.total).or_else(|| mig?.memory_bytes);
+    let gpm = medium.map(|medium| &medium.gpm).or_else(|| Some(&instance?.gpm));
+    let (state, is_alarm) = state(node, gpu, mig);
+    let overview = overview(node, &gpu.uuid, mig.map(|mig| &mig.uuid));
+    let uuid = mig.map_or(gpu.uuid.as_str(), |mig| mig.uuid.as_str());
+    let words = std::iter::once(state).chain(free(node, &gpu.uuid, mig)).chain(unattributed(node, gpu, mig));
+    let indent = if mig.is_some() { "  " } else { "" };
+    let mut cells = vec![
+        format!("{indent}{} {}", number(gpu, mig), model(gpu, mig)),
+        words.collect::<Vec<_>>().join(" "),
+        percent(overview.and_then(|overview| overview.busy_ratio)),
+        memory(memory_use.map(|memory| memory.used), total),
+        unit(fast.and_then(|fast| fast.power_watts), "W"),
+        unit(medium.and_then(|medium| medium.gpu_temperature_celsius), "C"),
+        known(None),
+        known(None),
+        percent(gpm.and_then(|gpm| gpm.sm_active)),
+    ];
+    cells.resize_with(COLUMNS.len() - 1, || known(None));
+    cells.push(clean(uuid));
+    row(uuid.to_owned(), &gpu.uuid, cells, if is_alarm { Style::Alarm } else { Style::Plain })
+}
+
+/// In one word, with the first reason where it is unhealthy, and whether that is a problem.
+pub fn state(node: &Node, gpu: &Gpu, mig: Option<&MigDevice>) -> (String, bool) {
+    if let Some(passthrough) = node.hardware.inventory.passthrough.get(&gpu.uuid) {
+        return (format!("passthrough:{}", clean(&passthrough.kernel_driver)), false);
+    }
+    match node.health.of(&gpu.uuid, mig.map(|mig| &mig.uuid)) {
+        Some(health) if health.healthy => ("healthy".to_owned(), false),
+        Some(health) => (format!("unhealthy:{}", health.reason().map_or("", |reason| reason.as_str())), true),
+        None if !gpu.present => ("gone".to_owned(), true),
+        None => ("unchecked".to_owned(), false),
+    }
+}
+
+pub fn overview<'a>(node: &'a Node, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&'a DeviceOverview> {
+    node.overview.devices.iter().find(|device| device.gpu == *gpu && device.mig.as_ref() == mig)
+}
+
+/// `free`, or how many of its slots or MIG devices are: `free:2/4`.
+fn free(node: &Node, gpu: &GpuUuid, mig: Option<&MigDevice>) -> Option<String> {
+    let device = overview(node, gpu, mig.map(|mig| &mig.uuid))?;
+    let is_free = |device: &&DeviceOverview| device.state == Some(DeviceState::Free);
+    match (device.state?, device.free_slots, device.slots) {
+        (_, Some(free), Some(slots)) if slots > 0 => Some(format!("free:{free}/{slots}")),
+        (DeviceState::Free, ..) => Some("free".to_owned()),
+        (DeviceState::Partitioned, ..) => {
+            let parts = || node.overview.devices.iter().filter(|part| part.gpu == *gpu && part.mig.is_some());
+            Some(format!("free:{}/{}", parts().filter(is_free).count(), parts().count()))
+        }
+        _ => None,
+    }
+}
+
+/// `+host`: reasons with processes; the driver's own use is on every device and has none. A process may be seen shortly
+/// before its allocation: `+not_allocated` is shown where the agent names the pod.
+fn unattributed(node: &Node, gpu: &Gpu, mig: Option<&MigDevice>) -> Vec<String> {
+    let unattributed = node.unattributed.iter().filter(|one| one.gpu == gpu.uuid && mig.is_none());
+    let is_foreign = node.unallocated_uses.iter().any(|one| one.gpu == gpu.uuid);
+    let present = unattributed.flat_map(|one| &one.processes).filter(|(_, count)| **count > 0);
+    let shown = present.filter(|(reason, _)| **reason != Reason::NotAllocated || is_foreign);
+    shown.map(|(reason, _)| format!("+{}", reason.as_str())).collect()
+}
+
+/// Holders first, then by name; without those that ended over a minute ago.
+fn containers(node: &Node, gpu: &GpuUuid, mig: Option<&MigUuid>, indent: usize) -> Vec<Row> {
+    let on_it = |account: &&Account| {
+        account.gpu == *gpu && account.mig.as_ref() == mig && !account.has_long_ended(node.at.monotonic)
+    };
+    let mut accounts: Vec<&Account> = node.accounts.iter().filter(on_it).collect();
+    accounts.sort_by_key(|account| (account.holding.is_none(), &account.container));
+    accounts.into_iter().map(|account| container(node, account, indent)).collect()
+}
+
+fn container(node: &Node, account: &Account, indent: usize) -> Row {
+    let (figures, holding) = (&account.figures, account.holding.as_ref());
+    let name = clean(&account.container.to_string());
+    let used = account.memory_used_bytes.filter(|_| holding.is_some());
+    let limit = account.memory_limit_bytes.filter(|_| holding.is_some());
+    let cells = vec![
+        format!("{}{name}", " ".repeat(indent)),
+        holding.map_or("ended", |holding| holding.sharing.as_str()).to_owned(),
+        percent(account.utilization_ratio.filter(|_| holding.is_some())),
+        memory(used, limit),
+        known(None),
+        known(None),
+        spanned(figures.held_seconds),
+        spanned(figures.idle_seconds),
+        known(None),
+        spanned(figures.allocated_seconds),
+        spanned(figures.busy_seconds),
+        spanned(figures.borrowed_seconds),
+        spanned(figures.uncovered_seconds),
+        energy(figures.energy_joules),
+        spanned(account.last_active.map(|then| (node.at.unix.0 - then.0).max(0.0))),
+    ];
+    let style = if holding.is_some() { Style::Plain } else { Style::Quiet };
+    let mig = account.mig.as_ref().map_or("", |mig| mig.as_str());
+    row(format!("{name}\n{}\n{mig}", account.gpu), &account.gpu, cells, style)
+}
+
+/// The titles, and a line for each row. Names and states are cut where the columns need more than `width`.
+pub fn lines(rows: &[Row], width: usize) -> Vec<Line> {
+    let mut widths = COLUMNS.map(str::len);
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(&row.cells) {
+            *width = cell.width().max(*width);
+        }
+    }
+    if widths.iter().sum::<usize>() + widths.len() > width {
+        widths[0] = widths[0].min(NAME.max(width / 3));
+        widths[1] = widths[1].min(STATE);
+    }
+    let line = |cells: &[String], style| {
+        let cells = cells.iter().zip(widths).map(|(cell, width)| fit(cell, width, false));
+        Line::new(cells.collect::<Vec<_>>().join(" ").trim_end(), style)
+    };
+    let titles = line(&COLUMNS.map(str::to_owned), Style::Quiet);
+    std::iter::once(titles).chain(rows.iter().map(|row| line(&row.cells, row.style))).collect()
+}
+
+/// `demo, simulated driver 570.124.06, up 1m15s`
+pub fn title(node: &Node) -> String {
+    let hardware = &node.hardware;
+    let version = hardware.inventory.driver.as_ref().map(|driver| clean(&driver.driver_version));
+    let driver = match (version, hardware.source) {
+        (Some(version), HardwareSource::Simulated) => format!("simulated driver {version}"),
+        (Some(version), _) => format!("driver {version}"),
+        (None, HardwareSource::None) => "reading no hardware".to_owned(),
+        (None, _) => "no driver".to_owned(),
+    };
+    let name = if node.node_name.is_empty() { "podmeter".to_owned() } else { clean(&node.node_name) };
+    format!("{name}, {driver}, up {}", span(node.at.monotonic.as_duration().as_secs_f64()))
+}
+
+/// What is below the title: totals, how old the data are, free devices, problems. `since`: the time since the response.
+pub fn head(node: &Node, since: Duration) -> Vec<Line> {
+    let overview = &node.overview.node;
+    let counted = |count: usize, name: &str| format!("{count} {name}{}", if count == 1 { "" } else { "s" });
+    let holding = node.accounts.iter().filter(|account| account.holding.is_some());
+    let holders: BTreeSet<_> = holding.map(|account| &account.container).collect();
+    let mut totals = vec![counted(overview.gpus, "GPU"), counted(holders.len(), "container")];
+    let unhealthy = node.health.gpus.values().flat_map(|gpu| gpu.devices()).filter(|device| !device.healthy).count();
+    totals.extend((unhealthy > 0).then(|| format!("{unhealthy} unhealthy")));
+    totals.extend(overview.allocated_gpus.map(|gpus| format!("{gpus:.1} GPUs allocated")));
+    totals.extend(overview.busy_ratio.map(|ratio| format!("busy {}", percent(Some(ratio)))));
+    let ended = node.accounts.iter().filter(|account| account.has_long_ended(node.at.monotonic)).count();
+    totals.extend((ended > 0).then(|| format!("{ended} ended over a minute ago")));
+    let mut lines = vec![Line::new(totals.join(", "), Style::Plain)];
+    let age = |at: Option<Monotonic>| known(at.map(|at| span((node.at.monotonic.since(at) + since).as_secs_f64())));
+    let readings = node.hardware.readings.values();
+    let (kubelet, gpus) = (node.kubelet.allocations_at, readings.filter_map(|readings| readings.last_read()).min());
+    let settling = if node.kubelet.settled { "" } else { ", allocations settling" };
+    let ages = format!("read: kubelet {}, GPUs {}{settling}", age(kubelet.map(|at| at.monotonic)), age(gpus));
+    lines.push(Line::new(ages, Style::Plain));
+    let free = node.overview.resources.iter().filter_map(|(resource, count)| {
+        Some(format!("{} {} of {}", clean(resource.as_str()), count.free?, count.allocatable))
+    });
+    let free = free.collect::<Vec<_>>().join(", ");
+    lines.extend((!free.is_empty()).then(|| Line::new(format!("free: {free}"), Style::Plain)));
+    lines.extend(problems(node).into_iter().map(|problem| Line::new(format!("problem: {problem}"), Style::Alarm)));
+    lines
+}
+
+/// Problems that the agent reports, and each unhealthy device.
+fn problems(node: &Node) -> Vec<String> {
+    let own = [node.hardware.problem.as_deref(), node.kubelet.problem.as_deref()];
+    let mut problems: Vec<String> = own.into_iter().flatten().map(clean).collect();
+    for gpu in in_order(node) {
+        problems.extend(
+            causes(node, gpu).into_iter().map(|(name, cause)| {
+                format!("GPU {name} unhealthy: {}; {}", clean(&cause.detail), clean(&cause.clears))
+            }),
+        );
+    }
+    problems
+}
+
+/// Why a GPU or MIG devices of it are unhealthy, by the device's number.
+pub fn causes<'a>(node: &'a Node, gpu: &Gpu) -> Vec<(String, &'a HealthCause)> {
+    let Some(health) = node.health.gpus.get(&gpu.uuid) else { return vec![] };
+    let mut causes: Vec<_> = health.whole.causes.iter().map(|cause| (number(gpu, None), cause)).collect();
+    for (uuid, part) in &health.instances {
+        // The causes of the whole GPU are also in each part.
+        let own = part.causes.iter().filter(|cause| !health.whole.causes.contains(cause));
+        causes.extend(own.map(|cause| (number(gpu, gpu.mig_device(uuid)), cause)));
+    }
+    causes
+}
+
+/// The node as plain text, ending with a line feed.
+#[must_use]
+pub fn text(node: &Node) -> String {
+    let rows = rows(node);
+    let mut lines = vec![Line::new(title(node), Style::Heading)];
+    lines.extend(head(node, Duration::ZERO));
+    lines.push(Line::new("", Style::Plain));
+    lines.extend(self::lines(&rows, usize::MAX));
+    lines.into_iter().map(|line| line.text + "\n").collect()
+}
