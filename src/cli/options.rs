@@ -334,21 +334,24 @@ mod tests {
             ROWS.iter().filter(|row| row.is_reloadable && !row.key.is_empty()).map(|row| code(&row.key)).collect();
         let mut document = format!(
             "# Options of the agent\n\nA flag takes precedence over its environment variable, a variable over the \
-             configuration file (`--config`), the file over the default.\nThe section `health` exists in the file only \
-             ([health.md](health.md)); [configure.md](configure.md) describes `devicePlugin`.\nSIGHUP applies {}; other keys \
-             need a restart. `podmeter agent -h` shows the usual options, `--help` all.\n",
+             configuration file (`--config`), the file over the default.\nThe variable is `PODMETER_` and the flag in \
+             capitals (`PODMETER_LOG_LEVEL`), the key the flag in camel case (`logLevel`), where the table names no other. The \
+             file alone has [health](health.md) and the other keys of [devicePlugin](configure.md).\nSIGHUP applies {}; other \
+             keys need a restart.\n",
             reloadable.join(", ")
         );
         let mut group = None;
         for row in ROWS.iter() {
             if group.replace(row.group) != Some(row.group) {
                 document += &format!("\n## {}\n\n", row.heading().unwrap_or("Usual options"));
-                document += "flag, variable | key | default | meaning\n---|---|---|---\n";
+                document += "flag | default | meaning\n---|---|---\n";
             }
-            let (flag, variable, key) = (&row.flag, &row.variable, code(&row.key));
+            let flag = &row.flag;
             let range = if row.range.is_empty() { String::new() } else { format!(" ({})", row.range) };
-            let (default, help) = (row.default, row.help);
-            document += &format!("`--{flag}`<br>`{variable}` | {key} | {default}{range} | {help}\n");
+            let (default, help) = (row.default.replace(",/", ", /"), row.help);
+            let is_derived = row.key.is_empty() || row.key == camel_case(&flag.replace('-', "_"));
+            let key = if is_derived { String::new() } else { format!(" (key {})", code(&row.key)) };
+            document += &format!("`--{flag}`{key} | {default}{range} | {help}\n");
         }
         let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/options.md");
         if std::env::var_os("UPDATE_GOLDEN").is_some() {

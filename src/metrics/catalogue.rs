@@ -12,10 +12,10 @@ use super::{GROUPS, dcgm};
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Metrics\n\n\
-         Written by `podmeter metrics -o markdown`. Units are base units, ratios run from 0 to 1, counters end in \
-         `_total`. A value that the hardware or the kubelet does not report is absent, never 0; a label is absent where \
-         it does not apply. `podmeter metrics -o json` has the source of each value, such as the NVML call; \
-         [dcgm.md](dcgm.md#names) the names of `/metrics/dcgm`.\n",
+         Written by `podmeter metrics -o markdown`. Units are base units, ratios run from 0 to 1. A metric `_info` is \
+         always 1; one that says whether, or has a series per state, is 0 or 1. A value that the hardware or the kubelet \
+         does not report is absent, never 0, as is a label that does not apply. *container* stands for the labels \
+         `namespace`, `pod`, `container`. `podmeter metrics -o json` has the source of each value.\n",
     );
     for group in GROUPS {
         let rows: Vec<CatalogueRow> = group.metrics.iter().map(|metric| CatalogueRow::of(group, metric)).collect();
@@ -41,7 +41,8 @@ fn shared_labels(rows: &[CatalogueRow]) -> Vec<&'static str> {
 }
 
 fn quoted(labels: &[&str]) -> String {
-    labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ")
+    let quoted = labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>().join(", ");
+    quoted.replace("`namespace`, `pod`, `container`", "*container*")
 }
 
 /// Arrays of objects: `metrics` (name, type, labels, unit, help, source, section), `dcgm`, the names of dcgm-exporter and

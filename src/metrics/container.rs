@@ -11,7 +11,7 @@ pub(super) static GROUP: Group = Group {
     metrics: &[
         gauge(
             "podmeter_container_allocation_info",
-            "A GPU that a container holds now, and how its use is attributed; always 1.",
+            "A GPU that a container holds now, and how its use is attributed.",
             |snapshot, family| {
                 for account in shown(snapshot) {
                     let Some(holding) = &account.holding else { continue };
@@ -54,17 +54,17 @@ pub(super) static GROUP: Group = Group {
         ),
         gauge(
             "podmeter_container_utilization_ratio",
-            "Utilization of the container's device or slot in the last sample, 0 to 1.",
+            "Utilization of the container's device or slot in the last sample.",
             |snapshot, family| current(snapshot, family, |account| account.utilization_ratio),
         ),
         gauge(
             "podmeter_container_sm_active_ratio",
-            "SM activity of the container's exclusive device, 0 to 1; absent for a shared one.",
+            "SM activity of the container's exclusive device.",
             |snapshot, family| current(snapshot, family, |account| account.sm_active_ratio),
         ),
         gauge(
             "podmeter_container_dram_active_ratio",
-            "Memory bandwidth use of the container's exclusive device, 0 to 1; absent for a shared one.",
+            "Memory bandwidth use of the container's exclusive device.",
             |snapshot, family| current(snapshot, family, |account| account.dram_active_ratio),
         ),
         gauge("podmeter_container_memory_used_bytes", "Device memory that the container uses.", |snapshot, family| {
@@ -78,20 +78,14 @@ pub(super) static GROUP: Group = Group {
         counter("podmeter_container_energy_joules_total", "Energy attributed to the container.", |snapshot, family| {
             totals(snapshot, family, |account| account.figures.energy_joules);
         }),
-        gauge(
-            "podmeter_container_processes",
-            "Processes of the container on the device; absent where processes are unknown.",
-            |snapshot, family| current(snapshot, family, |account| account.processes),
-        ),
-        gauge(
-            "podmeter_device_allocated_ratio",
-            "Fraction of the GPU that is allocated, 0 to 1.",
-            |snapshot, family| {
-                for gpu in snapshot.hardware.inventory.gpus.values() {
-                    family.push_known(of_device(gpu), allocated_ratio(snapshot, &gpu.uuid));
-                }
-            },
-        )
+        gauge("podmeter_container_processes", "Processes of the container on the device.", |snapshot, family| {
+            current(snapshot, family, |account| account.processes)
+        }),
+        gauge("podmeter_device_allocated_ratio", "Fraction of the GPU that is allocated.", |snapshot, family| {
+            for gpu in snapshot.hardware.inventory.gpus.values() {
+                family.push_known(of_device(gpu), allocated_ratio(snapshot, &gpu.uuid));
+            }
+        })
         .labels(DEVICE),
     ],
 };

@@ -10,27 +10,23 @@ pub(super) static GROUP: Group = Group {
     labels: "",
     source: "NVML",
     metrics: &[
-        gauge(
-            "podmeter_device_info",
-            "Properties of a GPU; always 1, also for a lost GPU and for one that the driver has never listed.",
-            |snapshot, family| {
-                for gpu in snapshot.hardware.inventory.gpus.values() {
-                    let labels = of_device(gpu)
-                        .and_known("minor", gpu.minor)
-                        .and_known("pci_bus_id", gpu.pci_bus_id.as_ref())
-                        .and_known("model", gpu.model.as_ref())
-                        .and_known("architecture", gpu.architecture.as_ref())
-                        .and_known("compute_capability", gpu.compute_capability.as_ref())
-                        .and_known("vbios_version", gpu.vbios_version.as_ref())
-                        .and_known("numa_node", gpu.numa_node);
-                    family.push(labels, 1u64);
-                }
-            },
-        )
+        gauge("podmeter_device_info", "Properties of a GPU; also of a lost one.", |snapshot, family| {
+            for gpu in snapshot.hardware.inventory.gpus.values() {
+                let labels = of_device(gpu)
+                    .and_known("minor", gpu.minor)
+                    .and_known("pci_bus_id", gpu.pci_bus_id.as_ref())
+                    .and_known("model", gpu.model.as_ref())
+                    .and_known("architecture", gpu.architecture.as_ref())
+                    .and_known("compute_capability", gpu.compute_capability.as_ref())
+                    .and_known("vbios_version", gpu.vbios_version.as_ref())
+                    .and_known("numa_node", gpu.numa_node);
+                family.push(labels, 1u64);
+            }
+        })
         .labels("gpu_uuid gpu minor pci_bus_id model architecture compute_capability vbios_version numa_node"),
         gauge(
             "podmeter_device_passthrough_info",
-            "A GPU that a kernel driver reserves for virtual machines; always 1. It has no readings and no health.",
+            "A GPU that a kernel driver reserves for virtual machines, without readings and health.",
             |snapshot, family| {
                 let inventory = &snapshot.hardware.inventory;
                 for (uuid, of_kernel) in &inventory.passthrough {
@@ -49,8 +45,8 @@ pub(super) static GROUP: Group = Group {
         .source("sysfs"),
         gauge(
             "podmeter_device_platform_info",
-            "Where a GPU is: the lowest PCI bus id of its module, the slot and the tray in its chassis, and \
-             whether its NVLink peers are behind a switch; always 1.",
+            "Where a GPU is: the lowest PCI bus id of its module, slot and tray, and whether its NVLink peers are \
+             behind a switch.",
             |snapshot, family| {
                 let inventory = &snapshot.hardware.inventory;
                 for gpu in inventory.gpus.values() {
@@ -73,8 +69,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML GetPlatformInfo, GetSerial"),
         gauge(
             "podmeter_device_fabric_info",
-            "NVLink domain (a rack) of a GPU, and its clique in it; always 1. Absent for a GPU in no domain, as on \
-             a single node.",
+            "NVLink domain (a rack) of a GPU, and its clique in it.",
             |snapshot, family| {
                 for (gpu, readings) in with_readings(snapshot) {
                     if let Some(domain) = slow(readings).and_then(|slow| slow.fabric.as_ref()?.domain.as_ref()) {
@@ -86,7 +81,7 @@ pub(super) static GROUP: Group = Group {
         )
         .labels("gpu_uuid gpu cluster_uuid clique_id")
         .source("NVML GetGpuFabricInfoV"),
-        gauge("podmeter_driver_info", "Versions of the driver; always 1.", |snapshot, family| {
+        gauge("podmeter_driver_info", "Versions of the driver.", |snapshot, family| {
             if let Some(driver) = &snapshot.hardware.inventory.driver {
                 let labels = Labels::of("driver_version", &driver.driver_version)
                     .and_known("cuda_version", driver.cuda_version.as_ref())
@@ -97,8 +92,8 @@ pub(super) static GROUP: Group = Group {
         .labels("driver_version cuda_version nvml_version"),
         gauge(
             "podmeter_node_devices",
-            "GPUs of the node by state: expected from the PCI bus, visible to the driver, healthy, schedulable by \
-             the bundled plugin, bound to vfio; do not sum over state.",
+            "GPUs of the node by state: expected from the PCI bus, visible to the driver, healthy, schedulable, \
+             bound to vfio.",
             |snapshot, family| {
                 let hardware = &snapshot.hardware;
                 let mut push = |state, count: Option<usize>| family.push_known(Labels::of("state", state), count);

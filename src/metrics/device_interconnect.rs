@@ -87,17 +87,15 @@ pub(super) static GROUP: Group = Group {
         .source("NVML fields 161-163, or 206-212, 214 and 215"),
         gauge(
             "podmeter_device_nvlink_link_bit_error_ratio",
-            "Bit error ratio of each active link of NVLink 5, as the driver gives it: effective (after correction) \
-             or symbol; only with --nvlink-links.",
+            "Bit error ratio of each active link of NVLink 5: effective (after correction) or symbol; only with \
+             --nvlink-links.",
             |snapshot, family| per_link(snapshot, family, |link| &link.bit_error_ratios),
         )
         .labels("gpu_uuid gpu link kind")
         .source("NVML fields 220 and 222"),
-        gauge(
-            "podmeter_device_c2c_enabled",
-            "Whether NVLink-C2C to the CPU is enabled, 0 or 1.",
-            |snapshot, family| per_device(snapshot, family, |readings| slow(readings)?.c2c.enabled),
-        )
+        gauge("podmeter_device_c2c_enabled", "Whether NVLink-C2C to the CPU is enabled.", |snapshot, family| {
+            per_device(snapshot, family, |readings| slow(readings)?.c2c.enabled)
+        })
         .source("NVML GetC2cModeInfoV"),
         gauge("podmeter_device_c2c_links", "NVLink-C2C links by state.", |snapshot, family| {
             per_device_and(snapshot, family, |readings| {
@@ -128,7 +126,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML field 172"),
         gauge(
             "podmeter_device_fabric_state",
-            "Registration with the NVLink fabric: one series per state, 0 or 1.",
+            "Registration with the NVLink fabric: one series per state.",
             |snapshot, family| {
                 per_device_and(snapshot, family, |readings| {
                     let current = slow(readings)?.fabric.as_ref()?.state;
@@ -140,7 +138,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML GetGpuFabricInfoV"),
         gauge(
             "podmeter_device_fabric_condition",
-            "Fabric conditions that the driver reports, 0 or 1; 1 is a fault or a limit.",
+            "Fabric conditions that the driver reports; 1 is a fault or a limit.",
             |snapshot, family| {
                 per_device_and(snapshot, family, |readings| Some(named(&slow(readings)?.fabric.as_ref()?.conditions)));
             },

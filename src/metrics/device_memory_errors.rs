@@ -45,13 +45,13 @@ pub(super) static GROUP: Group = Group {
         .source("NVML fields 142 and 143"),
         gauge(
             "podmeter_device_row_remap_pending",
-            "Whether a row remap is pending until a reset of the GPU, 0 or 1.",
+            "Whether a row remap is pending until a reset of the GPU.",
             |snapshot, family| per_device(snapshot, family, |readings| Some(slow(readings)?.row_remap?.pending)),
         )
         .source("NVML field 144"),
         gauge(
             "podmeter_device_row_remap_failed",
-            "Whether a row remap has failed, NVIDIA's criterion for replacing the board, 0 or 1.",
+            "Whether a row remap has failed, NVIDIA's criterion for replacing the board.",
             |snapshot, family| per_device(snapshot, family, |readings| Some(slow(readings)?.row_remap?.failed)),
         )
         .source("NVML field 145"),
@@ -71,7 +71,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML GetRetiredPages"),
         gauge(
             "podmeter_device_retired_pages_pending",
-            "Whether pages are pending retirement until a reboot, 0 or 1.",
+            "Whether pages are pending retirement until a reboot.",
             |snapshot, family| per_device(snapshot, family, |readings| slow(readings)?.retired_pages_pending),
         )
         .source("NVML GetRetiredPagesPendingStatus"),

@@ -52,7 +52,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML GetClockInfo"),
         counter(
             "podmeter_device_throttled_seconds_total",
-            "Seconds in which the clocks were throttled; reasons overlap, so do not sum over reason.",
+            "Seconds in which the clocks were throttled; reasons overlap.",
             |snapshot, family| {
                 per_device_and(snapshot, family, |readings| Some(named(&medium(readings)?.throttled_seconds)));
             },
@@ -61,7 +61,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML fields 74, 76, 251-253 or 269-271"),
         gauge(
             "podmeter_device_clock_event_active",
-            "Whether a reason limits the clocks now: one series per reason, 0 or 1.",
+            "Whether a reason limits the clocks now: one series per reason.",
             |snapshot, family| {
                 per_device_and(snapshot, family, |readings| Some(named(&medium(readings)?.clock_events)));
             },

@@ -17,7 +17,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML GetSamples (GPU utilization), else GetUtilizationRates"),
         gauge(
             "podmeter_device_utilization_ratio",
-            "Fraction of the driver's last sample in which at least one kernel ran, 0 to 1.",
+            "Fraction of the driver's last sample in which at least one kernel ran.",
             |snapshot, family| per_device(snapshot, family, |readings| readings.fast.as_ref()?.value.utilization_ratio),
         )
         .source("NVML GetSamples (GPU utilization), else GetUtilizationRates"),
@@ -52,32 +52,32 @@ pub(super) static GROUP: Group = Group {
         .source("podmeter"),
         gauge(
             "podmeter_device_graphics_engine_active_ratio",
-            "Fraction of time in which the graphics or compute engine was active, 0 to 1.",
+            "Fraction of time in which the graphics or compute engine was active.",
             |snapshot, family| per_device(snapshot, family, |readings| gpm(readings)?.graphics_engine_active),
         )
         .source("NVML GPM 1"),
         gauge(
             "podmeter_device_sm_active_ratio",
-            "Fraction of SM time with at least one warp resident, 0 to 1.",
+            "Fraction of SM time with at least one warp resident.",
             |snapshot, family| per_device(snapshot, family, |readings| gpm(readings)?.sm_active),
         )
         .source("NVML GPM 2"),
         gauge(
             "podmeter_device_sm_occupancy_ratio",
-            "Resident warps as a fraction of the maximum, 0 to 1.",
+            "Resident warps as a fraction of the maximum.",
             |snapshot, family| per_device(snapshot, family, |readings| gpm(readings)?.sm_occupancy),
         )
         .source("NVML GPM 3"),
         gauge(
             "podmeter_device_pipe_active_ratio",
-            "Fraction of time in which an arithmetic pipe was active, 0 to 1; pipes overlap, so do not sum over pipe.",
+            "Fraction of time in which an arithmetic pipe was active; pipes overlap.",
             |snapshot, family| per_device_and(snapshot, family, |readings| Some(named(&gpm(readings)?.pipes))),
         )
         .labels("gpu_uuid gpu pipe")
         .source("NVML GPM 4-9 and 11-13"),
         gauge(
             "podmeter_device_dram_active_ratio",
-            "Memory bandwidth used as a fraction of the peak, 0 to 1.",
+            "Memory bandwidth used as a fraction of the peak.",
             |snapshot, family| per_device(snapshot, family, |readings| gpm(readings)?.dram_active),
         )
         .source("NVML GPM 10"),

@@ -13,7 +13,7 @@ pub(super) static GROUP: Group = Group {
     metrics: &[
         gauge(
             "podmeter_device_healthy",
-            "Whether the GPU and all of its MIG devices are healthy, 0 or 1.",
+            "Whether the GPU and all of its MIG devices are healthy.",
             |snapshot, family| {
                 for (gpu, health) in with_health(snapshot) {
                     family.push(of_device(gpu), health.is_healthy());
@@ -35,8 +35,7 @@ pub(super) static GROUP: Group = Group {
         .labels("gpu_uuid gpu reason"),
         gauge(
             "podmeter_device_recovery_action",
-            "Recovery action that the driver requests for the GPU: one series per action, 0 or 1; absent where it \
-             reports none.",
+            "Recovery action that the driver requests for the GPU: one series per action.",
             |snapshot, family| {
                 for (gpu, readings) in with_readings(snapshot) {
                     // A number that is not known is no state.

@@ -11,7 +11,7 @@ pub(super) static GROUP: Group = Group {
     metrics: &[
         gauge(
             "podmeter_journal_up",
-            "Whether the allocation journal is written, 0 or 1; only with --state-dir, as all journal metrics.",
+            "Whether the allocation journal is written; only with --state-dir, as all journal metrics.",
             |snapshot, family| {
                 push(snapshot, family, |journal| {
                     Some((journal.problem.is_none() && journal.size_bytes.is_some()).into())

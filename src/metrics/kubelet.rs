@@ -57,7 +57,7 @@ pub(super) static GROUP: Group = Group {
         ),
         gauge(
             "podmeter_podresources_pods_truncated",
-            "Whether the last answer exceeded the size limit and pods may be missing, 0 or 1.",
+            "Whether the last answer exceeded the size limit and pods may be missing.",
             |snapshot, family| {
                 let has_answered = snapshot.kubelet.allocations.is_some() || snapshot.kubelet.truncated;
                 family.push_known(Labels::default(), has_answered.then_some(snapshot.kubelet.truncated));

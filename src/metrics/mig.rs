@@ -10,7 +10,7 @@ pub(super) static GROUP: Group = Group {
     labels: "gpu_uuid gpu_instance",
     source: "NVML",
     metrics: &[
-        gauge("podmeter_mig_device_info", "A MIG device and its GPU; always 1.", |snapshot, family| {
+        gauge("podmeter_mig_device_info", "A MIG device and its GPU.", |snapshot, family| {
             for gpu in snapshot.hardware.inventory.gpus.values() {
                 for mig in &gpu.mig_devices {
                     let labels = Labels::of("gpu_uuid", &gpu.uuid)
@@ -24,15 +24,11 @@ pub(super) static GROUP: Group = Group {
         })
         .labels("gpu_uuid mig_uuid gpu_instance compute_instance profile")
         .source("NVML GetMigDeviceHandleByIndex"),
-        gauge(
-            "podmeter_mig_mode_enabled",
-            "Whether the GPU is in MIG mode, 0 or 1; absent for a GPU without MIG.",
-            |snapshot, family| {
-                for gpu in snapshot.hardware.inventory.gpus.values().filter(|gpu| gpu.present) {
-                    family.push_known(of_device(gpu), gpu.mig_enabled);
-                }
-            },
-        )
+        gauge("podmeter_mig_mode_enabled", "Whether the GPU is in MIG mode.", |snapshot, family| {
+            for gpu in snapshot.hardware.inventory.gpus.values().filter(|gpu| gpu.present) {
+                family.push_known(of_device(gpu), gpu.mig_enabled);
+            }
+        })
         .labels(DEVICE)
         .source("NVML GetMigMode"),
         gauge(
@@ -64,19 +60,19 @@ pub(super) static GROUP: Group = Group {
         .source("NVML GPM 1, else 2"),
         gauge(
             "podmeter_mig_sm_active_ratio",
-            "Fraction of the instance's SM time with at least one warp resident, 0 to 1.",
+            "Fraction of the instance's SM time with at least one warp resident.",
             |snapshot, family| per_instance(snapshot, family, |instance| instance.gpm.sm_active),
         )
         .source("NVML GPM 2"),
         gauge(
             "podmeter_mig_sm_occupancy_ratio",
-            "Resident warps of the instance as a fraction of the maximum, 0 to 1.",
+            "Resident warps of the instance as a fraction of the maximum.",
             |snapshot, family| per_instance(snapshot, family, |instance| instance.gpm.sm_occupancy),
         )
         .source("NVML GPM 3"),
         gauge(
             "podmeter_mig_pipe_active_ratio",
-            "Fraction of time in which an arithmetic pipe of the instance was active, 0 to 1; do not sum over pipe.",
+            "Fraction of time in which an arithmetic pipe of the instance was active; pipes overlap.",
             |snapshot, family| {
                 for (gpu, instance) in instances(snapshot) {
                     for (pipe, ratio) in named(&instance.gpm.pipes) {
@@ -89,7 +85,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML GPM 4-9 and 11-13"),
         gauge(
             "podmeter_mig_dram_active_ratio",
-            "Memory bandwidth of the instance used as a fraction of its peak, 0 to 1.",
+            "Memory bandwidth of the instance used as a fraction of its peak.",
             |snapshot, family| per_instance(snapshot, family, |instance| instance.gpm.dram_active),
         )
         .source("NVML GPM 10"),

@@ -13,8 +13,7 @@ pub(super) static GROUP: Group = Group {
     metrics: &[
         counter(
             "podmeter_module_energy_joules_total",
-            "Energy drawn by a superchip module, with its CPU and its GPUs: its power integrated while one of its \
-             GPUs is read. It is not attributed to containers.",
+            "Energy drawn by a superchip module, with its CPU and its GPUs; not attributed to containers.",
             |snapshot, family| {
                 let of_all = &snapshot.hardware.module_energy_joules;
                 of_each(snapshot, family.since(snapshot.started), |module, _| of_all.get(module).copied());
@@ -23,8 +22,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML samples of type 7, or fields 185 and 186 with module scope"),
         gauge(
             "podmeter_module_power_watts",
-            "Power drawn by a superchip module, with its CPU and its GPUs, averaged by the driver. It contains \
-             podmeter_device_power_watts.",
+            "Power drawn by a superchip module, with its CPU and its GPUs; contains podmeter_device_power_watts.",
             |snapshot, family| {
                 // Its GPUs read the same thing.
                 let of_gpu =

@@ -13,22 +13,18 @@ pub(super) static GROUP: Group = Group {
     metrics: &[
         gauge(
             "podmeter_plugin_registered",
-            "Whether the resource is registered with the kubelet by this podmeter, 0 or 1.",
+            "Whether the resource is registered with the kubelet by this podmeter.",
             |snapshot, family| of_resources(snapshot, family, |state| Some(state.registered)),
         ),
         counter(
             "podmeter_plugin_registrations_total",
-            "Registrations with the kubelet; more than one after a restart of the kubelet or a lost stream.",
+            "Registrations with the kubelet, which restarts of the kubelet and lost streams repeat.",
             |snapshot, family| of_resources(snapshot, family, |state| Some(state.registrations)),
         ),
-        counter(
-            "podmeter_plugin_kubelet_restarts_total",
-            "Restarts of the kubelet while podmeter ran.",
-            |snapshot, family| {
-                let restarts = snapshot.plugin.as_ref().map(|plugin| plugin.kubelet_restarts);
-                family.since(snapshot.started).push_known(Labels::default(), restarts);
-            },
-        )
+        counter("podmeter_plugin_kubelet_restarts_total", "Restarts of the kubelet.", |snapshot, family| {
+            let restarts = snapshot.plugin.as_ref().map(|plugin| plugin.kubelet_restarts);
+            family.since(snapshot.started).push_known(Labels::default(), restarts);
+        })
         .labels(""),
         gauge("podmeter_plugin_devices", "Devices offered to the kubelet, by health.", |snapshot, family| {
             by_label(snapshot, family, |state| {
@@ -78,7 +74,7 @@ pub(super) static GROUP: Group = Group {
         .labels("resource to reason"),
         counter(
             "podmeter_plugin_pre_starts_total",
-            "Checks of devices before a container starts, by result; only for resources that request them.",
+            "Checks of devices before a container starts, by result.",
             |snapshot, family| by_label(snapshot, family, |state| counts(&state.pre_starts)),
         )
         .labels("resource result"),
@@ -93,13 +89,13 @@ pub(super) static GROUP: Group = Group {
         ),
         gauge(
             "podmeter_plugin_conflict",
-            "Whether another live plugin serves the resource and podmeter waits for it to end, 0 or 1.",
+            "Whether another live plugin serves the resource and podmeter waits for it to end.",
             |snapshot, family| of_resources(snapshot, family, |state| Some(state.conflict.is_some())),
         ),
         gauge(
             "podmeter_plugin_profile_info",
             "Which profile of the configuration applies: `profile`, `common` where none matches, `undecided` until \
-             the driver is read; always 1, absent without profiles.",
+             the driver is read; absent without profiles.",
             |snapshot, family| {
                 if let Some(applied) = snapshot.plugin.as_deref().and_then(|plugin| plugin.profile.as_ref()) {
                     let labels = Labels::of("decision", applied.decision);
@@ -110,8 +106,7 @@ pub(super) static GROUP: Group = Group {
         .labels("decision profile"),
         gauge(
             "podmeter_device_schedulable",
-            "Whether the bundled plugin offers a healthy device on the GPU to a kubelet that has its registration, \
-             0 or 1; absent for a GPU that it does not serve.",
+            "Whether the bundled plugin offers a healthy device on the GPU to a kubelet that has its registration.",
             |snapshot, family| {
                 let gpus = snapshot.plugin.as_deref().map(served).unwrap_or_default();
                 for gpu in snapshot.hardware.inventory.gpus.values() {

@@ -10,7 +10,7 @@ pub(super) static GROUP: Group = Group {
     metrics: &[
         gauge(
             "podmeter_pod_info",
-            "A pod that the kubelet lists, with its UID and the labels selected by podLabels; always 1.",
+            "A pod that the kubelet lists, with its UID and the labels selected by podLabels.",
             |snapshot, family| {
                 let Some(processes) = &snapshot.processes else { return };
                 for pod in snapshot.kubelet.allocations.iter().flat_map(|allocations| &allocations.pods) {
@@ -36,7 +36,7 @@ pub(super) static GROUP: Group = Group {
         .source("kubelet device checkpoint, Pods API or pod-log directories"),
         gauge(
             "podmeter_process_attribution_enabled",
-            "Whether host process IDs are visible and used for attribution, 0 or 1.",
+            "Whether host process IDs are visible and used for attribution.",
             |snapshot, family| {
                 family.push_known(Labels::default(), snapshot.processes.as_ref().map(|processes| processes.enabled));
             },

@@ -17,7 +17,7 @@ pub(super) static GROUP: Group = Group {
     metrics: &[
         gauge(
             "podmeter_container_device_info",
-            "A device that a container holds, of any vendor; always 1.",
+            "A device that a container holds, of any vendor.",
             |snapshot, family| {
                 for container in allocations(snapshot).flat_map(Allocations::containers) {
                     for device in &container.devices {
@@ -40,7 +40,7 @@ pub(super) static GROUP: Group = Group {
         .labels("namespace pod container resource device numa_node source"),
         gauge(
             "podmeter_container_claim_info",
-            "A device of a DRA claim that a container refers to; always 1.",
+            "A device of a DRA claim that a container refers to.",
             |snapshot, family| {
                 for container in allocations(snapshot).flat_map(Allocations::containers) {
                     for claim in &container.claims {
@@ -73,7 +73,7 @@ pub(super) static GROUP: Group = Group {
         .labels("namespace pod container"),
         gauge(
             "podmeter_container_exclusive_cpus_info",
-            "Which CPUs are allocated exclusively to the container; always 1.",
+            "Which CPUs are allocated exclusively to the container.",
             |snapshot, family| {
                 for container in with_exclusive_cpus(snapshot) {
                     family.push(
@@ -121,7 +121,7 @@ pub(super) static GROUP: Group = Group {
         .labels("namespace pod memory_type numa_node"),
         gauge(
             "podmeter_node_cpus",
-            "CPUs of the node by state; shared is allocatable minus exclusive, so do not sum over state.",
+            "CPUs of the node by state; shared is allocatable minus exclusive.",
             |snapshot, family| {
                 // Without CPUs in its answer the kubelet does not report them.
                 let Some(cpus) =
@@ -145,7 +145,7 @@ pub(super) static GROUP: Group = Group {
         .source(BOTH),
         gauge(
             "podmeter_node_memory_bytes",
-            "Memory of the node by NUMA node and state; reserved is part of allocatable, so do not sum over state.",
+            "Memory of the node by NUMA node and state; reserved is part of allocatable.",
             node_memory,
         )
         .labels("memory_type numa_node state")

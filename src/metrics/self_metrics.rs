@@ -12,13 +12,11 @@ pub(super) static GROUP: Group = Group {
     labels: "",
     source: "podmeter",
     metrics: &[
-        gauge(
-            "podmeter_collector_success",
-            "Whether the collector's last run succeeded, 0 or 1.",
-            |snapshot, family| per_collector(snapshot, family, |collector| Some(collector.success)),
-        )
+        gauge("podmeter_collector_success", "Whether the collector's last run succeeded.", |snapshot, family| {
+            per_collector(snapshot, family, |collector| Some(collector.success))
+        })
         .labels("collector"),
-        gauge("podmeter_collector_stuck", "Whether a call of the collector hangs, 0 or 1.", |snapshot, family| {
+        gauge("podmeter_collector_stuck", "Whether a call of the collector hangs.", |snapshot, family| {
             per_collector(snapshot, family, |collector| Some(collector.stuck));
         })
         .labels("collector"),
@@ -72,7 +70,7 @@ pub(super) static GROUP: Group = Group {
         )
         .labels("call")
         .source("NVML"),
-        gauge("podmeter_released", "Whether the driver is released on request, 0 or 1.", |snapshot, family| {
+        gauge("podmeter_released", "Whether the driver is released on request.", |snapshot, family| {
             // Without a driver there is none to release.
             let has_driver = snapshot.hardware.source != HardwareSource::None;
             family.push_known(Labels::default(), has_driver.then_some(snapshot.hardware.released.is_some()));
@@ -84,7 +82,7 @@ pub(super) static GROUP: Group = Group {
         ),
         gauge(
             "podmeter_config_last_reload_successful",
-            "Whether the last reload of the configuration succeeded, 0 or 1.",
+            "Whether the last reload of the configuration succeeded.",
             |snapshot, family| {
                 family.push_known(Labels::default(), snapshot.config_reload.map(|reload| reload.successful));
             },
@@ -98,7 +96,7 @@ pub(super) static GROUP: Group = Group {
         ),
         counter(
             "podmeter_conservation_violations_total",
-            "How often holders' shares and unattributed use did not add up to their device; always a defect.",
+            "How often holders' shares and unattributed use did not add up to their device: a defect.",
             |snapshot, family| counted(snapshot, family, &snapshot.violations, Quantity::as_str),
         )
         .labels("quantity"),
@@ -115,7 +113,7 @@ pub(super) static GROUP: Group = Group {
                 family.since(snapshot.started).push(Labels::default(), snapshot.log_lines_dropped);
             },
         ),
-        gauge("podmeter_build_info", "Version, revision and compiler of this podmeter; always 1.", |_, family| {
+        gauge("podmeter_build_info", "Version, revision and compiler of this podmeter.", |_, family| {
             let labels = Labels::of("version", env!("CARGO_PKG_VERSION"))
                 .and("revision", env!("PODMETER_BUILD_REVISION"))
                 .and("rustc_version", env!("PODMETER_BUILD_RUSTC"));

@@ -13,7 +13,7 @@ pub(super) static GROUP: Group = Group {
     metrics: &[
         gauge(
             "podmeter_device_unattributed_processes",
-            "Processes on the GPU that belong to no container holding it; absent where processes are unknown.",
+            "Processes on the GPU that belong to no container holding it.",
             |snapshot, family| by_reason(snapshot, family, |unattributed| &unattributed.processes),
         ),
         gauge(

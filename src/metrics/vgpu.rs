@@ -11,7 +11,7 @@ pub(super) static GROUP: Group = Group {
     metrics: &[
         gauge(
             "podmeter_device_virtualization_info",
-            "A virtualized GPU: passthrough or vgpu in a virtual machine, host_vgpu or host_vsga on a host; always 1.",
+            "A virtualized GPU: passthrough or vgpu in a virtual machine, host_vgpu or host_vsga on a host.",
             |snapshot, family| {
                 for (gpu, readings) in with_readings(snapshot) {
                     let mode = medium(readings).and_then(|medium| medium.virtualization);
@@ -23,7 +23,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML GetVirtualizationMode"),
         gauge(
             "podmeter_device_vgpu_licensed",
-            "In a virtual machine with a vGPU: whether it has a licence, 0 or 1.",
+            "In a virtual machine with a vGPU: whether it has a licence.",
             |snapshot, family| {
                 per_device(snapshot, family, |readings| {
                     let is_guest = medium(readings)?.virtualization == Some("vgpu");
@@ -33,7 +33,7 @@ pub(super) static GROUP: Group = Group {
         )
         .labels(DEVICE)
         .source("NVML GetGridLicensableFeatures_v4"),
-        gauge("podmeter_vgpu_info", "A vGPU that runs on this host; always 1.", |snapshot, family| {
+        gauge("podmeter_vgpu_info", "A vGPU that runs on this host.", |snapshot, family| {
             for (gpu, vgpu) in vgpus(snapshot) {
                 let labels = of_vgpu(gpu, vgpu)
                     .and_known("vgpu_type", vgpu.vgpu_type.as_ref())
@@ -54,22 +54,18 @@ pub(super) static GROUP: Group = Group {
         .source("NVML VgpuTypeGetFramebufferSize"),
         gauge(
             "podmeter_vgpu_sm_utilization_ratio",
-            "SM use by a vGPU in the driver's last sample, 0 to 1 of the whole GPU.",
+            "SM use by a vGPU in the driver's last sample, of the whole GPU.",
             |snapshot, family| per_vgpu(snapshot, family, |vgpu| vgpu.sm_utilization_ratio),
         )
         .source("NVML GetVgpuUtilization"),
-        gauge(
-            "podmeter_vgpu_license_state",
-            "Licence of a vGPU: one series per state, 0 or 1; absent while its virtual machine has no driver.",
-            |snapshot, family| {
-                for (gpu, vgpu) in vgpus(snapshot) {
-                    let Some(current) = vgpu.license_state else { continue };
-                    for state in Vgpu::LICENSE_STATES {
-                        family.push(of_vgpu(gpu, vgpu).and("state", state), state == current);
-                    }
+        gauge("podmeter_vgpu_license_state", "Licence of a vGPU: one series per state.", |snapshot, family| {
+            for (gpu, vgpu) in vgpus(snapshot) {
+                let Some(current) = vgpu.license_state else { continue };
+                for state in Vgpu::LICENSE_STATES {
+                    family.push(of_vgpu(gpu, vgpu).and("state", state), state == current);
                 }
-            },
-        )
+            }
+        })
         .labels("gpu_uuid vgpu_uuid state")
         .source("NVML VgpuInstanceGetLicenseInfo_v2"),
     ],

@@ -70,13 +70,13 @@ pub fn markdown() -> String {
             table,
             "{}|{}|{}|{}",
             column("4.8"),
-            if unchanged { "the same".to_owned() } else { column("4.9") },
+            if unchanged { "=".to_owned() } else { column("4.9") },
             query.unwrap_or_else(|| "–".to_owned()),
             notes.into_iter().flatten().collect::<Vec<_>>().join("; "),
         );
     }
     for label in super::labels() {
-        let new = if label.new == label.old { "the same".to_owned() } else { format!("`{}`", label.new) };
+        let new = if label.new == label.old { "=".to_owned() } else { format!("`{}`", label.new) };
         let podmeter =
             label.podmeter.map_or_else(|| "–".to_owned(), |(metric, label)| format!("`{label}` of `{metric}`"));
         let served = if label.served { "" } else { "not served" };
