@@ -79,7 +79,7 @@ pub(super) static GROUP: Group = Group {
             totals(snapshot, family, |account| account.figures.energy_joules);
         }),
         gauge("podmeter_container_processes", "Processes of the container on the device.", |snapshot, family| {
-            current(snapshot, family, |account| account.processes)
+            current(snapshot, family, |account| account.processes);
         }),
         gauge("podmeter_device_allocated_ratio", "Fraction of the GPU that is allocated.", |snapshot, family| {
             for gpu in snapshot.hardware.inventory.gpus.values() {

@@ -94,7 +94,7 @@ pub(super) static GROUP: Group = Group {
         .labels("gpu_uuid gpu link kind")
         .source("NVML fields 220 and 222"),
         gauge("podmeter_device_c2c_enabled", "Whether NVLink-C2C to the CPU is enabled.", |snapshot, family| {
-            per_device(snapshot, family, |readings| slow(readings)?.c2c.enabled)
+            per_device(snapshot, family, |readings| slow(readings)?.c2c.enabled);
         })
         .source("NVML GetC2cModeInfoV"),
         gauge("podmeter_device_c2c_links", "NVLink-C2C links by state.", |snapshot, family| {

@@ -13,7 +13,7 @@ pub(super) static GROUP: Group = Group {
     source: "podmeter",
     metrics: &[
         gauge("podmeter_collector_success", "Whether the collector's last run succeeded.", |snapshot, family| {
-            per_collector(snapshot, family, |collector| Some(collector.success))
+            per_collector(snapshot, family, |collector| Some(collector.success));
         })
         .labels("collector"),
         gauge("podmeter_collector_stuck", "Whether a call of the collector hangs.", |snapshot, family| {

@@ -81,7 +81,7 @@ fn holders(node: &Node, gpu: &Gpu) -> Vec<String> {
     let mut words = vec![];
     for account in node.accounts.iter().filter(|account| account.gpu == gpu.uuid) {
         let Some(holding) = &account.holding else { continue };
-        let method = holding.attribution.map(|method| method.as_str());
+        let method = holding.attribution.map(crate::model::Attribution::as_str);
         let method = method.filter(|method| *method != holding.sharing.as_str());
         let method = method.map(|method| format!(" by {method}")).unwrap_or_default();
         let device = account.mig.as_ref().map(|mig| match gpu.mig_device(mig) {
