@@ -5,7 +5,6 @@
 
 mod admin;
 mod arguments;
-mod config_file;
 mod demo;
 mod health;
 mod logging;

@@ -276,7 +276,7 @@ mod tests {
     use clap::{Args as _, Command, FromArgMatches as _};
 
     use super::*;
-    use crate::cli::config_file;
+    use crate::cli::settings::parse as parse_file;
 
     /// A value that is not the default, as in a flag.
     fn other_value(row: &Row) -> &'static str {
@@ -319,9 +319,9 @@ mod tests {
                 true => format!("{}: [\"{}\"]", row.key, value.replace(',', "\", \"")),
                 false => format!("{}: {value}", row.key),
             };
-            let file = config_file::parse(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            let file = parse_file(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
             assert_eq!(format!("{file:?}"), format!("{flag:?}"), "{text}");
-            let null = config_file::parse(&format!("{}:\n", row.key)).expect("a key without a value");
+            let null = parse_file(&format!("{}:\n", row.key)).expect("a key without a value");
             assert_eq!(format!("{null:?}"), format!("{:?}", AgentOptions::default()), "{}", row.key);
         }
     }

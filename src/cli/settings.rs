@@ -6,7 +6,6 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::config_file::{self, ConfigFileError};
 use super::options::{AgentOptions, OptionValues, Row};
 use super::value::Switch;
 use crate::agent::{
@@ -14,15 +13,17 @@ use crate::agent::{
     PodLabel, PodLabelError, ReadFile, Reloadable, Settings, WebConfig, WebConfigError, WebLimits, sha256,
 };
 use crate::client::DEFAULT_SOCKET;
-use crate::input::SwitchOr;
+use crate::input::{self, SwitchOr};
 
 /// The kubelet answers within milliseconds; on a loaded node within seconds.
 const KUBELET_DEADLINE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSettings {
-    #[error(transparent)]
-    ConfigFile(#[from] ConfigFileError),
+    #[error("{file}: {error}; give --config a file that can be read")]
+    Unreadable { file: PathBuf, error: std::io::Error },
+    #[error("{file}: {error}")]
+    ConfigFile { file: PathBuf, error: String },
     #[error("{}{error}", file.as_deref().map(|file| format!("{}: ", file.display())).unwrap_or_default())]
     DevicePlugin { file: Option<PathBuf>, error: PluginConfigError },
     #[error(transparent)]
@@ -44,7 +45,12 @@ pub struct Configuration {
 pub fn resolve(options: AgentOptions) -> Result<Configuration, InvalidSettings> {
     let mut files = vec![];
     let options = match options.config.clone() {
-        Some(file) => options.or(config_file::read(&file, &mut files)?),
+        Some(file) => {
+            let text = std::fs::read_to_string(&file)
+                .map_err(|error| InvalidSettings::Unreadable { file: file.clone(), error })?;
+            files.push(ReadFile { path: file.clone(), sha256: sha256(text.as_bytes()) });
+            options.or(parse(&text).map_err(|error| InvalidSettings::ConfigFile { file, error })?)
+        }
         None => options,
     };
     let configuration = configure(options, files, |file| std::fs::read_to_string(file))?;
@@ -52,11 +58,16 @@ pub fn resolve(options: AgentOptions) -> Result<Configuration, InvalidSettings> 
     Ok(configuration)
 }
 
+/// The options that the text of a configuration file sets. An error names the key and the line.
+pub fn parse(text: &str) -> Result<AgentOptions, String> {
+    input::yaml(text).map(Option::unwrap_or_default)
+}
+
 /// Checks the text of a configuration file without any other file: one that it names counts as unreadable, and the web
 /// configuration is not checked.
 pub fn check_text(text: &str) -> Result<Settings, String> {
     let no_files = |_: &Path| Err(std::io::Error::other("other files are not read here"));
-    let configuration = configure(config_file::parse(text)?, vec![], no_files);
+    let configuration = configure(parse(text)?, vec![], no_files);
     configuration.map(|configuration| configuration.settings).map_err(|error| error.to_string())
 }
 
@@ -201,6 +212,40 @@ mod tests {
         let file = directory.path().join("podmeter.yaml");
         std::fs::write(&file, text).expect("written");
         (directory, AgentOptions { config: Some(file), ..AgentOptions::default() })
+    }
+
+    #[test]
+    fn the_device_plugin_is_a_switch_or_a_section() {
+        let plugin = |text: &str| parse(text).expect("parses").plugin_section;
+        let text = "devicePlugin:\n  resources:\n    - kind: simulated\n      name: example.com/x\n      devices: 2\n";
+        let SwitchOr::Section(section) = plugin(text) else { panic!("a section") };
+        assert_eq!(section.resources.map(|resources| resources.len()), Some(1));
+        // Helm writes `on` and `off` as booleans.
+        for (text, is_on) in [("on", true), ("true", true), ("off", false), ("false", false)] {
+            let text = format!("processAttribution: {text}\ndevicePlugin: {text}\n");
+            assert!(matches!(plugin(&text), SwitchOr::Switch(switch) if switch == is_on), "{text}");
+            let attribution = if is_on { ProcessAttribution::On } else { ProcessAttribution::Off };
+            assert_eq!(parse(&text).expect("parses").process_attribution, Some(attribution));
+        }
+    }
+
+    #[test]
+    fn an_error_of_a_file_names_the_line_and_what_is_accepted() {
+        for (text, parts) in [
+            ("devicePlugin: maybe\n", ["maybe", "off"]),
+            ("processAttribution: maybe\n", ["maybe", "auto, on, off"]),
+            ("devicePlugin:\n  resource: []\n", ["line 2", "`resource`: did you mean `resources`?"]),
+            ("devicePlugin:\n  resources:\n    - kind: gpu\n", ["gpu", "nvidia"]),
+            ("health:\n  holdDwn: 5s\n", ["line 2", "`holdDwn`: did you mean `holdDown`?"]),
+            ("refreshInterval: soon\n", ["soon", "line 1"]),
+            ("hardware: gpu\n", ["gpu", "line 1"]),
+            ("listen: [\"nowhere\"]\n", ["nowhere", "line 1"]),
+        ] {
+            let error = parse(text).expect_err("must not parse");
+            for part in parts {
+                assert!(error.contains(part), "{part:?} in {error}");
+            }
+        }
     }
 
     #[test]
