@@ -276,12 +276,6 @@ impl Fleet {
     pub fn module_energy_joules(&self) -> BTreeMap<PciBusId, f64> {
         self.modules.joules()
     }
-
-    /// The time at which the next call becomes overdue.
-    pub fn deadline(&self) -> Option<Monotonic> {
-        let waiting = self.members.values().filter(|member| !member.state.stuck);
-        waiting.filter_map(|member| Some(member.busy?.0 + self.settings.watchdog)).min()
-    }
 }
 
 impl Member {

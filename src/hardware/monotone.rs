@@ -24,8 +24,7 @@ struct Counter {
 /// The highest value that 32 bits hold.
 const NARROW: f64 = 4_294_967_295.0;
 
-const LINK_BYTES: &str = "nvlink";
-const LINK_ERRORS: &str = "nvlink_errors";
+const LINK: &str = "nvlink";
 const TRANSMITTED: &str = "transmitted";
 const RECEIVED: &str = "received";
 
@@ -117,21 +116,20 @@ impl Monotone {
         }
         let has_bytes = nvlink.of_links.values().any(|link| link.transmitted_bytes.or(link.received_bytes).is_some());
         let of_all = (nvlink.transmitted_bytes, nvlink.received_bytes);
-        let mut links = std::mem::take(&mut nvlink.of_links);
-        for (link, counters) in &mut links {
+        for (link, counters) in &mut nvlink.of_links {
             for (name, bytes) in
                 [(TRANSMITTED, &mut counters.transmitted_bytes), (RECEIVED, &mut counters.received_bytes)]
             {
-                *bytes = bytes.map(|bytes| self.raise_of(LINK_BYTES, name, *link, bytes));
+                *bytes = bytes.map(|bytes| self.raise_of(LINK, name, *link, bytes));
             }
             for (error, count) in &mut counters.errors {
-                *count = self.raise_of(LINK_ERRORS, error, *link, *count as f64) as u64;
+                *count = self.raise_of(LINK, error, *link, *count as f64) as u64;
             }
         }
-        if nvlink.active_links.is_some() && (!links.is_empty() || self.counters.keys().any(is_of_link)) {
-            let down = self.bytes_of_down_links(&links);
-            nvlink.sum_link_bytes(links.values().chain(down.values()));
-            nvlink.errors = self.error_sums(&links);
+        if nvlink.active_links.is_some() && (!nvlink.of_links.is_empty() || self.links().next().is_some()) {
+            let mut sums = self.link_sums(&nvlink.of_links);
+            (nvlink.transmitted_bytes, nvlink.received_bytes) = (sums.remove(TRANSMITTED), sums.remove(RECEIVED));
+            nvlink.errors = sums.into_iter().map(|(error, sum)| (error, sum as u64)).collect();
         } else {
             for (error, count) in &mut nvlink.errors {
                 self.raise_count("nvlink_error_sums", error, count);
@@ -142,36 +140,30 @@ impl Monotone {
             self.raise_optional("nvlink_sum", TRANSMITTED, &mut nvlink.transmitted_bytes);
             self.raise_optional("nvlink_sum", RECEIVED, &mut nvlink.received_bytes);
         }
-        nvlink.of_links = links;
     }
 
-    /// The last known bytes of links that are down.
-    fn bytes_of_down_links(&self, links: &BTreeMap<u32, LinkCounters>) -> BTreeMap<u32, LinkCounters> {
-        let mut down: BTreeMap<u32, LinkCounters> = BTreeMap::new();
-        for ((group, name, link), counter) in &self.counters {
-            if *group == LINK_BYTES && !links.contains_key(link) {
-                let counters = down.entry(*link).or_default();
-                let bytes =
-                    if *name == TRANSMITTED { &mut counters.transmitted_bytes } else { &mut counters.received_bytes };
-                *bytes = Some(counter.total());
-            }
-        }
-        down
+    fn links(&self) -> impl Iterator<Item = (&'static str, u32, &Counter)> {
+        let of_links = self.counters.range((LINK, "", 0)..).take_while(|((group, ..), _)| *group == LINK);
+        of_links.map(|((_, name, link), counter)| (*name, *link, counter))
     }
 
-    /// Sums of the last known counts, so that none falls where a link is down or its count was not read. A sum is absent
+    /// Sums of the last known values, so that none falls where a link is down or its value was not read. A sum is absent
     /// where no active link was read, or one never was.
-    fn error_sums(&self, links: &BTreeMap<u32, LinkCounters>) -> BTreeMap<&'static str, u64> {
-        let mut sums: BTreeMap<&'static str, (u64, usize)> = BTreeMap::new();
-        let counts = self.counters.range((LINK_ERRORS, "", 0)..).take_while(|((group, ..), _)| *group == LINK_ERRORS);
-        for ((_, error, link), counter) in counts {
-            let (sum, of_active) = sums.entry(error).or_default();
-            *sum += counter.total() as u64;
-            *of_active += usize::from(links.contains_key(link));
+    fn link_sums(&self, links: &BTreeMap<u32, LinkCounters>) -> BTreeMap<&'static str, f64> {
+        let mut sums: BTreeMap<&'static str, (f64, usize)> = BTreeMap::new();
+        for (name, link, counter) in self.links() {
+            let (sum, of_active) = sums.entry(name).or_default();
+            *sum += counter.total();
+            *of_active += usize::from(links.contains_key(&link));
         }
-        let is_read = |error| links.is_empty() || links.values().any(|link| link.errors.contains_key(error));
-        let known = sums.into_iter().filter(|(error, (_, of_active))| *of_active == links.len() && is_read(*error));
-        known.map(|(error, (sum, _))| (error, sum)).collect()
+        let has = |link: &LinkCounters, name| match name {
+            TRANSMITTED => link.transmitted_bytes.is_some(),
+            RECEIVED => link.received_bytes.is_some(),
+            error => link.errors.contains_key(error),
+        };
+        let is_read = |name| links.is_empty() || links.values().any(|link| has(link, name));
+        sums.retain(|name, (_, of_active)| *of_active == links.len() && is_read(*name));
+        sums.into_iter().map(|(name, (sum, _))| (name, sum)).collect()
     }
 }
 
@@ -179,10 +171,6 @@ impl Counter {
     fn total(&self) -> f64 {
         self.before + self.last
     }
-}
-
-fn is_of_link((group, ..): &(&'static str, &'static str, u32)) -> bool {
-    [LINK_BYTES, LINK_ERRORS].contains(group)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! In: the sysfs and procfs roots. Out: `NodeDevices`. Does not use: the driver library.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -61,17 +61,16 @@ pub fn numa_node(sys_root: &Path, bus_id: &PciBusId) -> Option<u32> {
     attribute(&sys_root.join("bus/pci/devices").join(bus_id.as_str()), "numa_node")?.parse().ok()
 }
 
-/// Scans the bus, and reads once the kernel driver's file about each GPU that the library does not list.
+/// Scans the bus, and reads the kernel driver's file about each GPU that the library does not list.
 pub struct Bus {
     sys_root: PathBuf,
     proc_root: PathBuf,
     listed: BTreeSet<PciBusId>,
-    information: BTreeMap<PciBusId, BusGpu>,
 }
 
 impl Bus {
     pub fn new(sys_root: PathBuf, proc_root: PathBuf) -> Self {
-        Self { sys_root, proc_root, listed: BTreeSet::new(), information: BTreeMap::new() }
+        Self { sys_root, proc_root, listed: BTreeSet::new() }
     }
 
     pub fn sys_root(&self) -> &Path {
@@ -85,15 +84,13 @@ impl Bus {
     /// Sets the GPUs that the library lists.
     pub fn set_listed(&mut self, inventory: &Inventory) {
         self.listed = inventory.gpus.values().filter_map(|gpu| gpu.pci_bus_id.clone()).collect();
-        self.information.clear();
     }
 
     /// Adds the identity of the GPUs that the library does not list.
-    pub fn identify(&mut self, mut devices: NodeDevices) -> NodeDevices {
+    pub fn identify(&self, mut devices: NodeDevices) -> NodeDevices {
         for (address, gpu) in devices.on_bus.iter_mut().filter(|(address, _)| !self.listed.contains(*address)) {
             let path = self.proc_root.join("driver/nvidia/gpus").join(address.as_str()).join("information");
-            let known = self.information.entry(address.clone()).or_insert_with(|| information(&path));
-            let BusGpu { uuid, model, minor, excluded, .. } = known.clone();
+            let BusGpu { uuid, model, minor, excluded, .. } = information(&path);
             *gpu = BusGpu { uuid, model, minor, excluded, ..gpu.clone() };
         }
         devices

@@ -140,10 +140,4 @@ impl Releases {
             let _ = reply.send(Err(ReleaseError::Held { seconds: limit.as_secs(), holders: holders() }));
         }
     }
-
-    /// Checks often while a request waits.
-    pub fn deadline(&self, now: Monotonic) -> Option<Monotonic> {
-        let look = (!self.waiting.is_empty()).then(|| now + RETRY);
-        look.into_iter().chain(self.until()).min()
-    }
 }

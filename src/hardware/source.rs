@@ -1,4 +1,3 @@
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -53,7 +52,7 @@ pub trait Session: Send + Sync {
     }
 
     /// Has strong references while the driver is open, where that may outlast the session.
-    fn open_marker(&self) -> Option<Weak<dyn Any + Send + Sync>> {
+    fn open_marker(&self) -> Option<Weak<()>> {
         None
     }
 }

@@ -30,6 +30,8 @@ use crate::model::{Collector, DriverInfo, GpuUuid, HardwareSource, HardwareState
 
 /// How long a stopping supervisor waits for the driver to be closed.
 const STOP: Duration = Duration::from_secs(2);
+/// Wake-ups in the time after which a call is stuck.
+const WAKE_UPS: u32 = 20;
 const SESSION_OVER: &str = "the driver ended the session, as it does when it is unloaded or replaced; \
                             it is opened again until it answers";
 const ALL_LOST: &str = "every GPU is lost; the driver is opened again until one answers; \
@@ -153,14 +155,21 @@ impl Supervisor {
             if self.has_stopped(now) {
                 return;
             }
-            // At least a moment, so that a deadline in the past cannot make this loop spin.
-            let wait = self.deadline(now).since(now).max(Duration::from_millis(1));
-            match events.recv_timeout(wait) {
+            match events.recv_timeout(self.wake_up(now).since(now)) {
                 Ok(event) => self.take(event),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
+    }
+
+    /// When to look at what is due: the next round and the end of one on time, everything else a little late.
+    fn wake_up(&self, now: Monotonic) -> Monotonic {
+        let is_open = matches!(self.phase, Phase::Open { .. });
+        let round = self.rounds.deadline().into_iter().chain([self.next]).filter(|_| is_open).min();
+        let latest = now + self.settings.watchdog / WAKE_UPS;
+        // At least a moment, so that a deadline in the past cannot make the loop spin.
+        round.map_or(latest, |round| round.min(latest)).max(now + Duration::from_millis(1))
     }
 
     fn has_stopped(&self, now: Monotonic) -> bool {

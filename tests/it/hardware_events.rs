@@ -6,9 +6,7 @@ use std::time::Duration;
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{gpu, machine, quick, run};
 use crate::support::watching::wait;
-use podmeter::clock::Clock;
-use podmeter::hardware::simulated::{Profile, SimulatedDriver};
-use podmeter::hardware::{Hardware, Settings, start};
+use podmeter::hardware::{Hardware, Settings};
 use podmeter::model::{GpuUuid, HardwareState, XidEvent, XidInstance};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::Receiver;
@@ -141,23 +139,6 @@ fn a_mig_change_is_read_at_once() {
 }
 
 #[test]
-fn a_storm_is_counted_completely_without_a_reader() {
-    let mut node = Node::start(machine(2));
-    node.fake.update(|state| {
-        state["gpus"][0]["events"] = json!([{"sequence": 1, "xid": 45, "count": 100_000}]);
-        state["gpus"][1]["events"] = json!([{"sequence": 1, "xid": 79}]);
-    });
-    let count = |all: &[XidEvent], code| all.iter().filter(|e| e.code == code).map(|e| e.count).sum::<u64>();
-    let all = node.received("the storm", |all| count(all, 45) >= 100_000 && count(all, 79) > 0);
-    assert_eq!((count(&all, 45), count(&all, 79)), (100_000, 1));
-    assert!(all.len() < 1_000, "{} messages for one kind of XID", all.len());
-    // The storm requested a read each time, and some were made.
-    let reads = node.calls("nvmlDeviceGetMemoryErrorCounter");
-    assert!(reads < 10_000, "{reads} calls");
-    node.hardware.stop();
-}
-
-#[test]
 fn a_lost_gpu_silences_no_other_and_causes_no_busy_loop() {
     let mut node = Node::start(machine(8));
     node.fake.update(|state| state["gpus"][2]["lost"] = json!(true));
@@ -250,20 +231,5 @@ fn a_wait_that_never_returns_is_left_behind() {
     node.fake.update(|state| state["hang"] = json!([]));
     wait(&node.hardware, "readings", |state| state.readings[&gpu(0)].fast.is_some());
     node.wait_until_events_are_awaited();
-    node.hardware.stop();
-}
-
-#[test]
-fn a_simulated_xid_arrives() {
-    let driver = SimulatedDriver::new(Profile::H100_MIG, 1);
-    let controls = driver.controls();
-    let mut hardware = start(Box::new(driver), rarely_slow(), Clock::start());
-    let xids = hardware.xids().unwrap();
-    wait(&hardware, "a wait for events", |state| hearing(state) == Some((true, false)));
-    let gpu = controls.inventory().gpus.keys().next().unwrap().clone();
-    let instance = Some(XidInstance { gpu_instance: 7, compute_instance: Some(0) });
-    controls.inject_xid(&gpu, instance, 94);
-    let mut node = Node { fake: FakeNvml::start(machine(0)), hardware, xids };
-    assert_eq!(node.next(), (gpu, instance, 94, 1));
     node.hardware.stop();
 }

@@ -27,7 +27,6 @@ mod gpu_check;
 mod hardware_events;
 mod hardware_nvml;
 mod hardware_release;
-mod hardware_simulated;
 mod hardware_supervisor;
 mod health;
 mod hostile_clients;

@@ -13,8 +13,10 @@ use super::fake_nvml::FakeNvml;
 /// Every tier.
 pub const ALL: Due = Due { medium: true, slow: true };
 
+/// It counts its calls.
 pub fn driver(fake: &FakeNvml) -> NvmlDriver {
-    NvmlDriver::new(LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() })
+    let search = LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() };
+    NvmlDriver::with_durations(search, Clock::start())
 }
 
 pub fn open(fake: &FakeNvml) -> Box<dyn Session> {

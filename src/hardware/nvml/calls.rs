@@ -11,7 +11,7 @@ use nvml_wrapper_sys::bindings::{NvmlLib, nvmlReturn_t};
 
 use super::codes;
 use super::library::Library;
-use crate::hardware::plausible::{Implausible, Quantity};
+use crate::hardware::plausible::{Implausible, Number, Quantity};
 use crate::hardware::source::{PassStatus, Problem};
 
 /// Calls on behalf of one GPU (or of the node), from one thread.
@@ -43,7 +43,6 @@ pub enum Refusal {
 pub struct Outcome {
     pub status: PassStatus,
     pub problems: Vec<Problem>,
-    /// Values that were not integrated.
     pub implausible: Implausible,
 }
 
@@ -91,10 +90,17 @@ impl Caller {
         Outcome { status, problems: std::mem::take(&mut self.problems), implausible }
     }
 
-    /// The value, unless it is outside the range of its quantity. For values that are integrated; others are checked
-    /// with the whole pass.
-    pub fn plausible(&mut self, quantity: &Quantity, value: f64) -> Option<f64> {
-        quantity.check(value, &mut self.implausible)
+    /// The value, unless it is outside the range of its quantity.
+    pub fn plausible<T: Number>(&mut self, quantity: &Quantity, value: T) -> Option<T> {
+        let holds = quantity.holds(value.approximate());
+        if !holds {
+            self.count_implausible(quantity);
+        }
+        holds.then_some(value)
+    }
+
+    pub fn count_implausible(&mut self, quantity: &Quantity) {
+        *self.implausible.entry(quantity.name).or_default() += 1;
     }
 
     /// Calls nothing for the rest of a pass once the GPU is lost, as each call on it is slow.
@@ -153,7 +159,7 @@ impl Caller {
     fn once(&self, name: &'static str, body: &mut impl FnMut(&NvmlLib) -> nvmlReturn_t) -> nvmlReturn_t {
         let started = self.library.statistics.start();
         let code = body(&self.library.symbols);
-        self.library.statistics.record(name, code, started);
+        self.library.statistics.record(name, started);
         code
     }
 }
@@ -188,6 +194,16 @@ macro_rules! value {
     }};
 }
 
+/// The same for a value with a range: `reading!(caller, QUANTITY, nvmlSymbol(arguments))`.
+macro_rules! reading {
+    ($caller:expr, $quantity:ident, $symbol:ident $([$variant:expr])? ($($argument:expr),* $(,)?)) => {
+        match $crate::hardware::nvml::calls::value!($caller, $symbol $([$variant])? ($($argument),*)) {
+            Some(value) => $caller.plausible(&$crate::hardware::plausible::$quantity, value),
+            None => None,
+        }
+    };
+}
+
 /// The same for a text of up to 95 bytes; empty is absent.
 macro_rules! text {
     ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
@@ -198,25 +214,28 @@ macro_rules! text {
     }};
 }
 
-pub(super) use {call, text, value};
+pub(super) use {call, reading, text, value};
 
 /// Entries that may come between two attempts.
 const SPARE_ENTRIES: usize = 16;
 const ATTEMPTS: usize = 4;
 
 /// Repeats `call` with a larger buffer, of up to `largest` entries, for as long as the driver finds it too small. The
-/// call gets the buffer and its length, and sets the length to what it wrote or needs. Returns the number of entries
-/// written.
+/// call gets the buffer and its length, and sets the length to what it wrote or needs. Returns the entries written.
 pub fn fill<T: Clone>(
-    buffer: &mut Vec<T>,
     blank: T,
+    capacity: usize,
     largest: usize,
     mut call: impl FnMut(*mut T, &mut u32) -> Result<(), Refusal>,
-) -> Result<usize, Refusal> {
+) -> Result<Vec<T>, Refusal> {
+    let mut buffer = vec![blank.clone(); capacity];
     for _ in 0..ATTEMPTS {
         let mut count = u32::try_from(buffer.len()).expect("the buffer is bounded");
         match call(buffer.as_mut_ptr(), &mut count) {
-            Ok(()) => return Ok(buffer.len().min(count as usize)),
+            Ok(()) => {
+                buffer.truncate(count as usize);
+                return Ok(buffer);
+            }
             Err(Refusal::TooSmall) if buffer.len() < largest => {
                 let length = (count as usize + SPARE_ENTRIES).max(buffer.len() * 2).min(largest);
                 buffer.resize(length, blank.clone());

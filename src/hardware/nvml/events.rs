@@ -2,7 +2,6 @@
 //!
 //! In: NVML. Out: `RawEvent`s of the GPUs of one session. Does not use: threads, health.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
@@ -281,12 +280,6 @@ fn event(gpu: GpuUuid, data: &nvmlEventData_t) -> RawEvent {
         compute_instance: (data.computeInstanceId != WHOLE).then_some(data.computeInstanceId),
     });
     RawEvent { gpu, instance, kind }
-}
-
-/// Has strong references while the library is loaded.
-pub fn open_marker(library: &Arc<Library>) -> std::sync::Weak<dyn Any + Send + Sync> {
-    let any: Arc<dyn Any + Send + Sync> = Arc::<()>::clone(&library.open);
-    Arc::downgrade(&any)
 }
 
 #[cfg(test)]

@@ -29,60 +29,34 @@ const CORRECT: u32 = 1;
 const INCORRECT: [&str; 7] =
     ["system_guid", "chassis_serial", "no_partition", "insufficient_nvlinks", "gpu_firmware", "location", "gpu_state"];
 
-/// What every version of the structure has, and the health of the newer ones.
-struct Info {
-    state: u8,
-    status: u32,
-    cluster_uuid: [u8; 16],
-    clique_id: u32,
-    health_mask: Option<u32>,
-    health_summary: Option<u8>,
-}
-
 /// By the newest version of the structure that the driver supports. The versions share their beginning; the second has
 /// no health summary, and the first no health mask either. The fourth, a call of its own, splits the clique by kinds of
 /// access, the first of which is the clique here.
 pub fn read(caller: &mut Caller, handle: Handle) -> Option<FabricState> {
-    for (version, has_summary) in
-        [(version::<nvmlGpuFabricInfoV_t>(3), true), (version::<nvmlGpuFabricInfo_v2_t>(2), false)]
-    {
-        // SAFETY: numbers only; all zeroes is a valid value.
-        let mut info: nvmlGpuFabricInfoV_t = unsafe { std::mem::zeroed() };
-        info.version = version;
-        match call!(caller, nvmlDeviceGetGpuFabricInfoV[version >> 24](handle.0, &raw mut info)) {
-            Ok(()) => {
-                return fabric_state(&Info {
-                    state: info.state,
-                    status: info.status,
-                    cluster_uuid: info.clusterUuid,
-                    clique_id: info.cliqueId,
-                    health_mask: Some(info.healthMask),
-                    health_summary: has_summary.then_some(info.healthSummary),
-                });
-            }
+    // SAFETY: numbers only; all zeroes is a valid value.
+    let mut info: nvmlGpuFabricInfoV_t = unsafe { std::mem::zeroed() };
+    for word in [version::<nvmlGpuFabricInfoV_t>(3), version::<nvmlGpuFabricInfo_v2_t>(2)] {
+        info.version = word;
+        match call!(caller, nvmlDeviceGetGpuFabricInfoV[word >> 24](handle.0, &raw mut info)) {
+            Ok(()) => return fabric_state(&info, word >> 24),
             Err(Refusal::WrongVersion | Refusal::Unsupported) => {}
             Err(_) => return None,
         }
     }
     // SAFETY: as above.
-    let mut info: nvmlGpuFabricInfo_t = unsafe { std::mem::zeroed() };
-    call!(caller, nvmlDeviceGetGpuFabricInfo(handle.0, &raw mut info)).ok()?;
-    fabric_state(&Info {
-        state: info.state,
-        status: info.status,
-        cluster_uuid: info.clusterUuid,
-        clique_id: info.cliqueId,
-        health_mask: None,
-        health_summary: None,
-    })
+    let mut first: nvmlGpuFabricInfo_t = unsafe { std::mem::zeroed() };
+    call!(caller, nvmlDeviceGetGpuFabricInfo(handle.0, &raw mut first)).ok()?;
+    let nvmlGpuFabricInfo_t { clusterUuid, status, cliqueId, state } = first;
+    fabric_state(&nvmlGpuFabricInfoV_t { clusterUuid, status, cliqueId, state, ..info }, 1)
 }
 
 /// `None` for a state newer than the table.
-fn fabric_state(info: &Info) -> Option<FabricState> {
+fn fabric_state(info: &nvmlGpuFabricInfoV_t, version: u32) -> Option<FabricState> {
     let state = *STATES.get(usize::from(info.state))?;
     let is_completed = info.state == COMPLETED;
     let failed = is_completed && info.status != codes::SUCCESS;
-    let group = |shift: u32, width: u32| info.health_mask.unwrap_or(0) >> shift & ((1 << width) - 1);
+    let health_mask = (version > 1).then_some(info.healthMask);
+    let group = |shift: u32, width: u32| health_mask.unwrap_or(0) >> shift & ((1 << width) - 1);
     let condition = |(shift, is_true, name): (u32, u32, &'static str)| match group(shift, 2) {
         value @ (1 | 2) => Some((name, value == is_true)),
         _ => None,
@@ -93,12 +67,12 @@ fn fabric_state(info: &Info) -> Option<FabricState> {
     Some(FabricState {
         state: if failed { FAILED } else { state },
         // A single node has an all-zero UUID: its GPUs are registered with a fabric, and in no domain.
-        domain: (is_completed && !failed && info.cluster_uuid != [0; 16])
-            .then(|| FabricDomain { cluster_uuid: uuid_text(info.cluster_uuid).into(), clique_id: info.clique_id }),
+        domain: (is_completed && !failed && info.clusterUuid != [0; 16])
+            .then(|| FabricDomain { cluster_uuid: uuid_text(info.clusterUuid).into(), clique_id: info.cliqueId }),
         conditions: CONDITIONS.into_iter().filter_map(condition).chain(is_incorrect).collect(),
         incorrect_configuration: incorrect,
-        health_mask: info.health_mask,
-        health_summary: info.health_summary,
+        health_mask,
+        health_summary: (version > 2).then_some(info.healthSummary),
     })
 }
 
@@ -119,10 +93,20 @@ mod tests {
     const RACK: [u8; 16] =
         [0x9c, 0x6f, 0x5a, 0xf3, 0x53, 0xbf, 0x49, 0xb5, 0xa4, 0x36, 0xb6, 0x67, 0x66, 0xc4, 0x13, 0xc3];
 
+    fn info(state: u8, status: u32, cluster_uuid: [u8; 16], mask: u32) -> nvmlGpuFabricInfoV_t {
+        nvmlGpuFabricInfoV_t {
+            version: 0,
+            clusterUuid: cluster_uuid,
+            status,
+            cliqueId: 4026,
+            state,
+            healthMask: mask,
+            healthSummary: 1,
+        }
+    }
+
     fn with(state: u8, status: u32, cluster_uuid: [u8; 16], mask: u32) -> FabricState {
-        let health_mask = Some(mask);
-        let info = Info { state, status, cluster_uuid, clique_id: 4026, health_mask, health_summary: None };
-        fabric_state(&info).unwrap()
+        fabric_state(&info(state, status, cluster_uuid, mask), 2).unwrap()
     }
 
     #[test]
@@ -170,8 +154,6 @@ mod tests {
         let state = |(state, status)| with(state, status, RACK, 0).state;
         let states = [(2, 0), (3, 0), (3, 3), (2, 999), (0, 999)].map(state);
         assert_eq!(states, ["in_progress", "completed", "failed", "in_progress", "not_supported"]);
-        let newer =
-            Info { state: 7, status: 0, cluster_uuid: RACK, clique_id: 1, health_mask: None, health_summary: None };
-        assert_eq!(fabric_state(&newer), None, "a state newer than the table is unknown");
+        assert_eq!(fabric_state(&info(7, 0, RACK, 0), 2), None, "a state newer than the table is unknown");
     }
 }

@@ -6,7 +6,7 @@ use super::calls::{Caller, call, value};
 use super::library::Handle;
 use super::module::Module;
 use super::process_use::ProcessUse;
-use super::samples::{Ring, SampleBuffer};
+use super::samples::Ring;
 use crate::hardware::plausible;
 use crate::hardware::source::{CounterScope, Integrals};
 use crate::model::Fast;
@@ -45,19 +45,12 @@ impl Default for FastReader {
 }
 
 impl FastReader {
-    pub fn read(
-        &mut self,
-        caller: &mut Caller,
-        handle: Handle,
-        buffer: &mut SampleBuffer,
-        elapsed: f64,
-        integrals: &mut Integrals,
-    ) -> Fast {
+    pub fn read(&mut self, caller: &mut Caller, handle: Handle, elapsed: f64, integrals: &mut Integrals) -> Fast {
         // One call serves both fallbacks, and is made only when one is needed.
         let mut rates: Option<Option<(f64, f64)>> = None;
         let mut rates = |caller: &mut Caller| *rates.get_or_insert_with(|| utilization_rates(caller, handle));
-        let busy = self.busy.advance(caller, handle, buffer, elapsed, |caller| Some(rates(caller)?.0));
-        let memory = self.memory_busy.advance(caller, handle, buffer, elapsed, |caller| Some(rates(caller)?.1));
+        let busy = self.busy.advance(caller, handle, elapsed, |caller| Some(rates(caller)?.0));
+        let memory = self.memory_busy.advance(caller, handle, elapsed, |caller| Some(rates(caller)?.1));
         integrals.busy_seconds = busy.integral;
         integrals.memory_busy_seconds = memory.integral;
         self.memory_utilization_ratio = memory.latest;
@@ -69,10 +62,10 @@ impl FastReader {
         }
         integrals.process_sm_seconds = self.processes.advance(caller, handle, elapsed, busy.latest);
         integrals.lists_no_processes = self.processes.lists_no_processes();
-        let module = self.module.read(caller, handle, buffer, elapsed);
+        let module = self.module.read(caller, handle, elapsed);
         let power_watts = if self.module.is_known() { module.gpu_watts } else { power_usage(caller, handle) };
         integrals.module_energy_joules = module.joules;
-        integrals.energy_joules = self.energy(caller, handle, buffer, elapsed, power_watts, module.gpu_joules);
+        integrals.energy_joules = self.energy(caller, handle, elapsed, power_watts, module.gpu_joules);
         Fast { utilization_ratio: busy.latest, power_watts, module_power_watts: module.watts, ..Fast::default() }
     }
 
@@ -86,7 +79,6 @@ impl FastReader {
         &mut self,
         caller: &mut Caller,
         handle: Handle,
-        buffer: &mut SampleBuffer,
         elapsed: f64,
         power_watts: Option<f64>,
         gpu_joules: Option<f64>,
@@ -109,7 +101,7 @@ impl FastReader {
         if self.module.is_known() {
             return gpu_joules;
         }
-        self.power.advance(caller, handle, buffer, elapsed, |_| power_watts).integral
+        self.power.advance(caller, handle, elapsed, |_| power_watts).integral
     }
 }
 

@@ -1,12 +1,13 @@
 //! Reads several NVML fields in one call.
 
+use std::collections::BTreeMap;
+
 use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlValue_t, nvmlValueType_t};
 
 use super::calls::{Caller, Refusal, call};
 use super::codes;
 use super::library::Handle;
-
-pub const ALL_LINKS: u32 = u32::MAX;
+use crate::hardware::plausible::Quantity;
 
 /// nvmlValueType_t: double, unsigned long, unsigned and signed long long; all have 64 bits on Linux.
 const WIDE_TYPES: [nvmlValueType_t; 4] = [0, 2, 3, 4];
@@ -31,45 +32,80 @@ impl FieldScheme {
     }
 }
 
-/// The value of a field, and its width.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Field {
-    pub value: f64,
-    is_wide: bool,
+/// One reading of a GPU: a field, its range, and its unit.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    id: u32,
+    /// A link, or what else the field has several of.
+    scope: u32,
+    quantity: Option<&'static Quantity>,
+    /// The driver's units in one of ours.
+    per: f64,
+    /// A counter of bytes or nanoseconds: absent with 32 bits or fewer, as it may wrap many times between two readings.
+    rises_fast: bool,
 }
 
-impl Field {
-    /// For counters that rise fast (bytes, nanoseconds): `None` with 32 bits or fewer, as they may wrap many times
-    /// between two readings.
-    pub fn wide(self) -> Option<f64> {
-        self.is_wide.then_some(self.value)
+impl Row {
+    /// A flag, or a number in a code of its own.
+    pub const fn plain(id: u32) -> Self {
+        Self { id, scope: 0, quantity: None, per: 1.0, rises_fast: false }
+    }
+
+    pub const fn new(id: u32, quantity: &'static Quantity) -> Self {
+        Self { quantity: Some(quantity), ..Self::plain(id) }
+    }
+
+    /// In thousandths of our unit.
+    pub const fn milli(id: u32, quantity: &'static Quantity) -> Self {
+        Self { per: 1e3, ..Self::new(id, quantity) }
+    }
+
+    pub const fn rising_fast(id: u32, quantity: &'static Quantity, per: f64) -> Self {
+        Self { per, rises_fast: true, ..Self::new(id, quantity) }
+    }
+
+    pub const fn of(self, scope: u32) -> Self {
+        Self { scope, ..self }
     }
 }
 
-/// Reads many fields in one call; each (id, scope) has its own result.
-pub fn read(caller: &mut Caller, handle: Handle, wanted: &[(u32, u32)]) -> Vec<Option<Field>> {
-    results(caller, handle, wanted).into_iter().map(Result::ok).collect()
+/// Reads many fields in one call; each has its own result.
+pub fn read(caller: &mut Caller, handle: Handle, rows: &[Row]) -> Vec<Option<f64>> {
+    results(caller, handle, rows).into_iter().map(Result::ok).collect()
 }
 
 /// The same, with the reason for each missing value.
-pub fn results(caller: &mut Caller, handle: Handle, wanted: &[(u32, u32)]) -> Vec<Result<Field, Refusal>> {
-    let mut values: Vec<_> = wanted.iter().map(|(id, scope)| blank(*id, *scope)).collect();
-    let Ok(count) = i32::try_from(values.len()) else { return vec![Err(Refusal::Failed); wanted.len()] };
+pub fn results(caller: &mut Caller, handle: Handle, rows: &[Row]) -> Vec<Result<f64, Refusal>> {
+    let mut values: Vec<_> = rows.iter().map(|row| blank(row.id, row.scope)).collect();
+    let count = i32::try_from(values.len()).expect("a table of fields");
     if count == 0 {
         return vec![];
     }
     if let Err(refusal) = call!(caller, nvmlDeviceGetFieldValues(handle.0, count, values.as_mut_ptr())) {
-        return vec![Err(refusal); wanted.len()];
+        return vec![Err(refusal); rows.len()];
     }
-    let result = |field: &nvmlFieldValue_t| match field.nvmlReturn {
+    let mut result = |(row, field): (&Row, &nvmlFieldValue_t)| match field.nvmlReturn {
         codes::SUCCESS => {
-            let value = decode(field.valueType, field.value).ok_or(Refusal::Failed)?;
-            Ok(Field { value, is_wide: WIDE_TYPES.contains(&field.valueType) })
+            let value = decode(field.valueType, field.value).filter(|_| !row.rises_fast || is_wide(field));
+            let value = value.ok_or(Refusal::Failed)? / row.per;
+            row.quantity.map_or(Some(value), |quantity| caller.plausible(quantity, value)).ok_or(Refusal::Failed)
         }
         codes::NOT_SUPPORTED | codes::INVALID_ARGUMENT | codes::NO_PERMISSION => Err(Refusal::Unsupported),
         _ => Err(Refusal::Failed),
     };
-    values.iter().map(result).collect()
+    rows.iter().zip(&values).map(&mut result).collect()
+}
+
+/// The values that were read, by name.
+pub fn named<'a>(
+    names: impl IntoIterator<Item = &'a &'static str>,
+    values: &[Option<f64>],
+) -> BTreeMap<&'static str, f64> {
+    names.into_iter().zip(values).filter_map(|(name, value)| Some((*name, (*value)?))).collect()
+}
+
+fn is_wide(field: &nvmlFieldValue_t) -> bool {
+    WIDE_TYPES.contains(&field.valueType)
 }
 
 fn blank(field_id: u32, scope_id: u32) -> nvmlFieldValue_t {

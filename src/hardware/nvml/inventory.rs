@@ -10,7 +10,7 @@ use nvml_wrapper_sys::bindings::{
 
 use super::calls::{Caller, Refusal, call, read_text, text, value, version};
 use super::library::Handle;
-use super::{links, memory, platform};
+use super::{memory, nvlink, platform};
 use crate::hardware::plausible;
 use crate::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
 
@@ -74,7 +74,6 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     let handle = handle(caller, index)?;
     let uuid = uuid(caller, handle)?;
     let memory_bytes = memory::read(caller, handle, None).map(|memory| memory.total);
-    let memory_bytes = memory_bytes.filter(|total| plausible::MEMORY.holds(*total as f64));
     let mig_enabled = mig_enabled(caller, handle);
     let mut gpu = Gpu {
         minor: value!(caller, nvmlDeviceGetMinorNumber(handle.0)),
@@ -86,7 +85,7 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
         serial: text!(caller, nvmlDeviceGetSerial(handle.0)),
         memory_bytes,
         mig_enabled,
-        nvlink_peers: links::peers(caller, handle),
+        nvlink_peers: nvlink::peers(caller, handle),
         platform: platform::read(caller, handle),
         ..Gpu::listed(GpuUuid::new(uuid), index)
     };
@@ -210,17 +209,8 @@ fn describe(caller: &mut Caller, parent: Handle, mig: &Mig, profiles: &MigProfil
 }
 
 fn attributes(caller: &mut Caller, mig: Handle) -> Option<nvmlDeviceAttributes_t> {
-    let mut attributes = nvmlDeviceAttributes_t {
-        multiprocessorCount: 0,
-        sharedCopyEngineCount: 0,
-        sharedDecoderCount: 0,
-        sharedEncoderCount: 0,
-        sharedJpegCount: 0,
-        sharedOfaCount: 0,
-        gpuInstanceSliceCount: 0,
-        computeInstanceSliceCount: 0,
-        memorySizeMB: 0,
-    };
+    // SAFETY: numbers only; all zeroes is a valid value.
+    let mut attributes: nvmlDeviceAttributes_t = unsafe { std::mem::zeroed() };
     call!(caller, nvmlDeviceGetAttributes_v2(mig.0, &raw mut attributes)).ok().map(|()| attributes)
 }
 

@@ -21,7 +21,7 @@ pub struct Library {
     pub symbols: NvmlLib,
     pub statistics: Arc<Statistics>,
     /// The last field: it is dropped after the library has been unloaded.
-    pub open: Arc<()>,
+    pub open_marker: Arc<()>,
 }
 
 /// The driver's handle of a GPU or a MIG device.
@@ -66,7 +66,7 @@ impl Loaded {
             Ok(init) => unsafe { init() },
             Err(_) => codes::FUNCTION_NOT_FOUND,
         };
-        statistics.record("nvmlInit_v2", code, started);
+        statistics.record("nvmlInit_v2", started);
         if code != codes::SUCCESS {
             let (path, name) = (self.path.to_string_lossy(), codes::name(code));
             return Err(Failure {
@@ -76,7 +76,7 @@ impl Loaded {
                 remedy: codes::remedy(code),
             });
         }
-        Ok(Arc::new(Library { symbols: self.symbols, statistics, open: Arc::default() }))
+        Ok(Arc::new(Library { symbols: self.symbols, statistics, open_marker: Arc::default() }))
     }
 }
 
@@ -85,8 +85,8 @@ impl Drop for Library {
         if let Ok(shutdown) = self.symbols.nvmlShutdown.as_ref() {
             let started = self.statistics.start();
             // SAFETY: there is no other reference, so no call is under way.
-            let code = unsafe { shutdown() };
-            self.statistics.record("nvmlShutdown", code, started);
+            unsafe { shutdown() };
+            self.statistics.record("nvmlShutdown", started);
         }
     }
 }

@@ -5,30 +5,33 @@ use std::collections::BTreeMap;
 use nvml_wrapper_sys::bindings::{nvmlMarginTemperature_t, nvmlTemperature_t};
 
 use super::calls::{Caller, call, value, version};
-use super::fields::{self, Field, FieldScheme};
+use super::fields::{self, FieldScheme, Row};
 use super::gpm::Gpm;
 use super::inventory::Mig;
 use super::library::Handle;
 use super::memory;
 use super::processes::ProcessLists;
-use super::samples::{Ring, SampleBuffer};
+use super::samples::Ring;
 use super::vgpus::VgpuReader;
 use crate::hardware::plausible;
 use crate::hardware::source::Integrals;
 use crate::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
-use crate::model::{Clocks, InstanceReading, Medium, Monotonic, Rates};
+use crate::model::{Clocks, InstanceReading, Medium, MemoryUse, Monotonic, Rates};
 
-const MEMORY_TEMPERATURE: u32 = 82;
-const SW_POWER_CAP: u32 = 74;
-const SYNC_BOOST: u32 = 76;
+const MEMORY_TEMPERATURE: Row = Row::new(82, &plausible::TEMPERATURE);
+const SW_POWER_CAP: Row = nanoseconds(74);
+const SYNC_BOOST: Row = nanoseconds(76);
 /// In the order of `POLICIES`.
-const POLICY_FIELDS: [u32; 4] = [75, 77, 78, 79];
+const POLICY_ROWS: [Row; 4] = [nanoseconds(75), nanoseconds(77), nanoseconds(78), nanoseconds(79)];
 /// Clock event bits that only some drivers have.
 const RARE_CLOCK_EVENTS: [(u32, &str); 2] = [(9, "board_limit"), (10, "reliability")];
 /// More fans than any board has.
 const FAN_LIMIT: u32 = 16;
 const MEGAHERTZ: f64 = 1e6;
-const NANOSECONDS: f64 = 1e9;
+
+const fn nanoseconds(id: u32) -> Row {
+    Row::rising_fast(id, &plausible::THROTTLED, 1e9)
+}
 
 /// What one call reads.
 struct Fields {
@@ -70,14 +73,13 @@ impl MediumReader {
         caller: &mut Caller,
         handle: Handle,
         migs: &[Mig],
-        buffer: &mut SampleBuffer,
         now: Monotonic,
         integrals: &mut Integrals,
     ) -> Medium {
         let elapsed = self.last.replace(now).map_or(0.0, |last| now.since(last).as_secs_f64());
         let mut rates = Rates::default();
         for (engine, ring) in &mut self.engines {
-            let step = ring.advance(caller, handle, buffer, elapsed, |caller| engine_rate(caller, handle, engine));
+            let step = ring.advance(caller, handle, elapsed, |caller| engine_rate(caller, handle, engine));
             if let Some(seconds) = step.integral {
                 integrals.engine_busy_seconds.push((engine, seconds));
             }
@@ -87,16 +89,19 @@ impl MediumReader {
             self.fields(caller, handle);
         let power_limit = value!(caller, nvmlDeviceGetEnforcedPowerLimit(handle.0));
         let power_limit_requested = value!(caller, nvmlDeviceGetPowerManagementLimit(handle.0));
-        let performance_state: Option<u32> = value!(caller, nvmlDeviceGetPerformanceState(handle.0));
+        // 32 means unknown.
+        let performance_state =
+            value!(caller, nvmlDeviceGetPerformanceState(handle.0)).filter(|state: &u32| *state != 32);
+        let memory = memory::read(caller, handle, None);
         let whole = self.gpm.read(caller, handle, None, now);
         rates.traffic = whole.traffic;
         Medium {
-            memory: memory::read(caller, handle, None),
+            memory,
             gpu_temperature_celsius: temperature(caller, handle),
             memory_temperature_celsius,
             temperature_margin_celsius: margin(caller, handle),
-            power_limit_watts: power_limit.map(watts),
-            power_limit_requested_watts: power_limit_requested.map(watts),
+            power_limit_watts: power_limit.and_then(|limit| watts(caller, limit)),
+            power_limit_requested_watts: power_limit_requested.and_then(|limit| watts(caller, limit)),
             clocks: Clocks {
                 graphics_hertz: clock(caller, handle, 0),
                 sm_hertz: clock(caller, handle, 1),
@@ -108,16 +113,16 @@ impl MediumReader {
             clock_events: self.clock_events(caller, handle),
             clock_event_samples: BTreeMap::new(),
             clock_event_starts: BTreeMap::new(),
-            // 32 means unknown.
-            performance_state: performance_state.filter(|state| *state <= 15),
+            performance_state: performance_state
+                .and_then(|state| caller.plausible(&plausible::PERFORMANCE_STATE, state)),
             fan_speed_ratios: self.fans(caller, handle),
             gpm: whole.ratios,
             rates,
             sm_cycles: whole.sm_cycles,
             sm_active_cycles: whole.sm_active_cycles,
             pipe_cycles: whole.pipe_cycles,
-            instances: self.instances(caller, handle, migs, now),
-            processes: self.processes.read(caller, handle, migs),
+            instances: self.instances(caller, handle, migs, memory, now),
+            processes: self.processes.read(caller, handle, migs, memory.map(|memory| memory.total)),
             process_utilization_source: None,
             virtualization: self.vgpus.virtualization(caller, handle),
             vgpus: self.vgpus.read(caller, handle),
@@ -126,20 +131,19 @@ impl MediumReader {
 
     /// Throttle counters and the memory's temperature, in one call.
     fn fields(&self, caller: &mut Caller, handle: Handle) -> Fields {
-        let mut wanted = vec![(MEMORY_TEMPERATURE, 0)];
-        wanted.extend(POLICY_FIELDS.map(|id| (id, 0)));
-        wanted.extend([SW_POWER_CAP, SYNC_BOOST].map(|id| (id, 0)));
+        let mut rows = vec![MEMORY_TEMPERATURE];
+        rows.extend(POLICY_ROWS);
+        rows.extend([SW_POWER_CAP, SYNC_BOOST]);
         if let Some(scheme) = self.scheme {
-            wanted.extend([scheme.sw_thermal, scheme.hw_thermal, scheme.hw_power_brake].map(|id| (id, 0)));
+            rows.extend([scheme.sw_thermal, scheme.hw_thermal, scheme.hw_power_brake].map(nanoseconds));
         }
-        let values = fields::read(caller, handle, &wanted);
-        let seconds = |(name, value): (&'static str, &Option<Field>)| Some((name, (*value)?.wide()? / NANOSECONDS));
+        let values = fields::read(caller, handle, &rows);
         let (policies, throttled) = values[1..].split_at(POLICIES.len());
         Fields {
-            throttled_seconds: THROTTLE_REASONS.into_iter().zip(throttled).filter_map(seconds).collect(),
-            policy_violation_seconds: POLICIES.into_iter().zip(policies).filter_map(seconds).collect(),
+            throttled_seconds: fields::named(&THROTTLE_REASONS, throttled),
+            policy_violation_seconds: fields::named(&POLICIES, policies),
             // Boards without that sensor report 0.
-            memory_temperature_celsius: values[0].map(|celsius| celsius.value).filter(|celsius| *celsius > 0.0),
+            memory_temperature_celsius: values[0].filter(|celsius| *celsius > 0.0),
         }
     }
 
@@ -166,20 +170,32 @@ impl MediumReader {
             }
         };
         let speed = |fan| {
-            value!(caller, nvmlDeviceGetFanSpeed_v2[fan](handle.0, fan)).map(|percent: u32| f64::from(percent) / 100.0)
+            let percent: u32 = value!(caller, nvmlDeviceGetFanSpeed_v2[fan](handle.0, fan))?;
+            caller.plausible(&plausible::FAN_SPEED, f64::from(percent) / 100.0)
         };
+        // Fans are numbered by their position: the list ends before one that is missing.
         (0..fans.min(FAN_LIMIT)).map_while(speed).collect()
     }
 
     /// Each GPU instance once, however many compute instances share it.
-    fn instances(&mut self, caller: &mut Caller, parent: Handle, migs: &[Mig], now: Monotonic) -> Vec<InstanceReading> {
+    fn instances(
+        &mut self,
+        caller: &mut Caller,
+        parent: Handle,
+        migs: &[Mig],
+        whole: Option<MemoryUse>,
+        now: Monotonic,
+    ) -> Vec<InstanceReading> {
         let mut by_instance: BTreeMap<u32, Vec<&Mig>> = BTreeMap::new();
         for mig in migs {
             by_instance.entry(mig.gpu_instance).or_default().push(mig);
         }
         let reading = |(gpu_instance, members): (u32, Vec<&Mig>)| InstanceReading {
             gpu_instance,
-            memory: members.first().and_then(|mig| memory::read(caller, mig.handle, Some(gpu_instance))),
+            memory: members
+                .first()
+                .and_then(|mig| memory::read(caller, mig.handle, Some(gpu_instance)))
+                .filter(|part| whole.is_none_or(|whole| part.total <= whole.total)),
             members: members.iter().map(|mig| mig.uuid.clone()).collect(),
             gpm: self.gpm.read(caller, parent, Some(gpu_instance), now).ratios,
         };
@@ -187,29 +203,30 @@ impl MediumReader {
     }
 }
 
-fn watts(milliwatts: u32) -> f64 {
-    f64::from(milliwatts) / 1000.0
+fn watts(caller: &mut Caller, milliwatts: u32) -> Option<f64> {
+    caller.plausible(&plausible::POWER_LIMIT, f64::from(milliwatts) / 1000.0)
 }
 
 fn clock(caller: &mut Caller, handle: Handle, kind: u32) -> Option<f64> {
     let megahertz: u32 = value!(caller, nvmlDeviceGetClockInfo[kind](handle.0, kind))?;
-    Some(f64::from(megahertz) * MEGAHERTZ)
+    caller.plausible(&plausible::CLOCK, f64::from(megahertz) * MEGAHERTZ)
 }
 
 fn temperature(caller: &mut Caller, handle: Handle) -> Option<f64> {
     let celsius: Option<u32> = value!(caller, nvmlDeviceGetTemperature(handle.0, 0));
-    celsius.map(f64::from).or_else(|| {
+    let celsius = celsius.map(f64::from).or_else(|| {
         let mut reading = nvmlTemperature_t { version: version::<nvmlTemperature_t>(1), sensorType: 0, temperature: 0 };
         call!(caller, nvmlDeviceGetTemperatureV(handle.0, &raw mut reading)).ok()?;
         Some(f64::from(reading.temperature))
-    })
+    });
+    caller.plausible(&plausible::TEMPERATURE, celsius?)
 }
 
 fn margin(caller: &mut Caller, handle: Handle) -> Option<f64> {
     let version = version::<nvmlMarginTemperature_t>(1);
     let mut margin = nvmlMarginTemperature_t { version, marginTemperature: 0 };
     call!(caller, nvmlDeviceGetMarginTemperature(handle.0, &raw mut margin)).ok()?;
-    Some(f64::from(margin.marginTemperature))
+    caller.plausible(&plausible::TEMPERATURE_MARGIN, f64::from(margin.marginTemperature))
 }
 
 /// The rate of one engine over its last sample period.

@@ -4,10 +4,22 @@ use nvml_wrapper_sys::bindings::{nvmlMemory_t, nvmlMemory_v2_t};
 
 use super::calls::{Caller, Refusal, call, version};
 use super::library::Handle;
+use crate::hardware::plausible;
 use crate::model::MemoryUse;
 
 /// Of a GPU, or of the GPU instance of a MIG device; either may support calls that the other does not.
+/// Absent as a whole where one value is wrong.
 pub fn read(caller: &mut Caller, handle: Handle, gpu_instance: Option<u32>) -> Option<MemoryUse> {
+    let memory = read_any(caller, handle, gpu_instance)?;
+    let parts = [memory.used, memory.free, memory.reserved.unwrap_or(0)];
+    if !plausible::MEMORY.holds(memory.total as f64) || parts.iter().any(|part| *part > memory.total) {
+        caller.count_implausible(&plausible::MEMORY);
+        return None;
+    }
+    Some(memory)
+}
+
+fn read_any(caller: &mut Caller, handle: Handle, gpu_instance: Option<u32>) -> Option<MemoryUse> {
     let variant = gpu_instance.map_or(0, |number| number + 1);
     let mut memory =
         nvmlMemory_v2_t { version: version::<nvmlMemory_v2_t>(2), total: 0, reserved: 0, free: 0, used: 0 };

@@ -14,10 +14,10 @@ mod fields;
 mod gpm;
 mod inventory;
 mod library;
-mod links;
 mod medium;
 mod memory;
 mod module;
+mod nvlink;
 mod per_gpu_query;
 mod platform;
 mod process_use;
@@ -29,16 +29,13 @@ mod slow;
 mod statistics;
 mod vgpus;
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 pub(super) use reader::OTHER_GPU;
 pub use search::LibrarySearch;
-
-pub use statistics::CallStatistics;
 
 use self::calls::Caller;
 use self::events::NvmlEvents;
@@ -69,39 +66,16 @@ pub fn end_process(code: u8) -> ! {
     _exit(code.into())
 }
 
-/// Access to the call statistics from other threads.
-#[derive(Clone, Debug)]
-pub struct CallRecord {
-    statistics: Arc<Statistics>,
-}
-
 impl NvmlDriver {
     #[must_use]
     pub fn new(search: LibrarySearch) -> Self {
-        Self::searching(search, Statistics::new(None))
+        Self { search, loaded: None, statistics: Arc::default() }
     }
 
-    fn searching(search: LibrarySearch, statistics: Statistics) -> Self {
-        Self { search, loaded: None, statistics: Arc::new(statistics) }
-    }
-
-    /// Also counts calls by duration.
+    /// Also times calls.
     #[must_use]
     pub fn with_durations(search: LibrarySearch, clock: Clock) -> Self {
-        Self::searching(search, Statistics::new(Some(clock)))
-    }
-
-    #[must_use]
-    pub fn call_record(&self) -> CallRecord {
-        CallRecord { statistics: Arc::clone(&self.statistics) }
-    }
-}
-
-impl CallRecord {
-    /// By NVML's name of the call, since the agent started, over all sessions.
-    #[must_use]
-    pub fn call_statistics(&self) -> BTreeMap<&'static str, CallStatistics> {
-        self.statistics.all()
+        Self { statistics: Arc::new(Statistics::timed(clock)), ..Self::new(search) }
     }
 }
 
@@ -152,12 +126,6 @@ struct NvmlSession {
     per_gpu: PerGpuQuery,
 }
 
-impl NvmlSession {
-    fn lock_layout(&self) -> MutexGuard<'_, Layout> {
-        self.layout.lock()
-    }
-}
-
 impl Session for NvmlSession {
     fn inventory(&self) -> Result<(Inventory, Vec<Problem>), Failure> {
         let mut caller = Caller::new(Arc::clone(&self.library));
@@ -179,7 +147,7 @@ impl Session for NvmlSession {
         let mut problems = outcome.problems;
         let mut found = Vec::new();
         let mut layout = Layout::new();
-        let before = self.lock_layout().clone();
+        let before = self.layout.lock().clone();
         let mut answers = self.per_gpu.run(&self.library, count, inventory::gpu);
         for index in 0..count {
             let gpu = match answers.remove(&index) {
@@ -206,16 +174,16 @@ impl Session for NvmlSession {
         let (gpus, duplicate_uuids) = without_duplicates(found);
         let duplicate = Problem { call: "nvmlDeviceGetUUID", code: "duplicate_uuid" };
         problems.extend(duplicate_uuids.iter().map(|_| duplicate));
-        *self.lock_layout() = layout;
+        *self.layout.lock() = layout;
         Ok((Inventory { driver, gpus, duplicate_uuids, ..Inventory::default() }, problems))
     }
 
     fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn Reader>, Failure> {
-        if self.lock_layout().is_empty() {
+        if self.layout.lock().is_empty() {
             self.inventory()?;
         }
         let at = |(index, place): (&u32, &Option<Place>)| (place.as_ref()?.gpu == *gpu).then_some(*index);
-        let layout = self.lock_layout().clone();
+        let layout = self.layout.lock().clone();
         let indices: Vec<u32> = layout.iter().filter_map(at).collect();
         let [index] = indices[..] else {
             // A listed GPU that does not return its UUID may be this one.
@@ -240,7 +208,7 @@ impl Session for NvmlSession {
         let count = inventory::count(&mut caller);
         let Some(count) = count else { return false };
         let mut answers = self.per_gpu.run(&self.library, count, inventory::place);
-        let before = self.lock_layout();
+        let before = self.layout.lock();
         // A GPU that stops answering is handled by its reader; one that begins to answer is a change.
         let mut place =
             |index| answers.remove(&index).and_then(|(place, _)| place).or_else(|| before.get(&index)?.clone());
@@ -252,7 +220,7 @@ impl Session for NvmlSession {
         Some(Box::new(NvmlEvents::new(&self.library)))
     }
 
-    fn open_marker(&self) -> Option<Weak<dyn Any + Send + Sync>> {
-        Some(events::open_marker(&self.library))
+    fn open_marker(&self) -> Option<Weak<()>> {
+        Some(Arc::downgrade(&self.library.open_marker))
     }
 }

@@ -1,16 +1,16 @@
 //! The power of the module that a GPU is on (a superchip, with its CPU and one or two GPUs), and that of the GPU alone.
 
 use super::calls::{Caller, Refusal};
-use super::fields::{self, Field};
+use super::fields::{self, Row};
 use super::library::Handle;
-use super::samples::{Ring, SampleBuffer};
+use super::samples::Ring;
 use crate::hardware::integrate::RingIntegral;
 use crate::hardware::plausible;
 use crate::hardware::source::CounterScope;
 
-/// The power of the GPU alone and of the module, in milliwatts: of each, field 185 is the mean of a second, and 186 the
-/// present value for a driver without it.
-const POWER: [(u32, u32); 4] = [(185, 0), (186, 0), (185, 1), (186, 1)];
+/// The power of the GPU alone and of the module: of each, field 185 is the mean of a second, and 186 the present value
+/// for a driver without it.
+const POWER: [Row; 4] = [watts(185, 0), watts(186, 0), watts(185, 1), watts(186, 1)];
 /// A driver that refuses the module's power that often has none.
 const ATTEMPTS: u32 = 2;
 /// So many passes in a row show that the GPU's power is not the module's.
@@ -20,6 +20,10 @@ const BELOW_MODULE: f64 = 0.98;
 /// Joules by which module and GPU differ before the counter's scope is decided: the idle CPU draws them in half a
 /// minute.
 const DISTINCT: f64 = 2000.0;
+
+const fn watts(id: u32, scope: u32) -> Row {
+    Row::milli(id, &plausible::POWER).of(scope)
+}
 
 pub struct Module {
     ring: Ring,
@@ -63,24 +67,21 @@ impl Module {
 
     /// Nothing for a GPU whose driver has no module power. The driver has no energy counter of the module, so its power
     /// is integrated; time without readings adds nothing.
-    pub fn read(&mut self, caller: &mut Caller, handle: Handle, buffer: &mut SampleBuffer, elapsed: f64) -> ModuleStep {
+    pub fn read(&mut self, caller: &mut Caller, handle: Handle, elapsed: f64) -> ModuleStep {
         self.pass = None;
         if !self.is_known && self.refusals >= ATTEMPTS {
             return ModuleStep::default();
         }
         let values = fields::results(caller, handle, &POWER);
         let (of_gpu, of_module) = values.split_at(POWER.len() / 2);
-        let mut watts = |values: &[Result<Field, Refusal>]| {
-            let field = values.iter().flatten().next()?;
-            caller.plausible(&plausible::POWER, field.value / 1000.0)
-        };
-        let (gpu, module) = (watts(of_gpu), watts(of_module));
+        let first = |values: &[Result<f64, Refusal>]| values.iter().flatten().next().copied();
+        let (gpu, module) = (first(of_gpu), first(of_module));
         if module.is_none() && !self.is_known {
             self.refusals += u32::from(of_module.iter().all(|value| *value == Err(Refusal::Unsupported)));
             return ModuleStep::default();
         }
         self.is_known = true;
-        let joules = self.ring.advance(caller, handle, buffer, elapsed, |_| module).integral;
+        let joules = self.ring.advance(caller, handle, elapsed, |_| module).integral;
         let was_proven = self.gpu.is_proven();
         let (gpu_watts, gpu_joules) = self.gpu.advance(elapsed, gpu, module);
         self.pass = gpu_joules.zip(joules).filter(|_| was_proven);

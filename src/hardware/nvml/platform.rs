@@ -3,18 +3,19 @@
 use nvml_wrapper_sys::bindings::{nvmlC2cModeInfo_v1_t, nvmlPlatformInfo_v2_t};
 
 use super::calls::{Caller, Refusal, call, version};
-use super::fields;
+use super::fields::{self, Row};
 use super::library::Handle;
+use crate::hardware::plausible;
 use crate::model::{C2c, Platform};
 
 /// What the platform does not give.
 const UNKNOWN: u8 = u8::MAX;
 const PEER_TYPES: [&str; 2] = ["direct", "switch"];
 
-const C2C_LINK_COUNT: u32 = 170;
-const C2C_LINK_STATUS: u32 = 171;
+const C2C_LINK_COUNT: Row = Row::plain(170);
+const C2C_LINK_STATUS: Row = Row::plain(171);
 /// In MB a second, of an active link.
-const C2C_LINK_SPEED: u32 = 172;
+const C2C_LINK_SPEED: Row = Row::plain(172);
 /// More links than any GPU has; the header names 14.
 const C2C_LINK_LIMIT: u32 = 64;
 const MEGABYTE: f64 = 1e6;
@@ -57,11 +58,11 @@ pub fn c2c(caller: &mut Caller, handle: Handle) -> C2c {
     if enabled != Some(true) {
         return C2c { enabled, ..C2c::default() };
     }
-    let links = fields::read(caller, handle, &[(C2C_LINK_COUNT, 0)])[0].map_or(0, |count| count.value as u32);
+    let links = fields::read(caller, handle, &[C2C_LINK_COUNT])[0].map_or(0, |count| count as u32);
     let links: Vec<u32> = (0..links.min(C2C_LINK_LIMIT)).collect();
-    let wanted: Vec<_> = links.iter().flat_map(|link| [(C2C_LINK_STATUS, *link), (C2C_LINK_SPEED, *link)]).collect();
+    let wanted: Vec<_> = links.iter().flat_map(|link| [C2C_LINK_STATUS.of(*link), C2C_LINK_SPEED.of(*link)]).collect();
     let values = fields::read(caller, handle, &wanted);
-    let status = |pair: &[Option<fields::Field>]| pair[0].map(|status| status.value != 0.0);
+    let status = |pair: &[Option<f64>]| pair[0].map(|status| status != 0.0);
     // A link whose state is unknown makes the numbers of both unknown.
     let Some(states) = values.chunks(2).map(status).collect::<Option<Vec<bool>>>().filter(|states| !states.is_empty())
     else {
@@ -69,11 +70,12 @@ pub fn c2c(caller: &mut Caller, handle: Handle) -> C2c {
     };
     let number = |wanted: bool| u32::try_from(states.iter().filter(|is_active| **is_active == wanted).count()).ok();
     let active = values.chunks(2).zip(&states).filter(|(_, is_active)| **is_active);
+    let speed: Option<f64> = active.map(|(pair, _)| Some(pair[1]? * MEGABYTE)).sum();
     C2c {
         enabled,
         active_links: number(true),
         inactive_links: number(false),
-        bytes_per_second_max: active.map(|(pair, _)| Some(pair[1]?.value * MEGABYTE)).sum(),
+        bytes_per_second_max: speed.and_then(|speed| caller.plausible(&plausible::TRAFFIC, speed)),
     }
 }
 

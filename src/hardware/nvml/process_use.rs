@@ -30,18 +30,10 @@ const BUSY: f64 = 0.05;
 /// process is unknown.
 const EMPTY_SECONDS: f64 = 5.0;
 
-const BLANK_SAMPLE: nvmlProcessUtilizationSample_t =
-    nvmlProcessUtilizationSample_t { pid: 0, timeStamp: 0, smUtil: 0, memUtil: 0, encUtil: 0, decUtil: 0 };
-const BLANK_INFO: nvmlProcessUtilizationInfo_v1_t = nvmlProcessUtilizationInfo_v1_t {
-    timeStamp: 0,
-    pid: 0,
-    smUtil: 0,
-    memUtil: 0,
-    encUtil: 0,
-    decUtil: 0,
-    jpgUtil: 0,
-    ofaUtil: 0,
-};
+// SAFETY: numbers only; all zeroes is a valid value.
+const BLANK_SAMPLE: nvmlProcessUtilizationSample_t = unsafe { std::mem::zeroed() };
+// SAFETY: as above.
+const BLANK_INFO: nvmlProcessUtilizationInfo_v1_t = unsafe { std::mem::zeroed() };
 
 /// The driver's two calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,9 +55,8 @@ enum SourceState {
     ListsNothing,
 }
 
+#[derive(Default)]
 pub struct ProcessUse {
-    samples: Vec<nvmlProcessUtilizationSample_t>,
-    infos: Vec<nvmlProcessUtilizationInfo_v1_t>,
     source: Source,
     state: SourceState,
     /// Time without a sample while the GPU was busy.
@@ -93,19 +84,6 @@ struct Cursors {
     /// The newest timestamp.
     newest: u64,
     empty_passes: u32,
-}
-
-impl Default for ProcessUse {
-    fn default() -> Self {
-        Self {
-            samples: vec![BLANK_SAMPLE; CAPACITY],
-            infos: Vec::new(),
-            source: Source::default(),
-            state: SourceState::default(),
-            empty_seconds: 0.0,
-            cursors: Cursors::default(),
-        }
-    }
 }
 
 impl ProcessUse {
@@ -168,7 +146,7 @@ impl ProcessUse {
         };
     }
 
-    fn read(&mut self, caller: &mut Caller, handle: Handle) -> Result<Vec<ProcessSample>, Refusal> {
+    fn read(&self, caller: &mut Caller, handle: Handle) -> Result<Vec<ProcessSample>, Refusal> {
         let read = match self.source {
             Source::ProcessUtilization => self.process_utilization(caller, handle),
             Source::ProcessesUtilizationInfo => self.processes_utilization_info(caller, handle),
@@ -185,23 +163,17 @@ impl ProcessUse {
         Ok(samples.into_iter().filter(plausible).collect())
     }
 
-    fn process_utilization(&mut self, caller: &mut Caller, handle: Handle) -> Result<Vec<ProcessSample>, Refusal> {
+    fn process_utilization(&self, caller: &mut Caller, handle: Handle) -> Result<Vec<ProcessSample>, Refusal> {
         let last_seen = self.cursors.last_seen;
-        let count = fill(&mut self.samples, BLANK_SAMPLE, LARGEST, |samples, count| {
+        let samples = fill(BLANK_SAMPLE, CAPACITY, LARGEST, |samples, count| {
             call!(caller, nvmlDeviceGetProcessUtilization(handle.0, samples, count, last_seen))
         })?;
-        let sample = |one: &nvmlProcessUtilizationSample_t| sample(one.pid, one.timeStamp, one.smUtil);
-        Ok(self.samples.iter().take(count).map(sample).collect())
+        Ok(samples.iter().map(|one| sample(one.pid, one.timeStamp, one.smUtil)).collect())
     }
 
-    fn processes_utilization_info(
-        &mut self,
-        caller: &mut Caller,
-        handle: Handle,
-    ) -> Result<Vec<ProcessSample>, Refusal> {
-        self.infos.resize(self.infos.len().max(CAPACITY), BLANK_INFO);
+    fn processes_utilization_info(&self, caller: &mut Caller, handle: Handle) -> Result<Vec<ProcessSample>, Refusal> {
         let last_seen = self.cursors.last_seen;
-        let count = fill(&mut self.infos, BLANK_INFO, LARGEST, |infos, count| {
+        let infos = fill(BLANK_INFO, CAPACITY, LARGEST, |infos, count| {
             let mut list = nvmlProcessesUtilizationInfo_v1_t {
                 version: version::<nvmlProcessesUtilizationInfo_v1_t>(1),
                 processSamplesCount: *count,
@@ -212,8 +184,7 @@ impl ProcessUse {
             *count = list.processSamplesCount;
             outcome
         })?;
-        let sample = |one: &nvmlProcessUtilizationInfo_v1_t| sample(one.pid, one.timeStamp, one.smUtil);
-        Ok(self.infos.iter().take(count).map(sample).collect())
+        Ok(infos.iter().map(|one| sample(one.pid, one.timeStamp, one.smUtil)).collect())
     }
 }
 

@@ -8,6 +8,7 @@ use super::calls::{Caller, Refusal, fill};
 use super::codes;
 use super::inventory::Mig;
 use super::library::Handle;
+use crate::hardware::plausible;
 use crate::model::DeviceProcess;
 
 const CAPACITY: usize = 64;
@@ -21,7 +22,6 @@ const BLANK_INFO: nvmlProcessInfo_t =
     nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
 /// Reads the driver's lists of processes that have contexts on a GPU.
 pub struct ProcessLists {
-    buffer: Vec<nvmlProcessInfo_t>,
     /// Read version 2 of the lists. Versions 2 and 3 share one structure, except in a few drivers: see `has_other_v3`.
     second_version: bool,
 }
@@ -54,13 +54,18 @@ const MPS: usize = 2;
 
 impl ProcessLists {
     pub fn new(driver_version: Option<&str>) -> Self {
-        let second_version = driver_version.is_some_and(has_other_v3);
-        Self { buffer: vec![BLANK_INFO; CAPACITY], second_version }
+        Self { second_version: driver_version.is_some_and(has_other_v3) }
     }
 
     /// All processes of the GPU, each once per MIG device, sorted. `None` unless every list that the driver has was
     /// read: a part of them would look complete.
-    pub fn read(&mut self, caller: &mut Caller, handle: Handle, migs: &[Mig]) -> Option<Vec<DeviceProcess>> {
+    pub fn read(
+        &mut self,
+        caller: &mut Caller,
+        handle: Handle,
+        migs: &[Mig],
+        memory_bytes: Option<u64>,
+    ) -> Option<Vec<DeviceProcess>> {
         let mut found = BTreeMap::new();
         if self.of_whole(caller, handle, &mut found).is_none() {
             // Without privileges only the lists of the MIG devices can be read on a partitioned GPU.
@@ -72,13 +77,18 @@ impl ProcessLists {
                 self.of_instance(caller, mig, &mut found)?;
             }
         }
+        let most = memory_bytes.unwrap_or(plausible::PROCESS_MEMORY.most() as u64);
+        for process in found.values_mut().filter(|process| process.memory_bytes.is_some_and(|bytes| bytes > most)) {
+            caller.count_implausible(&plausible::PROCESS_MEMORY);
+            process.memory_bytes = None;
+        }
         Some(found.into_values().collect())
     }
 
     fn of_whole(&mut self, caller: &mut Caller, handle: Handle, found: &mut Found) -> Option<()> {
         for list in [COMPUTE, GRAPHICS, MPS] {
             match self.fill(caller, handle, list, 0) {
-                Ok(count) => self.take(count, None, found),
+                Ok(infos) => take(infos, None, found),
                 // Not every board has graphics, nor every driver MPS.
                 Err(Refusal::Unsupported) if list != COMPUTE => {}
                 Err(_) => return None,
@@ -88,14 +98,20 @@ impl ProcessLists {
     }
 
     fn of_instance(&mut self, caller: &mut Caller, mig: &Mig, found: &mut Found) -> Option<()> {
-        let count = self.fill(caller, mig.handle, COMPUTE, mig.index + 1).ok()?;
-        self.take(count, Some((mig.gpu_instance, mig.compute_instance)), found);
+        let infos = self.fill(caller, mig.handle, COMPUTE, mig.index + 1).ok()?;
+        take(infos, Some((mig.gpu_instance, mig.compute_instance)), found);
         Some(())
     }
 
-    fn fill(&mut self, caller: &mut Caller, handle: Handle, list: usize, variant: u32) -> Result<usize, Refusal> {
+    fn fill(
+        &mut self,
+        caller: &mut Caller,
+        handle: Handle,
+        list: usize,
+        variant: u32,
+    ) -> Result<Vec<nvmlProcessInfo_t>, Refusal> {
         let (name, function) = LISTS[usize::from(self.second_version)][list];
-        let filled = fill(&mut self.buffer, BLANK_INFO, LARGEST, |infos, count| {
+        let filled = fill(BLANK_INFO, CAPACITY, LARGEST, |infos, count| {
             caller.call(name, variant, |library| match function(library) {
                 // SAFETY: the buffer has `count` entries, and the library stays loaded meanwhile.
                 Some(function) => unsafe { function(handle.0, count, infos) },
@@ -103,7 +119,7 @@ impl ProcessLists {
             })
         });
         match filled {
-            Err(Refusal::Empty) => Ok(0),
+            Err(Refusal::Empty) => Ok(vec![]),
             // Drivers before 510, and 535.98, have no version 3 of any list.
             Err(Refusal::Unsupported) if list == COMPUTE && !self.second_version => {
                 self.second_version = true;
@@ -112,20 +128,20 @@ impl ProcessLists {
             filled => filled,
         }
     }
+}
 
-    fn take(&self, count: usize, instance: Option<(u32, u32)>, found: &mut Found) {
-        for info in &self.buffer[..count] {
-            let known = |number: u32| (number != NO_INSTANCE).then_some(number);
-            let gpu_instance = instance.map(|instance| instance.0).or_else(|| known(info.gpuInstanceId));
-            let compute_instance = instance.map(|instance| instance.1).or_else(|| known(info.computeInstanceId));
-            let memory_bytes = (info.usedGpuMemory != NO_MEMORY).then_some(info.usedGpuMemory);
-            let process = DeviceProcess { pid: info.pid, gpu_instance, compute_instance, memory_bytes };
-            found
-                .entry((info.pid, gpu_instance, compute_instance))
-                // A process in two lists has one memory: the larger figure where they differ.
-                .and_modify(|known: &mut DeviceProcess| known.memory_bytes = known.memory_bytes.max(memory_bytes))
-                .or_insert(process);
-        }
+fn take(infos: Vec<nvmlProcessInfo_t>, instance: Option<(u32, u32)>, found: &mut Found) {
+    for info in infos {
+        let known = |number: u32| (number != NO_INSTANCE).then_some(number);
+        let gpu_instance = instance.map(|instance| instance.0).or_else(|| known(info.gpuInstanceId));
+        let compute_instance = instance.map(|instance| instance.1).or_else(|| known(info.computeInstanceId));
+        let memory_bytes = (info.usedGpuMemory != NO_MEMORY).then_some(info.usedGpuMemory);
+        let process = DeviceProcess { pid: info.pid, gpu_instance, compute_instance, memory_bytes };
+        found
+            .entry((info.pid, gpu_instance, compute_instance))
+            // A process in two lists has one memory: the larger figure where they differ.
+            .and_modify(|known: &mut DeviceProcess| known.memory_bytes = known.memory_bytes.max(memory_bytes))
+            .or_insert(process);
     }
 }
 

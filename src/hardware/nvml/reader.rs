@@ -8,7 +8,6 @@ use super::gpm::{Gpm, InstanceUse};
 use super::inventory::{self, Mig, mig_enabled, mig_handles};
 use super::library::{Handle, Library};
 use super::medium::MediumReader;
-use super::samples::SampleBuffer;
 use super::slow::SlowReader;
 use crate::hardware::source::{Due, Failure, Integrals, Pass, PassStatus, Reader};
 use crate::model::{GpuUuid, Moment, Monotonic};
@@ -21,7 +20,6 @@ pub struct NvmlReader {
     caller: Caller,
     handle: Handle,
     migs: Vec<Mig>,
-    buffer: SampleBuffer,
     fast: FastReader,
     instances: Option<InstanceUse>,
     medium: MediumReader,
@@ -69,7 +67,6 @@ impl NvmlReader {
             caller,
             handle,
             migs,
-            buffer: SampleBuffer::default(),
             last: None,
         })
     }
@@ -79,15 +76,14 @@ impl Reader for NvmlReader {
     fn read(&mut self, due: Due, now: Moment) -> Pass {
         let elapsed = self.last.map_or(0.0, |last| now.monotonic.since(last).as_secs_f64());
         let mut integrals = Integrals::default();
-        let mut fast = self.fast.read(&mut self.caller, self.handle, &mut self.buffer, elapsed, &mut integrals);
+        let mut fast = self.fast.read(&mut self.caller, self.handle, elapsed, &mut integrals);
         if let Some(instances) = &mut self.instances {
             integrals.instance_busy_seconds = instances.advance(&mut self.caller, self.handle, now.monotonic);
             fast.instance_utilization_ratios = instances.ratios.clone();
         }
         let medium = due.medium.then(|| {
             let migs = &self.migs;
-            let (caller, buffer) = (&mut self.caller, &mut self.buffer);
-            let mut medium = self.medium.read(caller, self.handle, migs, buffer, now.monotonic, &mut integrals);
+            let mut medium = self.medium.read(&mut self.caller, self.handle, migs, now.monotonic, &mut integrals);
             medium.rates.memory_utilization_ratio = self.fast.memory_utilization_ratio;
             medium.process_utilization_source = self.fast.processes.source().map(Into::into);
             medium

@@ -12,12 +12,6 @@ use crate::hardware::plausible::{self, Quantity};
 const CAPACITY: usize = 256;
 const LARGEST: usize = 16 * 1024;
 
-/// The buffer for one ring's samples, shared by the rings of a GPU.
-pub struct SampleBuffer {
-    raw: Vec<nvmlSample_t>,
-    samples: Vec<Sample>,
-}
-
 /// One of the driver's rings and how far it has been read.
 pub struct Ring {
     kind: nvmlSamplingType_t,
@@ -25,12 +19,6 @@ pub struct Ring {
     units: f64,
     quantity: &'static Quantity,
     integral: RingIntegral,
-}
-
-impl Default for SampleBuffer {
-    fn default() -> Self {
-        Self { raw: vec![BLANK; CAPACITY], samples: Vec::with_capacity(CAPACITY) }
-    }
 }
 
 const BLANK: nvmlSample_t = nvmlSample_t { timeStamp: 0, sampleValue: nvmlValue_t { ullVal: 0 } };
@@ -58,27 +46,24 @@ impl Ring {
         &mut self,
         caller: &mut Caller,
         handle: Handle,
-        buffer: &mut SampleBuffer,
         elapsed: f64,
         fallback: impl FnOnce(&mut Caller) -> Option<f64>,
     ) -> Step {
-        buffer.fill(caller, handle, self);
-        self.integral.advance(elapsed, &mut buffer.samples, || fallback(caller))
+        let mut samples = self.samples(caller, handle);
+        self.integral.advance(elapsed, &mut samples, || fallback(caller))
     }
-}
 
-impl SampleBuffer {
-    fn fill(&mut self, caller: &mut Caller, handle: Handle, ring: &Ring) {
-        self.samples.clear();
-        let (kind, cursor) = (ring.kind, ring.integral.cursor());
+    fn samples(&self, caller: &mut Caller, handle: Handle) -> Vec<Sample> {
+        let (kind, cursor) = (self.kind, self.integral.cursor());
         let mut value_type = 0;
-        let filled = fill(&mut self.raw, BLANK, LARGEST, |buffer, count| {
+        let read = fill(BLANK, CAPACITY, LARGEST, |buffer, count| {
             call!(caller, nvmlDeviceGetSamples[kind](handle.0, kind, cursor, &raw mut value_type, count, buffer))
         });
-        let read = self.raw.iter().take(filled.unwrap_or(0));
-        self.samples.extend(read.filter(|sample| sample.timeStamp != 0).filter_map(|sample| {
-            let value = decode(value_type, sample.sampleValue)? / ring.units;
-            Some(Sample { timestamp: sample.timeStamp, value: caller.plausible(ring.quantity, value)? })
-        }));
+        let mut sample = |sample: nvmlSample_t| {
+            let value = decode(value_type, sample.sampleValue)? / self.units;
+            Some(Sample { timestamp: sample.timeStamp, value: caller.plausible(self.quantity, value)? })
+        };
+        let read = read.unwrap_or_default().into_iter().filter(|sample| sample.timeStamp != 0);
+        read.filter_map(&mut sample).collect()
     }
 }

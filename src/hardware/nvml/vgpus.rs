@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_uint;
 use std::sync::Arc;
 
-use nvml_wrapper_sys::bindings::{nvmlValue_t, nvmlVgpuInstanceUtilizationSample_t, nvmlVgpuLicenseInfo_t};
+use nvml_wrapper_sys::bindings::{nvmlVgpuInstanceUtilizationSample_t, nvmlVgpuLicenseInfo_t};
 
 use super::calls::{Caller, Refusal, call, fill, read_text, text, value};
 use super::library::Handle;
@@ -19,13 +19,12 @@ const MODES: [Option<&str>; 5] = [None, Some("passthrough"), Some("vgpu"), Some(
 const HOST_VGPU: &str = "host_vgpu";
 /// More vGPUs than a GPU can have.
 const LARGEST: usize = 256;
+const CAPACITY: usize = 8;
 
 #[derive(Default)]
 pub struct VgpuReader {
     /// The mode changes with the driver alone; read until the driver returns it.
     mode: Option<Option<&'static str>>,
-    instances: Vec<c_uint>,
-    samples: Vec<nvmlVgpuInstanceUtilizationSample_t>,
     /// The time of the last sample, by the driver's clock.
     last_sample: u64,
 }
@@ -44,36 +43,25 @@ impl VgpuReader {
         if self.mode.flatten() != Some(HOST_VGPU) {
             return vec![];
         }
-        self.instances.resize(self.instances.len().max(8), 0);
-        let count = fill(&mut self.instances, 0, LARGEST, |instances, count| {
+        let running = fill(0, CAPACITY, LARGEST, |instances, count| {
             call!(caller, nvmlDeviceGetActiveVgpus(handle.0, &raw mut *count, instances))
         });
-        let Ok(count) = count else { return vec![] };
+        let Ok(running) = running else { return vec![] };
         let utilization = self.utilization(caller, handle);
-        let running: Vec<c_uint> = self.instances.iter().take(count).copied().collect();
         running.into_iter().filter_map(|instance| describe(caller, instance, &utilization)).collect()
     }
 
     /// SM use since the last pass, by vGPU. One without a sample is absent.
     fn utilization(&mut self, caller: &mut Caller, handle: Handle) -> BTreeMap<c_uint, f64> {
-        let zero = nvmlValue_t { ullVal: 0 };
-        let blank = nvmlVgpuInstanceUtilizationSample_t {
-            vgpuInstance: 0,
-            timeStamp: 0,
-            smUtil: zero,
-            memUtil: zero,
-            encUtil: zero,
-            decUtil: zero,
-        };
-        self.samples.resize(self.samples.len().max(8), blank);
+        // SAFETY: numbers only; all zeroes is a valid value.
+        let blank: nvmlVgpuInstanceUtilizationSample_t = unsafe { std::mem::zeroed() };
         let since = self.last_sample;
         let mut kind = 0;
-        let count = fill(&mut self.samples, blank, LARGEST, |samples, count| {
+        let samples = fill(blank, CAPACITY, LARGEST, |samples, count| {
             call!(caller, nvmlDeviceGetVgpuUtilization(handle.0, since, &raw mut kind, &raw mut *count, samples))
         });
-        let samples = self.samples.iter().take(count.unwrap_or(0));
         let mut by_instance = BTreeMap::new();
-        for sample in samples.filter(|sample| sample.timeStamp > since) {
+        for sample in samples.unwrap_or_default().into_iter().filter(|sample| sample.timeStamp > since) {
             self.last_sample = self.last_sample.max(sample.timeStamp);
             // SAFETY: the driver's type of these values is unsigned int, and every bit pattern is one.
             let ratio = f64::from(unsafe { sample.smUtil.uiVal }) / 100.0;

@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::curve::{Curve, Load, Sums};
 use super::profile::{Profile, fabric_domain, inventory, node_devices, scramble};
 use crate::hardware::source::{EventFailure, EventKind, Failure, PassStatus, Problem, RawEvent};
-use crate::model::{FabricDomain, GpuUuid, Inventory, Monotonic, NodeDevices, XidInstance};
+use crate::model::{FabricDomain, GpuUuid, Inventory, MigDevice, Monotonic, NodeDevices, XidInstance};
 
 /// The problem of every call after the driver was unloaded.
 pub(super) const UNLOADED: Problem = Problem { call: "simulated", code: "uninitialized" };
@@ -27,7 +27,7 @@ struct Shared {
     inventory: Inventory,
     fabric_domain: Option<FabricDomain>,
     gpus: BTreeMap<GpuUuid, Simulated>,
-    /// Until the first load is set the GPUs generate their own load.
+    /// Until the first load is set each GPU has a constant one.
     scripted: bool,
     /// Events to deliver, each with its number of repetitions.
     events: VecDeque<(RawEvent, u64)>,
@@ -44,8 +44,6 @@ struct Simulated {
     lost: bool,
     hanging: bool,
     recovery_action: u32,
-    /// The driver load since which joules are counted, and the joules before it.
-    joules_before: (u64, f64),
 }
 
 /// One process on one GPU, or on one GPU instance of it.
@@ -77,23 +75,21 @@ pub(super) struct State {
 impl Controls {
     pub(super) fn new(profile: Profile, seed: u64) -> Self {
         let inventory = inventory(profile, seed);
-        let memory = profile.model().memory_bytes;
+        let curve = |number, memory: Option<u64>| {
+            let level = 0.35 + 0.6 * ((scramble(seed, number) % 1_000) as f64 / 1_000.0);
+            Curve::new(Monotonic::default(), Load::new(level, (memory.unwrap_or_default() as f64 * level) as u64))
+        };
         let gpus = inventory.gpus.iter().map(|(uuid, gpu)| {
-            let seed = scramble(seed, 50_000 + u64::from(gpu.index.unwrap_or_default()));
-            let instances = gpu.mig_devices.iter().map(|mig| {
-                let memory = mig.memory_bytes.unwrap_or_default();
-                (mig.gpu_instance, Curve::new(scramble(seed, u64::from(mig.gpu_instance)), memory))
-            });
-            let (instances, processes) = (instances.collect(), BTreeMap::new());
-            let whole = Curve::new(seed, memory);
+            let number = 50_000 + 100 * u64::from(gpu.index.unwrap_or_default());
+            let instance =
+                |mig: &MigDevice| (mig.gpu_instance, curve(number + u64::from(mig.gpu_instance), mig.memory_bytes));
             let simulated = Simulated {
-                instances,
-                processes,
-                whole,
+                instances: gpu.mig_devices.iter().map(instance).collect(),
+                processes: BTreeMap::new(),
+                whole: curve(number, gpu.memory_bytes),
                 lost: false,
                 hanging: false,
                 recovery_action: 0,
-                joules_before: (0, 0.0),
             };
             (uuid.clone(), simulated)
         });
@@ -153,7 +149,7 @@ impl Controls {
         let mut shared = self.lock();
         shared.script(at);
         if let Some(simulated) = shared.gpus.get_mut(gpu) {
-            let new = || Working { curve: Curve::idle(at), ended: None };
+            let new = || Working { curve: Curve::new(at, Load::default()), ended: None };
             simulated.processes.entry((pid, gpu_instance)).or_insert_with(new).curve.set(at, load);
         }
     }
@@ -168,7 +164,7 @@ impl Controls {
         }
     }
 
-    /// Ends the generated load: all GPUs are idle from `at` on, until loads are set.
+    /// Ends the constant load: all GPUs are idle from `at` on, until loads are set.
     pub fn take_over(&self, at: Monotonic) {
         self.lock().script(at);
     }
@@ -234,16 +230,6 @@ impl Controls {
             reason: "the simulated driver is not loaded".to_owned(),
             remedy: "podmeter keeps retrying",
         })
-    }
-
-    /// Millijoules since the driver was loaded, of `joules` in all.
-    pub(super) fn since_loading(&self, session: u64, gpu: &GpuUuid, joules: f64) -> u64 {
-        let mut shared = self.lock();
-        let Some(simulated) = shared.gpus.get_mut(gpu) else { return 0 };
-        if simulated.joules_before.0 != session {
-            simulated.joules_before = (session, joules);
-        }
-        ((joules - simulated.joules_before.1) * 1000.0) as u64
     }
 
     pub(super) fn is_over(&self, session: u64) -> bool {
@@ -362,18 +348,5 @@ mod tests {
         }
         assert!(controls.lock().gpus[&gpu].whole.waiting() <= 1024);
         assert_eq!(controls.read(&gpu, Monotonic::from_secs(5_000)).unwrap().sums.busy, 2_500.0);
-    }
-
-    #[test]
-    fn the_generated_load_follows_the_seed() {
-        let (controls, gpu) = fleet();
-        let whole = controls.read(&gpu, Monotonic::from_secs(3_600)).unwrap();
-        let (again, _) = fleet();
-        for second in 0..3_600 {
-            again.read(&gpu, Monotonic::from_secs(second));
-        }
-        let portions = again.read(&gpu, Monotonic::from_secs(3_600)).unwrap();
-        assert!((whole.sums.busy - portions.sums.busy).abs() < 1e-6);
-        assert!(whole.sums.busy > 360.0 && whole.sums.busy < 3_400.0, "{whole:?}");
     }
 }

@@ -16,13 +16,11 @@ pub(super) struct Model {
     pub sm_hertz: (f64, f64),
     pub memory_hertz: f64,
     pub has_gpm: bool,
-    /// The conditions of the NVLink fabric that the driver reports, with their places in the health mask. Empty: it has no
-    /// fabric.
-    pub fabric_conditions: &'static [(&'static str, u32)],
+    /// The conditions of the NVLink fabric that the driver reports. Empty: it has no fabric.
+    pub fabric_conditions: &'static [&'static str],
     pub nvlinks: u32,
-    /// The kinds of errors that each link counts, and those of which the driver has sums.
+    /// The kinds of errors that each link counts.
     pub nvlink_errors: &'static [&'static str],
-    pub nvlink_error_sums: &'static [&'static str],
     /// `None`: the GPU is attached to its CPU by NVLink-C2C, and what the driver has of PCIe is not known.
     pub pcie_generation: Option<u32>,
     /// Of a superchip: it has a CPU, and the driver has its power.
@@ -94,7 +92,6 @@ static R570: Software = Software { driver: "570.124.06", cuda: "12.8", nvml: "12
 static R580: Software = Software { driver: "580.173.02", cuda: "13.0", nvml: "13.580.173.02" };
 
 const NVLINK_ERRORS: &[&str] = &["replay", "recovery", "crc"];
-const NVLINK_ERROR_SUMS: &[&str] = &["crc_flit", "crc_data", "replay", "recovery"];
 /// Of NVLink 5.
 const NVLINK5_ERRORS: &[&str] = &[
     "malformed_packet",
@@ -107,7 +104,6 @@ const NVLINK5_ERRORS: &[&str] = &[
     "recovery_failed",
     "recovery",
 ];
-const NVLINK5_ERROR_SUMS: &[&str] = &["recovery_successful"];
 
 /// Four on each socket.
 static EIGHT_H100: [Place; 8] = [
@@ -133,10 +129,9 @@ pub(super) static H100: Machine = Machine {
         sm_hertz: (345e6, 1_980e6),
         memory_hertz: 2_619e6,
         has_gpm: true,
-        fabric_conditions: &[("degraded_bandwidth", 0)],
+        fabric_conditions: &["degraded_bandwidth"],
         nvlinks: 18,
         nvlink_errors: NVLINK_ERRORS,
-        nvlink_error_sums: NVLINK_ERROR_SUMS,
         pcie_generation: Some(5),
         superchip: None,
     },
@@ -161,7 +156,6 @@ pub(super) static A100: Machine = Machine {
         fabric_conditions: &[],
         nvlinks: 12,
         nvlink_errors: NVLINK_ERRORS,
-        nvlink_error_sums: NVLINK_ERROR_SUMS,
         pcie_generation: Some(4),
         superchip: None,
     },
@@ -184,10 +178,9 @@ pub(super) static B200: Machine = Machine {
         sm_hertz: (120e6, 1_965e6),
         memory_hertz: 3_996e6,
         has_gpm: true,
-        fabric_conditions: &[("access_timeout_recovery", 6)],
+        fabric_conditions: &["access_timeout_recovery"],
         nvlinks: 18,
         nvlink_errors: NVLINK5_ERRORS,
-        nvlink_error_sums: NVLINK5_ERROR_SUMS,
         pcie_generation: Some(5),
         superchip: None,
     },
@@ -215,12 +208,7 @@ pub(super) static GB200: Machine = Machine {
         idle_watts: 160.0,
         limit_watts: 1_200.0,
         sm_hertz: (120e6, 2_062e6),
-        fabric_conditions: &[
-            ("degraded_bandwidth", 0),
-            ("route_recovery", 2),
-            ("route_unhealthy", 4),
-            ("access_timeout_recovery", 6),
-        ],
+        fabric_conditions: &["degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery"],
         superchip: Some(&Superchip { cpu_watts: 130.0, c2c_links: None }),
         ..*B200.model
     },

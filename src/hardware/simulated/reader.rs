@@ -16,10 +16,9 @@ use crate::model::{
 const RESERVED_BYTES: u64 = 600 << 20;
 /// Seconds until the temperature has followed most of a change.
 const THERMAL_SECONDS: f64 = 20.0;
-/// The part of the SMs' active time in which each pipe is active; GPM has no ratio for `dmma`.
-const PIPES: [(&str, f64); 9] = [
+/// The part of the SMs' active time in which each pipe is active.
+const PIPES: [(&str, f64); 8] = [
     ("tensor", 0.5),
-    ("dmma", 0.0),
     ("hmma", 0.48),
     ("imma", 0.02),
     ("dfma", 0.0),
@@ -28,8 +27,6 @@ const PIPES: [(&str, f64); 9] = [
     ("fp16", 0.05),
     ("int", 0.1),
 ];
-/// Of a condition in the fabric's health mask.
-const FALSE: u32 = 2;
 const LOST: Problem = Problem { call: "simulated", code: "gpu_is_lost" };
 
 pub struct SimulatedReader {
@@ -40,25 +37,14 @@ pub struct SimulatedReader {
     model: &'static Model,
     /// The other GPUs of its superchip.
     neighbors: Vec<GpuUuid>,
-    last: Option<LastPass>,
-    /// Busy seconds of each GPU instance up to the last pass.
-    last_instances: BTreeMap<u32, f64>,
-    /// By pid: its SM-seconds up to the last pass.
-    worked: BTreeMap<u32, f64>,
-    last_medium: Option<(Monotonic, Sums, BTreeMap<u32, Sums>)>,
+    /// In the last pass, and in the last of the medium tier.
+    last: Option<Board>,
+    last_medium: Option<Board>,
     temperature: Option<f64>,
 }
 
-/// The time of a pass, with the integrals up to then.
-#[derive(Clone, Copy)]
-struct LastPass {
-    at: Monotonic,
-    busy: f64,
-    joules: f64,
-    module_joules: f64,
-}
-
 /// The board at one time.
+#[derive(Clone)]
 struct Board {
     now: Monotonic,
     load: Load,
@@ -81,30 +67,27 @@ impl Reader for SimulatedReader {
         let Some(state) = self.controls.read(&self.uuid, now).filter(|_| !self.controls.is_lost(&self.uuid)) else {
             return Pass { status: PassStatus::Lost, problems: vec![LOST], ..Pass::default() };
         };
-        let sums = state.sums;
         let board = self.board(now, state);
-        let module_joules = board.module.map(|(_, joules)| joules);
-        let this =
-            LastPass { at: now, busy: sums.busy, joules: board.joules, module_joules: module_joules.unwrap_or(0.0) };
-        let last = self.last.replace(this).unwrap_or(this);
-        self.warm(&board, now.since(last.at).as_secs_f64());
+        let last = self.last.replace(board.clone()).unwrap_or_else(|| board.clone());
+        self.warm(&board, now.since(last.now).as_secs_f64());
         let is_whole = self.partitions.is_empty();
-        let busy_seconds = is_whole.then_some(sums.busy - last.busy);
+        let busy_seconds = is_whole.then_some(board.sums.busy - last.sums.busy);
+        let module_joules = board.module.zip(last.module).map(|((_, joules), (_, before))| joules - before);
         Pass {
             status: PassStatus::Answers,
             integrals: Integrals {
                 busy_seconds,
-                module_energy_joules: module_joules.map(|joules| joules - last.module_joules),
+                module_energy_joules: module_joules,
                 memory_busy_seconds: busy_seconds.map(|busy| busy * 0.6),
                 engine_busy_seconds: if is_whole { ENGINES.map(|engine| (engine, 0.0)).to_vec() } else { Vec::new() },
                 energy_joules: Some(board.joules - last.joules),
-                instance_busy_seconds: self.instance_busy_seconds(&board),
+                instance_busy_seconds: self.instance_busy_seconds(&board, &last),
                 uncovered_seconds: 0.0,
                 lacks_utilization: !is_whole,
-                process_sm_seconds: self.process_sm_seconds(&board.processes).filter(|_| is_whole),
+                process_sm_seconds: is_whole.then(|| process_sm_seconds(&board, &last)),
                 lists_no_processes: false,
             },
-            energy_counter: Some(self.controls.since_loading(self.session, &self.uuid, board.joules)),
+            energy_counter: Some((board.joules * 1000.0) as u64),
             fast: Some(Fast {
                 utilization_ratio: is_whole.then_some(board.load.utilization),
                 power_watts: Some(board.watts),
@@ -133,8 +116,6 @@ impl SimulatedReader {
             partitions: gpu.mig_devices,
             model,
             last: None,
-            last_instances: BTreeMap::new(),
-            worked: BTreeMap::new(),
             last_medium: None,
             temperature: None,
         }
@@ -144,12 +125,12 @@ impl SimulatedReader {
     fn board(&self, now: Monotonic, state: State) -> Board {
         let State { load, sums, instances, processes } = state;
         let (level, level_seconds) = if self.partitions.is_empty() {
-            (load.utilization, sums.power_share)
+            (load.utilization, sums.busy)
         } else {
             let shares = self.partitions.iter().filter_map(|mig| {
                 let (load, sums) = instances.get(&mig.gpu_instance)?;
                 let slices = f64::from(mig.slices) / 7.0;
-                Some((load.utilization * slices, sums.power_share * slices))
+                Some((load.utilization * slices, sums.busy * slices))
             });
             shares.fold((0.0, 0.0), |sum, share| (sum.0 + share.0, sum.1 + share.1))
         };
@@ -169,7 +150,7 @@ impl SimulatedReader {
         let cpu_watts = self.model.superchip?.cpu_watts;
         let own = (watts + cpu_watts, joules + cpu_watts * now.as_duration().as_secs_f64());
         let others = self.neighbors.iter().filter_map(|gpu| self.controls.look_ahead(gpu, now));
-        let others = others.map(|(load, sums)| self.draw(now, load.utilization, sums.power_share));
+        let others = others.map(|(load, sums)| self.draw(now, load.utilization, sums.busy));
         Some(others.fold(own, |sum, other| (sum.0 + other.0, sum.1 + other.1)))
     }
 
@@ -180,26 +161,10 @@ impl SimulatedReader {
     }
 
     /// Busy seconds of each GPU instance since the last pass, with GPM.
-    fn instance_busy_seconds(&mut self, board: &Board) -> Option<Vec<(u32, f64)>> {
-        if self.partitions.is_empty() || !self.model.has_gpm {
-            return None;
-        }
-        let gain = |(number, (_, sums)): (&u32, &(Load, Sums))| {
-            let before = self.last_instances.insert(*number, sums.busy).unwrap_or(sums.busy);
-            (*number, sums.busy - before)
-        };
-        Some(board.instances.iter().map(gain).collect())
-    }
-
-    /// SM-seconds of each process since the last pass; on a whole GPU, where each process occurs once.
-    fn process_sm_seconds(
-        &mut self,
-        processes: &BTreeMap<(u32, Option<u32>), ProcessState>,
-    ) -> Option<Vec<(u32, f64)>> {
-        let now = processes.iter().map(|((pid, _), process)| (*pid, process.sums.busy)).collect();
-        let before = std::mem::replace(&mut self.worked, now);
-        let since = |(pid, total): (&u32, &f64)| (*pid, total - before.get(pid).copied().unwrap_or(0.0));
-        Some(self.worked.iter().map(since).filter(|(_, seconds)| *seconds > 0.0).collect())
+    fn instance_busy_seconds(&self, board: &Board, last: &Board) -> Option<Vec<(u32, f64)>> {
+        let gain = |(number, (_, sums)): (&u32, &(Load, Sums))| (*number, sums.busy - last.instances[number].1.busy);
+        let has_gpm = !self.partitions.is_empty() && self.model.has_gpm;
+        has_gpm.then(|| board.instances.iter().map(gain).collect())
     }
 
     /// All processes of the GPU; those of MIG devices with their instances.
@@ -221,16 +186,12 @@ impl SimulatedReader {
     }
 
     fn medium(&mut self, board: &Board) -> Medium {
-        let sums_now = board.instances.iter().map(|(number, (_, sums))| (*number, *sums)).collect();
-        let before = self.last_medium.replace((board.now, board.sums, sums_now));
+        let before = self.last_medium.replace(board.clone());
         let level = board.watts / self.model.limit_watts;
         let temperature = self.temperature.map(f64::round);
         let (low, high) = self.model.sm_hertz;
         let sm_hertz = if board.watts > self.model.idle_watts { high - (high - low) * 0.15 * level } else { low };
         let is_whole = self.partitions.is_empty();
-        // As if the SM clock were always at its highest.
-        let cycles = |seconds: f64| (is_whole && self.model.has_gpm).then(|| (seconds * high).floor());
-        let sm_active = board.sums.sm_active;
         let used = if is_whole {
             board.load.memory_used
         } else {
@@ -252,36 +213,25 @@ impl SimulatedReader {
             throttled_seconds: THROTTLE_REASONS.map(|reason| (reason, 0.0)).into(),
             policy_violation_seconds: POLICIES.map(|policy| (policy, 0.0)).into(),
             clock_events: CLOCK_EVENTS.map(|reason| (reason, reason == "idle" && level < 0.2)).into(),
-            clock_event_samples: BTreeMap::new(),
-            clock_event_starts: BTreeMap::new(),
             performance_state: Some(0),
-            fan_speed_ratios: Vec::new(),
             gpm: before
                 .as_ref()
                 .filter(|_| is_whole && self.model.has_gpm)
-                .map(|(at, sums, _)| ratios(board.sums, *sums, board.now.since(*at).as_secs_f64()))
+                .map(|before| ratios(board.sums, before.sums, board.now.since(before.now).as_secs_f64()))
                 .unwrap_or_default(),
-            rates: self.rates(board, before.as_ref().map(|(at, sums, _)| (*at, *sums))),
-            sm_cycles: cycles(board.now.as_duration().as_secs_f64()),
-            sm_active_cycles: cycles(sm_active),
-            pipe_cycles: PIPES
-                .into_iter()
-                .filter_map(|(pipe, share)| Some((pipe, cycles(sm_active * share)?)))
-                .collect(),
+            rates: self.rates(board, before.as_ref()),
             instances: self.instances(board, before.as_ref()),
             processes: Some(Self::processes(board)),
-            process_utilization_source: None,
-            virtualization: None,
-            vgpus: Vec::new(),
+            ..Medium::default()
         }
     }
 
     /// The rates of the counters of `slow`, since the medium pass before.
-    fn rates(&self, board: &Board, before: Option<(Monotonic, Sums)>) -> Rates {
+    fn rates(&self, board: &Board, before: Option<&Board>) -> Rates {
         let is_whole = self.partitions.is_empty();
-        let moved = before.filter(|_| self.model.has_gpm).and_then(|(at, sums)| {
-            let seconds = board.now.since(at).as_secs_f64();
-            (seconds > 0.0).then(|| (board.sums.sm_active - sums.sm_active) / seconds * 1e9)
+        let moved = before.filter(|_| self.model.has_gpm).and_then(|before| {
+            let seconds = board.now.since(before.now).as_secs_f64();
+            (seconds > 0.0).then(|| (board.sums.sm_active - before.sums.sm_active) / seconds * 1e9)
         });
         Rates {
             memory_utilization_ratio: is_whole.then_some(board.load.utilization * 0.6),
@@ -294,19 +244,15 @@ impl SimulatedReader {
                 c2c_transmitted: moved.filter(|_| self.model.superchip.is_some()).map(|moved| moved * 2.0),
                 c2c_received: moved.filter(|_| self.model.superchip.is_some()).map(|moved| moved * 3.0),
             },
-            link0_bytes_per_second: None,
+            ..Rates::default()
         }
     }
 
-    fn instances(
-        &self,
-        board: &Board,
-        before: Option<&(Monotonic, Sums, BTreeMap<u32, Sums>)>,
-    ) -> Vec<InstanceReading> {
+    fn instances(&self, board: &Board, before: Option<&Board>) -> Vec<InstanceReading> {
         let reading = |mig: &MigDevice| {
             let (load, sums) = board.instances.get(&mig.gpu_instance)?;
-            let gpm = before.filter(|_| self.model.has_gpm).and_then(|(at, _, instances)| {
-                Some(ratios(*sums, *instances.get(&mig.gpu_instance)?, board.now.since(*at).as_secs_f64()))
+            let gpm = before.filter(|_| self.model.has_gpm).map(|before| {
+                ratios(*sums, before.instances[&mig.gpu_instance].1, board.now.since(before.now).as_secs_f64())
             });
             Some(InstanceReading {
                 gpu_instance: mig.gpu_instance,
@@ -321,20 +267,10 @@ impl SimulatedReader {
     /// That of a healthy GPU.
     fn fabric(&self) -> FabricState {
         let conditions = self.model.fabric_conditions;
-        if conditions.is_empty() {
-            return FabricState {
-                state: "not_supported",
-                health_mask: Some(0),
-                health_summary: Some(0),
-                ..FabricState::default()
-            };
-        }
         FabricState {
-            state: "completed",
+            state: if conditions.is_empty() { "not_supported" } else { "completed" },
             domain: self.controls.fabric_domain(),
-            conditions: conditions.iter().map(|(condition, _)| (*condition, false)).collect(),
-            health_mask: Some(conditions.iter().map(|(_, place)| FALSE << place).sum()),
-            health_summary: Some(1),
+            conditions: conditions.iter().map(|condition| (*condition, false)).collect(),
             ..FabricState::default()
         }
     }
@@ -342,11 +278,9 @@ impl SimulatedReader {
     /// Every link moves the same.
     fn nvlink(&self, moved: f64) -> NvLink {
         let bytes = Some((moved / f64::from(self.model.nvlinks)).floor());
-        let none = |kinds: &'static [&'static str]| kinds.iter().map(|kind| (*kind, 0)).collect();
-        let errors = none(self.model.nvlink_errors);
+        let errors = self.model.nvlink_errors.iter().map(|kind| (*kind, 0)).collect();
         let link = LinkCounters { transmitted_bytes: bytes, received_bytes: bytes, errors, ..LinkCounters::default() };
         NvLink {
-            error_sums: none(self.model.nvlink_error_sums),
             active_links: Some(self.model.nvlinks),
             inactive_links: Some(0),
             of_links: (0..self.model.nvlinks).map(|number| (number, link.clone())).collect(),
@@ -394,6 +328,14 @@ impl SimulatedReader {
     }
 }
 
+/// SM-seconds of each process since the last pass; on a whole GPU, where each process occurs once.
+fn process_sm_seconds(board: &Board, last: &Board) -> Vec<(u32, f64)> {
+    let since = |(key, process): (&(u32, Option<u32>), &ProcessState)| {
+        (key.0, process.sums.busy - last.processes.get(key).map_or(0.0, |before| before.sums.busy))
+    };
+    board.processes.iter().map(since).filter(|(_, seconds)| *seconds > 0.0).collect()
+}
+
 fn memory_use(used: u64, total: u64) -> MemoryUse {
     let reserved = RESERVED_BYTES.min(total / 50);
     let used = used.min(total - reserved);
@@ -407,12 +349,11 @@ fn ratios(now: Sums, before: Sums, seconds: f64) -> GpmRatios {
     }
     let busy = (now.busy - before.busy) / seconds;
     let sm_active = (now.sm_active - before.sm_active) / seconds;
-    let pipes = PIPES.into_iter().filter(|(pipe, _)| *pipe != "dmma");
     GpmRatios {
         graphics_engine_active: Some(busy),
         sm_active: Some(sm_active),
         sm_occupancy: Some(sm_active * 0.4),
         dram_active: Some(busy * 0.45),
-        pipes: pipes.map(|(pipe, share)| (pipe, sm_active * share)).collect(),
+        pipes: PIPES.into_iter().map(|(pipe, share)| (pipe, sm_active * share)).collect(),
     }
 }

@@ -1,4 +1,4 @@
-//! Publishes problems, counts and all readings as one state; and the next deadline.
+//! Publishes problems, counts and all readings as one state.
 
 use std::sync::Arc;
 
@@ -71,34 +71,5 @@ impl Supervisor {
         collector.success &= is_open;
         collector.stuck = self.event_thread.iter().chain(&self.leaked).any(|event_thread| event_thread.is_stuck(now));
         Some(collector.clone())
-    }
-
-    /// The next time at which something is due.
-    pub(super) fn deadline(&self, now: Monotonic) -> Monotonic {
-        let phase = match &self.phase {
-            Phase::Closed { .. } if self.releases.released().is_some() => now + self.settings.watchdog,
-            Phase::Closed { retry } => *retry,
-            Phase::Opening => now + self.settings.watchdog,
-            Phase::Open { inspect, .. } => {
-                let inspect = if self.driver_busy.is_some() { now + self.settings.watchdog } else { *inspect };
-                self.next.min(inspect).min(self.rounds.deadline().unwrap_or(self.next))
-            }
-            // The driver thread's event wakes this thread.
-            Phase::Draining { .. } if self.driver_busy.is_some() => now + self.settings.watchdog,
-            Phase::Draining { until, pending, .. } => {
-                if pending.is_empty() && self.event_thread.is_none() {
-                    now
-                } else {
-                    *until
-                }
-            }
-            Phase::Closing { until } => *until,
-        };
-        let watchdog = self.driver_busy.filter(|_| !self.driver_stuck).map(|since| since + self.settings.watchdog);
-        [Some(phase), watchdog, self.fleet.deadline(), self.stopping, self.releases.deadline(now)]
-            .into_iter()
-            .flatten()
-            .min()
-            .expect("the phase has a deadline")
     }
 }
