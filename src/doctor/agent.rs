@@ -1,7 +1,5 @@
 //! Checks of the agent that may run here, by its own answers.
 
-use std::collections::BTreeMap;
-
 use serde_json::Value;
 
 use super::observe::{Agent, Answers, NotObserved, Observations};
@@ -164,24 +162,17 @@ fn devices(observations: &Observations) -> Outcome {
 }
 
 fn process_utilization(observations: &Observations) -> Outcome {
-    let mut gpus_by_source: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     let readings = node(observations)?.pointer("/hardware/readings").and_then(Value::as_object);
-    for (uuid, readings) in readings.into_iter().flatten() {
-        if let Some(Value::String(source)) = readings.pointer("/medium/value/process_utilization_source") {
-            gpus_by_source.entry(source).or_default().push(uuid);
-        }
-    }
-    if let Some(silent) = gpus_by_source.get("none") {
-        return Ok(Finding::warning(
+    let source = |readings: &Value| readings.pointer("/medium/value/process_utilization_source").cloned();
+    let silent = readings.into_iter().flatten().filter(|(_, readings)| source(readings) == Some("none".into()));
+    let silent: Vec<&str> = silent.map(|(uuid, _)| uuid.as_str()).collect();
+    Ok(match silent.is_empty() {
+        true => Finding::ok("no GPU is busy without processes"),
+        false => Finding::warning(
             format!("busy, and neither driver call lists a process: {}", silent.join(", ")),
             "update the driver; until then the busy time of a shared GPU is divided equally (docs/attribution.md)",
-        ));
-    }
-    if gpus_by_source.is_empty() {
-        return Ok(Finding::ok("no GPU has been busy enough to check"));
-    }
-    let counts = gpus_by_source.iter().map(|(source, gpus)| format!("{} GPUs by {source}", gpus.len()));
-    Ok(Finding::ok(counts.collect::<Vec<_>>().join(", ")))
+        ),
+    })
 }
 
 fn device_health(observations: &Observations) -> Outcome {

@@ -382,8 +382,7 @@ fn agent_cases() -> Vec<Case> {
         ("agent_problems", says("/violations/busy", json!(2)), Warning, "busy did not add up to their device 2 times"),
         ("agent_problems", says("/hardware", json!({})), Warning, "does not report /hardware/problem"),
         ("agent_problems", agent(|answers| answers.node = Err("no JSON".into())), Failed, "no JSON"),
-        ("process_utilization", on(|_| ()), Good, "no GPU has been busy enough"),
-        ("process_utilization", process_source("nvmlDeviceGetProcessUtilization"), Good, "1 GPUs by nvmlDeviceGetP"),
+        ("process_utilization", process_source("nvmlDeviceGetProcessUtilization"), Good, "no GPU is busy without"),
         ("process_utilization", process_source("none"), Warning, "neither driver call lists a process: GPU-1"),
         (
             "device_health",
