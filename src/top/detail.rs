@@ -21,7 +21,7 @@ pub fn lines(node: &Node, gpu: &GpuUuid, since: Duration, width: usize) -> Vec<L
     let causes = table::causes(node, gpu).into_iter().map(|(name, cause)| {
         format!("GPU {name}: {}: {}; {}", cause.reason.as_str(), clean(&cause.detail), clean(&cause.clears))
     });
-    let ago = |then: Moment| span((node.at.monotonic.since(then.monotonic) + since).as_secs_f64());
+    let ago = |then: Moment| span(node.at.monotonic.since(then.monotonic).saturating_add(since).as_secs_f64());
     let checked = node.health.gpus.get(&gpu.uuid).map(|health| ago(health.whole.since));
     let health = checked.map_or_else(|| "Health: not checked".to_owned(), |age| format!("Health, for {age}"));
     let sections = [

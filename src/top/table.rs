@@ -262,7 +262,9 @@ pub fn head(node: &Node, since: Duration) -> Vec<Line> {
     let ended = node.accounts.iter().filter(|account| account.has_long_ended(node.at.monotonic)).count();
     totals.extend((ended > 0).then(|| format!("{ended} ended over a minute ago")));
     let mut lines = vec![Line::new(totals.join(", "), Style::Plain)];
-    let age = |at: Option<Monotonic>| known(at.map(|at| span((node.at.monotonic.since(at) + since).as_secs_f64())));
+    let age = |at: Option<Monotonic>| {
+        known(at.map(|at| span(node.at.monotonic.since(at).saturating_add(since).as_secs_f64())))
+    };
     let readings = node.hardware.readings.values();
     let (kubelet, gpus) = (node.kubelet.allocations_at, readings.filter_map(|readings| readings.last_read()).min());
     let settling = if node.kubelet.settled { "" } else { ", allocations settling" };
