@@ -88,8 +88,8 @@ fn render(areas: &[&Area], measured: &BTreeMap<String, String>) -> String {
 }
 
 fn cells(row: &Row) -> String {
-    let Row { id, happens, seen, undone, .. } = row;
-    format!("| `{id}` | {happens} | {seen} | {} | {undone} |", list(row.goes_on))
+    let Row { id, happens, undone, .. } = row;
+    format!("| `{id}` | {happens} | {row} | {} | {undone} |", list(row.goes_on))
 }
 
 fn list(words: &[impl Display]) -> String {

@@ -174,29 +174,33 @@ impl Rig {
         self.running.as_mut().expect("podmeter runs")
     }
 
+    fn now(&self) -> &Running {
+        self.running.as_ref().expect("podmeter runs")
+    }
+
     pub fn is_running(&self) -> bool {
         self.running.is_some()
     }
 
     pub fn pid(&self) -> u32 {
-        self.running.as_ref().expect("podmeter runs").pid()
+        self.now().pid()
     }
 
     pub fn address(&self) -> String {
-        self.running.as_ref().expect("podmeter runs").address.clone()
+        self.now().address.clone()
     }
 
     pub fn signal(&self, name: &str) {
-        self.running.as_ref().expect("podmeter runs").signal(name);
+        self.now().signal(name);
     }
 
     /// Stops reading the log and fills its pipe.
     pub fn block_log(&self) {
-        self.running.as_ref().expect("podmeter runs").block_log();
+        self.now().block_log();
     }
 
     pub fn unblock_log(&self) {
-        self.running.as_ref().expect("podmeter runs").unblock_log();
+        self.now().unblock_log();
     }
 
     pub fn reload(&self, config: &str) {

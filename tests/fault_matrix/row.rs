@@ -17,7 +17,10 @@ pub struct Row {
     pub id: &'static str,
     pub happens: &'static str,
     pub how: fn(&mut Rig),
-    pub seen: Seen,
+    /// The symptoms: each of them at some time.
+    pub metrics: &'static [Metric],
+    pub log: Log,
+    pub page: Option<Text>,
     pub goes_on: &'static [GoesOn],
     /// What ends it, in words.
     pub undone: &'static str,
@@ -27,12 +30,22 @@ pub struct Row {
     pub within: u64,
 }
 
-/// All of it, each part at some time.
-pub struct Seen {
-    pub metrics: &'static [Metric],
-    pub log: Log,
-    pub page: Option<Text>,
-}
+/// What most rows have: nothing stops working, and podmeter recovers by itself.
+pub const ROW: Row = Row {
+    id: "",
+    happens: "",
+    how: |_| {},
+    metrics: &[],
+    log: Log::Silent,
+    page: None,
+    goes_on: ALL,
+    undone: "not needed",
+    undo: None,
+    within: 10,
+};
+
+pub const READY: Option<Text> = Some(Text("/-/ready", "200 OK"));
+pub const HEALTHY: Option<Text> = Some(Text("/-/healthy", "200 OK"));
 
 pub enum Log {
     Line(&'static str),
@@ -115,7 +128,8 @@ impl Display for Metric {
     }
 }
 
-impl Display for Seen {
+/// The symptoms.
+impl Display for Row {
     fn fmt(&self, f: &mut Formatter) -> fmt::Result {
         for metric in self.metrics {
             write!(f, "{metric}<br>")?;

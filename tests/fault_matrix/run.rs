@@ -122,9 +122,9 @@ fn patiently(limit: Duration, mut question: impl FnMut() -> Result<(), String>) 
 
 /// Each symptom at some time: those of a short fault may not coincide.
 fn seen(row: &Row, rig: &Rig, before: &Page, mark: usize) -> Result<(), String> {
-    let mut metrics: Vec<_> = row.seen.metrics.iter().collect();
-    let mut text = row.seen.page.as_ref();
-    let mut line = match row.seen.log {
+    let mut metrics: Vec<_> = row.metrics.iter().collect();
+    let mut text = row.page.as_ref();
+    let mut line = match row.log {
         Log::Line(line) => Some(line),
         Log::Silent => None,
     };
@@ -148,7 +148,7 @@ fn seen(row: &Row, rig: &Rig, before: &Page, mark: usize) -> Result<(), String> 
     let log = rig.log();
     // Other processes may have used all inotify watches; podmeter then polls.
     let is_logged = |line: &&str| (line.contains(" WARN ") || line.contains(" ERROR ")) && !line.contains("no inotify");
-    match (&row.seen.log, log[mark..].lines().find(is_logged)) {
+    match (&row.log, log[mark..].lines().find(is_logged)) {
         (Log::Silent, Some(line)) => Err(format!("in the log: {line}")),
         _ => Ok(()),
     }

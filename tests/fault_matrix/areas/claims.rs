@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::rig::{Rig, wait_for};
-use crate::row::{ALL, Area, Is, Log, Metric, Row, Seen};
+use crate::row::{Area, Is, Log, Metric, ROW, Row};
 use crate::support::kubelet::{Admission, Claim, ContainerSpec, PodSpec};
 
 const DRIVER: &str = "gpu.nvidia.com";
@@ -19,19 +19,14 @@ pub const AREA: Area = Area {
             id: "claim-files-missing",
             happens: "No file of the DRA driver is visible: its directories are not mounted",
             how: |rig| claim(rig, "gpu-3"),
-            seen: Seen {
-                metrics: &[
-                    BY_NAME,
-                    Metric("podmeter_claim_files_unreadable", &[], Is::Value(0.0)),
-                    Metric("podmeter_unresolved_devices", &[], Is::Absent),
-                ],
-                log: Log::Silent,
-                page: None,
-            },
-            goes_on: ALL,
+            metrics: &[
+                BY_NAME,
+                Metric("podmeter_claim_files_unreadable", &[], Is::Value(0.0)),
+                Metric("podmeter_unresolved_devices", &[], Is::Absent),
+            ],
             undone: "the claim ends",
             undo: Some(unclaim),
-            within: 10,
+            ..ROW
         },
         Row {
             id: "claim-checkpoint-garbled",
@@ -40,18 +35,11 @@ pub const AREA: Area = Area {
                 write(rig, "checkpoint.json", "{\"checksum\":1,\"v2\":{\"prepar");
                 claim(rig, "gpu-3");
             },
-            seen: Seen {
-                metrics: &[
-                    BY_NAME,
-                    Metric("podmeter_claim_files_unreadable", &["source=\"checkpoint\""], Is::Value(1.0)),
-                ],
-                log: Log::Line("new claims are joined without it"),
-                page: None,
-            },
-            goes_on: ALL,
+            metrics: &[BY_NAME, Metric("podmeter_claim_files_unreadable", &["source=\"checkpoint\""], Is::Value(1.0))],
+            log: Log::Line("new claims are joined without it"),
             undone: "the claim ends",
             undo: Some(unclaim),
-            within: 10,
+            ..ROW
         },
         Row {
             id: "claim-sources-contradict",
@@ -71,46 +59,22 @@ pub const AREA: Area = Area {
                 write(rig, "checkpoint.json", &json!({"v2": {"preparedClaims": claims}}).to_string());
                 claim(rig, "gpu-3");
             },
-            seen: Seen {
-                metrics: &[
-                    Metric("podmeter_unresolved_devices", &["form=\"dra_contradiction\""], Is::Value(1.0)),
-                    UNJOINED,
-                ],
-                log: Log::Silent,
-                page: None,
-            },
-            goes_on: ALL,
+            metrics: &[
+                Metric("podmeter_unresolved_devices", &["form=\"dra_contradiction\""], Is::Value(1.0)),
+                UNJOINED,
+            ],
             undone: "the claim ends",
             undo: Some(unclaim),
-            within: 10,
+            ..ROW
         },
         Row {
             id: "claim-device-unknown",
             happens: "A claim has a device that no source resolves",
             how: |rig| claim(rig, "gpu-99"),
-            seen: Seen {
-                metrics: &[Metric("podmeter_unresolved_devices", &["form=\"dra_gpu\""], Is::Value(1.0)), UNJOINED],
-                log: Log::Silent,
-                page: None,
-            },
-            goes_on: ALL,
+            metrics: &[Metric("podmeter_unresolved_devices", &["form=\"dra_gpu\""], Is::Value(1.0)), UNJOINED],
             undone: "the claim ends",
             undo: Some(unclaim),
-            within: 10,
-        },
-        Row {
-            id: "claim-names-of-another-generation",
-            happens: "A newer DRA driver names its devices in another way",
-            how: |rig| claim(rig, "gpu-uuid-3"),
-            seen: Seen {
-                metrics: &[Metric("podmeter_unresolved_devices", &["form=\"dra_unknown\""], Is::Value(1.0)), UNJOINED],
-                log: Log::Silent,
-                page: None,
-            },
-            goes_on: ALL,
-            undone: "the claim ends",
-            undo: Some(unclaim),
-            within: 10,
+            ..ROW
         },
     ],
 };

@@ -3,7 +3,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use crate::rig::Rig;
-use crate::row::{ALL, Area, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{Area, HEALTHY, Is, Log, Metric, ROW, Row, Text};
 
 const OPEN_FILES: Metric = Metric("process_open_fds", &[], Is::Rises);
 const SERVED: Metric = Metric("podmeter_scrape_duration_seconds_count", &[], Is::Rises);
@@ -19,29 +19,12 @@ pub const AREA: Area = Area {
                 let connections: Vec<_> = (0..100).map(|_| connect(rig)).collect();
                 rig.hold(connections);
             },
-            seen: Seen {
-                metrics: &[SERVED],
-                log: Log::Line("the limit of connections is reached"),
-                page: Some(Text("/-/healthy", "200 OK")),
-            },
-            goes_on: ALL,
+            metrics: &[SERVED],
+            log: Log::Line("the limit of connections is reached"),
+            page: HEALTHY,
             undone: "`--web-read-timeout` (2 s here) closes the connections",
-            undo: None,
             within: 15,
-        },
-        Row {
-            id: "client-slow-head",
-            happens: "Fifty clients send an incomplete request head",
-            how: |rig| {
-                let begun = (0..50).map(|_| send(rig, b"GET /metrics HTTP/1.1\r\nHost: test\r\nX: "));
-                let begun: Vec<_> = begun.collect();
-                rig.hold(begun);
-            },
-            seen: Seen { metrics: &[OPEN_FILES], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
-            goes_on: ALL,
-            undone: "`--web-read-timeout` (2 s here) closes the connections",
-            undo: None,
-            within: 10,
+            ..ROW
         },
         Row {
             id: "client-unread-answers",
@@ -51,25 +34,11 @@ pub const AREA: Area = Area {
                 let unread: Vec<_> = (0..20).map(|_| send(rig, request.as_bytes())).collect();
                 rig.hold(unread);
             },
-            seen: Seen { metrics: &[OPEN_FILES], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
-            goes_on: ALL,
+            metrics: &[OPEN_FILES],
+            page: HEALTHY,
             undone: "`--web-write-timeout` (2 s here) closes the connections",
-            undo: None,
             within: 15,
-        },
-        Row {
-            id: "client-unread-allocations",
-            happens: "Sixty clients request 5,000 allocations each and read no response",
-            how: |rig| {
-                let request = "GET /api/v1/allocations?limit=5000 HTTP/1.1\r\nHost: test\r\n\r\n".repeat(20);
-                let unread: Vec<_> = (0..60).map(|_| send(rig, request.as_bytes())).collect();
-                rig.hold(unread);
-            },
-            seen: Seen { metrics: &[OPEN_FILES], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
-            goes_on: ALL,
-            undone: "the clients disconnect",
-            undo: Some(|_| {}),
-            within: 15,
+            ..ROW
         },
         Row {
             id: "client-stalled-streams",
@@ -79,26 +48,11 @@ pub const AREA: Area = Area {
                 let stalled: Vec<_> = (0..20).map(|_| send(rig, request)).collect();
                 rig.hold(stalled);
             },
-            seen: Seen { metrics: &[OPEN_FILES], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
-            goes_on: ALL,
+            metrics: &[OPEN_FILES],
+            page: HEALTHY,
             undone: "the clients disconnect",
             undo: Some(|_| {}),
-            within: 10,
-        },
-        Row {
-            id: "client-endless-head",
-            happens: "A client sends a request head of 1 MiB and gets 431",
-            how: |rig| {
-                let head = format!("GET / HTTP/1.1\r\nHost: test\r\nX: {}\r\n\r\n", "x".repeat(1 << 20));
-                let answer = answer(send(rig, head.as_bytes()));
-                // podmeter closes the connection with bytes unread, which can discard the response.
-                assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431 "), "{answer}");
-            },
-            seen: Seen { metrics: &[SERVED], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
-            goes_on: ALL,
-            undone: "not needed: podmeter closes the connection",
-            undo: None,
-            within: 10,
+            ..ROW
         },
         Row {
             id: "client-nonsense",
@@ -109,11 +63,10 @@ pub const AREA: Area = Area {
                     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 400 "), "{answer}");
                 }
             },
-            seen: Seen { metrics: &[SERVED], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
-            goes_on: ALL,
+            metrics: &[SERVED],
+            page: HEALTHY,
             undone: "not needed: podmeter closes the connection",
-            undo: None,
-            within: 10,
+            ..ROW
         },
         Row {
             id: "client-admin-requests",
@@ -126,37 +79,10 @@ pub const AREA: Area = Area {
                     assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {answer}");
                 }
             },
-            seen: Seen {
-                metrics: &[Metric("podmeter_released", &[], Is::Value(0.0)), SERVED],
-                log: Log::Silent,
-                page: Some(Text("/release", "404 Not Found")),
-            },
-            goes_on: ALL,
+            metrics: &[Metric("podmeter_released", &[], Is::Value(0.0)), SERVED],
+            page: Some(Text("/release", "404 Not Found")),
             undone: "not needed: the public port has no admin routes",
-            undo: None,
-            within: 10,
-        },
-        Row {
-            id: "client-pipelines",
-            happens: "A client sends 1,000 requests at once on one connection and gets 1,000 responses",
-            how: |rig| {
-                let request = "GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n".repeat(999);
-                let last = "GET /-/ready HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n";
-                let mut stream = connect(rig);
-                let mut writing = stream.try_clone().unwrap();
-                let answers = std::thread::scope(|scope| {
-                    scope.spawn(move || writing.write_all((request + last).as_bytes()).unwrap());
-                    let mut answers = String::new();
-                    stream.read_to_string(&mut answers).unwrap();
-                    answers
-                });
-                assert_eq!(answers.matches("HTTP/1.1 200 OK\r\n").count(), 1000);
-            },
-            seen: Seen { metrics: &[SERVED], log: Log::Silent, page: Some(Text("/-/healthy", "200 OK")) },
-            goes_on: ALL,
-            undone: "not needed",
-            undo: None,
-            within: 10,
+            ..ROW
         },
     ],
 };

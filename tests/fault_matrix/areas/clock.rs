@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use crate::rig::unix_now;
-use crate::row::{ALL, Area, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{Area, Is, Metric, ROW, Row, Text};
 
 const DAY: i64 = 86_400;
 const STAMP: &str = "podmeter_collector_last_success_timestamp_seconds";
@@ -18,43 +18,21 @@ pub const AREA: Area = Area {
             id: "clock-ahead",
             happens: "The wall clock jumps one day ahead",
             how: |rig| rig.set_clock_ahead(DAY),
-            seen: Seen {
-                metrics: &[Metric(STAMP, KUBELET, Is::Ahead(86_000.0)), NO_VIOLATION],
-                log: Log::Silent,
-                page: READY,
-            },
-            goes_on: ALL,
+            metrics: &[Metric(STAMP, KUBELET, Is::Ahead(86_000.0)), NO_VIOLATION],
+            page: READY,
             undone: "the clock is corrected",
             undo: Some(|rig| rig.set_clock_ahead(0)),
-            within: 10,
+            ..ROW
         },
         Row {
             id: "clock-back",
             happens: "The wall clock jumps one day back",
             how: |rig| rig.set_clock_ahead(-DAY),
-            seen: Seen {
-                metrics: &[Metric(STAMP, KUBELET, Is::Behind(86_000.0)), NO_VIOLATION],
-                log: Log::Silent,
-                page: READY,
-            },
-            goes_on: ALL,
+            metrics: &[Metric(STAMP, KUBELET, Is::Behind(86_000.0)), NO_VIOLATION],
+            page: READY,
             undone: "the clock is corrected",
             undo: Some(|rig| rig.set_clock_ahead(0)),
-            within: 10,
-        },
-        Row {
-            id: "clock-years-ahead",
-            happens: "The wall clock jumps ten years ahead",
-            how: |rig| rig.set_clock_ahead(3650 * DAY),
-            seen: Seen {
-                metrics: &[Metric(STAMP, KUBELET, Is::Ahead(3e8)), NO_VIOLATION],
-                log: Log::Silent,
-                page: READY,
-            },
-            goes_on: ALL,
-            undone: "the clock is corrected",
-            undo: Some(|rig| rig.set_clock_ahead(0)),
-            within: 10,
+            ..ROW
         },
         Row {
             id: "clock-1970",
@@ -64,15 +42,11 @@ pub const AREA: Area = Area {
                 rig.set_clock_ahead(100 - unix_now() as i64);
                 rig.begin();
             },
-            seen: Seen {
-                metrics: &[Metric(STAMP, KUBELET, Is::Behind(1e9)), NO_VIOLATION],
-                log: Log::Silent,
-                page: READY,
-            },
-            goes_on: ALL,
+            metrics: &[Metric(STAMP, KUBELET, Is::Behind(1e9)), NO_VIOLATION],
+            page: READY,
             undone: "the clock is corrected",
             undo: Some(|rig| rig.set_clock_ahead(0)),
-            within: 10,
+            ..ROW
         },
         Row {
             id: "clock-suspended",
@@ -82,15 +56,10 @@ pub const AREA: Area = Area {
                 std::thread::sleep(Duration::from_secs(6));
                 rig.signal("CONT");
             },
-            seen: Seen {
-                metrics: &[Metric("podmeter_scrape_duration_seconds_count", &[], Is::Rises), NO_VIOLATION],
-                log: Log::Silent,
-                page: READY,
-            },
-            goes_on: ALL,
+            metrics: &[Metric("podmeter_scrape_duration_seconds_count", &[], Is::Rises), NO_VIOLATION],
+            page: READY,
             undone: "not needed: podmeter continues",
-            undo: None,
-            within: 10,
+            ..ROW
         },
     ],
 };

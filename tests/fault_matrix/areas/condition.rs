@@ -2,7 +2,7 @@ use rustix::fs::{CWD, RenameFlags};
 use serde_json::json;
 
 use crate::rig::{CONDITION, Rig, until};
-use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{Area, GoesOn, Is, Log, Metric, ROW, Row, Text};
 use crate::support::agent::ended;
 
 const UNKNOWN: i32 = 2;
@@ -16,11 +16,9 @@ pub const AREA: Area = Area {
             id: "condition-gpus-lost",
             happens: "Every GPU is lost, that of the pod too",
             how: |rig| rig.gpus(|gpu| gpu["lost"] = json!(true)),
-            seen: Seen {
-                metrics: &[Metric("podmeter_device_unhealthy_reason", &["reason=\"lost\""], Is::Series(8))],
-                log: Log::Line("unhealthy"),
-                page: Some(Text("/api/v1/health", "lost since")),
-            },
+            metrics: &[Metric("podmeter_device_unhealthy_reason", &["reason=\"lost\""], Is::Series(8))],
+            log: Log::Line("unhealthy"),
+            page: Some(Text("/api/v1/health", "lost since")),
             goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Devices(0), GoesOn::Pod],
             undone: "the GPUs answer",
             undo: Some(|rig| {
@@ -30,6 +28,7 @@ pub const AREA: Area = Area {
                 rig.gpus(|gpu| gpu["lost"] = json!(false));
             }),
             within: 30,
+            ..ROW
         },
         Row {
             id: "condition-agent-down",
@@ -39,7 +38,6 @@ pub const AREA: Area = Area {
                 let (code, output) = check(rig);
                 assert_eq!(code, UNKNOWN, "without an agent nothing is healthy: {output}");
             },
-            seen: Seen { metrics: &[], log: Log::Silent, page: None },
             goes_on: &[GoesOn::Devices(0), GoesOn::Pod],
             undone: "podmeter is started, and the check finds every GPU healthy",
             undo: Some(|rig| {
@@ -47,6 +45,7 @@ pub const AREA: Area = Area {
                 until("a healthy node", || check(rig).0 == 0);
             }),
             within: 20,
+            ..ROW
         },
         Row {
             id: "condition-file-not-written",
@@ -66,15 +65,12 @@ pub const AREA: Area = Area {
                 let (code, output) = ended(&["health", "-o", "npd", "--file", file.to_str().unwrap()]);
                 assert!(code == UNKNOWN && output.contains("was last written"), "{code}: {output}");
             },
-            seen: Seen {
-                metrics: &[],
-                log: Log::Line("the condition file cannot be written"),
-                page: Some(Text("/api/v1/health", "\"status\": \"healthy\"")),
-            },
-            goes_on: ALL,
+            log: Log::Line("the condition file cannot be written"),
+            page: Some(Text("/api/v1/health", "\"status\": \"healthy\"")),
             undone: "the file can be written",
             undo: Some(|rig| std::fs::remove_dir(rig.path(CONDITION)).unwrap()),
             within: 20,
+            ..ROW
         },
     ],
 };

@@ -1,5 +1,5 @@
 use crate::rig::{CONFIG, Rig};
-use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{Area, GoesOn, Is, Log, Metric, READY, ROW, Row, Text};
 
 const RELOAD_FAILED: Metric = Metric("podmeter_config_last_reload_successful", &[], Is::Value(0.0));
 const RELOAD_ERROR: &str = "configuration not re-read: the old one stays in force";
@@ -15,11 +15,12 @@ pub const AREA: Area = Area {
             id: "config-bad-value",
             happens: "The configuration has an invalid value at a reload (SIGHUP)",
             how: |rig| rig.reload("retention: forever\n"),
-            seen: Seen { metrics: &[RELOAD_FAILED], log: Log::Line(RELOAD_ERROR), page: RELOAD_ON_NODE_ROUTE },
-            goes_on: ALL,
+            metrics: &[RELOAD_FAILED],
+            log: Log::Line(RELOAD_ERROR),
+            page: RELOAD_ON_NODE_ROUTE,
             undone: "a valid file and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
-            within: 10,
+            ..ROW
         },
         Row {
             id: "config-file-gone",
@@ -28,55 +29,45 @@ pub const AREA: Area = Area {
                 std::fs::remove_file(rig.path("podmeter.yaml")).unwrap();
                 rig.signal("HUP");
             },
-            seen: Seen { metrics: &[RELOAD_FAILED], log: Log::Line(RELOAD_ERROR), page: RELOAD_ON_NODE_ROUTE },
-            goes_on: ALL,
+            metrics: &[RELOAD_FAILED],
+            log: Log::Line(RELOAD_ERROR),
+            page: RELOAD_ON_NODE_ROUTE,
             undone: "the file is restored, and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
-            within: 10,
-        },
-        Row {
-            id: "config-bad-resource",
-            happens: "The configuration has a resource name that the kubelet would reject, at a reload (SIGHUP)",
-            how: |rig| rig.reload("devicePlugin: {resources: [{kind: simulated, name: nonsense, devices: 1}]}\n"),
-            seen: Seen { metrics: &[RELOAD_FAILED], log: Log::Line("it has no domain"), page: RELOAD_ON_NODE_ROUTE },
-            goes_on: ALL,
-            undone: "a valid file and SIGHUP",
-            undo: Some(|rig| rig.reload(CONFIG)),
-            within: 10,
+            ..ROW
         },
         Row {
             id: "config-needs-restart",
             happens: "An option that needs a restart is changed, at a reload (SIGHUP)",
             how: |rig| rig.reload(&format!("{CONFIG}nodeName: another\n")),
-            seen: Seen {
-                metrics: &[Metric("podmeter_config_last_reload_success_timestamp_seconds", &[], Is::Rises)],
-                log: Log::Line("changed options need a restart of podmeter"),
-                page: Some(Text("/-/ready", "200 OK")),
-            },
-            goes_on: ALL,
+            metrics: &[Metric("podmeter_config_last_reload_success_timestamp_seconds", &[], Is::Rises)],
+            log: Log::Line("changed options need a restart of podmeter"),
+            page: READY,
             undone: "the former value and SIGHUP",
             undo: Some(|rig| rig.reload(CONFIG)),
-            within: 10,
+            ..ROW
         },
         Row {
             id: "web-config-bad",
             happens: "The web configuration is changed to an invalid one",
             how: |rig| rig.write("web-config.yaml", "http_server_config: {headers: {X-Frame-Options: maybe}}\n"),
-            seen: Seen { metrics: &[RELOAD_FAILED], log: Log::Line(WEB_RELOAD_ERROR), page: RELOAD_ON_NODE_ROUTE },
-            goes_on: ALL,
+            metrics: &[RELOAD_FAILED],
+            log: Log::Line(WEB_RELOAD_ERROR),
+            page: RELOAD_ON_NODE_ROUTE,
             undone: "a valid file",
             undo: Some(|rig| rig.write("web-config.yaml", GOOD_WEB)),
-            within: 10,
+            ..ROW
         },
         Row {
             id: "web-config-no-certificate",
             happens: "The web configuration names a certificate file that does not exist",
             how: |rig| rig.write("web-config.yaml", "tls_server_config: {cert_file: gone.crt, key_file: gone.key}\n"),
-            seen: Seen { metrics: &[RELOAD_FAILED], log: Log::Line("gone.crt"), page: RELOAD_ON_NODE_ROUTE },
-            goes_on: ALL,
+            metrics: &[RELOAD_FAILED],
+            log: Log::Line("gone.crt"),
+            page: RELOAD_ON_NODE_ROUTE,
             undone: "a valid file",
             undo: Some(|rig| rig.write("web-config.yaml", GOOD_WEB)),
-            within: 10,
+            ..ROW
         },
         Row {
             id: "config-misspelt-at-start",
@@ -86,7 +77,7 @@ pub const AREA: Area = Area {
                 rig.write("podmeter.yaml", "refreshIntervall: 5s\n");
                 assert_eq!(rig.start_failing(&[]), 2, "{}", rig.log());
             },
-            seen: Seen { metrics: &[], log: Log::Line("refreshIntervall"), page: None },
+            log: Log::Line("refreshIntervall"),
             goes_on: &[GoesOn::Devices(0), GoesOn::Pod],
             undone: "the key is corrected, and podmeter is started",
             undo: Some(|rig| {
@@ -94,23 +85,7 @@ pub const AREA: Area = Area {
                 rig.begin();
             }),
             within: 15,
-        },
-        Row {
-            id: "config-address-in-use",
-            happens: "podmeter is started on an address that is in use: it exits with 3",
-            how: address_in_use,
-            seen: Seen { metrics: &[], log: Log::Line("--listen"), page: None },
-            goes_on: &[GoesOn::Devices(0), GoesOn::Pod],
-            undone: "podmeter is started on a free address",
-            undo: Some(Rig::begin),
-            within: 15,
+            ..ROW
         },
     ],
 };
-
-fn address_in_use(rig: &mut Rig) {
-    rig.stop();
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap().to_string();
-    assert_eq!(rig.start_failing(&["--listen", &address]), 3, "{}", rig.log());
-}

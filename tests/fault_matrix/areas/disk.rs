@@ -5,7 +5,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::rig::Rig;
-use crate::row::{ALL, Area, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{Area, Is, Log, Metric, ROW, Row, Text};
 
 const NOT_WRITTEN: Metric = Metric("podmeter_journal_up", &[], Is::Value(0.0));
 
@@ -20,15 +20,13 @@ pub const AREA: Area = Area {
                 limit_files(rig, Some(4096));
                 rig.run_a_pod();
             },
-            seen: Seen {
-                metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
-                log: Log::Line("the journal of allocations is not written"),
-                page: Some(Text("/", "the journal of allocations is not written")),
-            },
-            goes_on: ALL,
+            metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
+            log: Log::Line("the journal of allocations is not written"),
+            page: Some(Text("/", "the journal of allocations is not written")),
             undone: "the disk has space: podmeter writes the waiting records",
             undo: Some(|rig| limit_files(rig, None)),
             within: 15,
+            ..ROW
         },
         Row {
             id: "disk-directory-removed",
@@ -37,15 +35,12 @@ pub const AREA: Area = Area {
                 std::fs::remove_dir_all(rig.path("state")).unwrap();
                 rig.run_a_pod();
             },
-            seen: Seen {
-                metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
-                log: Log::Line("check the disk under --state-dir"),
-                page: Some(Text("/", "the journal of allocations is not written")),
-            },
-            goes_on: ALL,
+            metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
+            log: Log::Line("check the disk under --state-dir"),
+            page: Some(Text("/", "the journal of allocations is not written")),
             undone: "not needed: podmeter creates the directory and a new journal",
-            undo: None,
             within: 15,
+            ..ROW
         },
         Row {
             id: "disk-directory-is-a-file",
@@ -56,15 +51,13 @@ pub const AREA: Area = Area {
                 rig.write("state", "");
                 rig.begin();
             },
-            seen: Seen {
-                metrics: &[NOT_WRITTEN],
-                log: Log::Line("give --state-dir a directory that podmeter may write to"),
-                page: Some(Text("/", "give --state-dir a directory that podmeter may write to")),
-            },
-            goes_on: ALL,
+            metrics: &[NOT_WRITTEN],
+            log: Log::Line("give --state-dir a directory that podmeter may write to"),
+            page: Some(Text("/", "give --state-dir a directory that podmeter may write to")),
             undone: "the file is removed",
             undo: Some(|rig| std::fs::remove_file(rig.path("state")).unwrap()),
             within: 15,
+            ..ROW
         },
         Row {
             id: "disk-journal-damaged",
@@ -74,15 +67,11 @@ pub const AREA: Area = Area {
                 std::fs::write(rig.path("state").join(FILE), [0x5a; 20_000]).unwrap();
                 rig.begin();
             },
-            seen: Seen {
-                metrics: &[Metric("podmeter_journal_errors_total", &[], Is::AtLeast(1.0))],
-                log: Log::Line("cannot be used; it was renamed and a new one begun"),
-                page: Some(Text("/api/v1/allocations", "\"pod\":\"trainer\"")),
-            },
-            goes_on: ALL,
+            metrics: &[Metric("podmeter_journal_errors_total", &[], Is::AtLeast(1.0))],
+            log: Log::Line("cannot be used; it was renamed and a new one begun"),
+            page: Some(Text("/api/v1/allocations", "\"pod\":\"trainer\"")),
             undone: "not needed: podmeter renames the damaged file",
-            undo: None,
-            within: 10,
+            ..ROW
         },
         Row {
             id: "disk-journal-locked",
@@ -94,15 +83,13 @@ pub const AREA: Area = Area {
                 rig.hold(lock);
                 rig.begin();
             },
-            seen: Seen {
-                metrics: &[NOT_WRITTEN],
-                log: Log::Line("another podmeter writes to"),
-                page: Some(Text("/", "waiting until it ends")),
-            },
-            goes_on: ALL,
+            metrics: &[NOT_WRITTEN],
+            log: Log::Line("another podmeter writes to"),
+            page: Some(Text("/", "waiting until it ends")),
             undone: "the other podmeter ends",
             undo: Some(|_| {}),
             within: 15,
+            ..ROW
         },
     ],
 };

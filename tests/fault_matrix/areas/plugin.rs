@@ -1,12 +1,9 @@
 use podmeter::simulation::kubelet::ListedDevice;
-use podmeter::simulation::plugin::StandInPlugin;
-use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
-use podmeter::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest};
-use tonic::Code;
+use podmeter::simulation::plugin::{Behaviour, StandInPlugin};
 
 use crate::rig::{GPU, Rig, wait_for};
-use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
-use crate::support::kubelet::{Method, connect};
+use crate::row::{Area, GoesOn, Is, Log, Metric, READY, ROW, Row, Text};
+use crate::support::kubelet::Method;
 
 const UNREGISTERED: Metric = Metric("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""], Is::Value(0.0));
 const REGISTERED_AGAIN: Metric =
@@ -29,29 +26,21 @@ pub const AREA: Area = Area {
             id: "plugin-socket-removed",
             happens: "podmeter's socket is removed from the kubelet's directory",
             how: |rig| std::fs::remove_file(rig.own_socket()).unwrap(),
-            seen: Seen {
-                metrics: &[REGISTERED_AGAIN],
-                log: Log::Line("not registered: our socket file was removed"),
-                page: Some(Text("/-/ready", "200 OK")),
-            },
-            goes_on: ALL,
+            metrics: &[REGISTERED_AGAIN],
+            log: Log::Line("not registered: our socket file was removed"),
+            page: READY,
             undone: "not needed: podmeter registers again",
-            undo: None,
-            within: 10,
+            ..ROW
         },
         Row {
             id: "plugin-stream-lost",
             happens: "The `ListAndWatch` connection breaks",
             how: |rig| assert!(rig.kubelet.lose_stream(GPU)),
-            seen: Seen {
-                metrics: &[REGISTERED_AGAIN, Metric("podmeter_plugin_unregistered_seconds_total", &[], Is::Rises)],
-                log: Log::Line("not registered: the kubelet ended the device list"),
-                page: Some(Text("/-/ready", "200 OK")),
-            },
-            goes_on: ALL,
+            metrics: &[REGISTERED_AGAIN, Metric("podmeter_plugin_unregistered_seconds_total", &[], Is::Rises)],
+            log: Log::Line("not registered: the kubelet ended the device list"),
+            page: READY,
             undone: "not needed: podmeter registers again",
-            undo: None,
-            within: 10,
+            ..ROW
         },
         Row {
             id: "plugin-refused",
@@ -60,15 +49,14 @@ pub const AREA: Area = Area {
                 rig.kubelet.fail(Method::Register, Code::Unknown, "the device manager is not ready");
                 assert!(rig.kubelet.lose_stream(GPU));
             },
-            seen: Seen {
-                metrics: &[UNREGISTERED, Metric("podmeter_plugin_unregistered_seconds_total", &[], Is::Rises)],
-                log: Log::Line("the kubelet does not register the plugin: the device manager is not ready"),
-                page: Some(Text("/", "not registered: the kubelet does not register the plugin")),
-            },
+            metrics: &[UNREGISTERED, Metric("podmeter_plugin_unregistered_seconds_total", &[], Is::Rises)],
+            log: Log::Line("the kubelet does not register the plugin: the device manager is not ready"),
+            page: Some(Text("/", "not registered: the kubelet does not register the plugin")),
             goes_on: EXPORTER,
             undone: "the kubelet accepts the registration",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 20,
+            ..ROW
         },
         Row {
             id: "plugin-not-listed",
@@ -77,15 +65,14 @@ pub const AREA: Area = Area {
                 rig.kubelet.hang(Method::ListAndWatch);
                 assert!(rig.kubelet.lose_stream(GPU));
             },
-            seen: Seen {
-                metrics: &[UNREGISTERED, REGISTERED_AGAIN],
-                log: Log::Line("the kubelet registered the plugin but did not ask for its devices within 10s"),
-                page: Some(Text("/api/v1/node", "did not ask for its devices within 10s")),
-            },
+            metrics: &[UNREGISTERED, REGISTERED_AGAIN],
+            log: Log::Line("the kubelet registered the plugin but did not ask for its devices within 10s"),
+            page: Some(Text("/api/v1/node", "did not ask for its devices within 10s")),
             goes_on: EXPORTER,
             undone: "the kubelet calls it",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 20,
+            ..ROW
         },
         Row {
             id: "plugin-registration-hangs",
@@ -94,15 +81,14 @@ pub const AREA: Area = Area {
                 rig.kubelet.hang(Method::Register);
                 assert!(rig.kubelet.lose_stream(GPU));
             },
-            seen: Seen {
-                metrics: &[UNREGISTERED],
-                log: Log::Line("the kubelet does not register the plugin: no answer within 15s"),
-                page: Some(Text("/", "not registered: the kubelet does not register the plugin: no answer within 15s")),
-            },
+            metrics: &[UNREGISTERED],
+            log: Log::Line("the kubelet does not register the plugin: no answer within 15s"),
+            page: Some(Text("/", "not registered: the kubelet does not register the plugin: no answer within 15s")),
             goes_on: EXPORTER,
             undone: "the kubelet answers",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 30,
+            ..ROW
         },
         Row {
             id: "plugin-directory-gone",
@@ -112,13 +98,11 @@ pub const AREA: Area = Area {
                 let directory = rig.kubelet.device_plugin_directory();
                 std::fs::rename(&directory, directory.with_extension("away")).unwrap();
             },
-            seen: Seen {
-                metrics: &[UNREGISTERED],
-                log: Log::Line(
-                    "kubelet.sock is not there: the kubelet is not running, or --device-plugin-dir is not its directory",
-                ),
-                page: Some(Text("/", "kubelet.sock is not there")),
-            },
+            metrics: &[UNREGISTERED],
+            log: Log::Line(
+                "kubelet.sock is not there: the kubelet is not running, or --device-plugin-dir is not its directory",
+            ),
+            page: Some(Text("/", "kubelet.sock is not there")),
             goes_on: EXPORTER,
             undone: "the directory is restored, and the kubelet starts",
             undo: Some(|rig| {
@@ -127,62 +111,23 @@ pub const AREA: Area = Area {
                 rig.kubelet.restart().unwrap();
             }),
             within: 15,
+            ..ROW
         },
         Row {
             id: "plugin-conflict",
             happens: "Another vendor's plugin registers the resource after podmeter",
             how: |rig| rig.hold(other_plugin(rig, Some("nvidia-gpu.sock"))),
-            seen: Seen {
-                metrics: &[
-                    Metric("podmeter_plugin_conflict", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
-                    UNREGISTERED,
-                ],
-                log: Log::Line("waiting: another device plugin serves nvidia.com/gpu on nvidia-gpu.sock"),
-                page: Some(Text("/", "waiting: another device plugin serves")),
-            },
+            metrics: &[
+                Metric("podmeter_plugin_conflict", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
+                UNREGISTERED,
+            ],
+            log: Log::Line("waiting: another device plugin serves nvidia.com/gpu on nvidia-gpu.sock"),
+            page: Some(Text("/", "waiting: another device plugin serves")),
             goes_on: EXPORTER,
             undone: "the other plugin ends",
             undo: Some(Rig::drop_held),
             within: 15,
-        },
-        Row {
-            id: "plugin-conflict-unseen",
-            happens: "A plugin with the same devices and an unknown socket name registers after podmeter and ends",
-            how: |rig| {
-                drop(other_plugin(rig, None));
-            },
-            seen: Seen {
-                metrics: &[REGISTERED_AGAIN],
-                log: Log::Line("when another plugin of it ended"),
-                page: Some(Text("/-/ready", "200 OK")),
-            },
-            goes_on: ALL,
-            undone: "not needed: podmeter registers again",
-            undo: None,
-            within: 15,
-        },
-        Row {
-            id: "plugin-unknown-device",
-            happens: "The kubelet allocates a device that does not exist",
-            how: |rig| {
-                let socket = rig.own_socket();
-                let refused = wait_for(async {
-                    let mut plugin = DevicePluginClient::new(connect(&socket).await.unwrap());
-                    let devices_ids = vec!["GPU-of-another-node".to_owned()];
-                    let container_requests = vec![ContainerAllocateRequest { devices_ids }];
-                    plugin.allocate(AllocateRequest { container_requests }).await
-                });
-                assert_eq!(refused.unwrap_err().code(), Code::InvalidArgument);
-            },
-            seen: Seen {
-                metrics: &[Metric("podmeter_plugin_allocations_total", &["result=\"unknown_device\""], Is::Rises)],
-                log: Log::Line("an allocation was refused"),
-                page: Some(Text("/api/v1/node", "\"unknown_device\":1")),
-            },
-            goes_on: ALL,
-            undone: "not needed: that pod fails with the reason",
-            undo: None,
-            within: 10,
+            ..ROW
         },
     ],
 };

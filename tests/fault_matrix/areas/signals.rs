@@ -1,11 +1,10 @@
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
 use crate::rig::{Rig, until};
-use crate::row::{ALL, Area, GoesOn, Is, Log, Metric, Row, Seen, Text};
+use crate::row::{Area, GoesOn, Is, Log, Metric, READY, ROW, Row};
 
 /// The documented limit of a shutdown.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
@@ -19,27 +18,17 @@ pub const AREA: Area = Area {
             id: "signal-term",
             happens: "SIGTERM: podmeter removes its sockets and exits with 0 within 5 s",
             how: |rig| ends(rig, "TERM"),
-            seen: Seen { metrics: &[], log: Log::Line("ending"), page: None },
+            log: Log::Line("ending"),
             goes_on: KUBELET,
             undone: "podmeter is started",
             undo: Some(Rig::begin),
             within: 15,
-        },
-        Row {
-            id: "signal-int",
-            happens: "SIGINT, handled as SIGTERM",
-            how: |rig| ends(rig, "INT"),
-            seen: Seen { metrics: &[], log: Log::Line("ending"), page: None },
-            goes_on: KUBELET,
-            undone: "podmeter is started",
-            undo: Some(Rig::begin),
-            within: 15,
+            ..ROW
         },
         Row {
             id: "signal-kill",
             happens: "SIGKILL, as by the OOM killer: the sockets remain",
             how: Rig::kill,
-            seen: Seen { metrics: &[], log: Log::Silent, page: None },
             goes_on: KUBELET,
             undone: "podmeter is started: it removes the sockets and continues its journal",
             undo: Some(|rig| {
@@ -47,68 +36,7 @@ pub const AREA: Area = Area {
                 until("the stale socket is removed", || rig.log().contains("that an earlier podmeter left behind"));
             }),
             within: 15,
-        },
-        Row {
-            id: "signal-term-with-an-open-fault",
-            happens: "SIGTERM while a GPU has XID 48, and podmeter is started, as in a rolling update",
-            how: |rig| {
-                rig.gpu(6, |gpu| gpu["events"] = json!([{"sequence": 1, "xid": 48}]));
-                until("the kubelet lists the GPU as unhealthy", || rig.healthy_devices() == 7);
-                // Unlike a driver's, the fake's energy counters restart with podmeter.
-                rig.gpus(|gpu| gpu["energy_millijoules"] = json!(50_000_000));
-                rig.restart();
-            },
-            seen: Seen {
-                metrics: &[Metric(
-                    "podmeter_device_unhealthy_reason",
-                    &["gpu=\"6\"", "reason=\"xid\""],
-                    Is::Value(1.0),
-                )],
-                log: Log::Line("XID 48 (double-bit memory error) is restored from before podmeter started"),
-                page: Some(Text("/api/v1/health", "\"status\": \"unhealthy\"")),
-            },
-            goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(7), GoesOn::Admits],
-            undone: "the driver requests a reset, and then none",
-            undo: Some(|rig| {
-                let request = |action: u32, sequence: u32| {
-                    rig.gpu(6, |gpu| {
-                        gpu["recovery_action"] = json!(action);
-                        gpu["events"] = json!([{"sequence": sequence, "kind": 0x8000}]);
-                    });
-                };
-                request(1, 2);
-                let requested = ["gpu=\"6\"", "action=\"gpu_reset\""];
-                let is_read = |rig: &Rig| rig.metrics().value("podmeter_device_recovery_action", &requested);
-                until("the request is read", || is_read(rig) == Some(1.0));
-                request(0, 3);
-            }),
-            within: 15,
-        },
-        Row {
-            id: "signal-overlap",
-            happens: "podmeter starts while another agent still listens on the admin socket, as in a rolling update",
-            how: |rig| {
-                rig.stop();
-                rig.hold(UnixListener::bind(rig.path("admin.sock")).unwrap());
-                rig.begin();
-            },
-            seen: Seen {
-                metrics: &[],
-                log: Log::Line(
-                    "another process listens on the admin socket; podmeter retries until that process has ended",
-                ),
-                page: Some(Text("/-/healthy", "200 OK")),
-            },
-            goes_on: ALL,
-            undone: "the other agent ends",
-            undo: Some(|rig| {
-                rig.drop_held();
-                let path = rig.path("admin.sock");
-                until("the admin socket answers", || {
-                    UnixStream::connect(&path).is_ok() && rig.order("/mark", "{}").status >= 400
-                });
-            }),
-            within: 10,
+            ..ROW
         },
         Row {
             id: "signal-term-while-driver-hangs",
@@ -117,11 +45,7 @@ pub const AREA: Area = Area {
                 hang(rig, true);
                 ends(rig, "TERM");
             },
-            seen: Seen {
-                metrics: &[],
-                log: Log::Line("the wait for events has not returned and is abandoned"),
-                page: None,
-            },
+            log: Log::Line("the wait for events has not returned and is abandoned"),
             goes_on: KUBELET,
             undone: "the driver answers, and podmeter is started",
             undo: Some(|rig| {
@@ -129,6 +53,7 @@ pub const AREA: Area = Area {
                 rig.begin();
             }),
             within: 15,
+            ..ROW
         },
         Row {
             id: "signal-term-twice",
@@ -140,7 +65,7 @@ pub const AREA: Area = Area {
                 until("the shutdown begins", || rig.log()[mark.saturating_sub(200)..].contains("ending"));
                 ends(rig, "TERM");
             },
-            seen: Seen { metrics: &[], log: Log::Line("a second signal ended the process at once"), page: None },
+            log: Log::Line("a second signal ended the process at once"),
             goes_on: KUBELET,
             undone: "the driver answers, and podmeter is started",
             undo: Some(|rig| {
@@ -148,24 +73,7 @@ pub const AREA: Area = Area {
                 rig.begin();
             }),
             within: 15,
-        },
-        Row {
-            id: "signal-term-while-log-is-blocked-and-driver-hangs",
-            happens: "SIGTERM while the log pipe is full and not read, and every driver call hangs: podmeter still ends \
-                      within 5 s",
-            how: |rig| {
-                hang(rig, true);
-                rig.block_log();
-                ends(rig, "TERM");
-            },
-            seen: Seen { metrics: &[], log: Log::Silent, page: None },
-            goes_on: KUBELET,
-            undone: "the driver answers, and podmeter is started",
-            undo: Some(|rig| {
-                hang(rig, false);
-                rig.begin();
-            }),
-            within: 15,
+            ..ROW
         },
         Row {
             id: "signal-log-blocked",
@@ -185,29 +93,12 @@ pub const AREA: Area = Area {
                 }
                 rig.unblock_log();
             },
-            seen: Seen {
-                metrics: &[Metric("podmeter_log_lines_dropped_total", &[], Is::AtLeast(100.0))],
-                log: Log::Line(" log lines dropped"),
-                page: Some(Text("/-/ready", "200 OK")),
-            },
-            goes_on: ALL,
+            metrics: &[Metric("podmeter_log_lines_dropped_total", &[], Is::AtLeast(100.0))],
+            log: Log::Line(" log lines dropped"),
+            page: READY,
             undone: "the pipe is read again, and the GPU is unmarked",
-            undo: None,
             within: 20,
-        },
-        Row {
-            id: "signal-without-meaning",
-            happens: "SIGUSR1, SIGUSR2 and SIGXFSZ, which podmeter ignores",
-            how: |rig| ["USR1", "USR2", "XFSZ"].iter().for_each(|signal| rig.signal(signal)),
-            seen: Seen {
-                metrics: &[Metric("podmeter_scrape_duration_seconds_count", &[], Is::Rises)],
-                log: Log::Silent,
-                page: Some(Text("/-/healthy", "200 OK")),
-            },
-            goes_on: ALL,
-            undone: "not needed",
-            undo: None,
-            within: 10,
+            ..ROW
         },
         Row {
             id: "signal-hup-storm",
@@ -216,15 +107,10 @@ pub const AREA: Area = Area {
                 let pid = Pid::from_raw(i32::try_from(rig.pid()).unwrap()).unwrap();
                 (0..200).for_each(|_| kill_process(pid, Signal::HUP).unwrap());
             },
-            seen: Seen {
-                metrics: &[Metric("podmeter_config_last_reload_success_timestamp_seconds", &[], Is::Rises)],
-                log: Log::Line("configuration re-read"),
-                page: Some(Text("/-/ready", "200 OK")),
-            },
-            goes_on: ALL,
-            undone: "not needed",
-            undo: None,
-            within: 10,
+            metrics: &[Metric("podmeter_config_last_reload_success_timestamp_seconds", &[], Is::Rises)],
+            log: Log::Line("configuration re-read"),
+            page: READY,
+            ..ROW
         },
     ],
 };
