@@ -54,15 +54,13 @@ fn the_driver_is_released_and_resumed() {
 fn without_an_agent_or_a_driver_the_message_says_what_to_do() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("podmeter.sock");
-    let config = directory.path().join("podmeter.yaml");
-    std::fs::write(&config, format!("adminSocket: {}\n", socket.display())).unwrap();
-    let config = config.to_str().unwrap();
-    let (code, text) = ended(&["resume", "--config", config]);
+    let at = ["--admin-socket", socket.to_str().unwrap()];
+    let (code, text) = ended(&[&["resume"], &at[..]].concat());
     assert!(code == 1 && text.contains(&format!("no agent listens on {}: run this on", socket.display())), "{text}");
     let root = directory.path().to_str().unwrap();
-    let start = ["agent", "--listen=127.0.0.1:0", "--hardware=none", "--kubelet-root", root, "--config", config];
-    let running = agent::Running::start(&start, &[], None);
-    let (code, text) = ended(&["release", "--config", config]);
+    let start = ["agent", "--listen=127.0.0.1:0", "--hardware=none", "--kubelet-root", root];
+    let running = agent::Running::start(&[&start[..], &at[..]].concat(), &[], None);
+    let (code, text) = ended(&[&["release"], &at[..]].concat());
     assert!(code == 1 && text.contains("there is no driver to release"), "{text}");
     drop(running);
 }

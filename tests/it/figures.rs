@@ -333,7 +333,7 @@ impl Shown {
         for line in self.top.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             place = words.iter().position(|word| *word == title).or(place);
-            if words.contains(&key) {
+            if words.first().is_some_and(|name| name.split('/').any(|part| part == key)) {
                 found = place.map(|place| words[place]);
                 found?;
             }

@@ -321,7 +321,11 @@ fn node(driver: &FakeNvml) -> Value {
     until("every tier", || {
         let node: Value = serde_json::from_str(&running.get("/api/v1/node").body).expect("JSON");
         let gpus = node["hardware"]["readings"].as_object()?;
-        let is_read = |gpu: &Value| ["fast", "medium", "slow"].iter().all(|tier| gpu[tier]["value"].is_object());
+        // The source of processes is known after the first of these.
+        let is_read = |gpu: &Value| {
+            ["fast", "medium", "slow"].iter().all(|tier| gpu[tier]["value"].is_object())
+                && gpu["medium"]["value"]["process_utilization_source"].is_string()
+        };
         let medium = gpus.values().map(|gpu| &gpu["medium"]["value"]);
         // All but the A10G have GPM; the partitioned one in its instances.
         let has_gpm =

@@ -203,7 +203,7 @@ fn commands_use_certificates_and_a_password() {
         (format!("https://{}", running.address), at("ca.crt"), at("password"), at("wrong"));
     let all = ["--url", &url, "--ca-file", &ca, "--user", "alice", "--password-file", &password];
     for (command, part) in [
-        (&["top", "--once"][..], "no GPU"),
+        (&["top", "--once"][..], "0 GPUs"),
         (&["record"], "\"podmeter.record/"),
         (&["usage", "-o", "json"], "\"since\""),
         (&["doctor", "-o", "json"], &format!("on {url}\"")),
