@@ -327,18 +327,21 @@ impl Shown {
         element.split("data-value=\"").nth(1)?.split('"').next()?.parse().ok()
     }
 
-    /// A cell of the line that has `key`, in the table with this title.
+    /// The cell of a container by its pod, or of a device by its UUID.
     fn cell(&self, key: &str, title: &str) -> Option<&str> {
-        let (mut place, mut found) = (None, None);
-        for line in self.top.lines() {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            place = words.iter().position(|word| *word == title).or(place);
-            if words.first().is_some_and(|name| name.split('/').any(|part| part == key)) {
-                found = place.map(|place| words[place]);
-                found?;
-            }
-        }
-        found
+        let header = self.top.lines().find(|line| line.starts_with("GPU "))?;
+        let start = header.find(&format!(" {title} "))? + 1;
+        let next = header[start..]
+            .find(' ')
+            .map(|end| start + end + header[start + end..].len() - header[start + end..].trim_start().len())?;
+        let is_its = |line: &&str| line.ends_with(key) || line.split('/').nth(1) == Some(key);
+        self.top.lines().find(is_its).map(|line| line[start..next].trim())
+    }
+
+    /// The containers below a device.
+    fn holders(&self, uuid: &str) -> Vec<&str> {
+        let below = self.top.lines().skip_while(|line| !line.ends_with(uuid)).skip(1);
+        below.map_while(|line| line.split_whitespace().next().filter(|name| name.contains('/'))).collect()
     }
 }
 
@@ -426,8 +429,8 @@ fn check_busy_now(shown: &Shown, uuid: &str, pod: &str, busy: f64, metric: &str,
     let most = shown.metrics.samples(metric, &of_gpu).map(|(_, value)| value).fold(0.0, f64::max);
     assert_eq!(most, busy, "{metric} of {pod}");
     let percent = format!("{:.0}%", busy * 100.0);
-    assert_eq!(shown.cell(uuid, "BUSY_NOW"), Some(&*percent), "{}", shown.top);
-    assert_eq!(shown.cell(pod, "BUSY_NOW"), Some(&*percent), "{}", shown.top);
+    assert_eq!(shown.cell(uuid, "BUSY%"), Some(&*percent), "{}", shown.top);
+    assert_eq!(shown.cell(pod, "BUSY%"), Some(&*percent), "{}", shown.top);
     assert_eq!(shown.on_page(uuid, "busy-now"), Some(busy), "{pod}");
     assert_eq!(shown.on_page(&format!("team/{pod}/main {uuid}"), "busy-now"), Some(busy));
 }
@@ -465,8 +468,8 @@ async fn every_place_shows_the_same_figures() {
     ] {
         check_counters(&shown, pod, uuid);
     }
-    assert!(shown.top.contains("1 more ended over a minute ago"), "{}", shown.top);
-    assert_eq!(shown.cell("late", "SHARING"), Some("ended"), "{}", shown.top);
+    assert!(shown.top.contains("1 ended over a minute ago"), "{}", shown.top);
+    assert_eq!(shown.cell("late", "STATE"), Some("ended"), "{}", shown.top);
     let ratio = shown.usage("borrower")["utilization_ratio"].as_f64().unwrap();
     assert!(near(ratio, 1.0), "busy for all of its share, and no more: {ratio}");
 
@@ -482,16 +485,17 @@ async fn every_place_shows_the_same_figures() {
     assert!(near(sum, SLICE_BUSY / 7.0), "a partitioned GPU by slices: {sum}");
 
     // Free devices, slots and slices.
-    for (uuid, state, text) in [
-        (&train, "held", "team/train/main"),
-        (&last, "free", "free,+not_allocated"),
-        (&free_slice, "free", "free"),
-        (&slice, "held", "team/slice/main"),
-        (&partitioned, "partitioned", "free:6/7"),
-        (&shared, "held", "team/borrower/main,team/lender/main,free:2/4"),
+    for (uuid, state, text, holders) in [
+        (&train, "held", "healthy", &["team/train/main"][..]),
+        (&last, "free", "healthy free +not_allocated", &["team/late/main"]),
+        (&free_slice, "free", "healthy free", &[]),
+        (&slice, "held", "healthy", &["team/slice/main"]),
+        (&partitioned, "partitioned", "healthy free:6/7", &[]),
+        (&shared, "held", "healthy free:2/4", &["team/borrower/main", "team/lender/main"]),
+        (&notebook, "held", "healthy", &["team/notebook/main"]),
     ] {
         assert_eq!(shown.device(uuid)["state"], state);
-        assert_eq!(shown.cell(uuid, "HELD_BY"), Some(text), "{}", shown.top);
+        assert_eq!((shown.cell(uuid, "STATE"), &*shown.holders(uuid)), (Some(text), holders), "{}", shown.top);
     }
     assert_eq!((&shown.device(&shared)["slots"], &shown.device(&shared)["free_slots"]), (&4.into(), &2.into()));
     for (resource, free, of) in [(WHOLE, 1, 3), (SHARED, 2, 4), (SLICE, 6, 7)] {
@@ -502,6 +506,5 @@ async fn every_place_shows_the_same_figures() {
     let uses: Vec<&Value> = shown.json["unallocated_uses"].as_array().unwrap().iter().collect();
     assert!(uses.len() == 1 && uses[0]["pod"]["pod"] == "guest", "{uses:?}");
     assert_eq!(shown.metrics.count("podmeter_container_unallocated_use", &[]), 1);
-    assert_eq!(shown.cell(&notebook, "HELD_BY"), Some("team/notebook/main"), "{}", shown.top);
     assert!(shown.page.contains("guest") && !shown.page.contains("passer-by"));
 }

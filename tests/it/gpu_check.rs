@@ -321,11 +321,7 @@ fn node(driver: &FakeNvml) -> Value {
     until("every tier", || {
         let node: Value = serde_json::from_str(&running.get("/api/v1/node").body).expect("JSON");
         let gpus = node["hardware"]["readings"].as_object()?;
-        // The source of processes is known after the first of these.
-        let is_read = |gpu: &Value| {
-            ["fast", "medium", "slow"].iter().all(|tier| gpu[tier]["value"].is_object())
-                && gpu["medium"]["value"]["process_utilization_source"].is_string()
-        };
+        let is_read = |gpu: &Value| ["fast", "medium", "slow"].iter().all(|tier| gpu[tier]["value"].is_object());
         let medium = gpus.values().map(|gpu| &gpu["medium"]["value"]);
         // All but the A10G have GPM; the partitioned one in its instances.
         let has_gpm =
@@ -334,12 +330,14 @@ fn node(driver: &FakeNvml) -> Value {
     })
 }
 
-/// The readings by their path, without cycles since boot, which the fake counts from its own start.
+/// The readings by their path, without what depends on how long the fake and the agent have run: cycles since boot, and
+/// which call lists processes.
 fn readings(node: &Value) -> BTreeMap<String, Value> {
     fn collect(path: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
         match value {
             Value::Object(members) => {
-                for (name, value) in members.iter().filter(|(name, _)| !name.ends_with("cycles")) {
+                let depends_on_time = |name: &str| name.ends_with("cycles") || name == "process_utilization_source";
+                for (name, value) in members.iter().filter(|(name, _)| !depends_on_time(name)) {
                     collect(&format!("{path}/{name}"), value, into);
                 }
             }
