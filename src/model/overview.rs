@@ -3,8 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Account, Allocations, DeviceId, DeviceReadings, Gpu, GpuUuid, MigDevice, MigUuid, PluginResource, ResourceName,
-    Snapshot,
+    Account, Allocations, DeviceReadings, Gpu, GpuUuid, MigDevice, MigUuid, PluginResource, ResourceName, Snapshot,
 };
 
 /// What the page and `top` show of a snapshot, computed once.
@@ -51,8 +50,10 @@ pub struct ResourceCount {
     pub allocatable: usize,
     /// `None` until the kubelet has answered.
     pub allocated: Option<usize>,
-    /// Allocatable, and not allocated.
+    /// What the scheduler can still place: allocatable minus allocated, at least 0.
     pub free: Option<usize>,
+    /// Allocated and no longer allocatable. The scheduler subtracts them twice, until their pods end.
+    pub held_unhealthy: Option<usize>,
     /// `None` where the bundled plugin does not serve it.
     pub unhealthy: Option<usize>,
 }
@@ -152,11 +153,12 @@ impl ResourceCount {
             let none = BTreeSet::new();
             let offered = allocatable.devices.get(resource).unwrap_or(&none);
             let held = held.as_ref().map(|held| held.get(resource).cloned().unwrap_or_default());
-            let is_free = |id: &&DeviceId| held.as_ref().is_some_and(|held| !held.contains(id));
+            let allocated = held.as_ref().map(BTreeSet::len);
             Self {
                 allocatable: offered.len(),
-                allocated: held.as_ref().map(BTreeSet::len),
-                free: held.as_ref().map(|_| offered.iter().filter(is_free).count()),
+                allocated,
+                free: allocated.map(|allocated| offered.len().saturating_sub(allocated)),
+                held_unhealthy: held.as_ref().map(|held| held.iter().filter(|id| !offered.contains(**id)).count()),
                 unhealthy: served(snapshot, resource).map(|ours| ours.count().1),
             }
         };

@@ -272,7 +272,9 @@ pub fn head(node: &Node, since: Duration) -> Vec<Line> {
     let ages = format!("read: kubelet {}, GPUs {}{settling}", age(kubelet.map(|at| at.monotonic)), age(gpus));
     lines.push(Line::new(ages, Style::Plain));
     let free = node.overview.resources.iter().filter_map(|(resource, count)| {
-        Some(format!("{} {} of {}", clean(resource.as_str()), count.free?, count.allocatable))
+        let held = count.held_unhealthy.filter(|held| *held > 0);
+        let held = held.map_or_else(String::new, |held| format!(" ({held} held and unhealthy)"));
+        Some(format!("{} {} of {}{held}", clean(resource.as_str()), count.free?, count.allocatable))
     });
     let free = free.collect::<Vec<_>>().join(", ");
     lines.extend((!free.is_empty()).then(|| Line::new(format!("free: {free}"), Style::Plain)));

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::metrics::tests::fixture;
-use crate::model::{Fast, Sharing};
+use crate::model::{Allocatable, DeviceId, Fast, Sharing};
 
 fn of(snapshot: &Snapshot, uuid: &str) -> DeviceOverview {
     let slots = [((fixture::WHOLE.into(), None), 4)].into();
@@ -35,6 +35,23 @@ fn slots_are_free_that_no_container_holds() {
     (holding.sharing, holding.device_ids) = (Sharing::TimeSlicing, vec!["one".into(), "two".into()]);
     assert_eq!(slots(&snapshot), (Some(4), Some(2)));
     assert_eq!(of(&snapshot, fixture::LOST).slots, None, "it is not shared");
+}
+
+#[test]
+fn free_is_what_the_scheduler_can_place() {
+    let mut snapshot = fixture::snapshot();
+    let resource = ResourceName::from("vendor.example/card");
+    let ids = |ids: &[&str]| ids.iter().map(|id| DeviceId::from(*id)).collect::<BTreeSet<_>>();
+    let allocatable = Allocatable { devices: [(resource.clone(), ids(&["b", "c"]))].into(), ..Allocatable::default() };
+    let kubelet = Arc::make_mut(&mut snapshot.kubelet);
+    kubelet.allocatable = Some(Arc::new(allocatable));
+    let mut allocations = Allocations::clone(kubelet.allocations.as_ref().unwrap());
+    let container = &mut allocations.pods[0].containers[0];
+    container.devices = ["a", "b"].map(|id| crate::test_data::held(resource.as_str(), id)).into();
+    kubelet.allocations = Some(Arc::new(allocations));
+    // `a` is unhealthy, and the scheduler subtracts it a second time.
+    let count = ResourceCount::all(&snapshot)[&resource];
+    assert_eq!((count.allocatable, count.allocated, count.free, count.held_unhealthy), (2, Some(2), Some(0), Some(1)));
 }
 
 #[test]

@@ -64,6 +64,7 @@ pub(super) fn tiles(page: &Page<'_>) -> Markup {
                     span data-key=(resource) {
                         (resource) " " (figure("free", count.free.map(|free| free as f64), |free| free.to_string()))
                         " of " (count.allocatable)
+                        @if let Some(held @ 1..) = count.held_unhealthy { " (" (held) " held and unhealthy)" }
                     }
                 }
             }
