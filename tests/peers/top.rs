@@ -149,5 +149,5 @@ fn no_colour_and_dumb_terminals_are_respected() {
     terminal.until("the shell again", |screen| screen.lines().last() == Some("ready>"));
     terminal.line("clear");
     top(&terminal, &demo, "TERM=dumb");
-    terminal.until("text", |screen| screen.contains("LAST_ACTIVE") && screen.lines().last() == Some("ready>"));
+    terminal.until("text", |screen| screen.contains("exclusive") && screen.lines().last() == Some("ready>"));
 }
