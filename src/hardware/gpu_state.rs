@@ -8,7 +8,7 @@ use super::clock_events::ClockEvents;
 use super::monotone::Monotone;
 use super::plausible;
 use super::process_work;
-use super::source::{CounterScope, Integrals, Pass, PassStatus};
+use super::source::{Integrals, Pass, PassStatus};
 use crate::model::{DeviceReadings, Fast, Medium, Monotonic, Slow, Stamped, Totals, Traffic};
 
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ pub struct GpuState {
     /// The current session has read the energy counter.
     has_counter: bool,
     /// The last that is known, of any session.
-    counter_scope: Option<CounterScope>,
+    counter_is_of_gpu: Option<bool>,
     /// The readings were withdrawn: the next pass begins a session.
     interrupted: bool,
     lacks_utilization: bool,
@@ -65,7 +65,8 @@ impl GpuState {
         }
         self.has_counter &= !begins;
         self.seen = true;
-        self.count_energy_of_gap(at, pass.energy_counter, pass.counter_scope);
+        self.counter_is_of_gpu = pass.counter_is_of_gpu.or(self.counter_is_of_gpu);
+        self.count_energy_of_gap(at, pass.energy_counter);
         self.read_energy_counter(at, pass.energy_counter);
         self.totals.through = self.totals.through.max(at);
         self.set(at, pass.fast, pass.medium, pass.slow);
@@ -103,14 +104,11 @@ impl GpuState {
 
     /// At the first reading of the counter in a session, adds its gain since the session before, unless it fell or rose
     /// incredibly, or counts more than the GPU.
-    fn count_energy_of_gap(&mut self, at: Monotonic, counter: Option<u64>, scope: CounterScope) {
+    fn count_energy_of_gap(&mut self, at: Monotonic, counter: Option<u64>) {
         let Some(counter) = counter else { return };
-        if scope != CounterScope::Unknown || self.counter_scope.is_none() {
-            self.counter_scope = Some(scope);
-        }
         let before = self.counted.replace((at, counter)).filter(|_| !self.has_counter);
         self.has_counter = true;
-        let Some((then, before)) = before.filter(|_| self.counter_scope == Some(CounterScope::Gpu)) else { return };
+        let Some((then, before)) = before.filter(|_| self.counter_is_of_gpu == Some(true)) else { return };
         if let Some(gain) = counter.checked_sub(before).map(|gain| gain as f64)
             && gain <= credible_millijoules(then, at)
         {
@@ -283,7 +281,7 @@ mod tests {
 
     fn counting(counter: u64, energy: f64) -> Pass {
         let integrals = Integrals { energy_joules: Some(energy), ..pass(0.5).integrals };
-        Pass { energy_counter: Some(counter), integrals, ..Pass::default() }
+        Pass { energy_counter: Some(counter), counter_is_of_gpu: Some(true), integrals, ..Pass::default() }
     }
 
     #[test]
@@ -305,12 +303,12 @@ mod tests {
     #[test]
     fn a_counter_of_the_module_has_no_joules_for_a_gap() {
         for (before, after, joules) in [
-            (CounterScope::Gpu, CounterScope::Unknown, 18_300.0),
-            (CounterScope::Module, CounterScope::Unknown, 300.0),
-            (CounterScope::Unknown, CounterScope::Unknown, 300.0),
-            (CounterScope::Unknown, CounterScope::Gpu, 18_300.0),
+            (Some(true), None, 18_300.0),
+            (Some(false), None, 300.0),
+            (None, None, 300.0),
+            (None, Some(true), 18_300.0),
         ] {
-            let with = |counter_scope, counter, energy| Pass { counter_scope, ..counting(counter, energy) };
+            let with = |counter_is_of_gpu, counter, energy| Pass { counter_is_of_gpu, ..counting(counter, energy) };
             let mut state = GpuState::default();
             state.take(Monotonic::from_secs(1), true, with(before, 1_000, 0.0));
             state.take(Monotonic::from_secs(2), false, with(before, 301_000, 300.0));

@@ -115,24 +115,14 @@ pub struct Pass {
     pub integrals: Integrals,
     /// The driver's energy counter in millijoules; it restarts when the driver is loaded and when the GPU is reset.
     pub energy_counter: Option<u64>,
-    pub counter_scope: CounterScope,
+    /// False where the counter may count a superchip's module; `None`: not known in this pass.
+    pub counter_is_of_gpu: Option<bool>,
     pub fast: Option<Fast>,
     pub medium: Option<Medium>,
     pub slow: Option<Slow>,
     pub problems: Vec<Problem>,
     /// Readings outside their range, by quantity.
     pub implausible: Implausible,
-}
-
-/// What the driver's energy counter counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CounterScope {
-    #[default]
-    Gpu,
-    /// The GPU with the CPU and the other GPU of its module.
-    Module,
-    /// One of the two.
-    Unknown,
 }
 
 /// What one pass adds to the totals. `None`: unknown.

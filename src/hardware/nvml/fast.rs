@@ -8,7 +8,7 @@ use super::module::Module;
 use super::process_use::ProcessUse;
 use super::samples::Ring;
 use crate::hardware::plausible;
-use crate::hardware::source::{CounterScope, Integrals};
+use crate::hardware::source::Integrals;
 use crate::model::Fast;
 
 const GPU_UTILIZATION: u32 = 1;
@@ -26,7 +26,6 @@ pub struct FastReader {
     pub memory_utilization_ratio: Option<f64>,
     /// The energy counter when last read, in millijoules, and the seconds since.
     energy: Option<(u64, f64)>,
-    pub counter_scope: CounterScope,
 }
 
 impl Default for FastReader {
@@ -39,7 +38,6 @@ impl Default for FastReader {
             processes: ProcessUse::default(),
             memory_utilization_ratio: None,
             energy: None,
-            counter_scope: CounterScope::default(),
         }
     }
 }
@@ -63,7 +61,8 @@ impl FastReader {
         integrals.process_sm_seconds = self.processes.advance(caller, handle, elapsed, busy.latest);
         integrals.lists_no_processes = self.processes.lists_no_processes();
         let module = self.module.read(caller, handle, elapsed);
-        let power_watts = if self.module.is_known() { module.gpu_watts } else { power_usage(caller, handle) };
+        let power_watts =
+            if self.module.exists() == Some(true) { module.gpu_watts } else { power_usage(caller, handle) };
         integrals.module_energy_joules = module.joules;
         integrals.energy_joules = self.energy(caller, handle, elapsed, power_watts, module.gpu_joules);
         Fast { utilization_ratio: busy.latest, power_watts, module_power_watts: module.watts, ..Fast::default() }
@@ -72,6 +71,11 @@ impl FastReader {
     /// The last reading, in millijoules.
     pub fn energy_counter(&self) -> Option<u64> {
         self.energy.map(|(counter, _)| counter)
+    }
+
+    /// Whether that counter counts the GPU alone; `None`: not known yet.
+    pub fn counter_is_of_gpu(&self) -> Option<bool> {
+        self.module.exists().map(|exists| !exists)
     }
 
     /// Of the GPU alone: from the counter, or from integrated power where there is none or it may count the module.
@@ -90,18 +94,14 @@ impl FastReader {
         }
         let step = total.map(|total| {
             let before = self.energy.replace((total, 0.0));
-            before.map_or((0.0, 0.0), |(before, seconds)| (energy_step(before, total, seconds), seconds))
+            before.map_or(0.0, |(before, seconds)| energy_step(before, total, seconds))
         });
-        let of_pass = step.filter(|(_, seconds)| *seconds <= elapsed).map(|(joules, _)| joules);
-        self.counter_scope = self.module.counter_scope(of_pass);
         let has_counter = step.is_some() || !caller.is_unsupported("nvmlDeviceGetTotalEnergyConsumption", 0);
-        if self.counter_scope == CounterScope::Gpu && has_counter {
-            return step.map(|(joules, _)| joules);
+        match self.module.exists() {
+            Some(true) => gpu_joules,
+            Some(false) if has_counter => step,
+            _ => self.power.advance(caller, handle, elapsed, |_| power_watts).integral,
         }
-        if self.module.is_known() {
-            return gpu_joules;
-        }
-        self.power.advance(caller, handle, elapsed, |_| power_watts).integral
     }
 }
 

@@ -89,22 +89,20 @@ impl Reader for NvmlReader {
             medium
         });
         let slow = due.slow.then(|| self.slow.read(&mut self.caller, self.handle));
-        let outcome = self.caller.finish();
-        if outcome.status != PassStatus::Answers {
-            let Outcome { status, problems, implausible } = outcome;
-            return Pass { status, problems, implausible, ..Pass::default() };
+        let Outcome { status, problems, implausible } = self.caller.finish();
+        let pass = Pass { status, problems, implausible, ..Pass::default() };
+        if status != PassStatus::Answers {
+            return pass;
         }
         self.last = Some(now.monotonic);
         Pass {
-            status: PassStatus::Answers,
             integrals,
             energy_counter: self.fast.energy_counter(),
-            counter_scope: self.fast.counter_scope,
+            counter_is_of_gpu: self.fast.counter_is_of_gpu(),
             fast: Some(fast),
             medium,
             slow,
-            problems: outcome.problems,
-            implausible: outcome.implausible,
+            ..pass
         }
     }
 }

@@ -84,6 +84,7 @@ impl Reader for SimulatedReader {
                 instance_busy_seconds: self.instance_busy_seconds(&board, &last),
                 uncovered_seconds: 0.0,
                 lacks_utilization: !is_whole,
+            counter_is_of_gpu: Some(true),
                 process_sm_seconds: is_whole.then(|| process_sm_seconds(&board, &last)),
                 lists_no_processes: false,
             },
