@@ -33,8 +33,8 @@ const PROBLEMS: usize = 64;
 /// What the events mean for the supervisor.
 #[derive(Debug, Default)]
 pub struct Notice {
-    /// The event thread's number; `None` from the kernel log.
-    pub event_thread: Option<u64>,
+    /// The event thread's number.
+    pub event_thread: u64,
     /// GPUs whose slow tier is due at once.
     pub slow_due: BTreeSet<GpuUuid>,
     /// The layout may have changed.
@@ -56,11 +56,9 @@ pub struct EventThread {
 /// The state of the wait, shared with the supervisor.
 #[derive(Default)]
 struct WaitState {
-    /// The driver has events.
-    has_source: bool,
     waiting_since: Option<Monotonic>,
-    success: bool,
-    last_success: Option<Moment>,
+    /// `None`: the driver has no events.
+    collector: Option<Collector>,
 }
 
 impl EventThread {
@@ -82,7 +80,7 @@ impl EventThread {
             changed,
             state: Arc::clone(&state),
             patience,
-            notice: Notice { event_thread: Some(number), ..Notice::default() },
+            notice: Notice { event_thread: number, ..Notice::default() },
         };
         let body = move || event_wait.run(number, session);
         let handle = Builder::new().name("events".to_owned()).stack_size(STACK_BYTES).spawn(body)?;
@@ -113,13 +111,8 @@ impl EventThread {
     /// `None` for a driver without events.
     pub fn collector(&self, now: Monotonic) -> Option<Collector> {
         let stuck = self.is_stuck(now);
-        let state = self.state.lock();
-        state.has_source.then(|| Collector {
-            success: state.success && !stuck,
-            stuck,
-            last_success: state.last_success,
-            duration: None,
-        })
+        let collector = self.state.lock().collector.clone()?;
+        Some(Collector { success: collector.success && !stuck, stuck, ..collector })
     }
 }
 
@@ -137,7 +130,7 @@ impl EventWait {
     fn run(mut self, number: u64, session: Arc<dyn Session>) {
         self.state.lock().waiting_since = Some(self.clock.now().monotonic);
         let source = session.events();
-        self.state.lock().has_source = source.is_some();
+        self.state.lock().collector = source.as_ref().map(|_| Collector::default());
         if let Some(mut source) = source {
             self.wait_repeatedly(&mut *source);
         }
@@ -199,7 +192,7 @@ impl EventWait {
                     return number == 0 && now.monotonic.since(began.monotonic) < self.patience / 10;
                 }
                 Err(failure) => {
-                    self.state.lock().success = false;
+                    self.state.lock().collector.get_or_insert_default().success = false;
                     self.notice.problems.push(failure.problem);
                     self.notice.session_over = failure.status == PassStatus::SessionOver;
                     return true;
@@ -240,7 +233,8 @@ impl EventWait {
 
     fn succeed(&self, now: Moment) {
         let mut state = self.state.lock();
-        (state.success, state.last_success) = (true, Some(now));
+        let collector = state.collector.get_or_insert_default();
+        (collector.success, collector.last_success) = (true, Some(now));
     }
 
     fn note(&self, waiting_since: Option<Monotonic>) {

@@ -1,7 +1,6 @@
 //! Takes XIDs from the event threads and sends them to one reader, in batches.
 //!
-//! In: XIDs. Out: batches on a bounded channel. XIDs that find the channel full are counted by kind, with a bound on
-//! kinds.
+//! In: XIDs. Out: batches on a bounded channel. XIDs that find the channel full are counted by kind.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,10 +12,6 @@ use crate::model::{GpuUuid, Moment, XidEvent, XidInstance};
 
 /// Capacity of the channel.
 const BATCHES: usize = 16;
-/// Kinds of XIDs that are counted separately while the channel is full.
-const KINDS: usize = 1024;
-/// Replaces the code when there are too many kinds.
-const UNKNOWN_XID: u32 = 999;
 
 /// Shared by the event threads. No XID is lost while the channel is full: equal ones are counted together.
 #[derive(Clone, Debug)]
@@ -28,12 +23,7 @@ struct Pending {
     batches: Sender<Vec<XidEvent>>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Kind {
-    gpu: GpuUuid,
-    instance: Option<XidInstance>,
-    code: u32,
-}
+type Kind = (GpuUuid, Option<XidInstance>, u32);
 
 impl Mailbox {
     pub fn new() -> (Self, Receiver<Vec<XidEvent>>) {
@@ -44,8 +34,7 @@ impl Mailbox {
     pub fn put(&self, event: XidEvent) {
         let XidEvent { at, gpu, instance, code, count } = event;
         let mut pending = self.lock();
-        let kind = pending.place(Kind { gpu, instance, code });
-        let entry = pending.kinds.entry(kind).or_insert((at, 0));
+        let entry = pending.kinds.entry((gpu, instance, code)).or_insert((at, 0));
         *entry = (at, entry.1.saturating_add(count));
     }
 
@@ -56,12 +45,10 @@ impl Mailbox {
             return;
         }
         let pending = &mut *pending;
-        // Without a reader the pending XIDs stay, in bounded memory.
+        // Without a reader the pending XIDs stay.
         let Ok(place) = pending.batches.try_reserve() else { return };
-        let event = |(kind, (at, count)): (Kind, (Moment, u64))| {
-            let Kind { gpu, instance, code } = kind;
-            XidEvent { at, gpu, instance, code, count }
-        };
+        let event =
+            |((gpu, instance, code), (at, count)): (Kind, (Moment, u64))| XidEvent { at, gpu, instance, code, count };
         let mut batch: Vec<_> = std::mem::take(&mut pending.kinds).into_iter().map(event).collect();
         batch.sort_by_key(|event| event.at.monotonic);
         place.send(batch);
@@ -69,16 +56,6 @@ impl Mailbox {
 
     fn lock(&self) -> MutexGuard<'_, Pending> {
         self.0.lock()
-    }
-}
-
-impl Pending {
-    /// Above the limit everything but the GPU is dropped.
-    fn place(&self, kind: Kind) -> Kind {
-        if self.kinds.len() < KINDS || self.kinds.contains_key(&kind) {
-            return kind;
-        }
-        Kind { instance: None, code: UNKNOWN_XID, ..kind }
     }
 }
 
@@ -126,18 +103,6 @@ mod tests {
         let batch = received.try_recv().unwrap();
         let kinds: Vec<_> = batch.iter().map(|event| (event.code, event.count)).collect();
         assert_eq!(kinds, [(94, 1), (63, 1), (13, 2)]);
-    }
-
-    #[test]
-    fn many_kinds_take_bounded_memory() {
-        let (mailbox, mut received) = Mailbox::new();
-        for number in 0..10_000 {
-            mailbox.put(event(number, 0));
-        }
-        mailbox.send();
-        let batch = received.try_recv().unwrap();
-        assert!(batch.len() <= KINDS + 1, "{}", batch.len());
-        assert_eq!(batch.iter().map(|event| event.count).sum::<u64>(), 10_000);
     }
 
     #[test]

@@ -55,8 +55,10 @@ impl Monotone {
         }
     }
 
-    fn raise_count(&mut self, group: &'static str, name: &'static str, value: &mut u64) {
-        *value = self.raise(group, name, *value as f64) as u64;
+    fn raise_count<'a>(&mut self, group: &'static str, name: &'static str, count: impl Into<Option<&'a mut u64>>) {
+        if let Some(count) = count.into() {
+            *count = self.raise(group, name, *count as f64) as u64;
+        }
     }
 
     fn raise_optional(&mut self, group: &'static str, name: &'static str, value: &mut Option<f64>) {
@@ -81,26 +83,16 @@ impl Monotone {
 
     pub fn slow(&mut self, slow: &mut Slow) {
         for location in &mut slow.ecc {
-            if let Some(corrected) = &mut location.corrected {
-                self.raise_count("ecc_corrected", location.location, corrected);
-            }
-            if let Some(uncorrected) = &mut location.uncorrected {
-                self.raise_count("ecc_uncorrected", location.location, uncorrected);
-            }
+            self.raise_count("ecc_corrected", location.location, location.corrected.as_mut());
+            self.raise_count("ecc_uncorrected", location.location, location.uncorrected.as_mut());
         }
-        if let Some(corrected) = &mut slow.ecc_lifetime_corrected {
-            self.raise_count("ecc_lifetime", "corrected", corrected);
-        }
-        if let Some(uncorrected) = &mut slow.ecc_lifetime_uncorrected {
-            self.raise_count("ecc_lifetime", "uncorrected", uncorrected);
-        }
+        self.raise_count("ecc_lifetime", "corrected", slow.ecc_lifetime_corrected.as_mut());
+        self.raise_count("ecc_lifetime", "uncorrected", slow.ecc_lifetime_uncorrected.as_mut());
         if let Some(remap) = &mut slow.row_remap {
             self.raise_count("row_remap", "correctable", &mut remap.correctable);
             self.raise_count("row_remap", "uncorrectable", &mut remap.uncorrectable);
         }
-        if let Some(replays) = &mut slow.pcie.replays {
-            self.raise_count("pcie", "replays", replays);
-        }
+        self.raise_count("pcie", "replays", slow.pcie.replays.as_mut());
         for (error, count) in &mut slow.pcie.errors {
             self.raise_count("pcie_errors", error, count);
         }

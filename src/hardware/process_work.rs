@@ -7,8 +7,6 @@ use crate::model::{Monotonic, ProcessSmSeconds};
 
 /// Long enough for consumers, which take differences, to read the last value.
 const KEPT_IDLE: Duration = Duration::from_secs(60);
-/// More processes than use one GPU at a time; a broken driver may list any number.
-const MOST: usize = 1024;
 
 type Work = BTreeMap<u32, ProcessSmSeconds>;
 
@@ -22,11 +20,6 @@ pub fn add(work: &mut Work, at: Monotonic, worked: Vec<(u32, f64)>) {
         let process = work.entry(pid).or_insert(ProcessSmSeconds { began: at, sm_seconds: 0.0, last_active: at });
         process.sm_seconds += seconds;
         process.last_active = at;
-    }
-    while work.len() > MOST
-        && let Some(oldest) = work.iter().min_by_key(|(_, process)| process.last_active).map(|(pid, _)| *pid)
-    {
-        work.remove(&oldest);
     }
 }
 
@@ -50,17 +43,5 @@ mod tests {
         assert_eq!(work.keys().collect::<Vec<_>>(), [&7]);
         add(&mut work, at(70), vec![(7, 0.125)]);
         assert_eq!(work[&7], ProcessSmSeconds { began: at(70), sm_seconds: 0.125, last_active: at(70) });
-    }
-
-    #[test]
-    fn made_up_processes_do_not_pile_up() {
-        let mut work = Work::new();
-        add(&mut work, at(1), vec![(1, 1.0)]);
-        for second in 2..30 {
-            let crowd = (0..100).map(|number| (second as u32 * 1000 + number, 0.5));
-            add(&mut work, at(second), crowd.collect());
-        }
-        assert_eq!(work.len(), MOST);
-        assert!(!work.contains_key(&1) && work.contains_key(&29_000));
     }
 }

@@ -104,11 +104,6 @@ impl Releases {
         self.released
     }
 
-    /// Until when the driver stays closed.
-    pub fn until(&self) -> Option<Monotonic> {
-        self.released.map(|released| released.until.monotonic)
-    }
-
     pub fn release(&mut self, duration: Duration, reply: Reply, now: Moment, limit: Duration) {
         let since = self.released.map_or(now, |released| released.since);
         let mut until = now;

@@ -2,7 +2,6 @@
 //!
 //! In: events of the other threads and of the handle. Out: `HardwareState`. It never calls the driver.
 
-mod loads;
 mod publication;
 mod session;
 
@@ -14,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tracing::info;
 
-use self::loads::Loads;
+use self::session::Loads;
 use super::event_thread::{EventThread, Notice};
 use super::fleet::Fleet;
 use super::mailbox::Mailbox;
@@ -181,7 +180,7 @@ impl Supervisor {
         self.watch_driver_thread(now);
         self.mailbox.send();
         self.leaked.retain(|event_thread| !event_thread.has_ended());
-        if self.releases.until().is_some_and(|until| now >= until) {
+        if self.releases.released().is_some_and(|released| now >= released.until.monotonic) {
             info!("the release has expired");
             self.resume(now);
         }
@@ -329,7 +328,7 @@ impl Supervisor {
         self.count(&notice.problems);
         let current = self.event_thread.as_ref().map(|event_thread| event_thread.number);
         let Phase::Open { session, inspect } = &mut self.phase else { return };
-        if notice.event_thread.is_some() && notice.event_thread != current {
+        if current != Some(notice.event_thread) {
             return;
         }
         if notice.inspect {

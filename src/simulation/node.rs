@@ -268,10 +268,7 @@ impl SimulatedNode {
         for ((gpu, gpu_instance), level) in asked {
             let Some(gpu) = inventory.gpus.get(gpu) else { continue };
             let load = load(gpu, gpu_instance, level);
-            match gpu_instance {
-                Some(gi) => controls.set_instance_load(&gpu.uuid, gi, now, load),
-                None => controls.set_load(&gpu.uuid, now, load),
-            }
+            controls.set_load(&gpu.uuid, gpu_instance, now, load);
         }
     }
 

@@ -250,10 +250,7 @@ impl Node {
             self.controls.set_process_load(&gpu, instance, tenant.pid, at(now), load);
         }
         let load = Load::new(sum.min(1.0), 1 << 30);
-        match instance {
-            Some(instance) => self.controls.set_instance_load(&gpu, instance, at(now), load),
-            None => self.controls.set_load(&gpu, at(now), load),
-        }
+        self.controls.set_load(&gpu, instance, at(now), load);
     }
 
     fn read(&mut self, now: u64) {

@@ -12,24 +12,12 @@ use crate::hardware::plausible::Quantity;
 /// nvmlValueType_t: double, unsigned long, unsigned and signed long long; all have 64 bits on Linux.
 const WIDE_TYPES: [nvmlValueType_t; 4] = [0, 2, 3, 4];
 
-/// Field ids that changed at driver 580.82; a wrong id reads another quantity without an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FieldScheme {
-    pub sw_thermal: u32,
-    pub hw_thermal: u32,
-    pub hw_power_brake: u32,
-}
-
-impl FieldScheme {
-    const BEFORE: Self = Self { sw_thermal: 251, hw_thermal: 252, hw_power_brake: 253 };
-    const SINCE_580_82: Self = Self { sw_thermal: 269, hw_thermal: 270, hw_power_brake: 271 };
-
-    /// `None` for an unknown version: then none of these fields is read.
-    pub fn of_driver(version: Option<&str>) -> Option<Self> {
-        let mut numbers = version?.split('.').map(|number| number.parse::<u32>().ok());
-        let (major, minor) = (numbers.next()??, numbers.next().flatten().unwrap_or(0));
-        Some(if (major, minor) >= (580, 82) { Self::SINCE_580_82 } else { Self::BEFORE })
-    }
+/// The fields of the software and hardware thermal slowdown and of the power brake, which changed at driver 580.82; a
+/// wrong id reads another quantity without an error. `None` for an unknown version: then none of them is read.
+pub fn slowdown_ids(driver_version: Option<&str>) -> Option<[u32; 3]> {
+    let mut numbers = driver_version?.split('.').map(|number| number.parse::<u32>().ok());
+    let (major, minor) = (numbers.next()??, numbers.next().flatten().unwrap_or(0));
+    Some(if (major, minor) >= (580, 82) { [269, 270, 271] } else { [251, 252, 253] })
 }
 
 /// One reading of a GPU: a field, its range, and its unit.
@@ -86,7 +74,8 @@ pub fn results(caller: &mut Caller, handle: Handle, rows: &[Row]) -> Vec<Result<
     }
     let mut result = |(row, field): (&Row, &nvmlFieldValue_t)| match field.nvmlReturn {
         codes::SUCCESS => {
-            let value = decode(field.valueType, field.value).filter(|_| !row.rises_fast || is_wide(field));
+            let value = decode(field.valueType, field.value)
+                .filter(|_| !row.rises_fast || WIDE_TYPES.contains(&field.valueType));
             let value = value.ok_or(Refusal::Failed)? / row.per;
             row.quantity.map_or(Some(value), |quantity| caller.plausible(quantity, value)).ok_or(Refusal::Failed)
         }
@@ -102,10 +91,6 @@ pub fn named<'a>(
     values: &[Option<f64>],
 ) -> BTreeMap<&'static str, f64> {
     names.into_iter().zip(values).filter_map(|(name, value)| Some((*name, (*value)?))).collect()
-}
-
-fn is_wide(field: &nvmlFieldValue_t) -> bool {
-    WIDE_TYPES.contains(&field.valueType)
 }
 
 fn blank(field_id: u32, scope_id: u32) -> nvmlFieldValue_t {
@@ -145,15 +130,15 @@ mod tests {
     #[test]
     fn ids_follow_the_driver_version() {
         for (version, expected) in [
-            (Some("570.124.06"), Some(FieldScheme::BEFORE)),
-            (Some("580.65.06"), Some(FieldScheme::BEFORE)),
-            (Some("580.82.07"), Some(FieldScheme::SINCE_580_82)),
-            (Some("590.1"), Some(FieldScheme::SINCE_580_82)),
-            (Some("575"), Some(FieldScheme::BEFORE)),
+            (Some("570.124.06"), Some(251)),
+            (Some("580.65.06"), Some(251)),
+            (Some("580.82.07"), Some(269)),
+            (Some("590.1"), Some(269)),
+            (Some("575"), Some(251)),
             (Some("unknown"), None),
             (None, None),
         ] {
-            assert_eq!(FieldScheme::of_driver(version), expected, "{version:?}");
+            assert_eq!(slowdown_ids(version).map(|ids| ids[0]), expected, "{version:?}");
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use nvml_wrapper_sys::bindings::{nvmlMarginTemperature_t, nvmlTemperature_t};
 
 use super::calls::{Caller, call, value, version};
-use super::fields::{self, FieldScheme, Row};
+use super::fields::{self, Row};
 use super::gpm::Gpm;
 use super::inventory::Mig;
 use super::library::Handle;
@@ -41,7 +41,7 @@ struct Fields {
 }
 
 pub struct MediumReader {
-    scheme: Option<FieldScheme>,
+    slowdown_ids: Option<[u32; 3]>,
     gpm: Gpm,
     engines: [(&'static str, Ring); 4],
     last: Option<Monotonic>,
@@ -57,7 +57,7 @@ impl MediumReader {
         let engines = [("encoder", 3), ("decoder", 4), ("jpeg", 8), ("ofa", 9)];
         let engines = engines.map(|(engine, kind)| (engine, Ring::utilization(kind)));
         Self {
-            scheme: FieldScheme::of_driver(driver_version),
+            slowdown_ids: fields::slowdown_ids(driver_version),
             gpm,
             engines,
             last: None,
@@ -134,9 +134,7 @@ impl MediumReader {
         let mut rows = vec![MEMORY_TEMPERATURE];
         rows.extend(POLICY_ROWS);
         rows.extend([SW_POWER_CAP, SYNC_BOOST]);
-        if let Some(scheme) = self.scheme {
-            rows.extend([scheme.sw_thermal, scheme.hw_thermal, scheme.hw_power_brake].map(nanoseconds));
-        }
+        rows.extend(self.slowdown_ids.into_iter().flatten().map(nanoseconds));
         let values = fields::read(caller, handle, &rows);
         let (policies, throttled) = values[1..].split_at(POLICIES.len());
         Fields {

@@ -24,9 +24,7 @@ mod process_use;
 mod processes;
 mod reader;
 mod samples;
-mod search;
 mod slow;
-mod statistics;
 mod vgpus;
 
 use std::collections::BTreeMap;
@@ -34,16 +32,15 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+pub use library::LibrarySearch;
 pub(super) use reader::OTHER_GPU;
-pub use search::LibrarySearch;
 
 use self::calls::Caller;
 use self::events::NvmlEvents;
 use self::inventory::{Layout, Place};
-use self::library::{Library, Loaded};
+use self::library::{Library, Loaded, Statistics};
 use self::per_gpu_query::PerGpuQuery;
 use self::reader::NvmlReader;
-use self::statistics::Statistics;
 use super::source::{CallDurations, Driver, EventSource, Failure, PassStatus, Problem, Reader, Session};
 use crate::clock::Clock;
 use crate::model::{Gpu, GpuUuid, HardwareSource, Inventory};

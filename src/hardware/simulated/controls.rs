@@ -29,8 +29,8 @@ struct Shared {
     gpus: BTreeMap<GpuUuid, Simulated>,
     /// Until the first load is set each GPU has a constant one.
     scripted: bool,
-    /// Events to deliver, each with its number of repetitions.
-    events: VecDeque<(RawEvent, u64)>,
+    /// Events to deliver.
+    events: VecDeque<RawEvent>,
     loaded: bool,
     /// How often the driver was loaded.
     loads: u64,
@@ -124,27 +124,23 @@ impl Controls {
         self.lock().profile
     }
 
-    /// Sets the load of the whole GPU from `at` on. Calls for one GPU are in the order of time. Unknown GPUs are
-    /// ignored.
-    pub fn set_load(&self, gpu: &GpuUuid, at: Monotonic, load: Load) {
+    /// Sets the load of the whole GPU, or of one GPU instance of a partitioned one, from `at` on. Calls for one GPU are
+    /// in the order of time. Unknown GPUs are ignored.
+    pub fn set_load(&self, gpu: &GpuUuid, gpu_instance: Option<u32>, at: Monotonic, load: Load) {
         let mut shared = self.lock();
         shared.script(at);
-        if let Some(simulated) = shared.gpus.get_mut(gpu) {
-            simulated.whole.set(at, load);
-        }
-    }
-
-    /// The same for one GPU instance of a partitioned GPU.
-    pub fn set_instance_load(&self, gpu: &GpuUuid, gpu_instance: u32, at: Monotonic, load: Load) {
-        let mut shared = self.lock();
-        shared.script(at);
-        if let Some(curve) = shared.gpus.get_mut(gpu).and_then(|gpu| gpu.instances.get_mut(&gpu_instance)) {
+        let Some(simulated) = shared.gpus.get_mut(gpu) else { return };
+        let curve = match gpu_instance {
+            Some(gpu_instance) => simulated.instances.get_mut(&gpu_instance),
+            None => Some(&mut simulated.whole),
+        };
+        if let Some(curve) = curve {
             curve.set(at, load);
         }
     }
 
     /// Sets the load of a process on the GPU, or on one GPU instance, from `at` on. It is a part of the load of
-    /// `set_load` or `set_instance_load`: the caller keeps the sum.
+    /// `set_load`: the caller keeps the sum.
     pub fn set_process_load(&self, gpu: &GpuUuid, gpu_instance: Option<u32>, pid: u32, at: Monotonic, load: Load) {
         let mut shared = self.lock();
         shared.script(at);
@@ -190,7 +186,7 @@ impl Controls {
         if let Some(simulated) = shared.gpus.get_mut(gpu) {
             simulated.recovery_action = action;
         }
-        shared.events.push_back((RawEvent { gpu: gpu.clone(), instance: None, kind: EventKind::Condition }, 1));
+        shared.events.push_back(RawEvent { gpu: gpu.clone(), instance: None, kind: EventKind::Condition });
         self.changed.notify_all();
     }
 
@@ -211,11 +207,9 @@ impl Controls {
 
     /// The same event, repeated.
     pub fn inject_xids(&self, gpu: &GpuUuid, instance: Option<XidInstance>, code: u32, count: u64) {
-        if count > 0 {
-            let event = RawEvent { gpu: gpu.clone(), instance, kind: EventKind::Xid(code) };
-            self.lock().events.push_back((event, count));
-            self.changed.notify_all();
-        }
+        let event = RawEvent { gpu: gpu.clone(), instance, kind: EventKind::Xid(code) };
+        self.lock().events.extend(std::iter::repeat_n(event, count as usize));
+        self.changed.notify_all();
     }
 
     /// The number of a new session, valid until the driver is unloaded.
@@ -247,13 +241,7 @@ impl Controls {
         if shared.is_over(session) {
             return Err(EventFailure { problem: UNLOADED, status: PassStatus::SessionOver });
         }
-        let Some((event, left)) = shared.events.front_mut() else { return Ok(None) };
-        let event = event.clone();
-        *left -= 1;
-        if *left == 0 {
-            shared.events.pop_front();
-        }
-        Ok(Some(event))
+        Ok(shared.events.pop_front())
     }
 
     /// Blocks while the GPU hangs.
@@ -333,20 +321,9 @@ mod tests {
         let (controls, gpu) = fleet();
         controls.take_over(Monotonic::default());
         for (second, utilization) in [(2, 1.0), (5, 0.5), (6, 0.0), (20, 0.25)] {
-            controls.set_load(&gpu, Monotonic::from_secs(second), Load::new(utilization, 0));
+            controls.set_load(&gpu, None, Monotonic::from_secs(second), Load::new(utilization, 0));
         }
         let busy = |seconds| controls.read(&gpu, Monotonic::from_secs(seconds)).unwrap().sums.busy;
         assert_eq!([1, 3, 7, 24].map(busy), [0.0, 1.0, 3.5, 4.5]);
-    }
-
-    #[test]
-    fn unread_changes_are_bounded() {
-        let (controls, gpu) = fleet();
-        controls.take_over(Monotonic::default());
-        for second in 0..5_000 {
-            controls.set_load(&gpu, Monotonic::from_secs(second), Load::new(f64::from(second % 2 == 0), 0));
-        }
-        assert!(controls.lock().gpus[&gpu].whole.waiting() <= 1024);
-        assert_eq!(controls.read(&gpu, Monotonic::from_secs(5_000)).unwrap().sums.busy, 2_500.0);
     }
 }

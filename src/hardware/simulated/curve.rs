@@ -4,9 +4,6 @@ use std::collections::VecDeque;
 
 use crate::model::Monotonic;
 
-/// Unread changes; beyond this the oldest are added to the integral.
-const SEGMENTS: usize = 1024;
-
 /// The load of a device or of a GPU instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
@@ -49,11 +46,6 @@ impl Curve {
 
     /// A change before the last reading takes effect at that reading.
     pub fn set(&mut self, at: Monotonic, load: Load) {
-        if self.ahead.len() >= SEGMENTS
-            && let Some((oldest, _)) = self.ahead.front().copied()
-        {
-            self.advance(oldest);
-        }
         self.ahead.push_back((at.max(self.through), load));
     }
 
@@ -70,11 +62,6 @@ impl Curve {
     pub fn take_over(&mut self, at: Monotonic) {
         self.advance(at);
         self.load = Load::default();
-    }
-
-    #[cfg(test)]
-    pub fn waiting(&self) -> usize {
-        self.ahead.len()
     }
 
     fn accumulate(&mut self, until: Monotonic) {

@@ -119,7 +119,7 @@ mod tests {
         driver.controls().take_over(Monotonic::default());
         let full = Due { medium: true, slow: true };
         assert_eq!(reader.read(full, at(0)).integrals.busy_seconds, Some(0.0));
-        driver.controls().set_load(&gpu, Monotonic::from_secs(4), Load::new(1.0, 1 << 30));
+        driver.controls().set_load(&gpu, None, Monotonic::from_secs(4), Load::new(1.0, 1 << 30));
         let pass = reader.read(full, at(10));
         assert_eq!(pass.integrals.busy_seconds, Some(6.0));
         let expected = 70.0 * 10.0 + 630.0 * 0.95 * 6.0;
@@ -136,9 +136,9 @@ mod tests {
         let driver = SimulatedDriver::new(Profile::H100_MIG, 1);
         let (gpu, mut reader) = first(&driver);
         let controls = driver.controls();
-        controls.set_instance_load(
+        controls.set_load(
             &gpu,
-            8,
+            Some(8),
             Monotonic::from_secs(0),
             Load { utilization: 1.0, sm_active: 0.5, memory_used: 7 },
         );
@@ -162,13 +162,13 @@ mod tests {
         let load = |at, pid, utilization| {
             controls.set_process_load(&gpu, None, pid, Monotonic::from_secs(at), Load::new(utilization, 1 << 30));
         };
-        controls.set_load(&gpu, Monotonic::default(), Load::new(0.75, 2 << 30));
+        controls.set_load(&gpu, None, Monotonic::default(), Load::new(0.75, 2 << 30));
         load(0, 10, 0.5);
         load(0, 11, 0.25);
         let medium = Due { medium: true, slow: false };
         reader.read(medium, at(0));
         controls.end_process(&gpu, 10, Monotonic::from_secs(2));
-        controls.set_load(&gpu, Monotonic::from_secs(2), Load::new(0.25, 1 << 30));
+        controls.set_load(&gpu, None, Monotonic::from_secs(2), Load::new(0.25, 1 << 30));
         let pass = reader.read(medium, at(4));
         assert_eq!(pass.integrals.busy_seconds, Some(2.0));
         assert_eq!(pass.integrals.process_sm_seconds, Some(vec![(10, 1.0), (11, 1.0)]));
@@ -189,7 +189,7 @@ mod tests {
         for reader in &mut readers {
             reader.read(due, at(0));
         }
-        driver.controls().set_load(&gpus[1].uuid, Monotonic::from_secs(2), Load::new(1.0, 0));
+        driver.controls().set_load(&gpus[1].uuid, None, Monotonic::from_secs(2), Load::new(1.0, 0));
         let passes: Vec<_> = readers.iter_mut().map(|reader| reader.read(due, at(10))).collect();
         let own: Vec<f64> = passes.iter().map(|pass| pass.integrals.energy_joules.unwrap()).collect();
         assert_eq!(own, [1_600.0, 1_600.0 + 988.0 * 8.0, 1_600.0, 1_600.0]);

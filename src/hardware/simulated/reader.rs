@@ -14,8 +14,6 @@ use crate::model::{
 
 /// Reserved memory, as on real boards.
 const RESERVED_BYTES: u64 = 600 << 20;
-/// Seconds until the temperature has followed most of a change.
-const THERMAL_SECONDS: f64 = 20.0;
 /// The part of the SMs' active time in which each pipe is active.
 const PIPES: [(&str, f64); 8] = [
     ("tensor", 0.5),
@@ -40,7 +38,6 @@ pub struct SimulatedReader {
     /// In the last pass, and in the last of the medium tier.
     last: Option<Board>,
     last_medium: Option<Board>,
-    temperature: Option<f64>,
 }
 
 /// The board at one time.
@@ -69,7 +66,6 @@ impl Reader for SimulatedReader {
         };
         let board = self.board(now, state);
         let last = self.last.replace(board.clone()).unwrap_or_else(|| board.clone());
-        self.warm(&board, now.since(last.now).as_secs_f64());
         let is_whole = self.partitions.is_empty();
         let busy_seconds = is_whole.then_some(board.sums.busy - last.sums.busy);
         let module_joules = board.module.zip(last.module).map(|((_, joules), (_, before))| joules - before);
@@ -84,11 +80,11 @@ impl Reader for SimulatedReader {
                 instance_busy_seconds: self.instance_busy_seconds(&board, &last),
                 uncovered_seconds: 0.0,
                 lacks_utilization: !is_whole,
-            counter_is_of_gpu: Some(true),
                 process_sm_seconds: is_whole.then(|| process_sm_seconds(&board, &last)),
                 lists_no_processes: false,
             },
             energy_counter: Some((board.joules * 1000.0) as u64),
+            counter_is_of_gpu: Some(true),
             fast: Some(Fast {
                 utilization_ratio: is_whole.then_some(board.load.utilization),
                 power_watts: Some(board.watts),
@@ -118,7 +114,6 @@ impl SimulatedReader {
             model,
             last: None,
             last_medium: None,
-            temperature: None,
         }
     }
 
@@ -180,16 +175,10 @@ impl SimulatedReader {
         running.map(process).collect()
     }
 
-    fn warm(&mut self, board: &Board, seconds: f64) {
-        let goal = 28.0 + 42.0 * board.watts / self.model.limit_watts;
-        let before = self.temperature.unwrap_or(goal);
-        self.temperature = Some(goal + (before - goal) * (-seconds / THERMAL_SECONDS).exp());
-    }
-
     fn medium(&mut self, board: &Board) -> Medium {
         let before = self.last_medium.replace(board.clone());
         let level = board.watts / self.model.limit_watts;
-        let temperature = self.temperature.map(f64::round);
+        let temperature = (28.0 + 42.0 * level).round();
         let (low, high) = self.model.sm_hertz;
         let sm_hertz = if board.watts > self.model.idle_watts { high - (high - low) * 0.15 * level } else { low };
         let is_whole = self.partitions.is_empty();
@@ -200,9 +189,9 @@ impl SimulatedReader {
         };
         Medium {
             memory: Some(memory_use(used, self.model.memory_bytes)),
-            gpu_temperature_celsius: temperature,
-            memory_temperature_celsius: temperature.map(|celsius| celsius + 8.0),
-            temperature_margin_celsius: temperature.map(|celsius| 87.0 - celsius),
+            gpu_temperature_celsius: Some(temperature),
+            memory_temperature_celsius: Some(temperature + 8.0),
+            temperature_margin_celsius: Some(87.0 - temperature),
             power_limit_watts: Some(self.model.limit_watts),
             power_limit_requested_watts: Some(self.model.limit_watts),
             clocks: Clocks {

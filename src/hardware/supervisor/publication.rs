@@ -47,7 +47,7 @@ impl Supervisor {
             source: self.source,
             inventory: self.fleet.inventory(),
             sessions: self.sessions,
-            driver_loads: self.loads.count(),
+            driver_loads: self.loads.count,
             readings: self.fleet.readings(now),
             module_energy_joules: self.fleet.module_energy_joules(),
             node_devices: self.node_devices.clone(),
