@@ -91,7 +91,7 @@ type Gpus = (Box<dyn Driver>, Inventory, Option<Controls>);
 
 fn gpus(settings: &DemoSettings) -> Result<Gpus, Failure> {
     if settings.agent.hardware == HardwareSource::Nvml {
-        let mut driver = NvmlDriver::new(settings.agent.nvml.clone());
+        let mut driver = NvmlDriver::new(settings.agent.nvml.clone(), None);
         let (inventory, _) = driver.open()?.inventory()?;
         return Ok((Box::new(driver), inventory, None));
     }

@@ -108,10 +108,9 @@ impl Settings {
 
     pub(super) fn driver(&self, clock: Clock) -> Option<Box<dyn hardware::Driver>> {
         match self.hardware {
-            HardwareSource::Nvml => Some(Box::new(match self.nvml_call_durations {
-                true => NvmlDriver::with_durations(self.nvml.clone(), clock),
-                false => NvmlDriver::new(self.nvml.clone()),
-            })),
+            HardwareSource::Nvml => {
+                Some(Box::new(NvmlDriver::new(self.nvml.clone(), self.nvml_call_durations.then_some(clock))))
+            }
             HardwareSource::Simulated => Some(Box::new(SimulatedDriver::new(Profile::default(), SIMULATED_SEED))),
             HardwareSource::None => None,
         }

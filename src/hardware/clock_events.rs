@@ -81,18 +81,4 @@ mod tests {
         assert_eq!((samples[0], samples[28], samples[29], samples[59]), (1, 29, 30, 30));
         assert_eq!(samples[60..], [29, 1, 0]);
     }
-
-    #[test]
-    fn a_gap_is_no_start() {
-        let mut events = ClockEvents::default();
-        let mut starts = |second, is_active| {
-            let mut medium = Medium { clock_events: [(IDLE, is_active)].into(), ..Medium::default() };
-            events.count(Monotonic::from_secs(second), &mut medium);
-            if second == 10 {
-                events.interrupt();
-            }
-            medium.clock_event_starts[IDLE]
-        };
-        assert_eq!([starts(10, false), starts(20, true), starts(30, false), starts(40, true)], [0, 0, 0, 1]);
-    }
 }

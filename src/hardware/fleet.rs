@@ -10,9 +10,9 @@ use std::sync::mpsc::SyncSender;
 use tracing::{info, warn};
 
 use super::gpu_state::{GpuState, Staleness};
+use super::handle::Settings;
 use super::module_energy::ModuleEnergy;
 use super::rounds::tiers;
-use super::settings::Settings;
 use super::source::{Due, PassStatus, Session};
 use super::worker::{Event, ReaderCommand, Report, Thread, spawn_worker};
 use crate::backoff::Backoff;

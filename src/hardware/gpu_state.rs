@@ -2,14 +2,20 @@
 //!
 //! In: passes with their time. Out: `DeviceReadings`. Does not use: drivers, threads, clocks.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::clock_events::ClockEvents;
 use super::monotone::Monotone;
 use super::plausible;
-use super::process_work;
 use super::source::{Integrals, Pass, PassStatus};
-use crate::model::{DeviceReadings, Fast, Medium, Monotonic, Slow, Stamped, Totals, Traffic};
+use crate::model::{DeviceReadings, Fast, Medium, Monotonic, ProcessSmSeconds, Slow, Stamped, Totals, Traffic};
+
+/// How long an idle process is kept: long enough for consumers, which take differences, to read the last value.
+const KEPT_IDLE: Duration = Duration::from_secs(60);
+
+/// SM-seconds by process.
+type Work = BTreeMap<u32, ProcessSmSeconds>;
 
 #[derive(Debug, Default)]
 pub struct GpuState {
@@ -153,7 +159,7 @@ impl GpuState {
             self.totals.process_sm_seconds = None;
         }
         if let Some(worked) = integrals.process_sm_seconds {
-            process_work::add(self.totals.process_sm_seconds.get_or_insert_default(), at, worked);
+            add_work(self.totals.process_sm_seconds.get_or_insert_default(), at, worked);
         }
         raise(&mut self.totals.busy_seconds, integrals.busy_seconds);
         raise(&mut self.totals.memory_busy_seconds, integrals.memory_busy_seconds);
@@ -210,6 +216,19 @@ impl GpuState {
 fn raise(total: &mut Option<f64>, addition: Option<f64>) {
     if let Some(addition) = addition.filter(|addition| addition.is_finite()) {
         *total.get_or_insert(0.0) += addition.max(0.0);
+    }
+}
+
+/// Adds the values of one pass, and drops processes that have been idle for long.
+fn add_work(work: &mut Work, at: Monotonic, worked: Vec<(u32, f64)>) {
+    work.retain(|_, process| at.since(process.last_active) <= KEPT_IDLE);
+    for (pid, seconds) in worked {
+        if !(seconds.is_finite() && seconds > 0.0) {
+            continue;
+        }
+        let process = work.entry(pid).or_insert(ProcessSmSeconds { began: at, sm_seconds: 0.0, last_active: at });
+        process.sm_seconds += seconds;
+        process.last_active = at;
     }
 }
 
@@ -422,6 +441,30 @@ mod tests {
         };
         let steps = [(1, true, false), (11, false, true), (21, false, false), (31, true, true)];
         assert_eq!(steps.map(|(second, fresh, is_active)| starts(second, fresh, is_active)), [0, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_process_is_kept_for_a_minute_and_then_restarts_at_zero() {
+        let mut work = Work::new();
+        add_work(&mut work, Monotonic::from_secs(1), vec![(7, 0.5), (8, 0.25), (9, f64::NAN), (10, 0.0)]);
+        add_work(&mut work, Monotonic::from_secs(2), vec![(7, 0.5)]);
+        assert_eq!(
+            work[&7],
+            ProcessSmSeconds { began: Monotonic::from_secs(1), sm_seconds: 1.0, last_active: Monotonic::from_secs(2) }
+        );
+        add_work(&mut work, Monotonic::from_secs(61), vec![]);
+        assert_eq!(work.keys().collect::<Vec<_>>(), [&7, &8]);
+        add_work(&mut work, Monotonic::from_secs(62), vec![]);
+        assert_eq!(work.keys().collect::<Vec<_>>(), [&7]);
+        add_work(&mut work, Monotonic::from_secs(70), vec![(7, 0.125)]);
+        assert_eq!(
+            work[&7],
+            ProcessSmSeconds {
+                began: Monotonic::from_secs(70),
+                sm_seconds: 0.125,
+                last_active: Monotonic::from_secs(70)
+            }
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! The handle of the hardware module: start, watch, release and resume, stop.
+//! The settings and the handle of the hardware module: start, watch, release and resume, stop.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
 use std::thread::Builder;
@@ -11,7 +12,6 @@ use tracing::{error, warn};
 use super::mailbox::Mailbox;
 use super::pci::Bus;
 use super::release::DriverLease;
-use super::settings::Settings;
 use super::source::Driver;
 use super::supervisor::Supervisor;
 use super::worker::{Event, Loading, spawn_driver_thread};
@@ -23,6 +23,60 @@ const EVENTS: usize = 128;
 const STACK_BYTES: usize = 512 * 1024;
 /// The time that the threads have to end.
 const STOP: Duration = Duration::from_secs(3);
+
+/// Intervals and time limits of the hardware threads.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Period of the fast tier.
+    pub sample_interval: Duration,
+    pub medium_interval: Duration,
+    pub slow_interval: Duration,
+    /// A call that has not returned after this time is stuck.
+    pub watchdog: Duration,
+    /// First and longest wait before the driver is opened again.
+    pub reopen: (Duration, Duration),
+    /// First and longest wait before a lost GPU is queried again.
+    pub lost_retry: (Duration, Duration),
+    pub sys_root: PathBuf,
+    /// Root of the NVIDIA kernel driver's files about GPUs that the library does not list.
+    pub proc_root: PathBuf,
+    /// A release that takes longer is answered with what keeps the driver open.
+    pub release_limit: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            sample_interval: Duration::from_secs(1),
+            medium_interval: Duration::from_secs(10),
+            slow_interval: Duration::from_secs(60),
+            watchdog: Duration::from_secs(10),
+            reopen: (Duration::from_millis(500), Duration::from_secs(10)),
+            lost_retry: (Duration::from_secs(1), Duration::from_secs(30)),
+            sys_root: PathBuf::from("/sys"),
+            proc_root: PathBuf::from("/proc"),
+            release_limit: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Settings {
+    /// Divides all intervals and limits.
+    #[must_use]
+    pub fn hurry(self, times: u32) -> Self {
+        let times = times.max(1);
+        let both = |(first, longest): (Duration, Duration)| (first / times, longest / times);
+        Self {
+            sample_interval: self.sample_interval / times,
+            medium_interval: self.medium_interval / times,
+            slow_interval: self.slow_interval / times,
+            watchdog: self.watchdog / times,
+            reopen: both(self.reopen),
+            lost_retry: both(self.lost_retry),
+            ..self
+        }
+    }
+}
 
 /// The running hardware threads. Dropping the handle ends them without waiting.
 #[derive(Debug)]

@@ -16,20 +16,17 @@ mod monotone;
 pub mod nvml;
 mod pci;
 mod plausible;
-mod process_work;
 mod release;
 mod rounds;
-mod settings;
 pub mod simulated;
 mod source;
 mod supervisor;
 mod worker;
 
 pub use gpu_state::{GpuState, Staleness};
-pub use handle::{Hardware, start};
+pub use handle::{Hardware, Settings, start};
 pub use pci::scan as scan_pci_bus;
 pub use release::{DriverLease, ReleaseError};
-pub use settings::Settings;
 pub use source::{
     CallDurations, Driver, Due, EventFailure, EventKind, EventSource, Failure, Integrals, Pass, PassStatus, Problem,
     RawEvent, Reader, Session,

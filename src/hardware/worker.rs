@@ -43,10 +43,7 @@ pub enum Event {
 
 pub type Found = (Inventory, Vec<Problem>);
 
-pub struct Opened {
-    pub session: Arc<dyn Session>,
-    pub found: Found,
-}
+pub type Opened = (Arc<dyn Session>, Found);
 
 pub struct Report {
     pub gpu: GpuUuid,
@@ -237,10 +234,10 @@ fn run_commands(
                 let opened = loaded.and_then(|()| driver.open()).and_then(|session| {
                     let session: Arc<dyn Session> = session.into();
                     let found = take_inventory(&*session, &mut bus)?;
-                    Ok(Opened { session, found })
+                    Ok((session, found))
                 });
                 let node_devices = match &opened {
-                    Ok(opened) => opened.session.node_devices().or_else(|| Some(bus.identify(on_bus?))),
+                    Ok((session, _)) => session.node_devices().or_else(|| Some(bus.identify(on_bus?))),
                     Err(_) => on_bus,
                 };
                 Event::Opened(Box::new(opened), node_devices)

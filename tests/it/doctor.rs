@@ -253,7 +253,7 @@ async fn another_plugin_is_seen_and_not_disturbed() {
 
 fn nvml(fake: &FakeNvml) -> Option<Box<dyn Driver>> {
     let search = LibrarySearch { library: Some(fake.library_path()), driver_roots: vec![] };
-    Some(Box::new(NvmlDriver::new(search)))
+    Some(Box::new(NvmlDriver::new(search, None)))
 }
 
 fn with_driver(root: &Path) -> Settings {

@@ -16,7 +16,7 @@ pub const ALL: Due = Due { medium: true, slow: true };
 /// It counts its calls.
 pub fn driver(fake: &FakeNvml) -> NvmlDriver {
     let search = LibrarySearch { library: Some(fake.library_path()), driver_roots: Vec::new() };
-    NvmlDriver::with_durations(search, Clock::start())
+    NvmlDriver::new(search, Some(Clock::start()))
 }
 
 pub fn open(fake: &FakeNvml) -> Box<dyn Session> {

@@ -149,7 +149,7 @@ fn is_absence(candidate: &OsStr, error: &str) -> bool {
 }
 
 /// The times of every call by name, since the agent started, over all sessions. Shared by all threads.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Statistics {
     calls: Mutex<BTreeMap<&'static str, DurationHistogram>>,
     /// `None`: calls are not timed.
@@ -157,8 +157,8 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    pub fn timed(clock: Clock) -> Self {
-        Self { clock: Some(clock), ..Self::default() }
+    pub fn new(clock: Option<Clock>) -> Self {
+        Self { calls: Mutex::default(), clock }
     }
 
     pub fn start(&self) -> Option<Monotonic> {

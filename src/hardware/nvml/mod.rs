@@ -8,7 +8,6 @@
 mod calls;
 mod codes;
 mod events;
-mod fabric;
 mod fast;
 mod fields;
 mod gpm;
@@ -64,15 +63,10 @@ pub fn end_process(code: u8) -> ! {
 }
 
 impl NvmlDriver {
+    /// With a clock, calls are timed.
     #[must_use]
-    pub fn new(search: LibrarySearch) -> Self {
-        Self { search, loaded: None, statistics: Arc::default() }
-    }
-
-    /// Also times calls.
-    #[must_use]
-    pub fn with_durations(search: LibrarySearch, clock: Clock) -> Self {
-        Self { statistics: Arc::new(Statistics::timed(clock)), ..Self::new(search) }
+    pub fn new(search: LibrarySearch, clock: Option<Clock>) -> Self {
+        Self { search, loaded: None, statistics: Arc::new(Statistics::new(clock)) }
     }
 }
 

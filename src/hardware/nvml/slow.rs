@@ -11,7 +11,7 @@ use super::calls::{Caller, Refusal, call, reading, value};
 use super::fields::{self, Row};
 use super::library::Handle;
 use super::nvlink::NvLinkReader;
-use super::{fabric, platform};
+use super::platform;
 use crate::hardware::plausible;
 use crate::model::{EccLocation, Pcie, RowRemap, Slow};
 
@@ -71,7 +71,7 @@ impl SlowReader {
             pcie: pcie(caller, handle, errors, bytes),
             nvlink: self.nvlink.read(caller, handle),
             c2c: platform::c2c(caller, handle),
-            fabric: fabric::read(caller, handle),
+            fabric: platform::fabric(caller, handle),
             recovery_action,
             vgpu_licensed: vgpu_licensed(caller, handle),
         }

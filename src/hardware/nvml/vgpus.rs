@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use nvml_wrapper_sys::bindings::{nvmlVgpuInstanceUtilizationSample_t, nvmlVgpuLicenseInfo_t};
 
-use super::calls::{Caller, Refusal, call, fill, read_text, text, value};
+use super::calls::{Caller, call, fill, read_text, text, value};
 use super::library::Handle;
 use crate::hardware::plausible;
 use crate::model::Vgpu;
@@ -108,12 +108,6 @@ fn vm_id(caller: &mut Caller, instance: c_uint) -> Option<Arc<str>> {
 fn license_state(caller: &mut Caller, instance: c_uint) -> Option<&'static str> {
     // SAFETY: numbers only; all zeroes is a valid value.
     let mut info: nvmlVgpuLicenseInfo_t = unsafe { std::mem::zeroed() };
-    match call!(caller, nvmlVgpuInstanceGetLicenseInfo_v2(instance, &raw mut info)) {
-        Ok(()) => Vgpu::LICENSE_STATES.get(info.currentState as usize).copied(),
-        Err(Refusal::Unsupported) => {
-            let licensed: c_uint = value!(caller, nvmlVgpuInstanceGetLicenseStatus(instance))?;
-            Some(if licensed == 0 { "unlicensed" } else { "licensed" })
-        }
-        Err(_) => None,
-    }
+    call!(caller, nvmlVgpuInstanceGetLicenseInfo_v2(instance, &raw mut info)).ok()?;
+    Vgpu::LICENSE_STATES.get(info.currentState as usize).copied()
 }

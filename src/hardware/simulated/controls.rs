@@ -167,27 +167,18 @@ impl Controls {
 
     /// Every call to a lost GPU fails.
     pub fn set_lost(&self, gpu: &GpuUuid, lost: bool) {
-        if let Some(simulated) = self.lock().gpus.get_mut(gpu) {
-            simulated.lost = lost;
-        }
+        self.change(gpu, |simulated| simulated.lost = lost);
     }
 
     /// Calls on a hanging GPU block.
     pub fn set_hanging(&self, gpu: &GpuUuid, hanging: bool) {
-        if let Some(simulated) = self.lock().gpus.get_mut(gpu) {
-            simulated.hanging = hanging;
-        }
-        self.changed.notify_all();
+        self.change(gpu, |simulated| simulated.hanging = hanging);
     }
 
     /// Sets the recovery action (NVML field 230; 0 is none), with an event.
     pub fn set_recovery_action(&self, gpu: &GpuUuid, action: u32) {
-        let mut shared = self.lock();
-        if let Some(simulated) = shared.gpus.get_mut(gpu) {
-            simulated.recovery_action = action;
-        }
-        shared.events.push_back(RawEvent { gpu: gpu.clone(), instance: None, kind: EventKind::Condition });
-        self.changed.notify_all();
+        self.change(gpu, |simulated| simulated.recovery_action = action);
+        self.send(RawEvent { gpu: gpu.clone(), instance: None, kind: EventKind::Condition }, 1);
     }
 
     /// An unloaded driver ends its sessions and refuses new ones until it is loaded.
@@ -207,7 +198,15 @@ impl Controls {
 
     /// The same event, repeated.
     pub fn inject_xids(&self, gpu: &GpuUuid, instance: Option<XidInstance>, code: u32, count: u64) {
-        let event = RawEvent { gpu: gpu.clone(), instance, kind: EventKind::Xid(code) };
+        self.send(RawEvent { gpu: gpu.clone(), instance, kind: EventKind::Xid(code) }, count);
+    }
+
+    fn change(&self, gpu: &GpuUuid, change: impl FnOnce(&mut Simulated)) {
+        self.lock().gpus.get_mut(gpu).map(change);
+        self.changed.notify_all();
+    }
+
+    fn send(&self, event: RawEvent, count: u64) {
         self.lock().events.extend(std::iter::repeat_n(event, count as usize));
         self.changed.notify_all();
     }
@@ -254,14 +253,10 @@ impl Controls {
         self.lock().gpus.get(gpu).map(|simulated| simulated.recovery_action)
     }
 
-    pub(super) fn is_lost(&self, gpu: &GpuUuid) -> bool {
-        self.lock().gpus.get(gpu).is_none_or(|simulated| simulated.lost)
-    }
-
-    /// The load at `now` and the integrals up to it, of the GPU and of each of its instances.
+    /// The load at `now` and the integrals up to it, of the GPU and of each of its instances; `None` while it is lost.
     pub(super) fn read(&self, gpu: &GpuUuid, now: Monotonic) -> Option<State> {
         let mut shared = self.lock();
-        let gpu = shared.gpus.get_mut(gpu)?;
+        let gpu = shared.gpus.get_mut(gpu).filter(|gpu| !gpu.lost)?;
         let instances = gpu.instances.iter_mut().map(|(number, curve)| (*number, curve.advance(now)));
         let instances: BTreeMap<_, _> = instances.collect();
         let (load, sums) = gpu.whole.advance(now);

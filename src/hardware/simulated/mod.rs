@@ -203,22 +203,6 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_machine_has_is_read() {
-        for (profile, has_rack, has_module) in
-            [(Profile::GB200, true, true), (Profile::GH200, false, true), (Profile::B200, false, false)]
-        {
-            let driver = SimulatedDriver::new(profile, 1);
-            let (gpu, mut reader) = first(&driver);
-            let pass = reader.read(Due { medium: true, slow: true }, at(1));
-            let (slow, platform) = (pass.slow.unwrap(), driver.controls().inventory().gpus[&gpu].platform.clone());
-            assert_eq!(pass.fast.unwrap().module_power_watts.is_some(), has_module, "{profile}");
-            assert_eq!(slow.c2c.enabled, Some(has_module), "{profile}");
-            assert_eq!(slow.fabric.unwrap().domain.is_some(), has_rack, "{profile}");
-            assert_eq!(platform.is_some_and(|platform| platform.chassis_serial.is_some()), has_rack, "{profile}");
-        }
-    }
-
-    #[test]
     fn a_lost_gpu_is_reported_and_recovers() {
         let driver = SimulatedDriver::new(Profile::A100, 1);
         let (gpu, mut reader) = first(&driver);

@@ -61,7 +61,7 @@ impl Reader for SimulatedReader {
             return Pass { status: PassStatus::SessionOver, problems: vec![UNLOADED], ..Pass::default() };
         }
         let now = now.monotonic;
-        let Some(state) = self.controls.read(&self.uuid, now).filter(|_| !self.controls.is_lost(&self.uuid)) else {
+        let Some(state) = self.controls.read(&self.uuid, now) else {
             return Pass { status: PassStatus::Lost, problems: vec![LOST], ..Pass::default() };
         };
         let board = self.board(now, state);

@@ -44,8 +44,7 @@ impl Supervisor {
                 .ok();
     }
 
-    pub(super) fn take_session(&mut self, opened: Opened, now: Monotonic) {
-        let Opened { session, found: (inventory, problems) } = opened;
+    pub(super) fn take_session(&mut self, (session, (inventory, problems)): Opened, now: Monotonic) {
         let found = (inventory.driver.clone(), inventory.gpus.len());
         if self.opened.as_ref() == Some(&found) {
             debug!(source = self.source.as_str(), gpus = found.1, "the driver is open again");

@@ -117,10 +117,3 @@ pub extern "C" fn nvmlVgpuInstanceGetLicenseInfo_v2(
         info.put(nvmlVgpuLicenseInfo_t { isLicensed: licensed, licenseExpiry: expiry, currentState: state })
     })
 }
-
-#[unsafe(no_mangle)]
-pub extern "C" fn nvmlVgpuInstanceGetLicenseStatus(instance: c_uint, licensed: Out<c_uint>) -> nvmlReturn_t {
-    on_vgpu("nvmlVgpuInstanceGetLicenseStatus", instance, |vgpu| {
-        licensed.put((vgpu.license_state == Some(LICENSED)).into())
-    })
-}
