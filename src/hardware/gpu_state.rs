@@ -25,9 +25,8 @@ pub struct GpuState {
     fast: Option<Stamped<Fast>>,
     medium: Option<Stamped<Medium>>,
     slow: Option<Stamped<Slow>>,
-    /// Rates between the last two slow passes, for a GPU without GPM.
-    traffic: Traffic,
-    link0_bytes_per_second: Option<f64>,
+    /// Bytes a second between the last two slow passes, for a GPU without GPM.
+    byte_rates: ByteCounters,
     /// The byte counters of the last slow pass, as the driver gave them.
     byte_counters: Option<(Monotonic, ByteCounters)>,
     /// The last credible value of the driver's energy counter, in millijoules.
@@ -135,11 +134,7 @@ impl GpuState {
         if let Some(mut value) = slow {
             let counters = byte_counters(&value);
             let before = self.byte_counters.replace((at, counters));
-            let rates = before.map(|before| rates(before, (at, counters))).unwrap_or_default();
-            let [pcie_transmitted, pcie_received, nvlink_transmitted, nvlink_received, link0] = rates;
-            self.traffic =
-                Traffic { pcie_transmitted, pcie_received, nvlink_transmitted, nvlink_received, ..Traffic::default() };
-            self.link0_bytes_per_second = link0;
+            self.byte_rates = before.map(|before| rates(before, (at, counters))).unwrap_or_default();
             self.monotone.slow(&mut value);
             self.slow = Some(Stamped { at, value });
         }
@@ -196,8 +191,11 @@ impl GpuState {
         let slow = current(self.slow.as_ref(), now, staleness.slow);
         let mut medium = current(self.medium.as_ref(), now, staleness.medium);
         if let (Some(medium), true) = (&mut medium, slow.is_some()) {
-            medium.value.rates.traffic = medium.value.rates.traffic.or(self.traffic);
-            medium.value.rates.link0_bytes_per_second = self.link0_bytes_per_second;
+            let [pcie_transmitted, pcie_received, nvlink_transmitted, nvlink_received, link0] = self.byte_rates;
+            let traffic =
+                Traffic { pcie_transmitted, pcie_received, nvlink_transmitted, nvlink_received, ..Traffic::default() };
+            medium.value.rates.traffic = medium.value.rates.traffic.or(traffic);
+            medium.value.rates.link0_bytes_per_second = link0;
         }
         let busy_seconds = self.totals.busy_seconds.filter(|_| !self.lacks_utilization);
         DeviceReadings {

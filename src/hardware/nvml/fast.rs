@@ -11,6 +11,7 @@ use crate::hardware::plausible;
 use crate::hardware::source::Integrals;
 use crate::model::Fast;
 
+const GPU_POWER: u32 = 0;
 const GPU_UTILIZATION: u32 = 1;
 const MEMORY_UTILIZATION: u32 = 2;
 
@@ -33,7 +34,7 @@ impl Default for FastReader {
         Self {
             busy: Ring::utilization(GPU_UTILIZATION),
             memory_busy: Ring::utilization(MEMORY_UTILIZATION),
-            power: Ring::power(),
+            power: Ring::power(GPU_POWER),
             module: Module::default(),
             processes: ProcessUse::default(),
             memory_utilization_ratio: None,

@@ -10,6 +10,8 @@ use crate::hardware::plausible;
 /// The power of the GPU alone and of the module: of each, field 185 is the mean of a second, and 186 the present value
 /// for a driver without it.
 const POWER: [Row; 4] = [watts(185, 0), watts(186, 0), watts(185, 1), watts(186, 1)];
+/// The ring of samples of the module's power.
+const MODULE_POWER: u32 = 7;
 /// A driver that refuses the module's power that often has none.
 const ATTEMPTS: u32 = 2;
 /// So many passes in a row show that the GPU's power is not the module's.
@@ -40,7 +42,7 @@ pub struct ModuleStep {
 
 impl Default for Module {
     fn default() -> Self {
-        Self { ring: Ring::module_power(), is_known: false, refusals: 0, gpu: GpuPower::default() }
+        Self { ring: Ring::power(MODULE_POWER), is_known: false, refusals: 0, gpu: GpuPower::default() }
     }
 }
 

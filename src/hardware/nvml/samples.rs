@@ -28,13 +28,8 @@ impl Ring {
         Self { kind, units: 100.0, quantity: &plausible::UTILIZATION, integral: RingIntegral::default() }
     }
 
-    pub fn power() -> Self {
-        Self { kind: 0, units: 1000.0, quantity: &plausible::POWER, integral: RingIntegral::default() }
-    }
-
-    /// Of the whole module.
-    pub fn module_power() -> Self {
-        Self { kind: 7, ..Self::power() }
+    pub fn power(kind: nvmlSamplingType_t) -> Self {
+        Self { kind, units: 1000.0, quantity: &plausible::POWER, integral: RingIntegral::default() }
     }
 
     pub fn is_unsupported(&self, caller: &Caller) -> bool {
