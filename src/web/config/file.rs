@@ -23,9 +23,6 @@ pub struct File {
 #[derive(Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TlsSection {
-    pub cert: Option<String>,
-    pub key: Option<String>,
-    pub client_ca: Option<String>,
     pub cert_file: Option<PathBuf>,
     pub key_file: Option<PathBuf>,
     pub client_ca_file: Option<PathBuf>,

@@ -56,13 +56,10 @@ impl WebConfig {
         in_plain_text.then_some("basic_auth_users without tls_server_config: passwords are sent in plain text")
     }
 
-    /// As from a file with this text; the files that it names are ignored.
+    /// As from a file with this text, without TLS, whose files are not read.
     #[doc(hidden)] // for the fuzz targets
     pub fn of_text(text: &[u8]) -> Result<Self, String> {
-        let mut written = file::parse(text)?;
-        if let Some(section) = &mut written.tls_server_config {
-            (section.cert_file, section.key_file, section.client_ca_file) = (None, None, None);
-        }
+        let written = file::File { tls_server_config: None, ..file::parse(text)? };
         Self::checked(written, Path::new(""), Files::default())
     }
 

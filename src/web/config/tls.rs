@@ -21,10 +21,10 @@ pub fn server_config(
     if section == TlsSection::default() {
         return Ok(None);
     }
-    let mut read = |key, inline, file| source(key, inline, file, directory, files);
-    let cert = read("cert", section.cert, section.cert_file)?.ok_or("one of cert and cert_file is missing")?;
-    let key = read("key", section.key, section.key_file)?.ok_or("one of key and key_file is missing")?;
-    let client_ca = read("client_ca", section.client_ca, section.client_ca_file)?;
+    let mut read = |key, file| source(key, file, directory, files);
+    let cert = read("cert_file", section.cert_file)?.ok_or("cert_file is missing")?;
+    let key = read("key_file", section.key_file)?.ok_or("key_file is missing")?;
+    let client_ca = read("client_ca_file", section.client_ca_file)?;
 
     let versions = match section.min_version.unwrap_or_default() {
         Version::Tls12 => &[&TLS13, &TLS12][..],
@@ -53,25 +53,14 @@ struct Source {
     pem: Vec<u8>,
 }
 
-/// The text under `key`, or the file under `key_file`. An empty value counts as absent.
-fn source(
-    key: &str,
-    inline: Option<String>,
-    file: Option<PathBuf>,
-    directory: &Path,
-    files: &mut Files,
-) -> Result<Option<Source>, String> {
-    let inline = inline.filter(|text| !text.is_empty());
-    match (inline, file.filter(|file| !file.as_os_str().is_empty())) {
-        (None, None) => Ok(None),
-        (Some(_), Some(_)) => Err(format!("{key} and {key}_file are both set; keep one")),
-        (Some(text), None) => Ok(Some(Source { name: key.to_owned(), pem: text.into_bytes() })),
-        (None, Some(file)) => {
-            let path = directory.join(file);
-            let name = format!("{key}_file {}", path.display());
-            let pem = files.read(&path).map_err(|error| format!("{name}: {error}"))?;
-            Ok(Some(Source { name, pem }))
-        }
+/// The file that `key` names. An empty path counts as absent.
+fn source(key: &str, file: Option<PathBuf>, directory: &Path, files: &mut Files) -> Result<Option<Source>, String> {
+    let Some(file) = file.filter(|file| !file.as_os_str().is_empty()) else { return Ok(None) };
+    let path = directory.join(file);
+    let name = format!("{key} {}", path.display());
+    match files.read(&path) {
+        Ok(pem) => Ok(Some(Source { name, pem })),
+        Err(error) => Err(format!("{name}: {error}")),
     }
 }
 
@@ -95,9 +84,9 @@ fn client_verifier(kind: ClientAuth, client_ca: Option<Source>) -> Result<Option
     let source = match (kind, client_ca) {
         (ClientAuth::NoClientCert, None) => return Ok(None),
         (ClientAuth::NoClientCert, Some(_)) => {
-            return Err("client_ca without a client_auth_type that requests certificates".to_owned());
+            return Err("client_ca_file without a client_auth_type that requests certificates".to_owned());
         }
-        (_, None) => return Err("this client_auth_type needs client_ca or client_ca_file".to_owned()),
+        (_, None) => return Err("this client_auth_type needs client_ca_file".to_owned()),
         (_, Some(source)) => source,
     };
     let mut roots = RootCertStore::empty();
