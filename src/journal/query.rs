@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, percent_decode_str, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde::{Deserialize, Serialize};
 
 use super::allocation_record::AllocationRecord;
@@ -98,7 +98,7 @@ impl Query {
         }
         for (key, value) in [("namespace", &self.namespace), ("pod", &self.pod)] {
             if let Some(value) = value {
-                let _ = write!(text, "&{key}={}", encoded(value));
+                let _ = write!(text, "&{key}={}", utf8_percent_encode(value, NOT_UNRESERVED));
             }
         }
         if self.after > 0 {
@@ -191,10 +191,6 @@ pub fn current(snapshot: &Snapshot, query: &Query) -> AllocationsResponse {
         (number, record)
     };
     query.response(&snapshot.node_name, snapshot.at.unix.0, vec![], (1..).zip(held).map(record).collect())
-}
-
-fn encoded(text: &str) -> PercentEncode<'_> {
-    utf8_percent_encode(text, NOT_UNRESERVED)
 }
 
 /// `%2F` and `+`; what is not well-formed stays as it is.

@@ -125,11 +125,12 @@ fn events(record: &AllocationRecord) -> String {
 }
 
 fn row_names(row: &Row, by: By) -> Vec<String> {
-    let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".to_owned());
+    let name = |column| row.names.get(column).map_or("-".to_owned(), ToString::to_string);
     match by {
-        By::Namespace => vec![text(&row.namespace)],
-        By::Pod => vec![text(&row.namespace), text(&row.pod)],
-        By::Device => vec![text(if row.mig_uuid.is_some() { &row.mig_uuid } else { &row.gpu_uuid }), text(&row.model)],
+        By::Namespace => vec![name("namespace")],
+        By::Pod => vec![name("namespace"), name("pod")],
+        By::Device if row.names.contains_key("mig_uuid") => vec![name("mig_uuid"), name("model")],
+        By::Device => vec![name("gpu_uuid"), name("model")],
     }
 }
 
@@ -155,11 +156,7 @@ fn shown_figures(figures: &Figures) -> [String; 6] {
         figures.idle_seconds,
         figures.uncovered_seconds,
     ]
-    .map(hours)
-}
-
-fn hours(seconds: Option<f64>) -> String {
-    number(seconds, HOUR)
+    .map(|seconds| number(seconds, HOUR))
 }
 
 fn number(value: Option<f64>, unit: f64) -> String {

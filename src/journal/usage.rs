@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -29,16 +30,9 @@ pub struct Totals {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub namespace: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pod: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub gpu_uuid: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mig_uuid: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub model: Option<String>,
+    /// `namespace`, `pod`, `gpu_uuid`, `mig_uuid`, `model`: those that it is grouped by and that are known.
+    #[serde(flatten)]
+    pub names: BTreeMap<&'static str, Arc<str>>,
     #[serde(flatten)]
     pub totals: Totals,
 }
@@ -57,7 +51,7 @@ impl Usage {
     /// resolution.
     #[must_use]
     pub fn of<'a>(records: impl IntoIterator<Item = &'a AllocationRecord>, by: By, since: f64, until: f64) -> Self {
-        let mut rows: BTreeMap<Vec<String>, Row> = BTreeMap::new();
+        let mut rows: BTreeMap<Vec<Arc<str>>, Row> = BTreeMap::new();
         let mut total = Totals::default();
         for record in records {
             let part = record.part_within(since, until);
@@ -66,7 +60,8 @@ impl Usage {
             if part <= 0.0 && !touches {
                 continue;
             }
-            let row = rows.entry(by.key(record)).or_insert_with(|| by.row(record));
+            let names = by.names(record);
+            let row = rows.entry(key(&names)).or_insert_with(|| Row { names, totals: Totals::default() });
             row.totals.add(record, part, (since, until));
             total.add(record, part, (since, until));
         }
@@ -79,28 +74,24 @@ impl Usage {
 }
 
 impl By {
-    fn key(self, record: &AllocationRecord) -> Vec<String> {
-        let device = &record.device;
-        match self {
-            Self::Namespace => vec![record.namespace.to_string()],
-            Self::Pod => vec![record.namespace.to_string(), record.pod.to_string()],
-            Self::Device => vec![device.gpu_uuid.to_string(), device.mig_uuid.as_deref().unwrap_or("").to_owned()],
-        }
+    fn names(self, record: &AllocationRecord) -> BTreeMap<&'static str, Arc<str>> {
+        let (namespace, device) = (("namespace", Some(&record.namespace)), &record.device);
+        let names = match self {
+            Self::Namespace => vec![namespace],
+            Self::Pod => vec![namespace, ("pod", Some(&record.pod))],
+            Self::Device => vec![
+                ("gpu_uuid", Some(&device.gpu_uuid)),
+                ("mig_uuid", device.mig_uuid.as_ref()),
+                ("model", device.model.as_ref()),
+            ],
+        };
+        names.into_iter().filter_map(|(column, name)| Some((column, Arc::clone(name?)))).collect()
     }
+}
 
-    fn row(self, record: &AllocationRecord) -> Row {
-        let device = &record.device;
-        let when = |wanted: bool, text: &str| wanted.then(|| text.to_owned());
-        let is_device = self == Self::Device;
-        Row {
-            namespace: when(!is_device, &record.namespace),
-            pod: when(self == Self::Pod, &record.pod),
-            gpu_uuid: when(is_device, &device.gpu_uuid),
-            mig_uuid: device.mig_uuid.as_deref().filter(|_| is_device).map(str::to_owned),
-            model: device.model.as_deref().filter(|_| is_device).map(str::to_owned),
-            totals: Totals::default(),
-        }
-    }
+/// What identifies a row: the model may have become known later.
+fn key(names: &BTreeMap<&str, Arc<str>>) -> Vec<Arc<str>> {
+    names.iter().filter(|(column, _)| **column != "model").map(|(_, name)| Arc::clone(name)).collect()
 }
 
 impl Totals {

@@ -30,7 +30,10 @@ fn a_holding_across_a_bound_counts_in_proportion() {
     let records = [record(1, "a-1", "GPU-1", (100.0, 200.0), Some(0.25)), record(2, "b-1", "GPU-1", (0.0, 50.0), None)];
     let usage = Usage::of(&records, By::Namespace, 150.0, 1000.0);
     let [row] = &usage.rows[..] else { panic!("one row: {usage:?}") };
-    assert_eq!((row.namespace.as_deref(), row.totals.figures.allocated_seconds), (Some("a"), Some(50.0)));
+    assert_eq!(
+        (row.names.get("namespace").map(|name| &**name), row.totals.figures.allocated_seconds),
+        (Some("a"), Some(50.0))
+    );
     assert_eq!((row.totals.utilization_ratio, row.totals.figures.energy_joules), (Some(0.25), Some(5000.0)));
 }
 
