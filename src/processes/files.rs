@@ -47,7 +47,7 @@ impl ProcFiles {
 
     /// What this very process is in; `NotResolved` when another one got its number meanwhile.
     pub fn sighting(&self, key: ProcessKey) -> Result<Sighting, UnknownOwner> {
-        let place = cgroup::parse(&text(self.read(key.pid, "cgroup", CGROUP_LIMIT)?));
+        let place = cgroup::parse(&String::from_utf8_lossy(&self.read(key.pid, "cgroup", CGROUP_LIMIT)?));
         let uid = match &place {
             Place::Pod { uid, container: Some(_) } => Some(Some(uid)),
             // A monitor's mounts are the host's.
@@ -64,7 +64,7 @@ impl ProcFiles {
     }
 
     fn mounts(&self, pid: u32, uid: Option<&PodUid>) -> Result<Option<mountinfo::KubeletMounts>, UnknownOwner> {
-        Ok(mountinfo::parse(&text(self.read(pid, "mountinfo", MOUNTINFO_LIMIT)?), uid))
+        Ok(mountinfo::parse(&String::from_utf8_lossy(&self.read(pid, "mountinfo", MOUNTINFO_LIMIT)?), uid))
     }
 
     fn stat(&self, pid: u32) -> Result<Stat, UnknownOwner> {
@@ -87,7 +87,3 @@ impl ProcFiles {
 
 /// ESRCH.
 const NO_SUCH_PROCESS: i32 = 3;
-
-fn text(bytes: Vec<u8>) -> String {
-    String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
-}

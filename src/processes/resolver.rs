@@ -6,7 +6,6 @@ use std::time::Duration;
 use super::cgroup::Place;
 use super::files::{ProcFiles, Sighting};
 use super::listing::Listing;
-use super::pod_logs;
 use crate::model::{
     ContainerId, ContainerRef, Monotonic, Owner, PodDirectory, PodIdentity, PodRef, PodUid, Process, ProcessKey,
     UnknownOwner,
@@ -14,15 +13,13 @@ use crate::model::{
 
 /// The most processes that are resolved on one node.
 const MOST_PROCESSES: usize = 4096;
-/// Processes read for the first time in one round; the rest follow in the next.
-const READS_PER_ROUND: usize = 512;
 /// A process may still be put into its cgroup, and a container's name may appear later: read again after this long.
 const RESCAN: Duration = Duration::from_secs(5);
 
 /// Finds owners. Caches results for the requested processes only.
 pub struct Resolver {
     files: ProcFiles,
-    logs: Listing<PodUid, PodRef>,
+    logs: Listing,
     known: BTreeMap<u32, Known>,
     pods: Pods,
 }
@@ -52,7 +49,7 @@ impl Resolver {
     pub fn new(proc_root: &Path, pod_logs: &Path) -> Self {
         Self {
             files: ProcFiles::new(proc_root),
-            logs: Listing::new(pod_logs, pod_logs::parse_directory),
+            logs: Listing::new(pod_logs),
             known: BTreeMap::new(),
             pods: Pods::default(),
         }
@@ -78,18 +75,14 @@ impl Resolver {
         directory: &PodDirectory,
     ) -> BTreeMap<u32, Process> {
         self.known.retain(|pid, _| wanted.contains(pid));
-        let mut unseen = BTreeMap::new();
-        let mut reads = READS_PER_ROUND;
+        let mut processes = BTreeMap::new();
         for pid in wanted.iter().copied().take(MOST_PROCESSES) {
-            if let Err(reason) = self.update(now, pid, &mut reads) {
-                unseen.insert(pid, reason);
+            if let Err(reason) = self.update(now, pid) {
+                processes.insert(pid, Process { key: None, owner: Owner::Unknown(reason) });
             }
         }
         self.refresh_names(now, directory);
         let names = Names { directory, by_runtime_uid: runtime_uids(directory), logs: &self.logs };
-        let unseen =
-            unseen.into_iter().map(|(pid, reason)| (pid, Process { key: None, owner: Owner::Unknown(reason) }));
-        let mut processes: BTreeMap<u32, Process> = unseen.collect();
         for (pid, known) in &mut self.known {
             let owner = match &known.seen {
                 Ok(sighting) => names.owner(sighting),
@@ -113,7 +106,7 @@ impl Resolver {
     }
 
     /// Updates `known` for one process; `Err` when its owner cannot be determined.
-    fn update(&mut self, now: Monotonic, pid: u32, reads: &mut usize) -> Result<(), UnknownOwner> {
+    fn update(&mut self, now: Monotonic, pid: u32) -> Result<(), UnknownOwner> {
         let key = match self.files.key(pid) {
             Ok(key) => key,
             // A process that has ended keeps its owner for as long as device readings include it.
@@ -125,24 +118,10 @@ impl Resolver {
         };
         if let Some(known) = self.known.get_mut(&pid) {
             known.gone = false;
-        }
-        let settled = self
-            .known
-            .get(&pid)
-            .is_some_and(|known| known.key == key && (known.is_settled() || now.since(known.read_at) < RESCAN));
-        if settled {
-            return Ok(());
-        }
-        if *reads == 0 {
-            // The owner of an earlier process with this ID does not apply to this one.
-            let same = self.known.get(&pid).is_some_and(|known| known.key == key);
-            if !same {
-                self.known.remove(&pid);
-                return Err(UnknownOwner::NotResolved);
+            if known.key == key && (known.is_settled() || now.since(known.read_at) < RESCAN) {
+                return Ok(());
             }
-            return Ok(());
         }
-        *reads -= 1;
         let seen = self.files.sighting(key);
         if let (Some(known), true) = (self.known.get_mut(&pid), seen.as_ref().map_or(true, Sighting::is_nowhere)) {
             // A process that ends leaves its cgroup before it leaves /proc: it keeps its owner.
@@ -201,15 +180,8 @@ impl Resolver {
 impl Known {
     /// Its owner is final while it runs.
     fn is_settled(&self) -> bool {
-        match &self.seen {
-            Ok(sighting) => match &sighting.place {
-                Place::Pod { container, .. } => {
-                    container.is_none() || sighting.mounts.as_ref().is_some_and(|mounts| mounts.container.is_some())
-                }
-                Place::Container(_) | Place::Host => false,
-            },
-            Err(_) => false,
-        }
+        let Ok(Sighting { place: Place::Pod { container, .. }, mounts, .. }) = &self.seen else { return false };
+        container.is_none() || mounts.as_ref().is_some_and(|mounts| mounts.container.is_some())
     }
 }
 
@@ -244,7 +216,7 @@ impl Sighting {
 struct Names<'a> {
     directory: &'a PodDirectory,
     by_runtime_uid: BTreeMap<&'a PodUid, &'a Arc<PodIdentity>>,
-    logs: &'a Listing<PodUid, PodRef>,
+    logs: &'a Listing,
 }
 
 impl Names<'_> {

@@ -233,20 +233,6 @@ fn nonsense_in_proc_is_an_unknown_owner() {
 }
 
 #[test]
-fn one_round_reads_a_bounded_number() {
-    let mut lab = Lab::with_pods();
-    let pids: Vec<u32> = (1000..1000 + READS_PER_ROUND as u32 + 10).collect();
-    for pid in &pids {
-        lab.tree.start(*pid, 7, MAIN).unwrap();
-    }
-    let unresolved = |processes: BTreeMap<u32, Process>| {
-        processes.values().filter(|process| process.owner == Owner::Unknown(UnknownOwner::NotResolved)).count()
-    };
-    assert_eq!(unresolved(lab.resolve(1, &pids)), 10);
-    assert_eq!(unresolved(lab.resolve(2, &pids)), 0);
-}
-
-#[test]
 fn the_uid_identifies_a_leftover_process_of_an_earlier_pod() {
     let mut lab = Lab::with_pods();
     let again = Inside { uid: "00000000-0000-4000-8000-000000000001", ..MAIN };
