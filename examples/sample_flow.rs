@@ -89,11 +89,11 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
     let inputs = plugin::Inputs {
         hardware,
         health,
-        kubelet: kubelet_handle.states(),
-        allocated: kubelet_handle.allocated(),
-        look: kubelet_handle.allocatable(),
+        kubelet: kubelet_handle.states.clone(),
+        allocated: kubelet_handle.allocated.clone(),
+        look: kubelet_handle.allocatable.clone(),
     };
-    Ok(plugin::start(settings, inputs, clock, tasks).states())
+    Ok(plugin::start(settings, inputs, clock, tasks).states)
 }
 
 fn offered(kubelet: &FakeKubelet) -> String {

@@ -151,9 +151,9 @@ impl Agent {
         let faults = faults_file.as_ref().map(FaultsFile::faults).unwrap_or_default();
         let pods = kubelet::pods::start(settings.pods_settings(), &mut tasks);
         let processes = processes::start(settings.processes_settings(), pods.clone(), clock, &mut tasks);
-        let sources = PodSources { directory: pods, processes: processes.states() };
+        let sources = PodSources { directory: pods, processes: processes.states.clone() };
         let kubelet = kubelet::start(settings.kubelet_settings(reloadable()), sources, clock, &mut tasks);
-        let inputs = devices::Inputs { kubelet: kubelet.states(), reloadable: reloadable() };
+        let inputs = devices::Inputs { kubelet: kubelet.states.clone(), reloadable: reloadable() };
         let mut devices = devices::start(driver, settings.hardware_settings(), inputs, clock, &mut tasks);
         let xids = devices.xids();
         let inputs =
@@ -166,9 +166,9 @@ impl Agent {
             let inputs = plugin::Inputs {
                 hardware: devices.states.clone(),
                 health: health.states.clone(),
-                kubelet: kubelet.states(),
-                allocated: kubelet.allocated(),
-                look: kubelet.allocatable(),
+                kubelet: kubelet.states.clone(),
+                allocated: kubelet.allocated.clone(),
+                look: kubelet.allocatable.clone(),
             };
             plugin::start(settings, inputs, clock, &mut servers)
         });
@@ -177,11 +177,11 @@ impl Agent {
         let scrapes = ScrapeDurations::default();
         let inputs = publisher::Inputs {
             hardware: devices.states.clone(),
-            kubelet: kubelet.states(),
+            kubelet: kubelet.states.clone(),
             health: health.states.clone(),
-            plugin: plugin.as_ref().map(plugin::Handle::states),
-            processes: processes.states(),
-            wanted: processes.wanted(),
+            plugin: plugin.as_ref().map(|plugin| plugin.states.clone()),
+            processes: processes.states.clone(),
+            wanted: processes.wanted.clone(),
             xids,
             reloadable: reloadable(),
             call_durations: devices.call_durations.clone(),

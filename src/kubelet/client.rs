@@ -83,11 +83,6 @@ impl CallError {
     pub fn lost_connection(&self) -> bool {
         !matches!(self, Self::TooLarge { .. } | Self::RateLimited(_) | Self::Unimplemented(_) | Self::Other { .. })
     }
-
-    #[must_use]
-    pub fn is_too_large(&self) -> bool {
-        matches!(self, Self::TooLarge { .. })
-    }
 }
 
 impl Client {

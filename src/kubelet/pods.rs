@@ -62,11 +62,11 @@ pub fn start(settings: Settings, tasks: &mut Tasks) -> watch::Receiver<Arc<PodDi
 }
 
 async fn watch(settings: Settings, publish: watch::Sender<Arc<PodDirectory>>) {
-    let mut watch = Watch { settings, publish, pods: BTreeMap::new(), complete: false, problem: None };
+    let mut watch = Watch { settings, publish, directory: PodDirectory::default() };
     let mut retries = Backoff::new(RETRIES);
     loop {
         let error = watch.follow().await;
-        if std::mem::take(&mut watch.complete) {
+        if std::mem::take(&mut watch.directory.complete) {
             retries.reset();
         }
         watch.lost(&error);
@@ -77,10 +77,8 @@ async fn watch(settings: Settings, publish: watch::Sender<Arc<PodDirectory>>) {
 struct Watch {
     settings: Settings,
     publish: watch::Sender<Arc<PodDirectory>>,
-    /// As they were last published.
-    pods: BTreeMap<PodUid, Arc<PodIdentity>>,
-    complete: bool,
-    problem: Option<Arc<str>>,
+    /// To be published.
+    directory: PodDirectory,
 }
 
 impl Watch {
@@ -102,15 +100,13 @@ impl Watch {
             Ok(Err(error)) => return error,
             Err(_) => return WatchError::Late(self.settings.socket.clone()),
         };
-        self.pods = fresh;
-        self.complete = true;
-        self.problem = None;
-        tracing::info!(pods = self.pods.len(), "watching pods through the kubelet's Pods API");
+        self.directory = PodDirectory { complete: true, pods: fresh, problem: None };
+        tracing::info!(pods = self.directory.pods.len(), "watching pods through the kubelet's Pods API");
         self.publish();
         loop {
             match next(&mut events).await {
                 Ok(event) => {
-                    if apply(&mut self.pods, &event, &self.settings.labels) {
+                    if apply(&mut self.directory.pods, &event, &self.settings.labels) {
                         self.publish();
                     }
                 }
@@ -137,23 +133,21 @@ impl Watch {
             WatchError::NotServed => None,
             error => Some(Arc::<str>::from(error.to_string())),
         };
-        if problem != self.problem {
+        if problem != self.directory.problem {
             if let Some(problem) = &problem {
                 tracing::info!("{problem}");
             }
-            self.problem = problem;
+            self.directory.problem = problem;
         }
         self.publish();
     }
 
     fn publish(&self) {
-        let directory =
-            PodDirectory { complete: self.complete, pods: self.pods.clone(), problem: self.problem.clone() };
         // Repeated failures do not wake subscribers.
         self.publish.send_if_modified(|published| {
-            let differs = **published != directory;
+            let differs = **published != self.directory;
             if differs {
-                *published = Arc::new(directory);
+                *published = Arc::new(self.directory.clone());
             }
             differs
         });

@@ -149,12 +149,14 @@ mod tests {
     use crate::model::{ClaimAllocation, ClaimRecord};
     use crate::model::{ContainerRef, CpuSet, HeldDevice};
 
-    fn allocations_of(pods: &[(&str, &[&str])]) -> Allocations {
-        let pods = pods.iter().map(|(name, devices)| {
+    /// Pods with their devices: `a=0,1 b=`.
+    fn allocations_of(pods: &str) -> Allocations {
+        let pods = pods.split_whitespace().map(|pod| {
+            let (name, devices) = pod.split_once('=').unwrap();
             let reference = PodRef::new("team", name);
-            let devices = devices.iter().map(|id| HeldDevice {
+            let devices = devices.split(',').filter(|id| !id.is_empty()).map(|id| HeldDevice {
                 resource: "nvidia.com/gpu".into(),
-                id: (*id).into(),
+                id: id.into(),
                 numa_nodes: BTreeSet::new(),
             });
             let container = Container {
@@ -169,13 +171,13 @@ mod tests {
         Allocations { pods: pods.collect() }
     }
 
-    fn held(allocations: &Allocations) -> Vec<String> {
-        allocations
-            .containers()
-            .flat_map(|container| {
-                container.devices.iter().map(|device| format!("{}={}", container.reference.pod, device.id))
-            })
-            .collect()
+    /// The holders: `a=0 a=1`.
+    fn held(allocations: &Allocations) -> String {
+        let of = |container: &'_ Container| {
+            let pod = container.reference.pod.clone();
+            container.devices.iter().map(move |device| format!("{pod}={}", device.id)).collect::<Vec<_>>()
+        };
+        allocations.containers().flat_map(of).collect::<Vec<_>>().join(" ")
     }
 
     fn settled_on(allocations: &Allocations) -> Settle {
@@ -189,60 +191,38 @@ mod tests {
     #[test]
     fn the_first_answer_ever_is_shown_at_once() {
         let mut settle = Settle::default();
-        let accepted = settle.observe(Monotonic::from_secs(0), allocations_of(&[("a", &["0"])]));
-        assert_eq!(held(&accepted), ["a=0"]);
+        assert_eq!(held(&settle.observe(Monotonic::from_secs(0), allocations_of("a=0"))), "a=0");
         assert!(!settle.is_settled());
     }
 
     #[test]
     fn once_settled_a_missing_pod_is_removed() {
-        let mut settle = settled_on(&allocations_of(&[("a", &["0"]), ("b", &["1"])]));
-        assert_eq!(held(&settle.observe(Monotonic::from_secs(2), allocations_of(&[("b", &["1"])]))), ["b=1"]);
+        let mut settle = settled_on(&allocations_of("a=0 b=1"));
+        assert_eq!(held(&settle.observe(Monotonic::from_secs(2), allocations_of("b=1"))), "b=1");
     }
 
     #[test]
-    fn an_empty_answer_after_a_reconnect_frees_nothing_for_half_a_minute() {
-        let before = allocations_of(&[("a", &["0"])]);
-        let mut settle = settled_on(&before);
-        settle.reconnected();
-        for seconds in 100..130 {
-            assert_eq!(
-                held(&settle.observe(Monotonic::from_secs(seconds), allocations_of(&[]))),
-                ["a=0"],
-                "at {seconds}"
-            );
+    fn after_a_reconnect_an_answer_adds_at_once_and_removes_once_it_has_settled() {
+        for (what, before, answer, expected) in [
+            ("nothing for half a minute", "a=0", "", &[(0, "a=0"), (900, "a=0"), (29_999, "a=0"), (30_000, "")][..]),
+            ("a part for a second", "a=0 b=1", "b=1", &[(0, "a=0 b=1"), (900, "a=0 b=1"), (1_000, "b=1")]),
+            ("a new pod is shown", "a=0", "b=1", &[(0, "a=0 b=1")]),
+            ("a device under another pod has moved", "a=0,1", "b=1", &[(0, "a=0 b=1")]),
+            ("a pod without its devices keeps them", "a=0", "a=", &[(0, "a=0"), (1_000, "")]),
+        ] {
+            let mut settle = settled_on(&allocations_of(before));
+            settle.reconnected();
+            for (after, expected) in expected {
+                let accepted = settle.observe(Monotonic::from_millis(100_000 + after), allocations_of(answer));
+                assert_eq!(held(&accepted), *expected, "{what}: after {after} ms");
+            }
         }
-        assert!(held(&settle.observe(Monotonic::from_secs(130), allocations_of(&[]))).is_empty());
-    }
-
-    #[test]
-    fn a_partial_answer_is_accepted_only_after_it_stood_a_second() {
-        let mut settle = settled_on(&allocations_of(&[("a", &["0"]), ("b", &["1"])]));
-        settle.reconnected();
-        let partial = allocations_of(&[("b", &["1"])]);
-        assert_eq!(held(&settle.observe(Monotonic::from_millis(100_000), partial.clone())), ["a=0", "b=1"]);
-        assert_eq!(held(&settle.observe(Monotonic::from_millis(100_900), partial.clone())), ["a=0", "b=1"]);
-        assert_eq!(held(&settle.observe(Monotonic::from_millis(101_000), partial)), ["b=1"]);
-    }
-
-    #[test]
-    fn a_new_pod_is_shown_while_the_answer_settles() {
-        let mut settle = settled_on(&allocations_of(&[("a", &["0"])]));
-        settle.reconnected();
-        assert_eq!(held(&settle.observe(Monotonic::from_secs(100), allocations_of(&[("b", &["1"])]))), ["a=0", "b=1"]);
-    }
-
-    #[test]
-    fn a_device_listed_under_another_pod_has_moved() {
-        let mut settle = settled_on(&allocations_of(&[("a", &["0", "1"])]));
-        settle.reconnected();
-        assert_eq!(held(&settle.observe(Monotonic::from_secs(100), allocations_of(&[("b", &["1"])]))), ["a=0", "b=1"]);
     }
 
     #[test]
     fn a_claimed_device_listed_under_another_claim_has_moved_and_a_shared_claim_has_not() {
         let claiming = |pod: &str, claim: &str| {
-            let mut claiming = allocations_of(&[(pod, &[])]);
+            let mut claiming = allocations_of(&format!("{pod}="));
             claiming.pods[0].containers[0].claims = vec![ClaimDevice {
                 claim_namespace: "team".into(),
                 claim: claim.into(),
@@ -277,29 +257,21 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_listed_without_its_devices_keeps_them_until_settled() {
-        let mut settle = settled_on(&allocations_of(&[("a", &["0"])]));
-        settle.reconnected();
-        assert_eq!(held(&settle.observe(Monotonic::from_secs(100), allocations_of(&[("a", &[])]))), ["a=0"]);
-        assert!(held(&settle.observe(Monotonic::from_secs(101), allocations_of(&[("a", &[])]))).is_empty());
-    }
-
-    #[test]
     fn answers_that_always_differ_settle_at_last() {
-        let mut settle = settled_on(&allocations_of(&[("a", &["0"])]));
+        let mut settle = settled_on(&allocations_of("a=0"));
         settle.reconnected();
         for seconds in 0..=10 {
-            let name = format!("pod-{seconds}");
-            let accepted = settle.observe(Monotonic::from_secs(100 + seconds), allocations_of(&[(&name, &["1"])]));
-            assert_eq!(held(&accepted).contains(&"a=0".to_owned()), seconds < 10, "at {seconds}");
+            let answer = allocations_of(&format!("pod-{seconds}=1"));
+            let accepted = settle.observe(Monotonic::from_secs(100 + seconds), answer);
+            assert_eq!(held(&accepted).contains("a=0"), seconds < 10, "at {seconds}");
         }
     }
 
     #[test]
     fn an_unchanged_answer_keeps_the_same_allocations() {
-        let mut settle = settled_on(&allocations_of(&[("a", &["0"])]));
-        let first = settle.observe(Monotonic::from_secs(2), allocations_of(&[("a", &["0"])]));
-        let second = settle.observe(Monotonic::from_secs(3), allocations_of(&[("a", &["0"])]));
+        let mut settle = settled_on(&allocations_of("a=0"));
+        let first = settle.observe(Monotonic::from_secs(2), allocations_of("a=0"));
+        let second = settle.observe(Monotonic::from_secs(3), allocations_of("a=0"));
         assert!(Arc::ptr_eq(&first, &second));
     }
 }

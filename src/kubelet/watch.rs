@@ -62,50 +62,27 @@ pub struct Settings {
 }
 
 /// The running watch of the kubelet.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Handle {
-    states: watch::Receiver<Arc<KubeletState>>,
-    requests: Requests,
-}
-
-/// What makes the watch call the kubelet before its next interval.
-#[derive(Clone, Debug, Default)]
-struct Requests {
-    allocated: Arc<Notify>,
-    allocatable: Arc<Notify>,
-}
-
-impl Handle {
-    #[must_use]
-    pub fn states(&self) -> watch::Receiver<Arc<KubeletState>> {
-        self.states.clone()
-    }
-
+    pub states: watch::Receiver<Arc<KubeletState>>,
     /// To be notified of each allocation that the bundled plugin granted.
-    #[must_use]
-    pub fn allocated(&self) -> Arc<Notify> {
-        Arc::clone(&self.requests.allocated)
-    }
-
+    pub allocated: Arc<Notify>,
     /// To be notified when a fresh answer of `GetAllocatableResources` is needed.
-    #[must_use]
-    pub fn allocatable(&self) -> Arc<Notify> {
-        Arc::clone(&self.requests.allocatable)
-    }
+    pub allocatable: Arc<Notify>,
 }
 
 /// Publishes what the kubelet answers for as long as the task runs.
 pub fn start(settings: Settings, pods: PodSources, clock: Clock, tasks: &mut Tasks) -> Handle {
     let (publish, states) = watch::channel(Arc::default());
-    let requests = Requests::default();
-    tasks.spawn("kubelet", run(settings, pods, requests.clone(), clock, publish));
-    Handle { states, requests }
+    let handle = Handle { states, allocated: Arc::default(), allocatable: Arc::default() };
+    tasks.spawn("kubelet", run(settings, pods, handle.clone(), clock, publish));
+    handle
 }
 
 async fn run(
     settings: Settings,
     mut pods: PodSources,
-    Requests { allocated, allocatable }: Requests,
+    Handle { allocated, allocatable, .. }: Handle,
     clock: Clock,
     publish: watch::Sender<Arc<KubeletState>>,
 ) {
@@ -395,7 +372,7 @@ impl Watch {
             }
             Err(error) => {
                 self.state.collector.success = false;
-                self.state.truncated = error.is_too_large();
+                self.state.truncated = matches!(error, CallError::TooLarge { .. });
                 if error.lost_connection() {
                     self.lost();
                     self.state.settled = false;

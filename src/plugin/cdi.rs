@@ -42,13 +42,6 @@ pub struct Written {
     identity: (u64, u64),
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("{file}: {error}; make the directory writable for podmeter, or leave the cdi strategies out")]
-pub struct CdiError {
-    pub file: PathBuf,
-    pub error: io::Error,
-}
-
 /// Others' specifications. Files that cannot be read or understood, and our own, are not among them.
 #[derive(Debug, Default)]
 pub struct Specifications(Vec<(PathBuf, FileStamp, Option<VendorSpecification>)>);
@@ -130,16 +123,21 @@ pub fn specification(
     Some(format!("{specification:#}\n"))
 }
 
-/// Writes our file in one step: a runtime sees the old one or the new one.
-pub fn write(directory: &Path, text: &str) -> Result<Written, CdiError> {
+/// Writes our file in one step: a runtime sees the old one or the new one. The error is for people.
+pub fn write(directory: &Path, text: &str) -> Result<Written, String> {
     let file = directory.join(OUR_FILE);
-    let attempt = || {
+    let attempt = || -> io::Result<_> {
         fs::create_dir_all(directory)?;
         // Runtimes without root read it too.
         Ok(identity(&files::replace(&file, text.as_bytes(), 0o644)?.metadata()?))
     };
-    let identity = attempt().map_err(|error| CdiError { file: file.clone(), error })?;
-    Ok(Written { file, identity })
+    match attempt() {
+        Ok(identity) => Ok(Written { file, identity }),
+        Err(error) => Err(format!(
+            "{}: {error}; make the directory writable for podmeter, or leave the cdi strategies out",
+            file.display()
+        )),
+    }
 }
 
 impl Written {
@@ -292,7 +290,7 @@ mod tests {
         assert!(!write(&place, "").unwrap().remove_after_it_went().unwrap());
         let blocked = directory.path().join("file");
         fs::write(&blocked, "").unwrap();
-        assert!(write(&blocked, "").unwrap_err().to_string().contains(OUR_FILE));
+        assert!(write(&blocked, "").unwrap_err().contains(OUR_FILE));
     }
 
     impl Written {

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
@@ -151,26 +150,12 @@ pub struct ResourceReplication {
     pub replicas: u32,
     #[serde(default)]
     pub rename: Option<NewName>,
-    #[serde(default)]
-    pub devices: SharedDevices,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(transparent)]
 pub struct NewName(#[serde(deserialize_with = "a_resource_name")] pub ResourceName);
-
-/// Which of a resource's devices are shared.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "camelCase")]
-pub enum SharedDevices {
-    #[default]
-    All,
-    /// The first ones by index.
-    Count(NonZeroU32),
-    List(Vec<DeviceReference>),
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::host::{self, Facts, ScanResult};
 use super::layout::{self, Vanished};
-use super::{Hardware, Offer, Offers, ResourceConfig, device_health, merge, mps, offers};
+use super::{Hardware, Offer, Offers, ResourceConfig, merge, mps, offers};
 use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, ResourceName};
 
 /// For the first host scan, where it decides only which devices are preferred.
@@ -19,12 +19,12 @@ const FIRST_SCAN: Duration = Duration::from_secs(2);
 pub struct ConfiguredResource {
     pub config: Arc<ResourceConfig>,
     /// The last host scan.
-    seen: Option<ScanResult>,
+    pub seen: Option<ScanResult>,
     /// Merged: what was offered once is among them until it is dropped.
-    offers: Vec<Offer>,
+    pub offers: Vec<Offer>,
     /// Removed by a change of layout, and still in the kubelet's list.
     vanished: BTreeMap<ResourceName, Vanished>,
-    problems: Vec<String>,
+    pub problems: Vec<String>,
     made: Monotonic,
 }
 
@@ -38,10 +38,6 @@ impl ConfiguredResource {
             problems: vec![],
             made: now,
         }
-    }
-
-    pub fn see(&mut self, seen: ScanResult) {
-        self.seen = Some(seen);
     }
 
     pub fn facts(&self) -> Arc<Facts> {
@@ -61,7 +57,7 @@ impl ConfiguredResource {
         let nothing = ScanResult::default();
         let seen = self.seen.as_ref().unwrap_or(&nothing);
         let Offers { offers, problems } = offers(&self.config, &hardware.inventory, &seen.found);
-        let health = |behind: &Hardware| device_health::of(behind, health_state);
+        let health = |behind: &Hardware| behind.health(health_state);
         let vanished = self.offers.iter().map(|before| {
             let ids = layout::vanished(before, &offers, &hardware.inventory);
             let known = self.vanished.get(&before.resource);
@@ -76,14 +72,6 @@ impl ConfiguredResource {
 
     pub fn needs_host_scan(&self) -> bool {
         host::needs_polling(&self.config)
-    }
-
-    pub fn offers(&self) -> &[Offer] {
-        &self.offers
-    }
-
-    pub fn problems(&self) -> &[String] {
-        &self.problems
     }
 
     /// Whether it waits until no container holds a vanished device.

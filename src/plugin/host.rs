@@ -32,12 +32,8 @@ pub struct Facts {
     pub topology: Topology,
 }
 
-/// What to scan for.
-#[derive(Clone, Debug)]
-pub struct Wanted {
-    pub config: Arc<ResourceConfig>,
-    pub inventory: Arc<Inventory>,
-}
+/// The entries to scan for, by number.
+pub type Wanted = BTreeMap<u64, Arc<ResourceConfig>>;
 
 /// The result for one entry.
 #[derive(Clone, Debug, Default)]
@@ -92,28 +88,27 @@ impl Host {
     }
 
     /// Scans for the `wanted` entries, and removes what was written for entries that are no longer configured.
-    pub fn scan(&mut self, wanted: &BTreeMap<u64, Wanted>) -> BTreeMap<u64, ScanResult> {
+    pub fn scan(&mut self, wanted: &Wanted, inventory: &Inventory) -> BTreeMap<u64, ScanResult> {
         // First: a removed entry may have written the file that another entry writes now.
-        for (_, kept) in self.entries.extract_if(.., |number, _| !wanted.contains_key(number)) {
-            kept.end();
+        for (_, mut kept) in self.entries.extract_if(.., |number, _| !wanted.contains_key(number)) {
+            kept.remove_cdi();
         }
-        if wanted.values().any(|wanted| matches!(&*wanted.config, ResourceConfig::Nvidia(nvidia) if nvidia.uses_cdi()))
-        {
+        if wanted.values().any(|config| matches!(&**config, ResourceConfig::Nvidia(nvidia) if nvidia.uses_cdi())) {
             self.specifications.refresh(&self.around.cdi);
         }
-        wanted.iter().map(|(number, wanted)| (*number, self.scan_for(*number, wanted))).collect()
+        wanted.iter().map(|(number, config)| (*number, self.scan_for(*number, config, inventory))).collect()
     }
 
-    fn scan_for(&mut self, number: u64, wanted: &Wanted) -> ScanResult {
-        let seen = ScanResult { generation: wanted.inventory.generation, ..ScanResult::default() };
-        match &*wanted.config {
+    fn scan_for(&mut self, number: u64, config: &ResourceConfig, inventory: &Inventory) -> ScanResult {
+        let seen = ScanResult { generation: inventory.generation, ..ScanResult::default() };
+        match config {
             ResourceConfig::Simulated(_) => seen,
             ResourceConfig::Path(path) => ScanResult { found: paths::find(path, &self.around.roots), ..seen },
             ResourceConfig::Nvidia(nvidia) => {
                 let kept = self.entries.entry(number).or_default();
                 // Unhealthy in these are the devices that are not there, and no others.
-                let offers = offers(&wanted.config, &wanted.inventory, &[]).offers;
-                kept.update_facts(nvidia, &wanted.inventory, &offers, &self.around, &self.specifications);
+                let offers = offers(config, inventory, &[]).offers;
+                kept.update_facts(nvidia, inventory, &offers, &self.around, &self.specifications);
                 let problem = kept.write_cdi(nvidia, &offers, &self.around, &self.specifications);
                 let problem = problem.or_else(|| without_driver(nvidia, &kept.facts.node));
                 let without_mps = mps::missing(nvidia, &self.around.roots, &offers);
@@ -183,10 +178,6 @@ impl Kept {
         {
             tracing::warn!(%error, "our CDI specification cannot be removed");
         }
-    }
-
-    fn end(mut self) {
-        self.remove_cdi();
     }
 }
 
@@ -303,16 +294,16 @@ mod tests {
         }
     }
 
-    fn wanted(text: &str, inventory: Inventory) -> BTreeMap<u64, Wanted> {
-        [(7, Wanted { config: Arc::new(nvidia(text)), inventory: Arc::new(inventory) })].into()
+    fn wanted(text: &str) -> Wanted {
+        [(7, Arc::new(nvidia(text)))].into()
     }
 
     #[test]
     fn a_node_that_appears_late_is_found_without_a_change_of_the_inventory() {
         let root = tempfile::tempdir().unwrap();
         let mut host = Host::new(empty(root.path()));
-        let wanted = wanted("passDeviceSpecs: true", inventory([gpu(0, None)]));
-        let mut look = || host.scan(&wanted).remove(&7).unwrap().facts;
+        let (wanted, inventory) = (wanted("passDeviceSpecs: true"), inventory([gpu(0, None)]));
+        let mut look = || host.scan(&wanted, &inventory).remove(&7).unwrap().facts;
         let first = look();
         assert!(first.node.control_nodes.is_empty());
         assert!(Arc::ptr_eq(&first, &look()), "nothing has changed");
@@ -325,7 +316,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut host = Host::new(empty(root.path()));
         let look = |host: &mut Host, text: &str| {
-            let seen = host.scan(&wanted(text, inventory([gpu(0, None)]))).remove(&7).unwrap();
+            let seen = host.scan(&wanted(text), &inventory([gpu(0, None)])).remove(&7).unwrap();
             let mounts = seen.facts.node.driver_mounts.iter().map(|mount| mount.host_path.display().to_string());
             (mounts.collect::<Vec<_>>(), seen.problem)
         };
@@ -360,10 +351,12 @@ mod tests {
         };
         let mut host = Host::new(around);
         let gone = Gpu { present: false, ..gpu(2, None) };
-        let wanted = wanted("deviceListStrategy: cdi-cri", inventory([gpu(0, None), gpu(1, None), gone]));
+        let (wanted, inventory) =
+            (wanted("deviceListStrategy: cdi-cri"), inventory([gpu(0, None), gpu(1, None), gone]));
         // Of the layout before: a file that does not describe a GPU that is there is none to use, checked or not.
         describe(&["0"]);
-        let mut look = || host.scan(&wanted).remove(&7).unwrap().facts.node.cdi.clone().map(|found| found.file);
+        let mut look =
+            || host.scan(&wanted, &inventory).remove(&7).unwrap().facts.node.cdi.clone().map(|found| found.file);
         assert_eq!(look(), None);
         let text = ours().expect("our own");
         assert!(text.contains(&uuid(1)) && !text.contains("\"0\""), "{text}");
@@ -374,7 +367,7 @@ mod tests {
         std::fs::remove_file(&vendors).unwrap();
         assert_eq!(look(), None);
         assert!(ours().unwrap().contains("\"1\""));
-        assert!(host.scan(&BTreeMap::new()).is_empty());
+        assert!(host.scan(&Wanted::new(), &inventory).is_empty());
         assert_eq!(ours(), None, "no entry uses it any more");
     }
 }

@@ -3,12 +3,13 @@
 //! In: the entries to scan for, the time. Out: scan results and a problem. Does not use: what a scan reads.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::{JoinError, JoinSet};
 
 use super::host::{Host, ScanResult, Surroundings, Wanted};
-use crate::model::Monotonic;
+use crate::model::{Inventory, Monotonic};
 
 /// Device nodes, files and other daemons come and go without an event.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -36,17 +37,16 @@ impl HostScans {
 
     /// Begins a scan where one is due: the entries or the inventory have changed, or the last scan is old and the host
     /// needs polling.
-    pub fn begin(&mut self, wanted: &BTreeMap<u64, Wanted>, needs_polling: bool, now: Monotonic) {
-        let generation = wanted.values().map(|wanted| wanted.inventory.generation).max().unwrap_or_default();
-        let of = Some((wanted.keys().copied().collect(), generation));
+    pub fn begin(&mut self, wanted: Wanted, inventory: &Arc<Inventory>, needs_polling: bool, now: Monotonic) {
+        let of = Some((wanted.keys().copied().collect(), inventory.generation));
         let is_old = needs_polling && now.since(self.began) >= INTERVAL;
         if self.of == of && !is_old {
             return;
         }
         let Some(host) = self.host.take() else { return };
         (self.of, self.began) = (of, now);
-        let wanted = wanted.clone();
-        self.under_way.spawn_blocking(move || scan(host, &wanted));
+        let inventory = Arc::clone(inventory);
+        self.under_way.spawn_blocking(move || scan(host, &wanted, &inventory));
     }
 
     /// The results, when the scan under way is done. Pending where there is none.
@@ -87,7 +87,7 @@ impl HostScans {
                 self.done().await?;
             }
             if let Some(host) = self.host.take() {
-                self.under_way.spawn_blocking(move || scan(host, &BTreeMap::new()));
+                self.under_way.spawn_blocking(move || scan(host, &Wanted::new(), &Inventory::default()));
                 self.done().await?;
             }
             Ok::<(), JoinError>(())
@@ -98,7 +98,7 @@ impl HostScans {
     }
 }
 
-fn scan(mut host: Host, wanted: &BTreeMap<u64, Wanted>) -> Finished {
-    let seen = host.scan(wanted);
+fn scan(mut host: Host, wanted: &Wanted, inventory: &Inventory) -> Finished {
+    let seen = host.scan(wanted, inventory);
     (host, seen)
 }

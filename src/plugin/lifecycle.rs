@@ -30,15 +30,12 @@ use crate::backoff::{Backoff, with_jitter};
 use crate::model::{DeviceId, FileStamp, KubeletState, Monotonic, ResourceName};
 use crate::tasks::{changed, within};
 use crate::wire::channel_over;
-use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use crate::wire::v1beta1::RegisterRequest;
 use crate::wire::v1beta1::registration_client::RegistrationClient;
-use crate::wire::v1beta1::{Empty, RegisterRequest};
 
 const VERSION: &str = "v1beta1";
 /// First and longest pause between attempts to register.
 const RETRIES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
-/// Our own server, in this process.
-const DIAL_DEADLINE: Duration = Duration::from_secs(5);
 /// For the first health of the devices. A kubelet that is sent devices before they are checked shows them as unhealthy
 /// on every pod that holds one, at each start of podmeter.
 const FIRST_CHECK: Duration = Duration::from_secs(2);
@@ -67,7 +64,6 @@ impl Default for Deadlines {
 pub struct Lifecycle {
     pub directory: PathBuf,
     pub state: ServiceState,
-    pub kubelet: watch::Receiver<Arc<KubeletState>>,
     /// Wakes when the directory changes.
     pub changes: watch::Receiver<u64>,
     /// Why it is to end.
@@ -92,8 +88,6 @@ enum Ended {
     NoKubelet(PathBuf),
     #[error("{path}: {error}; the directory must be there and writable, and the path have at most 107 bytes")]
     Socket { path: PathBuf, error: std::io::Error },
-    #[error("our own server does not answer: {0}")]
-    Dial(String),
     #[error("the kubelet does not register the plugin: {0}")]
     Register(String),
     #[error("the kubelet registered the plugin but did not ask for its devices within {0:?}")]
@@ -186,9 +180,6 @@ impl Lifecycle {
             Ok(started) => server.insert(started),
             Err(error) => return Ended::Socket { path: self.directory.join(name), error },
         };
-        if let Err(error) = dial(server.path()).await {
-            return Ended::Dial(error);
-        }
         // A kubelet that has purged our socket would dial it for ten seconds.
         let outcome = tokio::select! {
             outcome = register(&kubelet_socket, name, resource.as_str(), self.deadlines.register) => outcome,
@@ -207,11 +198,11 @@ impl Lifecycle {
     async fn until_free(&mut self) {
         let known = |state: &Arc<KubeletState>| state.allocatable_at.is_some() || state.problem.is_some();
         // No answer is no conflict; an error is the agent ending.
-        let _ = tokio::time::timeout(FIRST_ANSWER, self.kubelet.wait_for(known)).await;
+        let _ = tokio::time::timeout(FIRST_ANSWER, self.state.kubelet.wait_for(known)).await;
         let mut waits_for: Option<String> = None;
         loop {
             self.changes.mark_unchanged();
-            let kubelet = Arc::clone(&self.kubelet.borrow_and_update());
+            let kubelet = Arc::clone(&self.state.kubelet.borrow_and_update());
             let nothing = BTreeSet::new();
             let resource = self.resource();
             let listed = kubelet.allocatable.as_ref().and_then(|answer| answer.devices.get(&resource));
@@ -236,7 +227,7 @@ impl Lifecycle {
             }
             tokio::select! {
                 () = changed(&mut self.changes) => {}
-                () = changed(&mut self.kubelet) => {}
+                () = changed(&mut self.state.kubelet) => {}
             }
         }
     }
@@ -279,7 +270,7 @@ impl Lifecycle {
             let harmless = if takes_over { before } else { &BTreeMap::new() };
             let live = self.live_sockets(harmless).await;
             let live: Vec<String> = live.into_iter().filter(|name| *name != server.name()).collect();
-            let answer = Arc::clone(&self.kubelet.borrow_and_update());
+            let answer = Arc::clone(&self.state.kubelet.borrow_and_update());
             let offer = Arc::clone(&self.state.offer.borrow());
             let comparison = comparisons.compare(&offer, &self.advertised, &answer, &live);
             match &comparison {
@@ -303,7 +294,7 @@ impl Lifecycle {
             };
             tokio::select! {
                 () = changed(&mut self.changes) => {}
-                () = changed(&mut self.kubelet) => {}
+                () = changed(&mut self.state.kubelet) => {}
                 () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => self.state.look.notify_one(),
                 () = server.stream_lost() => return Ended::StreamLost,
             }
@@ -361,14 +352,6 @@ impl Lifecycle {
     }
 }
 
-async fn dial(socket: &Path) -> Result<(), String> {
-    let call = async {
-        let mut client = DevicePluginClient::new(channel(socket).await?);
-        client.get_device_plugin_options(Empty {}).await.map_err(|status| status.message().to_owned())
-    };
-    within(DIAL_DEADLINE, call).await.unwrap_or_else(|| Err(late(DIAL_DEADLINE))).map(drop)
-}
-
 async fn register(kubelet: &Path, endpoint: String, resource: &str, deadline: Duration) -> Result<(), String> {
     let request = RegisterRequest {
         version: VERSION.to_owned(),
@@ -381,11 +364,7 @@ async fn register(kubelet: &Path, endpoint: String, resource: &str, deadline: Du
         let mut client = RegistrationClient::new(channel(kubelet).await?);
         client.register(request).await.map_err(|status| status.message().to_owned())
     };
-    within(deadline, call).await.unwrap_or_else(|| Err(late(deadline))).map(drop)
-}
-
-fn late(deadline: Duration) -> String {
-    format!("no answer within {deadline:?}")
+    within(deadline, call).await.unwrap_or_else(|| Err(format!("no answer within {deadline:?}"))).map(drop)
 }
 
 async fn channel(socket: &Path) -> Result<Channel, String> {

@@ -8,7 +8,6 @@ pub mod cdi;
 mod config;
 mod configured_resource;
 mod conflict;
-mod device_health;
 mod host;
 mod host_scan;
 mod layout;
@@ -37,7 +36,7 @@ pub use answer::answer;
 pub use config::{
     Config, ConfigError, DeviceIdStrategy, DeviceListStrategy, DriverMount, GroupedNode, MigStrategy, NamePattern,
     NamePatterns, NewName, NodeGroup, NvidiaConfig, OnConflict, PathConfig, PreStartCheck, Replication, ResourceConfig,
-    ResourceReplication, SharedDevices, Sharing, SimulatedConfig,
+    ResourceReplication, Sharing, SimulatedConfig,
 };
 pub use conflict::{conflict, known_resource};
 pub use host::Surroundings;

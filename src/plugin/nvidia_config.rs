@@ -4,7 +4,7 @@
 //! What is read is honoured, or is an error that names the field. Accepted without any effect are only:
 //! `failOnInitError` (we wait for the driver either way), `useNodeFeatureAPI` and `gfd` (feature discovery reads the
 //! same file for itself), and what shapes NVIDIA's own CDI specification while no CDI strategy needs one. `resources`,
-//! and `rename` and `devices` under `sharing`, are honoured; NVIDIA's plugin ignores them with a warning.
+//! and `rename` under `sharing`, are honoured; NVIDIA's plugin ignores them with a warning.
 
 use std::collections::BTreeMap;
 
@@ -158,13 +158,9 @@ fn replication(key: &str, mut section: Value) -> Result<Value, ConfigError> {
         let Value::String(name) = name else { return refuse(&field, name, "a resource has a name") };
         keys.retain(|key, value| key != "rename" || *value != "");
         keys.get_mut("rename").into_iter().for_each(with_domain);
-        if let Some(devices) = keys.get_mut("devices") {
-            // `all`, a number, or a list of references.
-            *devices = match devices.take() {
-                count @ Value::Number(_) => json!({ "count": count }),
-                list @ Value::Array(_) => json!({ "list": list }),
-                other => other,
-            };
+        if let Some(devices) = keys.remove("devices").filter(|devices| devices != "all") {
+            let accepted = "accepted: all; to share some of the GPUs, use perGpu of devicePlugin.resources";
+            return refuse(&format!("{field}[{name}].devices"), devices, accepted);
         }
         NvidiaConfig::check(
             &format!("{field}[{name}]"),
@@ -196,7 +192,7 @@ mod tests {
 
     use super::*;
     use crate::model::ResourceName;
-    use crate::plugin::config::{DeviceIdStrategy, DeviceListStrategy, MigStrategy, NewName, SharedDevices, Sharing};
+    use crate::plugin::config::{DeviceIdStrategy, DeviceListStrategy, MigStrategy, NewName, Sharing};
     use crate::preference::SlotPolicy;
 
     /// With every key of that plugin, as its documentation and chart write them.
@@ -231,8 +227,6 @@ sharing:
     resources:
     - {name: nvidia.com/gpu, replicas: 10}
     - {name: mig-1g.10gb, rename: mig-part, devices: all, replicas: 2}
-    - {name: nvidia.com/a, devices: 2, replicas: 3}
-    - {name: nvidia.com/b, devices: [0, '1:2', GPU-b1028956-cfa2-0990-bf4a-5da9abb51763], replicas: 3}
 imex: {channelIDs: [], required: false}
 ";
 
@@ -254,8 +248,6 @@ imex: {channelIDs: [], required: false}
         let rule = |name: &str| &sharing.per_resource[&ResourceName::from(name)];
         assert_eq!(rule("nvidia.com/gpu").replicas, 10);
         assert_eq!(rule("nvidia.com/mig-1g.10gb").rename, Some(NewName("nvidia.com/mig-part".into())));
-        assert_eq!(rule("nvidia.com/a").devices, SharedDevices::Count(2.try_into().unwrap()));
-        assert!(matches!(&rule("nvidia.com/b").devices, SharedDevices::List(list) if list.len() == 3));
     }
 
     #[test]
@@ -306,8 +298,7 @@ imex: {channelIDs: [], required: false}
             (sharing("{name: gpu, replicas: -4}"), vec!["replicas", "-4"]),
             (sharing("{name: gpu}"), vec!["replicas"]),
             (sharing("{name: gpu, replicas: 2, devices: some}"), vec!["some", "all"]),
-            (sharing("{name: gpu, replicas: 2, devices: 0}"), vec!["resources[nvidia.com/gpu]", "nonzero"]),
-            (sharing("{name: gpu, replicas: 2, devices: [GPU-none]}"), vec!["GPU-none"]),
+            (sharing("{name: gpu, replicas: 2, devices: [0]}"), vec!["resources[nvidia.com/gpu].devices", "perGpu"]),
             (sharing("{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3}"), vec!["second time"]),
             (
                 "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, \

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::model::{DeviceId, GpuUuid, MigUuid, PluginUnhealthyReason, ResourceName, UnhealthyReason};
+use crate::model::{DeviceId, GpuUuid, HealthState, MigUuid, PluginUnhealthyReason, ResourceName, UnhealthyReason};
 use crate::wire::v1beta1::DeviceSpec;
 
 /// One resource name and its devices, sorted by id. A device that was offered once stays for the time of its
@@ -117,6 +117,21 @@ impl Hardware {
             Self::Gpu { uuid: gpu, .. } | Self::Mig { gpu, .. } | Self::Missing(gpu) => Some(gpu),
             Self::Nodes(_) | Self::Nothing => None,
         }
+    }
+
+    /// As the health module decides it: `Err` with the causes, under the most important reason. A device that has not
+    /// been checked yet is unhealthy; one without a GPU is healthy.
+    pub fn health(&self, health: &HealthState) -> Result<(), PluginUnhealthy> {
+        let judged = match self {
+            Self::Gpu { uuid, .. } | Self::Missing(uuid) => health.of(uuid, None),
+            Self::Mig { gpu, uuid, .. } => health.of(gpu, Some(uuid)),
+            Self::Nodes(_) | Self::Nothing => return Ok(()),
+        };
+        let Some(judged) = judged else {
+            return Err(PluginUnhealthy::device(UnhealthyReason::Unknown, "it has not been checked yet"));
+        };
+        let reason = || judged.reason().unwrap_or(UnhealthyReason::Unknown);
+        judged.verdict().map_err(|detail| PluginUnhealthy::device(reason(), detail))
     }
 }
 

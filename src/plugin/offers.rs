@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::config::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, SharedDevices, Sharing};
+use super::config::{MigStrategy, NamePattern, NvidiaConfig, Replication, ResourceConfig, Sharing};
 use super::paths::Found;
 use super::values::{DeviceReference, resource_name};
 use super::{Hardware, Offer, OfferedDevice, PluginUnhealthy, missing};
@@ -55,23 +55,15 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[Found]) -
 /// never leaves the list, since the kubelet's lookup of it is unchecked.
 #[must_use]
 pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<Offer> {
-    let mut merged: BTreeMap<ResourceName, BTreeMap<DeviceId, OfferedDevice>> = BTreeMap::new();
     let gone =
         |device: &OfferedDevice| OfferedDevice { health: Err(gone(&device.hardware, inventory)), ..device.clone() };
-    for offer in previous {
-        let devices = offer.devices.iter().map(|device| (device.id.clone(), gone(device)));
-        merged.entry(offer.resource.clone()).or_default().extend(devices);
-    }
-    for offer in now {
-        let devices = offer.devices.into_iter().map(|device| (device.id.clone(), device));
-        merged.entry(offer.resource).or_default().extend(devices);
-    }
-    sorted(merged)
-}
-
-fn sorted(resources: BTreeMap<ResourceName, BTreeMap<DeviceId, OfferedDevice>>) -> Vec<Offer> {
-    let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
-    resources.into_iter().map(offer).collect()
+    let before = previous.iter().flat_map(|offer| {
+        offer.devices.iter().map(|device| (offer.resource.clone(), gone(device))).collect::<Vec<_>>()
+    });
+    let now = now
+        .into_iter()
+        .flat_map(|Offer { resource, devices }| devices.into_iter().map(move |device| (resource.clone(), device)));
+    by_resource(before.chain(now))
 }
 
 /// A GPU that is there and no longer has the device lost it to a change of layout.
@@ -168,8 +160,7 @@ fn of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Ve
         for (gpu, index, mig) in members {
             devices.push(match mig {
                 Some(mig) => {
-                    let named = nvidia.names.mig.iter().find(|name| name.pattern.matches(&mig.profile));
-                    let name = named.map_or_else(|| nvidia.name.clone(), |named| named.name.clone());
+                    let name = named(&nvidia.names.mig, &mig.profile).unwrap_or_else(|| nvidia.name.clone());
                     (name, instance(gpu, *index, mig))
                 }
                 None => (gpu_name(nvidia, gpu), whole(gpu, *index)),
@@ -194,13 +185,16 @@ fn note_bare(gpu: &Gpu, problems: &mut Vec<String>) {
 
 fn gpu_name(nvidia: &NvidiaConfig, gpu: &Gpu) -> ResourceName {
     let model = gpu.model.as_deref().unwrap_or_default();
-    let named = nvidia.names.gpus.iter().find(|name| name.pattern.matches(model));
-    named.map_or_else(|| nvidia.name.clone(), |named| named.name.clone())
+    named(&nvidia.names.gpus, model).unwrap_or_else(|| nvidia.name.clone())
+}
+
+fn named(names: &[NamePattern], text: &str) -> Option<ResourceName> {
+    names.iter().find(|name| name.pattern.matches(text)).map(|name| name.name.clone())
 }
 
 fn mixed_name(nvidia: &NvidiaConfig, mig: &MigDevice) -> Result<ResourceName, String> {
-    if let Some(named) = nvidia.names.mig.iter().find(|name| name.pattern.matches(&mig.profile)) {
-        return Ok(named.name.clone());
+    if let Some(name) = named(&nvidia.names.mig, &mig.profile) {
+        return Ok(name);
     }
     let domain = nvidia.name.as_str().split_once('/').map_or("nvidia.com", |(domain, _)| domain);
     resource_name(&format!("{domain}/mig-{}", mig.profile.replace('+', ".")))
@@ -238,10 +232,9 @@ fn share(nvidia: &NvidiaConfig, devices: Vec<Named>, problems: &mut Vec<String>)
         Sharing::TimeSlicing(replication) => (replication, false),
         Sharing::Mps(replication) => (replication, true),
     };
-    let selected = selected(replication, &devices, problems);
     let mut slots = vec![];
     for (name, device) in devices {
-        let replicas = replicas(replication, &name, &device, &selected);
+        let replicas = replicas(replication, &name, &device);
         let Some(replicas) = replicas.filter(|replicas| *replicas > 1) else {
             slots.push((name, device));
             continue;
@@ -257,57 +250,14 @@ fn share(nvidia: &NvidiaConfig, devices: Vec<Named>, problems: &mut Vec<String>)
     slots
 }
 
-/// The devices that `perResource` shares.
-fn selected(replication: &Replication, devices: &[Named], problems: &mut Vec<String>) -> BTreeSet<DeviceId> {
-    let mut selected = BTreeSet::new();
-    for (resource, rule) in &replication.per_resource {
-        let mut members: Vec<&OfferedDevice> =
-            devices.iter().filter(|(name, _)| name == resource).map(|(_, device)| device).collect();
-        members.sort_by_key(|device| place(&device.hardware));
-        match &rule.devices {
-            SharedDevices::All => selected.extend(members.iter().map(|device| device.id.clone())),
-            SharedDevices::Count(count) => {
-                selected.extend(members.iter().take(count.get() as usize).map(|device| device.id.clone()));
-            }
-            SharedDevices::List(references) => {
-                for reference in references {
-                    let named = |device: &&&OfferedDevice| reference.reaches(&device.hardware).is_some();
-                    let before = selected.len();
-                    selected.extend(members.iter().filter(named).map(|device| device.id.clone()));
-                    if selected.len() == before && !members.is_empty() {
-                        problems.push(format!("sharing of {resource}: no device {reference} (or it is named twice)"));
-                    }
-                }
-            }
-        }
-    }
-    selected
-}
-
-fn place(hardware: &Hardware) -> (u32, u32) {
-    match hardware {
-        Hardware::Gpu { index, .. } => (*index, 0),
-        Hardware::Mig { gpu_index, index, .. } => (*gpu_index, *index),
-        Hardware::Missing(_) | Hardware::Nodes(_) | Hardware::Nothing => (0, 0),
-    }
-}
-
 /// The narrowest rule decides: this device, its GPU, its resource, all.
-fn replicas(
-    replication: &Replication,
-    resource: &ResourceName,
-    device: &OfferedDevice,
-    selected: &BTreeSet<DeviceId>,
-) -> Option<u32> {
+fn replicas(replication: &Replication, resource: &ResourceName, device: &OfferedDevice) -> Option<u32> {
     let reach = |(reference, count): (&DeviceReference, &u32)| Some((reference.reaches(&device.hardware)?, *count));
     let per_gpu = replication.per_gpu.iter().filter_map(reach).max_by_key(|(reach, _)| *reach);
     if let Some((_, count)) = per_gpu {
         return Some(count);
     }
-    match replication.per_resource.get(resource) {
-        Some(rule) => selected.contains(&device.id).then_some(rule.replicas),
-        None => replication.replicas,
-    }
+    replication.per_resource.get(resource).map(|rule| rule.replicas).or(replication.replicas)
 }
 
 fn shared_name(replication: &Replication, name: &ResourceName) -> ResourceName {
@@ -328,10 +278,12 @@ fn slots_of(device: &OfferedDevice, slots: u32) -> Vec<OfferedDevice> {
     (0..slots).map(slot).collect()
 }
 
-fn by_resource(devices: Vec<Named>) -> Vec<Offer> {
+/// Of several devices with one id the last.
+fn by_resource(devices: impl IntoIterator<Item = Named>) -> Vec<Offer> {
     let mut resources: BTreeMap<ResourceName, BTreeMap<DeviceId, OfferedDevice>> = BTreeMap::new();
     for (resource, device) in devices {
         resources.entry(resource).or_default().insert(device.id.clone(), device);
     }
-    sorted(resources)
+    let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
+    resources.into_iter().map(offer).collect()
 }

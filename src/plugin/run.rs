@@ -12,13 +12,13 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{JoinError, JoinSet};
 
 use super::configured_resource::ConfiguredResource;
-use super::host::{Facts, ScanResult, Surroundings, Wanted};
+use super::host::{Facts, ScanResult, Surroundings};
 use super::host_scan::HostScans;
 use super::lifecycle::{Deadlines, EndedLifecycle, Lifecycle};
 use super::server::ServiceState;
 use super::sockets;
 use super::status::ResourceStatus;
-use super::{Choice, NodeView, Offer, OfferedDevice, Plan, PluginUnhealthy, ResourceConfig};
+use super::{Choice, NodeView, NvidiaConfig, Offer, OfferedDevice, Plan, PluginUnhealthy, ResourceConfig};
 use crate::clock::Clock;
 use crate::model::{
     AppliedProfile, DeviceId, HardwareSource, HardwareState, HealthState, KubeletState, Monotonic, PluginState,
@@ -58,15 +58,10 @@ pub struct Inputs {
 #[derive(Debug)]
 pub struct Handle {
     plan: watch::Sender<Plan>,
-    states: watch::Receiver<Arc<PluginState>>,
+    pub states: watch::Receiver<Arc<PluginState>>,
 }
 
 impl Handle {
-    #[must_use]
-    pub fn states(&self) -> watch::Receiver<Arc<PluginState>> {
-        self.states.clone()
-    }
-
     /// Changes what is offered. An entry that was offered before continues unchanged.
     pub fn configure(&self, plan: &Plan) {
         self.plan.send_if_modified(|configured| {
@@ -153,7 +148,8 @@ impl PluginTask {
             let health = Arc::clone(&self.inputs.health.borrow_and_update());
             let now = self.clock.now().monotonic;
             let needs_polling = self.entries.values().any(ConfiguredResource::needs_host_scan);
-            self.host_scans.begin(&self.wanted(&hardware), needs_polling, now);
+            let wanted = self.entries.iter().map(|(number, entry)| (*number, Arc::clone(&entry.config))).collect();
+            self.host_scans.begin(wanted, &hardware.inventory, needs_polling, now);
             self.update(&hardware, &health, &state, now);
             let is_known = hardware.source == HardwareSource::None
                 || hardware.inventory.generation > 0
@@ -238,19 +234,11 @@ impl PluginTask {
         }
     }
 
-    fn wanted(&self, hardware: &HardwareState) -> BTreeMap<u64, Wanted> {
-        let wanted = |entry: &ConfiguredResource| Wanted {
-            config: Arc::clone(&entry.config),
-            inventory: Arc::clone(&hardware.inventory),
-        };
-        self.entries.iter().map(|(number, entry)| (*number, wanted(entry))).collect()
-    }
-
     /// An entry that was removed meanwhile needs nothing.
     fn see(&mut self, seen: BTreeMap<u64, ScanResult>) {
         for (number, seen) in seen {
             if let Some(entry) = self.entries.get_mut(&number) {
-                entry.see(seen);
+                entry.seen = Some(seen);
             }
         }
     }
@@ -268,9 +256,9 @@ impl PluginTask {
                     served.end("the layout of its GPUs was changed");
                 }
             }
-            problems.extend(entry.problems().iter().map(|problem| format!("{}: {problem}", entry.config.name())));
+            problems.extend(entry.problems.iter().map(|problem| format!("{}: {problem}", entry.config.name())));
             let (facts, may_begin) = (entry.facts(), entry.may_begin(hardware, now));
-            for offer in entry.offers() {
+            for offer in &entry.offers {
                 match self.served.get_mut(&offer.resource) {
                     Some(served) if served.entry == *number => served.update(offer, &facts),
                     None if may_begin => begun.push((*number, offer.clone())),
@@ -309,14 +297,14 @@ impl PluginTask {
             allocated: Arc::clone(&self.inputs.allocated),
             look: Arc::clone(&self.inputs.look),
         };
-        status.begin(state.prefers(), state.pre_start_check().is_some(), state.shares_through_mps());
+        let mps = state.nvidia().is_some_and(NvidiaConfig::shares_through_mps);
+        status.begin(state.nvidia().is_some(), state.pre_start_check().is_some(), mps);
         status.offered(&state.offer.borrow());
         // Devices are logged when they are registered; those that are unhealthy from the start are logged here.
         log_changes(&state.offer.borrow().as_healthy(), &state.offer.borrow());
         let lifecycle = Lifecycle {
             directory: self.directory.clone(),
             state,
-            kubelet: self.inputs.kubelet.clone(),
             changes: self.changed.clone(),
             stop: stopped,
             advertised: self.advertised.get(&resource).cloned().unwrap_or_default(),
@@ -330,7 +318,7 @@ impl PluginTask {
     /// After a lifecycle has ended on request. The next update starts another one where the resource is still offered.
     fn remove_ended(&mut self, ended: EndedLifecycle) {
         let EndedLifecycle { resource, advertised } = ended;
-        let offers = || self.entries.values().flat_map(ConfiguredResource::offers);
+        let offers = || self.entries.values().flat_map(|entry| &entry.offers);
         if let Some(served) = self.served.remove(&resource)
             && !offers().any(|offer| offer.resource == resource)
         {
@@ -447,7 +435,7 @@ fn paired<'o>(
 /// Logs changes of the devices, one line for all devices of one reason. Device health is logged by the health monitor.
 fn log_changes(before: &Offer, now: &Offer) {
     let resource = &now.resource;
-    let (mut new, mut worse, mut better) = (vec![], BTreeMap::new(), BTreeMap::new());
+    let (mut new, mut changed) = (vec![], BTreeMap::new());
     for (device, before) in paired(before, now) {
         if before.is_none() {
             new.push(&device.id);
@@ -456,10 +444,10 @@ fn log_changes(before: &Offer, now: &Offer) {
             .map(|health| health.and_then(|health| health.as_ref().err()).filter(|unhealthy| unhealthy.is_own()));
         match (was, is) {
             (was, Some(is)) if was.map(|was| was.reason) != Some(is.reason) => {
-                worse.entry((is.reason, &*is.detail)).or_insert_with(Vec::new).push(&device.id);
+                changed.entry((false, is.reason, &*is.detail)).or_insert_with(Vec::new).push(&device.id);
             }
             (Some(was), None) if device.health.is_ok() => {
-                better.entry((was.reason, &*was.detail)).or_insert_with(Vec::new).push(&device.id);
+                changed.entry((true, was.reason, &*was.detail)).or_insert_with(Vec::new).push(&device.id);
             }
             _ => {}
         }
@@ -467,11 +455,12 @@ fn log_changes(before: &Offer, now: &Offer) {
     if !new.is_empty() {
         tracing::info!(%resource, devices = named(&new), "new devices");
     }
-    for ((reason, detail), ids) in worse {
-        tracing::warn!(%resource, devices = named(&ids), reason = reason.as_str(), detail, "unhealthy");
-    }
-    for ((reason, was), ids) in better {
-        tracing::info!(%resource, devices = named(&ids), reason = reason.as_str(), was, "healthy");
+    for ((is_healthy, reason, detail), ids) in changed {
+        let (devices, reason) = (named(&ids), reason.as_str());
+        match is_healthy {
+            false => tracing::warn!(%resource, devices, reason, detail, "unhealthy"),
+            true => tracing::info!(%resource, devices, reason, was = detail, "healthy"),
+        }
     }
 }
 

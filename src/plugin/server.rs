@@ -60,33 +60,25 @@ pub struct Server {
 }
 
 impl ServiceState {
-    /// `None`: the resource has no preferences.
-    fn preferring(&self) -> Option<&NvidiaConfig> {
+    /// `None`: a resource of another kind, which has no preferences and no checks.
+    pub fn nvidia(&self) -> Option<&NvidiaConfig> {
         match &*self.config {
             ResourceConfig::Nvidia(nvidia) => Some(nvidia),
             ResourceConfig::Path(_) | ResourceConfig::Simulated(_) => None,
         }
     }
 
-    pub fn prefers(&self) -> bool {
-        self.preferring().is_some()
-    }
-
     /// An empty choice for a resource without preferences.
     fn prefer(&self, question: Question) -> Choice {
-        let Some(nvidia) = self.preferring() else { return Choice::default() };
+        let Some(nvidia) = self.nvidia() else { return Choice::default() };
         let (offer, facts) = (Arc::clone(&self.offer.borrow()), Arc::clone(&self.facts.borrow()));
         let hardware = Arc::clone(&self.hardware.borrow());
         let allocations = self.kubelet.borrow().allocations.clone();
         prefer(nvidia, &offer, &facts.topology, &hardware, allocations.as_deref(), question)
     }
 
-    pub fn shares_through_mps(&self) -> bool {
-        self.preferring().is_some_and(NvidiaConfig::shares_through_mps)
-    }
-
     pub fn pre_start_check(&self) -> Option<&PreStartCheck> {
-        self.preferring()?.pre_start_check.as_ref()
+        self.nvidia()?.pre_start_check.as_ref()
     }
 }
 
@@ -100,8 +92,7 @@ impl Server {
         let identity = sockets::identity(&path);
         let (closing, closed) = watch::channel(false);
         let (streams, open) = watch::channel(None);
-        let signals = Signals { closing: closed.clone(), streams };
-        let service = Service { state, signals };
+        let service = Service { state, closing: closed.clone(), streams };
         let task = tokio::spawn(async move {
             let mut closed = closed;
             let router = tonic::transport::Server::builder().add_service(DevicePluginServer::new(service));
@@ -112,10 +103,6 @@ impl Server {
             }
         });
         Ok(Self { path, identity, closing, streams: open, task })
-    }
-
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     pub fn name(&self) -> String {
@@ -163,12 +150,6 @@ impl Drop for Server {
 #[derive(Clone, Debug)]
 struct Service {
     state: ServiceState,
-    signals: Signals,
-}
-
-/// Between a server and the streams that it feeds.
-#[derive(Clone, Debug)]
-struct Signals {
     closing: watch::Receiver<bool>,
     streams: watch::Sender<Streams>,
 }
@@ -180,15 +161,15 @@ impl DevicePlugin for Service {
     async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
         Ok(Response::new(DevicePluginOptions {
             pre_start_required: self.state.pre_start_check().is_some(),
-            get_preferred_allocation_available: self.state.prefers(),
+            get_preferred_allocation_available: self.state.nvidia().is_some(),
         }))
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let (sender, receiver) = mpsc::channel(1);
-        let Signals { closing, streams } = self.signals.clone();
+        let Self { state, closing, streams } = self.clone();
         streams.send_modify(|open| *open = Some(open.unwrap_or(0) + 1));
-        let sending = send_lists(self.state.clone(), closing, sender);
+        let sending = send_lists(state, closing, sender);
         tokio::spawn(async move {
             sending.await;
             streams.send_modify(|open| *open = open.map(|open| open - 1));
@@ -303,21 +284,11 @@ fn device(device: &OfferedDevice) -> Device {
 /// Logs a refusal and returns its gRPC status.
 fn refused(offer: &Offer, what: &str, refusal: &Refusal) -> Status {
     tracing::warn!(resource = %offer.resource, %refusal, "{what}");
-    let text = message(&refusal.to_string());
+    let text = refusal.to_string();
     match refusal {
         Refusal::Unknown(_) => Status::invalid_argument(text),
         _ => Status::failed_precondition(text),
     }
-}
-
-/// Both ends of a long text: a status travels in a header, and one that does not fit becomes an internal error.
-fn message(text: &str) -> String {
-    const HALF: usize = 200;
-    if text.len() <= 2 * HALF {
-        return text.to_owned();
-    }
-    let (first, last) = (text.floor_char_boundary(HALF), text.ceil_char_boundary(text.len() - HALF));
-    format!("{}…{}", &text[..first], &text[last..])
 }
 
 fn ids(ids: &[String]) -> Vec<DeviceId> {

@@ -43,21 +43,9 @@ pub struct Settings {
 /// The running resolver of processes.
 #[derive(Debug)]
 pub struct Handle {
-    wanted: watch::Sender<Arc<BTreeSet<u32>>>,
-    states: watch::Receiver<Arc<ProcessState>>,
-}
-
-impl Handle {
     /// The host process IDs to resolve.
-    #[must_use]
-    pub fn wanted(&self) -> watch::Sender<Arc<BTreeSet<u32>>> {
-        self.wanted.clone()
-    }
-
-    #[must_use]
-    pub fn states(&self) -> watch::Receiver<Arc<ProcessState>> {
-        self.states.clone()
-    }
+    pub wanted: watch::Sender<Arc<BTreeSet<u32>>>,
+    pub states: watch::Receiver<Arc<ProcessState>>,
 }
 
 /// Publishes the owners of the requested processes for as long as the task runs. It ends early only after a panic.

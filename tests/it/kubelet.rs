@@ -76,7 +76,7 @@ impl Watching {
             sources.directory = directory.clone();
         }
         let kubelet = start(settings, sources, Clock::start(), &mut tasks);
-        Self { state: kubelet.states(), directory, allocated: kubelet.allocated(), _tasks: tasks }
+        Self { state: kubelet.states.clone(), directory, allocated: kubelet.allocated.clone(), _tasks: tasks }
     }
 
     /// Until the kubelet's answer has settled, and the Pods API, where it is watched, has listed all its pods.

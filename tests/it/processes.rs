@@ -129,7 +129,7 @@ impl Resolving {
         };
         let mut tasks = Tasks::default();
         let processes = processes::start(settings, directories, Clock::start(), &mut tasks);
-        let (wanted, states) = (processes.wanted(), processes.states());
+        let (wanted, states) = (processes.wanted.clone(), processes.states.clone());
         Self { tree, wanted, pods, states, _tasks: tasks, _directory: directory }
     }
 
@@ -181,8 +181,8 @@ async fn process_ids_of_another_namespace_are_never_used() {
         let settings = processes::Settings { mode, proc_root, pod_logs_root, pod_labels: vec![] };
         let mut tasks = Tasks::default();
         let processes = processes::start(settings, directories, Clock::start(), &mut tasks);
-        processes.wanted().send_replace(Arc::new([100].into()));
-        let state = until(&mut processes.states(), "pods have their UIDs", |state| !state.pods.is_empty()).await;
+        processes.wanted.clone().send_replace(Arc::new([100].into()));
+        let state = until(&mut processes.states.clone(), "pods have their UIDs", |state| !state.pods.is_empty()).await;
         assert!(!state.enabled && state.processes.is_empty() && state.collector.is_none(), "{mode:?}");
         assert_eq!(
             state.problem.as_ref().is_some_and(|problem| problem.contains("hostPID: true")),
@@ -264,7 +264,7 @@ async fn a_read_that_hangs_withdraws_the_owners_until_it_returns() {
     let (_pods, pods) = watch::channel(Arc::default());
     let mut tasks = Tasks::default();
     let processes = processes::start(settings, pods, Clock::start(), &mut tasks);
-    let (want, mut states) = (processes.wanted(), processes.states());
+    let (want, mut states) = (processes.wanted.clone(), processes.states.clone());
     want.send_replace(Arc::new(BTreeSet::from([1000])));
     let is_known = |state: &Arc<ProcessState>| state.processes.contains_key(&1000);
     until(&mut states, "the first is known", is_known).await;

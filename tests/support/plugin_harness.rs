@@ -119,13 +119,13 @@ impl PluginHarness {
         let inputs = plugin::Inputs {
             health: health_of(readings.clone()),
             hardware: readings,
-            kubelet: kubelet.states(),
-            allocated: kubelet.allocated(),
-            look: kubelet.allocatable(),
+            kubelet: kubelet.states.clone(),
+            allocated: kubelet.allocated.clone(),
+            look: kubelet.allocatable.clone(),
         };
         let mut plugin_tasks = Tasks::default();
         let plugin = plugin::start(settings, inputs, clock, &mut plugin_tasks);
-        let (state, kubelet) = (plugin.states(), kubelet.states());
+        let (state, kubelet) = (plugin.states.clone(), kubelet.states.clone());
         Self { hardware, plugin, state, kubelet, plugin_tasks, _kubelet_tasks: kubelet_tasks }
     }
 

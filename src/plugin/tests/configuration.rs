@@ -23,9 +23,8 @@ resources:
       replicas: 4
       perGpu: {0: 2, '0:1': 3, GPU-00aa: 1}
       perResource:
-        nvidia.com/gpu: {replicas: 2, rename: nvidia.com/part, devices: {list: [0, GPU-00aa]}}
-        nvidia.com/x: {replicas: 2, devices: {count: 1}}
-        nvidia.com/y: {replicas: 2, devices: all}
+        nvidia.com/gpu: {replicas: 2, rename: nvidia.com/part}
+        nvidia.com/x: {replicas: 2}
       renameByDefault: true
       failRequestsGreaterThanOne: false
   deviceListStrategy: [envvar, device-nodes]
@@ -58,7 +57,7 @@ resources:
     );
     let Sharing::Mps(mps) = &nvidia.sharing else { panic!("{nvidia:?}") };
     assert_eq!(mps.per_gpu.len(), 3);
-    assert_eq!(mps.per_resource.len(), 3);
+    assert_eq!(mps.per_resource.len(), 2);
     assert_eq!(nvidia.device_list_strategy, [DeviceListStrategy::Envvar, DeviceListStrategy::DeviceNodes]);
 }
 

@@ -67,7 +67,7 @@ impl LifecycleHarness {
             offer: offers,
             facts: watch::channel(Arc::default()).1,
             hardware: readings,
-            kubelet: answers.clone(),
+            kubelet: answers,
             status,
             clock,
             allocated: Arc::new(Notify::new()),
@@ -76,7 +76,6 @@ impl LifecycleHarness {
         let lifecycle = Lifecycle {
             directory: directory.to_owned(),
             state: service_state,
-            kubelet: answers,
             changes: changed,
             stop: stopped,
             advertised: std::collections::BTreeSet::new(),
