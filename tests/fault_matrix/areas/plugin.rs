@@ -1,5 +1,5 @@
 use podmeter::simulation::kubelet::ListedDevice;
-use podmeter::simulation::plugin::{Behaviour, StandInPlugin};
+use podmeter::simulation::plugin::StandInPlugin;
 
 use crate::rig::{GPU, Rig, wait_for};
 use crate::row::{Area, GoesOn, Is, Log, Metric, READY, ROW, Row, Text};
