@@ -1,16 +1,18 @@
 //! The GPUs that the PCI bus or the kubelet has and the driver does not list.
 //!
 //! A GPU that was lost before podmeter started is one of them: a pod may hold it, and no other source reports it.
-//! Those that are passed through to virtual machines are not missing (`passthrough`).
+//!
+//! Not missing is a GPU that a kernel driver reserves for virtual machines: vfio-pci, its variants, pci-stub. The PCI bus
+//! identifies it. One that the NVIDIA driver had before keeps its UUID. They have no readings: a holding of one has
+//! allocated and uncovered time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::device_id::{DeviceForm, is_domain_of_nvidia, parse_device_id};
-use super::passthrough;
 use crate::model::{
-    BusGpu, DeviceId, DeviceReadings, Gpu, GpuUuid, HardwareState, Inventory, KubeletState, MigUuid, MissingGpu,
-    Monotonic, NodeDevices, PciBusId, ResourceName,
+    BusGpu, DeviceId, DeviceReadings, Gpu, GpuUuid, HardwareState, HeldDevice, Inventory, KubeletState, MigUuid,
+    MissingGpu, Monotonic, NodeDevices, PassthroughGpu, PciBusId, ResourceName,
 };
 
 /// Device ids by resource.
@@ -48,7 +50,7 @@ impl MissingGpus {
     ) -> Arc<HardwareState> {
         let inventory = &hardware.inventory;
         let bus = hardware.node_devices.as_ref();
-        let passed_through = passthrough::gpus(inventory, bus);
+        let passed_through = passed_through(inventory, bus);
         let mut found = vec![];
         if inventory.generation > 0 {
             self.learn(inventory, kubelet, is_ours);
@@ -125,11 +127,17 @@ impl MissingGpus {
         kubelet: &KubeletState,
     ) -> Vec<(Gpu, MissingGpu)> {
         let OnBus { identified, anonymous } = OnBus::of(inventory, bus);
-        let unlisted: BTreeMap<&GpuUuid, &Ids> =
+        let mut of_kubelet: BTreeMap<&GpuUuid, &Ids> =
             self.gpus.iter().filter(|(uuid, _)| !inventory.gpus.contains_key(*uuid)).collect();
-        let may_be_passed_through = passthrough::may_be(inventory, bus, kubelet, unlisted.keys().copied());
-        let of_kubelet: BTreeMap<&GpuUuid, &Ids> =
-            unlisted.into_iter().filter(|(uuid, _)| !may_be_passed_through.contains(*uuid)).collect();
+        // A device plugin may offer a GPU that was bound to vfio meanwhile, which no container holds.
+        let held = held(kubelet).filter_map(|device| parse_device_id(device.id.as_str()).gpu().cloned());
+        let held: BTreeSet<GpuUuid> = held.collect();
+        let unheld: Vec<&GpuUuid> = of_kubelet.keys().filter(|uuid| !held.contains(**uuid)).copied().collect();
+        let addresses = bus.into_iter().flat_map(|bus| bus.passthrough.keys());
+        // More than there are: some of them are missing, and which is unknown.
+        if unheld.len() <= addresses.filter(|address| gpu_at(inventory, address).is_none()).count() {
+            of_kubelet.retain(|uuid, _| held.contains(*uuid));
+        }
         let mut unplaced: BTreeSet<&GpuUuid> = of_kubelet.keys().copied().collect();
         unplaced.retain(|uuid| !identified.contains_key(*uuid));
         let no_ids = Ids::new();
@@ -162,6 +170,31 @@ impl MissingGpus {
         }
         found
     }
+}
+
+/// The GPUs that are passed through now. None of them is present.
+fn passed_through(inventory: &Inventory, bus: Option<&NodeDevices>) -> Vec<(Gpu, PassthroughGpu)> {
+    let on_bus = bus.into_iter().flat_map(|bus| &bus.passthrough);
+    let gpu = |(address, of_kernel): (&PciBusId, &PassthroughGpu)| {
+        let gpu = match gpu_at(inventory, address) {
+            // Bound to the NVIDIA driver again since the bus was scanned.
+            Some(known) if known.present => return None,
+            Some(known) => Gpu { mig_enabled: None, mig_devices: vec![], ..known.clone() },
+            None => Gpu {
+                pci_bus_id: Some(address.clone()),
+                numa_node: of_kernel.numa_node,
+                ..Gpu::not_present(GpuUuid::of_address(address))
+            },
+        };
+        Some((gpu, of_kernel.clone()))
+    };
+    on_bus.filter_map(gpu).collect()
+}
+
+/// The GPU that the driver lists or has listed there. Of several it is the one that is present.
+fn gpu_at<'a>(inventory: &'a Inventory, address: &PciBusId) -> Option<&'a Gpu> {
+    let there = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.as_ref() == Some(address));
+    there.max_by_key(|gpu| gpu.present)
 }
 
 /// A PCI address, and what the kernel reports of it.
@@ -221,11 +254,14 @@ fn missing_gpu(uuid: GpuUuid, place: Option<&Place<'_>>, ids: &Ids, one_of: &[Pl
     (gpu, missing)
 }
 
+fn held(kubelet: &KubeletState) -> impl Iterator<Item = &HeldDevice> {
+    kubelet.allocations.iter().flat_map(|allocations| allocations.containers()).flat_map(|one| &one.devices)
+}
+
 /// Every device id that the kubelet names: held, allocatable, or in its checkpoint.
 fn named(kubelet: &KubeletState) -> Ids {
     let mut named = Ids::new();
-    for held in kubelet.allocations.iter().flat_map(|allocations| allocations.containers()).flat_map(|one| &one.devices)
-    {
+    for held in held(kubelet) {
         named.entry(held.resource.clone()).or_default().insert(held.id.clone());
     }
     let allocatable = kubelet.allocatable.iter().map(|allocatable| &allocatable.devices);

@@ -9,7 +9,6 @@ mod join;
 mod ledger;
 mod missing;
 mod owners;
-mod passthrough;
 mod pod_uid;
 mod unconfirmed;
 mod xids;
