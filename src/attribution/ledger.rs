@@ -53,7 +53,7 @@ use std::time::Duration;
 
 use self::audit::Audit;
 use self::clock::Advance;
-use self::device::{Device, HolderKey, Known};
+use self::device::{Device, HolderKey};
 use self::gap::OpenGap;
 use self::gauges::Present;
 use self::holder_account::HolderAccount;
@@ -179,7 +179,7 @@ impl Ledger {
                 device.close_gap(gap.energy_joules, &mut self.audit);
             }
             let partitions = Partitions::of(known_gpu, &active, processes);
-            device.account(&interval, &Known { processes, partitions }, now, &mut self.audit);
+            device.account(&interval, processes, partitions.as_ref(), now, &mut self.audit);
         }
         for (gpu, device) in &mut self.devices {
             let held = device.holders.values().any(|holder| !holder.is_final());

@@ -31,12 +31,6 @@ pub struct Device {
     pub in_gap: bool,
 }
 
-/// What an interval is divided by.
-pub struct Known<'a> {
-    pub processes: Option<&'a DeviceProcesses>,
-    pub partitions: Option<Partitions<'a>>,
-}
-
 impl Device {
     pub fn new(gpu: &GpuUuid, now: Moment) -> Self {
         let unattributed = Unattributed {
@@ -66,36 +60,36 @@ impl Device {
     }
 
     /// Divides an interval among the device's holders in it.
-    pub fn account(&mut self, interval: &Interval, known: &Known<'_>, now: Moment, audit: &mut Audit) {
-        self.remain(interval, known.processes.is_some_and(|processes| processes.has_sm_seconds));
+    pub fn account(
+        &mut self,
+        interval: &Interval,
+        processes: Option<&DeviceProcesses>,
+        partitions: Option<&Partitions<'_>>,
+        now: Moment,
+        audit: &mut Audit,
+    ) {
+        self.remain(interval, processes.is_some_and(|processes| processes.has_sm_seconds));
         let length = interval.seconds();
         if length <= 0.0 {
             // The SM time up to here is of time that is not divided.
-            self.weights.gains(known.processes, &[], now.monotonic);
+            self.weights.gains(processes, &[], now.monotonic);
             return;
         }
         self.in_gap = false;
         let mut held = held_times(&mut self.holders, interval.from, interval.to);
         let is_read = interval.busy_seconds.is_some() || interval.energy_joules.is_some();
-        let parts = known.partitions.as_ref().map(Partitions::parts);
         // Samples are of the whole device; MIG activity is of its part.
-        let covered_ratio = if parts.is_some() { 1.0 } else { interval.covered_ratio() };
-        if is_read || parts.is_some() {
+        let covered_ratio = if partitions.is_some() { 1.0 } else { interval.covered_ratio() };
+        if is_read || partitions.is_some() {
             let gains = {
                 let containers: Vec<&ContainerRef> = held.iter().map(|time| &time.key.0).collect();
-                self.weights.gains(known.processes, &containers, now.monotonic)
+                self.weights.gains(processes, &containers, now.monotonic)
             };
-            let division = IntervalDivision {
-                interval,
-                partitions: known.partitions.as_ref(),
-                parts: parts.as_deref(),
-                gains,
-                idle_watts: self.idle_power.watts(),
-                covered_ratio,
-            };
+            let division =
+                IntervalDivision { interval, partitions, gains, idle_watts: self.idle_power.watts(), covered_ratio };
             let (busy, energy) = division.divide(&mut held, &mut self.unattributed, audit);
-            let is_known = match &parts {
-                Some(parts) => parts.iter().all(|part| part.active.is_some()),
+            let is_known = match partitions {
+                Some(partitions) => partitions.parts.iter().all(|part| part.active.is_some()),
                 None => is_nothing(interval.uncovered_seconds),
             };
             if is_known
@@ -130,9 +124,7 @@ impl Device {
             *unattributed.energy_joules.entry(Reason::Unknown).or_default() += interval.unattributed_energy_joules;
         }
     }
-}
 
-impl Device {
     /// Final figures are kept for the retention, and until two pages had them.
     pub fn forget(&mut self, now: Monotonic, retention: std::time::Duration, scrapes: u64) {
         for holder in self.holders.values_mut().filter(|holder| holder.is_final()) {

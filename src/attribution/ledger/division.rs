@@ -10,6 +10,13 @@ pub fn is_nothing(seconds: f64) -> bool {
     seconds < 1e-9
 }
 
+/// The sum is known once one amount is.
+pub fn add_known(sum: &mut Option<f64>, amount: Option<f64>) {
+    if let Some(amount) = amount {
+        *sum.get_or_insert(0.0) += amount;
+    }
+}
+
 /// One holder in a stretch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Holder {
@@ -96,12 +103,12 @@ impl Stretch<'_> {
         let sum = self.holders.iter().map(|holder| holder.sm_seconds).chain(others.values().copied()).sum::<f64>();
         let by_weight = |amount: f64, shares: &mut Vec<Option<f64>>, unattributed: &mut BTreeMap<Reason, f64>, rest| {
             for (share, holder) in shares.iter_mut().zip(self.holders) {
-                *share.get_or_insert(0.0) += if sum > 0.0 { amount * holder.sm_seconds / sum } else { 0.0 };
+                add_known(share, Some(if sum > 0.0 { amount * holder.sm_seconds / sum } else { 0.0 }));
             }
             if sum > 0.0 {
                 others.iter().for_each(|(reason, weight)| add(unattributed, *reason, amount * weight / sum));
             } else if sole {
-                *shares[0].get_or_insert(0.0) += amount;
+                add_known(&mut shares[0], Some(amount));
             } else {
                 add(unattributed, rest, amount);
             }
@@ -114,7 +121,7 @@ impl Stretch<'_> {
             let rest = if self.busy.is_some_and(is_nothing) { Reason::Idle } else { Reason::Unknown };
             by_weight(energy - idle, &mut division.energy, &mut division.unattributed_energy, rest);
             if sole {
-                *division.energy[0].get_or_insert(0.0) += idle;
+                add_known(&mut division.energy[0], Some(idle));
             } else {
                 add(&mut division.unattributed_energy, Reason::Idle, idle);
             }
@@ -167,13 +174,8 @@ impl Stretch<'_> {
         let sum: f64 = self.holders.iter().filter(|holder| holder.part == place).map(|holder| holder.weight).sum();
         if sum > 0.0 {
             for (index, holder) in self.holders.iter().enumerate().filter(|(_, holder)| holder.part == place) {
-                let give = |share: &mut Option<f64>, amount: Option<f64>| {
-                    if let Some(amount) = amount {
-                        *share.get_or_insert(0.0) += amount * holder.weight / sum;
-                    }
-                };
-                give(&mut division.busy[index], busy);
-                give(&mut division.energy[index], energy);
+                add_known(&mut division.busy[index], busy.map(|busy| busy * holder.weight / sum));
+                add_known(&mut division.energy[index], energy.map(|energy| energy * holder.weight / sum));
             }
         } else if place.is_some() {
             self.hand_out(None, part, busy, energy, division);

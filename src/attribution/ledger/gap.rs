@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::audit::Audit;
 use super::device::{Device, HolderKey};
-use super::division::{DivisionBasis, Stretch};
+use super::division::{DivisionBasis, Stretch, add_known};
 use super::holder_account::HolderAccount;
 use super::interval_division::{held_times, stretches};
 use super::partition::Partitions;
@@ -39,7 +39,6 @@ impl Device {
             return;
         }
         self.in_gap = true;
-        let parts = partitions.map(Partitions::parts);
         let mut held = held_times(&mut self.holders, from, to);
         for stretch in stretches((from, to), &held, None, partitions) {
             // One watt: its joules are seconds of the device.
@@ -49,7 +48,7 @@ impl Device {
                 energy: Some(stretch.seconds),
                 idle_energy: None,
                 holders: &stretch.holders,
-                basis: parts.as_deref().map_or(DivisionBasis::Holding, DivisionBasis::Partitions),
+                basis: partitions.map_or(DivisionBasis::Holding, |all| DivisionBasis::Partitions(&all.parts)),
             }
             .divide();
             self.gap.seconds += stretch.seconds;
@@ -85,7 +84,7 @@ impl Device {
         audit.check(Quantity::Energy, joules, held.chain(unheld));
         for (key, seconds) in gap.holders {
             match self.holders.get_mut(&key) {
-                Some(holder) => holder.add_energy(Some(seconds * watts)),
+                Some(holder) => add_known(&mut holder.account.figures.energy_joules, Some(seconds * watts)),
                 None => *unattributed.entry(Reason::Unknown).or_default() += seconds * watts,
             }
         }

@@ -84,7 +84,7 @@ impl Device {
         for reason in [Reason::Host, Reason::NotAllocated, Reason::TerminatedPod, Reason::Unknown] {
             self.unattributed.processes.insert(reason, 0);
         }
-        let holders: Vec<HolderKey> = self.holding().map(|(key, _)| key.clone()).collect();
+        let holders: Vec<HolderKey> = self.holding().cloned().collect();
         let mut counts = vec![0; holders.len()];
         for process in processes.processes.iter().filter(|process| process.running) {
             let (places, containers) = self::inside(&holders, present.gpu, process.gpu_instance);
@@ -103,7 +103,7 @@ impl Device {
     fn divide_memory(&mut self, present: &Present<'_>, medium: Option<&Medium>, audit: &mut Audit) {
         self.unattributed.memory_bytes.clear();
         let Some(medium) = medium else { return };
-        let holders: Vec<HolderKey> = self.holding().map(|(key, _)| key.clone()).collect();
+        let holders: Vec<HolderKey> = self.holding().cloned().collect();
         let running: Option<Vec<&OwnedProcess>> =
             present.processes.map(|processes| processes.processes.iter().filter(|process| process.running).collect());
         let mut unattributed = BTreeMap::new();
@@ -175,7 +175,7 @@ impl Device {
         gpu: &GpuUuid,
         now: Monotonic,
     ) -> Vec<UnallocatedUse> {
-        let containers: Vec<&ContainerRef> = self.holding().map(|(key, _)| &key.0).collect();
+        let containers: Vec<&ContainerRef> = self.holding().map(|key| &key.0).collect();
         let outside =
             |process: &&OwnedProcess| process.running && holder_of(process, &containers) == Err(Reason::NotAllocated);
         let name = |process: &OwnedProcess| match &process.owner {
@@ -198,11 +198,8 @@ impl Device {
         uses.into_iter().filter(|one| has_lasted(one)).collect()
     }
 
-    fn holding(&self) -> impl Iterator<Item = (&HolderKey, &Account)> {
-        let holds = |(key, holder): (_, &'_ super::holder_account::HolderAccount)| {
-            holder.account.holding.is_some().then_some(key)
-        };
-        self.holders.iter().filter_map(move |(key, holder)| holds((key, holder)).map(|key| (key, &holder.account)))
+    fn holding(&self) -> impl Iterator<Item = &HolderKey> {
+        self.holders.iter().filter(|(_, holder)| holder.account.holding.is_some()).map(|(key, _)| key)
     }
 }
 

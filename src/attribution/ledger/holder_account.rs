@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::division::is_nothing;
+use super::division::{add_known, is_nothing};
 use crate::attribution::join::HoldingKey;
 use crate::model::{Account, Figures, Holding, Moment, Monotonic, Sharing, UnixSeconds};
 
@@ -137,20 +137,19 @@ impl HolderAccount {
         let account = &mut self.account;
         let figures = &mut account.figures;
         let covered = gain.covered.unwrap_or_default();
-        *figures.held_seconds.get_or_insert(0.0) += gain.held;
-        if let Some(allocated) = gain.allocated {
-            *figures.allocated_seconds.get_or_insert(0.0) += allocated;
-            let uncovered = allocated - covered.allocated;
-            *figures.uncovered_seconds.get_or_insert(0.0) += if is_nothing(uncovered) { 0.0 } else { uncovered };
-        }
+        add_known(&mut figures.held_seconds, Some(gain.held));
+        add_known(&mut figures.allocated_seconds, gain.allocated);
+        let uncovered = gain.allocated.map(|allocated| allocated - covered.allocated);
+        add_known(&mut figures.uncovered_seconds, uncovered.map(|time| if is_nothing(time) { 0.0 } else { time }));
         let is_ratio = self.open.is_some() && known_seconds > 0.0;
         self.busy_ratio = gain.busy.filter(|_| is_ratio).map(|busy| busy / known_seconds);
         if gain.covered.is_some() {
-            *figures.idle_seconds.get_or_insert(0.0) += (covered.allocated - covered.busy).max(0.0);
-            *figures.borrowed_seconds.get_or_insert(0.0) += (covered.busy - covered.allocated).max(0.0);
+            add_known(&mut figures.idle_seconds, Some((covered.allocated - covered.busy).max(0.0)));
+            add_known(&mut figures.borrowed_seconds, Some((covered.busy - covered.allocated).max(0.0)));
         }
+        add_known(&mut figures.busy_seconds, gain.busy);
+        add_known(&mut figures.energy_joules, gain.energy);
         if let Some(busy) = gain.busy {
-            *figures.busy_seconds.get_or_insert(0.0) += busy;
             // It may have been busy up to now in time that was not read.
             if std::mem::take(&mut self.is_unread) || !is_nothing(busy) {
                 account.last_active = Some(now);
@@ -159,13 +158,6 @@ impl HolderAccount {
         } else {
             self.is_unread = true;
             account.last_active = None;
-        }
-        self.add_energy(gain.energy);
-    }
-
-    pub fn add_energy(&mut self, joules: Option<f64>) {
-        if let Some(joules) = joules {
-            *self.account.figures.energy_joules.get_or_insert(0.0) += joules;
         }
     }
 }

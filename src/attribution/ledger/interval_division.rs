@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::audit::Audit;
 use super::clock::Interval;
 use super::device::HolderKey;
-use super::division::{DivisionBasis, Holder, Part, Stretch};
+use super::division::{DivisionBasis, Holder, Part, Stretch, add_known};
 use super::holder_account::{Covered, Gain, HolderAccount, Span};
 use super::partition::Partitions;
 use super::spread;
@@ -16,7 +16,6 @@ use crate::model::{Monotonic, Quantity, Reason, Unattributed};
 pub struct IntervalDivision<'a> {
     pub interval: &'a Interval,
     pub partitions: Option<&'a Partitions<'a>>,
-    pub parts: Option<&'a [Part]>,
     pub gains: Option<Gains>,
     pub idle_watts: Option<f64>,
     /// Part of the interval in which it is known whether the device was busy.
@@ -42,10 +41,9 @@ pub fn held_times(
         let spans = holder.take(from, to);
         let mut gain = Gain::default();
         for span in &spans {
-            gain.held += span.length().as_secs_f64();
-            if let Some(share) = span.held_share.share {
-                *gain.allocated.get_or_insert(0.0) += share * span.length().as_secs_f64();
-            }
+            let seconds = span.length().as_secs_f64();
+            gain.held += seconds;
+            add_known(&mut gain.allocated, span.held_share.share.map(|share| share * seconds));
         }
         if !spans.is_empty() {
             held.push(HeldTime { key, holder, spans, gain });
@@ -109,9 +107,9 @@ struct Spread {
 impl IntervalDivision<'_> {
     fn spread(&self, stretches: &[Held]) -> Spread {
         let lengths: Vec<f64> = stretches.iter().map(|stretch| stretch.seconds).collect();
-        let parts = self.parts.map(|parts| {
+        let parts = self.partitions.map(|partitions| {
             let is_of = |holder: &Holder, part| holder.part.is_none_or(|held| held == part);
-            spread::parts(parts, &lengths, |number, part| {
+            spread::parts(&partitions.parts, &lengths, |number, part| {
                 stretches[number].holders.iter().any(|holder| is_of(holder, part))
             })
         });
@@ -182,33 +180,30 @@ impl IntervalDivision<'_> {
             .divide();
             for (place, (index, share)) in indices.iter().enumerate() {
                 let gain = &mut held[*index].gain;
-                if let Some(busy) = division.busy[place] {
-                    *gain.busy.get_or_insert(0.0) += busy;
-                    if let Some(share) = share {
-                        let covered = gain.covered.get_or_insert(Covered::default());
-                        covered.allocated += share * seconds * self.covered_ratio;
-                        covered.busy += busy;
-                    }
-                    *busy_sum.get_or_insert(0.0) += busy;
+                let (busy, energy) = (division.busy[place], division.energy[place]);
+                if let Some((busy, share)) = busy.zip(*share) {
+                    let covered = gain.covered.get_or_insert(Covered::default());
+                    covered.allocated += share * seconds * self.covered_ratio;
+                    covered.busy += busy;
                 }
-                if let Some(energy) = division.energy[place] {
-                    *gain.energy.get_or_insert(0.0) += energy;
-                    *energy_sum.get_or_insert(0.0) += energy;
-                }
+                add_known(&mut gain.busy, busy);
+                add_known(&mut gain.energy, energy);
+                add_known(&mut busy_sum, busy);
+                add_known(&mut energy_sum, energy);
             }
             for (reason, busy) in division.unattributed_busy {
                 *unattributed.busy_seconds.entry(reason).or_default() += busy;
-                *busy_sum.get_or_insert(0.0) += busy;
+                add_known(&mut busy_sum, Some(busy));
                 unattributed_busy += busy;
             }
             for (reason, energy) in division.unattributed_energy {
                 *unattributed.energy_joules.entry(reason).or_default() += energy;
-                *energy_sum.get_or_insert(0.0) += energy;
+                add_known(&mut energy_sum, Some(energy));
                 unattributed_energy += energy;
             }
         }
-        let of_parts = self.parts.map_or(0.0, |parts| {
-            let work = parts.iter().map(|part| part.active.unwrap_or(0.0) * part.fraction).sum::<f64>();
+        let of_parts = self.partitions.map_or(0.0, |partitions| {
+            let work = partitions.parts.iter().map(|part| part.active.unwrap_or(0.0) * part.fraction).sum::<f64>();
             work * length
         });
         let shares = |read: fn(&Gain) -> Option<f64>| held.iter().filter_map(move |time| read(&time.gain));

@@ -9,7 +9,8 @@ use crate::model::{Gpu, InstanceReading, Medium, MigDevice, MigUuid, Reason};
 /// The MIG devices of one GPU, and what their GPU instances report. None while it is unknown which part of
 /// the GPU each is: then nothing is divided among them.
 pub struct Partitions<'a> {
-    pub devices: Vec<(&'a MigDevice, Part)>,
+    mig_devices: &'a [MigDevice],
+    pub parts: Vec<Part>,
 }
 
 impl<'a> Partitions<'a> {
@@ -21,22 +22,19 @@ impl<'a> Partitions<'a> {
             let active = active.map(|active| (active * gpu.slices_of_instance(mig)).clamp(0.0, 1.0));
             let unheld =
                 processes.map_or(Reason::Unknown, |processes| reason_of(&processes.processes, mig.gpu_instance));
-            Some((mig, Part { fraction: gpu.slice_fraction(mig.slices)?, active, unheld }))
+            Some(Part { fraction: gpu.slice_fraction(mig.slices)?, active, unheld })
         };
-        let devices: Option<Vec<_>> = gpu.mig_devices.iter().map(part).collect();
-        let mut devices = devices.unwrap_or_default();
+        let Some(mut parts) = gpu.mig_devices.iter().map(part).collect::<Option<Vec<_>>>() else {
+            return Some(Self { mig_devices: &[], parts: vec![] });
+        };
         // The fractions never exceed the GPU, whatever slices the driver reports.
-        let sum: f64 = devices.iter().map(|(_, part)| part.fraction).sum();
-        devices.iter_mut().for_each(|(_, part)| part.fraction /= sum.max(1.0));
-        Some(Self { devices })
+        let sum: f64 = parts.iter().map(|part| part.fraction).sum();
+        parts.iter_mut().for_each(|part| part.fraction /= sum.max(1.0));
+        Some(Self { mig_devices: &gpu.mig_devices, parts })
     }
 
     pub fn place(&self, mig: &MigUuid) -> Option<usize> {
-        self.devices.iter().position(|(device, _)| device.uuid == *mig)
-    }
-
-    pub fn parts(&self) -> Vec<Part> {
-        self.devices.iter().map(|(_, part)| *part).collect()
+        self.mig_devices.iter().position(|device| device.uuid == *mig)
     }
 }
 
