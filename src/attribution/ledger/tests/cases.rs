@@ -1,56 +1,22 @@
 //! The examples of docs/attribution.md, and regression cases.
 
 use super::super::*;
+use super::{GPU, World};
 use crate::attribution::{HoldingKey, OwnedProcess};
 use crate::model::{
     Attribution, ContainerRef, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigUuid, Owner, PodRef, Reason,
-    Sharing, Stamped, Totals, UnixSeconds,
+    Sharing,
 };
 
 use crate::test_data;
 
-const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
-
-#[derive(Default)]
-struct Case {
-    ledger: Option<Ledger>,
-    join: Join,
-    inventory: Inventory,
-    readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
-    processes: BTreeMap<GpuUuid, DeviceProcesses>,
-    /// Busy seconds by GPU instance.
-    active: BTreeMap<u32, f64>,
-    /// Energy of the module that the GPU is on.
-    module: Option<f64>,
-}
-
-impl Case {
+impl World {
     fn at(&mut self, second: u64) -> LedgerOutput {
-        let ledger = Ledger::new(Duration::from_secs(3600));
-        self.ledger.get_or_insert(ledger).advance(&Observation {
-            now: Moment { monotonic: Monotonic::from_secs(second), unix: UnixSeconds(second as f64) },
-            join: &self.join,
-            inventory: &self.inventory,
-            readings: &self.readings,
-            processes: &self.processes,
-            retention: Duration::from_secs(300),
-            scrapes: 0,
-        })
+        self.observe(second * 1000)
     }
 
-    fn read(&mut self, second: u64, busy: Option<f64>, energy: f64, medium: Option<Medium>) -> LedgerOutput {
-        let at = Monotonic::from_secs(second);
-        let totals = Totals {
-            through: at,
-            busy_seconds: busy,
-            energy_joules: Some(energy),
-            instance_busy_seconds: self.active.clone(),
-            module_energy_joules: self.module,
-            ..Totals::default()
-        };
-        let medium = medium.map(|value| Stamped { at, value });
-        let readings = DeviceReadings { totals, medium, ..DeviceReadings::default() };
-        self.readings.insert(GPU.into(), Arc::new(readings));
+    fn reading(&mut self, second: u64, busy: Option<f64>, energy: f64, medium: Option<Medium>) -> LedgerOutput {
+        self.set_reading(second * 1000, busy, Some(energy), medium);
         self.at(second)
     }
 
@@ -75,8 +41,8 @@ impl Case {
 
     /// Ten seconds in which the board is idle at 100 W, so that this is known.
     fn idle_at_100_watts(&mut self) {
-        self.read(0, Some(0.0), 0.0, None);
-        self.read(10, Some(0.0), 1000.0, None);
+        self.reading(0, Some(0.0), 0.0, None);
+        self.reading(10, Some(0.0), 1000.0, None);
     }
 }
 
@@ -113,13 +79,13 @@ fn row(pod: &str, figures: [f64; 4]) -> (String, [Option<f64>; 4]) {
 
 #[test]
 fn a_host_process_beside_an_exclusive_holder_has_its_part() {
-    let mut case = Case::default();
+    let mut case = World::new(3600);
     case.idle_at_100_watts();
     case.hold("train", None, Sharing::Exclusive, 1.0);
     case.at(10);
     case.run(&[(of("train"), 3.0, 6), (Owner::Host, 1.0, 1)]);
     let medium = Medium { memory: memory(10), ..Medium::default() };
-    let published = case.read(20, Some(8.0), 4000.0, Some(medium));
+    let published = case.reading(20, Some(8.0), 4000.0, Some(medium));
     assert_eq!(rows(&published), [row("train", [10.0, 6.0, 4.0, 2500.0])]);
     let unattributed = &published.unattributed[0];
     assert_eq!((unattributed.busy_seconds[&Reason::Host], unattributed.energy_joules[&Reason::Host]), (2.0, 500.0));
@@ -127,35 +93,18 @@ fn a_host_process_beside_an_exclusive_holder_has_its_part() {
     assert_eq!(published.accounts[0].memory_used_bytes, Some(9), "the rest is the holder's");
 }
 
-/// A GPU on a superchip: the module has drawn 9 kJ, of which its GPU 4 kJ.
-#[test]
-fn holders_and_unattributed_use_add_up_to_the_gpu_and_not_to_its_module() {
-    let mut case = Case::default();
-    case.idle_at_100_watts();
-    case.hold("a", None, Sharing::TimeSlicing, 0.25);
-    case.hold("b", None, Sharing::TimeSlicing, 0.25);
-    case.at(10);
-    case.run(&[(of("a"), 3.0, 5), (of("b"), 1.0, 2)]);
-    case.module = Some(9000.0);
-    let published = case.read(20, Some(8.0), 4000.0, None);
-    let unattributed = &published.unattributed[0];
-    let holders: f64 = published.accounts.iter().filter_map(|account| account.figures.energy_joules).sum();
-    let parts = holders + unattributed.energy_joules.values().sum::<f64>();
-    assert_eq!((holders, parts), (2000.0, 4000.0));
-    assert_eq!(unattributed.divided.energy_joules, Some(4000.0));
-    assert_eq!(published.violations.values().sum::<u64>(), 0);
-}
-
 #[test]
 fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
-    let mut case = Case::default();
+    let mut case = World::new(3600);
     case.idle_at_100_watts();
     case.hold("a", None, Sharing::TimeSlicing, 0.25);
     case.hold("b", None, Sharing::TimeSlicing, 0.25);
     case.at(10);
     case.run(&[(of("a"), 3.0, 5), (of("b"), 1.0, 2)]);
+    // A GPU on a superchip: the module has drawn 9 kJ, of which its GPU 4 kJ.
+    case.totals.module_energy_joules = Some(9000.0);
     let medium = Medium { memory: memory(10), ..Medium::default() };
-    let published = case.read(20, Some(8.0), 4000.0, Some(medium));
+    let published = case.reading(20, Some(8.0), 4000.0, Some(medium));
     assert_eq!(rows(&published), [row("a", [2.5, 6.0, 0.0, 1500.0]), row("b", [2.5, 2.0, 0.5, 500.0])]);
     assert_eq!(rounded(published.accounts[0].figures.borrowed_seconds), Some(3.5));
     let unattributed = &published.unattributed[0];
@@ -164,6 +113,8 @@ fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
         Some(2000.0),
         "and the 1000 J of before"
     );
+    assert_eq!(unattributed.divided.energy_joules, Some(4000.0), "the GPU's, not its module's");
+    assert_eq!(published.violations.values().sum::<u64>(), 0);
     assert_eq!(unattributed.memory_bytes[&Reason::Driver], 3);
     let method = |account: &Account| account.holding.as_ref().unwrap().attribution;
     assert_eq!(method(&published.accounts[0]), Some(Attribution::Process));
@@ -172,31 +123,31 @@ fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
 
 #[test]
 fn sm_time_of_a_silence_weighs_nothing_after_it() {
-    let mut case = Case { ledger: Some(Ledger::new(Duration::from_secs(5))), ..Case::default() };
+    let mut case = World::new(5);
     case.idle_at_100_watts();
     case.hold("a", None, Sharing::TimeSlicing, 0.25);
     case.hold("b", None, Sharing::TimeSlicing, 0.25);
     case.at(10);
     case.run(&[(of("a"), 1.0, 5), (of("b"), 1.0, 2)]);
-    case.read(14, Some(4.0), 3000.0, None);
+    case.reading(14, Some(4.0), 3000.0, None);
     case.at(40);
     // `a` has worked in the gap, `b` works after it.
     case.run(&[(of("a"), 21.0, 5), (of("b"), 1.0, 2)]);
     let busy =
         |published: &LedgerOutput| published.accounts.iter().map(|one| one.figures.busy_seconds).collect::<Vec<_>>();
-    assert_eq!(busy(&case.read(44, Some(24.0), 20_000.0, None)), [Some(2.0), Some(2.0)]);
+    assert_eq!(busy(&case.reading(44, Some(24.0), 20_000.0, None)), [Some(2.0), Some(2.0)]);
     case.run(&[(of("a"), 21.0, 5), (of("b"), 3.0, 2)]);
-    assert_eq!(busy(&case.read(48, Some(26.0), 21_000.0, None)), [Some(2.0), Some(4.0)]);
+    assert_eq!(busy(&case.reading(48, Some(26.0), 21_000.0, None)), [Some(2.0), Some(4.0)]);
 }
 
 #[test]
 fn busy_time_that_no_process_explains_is_unknown() {
-    let mut case = Case::default();
+    let mut case = World::new(3600);
     case.idle_at_100_watts();
     case.hold("a", None, Sharing::TimeSlicing, 0.25);
     case.at(10);
     case.run(&[]);
-    let published = case.read(20, Some(8.0), 4000.0, None);
+    let published = case.reading(20, Some(8.0), 4000.0, None);
     assert_eq!(rows(&published), [row("a", [2.5, 0.0, 2.5, 0.0])]);
     assert_eq!(published.unattributed[0].busy_seconds[&Reason::Unknown], 8.0);
     assert_eq!(published.unattributed[0].energy_joules[&Reason::Unknown], 2000.0);
@@ -204,14 +155,14 @@ fn busy_time_that_no_process_explains_is_unknown() {
 
 #[test]
 fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
-    let mut case = Case::default();
+    let mut case = World::new(3600);
     case.idle_at_100_watts();
     case.hold("a", None, Sharing::Exclusive, 1.0);
     case.at(10);
     // An init container of the holder's own pod uses what the pod holds.
     let init = Owner::Container(ContainerRef::new("team", "a", "init"));
     case.run(&[(init, 1.0, 1), (of("guest"), 1.0, 1), (Owner::EndedPod { uid: "ended".into(), pod: None }, 2.0, 1)]);
-    let published = case.read(20, Some(8.0), 1000.0, None);
+    let published = case.reading(20, Some(8.0), 1000.0, None);
     assert_eq!(rounded(published.accounts[0].figures.busy_seconds), Some(2.0));
     let unattributed = &published.unattributed[0];
     assert_eq!(
@@ -219,13 +170,13 @@ fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
         (2.0, 4.0)
     );
     assert_eq!(published.unallocated_uses, [], "not at once");
-    let published = case.read(50, Some(8.0), 1000.0, None);
+    let published = case.reading(50, Some(8.0), 1000.0, None);
     let pods: Vec<PodRef> = published.unallocated_uses.iter().map(|one| one.pod.clone()).collect();
     assert_eq!(pods, [PodRef::new("team", "guest")]);
     assert_eq!(published.unattributed[0].processes[&Reason::NotAllocated], 1);
 }
 
-fn partitioned(case: &mut Case, gpm: Option<[f64; 2]>) -> Medium {
+fn partitioned(case: &mut World, gpm: Option<[f64; 2]>) -> Medium {
     let mig = |uuid, gpu_instance, slices: u32| test_data::mig(uuid, gpu_instance, &format!("{slices}g.10gb"), slices);
     let gpu = Gpu {
         mig_slices: Some(7),
@@ -248,12 +199,12 @@ fn partitioned(case: &mut Case, gpm: Option<[f64; 2]>) -> Medium {
 
 #[test]
 fn mig_with_gpm_goes_by_activity_times_slices() {
-    let mut case = Case::default();
+    let mut case = World::new(3600);
     case.idle_at_100_watts();
     let medium = partitioned(&mut case, Some([0.5, 1.0]));
     case.at(10);
-    case.active = [(1, 5.0), (2, 10.0)].into();
-    let published = case.read(20, None, 4000.0, Some(medium));
+    case.totals.instance_busy_seconds = [(1, 5.0), (2, 10.0)].into();
+    let published = case.reading(20, None, 4000.0, Some(medium));
     assert_eq!(rows(&published), [row("a", [4.29, 2.14, 2.14, 1200.0]), row("b", [1.43, 1.43, 0.0, 800.0])]);
     assert_eq!(rounded(published.unattributed[0].energy_joules.get(&Reason::Idle).copied()), Some(2000.0));
     let used: Vec<Option<u64>> = published.accounts.iter().map(|account| account.memory_used_bytes).collect();
@@ -263,10 +214,10 @@ fn mig_with_gpm_goes_by_activity_times_slices() {
 
 #[test]
 fn mig_without_gpm_has_no_busy_time_and_energy_by_slices() {
-    let mut case = Case::default();
+    let mut case = World::new(3600);
     let medium = partitioned(&mut case, None);
-    case.read(0, None, 0.0, None);
-    let published = case.read(10, None, 7000.0, Some(medium));
+    case.reading(0, None, 0.0, None);
+    let published = case.reading(10, None, 7000.0, Some(medium));
     let expected = |pod: &str, allocated, energy| (pod.to_owned(), [Some(allocated), None, None, Some(energy)]);
     assert_eq!(rows(&published), [expected("a", 4.29, 3000.0), expected("b", 1.43, 1000.0)]);
     assert_eq!(rounded(published.unattributed[0].energy_joules.get(&Reason::Unknown).copied()), Some(3000.0));
@@ -280,13 +231,13 @@ fn an_mps_slot_is_limited_to_its_part_of_the_memory() {
         (Sharing::TimeSlicing, 0.25, 80 << 30),
         (Sharing::Exclusive, 1.0, 80 << 30),
     ] {
-        let mut case = Case::default();
+        let mut case = World::new(3600);
         partitioned(&mut case, None);
         let gpu = case.inventory.gpus.get_mut(&GPU.into()).unwrap();
         (gpu.mig_devices, gpu.memory_bytes) = (vec![], Some(80 << 30));
         case.hold("c", None, sharing, share);
-        case.read(0, None, 0.0, None);
-        let published = case.read(10, None, 1000.0, Some(Medium::default()));
+        case.reading(0, None, 0.0, None);
+        let published = case.reading(10, None, 1000.0, Some(Medium::default()));
         let account = published.accounts.iter().find(|account| account.container.pod.as_ref() == "c").unwrap();
         assert_eq!(account.memory_limit_bytes, Some(expected), "{sharing:?}");
     }
@@ -294,11 +245,11 @@ fn an_mps_slot_is_limited_to_its_part_of_the_memory() {
 
 #[test]
 fn mig_devices_of_unknown_size_get_no_guessed_part() {
-    let mut case = Case::default();
+    let mut case = World::new(3600);
     let medium = partitioned(&mut case, Some([0.5, 1.0]));
     case.inventory.gpus.get_mut(&GPU.into()).unwrap().mig_slices = None;
-    case.read(0, None, 0.0, None);
-    let published = case.read(10, None, 7000.0, Some(medium));
+    case.reading(0, None, 0.0, None);
+    let published = case.reading(10, None, 7000.0, Some(medium));
     for account in &published.accounts {
         assert_eq!((account.figures.busy_seconds, account.figures.energy_joules), (None, None));
     }
@@ -307,23 +258,24 @@ fn mig_devices_of_unknown_size_get_no_guessed_part() {
 
 #[test]
 fn a_total_that_is_no_amount_is_counted_and_ignored() {
-    let mut case = Case::default();
+    let mut case = World::new(3600);
     case.hold("a", None, Sharing::Exclusive, 1.0);
-    case.read(0, Some(0.0), 0.0, None);
-    case.read(10, Some(5.0), 100.0, None);
-    let published = case.read(20, Some(f64::NAN), -1.0, None);
+    case.reading(0, Some(0.0), 0.0, None);
+    case.reading(10, Some(5.0), 100.0, None);
+    let published = case.reading(20, Some(f64::NAN), -1.0, None);
     let counts: Vec<u64> = published.violations.values().copied().collect();
     assert_eq!(counts, [1, 1, 0]);
-    let published = case.read(30, Some(9.0), 300.0, None);
+    let published = case.reading(30, Some(9.0), 300.0, None);
     assert_eq!(rows(&published), [row("a", [30.0, 9.0, 11.0, 300.0])]);
 }
 
 #[test]
 fn losing_the_kubelet_loses_nothing() {
-    let mut case = Case::default();
+    let mut case = World::new(3600);
     case.hold("a", None, Sharing::Exclusive, 1.0);
-    case.read(0, Some(0.0), 0.0, None);
+    case.reading(0, Some(0.0), 0.0, None);
     // The last allocations remain valid without a time limit.
-    let published = (1..=600).map(|second| case.read(second, Some(second as f64), 100.0 * second as f64, None)).last();
+    let published =
+        (1..=600).map(|second| case.reading(second, Some(second as f64), 100.0 * second as f64, None)).last();
     assert_eq!(rows(&published.unwrap()), [row("a", [600.0, 600.0, 0.0, 60_000.0])]);
 }

@@ -1,14 +1,8 @@
 use super::super::*;
+use super::{GPU, World, moment};
 use crate::attribution::HoldingKey;
-use crate::model::{Account, Attribution, ContainerRef, Gaps, Reason, Sharing, Totals, UnixSeconds};
+use crate::model::{Account, Attribution, ContainerRef, Gaps, Reason, Sharing, Totals};
 use crate::test_data;
-
-const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
-
-fn moment(milliseconds: u64) -> Moment {
-    let unix = UnixSeconds(1_700_000_000.0 + milliseconds as f64 / 1000.0);
-    Moment { monotonic: Monotonic::from_millis(milliseconds), unix }
-}
 
 fn held_by(pods: &[&str], sharing: Sharing, share: f64) -> Join {
     let key = |pod: &&str| HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: GPU.into(), mig: None };
@@ -16,33 +10,17 @@ fn held_by(pods: &[&str], sharing: Sharing, share: f64) -> Join {
     Join { holdings, ..Join::default() }
 }
 
-/// A ledger with one device whose readings the test sets.
-struct World {
-    ledger: Ledger,
-    join: Join,
-    readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
-    /// Of the next reading, but for its time, busy seconds and joules.
-    totals: Totals,
-    unattributed: Vec<Unattributed>,
-    scrapes: u64,
-}
-
 impl World {
-    fn new() -> Self {
-        Self {
-            ledger: Ledger::new(Duration::from_secs(5)),
-            join: Join::default(),
-            readings: BTreeMap::new(),
-            totals: Totals::default(),
-            unattributed: vec![],
-            scrapes: 0,
-        }
+    /// The pod `a` has the device to itself from 0 on, when its totals are 0.
+    fn held(energy: Option<f64>) -> Self {
+        let mut world = Self::new(5);
+        world.read(0, Some(0.0), energy);
+        world.relate(0, exclusive(&["a"]));
+        world
     }
 
     fn read(&mut self, milliseconds: u64, busy: Option<f64>, energy: Option<f64>) -> Vec<Account> {
-        let through = Monotonic::from_millis(milliseconds);
-        let totals = Totals { through, busy_seconds: busy, energy_joules: energy, ..self.totals.clone() };
-        self.readings.insert(GPU.into(), Arc::new(DeviceReadings { totals, ..DeviceReadings::default() }));
+        self.set_reading(milliseconds, busy, energy, None);
         self.tick(milliseconds)
     }
 
@@ -52,18 +30,7 @@ impl World {
     }
 
     fn tick(&mut self, milliseconds: u64) -> Vec<Account> {
-        let inventory = Inventory::default();
-        let published = self.ledger.advance(&Observation {
-            now: moment(milliseconds),
-            join: &self.join,
-            inventory: &inventory,
-            readings: &self.readings,
-            processes: &BTreeMap::new(),
-            retention: Duration::from_secs(300),
-            scrapes: self.scrapes,
-        });
-        self.unattributed = published.unattributed;
-        published.accounts
+        self.observe(milliseconds).accounts
     }
 }
 
@@ -93,7 +60,7 @@ fn figures(accounts: &[Account]) -> Vec<Figures> {
 
 #[test]
 fn totals_from_before_the_first_observation_are_unattributed() {
-    let mut world = World::new();
+    let mut world = World::new(5);
     world.read(0, Some(500.0), Some(9e6));
     world.read(1000, Some(501.0), Some(9.1e6));
     world.relate(1000, exclusive(&["a"]));
@@ -105,9 +72,7 @@ fn totals_from_before_the_first_observation_are_unattributed() {
 
 #[test]
 fn an_interval_is_divided_where_the_holder_changed() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), Some(0.0));
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(Some(0.0));
     world.relate(250, exclusive(&[]));
     world.relate(500, exclusive(&["b"]));
     let accounts = world.read(1000, Some(0.6), Some(100.0));
@@ -119,9 +84,7 @@ fn an_interval_is_divided_where_the_holder_changed() {
 
 #[test]
 fn a_device_that_stops_answering_stays_held_but_is_neither_busy_nor_idle() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), None);
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(None);
     world.read(1000, Some(0.5), None);
     world.tick(5000);
     let accounts = world.tick(61_000);
@@ -131,9 +94,7 @@ fn a_device_that_stops_answering_stays_held_but_is_neither_busy_nor_idle() {
 /// Two seconds half busy, then 45 s in which the driver is released, then a second half busy again: the pod holds the
 /// device alone throughout.
 fn released_for_45_seconds(spans: bool, notice: impl Fn(&[Account], bool)) -> World {
-    let mut world = World::new();
-    world.read(0, Some(0.0), Some(0.0));
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(Some(0.0));
     world.read(2000, Some(1.0), Some(600.0));
     (3..47).for_each(|second| {
         notice(&world.tick(second * 1000), second > 7);
@@ -172,9 +133,7 @@ fn a_gap_that_the_energy_counter_does_not_span_has_no_energy() {
 
 #[test]
 fn a_new_reader_after_a_second_is_a_gap_too() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), Some(0.0));
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(Some(0.0));
     let gaps = Gaps { seconds: 2.0, energy_joules: 600.0, until: Monotonic::from_secs(2) };
     world.totals = Totals { uncovered_seconds: 2.0, gaps, ..Totals::default() };
     let accounts = world.read(2000, Some(0.0), Some(600.0));
@@ -188,9 +147,7 @@ fn a_new_reader_after_a_second_is_a_gap_too() {
 
 #[test]
 fn energy_of_a_gap_reported_later_is_not_of_the_time_after_it() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), Some(0.0));
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(Some(0.0));
     let gaps = Gaps { seconds: 45.0, energy_joules: 0.0, until: Monotonic::from_secs(45) };
     world.totals = Totals { uncovered_seconds: 45.0, gaps, ..Totals::default() };
     world.read(45_000, Some(0.0), Some(0.0));
@@ -203,9 +160,7 @@ fn energy_of_a_gap_reported_later_is_not_of_the_time_after_it() {
 
 #[test]
 fn time_without_samples_is_not_idle_time() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), Some(0.0));
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(Some(0.0));
     // Energy and all else is read; the driver gives no samples of utilization for three of four seconds.
     world.totals.uncovered_seconds = 3.0;
     let accounts = world.read(4000, Some(0.25), Some(1200.0));
@@ -219,9 +174,7 @@ fn time_without_samples_is_not_idle_time() {
 
 #[test]
 fn time_after_the_busy_seconds_have_ended_is_not_idle_time() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), Some(0.0));
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(Some(0.0));
     world.read(1000, Some(0.5), Some(100.0));
     let accounts = world.read(5000, None, Some(500.0));
     assert_eq!(figures(&accounts), [("a".into(), 5.0, Some(0.5), Some(0.5), Some(500.0))]);
@@ -233,9 +186,7 @@ fn time_after_the_busy_seconds_have_ended_is_not_idle_time() {
 
 #[test]
 fn a_late_reading_ends_a_silence() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), Some(0.0));
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(Some(0.0));
     world.read(1000, Some(1.0), Some(100.0));
     world.tick(61_000);
     let accounts = world.read(62_000, Some(21.0), Some(6200.0));
@@ -248,9 +199,7 @@ fn a_late_reading_ends_a_silence() {
 
 #[test]
 fn the_energy_of_a_gap_is_divided_by_holding() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), Some(0.0));
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(Some(0.0));
     world.read(10_000, Some(0.0), Some(500.0));
     world.relate(20_000, exclusive(&[]));
     world.relate(30_000, exclusive(&["b"]));
@@ -267,7 +216,7 @@ fn the_energy_of_a_gap_is_divided_by_holding() {
 
 #[test]
 fn a_driver_total_that_restarts_decreases_no_counter() {
-    let mut world = World::new();
+    let mut world = World::new(5);
     world.read(0, Some(100.0), Some(1000.0));
     world.relate(0, exclusive(&["a"]));
     world.read(1000, Some(100.5), Some(1100.0));
@@ -277,9 +226,7 @@ fn a_driver_total_that_restarts_decreases_no_counter() {
 
 #[test]
 fn busy_time_reported_early_is_carried_to_the_interval_it_belongs_to() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), None);
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(None);
     world.read(1000, Some(1.1), None);
     let accounts = world.read(2000, Some(2.0), None);
     assert_eq!(figures(&accounts), [("a".into(), 2.0, Some(2.0), Some(0.0), None)]);
@@ -287,9 +234,7 @@ fn busy_time_reported_early_is_carried_to_the_interval_it_belongs_to() {
 
 #[test]
 fn last_active_is_the_start_of_holding_until_something_runs() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), None);
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(None);
     let idle = world.read(1000, Some(0.0), None);
     assert_eq!(idle[0].last_active, Some(moment(0).unix));
     let active = world.read(2000, Some(0.1), None);
@@ -298,9 +243,7 @@ fn last_active_is_the_start_of_holding_until_something_runs() {
 
 #[test]
 fn ended_accounts_stay_for_the_retention_and_until_two_pages_had_them() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), None);
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(None);
     world.relate(1000, exclusive(&[]));
     world.read(2000, Some(1.0), None);
     let after = |world: &mut World, seconds: u64| world.read(seconds * 1000, Some(1.0), None).len();
@@ -314,9 +257,7 @@ fn ended_accounts_stay_for_the_retention_and_until_two_pages_had_them() {
 
 #[test]
 fn a_pod_that_returns_under_its_name_continues_counting() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), None);
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(None);
     world.relate(1000, exclusive(&[]));
     world.relate(2000, exclusive(&["a"]));
     let accounts = world.read(3000, Some(3.0), None);
@@ -326,7 +267,7 @@ fn a_pod_that_returns_under_its_name_continues_counting() {
 
 #[test]
 fn an_unread_page_does_not_grow_without_limit() {
-    let mut world = World::new();
+    let mut world = World::new(5);
     world.read(0, Some(0.0), None);
     for pod in 0..ENDED_LIMIT as u64 + 50 {
         world.relate(pod * 10, exclusive(&[&format!("pod-{pod}")]));
@@ -336,7 +277,7 @@ fn an_unread_page_does_not_grow_without_limit() {
 
 #[test]
 fn a_change_of_share_counts_from_when_it_changed() {
-    let mut world = World::new();
+    let mut world = World::new(5);
     world.read(0, Some(0.0), Some(0.0));
     world.relate(0, held_by(&["a", "b"], Sharing::TimeSlicing, 0.5));
     world.relate(900, exclusive(&["a"]));
@@ -349,9 +290,7 @@ fn a_change_of_share_counts_from_when_it_changed() {
 
 #[test]
 fn energy_of_time_without_readings_is_not_the_next_holders() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), Some(0.0));
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(Some(0.0));
     world.read(1000, Some(1.0), Some(100.0));
     world.tick(200_000);
     world.relate(300_000, exclusive(&["b"]));
@@ -360,18 +299,14 @@ fn energy_of_time_without_readings_is_not_the_next_holders() {
         accounts.iter().map(|account| account.figures.energy_joules.map(f64::round)).collect();
     assert_eq!(energy, [Some(30_000.0), Some(300.0)], "100 W of the time that each held it");
     // With the same holder throughout it is that holder's.
-    let mut world = World::new();
-    world.read(0, Some(0.0), Some(0.0));
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(Some(0.0));
     world.tick(200_000);
     assert_eq!(world.read(201_000, Some(100.0), Some(30_000.0))[0].figures.energy_joules, Some(30_000.0));
 }
 
 #[test]
 fn a_pod_under_an_old_name_has_not_been_idle_since_before_it_was_there() {
-    let mut world = World::new();
-    world.read(0, Some(0.0), None);
-    world.relate(0, exclusive(&["a"]));
+    let mut world = World::held(None);
     world.read(1000, Some(0.5), None);
     world.relate(2000, exclusive(&[]));
     world.read(60_000, Some(0.5), None);
@@ -382,7 +317,7 @@ fn a_pod_under_an_old_name_has_not_been_idle_since_before_it_was_there() {
 
 #[test]
 fn slow_sampling_is_not_lateness() {
-    let mut world = World::new();
+    let mut world = World::new(5);
     world.ledger = Ledger::new(Duration::from_secs(30));
     world.read(0, Some(0.0), None);
     world.relate(0, exclusive(&["a"]));
@@ -394,7 +329,7 @@ fn slow_sampling_is_not_lateness() {
 
 #[test]
 fn without_a_known_share_nothing_is_counted() {
-    let mut world = World::new();
+    let mut world = World::new(5);
     world.read(0, Some(0.0), None);
     let mut join = held_by(&["a"], Sharing::TimeSlicing, 1.0);
     join.holdings.values_mut().for_each(|holding| holding.share = None);
