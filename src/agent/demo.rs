@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::settings::{Reloadable, Settings};
 use super::{AgentError, DroppedLogLines, HealthConfig, Opened, Profile, Setup, run_on};
 use crate::clock::Clock;
@@ -12,10 +14,11 @@ use crate::hardware::simulated::{Controls, SimulatedDriver};
 use crate::hardware::{Driver, Failure};
 use crate::model::{HardwareSource, Inventory};
 use crate::plugin::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, Sharing};
+use crate::simulation::Truth;
 use crate::simulation::day::Stage;
 use crate::simulation::dra_driver::claims_of_the_demo;
 use crate::simulation::kubelet::ListedDevice;
-use crate::simulation::node::{Account, Device, Plan, Resource, SimulatedNode, passthrough_resources, resources};
+use crate::simulation::node::{Device, Plan, Resource, SimulatedNode, passthrough_resources, resources};
 use crate::simulation::plugin::StandInPlugin;
 use crate::tasks::Tasks;
 
@@ -72,7 +75,7 @@ pub async fn demo(settings: DemoSettings, opened: Opened, dropped_lines: Dropped
     let mut tasks = Tasks::default();
     if let Some(file) = settings.ground_truth.clone() {
         let output = File::create(&file).map_err(|error| DemoError::GroundTruth { file, error })?;
-        tasks.spawn("ground truth", write_truth(output, node.account.clone()));
+        tasks.spawn("ground truth", write_truth(output, Arc::clone(&node.truth), clock));
     }
     if let (Some(controls), Some(speed)) = (controls, settings.faults) {
         tasks.spawn("faults", Stage { controls, kubelet: Arc::clone(&node.kubelet) }.play(speed));
@@ -152,12 +155,13 @@ fn stand_in(directory: &Path, resource: &Resource) -> StandInPlugin {
 }
 
 /// Appends a line `{"unix": …, "holdings": […]}` at each interval.
-async fn write_truth(mut output: File, account: Account) {
+async fn write_truth(mut output: File, truth: Arc<Mutex<Truth>>, clock: Clock) {
     let mut due = tokio::time::interval(TRUTH_INTERVAL);
     loop {
         due.tick().await;
-        let (unix, holdings) = account.now();
-        let line = serde_json::json!({ "unix": unix, "holdings": holdings });
+        let now = clock.now();
+        let holdings = truth.lock().at(now.monotonic);
+        let line = serde_json::json!({ "unix": now.unix, "holdings": holdings });
         if let Err(error) = writeln!(output, "{line}") {
             tracing::error!(%error, "the ground truth is no longer written");
             return;

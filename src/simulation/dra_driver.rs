@@ -1,8 +1,6 @@
 //! NVIDIA's DRA driver, as far as a node shows it: claims that the simulated kubelet lists, with the names of the
 //! driver's devices, and the checkpoint that the driver keeps.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::{fs, io};
 
 use serde_json::{Value, json};
@@ -12,6 +10,7 @@ use crate::files;
 use crate::model::{Gpu, GpuUuid, Inventory, MigDevice};
 
 const DRIVER: &str = "gpu.nvidia.com";
+const POOL: &str = "node";
 
 /// A claim with its allocation.
 #[derive(Clone, Debug)]
@@ -34,14 +33,6 @@ pub struct AllocatedDevice {
     pub mig: Option<MigDevice>,
 }
 
-/// Prepares claims. Its files stay until the node's directory is removed.
-#[derive(Debug)]
-pub struct DraDriver {
-    kubelet: Arc<FakeKubelet>,
-    pool: String,
-    claims: BTreeMap<String, AllocatedClaim>,
-}
-
 impl AllocatedDevice {
     /// `gpu-2`
     #[must_use]
@@ -60,8 +51,8 @@ impl AllocatedDevice {
         Self { name, gpu: gpu.uuid.clone(), minor, mig: Some(mig.clone()) }
     }
 
-    fn prepared(&self, pool: &str, cdi: &str) -> Value {
-        let device = json!({"Requests": ["gpu"], "PoolName": pool, "DeviceName": self.name, "CDIDeviceIDs": [cdi]});
+    fn prepared(&self, cdi: &str) -> Value {
+        let device = json!({"Requests": ["gpu"], "PoolName": POOL, "DeviceName": self.name, "CDIDeviceIDs": [cdi]});
         match &self.mig {
             None => json!({"gpu": {"info": {"uuid": self.gpu}, "device": device}, "mig": null}),
             Some(mig) => {
@@ -81,9 +72,9 @@ impl AllocatedClaim {
     }
 
     /// As in the driver's checkpoint.
-    fn prepared(&self, pool: &str) -> Value {
+    fn prepared(&self) -> Value {
         let result = |device: &AllocatedDevice| {
-            let mut result = json!({"request": "gpu", "driver": DRIVER, "pool": pool, "device": device.name});
+            let mut result = json!({"request": "gpu", "driver": DRIVER, "pool": POOL, "device": device.name});
             if self.admin_access {
                 result["adminAccess"] = json!(true);
             }
@@ -94,7 +85,7 @@ impl AllocatedClaim {
             result
         };
         let results: Vec<Value> = self.devices.iter().map(result).collect();
-        let devices = self.devices.iter().map(|device| device.prepared(pool, &self.cdi_name(device)));
+        let devices = self.devices.iter().map(|device| device.prepared(&self.cdi_name(device)));
         json!({
             "checkpointState": "PrepareCompleted",
             "status": {"allocation": {"devices": {"results": results}}},
@@ -103,28 +94,25 @@ impl AllocatedClaim {
     }
 }
 
-impl DraDriver {
-    #[must_use]
-    pub fn new(kubelet: Arc<FakeKubelet>, pool: &str) -> Self {
-        Self { kubelet, pool: pool.to_owned(), claims: BTreeMap::new() }
+/// Prepares the claims, as the kubelet asks for before their pods start. The checkpoint stays until the node's directory
+/// is removed.
+pub fn prepare(kubelet: &FakeKubelet, claims: &[AllocatedClaim]) -> io::Result<()> {
+    let prepared = claims.iter().map(|claim| (claim.uid.clone(), claim.prepared()));
+    let prepared = json!({"preparedClaims": prepared.collect::<serde_json::Map<_, _>>()});
+    let checkpoint = json!({"checksum": 0, "v1": prepared, "v2": prepared});
+    let directory = kubelet.dra_plugin_directory().join(DRIVER);
+    fs::create_dir_all(&directory)?;
+    files::replace(&directory.join("checkpoint.json"), checkpoint.to_string().as_bytes(), files::OWNER_ONLY)?;
+    for claim in claims {
+        let listed = Claim::new(claim.namespace, claim.name);
+        kubelet.set_claim(
+            claim
+                .devices
+                .iter()
+                .fold(listed, |listed, device| listed.device(DRIVER, POOL, &device.name, &[&claim.cdi_name(device)])),
+        );
     }
-
-    /// As the kubelet asks for before a pod of the claim starts.
-    pub fn prepare(&mut self, claim: AllocatedClaim) -> io::Result<()> {
-        let mut listed = Claim::new(claim.namespace, claim.name);
-        for device in &claim.devices {
-            listed = listed.device(DRIVER, &self.pool, &device.name, &[&claim.cdi_name(device)]);
-        }
-        self.claims.insert(claim.uid.clone(), claim);
-        let claims = self.claims.iter().map(|(uid, claim)| (uid.clone(), claim.prepared(&self.pool)));
-        let prepared = json!({"preparedClaims": claims.collect::<serde_json::Map<_, _>>()});
-        let checkpoint = json!({"checksum": 0, "v1": prepared, "v2": prepared});
-        let directory = self.kubelet.dra_plugin_directory().join(DRIVER);
-        fs::create_dir_all(&directory)?;
-        files::replace(&directory.join("checkpoint.json"), checkpoint.to_string().as_bytes(), files::OWNER_ONLY)?;
-        self.kubelet.set_claim(listed);
-        Ok(())
-    }
+    Ok(())
 }
 
 /// On a board of eight GPUs of which the last is partitioned: a claim of two GPUs, one shared by two pods, two claims of

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::dra_driver::{AllocatedClaim, AllocatedDevice, DraDriver};
+use super::dra_driver::{self, AllocatedClaim, AllocatedDevice};
 use super::kubelet::{Admission, ContainerSpec, Count, FakeKubelet, Gates, Options, PodSpec};
 use super::proc_tree::{Inside, ProcTree};
 use super::random::Random;
-use super::truth::{Held, Truth};
+use super::truth::Truth;
 use super::workload::{Kind, Level, Workload};
 use crate::clock::Clock;
 use crate::hardware::simulated::{Controls, Load};
@@ -21,8 +21,6 @@ use crate::model::{ContainerRef, Gpu, GpuUuid, Inventory, Monotonic, NodeDevices
 /// Load curves are constant within a second of a workload's age; reading it four times as often misses no change.
 const STEP: Duration = Duration::from_millis(250);
 const CONTAINER: &str = "main";
-/// Of KubeVirt's pods.
-const VM_CONTAINER: &str = "compute";
 /// As in KubeVirt's documentation: the name of the product in the PCI database.
 const PASSTHROUGH_RESOURCE: &str = "nvidia.com/GH100_H100_SXM5_80GB";
 /// The process of the first pod comes after this.
@@ -104,7 +102,9 @@ pub struct SimulatedNode {
     pub kubelet: Arc<FakeKubelet>,
     /// With a process for each container that has devices.
     pub files: ProcTree,
-    pub account: Account,
+    /// The simulation's own account of holders and their use.
+    pub truth: Arc<Mutex<Truth>>,
+    clock: Clock,
     /// Waited for before the first pods come.
     resources: Vec<Resource>,
     /// By device ID, or by `claim/<name of a DRA device>`.
@@ -125,14 +125,17 @@ pub struct SimulatedNode {
 struct Start {
     namespace: &'static str,
     name: &'static str,
-    container: &'static str,
     kind: Kind,
-    /// Devices of an extended resource, or of a claim.
-    resource: String,
-    count: usize,
-    claim: Option<AllocatedClaim>,
+    devices: Wanted,
     /// Its lifetime in steps; `None`: as long as the node.
     life: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+enum Wanted {
+    /// One device of the resource.
+    Resource(String),
+    Claim(AllocatedClaim),
 }
 
 struct Running {
@@ -166,7 +169,8 @@ impl SimulatedNode {
             resources: plan.resources,
             claims: plan.claims,
             controls,
-            account: Account { truth: Arc::default(), clock },
+            truth: Arc::default(),
+            clock,
             random: Random::seeded(plan.seed),
             churn: plan.churn,
             running: vec![],
@@ -183,7 +187,7 @@ impl SimulatedNode {
                 let full_name = self.unique(name);
                 let pod = PodSpec::new(namespace, &full_name).label("app", name);
                 self.kubelet.add_pod(pod.container(ContainerSpec::new(CONTAINER))).await;
-                self.write_logs(namespace, &full_name, CONTAINER);
+                self.write_logs(namespace, &full_name);
             }
         }
         let resources = std::mem::take(&mut self.resources);
@@ -194,9 +198,8 @@ impl SimulatedNode {
             tracing::warn!("no device plugin has offered the simulated kubelet all of the node's devices yet");
         }
         let claims = std::mem::take(&mut self.claims);
-        let mut driver = DraDriver::new(Arc::clone(&self.kubelet), "node");
-        for claim in &claims {
-            warn_on_failure(driver.prepare(claim.clone()));
+        if !claims.is_empty() {
+            warn_on_failure(dra_driver::prepare(&self.kubelet, &claims));
         }
         for start in first(&resources).into_iter().chain(first_claiming(claims)) {
             self.admit(start).await;
@@ -221,7 +224,6 @@ impl SimulatedNode {
 
     /// Sets each device to what its holders do now.
     fn work(&mut self) {
-        let now = self.account.clock.now().monotonic;
         let mut changed = false;
         for running in &mut self.running {
             let age = (self.step - running.since_step) * STEP.as_millis() as u64 / 1000;
@@ -229,7 +231,7 @@ impl SimulatedNode {
             changed |= running.level.replace(level) != Some(level);
         }
         if changed {
-            self.settle(now);
+            self.settle(self.clock.now().monotonic);
         }
     }
 
@@ -237,7 +239,7 @@ impl SimulatedNode {
     /// than it has gives each the same part of its request.
     fn settle(&self, now: Monotonic) {
         let asked = self.asked();
-        let mut truth = self.account.truth.lock();
+        let mut truth = self.truth.lock();
         for running in &self.running {
             let Some(level) = running.level else { continue };
             for device in &running.devices {
@@ -295,25 +297,21 @@ impl SimulatedNode {
         if ended.is_empty() {
             return;
         }
+        let now = self.clock.now().monotonic;
         for running in ended {
             let ContainerRef { namespace, pod, container, .. } = &running.container;
             self.kubelet.finish_container(namespace, pod, container);
             let inside = Inside { namespace, pod, uid: &running.uid, container };
             warn_on_failure(self.files.end(running.pid).and_then(|()| self.files.remove_container(inside)));
-            let now = self.account.clock.now().monotonic;
-            let mut truth = self.account.truth.lock();
-            for device in &running.devices {
-                truth.release(now, &running.container, device);
-            }
-            drop(truth);
-            for device in running.devices.iter().filter_map(|id| self.devices.get(id)) {
-                if let Some(controls) = &self.controls {
+            for id in &running.devices {
+                self.truth.lock().release(now, &running.container, id);
+                if let (Some(controls), Some(device)) = (&self.controls, self.devices.get(id)) {
                     controls.end_process(&device.gpu, running.pid, now);
                 }
             }
             self.waiting.push((step + self.random.below(60) as u64 + 8, running.start));
         }
-        self.settle(self.account.clock.now().monotonic);
+        self.settle(now);
     }
 
     async fn start_due(&mut self) {
@@ -330,10 +328,10 @@ impl SimulatedNode {
             start.life = Some(80 + self.random.below(400) as u64);
         }
         let name = self.unique(start.name);
-        let container = ContainerSpec::new(start.container);
-        let container = match &start.claim {
-            Some(claim) => container.claim(claim.name),
-            None => container.asks(&start.resource, start.count),
+        let container = ContainerSpec::new(CONTAINER);
+        let container = match &start.devices {
+            Wanted::Resource(resource) => container.asks(resource, 1),
+            Wanted::Claim(claim) => container.claim(claim.name),
         };
         let pod = PodSpec::new(start.namespace, &name).label("app", start.name).container(container);
         match self.kubelet.add_pod(pod).await {
@@ -346,21 +344,21 @@ impl SimulatedNode {
                 return;
             }
         }
-        let devices = match &start.claim {
-            Some(claim) if claim.admin_access => vec![],
-            Some(claim) => claim.devices.iter().map(|device| device_of_claim(device).id).collect(),
-            None => {
-                let devices = self.kubelet.devices_of(start.namespace, &name, start.container);
+        let devices = match &start.devices {
+            Wanted::Claim(claim) if claim.admin_access => vec![],
+            Wanted::Claim(claim) => claim.devices.iter().map(|device| device_of_claim(device).id).collect(),
+            Wanted::Resource(_) => {
+                let devices = self.kubelet.devices_of(start.namespace, &name, CONTAINER);
                 devices.into_iter().map(|(_, device)| device).collect()
             }
         };
-        let uid = self.write_logs(start.namespace, &name, start.container);
+        let uid = self.write_logs(start.namespace, &name);
         let pid = FIRST_PID + self.started as u32;
-        let inside = Inside { namespace: start.namespace, pod: &name, uid: &uid, container: start.container };
+        let inside = Inside { namespace: start.namespace, pod: &name, uid: &uid, container: CONTAINER };
         warn_on_failure(self.files.start(pid, self.step * TICKS_PER_STEP, inside));
         let workload = Workload { kind: start.kind, seed: self.random.next() };
         let running = Running {
-            container: ContainerRef::new(start.namespace, &name, start.container),
+            container: ContainerRef::new(start.namespace, &name, CONTAINER),
             devices,
             workload,
             uid,
@@ -374,9 +372,9 @@ impl SimulatedNode {
     }
 
     /// Returns the pod's UID.
-    fn write_logs(&self, namespace: &str, pod: &str, container: &str) -> String {
+    fn write_logs(&self, namespace: &str, pod: &str) -> String {
         let uid = self.kubelet.uid(namespace, pod).unwrap_or_default();
-        warn_on_failure(self.files.add_container(Inside { namespace, pod, uid: &uid, container }));
+        warn_on_failure(self.files.add_container(Inside { namespace, pod, uid: &uid, container: CONTAINER }));
         uid
     }
 
@@ -404,23 +402,6 @@ fn load(gpu: &Gpu, gpu_instance: Option<u32>, level: Level) -> Load {
     Load::new(level.utilization, used)
 }
 
-/// The simulation's own account of holders and their use.
-#[derive(Clone, Debug)]
-pub struct Account {
-    truth: Arc<Mutex<Truth>>,
-    clock: Clock,
-}
-
-impl Account {
-    /// Now, with the unix time it is right for.
-    #[must_use]
-    pub fn now(&self) -> (f64, Vec<Held>) {
-        let now = self.clock.now();
-        let truth = self.truth.lock();
-        (now.unix.0, truth.at(now.monotonic))
-    }
-}
-
 /// Namespace, name and kind of the pods with devices.
 const PODS: [(&str, &str, Kind); 8] = [
     ("team-vision", "trainer", Kind::Training),
@@ -438,19 +419,16 @@ const MACHINES: [&str; 3] = ["virt-launcher-desktop", "virt-launcher-render", "v
 fn first(resources: &[Resource]) -> Vec<Start> {
     let mut starts = vec![];
     for resource in resources {
-        let start = |container, (namespace, name, kind)| Start {
+        let start = |(namespace, name, kind)| Start {
             namespace,
             name,
-            container,
             kind,
-            resource: resource.name.clone(),
-            count: 1,
-            claim: None,
+            devices: Wanted::Resource(resource.name.clone()),
             life: (kind == Kind::Batch).then_some(0),
         };
         if resource.name == PASSTHROUGH_RESOURCE {
             // One stays free.
-            starts.extend(MACHINES.map(|name| start(VM_CONTAINER, ("team-vms", name, Kind::Notebook))));
+            starts.extend(MACHINES.map(|name| start(("team-vms", name, Kind::Notebook))));
             continue;
         }
         let slots = resource.devices.len();
@@ -462,7 +440,7 @@ fn first(resources: &[Resource]) -> Vec<Start> {
             // One device stays free, so that the page shows a free one.
             _ => (slots - 1).min(PODS.len()),
         };
-        starts.extend(PODS.into_iter().cycle().take(take).map(|pod| start(CONTAINER, pod)));
+        starts.extend(PODS.into_iter().cycle().take(take).map(start));
     }
     starts
 }
@@ -477,8 +455,7 @@ fn first_claiming(claims: Vec<AllocatedClaim>) -> Vec<Start> {
             "slice" | "some-memory" => ("render", Kind::Inference, 1),
             _ => ("trainer", Kind::Training, 1),
         };
-        let (namespace, container, resource) = (claim.namespace, CONTAINER, String::new());
-        let start = Start { namespace, name, container, kind, resource, count: 0, claim: Some(claim), life: None };
+        let start = Start { namespace: claim.namespace, name, kind, devices: Wanted::Claim(claim), life: None };
         std::iter::repeat_n(start, count)
     };
     claims.into_iter().flat_map(starts).collect()

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -43,15 +42,6 @@ struct Inner {
     registered: watch::Sender<bool>,
     /// The latest attempt whose stream has ended.
     ended: watch::Sender<u64>,
-    /// The server that the kubelet talks to.
-    server: Mutex<Slot>,
-}
-
-#[derive(Debug)]
-enum Slot {
-    Server(Option<Server>),
-    /// Stopped: a registration still in progress must not serve again.
-    Closed,
 }
 
 impl StandInPlugin {
@@ -72,7 +62,6 @@ impl StandInPlugin {
             allocations: AtomicUsize::new(0),
             registered: watch::Sender::new(false),
             ended: watch::Sender::new(0),
-            server: Mutex::new(Slot::Server(None)),
         });
         let task = tokio::spawn(run(Arc::clone(&inner)));
         Self { inner, task }
@@ -112,16 +101,6 @@ impl StandInPlugin {
 impl Drop for StandInPlugin {
     fn drop(&mut self) {
         self.task.abort();
-        *self.inner.server.lock() = Slot::Closed;
-    }
-}
-
-impl Inner {
-    /// Ends the server there was. A stopped plugin stays stopped.
-    fn serve(&self, server: Option<Server>) {
-        if let Slot::Server(slot) = &mut *self.server.lock() {
-            *slot = server;
-        }
     }
 }
 
@@ -129,11 +108,13 @@ const POLL: Duration = Duration::from_millis(50);
 
 /// Serves and registers, again when the kubelet is another one or has ended the stream.
 async fn run(inner: Arc<Inner>) {
+    // Ends with this task.
+    let mut server = None;
     for attempt in 1_u64.. {
         let kubelet = inner.directory.join("kubelet.sock");
         let inode = inode(&kubelet);
         let ended = inner.ended.subscribe();
-        match register(&inner, &kubelet, attempt).await {
+        match register(&inner, &kubelet, attempt, &mut server).await {
             Ok(()) => {
                 inner.registered.send_replace(true);
                 until_lost(&kubelet, inode, attempt, ended).await;
@@ -145,17 +126,17 @@ async fn run(inner: Arc<Inner>) {
     }
 }
 
-async fn register(inner: &Arc<Inner>, kubelet: &Path, attempt: u64) -> Result<(), String> {
+async fn register(inner: &Arc<Inner>, kubelet: &Path, attempt: u64, server: &mut Option<Server>) -> Result<(), String> {
     let name = inner.resource.replace(['/', '.'], "-");
     let fresh = || format!("{name}-{:p}-{attempt}.sock", Arc::as_ptr(inner));
     let endpoint = inner.socket_name.clone().unwrap_or_else(fresh);
     // The old server and its stream go first.
-    inner.serve(None);
+    drop(server.take());
     let path = inner.directory.join(&endpoint);
     gone(fs::remove_file(&path)).map_err(|error| error.to_string())?;
     let listener = UnixListener::bind(&path).map_err(|error| error.to_string())?;
     let service = DevicePluginServer::new(Service { inner: Arc::clone(inner), attempt });
-    inner.serve(Some(Server::start(listener, tonic::transport::Server::builder().add_service(service))));
+    *server = Some(Server::start(listener, tonic::transport::Server::builder().add_service(service)));
 
     let channel = channel(kubelet).await.map_err(|error| error.to_string())?;
     let request = RegisterRequest {

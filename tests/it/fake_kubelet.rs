@@ -1,7 +1,7 @@
 //! The situations in which a real kubelet was recorded, built on the fake one: the answers must be the same.
 
 use crate::support::captures;
-use crate::support::kubelet::{Claim, ContainerSpec, MemoryBlock, Options, Phase, PodSpec, Rules, node};
+use crate::support::kubelet::{Claim, ContainerSpec, Options, Phase, PodSpec, Rules, memory_block, node};
 use crate::support::lab::{self, GPU, Lab, SAMPLE, one_container};
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
@@ -208,19 +208,14 @@ async fn a_restart_with_the_plugins_down_keeps_the_assignments() {
 #[tokio::test]
 async fn exclusive_cpus_and_memory() {
     let bytes = 12_121_759_744;
-    let options =
-        Options { cpu_ids: vec![1], memory: vec![MemoryBlock::new("memory", bytes, &[0])], ..Options::default() };
+    let options = Options { cpu_ids: vec![1], memory: vec![memory_block("memory", bytes, &[0])], ..Options::default() };
     let mut lab = lab::empty(options).await;
     lab.lists_as("30a_static_empty").await;
     lab.offers_as("30a_static_empty").await;
     lab.runs(lab::without_devices()).await;
     let exclusive = |name| {
         let main = ContainerSpec::new("main").asks(GPU, 1).cpu_ids(&[1]);
-        PodSpec::new("default", name).from_manifest().container(main.memory(MemoryBlock::new(
-            "memory",
-            128 << 20,
-            &[0],
-        )))
+        PodSpec::new("default", name).from_manifest().container(main.memory(memory_block("memory", 128 << 20, &[0])))
     };
     lab.runs(exclusive("guaranteed").uid("78ad0babba9802b606e5b758a8fb499c")).await;
     lab.answers_as("30b_static_guaranteed").await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::kubelet::{
-    Admission, Claim, ContainerSpec, FakeKubelet, Gates, ListedDevice, MemoryBlock, Method, Node, Options, PodSpec,
+    Admission, Claim, ContainerSpec, FakeKubelet, Gates, ListedDevice, Method, Node, Options, PodSpec, memory_block,
     node,
 };
 use podmeter::clock::Clock;
@@ -136,7 +136,7 @@ async fn list_allocatable_and_get_return_the_kubelets_state() {
         .holds("nvidia.com/gpu", "GPU-1", &[0, 1])
         .claim("claim")
         .cpu_ids(&[2, 3])
-        .memory(MemoryBlock::new("hugepages-2Mi", 4 << 20, &[1]));
+        .memory(memory_block("hugepages-2Mi", 4 << 20, &[1]));
     node.set_pods(vec![PodSpec::new("team", "p").container(container), PodSpec::new("team", "plain")]);
     let mut client = Client::new(&node.pod_resources_socket(), DEADLINE);
 

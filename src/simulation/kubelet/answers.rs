@@ -1,6 +1,6 @@
 //! What the PodResources API answers to a given state: the rules of each call, without gRPC.
 
-use super::spec::{Claim, ContainerKind, ContainerSpec, MemoryBlock};
+use super::spec::{Claim, ContainerKind, ContainerSpec};
 use super::state::{Pod, Sight, State};
 use crate::wire::v1;
 
@@ -41,7 +41,7 @@ impl State {
         }
         self.random.shuffle(&mut devices);
         let cpu_ids = self.cpu_ids.clone();
-        v1::AllocatableResourcesResponse { devices, cpu_ids, memory: self.memory.iter().map(memory).collect() }
+        v1::AllocatableResourcesResponse { devices, cpu_ids, memory: self.memory.clone() }
     }
 
     fn visible(&self) -> impl Iterator<Item = &Pod> {
@@ -70,7 +70,7 @@ impl State {
             name: container.name.clone(),
             devices: devices.map(|(resource, device, node)| entry(resource, device, node)).collect(),
             cpu_ids: container.cpu_ids.clone(),
-            memory: container.memory.iter().map(memory).collect(),
+            memory: container.memory.clone(),
             dynamic_resources: self.dynamic_resources(&pod.spec.namespace, container),
         }
     }
@@ -109,14 +109,5 @@ fn entry(resource: &str, device: &str, node: Option<i64>) -> v1::ContainerDevice
         resource_name: resource.to_owned(),
         device_ids: vec![device.to_owned()],
         topology: node.map(|id| v1::TopologyInfo { nodes: vec![v1::NumaNode { id }] }),
-    }
-}
-
-fn memory(block: &MemoryBlock) -> v1::ContainerMemory {
-    let nodes = block.numa_nodes.iter().map(|id| v1::NumaNode { id: *id }).collect();
-    v1::ContainerMemory {
-        memory_type: block.memory_type.clone(),
-        size: block.bytes,
-        topology: Some(v1::TopologyInfo { nodes }),
     }
 }

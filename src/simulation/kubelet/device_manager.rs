@@ -94,9 +94,10 @@ pub struct DeviceManager {
     /// Up to 1.36: by resource, the client that is disconnected when a stream of the resource ends.
     clients: BTreeMap<String, Serial>,
     last_serial: Serial,
-    dropped: Vec<(String, String)>,
-    /// The latest lists received, with their resources.
-    history: VecDeque<(String, Vec<ListedDevice>)>,
+    /// Devices (resource, id) that a stream left out after it had listed them. A kubelet may panic over each.
+    pub dropped: Vec<(String, String)>,
+    /// The latest lists received from every plugin, whether or not they took effect, with their resources.
+    pub history: VecDeque<(String, Vec<ListedDevice>)>,
 }
 
 /// How many devices of a resource the node status would show.
@@ -281,17 +282,6 @@ impl DeviceManager {
     pub fn usable(&self, resource: &str) -> impl Iterator<Item = (&str, bool)> {
         let resources = self.resources.get(resource).into_iter();
         resources.flat_map(|resource| resource.devices.keys().map(|id| (id.as_str(), resource.healthy.contains(id))))
-    }
-
-    /// Devices (resource, id) that a stream left out after it had listed them. A kubelet may panic over each.
-    #[must_use]
-    pub fn dropped(&self) -> &[(String, String)] {
-        &self.dropped
-    }
-
-    /// The latest lists of the resource, oldest first, from every plugin, whether or not they took effect.
-    pub fn history(&self, resource: &str) -> impl Iterator<Item = &[ListedDevice]> {
-        self.history.iter().filter(move |(name, _)| name == resource).map(|(_, list)| list.as_slice())
     }
 
     /// The plugin that gets Allocate calls.

@@ -36,7 +36,7 @@ pub use device_manager::{Count, ListedDevice, Rules, STOP_GRACE};
 pub use faults::Method;
 pub use pods_api::container_id;
 pub use socket::{Server, channel};
-pub use spec::{Claim, ClaimDevice, ContainerKind, ContainerSpec, Holding, MemoryBlock, PodSpec};
+pub use spec::{Claim, ClaimDevice, ContainerKind, ContainerSpec, Holding, PodSpec, memory_block};
 pub use state::{Gates, Phase, Pod};
 
 use device_manager::DeviceManager;
@@ -48,6 +48,7 @@ use shared::{Power, Shared};
 use state::{Sight, State};
 
 use super::gone;
+use crate::wire::v1::ContainerMemory;
 use crate::wire::v1::pod_resources_lister_server::PodResourcesListerServer;
 use crate::wire::v1alpha1::pods_server::PodsServer;
 use crate::wire::v1beta1::registration_server::RegistrationServer;
@@ -66,7 +67,7 @@ pub struct Options {
     /// Allocatable under the static CPU policy; empty without one.
     pub cpu_ids: Vec<i64>,
     /// Allocatable under the static memory policy; empty without one.
-    pub memory: Vec<MemoryBlock>,
+    pub memory: Vec<ContainerMemory>,
 }
 
 impl Default for Options {
@@ -281,7 +282,19 @@ impl FakeKubelet {
     /// (container, resource, device id, healthy) as the pod's `allocatedResourcesStatus` reports, sorted.
     #[must_use]
     pub fn allocated_resources_status(&self, namespace: &str, pod: &str) -> Vec<(String, String, String, bool)> {
-        self.shared.state.lock().allocated_resources_status(namespace, pod)
+        let state = self.shared.state.lock();
+        let Some(pod) = state.pod(namespace, pod) else { return Vec::new() };
+        let mut status = Vec::new();
+        for container in &pod.spec.containers {
+            for (resource, device, _) in state.devices.devices_of(&pod.uid, &container.name) {
+                // Healthy where the plugin no longer reports the device.
+                let healthy = state.devices.health(resource, device).unwrap_or(true);
+                status.push((container.name.clone(), resource.to_owned(), device.to_owned(), healthy));
+            }
+        }
+        status.sort();
+        status.dedup();
+        status
     }
 
     /// Capacity and allocatable by resource, as the node status would show now.
@@ -322,8 +335,9 @@ impl FakeKubelet {
     #[must_use]
     pub fn received(&self, resource: &str) -> Vec<BTreeMap<String, bool>> {
         let state = self.shared.state.lock();
+        let lists = state.devices.history.iter().filter(|(name, _)| name == resource);
         let states = |list: &[ListedDevice]| list.iter().map(|device| (device.id.clone(), device.healthy)).collect();
-        state.devices.history(resource).map(states).collect()
+        lists.map(|(_, list)| states(list)).collect()
     }
 
     /// Ends the current plugin's stream, as a connection that breaks does. False: there is none.
@@ -340,7 +354,7 @@ impl FakeKubelet {
     /// Devices (resource, id) that a plugin left out of a later list of the same stream, which may end a real kubelet.
     #[must_use]
     pub fn dropped_devices(&self) -> Vec<(String, String)> {
-        self.shared.state.lock().devices.dropped().to_vec()
+        self.shared.state.lock().devices.dropped.clone()
     }
 
     /// Waits until the node status satisfies `condition`. False when it hangs.

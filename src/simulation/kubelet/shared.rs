@@ -12,7 +12,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::Options;
-use super::device_manager::{DeviceManager, Serial};
+use super::device_manager::Serial;
 use super::faults::{Faults, Method};
 use super::state::{Sight, State};
 use crate::clock::Clock;
@@ -58,11 +58,8 @@ pub struct Plugin {
 impl Shared {
     pub fn new(options: Options, pod_resources: PathBuf, device_plugins: PathBuf) -> Self {
         let clock = Clock::start();
-        let mut state = State::new(DeviceManager::new(options.rules), &options.node_name, options.seed);
-        state.gates = options.gates;
-        state.cpu_ids.clone_from(&options.cpu_ids);
-        state.memory.clone_from(&options.memory);
         Self {
+            state: Mutex::new(State::new(&options)),
             options,
             pod_resources,
             device_plugins,
@@ -71,7 +68,6 @@ impl Shared {
             faults: watch::Sender::default(),
             limiter: Mutex::new(rate_limit(Monotonic::default())),
             admission: tokio::sync::Mutex::default(),
-            state: Mutex::new(state),
             plugins: Mutex::default(),
             clock,
             skew: Mutex::default(),

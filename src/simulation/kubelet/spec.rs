@@ -1,7 +1,9 @@
 use std::collections::BTreeMap;
 
+use crate::wire::v1::{ContainerMemory, NumaNode, TopologyInfo};
+
 /// A requested pod. The builder methods read like its manifest.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodSpec {
     pub namespace: String,
     pub name: String,
@@ -15,7 +17,7 @@ pub struct PodSpec {
     pub containers: Vec<ContainerSpec>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContainerSpec {
     pub name: String,
     /// An init container that keeps running.
@@ -28,7 +30,7 @@ pub struct ContainerSpec {
     pub claims: Vec<String>,
     /// Exclusive ones.
     pub cpu_ids: Vec<i64>,
-    pub memory: Vec<MemoryBlock>,
+    pub memory: Vec<ContainerMemory>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,14 +38,6 @@ pub struct Holding {
     pub resource: String,
     pub device: String,
     /// Empty: no topology known.
-    pub numa_nodes: Vec<i64>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemoryBlock {
-    /// `memory` or `hugepages-<size>`.
-    pub memory_type: String,
-    pub bytes: u64,
     pub numa_nodes: Vec<i64>,
 }
 
@@ -157,17 +151,17 @@ impl ContainerSpec {
     }
 
     #[must_use]
-    pub fn memory(mut self, block: MemoryBlock) -> Self {
+    pub fn memory(mut self, block: ContainerMemory) -> Self {
         self.memory.push(block);
         self
     }
 }
 
-impl MemoryBlock {
-    #[must_use]
-    pub fn new(memory_type: &str, bytes: u64, numa_nodes: &[i64]) -> Self {
-        Self { memory_type: memory_type.to_owned(), bytes, numa_nodes: numa_nodes.to_vec() }
-    }
+/// Of type `memory` or `hugepages-<size>`.
+#[must_use]
+pub fn memory_block(memory_type: &str, size: u64, numa_nodes: &[i64]) -> ContainerMemory {
+    let nodes = numa_nodes.iter().map(|id| NumaNode { id: *id }).collect();
+    ContainerMemory { memory_type: memory_type.to_owned(), size, topology: Some(TopologyInfo { nodes }) }
 }
 
 impl Claim {

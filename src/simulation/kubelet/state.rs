@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::Options;
 use super::device_manager::DeviceManager;
-use super::spec::{Claim, MemoryBlock, PodSpec};
+use super::spec::{Claim, PodSpec};
 use crate::simulation::random::Random;
+use crate::wire::v1::ContainerMemory;
 
 /// The phase of a pod. Only the last two are terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,23 +75,23 @@ pub struct State {
     /// Allocatable under the static CPU policy; empty without one.
     pub cpu_ids: Vec<i64>,
     /// Allocatable under the static memory policy; empty without one.
-    pub memory: Vec<MemoryBlock>,
+    pub memory: Vec<ContainerMemory>,
     node_name: String,
 }
 
 impl State {
     #[must_use]
-    pub fn new(devices: DeviceManager, node_name: &str, seed: u64) -> Self {
+    pub fn new(options: &Options) -> Self {
         Self {
-            devices,
+            devices: DeviceManager::new(options.rules),
             pods: Vec::new(),
             claims: BTreeMap::new(),
-            gates: Gates::default(),
+            gates: options.gates,
             sight: Sight::All,
-            random: Random::seeded(seed),
-            cpu_ids: Vec::new(),
-            memory: Vec::new(),
-            node_name: node_name.to_owned(),
+            random: Random::seeded(options.seed),
+            cpu_ids: options.cpu_ids.clone(),
+            memory: options.memory.clone(),
+            node_name: options.node_name.clone(),
         }
     }
 
@@ -108,23 +110,6 @@ impl State {
         let (phase, finished) = (Phase::Pending, BTreeSet::new());
         self.pods.push(Pod { uid: uid.clone(), name: name.clone(), spec, phase, admitted: false, finished });
         (uid, name)
-    }
-
-    /// (container, resource, device, healthy) of a pod's app containers, as `allocatedResourcesStatus` would report: as
-    /// the plugin last reported it, healthy where it no longer reports the device.
-    #[must_use]
-    pub fn allocated_resources_status(&self, namespace: &str, pod: &str) -> Vec<(String, String, String, bool)> {
-        let Some(pod) = self.pod(namespace, pod) else { return Vec::new() };
-        let mut status = Vec::new();
-        for container in &pod.spec.containers {
-            for (resource, device, _) in self.devices.devices_of(&pod.uid, &container.name) {
-                let healthy = self.devices.health(resource, device).unwrap_or(true);
-                status.push((container.name.clone(), resource.to_owned(), device.to_owned(), healthy));
-            }
-        }
-        status.sort();
-        status.dedup();
-        status
     }
 
     /// What is called at the start of every List: devices of pods that are no longer active are free again.
