@@ -116,7 +116,7 @@ impl Sums {
     pub(super) fn figures(&self, account: &Account, window: Window) -> Option<Figures> {
         let row = self.rows.get(&(account.gpu.clone(), holder(account)))?;
         let [busy_seconds, idle_seconds, borrowed_seconds, uncovered_seconds] = row.sums(window).map(Some);
-        Some(Figures { busy_seconds, idle_seconds, borrowed_seconds, uncovered_seconds, ..Figures::NONE })
+        Some(Figures { busy_seconds, idle_seconds, borrowed_seconds, uncovered_seconds, ..Figures::default() })
     }
 
     /// `None` in the first second.

@@ -137,7 +137,7 @@ mod tests {
             let account = Account::new(container, "GPU-0".into(), None, crate::model::UnixSeconds(created));
             Account {
                 ended: (!held).then(Default::default),
-                figures: Figures { allocated_seconds: Some(created), ..Figures::NONE },
+                figures: Figures { allocated_seconds: Some(created), ..Figures::default() },
                 ..account
             }
         };

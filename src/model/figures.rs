@@ -28,16 +28,6 @@ pub struct Figures {
 }
 
 impl Figures {
-    pub const NONE: Self = Self {
-        held_seconds: None,
-        allocated_seconds: None,
-        busy_seconds: None,
-        borrowed_seconds: None,
-        idle_seconds: None,
-        uncovered_seconds: None,
-        energy_joules: None,
-    };
-
     /// Busy as a part of the GPU time for which it is known, 0 to 1. Borrowed time does not count.
     #[must_use]
     pub fn busy_ratio(&self) -> Option<f64> {

@@ -60,7 +60,7 @@ pub struct DriverInfo {
 }
 
 /// One physical GPU. `None`: the driver has no value.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Gpu {
     pub uuid: GpuUuid,
     /// The driver's number; `None` for a GPU that the driver has not listed.
@@ -229,25 +229,7 @@ impl Gpu {
     /// A GPU that is not listed, with nothing known but its UUID.
     #[must_use]
     pub fn not_present(uuid: GpuUuid) -> Self {
-        Self {
-            uuid,
-            index: None,
-            minor: None,
-            pci_bus_id: None,
-            model: None,
-            architecture: None,
-            compute_capability: None,
-            vbios_version: None,
-            serial: None,
-            platform: None,
-            numa_node: None,
-            memory_bytes: None,
-            mig_enabled: None,
-            mig_devices: vec![],
-            mig_slices: None,
-            nvlink_peers: None,
-            present: false,
-        }
+        Self { uuid, ..Self::default() }
     }
 
     /// A GPU that the driver lists under this index, with nothing else known.

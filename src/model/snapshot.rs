@@ -175,7 +175,7 @@ pub struct KubeletCounters {
 }
 
 /// The use of one device by one container, kept for the retention after the end of the holding.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Account {
     pub container: ContainerRef,
     pub gpu: GpuUuid,
@@ -215,25 +215,8 @@ impl Account {
 
     /// An account without any value yet.
     #[must_use]
-    pub const fn new(container: ContainerRef, gpu: GpuUuid, mig: Option<MigUuid>, created: UnixSeconds) -> Self {
-        Self {
-            container,
-            gpu,
-            mig,
-            holding: None,
-            created,
-            figures: Figures::NONE,
-            last_active: None,
-            utilization_ratio: None,
-            device_utilization_ratio: None,
-            sm_active_ratio: None,
-            dram_active_ratio: None,
-            memory_used_bytes: None,
-            memory_limit_bytes: None,
-            processes: None,
-            over_limit: false,
-            ended: None,
-        }
+    pub fn new(container: ContainerRef, gpu: GpuUuid, mig: Option<MigUuid>, created: UnixSeconds) -> Self {
+        Self { container, gpu, mig, created, ..Self::default() }
     }
 }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{GpuUuid, PodRef, UnixSeconds};
 
 /// Use of one GPU that is no container's. With the containers' accounts it adds up to the device.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Unattributed {
     pub gpu: GpuUuid,
     /// When counting began.

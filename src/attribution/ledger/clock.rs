@@ -5,7 +5,7 @@ use crate::model::{Divided, Gaps, Monotonic, Totals};
 const CARRY_LIMIT_SECONDS: f64 = 2.0;
 
 /// Up to when one device is accounted, and what its totals were then.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct DeviceClock {
     pub accounted: Monotonic,
     /// Whether a reading has been seen; the first one is where counting starts.
@@ -37,7 +37,7 @@ pub struct Gap {
 }
 
 /// Time that was read at both ends by the same session; perhaps none.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Interval {
     pub from: Monotonic,
     pub to: Monotonic,
@@ -64,16 +64,7 @@ impl Interval {
 
 impl DeviceClock {
     pub fn starting(at: Monotonic) -> Self {
-        Self {
-            accounted: at,
-            read: false,
-            late: false,
-            busy_seconds: None,
-            energy_joules: None,
-            uncovered_seconds: 0.0,
-            gaps: Gaps::default(),
-            busy_carry: 0.0,
-        }
+        Self { accounted: at, ..Self::default() }
     }
 
     /// The first reading: nothing before it is covered.
@@ -107,11 +98,8 @@ impl DeviceClock {
         let mut interval = Interval {
             from: gap_until,
             to: through,
-            busy_seconds: None,
-            energy_joules: None,
             uncovered_seconds: uncovered.max(0.0).min(through.since(gap_until).as_secs_f64()),
-            unattributed_busy_seconds: 0.0,
-            unattributed_energy_joules: 0.0,
+            ..Interval::default()
         };
         let in_gap = has_gap || was_late;
         let mut gap = in_gap.then_some(Gap { from, to: gap_until, energy_joules: None });

@@ -11,12 +11,12 @@ use super::interval_division::{IntervalDivision, held_times};
 use super::partition::Partitions;
 use super::weights::Weights;
 use crate::attribution::owners::DeviceProcesses;
-use crate::model::{ContainerRef, Divided, GpuUuid, MigUuid, Moment, Monotonic, Reason, UnallocatedUse, Unattributed};
+use crate::model::{ContainerRef, GpuUuid, MigUuid, Moment, Monotonic, Reason, UnallocatedUse, Unattributed};
 
 pub type HolderKey = (ContainerRef, Option<MigUuid>);
 
 /// One GPU: its clock, its current and former holders, and its unattributed use.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Device {
     pub clock: DeviceClock,
     pub holders: BTreeMap<HolderKey, HolderAccount>,
@@ -33,25 +33,10 @@ pub struct Device {
 
 impl Device {
     pub fn new(gpu: &GpuUuid, now: Moment) -> Self {
-        let unattributed = Unattributed {
-            gpu: gpu.clone(),
-            created: now.unix,
-            busy_seconds: BTreeMap::new(),
-            energy_joules: BTreeMap::new(),
-            memory_bytes: BTreeMap::new(),
-            processes: BTreeMap::new(),
-            divided: Divided::default(),
-        };
         Self {
             clock: DeviceClock::starting(now.monotonic),
-            holders: BTreeMap::new(),
-            unattributed,
-            weights: Weights::default(),
-            idle_power: IdlePower::default(),
-            activity: Activity::default(),
-            gap: OpenGap::default(),
-            foreign: BTreeMap::new(),
-            in_gap: false,
+            unattributed: Unattributed { gpu: gpu.clone(), created: now.unix, ..Unattributed::default() },
+            ..Self::default()
         }
     }
 

@@ -85,7 +85,10 @@ fn holding() -> Holding {
 
 fn account(pod: &str, created: UnixSeconds) -> Account {
     let account = Account::new(ContainerRef::new("team", pod, "main"), GPU.into(), None, created);
-    Account { figures: Figures { held_seconds: Some(0.0), allocated_seconds: Some(0.0), ..Figures::NONE }, ..account }
+    Account {
+        figures: Figures { held_seconds: Some(0.0), allocated_seconds: Some(0.0), ..Figures::default() },
+        ..account
+    }
 }
 
 fn gain(account: &mut Account, seconds: f64) {
@@ -95,7 +98,7 @@ fn gain(account: &mut Account, seconds: f64) {
         busy_seconds: Some(seconds / 2.0),
         idle_seconds: Some(seconds / 2.0),
         energy_joules: Some(seconds * 300.0),
-        ..Figures::NONE
+        ..Figures::default()
     };
     account.figures = account.figures.plus(more);
 }

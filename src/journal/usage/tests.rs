@@ -19,7 +19,7 @@ fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Optio
             busy_seconds: busy.map(|busy| busy * seconds),
             idle_seconds: busy.map(|busy| (1.0 - busy) * seconds),
             energy_joules: busy.map(|_| 100.0 * seconds),
-            ..Figures::NONE
+            ..Figures::default()
         },
         ..AllocationRecord::default()
     }

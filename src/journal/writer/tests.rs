@@ -14,7 +14,7 @@ fn snapshot(clock: &Clock, pod: &str) -> Snapshot {
     let at: Moment = clock.now();
     let account = Account {
         holding: Some(crate::test_data::holding("GPU-1", Sharing::Exclusive, 1.0)),
-        figures: Figures { allocated_seconds: Some(at.monotonic.as_duration().as_secs_f64()), ..Figures::NONE },
+        figures: Figures { allocated_seconds: Some(at.monotonic.as_duration().as_secs_f64()), ..Figures::default() },
         ..Account::new(ContainerRef::new("team", pod, "main"), "GPU-1".into(), None, at.unix)
     };
     Snapshot { at, accounts: vec![account], ..Snapshot::default() }

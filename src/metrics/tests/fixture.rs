@@ -586,7 +586,7 @@ fn unread(held: f64, allocated: f64) -> Figures {
         held_seconds: Some(held),
         allocated_seconds: Some(allocated),
         uncovered_seconds: Some(allocated),
-        ..Figures::NONE
+        ..Figures::default()
     }
 }
 
