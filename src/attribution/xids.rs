@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use super::join::{HoldingKey, Join};
 use crate::model::{
-    Account, ContainerRef, ContainerXid, GpuUuid, Inventory, MigUuid, Moment, Monotonic, UnixSeconds, XidClass,
-    XidEvent,
+    Account, ContainerRef, ContainerXid, GpuUuid, Inventory, MigUuid, Moment, Monotonic, XidClass, XidEvent,
 };
 
 /// Pages that have shown a container's last count before it may go.
@@ -55,9 +54,7 @@ struct Key {
 
 #[derive(Debug)]
 struct Count {
-    class: XidClass,
-    count: u64,
-    created: UnixSeconds,
+    xid: ContainerXid,
     last: Monotonic,
     scrapes: u64,
 }
@@ -69,19 +66,19 @@ impl ContainerXids {
             self.add(xid, observation);
         }
         self.forget(observation);
-        self.counts.iter().map(|(key, count)| count.published(key)).collect()
+        self.counts.values().map(|count| count.xid.clone()).collect()
     }
 
     fn add(&mut self, xid: &ClassedXid, observation: &XidObservation<'_>) {
-        let class = xid.class;
         let Some(key) = owner(&xid.event, observation) else { return };
         let now = observation.now;
         let account = observation.accounts.iter().find(|account| is_of(account, &key));
         // There was none since the holding began.
         let created = account.map_or(now.unix, |account| account.created);
-        let new = Count { class, count: 0, created, last: now.monotonic, scrapes: 0 };
-        let count = self.counts.entry(key).or_insert(new);
-        count.count = count.count.saturating_add(xid.event.count);
+        let Key { container, gpu, mig, code } = key.clone();
+        let new = ContainerXid { container, gpu, mig, code, class: xid.class, count: 0, created };
+        let count = self.counts.entry(key).or_insert(Count { xid: new, last: now.monotonic, scrapes: 0 });
+        count.xid.count = count.xid.count.saturating_add(xid.event.count);
         (count.last, count.scrapes) = (now.monotonic, observation.scrapes);
     }
 
@@ -121,18 +118,4 @@ fn only<T: Ord>(set: BTreeSet<T>) -> Option<T> {
 
 fn is_of(account: &Account, key: &Key) -> bool {
     account.container == key.container && account.gpu == key.gpu
-}
-
-impl Count {
-    fn published(&self, key: &Key) -> ContainerXid {
-        ContainerXid {
-            container: key.container.clone(),
-            gpu: key.gpu.clone(),
-            mig: key.mig.clone(),
-            code: key.code,
-            class: self.class,
-            count: self.count,
-            created: self.created,
-        }
-    }
 }

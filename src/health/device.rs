@@ -12,8 +12,8 @@ use super::signals::DeviceSignals;
 use super::xids::{Latch, Xids};
 use super::{Session, UNKNOWN_LIMIT};
 use crate::model::{
-    DeviceHealth, DeviceReadings, Gpu, GpuHealth, HealthCause, MigDevice, MigUuid, Moment, Monotonic, UnhealthyReason,
-    UnixSeconds, XidClass, XidEvent,
+    DeviceHealth, Gpu, GpuHealth, HealthCause, MigDevice, MigUuid, Moment, Monotonic, UnhealthyReason, UnixSeconds,
+    XidClass,
 };
 
 /// A reason, and the code where it is an XID.
@@ -27,18 +27,18 @@ pub struct Transition {
     pub detail: Arc<str>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Device {
-    index: Option<u32>,
+    pub index: Option<u32>,
     /// As the inventory has them now.
     layout: Vec<MigDevice>,
-    migs: BTreeSet<MigUuid>,
+    pub migs: BTreeSet<MigUuid>,
     /// When the inventory first listed it.
     appeared: Option<Monotonic>,
-    signals: DeviceSignals,
-    xids: Xids,
+    pub signals: DeviceSignals,
+    pub xids: Xids,
     /// On the whole GPU under `None`.
-    marks: BTreeMap<Option<MigUuid>, Mark>,
+    pub marks: BTreeMap<Option<MigUuid>, Mark>,
     causes: BTreeMap<Option<MigUuid>, BTreeMap<Key, Standing>>,
     health: BTreeMap<Option<MigUuid>, DeviceHealth>,
     /// Since when an earlier agent had them as unhealthy, until they are evaluated.
@@ -54,18 +54,7 @@ struct Standing {
 
 impl Device {
     pub fn new(now: Moment) -> Self {
-        Self {
-            index: None,
-            layout: vec![],
-            migs: BTreeSet::new(),
-            appeared: None,
-            signals: DeviceSignals::default(),
-            xids: Xids::new(now.unix),
-            marks: BTreeMap::new(),
-            causes: BTreeMap::new(),
-            health: BTreeMap::new(),
-            earlier_since: BTreeMap::new(),
-        }
+        Self { xids: Xids::new(now.unix), ..Self::default() }
     }
 
     /// Continues with the faults of an earlier agent. Returns what was restored, in words.
@@ -154,14 +143,6 @@ impl Device {
         self.appeared.is_some()
     }
 
-    pub fn index(&self) -> Option<u32> {
-        self.index
-    }
-
-    pub fn migs(&self) -> &BTreeSet<MigUuid> {
-        &self.migs
-    }
-
     pub fn appear(&mut self, gpu: &Gpu, session: Session, now: Monotonic) {
         self.appeared.get_or_insert(now);
         self.index = gpu.index;
@@ -172,14 +153,6 @@ impl Device {
         self.signals.renew(session);
     }
 
-    pub fn add_xid(&mut self, event: &XidEvent, effect: Effect, now: Monotonic) -> bool {
-        self.xids.take(event, effect, now)
-    }
-
-    pub fn mark(&mut self, mig: Option<MigUuid>, mark: Mark) {
-        self.marks.insert(mig, mark);
-    }
-
     pub fn unmark(&mut self, mig: Option<&MigUuid>) {
         self.xids.clear(mig);
         let concerned = |subject: &Option<MigUuid>| mig.is_none() || subject.as_ref() == mig;
@@ -188,18 +161,6 @@ impl Device {
             let is_confirmed = |reason| matches!(reason, UnhealthyReason::Xid | UnhealthyReason::Admin);
             causes.retain(|(reason, _), standing| standing.ended.is_none() && !is_confirmed(*reason));
         }
-    }
-
-    /// Returns a recovery action that is unknown.
-    pub fn read(
-        &mut self,
-        gpu: &Gpu,
-        readings: Option<&DeviceReadings>,
-        missing: Option<&Arc<str>>,
-        problem: Option<&Arc<str>>,
-        now: Monotonic,
-    ) -> Option<u32> {
-        self.signals.read(gpu, readings, missing, problem, now)
     }
 
     /// The transitions of the GPU and its MIG devices.

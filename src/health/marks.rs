@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::Health;
-use crate::model::{GpuUuid, HealthState, MigUuid, Moment, Monotonic, UnixSeconds};
+use super::device::Device;
+use crate::model::{HealthState, MigUuid, Moment, Monotonic, UnixSeconds};
 
 /// Characters of a reason; it goes into logs and refusals.
 const LONGEST_REASON: usize = 256;
@@ -58,34 +59,29 @@ impl Health {
                 if until.is_some_and(|until| until <= now.monotonic) {
                     return Err(MarkError::Over);
                 }
-                let (gpu, mig) = self.find(device)?;
+                let (device, mig) = self.find(device)?;
                 let until = until.map(|until| Moment {
                     monotonic: until,
                     unix: UnixSeconds(now.unix.0 + until.since(now.monotonic).as_secs_f64()),
                 });
-                let mark = Mark { reason: reason.as_str().into(), until };
-                if let Some(device) = self.devices.get_mut(&gpu) {
-                    device.mark(mig, mark);
-                }
+                device.marks.insert(mig, Mark { reason: reason.as_str().into(), until });
             }
             Order::Unmark { device } => {
-                let (gpu, mig) = self.find(device)?;
-                if let Some(device) = self.devices.get_mut(&gpu) {
-                    device.unmark(mig.as_ref());
-                }
+                let (device, mig) = self.find(device)?;
+                device.unmark(mig.as_ref());
             }
         }
         Ok(self.evaluate(now))
     }
 
-    fn find(&self, name: &str) -> Result<(GpuUuid, Option<MigUuid>), MarkError> {
-        let known = self.devices.iter().filter(|(_, device)| device.is_known());
-        for (uuid, device) in known {
-            if uuid.as_str() == name || device.index().is_some_and(|index| index.to_string() == name) {
-                return Ok((uuid.clone(), None));
+    /// The GPU, and the MIG device if it is one.
+    fn find(&mut self, name: &str) -> Result<(&mut Device, Option<MigUuid>), MarkError> {
+        for (uuid, device) in self.devices.iter_mut().filter(|(_, device)| device.is_known()) {
+            if uuid.as_str() == name || device.index.is_some_and(|index| index.to_string() == name) {
+                return Ok((device, None));
             }
-            if let Some(mig) = device.migs().iter().find(|mig| mig.as_str() == name) {
-                return Ok((uuid.clone(), Some(mig.clone())));
+            if let Some(mig) = device.migs.iter().find(|mig| mig.as_str() == name).cloned() {
+                return Ok((device, Some(mig)));
             }
         }
         Err(MarkError::UnknownDevice(name.to_owned()))

@@ -42,7 +42,7 @@ pub struct HealthInputs<'a> {
 }
 
 /// The state machine.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Health {
     config: Config,
     devices: BTreeMap<GpuUuid, Device>,
@@ -77,18 +77,7 @@ impl Health {
             transition_counts: [("healthy", counts()), ("unhealthy", counts())].into(),
             ..HealthState::default()
         };
-        Self {
-            config,
-            devices: BTreeMap::new(),
-            passthrough: BTreeSet::new(),
-            session: Session::default(),
-            driver_version: None,
-            state: Arc::new(state),
-            transition_count: 0,
-            deadline: None,
-            notes: vec![],
-            logged: BTreeSet::new(),
-        }
+        Self { config, state: Arc::new(state), ..Self::default() }
     }
 
     #[must_use]
@@ -143,7 +132,7 @@ impl Health {
             if self.session.released.is_none() && !self.passthrough.contains(uuid) {
                 let readings = hardware.readings.get(uuid).map(AsRef::as_ref);
                 let missing = hardware.inventory.missing.get(uuid).map(|missing| &missing.detail);
-                let unknown = device.read(gpu, readings, missing, hardware.problem.as_ref(), time);
+                let unknown = device.signals.read(gpu, readings, missing, hardware.problem.as_ref(), time);
                 if let Some(action) = unknown
                     && self.logged.insert((Some(uuid.clone()), action))
                 {
@@ -212,7 +201,7 @@ impl Health {
                 continue;
             }
             let device = self.devices.entry(event.gpu.clone()).or_insert_with(|| Device::new(now));
-            let is_new = device.add_xid(event, effect, now.monotonic);
+            let is_new = device.xids.take(event, effect, now.monotonic);
             let class = classes::class(event.code);
             let odd = matches!(class, crate::model::XidClass::Unknown | crate::model::XidClass::Software);
             if is_new && odd && self.logged.insert((None, event.code)) {

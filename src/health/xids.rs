@@ -13,7 +13,7 @@ use crate::model::{
 const CODES: usize = 256;
 const UNKNOWN_CODE: u32 = 999;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Xids {
     pub counts: XidCounts,
     pub latches: BTreeMap<u32, Latch>,

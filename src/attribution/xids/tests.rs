@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::{Gpu, MigDevice, Sharing, XidInstance};
+use crate::model::{Gpu, MigDevice, Sharing, UnixSeconds, XidInstance};
 use crate::test_data;
 
 const GPU: &str = "GPU-1";
@@ -133,7 +133,7 @@ fn a_count_stays_with_its_account_and_is_read_twice() {
 fn counting_began_with_the_account_or_the_first_xid() {
     let created = |node: &mut Node| {
         node.at(1000, &[xid(1000, 1)]);
-        node.xids.counts.values().map(|count| count.created.0).collect::<Vec<_>>()
+        node.xids.counts.values().map(|count| count.xid.created.0).collect::<Vec<_>>()
     };
     let mut node = Node::held_by(&["holder"]);
     assert_eq!(created(&mut node), [7.0]);

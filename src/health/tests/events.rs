@@ -80,8 +80,7 @@ fn a_new_session_clears_nothing_and_a_gpu_reset_does() {
 
 #[test]
 fn a_reload_clears_nothing_while_the_driver_needs_more_or_the_device_does_not_answer() {
-    let mut world = World::new(Config::default());
-    world.at(1);
+    let mut world = World::checked();
     world.slow(|slow| slow.recovery_action = Some(1));
     world.with(2, &[xid(48, 2)]);
     world.hardware.driver_loads += 1;
@@ -179,8 +178,7 @@ fn a_new_instance_does_not_inherit_the_xid_of_the_number_that_it_got() {
 
 #[test]
 fn xids_count_by_class_and_by_code() {
-    let mut world = World::new(Config::default());
-    world.at(1);
+    let mut world = World::checked();
     world.with(2, &[XidEvent { count: 3, ..xid(31, 2) }]);
     let state = world.with(120, &[xid(31, 120), XidEvent { at: moment(60), ..xid(31, 60) }]);
     let xids = &state.gpus[&GPU.into()].xids;
@@ -192,8 +190,7 @@ fn xids_count_by_class_and_by_code() {
 
 #[test]
 fn codes_and_transitions_are_bounded() {
-    let mut world = World::new(Config::default());
-    world.at(1);
+    let mut world = World::checked();
     let codes: Vec<XidEvent> = (0..10_000).map(|code| xid(code, 2)).collect();
     let state = world.with(2, &codes);
     let xids = &state.gpus[&GPU.into()].xids;

@@ -54,6 +54,13 @@ impl World {
         Self { health, hardware, slow, unresponsive: BTreeSet::new(), energy_counter: 1_000_000, now: 0 }
     }
 
+    /// Both GPUs were found healthy at 1.
+    fn checked() -> Self {
+        let mut world = Self::new(Config::default());
+        world.at(1);
+        world
+    }
+
     /// With the driver of a GPU that has no recovery action.
     fn old(config: Config) -> Self {
         let mut world = Self::new(config);

@@ -136,8 +136,7 @@ fn causes() -> [(&'static str, Change, Change); 9] {
 #[test]
 fn each_reason_appears_with_its_cause_and_ends_after_the_hold_down() {
     for (reason, down, up) in causes() {
-        let mut world = World::new(Config::default());
-        world.at(1);
+        let mut world = World::checked();
         world.at(2);
         assert_eq!(world.reasons(), WELL, "{reason}");
         down(&mut world);
@@ -162,8 +161,7 @@ fn each_reason_appears_with_its_cause_and_ends_after_the_hold_down() {
 
 #[test]
 fn the_hold_down_restarts_with_every_relapse() {
-    let mut world = World::new(Config::default());
-    world.at(1);
+    let mut world = World::checked();
     world.slow(|slow| slow.recovery_action = Some(1));
     world.at(10);
     world.slow(|slow| slow.recovery_action = Some(0));
@@ -194,8 +192,7 @@ fn a_reason_without_new_signals_stays() {
 
 #[test]
 fn an_unknown_recovery_action_is_no_reason_and_logged_once() {
-    let mut world = World::new(Config::default());
-    world.at(1);
+    let mut world = World::checked();
     world.slow(|slow| slow.recovery_action = Some(99));
     world.at(2);
     world.at(3);
@@ -257,8 +254,7 @@ fn an_observed_reset_clears_the_memory_errors() {
 
 #[test]
 fn a_driver_that_cannot_be_opened_for_longer_than_the_limit_is_no_driver() {
-    let mut world = World::new(Config::default());
-    world.at(1);
+    let mut world = World::checked();
     world.unresponsive = [GPU.into(), OTHER.into()].into();
     world.hardware.readings.clear();
     world.hardware.problem = Some("the driver is away".into());
@@ -285,8 +281,7 @@ fn what_is_unknown_stays_so_until_the_device_answers() {
         !device.healthy
     };
     // Released for too long, and the release ends before the driver is back.
-    let mut world = World::new(Config::default());
-    world.at(1);
+    let mut world = World::checked();
     world.release();
     world.unresponsive = [GPU.into(), OTHER.into()].into();
     world.hardware.readings.clear();
@@ -345,8 +340,7 @@ fn a_device_whose_first_check_hangs_goes_from_unknown_to_stuck() {
 
 #[test]
 fn released_devices_keep_their_verdict_for_a_while() {
-    let mut world = World::new(Config::default());
-    world.at(1);
+    let mut world = World::checked();
     world.release();
     world.gpu(|gpu| gpu.present = false);
     world.at(2);
@@ -364,8 +358,7 @@ fn released_devices_keep_their_verdict_for_a_while() {
 
 #[test]
 fn nothing_becomes_healthy_while_it_is_released() {
-    let mut world = World::new(Config::default());
-    world.at(1);
+    let mut world = World::checked();
     world.slow(|slow| slow.recovery_action = Some(1));
     world.at(2);
     world.slow(|slow| slow.recovery_action = Some(0));
