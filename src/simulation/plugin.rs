@@ -30,7 +30,7 @@ pub struct StandInPlugin {
     task: JoinHandle<()>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Inner {
     directory: PathBuf,
     resource: String,
@@ -58,10 +58,7 @@ impl StandInPlugin {
             resource: resource.to_owned(),
             socket_name: socket_name.map(str::to_owned),
             devices: watch::Sender::new(devices),
-            registrations: AtomicUsize::new(0),
-            allocations: AtomicUsize::new(0),
-            registered: watch::Sender::new(false),
-            ended: watch::Sender::new(0),
+            ..Inner::default()
         });
         let task = tokio::spawn(run(Arc::clone(&inner)));
         Self { inner, task }
