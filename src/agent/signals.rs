@@ -17,21 +17,16 @@ pub enum Request {
 
 impl Signals {
     pub fn receive() -> io::Result<Self> {
-        Self::survive()?;
+        // The default action of these ends the process. With SIGXFSZ handled, a write to a file at its size limit fails
+        // as on a full disk. An installed handler stays.
+        for survived in [Signal::USR1, Signal::USR2, Signal::XFSZ] {
+            drop(signal(SignalKind::from_raw(survived.as_raw()))?);
+        }
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
         })
-    }
-
-    /// The default action of these signals ends the process. With SIGXFSZ handled, a write to a file at its size limit
-    /// fails as on a full disk. An installed handler stays.
-    fn survive() -> io::Result<()> {
-        for survived in [Signal::USR1, Signal::USR2, Signal::XFSZ] {
-            drop(signal(SignalKind::from_raw(survived.as_raw()))?);
-        }
-        Ok(())
     }
 
     pub async fn next(&mut self) -> Request {

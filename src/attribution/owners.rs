@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::model::{DeviceReadings, GpuUuid, HardwareState, Owner, ProcessState, UnknownOwner};
+use crate::model::{DeviceProcess, DeviceReadings, GpuUuid, HardwareState, Owner, ProcessState, UnknownOwner};
 
 /// The processes on one GPU at one moment: those that run, and those that still have SM time in the totals.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -64,7 +64,7 @@ fn is_scanning(state: &ProcessState) -> bool {
 fn of_device(readings: &DeviceReadings, state: &ProcessState) -> Option<DeviceProcesses> {
     let listed = readings.medium.as_ref()?.value.processes.as_ref()?;
     let worked = readings.totals.process_sm_seconds.as_ref();
-    let process = |pid: u32| {
+    let process = |pid: u32, listed: Option<&DeviceProcess>| {
         let known = state.processes.get(&pid)?;
         let owner = (known.owner != Owner::Unknown(UnknownOwner::NotResolved)).then(|| known.owner.clone())?;
         let start_ticks = known.key.map_or(0, |key| key.start_ticks);
@@ -73,25 +73,17 @@ fn of_device(readings: &DeviceReadings, state: &ProcessState) -> Option<DevicePr
             pid,
             start_ticks,
             owner,
-            running: false,
-            memory_bytes: None,
-            gpu_instance: None,
-            compute_instance: None,
+            running: listed.is_some(),
+            memory_bytes: listed.and_then(|listed| listed.memory_bytes),
+            gpu_instance: listed.and_then(|listed| listed.gpu_instance),
+            compute_instance: listed.and_then(|listed| listed.compute_instance),
             sm_seconds,
         })
     };
-    let running = listed.iter().filter_map(|listed| {
-        Some(OwnedProcess {
-            running: true,
-            memory_bytes: listed.memory_bytes,
-            gpu_instance: listed.gpu_instance,
-            compute_instance: listed.compute_instance,
-            ..process(listed.pid)?
-        })
-    });
+    let running = listed.iter().filter_map(|listed| process(listed.pid, Some(listed)));
     // Began after the last list was read, or ended before it.
     let unlisted = |pid: &&u32| listed.iter().all(|listed| listed.pid != **pid);
-    let others = worked.into_iter().flat_map(BTreeMap::keys).filter(unlisted).filter_map(|pid| process(*pid));
+    let others = worked.into_iter().flat_map(BTreeMap::keys).filter(unlisted).filter_map(|pid| process(*pid, None));
     Some(DeviceProcesses { has_sm_seconds: worked.is_some(), processes: running.chain(others).collect() })
 }
 
@@ -111,12 +103,8 @@ mod tests {
     };
 
     fn hardware(listed: Option<&[u32]>, worked: Option<&[(u32, f64)]>) -> HardwareState {
-        let process = |pid: &u32| crate::model::DeviceProcess {
-            pid: *pid,
-            gpu_instance: None,
-            compute_instance: None,
-            memory_bytes: Some(7),
-        };
+        let process =
+            |pid: &u32| DeviceProcess { pid: *pid, gpu_instance: None, compute_instance: None, memory_bytes: Some(7) };
         let processes = listed.map(|pids| pids.iter().map(process).collect());
         let at = Monotonic::default();
         let medium = Some(Stamped { at, value: Medium { processes, ..Medium::default() } });

@@ -22,10 +22,9 @@ pub struct Held {
     pub busy_seconds: f64,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Row {
-    held_seconds: f64,
-    busy_seconds: f64,
+    held: Held,
     /// Since when it does what it does, and how much.
     doing: Option<(Monotonic, f64)>,
 }
@@ -33,7 +32,17 @@ struct Row {
 impl Truth {
     /// From `at` on the container holds the device and loads it this much.
     pub fn set(&mut self, at: Monotonic, container: &ContainerRef, device: &str, utilization: f64) {
-        let row = self.rows.entry((container.clone(), device.to_owned())).or_default();
+        let row = self.rows.entry((container.clone(), device.to_owned())).or_insert_with(|| Row {
+            held: Held {
+                namespace: container.namespace.to_string(),
+                pod: container.pod.to_string(),
+                container: container.container.to_string(),
+                device: device.to_owned(),
+                held_seconds: 0.0,
+                busy_seconds: 0.0,
+            },
+            doing: None,
+        });
         row.advance(at);
         row.doing = Some((at, utilization));
     }
@@ -49,19 +58,9 @@ impl Truth {
     /// All rows at `now`.
     #[must_use]
     pub fn at(&self, now: Monotonic) -> Vec<Held> {
-        let row = |((container, device), row): (&(ContainerRef, String), &Row)| {
-            let mut row = row.clone();
-            row.advance(now);
-            Held {
-                namespace: container.namespace.to_string(),
-                pod: container.pod.to_string(),
-                container: container.container.to_string(),
-                device: device.clone(),
-                held_seconds: row.held_seconds,
-                busy_seconds: row.busy_seconds,
-            }
-        };
-        self.rows.iter().map(row).collect()
+        let mut rows = self.rows.clone();
+        rows.values_mut().for_each(|row| row.advance(now));
+        rows.into_values().map(|row| row.held).collect()
     }
 }
 
@@ -69,8 +68,8 @@ impl Row {
     fn advance(&mut self, now: Monotonic) {
         if let Some((since, utilization)) = &mut self.doing {
             let seconds = now.since(*since).as_secs_f64();
-            self.held_seconds += seconds;
-            self.busy_seconds += seconds * *utilization;
+            self.held.held_seconds += seconds;
+            self.held.busy_seconds += seconds * *utilization;
             *since = (*since).max(now);
         }
     }
