@@ -1,7 +1,9 @@
-//! The admission of a pod: devices are chosen and allocated container by container, on one main loop.
+//! The admission of a pod: devices are chosen and allocated container by container, on one main loop. The start of a
+//! container: the device configuration that the runtime gets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::time::Duration;
 
 use super::FakeKubelet;
 use super::device_manager::{DeviceManager, Place, Selection};
@@ -11,9 +13,12 @@ use super::shared::{Power, Shared};
 use super::spec::{ContainerKind, PodSpec};
 use super::state::Phase;
 use crate::wire::v1beta1::{
-    AllocateRequest, ContainerAllocateRequest, ContainerPreferredAllocationRequest, PreferredAllocationRequest,
+    AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, ContainerPreferredAllocationRequest,
+    PreStartContainerRequest, PreferredAllocationRequest,
 };
 use prost::Message;
+
+const PRE_START_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The outcome of a pod's admission.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +86,27 @@ impl FakeKubelet {
         }
         shared.changed();
         Ok(outcomes)
+    }
+
+    /// A start or restart of a container: the runtime's input, or why the container does not start. `None`: there is
+    /// no such pod. Allocate is not called again; PreStartContainer is, where required.
+    pub async fn start_container(
+        &self,
+        namespace: &str,
+        pod: &str,
+        container: &str,
+    ) -> Option<Result<ContainerAllocateResponse, String>> {
+        let uid = self.uid(namespace, pod)?;
+        let answers = self.shared.state.lock().devices.answers_of(&uid, container);
+        let mut options = ContainerAllocateResponse::default();
+        for (resource, (devices, answer)) in answers {
+            if let Err(error) = pre_start(&self.shared, &resource, devices).await {
+                return Some(Err(error));
+            }
+            // A message followed by another is both, merged. A checkpoint may contain anything.
+            let _ = options.merge(answer.as_slice());
+        }
+        Some(Ok(options))
     }
 }
 
@@ -174,4 +200,19 @@ fn preference(available: &[String], must: &[String], wanted: usize) -> Preferred
         allocation_size: i32::try_from(wanted).unwrap_or(i32::MAX),
     };
     PreferredAllocationRequest { container_requests: vec![request] }
+}
+
+async fn pre_start(shared: &Shared, resource: &str, devices_ids: Vec<String>) -> Result<(), String> {
+    let serial = shared.state.lock().devices.plugin(resource);
+    let client = {
+        let plugins = shared.plugins.lock();
+        serial.and_then(|serial| plugins.get(&serial)).filter(|plugin| plugin.pre_start).map(|one| one.client.clone())
+    };
+    let Some(mut client) = client else { return Ok(()) };
+    let call = client.pre_start_container(PreStartContainerRequest { devices_ids });
+    let failed = |text| format!("device plugin PreStartContainer rpc failed with err: {text}");
+    match tokio::time::timeout(PRE_START_DEADLINE, call).await {
+        Ok(answer) => answer.map(drop).map_err(|status| failed(in_go(&status))),
+        Err(_) => Err(failed("context deadline exceeded".to_owned())),
+    }
 }

@@ -6,7 +6,6 @@
 mod admission;
 mod answers;
 mod checkpoint;
-mod container;
 mod device_manager;
 mod faults;
 mod lister;
