@@ -255,7 +255,8 @@ pub fn head(node: &Node, since: Duration) -> Vec<Line> {
     let holding = node.accounts.iter().filter(|account| account.holding.is_some());
     let holders: BTreeSet<_> = holding.map(|account| &account.container).collect();
     let mut totals = vec![counted(overview.gpus, "GPU"), counted(holders.len(), "container")];
-    let unhealthy = node.health.gpus.values().flat_map(crate::model::GpuHealth::devices).filter(|device| !device.healthy).count();
+    let unhealthy =
+        node.health.gpus.values().flat_map(crate::model::GpuHealth::devices).filter(|device| !device.healthy).count();
     totals.extend((unhealthy > 0).then(|| format!("{unhealthy} unhealthy")));
     totals.extend(overview.allocated_gpus.map(|gpus| format!("{gpus:.1} GPUs allocated")));
     totals.extend(overview.busy_ratio.map(|ratio| format!("busy {}", percent(Some(ratio)))));

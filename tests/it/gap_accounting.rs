@@ -144,7 +144,13 @@ impl World {
         self.read = (self.busy, self.energy);
         let fast = Fast { utilization_ratio: Some(self.load as f64 / 100.0), power_watts: None, ..Fast::default() };
         let counter = self.energy - self.loaded_at;
-        Pass { integrals, energy_counter: Some(counter), fast: Some(fast), ..Pass::default() }
+        Pass {
+            integrals,
+            energy_counter: Some(counter),
+            counter_is_of_gpu: Some(true),
+            fast: Some(fast),
+            ..Pass::default()
+        }
     }
 
     fn pass(&mut self, fresh: bool) {

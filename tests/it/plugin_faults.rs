@@ -84,21 +84,6 @@ async fn strange_ids_in_allocate_are_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_id_of_any_length_is_refused_in_few_words() {
-    let (node, _podmeter) = with("{}", 4, 4).await;
-    let mut asked = Asked::of(&node).await;
-    for length in [64, 20_000, 1_000_000] {
-        let status = asked.allocate(&[vec!["x".repeat(length)]]).await.unwrap_err();
-        assert_eq!(status.code(), Code::InvalidArgument, "{length}: {}", status.code());
-        assert!(status.message().len() < 500, "{length}");
-    }
-    // More than a server takes in one message.
-    let status = asked.allocate(&[vec!["x".repeat(5_000_000)]]).await.unwrap_err();
-    assert_eq!(status.code(), Code::OutOfRange);
-    asked.allocate(&[vec![uuid(1)]]).await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_duplicate_in_allocate_is_given_once() {
     let (node, _podmeter) = with("{}", 4, 4).await;
     let mut asked = Asked::of(&node).await;

@@ -47,8 +47,7 @@ on_device! {
         let fabric = fabric(target)?;
         let version = info.cast::<c_uint>().get()?;
         let (clusterUuid, status, cliqueId) = (fabric.cluster_uuid, fabric.status, fabric.clique_id);
-        // 0 not supported, 1 healthy.
-        let (state, healthMask, healthSummary) = (fabric.state, fabric.health_mask, u8::from(fabric.state != 0));
+        let (state, healthMask, healthSummary) = (fabric.state, fabric.health_mask, fabric.health_summary);
         if version == versions::word(3, size_of::<nvmlGpuFabricInfo_v3_t>()) {
             return info.put(nvmlGpuFabricInfo_v3_t {
                 version, clusterUuid, status, cliqueId, state, healthMask, healthSummary,
@@ -104,6 +103,6 @@ fn remote(target: &Target, link: u32) -> Result<&Remote, Code> {
 }
 
 fn fabric(target: &Target) -> Result<Fabric, Code> {
-    let none = Fabric { state: 0, health_mask: 0, ..Fabric::default() };
+    let none = Fabric { state: 0, health_mask: 0, health_summary: 0, ..Fabric::default() };
     Ok(target.whole()?.fabric.clone().unwrap_or(none))
 }

@@ -38,6 +38,7 @@ group! {
     /// The ring buffer of nvmlDeviceGetSamples.
     Samples {
         period_microseconds: u64 = 166_667,
+        ring_entries: u64 = 100,
         /// Always empty: NOT_FOUND, as reported from some drivers.
         silent: bool = false,
     }
@@ -188,6 +189,8 @@ group! {
         cluster_uuid: [u8; 16] = [0; 16],
         /// Every group "false" but the configuration, which is 1 = fine: nothing wrong.
         health_mask: u32 = 0x51AA,
+        /// 0 not supported, 1 healthy, 2 unhealthy, 3 limited capacity.
+        health_summary: u8 = 1,
     }
 }
 
