@@ -28,7 +28,6 @@ pub const AREA: Area = Area {
                 rig.gpus(|gpu| gpu["lost"] = json!(false));
             }),
             within: 30,
-            ..ROW
         },
         Row {
             id: "condition-agent-down",

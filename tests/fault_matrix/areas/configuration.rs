@@ -1,4 +1,4 @@
-use crate::rig::{CONFIG, Rig};
+use crate::rig::CONFIG;
 use crate::row::{Area, GoesOn, Is, Log, Metric, READY, ROW, Row, Text};
 
 const RELOAD_FAILED: Metric = Metric("podmeter_config_last_reload_successful", &[], Is::Value(0.0));

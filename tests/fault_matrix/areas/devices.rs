@@ -44,7 +44,6 @@ pub const AREA: Area = Area {
             undone: "the GPU answers",
             undo: Some(|rig| rig.gpu(3, |gpu| gpu["lost"] = json!(false))),
             within: 15,
-            ..ROW
         },
         Row {
             id: "gpu-lost-before-start",
@@ -65,7 +64,6 @@ pub const AREA: Area = Area {
             undone: "the driver lists it",
             undo: Some(|rig| rig.gpu(3, |gpu| gpu["fail"] = json!({}))),
             within: 30,
-            ..ROW
         },
         Row {
             id: "gpu-sentinels",
@@ -110,7 +108,6 @@ pub const AREA: Area = Area {
             undone: "the driver is reloaded",
             undo: Some(reload),
             within: 20,
-            ..ROW
         },
         Row {
             id: "gpu-xid-119",
@@ -142,7 +139,6 @@ pub const AREA: Area = Area {
                 });
             }),
             within: 15,
-            ..ROW
         },
         Row {
             id: "gpu-fabric-lost",
@@ -159,7 +155,6 @@ pub const AREA: Area = Area {
             undone: "the registration completes",
             undo: Some(|rig| fabric(rig, json!({}), 12)),
             within: 15,
-            ..ROW
         },
         Row {
             id: "gpu-call-hangs",
@@ -177,7 +172,6 @@ pub const AREA: Area = Area {
             undone: "the call returns",
             undo: Some(|rig| rig.gpu(3, |gpu| gpu["hang"] = json!([]))),
             within: 15,
-            ..ROW
         },
         Row {
             id: "gpu-marked",

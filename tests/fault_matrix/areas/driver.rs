@@ -43,7 +43,6 @@ pub const AREA: Area = Area {
             undone: "the driver is loaded",
             undo: Some(|rig| rig.driver.update(|state| state["init"] = json!(0))),
             within: 20,
-            ..ROW
         },
         Row {
             id: "driver-hangs",
@@ -61,7 +60,6 @@ pub const AREA: Area = Area {
             undone: "the calls return",
             undo: Some(|rig| rig.driver.update(|state| state["hang"] = json!([]))),
             within: 30,
-            ..ROW
         },
         Row {
             id: "driver-events-fail",
@@ -100,7 +98,6 @@ pub const AREA: Area = Area {
                 rig.driver.update(|state| state["gpus"] = gpus);
             }),
             within: 40,
-            ..ROW
         },
         Row {
             id: "driver-released",
@@ -116,7 +113,6 @@ pub const AREA: Area = Area {
             undone: "`POST /resume`",
             undo: Some(|rig| assert_eq!(rig.order("/resume", "").status, 200)),
             within: 15,
-            ..ROW
         },
     ],
 };

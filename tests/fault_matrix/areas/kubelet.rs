@@ -78,7 +78,6 @@ pub const AREA: Area = Area {
             undone: "the kubelet answers",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 15,
-            ..ROW
         },
         Row {
             id: "kubelet-refuses",
@@ -109,7 +108,6 @@ pub const AREA: Area = Area {
             undone: "the claim is removed",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 20,
-            ..ROW
         },
     ],
 };

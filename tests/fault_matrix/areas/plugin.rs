@@ -1,5 +1,6 @@
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
+use tonic::Code;
 
 use crate::rig::{GPU, Rig, wait_for};
 use crate::row::{Area, GoesOn, Is, Log, Metric, READY, ROW, Row, Text};
@@ -56,7 +57,6 @@ pub const AREA: Area = Area {
             undone: "the kubelet accepts the registration",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 20,
-            ..ROW
         },
         Row {
             id: "plugin-not-listed",
@@ -72,7 +72,6 @@ pub const AREA: Area = Area {
             undone: "the kubelet calls it",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 20,
-            ..ROW
         },
         Row {
             id: "plugin-registration-hangs",
@@ -88,7 +87,6 @@ pub const AREA: Area = Area {
             undone: "the kubelet answers",
             undo: Some(|rig| rig.kubelet.heal()),
             within: 30,
-            ..ROW
         },
         Row {
             id: "plugin-directory-gone",
@@ -111,7 +109,6 @@ pub const AREA: Area = Area {
                 rig.kubelet.restart().unwrap();
             }),
             within: 15,
-            ..ROW
         },
         Row {
             id: "plugin-conflict",
@@ -127,7 +124,6 @@ pub const AREA: Area = Area {
             undone: "the other plugin ends",
             undo: Some(Rig::drop_held),
             within: 15,
-            ..ROW
         },
     ],
 };
