@@ -159,11 +159,6 @@ impl Rig {
         assert_eq!(self.ended(), Some(0), "{}", self.log());
     }
 
-    pub fn restart(&mut self) {
-        self.stop();
-        self.begin();
-    }
-
     fn forget(&mut self) {
         if let Some(running) = self.running.take() {
             self.past.push_str(&running.log());
@@ -252,10 +247,6 @@ impl Rig {
         let mut state = Value::Null;
         self.driver.update(|now| state = now.clone());
         state
-    }
-
-    pub fn until_series(&self, name: &str) {
-        until(name, || self.metrics().count(name, &[]) > 0);
     }
 
     pub fn hold(&mut self, what: impl Any) {

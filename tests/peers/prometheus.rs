@@ -90,7 +90,6 @@ fn gpu_seconds_match(arguments: &[&str]) {
     let within = |ours: f64, theirs: f64| (ours - theirs).abs() <= theirs * 0.01;
     for (namespace, (allocated, busy)) in &truth {
         let ours = known[namespace];
-        println!("{namespace}: allocated {:.2} of {allocated:.2}, busy {:.2} of {busy:.2}", ours.0, ours.1);
         assert!(within(ours.0, *allocated) && within(ours.1, *busy), "{namespace}: {known:?} is not {truth:?}");
     }
 
