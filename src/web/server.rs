@@ -39,6 +39,8 @@ const GRACE: Duration = Duration::from_secs(3);
 const PROBE_CONNECTIONS: usize = 8;
 /// Rendering at once, whatever the number of clients. Two may wait for the journal's disk.
 const RENDERERS: usize = 4;
+/// Then a thread that has rendered ends, with its memory.
+const IDLE_THREAD: Duration = Duration::from_millis(100);
 /// After a failed accept; usually file descriptors are missing.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -60,7 +62,8 @@ impl Threads {
     /// One thread for connections, and a few that render and read the journal.
     pub fn start() -> io::Result<Self> {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        let runtime = runtime.worker_threads(1).max_blocking_threads(RENDERERS).thread_name("web").enable_all();
+        let runtime = runtime.worker_threads(1).max_blocking_threads(RENDERERS).thread_keep_alive(IDLE_THREAD);
+        let runtime = runtime.thread_name("web").enable_all();
         runtime.build().map(|runtime| Self(Some(runtime)))
     }
 
