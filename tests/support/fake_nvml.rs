@@ -33,7 +33,7 @@ impl FakeNvml {
         self.folder.path()
     }
 
-    /// Seen by the library at its next call, at the latest 5 ms later.
+    /// Applies to the library's next call.
     pub fn set(&self, state: Value) {
         let partial = self.folder().join("fake-nvml.json.partial");
         fs::write(&partial, state.to_string()).expect("write the state");

@@ -93,7 +93,7 @@ impl Library {
     }
 
     fn refresh(&mut self, now: Micros) {
-        let Some(fresh) = self.watch.refresh(now) else { return };
+        let Some(fresh) = self.watch.refresh() else { return };
         let written = fresh.written.clamp(now.saturating_sub(OLDEST_STATE_MICROS), now).max(self.reported);
         if fresh.machine.generation != self.history_of {
             self.history_of = fresh.machine.generation;
