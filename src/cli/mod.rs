@@ -134,6 +134,10 @@ fn run_top(TopArguments { agent, once, interval }: TopArguments) -> Result<(), F
 fn run_agent(options: AgentOptions) -> Result<(), Failed> {
     let Configuration { options: started, settings } = settings::resolve(options.clone()).map_err(misused)?;
     let log = logging::start(settings.log_format, &settings.reloadable.log_level);
+    let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for (variable, meant) in options::misspelt_variables(variables) {
+        tracing::warn!(variable, "this environment variable has no effect: did you mean {meant}?");
+    }
     let set_level = log.set_level();
     let reload = Box::new(move || {
         let reread = settings::resolve(options.clone()).map_err(|error| error.to_string())?;

@@ -17,6 +17,9 @@ use crate::agent::{
 use crate::input::{Size, SwitchOr};
 use crate::metrics::dcgm::Generation;
 
+/// From what likeness on (Jaro) an environment variable was probably meant to be an option.
+const NEARLY: f64 = 0.9;
+
 /// What help, error messages and documentation need of an option.
 #[derive(Debug)]
 pub struct Row {
@@ -57,6 +60,20 @@ fn camel_case(name: &str) -> String {
 
 pub fn row(name: &str) -> &'static Row {
     ROWS.iter().find(|row| row.name == name).expect("every option is a row")
+}
+
+/// Names of environment variables that are nearly an option's, each with the option's. Those that Kubernetes sets for a
+/// Service named podmeter are not.
+pub fn misspelt_variables(present: impl Iterator<Item = String>) -> Vec<(String, &'static str)> {
+    let variables = || ROWS.iter().map(|row| row.variable.as_str());
+    let meant = |name: &str| {
+        let word = |variable: &str| variable.strip_prefix("PODMETER_").map(str::to_owned);
+        let likeness = |variable| strsim::jaro(&word(name).unwrap_or_default(), &word(variable).unwrap_or_default());
+        variables()
+            .find(|variable| likeness(variable) >= NEARLY)
+            .filter(|_| variables().all(|variable| variable != name))
+    };
+    present.filter_map(|name| meant(&name).map(|meant| (name, meant))).collect()
 }
 
 /// A row `name "VALUE": Type = "default" in "low"..="high", reload` is the flag `--name`, the variable `PODMETER_NAME` and the key
@@ -327,6 +344,24 @@ mod tests {
     }
 
     /// `UPDATE_GOLDEN=1 cargo test documented_options` accepts a change.
+    #[test]
+    fn a_misspelt_variable_is_found_and_no_other() {
+        let misspelt = |names: &[&str]| misspelt_variables(names.iter().map(|name| (*name).to_owned()));
+        assert_eq!(
+            misspelt(&["PODMETER_REFRESH_INTERVALL", "PODMETER_LSITEN"]),
+            [
+                ("PODMETER_REFRESH_INTERVALL".to_owned(), "PODMETER_REFRESH_INTERVAL"),
+                ("PODMETER_LSITEN".to_owned(), "PODMETER_LISTEN"),
+            ]
+        );
+        let right: Vec<&str> = ROWS.iter().map(|row| row.variable.as_str()).collect();
+        assert_eq!(misspelt(&right), []);
+        let of_the_chart =
+            ["PODMETER_IMAGE", "PODMETER_POD_NAME", "PODMETER_POD_NAMESPACE", "PODMETER_UPDATE_STRATEGY"];
+        let of_a_service = ["PODMETER_SERVICE_HOST", "PODMETER_SERVICE_PORT_METRICS", "PODMETER_PORT_9410_TCP_ADDR"];
+        assert_eq!(misspelt(&[&of_the_chart[..], &of_a_service].concat()), []);
+    }
+
     #[test]
     fn documented_options_are_the_rows() {
         let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };
