@@ -99,18 +99,18 @@ impl Screen {
             (None, _) => lines.push(Line::new("Polling goes on.", Style::Plain)),
             (Some(node), Some(gpu)) => {
                 let page = detail::lines(node, gpu, since, width);
-                let room = height.saturating_sub(lines.len() + 1);
-                self.scrolled = self.scrolled.min(page.len().saturating_sub(room));
-                lines.extend(page.into_iter().skip(self.scrolled).take(room));
+                let visible = height.saturating_sub(lines.len() + 1);
+                self.scrolled = self.scrolled.min(page.len().saturating_sub(visible));
+                lines.extend(page.into_iter().skip(self.scrolled).take(visible));
             }
             (Some(node), None) => {
                 lines.extend(table::head(node, since).into_iter().take(HEAD));
-                let (rows, room) = (table::rows(node), height.saturating_sub(lines.len() + 2));
+                let (rows, visible) = (table::rows(node), height.saturating_sub(lines.len() + 2));
                 let mut table = table::lines(&rows, width).into_iter();
                 lines.extend(table.next());
                 let place = self.selected(&rows);
-                let first = place.unwrap_or(0).saturating_sub(room / 2).min(rows.len().saturating_sub(room));
-                lines.extend(table.enumerate().skip(first).take(room).map(|(number, line)| match place {
+                let first = place.unwrap_or(0).saturating_sub(visible / 2).min(rows.len().saturating_sub(visible));
+                lines.extend(table.enumerate().skip(first).take(visible).map(|(number, line)| match place {
                     Some(place) if place == number => Line { style: Style::Selected, ..line },
                     _ => line,
                 }));
