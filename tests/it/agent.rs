@@ -226,9 +226,11 @@ async fn a_driver_too_old_for_most_calls_still_gives_what_it_has() {
     ]);
     let (node, driver) = (one_holder().await, FakeNvml::start(state));
     let running = with_driver(&node, &driver);
-    let page = counting(&running);
-    assert_eq!(page.count("podmeter_device_utilization_ratio", &[]), 8);
-    assert!(page.count("podmeter_device_energy_joules_total", &[]) == 8, "integrated from power");
+    running.until("each GPU's utilization, and its energy integrated from power", |page| {
+        ["podmeter_device_utilization_ratio", "podmeter_device_energy_joules_total"]
+            .iter()
+            .all(|metric| page.count(metric, &[]) == 8)
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]

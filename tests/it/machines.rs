@@ -9,6 +9,7 @@ use crate::support::demo::{Demo, until};
 
 /// The metrics, the API's snapshot and the page.
 struct Shown {
+    demo: Demo,
     metrics: Page,
     node: Value,
     page: String,
@@ -24,7 +25,7 @@ fn shown(profile: Profile) -> Shown {
         let readings = node["hardware"]["readings"].as_object()?;
         readings.values().all(|readings| readings["slow"].is_object()).then_some(node.clone())
     });
-    Shown { metrics: demo.running.metrics(), page: get("/"), node }
+    Shown { metrics: demo.running.metrics(), page: get("/"), node, demo }
 }
 
 #[test]
@@ -34,7 +35,9 @@ fn gpus_for_virtual_machines_are_shown_with_their_holders() {
     assert_eq!(node.metrics.count("podmeter_device_passthrough_info", &["kernel_driver=\"vfio-pci\""]), 4);
     assert_eq!(node.metrics.count("podmeter_device_healthy", &[]), 4, "the host reports nothing of the others");
     let holders = ["namespace=\"team-vms\"", "resource=\"nvidia.com/GH100_H100_SXM5_80GB\"", "gpu_uuid=\"PCI-"];
-    assert_eq!(node.metrics.count("podmeter_container_allocation_info", &holders), 3);
+    node.demo
+        .running
+        .until("the virtual machines", |page| page.count("podmeter_container_allocation_info", &holders) == 3);
     assert_eq!(node.metrics.count("podmeter_unresolved_devices", &[]), 0);
     assert_eq!(node.page.matches("4 of 8 GPUs known").count(), 3, "busy, memory, power");
     assert!(node.page.contains("passed through") && node.page.contains("kernel driver vfio-pci, IOMMU group 4"));
@@ -102,8 +105,9 @@ fn a_board_of_blackwell_gpus_shows_its_mig_devices_and_no_module_power() {
     let board = check(Profile::B200, 8, &["B200", "1g.23gb+me", "1g.45gb", "3g.90gb"]);
     assert!(!board.page.contains(">module "), "{}", board.page);
     assert_eq!(board.metrics.count("podmeter_mig_device_info", &[]), 4);
-    let held = board.metrics.count("podmeter_container_device_info", &["resource=\"nvidia.com/mig-1g.23gb.me\""]);
-    assert_eq!(held, 1, "the media slice is a resource of its own");
+    board.demo.running.until("a holder of the media slice, a resource of its own", |page| {
+        page.count("podmeter_container_device_info", &["resource=\"nvidia.com/mig-1g.23gb.me\""]) == 1
+    });
 }
 
 #[test]

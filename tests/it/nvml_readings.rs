@@ -378,13 +378,13 @@ fn the_energy_of_a_gpu_on_a_module_is_its_own_or_unknown() {
         (with(true, 488_000, json!({"185": failing, "186": failing})), false),
     ];
     let (gpus, is_known): (Vec<Value>, Vec<bool>) = cases.into_iter().unzip();
-    let fake = FakeNvml::start(json!({ "gpus": gpus }));
+    let micros = |pass: u64| 1_000_000 + 250_000 * pass;
+    let fake = FakeNvml::start(json!({ "gpus": gpus, "clock_microseconds": micros(0) }));
     let session = open(&fake);
     let mut readers: Vec<_> = (0..gpus.len()).map(|index| session.reader(&gpu(index)).unwrap()).collect();
-    let began = std::time::Instant::now();
-    let (mut sums, mut times) = (vec![(None, None); gpus.len()], vec![]);
-    // The fake's counter and samples follow its own clock.
+    let mut sums = vec![(None, None); gpus.len()];
     for pass in 0..12 {
+        fake.update(|state| state["clock_microseconds"] = json!(micros(pass)));
         if pass == 3 {
             fake.update(|state| {
                 for id in ["185", "186"] {
@@ -392,9 +392,7 @@ fn the_energy_of_a_gpu_on_a_module_is_its_own_or_unknown() {
                 }
             });
         }
-        let elapsed = began.elapsed();
-        times.push(elapsed.as_secs_f64());
-        let now = Moment { monotonic: Monotonic::from_millis(elapsed.as_millis() as u64), unix: UnixSeconds(0.0) };
+        let now = Moment { monotonic: Monotonic::from_millis(micros(pass) / 1000), unix: UnixSeconds(0.0) };
         for (index, (reader, (own, module))) in readers.iter_mut().zip(&mut sums).enumerate() {
             let read = reader.read(Due::default(), now);
             let add = |sum: &mut Option<f64>, joules: Option<f64>| {
@@ -408,14 +406,13 @@ fn the_energy_of_a_gpu_on_a_module_is_its_own_or_unknown() {
                 assert_eq!(watts, (is_known[index] && pass >= 4).then_some(180.0), "pass {pass} of {index}");
             }
         }
-        std::thread::sleep(Duration::from_millis(250));
     }
-    let seconds = times[11] - times[0];
+    let seconds = 11.0 * 0.25;
     for (index, ((own, module), is_known)) in sums.into_iter().zip(is_known).enumerate() {
         let own = own.map(|joules: f64| (joules / seconds / 180.0 - 1.0).abs() < 0.15);
         assert_eq!(own, is_known.then_some(true), "{index}");
         let module: f64 = module.unwrap();
-        let seconds = if index == 5 { times[11] - times[3] } else { seconds };
+        let seconds = if index == 5 { 8.0 * 0.25 } else { seconds };
         assert!((module / seconds - 488.0).abs() < 80.0, "{index}: {module} J in {seconds} s");
     }
 }

@@ -1,6 +1,7 @@
 //! The fake's time: microseconds that rise, and are no wall clock, like the time stamps of the driver.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub type Micros = u64;
@@ -18,8 +19,19 @@ fn wall_clock() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
+/// Microseconds since the beginning at which a test has stopped the clock; 0 while it runs.
+static STOPPED: AtomicU64 = AtomicU64::new(0);
+
+pub fn stop_at(micros: Micros) {
+    STOPPED.store(micros, Ordering::Relaxed);
+}
+
 pub fn now() -> Micros {
     static START: OnceLock<Instant> = OnceLock::new();
+    let stopped = STOPPED.load(Ordering::Relaxed);
+    if stopped > 0 {
+        return BEGIN + stopped;
+    }
     let start = *START.get_or_init(instant);
     BEGIN + instant().duration_since(start).as_micros() as Micros
 }

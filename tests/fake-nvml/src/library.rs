@@ -51,9 +51,8 @@ static NEVER: Condvar = Condvar::new();
 /// The library, after it has read the file. The lock is held for the moment only, never while a call waits.
 pub fn library() -> MutexGuard<'static, Library> {
     let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
-    let now = clock::now();
-    library.refresh(now);
-    library.stats.write_if_due(now);
+    library.refresh();
+    library.stats.write_if_due(clock::now());
     library
 }
 
@@ -92,8 +91,10 @@ impl Library {
         }
     }
 
-    fn refresh(&mut self, now: Micros) {
+    fn refresh(&mut self) {
         let Some(fresh) = self.watch.refresh() else { return };
+        clock::stop_at(fresh.machine.clock_microseconds);
+        let now = clock::now();
         let written = fresh.written.clamp(now.saturating_sub(OLDEST_STATE_MICROS), now).max(self.reported);
         if fresh.machine.generation != self.history_of {
             self.history_of = fresh.machine.generation;

@@ -28,6 +28,8 @@ pub struct Machine {
     /// 13000 is 13.0.
     pub cuda_version: i32,
     pub gpus: Vec<Arc<Gpu>>,
+    /// Where the driver's clock stands still; 0: it runs.
+    pub clock_microseconds: u64,
     /// The result of nvmlDeviceGetCount in place of their number.
     pub gpu_count: Option<u32>,
     pub fail: BTreeMap<String, u32>,
@@ -48,6 +50,7 @@ impl Default for Machine {
             nvml_version: "13.580.95.05".to_owned(),
             cuda_version: 13000,
             gpus: Vec::new(),
+            clock_microseconds: 0,
             gpu_count: None,
             fail: BTreeMap::new(),
             delay: BTreeMap::new(),
