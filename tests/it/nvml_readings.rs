@@ -67,7 +67,8 @@ fn a_host_of_vgpus_has_a_reading_of_each_and_a_guest_without_a_driver_ends_nothi
         {"virtualization_mode": 3, "vgpus": many},
         {},
     ]}));
-    let session = open(&fake);
+    let mut driver = driver(&fake);
+    let session = driver.open().unwrap();
     let read = |index| session.reader(&gpu(index)).unwrap().read(ALL, at(1));
     let host = read(0);
     let medium = host.medium.unwrap();
@@ -85,10 +86,11 @@ fn a_host_of_vgpus_has_a_reading_of_each_and_a_guest_without_a_driver_ends_nothi
     let restricted = |vgpu: &&Vgpu| vgpu.license_state == Some("unlicensed_restricted");
     assert_eq!(crowded.vgpus.iter().filter(restricted).count(), 20, "more than fit into the first buffer");
     assert!(crowded.vgpus.iter().all(|vgpu| vgpu.sm_utilization_ratio.is_none()), "400 % is implausible");
-    let before = fake.calls().get("nvmlDeviceGetActiveVgpus").copied();
+    let asked = || driver.call_durations().unwrap()()["nvmlDeviceGetActiveVgpus"].count();
+    let before = asked();
     let metal = read(3).medium.unwrap();
     assert_eq!((metal.virtualization, metal.vgpus.len()), (None, 0));
-    assert_eq!(fake.calls().get("nvmlDeviceGetActiveVgpus").copied(), before, "bare metal is not asked for vGPUs");
+    assert_eq!(asked(), before, "bare metal is not asked for vGPUs");
 }
 
 #[test]
