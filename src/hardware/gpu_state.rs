@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::clock_events::ClockEvents;
+use super::energy_counter::EnergyCounter;
 use super::monotone::Monotone;
-use super::plausible;
 use super::source::{Integrals, Pass, PassStatus};
 use crate::model::{DeviceReadings, Fast, Medium, Monotonic, ProcessSmSeconds, Slow, Stamped, Totals, Traffic};
 
@@ -29,12 +29,7 @@ pub struct GpuState {
     byte_rates: ByteCounters,
     /// The byte counters of the last slow pass, as the driver gave them.
     byte_counters: Option<(Monotonic, ByteCounters)>,
-    /// The last credible value of the driver's energy counter, in millijoules.
-    energy_counter: Option<(Monotonic, u64)>,
-    /// Its last value, credible or not: the totals include its joules up to that value.
-    counted: Option<(Monotonic, u64)>,
-    /// The current session has read the energy counter.
-    has_counter: bool,
+    energy_counter: EnergyCounter,
     /// The last that is known, of any session.
     counter_is_of_gpu: Option<bool>,
     /// The readings were withdrawn: the next pass begins a session.
@@ -58,8 +53,14 @@ pub struct Staleness {
 
 impl GpuState {
     /// Adds a pass that answered. `fresh`: the reader's first, which has no data of the time before it.
-    pub fn take(&mut self, at: Monotonic, fresh: bool, pass: Pass) {
+    pub fn take(&mut self, at: Monotonic, fresh: bool, mut pass: Pass) {
         debug_assert_eq!(pass.status, PassStatus::Answers);
+        self.counter_is_of_gpu = pass.counter_is_of_gpu.or(self.counter_is_of_gpu);
+        let gained = pass.energy_counter.map(|counter| self.energy_counter.take(at, counter));
+        let gained = gained.filter(|_| self.counter_is_of_gpu == Some(true));
+        if gained.is_some() {
+            pass.integrals.energy_joules = Some(0.0);
+        }
         let begins = std::mem::take(&mut self.interrupted) || fresh;
         self.lacks_utilization = pass.integrals.lacks_utilization;
         if begins && self.seen {
@@ -68,11 +69,13 @@ impl GpuState {
         } else {
             self.add(at, pass.integrals);
         }
-        self.has_counter &= !begins;
+        if let Some(Some((since, joules))) = gained {
+            raise(&mut self.totals.energy_joules, Some(joules));
+            if since < self.totals.gaps.until {
+                self.totals.gaps.energy_joules += joules;
+            }
+        }
         self.seen = true;
-        self.counter_is_of_gpu = pass.counter_is_of_gpu.or(self.counter_is_of_gpu);
-        self.count_energy_of_gap(at, pass.energy_counter);
-        self.read_energy_counter(at, pass.energy_counter);
         self.totals.through = self.totals.through.max(at);
         self.set(at, pass.fast, pass.medium, pass.slow);
     }
@@ -107,21 +110,6 @@ impl GpuState {
         );
     }
 
-    /// At the first reading of the counter in a session, adds its gain since the session before, unless it fell or rose
-    /// incredibly, or counts more than the GPU.
-    fn count_energy_of_gap(&mut self, at: Monotonic, counter: Option<u64>) {
-        let Some(counter) = counter else { return };
-        let before = self.counted.replace((at, counter)).filter(|_| !self.has_counter);
-        self.has_counter = true;
-        let Some((then, before)) = before.filter(|_| self.counter_is_of_gpu == Some(true)) else { return };
-        if let Some(gain) = counter.checked_sub(before).map(|gain| gain as f64)
-            && gain <= credible_millijoules(then, at)
-        {
-            raise(&mut self.totals.energy_joules, Some(gain / 1000.0));
-            self.totals.gaps.energy_joules += gain / 1000.0;
-        }
-    }
-
     fn set(&mut self, at: Monotonic, fast: Option<Fast>, medium: Option<Medium>, slow: Option<Slow>) {
         if let Some(value) = fast {
             self.fast = Some(Stamped { at, value });
@@ -137,15 +125,6 @@ impl GpuState {
             self.byte_rates = before.map(|before| rates(before, (at, counters))).unwrap_or_default();
             self.monotone.slow(&mut value);
             self.slow = Some(Stamped { at, value });
-        }
-    }
-
-    /// An incredible rise is ignored.
-    fn read_energy_counter(&mut self, at: Monotonic, counter: Option<u64>) {
-        let Some(counter) = counter else { return };
-        let is_credible = |(then, before)| counter.saturating_sub(before) as f64 <= credible_millijoules(then, at);
-        if self.energy_counter.is_none_or(is_credible) {
-            self.energy_counter = Some((at, counter));
         }
     }
 
@@ -205,7 +184,7 @@ impl GpuState {
             slow,
             stuck: self.stuck,
             lost: self.lost,
-            energy_counter: self.energy_counter.map(|(_, counter)| counter),
+            energy_counter: self.energy_counter.value(),
             ..DeviceReadings::default()
         }
     }
@@ -228,10 +207,6 @@ fn add_work(work: &mut Work, at: Monotonic, worked: Vec<(u32, f64)>) {
         process.sm_seconds += seconds;
         process.last_active = at;
     }
-}
-
-fn credible_millijoules(from: Monotonic, to: Monotonic) -> f64 {
-    1000.0 * plausible::POWER.most() * (to.since(from).as_secs_f64() + 1.0)
 }
 
 fn byte_counters(slow: &Slow) -> ByteCounters {
@@ -408,24 +383,6 @@ mod tests {
         assert_eq!(take(2, Some(vec![(3, 0.5)])), [(3, 1.0)].into());
         assert_eq!(take(3, None), [(3, 1.0)].into(), "not read");
         assert_eq!(take(4, Some(vec![(3, f64::NAN), (4, 0.25)])), [(3, 1.0), (4, 0.25)].into());
-    }
-
-    #[test]
-    fn an_incredible_rise_of_the_energy_counter_is_ignored() {
-        let mut state = GpuState::default();
-        for (second, counter, credible) in [
-            (1, Some(5_000), 5_000),
-            (2, Some(905_000), 905_000),
-            (3, None, 905_000),
-            (61, Some(700), 700),
-            (62, Some(u64::MAX), 700),
-            (63, Some(1_400), 1_400),
-            (4_000, Some(9_000_000), 9_000_000),
-        ] {
-            let at = Monotonic::from_secs(second);
-            state.take(at, true, Pass { energy_counter: counter, ..Pass::default() });
-            assert_eq!(state.readings(at, STALENESS).energy_counter, Some(credible), "at {second}");
-        }
     }
 
     #[test]

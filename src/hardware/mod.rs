@@ -5,6 +5,7 @@
 //! means for health. NVML's types end here; a hung call costs its thread and that GPU's data, nothing more.
 
 mod clock_events;
+mod energy_counter;
 mod event_thread;
 mod fleet;
 mod gpu_state;

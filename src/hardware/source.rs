@@ -113,7 +113,8 @@ pub struct Due {
 pub struct Pass {
     pub status: PassStatus,
     pub integrals: Integrals,
-    /// The driver's energy counter in millijoules; it restarts when the driver is loaded and when the GPU is reset.
+    /// The driver's energy counter in millijoules; it restarts when the driver is loaded and when the GPU is reset. Where
+    /// it is of the GPU, its rise is the GPU's energy.
     pub energy_counter: Option<u64>,
     /// False where the counter may count a superchip's module; `None`: not known in this pass.
     pub counter_is_of_gpu: Option<bool>,

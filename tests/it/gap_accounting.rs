@@ -84,7 +84,9 @@ struct World {
     /// Millijoules that the driver's counter has gained from pass to pass.
     counted: u64,
     last_pass: u64,
-    last_counter: u64,
+    last_counter: Option<u64>,
+    /// A lower one after it, or the first.
+    fallen: Option<u64>,
 }
 
 impl World {
@@ -106,7 +108,8 @@ impl World {
             held: BTreeMap::new(),
             counted: 0,
             last_pass: 1000,
-            last_counter: 5_000_000,
+            last_counter: None,
+            fallen: None,
         };
         world.observe();
         world.pass(true);
@@ -160,10 +163,18 @@ impl World {
 
     fn take(&mut self, fresh: bool, pass: Pass) {
         self.record.take(self.at(), fresh, pass);
-        // One that is lower than before does not span the time between.
+        // One that is lower than before does not span the time between, and counts once the next one is higher.
         let counter = self.energy - self.loaded_at;
-        self.counted += counter.saturating_sub(self.last_counter);
-        (self.last_pass, self.last_counter) = (self.now, counter);
+        let since_fall = self.fallen.and_then(|fallen| counter.checked_sub(fallen)).filter(|gain| *gain > 0);
+        let since_last = self.last_counter.and_then(|last| counter.checked_sub(last));
+        match since_last.or(since_fall) {
+            Some(gain) => {
+                self.counted += gain;
+                (self.last_counter, self.fallen) = (Some(counter), None);
+            }
+            None => self.fallen = Some(counter),
+        }
+        self.last_pass = self.now;
         self.observe();
     }
 

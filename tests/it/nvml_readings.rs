@@ -356,6 +356,24 @@ fn a_rack_gpu_has_its_domain_its_place_and_its_module() {
     assert_eq!(state.readings[&gpu(2)].totals.module_energy_joules, None);
 }
 
+/// A driver may give the module's power for it, too.
+#[test]
+fn a_board_without_a_cpu_has_its_own_power_and_the_energy_of_its_counter() {
+    let board =
+        |c2c: Value| json!({"power_milliwatts": 500_000, "c2c": c2c, "power_limits": {"module_milliwatts": 500_000}});
+    let fake = FakeNvml::start(json!({"gpus": [board(json!(null)), board(json!({"enabled": false}))]}));
+    let hardware = run(&fake, patient());
+    let energy = |state: &HardwareState, index| Some(state.readings.get(&gpu(index))?.totals.energy_joules? >= 500.0);
+    let state = wait(&hardware, "energy", |state| (0..2).all(|index| energy(state, index) == Some(true)));
+    for index in 0..2 {
+        let readings = &state.readings[&gpu(index)];
+        let fast = &readings.fast.as_ref().unwrap().value;
+        assert_eq!((fast.power_watts, fast.module_power_watts), (Some(500.0), None), "{index}");
+        assert_eq!(readings.totals.module_energy_joules, None, "{index}");
+        assert!(readings.energy_counter.is_some(), "{index}");
+    }
+}
+
 /// Holders are charged for the GPU, whatever the counter counts and whatever the power without a scope is of.
 #[test]
 fn the_energy_of_a_gpu_on_a_module_is_its_own_or_unknown() {

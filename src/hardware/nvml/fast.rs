@@ -25,8 +25,8 @@ pub struct FastReader {
     pub processes: ProcessUse,
     /// Share of the time in which memory was active, in the last sample.
     pub memory_utilization_ratio: Option<f64>,
-    /// The energy counter when last read, in millijoules, and the seconds since.
-    energy: Option<(u64, f64)>,
+    /// In millijoules, where this pass has read it.
+    pub energy_counter: Option<u64>,
 }
 
 impl Default for FastReader {
@@ -38,7 +38,7 @@ impl Default for FastReader {
             module: Module::default(),
             processes: ProcessUse::default(),
             memory_utilization_ratio: None,
-            energy: None,
+            energy_counter: None,
         }
     }
 }
@@ -62,55 +62,26 @@ impl FastReader {
         integrals.process_sm_seconds = self.processes.advance(caller, handle, elapsed, busy.latest);
         integrals.lists_no_processes = self.processes.lists_no_processes();
         let module = self.module.read(caller, handle, elapsed);
-        let power_watts =
-            if self.module.exists() == Some(true) { module.gpu_watts } else { power_usage(caller, handle) };
+        let is_module = self.module.exists();
+        let power_watts = if is_module == Some(true) { module.gpu_watts } else { power_usage(caller, handle) };
+        let total: Option<u64> = value!(caller, nvmlDeviceGetTotalEnergyConsumption(handle.0));
+        self.energy_counter =
+            total.filter(|total| caller.plausible(&plausible::ENERGY, *total as f64 / 1000.0).is_some());
+        let has_counter = total.is_some() || !caller.is_unsupported("nvmlDeviceGetTotalEnergyConsumption", 0);
         integrals.module_energy_joules = module.joules;
-        integrals.energy_joules = self.energy(caller, handle, elapsed, power_watts, module.gpu_joules);
+        integrals.energy_joules = match is_module {
+            Some(true) => module.gpu_joules,
+            // The counter has it.
+            Some(false) if has_counter => None,
+            _ => self.power.advance(caller, handle, elapsed, |_| power_watts).integral,
+        };
         Fast { utilization_ratio: busy.latest, power_watts, module_power_watts: module.watts, ..Fast::default() }
     }
 
-    /// The last reading, in millijoules.
-    pub fn energy_counter(&self) -> Option<u64> {
-        self.energy.map(|(counter, _)| counter)
-    }
-
-    /// Whether that counter counts the GPU alone; `None`: not known yet.
+    /// Whether the energy counter counts the GPU alone; `None`: not known yet.
     pub fn counter_is_of_gpu(&self) -> Option<bool> {
         self.module.exists().map(|exists| !exists)
     }
-
-    /// Of the GPU alone: from the counter, or from integrated power where there is none or it may count the module.
-    fn energy(
-        &mut self,
-        caller: &mut Caller,
-        handle: Handle,
-        elapsed: f64,
-        power_watts: Option<f64>,
-        gpu_joules: Option<f64>,
-    ) -> Option<f64> {
-        let total: Option<u64> = value!(caller, nvmlDeviceGetTotalEnergyConsumption(handle.0));
-        let total = total.filter(|total| caller.plausible(&plausible::ENERGY, *total as f64 / 1000.0).is_some());
-        if let Some((_, since)) = &mut self.energy {
-            *since += elapsed;
-        }
-        let step = total.map(|total| {
-            let before = self.energy.replace((total, 0.0));
-            before.map_or(0.0, |(before, seconds)| energy_step(before, total, seconds))
-        });
-        let has_counter = step.is_some() || !caller.is_unsupported("nvmlDeviceGetTotalEnergyConsumption", 0);
-        match self.module.exists() {
-            Some(true) => gpu_joules,
-            Some(false) if has_counter => step,
-            _ => self.power.advance(caller, handle, elapsed, |_| power_watts).integral,
-        }
-    }
-}
-
-/// Joules between two readings. A counter that fell has restarted at zero.
-fn energy_step(before: u64, now: u64, seconds: f64) -> f64 {
-    let joules = now.checked_sub(before).unwrap_or(now) as f64 / 1000.0;
-    // More than the highest power allows: the counter restarted or is wrong.
-    if joules <= plausible::POWER.most() * (seconds + 1.0) { joules } else { 0.0 }
 }
 
 fn power_usage(caller: &mut Caller, handle: Handle) -> Option<f64> {
@@ -123,17 +94,4 @@ fn utilization_rates(caller: &mut Caller, handle: Handle) -> Option<(f64, f64)> 
     call!(caller, nvmlDeviceGetUtilizationRates(handle.0, &raw mut rates)).ok()?;
     let mut ratio = |percent: u32| caller.plausible(&plausible::UTILIZATION, f64::from(percent) / 100.0);
     Some((ratio(rates.gpu)?, ratio(rates.memory)?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn energy_steps_handle_restarts_and_implausible_values() {
-        assert_eq!(energy_step(1_000, 701_000, 1.0), 700.0);
-        assert_eq!(energy_step(9_000_000_000, 350_000, 1.0), 350.0);
-        assert_eq!(energy_step(0, u64::MAX, 1.0), 0.0);
-        assert_eq!(energy_step(500, 500, 1.0), 0.0);
-    }
 }

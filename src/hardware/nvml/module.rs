@@ -3,6 +3,7 @@
 use super::calls::{Caller, Refusal};
 use super::fields::{self, Row};
 use super::library::Handle;
+use super::platform;
 use super::samples::Ring;
 use crate::hardware::integrate::RingIntegral;
 use crate::hardware::plausible;
@@ -47,14 +48,15 @@ impl Default for Module {
 }
 
 impl Module {
-    /// Whether the driver gives a power of the module; `None`: it has not answered yet. The GPU's power is then that of
+    /// Whether there is a power of a module with a CPU; `None`: it has not answered yet. The GPU's power is then that of
     /// the same fields, and its energy that power's integral: the header does not name the scope of other calls, and on
     /// Grace Hopper the energy counter has been seen to count the CPU, too.
     pub fn exists(&self) -> Option<bool> {
         (self.is_known || self.refusals > 0).then_some(self.is_known)
     }
 
-    /// Nothing for a GPU whose driver has no module power. The driver has no energy counter of the module, so its power
+    /// Nothing for a GPU whose driver has no module power, or that has no CPU on its module: its power and its counter
+    /// are its own. The driver has no energy counter of the module, so its power
     /// is integrated; time without readings adds nothing.
     pub fn read(&mut self, caller: &mut Caller, handle: Handle, elapsed: f64) -> ModuleStep {
         if !self.is_known && self.refusals >= ATTEMPTS {
@@ -66,6 +68,10 @@ impl Module {
         let (gpu, module) = (first(of_gpu), first(of_module));
         if module.is_none() && !self.is_known {
             self.refusals += u32::from(of_module.iter().all(|value| *value == Err(Refusal::Unsupported)));
+            return ModuleStep::default();
+        }
+        if !self.is_known && matches!(platform::is_c2c_enabled(caller, handle), Ok(false) | Err(Refusal::Unsupported)) {
+            self.refusals = ATTEMPTS;
             return ModuleStep::default();
         }
         self.is_known = true;

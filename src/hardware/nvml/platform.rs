@@ -77,10 +77,14 @@ fn place(info: &nvmlPlatformInfo_v2_t) -> Platform {
     }
 }
 
-pub fn c2c(caller: &mut Caller, handle: Handle) -> C2c {
+/// Whether NVLink-C2C to a CPU on the module is enabled.
+pub fn is_c2c_enabled(caller: &mut Caller, handle: Handle) -> Result<bool, Refusal> {
     let mut mode = nvmlC2cModeInfo_v1_t { isC2cEnabled: 0 };
-    let enabled =
-        call!(caller, nvmlDeviceGetC2cModeInfoV(handle.0, &raw mut mode)).ok().map(|()| mode.isC2cEnabled != 0);
+    call!(caller, nvmlDeviceGetC2cModeInfoV(handle.0, &raw mut mode)).map(|()| mode.isC2cEnabled != 0)
+}
+
+pub fn c2c(caller: &mut Caller, handle: Handle) -> C2c {
+    let enabled = is_c2c_enabled(caller, handle).ok();
     if enabled != Some(true) {
         return C2c { enabled, ..C2c::default() };
     }

@@ -97,7 +97,7 @@ impl Reader for NvmlReader {
         self.last = Some(now.monotonic);
         Pass {
             integrals,
-            energy_counter: self.fast.energy_counter(),
+            energy_counter: self.fast.energy_counter,
             counter_is_of_gpu: self.fast.counter_is_of_gpu(),
             fast: Some(fast),
             medium,
