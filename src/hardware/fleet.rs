@@ -32,11 +32,12 @@ pub struct Fleet {
     modules: ModuleEnergy,
 }
 
+#[derive(Default)]
 struct Member {
     state: GpuState,
     worker: Option<Thread<ReaderCommand>>,
-    /// Its thread could not be started, which has been logged.
-    no_thread: bool,
+    /// Why its thread could not be started, which has been logged.
+    no_thread: Option<Arc<str>>,
     /// The read under way, and since when.
     busy: Option<(Monotonic, Due)>,
     /// Handles of readers of an older generation are invalid.
@@ -79,7 +80,7 @@ impl Fleet {
         found.generation = self.generation;
         for (uuid, gpu) in &mut found.gpus {
             let retries = Backoff::new(self.settings.lost_retry);
-            let member = self.members.entry(uuid.clone()).or_insert_with(|| Member::new(retries));
+            let member = self.members.entry(uuid.clone()).or_insert_with(|| Member { retries, ..Member::default() });
             let is_whole = gpu.present;
             if !is_whole && let Some(known) = self.inventory.gpus.get(uuid) {
                 *gpu = Gpu { index: gpu.index, ..known.clone() };
@@ -268,7 +269,8 @@ impl Fleet {
         let readings = |member: &Member| {
             let asked = member.busy.map(|(since, _)| since);
             let unlisted = member.state.lost && member.unlisted;
-            Arc::new(DeviceReadings { asked, unlisted, ..member.state.readings(now, staleness) })
+            let problem = member.no_thread.clone();
+            Arc::new(DeviceReadings { asked, unlisted, problem, ..member.state.readings(now, staleness) })
         };
         self.members.iter().map(|(uuid, member)| (uuid.clone(), readings(member))).collect()
     }
@@ -279,24 +281,6 @@ impl Fleet {
 }
 
 impl Member {
-    fn new(retries: Backoff) -> Self {
-        Self {
-            state: GpuState::default(),
-            worker: None,
-            no_thread: false,
-            busy: None,
-            generation: 0,
-            listed: false,
-            unlisted: false,
-            lost_in: None,
-            next_medium: Monotonic::default(),
-            next_slow: Monotonic::default(),
-            request_after: Monotonic::default(),
-            retry: Monotonic::default(),
-            retries,
-        }
-    }
-
     fn read(&mut self, session: &Arc<dyn Session>, due: Due, now: Monotonic) -> bool {
         let command = ReaderCommand::Read { session: Arc::clone(session), generation: self.generation, due };
         let sent = self.worker.as_ref().is_some_and(|worker| worker.send(command).is_ok());
@@ -313,9 +297,13 @@ impl Member {
         }
         self.busy = None;
         let spawned = spawn_worker(uuid.clone(), clock, events.clone());
-        let was_logged = std::mem::replace(&mut self.no_thread, spawned.is_err());
-        if let (Err(problem), false) = (&spawned, was_logged) {
-            warn!(gpu = %uuid, %problem, "cannot start a thread for this GPU");
+        let problem = spawned.as_ref().err().map(|problem| {
+            format!("podmeter cannot start a thread that reads it: {problem}; raise its limit of threads (pids.max)")
+                .into()
+        });
+        let before = std::mem::replace(&mut self.no_thread, problem);
+        if let (Some(problem), None) = (&self.no_thread, before) {
+            warn!(gpu = %uuid, %problem, "no readings");
         }
         self.worker = spawned.ok();
     }

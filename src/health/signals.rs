@@ -25,7 +25,7 @@ pub struct DeviceSignals {
     /// A pass over it has been requested.
     asked: bool,
     pub stuck: Option<Monotonic>,
-    /// Since when there are no readings because the driver cannot be opened, and why; until the GPU responds.
+    /// Since when there are no readings because the driver cannot be opened, or this process cannot read it, and why; until the GPU responds.
     pub refused: Option<(Monotonic, Arc<str>)>,
     /// When a release had lasted for too long; until the GPU responds.
     unread: Option<Monotonic>,
@@ -85,6 +85,7 @@ impl DeviceSignals {
         self.asked |= readings.is_some_and(|readings| readings.asked.is_some());
         self.answered = self.answered.max(answered);
         self.stuck = readings.is_some_and(|readings| readings.stuck).then(|| self.stuck.unwrap_or(now));
+        let problem = readings.and_then(|readings| readings.problem.as_ref()).or(problem);
         self.refused = match (answered, problem, self.refused.take()) {
             (Some(_), ..) => None,
             (None, Some(problem), before) => Some((before.map_or(now, |(since, _)| since), Arc::clone(problem))),

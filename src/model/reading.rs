@@ -34,6 +34,9 @@ pub struct DeviceReadings {
     pub energy_counter: Option<u64>,
     /// The start of the pass under way.
     pub asked: Option<Monotonic>,
+    /// Why this process cannot read the GPU.
+    #[serde(skip)]
+    pub problem: Option<Arc<str>>,
 }
 
 impl DeviceReadings {

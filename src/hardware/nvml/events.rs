@@ -12,7 +12,7 @@ use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t};
 use super::calls::{Caller, Refusal, call};
 use super::inventory;
 use super::library::{Handle, Library};
-use super::per_gpu_query::PerGpuQuery;
+use super::per_gpu_query::{PerGpuQuery, with_caller};
 use crate::backoff::Backoff;
 use crate::hardware::source::{EventFailure, EventKind, EventSource, PassStatus, Problem, RawEvent};
 use crate::model::{GpuUuid, Monotonic, XidInstance};
@@ -101,7 +101,7 @@ impl NvmlEvents {
         let count = inventory::count(&mut caller);
         self.problems.extend(caller.finish().problems);
         let count = count.unwrap_or(0);
-        let mut answers = self.per_gpu.run(&self.library, count, candidate);
+        let mut answers = self.per_gpu.run(count, with_caller(&self.library, candidate));
         let mut found = Vec::new();
         for index in 0..count {
             let (candidate, problems) = answers.remove(&index).unwrap_or_default();

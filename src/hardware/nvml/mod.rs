@@ -38,7 +38,7 @@ use self::calls::Caller;
 use self::events::NvmlEvents;
 use self::inventory::{Layout, Place};
 use self::library::{Library, Loaded, Statistics};
-use self::per_gpu_query::PerGpuQuery;
+use self::per_gpu_query::{PerGpuQuery, with_caller};
 use self::reader::NvmlReader;
 use super::source::{CallDurations, Driver, EventSource, Failure, PassStatus, Problem, Reader, Session};
 use crate::clock::Clock;
@@ -139,7 +139,7 @@ impl Session for NvmlSession {
         let mut found = Vec::new();
         let mut layout = Layout::new();
         let before = self.layout.lock().clone();
-        let mut answers = self.per_gpu.run(&self.library, count, inventory::gpu);
+        let mut answers = self.per_gpu.run(count, with_caller(&self.library, inventory::gpu));
         for index in 0..count {
             let gpu = match answers.remove(&index) {
                 Some((gpu, refused)) => {
@@ -198,7 +198,7 @@ impl Session for NvmlSession {
         }
         let count = inventory::count(&mut caller);
         let Some(count) = count else { return false };
-        let mut answers = self.per_gpu.run(&self.library, count, inventory::place);
+        let mut answers = self.per_gpu.run(count, with_caller(&self.library, inventory::place));
         let before = self.layout.lock();
         // A GPU that stops answering is handled by its reader; one that begins to answer is a change.
         let mut place =

@@ -4,11 +4,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::thread::Builder;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tracing::warn;
 
 use super::calls::Caller;
 use super::library::Library;
@@ -22,48 +23,66 @@ const STACK_BYTES: usize = 256 * 1024;
 #[derive(Default)]
 pub struct PerGpuQuery {
     pending: Arc<Mutex<BTreeSet<u32>>>,
+    stack_bytes: Option<usize>,
 }
 
-/// The answer of one GPU, with the calls that failed.
-pub type GpuAnswer<T> = (T, Vec<Problem>);
-
 impl PerGpuQuery {
-    /// Returns when all have answered, or when no answer has come for the time limit.
+    /// Returns when all have answered, or when no answer has come for the time limit. A GPU for which no thread can be
+    /// started is queried on this one. What `query` owns is dropped before the answer is sent.
     pub fn run<T: Send + 'static>(
         &self,
-        library: &Arc<Library>,
         count: u32,
-        query: fn(&mut Caller, u32) -> T,
-    ) -> BTreeMap<u32, GpuAnswer<T>> {
+        query: impl FnOnce(u32) -> T + Clone + Send + 'static,
+    ) -> BTreeMap<u32, T> {
         let (answers, answered) = sync_channel(count as usize);
         for index in 0..count {
             if !self.pending.lock().insert(index) {
                 continue;
             }
-            let (library, pending, answers) = (Arc::clone(library), Arc::clone(&self.pending), answers.clone());
-            let body = move || answer(library, &pending, &answers, index, query);
-            if Builder::new().name(format!("ask-{index}")).stack_size(STACK_BYTES).spawn(body).is_err() {
-                self.pending.lock().remove(&index);
+            let (query, pending, answers) = (query.clone(), Arc::clone(&self.pending), answers.clone());
+            let ask = move || {
+                let answer = query(index);
+                pending.lock().remove(&index);
+                // The receiver is dropped after the time limit.
+                let _ = answers.send((index, answer));
+            };
+            let thread =
+                Builder::new().name(format!("ask-{index}")).stack_size(self.stack_bytes.unwrap_or(STACK_BYTES));
+            if let Err(problem) = thread.spawn(ask.clone()) {
+                warn!(index, %problem, "cannot start a thread to query a GPU");
+                ask();
             }
         }
-        drop(answers);
+        drop((query, answers));
         std::iter::from_fn(|| answered.recv_timeout(PATIENCE).ok()).collect()
     }
 }
 
-fn answer<T>(
-    library: Arc<Library>,
-    pending: &Mutex<BTreeSet<u32>>,
-    answers: &SyncSender<(u32, GpuAnswer<T>)>,
-    index: u32,
+/// A function of one GPU with the calls that failed.
+pub fn with_caller<T>(
+    library: &Arc<Library>,
     query: fn(&mut Caller, u32) -> T,
-) {
-    let mut caller = Caller::new(library);
-    let answer = query(&mut caller, index);
-    let problems = caller.finish().problems;
-    // Released before the answer is sent, so that its receiver may close the driver.
-    drop(caller);
-    pending.lock().remove(&index);
-    // The receiver is dropped after the time limit.
-    let _ = answers.send((index, (answer, problems)));
+) -> impl FnOnce(u32) -> (T, Vec<Problem>) + Clone + Send + use<T> {
+    let library = Arc::clone(library);
+    move |index| {
+        let mut caller = Caller::new(library);
+        let answer = query(&mut caller, index);
+        (answer, caller.finish().problems)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_queried_without_threads_where_none_can_be_started() {
+        // More than the address space.
+        for stack_bytes in [None, Some(1 << 50)] {
+            let per_gpu = PerGpuQuery { stack_bytes, ..PerGpuQuery::default() };
+            for _ in 0..2 {
+                assert_eq!(per_gpu.run(3, |index| index * 2), [(0, 0), (1, 2), (2, 4)].into());
+            }
+        }
+    }
 }

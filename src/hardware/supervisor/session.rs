@@ -42,6 +42,9 @@ impl Supervisor {
             EventThread::spawn(self.event_threads, session, self.clock, mailbox, events, self.settings.watchdog)
                 .inspect_err(|problem| warn!(%problem, "cannot start a thread for the driver's events"))
                 .ok();
+        if self.event_thread.is_none() {
+            self.event_collector.get_or_insert_default();
+        }
     }
 
     pub(super) fn take_session(&mut self, (session, (inventory, problems)): Opened, now: Monotonic) {

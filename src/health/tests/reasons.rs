@@ -324,6 +324,24 @@ fn what_is_unknown_stays_so_until_the_device_answers() {
     assert_eq!(world.reasons(), WELL);
 }
 
+/// Too few threads, for example.
+#[test]
+fn a_gpu_that_this_process_cannot_read_is_unknown_with_the_reason() {
+    let detail = |world: &World| world.health.state().of(&GPU.into(), None).unwrap().causes[0].detail.to_string();
+    for was_checked in [false, true] {
+        let mut world = if was_checked { World::checked() } else { World::new(Config::default()) };
+        world.stop_answering(|readings| readings.problem = Some("no thread".into()));
+        world.at(2);
+        for seconds in [100, 1_000] {
+            world.at(seconds);
+            assert_eq!((world.reasons(), detail(&world)), (unknown(), "no thread".to_owned()), "{was_checked}");
+        }
+        world.answer();
+        world.at(1_001);
+        assert_eq!(world.reasons(), WELL);
+    }
+}
+
 #[test]
 fn a_device_whose_first_check_hangs_goes_from_unknown_to_stuck() {
     let mut world = World::new(Config::default());
