@@ -75,15 +75,15 @@ struct HealthTask {
     keep: watch::Sender<Faults>,
 }
 
-type Request = (Order, oneshot::Sender<Result<(), MarkError>>);
+type Request = (Order, oneshot::Sender<Result<String, MarkError>>);
 
 /// Sends operators' orders to the health task.
 #[derive(Clone, Debug)]
 pub struct Operator(mpsc::Sender<Request>);
 
 impl Operator {
-    /// Returns once the resulting state is published.
-    async fn order(&self, order: Order) -> Result<(), String> {
+    /// Returns the UUID of the device once the resulting state is published.
+    async fn order(&self, order: Order) -> Result<String, String> {
         let ending = || "podmeter is ending".to_owned();
         let (answer, answered) = oneshot::channel();
         self.0.send((order, answer)).await.map_err(|_| ending())?;
@@ -91,7 +91,7 @@ impl Operator {
     }
 
     /// In the form that `web` takes.
-    pub fn marker(self, clock: Clock) -> WebCommand<Marking, ()> {
+    pub fn marker(self, clock: Clock) -> WebCommand<Marking, String> {
         Arc::new(move |Marking { device, mark }| {
             let order = match mark {
                 Some((reason, lasts)) => {
@@ -152,8 +152,8 @@ impl HealthTask {
     }
 
     fn execute(&self, health: &mut Health, (order, answer): Request, logged: &mut u64) {
-        let executed = health.order(self.clock.now(), &order).map(|_| {
-            log_order(&order, self.clock.now().monotonic);
+        let executed = health.order(self.clock.now(), &order).inspect(|device| {
+            log_order(&order, device, self.clock.now().monotonic);
             self.log_transitions(health, logged);
             self.publish(health);
         });
@@ -215,13 +215,13 @@ fn pods(holders: &[ContainerRef], is_known: bool) -> String {
     }
 }
 
-fn log_order(order: &Order, now: Monotonic) {
+fn log_order(order: &Order, device: &str, now: Monotonic) {
     match order {
-        Order::Mark { device, reason, until } => {
+        Order::Mark { reason, until, .. } => {
             let lasts = until.map(|until| humantime::format_duration(until.since(now)).to_string());
             tracing::info!(order = "mark", device, reason, lasts, "an operator's order");
         }
-        Order::Unmark { device } => tracing::info!(order = "unmark", device, "an operator's order"),
+        Order::Unmark { .. } => tracing::info!(order = "unmark", device, "an operator's order"),
     }
 }
 

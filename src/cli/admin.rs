@@ -12,16 +12,18 @@ pub fn mark(arguments: MarkArguments) -> Result<(), Failed> {
     let MarkArguments { device, reason, duration, socket } = arguments;
     let expiry = duration.map(|duration| duration.to_string());
     let end = expiry.as_ref().map_or_else(String::new, |expiry| format!(" for {expiry}"));
-    send(socket, "/mark", json!({"device": device, "reason": reason, "expiry": expiry}))?;
+    let response = send(socket, "/mark", json!({"device": device, "reason": reason, "expiry": expiry}))?;
+    let device = response["device"].as_str().unwrap_or(&device);
     print(&format!(
         "Device {device} is marked as unhealthy{end}: no new pod gets it; containers that hold it keep running.\n\
-         `podmeter unmark {device}` removes the mark; a restart of the agent removes it too.\n"
+         `podmeter unmark {device}` removes the mark.\n"
     ))
 }
 
 pub fn unmark(arguments: UnmarkArguments) -> Result<(), Failed> {
     let UnmarkArguments { device, socket } = arguments;
-    send(socket, "/unmark", json!({"device": device}))?;
+    let response = send(socket, "/unmark", json!({"device": device}))?;
+    let device = response["device"].as_str().unwrap_or(&device);
     print(&format!(
         "The mark of device {device} and its reasons that have ended are removed; faults that the driver still reports \
          remain.\n"

@@ -29,6 +29,7 @@ pub struct Transition {
 
 #[derive(Debug, Default)]
 pub struct Device {
+    /// While it is present: the driver gives that of a GPU that is gone to another.
     pub index: Option<u32>,
     /// As the inventory has them now.
     layout: Vec<MigDevice>,
@@ -145,7 +146,7 @@ impl Device {
 
     pub fn appear(&mut self, gpu: &Gpu, session: Session, now: Monotonic) {
         self.appeared.get_or_insert(now);
-        self.index = gpu.index;
+        self.index = gpu.index.filter(|_| gpu.present);
         if self.layout != gpu.mig_devices {
             self.layout.clone_from(&gpu.mig_devices);
             self.migs = gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();

@@ -121,6 +121,7 @@ impl Health {
         if !self.passthrough.iter().eq(hardware.inventory.passthrough.keys()) {
             self.passthrough = hardware.inventory.passthrough.keys().cloned().collect();
         }
+        self.devices.values_mut().for_each(|device| device.index = None);
         let with_health = hardware.inventory.gpus.iter().filter(|(uuid, _)| !self.passthrough.contains(*uuid));
         for (uuid, gpu) in with_health {
             let device = self.devices.entry(uuid.clone()).or_insert_with(|| Device::new(now));

@@ -27,8 +27,8 @@ pub type Command<In, Out> = Arc<dyn Fn(In) -> Pin<Box<dyn Future<Output = Result
 pub struct Admin {
     /// `None` without a driver.
     pub driver: Option<DriverCommands>,
-    /// Marks a device as unhealthy, or removes the mark; completes when the resulting health is published.
-    pub mark: Command<Marking, ()>,
+    /// Marks a device as unhealthy, or removes the mark; completes with its UUID when the resulting health is published.
+    pub mark: Command<Marking, String>,
 }
 
 #[derive(Clone)]
@@ -42,7 +42,7 @@ pub struct DriverCommands {
 /// An operator's mark on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Marking {
-    /// A UUID of a GPU or MIG device, or the index of a GPU.
+    /// A UUID of a GPU or MIG device, or the index of a GPU that is present.
     pub device: String,
     /// Why it is unhealthy, and for how long at most; `None`: the mark is removed.
     pub mark: Option<(String, Option<Duration>)>,
@@ -124,8 +124,8 @@ fn mark_request(body: &[u8]) -> Result<MarkRequest, String> {
 async fn carry_out(admin: &Admin, marking: Result<Marking, String>) -> Response {
     let outcome = async {
         let marking = marking?;
-        let response = serde_json::json!({"device": marking.device, "marked": marking.mark.is_some()});
-        (admin.mark)(marking).await.map(|()| response)
+        let marked = marking.mark.is_some();
+        (admin.mark)(marking).await.map(|device| serde_json::json!({"device": device, "marked": marked}))
     };
     match outcome.await {
         Ok(response) => done(&response),

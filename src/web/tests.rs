@@ -101,14 +101,14 @@ fn admin() -> Admin {
         }),
         resume: Arc::new(|()| Box::pin(async { Ok(()) })),
     };
-    let mark: Command<Marking, ()> = Arc::new(|marking| {
+    let mark: Command<Marking, String> = Arc::new(|marking| {
         Box::pin(async move {
             match (marking.device.as_str(), marking.mark) {
                 ("GPU-1", Some((reason, expiry))) => {
                     assert_eq!((&*reason, expiry), ("noisy", Some(Duration::from_secs(5400))));
-                    Ok(())
+                    Ok("GPU-1".to_owned())
                 }
-                ("GPU-1", None) => Ok(()),
+                ("GPU-1", None) => Ok("GPU-1".to_owned()),
                 (device, _) => Err(format!("no device {device} has been seen")),
             }
         })

@@ -9,12 +9,21 @@ fn command(arguments: &[&str], demo: &Demo) -> (i32, String) {
     ended(&[arguments, &["--admin-socket", socket.to_str().unwrap()]].concat())
 }
 
+fn node(demo: &Demo) -> Value {
+    serde_json::from_str(&demo.running.get("/api/v1/node").body).unwrap()
+}
+
+/// Of GPU 3.
+fn uuid(demo: &Demo) -> String {
+    let node = node(demo);
+    let gpus = node["hardware"]["inventory"]["gpus"].as_object().unwrap();
+    gpus.iter().find(|(_, gpu)| gpu["index"] == 3).expect("eight GPUs").0.clone()
+}
+
 /// The reasons why GPU 3 is unhealthy.
 fn causes(demo: &Demo) -> Vec<String> {
-    let node: Value = serde_json::from_str(&demo.running.get("/api/v1/node").body).unwrap();
-    let gpus = node["hardware"]["inventory"]["gpus"].as_object().unwrap();
-    let (uuid, _) = gpus.iter().find(|(_, gpu)| gpu["index"] == 3).expect("eight GPUs");
-    let causes = node["health"]["gpus"][uuid]["whole"]["causes"].as_array().unwrap();
+    let node = node(demo);
+    let causes = node["health"]["gpus"][uuid(demo)]["whole"]["causes"].as_array().unwrap();
     causes.iter().map(|cause| cause["detail"].as_str().unwrap().to_owned()).collect()
 }
 
@@ -23,11 +32,11 @@ fn a_device_is_marked_and_unmarked() {
     let demo = Demo::start(&[]);
     demo.until_held();
     let (code, text) = command(&["mark", "3", "--reason", "in repair", "--for", "2h"], &demo);
-    assert!(code == 0 && text.starts_with("Device 3 is marked as unhealthy for 2h:"), "{text}");
+    assert!(code == 0 && text.starts_with(&format!("Device {} is marked as unhealthy for 2h:", uuid(&demo))), "{text}");
     let marked = until("the mark", || Some(causes(&demo)).filter(|causes| !causes.is_empty()));
     assert!(marked[0].contains("in repair"), "{marked:?}");
     let (code, text) = command(&["unmark", "3"], &demo);
-    assert!(code == 0 && text.contains("device 3"), "{text}");
+    assert!(code == 0 && text.contains(&uuid(&demo)), "{text}");
     until("the end of the mark", || causes(&demo).is_empty().then_some(()));
 
     let (code, text) = command(&["mark", "99", "--reason", "x"], &demo);

@@ -262,7 +262,7 @@ async fn an_operators_mark_reaches_the_kubelet_and_so_does_its_end() {
     let node = SickNode::start(eight_gpus(), &shared()).await;
     node.until_unhealthy(GPU, &[]).await;
     let answer = node.post("/mark", r#"{"device": "3", "reason": "flickers"}"#);
-    assert_eq!((answer.status, answer.body.as_str()), (200, r#"{"device":"3","marked":true}"#));
+    assert_eq!((answer.status, answer.body), (200, format!(r#"{{"device":"{}","marked":true}}"#, uuid(3))));
     node.until_unhealthy(GPU, &(0..4).map(|number| slot(3, number)).collect::<Vec<_>>()).await;
     let page = node.until_page("the reason", |page| {
         page.value("podmeter_device_unhealthy_reason", &[&on_gpu(3), "reason=\"admin\""]) == Some(1.0)

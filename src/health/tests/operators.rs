@@ -30,6 +30,26 @@ fn an_operators_mark_applies_until_it_is_removed_or_ends() {
     assert_eq!(refused(mark(GPU, Some(Monotonic::from_secs(1)))), Err(MarkError::Over));
 }
 
+/// The driver gives the index of a GPU that is gone to another.
+#[test]
+fn an_index_names_a_gpu_that_is_present_and_an_order_returns_its_uuid() {
+    let mut world = World::checked();
+    let order = |world: &mut World, device: &str| world.health.order(moment(world.now), &unmark(device));
+    assert_eq!(order(&mut world, "0"), Ok(GPU.to_owned()));
+    Arc::make_mut(&mut world.hardware.inventory).gpus.get_mut(&OTHER.into()).unwrap().index = Some(0);
+    world.at(2);
+    assert_eq!(order(&mut world, "0"), Err(MarkError::Ambiguous("0".to_owned())));
+    world.gpu(|gpu| gpu.present = false);
+    world.at(3);
+    assert_eq!(order(&mut world, "0"), Ok(OTHER.to_owned()));
+    assert_eq!(order(&mut world, "1"), Err(MarkError::UnknownDevice("1".to_owned())));
+    assert_eq!(order(&mut world, GPU), Ok(GPU.to_owned()));
+    // Passed through to a virtual machine.
+    world.hardware = HardwareState::default();
+    world.at(4);
+    assert_eq!(order(&mut world, "0"), Err(MarkError::UnknownDevice("0".to_owned())));
+}
+
 #[test]
 fn in_manual_only_an_unmark_brings_a_device_back_and_only_if_it_has_recovered() {
     let mut world = World::new(Config { recovery: Recovery::Manual, ..Config::default() });
