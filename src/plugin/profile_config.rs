@@ -12,6 +12,8 @@ use super::config::{Config, ConfigError, ResourceConfig, is_nvidia, refuse, refu
 use super::profile::{CountRange, Match, Plan, Profile};
 use crate::input::SwitchOr;
 
+/// More than any cluster has kinds of nodes.
+const MOST: usize = 100;
 /// Characters of a name, as of a label in Kubernetes.
 const LONGEST_NAME: usize = 63;
 
@@ -51,6 +53,9 @@ impl Plan {
         profiles: &[ProfileConfig],
         mut read: impl FnMut(&Path) -> std::io::Result<String>,
     ) -> Result<Self, ConfigError> {
+        if profiles.len() > MOST {
+            return refuse("profiles", profiles.len(), format!("give up to {MOST}: a pattern fits several nodes"));
+        }
         let common = common.resolve(&mut read)?;
         let mut plan = Self::from(common);
         for (place, profile) in profiles.iter().enumerate() {
@@ -257,6 +262,12 @@ profiles:
                 assert!(error.contains(part), "{part:?} in {error}");
             }
         }
+        let many = |count| {
+            plan(&format!("profiles: [{}]", (0..count).map(|n| format!("{{name: p{n}}},")).collect::<String>()))
+        };
+        assert!(many(MOST).is_ok());
+        let error = many(MOST + 1).unwrap_err();
+        assert!(error.contains("profiles: 101") && error.contains("up to 100"), "{error}");
         let error = plan("profiles:\n- name: p\n  match:\n    gpuModels: x\n").unwrap_err();
         assert!(error.contains("gpuModels") && error.contains("line 4"), "{error}");
     }
