@@ -21,7 +21,7 @@ use crate::tasks::SlowRead;
 
 /// The file of a node with a hundred pods has some ten kilobytes, with answers of Allocate; a DRA driver's checkpoint has
 /// about two for each claim. Parsed, a DRA driver's takes up to eleven times its size: it must fit the chart's memory limit.
-const LARGEST: u64 = 4 << 20;
+pub(super) const LARGEST: u64 = 4 << 20;
 /// Of files of this machine.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
 
@@ -102,26 +102,26 @@ impl CheckpointFile {
 
 fn read(path: &Path, before: &Arc<CheckpointAllocations>) -> io::Result<Arc<CheckpointAllocations>> {
     let mut version = before.version;
-    match changed_content(path, &mut version)? {
+    match changed_content(path, &mut version, LARGEST)? {
         None => Ok(Arc::clone(before)),
         Some(text) => Ok(Arc::new(CheckpointAllocations { version, ..parse(&text)? })),
     }
 }
 
 /// `None`: as it was when `known` was its version.
-pub(super) fn changed_content(path: &Path, known: &mut Option<FileStamp>) -> io::Result<Option<Vec<u8>>> {
+pub(super) fn changed_content(path: &Path, known: &mut Option<FileStamp>, largest: u64) -> io::Result<Option<Vec<u8>>> {
     // A named pipe is an error: opening it does not wait for a writer.
     let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
     let metadata = file.metadata()?;
-    if !metadata.is_file() || metadata.len() > LARGEST {
-        return Err(io::Error::other(format!("not a file of at most {LARGEST} bytes")));
+    if !metadata.is_file() || metadata.len() > largest {
+        return Err(io::Error::other(format!("not a file of at most {largest} bytes")));
     }
     let version = Some(files::stamp(&metadata));
     if *known == version {
         return Ok(None);
     }
     let mut bytes = vec![];
-    file.take(LARGEST).read_to_end(&mut bytes)?;
+    file.take(largest).read_to_end(&mut bytes)?;
     *known = version;
     Ok(Some(bytes))
 }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use self::formats::Recorded;
-use super::checkpoint::{DEADLINE, changed_content};
+use super::checkpoint::{DEADLINE, LARGEST, changed_content};
 use crate::model::{Allocations, ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource};
 use crate::tasks::SlowRead;
 
@@ -22,6 +22,8 @@ use crate::tasks::SlowRead;
 const NVIDIA: &str = "gpu.nvidia.com";
 /// The sources that are files.
 const SOURCES: [ClaimSource; 3] = [ClaimSource::Metadata, ClaimSource::Checkpoint, ClaimSource::Cdi];
+/// Bytes of all files that one pass reads; a claim has a few thousand.
+const LARGEST_SUM: u64 = 8 << 20;
 /// Requests of a claim that are read; a claim has at most 32.
 const REQUESTS: usize = 64;
 
@@ -128,10 +130,17 @@ fn claims(allocations: &Allocations) -> BTreeSet<ClaimDevice> {
 /// What the files record of each claim, and which of them cannot be read.
 fn read(directories: &Directories, claims: &BTreeSet<ClaimDevice>) -> (Records, Problems) {
     let mut problems = Problems::new();
+    let mut left = LARGEST_SUM;
     let mut file = |source, path: PathBuf, parse: &Parse<'_>| {
-        let parsed = match changed_content(&path, &mut None) {
-            Ok(bytes) => parse(&bytes.unwrap_or_default()),
+        let limit = left.min(LARGEST);
+        let parsed = match changed_content(&path, &mut None, limit) {
+            Ok(bytes) => {
+                let bytes = bytes.unwrap_or_default();
+                left -= bytes.len() as u64;
+                parse(&bytes)
+            }
             Err(error) if is_absent(&error) => Ok(vec![]),
+            Err(error) if limit < LARGEST => Err(format!("{error}: the files of all claims may have {LARGEST_SUM}")),
             Err(error) => Err(error.to_string()),
         };
         parsed.unwrap_or_else(|problem| {
@@ -146,11 +155,11 @@ fn read(directories: &Directories, claims: &BTreeSet<ClaimDevice>) -> (Records, 
     };
     let mut records = Records::new();
     for claim in claims {
-        let (mut record, mut allocations) = (ClaimRecord::default(), vec![]);
+        let mut record = ClaimRecord::default();
         let mut add = |source, recorded: &[Recorded]| {
             let of_claim: Vec<&Recorded> = recorded.iter().filter(|recorded| is_of(recorded, claim)).collect();
             record.hardware.extend(agreed(&of_claim).map(|hardware| (source, hardware)));
-            allocations.extend(of_claim.into_iter().filter(|recorded| recorded.allocation.is_some()).cloned());
+            record.allocation = allocation(claim, &of_claim).or(record.allocation.take());
         };
         let names = [&claim.driver, &claim.claim_namespace, &claim.claim];
         if names.into_iter().chain(&claim.claim_uid).all(|name| is_file_name(name)) {
@@ -181,7 +190,6 @@ fn read(directories: &Directories, claims: &BTreeSet<ClaimDevice>) -> (Records, 
                 add(ClaimSource::Cdi, &file(ClaimSource::Cdi, path, &parse));
             }
         }
-        record.allocation = allocation(claim, &allocations);
         records.insert(claim.clone(), record);
     }
     (records, problems)
@@ -194,7 +202,7 @@ fn nvidia_checkpoint(directories: &Directories) -> PathBuf {
 /// Of what NVIDIA's driver keeps for all claims, what can be read; else why not.
 pub fn survey(directories: &Directories) -> [(PathBuf, Result<(), String>); 2] {
     let checkpoint = nvidia_checkpoint(directories);
-    let content = changed_content(&checkpoint, &mut None).map_err(|error| error.to_string());
+    let content = changed_content(&checkpoint, &mut None, LARGEST).map_err(|error| error.to_string());
     let parsed = content.and_then(|bytes| formats::checkpoint(&bytes.unwrap_or_default()).map(drop));
     let listed = fs::read_dir(&directories.cdi).map(drop).map_err(|error| error.to_string());
     [(checkpoint, parsed), (directories.cdi.clone(), listed)]
@@ -241,19 +249,19 @@ fn agreed(recorded: &[&Recorded]) -> Option<ClaimHardware> {
 }
 
 /// Of all shares of the device that the claim has, or of the one that is listed.
-fn allocation(claim: &ClaimDevice, recorded: &[Recorded]) -> Option<ClaimAllocation> {
+fn allocation(claim: &ClaimDevice, recorded: &[&Recorded]) -> Option<ClaimAllocation> {
     let of_claim = recorded.iter().filter_map(|recorded| Some((&recorded.claim_uid, recorded.allocation.as_ref()?)));
     let is_share = |id: &Option<Arc<str>>| id.is_none() || claim.share_id.is_none() || *id == claim.share_id;
     let shares: Vec<_> = of_claim.filter(|(_, share)| is_share(&share.share_id)).collect();
     let (uid, first) = shares.first()?;
     let is_one_claim = shares.iter().all(|(other, _)| other == uid);
-    let admin_access = shares.iter().all(|(_, share)| share.of_share.admin_access);
-    if !is_one_claim && shares.iter().any(|(_, share)| share.of_share.admin_access != first.of_share.admin_access) {
+    let admin_access = shares.iter().all(|(_, share)| share.admin_access);
+    if !is_one_claim && shares.iter().any(|(_, share)| share.admin_access != first.admin_access) {
         return None;
     }
     let mut consumed = BTreeMap::new();
-    let holding = shares.iter().filter(|(_, share)| is_one_claim && !share.of_share.admin_access);
-    for (capacity, amount) in holding.flat_map(|(_, share)| &share.of_share.consumed) {
+    let holding = shares.iter().filter(|(_, share)| is_one_claim && !share.admin_access);
+    for (capacity, amount) in holding.flat_map(|(_, share)| &share.consumed) {
         let sum: &mut u64 = consumed.entry(Arc::clone(capacity)).or_default();
         *sum = sum.saturating_add(*amount);
     }

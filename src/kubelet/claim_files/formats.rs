@@ -2,12 +2,14 @@
 //! and CDI specifications. Other fields are ignored: newer versions have more.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 
 use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
 
 use crate::input;
-use crate::model::{ClaimAllocation, ClaimHardware, GpuUuid, MigUuid, PciBusId};
+use crate::model::{ClaimHardware, GpuUuid, MigUuid, PciBusId};
 
 /// What one file has of one device of one claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +28,9 @@ pub struct Recorded {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
     pub share_id: Option<Arc<str>>,
-    pub of_share: ClaimAllocation,
+    pub admin_access: bool,
+    /// In thousandths, by capacity.
+    pub consumed: Vec<(Arc<str>, u64)>,
 }
 
 /// The GPU instance and the compute instance of `/dev/nvidia-caps/nvidia-cap<N>`, by N: `(minor, instance, compute
@@ -72,6 +76,34 @@ struct MetadataDevice {
 #[derive(Deserialize)]
 struct Attribute {
     string: Option<String>,
+}
+
+/// What is needed of each entry of an object, so that no more of it is in memory. Nothing of `null`.
+fn entries<'de, D: Deserializer<'de>, V: Deserialize<'de>, T>(
+    deserializer: D,
+    keep: fn(String, V) -> Option<T>,
+) -> Result<Vec<T>, D::Error> {
+    struct Entries<V, T>(fn(String, V) -> Option<T>);
+    impl<'de, V: Deserialize<'de>, T> Visitor<'de> for Entries<V, T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("an object")
+        }
+
+        fn visit_unit<E>(self) -> Result<Vec<T>, E> {
+            Ok(vec![])
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vec<T>, A::Error> {
+            let mut kept = vec![];
+            while let Some((name, value)) = map.next_entry()? {
+                kept.extend((self.0)(name, value));
+            }
+            Ok(kept)
+        }
+    }
+    deserializer.deserialize_any(Entries(keep))
 }
 
 /// `metadata.json`: one object for each version of the format, of which the first known one counts. Empty until a
@@ -137,7 +169,8 @@ struct Checkpoint {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct PreparedClaims {
-    prepared_claims: Option<BTreeMap<String, PreparedClaim>>,
+    #[serde(default, deserialize_with = "claims")]
+    prepared_claims: Vec<Vec<Recorded>>,
 }
 
 #[derive(Deserialize)]
@@ -173,7 +206,9 @@ struct DeviceResult {
     admin_access: Option<bool>,
     #[serde(rename = "shareID")]
     share_id: Option<String>,
-    consumed_capacity: Option<BTreeMap<String, String>>,
+    /// Those that podmeter can read, in thousandths.
+    #[serde(default, deserialize_with = "capacities")]
+    consumed_capacity: Vec<(Arc<str>, u64)>,
 }
 
 #[derive(Deserialize)]
@@ -223,36 +258,38 @@ struct PreparedName {
 pub fn checkpoint(text: &[u8]) -> Result<Vec<Recorded>, String> {
     let checkpoint: Checkpoint = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     let claims = checkpoint.v2.or(checkpoint.v1).ok_or("neither v1 nor v2 is in it")?;
-    let mut recorded = vec![];
-    for (claim_uid, claim) in claims.prepared_claims.into_iter().flatten() {
-        let claim_uid: Arc<str> = claim_uid.into();
-        let results = claim.status.allocation.and_then(|allocation| allocation.devices.results);
-        recorded.extend(results.into_iter().flatten().map(|result| Recorded {
-            claim_uid: Arc::clone(&claim_uid),
-            driver: Some(result.driver.into()),
-            pool: Some(result.pool.into()),
-            device: result.device.into(),
-            hardware: None,
-            allocation: Some(Allocation {
-                share_id: result.share_id.map(Into::into),
-                of_share: ClaimAllocation {
-                    admin_access: result.admin_access.unwrap_or_default(),
-                    consumed: consumed(&result.consumed_capacity.unwrap_or_default()),
-                },
-            }),
-        }));
-        let groups = claim.prepared_devices.into_iter().flatten();
-        let devices = groups.flat_map(|group| group.devices.into_iter().flatten()).filter_map(prepared);
-        recorded.extend(devices.map(|(name, hardware)| Recorded {
-            claim_uid: Arc::clone(&claim_uid),
-            driver: None,
-            pool: Some(name.pool_name.into()),
-            device: name.device_name.into(),
-            hardware,
-            allocation: None,
-        }));
-    }
-    Ok(recorded)
+    Ok(claims.prepared_claims.into_iter().flatten().collect())
+}
+
+fn claims<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Vec<Recorded>>, D::Error> {
+    entries(deserializer, |uid, claim| Some(claim_devices(uid.into(), claim)).filter(|devices| !devices.is_empty()))
+}
+
+fn claim_devices(claim_uid: Arc<str>, claim: PreparedClaim) -> Vec<Recorded> {
+    let results = claim.status.allocation.and_then(|allocation| allocation.devices.results);
+    let results = results.into_iter().flatten().map(|result| Recorded {
+        claim_uid: Arc::clone(&claim_uid),
+        driver: Some(result.driver.into()),
+        pool: Some(result.pool.into()),
+        device: result.device.into(),
+        hardware: None,
+        allocation: Some(Allocation {
+            share_id: result.share_id.map(Into::into),
+            admin_access: result.admin_access.unwrap_or_default(),
+            consumed: result.consumed_capacity,
+        }),
+    });
+    let groups = claim.prepared_devices.into_iter().flatten();
+    let devices = groups.flat_map(|group| group.devices.into_iter().flatten()).filter_map(prepared);
+    let devices = devices.map(|(name, hardware)| Recorded {
+        claim_uid: Arc::clone(&claim_uid),
+        driver: None,
+        pool: Some(name.pool_name.into()),
+        device: name.device_name.into(),
+        hardware,
+        allocation: None,
+    });
+    results.chain(devices).collect()
 }
 
 fn prepared(device: PreparedDevice) -> Option<(PreparedName, Option<ClaimHardware>)> {
@@ -269,9 +306,8 @@ fn prepared(device: PreparedDevice) -> Option<(PreparedName, Option<ClaimHardwar
     Some((device, hardware))
 }
 
-/// Those that podmeter can read.
-fn consumed(capacities: &BTreeMap<String, String>) -> BTreeMap<Arc<str>, u64> {
-    capacities.iter().filter_map(|(name, amount)| Some((name.as_str().into(), thousandths(amount)?))).collect()
+fn capacities<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(Arc<str>, u64)>, D::Error> {
+    entries(deserializer, |name, amount: String| Some((name.into(), thousandths(&amount)?)))
 }
 
 /// A quantity of Kubernetes (`40Gi`, `2`, `500m`, `1.5`, `2e3`) in thousandths. `None`: not one, or negative.

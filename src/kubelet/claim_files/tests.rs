@@ -128,6 +128,25 @@ async fn files_that_cannot_be_parsed_are_counted_and_record_nothing() {
 }
 
 #[tokio::test]
+async fn the_files_of_all_claims_are_read_up_to_a_sum() {
+    let mut node = Node::new();
+    node.checkpoint(UID, "GPU-1", false);
+    let requests = node.root.path().join("plugins/gpu.nvidia.com/dra-device-metadata/team_claim");
+    for request in 0..4 {
+        node.metadata("GPU-0");
+        let directory = requests.join("gpu");
+        let mut text = fs::read_to_string(directory.join("metadata.json")).unwrap();
+        text.extend(std::iter::repeat_n(' ', 3 << 20));
+        fs::write(directory.join("metadata.json"), text).unwrap();
+        fs::rename(directory, requests.join(format!("gpu-{request}"))).unwrap();
+    }
+    node.check(Some(UID), "metadata GPU-0, checkpoint GPU-1").await;
+    assert_eq!(node.unreadable(), "cdi 0, checkpoint 0, metadata 2");
+    let problem = node.files.problems.values().next().unwrap();
+    assert!(problem.contains("8388608"), "{problem}");
+}
+
+#[tokio::test]
 async fn no_name_of_a_claim_leads_out_of_the_directories() {
     let mut node = Node::new();
     node.metadata("GPU-0");

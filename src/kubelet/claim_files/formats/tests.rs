@@ -7,7 +7,8 @@ fn lines(recorded: Result<Vec<Recorded>, String>) -> Vec<String> {
     let line = |recorded: &Recorded| {
         let hardware = recorded.hardware.as_ref().map(|hardware| format!(" {hardware:?}")).unwrap_or_default();
         let allocation = recorded.allocation.as_ref().map(|allocation| {
-            let Allocation { share_id, of_share: ClaimAllocation { admin_access, consumed } } = allocation;
+            let Allocation { share_id, admin_access, consumed } = allocation;
+            let consumed: BTreeMap<_, _> = consumed.iter().cloned().collect();
             format!(" share={share_id:?} admin={admin_access} {consumed:?}")
         });
         let (driver, pool) = (recorded.driver.as_deref().unwrap_or("-"), recorded.pool.as_deref().unwrap_or("-"));
