@@ -107,8 +107,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML fields 170 and 171"),
         gauge(
             "podmeter_device_c2c_bytes_per_second",
-            "Traffic over NVLink-C2C with its overhead, in the GPU's direction, averaged since the last reading; \
-             the driver has no counter.",
+            "Traffic over NVLink-C2C with its overhead, in the GPU's direction, averaged since the last reading.",
             |snapshot, family| {
                 per_device_and(snapshot, family, |readings| {
                     let traffic = medium(readings)?.rates.traffic;

@@ -2,7 +2,9 @@
 
 use super::family::{Family, Group, counter, gauge};
 use super::labels::{DEVICE, medium, named, of_device, per_device, per_device_and, with_readings};
-use crate::model::{DeviceReadings, Divided, GpmRatios, MemoryUse, Snapshot};
+use crate::model::{DeviceReadings, Divided, GpmRatios, MemoryUse, Snapshot, busy_ratio};
+
+const BUSY: &str = "NVML GetSamples (GPU utilization), else GetUtilizationRates; with MIG GPM 1, else 2";
 
 pub(super) static GROUP: Group = Group {
     section: "Device: use",
@@ -11,16 +13,20 @@ pub(super) static GROUP: Group = Group {
     metrics: &[
         counter(
             "podmeter_device_busy_seconds_total",
-            "Seconds in which at least one kernel ran.",
+            "Seconds in which at least one kernel ran; with MIG, by slices.",
             |snapshot, family| divided(snapshot, family, |divided| divided.busy_seconds),
         )
-        .source("NVML GetSamples (GPU utilization), else GetUtilizationRates"),
+        .source(BUSY),
         gauge(
             "podmeter_device_utilization_ratio",
-            "Fraction of the driver's last sample in which at least one kernel ran.",
-            |snapshot, family| per_device(snapshot, family, |readings| readings.fast.as_ref()?.value.utilization_ratio),
+            "Fraction of the driver's last sample in which at least one kernel ran; with MIG, by slices.",
+            |snapshot, family| {
+                for (gpu, readings) in with_readings(snapshot) {
+                    family.push_known(of_device(gpu), busy_ratio(gpu, Some(readings), None));
+                }
+            },
         )
-        .source("NVML GetSamples (GPU utilization), else GetUtilizationRates"),
+        .source(BUSY),
         counter(
             "podmeter_device_memory_busy_seconds_total",
             "Seconds in which device memory was read or written.",

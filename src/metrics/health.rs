@@ -35,7 +35,7 @@ pub(super) static GROUP: Group = Group {
         .labels("gpu_uuid gpu reason"),
         gauge(
             "podmeter_device_recovery_action",
-            "Recovery action that the driver requests for the GPU: one series per action.",
+            "Recovery action that the driver requests: one series per action.",
             |snapshot, family| {
                 for (gpu, readings) in with_readings(snapshot) {
                     // A number that is not known is no state.

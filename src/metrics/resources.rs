@@ -76,10 +76,8 @@ pub(super) static GROUP: Group = Group {
             "Which CPUs are allocated exclusively to the container.",
             |snapshot, family| {
                 for container in with_exclusive_cpus(snapshot) {
-                    family.push(
-                        of_container(&container.reference).and("cpus", container.exclusive_cpus.to_string()),
-                        1u64,
-                    );
+                    let cpus = container.exclusive_cpus.to_string();
+                    family.push(of_container(&container.reference).and("cpus", cpus), 1u64);
                 }
             },
         )
@@ -124,18 +122,13 @@ pub(super) static GROUP: Group = Group {
             "CPUs of the node by state; shared is allocatable minus exclusive.",
             |snapshot, family| {
                 // Without CPUs in its answer the kubelet does not report them.
-                let Some(cpus) =
-                    allocatable(snapshot).map(|allocatable| &allocatable.cpus).filter(|cpus| !cpus.is_empty())
-                else {
-                    return;
-                };
+                let cpus = allocatable(snapshot).map(|allocatable| &allocatable.cpus);
+                let Some(cpus) = cpus.filter(|cpus| !cpus.is_empty()) else { return };
                 family.push(Labels::of("state", "allocatable"), cpus.len());
                 for allocations in allocations(snapshot) {
-                    let held = allocations.pods.iter().fold(CpuSet::default(), |held, pod| {
-                        pod.containers
-                            .iter()
-                            .fold(held.union(&pod.exclusive_cpus), |held, one| held.union(&one.exclusive_cpus))
-                    });
+                    let of_pods = allocations.pods.iter().map(|pod| &pod.exclusive_cpus);
+                    let all = of_pods.chain(allocations.containers().map(|container| &container.exclusive_cpus));
+                    let held = all.fold(CpuSet::default(), |held, cpus| held.union(cpus));
                     family.push(Labels::of("state", "exclusive"), held.len());
                     family.push(Labels::of("state", "shared"), cpus.difference(&held).len());
                 }
@@ -168,10 +161,8 @@ pub(super) static GROUP: Group = Group {
         .source(BOTH),
         gauge("podmeter_unresolved_devices", "Held devices whose ID matches no hardware.", |snapshot, family| {
             for unresolved in &snapshot.unresolved {
-                family.push(
-                    Labels::of("resource", &unresolved.resource).and("form", unresolved.form),
-                    unresolved.devices,
-                );
+                let labels = Labels::of("resource", &unresolved.resource).and("form", unresolved.form);
+                family.push(labels, unresolved.devices);
             }
         })
         .labels("resource form")

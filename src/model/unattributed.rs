@@ -23,7 +23,8 @@ pub struct Unattributed {
     pub divided: Divided,
 }
 
-/// Of one GPU, since the agent first read it. `None`: unknown, as busy seconds of a partitioned GPU.
+/// Of one GPU, since the agent first read it. `None`: unknown. Busy seconds of a partitioned GPU are those of its MIG
+/// devices, by their slices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Divided {
     pub busy_seconds: Option<f64>,

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use super::activity::Activity;
 use super::audit::Audit;
 use super::clock::{DeviceClock, Interval};
-use super::division::is_nothing;
+use super::division::{add_known, is_nothing};
 use super::gap::OpenGap;
 use super::holder_account::HolderAccount;
 use super::idle_power::IdlePower;
@@ -29,6 +29,10 @@ pub struct Device {
     pub foreign: BTreeMap<UnallocatedUse, Monotonic>,
     /// The time accounted last was not read.
     pub in_gap: bool,
+    /// Of the MIG devices, by their slices, for which the driver has no sum.
+    parts_busy_seconds: Option<f64>,
+    /// Some of the MIG devices reported nothing in the time accounted last.
+    has_unknown_parts: bool,
 }
 
 impl Device {
@@ -41,7 +45,10 @@ impl Device {
     }
 
     pub fn published(&self) -> Unattributed {
-        Unattributed { divided: self.clock.divided(), ..self.unattributed.clone() }
+        let mut divided = self.clock.divided();
+        add_known(&mut divided.busy_seconds, self.parts_busy_seconds);
+        divided.busy_seconds = divided.busy_seconds.filter(|_| !self.has_unknown_parts);
+        Unattributed { divided, ..self.unattributed.clone() }
     }
 
     /// Divides an interval among the device's holders in it.
@@ -73,11 +80,14 @@ impl Device {
             let division =
                 IntervalDivision { interval, partitions, gains, idle_watts: self.idle_power.watts(), covered_ratio };
             let (busy, energy) = division.divide(&mut held, &mut self.unattributed, audit);
-            let is_known = match partitions {
-                Some(partitions) => partitions.parts.iter().all(|part| part.active.is_some()),
-                None => is_nothing(interval.uncovered_seconds),
-            };
-            if is_known
+            let has_unknown = |partitions: &Partitions<'_>| partitions.parts.iter().any(|part| part.active.is_none());
+            self.has_unknown_parts = partitions.is_some_and(|one| one.parts.is_empty() || has_unknown(one));
+            if partitions.is_some() {
+                let of_whole = interval.busy_seconds.unwrap_or(0.0);
+                add_known(&mut self.parts_busy_seconds, busy.map(|busy| (busy - of_whole).max(0.0)));
+            }
+            if !self.has_unknown_parts
+                && (partitions.is_some() || is_nothing(interval.uncovered_seconds))
                 && busy.is_some_and(is_nothing)
                 && let Some(energy) = energy
             {

@@ -78,7 +78,7 @@ impl<'snapshot> Page<'snapshot> {
 
     /// Of each GPU.
     pub fn gpus(&self, series: &mut Series, read: &dyn Fn(&DeviceReadings) -> Option<f64>) {
-        self.each_gpu(series, None, read);
+        self.each_gpu(series, None, &|_, readings| read(readings));
     }
 
     pub fn medium(&self, series: &mut Series, read: &dyn Fn(&Medium) -> Option<f64>) {
@@ -89,14 +89,10 @@ impl<'snapshot> Page<'snapshot> {
         self.gpus(series, &|readings| read(slow(readings)?));
     }
 
-    /// Of each GPU; of a shared one also of each holder.
-    pub fn gpus_and_holders(&self, series: &mut Series, own: Own, read: &dyn Fn(&DeviceReadings) -> Option<f64>) {
-        self.each_gpu(series, Some(own), read);
-    }
-
-    fn each_gpu(&self, series: &mut Series, own: Option<Own>, read: &dyn Fn(&DeviceReadings) -> Option<f64>) {
+    /// Of each GPU; of a shared one also of each holder, where `own` has its value.
+    pub fn each_gpu(&self, series: &mut Series, own: Option<Own>, read: &dyn Fn(&Gpu, &DeviceReadings) -> Option<f64>) {
         for (gpu, readings) in with_readings(self.snapshot) {
-            if let (Some(device), Some(value)) = (self.gpus.get(&gpu.uuid), read(readings)) {
+            if let (Some(device), Some(value)) = (self.gpus.get(&gpu.uuid), read(gpu, readings)) {
                 device.push(series, own, &Labels::default(), value);
             }
         }
@@ -109,7 +105,7 @@ impl<'snapshot> Page<'snapshot> {
         own: Option<Own>,
         read: &dyn Fn(Option<MemoryUse>, &GpmRatios) -> Option<f64>,
     ) {
-        self.each_gpu(series, own, &|readings| {
+        self.each_gpu(series, own, &|_, readings| {
             let medium = medium(readings).filter(|medium| medium.instances.is_empty())?;
             read(medium.memory, &medium.gpm)
         });

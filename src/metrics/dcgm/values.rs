@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::page::{Page, Series};
 use crate::metrics::labels::{Labels, medium, with_health, with_readings};
-use crate::model::{Account, EccLocation, RecentCount, Slow, UnhealthyReason};
+use crate::model::{Account, EccLocation, RecentCount, Slow, UnhealthyReason, busy_ratio};
 
 /// Where the values of a metric come from.
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -81,9 +81,8 @@ impl Source {
         match self {
             Self::Podmeter => page.selected(series, query.expect("a test checks the table")),
             Self::Utilization => {
-                page.gpus_and_holders(series, |account| account.device_utilization_ratio, &|readings| {
-                    readings.fast.as_ref()?.value.utilization_ratio
-                });
+                let own = |account: &Account| account.device_utilization_ratio;
+                page.each_gpu(series, Some(own), &|gpu, readings| busy_ratio(gpu, Some(readings), None));
             }
             Self::MemoryUtilization => page.medium(series, &|medium| medium.rates.memory_utilization_ratio),
             Self::Engine(engine) => {

@@ -299,7 +299,7 @@ fn unattributed() -> Vec<Unattributed> {
             ..unattributed(WHOLE, Some(300.5), Some(210_000.125))
         },
         unattributed(LOST, Some(12.0), None),
-        unattributed(PARTITIONED, None, Some(90_000.0)),
+        unattributed(PARTITIONED, Some(45.25), Some(90_000.0)),
     ]
 }
 

@@ -190,6 +190,24 @@ fn an_empty_snapshot_has_no_device_metrics() {
     }
 }
 
+/// Of a partitioned GPU, too.
+#[test]
+fn metrics_and_page_have_the_same_utilization_of_each_gpu() {
+    let snapshot = fixture::snapshot();
+    let overview = crate::model::Overview::of(&snapshot, &BTreeMap::new());
+    let page = Page::parse(&rendered(Format::Text), Dialect::Text).unwrap();
+    let mut shown = 0;
+    for device in overview.devices.iter().filter(|device| device.mig.is_none()) {
+        let ratio = page.samples.iter().find_map(|((name, labels), value)| {
+            let is_of = labels.iter().any(|(_, value)| value == device.gpu.as_str());
+            (name == "podmeter_device_utilization_ratio" && is_of).then_some(*value)
+        });
+        assert_eq!(ratio, device.busy_ratio, "{}", device.gpu);
+        shown += usize::from(ratio.is_some());
+    }
+    assert_eq!(shown, 2, "a whole one and a partitioned one");
+}
+
 #[test]
 fn absent_is_not_zero() {
     let page = Page::parse(&rendered(Format::Text), Dialect::Text).unwrap();

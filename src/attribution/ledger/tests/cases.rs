@@ -206,6 +206,15 @@ fn mig_with_gpm_goes_by_activity_times_slices() {
     case.totals.instance_busy_seconds = [(1, 5.0), (2, 10.0)].into();
     let published = case.reading(20, None, 4000.0, Some(medium));
     assert_eq!(rows(&published), [row("a", [4.29, 2.14, 2.14, 1200.0]), row("b", [1.43, 1.43, 0.0, 800.0])]);
+    assert_eq!(rounded(published.unattributed[0].divided.busy_seconds), Some(3.57));
+    // Only one of them reports.
+    case.totals.instance_busy_seconds = [(1, 10.0)].into();
+    assert_eq!(case.reading(30, None, 4000.0, None).unattributed[0].divided.busy_seconds, None);
+    // Whole again.
+    case.inventory.gpus.get_mut(&GPU.into()).unwrap().mig_devices = vec![];
+    case.totals.instance_busy_seconds = [].into();
+    let whole = case.reading(40, Some(0.0), 4000.0, None).unattributed[0].divided.busy_seconds;
+    assert_eq!(rounded(whole), Some(5.71), "the counter continues");
     assert_eq!(rounded(published.unattributed[0].energy_joules.get(&Reason::Idle).copied()), Some(2000.0));
     let used: Vec<Option<u64>> = published.accounts.iter().map(|account| account.memory_used_bytes).collect();
     assert_eq!(used, [Some(10), Some(20)]);
@@ -218,6 +227,7 @@ fn mig_without_gpm_has_no_busy_time_and_energy_by_slices() {
     let medium = partitioned(&mut case, None);
     case.reading(0, None, 0.0, None);
     let published = case.reading(10, None, 7000.0, Some(medium));
+    assert_eq!(published.unattributed[0].divided.busy_seconds, None);
     let expected = |pod: &str, allocated, energy| (pod.to_owned(), [Some(allocated), None, None, Some(energy)]);
     assert_eq!(rows(&published), [expected("a", 4.29, 3000.0), expected("b", 1.43, 1000.0)]);
     assert_eq!(rounded(published.unattributed[0].energy_joules.get(&Reason::Unknown).copied()), Some(3000.0));
