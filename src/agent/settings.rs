@@ -111,7 +111,7 @@ impl Settings {
             HardwareSource::Nvml => {
                 Some(Box::new(NvmlDriver::new(self.nvml.clone(), self.nvml_call_durations.then_some(clock))))
             }
-            HardwareSource::Simulated => Some(Box::new(SimulatedDriver::new(Profile::default(), SIMULATED_SEED))),
+            HardwareSource::Simulated => Some(Box::new(SimulatedDriver::new(Profile::H100, SIMULATED_SEED))),
             HardwareSource::None => None,
         }
     }

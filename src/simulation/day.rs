@@ -14,7 +14,7 @@ use crate::model::GpuUuid;
 pub enum Event {
     Xid { gpu: u32, code: u32, count: u64 },
     RecoveryAction { gpu: u32, action: u32 },
-    Lost { gpu: u32, lost: bool },
+    BackOnBus { gpu: u32 },
     Hangs { gpu: u32, hangs: bool },
     DriverLoaded(bool),
     KubeletRuns(bool),
@@ -31,57 +31,41 @@ pub struct Step {
 /// In seconds; then the day repeats.
 pub const LENGTH: u64 = 150;
 
-use Event::{DriverLoaded, Hangs, KubeletRuns, Lost, RecoveryAction, Xid};
+use Event::{BackOnBus, DriverLoaded, Hangs, KubeletRuns, RecoveryAction, Xid};
 
-/// Storms of XID 45 have been seen with far more events than this, on healthy GPUs.
-pub const STORM: u64 = 100_000;
-
-pub const DAY: [Step; 14] = [
-    Step {
-        second: 0,
-        events: &[],
-        text: "a day begins: all GPUs are well; look at the page, podmeter_device_healthy is 1",
-    },
+pub const DAY: [Step; 11] = [
     Step {
         second: 10,
-        events: &[Xid { gpu: 2, code: 79, count: 1 }, RecoveryAction { gpu: 2, action: 2 }],
-        text: "XID 79 on GPU 2, and its driver asks for a reboot: every slot of it turns Unhealthy at the kubelet, the others \
-               go on; look at podmeter_device_unhealthy_reason and the log line with its pods",
+        events: &[Xid { gpu: 2, code: 79, count: 1 }],
+        text: "XID 79 on GPU 2, which has fallen off the bus: its readings end, and every slot of it turns Unhealthy at the \
+               kubelet, the others go on; look at podmeter_device_unhealthy_reason and the log line with its pods",
     },
     Step {
         second: 30,
-        events: &[RecoveryAction { gpu: 2, action: 0 }, DriverLoaded(false)],
-        text: "GPU 2 is reset, for which the driver is unloaded: readings stop for a moment, no other GPU turns",
+        events: &[BackOnBus { gpu: 2 }, DriverLoaded(false)],
+        text: "GPU 2 is back on the bus, for which the driver is unloaded: readings stop for a moment, no other GPU turns",
     },
     Step {
-        second: 31,
+        second: 34,
         events: &[DriverLoaded(true)],
-        text: "the driver is loaded again, which XID 79 requires for recovery: GPU 2 is healthy when the hold-down is over",
+        text: "the driver is loaded again, which XID 79 requires for recovery: readings go on, no counter has fallen, and GPU 2 is \
+               healthy when the hold-down is over",
     },
     Step {
         second: 50,
-        events: &[Lost { gpu: 5, lost: true }],
-        text: "GPU 5 is off the bus: Unhealthy with reason lost, its readings are withdrawn, its identity stays",
+        events: &[Xid { gpu: 5, code: 48, count: 1 }],
+        text: "XID 48 on GPU 5, an uncorrected memory error: Unhealthy, its driver asks for a reset, its readings go on",
     },
     Step {
         second: 60,
-        events: &[Lost { gpu: 5, lost: false }],
-        text: "GPU 5 is back on the bus: healthy when it has answered and the hold-down is over",
+        events: &[RecoveryAction { gpu: 5, action: 0 }],
+        text: "GPU 5 is reset: healthy when the hold-down is over",
     },
     Step {
         second: 80,
-        events: &[Xid { gpu: 1, code: 45, count: STORM }],
-        text: "100,000 times XID 45 on GPU 1: podmeter_xid_errors_total{class=\"corroborating\"} counts each, nothing turns",
-    },
-    Step {
-        second: 85,
-        events: &[DriverLoaded(false)],
-        text: "the driver is unloaded, as for an upgrade: readings stop, device health stays",
-    },
-    Step {
-        second: 87,
-        events: &[DriverLoaded(true)],
-        text: "the driver is loaded again: readings go on, no counter has fallen",
+        events: &[Xid { gpu: 1, code: 45, count: 12 }],
+        text: "12 times XID 45 on GPU 1, as when a job ends: podmeter_xid_errors_total{class=\"corroborating\"} counts each, \
+               nothing turns",
     },
     Step {
         second: 90,
@@ -142,7 +126,7 @@ impl Stage {
         match event {
             Xid { gpu, code, count } => on(gpu, &|gpu| self.controls.inject_xids(gpu, None, code, count)),
             RecoveryAction { gpu, action } => on(gpu, &|gpu| self.controls.set_recovery_action(gpu, action)),
-            Lost { gpu, lost } => on(gpu, &|gpu| self.controls.set_lost(gpu, lost)),
+            BackOnBus { gpu } => on(gpu, &|gpu| self.controls.set_lost(gpu, false)),
             Hangs { gpu, hangs } => on(gpu, &|gpu| self.controls.set_hanging(gpu, hangs)),
             DriverLoaded(loaded) => self.controls.set_driver_loaded(loaded),
             KubeletRuns(false) => self.kubelet.stop(),
@@ -166,12 +150,12 @@ mod tests {
         let mut broken: Vec<Event> = vec![];
         for event in DAY.iter().flat_map(|step| step.events) {
             let mends = match *event {
-                RecoveryAction { gpu, action: 0 } => Some(RecoveryAction { gpu, action: 2 }),
-                Lost { gpu, lost: false } => Some(Lost { gpu, lost: true }),
+                RecoveryAction { gpu, action: 0 } => Some(Xid { gpu, code: 48, count: 1 }),
+                BackOnBus { gpu } => Some(Xid { gpu, code: 79, count: 1 }),
                 Hangs { gpu, hangs: false } => Some(Hangs { gpu, hangs: true }),
                 DriverLoaded(true) => Some(DriverLoaded(false)),
                 KubeletRuns(true) => Some(KubeletRuns(false)),
-                Xid { .. } => continue,
+                Xid { code: 45, .. } => continue,
                 other => {
                     broken.push(other);
                     None

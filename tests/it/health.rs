@@ -334,34 +334,21 @@ async fn the_day_of_the_demo_ends_as_it_began() {
     let mut running = agent::Running::start(&arguments, &[], None);
     let page = running.until("the end of the day, and all well", |page| {
         let healthy = page.samples("podmeter_device_healthy", &[]).filter(|(_, healthy)| *healthy == 1.0);
-        let storm = page.value("podmeter_xid_errors_total", &["gpu=\"1\"", "class=\"corroborating\""]);
-        running.log().contains("the day is over") && healthy.count() == 8 && storm == Some(100_000.0)
+        let repeated = page.value("podmeter_xid_errors_total", &["gpu=\"1\"", "class=\"corroborating\""]);
+        running.log().contains("the day is over") && healthy.count() == 8 && repeated == Some(12.0)
     });
     assert_eq!(page.value("podmeter_xid_errors_total", &["gpu=\"2\"", "class=\"node_reboot\""]), Some(1.0));
     let total: f64 = page.samples("podmeter_xid_errors_total", &[]).map(|(_, count)| count).sum();
-    assert_eq!(total, 100_001.0);
+    assert_eq!(total, 14.0);
 
     let node: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
     let index = |turn: &Value| node["hardware"]["inventory"]["gpus"][turn["gpu"].as_str().unwrap()]["index"].clone();
     let turns = node["health"]["transitions"].as_array().unwrap().iter().filter(|turn| turn["reason"] != "unknown");
-    let mut turns: Vec<_> =
-        turns.map(|turn| (index(turn), turn["reason"].clone(), turn["to_healthy"].clone())).collect();
-    // When one recovers beside another depends on the machine.
-    turns.sort_by_key(|(gpu, _, _)| gpu.as_u64());
-    let expected = [
-        (2, "xid", false),
-        (2, "xid", true),
-        (5, "lost", false),
-        (5, "lost", true),
-        (6, "stuck", false),
-        (6, "stuck", true),
-    ];
-    assert_eq!(
-        turns,
-        expected.map(|(gpu, reason, healthy)| (json!(gpu), json!(reason), json!(healthy))),
-        "{}",
-        running.log()
-    );
+    // Which of a GPU's reasons is first, and which GPU recovers first, depends on the machine.
+    let mut turns: Vec<_> = turns.map(|turn| (index(turn), turn["to_healthy"].clone())).collect();
+    turns.sort_by_key(|(gpu, _)| gpu.as_u64());
+    let expected = [(2, false), (2, true), (5, false), (5, true), (6, false), (6, true)];
+    assert_eq!(turns, expected.map(|(gpu, healthy)| (json!(gpu), json!(healthy))), "{}", running.log());
     assert_eq!(page.value("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""]), Some(1.0));
     assert!(page.value("podmeter_plugin_kubelet_restarts_total", &[]) >= Some(1.0));
     assert_eq!(page.count("podmeter_device_power_watts", &[]), 8);

@@ -14,6 +14,9 @@ use crate::model::{FabricDomain, GpuUuid, Inventory, MigDevice, Monotonic, NodeD
 /// The problem of every call after the driver was unloaded.
 pub(super) const UNLOADED: Problem = Problem { call: "simulated", code: "uninitialized" };
 
+/// The recovery action after a memory error that is not contained.
+const RESET: u32 = 1;
+
 /// Controls the simulated GPUs, from any thread. Clones control the same GPUs.
 #[derive(Clone, Debug)]
 pub struct Controls {
@@ -44,6 +47,8 @@ struct Simulated {
     lost: bool,
     hanging: bool,
     recovery_action: u32,
+    /// Memory errors since the last reset.
+    uncorrected: u64,
 }
 
 /// One process on one GPU, or on one GPU instance of it.
@@ -90,6 +95,7 @@ impl Controls {
                 lost: false,
                 hanging: false,
                 recovery_action: 0,
+                uncorrected: 0,
             };
             (uuid.clone(), simulated)
         });
@@ -175,9 +181,12 @@ impl Controls {
         self.change(gpu, |simulated| simulated.hanging = hanging);
     }
 
-    /// Sets the recovery action (NVML field 230; 0 is none), with an event.
+    /// Sets the recovery action (NVML field 230; 0 is none, after a reset), with an event.
     pub fn set_recovery_action(&self, gpu: &GpuUuid, action: u32) {
-        self.change(gpu, |simulated| simulated.recovery_action = action);
+        self.change(gpu, |simulated| {
+            simulated.recovery_action = action;
+            simulated.uncorrected *= u64::from(action != 0);
+        });
         self.send(RawEvent { gpu: gpu.clone(), instance: None, kind: EventKind::Condition }, 1);
     }
 
@@ -191,13 +200,18 @@ impl Controls {
         self.changed.notify_all();
     }
 
-    /// Sends an XID of the whole GPU or of one of its instances. As with a driver, events before its opening are lost.
-    pub fn inject_xid(&self, gpu: &GpuUuid, instance: Option<XidInstance>, code: u32) {
-        self.inject_xids(gpu, instance, code, 1);
-    }
-
-    /// The same event, repeated.
+    /// Sends an XID of the whole GPU or of one of its instances, repeated, with what it means for the GPU: off the bus, or
+    /// with memory errors, which need a reset unless they are contained. As with a driver, events before its opening are
+    /// lost.
     pub fn inject_xids(&self, gpu: &GpuUuid, instance: Option<XidInstance>, code: u32, count: u64) {
+        self.change(gpu, |simulated| match code {
+            79 => simulated.lost = true,
+            48 | 94 | 95 => {
+                simulated.uncorrected += count;
+                simulated.recovery_action = if code == 94 { simulated.recovery_action } else { RESET };
+            }
+            _ => {}
+        });
         self.send(RawEvent { gpu: gpu.clone(), instance, kind: EventKind::Xid(code) }, count);
     }
 
@@ -249,8 +263,9 @@ impl Controls {
         self.changed.wait_while(&mut self.lock(), hangs);
     }
 
-    pub(super) fn recovery_action(&self, gpu: &GpuUuid) -> Option<u32> {
-        self.lock().gpus.get(gpu).map(|simulated| simulated.recovery_action)
+    /// The recovery action, and the uncorrected memory errors.
+    pub(super) fn faults(&self, gpu: &GpuUuid) -> Option<(u32, u64)> {
+        self.lock().gpus.get(gpu).map(|simulated| (simulated.recovery_action, simulated.uncorrected))
     }
 
     /// The load at `now` and the integrals up to it, of the GPU and of each of its instances; `None` while it is lost.

@@ -155,14 +155,10 @@ pub(super) static A100: Machine = Machine {
         has_gpm: false,
         fabric_conditions: &[],
         nvlinks: 12,
-        nvlink_errors: NVLINK_ERRORS,
         pcie_generation: Some(4),
-        superchip: None,
+        ..*H100.model
     },
-    software: &R570,
-    has_switches: true,
-    rack: None,
-    places: &EIGHT_H100,
+    ..H100
 };
 
 /// An HGX board.
@@ -177,16 +173,11 @@ pub(super) static B200: Machine = Machine {
         limit_watts: 1_000.0,
         sm_hertz: (120e6, 1_965e6),
         memory_hertz: 3_996e6,
-        has_gpm: true,
         fabric_conditions: &["access_timeout_recovery"],
-        nvlinks: 18,
         nvlink_errors: NVLINK5_ERRORS,
-        pcie_generation: Some(5),
-        superchip: None,
+        ..*H100.model
     },
     software: &R580,
-    has_switches: true,
-    rack: None,
     places: &[
         numbered("0000:8f:00.0", 0, 0, 6),
         numbered("0000:90:00.0", 1, 0, 8),
@@ -197,6 +188,7 @@ pub(super) static B200: Machine = Machine {
         numbered("0000:cb:00.0", 6, 1, 3),
         numbered("0000:cc:00.0", 7, 1, 1),
     ],
+    ..H100
 };
 
 /// A compute tray of a GB200 NVL72 rack: two superchips, each with a CPU and two GPUs.
@@ -243,5 +235,4 @@ pub(super) static GH200: Machine = Machine {
     places: &[place("0009:01:00.0", 0, 0), place("0019:01:00.0", 1, 1)],
 };
 
-pub(super) static EMPTY: Machine =
-    Machine { model: H100.model, software: &R570, has_switches: false, rack: None, places: &[] };
+pub(super) static EMPTY: Machine = Machine { has_switches: false, places: &[], ..H100 };

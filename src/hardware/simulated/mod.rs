@@ -62,15 +62,7 @@ impl Session for SimulatedSession {
     }
 
     fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn Reader>, Failure> {
-        let mut inventory = self.controls.inventory();
-        let Some(gpu) = inventory.gpus.remove(gpu) else {
-            return Err(Failure {
-                call: "simulated",
-                code: "not_found",
-                reason: format!("{gpu} is not simulated"),
-                remedy: "choose another profile",
-            });
-        };
+        let gpu = self.controls.inventory().gpus.remove(gpu).expect("a GPU of the inventory");
         Ok(Box::new(SimulatedReader::new(self.number, self.controls.clone(), gpu)))
     }
 
@@ -211,6 +203,24 @@ mod tests {
         driver.controls().set_lost(&gpu, false);
         let pass = reader.read(Due { medium: true, slow: false }, at(2));
         assert_eq!((pass.status, pass.medium.unwrap().gpm), (PassStatus::Answers, GpmRatios::default()));
+    }
+
+    #[test]
+    fn a_gpu_behaves_as_its_xid_means() {
+        let driver = SimulatedDriver::new(Profile::H100, 1);
+        let (gpu, mut reader) = first(&driver);
+        let mut read = |code| {
+            driver.controls().inject_xids(&gpu, None, code, 1);
+            let pass = reader.read(Due { medium: false, slow: true }, at(1));
+            let errors = |slow: &crate::model::Slow| slow.ecc.iter().filter_map(|place| place.uncorrected).sum::<u64>();
+            (pass.status, pass.slow.map(|slow| (errors(&slow), slow.recovery_action)))
+        };
+        assert_eq!(read(13), (PassStatus::Answers, Some((0, Some(0)))));
+        assert_eq!(read(94), (PassStatus::Answers, Some((1, Some(0)))), "contained");
+        assert_eq!(read(48), (PassStatus::Answers, Some((2, Some(1)))));
+        driver.controls().set_recovery_action(&gpu, 0);
+        assert_eq!(read(95), (PassStatus::Answers, Some((1, Some(1)))));
+        assert_eq!(read(79), (PassStatus::Lost, None), "it has fallen off the bus");
     }
 
     #[test]

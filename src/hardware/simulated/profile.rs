@@ -107,12 +107,6 @@ impl Profile {
     }
 }
 
-impl Default for Profile {
-    fn default() -> Self {
-        Self::H100
-    }
-}
-
 impl PartialEq for Profile {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name
@@ -182,16 +176,13 @@ pub(super) fn inventory(profile: Profile, seed: u64) -> Inventory {
     let gpus = places.map(|(index, place)| gpu(profile, seed, index, place)).map(|gpu| (gpu.uuid.clone(), gpu));
     let software = profile.machine.software;
     Inventory {
-        missing: BTreeMap::new(),
-        passthrough: BTreeMap::new(),
-        generation: 0,
         driver: Some(DriverInfo {
             driver_version: software.driver.into(),
             cuda_version: Some(software.cuda.into()),
             nvml_version: Some(software.nvml.into()),
         }),
-        gpus: gpus.collect::<BTreeMap<_, _>>(),
-        duplicate_uuids: BTreeMap::new(),
+        gpus: gpus.collect(),
+        ..Inventory::default()
     }
 }
 

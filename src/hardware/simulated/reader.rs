@@ -290,10 +290,14 @@ impl SimulatedReader {
     }
 
     fn slow(&self, board: &Board) -> Slow {
-        let none = |location| EccLocation { location, corrected: Some(0), uncorrected: Some(0) };
+        let (recovery_action, uncorrected) = self.controls.faults(&self.uuid).unzip();
+        let ecc = |location| {
+            let uncorrected = if location == "dram" { uncorrected } else { Some(0) };
+            EccLocation { location, corrected: Some(0), uncorrected }
+        };
         let moved = board.sums.sm_active * 1e9;
         Slow {
-            ecc: ["dram", "l2_cache", "sram"].map(none).into(),
+            ecc: ["dram", "l2_cache", "sram"].map(ecc).into(),
             ecc_lifetime_corrected: Some(0),
             ecc_lifetime_uncorrected: Some(0),
             row_remap: Some(RowRemap::default()),
@@ -311,7 +315,7 @@ impl SimulatedReader {
             nvlink: self.nvlink(moved * 40.0),
             c2c: self.c2c(),
             fabric: Some(self.fabric()),
-            recovery_action: self.controls.recovery_action(&self.uuid),
+            recovery_action,
             vgpu_licensed: Some(false),
             ..Slow::default()
         }
