@@ -35,14 +35,12 @@ pub struct AllocatedDevice {
 
 impl AllocatedDevice {
     /// `gpu-2`
-    #[must_use]
     pub fn whole(gpu: &Gpu) -> Self {
         let minor = gpu.minor.unwrap_or_default();
         Self { name: format!("gpu-{minor}"), gpu: gpu.uuid.clone(), minor, mig: None }
     }
 
     /// `gpu-7-mig-1g10gb-19-4`, of release 25.12 and newer.
-    #[must_use]
     pub fn partition(gpu: &Gpu, mig: &MigDevice) -> Self {
         let minor = gpu.minor.unwrap_or_default();
         let (id, start) = (mig.profile_id.unwrap_or_default(), mig.placement_start.unwrap_or_default());
@@ -117,7 +115,6 @@ pub fn prepare(kubelet: &FakeKubelet, claims: &[AllocatedClaim]) -> io::Result<(
 
 /// On a board of eight GPUs of which the last is partitioned: a claim of two GPUs, one shared by two pods, two claims of
 /// parts of one GPU's memory, an idle one, two of MIG devices, and one that observes all GPUs.
-#[must_use]
 pub fn claims_of_the_demo(inventory: &Inventory) -> Vec<AllocatedClaim> {
     let by_minor = |minor| inventory.by_minor(minor).map(AllocatedDevice::whole);
     let migs = inventory

@@ -52,7 +52,6 @@ pub struct Device {
 pub type Replicas = Option<usize>;
 
 /// What a vendor's plugin with the `mixed` strategy would offer of this hardware.
-#[must_use]
 pub fn resources(inventory: &Inventory, replicas: Replicas) -> Vec<Resource> {
     let mut resources: BTreeMap<String, Vec<Device>> = BTreeMap::new();
     for gpu in inventory.gpus.values() {
@@ -75,7 +74,6 @@ pub fn resources(inventory: &Inventory, replicas: Replicas) -> Vec<Resource> {
 }
 
 /// What KubeVirt would offer of the GPUs that are passed through: a resource of the product, and IOMMU groups as IDs.
-#[must_use]
 pub fn passthrough_resources(bus: &NodeDevices) -> Vec<Resource> {
     let device = |(address, gpu): (&PciBusId, &PassthroughGpu)| {
         let id = gpu.iommu_group?.to_string();

@@ -46,12 +46,10 @@ struct Inner {
 
 impl StandInPlugin {
     /// Serves in `directory` and registers there, again after each disconnect. It prefers devices in their order.
-    #[must_use]
     pub fn start(directory: &Path, resource: &str, devices: Vec<ListedDevice>) -> Self {
         Self::start_on(directory, resource, devices, None)
     }
 
-    #[must_use]
     pub fn start_on(directory: &Path, resource: &str, devices: Vec<ListedDevice>, socket_name: Option<&str>) -> Self {
         let inner = Arc::new(Inner {
             directory: directory.to_owned(),
@@ -83,13 +81,11 @@ impl StandInPlugin {
     }
 
     /// Calls of Register so far.
-    #[must_use]
     pub fn registrations(&self) -> usize {
         self.inner.registrations.load(Ordering::Relaxed)
     }
 
     /// Calls of Allocate so far.
-    #[must_use]
     pub fn allocations(&self) -> usize {
         self.inner.allocations.load(Ordering::Relaxed)
     }

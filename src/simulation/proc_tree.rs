@@ -39,12 +39,10 @@ impl ProcTree {
         Ok(tree)
     }
 
-    #[must_use]
     pub fn proc_root(&self) -> PathBuf {
         self.root.join("proc")
     }
 
-    #[must_use]
     pub fn pod_logs_root(&self) -> PathBuf {
         self.root.join("pods")
     }

@@ -3,7 +3,6 @@
 pub struct Random(u64);
 
 impl Random {
-    #[must_use]
     pub const fn seeded(seed: u64) -> Self {
         Self(seed)
     }

@@ -56,7 +56,6 @@ impl Truth {
     }
 
     /// All rows at `now`.
-    #[must_use]
     pub fn at(&self, now: Monotonic) -> Vec<Held> {
         let mut rows = self.rows.clone();
         rows.values_mut().for_each(|row| row.advance(now));

@@ -32,7 +32,6 @@ pub struct Level {
 
 impl Workload {
     /// Constant within each second of its age.
-    #[must_use]
     pub fn level(&self, age_seconds: u64) -> Level {
         let mut second = Random::seeded(self.seed ^ (age_seconds + 1).wrapping_mul(0x9e37_79b9));
         // Each has its own phase, so that workloads do not move in step.

@@ -19,7 +19,6 @@ impl State {
     }
 
     /// The pod if it is active.
-    #[must_use]
     pub fn get(&self, namespace: &str, name: &str) -> Option<v1::PodResources> {
         let of_name = self.visible().filter(|pod| pod.spec.namespace == namespace && pod.name == name);
         // The kubelet finds a name's latest pod.

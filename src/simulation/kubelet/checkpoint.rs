@@ -44,13 +44,11 @@ pub struct PodDevicesEntry {
 }
 
 impl Checkpoint {
-    #[must_use]
     pub fn new(pod_device_entries: Vec<PodDevicesEntry>, registered_devices: BTreeMap<String, Vec<String>>) -> Self {
         Self { data: Data { pod_device_entries, registered_devices }, checksum: 0 }
     }
 
     /// Absent, unreadable and corrupt have the same effect in a kubelet: it starts without allocations.
-    #[must_use]
     pub fn read(directory: &Path) -> Option<Self> {
         serde_json::from_slice(&fs::read(directory.join(FILE)).ok()?).ok()
     }
@@ -61,7 +59,6 @@ impl Checkpoint {
 }
 
 impl PodDevicesEntry {
-    #[must_use]
     pub fn new((pod_uid, container, resource): &Place, assignment: &Assignment) -> Self {
         Self {
             pod_uid: pod_uid.clone(),
@@ -72,7 +69,6 @@ impl PodDevicesEntry {
         }
     }
 
-    #[must_use]
     pub fn assignment(&self) -> Assignment {
         Assignment { by_node: self.device_ids.clone(), answer: STANDARD.decode(&self.alloc_resp).unwrap_or_default() }
     }

@@ -36,12 +36,10 @@ pub struct ListedDevice {
 }
 
 impl ListedDevice {
-    #[must_use]
     pub fn new(id: &str) -> Self {
         Self { id: id.to_owned(), healthy: true, numa_nodes: None }
     }
 
-    #[must_use]
     pub fn on_nodes(mut self, numa_nodes: &[i64]) -> Self {
         self.numa_nodes = Some(numa_nodes.to_vec());
         self
@@ -119,14 +117,12 @@ pub enum Selection {
 }
 
 impl DeviceManager {
-    #[must_use]
     pub fn new(rules: Rules) -> Self {
         Self { rules, ..Self::default() }
     }
 
     /// The state of a kubelet after a restart. The connections are closed, and known resources have no devices until
     /// their plugins register again. Connections are numbered on from those of the `previous` run.
-    #[must_use]
     pub fn restored(rules: Rules, checkpoint: &Checkpoint, now: Monotonic, previous: &Self) -> Self {
         let (last_serial, dropped) = (previous.last_serial, previous.dropped.clone());
         let history = previous.history.clone();
@@ -141,7 +137,6 @@ impl DeviceManager {
         manager
     }
 
-    #[must_use]
     pub fn checkpoint(&self) -> Checkpoint {
         let entries =
             self.assignments.iter().map(|(place, assignment)| PodDevicesEntry::new(place, assignment)).collect();
@@ -256,12 +251,10 @@ impl DeviceManager {
         self.assignments.retain(|(pod, _, _), _| active.contains(pod.as_str()));
     }
 
-    #[must_use]
     pub fn health(&self, resource: &str, id: &str) -> Option<bool> {
         Some(self.resources.get(resource)?.devices.get(id)?.healthy)
     }
 
-    #[must_use]
     pub fn counts(&self) -> BTreeMap<String, Count> {
         let count = |resource: &Resource| Count {
             capacity: resource.healthy.union(&resource.unhealthy).count(),
@@ -285,20 +278,17 @@ impl DeviceManager {
     }
 
     /// The plugin that gets Allocate calls.
-    #[must_use]
     pub fn plugin(&self, resource: &str) -> Option<Serial> {
         self.current.get(resource).copied()
     }
 
     /// Whether the plugin called last has ended. An earlier plugin whose stream is still open may list devices all
     /// the same, and none of them can be allocated.
-    #[must_use]
     pub fn is_stopped(&self, resource: &str) -> bool {
         self.resources.get(resource).is_some_and(|resource| resource.stopped.is_some())
     }
 
     /// How many plugins are connected for the resource.
-    #[must_use]
     pub fn connections(&self, resource: &str) -> usize {
         self.connections.values().filter(|connection| connection.resource == resource).count()
     }
@@ -356,7 +346,6 @@ impl DeviceManager {
     }
 
     /// The final choice: what the plugin prefers as far as it may, the rest as it comes.
-    #[must_use]
     pub fn settle(available: &[String], must: &[String], preferred: &[String], wanted: usize) -> Vec<String> {
         let mut chosen = must.to_vec();
         for id in preferred.iter().chain(available) {
@@ -405,7 +394,6 @@ impl DeviceManager {
     }
 
     /// What one container was given.
-    #[must_use]
     pub fn answers_of(&self, pod_uid: &str, container: &str) -> Answers {
         let of_container = |place: &Place| place.0 == pod_uid && place.1 == container;
         let assignments = self.assignments.iter().filter(|(place, _)| of_container(place));

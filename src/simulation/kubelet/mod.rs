@@ -122,24 +122,20 @@ impl FakeKubelet {
         Ok(kubelet)
     }
 
-    #[must_use]
     pub fn pod_resources_socket(&self) -> PathBuf {
         self.shared.pod_resources.join(SOCKET)
     }
 
-    #[must_use]
     pub fn device_plugin_directory(&self) -> PathBuf {
         self.shared.device_plugins.clone()
     }
 
     /// With a directory for each DRA driver, which the driver makes.
-    #[must_use]
     pub fn dra_plugin_directory(&self) -> PathBuf {
         self.pods_api.with_file_name("plugins")
     }
 
     /// There from 1.37, or with the gate on.
-    #[must_use]
     pub fn pods_api_socket(&self) -> PathBuf {
         self.pods_api.join("pods-api.sock")
     }
@@ -255,18 +251,15 @@ impl FakeKubelet {
     }
 
     /// As the runtime has it in cgroups and directories.
-    #[must_use]
     pub fn uid(&self, namespace: &str, pod: &str) -> Option<String> {
         self.shared.state.lock().pod(namespace, pod).map(|pod| pod.uid.clone())
     }
 
-    #[must_use]
     pub fn phase(&self, namespace: &str, pod: &str) -> Option<Phase> {
         self.shared.state.lock().pod(namespace, pod).map(|pod| pod.phase)
     }
 
     /// (resource, device id) of one container, sorted; whether or not List would show the pod.
-    #[must_use]
     pub fn devices_of(&self, namespace: &str, pod: &str, container: &str) -> Vec<(String, String)> {
         let state = self.shared.state.lock();
         let Some(pod) = state.pod(namespace, pod) else { return Vec::new() };
@@ -279,7 +272,6 @@ impl FakeKubelet {
     }
 
     /// (container, resource, device id, healthy) as the pod's `allocatedResourcesStatus` reports, sorted.
-    #[must_use]
     pub fn allocated_resources_status(&self, namespace: &str, pod: &str) -> Vec<(String, String, String, bool)> {
         let state = self.shared.state.lock();
         let Some(pod) = state.pod(namespace, pod) else { return Vec::new() };
@@ -297,7 +289,6 @@ impl FakeKubelet {
     }
 
     /// Capacity and allocatable by resource, as the node status would show now.
-    #[must_use]
     pub fn node_status(&self) -> BTreeMap<String, Count> {
         let now = self.shared.now();
         let mut state = self.shared.state.lock();
@@ -308,13 +299,11 @@ impl FakeKubelet {
     }
 
     /// How many plugins of the resource the kubelet counts as connected.
-    #[must_use]
     pub fn connected_plugins(&self, resource: &str) -> usize {
         self.shared.state.lock().devices.connections(resource)
     }
 
     /// Ids that could be given, whether held or not.
-    #[must_use]
     pub fn allocatable_ids(&self, resource: &str) -> BTreeSet<String> {
         let state = self.shared.state.lock();
         let of_resource = state.devices.allocatable().filter(|(name, _)| *name == resource);
@@ -322,7 +311,6 @@ impl FakeKubelet {
     }
 
     /// The devices of a resource and whether each could be given. `None`: no plugin is connected.
-    #[must_use]
     pub fn listed(&self, resource: &str) -> Option<BTreeMap<String, bool>> {
         let state = self.shared.state.lock();
         state.devices.plugin(resource)?;
@@ -331,7 +319,6 @@ impl FakeKubelet {
 
     /// Each list of the resource that plugins have sent, oldest first: device ids and whether they were healthy. Goes
     /// over restarts; the latest 256 of all resources are kept.
-    #[must_use]
     pub fn received(&self, resource: &str) -> Vec<BTreeMap<String, bool>> {
         let state = self.shared.state.lock();
         let lists = state.devices.history.iter().filter(|(name, _)| name == resource);
@@ -351,7 +338,6 @@ impl FakeKubelet {
     }
 
     /// Devices (resource, id) that a plugin left out of a later list of the same stream, which may end a real kubelet.
-    #[must_use]
     pub fn dropped_devices(&self) -> Vec<(String, String)> {
         self.shared.state.lock().devices.dropped.clone()
     }
@@ -408,7 +394,6 @@ impl FakeKubelet {
     }
 
     /// What is in the checkpoint file. `None`: there is no valid one.
-    #[must_use]
     pub fn checkpoint(&self) -> Option<Checkpoint> {
         Checkpoint::read(&self.shared.device_plugins)
     }

@@ -4,6 +4,7 @@ use crate::wire::v1::{ContainerMemory, NumaNode, TopologyInfo};
 
 /// A requested pod. The builder methods read like its manifest.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[must_use]
 pub struct PodSpec {
     pub namespace: String,
     pub name: String,
@@ -18,6 +19,7 @@ pub struct PodSpec {
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
+#[must_use]
 pub struct ContainerSpec {
     pub name: String,
     /// An init container that keeps running.
@@ -58,42 +60,35 @@ pub struct ClaimDevice {
 }
 
 impl PodSpec {
-    #[must_use]
     pub fn new(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.to_owned(), name: name.to_owned(), ..Self::default() }
     }
 
-    #[must_use]
     pub fn from_manifest(mut self) -> Self {
         self.static_pod = true;
         self
     }
 
-    #[must_use]
     pub fn uid(mut self, uid: &str) -> Self {
         self.uid = Some(uid.to_owned());
         self
     }
 
-    #[must_use]
     pub fn label(mut self, key: &str, value: &str) -> Self {
         self.labels.insert(key.to_owned(), value.to_owned());
         self
     }
 
-    #[must_use]
     pub fn container(mut self, container: ContainerSpec) -> Self {
         self.containers.push(container);
         self
     }
 
-    #[must_use]
     pub fn init_container(mut self, container: ContainerSpec) -> Self {
         self.init_containers.push(container);
         self
     }
 
-    #[must_use]
     pub fn sidecar(mut self, mut container: ContainerSpec) -> Self {
         container.sidecar = true;
         self.init_containers.push(container);
@@ -117,18 +112,15 @@ pub enum ContainerKind {
 }
 
 impl ContainerSpec {
-    #[must_use]
     pub fn new(name: &str) -> Self {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    #[must_use]
     pub fn asks(mut self, resource: &str, count: usize) -> Self {
         self.requests.insert(resource.to_owned(), count);
         self
     }
 
-    #[must_use]
     pub fn holds(mut self, resource: &str, device: &str, numa_nodes: &[i64]) -> Self {
         self.holds.push(Holding {
             resource: resource.to_owned(),
@@ -138,19 +130,16 @@ impl ContainerSpec {
         self
     }
 
-    #[must_use]
     pub fn claim(mut self, name: &str) -> Self {
         self.claims.push(name.to_owned());
         self
     }
 
-    #[must_use]
     pub fn cpu_ids(mut self, ids: &[i64]) -> Self {
         self.cpu_ids = ids.to_vec();
         self
     }
 
-    #[must_use]
     pub fn memory(mut self, block: ContainerMemory) -> Self {
         self.memory.push(block);
         self
@@ -158,19 +147,16 @@ impl ContainerSpec {
 }
 
 /// Of type `memory` or `hugepages-<size>`.
-#[must_use]
 pub fn memory_block(memory_type: &str, size: u64, numa_nodes: &[i64]) -> ContainerMemory {
     let nodes = numa_nodes.iter().map(|id| NumaNode { id: *id }).collect();
     ContainerMemory { memory_type: memory_type.to_owned(), size, topology: Some(TopologyInfo { nodes }) }
 }
 
 impl Claim {
-    #[must_use]
     pub fn new(namespace: &str, name: &str) -> Self {
         Self { namespace: namespace.to_owned(), name: name.to_owned(), devices: Vec::new() }
     }
 
-    #[must_use]
     pub fn device(mut self, driver: &str, pool: &str, device: &str, cdi_names: &[&str]) -> Self {
         self.devices.push(ClaimDevice {
             driver: driver.to_owned(),

@@ -21,7 +21,6 @@ pub enum Phase {
 }
 
 impl Phase {
-    #[must_use]
     pub fn is_active(self) -> bool {
         !matches!(self, Self::Succeeded | Self::Failed)
     }
@@ -80,7 +79,6 @@ pub struct State {
 }
 
 impl State {
-    #[must_use]
     pub fn new(options: &Options) -> Self {
         Self {
             devices: DeviceManager::new(options.rules),
@@ -121,7 +119,6 @@ impl State {
         }
     }
 
-    #[must_use]
     pub fn pod(&self, namespace: &str, name: &str) -> Option<&Pod> {
         self.pods.iter().rev().find(|pod| pod.spec.namespace == namespace && pod.name == name)
     }
