@@ -18,7 +18,8 @@ use crate::model::{
 /// Device ids by resource.
 type Ids = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
 
-/// Keeps the devices that the kubelet has listed, because it drops an unhealthy device that no pod holds.
+/// Keeps the devices that the kubelet has listed, because it drops an unhealthy device that no pod holds. A GPU that was
+/// replaced is none of them: the driver lists every GPU on the bus, and only the kubelet's checkpoint names the old one.
 #[derive(Debug, Default)]
 pub struct MissingGpus {
     gpus: BTreeMap<GpuUuid, Ids>,
@@ -53,8 +54,9 @@ impl MissingGpus {
         let passed_through = passed_through(inventory, bus);
         let mut found = vec![];
         if inventory.generation > 0 {
-            self.learn(inventory, kubelet, is_ours);
-            found = self.missing(inventory, bus, kubelet);
+            let on_bus = OnBus::of(inventory, bus);
+            self.learn(inventory, &on_bus, kubelet, is_ours);
+            found = self.missing(inventory, on_bus, bus, kubelet);
         }
         if found.is_empty() && passed_through.is_empty() && self.gaps.is_empty() {
             return Arc::clone(hardware);
@@ -93,10 +95,23 @@ impl MissingGpus {
         });
     }
 
-    fn learn(&mut self, inventory: &Inventory, kubelet: &KubeletState, is_ours: &dyn Fn(&ResourceName) -> bool) {
+    fn learn(
+        &mut self,
+        inventory: &Inventory,
+        on_bus: &OnBus<'_>,
+        kubelet: &KubeletState,
+        is_ours: &dyn Fn(&ResourceName) -> bool,
+    ) {
+        let mut named = answered(kubelet);
+        if !on_bus.all_listed {
+            add(&mut named, kubelet.checkpoint.as_deref());
+        } else if kubelet.settled && kubelet.allocatable.is_some() {
+            let ids: BTreeSet<&DeviceId> = named.values().flatten().collect();
+            self.gpus.retain(|_, of_gpu| of_gpu.values().flatten().any(|id| ids.contains(id)));
+        }
         let listed = inventory.gpus.values().flat_map(|gpu| &gpu.mig_devices).map(|mig| mig.uuid.clone());
         self.listed_migs.extend(listed);
-        for (resource, ids) in named(kubelet) {
+        for (resource, ids) in named {
             let forms: Vec<(&DeviceId, DeviceForm)> = ids.iter().map(|id| (id, parse_device_id(id.as_str()))).collect();
             // `None`: it names neither.
             let is_listed = |form: &DeviceForm| {
@@ -123,10 +138,10 @@ impl MissingGpus {
     fn missing(
         &self,
         inventory: &Inventory,
+        OnBus { identified, anonymous, .. }: OnBus<'_>,
         bus: Option<&NodeDevices>,
         kubelet: &KubeletState,
     ) -> Vec<(Gpu, MissingGpu)> {
-        let OnBus { identified, anonymous } = OnBus::of(inventory, bus);
         let mut of_kubelet: BTreeMap<&GpuUuid, &Ids> =
             self.gpus.iter().filter(|(uuid, _)| !inventory.gpus.contains_key(*uuid)).collect();
         // A device plugin may offer a GPU that was bound to vfio meanwhile, which no container holds.
@@ -204,12 +219,14 @@ type Place<'a> = (&'a PciBusId, &'a BusGpu);
 struct OnBus<'a> {
     identified: BTreeMap<GpuUuid, Place<'a>>,
     anonymous: Vec<Place<'a>>,
+    /// There are GPUs on the bus, and the driver lists each of them.
+    all_listed: bool,
 }
 
 impl<'a> OnBus<'a> {
     fn of(inventory: &Inventory, bus: Option<&'a NodeDevices>) -> Self {
         let listed: BTreeSet<&PciBusId> = inventory.gpus.values().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
-        let mut here = Self { identified: BTreeMap::new(), anonymous: vec![] };
+        let mut here = Self { identified: BTreeMap::new(), anonymous: vec![], all_listed: false };
         let mut unlocated = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.is_none()).count();
         for (address, gpu) in bus.into_iter().flat_map(|bus| &bus.on_bus) {
             if listed.contains(address) || gpu.excluded {
@@ -225,6 +242,8 @@ impl<'a> OnBus<'a> {
         if unlocated > 0 {
             here.anonymous.clear();
         }
+        let has_gpus = bus.is_some_and(|bus| !bus.on_bus.is_empty());
+        here.all_listed = has_gpus && here.identified.is_empty() && here.anonymous.is_empty();
         here
     }
 }
@@ -258,17 +277,20 @@ fn held(kubelet: &KubeletState) -> impl Iterator<Item = &HeldDevice> {
     kubelet.allocations.iter().flat_map(|allocations| allocations.containers()).flat_map(|one| &one.devices)
 }
 
-/// Every device id that the kubelet names: held, allocatable, or in its checkpoint.
-fn named(kubelet: &KubeletState) -> Ids {
+/// Every device id that the kubelet has answered: held or allocatable.
+fn answered(kubelet: &KubeletState) -> Ids {
     let mut named = Ids::new();
     for held in held(kubelet) {
         named.entry(held.resource.clone()).or_default().insert(held.id.clone());
     }
-    let allocatable = kubelet.allocatable.iter().map(|allocatable| &allocatable.devices);
-    for (resource, ids) in allocatable.chain(kubelet.checkpoint.as_deref()).flatten() {
+    add(&mut named, kubelet.allocatable.as_ref().map(|allocatable| &allocatable.devices));
+    named
+}
+
+fn add(named: &mut Ids, more: Option<&Ids>) {
+    for (resource, ids) in more.into_iter().flatten() {
         named.entry(resource.clone()).or_default().extend(ids.iter().cloned());
     }
-    named
 }
 
 #[cfg(test)]

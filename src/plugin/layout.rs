@@ -15,14 +15,18 @@ pub type Vanished = BTreeMap<DeviceId, Monotonic>;
 const GRANT_SHOWN: Duration = Duration::from_secs(1).saturating_add(Unconfirmed::LONGEST);
 
 /// The devices of `before` whose GPU is there and no longer has them: a MIG device that was unmade, a whole GPU that
-/// was partitioned, and their slots. A lost GPU may return, and host devices may be plugged in again.
+/// was partitioned, and their slots; and those of a GPU that was missing and proved to be replaced. A lost GPU may
+/// return, and host devices may be plugged in again.
 #[must_use]
 pub fn vanished(before: &Offer, now: &[Offer], inventory: &Inventory) -> BTreeSet<DeviceId> {
     let offered = now.iter().filter(|offer| offer.resource == before.resource).flat_map(|offer| &offer.devices);
     let offered: BTreeSet<&DeviceId> = offered.map(|device| &device.id).collect();
-    let is_present =
-        |hardware: &Hardware| hardware.gpu().and_then(|gpu| inventory.gpus.get(gpu)).is_some_and(|gpu| gpu.present);
-    let gone = before.devices.iter().filter(|device| !offered.contains(&device.id) && is_present(&device.hardware));
+    let is_removed = |hardware: &Hardware| match hardware.gpu().map(|gpu| inventory.gpus.get(gpu)) {
+        Some(Some(gpu)) => gpu.present,
+        Some(None) => matches!(hardware, Hardware::Missing(_)) && !inventory.gpus.is_empty(),
+        None => false,
+    };
+    let gone = before.devices.iter().filter(|device| !offered.contains(&device.id) && is_removed(&device.hardware));
     gone.map(|device| device.id.clone()).collect()
 }
 
@@ -101,6 +105,13 @@ mod tests {
             ("all were unmade", offer(mig, both()), vec![], gpus(&[("GPU-a", true)]), vec!["MIG-1", "MIG-2"]),
             ("the GPU is lost", offer(mig, both()), vec![], gpus(&[("GPU-a", false)]), vec![]),
             ("the driver lists nothing", offer(mig, both()), vec![], gpus(&[]), vec![]),
+            (
+                "a GPU was replaced",
+                offer("nvidia.com/gpu", vec![("GPU-a".to_owned(), Hardware::Missing("GPU-a".into()))]),
+                vec![],
+                gpus(&[("GPU-b", true)]),
+                vec!["GPU-a"],
+            ),
             (
                 "slots go with their device",
                 offer(mig, vec![slice("MIG-1::0", "GPU-a"), slice("MIG-1::1", "GPU-a")]),

@@ -128,6 +128,24 @@ async fn a_gpu_that_only_the_pci_bus_has_is_shown_by_its_address_and_not_offered
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_that_was_replaced_is_neither_lost_nor_offered() {
+    let sys = pci_bus(8);
+    let mut node = start(eight_gpus(), QUICK, sys.path()).await;
+    node.until_unhealthy(GPU, &[]).await;
+    node.driver.update(|state| state["gpus"][5]["uuid"] = json!(uuid(9)));
+    node.restart().await;
+    let page = node.until_page("the new GPU", |page| {
+        page.value("podmeter_device_healthy", &[&on_gpu(9)]) == Some(1.0)
+            && page.value("podmeter_plugin_devices", &["health=\"healthy\""]) == Some(8.0)
+    });
+    assert_eq!((page.count("podmeter_device_info", &[]), page.count("podmeter_device_info", &[&on_gpu(5)])), (8, 0));
+    assert_eq!(page.count("podmeter_device_unhealthy_reason", &[]), 0, "{}", page.0);
+    let all = |gpu: &crate::support::kubelet::Count| (gpu.capacity, gpu.allocatable) == (8, 8);
+    assert!(node.kubelet.node_status_becomes(|status| status.get(GPU).is_some_and(all)).await);
+    assert_eq!(node.running.get("/-/ready").status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_mig_device_of_a_gpu_lost_before_the_start_stays_held() {
     const SLICE: &str = "nvidia.com/mig-1g.10gb";
     let sys = pci_bus(2);

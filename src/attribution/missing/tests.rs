@@ -163,6 +163,29 @@ fn what_the_kubelet_forgets_stays_and_what_returns_is_the_same_device() {
 }
 
 #[test]
+fn a_replaced_gpu_that_only_the_checkpoint_names_is_not_missing() {
+    let known = checkpoint(ids("nvidia.com/gpu", &[&uuid(0), &uuid(9)]));
+    assert_eq!(missing(&complete(hardware(&[0, 1], &[0, 1]), &known)), []);
+    assert_eq!(missing(&complete(hardware(&[0, 1], &[]), &known)), [(uuid(9), None)], "the bus cannot be read");
+
+    let mut memory = MissingGpus::default();
+    let mut complete = |listed: &[usize], kubelet: &KubeletState| {
+        let hardware = Arc::new(hardware(listed, &[0, 1]));
+        missing(&memory.complete(&hardware, kubelet, &|_| false, Monotonic::from_secs(1)))
+    };
+    assert_eq!(complete(&[0], &known), [(uuid(9), at(1))], "the driver does not list the new one yet");
+    assert_eq!(complete(&[0, 1], &known), [(uuid(9), None)], "no answer has settled");
+    let of_kubelet = |held: &[&str]| KubeletState {
+        allocations: Some(Arc::new(holding(&held.iter().map(|id| ("nvidia.com/gpu", *id)).collect::<Vec<_>>()))),
+        settled: true,
+        checkpoint: known.checkpoint.clone(),
+        ..allocatable(ids("nvidia.com/gpu", &[&uuid(0)]))
+    };
+    assert_eq!(complete(&[0, 1], &of_kubelet(&[&uuid(9)])), [(uuid(9), None)], "a pod holds it");
+    assert_eq!(complete(&[0, 1], &of_kubelet(&[])), []);
+}
+
+#[test]
 fn a_mig_device_is_on_the_only_gpu_that_is_missing() {
     let kubelet = held("nvidia.com/mig-1g.10gb", &[&mig(7)]);
     let state = complete(hardware(&[0], &[0, 1]), &kubelet);
