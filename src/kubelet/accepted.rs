@@ -112,9 +112,9 @@ impl AcceptedAllocations {
         let has_ended = |pod: &&Pod| {
             let of = |directory: &'_ PodDirectory| Some(directory.identity(pod.uid.as_ref()?)?.terminal);
             match (of(before), of(now)) {
-                (Some(_), None) => true,
-                (Some(was_terminal), Some(is_terminal)) => is_terminal && !was_terminal,
-                (None, _) => false,
+                (was_terminal, Some(true)) => was_terminal != Some(true),
+                (was_known, None) => was_known.is_some(),
+                (_, Some(false)) => false,
             }
         };
         let holders = self.accepted.iter().flat_map(|accepted| &accepted.pods).filter(|pod| pod.has_devices());
