@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
 
 use super::settings::Reloadable;
 use crate::attribution::{MissingGpus, held_gpus};
@@ -74,11 +73,6 @@ impl Devices {
                 Box::pin(async move { lease.resume().await.map_err(|problem| problem.to_string()) })
             }),
         })
-    }
-
-    /// Closes the driver and ends the threads, on a blocking thread.
-    pub fn stop(self) -> Option<JoinHandle<()>> {
-        self.hardware.map(|hardware| tokio::task::spawn_blocking(move || hardware.stop()))
     }
 }
 

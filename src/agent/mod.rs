@@ -125,9 +125,11 @@ struct Agent {
     clock: Clock,
     /// Aborted at the end.
     tasks: Tasks,
-    /// End on request: the device plugin once its sockets are removed, the web server once its requests are answered.
-    servers: Tasks,
-    configuration: Configuration,
+    /// Ends on request, once its requests are answered.
+    web: Tasks,
+    /// Ends on request, once its sockets are removed.
+    plugin_task: Tasks,
+    config: Configuration,
     devices: Devices,
     health: health_task::Handle,
     plugin: Option<plugin::Handle>,
@@ -141,9 +143,9 @@ impl Agent {
     /// Each module gets what the modules before it publish.
     fn start(setup: Setup, settings: &Settings, web_config: Option<LiveConfig>) -> Self {
         let Setup { driver, clock, reload, dropped_lines } = setup;
-        let (mut tasks, mut servers) = (Tasks::default(), Tasks::default());
-        let configuration = Configuration::new(settings.reloadable.clone(), reload, clock);
-        let reloadable = || configuration.reloadable.subscribe();
+        let (mut tasks, web, mut plugin_task) = <(Tasks, Tasks, Tasks)>::default();
+        let config = Configuration::new(settings.reloadable.clone(), reload, clock);
+        let reloadable = || config.reloadable.subscribe();
         // The one cycle: a snapshot shows the health, and health names the pods on a device from the last snapshot.
         let (publish, snapshots) = watch::channel(Arc::<Snapshot>::default());
 
@@ -170,7 +172,7 @@ impl Agent {
                 allocated: kubelet.allocated.clone(),
                 look: kubelet.allocatable.clone(),
             };
-            plugin::start(settings, inputs, clock, &mut servers)
+            plugin::start(settings, inputs, clock, &mut plugin_task)
         });
         let journal = journal::start(settings.journal.as_ref(), snapshots.clone(), clock, &mut tasks);
         condition_file::start(settings.condition_file.clone(), snapshots.clone(), clock, &mut tasks);
@@ -186,13 +188,13 @@ impl Agent {
             reloadable: reloadable(),
             call_durations: devices.call_durations.clone(),
             dropped_lines,
-            config_reload: configuration.outcome.subscribe(),
+            config_reload: config.outcome.subscribe(),
             web_config,
             journal: journal.as_ref().map(Journal::reader),
             scrapes: scrapes.clone(),
         };
         let publisher = publisher::start(settings, inputs, publish, clock, &mut tasks);
-        Self { clock, tasks, servers, configuration, devices, health, plugin, journal, publisher, snapshots, scrapes }
+        Self { clock, tasks, web, plugin_task, config, devices, health, plugin, journal, publisher, snapshots, scrapes }
     }
 
     /// Serves the last snapshot, and the orders of the admin socket.
@@ -214,14 +216,14 @@ impl Agent {
                     .and_then(|()| loading.as_ref().map_or(Ok(()), |loading| loading.check(now)))
             }),
             ready: Arc::new(move || probes::is_ready(&ready.borrow())),
-            record: governance::source(settings, &bound, self.configuration.reloadable.subscribe(), clock),
+            record: governance::source(settings, &bound, self.config.reloadable.subscribe(), clock),
             allocations: journal::allocations(journal, self.snapshots.clone(), clock),
             admin: web::Admin { driver: self.devices.orders(), mark: self.health.operator.clone().marker(clock) },
             live: web::Live::default(),
             cached_bodies: web::CachedBodies::default(),
         };
         let _on_its_threads = threads.enter();
-        web::start(bound.listeners, state, server, &mut self.tasks, &mut self.servers);
+        web::start(bound.listeners, state, server, &mut self.tasks, &mut self.web);
     }
 
     /// Reloads the configuration on request, until a signal ends the process or a task ends unexpectedly.
@@ -229,40 +231,41 @@ impl Agent {
         loop {
             tokio::select! {
                 ended = self.tasks.ended() => return Err(ended.into()),
-                ended = self.servers.ended() => return Err(ended.into()),
+                ended = self.web.ended() => return Err(ended.into()),
+                ended = self.plugin_task.ended() => return Err(ended.into()),
                 request = signals.next() => match request {
                     Request::End => return Ok(()),
-                    Request::Reload => self.configuration.reload(self.plugin.as_ref()),
+                    Request::Reload => self.config.reload(self.plugin.as_ref()),
                 },
             }
         }
     }
 
     /// Stops the modules within `GRACE`. A second signal ends that at once. After an error the servers are not waited
-    /// for.
+    /// for. The driver is not closed: a wait for its events takes up to a second, and the end of the process closes it.
     async fn stop(mut self, orderly: bool, signals: &mut Signals) {
         tracing::info!("ending");
-        self.servers.stop();
-        // Its snapshots would show devices whose readings grow old.
+        // The journal ends with the last snapshot.
         self.publisher.abort();
+        let journal = self.journal.map(|journal| tokio::task::spawn_blocking(move || journal.stop()));
         let ending = async {
-            let threads = self.devices.stop();
             if orderly {
-                self.servers.finish().await;
+                self.web.stop();
+                self.web.finish().await;
+                // Last, so that the node is without devices for as short a time as possible.
+                self.plugin_task.stop();
+                self.plugin_task.finish().await;
             }
-            self.tasks.abort().await;
-            self.servers.abort().await;
-            if let Some(journal) = self.journal {
-                let _ = tokio::task::spawn_blocking(move || journal.stop()).await;
-            }
-            if let Some(threads) = threads {
-                let _ = threads.await;
+            self.web.abort().await;
+            self.plugin_task.abort().await;
+            if let Some(journal) = journal {
+                let _ = journal.await;
             }
         };
         tokio::select! {
             () = ending => {}
             () = signals.end() => tracing::warn!("a second signal ended the process at once"),
-            () = tokio::time::sleep(GRACE) => tracing::warn!("requests or device calls under way did not finish in time"),
+            () = tokio::time::sleep(GRACE) => tracing::warn!("requests under way did not finish in time"),
         }
     }
 }

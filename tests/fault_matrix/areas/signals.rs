@@ -1,3 +1,5 @@
+use std::io::Write as _;
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -45,7 +47,7 @@ pub const AREA: Area = Area {
                 hang(rig, true);
                 ends(rig, "TERM");
             },
-            log: Log::Line("the wait for events has not returned and is abandoned"),
+            log: Log::Line("ending"),
             goes_on: KUBELET,
             undone: "the driver answers, and podmeter is started",
             undo: Some(|rig| {
@@ -57,9 +59,11 @@ pub const AREA: Area = Area {
         },
         Row {
             id: "signal-term-twice",
-            happens: "A second SIGTERM while podmeter waits for a hung driver: podmeter ends at once",
+            happens: "A second SIGTERM while podmeter waits for a client: podmeter ends at once",
             how: |rig| {
-                hang(rig, true);
+                let mut client = TcpStream::connect(rig.address()).unwrap();
+                client.write_all(b"GET /metrics HTT").unwrap();
+                rig.hold(client);
                 rig.signal("TERM");
                 let mark = rig.log().len();
                 until("the shutdown begins", || rig.log()[mark.saturating_sub(200)..].contains("ending"));
@@ -67,9 +71,9 @@ pub const AREA: Area = Area {
             },
             log: Log::Line("a second signal ended the process at once"),
             goes_on: KUBELET,
-            undone: "the driver answers, and podmeter is started",
+            undone: "podmeter is started",
             undo: Some(|rig| {
-                hang(rig, false);
+                rig.drop_held();
                 rig.begin();
             }),
             within: 15,
