@@ -17,7 +17,7 @@ use super::sockets;
 use super::status::ResourceStatus;
 use super::{NvidiaConfig, Offer, OfferedDevice, PreStartCheck, Refusal, ResourceConfig, answer, pre_start};
 use crate::clock::Clock;
-use crate::model::{DeviceId, FileStamp, HardwareState, KubeletState};
+use crate::model::{DeviceId, HardwareState, KubeletState};
 use crate::preference::{Choice, FallbackReason};
 use crate::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::wire::v1beta1::{
@@ -53,7 +53,8 @@ pub struct ServiceState {
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
-    identity: Option<FileStamp>,
+    /// Device and inode, which stay with the open socket whatever is done to the file.
+    file: Option<(u64, u64)>,
     closing: watch::Sender<bool>,
     streams: watch::Receiver<Streams>,
     task: JoinHandle<()>,
@@ -89,7 +90,7 @@ impl Server {
     pub fn start(directory: &Path, name: &str, state: ServiceState) -> io::Result<Self> {
         let path = directory.join(name);
         let listener = UnixListener::bind(&path)?;
-        let identity = sockets::identity(&path);
+        let file = sockets::identity(&path).map(|identity| identity.file);
         let (closing, closed) = watch::channel(false);
         let (streams, open) = watch::channel(None);
         let service = Service { state, closing: closed.clone(), streams };
@@ -102,7 +103,7 @@ impl Server {
                 tracing::warn!(%error, "a device plugin server ended");
             }
         });
-        Ok(Self { path, identity, closing, streams: open, task })
+        Ok(Self { path, file, closing, streams: open, task })
     }
 
     pub fn name(&self) -> String {
@@ -110,7 +111,7 @@ impl Server {
     }
 
     pub fn socket_is_there(&self) -> bool {
-        sockets::identity(&self.path) == self.identity
+        sockets::identity(&self.path).map(|identity| identity.file) == self.file
     }
 
     /// Until a client has opened the list.
@@ -308,26 +309,40 @@ mod tests {
         Arc::new(Offer { resource: "example.com/toy".into(), devices: (0..devices).map(device).collect() })
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_change_after_a_pause_is_sent_at_once_and_those_that_follow_together() {
-        let (publish_offer, offers) = watch::channel(offer(1));
-        let (_facts, facts) = watch::channel(Arc::default());
-        let (_hardware, hardware) = watch::channel(Arc::default());
-        let (_kubelet, kubelet) = watch::channel(Arc::default());
-        let (publish, _state) = watch::channel(Arc::default());
+    /// What it offers can be changed.
+    fn service() -> (watch::Sender<Arc<Offer>>, ServiceState) {
+        let (publish_offer, offer) = watch::channel(offer(1));
         let config: SimulatedConfig = serde_json::from_str(r#"{"name":"example.com/toy","devices":1}"#).unwrap();
         let clock = Clock::start();
         let state = ServiceState {
             config: Arc::new(ResourceConfig::Simulated(config)),
-            offer: offers,
-            facts,
-            hardware,
-            kubelet,
-            status: ResourceStatus::new("example.com/toy".into(), clock, publish),
+            offer,
+            facts: watch::channel(Arc::default()).1,
+            hardware: watch::channel(Arc::default()).1,
+            kubelet: watch::channel(Arc::default()).1,
+            status: ResourceStatus::new("example.com/toy".into(), clock, watch::channel(Arc::default()).0),
             clock,
             allocated: Arc::default(),
             look: Arc::default(),
         };
+        (publish_offer, state)
+    }
+
+    #[tokio::test]
+    async fn a_socket_whose_times_or_mode_were_changed_is_still_ours_and_is_removed_at_the_end() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let directory = tempfile::tempdir().unwrap();
+        let server = Server::start(directory.path(), "ours.sock", service().1).unwrap();
+        let socket = directory.path().join("ours.sock");
+        std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o700)).unwrap();
+        assert!(server.socket_is_there());
+        drop(server);
+        assert!(!socket.exists());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_after_a_pause_is_sent_at_once_and_those_that_follow_together() {
+        let (publish_offer, state) = service();
         let look = Arc::clone(&state.look);
         let (_closing, closing) = watch::channel(false);
         let (sender, mut lists) = mpsc::channel(1);
