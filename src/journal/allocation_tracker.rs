@@ -277,7 +277,7 @@ impl Tracked {
         }
         self.record.figures = self.carried.plus(figures.since(self.base));
         if self.ended.is_none() {
-            self.record.seen = snapshot.at.unix.0;
+            self.see(snapshot.at.unix);
             subject::describe(&mut self.record, account, snapshot);
         }
         let earlier = self.earlier.as_ref().map_or(&[][..], |earlier| &earlier.xids);
@@ -289,9 +289,17 @@ impl Tracked {
 
     fn end(&mut self, now: Moment, ending: Ending) {
         self.ended = Some(now.monotonic);
+        self.see(now.unix);
         self.record.ended = Some(now.unix.0);
-        self.record.seen = now.unix.0;
         self.record.ending = Some(ending);
+    }
+
+    /// After a clock that was set back, it began as long ago as it was held.
+    fn see(&mut self, now: UnixSeconds) {
+        self.record.seen = now.0;
+        if now.0 < self.record.began {
+            self.record.began = now.0 - self.record.figures.held_seconds.unwrap_or(0.0);
+        }
     }
 
     /// A record with a pod UID waits until the UID of this pod is known.

@@ -150,6 +150,30 @@ fn a_holding_ends_with_its_last_figures() {
 }
 
 #[test]
+fn a_holding_begins_before_it_ends_though_the_clock_was_set_back() {
+    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
+    node.hold("a");
+    tracker.observe(&node.snapshot());
+    node.pass(10);
+    node.born -= 86_400.0;
+    tracker.observe(&node.snapshot());
+    node.pass(5);
+    node.release("a");
+    tracker.observe(&node.snapshot());
+    write(&mut disk, &mut tracker);
+    let record = disk.values().next().unwrap();
+    assert_eq!((record.began, record.ended), (node.born, Some(node.born + 15.0)));
+    node.hold("b");
+    tracker.observe(&node.snapshot());
+    node.born -= 86_400.0;
+    node.release("b");
+    tracker.observe(&node.snapshot());
+    write(&mut disk, &mut tracker);
+    let record = disk.values().next_back().unwrap();
+    assert_eq!((record.began, record.ended), (node.born + 15.0, Some(node.born + 15.0)), "without a snapshot between");
+}
+
+#[test]
 fn a_holding_between_two_snapshots_is_recorded() {
     let (mut node, mut tracker) = (Node::new(BIRTH), loaded());
     tracker.observe(&node.snapshot());
