@@ -6,10 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 
 use super::configured_resource::ConfiguredResource;
 use super::host::{Facts, ScanResult, Surroundings};
@@ -26,8 +25,6 @@ use crate::model::{
 };
 use crate::tasks::Tasks;
 
-/// From a change of the sockets to a query of the kubelet: by then a plugin has registered, or the kubelet has seen its end.
-const AFTER_A_CHANGE: Duration = Duration::from_millis(500);
 /// Ids in one line of the log.
 const NAMED: usize = 8;
 
@@ -91,10 +88,8 @@ async fn run(
 ) {
     sockets::remove_stale(&settings.directory).await;
     let (changes, changed) = watch::channel(0);
-    let mut watchers = JoinSet::new();
-    watchers.spawn(sockets::watch_directory(settings.directory.clone(), changes));
-    let look = Arc::clone(&inputs.look);
-    watchers.spawn(watch_sockets(settings.directory.clone(), changed.clone(), look, publish.clone()));
+    let directory_watch =
+        sockets::watch_directory(settings.directory.clone(), changes, Arc::clone(&inputs.look), publish.clone());
     let mut task = PluginTask {
         directory: settings.directory,
         node_name: settings.node_name,
@@ -113,7 +108,7 @@ async fn run(
     };
     tokio::select! {
         () = task.serve(plans, stop) => {}
-        _ = watchers.join_next() => {}
+        () = directory_watch => {}
     }
     task.host_scans.end().await;
 }
@@ -168,15 +163,11 @@ impl PluginTask {
                     Ok(()) => (self.plan, self.choice) = (plans.borrow_and_update().clone(), None),
                     Err(_) => may_reload = false,
                 },
-                seen = self.host_scans.done() => match seen {
-                    Ok(seen) => self.see(seen),
-                    Err(error) => return broken(error),
-                },
+                seen = self.host_scans.done() => self.see(seen.expect("a scan does not panic")),
                 () = tokio::time::sleep(scan_in.unwrap_or_default()), if scan_in.is_some() => {}
-                Some(ended) = self.lifecycles.join_next() => match ended {
-                    Ok(ended) => self.remove_ended(ended),
-                    Err(error) => return broken(error),
-                },
+                Some(ended) = self.lifecycles.join_next() => {
+                    self.remove_ended(ended.expect("a lifecycle does not panic"));
+                }
                 _ = stop.wait_for(|stop| *stop) => break,
             }
         }
@@ -356,13 +347,6 @@ fn log_profile(applied: &AppliedProfile, node: &NodeView<'_>) {
     }
 }
 
-/// Passes a panic of a child task on to the caller.
-fn broken(error: JoinError) {
-    if let Ok(panic) = error.try_into_panic() {
-        std::panic::resume_unwind(panic);
-    }
-}
-
 fn collision(resource: &ResourceName) -> String {
     format!(
         "{resource}: two entries of devicePlugin.resources offer it and the first to serve it keeps it; the devices of the \
@@ -469,33 +453,4 @@ fn named(ids: &[&DeviceId]) -> String {
     let first: Vec<&str> = ids.iter().take(NAMED).map(|id| id.as_str()).collect();
     let more = ids.len() - first.len();
     if more == 0 { first.join(", ") } else { format!("{} and {more} more", first.join(", ")) }
-}
-
-/// Counts the kubelets after the first, and has the kubelet queried after each change of the sockets. Never ends.
-async fn watch_sockets(
-    directory: PathBuf,
-    mut changed: watch::Receiver<u64>,
-    look: Arc<Notify>,
-    publish: watch::Sender<Arc<PluginState>>,
-) {
-    let (mut last, mut kubelet, mut due) = (BTreeMap::new(), None, false);
-    loop {
-        let now = sockets::identities(&directory);
-        if let Some(now) = now.get(sockets::KUBELET)
-            && kubelet.replace(*now).is_some_and(|last| last != *now)
-        {
-            publish.send_modify(|state| Arc::make_mut(state).kubelet_restarts += 1);
-        }
-        if last != now {
-            last = now;
-            due = true;
-        }
-        tokio::select! {
-            changed = changed.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep(AFTER_A_CHANGE), if due => {
-                due = false;
-                look.notify_one();
-            }
-        }
-    }
 }

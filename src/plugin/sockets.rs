@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use inotify::WatchMask;
 use tokio::net::UnixStream;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::files;
-use crate::model::{FileStamp, ResourceName};
+use crate::model::{FileStamp, PluginState, ResourceName};
 use crate::tasks::DirectoryEvents;
 
 pub const KUBELET: &str = "kubelet.sock";
@@ -22,6 +23,8 @@ const SUFFIX: &str = ".sock";
 const RESOURCE_LENGTH: usize = 32;
 /// With inotify the poll only catches what it lost; without, it is the only source.
 const POLL: Duration = Duration::from_secs(1);
+/// From a change of the sockets to a query of the kubelet: by then a plugin has registered, or the kubelet has seen its end.
+const AFTER_A_CHANGE: Duration = Duration::from_millis(500);
 
 /// Which file is there, if any: a replaced one differs, even if it got the same inode.
 pub fn identity(path: &Path) -> Option<FileStamp> {
@@ -106,15 +109,36 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Wakes `changes` whenever the directory changes, and at intervals. Never ends.
-pub async fn watch_directory(directory: PathBuf, changes: watch::Sender<u64>) {
+/// Wakes `changes` whenever the directory changes, and at intervals; counts the kubelets after the first; and has the
+/// kubelet queried after each change of the sockets. Ends when the directory was removed and a mount still shows it: the
+/// one in its place is not visible until the mount is made again.
+pub async fn watch_directory(
+    directory: PathBuf,
+    changes: watch::Sender<u64>,
+    look: Arc<Notify>,
+    publish: watch::Sender<Arc<PluginState>>,
+) {
     let mask = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_TO | WatchMask::MOVED_FROM;
-    let mut events = DirectoryEvents::new(vec![directory], mask);
-    loop {
+    let mut events = DirectoryEvents::new(vec![directory.clone()], mask);
+    let (mut last, mut kubelet, mut due) = (BTreeMap::new(), None, false);
+    while std::fs::metadata(&directory).map_or(true, |metadata| metadata.nlink() > 0) {
         events.watch();
         changes.send_modify(|changes| *changes += 1);
-        let _ = tokio::time::timeout(POLL, events.next()).await;
+        let now = identities(&directory);
+        if let Some(now) = now.get(KUBELET)
+            && kubelet.replace(*now).is_some_and(|last| last != *now)
+        {
+            publish.send_modify(|state| Arc::make_mut(state).kubelet_restarts += 1);
+        }
+        due |= last != now;
+        last = now;
+        let pause = if due { AFTER_A_CHANGE } else { POLL };
+        if tokio::time::timeout(pause, events.next()).await.is_err() && std::mem::take(&mut due) {
+            look.notify_one();
+        }
     }
+    let directory = directory.display();
+    tracing::error!(%directory, "the directory was removed, and the one in its place is not visible in this mount");
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use crate::support::agent;
 use std::fs::Permissions;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -282,6 +283,21 @@ async fn a_directory_that_is_read_only_is_named_and_taken_up_when_it_is_not() {
     mode(&directory, 0o777);
     counts(&node, "example.com/toy", 2, 2).await;
     running.until("registered", |page| page.value("podmeter_plugin_registered", &[]) == Some(1.0));
+}
+
+/// In a container the directory is a mount, which stays the removed directory when another takes its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn it_ends_when_its_directory_was_replaced_under_a_mount() {
+    let (node, mount) = (node(Options::default()).await, tempfile::tempdir().unwrap());
+    let directory = node.device_plugin_directory();
+    let opened = std::fs::File::open(&directory).unwrap();
+    let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
+    std::os::unix::fs::symlink(link, mount.path().join("device-plugins")).unwrap();
+    let mut podmeter = PluginHarness::start(mount.path());
+    podmeter.registered(GPU, 1).await;
+    std::fs::remove_dir_all(&directory).unwrap();
+    std::fs::create_dir(&directory).unwrap();
+    podmeter.ended().await;
 }
 
 #[test]

@@ -194,8 +194,11 @@ impl PluginHarness {
 
     pub async fn stop(&mut self) {
         self.plugin_tasks.stop();
-        let ended =
-            tokio::time::timeout(Duration::from_secs(5), self.plugin_tasks.ended()).await.expect("ends in time");
+        self.ended().await;
+    }
+
+    pub async fn ended(&mut self) {
+        let ended = tokio::time::timeout(PATIENCE, self.plugin_tasks.ended()).await.expect("ends in time");
         assert!(matches!(ended, TaskError::Ended("device plugin")), "{ended}");
     }
 }

@@ -58,7 +58,8 @@ impl LifecycleHarness {
         let (hardware, readings) = watch::channel(Arc::default());
         let (kubelet, answers) = watch::channel(Arc::default());
         let (changes, changed) = watch::channel(0);
-        let directory_watch = tokio::spawn(sockets::watch_directory(directory.to_owned(), changes));
+        let watch = sockets::watch_directory(directory.to_owned(), changes, Arc::default(), publish.clone());
+        let directory_watch = tokio::spawn(watch);
         let status = ResourceStatus::new(TOY.into(), clock, publish);
         status.begin(false, false, false);
         let (offer, offers) = watch::channel(Arc::new(first));
