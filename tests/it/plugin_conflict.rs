@@ -3,10 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-use crate::support::kubelet::{Node, Options, Rules, node};
+use crate::support::kubelet::{Admission, Node, Options, Rules, node};
 use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, runs, uuid};
 use podmeter::model::PluginState;
 use podmeter::simulation::kubelet::ListedDevice;
@@ -109,10 +110,11 @@ async fn health_reaches_the_kubelet_during_a_conflict() {
     let (node, podmeter) = with_podmeter(Rules::From137, "{}").await;
     let _other = other(&node, same_ids(), Some("nvidia-gpu.sock")).await;
     conflict(&podmeter).await;
-    let before = node.received(GPU).len();
-    podmeter.lose(3, true);
-    let received = node.node_status_becomes(|_| node.received(GPU).len() > before).await;
-    assert!(received, "the list with the lost GPU");
+    for lost in [true, false] {
+        podmeter.lose(3, lost);
+        let sent = || node.received(GPU).last().and_then(|list| list.get(&uuid(3)).copied());
+        assert!(node.node_status_becomes(|_| sent() == Some(!lost)).await, "the list with the GPU, lost: {lost}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,20 +155,32 @@ async fn a_rolling_update_is_no_conflict() {
     }
 }
 
-/// A kubelet that starts together with podmeter gives pods the devices of its checkpoint without an Allocate.
+/// A kubelet that starts together with podmeter, and has no API server at first, gives pods the devices of its
+/// checkpoint seconds after the registration, and calls no plugin for them.
 #[tokio::test(flavor = "multi_thread")]
 async fn devices_from_the_kubelets_checkpoint_are_no_conflict() {
-    for rules in RULES {
-        let (node, before) = with_podmeter(rules, "{}").await;
+    let start_together = async |rules: Rules| {
+        // Registrations are accepted after three quarters of it; pods are listed after all of it.
+        let early_window = Duration::from_secs(12);
+        let node = node(Options { rules, early_window, ..Options::default() }).await;
+        let before = PluginHarness::start(node.root.path());
+        before.registered(GPU, 1).await;
+        counts(&node, GPU, 4, 4).await;
         runs(&node, pod("first", 1)).await;
         runs(&node, pod("second", 2)).await;
         before.end().await;
         node.stop();
         let podmeter = PluginHarness::start(node.root.path());
         let conflict = in_conflict(&podmeter);
-        node.restart().unwrap();
-        node.ready().await;
+        let admitted = node.reboot().await.unwrap();
+        assert!(admitted.len() == 2 && admitted.values().all(|pod| *pod == Admission::Running), "{admitted:?}");
         podmeter.registered(GPU, 1).await;
+        assert_eq!(podmeter.now(GPU).allocations["ok"], 0, "{rules:?}");
+        counts(&node, GPU, 4, 4).await;
+        // Health is sent before any Allocate.
+        podmeter.lose(3, true);
+        counts(&node, GPU, 4, 3).await;
+        podmeter.lose(3, false);
         counts(&node, GPU, 4, 4).await;
         runs(&node, pod("third", 1)).await;
         asked_again(&podmeter).await;
@@ -176,5 +190,6 @@ async fn devices_from_the_kubelets_checkpoint_are_no_conflict() {
         assert!(!conflict.is_finished(), "{rules:?}");
         let state = podmeter.now(GPU);
         assert_eq!((state.registered, state.registrations, state.allocations["ok"]), (true, 1, 1), "{rules:?}");
-    }
+    };
+    tokio::join!(start_together(Rules::UpTo136), start_together(Rules::From137));
 }
