@@ -102,11 +102,7 @@ enum Ended {
     KubeletRestarted,
     #[error("{0}")]
     Replaced(String),
-    #[error("another device plugin of the resource has ended, and a kubelet up to 1.36 drops the resource with it")]
-    OtherGone,
-    #[error(
-        "the kubelet no longer lists any device of the resource, as one up to 1.36 does when another plugin of it ended"
-    )]
+    #[error("another device plugin of the resource ended, and a kubelet up to 1.36 drops the resource with it")]
     Gone,
 }
 
@@ -275,7 +271,7 @@ impl Lifecycle {
             let comparison = comparisons.compare(&offer, &self.advertised, &answer, &live);
             match &comparison {
                 Comparison::Gone => return Ended::Gone,
-                Comparison::Equal | Comparison::Absent(_) if shown.is_some() => return Ended::OtherGone,
+                Comparison::Equal | Comparison::Absent(_) if shown.is_some() => return Ended::Gone,
                 Comparison::Equal | Comparison::Absent(_) => {}
                 Comparison::Conflict(by) if takes_over => return Ended::Replaced(by.clone()),
                 // Its stream is left open: up to 1.36 the end of ours would end the other plugin's registration.
