@@ -30,7 +30,6 @@ use crate::clock::Clock;
 use crate::hardware::Driver;
 use crate::journal::Journal;
 use crate::kubelet::{self, PodSources};
-use crate::metrics::Pages;
 use crate::model::Snapshot;
 use crate::tasks::{TaskError, Tasks};
 use crate::web::{self, BindError, LiveConfig, ScrapeDurations, ServerSettings, WebState};
@@ -206,7 +205,6 @@ impl Agent {
         let server = ServerSettings { web_config, limits: settings.web_limits, awaited: bound.awaited.clone() };
         let state = WebState {
             snapshots: self.snapshots.clone(),
-            pages: Arc::new(Pages::default()),
             dcgm_generation: settings.dcgm_generation,
             scrapes: self.scrapes.clone(),
             clock,

@@ -211,6 +211,7 @@ impl Publisher {
             unallocated_uses: statement.unallocated_uses,
             container_xids,
             violations: statement.violations,
+            series_limit: Some(series_limit),
             series_dropped: budget.dropped().clone(),
             unresolved: join.unresolved.clone(),
             claim_gpus: join.claims.clone(),

@@ -37,35 +37,42 @@ impl SeriesBudget {
         for place in replaced(accounts) {
             accounts[place].over_limit = true;
         }
-        let shown = |account: &&Account| !account.over_limit;
-        let mut left = accounts.iter().filter(shown).map(container::series_of).sum::<usize>();
+        let series = accounts.iter().map(|account| if account.over_limit { 0 } else { container::series_of(account) });
         let mut over = BTreeSet::new();
-        if left > limit {
-            let mut order: Vec<usize> = (0..accounts.len()).filter(|place| !accounts[*place].over_limit).collect();
-            order.sort_by(|one, other| {
-                let (one, other) = (&accounts[*one], &accounts[*other]);
-                let ended = |account: &Account| (account.ended.is_none(), account.ended.map(|ended| ended.monotonic));
-                let by_age = other.created.0.total_cmp(&one.created.0);
-                ended(one).cmp(&ended(other)).then(by_age).then_with(|| key(other).cmp(&key(one)))
-            });
-            for place in order {
-                if left <= limit {
-                    break;
-                }
-                let account = &mut accounts[place];
-                let series = container::series_of(account);
-                let key = key(account);
-                account.over_limit = true;
-                left -= series;
-                if !self.over.contains(&key) {
-                    let reason = if account.ended.is_some() { ENDED } else { HELD };
-                    *self.dropped.entry(reason).or_default() += series as u64;
-                }
-                over.insert(key);
+        for (place, series) in over_limit(accounts, &series.collect::<Vec<_>>(), limit) {
+            let account = &mut accounts[place];
+            account.over_limit = true;
+            let key = key(account);
+            if !self.over.contains(&key) {
+                let reason = if account.ended.is_some() { ENDED } else { HELD };
+                *self.dropped.entry(reason).or_default() += series as u64;
             }
+            over.insert(key);
         }
         self.over = over;
     }
+}
+
+/// The places of the accounts to remove, and their series, so that those that are left have no more than the limit.
+/// `series`: of each account.
+pub(super) fn over_limit(accounts: &[Account], series: &[usize], limit: usize) -> Vec<(usize, usize)> {
+    let mut left: usize = series.iter().sum();
+    if left <= limit {
+        return vec![];
+    }
+    let mut order: Vec<_> = series.iter().copied().enumerate().filter(|(_, series)| *series > 0).collect();
+    order.sort_by(|(one, _), (other, _)| {
+        let (one, other) = (&accounts[*one], &accounts[*other]);
+        let ended = |account: &Account| (account.ended.is_none(), account.ended.map(|ended| ended.monotonic));
+        let by_age = other.created.0.total_cmp(&one.created.0);
+        ended(one).cmp(&ended(other)).then(by_age).then_with(|| key(other).cmp(&key(one)))
+    });
+    let is_over = |(_, series): &(usize, usize)| {
+        let is_over = left > limit;
+        left -= if is_over { *series } else { 0 };
+        is_over
+    };
+    order.into_iter().take_while(is_over).collect()
 }
 
 /// Labels have no UID: of the pods of one name, the one that holds has the series, else the last that did.

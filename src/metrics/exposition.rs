@@ -15,50 +15,32 @@ use super::family::{Family, Kind, Sample, Value};
 use super::labels::Labels;
 use crate::model::DurationHistogram;
 
-/// About the length of a sample, and of HELP and TYPE of a family: the page is rarely reallocated.
-const SAMPLE_BYTES: usize = 128;
-const FAMILY_BYTES: usize = 256;
+/// The end mark of OpenMetrics.
+pub(super) const END: &str = "# EOF\n";
 
-/// Text 0.0.4: a counter's metadata carries the name with `_total`, and there is no end mark.
-#[must_use]
-pub fn text(families: &[Family]) -> String {
-    written(families, false)
-}
-
-/// OpenMetrics 1.0, with `_created` after each counter whose start is known.
-#[must_use]
-pub fn open_metrics(families: &[Family]) -> String {
-    let mut page = written(families, true);
-    page.push_str("# EOF\n");
-    page
-}
-
-fn written(families: &[Family], open_metrics: bool) -> String {
-    let length = families.iter().map(|family| FAMILY_BYTES + family.samples.len() * SAMPLE_BYTES).sum();
-    let mut page = String::with_capacity(length);
-    for family in families {
-        let descriptor = family.descriptor;
-        let (name, base) = (descriptor.name, base_name(descriptor.name));
-        // OpenMetrics requires TYPE first; Prometheus' own format has HELP first.
-        if open_metrics {
-            push_all(&mut page, &["# TYPE ", base, " ", descriptor.kind.as_str(), "\n# HELP ", base, " "]);
-            push_escaped(&mut page, descriptor.help, true);
-            page.push('\n');
-        } else {
-            push_all(&mut page, &["# HELP ", name, " "]);
-            push_escaped(&mut page, descriptor.help, false);
-            push_all(&mut page, &["\n# TYPE ", name, " ", descriptor.kind.as_str(), "\n"]);
-        }
-        for sample in &family.samples {
-            push_sample(&mut page, name, sample);
-            if let (true, Some(created)) = (open_metrics, sample.created) {
-                push_all(&mut page, &[base, "_created"]);
-                push_labels(&mut page, None, &sample.labels);
-                let _ = writeln!(page, " {:.3}", created.0);
-            }
+/// OpenMetrics 1.0, with `_created` after each counter whose start is known; or text 0.0.4, where a counter's metadata
+/// carries the name with `_total` and there is no end mark.
+pub(super) fn push_family(page: &mut String, family: &Family, open_metrics: bool) {
+    let descriptor = family.descriptor;
+    let (name, base) = (descriptor.name, base_name(descriptor.name));
+    // OpenMetrics requires TYPE first; Prometheus' own format has HELP first.
+    if open_metrics {
+        push_all(page, &["# TYPE ", base, " ", descriptor.kind.as_str(), "\n# HELP ", base, " "]);
+        push_escaped(page, descriptor.help, true);
+        page.push('\n');
+    } else {
+        push_all(page, &["# HELP ", name, " "]);
+        push_escaped(page, descriptor.help, false);
+        push_all(page, &["\n# TYPE ", name, " ", descriptor.kind.as_str(), "\n"]);
+    }
+    for sample in &family.samples {
+        push_sample(page, name, sample);
+        if let (true, Some(created)) = (open_metrics, sample.created) {
+            push_all(page, &[base, "_created"]);
+            push_labels(page, None, &sample.labels);
+            let _ = writeln!(page, " {:.3}", created.0);
         }
     }
-    page
 }
 
 fn push_sample(page: &mut String, name: &str, sample: &Sample) {
@@ -133,10 +115,9 @@ fn base_name(name: &str) -> &str {
     name.strip_suffix("_total").unwrap_or(name)
 }
 
-/// Length-delimited `io.prometheus.client.MetricFamily` messages, counters with their created time.
-#[must_use]
-pub fn protobuf(families: &[Family]) -> Vec<u8> {
-    families.iter().flat_map(|family| message(family).encode_length_delimited_to_vec()).collect()
+/// A length-delimited `io.prometheus.client.MetricFamily`, counters with their created time.
+pub(super) fn protobuf(family: &Family) -> Vec<u8> {
+    message(family).encode_length_delimited_to_vec()
 }
 
 fn message(family: &Family) -> MetricFamily {
@@ -204,13 +185,15 @@ mod tests {
         ],
     };
 
-    fn page() -> Vec<Family> {
-        GROUP.families(&Snapshot::default())
+    fn page(open_metrics: bool) -> String {
+        let mut page = String::new();
+        GROUP.families(&Snapshot::default()).iter().for_each(|family| push_family(&mut page, family, open_metrics));
+        page
     }
 
     #[test]
     fn text_names_counters_in_full() {
-        let page = text(&page());
+        let page = page(false);
         assert!(
             page.ends_with(
                 "# HELP x_info One.\n# TYPE x_info gauge\nx_info 1\n\
@@ -227,7 +210,7 @@ mod tests {
 
     #[test]
     fn open_metrics_has_created_times_and_an_end() {
-        let page = open_metrics(&page());
+        let page = page(true) + END;
         assert!(
             page.ends_with(
                 "# TYPE x_info gauge\n# HELP x_info One.\nx_info 1\n\
@@ -243,7 +226,7 @@ mod tests {
 
     #[test]
     fn protobuf_carries_created_times_and_plain_help() {
-        let bytes = protobuf(&page()[2..]);
+        let bytes = protobuf(&GROUP.families(&Snapshot::default())[2]);
         let family = MetricFamily::decode_length_delimited(bytes.as_slice()).unwrap();
         assert_eq!((family.name.as_str(), family.help.as_str()), ("x_seconds_total", HELP));
         let created = family.metric[0].counter.as_ref().unwrap().start_timestamp.as_ref().unwrap();

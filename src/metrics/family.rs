@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use super::labels::Labels;
 use crate::model::{DurationHistogram, Snapshot, UnixSeconds};
 
@@ -81,6 +83,12 @@ impl Metric {
         Self { descriptor: Descriptor { name, kind, labels: None, source: None, help }, samples }
     }
 
+    pub(super) fn family(&'static self, snapshot: &Snapshot) -> Family {
+        let mut family = Family::new(&self.descriptor);
+        (self.samples)(snapshot, &mut family);
+        family
+    }
+
     pub(super) const fn labels(mut self, labels: Text) -> Self {
         self.descriptor.labels = Some(labels);
         self
@@ -93,14 +101,16 @@ impl Metric {
 }
 
 impl Group {
-    /// The families that have a sample, by name, each with its samples sorted by their labels.
+    /// The families that have a sample, by name, each made when it is taken.
+    pub(super) fn each(&'static self, snapshot: &Snapshot) -> impl Iterator<Item = Family> {
+        let mut metrics: Vec<_> = self.metrics.iter().collect();
+        metrics.sort_by_key(|metric| metric.descriptor.name);
+        metrics.into_iter().filter_map(|metric| metric.family(snapshot).ordered())
+    }
+
+    #[cfg(test)]
     pub(super) fn families(&'static self, snapshot: &Snapshot) -> Vec<Family> {
-        let filled = |metric: &'static Metric| {
-            let mut family = Family::new(&metric.descriptor);
-            (metric.samples)(snapshot, &mut family);
-            family
-        };
-        ordered(self.metrics.iter().map(filled).collect())
+        self.each(snapshot).collect()
     }
 }
 
@@ -114,7 +124,8 @@ pub struct Family {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    pub labels: Labels,
+    /// Of one device or holder in several families they are the same ones.
+    pub labels: Arc<Labels>,
     pub value: Value,
     /// When a counter was zero; `None` where that is not known.
     pub created: Option<UnixSeconds>,
@@ -160,8 +171,8 @@ impl Family {
         self
     }
 
-    pub fn push(&mut self, labels: Labels, value: impl Into<Value>) {
-        let value = value.into();
+    pub fn push(&mut self, labels: impl Into<Arc<Labels>>, value: impl Into<Value>) {
+        let (labels, value) = (labels.into(), value.into());
         // What is not a number is absent.
         if !matches!(value, Value::Float(number) if !number.is_finite()) {
             self.samples.push(Sample { labels, value, created: self.created });
@@ -180,21 +191,17 @@ impl Family {
             self.push(labels, value);
         }
     }
-}
 
-/// By name, each family's samples by their labels, families without samples left out. Of samples with equal labels the
-/// first stays: Prometheus rejects a page with one duplicate series.
-pub(super) fn ordered(mut families: Vec<Family>) -> Vec<Family> {
-    families.retain(|family| !family.samples.is_empty());
-    families.sort_by_key(|family| family.descriptor.name);
-    for family in &mut families {
+    /// Its samples by their labels; `None` without any. Of samples with equal labels the first stays: Prometheus
+    /// rejects a page with one duplicate series.
+    pub(super) fn ordered(mut self) -> Option<Self> {
         // Most come from maps in the order of their labels, and each once.
-        if !family.samples.is_sorted_by(|one, other| one.labels < other.labels) {
-            family.samples.sort_by(|one, other| one.labels.cmp(&other.labels));
-            family.samples.dedup_by(|later, earlier| later.labels == earlier.labels);
+        if !self.samples.is_sorted_by(|one, other| one.labels < other.labels) {
+            self.samples.sort_by(|one, other| one.labels.cmp(&other.labels));
+            self.samples.dedup_by(|later, earlier| later.labels == earlier.labels);
         }
+        (!self.samples.is_empty()).then_some(self)
     }
-    families
 }
 
 impl From<f64> for Value {
@@ -203,29 +210,17 @@ impl From<f64> for Value {
     }
 }
 
-impl From<u64> for Value {
-    fn from(number: u64) -> Self {
-        Self::Integer(number)
-    }
+macro_rules! integers {
+    ($($kind:ty)*) => {
+        $(impl From<$kind> for Value {
+            fn from(number: $kind) -> Self {
+                Self::Integer(number as u64)
+            }
+        })*
+    };
 }
 
-impl From<u32> for Value {
-    fn from(number: u32) -> Self {
-        Self::Integer(number.into())
-    }
-}
-
-impl From<usize> for Value {
-    fn from(number: usize) -> Self {
-        Self::Integer(number as u64)
-    }
-}
-
-impl From<bool> for Value {
-    fn from(truth: bool) -> Self {
-        Self::Integer(truth.into())
-    }
-}
+integers!(u64 u32 usize bool);
 
 impl From<UnixSeconds> for Value {
     fn from(time: UnixSeconds) -> Self {

@@ -41,6 +41,13 @@ impl Labels {
         self
     }
 
+    /// With others after the first labels.
+    #[must_use]
+    pub fn with(&self, first: usize, others: &Self) -> Self {
+        let (before, after) = self.0.split_at(first);
+        Self([before, &others.0, after].concat())
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.0.iter().map(|(name, value)| (*name, value.as_str()))
     }

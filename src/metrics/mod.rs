@@ -30,9 +30,8 @@ mod unattributed;
 mod vgpu;
 
 pub use budget::SeriesBudget;
-pub use exposition::text;
 pub use family::Family;
-pub use page::{Coding, Format, Pages};
+pub use page::{Format, write};
 
 use crate::model::Snapshot;
 use family::Group;
@@ -59,9 +58,14 @@ static GROUPS: [&Group; 17] = [
 ];
 
 /// Every family that has a sample: by group, then by name, its samples sorted by their labels.
-#[must_use]
-pub fn families(snapshot: &Snapshot) -> Vec<Family> {
-    GROUPS.iter().flat_map(|group| group.families(snapshot)).collect()
+pub fn families(snapshot: &Snapshot) -> impl Iterator<Item = Family> {
+    GROUPS.iter().flat_map(|group| group.each(snapshot))
+}
+
+/// The samples of one metric.
+fn family(snapshot: &Snapshot, name: &str) -> Option<Family> {
+    let metric = GROUPS.iter().flat_map(|group| group.metrics).find(|metric| metric.descriptor.name == name)?;
+    metric.family(snapshot).ordered()
 }
 
 #[cfg(test)]

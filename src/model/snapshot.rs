@@ -34,6 +34,8 @@ pub struct Snapshot {
     pub container_xids: Vec<ContainerXid>,
     /// How often shares did not add up to their device. Every quantity is there once the agent runs.
     pub violations: BTreeMap<Quantity, u64>,
+    /// Of the series of containers on a page.
+    pub series_limit: Option<usize>,
     /// Series left off the page by reason: ended, held. Every reason is there once the agent runs.
     pub series_dropped: BTreeMap<&'static str, u64>,
     pub unresolved: Vec<UnresolvedDevices>,

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{StatusCode, Uri};
@@ -15,6 +15,7 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::WatchStream;
 use tracing::error;
 
+use super::body::StoredBody;
 use super::page::{Page, View};
 use super::routes::{WebState, api_problem, refuse};
 use crate::api::Node;
@@ -52,7 +53,7 @@ struct Feed {
 enum Frame {
     #[default]
     Nothing,
-    Event(Bytes),
+    Event(StoredBody),
     End,
 }
 
@@ -76,8 +77,10 @@ impl Live {
         }
         let events = WatchStream::from_changes(events)
             .take_while(|frame| !matches!(frame, Frame::End))
-            .filter_map(|frame| if let Frame::Event(bytes) = frame { Some(bytes) } else { None });
-        let body = tokio_stream::once(Bytes::from_static(RETRY)).chain(events).map(Ok::<_, Infallible>);
+            .filter_map(|frame| if let Frame::Event(body) = frame { Some(body) } else { None });
+        let events = tokio_stream::once(StoredBody::of(RETRY)).chain(events);
+        let pieces = |event: StoredBody| tokio_stream::iter(event.pieces().map(Ok::<_, Infallible>));
+        let body = futures_util::StreamExt::flat_map(events, pieces);
         self.0.subscribed.notify_one();
         // X-Accel-Buffering: or proxies buffer the events.
         let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
@@ -140,12 +143,12 @@ async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>) {
         let Shared { node, pages, .. } = &*state.live.0;
         if node.has_subscribers() {
             let json = serde_json::to_string(&Node::from(&*snapshot)).expect("keys are strings");
-            node.publish(Frame::Event(event("node", snapshot.sequence, &json)));
+            node.publish(Frame::Event(StoredBody::of(event("node", snapshot.sequence, &json))));
         }
         for view in View::all().filter(|view| pages[view.index()].has_subscribers()) {
             let (history, now, not_ready) = (state.live.history(), state.clock.now(), (state.ready)().err());
             let live = Page { snapshot: &snapshot, history: &history, now, not_ready, view }.live();
-            pages[view.index()].publish(Frame::Event(event("page", snapshot.sequence, &live)));
+            pages[view.index()].publish(Frame::Event(StoredBody::of(event("page", snapshot.sequence, &live))));
         }
     });
     if let Err(problem) = encoded.await {
@@ -154,7 +157,7 @@ async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>) {
 }
 
 /// Per <https://html.spec.whatwg.org/multipage/server-sent-events.html>: a line of data for each line of the text.
-fn event(name: &str, id: u64, text: &str) -> Bytes {
+fn event(name: &str, id: u64, text: &str) -> String {
     let mut event = format!("event: {name}\nid: {id}\n");
     for line in text.split(['\n', '\r']) {
         event.push_str("data: ");
@@ -162,7 +165,7 @@ fn event(name: &str, id: u64, text: &str) -> Bytes {
         event.push('\n');
     }
     event.push('\n');
-    Bytes::from(event)
+    event
 }
 
 /// `/api/v1/stream`: the whole snapshot, as in `/api/v1/node`.

@@ -6,7 +6,7 @@
 
 mod access;
 mod admin;
-mod cached_body;
+mod body;
 mod config;
 mod connections;
 mod listener;
@@ -18,11 +18,12 @@ mod scrapes;
 mod server;
 
 pub use admin::{Admin, Command, DriverCommands, Marking};
+pub use body::CachedBodies;
 pub use config::{LiveConfig, WebConfig, WebConfigError};
 pub use connections::Limits;
 pub use listener::{BindError, ListenAddress, Listener, Purpose};
 pub use live::Live;
-pub use routes::{AllocationSource, CachedBodies, GovernanceRequest, GovernanceSource, Probe, WebState, router};
+pub use routes::{AllocationSource, GovernanceRequest, GovernanceSource, Probe, WebState, router};
 pub use scrapes::ScrapeDurations;
 pub use server::{ServerSettings, Threads, start};
 

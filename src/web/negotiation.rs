@@ -5,7 +5,8 @@ use axum::http::HeaderMap;
 use axum::http::header::{ACCEPT, ACCEPT_ENCODING, HeaderName};
 use mime::Mime;
 
-use crate::metrics::{Coding, Format};
+use super::body::Coding;
+use crate::metrics::Format;
 
 /// The accepted format with the highest weight, of equals the first; text where none is accepted.
 pub(super) fn format(headers: &HeaderMap) -> Format {

@@ -1,7 +1,7 @@
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY,
@@ -11,20 +11,21 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
+use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 use serde::Serialize;
 use tokio::sync::{Semaphore, watch};
-use tracing::error;
+use tracing::{error, warn};
 
-use super::cached_body::CachedBody;
+use super::body::{BodyWriter, CachedBodies, Coding, StoredBody};
 use super::negotiation;
 use super::page::{self, Page, View, detail};
 use super::{Admin, Live, ScrapeDurations, live};
 use crate::api::{History, Node, NodeCondition};
 use crate::clock::Clock;
 use crate::metrics::dcgm::Generation;
-use crate::metrics::{Coding, Format, Pages};
-use crate::model::{Moment, Snapshot};
+use crate::metrics::{self, Format};
+use crate::model::Snapshot;
 
 /// A check of the agent: `Err` with the reason as text. Called for each request, so it must not wait.
 pub type Probe = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
@@ -53,7 +54,6 @@ pub(super) struct Private;
 #[derive(Clone)]
 pub struct WebState {
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
-    pub pages: Arc<Pages>,
     /// Of `/metrics/dcgm` without a query.
     pub dcgm_generation: Generation,
     pub scrapes: ScrapeDurations,
@@ -68,30 +68,8 @@ pub struct WebState {
     pub admin: Admin,
     /// The history of the last minutes, and the event streams.
     pub live: Live,
+    /// One for all servers.
     pub cached_bodies: CachedBodies,
-}
-
-/// Bodies that all requests share. One for all servers.
-#[derive(Clone, Default)]
-pub struct CachedBodies(Arc<Shared>);
-
-#[derive(Default)]
-struct Shared {
-    /// By snapshot, last snapshot in the history, second, why the agent is not ready, and view.
-    index: CachedBody<(u64, Moment, u64, Option<String>, usize)>,
-    /// By snapshot.
-    node: CachedBody<u64>,
-    /// By the last snapshot in it.
-    history: CachedBody<Moment>,
-}
-
-impl CachedBodies {
-    /// Drops the bodies of an old snapshot.
-    pub(super) fn forget(&self) {
-        self.0.index.forget();
-        self.0.node.forget();
-        self.0.history.forget();
-    }
 }
 
 impl WebState {
@@ -166,18 +144,32 @@ async fn dcgm(State(state): State<WebState>, uri: Uri, headers: HeaderMap) -> Re
 async fn page(state: WebState, uri: &Uri, format: Format, coding: Coding) -> Result<Response, Response> {
     let began = state.clock.now();
     let snapshot = state.snapshot();
-    let bytes = match state.pages.ready(&snapshot, format, coding) {
-        Some(bytes) => bytes,
-        None => rendered(uri, move || state.pages.page(&snapshot, format, coding)).await?,
-    };
+    let made = state.cached_bodies.get(format!("{format:?} {coding:?} {}", snapshot.sequence), move || {
+        let mut page = BodyWriter::new(coding);
+        let dropped = metrics::write(&snapshot, format, &mut page).expect("writing to memory does not fail");
+        warn_of_dropped(format, dropped);
+        page.finish()
+    });
+    let body = made.await.map_err(|problem| defect(uri, &problem))?;
     state.scrapes.record(state.clock.now().monotonic.since(began.monotonic));
-    let mut response = uncached(negotiation::content_type(format), bytes);
+    let mut response = uncached(negotiation::content_type(format), body);
     let headers = response.headers_mut();
     headers.insert(VARY, HeaderValue::from_static("Accept, Accept-Encoding"));
     if coding == Coding::Gzip {
         headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
     }
     Ok(response)
+}
+
+/// Once until the page has all of them again.
+fn warn_of_dropped(format: Format, allocations: usize) {
+    static DROPPED: Mutex<BTreeSet<Format>> = Mutex::new(BTreeSet::new());
+    let mut dropped = DROPPED.lock();
+    if allocations == 0 {
+        dropped.remove(&format);
+    } else if dropped.insert(format) {
+        warn!(?format, allocations, "a page lacks allocations over the series limit; raise --series-limit");
+    }
 }
 
 /// On a blocking thread. A panic is a defect, reported to the client.
@@ -195,9 +187,10 @@ async fn index(State(state): State<WebState>, uri: Uri) -> Result<Response, Resp
     let view = view.map_err(|problem| refuse(&uri, StatusCode::BAD_REQUEST, &problem))?;
     let (snapshot, now, not_ready) = (state.snapshot(), state.clock.now(), (state.ready)().err());
     let history = state.live.history();
-    let key = (snapshot.sequence, history.at(), now.monotonic.as_duration().as_secs(), not_ready.clone(), view.index());
-    let page = move || Page { snapshot: &snapshot, history: &history, now, not_ready, view }.whole().into_bytes();
-    let made = state.cached_bodies.0.index.get(key, page).await;
+    let second = now.monotonic.as_duration().as_secs();
+    let key = format!("index {} {:?} {second} {not_ready:?} {}", snapshot.sequence, history.at(), view.index());
+    let page = move || StoredBody::of(Page { snapshot: &snapshot, history: &history, now, not_ready, view }.whole());
+    let made = state.cached_bodies.get(key, page).await;
     made.map(document).map_err(|problem| defect(&uri, &problem))
 }
 
@@ -206,12 +199,12 @@ async fn detail(State(state): State<WebState>, uri: Uri) -> Result<Response, Res
     let key = uri.query().and_then(|query| query.strip_prefix("key=")).unwrap_or_default();
     let key = percent_decode_str(key).decode_utf8_lossy().into_owned();
     let (snapshot, history) = (state.snapshot(), state.live.history());
-    let page = rendered(&uri, move || detail::page(&snapshot, &history, &key)).await?;
+    let page = rendered(&uri, move || detail::page(&snapshot, &history, &key).map(StoredBody::of)).await?;
     let expected = "the node has no such device; key must be a UUID, or container and UUID";
     page.map(document).ok_or_else(|| text(StatusCode::NOT_FOUND, expected))
 }
 
-fn document(body: impl Into<Body>) -> Response {
+fn document(body: StoredBody) -> Response {
     let headers = [
         (CONTENT_TYPE, "text/html; charset=utf-8"),
         (CACHE_CONTROL, "no-store"),
@@ -219,28 +212,32 @@ fn document(body: impl Into<Body>) -> Response {
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "no-referrer"),
     ];
-    (headers, body.into()).into_response()
+    (headers, body).into_response()
 }
 
 async fn node(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
     let snapshot = state.snapshot();
-    let made = state.cached_bodies.0.node.get(snapshot.sequence, move || json(&Node::from(&*snapshot))).await;
+    let made =
+        state.cached_bodies.get(format!("node {}", snapshot.sequence), move || json(&Node::from(&*snapshot))).await;
     made.map(|body| uncached(JSON, body)).map_err(|problem| defect(&uri, &problem))
 }
 
 /// The points of the last minutes, and the events.
 async fn history(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
     let history = state.live.history();
-    let made = state.cached_bodies.0.history.get(history.at(), move || json(&History::from(&*history))).await;
+    let made =
+        state.cached_bodies.get(format!("history {:?}", history.at()), move || json(&History::from(&*history))).await;
     made.map(|body| uncached(JSON, body)).map_err(|problem| defect(&uri, &problem))
 }
 
-fn json(value: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(value).expect("keys are strings, and writing to memory does not fail")
+fn json(value: &impl Serialize) -> StoredBody {
+    let mut body = BodyWriter::new(Coding::Identity);
+    serde_json::to_writer(&mut body, value).expect("keys are strings, and writing to memory does not fail");
+    body.finish()
 }
 
-pub(super) fn uncached(content_type: &'static str, body: impl Into<Body>) -> Response {
-    ([(CONTENT_TYPE, content_type), (CACHE_CONTROL, "no-store")], body.into()).into_response()
+pub(super) fn uncached(content_type: &'static str, body: impl IntoResponse) -> Response {
+    ([(CONTENT_TYPE, content_type), (CACHE_CONTROL, "no-store")], body).into_response()
 }
 
 async fn health(State(state): State<WebState>) -> Response {
@@ -259,7 +256,7 @@ async fn record(
     };
     let request = GovernanceRequest { yaml, private: private.is_some() };
     let snapshot = state.snapshot();
-    let written = rendered(&uri, move || (state.record)(&snapshot, request)).await?;
+    let written = rendered(&uri, move || (state.record)(&snapshot, request).map(StoredBody::of)).await?;
     written.map(|text| uncached(kind, text)).map_err(|problem| defect(&uri, &problem))
 }
 
@@ -267,7 +264,7 @@ async fn allocations(State(state): State<WebState>, uri: Uri) -> Result<Response
     // Never closed.
     let _permit = JOURNAL_READS.acquire().await;
     let query = uri.query().unwrap_or_default().to_owned();
-    let read = rendered(&uri, move || (state.allocations)(&query)).await?;
+    let read = rendered(&uri, move || (state.allocations)(&query).map(StoredBody::of)).await?;
     read.map(|body| uncached(JSON, body)).map_err(|problem| api_problem(StatusCode::BAD_REQUEST, &problem))
 }
 

@@ -1,5 +1,4 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -8,29 +7,26 @@ use crate::model::DurationHistogram;
 
 /// How long scrapes took. The server records it, the agent copies it into the next snapshot.
 #[derive(Clone, Debug, Default)]
-pub struct ScrapeDurations {
-    durations: Arc<Mutex<DurationHistogram>>,
-    pages: Arc<AtomicU64>,
-}
+pub struct ScrapeDurations(Arc<Mutex<(DurationHistogram, u64)>>);
 
 impl ScrapeDurations {
     pub fn record(&self, duration: Duration) {
-        self.durations.lock().observe(duration);
+        self.0.lock().0.observe(duration);
     }
 
     /// Counts a page with container counters.
     pub fn count_page(&self) {
-        self.pages.fetch_add(1, Ordering::Relaxed);
+        self.0.lock().1 += 1;
     }
 
     /// Pages with container counters that were sent.
     #[must_use]
     pub fn pages(&self) -> u64 {
-        self.pages.load(Ordering::Relaxed)
+        self.0.lock().1
     }
 
     #[must_use]
     pub fn snapshot(&self) -> DurationHistogram {
-        self.durations.lock().clone()
+        self.0.lock().0.clone()
     }
 }

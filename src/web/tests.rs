@@ -19,7 +19,6 @@ use super::{
     ServerSettings, WebState, start,
 };
 use crate::clock::Clock;
-use crate::metrics::Pages;
 use crate::metrics::dcgm::Generation;
 use crate::metrics::tests::fixture;
 use crate::model::{Moment, Released, Snapshot, UnixSeconds};
@@ -47,7 +46,6 @@ impl Server {
         let flag = Arc::clone(&ready);
         let state = WebState {
             snapshots: latest,
-            pages: Arc::new(Pages::default()),
             dcgm_generation: Generation::default(),
             scrapes: scrapes.clone(),
             clock: Clock::start(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::support::agent::Running;
 use podmeter::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, Observation, OwnedProcess};
 use podmeter::metrics::dcgm::{self, Generation};
-use podmeter::metrics::{Coding, Format, Pages, catalogue};
+use podmeter::metrics::{self, Format, catalogue};
 use podmeter::model::{
     ContainerRef, DeviceReadings, Fast, GpmRatios, Gpu, GpuUuid, HardwareSource, HardwareState, Holding, Inventory,
     Medium, MemoryUse, Moment, Monotonic, Owner, Sharing, Snapshot, Stamped, Totals, UnixSeconds,
@@ -111,8 +111,9 @@ fn page() -> String {
             ..Snapshot::default()
         };
     }
-    let bytes = Pages::default().page(&snapshot, Format::Dcgm(Generation::Old), Coding::Identity);
-    String::from_utf8(bytes.to_vec()).unwrap()
+    let mut page = vec![];
+    metrics::write(&snapshot, Format::Dcgm(Generation::Old), &mut page).unwrap();
+    String::from_utf8(page).unwrap()
 }
 
 /// The block of the guide whose fence is `text` and this.
@@ -158,7 +159,9 @@ fn the_guide_names_what_there_is() {
     let unknown: Vec<_> = named("podmeter_").into_iter().filter(|name| !known.contains(name)).collect();
     assert!(unknown.is_empty(), "no such metrics: {unknown:?}");
     let metrics = dcgm::names().flat_map(|name| [name.old_name(), name.new_name()]);
-    let known: BTreeSet<&str> = metrics.chain(dcgm::labels().iter().flat_map(|label| [label.old, label.new])).collect();
+    let table: serde_json::Value = serde_json::from_str(dcgm::TABLE).unwrap();
+    let labels = table["labels"].as_array().unwrap().iter().flat_map(|label| [&label["4.8"], &label["4.9"]]);
+    let known: BTreeSet<&str> = metrics.chain(labels.filter_map(|label| label.as_str())).collect();
     let unknown: Vec<_> = named("DCGM_").into_iter().filter(|name| !known.contains(name)).collect();
     assert!(unknown.is_empty(), "no such names: {unknown:?}");
 }

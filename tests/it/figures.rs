@@ -9,7 +9,6 @@ use podmeter::attribution::{self, DeviceProcesses, Ledger, Observation, OwnedPro
 use podmeter::clock::Clock;
 use podmeter::hardware::simulated::{Profile, SimulatedDriver};
 use podmeter::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
-use podmeter::metrics::Pages;
 use podmeter::metrics::dcgm::Generation;
 use podmeter::model::{
     Allocatable, Allocations, ContainerRef, CpuSet, DeviceHealth, DeviceId, DeviceReadings, Fast, Gaps, Gpu, GpuHealth,
@@ -267,7 +266,6 @@ async fn shown(scene: Scene, snapshot: Snapshot) -> Shown {
     let state = WebState {
         dcgm_generation: Generation::default(),
         snapshots: latest,
-        pages: Arc::new(Pages::default()),
         scrapes: ScrapeDurations::default(),
         clock: Clock::start(),
         healthy: Arc::new(|| Ok(())),

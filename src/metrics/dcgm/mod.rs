@@ -4,85 +4,99 @@
 //! `/metrics/dcgm`, the documentation, `podmeter metrics -o json` and podmeter-migrate read the same rows. A value that the
 //! snapshot lacks is absent. Rates are gauges here; dcgm-exporter called some of them counters up to 4.8.2.
 
-mod mapping;
 mod names;
 mod page;
 mod values;
 
-pub use mapping::{EquivalentRow, MappingRow, markdown};
-pub use names::{LabelName, Name, Shipped, labels, names};
+pub use names::{Name, TABLE, names};
 
+use std::collections::BTreeSet;
 use std::fmt;
+use std::io;
 use std::str::FromStr;
 
-use super::family::{Family, ordered};
-use crate::model::Snapshot;
-use page::{Page, Series};
+use super::budget::over_limit;
+use super::family::{Descriptor, Family, Kind};
+use super::labels::Labels;
+use crate::model::{Snapshot, named};
+use page::Page;
 
-/// Which names and labels a page has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Generation {
-    /// dcgm-exporter up to 4.8.
-    #[default]
-    Old,
-    /// dcgm-exporter from 4.9 on.
-    New,
-    /// A name that both have is one series, with the labels of both.
-    Both,
-}
-
-/// The families of `/metrics/dcgm`, for text 0.0.4 alone: their counters do not end in `_total`.
-pub(super) fn families(snapshot: &Snapshot, generation: Generation) -> Vec<Family> {
-    let own = super::families(snapshot);
-    let families_of = |generation, is_wanted: fn(&Name) -> bool| {
-        let page = Page::of(snapshot, &own, generation);
-        names().filter(|name| is_wanted(name)).filter_map(|name| name.family(&page, generation)).collect::<Vec<_>>()
-    };
-    ordered(match generation {
-        Generation::Both => [
-            families_of(Generation::Both, Name::is_unchanged),
-            families_of(Generation::Old, |name| !name.is_unchanged()),
-            families_of(Generation::New, |name| !name.is_unchanged()),
-        ]
-        .concat(),
-        one => families_of(one, |_| true),
-    })
-}
-
-impl Name {
-    /// `None` where podmeter does not serve it.
-    fn family(&'static self, page: &Page<'_>, generation: Generation) -> Option<Family> {
-        let source = self.row.source.as_ref()?;
-        let (descriptor, per_base) = match generation {
-            Generation::New => (&self.descriptors[1], 1.0),
-            Generation::Old | Generation::Both => (&self.descriptors[0], self.per_base()),
-        };
-        let mut series = Series { family: Family::new(descriptor), per_base };
-        source.fill(page, &mut series, self.row.podmeter.as_deref());
-        Some(series.family)
+named! {
+    /// Which names and labels a page has.
+    #[derive(Default)]
+    pub enum Generation {
+        /// dcgm-exporter up to 4.8.
+        #[default]
+        Old = "4.8",
+        /// dcgm-exporter from 4.9 on.
+        New = "4.9",
+        /// A name that both have is one series, with the labels of both.
+        Both = "both",
     }
+}
+
+/// Only where there are some.
+static DROPPED: Descriptor = Descriptor {
+    name: "podmeter_dcgm_allocations_dropped",
+    kind: Kind::Gauge,
+    labels: None,
+    source: None,
+    help: "Allocations without series on this page: over the series limit, the youngest.",
+};
+
+/// Each family of `/metrics/dcgm`, for text 0.0.4 alone: their counters do not end in `_total`. Returns how many
+/// allocations are left off, as the series of their slots would be over the limit.
+pub(super) fn each_family(
+    snapshot: &Snapshot,
+    generation: Generation,
+    visit: &mut dyn FnMut(Family) -> io::Result<()>,
+) -> io::Result<usize> {
+    let generations = match generation {
+        Generation::Both => vec![Generation::Both, Generation::Old, Generation::New],
+        one => vec![one],
+    };
+    let pages = |without: &dyn Fn(usize) -> bool| -> Vec<Page<'_>> {
+        generations.iter().map(|one| Page::of(snapshot, *one, without)).collect()
+    };
+    let mut rows = vec![];
+    for (place, one) in generations.iter().enumerate() {
+        let is_both = *one == Generation::Both;
+        let is_wanted = |name: &&Name| generation != Generation::Both || name.is_unchanged() == is_both;
+        rows.extend(names().filter(is_wanted).map(|name| (place, name)));
+    }
+    rows.sort_by_key(|(place, name)| name.of(generations[*place]).0.name);
+    let limit = snapshot.series_limit.unwrap_or(usize::MAX);
+    let mut dropped = BTreeSet::new();
+    if rows.len() * snapshot.accounts.iter().map(page::slots).sum::<usize>() > limit {
+        let alone = pages(&|_| true);
+        rows.iter().for_each(|(place, name)| drop(alone[*place].family(name)));
+        let mut series = vec![0; snapshot.accounts.len()];
+        alone.iter().for_each(|page| page.count(&mut series));
+        dropped = over_limit(&snapshot.accounts, &series, limit).into_iter().map(|(place, _)| place).collect();
+    }
+    let pages = pages(&|place| dropped.contains(&place));
+    for (place, name) in rows {
+        pages[place].family(name).map_or(Ok(()), &mut *visit)?;
+    }
+    if !dropped.is_empty() {
+        let mut family = Family::new(&DROPPED);
+        family.push(Labels::default(), dropped.len());
+        visit(family)?;
+    }
+    Ok(dropped.len())
 }
 
 impl FromStr for Generation {
     type Err = UnknownGeneration;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "4.8" => Ok(Self::Old),
-            "4.9" => Ok(Self::New),
-            "both" => Ok(Self::Both),
-            _ => Err(UnknownGeneration),
-        }
+        Self::ALL.into_iter().find(|one| one.as_str() == text).ok_or(UnknownGeneration)
     }
 }
 
 impl fmt::Display for Generation {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Old => "4.8",
-            Self::New => "4.9",
-            Self::Both => "both",
-        })
+        formatter.write_str(self.as_str())
     }
 }
 
@@ -91,8 +105,11 @@ impl fmt::Display for Generation {
 pub struct UnknownGeneration;
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::{BTreeMap, BTreeSet};
+    use std::fmt::Write as _;
+
+    use serde_json::Value as Json;
 
     use super::*;
     use crate::metrics::catalogue;
@@ -100,8 +117,84 @@ mod tests {
     use crate::metrics::tests::{fixture, value};
     use crate::model::Sharing;
 
+    fn families(snapshot: &Snapshot, generation: Generation) -> Vec<Family> {
+        let mut found = vec![];
+        let visit = &mut |family| {
+            found.push(family);
+            Ok(())
+        };
+        each_family(snapshot, generation, visit).unwrap();
+        found
+    }
+
     fn old(snapshot: &Snapshot) -> Vec<Family> {
         families(snapshot, Generation::Old)
+    }
+
+    const KEYS: [&str; 12] = [
+        "4.8",
+        "4.9",
+        "unit",
+        "type",
+        "shipped",
+        "help",
+        "help_4.9",
+        "source",
+        "not_served",
+        "podmeter",
+        "container",
+        "difference",
+    ];
+
+    fn table() -> Json {
+        serde_json::from_str(TABLE).unwrap()
+    }
+
+    fn row_of(name: &Name) -> Json {
+        let table = table();
+        let mut rows = table["metrics"].as_array().unwrap().iter();
+        rows.find(|row| row["4.8"] == name.old_name()).unwrap().clone()
+    }
+
+    /// The table of `docs/dcgm.md`.
+    pub(in crate::metrics) fn markdown() -> String {
+        let table = table();
+        let mut text = String::from("up to 4.8|from 4.9 on|podmeter|difference\n---|---|---|---\n");
+        for row in table["metrics"].as_array().unwrap() {
+            let of = |key: &str| row[key].as_str();
+            let unit = of("unit").unwrap_or_default();
+            let column = |generation, unit: &str| {
+                let name = of(generation).unwrap();
+                if unit.is_empty() {
+                    format!("`{name}`")
+                } else {
+                    format!("`{name}`<br>{}", unit.replace(' ', "\u{a0}"))
+                }
+            };
+            let new_unit = table["units"][unit][0].as_str().unwrap_or(unit);
+            let is_unchanged = of("4.8") == of("4.9");
+            let notes =
+                [of("not_served").map(|reason| format!("not served: {reason}")), of("difference").map(Into::into)];
+            writeln!(
+                text,
+                "{}|{}|{}|{}",
+                column("4.8", unit),
+                if is_unchanged { "=".to_owned() } else { column("4.9", new_unit) },
+                of("podmeter").map_or("–".to_owned(), |query| format!("`{query}`")),
+                notes.into_iter().flatten().collect::<Vec<_>>().join("; "),
+            )
+            .unwrap();
+        }
+        for label in table["labels"].as_array().unwrap() {
+            let [old, new] = ["4.8", "4.9"].map(|generation| label[generation].as_str().unwrap());
+            let podmeter = label["podmeter"].as_array().map_or("–".to_owned(), |its| {
+                format!("`{}` of `{}`", its[1].as_str().unwrap(), its[0].as_str().unwrap())
+            });
+            let new = if new == old { "=".to_owned() } else { format!("`{new}`") };
+            let served = if label["served"] == true { "" } else { "not served" };
+            writeln!(text, "`{old}` (label)|{new}|{podmeter}|{served}").unwrap();
+        }
+        text
     }
 
     #[test]
@@ -114,14 +207,20 @@ mod tests {
         }
         for name in names() {
             let row = &name.row;
-            assert!(row.source.is_some() != row.not_served.is_some(), "{}: a source, or why not", name.old_name());
+            let written = row_of(name);
+            assert!(
+                row.source.is_some() == written["not_served"].is_null(),
+                "{}: a source, or why not",
+                name.old_name()
+            );
             let takes_query = matches!(row.source, Some(values::Source::Podmeter));
             assert!(
                 !takes_query || row.podmeter.as_ref().is_some_and(|query| !query.contains('(')),
                 "{}",
                 name.old_name()
             );
-            assert!(row.podmeter.is_some() || row.difference.is_some(), "{} needs a reason", name.old_name());
+            assert!(row.podmeter.is_some() || written["difference"].is_string(), "{} needs a reason", name.old_name());
+            assert!(written.as_object().unwrap().keys().all(|key| KEYS.contains(&key.as_str())), "{written}");
             assert!(name.descriptors.iter().all(|one| one.help.ends_with('.')), "{}", name.old_name());
         }
     }
@@ -135,15 +234,15 @@ mod tests {
         for line in lines {
             let [row, kind, state] = line.split('\t').collect::<Vec<_>>()[..] else { panic!("three columns: {line}") };
             if kind == "label" {
-                assert!(labels().iter().any(|label| label.old == row), "{row}");
+                assert!(table()["labels"].as_array().unwrap().iter().any(|label| label["4.8"] == row), "{row}");
                 continue;
             }
             let name = names().find(|name| [name.old_name(), name.new_name()].contains(&row));
             let name = name.unwrap_or_else(|| panic!("{row} is not in the table"));
-            let shipped = name.row.shipped;
-            let is_active = matches!(shipped, Shipped::Active | Shipped::New);
-            assert_eq!(is_active, state == "active", "{row}");
-            assert_ne!(shipped, Shipped::Custom, "{row}");
+            let written = row_of(name);
+            let shipped = written["shipped"].as_str().unwrap_or("active");
+            assert_eq!(["active", "new"].contains(&shipped), state == "active", "{row}");
+            assert!(["active", "new", "commented"].contains(&shipped), "{row}");
         }
     }
 
@@ -158,7 +257,8 @@ mod tests {
             let matched = query.split(['{', ',']).filter_map(|part| Some(part.split_once("=\"")?.0));
             let summed = query.split("without (").skip(1).filter_map(|rest| rest.split(')').next());
             assert!(matched.chain(summed).all(|label| known.contains(&label)), "{query}: {known:?}");
-            assert!(name.row.container.is_none_or(|metric| all.contains_key(metric)), "{}", name.old_name());
+            let written = row_of(name);
+            assert!(written["container"].as_str().is_none_or(|metric| all.contains_key(metric)), "{}", name.old_name());
         }
     }
 
@@ -254,6 +354,59 @@ mod tests {
                 own(Some("two"), Some("2"), Value::Integer(8192)),
             ]
         );
+    }
+
+    /// 60 pods with a slot each; the first is the oldest.
+    fn crowded(limit: Option<usize>) -> Snapshot {
+        let mut snapshot = shared();
+        let last = snapshot.accounts.pop().unwrap();
+        snapshot.accounts.clear();
+        for number in 0..60u32 {
+            let mut account = last.clone();
+            account.container.pod = format!("pod-{number}").into();
+            account.created = crate::model::UnixSeconds(f64::from(number));
+            account.holding.as_mut().unwrap().device_ids =
+                vec![format!("{}::{number}", fixture::WHOLE).as_str().into()];
+            snapshot.accounts.push(account);
+        }
+        Snapshot { series_limit: limit, ..snapshot }
+    }
+
+    #[test]
+    fn copies_for_slots_count_against_the_series_limit_and_the_page_shows_what_it_lacks() {
+        for generation in [Generation::Old, Generation::Both] {
+            let copies = |limit| {
+                let page = families(&crowded(limit), generation);
+                let is_copy = |family: &&Family| family.descriptor.name != DROPPED.name;
+                let samples = page.iter().filter(is_copy).flat_map(|family| &family.samples);
+                let pod =
+                    |labels: &Labels| labels.iter().find(|(name, _)| *name == "pod").map(|(_, pod)| pod.to_owned());
+                let pods: Vec<_> = samples.filter_map(|sample| pod(&sample.labels)).collect();
+                let of_pods: BTreeSet<_> = pods.iter().cloned().collect();
+                (pods.len(), of_pods, value(&page, DROPPED.name, &[]))
+            };
+            let (all, pods, dropped) = copies(None);
+            assert_eq!((pods.len(), dropped), (60, None), "nothing is left off without a limit");
+            assert_eq!(copies(Some(all)).2, None, "nor within it");
+            let (some, left, dropped) = copies(Some(all / 2));
+            assert!(some <= all / 2 && some > all / 3, "{some} of {all}");
+            assert_eq!(dropped, Some((60 - left.len()) as f64));
+            assert!(left.contains("pod-0") && !left.contains("pod-59"), "the oldest stay: {left:?}");
+            let (none, _, dropped) = copies(Some(0));
+            assert_eq!((none, dropped), (0, Some(60.0)));
+        }
+    }
+
+    #[test]
+    fn the_labels_of_a_slot_are_made_once() {
+        let page = old(&crowded(None));
+        let labels = |name: &str| {
+            let family = page.iter().find(|family| family.descriptor.name == name).unwrap();
+            let its =
+                |sample: &&crate::metrics::family::Sample| sample.labels.iter().any(|(_, value)| value == "pod-7");
+            std::sync::Arc::as_ptr(&family.samples.iter().find(its).unwrap().labels)
+        };
+        assert_eq!(labels("DCGM_FI_DEV_POWER_USAGE"), labels("DCGM_FI_DEV_GPU_TEMP"));
     }
 
     #[test]

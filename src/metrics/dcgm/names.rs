@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
+use super::Generation;
 use super::values::Source;
 use crate::metrics::family::{Descriptor, Kind};
 
@@ -17,9 +18,8 @@ pub struct Name {
     unit: Option<Unit>,
 }
 
-/// A row as it is written.
+/// What the page needs of a row.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(super) struct Row {
     #[serde(rename = "4.8")]
     old: &'static str,
@@ -31,94 +31,43 @@ pub(super) struct Row {
     /// `counter`, where it is no gauge.
     #[serde(rename = "type", default)]
     kind: &'static str,
-    #[serde(default)]
-    pub(super) shipped: Shipped,
-    pub(super) help: &'static str,
+    help: &'static str,
     /// Where the unit is another.
     #[serde(rename = "help_4.9", default)]
     help_new: &'static str,
     pub(super) source: Option<Source>,
-    /// Why `/metrics/dcgm` does not have it.
-    #[serde(borrow)]
-    pub(super) not_served: Option<&'static str>,
     /// podmeter's query of the quantity, in base units.
     pub(super) podmeter: Option<String>,
-    /// podmeter's metric by container.
-    #[serde(borrow)]
-    pub(super) container: Option<&'static str>,
-    /// How podmeter's query differs, or why there is none.
-    #[serde(borrow)]
-    pub(super) difference: Option<&'static str>,
 }
 
 /// A unit of 4.8 for which 4.9 has the base unit: the base unit, and how many of these it is, as a fraction.
-#[derive(Clone, Copy, Deserialize)]
-pub(super) struct Unit(&'static str, u32, u32);
-
-/// Where dcgm-exporter has the metric.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Shipped {
-    /// Active in its counter file.
-    #[default]
-    Active,
-    /// In its counter file, as a comment.
-    Commented,
-    /// Active from 4.9 on, not in the file before.
-    New,
-    /// In no counter file; people add it to theirs.
-    Custom,
-}
-
-/// A field that dcgm-exporter writes as a label on every series.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-pub struct LabelName {
-    #[serde(rename = "4.8")]
-    pub old: &'static str,
-    #[serde(rename = "4.9")]
-    pub new: &'static str,
-    pub shipped: Shipped,
-    /// On the series of `/metrics/dcgm`. The others change the identity of every series for what hardly ever changes.
-    pub served: bool,
-    /// podmeter's metric with it, and its label there.
-    #[serde(borrow)]
-    pub podmeter: Option<(&'static str, &'static str)>,
-}
+type Unit = (&'static str, u32, u32);
 
 #[derive(Deserialize)]
 struct Table {
     #[serde(borrow)]
     units: BTreeMap<&'static str, Unit>,
     metrics: Vec<Row>,
-    labels: Vec<LabelName>,
 }
 
-static TABLE: LazyLock<(Vec<Name>, Vec<LabelName>)> = LazyLock::new(|| {
-    let Table { units, metrics, labels } =
-        serde_json::from_str(include_str!("names.json")).expect("a test reads the table");
-    (metrics.into_iter().map(|row| Name::of(row, &units)).collect(), labels)
+/// The table as it is written. `shipped`: whether it is active in dcgm-exporter's counter file (the default), there as a
+/// comment, active from 4.9 on, or added by people. `not_served`: why the page does not have it; `container`: podmeter's
+/// metric by container; `difference`: how podmeter's query differs. `labels`: what dcgm-exporter writes as a label on
+/// every series; those that are not served change the identity of every series for what hardly ever changes.
+pub const TABLE: &str = include_str!("names.json");
+
+static NAMES: LazyLock<Vec<Name>> = LazyLock::new(|| {
+    let Table { units, metrics } = serde_json::from_str(TABLE).expect("a test reads the table");
+    metrics.into_iter().map(|row| Name::new(row, &units)).collect()
 });
 
 /// Every row, by subject.
 pub fn names() -> impl Iterator<Item = &'static Name> {
-    TABLE.0.iter()
-}
-
-/// What dcgm-exporter writes as a label on every series.
-#[must_use]
-pub fn labels() -> &'static [LabelName] {
-    &TABLE.1
-}
-
-impl Unit {
-    /// The base unit's value times this is the old name's value.
-    pub(super) fn per_base(self) -> f64 {
-        f64::from(self.1) / f64::from(self.2)
-    }
+    NAMES.iter()
 }
 
 impl Name {
-    fn of(row: Row, units: &BTreeMap<&'static str, Unit>) -> Self {
+    fn new(row: Row, units: &BTreeMap<&'static str, Unit>) -> Self {
         let kind = if row.kind == "counter" { Kind::Counter } else { Kind::Gauge };
         let unit = units.get(row.unit).copied();
         let help = if unit.is_some() { row.help_new } else { row.help };
@@ -144,13 +93,16 @@ impl Name {
         self.row.old == self.row.new
     }
 
-    /// podmeter's value, or that under the new name where its unit differs, times this is that under the old name.
-    pub(super) fn per_base(&self) -> f64 {
-        self.unit.map_or(1.0, Unit::per_base)
+    /// In a generation, and what values in base units are multiplied by.
+    pub(super) fn of(&'static self, generation: Generation) -> (&'static Descriptor, f64) {
+        match generation {
+            Generation::New => (&self.descriptors[1], 1.0),
+            Generation::Old | Generation::Both => (&self.descriptors[0], self.per_base()),
+        }
     }
 
-    /// As in tables; empty for a plain number.
-    pub(super) fn units(&self) -> [&'static str; 2] {
-        [self.row.unit, self.unit.map_or(self.row.unit, |unit| unit.0)]
+    /// podmeter's value, or that under the new name where its unit differs, times this is that under the old name.
+    pub(super) fn per_base(&self) -> f64 {
+        self.unit.map_or(1.0, |(_, numerator, denominator)| f64::from(numerator) / f64::from(denominator))
     }
 }

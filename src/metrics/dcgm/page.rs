@@ -3,8 +3,11 @@
 //! As in dcgm-exporter, a value of a shared device is repeated for each slot that a container holds. Utilization and
 //! memory in use are each container's own, beside the device's without a pod.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use crate::metrics;
 use crate::metrics::family::{Family, Value};
 use crate::metrics::labels::{Labels, medium, slow, with_readings};
 use crate::metrics::mig;
@@ -13,7 +16,7 @@ use crate::model::{
     Sharing, Slow, Snapshot,
 };
 
-use super::Generation;
+use super::{Generation, Name};
 
 /// One family of the page while it is filled, from values in base units.
 pub struct Series {
@@ -25,8 +28,7 @@ pub struct Series {
 /// The devices of a snapshot, with the labels of one generation.
 pub struct Page<'snapshot> {
     pub(super) snapshot: &'snapshot Snapshot,
-    /// podmeter's own.
-    families: &'snapshot [Family],
+    pub(super) generation: Generation,
     gpus: BTreeMap<&'snapshot GpuUuid, Device<'snapshot>>,
     instances: Vec<Device<'snapshot>>,
 }
@@ -34,24 +36,28 @@ pub struct Page<'snapshot> {
 /// A device that has series.
 struct Device<'snapshot> {
     instance: Option<&'snapshot InstanceReading>,
-    labels: Labels,
+    labels: Arc<Labels>,
+    /// Of its holders, by place.
+    accounts: Vec<(usize, &'snapshot Account)>,
     holders: Vec<Holder<'snapshot>>,
     is_shared: bool,
+    /// How many it has had so far.
+    values: Cell<usize>,
 }
 
 struct Holder<'snapshot> {
     account: &'snapshot Account,
-    /// Of each slot that it holds.
-    slots: Vec<Labels>,
-    /// Of its own value.
-    own: Labels,
+    /// Of the device and each slot that it holds.
+    slots: Vec<Arc<Labels>>,
+    /// Of the device and its own value.
+    own: Arc<Labels>,
 }
 
 /// The value of one holder of a shared device, in base units.
 type Own = fn(&Account) -> Option<f64>;
 
 impl Series {
-    fn push(&mut self, labels: Labels, value: f64) {
+    fn push(&mut self, labels: Arc<Labels>, value: f64) {
         let value = if self.per_base == 1.0 {
             value
         } else {
@@ -64,29 +70,47 @@ impl Series {
 }
 
 impl<'snapshot> Page<'snapshot> {
-    pub fn of(snapshot: &'snapshot Snapshot, families: &'snapshot [Family], generation: Generation) -> Self {
-        let device = |gpu, instance| Device::of(snapshot, generation, gpu, instance);
+    /// Without the allocations at some places.
+    pub fn of(snapshot: &'snapshot Snapshot, generation: Generation, without: &dyn Fn(usize) -> bool) -> Self {
+        let device = |gpu, instance| Device::of(snapshot, generation, gpu, instance, without);
         let gpus = snapshot.hardware.inventory.gpus.values();
         let instances = mig::instances(snapshot);
         Self {
             snapshot,
-            families,
+            generation,
             gpus: gpus.map(|gpu| (&gpu.uuid, device(gpu, None))).collect(),
             instances: instances.map(|(gpu, instance)| device(gpu, Some(instance))).collect(),
         }
     }
 
-    /// Of each GPU.
-    pub fn gpus(&self, series: &mut Series, read: &dyn Fn(&DeviceReadings) -> Option<f64>) {
-        self.each_gpu(series, None, &|_, readings| read(readings));
+    /// Adds to each account the series that its slots have, from the values that its device has had.
+    pub fn count(&self, series: &mut [usize]) {
+        for device in self.gpus.values().chain(&self.instances) {
+            for (place, account) in &device.accounts {
+                series[*place] += device.values.get() * slots(account);
+            }
+        }
+    }
+
+    /// `None` where podmeter does not serve it.
+    pub fn family(&self, name: &'static Name) -> Option<Family> {
+        let source = name.row.source?;
+        let (descriptor, per_base) = name.of(self.generation);
+        let mut series = Series { family: Family::new(descriptor), per_base };
+        source.fill(self, &mut series, name.row.podmeter.as_deref());
+        series.family.ordered()
+    }
+
+    pub fn gpus(&self, series: &mut Series, own: Option<Own>, read: &dyn Fn(&DeviceReadings) -> Option<f64>) {
+        self.each_gpu(series, own, &|_, readings| read(readings));
     }
 
     pub fn medium(&self, series: &mut Series, read: &dyn Fn(&Medium) -> Option<f64>) {
-        self.gpus(series, &|readings| read(medium(readings)?));
+        self.gpus(series, None, &|readings| read(medium(readings)?));
     }
 
     pub fn slow(&self, series: &mut Series, read: &dyn Fn(&Slow) -> Option<f64>) {
-        self.gpus(series, &|readings| read(slow(readings)?));
+        self.gpus(series, None, &|readings| read(slow(readings)?));
     }
 
     /// Of each GPU; of a shared one also of each holder, where `own` has its value.
@@ -105,7 +129,7 @@ impl<'snapshot> Page<'snapshot> {
         own: Option<Own>,
         read: &dyn Fn(Option<MemoryUse>, &GpmRatios) -> Option<f64>,
     ) {
-        self.each_gpu(series, own, &|_, readings| {
+        self.gpus(series, own, &|readings| {
             let medium = medium(readings).filter(|medium| medium.instances.is_empty())?;
             read(medium.memory, &medium.gpm)
         });
@@ -120,8 +144,7 @@ impl<'snapshot> Page<'snapshot> {
     pub fn selected(&self, series: &mut Series, selector: &str) {
         let (name, matcher) = selector.split_once('{').unwrap_or((selector, ""));
         let matcher = matcher.trim_end_matches("\"}").split_once("=\"");
-        let families = self.families.iter().filter(|family| family.descriptor.name == name);
-        for sample in families.flat_map(|family| &family.samples) {
+        for sample in metrics::family(self.snapshot, name).iter().flat_map(|family| &family.samples) {
             let has = |label: (&str, &str)| sample.labels.iter().any(|its| its == label);
             let device = self.gpus.iter().find(|(uuid, _)| has(("gpu_uuid", uuid.as_str())));
             if let (Some((_, device)), Some(value)) =
@@ -146,6 +169,7 @@ impl<'snapshot> Device<'snapshot> {
         generation: Generation,
         gpu: &'snapshot Gpu,
         instance: Option<&'snapshot InstanceReading>,
+        without: &dyn Fn(usize) -> bool,
     ) -> Self {
         // A partitioned GPU has no holder as a whole, even while one container holds a part of it.
         let holds = |account: &&Account| match (instance, &account.mig) {
@@ -153,55 +177,65 @@ impl<'snapshot> Device<'snapshot> {
             (None, None) => gpu.mig_enabled != Some(true) && account.gpu == gpu.uuid,
             _ => false,
         };
-        let shown = snapshot.accounts.iter().filter(|account| !account.over_limit).filter(holds);
-        let holders: Vec<_> = shown.filter_map(|account| Some((account, account.holding.as_ref()?))).collect();
+        let accounts = snapshot.accounts.iter().enumerate();
+        let accounts: Vec<_> = accounts.filter(|(_, account)| slots(account) > 0 && holds(account)).collect();
         let is_shared = |holding: &Holding| [Sharing::TimeSlicing, Sharing::Mps].contains(&holding.sharing);
+        let labels = Arc::new(device_labels(snapshot, generation, gpu, instance));
+        let shown = accounts.iter().filter(|(place, _)| !without(*place));
         Self {
             instance,
-            labels: device_labels(snapshot, generation, gpu, instance),
-            is_shared: holders.iter().any(|(_, holding)| is_shared(holding)),
-            holders: holders.into_iter().map(|(account, holding)| Holder::of(snapshot, account, holding)).collect(),
+            is_shared: accounts.iter().any(|(_, account)| account.holding.as_ref().is_some_and(is_shared)),
+            holders: shown.filter_map(|(_, account)| Holder::of(snapshot, &labels, account)).collect(),
+            accounts,
+            labels,
+            values: Cell::default(),
         }
     }
 
     fn push(&self, series: &mut Series, own: Option<Own>, more: &Labels, value: f64) {
         let has_own = |own: &Own| self.is_shared && self.holders.iter().any(|holder| own(holder.account).is_some());
         let own = own.filter(has_own);
-        let labels = || self.labels.clone().and_all(more);
+        let labels = |of: &Arc<Labels>| match more.iter().next() {
+            None => Arc::clone(of),
+            Some(_) => Arc::new(of.with(self.labels.iter().count(), more)),
+        };
+        self.values.set(self.values.get() + 1);
         if self.holders.is_empty() || own.is_some() {
-            series.push(labels(), value);
+            series.push(labels(&self.labels), value);
         }
         for holder in &self.holders {
             match own {
                 Some(own) => {
                     if let Some(value) = own(holder.account) {
-                        series.push(labels().and_all(&holder.own), value);
+                        series.push(labels(&holder.own), value);
                     }
                 }
-                None => holder.slots.iter().for_each(|slot| series.push(labels().and_all(slot), value)),
+                None => holder.slots.iter().for_each(|slot| series.push(labels(slot), value)),
             }
         }
     }
 }
 
 impl<'snapshot> Holder<'snapshot> {
-    fn of(snapshot: &'snapshot Snapshot, account: &'snapshot Account, holding: &Holding) -> Self {
+    fn of(snapshot: &'snapshot Snapshot, device: &Labels, account: &'snapshot Account) -> Option<Self> {
         let container = &account.container;
+        let more = claim_labels(snapshot, pod_labels(snapshot, container), account);
         let labels = |slot: Option<&str>| {
-            let labels = Labels::of("container", &container.container)
-                .and("namespace", &container.namespace)
-                .and("pod", &container.pod)
-                .and_known("vgpu", slot.map(str::to_owned));
-            claim_labels(snapshot, pod_labels(snapshot, labels, container), account)
+            let labels = device.clone().and("container", &container.container).and("namespace", &container.namespace);
+            labels.and("pod", &container.pod).and_known("vgpu", slot).and_all(&more)
         };
-        let slots: Vec<_> = holding.device_ids.iter().map(|id| slot_number(id.as_str())).collect();
+        let slots: Vec<_> = account.holding.as_ref()?.device_ids.iter().map(|id| slot_number(id.as_str())).collect();
         let only = slots.first().copied().flatten().filter(|_| slots.len() == 1);
-        Self {
-            account,
-            slots: if slots.is_empty() { vec![labels(None)] } else { slots.into_iter().map(labels).collect() },
-            own: labels(only).and_known("pod_uid", container.pod_uid.as_ref()),
-        }
+        let own = labels(only).and_known("pod_uid", container.pod_uid.as_ref()).into();
+        let slots = if slots.is_empty() { vec![None] } else { slots };
+        Some(Self { account, slots: slots.into_iter().map(|slot| labels(slot).into()).collect(), own })
     }
+}
+
+/// How many series a value of a device has for the account.
+pub(super) fn slots(account: &Account) -> usize {
+    let holding = account.holding.as_ref().filter(|_| !account.over_limit);
+    holding.map_or(0, |holding| holding.device_ids.len().max(1))
 }
 
 fn device_labels(snapshot: &Snapshot, generation: Generation, gpu: &Gpu, instance: Option<&InstanceReading>) -> Labels {
@@ -228,12 +262,12 @@ fn device_labels(snapshot: &Snapshot, generation: Generation, gpu: &Gpu, instanc
 }
 
 /// The pod labels that are configured to be shown. One that the pod does not have is absent.
-fn pod_labels(snapshot: &Snapshot, labels: Labels, container: &ContainerRef) -> Labels {
-    let Some(processes) = &snapshot.processes else { return labels };
+fn pod_labels(snapshot: &Snapshot, container: &ContainerRef) -> Labels {
+    let Some(processes) = &snapshot.processes else { return Labels::default() };
     let identity = processes.pods.get(&container.pod_ref());
     let identity = identity.filter(|identity| container.pod_uid.as_ref().is_none_or(|uid| identity.uid == *uid));
-    let Some(identity) = identity else { return labels };
-    processes.pod_labels.iter().fold(labels, |labels, label| {
+    let Some(identity) = identity else { return Labels::default() };
+    processes.pod_labels.iter().fold(Labels::default(), |labels, label| {
         let name = label.name.strip_prefix("label_").unwrap_or(label.name);
         let name = if OWN_LABELS.split(' ').any(|own| own == name) { label.name } else { name };
         labels.and_known(name, identity.labels.get(label.key.as_str()))

@@ -101,7 +101,7 @@ impl Source {
             Self::MemoryFree => page.parts(series, None, &|memory, _| Some(memory?.free as f64)),
             Self::MemoryReserved => page.parts(series, None, &|memory, _| Some(memory?.reserved? as f64)),
             Self::MemoryTotal => page.parts(series, None, &|memory, _| Some(memory?.total as f64)),
-            Self::Energy => page.gpus(series, &|readings| readings.totals.energy_joules),
+            Self::Energy => page.gpus(series, None, &|readings| readings.totals.energy_joules),
             Self::PowerLimitRequested => page.medium(series, &|medium| medium.power_limit_requested_watts),
             Self::PolicyViolation(policy) => {
                 page.medium(series, &|medium| medium.policy_violation_seconds.get(policy).copied());

@@ -53,6 +53,7 @@ pub(crate) fn snapshot() -> Snapshot {
             container_xid(HOSTILE, PARTITIONED, 94, XidClass::ContainedMemory, 1),
         ],
         violations: Quantity::ALL.map(|quantity| (quantity, 0)).into(),
+        series_limit: None,
         series_dropped: [("ended", 0), ("held", 0)].into(),
         unresolved: vec![UnresolvedDevices { resource: "example.com/nic".into(), form: "unknown", devices: 1 }],
         claim_gpus: vec![ClaimGpu {

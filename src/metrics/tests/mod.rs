@@ -7,17 +7,23 @@ mod strict;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::model::Snapshot;
 use crate::wire::prometheus::{MetricFamily, MetricType};
 use prost::Message as _;
 
 use self::strict::{Dialect, Page};
 use super::dcgm::{self, Generation};
 use super::family::{Family, Sample, Value};
-use super::{Coding, Format, Pages, catalogue, families};
+use super::{Format, catalogue, families, write};
+
+fn page(snapshot: &Snapshot, format: Format) -> Vec<u8> {
+    let mut page = vec![];
+    write(snapshot, format, &mut page).unwrap();
+    page
+}
 
 fn rendered(format: Format) -> String {
-    let bytes = Pages::default().page(&fixture::snapshot(), format, Coding::Identity);
-    let page = String::from_utf8(bytes.to_vec()).unwrap();
+    let page = String::from_utf8(page(&fixture::snapshot(), format)).unwrap();
     // What differs from build to build.
     page.replace(env!("PODMETER_BUILD_REVISION"), "REVISION").replace(env!("PODMETER_BUILD_RUSTC"), "RUSTC")
 }
@@ -69,7 +75,7 @@ fn golden_dcgm() {
 fn golden_dcgm_table() {
     let page = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/dcgm.md")).unwrap();
     let (prose, _) = page.split_once("golden_dcgm_table`. -->\n\n").expect("the comment above the table");
-    golden("docs/dcgm.md", &format!("{prose}golden_dcgm_table`. -->\n\n{}", dcgm::markdown()));
+    golden("docs/dcgm.md", &format!("{prose}golden_dcgm_table`. -->\n\n{}", dcgm::tests::markdown()));
 }
 
 #[test]
@@ -93,8 +99,8 @@ fn a_strict_parser_reads_both_texts_alike() {
 #[test]
 fn protobuf_and_text_are_equivalent() {
     let text = Page::parse(&rendered(Format::Text), Dialect::Text).unwrap();
-    let bytes = Pages::default().page(&fixture::snapshot(), Format::Protobuf, Coding::Identity);
-    let mut rest = bytes.as_ref();
+    let bytes = page(&fixture::snapshot(), Format::Protobuf);
+    let mut rest = bytes.as_slice();
     let mut samples = BTreeMap::new();
     while !rest.is_empty() {
         let family = MetricFamily::decode_length_delimited(&mut rest).unwrap();
@@ -144,7 +150,7 @@ proptest::proptest! {
         for (format, dialect) in
             [(Format::Text, Dialect::Text), (Format::OpenMetrics, Dialect::OpenMetrics), (Format::Dcgm(Generation::Both), Dialect::Text)]
         {
-            let bytes = Pages::default().page(&snapshot, format, Coding::Identity);
+            let bytes = page(&snapshot, format);
             let page = Page::parse(std::str::from_utf8(&bytes).unwrap(), dialect).unwrap();
             let labels = page.samples.keys().flat_map(|(_, labels)| labels);
             proptest::prop_assert!(labels.filter(|(label, value)| label == "pod" && *value == name).count() > 2);
@@ -174,7 +180,7 @@ fn samples_keep_to_their_descriptors() {
 
 #[test]
 fn the_fixture_shows_every_metric() {
-    let shown: Vec<_> = families(&fixture::snapshot()).iter().map(|family| family.descriptor.name).collect();
+    let shown: Vec<_> = families(&fixture::snapshot()).map(|family| family.descriptor.name).collect();
     for entry in catalogue::all() {
         assert!(shown.contains(&entry.name), "{} has no sample in the fixture", entry.name);
     }
@@ -182,7 +188,7 @@ fn the_fixture_shows_every_metric() {
 
 #[test]
 fn an_empty_snapshot_has_no_device_metrics() {
-    let page = Pages::default().page(&crate::model::Snapshot::default(), Format::Text, Coding::Identity);
+    let page = page(&Snapshot::default(), Format::Text);
     let page = Page::parse(std::str::from_utf8(&page).unwrap(), Dialect::Text).unwrap();
     for (name, labels) in page.samples.keys() {
         assert!(!name.starts_with("podmeter_device") && !name.starts_with("podmeter_container"), "{name} {labels:?}");
