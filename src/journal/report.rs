@@ -140,7 +140,7 @@ fn shown(totals: &Totals) -> Vec<String> {
     cells.extend([
         totals.utilization_ratio.map_or("-".to_owned(), |ratio| format!("{:.1}", ratio * 100.0)),
         number(totals.figures.energy_joules, KILOWATT_HOUR),
-        totals.xids.to_string(),
+        totals.xids.map_or("-".to_owned(), |xids| xids.to_string()),
         totals.unhealthy.to_string(),
     ]);
     cells

@@ -23,7 +23,9 @@ pub struct Totals {
     /// `Figures::busy_ratio`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization_ratio: Option<f64>,
-    pub xids: u64,
+    /// Those of containers. `None` by device, whose others are not recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub xids: Option<u64>,
     /// Transitions to unhealthy while held.
     pub unhealthy: u64,
 }
@@ -68,6 +70,7 @@ impl Usage {
         let mut rows: Vec<Row> = rows.into_values().collect();
         for totals in rows.iter_mut().map(|row| &mut row.totals).chain([&mut total]) {
             totals.utilization_ratio = totals.figures.busy_ratio();
+            totals.xids = (by != By::Device).then_some(totals.xids.unwrap_or(0));
         }
         Self { since, until, rows, total }
     }
@@ -99,7 +102,7 @@ impl Totals {
         self.holdings += 1;
         self.figures = self.figures.plus(record.figures.times(part));
         // Their times are not recorded.
-        self.xids = record.xids.iter().fold(self.xids, |sum, xid| sum.saturating_add(xid.count));
+        self.xids = Some(record.xids.iter().fold(self.xids.unwrap_or(0), |sum, xid| sum.saturating_add(xid.count)));
         let within = |at: f64| (since..=until).contains(&at);
         self.unhealthy += record.health.iter().filter(|event| !event.healthy && within(event.at)).count() as u64;
     }

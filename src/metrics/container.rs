@@ -2,7 +2,7 @@
 
 use super::family::{Family, Group, Value, counter, gauge};
 use super::labels::{DEVICE, of_account, of_device};
-use crate::model::{Account, Attribution, Figures, Snapshot, allocated_ratio};
+use crate::model::{Account, Attribution, Snapshot, allocated_ratio};
 
 pub(super) static GROUP: Group = Group {
     section: "Allocation and attribution",
@@ -36,6 +36,11 @@ pub(super) static GROUP: Group = Group {
             "podmeter_container_busy_seconds_total",
             "GPU-seconds in which the container kept its device busy.",
             |snapshot, family| totals(snapshot, family, |account| account.figures.busy_seconds),
+        ),
+        counter(
+            "podmeter_container_borrowed_seconds_total",
+            "The part of podmeter_container_busy_seconds_total beyond what the container holds.",
+            |snapshot, family| totals(snapshot, family, |account| account.figures.borrowed_seconds),
         ),
         counter(
             "podmeter_container_idle_seconds_total",
@@ -110,9 +115,15 @@ fn current<V: Into<Value>>(snapshot: &Snapshot, family: &mut Family, read: fn(&A
 
 /// How many series an account has on the page.
 pub(super) fn series_of(account: &Account) -> usize {
-    let Figures { allocated_seconds, busy_seconds, idle_seconds, uncovered_seconds, energy_joules, .. } =
-        account.figures;
-    let totals = [allocated_seconds, busy_seconds, idle_seconds, uncovered_seconds, energy_joules];
+    let figures = &account.figures;
+    let totals = [
+        figures.allocated_seconds,
+        figures.busy_seconds,
+        figures.borrowed_seconds,
+        figures.idle_seconds,
+        figures.uncovered_seconds,
+        figures.energy_joules,
+    ];
     let current = [
         account.last_active.is_some(),
         account.utilization_ratio.is_some(),

@@ -355,7 +355,7 @@ const COUNTERS: [(&str, &str, &str, Option<&str>); 6] = [
     ("held_seconds", "HELD", "held", None),
     ("allocated_seconds", "GPU_TIME", "gpu-time", Some("podmeter_container_allocated_seconds_total")),
     ("busy_seconds", "BUSY", "busy", Some("podmeter_container_busy_seconds_total")),
-    ("borrowed_seconds", "BORROWED", "borrowed", None),
+    ("borrowed_seconds", "BORROWED", "borrowed", Some("podmeter_container_borrowed_seconds_total")),
     ("idle_seconds", "IDLE", "idle", Some("podmeter_container_idle_seconds_total")),
     ("uncovered_seconds", "UNKNOWN", "unknown", Some("podmeter_container_uncovered_seconds_total")),
 ];

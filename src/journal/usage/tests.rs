@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::journal::allocation_record::Device;
+use crate::journal::allocation_record::{Device, Xid};
+use crate::journal::report::usage_table;
 use crate::model::Figures;
 
 fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Option<f64>) -> AllocationRecord {
@@ -44,6 +45,22 @@ fn unknown_is_absent_and_not_zero() {
     assert_eq!(usage.total.figures.allocated_seconds, Some(50.0));
     let json = serde_json::to_value(&usage).unwrap();
     assert!(json["total"].get("busy_seconds").is_none(), "{json}");
+}
+
+#[test]
+fn xids_of_a_device_are_unknown_as_those_of_no_container_are_not_recorded() {
+    let mut held = record(1, "a-1", "GPU-1", (0.0, 50.0), None);
+    held.xids = vec![Xid { code: 31, class: "application".into(), count: 2 }];
+    let records = [held, record(2, "b-1", "GPU-2", (0.0, 50.0), None)];
+    let xids = |by| {
+        let usage = Usage::of(&records, by, 0.0, 100.0);
+        (usage.rows.iter().map(|row| row.totals.xids).collect::<Vec<_>>(), usage.total.xids)
+    };
+    assert_eq!(xids(By::Namespace), (vec![Some(2), Some(0)], Some(2)));
+    assert_eq!(xids(By::Device), (vec![None, None], None));
+    let device = Usage::of(&records, By::Device, 0.0, 100.0);
+    assert!(!usage_table(&device, By::Device).contains(" 0 "), "{}", usage_table(&device, By::Device));
+    assert_eq!(Usage::of([], By::Pod, 0.0, 100.0).total.xids, Some(0));
 }
 
 proptest! {
