@@ -151,8 +151,12 @@ impl Ledger {
                 }
             }
         }
-        for holder in self.devices.values_mut().flat_map(|device| device.holders.values_mut()) {
-            holder.close_unless_seen(self.sequence, now);
+        for device in self.devices.values_mut() {
+            for holder in device.holders.values_mut() {
+                if holder.close_unless_seen(self.sequence, now) {
+                    device.last_end = Some(now.monotonic);
+                }
+            }
         }
     }
 

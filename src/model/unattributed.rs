@@ -36,6 +36,8 @@ named! {
     pub enum Reason {
         /// Memory of no process.
         Driver = "driver",
+        /// Of unknown or other owners, read within two passes of the end of an allocation: it may be that one's.
+        Ended = "ended",
         /// Processes of no pod.
         Host = "host",
         /// Idle power of the board.

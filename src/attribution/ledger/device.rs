@@ -33,6 +33,10 @@ pub struct Device {
     parts_busy_seconds: Option<f64>,
     /// Some of the MIG devices reported nothing in the time accounted last.
     has_unknown_parts: bool,
+    /// Of a holding.
+    pub last_end: Option<Monotonic>,
+    /// The last two that read memory, the later first.
+    pub passes: [Monotonic; 2],
 }
 
 impl Device {
@@ -77,8 +81,14 @@ impl Device {
                 let containers: Vec<&ContainerRef> = held.iter().map(|time| &time.key.0).collect();
                 self.weights.gains(processes, &containers, now.monotonic)
             };
-            let division =
-                IntervalDivision { interval, partitions, gains, idle_watts: self.idle_power.watts(), covered_ratio };
+            let division = IntervalDivision {
+                interval,
+                partitions,
+                gains,
+                idle_watts: self.idle_power.watts(),
+                covered_ratio,
+                has_ended: self.last_end >= Some(interval.from),
+            };
             let (busy, energy) = division.divide(&mut held, &mut self.unattributed, audit);
             let has_unknown = |partitions: &Partitions<'_>| partitions.parts.iter().any(|part| part.active.is_none());
             self.has_unknown_parts = partitions.is_some_and(|one| one.parts.is_empty() || has_unknown(one));

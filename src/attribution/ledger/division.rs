@@ -17,6 +17,16 @@ pub fn add_known(sum: &mut Option<f64>, amount: Option<f64>) {
     }
 }
 
+/// The reason, or `Ended` while the use may be that of a holding that ended less than two passes ago: the use of a
+/// device and its holdings are read at different times.
+#[must_use]
+pub fn certain(reason: Reason, has_ended: bool) -> Reason {
+    match reason {
+        Reason::NotAllocated | Reason::TerminatedPod | Reason::Unknown if has_ended => Reason::Ended,
+        reason => reason,
+    }
+}
+
 /// One holder in a stretch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Holder {

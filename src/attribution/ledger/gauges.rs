@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::audit::Audit;
 use super::device::{Device, HolderKey};
+use super::division::certain;
 use super::memory::{MemoryDivision, Pool};
 use super::partition::reading_of;
 use super::weights::holder_of;
@@ -35,7 +36,11 @@ fn limit_of(memory_bytes: u64, holding: &Holding) -> Option<u64> {
 impl Device {
     /// Updates the gauges.
     pub fn gauge(&mut self, present: &Present<'_>, audit: &mut Audit) {
-        let medium = present.readings.and_then(|readings| readings.medium.as_ref()).map(|stamped| &stamped.value);
+        let stamped = present.readings.and_then(|readings| readings.medium.as_ref());
+        if let Some(stamped) = stamped.filter(|stamped| stamped.at > self.passes[0]) {
+            self.passes = [stamped.at, self.passes[0]];
+        }
+        let medium = stamped.map(|stamped| &stamped.value);
         let by_process = present.processes.is_some_and(|processes| processes.has_sm_seconds);
         for ((_, mig), holder) in &mut self.holders {
             let busy_ratio = holder.busy_ratio;
@@ -163,8 +168,13 @@ impl Device {
             }
         }
         for (reason, bytes) in rest {
-            *unattributed.entry(reason).or_default() += bytes;
+            *unattributed.entry(certain(reason, self.has_ended())).or_default() += bytes;
         }
+    }
+
+    /// A holding has ended since the last but one pass that read memory.
+    fn has_ended(&self) -> bool {
+        self.last_end >= Some(self.passes[1])
     }
 
     /// Pods that have run here for some time and hold nothing here. A process may be seen shortly before the

@@ -95,14 +95,15 @@ impl HolderAccount {
         }
     }
 
-    /// Ends the holding, unless the observation `seen` has it.
-    pub fn close_unless_seen(&mut self, seen: u64, now: Moment) {
-        let Some((from, held_share)) = self.open.filter(|_| self.seen != seen) else { return };
+    /// Ends the holding, unless the observation `seen` has it. Returns whether it ends.
+    pub fn close_unless_seen(&mut self, seen: u64, now: Moment) -> bool {
+        let Some((from, held_share)) = self.open.filter(|_| self.seen != seen) else { return false };
         self.open = None;
         self.closed.push(Span { from, to: now.monotonic, held_share });
         self.account.holding = None;
         self.account.ended = Some(now);
         self.busy_ratio = None;
+        true
     }
 
     pub fn is_final(&self) -> bool {

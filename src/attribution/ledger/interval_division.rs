@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::audit::Audit;
 use super::clock::Interval;
 use super::device::HolderKey;
-use super::division::{DivisionBasis, Holder, Part, Stretch, add_known};
+use super::division::{DivisionBasis, Holder, Part, Stretch, add_known, certain};
 use super::holder_account::{Covered, Gain, HolderAccount, Span};
 use super::partition::Partitions;
 use super::spread;
@@ -20,6 +20,8 @@ pub struct IntervalDivision<'a> {
     pub idle_watts: Option<f64>,
     /// Part of the interval in which it is known whether the device was busy.
     pub covered_ratio: f64,
+    /// A holding has ended since the pass before.
+    pub has_ended: bool,
 }
 
 /// When one account held the device in an interval, and its gain.
@@ -192,12 +194,12 @@ impl IntervalDivision<'_> {
                 add_known(&mut energy_sum, energy);
             }
             for (reason, busy) in division.unattributed_busy {
-                *unattributed.busy_seconds.entry(reason).or_default() += busy;
+                *unattributed.busy_seconds.entry(certain(reason, self.has_ended)).or_default() += busy;
                 add_known(&mut busy_sum, Some(busy));
                 unattributed_busy += busy;
             }
             for (reason, energy) in division.unattributed_energy {
-                *unattributed.energy_joules.entry(reason).or_default() += energy;
+                *unattributed.energy_joules.entry(certain(reason, self.has_ended)).or_default() += energy;
                 add_known(&mut energy_sum, Some(energy));
                 unattributed_energy += energy;
             }

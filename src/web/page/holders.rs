@@ -116,6 +116,7 @@ fn name(user: &User) -> String {
         User::Ended => "ended containers".to_owned(),
         User::Unattributed(reason) => match reason {
             Reason::Driver => "driver",
+            Reason::Ended => "of an allocation that has just ended",
             Reason::Host => "processes outside of pods",
             Reason::Idle => "idle power",
             Reason::NotAllocated => "pods that do not hold it",

@@ -176,6 +176,45 @@ fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
     assert_eq!(published.unattributed[0].processes[&Reason::NotAllocated], 1);
 }
 
+#[test]
+fn use_after_the_end_of_a_holding_is_another_ones_only_once_two_passes_have_shown_it() {
+    let mut case = World::new(3600);
+    case.idle_at_100_watts();
+    case.hold("a", None, Sharing::Exclusive, 1.0);
+    case.at(10);
+    let full = |used| Some(Medium { memory: memory(used), ..Medium::default() });
+    case.run(&[(of("a"), 5.0, 40)]);
+    case.reading(20, Some(5.0), 2500.0, full(40));
+    // The kubelet no longer lists it; its process is on the list that was read before, and has worked since.
+    case.join = Join::default();
+    let published = case.at(21);
+    let unattributed = |published: &LedgerOutput| published.unattributed[0].clone();
+    let of_ended = |bytes: u64| BTreeMap::from([(Reason::Ended, bytes)]);
+    let memory_of = |published: &LedgerOutput| {
+        let mut memory = unattributed(published).memory_bytes;
+        memory.retain(|_, bytes| *bytes > 0);
+        memory
+    };
+    assert_eq!(memory_of(&published), of_ended(40));
+    case.run(&[(of("a"), 6.0, 30)]);
+    let published = case.reading(21, Some(6.0), 3000.0, full(30));
+    assert_eq!(memory_of(&published), of_ended(30), "the first pass after it");
+    case.run(&[(of("a"), 7.0, 30)]);
+    let published = case.reading(22, Some(7.0), 3500.0, full(30));
+    assert_eq!(memory_of(&published), of_ended(30));
+    let busy = |published: &LedgerOutput| {
+        let of = |reason| rounded(unattributed(published).busy_seconds.get(&reason).copied()).unwrap_or(0.0);
+        (of(Reason::Ended), of(Reason::NotAllocated))
+    };
+    assert_eq!(busy(&published), (1.0, 0.0));
+    // It is still there.
+    case.run(&[(of("a"), 8.0, 30)]);
+    let published = case.reading(32, Some(8.0), 4000.0, full(30));
+    assert_eq!(memory_of(&published), BTreeMap::from([(Reason::NotAllocated, 30)]));
+    assert_eq!(busy(&published), (1.0, 1.0));
+    assert_eq!(published.violations.values().sum::<u64>(), 0);
+}
+
 fn partitioned(case: &mut World, gpm: Option<[f64; 2]>) -> Medium {
     let mig = |uuid, gpu_instance, slices: u32| test_data::mig(uuid, gpu_instance, &format!("{slices}g.10gb"), slices);
     let gpu = Gpu {

@@ -210,6 +210,9 @@ impl Reference {
     ) {
         let ticks = (to - from) as f64;
         let watts = self.idle_watts();
+        // A holding ended in or after the interval, as far as is known by now.
+        let has_ended = (from.max(1)..history.len())
+            .any(|tick| history[tick - 1].keys().any(|key| !history[tick].contains_key(key)));
         let weights = self.weights(from, to, reading, history);
         let holders: Vec<_> = history[from..to].iter().map(|holders| &**holders).collect();
         let actives = actives.map(|actives| when::active(reading.parts.as_ref().unwrap(), &actives, &holders));
@@ -244,6 +247,7 @@ impl Reference {
                         row.allocated_with_busy += share * TICK_SECONDS * covered_ratio;
                     }
                     Err(reason) => {
+                        let reason = if has_ended { perhaps_ended(reason) } else { reason };
                         *self.rest_busy.entry(reason).or_default() += busy.unwrap_or(0.0);
                         *self.rest_energy.entry(reason).or_default() += energy.unwrap_or(0.0);
                     }
@@ -282,6 +286,13 @@ impl Reference {
             }
         }
         Some((holders, others))
+    }
+}
+
+fn perhaps_ended(reason: Reason) -> Reason {
+    match reason {
+        Reason::Driver | Reason::Ended | Reason::Host | Reason::Idle => reason,
+        Reason::NotAllocated | Reason::TerminatedPod | Reason::Unknown => Reason::Ended,
     }
 }
 
