@@ -13,8 +13,8 @@ use serde::de::IgnoredAny;
 use tempfile::NamedTempFile;
 
 use crate::files::{Error, File, is_json};
-use crate::migration::{self, Options};
-use crate::names::{Target, UtilizationRatio};
+use crate::migration;
+use crate::names::{Naming, Target, UtilizationRatio};
 use crate::promql::is_promql;
 use crate::queries;
 use crate::report::{self, Summary};
@@ -61,6 +61,9 @@ struct Arguments {
     /// What DCGM_FI_DEV_GPU_UTIL_RATIO holds
     #[arg(long, value_name = "SCALE")]
     gpu_util_ratio: Option<UtilizationRatio>,
+    /// Rename a label that the scrape adds, such as kubernetes_node=node; may be repeated
+    #[arg(long = "label", value_name = "FROM=TO", value_parser = renaming)]
+    labels: Vec<(String, String)>,
     /// Format of the report
     #[arg(short, long, value_name = "FORMAT", default_value = "text")]
     output: Output,
@@ -73,6 +76,15 @@ struct Arguments {
 enum Output {
     Text,
     Json,
+}
+
+fn renaming(text: &str) -> Result<(String, String), &'static str> {
+    let is_label = |name: &&str| {
+        let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+        name.starts_with(|first: char| !first.is_ascii_digit()) && name.chars().all(is_part)
+    };
+    let names = text.split_once('=').filter(|(from, to)| [from, to].iter().all(|name| is_label(name)));
+    names.map(|(from, to)| (from.to_owned(), to.to_owned())).ok_or("must be FROM=TO, two names of labels")
 }
 
 #[must_use]
@@ -123,9 +135,9 @@ fn migrate(arguments: &Arguments) -> Result<usize, Vec<String>> {
     if !errors.is_empty() {
         return Err(errors);
     }
-    let options = Options { target: arguments.to, utilization_ratio: arguments.gpu_util_ratio };
+    let naming = Naming { target: arguments.to, ratio: arguments.gpu_util_ratio, labels: &arguments.labels };
     let failed = |error: Error| vec![error.to_string()];
-    let migrated = migration::migrate(&files, options).map_err(failed)?;
+    let migrated = migration::migrate(&files, naming).map_err(failed)?;
     if arguments.write {
         let changed = paths.iter().zip(&migrated).filter(|(_, file)| file.changed);
         let changed: Vec<(&Path, &str)> = changed.map(|(path, file)| (*path, file.after.as_str())).collect();
@@ -141,7 +153,8 @@ fn migrate(arguments: &Arguments) -> Result<usize, Vec<String>> {
     } else {
         print(&mut io::stdout().lock(), &report);
     }
-    Ok(Summary::of(&migrated).left)
+    let Summary { left, places_left, .. } = Summary::of(&migrated);
+    Ok(left + places_left)
 }
 
 /// The name of a file in messages.

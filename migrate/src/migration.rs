@@ -9,16 +9,9 @@ use std::ops::Range;
 use serde::Serialize;
 
 use crate::files::{Edits, Error, File, Place};
-use crate::names::{Plan, Target, UtilizationRatio, mentions, plan, renamed_label};
+use crate::names::{Naming, Plan, mentions};
 use crate::promql::{self, Context, Origin, Rewritten, replaced};
 use crate::queries::{self, Form, Found, Query, words_at};
-
-/// The names to which files are rewritten, and how.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    pub target: Target,
-    pub utilization_ratio: Option<UtilizationRatio>,
-}
 
 /// A rewritten file. Its serialized form is the `-o json` document's `files[]`.
 #[derive(Debug, Serialize)]
@@ -73,13 +66,13 @@ pub struct Left {
 }
 
 /// Rewrites parsed files, or none.
-pub fn migrate(files: &[File], options: Options) -> Result<Vec<Migrated>, Error> {
+pub fn migrate(files: &[File], naming: Naming<'_>) -> Result<Vec<Migrated>, Error> {
     let found: Vec<Found<'_>> = files.iter().map(queries::find).collect();
     let mut recorded = BTreeMap::new();
     let drafts = loop {
         let drafts: Vec<Vec<Draft>> = found
             .iter()
-            .map(|found| found.queries.iter().map(|query| draft(query, found, options, &recorded)).collect())
+            .map(|found| found.queries.iter().map(|query| draft(query, found, naming, &recorded)).collect())
             .collect();
         // Each round only adds names and turns mixed ones into dcgm-exporter's, so that there is a last one.
         let before = recorded.clone();
@@ -91,7 +84,7 @@ pub fn migrate(files: &[File], options: Options) -> Result<Vec<Migrated>, Error>
         }
     };
     let each = files.iter().zip(&found).zip(&drafts);
-    each.map(|((file, found), drafts)| Work::new(file, found, options, drafts).finish()).collect()
+    each.map(|((file, found), drafts)| Work::new(file, found, naming, drafts).finish()).collect()
 }
 
 /// A query's rewriting, of the part of it that is an expression.
@@ -102,19 +95,13 @@ struct Draft {
     label: Option<(Range<usize>, String)>,
 }
 
-fn draft(query: &Query<'_>, found: &Found<'_>, options: Options, recorded: &BTreeMap<String, Origin>) -> Draft {
+fn draft(query: &Query<'_>, found: &Found<'_>, naming: Naming<'_>, recorded: &BTreeMap<String, Origin>) -> Draft {
     let templates = query.templates.iter().flat_map(|(_, text, template)| template.labels(text));
     let panel = query.panel.into_iter().flat_map(|number| &found.panels[number]);
     let mut labels: Vec<&str> = templates.map(|(_, label)| label).collect();
-    labels.extend(panel.flat_map(|(_, text)| labels_of_reader(text)).map(|(_, label, _)| label));
-    let Options { target, utilization_ratio } = options;
-    let mut context = Context {
-        target,
-        utilization_ratio,
-        recorded,
-        labels_read: labels.into_iter().map(str::to_owned).collect(),
-        has_values: true,
-    };
+    labels.extend(panel.flat_map(|(_, text)| labels_of_reader(text, naming)).map(|(_, label, _)| label));
+    let mut context =
+        Context { naming, recorded, labels_read: labels.into_iter().map(str::to_owned).collect(), has_values: true };
     match &query.form {
         Form::Expression(range) => {
             let rewritten = promql::rewrite(&query.text[range.clone()], &context);
@@ -125,12 +112,12 @@ fn draft(query: &Query<'_>, found: &Found<'_>, options: Options, recorded: &BTre
             context.labels_read.insert(name.to_owned());
             context.has_values = false;
             let rewritten = promql::rewrite(&query.text[selector.clone()], &context);
-            let after = renamed_label(name, target).filter(|_| rewritten.origin.is_some() && rewritten.left.is_empty());
+            let after = naming.label(name).filter(|_| rewritten.origin.is_some() && rewritten.left.is_empty());
             Draft { range: selector.clone(), rewritten, label: Some((label.clone(), after.unwrap_or(name).to_owned())) }
         }
         Form::LabelOnly(label) => {
             let name = &query.text[label.clone()];
-            let left = renamed_label(name, target).map(|after| promql::Left {
+            let left = naming.label(name).map(|after| promql::Left {
                 offset: 0,
                 name: name.to_owned(),
                 reason: format!("it reads the label of all series; on dcgm-exporter's it becomes `{after}`"),
@@ -158,10 +145,9 @@ fn origins(found: &[Found<'_>], drafts: &[Vec<Draft>]) -> BTreeMap<String, Origi
 }
 
 /// Renamed labels in a text of a panel, with their bytes; false where it is not clear that the word is a label.
-fn labels_of_reader(text: &str) -> Vec<(Range<usize>, &str, bool)> {
-    let named = words_at(text)
-        .into_iter()
-        .filter(|(_, word)| [Target::Old, Target::New].iter().any(|target| renamed_label(word, *target).is_some()));
+fn labels_of_reader<'t>(text: &'t str, naming: Naming<'_>) -> Vec<(Range<usize>, &'t str, bool)> {
+    let is_label = |word| naming.labels_renamed().any(|(before, after)| word == before || word == after);
+    let named = words_at(text).into_iter().filter(|(_, word)| is_label(*word));
     named
         .filter_map(|(range, word)| {
             let before = &text[..range.start];
@@ -178,7 +164,7 @@ fn labels_of_reader(text: &str) -> Vec<(Range<usize>, &str, bool)> {
 struct Work<'f> {
     file: &'f File,
     found: &'f Found<'f>,
-    options: Options,
+    naming: Naming<'f>,
     drafts: &'f [Draft],
     edits: Edits,
     changes: Vec<Change>,
@@ -186,8 +172,8 @@ struct Work<'f> {
 }
 
 impl<'f> Work<'f> {
-    fn new(file: &'f File, found: &'f Found<'f>, options: Options, drafts: &'f [Draft]) -> Self {
-        Self { file, found, options, drafts, edits: Edits::new(), changes: vec![], left: vec![] }
+    fn new(file: &'f File, found: &'f Found<'f>, naming: Naming<'f>, drafts: &'f [Draft]) -> Self {
+        Self { file, found, naming, drafts, edits: Edits::new(), changes: vec![], left: vec![] }
     }
 
     fn finish(mut self) -> Result<Migrated, Error> {
@@ -246,6 +232,13 @@ impl<'f> Work<'f> {
             after: edit.after.clone(),
             reason: edit.reason.clone(),
         });
+        let renamed = label.iter().filter(|(range, after)| query.text[range.clone()] != **after);
+        let renamed = renamed.map(|(range, after)| Change {
+            line: self.file.line(query.place, range.start),
+            before: query.text[range.clone()].to_owned(),
+            after: after.clone(),
+            reason: "the label of the rewritten query".into(),
+        });
         let left = rewritten.left.iter().map(|left| Left {
             line: line(left.offset),
             name: left.name.clone(),
@@ -256,7 +249,7 @@ impl<'f> Work<'f> {
             line: line(0),
             before: before.to_owned(),
             after: replaced(before, rewritten.edits.iter().map(|edit| (&edit.range, edit.after.as_str()))),
-            changes: changes.collect(),
+            changes: changes.chain(renamed).collect(),
             left: left.collect(),
             label_values: label.clone().map(|(_, after)| after),
         }
@@ -264,7 +257,8 @@ impl<'f> Work<'f> {
 
     /// Renames labels in a text beside a query, or lists them where they are not clear.
     fn rename(&mut self, place: Place, labels: Vec<(Range<usize>, &str, bool)>) {
-        let after = |label: &str| renamed_label(label, self.options.target);
+        let naming = self.naming;
+        let after = |label: &str| naming.label(label);
         let renamed: Vec<_> = labels
             .into_iter()
             .filter_map(|(range, label, is_clear)| Some((range, label, after(label)?, is_clear)))
@@ -296,7 +290,7 @@ impl<'f> Work<'f> {
         }
         let is_clear = drafts.iter().all(|rewritten| rewritten.origin.is_some() && rewritten.left.is_empty());
         for (place, text) in &self.found.panels[number] {
-            let labels = labels_of_reader(text);
+            let labels = labels_of_reader(text, self.naming);
             self.rename(
                 *place,
                 labels.into_iter().map(|(range, label, exact)| (range, label, exact && is_clear)).collect(),
@@ -318,9 +312,7 @@ impl<'f> Work<'f> {
                     if !mentions(text) || handled.contains(&place) || embedded.contains(&place) {
                         return;
                     }
-                    let changes = |name: &str| {
-                        mentions(name) && plan(name, self.options.target, self.options.utilization_ratio) != Plan::Keep
-                    };
+                    let changes = |name: &str| mentions(name) && self.naming.plan(name) != Plan::Keep;
                     let mut names: Vec<_> = words_at(text).into_iter().filter(|(_, name)| changes(name)).collect();
                     let Some((range, first)) = names.first().cloned() else { return };
                     names.sort_by_key(|(_, name)| *name);
@@ -353,6 +345,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::names::Target;
 
     /// Files with everything that is read, to be damaged.
     const FILES: [&str; 3] = [
@@ -391,7 +384,8 @@ mod tests {
                 && queries::embed(&mut file).is_ok()
             {
                 for target in [Target::Old, Target::New] {
-                    let migrated = migrate(std::slice::from_ref(&file), Options { target, utilization_ratio: None });
+                    let naming = Naming { target, ratio: None, labels: &[] };
+                    let migrated = migrate(std::slice::from_ref(&file), naming);
                     prop_assert!(migrated.is_ok(), "{}", migrated.unwrap_err());
                 }
             }

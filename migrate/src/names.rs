@@ -105,7 +105,36 @@ pub fn mentions(text: &str) -> bool {
     text.as_bytes().windows(5).any(|window| window.eq_ignore_ascii_case(b"dcgm_"))
 }
 
-pub fn plan(name: &str, target: Target, ratio: Option<UtilizationRatio>) -> Plan {
+/// The names to which files are rewritten.
+#[derive(Clone, Copy, Debug)]
+pub struct Naming<'n> {
+    pub target: Target,
+    /// What `DCGM_FI_DEV_GPU_UTIL_RATIO` holds; without it, an expression with that name is left.
+    pub ratio: Option<UtilizationRatio>,
+    /// Labels that the scrape adds to dcgm-exporter's series, and their names on those of the target.
+    pub labels: &'n [(String, String)],
+}
+
+impl<'n> Naming<'n> {
+    /// The target's name of a label that has another name before.
+    pub fn label(self, label: &str) -> Option<&'n str> {
+        self.labels_renamed().find(|(before, _)| *before == label).map(|(_, after)| after)
+    }
+
+    /// Before and after.
+    pub fn labels_renamed(self) -> impl Iterator<Item = (&'n str, &'n str)> {
+        let pairs = TABLE.labels.iter().map(|row| (row.old, row.new)).chain([("Hostname", "hostname")]);
+        let pairs = pairs.map(move |(old, new)| if self.target == Target::New { (old, new) } else { (new, old) });
+        let added = self.labels.iter().map(|(before, after)| (before.as_str(), after.as_str()));
+        added.chain(pairs).filter(|(before, after)| before != after)
+    }
+
+    pub fn plan(self, name: &str) -> Plan {
+        plan(name, self.target, self.ratio)
+    }
+}
+
+fn plan(name: &str, target: Target, ratio: Option<UtilizationRatio>) -> Plan {
     let Some(row) = BY_NAME.get(name) else {
         return Plan::Left("it is not in the table of dcgm-exporter's names");
     };
@@ -135,13 +164,6 @@ pub fn plan(name: &str, target: Target, ratio: Option<UtilizationRatio>) -> Plan
     Plan::Rename { name: after, factor, reason }
 }
 
-/// The target's name of a label that the other generation calls otherwise.
-pub fn renamed_label(label: &str, target: Target) -> Option<&'static str> {
-    let pairs = TABLE.labels.iter().map(|row| (row.old, row.new)).chain([("Hostname", "hostname")]);
-    let mut pairs = pairs.map(|(old, new)| if target == Target::New { (old, new) } else { (new, old) });
-    pairs.find(|(before, after)| *before == label && before != after).map(|(_, after)| after)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,8 +184,9 @@ mod tests {
         assert_eq!(plan("DCGM_FI_DEV_GPU_TEMP", Target::Old, None), Plan::Keep);
         assert!(matches!(plan(AMBIGUOUS, Target::Old, None), Plan::Left(_)));
         assert!(matches!(plan("DCGM_FI_DEV_MADE_UP", Target::New, None), Plan::Left(_)));
-        assert_eq!(renamed_label("Hostname", Target::New), Some("hostname"));
-        assert_eq!(renamed_label("Hostname", Target::Old), None);
-        assert_eq!(renamed_label("gpu", Target::New), None);
+        let label = |label, target| Naming { target, ratio: None, labels: &[] }.label(label);
+        assert_eq!(label("Hostname", Target::New), Some("hostname"));
+        assert_eq!(label("Hostname", Target::Old), None);
+        assert_eq!(label("gpu", Target::New), None);
     }
 }

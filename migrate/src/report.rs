@@ -24,20 +24,29 @@ struct Document<'r> {
 #[derive(Debug, Default, Serialize)]
 pub struct Summary {
     pub files: usize,
-    /// Queries that name DCGM metrics.
+    /// Queries that name DCGM metrics: the sum of the next three.
     pub expressions: usize,
     pub rewritten: usize,
-    /// Entries of the list of what is left, which may be others than expressions.
     pub left: usize,
+    /// In the names asked for before.
+    pub unchanged: usize,
+    /// Other places that are left: titles, panels.
+    pub places_left: usize,
 }
 
 impl Summary {
     pub fn of(files: &[Migrated]) -> Self {
         let mut summary = Self { files: files.len(), ..Self::default() };
         for file in files {
-            summary.expressions += file.expressions.len();
-            summary.rewritten += file.expressions.iter().filter(|expression| !expression.changes.is_empty()).count();
-            summary.left += left(file).len();
+            for expression in &file.expressions {
+                summary.expressions += 1;
+                *match (expression.left.is_empty(), expression.changes.is_empty()) {
+                    (false, _) => &mut summary.left,
+                    (true, false) => &mut summary.rewritten,
+                    (true, true) => &mut summary.unchanged,
+                } += 1;
+            }
+            summary.places_left += file.left.len();
         }
         summary
     }
@@ -77,10 +86,12 @@ pub fn text(files: &[Migrated]) -> String {
             }
         }
     }
-    let Summary { files, expressions, rewritten, left } = Summary::of(files);
+    let Summary { files, expressions, rewritten, left, unchanged, places_left } = Summary::of(files);
     let plural = |number: usize, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
     let (files, expressions) = (plural(files, "file"), plural(expressions, "expression"));
-    let _ = writeln!(text, "# {files}, {expressions}, {rewritten} rewritten, {left} left");
+    let _ = write!(text, "# {files}, {expressions}: {rewritten} rewritten, {left} left, {unchanged} unchanged");
+    let places = if places_left > 0 { format!("; {} left", plural(places_left, "other place")) } else { String::new() };
+    let _ = writeln!(text, "{places}");
     text
 }
 

@@ -113,7 +113,7 @@ fn a_diff_with_reasons_and_no_file_changed() {
         "+    expr: 'sum(DCGM_FI_DEV_BOARD_POWER_WATTS{hostname=\"a''b\"})'",
         "+      DCGM_FI_DEV_FB_USED_BYTES / 1048576",
         "# rules.yaml:15: Hostname → hostname: the label of the rewritten query",
-        "# 1 file, 3 expressions, 3 rewritten, 0 left",
+        "# 1 file, 3 expressions: 3 rewritten, 0 left, 0 unchanged",
     ] {
         assert!(lines.contains(&expected), "{expected}\n{}", ran.stdout);
     }
@@ -138,7 +138,7 @@ fn nothing_is_written_where_nothing_changes() {
     let before = fs::metadata(&file).expect("there").modified().expect("a time");
     fs::set_permissions(&file, Permissions::from_mode(0o444)).expect("changed");
     let ran = run(directory.path(), &["--to", "4.9", "--write", "rules.yaml"]);
-    assert_eq!((ran.code, ran.stdout.as_str()), (0, "# 1 file, 0 expressions, 0 rewritten, 0 left\n"));
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, "# 1 file, 0 expressions: 0 rewritten, 0 left, 0 unchanged\n"));
     assert_eq!(fs::metadata(&file).expect("there").modified().expect("a time"), before);
 }
 
@@ -246,7 +246,7 @@ fn what_is_left_is_listed() {
         "# rules.yaml:8: left: DCGM_FI_DEV_GPU_TEMP: not PromQL: ",
         "# rules.yaml:10: left: DCGM_FI_DEV_MADE_UP: ",
         "# rules.yaml:12: left: DCGM_FI_DEV_GPU_TEMP: named in `text`, which is no query",
-        "# 1 file, 2 expressions, 0 rewritten, 4 left",
+        "# 1 file, 2 expressions: 0 rewritten, 2 left, 0 unchanged; 2 other places left\n",
     ] {
         assert!(ran.stdout.contains(expected), "{expected}\n{}", ran.stdout);
     }
@@ -262,7 +262,7 @@ fn what_is_left_is_listed() {
         "# d.json:2: left: DCGM_FI_DEV_GPU_TEMP: a query of a data source that is not Prometheus",
         "# d.json:3: left: DCGM_FI_DEV_GPU_TEMP: named in `query`, which is no query",
         "# d.json:4: left: Hostname: it reads the label of all series; on dcgm-exporter's it becomes `hostname`",
-        "1 expression, 0 rewritten, 5 left",
+        "1 expression: 0 rewritten, 1 left, 0 unchanged; 4 other places left\n",
     ] {
         assert!(ran.stdout.contains(expected), "{expected}\n{}", ran.stdout);
     }
@@ -380,7 +380,7 @@ fn a_link_stays_and_its_target_keeps_its_mode() {
     // The same file twice is read once.
     let ran = run(directory.path(), &["--to", "4.9", "--write", "link.yaml", "target.yaml"]);
     assert_eq!(ran.code, 0, "{}", ran.stderr);
-    assert!(ran.stdout.ends_with("# 1 file, 1 expression, 1 rewritten, 0 left\n"), "{}", ran.stdout);
+    assert!(ran.stdout.ends_with("# 1 file, 1 expression: 1 rewritten, 0 left, 0 unchanged\n"), "{}", ran.stdout);
     assert!(fs::symlink_metadata(directory.path().join("link.yaml")).expect("there").is_symlink());
     assert_eq!(fs::metadata(&target).expect("there").permissions().mode() & 0o777, 0o640);
     assert!(read(&directory, "target.yaml").contains("DCGM_FI_DEV_GPU_TEMP_CELSIUS"));
@@ -409,6 +409,41 @@ fn standard_input_to_standard_output() {
     }
 }
 
+/// As a public set of rules has it, for the targets of a DaemonSet's pods.
+const SCRAPED: &str = "groups:\n- rules:\n  - alert: hot\n    expr: max by (kubernetes_node, gpu) (DCGM_FI_DEV_GPU_TEMP) > 90\n    annotations:\n      \
+                       summary: 'GPU {{ $labels.gpu }} of {{ $labels.kubernetes_node }}'\n  - alert: down\n    expr: \
+                       up{kubernetes_node=\"a\"} == 0\n  - record: own\n    expr: sum by (team) (DCGM_FI_DEV_GPU_TEMP_CELSIUS)\n";
+
+#[test]
+fn a_label_of_the_scrape_is_kept_or_renamed_as_asked() {
+    let renamed = SCRAPED.replace("DCGM_FI_DEV_GPU_TEMP)", "DCGM_FI_DEV_GPU_TEMP_CELSIUS)");
+    check(&["--to", "4.9"], "rules.yaml", SCRAPED, &renamed);
+    let renamed = renamed.replace("by (kubernetes_node", "by (node").replace("$labels.kubernetes_node", "$labels.node");
+    check(&["--to", "4.9", "--label", "kubernetes_node=node"], "rules.yaml", SCRAPED, &renamed);
+    let joined = "sum by (kubernetes_node) (DCGM_FI_DEV_GPU_TEMP) * on (kubernetes_node) group_left () up";
+    let ran = run_with(Path::new("."), &["--to", "4.9", "--label", "kubernetes_node=node", "-"], joined.as_bytes());
+    assert!(
+        ran.code == 1 && ran.stderr.contains("left: kubernetes_node: "),
+        "other series may have it: {}",
+        ran.stderr
+    );
+    for label in ["kubernetes_node", "=node", "a b=c", "1a=b"] {
+        assert_eq!(run(Path::new("."), &["--to", "4.9", "--label", label, "x.yaml"]).code, 2, "{label}");
+    }
+}
+
+#[test]
+fn the_figures_of_the_summary_add_up() {
+    let rules = "groups:\n- rules:\n  - expr: DCGM_FI_DEV_GPU_TEMP\n  - expr: DCGM_FI_DEV_GPU_TEMP_CELSIUS\n  - expr: \
+                 DCGM_FI_MADE_UP + DCGM_FI_MADE_UP_TOO\n  - expr: up\n    labels: {a: DCGM_FI_DEV_GPU_TEMP}\n";
+    let (_, ran) = rewritten(&["--to", "4.9"], "rules.yaml", rules);
+    let expected = "# 1 file, 3 expressions: 1 rewritten, 1 left, 1 unchanged; 1 other place left\n";
+    assert!(ran.code == 1 && ran.stdout.ends_with(expected), "{}", ran.stdout);
+    let variable = r#"{"schemaVersion": 1, "templating": {"list": [{"type": "query", "query": "label_values(DCGM_FI_DEV_GPU_TEMP, Hostname)"}]}}"#;
+    let (_, ran) = rewritten(&["--to", "4.9", "--label", "Hostname=node"], "d.json", variable);
+    assert!(ran.stdout.contains("Hostname → node: the label"), "{}", ran.stdout);
+}
+
 #[test]
 fn queries_of_a_runbook() {
     let text = "# hot\nDCGM_FI_DEV_GPU_TEMP > 90\n\n# all\ncount(DCGM_FI_DEV_GPU_TEMP)\n";
@@ -420,7 +455,10 @@ fn the_report_as_json() {
     let directory = directory(&[("rules.yaml", RULES)]);
     let ran = run(directory.path(), &["--to", "4.9", "-o", "json", "rules.yaml"]);
     let report: serde_json::Value = serde_json::from_str(&ran.stdout).expect("JSON");
-    assert_eq!(report["summary"], serde_json::json!({"files": 1, "expressions": 3, "rewritten": 3, "left": 0}));
+    let summary = serde_json::json!(
+        {"files": 1, "expressions": 3, "rewritten": 3, "left": 0, "unchanged": 0, "places_left": 0}
+    );
+    assert_eq!(report["summary"], summary);
     let first = &report["files"][0]["expressions"][0];
     assert_eq!(first["line"], 9);
     assert!(first["before"].as_str().is_some_and(|text| text.starts_with("# too hot\nmax by (Hostname, gpu)")));

@@ -12,7 +12,7 @@ use std::ops::Range;
 use promql_parser::parser::Expr;
 use promql_parser::parser::token::*;
 
-use crate::names::{Factor, Plan, Target, UtilizationRatio, is_dcgm, mentions, plan, renamed_label};
+use crate::names::{Factor, Naming, Plan, is_dcgm, mentions};
 use syntax::{Call, Selector, Syntax};
 
 /// Where the series of a name come from, which decides whether their labels are dcgm-exporter's.
@@ -26,9 +26,7 @@ pub enum Origin {
 /// What the rewriting of an expression depends on besides the expression.
 #[derive(Clone, Debug)]
 pub struct Context<'c> {
-    pub target: Target,
-    /// What `DCGM_FI_DEV_GPU_UTIL_RATIO` holds; without it, an expression with that name is left.
-    pub utilization_ratio: Option<UtilizationRatio>,
+    pub naming: Naming<'c>,
     /// Series that rewritten rules record.
     pub recorded: &'c BTreeMap<String, Origin>,
     /// Labels that legends, annotations and other readers take from the result.
@@ -161,7 +159,7 @@ impl<'e> Rewriting<'e> {
                 self.leave(range.start, name, "the metric name contains a variable");
             } else if is_dcgm(name) {
                 has_dcgm = true;
-                match plan(name, self.context.target, self.context.utilization_ratio) {
+                match self.context.naming.plan(name) {
                     Plan::Keep => {}
                     Plan::Left(reason) => self.leave(range.start, name, reason),
                     Plan::Rename { name, factor, reason } => {
@@ -180,7 +178,7 @@ impl<'e> Rewriting<'e> {
 
     /// The names of labels: in matchers of dcgm-exporter's series, and in lists and functions where all series are its.
     fn labels(&mut self) {
-        let target = self.context.target;
+        let naming = self.context.naming;
         let is_mixed = self.result.origin == Some(Origin::Mixed);
         let (mut named, mut unclear) = (BTreeSet::new(), BTreeSet::new());
         for selector in &self.syntax.selectors {
@@ -189,7 +187,7 @@ impl<'e> Rewriting<'e> {
             for range in &selector.labels {
                 let label = &self.expression[range.clone()];
                 named.insert(label);
-                match (renamed_label(label, target), origin) {
+                match (naming.label(label), origin) {
                     (Some(after), Some(Origin::Dcgm)) => self.edit(range.clone(), after, &label_reason(label, after)),
                     (Some(_), Some(Origin::Mixed)) => _ = unclear.insert((range.start, label)),
                     _ => {}
@@ -201,22 +199,20 @@ impl<'e> Rewriting<'e> {
             named.insert(label);
             if self.syntax.filled.is_variable(range) {
                 self.leave(range.start, label, "the variable may stand for a label that is renamed");
-            } else if let Some(after) = renamed_label(label, target) {
+            } else if let Some(after) = naming.label(label) {
                 self.edit(range.clone(), after, &label_reason(label, after));
                 unclear.extend(is_mixed.then_some((range.start, label)));
             }
         }
         let read = self.context.labels_read.iter().map(String::as_str);
-        unclear.extend(
-            read.clone().filter(|label| is_mixed && renamed_label(label, target).is_some()).map(|label| (0, label)),
-        );
+        unclear.extend(read.clone().filter(|label| is_mixed && naming.label(label).is_some()).map(|label| (0, label)));
         for (offset, label) in unclear {
-            let after = renamed_label(label, target).unwrap_or_default();
+            let after = naming.label(label).unwrap_or_default();
             let reason = format!("on dcgm-exporter's series it becomes `{after}`; other series may have it too");
             self.leave(offset, label, &reason);
         }
         let named: BTreeSet<&str> = named.into_iter().chain(read).collect();
-        let both = named.iter().filter_map(|label| Some((*label, renamed_label(label, target)?)));
+        let both = named.iter().filter_map(|label| Some((*label, naming.label(label)?)));
         if let Some((label, after)) = both.clone().find(|(_, after)| named.contains(after)) {
             self.leave(0, label, &format!("it becomes `{after}`, which is named beside it"));
         }
@@ -411,10 +407,7 @@ fn degree(tree: &Expr, context: &Context<'_>) -> Option<i32> {
     match tree {
         Expr::VectorSelector(selector) => {
             let name = selector.name.as_deref()?;
-            Some(i32::from(matches!(
-                plan(name, context.target, context.utilization_ratio),
-                Plan::Rename { factor: Some(_), .. }
-            )))
+            Some(i32::from(matches!(context.naming.plan(name), Plan::Rename { factor: Some(_), .. })))
         }
         Expr::MatrixSelector(range) => of(&Expr::VectorSelector(range.vs.clone())),
         Expr::NumberLiteral(_) | Expr::StringLiteral(_) => Some(0),

@@ -1,4 +1,5 @@
 use super::*;
+use crate::names::{Target, UtilizationRatio};
 
 const OLD: Target = Target::Old;
 const NEW: Target = Target::New;
@@ -6,7 +7,8 @@ const NEW: Target = Target::New;
 static RECORDED: BTreeMap<String, Origin> = BTreeMap::new();
 
 fn context(target: Target) -> Context<'static> {
-    Context { target, utilization_ratio: None, recorded: &RECORDED, labels_read: BTreeSet::new(), has_values: true }
+    let naming = Naming { target, ratio: None, labels: &[] };
+    Context { naming, recorded: &RECORDED, labels_read: BTreeSet::new(), has_values: true }
 }
 
 /// What a person would see of the rewriting: the text, or what is left.
@@ -192,7 +194,8 @@ fn the_text_around_names_stays() {
 #[test]
 fn the_name_with_two_meanings_needs_a_statement() {
     let name = "DCGM_FI_DEV_GPU_UTIL_RATIO > 80";
-    let with = |ratio, target| show(name, &Context { utilization_ratio: ratio, ..context(target) });
+    let with =
+        |ratio, target| show(name, &Context { naming: Naming { ratio, ..context(target).naming }, ..context(target) });
     assert!(with(None, OLD).starts_with("left DCGM_FI_DEV_GPU_UTIL_RATIO: it is percent in DCGM 4.6"));
     assert_eq!(with(Some(UtilizationRatio::Percent), OLD), "DCGM_FI_DEV_GPU_UTIL > 80");
     assert_eq!(with(Some(UtilizationRatio::Ratio), OLD), "DCGM_FI_DEV_GPU_UTIL / 100 > 80");
