@@ -181,7 +181,7 @@ mod tests {
             match coding {
                 Coding::Gzip => assert_eq!(read, whole),
                 Coding::Identity => {
-                    assert!(read.len() == length && text.as_bytes().starts_with(&read) || read == b"short")
+                    assert!(read.len() == length && text.as_bytes().starts_with(&read) || read == b"short");
                 }
             }
         }

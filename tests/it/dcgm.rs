@@ -158,8 +158,8 @@ fn the_guide_names_what_there_is() {
     let known: BTreeSet<&str> = catalogue::all().map(|entry| entry.name).collect();
     let unknown: Vec<_> = named("podmeter_").into_iter().filter(|name| !known.contains(name)).collect();
     assert!(unknown.is_empty(), "no such metrics: {unknown:?}");
-    let metrics = dcgm::names().flat_map(|name| [name.old_name(), name.new_name()]);
     let table: serde_json::Value = serde_json::from_str(dcgm::TABLE).unwrap();
+    let metrics = dcgm::names().flat_map(|name| [name.old_name(), name.new_name()]);
     let labels = table["labels"].as_array().unwrap().iter().flat_map(|label| [&label["4.8"], &label["4.9"]]);
     let known: BTreeSet<&str> = metrics.chain(labels.filter_map(|label| label.as_str())).collect();
     let unknown: Vec<_> = named("DCGM_").into_iter().filter(|name| !known.contains(name)).collect();
