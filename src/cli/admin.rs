@@ -6,24 +6,31 @@ use serde_json::{Value, json};
 
 use super::arguments::{AdminSocket, MarkArguments, ReleaseArguments, UnmarkArguments};
 use super::{FAILED, Failed, block_on, print};
+use crate::api::Node;
 use crate::client::{self, ClientError, DEFAULT_SOCKET, Target};
 
 pub fn mark(arguments: MarkArguments) -> Result<(), Failed> {
     let MarkArguments { device, reason, duration, socket } = arguments;
     let expiry = duration.map(|duration| duration.to_string());
     let end = expiry.as_ref().map_or_else(String::new, |expiry| format!(" for {expiry}"));
-    let response = send(socket, "/mark", json!({"device": device, "reason": reason, "expiry": expiry}))?;
+    let response = send(&target(socket), "/mark", json!({"device": device, "reason": reason, "expiry": expiry}))?;
     let device = response["device"].as_str().unwrap_or(&device);
     print(&format!(
         "Device {device} is marked as unhealthy{end}: no new pod gets it; containers that hold it keep running.\n\
-         `podmeter unmark {device}` removes the mark.\n"
+         `podmeter unmark {device}` removes the mark; so does a reboot of the node.\n"
     ))
 }
 
 pub fn unmark(arguments: UnmarkArguments) -> Result<(), Failed> {
     let UnmarkArguments { device, socket } = arguments;
-    let response = send(socket, "/unmark", json!({"device": device}))?;
+    let target = target(socket);
+    // Without a snapshot it is not known whether there was a mark.
+    let node = block_on(client::json::<Node>(&target, "/api/v1/node"))?.ok();
+    let response = send(&target, "/unmark", json!({"device": device}))?;
     let device = response["device"].as_str().unwrap_or(&device);
+    if node.is_some_and(|node| has_no_causes(&node, device)) {
+        return print(&format!("Device {device} was neither marked nor unhealthy: nothing changes.\n"));
+    }
     print(&format!(
         "The mark of device {device} and its reasons that have ended are removed; faults that the driver still reports \
          remain.\n"
@@ -32,7 +39,7 @@ pub fn unmark(arguments: UnmarkArguments) -> Result<(), Failed> {
 
 pub fn release(arguments: ReleaseArguments) -> Result<(), Failed> {
     let ReleaseArguments { duration, socket } = arguments;
-    let response = send(socket, "/release", json!({"for": duration.to_string()}))?;
+    let response = send(&target(socket), "/release", json!({"for": duration.to_string()}))?;
     let until = response["until"].as_f64().and_then(|until| Duration::try_from_secs_f64(until).ok());
     let until = until.map_or_else(
         || format!("for {duration}"),
@@ -45,14 +52,31 @@ pub fn release(arguments: ReleaseArguments) -> Result<(), Failed> {
 }
 
 pub fn resume(socket: AdminSocket) -> Result<(), Failed> {
-    send(socket, "/resume", Value::Null)?;
+    let target = target(socket);
+    let node = block_on(client::json::<Node>(&target, "/api/v1/node"))?.ok();
+    send(&target, "/resume", Value::Null)?;
+    if node.is_some_and(|node| node.hardware.released.is_none()) {
+        return print("The driver was not released: nothing changes.\n");
+    }
     print("The release has ended: the agent opens the driver again.\n")
 }
 
-fn send(socket: AdminSocket, path: &str, body: Value) -> Result<Value, Failed> {
-    let socket = socket.path().unwrap_or_else(|| DEFAULT_SOCKET.into());
+/// `device`: a UUID.
+fn has_no_causes(node: &Node, device: &str) -> bool {
+    let health = node.health.gpus.iter().find_map(|(gpu, health)| match gpu.as_str() == device {
+        true => Some(&health.whole),
+        false => health.instances.iter().find(|(mig, _)| mig.as_str() == device).map(|(_, health)| health),
+    });
+    health.is_some_and(|health| health.causes.is_empty())
+}
+
+fn target(socket: AdminSocket) -> Target {
+    Target::Socket(socket.path().unwrap_or_else(|| DEFAULT_SOCKET.into()))
+}
+
+fn send(target: &Target, path: &str, body: Value) -> Result<Value, Failed> {
     let body = if body.is_null() { String::new() } else { body.to_string() };
-    let response = block_on(client::post(&Target::Socket(socket), path, body))?;
+    let response = block_on(client::post(target, path, body))?;
     let response = response.map_err(|error| Failed(FAILED, explained(error)))?;
     serde_json::from_slice(&response)
         .map_err(|error| Failed(FAILED, format!("the agent's response is not JSON ({error}); is it of this version?")))

@@ -235,7 +235,7 @@ pub struct MarkArguments {
     /// Why: one line, in the log, the page and the API.
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
-    /// Remove the mark after this time [default: it stays until `unmark` or a restart of the agent].
+    /// Remove the mark after this time [default: it stays until `unmark` or a reboot of the node].
     #[arg(long = "for", value_name = "DUR")]
     pub duration: Option<humantime::Duration>,
     #[command(flatten)]

@@ -61,9 +61,10 @@ fn fitted(sentences: &[String]) -> String {
 /// Printable ASCII that a shell, a JSON string and a cut at any byte leave intact.
 fn plain(text: &str, limit: usize) -> String {
     let harmless = |letter: char| match letter {
-        '"' | '\\' | '`' | '\'' => '_',
-        ' '..='~' => letter,
-        _ => '?',
+        '"' | '`' | '\'' => None,
+        '\\' => Some('_'),
+        ' '..='~' => Some(letter),
+        _ => Some('?'),
     };
-    text.chars().take(limit).map(harmless).collect()
+    text.chars().filter_map(harmless).take(limit).collect()
 }

@@ -176,20 +176,27 @@ fn process_utilization(observations: &Observations) -> Outcome {
 }
 
 fn device_health(observations: &Observations) -> Outcome {
-    let (mut count, mut unhealthy) = (0, vec![]);
+    let (mut count, mut unhealthy, mut marked) = (0, vec![], vec![]);
     for (gpu, health) in members(node(observations)?, "/health/gpus")? {
         let instances = health["instances"].as_object().into_iter().flatten();
         for (device, health) in std::iter::once((gpu, &health["whole"])).chain(instances) {
             count += 1;
-            if health["healthy"] != true {
-                unhealthy.push(format!("{device} is unhealthy: {}", causes(health)));
+            let mut causes_of = health["causes"].as_array().into_iter().flatten();
+            match health["healthy"] == true {
+                true => {}
+                false if causes_of.all(|cause| cause["reason"] == "admin") => {
+                    marked.push(format!("{device} is marked: {}", causes(health)));
+                }
+                false => unhealthy.push(format!("{device} is unhealthy: {}", causes(health))),
             }
         }
     }
-    Ok(match (count, unhealthy.is_empty()) {
-        (0, _) => Finding::skipped("the agent has no devices"),
-        (count, true) => Finding::ok(format!("{count} devices, all healthy")),
-        (_, false) => {
+    Ok(match (count, unhealthy.is_empty(), marked.is_empty()) {
+        (0, ..) => Finding::skipped("the agent has no devices"),
+        (count, true, true) => Finding::ok(format!("{count} devices, all healthy")),
+        (_, true, false) => Finding::warning(few(&marked), "`podmeter unmark` after the repair"),
+        (_, false, _) => {
+            unhealthy.append(&mut marked);
             Finding::failed(few(&unhealthy), "see docs/health.md for what clears each; drain the pods on them")
         }
     })

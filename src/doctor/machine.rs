@@ -206,7 +206,7 @@ fn device_answers(_: &Settings, machine: &Machine) -> Outcome {
 }
 
 fn host_processes(settings: &Settings, machine: &Machine) -> Outcome {
-    const MOUNT: &str = "set hostPID: true for podmeter's pod, or mount the host's /proc and set --proc-root";
+    const MOUNT: &str = "set hostPID=true in the chart, or mount the host's /proc and set --proc-root";
     let Settings { attribution, proc_root, pod_logs_root, .. } = settings;
     if *attribution == Mode::Off {
         return Ok(Finding::skipped("process attribution is off"));

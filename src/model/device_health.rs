@@ -34,6 +34,14 @@ pub struct DeviceHealth {
     pub causes: Vec<HealthCause>,
 }
 
+impl DeviceHealth {
+    /// Unhealthy to the kubelet by an operator's decision alone: no fault.
+    #[must_use]
+    pub fn is_only_marked(&self) -> bool {
+        !self.healthy && self.causes.iter().all(|cause| cause.reason == UnhealthyReason::Admin)
+    }
+}
+
 /// One cause for which a device is unhealthy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HealthCause {

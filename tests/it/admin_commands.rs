@@ -31,8 +31,11 @@ fn causes(demo: &Demo) -> Vec<String> {
 fn a_device_is_marked_and_unmarked() {
     let demo = Demo::start(&[]);
     demo.until_held();
+    let (code, text) = command(&["unmark", "3"], &demo);
+    assert!(code == 0 && text.contains("nothing changes"), "no mark: {text}");
     let (code, text) = command(&["mark", "3", "--reason", "in repair", "--for", "2h"], &demo);
-    assert!(code == 0 && text.starts_with(&format!("Device {} is marked as unhealthy for 2h:", uuid(&demo))), "{text}");
+    let marked = format!("Device {} is marked as unhealthy for 2h:", uuid(&demo));
+    assert!(code == 0 && text.contains("so does a reboot of the node") && text.starts_with(&marked), "{text}");
     let marked = until("the mark", || Some(causes(&demo)).filter(|causes| !causes.is_empty()));
     assert!(marked[0].contains("in repair"), "{marked:?}");
     let (code, text) = command(&["unmark", "3"], &demo);
@@ -49,6 +52,8 @@ fn a_device_is_marked_and_unmarked() {
 fn the_driver_is_released_and_resumed() {
     let demo = Demo::start(&[]);
     demo.until_held();
+    let (code, text) = command(&["resume"], &demo);
+    assert!(code == 0 && text.contains("nothing changes"), "no release: {text}");
     let (code, text) = command(&["release", "--for", "1h"], &demo);
     assert!(code == 0 && text.starts_with("The driver is closed until 2"), "{text}");
     demo.running.until("the release", |page| page.value("podmeter_released", &[]) == Some(1.0));

@@ -115,7 +115,7 @@ fn the_demo_passes_every_check_and_stays_unchanged() {
 }
 
 #[test]
-fn an_unhealthy_device_of_a_running_agent_fails_with_its_reason() {
+fn a_marked_device_is_a_warning_with_its_reason_and_no_failure() {
     let demo = Demo::start(&[]);
     demo.until_held();
     let marked = agent::post(&demo.admin_socket(), "/mark", r#"{"device": "3", "reason": "smells"}"#);
@@ -127,10 +127,11 @@ fn an_unhealthy_device_of_a_running_agent_fails_with_its_reason() {
             doctor(&["--kubelet-root", root, "--url", &demo.url(), "--hardware", "simulated", "-o", "json"]);
         let report: Value = serde_json::from_str(&json).unwrap();
         let health = report["checks"].as_array().unwrap().iter().find(|check| check["id"] == "device_health").unwrap();
-        (health["status"] == "failed").then(|| (code, health["found"].to_string()))
+        let is_marked = health["status"] == "warning";
+        is_marked.then(|| (code, report["failed"].clone(), health["found"].to_string()))
     });
-    assert_eq!(found.0, 1);
-    assert!(found.1.contains("smells"), "{}", found.1);
+    assert_eq!((found.0, found.1), (0, 0.into()), "as `podmeter health`: a mark is no fault");
+    assert!(found.2.contains("smells"), "{}", found.2);
 }
 
 #[test]
