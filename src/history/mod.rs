@@ -11,7 +11,8 @@ mod sums;
 use std::collections::{BTreeMap, VecDeque};
 
 pub use event::{Event, EventKind, Severity};
-pub use points::{COLUMNS, INTERVAL_SECONDS, POINTS, Point, Points, Window};
+use points::COLUMNS;
+pub use points::{INTERVAL_SECONDS, POINTS, Point, Points, Window};
 pub use sums::{Division, Part};
 
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,8 @@ pub struct Device {
 
 #[derive(Clone, Debug, Default)]
 pub struct History {
+    /// Of the first snapshot and of the last one.
+    began: Option<Moment>,
     at: Moment,
     points: BTreeMap<Device, Points>,
     changes: changes::Changes,
@@ -44,6 +47,7 @@ pub struct History {
 impl History {
     /// Adds a published snapshot. Snapshots come in the order of their time.
     pub fn note(&mut self, snapshot: &Snapshot) {
+        self.began.get_or_insert(snapshot.at);
         self.at = snapshot.at;
         self.note_points(snapshot);
         self.sums.note(snapshot);
@@ -64,6 +68,16 @@ impl History {
 
     pub fn devices(&self) -> impl Iterator<Item = (&Device, &Points)> {
         self.points.iter()
+    }
+
+    /// The columns of the window up to the last snapshot, without those before the first one; oldest first.
+    #[must_use]
+    pub fn columns(&self, gpu: &GpuUuid, mig: Option<&MigUuid>, window: Window) -> Vec<Point> {
+        let column = |at: Moment| at.monotonic.as_duration().as_secs() / window.step();
+        let count = column(self.at) - column(self.began.unwrap_or(self.at)) + 1;
+        let now = self.at.monotonic.as_duration().as_secs();
+        let columns = self.points(gpu, mig).map_or([Point::default(); COLUMNS], |points| points.columns(window, now));
+        columns[COLUMNS.saturating_sub(count as usize)..].to_vec()
     }
 
     #[must_use]

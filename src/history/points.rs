@@ -30,7 +30,8 @@ impl Window {
     }
 
     /// Seconds of one column.
-    const fn step(self) -> u64 {
+    #[must_use]
+    pub const fn step(self) -> u64 {
         self.seconds() / COLUMNS as u64
     }
 }

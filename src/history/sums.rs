@@ -20,6 +20,14 @@ pub struct Division {
     pub uncovered: f64,
 }
 
+impl Division {
+    /// Of the time that is known; `None` without any.
+    #[must_use]
+    pub fn known_ratio(&self, busy: f64) -> Option<f64> {
+        (self.uncovered < 1.0).then(|| (busy / (1.0 - self.uncovered)).min(1.0))
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Subject {
     Holder(ContainerRef, Option<MigUuid>),

@@ -173,6 +173,6 @@ mod tests {
         let figures = serde_json::from_str::<AllocationRecord>(old).unwrap().figures;
         assert_eq!((figures.held_seconds, figures.allocated_seconds), (Some(60.0), Some(15.0)));
         assert_eq!((figures.borrowed_seconds, figures.uncovered_seconds), (None, None));
-        assert_eq!(figures.busy_ratio(), Some(0.8));
+        assert_eq!(figures.busy_ratio(), Some(0.2));
     }
 }

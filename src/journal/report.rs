@@ -25,7 +25,8 @@ pub fn usage_table(usage: &Usage, by: By) -> String {
         By::Pod => &["NAMESPACE", "POD"],
         By::Device => &["DEVICE", "MODEL"],
     };
-    let titles = names.iter().chain(&["HOLDINGS"]).chain(&TITLES).chain(&["BUSY %", "KWH", "XIDS", "UNHEALTHY"]);
+    let titles =
+        names.iter().chain(&["HOLDINGS"]).chain(&TITLES).chain(&["HELD %", "BUSY %", "KWH", "XIDS", "UNHEALTHY"]);
     table.push(titles.map(|&title| title.to_owned()).collect());
     for row in &usage.rows {
         table.push(row_names(row, by).into_iter().chain(shown(&row.totals)).collect());
@@ -34,8 +35,11 @@ pub fn usage_table(usage: &Usage, by: By) -> String {
     total.resize(names.len(), String::new());
     total.extend(shown(&usage.total));
     table.push(total);
-    let window = format!("{} to {}\n", time(usage.since), time(usage.until));
-    window + &aligned(&table, names.len())
+    let mut window = format!("{} to {}", time(usage.since), time(usage.until));
+    if let Some(first) = usage.first_began.filter(|first| *first > usage.since) {
+        window += &format!("; the first recorded holding began at {}", time(first));
+    }
+    window + "\n" + &aligned(&table, names.len())
 }
 
 /// For programs: seconds and joules; empty where not known.
@@ -138,7 +142,8 @@ fn shown(totals: &Totals) -> Vec<String> {
     let mut cells = vec![totals.holdings.to_string()];
     cells.extend(shown_figures(&totals.figures));
     cells.extend([
-        totals.utilization_ratio.map_or("-".to_owned(), |ratio| format!("{:.1}", ratio * 100.0)),
+        percent(totals.figures.held_ratio()),
+        percent(totals.utilization_ratio),
         number(totals.figures.energy_joules, KILOWATT_HOUR),
         totals.xids.map_or("-".to_owned(), |xids| xids.to_string()),
         totals.unhealthy.to_string(),
@@ -157,6 +162,11 @@ fn shown_figures(figures: &Figures) -> [String; 6] {
         figures.uncovered_seconds,
     ]
     .map(|seconds| number(seconds, HOUR))
+}
+
+/// Of the GPU.
+fn percent(ratio: Option<f64>) -> String {
+    ratio.map_or("-".to_owned(), |ratio| format!("{:.1}", ratio * 100.0))
 }
 
 fn number(value: Option<f64>, unit: f64) -> String {

@@ -20,7 +20,7 @@ pub struct Totals {
     pub holdings: u64,
     #[serde(flatten)]
     pub figures: Figures,
-    /// `Figures::busy_ratio`.
+    /// `Figures::busy_ratio`: of the GPU, whatever part of it is held.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization_ratio: Option<f64>,
     /// Those of containers. `None` by device, whose others are not recorded.
@@ -44,6 +44,9 @@ pub struct Row {
 pub struct Usage {
     pub since: f64,
     pub until: f64,
+    /// When the first of the holdings began.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_began: Option<f64>,
     pub rows: Vec<Row>,
     pub total: Totals,
 }
@@ -54,7 +57,7 @@ impl Usage {
     #[must_use]
     pub fn of<'a>(records: impl IntoIterator<Item = &'a AllocationRecord>, by: By, since: f64, until: f64) -> Self {
         let mut rows: BTreeMap<Vec<Arc<str>>, Row> = BTreeMap::new();
-        let mut total = Totals::default();
+        let (mut total, mut first_began) = (Totals::default(), None);
         for record in records {
             let part = record.part_within(since, until);
             // A holding that has just begun has no length and is still listed.
@@ -66,13 +69,14 @@ impl Usage {
             let row = rows.entry(key(&names)).or_insert_with(|| Row { names, totals: Totals::default() });
             row.totals.add(record, part, (since, until));
             total.add(record, part, (since, until));
+            first_began = Some(first_began.map_or(record.began, |first: f64| first.min(record.began)));
         }
         let mut rows: Vec<Row> = rows.into_values().collect();
         for totals in rows.iter_mut().map(|row| &mut row.totals).chain([&mut total]) {
             totals.utilization_ratio = totals.figures.busy_ratio();
             totals.xids = (by != By::Device).then_some(totals.xids.unwrap_or(0));
         }
-        Self { since, until, rows, total }
+        Self { since, until, first_began, rows, total }
     }
 }
 

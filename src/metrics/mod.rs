@@ -30,7 +30,7 @@ mod unattributed;
 mod vgpu;
 
 pub use budget::SeriesBudget;
-pub use family::Family;
+pub use family::{Family, Value};
 pub use page::{Format, write};
 
 use crate::model::Snapshot;
@@ -59,7 +59,12 @@ static GROUPS: [&Group; 17] = [
 
 /// Every family that has a sample: by group, then by name, its samples sorted by their labels.
 pub fn families(snapshot: &Snapshot) -> impl Iterator<Item = Family> {
-    GROUPS.iter().flat_map(|group| group.each(snapshot))
+    sections(snapshot).flat_map(|(_, families)| families)
+}
+
+/// The same by section of the catalogue.
+pub fn sections(snapshot: &Snapshot) -> impl Iterator<Item = (&'static str, impl Iterator<Item = Family>)> {
+    GROUPS.iter().map(|group| (group.section, group.each(snapshot)))
 }
 
 /// The samples of one metric.

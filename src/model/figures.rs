@@ -28,18 +28,30 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Busy as a part of the GPU time for which it is known, 0 to 1. Borrowed time does not count.
+    /// The part of the GPU that is held, 0 to 1.
     #[must_use]
-    pub fn busy_ratio(&self) -> Option<f64> {
-        self.idle_ratio().map(|idle| 1.0 - idle)
+    pub fn held_ratio(&self) -> Option<f64> {
+        let (held, allocated) = self.held_seconds.zip(self.allocated_seconds)?;
+        (held > 0.0).then(|| (allocated / held).min(1.0))
     }
 
-    /// The rest of `busy_ratio`.
+    /// Busy as a part of the GPU while it is held, whatever part of it is held, 0 to 1: of the time for which it is known.
+    #[must_use]
+    pub fn busy_ratio(&self) -> Option<f64> {
+        Some((self.busy_seconds? / self.known_seconds()? * self.held_ratio()?).min(1.0))
+    }
+
+    /// Idle as a part of the GPU time for which it is known, 0 to 1.
     #[must_use]
     pub fn idle_ratio(&self) -> Option<f64> {
+        Some(self.idle_seconds? / self.known_seconds()?)
+    }
+
+    /// GPU time held for which it is known whether it was busy: above zero.
+    fn known_seconds(&self) -> Option<f64> {
         let (busy, idle) = self.busy_seconds.zip(self.idle_seconds)?;
-        let own = (busy - self.borrowed_seconds.unwrap_or(0.0)).max(0.0);
-        (own + idle > 0.0).then(|| idle / (own + idle))
+        let known = (busy - self.borrowed_seconds.unwrap_or(0.0)).max(0.0) + idle;
+        (known > 0.0).then_some(known)
     }
 
     /// Adds each figure; one that is absent on one side has the value of the other.
@@ -102,9 +114,10 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_of_the_known_time_that_was_held() {
+    fn busy_is_a_part_of_the_gpu_and_idle_of_what_is_held() {
         let of = |busy, borrowed, idle| {
             let figures = Figures {
+                held_seconds: Some(400.0),
                 allocated_seconds: Some(100.0),
                 busy_seconds: busy,
                 borrowed_seconds: borrowed,
@@ -114,8 +127,12 @@ mod tests {
             };
             (figures.busy_ratio(), figures.idle_ratio())
         };
-        assert_eq!(of(Some(90.0), Some(60.0), Some(10.0)), (Some(0.75), Some(0.25)), "uncovered time is neither");
-        assert_eq!(of(Some(30.0), None, Some(10.0)), (Some(0.75), Some(0.25)));
+        assert_eq!(
+            of(Some(90.0), Some(60.0), Some(10.0)),
+            (Some(0.5625), Some(0.25)),
+            "borrowed: more than the 25 % held"
+        );
+        assert_eq!(of(Some(30.0), None, Some(10.0)), (Some(0.1875), Some(0.25)), "uncovered time is neither");
         assert_eq!(of(Some(0.0), Some(0.0), Some(0.0)), (None, None));
         assert_eq!(of(None, None, None), (None, None));
     }

@@ -3,7 +3,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Account, Allocations, DeviceReadings, Gpu, GpuUuid, MigDevice, MigUuid, PluginResource, ResourceName, Snapshot,
+    Account, Allocations, Attribution, DeviceReadings, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, PluginResource,
+    ProcessState, ResourceName, Sharing, Snapshot,
 };
 
 /// What the page and `top` show of a snapshot, computed once.
@@ -128,6 +129,34 @@ pub fn busy_ratio(gpu: &Gpu, readings: Option<&DeviceReadings>, mig: Option<&Mig
             parts.sum::<Option<f64>>().map(|sum| sum.min(1.0))
         }
     }
+}
+
+/// The parts of its device, the GPU or MIG device, that a holder holds and keeps busy now, each 0 to 1. `None`: unknown,
+/// or no holder.
+#[must_use]
+pub fn parts_of_device(inventory: &Inventory, account: &Account) -> (Option<f64>, Option<f64>) {
+    let Some(holding) = &account.holding else { return (None, None) };
+    if matches!(holding.sharing, Sharing::Exclusive | Sharing::Mig) {
+        return (Some(1.0), account.utilization_ratio);
+    }
+    let device = match &account.mig {
+        None => Some(1.0),
+        Some(mig) => inventory.gpus.get(&account.gpu).and_then(|gpu| gpu.slice_fraction(gpu.mig_device(mig)?.slices)),
+    };
+    let part = |of_gpu: Option<f64>| Some((of_gpu? / device?).min(1.0));
+    (part(holding.share), part(account.device_utilization_ratio))
+}
+
+/// Where holders' use is divided equally: why, and the remedy.
+#[must_use]
+pub fn equal_division(accounts: &[Account], processes: Option<&ProcessState>) -> Option<String> {
+    let holdings = accounts.iter().filter_map(|account| account.holding.as_ref());
+    let count = holdings.filter(|holding| holding.attribution == Some(Attribution::EqualShare)).count();
+    let why = match processes.is_some_and(|processes| processes.enabled) {
+        true => "the driver reports no use by process",
+        false => "hostPID is off; with hostPID=true in the chart it is divided by process",
+    };
+    (count > 0).then(|| format!("the use of shared devices by {count} holders is divided equally: {why}"))
 }
 
 /// The part of the GPU that is allocated, 0 to 1. `None` until the kubelet has answered, and where a share is unknown.

@@ -25,7 +25,7 @@ pub fn lines(node: &Node, gpu: &GpuUuid, since: Duration, width: usize) -> Vec<L
     let checked = node.health.gpus.get(&gpu.uuid).map(|health| ago(health.whole.since));
     let health = checked.map_or_else(|| "Health: not checked".to_owned(), |age| format!("Health, for {age}"));
     let sections = [
-        (title, identity(node, gpu), ""),
+        (title, identity(node, gpu, since), ""),
         (health, causes.collect(), "no known fault"),
         ("Held by".to_owned(), holders(node, gpu), "no container"),
         ("Unattributed".to_owned(), unattributed(node, gpu), "no data"),
@@ -46,7 +46,7 @@ pub fn lines(node: &Node, gpu: &GpuUuid, since: Duration, width: usize) -> Vec<L
     lines
 }
 
-fn identity(node: &Node, gpu: &Gpu) -> Vec<String> {
+fn identity(node: &Node, gpu: &Gpu, since: Duration) -> Vec<String> {
     let mut place = vec![clean(gpu.uuid.as_str())];
     place.extend(gpu.pci_bus_id.as_ref().map(|bus| format!("PCI {}", clean(bus.as_str()))));
     place.extend(gpu.numa_node.map(|node| format!("NUMA node {node}")));
@@ -61,20 +61,26 @@ fn identity(node: &Node, gpu: &Gpu) -> Vec<String> {
     let memory_use = medium.and_then(|medium| medium.memory);
     let mut values = vec![
         format!("busy {}", percent(table::overview(node, &gpu.uuid, None).and_then(|one| one.busy_ratio))),
-        format!("memory {}", memory(memory_use.map(|memory| memory.used), memory_use.map(|memory| memory.total))),
         format!(
             "power {}/{}",
             unit(fast.and_then(|fast| fast.power_watts), ""),
             unit(medium.and_then(|medium| medium.power_limit_watts), "W")
         ),
-        format!("temperature {}", unit(medium.and_then(|medium| medium.gpu_temperature_celsius), "C")),
     ];
     values.extend(fast.and_then(|fast| fast.module_power_watts).map(|watts| format!("module with CPU {watts:.0}W")));
+    let age = readings.and_then(|readings| readings.medium.as_ref());
+    let age = age.map(|medium| span(node.at.monotonic.since(medium.at).saturating_add(since).as_secs_f64()));
+    let slow = [
+        format!("{} ago:", known(age)),
+        format!("memory {}", memory(memory_use.map(|memory| memory.used), memory_use.map(|memory| memory.total))),
+        format!("temperature {}", unit(medium.and_then(|medium| medium.gpu_temperature_celsius), "C")),
+        format!("SMs active {}", percent(medium.and_then(|medium| medium.gpm.sm_active))),
+    ];
     let parts = gpu.mig_devices.iter().map(|mig| {
         let (state, _) = table::state(node, gpu, Some(mig));
         format!("{} {}, {state}, {}", table::number(gpu, Some(mig)), clean(&mig.profile), clean(mig.uuid.as_str()))
     });
-    [place.join("  "), values.join("  ")].into_iter().chain(parts).collect()
+    [place, values, slow.into()].map(|words| words.join("  ")).into_iter().chain(parts).collect()
 }
 
 fn holders(node: &Node, gpu: &Gpu) -> Vec<String> {
@@ -89,14 +95,14 @@ fn holders(node: &Node, gpu: &Gpu) -> Vec<String> {
             None => format!("{}: ", clean(mig.as_str())),
         });
         let figures = &account.figures;
+        let (held, busy) = crate::model::parts_of_device(&node.hardware.inventory, account);
         words.push(format!(
-            "{}{}: {}{method}, busy now {} (of the GPU {}), memory {}, held {}, GPU time {}: busy {} ({} borrowed), \
-             idle {}, unknown {}; processes {}",
+            "{}{}: {}{method}, busy now {}, memory {}, held {}, GPU time {}: busy {} ({} borrowed), idle {}, unknown {}; \
+             processes {}",
             device.unwrap_or_default(),
             clean(&account.container.to_string()),
-            holding.sharing.as_str(),
-            percent(account.utilization_ratio),
-            percent(account.device_utilization_ratio),
+            table::sharing(holding, held),
+            percent(busy),
             memory(account.memory_used_bytes, None),
             spanned(figures.held_seconds),
             spanned(figures.allocated_seconds),

@@ -9,12 +9,12 @@ use super::format::{energy, known, memory, percent, span, spanned, unit};
 use super::{Line, Style};
 use crate::api::Node;
 use crate::model::{
-    Account, DeviceOverview, DeviceState, Gpu, GpuUuid, HardwareSource, HealthCause, MigDevice, MigUuid, Monotonic,
-    Reason,
+    Account, DeviceOverview, DeviceState, Gpu, GpuUuid, HardwareSource, HealthCause, Holding, MigDevice, MigUuid,
+    Monotonic, Reason, UnhealthyReason, equal_division, parts_of_device,
 };
 use crate::terminal::{clean, fit};
 
-const COLUMNS: [&str; 16] = [
+const COLUMNS: [&str; 15] = [
     "GPU",
     "STATE",
     "BUSY%",
@@ -23,7 +23,6 @@ const COLUMNS: [&str; 16] = [
     "HEAT",
     "HELD",
     "IDLE",
-    "SM%",
     "GPU_TIME",
     "BUSY",
     "BORROWED",
@@ -113,7 +112,6 @@ fn device(node: &Node, gpu: &Gpu, mig: Option<&MigDevice>) -> Row {
     let medium = medium.filter(|_| mig.is_none());
     let memory_use = medium.and_then(|medium| medium.memory).or_else(|| instance?.memory);
     let total = memory_use.map(|memory| memory.total).or_else(|| mig?.memory_bytes);
-    let gpm = medium.map(|medium| &medium.gpm).or_else(|| Some(&instance?.gpm));
     let (state, is_alarm) = state(node, gpu, mig);
     let overview = overview(node, &gpu.uuid, mig.map(|mig| &mig.uuid));
     let uuid = mig.map_or(gpu.uuid.as_str(), |mig| mig.uuid.as_str());
@@ -126,9 +124,6 @@ fn device(node: &Node, gpu: &Gpu, mig: Option<&MigDevice>) -> Row {
         memory(memory_use.map(|memory| memory.used), total),
         unit(fast.and_then(|fast| fast.power_watts), "W"),
         unit(medium.and_then(|medium| medium.gpu_temperature_celsius), "C"),
-        known(None),
-        known(None),
-        percent(gpm.and_then(|gpm| gpm.sm_active)),
     ];
     cells.resize_with(COLUMNS.len() - 1, || known(None));
     cells.push(clean(uuid));
@@ -142,6 +137,7 @@ pub fn state(node: &Node, gpu: &Gpu, mig: Option<&MigDevice>) -> (String, bool) 
     }
     match node.health.of(&gpu.uuid, mig.map(|mig| &mig.uuid)) {
         Some(health) if health.healthy => ("healthy".to_owned(), false),
+        Some(health) if health.is_only_marked() => ("marked".to_owned(), false),
         Some(health) => (format!("unhealthy:{}", health.reason().map_or("", |reason| reason.as_str())), true),
         None if !gpu.present => ("gone".to_owned(), true),
         None => ("unchecked".to_owned(), false),
@@ -192,16 +188,16 @@ fn container(node: &Node, account: &Account, indent: usize) -> Row {
     let name = clean(&account.container.to_string());
     let used = account.memory_used_bytes.filter(|_| holding.is_some());
     let limit = account.memory_limit_bytes.filter(|_| holding.is_some());
+    let (held, busy) = parts_of_device(&node.hardware.inventory, account);
     let cells = vec![
         format!("{}{name}", " ".repeat(indent)),
-        holding.map_or("ended", |holding| holding.sharing.as_str()).to_owned(),
-        percent(account.utilization_ratio.filter(|_| holding.is_some())),
+        holding.map_or_else(|| "ended".to_owned(), |holding| sharing(holding, held)),
+        percent(busy),
         memory(used, limit),
         known(None),
         known(None),
         spanned(figures.held_seconds),
         spanned(figures.idle_seconds),
-        known(None),
         spanned(figures.allocated_seconds),
         spanned(figures.busy_seconds),
         spanned(figures.borrowed_seconds),
@@ -212,6 +208,12 @@ fn container(node: &Node, account: &Account, indent: usize) -> Row {
     let style = if holding.is_some() { Style::Plain } else { Style::Quiet };
     let mig = account.mig.as_ref().map_or("", |mig| mig.as_str());
     row(format!("{name}\n{}\n{mig}", account.gpu), &account.gpu, cells, style)
+}
+
+/// `exclusive`; `time_slicing:25%`: the part of the device that it holds.
+pub fn sharing(holding: &Holding, held: Option<f64>) -> String {
+    let part = held.filter(|held| *held < 1.0).map_or_else(String::new, |held| format!(":{}", percent(Some(held))));
+    format!("{}{part}", holding.sharing.as_str())
 }
 
 /// The titles, and a line for each row. Names and states are cut where the columns need more than `width`.
@@ -255,9 +257,12 @@ pub fn head(node: &Node, since: Duration) -> Vec<Line> {
     let holding = node.accounts.iter().filter(|account| account.holding.is_some());
     let holders: BTreeSet<_> = holding.map(|account| &account.container).collect();
     let mut totals = vec![counted(overview.gpus, "GPU"), counted(holders.len(), "container")];
-    let unhealthy =
-        node.health.gpus.values().flat_map(crate::model::GpuHealth::devices).filter(|device| !device.healthy).count();
-    totals.extend((unhealthy > 0).then(|| format!("{unhealthy} unhealthy")));
+    let devices = node.health.gpus.values().flat_map(crate::model::GpuHealth::devices);
+    let (marked, unhealthy): (Vec<_>, Vec<_>) =
+        devices.filter(|device| !device.healthy).partition(|device| device.is_only_marked());
+    for (devices, state) in [(unhealthy, "unhealthy"), (marked, "marked")] {
+        totals.extend((!devices.is_empty()).then(|| format!("{} {state}", devices.len())));
+    }
     totals.extend(overview.allocated_gpus.map(|gpus| format!("{gpus:.1} GPUs allocated")));
     totals.extend(overview.busy_ratio.map(|ratio| format!("busy {}", percent(Some(ratio)))));
     let ended = node.accounts.iter().filter(|account| account.has_long_ended(node.at.monotonic)).count();
@@ -266,10 +271,14 @@ pub fn head(node: &Node, since: Duration) -> Vec<Line> {
     let age = |at: Option<Monotonic>| {
         known(at.map(|at| span(node.at.monotonic.since(at).saturating_add(since).as_secs_f64())))
     };
-    let readings = node.hardware.readings.values();
-    let (kubelet, gpus) = (node.kubelet.allocations_at, readings.filter_map(|readings| readings.last_read()).min());
-    let settling = if node.kubelet.settled { "" } else { ", allocations settling" };
-    let ages = format!("read: kubelet {}, GPUs {}{settling}", age(kubelet.map(|at| at.monotonic)), age(gpus));
+    let (kubelet, [use_at, memory_at]) = (node.kubelet.allocations_at, node.hardware.oldest_readings());
+    let settling = if node.kubelet.settled { "" } else { " (settling)" };
+    let kubelet = age(kubelet.map(|at| at.monotonic));
+    let ages = format!(
+        "read: allocations {kubelet}{settling}, use and power {}, memory and heat {}",
+        age(use_at),
+        age(memory_at)
+    );
     lines.push(Line::new(ages, Style::Plain));
     let free = node.overview.resources.iter().filter_map(|(resource, count)| {
         let held = count.held_unhealthy.filter(|held| *held > 0);
@@ -278,6 +287,8 @@ pub fn head(node: &Node, since: Duration) -> Vec<Line> {
     });
     let free = free.collect::<Vec<_>>().join(", ");
     lines.extend((!free.is_empty()).then(|| Line::new(format!("free: {free}"), Style::Plain)));
+    let note = equal_division(&node.accounts, node.processes.as_deref());
+    lines.extend(note.map(|note| Line::new(format!("note: {note}"), Style::Plain)));
     lines.extend(problems(node).into_iter().map(|problem| Line::new(format!("problem: {problem}"), Style::Alarm)));
     lines
 }
@@ -287,11 +298,10 @@ fn problems(node: &Node) -> Vec<String> {
     let own = [node.hardware.problem.as_deref(), node.kubelet.problem.as_deref()];
     let mut problems: Vec<String> = own.into_iter().flatten().map(clean).collect();
     for gpu in in_order(node) {
-        problems.extend(
-            causes(node, gpu).into_iter().map(|(name, cause)| {
-                format!("GPU {name} unhealthy: {}; {}", clean(&cause.detail), clean(&cause.clears))
-            }),
-        );
+        problems.extend(causes(node, gpu).into_iter().map(|(name, cause)| {
+            let state = if cause.reason == UnhealthyReason::Admin { "marked" } else { "unhealthy" };
+            format!("GPU {name} {state}: {}; {}", clean(&cause.detail), clean(&cause.clears))
+        }));
     }
     problems
 }

@@ -13,11 +13,11 @@ use super::screen::Screen;
 use super::{Style, text};
 use crate::api::Node;
 use crate::metrics::tests::fixture;
-use crate::model::{Monotonic, UnixSeconds};
+use crate::model::{Attribution, Monotonic, Sharing, UnixSeconds};
 
 /// As a client reads it.
 fn node() -> Node {
-    let json = serde_json::to_vec(&Node::from(&fixture::snapshot())).unwrap();
+    let json = serde_json::to_vec(&fixture::snapshot()).unwrap();
     serde_json::from_slice(&json).unwrap()
 }
 
@@ -81,6 +81,21 @@ fn golden_screens() {
     }
     let expected = std::fs::read_to_string(&golden).unwrap_or_default();
     assert!(all == expected, "tests/golden/top.txt: UPDATE_GOLDEN=1 cargo test golden accepts this:\n{all}");
+}
+
+#[test]
+fn a_slot_shows_its_part_of_the_device_and_equal_division_its_remedy() {
+    let mut node = node();
+    node.processes = None;
+    let account = &mut node.accounts[0];
+    (account.utilization_ratio, account.device_utilization_ratio) = (Some(1.0), Some(0.34));
+    let holding = account.holding.as_mut().unwrap();
+    (holding.sharing, holding.share) = (Sharing::TimeSlicing, Some(0.25));
+    holding.attribution = Some(Attribution::EqualShare);
+    let text = text(&node);
+    let row = text.lines().find(|line| line.contains("training-0")).unwrap();
+    assert!(row.contains("time_slicing:25%") && row.contains(" 34% "), "{row}");
+    assert!(text.contains("note: the use of shared devices by 1 holders is divided equally: hostPID is off"), "{text}");
 }
 
 #[test]

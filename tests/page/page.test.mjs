@@ -76,28 +76,79 @@ test('a heading sorts the containers, also as a link', async () => {
   await finish(linked);
 });
 
-test('the window changes the charts and the figures of the window', async () => {
-  const page = await open();
-  // What has not been read yet is unknown: the less of it, the shorter the window.
-  const unknown = "Number(document.querySelector('.power .chart').getAttribute('aria-label').match(/, (\\d+) % of the time unknown/)?.[1] ?? 0)";
-  const known = "document.querySelector('.power .chart .known').getBoundingClientRect().width / document.querySelector('.power .chart').getBoundingClientRect().width";
-  // With fewer readings, rounding hides the difference of the longer windows.
-  await page.until('readings of twenty seconds', `${unknown} <= 93`);
-  const seen = [];
-  for (const [name, words] of [['1m', 'last min'], ['5m', 'last 5 min'], ['30m', 'last 30 min']]) {
-    await page.ask(`document.querySelector('.windows a[href*="window=${name}"]').click()`);
-    await page.until(words, `document.querySelector('.windows [aria-current]').innerText === '${words}' && document.querySelector('.measure').innerText.includes('${words}')`);
-    assert.match(await page.ask("document.querySelector('.containers [aria-sort]').innerText"), new RegExp(words));
-    seen.push(await page.ask(unknown));
-    assert.ok(Math.abs(await page.ask(known) * 100 + seen.at(-1) - 100) < 2, 'unknown time is not covered');
+test('a young page draws the time there is, with scale, bounds and the value under the pointer', async () => {
+  const other = await new Demo(await freePort()).start();
+  try {
+    const page = await browser.open(other.url);
+    await page.until('the page to be live', LIVE);
+    const plot = (selector) => `document.querySelector('.power .plot ${selector}')`;
+    await page.until('readings', plot('.known'));
+    for (const [name, words] of [['1m', 'last min'], ['5m', 'last 5 min'], ['30m', 'last 30 min']]) {
+      await page.ask(`document.querySelector('.windows a[href*="window=${name}"]').click()`);
+      await page.until(words, `document.querySelector('.windows [aria-current]').innerText === '${words}' && document.querySelector('.measure').innerText.includes('${words}')`);
+      assert.match(await page.ask("document.querySelector('.containers [aria-sort]').innerText"), new RegExp(words));
+      const part = `${plot('.known')}.getBoundingClientRect().width / ${plot('.chart')}.getBoundingClientRect().width`;
+      assert.ok(await page.ask(part) > 0.5, 'most of it is known');
+      assert.match(await page.ask(`${plot('.axis')}.innerText`), /^−\d+ s\s+now$/);
+      assert.match(await page.ask(`${plot('.scale')}.innerText`), /^\d+ W$/);
+    }
+    const [x, y] = await page.ask(`(() => { const { right, top } = ${plot('.chart')}.getBoundingClientRect(); return [right - 3, top + 3]; })()`);
+    await page.call('Input.dispatchMouseEvent', { type: 'mouseMoved', x, y });
+    await page.until('the value', "/^\\d+ W, 0 s ago$/.test(document.getElementById('tip').innerText)");
+    assert.match(await page.ask("getComputedStyle(document.querySelector('.chart')).backgroundImage"), /repeating-linear-gradient/, 'it is hatched');
+    const answer = await fetch(`${other.url}?window=2m`);
+    assert.equal(answer.status, 400);
+    assert.match(await answer.text(), /one of 1m, 5m, 30m/);
+    assert.deepEqual(page.problems, []);
+    await page.close();
+  } finally {
+    await other.stop();
   }
-  assert.ok(seen[0] < seen[1] && seen[1] < seen[2], seen.join());
-  assert.match(await page.ask("getComputedStyle(document.querySelector('.chart')).backgroundImage"), /repeating-linear-gradient/, 'it is hatched');
-  const answer = await fetch(`${demo.url}?window=2m`);
-  assert.equal(answer.status, 400);
-  assert.match(await answer.text(), /one of 1m, 5m, 30m/);
-  await finish(page);
 });
+
+// The figures of the page and the metrics, of about the same second.
+const FIGURES = `Promise.all(['/', '/metrics'].map((url) => fetch(url).then((answer) => answer.text()))).then(([html, text]) => {
+  const page = new DOMParser().parseFromString(html, 'text/html');
+  const samples = (name) => [...text.matchAll(new RegExp('^' + name + '\\\\{(.*)\\\\} (\\\\S+)$', 'gm'))].map(([, labels, value]) => [labels, Number(value)]);
+  const value = (name, ...parts) => samples(name).find(([labels]) => parts.every((part) => labels.includes(part)))?.[1];
+  const figure = (row, name) => { const text = row.querySelector('[data-figure="' + name + '"]')?.dataset.value; return text === undefined ? undefined : Number(text); };
+  const pairs = [];
+  for (const row of page.querySelectorAll('.containers tr:not(.ended)[data-key]')) {
+    const [container, uuid] = row.dataset.key.split(' ');
+    const [namespace, pod] = container.split('/');
+    for (const [name, metric] of [['gpu-time', 'allocated'], ['busy', 'busy'], ['idle', 'idle'], ['unknown', 'uncovered']]) {
+      pairs.push([row.dataset.key + ' ' + name, figure(row, name), value('podmeter_container_' + metric + '_seconds_total', 'namespace="' + namespace + '"', 'pod="' + pod + '"', uuid), 4]);
+    }
+  }
+  for (const card of page.querySelectorAll('.device')) {
+    const healthy = card.querySelector('.head .badge').innerText;
+    if (healthy !== 'passed through') pairs.push([card.dataset.key, healthy === 'healthy' ? 1 : 0, card.querySelector('.mig .badge.bad') ? 1 : value('podmeter_device_healthy', card.dataset.key), 0]);
+    if (!card.querySelector('.mig')) pairs.push([card.dataset.key + ' busy', figure(card, 'busy-now'), value('podmeter_device_utilization_ratio', card.dataset.key), 0.0006]);
+  }
+  pairs.push(['passed through', page.querySelectorAll('.device .badge.plain').length, samples('podmeter_device_passthrough_info').length, 0]);
+  return pairs.filter(([, one, other, by]) => one !== other && !(Math.abs(one - other) <= by));
+})`;
+
+for (const [name, ...options] of [['MIG', '--profile', '8xh100-mig'], ['faults', '--faults', '--fault-speed', '10'], ['vfio', '--profile', 'vfio'], ['time slicing', '--profile', '8xh100-timesliced']]) {
+  test(`page and metrics agree from the start on: ${name}`, async () => {
+    const other = await new Demo(await freePort(), ...options).start();
+    try {
+      const page = await browser.open(other.url);
+      for (let time = 0; time < 3; time += 1) {
+        let differences;
+        await until('agreement', async () => { differences = await page.ask(FIGURES); return differences.length === 0; }).catch(() => assert.deepEqual(differences, []));
+        await page.until('another second', `document.querySelector('.about').innerText !== ${JSON.stringify(await page.text('.about'))}`);
+      }
+      await page.look({ width: 1024, height: 768 });
+      assert.deepEqual(await page.ask(CUT), [], 'no text is cut at 1024 pixels');
+      assert.ok(await page.ask('document.documentElement.scrollWidth') <= 1024);
+      assert.deepEqual(page.problems, []);
+      await page.close();
+    } finally {
+      await other.stop();
+    }
+  });
+}
 
 test('a row opens to its metrics and events, and stays open', async () => {
   const page = await open();
@@ -105,7 +156,7 @@ test('a row opens to its metrics and events, and stays open', async () => {
   for (const [row, metric] of [['.device', 'podmeter_device_power_watts'], ['.containers tbody tr', 'podmeter_container_allocated_seconds_total']]) {
     await page.ask(`window.row = document.querySelector('${row}'); row.querySelector('.more > summary').click()`);
     await page.until(metric, `row.innerText.includes('${metric}') && row.innerText.includes('Events')`);
-    const value = `[...row.querySelectorAll('.metrics dt')].find((name) => name.innerText === '${metric}').nextSibling.innerText`;
+    const value = `[...row.querySelectorAll('.metrics dt')].find((name) => name.querySelector('code').innerText === '${metric}').nextSibling.innerText`;
     const before = await page.ask(value);
     await page.until('a newer value', `${value} !== ${JSON.stringify(before)}`);
     assert.ok(await page.ask("row.querySelector('.more').open && row.isConnected"), 'it stays open');

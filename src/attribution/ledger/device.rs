@@ -76,6 +76,7 @@ impl Device {
         let is_read = interval.busy_seconds.is_some() || interval.energy_joules.is_some();
         // Samples are of the whole device; MIG activity is of its part.
         let covered_ratio = if partitions.is_some() { 1.0 } else { interval.covered_ratio() };
+        let mut busy_whole = partitions.map(|_| length);
         if is_read || partitions.is_some() {
             let gains = {
                 let containers: Vec<&ContainerRef> = held.iter().map(|time| &time.key.0).collect();
@@ -90,6 +91,7 @@ impl Device {
                 has_ended: self.last_end >= Some(interval.from),
             };
             let (busy, energy) = division.divide(&mut held, &mut self.unattributed, audit);
+            busy_whole = busy_whole.or(busy);
             let has_unknown = |partitions: &Partitions<'_>| partitions.parts.iter().any(|part| part.active.is_none());
             self.has_unknown_parts = partitions.is_some_and(|one| one.parts.is_empty() || has_unknown(one));
             if partitions.is_some() {
@@ -105,7 +107,7 @@ impl Device {
             }
         }
         for time in &mut held {
-            time.holder.gain(&time.gain, length * covered_ratio, now.unix);
+            time.holder.gain(&time.gain, busy_whole, now.unix);
         }
     }
 

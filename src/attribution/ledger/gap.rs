@@ -61,7 +61,7 @@ impl Device {
             }
         }
         for time in &mut held {
-            time.holder.gain(&time.gain, 0.0, now.unix);
+            time.holder.gain(&time.gain, None, now.unix);
         }
     }
 

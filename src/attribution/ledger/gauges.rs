@@ -43,7 +43,7 @@ impl Device {
         let medium = stamped.map(|stamped| &stamped.value);
         let by_process = present.processes.is_some_and(|processes| processes.has_sm_seconds);
         for ((_, mig), holder) in &mut self.holders {
-            let busy_ratio = holder.busy_ratio;
+            let busy_part = holder.busy_part;
             let account = &mut holder.account;
             clear(account);
             let Some(holding) = &mut account.holding else { continue };
@@ -63,7 +63,12 @@ impl Device {
                 (Sharing::Exclusive, _) => (device, device),
                 (Sharing::Mig, share) => (device, device.zip(share).map(|(busy, share)| busy * share)),
                 (_, share) => {
-                    let of_gpu = busy_ratio.filter(|_| device.is_some());
+                    // The driver's sample and the interval differ by a moment: one value is divided, so that they add up.
+                    let of_gpu = match (device, mig) {
+                        (Some(busy), None) if busy > 0.0 => busy_part.map(|part| busy * part),
+                        (Some(_), None) => Some(0.0),
+                        (device, _) => busy_part.filter(|_| device.is_some()),
+                    };
                     (of_gpu.zip(share).map(|(busy, share)| (busy / share).min(1.0)), of_gpu)
                 }
             };
@@ -71,7 +76,8 @@ impl Device {
                 Some(_) => part.and_then(|part| part.memory_bytes),
                 None => present.gpu.and_then(|gpu| limit_of(gpu.memory_bytes?, holding)),
             };
-            holding.attribution = Some(match (mig, holding.sharing) {
+            // Of a GPU that was never read nothing is attributed.
+            holding.attribution = self.clock.read.then_some(match (mig, holding.sharing) {
                 _ if self.in_gap => Attribution::Estimated,
                 (Some(_), _) => Attribution::Estimated,
                 (None, Sharing::Exclusive) => Attribution::Exclusive,

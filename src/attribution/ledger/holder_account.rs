@@ -16,8 +16,8 @@ pub struct HolderAccount {
     pub final_since_scrape: Option<u64>,
     /// The observation that last saw it held.
     pub seen: u64,
-    /// Part of the device's time in which it was busy, over the last known interval.
-    pub busy_ratio: Option<f64>,
+    /// Over the last known interval: its part of the GPU's busy time, or of the GPU's time where that is by MIG device.
+    pub busy_part: Option<f64>,
     /// Whether it was busy in the last interval is not known.
     is_unread: bool,
 }
@@ -70,7 +70,7 @@ impl HolderAccount {
             ..Account::new(key.container.clone(), key.gpu.clone(), key.mig.clone(), now.unix)
         };
         let open = Some((now.monotonic, HeldShare::of(holding)));
-        Self { account, open, closed: vec![], final_since_scrape: None, seen, busy_ratio: None, is_unread: false }
+        Self { account, open, closed: vec![], final_since_scrape: None, seen, busy_part: None, is_unread: false }
     }
 
     /// Continues the holding, or begins a new one.
@@ -102,7 +102,7 @@ impl HolderAccount {
         self.closed.push(Span { from, to: now.monotonic, held_share });
         self.account.holding = None;
         self.account.ended = Some(now);
-        self.busy_ratio = None;
+        self.busy_part = None;
         true
     }
 
@@ -133,8 +133,8 @@ impl HolderAccount {
         spans
     }
 
-    /// `known_seconds` of the interval are what the ratio is of.
-    pub fn gain(&mut self, gain: &Gain, known_seconds: f64, now: UnixSeconds) {
+    /// `busy_whole`: what its busy seconds are a part of.
+    pub fn gain(&mut self, gain: &Gain, busy_whole: Option<f64>, now: UnixSeconds) {
         let account = &mut self.account;
         let figures = &mut account.figures;
         let covered = gain.covered.unwrap_or_default();
@@ -142,8 +142,8 @@ impl HolderAccount {
         add_known(&mut figures.allocated_seconds, gain.allocated);
         let uncovered = gain.allocated.map(|allocated| allocated - covered.allocated);
         add_known(&mut figures.uncovered_seconds, uncovered.map(|time| if is_nothing(time) { 0.0 } else { time }));
-        let is_ratio = self.open.is_some() && known_seconds > 0.0;
-        self.busy_ratio = gain.busy.filter(|_| is_ratio).map(|busy| busy / known_seconds);
+        let whole = busy_whole.filter(|whole| self.open.is_some() && !is_nothing(*whole));
+        self.busy_part = gain.busy.zip(whole).map(|(busy, whole)| busy / whole);
         if gain.covered.is_some() {
             add_known(&mut figures.idle_seconds, Some((covered.allocated - covered.busy).max(0.0)));
             add_known(&mut figures.borrowed_seconds, Some((covered.busy - covered.allocated).max(0.0)));

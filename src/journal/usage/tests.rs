@@ -16,6 +16,7 @@ fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Optio
         seen: ended,
         ended: Some(ended),
         figures: Figures {
+            held_seconds: Some(seconds),
             allocated_seconds: Some(seconds),
             busy_seconds: busy.map(|busy| busy * seconds),
             idle_seconds: busy.map(|busy| (1.0 - busy) * seconds),

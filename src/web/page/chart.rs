@@ -5,47 +5,67 @@ use std::fmt::Write as _;
 
 use maud::{Markup, html};
 
-use crate::history::{COLUMNS, Point};
+use super::text::{percent, span};
+use super::view::window_words;
+use crate::history::{Point, Window};
 
 const HEIGHT: f64 = 30.0;
 
-pub(super) type Columns = [Point; COLUMNS];
+/// What a chart shows, and the unit in which it is shown.
+pub(super) struct Quantity {
+    name: &'static str,
+    of: fn(&Point) -> Option<f64>,
+    factor: f64,
+    unit: &'static str,
+}
+
+pub(super) const BUSY: Quantity = Quantity { name: "busy", of: |point| point.busy, factor: 100.0, unit: "%" };
+pub(super) const MEMORY: Quantity =
+    Quantity { name: "memory", of: |point| point.memory, factor: 1.0 / (1_u64 << 30) as f64, unit: "GiB" };
+pub(super) const POWER: Quantity = Quantity { name: "power", of: |point| point.power, factor: 1.0, unit: "W" };
 
 /// The mean of the known columns.
-pub(super) fn mean(columns: &Columns, of: fn(&Point) -> Option<f64>) -> Option<f64> {
-    let known = || columns.iter().filter_map(of);
+pub(super) fn mean(columns: &[Point]) -> Option<f64> {
+    let known = || columns.iter().filter_map(|column| column.busy);
     let count = known().count();
     (count > 0).then(|| known().sum::<f64>() / count as f64)
 }
 
-/// `top`: the value of the upper edge; `None`: the highest column.
-pub(super) fn chart(
-    words: &str,
-    columns: &Columns,
-    of: fn(&Point) -> Option<f64>,
-    top: Option<f64>,
-    show: impl Fn(f64) -> String,
-) -> Markup {
+/// `columns`: those of the window in which the agent ran. `top`: the value of the upper edge; `None`: the highest column.
+/// The script shows the value under the pointer.
+pub(super) fn chart(quantity: &Quantity, window: Window, columns: &[Point], top: Option<f64>) -> Markup {
+    let Quantity { name, of, factor, unit } = *quantity;
     let known = || columns.iter().filter_map(of);
+    let show = |value: f64| format!("{:.0} {unit}", value * factor);
     let (lowest, highest) = known().fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
-    let count = known().count();
-    let mut words = match count {
-        0 => format!("{words}: unknown"),
-        _ => format!("{words}: {} to {}", show(lowest), show(highest)),
-    };
-    if 0 < count && count < COLUMNS {
-        let _ = write!(words, ", {} of the time unknown", super::text::percent(1.0 - count as f64 / COLUMNS as f64));
+    let (count, all) = (known().count(), columns.len());
+    let mut words = format!("{name}, {}: ", window_words(window));
+    match count {
+        0 => words += "unknown",
+        _ => words += &format!("{} to {}", show(lowest), show(highest)),
     }
-    let (known, line) = paths(columns.map(|column| of(&column)), top.unwrap_or(highest).max(f64::MIN_POSITIVE));
+    if 0 < count && count < all {
+        let _ = write!(words, ", {} of the time unknown", percent(1.0 - count as f64 / all as f64));
+    }
+    let top = top.or((count > 0).then_some(highest));
+    let values: Vec<Option<f64>> = columns.iter().map(of).collect();
+    let (known, line) = paths(&values, top.unwrap_or_default().max(f64::MIN_POSITIVE));
+    let shown = values.iter().map(|value| value.map_or_else(String::new, |value| format!("{:.0}", value * factor)));
+    let seconds = all as u64 * window.step();
     html! {
-        svg.chart viewBox=(format!("0 0 {COLUMNS} {HEIGHT}")) preserveAspectRatio="none" role="img" aria-label=(words) {
-            @if !known.is_empty() { path.known d=(known) {} path.line d=(line) {} }
+        div.plot {
+            svg.chart viewBox=(format!("0 0 {all} {HEIGHT}")) preserveAspectRatio="none" role="img" aria-label=(words)
+                data-values=(shown.collect::<Vec<_>>().join(",")) data-unit=(unit) data-step=(window.step()) {
+                @if !known.is_empty() { path.known d=(known) {} path.line d=(line) {} }
+            }
+            @if let Some(top) = top { span.scale aria-hidden="true" { (show(top)) } }
+            div.axis aria-hidden="true" { span { "−" (span(seconds)) } span { "now" } }
         }
     }
 }
 
 /// The known time, and the values as steps: each run of known values is a closed area.
-fn paths(values: [Option<f64>; COLUMNS], top: f64) -> (String, String) {
+fn paths(values: &[Option<f64>], top: f64) -> (String, String) {
     let (mut known, mut line) = (String::new(), String::new());
     let level = |value: f64| (HEIGHT - 1.0 - (value / top).clamp(0.0, 1.0) * (HEIGHT - 3.0)).round();
     let mut x = 0;
@@ -98,25 +118,35 @@ pub(super) fn bar(words: &str, segments: Vec<Segment>, unknown: f64) -> Markup {
 mod tests {
     use super::*;
 
-    fn columns(values: &[Option<f64>]) -> Columns {
-        std::array::from_fn(|place| Point { busy: values.get(place).copied().flatten(), ..Point::default() })
+    fn columns(values: &[Option<f64>]) -> Vec<Point> {
+        values.iter().map(|busy| Point { busy: *busy, ..Point::default() }).collect()
     }
 
     #[test]
     fn a_path_has_steps_and_unknown_time_is_not_covered() {
-        let columns = columns(&[Some(0.0), Some(0.0), Some(1.0), None, None, Some(0.5)]);
-        let (known, line) = paths(columns.map(|column| column.busy), 1.0);
+        let values = [Some(0.0), Some(0.0), Some(1.0), None, None, Some(0.5)];
+        let (known, line) = paths(&values, 1.0);
         assert_eq!(known, "M0 0h3v30h-3zM5 0h1v30h-1z");
         assert_eq!(line, "M0 30V29h2V2h1V30M5 30V16h1V30");
-        let chart = chart("busy", &columns, |point| point.busy, Some(1.0), super::super::text::percent).into_string();
-        assert!(chart.contains("busy: 0 % to 100 %, 93 % of the time unknown"), "{chart}");
-        assert_eq!(mean(&columns, |point| point.busy), Some(0.375));
+        let columns = columns(&values);
+        let chart = chart(&BUSY, Window::FiveMinutes, &columns, Some(1.0)).into_string();
+        assert!(chart.contains("busy, last 5 min: 0 % to 100 %, 33 % of the time unknown"), "{chart}");
+        assert_eq!(mean(&columns), Some(0.375));
+    }
+
+    #[test]
+    fn a_chart_has_its_scale_its_bounds_and_the_value_of_each_column() {
+        let columns = columns(&[Some(0.25), None, Some(0.5)]);
+        let chart = chart(&BUSY, Window::FiveMinutes, &columns, Some(1.0)).into_string();
+        assert!(chart.contains("viewBox=\"0 0 3 30\""), "as wide as the time that the agent ran: {chart}");
+        assert!(chart.contains("data-values=\"25,,50\" data-unit=\"%\" data-step=\"5\""), "{chart}");
+        assert!(chart.contains(">100 %</span>") && chart.contains("−15 s") && chart.contains(">now<"), "{chart}");
     }
 
     #[test]
     fn a_chart_without_values_is_unknown() {
-        let chart = chart("busy", &columns(&[]), |point| point.busy, None, |value| value.to_string()).into_string();
-        assert!(chart.contains("busy: unknown") && !chart.contains("<path"), "{chart}");
+        let chart = chart(&BUSY, Window::Minute, &columns(&[None, None]), None).into_string();
+        assert!(chart.contains("busy, last min: unknown") && !chart.contains("<path"), "{chart}");
     }
 
     #[test]

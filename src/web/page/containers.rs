@@ -2,10 +2,10 @@
 
 use maud::{Markup, html};
 
-use super::text::{device_name, figure, gibibytes, kilowatt_hours, or_unknown, percent, span, words};
+use super::text::{ago, device_name, figure, gibibytes, kilowatt_hours, or_unknown, percent, span, words};
 use super::view::{Sort, View, window_words};
 use super::{Page, facts, more, section};
-use crate::model::{Account, Attribution, Holding, Sharing};
+use crate::model::{Account, Attribution, Holding, Sharing, parts_of_device};
 
 /// Rows shown; the rest are counted.
 const SHOWN: usize = 500;
@@ -44,7 +44,7 @@ pub(super) fn containers(page: &Page<'_>) -> Markup {
 /// By number of the sorted column, then by idle seconds. Unknown values come last.
 fn rank(page: &Page<'_>, account: &Account) -> [f64; 2] {
     let of = match page.view.sort {
-        Sort::Idle => page.history.figures(account, page.view.window).and_then(|recent| recent.idle_ratio()),
+        Sort::Idle => idle(page, account),
         Sort::Busy => account.figures.busy_seconds,
         Sort::Memory => account.memory_used_bytes.map(|bytes| bytes as f64),
         Sort::Energy => account.figures.energy_joules,
@@ -56,7 +56,18 @@ fn rank(page: &Page<'_>, account: &Account) -> [f64; 2] {
     [of.unwrap_or(-1.0), account.figures.idle_seconds.unwrap_or(-1.0)]
 }
 
+/// The part of its device that it holds and left idle in the window; of one that has ended, of what it held.
+fn idle(page: &Page<'_>, account: &Account) -> Option<f64> {
+    let idle = page.history.figures(account, page.view.window)?.idle_ratio()?;
+    match account.holding {
+        None => Some(idle),
+        Some(_) => Some(idle * parts_of_device(&page.snapshot.hardware.inventory, account).0?),
+    }
+}
+
 fn table(page: &Page<'_>, accounts: &[&Account]) -> Markup {
+    let [_, memory_at] = page.snapshot.hardware.oldest_readings();
+    let memory_age = memory_at.map_or_else(String::new, |at| ago(page.now, at));
     let since = "since held";
     html! {
         table.containers role="table" aria-labelledby="containers" {
@@ -65,7 +76,7 @@ fn table(page: &Page<'_>, accounts: &[&Account]) -> Markup {
                 (heading(page, "Device", "", None))
                 (heading(page, "Busy", "now", None))
                 (heading(page, "Idle", window_words(page.view.window), Some(Sort::Idle)))
-                (heading(page, "Memory", "now", Some(Sort::Memory)))
+                (heading(page, "Memory", &memory_age, Some(Sort::Memory)))
                 (heading(page, "Held", "clock time", Some(Sort::Held)))
                 (heading(page, "GPU time", since, None))
                 (heading(page, "Busy", since, Some(Sort::Busy)))
@@ -100,8 +111,10 @@ fn row(page: &Page<'_>, account: &Account) -> Markup {
     let uuid = account.mig.as_ref().map_or_else(|| account.gpu.to_string(), ToString::to_string);
     let key = format!("{container} {uuid}");
     let held = account.holding.as_ref().map(|_| account);
-    let idle = page.history.figures(account, page.view.window).and_then(|recent| recent.idle_ratio());
-    let is_idle = idle.is_some_and(|idle| idle >= 0.9) && account.figures.held_seconds >= Some(60.0);
+    let (part, busy) = parts_of_device(&page.snapshot.hardware.inventory, account);
+    let idle = idle(page, account);
+    let is_idle =
+        idle.zip(part).is_some_and(|(idle, part)| idle >= 0.9 * part) && account.figures.held_seconds >= Some(60.0);
     let found = words([container], [device.clone(), uuid, account.gpu.to_string()]);
     let seconds = |seconds: f64| span(seconds as u64);
     let borrowed = account.figures.borrowed_seconds.filter(|borrowed| *borrowed >= 0.5);
@@ -113,10 +126,10 @@ fn row(page: &Page<'_>, account: &Account) -> Markup {
             }
             td role="cell" data-label="device" {
                 (device)
-                div.muted { (account.holding.as_ref().map_or_else(|| "ended".to_owned(), sharing)) }
+                div.muted { (account.holding.as_ref().map_or_else(|| "ended".to_owned(), |holding| sharing(holding, part))) }
                 @if let Some(claim) = facts::claim(page.snapshot, account) { div.muted { (claim) } }
             }
-            td role="cell" data-label="busy" { (figure("busy-now", held.and_then(|account| account.utilization_ratio), percent)) }
+            td role="cell" data-label="busy" { (figure("busy-now", busy, percent)) }
             td role="cell" data-label="idle" {
                 span class=[is_idle.then_some("idle")] { (figure("idle-window", idle, percent)) }
             }
@@ -135,7 +148,9 @@ fn row(page: &Page<'_>, account: &Account) -> Markup {
     }
 }
 
-fn sharing(holding: &Holding) -> String {
+/// `held`: the part of the device.
+fn sharing(holding: &Holding, held: Option<f64>) -> String {
+    let part = held.filter(|held| *held < 1.0).map_or_else(String::new, |held| format!(", holds {}", percent(held)));
     let sharing = match holding.sharing {
         Sharing::Exclusive => "exclusive",
         Sharing::TimeSlicing => "time slicing",
@@ -148,5 +163,5 @@ fn sharing(holding: &Holding) -> String {
         Some(Attribution::EqualShare) => ", in equal parts",
         Some(Attribution::Estimated) => ", estimated",
     };
-    format!("{sharing}{method}")
+    format!("{sharing}{part}{method}")
 }

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use maud::{Markup, html};
 
-use super::text::device_name;
+use super::text::{device_name, gibibytes, kilowatt_hours, percent, span, time, watts};
 use super::{document, events};
 use crate::history::{Event, History};
-use crate::metrics::{self, Family};
-use crate::model::{GpuUuid, MigDevice, Snapshot};
+use crate::metrics::{self, Family, Value};
+use crate::model::{GpuUuid, MigDevice, Snapshot, UnixSeconds};
 
 /// What a row of the page is about.
 struct Subject<'a> {
@@ -85,35 +85,67 @@ pub(in crate::web) fn page(snapshot: &Snapshot, history: &History, key: &str) ->
             h2 { "Events" }
             @if found.is_empty() { p.muted { "None since podmeter started." } }
             @else { ol.events { @for event in found { (events::item(snapshot, event)) } } }
-            h2 { "Metrics" }
-            dl.metrics { @for family in metrics::families(snapshot) { (values(&subject, &family)) } }
+            @for (section, families) in metrics::sections(snapshot) {
+                @let values: Vec<Markup> = families.filter_map(|family| values(&subject, &family)).collect();
+                @if !values.is_empty() { h2 { (section) } dl.metrics { @for value in values { (value) } } }
+            }
             p { a href="/" { "Back to the node" } }
         }
     };
     Some(document(&name, main).into_string())
 }
 
-fn values(subject: &Subject<'_>, family: &Family) -> Markup {
+/// What the metric means, its values in the units of the page, and its name.
+fn values(subject: &Subject<'_>, family: &Family) -> Option<Markup> {
     const OF_SUBJECT: [&str; 8] =
         ["gpu_uuid", "gpu", "mig_uuid", "gpu_instance", "compute_instance", "namespace", "pod", "container"];
-    let samples: Vec<(String, String)> = family
+    let name = family.descriptor.name;
+    let samples: Vec<(String, Markup)> = family
         .samples
         .iter()
         .filter_map(|sample| {
             let labels: BTreeMap<&str, &str> = sample.labels.iter().collect();
             let others = sample.labels.iter().filter(|(name, _)| !OF_SUBJECT.contains(name));
-            let others: Vec<String> = others.map(|(name, value)| format!("{name}=\"{value}\"")).collect();
-            subject.has(&labels).then(|| Some((others.join(" "), sample.value.number()?)))?
+            let others: Vec<String> =
+                others.map(|(name, value)| format!("{} {value}", name.replace('_', " "))).collect();
+            subject
+                .has(&labels)
+                .then(|| Some((others.join(", "), shown(name, family.descriptor.unit(), &sample.value)?)))?
         })
         .collect();
-    html! {
-        @if !samples.is_empty() {
-            div title=(family.descriptor.help) {
-                dt { code { (family.descriptor.name) } }
-                @for (labels, value) in samples { dd { (labels) " " b { (value) } } }
+    (!samples.is_empty()).then(|| {
+        html! {
+            div {
+                dt { (family.descriptor.help) " " code { (name) } }
+                // The value of an info metric is always 1.
+                @for (labels, value) in samples { dd { (labels) " " @if !name.ends_with("_info") { b { (value) } } } }
             }
         }
-    }
+    })
+}
+
+/// `None` for a histogram.
+fn shown(name: &str, unit: &str, value: &Value) -> Option<Markup> {
+    let number = match value {
+        Value::Integer(number) => *number as f64,
+        Value::Float(number) => *number,
+        Value::Histogram(_) => return None,
+    };
+    let text = match unit {
+        "seconds" if name.contains("timestamp") => return Some(time(UnixSeconds(number))),
+        "seconds" if number == 0.0 || number >= 1.0 => span(number as u64),
+        "seconds" => format!("{number:.3} s"),
+        "bytes" => gibibytes(number as u64),
+        _ if name.contains("bytes_per_second") => format!("{}/s", gibibytes(number as u64)),
+        "celsius" => format!("{number:.0} °C"),
+        "hertz" => format!("{:.0} MHz", number / 1e6),
+        "joules" => kilowatt_hours(number),
+        "ratio" if number == 0.0 || number >= 1e-3 => percent(number),
+        "ratio" => format!("{number:e}"),
+        "watts" => watts(number),
+        _ => ((number * 1e3).round() / 1e3).to_string(),
+    };
+    Some(html! { (text) })
 }
 
 #[cfg(test)]
@@ -136,6 +168,15 @@ mod tests {
         let slice = of(fixture::SLICE).unwrap();
         assert!(slice.contains("podmeter_mig_device_info") && slice.contains("podmeter_mig_memory_bytes"), "{slice}");
         assert!(!slice.contains("podmeter_device_power_watts"), "{slice}");
+    }
+
+    #[test]
+    fn values_have_units_and_no_digits_of_rounding() {
+        let page = of(fixture::WHOLE).unwrap();
+        assert!(page.contains("<b>40.0 GiB</b>") && page.contains("<b>61 °C</b>"), "{page}");
+        let of = |name, unit, value| shown(name, unit, &Value::Float(value)).unwrap().into_string();
+        assert_eq!(of("podmeter_x", "", 0.999_999_999_999_993_6), "1");
+        assert_eq!(of("podmeter_x_ratio", "ratio", 1.5e-14), "1.5e-14");
     }
 
     #[test]

@@ -2,21 +2,23 @@
 
 use maud::{Markup, html};
 
-use super::chart::{Columns, chart, mean};
-use super::text::{device_name, figure, gibibytes, gpu_name, or_unknown, percent, watts, words};
+use super::chart::{BUSY, MEMORY, POWER, chart, mean};
+use super::text::{ago, device_name, figure, gibibytes, gpu_name, or_unknown, percent, watts, words};
 use super::view::window_words;
 use super::{Page, facts, holders, more, section};
-use crate::history::{COLUMNS, Point};
 use crate::model::{
     Account, DeviceHealth, DeviceOverview, DeviceState, Fast, Gpu, InstanceReading, Medium, MigDevice, MigUuid,
-    PassthroughGpu,
+    Monotonic, PassthroughGpu,
 };
 
 pub(super) fn devices(page: &Page<'_>) -> Markup {
     let mut gpus: Vec<&Gpu> = page.snapshot.hardware.inventory.gpus.values().collect();
     gpus.sort_by_key(|gpu| (gpu.order(), !gpu.present));
+    let [use_at, memory_at] = page.snapshot.hardware.oldest_readings();
+    let age = |at: Option<Monotonic>| or_unknown(at.map(|at| ago(page.now, at)));
     let legend = html! {
-        "busy now: last second; charts and bars: " (window_words(page.view.window))
+        "busy and power: " (age(use_at)) "; memory and temperature: " (age(memory_at)) "; charts and bars: "
+        (window_words(page.view.window))
         span.legend { svg.swatch viewBox="0 0 1 1" aria-hidden="true" { rect.part-free width="1" height="1" {} } "idle or free" }
         span.legend { svg.swatch.hatched aria-hidden="true" {} "unknown: no readings" }
     };
@@ -41,12 +43,14 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
     let capacity = memory.map(|memory| memory.total).or(gpu.memory_bytes);
     let limit = medium.and_then(|medium| medium.power_limit_watts);
     let health = page.snapshot.health.gpus.get(&gpu.uuid);
-    let columns = columns(page, gpu, None);
+    let window = page.view.window;
+    let columns = page.history.columns(&gpu.uuid, None, window);
+    let division = page.history.division(&gpu.uuid, window);
+    let busy = division.and_then(|division| division.known_ratio(division.busy.values().sum()));
     let overview = overview(page, gpu, None);
     let passthrough = page.snapshot.hardware.inventory.passthrough.get(&gpu.uuid);
     let containers = page.holders(gpu).map(|account| &account.container);
-    let model = gpu.model.as_deref().unwrap_or("model unknown");
-    let window = window_words(page.view.window);
+    let model = gpu.model.as_deref().unwrap_or(if passthrough.is_some() { "" } else { "model unknown" });
     let names = [gpu.uuid.to_string(), gpu_name(gpu), model.to_owned()];
     let profiles = gpu.mig_devices.iter().map(|mig| mig.uuid.to_string());
     html! {
@@ -69,14 +73,13 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
                 div.measures {
                     div.measure.busy {
                         div { "busy now " (figure("busy-now", overview.and_then(|device| device.busy_ratio), percent)) }
-                        div { (window) " " (figure("busy-window", mean(&columns, |point| point.busy), percent)) }
-                        (chart(&format!("busy, {window}"), &columns, |point| point.busy, Some(1.0), percent))
+                        div { (window_words(window)) " " (figure("busy-window", busy.or_else(|| mean(&columns)), percent)) }
+                        (chart(&BUSY, window, &columns, Some(1.0)))
                     }
                     div.measure.memory {
                         div { "memory " b { (or_unknown(memory.map(|memory| gibibytes(memory.used)))) } }
                         div { @if let Some(total) = capacity { "of " (gibibytes(total)) } }
-                        (chart(&format!("memory, {window}"), &columns, |point| point.memory, capacity.map(|bytes| bytes as f64),
-                            |bytes| gibibytes(bytes as u64)))
+                        (chart(&MEMORY, window, &columns, capacity.map(|bytes| bytes as f64)))
                     }
                     div.measure.power {
                         div { "power " b { (or_unknown(fast.and_then(|fast| fast.power_watts).map(watts))) } }
@@ -86,7 +89,7 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
                             }
                             @if let Some(heat) = medium.and_then(|medium| medium.gpu_temperature_celsius) { (format!("{heat:.0} °C")) }
                         }
-                        (chart(&format!("power, {window}"), &columns, |point| point.power, limit, watts))
+                        (chart(&POWER, window, &columns, limit))
                     }
                 }
             }
@@ -102,12 +105,6 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
     }
 }
 
-fn columns(page: &Page<'_>, gpu: &Gpu, mig: Option<&MigUuid>) -> Columns {
-    let now = page.history.at().monotonic.as_duration().as_secs();
-    let points = page.history.points(&gpu.uuid, mig);
-    points.map_or([Point::default(); COLUMNS], |points| points.columns(page.view.window, now))
-}
-
 fn mig_row(page: &Page<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medium>) -> Markup {
     let instances = medium.map_or(&[][..], |medium| &medium.instances);
     let reading: Option<&InstanceReading> = instances.iter().find(|instance| instance.members.contains(&mig.uuid));
@@ -118,11 +115,11 @@ fn mig_row(page: &Page<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medium>)
     let overview = overview(page, gpu, Some(&mig.uuid));
     let busy = overview.and_then(|device| device.busy_ratio);
     let is_free = overview.is_some_and(|device| device.state == Some(DeviceState::Free));
-    let window = window_words(page.view.window);
+    let columns = page.history.columns(&gpu.uuid, Some(&mig.uuid), page.view.window);
     html! {
         li.mig data-key=(mig.uuid) {
             span.name { (name) }
-            (chart(&format!("busy, {window}"), &columns(page, gpu, Some(&mig.uuid)), |point| point.busy, Some(1.0), percent))
+            (chart(&BUSY, page.view.window, &columns, Some(1.0)))
             span.number { (figure("busy-now", busy, percent)) }
             span.number { (or_unknown(memory.map(|memory| gibibytes(memory.used)))) }
             span.part {
@@ -172,6 +169,7 @@ fn badge(health: Option<&DeviceHealth>) -> Markup {
     match health {
         None => html! { span.badge.plain { "not checked" } },
         Some(health) if health.healthy => html! { span.badge.good { "healthy" } },
+        Some(health) if health.is_only_marked() => html! { span.badge.plain { "marked" } },
         Some(_) => html! { span.badge.bad { "unhealthy" } },
     }
 }

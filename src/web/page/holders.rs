@@ -32,6 +32,8 @@ struct Use {
 pub(super) fn of_gpu(page: &Page<'_>, gpu: &Gpu, capacity: Option<u64>) -> Markup {
     let division = page.history.division(&gpu.uuid, page.view.window);
     let unknown = division.as_ref().map_or(1.0, |division| division.uncovered);
+    // In bars of all time, in numbers of the time that is known.
+    let shown = |ratio: Option<f64>| division.as_ref()?.known_ratio(ratio?).map(percent);
     let mut uses: BTreeMap<User, Use> = BTreeMap::new();
     let is_partitioned = !gpu.mig_devices.is_empty();
     // The MIG devices name theirs.
@@ -41,7 +43,7 @@ pub(super) fn of_gpu(page: &Page<'_>, gpu: &Gpu, capacity: Option<u64>) -> Marku
             used.memory = Some(used.memory.unwrap_or(0) + bytes);
         }
     }
-    let busy = division.into_iter().flat_map(|division| division.busy).filter(|_| unknown < 1.0);
+    let busy = division.iter().flat_map(|division| division.busy.clone()).filter(|_| unknown < 1.0);
     for (part, ratio) in busy {
         let user = match part {
             Part::Container(_) if is_partitioned => continue,
@@ -77,7 +79,7 @@ pub(super) fn of_gpu(page: &Page<'_>, gpu: &Gpu, capacity: Option<u64>) -> Marku
         @if !uses.is_empty() && !is_partitioned {
             div.bars {
                 "busy"
-                (bar(&words(&busy_words, &|used| used.busy.map(percent)), segments(&|used| used.busy), unknown))
+                (bar(&words(&busy_words, &|used| shown(used.busy)), segments(&|used| used.busy), unknown))
                 "memory"
                 (bar(&words("memory now", &|used| used.memory.map(gibibytes)), segments(&memory_ratio),
                     if is_memory_known { 0.0 } else { 1.0 }))
@@ -89,7 +91,7 @@ pub(super) fn of_gpu(page: &Page<'_>, gpu: &Gpu, capacity: Option<u64>) -> Marku
                     li {
                         svg.swatch viewBox="0 0 1 1" aria-hidden="true" { rect class=(class(user, place)) width="1" height="1" {} }
                         span.part { (name(user)) }
-                        span.number { (or_unknown(used.busy.map(percent))) }
+                        span.number { (or_unknown(shown(used.busy))) }
                         span.number { (or_unknown(used.memory.map(gibibytes))) }
                     }
                 }

@@ -24,7 +24,7 @@ use ring::digest::{SHA256, digest};
 pub(super) use view::View;
 
 use crate::history::{History, Window};
-use crate::model::{Account, Gpu, HardwareSource, Moment, Snapshot};
+use crate::model::{Account, Gpu, HardwareSource, Moment, Snapshot, equal_division};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -80,6 +80,7 @@ impl Page<'_> {
                 a href="/-/ready" { "readiness" } " · " a href="/-/healthy" { "health" }
                 " · podmeter " (env!("CARGO_PKG_VERSION"))
             }
+            div #tip hidden {}
             script { (PreEscaped(SCRIPT)) }
         };
         document(title, body).into_string()
@@ -116,6 +117,7 @@ impl Page<'_> {
             @for problem in problems.into_iter().flatten() {
                 p.problem { (problem) }
             }
+            @if let Some(note) = equal_division(&snapshot.accounts, snapshot.processes.as_deref()) { p.note { (note) } }
             @for taken in &snapshot.unallocated_uses {
                 p.problem {
                     (taken.pod.namespace) "/" (taken.pod.pod) " uses " (text::device_name(snapshot, &taken.gpu, None))
@@ -214,10 +216,12 @@ fn driver(snapshot: &Snapshot) -> String {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::sync::Arc;
 
     use super::view::Sort;
     use super::*;
     use crate::metrics::tests::fixture;
+    use crate::model::{Attribution, Sharing, UnhealthyReason};
 
     fn of(snapshot: &Snapshot, not_ready: Option<&str>) -> String {
         seen(snapshot, not_ready, View::default())
@@ -253,6 +257,34 @@ mod tests {
     }
 
     #[test]
+    fn equal_division_is_shown_with_its_remedy_and_each_percentage_is_of_the_device() {
+        let mut snapshot = fixture::snapshot();
+        assert!(!of(&snapshot, None).contains("divided equally"));
+        snapshot.processes = None;
+        let account = &mut snapshot.accounts[0];
+        (account.utilization_ratio, account.device_utilization_ratio) = (Some(1.0), Some(0.34));
+        let holding = account.holding.as_mut().unwrap();
+        (holding.sharing, holding.share) = (Sharing::TimeSlicing, Some(0.25));
+        holding.attribution = Some(Attribution::EqualShare);
+        let page = of(&snapshot, None);
+        assert!(page.contains("by 1 holders is divided equally: hostPID is off; with hostPID=true"), "{page}");
+        let row = row(&page, &format!("research/training-0/main {}", fixture::WHOLE));
+        assert!(row.contains("data-figure=\"busy-now\" data-value=\"0.340\">34 %<"), "not 100 % of its slot: {row}");
+        assert!(row.contains("time slicing, holds 25 %, in equal parts"), "{row}");
+    }
+
+    #[test]
+    fn a_mark_is_no_fault_and_a_passed_through_gpu_has_no_unknown_model() {
+        let mut snapshot = fixture::snapshot();
+        for health in Arc::make_mut(&mut snapshot.health).gpus.values_mut() {
+            health.whole.causes.iter_mut().for_each(|cause| cause.reason = UnhealthyReason::Admin);
+        }
+        let page = of(&snapshot, None);
+        assert!(page.contains("1 marked, 1 passed through") && !page.contains(" unhealthy, "), "{page}");
+        assert!(page.contains(">marked</span>") && !page.contains("model unknown"), "{page}");
+    }
+
+    #[test]
     fn names_are_escaped() {
         let mut snapshot = fixture::snapshot();
         snapshot.node_name = "<script>alert(1)</script>".into();
@@ -268,7 +300,7 @@ mod tests {
         let lost = row(&page, fixture::LOST);
         assert!(lost.contains("<b data-figure=\"busy-now\">–</b>"), "{lost}");
         for chart in ["busy, last 5 min: unknown", "power, last 5 min: unknown"] {
-            assert!(lost.contains(&format!("aria-label=\"{chart}\"></svg>")), "{lost}");
+            assert!(lost.contains(&format!("aria-label=\"{chart}\"")) && !lost.contains("<path"), "{lost}");
         }
     }
 

@@ -142,6 +142,22 @@
     if (target.matches('.more[open]')) fill(target);
   }, true);
 
+  // The value of a chart under the pointer.
+
+  const tip = document.getElementById('tip');
+  addEventListener('pointermove', ({ clientX, clientY }) => {
+    const chart = document.elementsFromPoint(clientX, clientY).find((part) => part.matches('[data-values]'));
+    tip.hidden = !chart;
+    if (!chart) return;
+    const values = chart.dataset.values.split(',');
+    const { left, width } = chart.getBoundingClientRect();
+    const at = Math.min(values.length - 1, Math.max(0, Math.floor((clientX - left) / width * values.length)));
+    const { unit, step } = chart.dataset;
+    tip.textContent = `${values[at] ? `${values[at]} ${unit}` : 'unknown'}, ${(values.length - 1 - at) * step} s ago`;
+    tip.style.left = `${Math.min(clientX + 12, innerWidth - tip.offsetWidth - 4)}px`;
+    tip.style.top = `${Math.max(clientY - 28, 0)}px`;
+  });
+
   // Links to another window or order change the stream, not the document.
 
   live.addEventListener('click', (event) => {

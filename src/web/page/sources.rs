@@ -12,8 +12,9 @@ pub(super) fn sources(page: &Page<'_>) -> Markup {
     let tiers = page.snapshot.hardware.collectors.iter().map(|(name, collector)| (*name, collector));
     let all: Vec<(&str, &Collector)> = [("kubelet", &kubelet.collector)].into_iter().chain(tiers).collect();
     let failed = all.iter().filter(|(_, collector)| !collector.success).count();
-    let about = html! { @if failed == 0 { "all succeeded" } @else { (failed) " of " (all.len()) " not successful" } };
-    let since = |then: Option<Moment>| html! { (or_unknown(then.map(|then| ago(now, then)))) };
+    let about =
+        html! { @if failed == 0 { "all succeeded" } @else { (failed) " of " (all.len()) " sources not successful" } };
+    let since = |then: Option<Moment>| html! { (or_unknown(then.map(|then| ago(now, then.monotonic)))) };
     let rows = all.into_iter().map(|(name, collector)| {
         let took = or_unknown(collector.duration.map(|took| format!("{:.1} ms", took.as_secs_f64() * 1e3)));
         [html! { (label(name)) }, outcome(collector), since(collector.last_success), html! { (took) }]
@@ -23,9 +24,11 @@ pub(super) fn sources(page: &Page<'_>) -> Markup {
         (_, true) => html! { span.badge.good { "settled" } },
         (_, false) => html! { span.badge.plain { "settling" } },
     };
-    let in_use = [html! { "allocations in use" }, state, since(kubelet.allocations_at), html! { "–" }];
     let headings = [("Source", None), ("Last run", None), ("Last success", NUMBER), ("Took", NUMBER)];
-    let body = table(headings, rows.chain([in_use]));
+    let body = html! {
+        (table(headings, rows))
+        p { "Allocations in use: " (state) " " (since(kubelet.allocations_at)) }
+    };
     section("sources", "Sources", about, failed > 0, body)
 }
 

@@ -11,11 +11,14 @@ pub(super) fn tiles(page: &Page<'_>) -> Markup {
     let snapshot = page.snapshot;
     let gpus: Vec<&Gpu> = snapshot.hardware.inventory.gpus.values().collect();
     let readings = |gpu: &Gpu| snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings);
-    let unhealthy = gpus
-        .iter()
-        .filter(|gpu| snapshot.health.gpus.get(&gpu.uuid).is_some_and(|health| !health.whole.healthy))
-        .count();
+    let health = gpus.iter().filter_map(|gpu| Some(&snapshot.health.gpus.get(&gpu.uuid)?.whole));
+    let (marked, unhealthy): (Vec<_>, Vec<_>) =
+        health.filter(|health| !health.healthy).partition(|health| health.is_only_marked());
+    let (marked, unhealthy) = (marked.len(), unhealthy.len());
     let passed_through = snapshot.hardware.inventory.passthrough.len();
+    let states = [(unhealthy, "unhealthy"), (marked, "marked"), (passed_through, "passed through")];
+    let states = states.into_iter().filter(|(count, _)| *count > 0).map(|(count, state)| format!("{count} {state}"));
+    let states = states.collect::<Vec<_>>().join(", ");
     let all = |of: fn(&DeviceReadings) -> Option<f64>| -> Vec<f64> {
         gpus.iter().filter_map(|gpu| of(readings(gpu)?)).collect()
     };
@@ -41,11 +44,8 @@ pub(super) fn tiles(page: &Page<'_>) -> Markup {
     }
     html! {
         dl.tiles {
-            (tile("GPUs", html! { (gpus.len()) }, match (unhealthy, passed_through) {
-                (0, 0) => "none unhealthy".to_owned(),
-                (count, 0) => format!("{count} unhealthy"),
-                (count, others) => format!("{count} unhealthy, {others} passed through"),
-            }, if unhealthy > 0 { "bad" } else { "" }))
+            (tile("GPUs", html! { (gpus.len()) }, if states.is_empty() { "none unhealthy".to_owned() } else { states },
+                if unhealthy > 0 { "bad" } else { "" }))
             (tile("Allocated", figure("allocated", node.allocated_gpus, gpus_worth), format!("of {} GPUs", gpus.len()), ""))
             (tile("Held and idle", figure("held-and-idle", idle, gpus_worth),
                 format!("GPUs, {}", window_words(page.view.window)),

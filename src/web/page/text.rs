@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 
-use crate::model::{Gpu, GpuUuid, MigUuid, Moment, Snapshot, UnixSeconds};
+use crate::model::{Gpu, GpuUuid, MigUuid, Moment, Monotonic, Snapshot, UnixSeconds};
 
 pub(super) fn or_unknown(text: Option<String>) -> String {
     text.unwrap_or_else(|| "–".to_owned())
@@ -34,9 +34,6 @@ pub(super) fn gibibytes(bytes: u64) -> String {
 
 pub(super) fn kilowatt_hours(joules: f64) -> String {
     let hours = joules / 3.6e6;
-    if hours < 0.1 {
-        return format!("{:.1} Wh", hours * 1e3);
-    }
     if hours >= 10.0 { format!("{hours:.1} kWh") } else { format!("{hours:.3} kWh") }
 }
 
@@ -49,8 +46,8 @@ pub(super) fn span(seconds: u64) -> String {
     }
 }
 
-pub(super) fn ago(now: Moment, then: Moment) -> String {
-    format!("{} ago", span(now.monotonic.since(then.monotonic).as_secs()))
+pub(super) fn ago(now: Moment, then: Monotonic) -> String {
+    format!("{} ago", span(now.monotonic.since(then).as_secs()))
 }
 
 /// The time of day, with the date for programs and on hover.

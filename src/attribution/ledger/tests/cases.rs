@@ -4,8 +4,8 @@ use super::super::*;
 use super::{GPU, World};
 use crate::attribution::{HoldingKey, OwnedProcess};
 use crate::model::{
-    Attribution, ContainerRef, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigUuid, Owner, PodRef, Reason,
-    Sharing,
+    Attribution, ContainerRef, Fast, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigUuid, Owner, PodRef,
+    Reason, Sharing, Stamped,
 };
 
 use crate::test_data;
@@ -327,4 +327,23 @@ fn losing_the_kubelet_loses_nothing() {
     let published =
         (1..=600).map(|second| case.reading(second, Some(second as f64), 100.0 * second as f64, None)).last();
     assert_eq!(rows(&published.unwrap()), [row("a", [600.0, 600.0, 0.0, 60_000.0])]);
+}
+
+#[test]
+fn the_slots_of_a_gpu_are_as_busy_now_as_the_gpu_whatever_the_interval_was() {
+    let mut case = World::new(3600);
+    partitioned(&mut case, None);
+    case.inventory.gpus.get_mut(&GPU.into()).unwrap().mig_devices.clear();
+    for pod in ["a", "b", "c"] {
+        case.hold(pod, None, Sharing::TimeSlicing, 1.0 / 3.0);
+    }
+    case.reading(0, Some(0.0), 0.0, None);
+    for (second, busy, sample, each) in [(1, 0.9, 0.3, Some(0.1)), (2, 0.9, 0.6, None), (3, 1.8, 0.0, Some(0.0))] {
+        case.set_reading(second * 1000, Some(busy), Some(0.0), None);
+        let readings = Arc::make_mut(case.readings.get_mut(&GPU.into()).unwrap());
+        let value = Fast { utilization_ratio: Some(sample), ..Fast::default() };
+        readings.fast = Some(Stamped { at: Monotonic::from_secs(second), value });
+        let now: Vec<_> = case.at(second).accounts.iter().map(|one| rounded(one.device_utilization_ratio)).collect();
+        assert_eq!(now, [each; 3], "the driver's sample is {sample}");
+    }
 }
