@@ -237,3 +237,15 @@ fn in_json_each_quantity_is_a_list_with_null_for_absent() {
     assert_eq!(lost["seconds_ago"], 0);
     assert!(json["events"].as_array().unwrap().is_empty());
 }
+
+#[test]
+fn a_young_history_has_only_the_columns_since_it_began_and_ratios_of_the_known_time() {
+    let mut history = History::default();
+    (0..=12).for_each(|second| history.note(&later(second)));
+    let columns = |window| history.columns(&fixture::WHOLE.into(), None, window);
+    assert_eq!([Window::Minute, Window::FiveMinutes].map(|window| columns(window).len()), [13, 3]);
+    assert!(columns(Window::FiveMinutes).last().unwrap().busy.is_some());
+    let division = Division { uncovered: 0.5, ..Division::default() };
+    assert_eq!(division.known_ratio(0.25), Some(0.5));
+    assert_eq!(Division { uncovered: 1.0, ..division }.known_ratio(0.0), None);
+}

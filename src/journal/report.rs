@@ -189,6 +189,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_usage_names_the_first_holding_and_its_percentages_are_of_the_gpu() {
+        let mut record =
+            AllocationRecord { began: 100.0, seen: 200.0, ended: Some(200.0), ..AllocationRecord::default() };
+        record.figures.held_seconds = Some(100.0);
+        (record.figures.allocated_seconds, record.figures.busy_seconds) = (Some(25.0), Some(20.0));
+        record.figures.idle_seconds = Some(5.0);
+        let table = |since| usage_table(&Usage::of([&record], By::Namespace, since, 1000.0), By::Namespace);
+        let young = table(0.0);
+        assert!(young.contains("; the first recorded holding began at 1970-01-01T00:01:40Z\n"), "{young}");
+        assert!(young.contains(" 25.0 ") && young.contains(" 20.0 "), "a quarter is held: {young}");
+        assert!(!table(100.0).contains("first recorded"), "it covers the window");
+    }
+
+    #[test]
     fn names_that_hold_commas_and_quotes_stay_one_field() {
         assert_eq!(quoted("a,\"b\""), "\"a,\"\"b\"\"\"");
         assert_eq!(quoted("plain"), "plain");

@@ -86,6 +86,22 @@ impl Overview {
         let node = NodeOverview::of(snapshot, &devices);
         Self { devices, resources: ResourceCount::all(snapshot), node }
     }
+
+    #[must_use]
+    pub fn device(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&DeviceOverview> {
+        self.devices.iter().find(|device| device.gpu == *gpu && device.mig.as_ref() == mig)
+    }
+
+    /// How many slots or MIG devices of it are free, and how many it has.
+    #[must_use]
+    pub fn free_parts(&self, device: &DeviceOverview) -> Option<(usize, usize)> {
+        if let Some(slots) = device.slots {
+            return Some((device.free_slots?, slots));
+        }
+        let parts = || self.devices.iter().filter(|part| part.gpu == device.gpu && part.mig.is_some());
+        let free = parts().filter(|part| part.state == Some(DeviceState::Free)).count();
+        (device.state == Some(DeviceState::Partitioned)).then(|| (free, parts().count()))
+    }
 }
 
 fn device(snapshot: &Snapshot, slots: &SlotCounts, gpu: &Gpu, mig: Option<&MigDevice>) -> DeviceOverview {
@@ -150,13 +166,13 @@ pub fn parts_of_device(inventory: &Inventory, account: &Account) -> (Option<f64>
 /// Where holders' use is divided equally: why, and the remedy.
 #[must_use]
 pub fn equal_division(accounts: &[Account], processes: Option<&ProcessState>) -> Option<String> {
-    let holdings = accounts.iter().filter_map(|account| account.holding.as_ref());
-    let count = holdings.filter(|holding| holding.attribution == Some(Attribution::EqualShare)).count();
+    let mut holdings = accounts.iter().filter_map(|account| account.holding.as_ref());
     let why = match processes.is_some_and(|processes| processes.enabled) {
         true => "the driver reports no use by process",
         false => "hostPID is off; with hostPID=true in the chart it is divided by process",
     };
-    (count > 0).then(|| format!("the use of shared devices by {count} holders is divided equally: {why}"))
+    let is_divided = holdings.any(|holding| holding.attribution == Some(Attribution::EqualShare));
+    is_divided.then(|| format!("the use of shared devices is divided equally among their holders: {why}"))
 }
 
 /// The part of the GPU that is allocated, 0 to 1. `None` until the kubelet has answered, and where a share is unknown.

@@ -122,6 +122,28 @@ pub struct HardwareState {
     pub released: Option<Released>,
 }
 
+impl HardwareState {
+    /// The driver, for people.
+    #[must_use]
+    pub fn driver_words(&self) -> String {
+        match (&self.inventory.driver, self.source) {
+            (Some(driver), HardwareSource::Simulated) => format!("simulated driver {}", driver.driver_version),
+            (Some(driver), _) => format!("driver {}", driver.driver_version),
+            (None, HardwareSource::None) => "reading no hardware".to_owned(),
+            (None, _) => "no driver".to_owned(),
+        }
+    }
+
+    /// The oldest current readings of use and power, and of memory and temperature.
+    #[must_use]
+    pub fn oldest_readings(&self) -> [Option<Monotonic>; 2] {
+        let oldest = |at: fn(&DeviceReadings) -> Option<Monotonic>| {
+            self.readings.values().filter_map(|readings| at(readings)).min()
+        };
+        [oldest(|readings| Some(readings.fast.as_ref()?.at)), oldest(|readings| Some(readings.medium.as_ref()?.at))]
+    }
+}
+
 /// The driver is closed until `until`, or until a resume is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Released {

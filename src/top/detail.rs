@@ -60,7 +60,7 @@ fn identity(node: &Node, gpu: &Gpu, since: Duration) -> Vec<String> {
     let medium = readings.and_then(|readings| readings.medium.as_ref()).map(|medium| &medium.value);
     let memory_use = medium.and_then(|medium| medium.memory);
     let mut values = vec![
-        format!("busy {}", percent(table::overview(node, &gpu.uuid, None).and_then(|one| one.busy_ratio))),
+        format!("busy {}", percent(node.overview.device(&gpu.uuid, None).and_then(|one| one.busy_ratio))),
         format!(
             "power {}/{}",
             unit(fast.and_then(|fast| fast.power_watts), ""),

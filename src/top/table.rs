@@ -9,8 +9,8 @@ use super::format::{energy, known, memory, percent, span, spanned, unit};
 use super::{Line, Style};
 use crate::api::Node;
 use crate::model::{
-    Account, DeviceOverview, DeviceState, Gpu, GpuUuid, HardwareSource, HealthCause, Holding, MigDevice, MigUuid,
-    Monotonic, Reason, UnhealthyReason, equal_division, parts_of_device,
+    Account, DeviceState, Gpu, GpuUuid, HealthCause, Holding, MigDevice, MigUuid, Monotonic, Reason, UnhealthyReason,
+    equal_division, parts_of_device,
 };
 use crate::terminal::{clean, fit};
 
@@ -113,7 +113,7 @@ fn device(node: &Node, gpu: &Gpu, mig: Option<&MigDevice>) -> Row {
     let memory_use = medium.and_then(|medium| medium.memory).or_else(|| instance?.memory);
     let total = memory_use.map(|memory| memory.total).or_else(|| mig?.memory_bytes);
     let (state, is_alarm) = state(node, gpu, mig);
-    let overview = overview(node, &gpu.uuid, mig.map(|mig| &mig.uuid));
+    let overview = node.overview.device(&gpu.uuid, mig.map(|mig| &mig.uuid));
     let uuid = mig.map_or(gpu.uuid.as_str(), |mig| mig.uuid.as_str());
     let words = std::iter::once(state).chain(free(node, &gpu.uuid, mig)).chain(unattributed(node, gpu, mig));
     let indent = if mig.is_some() { "  " } else { "" };
@@ -144,21 +144,12 @@ pub fn state(node: &Node, gpu: &Gpu, mig: Option<&MigDevice>) -> (String, bool) 
     }
 }
 
-pub fn overview<'a>(node: &'a Node, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&'a DeviceOverview> {
-    node.overview.devices.iter().find(|device| device.gpu == *gpu && device.mig.as_ref() == mig)
-}
-
 /// `free`, or how many of its slots or MIG devices are: `free:2/4`.
 fn free(node: &Node, gpu: &GpuUuid, mig: Option<&MigDevice>) -> Option<String> {
-    let device = overview(node, gpu, mig.map(|mig| &mig.uuid))?;
-    let is_free = |device: &&DeviceOverview| device.state == Some(DeviceState::Free);
-    match (device.state?, device.free_slots, device.slots) {
-        (_, Some(free), Some(slots)) if slots > 0 => Some(format!("free:{free}/{slots}")),
-        (DeviceState::Free, ..) => Some("free".to_owned()),
-        (DeviceState::Partitioned, ..) => {
-            let parts = || node.overview.devices.iter().filter(|part| part.gpu == *gpu && part.mig.is_some());
-            Some(format!("free:{}/{}", parts().filter(is_free).count(), parts().count()))
-        }
+    let device = node.overview.device(gpu, mig.map(|mig| &mig.uuid))?;
+    match (node.overview.free_parts(device), device.state) {
+        (Some((free, all)), _) => Some(format!("free:{free}/{all}")),
+        (None, Some(DeviceState::Free)) => Some("free".to_owned()),
         _ => None,
     }
 }
@@ -238,14 +229,7 @@ pub fn lines(rows: &[Row], width: usize) -> Vec<Line> {
 
 /// `demo, simulated driver 570.124.06, up 1m15s`
 pub fn title(node: &Node) -> String {
-    let hardware = &node.hardware;
-    let version = hardware.inventory.driver.as_ref().map(|driver| clean(&driver.driver_version));
-    let driver = match (version, hardware.source) {
-        (Some(version), HardwareSource::Simulated) => format!("simulated driver {version}"),
-        (Some(version), _) => format!("driver {version}"),
-        (None, HardwareSource::None) => "reading no hardware".to_owned(),
-        (None, _) => "no driver".to_owned(),
-    };
+    let driver = clean(&node.hardware.driver_words());
     let name = if node.node_name.is_empty() { "podmeter".to_owned() } else { clean(&node.node_name) };
     format!("{name}, {driver}, up {}", span(node.at.monotonic.as_duration().as_secs_f64()))
 }

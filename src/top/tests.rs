@@ -17,7 +17,7 @@ use crate::model::{Attribution, Monotonic, Sharing, UnixSeconds};
 
 /// As a client reads it.
 fn node() -> Node {
-    let json = serde_json::to_vec(&fixture::snapshot()).unwrap();
+    let json = serde_json::to_vec(&Node::from(&fixture::snapshot())).unwrap();
     serde_json::from_slice(&json).unwrap()
 }
 
@@ -95,7 +95,10 @@ fn a_slot_shows_its_part_of_the_device_and_equal_division_its_remedy() {
     let text = text(&node);
     let row = text.lines().find(|line| line.contains("training-0")).unwrap();
     assert!(row.contains("time_slicing:25%") && row.contains(" 34% "), "{row}");
-    assert!(text.contains("note: the use of shared devices by 1 holders is divided equally: hostPID is off"), "{text}");
+    assert!(
+        text.contains("note: the use of shared devices is divided equally among their holders: hostPID is off"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -7,8 +7,8 @@ use super::text::{ago, device_name, figure, gibibytes, gpu_name, or_unknown, per
 use super::view::window_words;
 use super::{Page, facts, holders, more, section};
 use crate::model::{
-    Account, DeviceHealth, DeviceOverview, DeviceState, Fast, Gpu, InstanceReading, Medium, MigDevice, MigUuid,
-    Monotonic, PassthroughGpu,
+    Account, DeviceHealth, DeviceOverview, DeviceState, Fast, Gpu, InstanceReading, Medium, MigDevice, Monotonic,
+    PassthroughGpu,
 };
 
 pub(super) fn devices(page: &Page<'_>) -> Markup {
@@ -47,7 +47,7 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
     let columns = page.history.columns(&gpu.uuid, None, window);
     let division = page.history.division(&gpu.uuid, window);
     let busy = division.and_then(|division| division.known_ratio(division.busy.values().sum()));
-    let overview = overview(page, gpu, None);
+    let overview = page.snapshot.overview.device(&gpu.uuid, None);
     let passthrough = page.snapshot.hardware.inventory.passthrough.get(&gpu.uuid);
     let containers = page.holders(gpu).map(|account| &account.container);
     let model = gpu.model.as_deref().unwrap_or(if passthrough.is_some() { "" } else { "model unknown" });
@@ -99,7 +99,7 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
             (holders::of_gpu(page, gpu, capacity))
             @if overview.is_some_and(|device| device.state == Some(DeviceState::Passthrough)) { p.none { "No container holds it." } }
             // What is free of an unhealthy GPU cannot be had.
-            @if health.is_none_or(|health| health.whole.healthy) { (state(page, gpu, overview)) }
+            @if health.is_none_or(|health| health.whole.healthy) { (state(page, overview)) }
             (more(gpu.uuid.as_str(), &gpu_name(gpu)))
         }
     }
@@ -112,7 +112,7 @@ fn mig_row(page: &Page<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medium>)
     let health = page.snapshot.health.gpus.get(&gpu.uuid).and_then(|health| health.instances.get(&mig.uuid));
     let holders: Vec<&Account> = page.holders(gpu).filter(|account| account.mig.as_ref() == Some(&mig.uuid)).collect();
     let name = device_name(page.snapshot, &gpu.uuid, Some(&mig.uuid)).trim_start_matches("GPU ").to_owned();
-    let overview = overview(page, gpu, Some(&mig.uuid));
+    let overview = page.snapshot.overview.device(&gpu.uuid, Some(&mig.uuid));
     let busy = overview.and_then(|device| device.busy_ratio);
     let is_free = overview.is_some_and(|device| device.state == Some(DeviceState::Free));
     let columns = page.history.columns(&gpu.uuid, Some(&mig.uuid), page.view.window);
@@ -136,23 +136,17 @@ fn mig_row(page: &Page<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medium>)
     }
 }
 
-fn overview<'a>(page: &Page<'a>, gpu: &Gpu, mig: Option<&MigUuid>) -> Option<&'a DeviceOverview> {
-    let mut devices = page.snapshot.overview.devices.iter();
-    devices.find(|device| device.gpu == gpu.uuid && device.mig.as_ref() == mig)
-}
-
 /// Whether a whole GPU is free, or how many of its slots or MIG devices are.
-fn state(page: &Page<'_>, gpu: &Gpu, device: Option<&DeviceOverview>) -> Markup {
+fn state(page: &Page<'_>, device: Option<&DeviceOverview>) -> Markup {
     let Some(device) = device else { return html! {} };
-    let is_free = |part: &&DeviceOverview| part.state == Some(DeviceState::Free);
-    let parts = || page.snapshot.overview.devices.iter().filter(|part| part.gpu == gpu.uuid && part.mig.is_some());
-    let (free, all, what) = match (device.slots.zip(device.free_slots), device.state) {
-        (Some((slots, free)), _) => (free, slots, "slots"),
-        (None, Some(DeviceState::Partitioned)) => (parts().filter(is_free).count(), parts().count(), "MIG devices"),
-        (None, Some(DeviceState::Free)) => return html! { p.free { "free" } },
-        (None, _) => return html! {},
-    };
-    html! { p.free { (figure("free", Some(free as f64), |free| free.to_string())) " of " (all) " " (what) " free" } }
+    let what = if device.slots.is_some() { "slots" } else { "MIG devices" };
+    match (page.snapshot.overview.free_parts(device), device.state) {
+        (Some((free, all)), _) => html! {
+            p.free { (figure("free", Some(free as f64), |free| free.to_string())) " of " (all) " " (what) " free" }
+        },
+        (None, Some(DeviceState::Free)) => html! { p.free { "free" } },
+        (None, _) => html! {},
+    }
 }
 
 /// Where a GPU of virtual machines is found on the host.

@@ -24,7 +24,7 @@ use ring::digest::{SHA256, digest};
 pub(super) use view::View;
 
 use crate::history::{History, Window};
-use crate::model::{Account, Gpu, HardwareSource, Moment, Snapshot, equal_division};
+use crate::model::{Account, Gpu, Moment, Snapshot, equal_division};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -104,7 +104,7 @@ impl Page<'_> {
         html! {
             div.about {
                 p {
-                    (driver(snapshot)) ", up for " (text::span(self.now.monotonic.as_duration().as_secs()))
+                    (snapshot.hardware.driver_words()) ", up for " (text::span(self.now.monotonic.as_duration().as_secs()))
                     ", as of " (text::time(snapshot.at.unix)) " UTC"
                 }
                 nav.windows aria-label="Window" {
@@ -203,16 +203,6 @@ fn more(key: &str, name: &str) -> Markup {
     }
 }
 
-fn driver(snapshot: &Snapshot) -> String {
-    let hardware = &snapshot.hardware;
-    match (&hardware.inventory.driver, hardware.source) {
-        (Some(driver), HardwareSource::Simulated) => format!("simulated driver {}", driver.driver_version),
-        (Some(driver), _) => format!("driver {}", driver.driver_version),
-        (None, HardwareSource::None) => "reading no hardware".to_owned(),
-        (None, _) => "no driver".to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -267,7 +257,7 @@ mod tests {
         (holding.sharing, holding.share) = (Sharing::TimeSlicing, Some(0.25));
         holding.attribution = Some(Attribution::EqualShare);
         let page = of(&snapshot, None);
-        assert!(page.contains("by 1 holders is divided equally: hostPID is off; with hostPID=true"), "{page}");
+        assert!(page.contains("is divided equally among their holders: hostPID is off; with hostPID=true"), "{page}");
         let row = row(&page, &format!("research/training-0/main {}", fixture::WHOLE));
         assert!(row.contains("data-figure=\"busy-now\" data-value=\"0.340\">34 %<"), "not 100 % of its slot: {row}");
         assert!(row.contains("time slicing, holds 25 %, in equal parts"), "{row}");

@@ -334,6 +334,7 @@ fn the_slots_of_a_gpu_are_as_busy_now_as_the_gpu_whatever_the_interval_was() {
     let mut case = World::new(3600);
     partitioned(&mut case, None);
     case.inventory.gpus.get_mut(&GPU.into()).unwrap().mig_devices.clear();
+    case.join = Join::default();
     for pod in ["a", "b", "c"] {
         case.hold(pod, None, Sharing::TimeSlicing, 1.0 / 3.0);
     }
