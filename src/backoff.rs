@@ -11,13 +11,11 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    #[must_use]
     pub fn new((first, longest): (Duration, Duration)) -> Self {
         Self { first, longest, next: first }
     }
 
     /// The pause that the next failure would have.
-    #[must_use]
     pub fn next(&self) -> Duration {
         self.next
     }
@@ -35,7 +33,6 @@ impl Backoff {
 }
 
 /// Shortens the pause by up to half, so that many nodes do not try at the same time. `random` is any number.
-#[must_use]
 pub fn with_jitter(pause: Duration, random: u64) -> Duration {
     let half = pause / 2;
     let spread = u64::try_from(half.as_micros()).unwrap_or(u64::MAX - 1);

@@ -12,12 +12,10 @@ pub struct Clock {
 }
 
 impl Clock {
-    #[must_use]
     pub fn start() -> Self {
         Self { origin: tokio::time::Instant::now() }
     }
 
-    #[must_use]
     pub fn now(&self) -> Moment {
         #[allow(clippy::disallowed_methods, reason = "this is the clock")]
         let wall = std::time::SystemTime::now();

@@ -42,7 +42,6 @@ impl Tasks {
     }
 
     /// Becomes true with [`Tasks::stop`], for the tasks that end on request.
-    #[must_use]
     pub fn stopping(&self) -> watch::Receiver<bool> {
         self.stop.subscribe()
     }
@@ -97,7 +96,6 @@ pub async fn within<T>(deadline: Duration, call: impl Future<Output = T>) -> Opt
 pub struct SlowRead<T>(Option<JoinHandle<T>>);
 
 impl<T: Send + 'static> SlowRead<T> {
-    #[must_use]
     pub const fn idle() -> Self {
         Self(None)
     }
@@ -119,7 +117,6 @@ impl<T: Send + 'static> SlowRead<T> {
         answer
     }
 
-    #[must_use]
     pub const fn is_idle(&self) -> bool {
         self.0.is_none()
     }
@@ -135,7 +132,6 @@ pub struct DirectoryEvents {
 }
 
 impl DirectoryEvents {
-    #[must_use]
     pub fn new(directories: Vec<PathBuf>, mask: WatchMask) -> Self {
         let stream = Inotify::init().and_then(|inotify| inotify.into_event_stream([0; 1024]));
         if let Err(error) = &stream {

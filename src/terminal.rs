@@ -15,21 +15,18 @@ const LONGEST: usize = 400;
 
 /// Untrusted text for a terminal: characters that move the cursor, change the writing direction or are invisible are
 /// replaced.
-#[must_use]
 pub fn harmless(text: &str) -> String {
     let visible = |letter: char| if letter.width().is_some_and(|width| width > 0) { letter } else { SUBSTITUTE };
     text.chars().map(visible).collect()
 }
 
 /// The same, cut to the length of a name.
-#[must_use]
 pub fn clean(text: &str) -> String {
     let end = text.char_indices().nth(LONGEST).map_or(text.len(), |(end, _)| end);
     harmless(&text[..end])
 }
 
 /// `text` in exactly this many columns: padded, or cut with an ellipsis.
-#[must_use]
 pub fn fit(text: &str, columns: usize, right: bool) -> String {
     let width = text.width();
     if width <= columns {
@@ -52,7 +49,6 @@ pub fn fit(text: &str, columns: usize, right: bool) -> String {
 }
 
 /// A table with a line per row: the first `texts` columns aligned to the left, the others to the right.
-#[must_use]
 pub fn aligned(table: &[Vec<String>], texts: usize) -> String {
     let table: Vec<Vec<String>> = table.iter().map(|row| row.iter().map(|cell| clean(cell)).collect()).collect();
     let mut widths: Vec<usize> = vec![];

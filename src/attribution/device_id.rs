@@ -49,7 +49,6 @@ pub enum DeviceForm {
 
 impl DeviceForm {
     /// The value of the `form` label.
-    #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Gpu { .. } => "gpu_uuid",
@@ -74,7 +73,6 @@ impl DeviceForm {
     }
 
     /// The GPU that the id names by its UUID: the whole of it, or a slot.
-    #[must_use]
     pub const fn gpu(&self) -> Option<&GpuUuid> {
         match self {
             Self::Gpu { uuid } | Self::GpuReplica { uuid } | Self::GpuVirtual { uuid } => Some(uuid),
@@ -83,7 +81,6 @@ impl DeviceForm {
     }
 
     /// The MIG device that the id names by its UUID: the whole of it, or a slot.
-    #[must_use]
     pub const fn mig(&self) -> Option<&MigUuid> {
         match self {
             Self::Mig { uuid } | Self::MigReplica { uuid } => Some(uuid),
@@ -113,7 +110,6 @@ impl DeviceForm {
 }
 
 /// The form of a device-plugin id. Every string has one.
-#[must_use]
 pub fn parse_device_id(id: &str) -> DeviceForm {
     let (base, replica) = match id.rsplit_once("::") {
         Some((base, n)) if number(n).is_some() => (base, true),
@@ -163,7 +159,6 @@ fn parse_base(base: &str, replica: bool) -> Option<DeviceForm> {
 }
 
 /// The form of an id that `parse_device_id` does not classify, where it is the host's name of a device.
-#[must_use]
 pub fn parse_host_device(resource: &ResourceName, id: &str) -> Option<DeviceForm> {
     let vfio_device = |name: &str| {
         number(name.strip_prefix("vfio")?)?;
@@ -185,14 +180,12 @@ pub fn parse_host_device(resource: &ResourceName, id: &str) -> Option<DeviceForm
 }
 
 /// Whether the resource is of a domain of NVIDIA.
-#[must_use]
 pub fn is_domain_of_nvidia(resource: &ResourceName) -> bool {
     let domain = resource.as_str().split_once('/').map_or("", |(domain, _)| domain);
     domain == "nvidia.com" || domain.ends_with(".nvidia.com")
 }
 
 /// The form of a DRA device, named by its driver.
-#[must_use]
 pub fn parse_claim_device(driver: &str, device: &str) -> DeviceForm {
     match driver {
         "gpu.nvidia.com" => parse_nvidia_claim_device(device).unwrap_or(DeviceForm::DraUnknown),
@@ -242,7 +235,6 @@ fn is_pci_address(text: &str) -> bool {
 }
 
 /// 8-4-4-4-12 hexadecimal digits.
-#[must_use]
 pub fn is_uuid(text: &str) -> bool {
     text.len() == 36
         && text.bytes().enumerate().all(|(position, byte)| match position {

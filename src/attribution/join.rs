@@ -62,7 +62,6 @@ struct Holders {
     weight: f64,
 }
 
-#[must_use]
 pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inventory, slots: &Slots) -> Join {
     let mut held_by_key: BTreeMap<HoldingKey, HeldDevices<'_>> = BTreeMap::new();
     let mut unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&DeviceId>> = BTreeMap::new();
@@ -286,7 +285,6 @@ fn mig_target(gpu: &Gpu, mig: &MigDevice) -> Target {
 }
 
 /// The GPUs that some container holds, or a part of.
-#[must_use]
 pub fn held_gpus(allocations: &Allocations, inventory: &Inventory) -> BTreeSet<GpuUuid> {
     let devices = allocations.containers().flat_map(|container| &container.devices);
     let of_devices = devices.flat_map(|held| look_up(&held.resource, &held.id, inventory).1);
@@ -338,7 +336,6 @@ impl Slots {
     }
 
     /// Of the devices that are shared now.
-    #[must_use]
     pub fn counts(&self) -> SlotCounts {
         let shared = self.shared.iter().filter_map(|target| Some((target, *self.counts.get(target)?)));
         shared.map(|(target, count)| ((target.gpu.clone(), target.mig.clone()), count)).collect()

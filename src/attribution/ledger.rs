@@ -105,7 +105,6 @@ pub struct LedgerOutput {
 }
 
 impl Ledger {
-    #[must_use]
     pub fn new(readings_late: Duration) -> Self {
         Self { readings_late, sequence: 0, devices: BTreeMap::new(), audit: Audit::default() }
     }

@@ -34,20 +34,17 @@ pub struct OwnedProcess {
 }
 
 /// The process ids on any device, in the host's numbering.
-#[must_use]
 pub fn wanted_processes(hardware: &HardwareState) -> BTreeSet<u32> {
     hardware.readings.values().flat_map(|readings| pids(readings)).collect()
 }
 
 /// Whether all of them have been scanned, or are not scanned at all.
-#[must_use]
 pub fn are_scanned(wanted: &BTreeSet<u32>, state: &ProcessState) -> bool {
     !is_scanning(state) || wanted.iter().all(|pid| state.processes.contains_key(pid))
 }
 
 /// What the ledger divides by. Absent for a GPU without a process list, and for all without host process ids. A process
 /// that is not scanned yet is left out until it is: its use is not lost, because its total continues.
-#[must_use]
 pub fn processes_by_device(hardware: &HardwareState, state: &ProcessState) -> BTreeMap<GpuUuid, DeviceProcesses> {
     if !is_scanning(state) {
         return BTreeMap::new();

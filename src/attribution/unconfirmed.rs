@@ -54,7 +54,6 @@ impl Unconfirmed {
     }
 
     /// When an answer would confirm one of them.
-    #[must_use]
     pub fn due(&self) -> Option<Monotonic> {
         self.pods.values().map(|(_, due)| *due).min()
     }

@@ -56,7 +56,6 @@ const MOST_COLUMNS: usize = 100;
 /// Exit code and message.
 struct Failed(u8, String);
 
-#[must_use]
 pub fn main() -> ExitCode {
     let outcome = match parse() {
         Ok(arguments) => run(arguments.command),

@@ -196,7 +196,6 @@ async fn answer(response: Response<Incoming>, target: &Target) -> Result<Vec<u8>
 
 impl ClientError {
     /// No agent was found at all.
-    #[must_use]
     pub fn is_no_agent(&self) -> bool {
         match self {
             Self::NoAgentOnSocket { .. } | Self::NoAgentFound { .. } => true,

@@ -24,7 +24,6 @@ pub enum Target {
 
 impl Target {
     /// Of a listener as `--listen` writes it. One for every address is reached at the loopback.
-    #[must_use]
     pub fn of_listener(address: &str) -> Option<Self> {
         if let Some(path) = address.strip_prefix("unix:") {
             return Some(Self::Socket(path.into()));

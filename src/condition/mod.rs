@@ -88,7 +88,6 @@ pub struct Reason {
 }
 
 impl NodeCondition {
-    #[must_use]
     pub fn of(snapshot: &Snapshot, now: Moment) -> Self {
         let mut healthy_gpus = 0;
         let mut devices = vec![];

@@ -89,7 +89,6 @@ pub struct Report {
 }
 
 impl Report {
-    #[must_use]
     pub fn new(now: UnixSeconds, checks: Vec<Check>, left_out: usize) -> Self {
         let count = |status| checks.iter().filter(|check| check.status == status).count();
         Self {
@@ -106,7 +105,6 @@ impl Report {
     }
 
     /// Nothing failed.
-    #[must_use]
     pub fn is_ok(&self) -> bool {
         self.failed == 0
     }
@@ -117,7 +115,6 @@ impl Report {
     }
 
     /// Worst first, in lines of at most this many columns; below those that failed or warn why it matters and what to do.
-    #[must_use]
     pub fn text(&self, colour: bool, columns: usize) -> String {
         let mut checks: Vec<&Check> = self.checks.iter().collect();
         checks.sort_by_key(|check| check.status);

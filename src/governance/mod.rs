@@ -76,13 +76,11 @@ pub struct ListenerSummary {
 }
 
 /// 64 hex digits.
-#[must_use]
 pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A pure function. Null is unknown; `resources` is null while the bundled device plugin is off.
-#[must_use]
 pub fn record(snapshot: &Snapshot, facts: &Facts) -> Value {
     let plugin = snapshot.plugin.as_deref();
     json!({

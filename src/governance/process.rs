@@ -79,7 +79,6 @@ pub struct Mount {
 }
 
 /// `proc` is `/proc/self` or a directory like it. Reads files of the kernel only, which do not block.
-#[must_use]
 pub fn read(proc: &Path) -> OwnProcess {
     let text = |name: &str| std::fs::read_to_string(proc.join(name)).ok();
     let label = text("attr/current").map(|label| label.trim_end_matches(['\0', '\n']).to_owned());
@@ -105,7 +104,6 @@ fn namespace(proc: &Path, (name, first, always): (&str, u64, bool)) -> Option<Na
 }
 
 /// Of the text of `/proc/<pid>/status`.
-#[must_use]
 pub fn status(text: &str) -> Status {
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim);
     // Real, effective, saved, file system.
@@ -143,7 +141,6 @@ fn capability_names(bits: u64) -> Vec<String> {
 }
 
 /// Of the text of `/proc/<pid>/mountinfo`, in the kernel's order. Invalid lines are left out.
-#[must_use]
 pub fn all_mounts(text: &str) -> Vec<Mount> {
     text.lines().filter_map(mount).collect()
 }

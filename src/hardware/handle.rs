@@ -90,20 +90,17 @@ pub struct Hardware {
 
 impl Hardware {
     /// Every publication; the first value has no data yet.
-    #[must_use]
     pub fn watch(&self) -> watch::Receiver<Arc<HardwareState>> {
         self.states.clone()
     }
 
     /// Every XID, in batches ordered by the time of receipt. `None` after the first call. Equal XIDs
     /// are counted together while the receiver is full.
-    #[must_use]
     pub fn xids(&mut self) -> Option<mpsc::Receiver<Vec<XidEvent>>> {
         self.xids.take()
     }
 
     /// Since when the driver's library is being loaded.
-    #[must_use]
     pub fn loading(&self) -> Loading {
         self.loading.clone()
     }
@@ -131,7 +128,6 @@ impl Drop for Hardware {
 }
 
 /// Starts the hardware threads. A driver that cannot be opened is retried until it can.
-#[must_use]
 pub fn start(driver: Box<dyn Driver>, settings: Settings, clock: Clock) -> Hardware {
     let source = driver.source();
     let (events, received) = sync_channel(EVENTS);

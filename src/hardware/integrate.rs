@@ -39,7 +39,6 @@ pub struct RingIntegral {
 
 impl RingIntegral {
     /// The driver's argument "last seen"; zero requests the whole ring.
-    #[must_use]
     pub fn cursor(&self) -> u64 {
         self.cursor
     }

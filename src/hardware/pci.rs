@@ -16,7 +16,6 @@ const GPU_CLASSES: [&str; 2] = ["0x0300", "0x0302"];
 const INFORMATION_LIMIT: u64 = 16 << 10;
 
 /// The GPUs under `<sys_root>/bus/pci/devices`; `None` where it cannot be read.
-#[must_use]
 pub fn scan(sys_root: &Path) -> Option<NodeDevices> {
     let mut devices = NodeDevices::default();
     let mut gpus = vec![];
@@ -56,7 +55,6 @@ pub fn scan(sys_root: &Path) -> Option<NodeDevices> {
 }
 
 /// The NUMA node that the kernel gives a PCI device; `None` where it has none (-1) or cannot be read.
-#[must_use]
 pub fn numa_node(sys_root: &Path, bus_id: &PciBusId) -> Option<u32> {
     attribute(&sys_root.join("bus/pci/devices").join(bus_id.as_str()), "numa_node")?.parse().ok()
 }
@@ -106,7 +104,6 @@ fn information(path: &Path) -> BusGpu {
 
 /// Lines of `name: value`. The kernel driver writes question marks for an unknown UUID and `Unknown` for an unknown
 /// model.
-#[must_use]
 pub fn parse_information(text: &str) -> BusGpu {
     let mut gpu = BusGpu::default();
     for (name, value) in text.lines().filter_map(|line| line.split_once(':')) {

@@ -24,7 +24,6 @@ impl Effect {
 
 impl Config {
     /// The class in which an XID counts; `None`: it is configured not to count.
-    #[must_use]
     pub fn counted_class(&self, code: u32) -> Option<XidClass> {
         (effect(code, self.xids.get(&code).copied()) != Effect::Ignore).then(|| class(code))
     }
@@ -99,13 +98,11 @@ const NAMES: &[(u32, &str)] = &[
     (158, "fatal timeout"),
 ];
 
-#[must_use]
 pub fn class(code: u32) -> XidClass {
     row(code).map_or(XidClass::Unknown, |row| row.class)
 }
 
 /// The effect of `code`, with its configuration.
-#[must_use]
 pub fn effect(code: u32, configured: Option<XidRule>) -> Effect {
     match configured {
         Some(XidRule::Unhealthy) => Effect::Unhealthy,
@@ -116,7 +113,6 @@ pub fn effect(code: u32, configured: Option<XidRule>) -> Effect {
 }
 
 /// `XID 79 (the GPU has fallen off the bus)`.
-#[must_use]
 pub fn named(code: u32) -> String {
     match NAMES.iter().find(|(known, _)| *known == code) {
         Some((_, name)) => format!("XID {code} ({name})"),

@@ -76,7 +76,6 @@ impl Health {
     }
 
     /// What the next agent restores. The energy counters change at most once a minute.
-    #[must_use]
     pub fn faults(&self) -> Faults {
         // A GPU that is known by its PCI address is found by the first check.
         let kept = self.devices.iter().filter(|(uuid, _)| !uuid.is_of_address());

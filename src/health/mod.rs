@@ -70,7 +70,6 @@ struct Session {
 }
 
 impl Health {
-    #[must_use]
     pub fn new(config: Config) -> Self {
         let counts = || UnhealthyReason::ALL.into_iter().map(|reason| (reason, 0)).collect();
         let state = HealthState {
@@ -80,13 +79,11 @@ impl Health {
         Self { config, state: Arc::new(state), ..Self::default() }
     }
 
-    #[must_use]
     pub fn state(&self) -> Arc<HealthState> {
         Arc::clone(&self.state)
     }
 
     /// When to advance even if nothing has happened until then.
-    #[must_use]
     pub fn next_deadline(&self) -> Option<Monotonic> {
         self.deadline
     }

@@ -61,7 +61,6 @@ impl History {
     }
 
     /// The time of the last snapshot.
-    #[must_use]
     pub fn at(&self) -> Moment {
         self.at
     }
@@ -80,7 +79,6 @@ impl History {
         columns[COLUMNS.saturating_sub(count as usize)..].to_vec()
     }
 
-    #[must_use]
     pub fn points(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&Points> {
         self.points.get(&Device { gpu: gpu.clone(), mig: mig.cloned() })
     }
@@ -91,13 +89,11 @@ impl History {
     }
 
     /// How the busy time of this GPU is divided. `None` in the first second.
-    #[must_use]
     pub fn division(&self, gpu: &GpuUuid, window: Window) -> Option<Division> {
         self.sums.division(gpu, window)
     }
 
     /// Busy, idle, borrowed and uncovered seconds of this holder.
-    #[must_use]
     pub fn figures(&self, account: &Account, window: Window) -> Option<Figures> {
         self.sums.figures(account, window)
     }

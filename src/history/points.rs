@@ -147,7 +147,6 @@ impl Points {
     }
 
     /// The second, since the agent's start, of the last point.
-    #[must_use]
     pub fn latest(&self) -> u64 {
         self.latest
     }

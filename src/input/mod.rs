@@ -51,7 +51,6 @@ impl MessageFormatter for WithSuggestions {
 }
 
 /// What follows an unknown name: `: did you mean ...?`, and the known ones where they are few.
-#[must_use]
 pub fn suggestion(name: &str, known: &[&str]) -> String {
     let measured =
         known.iter().map(|other| (strsim::jaro(name, other), other)).filter(|(measure, _)| *measure >= SIMILAR);

@@ -101,7 +101,6 @@ pub struct HealthEvent {
 }
 
 impl AllocationRecord {
-    #[must_use]
     pub fn is_open(&self) -> bool {
         self.ended.is_none()
     }

@@ -84,13 +84,11 @@ impl AllocationTracker {
         }
     }
 
-    #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.loaded
     }
 
     /// The records to write, which wait until they are. None before `load`.
-    #[must_use]
     pub fn to_write(&self) -> Vec<AllocationRecord> {
         if self.loaded { self.waiting.values().cloned().collect() } else { vec![] }
     }

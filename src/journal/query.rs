@@ -58,7 +58,6 @@ pub struct QueryError(String);
 
 impl Query {
     /// Everything.
-    #[must_use]
     pub fn all() -> Self {
         Self { since: 0.0, until: f64::MAX, namespace: None, pod: None, after: 0, limit: PAGE }
     }
@@ -90,7 +89,6 @@ impl Query {
     }
 
     /// The query string, for `parse`.
-    #[must_use]
     pub fn text(&self) -> String {
         let mut text = format!("since={}&limit={}", self.since, self.limit);
         if self.until < f64::MAX {
@@ -160,7 +158,6 @@ pub fn parse_time(text: &str, now: UnixSeconds) -> Result<f64, String> {
 
 impl Reader {
     /// Reads the disk: for blocking threads only.
-    #[must_use]
     pub fn respond(&self, query: &Query, node: &str, now: UnixSeconds) -> AllocationsResponse {
         let file = self.0.file();
         // Before the file is read: a record written meanwhile is in both, and none is in neither.
@@ -181,7 +178,6 @@ pub fn read_directory(directory: &Path, query: &Query, now: UnixSeconds) -> Resu
 }
 
 /// Without a journal: current holdings, with their figures since the start of this agent.
-#[must_use]
 pub fn current(snapshot: &Snapshot, query: &Query) -> AllocationsResponse {
     let held = snapshot.accounts.iter().filter(|account| account.holding.is_some());
     let record = |(number, account)| {

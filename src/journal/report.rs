@@ -17,7 +17,6 @@ const KILOWATT_HOUR: f64 = 3.6e6;
 const TITLES: [&str; 6] = ["HELD HOURS", "GPU HOURS", "BUSY HOURS", "BORROWED", "IDLE HOURS", "UNKNOWN"];
 
 /// For people: hours and kilowatt-hours.
-#[must_use]
 pub fn usage_table(usage: &Usage, by: By) -> String {
     let mut table = vec![];
     let names: &[&str] = match by {
@@ -43,7 +42,6 @@ pub fn usage_table(usage: &Usage, by: By) -> String {
 }
 
 /// For programs: seconds and joules; empty where not known.
-#[must_use]
 pub fn usage_csv(usage: &Usage, by: By) -> String {
     let names = match by {
         By::Namespace => "namespace",
@@ -75,7 +73,6 @@ fn json(row: &impl Serialize) -> Value {
 }
 
 /// Each holding, with its hardware and events.
-#[must_use]
 pub fn holdings_table(records: &[AllocationRecord]) -> String {
     let heads = ["POD", "CONTAINER", "DEVICE", "MODEL", "PROFILE", "DRIVER", "FROM", "TO"];
     let titles = heads.iter().chain(&TITLES).chain(&["KWH", "EVENTS"]);
@@ -105,7 +102,6 @@ pub fn holdings_table(records: &[AllocationRecord]) -> String {
     aligned(&table, 8)
 }
 
-#[must_use]
 pub fn holdings_csv(records: &[AllocationRecord]) -> String {
     const COLUMNS: &str = "namespace,pod,container,pod_uid,gpu_uuid,mig_uuid,mig_profile,model,driver_version,resource,\
                            began,seen,ended,ending,unseen_seconds";

@@ -54,7 +54,6 @@ pub struct Usage {
 impl Usage {
     /// A holding that crosses a bound of the window counts in proportion to its time inside; its figures have no finer
     /// resolution.
-    #[must_use]
     pub fn of<'a>(records: impl IntoIterator<Item = &'a AllocationRecord>, by: By, since: f64, until: f64) -> Self {
         let mut rows: BTreeMap<Vec<Arc<str>>, Row> = BTreeMap::new();
         let (mut total, mut first_began) = (Totals::default(), None);

@@ -70,13 +70,11 @@ impl Journal {
         Ok(Self { watcher: Watcher { shared, wake }, thread })
     }
 
-    #[must_use]
     pub fn watcher(&self) -> Watcher {
         self.watcher.clone()
     }
 
     /// For queries, and for its state.
-    #[must_use]
     pub fn reader(&self) -> Reader {
         Reader(Arc::clone(&self.watcher.shared))
     }
@@ -105,7 +103,6 @@ impl Watcher {
 pub struct Reader(pub(super) Arc<Shared>);
 
 impl Reader {
-    #[must_use]
     pub fn state(&self) -> JournalState {
         let mut state = self.0.state.lock().clone();
         state.dropped = self.0.tracker.lock().dropped;

@@ -209,7 +209,6 @@ pub fn survey(directories: &Directories) -> [(PathBuf, Result<(), String>); 2] {
 }
 
 /// Whether the files of `survey` are about it.
-#[must_use]
 pub fn is_of_nvidia(claim: &ClaimDevice) -> bool {
     &*claim.driver == NVIDIA
 }

@@ -63,7 +63,6 @@ pub enum CallError {
 
 impl CallError {
     /// The value of the `code` label.
-    #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
             Self::SocketMissing(_) | Self::Refused(_) | Self::Unavailable { .. } => "unavailable",

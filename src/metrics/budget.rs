@@ -27,7 +27,6 @@ impl Default for SeriesBudget {
 
 impl SeriesBudget {
     /// Series left off by reason, each once when it was removed.
-    #[must_use]
     pub fn dropped(&self) -> &BTreeMap<&'static str, u64> {
         &self.dropped
     }

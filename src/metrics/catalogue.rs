@@ -8,7 +8,6 @@ use super::family::{Group, Metric};
 use super::{GROUPS, dcgm};
 
 /// As `docs/metrics.md`. What all metrics of a section share is said once, above its table.
-#[must_use]
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Metrics\n\n\
@@ -47,7 +46,6 @@ fn quoted(labels: &[&str]) -> String {
 
 /// `metrics` (name, type, labels, unit, help, source, section), and `dcgm`, the names and labels of dcgm-exporter with
 /// their units and equivalents.
-#[must_use]
 pub fn json() -> String {
     let rows: Vec<CatalogueRow> = all().collect();
     let dcgm: serde_json::Value = serde_json::from_str(dcgm::TABLE).expect("a test reads the table");

@@ -56,7 +56,6 @@ const UNITS: [&str; 7] = ["bytes", "celsius", "hertz", "joules", "ratio", "secon
 
 impl Descriptor {
     /// The base unit, or empty for a plain number.
-    #[must_use]
     pub fn unit(&self) -> &'static str {
         let base = self.name.trim_end_matches("_total").trim_end_matches("_max");
         UNITS.into_iter().find(|unit| base.ends_with(unit)).unwrap_or_default()
@@ -140,7 +139,6 @@ pub enum Value {
 
 impl Value {
     /// As in the text formats; `None` for a histogram.
-    #[must_use]
     pub fn number(&self) -> Option<String> {
         match self {
             Self::Integer(number) => Some(number.to_string()),
@@ -160,7 +158,6 @@ impl Value {
 }
 
 impl Family {
-    #[must_use]
     pub fn new(descriptor: &'static Descriptor) -> Self {
         Self { descriptor, samples: Vec::new(), created: None }
     }

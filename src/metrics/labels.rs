@@ -14,7 +14,6 @@ pub(super) const DEVICE: &str = "gpu_uuid gpu";
 pub struct Labels(Vec<(&'static str, String)>);
 
 impl Labels {
-    #[must_use]
     pub fn of(name: &'static str, value: impl Display) -> Self {
         // With capacity for the labels that most samples add.
         Self(Vec::with_capacity(5)).and(name, value)
@@ -42,7 +41,6 @@ impl Labels {
     }
 
     /// With others after the first labels.
-    #[must_use]
     pub fn with(&self, first: usize, others: &Self) -> Self {
         let (before, after) = self.0.split_at(first);
         Self([before, &others.0, after].concat())

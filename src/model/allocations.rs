@@ -61,7 +61,6 @@ pub struct Allocatable {
 
 impl Allocations {
     /// By resource.
-    #[must_use]
     pub fn held_devices(&self) -> BTreeMap<&ResourceName, BTreeSet<&DeviceId>> {
         let mut held: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
         for device in self.containers().flat_map(|container| &container.devices) {
@@ -75,7 +74,6 @@ impl Allocations {
     }
 
     /// The listed pod of this name.
-    #[must_use]
     pub fn pod(&self, reference: &PodRef) -> Option<&Pod> {
         let place = self.pods.binary_search_by(|pod| pod.reference.cmp(reference)).ok()?;
         self.pods.get(place)
@@ -83,7 +81,6 @@ impl Allocations {
 }
 
 impl Pod {
-    #[must_use]
     pub fn has_devices(&self) -> bool {
         self.containers.iter().any(|container| !container.devices.is_empty() || !container.claims.is_empty())
     }
@@ -94,12 +91,10 @@ impl Pod {
 pub struct CpuSet(BTreeSet<u32>);
 
 impl CpuSet {
-    #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

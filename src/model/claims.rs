@@ -93,7 +93,6 @@ pub struct ClaimGpu {
 
 impl ClaimDevice {
     /// It has admin access to the device, and holds nothing of it.
-    #[must_use]
     pub fn is_observer(&self) -> bool {
         self.record.allocation.as_ref().is_some_and(|allocation| allocation.admin_access)
     }
@@ -105,7 +104,6 @@ impl ClaimDevice {
     }
 
     /// Whether both are the same device, or the same share of it, of the same claim.
-    #[must_use]
     pub fn is_same_share(&self, other: &Self) -> bool {
         (&self.claim_namespace, &self.claim, &self.driver, &self.pool, &self.device, &self.share_id)
             == (&other.claim_namespace, &other.claim, &other.driver, &other.pool, &other.device, &other.share_id)

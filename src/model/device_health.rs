@@ -36,7 +36,6 @@ pub struct DeviceHealth {
 
 impl DeviceHealth {
     /// Unhealthy to the kubelet by an operator's decision alone: no fault.
-    #[must_use]
     pub fn is_only_marked(&self) -> bool {
         !self.healthy && self.causes.iter().all(|cause| cause.reason == UnhealthyReason::Admin)
     }
@@ -141,7 +140,6 @@ pub const RECOVERY_ACTIONS: [&str; 8] = [
 ];
 
 /// `None` for an unknown number.
-#[must_use]
 pub fn recovery_action(number: u32) -> Option<&'static str> {
     RECOVERY_ACTIONS.get(usize::try_from(number).ok()?).copied()
 }
@@ -153,7 +151,6 @@ impl GpuHealth {
     }
 
     /// False as soon as any part of it is unhealthy.
-    #[must_use]
     pub fn is_healthy(&self) -> bool {
         self.devices().all(|device| device.healthy)
     }
@@ -170,7 +167,6 @@ impl DeviceHealth {
     }
 
     /// The first reason; `None` for a healthy device.
-    #[must_use]
     pub fn reason(&self) -> Option<UnhealthyReason> {
         self.causes.first().map(|cause| cause.reason)
     }
@@ -179,7 +175,6 @@ impl DeviceHealth {
 impl HealthState {
     /// The health of a MIG device, or of the whole GPU. `None` for a device that has not been checked yet, which is
     /// unhealthy.
-    #[must_use]
     pub fn of(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&DeviceHealth> {
         let known = self.gpus.get(gpu)?;
         mig.map_or(Some(&known.whole), |mig| known.instances.get(mig))

@@ -12,18 +12,15 @@ macro_rules! string_identity {
         pub struct $name(Arc<str>);
 
         impl $name {
-            #[must_use]
             pub fn new(text: impl Into<Arc<str>>) -> Self {
                 Self(text.into())
             }
 
-            #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
             }
 
             /// The shared text, for labels that outlive this value.
-            #[must_use]
             pub fn to_shared(&self) -> Arc<str> {
                 Arc::clone(&self.0)
             }
@@ -85,7 +82,6 @@ pub struct PodRef {
 }
 
 impl PodRef {
-    #[must_use]
     pub fn new(namespace: &str, pod: &str) -> Self {
         Self { namespace: namespace.into(), pod: pod.into() }
     }
@@ -109,12 +105,10 @@ pub struct ContainerRef {
 }
 
 impl ContainerRef {
-    #[must_use]
     pub fn new(namespace: &str, pod: &str, container: &str) -> Self {
         Self { namespace: namespace.into(), pod: pod.into(), container: container.into(), pod_uid: None }
     }
 
-    #[must_use]
     pub fn in_pod(pod: &PodRef, container: &str) -> Self {
         let PodRef { namespace, pod } = pod;
         let (namespace, pod) = (Arc::clone(namespace), Arc::clone(pod));
@@ -127,19 +121,16 @@ impl ContainerRef {
         Self { pod_uid, ..self }
     }
 
-    #[must_use]
     pub fn pod_ref(&self) -> PodRef {
         PodRef { namespace: Arc::clone(&self.namespace), pod: Arc::clone(&self.pod) }
     }
 
     /// Whether both have the same series: all names are equal, with any UIDs.
-    #[must_use]
     pub fn has_names_of(&self, other: &Self) -> bool {
         (&self.namespace, &self.pod, &self.container) == (&other.namespace, &other.pod, &other.container)
     }
 
     /// Whether both may be in the same pod: the names are equal, and the UIDs are equal where both are known.
-    #[must_use]
     pub fn may_be_in_pod_of(&self, other: &Self) -> bool {
         let same_uid = self.pod_uid.is_none() || other.pod_uid.is_none() || self.pod_uid == other.pod_uid;
         (&self.namespace, &self.pod) == (&other.namespace, &other.pod) && same_uid
@@ -154,12 +145,10 @@ impl fmt::Display for ContainerRef {
 
 impl GpuUuid {
     /// The placeholder for the UUID of a GPU of which only the PCI address is known: `PCI-0000:17:00.0`.
-    #[must_use]
     pub fn of_address(address: &PciBusId) -> Self {
         Self::new(format!("{OF_ADDRESS}{address}"))
     }
 
-    #[must_use]
     pub fn is_of_address(&self) -> bool {
         self.as_str().starts_with(OF_ADDRESS)
     }
@@ -169,7 +158,6 @@ const OF_ADDRESS: &str = "PCI-";
 
 impl PciBusId {
     /// NVML writes an eight-digit domain in upper case, sysfs four digits in lower case.
-    #[must_use]
     pub fn normalized(text: &str) -> Self {
         let lower = text.to_ascii_lowercase();
         match lower.split_once(':') {

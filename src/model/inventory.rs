@@ -170,19 +170,16 @@ pub struct BusGpu {
 
 impl Inventory {
     /// A GPU that is not present keeps its number here, so one that is present takes precedence.
-    #[must_use]
     pub fn by_minor(&self, minor: u32) -> Option<&Gpu> {
         let numbered = || self.gpus.values().filter(|gpu| gpu.minor == Some(minor));
         numbered().find(|gpu| gpu.present).or_else(|| numbered().next())
     }
 
-    #[must_use]
     pub fn mig(&self, uuid: &MigUuid) -> Option<(&Gpu, &MigDevice)> {
         self.gpus.values().find_map(|gpu| Some((gpu, gpu.mig_devices.iter().find(|mig| mig.uuid == *uuid)?)))
     }
 
     /// The missing GPU of a MIG device that the kubelet has.
-    #[must_use]
     pub fn missing_parent(&self, uuid: &MigUuid) -> Option<&GpuUuid> {
         self.missing.iter().find_map(|(gpu, missing)| missing.mig_devices.contains(uuid).then_some(gpu))
     }
@@ -191,7 +188,6 @@ impl Inventory {
     /// of one module have the same board serial and the same NUMA node, that of its CPU. Without a serial a GPU's module
     /// is not known, unless the node has one GPU. A module is named by the lowest PCI bus id of its GPUs, which no other
     /// module can have, whichever GPUs are lost.
-    #[must_use]
     pub fn modules(&self) -> BTreeMap<&PciBusId, Vec<&Gpu>> {
         let mut by_bus_id: BTreeMap<&PciBusId, &Gpu> = BTreeMap::new();
         for gpu in self.gpus.values() {
@@ -214,12 +210,10 @@ impl Inventory {
     }
 
     /// The module of a GPU, with all of its GPUs.
-    #[must_use]
     pub fn module_of(&self, gpu: &GpuUuid) -> Option<(&PciBusId, Vec<&Gpu>)> {
         self.modules().into_iter().find(|(_, gpus)| gpus.iter().any(|one| one.uuid == *gpu))
     }
 
-    #[must_use]
     pub fn visible(&self) -> usize {
         self.gpus.values().filter(|gpu| gpu.present).count()
     }
@@ -227,13 +221,11 @@ impl Inventory {
 
 impl Gpu {
     /// A GPU that is not listed, with nothing known but its UUID.
-    #[must_use]
     pub fn not_present(uuid: GpuUuid) -> Self {
         Self { uuid, ..Self::default() }
     }
 
     /// A GPU that the driver lists under this index, with nothing else known.
-    #[must_use]
     pub fn listed(uuid: GpuUuid, index: u32) -> Self {
         Self { index: Some(index), present: true, ..Self::not_present(uuid) }
     }
@@ -244,14 +236,12 @@ impl Gpu {
         (self.index.is_none(), self.index)
     }
 
-    #[must_use]
     pub fn mig_device(&self, uuid: &MigUuid) -> Option<&MigDevice> {
         self.mig_devices.iter().find(|mig| mig.uuid == *uuid)
     }
 
     /// The slices of the MIG device's GPU instance, for each slice of its compute instances: these share the activity of
     /// the instance, which is a mean over all its slices.
-    #[must_use]
     pub fn slices_of_instance(&self, mig: &MigDevice) -> f64 {
         let members = self.mig_devices.iter().filter(|other| other.gpu_instance == mig.gpu_instance);
         let used: u32 = members.map(|member| member.slices).sum();
@@ -260,7 +250,6 @@ impl Gpu {
 
     /// The part of the GPU that `slices` compute slices are. `None` where either number is unknown: models have seven
     /// slices or four, so a guess would be wrong by almost a half.
-    #[must_use]
     pub fn slice_fraction(&self, slices: u32) -> Option<f64> {
         let total = self.mig_slices.filter(|total| *total > 0 && slices > 0)?;
         Some((f64::from(slices) / f64::from(total)).min(1.0))

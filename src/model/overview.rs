@@ -76,7 +76,6 @@ pub struct NodeOverview {
 pub type SlotCounts = BTreeMap<(GpuUuid, Option<MigUuid>), usize>;
 
 impl Overview {
-    #[must_use]
     pub fn of(snapshot: &Snapshot, slots: &SlotCounts) -> Self {
         let mut devices = vec![];
         for gpu in snapshot.hardware.inventory.gpus.values() {
@@ -87,13 +86,11 @@ impl Overview {
         Self { devices, resources: ResourceCount::all(snapshot), node }
     }
 
-    #[must_use]
     pub fn device(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&DeviceOverview> {
         self.devices.iter().find(|device| device.gpu == *gpu && device.mig.as_ref() == mig)
     }
 
     /// How many slots or MIG devices of it are free, and how many it has.
-    #[must_use]
     pub fn free_parts(&self, device: &DeviceOverview) -> Option<(usize, usize)> {
         if let Some(slots) = device.slots {
             return Some((device.free_slots?, slots));
@@ -130,7 +127,6 @@ fn device(snapshot: &Snapshot, slots: &SlotCounts, gpu: &Gpu, mig: Option<&MigDe
 
 /// Busy now: the part of the last second in which a kernel ran, 0 to 1. Of a MIG device by the activity of its GPU
 /// instance; of a GPU with MIG devices their sum by slices. `None`: unknown.
-#[must_use]
 pub fn busy_ratio(gpu: &Gpu, readings: Option<&DeviceReadings>, mig: Option<&MigDevice>) -> Option<f64> {
     let fast = &readings?.fast.as_ref()?.value;
     let of_part = |mig: &MigDevice| {
@@ -149,7 +145,6 @@ pub fn busy_ratio(gpu: &Gpu, readings: Option<&DeviceReadings>, mig: Option<&Mig
 
 /// The parts of its device, the GPU or MIG device, that a holder holds and keeps busy now, each 0 to 1. `None`: unknown,
 /// or no holder.
-#[must_use]
 pub fn parts_of_device(inventory: &Inventory, account: &Account) -> (Option<f64>, Option<f64>) {
     let Some(holding) = &account.holding else { return (None, None) };
     if matches!(holding.sharing, Sharing::Exclusive | Sharing::Mig) {
@@ -164,7 +159,6 @@ pub fn parts_of_device(inventory: &Inventory, account: &Account) -> (Option<f64>
 }
 
 /// Where holders' use is divided equally: why, and the remedy.
-#[must_use]
 pub fn equal_division(accounts: &[Account], processes: Option<&ProcessState>) -> Option<String> {
     let mut holdings = accounts.iter().filter_map(|account| account.holding.as_ref());
     let why = match processes.is_some_and(|processes| processes.enabled) {
@@ -176,7 +170,6 @@ pub fn equal_division(accounts: &[Account], processes: Option<&ProcessState>) ->
 }
 
 /// The part of the GPU that is allocated, 0 to 1. `None` until the kubelet has answered, and where a share is unknown.
-#[must_use]
 pub fn allocated_ratio(snapshot: &Snapshot, gpu: &GpuUuid) -> Option<f64> {
     snapshot.kubelet.allocations.as_ref()?;
     let accounts = snapshot.accounts.iter().filter(|account| account.gpu == *gpu);
@@ -189,7 +182,6 @@ pub fn allocated_ratio(snapshot: &Snapshot, gpu: &GpuUuid) -> Option<f64> {
 
 impl ResourceCount {
     /// Every resource that the kubelet has; empty until it has reported what is allocatable.
-    #[must_use]
     pub fn all(snapshot: &Snapshot) -> BTreeMap<ResourceName, Self> {
         let Some(allocatable) = snapshot.kubelet.allocatable.as_deref() else { return BTreeMap::new() };
         let held = snapshot.kubelet.allocations.as_deref().map(Allocations::held_devices);
@@ -212,7 +204,6 @@ impl ResourceCount {
 }
 
 /// The bundled plugin's state of a resource that it is registered for.
-#[must_use]
 pub fn served<'a>(snapshot: &'a Snapshot, resource: &ResourceName) -> Option<&'a PluginResource> {
     snapshot.plugin.as_ref()?.resources.get(resource).filter(|ours| ours.registered)
 }

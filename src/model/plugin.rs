@@ -107,13 +107,11 @@ impl PluginUnhealthyReason {
 
 impl PluginResource {
     /// Time without a registration until `now`.
-    #[must_use]
     pub fn unregistered_until(&self, now: Monotonic) -> Duration {
         self.unregistered + self.unregistered_since.map_or(Duration::ZERO, |since| now.since(since))
     }
 
     /// Ids by health: (healthy, unhealthy).
-    #[must_use]
     pub fn count(&self) -> (usize, usize) {
         let healthy = self.devices.values().filter(|reason| reason.is_none()).count();
         (healthy, self.devices.len() - healthy)

@@ -47,7 +47,6 @@ pub enum UnknownOwner {
 
 impl Owner {
     /// The container that owns it.
-    #[must_use]
     pub fn container(&self) -> Option<&ContainerRef> {
         match self {
             Self::Container(container) => Some(container),
@@ -56,7 +55,6 @@ impl Owner {
     }
 
     /// The running pod that owns it, also where its container is unknown.
-    #[must_use]
     pub fn pod(&self) -> Option<PodRef> {
         match self {
             Self::Container(container) => {
@@ -68,7 +66,6 @@ impl Owner {
     }
 
     /// Why the use of this process is unattributed; `None` for a process of a running pod.
-    #[must_use]
     pub const fn unattributed_reason(&self) -> Option<Reason> {
         match self {
             Self::Container(_) | Self::Pod(_) => None,
@@ -114,7 +111,6 @@ fn as_list<S: Serializer>(pods: &Arc<BTreeMap<PodRef, Arc<PodIdentity>>>, serial
 
 impl ProcessState {
     /// The owner of a process by its host process id.
-    #[must_use]
     pub fn owner(&self, pid: u32) -> &Owner {
         const NOT_RESOLVED: &Owner = &Owner::Unknown(UnknownOwner::NotResolved);
         self.processes.get(&pid).map_or(NOT_RESOLVED, |process| &process.owner)
@@ -150,7 +146,6 @@ pub struct PodDirectory {
 
 impl PodIdentity {
     /// The UID in cgroups, directories and the kubelet's checkpoint.
-    #[must_use]
     pub fn uid_in_cgroups(&self) -> &PodUid {
         self.runtime_uid.as_ref().unwrap_or(&self.uid)
     }
@@ -158,7 +153,6 @@ impl PodIdentity {
 
 impl PodDirectory {
     /// The pod with this UID, the API server's or the one in cgroups.
-    #[must_use]
     pub fn identity(&self, uid: &PodUid) -> Option<&Arc<PodIdentity>> {
         let in_cgroups = |identity: &&Arc<PodIdentity>| identity.runtime_uid.as_ref() == Some(uid);
         self.pods.get(uid).or_else(|| self.pods.values().find(in_cgroups))

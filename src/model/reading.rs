@@ -41,7 +41,6 @@ pub struct DeviceReadings {
 
 impl DeviceReadings {
     /// When the GPU answered last.
-    #[must_use]
     pub fn last_read(&self) -> Option<Monotonic> {
         let fast = self.fast.as_ref().map(|reading| reading.at);
         let medium = self.medium.as_ref().map(|reading| reading.at);

@@ -25,7 +25,6 @@ impl RecentCount {
         self.steps.retain(|(began, _)| is_recent(*began, at));
     }
 
-    #[must_use]
     pub fn at(&self, now: Monotonic) -> u64 {
         let recent = self.steps.iter().filter(|(began, _)| is_recent(*began, now));
         recent.fold(0, |sum, (_, count)| sum.saturating_add(*count))

@@ -69,7 +69,6 @@ impl Snapshot {
     }
 
     /// The DRA claim by which a container holds a device; `None` where it holds it by a device plugin.
-    #[must_use]
     pub fn claim_of(&self, account: &Account) -> Option<(&ClaimDevice, &ClaimGpu)> {
         let mut containers = self.kubelet.allocations.iter().flat_map(|allocations| allocations.containers());
         let own = containers.find(|container| container.reference == account.container)?;
@@ -124,7 +123,6 @@ pub struct HardwareState {
 
 impl HardwareState {
     /// The driver, for people.
-    #[must_use]
     pub fn driver_words(&self) -> String {
         match (&self.inventory.driver, self.source) {
             (Some(driver), HardwareSource::Simulated) => format!("simulated driver {}", driver.driver_version),
@@ -135,7 +133,6 @@ impl HardwareState {
     }
 
     /// The oldest current readings of use and power, and of memory and temperature.
-    #[must_use]
     pub fn oldest_readings(&self) -> [Option<Monotonic>; 2] {
         let oldest = |at: fn(&DeviceReadings) -> Option<Monotonic>| {
             self.readings.values().filter_map(|readings| at(readings)).min()
@@ -232,13 +229,11 @@ pub struct Account {
 pub const ENDED_SHOWN: Duration = Duration::from_secs(60);
 
 impl Account {
-    #[must_use]
     pub fn has_long_ended(&self, now: Monotonic) -> bool {
         self.ended.is_some_and(|ended| now.since(ended.monotonic) >= ENDED_SHOWN)
     }
 
     /// An account without any value yet.
-    #[must_use]
     pub fn new(container: ContainerRef, gpu: GpuUuid, mig: Option<MigUuid>, created: UnixSeconds) -> Self {
         Self { container, gpu, mig, created, ..Self::default() }
     }

@@ -8,17 +8,14 @@ use serde::{Deserialize, Serialize};
 pub struct Monotonic(Duration);
 
 impl Monotonic {
-    #[must_use]
     pub const fn new(since_start: Duration) -> Self {
         Self(since_start)
     }
 
-    #[must_use]
     pub const fn from_secs(seconds: u64) -> Self {
         Self(Duration::from_secs(seconds))
     }
 
-    #[must_use]
     pub const fn from_millis(milliseconds: u64) -> Self {
         Self(Duration::from_millis(milliseconds))
     }
@@ -82,12 +79,10 @@ impl DurationHistogram {
         self.sum_seconds += seconds;
     }
 
-    #[must_use]
     pub fn sum_seconds(&self) -> f64 {
         self.sum_seconds
     }
 
-    #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }

@@ -12,7 +12,6 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    #[must_use]
     pub fn full(per_second: f64, burst: f64, now: Monotonic) -> Self {
         Self { per_second, burst, tokens: burst, filled_at: now }
     }

@@ -66,7 +66,6 @@ impl Specifications {
     }
 
     /// The vendor's that describes every device offered, if there is one. Unhealthy devices need not be described.
-    #[must_use]
     pub fn vendors(&self, offers: &[Offer]) -> Option<&VendorSpecification> {
         let fit = |specification: &&VendorSpecification| offers.iter().all(|offer| describes(specification, offer));
         VENDOR_KINDS
@@ -75,7 +74,6 @@ impl Specifications {
     }
 
     /// The names of our kind: a runtime rejects a name that two files describe.
-    #[must_use]
     pub fn described(&self) -> BTreeSet<String> {
         let ours = self.all().filter(|specification| specification.kind == OUR_KIND);
         ours.flat_map(|specification| specification.devices.iter().cloned()).collect()
@@ -84,7 +82,6 @@ impl Specifications {
 
 /// Our specification of these devices, as JSON text. Left out are a device whose nodes are not known, and the names
 /// `described` by others; `None` where none is left.
-#[must_use]
 pub fn specification(
     nvidia: &NvidiaConfig,
     offers: &[Offer],
@@ -142,7 +139,6 @@ pub fn write(directory: &Path, text: &str) -> Result<Written, String> {
 
 impl Written {
     /// Whether there is a file, ours or a successor's.
-    #[must_use]
     pub fn is_there(&self) -> bool {
         fs::symlink_metadata(&self.file).is_ok()
     }

@@ -342,7 +342,6 @@ impl Config {
 }
 
 impl ResourceConfig {
-    #[must_use]
     pub fn name(&self) -> &ResourceName {
         match self {
             Self::Nvidia(nvidia) => &nvidia.name,
@@ -351,7 +350,6 @@ impl ResourceConfig {
         }
     }
 
-    #[must_use]
     pub fn on_conflict(&self) -> OnConflict {
         match self {
             Self::Nvidia(nvidia) => nvidia.on_conflict,
@@ -382,12 +380,10 @@ impl ResourceConfig {
 }
 
 impl NvidiaConfig {
-    #[must_use]
     pub fn includes(&self, strategy: DeviceListStrategy) -> bool {
         self.device_list_strategy.contains(&strategy)
     }
 
-    #[must_use]
     pub fn uses_cdi(&self) -> bool {
         self.includes(DeviceListStrategy::CdiAnnotations) || self.includes(DeviceListStrategy::CdiCri)
     }

@@ -117,7 +117,6 @@ pub fn is_of(socket: &str, resource: &ResourceName) -> bool {
 }
 
 /// The resource behind a socket that another vendor's plugin is known to listen on.
-#[must_use]
 pub fn known_resource(socket: &str) -> Option<ResourceName> {
     let name = socket.strip_suffix(".sock")?;
     // Google Kubernetes Engine's: one, with the time of its start. NVIDIA's own: one per resource.

@@ -17,7 +17,6 @@ const GRANT_SHOWN: Duration = Duration::from_secs(1).saturating_add(Unconfirmed:
 /// The devices of `before` whose GPU is there and no longer has them: a MIG device that was unmade, a whole GPU that
 /// was partitioned, and their slots; and those of a GPU that was missing and proved to be replaced. A lost GPU may
 /// return, and host devices may be plugged in again.
-#[must_use]
 pub fn vanished(before: &Offer, now: &[Offer], inventory: &Inventory) -> BTreeSet<DeviceId> {
     let offered = now.iter().filter(|offer| offer.resource == before.resource).flat_map(|offer| &offer.devices);
     let offered: BTreeSet<&DeviceId> = offered.map(|device| &device.id).collect();
@@ -35,7 +34,6 @@ pub fn vanished(before: &Offer, now: &[Offer], inventory: &Inventory) -> BTreeSe
 ///
 /// Only answers to queries after they vanished count. They are not granted from then on, so no
 /// allocation of them is under way when that answer shows them free.
-#[must_use]
 pub fn to_drop(resource: &ResourceName, vanished: &Vanished, kubelet: &KubeletState) -> BTreeSet<DeviceId> {
     let (Some(allocations), Some(answered)) = (&kubelet.allocations, kubelet.allocations_at) else {
         return BTreeSet::new();

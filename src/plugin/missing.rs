@@ -6,7 +6,6 @@ use crate::model::{Inventory, ResourceName, UnhealthyReason};
 
 impl ResourceConfig {
     /// Whether devices of this resource may be what this entry has offered to the kubelet.
-    #[must_use]
     pub fn may_offer(&self, resource: &ResourceName) -> bool {
         match self {
             Self::Nvidia(nvidia) => may_offer(nvidia, resource),

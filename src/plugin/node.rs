@@ -27,7 +27,6 @@ pub struct NodeFacts {
 pub struct MigCapabilities(pub BTreeMap<(u32, u32, Option<u32>), u32>);
 
 /// `dev` is where this process sees the directory of NVIDIA's nodes.
-#[must_use]
 pub fn control_nodes(dev: &Path) -> Vec<String> {
     let there = |name: &&str| dev.join(name).exists();
     CONTROL_NODES.into_iter().filter(there).map(|name| format!("/dev/{name}")).collect()
@@ -35,7 +34,6 @@ pub fn control_nodes(dev: &Path) -> Vec<String> {
 
 /// Those to mount. Of the usual places only what is there: the container runtime would make the others on the host.
 /// Other places are the configuration's, and need not be seen from here.
-#[must_use]
 pub fn driver_mounts(nvidia: &NvidiaConfig, is_there: impl Fn(&Path) -> bool) -> Vec<DriverMount> {
     let usual = NvidiaConfig::default().driver_mounts;
     let is_mounted = |mount: &&DriverMount| !usual.contains(mount) || is_there(&mount.host_path);
@@ -44,7 +42,6 @@ pub fn driver_mounts(nvidia: &NvidiaConfig, is_there: impl Fn(&Path) -> bool) ->
 
 impl MigCapabilities {
     /// Reads `<proc>/driver/nvidia/capabilities/gpu<minor>/mig/gi<g>/access` and `…/ci<c>/access`. Empty without MIG.
-    #[must_use]
     pub fn read(proc: &Path) -> Self {
         let mut capabilities = BTreeMap::new();
         let root = proc.join("driver/nvidia/capabilities");
@@ -67,7 +64,6 @@ impl MigCapabilities {
     }
 
     /// The two nodes that a MIG device needs beside its GPU's.
-    #[must_use]
     pub fn nodes(&self, minor: u32, gpu_instance: u32, compute_instance: u32) -> Option<[String; 2]> {
         let node = |compute_instance| {
             let number = self.0.get(&(minor, gpu_instance, compute_instance))?;

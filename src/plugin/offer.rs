@@ -41,7 +41,6 @@ impl PluginUnhealthy {
     }
 
     /// Not checked yet; no known fault.
-    #[must_use]
     pub fn is_unchecked(&self) -> bool {
         self.reason == PluginUnhealthyReason::Device(UnhealthyReason::Unknown)
     }
@@ -62,13 +61,11 @@ impl Offer {
 
 impl OfferedDevice {
     /// A healthy one, of which no NUMA node is known.
-    #[must_use]
     pub fn new(id: impl Into<DeviceId>, hardware: Hardware) -> Self {
         Self { id: id.into(), numa_nodes: BTreeSet::new(), health: Ok(()), hardware }
     }
 
     /// One of several slots of the same hardware.
-    #[must_use]
     pub fn is_slot(&self) -> bool {
         self.id.as_str().contains("::")
     }
@@ -101,7 +98,6 @@ pub enum Hardware {
 
 impl Hardware {
     /// Its UUID and its index, as the two device-id strategies name it.
-    #[must_use]
     pub fn names(&self) -> Option<[String; 2]> {
         match self {
             Self::Gpu { uuid, index, .. } => Some([uuid.to_string(), index.to_string()]),
@@ -111,7 +107,6 @@ impl Hardware {
     }
 
     /// The GPU that it is, or is part of.
-    #[must_use]
     pub fn gpu(&self) -> Option<&GpuUuid> {
         match self {
             Self::Gpu { uuid: gpu, .. } | Self::Mig { gpu, .. } | Self::Missing(gpu) => Some(gpu),

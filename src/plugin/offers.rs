@@ -20,7 +20,6 @@ pub struct Offers {
 }
 
 /// `found` is what `paths::find` lists for an entry of kind `path`; empty for the others.
-#[must_use]
 pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[Found]) -> Offers {
     let mut problems = vec![];
     let slots = match config {
@@ -53,7 +52,6 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[Found]) -
 
 /// `now`, with every device of `previous` that is missing in it as unhealthy: a device that was sent to the kubelet
 /// never leaves the list, since the kubelet's lookup of it is unchecked.
-#[must_use]
 pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<Offer> {
     let gone =
         |device: &OfferedDevice| OfferedDevice { health: Err(gone(&device.hardware, inventory)), ..device.clone() };

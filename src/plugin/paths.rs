@@ -51,7 +51,6 @@ impl Roots {
 /// A symbolic link is offered under its own name, since that is the lasting one (`/dev/serial/by-id/…`), and its
 /// target is what the container gets. A target that several names lead to is offered once, under its own name if that
 /// is among them, else under the first.
-#[must_use]
 pub fn find(config: &PathConfig, roots: &Roots) -> Vec<Found> {
     find_where(config, roots, |metadata| {
         metadata.file_type().is_char_device() || metadata.file_type().is_block_device()

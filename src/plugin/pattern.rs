@@ -17,12 +17,10 @@ impl Pattern {
         glob::Pattern::new(text).map(Self).map_err(|error| format!("{text:?} is no pattern: {error}"))
     }
 
-    #[must_use]
     pub fn matches(&self, text: &str) -> bool {
         self.0.matches(text)
     }
 
-    #[must_use]
     pub fn as_str(&self) -> &str {
         self.0.as_str()
     }
@@ -46,7 +44,6 @@ impl<'de> Deserialize<'de> for Pattern {
     }
 }
 
-#[must_use]
 pub fn has_wildcards(text: &str) -> bool {
     text.contains(['*', '?', '['])
 }

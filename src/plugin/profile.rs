@@ -84,7 +84,6 @@ pub enum Choice {
 }
 
 impl<'n> NodeView<'n> {
-    #[must_use]
     pub fn new(node_name: &'n str, hardware: &HardwareState) -> Self {
         let is_read = hardware.source == HardwareSource::None || hardware.inventory.generation > 0;
         Self { node_name, gpus: is_read.then(|| Gpus::of(&hardware.inventory)) }
@@ -93,7 +92,6 @@ impl<'n> NodeView<'n> {
 
 impl Gpus {
     /// A GPU that is passed through does not count; a lost one does.
-    #[must_use]
     pub fn of(inventory: &Inventory) -> Self {
         let gpus = || inventory.gpus.values().filter(|gpu| !inventory.passthrough.contains_key(&gpu.uuid));
         Self { count: gpus().count(), models: gpus().filter_map(|gpu| gpu.model.clone()).collect() }
@@ -115,7 +113,6 @@ impl From<Vec<ResourceConfig>> for Plan {
 }
 
 impl Plan {
-    #[must_use]
     pub fn choose(&self, node: &NodeView<'_>) -> Choice {
         let mut possible = vec![];
         for (place, profile) in self.profiles.iter().enumerate() {
@@ -137,7 +134,6 @@ impl Plan {
     }
 
     /// While it is undecided: the entries that are the same in every case.
-    #[must_use]
     pub fn entries(&self, choice: &Choice) -> Vec<ResourceConfig> {
         let of = |place: Option<usize>| match place {
             Some(place) => &self.profiles[place].entries,
@@ -160,7 +156,6 @@ impl Plan {
     }
 
     /// `None` without profiles.
-    #[must_use]
     pub fn applied(&self, choice: &Choice) -> Option<AppliedProfile> {
         if self.profiles.is_empty() {
             return None;

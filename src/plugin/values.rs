@@ -24,7 +24,6 @@ pub enum Reach {
 
 impl DeviceReference {
     /// Whether this names `hardware`; a MIG device is also reached by a reference to its GPU.
-    #[must_use]
     pub fn reaches(&self, hardware: &Hardware) -> Option<Reach> {
         if hardware.names()?.contains(&self.0) {
             return Some(Reach::Itself);
@@ -33,7 +32,6 @@ impl DeviceReference {
         (self.0 == gpu.as_str() || self.0 == gpu_index.to_string()).then_some(Reach::ItsGpu)
     }
 
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let is_index = |text: &str| text.parse::<u32>().is_ok();
         let is_uuid = |text: &str| {

@@ -9,7 +9,6 @@ use crate::model::{DeviceId, GpuUuid};
 
 /// Whole GPUs. Ones to avoid are chosen only when others are too few. Then the links decide: the set that scores highest,
 /// and among such the one that leaves the rest best linked. Among equals the least used, then the first by index.
-#[must_use]
 pub fn choose_gpus(request: &Request, topology: &Topology, conditions: &BTreeMap<GpuUuid, Condition>) -> Choice {
     match Pool::new(request, topology, conditions) {
         Ok(pool) => pool.choose(topology),

@@ -22,7 +22,6 @@ pub enum SlotPolicy {
 /// Shared slots and MIG devices: several devices belong to one GPU. `offered` is the number of each GPU in all, taken
 /// ones too; without it only the free ones count. No GPU to be avoided is used while others have slots. Among equals
 /// the least used, then the first by index.
-#[must_use]
 pub fn choose_slots(
     request: &Request,
     topology: &Topology,

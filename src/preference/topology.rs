@@ -91,7 +91,6 @@ fn same_slot(left: &str, right: &str) -> bool {
 
 impl Topology {
     /// GPUs without any known link.
-    #[must_use]
     pub fn new(places: BTreeMap<GpuUuid, Place>) -> Self {
         let reported = vec![vec![None; places.len()]; places.len()];
         let position = |(position, (gpu, place))| (gpu, (position, place));
@@ -100,7 +99,6 @@ impl Topology {
 
     /// Scores from the PCI tree, and 100 for each NVLink. `nv_links` counts them as each end reports: (reporter, other) →
     /// links; a pair that neither end names has none. A path that makes no sense leaves its pairs without a link.
-    #[must_use]
     pub fn from_pci(gpus: &[PciGpu], nv_links: &BTreeMap<(GpuUuid, GpuUuid), u32>) -> Self {
         let mut topology = Self::new(gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.place)).collect());
         for left in gpus {
@@ -127,7 +125,6 @@ impl Topology {
         }
     }
 
-    #[must_use]
     pub fn place(&self, gpu: &GpuUuid) -> Option<Place> {
         self.places.get(gpu).map(|(_, place)| *place)
     }

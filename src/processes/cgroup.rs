@@ -24,7 +24,6 @@ const GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "name=systemd"];
 
 /// The text of `/proc/<pid>/cgroup`: of cgroup v2 one line, of v1 one for each hierarchy.
-#[must_use]
 pub fn parse(text: &str) -> Place {
     let mut found: Option<(usize, Place)> = None;
     for line in text.lines() {
@@ -102,7 +101,6 @@ fn leading_uid(text: &str) -> Option<(PodUid, usize)> {
 }
 
 /// Whether a text is a pod's UID and nothing else, as directories have it.
-#[must_use]
 pub fn is_uid(text: &str) -> bool {
     leading_uid(text).is_some_and(|(uid, length)| length == text.len() && uid.as_str() == text)
 }

@@ -21,7 +21,6 @@ const LONGEST_NAME: usize = 63;
 /// A process may mount more, so the runtime's mounts, which come first, count; mounts inside a pod's volumes do not;
 /// and where the cgroup names the pod, mounts of other pods are ignored. Without that, mounts of two pods
 /// are those of the kubelet or of a program that watches it: no answer.
-#[must_use]
 pub fn parse(text: &str, uid: Option<&PodUid>) -> Option<KubeletMounts> {
     let mut found: Option<KubeletMounts> = None;
     for line in text.lines() {
@@ -61,7 +60,6 @@ fn kubelet_mount(root: &str) -> Option<KubeletMounts> {
 }
 
 /// A DNS label, as the API server requires it.
-#[must_use]
 pub fn is_name(name: &str) -> bool {
     let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let is_end = |byte: Option<char>| byte.is_some_and(|byte| byte != '-');
@@ -72,7 +70,6 @@ pub fn is_name(name: &str) -> bool {
 }
 
 /// The kernel writes space, tab, line feed and backslash as `\` and three octal digits.
-#[must_use]
 pub fn unescaped(text: &str) -> Cow<'_, str> {
     if !text.contains('\\') {
         return Cow::Borrowed(text);

@@ -8,7 +8,6 @@ use crate::model::{PodRef, PodUid};
 const LONGEST_POD: usize = 253;
 
 /// `<namespace>_<pod>_<uid>`, a directory below `/var/log/pods`.
-#[must_use]
 pub fn parse_directory(name: &str) -> Option<(PodUid, PodRef)> {
     let mut parts = name.split('_');
     let (namespace, pod, uid) = (parts.next()?, parts.next()?, parts.next()?);

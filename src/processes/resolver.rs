@@ -45,7 +45,6 @@ struct Pods {
 
 impl Resolver {
     /// `pod_logs` is laid out as `/var/log/pods`.
-    #[must_use]
     pub fn new(proc_root: &Path, pod_logs: &Path) -> Self {
         Self {
             files: ProcFiles::new(proc_root),
@@ -56,13 +55,11 @@ impl Resolver {
     }
 
     /// Whether process ids here are the host's.
-    #[must_use]
     pub fn sees_the_host(&self) -> bool {
         self.files.are_the_hosts()
     }
 
     /// Why the pod-log directory cannot be read.
-    #[must_use]
     pub fn logs_problem(&self) -> Option<String> {
         self.logs.problem().map(|error| format!("{}: {error}", self.logs.root().display()))
     }

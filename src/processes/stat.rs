@@ -15,7 +15,6 @@ const START_TIME: usize = 19;
 
 /// `None` for what no kernel writes. The name is the process's own and may hold anything: parentheses, spaces, line
 /// feeds, bytes that are no text. What follows its last parenthesis is the kernel's.
-#[must_use]
 pub fn parse(bytes: &[u8]) -> Option<Stat> {
     let end = bytes.iter().rposition(|byte| *byte == b')')?;
     let rest = std::str::from_utf8(&bytes[end + 1..]).ok()?;

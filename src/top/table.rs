@@ -303,7 +303,6 @@ pub fn causes<'a>(node: &'a Node, gpu: &Gpu) -> Vec<(String, &'a HealthCause)> {
 }
 
 /// The node as plain text, ending with a line feed.
-#[must_use]
 pub fn text(node: &Node) -> String {
     let rows = rows(node);
     let mut lines = vec![Line::new(title(node), Style::Heading)];

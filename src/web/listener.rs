@@ -98,7 +98,6 @@ impl Listener {
         }
     }
 
-    #[must_use]
     pub fn purpose(&self) -> Purpose {
         match self {
             Self::Tcp { purpose, .. } | Self::Unix { purpose, .. } => *purpose,
@@ -106,7 +105,6 @@ impl Listener {
     }
 
     /// The bound address, with the actual port where it was given as zero.
-    #[must_use]
     pub fn address(&self) -> ListenAddress {
         match self {
             Self::Tcp { listener, .. } => {

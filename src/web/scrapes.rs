@@ -20,12 +20,10 @@ impl ScrapeDurations {
     }
 
     /// Pages with container counters that were sent.
-    #[must_use]
     pub fn pages(&self) -> u64 {
         self.0.lock().1
     }
 
-    #[must_use]
     pub fn snapshot(&self) -> DurationHistogram {
         self.0.lock().0.clone()
     }

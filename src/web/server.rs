@@ -68,7 +68,6 @@ impl Threads {
     }
 
     /// What is spawned until the guard is dropped runs on these threads.
-    #[must_use]
     pub fn enter(&self) -> Option<EnterGuard<'_>> {
         self.0.as_ref().map(Runtime::enter)
     }

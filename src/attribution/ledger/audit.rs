@@ -19,7 +19,6 @@ impl Default for Audit {
 }
 
 impl Audit {
-    #[must_use]
     pub fn violations(&self) -> &BTreeMap<Quantity, u64> {
         &self.violations
     }

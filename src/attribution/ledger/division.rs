@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use crate::model::Reason;
 
 /// Seconds that are only what rounding left.
-#[must_use]
 pub fn is_nothing(seconds: f64) -> bool {
     seconds < 1e-9
 }
@@ -19,7 +18,6 @@ pub fn add_known(sum: &mut Option<f64>, amount: Option<f64>) {
 
 /// The reason, or `Ended` while the use may be that of a holding that ended less than two passes ago: the use of a
 /// device and its holdings are read at different times.
-#[must_use]
 pub fn certain(reason: Reason, has_ended: bool) -> Reason {
     match reason {
         Reason::NotAllocated | Reason::TerminatedPod | Reason::Unknown if has_ended => Reason::Ended,
@@ -82,7 +80,6 @@ pub struct Division {
 }
 
 impl Stretch<'_> {
-    #[must_use]
     pub fn divide(&self) -> Division {
         let unknown = vec![None; self.holders.len()];
         let mut division = Division {

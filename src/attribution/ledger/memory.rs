@@ -27,7 +27,6 @@ pub struct MemoryDivision {
 }
 
 impl Pool<'_> {
-    #[must_use]
     pub fn divide(&self) -> MemoryDivision {
         let Some(processes) = self.processes else {
             let (holders, unattributed) = if self.sole && self.holders.len() == 1 {

@@ -10,7 +10,6 @@ const ROUNDING: f64 = 1e-12;
 
 /// Divides `amount` by weight, up to the limit of each. What exceeds the limits of those with a weight goes to
 /// the others, by limit.
-#[must_use]
 pub fn pour(amount: f64, rooms: &[f64], weights: &[f64]) -> Vec<f64> {
     let mut filled = vec![0.0; rooms.len()];
     let mut left = amount;
@@ -42,7 +41,6 @@ pub fn pour(amount: f64, rooms: &[f64], weights: &[f64]) -> Vec<f64> {
 }
 
 /// Joules by stretch: idle power all the time, and the rest as the work was. Without either, by time.
-#[must_use]
 pub fn energy(joules: f64, idle_watts: Option<f64>, lengths: &[f64], work: Option<&[f64]>) -> Vec<f64> {
     let length: f64 = lengths.iter().sum();
     let done: f64 = work.map_or(0.0, |work| work.iter().sum());
@@ -55,7 +53,6 @@ pub fn energy(joules: f64, idle_watts: Option<f64>, lengths: &[f64], work: Optio
 }
 
 /// The parts of a partitioned device, stretch by stretch. `is_held(stretch, part)`.
-#[must_use]
 pub fn parts(parts: &[Part], lengths: &[f64], is_held: impl Fn(usize, usize) -> bool) -> Vec<Vec<Part>> {
     let length: f64 = lengths.iter().sum();
     let mut by_stretch = vec![parts.to_vec(); lengths.len()];

@@ -64,7 +64,6 @@ pub fn end_process(code: u8) -> ! {
 
 impl NvmlDriver {
     /// With a clock, calls are timed.
-    #[must_use]
     pub fn new(search: LibrarySearch, clock: Option<Clock>) -> Self {
         Self { search, loaded: None, statistics: Arc::new(Statistics::new(clock)) }
     }

@@ -114,7 +114,6 @@ impl Controls {
     }
 
     /// The simulated devices, lost ones included.
-    #[must_use]
     pub fn inventory(&self) -> Inventory {
         self.lock().inventory.clone()
     }
@@ -125,7 +124,6 @@ impl Controls {
         node_devices(self.lock().profile)
     }
 
-    #[must_use]
     pub fn profile(&self) -> Profile {
         self.lock().profile
     }

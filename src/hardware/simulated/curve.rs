@@ -16,7 +16,6 @@ pub struct Load {
 
 impl Load {
     /// A kernel that runs for `utilization` of the time, with seven of ten SMs busy while it runs.
-    #[must_use]
     pub fn new(utilization: f64, memory_used: u64) -> Self {
         let utilization = utilization.clamp(0.0, 1.0);
         Self { utilization, sm_active: utilization * 0.7, memory_used }

@@ -29,12 +29,10 @@ pub struct SimulatedDriver {
 }
 
 impl SimulatedDriver {
-    #[must_use]
     pub fn new(profile: Profile, seed: u64) -> Self {
         Self { controls: Controls::new(profile, seed) }
     }
 
-    #[must_use]
     pub fn controls(&self) -> Controls {
         self.controls.clone()
     }

@@ -95,7 +95,6 @@ impl Profile {
     }
 
     /// The names of all profiles, for people: `8xh100, 8xa100 or empty`.
-    #[must_use]
     pub fn names() -> String {
         let names = Self::ALL.map(Self::as_str);
         let (last, others) = names.split_last().expect("there are profiles");

@@ -76,19 +76,16 @@ impl Name {
     }
 
     /// Up to 4.8.
-    #[must_use]
     pub const fn old_name(&self) -> &'static str {
         self.row.old
     }
 
     /// From 4.9 on.
-    #[must_use]
     pub const fn new_name(&self) -> &'static str {
         self.row.new
     }
 
     /// Both names have the same series.
-    #[must_use]
     pub fn is_unchanged(&self) -> bool {
         self.row.old == self.row.new
     }

@@ -36,19 +36,16 @@ impl LiveConfig {
     }
 
     /// The last valid configuration.
-    #[must_use]
     pub fn current(&self) -> Arc<WebConfig> {
         Arc::clone(&self.state.lock().current)
     }
 
     /// Whether pages are served over TLS.
-    #[must_use]
     pub fn is_encrypted(&self) -> bool {
         self.current().tls.is_some()
     }
 
     /// The outcome of the last reading.
-    #[must_use]
     pub fn reload(&self) -> ConfigReload {
         let state = self.state.lock();
         ConfigReload { successful: state.problem.is_none(), last_success: state.last_success }

@@ -50,7 +50,6 @@ impl WebConfig {
     }
 
     /// What is valid and probably not meant.
-    #[must_use]
     pub fn warning(&self) -> Option<&'static str> {
         let in_plain_text = !self.users.is_empty() && self.tls.is_none();
         in_plain_text.then_some("basic_auth_users without tls_server_config: passwords are sent in plain text")
