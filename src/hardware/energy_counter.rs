@@ -11,7 +11,7 @@ pub struct EnergyCounter {
     /// The last that continued from the one before.
     accepted: Option<Reading>,
     /// A later one that did not: after a restart the next one continues from it.
-    doubtful: Option<Reading>,
+    unconfirmed: Option<Reading>,
 }
 
 impl EnergyCounter {
@@ -23,10 +23,10 @@ impl EnergyCounter {
             (joules <= plausible::POWER.most() * (at.since(then).as_secs_f64() + 1.0)).then_some((then, joules))
         };
         // A running counter rises: one that stays at a wrong value is no restart.
-        let of_restart = || gain(self.doubtful).filter(|(_, joules)| *joules > 0.0);
-        let gained = gain(self.accepted).or_else(of_restart);
+        let since_restart = || gain(self.unconfirmed).filter(|(_, joules)| *joules > 0.0);
+        let gained = gain(self.accepted).or_else(since_restart);
         let reading = Some((at, counter));
-        (self.accepted, self.doubtful) = if gained.is_some() { (reading, None) } else { (self.accepted, reading) };
+        (self.accepted, self.unconfirmed) = if gained.is_some() { (reading, None) } else { (self.accepted, reading) };
         gained
     }
 

@@ -37,13 +37,14 @@ pub const DAY: [Step; 11] = [
     Step {
         second: 10,
         events: &[Xid { gpu: 2, code: 79, count: 1 }],
-        text: "XID 79 on GPU 2, which has fallen off the bus: its readings end, and every slot of it turns Unhealthy at the \
-               kubelet, the others go on; look at podmeter_device_unhealthy_reason and the log line with its pods",
+        text: "XID 79 on GPU 2, which has fallen off the bus: its readings end, and every slot of it becomes Unhealthy at \
+               the kubelet, the others go on; look at podmeter_device_unhealthy_reason and the log line with its pods",
     },
     Step {
         second: 30,
         events: &[BackOnBus { gpu: 2 }, DriverLoaded(false)],
-        text: "GPU 2 is back on the bus, for which the driver is unloaded: readings stop for a moment, no other GPU turns",
+        text: "GPU 2 is back on the bus, for which the driver is unloaded: readings stop for a moment, no \
+               other GPU becomes Unhealthy",
     },
     Step {
         second: 34,
@@ -65,7 +66,7 @@ pub const DAY: [Step; 11] = [
         second: 80,
         events: &[Xid { gpu: 1, code: 45, count: 12 }],
         text: "12 times XID 45 on GPU 1, as when a job ends: podmeter_xid_errors_total{class=\"corroborating\"} counts each, \
-               nothing turns",
+               no device becomes Unhealthy",
     },
     Step {
         second: 90,

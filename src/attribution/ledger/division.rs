@@ -18,7 +18,7 @@ pub fn add_known(sum: &mut Option<f64>, amount: Option<f64>) {
 
 /// The reason, or `Ended` while the use may be that of a holding that ended less than two passes ago: the use of a
 /// device and its holdings are read at different times.
-pub fn certain(reason: Reason, has_ended: bool) -> Reason {
+pub fn reason_or_ended(reason: Reason, has_ended: bool) -> Reason {
     match reason {
         Reason::NotAllocated | Reason::TerminatedPod | Reason::Unknown if has_ended => Reason::Ended,
         reason => reason,

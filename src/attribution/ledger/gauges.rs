@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::audit::Audit;
 use super::device::{Device, HolderKey};
-use super::division::certain;
+use super::division::reason_or_ended;
 use super::memory::{MemoryDivision, Pool};
 use super::partition::reading_of;
 use super::weights::holder_of;
@@ -174,7 +174,7 @@ impl Device {
             }
         }
         for (reason, bytes) in rest {
-            *unattributed.entry(certain(reason, self.has_ended())).or_default() += bytes;
+            *unattributed.entry(reason_or_ended(reason, self.has_ended())).or_default() += bytes;
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::audit::Audit;
 use super::clock::Interval;
 use super::device::HolderKey;
-use super::division::{DivisionBasis, Holder, Part, Stretch, add_known, certain};
+use super::division::{DivisionBasis, Holder, Part, Stretch, add_known, reason_or_ended};
 use super::holder_account::{Covered, Gain, HolderAccount, Span};
 use super::partition::Partitions;
 use super::spread;
@@ -194,12 +194,12 @@ impl IntervalDivision<'_> {
                 add_known(&mut energy_sum, energy);
             }
             for (reason, busy) in division.unattributed_busy {
-                *unattributed.busy_seconds.entry(certain(reason, self.has_ended)).or_default() += busy;
+                *unattributed.busy_seconds.entry(reason_or_ended(reason, self.has_ended)).or_default() += busy;
                 add_known(&mut busy_sum, Some(busy));
                 unattributed_busy += busy;
             }
             for (reason, energy) in division.unattributed_energy {
-                *unattributed.energy_joules.entry(certain(reason, self.has_ended)).or_default() += energy;
+                *unattributed.energy_joules.entry(reason_or_ended(reason, self.has_ended)).or_default() += energy;
                 add_known(&mut energy_sum, Some(energy));
                 unattributed_energy += energy;
             }
