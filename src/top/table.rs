@@ -259,7 +259,7 @@ pub fn head(node: &Node, since: Duration) -> Vec<Line> {
     let settling = if node.kubelet.settled { "" } else { " (settling)" };
     let kubelet = age(kubelet.map(|at| at.monotonic));
     let ages = format!(
-        "read: allocations {kubelet}{settling}, use and power {}, memory and heat {}",
+        "read: allocations {kubelet}{settling}, use and power {}, memory and temperature {}",
         age(use_at),
         age(memory_at)
     );
