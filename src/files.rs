@@ -3,6 +3,7 @@
 //! In: paths and contents. Out: only files of this user, never the target of a symbolic link. Does not depend on what the
 //! files contain.
 
+use std::borrow::Cow;
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
@@ -65,6 +66,28 @@ fn own(options: &mut OpenOptions, file: &Path) -> io::Result<File> {
     Ok(opened)
 }
 
+/// A path of `mountinfo`: the kernel writes space, tab, line feed and backslash as `\` and three octal digits.
+pub fn unescaped(text: &str) -> Cow<'_, str> {
+    if !text.contains('\\') {
+        return Cow::Borrowed(text);
+    }
+    let mut plain = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let octal = (*first == b'\\').then(|| after.get(..3).and_then(octal)).flatten();
+        plain.push(octal.unwrap_or(*first));
+        rest = if octal.is_some() { &after[3..] } else { after };
+    }
+    Cow::Owned(String::from_utf8_lossy(&plain).into_owned())
+}
+
+fn octal(digits: &[u8]) -> Option<u8> {
+    let value = digits
+        .iter()
+        .try_fold(0_u16, |value, digit| (b'0'..=b'7').contains(digit).then(|| value * 8 + u16::from(digit - b'0')))?;
+    u8::try_from(value).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
@@ -124,6 +147,23 @@ mod tests {
             assert_ne!(now, before);
             assert_eq!(now, Some(stamp(&std::fs::metadata(&file).unwrap())));
             before = now;
+        }
+    }
+
+    #[test]
+    fn octal_escapes() {
+        for (text, plain) in [
+            ("", ""),
+            ("a\\040b", "a b"),
+            ("\\134", "\\"),
+            ("\\", "\\"),
+            ("\\04", "\\04"),
+            ("\\0400", " 0"),
+            ("\\999", "\\999"),
+            ("\\777", "\\777"),
+            ("\\\\040", "\\ "),
+        ] {
+            assert_eq!(unescaped(text), plain, "{text}");
         }
     }
 }

@@ -1,6 +1,5 @@
-//! The messages of the kubelet's gRPC services and of Prometheus' protobuf format, generated from `proto/`, and the connection
-//! to a gRPC server on a unix socket. Only `kubelet`, `plugin`, `simulation` and `metrics` use them: each converts them to
-//! or from types of the model.
+//! The messages of the kubelet's gRPC services, generated from `proto/`, and the connection to a gRPC server on a unix
+//! socket. Only `kubelet`, `plugin` and `simulation` use them: each converts them to or from types of the model.
 
 #![allow(clippy::all, missing_docs, reason = "generated code")]
 
@@ -38,8 +37,3 @@ pub mod v1alpha1;
 #[rustfmt::skip]
 #[path = "../proto/generated/v1beta1.rs"]
 pub mod v1beta1;
-
-/// Prometheus' protobuf exposition format.
-#[rustfmt::skip]
-#[path = "../proto/generated/io.prometheus.client.rs"]
-pub mod prometheus;

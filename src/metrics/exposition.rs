@@ -6,9 +6,7 @@
 use std::fmt::{Debug, Write as _};
 use std::time::Duration;
 
-use crate::wire::prometheus::{
-    Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType, Timestamp,
-};
+use super::protobuf::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType, Timestamp};
 use prost::Message as _;
 
 use super::family::{Family, Kind, Sample, Value};
@@ -159,7 +157,7 @@ fn metric(sample: &Sample, kind: MetricType) -> Metric {
 
 #[cfg(test)]
 mod tests {
-    use crate::wire::prometheus::MetricFamily;
+    use crate::metrics::protobuf::MetricFamily;
 
     use super::*;
     use crate::metrics::family::{self, Group};

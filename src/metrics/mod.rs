@@ -24,6 +24,11 @@ mod module;
 mod page;
 mod plugin;
 mod processes;
+/// Prometheus' protobuf messages, generated from `proto/`.
+#[allow(clippy::all, missing_docs, reason = "generated code")]
+#[rustfmt::skip]
+#[path = "../../proto/generated/io.prometheus.client.rs"]
+mod protobuf;
 mod resources;
 mod self_metrics;
 mod unattributed;

@@ -1,7 +1,7 @@
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::cgroup::is_uid;
+use crate::files::unescaped;
 use crate::model::PodUid;
 
 /// The identity in a container's mounts from its pod's directory of the kubelet.
@@ -69,28 +69,6 @@ pub fn is_name(name: &str) -> bool {
         && is_end(name.chars().next_back())
 }
 
-/// The kernel writes space, tab, line feed and backslash as `\` and three octal digits.
-pub fn unescaped(text: &str) -> Cow<'_, str> {
-    if !text.contains('\\') {
-        return Cow::Borrowed(text);
-    }
-    let mut plain = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, after)) = rest.split_first() {
-        let octal = (*first == b'\\').then(|| after.get(..3).and_then(octal)).flatten();
-        plain.push(octal.unwrap_or(*first));
-        rest = if octal.is_some() { &after[3..] } else { after };
-    }
-    Cow::Owned(String::from_utf8_lossy(&plain).into_owned())
-}
-
-fn octal(digits: &[u8]) -> Option<u8> {
-    let value = digits
-        .iter()
-        .try_fold(0_u16, |value, digit| (b'0'..=b'7').contains(digit).then(|| value * 8 + u16::from(digit - b'0')))?;
-    u8::try_from(value).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,23 +127,6 @@ mod tests {
             assert_eq!(parse(&mount(&format!("/k/pods/{UID}/{rest}"), "/x"), None), None, "{rest}");
         }
         assert_eq!(parse(&mount("/k/pods/not-a-uid/containers/main/1", "/x"), None), None);
-    }
-
-    #[test]
-    fn octal_escapes() {
-        for (text, plain) in [
-            ("", ""),
-            ("a\\040b", "a b"),
-            ("\\134", "\\"),
-            ("\\", "\\"),
-            ("\\04", "\\04"),
-            ("\\0400", " 0"),
-            ("\\999", "\\999"),
-            ("\\777", "\\777"),
-            ("\\\\040", "\\ "),
-        ] {
-            assert_eq!(unescaped(text), plain, "{text}");
-        }
     }
 
     proptest::proptest! {

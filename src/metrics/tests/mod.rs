@@ -7,8 +7,8 @@ mod strict;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::protobuf::{MetricFamily, MetricType};
 use crate::model::Snapshot;
-use crate::wire::prometheus::{MetricFamily, MetricType};
 use prost::Message as _;
 
 use self::strict::{Dialect, Page};
