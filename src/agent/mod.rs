@@ -25,7 +25,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use crate::client::Target;
 use crate::clock::Clock;
 use crate::hardware::Driver;
 use crate::journal::Journal;
@@ -33,9 +32,8 @@ use crate::kubelet::{self, PodSources};
 use crate::model::Snapshot;
 use crate::tasks::{TaskError, Tasks};
 use crate::web::{self, BindError, LiveConfig, ScrapeDurations, ServerSettings, WebState};
-use crate::{doctor, plugin, processes};
+use crate::{plugin, processes};
 
-pub use crate::doctor::Report;
 pub use crate::governance::{ReadFile, sha256};
 pub use crate::hardware::nvml::{LibrarySearch, end_process};
 pub use crate::hardware::simulated::Profile;
@@ -89,13 +87,6 @@ pub async fn run(settings: Settings, reload: Reload, dropped_lines: DroppedLogLi
     let clock = Clock::start();
     let driver = settings.driver(clock);
     run_on(Setup { driver, clock, reload, dropped_lines }, settings, Box::new(|_| {})).await
-}
-
-/// Checks the node with these settings, and a running agent where one answers.
-pub async fn examine(settings: Settings, remote: Option<Target>) -> Report {
-    let clock = Clock::start();
-    let driver = (settings.hardware == HardwareSource::Nvml).then(|| settings.driver(clock)).flatten();
-    doctor::examine(settings.doctor_settings(remote), driver, clock).await
 }
 
 /// What the agent gets besides its settings: for `demo`, a simulated driver.

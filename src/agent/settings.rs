@@ -4,7 +4,6 @@ use std::time::Duration;
 use clap::ValueEnum;
 use tokio::sync::watch;
 
-use crate::client::Target;
 use crate::clock::Clock;
 use crate::governance::ReadFile;
 use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
@@ -12,10 +11,8 @@ use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::metrics::dcgm::Generation;
 use crate::model::{HardwareSource, PodLabel};
 use crate::web::{Limits, ListenAddress};
-use crate::{doctor, hardware, health, journal, kubelet, plugin, processes};
+use crate::{hardware, health, journal, kubelet, plugin, processes};
 
-/// For the doctor: without persistence mode the driver takes seconds for each GPU.
-const DOCTOR_DRIVER_DEADLINE: Duration = Duration::from_secs(20);
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;
 
@@ -106,7 +103,7 @@ impl Settings {
         self.admin_socket.as_deref().filter(|_| self.hardware == HardwareSource::Nvml)
     }
 
-    pub(super) fn driver(&self, clock: Clock) -> Option<Box<dyn hardware::Driver>> {
+    pub fn driver(&self, clock: Clock) -> Option<Box<dyn hardware::Driver>> {
         match self.hardware {
             HardwareSource::Nvml => {
                 Some(Box::new(NvmlDriver::new(self.nvml.clone(), self.nvml_call_durations.then_some(clock))))
@@ -143,36 +140,12 @@ impl Settings {
         })
     }
 
-    /// `remote`: check the agent there, and not this machine.
-    pub(super) fn doctor_settings(&self, remote: Option<Target>) -> doctor::Settings {
-        let named = remote.is_some() || self.admin_socket_required;
-        doctor::Settings {
-            only_agent: remote.is_some(),
-            agent: remote.or_else(|| self.admin_socket.clone().map(Target::Socket)),
-            agent_is_named: named,
-            listeners: self.listen.iter().filter_map(|address| Target::of_listener(&address.to_string())).collect(),
-            pod_resources_socket: self.pod_resources_socket.clone(),
-            device_plugin_directory: self.device_plugin_directory.clone(),
-            pods_api_socket: self.pods_api_socket.clone(),
-            claim_directories: self.claim_directories(),
-            kubelet_deadline: self.kubelet_deadline,
-            driver_deadline: DOCTOR_DRIVER_DEADLINE,
-            hardware: self.hardware,
-            plan: self.reloadable.device_plugin.clone(),
-            node_name: self.node_name.clone(),
-            attribution: self.processes_settings().mode,
-            proc_root: self.proc_root.clone(),
-            sys_root: self.sys_root.clone(),
-            pod_logs_root: self.pod_logs_root.clone(),
-        }
-    }
-
     pub(super) fn pods_settings(&self) -> kubelet::pods::Settings {
         let labels = self.pod_labels.iter().map(|label| label.key.as_str().into()).collect();
         kubelet::pods::Settings { socket: self.pods_api_socket.clone(), labels }
     }
 
-    pub(super) fn processes_settings(&self) -> processes::Settings {
+    pub fn processes_settings(&self) -> processes::Settings {
         processes::Settings {
             mode: match self.process_attribution {
                 ProcessAttribution::Auto => processes::Mode::Auto,
@@ -185,7 +158,7 @@ impl Settings {
         }
     }
 
-    fn claim_directories(&self) -> kubelet::claim_files::Directories {
+    pub fn claim_directories(&self) -> kubelet::claim_files::Directories {
         kubelet::claim_files::Directories {
             plugins: self.dra_plugin_directory.clone(),
             cdi: self.dra_cdi_directory.clone(),

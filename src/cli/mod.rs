@@ -6,6 +6,7 @@
 mod admin;
 mod arguments;
 mod demo;
+mod doctor;
 mod health;
 mod logging;
 mod options;
@@ -26,7 +27,7 @@ use crate::agent::{self, AgentError};
 use crate::client;
 use crate::metrics::catalogue;
 use crate::top::{self, TopSettings};
-use arguments::{Arguments, Command, DoctorArguments, RecordArguments, TopArguments};
+use arguments::{Arguments, Command, RecordArguments, TopArguments};
 use options::AgentOptions;
 use settings::Configuration;
 
@@ -112,7 +113,7 @@ fn run(command: Command) -> Result<u8, Failed> {
             }
             print(&format!("{}: valid\n", file.display()))
         }
-        Command::Doctor(arguments) => run_doctor(*arguments),
+        Command::Doctor(arguments) => doctor::run(*arguments),
         Command::Health(arguments) => return health::run(arguments),
         Command::Mark(arguments) => admin::mark(arguments),
         Command::Unmark(arguments) => admin::unmark(arguments),
@@ -155,21 +156,6 @@ fn run_agent(options: AgentOptions) -> Result<(), Failed> {
         AgentError::WebConfig(error) => Failed(USAGE, error.to_string()),
         error => Failed(FAILED, error.to_string()),
     })
-}
-
-fn run_doctor(arguments: DoctorArguments) -> Result<(), Failed> {
-    let DoctorArguments { remote, output, agent } = arguments;
-    let settings = settings::resolve(agent).map_err(misused)?.settings;
-    let report = block_on(agent::examine(settings, remote.target()?))?;
-    print(&match &*output {
-        "json" => report.json(),
-        _ => report.text(is_coloured(), terminal_columns().unwrap_or(80)),
-    })?;
-    if report.is_ok() {
-        Ok(())
-    } else {
-        Err(Failed(FAILED, format!("{} of {} checks failed", report.failed, report.checks.len())))
-    }
 }
 
 /// In a terminal, unless NO_COLOR is set (https://no-color.org).

@@ -20,12 +20,12 @@ const ARROWS: [(&str, &str); 29] = [
     ("hardware", "backoff clock model"),
     ("plugin", "attribution backoff clock files input model preference tasks wire"),
     ("processes", "clock files model tasks"),
-    ("governance", "model processes"),
+    ("governance", "files model"),
     ("api", "condition history model"),
     ("client", "api condition model terminal"),
     ("doctor", "api client clock hardware kubelet model plugin processes governance terminal"),
     ("condition", "model"),
-    ("metrics", "model wire"),
+    ("metrics", "model"),
     ("terminal", ""),
     ("tasks", ""),
     ("journal", "clock files input model terminal"),
@@ -33,7 +33,7 @@ const ARROWS: [(&str, &str); 29] = [
     ("simulation", "clock files hardware model wire"),
     (
         "agent",
-        "attribution client clock condition doctor files hardware health journal kubelet metrics model plugin \
+        "attribution clock condition files hardware health journal kubelet metrics model plugin \
          processes governance simulation tasks web",
     ),
     ("top", "api client clock model terminal"),
