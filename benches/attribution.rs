@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::full_node::{GPUS, Node, PROCESSES_EACH, SLOTS};
-use podmeter::attribution::{Slots, join};
-use podmeter::metrics::{self, Format};
-use podmeter::model::{
+use podmeter::domain::attribution::{Slots, join};
+use podmeter::domain::model::{
     Allocatable, Allocations, Container, ContainerRef, CpuSet, DeviceId, HardwareState, HeldDevice, Monotonic, Pod,
     PodDirectory, PodRef, Snapshot,
 };
+use podmeter::metrics::{self, Format};
 use podmeter::processes::Resolver;
 use podmeter::simulation::node::resources;
 use podmeter::simulation::proc_tree::{Inside, ProcTree};

@@ -12,7 +12,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use crate::support::links::{Draw as _, Node, Random, nvswitch, pcie_tree, seeded};
-use podmeter::preference::choose_gpus;
+use podmeter::domain::preference::choose_gpus;
 
 const GPUS: usize = 16;
 const REQUESTS: usize = 200;
@@ -41,8 +41,9 @@ fn measure(size: usize, node: impl Fn(&mut Random) -> Node) -> String {
         .map(|number| {
             let node = node(&mut random);
             let conditions = node.gpus.iter().map(|gpu| (gpu.clone(), random.condition()));
-            let healthy = conditions
-                .map(|(gpu, condition)| (gpu, podmeter::preference::Condition { throttled: false, ..condition }));
+            let healthy = conditions.map(|(gpu, condition)| {
+                (gpu, podmeter::domain::preference::Condition { throttled: false, ..condition })
+            });
             let healthy: BTreeMap<_, _> = if number % 4 < 2 { healthy.collect() } else { BTreeMap::new() };
             let required = if number % 2 == 0 { 0 } else { 1 << random.below(GPUS) };
             let request = node.request((1 << GPUS) - 1, required, size);

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use podmeter::model::{Monotonic, Owner, PodDirectory};
+use podmeter::domain::model::{Monotonic, Owner, PodDirectory};
 use podmeter::processes::Resolver;
 use podmeter::simulation::proc_tree::{Inside, ProcTree};
 

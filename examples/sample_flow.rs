@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use podmeter::clock::Clock;
+use podmeter::domain::model::{HardwareState, PluginState};
 use podmeter::kubelet::{self, PodSources};
-use podmeter::model::{HardwareState, PluginState};
 use podmeter::plugin::paths::Roots;
 use podmeter::plugin::{self, Config, Surroundings};
 use podmeter::simulation::kubelet::{Admission, ContainerSpec, FakeKubelet, Options, PodSpec};

@@ -2,7 +2,7 @@
 
 use std::time::UNIX_EPOCH;
 
-use crate::model::{Moment, Monotonic, UnixSeconds};
+use crate::domain::model::{Moment, Monotonic, UnixSeconds};
 
 /// Counts from its creation. Copies share that origin.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-use crate::model::FileStamp;
+use crate::domain::model::FileStamp;
 
 /// The mode of a file for this user alone.
 pub const OWNER_ONLY: u32 = 0o600;

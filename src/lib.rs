@@ -3,25 +3,20 @@
 
 pub mod agent;
 pub mod api;
-pub mod attribution;
 pub mod backoff;
 pub mod cli;
 pub mod client;
 pub mod clock;
-pub mod condition;
 pub mod doctor;
+pub mod domain;
 pub mod files;
 pub mod governance;
 pub mod hardware;
-pub mod health;
-pub mod history;
 pub mod input;
 pub mod journal;
 pub mod kubelet;
 pub mod metrics;
-pub mod model;
 pub mod plugin;
-pub mod preference;
 pub mod processes;
 pub mod simulation;
 pub mod tasks;

@@ -1,8 +1,8 @@
 //! One builder for each type that many tests build. The integration tests include this file too.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use super::attribution::OwnedProcess;
-use super::model::{
+use super::domain::attribution::OwnedProcess;
+use super::domain::model::{
     ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, HeldDevice, Holding, MigDevice, Owner, Pod, Sharing,
 };
 

@@ -3,9 +3,9 @@ use std::sync::{Arc, LazyLock};
 
 use prost::Message;
 
-use podmeter::attribution::{Join, Slots, join};
+use podmeter::domain::attribution::{Join, Slots, join};
+use podmeter::domain::model::{Allocatable, Allocations, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid};
 use podmeter::kubelet::{checkpoint, convert, pods};
-use podmeter::model::{Allocatable, Allocations, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid};
 use podmeter::wire::{v1, v1alpha1};
 
 /// Two whole GPUs and one with two MIG devices, which device ids of an answer may name.

@@ -15,8 +15,8 @@ pub use journal::{journal_answer, journal_query};
 pub use kubelet::kubelet_answer;
 pub use pages::node_answer;
 
-use podmeter::attribution::{DeviceForm, parse_claim_device, parse_device_id};
-use podmeter::model::PodUid;
+use podmeter::domain::attribution::{DeviceForm, parse_claim_device, parse_device_id};
+use podmeter::domain::model::PodUid;
 use podmeter::processes::cgroup::{self, Place};
 use podmeter::processes::mountinfo;
 

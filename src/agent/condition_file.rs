@@ -6,8 +6,8 @@ use tokio::sync::watch;
 
 use super::kept_file::KeptFile;
 use crate::clock::Clock;
-use crate::condition::NodeCondition;
-use crate::model::Snapshot;
+use crate::domain::condition::NodeCondition;
+use crate::domain::model::Snapshot;
 use crate::tasks::Tasks;
 
 /// Well within the validity of a condition: a few writes may be late.

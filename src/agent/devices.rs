@@ -6,10 +6,10 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 use super::settings::Reloadable;
-use crate::attribution::{MissingGpus, held_gpus};
 use crate::clock::Clock;
+use crate::domain::attribution::{MissingGpus, held_gpus};
+use crate::domain::model::{GpuUuid, HardwareState, KubeletState, ResourceName, XidEvent};
 use crate::hardware::{self, CallDurations, Driver, Hardware, Loading};
-use crate::model::{GpuUuid, HardwareState, KubeletState, ResourceName, XidEvent};
 use crate::tasks::Tasks;
 use crate::web::DriverCommands;
 

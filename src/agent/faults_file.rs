@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::kept_file::KeptFile;
+use crate::domain::health::Faults;
 use crate::files;
-use crate::health::Faults;
 use crate::tasks::Tasks;
 
 const SCHEMA: u32 = 1;

@@ -6,8 +6,8 @@ use tokio::sync::watch;
 use super::listeners::Bound;
 use super::settings::{Reloadable, Settings};
 use crate::clock::Clock;
+use crate::domain::health::Recovery;
 use crate::governance::{self, Configuration, Deployment, Facts, ListenerSummary, sha256};
-use crate::health::Recovery;
 use crate::web::{self, GovernanceSource, Purpose};
 
 /// Writes the governance record of a snapshot, with the facts of this process at that moment.

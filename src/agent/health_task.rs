@@ -5,8 +5,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::devices::XidBatches;
 use crate::clock::Clock;
-use crate::health::{Config, Faults, Health, HealthInputs, MarkError, Order};
-use crate::model::{
+use crate::domain::health::{Config, Faults, Health, HealthInputs, MarkError, Order};
+use crate::domain::model::{
     ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot, XidEvent,
 };
 use crate::tasks::Tasks;
@@ -235,7 +235,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::model::{
+    use crate::domain::model::{
         Account, DeviceReadings, Gpu, HardwareSource, Holding, Inventory, Moment, Sharing, Slow, Stamped,
         UnhealthyReason, UnixSeconds,
     };

@@ -3,8 +3,8 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
+use crate::domain::model::Snapshot;
 use crate::journal::{self, Journal, Query, Reader, Watcher};
-use crate::model::Snapshot;
 use crate::tasks::Tasks;
 use crate::web::AllocationSource;
 

@@ -26,22 +26,22 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use crate::clock::Clock;
+use crate::domain::model::Snapshot;
 use crate::hardware::Driver;
 use crate::journal::Journal;
 use crate::kubelet::{self, PodSources};
-use crate::model::Snapshot;
 use crate::tasks::{TaskError, Tasks};
 use crate::web::{self, BindError, LiveConfig, ScrapeDurations, ServerSettings, WebState};
 use crate::{plugin, processes};
 
+pub use crate::domain::health::Config as HealthConfig;
+#[cfg(test)]
+pub use crate::domain::health::DURATION as DURATION_PATTERN;
+pub use crate::domain::model::{HardwareSource, PodLabel, PodLabelError};
 pub use crate::governance::{ReadFile, sha256};
 pub use crate::hardware::nvml::{LibrarySearch, end_process};
 pub use crate::hardware::simulated::Profile;
-pub use crate::health::Config as HealthConfig;
-#[cfg(test)]
-pub use crate::health::DURATION as DURATION_PATTERN;
 pub use crate::journal::{Bounds as JournalBounds, Settings as JournalSettings};
-pub use crate::model::{HardwareSource, PodLabel, PodLabelError};
 pub use crate::plugin::{
     Config as PluginConfig, ConfigError as PluginConfigError, Plan as PluginPlan, ProfileConfig, ResourceConfig,
 };

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use crate::model::{HardwareSource, Monotonic, Snapshot};
+use crate::domain::model::{HardwareSource, Monotonic, Snapshot};
 
 /// The publisher only computes: without a snapshot for this long, the agent is not healthy.
 const LIVENESS_LIMIT: Duration = Duration::from_secs(15);

@@ -9,19 +9,19 @@ use tokio::task::AbortHandle;
 use super::devices::XidBatches;
 use super::settings::{Reloadable, Settings};
 use super::{DroppedLogLines, self_use};
-use crate::attribution::{
+use crate::clock::Clock;
+use crate::domain::attribution::{
     self, ClassedXid, ContainerXids, Join, Ledger, Observation, Slots, XidObservation, are_scanned,
     processes_by_device, wanted_processes,
 };
-use crate::clock::Clock;
-use crate::hardware::CallDurations;
-use crate::health;
-use crate::journal::Reader;
-use crate::metrics::SeriesBudget;
-use crate::model::{
+use crate::domain::health;
+use crate::domain::model::{
     Allocatable, Allocations, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Overview, PluginState,
     ProcessState, Snapshot, UnixSeconds, XidEvent,
 };
+use crate::hardware::CallDurations;
+use crate::journal::Reader;
+use crate::metrics::SeriesBudget;
 use crate::tasks::Tasks;
 use crate::web::{LiveConfig, ScrapeDurations};
 

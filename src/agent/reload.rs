@@ -3,7 +3,7 @@ use tokio::sync::watch;
 use super::Reload;
 use super::settings::Reloadable;
 use crate::clock::Clock;
-use crate::model::ConfigReload;
+use crate::domain::model::ConfigReload;
 use crate::plugin;
 
 /// The settings that a reload changes, and the outcome of the last reload.

@@ -1,6 +1,6 @@
 use rustix::process::{Resource, getrlimit};
 
-use crate::model::{SelfUse, UnixSeconds};
+use crate::domain::model::{SelfUse, UnixSeconds};
 
 /// The resources that this process uses, from `/proc/self` and its limits. A value that cannot be read is absent.
 pub fn read() -> SelfUse {

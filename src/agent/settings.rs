@@ -5,13 +5,14 @@ use clap::ValueEnum;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
+use crate::domain::health;
+use crate::domain::model::{HardwareSource, PodLabel};
 use crate::governance::ReadFile;
 use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::metrics::dcgm::Generation;
-use crate::model::{HardwareSource, PodLabel};
 use crate::web::{Limits, ListenAddress};
-use crate::{hardware, health, journal, kubelet, plugin, processes};
+use crate::{hardware, journal, kubelet, plugin, processes};
 
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;

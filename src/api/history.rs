@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
-use crate::history::{self, Event, INTERVAL_SECONDS, Point};
-use crate::model::{GpuUuid, MigUuid, Moment};
+use crate::domain::history::{self, Event, INTERVAL_SECONDS, Point};
+use crate::domain::model::{GpuUuid, MigUuid, Moment};
 
 /// `/api/v1/history`: the points of the last minutes, and the events, newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]

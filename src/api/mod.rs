@@ -7,6 +7,6 @@
 mod history;
 mod node;
 
-pub use crate::condition::{DeviceCondition, NodeCondition, Reason, Status};
+pub use crate::domain::condition::{DeviceCondition, NodeCondition, Reason, Status};
 pub use history::{History, Past};
 pub use node::Node;

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{
+use crate::domain::model::{
     Account, ClaimGpu, ConfigReload, ContainerXid, HardwareState, HealthState, InventoryDrift, JournalState,
     KubeletState, Moment, Overview, PluginState, ProcessState, Quantity, Snapshot, UnallocatedUse, Unattributed,
     UnixSeconds, UnresolvedDevices,

@@ -6,7 +6,7 @@ use crate::agent::Settings;
 use crate::client::Target;
 use crate::clock::Clock;
 use crate::doctor;
-use crate::model::HardwareSource;
+use crate::domain::model::HardwareSource;
 
 /// Without persistence mode the driver takes seconds for each GPU.
 const DRIVER_DEADLINE: Duration = Duration::from_secs(20);

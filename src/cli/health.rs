@@ -7,7 +7,7 @@ use super::{ENDED, Failed, block_on, print};
 use crate::api::{DeviceCondition, NodeCondition, Status};
 use crate::client::{self, NoCondition};
 use crate::clock::Clock;
-use crate::condition::SCHEMA;
+use crate::domain::condition::SCHEMA;
 use crate::terminal::clean;
 
 /// As node-problem-detector's custom plugins exit.

@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 
 use super::{ClientError, Target, get};
 use crate::api::NodeCondition;
-use crate::condition::SCHEMA;
+use crate::domain::condition::SCHEMA;
 
 /// Larger files are none of an agent's.
 const FILE_BYTES: u64 = 16 << 20;

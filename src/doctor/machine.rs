@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use super::Settings;
 use super::observe::{DriverState, Machine, NotObserved};
 use super::report::{Finding, Outcome};
+use crate::domain::model::ResourceName;
 use crate::kubelet::CallError;
-use crate::model::ResourceName;
 use crate::plugin::{self, MigStrategy, OnConflict, ResourceConfig};
 use crate::processes::Mode;
 

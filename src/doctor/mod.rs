@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use crate::client::Target;
 use crate::clock::Clock;
+use crate::domain::model::HardwareSource;
 use crate::hardware::Driver;
 use crate::kubelet::claim_files::Directories;
-use crate::model::HardwareSource;
 use crate::plugin::Plan;
 use crate::processes::Mode;
 use observe::Observations;

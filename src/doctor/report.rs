@@ -2,7 +2,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use crate::model::{Timestamp, UnixSeconds};
+use crate::domain::model::{Timestamp, UnixSeconds};
 use crate::terminal::write_wrapped;
 
 /// Worst first.

@@ -10,9 +10,11 @@ use super::Status::{Failed, Ok as Good, Skipped, Warning};
 use super::observe::{Agent, Answers, DriverState, Listed, Machine, NotObserved, Observations};
 use super::{Settings, Status, checks};
 use crate::client::{ClientError, Target};
+use crate::domain::model::{
+    Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, HardwareSource, Inventory, UnixSeconds,
+};
 use crate::kubelet::CallError;
 use crate::kubelet::claim_files::Directories;
-use crate::model::{Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, HardwareSource, Inventory, UnixSeconds};
 use crate::plugin::{Gpus, NvidiaConfig, OnConflict, Plan, ResourceConfig};
 use crate::processes::{Mode, Survey};
 

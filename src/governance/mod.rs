@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::model::{Gpu, Moment, PluginResource, ResourceName, Snapshot, Timestamp};
+use crate::domain::model::{Gpu, Moment, PluginResource, ResourceName, Snapshot, Timestamp};
 pub use process::{Mount, Namespace, OwnProcess, Status, read as read_own_process};
 
 /// Changes with every incompatible change.

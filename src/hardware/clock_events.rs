@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::{Medium, Monotonic, RecentCount};
+use crate::domain::model::{Medium, Monotonic, RecentCount};
 
 /// One GPU's clock event reasons since the agent started.
 #[derive(Debug, Default)]

@@ -1,7 +1,7 @@
 //! The driver's energy counter, which restarts with the driver and with the GPU, and of which one reading may be wrong.
 
 use super::plausible;
-use crate::model::Monotonic;
+use crate::domain::model::Monotonic;
 
 /// A reading: its time, and millijoules.
 type Reading = (Monotonic, u64);

@@ -16,7 +16,7 @@ use super::source::{EventKind, EventSource, PassStatus, Problem, RawEvent, Sessi
 use super::worker::Event;
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::model::{Collector, GpuUuid, Moment, Monotonic, XidEvent};
+use crate::domain::model::{Collector, GpuUuid, Moment, Monotonic, XidEvent};
 
 const STACK_BYTES: usize = 512 * 1024;
 /// The longest wait; an ending session is released within it.

@@ -17,7 +17,7 @@ use super::source::{Due, PassStatus, Session};
 use super::worker::{Event, ReaderCommand, Report, Thread, spawn_worker};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::model::{DeviceReadings, Gpu, GpuUuid, Inventory, Monotonic, PciBusId};
+use crate::domain::model::{DeviceReadings, Gpu, GpuUuid, Inventory, Monotonic, PciBusId};
 
 /// Return codes for a GPU that the driver does not have.
 const UNLISTED: [&str; 2] = ["not_found", "gpu_not_found"];

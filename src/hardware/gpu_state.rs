@@ -9,7 +9,7 @@ use super::clock_events::ClockEvents;
 use super::energy_counter::EnergyCounter;
 use super::monotone::Monotone;
 use super::source::{Integrals, Pass, PassStatus};
-use crate::model::{DeviceReadings, Fast, Medium, Monotonic, ProcessSmSeconds, Slow, Stamped, Totals, Traffic};
+use crate::domain::model::{DeviceReadings, Fast, Medium, Monotonic, ProcessSmSeconds, Slow, Stamped, Totals, Traffic};
 
 /// How long an idle process is kept: long enough for consumers, which take differences, to read the last value.
 const KEPT_IDLE: Duration = Duration::from_secs(60);
@@ -231,7 +231,7 @@ fn current<T: Clone>(stamped: Option<&Stamped<T>>, now: Monotonic, limit: Durati
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Gaps, LinkCounters};
+    use crate::domain::model::{Gaps, LinkCounters};
 
     const STALENESS: Staleness =
         Staleness { fast: Duration::from_secs(5), medium: Duration::from_secs(30), slow: Duration::from_secs(180) };

@@ -16,7 +16,7 @@ use super::source::Driver;
 use super::supervisor::Supervisor;
 use super::worker::{Event, Loading, spawn_driver_thread};
 use crate::clock::Clock;
-use crate::model::{HardwareState, XidEvent};
+use crate::domain::model::{HardwareState, XidEvent};
 
 /// Events that wait while the supervisor is busy; a full queue blocks the workers instead of growing.
 const EVENTS: usize = 128;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use crate::model::{GpuUuid, Moment, XidEvent, XidInstance};
+use crate::domain::model::{GpuUuid, Moment, XidEvent, XidInstance};
 
 /// Capacity of the channel.
 const BATCHES: usize = 16;
@@ -62,7 +62,7 @@ impl Mailbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Monotonic, UnixSeconds};
+    use crate::domain::model::{Monotonic, UnixSeconds};
 
     fn event(code: u32, second: u64) -> XidEvent {
         XidEvent {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::{GpuUuid, Monotonic, PciBusId, Totals};
+use crate::domain::model::{GpuUuid, Monotonic, PciBusId, Totals};
 
 #[derive(Debug, Default)]
 pub struct ModuleEnergy {
@@ -50,7 +50,7 @@ impl ModuleEnergy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Gaps;
+    use crate::domain::model::Gaps;
 
     /// Two GPUs of a module of 600 W, each read once a second, half a second apart, except while it is lost.
     #[test]

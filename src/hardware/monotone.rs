@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::model::{LinkCounters, Medium, NvLink, Slow};
+use crate::domain::model::{LinkCounters, Medium, NvLink, Slow};
 
 /// One GPU's counters by (group, name, link), since the agent started. Counters that belong to no link have link 0.
 #[derive(Debug, Default)]
@@ -170,7 +170,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::EccLocation;
+    use crate::domain::model::EccLocation;
 
     #[test]
     fn a_restart_adds_to_the_sum() {

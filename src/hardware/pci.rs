@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::model::{BusGpu, GpuUuid, Inventory, NodeDevices, PassthroughGpu, PciBusId};
+use crate::domain::model::{BusGpu, GpuUuid, Inventory, NodeDevices, PassthroughGpu, PciBusId};
 
 const NVIDIA: &str = "0x10de";
 /// VGA and 3D controllers: a GPU. Its audio, USB and serial functions and its bridges have other classes.

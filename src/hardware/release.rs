@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::source::Session;
 use super::worker::Event;
-use crate::model::{Moment, Monotonic, Released};
+use crate::domain::model::{Moment, Monotonic, Released};
 
 /// Pause between two attempts to reach a busy supervisor, and their number.
 const RETRY: Duration = Duration::from_millis(10);

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::source::{Due, PassStatus};
 use super::worker::Report;
-use crate::model::{Collector, GpuUuid, Monotonic};
+use crate::domain::model::{Collector, GpuUuid, Monotonic};
 
 /// The current round, and the collectors over all rounds.
 #[derive(Debug, Default)]
@@ -103,8 +103,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::domain::model::{Fast, Moment};
     use crate::hardware::source::Pass;
-    use crate::model::{Fast, Moment};
 
     fn report(gpu: &str, fast: Option<Fast>, status: PassStatus) -> Report {
         Report {

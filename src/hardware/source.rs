@@ -3,7 +3,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::plausible::Implausible;
-use crate::model::{
+use crate::domain::model::{
     DurationHistogram, Fast, GpuUuid, HardwareSource, Inventory, Medium, Moment, Monotonic, NodeDevices, Slow,
     XidInstance,
 };

@@ -25,7 +25,7 @@ use super::source::{PassStatus, Session};
 use super::worker::{DriverCommand, Event, Loading, Report, Thread};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::model::{Collector, DriverInfo, GpuUuid, HardwareSource, HardwareState, Monotonic, NodeDevices};
+use crate::domain::model::{Collector, DriverInfo, GpuUuid, HardwareSource, HardwareState, Monotonic, NodeDevices};
 
 /// How long a stopping supervisor waits for the driver to be closed.
 const STOP: Duration = Duration::from_secs(2);

@@ -18,7 +18,7 @@ use super::pci::{self, Bus};
 use super::release::Reply;
 use super::source::{Driver, Due, Failure, Pass, PassStatus, Problem, Reader, Session};
 use crate::clock::Clock;
-use crate::model::{GpuUuid, Inventory, Moment, Monotonic, NodeDevices};
+use crate::domain::model::{GpuUuid, Inventory, Moment, Monotonic, NodeDevices};
 
 /// A read and a release.
 const COMMANDS: usize = 2;

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::Figures;
+use crate::domain::model::Figures;
 
 /// One holding: a container held a device from `began` to `ended`. `docs/cli.md` documents the fields. Absent: not
 /// known.

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use super::allocation_record::{AllocationRecord, Ending, Xid};
 use super::subject::{self, Key};
-use crate::model::{Account, Figures, Moment, Monotonic, Snapshot, UnixSeconds};
+use crate::domain::model::{Account, Figures, Moment, Monotonic, Snapshot, UnixSeconds};
 
 /// Open holdings are written this often: a crash loses their figures of at most this time.
 pub const PROGRESS: Duration = Duration::from_secs(30);

@@ -10,8 +10,8 @@ use super::allocation_record::AllocationRecord;
 use super::store::{FILE, Store, StoreError};
 use super::subject;
 use super::writer::Reader;
+use crate::domain::model::{Snapshot, UnixSeconds};
 use crate::input::suggestion;
-use crate::model::{Snapshot, UnixSeconds};
 
 /// Holdings in one response, by default and at most.
 const PAGE: usize = 500;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::allocation_record::{AllocationRecord, Ending};
 use super::usage::{By, Row, Totals, Usage};
-use crate::model::Figures;
+use crate::domain::model::Figures;
 use crate::terminal::aligned;
 
 const HOUR: f64 = 3600.0;

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::allocation_record::{AllocationRecord, Device, HealthEvent, Xid};
-use crate::model::{
+use crate::domain::model::{
     Account, Attribution, ContainerRef, ContainerXid, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic,
     PciBusId, ResourceName, Snapshot, UnixSeconds,
 };

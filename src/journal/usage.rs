@@ -4,7 +4,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use super::allocation_record::AllocationRecord;
-use crate::model::Figures;
+use crate::domain::model::Figures;
 
 /// How rows are grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,8 +13,8 @@ use super::allocation_tracker::{AllocationTracker, PROGRESS};
 use super::directory;
 use super::store::{Bounds, FILE, Store, StoreError};
 use crate::clock::Clock;
+use crate::domain::model::{JournalState, Monotonic, Snapshot};
 use crate::files;
-use crate::model::{JournalState, Monotonic, Snapshot};
 
 /// Locked by the agent that writes.
 const LOCK: &str = "allocations.lock";

@@ -10,8 +10,8 @@ use tokio::sync::watch;
 use super::checkpoint::CheckpointFile;
 use super::claim_files::{ClaimFiles, Directories};
 use super::settle::Settle;
-use crate::attribution::{PodUids, UidSources, Unconfirmed};
-use crate::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef, ProcessState};
+use crate::domain::attribution::{PodUids, UidSources, Unconfirmed};
+use crate::domain::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef, ProcessState};
 
 /// Further sources of pods and their UIDs, beside the kubelet's answers and its checkpoint.
 #[derive(Clone, Debug)]

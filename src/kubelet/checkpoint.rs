@@ -14,9 +14,9 @@ use rustix::fs::OFlags;
 use serde::Deserialize;
 
 use super::trigger::CHECKPOINT;
-use crate::attribution::CheckpointAllocations;
+use crate::domain::attribution::CheckpointAllocations;
+use crate::domain::model::{DeviceId, FileStamp, PodUid, ResourceName};
 use crate::files;
-use crate::model::{DeviceId, FileStamp, PodUid, ResourceName};
 use crate::tasks::SlowRead;
 
 /// The file of a node with a hundred pods has some ten kilobytes, with answers of Allocate; a DRA driver's checkpoint has

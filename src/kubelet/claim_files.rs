@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use self::formats::Recorded;
 use super::checkpoint::{DEADLINE, LARGEST, changed_content};
-use crate::model::{Allocations, ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource};
+use crate::domain::model::{Allocations, ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource};
 use crate::tasks::SlowRead;
 
 /// The driver whose checkpoint has a known format.

@@ -11,7 +11,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::convert;
-use crate::model::{Allocatable, Allocations, Pod, PodRef};
+use crate::domain::model::{Allocatable, Allocations, Pod, PodRef};
 use crate::tasks::within;
 use crate::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
 use crate::wire::{channel_over, v1};

@@ -5,8 +5,8 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::attribution::is_uuid;
-use crate::model::{
+use crate::domain::attribution::is_uuid;
+use crate::domain::model::{
     Allocatable, Allocations, ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, DeviceId, HeldDevice,
     MemoryBlock, Pod, PodRef, ResourceName,
 };

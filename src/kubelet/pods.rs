@@ -14,7 +14,7 @@ use tonic::{Code, Request, Status, Streaming};
 
 use super::client::{chain, explain};
 use crate::backoff::Backoff;
-use crate::model::{ContainerId, PodDirectory, PodIdentity, PodRef, PodUid};
+use crate::domain::model::{ContainerId, PodDirectory, PodIdentity, PodRef, PodUid};
 use crate::tasks::Tasks;
 use crate::wire::v1alpha1::pods_client::PodsClient;
 use crate::wire::v1alpha1::{EventType, WatchPodsEvent, WatchPodsRequest};

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::{Allocations, ClaimDevice, Container, DeviceId, Monotonic, Pod, PodRef};
+use crate::domain::model::{Allocations, ClaimDevice, Container, DeviceId, Monotonic, Pod, PodRef};
 
 /// Two equal answers with this much time between them are accepted in full.
 const SETTLE: Duration = Duration::from_secs(1);
@@ -146,8 +146,8 @@ fn claim_key(device: &ClaimDevice) -> (&str, &str, &DeviceId, Option<&str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ClaimAllocation, ClaimRecord};
-    use crate::model::{ContainerRef, CpuSet, HeldDevice};
+    use crate::domain::model::{ClaimAllocation, ClaimRecord};
+    use crate::domain::model::{ContainerRef, CpuSet, HeldDevice};
 
     /// Pods with their devices: `a=0,1 b=`.
     fn allocations_of(pods: &str) -> Allocations {

@@ -16,7 +16,7 @@ use super::client::{CallError, Client};
 use super::trigger::{FileEvents, Trigger};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::model::{DurationHistogram, KubeletState, Moment, Monotonic, PodDirectory, PodRef, TokenBucket};
+use crate::domain::model::{DurationHistogram, KubeletState, Moment, Monotonic, PodDirectory, PodRef, TokenBucket};
 use crate::tasks::{Tasks, changed};
 
 /// The query is repeated after this long while an answer has not settled.
@@ -441,7 +441,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::model::{Allocations, ContainerRef, PodIdentity};
+    use crate::domain::model::{Allocations, ContainerRef, PodIdentity};
     use crate::test_data::{container, pod};
 
     fn directory(pods: &[(&str, bool)]) -> Arc<PodDirectory> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::container;
-use crate::model::{Account, ContainerRef, GpuUuid, MigUuid};
+use crate::domain::model::{Account, ContainerRef, GpuUuid, MigUuid};
 
 const ENDED: &str = "ended";
 const HELD: &str = "held";
@@ -100,8 +100,8 @@ fn key(account: &Account) -> Key {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::model::{Figures, Moment, Monotonic, UnixSeconds};
     use crate::metrics::tests::fixture;
-    use crate::model::{Figures, Moment, Monotonic, UnixSeconds};
 
     fn shown(accounts: &[Account]) -> Vec<&str> {
         accounts.iter().filter(|account| !account.over_limit).map(|account| &*account.container.pod).collect()
@@ -140,7 +140,7 @@ mod tests {
     fn of_two_pods_of_one_name_the_one_that_holds_has_the_series() {
         let account = |uid: &str, created: f64, held: bool| {
             let container = ContainerRef::new("team", "web-0", "main").with_uid(Some(uid.into()));
-            let account = Account::new(container, "GPU-0".into(), None, crate::model::UnixSeconds(created));
+            let account = Account::new(container, "GPU-0".into(), None, crate::domain::model::UnixSeconds(created));
             Account {
                 ended: (!held).then(Default::default),
                 figures: Figures { allocated_seconds: Some(created), ..Figures::default() },

@@ -2,7 +2,7 @@
 
 use super::family::{Family, Group, Value, counter, gauge};
 use super::labels::{DEVICE, of_account, of_device};
-use crate::model::{Account, Attribution, Snapshot, allocated_ratio};
+use crate::domain::model::{Account, Attribution, Snapshot, allocated_ratio};
 
 pub(super) static GROUP: Group = Group {
     section: "Allocation and attribution",

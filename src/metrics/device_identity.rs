@@ -3,7 +3,7 @@
 use super::family::{Group, gauge};
 use super::labels::{Labels, of_device, slow, with_health, with_readings};
 use super::plugin::served;
-use crate::model::{HardwareSource, Platform};
+use crate::domain::model::{HardwareSource, Platform};
 
 pub(super) static GROUP: Group = Group {
     section: "Device: identity",
@@ -117,8 +117,8 @@ pub(super) static GROUP: Group = Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::model::Snapshot;
     use crate::metrics::tests::{fixture, value};
-    use crate::model::Snapshot;
 
     #[test]
     fn every_state_is_counted_and_none_is_schedulable_that_the_plugin_does_not_serve() {

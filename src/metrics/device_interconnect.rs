@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::family::{Family, Group, Value, counter, gauge};
 use super::labels::{DEVICE, medium, named, of_device, per_device, per_device_and, slow, with_readings};
-use crate::model::{DeviceReadings, LinkCounters, Pcie, Snapshot};
+use crate::domain::model::{DeviceReadings, LinkCounters, Pcie, Snapshot};
 
 /// Every state, so that each has its series.
 const FABRIC_STATES: [&str; 5] = ["not_supported", "not_started", "in_progress", "completed", "failed"];

@@ -2,7 +2,7 @@
 
 use super::family::{Family, Group, counter, gauge};
 use super::labels::{DEVICE, medium, named, of_device, per_device, per_device_and, with_readings};
-use crate::model::{DeviceReadings, Divided, GpmRatios, MemoryUse, Snapshot, busy_ratio};
+use crate::domain::model::{DeviceReadings, Divided, GpmRatios, MemoryUse, Snapshot, busy_ratio};
 
 const BUSY: &str = "NVML GetSamples (GPU utilization), else GetUtilizationRates; with MIG GPM 1, else 2";
 

@@ -11,7 +11,7 @@ use prost::Message as _;
 
 use super::family::{Family, Kind, Sample, Value};
 use super::labels::Labels;
-use crate::model::DurationHistogram;
+use crate::domain::model::DurationHistogram;
 
 /// The end mark of OpenMetrics.
 pub(super) const END: &str = "# EOF\n";
@@ -160,8 +160,8 @@ mod tests {
     use crate::metrics::protobuf::MetricFamily;
 
     use super::*;
+    use crate::domain::model::{Snapshot, UnixSeconds};
     use crate::metrics::family::{self, Group};
-    use crate::model::{Snapshot, UnixSeconds};
 
     const HELP: &str = "Says \"hi\" \\ and\nmore.";
 

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::labels::Labels;
-use crate::model::{DurationHistogram, Snapshot, UnixSeconds};
+use crate::domain::model::{DurationHistogram, Snapshot, UnixSeconds};
 
 /// One file of metrics, in the order of the catalogue.
 pub struct Group {

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use super::family::{Group, counter, gauge};
 use super::labels::{DEVICE, of_container, of_device, slow, with_health, with_readings};
-use crate::model::{Account, ContainerRef, ContainerXid, RECOVERY_ACTIONS, Snapshot, UnhealthyReason, recovery_action};
+use crate::domain::model::{
+    Account, ContainerRef, ContainerXid, RECOVERY_ACTIONS, Snapshot, UnhealthyReason, recovery_action,
+};
 
 pub(super) static GROUP: Group = Group {
     section: "Device: health",

@@ -2,7 +2,7 @@
 
 use super::family::{Family, Group, counter, gauge};
 use super::labels::Labels;
-use crate::model::{JournalState, Snapshot};
+use crate::domain::model::{JournalState, Snapshot};
 
 pub(super) static GROUP: Group = Group {
     section: "Allocation journal",

@@ -2,7 +2,7 @@
 
 use super::family::{Group, counter, gauge, histogram};
 use super::labels::Labels;
-use crate::model::DurationHistogram;
+use crate::domain::model::DurationHistogram;
 
 const METHODS: [&str; 3] = ["Get", "GetAllocatableResources", "List"];
 const TRIGGER_NAMES: [&str; 5] = ["allocate", "checkpoint", "pods_api", "reconnect", "timer"];
@@ -76,8 +76,8 @@ pub(super) static GROUP: Group = Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::model::{Monotonic, Snapshot};
     use crate::metrics::tests::{fixture, value};
-    use crate::model::{Monotonic, Snapshot};
 
     #[test]
     fn the_age_grows_while_the_kubelet_is_away() {

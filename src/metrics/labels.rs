@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use super::family::{Family, Value};
-use crate::model::{Account, ContainerRef, DeviceReadings, Gpu, GpuHealth, Medium, PodRef, Slow, Snapshot};
+use crate::domain::model::{Account, ContainerRef, DeviceReadings, Gpu, GpuHealth, Medium, PodRef, Slow, Snapshot};
 
 /// The labels of a series that belongs to one GPU.
 pub(super) const DEVICE: &str = "gpu_uuid gpu";

@@ -3,7 +3,7 @@
 use super::device_use::memory_states;
 use super::family::{Family, Group, gauge};
 use super::labels::{DEVICE, Labels, medium, named, of_device, with_readings};
-use crate::model::{Gpu, InstanceReading, Snapshot};
+use crate::domain::model::{Gpu, InstanceReading, Snapshot};
 
 pub(super) static GROUP: Group = Group {
     section: "MIG",

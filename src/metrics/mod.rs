@@ -38,7 +38,7 @@ pub use budget::SeriesBudget;
 pub use family::{Family, Value};
 pub use page::{Format, write};
 
-use crate::model::Snapshot;
+use crate::domain::model::Snapshot;
 use family::Group;
 
 /// In the order of the page. A new group is a new file and a line here.

@@ -4,7 +4,7 @@
 
 use super::family::{Family, Group, counter, gauge};
 use super::labels::Labels;
-use crate::model::{Gpu, PciBusId, Snapshot};
+use crate::domain::model::{Gpu, PciBusId, Snapshot};
 
 pub(super) static GROUP: Group = Group {
     section: "Superchip modules",
@@ -46,8 +46,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::domain::model::{DeviceReadings, Fast, Monotonic, Stamped};
     use crate::metrics::tests::{fixture, value};
-    use crate::model::{DeviceReadings, Fast, Monotonic, Stamped};
 
     #[test]
     fn a_module_is_shown_once_and_its_energy_stays_when_a_gpu_is_lost() {

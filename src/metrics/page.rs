@@ -4,7 +4,7 @@ use super::dcgm::{self, Generation};
 use super::exposition::{END, protobuf, push_family};
 use super::families;
 use super::family::Family;
-use crate::model::Snapshot;
+use crate::domain::model::Snapshot;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Format {

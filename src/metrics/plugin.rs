@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::family::{Family, Group, Value, counter, gauge, histogram};
 use super::labels::{DEVICE, Labels, of_device};
-use crate::model::{GpuUuid, PluginResource, PluginState, Snapshot};
+use crate::domain::model::{GpuUuid, PluginResource, PluginState, Snapshot};
 
 pub(super) static GROUP: Group = Group {
     section: "Device plugin",
@@ -169,8 +169,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::domain::model::Monotonic;
     use crate::metrics::tests::{fixture, value};
-    use crate::model::Monotonic;
 
     #[test]
     fn time_without_a_registration_runs_on_while_there_is_none() {

@@ -47,8 +47,8 @@ pub(super) static GROUP: Group = Group {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::model::Snapshot;
     use crate::metrics::tests::{fixture, value};
-    use crate::model::Snapshot;
 
     #[test]
     fn a_pod_that_the_kubelet_does_not_list_is_not_shown() {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::family::{Family, Group, gauge};
 use super::labels::{Labels, of_container, of_pod};
-use crate::model::{
+use crate::domain::model::{
     Allocatable, Allocations, Container, CpuSet, DeviceId, MemoryBlock, ResourceCount, ResourceName, Snapshot, served,
 };
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::family::{Family, Group, Value, counter, gauge, histogram};
 use super::labels::Labels;
-use crate::model::{Collector, HardwareSource, Quantity, Snapshot};
+use crate::domain::model::{Collector, HardwareSource, Quantity, Snapshot};
 
 const PROC: &str = "/proc/self";
 pub(super) static GROUP: Group = Group {

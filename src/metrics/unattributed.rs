@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::family::{Family, Group, Value, counter, gauge};
 use super::labels::{of_device, of_pod};
-use crate::model::{Reason, Snapshot, Unattributed};
+use crate::domain::model::{Reason, Snapshot, Unattributed};
 
 pub(super) static GROUP: Group = Group {
     section: "Unattributed use",

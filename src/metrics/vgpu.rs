@@ -2,7 +2,7 @@
 
 use super::family::{Family, Group, Value, gauge};
 use super::labels::{DEVICE, Labels, medium, of_device, per_device, slow, with_readings};
-use crate::model::{Gpu, Snapshot, Vgpu};
+use crate::domain::model::{Gpu, Snapshot, Vgpu};
 
 pub(super) static GROUP: Group = Group {
     section: "Virtual machines",

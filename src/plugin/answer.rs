@@ -3,7 +3,7 @@
 use super::config::{DeviceIdStrategy, DeviceListStrategy, NvidiaConfig, ResourceConfig, Sharing};
 use super::node::NodeFacts;
 use super::{Hardware, Offer, OfferedDevice, Refusal, cdi};
-use crate::model::DeviceId;
+use crate::domain::model::DeviceId;
 use crate::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";

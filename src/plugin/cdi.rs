@@ -13,8 +13,8 @@ use super::Offer;
 use super::answer::device_nodes;
 use super::config::NvidiaConfig;
 use super::node::NodeFacts;
+use crate::domain::model::FileStamp;
 use crate::files;
-use crate::model::FileStamp;
 
 /// The kind of NVIDIA's plugin.
 pub const OUR_KIND: &str = "k8s.device-plugin.nvidia.com/gpu";
@@ -204,7 +204,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::model::UnhealthyReason;
+    use crate::domain::model::UnhealthyReason;
     use crate::plugin::{Hardware, MigCapabilities, OfferedDevice, PluginUnhealthy};
 
     fn offer(hardware: Hardware, health: Result<(), PluginUnhealthy>) -> Offer {

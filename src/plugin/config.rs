@@ -12,9 +12,9 @@ use super::pattern::{Pattern, has_wildcards};
 #[cfg(test)]
 use super::values::schema;
 use super::values::{DeviceReference, a_resource_name, by_resource_name, one_or_several};
+use crate::domain::model::ResourceName;
+use crate::domain::preference::SlotPolicy;
 use crate::input::Size;
-use crate::model::ResourceName;
-use crate::preference::SlotPolicy;
 
 /// 16 GPUs of this many slots stay a quarter below what the kubelet takes in one message (4 MiB).
 pub const MOST_SLOTS: u32 = 1024;

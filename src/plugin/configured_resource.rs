@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::host::{self, Facts, ScanResult};
 use super::layout::{self, Vanished};
 use super::{Hardware, Offer, Offers, ResourceConfig, merge, mps, offers};
-use crate::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, ResourceName};
+use crate::domain::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, ResourceName};
 
 /// For the first host scan, where it decides only which devices are preferred.
 const FIRST_SCAN: Duration = Duration::from_secs(2);

@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::{Offer, sockets};
-use crate::model::{DeviceId, KubeletState, Monotonic, ResourceName};
+use crate::domain::model::{DeviceId, KubeletState, Monotonic, ResourceName};
 
 const REMEDY: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
 /// What a kubelet may take to show a list; also the time between two answers without our devices.
@@ -129,7 +129,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::model::{Allocatable, Moment};
+    use crate::domain::model::{Allocatable, Moment};
     use crate::plugin::{Hardware, OfferedDevice, PluginUnhealthy};
 
     fn found(allocatable: &[&str], advertised: &[&str], live: &[&str]) -> Option<String> {
@@ -205,7 +205,7 @@ mod tests {
     /// `GetAllocatableResources` has healthy devices only.
     #[test]
     fn unhealthy_devices_are_not_missed() {
-        let unhealthy = PluginUnhealthy::device(crate::model::UnhealthyReason::Lost, "lost");
+        let unhealthy = PluginUnhealthy::device(crate::domain::model::UnhealthyReason::Lost, "lost");
         let mut registration = Registration::new(Err(unhealthy));
         for second in 11..15 {
             assert_eq!(registration.answered(second, &[], &[]), Comparison::Equal);

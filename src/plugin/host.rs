@@ -13,8 +13,8 @@ use super::{
     DeviceListStrategy, MigCapabilities, NodeFacts, NvidiaConfig, Offer, ResourceConfig, control_nodes, mps,
     node::driver_mounts, offers,
 };
-use crate::model::{Gpu, GpuUuid, Inventory, PciBusId, ResourceName};
-use crate::preference::{PciGpu, Place, Topology};
+use crate::domain::model::{Gpu, GpuUuid, Inventory, PciBusId, ResourceName};
+use crate::domain::preference::{PciGpu, Place, Topology};
 
 /// Where this process sees the host.
 #[derive(Clone, Debug)]
@@ -235,9 +235,9 @@ fn nv_links(inventory: &Inventory) -> BTreeMap<(GpuUuid, GpuUuid), u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::NvLinkPeers;
+    use crate::domain::model::NvLinkPeers;
+    use crate::domain::preference::{Candidate, FallbackReason, Request, choose_gpus};
     use crate::plugin::tests::{gpu, inventory, nvidia, uuid};
-    use crate::preference::{Candidate, FallbackReason, Request, choose_gpus};
 
     #[test]
     fn gpus_with_nvlinks_between_them_are_given_together() {
@@ -271,7 +271,8 @@ mod tests {
             let available = inventory.gpus.values().map(candidate).collect();
             let choice =
                 choose_gpus(&Request { available, must_include: vec![], size: 2 }, &topology, &BTreeMap::new());
-            let index = |id: &crate::model::DeviceId| inventory.gpus[&GpuUuid::from(id.as_str())].index.unwrap();
+            let index =
+                |id: &crate::domain::model::DeviceId| inventory.gpus[&GpuUuid::from(id.as_str())].index.unwrap();
             (choice.ids.iter().map(index).collect::<Vec<_>>(), choice.fallback.map(FallbackReason::as_str))
         };
         let both_ends = linked(&[(0, 2), (2, 0), (1, 3), (3, 1)], 0);

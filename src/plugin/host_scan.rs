@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::task::{JoinError, JoinSet};
 
 use super::host::{Host, ScanResult, Surroundings, Wanted};
-use crate::model::{Inventory, Monotonic};
+use crate::domain::model::{Inventory, Monotonic};
 
 /// Device nodes, files and other daemons come and go without an event.
 const INTERVAL: Duration = Duration::from_secs(1);

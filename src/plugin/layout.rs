@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::{Hardware, Offer};
-use crate::attribution::Unconfirmed;
-use crate::model::{DeviceId, Inventory, KubeletState, Monotonic, ResourceName};
+use crate::domain::attribution::Unconfirmed;
+use crate::domain::model::{DeviceId, Inventory, KubeletState, Monotonic, ResourceName};
 
 /// Since when each device is missing.
 pub type Vanished = BTreeMap<DeviceId, Monotonic>;
@@ -53,7 +53,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::model::{
+    use crate::domain::model::{
         Allocations, Collector, Container, ContainerRef, CpuSet, Gpu, GpuUuid, HeldDevice, Moment, Pod, PodRef,
     };
     use crate::plugin::OfferedDevice;

@@ -27,7 +27,7 @@ use super::server::{Server, ServiceState};
 use super::sockets;
 use super::{Offer, OnConflict, PluginUnhealthy};
 use crate::backoff::{Backoff, with_jitter};
-use crate::model::{DeviceId, FileStamp, KubeletState, Monotonic, ResourceName};
+use crate::domain::model::{DeviceId, FileStamp, KubeletState, Monotonic, ResourceName};
 use crate::tasks::{changed, within};
 use crate::wire::channel_over;
 use crate::wire::v1beta1::RegisterRequest;

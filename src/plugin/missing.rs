@@ -2,7 +2,7 @@
 
 use super::config::{NvidiaConfig, Replication, ResourceConfig, Sharing};
 use super::{Hardware, OfferedDevice, PluginUnhealthy};
-use crate::model::{Inventory, ResourceName, UnhealthyReason};
+use crate::domain::model::{Inventory, ResourceName, UnhealthyReason};
 
 impl ResourceConfig {
     /// Whether devices of this resource may be what this entry has offered to the kubelet.
@@ -51,7 +51,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use super::*;
-    use crate::model::{DeviceId, Gpu, MissingGpu};
+    use crate::domain::model::{DeviceId, Gpu, MissingGpu};
     use crate::plugin::tests::{gpu, inventory, nvidia, uuid};
     use crate::plugin::{Offer, offers};
 

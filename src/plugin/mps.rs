@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::config::{NvidiaConfig, Sharing};
 use super::{Offer, OfferedDevice, PluginUnhealthy, paths::Roots};
-use crate::model::{PluginUnhealthyReason, ResourceName};
+use crate::domain::model::{PluginUnhealthyReason, ResourceName};
 
 /// The files of a running daemon in the directory of its resource. NVIDIA's container makes the first when compute mode
 /// and limits are set, and removes it when it ends; the daemon itself removes the last.

@@ -191,9 +191,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::model::ResourceName;
+    use crate::domain::model::ResourceName;
+    use crate::domain::preference::SlotPolicy;
     use crate::plugin::config::{DeviceIdStrategy, DeviceListStrategy, MigStrategy, NewName, Sharing};
-    use crate::preference::SlotPolicy;
 
     /// With every key of that plugin, as its documentation and chart write them.
     const FULL: &str = "

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::model::{DeviceId, GpuUuid, HealthState, MigUuid, PluginUnhealthyReason, ResourceName, UnhealthyReason};
+use crate::domain::model::{
+    DeviceId, GpuUuid, HealthState, MigUuid, PluginUnhealthyReason, ResourceName, UnhealthyReason,
+};
 use crate::wire::v1beta1::DeviceSpec;
 
 /// One resource name and its devices, sorted by id. A device that was offered once stays for the time of its

@@ -6,7 +6,7 @@ use super::config::{MigStrategy, NamePattern, NvidiaConfig, Replication, Resourc
 use super::paths::Found;
 use super::values::{DeviceReference, resource_name};
 use super::{Hardware, Offer, OfferedDevice, PluginUnhealthy, missing};
-use crate::model::{DeviceId, Gpu, Inventory, MigDevice, PluginUnhealthyReason, ResourceName, UnhealthyReason};
+use crate::domain::model::{DeviceId, Gpu, Inventory, MigDevice, PluginUnhealthyReason, ResourceName, UnhealthyReason};
 
 /// Characters of a device's id: the API's own limit, which the kubelet does not check.
 pub const LONGEST_ID: usize = 63;

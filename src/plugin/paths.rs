@@ -12,7 +12,7 @@ use super::answer::fnv;
 use super::config::PathConfig;
 use super::offers::LONGEST_ID;
 use super::pattern::{Pattern, has_wildcards};
-use crate::model::DeviceId;
+use crate::domain::model::DeviceId;
 use crate::wire::v1beta1::DeviceSpec;
 
 /// Leaves room in an id for `::` and a slot's number.

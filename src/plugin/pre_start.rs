@@ -2,7 +2,7 @@
 
 use super::answer::usable;
 use super::{Hardware, Offer, PreStartCheck, Refusal};
-use crate::model::{DeviceId, DeviceProcess, HardwareState, MemoryUse};
+use crate::domain::model::{DeviceId, DeviceProcess, HardwareState, MemoryUse};
 
 /// The reason of an error is passed on to the pod by the kubelet.
 pub fn check(rules: &PreStartCheck, offer: &Offer, hardware: &HardwareState, ids: &[DeviceId]) -> Result<(), Refusal> {
@@ -63,8 +63,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::domain::model::{DeviceReadings, Medium, Monotonic, Stamped, UnhealthyReason};
     use crate::input::Size;
-    use crate::model::{DeviceReadings, Medium, Monotonic, Stamped, UnhealthyReason};
     use crate::plugin::{OfferedDevice, PluginUnhealthy};
 
     #[test]

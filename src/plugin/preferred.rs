@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{NvidiaConfig, Offer};
-use crate::attribution::held_gpus;
-use crate::model::{Allocations, DeviceId, DeviceReadings, GpuUuid, HardwareState};
-use crate::preference::{Candidate, Choice, Condition, FallbackReason, Request, Topology, choose_gpus, choose_slots};
+use crate::domain::attribution::held_gpus;
+use crate::domain::model::{Allocations, DeviceId, DeviceReadings, GpuUuid, HardwareState};
+use crate::domain::preference::{
+    Candidate, Choice, Condition, FallbackReason, Request, Topology, choose_gpus, choose_slots,
+};
 
 /// Clock events that mean throttling.
 const THROTTLING: [&str; 4] = ["hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"];
@@ -82,12 +84,12 @@ fn condition(readings: &DeviceReadings) -> Condition {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{
+    use crate::domain::model::{
         Container, ContainerRef, CpuSet, DeviceProcess, Fast, HeldDevice, Inventory, Medium, Monotonic, Pod, PodRef,
         Stamped,
     };
+    use crate::domain::preference::Place;
     use crate::plugin::{Hardware, OfferedDevice};
-    use crate::preference::Place;
 
     fn offer(slots: usize) -> Offer {
         let device = |gpu: u32, slot: usize| {

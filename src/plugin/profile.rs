@@ -15,7 +15,7 @@ use super::pattern::Pattern;
 use super::values::one_or_several;
 #[cfg(test)]
 use super::values::schema;
-use crate::model::{AppliedProfile, HardwareSource, HardwareState, Inventory};
+use crate::domain::model::{AppliedProfile, HardwareSource, HardwareState, Inventory};
 
 /// What to offer, on every node that has this configuration. Validated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

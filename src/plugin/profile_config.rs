@@ -155,8 +155,8 @@ fn check_name(key: &str, name: &str, earlier: &[ProfileConfig]) -> Result<(), Co
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::preference::SlotPolicy;
     use crate::plugin::config::{DeviceListStrategy, MigStrategy, NvidiaConfig, Sharing};
-    use crate::preference::SlotPolicy;
 
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]

@@ -19,7 +19,7 @@ use super::sockets;
 use super::status::ResourceStatus;
 use super::{Choice, NodeView, NvidiaConfig, Offer, OfferedDevice, Plan, PluginUnhealthy, ResourceConfig};
 use crate::clock::Clock;
-use crate::model::{
+use crate::domain::model::{
     AppliedProfile, DeviceId, HardwareSource, HardwareState, HealthState, KubeletState, Monotonic, PluginState,
     ResourceName,
 };

@@ -17,8 +17,8 @@ use super::sockets;
 use super::status::ResourceStatus;
 use super::{NvidiaConfig, Offer, OfferedDevice, PreStartCheck, Refusal, ResourceConfig, answer, pre_start};
 use crate::clock::Clock;
-use crate::model::{DeviceId, HardwareState, KubeletState};
-use crate::preference::{Choice, FallbackReason};
+use crate::domain::model::{DeviceId, HardwareState, KubeletState};
+use crate::domain::preference::{Choice, FallbackReason};
 use crate::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::wire::v1beta1::{
     AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty,
@@ -301,7 +301,7 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::model::UnhealthyReason;
+    use crate::domain::model::UnhealthyReason;
     use crate::plugin::{Hardware, OfferedDevice, PluginUnhealthy, SimulatedConfig};
 
     fn offer(devices: usize) -> Arc<Offer> {

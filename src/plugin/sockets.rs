@@ -12,8 +12,8 @@ use inotify::WatchMask;
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, watch};
 
+use crate::domain::model::{FileStamp, PluginState, ResourceName};
 use crate::files;
-use crate::model::{FileStamp, PluginState, ResourceName};
 use crate::tasks::DirectoryEvents;
 
 pub const KUBELET: &str = "kubelet.sock";

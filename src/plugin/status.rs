@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use super::Offer;
 use crate::clock::Clock;
-use crate::model::{Moment, PluginResource, PluginState, PluginUnhealthyReason, ResourceName, UnixSeconds};
+use crate::domain::model::{Moment, PluginResource, PluginState, PluginUnhealthyReason, ResourceName, UnixSeconds};
 
 /// Results that a counter has from the beginning.
 const RESULTS: [&str; 4] = ["ok", "unknown_device", "unhealthy", "not_allowed"];

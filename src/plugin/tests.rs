@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{DeviceId, Gpu, Inventory, MigDevice, UnhealthyReason};
+use crate::domain::model::{DeviceId, Gpu, Inventory, MigDevice, UnhealthyReason};
 use crate::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 
 mod configuration;

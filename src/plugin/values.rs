@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Hardware;
-use crate::model::ResourceName;
+use crate::domain::model::ResourceName;
 
 /// A GPU by index (`0`), a MIG device by index (`0:1`), or either by UUID.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]

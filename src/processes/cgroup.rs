@@ -1,4 +1,4 @@
-use crate::model::{ContainerId, PodUid};
+use crate::domain::model::{ContainerId, PodUid};
 
 /// Where a process is, by the path of its cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::cgroup::{self, Place};
 use super::mountinfo;
 use super::stat::{self, Stat};
-use crate::model::{PodUid, ProcessKey, UnknownOwner};
+use crate::domain::model::{PodUid, ProcessKey, UnknownOwner};
 
 /// A line: the name is 16 bytes of it, 64 on some kernels.
 const STAT_LIMIT: u64 = 4 << 10;

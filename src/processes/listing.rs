@@ -3,8 +3,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::pod_logs::parse_directory;
+use crate::domain::model::{FileStamp, Monotonic, PodRef, PodUid};
 use crate::files;
-use crate::model::{FileStamp, Monotonic, PodRef, PodUid};
 
 /// A directory is read again after this long, regardless of its time stamp: on some file systems it is coarse.
 const READ_AGAIN: Duration = Duration::from_secs(10);

@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use super::cgroup::is_uid;
+use crate::domain::model::PodUid;
 use crate::files::unescaped;
-use crate::model::PodUid;
 
 /// The identity in a container's mounts from its pod's directory of the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]

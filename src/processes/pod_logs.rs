@@ -2,7 +2,7 @@
 
 use super::cgroup::is_uid;
 use super::mountinfo::is_name;
-use crate::model::{PodRef, PodUid};
+use crate::domain::model::{PodRef, PodUid};
 
 /// The longest name that Kubernetes gives a pod.
 const LONGEST_POD: usize = 253;

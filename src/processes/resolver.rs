@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::cgroup::Place;
 use super::files::{ProcFiles, Sighting};
 use super::listing::Listing;
-use crate::model::{
+use crate::domain::model::{
     ContainerId, ContainerRef, Monotonic, Owner, PodDirectory, PodIdentity, PodRef, PodUid, Process, ProcessKey,
     UnknownOwner,
 };

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::Resolver;
 use crate::clock::Clock;
-use crate::model::{Collector, Moment, PodDirectory, PodLabel, ProcessState};
+use crate::domain::model::{Collector, Moment, PodDirectory, PodLabel, ProcessState};
 use crate::tasks::{Tasks, changed};
 
 /// Owners are resolved this often: processes end, and pods too.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::kubelet::FakeKubelet;
+use crate::domain::model::GpuUuid;
 use crate::hardware::simulated::Controls;
-use crate::model::GpuUuid;
 
 /// One fault or repair. GPUs are named by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::{fs, io};
 use serde_json::{Value, json};
 
 use super::kubelet::{Claim, FakeKubelet};
+use crate::domain::model::{Gpu, GpuUuid, Inventory, MigDevice};
 use crate::files;
-use crate::model::{Gpu, GpuUuid, Inventory, MigDevice};
 
 const DRIVER: &str = "gpu.nvidia.com";
 const POOL: &str = "node";

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{ContainerRef, Monotonic};
+use crate::domain::model::{ContainerRef, Monotonic};
 
 /// The simulated use: the reference for other accounts.
 #[derive(Clone, Debug, Default)]

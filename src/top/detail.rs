@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::format::{energy, known, memory, percent, span, spanned, unit};
 use super::{Line, Style, table};
 use crate::api::Node;
-use crate::model::{Gpu, GpuUuid, Moment, Reason, Unattributed};
+use crate::domain::model::{Gpu, GpuUuid, Moment, Reason, Unattributed};
 use crate::terminal::{clean, wrapped};
 
 /// Transitions of this device.
@@ -87,7 +87,7 @@ fn holders(node: &Node, gpu: &Gpu) -> Vec<String> {
     let mut words = vec![];
     for account in node.accounts.iter().filter(|account| account.gpu == gpu.uuid) {
         let Some(holding) = &account.holding else { continue };
-        let method = holding.attribution.map(crate::model::Attribution::as_str);
+        let method = holding.attribution.map(crate::domain::model::Attribution::as_str);
         let method = method.filter(|method| *method != holding.sharing.as_str());
         let method = method.map(|method| format!(" by {method}")).unwrap_or_default();
         let device = account.mig.as_ref().map(|mig| match gpu.mig_device(mig) {
@@ -95,7 +95,7 @@ fn holders(node: &Node, gpu: &Gpu) -> Vec<String> {
             None => format!("{}: ", clean(mig.as_str())),
         });
         let figures = &account.figures;
-        let (held, busy) = crate::model::parts_of_device(&node.hardware.inventory, account);
+        let (held, busy) = crate::domain::model::parts_of_device(&node.hardware.inventory, account);
         words.push(format!(
             "{}{}: {}{method}, busy now {}, memory {}, held {}, GPU time {}: busy {} ({} borrowed), idle {}, unknown {}; \
              processes {}",

@@ -8,7 +8,7 @@ use super::format::span;
 use super::table::{self, Row};
 use super::{Line, Style, detail};
 use crate::api::Node;
-use crate::model::{GpuUuid, Monotonic};
+use crate::domain::model::{GpuUuid, Monotonic};
 use crate::terminal::{clean, fit, wrapped};
 
 /// Lines above the table; further problems are in the details.

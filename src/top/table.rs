@@ -8,7 +8,7 @@ use unicode_width::UnicodeWidthStr as _;
 use super::format::{energy, known, memory, percent, span, spanned, unit};
 use super::{Line, Style};
 use crate::api::Node;
-use crate::model::{
+use crate::domain::model::{
     Account, DeviceState, Gpu, GpuUuid, HealthCause, Holding, MigDevice, MigUuid, Monotonic, Reason, UnhealthyReason,
     equal_division, parts_of_device,
 };
@@ -241,7 +241,7 @@ pub fn head(node: &Node, since: Duration) -> Vec<Line> {
     let holding = node.accounts.iter().filter(|account| account.holding.is_some());
     let holders: BTreeSet<_> = holding.map(|account| &account.container).collect();
     let mut totals = vec![counted(overview.gpus, "GPU"), counted(holders.len(), "container")];
-    let devices = node.health.gpus.values().flat_map(crate::model::GpuHealth::devices);
+    let devices = node.health.gpus.values().flat_map(crate::domain::model::GpuHealth::devices);
     let (marked, unhealthy): (Vec<_>, Vec<_>) =
         devices.filter(|device| !device.healthy).partition(|device| device.is_only_marked());
     for (devices, state) in [(unhealthy, "unhealthy"), (marked, "marked")] {

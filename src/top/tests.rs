@@ -12,8 +12,8 @@ use unicode_width::UnicodeWidthStr as _;
 use super::screen::Screen;
 use super::{Style, text};
 use crate::api::Node;
+use crate::domain::model::{Attribution, Monotonic, Sharing, UnixSeconds};
 use crate::metrics::tests::fixture;
-use crate::model::{Attribution, Monotonic, Sharing, UnixSeconds};
 
 /// As a client reads it.
 fn node() -> Node {

@@ -21,7 +21,7 @@ use super::config::LiveConfig;
 use super::routes::refuse;
 use super::server::Stream;
 use crate::clock::Clock;
-use crate::model::Monotonic;
+use crate::domain::model::Monotonic;
 
 /// After a wrong password no hash is computed for this many times the time that it took: guessing uses a quarter of a
 /// core.

@@ -11,7 +11,7 @@ use axum::routing::post;
 use serde::Deserialize;
 
 use super::routes::{JSON, api_problem, uncached};
-use crate::model::Released;
+use crate::domain::model::Released;
 
 /// How long the driver stays closed by default.
 const FOR: Duration = Duration::from_secs(10 * 60);

@@ -19,8 +19,8 @@ use super::body::StoredBody;
 use super::page::{Page, View};
 use super::routes::{WebState, api_problem, refuse};
 use crate::api::Node;
-use crate::history::History;
-use crate::model::{Monotonic, Snapshot};
+use crate::domain::history::History;
+use crate::domain::model::{Monotonic, Snapshot};
 
 /// Least time between two events. Less than a second, or a snapshot a second would give an event every other second.
 const EVENT_INTERVAL: Duration = Duration::from_millis(900);

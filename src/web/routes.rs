@@ -23,9 +23,9 @@ use super::page::{self, Page, View, detail};
 use super::{Admin, Live, ScrapeDurations, live};
 use crate::api::{History, Node, NodeCondition};
 use crate::clock::Clock;
+use crate::domain::model::Snapshot;
 use crate::metrics::dcgm::Generation;
 use crate::metrics::{self, Format};
-use crate::model::Snapshot;
 
 /// A check of the agent: `Err` with the reason as text. Called for each request, so it must not wait.
 pub type Probe = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::model::DurationHistogram;
+use crate::domain::model::DurationHistogram;
 
 /// How long scrapes took. The server records it, the agent copies it into the next snapshot.
 #[derive(Clone, Debug, Default)]

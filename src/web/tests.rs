@@ -19,9 +19,9 @@ use super::{
     ServerSettings, WebState, start,
 };
 use crate::clock::Clock;
+use crate::domain::model::{Moment, Released, Snapshot, UnixSeconds};
 use crate::metrics::dcgm::Generation;
 use crate::metrics::tests::fixture;
-use crate::model::{Moment, Released, Snapshot, UnixSeconds};
 use crate::tasks::{TaskError, Tasks};
 
 struct Server {

@@ -5,43 +5,30 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules whose items it may name, at their own path or as another module's re-export.
-const ARROWS: [(&str, &str); 29] = [
-    ("model", ""),
-    ("attribution", "model"),
-    ("health", "model"),
-    ("preference", "model"),
-    ("history", "model"),
+const ARROWS: [(&str, &str); 24] = [
+    ("domain", ""),
     ("backoff", ""),
-    ("clock", "model"),
-    ("files", "model"),
+    ("clock", "domain"),
+    ("files", "domain"),
     ("input", ""),
     ("wire", ""),
-    ("kubelet", "attribution backoff clock files input model tasks wire"),
-    ("hardware", "backoff clock model"),
-    ("plugin", "attribution backoff clock files input model preference tasks wire"),
-    ("processes", "clock files model tasks"),
-    ("governance", "files model"),
-    ("api", "condition history model"),
-    ("client", "api condition model terminal"),
-    ("doctor", "api client clock hardware kubelet model plugin processes governance terminal"),
-    ("condition", "model"),
-    ("metrics", "model"),
+    ("kubelet", "backoff clock domain files input tasks wire"),
+    ("hardware", "backoff clock domain"),
+    ("plugin", "backoff clock domain files input tasks wire"),
+    ("processes", "clock domain files tasks"),
+    ("governance", "domain files"),
+    ("api", "domain"),
+    ("client", "api domain terminal"),
+    ("doctor", "api client clock domain governance hardware kubelet plugin processes terminal"),
+    ("metrics", "domain"),
     ("terminal", ""),
     ("tasks", ""),
-    ("journal", "clock files input model terminal"),
-    ("web", "api clock condition files history input metrics model tasks"),
-    ("simulation", "clock files hardware model wire"),
-    (
-        "agent",
-        "attribution clock condition files hardware health journal kubelet metrics model plugin \
-         processes governance simulation tasks web",
-    ),
-    ("top", "api client clock model terminal"),
-    (
-        "cli",
-        "agent api client clock condition doctor governance hardware health input journal metrics model plugin \
-         terminal top web",
-    ),
+    ("journal", "clock domain files input terminal"),
+    ("web", "api clock domain files input metrics tasks"),
+    ("simulation", "clock domain files hardware wire"),
+    ("agent", "clock domain files governance hardware journal kubelet metrics plugin processes simulation tasks web"),
+    ("top", "api client clock domain terminal"),
+    ("cli", "agent api client clock doctor domain governance hardware input journal metrics plugin terminal top web"),
     ("lib", ""),
 ];
 
@@ -62,7 +49,7 @@ const LIBRARIES: [(&str, &str); 12] = [
 ];
 
 /// They read no files, clocks or environment.
-const PURE_MODULES: &str = "backoff model attribution health preference history condition input terminal";
+const PURE_MODULES: &str = "backoff domain input terminal";
 const PURE_MODULES_REFUSE: [&str; 7] =
     ["std::fs", "std::net", "std::env", "std::thread", "Instant::now", "SystemTime", "tracing::"];
 

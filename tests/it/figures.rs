@@ -5,16 +5,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use podmeter::attribution::{self, DeviceProcesses, Ledger, Observation, OwnedProcess, Slots};
 use podmeter::clock::Clock;
-use podmeter::hardware::simulated::{Profile, SimulatedDriver};
-use podmeter::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
-use podmeter::metrics::dcgm::Generation;
-use podmeter::model::{
+use podmeter::domain::attribution::{self, DeviceProcesses, Ledger, Observation, OwnedProcess, Slots};
+use podmeter::domain::model::{
     Allocatable, Allocations, ContainerRef, CpuSet, DeviceHealth, DeviceId, DeviceReadings, Fast, Gaps, Gpu, GpuHealth,
     GpuUuid, HardwareSource, HardwareState, HealthState, Inventory, KubeletState, Moment, Monotonic, Overview, Owner,
     Snapshot, Stamped, Totals, UnixSeconds, XidCounts,
 };
+use podmeter::hardware::simulated::{Profile, SimulatedDriver};
+use podmeter::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
+use podmeter::metrics::dcgm::Generation;
 use podmeter::tasks::Tasks;
 use podmeter::web::{
     Admin, CachedBodies, ListenAddress, Listener, Live, Purpose, ScrapeDurations, ServerSettings, WebState, start,
@@ -118,7 +118,7 @@ impl Scene {
             let is_whole = gpu.mig_devices.is_empty();
             let instance = gpu.mig_devices.get(1).filter(|_| number == 0).map(|mig| mig.gpu_instance);
             let of_instances = |busy: f64| {
-                let ratio = |mig: &podmeter::model::MigDevice| {
+                let ratio = |mig: &podmeter::domain::model::MigDevice| {
                     (mig.gpu_instance, if Some(mig.gpu_instance) == instance { busy } else { 0.0 })
                 };
                 gpu.mig_devices.iter().map(ratio).collect::<BTreeMap<_, _>>()

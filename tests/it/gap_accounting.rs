@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, LedgerOutput, Observation};
-use podmeter::hardware::{GpuState, Integrals, Pass, Staleness};
-use podmeter::model::{
+use podmeter::domain::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, LedgerOutput, Observation};
+use podmeter::domain::model::{
     ContainerRef, DeviceReadings, Fast, GpuUuid, Inventory, Moment, Monotonic, Reason, Sharing, UnixSeconds,
 };
+use podmeter::hardware::{GpuState, Integrals, Pass, Staleness};
 use proptest::prelude::*;
 
 use crate::support::test_data::holding;
@@ -213,7 +213,8 @@ impl World {
 
     fn idle(&self) -> BTreeMap<String, f64> {
         let accounts = &self.output.as_ref().unwrap().accounts;
-        let idle = |account: &podmeter::model::Account| (account.container.to_string(), account.figures.idle_seconds);
+        let idle =
+            |account: &podmeter::domain::model::Account| (account.container.to_string(), account.figures.idle_seconds);
         accounts.iter().map(idle).map(|(name, idle)| (name, idle.unwrap_or(0.0))).collect()
     }
 

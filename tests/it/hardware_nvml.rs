@@ -5,10 +5,10 @@ use std::time::Duration;
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{ALL, at, driver, gpu, has_fast, machine, open, quick, run};
 use crate::support::watching::wait;
-use podmeter::hardware::{Driver, Due, PassStatus, Settings};
-use podmeter::model::{
+use podmeter::domain::model::{
     DeviceProcess, DeviceReadings, DurationHistogram, HardwareState, MemoryUse, NvLinkPeers, PciBusId, RowRemap,
 };
+use podmeter::hardware::{Driver, Due, PassStatus, Settings};
 use serde_json::{Value, json};
 
 fn readings(state: &HardwareState, index: usize) -> &DeviceReadings {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{gpu, quick, run};
 use crate::support::watching::wait;
+use podmeter::domain::model::{HardwareState, Released};
 use podmeter::hardware::{Hardware, ReleaseError, Settings};
-use podmeter::model::{HardwareState, Released};
 use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 

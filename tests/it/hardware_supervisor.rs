@@ -8,12 +8,12 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::support::watching::wait;
 use podmeter::clock::Clock;
-use podmeter::hardware::{
-    Driver, Due, Failure, Hardware, Integrals, Pass, PassStatus, Problem, Reader, Session, Settings, start,
-};
-use podmeter::model::{
+use podmeter::domain::model::{
     EccLocation, Fast, Gpu, GpuUuid, HardwareSource, HardwareState, Inventory, Medium, Moment, Monotonic, NodeDevices,
     Slow,
+};
+use podmeter::hardware::{
+    Driver, Due, Failure, Hardware, Integrals, Pass, PassStatus, Problem, Reader, Session, Settings, start,
 };
 
 /// What the test has the driver do. Shared by all its parts.

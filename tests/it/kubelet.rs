@@ -9,8 +9,8 @@ use crate::support::kubelet::{
     node,
 };
 use podmeter::clock::Clock;
+use podmeter::domain::model::{KubeletState, PodDirectory, PodRef, PodUid};
 use podmeter::kubelet::{CallError, Client, PodSources, Settings, claim_files, pods, start};
-use podmeter::model::{KubeletState, PodDirectory, PodRef, PodUid};
 use podmeter::tasks::Tasks;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -351,7 +351,7 @@ async fn the_kubelet_is_called_at_most_twice_a_second_on_average() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let state = watching.until("the last pod", |state| held(state) == ["p199 GPU-0"]).await;
-    let calls: u64 = state.counters.durations.values().map(podmeter::model::DurationHistogram::count).sum();
+    let calls: u64 = state.counters.durations.values().map(podmeter::domain::model::DurationHistogram::count).sum();
     let allowed = started.elapsed().as_secs_f64() * 2.0 + 6.0;
     let calls = calls as f64;
     assert!(calls <= allowed, "{calls} calls, {allowed} allowed");

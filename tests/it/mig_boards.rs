@@ -2,7 +2,7 @@
 
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{gpu, open};
-use podmeter::model::{Gpu, Inventory};
+use podmeter::domain::model::{Gpu, Inventory};
 use podmeter::simulation::node::resources;
 use serde_json::{Value, json};
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{ALL, at, driver, gpu, has_fast, open, quick, run};
 use crate::support::watching::wait;
-use podmeter::hardware::{Driver, Due, PassStatus, Settings};
-use podmeter::model::{
+use podmeter::domain::model::{
     C2c, FabricDomain, GpuUuid, HardwareState, Medium, Moment, Monotonic, Platform, Slow, UnixSeconds, Vgpu,
 };
+use podmeter::hardware::{Driver, Due, PassStatus, Settings};
 use serde_json::{Value, json};
 
 /// A busy machine is no hanging driver.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::support::kubelet::{Admission, ContainerSpec, FakeKubelet, Node, Options, PodSpec, Rules, connect, node};
 use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
-use podmeter::model::{DeviceReadings, GpuUuid, HardwareState};
+use podmeter::domain::model::{DeviceReadings, GpuUuid, HardwareState};
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
 use podmeter::wire::v1beta1;

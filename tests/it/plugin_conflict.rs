@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 
 use crate::support::kubelet::{Admission, Node, Options, Rules, node};
 use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, runs, uuid};
-use podmeter::model::PluginState;
+use podmeter::domain::model::PluginState;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
 
@@ -53,7 +53,7 @@ fn in_conflict(podmeter: &PluginHarness) -> JoinHandle<()> {
 /// Until the kubelet was asked twice more, after all that it did before.
 async fn asked_again(podmeter: &PluginHarness) {
     let mut kubelet = podmeter.kubelet.clone();
-    let asked = |kubelet: &podmeter::model::KubeletState| kubelet.allocatable_at.map(|at| at.monotonic);
+    let asked = |kubelet: &podmeter::domain::model::KubeletState| kubelet.allocatable_at.map(|at| at.monotonic);
     for _ in 0..2 {
         let before = asked(&kubelet.borrow());
         let again = tokio::time::timeout(PATIENCE, kubelet.wait_for(|kubelet| asked(kubelet) != before)).await;

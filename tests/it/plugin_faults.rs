@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::support::kubelet::{FakeKubelet, Method, Node, Options, Rules, connect, node};
 use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
-use podmeter::model::PluginState;
+use podmeter::domain::model::PluginState;
 use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use podmeter::wire::v1beta1::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerPreferredAllocationRequest,

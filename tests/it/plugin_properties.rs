@@ -12,7 +12,7 @@ use crate::support::kubelet::{Admission, ContainerSpec, Node, Options, PodSpec, 
 use crate::support::links::Random;
 use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, gpu, hardware, mig_devices, uuid};
 use podmeter::clock::Clock;
-use podmeter::model::{DeviceReadings, Gpu, GpuUuid};
+use podmeter::domain::model::{DeviceReadings, Gpu, GpuUuid};
 use podmeter::plugin::{MigStrategy, NvidiaConfig, ResourceConfig};
 
 const STEPS: usize = 9;

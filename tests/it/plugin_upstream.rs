@@ -37,7 +37,7 @@ use parking_lot::Mutex;
 
 use crate::support::kubelet::{Count, FakeKubelet, Method, Node, Options, Phase, Rules, node};
 use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, rejected, runs, sockets, uuid};
-use podmeter::model::HardwareState;
+use podmeter::domain::model::HardwareState;
 use podmeter::simulation::kubelet::STOP_GRACE;
 use tonic::Code;
 

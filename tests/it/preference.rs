@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::links::{Draw as _, Node, dgx1_pascal, dgx1_volta, nvswitch, pcie_tree, rtx8000, seeded};
-use podmeter::model::DeviceId;
-use podmeter::preference::{Choice, Condition, FallbackReason, Topology, choose_gpus};
+use podmeter::domain::model::DeviceId;
+use podmeter::domain::preference::{Choice, Condition, FallbackReason, Topology, choose_gpus};
 use proptest::prelude::*;
 
 fn choose(node: &Node, available: u32, required: u32, size: usize) -> u32 {
@@ -186,7 +186,7 @@ fn links_that_are_unknown_or_disagree_leave_numa_nodes_and_then_the_index() {
     one_sided.link_as_reported(&gpus[0], &gpus[1], 50);
     let nowhere: BTreeMap<_, _> = places
         .iter()
-        .map(|(gpu, place)| (gpu.clone(), podmeter::preference::Place { numa_node: None, ..*place }))
+        .map(|(gpu, place)| (gpu.clone(), podmeter::domain::preference::Place { numa_node: None, ..*place }))
         .collect();
     let cases = [
         (asymmetric, FallbackReason::LinksAsymmetric, set(&[4, 5])),
@@ -208,7 +208,7 @@ fn links_that_are_unknown_or_disagree_leave_numa_nodes_and_then_the_index() {
 fn an_invalid_request_gets_an_empty_answer_and_the_reason() {
     let node = pcie_tree(8, 20);
     let usual = node.request(0xff, 1, 2);
-    let with = |change: &dyn Fn(&mut podmeter::preference::Request)| {
+    let with = |change: &dyn Fn(&mut podmeter::domain::preference::Request)| {
         let mut request = usual.clone();
         change(&mut request);
         request

@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use crate::support::kubelet::{ContainerSpec, Gates, Options, Phase, PodSpec, Rules, node};
 use podmeter::clock::Clock;
+use podmeter::domain::model::{
+    ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, Reason, UnknownOwner,
+};
 use podmeter::kubelet::pods;
-use podmeter::model::{ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, Reason, UnknownOwner};
 use podmeter::processes::{self, Mode};
 use podmeter::simulation::kubelet::container_id;
 use podmeter::simulation::proc_tree::{Inside, ProcTree};

@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::attribution::{
+use podmeter::domain::attribution::{
     Join, Ledger, LedgerOutput, Observation, Slots, join, processes_by_device, wanted_processes,
 };
-use podmeter::hardware::simulated::{Controls, Load, Profile, SimulatedDriver};
-use podmeter::hardware::{Driver, Due, GpuState, Reader, Staleness};
-use podmeter::model::{
+use podmeter::domain::model::{
     Account, Allocatable, Allocations, ContainerRef, DeviceId, GpuUuid, HardwareState, Inventory, Moment, Monotonic,
     PodDirectory, ProcessState, Reason, UnixSeconds,
 };
+use podmeter::hardware::simulated::{Controls, Load, Profile, SimulatedDriver};
+use podmeter::hardware::{Driver, Due, GpuState, Reader, Staleness};
 use podmeter::processes::Resolver;
 use podmeter::simulation::node::{Device, Replicas, resources};
 use podmeter::simulation::proc_tree::{Inside, ProcTree};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use podmeter::model::{
+use podmeter::domain::model::{
     DeviceHealth, Gpu, GpuHealth, HardwareState, HealthCause, HealthState, Moment, UnhealthyReason, XidCounts,
 };
 use tokio::sync::watch;

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, LedgerOutput, Observation, OwnedProcess};
-use podmeter::hardware::simulated::{Profile, SimulatedDriver};
-use podmeter::model::{
+use podmeter::domain::attribution::{
+    DeviceProcesses, HoldingKey, Join, Ledger, LedgerOutput, Observation, OwnedProcess,
+};
+use podmeter::domain::model::{
     ContainerRef, DeviceReadings, Fast, GpuUuid, Inventory, Medium, MemoryUse, Moment, Monotonic, Owner, Process,
     Sharing, Stamped, Totals, UnixSeconds,
 };
+use podmeter::hardware::simulated::{Profile, SimulatedDriver};
 
 use super::test_data;
 

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use podmeter::clock::Clock;
+use podmeter::domain::model::{GpuUuid, HardwareState, Moment, Monotonic, UnixSeconds};
 use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
 use podmeter::hardware::{Driver as _, Due, Hardware, Session, Settings, start};
-use podmeter::model::{GpuUuid, HardwareState, Moment, Monotonic, UnixSeconds};
 use serde_json::{Value, json};
 
 use super::fake_nvml::FakeNvml;

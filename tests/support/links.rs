@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use podmeter::model::GpuUuid;
-use podmeter::preference::{Candidate, Choice, Condition, Place, Request, Topology};
+use podmeter::domain::model::GpuUuid;
+use podmeter::domain::preference::{Candidate, Choice, Condition, Place, Request, Topology};
 pub use podmeter::simulation::Random;
 
 #[derive(Debug)]

@@ -24,4 +24,4 @@ pub mod watching;
 #[path = "../../src/test_data.rs"]
 pub mod test_data;
 
-use podmeter::{attribution, model};
+use podmeter::domain;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podmeter::clock::Clock;
-use podmeter::kubelet::PodSources;
-use podmeter::model::{
+use podmeter::domain::model::{
     DeviceReadings, Gpu, GpuUuid, HardwareSource, HardwareState, Inventory, KubeletState, MigDevice, PluginResource,
     PluginState,
 };
+use podmeter::kubelet::PodSources;
 use podmeter::plugin::paths::Roots;
 use podmeter::plugin::{self, Config, ResourceConfig, Surroundings};
 use podmeter::tasks::{TaskError, Tasks};

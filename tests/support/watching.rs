@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use podmeter::domain::model::{GpuUuid, HardwareState};
 use podmeter::hardware::Hardware;
-use podmeter::model::{GpuUuid, HardwareState};
 
 /// Waits for a publication with `condition`, and checks that no busy seconds fall meanwhile.
 pub fn wait(hardware: &Hardware, what: &str, condition: impl Fn(&HardwareState) -> bool) -> Arc<HardwareState> {

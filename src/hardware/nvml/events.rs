@@ -14,8 +14,8 @@ use super::inventory;
 use super::library::{Handle, Library};
 use super::per_gpu_query::{PerGpuQuery, with_caller};
 use crate::backoff::Backoff;
+use crate::domain::model::{GpuUuid, Monotonic, XidInstance};
 use crate::hardware::source::{EventFailure, EventKind, EventSource, PassStatus, Problem, RawEvent};
-use crate::model::{GpuUuid, Monotonic, XidInstance};
 
 const XID: u64 = 0x8;
 const MIG_CHANGE: u64 = 0x100;

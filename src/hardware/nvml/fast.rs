@@ -7,9 +7,9 @@ use super::library::Handle;
 use super::module::Module;
 use super::process_use::ProcessUse;
 use super::samples::Ring;
+use crate::domain::model::Fast;
 use crate::hardware::plausible;
 use crate::hardware::source::Integrals;
-use crate::model::Fast;
 
 const GPU_POWER: u32 = 0;
 const GPU_UTILIZATION: u32 = 1;

@@ -10,8 +10,8 @@ use super::calls::{Caller, call};
 use super::codes;
 use super::inventory::Mig;
 use super::library::{Handle, Library};
+use crate::domain::model::{GpmRatios, Monotonic, Traffic};
 use crate::hardware::plausible;
-use crate::model::{GpmRatios, Monotonic, Traffic};
 
 /// The driver's documented minimum, and a maximum beyond which a mean is of little use.
 const WINDOW: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(600);

@@ -11,8 +11,8 @@ use nvml_wrapper_sys::bindings::{
 use super::calls::{Caller, Refusal, call, read_text, text, value, version};
 use super::library::Handle;
 use super::{memory, nvlink, platform};
+use crate::domain::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
 use crate::hardware::plausible;
-use crate::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
 
 const MIG_ENABLED: u32 = 1;
 /// More GPUs than any node has.

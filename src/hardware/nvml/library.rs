@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 
 use super::codes;
 use crate::clock::Clock;
+use crate::domain::model::{DurationHistogram, Monotonic};
 use crate::hardware::source::Failure;
-use crate::model::{DurationHistogram, Monotonic};
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
 

@@ -13,10 +13,10 @@ use super::memory;
 use super::processes::ProcessLists;
 use super::samples::Ring;
 use super::vgpus::VgpuReader;
+use crate::domain::model::{Clocks, InstanceReading, Medium, MemoryUse, Monotonic, Rates};
 use crate::hardware::plausible;
 use crate::hardware::source::Integrals;
 use crate::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
-use crate::model::{Clocks, InstanceReading, Medium, MemoryUse, Monotonic, Rates};
 
 const MEMORY_TEMPERATURE: Row = Row::new(82, &plausible::TEMPERATURE);
 const SW_POWER_CAP: Row = nanoseconds(74);

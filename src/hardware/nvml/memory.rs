@@ -4,8 +4,8 @@ use nvml_wrapper_sys::bindings::{nvmlMemory_t, nvmlMemory_v2_t};
 
 use super::calls::{Caller, Refusal, call, version};
 use super::library::Handle;
+use crate::domain::model::MemoryUse;
 use crate::hardware::plausible;
-use crate::model::MemoryUse;
 
 /// Of a GPU, or of the GPU instance of a MIG device; either may support calls that the other does not.
 /// Absent as a whole where one value is wrong.

@@ -42,7 +42,7 @@ use self::per_gpu_query::{PerGpuQuery, with_caller};
 use self::reader::NvmlReader;
 use super::source::{CallDurations, Driver, EventSource, Failure, PassStatus, Problem, Reader, Session};
 use crate::clock::Clock;
-use crate::model::{Gpu, GpuUuid, HardwareSource, Inventory};
+use crate::domain::model::{Gpu, GpuUuid, HardwareSource, Inventory};
 
 /// NVML, searched for at each opening: a driver may be installed, removed or replaced while the agent runs.
 pub struct NvmlDriver {

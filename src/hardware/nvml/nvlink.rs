@@ -10,8 +10,8 @@ use super::calls::{Caller, Refusal, call, value};
 use super::fields::{self, Row};
 use super::inventory::bus_id_in;
 use super::library::Handle;
+use crate::domain::model::{LinkCounters, NvLink, NvLinkPeers, PciBusId};
 use crate::hardware::plausible;
-use crate::model::{LinkCounters, NvLink, NvLinkPeers, PciBusId};
 
 /// The highest number in the header; the driver stops before.
 const LINK_LIMIT: u32 = 36;

@@ -9,8 +9,8 @@ use super::calls::{Caller, Refusal, call, version};
 use super::codes;
 use super::fields::{self, Row};
 use super::library::Handle;
+use crate::domain::model::{C2c, FabricDomain, FabricState, Platform};
 use crate::hardware::plausible;
-use crate::model::{C2c, FabricDomain, FabricState, Platform};
 
 /// What the platform does not give.
 const UNKNOWN: u8 = u8::MAX;

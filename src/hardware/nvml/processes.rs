@@ -8,8 +8,8 @@ use super::calls::{Caller, Refusal, fill};
 use super::codes;
 use super::inventory::Mig;
 use super::library::Handle;
+use crate::domain::model::DeviceProcess;
 use crate::hardware::plausible;
-use crate::model::DeviceProcess;
 
 const CAPACITY: usize = 64;
 /// More contexts than a GPU can have.

@@ -9,8 +9,8 @@ use super::inventory::{self, Mig, mig_enabled, mig_handles};
 use super::library::{Handle, Library};
 use super::medium::MediumReader;
 use super::slow::SlowReader;
+use crate::domain::model::{GpuUuid, Moment, Monotonic};
 use crate::hardware::source::{Due, Failure, Integrals, Pass, PassStatus, Reader};
-use crate::model::{GpuUuid, Moment, Monotonic};
 
 /// The code for an index that belongs to another GPU than in the inventory.
 pub const OTHER_GPU: &str = "other_gpu_at_index";

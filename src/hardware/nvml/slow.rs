@@ -12,8 +12,8 @@ use super::fields::{self, Row};
 use super::library::Handle;
 use super::nvlink::NvLinkReader;
 use super::platform;
+use crate::domain::model::{EccLocation, Pcie, RowRemap, Slow};
 use crate::hardware::plausible;
-use crate::model::{EccLocation, Pcie, RowRemap, Slow};
 
 /// By the driver's number.
 const ECC_LOCATIONS: [&str; 8] =

@@ -11,8 +11,8 @@ use nvml_wrapper_sys::bindings::{nvmlVgpuInstanceUtilizationSample_t, nvmlVgpuLi
 
 use super::calls::{Caller, call, fill, read_text, text, value};
 use super::library::Handle;
+use crate::domain::model::Vgpu;
 use crate::hardware::plausible;
-use crate::model::Vgpu;
 
 /// In the order of the header; the first is bare metal.
 const MODES: [Option<&str>; 5] = [None, Some("passthrough"), Some("vgpu"), Some(HOST_VGPU), Some("host_vsga")];

@@ -8,8 +8,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::curve::{Curve, Load, Sums};
 use super::profile::{Profile, fabric_domain, inventory, node_devices, scramble};
+use crate::domain::model::{FabricDomain, GpuUuid, Inventory, MigDevice, Monotonic, NodeDevices, XidInstance};
 use crate::hardware::source::{EventFailure, EventKind, Failure, PassStatus, Problem, RawEvent};
-use crate::model::{FabricDomain, GpuUuid, Inventory, MigDevice, Monotonic, NodeDevices, XidInstance};
 
 /// The problem of every call after the driver was unloaded.
 pub(super) const UNLOADED: Problem = Problem { call: "simulated", code: "uninitialized" };

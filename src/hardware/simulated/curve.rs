@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::model::Monotonic;
+use crate::domain::model::Monotonic;
 
 /// The load of a device or of a GPU instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

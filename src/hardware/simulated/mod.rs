@@ -17,7 +17,7 @@ pub use profile::{Profile, UnknownProfile};
 
 use self::reader::SimulatedReader;
 use super::source::{Driver, EventFailure, EventSource, Failure, Problem, RawEvent, Reader, Session};
-use crate::model::{GpuUuid, HardwareSource, Inventory, Monotonic, NodeDevices};
+use crate::domain::model::{GpuUuid, HardwareSource, Inventory, Monotonic, NodeDevices};
 
 /// Short, so that a session ends soon.
 const LONGEST_WAIT: Duration = Duration::from_millis(200);
@@ -87,8 +87,8 @@ impl EventSource for SimulatedSession {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::model::{DeviceProcess, GpmRatios, Moment, UnixSeconds, XidInstance};
     use crate::hardware::{Due, PassStatus};
-    use crate::model::{DeviceProcess, GpmRatios, Moment, UnixSeconds, XidInstance};
 
     fn at(seconds: u64) -> Moment {
         Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(0.0) }
@@ -210,7 +210,8 @@ mod tests {
         let mut read = |code| {
             driver.controls().inject_xids(&gpu, None, code, 1);
             let pass = reader.read(Due { medium: false, slow: true }, at(1));
-            let errors = |slow: &crate::model::Slow| slow.ecc.iter().filter_map(|place| place.uncorrected).sum::<u64>();
+            let errors =
+                |slow: &crate::domain::model::Slow| slow.ecc.iter().filter_map(|place| place.uncorrected).sum::<u64>();
             (pass.status, pass.slow.map(|slow| (errors(&slow), slow.recovery_action)))
         };
         assert_eq!(read(13), (PassStatus::Answers, Some((0, Some(0)))));

@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::machine::{self, Machine, Model, Place};
-use crate::model::{
+use crate::domain::model::{
     DriverInfo, FabricDomain, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, NodeDevices, NvLinkPeers, PassthroughGpu,
     PciBusId, Platform,
 };

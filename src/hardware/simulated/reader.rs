@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use super::controls::{Controls, ProcessState, State, UNLOADED};
 use super::curve::{Load, Sums};
 use super::machine::Model;
-use crate::hardware::source::{Due, Integrals, Pass, PassStatus, Problem, Reader};
-use crate::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
-use crate::model::{
+use crate::domain::model::{
     C2c, Clocks, DeviceProcess, EccLocation, FabricState, Fast, GpmRatios, Gpu, GpuUuid, InstanceReading, LinkCounters,
     Medium, MemoryUse, MigDevice, Moment, Monotonic, NvLink, Pcie, Rates, RowRemap, Slow, Traffic,
 };
+use crate::hardware::source::{Due, Integrals, Pass, PassStatus, Problem, Reader};
+use crate::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
 
 /// Reserved memory, as on real boards.
 const RESERVED_BYTES: u64 = 600 << 20;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tracing::warn;
 
 use super::{Phase, Supervisor};
+use crate::domain::model::{Collector, HardwareState, Monotonic};
 use crate::hardware::plausible::Implausible;
 use crate::hardware::source::{Failure, Problem};
-use crate::model::{Collector, HardwareState, Monotonic};
 
 const RELEASED: &str = "the driver was released on request; `podmeter resume` opens it again";
 

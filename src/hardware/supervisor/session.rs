@@ -6,10 +6,10 @@ use std::time::Duration;
 use tracing::{debug, info, warn};
 
 use super::{Phase, Supervisor};
+use crate::domain::model::{DriverInfo, Monotonic};
 use crate::hardware::event_thread::EventThread;
 use crate::hardware::source::Session;
 use crate::hardware::worker::{DriverCommand, Opened};
-use crate::model::{DriverInfo, Monotonic};
 
 /// How long workers have to release a session before it is abandoned.
 const RELEASE: Duration = Duration::from_secs(2);

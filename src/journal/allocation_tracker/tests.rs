@@ -3,7 +3,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{
+use crate::domain::model::{
     Allocations, ContainerRef, ContainerXid, HealthState, HealthTransition, Holding, KubeletState, Pod, Sharing,
     UnhealthyReason, XidClass,
 };

@@ -1,6 +1,6 @@
 use super::*;
+use crate::domain::model::Figures;
 use crate::journal::allocation_record::Device;
-use crate::model::Figures;
 
 const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(1000) };
 

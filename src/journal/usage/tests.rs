@@ -1,9 +1,9 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::domain::model::Figures;
 use crate::journal::allocation_record::{Device, Xid};
 use crate::journal::report::usage_table;
-use crate::model::Figures;
 
 fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Option<f64>) -> AllocationRecord {
     let seconds = ended - began;

@@ -1,7 +1,7 @@
 use super::*;
+use crate::domain::model::{Account, ContainerRef, Figures, Moment, Sharing, UnixSeconds};
 use crate::journal::Query;
 use crate::journal::allocation_record::AllocationRecord;
-use crate::model::{Account, ContainerRef, Figures, Moment, Sharing, UnixSeconds};
 
 const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(3600) };
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
+use crate::domain::model::{ClaimHardware, GpuUuid, MigUuid, PciBusId};
 use crate::input;
-use crate::model::{ClaimHardware, GpuUuid, MigUuid, PciBusId};
 
 /// What one file has of one device of one claim.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::*;
-use crate::model::{Container, ContainerRef, GpuUuid};
+use crate::domain::model::{Container, ContainerRef, GpuUuid};
 use crate::test_data;
 
 const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";

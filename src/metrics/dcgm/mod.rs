@@ -18,7 +18,7 @@ use std::str::FromStr;
 use super::budget::over_limit;
 use super::family::{Descriptor, Family, Kind};
 use super::labels::Labels;
-use crate::model::{Snapshot, named};
+use crate::domain::model::{Snapshot, named};
 use page::Page;
 
 named! {
@@ -112,10 +112,10 @@ pub(super) mod tests {
     use serde_json::Value as Json;
 
     use super::*;
+    use crate::domain::model::Sharing;
     use crate::metrics::catalogue;
     use crate::metrics::family::Value;
     use crate::metrics::tests::{fixture, value};
-    use crate::model::Sharing;
 
     fn families(snapshot: &Snapshot, generation: Generation) -> Vec<Family> {
         let mut found = vec![];
@@ -364,7 +364,7 @@ pub(super) mod tests {
         for number in 0..60u32 {
             let mut account = last.clone();
             account.container.pod = format!("pod-{number}").into();
-            account.created = crate::model::UnixSeconds(f64::from(number));
+            account.created = crate::domain::model::UnixSeconds(f64::from(number));
             account.holding.as_mut().unwrap().device_ids =
                 vec![format!("{}::{number}", fixture::WHOLE).as_str().into()];
             snapshot.accounts.push(account);
@@ -425,10 +425,10 @@ pub(super) mod tests {
         let health = std::sync::Arc::make_mut(&mut snapshot.health);
         let xids = &mut health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids;
         let mut earlier = xids.last[&31].clone();
-        earlier.at.monotonic = crate::model::Monotonic::from_secs(399);
+        earlier.at.monotonic = crate::domain::model::Monotonic::from_secs(399);
         xids.last.insert(94, earlier.clone());
         assert_eq!(last(&snapshot, fixture::WHOLE), Some(31.0));
-        earlier.at.monotonic = crate::model::Monotonic::from_secs(401);
+        earlier.at.monotonic = crate::domain::model::Monotonic::from_secs(401);
         let health = std::sync::Arc::make_mut(&mut snapshot.health);
         health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids.last.insert(94, earlier);
         assert_eq!(last(&snapshot, fixture::WHOLE), Some(94.0));

@@ -7,14 +7,14 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::domain::model::{
+    Account, ContainerRef, DeviceReadings, GpmRatios, Gpu, GpuUuid, Holding, InstanceReading, Medium, MemoryUse,
+    Sharing, Slow, Snapshot,
+};
 use crate::metrics;
 use crate::metrics::family::{Family, Value};
 use crate::metrics::labels::{Labels, medium, slow, with_readings};
 use crate::metrics::mig;
-use crate::model::{
-    Account, ContainerRef, DeviceReadings, GpmRatios, Gpu, GpuUuid, Holding, InstanceReading, Medium, MemoryUse,
-    Sharing, Slow, Snapshot,
-};
 
 use super::{Generation, Name};
 

@@ -3,8 +3,8 @@
 use serde::Deserialize;
 
 use super::page::{Page, Series};
+use crate::domain::model::{Account, EccLocation, RecentCount, Slow, UnhealthyReason, busy_ratio};
 use crate::metrics::labels::{Labels, medium, with_health, with_readings};
-use crate::model::{Account, EccLocation, RecentCount, Slow, UnhealthyReason, busy_ratio};
 
 /// Where the values of a metric come from.
 #[derive(Clone, Copy, Debug, Deserialize)]

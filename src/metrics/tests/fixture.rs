@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::model::*;
+use crate::domain::model::*;
 
 pub(crate) const WHOLE: &str = "GPU-11111111-aaaa-4bbb-8ccc-000000000001";
 pub(crate) const LOST: &str = "GPU-22222222-aaaa-4bbb-8ccc-000000000002";
@@ -519,7 +519,7 @@ fn block(memory_type: &str, numa_nodes: &[i64], bytes: u64) -> MemoryBlock {
     MemoryBlock { memory_type: memory_type.into(), numa_nodes: numa_nodes.iter().copied().collect(), bytes }
 }
 
-fn uid_of(container: &ContainerRef) -> Option<crate::model::PodUid> {
+fn uid_of(container: &ContainerRef) -> Option<crate::domain::model::PodUid> {
     Some(processes().pods.get(&container.pod_ref())?.uid.clone())
 }
 

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 
 use super::entry;
 use crate::clock::Clock;
-use crate::model::{HardwareState, KubeletState, Monotonic, PluginResource, PluginState, UnhealthyReason};
+use crate::domain::model::{HardwareState, KubeletState, Monotonic, PluginResource, PluginState, UnhealthyReason};
 use crate::plugin::lifecycle::{Deadlines, EndedLifecycle, Lifecycle};
 use crate::plugin::server::ServiceState;
 use crate::plugin::sockets;

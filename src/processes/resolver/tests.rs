@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::Reason;
+use crate::domain::model::Reason;
 use crate::simulation::kubelet::container_id;
 use crate::simulation::proc_tree::{Inside, ProcTree};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::checkpoint::{Checkpoint, PodDevicesEntry};
 use super::spec::Holding;
-use crate::model::Monotonic;
+use crate::domain::model::Monotonic;
 use crate::simulation::random::Random;
 
 /// How long the kubelet keeps the capacity of a resource whose plugin has disconnected.

@@ -16,7 +16,7 @@ use super::device_manager::Serial;
 use super::faults::{Faults, Method};
 use super::state::{Sight, State};
 use crate::clock::Clock;
-use crate::model::{Monotonic, TokenBucket};
+use crate::domain::model::{Monotonic, TokenBucket};
 use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
 
 #[derive(Debug)]

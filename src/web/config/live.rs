@@ -8,7 +8,7 @@ use tracing::{error, info, warn};
 
 use super::{WebConfig, WebConfigError};
 use crate::clock::Clock;
-use crate::model::{ConfigReload, UnixSeconds};
+use crate::domain::model::{ConfigReload, UnixSeconds};
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 

@@ -16,8 +16,8 @@ use std::sync::Arc;
 use axum::http::{HeaderName, HeaderValue};
 use rustls::ServerConfig;
 
+use crate::domain::model::FileStamp;
 use crate::files;
-use crate::model::FileStamp;
 pub use live::LiveConfig;
 
 #[derive(Debug, thiserror::Error)]

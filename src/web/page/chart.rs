@@ -7,7 +7,7 @@ use maud::{Markup, html};
 
 use super::text::{percent, span};
 use super::view::window_words;
-use crate::history::{Point, Window};
+use crate::domain::history::{Point, Window};
 
 const HEIGHT: f64 = 30.0;
 

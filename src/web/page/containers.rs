@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::text::{ago, device_name, figure, gibibytes, kilowatt_hours, or_unknown, percent, span, words};
 use super::view::{Sort, View, window_words};
 use super::{Page, facts, more, section};
-use crate::model::{Account, Attribution, Holding, Sharing, parts_of_device};
+use crate::domain::model::{Account, Attribution, Holding, Sharing, parts_of_device};
 
 /// Rows shown; the rest are counted.
 const SHOWN: usize = 500;

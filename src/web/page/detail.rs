@@ -7,9 +7,9 @@ use maud::{Markup, html};
 
 use super::text::{device_name, gibibytes, kilowatt_hours, percent, span, time, watts};
 use super::{document, events};
-use crate::history::{Event, History};
+use crate::domain::history::{Event, History};
+use crate::domain::model::{GpuUuid, MigDevice, Snapshot, UnixSeconds};
 use crate::metrics::{self, Family, Value};
-use crate::model::{GpuUuid, MigDevice, Snapshot, UnixSeconds};
 
 /// What a row of the page is about.
 struct Subject<'a> {

@@ -6,7 +6,7 @@ use super::chart::{BUSY, MEMORY, POWER, chart, mean};
 use super::text::{ago, device_name, figure, gibibytes, gpu_name, or_unknown, percent, watts, words};
 use super::view::window_words;
 use super::{Page, facts, holders, more, section};
-use crate::model::{
+use crate::domain::model::{
     Account, DeviceHealth, DeviceOverview, DeviceState, Fast, Gpu, InstanceReading, Medium, MigDevice, Monotonic,
     PassthroughGpu,
 };

@@ -4,8 +4,8 @@ use maud::{Markup, html};
 
 use super::text::{device_name, time, words};
 use super::{Page, section};
-use crate::history::{Event, Severity};
-use crate::model::Snapshot;
+use crate::domain::history::{Event, Severity};
+use crate::domain::model::Snapshot;
 
 const SHOWN: usize = 60;
 /// Devices or containers that one event names.

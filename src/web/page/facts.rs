@@ -1,6 +1,6 @@
 //! What a card shows of superchips, the NVLink fabric and DRA claims. `None` where driver and kubelet report nothing of the kind.
 
-use crate::model::{Account, FabricState, Gpu, GpuUuid, Snapshot};
+use crate::domain::model::{Account, FabricState, Gpu, GpuUuid, Snapshot};
 
 /// The power of the superchip that the GPU is on.
 pub(super) fn module_watts(snapshot: &Snapshot, gpu: &GpuUuid) -> Option<f64> {
@@ -40,8 +40,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::domain::model::ClaimAllocation;
     use crate::metrics::tests::fixture;
-    use crate::model::ClaimAllocation;
 
     #[test]
     fn a_condition_that_is_not_active_is_no_fault() {

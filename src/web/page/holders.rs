@@ -8,8 +8,8 @@ use super::Page;
 use super::chart::{Segment, bar};
 use super::text::{gibibytes, or_unknown, percent};
 use super::view::window_words;
-use crate::history::Part;
-use crate::model::{ContainerRef, Gpu, Reason};
+use crate::domain::history::Part;
+use crate::domain::model::{ContainerRef, Gpu, Reason};
 
 /// Per device; the table of containers has all.
 const SHOWN: usize = 8;

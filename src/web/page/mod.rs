@@ -23,8 +23,8 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use ring::digest::{SHA256, digest};
 pub(super) use view::View;
 
-use crate::history::{History, Window};
-use crate::model::{Account, Gpu, Moment, Snapshot, equal_division};
+use crate::domain::history::{History, Window};
+use crate::domain::model::{Account, Gpu, Moment, Snapshot, equal_division};
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -210,8 +210,8 @@ mod tests {
 
     use super::view::Sort;
     use super::*;
+    use crate::domain::model::{Attribution, Sharing, UnhealthyReason};
     use crate::metrics::tests::fixture;
-    use crate::model::{Attribution, Sharing, UnhealthyReason};
 
     fn of(snapshot: &Snapshot, not_ready: Option<&str>) -> String {
         seen(snapshot, not_ready, View::default())

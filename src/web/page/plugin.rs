@@ -6,7 +6,7 @@ use std::sync::Arc;
 use maud::{Markup, html};
 
 use super::{NUMBER, section, table};
-use crate::model::{AppliedProfile, DeviceId, PluginResource, PluginState};
+use crate::domain::model::{AppliedProfile, DeviceId, PluginResource, PluginState};
 
 /// Unhealthy devices of one resource; the snapshot has all.
 const DEVICES_SHOWN: usize = 16;

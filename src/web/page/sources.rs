@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::text::{ago, or_unknown};
 use super::{NUMBER, Page, section, table};
-use crate::model::{Collector, Moment};
+use crate::domain::model::{Collector, Moment};
 
 /// Open where something fails.
 pub(super) fn sources(page: &Page<'_>) -> Markup {

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::text::{figure, gibibytes, or_unknown, percent, watts};
 use super::view::window_words;
 use super::{Page, facts};
-use crate::model::{DeviceReadings, Gpu};
+use crate::domain::model::{DeviceReadings, Gpu};
 
 pub(super) fn tiles(page: &Page<'_>) -> Markup {
     let snapshot = page.snapshot;

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 
-use crate::model::{Gpu, GpuUuid, MigUuid, Moment, Monotonic, Snapshot, UnixSeconds};
+use crate::domain::model::{Gpu, GpuUuid, MigUuid, Moment, Monotonic, Snapshot, UnixSeconds};
 
 pub(super) fn or_unknown(text: Option<String>) -> String {
     text.unwrap_or_else(|| "–".to_owned())
@@ -81,7 +81,7 @@ pub(super) fn gpu_name(gpu: &Gpu) -> String {
 
 /// The words that the filter matches, with `namespace:`, `pod:`, `container:` or `device:` before them.
 pub(super) fn words<'a>(
-    containers: impl IntoIterator<Item = &'a crate::model::ContainerRef>,
+    containers: impl IntoIterator<Item = &'a crate::domain::model::ContainerRef>,
     devices: impl IntoIterator<Item = String>,
 ) -> String {
     let mut words = vec![];

@@ -1,7 +1,7 @@
 //! What a reader chooses: the window of the charts and the order of the containers. It is the query of the URL, so that
 //! it works without JavaScript and links keep it.
 
-use crate::history::Window;
+use crate::domain::history::Window;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct View {

@@ -1,0 +1,73 @@
+//! The hardware of DRA claims' devices, and how several claims divide one device.
+//!
+//! A driver's files name hardware by UUID, PCI address or device node and take precedence over the driver's naming
+//! convention: minor numbers, which the convention is made of, can change. `ClaimSource` has the order.
+
+use std::collections::BTreeMap;
+
+use super::device_id::{DeviceForm, parse_claim_device};
+use super::join::{Target, mig_devices, resolve};
+use crate::domain::model::{ClaimDevice, ClaimHardware, ClaimSource, Inventory};
+
+/// The capacities by which the claims of a device divide it, in this order.
+const CAPACITIES: [&str; 2] = ["shares", "memory"];
+/// Two sources name different hardware.
+pub(super) const CONTRADICTION: &str = "dra_contradiction";
+
+/// The hardware and the source that names it, or the form that matches none.
+pub(super) fn resolve_claim(
+    claim: &ClaimDevice,
+    inventory: &Inventory,
+) -> Result<(Vec<Target>, ClaimSource), &'static str> {
+    let form = parse_claim_device(&claim.driver, claim.device.as_str());
+    let named_by = |source: ClaimSource| {
+        let hardware = claim.record.hardware.get(&source)?;
+        Some((hardware_targets(hardware, inventory), source))
+    };
+    let mut identities = [ClaimSource::Metadata, ClaimSource::Checkpoint].into_iter().filter_map(named_by);
+    let (targets, source) = match identities.next() {
+        Some((targets, _)) if identities.any(|(others, _)| others != targets) => return Err(CONTRADICTION),
+        // May be of hardware that is not listed yet, such as a MIG device made a moment ago: a device node or a name could
+        // be its predecessor's.
+        Some(named) => named,
+        None => named_by(ClaimSource::Cdi)
+            .filter(|(targets, _)| !targets.is_empty())
+            .unwrap_or_else(|| (resolve(&form, inventory), ClaimSource::DeviceName)),
+    };
+    if targets.is_empty() { Err(form.name()) } else { Ok((targets, source)) }
+}
+
+fn hardware_targets(hardware: &ClaimHardware, inventory: &Inventory) -> Vec<Target> {
+    let form = match hardware {
+        ClaimHardware::Gpu(uuid) => DeviceForm::Gpu { uuid: uuid.clone() },
+        ClaimHardware::Mig(uuid) => DeviceForm::Mig { uuid: uuid.clone() },
+        ClaimHardware::Minor(minor) => DeviceForm::DraGpu { minor: *minor },
+        ClaimHardware::Pci(address) => DeviceForm::PciAddress { address: address.clone() },
+        ClaimHardware::Instance { minor, gpu_instance, compute_instance } => {
+            return mig_devices(inventory.by_minor(*minor), |mig| {
+                (mig.gpu_instance, mig.compute_instance) == (*gpu_instance, *compute_instance)
+            });
+        }
+        ClaimHardware::IommuGroup(group) => DeviceForm::IommuGroup { group: *group },
+        ClaimHardware::VfioDevice(name) => DeviceForm::VfioDevice { name: name.to_string() },
+    };
+    resolve(&form, inventory)
+}
+
+/// The weight of each claim among the claims of one device, 1 on average: by the first capacity of which all consume
+/// something, else equal.
+pub(super) fn weights<K: Ord + Clone>(consumed: &BTreeMap<K, BTreeMap<&str, u64>>) -> BTreeMap<K, f64> {
+    let amounts = |capacity: &&str| -> Option<BTreeMap<K, f64>> {
+        let amount =
+            |of: &BTreeMap<&str, u64>| of.get(capacity).filter(|amount| **amount > 0).map(|amount| *amount as f64);
+        consumed.iter().map(|(claim, of)| Some((claim.clone(), amount(of)?))).collect()
+    };
+    let equal = || consumed.keys().map(|claim| (claim.clone(), 1.0)).collect();
+    let mut weights: BTreeMap<K, f64> = CAPACITIES.iter().find_map(amounts).unwrap_or_else(equal);
+    let average = weights.values().sum::<f64>() / weights.len() as f64;
+    weights.values_mut().for_each(|weight| *weight /= average);
+    weights
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,386 @@
+//! Device IDs are strings of other programs. They are classified by their form, never by the resource name:
+//! resources get renamed, and `nvidia.com/gpu` may mean a whole GPU, a slot of one, or a MIG device. The exception is
+//! the host's name of a device (`parse_host_device`), which other vendors' devices have too.
+
+use crate::domain::model::{GpuUuid, MigUuid, PciBusId, ResourceName};
+
+/// The hardware that a device ID names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceForm {
+    /// `GPU-<uuid>`
+    Gpu { uuid: GpuUuid },
+    /// `GPU-<uuid>::<n>`: one slot of a time-sliced or MPS-shared GPU; the ID does not show which kind of sharing.
+    GpuReplica { uuid: GpuUuid },
+    /// `GPU-<uuid>-<n>`: HAMi's virtual GPU. HAMi itself may place the container elsewhere.
+    GpuVirtual { uuid: GpuUuid },
+    /// `MIG-<uuid>`
+    Mig { uuid: MigUuid },
+    /// `MIG-<uuid>::<n>`
+    MigReplica { uuid: MigUuid },
+    /// `all[::<n>]`: WSL2, every GPU at once.
+    All { replica: bool },
+    /// `tegra[::<n>]`: the one integrated GPU.
+    Tegra { replica: bool },
+    /// `nvidia<minor>[/gi<n>][/vgpu<n>]`: GKE's plugin.
+    Minor { minor: u32, gpu_instance: Option<u32>, replica: bool },
+    /// DRA `gpu-<minor>`
+    DraGpu { minor: u32 },
+    /// DRA `gpu-<minor>-mig-<profile>-<profile id>-<start>` (25.12 and newer), `gpu-<minor>-mig-<profile
+    /// id>-<start>-<size>` before.
+    DraMig { minor: u32, profile_id: u32, placement_start: u32 },
+    /// DRA `gpu-vfio-<n>`: passed through. The number is its place among all NVIDIA GPUs of the bus, by address.
+    DraVfio { bus_index: u32 },
+    /// `12`, `/dev/vfio/12`: an IOMMU group, as KubeVirt writes a PCI device, and the device plugins of NVIDIA for KubeVirt
+    /// and Kata. A bare number is one only under a resource of NVIDIA.
+    IommuGroup { group: u32 },
+    /// `vfio3`, `/dev/vfio/devices/vfio3`: a device of iommufd.
+    VfioDevice { name: String },
+    /// `0000:ca:00.0`
+    PciAddress { address: PciBusId },
+    /// `channel-<n>`, `daemon-<n>` of the compute-domain driver: not a GPU.
+    DraComputeDomain,
+    /// A device of NVIDIA's driver for GPUs, of an unknown naming.
+    DraUnknown,
+    /// A device of some other DRA driver.
+    DraOther,
+    /// None of the above: another vendor's device.
+    Other,
+}
+
+impl DeviceForm {
+    /// The value of the `form` label.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Gpu { .. } => "gpu_uuid",
+            Self::GpuReplica { .. } => "gpu_uuid_replica",
+            Self::GpuVirtual { .. } => "gpu_uuid_virtual",
+            Self::Mig { .. } => "mig_uuid",
+            Self::MigReplica { .. } => "mig_uuid_replica",
+            Self::All { .. } => "all",
+            Self::Tegra { .. } => "tegra",
+            Self::Minor { .. } => "minor",
+            Self::DraGpu { .. } => "dra_gpu",
+            Self::DraMig { .. } => "dra_mig",
+            Self::DraVfio { .. } => "dra_vfio",
+            Self::IommuGroup { .. } => "iommu_group",
+            Self::VfioDevice { .. } => "vfio_device",
+            Self::PciAddress { .. } => "pci_address",
+            Self::DraComputeDomain => "dra_compute_domain",
+            Self::DraUnknown => "dra_unknown",
+            Self::DraOther => "dra_other",
+            Self::Other => "other",
+        }
+    }
+
+    /// The GPU that the id names by its UUID: the whole of it, or a slot.
+    pub const fn gpu(&self) -> Option<&GpuUuid> {
+        match self {
+            Self::Gpu { uuid } | Self::GpuReplica { uuid } | Self::GpuVirtual { uuid } => Some(uuid),
+            _ => None,
+        }
+    }
+
+    /// The MIG device that the id names by its UUID: the whole of it, or a slot.
+    pub const fn mig(&self) -> Option<&MigUuid> {
+        match self {
+            Self::Mig { uuid } | Self::MigReplica { uuid } => Some(uuid),
+            _ => None,
+        }
+    }
+
+    /// Whether it is the host's name of a device.
+    #[must_use]
+    pub const fn is_of_host(&self) -> bool {
+        matches!(self, Self::IommuGroup { .. } | Self::VfioDevice { .. } | Self::PciAddress { .. })
+    }
+
+    /// Whether the id names one of several slots of its device.
+    #[must_use]
+    pub const fn is_replica(&self) -> bool {
+        matches!(
+            self,
+            Self::GpuReplica { .. }
+                | Self::GpuVirtual { .. }
+                | Self::MigReplica { .. }
+                | Self::All { replica: true }
+                | Self::Tegra { replica: true }
+                | Self::Minor { replica: true, .. }
+        )
+    }
+}
+
+/// The form of a device-plugin id. Every string has one.
+pub fn parse_device_id(id: &str) -> DeviceForm {
+    let (base, replica) = match id.rsplit_once("::") {
+        Some((base, n)) if number(n).is_some() => (base, true),
+        _ => (id, false),
+    };
+    parse_base(base, replica).unwrap_or(DeviceForm::Other)
+}
+
+fn parse_base(base: &str, replica: bool) -> Option<DeviceForm> {
+    match base {
+        "all" => return Some(DeviceForm::All { replica }),
+        "tegra" => return Some(DeviceForm::Tegra { replica }),
+        _ => {}
+    }
+    if let Some(uuid) = base.strip_prefix("MIG-") {
+        let whole = is_uuid(uuid).then(|| MigUuid::from(base))?;
+        return Some(if replica { DeviceForm::MigReplica { uuid: whole } } else { DeviceForm::Mig { uuid: whole } });
+    }
+    if let Some(rest) = base.strip_prefix("GPU-") {
+        if is_uuid(rest) {
+            let uuid = GpuUuid::from(base);
+            return Some(if replica { DeviceForm::GpuReplica { uuid } } else { DeviceForm::Gpu { uuid } });
+        }
+        let (uuid, slot) = rest.rsplit_once('-')?;
+        number(slot)?;
+        return (is_uuid(uuid) && !replica)
+            .then(|| DeviceForm::GpuVirtual { uuid: GpuUuid::new(format!("GPU-{uuid}")) });
+    }
+    if let Some(rest) = base.strip_prefix("nvidia").filter(|_| !replica) {
+        let mut parts = rest.split('/');
+        let minor = number(parts.next()?)?;
+        let mut next = parts.next();
+        let gpu_instance = match next.and_then(|part| part.strip_prefix("gi")) {
+            Some(gpu_instance) => {
+                next = parts.next();
+                Some(number(gpu_instance)?)
+            }
+            None => None,
+        };
+        let slot = match next {
+            Some(part) => Some(number(part.strip_prefix("vgpu")?)?),
+            None => None,
+        };
+        return parts.next().is_none().then_some(DeviceForm::Minor { minor, gpu_instance, replica: slot.is_some() });
+    }
+    None
+}
+
+/// The form of an id that `parse_device_id` does not classify, where it is the host's name of a device.
+pub fn parse_host_device(resource: &ResourceName, id: &str) -> Option<DeviceForm> {
+    let vfio_device = |name: &str| {
+        number(name.strip_prefix("vfio")?)?;
+        Some(DeviceForm::VfioDevice { name: name.to_owned() })
+    };
+    if let Some(name) = id.strip_prefix("/dev/vfio/devices/") {
+        return vfio_device(name);
+    }
+    if let Some(group) = id.strip_prefix("/dev/vfio/") {
+        return number(group).map(|group| DeviceForm::IommuGroup { group });
+    }
+    if is_pci_address(id) {
+        return Some(DeviceForm::PciAddress { address: PciBusId::normalized(id) });
+    }
+    if !is_domain_of_nvidia(resource) {
+        return None;
+    }
+    number(id).map(|group| DeviceForm::IommuGroup { group }).or_else(|| vfio_device(id))
+}
+
+/// Whether the resource is of a domain of NVIDIA.
+pub fn is_domain_of_nvidia(resource: &ResourceName) -> bool {
+    let domain = resource.as_str().split_once('/').map_or("", |(domain, _)| domain);
+    domain == "nvidia.com" || domain.ends_with(".nvidia.com")
+}
+
+/// The form of a DRA device, named by its driver.
+pub fn parse_claim_device(driver: &str, device: &str) -> DeviceForm {
+    match driver {
+        "gpu.nvidia.com" => parse_nvidia_claim_device(device).unwrap_or(DeviceForm::DraUnknown),
+        "compute-domain.nvidia.com" => DeviceForm::DraComputeDomain,
+        _ => DeviceForm::DraOther,
+    }
+}
+
+fn parse_nvidia_claim_device(device: &str) -> Option<DeviceForm> {
+    let rest = device.strip_prefix("gpu-")?;
+    if let Some(index) = rest.strip_prefix("vfio-") {
+        return number(index).map(|bus_index| DeviceForm::DraVfio { bus_index });
+    }
+    let Some((minor, instance)) = rest.split_once("-mig-") else {
+        return Some(DeviceForm::DraGpu { minor: number(rest)? });
+    };
+    let minor = number(minor)?;
+    let mut from_the_end = instance.rsplitn(3, '-');
+    let (last, middle, first) = (from_the_end.next()?, from_the_end.next()?, from_the_end.next()?);
+    // Both generations end in two numbers. Only the older starts with one: a profile has letters (`1g12gb`).
+    let (profile_id, placement_start) = match number(first) {
+        Some(profile_id) => {
+            number(last)?;
+            (profile_id, number(middle)?)
+        }
+        None => (number(middle)?, number(last)?),
+    };
+    Some(DeviceForm::DraMig { minor, profile_id, placement_start })
+}
+
+/// Decimal digits only: no sign, no white space.
+fn number(text: &str) -> Option<u32> {
+    (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().ok())?
+}
+
+/// Four or eight digits of the domain, the bus, the device and the function.
+fn is_pci_address(text: &str) -> bool {
+    let has_digits = |part: &str, count| part.len() == count && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let parts: Vec<&str> = text.split([':', '.']).collect();
+    let [domain, bus, device, function] = parts[..] else { return false };
+    let is_joined = text.rfind(':') < text.find('.');
+    is_joined
+        && (has_digits(domain, 4) || has_digits(domain, 8))
+        && has_digits(bus, 2)
+        && has_digits(device, 2)
+        && has_digits(function, 1)
+}
+
+/// 8-4-4-4-12 hexadecimal digits.
+pub fn is_uuid(text: &str) -> bool {
+    text.len() == 36
+        && text.bytes().enumerate().all(|(position, byte)| match position {
+            8 | 13 | 18 | 23 => byte == b'-',
+            _ => byte.is_ascii_hexdigit(),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const U: &str = "5fb06b79-9d4d-4a0e-9d37-1c3c8f5a7e21";
+
+    fn gpu() -> GpuUuid {
+        GpuUuid::new(format!("GPU-{U}"))
+    }
+
+    fn mig() -> MigUuid {
+        MigUuid::new(format!("MIG-{U}"))
+    }
+
+    /// Every configuration in which an id has been seen, as (who writes it, id, form).
+    #[test]
+    fn every_known_device_plugin_id_has_its_form() {
+        let minor = |minor, gpu_instance, replica| DeviceForm::Minor { minor, gpu_instance, replica };
+        for (writer, id, expected) in [
+            ("NVIDIA, whole GPU, uuid or index strategy", format!("GPU-{U}"), DeviceForm::Gpu { uuid: gpu() }),
+            ("NVIDIA, MIG mixed or single", format!("MIG-{U}"), DeviceForm::Mig { uuid: mig() }),
+            ("NVIDIA, time-slicing or MPS", format!("GPU-{U}::3"), DeviceForm::GpuReplica { uuid: gpu() }),
+            ("NVIDIA, time-slicing on MIG", format!("MIG-{U}::11"), DeviceForm::MigReplica { uuid: mig() }),
+            ("NVIDIA, WSL2", "all".into(), DeviceForm::All { replica: false }),
+            ("NVIDIA, WSL2 shared", "all::2".into(), DeviceForm::All { replica: true }),
+            ("NVIDIA, Tegra", "tegra".into(), DeviceForm::Tegra { replica: false }),
+            ("NVIDIA, Tegra shared", "tegra::0".into(), DeviceForm::Tegra { replica: true }),
+            ("GKE, whole GPU", "nvidia3".into(), minor(3, None, false)),
+            ("GKE, MIG", "nvidia3/gi7".into(), minor(3, Some(7), false)),
+            ("GKE, shared", "nvidia12/vgpu4".into(), minor(12, None, true)),
+            ("GKE, shared MIG", "nvidia0/gi1/vgpu0".into(), minor(0, Some(1), true)),
+            ("HAMi", format!("GPU-{U}-4"), DeviceForm::GpuVirtual { uuid: gpu() }),
+        ] {
+            assert_eq!(parse_device_id(&id), expected, "{writer}: {id}");
+        }
+    }
+
+    #[test]
+    fn every_known_claim_device_has_its_form() {
+        for (driver, device, expected) in [
+            ("gpu.nvidia.com", "gpu-5", DeviceForm::DraGpu { minor: 5 }),
+            (
+                "gpu.nvidia.com",
+                "gpu-0-mig-1g12gb-19-4",
+                DeviceForm::DraMig { minor: 0, profile_id: 19, placement_start: 4 },
+            ),
+            (
+                "gpu.nvidia.com",
+                "gpu-1-mig-1g12gb-me-20-0",
+                DeviceForm::DraMig { minor: 1, profile_id: 20, placement_start: 0 },
+            ),
+            ("gpu.nvidia.com", "gpu-0-mig-19-4-1", DeviceForm::DraMig { minor: 0, profile_id: 19, placement_start: 4 }),
+            ("gpu.nvidia.com", "gpu-vfio-1", DeviceForm::DraVfio { bus_index: 1 }),
+            ("gpu.nvidia.com", "something-new", DeviceForm::DraUnknown),
+            ("compute-domain.nvidia.com", "channel-0", DeviceForm::DraComputeDomain),
+            ("compute-domain.nvidia.com", "daemon-0", DeviceForm::DraComputeDomain),
+            ("test-driver.cdi.k8s.io", "gpu-0", DeviceForm::DraOther),
+        ] {
+            assert_eq!(parse_claim_device(driver, device), expected, "{driver} {device}");
+        }
+    }
+
+    #[test]
+    fn the_hosts_names_of_devices_have_a_form() {
+        let group = |group| Some(DeviceForm::IommuGroup { group });
+        let vfio = |name: &str| Some(DeviceForm::VfioDevice { name: name.into() });
+        let address = |address: &str| Some(DeviceForm::PciAddress { address: address.into() });
+        for (resource, id, expected) in [
+            ("nvidia.com/GH100_H100_SXM5_80GB", "12", group(12)),
+            ("nvidia.com/GH100_H100_SXM5_80GB", "0000:CA:00.0", address("0000:ca:00.0")),
+            ("nvidia.com/pgpu", "vfio3", vfio("vfio3")),
+            ("nvidia.com/pgpu", "/dev/vfio/12", group(12)),
+            ("example.com/gpu", "/dev/vfio/12", group(12)),
+            ("example.com/gpu", "/dev/vfio/devices/vfio3", vfio("vfio3")),
+            ("example.com/gpu", "00000000:ca:00.0", address("0000:ca:00.0")),
+            ("example.com/gpu", "12", None),
+            ("example.com/gpu", "vfio3", None),
+            ("devices.kubevirt.io/kvm", "kvm12", None),
+            ("nvidia.com/gpu", "/dev/vfio/vfio", None),
+            ("nvidia.com/gpu", "/dev/vfio/", None),
+            ("nvidia.com/gpu", "vfio", None),
+            ("nvidia.com/gpu", "-1", None),
+            ("nvidia.com/gpu", "99999999999", None),
+            ("nvidia.com/gpu", "0000:ca:00", None),
+            ("nvidia.com/gpu", "0000.ca:00:0", None),
+            ("nvidia.com/gpu", "ca:00.0", None),
+            ("nvidia.com/gpu", "Dev-1", None),
+            ("nvidia.com/gpu", "", None),
+        ] {
+            assert_eq!(parse_device_id(id), DeviceForm::Other);
+            assert_eq!(parse_host_device(&resource.into(), id), expected, "{resource} {id}");
+        }
+    }
+
+    /// Near misses: as long as a real id, or one byte off. A wrong join is worse than none.
+    #[test]
+    fn what_fits_no_form_is_other() {
+        for id in [
+            "".to_owned(),
+            "::".into(),
+            "::1".into(),
+            "Dev-1".into(),
+            "gpu-3".into(),
+            "nvidia".into(),
+            "nvidia-3".into(),
+            "nvidia+3".into(),
+            "nvidia3/".into(),
+            "nvidia3/gi".into(),
+            "nvidia3/vgpu1/gi1".into(),
+            "nvidia3/gi1/vgpu1/x".into(),
+            "nvidia3::1".into(),
+            "nvidia99999999999".into(),
+            "GPU-".into(),
+            format!("GPU-{U}::"),
+            format!("GPU-{U}::-1"),
+            format!("GPU-{U}::1::2"),
+            format!("GPU-{U}-"),
+            format!("GPU-{U}-x"),
+            format!("GPU-{U}-1::1"),
+            format!("gpu-{U}"),
+            format!("GPU-{}", &U[1..]),
+            format!("GPU-{U}é"),
+            format!("MIG-{U}/1/0"),
+            format!("MIG-GPU-{U}"),
+            format!("MIG-GPU-{U}/1/0"),
+            "0000:3b:00.1".into(),
+            "mlx5_0".into(),
+        ] {
+            assert_eq!(parse_device_id(&id), DeviceForm::Other, "{id:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_string_has_a_form(id in "\\PC*", driver in "\\PC*") {
+            let forms = [parse_device_id(&id), parse_claim_device(&driver, &id), parse_claim_device("gpu.nvidia.com", &id)];
+            prop_assert!(forms.iter().all(|form| !form.name().is_empty()));
+        }
+    }
+}

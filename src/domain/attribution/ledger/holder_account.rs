@@ -1,0 +1,187 @@
+use std::time::Duration;
+
+use super::division::{add_known, is_nothing};
+use crate::domain::attribution::join::HoldingKey;
+use crate::domain::model::{Account, Figures, Holding, Moment, Monotonic, Sharing, UnixSeconds};
+
+/// One container and one device: the account, and the holding time that is not accounted yet.
+#[derive(Debug)]
+pub struct HolderAccount {
+    pub account: Account,
+    /// The current holding: since when, and how; not accounted yet.
+    open: Option<(Monotonic, HeldShare)>,
+    /// Ended holdings, and ones with another share, since the device clock last moved.
+    closed: Vec<Span>,
+    /// `Observation::scrapes` when the final figures were first published.
+    pub final_since_scrape: Option<u64>,
+    /// The observation that last saw it held.
+    pub seen: u64,
+    /// Over the last known interval: its part of the GPU's busy time, or of the GPU's time where that is by MIG device.
+    pub busy_part: Option<f64>,
+    /// Whether it was busy in the last interval is not known.
+    is_unread: bool,
+}
+
+/// How a device is held, as far as accounting goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeldShare {
+    /// `None` while it is not known how many slots the device has.
+    pub share: Option<f64>,
+    pub weight: f64,
+    pub exclusive: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    pub from: Monotonic,
+    pub to: Monotonic,
+    pub held_share: HeldShare,
+}
+
+/// What one holder gains in one interval.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Gain {
+    /// Clock time.
+    pub held: f64,
+    /// `None` where no share was known.
+    pub allocated: Option<f64>,
+    pub busy: Option<f64>,
+    /// Of the time in which both the share and busy are known; `None` where there is none.
+    pub covered: Option<Covered>,
+    pub energy: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Covered {
+    pub allocated: f64,
+    pub busy: f64,
+}
+
+impl HolderAccount {
+    pub fn opened(key: &HoldingKey, holding: &Holding, now: Moment, seen: u64) -> Self {
+        let account = Account {
+            holding: Some(holding.clone()),
+            figures: Figures {
+                held_seconds: Some(0.0),
+                allocated_seconds: holding.share.map(|_| 0.0),
+                uncovered_seconds: holding.share.map(|_| 0.0),
+                ..Figures::default()
+            },
+            ..Account::new(key.container.clone(), key.gpu.clone(), key.mig.clone(), now.unix)
+        };
+        let open = Some((now.monotonic, HeldShare::of(holding)));
+        Self { account, open, closed: vec![], final_since_scrape: None, seen, busy_part: None, is_unread: false }
+    }
+
+    /// Continues the holding, or begins a new one.
+    pub fn hold(&mut self, holding: &Holding, now: Moment, seen: u64) {
+        self.seen = seen;
+        let held_share = HeldShare::of(holding);
+        if self.account.holding.as_ref().is_none_or(|held| !alike(held, holding)) {
+            self.account.holding = Some(holding.clone());
+        }
+        if self.account.ended.take().is_some() {
+            // It may be another pod of the same name, which cannot have been idle before it existed.
+            self.account.last_active = self.account.last_active.map(|_| now.unix);
+            self.final_since_scrape = None;
+        }
+        match self.open {
+            Some((_, held)) if held == held_share => {}
+            Some((from, held)) => {
+                self.closed.push(Span { from, to: now.monotonic, held_share: held });
+                self.open = Some((now.monotonic, held_share));
+            }
+            None => self.open = Some((now.monotonic, held_share)),
+        }
+    }
+
+    /// Ends the holding, unless the observation `seen` has it. Returns whether it ends.
+    pub fn close_unless_seen(&mut self, seen: u64, now: Moment) -> bool {
+        let Some((from, held_share)) = self.open.filter(|_| self.seen != seen) else { return false };
+        self.open = None;
+        self.closed.push(Span { from, to: now.monotonic, held_share });
+        self.account.holding = None;
+        self.account.ended = Some(now);
+        self.busy_part = None;
+        true
+    }
+
+    pub fn is_final(&self) -> bool {
+        self.open.is_none() && self.closed.is_empty()
+    }
+
+    /// When it held between `from` and `to`; holdings up to `to` are then removed.
+    pub fn take(&mut self, from: Monotonic, to: Monotonic) -> Vec<Span> {
+        let mut spans = vec![];
+        let mut add = |since: Monotonic, until: Monotonic, held_share| {
+            let span = Span { from: since.max(from), to: until.min(to), held_share };
+            if span.from < span.to {
+                spans.push(span);
+            }
+        };
+        self.closed.retain_mut(|span| {
+            add(span.from, span.to, span.held_share);
+            span.from = span.from.max(to);
+            span.from < span.to
+        });
+        if let Some((open, held_share)) = &mut self.open
+            && *open < to
+        {
+            add(*open, to, *held_share);
+            *open = to;
+        }
+        spans
+    }
+
+    /// `busy_whole`: what its busy seconds are a part of.
+    pub fn gain(&mut self, gain: &Gain, busy_whole: Option<f64>, now: UnixSeconds) {
+        let account = &mut self.account;
+        let figures = &mut account.figures;
+        let covered = gain.covered.unwrap_or_default();
+        add_known(&mut figures.held_seconds, Some(gain.held));
+        add_known(&mut figures.allocated_seconds, gain.allocated);
+        let uncovered = gain.allocated.map(|allocated| allocated - covered.allocated);
+        add_known(&mut figures.uncovered_seconds, uncovered.map(|time| if is_nothing(time) { 0.0 } else { time }));
+        let whole = busy_whole.filter(|whole| self.open.is_some() && !is_nothing(*whole));
+        self.busy_part = gain.busy.zip(whole).map(|(busy, whole)| busy / whole);
+        if gain.covered.is_some() {
+            add_known(&mut figures.idle_seconds, Some((covered.allocated - covered.busy).max(0.0)));
+            add_known(&mut figures.borrowed_seconds, Some((covered.busy - covered.allocated).max(0.0)));
+        }
+        add_known(&mut figures.busy_seconds, gain.busy);
+        add_known(&mut figures.energy_joules, gain.energy);
+        if let Some(busy) = gain.busy {
+            // It may have been busy up to now in time that was not read.
+            if std::mem::take(&mut self.is_unread) || !is_nothing(busy) {
+                account.last_active = Some(now);
+            }
+            account.last_active.get_or_insert(account.created);
+        } else {
+            self.is_unread = true;
+            account.last_active = None;
+        }
+    }
+}
+
+/// All fields but the method, which the ledger sets.
+fn alike(one: &Holding, other: &Holding) -> bool {
+    one.device_ids == other.device_ids
+        && one.resource == other.resource
+        && (one.sharing, one.share, one.weight) == (other.sharing, other.share, other.weight)
+}
+
+impl HeldShare {
+    fn of(holding: &Holding) -> Self {
+        Self { share: holding.share, weight: holding.weight, exclusive: holding.sharing == Sharing::Exclusive }
+    }
+}
+
+impl Span {
+    pub fn length(&self) -> Duration {
+        self.to.since(self.from)
+    }
+
+    pub fn covers(&self, from: Monotonic, to: Monotonic) -> bool {
+        self.from <= from && to <= self.to
+    }
+}

@@ -1,0 +1,350 @@
+//! The examples of docs/attribution.md, and regression cases.
+
+use super::super::*;
+use super::{GPU, World};
+use crate::domain::attribution::{HoldingKey, OwnedProcess};
+use crate::domain::model::{
+    Attribution, ContainerRef, Fast, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigUuid, Owner, PodRef,
+    Reason, Sharing, Stamped,
+};
+
+use crate::test_data;
+
+impl World {
+    fn at(&mut self, second: u64) -> LedgerOutput {
+        self.observe(second * 1000)
+    }
+
+    fn reading(&mut self, second: u64, busy: Option<f64>, energy: f64, medium: Option<Medium>) -> LedgerOutput {
+        self.set_reading(second * 1000, busy, Some(energy), medium);
+        self.at(second)
+    }
+
+    fn hold(&mut self, pod: &str, mig: Option<&str>, sharing: Sharing, share: f64) {
+        let key = HoldingKey {
+            container: ContainerRef::new("team", pod, "main"),
+            gpu: GPU.into(),
+            mig: mig.map(MigUuid::from),
+        };
+        self.join.holdings.insert(key, test_data::holding(GPU, sharing, share));
+    }
+
+    /// Owner, SM-seconds, memory.
+    fn run(&mut self, processes: &[(Owner, f64, u64)]) {
+        let process = |(pid, (owner, sm_seconds, bytes)): (usize, &(Owner, f64, u64))| OwnedProcess {
+            memory_bytes: Some(*bytes),
+            ..test_data::process(pid as u32, owner.clone(), *sm_seconds)
+        };
+        let processes = processes.iter().enumerate().map(process).collect();
+        self.processes.insert(GPU.into(), DeviceProcesses { has_sm_seconds: true, processes });
+    }
+
+    /// Ten seconds in which the board is idle at 100 W, so that this is known.
+    fn idle_at_100_watts(&mut self) {
+        self.reading(0, Some(0.0), 0.0, None);
+        self.reading(10, Some(0.0), 1000.0, None);
+    }
+}
+
+fn of(pod: &str) -> Owner {
+    Owner::Container(ContainerRef::new("team", pod, "main"))
+}
+
+fn memory(used: u64) -> Option<MemoryUse> {
+    Some(MemoryUse { used, free: 0, reserved: None, total: used })
+}
+
+fn rounded(value: Option<f64>) -> Option<f64> {
+    value.map(|value| (value * 100.0).round() / 100.0)
+}
+
+/// Pod: allocated, busy, idle, energy.
+fn rows(published: &LedgerOutput) -> Vec<(String, [Option<f64>; 4])> {
+    let row = |account: &Account| {
+        let figures = [
+            account.figures.allocated_seconds,
+            account.figures.busy_seconds,
+            account.figures.idle_seconds,
+            account.figures.energy_joules,
+        ]
+        .map(rounded);
+        (account.container.pod.to_string(), figures)
+    };
+    published.accounts.iter().map(row).collect()
+}
+
+fn row(pod: &str, figures: [f64; 4]) -> (String, [Option<f64>; 4]) {
+    (pod.to_owned(), figures.map(Some))
+}
+
+#[test]
+fn a_host_process_beside_an_exclusive_holder_has_its_part() {
+    let mut case = World::new(3600);
+    case.idle_at_100_watts();
+    case.hold("train", None, Sharing::Exclusive, 1.0);
+    case.at(10);
+    case.run(&[(of("train"), 3.0, 6), (Owner::Host, 1.0, 1)]);
+    let medium = Medium { memory: memory(10), ..Medium::default() };
+    let published = case.reading(20, Some(8.0), 4000.0, Some(medium));
+    assert_eq!(rows(&published), [row("train", [10.0, 6.0, 4.0, 2500.0])]);
+    let unattributed = &published.unattributed[0];
+    assert_eq!((unattributed.busy_seconds[&Reason::Host], unattributed.energy_joules[&Reason::Host]), (2.0, 500.0));
+    assert_eq!(unattributed.memory_bytes[&Reason::Host], 1);
+    assert_eq!(published.accounts[0].memory_used_bytes, Some(9), "the rest is the holder's");
+}
+
+#[test]
+fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
+    let mut case = World::new(3600);
+    case.idle_at_100_watts();
+    case.hold("a", None, Sharing::TimeSlicing, 0.25);
+    case.hold("b", None, Sharing::TimeSlicing, 0.25);
+    case.at(10);
+    case.run(&[(of("a"), 3.0, 5), (of("b"), 1.0, 2)]);
+    // A GPU on a superchip: the module has drawn 9 kJ, of which its GPU 4 kJ.
+    case.totals.module_energy_joules = Some(9000.0);
+    let medium = Medium { memory: memory(10), ..Medium::default() };
+    let published = case.reading(20, Some(8.0), 4000.0, Some(medium));
+    assert_eq!(rows(&published), [row("a", [2.5, 6.0, 0.0, 1500.0]), row("b", [2.5, 2.0, 0.5, 500.0])]);
+    assert_eq!(rounded(published.accounts[0].figures.borrowed_seconds), Some(3.5));
+    let unattributed = &published.unattributed[0];
+    assert_eq!(
+        rounded(unattributed.energy_joules.get(&Reason::Idle).copied()),
+        Some(2000.0),
+        "and the 1000 J of before"
+    );
+    assert_eq!(unattributed.divided.energy_joules, Some(4000.0), "the GPU's, not its module's");
+    assert_eq!(published.violations.values().sum::<u64>(), 0);
+    assert_eq!(unattributed.memory_bytes[&Reason::Driver], 3);
+    let method = |account: &Account| account.holding.as_ref().unwrap().attribution;
+    assert_eq!(method(&published.accounts[0]), Some(Attribution::Process));
+    assert_eq!(published.accounts.iter().map(|account| account.processes).collect::<Vec<_>>(), [Some(1), Some(1)]);
+}
+
+#[test]
+fn sm_time_of_a_silence_weighs_nothing_after_it() {
+    let mut case = World::new(5);
+    case.idle_at_100_watts();
+    case.hold("a", None, Sharing::TimeSlicing, 0.25);
+    case.hold("b", None, Sharing::TimeSlicing, 0.25);
+    case.at(10);
+    case.run(&[(of("a"), 1.0, 5), (of("b"), 1.0, 2)]);
+    case.reading(14, Some(4.0), 3000.0, None);
+    case.at(40);
+    // `a` has worked in the gap, `b` works after it.
+    case.run(&[(of("a"), 21.0, 5), (of("b"), 1.0, 2)]);
+    let busy =
+        |published: &LedgerOutput| published.accounts.iter().map(|one| one.figures.busy_seconds).collect::<Vec<_>>();
+    assert_eq!(busy(&case.reading(44, Some(24.0), 20_000.0, None)), [Some(2.0), Some(2.0)]);
+    case.run(&[(of("a"), 21.0, 5), (of("b"), 3.0, 2)]);
+    assert_eq!(busy(&case.reading(48, Some(26.0), 21_000.0, None)), [Some(2.0), Some(4.0)]);
+}
+
+#[test]
+fn busy_time_that_no_process_explains_is_unknown() {
+    let mut case = World::new(3600);
+    case.idle_at_100_watts();
+    case.hold("a", None, Sharing::TimeSlicing, 0.25);
+    case.at(10);
+    case.run(&[]);
+    let published = case.reading(20, Some(8.0), 4000.0, None);
+    assert_eq!(rows(&published), [row("a", [2.5, 0.0, 2.5, 0.0])]);
+    assert_eq!(published.unattributed[0].busy_seconds[&Reason::Unknown], 8.0);
+    assert_eq!(published.unattributed[0].energy_joules[&Reason::Unknown], 2000.0);
+}
+
+#[test]
+fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
+    let mut case = World::new(3600);
+    case.idle_at_100_watts();
+    case.hold("a", None, Sharing::Exclusive, 1.0);
+    case.at(10);
+    // An init container of the holder's own pod uses what the pod holds.
+    let init = Owner::Container(ContainerRef::new("team", "a", "init"));
+    case.run(&[(init, 1.0, 1), (of("guest"), 1.0, 1), (Owner::EndedPod { uid: "ended".into(), pod: None }, 2.0, 1)]);
+    let published = case.reading(20, Some(8.0), 1000.0, None);
+    assert_eq!(rounded(published.accounts[0].figures.busy_seconds), Some(2.0));
+    let unattributed = &published.unattributed[0];
+    assert_eq!(
+        (unattributed.busy_seconds[&Reason::NotAllocated], unattributed.busy_seconds[&Reason::TerminatedPod]),
+        (2.0, 4.0)
+    );
+    assert_eq!(published.unallocated_uses, [], "not at once");
+    let published = case.reading(50, Some(8.0), 1000.0, None);
+    let pods: Vec<PodRef> = published.unallocated_uses.iter().map(|one| one.pod.clone()).collect();
+    assert_eq!(pods, [PodRef::new("team", "guest")]);
+    assert_eq!(published.unattributed[0].processes[&Reason::NotAllocated], 1);
+}
+
+#[test]
+fn use_after_the_end_of_a_holding_is_another_ones_only_once_two_passes_have_shown_it() {
+    let mut case = World::new(3600);
+    case.idle_at_100_watts();
+    case.hold("a", None, Sharing::Exclusive, 1.0);
+    case.at(10);
+    let full = |used| Some(Medium { memory: memory(used), ..Medium::default() });
+    case.run(&[(of("a"), 5.0, 40)]);
+    case.reading(20, Some(5.0), 2500.0, full(40));
+    // The kubelet no longer lists it; its process is on the list that was read before, and has worked since.
+    case.join = Join::default();
+    let published = case.at(21);
+    let unattributed = |published: &LedgerOutput| published.unattributed[0].clone();
+    let of_ended = |bytes: u64| BTreeMap::from([(Reason::Ended, bytes)]);
+    let memory_of = |published: &LedgerOutput| {
+        let mut memory = unattributed(published).memory_bytes;
+        memory.retain(|_, bytes| *bytes > 0);
+        memory
+    };
+    assert_eq!(memory_of(&published), of_ended(40));
+    case.run(&[(of("a"), 6.0, 30)]);
+    let published = case.reading(21, Some(6.0), 3000.0, full(30));
+    assert_eq!(memory_of(&published), of_ended(30), "the first pass after it");
+    case.run(&[(of("a"), 7.0, 30)]);
+    let published = case.reading(22, Some(7.0), 3500.0, full(30));
+    assert_eq!(memory_of(&published), of_ended(30));
+    let busy = |published: &LedgerOutput| {
+        let of = |reason| rounded(unattributed(published).busy_seconds.get(&reason).copied()).unwrap_or(0.0);
+        (of(Reason::Ended), of(Reason::NotAllocated))
+    };
+    assert_eq!(busy(&published), (1.0, 0.0));
+    // It is still there.
+    case.run(&[(of("a"), 8.0, 30)]);
+    let published = case.reading(32, Some(8.0), 4000.0, full(30));
+    assert_eq!(memory_of(&published), BTreeMap::from([(Reason::NotAllocated, 30)]));
+    assert_eq!(busy(&published), (1.0, 1.0));
+    assert_eq!(published.violations.values().sum::<u64>(), 0);
+}
+
+fn partitioned(case: &mut World, gpm: Option<[f64; 2]>) -> Medium {
+    let mig = |uuid, gpu_instance, slices: u32| test_data::mig(uuid, gpu_instance, &format!("{slices}g.10gb"), slices);
+    let gpu = Gpu {
+        mig_slices: Some(7),
+        mig_enabled: Some(true),
+        mig_devices: vec![mig("MIG-a", 1, 3), mig("MIG-b", 2, 1)],
+        ..Gpu::listed(GPU.into(), 0)
+    };
+    case.inventory.gpus.insert(GPU.into(), gpu);
+    case.hold("a", Some("MIG-a"), Sharing::Mig, 3.0 / 7.0);
+    case.hold("b", Some("MIG-b"), Sharing::Mig, 1.0 / 7.0);
+    let instance = |number: u32, uuid: &str| InstanceReading {
+        gpu_instance: number,
+        members: vec![uuid.into()],
+        memory: memory(u64::from(number) * 10),
+        gpm: GpmRatios { graphics_engine_active: gpm.map(|gpm| gpm[number as usize - 1]), ..GpmRatios::default() },
+    };
+    let instances = vec![instance(1, "MIG-a"), instance(2, "MIG-b")];
+    Medium { memory: memory(35), instances, ..Medium::default() }
+}
+
+#[test]
+fn mig_with_gpm_goes_by_activity_times_slices() {
+    let mut case = World::new(3600);
+    case.idle_at_100_watts();
+    let medium = partitioned(&mut case, Some([0.5, 1.0]));
+    case.at(10);
+    case.totals.instance_busy_seconds = [(1, 5.0), (2, 10.0)].into();
+    let published = case.reading(20, None, 4000.0, Some(medium));
+    assert_eq!(rows(&published), [row("a", [4.29, 2.14, 2.14, 1200.0]), row("b", [1.43, 1.43, 0.0, 800.0])]);
+    assert_eq!(rounded(published.unattributed[0].divided.busy_seconds), Some(3.57));
+    // Only one of them reports.
+    case.totals.instance_busy_seconds = [(1, 10.0)].into();
+    assert_eq!(case.reading(30, None, 4000.0, None).unattributed[0].divided.busy_seconds, None);
+    // Whole again.
+    case.inventory.gpus.get_mut(&GPU.into()).unwrap().mig_devices = vec![];
+    case.totals.instance_busy_seconds = [].into();
+    let whole = case.reading(40, Some(0.0), 4000.0, None).unattributed[0].divided.busy_seconds;
+    assert_eq!(rounded(whole), Some(5.71), "the counter continues");
+    assert_eq!(rounded(published.unattributed[0].energy_joules.get(&Reason::Idle).copied()), Some(2000.0));
+    let used: Vec<Option<u64>> = published.accounts.iter().map(|account| account.memory_used_bytes).collect();
+    assert_eq!(used, [Some(10), Some(20)]);
+    assert_eq!(published.unattributed[0].memory_bytes[&Reason::Driver], 5);
+}
+
+#[test]
+fn mig_without_gpm_has_no_busy_time_and_energy_by_slices() {
+    let mut case = World::new(3600);
+    let medium = partitioned(&mut case, None);
+    case.reading(0, None, 0.0, None);
+    let published = case.reading(10, None, 7000.0, Some(medium));
+    assert_eq!(published.unattributed[0].divided.busy_seconds, None);
+    let expected = |pod: &str, allocated, energy| (pod.to_owned(), [Some(allocated), None, None, Some(energy)]);
+    assert_eq!(rows(&published), [expected("a", 4.29, 3000.0), expected("b", 1.43, 1000.0)]);
+    assert_eq!(rounded(published.unattributed[0].energy_joules.get(&Reason::Unknown).copied()), Some(3000.0));
+}
+
+#[test]
+fn an_mps_slot_is_limited_to_its_part_of_the_memory() {
+    for (sharing, share, expected) in [
+        (Sharing::Mps, 0.25, 20 << 30),
+        (Sharing::Mps, 1.0 / 3.0, 27_306 << 20),
+        (Sharing::TimeSlicing, 0.25, 80 << 30),
+        (Sharing::Exclusive, 1.0, 80 << 30),
+    ] {
+        let mut case = World::new(3600);
+        partitioned(&mut case, None);
+        let gpu = case.inventory.gpus.get_mut(&GPU.into()).unwrap();
+        (gpu.mig_devices, gpu.memory_bytes) = (vec![], Some(80 << 30));
+        case.hold("c", None, sharing, share);
+        case.reading(0, None, 0.0, None);
+        let published = case.reading(10, None, 1000.0, Some(Medium::default()));
+        let account = published.accounts.iter().find(|account| account.container.pod.as_ref() == "c").unwrap();
+        assert_eq!(account.memory_limit_bytes, Some(expected), "{sharing:?}");
+    }
+}
+
+#[test]
+fn mig_devices_of_unknown_size_get_no_guessed_part() {
+    let mut case = World::new(3600);
+    let medium = partitioned(&mut case, Some([0.5, 1.0]));
+    case.inventory.gpus.get_mut(&GPU.into()).unwrap().mig_slices = None;
+    case.reading(0, None, 0.0, None);
+    let published = case.reading(10, None, 7000.0, Some(medium));
+    for account in &published.accounts {
+        assert_eq!((account.figures.busy_seconds, account.figures.energy_joules), (None, None));
+    }
+    assert_eq!(rounded(published.unattributed[0].energy_joules.get(&Reason::Unknown).copied()), Some(7000.0));
+}
+
+#[test]
+fn a_total_that_is_no_amount_is_counted_and_ignored() {
+    let mut case = World::new(3600);
+    case.hold("a", None, Sharing::Exclusive, 1.0);
+    case.reading(0, Some(0.0), 0.0, None);
+    case.reading(10, Some(5.0), 100.0, None);
+    let published = case.reading(20, Some(f64::NAN), -1.0, None);
+    let counts: Vec<u64> = published.violations.values().copied().collect();
+    assert_eq!(counts, [1, 1, 0]);
+    let published = case.reading(30, Some(9.0), 300.0, None);
+    assert_eq!(rows(&published), [row("a", [30.0, 9.0, 11.0, 300.0])]);
+}
+
+#[test]
+fn losing_the_kubelet_loses_nothing() {
+    let mut case = World::new(3600);
+    case.hold("a", None, Sharing::Exclusive, 1.0);
+    case.reading(0, Some(0.0), 0.0, None);
+    // The last allocations remain valid without a time limit.
+    let published =
+        (1..=600).map(|second| case.reading(second, Some(second as f64), 100.0 * second as f64, None)).last();
+    assert_eq!(rows(&published.unwrap()), [row("a", [600.0, 600.0, 0.0, 60_000.0])]);
+}
+
+#[test]
+fn the_slots_of_a_gpu_are_as_busy_now_as_the_gpu_whatever_the_interval_was() {
+    let mut case = World::new(3600);
+    partitioned(&mut case, None);
+    case.inventory.gpus.get_mut(&GPU.into()).unwrap().mig_devices.clear();
+    case.join = Join::default();
+    for pod in ["a", "b", "c"] {
+        case.hold(pod, None, Sharing::TimeSlicing, 1.0 / 3.0);
+    }
+    case.reading(0, Some(0.0), 0.0, None);
+    for (second, busy, sample, each) in [(1, 0.9, 0.3, Some(0.1)), (2, 0.9, 0.6, None), (3, 1.8, 0.0, Some(0.0))] {
+        case.set_reading(second * 1000, Some(busy), Some(0.0), None);
+        let readings = Arc::make_mut(case.readings.get_mut(&GPU.into()).unwrap());
+        let value = Fast { utilization_ratio: Some(sample), ..Fast::default() };
+        readings.fast = Some(Stamped { at: Monotonic::from_secs(second), value });
+        let now: Vec<_> = case.at(second).accounts.iter().map(|one| rounded(one.device_utilization_ratio)).collect();
+        assert_eq!(now, [each; 3], "the driver's sample is {sample}");
+    }
+}

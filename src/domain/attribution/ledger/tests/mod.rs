@@ -1,0 +1,68 @@
+mod boards;
+mod cases;
+mod figures;
+mod laws;
+mod reference;
+mod scene;
+mod when;
+mod worlds;
+
+use super::*;
+use crate::domain::model::{Medium, Stamped, UnixSeconds};
+
+const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
+
+fn moment(milliseconds: u64) -> Moment {
+    let unix = UnixSeconds(1_700_000_000.0 + milliseconds as f64 / 1000.0);
+    Moment { monotonic: Monotonic::from_millis(milliseconds), unix }
+}
+
+/// A ledger with one device whose holders, processes and readings the test sets.
+struct World {
+    ledger: Ledger,
+    join: Join,
+    inventory: Inventory,
+    readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
+    processes: BTreeMap<GpuUuid, DeviceProcesses>,
+    /// Of the next reading, but for its time, busy seconds and joules.
+    totals: Totals,
+    unattributed: Vec<Unattributed>,
+    scrapes: u64,
+}
+
+impl World {
+    /// Readings are late after so many seconds.
+    fn new(readings_late: u64) -> Self {
+        Self {
+            ledger: Ledger::new(Duration::from_secs(readings_late)),
+            join: Join::default(),
+            inventory: Inventory::default(),
+            readings: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            totals: Totals::default(),
+            unattributed: vec![],
+            scrapes: 0,
+        }
+    }
+
+    fn observe(&mut self, milliseconds: u64) -> LedgerOutput {
+        let published = self.ledger.advance(&Observation {
+            now: moment(milliseconds),
+            join: &self.join,
+            inventory: &self.inventory,
+            readings: &self.readings,
+            processes: &self.processes,
+            retention: Duration::from_secs(300),
+            scrapes: self.scrapes,
+        });
+        self.unattributed.clone_from(&published.unattributed);
+        published
+    }
+
+    fn set_reading(&mut self, milliseconds: u64, busy: Option<f64>, energy: Option<f64>, medium: Option<Medium>) {
+        let at = Monotonic::from_millis(milliseconds);
+        let totals = Totals { through: at, busy_seconds: busy, energy_joules: energy, ..self.totals.clone() };
+        let medium = medium.map(|value| Stamped { at, value });
+        self.readings.insert(GPU.into(), Arc::new(DeviceReadings { totals, medium, ..DeviceReadings::default() }));
+    }
+}

@@ -1,0 +1,376 @@
+//! A slow and obvious ledger: it stores the holders of every tick, and divides tick by tick.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::scene::Scene;
+use super::when;
+use super::worlds::{LATE_TICKS, PartReading, Reading, TICK_SECONDS, Tick};
+use crate::domain::attribution::{HoldingKey, Join, OwnedProcess};
+use crate::domain::model::{Allocations, ClaimDevice, ClaimHardware, Holding, Inventory, Owner, Reason};
+
+/// A container on a device, as the reference counts it.
+#[derive(Clone, Debug, Default)]
+pub struct Row {
+    pub allocated: f64,
+    pub allocated_with_busy: f64,
+    pub busy: f64,
+    pub energy: f64,
+}
+
+pub type Rest = BTreeMap<Reason, f64>;
+
+/// One GPU.
+#[derive(Default)]
+pub struct Reference {
+    pub rows: BTreeMap<HoldingKey, Row>,
+    pub rest_busy: Rest,
+    pub rest_energy: Rest,
+    /// The totals to divide.
+    pub busy: f64,
+    pub energy: f64,
+    /// Reported and not divided yet.
+    pub carry: f64,
+    pub accounted: Tick,
+    /// Has been read, or held.
+    known: bool,
+    read: Option<Reading>,
+    silent_since: Option<Tick>,
+    used_sm: BTreeMap<u32, f64>,
+    idle: Vec<(f64, f64)>,
+}
+
+/// The holders in each tick, the present tick last.
+pub type History = Vec<Arc<BTreeMap<HoldingKey, Holding>>>;
+
+impl Reference {
+    pub fn starting(at: Tick) -> Self {
+        Self { accounted: at, ..Self::default() }
+    }
+
+    pub fn observe(&mut self, now: Tick, reading: Option<&Reading>, history: &History) {
+        if !self.known {
+            self.accounted = now;
+        }
+        self.known |= reading.is_some() || !history[now].is_empty();
+        if let Some(reading) = reading {
+            self.read(reading, history);
+        }
+        let pending = history[self.accounted..=now].iter().any(|holders| !holders.is_empty());
+        if pending && now - self.accounted > LATE_TICKS {
+            self.silent_since.get_or_insert(self.accounted);
+            self.allocate(self.accounted, now, history);
+            self.accounted = now;
+        }
+    }
+
+    fn read(&mut self, reading: &Reading, history: &History) {
+        let Some(before) = self.read.clone() else {
+            self.allocate(self.accounted, reading.through, history);
+            self.accounted = reading.through;
+            self.silent_since = None;
+            self.nobodys(reading.busy.unwrap_or(0.0), reading.energy.unwrap_or(0.0));
+            self.read = Some(reading.clone());
+            self.use_sm_seconds(reading);
+            return;
+        };
+        if reading.through <= self.accounted {
+            return;
+        }
+        let (begin, end) = (self.accounted, reading.through);
+        self.allocate(begin, end, history);
+        self.accounted = end;
+        let late_since = self.silent_since.take();
+        let has_gap = reading.gaps.until > before.gaps.until;
+        let from = match (has_gap, late_since) {
+            (true, _) => reading.gaps.until.clamp(begin, end),
+            (false, Some(_)) => end,
+            (false, None) => begin,
+        };
+        let gap = (has_gap || late_since.is_some()).then(|| late_since.unwrap_or(begin)..from);
+        let gain = |now: Option<f64>, before: Option<f64>| {
+            now.map(|now| ((now - before.unwrap_or(0.0)).max(0.0), before.is_some()))
+        };
+        let (busy, energy) = (gain(reading.busy, before.busy), gain(reading.energy, before.energy));
+        let last = |now: Option<f64>, before: Option<f64>| now.or(before);
+        self.read = Some(Reading {
+            busy: last(reading.busy, before.busy),
+            energy: last(reading.energy, before.energy),
+            ..reading.clone()
+        });
+        let length = (end - from) as f64 * TICK_SECONDS;
+        let uncovered = (reading.sampleless_seconds - before.sampleless_seconds).min(length);
+        let busy = match busy {
+            Some((gain, true)) => {
+                let (due, room) = (gain + self.carry, length - uncovered);
+                let taken = due.min(room);
+                self.carry = if gap.is_some() { 0.0 } else { (due - taken).min(2.0) };
+                self.nobodys(due - taken - self.carry, 0.0);
+                (room > 1e-9).then_some(taken)
+            }
+            Some((gain, false)) => {
+                self.nobodys(gain, 0.0);
+                None
+            }
+            None => None,
+        };
+        let energy = match (energy, gap) {
+            (Some((gain, true)), None) => Some(gain),
+            (Some((gain, true)), Some(gap)) => {
+                let of_gaps = (reading.gaps.energy - before.gaps.energy).clamp(0.0, gain);
+                let of_gap = if from < end { of_gaps } else { gain };
+                self.divide_silence(gap, of_gap, reading, history);
+                (from < end).then_some(gain - of_gap)
+            }
+            (Some((gain, false)), _) => {
+                self.nobodys(0.0, gain);
+                None
+            }
+            (None, _) => None,
+        };
+        if from < end && (busy.is_some() || energy.is_some() || reading.parts.is_some()) {
+            let active = actives(reading, &before);
+            let covered_ratio = if reading.parts.is_some() { 1.0 } else { 1.0 - uncovered / length };
+            self.divide((from, end), busy, energy, (reading, active, covered_ratio), history);
+        }
+        if from == end {
+            self.use_sm_seconds(reading);
+        }
+    }
+
+    /// Of time that is not divided by them.
+    fn use_sm_seconds(&mut self, reading: &Reading) {
+        let processes = reading.processes.iter().filter(|processes| processes.has_sm_seconds);
+        for process in processes.flat_map(|processes| &processes.processes) {
+            self.used_sm.insert(process.pid, process.sm_seconds);
+        }
+    }
+
+    /// Each tick draws as much, and each moment's holders have it in equal parts, or by slices.
+    fn divide_silence(&mut self, ticks: std::ops::Range<Tick>, joules: f64, reading: &Reading, history: &History) {
+        if ticks.is_empty() {
+            return self.nobodys(0.0, joules);
+        }
+        let watts = self.idle_watts();
+        self.energy += joules;
+        for tick in ticks.clone() {
+            let energy = Some(joules / ticks.len() as f64);
+            let scene =
+                Scene { holders: &history[tick], busy: None, energy, idle: watts.map(|watts| watts * TICK_SECONDS) };
+            let shares = match &reading.parts {
+                Some(parts) => scene.by_part(parts, &vec![None; parts.len()]),
+                None => scene.equally(),
+            };
+            for (whose, _, energy) in shares {
+                match whose {
+                    Ok(key) => self.rows.entry(key.clone()).or_default().energy += energy.unwrap_or(0.0),
+                    Err(reason) => *self.rest_energy.entry(reason).or_default() += energy.unwrap_or(0.0),
+                }
+            }
+        }
+    }
+
+    pub fn has_taken(&self, reading: &Reading) -> bool {
+        self.read.as_ref().is_some_and(|taken| taken.through == reading.through)
+    }
+
+    fn nobodys(&mut self, busy: f64, energy: f64) {
+        *self.rest_busy.entry(Reason::Unknown).or_default() += busy;
+        *self.rest_energy.entry(Reason::Unknown).or_default() += energy;
+        self.busy += busy;
+        self.energy += energy;
+    }
+
+    fn allocate(&mut self, from: Tick, to: Tick, history: &History) {
+        for holders in history.get(from..to).unwrap_or_default() {
+            for (key, holding) in &**holders {
+                self.rows.entry(key.clone()).or_default().allocated += holding.share.unwrap() * TICK_SECONDS;
+            }
+        }
+    }
+
+    fn idle_watts(&self) -> Option<f64> {
+        let (mut seconds, mut joules, mut later) = (0.0, 0.0, 0.0);
+        for (length, energy) in self.idle.iter().rev() {
+            let fading = 0.5_f64.powf(later / 300.0);
+            seconds += length * fading;
+            joules += energy * fading;
+            later += length;
+        }
+        (seconds >= 1.0).then(|| joules / seconds)
+    }
+
+    fn divide(
+        &mut self,
+        (from, to): (Tick, Tick),
+        busy: Option<f64>,
+        energy: Option<f64>,
+        (reading, actives, covered_ratio): (&Reading, Option<Vec<Option<f64>>>, f64),
+        history: &History,
+    ) {
+        let ticks = (to - from) as f64;
+        let watts = self.idle_watts();
+        // A holding ended in or after the interval, as far as is known by now.
+        let has_ended = (from.max(1)..history.len())
+            .any(|tick| history[tick - 1].keys().any(|key| !history[tick].contains_key(key)));
+        let weights = self.weights(from, to, reading, history);
+        let holders: Vec<_> = history[from..to].iter().map(|holders| &**holders).collect();
+        let actives = actives.map(|actives| when::active(reading.parts.as_ref().unwrap(), &actives, &holders));
+        let busys = busy.map(|busy| when::busy(busy, weights.as_ref(), &holders, covered_ratio));
+        let works = match &actives {
+            None => busys.clone(),
+            Some(actives) => when::work(reading.parts.as_ref().unwrap(), actives),
+        };
+        let energies = energy.map(|energy| when::energy(energy, watts, works.as_deref(), to - from));
+        let active = works.map(|works| works.iter().sum::<f64>());
+        for tick in from..to {
+            let scene = Scene {
+                holders: &history[tick],
+                busy: busys.as_ref().map(|busy| busy[tick - from]),
+                energy: energies.as_ref().map(|energy| energy[tick - from]),
+                idle: watts.map(|watts| watts * TICK_SECONDS),
+            };
+            let shares = match (&actives, &weights) {
+                (Some(actives), _) => scene.by_part(reading.parts.as_ref().unwrap(), &actives[tick - from]),
+                (None, Some((holders, others))) => scene.by_process(|key| holders[key][tick - from], others, ticks),
+                (None, None) => scene.equally(),
+            };
+            for (whose, busy, energy) in shares {
+                self.busy += busy.unwrap_or(0.0);
+                self.energy += energy.unwrap_or(0.0);
+                match whose {
+                    Ok(key) => {
+                        let row = self.rows.entry(key.clone()).or_default();
+                        row.busy += busy.unwrap_or(0.0);
+                        row.energy += energy.unwrap_or(0.0);
+                        let share = busy.and(history[tick][key].share).unwrap_or(0.0);
+                        row.allocated_with_busy += share * TICK_SECONDS * covered_ratio;
+                    }
+                    Err(reason) => {
+                        let reason = if has_ended { perhaps_ended(reason) } else { reason };
+                        *self.rest_busy.entry(reason).or_default() += busy.unwrap_or(0.0);
+                        *self.rest_energy.entry(reason).or_default() += energy.unwrap_or(0.0);
+                    }
+                }
+            }
+        }
+        if let (Some(0.0..1e-9), Some(energy), 1.0) = (active, energy, covered_ratio) {
+            self.idle.push((ticks * TICK_SECONDS, energy));
+        }
+    }
+
+    /// SM-seconds by holder and tick, and of all other processes.
+    fn weights(
+        &mut self,
+        from: Tick,
+        to: Tick,
+        reading: &Reading,
+        history: &History,
+    ) -> Option<(BTreeMap<HoldingKey, Vec<f64>>, Rest)> {
+        let processes = reading.processes.as_ref().filter(|processes| processes.has_sm_seconds)?;
+        let mut holders: BTreeMap<HoldingKey, Vec<f64>> = BTreeMap::new();
+        for key in history[from..to].iter().flat_map(|holders| holders.keys()) {
+            holders.insert(key.clone(), vec![0.0; to - from]);
+        }
+        let mut others = Rest::new();
+        for process in &processes.processes {
+            let gain = process.sm_seconds - self.used_sm.insert(process.pid, process.sm_seconds).unwrap_or(0.0);
+            match whose(process, holders.keys()) {
+                Ok(key) => {
+                    let held: Vec<Tick> = (from..to).filter(|tick| history[*tick].contains_key(&key)).collect();
+                    for tick in &held {
+                        holders.get_mut(&key).unwrap()[tick - from] += gain / held.len() as f64;
+                    }
+                }
+                Err(reason) => *others.entry(reason).or_default() += gain,
+            }
+        }
+        Some((holders, others))
+    }
+}
+
+fn perhaps_ended(reason: Reason) -> Reason {
+    match reason {
+        Reason::Driver | Reason::Ended | Reason::Host | Reason::Idle => reason,
+        Reason::NotAllocated | Reason::TerminatedPod | Reason::Unknown => Reason::Ended,
+    }
+}
+
+/// By part: how active it was between two readings, 0 to 1.
+fn actives(reading: &Reading, before: &Reading) -> Option<Vec<Option<f64>>> {
+    let is_anew = reading.gaps.until > before.gaps.until;
+    let from = if is_anew { reading.gaps.until } else { before.through };
+    let seconds = (reading.through - from) as f64 * TICK_SECONDS;
+    let parts = reading.parts.as_ref()?.iter().zip(before.parts.as_ref()?);
+    let had = |before: &PartReading| before.active_seconds.map(|seconds| if is_anew { 0.0 } else { seconds });
+    Some(parts.map(|(now, before)| Some((now.active_seconds? - had(before)?) / seconds)).collect())
+}
+
+/// A slow and obvious division of devices by claims: a claim that holds has its part of the device, and each of its
+/// containers the same part of that; an observer has none.
+pub fn check_claims(allocations: &Allocations, join: &Join, inventory: &Inventory) {
+    let mut expected: BTreeMap<HoldingKey, f64> = BTreeMap::new();
+    let listed =
+        || allocations.containers().flat_map(|container| container.claims.iter().map(move |claim| (container, claim)));
+    let holding =
+        || listed().filter(|(_, claim)| !claim.record.allocation.as_ref().is_some_and(|how| how.admin_access));
+    let hardware = |claim: &ClaimDevice| claim.record.hardware.values().next().cloned().unwrap();
+    let devices: BTreeSet<ClaimHardware> = holding().map(|(_, claim)| hardware(claim)).collect();
+    for device in devices {
+        let of_device: Vec<_> = holding().filter(|(_, claim)| hardware(claim) == device).collect();
+        let name = |claim: &ClaimDevice| (claim.claim.clone(), claim.share_id.clone());
+        let consumed = |claim: &ClaimDevice| {
+            claim.consumed().find(|(capacity, _)| *capacity == "memory").map(|(_, amount)| amount as f64)
+        };
+        let is_known = of_device.iter().all(|(_, claim)| consumed(claim).is_some());
+        let claims: BTreeMap<_, f64> = of_device
+            .iter()
+            .map(|(_, claim)| (name(claim), if is_known { consumed(claim).unwrap() } else { 1.0 }))
+            .collect();
+        let (gpu, mig, whole) = match &device {
+            ClaimHardware::Gpu(uuid) => (uuid.clone(), None, 1.0),
+            ClaimHardware::Mig(uuid) => {
+                let (gpu, mig) = inventory.mig(uuid).unwrap();
+                (gpu.uuid.clone(), Some(uuid.clone()), f64::from(mig.slices) / 7.0)
+            }
+            other => panic!("{other:?}"),
+        };
+        for (container, claim) in &of_device {
+            let sharers = of_device.iter().filter(|(_, other)| name(other) == name(claim)).count() as f64;
+            let part = claims[&name(claim)] / claims.values().sum::<f64>() / sharers;
+            let key = HoldingKey { container: container.reference.clone(), gpu: gpu.clone(), mig: mig.clone() };
+            *expected.entry(key).or_default() += whole * part;
+        }
+    }
+    let held = join.holdings.iter().filter(|(_, holding)| holding.resource.is_none());
+    let found: BTreeMap<&HoldingKey, f64> = held.map(|(key, holding)| (key, holding.share.unwrap())).collect();
+    assert_eq!(found.keys().copied().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    for (key, share) in found {
+        assert!((share - expected[key]).abs() < 1e-9, "{key:?}: {share}, not {}", expected[key]);
+    }
+    for (container, claim) in listed() {
+        let joined = join.claims.iter().find(|joined| joined.claim.is_same_share(claim));
+        assert!(joined.is_some(), "{:?} of {:?} is not joined", claim.device, container.reference);
+    }
+}
+
+/// The owner if it holds, else the first holder of its pod, else why not.
+pub fn whose<'a>(
+    process: &OwnedProcess,
+    holders: impl Iterator<Item = &'a HoldingKey> + Clone,
+) -> Result<HoldingKey, Reason> {
+    let pod = match &process.owner {
+        Owner::Container(container) => {
+            if let Some(key) = holders.clone().find(|key| key.container == *container) {
+                return Ok(key.clone());
+            }
+            (container.namespace.clone(), container.pod.clone())
+        }
+        Owner::Pod(pod) => (pod.namespace.clone(), pod.pod.clone()),
+        Owner::EndedPod { .. } => return Err(Reason::TerminatedPod),
+        Owner::Host => return Err(Reason::Host),
+        Owner::Unknown(_) => return Err(Reason::Unknown),
+    };
+    let mate = |key: &&HoldingKey| (key.container.namespace.clone(), key.container.pod.clone()) == pod;
+    holders.clone().find(mate).cloned().ok_or(Reason::NotAllocated)
+}

@@ -1,0 +1,221 @@
+//! Random nodes: devices that work, containers that come and go, readings that are late or missing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::super::*;
+use super::boards::{Board, Kind};
+use super::reference::{History, check_claims};
+use crate::domain::attribution::{Slots, join};
+use crate::domain::model::{Allocatable, Allocations, Container, ContainerRef, DeviceId, MigUuid, UnixSeconds};
+use crate::test_data;
+
+pub type Tick = usize;
+pub const TICK_SECONDS: f64 = 0.1;
+pub const LATE_TICKS: Tick = 50;
+
+/// What is known of one GPU when it was last read.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    pub through: Tick,
+    pub busy: Option<f64>,
+    pub energy: Option<f64>,
+    pub medium_at: Option<Tick>,
+    /// Of a partitioned GPU.
+    pub parts: Option<Vec<PartReading>>,
+    pub processes: Option<DeviceProcesses>,
+    pub memory: Option<u64>,
+    pub gaps: GapReading,
+    /// Time in sessions for which the driver gave no samples.
+    pub sampleless_seconds: f64,
+}
+
+/// Time between sessions.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GapReading {
+    pub until: Tick,
+    pub seconds: f64,
+    pub energy: f64,
+}
+
+#[derive(Clone, Debug)]
+pub struct PartReading {
+    pub mig: MigUuid,
+    pub fraction: f64,
+    /// Since the device was first read.
+    pub active_seconds: Option<f64>,
+}
+
+/// Splitmix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+
+    pub fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+
+    pub fn ratio(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+pub struct World {
+    pub random: Random,
+    pub now: Tick,
+    pub boards: Vec<Board>,
+    pub inventory: Inventory,
+    pub histories: Vec<History>,
+    pub readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
+    pub processes: BTreeMap<GpuUuid, DeviceProcesses>,
+    pub join: Join,
+    allocatable: Allocatable,
+    slots: Slots,
+    /// By device and place on it: the holder.
+    grants: BTreeMap<(usize, usize), ContainerRef>,
+    containers: usize,
+    unix: f64,
+}
+
+impl World {
+    pub fn new(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let crowded = seed.is_multiple_of(100);
+        let count = if crowded { 16 } else { if random.chance(4) { 16 } else { 1 + random.below(3) } };
+        let boards: Vec<Board> = (0..count)
+            .map(|number| {
+                Board::new(number, if crowded { Kind::Slots(32) } else { Kind::any(&mut random) }, &mut random)
+            })
+            .collect();
+        let gpus = boards.iter().map(|board| (board.uuid.clone(), board.gpu())).collect();
+        let inventory = Inventory { gpus, ..Inventory::default() };
+        let ids: BTreeSet<DeviceId> = boards.iter().flat_map(Board::offered).collect();
+        let allocatable = Allocatable { devices: [("nvidia.com/gpu".into(), ids)].into(), ..Allocatable::default() };
+        let mut slots = Slots::default();
+        slots.learn(&Allocations::default(), &allocatable, &inventory, true);
+        let mut world = Self {
+            random,
+            now: 0,
+            histories: boards.iter().map(|_| vec![Arc::default()]).collect(),
+            boards,
+            inventory,
+            readings: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            join: Join::default(),
+            allocatable,
+            slots,
+            grants: BTreeMap::new(),
+            containers: 0,
+            unix: 1.7e9,
+        };
+        if crowded {
+            for place in 0..16 * 31 {
+                let container = world.container(None);
+                world.grants.insert((place / 31, place % 31), container);
+            }
+        }
+        world.relate();
+        world
+    }
+
+    /// Lets time pass, then lets some things happen.
+    pub fn step(&mut self) {
+        let ticks = 1 + self.random.below(20);
+        self.now += ticks;
+        for history in &mut self.histories {
+            let last = history.last().unwrap().clone();
+            history.extend(std::iter::repeat_n(last, ticks));
+        }
+        let holders: Vec<Vec<ContainerRef>> = (0..self.boards.len())
+            .map(|gpu| self.grants.range((gpu, 0)..(gpu + 1, 0)).map(|(_, container)| container.clone()).collect())
+            .collect();
+        for (board, holders) in self.boards.iter_mut().zip(&holders) {
+            board.pass(ticks, self.now, holders, &mut self.random);
+        }
+        if self.random.chance(35) {
+            for _ in 0..=self.random.below(3) {
+                self.change();
+            }
+            self.relate();
+        }
+        // The wall clock may step.
+        self.unix += if self.random.chance(5) { self.random.ratio() * 1e6 - 5e5 } else { 0.1 };
+        for board in &self.boards {
+            if let Some(reading) = &board.reading {
+                self.readings.insert(board.uuid.clone(), Arc::new(board.readings(reading)));
+                match &reading.processes {
+                    Some(processes) => self.processes.insert(board.uuid.clone(), processes.clone()),
+                    None => self.processes.remove(&board.uuid),
+                };
+            }
+        }
+    }
+
+    /// The agent restarts without its earlier state.
+    pub fn restart(&mut self) {
+        for history in &mut self.histories {
+            let last = history.len() - 1;
+            history[..last].iter_mut().for_each(|holders| *holders = Arc::default());
+        }
+        self.boards.iter_mut().for_each(Board::restart);
+        self.readings.clear();
+        self.processes.clear();
+    }
+
+    pub fn moment(&self) -> Moment {
+        let monotonic = Monotonic::from_millis(self.now as u64 * 100);
+        Moment { monotonic, unix: UnixSeconds(self.unix) }
+    }
+
+    fn container(&mut self, before: Option<&ContainerRef>) -> ContainerRef {
+        self.containers += 1;
+        let name = format!("c{}", self.containers);
+        match before.filter(|_| self.random.chance(40)) {
+            // Reused by the next container of the pod.
+            Some(before) => ContainerRef::new("team", &before.pod, &name),
+            None => ContainerRef::new("team", &format!("pod-{}", self.random.next() % 100_000), &name),
+        }
+    }
+
+    fn change(&mut self) {
+        let gpu = self.random.below(self.boards.len());
+        let place = (gpu, self.random.below(self.boards[gpu].kind.places()));
+        let before = self.grants.remove(&place);
+        if before.is_none() || self.random.chance(50) {
+            let container = self.container(before.as_ref());
+            self.grants.insert(place, container);
+        }
+    }
+
+    fn relate(&mut self) {
+        let mut containers: BTreeMap<ContainerRef, Container> = BTreeMap::new();
+        for ((gpu, place), reference) in &self.grants {
+            let board = &self.boards[*gpu];
+            let empty = || test_data::container(reference.clone(), &[]);
+            let container = containers.entry(reference.clone()).or_insert_with(empty);
+            match board.claim(*place) {
+                Some(claim) => container.claims.push(claim),
+                None => container.devices.push(test_data::held("nvidia.com/gpu", board.id(*place).as_str())),
+            }
+        }
+        let allocations = Allocations { pods: containers.into_values().map(test_data::pod).collect() };
+        self.join = join(&allocations, &self.allocatable, &self.inventory, &self.slots);
+        check_claims(&allocations, &self.join, &self.inventory);
+        for (board, history) in self.boards.iter().zip(&mut self.histories) {
+            let holdings = self.join.holdings.iter().filter(|(key, _)| key.gpu == board.uuid);
+            let holdings: BTreeMap<_, _> = holdings.map(|(key, holding)| (key.clone(), holding.clone())).collect();
+            *history.last_mut().unwrap() = Arc::new(holdings);
+        }
+    }
+}

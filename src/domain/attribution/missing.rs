@@ -1,0 +1,297 @@
+//! The GPUs that the PCI bus or the kubelet has and the driver does not list.
+//!
+//! A GPU that was lost before podmeter started is one of them: a pod may hold it, and no other source reports it.
+//!
+//! Not missing is a GPU that a kernel driver reserves for virtual machines: vfio-pci, its variants, pci-stub. The PCI bus
+//! identifies it. One that the NVIDIA driver had before keeps its UUID. They have no readings: a holding of one has
+//! allocated and uncovered time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::device_id::{DeviceForm, is_domain_of_nvidia, parse_device_id};
+use crate::domain::model::{
+    BusGpu, DeviceId, DeviceReadings, Gpu, GpuUuid, HardwareState, HeldDevice, Inventory, KubeletState, MigUuid,
+    MissingGpu, Monotonic, NodeDevices, PassthroughGpu, PciBusId, ResourceName,
+};
+
+/// Device ids by resource.
+type Ids = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
+
+/// Keeps the devices that the kubelet has listed, because it drops an unhealthy device that no pod holds. A GPU that was
+/// replaced is none of them: the driver lists every GPU on the bus, and only the kubelet's checkpoint names the old one.
+#[derive(Debug, Default)]
+pub struct MissingGpus {
+    gpus: BTreeMap<GpuUuid, Ids>,
+    migs: BTreeMap<MigUuid, Ids>,
+    /// By the driver, at any time: one of them that it no longer lists was unmade.
+    listed_migs: BTreeSet<MigUuid>,
+    /// The last one: an equal one is the same allocation, so that nothing is joined again for it.
+    completed: Arc<Inventory>,
+    /// The time of each without readings, which is part of its uncovered time permanently.
+    gaps: BTreeMap<GpuUuid, Gap>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Gap {
+    since: Monotonic,
+    until: Option<Monotonic>,
+}
+
+impl MissingGpus {
+    /// The hardware with the GPUs that are missing or passed through as devices that are not present; itself where there
+    /// are none. Without a driver that has been opened nothing is missing from its list. `is_ours`: what the bundled
+    /// plugin may offer.
+    pub fn complete(
+        &mut self,
+        hardware: &Arc<HardwareState>,
+        kubelet: &KubeletState,
+        is_ours: &dyn Fn(&ResourceName) -> bool,
+        now: Monotonic,
+    ) -> Arc<HardwareState> {
+        let inventory = &hardware.inventory;
+        let bus = hardware.node_devices.as_ref();
+        let passed_through = passed_through(inventory, bus);
+        let mut found = vec![];
+        if inventory.generation > 0 {
+            let on_bus = OnBus::of(inventory, bus);
+            self.learn(inventory, &on_bus, kubelet, is_ours);
+            found = self.missing(inventory, on_bus, bus, kubelet);
+        }
+        if found.is_empty() && passed_through.is_empty() && self.gaps.is_empty() {
+            return Arc::clone(hardware);
+        }
+        let mut completed = (**hardware).clone();
+        let inventory = Arc::make_mut(&mut completed.inventory);
+        for (gpu, of_kernel) in passed_through {
+            completed.readings.remove(&gpu.uuid);
+            inventory.passthrough.insert(gpu.uuid.clone(), of_kernel);
+            inventory.gpus.insert(gpu.uuid.clone(), gpu);
+        }
+        for (gpu, missing) in found {
+            let readings = DeviceReadings { lost: true, unlisted: true, ..DeviceReadings::default() };
+            completed.readings.insert(gpu.uuid.clone(), Arc::new(readings));
+            self.gaps.entry(gpu.uuid.clone()).or_insert(Gap { since: now, until: None });
+            inventory.missing.insert(gpu.uuid.clone(), missing);
+            inventory.gpus.insert(gpu.uuid.clone(), gpu);
+        }
+        if *self.completed != *completed.inventory {
+            self.completed = Arc::clone(&completed.inventory);
+        }
+        completed.inventory = Arc::clone(&self.completed);
+        self.add_gaps(&mut completed, now);
+        Arc::new(completed)
+    }
+
+    /// The driver's own totals begin when it first answers for the GPU.
+    fn add_gaps(&mut self, state: &mut HardwareState, now: Monotonic) {
+        self.gaps.retain(|uuid, gap| {
+            let Some(readings) = state.readings.get_mut(uuid) else { return false };
+            let totals = &mut Arc::make_mut(readings).totals;
+            let answered = (totals.through > Monotonic::default()).then_some(totals.through);
+            gap.until = gap.until.or(answered);
+            totals.uncovered_seconds += gap.until.unwrap_or(now).since(gap.since).as_secs_f64();
+            true
+        });
+    }
+
+    fn learn(
+        &mut self,
+        inventory: &Inventory,
+        on_bus: &OnBus<'_>,
+        kubelet: &KubeletState,
+        is_ours: &dyn Fn(&ResourceName) -> bool,
+    ) {
+        let mut named = answered(kubelet);
+        if !on_bus.all_listed {
+            add(&mut named, kubelet.checkpoint.as_deref());
+        } else if kubelet.settled && kubelet.allocatable.is_some() {
+            let ids: BTreeSet<&DeviceId> = named.values().flatten().collect();
+            self.gpus.retain(|_, of_gpu| of_gpu.values().flatten().any(|id| ids.contains(id)));
+        }
+        let listed = inventory.gpus.values().flat_map(|gpu| &gpu.mig_devices).map(|mig| mig.uuid.clone());
+        self.listed_migs.extend(listed);
+        for (resource, ids) in named {
+            let forms: Vec<(&DeviceId, DeviceForm)> = ids.iter().map(|id| (id, parse_device_id(id.as_str()))).collect();
+            // `None`: it names neither.
+            let is_listed = |form: &DeviceForm| {
+                let gpu = form.gpu().map(|uuid| inventory.gpus.contains_key(uuid));
+                gpu.or_else(|| form.mig().map(|uuid| self.listed_migs.contains(uuid)))
+            };
+            // Other vendors' ids may have the same form.
+            let is_nvidias = is_domain_of_nvidia(&resource) || is_ours(&resource);
+            if !is_nvidias && !forms.iter().any(|(_, form)| is_listed(form) == Some(true)) {
+                continue;
+            }
+            for (id, form) in forms.iter().filter(|(_, form)| is_listed(form) == Some(false)) {
+                let ids = match (form.gpu(), form.mig()) {
+                    (Some(gpu), _) => self.gpus.entry(gpu.clone()).or_default(),
+                    (None, Some(mig)) => self.migs.entry(mig.clone()).or_default(),
+                    (None, None) => continue,
+                };
+                ids.entry(resource.clone()).or_default().insert((*id).clone());
+            }
+        }
+        self.migs.retain(|mig, _| !self.listed_migs.contains(mig));
+    }
+
+    fn missing(
+        &self,
+        inventory: &Inventory,
+        OnBus { identified, anonymous, .. }: OnBus<'_>,
+        bus: Option<&NodeDevices>,
+        kubelet: &KubeletState,
+    ) -> Vec<(Gpu, MissingGpu)> {
+        let mut of_kubelet: BTreeMap<&GpuUuid, &Ids> =
+            self.gpus.iter().filter(|(uuid, _)| !inventory.gpus.contains_key(*uuid)).collect();
+        // A device plugin may offer a GPU that was bound to vfio meanwhile, which no container holds.
+        let held = held(kubelet).filter_map(|device| parse_device_id(device.id.as_str()).gpu().cloned());
+        let held: BTreeSet<GpuUuid> = held.collect();
+        let unheld: Vec<&GpuUuid> = of_kubelet.keys().filter(|uuid| !held.contains(**uuid)).copied().collect();
+        let addresses = bus.into_iter().flat_map(|bus| bus.passthrough.keys());
+        // More than there are: some of them are missing, and which is unknown.
+        if unheld.len() <= addresses.filter(|address| gpu_at(inventory, address).is_none()).count() {
+            of_kubelet.retain(|uuid, _| held.contains(*uuid));
+        }
+        let mut unplaced: BTreeSet<&GpuUuid> = of_kubelet.keys().copied().collect();
+        unplaced.retain(|uuid| !identified.contains_key(*uuid));
+        let no_ids = Ids::new();
+        let ids = |uuid: &GpuUuid| of_kubelet.get(uuid).map_or(&no_ids, |ids| ids);
+        let mut found = vec![];
+        for (uuid, place) in &identified {
+            found.push(missing_gpu(uuid.clone(), Some(place), ids(uuid), &[]));
+        }
+        match (anonymous.as_slice(), unplaced.first()) {
+            // One of each: they are the same.
+            ([place], Some(uuid)) if unplaced.len() == 1 => {
+                found.push(missing_gpu((*uuid).clone(), Some(place), ids(uuid), &[]));
+            }
+            (places, None) => {
+                let uuid = |(address, _): &Place| GpuUuid::of_address(address);
+                found.extend(places.iter().map(|place| missing_gpu(uuid(place), Some(place), &no_ids, &[])));
+            }
+            (places, Some(_)) => {
+                found.extend(unplaced.iter().map(|uuid| missing_gpu((*uuid).clone(), None, ids(uuid), places)));
+            }
+        }
+        // Which of several has a MIG device is unknown.
+        if let [(_, missing)] = found.as_mut_slice() {
+            for (mig, ids) in &self.migs {
+                missing.mig_devices.insert(mig.clone());
+                for (resource, ids) in ids {
+                    missing.kubelet_ids.entry(resource.clone()).or_default().extend(ids.iter().cloned());
+                }
+            }
+        }
+        found
+    }
+}
+
+/// The GPUs that are passed through now. None of them is present.
+fn passed_through(inventory: &Inventory, bus: Option<&NodeDevices>) -> Vec<(Gpu, PassthroughGpu)> {
+    let on_bus = bus.into_iter().flat_map(|bus| &bus.passthrough);
+    let gpu = |(address, of_kernel): (&PciBusId, &PassthroughGpu)| {
+        let gpu = match gpu_at(inventory, address) {
+            // Bound to the NVIDIA driver again since the bus was scanned.
+            Some(known) if known.present => return None,
+            Some(known) => Gpu { mig_enabled: None, mig_devices: vec![], ..known.clone() },
+            None => Gpu {
+                pci_bus_id: Some(address.clone()),
+                numa_node: of_kernel.numa_node,
+                ..Gpu::not_present(GpuUuid::of_address(address))
+            },
+        };
+        Some((gpu, of_kernel.clone()))
+    };
+    on_bus.filter_map(gpu).collect()
+}
+
+/// The GPU that the driver lists or has listed there. Of several it is the one that is present.
+fn gpu_at<'a>(inventory: &'a Inventory, address: &PciBusId) -> Option<&'a Gpu> {
+    let there = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.as_ref() == Some(address));
+    there.max_by_key(|gpu| gpu.present)
+}
+
+/// A PCI address, and what the kernel reports of it.
+type Place<'a> = (&'a PciBusId, &'a BusGpu);
+
+/// The GPUs on the bus that the driver does not list.
+struct OnBus<'a> {
+    identified: BTreeMap<GpuUuid, Place<'a>>,
+    anonymous: Vec<Place<'a>>,
+    /// There are GPUs on the bus, and the driver lists each of them.
+    all_listed: bool,
+}
+
+impl<'a> OnBus<'a> {
+    fn of(inventory: &Inventory, bus: Option<&'a NodeDevices>) -> Self {
+        let listed: BTreeSet<&PciBusId> = inventory.gpus.values().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
+        let mut here = Self { identified: BTreeMap::new(), anonymous: vec![], all_listed: false };
+        let mut unlocated = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.is_none()).count();
+        for (address, gpu) in bus.into_iter().flat_map(|bus| &bus.on_bus) {
+            if listed.contains(address) || gpu.excluded {
+                continue;
+            }
+            match &gpu.uuid {
+                Some(uuid) if inventory.gpus.contains_key(uuid) => unlocated = unlocated.saturating_sub(1),
+                Some(uuid) => drop(here.identified.insert(uuid.clone(), (address, gpu))),
+                None => here.anonymous.push((address, gpu)),
+            }
+        }
+        // They may be those that the driver lists without an address.
+        if unlocated > 0 {
+            here.anonymous.clear();
+        }
+        let has_gpus = bus.is_some_and(|bus| !bus.on_bus.is_empty());
+        here.all_listed = has_gpus && here.identified.is_empty() && here.anonymous.is_empty();
+        here
+    }
+}
+
+fn missing_gpu(uuid: GpuUuid, place: Option<&Place<'_>>, ids: &Ids, one_of: &[Place<'_>]) -> (Gpu, MissingGpu) {
+    let mut gpu = Gpu::not_present(uuid);
+    let mut known = vec![];
+    if let Some((address, on_bus)) = place {
+        let driver = on_bus.kernel_driver.as_deref().map_or("no kernel driver".into(), |name| format!("driver {name}"));
+        known.push(format!("the PCI bus has it at {address} ({driver})"));
+        gpu.pci_bus_id = Some((*address).clone());
+        (gpu.model, gpu.minor, gpu.numa_node) = (on_bus.model.clone(), on_bus.minor, on_bus.numa_node);
+    }
+    if !one_of.is_empty() {
+        let addresses: Vec<&str> = one_of.iter().map(|(address, _)| address.as_str()).collect();
+        known.push(format!("it is one of the GPUs on the PCI bus at {}", addresses.join(", ")));
+    }
+    if !ids.is_empty() {
+        let resources: Vec<&str> = ids.keys().map(ResourceName::as_str).collect();
+        known.push(format!("the kubelet has it as {}", resources.join(", ")));
+    }
+    let missing = MissingGpu {
+        detail: format!("the driver does not list it: {}", known.join("; ")).into(),
+        mig_devices: BTreeSet::new(),
+        kubelet_ids: ids.clone(),
+    };
+    (gpu, missing)
+}
+
+fn held(kubelet: &KubeletState) -> impl Iterator<Item = &HeldDevice> {
+    kubelet.allocations.iter().flat_map(|allocations| allocations.containers()).flat_map(|one| &one.devices)
+}
+
+/// Every device id that the kubelet has answered: held or allocatable.
+fn answered(kubelet: &KubeletState) -> Ids {
+    let mut named = Ids::new();
+    for held in held(kubelet) {
+        named.entry(held.resource.clone()).or_default().insert(held.id.clone());
+    }
+    add(&mut named, kubelet.allocatable.as_ref().map(|allocatable| &allocatable.devices));
+    named
+}
+
+fn add(named: &mut Ids, more: Option<&Ids>) {
+    for (resource, ids) in more.into_iter().flatten() {
+        named.entry(resource.clone()).or_default().extend(ids.iter().cloned());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,343 @@
+use super::*;
+use crate::domain::attribution::{Slots, join};
+use crate::domain::model::{Allocatable, Allocations, ContainerRef};
+use crate::test_data::{container, pod, uuid};
+
+fn mig(number: u32) -> String {
+    format!("MIG-00000000-0000-0000-0000-{number:012}")
+}
+
+fn address(number: usize) -> PciBusId {
+    PciBusId::new(format!("0000:{number:02x}:00.0"))
+}
+
+/// The driver lists GPUs `listed`; the bus has those of `on_bus`.
+fn hardware(listed: &[usize], on_bus: &[usize]) -> HardwareState {
+    let gpu = |number: &usize| {
+        let gpu = Gpu::not_present(GpuUuid::new(uuid(*number)));
+        let gpu = Gpu { index: Some(*number as u32), pci_bus_id: Some(address(*number)), present: true, ..gpu };
+        (gpu.uuid.clone(), gpu)
+    };
+    let inventory = Inventory { generation: 1, gpus: listed.iter().map(gpu).collect(), ..Inventory::default() };
+    let on_bus: BTreeMap<PciBusId, BusGpu> =
+        on_bus.iter().map(|number| (address(*number), BusGpu::default())).collect();
+    let node_devices = NodeDevices { expected: on_bus.len(), on_bus, ..NodeDevices::default() };
+    HardwareState { inventory: Arc::new(inventory), node_devices: Some(node_devices), ..HardwareState::default() }
+}
+
+fn ids(resource: &str, ids: &[&str]) -> Ids {
+    [(resource.into(), ids.iter().map(|id| DeviceId::from(*id)).collect())].into()
+}
+
+fn allocatable(devices: Ids) -> KubeletState {
+    let allocatable = Allocatable { devices, ..Allocatable::default() };
+    KubeletState { allocatable: Some(Arc::new(allocatable)), ..KubeletState::default() }
+}
+
+fn checkpoint(devices: Ids) -> KubeletState {
+    KubeletState { checkpoint: Some(Arc::new(devices)), ..KubeletState::default() }
+}
+
+fn held(resource: &str, ids: &[&str]) -> KubeletState {
+    let devices: Vec<(&str, &str)> = ids.iter().map(|id| (resource, *id)).collect();
+    KubeletState { allocations: Some(Arc::new(holding(&devices))), ..KubeletState::default() }
+}
+
+fn holding(devices: &[(&str, &str)]) -> Allocations {
+    Allocations { pods: vec![pod(container(ContainerRef::new("team", "trainer", "main"), devices))] }
+}
+
+fn complete(hardware: HardwareState, kubelet: &KubeletState) -> Arc<HardwareState> {
+    MissingGpus::default().complete(&Arc::new(hardware), kubelet, &|_| false, Monotonic::from_secs(1))
+}
+
+/// UUID and address of each missing GPU.
+fn missing(state: &HardwareState) -> Vec<(String, Option<String>)> {
+    let gpus = state.inventory.missing.keys().map(|uuid| &state.inventory.gpus[uuid]);
+    gpus.map(|gpu| (gpu.uuid.to_string(), gpu.pci_bus_id.as_ref().map(ToString::to_string))).collect()
+}
+
+fn at(number: usize) -> Option<String> {
+    Some(address(number).to_string())
+}
+
+#[test]
+fn nothing_is_missing_where_all_agree() {
+    let before = Arc::new(hardware(&[0, 1], &[0, 1]));
+    let kubelet = allocatable(ids("nvidia.com/gpu", &[&uuid(0), &uuid(1)]));
+    let after = MissingGpus::default().complete(&before, &kubelet, &|_| false, Monotonic::from_secs(1));
+    assert!(Arc::ptr_eq(&before, &after));
+}
+
+#[test]
+fn a_gpu_that_only_the_bus_has_is_named_by_its_address() {
+    let state = complete(hardware(&[0], &[0, 1]), &KubeletState::default());
+    assert_eq!(missing(&state), [("PCI-0000:01:00.0".to_owned(), at(1))]);
+    let gpu = &state.inventory.gpus[&"PCI-0000:01:00.0".into()];
+    assert_eq!((gpu.present, gpu.index), (false, None));
+    assert!(gpu.uuid.is_of_address() && state.readings[&gpu.uuid].lost);
+}
+
+#[test]
+fn one_that_both_have_is_one_device() {
+    for kubelet in [
+        allocatable(ids("nvidia.com/gpu", &[&uuid(0), &uuid(1)])),
+        checkpoint(ids("nvidia.com/gpu.shared", &[&format!("{}::0", uuid(1)), &format!("{}::3", uuid(1))])),
+        held("nvidia.com/gpu", &[&format!("{}-0", uuid(1))]),
+    ] {
+        let state = complete(hardware(&[0], &[0, 1]), &kubelet);
+        assert_eq!(missing(&state), [(uuid(1), at(1))], "{kubelet:?}");
+    }
+}
+
+#[test]
+fn one_that_is_off_the_bus_and_at_the_kubelet_is_a_device() {
+    let state = complete(hardware(&[0], &[0]), &held("nvidia.com/gpu", &[&uuid(1)]));
+    assert_eq!(missing(&state), [(uuid(1), None)]);
+    let known = &state.inventory.missing[&uuid(1).as_str().into()];
+    assert_eq!(known.kubelet_ids, ids("nvidia.com/gpu", &[&uuid(1)]));
+    assert!(known.detail.contains("the kubelet has it as nvidia.com/gpu"), "{}", known.detail);
+}
+
+#[test]
+fn no_address_is_guessed_where_several_fit() {
+    let kubelet = held("nvidia.com/gpu", &[&uuid(1), &uuid(2)]);
+    let state = complete(hardware(&[0], &[0, 1, 2]), &kubelet);
+    assert_eq!(missing(&state), [(uuid(1), None), (uuid(2), None)]);
+    let detail = &state.inventory.missing[&uuid(1).as_str().into()].detail;
+    assert!(detail.contains("0000:01:00.0, 0000:02:00.0"), "{detail}");
+}
+
+#[test]
+fn the_kernel_driver_identifies_missing_gpus() {
+    let mut state = hardware(&[0], &[0, 1, 2]);
+    let bus = state.node_devices.as_mut().unwrap();
+    bus.on_bus.get_mut(&address(2)).unwrap().uuid = Some(GpuUuid::new(uuid(2)));
+    let found = complete(state.clone(), &held("nvidia.com/gpu", &[&uuid(1), &uuid(2)]));
+    assert_eq!(missing(&found), [(uuid(1), at(1)), (uuid(2), at(2))]);
+    let found = complete(state, &KubeletState::default());
+    assert_eq!(missing(&found), [(uuid(2), at(2)), ("PCI-0000:01:00.0".to_owned(), at(1))]);
+}
+
+#[test]
+fn a_gpu_without_an_address_in_the_drivers_list_is_not_missing() {
+    let mut state = hardware(&[0, 1], &[0, 1]);
+    let inventory = Arc::make_mut(&mut state.inventory);
+    inventory.gpus.get_mut(&uuid(1).as_str().into()).unwrap().pci_bus_id = None;
+    assert_eq!(missing(&complete(state, &KubeletState::default())), []);
+}
+
+#[test]
+fn excluded_gpus_and_other_vendors_ids_are_none() {
+    let mut state = hardware(&[0], &[0, 1]);
+    state.node_devices.as_mut().unwrap().on_bus.get_mut(&address(1)).unwrap().excluded = true;
+    assert_eq!(missing(&complete(state, &held("iluvatar.com/gpu", &[&uuid(9)]))), []);
+    // Under their own name, beside one that the driver lists.
+    let renamed = ids("example.com/a100", &[&uuid(0), &uuid(1)]);
+    assert_eq!(missing(&complete(hardware(&[0], &[0]), &allocatable(renamed))), [(uuid(1), None)]);
+    let own = held("example.com/a100", &[&uuid(1)]);
+    assert_eq!(missing(&complete(hardware(&[0], &[0]), &own)), []);
+    let offered =
+        MissingGpus::default().complete(&Arc::new(hardware(&[0], &[0])), &own, &|_| true, Monotonic::from_secs(1));
+    assert_eq!(missing(&offered), [(uuid(1), None)]);
+}
+
+#[test]
+fn without_a_driver_nothing_is_missing_from_its_list() {
+    let mut state = hardware(&[], &[0, 1]);
+    Arc::make_mut(&mut state.inventory).generation = 0;
+    assert_eq!(missing(&complete(state, &held("nvidia.com/gpu", &[&uuid(1)]))), []);
+}
+
+#[test]
+fn what_the_kubelet_forgets_stays_and_what_returns_is_the_same_device() {
+    let mut memory = MissingGpus::default();
+    let mut complete = |hardware: HardwareState, kubelet: &KubeletState| {
+        memory.complete(&Arc::new(hardware), kubelet, &|_| false, Monotonic::from_secs(1))
+    };
+    let known = checkpoint(ids("nvidia.com/gpu", &[&uuid(1)]));
+    assert_eq!(missing(&complete(hardware(&[0], &[0, 1]), &known)), [(uuid(1), at(1))]);
+    assert_eq!(missing(&complete(hardware(&[0], &[0, 1]), &KubeletState::default())), [(uuid(1), at(1))]);
+    let back = complete(hardware(&[0, 1], &[0, 1]), &KubeletState::default());
+    assert_eq!((missing(&back), back.inventory.gpus.len()), (vec![], 2));
+}
+
+#[test]
+fn a_replaced_gpu_that_only_the_checkpoint_names_is_not_missing() {
+    let known = checkpoint(ids("nvidia.com/gpu", &[&uuid(0), &uuid(9)]));
+    assert_eq!(missing(&complete(hardware(&[0, 1], &[0, 1]), &known)), []);
+    assert_eq!(missing(&complete(hardware(&[0, 1], &[]), &known)), [(uuid(9), None)], "the bus cannot be read");
+
+    let mut memory = MissingGpus::default();
+    let mut complete = |listed: &[usize], kubelet: &KubeletState| {
+        let hardware = Arc::new(hardware(listed, &[0, 1]));
+        missing(&memory.complete(&hardware, kubelet, &|_| false, Monotonic::from_secs(1)))
+    };
+    assert_eq!(complete(&[0], &known), [(uuid(9), at(1))], "the driver does not list the new one yet");
+    assert_eq!(complete(&[0, 1], &known), [(uuid(9), None)], "no answer has settled");
+    let of_kubelet = |held: &[&str]| KubeletState {
+        allocations: Some(Arc::new(holding(&held.iter().map(|id| ("nvidia.com/gpu", *id)).collect::<Vec<_>>()))),
+        settled: true,
+        checkpoint: known.checkpoint.clone(),
+        ..allocatable(ids("nvidia.com/gpu", &[&uuid(0)]))
+    };
+    assert_eq!(complete(&[0, 1], &of_kubelet(&[&uuid(9)])), [(uuid(9), None)], "a pod holds it");
+    assert_eq!(complete(&[0, 1], &of_kubelet(&[])), []);
+}
+
+#[test]
+fn a_mig_device_is_on_the_only_gpu_that_is_missing() {
+    let kubelet = held("nvidia.com/mig-1g.10gb", &[&mig(7)]);
+    let state = complete(hardware(&[0], &[0, 1]), &kubelet);
+    assert_eq!(state.inventory.missing_parent(&mig(7).as_str().into()), Some(&"PCI-0000:01:00.0".into()));
+    let two = complete(hardware(&[0], &[0, 1, 2]), &kubelet);
+    assert_eq!(two.inventory.missing_parent(&mig(7).as_str().into()), None);
+    let none = complete(hardware(&[0, 1], &[0, 1]), &kubelet);
+    assert_eq!(missing(&none), [], "it was unmade, and its GPU is there");
+}
+
+#[test]
+fn the_time_without_readings_stays_uncovered() {
+    let mut memory = MissingGpus::default();
+    let kubelet = held("nvidia.com/gpu", &[&uuid(1)]);
+    let mut uncovered = |hardware: HardwareState, seconds| {
+        let state = memory.complete(&Arc::new(hardware), &kubelet, &|_| false, Monotonic::from_secs(seconds));
+        state.readings[&uuid(1).as_str().into()].totals.uncovered_seconds
+    };
+    assert_eq!(uncovered(hardware(&[0], &[0, 1]), 10), 0.0);
+    assert_eq!(uncovered(hardware(&[0], &[0, 1]), 14), 4.0);
+    let back = |through, seconds| {
+        let mut state = hardware(&[0, 1], &[0, 1]);
+        let mut readings = DeviceReadings::default();
+        readings.totals.through = Monotonic::from_secs(through);
+        readings.totals.uncovered_seconds = seconds;
+        state.readings.insert(uuid(1).as_str().into(), Arc::new(readings));
+        state
+    };
+    assert_eq!(uncovered(back(0, 0.0), 15), 5.0, "listed, and has not answered");
+    assert_eq!(uncovered(back(16, 0.0), 16), 6.0);
+    assert_eq!(uncovered(back(30, 1.5), 30), 7.5);
+}
+
+const LISTED: &str = "GPU-00000000-0000-0000-0000-000000000001";
+const OTHER: &str = "GPU-00000000-0000-0000-0000-000000000002";
+const RESOURCE: &str = "nvidia.com/GH100_H100_SXM5_80GB";
+
+fn vfio_gpu(bus_index: u32, iommu_group: u32) -> PassthroughGpu {
+    PassthroughGpu {
+        kernel_driver: "vfio-pci".into(),
+        iommu_group: Some(iommu_group),
+        vfio_device: Some(format!("vfio{bus_index}").into()),
+        pci_device_id: Some("2330".into()),
+        numa_node: Some(1),
+        bus_index,
+    }
+}
+
+/// The driver lists a GPU at 17:00.0; those at ca:00.0 and cb:00.0 are passed through, in one IOMMU group, and the one at
+/// e1:00.0 in its own.
+fn with_passthrough() -> HardwareState {
+    let listed = Gpu { pci_bus_id: Some("0000:17:00.0".into()), ..Gpu::listed(LISTED.into(), 0) };
+    let passthrough = [("0000:ca:00.0", 1, 40), ("0000:cb:00.0", 2, 40), ("0000:e1:00.0", 3, 51)];
+    let passthrough: BTreeMap<PciBusId, PassthroughGpu> =
+        passthrough.into_iter().map(|(address, index, group)| (address.into(), vfio_gpu(index, group))).collect();
+    HardwareState {
+        inventory: Arc::new(Inventory {
+            generation: 1,
+            gpus: [(listed.uuid.clone(), listed)].into(),
+            ..Inventory::default()
+        }),
+        readings: [(LISTED.into(), Arc::default())].into(),
+        node_devices: Some(NodeDevices { expected: 1, vfio: 3, passthrough, ..NodeDevices::default() }),
+        ..HardwareState::default()
+    }
+}
+
+#[test]
+fn gpus_that_are_passed_through_are_neither_present_nor_missing() {
+    let state = complete(with_passthrough(), &KubeletState::default());
+    let inventory = &state.inventory;
+    let uuids: Vec<&str> = inventory.passthrough.keys().map(GpuUuid::as_str).collect();
+    assert_eq!(uuids, ["PCI-0000:ca:00.0", "PCI-0000:cb:00.0", "PCI-0000:e1:00.0"]);
+    let gpu = &inventory.gpus[&"PCI-0000:ca:00.0".into()];
+    assert_eq!((gpu.present, gpu.index, gpu.numa_node), (false, None, Some(1)));
+    assert_eq!((inventory.missing.len(), inventory.visible(), state.readings.len()), (0, 1, 1));
+}
+
+#[test]
+fn gpus_that_are_passed_through_are_shown_without_the_nvidia_driver() {
+    let mut state = with_passthrough();
+    state.inventory = Arc::default();
+    assert_eq!(complete(state, &KubeletState::default()).inventory.passthrough.len(), 3);
+}
+
+#[test]
+fn a_gpu_that_the_driver_had_keeps_its_uuid_until_it_is_back() {
+    let mut state = with_passthrough();
+    let inventory = Arc::make_mut(&mut state.inventory);
+    let gpu = Gpu { index: Some(1), model: Some("H100".into()), ..Gpu::not_present(OTHER.into()) };
+    let lost = Gpu { pci_bus_id: Some("0000:e1:00.0".into()), ..gpu };
+    inventory.gpus.insert(OTHER.into(), lost);
+    let readings = DeviceReadings { lost: true, unlisted: true, ..DeviceReadings::default() };
+    state.readings.insert(OTHER.into(), Arc::new(readings));
+    let rebound = complete(state.clone(), &KubeletState::default());
+    assert!(rebound.inventory.passthrough.contains_key(&OTHER.into()));
+    assert_eq!((rebound.inventory.gpus.len(), rebound.readings.len()), (4, 1), "it is one device, and is not lost");
+    Arc::make_mut(&mut state.inventory).gpus.get_mut(&OTHER.into()).unwrap().present = true;
+    let back = complete(state, &KubeletState::default());
+    assert!(!back.inventory.passthrough.contains_key(&OTHER.into()) && back.inventory.gpus[&OTHER.into()].present);
+}
+
+#[test]
+fn an_offered_uuid_may_be_of_a_gpu_that_is_passed_through() {
+    let offering = |uuids: &[&str]| allocatable(ids("nvidia.com/gpu", uuids));
+    let missing = |kubelet: &KubeletState| complete(with_passthrough(), kubelet).inventory.missing.len();
+    assert_eq!(missing(&offering(&[LISTED, OTHER])), 0);
+    let five: Vec<String> = (2..=5).map(|number| format!("{}{number}", &OTHER[..OTHER.len() - 1])).collect();
+    assert_eq!(missing(&offering(&five.iter().map(String::as_str).collect::<Vec<_>>())), 4, "one of four is missing");
+    let held = Arc::new(holding(&[("nvidia.com/gpu", OTHER)]));
+    assert_eq!(missing(&KubeletState { allocations: Some(held), ..offering(&[OTHER]) }), 1);
+}
+
+/// Who writes the id, the id, and the GPUs that its holder has.
+#[test]
+fn holders_are_found_by_every_form_of_the_id() {
+    let state = complete(with_passthrough(), &KubeletState::default());
+    let own = &["PCI-0000:e1:00.0"][..];
+    for (writer, resource, id, expected) in [
+        ("KubeVirt", RESOURCE, "51", own),
+        ("KubeVirt, two GPUs in a group", RESOURCE, "40", &["PCI-0000:ca:00.0", "PCI-0000:cb:00.0"][..]),
+        ("NVIDIA's plugin for KubeVirt", RESOURCE, "0000:e1:00.0", own),
+        ("NVIDIA's plugin for Kata", "nvidia.com/pgpu", "vfio3", own),
+        ("by path", "example.com/gpu", "/dev/vfio/51", own),
+        ("by path", "example.com/gpu", "/dev/vfio/devices/vfio3", own),
+        ("by address", "example.com/gpu", "0000:E1:00.0", own),
+        ("by address, of a listed GPU", "example.com/gpu", "0000:17:00.0", &[LISTED]),
+    ] {
+        let join = join(&holding(&[(resource, id)]), &Allocatable::default(), &state.inventory, &Slots::default());
+        let held: Vec<&str> = join.holdings.keys().map(|key| key.gpu.as_str()).collect();
+        assert_eq!(held, expected, "{writer}: {resource} {id}");
+        assert!(join.holdings.values().all(|holding| holding.share == Some(1.0)), "{writer}");
+        assert_eq!(join.unresolved, [], "{writer}");
+    }
+}
+
+#[test]
+fn an_id_that_is_no_gpus_is_counted_by_its_form_where_nvidia_writes_it() {
+    let state = complete(with_passthrough(), &KubeletState::default());
+    for (resource, id, form) in [
+        (RESOURCE, "7", "iommu_group"),
+        (RESOURCE, "vfio9", "vfio_device"),
+        (RESOURCE, "0000:05:00.0", "pci_address"),
+        ("example.com/nic", "51", "other"),
+        ("example.com/nic", "0000:3b:00.1", "other"),
+        ("example.com/nic", "/dev/vfio/7", "other"),
+    ] {
+        let offered = [(resource.into(), [id.into()].into())].into();
+        let offered = Allocatable { devices: offered, ..Allocatable::default() };
+        let join = join(&holding(&[(resource, id)]), &offered, &state.inventory, &Slots::default());
+        let counted: Vec<_> = join.unresolved.iter().map(|row| (row.form, row.devices)).collect();
+        assert_eq!((counted, join.holdings.len()), (vec![(form, 1)], 0), "{resource} {id}");
+        assert_eq!(join.drift, [], "what NVIDIA's plugins should offer is unknown: {id}");
+    }
+}

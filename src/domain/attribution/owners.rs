@@ -1,0 +1,169 @@
+//! The processes on the devices and their owners, as the ledger divides use by them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::domain::model::{DeviceProcess, DeviceReadings, GpuUuid, HardwareState, Owner, ProcessState, UnknownOwner};
+
+/// The processes on one GPU at one moment: those that run, and those that still have SM time in the totals.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DeviceProcesses {
+    /// Whether the driver reports SM time by process on this GPU (never while it is partitioned). Where it does not,
+    /// busy time and energy are divided as without process data; memory is divided by process.
+    pub has_sm_seconds: bool,
+    /// In any order, each process once per GPU instance.
+    pub processes: Vec<OwnedProcess>,
+}
+
+/// A process on a GPU, with its owner.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OwnedProcess {
+    pub pid: u32,
+    /// In clock ticks after boot; with the pid it identifies a process. 0 where it is unknown.
+    pub start_ticks: u64,
+    pub owner: Owner,
+    /// On the driver's list of processes now.
+    pub running: bool,
+    /// Device memory; `None` where the driver does not report it, or the process has ended.
+    pub memory_bytes: Option<u64>,
+    /// `None` on a GPU that is not partitioned.
+    pub gpu_instance: Option<u32>,
+    pub compute_instance: Option<u32>,
+    /// Integral of its share of the SMs, complete up to the same time as the device's totals. Starts at 0 with the
+    /// agent or the process.
+    pub sm_seconds: f64,
+}
+
+/// The process ids on any device, in the host's numbering.
+pub fn wanted_processes(hardware: &HardwareState) -> BTreeSet<u32> {
+    hardware.readings.values().flat_map(|readings| pids(readings)).collect()
+}
+
+/// Whether all of them have been scanned, or are not scanned at all.
+pub fn are_scanned(wanted: &BTreeSet<u32>, state: &ProcessState) -> bool {
+    !is_scanning(state) || wanted.iter().all(|pid| state.processes.contains_key(pid))
+}
+
+/// What the ledger divides by. Absent for a GPU without a process list, and for all without host process ids. A process
+/// that is not scanned yet is left out until it is: its use is not lost, because its total continues.
+pub fn processes_by_device(hardware: &HardwareState, state: &ProcessState) -> BTreeMap<GpuUuid, DeviceProcesses> {
+    if !is_scanning(state) {
+        return BTreeMap::new();
+    }
+    let known = |(gpu, readings): (&GpuUuid, _)| Some((gpu.clone(), of_device(readings, state)?));
+    hardware.readings.iter().map(|(gpu, readings)| (gpu, &**readings)).filter_map(known).collect()
+}
+
+/// A scan that hangs does not show what runs now.
+fn is_scanning(state: &ProcessState) -> bool {
+    state.enabled && state.collector.as_ref().is_none_or(|collector| !collector.stuck)
+}
+
+fn of_device(readings: &DeviceReadings, state: &ProcessState) -> Option<DeviceProcesses> {
+    let listed = readings.medium.as_ref()?.value.processes.as_ref()?;
+    let worked = readings.totals.process_sm_seconds.as_ref();
+    let process = |pid: u32, listed: Option<&DeviceProcess>| {
+        let known = state.processes.get(&pid)?;
+        let owner = (known.owner != Owner::Unknown(UnknownOwner::NotResolved)).then(|| known.owner.clone())?;
+        let start_ticks = known.key.map_or(0, |key| key.start_ticks);
+        let sm_seconds = worked.and_then(|worked| worked.get(&pid)).map_or(0.0, |work| work.sm_seconds);
+        Some(OwnedProcess {
+            pid,
+            start_ticks,
+            owner,
+            running: listed.is_some(),
+            memory_bytes: listed.and_then(|listed| listed.memory_bytes),
+            gpu_instance: listed.and_then(|listed| listed.gpu_instance),
+            compute_instance: listed.and_then(|listed| listed.compute_instance),
+            sm_seconds,
+        })
+    };
+    let running = listed.iter().filter_map(|listed| process(listed.pid, Some(listed)));
+    // Began after the last list was read, or ended before it.
+    let unlisted = |pid: &&u32| listed.iter().all(|listed| listed.pid != **pid);
+    let others = worked.into_iter().flat_map(BTreeMap::keys).filter(unlisted).filter_map(|pid| process(*pid, None));
+    Some(DeviceProcesses { has_sm_seconds: worked.is_some(), processes: running.chain(others).collect() })
+}
+
+fn pids(readings: &DeviceReadings) -> impl Iterator<Item = u32> {
+    let listed = readings.medium.iter().filter_map(|medium| medium.value.processes.as_ref()).flatten();
+    let worked = readings.totals.process_sm_seconds.iter().flat_map(BTreeMap::keys).copied();
+    listed.map(|process| process.pid).chain(worked)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::domain::model::{
+        Collector, ContainerRef, Medium, Monotonic, Process, ProcessKey, ProcessSmSeconds, Stamped, Totals,
+    };
+
+    fn hardware(listed: Option<&[u32]>, worked: Option<&[(u32, f64)]>) -> HardwareState {
+        let process =
+            |pid: &u32| DeviceProcess { pid: *pid, gpu_instance: None, compute_instance: None, memory_bytes: Some(7) };
+        let processes = listed.map(|pids| pids.iter().map(process).collect());
+        let at = Monotonic::default();
+        let medium = Some(Stamped { at, value: Medium { processes, ..Medium::default() } });
+        let work = |(pid, sm_seconds): &(u32, f64)| {
+            (*pid, ProcessSmSeconds { began: at, sm_seconds: *sm_seconds, last_active: at })
+        };
+        let process_sm_seconds = worked.map(|worked| worked.iter().map(work).collect());
+        let totals = Totals { process_sm_seconds, ..Totals::default() };
+        let readings = Arc::new(DeviceReadings { totals, medium, ..DeviceReadings::default() });
+        HardwareState { readings: [("GPU-1".into(), readings)].into(), ..HardwareState::default() }
+    }
+
+    fn state(owners: &[(u32, Owner)]) -> ProcessState {
+        let process = |(pid, owner): &(u32, Owner)| {
+            (*pid, Process { key: Some(ProcessKey { pid: *pid, start_ticks: 5 }), owner: owner.clone() })
+        };
+        ProcessState { enabled: true, processes: owners.iter().map(process).collect(), ..ProcessState::default() }
+    }
+
+    #[test]
+    fn each_process_appears_once_with_its_owner() {
+        let main = ContainerRef::new("team", "train", "main");
+        let hardware = hardware(Some(&[1, 2]), Some(&[(2, 0.5), (3, 0.25), (4, 9.0)]));
+        assert_eq!(wanted_processes(&hardware), [1, 2, 3, 4].into());
+        let owners = [
+            (1, Owner::Host),
+            (2, Owner::Container(main.clone())),
+            (3, Owner::Unknown(UnknownOwner::Gone)),
+            (4, Owner::Unknown(UnknownOwner::NotResolved)),
+        ];
+        let state = state(&owners);
+        assert!(are_scanned(&wanted_processes(&hardware), &state));
+        let found = &processes_by_device(&hardware, &state)[&"GPU-1".into()];
+        assert!(found.has_sm_seconds);
+        let found: Vec<_> = found
+            .processes
+            .iter()
+            .map(|process| {
+                (process.pid, process.owner.clone(), process.running, process.memory_bytes, process.sm_seconds)
+            })
+            .collect();
+        let expected = [
+            (1, Owner::Host, true, Some(7), 0.0),
+            (2, Owner::Container(main), true, Some(7), 0.5),
+            (3, Owner::Unknown(UnknownOwner::Gone), false, None, 0.25),
+        ];
+        assert_eq!(found, expected, "the fourth is not scanned");
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_divided_by() {
+        let owners = state(&[(1, Owner::Host)]);
+        assert_eq!(processes_by_device(&hardware(None, Some(&[(1, 1.0)])), &owners), BTreeMap::new(), "no list");
+        let found = &processes_by_device(&hardware(Some(&[1]), None), &owners)[&"GPU-1".into()];
+        assert!(!found.has_sm_seconds && found.processes.len() == 1, "a partitioned GPU");
+        let hidden = ProcessState { enabled: false, ..owners };
+        assert_eq!(processes_by_device(&hardware(Some(&[1]), Some(&[])), &hidden), BTreeMap::new());
+        assert!(are_scanned(&[9].into(), &hidden), "no scan");
+        let collector = Some(Collector { stuck: true, ..Collector::default() });
+        let stuck = ProcessState { enabled: true, collector, ..hidden };
+        assert_eq!(processes_by_device(&hardware(Some(&[1]), Some(&[])), &stuck), BTreeMap::new());
+        assert!(are_scanned(&[9].into(), &stuck), "a scan that hangs is not waited for");
+        assert!(!are_scanned(&[9].into(), &state(&[])));
+    }
+}

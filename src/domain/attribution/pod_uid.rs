@@ -1,0 +1,161 @@
+//! Which pod a listed name belongs to. `List` has no UIDs, and a new pod may reuse the name of a removed one (every
+//! StatefulSet does so). In: an answer of `List` and the sources of UIDs. Out: the same answer with UIDs, and
+//! references that differ wherever the pods do.
+//!
+//! | source | trusted | because |
+//! |---|---|---|
+//! | the kubelet's device checkpoint | first | written for each allocation, before the container starts |
+//! | Pods API | second | complete, but a pod comes into it only after its admission |
+//! | pod-log directories | last | made when the pod starts; those of its predecessor may still be there |
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::domain::model::{
+    Allocations, DeviceId, FileStamp, Monotonic, Pod, PodDirectory, PodIdentity, PodRef, PodUid, ResourceName,
+};
+
+/// How long the UID of a removed pod is not used for the next pod of its name. It is limited: a pod from a
+/// manifest keeps its UID.
+const LEFT: Duration = Duration::from_secs(30);
+
+/// Which pod was given which device, as the kubelet's checkpoint has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckpointAllocations {
+    /// Differs for each time that the file was written.
+    pub version: Option<FileStamp>,
+    /// By container, resource and device. `None`: several pods, so it is not known which.
+    pub pods: BTreeMap<(Arc<str>, ResourceName, DeviceId), Option<PodUid>>,
+    /// All devices by resource, registered or assigned. `None` where there is no file.
+    pub devices: Option<Arc<BTreeMap<ResourceName, BTreeSet<DeviceId>>>>,
+}
+
+/// Where UIDs are known from.
+pub struct UidSources<'a> {
+    pub checkpoint: &'a CheckpointAllocations,
+    pub directory: &'a PodDirectory,
+    /// By log directories, or as the Pods API last had them.
+    pub logged: &'a BTreeMap<PodRef, Arc<PodIdentity>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Source {
+    Logs,
+    PodsApi,
+    Checkpoint,
+}
+
+/// The pods that are listed, and those that have left a moment ago.
+#[derive(Debug, Default)]
+pub struct PodUids {
+    listed: BTreeMap<PodRef, Listed>,
+    left: BTreeMap<PodRef, Left>,
+}
+
+#[derive(Clone, Debug)]
+struct Listed {
+    uid: Option<(Source, PodUid)>,
+    /// In references to its containers: the one first observed, so that a UID found later does not make it another pod.
+    reference_uid: Option<PodUid>,
+}
+
+#[derive(Debug)]
+struct Left {
+    uid: PodUid,
+    at: Monotonic,
+    version: Option<FileStamp>,
+}
+
+impl PodUids {
+    /// Writes UIDs into `answer`. `is_whole`: a pod that is not in it no longer exists.
+    pub fn identify(&mut self, now: Monotonic, answer: &mut Allocations, is_whole: bool, sources: &UidSources<'_>) {
+        self.left.retain(|_, left| now.since(left.at) < LEFT);
+        let mut by_name: BTreeMap<&PodRef, Vec<&PodIdentity>> = BTreeMap::new();
+        for identity in sources.directory.pods.values().filter(|identity| !identity.terminal) {
+            by_name.entry(&identity.pod).or_default().push(identity);
+        }
+        let mut listed = BTreeMap::new();
+        for pod in &mut answer.pods {
+            let living = by_name.get(&pod.reference).map_or(&[][..], Vec::as_slice);
+            let found = self.find(pod, living, sources);
+            let identified = match self.listed.remove(&pod.reference) {
+                Some(before) => before.become_known(found, sources.directory),
+                None => Listed { reference_uid: found.as_ref().map(|(_, uid)| uid.clone()), uid: found },
+            };
+            pod.uid = identified.uid.as_ref().map(|(_, uid)| uid.clone());
+            for container in &mut pod.containers {
+                container.reference.pod_uid.clone_from(&identified.reference_uid);
+            }
+            listed.insert(pod.reference.clone(), identified);
+        }
+        let missing = std::mem::replace(&mut self.listed, listed);
+        if !is_whole {
+            self.listed.extend(missing);
+            return;
+        }
+        let version = sources.checkpoint.version;
+        for (pod, before) in missing {
+            if let Some((_, uid)) = before.uid {
+                self.left.insert(pod, Left { uid, at: now, version });
+            }
+        }
+    }
+
+    fn find(&self, pod: &Pod, living: &[&PodIdentity], sources: &UidSources<'_>) -> Option<(Source, PodUid)> {
+        let left = self.left.get(&pod.reference);
+        let has_left = |uid: &PodUid| left.is_some_and(|left| left.uid == *uid);
+        if let Some(uid) = allocated_to(pod, sources.checkpoint) {
+            // Listed before the kubelet has written its checkpoint: what is there is the predecessor's.
+            let is_old = has_left(&uid) && left.is_some_and(|left| left.version == sources.checkpoint.version);
+            let known = sources.directory.identity(&uid);
+            let is_another = known.is_some_and(|identity| identity.pod != pod.reference);
+            if !is_old && !is_another {
+                return Some((Source::Checkpoint, uid));
+            }
+        }
+        let (source, uid) = match (living, sources.directory.complete) {
+            ([identity], true) => (Source::PodsApi, identity.uid_in_cgroups()),
+            // Of two pods of one name it is not known which one is listed.
+            (_, true) => return None,
+            (_, false) => (Source::Logs, sources.logged.get(&pod.reference)?.uid_in_cgroups()),
+        };
+        (!has_left(uid)).then(|| (source, uid.clone()))
+    }
+}
+
+impl Listed {
+    /// The data of a pod that stays listed, unless another pod has its name.
+    fn become_known(self, found: Option<(Source, PodUid)>, directory: &PodDirectory) -> Self {
+        match (&self.uid, &found) {
+            (None, _) => Self { uid: found, ..self },
+            (Some((_, uid)), None) if is_gone(uid, directory) => Self { uid: None, ..self },
+            (Some(_), None) => self,
+            (Some((_, before)), Some((_, now))) if before == now => Self { uid: found, ..self },
+            // A lesser source does not overrule a better one while that may still be right.
+            (Some((had, before)), Some((has, _))) if has < had && !is_gone(before, directory) => self,
+            (Some(_), Some((_, now))) => Self { reference_uid: Some(now.clone()), uid: found },
+        }
+    }
+}
+
+/// The Pods API has all pods, and not this one.
+fn is_gone(uid: &PodUid, directory: &PodDirectory) -> bool {
+    directory.complete && directory.identity(uid).is_none()
+}
+
+/// The one pod that was given the devices which this one is listed with.
+fn allocated_to(pod: &Pod, checkpoint: &CheckpointAllocations) -> Option<PodUid> {
+    let mut uids = BTreeSet::new();
+    for container in &pod.containers {
+        for held in &container.devices {
+            let key = (Arc::clone(&container.reference.container), held.resource.clone(), held.id.clone());
+            uids.extend(checkpoint.pods.get(&key));
+        }
+    }
+    let uid = uids.pop_first()?;
+    if uids.is_empty() { uid.clone() } else { None }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,169 @@
+use super::*;
+use crate::domain::model::ContainerRef;
+use crate::test_data;
+
+const GPU: &str = "nvidia.com/gpu";
+
+/// Pods of namespace `team`, each with a container `main` and these devices.
+fn answer(pods: &[(&str, &[&str])]) -> Allocations {
+    let pods = pods.iter().map(|(name, devices)| {
+        let devices: Vec<(&str, &str)> = devices.iter().map(|id| (GPU, *id)).collect();
+        test_data::pod(test_data::container(ContainerRef::new("team", name, "main"), &devices))
+    });
+    Allocations { pods: pods.collect() }
+}
+
+/// What is known of UIDs, and the pods as they were identified up to now.
+#[derive(Default)]
+struct World {
+    uids: PodUids,
+    checkpoint: CheckpointAllocations,
+    directory: PodDirectory,
+    logged: BTreeMap<PodRef, Arc<PodIdentity>>,
+    second: u64,
+}
+
+fn identity(name: &str, uid: &str) -> PodIdentity {
+    PodIdentity {
+        pod: PodRef::new("team", name),
+        uid: uid.into(),
+        runtime_uid: None,
+        labels: BTreeMap::new(),
+        terminal: false,
+        containers: BTreeMap::new(),
+    }
+}
+
+impl World {
+    /// The kubelet writes its checkpoint: device to UID.
+    fn write(&mut self, devices: &[(&str, &str)]) {
+        let inode = self.checkpoint.version.unwrap_or_default().file.1 + 1;
+        let pod = |(device, uid): &(&str, &str)| {
+            ((Arc::from("main"), ResourceName::from(GPU), DeviceId::from(*device)), Some(PodUid::from(*uid)))
+        };
+        let pods = devices.iter().map(pod).collect();
+        let version = Some(FileStamp { file: (0, inode), ..FileStamp::default() });
+        self.checkpoint = CheckpointAllocations { version, pods, devices: None };
+    }
+
+    fn pods_api(&mut self, pods: &[(&str, &str)]) {
+        let pods = pods.iter().map(|(name, uid)| (PodUid::from(*uid), Arc::new(identity(name, uid))));
+        self.directory = PodDirectory { complete: true, pods: pods.collect(), problem: None };
+    }
+
+    fn log_directory(&mut self, name: &str, uid: &str) {
+        self.logged.insert(PodRef::new("team", name), Arc::new(identity(name, uid)));
+    }
+
+    /// (UID of the pod, UID in the references to its containers), of the first pod that is listed.
+    fn list(&mut self, pods: &[(&str, &[&str])]) -> (Option<String>, Option<String>) {
+        self.list_part(pods, true)
+    }
+
+    fn list_part(&mut self, pods: &[(&str, &[&str])], is_whole: bool) -> (Option<String>, Option<String>) {
+        self.second += 1;
+        let mut answer = answer(pods);
+        let sources = UidSources { checkpoint: &self.checkpoint, directory: &self.directory, logged: &self.logged };
+        self.uids.identify(Monotonic::from_secs(self.second), &mut answer, is_whole, &sources);
+        let text = |uid: &Option<PodUid>| uid.as_ref().map(|uid| uid.as_str().to_owned());
+        let Some(pod) = answer.pods.first() else { return (None, None) };
+        (text(&pod.uid), text(&pod.containers[0].reference.pod_uid))
+    }
+}
+
+fn both(uid: &str) -> (Option<String>, Option<String>) {
+    (Some(uid.to_owned()), Some(uid.to_owned()))
+}
+
+const UNKNOWN: (Option<String>, Option<String>) = (None, None);
+
+#[test]
+fn a_pod_recreated_under_its_name_is_another() {
+    let mut world = World::default();
+    world.write(&[("0", "old")]);
+    assert_eq!(world.list(&[("web-0", &["0"])]), both("old"));
+    world.write(&[("0", "new")]);
+    assert_eq!(world.list(&[("web-0", &["0"])]), both("new"), "without a List in between");
+}
+
+#[test]
+fn a_pod_listed_before_its_checkpoint_is_written_is_not_taken_for_its_predecessor() {
+    let mut world = World::default();
+    world.write(&[("0", "old")]);
+    assert_eq!(world.list(&[("web-0", &["0"])]), both("old"));
+    world.list(&[]);
+    assert_eq!(world.list(&[("web-0", &["0"])]), UNKNOWN, "the checkpoint is that of the old pod");
+    world.write(&[("0", "new")]);
+    assert_eq!(world.list(&[("web-0", &["0"])]).0.as_deref(), Some("new"));
+}
+
+#[test]
+fn a_pod_from_a_manifest_returns_with_its_uid() {
+    let mut world = World::default();
+    world.write(&[("0", "hash")]);
+    assert_eq!(world.list(&[("web-0", &["0"])]), both("hash"));
+    world.list(&[]);
+    world.write(&[("0", "hash")]);
+    assert_eq!(world.list(&[("web-0", &["0"])]), both("hash"), "allocated anew");
+}
+
+#[test]
+fn the_log_directory_of_a_pod_that_has_left_does_not_name_the_next_one() {
+    let mut world = World::default();
+    world.log_directory("web-0", "old");
+    assert_eq!(world.list(&[("web-0", &["0"])]), both("old"));
+    world.list(&[]);
+    assert_eq!(world.list(&[("web-0", &["0"])]), UNKNOWN, "the old directory is still there");
+    world.log_directory("web-0", "new");
+    let (uid, reference) = world.list(&[("web-0", &["0"])]);
+    assert_eq!((uid.as_deref(), reference), (Some("new"), None), "learned later: it is still the same pod");
+    world.log_directory("web-0", "newer");
+    assert_eq!(world.list(&[("web-0", &["0"])]), both("newer"), "and this is another");
+}
+
+#[test]
+fn the_checkpoint_comes_before_the_pods_api_and_that_before_log_directories() {
+    let mut world = World::default();
+    world.log_directory("web-0", "logged");
+    assert_eq!(world.list(&[("web-0", &["0"])]).0.as_deref(), Some("logged"));
+    world.pods_api(&[("web-0", "served")]);
+    assert_eq!(world.list(&[("web-0", &["0"])]).0.as_deref(), Some("served"));
+    world.write(&[("0", "allocated")]);
+    world.pods_api(&[("web-0", "served"), ("web-0", "allocated")]);
+    assert_eq!(world.list(&[("web-0", &["0"])]).0.as_deref(), Some("allocated"), "force-deleted, and still running");
+}
+
+#[test]
+fn a_lesser_source_does_not_overrule_a_better_one() {
+    let mut world = World::default();
+    world.write(&[("0", "allocated")]);
+    assert_eq!(world.list(&[("web-0", &["0"])]), both("allocated"));
+    // Its log directory is not there yet, its predecessor's is; and the checkpoint cannot be read for a moment.
+    world.checkpoint = CheckpointAllocations::default();
+    world.log_directory("web-0", "old");
+    assert_eq!(world.list(&[("web-0", &["0"])]), both("allocated"));
+}
+
+#[test]
+fn of_two_pods_of_one_name_in_the_pods_api_none_is_guessed() {
+    let mut world = World::default();
+    world.pods_api(&[("web-0", "old"), ("web-0", "new")]);
+    assert_eq!(world.list(&[("web-0", &["0"])]), UNKNOWN);
+}
+
+#[test]
+fn a_kubelet_that_lists_a_part_of_its_pods_has_lost_none() {
+    let mut world = World::default();
+    world.write(&[("0", "a")]);
+    assert_eq!(world.list(&[("web-0", &["0"])]), both("a"));
+    world.list_part(&[], false);
+    assert_eq!(world.list_part(&[("web-0", &["0"])], false), both("a"));
+}
+
+#[test]
+fn another_pods_device_is_not_taken_for_this_ones() {
+    let mut world = World::default();
+    world.write(&[("0", "a")]);
+    world.pods_api(&[("api", "a")]);
+    assert_eq!(world.list(&[("web-0", &["0"])]), UNKNOWN);
+}

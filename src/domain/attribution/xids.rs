@@ -1,0 +1,121 @@
+//! The owner of an XID: the container that holds the GPU or the MIG device, if exactly one does. With several holders
+//! the XID has no owner; the device's counter has it.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::join::{HoldingKey, Join};
+use crate::domain::model::{
+    Account, ContainerRef, ContainerXid, GpuUuid, Inventory, MigUuid, Moment, Monotonic, XidClass, XidEvent,
+};
+
+/// Pages that have shown a container's last count before it may go.
+const SCRAPES: u64 = 2;
+
+/// XIDs by container. Counts never fall while they are there.
+#[derive(Debug, Default)]
+pub struct ContainerXids {
+    counts: BTreeMap<Key, Count>,
+}
+
+/// An XID that counts, and the class that it counts in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClassedXid {
+    pub event: XidEvent,
+    pub class: XidClass,
+}
+
+/// What is known at one moment.
+pub struct XidObservation<'a> {
+    pub now: Moment,
+    /// Received since the last observation.
+    pub events: Vec<ClassedXid>,
+    pub join: &'a Join,
+    pub inventory: &'a Inventory,
+    /// As they are now: a count stays as long as its container's account.
+    pub accounts: &'a [Account],
+    /// How long the count of a container without an account stays.
+    pub retention: Duration,
+    /// Pages delivered so far.
+    pub scrapes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    container: ContainerRef,
+    gpu: GpuUuid,
+    /// `None` outside MIG, and where the MIG device is unknown.
+    mig: Option<MigUuid>,
+    code: u32,
+}
+
+#[derive(Debug)]
+struct Count {
+    xid: ContainerXid,
+    last: Monotonic,
+    scrapes: u64,
+}
+
+impl ContainerXids {
+    /// By container, GPU, MIG device and code.
+    pub fn advance(&mut self, observation: &XidObservation<'_>) -> Vec<ContainerXid> {
+        for xid in &observation.events {
+            self.add(xid, observation);
+        }
+        self.forget(observation);
+        self.counts.values().map(|count| count.xid.clone()).collect()
+    }
+
+    fn add(&mut self, xid: &ClassedXid, observation: &XidObservation<'_>) {
+        let Some(key) = owner(&xid.event, observation) else { return };
+        let now = observation.now;
+        let account = observation.accounts.iter().find(|account| is_of(account, &key));
+        // There was none since the holding began.
+        let created = account.map_or(now.unix, |account| account.created);
+        let Key { container, gpu, mig, code } = key.clone();
+        let new = ContainerXid { container, gpu, mig, code, class: xid.class, count: 0, created };
+        let count = self.counts.entry(key).or_insert(Count { xid: new, last: now.monotonic, scrapes: 0 });
+        count.xid.count = count.xid.count.saturating_add(xid.event.count);
+        (count.last, count.scrapes) = (now.monotonic, observation.scrapes);
+    }
+
+    fn forget(&mut self, observation: &XidObservation<'_>) {
+        let now = observation.now.monotonic;
+        self.counts.retain(|key, count| {
+            now.since(count.last) <= observation.retention
+                || observation.scrapes < count.scrapes + SCRAPES
+                || observation.accounts.iter().any(|account| is_of(account, key))
+        });
+    }
+}
+
+/// The one container that holds what the XID concerns, with its MIG device if that is one.
+fn owner(event: &XidEvent, observation: &XidObservation<'_>) -> Option<Key> {
+    let reached = reached(event, observation.inventory);
+    let of_gpu = observation.join.holdings.keys().filter(|key| key.gpu == event.gpu);
+    let is_reached = |key: &&HoldingKey| reached.is_empty() || key.mig.as_ref().is_none_or(|mig| reached.contains(mig));
+    let held: Vec<&HoldingKey> = of_gpu.filter(is_reached).collect();
+    let container = only(held.iter().map(|key| &key.container).collect())?.clone();
+    let mig = only(held.iter().map(|key| &key.mig).collect()).cloned().flatten();
+    Some(Key { container, gpu: event.gpu.clone(), mig, code: event.code })
+}
+
+/// The MIG devices that the XID concerns; empty: the whole GPU, as far as is known.
+fn reached<'a>(event: &XidEvent, inventory: &'a Inventory) -> BTreeSet<&'a MigUuid> {
+    let Some((instance, gpu)) = event.instance.zip(inventory.gpus.get(&event.gpu)) else { return BTreeSet::new() };
+    let inside = || gpu.mig_devices.iter().filter(|mig| mig.gpu_instance == instance.gpu_instance);
+    let exact = inside().filter(|mig| Some(mig.compute_instance) == instance.compute_instance);
+    let exact: BTreeSet<&MigUuid> = exact.map(|mig| &mig.uuid).collect();
+    if exact.is_empty() { inside().map(|mig| &mig.uuid).collect() } else { exact }
+}
+
+fn only<T: Ord>(set: BTreeSet<T>) -> Option<T> {
+    if set.len() == 1 { set.into_iter().next() } else { None }
+}
+
+fn is_of(account: &Account, key: &Key) -> bool {
+    account.container == key.container && account.gpu == key.gpu
+}

@@ -1,0 +1,361 @@
+//! One GPU and its MIG devices: why each is unhealthy, since when, and when that is over.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::classes::{self, Effect};
+use super::config::{Config, Recovery};
+use super::faults::{DeviceFaults, GpuFaults, MarkFault, ReasonFault};
+use super::marks::{self, Mark};
+use super::signals::DeviceSignals;
+use super::xids::{Latch, Xids};
+use super::{Session, UNKNOWN_LIMIT};
+use crate::domain::model::{
+    DeviceHealth, Gpu, GpuHealth, HealthCause, MigDevice, MigUuid, Moment, Monotonic, UnhealthyReason, UnixSeconds,
+    XidClass,
+};
+
+/// A reason, and the code where it is an XID.
+type Key = (UnhealthyReason, u32);
+
+/// A change of a device's health.
+pub struct Transition {
+    pub mig: Option<MigUuid>,
+    pub to_healthy: bool,
+    pub reason: UnhealthyReason,
+    pub detail: Arc<str>,
+}
+
+#[derive(Debug, Default)]
+pub struct Device {
+    /// While it is present: the driver gives that of a GPU that is gone to another.
+    pub index: Option<u32>,
+    /// As the inventory has them now.
+    layout: Vec<MigDevice>,
+    pub migs: BTreeSet<MigUuid>,
+    /// When the inventory first listed it.
+    appeared: Option<Monotonic>,
+    pub signals: DeviceSignals,
+    pub xids: Xids,
+    /// On the whole GPU under `None`.
+    pub marks: BTreeMap<Option<MigUuid>, Mark>,
+    causes: BTreeMap<Option<MigUuid>, BTreeMap<Key, Standing>>,
+    health: BTreeMap<Option<MigUuid>, DeviceHealth>,
+    /// Since when an earlier agent had them as unhealthy, until they are evaluated.
+    earlier_since: BTreeMap<Option<MigUuid>, UnixSeconds>,
+}
+
+#[derive(Debug)]
+struct Standing {
+    detail: Arc<str>,
+    clears: &'static str,
+    ended: Option<Monotonic>,
+}
+
+impl Device {
+    pub fn new(now: Moment) -> Self {
+        Self { xids: Xids::new(now.unix), ..Self::default() }
+    }
+
+    /// Continues with the faults of an earlier agent. Returns what was restored, in words.
+    pub fn restore(&mut self, faults: &GpuFaults, config: &Config, now: Moment) -> Vec<(Option<MigUuid>, String)> {
+        let effect = |code| classes::effect(code, config.xids.get(&code).copied());
+        let mut restored = vec![];
+        // It ends at the first evaluation that does not find it.
+        let standing = |detail: &str| Standing { detail: detail.into(), clears: RESET, ended: None };
+        for (code, fault) in faults.xids.iter().filter(|(code, _)| effect(**code).makes_unhealthy()) {
+            self.xids.restore(*code, effect(*code), fault);
+            let mut subjects: Vec<_> = fault.mig_devices.iter().cloned().map(Some).collect();
+            if fault.whole {
+                subjects = vec![None];
+            }
+            for subject in subjects {
+                let name = classes::named(*code);
+                let causes = self.causes.entry(subject.clone()).or_default();
+                causes.insert((UnhealthyReason::Xid, *code), standing(&name));
+                restored.push((subject, name));
+            }
+        }
+        for device in &faults.devices {
+            if let Some(mark) = device.mark.as_ref().and_then(|mark| restored_mark(mark, now)) {
+                restored.push((device.mig.clone(), format!("the mark {:?}", mark.reason)));
+                self.marks.insert(device.mig.clone(), mark);
+            }
+            let is_valid = |fault: &&ReasonFault| match fault.reason {
+                UnhealthyReason::Xid => effect(fault.code).makes_unhealthy(),
+                reason => is_held_down(reason),
+            };
+            for fault in device.reasons.iter().filter(is_valid) {
+                let (detail, what) = match fault.reason {
+                    UnhealthyReason::Xid => (classes::named(fault.code), classes::named(fault.code)),
+                    reason => (EARLIER.to_owned(), format!("the reason {}", reason.as_str())),
+                };
+                let causes = self.causes.entry(device.mig.clone()).or_default();
+                causes.insert((fault.reason, fault.code), standing(&detail));
+                restored.push((device.mig.clone(), what));
+            }
+            self.earlier_since.extend(device.since.map(|since| (device.mig.clone(), since)));
+        }
+        self.signals.restore(faults);
+        restored
+    }
+
+    /// What an agent that starts later restores.
+    pub fn faults(&self) -> Option<GpuFaults> {
+        if self.xids.latches.is_empty() && self.marks.is_empty() && self.causes.is_empty() {
+            return None;
+        }
+        let unhealthy = self.health.iter().filter(|(_, health)| !health.healthy).map(|(subject, _)| subject);
+        let evaluated = unhealthy.chain(self.marks.keys()).chain(self.causes.keys());
+        let subjects: BTreeSet<_> = evaluated.chain(self.earlier_since.keys()).collect();
+        let devices: Vec<DeviceFaults> = subjects.into_iter().map(|subject| self.device_faults(subject)).collect();
+        let has_faults = devices.iter().any(|device| device.mark.is_some() || !device.reasons.is_empty());
+        let (recovery_action, energy_counter) = self.signals.kept();
+        (has_faults || !self.xids.latches.is_empty()).then(|| GpuFaults {
+            xids: self.xids.latches.iter().map(|(code, latch)| (*code, latch.fault())).collect(),
+            devices,
+            recovery_action,
+            lost: self.signals.lost,
+            energy_counter,
+        })
+    }
+
+    fn device_faults(&self, subject: &Option<MigUuid>) -> DeviceFaults {
+        let since = self.health.get(subject).map(|health| health.since.unix);
+        let mark = self
+            .marks
+            .get(subject)
+            .map(|mark| MarkFault { reason: Arc::clone(&mark.reason), until: mark.until.map(|until| until.unix) });
+        let is_kept = |(key, standing): &(&Key, &Standing)| {
+            is_held_down(key.0) && (key.0 != UnhealthyReason::Xid || standing.ended.is_some())
+        };
+        let causes = self.causes.get(subject).into_iter().flatten();
+        DeviceFaults {
+            mig: subject.clone(),
+            since: since.or_else(|| self.earlier_since.get(subject).copied()),
+            mark,
+            reasons: causes.filter(is_kept).map(|(key, _)| ReasonFault { reason: key.0, code: key.1 }).collect(),
+        }
+    }
+
+    /// Whether the inventory has listed it.
+    pub fn is_known(&self) -> bool {
+        self.appeared.is_some()
+    }
+
+    pub fn appear(&mut self, gpu: &Gpu, session: Session, now: Monotonic) {
+        self.appeared.get_or_insert(now);
+        self.index = gpu.index.filter(|_| gpu.present);
+        if self.layout != gpu.mig_devices {
+            self.layout.clone_from(&gpu.mig_devices);
+            self.migs = gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
+        }
+        self.signals.renew(session);
+    }
+
+    pub fn unmark(&mut self, mig: Option<&MigUuid>) {
+        self.xids.clear(mig);
+        let concerned = |subject: &Option<MigUuid>| mig.is_none() || subject.as_ref() == mig;
+        self.marks.retain(|subject, _| !concerned(subject));
+        for (_, causes) in self.causes.iter_mut().filter(|(subject, _)| concerned(subject)) {
+            let is_confirmed = |reason| matches!(reason, UnhealthyReason::Xid | UnhealthyReason::Admin);
+            causes.retain(|(reason, _), standing| standing.ended.is_none() && !is_confirmed(*reason));
+        }
+    }
+
+    /// The transitions of the GPU and its MIG devices.
+    pub fn evaluate(&mut self, config: &Config, session: Session, now: Moment) -> Vec<Transition> {
+        let time = now.monotonic;
+        self.xids.resolve(&self.layout);
+        self.marks.retain(|_, mark| mark.until.is_none_or(|until| time < until.monotonic));
+        self.signals.expire(config, session, time);
+        self.clear_xids(session);
+        let mut subjects: BTreeSet<Option<MigUuid>> = self.migs.iter().cloned().map(Some).collect();
+        subjects.extend(self.causes.keys().cloned());
+        subjects.extend(self.marks.keys().cloned());
+        subjects.insert(None);
+        for subject in &subjects {
+            let current = self.current(subject.as_ref(), config, session, time);
+            let causes = self.causes.entry(subject.clone()).or_default();
+            update(causes, current, config, session, time);
+        }
+        self.causes.retain(|_, causes| !causes.is_empty());
+        self.health.retain(|subject, _| subject.as_ref().is_none_or(|mig| self.migs.contains(mig)));
+        let shown = subjects.into_iter().filter(|subject| subject.as_ref().is_none_or(|mig| self.migs.contains(mig)));
+        shown.collect::<Vec<_>>().into_iter().filter_map(|subject| self.transition(subject, config, now)).collect()
+    }
+
+    /// Updates the health of the GPU or of one MIG device.
+    fn transition(&mut self, subject: Option<MigUuid>, config: &Config, now: Moment) -> Option<Transition> {
+        let own = subject.as_ref().and_then(|_| self.causes.get(&subject));
+        let both = self.causes.get(&None).into_iter().chain(own);
+        let mut standing: Vec<(&Key, &Standing)> = both.flatten().collect();
+        standing.sort_by_key(|(key, _)| **key);
+        let cause = |(key, standing): (&Key, &Standing)| HealthCause {
+            reason: key.0,
+            detail: Arc::clone(&standing.detail),
+            clears: if standing.ended.is_some() { after_the_fault(config) } else { standing.clears.into() },
+        };
+        let causes: Vec<HealthCause> = standing.into_iter().map(cause).collect();
+        let healthy = causes.is_empty();
+        let Some(health) = self.health.get_mut(&subject) else {
+            let earlier = self.earlier_since.remove(&subject).filter(|since| !healthy && *since <= now.unix);
+            let since = earlier.map_or(now, |unix| Moment { monotonic: Monotonic::default(), unix });
+            self.health.insert(subject, DeviceHealth { healthy, since, causes });
+            return None;
+        };
+        let before = std::mem::replace(&mut health.causes, causes);
+        if health.healthy == healthy {
+            return None;
+        }
+        (health.healthy, health.since) = (healthy, now);
+        let named = if healthy { before.first() } else { health.causes.first() };
+        let named = named.expect("an unhealthy device has a cause");
+        Some(Transition { mig: subject, to_healthy: healthy, reason: named.reason, detail: Arc::clone(&named.detail) })
+    }
+
+    pub fn published(&self) -> GpuHealth {
+        let of = |subject: &Option<MigUuid>| self.health.get(subject).cloned();
+        GpuHealth {
+            whole: of(&None).expect("the whole GPU is evaluated first"),
+            instances: self.health.iter().filter_map(|(mig, health)| Some((mig.clone()?, health.clone()))).collect(),
+            xids: self.xids.counts.clone(),
+        }
+    }
+
+    /// Why the whole GPU, or one MIG device alone, is unhealthy now.
+    fn current(
+        &self,
+        mig: Option<&MigUuid>,
+        config: &Config,
+        session: Session,
+        now: Monotonic,
+    ) -> BTreeMap<Key, (Arc<str>, &'static str)> {
+        let mut current = BTreeMap::new();
+        for (code, latch) in &self.xids.latches {
+            let reaches = match mig {
+                None => latch.reaches_whole(),
+                Some(mig) => !latch.reaches_whole() && latch.members().any(|member| member == mig),
+            };
+            if reaches {
+                let clears = if needs_restart(latch) { REINITIALISED } else { RESET };
+                current.insert((UnhealthyReason::Xid, *code), (classes::named(*code).into(), clears));
+            }
+        }
+        if let Some(mark) = self.marks.get(&mig.cloned()) {
+            let detail = format!("marked by an operator: {}", mark.reason).into();
+            current.insert((UnhealthyReason::Admin, 0), (detail, UNMARKED));
+        }
+        if mig.is_none() {
+            let appeared = self.appeared.unwrap_or(now);
+            for (reason, detail, clears) in self.signals.causes(config, session, appeared, now) {
+                current.insert((reason, 0), (detail, clears));
+            }
+        }
+        current
+    }
+
+    /// Drops the XIDs that a reset or a restart has cleared.
+    fn clear_xids(&mut self, session: Session) {
+        let signals = &self.signals;
+        if session.released.is_some() {
+            return;
+        }
+        if signals.recovery.is_some() {
+            // The driver's recovery action replaces these XIDs, whichever came first: no reset is waited for.
+            let overruled = |latch: &Latch| latch.effect == Effect::UnhealthyUnlessRecoveryActionKnown;
+            let codes: Vec<u32> =
+                self.xids.latches.extract_if(.., |_, latch| overruled(latch)).map(|(code, _)| code).collect();
+            for causes in self.causes.values_mut() {
+                causes.retain(|(reason, code), _| *reason != UnhealthyReason::Xid || !codes.contains(code));
+            }
+        }
+        self.xids.latches.retain(|_, latch| {
+            let restarted = session.renewed.max(signals.restarted);
+            let cleared = if needs_restart(latch) { restarted } else { restarted.max(signals.reset) };
+            let answers = !signals.lost
+                && signals.stuck.is_none()
+                && signals.recovery.is_none_or(|action| action == 0)
+                && cleared.is_some_and(|cleared| signals.answered >= Some(cleared));
+            !(answers && cleared > Some(latch.at.monotonic))
+        });
+    }
+
+    pub fn deadline(&self, config: &Config, session: Session, now: Monotonic) -> Option<Monotonic> {
+        let unknown = self.appeared.filter(|_| !self.signals.checked).map(|appeared| appeared + UNKNOWN_LIMIT);
+        let stuck = self.signals.stuck.map(|since| since + config.stuck_limit);
+        let refused = self.signals.refused.as_ref().map(|(since, _)| *since + config.stuck_limit);
+        let released = session.released.map(|since| since + config.released_limit);
+        let marks = self.marks.values().filter_map(|mark| Some(mark.until?.monotonic));
+        let held = self.causes.values().flat_map(BTreeMap::values).filter_map(|standing| standing.ended);
+        let held = held.filter(|_| session.released.is_none() && config.recovery == Recovery::Auto);
+        let once = [unknown, stuck, refused, released].into_iter().flatten();
+        let all = once.chain(marks).chain(held.map(|ended| ended + config.hold_down));
+        all.filter(|deadline| *deadline > now).min()
+    }
+}
+
+const RESET: &str = "recovers after a reset of the GPU, a reload of the driver, or an unmark";
+const REINITIALISED: &str = "recovers after a reload of the driver, a reboot of the node, or an unmark";
+const EARLIER: &str = "found before podmeter started";
+const UNMARKED: &str = "recovers after an unmark, or when the mark ends";
+
+/// When a device recovers whose fault has ended.
+fn after_the_fault(config: &Config) -> Arc<str> {
+    match config.recovery {
+        Recovery::Auto => {
+            format!("recovers after {} s without the fault, or an unmark", config.hold_down.as_secs_f64()).into()
+        }
+        Recovery::Manual => "recovers after an unmark".into(),
+    }
+}
+
+/// `None`: it has ended, or has a reason that no operator can give.
+fn restored_mark(mark: &MarkFault, now: Moment) -> Option<Mark> {
+    marks::check_reason(&mark.reason).ok()?;
+    let until = match mark.until {
+        None => None,
+        Some(unix) if unix <= now.unix => return None,
+        Some(unix) => {
+            // One too far for a duration has no end.
+            let left = Duration::try_from_secs_f64(unix.0 - now.unix.0).ok();
+            left.map(|left| Moment { monotonic: now.monotonic + left, unix })
+        }
+    };
+    Some(Mark { reason: Arc::clone(&mark.reason), until })
+}
+
+fn needs_restart(latch: &Latch) -> bool {
+    matches!(latch.class, XidClass::NodeReboot | XidClass::Hardware)
+}
+
+/// Whether such a cause must be over for the hold-down.
+fn is_held_down(reason: UnhealthyReason) -> bool {
+    !matches!(reason, UnhealthyReason::Admin | UnhealthyReason::Unknown)
+}
+
+/// Updates `causes` to `current`: a cause that is not current has ended, and is removed after the hold-down.
+fn update(
+    causes: &mut BTreeMap<Key, Standing>,
+    current: BTreeMap<Key, (Arc<str>, &'static str)>,
+    config: &Config,
+    session: Session,
+    now: Monotonic,
+) {
+    for (key, standing) in causes.iter_mut() {
+        if !current.contains_key(key) {
+            standing.ended.get_or_insert(now);
+        }
+    }
+    for (key, (detail, clears)) in current {
+        causes.insert(key, Standing { detail, clears, ended: None });
+    }
+    causes.retain(|(reason, _), standing| {
+        let Some(ended) = standing.ended else { return true };
+        if !is_held_down(*reason) {
+            return false;
+        }
+        config.recovery == Recovery::Manual || session.released.is_some() || now < ended + config.hold_down
+    });
+}

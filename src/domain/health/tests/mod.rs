@@ -1,0 +1,154 @@
+//! Tests of the state machine: every reason, every recovery, both fan-outs, both sources, and random worlds.
+
+mod events;
+mod faults;
+mod operators;
+mod reasons;
+mod worlds;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::*;
+use crate::domain::model::{
+    DeviceReadings, EccLocation, FabricDomain, FabricState, Fast, Gpu, HardwareSource, MigDevice, Platform, Released,
+    RowRemap, Slow, Stamped, UnixSeconds, XidClass, XidInstance,
+};
+
+const GPU: &str = "GPU-0";
+const OTHER: &str = "GPU-1";
+const SLICE: &str = "MIG-7";
+const OTHER_SLICE: &str = "MIG-8";
+
+fn moment(seconds: u64) -> Moment {
+    Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(1e9 + seconds as f64) }
+}
+
+fn gpu(uuid: &str, index: u32) -> Gpu {
+    Gpu { minor: Some(index), ..Gpu::listed(uuid.into(), index) }
+}
+
+fn mig(uuid: &str, gpu_instance: u32) -> MigDevice {
+    crate::test_data::mig(uuid, gpu_instance, "1g.10gb", 1)
+}
+
+/// A node of two GPUs over time. Both answer every pass and report no fault, unless changed.
+struct World {
+    health: Health,
+    hardware: HardwareState,
+    slow: BTreeMap<GpuUuid, Slow>,
+    unresponsive: BTreeSet<GpuUuid>,
+    /// Of every GPU.
+    energy_counter: u64,
+    now: u64,
+}
+
+impl World {
+    fn new(config: Config) -> Self {
+        let gpus = [gpu(GPU, 0), gpu(OTHER, 1)].map(|gpu| (gpu.uuid.clone(), gpu)).into();
+        let mut hardware = HardwareState { source: HardwareSource::Nvml, driver_loads: 1, ..HardwareState::default() };
+        Arc::make_mut(&mut hardware.inventory).gpus = gpus;
+        let well = Slow { recovery_action: Some(0), ..Slow::default() };
+        let slow = [GPU, OTHER].map(|uuid| (uuid.into(), well.clone())).into();
+        let health = Health::new(config);
+        Self { health, hardware, slow, unresponsive: BTreeSet::new(), energy_counter: 1_000_000, now: 0 }
+    }
+
+    /// Both GPUs were found healthy at 1.
+    fn checked() -> Self {
+        let mut world = Self::new(Config::default());
+        world.at(1);
+        world
+    }
+
+    /// With the driver of a GPU that has no recovery action.
+    fn old(config: Config) -> Self {
+        let mut world = Self::new(config);
+        world.slow.values_mut().for_each(|slow| slow.recovery_action = None);
+        world
+    }
+
+    fn partitioned(config: Config) -> Self {
+        let mut world = Self::new(config);
+        world.gpu(|gpu| gpu.mig_devices = vec![mig(SLICE, 7), mig(OTHER_SLICE, 8)]);
+        world
+    }
+
+    fn gpu(&mut self, change: impl FnOnce(&mut Gpu)) {
+        change(Arc::make_mut(&mut self.hardware.inventory).gpus.get_mut(&GPU.into()).unwrap());
+    }
+
+    fn slow(&mut self, change: impl FnOnce(&mut Slow)) {
+        change(self.slow.get_mut(&GPU.into()).unwrap());
+    }
+
+    fn stop_answering(&mut self, change: impl FnOnce(&mut DeviceReadings)) {
+        let mut readings = DeviceReadings::default();
+        change(&mut readings);
+        self.unresponsive.insert(GPU.into());
+        self.hardware.readings.insert(GPU.into(), Arc::new(readings));
+    }
+
+    fn answer(&mut self) {
+        self.unresponsive.clear();
+        self.gpu(|gpu| gpu.present = true);
+    }
+
+    /// Advances to this second, with a pass of every GPU that answers.
+    fn release(&mut self) {
+        let (since, until) = (moment(self.now), moment(self.now + 3_600));
+        self.hardware.released = Some(Released { since, until });
+    }
+
+    fn at(&mut self, seconds: u64) -> Arc<HealthState> {
+        self.with(seconds, &[])
+    }
+
+    fn with(&mut self, seconds: u64, events: &[XidEvent]) -> Arc<HealthState> {
+        self.now = seconds;
+        let at = Monotonic::from_secs(seconds);
+        for (uuid, slow) in self.slow.iter().filter(|(uuid, _)| !self.unresponsive.contains(*uuid)) {
+            let fast = Some(Stamped { at, value: Fast::default() });
+            let slow = Some(Stamped { at, value: slow.clone() });
+            let readings =
+                DeviceReadings { fast, slow, energy_counter: Some(self.energy_counter), ..DeviceReadings::default() };
+            self.hardware.readings.insert(uuid.clone(), Arc::new(readings));
+        }
+        let inputs = HealthInputs { hardware: &self.hardware, events };
+        self.health.advance(moment(seconds), &inputs)
+    }
+
+    fn reasons(&self) -> Vec<&'static str> {
+        reasons(&self.health.state(), None)
+    }
+
+    fn order(&mut self, order: &Order) {
+        self.health.order(moment(self.now), order).unwrap();
+    }
+}
+
+fn reasons(state: &HealthState, mig: Option<&str>) -> Vec<&'static str> {
+    let mig = mig.map(Into::into);
+    let device = state.of(&GPU.into(), mig.as_ref()).expect("it has a health state");
+    assert_eq!(device.healthy, device.causes.is_empty());
+    assert!(state.of(&OTHER.into(), None).unwrap().healthy, "the other GPU is independent");
+    device.causes.iter().map(|cause| cause.reason.as_str()).collect()
+}
+
+fn xid(code: u32, seconds: u64) -> XidEvent {
+    XidEvent { at: moment(seconds), gpu: GPU.into(), instance: None, code, count: 1 }
+}
+
+fn in_instance(code: u32, seconds: u64, gpu_instance: u32, compute_instance: Option<u32>) -> XidEvent {
+    XidEvent { instance: Some(XidInstance { gpu_instance, compute_instance }), ..xid(code, seconds) }
+}
+
+fn unmark(device: &str) -> Order {
+    Order::Unmark { device: device.to_owned() }
+}
+
+fn unknown() -> Vec<&'static str> {
+    vec!["unknown"]
+}
+
+const WELL: Vec<&str> = vec![];

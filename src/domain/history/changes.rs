@@ -1,0 +1,198 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::{Device, Event, EventKind, Severity};
+use crate::domain::model::{ContainerRef, GpuUuid, HealthTransition, ResourceName, Snapshot, XidClass};
+
+/// By GPU and code.
+type Xids = BTreeMap<(GpuUuid, u32), (u64, XidClass)>;
+
+/// The values of the last snapshot whose changes are events.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Changes {
+    seen: Option<Seen>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    /// `None` until the kubelet has responded: the holdings in its first response are no events.
+    holdings: Option<BTreeMap<ContainerRef, BTreeSet<Device>>>,
+    transitions: u64,
+    xids: Xids,
+    kubelet_problem: Option<Arc<str>>,
+    kubelet_restarts: u64,
+    /// By resource, whether it is registered and how often it has been.
+    registrations: BTreeMap<ResourceName, (bool, u64)>,
+    driver_problem: Option<Arc<str>>,
+    driver_loads: u64,
+    released: bool,
+}
+
+impl Changes {
+    /// The events since the last snapshot, without their `number`. None for the first one.
+    pub(super) fn between(&mut self, snapshot: &Snapshot) -> Vec<Event> {
+        let Some(before) = self.seen.take() else {
+            self.seen = Some(Seen::of(snapshot, None));
+            return vec![];
+        };
+        let now = Seen::of(snapshot, before.holdings.as_ref());
+        let mut events = vec![];
+        driver(&before, &now, snapshot, &mut events);
+        kubelet(&before, &now, snapshot, &mut events);
+        plugin(&before, &now, snapshot, &mut events);
+        xids(&before, &now, snapshot, &mut events);
+        events.extend(
+            snapshot
+                .health
+                .transitions
+                .iter()
+                .filter(|transition| transition.number > before.transitions)
+                .map(transition),
+        );
+        allocations(&before, &now, snapshot, &mut events);
+        self.seen = Some(now);
+        events
+    }
+}
+
+impl Seen {
+    fn of(snapshot: &Snapshot, held_before: Option<&BTreeMap<ContainerRef, BTreeSet<Device>>>) -> Self {
+        let plugin = snapshot.plugin.as_deref();
+        Self {
+            holdings: holdings(snapshot, held_before.is_some()),
+            transitions: snapshot.health.transitions.last().map_or(0, |transition| transition.number),
+            xids: counted(snapshot),
+            kubelet_problem: snapshot.kubelet.problem.clone(),
+            kubelet_restarts: plugin.map_or(0, |plugin| plugin.kubelet_restarts),
+            registrations: plugin
+                .into_iter()
+                .flat_map(|plugin| &plugin.resources)
+                .map(|(name, resource)| (name.clone(), (resource.registered, resource.registrations)))
+                .collect(),
+            driver_problem: snapshot.hardware.problem.clone(),
+            driver_loads: snapshot.hardware.driver_loads,
+            released: snapshot.hardware.released.is_some(),
+        }
+    }
+}
+
+fn holdings(snapshot: &Snapshot, known_before: bool) -> Option<BTreeMap<ContainerRef, BTreeSet<Device>>> {
+    if !known_before && !is_joined(snapshot) {
+        return None;
+    }
+    let mut holdings: BTreeMap<ContainerRef, BTreeSet<Device>> = BTreeMap::new();
+    for account in snapshot.accounts.iter().filter(|account| account.holding.is_some()) {
+        let held = Device { gpu: account.gpu.clone(), mig: account.mig.clone() };
+        holdings.entry(account.container.clone()).or_default().insert(held);
+    }
+    Some(holdings)
+}
+
+/// Whether both inputs of the join are present: without the hardware there are no holders.
+fn is_joined(snapshot: &Snapshot) -> bool {
+    snapshot.kubelet.allocations.is_some() && snapshot.hardware.inventory.generation > 0
+}
+
+fn counted(snapshot: &Snapshot) -> Xids {
+    let mut xids = Xids::new();
+    for (gpu, health) in &snapshot.health.gpus {
+        xids.extend(health.xids.last.iter().map(|(code, last)| ((gpu.clone(), *code), (last.count, last.class))));
+    }
+    xids
+}
+
+fn event(snapshot: &Snapshot, kind: EventKind, severity: Severity, text: impl Into<Arc<str>>) -> Event {
+    Event { number: 0, at: snapshot.at, kind, severity, text: text.into(), devices: vec![], containers: vec![] }
+}
+
+fn transition(transition: &HealthTransition) -> Event {
+    let (severity, text) = match transition.to_healthy {
+        true => (Severity::Good, format!("healthy again; it was: {}", transition.detail)),
+        false => (Severity::Bad, format!("unhealthy: {}", transition.detail)),
+    };
+    Event {
+        number: 0,
+        at: transition.at,
+        kind: EventKind::Health,
+        severity,
+        text: text.into(),
+        devices: vec![Device { gpu: transition.gpu.clone(), mig: transition.mig.clone() }],
+        containers: transition.holders.clone(),
+    }
+}
+
+fn xids(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
+    for ((gpu, code), (count, class)) in &now.xids {
+        let more = count.saturating_sub(before.xids.get(&(gpu.clone(), *code)).map_or(0, |(count, _)| *count));
+        if more > 0 {
+            let times = if more > 1 { format!(", {more} times") } else { String::new() };
+            let text = format!("XID {code} ({}){times}", class.as_str().replace('_', " "));
+            let severity = if *class == XidClass::Informational { Severity::Plain } else { Severity::Bad };
+            let devices = vec![Device { gpu: gpu.clone(), mig: None }];
+            events.push(Event { devices, ..event(snapshot, EventKind::Xid, severity, text) });
+        }
+    }
+}
+
+/// One event per container that got or released devices, with all of those devices.
+fn allocations(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
+    let (Some(before), Some(now)) = (&before.holdings, &now.holdings) else { return };
+    let none = BTreeSet::new();
+    let mut add = |container: &ContainerRef, devices: Vec<Device>, text: &str| {
+        if !devices.is_empty() {
+            let containers = vec![container.clone()];
+            let event = event(snapshot, EventKind::Allocation, Severity::Plain, text);
+            events.push(Event { devices, containers, ..event });
+        }
+    };
+    for (container, held) in before {
+        let kept = now.get(container).unwrap_or(&none);
+        add(container, held.difference(kept).cloned().collect(), "released");
+    }
+    for (container, held) in now {
+        let had = before.get(container).unwrap_or(&none);
+        add(container, held.difference(had).cloned().collect(), "allocated");
+    }
+}
+
+fn kubelet(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
+    let mut add = |severity, text: String| events.push(event(snapshot, EventKind::Kubelet, severity, text));
+    if now.kubelet_restarts > before.kubelet_restarts {
+        add(Severity::Plain, "the kubelet was restarted".to_owned());
+    }
+    match (&before.kubelet_problem, &now.kubelet_problem) {
+        (None, Some(problem)) => add(Severity::Bad, format!("no response from the kubelet: {problem}")),
+        (Some(_), None) => add(Severity::Good, "the kubelet responds".to_owned()),
+        _ => {}
+    }
+}
+
+fn plugin(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
+    let mut add = |severity, text: String| events.push(event(snapshot, EventKind::Plugin, severity, text));
+    for (resource, (registered, times)) in &now.registrations {
+        let (was, times_before) = before.registrations.get(resource).copied().unwrap_or_default();
+        if was && (!registered || *times > times_before) {
+            add(Severity::Plain, format!("{resource}: the registration with the kubelet ended"));
+        }
+        if *registered && *times > times_before {
+            add(Severity::Good, format!("{resource}: registered with the kubelet"));
+        }
+    }
+}
+
+fn driver(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
+    let mut add = |severity, text: String| events.push(event(snapshot, EventKind::Driver, severity, text));
+    match (before.released, now.released) {
+        (false, true) => add(Severity::Plain, "the driver was released on request".to_owned()),
+        (true, false) => add(Severity::Good, "the driver is opened again".to_owned()),
+        _ => {}
+    }
+    if now.driver_loads > before.driver_loads && before.driver_loads > 0 {
+        add(Severity::Plain, "the driver was loaded again".to_owned());
+    }
+    match (&before.driver_problem, &now.driver_problem) {
+        (None, Some(problem)) if !now.released => add(Severity::Bad, format!("no response from the driver: {problem}")),
+        (Some(_), None) if !before.released => add(Severity::Good, "the driver responds".to_owned()),
+        _ => {}
+    }
+}

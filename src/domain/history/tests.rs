@@ -1,0 +1,251 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::domain::model::{
+    Account, ContainerRef, HardwareState, HealthState, HealthTransition, KubeletState, LastXid, PluginState, Reason,
+    RecentCount, UnhealthyReason, UnixSeconds, XidClass,
+};
+use crate::metrics::tests::fixture;
+
+/// The fixture, this many seconds later.
+fn later(seconds: u64) -> Snapshot {
+    let mut snapshot = fixture::snapshot();
+    let monotonic = snapshot.at.monotonic + std::time::Duration::from_secs(seconds);
+    snapshot.at = Moment { monotonic, unix: UnixSeconds(snapshot.at.unix.0 + seconds as f64) };
+    snapshot
+}
+
+fn change<T: Clone>(shared: &mut Arc<T>, change: impl FnOnce(&mut T)) {
+    change(Arc::make_mut(shared));
+}
+
+fn texts(history: &History) -> Vec<String> {
+    history
+        .events()
+        .map(|event| {
+            let containers: Vec<String> = event.containers.iter().map(ToString::to_string).collect();
+            format!("{} {:?} {} [{}]", event.kind.as_str(), event.severity, event.text, containers.join(" "))
+        })
+        .collect()
+}
+
+#[test]
+fn the_first_snapshot_has_no_events() {
+    let mut history = History::default();
+    history.note(&later(0));
+    history.note(&later(1));
+    assert_eq!(texts(&history), Vec::<String>::new());
+
+    let mut history = History::default();
+    history.note(&Snapshot::default());
+    history.note(&later(0));
+    let texts = texts(&history);
+    assert!(texts.iter().all(|event| !event.starts_with("allocation")), "they held before the start: {texts:?}");
+}
+
+#[test]
+fn an_allocation_and_its_end_are_events_with_all_devices() {
+    let mut history = History::default();
+    history.note(&later(0));
+    let mut without = later(1);
+    let holder = ContainerRef::new("research", "training-0", "main");
+    let accounts: Vec<Account> = without.accounts.clone();
+    without.accounts.retain(|account| account.container != holder);
+    assert_ne!(without.accounts.len(), accounts.len());
+    history.note(&without);
+    history.note(&later(2));
+    let both = ["allocation Plain allocated", "allocation Plain released"]
+        .map(|text| format!("{text} [research/training-0/main]"));
+    assert_eq!(texts(&history), both);
+    assert_eq!(history.events().next().unwrap().devices.first().unwrap().gpu.as_str(), fixture::WHOLE);
+}
+
+#[test]
+fn a_health_transition_is_one_event_with_its_holders() {
+    let mut history = History::default();
+    let mut first = later(0);
+    change(&mut first.health, |health: &mut HealthState| health.transitions.clear());
+    history.note(&first);
+    let transition = |number, to_healthy| HealthTransition {
+        number,
+        gpu: fixture::WHOLE.into(),
+        mig: None,
+        to_healthy,
+        reason: UnhealthyReason::Xid,
+        detail: "XID 79 (the GPU has fallen off the bus)".into(),
+        at: first.at,
+        holders: vec![ContainerRef::new("research", "training-0", "main")],
+    };
+    let mut sick = later(1);
+    change(&mut sick.health, |health| health.transitions = vec![transition(7, false), transition(8, true)]);
+    history.note(&sick);
+    history.note(&sick);
+    assert_eq!(
+        texts(&history),
+        [
+            "health Good healthy again; it was: XID 79 (the GPU has fallen off the bus) [research/training-0/main]",
+            "health Bad unhealthy: XID 79 (the GPU has fallen off the bus) [research/training-0/main]",
+        ]
+    );
+}
+
+#[test]
+fn new_xids_are_an_event_with_their_number() {
+    let mut history = History::default();
+    history.note(&later(0));
+    let mut more = later(1);
+    let last = LastXid { class: XidClass::GpuReset, at: more.at, count: 2, recent: RecentCount::default() };
+    change(&mut more.health, |health| {
+        let gpu = health.gpus.get_mut(&fixture::WHOLE.into()).unwrap();
+        gpu.xids.last.insert(79, last);
+    });
+    history.note(&more);
+    history.note(&more);
+    assert_eq!(texts(&history), ["xid Bad XID 79 (gpu reset), 2 times []"]);
+}
+
+#[test]
+fn changes_of_kubelet_plugin_and_driver_are_events() {
+    let mut history = History::default();
+    history.note(&later(0));
+    let mut gone = later(1);
+    change(&mut gone.kubelet, |kubelet: &mut KubeletState| kubelet.problem = Some("no socket".into()));
+    change(gone.plugin.as_mut().unwrap(), |plugin: &mut PluginState| {
+        plugin.resources.get_mut(&"nvidia.com/gpu".into()).unwrap().registered = false;
+    });
+    change(&mut gone.hardware, |hardware: &mut HardwareState| hardware.problem = Some("no library".into()));
+    history.note(&gone);
+    let mut back = later(2);
+    change(back.plugin.as_mut().unwrap(), |plugin| {
+        plugin.kubelet_restarts += 1;
+        plugin.resources.get_mut(&"nvidia.com/gpu".into()).unwrap().registrations += 1;
+    });
+    change(&mut back.hardware, |hardware| hardware.driver_loads += 1);
+    history.note(&back);
+    let problem = |snapshot: &Snapshot| snapshot.hardware.problem.clone();
+    assert_eq!(problem(&later(0)), None, "the fixture's driver responds");
+    assert_eq!(
+        texts(&history),
+        [
+            "plugin Good nvidia.com/gpu: registered with the kubelet []",
+            "kubelet Good the kubelet responds []",
+            "kubelet Plain the kubelet was restarted []",
+            "driver Good the driver responds []",
+            "driver Plain the driver was loaded again []",
+            "plugin Plain nvidia.com/gpu: the registration with the kubelet ended []",
+            "kubelet Bad no response from the kubelet: no socket []",
+            "driver Bad no response from the driver: no library []",
+        ]
+    );
+}
+
+#[test]
+fn the_feed_is_bounded() {
+    let mut history = History::default();
+    for second in 0..1_000 {
+        let mut snapshot = later(second);
+        if second % 2 == 1 {
+            change(&mut snapshot.kubelet, |kubelet| kubelet.problem = Some("no socket".into()));
+        }
+        history.note(&snapshot);
+    }
+    assert_eq!(history.events().len(), EVENTS);
+    assert_eq!(history.events().next().unwrap().number, 999);
+}
+
+#[test]
+fn points_are_the_readings_and_are_dropped_with_the_device() {
+    let mut history = History::default();
+    let snapshot = later(0);
+    history.note(&snapshot);
+    let readings = &snapshot.hardware.readings[&fixture::WHOLE.into()];
+    let fast = &readings.fast.as_ref().unwrap().value;
+    let point = history.points(&fixture::WHOLE.into(), None).unwrap().iter().last().unwrap();
+    assert_eq!(point.busy.map(|busy| busy as f32), fast.utilization_ratio.map(|busy| busy as f32));
+    assert_eq!(point.power.map(|power| power as f32), fast.power_watts.map(|power| power as f32));
+    assert!(history.points(&fixture::PARTITIONED.into(), Some(&fixture::SLICE.into())).is_some());
+    let lost = history.points(&fixture::LOST.into(), None).unwrap().iter().last().unwrap();
+    assert_eq!(lost, Point::default(), "absent, not zero");
+
+    let mut empty = later(1_900);
+    change(&mut empty.hardware, |hardware| hardware.inventory = Arc::default());
+    history.note(&empty);
+    assert_eq!(history.devices().count(), 0);
+}
+
+#[test]
+fn a_division_is_counter_differences_of_the_window() {
+    let mut history = History::default();
+    let gpu = GpuUuid::from(fixture::WHOLE);
+    // The counters of the holder and of processes outside of pods, and the seconds without samples.
+    let at = |seconds: u64, holder: f64, host: f64, uncovered: f64| {
+        let mut snapshot = later(seconds);
+        snapshot.accounts.retain(|account| account.gpu == gpu);
+        snapshot.accounts.truncate(1);
+        snapshot.accounts[0].figures.busy_seconds = Some(holder);
+        snapshot.accounts[0].figures.idle_seconds = Some(seconds as f64 - holder);
+        snapshot.accounts[0].figures.borrowed_seconds = Some(0.0);
+        snapshot.unattributed.retain(|unattributed| unattributed.gpu == gpu);
+        snapshot.unattributed[0].busy_seconds = [(Reason::Host, host)].into();
+        change(&mut snapshot.hardware, |hardware| {
+            Arc::make_mut(hardware.readings.get_mut(&gpu).unwrap()).totals.uncovered_seconds = uncovered;
+        });
+        snapshot
+    };
+    history.note(&at(0, 0.0, 0.0, 0.0));
+    assert_eq!(history.division(&gpu, Window::Minute), None);
+    for second in 1..=600_u64 {
+        // Busy for the first 300 s, then idle; the host is busy for the last 6 s; 3 s of the last 60 are unknown.
+        let (busy, host) = (second.min(300) as f64, second.saturating_sub(594) as f64);
+        history.note(&at(second, busy, host, second.saturating_sub(590).min(3) as f64));
+    }
+    let now = at(600, 300.0, 6.0, 3.0);
+    let container = Part::Container(now.accounts[0].container.clone());
+    let of = |window, part: &Part| (history.division(&gpu, window).unwrap().busy[part] * 100.0).round();
+    // A window is nine to ten steps long: of the last minute the 54 s since the last step but nine.
+    assert_eq!((of(Window::Minute, &container), of(Window::Minute, &Part::Unattributed(Reason::Host))), (0.0, 11.0));
+    assert_eq!(of(Window::HalfHour, &container), 50.0);
+    assert_eq!((history.division(&gpu, Window::Minute).unwrap().uncovered * 100.0).round(), 5.0);
+    let idle =
+        |window| history.figures(&now.accounts[0], window).unwrap().idle_ratio().map(|idle| (idle * 100.0).round());
+    assert_eq!((idle(Window::Minute), idle(Window::HalfHour)), (Some(100.0), Some(50.0)));
+    assert_eq!(history.division(&fixture::LOST.into(), Window::Minute).unwrap().uncovered, 1.0, "no readings");
+    assert_eq!(history.division(&fixture::PARTITIONED.into(), Window::Minute).unwrap().uncovered, 1.0, "no busy time");
+    // More busy time than there is: never more than the whole.
+    let mut history = History::default();
+    history.note(&at(0, 0.0, 0.0, 0.0));
+    history.note(&at(5, 8.0, 2.0, 0.0));
+    let whole: Vec<f64> = history.division(&gpu, Window::Minute).unwrap().busy.into_values().collect();
+    assert_eq!(whole, [0.8, 0.2]);
+    // A holder that has left the snapshot is forgotten.
+    let mut without = at(6, 8.0, 2.0, 0.0);
+    let left = without.accounts.pop().unwrap();
+    history.note(&without);
+    assert_eq!(history.figures(&left, Window::Minute), None);
+}
+
+#[test]
+fn in_json_each_quantity_is_a_list_with_null_for_absent() {
+    let mut history = History::default();
+    history.note(&later(0));
+    history.note(&later(1));
+    let json = serde_json::to_value(crate::api::History::from(&history)).unwrap();
+    assert_eq!(json["interval_seconds"], 1);
+    let lost = json["devices"].as_array().unwrap().iter().find(|device| device["gpu"] == fixture::LOST).unwrap();
+    let absent = serde_json::json!([null, null]);
+    assert_eq!((&lost["mig"], &lost["busy_ratio"], &lost["power_watts"]), (&serde_json::Value::Null, &absent, &absent));
+    assert_eq!(lost["seconds_ago"], 0);
+    assert!(json["events"].as_array().unwrap().is_empty());
+}
+
+#[test]
+fn a_young_history_has_only_the_columns_since_it_began_and_ratios_of_the_known_time() {
+    let mut history = History::default();
+    (0..=12).for_each(|second| history.note(&later(second)));
+    let columns = |window| history.columns(&fixture::WHOLE.into(), None, window);
+    assert_eq!([Window::Minute, Window::FiveMinutes].map(|window| columns(window).len()), [13, 3]);
+    assert!(columns(Window::FiveMinutes).last().unwrap().busy.is_some());
+    let division = Division { uncovered: 0.5, ..Division::default() };
+    assert_eq!(division.known_ratio(0.25), Some(0.5));
+    assert_eq!(Division { uncovered: 1.0, ..division }.known_ratio(0.0), None);
+}

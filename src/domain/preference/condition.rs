@@ -1,0 +1,36 @@
+use std::collections::BTreeMap;
+
+use crate::domain::model::GpuUuid;
+
+/// What is known of a GPU now. A GPU of which nothing is known is not avoided.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Condition {
+    /// Memory rows wait for a reset to be remapped: the reset interrupts every process on the GPU.
+    pub row_remap_pending: bool,
+    pub throttled: bool,
+    /// Processes of no known container use the GPU.
+    pub foreign_processes: bool,
+    /// Use now as a ratio, 0 to 1; `None`: unknown.
+    pub load: Option<f64>,
+}
+
+/// Of one request's GPUs, as the choice compares them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Rank {
+    pub avoided: bool,
+    /// In thousandths. Unknown counts as full: absent is not zero.
+    pub load: u32,
+}
+
+const FULL: u32 = 1000;
+
+impl Rank {
+    pub(super) fn of(gpu: &GpuUuid, conditions: &BTreeMap<GpuUuid, Condition>) -> Self {
+        let condition = conditions.get(gpu).copied().unwrap_or_default();
+        let load = match condition.load {
+            Some(ratio) if ratio.is_finite() => (ratio.clamp(0.0, 1.0) * f64::from(FULL)).round() as u32,
+            _ => FULL,
+        };
+        Self { avoided: condition.row_remap_pending || condition.throttled || condition.foreign_processes, load }
+    }
+}

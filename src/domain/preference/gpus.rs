@@ -1,0 +1,118 @@
+use std::collections::BTreeMap;
+
+use super::condition::{Condition, Rank};
+use super::links::Links;
+use super::request::{Checked, Choice, FallbackReason, Request};
+use super::sets::{MOST, Scores, Subsets, before, members};
+use super::topology::Topology;
+use crate::domain::model::{DeviceId, GpuUuid};
+
+/// Whole GPUs. Ones to avoid are chosen only when others are too few. Then the links decide: the set that scores highest,
+/// and among such the one that leaves the rest best linked. Among equals the least used, then the first by index.
+pub fn choose_gpus(request: &Request, topology: &Topology, conditions: &BTreeMap<GpuUuid, Condition>) -> Choice {
+    match Pool::new(request, topology, conditions) {
+        Ok(pool) => pool.choose(topology),
+        Err(reason) => Choice::empty(reason),
+    }
+}
+
+struct Free<'a> {
+    id: &'a DeviceId,
+    gpu: &'a GpuUuid,
+    rank: Rank,
+    required: bool,
+}
+
+/// The GPUs to choose from, by index.
+struct Pool<'a> {
+    free: Vec<Free<'a>>,
+    size: usize,
+}
+
+impl<'a> Pool<'a> {
+    fn new(
+        request: &'a Request,
+        topology: &Topology,
+        conditions: &BTreeMap<GpuUuid, Condition>,
+    ) -> Result<Self, FallbackReason> {
+        let Checked { available, required, size } = Checked::new(request, topology)?;
+        let gpus: BTreeMap<&GpuUuid, &DeviceId> = available.iter().map(|(id, gpu)| (*gpu, *id)).collect();
+        if gpus.len() < available.len() {
+            return Err(FallbackReason::Ambiguous);
+        }
+        let free = |(gpu, id): (&'a GpuUuid, &'a DeviceId)| Free {
+            id,
+            gpu,
+            rank: Rank::of(gpu, conditions),
+            required: required.contains(id),
+        };
+        let mut free: Vec<Free> = gpus.into_iter().map(free).collect();
+        free.sort_by_key(|free| (topology.place(free.gpu).map(|place| place.index), free.gpu));
+        let good = |free: &Free| free.required || !free.rank.avoided;
+        if free.iter().filter(|free| good(free)).count() >= size {
+            free.retain(good);
+        } else {
+            for free in &mut free {
+                free.required = good(free);
+            }
+        }
+        Ok(Self { free, size })
+    }
+
+    fn choose(&self, topology: &Topology) -> Choice {
+        if self.size == 0 || self.size == self.free.len() {
+            return self.choice(0..self.size, None);
+        }
+        let gpus: Vec<&GpuUuid> = self.free.iter().map(|free| free.gpu).collect();
+        if gpus.len() > MOST {
+            return Choice::empty(FallbackReason::ManyGpus);
+        }
+        let links = Links::between(&gpus, topology);
+        self.choice(members(self.best_set(&links.pairs)), links.fallback)
+    }
+
+    fn choice(&self, positions: impl IntoIterator<Item = usize>, fallback: Option<FallbackReason>) -> Choice {
+        Choice { ids: positions.into_iter().map(|position| self.free[position].id.clone()).collect(), fallback }
+    }
+
+    fn best_set(&self, pairs: &[Vec<u32>]) -> u32 {
+        let scores = Scores::of(pairs);
+        let all = (1_u32 << self.free.len()) - 1;
+        let required = (0..self.free.len()).filter(|i| self.free[*i].required).fold(0, |set, i| set | (1 << i));
+        let mut best = Best::new(self);
+        for others in Subsets::new(all & !required, self.size - required.count_ones() as usize) {
+            let set = required | others;
+            best.try_set(set, (scores.score(set), scores.score(all & !set)));
+        }
+        best.set
+    }
+
+    fn load(&self, set: u32) -> u32 {
+        members(set).map(|i| self.free[i].rank.load).sum()
+    }
+}
+
+/// The best set so far: by value, then the least used, then the first by index.
+struct Best<'p, 'a, V> {
+    pool: &'p Pool<'a>,
+    set: u32,
+    value: Option<V>,
+    load: u32,
+}
+
+impl<'p, 'a, V: Ord> Best<'p, 'a, V> {
+    const fn new(pool: &'p Pool<'a>) -> Self {
+        Self { pool, set: 0, value: None, load: 0 }
+    }
+
+    fn try_set(&mut self, set: u32, value: V) {
+        let value = Some(value);
+        if value < self.value {
+            return;
+        }
+        let load = self.pool.load(set);
+        if value > self.value || load < self.load || load == self.load && before(set, self.set) {
+            *self = Self { pool: self.pool, set, value, load };
+        }
+    }
+}

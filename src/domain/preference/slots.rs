@@ -1,0 +1,230 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::condition::{Condition, Rank};
+use super::request::{Checked, Choice, Request};
+use super::topology::Topology;
+use crate::domain::model::{DeviceId, GpuUuid};
+
+/// Which slots a pod gets where several are free.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum SlotPolicy {
+    /// The next slot comes from the GPU with the fewest slots taken.
+    #[default]
+    Distributed,
+    /// The next slot comes from the GPU with the most slots taken: it is filled before another is begun.
+    Packed,
+}
+
+/// Shared slots and MIG devices: several devices belong to one GPU. `offered` is the number of each GPU in all, taken
+/// ones too; without it only the free ones count. No GPU to be avoided is used while others have slots. Among equals
+/// the least used, then the first by index.
+pub fn choose_slots(
+    request: &Request,
+    topology: &Topology,
+    conditions: &BTreeMap<GpuUuid, Condition>,
+    offered: &BTreeMap<GpuUuid, usize>,
+    policy: SlotPolicy,
+) -> Choice {
+    let Checked { available, required, size } = match Checked::new(request, topology) {
+        Ok(checked) => checked,
+        Err(reason) => return Choice::empty(reason),
+    };
+    let mut shares: BTreeMap<&GpuUuid, Share> = BTreeMap::new();
+    for (id, gpu) in available {
+        let share = shares.entry(gpu).or_insert_with(|| Share {
+            rank: Rank::of(gpu, conditions),
+            index: topology.place(gpu).map(|place| place.index),
+            taken: 0,
+            free: BTreeSet::new(),
+            chosen: vec![],
+        });
+        // `::2` comes before `::10`.
+        share.free.insert((id.as_str().len(), id));
+    }
+    for (gpu, share) in &mut shares {
+        share.taken = offered.get(*gpu).map_or(0, |offered| offered.saturating_sub(share.free.len()));
+        let (chosen, free) = std::mem::take(&mut share.free).into_iter().partition(|(_, id)| required.contains(*id));
+        share.free = free;
+        for (_, id) in BTreeSet::<(usize, &DeviceId)>::into_iter(chosen) {
+            share.take(id);
+        }
+    }
+    for _ in required.len()..size {
+        let next = shares.values_mut().filter(|share| !share.free.is_empty()).min_by_key(|share| share.key(policy));
+        if let Some(share) = next
+            && let Some((_, id)) = share.free.pop_first()
+        {
+            share.take(id);
+        }
+    }
+    let mut shares: Vec<(&GpuUuid, Share)> = shares.into_iter().collect();
+    shares.sort_by_key(|(gpu, share)| (share.index, *gpu));
+    Choice { ids: shares.into_iter().flat_map(|(_, share)| share.chosen).cloned().collect(), fallback: None }
+}
+
+/// One GPU's part in a request.
+struct Share<'a> {
+    rank: Rank,
+    index: Option<u32>,
+    /// By others, and by this request so far.
+    taken: usize,
+    free: BTreeSet<(usize, &'a DeviceId)>,
+    chosen: Vec<&'a DeviceId>,
+}
+
+impl<'a> Share<'a> {
+    fn take(&mut self, id: &'a DeviceId) {
+        self.taken += 1;
+        self.chosen.push(id);
+    }
+
+    /// The lowest is next.
+    fn key(&self, policy: SlotPolicy) -> impl Ord + use<> {
+        let (taken, free) = (self.taken.cast_signed(), self.free.len().cast_signed());
+        let by_use = match policy {
+            SlotPolicy::Distributed => (taken, -free),
+            SlotPolicy::Packed => (-taken, free),
+        };
+        (self.rank.avoided, by_use, self.rank.load, self.index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::request::{Candidate, FallbackReason};
+    use super::super::topology::Place;
+    use super::*;
+
+    const NAMES: [&str; 3] = ["GPU-c", "GPU-b", "GPU-a"];
+
+    fn topology() -> Topology {
+        let place = |index| Place { index, numa_node: None };
+        Topology::new((0..).zip(NAMES).map(|(index, name)| (name.into(), place(index))).collect())
+    }
+
+    /// `free` slots of each GPU, the lowest numbers taken by others.
+    fn request(free: [usize; 3], must_include: &[&str], size: usize) -> Request {
+        let slots = |(gpu, free): (usize, usize)| {
+            (12 - free..12).map(move |slot| Candidate { id: id(gpu, slot), gpu: NAMES[gpu].into() })
+        };
+        let available = free.into_iter().enumerate().flat_map(slots).collect();
+        Request { available, must_include: must_include.iter().map(|id| DeviceId::from(*id)).collect(), size }
+    }
+
+    fn id(gpu: usize, slot: usize) -> DeviceId {
+        DeviceId::new(format!("{}::{slot}", NAMES[gpu]))
+    }
+
+    fn counts(choice: &Choice) -> [usize; 3] {
+        NAMES.map(|name| choice.ids.iter().filter(|id| id.as_str().starts_with(name)).count())
+    }
+
+    fn offered() -> BTreeMap<GpuUuid, usize> {
+        NAMES.map(|name| (name.into(), 12)).into()
+    }
+
+    #[test]
+    #[allow(clippy::type_complexity, reason = "a table of cases")]
+    fn slots_are_spread_or_packed() {
+        use SlotPolicy::{Distributed, Packed};
+        let cases: [(SlotPolicy, [usize; 3], &[&str], usize, [usize; 3]); 11] = [
+            (Distributed, [12, 12, 12], &[], 3, [1, 1, 1]),
+            (Distributed, [12, 12, 12], &[], 4, [2, 1, 1]),
+            (Distributed, [2, 3, 3], &[], 2, [0, 1, 1]),
+            (Distributed, [2, 3, 5], &[], 2, [0, 0, 2]),
+            (Distributed, [3, 3, 3], &["GPU-b::11"], 2, [1, 1, 0]),
+            (Distributed, [3, 3, 3], &["GPU-b::11", "GPU-b::10"], 3, [1, 2, 0]),
+            (Packed, [12, 12, 12], &[], 3, [3, 0, 0]),
+            (Packed, [4, 2, 3], &[], 4, [0, 2, 2]),
+            (Packed, [3, 3, 3], &["GPU-a::11"], 3, [0, 0, 3]),
+            (Packed, [0, 1, 1], &[], 1, [0, 1, 0]),
+            (Packed, [3, 3, 3], &[], 9, [3, 3, 3]),
+        ];
+        for (policy, free, must_include, size, expected) in cases {
+            let request = request(free, must_include, size);
+            let choice = choose_slots(&request, &topology(), &BTreeMap::new(), &offered(), policy);
+            assert_eq!(counts(&choice), expected, "{policy:?} {free:?} {must_include:?} {size}");
+            assert!(request.must_include.iter().all(|id| choice.ids.contains(id)));
+        }
+    }
+
+    #[test]
+    fn slots_of_one_gpu_go_by_number_and_the_answer_by_index() {
+        let choice = choose_slots(
+            &request([12, 12, 0], &[], 6),
+            &topology(),
+            &BTreeMap::new(),
+            &offered(),
+            SlotPolicy::default(),
+        );
+        assert_eq!(choice.ids, [id(0, 0), id(0, 1), id(0, 2), id(1, 0), id(1, 1), id(1, 2)]);
+        let request = request([3, 0, 0], &[], 2);
+        let choice = choose_slots(&request, &topology(), &BTreeMap::new(), &offered(), SlotPolicy::Packed);
+        assert_eq!(choice.ids, [id(0, 9), id(0, 10)]);
+    }
+
+    #[test]
+    fn trouble_is_avoided_and_load_decides_between_equals() {
+        let load = |ratio| Condition { load: Some(ratio), ..Condition::default() };
+        let trouble = Condition { foreign_processes: true, ..load(0.0) };
+        let conditions = [("GPU-c".into(), load(0.9)), ("GPU-b".into(), load(0.2)), ("GPU-a".into(), trouble)].into();
+        for (policy, free, size, expected) in [
+            (SlotPolicy::Distributed, [3, 3, 3], 1, [0, 1, 0]),
+            (SlotPolicy::Distributed, [3, 3, 9], 2, [1, 1, 0]),
+            (SlotPolicy::Packed, [3, 3, 1], 2, [0, 2, 0]),
+            (SlotPolicy::Packed, [1, 1, 3], 3, [1, 1, 1]),
+        ] {
+            let choice = choose_slots(&request(free, &[], size), &topology(), &conditions, &offered(), policy);
+            assert_eq!(counts(&choice), expected, "{policy:?} {free:?} {size}");
+        }
+    }
+
+    #[test]
+    fn mig_devices_are_spread_over_their_gpus() {
+        let device = |id: &str, gpu: &str| Candidate { id: id.into(), gpu: gpu.into() };
+        let available = vec![device("MIG-1", "GPU-c"), device("MIG-2", "GPU-c"), device("MIG-3", "GPU-a")];
+        let request = Request { available, must_include: vec![], size: 2 };
+        let choice = choose_slots(&request, &topology(), &BTreeMap::new(), &BTreeMap::new(), SlotPolicy::Distributed);
+        assert_eq!(choice.ids, ["MIG-1".into(), "MIG-3".into()]);
+    }
+
+    #[test]
+    fn an_invalid_request_gets_an_empty_answer_and_the_reason() {
+        let choose = |request: &Request| {
+            choose_slots(request, &topology(), &BTreeMap::new(), &BTreeMap::new(), SlotPolicy::Distributed)
+        };
+        for (request, reason) in [
+            (request([1, 1, 1], &[], 4), FallbackReason::TooFewAvailable),
+            (request([1, 1, 1], &["GPU-c::0"], 1), FallbackReason::RequiredNotAvailable),
+            (request([1, 1, 1], &["GPU-c::11", "GPU-b::11"], 1), FallbackReason::TooManyRequired),
+        ] {
+            assert_eq!(choose(&request), Choice::empty(reason));
+        }
+        assert_eq!(choose(&request([0, 0, 0], &[], 0)), Choice::default());
+    }
+
+    proptest! {
+        #[test]
+        fn spreading_levels_and_packing_leaves_at_most_one_begun(free in prop::array::uniform3(0_usize..12), wanted: usize) {
+            let total = free.iter().sum::<usize>();
+            let request = request(free, &[], wanted % (total + 1));
+            let choose = |policy| choose_slots(&request, &topology(), &BTreeMap::new(), &offered(), policy);
+            let spread = counts(&choose(SlotPolicy::Distributed));
+            prop_assert_eq!(spread.iter().sum::<usize>(), request.size);
+            for (one, other) in [(0, 1), (0, 2), (1, 2), (1, 0), (2, 0), (2, 1)] {
+                // No GPU gave a slot while another GPU would still have two more free slots.
+                prop_assert!(spread[one] == 0 || free[one] - spread[one] + 1 >= free[other] - spread[other]);
+            }
+            let packed = counts(&choose(SlotPolicy::Packed));
+            prop_assert_eq!(packed.iter().sum::<usize>(), request.size);
+            let begun = (0..3).filter(|gpu| packed[*gpu] > 0 && packed[*gpu] < free[*gpu]).count();
+            prop_assert!(begun <= 1);
+        }
+    }
+}

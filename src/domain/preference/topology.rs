@@ -1,0 +1,198 @@
+use std::collections::BTreeMap;
+
+use crate::domain::model::GpuUuid;
+
+/// Where each GPU sits, and the score of the link between each two of them: higher is closer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Topology {
+    places: BTreeMap<GpuUuid, (usize, Place)>,
+    /// As each end reports it: `reported[reporter][other]`, by the position beside the place.
+    reported: Vec<Vec<Option<u32>>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub index: u32,
+    pub numa_node: Option<i64>,
+}
+
+/// How two GPUs meet over PCIe, nearest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PciRelation {
+    SameBoard,
+    SingleSwitch,
+    MultiSwitch,
+    HostBridge,
+    SameCpu,
+    CrossCpu,
+}
+
+/// A GPU as the PCI tree has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PciGpu {
+    pub uuid: GpuUuid,
+    pub place: Place,
+    /// The real path of its sysfs directory, from `pci0000:00` on (any prefix is ignored):
+    /// `pci0000:00/0000:00:01.0/0000:01:00.0`.
+    pub path: String,
+}
+
+/// What one NVLink between two GPUs adds to their score.
+const NVLINK: u32 = 100;
+/// More links than any GPU has; keeps sums of wrong counts from overflowing.
+const MOST_NVLINKS: u32 = 1000;
+
+impl PciRelation {
+    /// The scores of NVIDIA's allocator.
+    #[must_use]
+    pub const fn score(self) -> u32 {
+        match self {
+            Self::SameBoard => 60,
+            Self::SingleSwitch => 50,
+            Self::MultiSwitch => 40,
+            Self::HostBridge => 30,
+            Self::SameCpu => 20,
+            Self::CrossCpu => 10,
+        }
+    }
+
+    /// `None` when the paths cannot be two devices of one machine.
+    fn between(left: &PciGpu, right: &PciGpu) -> Option<Self> {
+        let (left_path, right_path) = (components(&left.path)?, components(&right.path)?);
+        let common = left_path.iter().zip(&right_path).take_while(|(left, right)| left == right).count();
+        let below = (left_path.len() - common).max(right_path.len() - common);
+        if left_path.len() == common || right_path.len() == common {
+            return None;
+        }
+        Some(match common {
+            // Without a node both belong to the only one.
+            0 if left.place.numa_node == right.place.numa_node => Self::SameCpu,
+            0 => Self::CrossCpu,
+            1 => Self::HostBridge,
+            // The shared bridge is a switch's upstream port; below it come a downstream port and the device.
+            _ if same_slot(left_path[common], right_path[common]) && below == 1 => Self::SameBoard,
+            _ if below <= 2 => Self::SingleSwitch,
+            _ => Self::MultiSwitch,
+        })
+    }
+}
+
+/// The root and the functions below it; `None` when there is no root or nothing below.
+fn components(path: &str) -> Option<Vec<&str>> {
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let root = parts.iter().position(|part| part.starts_with("pci") && part.contains(':'))?;
+    (parts.len() > root + 1).then(|| parts[root..].to_vec())
+}
+
+/// Two functions of one device: `0000:03:00.0` and `0000:03:00.1`.
+fn same_slot(left: &str, right: &str) -> bool {
+    matches!((left.rsplit_once('.'), right.rsplit_once('.')), (Some((left, _)), Some((right, _))) if left == right)
+}
+
+impl Topology {
+    /// GPUs without any known link.
+    pub fn new(places: BTreeMap<GpuUuid, Place>) -> Self {
+        let reported = vec![vec![None; places.len()]; places.len()];
+        let position = |(position, (gpu, place))| (gpu, (position, place));
+        Self { places: places.into_iter().enumerate().map(position).collect(), reported }
+    }
+
+    /// Scores from the PCI tree, and 100 for each NVLink. `nv_links` counts them as each end reports: (reporter, other) →
+    /// links; a pair that neither end names has none. A path that makes no sense leaves its pairs without a link.
+    pub fn from_pci(gpus: &[PciGpu], nv_links: &BTreeMap<(GpuUuid, GpuUuid), u32>) -> Self {
+        let mut topology = Self::new(gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.place)).collect());
+        for left in gpus {
+            for right in gpus.iter().filter(|right| right.uuid != left.uuid) {
+                let Some(relation) = PciRelation::between(left, right) else { continue };
+                let pair = (left.uuid.clone(), right.uuid.clone());
+                let links = nv_links.get(&pair).copied().unwrap_or(0).min(MOST_NVLINKS);
+                topology.link_as_reported(&pair.0, &pair.1, relation.score() + NVLINK * links);
+            }
+        }
+        topology
+    }
+
+    /// The score that both ends report.
+    pub fn link(&mut self, left: &GpuUuid, right: &GpuUuid, score: u32) {
+        self.link_as_reported(left, right, score);
+        self.link_as_reported(right, left, score);
+    }
+
+    /// The score of one end; the pair is used once the other end reports the same. GPUs without a place have no links.
+    pub fn link_as_reported(&mut self, reporter: &GpuUuid, other: &GpuUuid, score: u32) {
+        if let (Some((reporter, _)), Some((other, _))) = (self.places.get(reporter), self.places.get(other)) {
+            self.reported[*reporter][*other] = Some(score.min(PciRelation::SameBoard.score() + NVLINK * MOST_NVLINKS));
+        }
+    }
+
+    pub fn place(&self, gpu: &GpuUuid) -> Option<Place> {
+        self.places.get(gpu).map(|(_, place)| *place)
+    }
+
+    pub(super) fn reported(&self, reporter: &GpuUuid, other: &GpuUuid) -> Option<u32> {
+        self.reported[self.places.get(reporter)?.0][self.places.get(other)?.0]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(path: &str, numa_node: Option<i64>) -> PciGpu {
+        PciGpu { uuid: path.into(), place: Place { index: 0, numa_node }, path: path.to_owned() }
+    }
+
+    #[test]
+    fn paths_show_the_link_of_two_gpus() {
+        let switch = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0";
+        let cases = [
+            (
+                format!("{switch}/0000:02:00.0/0000:03:00.0"),
+                format!("{switch}/0000:02:01.0/0000:04:00.0"),
+                "SingleSwitch",
+            ),
+            (
+                format!("{switch}/0000:02:00.0/0000:03:00.0/0000:04:00.0/0000:05:00.0"),
+                format!("{switch}/0000:02:01.0/0000:06:00.0"),
+                "MultiSwitch",
+            ),
+            (
+                format!("{switch}/0000:02:00.0/0000:03:00.0"),
+                "pci0000:00/0000:00:02.0/0000:09:00.0".into(),
+                "HostBridge",
+            ),
+            ("pci0000:00/0000:00:05.0".into(), "pci0000:00/0000:00:06.0".into(), "HostBridge"),
+            (format!("{switch}/0000:02:00.0/0000:03:00.0"), "pci0000:40/0000:40:02.0/0000:41:00.0".into(), "SameCpu"),
+            ("pci0000:00/0000:00:01.0/0000:01:00.0".into(), "pci0000:00/0000:00:01.0/0000:01:00.1".into(), "SameBoard"),
+        ];
+        for (left, right, expected) in cases {
+            let (left, right) = (gpu(&left, Some(0)), gpu(&right, Some(0)));
+            for (left, right) in [(&left, &right), (&right, &left)] {
+                assert_eq!(format!("{:?}", PciRelation::between(left, right).unwrap()), expected, "{left:?} {right:?}");
+            }
+        }
+        let (near, far) = ("pci0000:00/0000:00:01.0/0000:01:00.0", "pci0000:80/0000:80:01.0/0000:81:00.0");
+        let relation = |left, right| PciRelation::between(&gpu(near, left), &gpu(far, right));
+        assert_eq!(relation(Some(0), Some(1)), Some(PciRelation::CrossCpu));
+        assert_eq!(relation(Some(0), None), Some(PciRelation::CrossCpu));
+        assert_eq!(relation(None, None), Some(PciRelation::SameCpu));
+    }
+
+    #[test]
+    fn paths_that_make_no_sense_are_no_links() {
+        let sane = "pci0000:00/0000:00:01.0/0000:01:00.0";
+        for odd in ["", "/", "pci0000:00", "0000:01:00.0", sane, "pci0000:00/0000:00:01.0", "\u{fffd}//.."] {
+            assert_eq!(PciRelation::between(&gpu(sane, None), &gpu(odd, None)), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn nvlinks_add_to_the_pci_score_as_each_end_reports_them() {
+        let gpus =
+            [gpu("pci0000:00/0000:00:01.0/0000:01:00.0", None), gpu("pci0000:00/0000:00:02.0/0000:02:00.0", None)];
+        let [left, right] = [gpus[0].uuid.clone(), gpus[1].uuid.clone()];
+        let topology = Topology::from_pci(&gpus, &BTreeMap::from([((left.clone(), right.clone()), 18)]));
+        assert_eq!(topology.reported(&left, &right), Some(1830));
+        assert_eq!(topology.reported(&right, &left), Some(30));
+    }
+}
