@@ -24,10 +24,10 @@ use tonic::transport::Channel;
 
 use super::conflict::{self, Comparison, Comparisons, SETTLE, conflict};
 use super::server::{Server, ServiceState};
-use super::sockets;
+use super::sockets::{self, SocketFile};
 use super::{Offer, OnConflict, PluginUnhealthy};
 use crate::backoff::{Backoff, with_jitter};
-use crate::domain::model::{DeviceId, FileStamp, KubeletState, Monotonic, ResourceName};
+use crate::domain::model::{DeviceId, KubeletState, Monotonic, ResourceName};
 use crate::tasks::{changed, within};
 use crate::wire::channel_over;
 use crate::wire::v1beta1::RegisterRequest;
@@ -155,7 +155,7 @@ impl Lifecycle {
 
     async fn round(
         &mut self,
-        kubelet: Option<FileStamp>,
+        kubelet: Option<SocketFile>,
         began: Monotonic,
         server: &mut Option<Server>,
         registered_at: &mut Option<Monotonic>,
@@ -246,8 +246,8 @@ impl Lifecycle {
     async fn follow(
         &mut self,
         server: &Server,
-        kubelet: Option<FileStamp>,
-        before: &BTreeMap<String, FileStamp>,
+        kubelet: Option<SocketFile>,
+        before: &BTreeMap<String, SocketFile>,
     ) -> Ended {
         let takes_over = self.state.config.on_conflict() == OnConflict::Takeover;
         tokio::select! {
@@ -298,7 +298,7 @@ impl Lifecycle {
     }
 
     /// Names of live sockets of known plugins and of other podmeters of the resource.
-    async fn live_sockets(&self, harmless: &BTreeMap<String, FileStamp>) -> Vec<String> {
+    async fn live_sockets(&self, harmless: &BTreeMap<String, SocketFile>) -> Vec<String> {
         let resource = self.resource();
         let is_wanted = |name: &str| {
             conflict::is_of(name, &resource)
@@ -308,7 +308,7 @@ impl Lifecycle {
     }
 
     /// Whether the kubelet is another one, or our socket no longer exists.
-    fn displaced(&self, server: &Server, kubelet: Option<FileStamp>) -> Option<Ended> {
+    fn displaced(&self, server: &Server, kubelet: Option<SocketFile>) -> Option<Ended> {
         match sockets::identity(&sockets::kubelet_socket(&self.directory)) {
             None => Some(Ended::KubeletSocketRemoved),
             now if now != kubelet => Some(Ended::KubeletRestarted),
@@ -317,7 +317,7 @@ impl Lifecycle {
         }
     }
 
-    async fn until_displaced(&self, server: &Server, kubelet: Option<FileStamp>) -> Ended {
+    async fn until_displaced(&self, server: &Server, kubelet: Option<SocketFile>) -> Ended {
         let mut changes = self.changes.clone();
         loop {
             if let Some(ended) = self.displaced(server, kubelet) {
@@ -328,7 +328,7 @@ impl Lifecycle {
     }
 
     /// Until another kubelet's socket is there.
-    async fn other_kubelet(&mut self, than: Option<FileStamp>) {
+    async fn other_kubelet(&mut self, than: Option<SocketFile>) {
         let socket = sockets::kubelet_socket(&self.directory);
         loop {
             let now = sockets::identity(&socket);

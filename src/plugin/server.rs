@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status, async_trait};
 
 use super::host::Facts;
 use super::preferred::{Question, prefer};
-use super::sockets;
+use super::sockets::{self, SocketFile};
 use super::status::ResourceStatus;
 use super::{NvidiaConfig, Offer, OfferedDevice, PreStartCheck, Refusal, ResourceConfig, answer, pre_start};
 use crate::clock::Clock;
@@ -53,8 +53,7 @@ pub struct ServiceState {
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
-    /// Device and inode, which stay with the open socket whatever is done to the file.
-    file: Option<(u64, u64)>,
+    file: Option<SocketFile>,
     closing: watch::Sender<bool>,
     streams: watch::Receiver<Streams>,
     task: JoinHandle<()>,
@@ -90,7 +89,7 @@ impl Server {
     pub fn start(directory: &Path, name: &str, state: ServiceState) -> io::Result<Self> {
         let path = directory.join(name);
         let listener = UnixListener::bind(&path)?;
-        let file = sockets::identity(&path).map(|identity| identity.file);
+        let file = sockets::identity(&path);
         let (closing, closed) = watch::channel(false);
         let (streams, open) = watch::channel(None);
         let service = Service { state, closing: closed.clone(), streams };
@@ -111,7 +110,7 @@ impl Server {
     }
 
     pub fn socket_is_there(&self) -> bool {
-        sockets::identity(&self.path).map(|identity| identity.file) == self.file
+        sockets::identity(&self.path) == self.file
     }
 
     /// Until a client has opened the list.

@@ -6,14 +6,13 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use inotify::WatchMask;
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, watch};
 
-use crate::domain::model::{FileStamp, PluginState, ResourceName};
-use crate::files;
+use crate::domain::model::{PluginState, ResourceName};
 use crate::tasks::DirectoryEvents;
 
 pub const KUBELET: &str = "kubelet.sock";
@@ -26,9 +25,20 @@ const POLL: Duration = Duration::from_secs(1);
 /// From a change of the sockets to a query of the kubelet: by then a plugin has registered, or the kubelet has seen its end.
 const AFTER_A_CHANGE: Duration = Duration::from_millis(500);
 
-/// Which file is there, if any: a replaced one differs, even if it got the same inode.
-pub fn identity(path: &Path) -> Option<FileStamp> {
-    Some(files::stamp(&std::fs::symlink_metadata(path).ok()?))
+/// A socket's file: another one differs, even if it got the same inode; a changed mode or time makes no difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketFile {
+    device: u64,
+    inode: u64,
+    /// Where the file system has no time of creation, that of the last change.
+    created: Option<SystemTime>,
+}
+
+/// Which file is there, if any.
+pub fn identity(path: &Path) -> Option<SocketFile> {
+    let file = std::fs::symlink_metadata(path).ok()?;
+    let created = file.created().or_else(|_| file.modified()).ok();
+    Some(SocketFile { device: file.dev(), inode: file.ino(), created })
 }
 
 /// A random number.
@@ -81,7 +91,7 @@ pub async fn live(directory: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<Str
 }
 
 /// Which file each socket in the directory is.
-pub fn identities(directory: &Path) -> BTreeMap<String, FileStamp> {
+pub fn identities(directory: &Path) -> BTreeMap<String, SocketFile> {
     let named = |name: String| identity(&directory.join(&name)).map(|identity| (name, identity));
     names(directory).into_iter().filter_map(named).collect()
 }
@@ -143,6 +153,8 @@ pub async fn watch_directory(
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::UnixListener;
 
     use super::*;
@@ -160,6 +172,22 @@ mod tests {
         let path = Path::new("/var/lib/kubelet/device-plugins").join(fresh_name(&long));
         assert!(path.as_os_str().len() <= 107, "{}", path.display());
         assert!(is_ours(&fresh_name(&long), &long));
+    }
+
+    #[test]
+    fn a_socket_with_another_mode_is_the_same_and_a_replaced_one_is_another() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(KUBELET);
+        let _first = UnixListener::bind(&path).unwrap();
+        let before = identity(&path);
+        std::fs::set_permissions(&path, Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(identity(&path), before);
+        let next = directory.path().join("next");
+        let _second = UnixListener::bind(&next).unwrap();
+        std::fs::rename(&next, &path).unwrap();
+        assert!(identity(&path).is_some_and(|now| Some(now) != before));
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(identity(&path), None);
     }
 
     #[tokio::test]
