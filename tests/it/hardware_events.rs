@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc::Receiver;
 use tokio::time::Instant;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// The slow tier is read at the start, and for an event.
 fn rarely_slow() -> Settings {

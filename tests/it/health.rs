@@ -2,6 +2,7 @@
 //! the started binary, and back.
 
 use crate::support::agent;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::support::sick_node::{SickNode, eight_gpus, mig, on_gpu, partitioned, slot, uuid};
@@ -332,23 +333,32 @@ async fn a_signal_ends_it_in_five_seconds_whatever_the_driver_does() {
 async fn the_day_of_the_demo_ends_as_it_began() {
     let arguments = ["demo", "--faults", "--fault-speed", "10", "--listen", "127.0.0.1:0"];
     let mut running = agent::Running::start(&arguments, &[], None);
-    let page = running.until("the end of the day, and all well", |page| {
+    // The day repeats: a busy machine may see it whole for the first time on a later day.
+    let page = running.until("the end of a day, and all well", |page| {
+        let days = running.log().matches("the day is over").count() as f64;
         let healthy = page.samples("podmeter_device_healthy", &[]).filter(|(_, healthy)| *healthy == 1.0);
-        let repeated = page.value("podmeter_xid_errors_total", &["gpu=\"1\"", "class=\"corroborating\""]);
-        running.log().contains("the day is over") && healthy.count() == 8 && repeated == Some(12.0)
+        let xids = |labels| page.value("podmeter_xid_errors_total", labels);
+        let total: f64 = page.samples("podmeter_xid_errors_total", &[]).map(|(_, count)| count).sum();
+        days >= 1.0
+            && healthy.count() == 8
+            && xids(&["gpu=\"1\"", "class=\"corroborating\""]) == Some(12.0 * days)
+            && xids(&["gpu=\"2\"", "class=\"node_reboot\""]) == Some(days)
+            && total == 14.0 * days
     });
-    assert_eq!(page.value("podmeter_xid_errors_total", &["gpu=\"2\"", "class=\"node_reboot\""]), Some(1.0));
-    let total: f64 = page.samples("podmeter_xid_errors_total", &[]).map(|(_, count)| count).sum();
-    assert_eq!(total, 14.0);
 
     let node: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
-    let index = |turn: &Value| node["hardware"]["inventory"]["gpus"][turn["gpu"].as_str().unwrap()]["index"].clone();
+    let index = |turn: &Value| node["hardware"]["inventory"]["gpus"][turn["gpu"].as_str().unwrap()]["index"].as_u64();
     let turns = node["health"]["transitions"].as_array().unwrap().iter().filter(|turn| turn["reason"] != "unknown");
-    // Which of a GPU's reasons is first, and which GPU recovers first, depends on the machine.
-    let mut turns: Vec<_> = turns.map(|turn| (index(turn), turn["to_healthy"].clone())).collect();
-    turns.sort_by_key(|(gpu, _)| gpu.as_u64());
-    let expected = [(2, false), (2, true), (5, false), (5, true), (6, false), (6, true)];
-    assert_eq!(turns, expected.map(|(gpu, healthy)| (json!(gpu), json!(healthy))), "{}", running.log());
+    // Which GPU recovers first depends on the machine.
+    let mut by_gpu = BTreeMap::<_, Vec<_>>::new();
+    for turn in turns {
+        by_gpu.entry(index(turn).unwrap()).or_default().push(turn["to_healthy"].as_bool().unwrap());
+    }
+    assert_eq!(by_gpu.keys().collect::<Vec<_>>(), [&2, &5, &6], "{}", running.log());
+    for (gpu, turns) in by_gpu {
+        assert_eq!(turns[..2], [false, true], "{gpu}: {}", running.log());
+        assert!(turns.windows(2).all(|two| two[0] != two[1]), "{gpu}: {turns:?}");
+    }
     assert_eq!(page.value("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""]), Some(1.0));
     assert!(page.value("podmeter_plugin_kubelet_restarts_total", &[]) >= Some(1.0));
     assert_eq!(page.count("podmeter_device_power_watts", &[]), 8);

@@ -19,7 +19,7 @@ use podmeter::simulation::proc_tree::{Inside, ProcTree};
 use podmeter::tasks::Tasks;
 use tokio::sync::watch;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(2);
 const UID: &str = "8f5d2c1e-90ab-4cde-8123-456789abcdef";
 const MAIN: Inside<'_> = Inside { namespace: "research", pod: "training-0", uid: UID, container: "main" };
 

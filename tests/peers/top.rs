@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::support::agent::{Running, binary};
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 /// A shell in its own tmux server, which ends when this is dropped.
 struct Terminal {

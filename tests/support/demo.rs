@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::agent::Running;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_mins(2);
 
 pub struct Demo {
     pub running: Running,
