@@ -19,7 +19,7 @@ use podmeter::domain::model::{
     PodDirectory, PodRef, Snapshot,
 };
 use podmeter::metrics::{self, Format};
-use podmeter::processes::Resolver;
+use podmeter::node::processes::Resolver;
 use podmeter::simulation::node::resources;
 use podmeter::simulation::proc_tree::{Inside, ProcTree};
 

@@ -1,5 +1,5 @@
 use podmeter::domain::model::ClaimHardware;
-use podmeter::kubelet::claim_files::formats::{Recorded, cdi, checkpoint, metadata, mig_minors};
+use podmeter::node::kubelet::claim_files::formats::{Recorded, cdi, checkpoint, metadata, mig_minors};
 
 const KIND: &str = "k8s.gpu.nvidia.com/claim";
 const INSTANCE: &str = "kind: k8s.gpu.nvidia.com/claim

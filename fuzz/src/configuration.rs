@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use podmeter::cli;
-use podmeter::plugin::{Config, NvidiaConfig, ResourceConfig, parse_nvidia_config, resource_name};
+use podmeter::node::plugin::{Config, NvidiaConfig, ResourceConfig, parse_nvidia_config, resource_name};
 use podmeter::web::WebConfig;
 
 /// The text of our own configuration file.

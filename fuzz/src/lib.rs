@@ -17,8 +17,8 @@ pub use pages::node_answer;
 
 use podmeter::domain::attribution::{DeviceForm, parse_claim_device, parse_device_id};
 use podmeter::domain::model::PodUid;
-use podmeter::processes::cgroup::{self, Place};
-use podmeter::processes::mountinfo;
+use podmeter::node::processes::cgroup::{self, Place};
+use podmeter::node::processes::mountinfo;
 
 pub type Target = fn(&[u8]);
 

@@ -9,7 +9,7 @@ use super::settings::Reloadable;
 use crate::clock::Clock;
 use crate::domain::attribution::{MissingGpus, held_gpus};
 use crate::domain::model::{GpuUuid, HardwareState, KubeletState, ResourceName, XidEvent};
-use crate::hardware::{self, CallDurations, Driver, Hardware, Loading};
+use crate::node::hardware::{self, CallDurations, Driver, Hardware, Loading};
 use crate::tasks::Tasks;
 use crate::web::DriverCommands;
 

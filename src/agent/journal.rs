@@ -4,7 +4,7 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::domain::model::Snapshot;
-use crate::journal::{self, Journal, Query, Reader, Watcher};
+use crate::node::journal::{self, Journal, Query, Reader, Watcher};
 use crate::tasks::Tasks;
 use crate::web::AllocationSource;
 

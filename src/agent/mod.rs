@@ -27,22 +27,22 @@ use tokio::task::AbortHandle;
 
 use crate::clock::Clock;
 use crate::domain::model::Snapshot;
-use crate::hardware::Driver;
-use crate::journal::Journal;
-use crate::kubelet::{self, PodSources};
+use crate::node::hardware::Driver;
+use crate::node::journal::Journal;
+use crate::node::kubelet::{self, PodSources};
+use crate::node::{plugin, processes};
 use crate::tasks::{TaskError, Tasks};
 use crate::web::{self, BindError, LiveConfig, ScrapeDurations, ServerSettings, WebState};
-use crate::{plugin, processes};
 
 pub use crate::domain::health::Config as HealthConfig;
 #[cfg(test)]
 pub use crate::domain::health::DURATION as DURATION_PATTERN;
 pub use crate::domain::model::{HardwareSource, PodLabel, PodLabelError};
 pub use crate::governance::{ReadFile, sha256};
-pub use crate::hardware::nvml::{LibrarySearch, end_process};
-pub use crate::hardware::simulated::Profile;
-pub use crate::journal::{Bounds as JournalBounds, Settings as JournalSettings};
-pub use crate::plugin::{
+pub use crate::node::hardware::nvml::{LibrarySearch, end_process};
+pub use crate::node::hardware::simulated::Profile;
+pub use crate::node::journal::{Bounds as JournalBounds, Settings as JournalSettings};
+pub use crate::node::plugin::{
     Config as PluginConfig, ConfigError as PluginConfigError, Plan as PluginPlan, ProfileConfig, ResourceConfig,
 };
 pub use crate::web::{Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};

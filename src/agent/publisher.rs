@@ -19,9 +19,9 @@ use crate::domain::model::{
     Allocatable, Allocations, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Overview, PluginState,
     ProcessState, Snapshot, UnixSeconds, XidEvent,
 };
-use crate::hardware::CallDurations;
-use crate::journal::Reader;
 use crate::metrics::SeriesBudget;
+use crate::node::hardware::CallDurations;
+use crate::node::journal::Reader;
 use crate::tasks::Tasks;
 use crate::web::{LiveConfig, ScrapeDurations};
 

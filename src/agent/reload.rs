@@ -4,7 +4,7 @@ use super::Reload;
 use super::settings::Reloadable;
 use crate::clock::Clock;
 use crate::domain::model::ConfigReload;
-use crate::plugin;
+use crate::node::plugin;
 
 /// The settings that a reload changes, and the outcome of the last reload.
 pub struct Configuration {

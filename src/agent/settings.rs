@@ -8,11 +8,11 @@ use crate::clock::Clock;
 use crate::domain::health;
 use crate::domain::model::{HardwareSource, PodLabel};
 use crate::governance::ReadFile;
-use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
-use crate::hardware::simulated::{Profile, SimulatedDriver};
 use crate::metrics::dcgm::Generation;
+use crate::node::hardware::nvml::{LibrarySearch, NvmlDriver};
+use crate::node::hardware::simulated::{Profile, SimulatedDriver};
+use crate::node::{hardware, journal, kubelet, plugin, processes};
 use crate::web::{Limits, ListenAddress};
-use crate::{hardware, journal, kubelet, plugin, processes};
 
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;

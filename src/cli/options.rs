@@ -212,7 +212,7 @@ options! {
         pod_label "KEY": Vec<String> => "none", restart, key("podLabels": rename = "podLabels");
         /// Directory of the journal, which keeps for `podmeter usage` which container held which device
         state_dir "DIR": PathBuf => "none", restart;
-        /// Level of the log, or a filter such as `info,podmeter::kubelet=debug`
+        /// Level of the log, or a filter such as `info,podmeter::node::kubelet=debug`
         log_level "FILTER": LogFilter = "info", reload;
     }
     "Web server" {

@@ -6,7 +6,7 @@ use super::{FAILED, Failed, block_on, misused, print};
 use crate::client::{self, Target};
 use crate::clock::Clock;
 use crate::domain::model::UnixSeconds;
-use crate::journal::{AllocationsResponse, By, Query, Usage, parse_time, read_directory, report};
+use crate::node::journal::{AllocationsResponse, By, Query, Usage, parse_time, read_directory, report};
 
 pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
     let arguments = &arguments;

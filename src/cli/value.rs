@@ -50,7 +50,7 @@ impl FromStr for LogFilter {
         if text.split(',').all(is_level) && text.parse::<Targets>().is_ok() {
             return Ok(Self(text.to_owned()));
         }
-        Err("must be error, warn, info, debug, trace, or a filter such as info,podmeter::kubelet=debug")
+        Err("must be error, warn, info, debug, trace, or a filter such as info,podmeter::node::kubelet=debug")
     }
 }
 

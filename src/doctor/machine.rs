@@ -6,9 +6,9 @@ use super::Settings;
 use super::observe::{DriverState, Machine, NotObserved};
 use super::report::{Finding, Outcome};
 use crate::domain::model::ResourceName;
-use crate::kubelet::CallError;
-use crate::plugin::{self, MigStrategy, OnConflict, ResourceConfig};
-use crate::processes::Mode;
+use crate::node::kubelet::CallError;
+use crate::node::plugin::{self, MigStrategy, OnConflict, ResourceConfig};
+use crate::node::processes::Mode;
 
 /// Id, title, why it matters, and the check.
 type Row = (&'static str, &'static str, &'static str, fn(&Settings, &Machine) -> Outcome);

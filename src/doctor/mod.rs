@@ -18,10 +18,10 @@ use std::time::Duration;
 use crate::client::Target;
 use crate::clock::Clock;
 use crate::domain::model::HardwareSource;
-use crate::hardware::Driver;
-use crate::kubelet::claim_files::Directories;
-use crate::plugin::Plan;
-use crate::processes::Mode;
+use crate::node::hardware::Driver;
+use crate::node::kubelet::claim_files::Directories;
+use crate::node::plugin::Plan;
+use crate::node::processes::Mode;
 use observe::Observations;
 pub use report::{Check, Report, Status};
 

@@ -10,12 +10,12 @@ use super::report::Finding;
 use crate::client::{self, ClientError, Target};
 use crate::clock::Clock;
 use crate::domain::model::{Allocatable, AppliedProfile, HardwareSource, Inventory, UnixSeconds};
-use crate::hardware::{Driver, Failure, scan_pci_bus};
-use crate::kubelet::claim_files::{is_of_nvidia, survey};
-use crate::kubelet::{CallError, Client, dial};
-use crate::plugin::{Gpus, NodeView, ResourceConfig};
-use crate::processes::Survey;
-use crate::{plugin, processes};
+use crate::node::hardware::{Driver, Failure, scan_pci_bus};
+use crate::node::kubelet::claim_files::{is_of_nvidia, survey};
+use crate::node::kubelet::{CallError, Client, dial};
+use crate::node::plugin::{Gpus, NodeView, ResourceConfig};
+use crate::node::processes::Survey;
+use crate::node::{plugin, processes};
 
 /// For files and sockets of this machine.
 const OBSERVATION_DEADLINE: Duration = Duration::from_secs(5);

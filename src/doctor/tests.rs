@@ -13,10 +13,10 @@ use crate::client::{ClientError, Target};
 use crate::domain::model::{
     Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, HardwareSource, Inventory, UnixSeconds,
 };
-use crate::kubelet::CallError;
-use crate::kubelet::claim_files::Directories;
-use crate::plugin::{Gpus, NvidiaConfig, OnConflict, Plan, ResourceConfig};
-use crate::processes::{Mode, Survey};
+use crate::node::kubelet::CallError;
+use crate::node::kubelet::claim_files::Directories;
+use crate::node::plugin::{Gpus, NvidiaConfig, OnConflict, Plan, ResourceConfig};
+use crate::node::processes::{Mode, Survey};
 
 const NOW: f64 = 1_800_000_000.0;
 const SOCKET: &str = "/k/pod-resources/kubelet.sock";

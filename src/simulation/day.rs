@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::kubelet::FakeKubelet;
 use crate::domain::model::GpuUuid;
-use crate::hardware::simulated::Controls;
+use crate::node::hardware::simulated::Controls;
 
 /// One fault or repair. GPUs are named by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use super::truth::Truth;
 use super::workload::{Kind, Level, Workload};
 use crate::clock::Clock;
 use crate::domain::model::{ContainerRef, Gpu, GpuUuid, Inventory, Monotonic, NodeDevices, PassthroughGpu, PciBusId};
-use crate::hardware::simulated::{Controls, Load};
+use crate::node::hardware::simulated::{Controls, Load};
 
 /// Load curves are constant within a second of a workload's age; reading it four times as often misses no change.
 const STEP: Duration = Duration::from_millis(250);

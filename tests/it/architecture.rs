@@ -5,38 +5,33 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules whose items it may name, at their own path or as another module's re-export.
-const ARROWS: [(&str, &str); 24] = [
+const ARROWS: [(&str, &str); 19] = [
     ("domain", ""),
     ("backoff", ""),
     ("clock", "domain"),
     ("files", "domain"),
     ("input", ""),
-    ("wire", ""),
-    ("kubelet", "backoff clock domain files input tasks wire"),
-    ("hardware", "backoff clock domain"),
-    ("plugin", "backoff clock domain files input tasks wire"),
-    ("processes", "clock domain files tasks"),
+    ("node", "backoff clock domain files input tasks terminal"),
     ("governance", "domain files"),
     ("api", "domain"),
     ("client", "api domain terminal"),
-    ("doctor", "api client clock domain governance hardware kubelet plugin processes terminal"),
+    ("doctor", "api client clock domain governance node terminal"),
     ("metrics", "domain"),
     ("terminal", ""),
     ("tasks", ""),
-    ("journal", "clock domain files input terminal"),
     ("web", "api clock domain files input metrics tasks"),
-    ("simulation", "clock domain files hardware wire"),
-    ("agent", "clock domain files governance hardware journal kubelet metrics plugin processes simulation tasks web"),
+    ("simulation", "clock domain files node"),
+    ("agent", "clock domain files governance metrics node simulation tasks web"),
     ("top", "api client clock domain terminal"),
-    ("cli", "agent api client clock doctor domain governance hardware input journal metrics plugin terminal top web"),
+    ("cli", "agent api client clock doctor domain governance input metrics node terminal top web"),
     ("lib", ""),
 ];
 
 /// Other libraries, and the only modules that may use them.
 const LIBRARIES: [(&str, &str); 12] = [
-    ("tokio", "agent cli client clock doctor hardware kubelet plugin processes simulation tasks top web wire"),
-    ("tonic", "kubelet plugin simulation wire"),
-    ("nvml_wrapper_sys", "hardware"),
+    ("tokio", "agent cli client clock doctor node simulation tasks top web"),
+    ("tonic", "node simulation"),
+    ("nvml_wrapper_sys", "node"),
     ("axum", "web"),
     ("rustls", "client web"),
     ("tokio_rustls", "client web"),
@@ -44,7 +39,7 @@ const LIBRARIES: [(&str, &str); 12] = [
     ("bcrypt", "web"),
     ("hyper", "client web"),
     ("crossterm", "top"),
-    ("rusqlite", "journal"),
+    ("rusqlite", "node"),
     ("clap", "agent cli"),
 ];
 
@@ -174,7 +169,7 @@ fn libraries_io_and_unsafe_code_stay_in_their_modules() {
                 wrong.push(format!("{} has {word}", file.display()));
             }
         }
-        if (text.contains("unsafe {") || text.contains("unsafe fn")) && !file.starts_with("hardware/nvml") {
+        if (text.contains("unsafe {") || text.contains("unsafe fn")) && !file.starts_with("node/hardware/nvml") {
             wrong.push(format!("{} has unsafe code", file.display()));
         }
     }

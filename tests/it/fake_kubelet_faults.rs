@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::support::captures;
 use crate::support::kubelet::{Admission, Method, Options, node};
 use crate::support::lab::{self, GPU, SAMPLE, one_container};
+use podmeter::node::wire::v1;
 use podmeter::simulation::kubelet::ListedDevice;
-use podmeter::wire::v1;
 use tonic::Code;
 
 #[tokio::test]

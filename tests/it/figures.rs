@@ -12,9 +12,9 @@ use podmeter::domain::model::{
     GpuUuid, HardwareSource, HardwareState, HealthState, Inventory, KubeletState, Moment, Monotonic, Overview, Owner,
     Snapshot, Stamped, Totals, UnixSeconds, XidCounts,
 };
-use podmeter::hardware::simulated::{Profile, SimulatedDriver};
-use podmeter::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
 use podmeter::metrics::dcgm::Generation;
+use podmeter::node::hardware::simulated::{Profile, SimulatedDriver};
+use podmeter::node::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
 use podmeter::tasks::Tasks;
 use podmeter::web::{
     Admin, CachedBodies, ListenAddress, Listener, Live, Purpose, ScrapeDurations, ServerSettings, WebState, start,

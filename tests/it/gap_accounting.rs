@@ -9,7 +9,7 @@ use podmeter::domain::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, L
 use podmeter::domain::model::{
     ContainerRef, DeviceReadings, Fast, GpuUuid, Inventory, Moment, Monotonic, Reason, Sharing, UnixSeconds,
 };
-use podmeter::hardware::{GpuState, Integrals, Pass, Staleness};
+use podmeter::node::hardware::{GpuState, Integrals, Pass, Staleness};
 use proptest::prelude::*;
 
 use crate::support::test_data::holding;

@@ -7,7 +7,7 @@ use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{gpu, machine, quick, run};
 use crate::support::watching::wait;
 use podmeter::domain::model::{GpuUuid, HardwareState, XidEvent, XidInstance};
-use podmeter::hardware::{Hardware, Settings};
+use podmeter::node::hardware::{Hardware, Settings};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::Receiver;
 use tokio::time::Instant;

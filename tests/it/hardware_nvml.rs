@@ -8,7 +8,7 @@ use crate::support::watching::wait;
 use podmeter::domain::model::{
     DeviceProcess, DeviceReadings, DurationHistogram, HardwareState, MemoryUse, NvLinkPeers, PciBusId, RowRemap,
 };
-use podmeter::hardware::{Driver, Due, PassStatus, Settings};
+use podmeter::node::hardware::{Driver, Due, PassStatus, Settings};
 use serde_json::{Value, json};
 
 fn readings(state: &HardwareState, index: usize) -> &DeviceReadings {

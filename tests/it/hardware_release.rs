@@ -7,7 +7,7 @@ use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{gpu, quick, run};
 use crate::support::watching::wait;
 use podmeter::domain::model::{HardwareState, Released};
-use podmeter::hardware::{Hardware, ReleaseError, Settings};
+use podmeter::node::hardware::{Hardware, ReleaseError, Settings};
 use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 

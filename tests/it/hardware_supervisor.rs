@@ -12,7 +12,7 @@ use podmeter::domain::model::{
     EccLocation, Fast, Gpu, GpuUuid, HardwareSource, HardwareState, Inventory, Medium, Moment, Monotonic, NodeDevices,
     Slow,
 };
-use podmeter::hardware::{
+use podmeter::node::hardware::{
     Driver, Due, Failure, Hardware, Integrals, Pass, PassStatus, Problem, Reader, Session, Settings, start,
 };
 

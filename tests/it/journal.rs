@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::agent::{Page, Running, binary};
 use podmeter::domain::model::UnixSeconds;
-use podmeter::journal::{AllocationRecord, Query, read_directory};
+use podmeter::node::journal::{AllocationRecord, Query, read_directory};
 use serde_json::Value;
 
 fn demo(directory: &Path, more: &[&str]) -> Running {

@@ -10,7 +10,7 @@ use crate::support::kubelet::{
 };
 use podmeter::clock::Clock;
 use podmeter::domain::model::{KubeletState, PodDirectory, PodRef, PodUid};
-use podmeter::kubelet::{CallError, Client, PodSources, Settings, claim_files, pods, start};
+use podmeter::node::kubelet::{CallError, Client, PodSources, Settings, claim_files, pods, start};
 use podmeter::tasks::Tasks;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

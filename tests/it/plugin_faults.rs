@@ -11,8 +11,8 @@ use std::time::Duration;
 use crate::support::kubelet::{FakeKubelet, Method, Node, Options, Rules, connect, node};
 use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
 use podmeter::domain::model::PluginState;
-use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
-use podmeter::wire::v1beta1::{
+use podmeter::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use podmeter::node::wire::v1beta1::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerPreferredAllocationRequest,
     PreStartContainerRequest, PreferredAllocationRequest,
 };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::support::kubelet::{Admission, ContainerSpec, Node, Options, PodSpec, Rules, node};
 use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpu, hardware, mig_devices, mig_uuid, sockets, uuid};
 use podmeter::domain::model::{Gpu, PluginState};
-use podmeter::plugin::{MigStrategy, NvidiaConfig, ResourceConfig, SimulatedConfig};
+use podmeter::node::plugin::{MigStrategy, NvidiaConfig, ResourceConfig, SimulatedConfig};
 
 const MIG: &str = "nvidia.com/mig-1g.10gb";
 const RULES: [Rules; 2] = [Rules::UpTo136, Rules::From137];

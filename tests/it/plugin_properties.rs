@@ -13,7 +13,7 @@ use crate::support::links::Random;
 use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, gpu, hardware, mig_devices, uuid};
 use podmeter::clock::Clock;
 use podmeter::domain::model::{DeviceReadings, Gpu, GpuUuid};
-use podmeter::plugin::{MigStrategy, NvidiaConfig, ResourceConfig};
+use podmeter::node::plugin::{MigStrategy, NvidiaConfig, ResourceConfig};
 
 const STEPS: usize = 9;
 const PROFILES: [&str; 2] = ["1g.10gb", "3g.40gb"];

@@ -104,7 +104,7 @@ async fn devices_are_allocatable_only_with_a_plugin(rules: Rules) {
     counts(&node, GPU, 4, 4).await;
     let devices = node.allocatable().await.devices;
     assert!(devices.iter().all(|entry| entry.resource_name == GPU && entry.device_ids.len() == 1), "{devices:?}");
-    let nodes = |entry: &podmeter::wire::v1::ContainerDevices| {
+    let nodes = |entry: &podmeter::node::wire::v1::ContainerDevices| {
         let topology = entry.topology.clone().expect("known");
         (entry.device_ids[0].clone(), topology.nodes.iter().map(|node| node.id).collect::<Vec<_>>())
     };

@@ -12,8 +12,8 @@ use podmeter::clock::Clock;
 use podmeter::domain::model::{
     ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, Reason, UnknownOwner,
 };
-use podmeter::kubelet::pods;
-use podmeter::processes::{self, Mode};
+use podmeter::node::kubelet::pods;
+use podmeter::node::processes::{self, Mode};
 use podmeter::simulation::kubelet::container_id;
 use podmeter::simulation::proc_tree::{Inside, ProcTree};
 use podmeter::tasks::Tasks;

@@ -12,9 +12,9 @@ use podmeter::domain::model::{
     Account, Allocatable, Allocations, ContainerRef, DeviceId, GpuUuid, HardwareState, Inventory, Moment, Monotonic,
     PodDirectory, ProcessState, Reason, UnixSeconds,
 };
-use podmeter::hardware::simulated::{Controls, Load, Profile, SimulatedDriver};
-use podmeter::hardware::{Driver, Due, GpuState, Reader, Staleness};
-use podmeter::processes::Resolver;
+use podmeter::node::hardware::simulated::{Controls, Load, Profile, SimulatedDriver};
+use podmeter::node::hardware::{Driver, Due, GpuState, Reader, Staleness};
+use podmeter::node::processes::Resolver;
 use podmeter::simulation::node::{Device, Replicas, resources};
 use podmeter::simulation::proc_tree::{Inside, ProcTree};
 use podmeter::simulation::{Kind, Random, Truth, Workload};

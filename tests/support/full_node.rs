@@ -11,7 +11,7 @@ use podmeter::domain::model::{
     ContainerRef, DeviceReadings, Fast, GpuUuid, Inventory, Medium, MemoryUse, Moment, Monotonic, Owner, Process,
     Sharing, Stamped, Totals, UnixSeconds,
 };
-use podmeter::hardware::simulated::{Profile, SimulatedDriver};
+use podmeter::node::hardware::simulated::{Profile, SimulatedDriver};
 
 use super::test_data;
 

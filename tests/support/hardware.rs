@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use podmeter::clock::Clock;
 use podmeter::domain::model::{GpuUuid, HardwareState, Moment, Monotonic, UnixSeconds};
-use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
-use podmeter::hardware::{Driver as _, Due, Hardware, Session, Settings, start};
+use podmeter::node::hardware::nvml::{LibrarySearch, NvmlDriver};
+use podmeter::node::hardware::{Driver as _, Due, Hardware, Session, Settings, start};
 use serde_json::{Value, json};
 
 use super::fake_nvml::FakeNvml;

@@ -1,8 +1,8 @@
 //! A fake kubelet in a temporary directory, and plain clients for its sockets.
 
-use podmeter::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
-use podmeter::wire::v1beta1::registration_client::RegistrationClient;
-use podmeter::wire::{v1, v1beta1};
+use podmeter::node::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
+use podmeter::node::wire::v1beta1::registration_client::RegistrationClient;
+use podmeter::node::wire::{v1, v1beta1};
 use tempfile::TempDir;
 use tonic::transport::Channel;
 

@@ -10,9 +10,9 @@ use podmeter::domain::model::{
     DeviceReadings, Gpu, GpuUuid, HardwareSource, HardwareState, Inventory, KubeletState, MigDevice, PluginResource,
     PluginState,
 };
-use podmeter::kubelet::PodSources;
-use podmeter::plugin::paths::Roots;
-use podmeter::plugin::{self, Config, ResourceConfig, Surroundings};
+use podmeter::node::kubelet::PodSources;
+use podmeter::node::plugin::paths::Roots;
+use podmeter::node::plugin::{self, Config, ResourceConfig, Surroundings};
 use podmeter::tasks::{TaskError, Tasks};
 use tokio::sync::watch;
 
@@ -93,10 +93,10 @@ impl PluginHarness {
     ) -> Self {
         let clock = Clock::start();
         let (hardware, readings) = watch::channel(Arc::new(hardware));
-        let settings = podmeter::kubelet::Settings {
+        let settings = podmeter::node::kubelet::Settings {
             pod_resources_socket: root.join("pod-resources/kubelet.sock"),
             device_plugin_directory: root.join("device-plugins"),
-            claim_directories: podmeter::kubelet::claim_files::Directories {
+            claim_directories: podmeter::node::kubelet::claim_files::Directories {
                 plugins: root.join("plugins"),
                 cdi: root.join("cdi"),
                 proc: root.join("proc"),
@@ -105,7 +105,7 @@ impl PluginHarness {
             deadline: Duration::from_secs(5),
         };
         let mut kubelet_tasks = Tasks::default();
-        let kubelet = podmeter::kubelet::start(settings, PodSources::default(), clock, &mut kubelet_tasks);
+        let kubelet = podmeter::node::kubelet::start(settings, PodSources::default(), clock, &mut kubelet_tasks);
         let settings = plugin::Settings {
             directory: root.join("device-plugins"),
             plan: resources.into(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podmeter::domain::model::{GpuUuid, HardwareState};
-use podmeter::hardware::Hardware;
+use podmeter::node::hardware::Hardware;
 
 /// Waits for a publication with `condition`, and checks that no busy seconds fall meanwhile.
 pub fn wait(hardware: &Hardware, what: &str, condition: impl Fn(&HardwareState) -> bool) -> Arc<HardwareState> {

@@ -2,7 +2,7 @@
 
 use super::spec::{Claim, ContainerKind, ContainerSpec};
 use super::state::{Pod, Sight, State};
-use crate::wire::v1;
+use crate::node::wire::v1;
 
 impl State {
     pub fn list(&mut self) -> v1::ListPodResourcesResponse {

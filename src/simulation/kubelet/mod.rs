@@ -47,10 +47,10 @@ use shared::{Power, Shared};
 use state::{Sight, State};
 
 use super::gone;
-use crate::wire::v1::ContainerMemory;
-use crate::wire::v1::pod_resources_lister_server::PodResourcesListerServer;
-use crate::wire::v1alpha1::pods_server::PodsServer;
-use crate::wire::v1beta1::registration_server::RegistrationServer;
+use crate::node::wire::v1::ContainerMemory;
+use crate::node::wire::v1::pod_resources_lister_server::PodResourcesListerServer;
+use crate::node::wire::v1alpha1::pods_server::PodsServer;
+use crate::node::wire::v1beta1::registration_server::RegistrationServer;
 
 #[derive(Clone, Debug)]
 pub struct Options {

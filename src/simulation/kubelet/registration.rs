@@ -10,9 +10,9 @@ use tonic::{Request, Response, Status, async_trait};
 use super::device_manager::{ListedDevice, Serial};
 use super::faults::Method;
 use super::shared::{Plugin, Power, Shared};
-use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
-use crate::wire::v1beta1::registration_server::Registration;
-use crate::wire::v1beta1::{Device, Empty, NumaNode, RegisterRequest, TopologyInfo};
+use crate::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use crate::node::wire::v1beta1::registration_server::Registration;
+use crate::node::wire::v1beta1::{Device, Empty, NumaNode, RegisterRequest, TopologyInfo};
 
 const VERSION: &str = "v1beta1";
 

@@ -17,7 +17,7 @@ use super::faults::{Faults, Method};
 use super::state::{Sight, State};
 use crate::clock::Clock;
 use crate::domain::model::{Monotonic, TokenBucket};
-use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use crate::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
 
 #[derive(Debug)]
 pub struct Shared {

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use crate::wire::v1::{ContainerMemory, NumaNode, TopologyInfo};
+use crate::node::wire::v1::{ContainerMemory, NumaNode, TopologyInfo};
 
 /// A requested pod. The builder methods read like its manifest.
 #[derive(Clone, Debug, Default, PartialEq)]

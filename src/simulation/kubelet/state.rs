@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Options;
 use super::device_manager::DeviceManager;
 use super::spec::{Claim, PodSpec};
+use crate::node::wire::v1::ContainerMemory;
 use crate::simulation::random::Random;
-use crate::wire::v1::ContainerMemory;
 
 /// The phase of a pod. Only the last two are terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 use std::fs::File;
 
-use podmeter::journal::FILE;
+use podmeter::node::journal::FILE;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 

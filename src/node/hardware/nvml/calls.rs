@@ -1,0 +1,261 @@
+//! Makes every NVML call: counts it, classifies its return code and skips unsupported calls.
+//!
+//! In: a call by name. Out: its value or a refusal; for each pass its status and problems. Does not use: the meaning of
+//! values.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char};
+use std::sync::Arc;
+
+use nvml_wrapper_sys::bindings::{NvmlLib, nvmlReturn_t};
+
+use super::codes;
+use super::library::Library;
+use crate::node::hardware::plausible::{Implausible, Number, Quantity};
+use crate::node::hardware::source::{PassStatus, Problem};
+
+/// Calls on behalf of one GPU (or of the node), from one thread.
+pub struct Caller {
+    library: Arc<Library>,
+    /// (call, variant) that this device does not support or permit; not made again.
+    unsupported: BTreeMap<(&'static str, u32), Refusal>,
+    problems: Vec<Problem>,
+    implausible: Implausible,
+    status: PassStatus,
+    succeeded: bool,
+    /// Codes that mean, when no call succeeds, that no call can: a lost device cgroup, an invalid handle.
+    blocked: bool,
+}
+
+/// Why a call gave no value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    Unsupported,
+    /// Normal on an idle device; called again.
+    Empty,
+    TooSmall,
+    WrongVersion,
+    /// Recorded as a problem.
+    Failed,
+}
+
+/// The result of one pass.
+pub struct Outcome {
+    pub status: PassStatus,
+    pub problems: Vec<Problem>,
+    pub implausible: Implausible,
+}
+
+impl Caller {
+    pub fn new(library: Arc<Library>) -> Self {
+        Self {
+            library,
+            unsupported: BTreeMap::new(),
+            problems: Vec::new(),
+            implausible: Implausible::new(),
+            status: PassStatus::Answers,
+            succeeded: false,
+            blocked: false,
+        }
+    }
+
+    pub fn library(&self) -> &Arc<Library> {
+        &self.library
+    }
+
+    pub fn is_unsupported(&self, name: &'static str, variant: u32) -> bool {
+        self.unsupported.contains_key(&(name, variant))
+    }
+
+    /// False once the GPU is lost or the session is over.
+    pub fn answers(&self) -> bool {
+        self.status == PassStatus::Answers
+    }
+
+    /// Only later calls count for the status: opening a GPU proves nothing about its readings.
+    pub fn forget_success(&mut self) {
+        (self.succeeded, self.blocked) = (false, false);
+    }
+
+    /// Ends a pass and begins the next.
+    pub fn finish(&mut self) -> Outcome {
+        let status = match self.status {
+            PassStatus::Answers if self.blocked && !self.succeeded => PassStatus::Lost,
+            status => status,
+        };
+        self.status = PassStatus::Answers;
+        self.succeeded = false;
+        self.blocked = false;
+        let implausible = std::mem::take(&mut self.implausible);
+        Outcome { status, problems: std::mem::take(&mut self.problems), implausible }
+    }
+
+    /// The value, unless it is outside the range of its quantity.
+    pub fn plausible<T: Number>(&mut self, quantity: &Quantity, value: T) -> Option<T> {
+        let holds = quantity.holds(value.approximate());
+        if !holds {
+            self.count_implausible(quantity);
+        }
+        holds.then_some(value)
+    }
+
+    pub fn count_implausible(&mut self, quantity: &Quantity) {
+        *self.implausible.entry(quantity.name).or_default() += 1;
+    }
+
+    /// Calls nothing for the rest of a pass once the GPU is lost, as each call on it is slow.
+    pub fn call(
+        &mut self,
+        name: &'static str,
+        variant: u32,
+        mut body: impl FnMut(&NvmlLib) -> nvmlReturn_t,
+    ) -> Result<(), Refusal> {
+        if self.status != PassStatus::Answers {
+            return Err(Refusal::Failed);
+        }
+        if let Some(refusal) = self.unsupported.get(&(name, variant)) {
+            return Err(*refusal);
+        }
+        let mut code = self.once(name, &mut body);
+        if code == codes::UNKNOWN {
+            code = self.once(name, &mut body);
+        }
+        match code {
+            codes::SUCCESS => {
+                self.succeeded = true;
+                return Ok(());
+            }
+            codes::NOT_SUPPORTED | codes::FUNCTION_NOT_FOUND => {
+                self.unsupported.insert((name, variant), Refusal::Unsupported);
+                return Err(Refusal::Unsupported);
+            }
+            // An invalid variant (a link or fan that does not exist) stays invalid.
+            codes::INVALID_ARGUMENT if variant > 0 => {
+                self.unsupported.insert((name, variant), Refusal::Unsupported);
+                return Err(Refusal::Unsupported);
+            }
+            codes::NOT_FOUND | codes::NO_DATA | codes::NOT_READY => return Err(Refusal::Empty),
+            // A wait for events that ended without one.
+            codes::TIMEOUT if name == "nvmlEventSetWait_v2" => return Err(Refusal::Empty),
+            codes::INSUFFICIENT_SIZE => return Err(Refusal::TooSmall),
+            codes::ARGUMENT_VERSION_MISMATCH => return Err(Refusal::WrongVersion),
+            codes::NO_PERMISSION => {
+                self.unsupported.insert((name, variant), Refusal::Failed);
+            }
+            codes::GPU_IS_LOST | codes::RESET_REQUIRED => self.status = PassStatus::Lost,
+            codes::OPERATING_SYSTEM | codes::UNKNOWN | codes::INVALID_ARGUMENT => self.blocked = true,
+            // Of the guest's driver, not of the host's.
+            codes::DRIVER_NOT_LOADED if name.starts_with("nvmlVgpuInstance") => return Err(Refusal::Empty),
+            codes::UNINITIALIZED
+            | codes::DRIVER_NOT_LOADED
+            | codes::LIBRARY_NOT_FOUND
+            | codes::LIB_RM_VERSION_MISMATCH => self.status = PassStatus::SessionOver,
+            _ => {}
+        }
+        self.problems.push(Problem { call: name, code: codes::name(code) });
+        Err(Refusal::Failed)
+    }
+
+    fn once(&self, name: &'static str, body: &mut impl FnMut(&NvmlLib) -> nvmlReturn_t) -> nvmlReturn_t {
+        let started = self.library.statistics.start();
+        let code = body(&self.library.symbols);
+        self.library.statistics.record(name, started);
+        code
+    }
+}
+
+/// `call!(caller, nvmlSymbol(arguments))` or `call!(caller, nvmlSymbol[variant](arguments))`: a raw call by name.
+/// A variant distinguishes what a device may support separately. Never use the bindings' methods: they panic where a
+/// symbol is missing.
+macro_rules! call {
+    ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
+        $crate::node::hardware::nvml::calls::call!($caller, $symbol[0]($($argument),*))
+    };
+    ($caller:expr, $symbol:ident[$variant:expr]($($argument:expr),* $(,)?)) => {
+        $caller.call(stringify!($symbol), $variant, |library| match library.$symbol.as_ref() {
+            // SAFETY: the binding types the arguments; pointers are to locals or buffers that outlive the call, with
+            // their true lengths; the library stays loaded while the caller holds it.
+            Ok(function) => unsafe { function($($argument),*) },
+            Err(_) => $crate::node::hardware::nvml::codes::FUNCTION_NOT_FOUND,
+        })
+    };
+}
+
+/// The same for a call whose last argument points to the value; `None` on refusal.
+macro_rules! value {
+    ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
+        $crate::node::hardware::nvml::calls::value!($caller, $symbol[0]($($argument),*))
+    };
+    ($caller:expr, $symbol:ident[$variant:expr]($($argument:expr),* $(,)?)) => {{
+        let mut value = Default::default();
+        $crate::node::hardware::nvml::calls::call!($caller, $symbol[$variant]($($argument,)* &raw mut value))
+            .ok()
+            .map(|()| value)
+    }};
+}
+
+/// The same for a value with a range: `reading!(caller, QUANTITY, nvmlSymbol(arguments))`.
+macro_rules! reading {
+    ($caller:expr, $quantity:ident, $symbol:ident $([$variant:expr])? ($($argument:expr),* $(,)?)) => {
+        match $crate::node::hardware::nvml::calls::value!($caller, $symbol $([$variant])? ($($argument),*)) {
+            Some(value) => $caller.plausible(&$crate::node::hardware::plausible::$quantity, value),
+            None => None,
+        }
+    };
+}
+
+/// The same for a text of up to 95 bytes; empty is absent.
+macro_rules! text {
+    ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
+        let mut buffer = [0; 96];
+        $crate::node::hardware::nvml::calls::call!($caller, $symbol($($argument,)* buffer.as_mut_ptr(), 96))
+            .ok()
+            .and_then(|()| $crate::node::hardware::nvml::calls::read_text(&buffer))
+    }};
+}
+
+pub(super) use {call, reading, text, value};
+
+/// Entries that may come between two attempts.
+const SPARE_ENTRIES: usize = 16;
+const ATTEMPTS: usize = 4;
+
+/// Repeats `call` with a larger buffer, of up to `largest` entries, for as long as the driver finds it too small. The
+/// call gets the buffer and its length, and sets the length to what it wrote or needs. Returns the entries written.
+pub fn fill<T: Clone>(
+    blank: T,
+    capacity: usize,
+    largest: usize,
+    mut call: impl FnMut(*mut T, &mut u32) -> Result<(), Refusal>,
+) -> Result<Vec<T>, Refusal> {
+    let mut buffer = vec![blank.clone(); capacity];
+    for _ in 0..ATTEMPTS {
+        let mut count = u32::try_from(buffer.len()).expect("the buffer is bounded");
+        match call(buffer.as_mut_ptr(), &mut count) {
+            Ok(()) => {
+                buffer.truncate(count as usize);
+                return Ok(buffer);
+            }
+            Err(Refusal::TooSmall) if buffer.len() < largest => {
+                let length = (count as usize + SPARE_ENTRIES).max(buffer.len() * 2).min(largest);
+                buffer.resize(length, blank.clone());
+            }
+            Err(refusal) => return Err(refusal),
+        }
+    }
+    Err(Refusal::TooSmall)
+}
+
+/// A driver's text up to its NUL; `None` when empty or without one.
+pub fn read_text(buffer: &[c_char]) -> Option<Arc<str>> {
+    let bytes: Vec<u8> = buffer.iter().map(|byte| *byte as u8).collect();
+    let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy();
+    let text = text.trim();
+    (!text.is_empty()).then(|| text.into())
+}
+
+/// The version word of a versioned struct: its size and its version.
+pub const fn version<T>(number: u32) -> u32 {
+    let size = size_of::<T>() as u32;
+    size | number << 24
+}

@@ -1,0 +1,97 @@
+//! The fast tier: utilization, power, energy and use by process.
+
+use nvml_wrapper_sys::bindings::nvmlUtilization_t;
+
+use super::calls::{Caller, call, value};
+use super::library::Handle;
+use super::module::Module;
+use super::process_use::ProcessUse;
+use super::samples::Ring;
+use crate::domain::model::Fast;
+use crate::node::hardware::plausible;
+use crate::node::hardware::source::Integrals;
+
+const GPU_POWER: u32 = 0;
+const GPU_UTILIZATION: u32 = 1;
+const MEMORY_UTILIZATION: u32 = 2;
+
+/// Utilization of the GPU and by process, power and energy: five calls a second where everything is supported, and one
+/// more on a module.
+pub struct FastReader {
+    busy: Ring,
+    memory_busy: Ring,
+    power: Ring,
+    module: Module,
+    pub processes: ProcessUse,
+    /// Share of the time in which memory was active, in the last sample.
+    pub memory_utilization_ratio: Option<f64>,
+    /// In millijoules, where this pass has read it.
+    pub energy_counter: Option<u64>,
+}
+
+impl Default for FastReader {
+    fn default() -> Self {
+        Self {
+            busy: Ring::utilization(GPU_UTILIZATION),
+            memory_busy: Ring::utilization(MEMORY_UTILIZATION),
+            power: Ring::power(GPU_POWER),
+            module: Module::default(),
+            processes: ProcessUse::default(),
+            memory_utilization_ratio: None,
+            energy_counter: None,
+        }
+    }
+}
+
+impl FastReader {
+    pub fn read(&mut self, caller: &mut Caller, handle: Handle, elapsed: f64, integrals: &mut Integrals) -> Fast {
+        // One call serves both fallbacks, and is made only when one is needed.
+        let mut rates: Option<Option<(f64, f64)>> = None;
+        let mut rates = |caller: &mut Caller| *rates.get_or_insert_with(|| utilization_rates(caller, handle));
+        let busy = self.busy.advance(caller, handle, elapsed, |caller| Some(rates(caller)?.0));
+        let memory = self.memory_busy.advance(caller, handle, elapsed, |caller| Some(rates(caller)?.1));
+        integrals.busy_seconds = busy.integral;
+        integrals.memory_busy_seconds = memory.integral;
+        self.memory_utilization_ratio = memory.latest;
+        // As a partitioned GPU does. It has no uncovered time.
+        integrals.lacks_utilization =
+            self.busy.is_unsupported(caller) && caller.is_unsupported("nvmlDeviceGetUtilizationRates", 0);
+        if !integrals.lacks_utilization {
+            integrals.uncovered_seconds = busy.uncovered_seconds;
+        }
+        integrals.process_sm_seconds = self.processes.advance(caller, handle, elapsed, busy.latest);
+        integrals.lists_no_processes = self.processes.lists_no_processes();
+        let module = self.module.read(caller, handle, elapsed);
+        let is_module = self.module.exists();
+        let power_watts = if is_module == Some(true) { module.gpu_watts } else { power_usage(caller, handle) };
+        let total: Option<u64> = value!(caller, nvmlDeviceGetTotalEnergyConsumption(handle.0));
+        self.energy_counter =
+            total.filter(|total| caller.plausible(&plausible::ENERGY, *total as f64 / 1000.0).is_some());
+        let has_counter = total.is_some() || !caller.is_unsupported("nvmlDeviceGetTotalEnergyConsumption", 0);
+        integrals.module_energy_joules = module.joules;
+        integrals.energy_joules = match is_module {
+            Some(true) => module.gpu_joules,
+            // The counter has it.
+            Some(false) if has_counter => None,
+            _ => self.power.advance(caller, handle, elapsed, |_| power_watts).integral,
+        };
+        Fast { utilization_ratio: busy.latest, power_watts, module_power_watts: module.watts, ..Fast::default() }
+    }
+
+    /// Whether the energy counter counts the GPU alone; `None`: not known yet.
+    pub fn counter_is_of_gpu(&self) -> Option<bool> {
+        self.module.exists().map(|exists| !exists)
+    }
+}
+
+fn power_usage(caller: &mut Caller, handle: Handle) -> Option<f64> {
+    let milliwatts: u32 = value!(caller, nvmlDeviceGetPowerUsage(handle.0))?;
+    caller.plausible(&plausible::POWER, f64::from(milliwatts) / 1000.0)
+}
+
+fn utilization_rates(caller: &mut Caller, handle: Handle) -> Option<(f64, f64)> {
+    let mut rates = nvmlUtilization_t { gpu: 0, memory: 0 };
+    call!(caller, nvmlDeviceGetUtilizationRates(handle.0, &raw mut rates)).ok()?;
+    let mut ratio = |percent: u32| caller.plausible(&plausible::UTILIZATION, f64::from(percent) / 100.0);
+    Some((ratio(rates.gpu)?, ratio(rates.memory)?))
+}

@@ -1,0 +1,316 @@
+//! Identifies the driver, the GPUs and their MIG devices.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use nvml_wrapper_sys::bindings::{
+    nvmlDeviceAttributes_t, nvmlGpuInstanceInfo_t, nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t,
+    nvmlPciInfo_t,
+};
+
+use super::calls::{Caller, Refusal, call, read_text, text, value, version};
+use super::library::Handle;
+use super::{memory, nvlink, platform};
+use crate::domain::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
+use crate::node::hardware::plausible;
+
+const MIG_ENABLED: u32 = 1;
+/// More GPUs than any node has.
+const GPU_LIMIT: u32 = 256;
+/// More MIG devices than any GPU has.
+const MIG_LIMIT: u32 = 64;
+/// More GPU instance profiles than any header has; 18 in 13.5.
+const PROFILE_LIMIT: u32 = 32;
+
+/// A MIG device, with a handle that is valid as long as its compute instance.
+pub struct Mig {
+    pub handle: Handle,
+    pub uuid: MigUuid,
+    /// Its index for `nvmlDeviceGetMigDeviceHandleByIndex`.
+    pub index: u32,
+    pub gpu_instance: u32,
+    pub compute_instance: u32,
+}
+
+/// The layout of a node, cheap to read: by index, the GPU with its MIG mode and devices.
+pub type Layout = BTreeMap<u32, Option<Place>>;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub gpu: GpuUuid,
+    pub mig_enabled: Option<bool>,
+    /// By index.
+    pub mig_devices: Vec<(u32, MigUuid)>,
+}
+
+/// The number of GPUs; `None` also for more than a node can have, as each is queried on its own thread.
+pub fn count(caller: &mut Caller) -> Option<u32> {
+    value!(caller, nvmlDeviceGetCount_v2()).filter(|count| *count <= GPU_LIMIT)
+}
+
+pub fn driver(caller: &mut Caller) -> Option<DriverInfo> {
+    let driver_version = text!(caller, nvmlSystemGetDriverVersion())?;
+    let cuda: Option<i32> = value!(caller, nvmlSystemGetCudaDriverVersion_v2());
+    Some(DriverInfo {
+        driver_version,
+        cuda_version: cuda.map(|version| format!("{}.{}", version / 1000, version % 1000 / 10).into()),
+        nvml_version: text!(caller, nvmlSystemGetNVMLVersion()),
+    })
+}
+
+pub fn handle(caller: &mut Caller, index: u32) -> Option<Handle> {
+    let mut device = std::ptr::null_mut();
+    call!(caller, nvmlDeviceGetHandleByIndex_v2(index, &raw mut device)).ok()?;
+    Some(Handle(device))
+}
+
+pub fn uuid(caller: &mut Caller, handle: Handle) -> Option<Arc<str>> {
+    text!(caller, nvmlDeviceGetUUID(handle.0))
+}
+
+/// The GPU at `index`; `None` when it does not answer, with the problem in the caller. A GPU that stops answering on
+/// the way is not present, and its absent values are unknown.
+pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
+    let handle = handle(caller, index)?;
+    let uuid = uuid(caller, handle)?;
+    let memory_bytes = memory::read(caller, handle, None).map(|memory| memory.total);
+    let mig_enabled = mig_enabled(caller, handle);
+    let mut gpu = Gpu {
+        minor: value!(caller, nvmlDeviceGetMinorNumber(handle.0)),
+        pci_bus_id: pci_bus_id(caller, handle),
+        model: text!(caller, nvmlDeviceGetName(handle.0)),
+        architecture: value!(caller, nvmlDeviceGetArchitecture(handle.0)).and_then(architecture),
+        compute_capability: compute_capability(caller, handle),
+        vbios_version: text!(caller, nvmlDeviceGetVbiosVersion(handle.0)),
+        serial: text!(caller, nvmlDeviceGetSerial(handle.0)),
+        memory_bytes,
+        mig_enabled,
+        nvlink_peers: nvlink::peers(caller, handle),
+        platform: platform::read(caller, handle),
+        ..Gpu::listed(GpuUuid::new(uuid), index)
+    };
+    if mig_enabled == Some(true) {
+        let devices = mig_handles(caller, handle);
+        let profiles = mig_profiles(caller, handle);
+        gpu.mig_devices = devices.iter().map(|mig| describe(caller, handle, mig, &profiles)).collect();
+        // The largest spans the whole GPU.
+        gpu.mig_slices =
+            profiles.all_read.then(|| profiles.by_id.values().map(|profile| profile.slices).max()).flatten();
+    }
+    gpu.present = caller.answers();
+    Some(gpu)
+}
+
+pub fn mig_enabled(caller: &mut Caller, handle: Handle) -> Option<bool> {
+    let (mut current, mut pending) = (0, 0);
+    call!(caller, nvmlDeviceGetMigMode(handle.0, &raw mut current, &raw mut pending)).ok()?;
+    Some(current == MIG_ENABLED)
+}
+
+/// The MIG devices of a partitioned GPU. The driver's count is the highest possible; empty indexes are skipped.
+pub fn mig_handles(caller: &mut Caller, handle: Handle) -> Vec<Mig> {
+    let places: u32 = value!(caller, nvmlDeviceGetMaxMigDeviceCount(handle.0)).unwrap_or(0);
+    let mut found = Vec::new();
+    for place in 0..places.min(MIG_LIMIT) {
+        let mut device = std::ptr::null_mut();
+        if call!(caller, nvmlDeviceGetMigDeviceHandleByIndex(handle.0, place, &raw mut device)).is_err() {
+            continue;
+        }
+        let mig = Handle(device);
+        let identity = uuid(caller, mig).zip(value!(caller, nvmlDeviceGetGpuInstanceId(mig.0)));
+        let compute_instance = value!(caller, nvmlDeviceGetComputeInstanceId(mig.0));
+        if let Some(((uuid, gpu_instance), compute_instance)) = identity.zip(compute_instance) {
+            found.push(Mig { handle: mig, uuid: MigUuid::new(uuid), index: place, gpu_instance, compute_instance });
+        }
+    }
+    found
+}
+
+/// The GPU instance profiles that a board has.
+#[derive(Debug, Default)]
+struct MigProfiles {
+    by_id: BTreeMap<u32, MigProfile>,
+    /// False when the driver refused one.
+    all_read: bool,
+}
+
+#[derive(Debug)]
+struct MigProfile {
+    slices: u32,
+    megabytes: u64,
+    /// As nvidia-smi prints it: `1g.24gb+me.all`. Drivers before 525 have none, and name the MIG device by it.
+    name: Option<Arc<str>>,
+}
+
+fn mig_profiles(caller: &mut Caller, handle: Handle) -> MigProfiles {
+    let mut profiles = MigProfiles { all_read: true, ..MigProfiles::default() };
+    for constant in 0..PROFILE_LIMIT {
+        // SAFETY: numbers only; all zeroes is a valid value.
+        let mut info: nvmlGpuInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
+        // From 1: for a variant above 0, an invalid argument means a profile that does not exist.
+        let variant = constant + 1;
+        match call!(caller, nvmlDeviceGetGpuInstanceProfileInfo[variant](handle.0, constant, &raw mut info)) {
+            Ok(()) => {
+                let name = profile_name(caller, handle, constant);
+                let profile = MigProfile { slices: info.sliceCount, megabytes: info.memorySizeMB, name };
+                profiles.by_id.insert(info.id, profile);
+            }
+            Err(Refusal::Unsupported) => {}
+            Err(_) => {
+                profiles.all_read = false;
+                break;
+            }
+        }
+    }
+    profiles.all_read &= !profiles.by_id.is_empty();
+    profiles
+}
+
+/// `1g.24gb+me.all` of `MIG 1g.24gb+me.all`.
+fn profile_name(caller: &mut Caller, handle: Handle, constant: u32) -> Option<Arc<str>> {
+    // SAFETY: numbers and a text; all zeroes is a valid value.
+    let mut info: nvmlGpuInstanceProfileInfo_v2_t = unsafe { std::mem::zeroed() };
+    info.version = version::<nvmlGpuInstanceProfileInfo_v2_t>(2);
+    let variant = constant + 1;
+    call!(caller, nvmlDeviceGetGpuInstanceProfileInfoV[variant](handle.0, constant, &raw mut info)).ok()?;
+    let name = read_text(&info.name)?;
+    let profile = name.strip_prefix("MIG ").unwrap_or(&name).trim();
+    profile.contains("g.").then(|| profile.into())
+}
+
+fn describe(caller: &mut Caller, parent: Handle, mig: &Mig, profiles: &MigProfiles) -> MigDevice {
+    let attributes = attributes(caller, mig.handle);
+    let instance = instance_info(caller, parent, mig.gpu_instance);
+    let of_instance = instance.and_then(|instance| profiles.by_id.get(&instance.profileId));
+    let device_name = text!(caller, nvmlDeviceGetName(mig.handle.0)).and_then(|name| profile_in_name(&name));
+    let slices = attributes
+        .map(|attributes| attributes.computeInstanceSliceCount)
+        .or_else(|| device_name.as_deref().and_then(slices_in_profile))
+        .or_else(|| of_instance.map(|profile| profile.slices));
+    let profile = of_instance
+        .and_then(|profile| Some(name_of_part(profile.name.clone()?, profile.slices, slices)))
+        .or(device_name)
+        .unwrap_or_default();
+    let megabytes =
+        attributes.map(|attributes| attributes.memorySizeMB).or_else(|| of_instance.map(|profile| profile.megabytes));
+    MigDevice {
+        uuid: mig.uuid.clone(),
+        index: mig.index,
+        gpu_instance: mig.gpu_instance,
+        compute_instance: mig.compute_instance,
+        slices: slices.or_else(|| slices_in_profile(&profile)).unwrap_or(0),
+        profile,
+        profile_id: instance.map(|instance| instance.profileId),
+        placement_start: instance.map(|instance| instance.placement.start),
+        memory_bytes: megabytes
+            .and_then(|megabytes| megabytes.checked_mul(1 << 20))
+            .filter(|total| plausible::MEMORY.holds(*total as f64)),
+    }
+}
+
+fn attributes(caller: &mut Caller, mig: Handle) -> Option<nvmlDeviceAttributes_t> {
+    // SAFETY: numbers only; all zeroes is a valid value.
+    let mut attributes: nvmlDeviceAttributes_t = unsafe { std::mem::zeroed() };
+    call!(caller, nvmlDeviceGetAttributes_v2(mig.0, &raw mut attributes)).ok().map(|()| attributes)
+}
+
+fn instance_info(caller: &mut Caller, parent: Handle, gpu_instance: u32) -> Option<nvmlGpuInstanceInfo_t> {
+    let mut instance = std::ptr::null_mut();
+    call!(caller, nvmlDeviceGetGpuInstanceById(parent.0, gpu_instance, &raw mut instance)).ok()?;
+    // SAFETY: plain numbers and a pointer; all zeroes is a valid value.
+    let mut info: nvmlGpuInstanceInfo_t = unsafe { std::mem::zeroed() };
+    call!(caller, nvmlGpuInstanceGetInfo(instance, &raw mut info)).ok().map(|()| info)
+}
+
+fn pci_bus_id(caller: &mut Caller, handle: Handle) -> Option<PciBusId> {
+    // SAFETY: plain numbers and texts; all zeroes is a valid value.
+    let mut info: nvmlPciInfo_t = unsafe { std::mem::zeroed() };
+    call!(caller, nvmlDeviceGetPciInfo_v3(handle.0, &raw mut info)).ok()?;
+    bus_id_in(&info)
+}
+
+pub fn bus_id_in(info: &nvmlPciInfo_t) -> Option<PciBusId> {
+    read_text(&info.busId).or_else(|| read_text(&info.busIdLegacy)).map(|bus_id| PciBusId::normalized(&bus_id))
+}
+
+fn compute_capability(caller: &mut Caller, handle: Handle) -> Option<Arc<str>> {
+    let (mut major, mut minor) = (0, 0);
+    call!(caller, nvmlDeviceGetCudaComputeCapability(handle.0, &raw mut major, &raw mut minor)).ok()?;
+    Some(format!("{major}.{minor}").into())
+}
+
+/// `None` for an architecture newer than this table.
+fn architecture(number: u32) -> Option<Arc<str>> {
+    const KNOWN: [(u32, &str); 10] = [
+        (2, "kepler"),
+        (3, "maxwell"),
+        (4, "pascal"),
+        (5, "volta"),
+        (6, "turing"),
+        (7, "ampere"),
+        (8, "ada"),
+        (9, "hopper"),
+        (10, "blackwell"),
+        (13, "rubin"),
+    ];
+    KNOWN.into_iter().find(|(known, _)| *known == number).map(|(_, name)| name.into())
+}
+
+/// `1g.10gb` out of `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+fn profile_in_name(name: &str) -> Option<Arc<str>> {
+    let (_, profile) = name.rsplit_once("MIG ")?;
+    profile.contains("g.").then(|| profile.trim().into())
+}
+
+/// The compute slices of a MIG device: the `1` of `1c.3g.40gb`, the `3` of `3g.40gb`.
+fn slices_in_profile(profile: &str) -> Option<u32> {
+    let slices = |unit| profile.split('.').find_map(|part| part.strip_suffix(unit))?.parse().ok();
+    slices('c').or_else(|| slices('g'))
+}
+
+/// The name of a MIG device in a GPU instance of this profile, with the prefix `1c.` where it is only a part of it.
+fn name_of_part(profile: Arc<str>, of_instance: u32, slices: Option<u32>) -> Arc<str> {
+    match slices {
+        Some(slices) if slices < of_instance => format!("{slices}c.{profile}").into(),
+        _ => profile,
+    }
+}
+
+/// One GPU of the layout, with few calls. `None` unless all of them were answered.
+pub fn place(caller: &mut Caller, index: u32) -> Option<Place> {
+    let handle = handle(caller, index)?;
+    let gpu = GpuUuid::new(uuid(caller, handle)?);
+    let mig_enabled = mig_enabled(caller, handle);
+    if mig_enabled.is_none() && !caller.is_unsupported("nvmlDeviceGetMigMode", 0) {
+        return None;
+    }
+    let migs = if mig_enabled == Some(true) { mig_handles(caller, handle) } else { Vec::new() };
+    let mig_devices = migs.into_iter().map(|mig| (mig.index, mig.uuid)).collect();
+    caller.answers().then_some(Place { gpu, mig_enabled, mig_devices })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn profile_names_come_from_the_device_name() {
+        for (name, expected) in [
+            ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", Some("1g.10gb")),
+            ("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb", Some("1c.3g.20gb")),
+            ("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me", Some("1g.10gb+me")),
+            ("NVIDIA H100 80GB HBM3", None),
+        ] {
+            assert_eq!(profile_in_name(name).as_deref(), expected, "{name}");
+        }
+        assert_eq!(slices_in_profile("1c.3g.20gb"), Some(1));
+        assert_eq!(slices_in_profile("3g.20gb"), Some(3));
+        assert_eq!(slices_in_profile("1g.10gb+me"), Some(1));
+    }
+
+    #[test]
+    fn an_architecture_outside_the_table_is_unknown() {
+        assert_eq!((architecture(9).as_deref(), architecture(13).as_deref()), (Some("hopper"), Some("rubin")));
+        assert_eq!([1, 11, 12, 200, u32::MAX].map(architecture), [const { None }; 5]);
+    }
+}

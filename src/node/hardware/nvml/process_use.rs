@@ -1,0 +1,320 @@
+//! SM use by process, from whichever of the driver's two calls answers.
+//!
+//! In: NVML's samples by process. Out: SM-seconds by pid for each pass. Does not use: owners of processes.
+
+use std::collections::BTreeMap;
+
+use nvml_wrapper_sys::bindings::{
+    nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t, nvmlProcessesUtilizationInfo_v1_t,
+};
+
+use super::calls::{Caller, Refusal, call, fill, version};
+use super::library::Handle;
+use crate::node::hardware::plausible;
+
+const CAPACITY: usize = 64;
+/// More contexts than a GPU can have.
+const LARGEST: usize = 4096;
+/// The longest sample period of the driver.
+const SAMPLE_SECONDS: f64 = 1.0;
+/// The largest time between samples of processes that run at the same time, in microseconds.
+const SPREAD: u64 = 2_000_000;
+/// A process without a sample for this time, in microseconds, is dropped.
+const FORGOTTEN: u64 = 60_000_000;
+/// After this many passes without a new sample all samples are requested again: the driver's clock may have stepped
+/// back.
+const EMPTY_PASSES: u32 = 10;
+/// From this utilization on, some process must have a sample.
+const BUSY: f64 = 0.05;
+/// After this many seconds without a sample on a busy GPU the other call is tried; without samples in both, use by
+/// process is unknown.
+const EMPTY_SECONDS: f64 = 5.0;
+
+// SAFETY: numbers only; all zeroes is a valid value.
+const BLANK_SAMPLE: nvmlProcessUtilizationSample_t = unsafe { std::mem::zeroed() };
+// SAFETY: as above.
+const BLANK_INFO: nvmlProcessUtilizationInfo_v1_t = unsafe { std::mem::zeroed() };
+
+/// The driver's two calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Source {
+    #[default]
+    ProcessUtilization,
+    /// Newer; on some GPUs the only one that lists anything.
+    ProcessesUtilizationInfo,
+}
+
+/// Whether the source lists processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum SourceState {
+    /// No sample so far.
+    #[default]
+    Untested,
+    Answers,
+    /// The GPU was busy, and neither call listed a process.
+    ListsNothing,
+}
+
+#[derive(Default)]
+pub struct ProcessUse {
+    source: Source,
+    state: SourceState,
+    /// Time without a sample while the GPU was busy.
+    empty_seconds: f64,
+    cursors: Cursors,
+}
+
+/// One process in one of the driver's periods.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct ProcessSample {
+    pid: u32,
+    /// Microseconds of a clock of the driver's own.
+    at: u64,
+    ratio: f64,
+}
+
+/// How far each process has been read: the driver's samples have a timestamp for each process, and those of processes
+/// that take turns differ.
+#[derive(Default)]
+struct Cursors {
+    of_pid: BTreeMap<u32, u64>,
+    /// The driver's argument "last seen": it returns each process's mean since then. 0 requests the mean over its whole
+    /// buffer.
+    last_seen: u64,
+    /// The newest timestamp.
+    newest: u64,
+    empty_passes: u32,
+}
+
+impl ProcessUse {
+    /// SM-seconds by pid since the reading before, `elapsed` seconds ago, while the GPU's own utilization was `busy`.
+    /// `None` where that is unknown: an empty list on an idle GPU proves nothing about a busy one.
+    pub fn advance(
+        &mut self,
+        caller: &mut Caller,
+        handle: Handle,
+        elapsed: f64,
+        busy: Option<f64>,
+    ) -> Option<Vec<(u32, f64)>> {
+        let samples = match self.read(caller, handle) {
+            Ok(samples) => samples,
+            Err(_)
+                if self.source == Source::ProcessUtilization
+                    && caller.is_unsupported("nvmlDeviceGetProcessUtilization", 0) =>
+            {
+                self.source = Source::ProcessesUtilizationInfo;
+                self.read(caller, handle).ok()?
+            }
+            Err(_) => return None,
+        };
+        let is_busy = busy.is_some_and(|busy| busy >= BUSY);
+        if !samples.is_empty() {
+            (self.state, self.empty_seconds) = (SourceState::Answers, 0.0);
+        } else if is_busy {
+            self.missed(elapsed);
+        }
+        let work = self.cursors.work(&samples, elapsed);
+        // No process was active, unless the GPU was busy and no process has ever been listed.
+        (self.state == SourceState::Answers || !is_busy && self.state == SourceState::Untested).then_some(work)
+    }
+
+    /// The driver's name of the call in use, or `none` where a busy GPU has no process in either. `None`: not known
+    /// yet.
+    pub fn source(&self) -> Option<&'static str> {
+        match (self.state, self.source) {
+            (SourceState::Untested, _) => None,
+            (SourceState::ListsNothing, _) => Some("none"),
+            (SourceState::Answers, Source::ProcessUtilization) => Some("nvmlDeviceGetProcessUtilization"),
+            (SourceState::Answers, Source::ProcessesUtilizationInfo) => Some("nvmlDeviceGetProcessesUtilizationInfo"),
+        }
+    }
+
+    pub fn lists_no_processes(&self) -> bool {
+        self.state == SourceState::ListsNothing
+    }
+
+    /// No process was listed on a busy GPU. The two calls are tried in turns while neither lists any.
+    fn missed(&mut self, elapsed: f64) {
+        self.empty_seconds += elapsed;
+        if self.empty_seconds < EMPTY_SECONDS {
+            return;
+        }
+        self.empty_seconds = 0.0;
+        (self.source, self.state) = match self.source {
+            Source::ProcessUtilization => (Source::ProcessesUtilizationInfo, self.state),
+            Source::ProcessesUtilizationInfo => (Source::ProcessUtilization, SourceState::ListsNothing),
+        };
+    }
+
+    fn read(&self, caller: &mut Caller, handle: Handle) -> Result<Vec<ProcessSample>, Refusal> {
+        let read = match self.source {
+            Source::ProcessUtilization => self.process_utilization(caller, handle),
+            Source::ProcessesUtilizationInfo => self.processes_utilization_info(caller, handle),
+        };
+        let samples = match read {
+            Ok(samples) => samples,
+            Err(Refusal::Empty) => return Ok(Vec::new()),
+            Err(refusal) => return Err(refusal),
+        };
+        // Drivers return invalid samples for zombies.
+        let plausible = |sample: &ProcessSample| {
+            sample.pid != 0 && caller.plausible(&plausible::PROCESS_UTILIZATION, sample.ratio).is_some()
+        };
+        Ok(samples.into_iter().filter(plausible).collect())
+    }
+
+    fn process_utilization(&self, caller: &mut Caller, handle: Handle) -> Result<Vec<ProcessSample>, Refusal> {
+        let last_seen = self.cursors.last_seen;
+        let samples = fill(BLANK_SAMPLE, CAPACITY, LARGEST, |samples, count| {
+            call!(caller, nvmlDeviceGetProcessUtilization(handle.0, samples, count, last_seen))
+        })?;
+        Ok(samples.iter().map(|one| sample(one.pid, one.timeStamp, one.smUtil)).collect())
+    }
+
+    fn processes_utilization_info(&self, caller: &mut Caller, handle: Handle) -> Result<Vec<ProcessSample>, Refusal> {
+        let last_seen = self.cursors.last_seen;
+        let infos = fill(BLANK_INFO, CAPACITY, LARGEST, |infos, count| {
+            let mut list = nvmlProcessesUtilizationInfo_v1_t {
+                version: version::<nvmlProcessesUtilizationInfo_v1_t>(1),
+                processSamplesCount: *count,
+                lastSeenTimeStamp: last_seen,
+                procUtilArray: infos,
+            };
+            let outcome = call!(caller, nvmlDeviceGetProcessesUtilizationInfo(handle.0, &raw mut list));
+            *count = list.processSamplesCount;
+            outcome
+        })?;
+        Ok(infos.iter().map(|one| sample(one.pid, one.timeStamp, one.smUtil)).collect())
+    }
+}
+
+fn sample(pid: u32, at: u64, percent: u32) -> ProcessSample {
+    ProcessSample { pid, at, ratio: f64::from(percent) / 100.0 }
+}
+
+impl Cursors {
+    fn work(&mut self, samples: &[ProcessSample], elapsed: f64) -> Vec<(u32, f64)> {
+        let mut samples = samples.to_vec();
+        samples.sort_unstable_by_key(|sample| sample.at);
+        let (last_seen, known) = (self.last_seen, self.newest);
+        let mut work: BTreeMap<u32, f64> = BTreeMap::new();
+        let mut longest = 0.0_f64;
+        for sample in &samples {
+            let since = self.of_pid.get(&sample.pid).copied().unwrap_or(if last_seen == 0 { known } else { last_seen });
+            if sample.at <= since {
+                continue;
+            }
+            let seconds = match last_seen {
+                // A mean over more than the elapsed time: rather too low.
+                0 => elapsed,
+                // After an idle time the interval begins when the GPU was last known to be idle.
+                _ => ((sample.at - since) as f64 / 1e6).min(elapsed + SAMPLE_SECONDS),
+            };
+            longest = longest.max(seconds);
+            *work.entry(sample.pid).or_default() += sample.ratio * seconds;
+        }
+        self.advance(&samples);
+        // All processes share one device.
+        let sum: f64 = work.values().sum();
+        let scale = if sum > longest { longest / sum } else { 1.0 };
+        let work = work.into_iter().map(|(pid, seconds)| (pid, seconds * scale));
+        work.filter(|(_, seconds)| *seconds > 0.0).collect()
+    }
+
+    /// The next "last seen" is the oldest cursor of the active processes.
+    fn advance(&mut self, samples: &[ProcessSample]) {
+        let newest = samples.last().map_or(0, |sample| sample.at);
+        if newest <= self.newest && (self.last_seen != 0 || newest == 0) {
+            let is_new = |sample: &ProcessSample| self.of_pid.get(&sample.pid).is_none_or(|cursor| sample.at > *cursor);
+            let any_new = self.last_seen != 0 && samples.iter().any(is_new);
+            self.empty_passes = if any_new { 0 } else { self.empty_passes + 1 };
+            if self.empty_passes >= EMPTY_PASSES {
+                (self.last_seen, self.empty_passes) = (0, 0);
+                return;
+            }
+        } else {
+            // Also backwards, where the driver's clock has stepped back.
+            (self.newest, self.empty_passes) = (newest, 0);
+        }
+        self.of_pid.extend(samples.iter().map(|sample| (sample.pid, sample.at)));
+        let newest = self.newest;
+        self.of_pid.retain(|_, at| *at <= newest && newest - *at <= FORGOTTEN);
+        if newest != 0 {
+            let recent = self.of_pid.values().filter(|at| newest - **at <= SPREAD);
+            self.last_seen = recent.min().copied().unwrap_or(newest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// (pid, seconds, percent)
+    fn samples(of: &[(u32, f64, u32)]) -> Vec<ProcessSample> {
+        of.iter().map(|&(pid, seconds, percent)| sample(pid, (seconds * 1e6) as u64, percent)).collect()
+    }
+
+    #[test]
+    fn each_interval_counts_once() {
+        let mut cursors = Cursors::default();
+        assert_eq!(cursors.work(&samples(&[(1, 100.0, 50)]), 0.0), [], "use before the first reading is not counted");
+        assert_eq!(cursors.work(&samples(&[(1, 101.0, 50), (2, 101.0, 25)]), 1.0), [(1, 0.5), (2, 0.25)]);
+        assert_eq!(cursors.work(&samples(&[(1, 101.0, 50)]), 1.0), [], "a sample that was read already");
+        assert_eq!(cursors.work(&[], 1.0), []);
+        let late = cursors.work(&samples(&[(1, 104.0, 100)]), 1.0);
+        assert_eq!(late, [(1, 2.0)], "no more than since the GPU was known to be idle, plus a sample period");
+    }
+
+    #[test]
+    fn processes_share_one_device() {
+        let mut cursors = Cursors::default();
+        cursors.work(&samples(&[(1, 1.0, 1)]), 0.0);
+        let crowd = samples(&[(1, 2.0, 100), (2, 2.0, 60)]);
+        assert_eq!(cursors.work(&crowd, 1.0), [(1, 0.625), (2, 0.375)]);
+    }
+
+    #[test]
+    fn the_sample_of_one_process_drops_none_of_another() {
+        let mut cursors = Cursors::default();
+        cursors.work(&samples(&[(1, 100.0, 50), (2, 99.5, 50)]), 0.0);
+        assert_eq!(cursors.last_seen, 99_500_000, "the driver leaves out older samples");
+        // Under time slicing the two take turns; the sample of process 2 is always half a second behind.
+        let mut sums = [0.0, 0.0];
+        for second in 1..=10 {
+            let at = 100.0 + f64::from(second);
+            for (pid, seconds) in cursors.work(&samples(&[(1, at, 50), (2, at - 0.5, 50)]), 1.0) {
+                sums[pid as usize - 1] += seconds;
+            }
+        }
+        assert_eq!(sums, [5.0, 5.0]);
+        // One sample in each pass, in turns.
+        for second in 11..=20 {
+            let (pid, at) = (1 + second % 2, 100.0 + f64::from(second));
+            for (pid, seconds) in cursors.work(&samples(&[(pid, at, 50)]), 1.0) {
+                sums[pid as usize - 1] += seconds;
+            }
+        }
+        assert!((sums[0] - sums[1]).abs() <= 1.0 && sums[0] > 9.0, "{sums:?}");
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_is_followed_without_counting_twice() {
+        let mut cursors = Cursors::default();
+        cursors.work(&samples(&[(1, 100.0, 50)]), 0.0);
+        for _ in 0..EMPTY_PASSES {
+            assert_eq!(cursors.work(&[], 1.0), []);
+        }
+        assert_eq!(cursors.last_seen, 0);
+        assert_eq!(cursors.work(&samples(&[(1, 100.0, 50)]), 1.0), [], "still in the driver's buffer");
+        for _ in 0..EMPTY_PASSES {
+            cursors.work(&[], 1.0);
+        }
+        assert_eq!(cursors.work(&samples(&[(1, 5.0, 50)]), 1.0), [], "a new clock");
+        assert_eq!(cursors.work(&samples(&[(1, 6.0, 50)]), 1.0), [(1, 0.5)]);
+        for _ in 0..EMPTY_PASSES {
+            cursors.work(&[], 1.0);
+        }
+        assert_eq!(cursors.work(&samples(&[(1, 40.0, 30)]), 1.0), [(1, 0.3)], "active again after idle times");
+    }
+}

@@ -1,0 +1,108 @@
+//! Reads one GPU through NVML: the three tiers of a pass.
+
+use std::sync::Arc;
+
+use super::calls::{Caller, Outcome, text};
+use super::fast::FastReader;
+use super::gpm::{Gpm, InstanceUse};
+use super::inventory::{self, Mig, mig_enabled, mig_handles};
+use super::library::{Handle, Library};
+use super::medium::MediumReader;
+use super::slow::SlowReader;
+use crate::domain::model::{GpuUuid, Moment, Monotonic};
+use crate::node::hardware::source::{Due, Failure, Integrals, Pass, PassStatus, Reader};
+
+/// The code for an index that belongs to another GPU than in the inventory.
+pub const OTHER_GPU: &str = "other_gpu_at_index";
+
+/// The state to read one GPU, made for each generation of handles.
+pub struct NvmlReader {
+    caller: Caller,
+    handle: Handle,
+    migs: Vec<Mig>,
+    fast: FastReader,
+    instances: Option<InstanceUse>,
+    medium: MediumReader,
+    slow: SlowReader,
+    last: Option<Monotonic>,
+}
+
+impl NvmlReader {
+    /// The GPU at this index of the inventory. Never searched by its UUID: the driver may initialise other GPUs for
+    /// that, and hang in one of them.
+    pub fn new(library: &Arc<Library>, gpu: &GpuUuid, index: u32) -> Result<Self, Failure> {
+        let mut caller = Caller::new(Arc::clone(library));
+        let handle = inventory::handle(&mut caller, index);
+        let found = handle.and_then(|handle| Some((handle, inventory::uuid(&mut caller, handle)?)));
+        let Some((handle, uuid)) = found else {
+            let problem = caller.finish().problems.first().copied();
+            return Err(Failure {
+                call: problem.map_or("nvmlDeviceGetHandleByIndex_v2", |problem| problem.call),
+                code: problem.map_or("not_found", |problem| problem.code),
+                reason: format!("{gpu} does not answer"),
+                remedy: "look for Xid lines in the kernel log",
+            });
+        };
+        if *uuid != *gpu.as_str() {
+            return Err(Failure {
+                call: "nvmlDeviceGetHandleByIndex_v2",
+                code: OTHER_GPU,
+                reason: format!("the driver's order of GPUs has changed: index {index} was {gpu} and is {uuid}"),
+                remedy: "the driver is opened again and its GPUs are listed again",
+            });
+        }
+        let migs = match mig_enabled(&mut caller, handle) {
+            Some(true) => mig_handles(&mut caller, handle),
+            _ => Vec::new(),
+        };
+        let version = text!(caller, nvmlSystemGetDriverVersion());
+        let gpm = Gpm::new(&mut caller, handle, &migs);
+        let instances = InstanceUse::new(&mut caller, handle, &migs);
+        caller.forget_success();
+        Ok(Self {
+            fast: FastReader::default(),
+            instances,
+            medium: MediumReader::new(version.as_deref(), gpm),
+            slow: SlowReader::default(),
+            caller,
+            handle,
+            migs,
+            last: None,
+        })
+    }
+}
+
+impl Reader for NvmlReader {
+    fn read(&mut self, due: Due, now: Moment) -> Pass {
+        let elapsed = self.last.map_or(0.0, |last| now.monotonic.since(last).as_secs_f64());
+        let mut integrals = Integrals::default();
+        let mut fast = self.fast.read(&mut self.caller, self.handle, elapsed, &mut integrals);
+        if let Some(instances) = &mut self.instances {
+            integrals.instance_busy_seconds = instances.advance(&mut self.caller, self.handle, now.monotonic);
+            fast.instance_utilization_ratios = instances.ratios.clone();
+        }
+        let medium = due.medium.then(|| {
+            let migs = &self.migs;
+            let mut medium = self.medium.read(&mut self.caller, self.handle, migs, now.monotonic, &mut integrals);
+            medium.rates.memory_utilization_ratio = self.fast.memory_utilization_ratio;
+            medium.process_utilization_source = self.fast.processes.source().map(Into::into);
+            medium
+        });
+        let slow = due.slow.then(|| self.slow.read(&mut self.caller, self.handle));
+        let Outcome { status, problems, implausible } = self.caller.finish();
+        let pass = Pass { status, problems, implausible, ..Pass::default() };
+        if status != PassStatus::Answers {
+            return pass;
+        }
+        self.last = Some(now.monotonic);
+        Pass {
+            integrals,
+            energy_counter: self.fast.energy_counter,
+            counter_is_of_gpu: self.fast.counter_is_of_gpu(),
+            fast: Some(fast),
+            medium,
+            slow,
+            ..pass
+        }
+    }
+}

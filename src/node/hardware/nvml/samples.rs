@@ -1,0 +1,64 @@
+//! Reads the driver's rings of samples and integrates them.
+
+use nvml_wrapper_sys::bindings::{nvmlSample_t, nvmlSamplingType_t, nvmlValue_t};
+
+use super::calls::{Caller, call, fill};
+use super::fields::decode;
+use super::library::Handle;
+use crate::node::hardware::integrate::{RingIntegral, Sample, Step};
+use crate::node::hardware::plausible::{self, Quantity};
+
+/// More than any known ring; grown where it does not suffice.
+const CAPACITY: usize = 256;
+const LARGEST: usize = 16 * 1024;
+
+/// One of the driver's rings and how far it has been read.
+pub struct Ring {
+    kind: nvmlSamplingType_t,
+    /// The driver's units in one of ours: percent in a ratio, milliwatts in a watt.
+    units: f64,
+    quantity: &'static Quantity,
+    integral: RingIntegral,
+}
+
+const BLANK: nvmlSample_t = nvmlSample_t { timeStamp: 0, sampleValue: nvmlValue_t { ullVal: 0 } };
+
+impl Ring {
+    pub fn utilization(kind: nvmlSamplingType_t) -> Self {
+        Self { kind, units: 100.0, quantity: &plausible::UTILIZATION, integral: RingIntegral::default() }
+    }
+
+    pub fn power(kind: nvmlSamplingType_t) -> Self {
+        Self { kind, units: 1000.0, quantity: &plausible::POWER, integral: RingIntegral::default() }
+    }
+
+    pub fn is_unsupported(&self, caller: &Caller) -> bool {
+        caller.is_unsupported("nvmlDeviceGetSamples", self.kind)
+    }
+
+    /// `fallback` returns the rate where there is no new sample.
+    pub fn advance(
+        &mut self,
+        caller: &mut Caller,
+        handle: Handle,
+        elapsed: f64,
+        fallback: impl FnOnce(&mut Caller) -> Option<f64>,
+    ) -> Step {
+        let mut samples = self.samples(caller, handle);
+        self.integral.advance(elapsed, &mut samples, || fallback(caller))
+    }
+
+    fn samples(&self, caller: &mut Caller, handle: Handle) -> Vec<Sample> {
+        let (kind, cursor) = (self.kind, self.integral.cursor());
+        let mut value_type = 0;
+        let read = fill(BLANK, CAPACITY, LARGEST, |buffer, count| {
+            call!(caller, nvmlDeviceGetSamples[kind](handle.0, kind, cursor, &raw mut value_type, count, buffer))
+        });
+        let mut sample = |sample: nvmlSample_t| {
+            let value = decode(value_type, sample.sampleValue)? / self.units;
+            Some(Sample { timestamp: sample.timeStamp, value: caller.plausible(self.quantity, value)? })
+        };
+        let read = read.unwrap_or_default().into_iter().filter(|sample| sample.timeStamp != 0);
+        read.filter_map(&mut sample).collect()
+    }
+}

@@ -1,0 +1,145 @@
+//! Collects the passes of one round into one publication, and the success of each tier.
+//!
+//! In: the GPUs queried, and their passes. Out: when to publish, and a `Collector` for each tier. Does not use:
+//! drivers, clocks.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::source::{Due, PassStatus};
+use super::worker::Report;
+use crate::domain::model::{Collector, GpuUuid, Monotonic};
+
+/// The current round, and the collectors over all rounds.
+#[derive(Debug, Default)]
+pub struct Rounds {
+    open: Option<Round>,
+    /// Tiers that have answered since the round began.
+    answered: BTreeSet<&'static str>,
+    collectors: BTreeMap<&'static str, Collector>,
+}
+
+#[derive(Debug)]
+struct Round {
+    waiting: BTreeSet<GpuUuid>,
+    until: Monotonic,
+}
+
+impl Rounds {
+    /// Waits for these GPUs up to `until`.
+    pub fn begin(&mut self, waiting: BTreeSet<GpuUuid>, until: Monotonic) {
+        self.answered.clear();
+        self.open = Some(Round { waiting, until });
+    }
+
+    /// Adds a GPU that was queried between rounds: to the open round, or to one of its own.
+    pub fn add(&mut self, gpu: GpuUuid, until: Monotonic) {
+        let round = self.open.get_or_insert_with(|| Round { waiting: BTreeSet::new(), until });
+        round.waiting.insert(gpu);
+    }
+
+    /// Closes the round. True when every GPU has answered, or the time limit has passed; otherwise it stays open.
+    pub fn close(&mut self, now: Monotonic) -> bool {
+        self.open.take_if(|round| round.waiting.is_empty() || now >= round.until).is_some()
+    }
+
+    pub fn deadline(&self) -> Option<Monotonic> {
+        self.open.as_ref().map(|round| round.until)
+    }
+
+    pub fn give_up(&mut self, gpu: &GpuUuid) {
+        if let Some(round) = &mut self.open {
+            round.waiting.remove(gpu);
+        }
+    }
+
+    pub fn clear(&mut self) {
+        self.open = None;
+    }
+
+    /// Counts a pass of the current session for the collectors of its tiers.
+    pub fn take(&mut self, report: &Report, is_current: bool) {
+        self.give_up(&report.gpu);
+        if !is_current || report.pass.status == PassStatus::Lost {
+            return;
+        }
+        for tier in tiers(report.due) {
+            let answered = match tier {
+                "fast" => report.pass.fast.is_some(),
+                "medium" => report.pass.medium.is_some(),
+                _ => report.pass.slow.is_some(),
+            };
+            let collector = self.collectors.entry(tier).or_default();
+            // A tier succeeds when every GPU answered; its duration is that of the slowest GPU.
+            let first = self.answered.insert(tier);
+            collector.success = answered && (first || collector.success);
+            if answered {
+                collector.last_success = Some(report.at);
+                let before = collector.duration.filter(|_| !first).unwrap_or_default();
+                collector.duration = Some(report.duration.max(before));
+            }
+        }
+    }
+
+    /// Without a session no tier is a success.
+    pub fn publish(&mut self, is_open: bool, stuck: BTreeSet<&'static str>) -> BTreeMap<&'static str, Collector> {
+        for tier in ["fast", "medium", "slow"] {
+            let collector = self.collectors.entry(tier).or_default();
+            collector.success &= is_open;
+            collector.stuck = stuck.contains(tier);
+        }
+        self.collectors.clone()
+    }
+}
+
+/// The tiers of a pass; fast is always read.
+pub fn tiers(due: Due) -> impl Iterator<Item = &'static str> {
+    [("fast", true), ("medium", due.medium), ("slow", due.slow)]
+        .into_iter()
+        .filter_map(|(tier, due)| due.then_some(tier))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::domain::model::{Fast, Moment};
+    use crate::node::hardware::source::Pass;
+
+    fn report(gpu: &str, fast: Option<Fast>, status: PassStatus) -> Report {
+        Report {
+            gpu: gpu.into(),
+            generation: 1,
+            due: Due::default(),
+            at: Moment { monotonic: Monotonic::from_secs(1), ..Moment::default() },
+            duration: Duration::from_millis(gpu.len() as u64),
+            fresh: false,
+            pass: Pass { status, fast, ..Pass::default() },
+        }
+    }
+
+    fn round(reports: &[Report]) -> (bool, Collector) {
+        let mut rounds = Rounds::default();
+        let asked = ["a", "bbb"].map(GpuUuid::from).into();
+        rounds.begin(asked, Monotonic::from_secs(2));
+        for report in reports {
+            rounds.take(report, true);
+        }
+        let ready = rounds.close(Monotonic::from_secs(1));
+        (ready, rounds.publish(true, BTreeSet::new()).remove("fast").unwrap())
+    }
+
+    #[test]
+    fn a_tier_succeeds_when_every_gpu_gave_it() {
+        let some = Some(Fast::default());
+        let (ready, both) =
+            round(&[report("bbb", some.clone(), PassStatus::Answers), report("a", some.clone(), PassStatus::Answers)]);
+        assert_eq!((ready, both.success, both.duration), (true, true, Some(Duration::from_millis(3))));
+        let (ready, half) =
+            round(&[report("a", None, PassStatus::Answers), report("bbb", some.clone(), PassStatus::Answers)]);
+        assert_eq!((ready, half.success), (true, false));
+        let (_, lost) = round(&[report("a", None, PassStatus::Lost), report("bbb", some.clone(), PassStatus::Answers)]);
+        assert!(lost.success, "a lost GPU is its own trouble");
+        assert!(!round(&[report("a", some, PassStatus::Answers)]).0, "the other is waited for");
+    }
+}

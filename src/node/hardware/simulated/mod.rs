@@ -1,0 +1,269 @@
+//! Simulated GPUs, for `--hardware simulated` and the demo.
+//!
+//! In: a profile, a seed, and loads set through [`Controls`]. Out: the same readings as from a driver, with exact
+//! integrals of the load. Does not use: pods, or what sets the loads.
+
+mod controls;
+mod curve;
+mod machine;
+mod profile;
+mod reader;
+
+use std::time::Duration;
+
+pub use controls::Controls;
+pub use curve::Load;
+pub use profile::{Profile, UnknownProfile};
+
+use self::reader::SimulatedReader;
+use super::source::{Driver, EventFailure, EventSource, Failure, Problem, RawEvent, Reader, Session};
+use crate::domain::model::{GpuUuid, HardwareSource, Inventory, Monotonic, NodeDevices};
+
+/// Short, so that a session ends soon.
+const LONGEST_WAIT: Duration = Duration::from_millis(200);
+
+/// Simulated GPUs behind the same traits as NVML's.
+#[derive(Clone, Debug)]
+pub struct SimulatedDriver {
+    controls: Controls,
+}
+
+impl SimulatedDriver {
+    pub fn new(profile: Profile, seed: u64) -> Self {
+        Self { controls: Controls::new(profile, seed) }
+    }
+
+    pub fn controls(&self) -> Controls {
+        self.controls.clone()
+    }
+}
+
+impl Driver for SimulatedDriver {
+    fn source(&self) -> HardwareSource {
+        HardwareSource::Simulated
+    }
+
+    fn open(&mut self) -> Result<Box<dyn Session>, Failure> {
+        Ok(Box::new(SimulatedSession { number: self.controls.open()?, controls: self.controls.clone() }))
+    }
+}
+
+#[derive(Clone)]
+struct SimulatedSession {
+    number: u64,
+    controls: Controls,
+}
+
+impl Session for SimulatedSession {
+    fn inventory(&self) -> Result<(Inventory, Vec<Problem>), Failure> {
+        Ok((self.controls.inventory(), Vec::new()))
+    }
+
+    fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn Reader>, Failure> {
+        let gpu = self.controls.inventory().gpus.remove(gpu).expect("a GPU of the inventory");
+        Ok(Box::new(SimulatedReader::new(self.number, self.controls.clone(), gpu)))
+    }
+
+    fn layout_changed(&self) -> bool {
+        false
+    }
+
+    fn node_devices(&self) -> Option<NodeDevices> {
+        Some(self.controls.node_devices())
+    }
+
+    fn events(&self) -> Option<Box<dyn EventSource>> {
+        self.controls.forget_events();
+        Some(Box::new(self.clone()))
+    }
+}
+
+impl EventSource for SimulatedSession {
+    fn wait(&mut self, patience: Duration, _now: Monotonic) -> Result<Option<RawEvent>, EventFailure> {
+        self.controls.wait_for_event(self.number, patience.min(LONGEST_WAIT))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::model::{DeviceProcess, GpmRatios, Moment, UnixSeconds, XidInstance};
+    use crate::node::hardware::{Due, PassStatus};
+
+    fn at(seconds: u64) -> Moment {
+        Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(0.0) }
+    }
+
+    fn first(driver: &SimulatedDriver) -> (GpuUuid, Box<dyn Reader>) {
+        let session = driver.clone().open().unwrap();
+        let (inventory, _) = session.inventory().unwrap();
+        let gpu = inventory.gpus.values().find(|gpu| gpu.index == Some(0)).unwrap().uuid.clone();
+        let reader = session.reader(&gpu).unwrap();
+        (gpu, reader)
+    }
+
+    #[test]
+    fn busy_seconds_and_energy_are_the_integral_of_the_load() {
+        let driver = SimulatedDriver::new(Profile::H100, 1);
+        let (gpu, mut reader) = first(&driver);
+        driver.controls().take_over(Monotonic::default());
+        let full = Due { medium: true, slow: true };
+        assert_eq!(reader.read(full, at(0)).integrals.busy_seconds, Some(0.0));
+        driver.controls().set_load(&gpu, None, Monotonic::from_secs(4), Load::new(1.0, 1 << 30));
+        let pass = reader.read(full, at(10));
+        assert_eq!(pass.integrals.busy_seconds, Some(6.0));
+        let expected = 70.0 * 10.0 + 630.0 * 0.95 * 6.0;
+        assert!((pass.integrals.energy_joules.unwrap() - expected).abs() < 1e-6);
+        let medium = pass.medium.unwrap();
+        assert!((medium.gpm.graphics_engine_active.unwrap() - 0.6).abs() < 1e-9);
+        let memory = medium.memory.unwrap();
+        assert_eq!(memory.used, 1 << 30);
+        assert_eq!(memory.used + memory.free + memory.reserved.unwrap(), memory.total);
+    }
+
+    #[test]
+    fn a_partitioned_gpu_has_no_utilization_and_instances_have_gpm() {
+        let driver = SimulatedDriver::new(Profile::H100_MIG, 1);
+        let (gpu, mut reader) = first(&driver);
+        let controls = driver.controls();
+        controls.set_load(
+            &gpu,
+            Some(8),
+            Monotonic::from_secs(0),
+            Load { utilization: 1.0, sm_active: 0.5, memory_used: 7 },
+        );
+        reader.read(Due { medium: true, slow: true }, at(0));
+        let pass = reader.read(Due { medium: true, slow: false }, at(10));
+        let fast = pass.fast.unwrap();
+        assert_eq!((pass.integrals.busy_seconds, fast.utilization_ratio), (None, None));
+        assert_eq!((fast.instance_utilization_ratios[&7], fast.instance_utilization_ratios[&8]), (0.0, 1.0));
+        assert_eq!(pass.integrals.instance_busy_seconds.unwrap()[..2], [(7, 0.0), (8, 10.0)]);
+        let instances = pass.medium.unwrap().instances;
+        assert_eq!(instances.len(), 7);
+        assert_eq!((instances[0].gpm.sm_active, instances[1].gpm.sm_active), (Some(0.0), Some(0.5)));
+        assert_eq!(instances[1].memory.unwrap().used, 7);
+    }
+
+    #[test]
+    fn the_use_of_processes_adds_up_to_that_of_the_gpu() {
+        let driver = SimulatedDriver::new(Profile::H100_TIME_SLICED, 1);
+        let (gpu, mut reader) = first(&driver);
+        let controls = driver.controls();
+        let load = |at, pid, utilization| {
+            controls.set_process_load(&gpu, None, pid, Monotonic::from_secs(at), Load::new(utilization, 1 << 30));
+        };
+        controls.set_load(&gpu, None, Monotonic::default(), Load::new(0.75, 2 << 30));
+        load(0, 10, 0.5);
+        load(0, 11, 0.25);
+        let medium = Due { medium: true, slow: false };
+        reader.read(medium, at(0));
+        controls.end_process(&gpu, 10, Monotonic::from_secs(2));
+        controls.set_load(&gpu, None, Monotonic::from_secs(2), Load::new(0.25, 1 << 30));
+        let pass = reader.read(medium, at(4));
+        assert_eq!(pass.integrals.busy_seconds, Some(2.0));
+        assert_eq!(pass.integrals.process_sm_seconds, Some(vec![(10, 1.0), (11, 1.0)]));
+        let there = DeviceProcess { pid: 11, gpu_instance: None, compute_instance: None, memory_bytes: Some(1 << 30) };
+        assert_eq!(pass.medium.unwrap().processes, Some(vec![there]));
+        assert_eq!(reader.read(medium, at(5)).integrals.process_sm_seconds, Some(vec![(11, 0.25)]));
+    }
+
+    #[test]
+    fn both_gpus_of_a_superchip_read_its_energy_which_is_theirs_and_that_of_the_cpu() {
+        let driver = SimulatedDriver::new(Profile::GB200, 1);
+        driver.controls().take_over(Monotonic::default());
+        let session = driver.clone().open().unwrap();
+        let mut gpus: Vec<_> = session.inventory().unwrap().0.gpus.into_values().collect();
+        gpus.sort_by_key(|gpu| gpu.index);
+        let mut readers: Vec<_> = gpus.iter().map(|gpu| session.reader(&gpu.uuid).unwrap()).collect();
+        let due = Due { medium: false, slow: true };
+        for reader in &mut readers {
+            reader.read(due, at(0));
+        }
+        driver.controls().set_load(&gpus[1].uuid, None, Monotonic::from_secs(2), Load::new(1.0, 0));
+        let passes: Vec<_> = readers.iter_mut().map(|reader| reader.read(due, at(10))).collect();
+        let own: Vec<f64> = passes.iter().map(|pass| pass.integrals.energy_joules.unwrap()).collect();
+        assert_eq!(own, [1_600.0, 1_600.0 + 988.0 * 8.0, 1_600.0, 1_600.0]);
+        let module: Vec<f64> = passes.iter().map(|pass| pass.integrals.module_energy_joules.unwrap()).collect();
+        let (busy, idle) = (own[0] + own[1] + 1_300.0, own[2] + own[3] + 1_300.0);
+        assert_eq!(module, [busy, busy, idle, idle]);
+        let watts: Vec<_> = passes.iter().map(|pass| pass.fast.as_ref().unwrap().module_power_watts).collect();
+        assert_eq!(watts, [1_438.0, 1_438.0, 450.0, 450.0].map(Some));
+        let fabric = passes[0].slow.as_ref().unwrap().fabric.as_ref().unwrap();
+        assert!(fabric.domain.is_some() && fabric.conditions.len() == 4, "{fabric:?}");
+    }
+
+    #[test]
+    fn a_lost_gpu_is_reported_and_recovers() {
+        let driver = SimulatedDriver::new(Profile::A100, 1);
+        let (gpu, mut reader) = first(&driver);
+        driver.controls().set_lost(&gpu, true);
+        assert_eq!(reader.read(Due::default(), at(1)).status, PassStatus::Lost);
+        driver.controls().set_lost(&gpu, false);
+        let pass = reader.read(Due { medium: true, slow: false }, at(2));
+        assert_eq!((pass.status, pass.medium.unwrap().gpm), (PassStatus::Answers, GpmRatios::default()));
+    }
+
+    #[test]
+    fn a_gpu_behaves_as_its_xid_means() {
+        let driver = SimulatedDriver::new(Profile::H100, 1);
+        let (gpu, mut reader) = first(&driver);
+        let mut read = |code| {
+            driver.controls().inject_xids(&gpu, None, code, 1);
+            let pass = reader.read(Due { medium: false, slow: true }, at(1));
+            let errors =
+                |slow: &crate::domain::model::Slow| slow.ecc.iter().filter_map(|place| place.uncorrected).sum::<u64>();
+            (pass.status, pass.slow.map(|slow| (errors(&slow), slow.recovery_action)))
+        };
+        assert_eq!(read(13), (PassStatus::Answers, Some((0, Some(0)))));
+        assert_eq!(read(94), (PassStatus::Answers, Some((1, Some(0)))), "contained");
+        assert_eq!(read(48), (PassStatus::Answers, Some((2, Some(1)))));
+        driver.controls().set_recovery_action(&gpu, 0);
+        assert_eq!(read(95), (PassStatus::Answers, Some((1, Some(1)))));
+        assert_eq!(read(79), (PassStatus::Lost, None), "it has fallen off the bus");
+    }
+
+    #[test]
+    fn a_call_returns_when_its_gpu_no_longer_hangs() {
+        let driver = SimulatedDriver::new(Profile::A100, 1);
+        let (gpu, mut reader) = first(&driver);
+        driver.controls().set_hanging(&gpu, true);
+        let (done, outcome) = std::sync::mpsc::channel();
+        let reads = std::thread::spawn(move || done.send(reader.read(Due::default(), at(1)).status));
+        assert!(outcome.recv_timeout(Duration::from_millis(50)).is_err());
+        driver.controls().set_hanging(&gpu, false);
+        assert_eq!(outcome.recv(), Ok(PassStatus::Answers));
+        reads.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn an_unloaded_driver_ends_its_session_and_opens_when_it_is_loaded() {
+        let mut driver = SimulatedDriver::new(Profile::A100, 1);
+        let session = driver.open().unwrap();
+        let (gpu, mut reader) = first(&driver);
+        let mut events = session.events().unwrap();
+        driver.controls().set_driver_loaded(false);
+        assert_eq!(reader.read(Due::default(), at(1)).status, PassStatus::SessionOver);
+        assert_eq!(events.wait(Duration::ZERO, Monotonic::default()).unwrap_err().status, PassStatus::SessionOver);
+        assert_eq!(driver.open().err().unwrap().code, "driver_not_loaded");
+        driver.controls().set_driver_loaded(true);
+        assert_eq!(reader.read(Due::default(), at(2)).status, PassStatus::SessionOver, "a reader of the old session");
+        let mut reader = driver.open().unwrap().reader(&gpu).unwrap();
+        driver.controls().set_recovery_action(&gpu, 1);
+        let pass = reader.read(Due { medium: false, slow: true }, at(3));
+        assert_eq!((pass.status, pass.slow.unwrap().recovery_action), (PassStatus::Answers, Some(1)));
+    }
+
+    #[test]
+    fn many_events_are_delivered_one_by_one_and_in_order() {
+        let mut driver = SimulatedDriver::new(Profile::A100, 1);
+        let (gpu, _) = first(&driver);
+        let mut events = driver.open().unwrap().events().unwrap();
+        let instance = Some(XidInstance { gpu_instance: 1, compute_instance: None });
+        driver.controls().inject_xids(&gpu, None, 45, 2);
+        driver.controls().inject_xids(&gpu, None, 45, 0);
+        driver.controls().inject_xids(&gpu, instance, 13, 1);
+        let received: Vec<_> = (0..4).map(|_| events.wait(Duration::ZERO, Monotonic::default()).unwrap()).collect();
+        let instances: Vec<_> = received.iter().map(|event| event.as_ref().map(|event| event.instance)).collect();
+        assert_eq!(instances, [Some(None), Some(None), Some(instance), None]);
+    }
+}

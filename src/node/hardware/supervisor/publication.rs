@@ -1,0 +1,75 @@
+//! Publishes problems, counts and all readings as one state.
+
+use std::sync::Arc;
+
+use tracing::warn;
+
+use super::{Phase, Supervisor};
+use crate::domain::model::{Collector, HardwareState, Monotonic};
+use crate::node::hardware::plausible::Implausible;
+use crate::node::hardware::source::{Failure, Problem};
+
+const RELEASED: &str = "the driver was released on request; `podmeter resume` opens it again";
+
+impl Supervisor {
+    pub(super) fn fail(&mut self, failure: &Failure) {
+        *self.errors.entry(failure.call).or_default().entry(failure.code).or_default() += 1;
+        self.set_problem(failure.to_string());
+    }
+
+    pub(super) fn set_problem(&mut self, text: String) {
+        self.awaits_an_answer = false;
+        if self.problem.as_deref() != Some(text.as_str()) {
+            warn!(problem = text, "no device readings");
+            self.problem = Some(text.into());
+        }
+    }
+
+    pub(super) fn count(&mut self, problems: &[Problem]) {
+        for problem in problems {
+            *self.errors.entry(problem.call).or_default().entry(problem.code).or_default() += 1;
+        }
+    }
+
+    pub(super) fn count_implausible(&mut self, found: &Implausible) {
+        for (quantity, count) in found {
+            *self.implausible_readings.entry(quantity).or_default() += count;
+        }
+    }
+
+    pub(super) fn publish(&mut self) {
+        let now = self.clock.now().monotonic;
+        let is_open = matches!(self.phase, Phase::Open { .. });
+        let mut collectors = self.rounds.publish(is_open, self.fleet.stuck_tiers());
+        collectors.extend(self.event_collector(is_open, now).map(|collector| ("events", collector)));
+        let released = self.releases.released();
+        self.publisher.send_replace(Arc::new(HardwareState {
+            source: self.source,
+            inventory: self.fleet.inventory(),
+            sessions: self.sessions,
+            driver_loads: self.loads.count,
+            readings: self.fleet.readings(now),
+            module_energy_joules: self.fleet.module_energy_joules(),
+            node_devices: self.node_devices.clone(),
+            problem: if released.is_some() { Some(RELEASED.into()) } else { self.problem.clone() },
+            collectors,
+            errors: self.errors.clone(),
+            implausible_readings: self.implausible_readings.clone(),
+            released,
+        }));
+    }
+
+    /// The state of the event wait; `None` until a driver with events has been opened.
+    fn event_collector(&mut self, is_open: bool, now: Monotonic) -> Option<Collector> {
+        let current = self.event_thread.as_ref().and_then(|event_thread| event_thread.collector(now));
+        if current.is_some() {
+            self.event_collector = current;
+        } else if let Some(collector) = &mut self.event_collector {
+            collector.success = false;
+        }
+        let collector = self.event_collector.as_mut()?;
+        collector.success &= is_open;
+        collector.stuck = self.event_thread.iter().chain(&self.leaked).any(|event_thread| event_thread.is_stuck(now));
+        Some(collector.clone())
+    }
+}

@@ -1,0 +1,257 @@
+//! Opens, drains and closes sessions, by commands to the driver thread.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{debug, info, warn};
+
+use super::{Phase, Supervisor};
+use crate::domain::model::{DriverInfo, Monotonic};
+use crate::node::hardware::event_thread::EventThread;
+use crate::node::hardware::source::Session;
+use crate::node::hardware::worker::{DriverCommand, Opened};
+
+/// How long workers have to release a session before it is abandoned.
+const RELEASE: Duration = Duration::from_secs(2);
+/// With this many event threads that never ended, no further one is started.
+const LEAKED_EVENT_THREADS: usize = 4;
+
+impl Supervisor {
+    pub(super) fn resume(&mut self, now: Monotonic) {
+        if !self.releases.resume() {
+            return;
+        }
+        info!("the driver is opened again after its release");
+        self.reopen.reset();
+        if let Phase::Closed { retry } = &mut self.phase {
+            *retry = now;
+        }
+        self.publish();
+    }
+
+    /// Starts the event thread, unless too many have never ended.
+    pub(super) fn start_event_thread(&mut self, session: &Arc<dyn Session>) {
+        if self.leaked.len() >= LEAKED_EVENT_THREADS {
+            warn!("too many waits for events have not returned: this session has no events");
+            return;
+        }
+        self.event_threads += 1;
+        let (mailbox, events) = (self.mailbox.clone(), self.events.clone());
+        let session = Arc::clone(session);
+        self.event_thread =
+            EventThread::spawn(self.event_threads, session, self.clock, mailbox, events, self.settings.watchdog)
+                .inspect_err(|problem| warn!(%problem, "cannot start a thread for the driver's events"))
+                .ok();
+        if self.event_thread.is_none() {
+            self.event_collector.get_or_insert_default();
+        }
+    }
+
+    pub(super) fn take_session(&mut self, (session, (inventory, problems)): Opened, now: Monotonic) {
+        let found = (inventory.driver.clone(), inventory.gpus.len());
+        if self.opened.as_ref() == Some(&found) {
+            debug!(source = self.source.as_str(), gpus = found.1, "the driver is open again");
+        } else {
+            info!(source = self.source.as_str(), gpus = found.1, "the driver is open");
+            self.opened = Some(found);
+        }
+        self.count(&problems);
+        self.sessions += 1;
+        self.loads.found(inventory.driver.as_ref());
+        self.fleet.adopt(inventory, true, now);
+        self.check_inventory();
+        self.rounds.clear();
+        self.next = now;
+        self.releases.watch(&session);
+        self.start_event_thread(&session);
+        self.phase = Phase::Open { session, inspect: now + self.settings.medium_interval };
+        if self.stopping.is_some() || self.releases.released().is_some() {
+            self.drain(now);
+        } else {
+            // The plugin needs the list alone.
+            self.publish();
+        }
+    }
+
+    /// A driver that lists no GPU although the bus has some is a fault, not an idle node.
+    pub(super) fn check_inventory(&mut self) {
+        if self.awaits_an_answer && !self.fleet.inventory().gpus.is_empty() {
+            return;
+        }
+        if let Some((uuid, indices)) = self.fleet.inventory().duplicate_uuids.iter().next() {
+            self.set_problem(format!(
+                "the GPUs with the indices {indices:?} have the same UUID, {uuid}: they cannot be distinguished, and none of \
+                 them is read or offered; compare nvidia-smi -L, and update their firmware or the hypervisor that \
+                 assigns UUIDs"
+            ));
+            return;
+        }
+        let expected = self.node_devices.as_ref().map_or(0, |devices| devices.expected);
+        if expected > 0 && self.fleet.inventory().gpus.is_empty() {
+            self.set_problem(format!(
+                "the driver lists none of the {expected} GPUs on the PCI bus; check whether nvidia-smi works on the \
+                 node, and look for Xid and NVRM lines in the kernel log"
+            ));
+        } else {
+            (self.problem, self.awaits_an_answer) = (None, false);
+        }
+    }
+
+    /// Until a GPU answers again, in another session.
+    pub(super) fn end_session(&mut self, reason: &str, now: Monotonic) {
+        self.set_problem(reason.to_owned());
+        self.awaits_an_answer = true;
+        self.drain(now);
+    }
+
+    /// Ends the session: withdraws all readings and requests that the workers release it.
+    pub(super) fn drain(&mut self, now: Monotonic) {
+        match std::mem::replace(&mut self.phase, Phase::Closed { retry: now + self.reopen.next() }) {
+            Phase::Open { session, .. } => {
+                let pending = self.fleet.release();
+                if let Some(event_thread) = &mut self.event_thread {
+                    event_thread.stop();
+                }
+                self.rounds.clear();
+                self.phase = Phase::Draining { session, pending, until: now + RELEASE.min(self.settings.watchdog) };
+                self.publish();
+            }
+            other => self.phase = other,
+        }
+    }
+
+    pub(super) fn close(&mut self, now: Monotonic) {
+        let retry = now + self.reopen.pause();
+        let Phase::Draining { session, .. } = std::mem::replace(&mut self.phase, Phase::Closed { retry }) else {
+            return;
+        };
+        if let Some(event_thread) = self.event_thread.take_if(|event_thread| !event_thread.has_ended()) {
+            warn!("the wait for events has not returned and is abandoned");
+            self.leaked.push(event_thread);
+        }
+        self.phase = Phase::Closing { until: now + self.settings.watchdog };
+        if !self.send(DriverCommand::Close(session), now) {
+            self.phase = Phase::Closed { retry };
+        }
+    }
+
+    /// False while the driver thread is busy; a session to close then waits until it has finished.
+    pub(super) fn send(&mut self, command: DriverCommand, now: Monotonic) -> bool {
+        let refused = if self.driver_busy.is_some() { Some(command) } else { self.driver_thread.send(command).err() };
+        match refused {
+            None => {
+                self.driver_busy = Some(now);
+                true
+            }
+            Some(DriverCommand::Close(session)) => {
+                self.unclosed.push(session);
+                false
+            }
+            Some(_) => false,
+        }
+    }
+
+    pub(super) fn watch_driver_thread(&mut self, now: Monotonic) {
+        let overdue = self.driver_busy.is_some_and(|since| now.since(since) >= self.settings.watchdog);
+        if overdue && !self.driver_stuck {
+            self.driver_stuck = true;
+            warn!("a driver call that concerns the whole node has not come back");
+            if !matches!(self.phase, Phase::Open { .. }) {
+                let seconds = self.settings.watchdog.as_secs_f64();
+                self.set_problem(if self.loading.is_under_way() {
+                    format!(
+                        "loading the driver library has not returned for {seconds} s; check its file and disk: after \
+                         five minutes /-/healthy fails"
+                    )
+                } else {
+                    format!(
+                        "opening or closing the driver has not come back for {seconds} s; look for Xid or NVRM lines \
+                         in the kernel log, the node may need a reboot"
+                    )
+                });
+                self.publish();
+            }
+        }
+    }
+
+    pub(super) fn driver_returned(&mut self, now: Monotonic) {
+        self.driver_busy = None;
+        if std::mem::take(&mut self.driver_stuck) {
+            info!("the overdue driver call has returned");
+            if let Phase::Closed { retry } = &mut self.phase {
+                *retry = (*retry).min(now + self.reopen.next());
+            }
+        }
+        if let Some(session) = self.unclosed.pop() {
+            self.send(DriverCommand::Close(session), now);
+        }
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        for session in self.unclosed.drain(..) {
+            std::mem::forget(session);
+        }
+    }
+}
+
+/// Codes of an opening for a driver that is not loaded.
+const NOT_LOADED: [&str; 3] = ["driver_not_loaded", "uninitialized", "library_not_found"];
+
+/// Counts the loads of the driver that are certain. The end of a session and the begin of another is not one.
+#[derive(Debug, Default)]
+pub(super) struct Loads {
+    pub count: u64,
+    version: Option<Arc<str>>,
+    /// The last opening found it not loaded.
+    was_unloaded: bool,
+}
+
+impl Loads {
+    /// An opening failed.
+    pub fn refused(&mut self, code: &str) {
+        self.was_unloaded |= NOT_LOADED.contains(&code);
+    }
+
+    /// An opening succeeded.
+    pub fn found(&mut self, driver: Option<&DriverInfo>) {
+        let version = driver.map(|driver| &driver.driver_version);
+        let is_other = version.is_some() && self.version.is_some() && version != self.version.as_ref();
+        if self.count == 0 || is_other || self.was_unloaded {
+            self.count += 1;
+        }
+        self.was_unloaded = false;
+        if let Some(version) = version {
+            self.version = Some(Arc::clone(version));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_certain_loads_count() {
+        let driver =
+            |version: &str| DriverInfo { driver_version: version.into(), cuda_version: None, nvml_version: None };
+        let mut loads = Loads::default();
+        loads.refused("library_not_found");
+        loads.found(Some(&driver("580.1")));
+        assert_eq!(loads.count, 1, "the first");
+        loads.found(Some(&driver("580.1")));
+        loads.found(None);
+        loads.refused("operating_system");
+        loads.refused("lib_rm_version_mismatch");
+        loads.found(Some(&driver("580.1")));
+        assert_eq!(loads.count, 1, "opened again only");
+        loads.found(Some(&driver("590.2")));
+        assert_eq!(loads.count, 2, "another version");
+        for code in NOT_LOADED {
+            loads.refused(code);
+        }
+        loads.found(Some(&driver("590.2")));
+        assert_eq!(loads.count, 3, "it was unloaded");
+    }
+}

@@ -1,0 +1,154 @@
+use super::*;
+use crate::domain::model::{Account, ContainerRef, Figures, Moment, Sharing, UnixSeconds};
+use crate::node::journal::Query;
+use crate::node::journal::allocation_record::AllocationRecord;
+
+const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(3600) };
+
+fn settings(directory: &Path) -> Settings {
+    Settings { directory: directory.to_owned(), bounds: BOUNDS }
+}
+
+/// One pod that holds a GPU.
+fn snapshot(clock: &Clock, pod: &str) -> Snapshot {
+    let at: Moment = clock.now();
+    let account = Account {
+        holding: Some(crate::test_data::holding("GPU-1", Sharing::Exclusive, 1.0)),
+        figures: Figures { allocated_seconds: Some(at.monotonic.as_duration().as_secs_f64()), ..Figures::default() },
+        ..Account::new(ContainerRef::new("team", pod, "main"), "GPU-1".into(), None, at.unix)
+    };
+    Snapshot { at, accounts: vec![account], ..Snapshot::default() }
+}
+
+fn until(what: &str, journal: &Journal, condition: impl Fn(&JournalState) -> bool) {
+    let clock = Clock::start();
+    let (_sender, timer) = sync_channel::<()>(1);
+    while !condition(&journal.reader().state()) {
+        assert!(clock.now().monotonic < Monotonic::from_secs(60), "not {what} in time: {:?}", journal.reader().state());
+        let _ = timer.recv_timeout(Duration::from_millis(10));
+    }
+}
+
+fn on_disk(directory: &Path) -> Vec<AllocationRecord> {
+    let response = crate::node::journal::read_directory(directory, &Query::all(), UnixSeconds(0.0)).unwrap();
+    response.allocations
+}
+
+#[test]
+fn records_are_on_disk_at_the_end_and_the_next_agent_continues_them() {
+    let directory = tempfile::tempdir().unwrap();
+    for restarts in 0..2 {
+        let clock = Clock::start();
+        let journal = Journal::start(settings(directory.path()), clock).unwrap();
+        until("open", &journal, |state| state.size_bytes.is_some());
+        journal.watcher().observe(&snapshot(&clock, "a"));
+        journal.stop();
+        let records = on_disk(directory.path());
+        assert_eq!((records.len(), records[0].agent_restarts), (1, restarts));
+    }
+}
+
+#[test]
+fn a_response_has_records_on_disk_and_newer_ones() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Clock::start();
+    let journal = Journal::start(settings(directory.path()), clock).unwrap();
+    let watcher = journal.watcher();
+    let response = || journal.reader().respond(&Query::all(), "node-a", clock.now().unix);
+    // Also before the file is there.
+    watcher.observe(&snapshot(&clock, "a"));
+    assert_eq!(response().allocations.len(), 1);
+    until("written", &journal, |state| state.written > 0);
+    watcher.observe(&snapshot(&clock, "b"));
+    until("written twice", &journal, |state| state.written > 2);
+    let pods: Vec<_> = response().allocations.iter().map(|record| (record.pod.to_string(), record.is_open())).collect();
+    assert_eq!(pods, [("a".to_owned(), false), ("b".to_owned(), true)], "each once");
+    drop(watcher);
+    journal.stop();
+}
+
+#[test]
+fn a_second_agent_waits_until_the_first_has_ended() {
+    let directory = tempfile::tempdir().unwrap();
+    let clock = Clock::start();
+    let first = Journal::start(settings(directory.path()), clock).unwrap();
+    until("open", &first, |state| state.size_bytes.is_some());
+    let second = Journal::start(settings(directory.path()), clock).unwrap();
+    second.watcher().observe(&snapshot(&clock, "a"));
+    until("waiting", &second, |state| state.problem.as_deref().is_some_and(|text| text.contains("another podmeter")));
+    assert_eq!(second.reader().state().errors, 0, "waiting is not an error");
+    first.stop();
+    until("taken over", &second, |state| state.problem.is_none() && state.written == 1);
+    second.stop();
+    assert_eq!(on_disk(directory.path()).len(), 1);
+}
+
+#[test]
+fn a_damaged_file_is_renamed_and_never_deleted() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join(FILE);
+    let contents: Vec<String> = (0..4).map(|round| format!("no database {round}").repeat(1000)).collect();
+    for content in &contents {
+        std::fs::write(&file, content).unwrap();
+        let clock = Clock::start();
+        let journal = Journal::start(settings(directory.path()), clock).unwrap();
+        until("open", &journal, |state| state.size_bytes.is_some());
+        assert_eq!(journal.reader().state().errors, 1);
+        journal.watcher().observe(&snapshot(&clock, "a"));
+        journal.stop();
+        assert_eq!(on_disk(directory.path()).len(), 1, "the new file has what happened since");
+    }
+    let entries = std::fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path());
+    let is_renamed = |name: &str| name.contains(".damaged-") && !name.ends_with("-journal");
+    let renamed = entries.filter(|path| is_renamed(&path.to_string_lossy()));
+    let mut kept: Vec<String> = renamed.map(|path| std::fs::read_to_string(path).unwrap()).collect();
+    kept.sort();
+    assert!(kept == contents, "{} are kept", kept.len());
+}
+
+#[test]
+fn the_rollback_journal_goes_with_the_damaged_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join(FILE);
+    let of = |suffix: &str| directory.path().join(format!("{FILE}{suffix}"));
+    for round in ["first", "second"] {
+        std::fs::write(&file, round).unwrap();
+        std::fs::write(of("-journal"), round).unwrap();
+        let renamed = set_aside(&file, 7.0).unwrap();
+        assert!(!file.exists() && !of("-journal").exists());
+        assert_eq!(std::fs::read_to_string(renamed).unwrap(), round);
+    }
+    assert_eq!(std::fs::read_to_string(of(".damaged-7-journal")).unwrap(), "first");
+    assert_eq!(std::fs::read_to_string(of(".damaged-7a-journal")).unwrap(), "second");
+}
+
+#[test]
+fn an_unusable_directory_is_reported_and_used_once_it_can_be() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = directory.path().join("state");
+    std::fs::write(&place, "a file, where a directory should be").unwrap();
+    let clock = Clock::start();
+    let journal = Journal::start(settings(&place), clock).unwrap();
+    journal.watcher().observe(&snapshot(&clock, "a"));
+    until("reported", &journal, |state| state.problem.as_deref().is_some_and(|text| text.contains("--state-dir")));
+    std::fs::remove_file(&place).unwrap();
+    until("written again", &journal, |state| state.problem.is_none() && state.written > 0);
+    journal.stop();
+    assert_eq!(on_disk(&place).len(), 1, "records from before are there");
+}
+
+#[test]
+fn a_removed_directory_is_created_again() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("state");
+    let clock = Clock::start();
+    let journal = Journal::start(settings(&directory), clock).unwrap();
+    until("open", &journal, |state| state.size_bytes.is_some());
+    std::fs::remove_dir_all(&directory).unwrap();
+    journal.watcher().observe(&snapshot(&clock, "a"));
+    until("an error", &journal, |state| state.problem.is_some());
+    until("written again", &journal, |state| state.problem.is_none());
+    assert!(directory.join(LOCK).exists(), "it excludes another agent");
+    journal.stop();
+    assert_eq!(on_disk(&directory).len(), 1);
+}

@@ -1,0 +1,264 @@
+//! The kubelet's device checkpoint, for what `List` lacks: which pod, by UID, was given a device, and which devices
+//! were registered before the kubelet or podmeter started.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+use serde::Deserialize;
+
+use super::trigger::CHECKPOINT;
+use crate::domain::attribution::CheckpointAllocations;
+use crate::domain::model::{DeviceId, FileStamp, PodUid, ResourceName};
+use crate::files;
+use crate::tasks::SlowRead;
+
+/// The file of a node with a hundred pods has some ten kilobytes, with answers of Allocate; a DRA driver's checkpoint has
+/// about two for each claim. Parsed, a DRA driver's takes up to eleven times its size: it must fit the chart's memory limit.
+pub(super) const LARGEST: u64 = 4 << 20;
+/// Of files of this machine.
+pub(super) const DEADLINE: Duration = Duration::from_secs(1);
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Checkpoint {
+    data: Data,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Data {
+    /// `null` in a kubelet that never allocated.
+    pod_device_entries: Option<Vec<PodDevicesEntry>>,
+    #[serde(default)]
+    registered_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
+}
+
+#[derive(Deserialize)]
+struct PodDevicesEntry {
+    #[serde(rename = "PodUID")]
+    pod_uid: String,
+    #[serde(rename = "ContainerName")]
+    container: String,
+    #[serde(rename = "ResourceName")]
+    resource: String,
+    /// By NUMA node.
+    #[serde(rename = "DeviceIDs", default)]
+    devices: Option<BTreeMap<String, Option<Vec<String>>>>,
+}
+
+/// The checkpoint as it was last read. An unreadable one counts as absent: UIDs then come from other sources.
+#[derive(Debug)]
+pub struct CheckpointFile {
+    path: PathBuf,
+    read: Arc<CheckpointAllocations>,
+    problem: Option<String>,
+    reading: SlowRead<io::Result<Arc<CheckpointAllocations>>>,
+}
+
+impl CheckpointFile {
+    pub fn new(device_plugin_directory: &Path) -> Self {
+        Self {
+            path: device_plugin_directory.join(CHECKPOINT),
+            read: Arc::default(),
+            problem: None,
+            reading: SlowRead::idle(),
+        }
+    }
+
+    /// Reads the file if it was written since.
+    pub async fn refresh(&mut self) -> Arc<CheckpointAllocations> {
+        let (path, before) = (self.path.clone(), Arc::clone(&self.read));
+        let answer = self.reading.answer(DEADLINE, move || read(&path, &before)).await;
+        let problem = match answer.map(|answer| answer.map_err(io::Error::other).flatten()) {
+            Some(Ok(read)) => {
+                self.read = read;
+                None
+            }
+            Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
+                self.read = Arc::default();
+                None
+            }
+            Some(Err(error)) => Some(error.to_string()),
+            None => Some(format!("the file system has not answered within {} s", DEADLINE.as_secs())),
+        };
+        if let Some(problem) = &problem {
+            self.read = Arc::default();
+            if self.problem.as_ref() != Some(problem) {
+                let file = self.path.display();
+                tracing::warn!(%file, problem, "the kubelet's device checkpoint cannot be read: pods get their UIDs later");
+            }
+        }
+        self.problem = problem;
+        Arc::clone(&self.read)
+    }
+}
+
+fn read(path: &Path, before: &Arc<CheckpointAllocations>) -> io::Result<Arc<CheckpointAllocations>> {
+    let mut version = before.version;
+    match changed_content(path, &mut version, LARGEST)? {
+        None => Ok(Arc::clone(before)),
+        Some(text) => Ok(Arc::new(CheckpointAllocations { version, ..parse(&text)? })),
+    }
+}
+
+/// `None`: as it was when `known` was its version.
+pub(super) fn changed_content(path: &Path, known: &mut Option<FileStamp>, largest: u64) -> io::Result<Option<Vec<u8>>> {
+    // A named pipe is an error: opening it does not wait for a writer.
+    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.len() > largest {
+        return Err(io::Error::other(format!("not a file of at most {largest} bytes")));
+    }
+    let version = Some(files::stamp(&metadata));
+    if *known == version {
+        return Ok(None);
+    }
+    let mut bytes = vec![];
+    file.take(largest).read_to_end(&mut bytes)?;
+    *known = version;
+    Ok(Some(bytes))
+}
+
+/// By device, the pod that was given it; and all devices.
+pub fn parse(text: &[u8]) -> io::Result<CheckpointAllocations> {
+    let checkpoint: Checkpoint = serde_json::from_slice(text)?;
+    let (mut pods, mut all) = (BTreeMap::new(), BTreeMap::<ResourceName, BTreeSet<DeviceId>>::new());
+    for (resource, devices) in checkpoint.data.registered_devices.into_iter().flatten() {
+        all.entry(ResourceName::new(resource)).or_default().extend(devices.into_iter().flatten().map(DeviceId::new));
+    }
+    for entry in checkpoint.data.pod_device_entries.into_iter().flatten() {
+        let (container, resource) = (Arc::<str>::from(entry.container), ResourceName::new(entry.resource));
+        let uid = PodUid::new(entry.pod_uid);
+        let ids = entry.devices.into_iter().flat_map(BTreeMap::into_values).flatten().flatten();
+        let devices: BTreeSet<DeviceId> = ids.map(DeviceId::new).collect();
+        all.entry(resource.clone()).or_default().extend(devices.iter().cloned());
+        for device in devices.into_iter().filter(|_| !uid.as_str().is_empty()) {
+            match pods.entry((Arc::clone(&container), resource.clone(), device)) {
+                Entry::Vacant(place) => {
+                    place.insert(Some(uid.clone()));
+                }
+                Entry::Occupied(mut known) if *known.get() != Some(uid.clone()) => {
+                    known.insert(None);
+                }
+                Entry::Occupied(_) => {}
+            }
+        }
+    }
+    Ok(CheckpointAllocations { version: None, pods, devices: Some(Arc::new(all)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uid<'a>(
+        allocations: &'a CheckpointAllocations,
+        container: &str,
+        resource: &str,
+        device: &str,
+    ) -> Option<&'a str> {
+        allocations.pods.get(&(container.into(), resource.into(), device.into()))?.as_ref().map(PodUid::as_str)
+    }
+
+    #[test]
+    fn a_real_checkpoint_has_the_pod_of_each_device() {
+        let text = include_bytes!("../../../tests/captures/02_two_containers.checkpoint.json");
+        let read = parse(text).unwrap();
+        let pod = Some("aec2ea74b12e2dd67cd5d81f47b5e446");
+        assert_eq!(uid(&read, "a", "lab.example.com/gpu", "gpu-0"), pod);
+        assert_eq!(uid(&read, "b", "lab.example.com/gpu", "gpu-1"), pod);
+        assert_eq!(uid(&read, "a", "lab.example.com/gpu", "gpu-1"), None);
+        assert_eq!(
+            uid(&read, "main", "example.com/resource", "Dev-1"),
+            Some("dad287ff47b8747690ba581b7b9c0da6"),
+            "without topology"
+        );
+    }
+
+    #[test]
+    fn a_device_of_two_pods_has_none() {
+        let entry = |uid: &str| {
+            format!(
+                r#"{{"PodUID":"{uid}","ContainerName":"c","ResourceName":"r/r","DeviceIDs":{{"-1":["0"]}},"AllocResp":""}}"#
+            )
+        };
+        let text = format!(r#"{{"Data":{{"PodDeviceEntries":[{},{}]}},"Checksum":1}}"#, entry("a"), entry("b"));
+        assert_eq!(uid(&parse(text.as_bytes()).unwrap(), "c", "r/r", "0"), None);
+        let never = br#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}"#;
+        assert!(parse(never).unwrap().pods.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_file_that_cannot_be_read_is_as_none_and_is_read_again_once_it_was_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(CHECKPOINT);
+        let mut file = CheckpointFile::new(directory.path());
+        assert_eq!(*file.refresh().await, CheckpointAllocations::default(), "not there");
+        let whole = include_str!("../../../tests/captures/01_basic_running.checkpoint.json");
+        std::fs::write(&path, whole).unwrap();
+        assert!(!file.refresh().await.pods.is_empty());
+        std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        assert_eq!(*file.refresh().await, CheckpointAllocations::default(), "cut");
+        std::fs::write(&path, whole).unwrap();
+        assert!(!file.refresh().await.pods.is_empty());
+    }
+
+    #[test]
+    fn devices_that_are_registered_or_assigned_are_all_there() {
+        let ids = |text: &[u8]| {
+            let devices = parse(text).unwrap().devices.unwrap();
+            let of = |(resource, ids): (&ResourceName, &BTreeSet<DeviceId>)| {
+                format!("{resource}: {}", ids.iter().map(DeviceId::as_str).collect::<Vec<_>>().join(" "))
+            };
+            devices.iter().map(of).collect::<Vec<_>>()
+        };
+        let text = include_bytes!("../../../tests/captures/03_one_container_two_devices.checkpoint.json");
+        assert_eq!(ids(text)[1], "lab.example.com/gpu: gpu-0 gpu-1 gpu-2 gpu-3");
+        let text = br#"{"Data":{"PodDeviceEntries":[
+            {"PodUID":"u","ContainerName":"c","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["GPU-1"],"0":null}},
+            {"PodUID":"","ContainerName":"d","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["GPU-2"]}},
+            {"PodUID":"u","ContainerName":"e","ResourceName":"nvidia.com/gpu","DeviceIDs":null}],
+            "RegisteredDevices":{"nvidia.com/gpu":["GPU-0"],"nvidia.com/none":null}},"Checksum":1}"#;
+        assert_eq!(ids(text), ["nvidia.com/gpu: GPU-0 GPU-1 GPU-2", "nvidia.com/none: "]);
+    }
+
+    #[tokio::test]
+    async fn a_file_system_that_hangs_is_a_problem() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut file = CheckpointFile::new(directory.path());
+        let (answer, hangs) = std::sync::mpsc::channel();
+        assert!(file.reading.answer(Duration::ZERO, move || hangs.recv().unwrap()).await.is_none());
+        assert_eq!(*file.refresh().await, CheckpointAllocations::default());
+        assert!(file.problem.as_ref().is_some_and(|problem| problem.contains("within 1 s")), "{:?}", file.problem);
+        answer.send(Ok(Arc::default())).unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_is_no_file_or_too_large_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(CHECKPOINT);
+        let mut file = CheckpointFile::new(directory.path());
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let refused = Some("not a file of at most 4194304 bytes".to_owned());
+        assert_eq!(*file.refresh().await, CheckpointAllocations::default());
+        assert_eq!(file.problem, refused, "a named pipe");
+        std::fs::remove_file(&path).unwrap();
+        File::create(&path).unwrap().set_len(LARGEST + 1).unwrap();
+        assert_eq!(*file.refresh().await, CheckpointAllocations::default());
+        assert_eq!(file.problem, refused);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn anything_is_survived(text in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let _ = parse(&text);
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! What the plugin reads of the host: device nodes, MIG capabilities, PCI topology, CDI specifications, signs of MPS.
+//!
+//! In: the configured resources and the inventory. Out: a `ScanResult` for each, and our CDI specification on disk. It
+//! runs on a blocking thread, because a file system may hang.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::cdi::{self, Specifications, Written};
+use super::paths::{self, Found, Roots};
+use super::{
+    DeviceListStrategy, MigCapabilities, NodeFacts, NvidiaConfig, Offer, ResourceConfig, control_nodes, mps,
+    node::driver_mounts, offers,
+};
+use crate::domain::model::{Gpu, GpuUuid, Inventory, PciBusId, ResourceName};
+use crate::domain::preference::{PciGpu, Place, Topology};
+
+/// Where this process sees the host.
+#[derive(Clone, Debug)]
+pub struct Surroundings {
+    pub roots: Roots,
+    pub proc: PathBuf,
+    /// The runtime's directories of CDI specifications; ours goes into the last.
+    pub cdi: Vec<PathBuf>,
+}
+
+/// What answers to the kubelet depend on.
+#[derive(Debug, Default)]
+pub struct Facts {
+    pub node: NodeFacts,
+    pub topology: Topology,
+}
+
+/// The entries to scan for, by number.
+pub type Wanted = BTreeMap<u64, Arc<ResourceConfig>>;
+
+/// The result for one entry.
+#[derive(Clone, Debug, Default)]
+pub struct ScanResult {
+    /// Of the inventory that the scan used.
+    pub generation: u64,
+    pub found: Vec<Found>,
+    /// The same allocation while nothing has changed.
+    pub facts: Arc<Facts>,
+    /// The resources that NVIDIA's MPS control daemon does not serve, and why.
+    pub without_mps: BTreeMap<ResourceName, Arc<str>>,
+    /// Why our CDI specification, or the driver's directory, is not there.
+    pub problem: Option<String>,
+}
+
+/// What is kept from one scan to the next. Entries have numbers.
+#[derive(Debug)]
+pub struct Host {
+    around: Surroundings,
+    specifications: Specifications,
+    entries: BTreeMap<u64, Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// Of the inventory that the topology is of.
+    generation: Option<u64>,
+    facts: Arc<Facts>,
+    /// Our CDI specification.
+    written: Option<(String, Written)>,
+}
+
+impl NvidiaConfig {
+    /// Whether its answers name device nodes, or a specification of them.
+    fn names_nodes(&self) -> bool {
+        self.uses_cdi() || self.pass_device_specs || self.includes(DeviceListStrategy::DeviceNodes)
+    }
+}
+
+/// Whether its part of the host may change without a change of the inventory: it is then scanned every second.
+pub fn needs_polling(config: &ResourceConfig) -> bool {
+    match config {
+        ResourceConfig::Path(_) => true,
+        ResourceConfig::Nvidia(nvidia) => nvidia.shares_through_mps() || nvidia.names_nodes(),
+        ResourceConfig::Simulated(_) => false,
+    }
+}
+
+impl Host {
+    pub fn new(around: Surroundings) -> Self {
+        Self { around, specifications: Specifications::default(), entries: BTreeMap::new() }
+    }
+
+    /// Scans for the `wanted` entries, and removes what was written for entries that are no longer configured.
+    pub fn scan(&mut self, wanted: &Wanted, inventory: &Inventory) -> BTreeMap<u64, ScanResult> {
+        // First: a removed entry may have written the file that another entry writes now.
+        for (_, mut kept) in self.entries.extract_if(.., |number, _| !wanted.contains_key(number)) {
+            kept.remove_cdi();
+        }
+        if wanted.values().any(|config| matches!(&**config, ResourceConfig::Nvidia(nvidia) if nvidia.uses_cdi())) {
+            self.specifications.refresh(&self.around.cdi);
+        }
+        wanted.iter().map(|(number, config)| (*number, self.scan_for(*number, config, inventory))).collect()
+    }
+
+    fn scan_for(&mut self, number: u64, config: &ResourceConfig, inventory: &Inventory) -> ScanResult {
+        let seen = ScanResult { generation: inventory.generation, ..ScanResult::default() };
+        match config {
+            ResourceConfig::Simulated(_) => seen,
+            ResourceConfig::Path(path) => ScanResult { found: paths::find(path, &self.around.roots), ..seen },
+            ResourceConfig::Nvidia(nvidia) => {
+                let kept = self.entries.entry(number).or_default();
+                // Unhealthy in these are the devices that are not there, and no others.
+                let offers = offers(config, inventory, &[]).offers;
+                kept.update_facts(nvidia, inventory, &offers, &self.around, &self.specifications);
+                let problem = kept.write_cdi(nvidia, &offers, &self.around, &self.specifications);
+                let problem = problem.or_else(|| without_driver(nvidia, &kept.facts.node));
+                let without_mps = mps::missing(nvidia, &self.around.roots, &offers);
+                ScanResult { facts: Arc::clone(&kept.facts), without_mps, problem, ..seen }
+            }
+        }
+    }
+}
+
+impl Kept {
+    fn update_facts(
+        &mut self,
+        nvidia: &NvidiaConfig,
+        inventory: &Inventory,
+        offers: &[Offer],
+        around: &Surroundings,
+        specifications: &Specifications,
+    ) {
+        let is_same = self.generation == Some(inventory.generation);
+        if is_same && !nvidia.names_nodes() {
+            return;
+        }
+        let node = NodeFacts {
+            control_nodes: control_nodes(&around.roots.inside(&nvidia.device_root.join("dev"))),
+            mig_capabilities: MigCapabilities::read(&around.proc),
+            driver_mounts: driver_mounts(nvidia, |path| around.roots.inside(path).exists()),
+            cdi: if nvidia.uses_cdi() { specifications.vendors(offers).cloned() } else { None },
+        };
+        if is_same && self.facts.node == node {
+            return;
+        }
+        let topology = if is_same { self.facts.topology.clone() } else { topology(inventory, around) };
+        self.facts = Arc::new(Facts { node, topology });
+        self.generation = Some(inventory.generation);
+    }
+
+    /// CDI answers need a specification: ours where the vendor has none. Where the vendor has one later, ours stays for
+    /// the containers that were given its names, without the names that both would describe. Returns what went wrong.
+    fn write_cdi(
+        &mut self,
+        nvidia: &NvidiaConfig,
+        offers: &[Offer],
+        around: &Surroundings,
+        specifications: &Specifications,
+    ) -> Option<String> {
+        let directory = around.cdi.last()?;
+        if !nvidia.uses_cdi() || offers.is_empty() || (self.facts.node.cdi.is_some() && self.written.is_none()) {
+            return None;
+        }
+        let Some(text) = cdi::specification(nvidia, offers, &self.facts.node, &specifications.described()) else {
+            self.remove_cdi();
+            return None;
+        };
+        if self.written.as_ref().is_some_and(|(before, written)| *before == text && written.is_there()) {
+            return None;
+        }
+        match cdi::write(directory, &text) {
+            Ok(written) => self.written = Some((text, written)),
+            Err(error) => return Some(format!("no CDI specification: {error}")),
+        }
+        None
+    }
+
+    fn remove_cdi(&mut self) {
+        if let Some((_, written)) = self.written.take()
+            && let Err(error) = written.remove()
+        {
+            tracing::warn!(%error, "our CDI specification cannot be removed");
+        }
+    }
+}
+
+/// Containers would get device nodes and no driver.
+fn without_driver(nvidia: &NvidiaConfig, node: &NodeFacts) -> Option<String> {
+    let first = nvidia.driver_mounts.first().filter(|_| node.driver_mounts.is_empty())?;
+    nvidia.includes(DeviceListStrategy::DeviceNodes).then(|| {
+        format!(
+            "deviceListStrategy device-nodes: {} is not there, so containers get no files of the driver: mount it into \
+             podmeter at the same path, or name the driver's directory in driverMounts ([] where images have the driver)",
+            first.host_path.display()
+        )
+    })
+}
+
+/// From where the GPUs sit on the PCI bus, and from the NVLinks between each two. A GPU that sysfs does not have is
+/// without links.
+fn topology(inventory: &Inventory, around: &Surroundings) -> Topology {
+    let devices = around.roots.sys.join("bus/pci/devices");
+    // The kubelet has no healthy device of a GPU that the driver has not listed.
+    let gpu = |gpu: &Gpu| {
+        let index = gpu.index?;
+        let path = gpu.pci_bus_id.as_ref().and_then(|id| std::fs::canonicalize(devices.join(id.as_str())).ok());
+        Some(PciGpu {
+            uuid: gpu.uuid.clone(),
+            place: Place { index, numa_node: gpu.numa_node.map(i64::from) },
+            path: path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
+        })
+    };
+    let gpus: Vec<PciGpu> = inventory.gpus.values().filter_map(gpu).collect();
+    Topology::from_pci(&gpus, &nv_links(inventory))
+}
+
+/// Links that lead straight to another GPU, as each end reports them: (reporter, other) → links. Those into switches
+/// count for no pair, as in NVIDIA's allocator (`GetNVLink` of go-gpuallocator compares remote bus ids with GPUs'
+/// alone): they make all pairs equal, and where the GPUs sit on the PCI bus decides.
+fn nv_links(inventory: &Inventory) -> BTreeMap<(GpuUuid, GpuUuid), u32> {
+    let by_bus_id: BTreeMap<&PciBusId, &GpuUuid> = inventory
+        .gpus
+        .values()
+        .filter(|gpu| gpu.present)
+        .filter_map(|gpu| Some((gpu.pci_bus_id.as_ref()?, &gpu.uuid)))
+        .collect();
+    let mut links = BTreeMap::new();
+    for gpu in inventory.gpus.values() {
+        for (bus_id, count) in gpu.nvlink_peers.iter().flat_map(|peers| &peers.by_bus_id) {
+            if let Some(other) = by_bus_id.get(bus_id) {
+                links.insert((gpu.uuid.clone(), (*other).clone()), *count);
+            }
+        }
+    }
+    links
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::model::NvLinkPeers;
+    use crate::domain::preference::{Candidate, FallbackReason, Request, choose_gpus};
+    use crate::node::plugin::tests::{gpu, inventory, nvidia, uuid};
+
+    #[test]
+    fn gpus_with_nvlinks_between_them_are_given_together() {
+        let root = tempfile::tempdir().unwrap();
+        let devices = root.path().join("bus/pci/devices");
+        std::fs::create_dir_all(&devices).unwrap();
+        let place = |index: u32| format!("0000:{:02x}:00.0", 0x10 + index);
+        let linked = |pairs: &[(u32, u32)], switch_links| {
+            let gpu = |index| {
+                let others = pairs.iter().filter_map(|(one, other)| (*one == index).then_some(*other));
+                let by_bus_id = others.map(|other| (PciBusId::new(place(other)), 4)).collect();
+                let nvlink_peers = Some(NvLinkPeers { by_bus_id, switch_links });
+                Gpu { pci_bus_id: Some(PciBusId::new(place(index))), nvlink_peers, ..gpu(index, None) }
+            };
+            let gpus = (0..4).map(gpu).map(|gpu| (gpu.uuid.clone(), gpu)).collect();
+            Inventory { gpus, ..Inventory::default() }
+        };
+        for index in 0..4 {
+            let own = root.path().join(format!("pci0000:00/0000:00:0{index}.0/{}", place(index)));
+            std::fs::create_dir_all(&own).unwrap();
+            std::os::unix::fs::symlink(own, devices.join(place(index))).unwrap();
+        }
+        let around = Surroundings {
+            roots: Roots { host: "/".into(), dev: "/dev".into(), sys: root.path().to_owned() },
+            proc: "/nonexistent".into(),
+            cdi: vec![],
+        };
+        let two = |inventory: &Inventory| {
+            let topology = topology(inventory, &around);
+            let candidate = |gpu: &Gpu| Candidate { id: gpu.uuid.as_str().into(), gpu: gpu.uuid.clone() };
+            let available = inventory.gpus.values().map(candidate).collect();
+            let choice =
+                choose_gpus(&Request { available, must_include: vec![], size: 2 }, &topology, &BTreeMap::new());
+            let index =
+                |id: &crate::domain::model::DeviceId| inventory.gpus[&GpuUuid::from(id.as_str())].index.unwrap();
+            (choice.ids.iter().map(index).collect::<Vec<_>>(), choice.fallback.map(FallbackReason::as_str))
+        };
+        let both_ends = linked(&[(0, 2), (2, 0), (1, 3), (3, 1)], 0);
+        assert_eq!(two(&both_ends), (vec![0, 2], None));
+        assert_eq!(two(&linked(&[], 18)), (vec![0, 1], None), "links into switches make all pairs equal");
+        let one_end = linked(&[(0, 2)], 0);
+        assert_eq!(two(&one_end).1, Some("links_asymmetric"));
+        let mut gone = both_ends;
+        gone.gpus.values_mut().find(|gpu| gpu.index == Some(2)).unwrap().present = false;
+        assert_eq!(nv_links(&gone).len(), 3, "no GPU is linked to one that is gone");
+    }
+
+    /// A host with nothing but what a test puts there.
+    fn empty(root: &std::path::Path) -> Surroundings {
+        std::fs::create_dir_all(root.join("dev")).unwrap();
+        Surroundings {
+            roots: Roots { host: root.into(), dev: root.join("dev"), sys: root.join("sys") },
+            proc: root.join("proc"),
+            cdi: vec![root.join("cdi")],
+        }
+    }
+
+    fn wanted(text: &str) -> Wanted {
+        [(7, Arc::new(nvidia(text)))].into()
+    }
+
+    #[test]
+    fn a_node_that_appears_late_is_found_without_a_change_of_the_inventory() {
+        let root = tempfile::tempdir().unwrap();
+        let mut host = Host::new(empty(root.path()));
+        let (wanted, inventory) = (wanted("passDeviceSpecs: true"), inventory([gpu(0, None)]));
+        let mut look = || host.scan(&wanted, &inventory).remove(&7).unwrap().facts;
+        let first = look();
+        assert!(first.node.control_nodes.is_empty());
+        assert!(Arc::ptr_eq(&first, &look()), "nothing has changed");
+        std::fs::write(root.path().join("dev/nvidia-uvm"), "").unwrap();
+        assert_eq!(look().node.control_nodes, ["/dev/nvidia-uvm"]);
+    }
+
+    #[test]
+    fn a_usual_place_of_the_driver_that_is_not_there_is_not_mounted() {
+        let root = tempfile::tempdir().unwrap();
+        let mut host = Host::new(empty(root.path()));
+        let look = |host: &mut Host, text: &str| {
+            let seen = host.scan(&wanted(text), &inventory([gpu(0, None)])).remove(&7).unwrap();
+            let mounts = seen.facts.node.driver_mounts.iter().map(|mount| mount.host_path.display().to_string());
+            (mounts.collect::<Vec<_>>(), seen.problem)
+        };
+        let (mounts, problem) = look(&mut host, "deviceListStrategy: device-nodes");
+        assert_eq!(mounts, Vec::<String>::new());
+        assert!(problem.is_some_and(|text| text.contains("/home/kubernetes/bin/nvidia is not there")));
+        std::fs::create_dir_all(root.path().join("home/kubernetes/bin/nvidia")).unwrap();
+        let expected = vec!["/home/kubernetes/bin/nvidia".to_owned()];
+        assert_eq!(look(&mut host, "deviceListStrategy: device-nodes"), (expected, None), "and not its part icd.d");
+        let configured = "deviceListStrategy: device-nodes, driverMounts: [{hostPath: /opt/nvidia, containerPath: /n}]";
+        assert_eq!(look(&mut host, configured), (vec!["/opt/nvidia".to_owned()], None), "the host may have it");
+        let none = "deviceListStrategy: device-nodes, driverMounts: []";
+        assert_eq!(look(&mut host, none), (vec![], None));
+        assert_eq!(look(&mut host, "deviceListStrategy: envvar").1, None);
+    }
+
+    #[test]
+    fn a_later_vendor_specification_replaces_ours() {
+        let root = tempfile::tempdir().unwrap();
+        let around = empty(root.path());
+        let directory = around.cdi[0].clone();
+        std::fs::create_dir(&directory).unwrap();
+        let vendors = directory.join("nvidia.json");
+        let describe = |names: &[&str]| {
+            let devices: Vec<_> = names.iter().map(|name| serde_json::json!({ "name": name })).collect();
+            let text = serde_json::json!({ "kind": cdi::OUR_KIND, "devices": devices }).to_string();
+            std::fs::write(&vendors, text).unwrap();
+        };
+        let ours = || {
+            let mut files = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
+            files.find(|file| *file != vendors).map(|file| std::fs::read_to_string(file).unwrap())
+        };
+        let mut host = Host::new(around);
+        let gone = Gpu { present: false, ..gpu(2, None) };
+        let (wanted, inventory) =
+            (wanted("deviceListStrategy: cdi-cri"), inventory([gpu(0, None), gpu(1, None), gone]));
+        // Of the layout before: a file that does not describe a GPU that is there is none to use, checked or not.
+        describe(&["0"]);
+        let mut look =
+            || host.scan(&wanted, &inventory).remove(&7).unwrap().facts.node.cdi.clone().map(|found| found.file);
+        assert_eq!(look(), None);
+        let text = ours().expect("our own");
+        assert!(text.contains(&uuid(1)) && !text.contains("\"0\""), "{text}");
+        describe(&["0", "1"]);
+        assert_eq!(look(), Some(vendors.clone()), "the GPU that is gone need not be described");
+        let text = ours().expect("for containers that were given its names");
+        assert!(text.contains(&uuid(1)) && !text.contains("\"1\""), "no name twice: {text}");
+        std::fs::remove_file(&vendors).unwrap();
+        assert_eq!(look(), None);
+        assert!(ours().unwrap().contains("\"1\""));
+        assert!(host.scan(&Wanted::new(), &inventory).is_empty());
+        assert_eq!(ours(), None, "no entry uses it any more");
+    }
+}
