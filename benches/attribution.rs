@@ -18,8 +18,8 @@ use podmeter::domain::model::{
     Allocatable, Allocations, Container, ContainerRef, CpuSet, DeviceId, HardwareState, HeldDevice, Monotonic, Pod,
     PodDirectory, PodRef, Snapshot,
 };
-use podmeter::metrics::{self, Format};
 use podmeter::node::processes::Resolver;
+use podmeter::serve::metrics::{self, Format};
 use podmeter::simulation::node::resources;
 use podmeter::simulation::proc_tree::{Inside, ProcTree};
 

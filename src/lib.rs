@@ -2,7 +2,6 @@
 //! `ARCHITECTURE.md` describes the modules and the dependencies permitted between them.
 
 pub mod agent;
-pub mod api;
 pub mod backoff;
 pub mod cli;
 pub mod client;
@@ -10,14 +9,12 @@ pub mod clock;
 pub mod doctor;
 pub mod domain;
 pub mod files;
-pub mod governance;
 pub mod input;
-pub mod metrics;
 pub mod node;
+pub mod serve;
 pub mod simulation;
 pub mod tasks;
 pub mod terminal;
 #[cfg(test)]
 mod test_data;
 pub mod top;
-pub mod web;

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use podmeter::cli;
 use podmeter::node::plugin::{Config, NvidiaConfig, ResourceConfig, parse_nvidia_config, resource_name};
-use podmeter::web::WebConfig;
+use podmeter::serve::web::WebConfig;
 
 /// The text of our own configuration file.
 pub fn configuration(bytes: &[u8]) {

@@ -1,4 +1,4 @@
-use podmeter::api::Node;
+use podmeter::serve::api::Node;
 use podmeter::top;
 
 /// What an agent answers to `podmeter top`, in JSON.

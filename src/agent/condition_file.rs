@@ -44,7 +44,7 @@ async fn follow(path: PathBuf, mut snapshots: watch::Receiver<Arc<Snapshot>>, cl
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::tests::fixture;
+    use crate::serve::metrics::tests::fixture;
 
     #[tokio::test]
     async fn the_file_has_the_condition_of_the_last_snapshot() {

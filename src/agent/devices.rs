@@ -10,8 +10,8 @@ use crate::clock::Clock;
 use crate::domain::attribution::{MissingGpus, held_gpus};
 use crate::domain::model::{GpuUuid, HardwareState, KubeletState, ResourceName, XidEvent};
 use crate::node::hardware::{self, CallDurations, Driver, Hardware, Loading};
+use crate::serve::web::DriverCommands;
 use crate::tasks::Tasks;
-use crate::web::DriverCommands;
 
 pub type XidBatches = mpsc::Receiver<Vec<XidEvent>>;
 

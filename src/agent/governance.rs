@@ -7,8 +7,8 @@ use super::listeners::Bound;
 use super::settings::{Reloadable, Settings};
 use crate::clock::Clock;
 use crate::domain::health::Recovery;
-use crate::governance::{self, Configuration, Deployment, Facts, ListenerSummary, sha256};
-use crate::web::{self, GovernanceSource, Purpose};
+use crate::serve::governance::{self, Configuration, Deployment, Facts, ListenerSummary, sha256};
+use crate::serve::web::{self, GovernanceSource, Purpose};
 
 /// Writes the governance record of a snapshot, with the facts of this process at that moment.
 pub fn source(

@@ -9,8 +9,8 @@ use crate::domain::health::{Config, Faults, Health, HealthInputs, MarkError, Ord
 use crate::domain::model::{
     ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot, XidEvent,
 };
+use crate::serve::web::{Command as WebCommand, Marking};
 use crate::tasks::Tasks;
-use crate::web::{Command as WebCommand, Marking};
 
 /// Orders that wait.
 const ORDERS: usize = 16;

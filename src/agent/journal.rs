@@ -5,8 +5,8 @@ use tokio::sync::watch;
 use crate::clock::Clock;
 use crate::domain::model::Snapshot;
 use crate::node::journal::{self, Journal, Query, Reader, Watcher};
+use crate::serve::web::AllocationSource;
 use crate::tasks::Tasks;
-use crate::web::AllocationSource;
 
 /// Writes the holdings of each snapshot. `None` without a state directory, and when no thread could be started.
 pub fn start(

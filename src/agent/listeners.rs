@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use super::Opened;
 use super::settings::Settings;
-use crate::web::{BindError, ListenAddress, Listener, Purpose};
+use crate::serve::web::{BindError, ListenAddress, Listener, Purpose};
 
 /// The listeners of the agent.
 pub struct Bound {

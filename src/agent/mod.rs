@@ -31,21 +31,21 @@ use crate::node::hardware::Driver;
 use crate::node::journal::Journal;
 use crate::node::kubelet::{self, PodSources};
 use crate::node::{plugin, processes};
+use crate::serve::web::{self, BindError, LiveConfig, ScrapeDurations, ServerSettings, WebState};
 use crate::tasks::{TaskError, Tasks};
-use crate::web::{self, BindError, LiveConfig, ScrapeDurations, ServerSettings, WebState};
 
 pub use crate::domain::health::Config as HealthConfig;
 #[cfg(test)]
 pub use crate::domain::health::DURATION as DURATION_PATTERN;
 pub use crate::domain::model::{HardwareSource, PodLabel, PodLabelError};
-pub use crate::governance::{ReadFile, sha256};
 pub use crate::node::hardware::nvml::{LibrarySearch, end_process};
 pub use crate::node::hardware::simulated::Profile;
 pub use crate::node::journal::{Bounds as JournalBounds, Settings as JournalSettings};
 pub use crate::node::plugin::{
     Config as PluginConfig, ConfigError as PluginConfigError, Plan as PluginPlan, ProfileConfig, ResourceConfig,
 };
-pub use crate::web::{Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
+pub use crate::serve::governance::{ReadFile, sha256};
+pub use crate::serve::web::{Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
 pub use demo::{DemoError, DemoSettings, demo};
 pub use settings::{LogFormat, ProcessAttribution, Reloadable, Settings};
 

@@ -19,11 +19,11 @@ use crate::domain::model::{
     Allocatable, Allocations, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Overview, PluginState,
     ProcessState, Snapshot, UnixSeconds, XidEvent,
 };
-use crate::metrics::SeriesBudget;
 use crate::node::hardware::CallDurations;
 use crate::node::journal::Reader;
+use crate::serve::metrics::SeriesBudget;
+use crate::serve::web::{LiveConfig, ScrapeDurations};
 use crate::tasks::Tasks;
-use crate::web::{LiveConfig, ScrapeDurations};
 
 /// The longest time between two snapshots: the ages on the page grow while nothing else changes.
 const HEARTBEAT: Duration = Duration::from_secs(1);

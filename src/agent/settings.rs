@@ -7,12 +7,12 @@ use tokio::sync::watch;
 use crate::clock::Clock;
 use crate::domain::health;
 use crate::domain::model::{HardwareSource, PodLabel};
-use crate::governance::ReadFile;
-use crate::metrics::dcgm::Generation;
 use crate::node::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::node::hardware::simulated::{Profile, SimulatedDriver};
 use crate::node::{hardware, journal, kubelet, plugin, processes};
-use crate::web::{Limits, ListenAddress};
+use crate::serve::governance::ReadFile;
+use crate::serve::metrics::dcgm::Generation;
+use crate::serve::web::{Limits, ListenAddress};
 
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;

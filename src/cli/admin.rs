@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::arguments::{AdminSocket, MarkArguments, ReleaseArguments, UnmarkArguments};
 use super::{FAILED, Failed, block_on, print};
-use crate::api::Node;
 use crate::client::{self, ClientError, DEFAULT_SOCKET, Target};
+use crate::serve::api::Node;
 
 pub fn mark(arguments: MarkArguments) -> Result<(), Failed> {
     let MarkArguments { device, reason, duration, socket } = arguments;

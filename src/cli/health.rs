@@ -4,10 +4,10 @@ use serde_json::json;
 
 use super::arguments::{HealthArguments, HealthFormat};
 use super::{ENDED, Failed, block_on, print};
-use crate::api::{DeviceCondition, NodeCondition, Status};
 use crate::client::{self, NoCondition};
 use crate::clock::Clock;
 use crate::domain::condition::SCHEMA;
+use crate::serve::api::{DeviceCondition, NodeCondition, Status};
 use crate::terminal::clean;
 
 /// As node-problem-detector's custom plugins exit.

@@ -25,7 +25,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::agent::{self, AgentError};
 use crate::client;
-use crate::metrics::catalogue;
+use crate::serve::metrics::catalogue;
 use crate::top::{self, TopSettings};
 use arguments::{Arguments, Command, RecordArguments, TopArguments};
 use options::AgentOptions;

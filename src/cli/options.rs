@@ -15,7 +15,7 @@ use crate::agent::{
     HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProcessAttribution, ProfileConfig,
 };
 use crate::input::{Size, SwitchOr};
-use crate::metrics::dcgm::Generation;
+use crate::serve::metrics::dcgm::Generation;
 
 /// From what likeness on (Jaro) an environment variable was probably meant to be an option.
 const NEARLY: f64 = 0.9;

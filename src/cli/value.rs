@@ -12,7 +12,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use crate::agent::{HardwareSource, ListenAddress, LogFormat, ProcessAttribution};
 use crate::input::Size;
-use crate::metrics::dcgm::Generation;
+use crate::serve::metrics::dcgm::Generation;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Switch {

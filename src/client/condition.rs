@@ -8,8 +8,8 @@ use std::path::Path;
 use rustix::fs::OFlags;
 
 use super::{ClientError, Target, get};
-use crate::api::NodeCondition;
 use crate::domain::condition::SCHEMA;
+use crate::serve::api::NodeCondition;
 
 /// Larger files are none of an agent's.
 const FILE_BYTES: u64 = 16 << 20;
@@ -82,7 +82,7 @@ fn parse(bytes: &[u8], source_name: &str) -> Result<NodeCondition, NoCondition> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::Status;
+    use crate::serve::api::Status;
 
     const HEALTHY: &str = r#"{"schema": "podmeter.condition/v1", "status": "healthy", "written": 1000, "until": 1060,
         "node": "a", "message": "1 GPU is healthy", "healthy_gpus": 1, "devices": []}"#;

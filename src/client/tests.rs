@@ -4,8 +4,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, UnixListener};
 
 use super::*;
-use crate::api::{History, Node};
-use crate::metrics::tests::fixture;
+use crate::serve::api::{History, Node};
+use crate::serve::metrics::tests::fixture;
 
 async fn node(target: &Target) -> Result<Node, ClientError> {
     json(target, "/api/v1/node").await

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::format::{energy, known, memory, percent, span, spanned, unit};
 use super::{Line, Style, table};
-use crate::api::Node;
 use crate::domain::model::{Gpu, GpuUuid, Moment, Reason, Unattributed};
+use crate::serve::api::Node;
 use crate::terminal::{clean, wrapped};
 
 /// Transitions of this device.

@@ -13,9 +13,9 @@ use tokio::time::MissedTickBehavior;
 
 use super::screen::Screen;
 use super::{Line, Style, text};
-use crate::api::Node;
 use crate::client::{self, ClientError, Target};
 use crate::clock::Clock;
+use crate::serve::api::Node;
 
 /// How often ages are redrawn without other changes.
 const REDRAW: Duration = Duration::from_millis(500);

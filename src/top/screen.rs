@@ -7,8 +7,8 @@ use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use super::format::span;
 use super::table::{self, Row};
 use super::{Line, Style, detail};
-use crate::api::Node;
 use crate::domain::model::{GpuUuid, Monotonic};
+use crate::serve::api::Node;
 use crate::terminal::{clean, fit, wrapped};
 
 /// Lines above the table; further problems are in the details.

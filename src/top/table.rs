@@ -7,11 +7,11 @@ use unicode_width::UnicodeWidthStr as _;
 
 use super::format::{energy, known, memory, percent, span, spanned, unit};
 use super::{Line, Style};
-use crate::api::Node;
 use crate::domain::model::{
     Account, DeviceState, Gpu, GpuUuid, HealthCause, Holding, MigDevice, MigUuid, Monotonic, Reason, UnhealthyReason,
     equal_division, parts_of_device,
 };
+use crate::serve::api::Node;
 use crate::terminal::{clean, fit};
 
 const COLUMNS: [&str; 15] = [

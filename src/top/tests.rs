@@ -11,9 +11,9 @@ use unicode_width::UnicodeWidthStr as _;
 
 use super::screen::Screen;
 use super::{Style, text};
-use crate::api::Node;
 use crate::domain::model::{Attribution, Monotonic, Sharing, UnixSeconds};
-use crate::metrics::tests::fixture;
+use crate::serve::api::Node;
+use crate::serve::metrics::tests::fixture;
 
 /// As a client reads it.
 fn node() -> Node {

@@ -5,39 +5,36 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules whose items it may name, at their own path or as another module's re-export.
-const ARROWS: [(&str, &str); 19] = [
+const ARROWS: [(&str, &str); 16] = [
     ("domain", ""),
     ("backoff", ""),
     ("clock", "domain"),
     ("files", "domain"),
     ("input", ""),
     ("node", "backoff clock domain files input tasks terminal"),
-    ("governance", "domain files"),
-    ("api", "domain"),
-    ("client", "api domain terminal"),
-    ("doctor", "api client clock domain governance node terminal"),
-    ("metrics", "domain"),
+    ("serve", "clock domain files input tasks"),
+    ("client", "domain serve terminal"),
+    ("doctor", "client clock domain node serve terminal"),
     ("terminal", ""),
     ("tasks", ""),
-    ("web", "api clock domain files input metrics tasks"),
     ("simulation", "clock domain files node"),
-    ("agent", "clock domain files governance metrics node simulation tasks web"),
-    ("top", "api client clock domain terminal"),
-    ("cli", "agent api client clock doctor domain governance input metrics node terminal top web"),
+    ("agent", "clock domain files node serve simulation tasks"),
+    ("top", "client clock domain serve terminal"),
+    ("cli", "agent client clock doctor domain input node serve terminal top"),
     ("lib", ""),
 ];
 
 /// Other libraries, and the only modules that may use them.
 const LIBRARIES: [(&str, &str); 12] = [
-    ("tokio", "agent cli client clock doctor node simulation tasks top web"),
+    ("tokio", "agent cli client clock doctor node serve simulation tasks top"),
     ("tonic", "node simulation"),
     ("nvml_wrapper_sys", "node"),
-    ("axum", "web"),
-    ("rustls", "client web"),
-    ("tokio_rustls", "client web"),
-    ("ring", "web"),
-    ("bcrypt", "web"),
-    ("hyper", "client web"),
+    ("axum", "serve"),
+    ("rustls", "client serve"),
+    ("tokio_rustls", "client serve"),
+    ("ring", "serve"),
+    ("bcrypt", "serve"),
+    ("hyper", "client serve"),
     ("crossterm", "top"),
     ("rusqlite", "node"),
     ("clap", "agent cli"),

@@ -10,8 +10,8 @@ use podmeter::domain::model::{
     ContainerRef, DeviceReadings, Fast, GpmRatios, Gpu, GpuUuid, HardwareSource, HardwareState, Holding, Inventory,
     Medium, MemoryUse, Moment, Monotonic, Owner, Sharing, Snapshot, Stamped, Totals, UnixSeconds,
 };
-use podmeter::metrics::dcgm::{self, Generation};
-use podmeter::metrics::{self, Format, catalogue};
+use podmeter::serve::metrics::dcgm::{self, Generation};
+use podmeter::serve::metrics::{self, Format, catalogue};
 
 const GUIDE: &str = include_str!("../../docs/dcgm.md");
 const GPU: &str = "GPU-00000000-0000-0000-0000-000000000000";

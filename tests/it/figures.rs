@@ -12,13 +12,13 @@ use podmeter::domain::model::{
     GpuUuid, HardwareSource, HardwareState, HealthState, Inventory, KubeletState, Moment, Monotonic, Overview, Owner,
     Snapshot, Stamped, Totals, UnixSeconds, XidCounts,
 };
-use podmeter::metrics::dcgm::Generation;
 use podmeter::node::hardware::simulated::{Profile, SimulatedDriver};
 use podmeter::node::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
-use podmeter::tasks::Tasks;
-use podmeter::web::{
+use podmeter::serve::metrics::dcgm::Generation;
+use podmeter::serve::web::{
     Admin, CachedBodies, ListenAddress, Listener, Live, Purpose, ScrapeDurations, ServerSettings, WebState, start,
 };
+use podmeter::tasks::Tasks;
 use serde_json::Value;
 use tokio::sync::watch;
 

@@ -74,7 +74,7 @@ fn the_digest_changes_with_the_configuration() {
     let running = agent::Running::start(&arguments, &variables, None);
     let read = || parsed(&record(&["--admin-socket", path]));
     let before = read();
-    let digest = podmeter::governance::sha256(text.as_bytes());
+    let digest = podmeter::serve::governance::sha256(text.as_bytes());
     assert_eq!(before["configuration"]["files"], json!([{"path": config, "sha256": digest}]));
     assert_eq!(
         (&before["running"]["image"], &before["running"]["pod"]),

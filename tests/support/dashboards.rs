@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use podmeter::metrics::catalogue::CatalogueRow;
+use podmeter::serve::metrics::catalogue::CatalogueRow;
 use serde_json::Value;
 
 pub fn directory() -> PathBuf {
@@ -88,7 +88,7 @@ pub fn variables() -> Vec<(String, String, String)> {
 }
 
 pub fn catalogue() -> BTreeMap<&'static str, CatalogueRow> {
-    podmeter::metrics::catalogue::all().map(|row| (row.name, row)).collect()
+    podmeter::serve::metrics::catalogue::all().map(|row| (row.name, row)).collect()
 }
 
 /// The family that a histogram's series belongs to.

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::message::BYTES;
 use super::*;
 use crate::domain::model::HealthState;
-use crate::metrics::tests::fixture::{self, LOST, PARTITIONED, WHOLE};
+use crate::serve::metrics::tests::fixture::{self, LOST, PARTITIONED, WHOLE};
 
 const LAST_PASS: Monotonic = Monotonic::from_secs(7);
 

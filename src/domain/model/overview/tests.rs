@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::domain::model::{Allocatable, DeviceId, Fast, Sharing};
-use crate::metrics::tests::fixture;
+use crate::serve::metrics::tests::fixture;
 
 fn of(snapshot: &Snapshot, uuid: &str) -> DeviceOverview {
     let slots = [((fixture::WHOLE.into(), None), 4)].into();

@@ -1,0 +1,181 @@
+//! Which container holds which device, and what of its use is attributed to the container.
+
+use super::family::{Family, Group, Value, counter, gauge};
+use super::labels::{DEVICE, of_account, of_device};
+use crate::domain::model::{Account, Attribution, Snapshot, allocated_ratio};
+
+pub(super) static GROUP: Group = Group {
+    section: "Allocation and attribution",
+    labels: "namespace pod container gpu_uuid mig_uuid",
+    source: "PodResources List joined with NVML",
+    metrics: &[
+        gauge(
+            "podmeter_container_allocation_info",
+            "A GPU that a container holds now, and how its use is attributed.",
+            |snapshot, family| {
+                for account in shown(snapshot) {
+                    let Some(holding) = &account.holding else { continue };
+                    for device in &holding.device_ids {
+                        let labels = of_account(account)
+                            .and_known("resource", holding.resource.as_ref())
+                            .and("device_id", device)
+                            .and("sharing", holding.sharing.as_str())
+                            .and_known("attribution", holding.attribution.map(Attribution::as_str));
+                        family.push(labels, 1u64);
+                    }
+                }
+            },
+        )
+        .labels("namespace pod container gpu_uuid mig_uuid resource device_id sharing attribution"),
+        counter(
+            "podmeter_container_allocated_seconds_total",
+            "GPU-seconds held: a shared slot counts its share of the GPU, a MIG device its slices.",
+            |snapshot, family| totals(snapshot, family, |account| account.figures.allocated_seconds),
+        ),
+        counter(
+            "podmeter_container_busy_seconds_total",
+            "GPU-seconds in which the container kept its device busy.",
+            |snapshot, family| totals(snapshot, family, |account| account.figures.busy_seconds),
+        ),
+        counter(
+            "podmeter_container_borrowed_seconds_total",
+            "The part of podmeter_container_busy_seconds_total beyond what the container holds.",
+            |snapshot, family| totals(snapshot, family, |account| account.figures.borrowed_seconds),
+        ),
+        counter(
+            "podmeter_container_idle_seconds_total",
+            "GPU-seconds held and not busy, of the time with known busy seconds.",
+            |snapshot, family| totals(snapshot, family, |account| account.figures.idle_seconds),
+        ),
+        counter(
+            "podmeter_container_uncovered_seconds_total",
+            "GPU-seconds held without known busy seconds: neither busy nor idle.",
+            |snapshot, family| totals(snapshot, family, |account| account.figures.uncovered_seconds),
+        ),
+        gauge(
+            "podmeter_container_last_active_timestamp_seconds",
+            "Unix time of the last activity, or of the last time without readings; else the start of the allocation.",
+            |snapshot, family| current(snapshot, family, |account| account.last_active),
+        ),
+        gauge(
+            "podmeter_container_utilization_ratio",
+            "Utilization of the container's device or slot in the last sample.",
+            |snapshot, family| current(snapshot, family, |account| account.utilization_ratio),
+        ),
+        gauge(
+            "podmeter_container_sm_active_ratio",
+            "SM activity of the container's exclusive device.",
+            |snapshot, family| current(snapshot, family, |account| account.sm_active_ratio),
+        ),
+        gauge(
+            "podmeter_container_dram_active_ratio",
+            "Memory bandwidth use of the container's exclusive device.",
+            |snapshot, family| current(snapshot, family, |account| account.dram_active_ratio),
+        ),
+        gauge("podmeter_container_memory_used_bytes", "Device memory that the container uses.", |snapshot, family| {
+            current(snapshot, family, |account| account.memory_used_bytes);
+        }),
+        gauge(
+            "podmeter_container_memory_limit_bytes",
+            "Device memory that the container may use.",
+            |snapshot, family| current(snapshot, family, |account| account.memory_limit_bytes),
+        ),
+        counter("podmeter_container_energy_joules_total", "Energy attributed to the container.", |snapshot, family| {
+            totals(snapshot, family, |account| account.figures.energy_joules);
+        }),
+        gauge("podmeter_container_processes", "Processes of the container on the device.", |snapshot, family| {
+            current(snapshot, family, |account| account.processes);
+        }),
+        gauge("podmeter_device_allocated_ratio", "Fraction of the GPU that is allocated.", |snapshot, family| {
+            for gpu in snapshot.hardware.inventory.gpus.values() {
+                family.push_known(of_device(gpu), allocated_ratio(snapshot, &gpu.uuid));
+            }
+        })
+        .labels(DEVICE),
+    ],
+};
+
+fn shown(snapshot: &Snapshot) -> impl Iterator<Item = &Account> {
+    snapshot.accounts.iter().filter(|account| !account.over_limit)
+}
+
+/// Stays after the container has released the device.
+fn totals<V: Into<Value>>(snapshot: &Snapshot, family: &mut Family, read: fn(&Account) -> Option<V>) {
+    for account in shown(snapshot) {
+        family.since(account.created).push_known(of_account(account), read(account));
+    }
+}
+
+/// Absent once the container has released the device.
+fn current<V: Into<Value>>(snapshot: &Snapshot, family: &mut Family, read: fn(&Account) -> Option<V>) {
+    for account in shown(snapshot).filter(|account| account.holding.is_some()) {
+        family.push_known(of_account(account), read(account));
+    }
+}
+
+/// How many series an account has on the page.
+pub(super) fn series_of(account: &Account) -> usize {
+    let figures = &account.figures;
+    let totals = [
+        figures.allocated_seconds,
+        figures.busy_seconds,
+        figures.borrowed_seconds,
+        figures.idle_seconds,
+        figures.uncovered_seconds,
+        figures.energy_joules,
+    ];
+    let current = [
+        account.last_active.is_some(),
+        account.utilization_ratio.is_some(),
+        account.sm_active_ratio.is_some(),
+        account.dram_active_ratio.is_some(),
+        account.memory_used_bytes.is_some(),
+        account.memory_limit_bytes.is_some(),
+        account.processes.is_some(),
+    ];
+    let held = account
+        .holding
+        .as_ref()
+        .map_or(0, |holding| holding.device_ids.len() + current.into_iter().filter(|is_known| *is_known).count());
+    totals.into_iter().flatten().count() + held
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::serve::metrics::tests::{fixture, value};
+
+    #[test]
+    fn the_series_limit_counts_what_is_on_the_page() {
+        let snapshot = fixture::snapshot();
+        for account in &snapshot.accounts {
+            let alone = Snapshot { accounts: vec![account.clone()], ..Snapshot::default() };
+            let shown: usize = GROUP.families(&alone).iter().map(|family| family.samples.len()).sum();
+            assert_eq!(series_of(account), shown, "{account:?}");
+        }
+    }
+
+    #[test]
+    fn parts_add_up_to_a_whole_and_no_more() {
+        let mut snapshot = fixture::snapshot();
+        let whole = snapshot.accounts[0].clone();
+        snapshot.accounts = (0..10)
+            .map(|number| {
+                let mut account = whole.clone();
+                account.container.pod = format!("pod-{number}").into();
+                account.holding.as_mut().unwrap().share = Some(0.1);
+                account
+            })
+            .collect();
+        let ratio = |snapshot: &Snapshot, uuid| {
+            value(&GROUP.families(snapshot), "podmeter_device_allocated_ratio", &[("gpu_uuid", uuid)])
+        };
+        let allocated = ratio(&snapshot, fixture::WHOLE).unwrap();
+        assert!((0.999_999..=1.0).contains(&allocated), "{allocated}");
+        assert_eq!(ratio(&snapshot, fixture::PARTITIONED), Some(0.0));
+        Arc::make_mut(&mut snapshot.kubelet).allocations = None;
+        assert_eq!(ratio(&snapshot, fixture::WHOLE), None, "the kubelet has not answered");
+    }
+}

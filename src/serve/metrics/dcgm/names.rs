@@ -1,0 +1,105 @@
+//! The table of names: `names.json`, which podmeter-migrate reads too.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use serde::Deserialize;
+
+use super::Generation;
+use super::values::Source;
+use crate::serve::metrics::family::{Descriptor, Kind};
+
+/// One metric of dcgm-exporter in both generations.
+pub struct Name {
+    pub(super) row: Row,
+    /// Of 4.8 and of 4.9.
+    pub(super) descriptors: [Descriptor; 2],
+    /// Where 4.9 has the base unit.
+    unit: Option<Unit>,
+}
+
+/// What the page needs of a row.
+#[derive(Deserialize)]
+pub(super) struct Row {
+    #[serde(rename = "4.8")]
+    old: &'static str,
+    #[serde(rename = "4.9")]
+    new: &'static str,
+    /// Of the old name; none for a plain number.
+    #[serde(default)]
+    unit: &'static str,
+    /// `counter`, where it is no gauge.
+    #[serde(rename = "type", default)]
+    kind: &'static str,
+    help: &'static str,
+    /// Where the unit is another.
+    #[serde(rename = "help_4.9", default)]
+    help_new: &'static str,
+    pub(super) source: Option<Source>,
+    /// podmeter's query of the quantity, in base units.
+    pub(super) podmeter: Option<String>,
+}
+
+/// A unit of 4.8 for which 4.9 has the base unit: the base unit, and how many of these it is, as a fraction.
+type Unit = (&'static str, u32, u32);
+
+#[derive(Deserialize)]
+struct Table {
+    #[serde(borrow)]
+    units: BTreeMap<&'static str, Unit>,
+    metrics: Vec<Row>,
+}
+
+/// The table as it is written. `shipped`: whether it is active in dcgm-exporter's counter file (the default), there as a
+/// comment, active from 4.9 on, or added by people. `not_served`: why the page does not have it; `container`: podmeter's
+/// metric by container; `difference`: how podmeter's query differs. `labels`: what dcgm-exporter writes as a label on
+/// every series; those that are not served change the identity of every series for what hardly ever changes.
+pub const TABLE: &str = include_str!("names.json");
+
+static NAMES: LazyLock<Vec<Name>> = LazyLock::new(|| {
+    let Table { units, metrics } = serde_json::from_str(TABLE).expect("a test reads the table");
+    metrics.into_iter().map(|row| Name::new(row, &units)).collect()
+});
+
+/// Every row, by subject.
+pub fn names() -> impl Iterator<Item = &'static Name> {
+    NAMES.iter()
+}
+
+impl Name {
+    fn new(row: Row, units: &BTreeMap<&'static str, Unit>) -> Self {
+        let kind = if row.kind == "counter" { Kind::Counter } else { Kind::Gauge };
+        let unit = units.get(row.unit).copied();
+        let help = if unit.is_some() { row.help_new } else { row.help };
+        let descriptor = |name, help| Descriptor { name, kind, labels: None, source: None, help };
+        Self { descriptors: [descriptor(row.old, row.help), descriptor(row.new, help)], row, unit }
+    }
+
+    /// Up to 4.8.
+    pub const fn old_name(&self) -> &'static str {
+        self.row.old
+    }
+
+    /// From 4.9 on.
+    pub const fn new_name(&self) -> &'static str {
+        self.row.new
+    }
+
+    /// Both names have the same series.
+    pub fn is_unchanged(&self) -> bool {
+        self.row.old == self.row.new
+    }
+
+    /// In a generation, and what values in base units are multiplied by.
+    pub(super) fn of(&'static self, generation: Generation) -> (&'static Descriptor, f64) {
+        match generation {
+            Generation::New => (&self.descriptors[1], 1.0),
+            Generation::Old | Generation::Both => (&self.descriptors[0], self.per_base()),
+        }
+    }
+
+    /// podmeter's value, or that under the new name where its unit differs, times this is that under the old name.
+    pub(super) fn per_base(&self) -> f64 {
+        self.unit.map_or(1.0, |(_, numerator, denominator)| f64::from(numerator) / f64::from(denominator))
+    }
+}

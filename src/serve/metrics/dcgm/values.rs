@@ -1,0 +1,243 @@
+//! The values of `/metrics/dcgm`, in base units, by the source that a row of the table names.
+
+use serde::Deserialize;
+
+use super::page::{Page, Series};
+use crate::domain::model::{Account, EccLocation, RecentCount, Slow, UnhealthyReason, busy_ratio};
+use crate::serve::metrics::labels::{Labels, medium, with_health, with_readings};
+
+/// Where the values of a metric come from.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// podmeter's own series that the row's query selects.
+    Podmeter,
+    Utilization,
+    MemoryUtilization,
+    Engine(&'static str),
+    GraphicsEngineActive,
+    SmActive,
+    SmOccupancy,
+    DramActive,
+    Pipe(&'static str),
+    PipeCycles(&'static str),
+    MemoryUsed,
+    MemoryFree,
+    MemoryReserved,
+    MemoryTotal,
+    Energy,
+    PowerLimitRequested,
+    PolicyViolation(&'static str),
+    ClockEventMask,
+    LastXid,
+    EccCorrected,
+    EccUncorrected,
+    VgpuLicensed,
+    PcieTransmitRate,
+    PcieReceiveRate,
+    NvlinkRate,
+    /// Of link 0.
+    Nvlink0Rate,
+    /// The driver's own sum over the links.
+    NvlinkErrorSum(&'static str),
+    /// podmeter's sum over the links, where these count as those up to NVLink 4 do.
+    Nvlink4Errors(&'static str),
+    /// The same from NVLink 5 on.
+    Nvlink5Errors(&'static str),
+    FabricHealthMask,
+    FabricHealthSummary,
+    FabricState,
+    /// Those of the last five minutes.
+    ClockEventsRecent,
+    ClockEventStarts,
+    XidsRecent,
+    Xids,
+    Health,
+}
+
+/// NVML's names, and those of dcgm-exporter, in the order of their bits.
+const CLOCK_EVENTS: [(&str, &str); 9] = [
+    ("idle", "gpu_idle"),
+    ("applications_clocks_setting", "clocks_setting"),
+    ("sw_power_cap", "power_cap"),
+    ("hw_slowdown", "hw_slowdown"),
+    ("sync_boost", "sync_boost"),
+    ("sw_thermal_slowdown", "sw_thermal"),
+    ("hw_thermal_slowdown", "hw_thermal"),
+    ("hw_power_brake_slowdown", "hw_power_brake"),
+    ("display_clock_setting", "display_clocks"),
+];
+
+/// By DCGM's numbers, which are those of NVML except for the last.
+const FABRIC_STATES: [&str; 5] = ["not_supported", "not_started", "in_progress", "completed", "failed"];
+
+/// What podmeter's health state covers, by the name of DCGM's health watch.
+const WATCHES: [&str; 4] = ["NVLINK", "MEM", "DRIVER", "ALL"];
+const FAILED: f64 = 20.0;
+
+impl Source {
+    /// Adds the samples of a row with this query of podmeter's metrics.
+    pub fn fill(self, page: &Page<'_>, series: &mut Series, query: Option<&str>) {
+        match self {
+            Self::Podmeter => page.selected(series, query.expect("a test checks the table")),
+            Self::Utilization => {
+                let own = |account: &Account| account.device_utilization_ratio;
+                page.each_gpu(series, Some(own), &|gpu, readings| busy_ratio(gpu, Some(readings), None));
+            }
+            Self::MemoryUtilization => page.medium(series, &|medium| medium.rates.memory_utilization_ratio),
+            Self::Engine(engine) => {
+                page.medium(series, &|medium| medium.rates.engine_utilization_ratios.get(engine).copied());
+            }
+            Self::GraphicsEngineActive => page.parts(series, None, &|_, gpm| gpm.graphics_engine_active),
+            Self::SmActive => page.parts(series, None, &|_, gpm| gpm.sm_active),
+            Self::SmOccupancy => page.parts(series, None, &|_, gpm| gpm.sm_occupancy),
+            Self::DramActive => page.parts(series, None, &|_, gpm| gpm.dram_active),
+            Self::Pipe(pipe) => page.parts(series, None, &|_, gpm| gpm.pipes.get(pipe).copied()),
+            Self::PipeCycles(pipe) => page.medium(series, &|medium| medium.pipe_cycles.get(pipe).copied()),
+            Self::MemoryUsed => {
+                let own = |account: &Account| Some(account.memory_used_bytes? as f64);
+                page.parts(series, Some(own), &|memory, _| Some(memory?.used as f64));
+            }
+            Self::MemoryFree => page.parts(series, None, &|memory, _| Some(memory?.free as f64)),
+            Self::MemoryReserved => page.parts(series, None, &|memory, _| Some(memory?.reserved? as f64)),
+            Self::MemoryTotal => page.parts(series, None, &|memory, _| Some(memory?.total as f64)),
+            Self::Energy => page.gpus(series, None, &|readings| readings.totals.energy_joules),
+            Self::PowerLimitRequested => page.medium(series, &|medium| medium.power_limit_requested_watts),
+            Self::PolicyViolation(policy) => {
+                page.medium(series, &|medium| medium.policy_violation_seconds.get(policy).copied());
+            }
+            Self::ClockEventMask => page.medium(series, &|medium| {
+                let events = &medium.clock_events;
+                let bits = (0u32..).zip(CLOCK_EVENTS).filter(|(_, (reason, _))| events.get(reason) == Some(&true));
+                (!events.is_empty()).then(|| bits.map(|(bit, _)| f64::from(1u32 << bit)).sum())
+            }),
+            Self::LastXid => last_xid(page, series),
+            Self::EccCorrected => page.slow(series, &|slow| ecc(slow, |place| place.corrected)),
+            Self::EccUncorrected => page.slow(series, &|slow| ecc(slow, |place| place.uncorrected)),
+            Self::VgpuLicensed => page.slow(series, &|slow| flag(slow.vgpu_licensed?)),
+            Self::PcieTransmitRate => page.medium(series, &|medium| medium.rates.traffic.pcie_transmitted),
+            Self::PcieReceiveRate => page.medium(series, &|medium| medium.rates.traffic.pcie_received),
+            Self::NvlinkRate => page.medium(series, &|medium| {
+                let traffic = medium.rates.traffic;
+                Some(traffic.nvlink_transmitted? + traffic.nvlink_received?)
+            }),
+            Self::Nvlink0Rate => page.medium(series, &|medium| medium.rates.link0_bytes_per_second),
+            Self::NvlinkErrorSum(error) => {
+                page.slow(series, &|slow| Some(*slow.nvlink.error_sums.get(error)? as f64));
+            }
+            Self::Nvlink4Errors(error) => page.slow(series, &|slow| link_errors(slow, "crc", error)),
+            Self::Nvlink5Errors(error) => page.slow(series, &|slow| link_errors(slow, "recovery_failed", error)),
+            Self::FabricHealthMask => page.slow(series, &|slow| Some(slow.fabric.as_ref()?.health_mask?.into())),
+            Self::FabricHealthSummary => page.slow(series, &|slow| Some(slow.fabric.as_ref()?.health_summary?.into())),
+            Self::FabricState => page.slow(series, &|slow| {
+                let state = slow.fabric.as_ref()?.state;
+                FABRIC_STATES.iter().position(|name| *name == state).map(|number| number as f64)
+            }),
+            Self::ClockEventsRecent => clock_events_recent(page, series),
+            Self::ClockEventStarts => clock_event_starts(page, series),
+            Self::XidsRecent => xids_recent(page, series),
+            Self::Xids => {
+                for (gpu, health) in with_health(page.snapshot) {
+                    for (code, xid) in &health.xids.last {
+                        page.gpu_and(series, gpu, &Labels::of("xid", *code), xid.count as f64);
+                    }
+                }
+            }
+            Self::Health => health(page, series),
+        }
+    }
+}
+
+fn flag(is_set: bool) -> Option<f64> {
+    Some(if is_set { 1.0 } else { 0.0 })
+}
+
+/// Over all places; absent where no place has the count.
+fn ecc(slow: &Slow, count: fn(&EccLocation) -> Option<u64>) -> Option<f64> {
+    slow.ecc.iter().filter_map(count).reduce(|sum, count| sum + count).map(|sum| sum as f64)
+}
+
+/// `kind` is the kind of error that only one family of NVLinks counts.
+fn link_errors(slow: &Slow, kind: &str, error: &str) -> Option<f64> {
+    let errors = &slow.nvlink.errors;
+    errors.contains_key(kind).then(|| errors.get(error)).flatten().map(|count| *count as f64)
+}
+
+fn last_xid(page: &Page<'_>, series: &mut Series) {
+    for (gpu, health) in with_health(page.snapshot) {
+        let last = health.xids.last.iter().max_by_key(|(_, xid)| xid.at.monotonic);
+        page.gpu_and(series, gpu, &Labels::default(), last.map_or(0, |(code, _)| *code).into());
+    }
+}
+
+fn clock_events_recent(page: &Page<'_>, series: &mut Series) {
+    for (gpu, readings) in with_readings(page.snapshot) {
+        let samples = medium(readings).map(|medium| &medium.clock_event_samples);
+        let Some(samples) = samples.filter(|samples| !samples.is_empty()) else { continue };
+        let named = CLOCK_EVENTS.iter().filter_map(|(reason, event)| Some((*event, *samples.get(reason)?)));
+        let active: Vec<_> = named.filter(|(_, count)| *count > 0).collect();
+        if active.is_empty() {
+            page.gpu_and(series, gpu, &window(), 0.0);
+        }
+        for (event, count) in active {
+            page.gpu_and(series, gpu, &Labels::of("clock_event", event).and_all(&window()), count as f64);
+        }
+    }
+}
+
+fn clock_event_starts(page: &Page<'_>, series: &mut Series) {
+    for (gpu, readings) in with_readings(page.snapshot) {
+        let Some(starts) = medium(readings).map(|medium| &medium.clock_event_starts) else { continue };
+        for (reason, event) in CLOCK_EVENTS {
+            if let Some(count) = starts.get(reason) {
+                page.gpu_and(series, gpu, &Labels::of("clock_event", event), *count as f64);
+            }
+        }
+    }
+}
+
+fn xids_recent(page: &Page<'_>, series: &mut Series) {
+    let now = page.snapshot.at.monotonic;
+    for (gpu, health) in with_health(page.snapshot) {
+        let counts = health.xids.last.iter().map(|(code, count)| (*code, count.recent.at(now)));
+        let recent: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
+        if recent.is_empty() {
+            page.gpu_and(series, gpu, &window(), 0.0);
+        }
+        for (code, count) in recent {
+            page.gpu_and(series, gpu, &window().and("xid", code), count as f64);
+        }
+    }
+}
+
+fn health(page: &Page<'_>, series: &mut Series) {
+    for (gpu, health) in with_health(page.snapshot) {
+        let causes: Vec<_> =
+            health.devices().flat_map(|device| &device.causes).map(|cause| area(cause.reason)).collect();
+        for watch in WATCHES {
+            let code = causes.iter().find(|(area, _)| *area == watch).map(|(_, code)| *code);
+            let labels = Labels::of("health_watch", watch).and("health_error_code", code.unwrap_or("DCGM_FR_OK"));
+            page.gpu_and(series, gpu, &labels, if code.is_some() { FAILED } else { 0.0 });
+        }
+    }
+}
+
+/// The window of a count.
+fn window() -> Labels {
+    Labels::of("window_size_in_ms", RecentCount::WINDOW.as_millis().to_string())
+}
+
+/// DCGM's health watch, and its error code for it.
+const fn area(reason: UnhealthyReason) -> (&'static str, &'static str) {
+    match reason {
+        UnhealthyReason::Xid => ("ALL", "DCGM_FR_XID_ERROR"),
+        UnhealthyReason::Lost => ("ALL", "DCGM_FR_FALLEN_OFF_BUS"),
+        UnhealthyReason::RowRemapFailed => ("MEM", "DCGM_FR_ROW_REMAP_FAILURE"),
+        UnhealthyReason::Ecc => ("MEM", "DCGM_FR_VOLATILE_DBE_DETECTED"),
+        UnhealthyReason::Fabric => ("NVLINK", "DCGM_FR_FABRIC_PROBE_STATE"),
+        UnhealthyReason::Stuck => ("DRIVER", "DCGM_FR_NVML_API"),
+        UnhealthyReason::RecoveryAction | UnhealthyReason::Admin | UnhealthyReason::Unknown => {
+            ("ALL", "DCGM_FR_UNKNOWN")
+        }
+    }
+}

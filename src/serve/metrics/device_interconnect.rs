@@ -1,0 +1,194 @@
+//! PCIe, NVLink and the fabric.
+
+use std::collections::BTreeMap;
+
+use super::family::{Family, Group, Value, counter, gauge};
+use super::labels::{DEVICE, medium, named, of_device, per_device, per_device_and, slow, with_readings};
+use crate::domain::model::{DeviceReadings, LinkCounters, Pcie, Snapshot};
+
+/// Every state, so that each has its series.
+const FABRIC_STATES: [&str; 5] = ["not_supported", "not_started", "in_progress", "completed", "failed"];
+
+pub(super) static GROUP: Group = Group {
+    section: "Device: interconnect",
+    labels: DEVICE,
+    source: "NVML",
+    metrics: &[
+        counter("podmeter_device_pcie_replays_total", "PCIe packets retransmitted.", |snapshot, family| {
+            per_device(snapshot, family, |readings| pcie(readings)?.replays);
+        })
+        .source("NVML GetPcieReplayCounter"),
+        counter("podmeter_device_pcie_errors_total", "PCIe errors by kind.", |snapshot, family| {
+            per_device_and(snapshot, family, |readings| Some(named(&pcie(readings)?.errors)));
+        })
+        .labels("gpu_uuid gpu error")
+        .source("NVML fields 173-183"),
+        counter(
+            "podmeter_device_pcie_bytes_total",
+            "Bytes over PCIe, in the GPU's direction; absent where the counter has 32 bits.",
+            |snapshot, family| {
+                per_device_and(snapshot, family, |readings| {
+                    let pcie = pcie(readings)?;
+                    Some([("transmit", pcie.transmitted_bytes), ("receive", pcie.received_bytes)])
+                });
+            },
+        )
+        .labels("gpu_uuid gpu direction")
+        .source("NVML fields 197 and 198"),
+        gauge(
+            "podmeter_device_pcie_link_generation",
+            "PCIe generation in use; falls while the GPU idles.",
+            |snapshot, family| per_device(snapshot, family, |readings| pcie(readings)?.link_generation),
+        )
+        .source("NVML GetCurrPcieLinkGeneration"),
+        gauge(
+            "podmeter_device_pcie_link_generation_max",
+            "Maximum PCIe generation of GPU and slot.",
+            |snapshot, family| per_device(snapshot, family, |readings| pcie(readings)?.link_generation_max),
+        )
+        .source("NVML GetMaxPcieLinkGeneration"),
+        gauge("podmeter_device_pcie_link_width_lanes", "PCIe lanes in use.", |snapshot, family| {
+            per_device(snapshot, family, |readings| pcie(readings)?.link_width_lanes);
+        })
+        .source("NVML GetCurrPcieLinkWidth"),
+        gauge(
+            "podmeter_device_pcie_link_width_lanes_max",
+            "Maximum PCIe lanes of GPU and slot.",
+            |snapshot, family| per_device(snapshot, family, |readings| pcie(readings)?.link_width_lanes_max),
+        )
+        .source("NVML GetMaxPcieLinkWidth"),
+        counter("podmeter_device_nvlink_bytes_total", "Bytes over all NVLinks.", |snapshot, family| {
+            per_device_and(snapshot, family, |readings| {
+                let nvlink = &slow(readings)?.nvlink;
+                Some([("transmit", nvlink.transmitted_bytes), ("receive", nvlink.received_bytes)])
+            });
+        })
+        .labels("gpu_uuid gpu direction")
+        .source("NVML fields 138 and 139, or 202 and 204"),
+        counter("podmeter_device_nvlink_errors_total", "NVLink errors by kind, over all links.", |snapshot, family| {
+            per_device_and(snapshot, family, |readings| Some(named(&slow(readings)?.nvlink.errors)));
+        })
+        .labels("gpu_uuid gpu error")
+        .source("NVML fields 161-163, or 206-212, 214 and 215"),
+        gauge("podmeter_device_nvlink_links", "NVLinks by state.", |snapshot, family| {
+            per_device_and(snapshot, family, |readings| {
+                let nvlink = &slow(readings)?.nvlink;
+                Some([("active", nvlink.active_links), ("inactive", nvlink.inactive_links)])
+            });
+        })
+        .labels("gpu_uuid gpu state")
+        .source("NVML GetNvLinkState"),
+        counter(
+            "podmeter_device_nvlink_link_errors_total",
+            "Errors of each active NVLink by kind; only with --nvlink-links.",
+            |snapshot, family| per_link(snapshot, family, |link| &link.errors),
+        )
+        .labels("gpu_uuid gpu link error")
+        .source("NVML fields 161-163, or 206-212, 214 and 215"),
+        gauge(
+            "podmeter_device_nvlink_link_bit_error_ratio",
+            "Bit error ratio of each active link of NVLink 5: effective (after correction) or symbol; only with \
+             --nvlink-links.",
+            |snapshot, family| per_link(snapshot, family, |link| &link.bit_error_ratios),
+        )
+        .labels("gpu_uuid gpu link kind")
+        .source("NVML fields 220 and 222"),
+        gauge("podmeter_device_c2c_enabled", "Whether NVLink-C2C to the CPU is enabled.", |snapshot, family| {
+            per_device(snapshot, family, |readings| slow(readings)?.c2c.enabled);
+        })
+        .source("NVML GetC2cModeInfoV"),
+        gauge("podmeter_device_c2c_links", "NVLink-C2C links by state.", |snapshot, family| {
+            per_device_and(snapshot, family, |readings| {
+                let c2c = slow(readings)?.c2c;
+                Some([("active", c2c.active_links), ("inactive", c2c.inactive_links)])
+            });
+        })
+        .labels("gpu_uuid gpu state")
+        .source("NVML fields 170 and 171"),
+        gauge(
+            "podmeter_device_c2c_bytes_per_second",
+            "Traffic over NVLink-C2C with its overhead, in the GPU's direction, averaged since the last reading.",
+            |snapshot, family| {
+                per_device_and(snapshot, family, |readings| {
+                    let traffic = medium(readings)?.rates.traffic;
+                    Some([("transmit", traffic.c2c_transmitted), ("receive", traffic.c2c_received)])
+                });
+            },
+        )
+        .labels("gpu_uuid gpu direction")
+        .source("NVML GPM 100 and 101"),
+        gauge(
+            "podmeter_device_c2c_bytes_per_second_max",
+            "Speed of all active NVLink-C2C links together.",
+            |snapshot, family| per_device(snapshot, family, |readings| slow(readings)?.c2c.bytes_per_second_max),
+        )
+        .source("NVML field 172"),
+        gauge(
+            "podmeter_device_fabric_state",
+            "Registration with the NVLink fabric: one series per state.",
+            |snapshot, family| {
+                per_device_and(snapshot, family, |readings| {
+                    let current = slow(readings)?.fabric.as_ref()?.state;
+                    Some(FABRIC_STATES.map(|state| (state, Some(state == current))))
+                });
+            },
+        )
+        .labels("gpu_uuid gpu state")
+        .source("NVML GetGpuFabricInfoV"),
+        gauge(
+            "podmeter_device_fabric_condition",
+            "Fabric conditions that the driver reports; 1 is a fault or a limit.",
+            |snapshot, family| {
+                per_device_and(snapshot, family, |readings| Some(named(&slow(readings)?.fabric.as_ref()?.conditions)));
+            },
+        )
+        .labels("gpu_uuid gpu condition")
+        .source("NVML GetGpuFabricInfoV health mask"),
+    ],
+};
+
+/// Nothing unless configured: there are hundreds for each GPU.
+fn per_link<V: Copy + Into<Value>>(
+    snapshot: &Snapshot,
+    family: &mut Family,
+    read: impl Fn(&LinkCounters) -> &BTreeMap<&'static str, V>,
+) {
+    let label = family.last_label();
+    let shown = with_readings(snapshot).filter(|_| snapshot.shows_each_nvlink);
+    for (gpu, readings) in shown {
+        for (link, counters) in slow(readings).into_iter().flat_map(|slow| &slow.nvlink.of_links) {
+            for (name, value) in read(counters) {
+                family.push(of_device(gpu).and("link", *link).and(label, *name), *value);
+            }
+        }
+    }
+}
+
+fn pcie(readings: &DeviceReadings) -> Option<&Pcie> {
+    Some(&slow(readings)?.pcie)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::metrics::tests::{fixture, value};
+
+    #[test]
+    fn the_series_of_each_link_are_shown_only_where_configured() {
+        let mut snapshot = fixture::snapshot();
+        let shown = |snapshot: &Snapshot| {
+            let page = GROUP.families(snapshot);
+            let errors =
+                value(&page, "podmeter_device_nvlink_link_errors_total", &[("link", "3"), ("error", "receive")]);
+            let ratio =
+                value(&page, "podmeter_device_nvlink_link_bit_error_ratio", &[("link", "3"), ("kind", "effective")]);
+            (errors, ratio, page.iter().filter(|family| family.descriptor.name.contains("nvlink_link_")).count())
+        };
+        assert_eq!(shown(&snapshot), (Some(2.0), Some(1.5e-14), 2));
+        snapshot.shows_each_nvlink = false;
+        assert_eq!(shown(&snapshot), (None, None, 0));
+        assert!(
+            value(&GROUP.families(&snapshot), "podmeter_device_nvlink_errors_total", &[("error", "crc")]).is_some()
+        );
+    }
+}

@@ -1,0 +1,128 @@
+//! The health of each device, why it is unhealthy, and XIDs.
+
+use std::collections::BTreeSet;
+
+use super::family::{Group, counter, gauge};
+use super::labels::{DEVICE, of_container, of_device, slow, with_health, with_readings};
+use crate::domain::model::{
+    Account, ContainerRef, ContainerXid, RECOVERY_ACTIONS, Snapshot, UnhealthyReason, recovery_action,
+};
+
+pub(super) static GROUP: Group = Group {
+    section: "Device: health",
+    labels: DEVICE,
+    source: "podmeter",
+    metrics: &[
+        gauge(
+            "podmeter_device_healthy",
+            "Whether the GPU and all of its MIG devices are healthy.",
+            |snapshot, family| {
+                for (gpu, health) in with_health(snapshot) {
+                    family.push(of_device(gpu), health.is_healthy());
+                }
+            },
+        ),
+        gauge(
+            "podmeter_device_unhealthy_reason",
+            "Why a GPU or a MIG device on it is unhealthy; always 1, absent while it is healthy.",
+            |snapshot, family| {
+                for (gpu, health) in with_health(snapshot) {
+                    let causes = health.devices().flat_map(|device| &device.causes);
+                    for reason in causes.map(|cause| cause.reason).collect::<BTreeSet<UnhealthyReason>>() {
+                        family.push(of_device(gpu).and("reason", reason.as_str()), 1u64);
+                    }
+                }
+            },
+        )
+        .labels("gpu_uuid gpu reason"),
+        gauge(
+            "podmeter_device_recovery_action",
+            "Recovery action that the driver requests: one series per action.",
+            |snapshot, family| {
+                for (gpu, readings) in with_readings(snapshot) {
+                    // A number that is not known is no state.
+                    let wanted = slow(readings).and_then(|slow| slow.recovery_action).and_then(recovery_action);
+                    for action in RECOVERY_ACTIONS {
+                        family.push_known(of_device(gpu).and("action", action), wanted.map(|wanted| action == wanted));
+                    }
+                }
+            },
+        )
+        .labels("gpu_uuid gpu action")
+        .source("NVML field 230"),
+        counter("podmeter_xid_errors_total", "XIDs by class.", |snapshot, family| {
+            for (gpu, health) in with_health(snapshot) {
+                for (class, count) in &health.xids.by_class {
+                    family.since(health.xids.created).push(of_device(gpu).and("class", class.as_str()), *count);
+                }
+            }
+        })
+        .labels("gpu_uuid gpu class")
+        .source("NVML events"),
+        gauge("podmeter_xid_last_timestamp_seconds", "Unix time of the last XID of this code.", |snapshot, family| {
+            for (gpu, health) in with_health(snapshot) {
+                for (code, xid) in &health.xids.last {
+                    let labels = of_device(gpu).and("xid", *code).and("class", xid.class.as_str());
+                    family.push(labels.and("source", "nvml"), xid.at.unix);
+                }
+            }
+        })
+        .labels("gpu_uuid gpu xid class source")
+        .source("NVML events"),
+        counter(
+            "podmeter_container_xid_errors_total",
+            "XIDs by the one container that holds the GPU or MIG device; with several holders, of none.",
+            |snapshot, family| {
+                for xid in snapshot.container_xids.iter().filter(|xid| is_shown(snapshot, xid)) {
+                    let labels = of_container(&xid.container)
+                        .and("gpu_uuid", &xid.gpu)
+                        .and_known("mig_uuid", xid.mig.as_ref())
+                        .and("xid", xid.code)
+                        .and("class", xid.class.as_str());
+                    family.since(xid.created).push(labels, xid.count);
+                }
+            },
+        )
+        .labels("namespace pod container gpu_uuid mig_uuid xid class")
+        .source("NVML events"),
+    ],
+};
+
+/// Labels have no UID: of the pods of one name, the last has the series. What the series limit drops is not shown.
+fn is_shown(snapshot: &Snapshot, xid: &ContainerXid) -> bool {
+    let is_its = |account: &&Account| account.container == xid.container && account.gpu == xid.gpu;
+    if let Some(account) = snapshot.accounts.iter().find(is_its) {
+        return !account.over_limit;
+    }
+    let is_successor = |container: &ContainerRef| {
+        *container != xid.container && container.has_names_of(&xid.container) && container.pod_uid.is_some()
+    };
+    let is_later = |other: &ContainerXid| (other.created.0, &other.container) > (xid.created.0, &xid.container);
+    let mut accounts = snapshot.accounts.iter();
+    !accounts.any(|account| !account.over_limit && is_successor(&account.container))
+        && !snapshot.container_xids.iter().any(|other| is_successor(&other.container) && is_later(other))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::serve::metrics::tests::fixture::{self, LOST, WHOLE};
+    use crate::serve::metrics::tests::value;
+
+    #[test]
+    fn an_unknown_or_absent_recovery_action_is_no_state() {
+        let page = GROUP.families(&fixture::snapshot());
+        let action =
+            |uuid, action| value(&page, "podmeter_device_recovery_action", &[("gpu_uuid", uuid), ("action", action)]);
+        assert_eq!((action(WHOLE, "none"), action(WHOLE, "gpu_reset")), (Some(1.0), Some(0.0)));
+        assert_eq!(action(LOST, "none"), None);
+        let mut snapshot = fixture::snapshot();
+        let hardware = Arc::make_mut(&mut snapshot.hardware);
+        let readings = Arc::make_mut(hardware.readings.get_mut(&WHOLE.into()).unwrap());
+        readings.slow.as_mut().unwrap().value.recovery_action = Some(77);
+        let page = GROUP.families(&snapshot);
+        assert_eq!(value(&page, "podmeter_device_recovery_action", &[("gpu_uuid", WHOLE), ("action", "none")]), None);
+    }
+}

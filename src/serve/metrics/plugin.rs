@@ -1,0 +1,216 @@
+//! The bundled device plugin. Absent while it is off.
+
+use std::collections::BTreeMap;
+
+use super::family::{Family, Group, Value, counter, gauge, histogram};
+use super::labels::{DEVICE, Labels, of_device};
+use crate::domain::model::{GpuUuid, PluginResource, PluginState, Snapshot};
+
+pub(super) static GROUP: Group = Group {
+    section: "Device plugin",
+    labels: "resource",
+    source: "podmeter",
+    metrics: &[
+        gauge(
+            "podmeter_plugin_registered",
+            "Whether the resource is registered with the kubelet by this podmeter.",
+            |snapshot, family| of_resources(snapshot, family, |state| Some(state.registered)),
+        ),
+        counter(
+            "podmeter_plugin_registrations_total",
+            "Registrations with the kubelet, which restarts of the kubelet and lost streams repeat.",
+            |snapshot, family| of_resources(snapshot, family, |state| Some(state.registrations)),
+        ),
+        counter("podmeter_plugin_kubelet_restarts_total", "Restarts of the kubelet.", |snapshot, family| {
+            let restarts = snapshot.plugin.as_ref().map(|plugin| plugin.kubelet_restarts);
+            family.since(snapshot.started).push_known(Labels::default(), restarts);
+        })
+        .labels(""),
+        gauge("podmeter_plugin_devices", "Devices offered to the kubelet, by health.", |snapshot, family| {
+            by_label(snapshot, family, |state| {
+                let (healthy, unhealthy) = state.count();
+                [("healthy", healthy), ("unhealthy", unhealthy)]
+            });
+        })
+        .labels("resource health"),
+        counter(
+            "podmeter_plugin_allocations_total",
+            "Allocations that the kubelet requested, by result.",
+            |snapshot, family| by_label(snapshot, family, |state| counts(&state.allocations)),
+        )
+        .labels("resource result"),
+        histogram(
+            "podmeter_plugin_allocate_duration_seconds",
+            "Time that podmeter took to answer allocations, refused ones too.",
+            |snapshot, family| of_resources(snapshot, family, |state| Some(&state.allocate_durations)),
+        ),
+        histogram(
+            "podmeter_preferred_allocation_duration_seconds",
+            "Time that podmeter took to answer preferred allocations.",
+            |snapshot, family| {
+                of_resources(snapshot, family, |state| state.prefers.then_some(&state.preferred_durations));
+            },
+        ),
+        counter(
+            "podmeter_plugin_preferred_allocation_fallbacks_total",
+            "Preferred allocations made with missing information, by what was missing.",
+            |snapshot, family| by_label(snapshot, family, |state| counts(&state.preferred_fallbacks)),
+        )
+        .labels("resource reason"),
+        counter(
+            "podmeter_plugin_health_transitions_total",
+            "Offered devices that became healthy or unhealthy, by reason; each slot of a GPU counts.",
+            |snapshot, family| {
+                for (resource, state) in resources(snapshot) {
+                    for (to, reasons) in &state.health_transitions {
+                        for (reason, count) in reasons {
+                            let labels = resource.clone().and("to", *to).and("reason", reason.as_str());
+                            family.since(state.created).push(labels, *count);
+                        }
+                    }
+                }
+            },
+        )
+        .labels("resource to reason"),
+        counter(
+            "podmeter_plugin_pre_starts_total",
+            "Checks of devices before a container starts, by result.",
+            |snapshot, family| by_label(snapshot, family, |state| counts(&state.pre_starts)),
+        )
+        .labels("resource result"),
+        counter(
+            "podmeter_plugin_unregistered_seconds_total",
+            "Time during which the resource was not registered by this podmeter.",
+            |snapshot, family| {
+                of_resources(snapshot, family, |state| {
+                    Some(state.unregistered_until(snapshot.at.monotonic).as_secs_f64())
+                });
+            },
+        ),
+        gauge(
+            "podmeter_plugin_conflict",
+            "Whether another live plugin serves the resource and podmeter waits for it to end.",
+            |snapshot, family| of_resources(snapshot, family, |state| Some(state.conflict.is_some())),
+        ),
+        gauge(
+            "podmeter_plugin_profile_info",
+            "Which profile of the configuration applies: `profile`, `common` where none matches, `undecided` until \
+             the driver is read; absent without profiles.",
+            |snapshot, family| {
+                if let Some(applied) = snapshot.plugin.as_deref().and_then(|plugin| plugin.profile.as_ref()) {
+                    let labels = Labels::of("decision", applied.decision);
+                    family.push(labels.and_known("profile", applied.name.as_ref()), 1u64);
+                }
+            },
+        )
+        .labels("decision profile"),
+        gauge(
+            "podmeter_device_schedulable",
+            "Whether the bundled plugin offers a healthy device on the GPU to a kubelet that has its registration.",
+            |snapshot, family| {
+                let gpus = snapshot.plugin.as_deref().map(served).unwrap_or_default();
+                for gpu in snapshot.hardware.inventory.gpus.values() {
+                    family.push_known(of_device(gpu), gpus.get(&gpu.uuid).copied());
+                }
+            },
+        )
+        .labels(DEVICE),
+    ],
+};
+
+/// Every GPU that the plugin serves, and whether a device on it can be allocated now.
+pub(super) fn served(plugin: &PluginState) -> BTreeMap<&GpuUuid, bool> {
+    let mut gpus: BTreeMap<&GpuUuid, bool> = BTreeMap::new();
+    for state in plugin.resources.values() {
+        for (device, gpu) in state.gpus.iter() {
+            let is_healthy = state.devices.get(device).is_some_and(Option::is_none);
+            *gpus.entry(gpu).or_default() |= state.registered && is_healthy;
+        }
+    }
+    gpus
+}
+
+fn resources(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &PluginResource)> {
+    let resources = snapshot.plugin.iter().flat_map(|plugin| &plugin.resources);
+    resources.map(|(resource, state)| (Labels::of("resource", resource), state))
+}
+
+/// One series per resource that has the value. A counter began when its resource did.
+fn of_resources<'snapshot, V: Into<Value>>(
+    snapshot: &'snapshot Snapshot,
+    family: &mut Family,
+    read: impl Fn(&'snapshot PluginResource) -> Option<V>,
+) {
+    for (resource, state) in resources(snapshot) {
+        family.since(state.created).push_known(resource, read(state));
+    }
+}
+
+/// One series per resource and value of the metric's last label.
+fn by_label<'snapshot, V: Into<Value>, I: IntoIterator<Item = (&'static str, V)>>(
+    snapshot: &'snapshot Snapshot,
+    family: &mut Family,
+    read: impl Fn(&'snapshot PluginResource) -> I,
+) {
+    let label = family.last_label();
+    for (resource, state) in resources(snapshot) {
+        for (name, value) in read(state) {
+            family.since(state.created).push(resource.clone().and(label, name), value);
+        }
+    }
+}
+
+fn counts(counts: &BTreeMap<&'static str, u64>) -> impl Iterator<Item = (&'static str, u64)> {
+    counts.iter().map(|(name, count)| (*name, *count))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::domain::model::Monotonic;
+    use crate::serve::metrics::tests::{fixture, value};
+
+    #[test]
+    fn time_without_a_registration_runs_on_while_there_is_none() {
+        let mut snapshot = fixture::snapshot();
+        let name = "podmeter_plugin_unregistered_seconds_total";
+        let gpu = [("resource", "nvidia.com/gpu")];
+        assert_eq!(value(&GROUP.families(&snapshot), name, &gpu), Some(1.5));
+        let since = snapshot.at.monotonic;
+        let plugin = Arc::make_mut(snapshot.plugin.as_mut().unwrap());
+        plugin.resources.get_mut(&"nvidia.com/gpu".into()).unwrap().unregistered_since = Some(since);
+        snapshot.at.monotonic = since + Monotonic::from_secs(4).as_duration();
+        assert_eq!(value(&GROUP.families(&snapshot), name, &gpu), Some(5.5));
+    }
+
+    #[test]
+    fn a_gpu_is_schedulable_while_a_registered_resource_has_a_healthy_device_on_it() {
+        let mut snapshot = fixture::snapshot();
+        let of = |snapshot: &Snapshot, gpu| {
+            value(&GROUP.families(snapshot), "podmeter_device_schedulable", &[("gpu_uuid", gpu)])
+        };
+        assert_eq!(of(&snapshot, fixture::WHOLE), Some(1.0));
+        assert_eq!(of(&snapshot, fixture::LOST), Some(0.0), "unhealthy");
+        assert_eq!(of(&snapshot, fixture::PARTITIONED), Some(0.0), "its slice waits for another plugin");
+        let plugin = Arc::make_mut(snapshot.plugin.as_mut().unwrap());
+        plugin.resources.get_mut(&"nvidia.com/mig-1g.10gb".into()).unwrap().registered = true;
+        plugin.resources.get_mut(&"nvidia.com/gpu".into()).unwrap().registered = false;
+        assert_eq!(of(&snapshot, fixture::WHOLE), Some(0.0), "not registered");
+        assert_eq!(of(&snapshot, fixture::PARTITIONED), Some(1.0));
+        Arc::make_mut(snapshot.plugin.as_mut().unwrap()).resources.clear();
+        assert_eq!(of(&snapshot, fixture::WHOLE), None, "not served");
+    }
+
+    #[test]
+    fn no_metrics_while_the_plugin_is_off_or_preferences_are_not_offered() {
+        let mut snapshot = fixture::snapshot();
+        let page = GROUP.families(&snapshot);
+        let durations =
+            page.iter().find(|family| family.descriptor.name == "podmeter_preferred_allocation_duration_seconds");
+        assert_eq!(durations.map(|family| family.samples.len()), Some(1), "one of two resources prefers");
+        snapshot.plugin = None;
+        assert!(GROUP.families(&snapshot).is_empty());
+    }
+}

@@ -1,0 +1,361 @@
+//! Resources of any vendor, from PodResources.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::family::{Family, Group, gauge};
+use super::labels::{Labels, of_container, of_pod};
+use crate::domain::model::{
+    Allocatable, Allocations, Container, CpuSet, DeviceId, MemoryBlock, ResourceCount, ResourceName, Snapshot, served,
+};
+
+const BOTH: &str = "PodResources List and GetAllocatableResources";
+
+pub(super) static GROUP: Group = Group {
+    section: "Resources of any vendor (PodResources)",
+    labels: "",
+    source: "PodResources List",
+    metrics: &[
+        gauge(
+            "podmeter_container_device_info",
+            "A device that a container holds, of any vendor.",
+            |snapshot, family| {
+                for container in allocations(snapshot).flat_map(Allocations::containers) {
+                    for device in &container.devices {
+                        let labels = of_container(&container.reference)
+                            .and("resource", &device.resource)
+                            .and("device", &device.id)
+                            .and_known("numa_node", numa_nodes(&device.numa_nodes));
+                        family.push(labels.and("source", "device_plugin"), 1u64);
+                    }
+                    for claim in container.claims.iter().filter(|claim| !claim.is_observer()) {
+                        // A claim belongs to no extended resource: its driver takes that place.
+                        let labels = of_container(&container.reference)
+                            .and("resource", &claim.driver)
+                            .and("device", &claim.device);
+                        family.push(labels.and("source", "dra"), 1u64);
+                    }
+                }
+            },
+        )
+        .labels("namespace pod container resource device numa_node source"),
+        gauge(
+            "podmeter_container_claim_info",
+            "A device of a DRA claim that a container refers to.",
+            |snapshot, family| {
+                for container in allocations(snapshot).flat_map(Allocations::containers) {
+                    for claim in &container.claims {
+                        let joined = snapshot.claim_gpus.iter().find(|joined| joined.claim.is_same_share(claim));
+                        let labels = of_container(&container.reference)
+                            .and("claim", &claim.claim)
+                            .and("claim_namespace", &claim.claim_namespace)
+                            .and("driver", &claim.driver)
+                            .and("pool", &claim.pool)
+                            .and("device", &claim.device)
+                            .and_known("share_id", claim.share_id.as_ref())
+                            .and_known("gpu_uuid", joined.map(|joined| &joined.gpu))
+                            .and_known("join", joined.map(|joined| joined.join.as_str()))
+                            .and_known("admin_access", claim.is_observer().then_some("true"));
+                        family.push(labels, 1u64);
+                    }
+                }
+            },
+        )
+        .labels("namespace pod container claim claim_namespace driver pool device share_id gpu_uuid join admin_access"),
+        gauge(
+            "podmeter_container_exclusive_cpus",
+            "CPUs allocated exclusively to the container.",
+            |snapshot, family| {
+                for container in with_exclusive_cpus(snapshot) {
+                    family.push(of_container(&container.reference), container.exclusive_cpus.len());
+                }
+            },
+        )
+        .labels("namespace pod container"),
+        gauge(
+            "podmeter_container_exclusive_cpus_info",
+            "Which CPUs are allocated exclusively to the container.",
+            |snapshot, family| {
+                for container in with_exclusive_cpus(snapshot) {
+                    let cpus = container.exclusive_cpus.to_string();
+                    family.push(of_container(&container.reference).and("cpus", cpus), 1u64);
+                }
+            },
+        )
+        .labels("namespace pod container cpus"),
+        gauge(
+            "podmeter_container_memory_reserved_bytes",
+            "Memory and hugepages that the memory manager reserved for a container.",
+            |snapshot, family| {
+                for container in allocations(snapshot).flat_map(Allocations::containers) {
+                    for (labels, bytes) in by_type_and_numa(&container.memory) {
+                        family.push(of_container(&container.reference).and_all(&labels), bytes);
+                    }
+                }
+            },
+        )
+        .labels("namespace pod container memory_type numa_node"),
+        gauge(
+            "podmeter_pod_exclusive_cpus",
+            "CPUs allocated to the pod as a whole, including those of its containers.",
+            |snapshot, family| {
+                let pods = allocations(snapshot).flat_map(|allocations| &allocations.pods);
+                for pod in pods.filter(|pod| !pod.exclusive_cpus.is_empty()) {
+                    family.push(of_pod(&pod.reference), pod.exclusive_cpus.len());
+                }
+            },
+        )
+        .labels("namespace pod"),
+        gauge(
+            "podmeter_pod_memory_reserved_bytes",
+            "Memory and hugepages reserved for the pod as a whole.",
+            |snapshot, family| {
+                for pod in allocations(snapshot).flat_map(|allocations| &allocations.pods) {
+                    for (labels, bytes) in by_type_and_numa(&pod.memory) {
+                        family.push(of_pod(&pod.reference).and_all(&labels), bytes);
+                    }
+                }
+            },
+        )
+        .labels("namespace pod memory_type numa_node"),
+        gauge(
+            "podmeter_node_cpus",
+            "CPUs of the node by state; shared is allocatable minus exclusive.",
+            |snapshot, family| {
+                // Without CPUs in its answer the kubelet does not report them.
+                let cpus = allocatable(snapshot).map(|allocatable| &allocatable.cpus);
+                let Some(cpus) = cpus.filter(|cpus| !cpus.is_empty()) else { return };
+                family.push(Labels::of("state", "allocatable"), cpus.len());
+                for allocations in allocations(snapshot) {
+                    let of_pods = allocations.pods.iter().map(|pod| &pod.exclusive_cpus);
+                    let all = of_pods.chain(allocations.containers().map(|container| &container.exclusive_cpus));
+                    let held = all.fold(CpuSet::default(), |held, cpus| held.union(cpus));
+                    family.push(Labels::of("state", "exclusive"), held.len());
+                    family.push(Labels::of("state", "shared"), cpus.difference(&held).len());
+                }
+            },
+        )
+        .labels("state")
+        .source(BOTH),
+        gauge(
+            "podmeter_node_memory_bytes",
+            "Memory of the node by NUMA node and state; reserved is part of allocatable.",
+            node_memory,
+        )
+        .labels("memory_type numa_node state")
+        .source(BOTH),
+        gauge(
+            "podmeter_resource_devices",
+            "Devices of an extended resource: allocatable as the kubelet reports, unallocated what the scheduler can \
+             still place, unhealthy only for the bundled plugin's.",
+            resource_devices,
+        )
+        .labels("resource state")
+        .source(BOTH),
+        gauge(
+            "podmeter_resource_drift_devices",
+            "Devices on which the hardware or bundled plugin, the kubelet's allocatable list and its allocations \
+             disagree.",
+            drift,
+        )
+        .labels("resource drift")
+        .source(BOTH),
+        gauge("podmeter_unresolved_devices", "Held devices whose ID matches no hardware.", |snapshot, family| {
+            for unresolved in &snapshot.unresolved {
+                let labels = Labels::of("resource", &unresolved.resource).and("form", unresolved.form);
+                family.push(labels, unresolved.devices);
+            }
+        })
+        .labels("resource form")
+        .source("podmeter"),
+        gauge("podmeter_pods", "Pods that the kubelet lists; listed includes with_devices.", |snapshot, family| {
+            for allocations in allocations(snapshot) {
+                family.push(Labels::of("state", "listed"), allocations.pods.len());
+                let with_devices = allocations.pods.iter().filter(|pod| pod.has_devices()).count();
+                family.push(Labels::of("state", "with_devices"), with_devices);
+            }
+        })
+        .labels("state"),
+    ],
+};
+
+/// None until the kubelet has answered once.
+fn allocations(snapshot: &Snapshot) -> impl Iterator<Item = &Allocations> {
+    snapshot.kubelet.allocations.as_deref().into_iter()
+}
+
+fn allocatable(snapshot: &Snapshot) -> Option<&Allocatable> {
+    snapshot.kubelet.allocatable.as_deref()
+}
+
+fn with_exclusive_cpus(snapshot: &Snapshot) -> impl Iterator<Item = &Container> {
+    let containers = allocations(snapshot).flat_map(Allocations::containers);
+    containers.filter(|container| !container.exclusive_cpus.is_empty())
+}
+
+fn node_memory(snapshot: &Snapshot, family: &mut Family) {
+    let Some(allocatable) = allocatable(snapshot) else { return };
+    let total = by_type_and_numa(&allocatable.memory);
+    for (labels, bytes) in &total {
+        family.push(labels.clone().and("state", "allocatable"), *bytes);
+    }
+    for allocations in allocations(snapshot) {
+        // Containers' blocks are part of their pod's where the pod has its own.
+        let blocks = allocations.pods.iter().flat_map(|pod| {
+            let of_containers = pod.containers.iter().flat_map(|container| &container.memory);
+            let of_containers = of_containers.filter(|_| pod.memory.is_empty());
+            pod.memory.iter().chain(of_containers)
+        });
+        let mut reserved = by_type_and_numa(blocks);
+        for labels in total.keys() {
+            reserved.entry(labels.clone()).or_default();
+        }
+        for (labels, bytes) in reserved {
+            family.push(labels.and("state", "reserved"), bytes);
+        }
+    }
+}
+
+fn resource_devices(snapshot: &Snapshot, family: &mut Family) {
+    for (resource, count) in ResourceCount::all(snapshot) {
+        let states = [
+            ("allocatable", Some(count.allocatable)),
+            ("allocated", count.allocated),
+            ("unallocated", count.free),
+            ("unhealthy", count.unhealthy),
+        ];
+        for (state, count) in states {
+            family.push_known(Labels::of("resource", &resource).and("state", state), count);
+        }
+    }
+}
+
+fn drift(snapshot: &Snapshot, family: &mut Family) {
+    let mut push = |resource: &ResourceName, drift: &'static str, count: usize| {
+        family.push(Labels::of("resource", resource).and("drift", drift), count);
+    };
+    // Of a resource of the bundled plugin it is known what is advertised: no need to infer it from the hardware.
+    for drift in snapshot.drift.iter().filter(|drift| served(snapshot, &drift.resource).is_none()) {
+        push(&drift.resource, "advertised_not_allocatable", drift.advertised_not_allocatable);
+        push(&drift.resource, "allocatable_not_advertised", drift.allocatable_not_advertised);
+    }
+    let Some(allocatable) = allocatable(snapshot) else { return };
+    let is_offered =
+        |resource, id: &DeviceId| allocatable.devices.get(resource).is_some_and(|offered| offered.contains(id));
+    let resources = snapshot.plugin.iter().flat_map(|plugin| &plugin.resources);
+    for (resource, ours) in resources.filter(|(_, ours)| ours.registered) {
+        let healthy = ours.devices.iter().filter(|(_, reason)| reason.is_none());
+        push(resource, "advertised_not_allocatable", healthy.filter(|(id, _)| !is_offered(resource, id)).count());
+        let offered = allocatable.devices.get(resource).into_iter().flatten();
+        push(resource, "allocatable_not_advertised", offered.filter(|id| !ours.devices.contains_key(*id)).count());
+    }
+    for allocations in allocations(snapshot) {
+        let held = allocations.held_devices();
+        for resource in allocatable.devices.keys().chain(held.keys().copied()).collect::<BTreeSet<_>>() {
+            let held = held.get(resource).into_iter().flatten();
+            push(resource, "allocated_unknown", held.filter(|id| !is_offered(resource, id)).count());
+        }
+    }
+}
+
+/// Blocks of one kind on the same NUMA nodes are one series.
+fn by_type_and_numa<'blocks>(blocks: impl IntoIterator<Item = &'blocks MemoryBlock>) -> BTreeMap<Labels, u64> {
+    let mut sums = BTreeMap::new();
+    for block in blocks {
+        let labels = Labels::of("memory_type", &block.memory_type);
+        let sum: &mut u64 = sums.entry(labels.and_known("numa_node", numa_nodes(&block.numa_nodes))).or_default();
+        *sum = sum.saturating_add(block.bytes);
+    }
+    sums
+}
+
+fn numa_nodes(nodes: &BTreeSet<i64>) -> Option<String> {
+    (!nodes.is_empty()).then(|| nodes.iter().map(i64::to_string).collect::<Vec<_>>().join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::serve::metrics::tests::{fixture, value};
+
+    fn with(change: impl FnOnce(&mut Allocations, &mut Allocatable)) -> Vec<Family> {
+        let mut snapshot = fixture::snapshot();
+        let kubelet = Arc::make_mut(&mut snapshot.kubelet);
+        let allocations = Arc::make_mut(kubelet.allocations.as_mut().unwrap());
+        change(allocations, Arc::make_mut(kubelet.allocatable.as_mut().unwrap()));
+        GROUP.families(&snapshot)
+    }
+
+    #[test]
+    fn the_shared_pool_excludes_exclusive_cpus() {
+        let page = with(|allocations, _| {
+            // A container's own CPUs are a subset of its pod's: counted once.
+            let pod = allocations.pods.last_mut().unwrap();
+            pod.containers[0].exclusive_cpus = [10].into_iter().collect();
+        });
+        let cpus = |state| value(&page, "podmeter_node_cpus", &[("state", state)]);
+        assert_eq!((cpus("allocatable"), cpus("exclusive"), cpus("shared")), (Some(16.0), Some(7.0), Some(9.0)));
+    }
+
+    #[test]
+    fn memory_of_a_pod_covers_that_of_its_containers() {
+        let page = with(|allocations, _| {
+            let pod = allocations.pods.last_mut().unwrap();
+            pod.containers[0].memory = pod.memory.clone();
+        });
+        let labels = [("memory_type", "memory"), ("numa_node", "1"), ("state", "reserved")];
+        assert_eq!(value(&page, "podmeter_node_memory_bytes", &labels), Some(f64::from(1 << 30)));
+    }
+
+    #[test]
+    fn held_and_not_allocatable_is_drift() {
+        let drift = |page: &[Family], resource| {
+            value(page, "podmeter_resource_drift_devices", &[("resource", resource), ("drift", "allocated_unknown")])
+        };
+        let page = with(|_, _| {});
+        assert_eq!(drift(&page, "example.com/nic"), Some(1.0), "nic-7 is held and not offered");
+        assert_eq!(drift(&page, "nvidia.com/gpu"), Some(0.0));
+        let page = with(|_, allocatable| drop(allocatable.devices.remove(&"nvidia.com/gpu".into())));
+        assert_eq!(drift(&page, "nvidia.com/gpu"), Some(1.0), "a resource that is gone");
+        let devices =
+            |state| value(&page, "podmeter_resource_devices", &[("resource", "nvidia.com/gpu"), ("state", state)]);
+        assert_eq!(
+            (devices("allocatable"), devices("allocated"), devices("unallocated")),
+            (Some(0.0), Some(1.0), Some(0.0))
+        );
+    }
+
+    #[test]
+    fn drift_of_our_resource_uses_what_was_advertised() {
+        let mut snapshot = fixture::snapshot();
+        Arc::make_mut(snapshot.plugin.as_mut().unwrap()).resources.get_mut(&"nvidia.com/gpu".into()).unwrap().devices =
+            Arc::new([("GPU-new".into(), None), ("GPU-ill".into(), Some("lost".into()))].into());
+        let page = GROUP.families(&snapshot);
+        let drift = |drift| {
+            let labels = [("resource", "nvidia.com/gpu"), ("drift", drift)];
+            value(&page, "podmeter_resource_drift_devices", &labels)
+        };
+        assert_eq!(drift("advertised_not_allocatable"), Some(1.0), "the healthy one");
+        assert_eq!(drift("allocatable_not_advertised"), Some(1.0), "the one of before");
+        let unhealthy = [("resource", "nvidia.com/gpu"), ("state", "unhealthy")];
+        assert_eq!(value(&page, "podmeter_resource_devices", &unhealthy), Some(1.0));
+    }
+
+    #[test]
+    fn before_the_kubelet_answers_there_is_nothing() {
+        let page = GROUP.families(&Snapshot::default());
+        assert!(page.is_empty(), "{page:?}");
+    }
+
+    #[test]
+    fn a_claim_has_its_gpu_only_when_it_is_known() {
+        let name = "podmeter_container_claim_info";
+        let mut snapshot = fixture::snapshot();
+        let gpu = [("gpu_uuid", fixture::PARTITIONED)];
+        assert_eq!(value(&GROUP.families(&snapshot), name, &gpu), Some(1.0));
+        snapshot.claim_gpus.clear();
+        assert_eq!(value(&GROUP.families(&snapshot), name, &gpu), None);
+        assert_eq!(value(&GROUP.families(&snapshot), name, &[]), Some(1.0));
+    }
+}

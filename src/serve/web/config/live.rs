@@ -1,0 +1,111 @@
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::MissedTickBehavior;
+use tracing::{error, info, warn};
+
+use super::{WebConfig, WebConfigError};
+use crate::clock::Clock;
+use crate::domain::model::{ConfigReload, UnixSeconds};
+
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The current web configuration, read again when a file has changed. An invalid file changes nothing and is logged
+/// once.
+#[derive(Clone)]
+pub struct LiveConfig {
+    path: PathBuf,
+    clock: Clock,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    current: Arc<WebConfig>,
+    last_success: UnixSeconds,
+    problem: Option<String>,
+}
+
+impl LiveConfig {
+    pub fn load(path: &Path, clock: Clock) -> Result<Self, WebConfigError> {
+        let current = Arc::new(WebConfig::load(path)?);
+        log_warning(path, &current);
+        let state = State { current, last_success: clock.now().unix, problem: None };
+        Ok(Self { path: path.to_owned(), clock, state: Arc::new(Mutex::new(state)) })
+    }
+
+    /// The last valid configuration.
+    pub fn current(&self) -> Arc<WebConfig> {
+        Arc::clone(&self.state.lock().current)
+    }
+
+    /// Whether pages are served over TLS.
+    pub fn is_encrypted(&self) -> bool {
+        self.current().tls.is_some()
+    }
+
+    /// The outcome of the last reading.
+    pub fn reload(&self) -> ConfigReload {
+        let state = self.state.lock();
+        ConfigReload { successful: state.problem.is_none(), last_success: state.last_success }
+    }
+
+    /// Checks the files every second. A file system that does not respond delays only this.
+    pub(in crate::serve::web) async fn follow(self) {
+        let mut checks = tokio::time::interval(CHECK_INTERVAL);
+        checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            checks.tick().await;
+            let live = self.clone();
+            if let Err(error) = tokio::task::spawn_blocking(move || live.check()).await {
+                error!(%error, "reading the web configuration panicked; please report this");
+            }
+        }
+    }
+
+    fn check(&self) {
+        let (current, had_problem) = {
+            let state = self.state.lock();
+            (Arc::clone(&state.current), state.problem.is_some())
+        };
+        if !had_problem && !current.files.changed() {
+            return;
+        }
+        let read = self.read_again(&current);
+        let mut state = self.state.lock();
+        match read {
+            Ok(read) => {
+                info!(file = %self.path.display(), "web configuration re-read");
+                log_warning(&self.path, &read);
+                *state = State { current: Arc::new(read), last_success: self.clock.now().unix, problem: None };
+            }
+            Err(problem) => {
+                let problem = problem.to_string();
+                if state.problem.as_ref() != Some(&problem) {
+                    error!(%problem, "web configuration not re-read: the old one stays in force");
+                }
+                state.problem = Some(problem);
+            }
+        }
+    }
+
+    fn read_again(&self, current: &WebConfig) -> Result<WebConfig, WebConfigError> {
+        let read = WebConfig::load(&self.path)?;
+        // The file may have been read while it was written.
+        let problem = if current.tls.is_some() && read.tls.is_none() {
+            "tls_server_config is missing; restart podmeter to serve plain HTTP"
+        } else if !current.users.is_empty() && read.users.is_empty() {
+            "basic_auth_users is missing; restart podmeter to serve without passwords"
+        } else {
+            return Ok(read);
+        };
+        Err(WebConfigError::Invalid { file: self.path.clone(), problem: problem.to_owned() })
+    }
+}
+
+fn log_warning(path: &Path, config: &WebConfig) {
+    if let Some(warning) = config.warning() {
+        warn!(file = %path.display(), "{warning}");
+    }
+}

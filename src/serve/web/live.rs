@@ -1,0 +1,201 @@
+//! Server-sent events: encoded at most once a second, only while there are subscribers, and once for all of them.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::WatchStream;
+use tracing::error;
+
+use super::body::StoredBody;
+use super::page::{Page, View};
+use super::routes::{WebState, api_problem, refuse};
+use crate::domain::history::History;
+use crate::domain::model::{Monotonic, Snapshot};
+use crate::serve::api::Node;
+
+/// Least time between two events. Less than a second, or a snapshot a second would give an event every other second.
+const EVENT_INTERVAL: Duration = Duration::from_millis(900);
+/// When a client that lost its connection connects again.
+const RETRY: &[u8] = b"retry: 1000\n\n";
+
+/// The history and the event streams: one of snapshots, and one of the page for each view. One for all servers.
+#[derive(Clone, Default)]
+pub struct Live(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    /// Renderers have an immutable copy: none delays the next snapshot, or another request.
+    history: Mutex<Arc<History>>,
+    node: Feed,
+    /// By the index of their view.
+    pages: [Feed; View::COUNT],
+    /// A new subscriber gets its first event at once.
+    subscribed: Notify,
+}
+
+/// Only the last event is kept: a slow reader misses some, and none accumulate. Subscribers are bounded by the
+/// connections.
+#[derive(Default)]
+struct Feed {
+    events: watch::Sender<Frame>,
+}
+
+#[derive(Clone, Default)]
+enum Frame {
+    #[default]
+    Nothing,
+    Event(StoredBody),
+    End,
+}
+
+impl Live {
+    /// The history of the last minutes.
+    pub(super) fn history(&self) -> Arc<History> {
+        Arc::clone(&self.0.history.lock())
+    }
+
+    /// Ends every stream, also those requested later.
+    pub(super) fn close(&self) {
+        for feed in self.0.feeds() {
+            feed.events.send_replace(Frame::End);
+        }
+    }
+
+    fn subscribe(&self, feed: &Feed) -> Response {
+        let events = feed.events.subscribe();
+        if matches!(*events.borrow(), Frame::End) {
+            return api_problem(StatusCode::SERVICE_UNAVAILABLE, "podmeter is shutting down");
+        }
+        let events = WatchStream::from_changes(events)
+            .take_while(|frame| !matches!(frame, Frame::End))
+            .filter_map(|frame| if let Frame::Event(body) = frame { Some(body) } else { None });
+        let events = tokio_stream::once(StoredBody::of(RETRY)).chain(events);
+        let pieces = |event: StoredBody| tokio_stream::iter(event.pieces().map(Ok::<_, Infallible>));
+        let body = futures_util::StreamExt::flat_map(events, pieces);
+        self.0.subscribed.notify_one();
+        // X-Accel-Buffering: or proxies buffer the events.
+        let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
+        (headers, [("x-accel-buffering", "no")], Body::from_stream(body)).into_response()
+    }
+}
+
+impl Shared {
+    fn feeds(&self) -> impl Iterator<Item = &Feed> {
+        self.pages.iter().chain([&self.node])
+    }
+}
+
+impl Feed {
+    fn has_subscribers(&self) -> bool {
+        self.events.receiver_count() > 0
+    }
+
+    /// Does nothing after the end.
+    fn publish(&self, frame: Frame) {
+        self.events.send_if_modified(|last| {
+            let open = !matches!(last, Frame::End);
+            if open {
+                *last = frame;
+            }
+            open
+        });
+    }
+}
+
+/// Adds every snapshot to the history and publishes events. Ends when the publisher of snapshots has ended.
+pub(super) async fn follow(state: WebState) {
+    let mut snapshots = state.snapshots.clone();
+    let mut sent: Option<Monotonic> = None;
+    loop {
+        let snapshot = Arc::clone(&snapshots.borrow_and_update());
+        Arc::make_mut(&mut state.live.0.history.lock()).note(&snapshot);
+        state.cached_bodies.forget();
+        if sent.is_none_or(|sent| snapshot.at.monotonic.since(sent) >= EVENT_INTERVAL) {
+            publish_events(&state, &snapshot).await;
+            sent = Some(snapshot.at.monotonic);
+        }
+        tokio::select! {
+            changed = snapshots.changed() => if changed.is_err() { return },
+            () = state.live.0.subscribed.notified() => sent = None,
+        }
+    }
+}
+
+async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>) {
+    // Drop the cached event when there are no subscribers.
+    for feed in state.live.0.feeds().filter(|feed| !feed.has_subscribers()) {
+        feed.publish(Frame::Nothing);
+    }
+    if !state.live.0.feeds().any(Feed::has_subscribers) {
+        return;
+    }
+    let (state, snapshot) = (state.clone(), Arc::clone(snapshot));
+    let encoded = tokio::task::spawn_blocking(move || {
+        let Shared { node, pages, .. } = &*state.live.0;
+        if node.has_subscribers() {
+            let json = serde_json::to_string(&Node::from(&*snapshot)).expect("keys are strings");
+            node.publish(Frame::Event(StoredBody::of(event("node", snapshot.sequence, &json))));
+        }
+        for view in View::all().filter(|view| pages[view.index()].has_subscribers()) {
+            let (history, now, not_ready) = (state.live.history(), state.clock.now(), (state.ready)().err());
+            let live = Page { snapshot: &snapshot, history: &history, now, not_ready, view }.live();
+            pages[view.index()].publish(Frame::Event(StoredBody::of(event("page", snapshot.sequence, &live))));
+        }
+    });
+    if let Err(problem) = encoded.await {
+        error!(%problem, "an event could not be encoded; please report this");
+    }
+}
+
+/// Per <https://html.spec.whatwg.org/multipage/server-sent-events.html>: a line of data for each line of the text.
+fn event(name: &str, id: u64, text: &str) -> String {
+    let mut event = format!("event: {name}\nid: {id}\n");
+    for line in text.split(['\n', '\r']) {
+        event.push_str("data: ");
+        event.push_str(line);
+        event.push('\n');
+    }
+    event.push('\n');
+    event
+}
+
+/// `/api/v1/stream`: the whole snapshot, as in `/api/v1/node`.
+pub(super) async fn node(State(state): State<WebState>) -> Response {
+    state.live.subscribe(&state.live.0.node)
+}
+
+/// `/live`: the part of the page that changes, in the view of the query.
+pub(super) async fn page(State(state): State<WebState>, uri: Uri) -> Response {
+    match View::parse(uri.query().unwrap_or_default()) {
+        Ok(view) => state.live.subscribe(&state.live.0.pages[view.index()]),
+        Err(problem) => refuse(&uri, StatusCode::BAD_REQUEST, &problem),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_has_a_line_of_data_for_each_line() {
+        assert_eq!(event("page", 7, "<p>a\nb\rc</p>"), "event: page\nid: 7\ndata: <p>a\ndata: b\ndata: c</p>\n\n");
+    }
+
+    #[test]
+    fn a_closed_stream_stays_closed() {
+        let live = Live::default();
+        live.close();
+        live.0.node.publish(Frame::Nothing);
+        assert!(matches!(*live.0.node.events.borrow(), Frame::End));
+        assert_eq!(live.subscribe(&live.0.node).status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+}

@@ -1,0 +1,199 @@
+//! The metrics and events of one device, or of one container on a device, as a page of its own. The live page's script
+//! shows them inside the row.
+
+use std::collections::BTreeMap;
+
+use maud::{Markup, html};
+
+use super::text::{device_name, gibibytes, kilowatt_hours, percent, span, time, watts};
+use super::{document, events};
+use crate::domain::history::{Event, History};
+use crate::domain::model::{GpuUuid, MigDevice, Snapshot, UnixSeconds};
+use crate::serve::metrics::{self, Family, Value};
+
+/// What a row of the page is about.
+struct Subject<'a> {
+    /// Namespace, pod and name.
+    container: Option<[&'a str; 3]>,
+    gpu: &'a GpuUuid,
+    mig: Option<&'a MigDevice>,
+}
+
+impl<'a> Subject<'a> {
+    /// `key`: a UUID, or `namespace/pod/container UUID`. `None` for a device that is not in the inventory.
+    fn find(snapshot: &'a Snapshot, key: &'a str) -> Option<Self> {
+        let (container, uuid) = key.rsplit_once(' ').map_or((None, key), |(container, uuid)| (Some(container), uuid));
+        let parts = |container: &'a str| container.split('/').collect::<Vec<_>>().try_into().ok();
+        let container = match container {
+            None => None,
+            Some(container) => Some(parts(container)?),
+        };
+        snapshot.hardware.inventory.gpus.values().find_map(|gpu| {
+            let mig = gpu.mig_devices.iter().find(|mig| mig.uuid.as_str() == uuid);
+            (gpu.uuid.as_str() == uuid || mig.is_some()).then_some(Self { container, gpu: &gpu.uuid, mig })
+        })
+    }
+
+    fn name(&self, snapshot: &Snapshot) -> String {
+        let device = device_name(snapshot, self.gpu, self.mig.map(|mig| &mig.uuid));
+        match self.container {
+            Some(parts) => format!("{} on {device}", parts.join("/")),
+            None => device,
+        }
+    }
+
+    /// The metrics of the device have no pod; those of a MIG device have its UUID or its GPU instance.
+    fn has(&self, labels: &BTreeMap<&str, &str>) -> bool {
+        let of = |name: &str| labels.get(name).copied();
+        let on_gpu = of("gpu_uuid") == Some(self.gpu.as_str());
+        let on_device = match self.mig {
+            None => on_gpu && of("mig_uuid").is_none() && of("gpu_instance").is_none(),
+            Some(mig) => match of("mig_uuid") {
+                Some(uuid) => uuid == mig.uuid.as_str(),
+                None => on_gpu && of("gpu_instance") == Some(&mig.gpu_instance.to_string()),
+            },
+        };
+        let Some([namespace, pod, container]) = self.container else { return on_device && of("pod").is_none() };
+        let uuid = self.mig.map_or(self.gpu.as_str(), |mig| mig.uuid.as_str());
+        of("namespace") == Some(namespace)
+            && of("pod") == Some(pod)
+            && of("container").is_none_or(|label| label == container)
+            && (on_device || of("gpu_uuid").is_none())
+            && of("device").is_none_or(|device| device.starts_with(uuid))
+    }
+
+    fn concerns(&self, event: &Event) -> bool {
+        let mig = self.mig.map(|mig| &mig.uuid);
+        match self.container {
+            Some(parts) => event.containers.iter().any(|container| container.to_string() == parts.join("/")),
+            None => event.devices.iter().any(|device| {
+                device.gpu == *self.gpu && (mig.is_none() || device.mig.is_none() || device.mig.as_ref() == mig)
+            }),
+        }
+    }
+}
+
+/// `None` where the node has no such device.
+pub(in crate::serve::web) fn page(snapshot: &Snapshot, history: &History, key: &str) -> Option<String> {
+    let subject = Subject::find(snapshot, key)?;
+    let name = subject.name(snapshot);
+    let found: Vec<&Event> = history.events().filter(|event| subject.concerns(event)).collect();
+    let main = html! {
+        main #detail {
+            h1 { (name) }
+            p.muted { (key) }
+            h2 { "Events" }
+            @if found.is_empty() { p.muted { "None since podmeter started." } }
+            @else { ol.events { @for event in found { (events::item(snapshot, event)) } } }
+            @for (section, families) in metrics::sections(snapshot) {
+                @let values: Vec<Markup> = families.filter_map(|family| values(&subject, &family)).collect();
+                @if !values.is_empty() { h2 { (section) } dl.metrics { @for value in values { (value) } } }
+            }
+            p { a href="/" { "Back to the node" } }
+        }
+    };
+    Some(document(&name, main).into_string())
+}
+
+/// What the metric means, its values in the units of the page, and its name.
+fn values(subject: &Subject<'_>, family: &Family) -> Option<Markup> {
+    const OF_SUBJECT: [&str; 8] =
+        ["gpu_uuid", "gpu", "mig_uuid", "gpu_instance", "compute_instance", "namespace", "pod", "container"];
+    let name = family.descriptor.name;
+    let samples: Vec<(String, Markup)> = family
+        .samples
+        .iter()
+        .filter_map(|sample| {
+            let labels: BTreeMap<&str, &str> = sample.labels.iter().collect();
+            let others = sample.labels.iter().filter(|(name, _)| !OF_SUBJECT.contains(name));
+            let others: Vec<String> =
+                others.map(|(name, value)| format!("{} {value}", name.replace('_', " "))).collect();
+            subject
+                .has(&labels)
+                .then(|| Some((others.join(", "), shown(name, family.descriptor.unit(), &sample.value)?)))?
+        })
+        .collect();
+    (!samples.is_empty()).then(|| {
+        html! {
+            div {
+                dt { (family.descriptor.help) " " code { (name) } }
+                // The value of an info metric is always 1.
+                @for (labels, value) in samples { dd { (labels) " " @if !name.ends_with("_info") { b { (value) } } } }
+            }
+        }
+    })
+}
+
+/// `None` for a histogram.
+fn shown(name: &str, unit: &str, value: &Value) -> Option<Markup> {
+    let number = match value {
+        Value::Integer(number) => *number as f64,
+        Value::Float(number) => *number,
+        Value::Histogram(_) => return None,
+    };
+    let text = match unit {
+        "seconds" if name.contains("timestamp") => return Some(time(UnixSeconds(number))),
+        "seconds" if number == 0.0 || number >= 1.0 => span(number as u64),
+        "seconds" => format!("{number:.3} s"),
+        "bytes" => gibibytes(number as u64),
+        _ if name.contains("bytes_per_second") => format!("{}/s", gibibytes(number as u64)),
+        "celsius" => format!("{number:.0} °C"),
+        "hertz" => format!("{:.0} MHz", number / 1e6),
+        "joules" => kilowatt_hours(number),
+        "ratio" if number == 0.0 || number >= 1e-3 => percent(number),
+        "ratio" => format!("{number:e}"),
+        "watts" => watts(number),
+        _ => ((number * 1e3).round() / 1e3).to_string(),
+    };
+    Some(html! { (text) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::metrics::tests::fixture;
+
+    fn of(key: &str) -> Option<String> {
+        let snapshot = fixture::snapshot();
+        let mut history = History::default();
+        history.note(&snapshot);
+        page(&snapshot, &history, key)
+    }
+
+    #[test]
+    fn a_device_has_its_metrics_and_no_others() {
+        let page = of(fixture::WHOLE).unwrap();
+        assert!(page.contains("podmeter_device_power_watts") && page.contains("podmeter_device_info"), "{page}");
+        assert!(!page.contains("podmeter_container_") && !page.contains("podmeter_mig_memory"), "{page}");
+        let slice = of(fixture::SLICE).unwrap();
+        assert!(slice.contains("podmeter_mig_device_info") && slice.contains("podmeter_mig_memory_bytes"), "{slice}");
+        assert!(!slice.contains("podmeter_device_power_watts"), "{slice}");
+    }
+
+    #[test]
+    fn values_have_units_and_no_digits_of_rounding() {
+        let page = of(fixture::WHOLE).unwrap();
+        assert!(page.contains("<b>40.0 GiB</b>") && page.contains("<b>61 °C</b>"), "{page}");
+        let of = |name, unit, value| shown(name, unit, &Value::Float(value)).unwrap().into_string();
+        assert_eq!(of("podmeter_x", "", 0.999_999_999_999_993_6), "1");
+        assert_eq!(of("podmeter_x_ratio", "ratio", 1.5e-14), "1.5e-14");
+    }
+
+    #[test]
+    fn a_container_has_the_metrics_of_its_device() {
+        let key = format!("research/training-0/main {}", fixture::WHOLE);
+        let page = of(&key).unwrap();
+        assert!(page.contains("research/training-0/main on GPU"), "{page}");
+        assert!(page.contains("podmeter_container_busy_seconds_total") && !page.contains("podmeter_device_"), "{page}");
+        let busy = page.split("podmeter_container_busy_seconds_total").nth(1).unwrap().split("</div>").next().unwrap();
+        assert_eq!(busy.matches("<dd>").count(), 1, "{busy}");
+    }
+
+    #[test]
+    fn an_unknown_device_has_no_page() {
+        assert_eq!(of("GPU-9"), None);
+        assert_eq!(of(""), None);
+        assert_eq!(of(&format!("a/b {}", fixture::WHOLE)), None);
+        assert!(of(&format!("<b>/x/y {}", fixture::WHOLE)).unwrap().contains("&lt;b&gt;/x/y on"));
+    }
+}

@@ -1,0 +1,313 @@
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY,
+    X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Extension, Router};
+use parking_lot::Mutex;
+use percent_encoding::percent_decode_str;
+use serde::Serialize;
+use tokio::sync::{Semaphore, watch};
+use tracing::{error, warn};
+
+use super::body::{BodyWriter, CachedBodies, Coding, StoredBody};
+use super::negotiation;
+use super::page::{self, Page, View, detail};
+use super::{Admin, Live, ScrapeDurations, live};
+use crate::clock::Clock;
+use crate::domain::model::Snapshot;
+use crate::serve::api::{History, Node, NodeCondition};
+use crate::serve::metrics::dcgm::Generation;
+use crate::serve::metrics::{self, Format};
+
+/// A check of the agent: `Err` with the reason as text. Called for each request, so it must not wait.
+pub type Probe = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// In which form a governance record is requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GovernanceRequest {
+    /// YAML instead of JSON.
+    pub yaml: bool,
+    /// Over a socket that its owner alone can open.
+    pub private: bool,
+}
+
+/// Writes the governance record of a snapshot. It reads files, so it is called on blocking threads.
+pub type GovernanceSource = Arc<dyn Fn(&Snapshot, GovernanceRequest) -> Result<String, String> + Send + Sync>;
+
+/// Takes the query string of `/api/v1/allocations` and returns JSON; the error names what is wrong with the query. It
+/// reads files, so it is called on blocking threads.
+pub type AllocationSource = Arc<dyn Fn(&str) -> Result<Vec<u8>, String> + Send + Sync>;
+
+/// Marks requests over a socket that its owner alone can open.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Private;
+
+/// What the routes read.
+#[derive(Clone)]
+pub struct WebState {
+    pub snapshots: watch::Receiver<Arc<Snapshot>>,
+    /// Of `/metrics/dcgm` without a query.
+    pub dcgm_generation: Generation,
+    pub scrapes: ScrapeDurations,
+    pub clock: Clock,
+    /// The process and its supervisor work; independent of any GPU.
+    pub healthy: Probe,
+    /// A first snapshot is published, and the plugin's resources are registered or known to be absent.
+    pub ready: Probe,
+    pub record: GovernanceSource,
+    pub allocations: AllocationSource,
+    /// The commands of the admin socket.
+    pub admin: Admin,
+    /// The history of the last minutes, and the event streams.
+    pub live: Live,
+    /// One for all servers.
+    pub cached_bodies: CachedBodies,
+}
+
+impl WebState {
+    fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.snapshots.borrow())
+    }
+}
+
+/// Pages of the journal read at once, for all clients together: each takes some megabytes while it is made.
+static JOURNAL_READS: Semaphore = Semaphore::const_new(2);
+
+pub(super) const JSON: &str = "application/json";
+const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/health  /api/v1/record  /api/v1/allocations  \
+                      /api/v1/history  /api/v1/stream  /-/healthy  /-/ready";
+
+/// The routes of the pages and the API. None changes anything.
+pub fn router(state: WebState) -> Router {
+    Router::new()
+        .route("/", get(index))
+        .route("/detail", get(detail))
+        .route("/metrics", get(metrics))
+        .route("/metrics/dcgm", get(dcgm))
+        .route("/api/v1/node", get(node))
+        .route("/api/v1/health", get(health))
+        .route("/api/v1/record", get(record))
+        .route("/api/v1/history", get(history))
+        .route("/api/v1/stream", get(live::node))
+        .route("/live", get(live::page))
+        .route("/api/v1/allocations", get(allocations))
+        .route("/-/healthy", get(healthy))
+        .route("/-/ready", get(ready))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(not_found)
+        .with_state(state)
+}
+
+/// The routes of the probe listener.
+pub(super) fn probes(state: WebState) -> Router {
+    Router::new()
+        .route("/-/healthy", get(healthy))
+        .route("/-/ready", get(ready))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(|| async { text(StatusCode::NOT_FOUND, "this listener serves /-/healthy and /-/ready only") })
+        .with_state(state)
+}
+
+async fn metrics(
+    State(state): State<WebState>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Response> {
+    let scrapes = state.scrapes.clone();
+    let response = page(state, &uri, negotiation::format(&headers), negotiation::coding(&headers)).await?;
+    if method == Method::GET {
+        scrapes.count_page();
+    }
+    Ok(response)
+}
+
+/// Text 0.0.4 only, as dcgm-exporter: its counters have no valid names in the other formats.
+async fn dcgm(State(state): State<WebState>, uri: Uri, headers: HeaderMap) -> Result<Response, Response> {
+    let generation = match uri.query().filter(|query| !query.is_empty()) {
+        None => Some(state.dcgm_generation),
+        Some(query) => query.strip_prefix("generation=").and_then(|value| value.parse().ok()),
+    };
+    let expected = "the query must be generation=4.8, generation=4.9 or generation=both";
+    let generation = generation.ok_or_else(|| text(StatusCode::BAD_REQUEST, expected))?;
+    page(state, &uri, Format::Dcgm(generation), negotiation::coding(&headers)).await
+}
+
+async fn page(state: WebState, uri: &Uri, format: Format, coding: Coding) -> Result<Response, Response> {
+    let began = state.clock.now();
+    let snapshot = state.snapshot();
+    let made = state.cached_bodies.get(format!("{format:?} {coding:?} {}", snapshot.sequence), move || {
+        let mut page = BodyWriter::new(coding);
+        let dropped = metrics::write(&snapshot, format, &mut page).expect("writing to memory does not fail");
+        warn_of_dropped(format, dropped);
+        page.finish()
+    });
+    let body = made.await.map_err(|problem| defect(uri, &problem))?;
+    state.scrapes.record(state.clock.now().monotonic.since(began.monotonic));
+    let mut response = uncached(negotiation::content_type(format), body);
+    let headers = response.headers_mut();
+    headers.insert(VARY, HeaderValue::from_static("Accept, Accept-Encoding"));
+    if coding == Coding::Gzip {
+        headers.insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    Ok(response)
+}
+
+/// Once until the page has all of them again.
+fn warn_of_dropped(format: Format, allocations: usize) {
+    static DROPPED: Mutex<BTreeSet<Format>> = Mutex::new(BTreeSet::new());
+    let mut dropped = DROPPED.lock();
+    if allocations == 0 {
+        dropped.remove(&format);
+    } else if dropped.insert(format) {
+        warn!(?format, allocations, "a page lacks allocations over the series limit; raise --series-limit");
+    }
+}
+
+/// On a blocking thread. A panic is a defect, reported to the client.
+async fn rendered<T: Send + 'static>(uri: &Uri, make: impl FnOnce() -> T + Send + 'static) -> Result<T, Response> {
+    tokio::task::spawn_blocking(make).await.map_err(|problem| defect(uri, &problem))
+}
+
+fn defect(uri: &Uri, problem: &dyn Display) -> Response {
+    error!(%problem, path = uri.path(), "a response could not be made; please report this");
+    refuse(uri, StatusCode::INTERNAL_SERVER_ERROR, "the response could not be made; please report this")
+}
+
+async fn index(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
+    let view = View::parse(uri.query().unwrap_or_default());
+    let view = view.map_err(|problem| refuse(&uri, StatusCode::BAD_REQUEST, &problem))?;
+    let (snapshot, now, not_ready) = (state.snapshot(), state.clock.now(), (state.ready)().err());
+    let history = state.live.history();
+    let second = now.monotonic.as_duration().as_secs();
+    let key = format!("index {} {:?} {second} {not_ready:?} {}", snapshot.sequence, history.at(), view.index());
+    let page = move || StoredBody::of(Page { snapshot: &snapshot, history: &history, now, not_ready, view }.whole());
+    let made = state.cached_bodies.get(key, page).await;
+    made.map(document).map_err(|problem| defect(&uri, &problem))
+}
+
+/// The metrics and events of one row of the page.
+async fn detail(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
+    let key = uri.query().and_then(|query| query.strip_prefix("key=")).unwrap_or_default();
+    let key = percent_decode_str(key).decode_utf8_lossy().into_owned();
+    let (snapshot, history) = (state.snapshot(), state.live.history());
+    let page = rendered(&uri, move || detail::page(&snapshot, &history, &key).map(StoredBody::of)).await?;
+    let expected = "the node has no such device; key must be a UUID, or container and UUID";
+    page.map(document).ok_or_else(|| text(StatusCode::NOT_FOUND, expected))
+}
+
+fn document(body: StoredBody) -> Response {
+    let headers = [
+        (CONTENT_TYPE, "text/html; charset=utf-8"),
+        (CACHE_CONTROL, "no-store"),
+        (CONTENT_SECURITY_POLICY, page::CONTENT_SECURITY_POLICY.as_str()),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+    ];
+    (headers, body).into_response()
+}
+
+async fn node(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
+    let snapshot = state.snapshot();
+    let made =
+        state.cached_bodies.get(format!("node {}", snapshot.sequence), move || json(&Node::from(&*snapshot))).await;
+    made.map(|body| uncached(JSON, body)).map_err(|problem| defect(&uri, &problem))
+}
+
+/// The points of the last minutes, and the events.
+async fn history(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
+    let history = state.live.history();
+    let made =
+        state.cached_bodies.get(format!("history {:?}", history.at()), move || json(&History::from(&*history))).await;
+    made.map(|body| uncached(JSON, body)).map_err(|problem| defect(&uri, &problem))
+}
+
+fn json(value: &impl Serialize) -> StoredBody {
+    let mut body = BodyWriter::new(Coding::Identity);
+    serde_json::to_writer(&mut body, value).expect("keys are strings, and writing to memory does not fail");
+    body.finish()
+}
+
+pub(super) fn uncached(content_type: &'static str, body: impl IntoResponse) -> Response {
+    ([(CONTENT_TYPE, content_type), (CACHE_CONTROL, "no-store")], body).into_response()
+}
+
+async fn health(State(state): State<WebState>) -> Response {
+    uncached(JSON, NodeCondition::of(&state.snapshot(), state.clock.now()).json())
+}
+
+async fn record(
+    State(state): State<WebState>,
+    private: Option<Extension<Private>>,
+    uri: Uri,
+) -> Result<Response, Response> {
+    let (yaml, kind) = match uri.query() {
+        None | Some("" | "output=json") => (false, JSON),
+        Some("output=yaml") => (true, "application/yaml"),
+        Some(_) => return Err(api_problem(StatusCode::BAD_REQUEST, "the query must be output=json or output=yaml")),
+    };
+    let request = GovernanceRequest { yaml, private: private.is_some() };
+    let snapshot = state.snapshot();
+    let written = rendered(&uri, move || (state.record)(&snapshot, request).map(StoredBody::of)).await?;
+    written.map(|text| uncached(kind, text)).map_err(|problem| defect(&uri, &problem))
+}
+
+async fn allocations(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
+    // Never closed.
+    let _permit = JOURNAL_READS.acquire().await;
+    let query = uri.query().unwrap_or_default().to_owned();
+    let read = rendered(&uri, move || (state.allocations)(&query).map(StoredBody::of)).await?;
+    read.map(|body| uncached(JSON, body)).map_err(|problem| api_problem(StatusCode::BAD_REQUEST, &problem))
+}
+
+async fn healthy(State(state): State<WebState>) -> Response {
+    probe((state.healthy)(), "healthy")
+}
+
+async fn ready(State(state): State<WebState>) -> Response {
+    probe((state.ready)(), "ready")
+}
+
+fn probe(outcome: Result<(), String>, success: &str) -> Response {
+    match outcome {
+        Ok(()) => text(StatusCode::OK, success),
+        Err(reason) => text(StatusCode::SERVICE_UNAVAILABLE, &reason),
+    }
+}
+
+async fn not_found(request: Request) -> Response {
+    refuse(request.uri(), StatusCode::NOT_FOUND, &format!("no such path; there are {ROUTES}"))
+}
+
+async fn method_not_allowed(method: Method, uri: Uri) -> Response {
+    refuse(&uri, StatusCode::METHOD_NOT_ALLOWED, &format!("{method} is not allowed; use GET or HEAD"))
+}
+
+pub(super) fn refuse(uri: &Uri, status: StatusCode, reason: &str) -> Response {
+    let path = uri.path();
+    if path == "/api" || path.starts_with("/api/") { api_problem(status, reason) } else { text(status, reason) }
+}
+
+fn text(status: StatusCode, line: &str) -> Response {
+    let headers = [(CONTENT_TYPE, "text/plain; charset=utf-8"), (CACHE_CONTROL, "no-store")];
+    (status, headers, format!("{line}\n")).into_response()
+}
+
+/// RFC 9457.
+pub(super) fn api_problem(status: StatusCode, detail: &str) -> Response {
+    let body = serde_json::json!({
+        "type": "about:blank",
+        "title": status.canonical_reason(),
+        "status": status.as_u16(),
+        "detail": detail,
+    });
+    (status, [(CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response()
+}
