@@ -3,10 +3,8 @@
 
 pub mod agent;
 pub mod backoff;
-pub mod cli;
-pub mod client;
 pub mod clock;
-pub mod doctor;
+pub mod commands;
 pub mod domain;
 pub mod files;
 pub mod input;
@@ -17,4 +15,3 @@ pub mod tasks;
 pub mod terminal;
 #[cfg(test)]
 mod test_data;
-pub mod top;

@@ -1,3 +1,3 @@
 fn main() -> std::process::ExitCode {
-    podmeter::cli::main()
+    podmeter::commands::cli::main()
 }

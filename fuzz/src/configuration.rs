@@ -1,6 +1,6 @@
 use std::collections::BTreeSet;
 
-use podmeter::cli;
+use podmeter::commands::cli;
 use podmeter::node::plugin::{Config, NvidiaConfig, ResourceConfig, parse_nvidia_config, resource_name};
 use podmeter::serve::web::WebConfig;
 

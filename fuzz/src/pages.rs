@@ -1,5 +1,5 @@
+use podmeter::commands::top;
 use podmeter::serve::api::Node;
-use podmeter::top;
 
 /// What an agent answers to `podmeter top`, in JSON.
 pub fn node_answer(bytes: &[u8]) {

@@ -354,9 +354,9 @@ async fn an_admin_socket_in_use_is_served_when_the_other_agent_has_ended() {
         Running::start(&[&arguments[..], &named].concat(), &[], None)
     };
     let answers = async |name: &str| {
-        let target = podmeter::client::Target::Socket(socket.clone());
+        let target = podmeter::commands::client::Target::Socket(socket.clone());
         for _ in 0..200 {
-            let answer = podmeter::client::get(&target, "/api/v1/node").await;
+            let answer = podmeter::commands::client::get(&target, "/api/v1/node").await;
             if answer.is_ok_and(|body| String::from_utf8_lossy(&body).contains(name)) {
                 return true;
             }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules whose items it may name, at their own path or as another module's re-export.
-const ARROWS: [(&str, &str); 16] = [
+const ARROWS: [(&str, &str); 13] = [
     ("domain", ""),
     ("backoff", ""),
     ("clock", "domain"),
@@ -13,31 +13,28 @@ const ARROWS: [(&str, &str); 16] = [
     ("input", ""),
     ("node", "backoff clock domain files input tasks terminal"),
     ("serve", "clock domain files input tasks"),
-    ("client", "domain serve terminal"),
-    ("doctor", "client clock domain node serve terminal"),
+    ("commands", "agent clock domain input node serve terminal"),
     ("terminal", ""),
     ("tasks", ""),
     ("simulation", "clock domain files node"),
     ("agent", "clock domain files node serve simulation tasks"),
-    ("top", "client clock domain serve terminal"),
-    ("cli", "agent client clock doctor domain input node serve terminal top"),
     ("lib", ""),
 ];
 
 /// Other libraries, and the only modules that may use them.
 const LIBRARIES: [(&str, &str); 12] = [
-    ("tokio", "agent cli client clock doctor node serve simulation tasks top"),
+    ("tokio", "agent clock commands node serve simulation tasks"),
     ("tonic", "node simulation"),
     ("nvml_wrapper_sys", "node"),
     ("axum", "serve"),
-    ("rustls", "client serve"),
-    ("tokio_rustls", "client serve"),
+    ("rustls", "commands serve"),
+    ("tokio_rustls", "commands serve"),
     ("ring", "serve"),
     ("bcrypt", "serve"),
-    ("hyper", "client serve"),
-    ("crossterm", "top"),
+    ("hyper", "commands serve"),
+    ("crossterm", "commands"),
     ("rusqlite", "node"),
-    ("clap", "agent cli"),
+    ("clap", "agent commands"),
 ];
 
 /// They read no files, clocks or environment.

@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::arguments::{HealthArguments, HealthFormat};
 use super::{ENDED, Failed, block_on, print};
-use crate::client::{self, NoCondition};
 use crate::clock::Clock;
+use crate::commands::client::{self, NoCondition};
 use crate::domain::condition::SCHEMA;
 use crate::serve::api::{DeviceCondition, NodeCondition, Status};
 use crate::terminal::clean;

@@ -3,9 +3,9 @@ use std::time::Duration;
 use super::arguments::DoctorArguments;
 use super::{FAILED, Failed, block_on, is_coloured, misused, print, settings, terminal_columns};
 use crate::agent::Settings;
-use crate::client::Target;
 use crate::clock::Clock;
-use crate::doctor;
+use crate::commands::client::Target;
+use crate::commands::doctor;
 use crate::domain::model::HardwareSource;
 
 /// Without persistence mode the driver takes seconds for each GPU.

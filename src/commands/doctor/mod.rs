@@ -15,8 +15,8 @@ mod tests;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::client::Target;
 use crate::clock::Clock;
+use crate::commands::client::Target;
 use crate::domain::model::HardwareSource;
 use crate::node::hardware::Driver;
 use crate::node::kubelet::claim_files::Directories;

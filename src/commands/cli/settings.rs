@@ -12,7 +12,7 @@ use crate::agent::{
     HardwareSource, JournalBounds, JournalSettings, LibrarySearch, PluginConfig, PluginConfigError, PluginPlan,
     PodLabel, PodLabelError, ReadFile, Reloadable, Settings, WebConfig, WebConfigError, WebLimits, sha256,
 };
-use crate::client::DEFAULT_SOCKET;
+use crate::commands::client::DEFAULT_SOCKET;
 use crate::input::{self, SwitchOr};
 
 /// The kubelet answers within milliseconds; on a loaded node within seconds.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::arguments::{AdminSocket, MarkArguments, ReleaseArguments, UnmarkArguments};
 use super::{FAILED, Failed, block_on, print};
-use crate::client::{self, ClientError, DEFAULT_SOCKET, Target};
+use crate::commands::client::{self, ClientError, DEFAULT_SOCKET, Target};
 use crate::serve::api::Node;
 
 pub fn mark(arguments: MarkArguments) -> Result<(), Failed> {

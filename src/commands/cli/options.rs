@@ -293,7 +293,7 @@ mod tests {
     use clap::{Args as _, Command, FromArgMatches as _};
 
     use super::*;
-    use crate::cli::settings::parse as parse_file;
+    use crate::commands::cli::settings::parse as parse_file;
 
     /// A value that is not the default, as in a flag.
     fn other_value(row: &Row) -> &'static str {

@@ -13,8 +13,8 @@ use tokio::time::MissedTickBehavior;
 
 use super::screen::Screen;
 use super::{Line, Style, text};
-use crate::client::{self, ClientError, Target};
 use crate::clock::Clock;
+use crate::commands::client::{self, ClientError, Target};
 use crate::serve::api::Node;
 
 /// How often ages are redrawn without other changes.

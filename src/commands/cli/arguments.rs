@@ -8,7 +8,7 @@ use super::options::AgentOptions;
 use super::settings::{self, InvalidSettings};
 use super::{Failed, misused};
 use crate::agent::{DemoSettings, ListenAddress, Profile};
-use crate::client::{Access, Certificates, HttpUrl, Target};
+use crate::commands::client::{Access, Certificates, HttpUrl, Target};
 
 const START: &str =
     "Start here: `podmeter demo` for a simulated node, `podmeter agent` on a real one. Examples: docs/cli.md";

@@ -24,9 +24,9 @@ use clap::{CommandFactory as _, FromArgMatches as _};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::agent::{self, AgentError};
-use crate::client;
+use crate::commands::client;
+use crate::commands::top::{self, TopSettings};
 use crate::serve::metrics::catalogue;
-use crate::top::{self, TopSettings};
 use arguments::{Arguments, Command, RecordArguments, TopArguments};
 use options::AgentOptions;
 use settings::Configuration;

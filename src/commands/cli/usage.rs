@@ -3,8 +3,8 @@ use std::path::Path;
 
 use super::arguments::{UsageArguments, UsageBy, UsageFormat};
 use super::{FAILED, Failed, block_on, misused, print};
-use crate::client::{self, Target};
 use crate::clock::Clock;
+use crate::commands::client::{self, Target};
 use crate::domain::model::UnixSeconds;
 use crate::node::journal::{AllocationsResponse, By, Query, Usage, parse_time, read_directory, report};
 

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::observe::{Agent, Answers, NotObserved, Observations};
 use super::report::{Finding, Outcome};
-use crate::client::ClientError;
+use crate::commands::client::ClientError;
 
 /// Id, title, why it matters, and the check.
 type Row = (&'static str, &'static str, &'static str, fn(&Observations) -> Outcome);

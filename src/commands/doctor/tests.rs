@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::Status::{Failed, Ok as Good, Skipped, Warning};
 use super::observe::{Agent, Answers, DriverState, Listed, Machine, NotObserved, Observations};
 use super::{Settings, Status, checks};
-use crate::client::{ClientError, Target};
+use crate::commands::client::{ClientError, Target};
 use crate::domain::model::{
     Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, HardwareSource, Inventory, UnixSeconds,
 };

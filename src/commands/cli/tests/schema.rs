@@ -8,7 +8,7 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use crate::agent::{HealthConfig, PluginConfig, ProfileConfig};
-use crate::cli::options::{ROWS, Row, schemas};
+use crate::commands::cli::options::{ROWS, Row, schemas};
 use crate::input::SwitchOr;
 
 pub fn config_file() -> Value {

@@ -7,8 +7,8 @@ use tokio::task::spawn_blocking;
 
 use super::Settings;
 use super::report::Finding;
-use crate::client::{self, ClientError, Target};
 use crate::clock::Clock;
+use crate::commands::client::{self, ClientError, Target};
 use crate::domain::model::{Allocatable, AppliedProfile, HardwareSource, Inventory, UnixSeconds};
 use crate::node::hardware::{Driver, Failure, scan_pci_bus};
 use crate::node::kubelet::claim_files::{is_of_nvidia, survey};
