@@ -10,8 +10,8 @@ use anyhow::{Context, ensure};
 use podmeter::clock::Clock;
 use podmeter::domain::model::{HardwareState, PluginState};
 use podmeter::node::kubelet::{self, PodSources};
-use podmeter::node::plugin::paths::Roots;
-use podmeter::node::plugin::{self, Config, Surroundings};
+use podmeter::node::plugin::paths::HostRoots;
+use podmeter::node::plugin::{self, HostPaths, PluginConfig};
 use podmeter::simulation::kubelet::{Admission, ContainerSpec, FakeKubelet, Options, PodSpec};
 use podmeter::tasks::Tasks;
 use tokio::sync::watch;
@@ -54,10 +54,10 @@ pub async fn flow(out: &mut impl Write) -> anyhow::Result<()> {
 /// The plugin, and beside it what watches the kubelet. They end with `tasks`.
 fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Receiver<Arc<PluginState>>> {
     let clock = Clock::start();
-    let watching = kubelet::Settings {
+    let watching = kubelet::KubeletSettings {
         pod_resources_socket: root.join("pod-resources/kubelet.sock"),
         device_plugin_directory: root.join("device-plugins"),
-        claim_directories: kubelet::claim_files::Directories {
+        claim_directories: kubelet::claim_files::ClaimDirectories {
             plugins: root.join("plugins"),
             cdi: root.join("cdi"),
             proc: root.join("proc"),
@@ -67,13 +67,13 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
     };
     let kubelet_handle = kubelet::start(watching, PodSources::default(), clock, tasks);
 
-    let config: Config = serde_saphyr::from_str(CONFIGURATION)?;
-    let settings = plugin::Settings {
+    let config: PluginConfig = serde_saphyr::from_str(CONFIGURATION)?;
+    let settings = plugin::PluginSettings {
         directory: root.join("device-plugins"),
         plan: config.resolve(|file| std::fs::read_to_string(file))?.into(),
         node_name: "node".to_owned(),
-        surroundings: Surroundings {
-            roots: Roots { host: root.to_owned(), dev: root.join("dev"), sys: root.join("sys") },
+        host: HostPaths {
+            roots: HostRoots { host: root.to_owned(), dev: root.join("dev"), sys: root.join("sys") },
             proc: root.join("proc"),
             cdi: vec![root.join("cdi")],
         },
@@ -86,12 +86,12 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
         std::future::pending::<()>().await;
         drop((publish_hardware, publish_health));
     });
-    let inputs = plugin::Inputs {
+    let inputs = plugin::PluginInputs {
         hardware,
         health,
         kubelet: kubelet_handle.states.clone(),
         allocated: kubelet_handle.allocated.clone(),
-        look: kubelet_handle.allocatable.clone(),
+        refresh_allocatable: kubelet_handle.refresh_allocatable.clone(),
     };
     Ok(plugin::start(settings, inputs, clock, tasks).states)
 }

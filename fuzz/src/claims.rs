@@ -1,5 +1,5 @@
 use podmeter::domain::model::ClaimHardware;
-use podmeter::node::kubelet::claim_files::formats::{Recorded, cdi, checkpoint, metadata, mig_minors};
+use podmeter::node::kubelet::claim_files::formats::{RecordedDevice, cdi, checkpoint, metadata, mig_minors};
 
 const KIND: &str = "k8s.gpu.nvidia.com/claim";
 const INSTANCE: &str = "kind: k8s.gpu.nvidia.com/claim
@@ -24,7 +24,7 @@ pub fn claim_file(bytes: &[u8]) {
         Ok(recorded) => recorded,
         Err(problem) => return assert!(!problem.trim().is_empty(), "refused without a reason: {text:?}"),
     };
-    for Recorded { hardware, .. } in &recorded {
+    for RecordedDevice { hardware, .. } in &recorded {
         match hardware {
             Some(ClaimHardware::Gpu(uuid)) => assert!(uuid.as_str().starts_with("GPU-"), "{text:?}"),
             Some(ClaimHardware::Mig(uuid)) => assert!(uuid.as_str().starts_with("MIG-"), "{text:?}"),

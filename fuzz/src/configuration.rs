@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use podmeter::commands::cli;
-use podmeter::node::plugin::{Config, NvidiaConfig, ResourceConfig, parse_nvidia_config, resource_name};
+use podmeter::node::plugin::{NvidiaConfig, PluginConfig, ResourceConfig, parse_nvidia_config, resource_name};
 use podmeter::serve::web::WebConfig;
 
 /// The text of our own configuration file.
@@ -44,7 +44,7 @@ pub fn nvidia_config(bytes: &[u8]) {
 }
 
 fn assert_valid(entries: Vec<ResourceConfig>) {
-    let config = Config { resources: Some(entries), nvidia_config: None };
+    let config = PluginConfig { resources: Some(entries), nvidia_config: None };
     let again = config.resolve(|_| unreachable!());
     assert!(again.is_ok(), "accepted, and refused when checked again: {config:?}, {again:?}");
 }

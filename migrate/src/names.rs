@@ -88,7 +88,8 @@ struct Row {
 }
 
 static TABLE: LazyLock<Table> = LazyLock::new(|| {
-    serde_json::from_str(include_str!("../../src/serve/metrics/dcgm/names.json")).expect("the agent's tests read the table")
+    serde_json::from_str(include_str!("../../src/serve/metrics/dcgm/names.json"))
+        .expect("the agent's tests read the table")
 });
 
 /// Both names of each row.

@@ -13,7 +13,7 @@ use crate::domain::model::{HardwareSource, Inventory};
 use crate::node::hardware::nvml::NvmlDriver;
 use crate::node::hardware::simulated::{Controls, SimulatedDriver};
 use crate::node::hardware::{Driver, Failure};
-use crate::node::plugin::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, Sharing};
+use crate::node::plugin::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, SharingConfig};
 use crate::simulation::Truth;
 use crate::simulation::day::Stage;
 use crate::simulation::dra_driver::claims_of_the_demo;
@@ -139,8 +139,8 @@ fn health_config(faults: Option<u32>) -> HealthConfig {
 /// Whole GPUs and MIG devices, or this many slots of each GPU.
 fn offered(replicas: Option<u32>) -> ResourceConfig {
     let sharing = match replicas {
-        Some(_) => Sharing::TimeSlicing(Replication { replicas, ..Replication::default() }),
-        None => Sharing::None,
+        Some(_) => SharingConfig::TimeSlicing(Replication { replicas, ..Replication::default() }),
+        None => SharingConfig::None,
     };
     let mig_strategy = MigStrategy::Mixed;
     ResourceConfig::Nvidia(Box::new(NvidiaConfig { sharing, mig_strategy, ..NvidiaConfig::default() }))

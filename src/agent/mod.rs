@@ -41,9 +41,7 @@ pub use crate::domain::model::{HardwareSource, PodLabel, PodLabelError};
 pub use crate::node::hardware::nvml::{LibrarySearch, end_process};
 pub use crate::node::hardware::simulated::Profile;
 pub use crate::node::journal::{Bounds as JournalBounds, Settings as JournalSettings};
-pub use crate::node::plugin::{
-    Config as PluginConfig, ConfigError as PluginConfigError, Plan as PluginPlan, ProfileConfig, ResourceConfig,
-};
+pub use crate::node::plugin::{PluginConfig, PluginConfigError, PluginPlan, ProfileConfig, ResourceConfig};
 pub use crate::serve::governance::{ReadFile, sha256};
 pub use crate::serve::web::{Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
 pub use demo::{DemoError, DemoSettings, demo};
@@ -122,7 +120,7 @@ struct Agent {
     config: Configuration,
     devices: Devices,
     health: health_task::Handle,
-    plugin: Option<plugin::Handle>,
+    plugin: Option<plugin::PluginHandle>,
     journal: Option<Journal>,
     publisher: AbortHandle,
     snapshots: watch::Receiver<Arc<Snapshot>>,
@@ -155,12 +153,12 @@ impl Agent {
             file.start(health.faults.clone(), &mut tasks);
         }
         let plugin = settings.plugin_settings().map(|settings| {
-            let inputs = plugin::Inputs {
+            let inputs = plugin::PluginInputs {
                 hardware: devices.states.clone(),
                 health: health.states.clone(),
                 kubelet: kubelet.states.clone(),
                 allocated: kubelet.allocated.clone(),
-                look: kubelet.allocatable.clone(),
+                refresh_allocatable: kubelet.refresh_allocatable.clone(),
             };
             plugin::start(settings, inputs, clock, &mut plugin_task)
         });

@@ -21,7 +21,7 @@ impl Configuration {
     }
 
     /// Reads the settings again. Settings with an error change nothing.
-    pub fn reload(&mut self, plugin: Option<&plugin::Handle>) {
+    pub fn reload(&mut self, plugin: Option<&plugin::PluginHandle>) {
         match (self.read)() {
             Ok(reloadable) => {
                 let files: Vec<_> = reloadable.files.iter().map(|file| file.path.display().to_string()).collect();

@@ -95,7 +95,7 @@ pub struct Reloadable {
     /// Read for these settings, with their digests.
     pub files: Vec<ReadFile>,
     /// What the bundled device plugin offers; `None` while it is off, which no reload changes.
-    pub device_plugin: Option<plugin::Plan>,
+    pub device_plugin: Option<plugin::PluginPlan>,
 }
 
 impl Settings {
@@ -124,13 +124,13 @@ impl Settings {
         settings.hurry(self.hardware_pace)
     }
 
-    pub(super) fn plugin_settings(&self) -> Option<plugin::Settings> {
-        Some(plugin::Settings {
+    pub(super) fn plugin_settings(&self) -> Option<plugin::PluginSettings> {
+        Some(plugin::PluginSettings {
             directory: self.device_plugin_directory.clone(),
             plan: self.reloadable.device_plugin.clone()?,
             node_name: self.node_name.clone(),
-            surroundings: plugin::Surroundings {
-                roots: plugin::paths::Roots {
+            host: plugin::HostPaths {
+                roots: plugin::paths::HostRoots {
                     host: "/".into(),
                     dev: self.dev_root.clone(),
                     sys: self.sys_root.clone(),
@@ -141,9 +141,9 @@ impl Settings {
         })
     }
 
-    pub(super) fn pods_settings(&self) -> kubelet::pods::Settings {
+    pub(super) fn pods_settings(&self) -> kubelet::pods::PodsApiSettings {
         let labels = self.pod_labels.iter().map(|label| label.key.as_str().into()).collect();
-        kubelet::pods::Settings { socket: self.pods_api_socket.clone(), labels }
+        kubelet::pods::PodsApiSettings { socket: self.pods_api_socket.clone(), labels }
     }
 
     pub fn processes_settings(&self) -> processes::Settings {
@@ -159,16 +159,16 @@ impl Settings {
         }
     }
 
-    pub fn claim_directories(&self) -> kubelet::claim_files::Directories {
-        kubelet::claim_files::Directories {
+    pub fn claim_directories(&self) -> kubelet::claim_files::ClaimDirectories {
+        kubelet::claim_files::ClaimDirectories {
             plugins: self.dra_plugin_directory.clone(),
             cdi: self.dra_cdi_directory.clone(),
             proc: self.proc_root.clone(),
         }
     }
 
-    pub(super) fn kubelet_settings(&self, reloadable: watch::Receiver<Reloadable>) -> kubelet::Settings {
-        kubelet::Settings {
+    pub(super) fn kubelet_settings(&self, reloadable: watch::Receiver<Reloadable>) -> kubelet::KubeletSettings {
+        kubelet::KubeletSettings {
             pod_resources_socket: self.pod_resources_socket.clone(),
             device_plugin_directory: self.device_plugin_directory.clone(),
             claim_directories: self.claim_directories(),

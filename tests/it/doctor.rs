@@ -17,7 +17,7 @@ use podmeter::commands::doctor::{Check, Report, Settings, Status, examine};
 use podmeter::domain::model::HardwareSource;
 use podmeter::node::hardware::Driver;
 use podmeter::node::hardware::nvml::{LibrarySearch, NvmlDriver};
-use podmeter::node::kubelet::claim_files::Directories;
+use podmeter::node::kubelet::claim_files::ClaimDirectories;
 use podmeter::node::plugin::ResourceConfig;
 use podmeter::node::processes::Mode;
 use podmeter::simulation::kubelet::ListedDevice;
@@ -34,7 +34,7 @@ fn settings(root: &Path) -> Settings {
         pod_resources_socket: root.join("pod-resources/kubelet.sock"),
         device_plugin_directory: root.join("device-plugins"),
         pods_api_socket: root.join("pods-api/pods-api.sock"),
-        claim_directories: Directories {
+        claim_directories: ClaimDirectories {
             plugins: root.join("plugins"),
             cdi: root.join("cdi"),
             proc: root.join("proc"),

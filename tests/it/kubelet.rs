@@ -10,7 +10,7 @@ use crate::support::kubelet::{
 };
 use podmeter::clock::Clock;
 use podmeter::domain::model::{KubeletState, PodDirectory, PodRef, PodUid};
-use podmeter::node::kubelet::{CallError, Client, PodSources, Settings, claim_files, pods, start};
+use podmeter::node::kubelet::{CallError, Client, KubeletSettings, PodSources, claim_files, pods, start};
 use podmeter::tasks::Tasks;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -41,7 +41,7 @@ impl Watching {
 
     /// And the Pods API is watched, as the agent does.
     fn start_with_pods_api(root: &Path, refresh_interval: Duration) -> Self {
-        let watched = pods::Settings { socket: root.join("pods-api/pods-api.sock"), labels: vec![] };
+        let watched = pods::PodsApiSettings { socket: root.join("pods-api/pods-api.sock"), labels: vec![] };
         let mut tasks = Tasks::default();
         let directory = pods::start(watched, &mut tasks);
         Self::with(root, &root.join("device-plugins"), refresh_interval, DEADLINE, Some(directory), tasks)
@@ -60,10 +60,10 @@ impl Watching {
         directory: Option<watch::Receiver<Arc<PodDirectory>>>,
         mut tasks: Tasks,
     ) -> Self {
-        let settings = Settings {
+        let settings = KubeletSettings {
             pod_resources_socket: root.join("pod-resources/kubelet.sock"),
             device_plugin_directory: device_plugins.to_owned(),
-            claim_directories: claim_files::Directories {
+            claim_directories: claim_files::ClaimDirectories {
                 plugins: root.join("plugins"),
                 cdi: root.join("cdi"),
                 proc: root.join("proc"),

@@ -45,7 +45,7 @@ struct Watching {
 
 impl Watching {
     fn start(socket: &Path) -> Self {
-        let settings = pods::Settings { socket: socket.to_owned(), labels: vec!["app".into()] };
+        let settings = pods::PodsApiSettings { socket: socket.to_owned(), labels: vec!["app".into()] };
         let mut tasks = Tasks::default();
         Self { directories: pods::start(settings, &mut tasks), _tasks: tasks }
     }

@@ -11,8 +11,8 @@ use podmeter::domain::model::{
     PluginState,
 };
 use podmeter::node::kubelet::PodSources;
-use podmeter::node::plugin::paths::Roots;
-use podmeter::node::plugin::{self, Config, ResourceConfig, Surroundings};
+use podmeter::node::plugin::paths::HostRoots;
+use podmeter::node::plugin::{self, HostPaths, PluginConfig, ResourceConfig};
 use podmeter::tasks::{TaskError, Tasks};
 use tokio::sync::watch;
 
@@ -61,7 +61,7 @@ pub fn gpus(count: u32) -> HardwareState {
 /// Dropping it is like killing it, except that its sockets are removed.
 pub struct PluginHarness {
     pub hardware: watch::Sender<Arc<HardwareState>>,
-    pub plugin: plugin::Handle,
+    pub plugin: plugin::PluginHandle,
     pub state: watch::Receiver<Arc<PluginState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     plugin_tasks: Tasks,
@@ -70,7 +70,7 @@ pub struct PluginHarness {
 
 /// The section `devicePlugin` as a configuration file has it.
 pub fn resources(yaml: &str) -> Vec<ResourceConfig> {
-    let config: Config = serde_saphyr::from_str(yaml).unwrap();
+    let config: PluginConfig = serde_saphyr::from_str(yaml).unwrap();
     config.resolve(|_| panic!("no file is named")).unwrap()
 }
 
@@ -93,10 +93,10 @@ impl PluginHarness {
     ) -> Self {
         let clock = Clock::start();
         let (hardware, readings) = watch::channel(Arc::new(hardware));
-        let settings = podmeter::node::kubelet::Settings {
+        let settings = podmeter::node::kubelet::KubeletSettings {
             pod_resources_socket: root.join("pod-resources/kubelet.sock"),
             device_plugin_directory: root.join("device-plugins"),
-            claim_directories: podmeter::node::kubelet::claim_files::Directories {
+            claim_directories: podmeter::node::kubelet::claim_files::ClaimDirectories {
                 plugins: root.join("plugins"),
                 cdi: root.join("cdi"),
                 proc: root.join("proc"),
@@ -106,22 +106,22 @@ impl PluginHarness {
         };
         let mut kubelet_tasks = Tasks::default();
         let kubelet = podmeter::node::kubelet::start(settings, PodSources::default(), clock, &mut kubelet_tasks);
-        let settings = plugin::Settings {
+        let settings = plugin::PluginSettings {
             directory: root.join("device-plugins"),
             plan: resources.into(),
             node_name: "node".to_owned(),
-            surroundings: Surroundings {
-                roots: Roots { host: root.join("host"), dev: root.join("host/dev"), sys: root.join("sys") },
+            host: HostPaths {
+                roots: HostRoots { host: root.join("host"), dev: root.join("host/dev"), sys: root.join("sys") },
                 proc: root.join("proc"),
                 cdi: vec![root.join("cdi")],
             },
         };
-        let inputs = plugin::Inputs {
+        let inputs = plugin::PluginInputs {
             health: health_of(readings.clone()),
             hardware: readings,
             kubelet: kubelet.states.clone(),
             allocated: kubelet.allocated.clone(),
-            look: kubelet.allocatable.clone(),
+            refresh_allocatable: kubelet.refresh_allocatable.clone(),
         };
         let mut plugin_tasks = Tasks::default();
         let plugin = plugin::start(settings, inputs, clock, &mut plugin_tasks);

@@ -19,8 +19,8 @@ use crate::clock::Clock;
 use crate::commands::client::Target;
 use crate::domain::model::HardwareSource;
 use crate::node::hardware::Driver;
-use crate::node::kubelet::claim_files::Directories;
-use crate::node::plugin::Plan;
+use crate::node::kubelet::claim_files::ClaimDirectories;
+use crate::node::plugin::PluginPlan;
 use crate::node::processes::Mode;
 use observe::Observations;
 pub use report::{Check, Report, Status};
@@ -40,7 +40,7 @@ pub struct Settings {
     pub device_plugin_directory: PathBuf,
     pub pods_api_socket: PathBuf,
     /// Of the files of DRA drivers.
-    pub claim_directories: Directories,
+    pub claim_directories: ClaimDirectories,
     /// For each call to the kubelet.
     pub kubelet_deadline: Duration,
     /// For the driver to be opened and to list its GPUs.
@@ -48,7 +48,7 @@ pub struct Settings {
     /// `nvml`, `simulated` or `none`.
     pub hardware: HardwareSource,
     /// What the bundled device plugin would offer; `None` while it is off.
-    pub plan: Option<Plan>,
+    pub plan: Option<PluginPlan>,
     /// For the profiles.
     pub node_name: String,
     pub attribution: Mode,

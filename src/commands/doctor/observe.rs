@@ -13,7 +13,7 @@ use crate::domain::model::{Allocatable, AppliedProfile, HardwareSource, Inventor
 use crate::node::hardware::{Driver, Failure, scan_pci_bus};
 use crate::node::kubelet::claim_files::{is_of_nvidia, survey};
 use crate::node::kubelet::{CallError, Client, dial};
-use crate::node::plugin::{Gpus, NodeView, ResourceConfig};
+use crate::node::plugin::{NodeGpus, NodeView, ResourceConfig};
 use crate::node::processes::Survey;
 use crate::node::{plugin, processes};
 
@@ -79,7 +79,7 @@ pub struct Machine {
     pub plugin_sockets: Observed<Vec<String>>,
     pub driver: Observed<DriverState>,
     /// Which profile applies, and to which GPUs; `None` without profiles.
-    pub profile: Option<(AppliedProfile, Option<Gpus>)>,
+    pub profile: Option<(AppliedProfile, Option<NodeGpus>)>,
     /// What the plugin would offer with this profile. While it is undecided, what every profile has; `None` while the plugin
     /// is off.
     pub offers: Option<Vec<ResourceConfig>>,
@@ -204,13 +204,13 @@ async fn observe_machine(settings: &Settings, driver: Option<Box<dyn Driver>>) -
     (agent, machine)
 }
 
-type Chosen = (Option<(AppliedProfile, Option<Gpus>)>, Option<Vec<ResourceConfig>>);
+type Chosen = (Option<(AppliedProfile, Option<NodeGpus>)>, Option<Vec<ResourceConfig>>);
 
 fn choose_profile(settings: &Settings, driver: Option<&DriverState>) -> Chosen {
     let Some(plan) = &settings.plan else { return (None, None) };
     let gpus = match driver {
-        Some(driver) => Some(Gpus::of(&driver.inventory)),
-        None => (settings.hardware == HardwareSource::None).then(Gpus::default),
+        Some(driver) => Some(NodeGpus::of(&driver.inventory)),
+        None => (settings.hardware == HardwareSource::None).then(NodeGpus::default),
     };
     let choice = plan.choose(&NodeView { node_name: &settings.node_name, gpus: gpus.clone() });
     (plan.applied(&choice).map(|applied| (applied, gpus)), Some(plan.entries(&choice)))

@@ -14,8 +14,8 @@ use crate::domain::model::{
     Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, HardwareSource, Inventory, UnixSeconds,
 };
 use crate::node::kubelet::CallError;
-use crate::node::kubelet::claim_files::Directories;
-use crate::node::plugin::{Gpus, NvidiaConfig, OnConflict, Plan, ResourceConfig};
+use crate::node::kubelet::claim_files::ClaimDirectories;
+use crate::node::plugin::{NodeGpus, NvidiaConfig, OnConflict, PluginPlan, ResourceConfig};
 use crate::node::processes::{Mode, Survey};
 
 const NOW: f64 = 1_800_000_000.0;
@@ -30,7 +30,7 @@ fn settings() -> Settings {
         pod_resources_socket: SOCKET.into(),
         device_plugin_directory: "/k/device-plugins".into(),
         pods_api_socket: "/k/pods-api/pods-api.sock".into(),
-        claim_directories: Directories {
+        claim_directories: ClaimDirectories {
             plugins: "/k/plugins".into(),
             cdi: "/var/run/cdi".into(),
             proc: "/proc".into(),
@@ -38,7 +38,7 @@ fn settings() -> Settings {
         kubelet_deadline: Duration::from_secs(5),
         driver_deadline: Duration::from_secs(20),
         hardware: HardwareSource::Nvml,
-        plan: Some(Plan::default()),
+        plan: Some(PluginPlan::default()),
         node_name: "node".to_owned(),
         attribution: Mode::Auto,
         proc_root: "/proc".into(),
@@ -96,9 +96,9 @@ fn driver(version: &str, gpus: usize) -> DriverState {
     }
 }
 
-fn profile(decision: &'static str) -> Option<(AppliedProfile, Option<Gpus>)> {
+fn profile(decision: &'static str) -> Option<(AppliedProfile, Option<NodeGpus>)> {
     let name = (decision == "profile").then(|| "h100".into());
-    let gpus = (decision != "undecided").then(|| Gpus { count: 2, models: ["NVIDIA H100".into()].into() });
+    let gpus = (decision != "undecided").then(|| NodeGpus { count: 2, models: ["NVIDIA H100".into()].into() });
     Some((AppliedProfile { decision, name }, gpus))
 }
 

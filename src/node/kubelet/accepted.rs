@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::checkpoint::CheckpointFile;
-use super::claim_files::{ClaimFiles, Directories};
+use super::claim_files::{ClaimDirectories, ClaimFiles};
 use super::settle::Settle;
 use crate::domain::attribution::{PodUids, UidSources, Unconfirmed};
 use crate::domain::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef, ProcessState};
@@ -41,7 +41,7 @@ pub(super) struct AcceptedAllocations {
 }
 
 impl AcceptedAllocations {
-    pub fn new(device_plugin_directory: &Path, claim_directories: Directories, sources: PodSources) -> Self {
+    pub fn new(device_plugin_directory: &Path, claim_directories: ClaimDirectories, sources: PodSources) -> Self {
         Self {
             settle: Settle::default(),
             unconfirmed: Unconfirmed::default(),

@@ -27,13 +27,13 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(1);
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Checkpoint {
-    data: Data,
+struct KubeletCheckpoint {
+    data: CheckpointData,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Data {
+struct CheckpointData {
     /// `null` in a kubelet that never allocated.
     pod_device_entries: Option<Vec<PodDevicesEntry>>,
     #[serde(default)]
@@ -128,7 +128,7 @@ pub(super) fn changed_content(path: &Path, known: &mut Option<FileStamp>, larges
 
 /// By device, the pod that was given it; and all devices.
 pub fn parse(text: &[u8]) -> io::Result<CheckpointAllocations> {
-    let checkpoint: Checkpoint = serde_json::from_slice(text)?;
+    let checkpoint: KubeletCheckpoint = serde_json::from_slice(text)?;
     let (mut pods, mut all) = (BTreeMap::new(), BTreeMap::<ResourceName, BTreeSet<DeviceId>>::new());
     for (resource, devices) in checkpoint.data.registered_devices.into_iter().flatten() {
         all.entry(ResourceName::new(resource)).or_default().extend(devices.into_iter().flatten().map(DeviceId::new));

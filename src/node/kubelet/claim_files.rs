@@ -13,7 +13,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use self::formats::Recorded;
+use self::formats::RecordedDevice;
 use super::checkpoint::{DEADLINE, LARGEST, changed_content};
 use crate::domain::model::{Allocations, ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource};
 use crate::tasks::SlowRead;
@@ -29,7 +29,7 @@ const REQUESTS: usize = 64;
 
 /// Where the files are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Directories {
+pub struct ClaimDirectories {
     /// With a directory for each driver: `plugins` under the kubelet's root.
     pub plugins: PathBuf,
     pub cdi: PathBuf,
@@ -38,7 +38,7 @@ pub struct Directories {
 }
 
 /// Of the content of one file; the error is for people.
-type Parse<'a> = dyn Fn(&[u8]) -> Result<Vec<Recorded>, String> + 'a;
+type Parse<'a> = dyn Fn(&[u8]) -> Result<Vec<RecordedDevice>, String> + 'a;
 type Records = BTreeMap<ClaimDevice, ClaimRecord>;
 /// Of the files that cannot be read or parsed.
 type Problems = BTreeMap<(ClaimSource, PathBuf), String>;
@@ -49,7 +49,7 @@ pub type UnreadableFiles = BTreeMap<&'static str, u64>;
 /// its hardware does not change while it exists.
 #[derive(Debug)]
 pub struct ClaimFiles {
-    directories: Directories,
+    directories: ClaimDirectories,
     records: Records,
     problems: Problems,
     unreadable: Option<Arc<UnreadableFiles>>,
@@ -58,7 +58,7 @@ pub struct ClaimFiles {
 }
 
 impl ClaimFiles {
-    pub fn new(directories: Directories) -> Self {
+    pub fn new(directories: ClaimDirectories) -> Self {
         let (records, problems) = (Records::new(), Problems::new());
         Self { directories, records, problems, unreadable: None, reading: SlowRead::idle(), is_late: false }
     }
@@ -108,7 +108,7 @@ impl ClaimFiles {
             Some(Err(error)) => tracing::warn!(%error, "the files of DRA drivers cannot be read"),
             None if std::mem::replace(&mut self.is_late, true) => {}
             None => {
-                let Directories { plugins, cdi, .. } = &self.directories;
+                let ClaimDirectories { plugins, cdi, .. } = &self.directories;
                 tracing::warn!(
                     plugins = %plugins.display(), cdi = %cdi.display(),
                     "a file system has not answered within {} s: new claims are joined by device name",
@@ -128,7 +128,7 @@ fn claims(allocations: &Allocations) -> BTreeSet<ClaimDevice> {
 }
 
 /// What the files record of each claim, and which of them cannot be read.
-fn read(directories: &Directories, claims: &BTreeSet<ClaimDevice>) -> (Records, Problems) {
+fn read(directories: &ClaimDirectories, claims: &BTreeSet<ClaimDevice>) -> (Records, Problems) {
     let mut problems = Problems::new();
     let mut left = LARGEST_SUM;
     let mut file = |source, path: PathBuf, parse: &Parse<'_>| {
@@ -156,8 +156,8 @@ fn read(directories: &Directories, claims: &BTreeSet<ClaimDevice>) -> (Records, 
     let mut records = Records::new();
     for claim in claims {
         let mut record = ClaimRecord::default();
-        let mut add = |source, recorded: &[Recorded]| {
-            let of_claim: Vec<&Recorded> = recorded.iter().filter(|recorded| is_of(recorded, claim)).collect();
+        let mut add = |source, recorded: &[RecordedDevice]| {
+            let of_claim: Vec<&RecordedDevice> = recorded.iter().filter(|recorded| is_of(recorded, claim)).collect();
             record.hardware.extend(agreed(&of_claim).map(|hardware| (source, hardware)));
             record.allocation = allocation(claim, &of_claim).or(record.allocation.take());
         };
@@ -195,12 +195,12 @@ fn read(directories: &Directories, claims: &BTreeSet<ClaimDevice>) -> (Records, 
     (records, problems)
 }
 
-fn nvidia_checkpoint(directories: &Directories) -> PathBuf {
+fn nvidia_checkpoint(directories: &ClaimDirectories) -> PathBuf {
     directories.plugins.join(NVIDIA).join("checkpoint.json")
 }
 
 /// Of what NVIDIA's driver keeps for all claims, what can be read; else why not.
-pub fn survey(directories: &Directories) -> [(PathBuf, Result<(), String>); 2] {
+pub fn survey(directories: &ClaimDirectories) -> [(PathBuf, Result<(), String>); 2] {
     let checkpoint = nvidia_checkpoint(directories);
     let content = changed_content(&checkpoint, &mut None, LARGEST).map_err(|error| error.to_string());
     let parsed = content.and_then(|bytes| formats::checkpoint(&bytes.unwrap_or_default()).map(drop));
@@ -233,7 +233,7 @@ fn is_file_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-".contains(&byte))
 }
 
-fn is_of(recorded: &Recorded, claim: &ClaimDevice) -> bool {
+fn is_of(recorded: &RecordedDevice, claim: &ClaimDevice) -> bool {
     *recorded.device == *claim.device.as_str()
         && recorded.driver.as_ref().is_none_or(|driver| *driver == claim.driver)
         && recorded.pool.as_ref().is_none_or(|pool| *pool == claim.pool)
@@ -241,14 +241,14 @@ fn is_of(recorded: &Recorded, claim: &ClaimDevice) -> bool {
 }
 
 /// Where the claim's UID is not known, the records of several claims of the device may be meant.
-fn agreed(recorded: &[&Recorded]) -> Option<ClaimHardware> {
+fn agreed(recorded: &[&RecordedDevice]) -> Option<ClaimHardware> {
     let mut named = recorded.iter().filter_map(|recorded| recorded.hardware.as_ref());
     let first = named.next()?;
     named.all(|other| other == first).then(|| first.clone())
 }
 
 /// Of all shares of the device that the claim has, or of the one that is listed.
-fn allocation(claim: &ClaimDevice, recorded: &[&Recorded]) -> Option<ClaimAllocation> {
+fn allocation(claim: &ClaimDevice, recorded: &[&RecordedDevice]) -> Option<ClaimAllocation> {
     let of_claim = recorded.iter().filter_map(|recorded| Some((&recorded.claim_uid, recorded.allocation.as_ref()?)));
     let is_share = |id: &Option<Arc<str>>| id.is_none() || claim.share_id.is_none() || *id == claim.share_id;
     let shares: Vec<_> = of_claim.filter(|(_, share)| is_share(&share.share_id)).collect();

@@ -17,4 +17,4 @@ mod watch;
 
 pub use accepted::PodSources;
 pub use client::{CallError, Client, dial};
-pub use watch::{Handle, Settings, start};
+pub use watch::{KubeletHandle, KubeletSettings, start};

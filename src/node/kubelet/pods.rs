@@ -31,7 +31,7 @@ const SYNC_DEADLINE: Duration = Duration::from_secs(10);
 const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct PodsApiSettings {
     /// `pods-api/pods-api.sock` under the kubelet's root.
     pub socket: PathBuf,
     /// Keys of the labels to keep; all others are dropped at once.
@@ -55,14 +55,14 @@ enum WatchError {
 
 /// Publishes the pods for as long as the task runs. A kubelet without the API is queried again at intervals: it may be
 /// replaced.
-pub fn start(settings: Settings, tasks: &mut Tasks) -> watch::Receiver<Arc<PodDirectory>> {
+pub fn start(settings: PodsApiSettings, tasks: &mut Tasks) -> watch::Receiver<Arc<PodDirectory>> {
     let (publish, directories) = watch::channel(Arc::default());
     tasks.spawn("Pods API", watch(settings, publish));
     directories
 }
 
-async fn watch(settings: Settings, publish: watch::Sender<Arc<PodDirectory>>) {
-    let mut watch = Watch { settings, publish, directory: PodDirectory::default() };
+async fn watch(settings: PodsApiSettings, publish: watch::Sender<Arc<PodDirectory>>) {
+    let mut watch = PodsApiWatch { settings, publish, directory: PodDirectory::default() };
     let mut retries = Backoff::new(RETRIES);
     loop {
         let error = watch.follow().await;
@@ -74,14 +74,14 @@ async fn watch(settings: Settings, publish: watch::Sender<Arc<PodDirectory>>) {
     }
 }
 
-struct Watch {
-    settings: Settings,
+struct PodsApiWatch {
+    settings: PodsApiSettings,
     publish: watch::Sender<Arc<PodDirectory>>,
     /// To be published.
     directory: PodDirectory,
 }
 
-impl Watch {
+impl PodsApiWatch {
     /// Follows one stream to its end. The published state changes only once the new list is complete.
     async fn follow(&mut self) -> WatchError {
         let mut fresh = BTreeMap::new();

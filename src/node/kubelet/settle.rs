@@ -22,11 +22,11 @@ const SETTLE_AT_LAST: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct Settle {
     accepted: Option<Arc<Allocations>>,
-    state: State,
+    state: SettleState,
 }
 
 #[derive(Debug, Default)]
-enum State {
+enum SettleState {
     /// Connected, no answer yet.
     #[default]
     Fresh,
@@ -41,22 +41,22 @@ enum State {
 impl Settle {
     /// The connection was lost or reopened: the next answer may be the first of a kubelet that has just started.
     pub(super) fn reconnected(&mut self) {
-        self.state = State::Fresh;
+        self.state = SettleState::Fresh;
     }
 
     pub(super) fn is_settled(&self) -> bool {
-        matches!(self.state, State::Settled)
+        matches!(self.state, SettleState::Settled)
     }
 
     /// What is accepted after `answer`, given at `at`.
     pub(super) fn observe(&mut self, at: Monotonic, answer: Allocations) -> Arc<Allocations> {
         let (first_answer, answer_since) = match &self.state {
-            State::Settled => (None, at),
-            State::Fresh => (Some(at), at),
-            State::Waiting { first_answer, answer: before, answer_since } if *before == answer => {
+            SettleState::Settled => (None, at),
+            SettleState::Fresh => (Some(at), at),
+            SettleState::Waiting { first_answer, answer: before, answer_since } if *before == answer => {
                 (Some(*first_answer), *answer_since)
             }
-            State::Waiting { first_answer, .. } => (Some(*first_answer), at),
+            SettleState::Waiting { first_answer, .. } => (Some(*first_answer), at),
         };
         let settled = first_answer.is_none_or(|first_answer| {
             let accepted_any = self.accepted.as_ref().is_some_and(|accepted| !accepted.pods.is_empty());
@@ -73,8 +73,8 @@ impl Settle {
             _ => Arc::new(answer.clone()),
         };
         self.state = match first_answer {
-            Some(first_answer) if !settled => State::Waiting { first_answer, answer, answer_since },
-            _ => State::Settled,
+            Some(first_answer) if !settled => SettleState::Waiting { first_answer, answer, answer_since },
+            _ => SettleState::Settled,
         };
         self.accepted = Some(Arc::clone(&accepted));
         accepted

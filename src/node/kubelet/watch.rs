@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use super::accepted::{AcceptedAllocations, PodSources};
-use super::claim_files::Directories;
+use super::claim_files::ClaimDirectories;
 use super::client::{CallError, Client};
 use super::trigger::{FileEvents, Trigger};
 use crate::backoff::Backoff;
@@ -49,12 +49,12 @@ const CODES: [&str; 9] = [
     "other",
 ];
 
-pub struct Settings {
+pub struct KubeletSettings {
     pub pod_resources_socket: PathBuf,
     /// Where the kubelet keeps `kubelet_internal_checkpoint`.
     pub device_plugin_directory: PathBuf,
     /// Of the files of DRA drivers.
-    pub claim_directories: Directories,
+    pub claim_directories: ClaimDirectories,
     /// Read before each pause: it may change while running.
     pub refresh_interval: Box<dyn Fn() -> Duration + Send + Sync>,
     /// For each call.
@@ -63,31 +63,31 @@ pub struct Settings {
 
 /// The running watch of the kubelet.
 #[derive(Clone, Debug)]
-pub struct Handle {
+pub struct KubeletHandle {
     pub states: watch::Receiver<Arc<KubeletState>>,
     /// To be notified of each allocation that the bundled plugin granted.
     pub allocated: Arc<Notify>,
     /// To be notified when a fresh answer of `GetAllocatableResources` is needed.
-    pub allocatable: Arc<Notify>,
+    pub refresh_allocatable: Arc<Notify>,
 }
 
 /// Publishes what the kubelet answers for as long as the task runs.
-pub fn start(settings: Settings, pods: PodSources, clock: Clock, tasks: &mut Tasks) -> Handle {
+pub fn start(settings: KubeletSettings, pods: PodSources, clock: Clock, tasks: &mut Tasks) -> KubeletHandle {
     let (publish, states) = watch::channel(Arc::default());
-    let handle = Handle { states, allocated: Arc::default(), allocatable: Arc::default() };
+    let handle = KubeletHandle { states, allocated: Arc::default(), refresh_allocatable: Arc::default() };
     tasks.spawn("kubelet", run(settings, pods, handle.clone(), clock, publish));
     handle
 }
 
 async fn run(
-    settings: Settings,
+    settings: KubeletSettings,
     mut pods: PodSources,
-    Handle { allocated, allocatable, .. }: Handle,
+    KubeletHandle { allocated, refresh_allocatable, .. }: KubeletHandle,
     clock: Clock,
     publish: watch::Sender<Arc<KubeletState>>,
 ) {
     let mut events = FileEvents::new(&settings.pod_resources_socket, &settings.device_plugin_directory);
-    let mut watch = Watch::new(settings, pods.clone(), clock, publish);
+    let mut watch = KubeletWatch::new(settings, pods.clone(), clock, publish);
     // The first refresh has no trigger: a socket made a moment ago is already there.
     watch.refresh().await;
     loop {
@@ -99,19 +99,19 @@ async fn run(
             }
             events.watch_directories();
             match watch.pause().1 {
-                Next::Refresh(trigger) => {
+                NextCall::Refresh(trigger) => {
                     trigger.into_iter().for_each(|trigger| watch.take(trigger));
                     watch.refresh().await;
                 }
-                Next::Pods => watch.ask_about_ended().await,
-                Next::Allocatable => watch.allocatable().await,
+                NextCall::Pods => watch.ask_about_ended().await,
+                NextCall::Allocatable => watch.allocatable().await,
             }
             continue;
         }
         tokio::select! {
             trigger = events.next() => watch.take(trigger),
             () = allocated.notified() => watch.allocated(),
-            () = allocatable.notified() => watch.want_allocatable(Duration::ZERO),
+            () = refresh_allocatable.notified() => watch.want_allocatable(Duration::ZERO),
             () = changed(&mut pods.directory) => {
                 let directory = Arc::clone(&pods.directory.borrow_and_update());
                 watch.pods_changed(directory).await;
@@ -127,7 +127,7 @@ async fn run(
 
 /// What to do next.
 #[derive(Clone, Copy, Debug)]
-enum Next {
+enum NextCall {
     /// Without a trigger where that was counted on arrival.
     Refresh(Option<Trigger>),
     /// Query the pods that have ended.
@@ -136,8 +136,8 @@ enum Next {
     Allocatable,
 }
 
-struct Watch {
-    settings: Settings,
+struct KubeletWatch {
+    settings: KubeletSettings,
     clock: Clock,
     publish: watch::Sender<Arc<KubeletState>>,
     client: Client,
@@ -172,8 +172,13 @@ struct Watch {
     checkpoint_due: bool,
 }
 
-impl Watch {
-    fn new(settings: Settings, pods: PodSources, clock: Clock, publish: watch::Sender<Arc<KubeletState>>) -> Self {
+impl KubeletWatch {
+    fn new(
+        settings: KubeletSettings,
+        pods: PodSources,
+        clock: Clock,
+        publish: watch::Sender<Arc<KubeletState>>,
+    ) -> Self {
         let mut state = KubeletState::default();
         for trigger in Trigger::ALL {
             state.counters.triggers.insert(trigger.name(), 0);
@@ -212,7 +217,7 @@ impl Watch {
     }
 
     /// How long to sleep when nothing happens, and what to do then. No call is due before the budget has it.
-    fn pause(&mut self) -> (Duration, Next) {
+    fn pause(&mut self) -> (Duration, NextCall) {
         let interval = (self.settings.refresh_interval)();
         let pause = match self.retry {
             Some(retry) => retry.min(interval),
@@ -223,13 +228,13 @@ impl Watch {
         let affordable = now + self.budget.wait_for(1.0, now);
         let allocatable = self.allocatable_due.filter(|_| self.retry.is_none());
         let first = [
-            self.seen_at.map(|at| (at.max(affordable), Next::Refresh(None))),
-            self.granted_due.map(|due| (due.max(affordable), Next::Refresh(Some(Trigger::Allocate)))),
-            (!self.ended.is_empty() && self.retry.is_none()).then_some((affordable, Next::Pods)),
-            self.accepted.unconfirmed.due().map(|due| (due.max(affordable), Next::Refresh(None))),
-            Some(((self.refreshed_at + pause).max(affordable), Next::Refresh(Some(Trigger::Timer)))),
+            self.seen_at.map(|at| (at.max(affordable), NextCall::Refresh(None))),
+            self.granted_due.map(|due| (due.max(affordable), NextCall::Refresh(Some(Trigger::Allocate)))),
+            (!self.ended.is_empty() && self.retry.is_none()).then_some((affordable, NextCall::Pods)),
+            self.accepted.unconfirmed.due().map(|due| (due.max(affordable), NextCall::Refresh(None))),
+            Some(((self.refreshed_at + pause).max(affordable), NextCall::Refresh(Some(Trigger::Timer)))),
             // List comes first: it finds a call left after this one.
-            allocatable.map(|due| (due.max(now + self.budget.wait_for(2.0, now)), Next::Allocatable)),
+            allocatable.map(|due| (due.max(now + self.budget.wait_for(2.0, now)), NextCall::Allocatable)),
         ];
         let (due, what) = first.into_iter().flatten().min_by_key(|(due, _)| *due).expect("the timer is always due");
         (due.since(now), what)
@@ -458,18 +463,18 @@ mod tests {
     }
 
     /// Pods a and b hold devices; the call budget is used up.
-    async fn watch_of_two_holders() -> Watch {
-        let settings = Settings {
+    async fn watch_of_two_holders() -> KubeletWatch {
+        let settings = KubeletSettings {
             pod_resources_socket: PathBuf::new(),
             device_plugin_directory: PathBuf::new(),
-            claim_directories: Directories { plugins: PathBuf::new(), cdi: PathBuf::new(), proc: PathBuf::new() },
+            claim_directories: ClaimDirectories { plugins: PathBuf::new(), cdi: PathBuf::new(), proc: PathBuf::new() },
             refresh_interval: Box::new(|| Duration::from_secs(3600)),
             deadline: Duration::from_secs(5),
         };
         let clock = Clock::start();
         let identified = watch::channel(directory(&[("a", false), ("b", false)])).1;
         let pods = PodSources { directory: identified, ..PodSources::default() };
-        let mut watch = Watch::new(settings, pods, clock, watch::channel(Arc::default()).0);
+        let mut watch = KubeletWatch::new(settings, pods, clock, watch::channel(Arc::default()).0);
         let held = ["a", "b"].map(|name| {
             let reference = ContainerRef::new("team", name, "main").with_uid(Some(name.into()));
             pod(container(reference, &[("nvidia.com/gpu", name)]))
@@ -486,7 +491,7 @@ mod tests {
         watch.pods_changed(directory(&[("a", false), ("b", false)])).await;
         assert!(!watch.pause().0.is_zero(), "nothing has ended");
         watch.pods_changed(directory(&[("b", false)])).await;
-        assert!(matches!(watch.pause(), (Duration::ZERO, Next::Pods)));
+        assert!(matches!(watch.pause(), (Duration::ZERO, NextCall::Pods)));
     }
 
     /// Its admission took longer than its confirmation is waited for.

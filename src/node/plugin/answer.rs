@@ -1,8 +1,8 @@
 //! The answer to Allocate for one container. Pure, and from memory: the kubelet waits without a timeout.
 
-use super::config::{DeviceIdStrategy, DeviceListStrategy, NvidiaConfig, ResourceConfig, Sharing};
-use super::node::NodeFacts;
-use super::{Hardware, Offer, OfferedDevice, Refusal, cdi};
+use super::config::{DeviceIdStrategy, DeviceListStrategy, NvidiaConfig, ResourceConfig, SharingConfig};
+use super::node::DriverFiles;
+use super::{AllocationRefusal, Offer, OfferedDevice, OfferedHardware, cdi};
 use crate::domain::model::DeviceId;
 use crate::node::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 
@@ -21,8 +21,8 @@ pub fn answer(
     config: &ResourceConfig,
     offer: &Offer,
     ids: &[DeviceId],
-    node: &NodeFacts,
-) -> Result<ContainerAllocateResponse, Refusal> {
+    node: &DriverFiles,
+) -> Result<ContainerAllocateResponse, AllocationRefusal> {
     let devices = ids.iter().map(|id| usable(offer, id)).collect::<Result<Vec<_>, _>>()?;
     match config {
         ResourceConfig::Nvidia(nvidia) => gpus(nvidia, offer, &devices, node),
@@ -31,12 +31,15 @@ pub fn answer(
     }
 }
 
-pub(super) fn usable<'o>(offer: &'o Offer, id: &DeviceId) -> Result<&'o OfferedDevice, Refusal> {
-    let place = offer.devices.binary_search_by(|device| device.id.cmp(id)).map_err(|_| Refusal::Unknown(id.clone()))?;
+pub(super) fn usable<'o>(offer: &'o Offer, id: &DeviceId) -> Result<&'o OfferedDevice, AllocationRefusal> {
+    let place = offer
+        .devices
+        .binary_search_by(|device| device.id.cmp(id))
+        .map_err(|_| AllocationRefusal::Unknown(id.clone()))?;
     let device = &offer.devices[place];
     match &device.health {
         Ok(()) => Ok(device),
-        Err(unhealthy) => Err(Refusal::Unhealthy { id: id.clone(), reason: unhealthy.detail.to_string() }),
+        Err(unhealthy) => Err(AllocationRefusal::Unhealthy { id: id.clone(), reason: unhealthy.detail.to_string() }),
     }
 }
 
@@ -44,8 +47,8 @@ fn gpus(
     nvidia: &NvidiaConfig,
     offer: &Offer,
     devices: &[&OfferedDevice],
-    node: &NodeFacts,
-) -> Result<ContainerAllocateResponse, Refusal> {
+    node: &DriverFiles,
+) -> Result<ContainerAllocateResponse, AllocationRefusal> {
     let envs = nvidia.environment.clone().into_iter().collect();
     let mut answer = ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() };
     if devices.is_empty() {
@@ -89,7 +92,7 @@ fn gpus(
             read_only: true,
         }));
     }
-    if shared && matches!(nvidia.sharing, Sharing::Mps(_)) {
+    if shared && matches!(nvidia.sharing, SharingConfig::Mps(_)) {
         add_mps(&mut answer, nvidia, offer);
     }
     Ok(answer)
@@ -99,14 +102,14 @@ fn is_cdi(strategy: DeviceListStrategy) -> bool {
     matches!(strategy, DeviceListStrategy::CdiAnnotations | DeviceListStrategy::CdiCri)
 }
 
-fn refuse_several_slots(nvidia: &NvidiaConfig, asked: usize, shared: bool) -> Result<(), Refusal> {
+fn refuse_several_slots(nvidia: &NvidiaConfig, asked: usize, shared: bool) -> Result<(), AllocationRefusal> {
     let (replication, default) = match &nvidia.sharing {
-        Sharing::None => return Ok(()),
-        Sharing::TimeSlicing(replication) => (replication, false),
-        Sharing::Mps(replication) => (replication, true),
+        SharingConfig::None => return Ok(()),
+        SharingConfig::TimeSlicing(replication) => (replication, false),
+        SharingConfig::Mps(replication) => (replication, true),
     };
     if shared && asked > 1 && replication.fail_requests_greater_than_one.unwrap_or(default) {
-        return Err(Refusal::NotAllowed(format!(
+        return Err(AllocationRefusal::NotAllowed(format!(
             "{asked} shared devices were asked for and a container may have one: more of them give it no more of a GPU \
              (failRequestsGreaterThanOne)"
         )));
@@ -125,7 +128,7 @@ fn each_hardware_once<'o>(devices: &[&'o OfferedDevice]) -> Vec<&'o OfferedDevic
 }
 
 /// The name by the strategy, then the other one.
-fn names(strategy: DeviceIdStrategy, hardware: &Hardware) -> [String; 2] {
+fn names(strategy: DeviceIdStrategy, hardware: &OfferedHardware) -> [String; 2] {
     let [uuid, index] = hardware.names().unwrap_or_default();
     match strategy {
         DeviceIdStrategy::Uuid => [uuid, index],
@@ -138,13 +141,13 @@ fn add_cdi(
     nvidia: &NvidiaConfig,
     offer: &Offer,
     devices: &[&OfferedDevice],
-    node: &NodeFacts,
-) -> Result<(), Refusal> {
+    node: &DriverFiles,
+) -> Result<(), AllocationRefusal> {
     let qualified = |device: &&OfferedDevice| {
         let names = names(nvidia.device_id_strategy, &device.hardware);
         let Some(vendor) = &node.cdi else { return Ok(format!("{}={}", cdi::OUR_KIND, names[0])) };
         let known = names.into_iter().find(|name| vendor.devices.contains(name));
-        known.map(|name| format!("{}={name}", vendor.kind)).ok_or_else(|| Refusal::Unhealthy {
+        known.map(|name| format!("{}={name}", vendor.kind)).ok_or_else(|| AllocationRefusal::Unhealthy {
             id: device.id.clone(),
             reason: format!("{} does not describe it; generate that CDI specification again", vendor.file.display()),
         })
@@ -166,13 +169,13 @@ fn add_nodes(
     answer: &mut ContainerAllocateResponse,
     nvidia: &NvidiaConfig,
     devices: &[&OfferedDevice],
-    node: &NodeFacts,
+    node: &DriverFiles,
     permissions: &str,
-) -> Result<(), Refusal> {
+) -> Result<(), AllocationRefusal> {
     let mut paths = node.control_nodes.clone();
     for device in devices {
         let own = device_nodes(&device.hardware, node)
-            .map_err(|reason| Refusal::Unhealthy { id: device.id.clone(), reason })?;
+            .map_err(|reason| AllocationRefusal::Unhealthy { id: device.id.clone(), reason })?;
         paths.extend(own);
     }
     for path in paths {
@@ -189,14 +192,14 @@ fn add_nodes(
 }
 
 /// The nodes of one device alone, as containers see them.
-pub(super) fn device_nodes(hardware: &Hardware, node: &NodeFacts) -> Result<Vec<String>, String> {
+pub(super) fn device_nodes(hardware: &OfferedHardware, node: &DriverFiles) -> Result<Vec<String>, String> {
     let unknown = |uuid: &dyn std::fmt::Display| format!("the driver does not report which /dev/nvidia<N> is {uuid}");
     match hardware {
-        Hardware::Gpu { uuid, minor, .. } => {
+        OfferedHardware::Gpu { uuid, minor, .. } => {
             let minor = minor.ok_or_else(|| unknown(uuid))?;
             Ok(vec![format!("/dev/nvidia{minor}")])
         }
-        Hardware::Mig { gpu, minor, gpu_instance, compute_instance, .. } => {
+        OfferedHardware::Mig { gpu, minor, gpu_instance, compute_instance, .. } => {
             let minor = minor.ok_or_else(|| unknown(gpu))?;
             let capabilities =
                 node.mig_capabilities.nodes(minor, *gpu_instance, *compute_instance).ok_or_else(|| {
@@ -207,9 +210,9 @@ pub(super) fn device_nodes(hardware: &Hardware, node: &NodeFacts) -> Result<Vec<
                 })?;
             Ok([vec![format!("/dev/nvidia{minor}")], capabilities.to_vec()].concat())
         }
-        Hardware::Missing(gpu) => Err(format!("the driver does not list {gpu}")),
-        Hardware::Nodes(nodes) => Ok(nodes.iter().map(|node| node.container_path.clone()).collect()),
-        Hardware::Nothing => Ok(vec![]),
+        OfferedHardware::Missing(gpu) => Err(format!("the driver does not list {gpu}")),
+        OfferedHardware::Nodes(nodes) => Ok(nodes.iter().map(|node| node.container_path.clone()).collect()),
+        OfferedHardware::Nothing => Ok(vec![]),
     }
 }
 
@@ -230,7 +233,7 @@ fn add_mps(answer: &mut ContainerAllocateResponse, nvidia: &NvidiaConfig, offer:
 fn nodes(devices: &[&OfferedDevice]) -> ContainerAllocateResponse {
     let mut answer = ContainerAllocateResponse::default();
     for device in devices {
-        if let Hardware::Nodes(nodes) = &device.hardware {
+        if let OfferedHardware::Nodes(nodes) = &device.hardware {
             nodes.iter().for_each(|node| push_new(&mut answer.devices, node.clone()));
         }
     }

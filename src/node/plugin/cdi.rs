@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::Offer;
 use super::answer::device_nodes;
 use super::config::NvidiaConfig;
-use super::node::NodeFacts;
+use super::node::DriverFiles;
 use crate::domain::model::FileStamp;
 use crate::files;
 
@@ -36,7 +36,7 @@ pub struct VendorSpecification {
 
 /// Our file as it was written, and its identity.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct WrittenSpecification {
     file: PathBuf,
     /// Device and inode: a successor's file of equal content is another one.
     identity: (u64, u64),
@@ -85,7 +85,7 @@ impl Specifications {
 pub fn specification(
     nvidia: &NvidiaConfig,
     offers: &[Offer],
-    node: &NodeFacts,
+    node: &DriverFiles,
     described: &BTreeSet<String>,
 ) -> Option<String> {
     let given = |path: &String| {
@@ -121,7 +121,7 @@ pub fn specification(
 }
 
 /// Writes our file in one step: a runtime sees the old one or the new one. The error is for people.
-pub fn write(directory: &Path, text: &str) -> Result<Written, String> {
+pub fn write(directory: &Path, text: &str) -> Result<WrittenSpecification, String> {
     let file = directory.join(OUR_FILE);
     let attempt = || -> io::Result<_> {
         fs::create_dir_all(directory)?;
@@ -129,7 +129,7 @@ pub fn write(directory: &Path, text: &str) -> Result<Written, String> {
         Ok(identity(&files::replace(&file, text.as_bytes(), 0o644)?.metadata()?))
     };
     match attempt() {
-        Ok(identity) => Ok(Written { file, identity }),
+        Ok(identity) => Ok(WrittenSpecification { file, identity }),
         Err(error) => Err(format!(
             "{}: {error}; make the directory writable for podmeter, or leave the cdi strategies out",
             file.display()
@@ -137,7 +137,7 @@ pub fn write(directory: &Path, text: &str) -> Result<Written, String> {
     }
 }
 
-impl Written {
+impl WrittenSpecification {
     /// Whether there is a file, ours or a successor's.
     pub fn is_there(&self) -> bool {
         fs::symlink_metadata(&self.file).is_ok()
@@ -177,18 +177,18 @@ fn candidates(directory: &Path) -> Vec<PathBuf> {
 
 fn read(file: &Path) -> Option<VendorSpecification> {
     #[derive(Deserialize)]
-    struct Specification {
+    struct SpecificationFile {
         kind: String,
         #[serde(default)]
-        devices: Vec<Device>,
+        devices: Vec<VendorDevice>,
     }
     #[derive(Deserialize)]
-    struct Device {
+    struct VendorDevice {
         name: String,
     }
 
     // JSON is YAML too.
-    let specification: Specification = serde_saphyr::from_str(&fs::read_to_string(file).ok()?).ok()?;
+    let specification: SpecificationFile = serde_saphyr::from_str(&fs::read_to_string(file).ok()?).ok()?;
     let devices = specification.devices.into_iter().map(|device| device.name).collect();
     Some(VendorSpecification { file: file.to_owned(), kind: specification.kind, devices })
 }
@@ -205,19 +205,19 @@ mod tests {
 
     use super::*;
     use crate::domain::model::UnhealthyReason;
-    use crate::node::plugin::{Hardware, MigCapabilities, OfferedDevice, PluginUnhealthy};
+    use crate::node::plugin::{MigCapabilities, OfferedDevice, OfferedHardware, PluginUnhealthy};
 
-    fn offer(hardware: Hardware, health: Result<(), PluginUnhealthy>) -> Offer {
+    fn offer(hardware: OfferedHardware, health: Result<(), PluginUnhealthy>) -> Offer {
         let device = OfferedDevice { health, ..OfferedDevice::new("x", hardware) };
         Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] }
     }
 
-    fn gpu(number: u32) -> Hardware {
-        Hardware::Gpu { uuid: format!("GPU-{number}").as_str().into(), index: number, minor: Some(number + 1) }
+    fn gpu(number: u32) -> OfferedHardware {
+        OfferedHardware::Gpu { uuid: format!("GPU-{number}").as_str().into(), index: number, minor: Some(number + 1) }
     }
 
-    fn mig() -> Hardware {
-        Hardware::Mig {
+    fn mig() -> OfferedHardware {
+        OfferedHardware::Mig {
             uuid: "MIG-9".into(),
             gpu: "GPU-9".into(),
             gpu_index: 9,
@@ -228,8 +228,8 @@ mod tests {
         }
     }
 
-    fn facts() -> NodeFacts {
-        NodeFacts {
+    fn facts() -> DriverFiles {
+        DriverFiles {
             control_nodes: vec!["/dev/nvidiactl".to_owned()],
             mig_capabilities: MigCapabilities([((0, 2, None), 30), ((0, 2, Some(0)), 31)].into()),
             driver_mounts: vec![],
@@ -261,13 +261,13 @@ mod tests {
             ],
         });
         assert_eq!(read, expected);
-        let plain = |node: &NodeFacts, described: &[&str]| {
+        let plain = |node: &DriverFiles, described: &[&str]| {
             let described = described.iter().map(|name| (*name).to_owned()).collect();
             specification(&NvidiaConfig::default(), &[offer(gpu(0), Ok(()))], node, &described).unwrap_or_default()
         };
         assert!(!plain(&facts(), &[]).contains("hostPath"));
         // Edits that are empty are not allowed.
-        assert!(!plain(&NodeFacts::default(), &[]).contains("nvidiactl"));
+        assert!(!plain(&DriverFiles::default(), &[]).contains("nvidiactl"));
         assert!(!plain(&facts(), &["GPU-0"]).contains("GPU-0"));
         assert_eq!(plain(&facts(), &["GPU-0", "0"]), "", "one without devices is not valid");
     }
@@ -289,7 +289,7 @@ mod tests {
         assert!(write(&blocked, "").unwrap_err().contains(OUR_FILE));
     }
 
-    impl Written {
+    impl WrittenSpecification {
         fn remove_after_it_went(self) -> io::Result<bool> {
             fs::remove_file(&self.file)?;
             self.remove()

@@ -24,7 +24,7 @@ const MOST_SIMULATED: u32 = 10_000;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-pub struct Config {
+pub struct PluginConfig {
     /// Default: one entry of kind nvidia. An empty list offers nothing.
     pub resources: Option<Vec<ResourceConfig>>,
     /// A `version: v1` file of NVIDIA's plugin, in place of the entry of kind nvidia.
@@ -53,7 +53,7 @@ pub struct NvidiaConfig {
     pub mig_strategy: MigStrategy,
     /// Offers each device as several slots.
     #[serde(deserialize_with = "sharing_or_none")]
-    pub sharing: Sharing,
+    pub sharing: SharingConfig,
     /// How containers get their devices.
     #[serde(deserialize_with = "one_or_several")]
     #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<DeviceListStrategy>"))]
@@ -115,7 +115,7 @@ pub enum MigStrategy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
-pub enum Sharing {
+pub enum SharingConfig {
     /// Each device is offered once.
     #[default]
     None,
@@ -276,7 +276,7 @@ pub struct SimulatedConfig {
 /// What in the section cannot be used, and why: for people. The caller adds the file's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct ConfigError(pub(crate) String);
+pub struct PluginConfigError(pub(crate) String);
 
 impl Default for NvidiaConfig {
     fn default() -> Self {
@@ -286,7 +286,7 @@ impl Default for NvidiaConfig {
             name: "nvidia.com/gpu".into(),
             names: NamePatterns::default(),
             mig_strategy: MigStrategy::default(),
-            sharing: Sharing::None,
+            sharing: SharingConfig::None,
             device_list_strategy: vec![DeviceListStrategy::Envvar],
             device_id_strategy: DeviceIdStrategy::default(),
             pass_device_specs: false,
@@ -307,7 +307,7 @@ impl Default for NvidiaConfig {
 }
 
 /// Also for a key without a value.
-pub(super) fn sharing_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Sharing, D::Error> {
+pub(super) fn sharing_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SharingConfig, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
@@ -319,13 +319,13 @@ fn read_write() -> String {
     "rw".to_owned()
 }
 
-impl Config {
+impl PluginConfig {
     /// The entries to serve, validated: `resources`, with NVIDIA's file in place of kind `nvidia`.
     /// `read` gives the text of a file.
     pub fn resolve(
         &self,
         read: impl FnOnce(&Path) -> std::io::Result<String>,
-    ) -> Result<Vec<ResourceConfig>, ConfigError> {
+    ) -> Result<Vec<ResourceConfig>, PluginConfigError> {
         const KEY: &str = "devicePlugin.resources";
         let mut entries = self.resources.clone().unwrap_or_default();
         for (place, entry) in entries.iter().enumerate() {
@@ -358,7 +358,7 @@ impl ResourceConfig {
         }
     }
 
-    pub(super) fn validate(&self, key: &str) -> Result<(), ConfigError> {
+    pub(super) fn validate(&self, key: &str) -> Result<(), PluginConfigError> {
         match self {
             Self::Nvidia(nvidia) => nvidia.validate(key),
             Self::Path(path) => path.validate(key),
@@ -371,10 +371,10 @@ impl ResourceConfig {
         key: &str,
         file: &Path,
         read: impl FnOnce(&Path) -> std::io::Result<String>,
-    ) -> Result<Self, ConfigError> {
-        let failed = |error: String| ConfigError(format!("{key}: {}: {error}", file.display()));
+    ) -> Result<Self, PluginConfigError> {
+        let failed = |error: String| PluginConfigError(format!("{key}: {}: {error}", file.display()));
         let text = read(file).map_err(|error| failed(format!("{error}; name a file that can be read")))?;
-        let nvidia = nvidia_config::parse(&text).map_err(|ConfigError(error)| failed(error))?;
+        let nvidia = nvidia_config::parse(&text).map_err(|PluginConfigError(error)| failed(error))?;
         Ok(Self::Nvidia(Box::new(nvidia)))
     }
 }
@@ -389,12 +389,12 @@ impl NvidiaConfig {
     }
 
     /// Whether the key of this name may have the value. It was written as `key`.
-    pub(super) fn check(key: &str, name: &str, value: &Value) -> Result<(), ConfigError> {
+    pub(super) fn check(key: &str, name: &str, value: &Value) -> Result<(), PluginConfigError> {
         Self::deserialize(json!({ name: value })).map(drop).or_else(|error| refuse(key, value, error))
     }
 
     /// With the given keys in place of its own, each as a whole.
-    pub(super) fn with(&self, key: &str, given: &Map<String, Value>) -> Result<Self, ConfigError> {
+    pub(super) fn with(&self, key: &str, given: &Map<String, Value>) -> Result<Self, PluginConfigError> {
         for (name, value) in given {
             Self::check(&format!("{key}.{name}"), name, value)?;
         }
@@ -403,7 +403,7 @@ impl NvidiaConfig {
         Ok(Self::deserialize(keys).expect("each key was read before"))
     }
 
-    pub(super) fn validate(&self, key: &str) -> Result<(), ConfigError> {
+    pub(super) fn validate(&self, key: &str) -> Result<(), PluginConfigError> {
         if self.device_list_strategy.is_empty() {
             let accepted =
                 "accepted: envvar, volume-mounts, cdi-annotations, cdi-cri, device-nodes, or several of them";
@@ -420,21 +420,21 @@ impl NvidiaConfig {
             absolute(&format!("{key}.driverMounts.containerPath"), &mount.container_path)?;
         }
         match &self.sharing {
-            Sharing::TimeSlicing(replication) => replication.validate(&format!("{key}.sharing.timeSlicing")),
-            Sharing::Mps(replication) => {
+            SharingConfig::TimeSlicing(replication) => replication.validate(&format!("{key}.sharing.timeSlicing")),
+            SharingConfig::Mps(replication) => {
                 if self.mig_strategy == MigStrategy::Mixed {
                     let accepted = "MPS cannot share MIG devices: use none or single, or timeSlicing";
                     return refuse(&format!("{key}.migStrategy"), "mixed with sharing.mps", accepted);
                 }
                 replication.validate(&format!("{key}.sharing.mps"))
             }
-            Sharing::None => Ok(()),
+            SharingConfig::None => Ok(()),
         }
     }
 }
 
 impl Replication {
-    fn validate(&self, key: &str) -> Result<(), ConfigError> {
+    fn validate(&self, key: &str) -> Result<(), PluginConfigError> {
         if self.replicas.is_none() && self.per_gpu.is_empty() && self.per_resource.is_empty() {
             return refuse(key, "{}", "give at least one of replicas, perGpu, perResource");
         }
@@ -452,7 +452,7 @@ impl Replication {
 }
 
 impl PathConfig {
-    fn validate(&self, key: &str) -> Result<(), ConfigError> {
+    fn validate(&self, key: &str) -> Result<(), PluginConfigError> {
         if self.paths.is_empty() && self.groups.is_empty() {
             return refuse(key, "neither paths nor groups", "give one of them");
         }
@@ -494,7 +494,7 @@ pub(super) fn is_nvidia(entry: &ResourceConfig) -> bool {
     matches!(entry, ResourceConfig::Nvidia(_))
 }
 
-pub(super) fn refuse_duplicates(key: &str, entries: &[ResourceConfig]) -> Result<(), ConfigError> {
+pub(super) fn refuse_duplicates(key: &str, entries: &[ResourceConfig]) -> Result<(), PluginConfigError> {
     for (place, entry) in entries.iter().enumerate() {
         let earlier = &entries[..place];
         if is_nvidia(entry) && earlier.iter().any(is_nvidia) {
@@ -509,14 +509,14 @@ pub(super) fn refuse_duplicates(key: &str, entries: &[ResourceConfig]) -> Result
     Ok(())
 }
 
-fn within(key: &str, value: u32, least: u32, most: u32) -> Result<(), ConfigError> {
+fn within(key: &str, value: u32, least: u32, most: u32) -> Result<(), PluginConfigError> {
     if (least..=most).contains(&value) {
         return Ok(());
     }
     refuse(key, value, format!("accepted: {least} to {most}"))
 }
 
-fn absolute(key: &str, path: &Path) -> Result<(), ConfigError> {
+fn absolute(key: &str, path: &Path) -> Result<(), PluginConfigError> {
     let climbs = path.components().any(|part| part == std::path::Component::ParentDir);
     if path.is_absolute() && !climbs {
         return Ok(());
@@ -524,7 +524,7 @@ fn absolute(key: &str, path: &Path) -> Result<(), ConfigError> {
     refuse(key, path.display(), "accepted: an absolute path without ..")
 }
 
-fn node_pattern(key: &str, path: &str) -> Result<(), ConfigError> {
+fn node_pattern(key: &str, path: &str) -> Result<(), PluginConfigError> {
     absolute(key, Path::new(path))?;
     // Each part of the path is matched by itself.
     match path.split('/').filter(|part| !part.is_empty()).find_map(|part| Pattern::new(part).err()) {
@@ -533,7 +533,7 @@ fn node_pattern(key: &str, path: &str) -> Result<(), ConfigError> {
     }
 }
 
-fn container_path(key: &str, path: Option<&str>, one_node: bool) -> Result<(), ConfigError> {
+fn container_path(key: &str, path: Option<&str>, one_node: bool) -> Result<(), PluginConfigError> {
     let Some(path) = path else { return Ok(()) };
     absolute(key, Path::new(path))?;
     if one_node || path.ends_with('/') {
@@ -542,7 +542,7 @@ fn container_path(key: &str, path: Option<&str>, one_node: bool) -> Result<(), C
     refuse(key, path, "several nodes cannot be in one place: end it with / for a directory")
 }
 
-fn permissions(key: &str, text: &str) -> Result<(), ConfigError> {
+fn permissions(key: &str, text: &str) -> Result<(), PluginConfigError> {
     let once = |letter: char| text.matches(letter).count() == 1;
     if !text.is_empty() && text.chars().all(|letter| "rwm".contains(letter) && once(letter)) {
         return Ok(());
@@ -550,6 +550,10 @@ fn permissions(key: &str, text: &str) -> Result<(), ConfigError> {
     refuse(key, text, "accepted: r, w and m, each at most once, as rw")
 }
 
-pub(super) fn refuse<T>(key: &str, value: impl fmt::Display, accepted: impl fmt::Display) -> Result<T, ConfigError> {
-    Err(ConfigError(format!("{key}: {value} cannot be used; {accepted}")))
+pub(super) fn refuse<T>(
+    key: &str,
+    value: impl fmt::Display,
+    accepted: impl fmt::Display,
+) -> Result<T, PluginConfigError> {
+    Err(PluginConfigError(format!("{key}: {value} cannot be used; {accepted}")))
 }

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::host::{self, Facts, ScanResult};
+use super::host::{self, HostFacts, ScanResult};
 use super::layout::{self, Vanished};
-use super::{Hardware, Offer, Offers, ResourceConfig, merge, mps, offers};
+use super::{Offer, OfferedHardware, Offers, ResourceConfig, merge, mps, offers};
 use crate::domain::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, ResourceName};
 
 /// For the first host scan, where it decides only which devices are preferred.
@@ -40,7 +40,7 @@ impl ConfiguredResource {
         }
     }
 
-    pub fn facts(&self) -> Arc<Facts> {
+    pub fn facts(&self) -> Arc<HostFacts> {
         self.seen.as_ref().map(|seen| Arc::clone(&seen.facts)).unwrap_or_default()
     }
 
@@ -57,7 +57,7 @@ impl ConfiguredResource {
         let nothing = ScanResult::default();
         let seen = self.seen.as_ref().unwrap_or(&nothing);
         let Offers { offers, problems } = offers(&self.config, &hardware.inventory, &seen.found);
-        let health = |behind: &Hardware| behind.health(health_state);
+        let health = |behind: &OfferedHardware| behind.health(health_state);
         let vanished = self.offers.iter().map(|before| {
             let ids = layout::vanished(before, &offers, &hardware.inventory);
             let known = self.vanished.get(&before.resource);

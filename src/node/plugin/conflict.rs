@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
     use crate::domain::model::{Allocatable, Moment};
-    use crate::node::plugin::{Hardware, OfferedDevice, PluginUnhealthy};
+    use crate::node::plugin::{OfferedDevice, OfferedHardware, PluginUnhealthy};
 
     fn found(allocatable: &[&str], advertised: &[&str], live: &[&str]) -> Option<String> {
         let ids = |ids: &[&str]| ids.iter().map(|id| DeviceId::new(*id)).collect();
@@ -168,7 +168,7 @@ mod tests {
 
     impl Registration {
         fn new(health: Result<(), PluginUnhealthy>) -> Self {
-            let device = OfferedDevice { health, ..OfferedDevice::new("x", Hardware::Nothing) };
+            let device = OfferedDevice { health, ..OfferedDevice::new("x", OfferedHardware::Nothing) };
             let offer = Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] };
             Self { comparisons: Comparisons::new(Monotonic::from_secs(10)), offer }
         }

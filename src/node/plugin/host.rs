@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::cdi::{self, Specifications, Written};
-use super::paths::{self, Found, Roots};
+use super::cdi::{self, Specifications, WrittenSpecification};
+use super::paths::{self, HostRoots, PathDevice};
 use super::{
-    DeviceListStrategy, MigCapabilities, NodeFacts, NvidiaConfig, Offer, ResourceConfig, control_nodes, mps,
+    DeviceListStrategy, DriverFiles, MigCapabilities, NvidiaConfig, Offer, ResourceConfig, control_nodes, mps,
     node::driver_mounts, offers,
 };
 use crate::domain::model::{Gpu, GpuUuid, Inventory, PciBusId, ResourceName};
@@ -18,8 +18,8 @@ use crate::domain::preference::{PciGpu, Place, Topology};
 
 /// Where this process sees the host.
 #[derive(Clone, Debug)]
-pub struct Surroundings {
-    pub roots: Roots,
+pub struct HostPaths {
+    pub roots: HostRoots,
     pub proc: PathBuf,
     /// The runtime's directories of CDI specifications; ours goes into the last.
     pub cdi: Vec<PathBuf>,
@@ -27,22 +27,22 @@ pub struct Surroundings {
 
 /// What answers to the kubelet depend on.
 #[derive(Debug, Default)]
-pub struct Facts {
-    pub node: NodeFacts,
+pub struct HostFacts {
+    pub node: DriverFiles,
     pub topology: Topology,
 }
 
 /// The entries to scan for, by number.
-pub type Wanted = BTreeMap<u64, Arc<ResourceConfig>>;
+pub type ScanRequest = BTreeMap<u64, Arc<ResourceConfig>>;
 
 /// The result for one entry.
 #[derive(Clone, Debug, Default)]
 pub struct ScanResult {
     /// Of the inventory that the scan used.
     pub generation: u64,
-    pub found: Vec<Found>,
+    pub found: Vec<PathDevice>,
     /// The same allocation while nothing has changed.
-    pub facts: Arc<Facts>,
+    pub facts: Arc<HostFacts>,
     /// The resources that NVIDIA's MPS control daemon does not serve, and why.
     pub without_mps: BTreeMap<ResourceName, Arc<str>>,
     /// Why our CDI specification, or the driver's directory, is not there.
@@ -51,19 +51,19 @@ pub struct ScanResult {
 
 /// What is kept from one scan to the next. Entries have numbers.
 #[derive(Debug)]
-pub struct Host {
-    around: Surroundings,
+pub struct HostScanner {
+    host: HostPaths,
     specifications: Specifications,
-    entries: BTreeMap<u64, Kept>,
+    entries: BTreeMap<u64, EntryScan>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct EntryScan {
     /// Of the inventory that the topology is of.
     generation: Option<u64>,
-    facts: Arc<Facts>,
+    facts: Arc<HostFacts>,
     /// Our CDI specification.
-    written: Option<(String, Written)>,
+    written: Option<(String, WrittenSpecification)>,
 }
 
 impl NvidiaConfig {
@@ -82,19 +82,19 @@ pub fn needs_polling(config: &ResourceConfig) -> bool {
     }
 }
 
-impl Host {
-    pub fn new(around: Surroundings) -> Self {
-        Self { around, specifications: Specifications::default(), entries: BTreeMap::new() }
+impl HostScanner {
+    pub fn new(host: HostPaths) -> Self {
+        Self { host, specifications: Specifications::default(), entries: BTreeMap::new() }
     }
 
     /// Scans for the `wanted` entries, and removes what was written for entries that are no longer configured.
-    pub fn scan(&mut self, wanted: &Wanted, inventory: &Inventory) -> BTreeMap<u64, ScanResult> {
+    pub fn scan(&mut self, wanted: &ScanRequest, inventory: &Inventory) -> BTreeMap<u64, ScanResult> {
         // First: a removed entry may have written the file that another entry writes now.
         for (_, mut kept) in self.entries.extract_if(.., |number, _| !wanted.contains_key(number)) {
             kept.remove_cdi();
         }
         if wanted.values().any(|config| matches!(&**config, ResourceConfig::Nvidia(nvidia) if nvidia.uses_cdi())) {
-            self.specifications.refresh(&self.around.cdi);
+            self.specifications.refresh(&self.host.cdi);
         }
         wanted.iter().map(|(number, config)| (*number, self.scan_for(*number, config, inventory))).collect()
     }
@@ -103,45 +103,45 @@ impl Host {
         let seen = ScanResult { generation: inventory.generation, ..ScanResult::default() };
         match config {
             ResourceConfig::Simulated(_) => seen,
-            ResourceConfig::Path(path) => ScanResult { found: paths::find(path, &self.around.roots), ..seen },
+            ResourceConfig::Path(path) => ScanResult { found: paths::find(path, &self.host.roots), ..seen },
             ResourceConfig::Nvidia(nvidia) => {
                 let kept = self.entries.entry(number).or_default();
                 // Unhealthy in these are the devices that are not there, and no others.
                 let offers = offers(config, inventory, &[]).offers;
-                kept.update_facts(nvidia, inventory, &offers, &self.around, &self.specifications);
-                let problem = kept.write_cdi(nvidia, &offers, &self.around, &self.specifications);
+                kept.update_facts(nvidia, inventory, &offers, &self.host, &self.specifications);
+                let problem = kept.write_cdi(nvidia, &offers, &self.host, &self.specifications);
                 let problem = problem.or_else(|| without_driver(nvidia, &kept.facts.node));
-                let without_mps = mps::missing(nvidia, &self.around.roots, &offers);
+                let without_mps = mps::missing(nvidia, &self.host.roots, &offers);
                 ScanResult { facts: Arc::clone(&kept.facts), without_mps, problem, ..seen }
             }
         }
     }
 }
 
-impl Kept {
+impl EntryScan {
     fn update_facts(
         &mut self,
         nvidia: &NvidiaConfig,
         inventory: &Inventory,
         offers: &[Offer],
-        around: &Surroundings,
+        host: &HostPaths,
         specifications: &Specifications,
     ) {
         let is_same = self.generation == Some(inventory.generation);
         if is_same && !nvidia.names_nodes() {
             return;
         }
-        let node = NodeFacts {
-            control_nodes: control_nodes(&around.roots.inside(&nvidia.device_root.join("dev"))),
-            mig_capabilities: MigCapabilities::read(&around.proc),
-            driver_mounts: driver_mounts(nvidia, |path| around.roots.inside(path).exists()),
+        let node = DriverFiles {
+            control_nodes: control_nodes(&host.roots.inside(&nvidia.device_root.join("dev"))),
+            mig_capabilities: MigCapabilities::read(&host.proc),
+            driver_mounts: driver_mounts(nvidia, |path| host.roots.inside(path).exists()),
             cdi: if nvidia.uses_cdi() { specifications.vendors(offers).cloned() } else { None },
         };
         if is_same && self.facts.node == node {
             return;
         }
-        let topology = if is_same { self.facts.topology.clone() } else { topology(inventory, around) };
-        self.facts = Arc::new(Facts { node, topology });
+        let topology = if is_same { self.facts.topology.clone() } else { topology(inventory, host) };
+        self.facts = Arc::new(HostFacts { node, topology });
         self.generation = Some(inventory.generation);
     }
 
@@ -151,10 +151,10 @@ impl Kept {
         &mut self,
         nvidia: &NvidiaConfig,
         offers: &[Offer],
-        around: &Surroundings,
+        host: &HostPaths,
         specifications: &Specifications,
     ) -> Option<String> {
-        let directory = around.cdi.last()?;
+        let directory = host.cdi.last()?;
         if !nvidia.uses_cdi() || offers.is_empty() || (self.facts.node.cdi.is_some() && self.written.is_none()) {
             return None;
         }
@@ -182,7 +182,7 @@ impl Kept {
 }
 
 /// Containers would get device nodes and no driver.
-fn without_driver(nvidia: &NvidiaConfig, node: &NodeFacts) -> Option<String> {
+fn without_driver(nvidia: &NvidiaConfig, node: &DriverFiles) -> Option<String> {
     let first = nvidia.driver_mounts.first().filter(|_| node.driver_mounts.is_empty())?;
     nvidia.includes(DeviceListStrategy::DeviceNodes).then(|| {
         format!(
@@ -195,8 +195,8 @@ fn without_driver(nvidia: &NvidiaConfig, node: &NodeFacts) -> Option<String> {
 
 /// From where the GPUs sit on the PCI bus, and from the NVLinks between each two. A GPU that sysfs does not have is
 /// without links.
-fn topology(inventory: &Inventory, around: &Surroundings) -> Topology {
-    let devices = around.roots.sys.join("bus/pci/devices");
+fn topology(inventory: &Inventory, host: &HostPaths) -> Topology {
+    let devices = host.roots.sys.join("bus/pci/devices");
     // The kubelet has no healthy device of a GPU that the driver has not listed.
     let gpu = |gpu: &Gpu| {
         let index = gpu.index?;
@@ -260,13 +260,13 @@ mod tests {
             std::fs::create_dir_all(&own).unwrap();
             std::os::unix::fs::symlink(own, devices.join(place(index))).unwrap();
         }
-        let around = Surroundings {
-            roots: Roots { host: "/".into(), dev: "/dev".into(), sys: root.path().to_owned() },
+        let host = HostPaths {
+            roots: HostRoots { host: "/".into(), dev: "/dev".into(), sys: root.path().to_owned() },
             proc: "/nonexistent".into(),
             cdi: vec![],
         };
         let two = |inventory: &Inventory| {
-            let topology = topology(inventory, &around);
+            let topology = topology(inventory, &host);
             let candidate = |gpu: &Gpu| Candidate { id: gpu.uuid.as_str().into(), gpu: gpu.uuid.clone() };
             let available = inventory.gpus.values().map(candidate).collect();
             let choice =
@@ -286,59 +286,59 @@ mod tests {
     }
 
     /// A host with nothing but what a test puts there.
-    fn empty(root: &std::path::Path) -> Surroundings {
+    fn empty(root: &std::path::Path) -> HostPaths {
         std::fs::create_dir_all(root.join("dev")).unwrap();
-        Surroundings {
-            roots: Roots { host: root.into(), dev: root.join("dev"), sys: root.join("sys") },
+        HostPaths {
+            roots: HostRoots { host: root.into(), dev: root.join("dev"), sys: root.join("sys") },
             proc: root.join("proc"),
             cdi: vec![root.join("cdi")],
         }
     }
 
-    fn wanted(text: &str) -> Wanted {
+    fn wanted(text: &str) -> ScanRequest {
         [(7, Arc::new(nvidia(text)))].into()
     }
 
     #[test]
     fn a_node_that_appears_late_is_found_without_a_change_of_the_inventory() {
         let root = tempfile::tempdir().unwrap();
-        let mut host = Host::new(empty(root.path()));
+        let mut scanner = HostScanner::new(empty(root.path()));
         let (wanted, inventory) = (wanted("passDeviceSpecs: true"), inventory([gpu(0, None)]));
-        let mut look = || host.scan(&wanted, &inventory).remove(&7).unwrap().facts;
-        let first = look();
+        let mut scan = || scanner.scan(&wanted, &inventory).remove(&7).unwrap().facts;
+        let first = scan();
         assert!(first.node.control_nodes.is_empty());
-        assert!(Arc::ptr_eq(&first, &look()), "nothing has changed");
+        assert!(Arc::ptr_eq(&first, &scan()), "nothing has changed");
         std::fs::write(root.path().join("dev/nvidia-uvm"), "").unwrap();
-        assert_eq!(look().node.control_nodes, ["/dev/nvidia-uvm"]);
+        assert_eq!(scan().node.control_nodes, ["/dev/nvidia-uvm"]);
     }
 
     #[test]
     fn a_usual_place_of_the_driver_that_is_not_there_is_not_mounted() {
         let root = tempfile::tempdir().unwrap();
-        let mut host = Host::new(empty(root.path()));
-        let look = |host: &mut Host, text: &str| {
-            let seen = host.scan(&wanted(text), &inventory([gpu(0, None)])).remove(&7).unwrap();
+        let mut scanner = HostScanner::new(empty(root.path()));
+        let scan = |scanner: &mut HostScanner, text: &str| {
+            let seen = scanner.scan(&wanted(text), &inventory([gpu(0, None)])).remove(&7).unwrap();
             let mounts = seen.facts.node.driver_mounts.iter().map(|mount| mount.host_path.display().to_string());
             (mounts.collect::<Vec<_>>(), seen.problem)
         };
-        let (mounts, problem) = look(&mut host, "deviceListStrategy: device-nodes");
+        let (mounts, problem) = scan(&mut scanner, "deviceListStrategy: device-nodes");
         assert_eq!(mounts, Vec::<String>::new());
         assert!(problem.is_some_and(|text| text.contains("/home/kubernetes/bin/nvidia is not there")));
         std::fs::create_dir_all(root.path().join("home/kubernetes/bin/nvidia")).unwrap();
         let expected = vec!["/home/kubernetes/bin/nvidia".to_owned()];
-        assert_eq!(look(&mut host, "deviceListStrategy: device-nodes"), (expected, None), "and not its part icd.d");
+        assert_eq!(scan(&mut scanner, "deviceListStrategy: device-nodes"), (expected, None), "and not its part icd.d");
         let configured = "deviceListStrategy: device-nodes, driverMounts: [{hostPath: /opt/nvidia, containerPath: /n}]";
-        assert_eq!(look(&mut host, configured), (vec!["/opt/nvidia".to_owned()], None), "the host may have it");
+        assert_eq!(scan(&mut scanner, configured), (vec!["/opt/nvidia".to_owned()], None), "the host may have it");
         let none = "deviceListStrategy: device-nodes, driverMounts: []";
-        assert_eq!(look(&mut host, none), (vec![], None));
-        assert_eq!(look(&mut host, "deviceListStrategy: envvar").1, None);
+        assert_eq!(scan(&mut scanner, none), (vec![], None));
+        assert_eq!(scan(&mut scanner, "deviceListStrategy: envvar").1, None);
     }
 
     #[test]
     fn a_later_vendor_specification_replaces_ours() {
         let root = tempfile::tempdir().unwrap();
-        let around = empty(root.path());
-        let directory = around.cdi[0].clone();
+        let host = empty(root.path());
+        let directory = host.cdi[0].clone();
         std::fs::create_dir(&directory).unwrap();
         let vendors = directory.join("nvidia.json");
         let describe = |names: &[&str]| {
@@ -350,25 +350,25 @@ mod tests {
             let mut files = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
             files.find(|file| *file != vendors).map(|file| std::fs::read_to_string(file).unwrap())
         };
-        let mut host = Host::new(around);
+        let mut scanner = HostScanner::new(host);
         let gone = Gpu { present: false, ..gpu(2, None) };
         let (wanted, inventory) =
             (wanted("deviceListStrategy: cdi-cri"), inventory([gpu(0, None), gpu(1, None), gone]));
         // Of the layout before: a file that does not describe a GPU that is there is none to use, checked or not.
         describe(&["0"]);
-        let mut look =
-            || host.scan(&wanted, &inventory).remove(&7).unwrap().facts.node.cdi.clone().map(|found| found.file);
-        assert_eq!(look(), None);
+        let mut scan =
+            || scanner.scan(&wanted, &inventory).remove(&7).unwrap().facts.node.cdi.clone().map(|found| found.file);
+        assert_eq!(scan(), None);
         let text = ours().expect("our own");
         assert!(text.contains(&uuid(1)) && !text.contains("\"0\""), "{text}");
         describe(&["0", "1"]);
-        assert_eq!(look(), Some(vendors.clone()), "the GPU that is gone need not be described");
+        assert_eq!(scan(), Some(vendors.clone()), "the GPU that is gone need not be described");
         let text = ours().expect("for containers that were given its names");
         assert!(text.contains(&uuid(1)) && !text.contains("\"1\""), "no name twice: {text}");
         std::fs::remove_file(&vendors).unwrap();
-        assert_eq!(look(), None);
+        assert_eq!(scan(), None);
         assert!(ours().unwrap().contains("\"1\""));
-        assert!(host.scan(&Wanted::new(), &inventory).is_empty());
+        assert!(scanner.scan(&ScanRequest::new(), &inventory).is_empty());
         assert_eq!(ours(), None, "no entry uses it any more");
     }
 }

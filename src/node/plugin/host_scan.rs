@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::task::{JoinError, JoinSet};
 
-use super::host::{Host, ScanResult, Surroundings, Wanted};
+use super::host::{HostPaths, HostScanner, ScanRequest, ScanResult};
 use crate::domain::model::{Inventory, Monotonic};
 
 /// Device nodes, files and other daemons come and go without an event.
@@ -18,12 +18,12 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// For the last scan, which removes what was written.
 const LAST: Duration = Duration::from_secs(1);
 
-type Finished = (Host, BTreeMap<u64, ScanResult>);
+type Finished = (HostScanner, BTreeMap<u64, ScanResult>);
 
 #[derive(Debug)]
 pub struct HostScans {
     /// `None` while a scan has it.
-    host: Option<Host>,
+    host: Option<HostScanner>,
     under_way: JoinSet<Finished>,
     began: Monotonic,
     /// The entries and the inventory of the last scan.
@@ -31,13 +31,13 @@ pub struct HostScans {
 }
 
 impl HostScans {
-    pub fn new(around: Surroundings) -> Self {
-        Self { host: Some(Host::new(around)), under_way: JoinSet::new(), began: Monotonic::default(), of: None }
+    pub fn new(host: HostPaths) -> Self {
+        Self { host: Some(HostScanner::new(host)), under_way: JoinSet::new(), began: Monotonic::default(), of: None }
     }
 
     /// Begins a scan where one is due: the entries or the inventory have changed, or the last scan is old and the host
     /// needs polling.
-    pub fn begin(&mut self, wanted: Wanted, inventory: &Arc<Inventory>, needs_polling: bool, now: Monotonic) {
+    pub fn begin(&mut self, wanted: ScanRequest, inventory: &Arc<Inventory>, needs_polling: bool, now: Monotonic) {
         let of = Some((wanted.keys().copied().collect(), inventory.generation));
         let is_old = needs_polling && now.since(self.began) >= INTERVAL;
         if self.of == of && !is_old {
@@ -87,7 +87,7 @@ impl HostScans {
                 self.done().await?;
             }
             if let Some(host) = self.host.take() {
-                self.under_way.spawn_blocking(move || scan(host, &Wanted::new(), &Inventory::default()));
+                self.under_way.spawn_blocking(move || scan(host, &ScanRequest::new(), &Inventory::default()));
                 self.done().await?;
             }
             Ok::<(), JoinError>(())
@@ -98,7 +98,7 @@ impl HostScans {
     }
 }
 
-fn scan(mut host: Host, wanted: &Wanted, inventory: &Inventory) -> Finished {
+fn scan(mut host: HostScanner, wanted: &ScanRequest, inventory: &Inventory) -> Finished {
     let seen = host.scan(wanted, inventory);
     (host, seen)
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::{Hardware, Offer};
+use super::{Offer, OfferedHardware};
 use crate::domain::attribution::Unconfirmed;
 use crate::domain::model::{DeviceId, Inventory, KubeletState, Monotonic, ResourceName};
 
@@ -20,9 +20,9 @@ const GRANT_SHOWN: Duration = Duration::from_secs(1).saturating_add(Unconfirmed:
 pub fn vanished(before: &Offer, now: &[Offer], inventory: &Inventory) -> BTreeSet<DeviceId> {
     let offered = now.iter().filter(|offer| offer.resource == before.resource).flat_map(|offer| &offer.devices);
     let offered: BTreeSet<&DeviceId> = offered.map(|device| &device.id).collect();
-    let is_removed = |hardware: &Hardware| match hardware.gpu().map(|gpu| inventory.gpus.get(gpu)) {
+    let is_removed = |hardware: &OfferedHardware| match hardware.gpu().map(|gpu| inventory.gpus.get(gpu)) {
         Some(Some(gpu)) => gpu.present,
-        Some(None) => matches!(hardware, Hardware::Missing(_)) && !inventory.gpus.is_empty(),
+        Some(None) => matches!(hardware, OfferedHardware::Missing(_)) && !inventory.gpus.is_empty(),
         None => false,
     };
     let gone = before.devices.iter().filter(|device| !offered.contains(&device.id) && is_removed(&device.hardware));
@@ -58,12 +58,12 @@ mod tests {
     };
     use crate::node::plugin::OfferedDevice;
 
-    fn whole(gpu: &str) -> (String, Hardware) {
-        (gpu.to_owned(), Hardware::Gpu { uuid: gpu.into(), index: 0, minor: None })
+    fn whole(gpu: &str) -> (String, OfferedHardware) {
+        (gpu.to_owned(), OfferedHardware::Gpu { uuid: gpu.into(), index: 0, minor: None })
     }
 
-    fn slice(mig: &str, gpu: &str) -> (String, Hardware) {
-        let hardware = Hardware::Mig {
+    fn slice(mig: &str, gpu: &str) -> (String, OfferedHardware) {
+        let hardware = OfferedHardware::Mig {
             uuid: mig.split("::").next().unwrap().into(),
             gpu: gpu.into(),
             gpu_index: 0,
@@ -75,8 +75,8 @@ mod tests {
         (mig.to_owned(), hardware)
     }
 
-    fn offer(resource: &str, devices: Vec<(String, Hardware)>) -> Offer {
-        let device = |(id, hardware): (String, Hardware)| OfferedDevice::new(id.as_str(), hardware);
+    fn offer(resource: &str, devices: Vec<(String, OfferedHardware)>) -> Offer {
+        let device = |(id, hardware): (String, OfferedHardware)| OfferedDevice::new(id.as_str(), hardware);
         Offer { resource: resource.into(), devices: devices.into_iter().map(device).collect() }
     }
 
@@ -90,7 +90,7 @@ mod tests {
     fn only_a_present_gpu_removes_its_devices() {
         let mig = "nvidia.com/mig-1g.10gb";
         let both = || vec![slice("MIG-1", "GPU-a"), slice("MIG-2", "GPU-a")];
-        let node = |path: &str| (path.to_owned(), Hardware::Nodes(vec![]));
+        let node = |path: &str| (path.to_owned(), OfferedHardware::Nodes(vec![]));
         for (what, before, now, inventory, expected) in [
             ("nothing changed", offer(mig, both()), vec![offer(mig, both())], gpus(&[("GPU-a", true)]), vec![]),
             (
@@ -105,7 +105,7 @@ mod tests {
             ("the driver lists nothing", offer(mig, both()), vec![], gpus(&[]), vec![]),
             (
                 "a GPU was replaced",
-                offer("nvidia.com/gpu", vec![("GPU-a".to_owned(), Hardware::Missing("GPU-a".into()))]),
+                offer("nvidia.com/gpu", vec![("GPU-a".to_owned(), OfferedHardware::Missing("GPU-a".into()))]),
                 vec![],
                 gpus(&[("GPU-b", true)]),
                 vec!["GPU-a"],

@@ -23,8 +23,8 @@ use tokio::sync::watch;
 use tonic::transport::Channel;
 
 use super::conflict::{self, Comparison, Comparisons, SETTLE, conflict};
-use super::server::{Server, ServiceState};
-use super::sockets::{self, SocketFile};
+use super::server::{PluginServer, ServiceState};
+use super::sockets::{self, SocketIdentity};
 use super::{Offer, OnConflict, PluginUnhealthy};
 use crate::backoff::{Backoff, with_jitter};
 use crate::domain::model::{DeviceId, KubeletState, Monotonic, ResourceName};
@@ -155,9 +155,9 @@ impl Lifecycle {
 
     async fn round(
         &mut self,
-        kubelet: Option<SocketFile>,
+        kubelet: Option<SocketIdentity>,
         began: Monotonic,
-        server: &mut Option<Server>,
+        server: &mut Option<PluginServer>,
         registered_at: &mut Option<Monotonic>,
     ) -> Ended {
         let kubelet_socket = sockets::kubelet_socket(&self.directory);
@@ -172,7 +172,7 @@ impl Lifecycle {
         // Plugins that serve already are replaced; one that registers later replaces us.
         let before = sockets::identities(&self.directory);
         let name = sockets::fresh_name(&resource);
-        let server = match Server::start(&self.directory, &name, self.state.clone()) {
+        let server = match PluginServer::start(&self.directory, &name, self.state.clone()) {
             Ok(started) => server.insert(started),
             Err(error) => return Ended::Socket { path: self.directory.join(name), error },
         };
@@ -219,7 +219,7 @@ impl Lifecycle {
             if is_first {
                 // A podmeter that has just ended is listed for a moment.
                 tokio::time::sleep(SETTLE).await;
-                self.state.look.notify_one();
+                self.state.refresh_allocatable.notify_one();
             }
             tokio::select! {
                 () = changed(&mut self.changes) => {}
@@ -245,9 +245,9 @@ impl Lifecycle {
     /// Until it ends. The sockets of known plugins that were there `before` count only where it must not replace them.
     async fn follow(
         &mut self,
-        server: &Server,
-        kubelet: Option<SocketFile>,
-        before: &BTreeMap<String, SocketFile>,
+        server: &PluginServer,
+        kubelet: Option<SocketIdentity>,
+        before: &BTreeMap<String, SocketIdentity>,
     ) -> Ended {
         let takes_over = self.state.config.on_conflict() == OnConflict::Takeover;
         tokio::select! {
@@ -291,14 +291,14 @@ impl Lifecycle {
             tokio::select! {
                 () = changed(&mut self.changes) => {}
                 () = changed(&mut self.state.kubelet) => {}
-                () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => self.state.look.notify_one(),
+                () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => self.state.refresh_allocatable.notify_one(),
                 () = server.stream_lost() => return Ended::StreamLost,
             }
         }
     }
 
     /// Names of live sockets of known plugins and of other podmeters of the resource.
-    async fn live_sockets(&self, harmless: &BTreeMap<String, SocketFile>) -> Vec<String> {
+    async fn live_sockets(&self, harmless: &BTreeMap<String, SocketIdentity>) -> Vec<String> {
         let resource = self.resource();
         let is_wanted = |name: &str| {
             conflict::is_of(name, &resource)
@@ -308,7 +308,7 @@ impl Lifecycle {
     }
 
     /// Whether the kubelet is another one, or our socket no longer exists.
-    fn displaced(&self, server: &Server, kubelet: Option<SocketFile>) -> Option<Ended> {
+    fn displaced(&self, server: &PluginServer, kubelet: Option<SocketIdentity>) -> Option<Ended> {
         match sockets::identity(&sockets::kubelet_socket(&self.directory)) {
             None => Some(Ended::KubeletSocketRemoved),
             now if now != kubelet => Some(Ended::KubeletRestarted),
@@ -317,7 +317,7 @@ impl Lifecycle {
         }
     }
 
-    async fn until_displaced(&self, server: &Server, kubelet: Option<SocketFile>) -> Ended {
+    async fn until_displaced(&self, server: &PluginServer, kubelet: Option<SocketIdentity>) -> Ended {
         let mut changes = self.changes.clone();
         loop {
             if let Some(ended) = self.displaced(server, kubelet) {
@@ -328,7 +328,7 @@ impl Lifecycle {
     }
 
     /// Until another kubelet's socket is there.
-    async fn other_kubelet(&mut self, than: Option<SocketFile>) {
+    async fn other_kubelet(&mut self, than: Option<SocketIdentity>) {
         let socket = sockets::kubelet_socket(&self.directory);
         loop {
             let now = sockets::identity(&socket);

@@ -1,7 +1,7 @@
 //! The offers of an entry for GPUs that the driver does not list: only the IDs that the kubelet has of them.
 
-use super::config::{NvidiaConfig, Replication, ResourceConfig, Sharing};
-use super::{Hardware, OfferedDevice, PluginUnhealthy};
+use super::config::{NvidiaConfig, Replication, ResourceConfig, SharingConfig};
+use super::{OfferedDevice, OfferedHardware, PluginUnhealthy};
 use crate::domain::model::{Inventory, ResourceName, UnhealthyReason};
 
 impl ResourceConfig {
@@ -16,8 +16,8 @@ impl ResourceConfig {
 
 fn may_offer(nvidia: &NvidiaConfig, resource: &ResourceName) -> bool {
     let replication = match &nvidia.sharing {
-        Sharing::TimeSlicing(replication) | Sharing::Mps(replication) => Some(replication),
-        Sharing::None => None,
+        SharingConfig::TimeSlicing(replication) | SharingConfig::Mps(replication) => Some(replication),
+        SharingConfig::None => None,
     };
     let renamed = |replication: &Replication| {
         let rules = replication.per_resource.values().filter_map(|rule| rule.rename.as_ref());
@@ -38,7 +38,7 @@ pub fn missing(nvidia: &NvidiaConfig, inventory: &Inventory) -> Vec<(ResourceNam
         for (resource, ids) in missing.kubelet_ids.iter().filter(|(resource, _)| may_offer(nvidia, resource)) {
             devices.extend(ids.iter().map(|id| {
                 let health = Err(PluginUnhealthy::device(UnhealthyReason::Lost, missing.detail.clone()));
-                let device = OfferedDevice::new(id.clone(), Hardware::Missing(gpu.clone()));
+                let device = OfferedDevice::new(id.clone(), OfferedHardware::Missing(gpu.clone()));
                 (resource.clone(), OfferedDevice { health, ..device })
             }));
         }

@@ -34,19 +34,19 @@ mod values;
 
 pub use answer::answer;
 pub use config::{
-    Config, ConfigError, DeviceIdStrategy, DeviceListStrategy, DriverMount, GroupedNode, MigStrategy, NamePattern,
-    NamePatterns, NewName, NodeGroup, NvidiaConfig, OnConflict, PathConfig, PreStartCheck, Replication, ResourceConfig,
-    ResourceReplication, Sharing, SimulatedConfig,
+    DeviceIdStrategy, DeviceListStrategy, DriverMount, GroupedNode, MigStrategy, NamePattern, NamePatterns, NewName,
+    NodeGroup, NvidiaConfig, OnConflict, PathConfig, PluginConfig, PluginConfigError, PreStartCheck, Replication,
+    ResourceConfig, ResourceReplication, SharingConfig, SimulatedConfig,
 };
 pub use conflict::{conflict, known_resource};
-pub use host::Surroundings;
-pub use node::{MigCapabilities, NodeFacts, control_nodes};
+pub use host::HostPaths;
+pub use node::{DriverFiles, MigCapabilities, control_nodes};
 pub use nvidia_config::parse as parse_nvidia_config;
-pub use offer::{Hardware, Offer, OfferedDevice, PluginUnhealthy, Refusal};
+pub use offer::{AllocationRefusal, Offer, OfferedDevice, OfferedHardware, PluginUnhealthy};
 pub use offers::{Offers, merge, offers};
 pub use pattern::Pattern;
-pub use profile::{Choice, CountRange, Gpus, Match, NodeView, Plan, Profile};
+pub use profile::{CountRange, NodeGpus, NodeView, PluginPlan, PluginProfile, ProfileChoice, ProfileMatch};
 pub use profile_config::{ChangedSection, ProfileConfig};
-pub use run::{Handle, Inputs, Settings, start};
+pub use run::{PluginHandle, PluginInputs, PluginSettings, start};
 pub use sockets::{kubelet_socket, live as live_sockets};
 pub use values::{DeviceReference, resource_name};

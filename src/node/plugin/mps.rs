@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::config::{NvidiaConfig, Sharing};
-use super::{Offer, OfferedDevice, PluginUnhealthy, paths::Roots};
+use super::config::{NvidiaConfig, SharingConfig};
+use super::{Offer, OfferedDevice, PluginUnhealthy, paths::HostRoots};
 use crate::domain::model::{PluginUnhealthyReason, ResourceName};
 
 /// The files of a running daemon in the directory of its resource. NVIDIA's container makes the first when compute mode
@@ -14,12 +14,12 @@ const SIGNS: [&str; 3] = [".started", "pipe/control", "pipe/nvidia-cuda-mps-cont
 
 impl NvidiaConfig {
     pub(super) fn shares_through_mps(&self) -> bool {
-        matches!(self.sharing, Sharing::Mps(_))
+        matches!(self.sharing, SharingConfig::Mps(_))
     }
 }
 
 /// The resources with shared devices without a running daemon, and why.
-pub fn missing(nvidia: &NvidiaConfig, roots: &Roots, offers: &[Offer]) -> BTreeMap<ResourceName, Arc<str>> {
+pub fn missing(nvidia: &NvidiaConfig, roots: &HostRoots, offers: &[Offer]) -> BTreeMap<ResourceName, Arc<str>> {
     let shared = |offer: &&Offer| nvidia.shares_through_mps() && offer.devices.iter().any(OfferedDevice::is_slot);
     let missing = |offer: &Offer| {
         Some((offer.resource.clone(), sign_missing(&nvidia.mps_root, roots, offer.resource.as_str())?.into()))
@@ -38,7 +38,7 @@ pub fn mark_unhealthy(mut offer: Offer, missing: &BTreeMap<ResourceName, Arc<str
     offer
 }
 
-fn sign_missing(root: &Path, roots: &Roots, resource: &str) -> Option<String> {
+fn sign_missing(root: &Path, roots: &HostRoots, resource: &str) -> Option<String> {
     let directory = root.join(resource);
     let missing = SIGNS.iter().find(|sign| !roots.inside(&directory.join(sign)).exists())?;
     Some(format!(
@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn shared_devices_wait_for_their_daemon() {
         let host = tempfile::tempdir().unwrap();
-        let roots = Roots { host: host.path().into(), dev: host.path().join("dev"), sys: host.path().join("sys") };
+        let roots = HostRoots { host: host.path().into(), dev: host.path().join("dev"), sys: host.path().join("sys") };
         // The second GPU is not shared.
         let config = nvidia(&format!("sharing: {{mps: {{replicas: 2, perGpu: {{\"{}\": 1}}}}}}", uuid(1)));
         let ResourceConfig::Nvidia(nvidia) = &config else { panic!("of kind nvidia") };
@@ -92,7 +92,7 @@ mod tests {
         let config = nvidia("sharing: {timeSlicing: {replicas: 2}}");
         let ResourceConfig::Nvidia(nvidia) = &config else { panic!("of kind nvidia") };
         let offer = offers(&config, &inventory([gpu(0, None)]), &[]).offers.remove(0);
-        let nowhere = Roots { host: "/nonexistent".into(), dev: "/nonexistent".into(), sys: "/nonexistent".into() };
+        let nowhere = HostRoots { host: "/nonexistent".into(), dev: "/nonexistent".into(), sys: "/nonexistent".into() };
         assert_eq!(missing(nvidia, &nowhere, &[offer]), BTreeMap::new());
     }
 }

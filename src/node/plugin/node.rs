@@ -12,7 +12,7 @@ const CONTROL_NODES: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools",
 
 /// What `answer` needs of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeFacts {
+pub struct DriverFiles {
     /// Those there are, as containers see them: `/dev/nvidiactl`.
     pub control_nodes: Vec<String>,
     pub mig_capabilities: MigCapabilities,

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::config::{ConfigError, NvidiaConfig, refuse};
+use super::config::{NvidiaConfig, PluginConfigError, refuse};
 use crate::input;
 
 const DOMAIN: &str = "nvidia.com/";
@@ -57,9 +57,9 @@ const DEVICE_NODES_ONLY: &str =
     "our CDI specification holds device nodes only, without hooks or driver files; remove it";
 
 /// The text of such a file as our own configuration of one entry. Any text gives a result; none panics.
-pub fn parse(text: &str) -> Result<NvidiaConfig, ConfigError> {
+pub fn parse(text: &str) -> Result<NvidiaConfig, PluginConfigError> {
     // A file of comments alone is a file with every default.
-    let file: Value = input::yaml(text).map_err(ConfigError)?.unwrap_or_default();
+    let file: Value = input::yaml(text).map_err(PluginConfigError)?.unwrap_or_default();
     let mut values = BTreeMap::new();
     collect("", file, &mut values)?;
     let mut keys = Map::new();
@@ -108,7 +108,7 @@ pub fn parse(text: &str) -> Result<NvidiaConfig, ConfigError> {
 }
 
 /// The values by the paths of `KEYS`. A key without a value is not given.
-fn collect(path: &str, value: Value, values: &mut BTreeMap<String, Value>) -> Result<(), ConfigError> {
+fn collect(path: &str, value: Value, values: &mut BTreeMap<String, Value>) -> Result<(), PluginConfigError> {
     if value.is_null() {
         return Ok(());
     }
@@ -123,14 +123,14 @@ fn collect(path: &str, value: Value, values: &mut BTreeMap<String, Value>) -> Re
     known.dedup();
     for (key, value) in section {
         if !known.contains(&key.as_str()) {
-            return Err(ConfigError(format!("unknown key `{prefix}{key}`{}", input::suggestion(&key, &known))));
+            return Err(PluginConfigError(format!("unknown key `{prefix}{key}`{}", input::suggestion(&key, &known))));
         }
         collect(&format!("{prefix}{key}"), value, values)?;
     }
     Ok(())
 }
 
-fn names(values: &mut BTreeMap<String, Value>) -> Result<Value, ConfigError> {
+fn names(values: &mut BTreeMap<String, Value>) -> Result<Value, PluginConfigError> {
     let mut names = Map::new();
     for kind in ["gpus", "mig"] {
         let field = format!("resources.{kind}");
@@ -144,7 +144,7 @@ fn names(values: &mut BTreeMap<String, Value>) -> Result<Value, ConfigError> {
 }
 
 /// Its list of resources becomes our map by name.
-fn replication(key: &str, mut section: Value) -> Result<Value, ConfigError> {
+fn replication(key: &str, mut section: Value) -> Result<Value, PluginConfigError> {
     let resources = section.as_object_mut().and_then(|keys| keys.remove("resources"));
     let field = format!("{key}.resources");
     let Some(Value::Array(resources)) = resources.filter(|resources| *resources != json!([])) else {
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
     use crate::domain::model::ResourceName;
     use crate::domain::preference::SlotPolicy;
-    use crate::node::plugin::config::{DeviceIdStrategy, DeviceListStrategy, MigStrategy, NewName, Sharing};
+    use crate::node::plugin::config::{DeviceIdStrategy, DeviceListStrategy, MigStrategy, NewName, SharingConfig};
 
     /// With every key of that plugin, as its documentation and chart write them.
     const FULL: &str = "
@@ -242,7 +242,7 @@ imex: {channelIDs: [], required: false}
         let variables: Vec<&str> = config.environment.keys().map(String::as_str).collect();
         assert_eq!(variables, ["NVIDIA_GDRCOPY", "NVIDIA_MOFED"]);
         assert_eq!(config.names.gpus[0].name.as_str(), "nvidia.com/h100");
-        let Sharing::TimeSlicing(sharing) = config.sharing else { panic!("time-slicing") };
+        let SharingConfig::TimeSlicing(sharing) = config.sharing else { panic!("time-slicing") };
         assert_eq!(sharing.replicas, None, "what is not named is not shared");
         assert_eq!(sharing.fail_requests_greater_than_one, Some(true));
         let rule = |name: &str| &sharing.per_resource[&ResourceName::from(name)];
@@ -258,7 +258,7 @@ imex: {channelIDs: [], required: false}
             assert_eq!(parse(text).unwrap(), NvidiaConfig::default(), "{text:?}");
         }
         let mps = parse("sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}").unwrap();
-        assert!(matches!(mps.sharing, Sharing::Mps(_)));
+        assert!(matches!(mps.sharing, SharingConfig::Mps(_)));
     }
 
     #[test]

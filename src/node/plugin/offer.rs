@@ -22,7 +22,7 @@ pub struct OfferedDevice {
     /// Empty when unknown: the topology is then left out.
     pub numa_nodes: BTreeSet<i64>,
     pub health: Result<(), PluginUnhealthy>,
-    pub hardware: Hardware,
+    pub hardware: OfferedHardware,
 }
 
 /// Why a device is offered as unhealthy.
@@ -63,7 +63,7 @@ impl Offer {
 
 impl OfferedDevice {
     /// A healthy one, of which no NUMA node is known.
-    pub fn new(id: impl Into<DeviceId>, hardware: Hardware) -> Self {
+    pub fn new(id: impl Into<DeviceId>, hardware: OfferedHardware) -> Self {
         Self { id: id.into(), numa_nodes: BTreeSet::new(), health: Ok(()), hardware }
     }
 
@@ -75,7 +75,7 @@ impl OfferedDevice {
 
 /// What is behind an id.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hardware {
+pub enum OfferedHardware {
     Gpu {
         uuid: GpuUuid,
         index: u32,
@@ -98,7 +98,7 @@ pub enum Hardware {
     Nothing,
 }
 
-impl Hardware {
+impl OfferedHardware {
     /// Its UUID and its index, as the two device-id strategies name it.
     pub fn names(&self) -> Option<[String; 2]> {
         match self {
@@ -134,7 +134,7 @@ impl Hardware {
 
 /// Why an allocation or the start of a container is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum AllocationRefusal {
     #[error("device {0} is not one of this resource's")]
     Unknown(DeviceId),
     #[error("device {id} is unhealthy: {reason}")]
@@ -147,7 +147,7 @@ pub enum Refusal {
     MemoryInUse(String),
 }
 
-impl Refusal {
+impl AllocationRefusal {
     /// The `result` label.
     pub(super) fn result(&self) -> &'static str {
         match self {

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::config::{MigStrategy, NamePattern, NvidiaConfig, Replication, ResourceConfig, Sharing};
-use super::paths::Found;
+use super::config::{MigStrategy, NamePattern, NvidiaConfig, Replication, ResourceConfig, SharingConfig};
+use super::paths::PathDevice;
 use super::values::{DeviceReference, resource_name};
-use super::{Hardware, Offer, OfferedDevice, PluginUnhealthy, missing};
+use super::{Offer, OfferedDevice, OfferedHardware, PluginUnhealthy, missing};
 use crate::domain::model::{DeviceId, Gpu, Inventory, MigDevice, PluginUnhealthyReason, ResourceName, UnhealthyReason};
 
 /// Characters of a device's id: the API's own limit, which the kubelet does not check.
@@ -20,7 +20,7 @@ pub struct Offers {
 }
 
 /// `found` is what `paths::find` lists for an entry of kind `path`; empty for the others.
-pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[Found]) -> Offers {
+pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[PathDevice]) -> Offers {
     let mut problems = vec![];
     let slots = match config {
         ResourceConfig::Nvidia(nvidia) => {
@@ -34,8 +34,8 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[Found]) -
             slots
         }
         ResourceConfig::Path(path) => {
-            let slots = |found: &Found| {
-                let device = OfferedDevice::new(found.id.clone(), Hardware::Nodes(found.nodes.clone()));
+            let slots = |found: &PathDevice| {
+                let device = OfferedDevice::new(found.id.clone(), OfferedHardware::Nodes(found.nodes.clone()));
                 slots_of(&OfferedDevice { numa_nodes: found.numa_nodes.clone(), ..device }, path.shared)
             };
             found.iter().flat_map(slots).map(|device| (path.name.clone(), device)).collect()
@@ -43,7 +43,7 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[Found]) -
         ResourceConfig::Simulated(simulated) => (0..simulated.devices)
             .map(|number| {
                 let id = DeviceId::new(format!("simulated-{number}"));
-                (simulated.name.clone(), OfferedDevice::new(id, Hardware::Nothing))
+                (simulated.name.clone(), OfferedDevice::new(id, OfferedHardware::Nothing))
             })
             .collect(),
     };
@@ -65,7 +65,7 @@ pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<
 }
 
 /// A GPU that is there and no longer has the device lost it to a change of layout.
-fn gone(hardware: &Hardware, inventory: &Inventory) -> PluginUnhealthy {
+fn gone(hardware: &OfferedHardware, inventory: &Inventory) -> PluginUnhealthy {
     let detail = "it is no longer present";
     match hardware.gpu() {
         Some(gpu) if inventory.passthrough.contains_key(gpu) => {
@@ -82,7 +82,7 @@ fn gone(hardware: &Hardware, inventory: &Inventory) -> PluginUnhealthy {
 impl Offer {
     /// With the health of each device's hardware, where the device is not already unhealthy.
     #[must_use]
-    pub fn with_health(mut self, health: impl Fn(&Hardware) -> Result<(), PluginUnhealthy>) -> Self {
+    pub fn with_health(mut self, health: impl Fn(&OfferedHardware) -> Result<(), PluginUnhealthy>) -> Self {
         for device in self.devices.iter_mut().filter(|device| device.health.is_ok()) {
             device.health = health(&device.hardware);
         }
@@ -90,9 +90,9 @@ impl Offer {
     }
 }
 
-type Named = (ResourceName, OfferedDevice);
+type NamedDevice = (ResourceName, OfferedDevice);
 /// A GPU, its index, and which MIG device on it, or the whole of it.
-type Member<'i> = (&'i Gpu, u32, Option<&'i MigDevice>);
+type LayoutMember<'i> = (&'i Gpu, u32, Option<&'i MigDevice>);
 
 /// The GPUs that the driver has listed, with their indexes; without those that are passed through now.
 fn listed(inventory: &Inventory) -> impl Iterator<Item = (&Gpu, u32)> {
@@ -100,14 +100,14 @@ fn listed(inventory: &Inventory) -> impl Iterator<Item = (&Gpu, u32)> {
     gpus.filter_map(|gpu| Some((gpu, gpu.index?)))
 }
 
-fn whole_gpus(nvidia: &NvidiaConfig, inventory: &Inventory, which: impl Fn(&Gpu) -> bool) -> Vec<Named> {
+fn whole_gpus(nvidia: &NvidiaConfig, inventory: &Inventory, which: impl Fn(&Gpu) -> bool) -> Vec<NamedDevice> {
     listed(inventory)
         .filter(|(gpu, _)| which(gpu))
         .map(|(gpu, index)| (gpu_name(nvidia, gpu), whole(gpu, index)))
         .collect()
 }
 
-fn of_every_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<Named> {
+fn of_every_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
     let mut devices = whole_gpus(nvidia, inventory, |gpu| !has_mig(gpu));
     for (gpu, index) in listed(inventory).filter(|(gpu, _)| has_mig(gpu)) {
         note_bare(gpu, problems);
@@ -124,8 +124,8 @@ fn of_every_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut 
 /// `single` promises that any two devices are alike. Where the node breaks that, the layout that most GPUs have is
 /// offered (then that of most devices, then the first by name), and the rest is named as a problem: a node that is half
 /// reconfigured keeps most of its devices, instead of losing all.
-fn of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<Named> {
-    let mut layouts: BTreeMap<&str, Vec<Member<'_>>> = BTreeMap::new();
+fn of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
+    let mut layouts: BTreeMap<&str, Vec<LayoutMember<'_>>> = BTreeMap::new();
     for (gpu, index) in listed(inventory) {
         if has_mig(gpu) {
             note_bare(gpu, problems);
@@ -136,7 +136,7 @@ fn of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Ve
             layouts.entry("a whole GPU").or_default().push((gpu, index, None));
         }
     }
-    let weight = |members: &[Member<'_>]| {
+    let weight = |members: &[LayoutMember<'_>]| {
         let gpus: BTreeSet<_> = members.iter().map(|(gpu, ..)| &gpu.uuid).collect();
         (gpus.len(), members.len())
     };
@@ -199,11 +199,11 @@ fn mixed_name(nvidia: &NvidiaConfig, mig: &MigDevice) -> Result<ResourceName, St
 }
 
 fn whole(gpu: &Gpu, index: u32) -> OfferedDevice {
-    on(gpu, gpu.uuid.as_str(), Hardware::Gpu { uuid: gpu.uuid.clone(), index, minor: gpu.minor })
+    on(gpu, gpu.uuid.as_str(), OfferedHardware::Gpu { uuid: gpu.uuid.clone(), index, minor: gpu.minor })
 }
 
 fn instance(gpu: &Gpu, gpu_index: u32, mig: &MigDevice) -> OfferedDevice {
-    let hardware = Hardware::Mig {
+    let hardware = OfferedHardware::Mig {
         uuid: mig.uuid.clone(),
         gpu: gpu.uuid.clone(),
         gpu_index,
@@ -215,7 +215,7 @@ fn instance(gpu: &Gpu, gpu_index: u32, mig: &MigDevice) -> OfferedDevice {
     on(gpu, mig.uuid.as_str(), hardware)
 }
 
-fn on(gpu: &Gpu, id: &str, hardware: Hardware) -> OfferedDevice {
+fn on(gpu: &Gpu, id: &str, hardware: OfferedHardware) -> OfferedDevice {
     let lost = || format!("{} is lost: the driver no longer finds it", gpu.uuid);
     OfferedDevice {
         numa_nodes: gpu.numa_node.map(i64::from).into_iter().collect(),
@@ -224,11 +224,11 @@ fn on(gpu: &Gpu, id: &str, hardware: Hardware) -> OfferedDevice {
     }
 }
 
-fn share(nvidia: &NvidiaConfig, devices: Vec<Named>, problems: &mut Vec<String>) -> Vec<Named> {
+fn share(nvidia: &NvidiaConfig, devices: Vec<NamedDevice>, problems: &mut Vec<String>) -> Vec<NamedDevice> {
     let (replication, mps) = match &nvidia.sharing {
-        Sharing::None => return devices,
-        Sharing::TimeSlicing(replication) => (replication, false),
-        Sharing::Mps(replication) => (replication, true),
+        SharingConfig::None => return devices,
+        SharingConfig::TimeSlicing(replication) => (replication, false),
+        SharingConfig::Mps(replication) => (replication, true),
     };
     let mut slots = vec![];
     for (name, device) in devices {
@@ -237,7 +237,7 @@ fn share(nvidia: &NvidiaConfig, devices: Vec<Named>, problems: &mut Vec<String>)
             slots.push((name, device));
             continue;
         };
-        if mps && matches!(device.hardware, Hardware::Mig { .. }) {
+        if mps && matches!(device.hardware, OfferedHardware::Mig { .. }) {
             problems.push(format!("{} is not shared: MPS cannot share MIG devices", device.id));
             slots.push((name, device));
             continue;
@@ -250,8 +250,8 @@ fn share(nvidia: &NvidiaConfig, devices: Vec<Named>, problems: &mut Vec<String>)
 
 /// The narrowest rule decides: this device, its GPU, its resource, all.
 fn replicas(replication: &Replication, resource: &ResourceName, device: &OfferedDevice) -> Option<u32> {
-    let reach = |(reference, count): (&DeviceReference, &u32)| Some((reference.reaches(&device.hardware)?, *count));
-    let per_gpu = replication.per_gpu.iter().filter_map(reach).max_by_key(|(reach, _)| *reach);
+    let scope = |(reference, count): (&DeviceReference, &u32)| Some((reference.scope_on(&device.hardware)?, *count));
+    let per_gpu = replication.per_gpu.iter().filter_map(scope).max_by_key(|(scope, _)| *scope);
     if let Some((_, count)) = per_gpu {
         return Some(count);
     }
@@ -277,7 +277,7 @@ fn slots_of(device: &OfferedDevice, slots: u32) -> Vec<OfferedDevice> {
 }
 
 /// Of several devices with one id the last.
-fn by_resource(devices: impl IntoIterator<Item = Named>) -> Vec<Offer> {
+fn by_resource(devices: impl IntoIterator<Item = NamedDevice>) -> Vec<Offer> {
     let mut resources: BTreeMap<ResourceName, BTreeMap<DeviceId, OfferedDevice>> = BTreeMap::new();
     for (resource, device) in devices {
         resources.entry(resource).or_default().insert(device.id.clone(), device);

@@ -20,7 +20,7 @@ const LONGEST_BASE: usize = LONGEST_ID - 6;
 
 /// One device: a node, or a group of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct PathDevice {
     pub id: DeviceId,
     pub nodes: Vec<DeviceSpec>,
     pub numa_nodes: BTreeSet<i64>,
@@ -28,7 +28,7 @@ pub struct Found {
 
 /// Where this process sees the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Roots {
+pub struct HostRoots {
     /// For all but `/dev`: `/`, since what is mounted of the host has its own path here.
     pub host: PathBuf,
     /// The host's `/dev`.
@@ -36,7 +36,7 @@ pub struct Roots {
     pub sys: PathBuf,
 }
 
-impl Roots {
+impl HostRoots {
     /// Where a path of the host is seen from here.
     pub(super) fn inside(&self, path: &Path) -> PathBuf {
         match path.strip_prefix("/dev") {
@@ -51,19 +51,19 @@ impl Roots {
 /// A symbolic link is offered under its own name, since that is the lasting one (`/dev/serial/by-id/…`), and its
 /// target is what the container gets. A target that several names lead to is offered once, under its own name if that
 /// is among them, else under the first.
-pub fn find(config: &PathConfig, roots: &Roots) -> Vec<Found> {
+pub fn find(config: &PathConfig, roots: &HostRoots) -> Vec<PathDevice> {
     find_where(config, roots, |metadata| {
         metadata.file_type().is_char_device() || metadata.file_type().is_block_device()
     })
 }
 
-fn find_where(config: &PathConfig, roots: &Roots, is_device: fn(&fs::Metadata) -> bool) -> Vec<Found> {
-    let node = |path: &str| Node::open(roots, path, is_device);
-    let mut found: BTreeMap<DeviceId, Found> = BTreeMap::new();
-    let mut offer = |id: String, nodes: Vec<DeviceSpec>, opened: &[Node]| {
+fn find_where(config: &PathConfig, roots: &HostRoots, is_device: fn(&fs::Metadata) -> bool) -> Vec<PathDevice> {
+    let node = |path: &str| HostNode::open(roots, path, is_device);
+    let mut found: BTreeMap<DeviceId, PathDevice> = BTreeMap::new();
+    let mut offer = |id: String, nodes: Vec<DeviceSpec>, opened: &[HostNode]| {
         let id = DeviceId::new(id);
         let numa_nodes = opened.iter().filter_map(|node| numa_node(&roots.sys, node)).collect();
-        found.entry(id.clone()).or_insert(Found { id, nodes, numa_nodes });
+        found.entry(id.clone()).or_insert(PathDevice { id, nodes, numa_nodes });
     };
 
     for group in &config.groups {
@@ -71,7 +71,7 @@ fn find_where(config: &PathConfig, roots: &Roots, is_device: fn(&fs::Metadata) -
         let mut opened = vec![];
         let mut complete = true;
         for member in &group.paths {
-            let there: Vec<Node> = expand(roots, &member.path).iter().filter_map(|path| node(path)).collect();
+            let there: Vec<HostNode> = expand(roots, &member.path).iter().filter_map(|path| node(path)).collect();
             complete &= member.optional || !there.is_empty();
             for node in there {
                 let permissions = member.permissions.as_deref().unwrap_or(&config.permissions);
@@ -85,7 +85,7 @@ fn find_where(config: &PathConfig, roots: &Roots, is_device: fn(&fs::Metadata) -
     }
 
     let named: BTreeSet<String> = config.paths.iter().flat_map(|pattern| expand(roots, pattern)).collect();
-    let mut by_target: BTreeMap<PathBuf, Node> = BTreeMap::new();
+    let mut by_target: BTreeMap<PathBuf, HostNode> = BTreeMap::new();
     for node in named.iter().filter_map(|path| node(path)) {
         let own_name = node.target == Path::new(&node.name);
         if own_name || !by_target.contains_key(&node.target) {
@@ -100,7 +100,7 @@ fn find_where(config: &PathConfig, roots: &Roots, is_device: fn(&fs::Metadata) -
 }
 
 /// A path as the host names it, and what it leads to.
-struct Node {
+struct HostNode {
     name: String,
     target: PathBuf,
     /// Of the device, as the kernel packs major and minor.
@@ -108,8 +108,8 @@ struct Node {
     block: bool,
 }
 
-impl Node {
-    fn open(roots: &Roots, name: &str, is_device: fn(&fs::Metadata) -> bool) -> Option<Self> {
+impl HostNode {
+    fn open(roots: &HostRoots, name: &str, is_device: fn(&fs::Metadata) -> bool) -> Option<Self> {
         let target = resolve(roots, Path::new(name))?;
         let metadata = fs::symlink_metadata(roots.inside(&target)).ok()?;
         is_device(&metadata).then(|| Self {
@@ -149,7 +149,7 @@ fn id(path: &str) -> String {
 }
 
 /// The paths that fit a pattern, sorted. A path without wildcards is itself, there or not.
-fn expand(roots: &Roots, pattern: &str) -> Vec<String> {
+fn expand(roots: &HostRoots, pattern: &str) -> Vec<String> {
     let mut paths = vec![String::new()];
     for part in pattern.split('/').filter(|part| !part.is_empty()) {
         if has_wildcards(part) {
@@ -166,7 +166,7 @@ fn expand(roots: &Roots, pattern: &str) -> Vec<String> {
     paths
 }
 
-fn fitting(roots: &Roots, directory: &str, part: &str) -> Vec<String> {
+fn fitting(roots: &HostRoots, directory: &str, part: &str) -> Vec<String> {
     let Ok(pattern) = Pattern::new(part) else { return vec![] };
     let Some(target) = resolve(roots, Path::new(directory)) else { return vec![] };
     let Ok(entries) = fs::read_dir(roots.inside(&target)) else { return vec![] };
@@ -177,7 +177,7 @@ fn fitting(roots: &Roots, directory: &str, part: &str) -> Vec<String> {
 }
 
 /// `path` without symbolic links, as the host names it. `None`: something on the way is missing.
-fn resolve(roots: &Roots, path: &Path) -> Option<PathBuf> {
+fn resolve(roots: &HostRoots, path: &Path) -> Option<PathBuf> {
     let target = fs::canonicalize(roots.inside(path)).ok()?;
     let below = |root: &Path| Some(target.strip_prefix(fs::canonicalize(root).ok()?).ok()?.to_owned());
     below(&roots.dev)
@@ -186,7 +186,7 @@ fn resolve(roots: &Roots, path: &Path) -> Option<PathBuf> {
 }
 
 /// Of the nearest ancestor in sysfs that has one: the PCI device behind a class device.
-fn numa_node(sys: &Path, node: &Node) -> Option<i64> {
+fn numa_node(sys: &Path, node: &HostNode) -> Option<i64> {
     let (major, minor) = (rustix::fs::major(node.number), rustix::fs::minor(node.number));
     let kind = if node.block { "block" } else { "char" };
     let link = sys.join(format!("dev/{kind}/{major}:{minor}"));
@@ -218,10 +218,10 @@ mod tests {
     }
 
     /// A host whose nodes are plain files: making real ones takes privileges.
-    fn host(nodes: &[&str]) -> (tempfile::TempDir, Roots) {
+    fn host(nodes: &[&str]) -> (tempfile::TempDir, HostRoots) {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();
-        let roots = Roots { host: root.join("root"), dev: root.join("dev"), sys: root.join("sys") };
+        let roots = HostRoots { host: root.join("root"), dev: root.join("dev"), sys: root.join("sys") };
         for node in nodes {
             let path = roots.inside(Path::new(node));
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -230,8 +230,8 @@ mod tests {
         (directory, roots)
     }
 
-    fn found(config: &PathConfig, roots: &Roots) -> Vec<(String, Vec<(String, String)>)> {
-        let nodes = |found: &Found| {
+    fn found(config: &PathConfig, roots: &HostRoots) -> Vec<(String, Vec<(String, String)>)> {
+        let nodes = |found: &PathDevice| {
             found.nodes.iter().map(|node| (node.host_path.clone(), node.container_path.clone())).collect()
         };
         let all = find_where(config, roots, fs::Metadata::is_file);
@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn the_hosts_nodes_may_be_seen_elsewhere() {
         let root = tempfile::tempdir().unwrap();
-        let roots = Roots { host: "/".into(), dev: root.path().join("host-dev"), sys: root.path().join("sys") };
+        let roots = HostRoots { host: "/".into(), dev: root.path().join("host-dev"), sys: root.path().join("sys") };
         fs::create_dir_all(roots.dev.join("dri")).unwrap();
         fs::write(roots.dev.join("dri/card0"), "").unwrap();
         symlink("dri/card0", roots.dev.join("card")).unwrap();
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn only_device_nodes_are_devices() {
-        let here = Roots { host: "/".into(), dev: "/dev".into(), sys: "/nonexistent".into() };
+        let here = HostRoots { host: "/".into(), dev: "/dev".into(), sys: "/nonexistent".into() };
         let ids =
             |pattern: &str| find(&config(&[pattern]), &here).into_iter().map(|found| found.id).collect::<Vec<_>>();
         assert_eq!(ids("/dev/nul[l]"), ["null".into()]);
@@ -346,7 +346,7 @@ mod tests {
         fs::create_dir_all(sys.path().join("devices/virtual/misc/fuse")).unwrap();
         symlink(pci.join("infiniband_verbs/uverbs0"), sys.path().join("dev/char/231:192")).unwrap();
         symlink(sys.path().join("devices/virtual/misc/fuse"), sys.path().join("dev/char/10:229")).unwrap();
-        let node = |major: u64, minor: u64| Node {
+        let node = |major: u64, minor: u64| HostNode {
             name: String::new(),
             target: PathBuf::new(),
             number: (major << 8) | minor,

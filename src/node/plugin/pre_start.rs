@@ -1,18 +1,23 @@
 //! The check before a container starts, from what was published last: no call waits for a driver.
 
 use super::answer::usable;
-use super::{Hardware, Offer, PreStartCheck, Refusal};
+use super::{AllocationRefusal, Offer, OfferedHardware, PreStartCheck};
 use crate::domain::model::{DeviceId, DeviceProcess, HardwareState, MemoryUse};
 
 /// The reason of an error is passed on to the pod by the kubelet.
-pub fn check(rules: &PreStartCheck, offer: &Offer, hardware: &HardwareState, ids: &[DeviceId]) -> Result<(), Refusal> {
+pub fn check(
+    rules: &PreStartCheck,
+    offer: &Offer,
+    hardware: &HardwareState,
+    ids: &[DeviceId],
+) -> Result<(), AllocationRefusal> {
     for id in ids {
         let device = usable(offer, id)?;
         if rules.no_processes
             && !device.is_slot()
             && let Some(pid) = processes(&device.hardware, hardware).next()
         {
-            return Err(Refusal::ProcessesLeft(format!(
+            return Err(AllocationRefusal::ProcessesLeft(format!(
                 "device {id} is used by process {pid}, and preStartCheck.noProcesses allows none: a container that ended has \
                  left it behind, or it was started outside Kubernetes"
             )));
@@ -21,7 +26,7 @@ pub fn check(rules: &PreStartCheck, offer: &Offer, hardware: &HardwareState, ids
         // An unknown amount rejects no container.
         let Some(MemoryUse { free, .. }) = memory(&device.hardware, hardware) else { continue };
         if free < wanted {
-            return Err(Refusal::MemoryInUse(format!(
+            return Err(AllocationRefusal::MemoryInUse(format!(
                 "device {id} has {free} bytes of memory free, and preStartCheck.minimumFreeMemory requires {wanted}: \
                  something else still uses it"
             )));
@@ -31,13 +36,13 @@ pub fn check(rules: &PreStartCheck, offer: &Offer, hardware: &HardwareState, ids
 }
 
 /// On the GPU, or on the MIG device. None where the driver does not report them.
-fn processes(behind: &Hardware, hardware: &HardwareState) -> impl Iterator<Item = u32> {
+fn processes(behind: &OfferedHardware, hardware: &HardwareState) -> impl Iterator<Item = u32> {
     let (gpu, instance) = match behind {
-        Hardware::Gpu { uuid, .. } => (Some(uuid), None),
-        Hardware::Mig { gpu, gpu_instance, compute_instance, .. } => {
+        OfferedHardware::Gpu { uuid, .. } => (Some(uuid), None),
+        OfferedHardware::Mig { gpu, gpu_instance, compute_instance, .. } => {
             (Some(gpu), Some((Some(*gpu_instance), Some(*compute_instance))))
         }
-        Hardware::Missing(_) | Hardware::Nodes(_) | Hardware::Nothing => (None, None),
+        OfferedHardware::Missing(_) | OfferedHardware::Nodes(_) | OfferedHardware::Nothing => (None, None),
     };
     let medium = gpu.and_then(|gpu| hardware.readings.get(gpu)?.medium.as_ref());
     let all = medium.and_then(|medium| medium.value.processes.as_ref()).into_iter().flatten();
@@ -47,14 +52,14 @@ fn processes(behind: &Hardware, hardware: &HardwareState) -> impl Iterator<Item 
     all.filter(here).map(|process| process.pid)
 }
 
-fn memory(behind: &Hardware, hardware: &HardwareState) -> Option<MemoryUse> {
+fn memory(behind: &OfferedHardware, hardware: &HardwareState) -> Option<MemoryUse> {
     let medium = |gpu| Some(&hardware.readings.get(gpu)?.medium.as_ref()?.value);
     match behind {
-        Hardware::Gpu { uuid, .. } => medium(uuid)?.memory,
-        Hardware::Mig { gpu, gpu_instance, .. } => {
+        OfferedHardware::Gpu { uuid, .. } => medium(uuid)?.memory,
+        OfferedHardware::Mig { gpu, gpu_instance, .. } => {
             medium(gpu)?.instances.iter().find(|instance| instance.gpu_instance == *gpu_instance)?.memory
         }
-        Hardware::Missing(_) | Hardware::Nodes(_) | Hardware::Nothing => None,
+        OfferedHardware::Missing(_) | OfferedHardware::Nodes(_) | OfferedHardware::Nothing => None,
     }
 }
 
@@ -70,7 +75,7 @@ mod tests {
     #[test]
     fn a_device_in_use_an_unhealthy_one_and_an_unknown_one_are_refused_with_the_reason() {
         let device = |id: &str, health| {
-            let hardware = Hardware::Gpu { uuid: id.into(), index: 0, minor: None };
+            let hardware = OfferedHardware::Gpu { uuid: id.into(), index: 0, minor: None };
             OfferedDevice { health, ..OfferedDevice::new(id, hardware) }
         };
         let devices = vec![
@@ -99,8 +104,8 @@ mod tests {
     #[test]
     fn what_is_left_on_a_device_keeps_it_from_the_next() {
         let device = |id: &str, hardware| OfferedDevice::new(id, hardware);
-        let whole = || Hardware::Gpu { uuid: "GPU-a".into(), index: 0, minor: None };
-        let mig = |gpu_instance| Hardware::Mig {
+        let whole = || OfferedHardware::Gpu { uuid: "GPU-a".into(), index: 0, minor: None };
+        let mig = |gpu_instance| OfferedHardware::Mig {
             uuid: format!("MIG-{gpu_instance}").as_str().into(),
             gpu: "GPU-a".into(),
             gpu_index: 0,
@@ -112,7 +117,7 @@ mod tests {
         let devices = vec![
             device("GPU-a", whole()),
             device("GPU-a::0", whole()),
-            device("GPU-b", Hardware::Gpu { uuid: "GPU-b".into(), index: 1, minor: None }),
+            device("GPU-b", OfferedHardware::Gpu { uuid: "GPU-b".into(), index: 1, minor: None }),
             device("MIG-1", mig(1)),
             device("MIG-2", mig(2)),
         ];

@@ -89,11 +89,11 @@ mod tests {
         Stamped,
     };
     use crate::domain::preference::Place;
-    use crate::node::plugin::{Hardware, OfferedDevice};
+    use crate::node::plugin::{OfferedDevice, OfferedHardware};
 
     fn offer(slots: usize) -> Offer {
         let device = |gpu: u32, slot: usize| {
-            let hardware = Hardware::Gpu { uuid: format!("GPU-{gpu}").as_str().into(), index: gpu, minor: None };
+            let hardware = OfferedHardware::Gpu { uuid: format!("GPU-{gpu}").as_str().into(), index: gpu, minor: None };
             let id = if slots == 1 { format!("GPU-{gpu}") } else { format!("GPU-{gpu}::{slot}") };
             OfferedDevice::new(id.as_str(), hardware)
         };
@@ -146,7 +146,7 @@ mod tests {
         let uuids: Vec<GpuUuid> = (0..2).map(|index| whole(index).uuid).collect();
         let device = |index: u32| {
             let uuid = uuids[index as usize].clone();
-            OfferedDevice::new(uuid.as_str(), Hardware::Gpu { uuid: uuid.clone(), index, minor: None })
+            OfferedDevice::new(uuid.as_str(), OfferedHardware::Gpu { uuid: uuid.clone(), index, minor: None })
         };
         let offer = Offer { resource: "nvidia.com/gpu".into(), devices: (0..2).map(device).collect() };
         let place = |index: u32| (uuids[index as usize].clone(), Place { index, numa_node: None });

@@ -19,16 +19,16 @@ use crate::domain::model::{AppliedProfile, HardwareSource, HardwareState, Invent
 
 /// What to offer, on every node that has this configuration. Validated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct PluginPlan {
     /// Where no profile matches.
     pub common: Vec<ResourceConfig>,
-    pub profiles: Vec<Profile>,
+    pub profiles: Vec<PluginProfile>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Profile {
+pub struct PluginProfile {
     pub name: Arc<str>,
-    pub conditions: Match,
+    pub conditions: ProfileMatch,
     /// All entries, those that it has in common with other nodes too.
     pub entries: Vec<ResourceConfig>,
 }
@@ -37,7 +37,7 @@ pub struct Profile {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-pub struct Match {
+pub struct ProfileMatch {
     /// Patterns with `*`, `?` and `[…]` for the model as `nvidia-smi -L` shows it. Every GPU of the node must match one.
     #[serde(deserialize_with = "one_or_several")]
     #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<String>"))]
@@ -64,18 +64,18 @@ pub enum CountRange {
 pub struct NodeView<'n> {
     pub node_name: &'n str,
     /// `None`: the driver has not been read.
-    pub gpus: Option<Gpus>,
+    pub gpus: Option<NodeGpus>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Gpus {
+pub struct NodeGpus {
     pub count: usize,
     /// Empty where no GPU reports its model.
     pub models: BTreeSet<Arc<str>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum ProfileChoice {
     Common,
     /// By its place in the plan.
     Profile(usize),
@@ -86,11 +86,11 @@ pub enum Choice {
 impl<'n> NodeView<'n> {
     pub fn new(node_name: &'n str, hardware: &HardwareState) -> Self {
         let is_read = hardware.source == HardwareSource::None || hardware.inventory.generation > 0;
-        Self { node_name, gpus: is_read.then(|| Gpus::of(&hardware.inventory)) }
+        Self { node_name, gpus: is_read.then(|| NodeGpus::of(&hardware.inventory)) }
     }
 }
 
-impl Gpus {
+impl NodeGpus {
     /// A GPU that is passed through does not count; a lost one does.
     pub fn of(inventory: &Inventory) -> Self {
         let gpus = || inventory.gpus.values().filter(|gpu| !inventory.passthrough.contains_key(&gpu.uuid));
@@ -98,7 +98,7 @@ impl Gpus {
     }
 }
 
-impl fmt::Display for Gpus {
+impl fmt::Display for NodeGpus {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let models: Vec<&str> = self.models.iter().map(|model| &**model).collect();
         write!(formatter, "{} GPUs", self.count)?;
@@ -106,43 +106,43 @@ impl fmt::Display for Gpus {
     }
 }
 
-impl From<Vec<ResourceConfig>> for Plan {
+impl From<Vec<ResourceConfig>> for PluginPlan {
     fn from(common: Vec<ResourceConfig>) -> Self {
         Self { common, profiles: vec![] }
     }
 }
 
-impl Plan {
-    pub fn choose(&self, node: &NodeView<'_>) -> Choice {
+impl PluginPlan {
+    pub fn choose(&self, node: &NodeView<'_>) -> ProfileChoice {
         let mut possible = vec![];
         for (place, profile) in self.profiles.iter().enumerate() {
             match profile.conditions.holds(node) {
-                Some(true) if possible.is_empty() => return Choice::Profile(place),
+                Some(true) if possible.is_empty() => return ProfileChoice::Profile(place),
                 Some(true) => {
                     possible.push(Some(place));
-                    return Choice::Undecided(possible);
+                    return ProfileChoice::Undecided(possible);
                 }
                 Some(false) => {}
                 None => possible.push(Some(place)),
             }
         }
         if possible.is_empty() {
-            return Choice::Common;
+            return ProfileChoice::Common;
         }
         possible.push(None);
-        Choice::Undecided(possible)
+        ProfileChoice::Undecided(possible)
     }
 
     /// While it is undecided: the entries that are the same in every case.
-    pub fn entries(&self, choice: &Choice) -> Vec<ResourceConfig> {
+    pub fn entries(&self, choice: &ProfileChoice) -> Vec<ResourceConfig> {
         let of = |place: Option<usize>| match place {
             Some(place) => &self.profiles[place].entries,
             None => &self.common,
         };
         match choice {
-            Choice::Common => of(None).clone(),
-            Choice::Profile(place) => of(Some(*place)).clone(),
-            Choice::Undecided(possible) => {
+            ProfileChoice::Common => of(None).clone(),
+            ProfileChoice::Profile(place) => of(Some(*place)).clone(),
+            ProfileChoice::Undecided(possible) => {
                 let is_in_all = |entry: &&ResourceConfig| possible.iter().all(|place| of(*place).contains(entry));
                 let first = possible.first().map(|place| of(*place)).unwrap_or(&self.common);
                 first.iter().filter(is_in_all).cloned().collect()
@@ -156,21 +156,21 @@ impl Plan {
     }
 
     /// `None` without profiles.
-    pub fn applied(&self, choice: &Choice) -> Option<AppliedProfile> {
+    pub fn applied(&self, choice: &ProfileChoice) -> Option<AppliedProfile> {
         if self.profiles.is_empty() {
             return None;
         }
         Some(match choice {
-            Choice::Common => AppliedProfile { decision: "common", name: None },
-            Choice::Profile(place) => {
+            ProfileChoice::Common => AppliedProfile { decision: "common", name: None },
+            ProfileChoice::Profile(place) => {
                 AppliedProfile { decision: "profile", name: Some(Arc::clone(&self.profiles[*place].name)) }
             }
-            Choice::Undecided(_) => AppliedProfile { decision: "undecided", name: None },
+            ProfileChoice::Undecided(_) => AppliedProfile { decision: "undecided", name: None },
         })
     }
 }
 
-impl Match {
+impl ProfileMatch {
     /// `None`: not known yet.
     fn holds(&self, node: &NodeView<'_>) -> Option<bool> {
         let fits_one = |patterns: &[Pattern], text: &str| patterns.iter().any(|pattern| pattern.matches(text));
@@ -213,57 +213,57 @@ mod tests {
     const A100: &str = "NVIDIA A100-SXM4-80GB";
     const T4: &str = "Tesla T4";
 
-    fn conditions(text: &str) -> Match {
+    fn conditions(text: &str) -> ProfileMatch {
         serde_saphyr::from_str(&format!("{{{text}}}")).expect(text)
     }
 
-    fn plan(profiles: &[&str]) -> Plan {
-        let profile = |(place, text): (usize, &&str)| Profile {
+    fn plan(profiles: &[&str]) -> PluginPlan {
+        let profile = |(place, text): (usize, &&str)| PluginProfile {
             name: format!("p{place}").into(),
             conditions: conditions(text),
             entries: vec![nvidia(&format!("name: example.com/p{place}"))],
         };
-        Plan { common: vec![nvidia("")], profiles: profiles.iter().enumerate().map(profile).collect() }
+        PluginPlan { common: vec![nvidia("")], profiles: profiles.iter().enumerate().map(profile).collect() }
     }
 
-    fn gpus(models: &[&str]) -> Option<Gpus> {
-        Some(Gpus { count: models.len(), models: models.iter().map(|model| (*model).into()).collect() })
+    fn gpus(models: &[&str]) -> Option<NodeGpus> {
+        Some(NodeGpus { count: models.len(), models: models.iter().map(|model| (*model).into()).collect() })
     }
 
     #[test]
     fn the_first_profile_that_matches_applies() {
-        let undecided = |possible: &[Option<usize>]| Choice::Undecided(possible.to_vec());
-        let unnamed = Some(Gpus { count: 2, ..Gpus::default() });
+        let undecided = |possible: &[Option<usize>]| ProfileChoice::Undecided(possible.to_vec());
+        let unnamed = Some(NodeGpus { count: 2, ..NodeGpus::default() });
         let (a100, t4, mixed) = (gpus(&[A100; 8]), gpus(&[T4]), gpus(&[A100, T4]));
         let none = gpus(&[]);
         for (profiles, gpus, expected) in [
-            (&[][..], &None, Choice::Common),
-            (&["gpuModel: '*A100*'"], &a100, Choice::Profile(0)),
-            (&["gpuModel: '*A100*'"], &t4, Choice::Common),
-            (&["gpuModel: '*a100*'"], &a100, Choice::Common),
-            (&["gpuModel: A100"], &a100, Choice::Common),
-            (&["gpuModel: Tesla T4", "gpuModel: '*A100*'"], &a100, Choice::Profile(1)),
-            (&["gpuModel: '*A100*'", "gpuModel: NVIDIA*"], &a100, Choice::Profile(0)),
+            (&[][..], &None, ProfileChoice::Common),
+            (&["gpuModel: '*A100*'"], &a100, ProfileChoice::Profile(0)),
+            (&["gpuModel: '*A100*'"], &t4, ProfileChoice::Common),
+            (&["gpuModel: '*a100*'"], &a100, ProfileChoice::Common),
+            (&["gpuModel: A100"], &a100, ProfileChoice::Common),
+            (&["gpuModel: Tesla T4", "gpuModel: '*A100*'"], &a100, ProfileChoice::Profile(1)),
+            (&["gpuModel: '*A100*'", "gpuModel: NVIDIA*"], &a100, ProfileChoice::Profile(0)),
             // Every GPU must match.
-            (&["gpuModel: '*A100*'"], &mixed, Choice::Common),
-            (&["gpuModel: ['*A100*', '*T4']"], &mixed, Choice::Profile(0)),
-            (&["gpuModel: '*'"], &none, Choice::Common),
-            (&["gpuCount: 0"], &none, Choice::Profile(0)),
-            (&["gpuCount: 8"], &a100, Choice::Profile(0)),
-            (&["gpuCount: {min: 9}", "gpuCount: {max: 8}"], &a100, Choice::Profile(1)),
-            (&["gpuCount: {min: 2, max: 8}"], &t4, Choice::Common),
-            (&["gpuModel: '*A100*', gpuCount: 4"], &a100, Choice::Common),
-            (&["nodeName: other"], &a100, Choice::Common),
-            (&["nodeName: [other, 'gpu-*']"], &a100, Choice::Profile(0)),
-            (&["nodeName: 'gpu-[0-3]', gpuModel: '*T4*'", ""], &a100, Choice::Profile(1)),
+            (&["gpuModel: '*A100*'"], &mixed, ProfileChoice::Common),
+            (&["gpuModel: ['*A100*', '*T4']"], &mixed, ProfileChoice::Profile(0)),
+            (&["gpuModel: '*'"], &none, ProfileChoice::Common),
+            (&["gpuCount: 0"], &none, ProfileChoice::Profile(0)),
+            (&["gpuCount: 8"], &a100, ProfileChoice::Profile(0)),
+            (&["gpuCount: {min: 9}", "gpuCount: {max: 8}"], &a100, ProfileChoice::Profile(1)),
+            (&["gpuCount: {min: 2, max: 8}"], &t4, ProfileChoice::Common),
+            (&["gpuModel: '*A100*', gpuCount: 4"], &a100, ProfileChoice::Common),
+            (&["nodeName: other"], &a100, ProfileChoice::Common),
+            (&["nodeName: [other, 'gpu-*']"], &a100, ProfileChoice::Profile(0)),
+            (&["nodeName: 'gpu-[0-3]', gpuModel: '*T4*'", ""], &a100, ProfileChoice::Profile(1)),
             // Before the driver was read.
-            (&["nodeName: 'gpu-?'"], &None, Choice::Profile(0)),
-            (&["nodeName: other, gpuModel: '*'"], &None, Choice::Common),
+            (&["nodeName: 'gpu-?'"], &None, ProfileChoice::Profile(0)),
+            (&["nodeName: other, gpuModel: '*'"], &None, ProfileChoice::Common),
             (&["gpuModel: '*'"], &None, undecided(&[Some(0), None])),
             (&["gpuModel: '*T4*'", "nodeName: gpu-1", "gpuCount: 1"], &None, undecided(&[Some(0), Some(1)])),
             // Where no GPU reports its model.
             (&["gpuModel: '*'"], &unnamed, undecided(&[Some(0), None])),
-            (&["gpuModel: '*', gpuCount: 3"], &unnamed, Choice::Common),
+            (&["gpuModel: '*', gpuCount: 3"], &unnamed, ProfileChoice::Common),
         ] {
             let node = NodeView { node_name: "gpu-1", gpus: gpus.clone() };
             assert_eq!(plan(profiles).choose(&node), expected, "{profiles:?} {gpus:?}");
@@ -283,7 +283,7 @@ mod tests {
         let decided = plan.choose(&NodeView { gpus: gpus(&[T4]), ..view });
         assert_eq!(plan.entries(&decided)[1].name().as_str(), "example.com/p1");
         assert_eq!(plan.applied(&decided).and_then(|applied| applied.name).as_deref(), Some("p1"));
-        assert_eq!(Plan::from(vec![]).applied(&Choice::Common), None);
+        assert_eq!(PluginPlan::from(vec![]).applied(&ProfileChoice::Common), None);
     }
 
     #[test]
@@ -294,7 +294,7 @@ mod tests {
             ("gpuCount: -1", ["number of GPUs", "line"]),
             ("gpuCount: {least: 2}", ["number of GPUs", "min"]),
         ] {
-            let error = serde_saphyr::from_str::<Match>(&format!("{{{text}}}")).expect_err(text).to_string();
+            let error = serde_saphyr::from_str::<ProfileMatch>(&format!("{{{text}}}")).expect_err(text).to_string();
             for part in parts {
                 assert!(error.contains(part), "{part:?} in {error}");
             }

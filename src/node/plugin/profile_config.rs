@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::config::{Config, ConfigError, ResourceConfig, is_nvidia, refuse, refuse_duplicates};
-use super::profile::{CountRange, Match, Plan, Profile};
+use super::config::{PluginConfig, PluginConfigError, ResourceConfig, is_nvidia, refuse, refuse_duplicates};
+use super::profile::{CountRange, PluginPlan, PluginProfile, ProfileMatch};
 use crate::input::SwitchOr;
 
 /// More than any cluster has kinds of nodes.
@@ -27,7 +27,7 @@ pub struct ProfileConfig {
     pub name: String,
     /// Which nodes it is for. Without it: every node that no profile before it matches.
     #[serde(default, rename = "match")]
-    pub conditions: Match,
+    pub conditions: ProfileMatch,
     /// What differs from the common section `devicePlugin`; `off`: nothing is offered.
     #[serde(default)]
     pub device_plugin: SwitchOr<ChangedSection>,
@@ -46,13 +46,13 @@ pub struct ChangedSection {
     pub nvidia_config: Option<PathBuf>,
 }
 
-impl Plan {
+impl PluginPlan {
     /// `read` gives the text of a file.
     pub fn resolve(
-        common: &Config,
+        common: &PluginConfig,
         profiles: &[ProfileConfig],
         mut read: impl FnMut(&Path) -> std::io::Result<String>,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Self, PluginConfigError> {
         if profiles.len() > MOST {
             return refuse("profiles", profiles.len(), format!("give up to {MOST}: a pattern fits several nodes"));
         }
@@ -71,7 +71,7 @@ impl Plan {
                 SwitchOr::Section(section) => section.over(&plan.common, &format!("{key}.devicePlugin"), &mut read)?,
             };
             let (name, conditions) = (profile.name.as_str().into(), profile.conditions.clone());
-            plan.profiles.push(Profile { name, conditions, entries });
+            plan.profiles.push(PluginProfile { name, conditions, entries });
         }
         Ok(plan)
     }
@@ -83,7 +83,7 @@ impl ChangedSection {
         common: &[ResourceConfig],
         key: &str,
         read: impl FnOnce(&Path) -> std::io::Result<String>,
-    ) -> Result<Vec<ResourceConfig>, ConfigError> {
+    ) -> Result<Vec<ResourceConfig>, PluginConfigError> {
         let mut entries = common.to_vec();
         if let Some(file) = &self.nvidia_config {
             let nvidia = ResourceConfig::from_nvidia_file(&format!("{key}.nvidiaConfig"), file, read)?;
@@ -133,7 +133,7 @@ fn replace(entries: &mut Vec<ResourceConfig>, which: impl Fn(&ResourceConfig) ->
     }
 }
 
-fn check_name(key: &str, name: &str, earlier: &[ProfileConfig]) -> Result<(), ConfigError> {
+fn check_name(key: &str, name: &str, earlier: &[ProfileConfig]) -> Result<(), PluginConfigError> {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric();
     let is_name = name.len() <= LONGEST_NAME
         && name.chars().all(|letter| is_plain(letter) || "-_.".contains(letter))
@@ -156,20 +156,20 @@ fn check_name(key: &str, name: &str, earlier: &[ProfileConfig]) -> Result<(), Co
 mod tests {
     use super::*;
     use crate::domain::preference::SlotPolicy;
-    use crate::node::plugin::config::{DeviceListStrategy, MigStrategy, NvidiaConfig, Sharing};
+    use crate::node::plugin::config::{DeviceListStrategy, MigStrategy, NvidiaConfig, SharingConfig};
 
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct File {
         #[serde(default)]
-        device_plugin: Config,
+        device_plugin: PluginConfig,
         profiles: Vec<ProfileConfig>,
     }
 
-    fn plan(text: &str) -> Result<Plan, String> {
+    fn plan(text: &str) -> Result<PluginPlan, String> {
         let file: File = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         let read = |_: &Path| Ok("version: v1\nflags: {migStrategy: mixed}".to_owned());
-        Plan::resolve(&file.device_plugin, &file.profiles, read).map_err(|error| error.to_string())
+        PluginPlan::resolve(&file.device_plugin, &file.profiles, read).map_err(|error| error.to_string())
     }
 
     fn first(text: &str) -> Vec<ResourceConfig> {
@@ -199,13 +199,13 @@ profiles:
         assert_eq!(unchanged, plan(&format!("{COMMON}- {{name: p}}")).unwrap().common);
         let mixed = change("{resources: [{kind: nvidia, migStrategy: mixed, sharing: none}]}");
         assert_eq!(nvidia(&mixed).mig_strategy, MigStrategy::Mixed);
-        assert_eq!(nvidia(&mixed).sharing, Sharing::None);
+        assert_eq!(nvidia(&mixed).sharing, SharingConfig::None);
         assert_eq!(nvidia(&mixed).device_list_strategy, [DeviceListStrategy::CdiCri], "not given: as in common");
         let shared = change("{resources: [{kind: nvidia, sharing: {timeSlicing: {replicas: 2}}}]}");
-        let Sharing::TimeSlicing(sharing) = &nvidia(&shared).sharing else { panic!("time-slicing") };
+        let SharingConfig::TimeSlicing(sharing) = &nvidia(&shared).sharing else { panic!("time-slicing") };
         assert!(!sharing.rename_by_default, "a key is replaced as a whole");
         let per_gpu = change("{resources: [{kind: nvidia, sharing: {mps: {perGpu: {0: 2, '1:0': 3}}}}]}");
-        assert!(matches!(&nvidia(&per_gpu).sharing, Sharing::Mps(sharing) if sharing.per_gpu.len() == 2));
+        assert!(matches!(&nvidia(&per_gpu).sharing, SharingConfig::Mps(sharing) if sharing.per_gpu.len() == 2));
         let paths = change(
             "{resources: [{kind: path, name: example.com/fuse, paths: /dev/fuse, shared: 9},
                           {kind: simulated, name: example.com/more, devices: 1}]}",
@@ -217,7 +217,7 @@ profiles:
         assert_eq!(change("on"), unchanged);
         let file = change("{nvidiaConfig: /n.yaml, resources: [{kind: nvidia, preferred: packed}]}");
         assert_eq!((file.len(), nvidia(&file).mig_strategy), (2, MigStrategy::Mixed));
-        assert_eq!((nvidia(&file).preferred, &nvidia(&file).sharing), (SlotPolicy::Packed, &Sharing::None));
+        assert_eq!((nvidia(&file).preferred, &nvidia(&file).sharing), (SlotPolicy::Packed, &SharingConfig::None));
         let alone = first(
             "devicePlugin: {resources: []}\nprofiles: [{name: p, devicePlugin: {resources: [{kind: nvidia, preferred: packed}]}}]",
         );

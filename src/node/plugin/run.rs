@@ -11,13 +11,13 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use super::configured_resource::ConfiguredResource;
-use super::host::{Facts, ScanResult, Surroundings};
+use super::host::{HostFacts, HostPaths, ScanResult};
 use super::host_scan::HostScans;
 use super::lifecycle::{Deadlines, EndedLifecycle, Lifecycle};
 use super::server::ServiceState;
 use super::sockets;
 use super::status::ResourceStatus;
-use super::{Choice, NodeView, NvidiaConfig, Offer, OfferedDevice, Plan, PluginUnhealthy, ResourceConfig};
+use super::{NodeView, NvidiaConfig, Offer, OfferedDevice, PluginPlan, PluginUnhealthy, ProfileChoice, ResourceConfig};
 use crate::clock::Clock;
 use crate::domain::model::{
     AppliedProfile, DeviceId, HardwareSource, HardwareState, HealthState, KubeletState, Monotonic, PluginState,
@@ -29,18 +29,18 @@ use crate::tasks::Tasks;
 const NAMED: usize = 8;
 
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct PluginSettings {
     pub directory: PathBuf,
     /// What to offer, validated.
-    pub plan: Plan,
+    pub plan: PluginPlan,
     /// For the plan's profiles.
     pub node_name: String,
-    pub surroundings: Surroundings,
+    pub host: HostPaths,
 }
 
 /// What the plugin reads of other modules, and what it notifies them of.
 #[derive(Debug)]
-pub struct Inputs {
+pub struct PluginInputs {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
     /// Of each GPU and MIG device.
     pub health: watch::Receiver<Arc<HealthState>>,
@@ -48,19 +48,19 @@ pub struct Inputs {
     /// Notified of each allocation that was granted.
     pub allocated: Arc<Notify>,
     /// Notified when a fresh answer on allocatable devices is needed.
-    pub look: Arc<Notify>,
+    pub refresh_allocatable: Arc<Notify>,
 }
 
 /// The running plugin.
 #[derive(Debug)]
-pub struct Handle {
-    plan: watch::Sender<Plan>,
+pub struct PluginHandle {
+    plan: watch::Sender<PluginPlan>,
     pub states: watch::Receiver<Arc<PluginState>>,
 }
 
-impl Handle {
+impl PluginHandle {
     /// Changes what is offered. An entry that was offered before continues unchanged.
-    pub fn configure(&self, plan: &Plan) {
+    pub fn configure(&self, plan: &PluginPlan) {
         self.plan.send_if_modified(|configured| {
             let changed = configured != plan;
             *configured = plan.clone();
@@ -71,31 +71,35 @@ impl Handle {
 
 /// Serves every resource until `tasks` are stopped, and ends when the last socket is removed. Ends early only after a
 /// panic.
-pub fn start(settings: Settings, inputs: Inputs, clock: Clock, tasks: &mut Tasks) -> Handle {
+pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks: &mut Tasks) -> PluginHandle {
     let (plan, plans) = watch::channel(settings.plan.clone());
     let (publish, states) = watch::channel(Arc::default());
     tasks.spawn("device plugin", run(settings, plans, clock, inputs, publish, tasks.stopping()));
-    Handle { plan, states }
+    PluginHandle { plan, states }
 }
 
 async fn run(
-    settings: Settings,
-    plans: watch::Receiver<Plan>,
+    settings: PluginSettings,
+    plans: watch::Receiver<PluginPlan>,
     clock: Clock,
-    inputs: Inputs,
+    inputs: PluginInputs,
     publish: watch::Sender<Arc<PluginState>>,
     stop: watch::Receiver<bool>,
 ) {
     sockets::remove_stale(&settings.directory).await;
     let (changes, changed) = watch::channel(0);
-    let directory_watch =
-        sockets::watch_directory(settings.directory.clone(), changes, Arc::clone(&inputs.look), publish.clone());
+    let directory_watch = sockets::watch_directory(
+        settings.directory.clone(),
+        changes,
+        Arc::clone(&inputs.refresh_allocatable),
+        publish.clone(),
+    );
     let mut task = PluginTask {
         directory: settings.directory,
         node_name: settings.node_name,
         plan: settings.plan,
         choice: None,
-        host_scans: HostScans::new(settings.surroundings),
+        host_scans: HostScans::new(settings.host),
         clock,
         inputs,
         publish,
@@ -116,12 +120,12 @@ async fn run(
 struct PluginTask {
     directory: PathBuf,
     node_name: String,
-    plan: Plan,
+    plan: PluginPlan,
     /// What applies of the plan; `None` before it was chosen.
-    choice: Option<Choice>,
+    choice: Option<ProfileChoice>,
     host_scans: HostScans,
     clock: Clock,
-    inputs: Inputs,
+    inputs: PluginInputs,
     publish: watch::Sender<Arc<PluginState>>,
     changed: watch::Receiver<u64>,
     /// In the order they came; a number is not used again.
@@ -134,7 +138,7 @@ struct PluginTask {
 }
 
 impl PluginTask {
-    async fn serve(&mut self, mut plans: watch::Receiver<Plan>, mut stop: watch::Receiver<bool>) {
+    async fn serve(&mut self, mut plans: watch::Receiver<PluginPlan>, mut stop: watch::Receiver<bool>) {
         let (mut kubelet, mut may_reload) = (self.inputs.kubelet.clone(), true);
         loop {
             let hardware = Arc::clone(&self.inputs.hardware.borrow_and_update());
@@ -286,7 +290,7 @@ impl PluginTask {
             status: status.clone(),
             clock: self.clock,
             allocated: Arc::clone(&self.inputs.allocated),
-            look: Arc::clone(&self.inputs.look),
+            refresh_allocatable: Arc::clone(&self.inputs.refresh_allocatable),
         };
         let mps = state.nvidia().is_some_and(NvidiaConfig::shares_through_mps);
         status.begin(state.nvidia().is_some(), state.pre_start_check().is_some(), mps);
@@ -358,13 +362,13 @@ fn collision(resource: &ResourceName) -> String {
 struct Served {
     entry: u64,
     offer: watch::Sender<Arc<Offer>>,
-    facts: watch::Sender<Arc<Facts>>,
+    facts: watch::Sender<Arc<HostFacts>>,
     status: ResourceStatus,
     stop: watch::Sender<Option<&'static str>>,
 }
 
 impl Served {
-    fn update(&mut self, offer: &Offer, facts: &Arc<Facts>) {
+    fn update(&mut self, offer: &Offer, facts: &Arc<HostFacts>) {
         // Its last list stays valid until its server is closed.
         if self.is_ending() {
             return;

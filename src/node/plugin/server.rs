@@ -11,11 +11,11 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status, async_trait};
 
-use super::host::Facts;
+use super::host::HostFacts;
 use super::preferred::{Question, prefer};
-use super::sockets::{self, SocketFile};
+use super::sockets::{self, SocketIdentity};
 use super::status::ResourceStatus;
-use super::{NvidiaConfig, Offer, OfferedDevice, PreStartCheck, Refusal, ResourceConfig, answer, pre_start};
+use super::{AllocationRefusal, NvidiaConfig, Offer, OfferedDevice, PreStartCheck, ResourceConfig, answer, pre_start};
 use crate::clock::Clock;
 use crate::domain::model::{DeviceId, HardwareState, KubeletState};
 use crate::domain::preference::{Choice, FallbackReason};
@@ -38,7 +38,7 @@ const CLOSING: Duration = Duration::from_secs(1);
 pub struct ServiceState {
     pub config: Arc<ResourceConfig>,
     pub offer: watch::Receiver<Arc<Offer>>,
-    pub facts: watch::Receiver<Arc<Facts>>,
+    pub facts: watch::Receiver<Arc<HostFacts>>,
     pub hardware: watch::Receiver<Arc<HardwareState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     pub status: ResourceStatus,
@@ -46,14 +46,14 @@ pub struct ServiceState {
     /// Notified of each allocation that was granted.
     pub allocated: Arc<Notify>,
     /// Notified when the kubelet's allocatable devices may have changed.
-    pub look: Arc<Notify>,
+    pub refresh_allocatable: Arc<Notify>,
 }
 
 /// One listening socket and what serves it. Dropping it ends both and removes the socket.
 #[derive(Debug)]
-pub struct Server {
+pub struct PluginServer {
     path: PathBuf,
-    file: Option<SocketFile>,
+    file: Option<SocketIdentity>,
     closing: watch::Sender<bool>,
     streams: watch::Receiver<Streams>,
     task: JoinHandle<()>,
@@ -85,14 +85,14 @@ impl ServiceState {
 /// How many are open; `None` before the first.
 type Streams = Option<usize>;
 
-impl Server {
+impl PluginServer {
     pub fn start(directory: &Path, name: &str, state: ServiceState) -> io::Result<Self> {
         let path = directory.join(name);
         let listener = UnixListener::bind(&path)?;
         let file = sockets::identity(&path);
         let (closing, closed) = watch::channel(false);
         let (streams, open) = watch::channel(None);
-        let service = Service { state, closing: closed.clone(), streams };
+        let service = PluginService { state, closing: closed.clone(), streams };
         let task = tokio::spawn(async move {
             let mut closed = closed;
             let router = tonic::transport::Server::builder().add_service(DevicePluginServer::new(service));
@@ -136,7 +136,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for PluginServer {
     fn drop(&mut self) {
         self.task.abort();
         if self.socket_is_there()
@@ -148,14 +148,14 @@ impl Drop for Server {
 }
 
 #[derive(Clone, Debug)]
-struct Service {
+struct PluginService {
     state: ServiceState,
     closing: watch::Receiver<bool>,
     streams: watch::Sender<Streams>,
 }
 
 #[async_trait]
-impl DevicePlugin for Service {
+impl DevicePlugin for PluginService {
     type ListAndWatchStream = ReceiverStream<Result<ListAndWatchResponse, Status>>;
 
     async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
@@ -207,7 +207,7 @@ impl DevicePlugin for Service {
         let requests = request.into_inner().container_requests;
         let asked: Vec<Vec<DeviceId>> = requests.iter().map(|container| ids(&container.devices_ids)).collect();
         let answers: Result<_, _> = asked.iter().map(|ids| answer(&state.config, &offer, ids, &facts.node)).collect();
-        let result = answers.as_ref().map_or_else(Refusal::result, |_| "ok");
+        let result = answers.as_ref().map_or_else(AllocationRefusal::result, |_| "ok");
         let response = answers.map_err(|refusal| refused(&offer, "an allocation was refused", &refusal));
         state.status.allocated(result, state.clock.now().monotonic.since(began));
         if response.is_ok() {
@@ -224,7 +224,7 @@ impl DevicePlugin for Service {
         let Some(rules) = state.pre_start_check() else { return Ok(Response::new(PreStartContainerResponse {})) };
         let (offer, hardware) = (Arc::clone(&state.offer.borrow()), Arc::clone(&state.hardware.borrow()));
         let checked = pre_start::check(rules, &offer, &hardware, &ids(&request.into_inner().devices_ids));
-        state.status.checked_before_start(checked.as_ref().map_or_else(Refusal::result, |()| "ok"));
+        state.status.checked_before_start(checked.as_ref().map_or_else(AllocationRefusal::result, |()| "ok"));
         let answer = checked.map(|()| Response::new(PreStartContainerResponse {}));
         answer.map_err(|refusal| refused(&offer, "a container start was refused", &refusal))
     }
@@ -251,7 +251,7 @@ async fn send_lists(
             let rest = async {
                 if is_new {
                     tokio::time::sleep(TAKEN_IN).await;
-                    state.look.notify_one();
+                    state.refresh_allocatable.notify_one();
                     tokio::time::sleep(COALESCE - TAKEN_IN).await;
                 }
             };
@@ -282,11 +282,11 @@ fn device(device: &OfferedDevice) -> Device {
 }
 
 /// Logs a refusal and returns its gRPC status.
-fn refused(offer: &Offer, what: &str, refusal: &Refusal) -> Status {
+fn refused(offer: &Offer, what: &str, refusal: &AllocationRefusal) -> Status {
     tracing::warn!(resource = %offer.resource, %refusal, "{what}");
     let text = refusal.to_string();
     match refusal {
-        Refusal::Unknown(_) => Status::invalid_argument(text),
+        AllocationRefusal::Unknown(_) => Status::invalid_argument(text),
         _ => Status::failed_precondition(text),
     }
 }
@@ -301,10 +301,10 @@ mod tests {
 
     use super::*;
     use crate::domain::model::UnhealthyReason;
-    use crate::node::plugin::{Hardware, OfferedDevice, PluginUnhealthy, SimulatedConfig};
+    use crate::node::plugin::{OfferedDevice, OfferedHardware, PluginUnhealthy, SimulatedConfig};
 
     fn offer(devices: usize) -> Arc<Offer> {
-        let device = |number| OfferedDevice::new(format!("simulated-{number}").as_str(), Hardware::Nothing);
+        let device = |number| OfferedDevice::new(format!("simulated-{number}").as_str(), OfferedHardware::Nothing);
         Arc::new(Offer { resource: "example.com/toy".into(), devices: (0..devices).map(device).collect() })
     }
 
@@ -322,7 +322,7 @@ mod tests {
             status: ResourceStatus::new("example.com/toy".into(), clock, watch::channel(Arc::default()).0),
             clock,
             allocated: Arc::default(),
-            look: Arc::default(),
+            refresh_allocatable: Arc::default(),
         };
         (publish_offer, state)
     }
@@ -331,7 +331,7 @@ mod tests {
     async fn a_socket_whose_times_or_mode_were_changed_is_still_ours_and_is_removed_at_the_end() {
         use std::os::unix::fs::PermissionsExt as _;
         let directory = tempfile::tempdir().unwrap();
-        let server = Server::start(directory.path(), "ours.sock", service().1).unwrap();
+        let server = PluginServer::start(directory.path(), "ours.sock", service().1).unwrap();
         let socket = directory.path().join("ours.sock");
         std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o700)).unwrap();
         assert!(server.socket_is_there());
@@ -342,7 +342,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_change_after_a_pause_is_sent_at_once_and_those_that_follow_together() {
         let (publish_offer, state) = service();
-        let look = Arc::clone(&state.look);
+        let refresh_allocatable = Arc::clone(&state.refresh_allocatable);
         let (_closing, closing) = watch::channel(false);
         let (sender, mut lists) = mpsc::channel(1);
         let task = tokio::spawn(send_lists(state, closing, sender));
@@ -366,7 +366,7 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(500)).await;
         publish_offer.send_replace(offer(5));
         assert_eq!(next().await, (5, 500), "an equal list is not sent");
-        look.notified().await;
+        refresh_allocatable.notified().await;
         drop(lists);
         task.await.unwrap();
     }
@@ -375,7 +375,7 @@ mod tests {
     fn an_unknown_topology_is_left_out_and_a_known_one_is_sent() {
         let device = |id: &str, nodes: &[i64], health| {
             let numa_nodes = nodes.iter().copied().collect();
-            OfferedDevice { numa_nodes, health, ..OfferedDevice::new(id, Hardware::Nothing) }
+            OfferedDevice { numa_nodes, health, ..OfferedDevice::new(id, OfferedHardware::Nothing) }
         };
         let devices = vec![
             device("a", &[], Ok(())),

@@ -27,7 +27,7 @@ const AFTER_A_CHANGE: Duration = Duration::from_millis(500);
 
 /// A socket's file: another one differs, even if it got the same inode; a changed mode or time makes no difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SocketFile {
+pub struct SocketIdentity {
     device: u64,
     inode: u64,
     /// Where the file system has no time of creation, that of the last change.
@@ -35,10 +35,10 @@ pub struct SocketFile {
 }
 
 /// Which file is there, if any.
-pub fn identity(path: &Path) -> Option<SocketFile> {
+pub fn identity(path: &Path) -> Option<SocketIdentity> {
     let file = std::fs::symlink_metadata(path).ok()?;
     let created = file.created().or_else(|_| file.modified()).ok();
-    Some(SocketFile { device: file.dev(), inode: file.ino(), created })
+    Some(SocketIdentity { device: file.dev(), inode: file.ino(), created })
 }
 
 /// A random number.
@@ -91,7 +91,7 @@ pub async fn live(directory: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<Str
 }
 
 /// Which file each socket in the directory is.
-pub fn identities(directory: &Path) -> BTreeMap<String, SocketFile> {
+pub fn identities(directory: &Path) -> BTreeMap<String, SocketIdentity> {
     let named = |name: String| identity(&directory.join(&name)).map(|identity| (name, identity));
     names(directory).into_iter().filter_map(named).collect()
 }
@@ -125,7 +125,7 @@ fn names(directory: &Path) -> Vec<String> {
 pub async fn watch_directory(
     directory: PathBuf,
     changes: watch::Sender<u64>,
-    look: Arc<Notify>,
+    refresh_allocatable: Arc<Notify>,
     publish: watch::Sender<Arc<PluginState>>,
 ) {
     let mask = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_TO | WatchMask::MOVED_FROM;
@@ -144,7 +144,7 @@ pub async fn watch_directory(
         last = now;
         let pause = if due { AFTER_A_CHANGE } else { POLL };
         if tokio::time::timeout(pause, events.next()).await.is_err() && std::mem::take(&mut due) {
-            look.notify_one();
+            refresh_allocatable.notify_one();
         }
     }
     let directory = directory.display();

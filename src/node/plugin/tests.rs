@@ -53,7 +53,7 @@ fn two_with_mig() -> Inventory {
 
 /// One entry of `devicePlugin.resources`.
 fn entry(text: &str) -> ResourceConfig {
-    let file: Config = serde_saphyr::from_str(&format!("resources: [{{{text}}}]")).expect(text);
+    let file: PluginConfig = serde_saphyr::from_str(&format!("resources: [{{{text}}}]")).expect(text);
     file.resolve(|_| unreachable!()).expect(text).remove(0)
 }
 
@@ -61,10 +61,10 @@ pub(super) fn nvidia(text: &str) -> ResourceConfig {
     entry(&format!("kind: nvidia, {text}"))
 }
 
-fn facts() -> NodeFacts {
+fn facts() -> DriverFiles {
     let capabilities =
         |minor: u32| (1..=2).flat_map(move |gi| [((minor, gi, None), 10 * gi), ((minor, gi, Some(0)), 10 * gi + 1)]);
-    NodeFacts {
+    DriverFiles {
         control_nodes: CONTROL.map(str::to_owned).to_vec(),
         mig_capabilities: MigCapabilities((6..=7).flat_map(capabilities).collect()),
         driver_mounts: crate::node::plugin::NvidiaConfig::default().driver_mounts,
@@ -82,7 +82,11 @@ fn resources<const N: usize>(expected: [(&str, Vec<String>); N]) -> BTreeMap<Str
     expected.into_iter().map(|(name, ids)| (name.to_owned(), ids)).collect()
 }
 
-fn ask(config: &ResourceConfig, inventory: &Inventory, ids: &[&str]) -> Result<ContainerAllocateResponse, Refusal> {
+fn ask(
+    config: &ResourceConfig,
+    inventory: &Inventory,
+    ids: &[&str],
+) -> Result<ContainerAllocateResponse, AllocationRefusal> {
     let offered = offers(config, inventory, &[]).offers.remove(0);
     let ids: Vec<DeviceId> = ids.iter().map(|id| DeviceId::from(*id)).collect();
     answer(config, &offered, &ids, &facts())
@@ -102,7 +106,7 @@ fn container_paths(answer: &ContainerAllocateResponse) -> Vec<&str> {
 
 #[test]
 fn without_configuration_it_does_what_nvidias_plugin_does() {
-    let entries = Config::default().resolve(|_| unreachable!()).unwrap();
+    let entries = PluginConfig::default().resolve(|_| unreachable!()).unwrap();
     let inventory = four_gpus();
     assert_eq!(listed(&entries[0], &inventory), resources([("nvidia.com/gpu", (0..4).map(uuid).collect())]));
     let given = ask(&entries[0], &inventory, &[&uuid(2), &uuid(0)]).unwrap();
@@ -196,11 +200,11 @@ fn a_vendors_specification_lends_its_kind_and_names() {
         kind: "nvidia.com/gpu".to_owned(),
         devices: BTreeSet::from(["0".to_owned(), uuid(1)]),
     };
-    let node = NodeFacts { cdi: Some(vendor), ..facts() };
+    let node = DriverFiles { cdi: Some(vendor), ..facts() };
     let given = |number| answer(&config, &offered, &[uuid(number).as_str().into()], &node);
     assert_eq!(given(0).unwrap().cdi_devices[0].name, "nvidia.com/gpu=0");
     assert_eq!(given(1).unwrap().cdi_devices[0].name, format!("nvidia.com/gpu={}", uuid(1)));
-    assert!(matches!(given(2), Err(Refusal::Unhealthy { .. })));
+    assert!(matches!(given(2), Err(AllocationRefusal::Unhealthy { .. })));
 }
 
 #[test]
@@ -223,7 +227,7 @@ fn devices_come_with_driver_mounts_and_no_variable() {
 
 #[test]
 fn unknown_and_unhealthy_devices_are_refused_by_name() {
-    assert_eq!(ask(&nvidia(""), &four_gpus(), &[&uuid(0), "GPU-x"]), Err(Refusal::Unknown("GPU-x".into())));
+    assert_eq!(ask(&nvidia(""), &four_gpus(), &[&uuid(0), "GPU-x"]), Err(AllocationRefusal::Unknown("GPU-x".into())));
     let mut inventory = four_gpus();
     inventory.gpus.get_mut(&uuid(1).as_str().into()).unwrap().present = false;
     let refusal = ask(&nvidia(""), &inventory, &[&uuid(1)]).unwrap_err();
@@ -263,7 +267,7 @@ fn sharing_may_rename_and_may_refuse_more_than_one() {
         resources([("nvidia.com/gpu.shared", vec![slot(0), slot(1)])])
     );
     assert!(ask(&config, &four_gpus(), &[&slot(0)]).is_ok());
-    assert!(matches!(ask(&config, &four_gpus(), &[&slot(0), &slot(1)]), Err(Refusal::NotAllowed(_))));
+    assert!(matches!(ask(&config, &four_gpus(), &[&slot(0), &slot(1)]), Err(AllocationRefusal::NotAllowed(_))));
 }
 
 #[test]
@@ -291,7 +295,7 @@ fn mps_gives_its_pipe_and_shared_memory_and_refuses_two() {
         given.mounts.iter().map(|mount| (mount.host_path.as_str(), mount.container_path.as_str())).collect();
     assert_eq!(mounts, [("/run/mps/nvidia.com/gpu.shared/pipe", pipe), ("/run/mps/shm", "/dev/shm")]);
     let refusal = ask(&config, &four_gpus(), &[&slot, &format!("{}::1", uuid(0))]);
-    assert!(matches!(refusal, Err(Refusal::NotAllowed(_))));
+    assert!(matches!(refusal, Err(AllocationRefusal::NotAllowed(_))));
     // MIG devices are not shared.
     let config = nvidia("sharing: {mps: {replicas: 2}}, migStrategy: single");
     let offered = offers(&config, &two_with_mig(), &[]);
@@ -343,7 +347,7 @@ fn mig_devices_come_with_their_capability_nodes() {
         &config,
         &offers(&config, &two_with_mig(), &[]).offers[0],
         &[mig_uuid(0, 0).as_str().into()],
-        &NodeFacts::default(),
+        &DriverFiles::default(),
     );
     assert!(unknown.unwrap_err().to_string().contains("capability"));
 }
@@ -381,7 +385,7 @@ fn the_health_of_a_gpu_reaches_all_its_slots() {
     let config = nvidia("sharing: {timeSlicing: {replicas: 2}}");
     let offered = offers(&config, &four_gpus(), &[]).offers.remove(0);
     let offered = offered.with_health(|hardware| match hardware {
-        Hardware::Gpu { index: 2, .. } => Err(PluginUnhealthy::device(UnhealthyReason::Xid, "XID 79")),
+        OfferedHardware::Gpu { index: 2, .. } => Err(PluginUnhealthy::device(UnhealthyReason::Xid, "XID 79")),
         _ => Ok(()),
     });
     let unhealthy: Vec<_> = offered.devices.iter().filter(|device| device.health.is_err()).collect();
@@ -396,11 +400,11 @@ fn paths_and_simulated_devices_are_answered() {
         container_path: path.to_owned(),
         permissions: "rw".to_owned(),
     };
-    let found = paths::Found { id: "fuse".into(), nodes: vec![node("/dev/fuse")], numa_nodes: BTreeSet::new() };
+    let found = paths::PathDevice { id: "fuse".into(), nodes: vec![node("/dev/fuse")], numa_nodes: BTreeSet::new() };
     let offered = offers(&config, &Inventory::default(), &[found]).offers.remove(0);
     let ids: Vec<DeviceId> = offered.devices.iter().map(|device| device.id.clone()).collect();
     assert_eq!(ids, ["fuse::0".into(), "fuse::1".into(), "fuse::2".into()]);
-    let given = answer(&config, &offered, &ids, &NodeFacts::default()).unwrap();
+    let given = answer(&config, &offered, &ids, &DriverFiles::default()).unwrap();
     assert_eq!(
         given,
         ContainerAllocateResponse { devices: vec![node("/dev/fuse")], ..ContainerAllocateResponse::default() }

@@ -7,7 +7,7 @@ use serde::de::{self, DeserializeOwned, Deserializer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::Hardware;
+use super::OfferedHardware;
 use crate::domain::model::ResourceName;
 
 /// A GPU by index (`0`), a MIG device by index (`0:1`), or either by UUID.
@@ -15,21 +15,21 @@ use crate::domain::model::ResourceName;
 #[serde(try_from = "Value")]
 pub struct DeviceReference(String);
 
-/// How narrowly a reference names a device: its GPU, or itself.
+/// What a reference names: the GPU of a device, or the device itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reach {
-    ItsGpu,
-    Itself,
+pub enum ReferenceScope {
+    Gpu,
+    Device,
 }
 
 impl DeviceReference {
     /// Whether this names `hardware`; a MIG device is also reached by a reference to its GPU.
-    pub fn reaches(&self, hardware: &Hardware) -> Option<Reach> {
+    pub fn scope_on(&self, hardware: &OfferedHardware) -> Option<ReferenceScope> {
         if hardware.names()?.contains(&self.0) {
-            return Some(Reach::Itself);
+            return Some(ReferenceScope::Device);
         }
-        let Hardware::Mig { gpu, gpu_index, .. } = hardware else { return None };
-        (self.0 == gpu.as_str() || self.0 == gpu_index.to_string()).then_some(Reach::ItsGpu)
+        let OfferedHardware::Mig { gpu, gpu_index, .. } = hardware else { return None };
+        (self.0 == gpu.as_str() || self.0 == gpu_index.to_string()).then_some(ReferenceScope::Gpu)
     }
 
     pub fn parse(text: &str) -> Option<Self> {

@@ -13,7 +13,7 @@ use crate::input;
 
 /// What one file has of one device of one claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recorded {
+pub struct RecordedDevice {
     pub claim_uid: Arc<str>,
     /// `None` where the file is of one driver.
     pub driver: Option<Arc<str>>,
@@ -21,12 +21,12 @@ pub struct Recorded {
     pub pool: Option<Arc<str>>,
     pub device: Arc<str>,
     pub hardware: Option<ClaimHardware>,
-    pub allocation: Option<Allocation>,
+    pub allocation: Option<RecordedAllocation>,
 }
 
 /// One result of the claim's allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Allocation {
+pub struct RecordedAllocation {
     pub share_id: Option<Arc<str>>,
     pub admin_access: bool,
     /// In thousandths, by capacity.
@@ -43,7 +43,7 @@ const PCI_BUS_ID: [&str; 2] = ["resource.kubernetes.io/pciBusID", "resource.k8s.
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Version {
+struct MetadataVersion {
     api_version: Option<String>,
 }
 
@@ -108,11 +108,11 @@ fn entries<'de, D: Deserializer<'de>, V: Deserialize<'de>, T>(
 
 /// `metadata.json`: one object for each version of the format, of which the first known one counts. Empty until a
 /// driver that fills it later has done so.
-pub fn metadata(text: &[u8]) -> Result<Vec<Recorded>, String> {
+pub fn metadata(text: &[u8]) -> Result<Vec<RecordedDevice>, String> {
     if text.trim_ascii().is_empty() {
         return Ok(vec![]);
     }
-    let mut versions = serde_json::Deserializer::from_slice(text).into_iter::<Version>();
+    let mut versions = serde_json::Deserializer::from_slice(text).into_iter::<MetadataVersion>();
     let mut start = 0;
     while let Some(object) = versions.next() {
         let version = object.map_err(|error| error.to_string())?.api_version;
@@ -126,10 +126,10 @@ pub fn metadata(text: &[u8]) -> Result<Vec<Recorded>, String> {
     Err(format!("not of a known version: {}", METADATA_VERSIONS.join(", ")))
 }
 
-fn metadata_devices(known: Metadata) -> Vec<Recorded> {
+fn metadata_devices(known: Metadata) -> Vec<RecordedDevice> {
     let claim_uid: Arc<str> = known.metadata.uid.into();
     let devices = known.requests.into_iter().flatten().flat_map(|request| request.devices.into_iter().flatten());
-    let recorded = devices.map(|device| Recorded {
+    let recorded = devices.map(|device| RecordedDevice {
         claim_uid: Arc::clone(&claim_uid),
         hardware: attributes_hardware(&device),
         driver: Some(device.driver.into()),
@@ -161,7 +161,7 @@ fn of_uuid(uuid: &str) -> Option<ClaimHardware> {
 }
 
 #[derive(Deserialize)]
-struct Checkpoint {
+struct PreparedCheckpoint {
     v1: Option<PreparedClaims>,
     v2: Option<PreparedClaims>,
 }
@@ -170,7 +170,7 @@ struct Checkpoint {
 #[serde(rename_all = "camelCase")]
 struct PreparedClaims {
     #[serde(default, deserialize_with = "claims")]
-    prepared_claims: Vec<Vec<Recorded>>,
+    prepared_claims: Vec<Vec<RecordedDevice>>,
 }
 
 #[derive(Deserialize)]
@@ -255,25 +255,25 @@ struct PreparedName {
 }
 
 /// `checkpoint.json` of NVIDIA's driver. The newest version in it counts; each file has the older one too.
-pub fn checkpoint(text: &[u8]) -> Result<Vec<Recorded>, String> {
-    let checkpoint: Checkpoint = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+pub fn checkpoint(text: &[u8]) -> Result<Vec<RecordedDevice>, String> {
+    let checkpoint: PreparedCheckpoint = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     let claims = checkpoint.v2.or(checkpoint.v1).ok_or("neither v1 nor v2 is in it")?;
     Ok(claims.prepared_claims.into_iter().flatten().collect())
 }
 
-fn claims<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Vec<Recorded>>, D::Error> {
+fn claims<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Vec<RecordedDevice>>, D::Error> {
     entries(deserializer, |uid, claim| Some(claim_devices(uid.into(), claim)).filter(|devices| !devices.is_empty()))
 }
 
-fn claim_devices(claim_uid: Arc<str>, claim: PreparedClaim) -> Vec<Recorded> {
+fn claim_devices(claim_uid: Arc<str>, claim: PreparedClaim) -> Vec<RecordedDevice> {
     let results = claim.status.allocation.and_then(|allocation| allocation.devices.results);
-    let results = results.into_iter().flatten().map(|result| Recorded {
+    let results = results.into_iter().flatten().map(|result| RecordedDevice {
         claim_uid: Arc::clone(&claim_uid),
         driver: Some(result.driver.into()),
         pool: Some(result.pool.into()),
         device: result.device.into(),
         hardware: None,
-        allocation: Some(Allocation {
+        allocation: Some(RecordedAllocation {
             share_id: result.share_id.map(Into::into),
             admin_access: result.admin_access.unwrap_or_default(),
             consumed: result.consumed_capacity,
@@ -281,7 +281,7 @@ fn claim_devices(claim_uid: Arc<str>, claim: PreparedClaim) -> Vec<Recorded> {
     });
     let groups = claim.prepared_devices.into_iter().flatten();
     let devices = groups.flat_map(|group| group.devices.into_iter().flatten()).filter_map(prepared);
-    let devices = devices.map(|(name, hardware)| Recorded {
+    let devices = devices.map(|(name, hardware)| RecordedDevice {
         claim_uid: Arc::clone(&claim_uid),
         driver: None,
         pool: Some(name.pool_name.into()),
@@ -337,7 +337,7 @@ fn thousandths(text: &str) -> Option<u64> {
 }
 
 #[derive(Deserialize)]
-struct Specification {
+struct ClaimSpecification {
     kind: String,
     #[serde(default)]
     devices: Vec<CdiDevice>,
@@ -366,14 +366,19 @@ struct DeviceNode {
 /// The CDI specification of a claim, whose devices are named `<claim UID>-<device>`.
 ///
 /// The minors are read where a device has nodes of instances.
-pub fn cdi(text: &str, kind: &str, claim_uid: &str, minors: impl Fn() -> MigMinors) -> Result<Vec<Recorded>, String> {
-    let specification = input::yaml::<Specification>(text)?.ok_or("the file is empty")?;
+pub fn cdi(
+    text: &str,
+    kind: &str,
+    claim_uid: &str,
+    minors: impl Fn() -> MigMinors,
+) -> Result<Vec<RecordedDevice>, String> {
+    let specification = input::yaml::<ClaimSpecification>(text)?.ok_or("the file is empty")?;
     if specification.kind != kind {
         return Err(format!("of kind {}, not {kind}", specification.kind));
     }
     let device = |device: CdiDevice| {
         let name = device.name.strip_prefix(claim_uid)?.strip_prefix('-')?;
-        Some(Recorded {
+        Some(RecordedDevice {
             claim_uid: claim_uid.into(),
             driver: None,
             pool: None,

@@ -19,7 +19,7 @@ impl Node {
         let root = tempfile::tempdir().unwrap();
         let directory = |name| root.path().join(name);
         let (plugins, cdi, proc) = (directory("plugins"), directory("cdi"), directory("proc"));
-        Self { files: ClaimFiles::new(Directories { plugins, cdi, proc }), root, accepted: Allocations::default() }
+        Self { files: ClaimFiles::new(ClaimDirectories { plugins, cdi, proc }), root, accepted: Allocations::default() }
     }
 
     fn write(&self, path: &str, text: &str) {
@@ -188,7 +188,7 @@ async fn while_a_file_system_hangs_the_records_stay() {
 
 #[test]
 fn a_record_of_several_claims_has_what_they_agree_on() {
-    let gpu = |uuid: &str| Recorded {
+    let gpu = |uuid: &str| RecordedDevice {
         claim_uid: uuid.into(),
         driver: None,
         pool: None,

@@ -4,7 +4,7 @@ use super::*;
 use crate::input::Size;
 
 fn error(text: &str) -> String {
-    match serde_saphyr::from_str::<Config>(text) {
+    match serde_saphyr::from_str::<PluginConfig>(text) {
         Ok(config) => config.resolve(|_| Ok(String::new())).expect_err(text).to_string(),
         Err(error) => error.to_string(),
     }
@@ -48,14 +48,14 @@ resources:
   onConflict: wait
 - {kind: simulated, name: example.com/thing, devices: 3}
 ";
-    let config: Config = serde_saphyr::from_str(text).unwrap();
+    let config: PluginConfig = serde_saphyr::from_str(text).unwrap();
     let entries = config.resolve(|_| unreachable!()).unwrap();
     let ResourceConfig::Nvidia(nvidia) = &entries[0] else { panic!("{entries:?}") };
     assert_eq!(
         nvidia.pre_start_check,
         Some(PreStartCheck { minimum_free_memory: Some(Size(2 << 30)), no_processes: true })
     );
-    let Sharing::Mps(mps) = &nvidia.sharing else { panic!("{nvidia:?}") };
+    let SharingConfig::Mps(mps) = &nvidia.sharing else { panic!("{nvidia:?}") };
     assert_eq!(mps.per_gpu.len(), 3);
     assert_eq!(mps.per_resource.len(), 2);
     assert_eq!(nvidia.device_list_strategy, [DeviceListStrategy::Envvar, DeviceListStrategy::DeviceNodes]);
@@ -111,7 +111,7 @@ fn an_error_deep_inside_names_its_line() {
 #[test]
 fn nvidias_file_replaces_entries_of_kind_nvidia() {
     let text = "nvidiaConfig: /nv.yaml\nresources: [{kind: simulated, name: a.b/c, devices: 1}]";
-    let config: Config = serde_saphyr::from_str(text).unwrap();
+    let config: PluginConfig = serde_saphyr::from_str(text).unwrap();
     let entries = config
         .resolve(|file| {
             assert_eq!(file, Path::new("/nv.yaml"));
@@ -124,6 +124,6 @@ fn nvidias_file_replaces_entries_of_kind_nvidia() {
         assert!(error.to_string().contains(part), "{part:?} in {error}");
     }
     assert!(config.resolve(|_| Err(std::io::ErrorKind::NotFound.into())).is_err());
-    let none: Config = serde_saphyr::from_str("resources: []").unwrap();
+    let none: PluginConfig = serde_saphyr::from_str("resources: []").unwrap();
     assert_eq!(none.resolve(|_| unreachable!()).unwrap(), []);
 }

@@ -14,13 +14,13 @@ use crate::node::plugin::lifecycle::{Deadlines, EndedLifecycle, Lifecycle};
 use crate::node::plugin::server::ServiceState;
 use crate::node::plugin::sockets;
 use crate::node::plugin::status::ResourceStatus;
-use crate::node::plugin::{Hardware, Offer, OfferedDevice, PluginUnhealthy};
+use crate::node::plugin::{Offer, OfferedDevice, OfferedHardware, PluginUnhealthy};
 use crate::simulation::kubelet::{FakeKubelet, Method, Options};
 
 const TOY: &str = "example.com/toy";
 
 fn toy(health: Result<(), PluginUnhealthy>) -> Offer {
-    let device = OfferedDevice { health, ..OfferedDevice::new("toy-0", Hardware::Nothing) };
+    let device = OfferedDevice { health, ..OfferedDevice::new("toy-0", OfferedHardware::Nothing) };
     Offer { resource: TOY.into(), devices: vec![device] }
 }
 
@@ -72,7 +72,7 @@ impl LifecycleHarness {
             status,
             clock,
             allocated: Arc::new(Notify::new()),
-            look: Arc::new(Notify::new()),
+            refresh_allocatable: Arc::new(Notify::new()),
         };
         let lifecycle = Lifecycle {
             directory: directory.to_owned(),

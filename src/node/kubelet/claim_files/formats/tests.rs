@@ -3,11 +3,11 @@ use super::*;
 const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
 
 /// "driver pool device hardware admin consumed" of each.
-fn lines(recorded: Result<Vec<Recorded>, String>) -> Vec<String> {
-    let line = |recorded: &Recorded| {
+fn lines(recorded: Result<Vec<RecordedDevice>, String>) -> Vec<String> {
+    let line = |recorded: &RecordedDevice| {
         let hardware = recorded.hardware.as_ref().map(|hardware| format!(" {hardware:?}")).unwrap_or_default();
         let allocation = recorded.allocation.as_ref().map(|allocation| {
-            let Allocation { share_id, admin_access, consumed } = allocation;
+            let RecordedAllocation { share_id, admin_access, consumed } = allocation;
             let consumed: BTreeMap<_, _> = consumed.iter().cloned().collect();
             format!(" share={share_id:?} admin={admin_access} {consumed:?}")
         });
