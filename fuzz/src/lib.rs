@@ -17,7 +17,7 @@ pub use pages::node_answer;
 
 use podmeter::domain::attribution::{DeviceForm, parse_claim_device, parse_device_id};
 use podmeter::domain::model::PodUid;
-use podmeter::node::processes::cgroup::{self, Place};
+use podmeter::node::processes::cgroup::{self, CgroupOwner};
 use podmeter::node::processes::mountinfo;
 
 pub type Target = fn(&[u8]);
@@ -61,14 +61,14 @@ pub fn device_id(bytes: &[u8]) {
 pub fn cgroup(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let container = match cgroup::parse(&text) {
-        Place::Pod { uid, container } => {
+        CgroupOwner::Pod { uid, container } => {
             assert!(cgroup::is_uid(uid.as_str()), "{uid} in {text:?}");
             // systemd's form of a UID has underscores.
             assert!(text.replace('_', "-").contains(&format!("pod{uid}")), "{uid} in {text:?}");
             container
         }
-        Place::Container(id) => Some(id),
-        Place::Host => None,
+        CgroupOwner::Container(id) => Some(id),
+        CgroupOwner::Host => None,
     };
     if let Some(id) = container {
         assert!(id.as_str().len() == 64 && text.contains(id.as_str()), "{id} in {text:?}");

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::settings::{Reloadable, Settings};
-use super::{AgentError, DroppedLogLines, HealthConfig, Opened, Profile, Setup, run_on};
+use super::settings::{AgentSettings, Reloadable};
+use super::{AgentError, DroppedLogLines, HealthConfig, OnListening, Profile, Setup, run_on};
 use crate::clock::Clock;
 use crate::domain::model::{HardwareSource, Inventory};
 use crate::node::hardware::nvml::NvmlDriver;
@@ -30,7 +30,7 @@ const TRUTH_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct DemoSettings {
     /// Its node is replaced by the simulated one.
-    pub agent: Settings,
+    pub agent: AgentSettings,
     pub profile: Profile,
     pub churn: bool,
     pub seed: u64,
@@ -53,7 +53,11 @@ pub enum DemoError {
 }
 
 /// Runs the agent over a simulated kubelet in this process, until a signal.
-pub async fn demo(settings: DemoSettings, opened: Opened, dropped_lines: DroppedLogLines) -> Result<(), DemoError> {
+pub async fn demo(
+    settings: DemoSettings,
+    opened: OnListening,
+    dropped_lines: DroppedLogLines,
+) -> Result<(), DemoError> {
     let clock = Clock::start();
     let directory = tempfile::Builder::new().prefix("podmeter-demo-").tempdir()?;
     let (driver, inventory, controls) = gpus(&settings)?;
@@ -90,9 +94,9 @@ pub async fn demo(settings: DemoSettings, opened: Opened, dropped_lines: Dropped
 }
 
 /// With the controls of simulated GPUs.
-type Gpus = (Box<dyn Driver>, Inventory, Option<Controls>);
+type DemoGpus = (Box<dyn Driver>, Inventory, Option<Controls>);
 
-fn gpus(settings: &DemoSettings) -> Result<Gpus, Failure> {
+fn gpus(settings: &DemoSettings) -> Result<DemoGpus, Failure> {
     if settings.agent.hardware == HardwareSource::Nvml {
         let mut driver = NvmlDriver::new(settings.agent.nvml.clone(), None);
         let (inventory, _) = driver.open()?.inventory()?;
@@ -105,10 +109,10 @@ fn gpus(settings: &DemoSettings) -> Result<Gpus, Failure> {
 
 impl DemoSettings {
     /// The settings of the agent on the simulated node.
-    fn on(self, node: &SimulatedNode, directory: &Path) -> Settings {
+    fn on(self, node: &SimulatedNode, directory: &Path) -> AgentSettings {
         // A driver and a plugin must not give the same devices.
         let device_plugin = (!self.profile.is_claimed()).then(|| vec![offered(self.profile.replicas())].into());
-        Settings {
+        AgentSettings {
             admin_socket: match self.agent.admin_socket_required {
                 true => self.agent.admin_socket,
                 false => Some(directory.join("podmeter.sock")),

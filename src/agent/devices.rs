@@ -16,7 +16,7 @@ use crate::tasks::Tasks;
 pub type XidBatches = mpsc::Receiver<Vec<XidEvent>>;
 
 /// What completes the driver's list of GPUs.
-pub struct Inputs {
+pub struct DeviceInputs {
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     /// With the resources that the bundled plugin offers.
     pub reloadable: watch::Receiver<Reloadable>,
@@ -35,7 +35,7 @@ pub struct Devices {
 pub fn start(
     driver: Option<Box<dyn Driver>>,
     settings: hardware::Settings,
-    inputs: Inputs,
+    inputs: DeviceInputs,
     clock: Clock,
     tasks: &mut Tasks,
 ) -> Devices {
@@ -79,7 +79,7 @@ impl Devices {
 /// Publishes `hardware` with the GPUs that are missing. After the last state of `hardware` its readers see a closed channel; the task itself does not end.
 async fn complete(
     mut hardware: watch::Receiver<Arc<HardwareState>>,
-    Inputs { mut kubelet, reloadable }: Inputs,
+    DeviceInputs { mut kubelet, reloadable }: DeviceInputs,
     clock: Clock,
     publish: watch::Sender<Arc<HardwareState>>,
 ) {

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::listeners::Bound;
-use super::settings::{Reloadable, Settings};
+use super::settings::{AgentSettings, Reloadable};
 use crate::clock::Clock;
 use crate::domain::health::Recovery;
-use crate::serve::governance::{self, Configuration, Deployment, Facts, ListenerSummary, sha256};
+use crate::serve::governance::{self, ConfigurationDigests, Deployment, ListenerSummary, RecordFacts, sha256};
 use crate::serve::web::{self, GovernanceSource, Purpose};
 
 /// Writes the governance record of a snapshot, with the facts of this process at that moment.
 pub fn source(
-    settings: Settings,
+    settings: AgentSettings,
     bound: &Bound,
     reloadable: watch::Receiver<Reloadable>,
     clock: Clock,
@@ -34,7 +34,7 @@ pub fn source(
     addresses.extend(admin);
     let deployment = deployment(|name| std::env::var(name).ok());
     Arc::new(move |snapshot, web::GovernanceRequest { yaml, private }| {
-        let facts = Facts {
+        let facts = RecordFacts {
             at: clock.now(),
             deployment: deployment.clone(),
             configuration: configuration(&settings, &reloadable.borrow()),
@@ -61,9 +61,12 @@ fn deployment(variable: impl Fn(&str) -> Option<String>) -> Deployment {
 }
 
 /// The settings in force: those of the start, with the ones that were reloaded since.
-fn configuration(settings: &Settings, reloadable: &Reloadable) -> Configuration {
-    let in_force = Settings { reloadable: Reloadable { files: vec![], ..reloadable.clone() }, ..settings.clone() };
-    Configuration { settings_sha256: sha256(format!("{in_force:?}").as_bytes()), files: reloadable.files.clone() }
+fn configuration(settings: &AgentSettings, reloadable: &Reloadable) -> ConfigurationDigests {
+    let in_force = AgentSettings { reloadable: Reloadable { files: vec![], ..reloadable.clone() }, ..settings.clone() };
+    ConfigurationDigests {
+        settings_sha256: sha256(format!("{in_force:?}").as_bytes()),
+        files: reloadable.files.clone(),
+    }
 }
 
 #[cfg(test)]

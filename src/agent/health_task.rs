@@ -9,7 +9,7 @@ use crate::domain::health::{Config, Faults, Health, HealthInputs, MarkError, Ord
 use crate::domain::model::{
     ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot, XidEvent,
 };
-use crate::serve::web::{Command as WebCommand, Marking};
+use crate::serve::web::{AdminCommand, Marking};
 use crate::tasks::Tasks;
 
 /// Orders that wait.
@@ -91,7 +91,7 @@ impl Operator {
     }
 
     /// In the form that `web` takes.
-    pub fn marker(self, clock: Clock) -> WebCommand<Marking, String> {
+    pub fn marker(self, clock: Clock) -> AdminCommand<Marking, String> {
         Arc::new(move |Marking { device, mark }| {
             let order = match mark {
                 Some((reason, lasts)) => {

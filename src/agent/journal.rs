@@ -4,13 +4,13 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::domain::model::Snapshot;
-use crate::node::journal::{self, Journal, Query, Reader, Watcher};
+use crate::node::journal::{self, Journal, JournalFeed, JournalReader, JournalSettings, Query};
 use crate::serve::web::AllocationSource;
 use crate::tasks::Tasks;
 
 /// Writes the holdings of each snapshot. `None` without a state directory, and when no thread could be started.
 pub fn start(
-    settings: Option<&journal::Settings>,
+    settings: Option<&JournalSettings>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     clock: Clock,
     tasks: &mut Tasks,
@@ -24,7 +24,7 @@ pub fn start(
     Some(journal)
 }
 
-async fn follow(journal: Watcher, mut snapshots: watch::Receiver<Arc<Snapshot>>) {
+async fn follow(journal: JournalFeed, mut snapshots: watch::Receiver<Arc<Snapshot>>) {
     while snapshots.changed().await.is_ok() {
         let snapshot = Arc::clone(&snapshots.borrow_and_update());
         journal.observe(&snapshot);
@@ -33,7 +33,7 @@ async fn follow(journal: Watcher, mut snapshots: watch::Receiver<Arc<Snapshot>>)
 
 /// Answers `/api/v1/allocations`: past and present allocations with a journal, present ones without.
 pub fn allocations(
-    journal: Option<Reader>,
+    journal: Option<JournalReader>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     clock: Clock,
 ) -> AllocationSource {

@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
-use super::Opened;
-use super::settings::Settings;
+use super::OnListening;
+use super::settings::AgentSettings;
 use crate::serve::web::{BindError, ListenAddress, Listener, Purpose};
 
 /// The listeners of the agent.
@@ -11,7 +11,7 @@ pub struct Bound {
     pub awaited: Option<PathBuf>,
 }
 
-pub async fn bind(settings: &Settings) -> Result<Bound, BindError> {
+pub async fn bind(settings: &AgentSettings) -> Result<Bound, BindError> {
     let (mut listeners, mut awaited) = (vec![], None);
     for address in &settings.listen {
         listeners.push(Listener::bind(address, Purpose::Pages).await?);
@@ -39,7 +39,7 @@ pub async fn bind(settings: &Settings) -> Result<Bound, BindError> {
 
 impl Bound {
     /// Logs each address and passes the first one to `opened`.
-    pub fn announce(&self, encrypted: bool, opened: Opened) {
+    pub fn announce(&self, encrypted: bool, opened: OnListening) {
         for listener in &self.listeners {
             match listener.address() {
                 ListenAddress::Tcp(address) if listener.purpose() != Purpose::Probes => {

@@ -40,18 +40,19 @@ pub use crate::domain::health::DURATION as DURATION_PATTERN;
 pub use crate::domain::model::{HardwareSource, PodLabel, PodLabelError};
 pub use crate::node::hardware::nvml::{LibrarySearch, end_process};
 pub use crate::node::hardware::simulated::Profile;
-pub use crate::node::journal::{Bounds as JournalBounds, Settings as JournalSettings};
+pub use crate::node::journal::{Bounds as JournalBounds, JournalSettings};
 pub use crate::node::plugin::{PluginConfig, PluginConfigError, PluginPlan, ProfileConfig, ResourceConfig};
 pub use crate::serve::governance::{ReadFile, sha256};
 pub use crate::serve::web::{Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
 pub use demo::{DemoError, DemoSettings, demo};
-pub use settings::{LogFormat, ProcessAttribution, Reloadable, Settings};
+pub use settings::{AgentSettings, LogFormat, ProcessAttribution, Reloadable};
 
-use devices::Devices;
+use devices::{DeviceInputs, Devices};
 use faults_file::FaultsFile;
 use listeners::Bound;
-use reload::Configuration;
-use signals::{Request, Signals};
+use publisher::PublisherInputs;
+use reload::ConfigReloader;
+use signals::{SignalRequest, Signals};
 
 /// From the first signal to the end of the process, which is promised within five seconds.
 const GRACE: Duration = Duration::from_millis(4200);
@@ -78,10 +79,10 @@ pub type Reload = Box<dyn FnMut() -> Result<Reloadable, String> + Send>;
 pub type DroppedLogLines = Box<dyn Fn() -> u64 + Send + Sync>;
 
 /// Called with the first address once every listener is bound.
-pub type Opened = Box<dyn FnOnce(&ListenAddress) + Send>;
+pub type OnListening = Box<dyn FnOnce(&ListenAddress) + Send>;
 
 /// Runs until SIGTERM or SIGINT. A second signal ends the process at once.
-pub async fn run(settings: Settings, reload: Reload, dropped_lines: DroppedLogLines) -> Result<(), AgentError> {
+pub async fn run(settings: AgentSettings, reload: Reload, dropped_lines: DroppedLogLines) -> Result<(), AgentError> {
     let clock = Clock::start();
     let driver = settings.driver(clock);
     run_on(Setup { driver, clock, reload, dropped_lines }, settings, Box::new(|_| {})).await
@@ -95,12 +96,12 @@ struct Setup {
     dropped_lines: DroppedLogLines,
 }
 
-async fn run_on(setup: Setup, settings: Settings, opened: Opened) -> Result<(), AgentError> {
+async fn run_on(setup: Setup, settings: AgentSettings, opened: OnListening) -> Result<(), AgentError> {
     let mut signals = Signals::receive()?;
     let web_config = settings.web_config.as_deref().map(|file| LiveConfig::load(file, setup.clock)).transpose()?;
     let bound = listeners::bind(&settings).await?;
     let web_threads = web::Threads::start().map_err(AgentError::WebThreads)?;
-    let mut agent = Agent::start(setup, &settings, web_config.clone());
+    let mut agent = RunningAgent::start(setup, &settings, web_config.clone());
     bound.announce(web_config.as_ref().is_some_and(LiveConfig::is_encrypted), opened);
     agent.serve(settings, bound, web_config, &web_threads);
     let outcome = agent.wait(&mut signals).await;
@@ -109,7 +110,7 @@ async fn run_on(setup: Setup, settings: Settings, opened: Opened) -> Result<(), 
 }
 
 /// The running modules that the agent reloads, watches and stops.
-struct Agent {
+struct RunningAgent {
     clock: Clock,
     /// Aborted at the end.
     tasks: Tasks,
@@ -117,7 +118,7 @@ struct Agent {
     web: Tasks,
     /// Ends on request, once its sockets are removed.
     plugin_task: Tasks,
-    config: Configuration,
+    config: ConfigReloader,
     devices: Devices,
     health: health_task::Handle,
     plugin: Option<plugin::PluginHandle>,
@@ -127,12 +128,12 @@ struct Agent {
     scrapes: ScrapeDurations,
 }
 
-impl Agent {
+impl RunningAgent {
     /// Each module gets what the modules before it publish.
-    fn start(setup: Setup, settings: &Settings, web_config: Option<LiveConfig>) -> Self {
+    fn start(setup: Setup, settings: &AgentSettings, web_config: Option<LiveConfig>) -> Self {
         let Setup { driver, clock, reload, dropped_lines } = setup;
         let (mut tasks, web, mut plugin_task) = <(Tasks, Tasks, Tasks)>::default();
-        let config = Configuration::new(settings.reloadable.clone(), reload, clock);
+        let config = ConfigReloader::new(settings.reloadable.clone(), reload, clock);
         let reloadable = || config.reloadable.subscribe();
         // The one cycle: a snapshot shows the health, and health names the pods on a device from the last snapshot.
         let (publish, snapshots) = watch::channel(Arc::<Snapshot>::default());
@@ -143,7 +144,7 @@ impl Agent {
         let processes = processes::start(settings.processes_settings(), pods.clone(), clock, &mut tasks);
         let sources = PodSources { directory: pods, processes: processes.states.clone() };
         let kubelet = kubelet::start(settings.kubelet_settings(reloadable()), sources, clock, &mut tasks);
-        let inputs = devices::Inputs { kubelet: kubelet.states.clone(), reloadable: reloadable() };
+        let inputs = DeviceInputs { kubelet: kubelet.states.clone(), reloadable: reloadable() };
         let mut devices = devices::start(driver, settings.hardware_settings(), inputs, clock, &mut tasks);
         let xids = devices.xids();
         let inputs =
@@ -165,7 +166,7 @@ impl Agent {
         let journal = journal::start(settings.journal.as_ref(), snapshots.clone(), clock, &mut tasks);
         condition_file::start(settings.condition_file.clone(), snapshots.clone(), clock, &mut tasks);
         let scrapes = ScrapeDurations::default();
-        let inputs = publisher::Inputs {
+        let inputs = PublisherInputs {
             hardware: devices.states.clone(),
             kubelet: kubelet.states.clone(),
             health: health.states.clone(),
@@ -186,7 +187,7 @@ impl Agent {
     }
 
     /// Serves the last snapshot, and the orders of the admin socket.
-    fn serve(&mut self, settings: Settings, bound: Bound, web_config: Option<LiveConfig>, threads: &web::Threads) {
+    fn serve(&mut self, settings: AgentSettings, bound: Bound, web_config: Option<LiveConfig>, threads: &web::Threads) {
         let clock = self.clock;
         let (live, ready) = (self.snapshots.clone(), self.snapshots.clone());
         let loading = self.devices.loading();
@@ -221,8 +222,8 @@ impl Agent {
                 ended = self.web.ended() => return Err(ended.into()),
                 ended = self.plugin_task.ended() => return Err(ended.into()),
                 request = signals.next() => match request {
-                    Request::End => return Ok(()),
-                    Request::Reload => self.config.reload(self.plugin.as_ref()),
+                    SignalRequest::End => return Ok(()),
+                    SignalRequest::Reload => self.config.reload(self.plugin.as_ref()),
                 },
             }
         }

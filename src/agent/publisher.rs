@@ -7,7 +7,7 @@ use tokio::sync::watch::error::RecvError;
 use tokio::task::AbortHandle;
 
 use super::devices::XidBatches;
-use super::settings::{Reloadable, Settings};
+use super::settings::{AgentSettings, Reloadable};
 use super::{DroppedLogLines, self_use};
 use crate::clock::Clock;
 use crate::domain::attribution::{
@@ -20,7 +20,7 @@ use crate::domain::model::{
     ProcessState, Snapshot, UnixSeconds, XidEvent,
 };
 use crate::node::hardware::CallDurations;
-use crate::node::journal::Reader;
+use crate::node::journal::JournalReader;
 use crate::serve::metrics::SeriesBudget;
 use crate::serve::web::{LiveConfig, ScrapeDurations};
 use crate::tasks::Tasks;
@@ -33,7 +33,7 @@ const READINGS_LATE: Duration = Duration::from_secs(5);
 const OWNERS_WAIT: Duration = Duration::from_millis(50);
 
 /// What the other modules publish, and where to send requests to them.
-pub struct Inputs {
+pub struct PublisherInputs {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     pub health: watch::Receiver<Arc<HealthState>>,
@@ -51,14 +51,14 @@ pub struct Inputs {
     pub config_reload: watch::Receiver<ConfigReload>,
     pub web_config: Option<LiveConfig>,
     /// `None` without a journal.
-    pub journal: Option<Reader>,
+    pub journal: Option<JournalReader>,
     pub scrapes: ScrapeDurations,
 }
 
 /// Publishes a snapshot with each change, and at least every second.
 pub fn start(
-    settings: &Settings,
-    inputs: Inputs,
+    settings: &AgentSettings,
+    inputs: PublisherInputs,
     publish: watch::Sender<Arc<Snapshot>>,
     clock: Clock,
     tasks: &mut Tasks,
@@ -77,7 +77,7 @@ pub fn start(
     tasks.spawn("publisher", publisher.run(publish))
 }
 
-impl Inputs {
+impl PublisherInputs {
     /// Of both configuration files: that of the one with an error, or the latest.
     fn config_reload(&self) -> ConfigReload {
         let config = *self.config_reload.borrow();
@@ -94,7 +94,7 @@ impl Inputs {
 /// Joins what the modules publish into snapshots.
 struct Publisher {
     node_name: Arc<str>,
-    inputs: Inputs,
+    inputs: PublisherInputs,
     health: health::Config,
     clock: Clock,
     ledger: Ledger,
@@ -133,7 +133,7 @@ impl Publisher {
 
     /// Returns when the next snapshot is due.
     async fn change(&mut self, hardware_runs: &mut bool) -> Result<(), RecvError> {
-        let Inputs { hardware, kubelet, health, plugin, xids, reloadable, .. } = &mut self.inputs;
+        let PublisherInputs { hardware, kubelet, health, plugin, xids, reloadable, .. } = &mut self.inputs;
         tokio::select! {
             changed = hardware.changed(), if *hardware_runs => {
                 if changed.is_err() {
@@ -157,7 +157,7 @@ impl Publisher {
     /// The use of new processes is divided once their owners are known; a process whose owner is not known in time
     /// waits for the next snapshot.
     async fn request_owners(&mut self) {
-        let Inputs { hardware, processes, wanted: requested, .. } = &mut self.inputs;
+        let PublisherInputs { hardware, processes, wanted: requested, .. } = &mut self.inputs;
         let wanted = wanted_processes(&hardware.borrow());
         if are_scanned(&wanted, &processes.borrow()) && **requested.borrow() == wanted {
             return;
@@ -221,7 +221,7 @@ impl Publisher {
             process: self_use::read(),
             log_lines_dropped: (inputs.dropped_lines)(),
             shows_each_nvlink,
-            journal: inputs.journal.as_ref().map(Reader::state),
+            journal: inputs.journal.as_ref().map(JournalReader::state),
             config_reload: Some(inputs.config_reload()),
             hardware,
             kubelet,

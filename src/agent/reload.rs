@@ -7,14 +7,14 @@ use crate::domain::model::ConfigReload;
 use crate::node::plugin;
 
 /// The settings that a reload changes, and the outcome of the last reload.
-pub struct Configuration {
+pub struct ConfigReloader {
     read: Reload,
     clock: Clock,
     pub reloadable: watch::Sender<Reloadable>,
     pub outcome: watch::Sender<ConfigReload>,
 }
 
-impl Configuration {
+impl ConfigReloader {
     pub fn new(loaded: Reloadable, read: Reload, clock: Clock) -> Self {
         let outcome = ConfigReload { successful: true, last_success: clock.now().unix };
         Self { read, clock, reloadable: watch::Sender::new(loaded), outcome: watch::Sender::new(outcome) }

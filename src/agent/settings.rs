@@ -9,7 +9,9 @@ use crate::domain::health;
 use crate::domain::model::{HardwareSource, PodLabel};
 use crate::node::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::node::hardware::simulated::{Profile, SimulatedDriver};
-use crate::node::{hardware, journal, kubelet, plugin, processes};
+use crate::node::journal::JournalSettings;
+use crate::node::processes::{self, ProcessesSettings};
+use crate::node::{hardware, kubelet, plugin};
 use crate::serve::governance::ReadFile;
 use crate::serve::metrics::dcgm::Generation;
 use crate::serve::web::{Limits, ListenAddress};
@@ -35,7 +37,7 @@ pub enum ProcessAttribution {
 
 /// How to run, validated. Nothing has been opened or bound.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct AgentSettings {
     pub listen: Vec<ListenAddress>,
     /// For the kubelet's probes alone, without TLS or a password.
     pub probe_listen: Option<ListenAddress>,
@@ -76,7 +78,7 @@ pub struct Settings {
     /// For repair systems; `None`: it is not written.
     pub condition_file: Option<PathBuf>,
     /// Where and how much is written of who held what; `None`: nothing is.
-    pub journal: Option<journal::Settings>,
+    pub journal: Option<JournalSettings>,
     /// Of `/metrics/dcgm` without a query.
     pub dcgm_generation: Generation,
     pub reloadable: Reloadable,
@@ -98,7 +100,7 @@ pub struct Reloadable {
     pub device_plugin: Option<plugin::PluginPlan>,
 }
 
-impl Settings {
+impl AgentSettings {
     /// The admin socket, beside which the faults of devices are kept. Those of simulated devices are not.
     pub(super) fn faults_beside(&self) -> Option<&Path> {
         self.admin_socket.as_deref().filter(|_| self.hardware == HardwareSource::Nvml)
@@ -146,8 +148,8 @@ impl Settings {
         kubelet::pods::PodsApiSettings { socket: self.pods_api_socket.clone(), labels }
     }
 
-    pub fn processes_settings(&self) -> processes::Settings {
-        processes::Settings {
+    pub fn processes_settings(&self) -> ProcessesSettings {
+        ProcessesSettings {
             mode: match self.process_attribution {
                 ProcessAttribution::Auto => processes::Mode::Auto,
                 ProcessAttribution::On => processes::Mode::On,

@@ -10,7 +10,7 @@ pub struct Signals {
     hangup: unix::Signal,
 }
 
-pub enum Request {
+pub enum SignalRequest {
     End,
     Reload,
 }
@@ -29,16 +29,16 @@ impl Signals {
         })
     }
 
-    pub async fn next(&mut self) -> Request {
+    pub async fn next(&mut self) -> SignalRequest {
         tokio::select! {
-            _ = self.terminate.recv() => Request::End,
-            _ = self.interrupt.recv() => Request::End,
-            _ = self.hangup.recv() => Request::Reload,
+            _ = self.terminate.recv() => SignalRequest::End,
+            _ = self.interrupt.recv() => SignalRequest::End,
+            _ = self.hangup.recv() => SignalRequest::Reload,
         }
     }
 
     /// Returns with the next signal that ends the process.
     pub async fn end(&mut self) {
-        while !matches!(self.next().await, Request::End) {}
+        while !matches!(self.next().await, SignalRequest::End) {}
     }
 }

@@ -354,7 +354,7 @@ async fn an_admin_socket_in_use_is_served_when_the_other_agent_has_ended() {
         Running::start(&[&arguments[..], &named].concat(), &[], None)
     };
     let answers = async |name: &str| {
-        let target = podmeter::commands::client::Target::Socket(socket.clone());
+        let target = podmeter::commands::client::AgentTarget::Socket(socket.clone());
         for _ in 0..200 {
             let answer = podmeter::commands::client::get(&target, "/api/v1/node").await;
             if answer.is_ok_and(|body| String::from_utf8_lossy(&body).contains(name)) {

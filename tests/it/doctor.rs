@@ -12,8 +12,8 @@ use crate::support::demo::Demo;
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::kubelet::{Method, Options, node};
 use podmeter::clock::Clock;
-use podmeter::commands::client::Target;
-use podmeter::commands::doctor::{Check, Report, Settings, Status, examine};
+use podmeter::commands::client::AgentTarget;
+use podmeter::commands::doctor::{Check, CheckStatus, DoctorReport, DoctorSettings, examine};
 use podmeter::domain::model::HardwareSource;
 use podmeter::node::hardware::Driver;
 use podmeter::node::hardware::nvml::{LibrarySearch, NvmlDriver};
@@ -25,8 +25,8 @@ use podmeter::simulation::plugin::StandInPlugin;
 use serde_json::{Value, json};
 
 /// As of an agent with these directories and nothing else.
-fn settings(root: &Path) -> Settings {
-    Settings {
+fn settings(root: &Path) -> DoctorSettings {
+    DoctorSettings {
         agent: None,
         listeners: vec![],
         only_agent: false,
@@ -51,7 +51,7 @@ fn settings(root: &Path) -> Settings {
     }
 }
 
-fn check<'a>(report: &'a Report, id: &str) -> &'a Check {
+fn check<'a>(report: &'a DoctorReport, id: &str) -> &'a Check {
     report.checks.iter().find(|check| check.id == id).expect(id)
 }
 
@@ -181,10 +181,10 @@ async fn a_kubelet_that_hangs_fails_its_check_and_holds_up_no_other() {
     let report = examine(settings(node.root.path()), None, Clock::start()).await;
     assert!(began.elapsed() < Duration::from_secs(60), "over in time");
     let list = check(&report, "pod_resources");
-    assert_eq!(list.status, Status::Failed);
+    assert_eq!(list.status, CheckStatus::Failed);
     assert!(list.found.contains("did not answer List within 300ms"), "{list:?}");
-    assert_eq!(check(&report, "allocatable").status, Status::Skipped);
-    assert_eq!(check(&report, "registration_socket").status, Status::Ok);
+    assert_eq!(check(&report, "allocatable").status, CheckStatus::Skipped);
+    assert_eq!(check(&report, "registration_socket").status, CheckStatus::Ok);
     assert!(!report.is_ok());
 }
 
@@ -206,11 +206,11 @@ async fn an_unanswered_socket_and_a_file_in_its_place() {
     std::fs::write(root.path().join("device-plugins/kubelet.sock"), "a file").unwrap();
     let dead = root.path().join("admin.sock");
     dead_socket(&dead);
-    let agent = Some(Target::Socket(dead));
-    let report = examine(Settings { agent, ..settings(root.path()) }, None, Clock::start()).await;
+    let agent = Some(AgentTarget::Socket(dead));
+    let report = examine(DoctorSettings { agent, ..settings(root.path()) }, None, Clock::start()).await;
     assert!(check(&report, "pod_resources").found.contains("did not answer"), "{:?}", check(&report, "pod_resources"));
     assert!(check(&report, "registration_socket").found.contains("is not a socket"));
-    assert_eq!(check(&report, "agent").status, Status::Skipped, "{:?}", check(&report, "agent"));
+    assert_eq!(check(&report, "agent").status, CheckStatus::Skipped, "{:?}", check(&report, "agent"));
     drop(silent);
     std::fs::remove_file(root.path().join("pod-resources/kubelet.sock")).unwrap();
     dead_socket(&root.path().join("pod-resources/kubelet.sock"));
@@ -231,17 +231,17 @@ async fn another_plugin_is_seen_and_not_disturbed() {
     assert!(node.node_status_becomes(|status| status.contains_key("nvidia.com/gpu")).await);
     let report = examine(settings(node.root.path()), None, Clock::start()).await;
     let conflict = check(&report, "plugin_conflicts");
-    assert_eq!(conflict.status, Status::Warning, "its socket's name is not known: {conflict:?}");
+    assert_eq!(conflict.status, CheckStatus::Warning, "its socket's name is not known: {conflict:?}");
     assert!(conflict.found.contains("1 devices of nvidia.com/gpu"), "{conflict:?}");
 
     let vendors = UnixListener::bind(directory.join("nvidia-gpu.sock")).unwrap();
     let (before, connected) = (files(&directory), node.connected_plugins("nvidia.com/gpu"));
     let report = examine(settings(node.root.path()), None, Clock::start()).await;
     let conflict = check(&report, "plugin_conflicts");
-    assert_eq!(conflict.status, Status::Failed);
+    assert_eq!(conflict.status, CheckStatus::Failed);
     assert!(conflict.found.contains("serves nvidia.com/gpu on nvidia-gpu.sock"), "{conflict:?}");
-    let off = examine(Settings { plan: None, ..settings(node.root.path()) }, None, Clock::start()).await;
-    assert_eq!(check(&off, "plugin_conflicts").status, Status::Skipped);
+    let off = examine(DoctorSettings { plan: None, ..settings(node.root.path()) }, None, Clock::start()).await;
+    assert_eq!(check(&off, "plugin_conflicts").status, CheckStatus::Skipped);
 
     assert_eq!(files(&directory), before);
     assert_eq!((node.connected_plugins("nvidia.com/gpu"), connected), (1, 1), "the kubelet still has it");
@@ -257,8 +257,8 @@ fn nvml(fake: &FakeNvml) -> Option<Box<dyn Driver>> {
     Some(Box::new(NvmlDriver::new(search, None)))
 }
 
-fn with_driver(root: &Path) -> Settings {
-    Settings { hardware: HardwareSource::Nvml, driver_deadline: Duration::from_secs(20), ..settings(root) }
+fn with_driver(root: &Path) -> DoctorSettings {
+    DoctorSettings { hardware: HardwareSource::Nvml, driver_deadline: Duration::from_secs(20), ..settings(root) }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -275,24 +275,24 @@ async fn the_driver_is_opened_and_compared_with_the_bus_and_its_module() {
         std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
         std::fs::write(device.join("class"), "0x030200\n").unwrap();
     }
-    let settings = Settings { proc_root: proc, sys_root: root.path().join("sys"), ..with_driver(root.path()) };
+    let settings = DoctorSettings { proc_root: proc, sys_root: root.path().join("sys"), ..with_driver(root.path()) };
     let report = examine(settings, nvml(&fake), Clock::start()).await;
-    assert_eq!(check(&report, "driver").status, Status::Ok, "{:?}", check(&report, "driver"));
+    assert_eq!(check(&report, "driver").status, CheckStatus::Ok, "{:?}", check(&report, "driver"));
     assert!(check(&report, "driver").found.contains("2 GPUs"));
     let versions = check(&report, "driver_versions");
-    assert!(versions.status == Status::Failed && versions.found.contains("1.2.3"), "{versions:?}");
+    assert!(versions.status == CheckStatus::Failed && versions.found.contains("1.2.3"), "{versions:?}");
     let devices = check(&report, "devices");
-    assert_eq!((devices.status, devices.found.as_str()), (Status::Failed, "3 expected, 2 seen"));
+    assert_eq!((devices.status, devices.found.as_str()), (CheckStatus::Failed, "3 expected, 2 seen"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_that_hangs_is_left_behind() {
     let root = tempfile::tempdir().unwrap();
     let fake = FakeNvml::start(json!({"gpus": [{}], "hang": ["nvmlDeviceGetCount_v2"]}));
-    let settings = Settings { driver_deadline: Duration::from_millis(500), ..with_driver(root.path()) };
+    let settings = DoctorSettings { driver_deadline: Duration::from_millis(500), ..with_driver(root.path()) };
     let report = examine(settings, nvml(&fake), Clock::start()).await;
     let driver = check(&report, "driver");
-    assert!(driver.status == Status::Failed && driver.found == "did not answer within 0.5 s", "{driver:?}");
-    assert_eq!(check(&report, "device_answers").status, Status::Skipped);
+    assert!(driver.status == CheckStatus::Failed && driver.found == "did not answer within 0.5 s", "{driver:?}");
+    assert_eq!(check(&report, "device_answers").status, CheckStatus::Skipped);
     fake.set(json!({"gpus": [{}]}));
 }

@@ -13,7 +13,7 @@ use podmeter::domain::model::{
     ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, Reason, UnknownOwner,
 };
 use podmeter::node::kubelet::pods;
-use podmeter::node::processes::{self, Mode};
+use podmeter::node::processes::{self, Mode, ProcessesSettings};
 use podmeter::simulation::kubelet::container_id;
 use podmeter::simulation::proc_tree::{Inside, ProcTree};
 use podmeter::tasks::Tasks;
@@ -123,7 +123,7 @@ impl Resolving {
         let directory = tempfile::tempdir().unwrap();
         let tree = ProcTree::create(directory.path()).unwrap();
         let (pods, directories) = watch::channel(Arc::default());
-        let settings = processes::Settings {
+        let settings = ProcessesSettings {
             mode,
             proc_root: tree.proc_root(),
             pod_logs_root: tree.pod_logs_root(),
@@ -180,7 +180,7 @@ async fn process_ids_of_another_namespace_are_never_used() {
         tree.start(100, 1, MAIN).unwrap();
         let (_pods, directories) = watch::channel(Arc::default());
         let (proc_root, pod_logs_root) = (tree.proc_root(), tree.pod_logs_root());
-        let settings = processes::Settings { mode, proc_root, pod_logs_root, pod_labels: vec![] };
+        let settings = ProcessesSettings { mode, proc_root, pod_logs_root, pod_labels: vec![] };
         let mut tasks = Tasks::default();
         let processes = processes::start(settings, directories, Clock::start(), &mut tasks);
         processes.wanted.clone().send_replace(Arc::new([100].into()));
@@ -257,7 +257,7 @@ async fn a_read_that_hangs_withdraws_the_owners_until_it_returns() {
     tree.start(1001, 5, MAIN).unwrap();
     let stat = tree.proc_root().join("1001/stat");
     let line = std::fs::read(&stat).unwrap();
-    let settings = processes::Settings {
+    let settings = ProcessesSettings {
         mode: Mode::Auto,
         proc_root: tree.proc_root(),
         pod_logs_root: tree.pod_logs_root(),

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::arguments::{AdminSocket, MarkArguments, ReleaseArguments, UnmarkArguments};
 use super::{FAILED, Failed, block_on, print};
-use crate::commands::client::{self, ClientError, DEFAULT_SOCKET, Target};
-use crate::serve::api::Node;
+use crate::commands::client::{self, AgentTarget, ClientError, DEFAULT_SOCKET};
+use crate::serve::api::NodeResponse;
 
 pub fn mark(arguments: MarkArguments) -> Result<(), Failed> {
     let MarkArguments { device, reason, duration, socket } = arguments;
@@ -25,7 +25,7 @@ pub fn unmark(arguments: UnmarkArguments) -> Result<(), Failed> {
     let UnmarkArguments { device, socket } = arguments;
     let target = target(socket);
     // Without a snapshot it is not known whether there was a mark.
-    let node = block_on(client::json::<Node>(&target, "/api/v1/node"))?.ok();
+    let node = block_on(client::json::<NodeResponse>(&target, "/api/v1/node"))?.ok();
     let response = send(&target, "/unmark", json!({"device": device}))?;
     let device = response["device"].as_str().unwrap_or(&device);
     if node.is_some_and(|node| has_no_causes(&node, device)) {
@@ -53,7 +53,7 @@ pub fn release(arguments: ReleaseArguments) -> Result<(), Failed> {
 
 pub fn resume(socket: AdminSocket) -> Result<(), Failed> {
     let target = target(socket);
-    let node = block_on(client::json::<Node>(&target, "/api/v1/node"))?.ok();
+    let node = block_on(client::json::<NodeResponse>(&target, "/api/v1/node"))?.ok();
     send(&target, "/resume", Value::Null)?;
     if node.is_some_and(|node| node.hardware.released.is_none()) {
         return print("The driver was not released: nothing changes.\n");
@@ -62,7 +62,7 @@ pub fn resume(socket: AdminSocket) -> Result<(), Failed> {
 }
 
 /// `device`: a UUID.
-fn has_no_causes(node: &Node, device: &str) -> bool {
+fn has_no_causes(node: &NodeResponse, device: &str) -> bool {
     let health = node.health.gpus.iter().find_map(|(gpu, health)| match gpu.as_str() == device {
         true => Some(&health.whole),
         false => health.instances.iter().find(|(mig, _)| mig.as_str() == device).map(|(_, health)| health),
@@ -70,11 +70,11 @@ fn has_no_causes(node: &Node, device: &str) -> bool {
     health.is_some_and(|health| health.causes.is_empty())
 }
 
-fn target(socket: AdminSocket) -> Target {
-    Target::Socket(socket.path().unwrap_or_else(|| DEFAULT_SOCKET.into()))
+fn target(socket: AdminSocket) -> AgentTarget {
+    AgentTarget::Socket(socket.path().unwrap_or_else(|| DEFAULT_SOCKET.into()))
 }
 
-fn send(target: &Target, path: &str, body: Value) -> Result<Value, Failed> {
+fn send(target: &AgentTarget, path: &str, body: Value) -> Result<Value, Failed> {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let response = block_on(client::post(target, path, body))?;
     let response = response.map_err(|error| Failed(FAILED, explained(error)))?;

@@ -8,7 +8,7 @@ use super::options::AgentOptions;
 use super::settings::{self, InvalidSettings};
 use super::{Failed, misused};
 use crate::agent::{DemoSettings, ListenAddress, Profile};
-use crate::commands::client::{Access, Certificates, HttpUrl, Target};
+use crate::commands::client::{Access, AgentTarget, Certificates, HttpUrl};
 
 const START: &str =
     "Start here: `podmeter demo` for a simulated node, `podmeter agent` on a real one. Examples: docs/cli.md";
@@ -18,11 +18,11 @@ const START: &str =
 #[command(name = "podmeter", version, after_help = START)]
 pub struct Arguments {
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Run on a node: export devices and their containers to Prometheus, and offer devices to the kubelet.
     Agent(Box<AgentOptions>),
     /// Run a simulated node in one process: kubelet, GPUs and workloads.
@@ -110,17 +110,17 @@ pub struct AdminSocket {
 
 impl AgentAddress {
     /// Without a socket and URL, an agent on this machine.
-    pub fn target(self) -> Result<Target, Failed> {
+    pub fn target(self) -> Result<AgentTarget, Failed> {
         Ok(match self.remote.target()? {
             Some(target) => target,
-            None => self.socket.path().map_or(Target::Local, Target::Socket),
+            None => self.socket.path().map_or(AgentTarget::Local, AgentTarget::Socket),
         })
     }
 }
 
 impl RemoteAgent {
     /// With the certificates and the password in the files.
-    pub fn target(self) -> Result<Option<Target>, Failed> {
+    pub fn target(self) -> Result<Option<AgentTarget>, Failed> {
         let Some(mut url) = self.url else { return Ok(None) };
         if !url.is_https && (self.ca_file.is_some() || self.cert_file.is_some()) {
             return Err(misused(format!("--ca-file and --cert-file are for https: {url} is not encrypted")));
@@ -129,7 +129,7 @@ impl RemoteAgent {
         let certificates = Certificates { authorities: self.ca_file, own };
         let password = self.user.as_deref().zip(self.password_file.as_deref());
         url.access = Access::read(url.is_https.then_some(&certificates), password).map_err(misused)?;
-        Ok(Some(Target::Url(url)))
+        Ok(Some(AgentTarget::Url(url)))
     }
 }
 

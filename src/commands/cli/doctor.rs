@@ -2,10 +2,10 @@ use std::time::Duration;
 
 use super::arguments::DoctorArguments;
 use super::{FAILED, Failed, block_on, is_coloured, misused, print, settings, terminal_columns};
-use crate::agent::Settings;
+use crate::agent::AgentSettings;
 use crate::clock::Clock;
-use crate::commands::client::Target;
-use crate::commands::doctor;
+use crate::commands::client::AgentTarget;
+use crate::commands::doctor::{self, DoctorSettings};
 use crate::domain::model::HardwareSource;
 
 /// Without persistence mode the driver takes seconds for each GPU.
@@ -30,14 +30,14 @@ pub(super) fn run(arguments: DoctorArguments) -> Result<(), Failed> {
 }
 
 /// `remote`: check the agent there, and not this machine.
-fn settings_of(agent: Settings, remote: Option<Target>) -> doctor::Settings {
-    doctor::Settings {
+fn settings_of(agent: AgentSettings, remote: Option<AgentTarget>) -> DoctorSettings {
+    DoctorSettings {
         only_agent: remote.is_some(),
         agent_is_named: remote.is_some() || agent.admin_socket_required,
-        listeners: agent.listen.iter().filter_map(|address| Target::of_listener(&address.to_string())).collect(),
+        listeners: agent.listen.iter().filter_map(|address| AgentTarget::of_listener(&address.to_string())).collect(),
         claim_directories: agent.claim_directories(),
         attribution: agent.processes_settings().mode,
-        agent: remote.or_else(|| agent.admin_socket.map(Target::Socket)),
+        agent: remote.or_else(|| agent.admin_socket.map(AgentTarget::Socket)),
         pod_resources_socket: agent.pod_resources_socket,
         device_plugin_directory: agent.device_plugin_directory,
         pods_api_socket: agent.pods_api_socket,

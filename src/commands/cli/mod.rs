@@ -27,9 +27,9 @@ use crate::agent::{self, AgentError};
 use crate::commands::client;
 use crate::commands::top::{self, TopSettings};
 use crate::serve::metrics::catalogue;
-use arguments::{Arguments, Command, RecordArguments, TopArguments};
+use arguments::{Arguments, CliCommand, RecordArguments, TopArguments};
 use options::AgentOptions;
-use settings::Configuration;
+use settings::ResolvedOptions;
 
 #[doc(hidden)] // for the fuzz targets
 pub use settings::check_text;
@@ -96,13 +96,15 @@ fn parse() -> Result<Arguments, clap::Error> {
 }
 
 /// The exit code.
-fn run(command: Command) -> Result<u8, Failed> {
+fn run(command: CliCommand) -> Result<u8, Failed> {
     match command {
-        Command::Agent(arguments) => run_agent(*arguments),
-        Command::Demo(arguments) => demo::run(arguments),
-        Command::Top(arguments) => run_top(arguments),
-        Command::Metrics { output } => print(&if output == "json" { catalogue::json() } else { catalogue::markdown() }),
-        Command::CheckConfig { file, web_config } => {
+        CliCommand::Agent(arguments) => run_agent(*arguments),
+        CliCommand::Demo(arguments) => demo::run(arguments),
+        CliCommand::Top(arguments) => run_top(arguments),
+        CliCommand::Metrics { output } => {
+            print(&if output == "json" { catalogue::json() } else { catalogue::markdown() })
+        }
+        CliCommand::CheckConfig { file, web_config } => {
             if let Some(file) = file {
                 settings::check_file(&file).map_err(misused)?;
                 print(&format!("{}: valid\n", file.display()))?;
@@ -113,14 +115,14 @@ fn run(command: Command) -> Result<u8, Failed> {
             }
             print(&format!("{}: valid\n", file.display()))
         }
-        Command::Doctor(arguments) => doctor::run(*arguments),
-        Command::Health(arguments) => return health::run(arguments),
-        Command::Mark(arguments) => admin::mark(arguments),
-        Command::Unmark(arguments) => admin::unmark(arguments),
-        Command::Release(arguments) => admin::release(arguments),
-        Command::Resume(socket) => admin::resume(socket),
-        Command::Record(arguments) => run_record(arguments),
-        Command::Usage(arguments) => usage::run(arguments),
+        CliCommand::Doctor(arguments) => doctor::run(*arguments),
+        CliCommand::Health(arguments) => return health::run(arguments),
+        CliCommand::Mark(arguments) => admin::mark(arguments),
+        CliCommand::Unmark(arguments) => admin::unmark(arguments),
+        CliCommand::Release(arguments) => admin::release(arguments),
+        CliCommand::Resume(socket) => admin::resume(socket),
+        CliCommand::Record(arguments) => run_record(arguments),
+        CliCommand::Usage(arguments) => usage::run(arguments),
     }
     .map(|()| ENDED)
 }
@@ -132,7 +134,7 @@ fn run_top(TopArguments { agent, once, interval }: TopArguments) -> Result<(), F
 }
 
 fn run_agent(options: AgentOptions) -> Result<(), Failed> {
-    let Configuration { options: started, settings } = settings::resolve(options.clone()).map_err(misused)?;
+    let ResolvedOptions { options: started, settings } = settings::resolve(options.clone()).map_err(misused)?;
     let log = logging::start(settings.log_format, &settings.reloadable.log_level);
     let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     for (variable, meant) in options::misspelt_variables(variables) {

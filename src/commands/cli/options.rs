@@ -10,7 +10,7 @@ use clap::Args;
 use humantime::Duration;
 use serde::Deserialize;
 
-use super::value::{LogFilter, PathOrNone, Switch, Value, parsed, read};
+use super::value::{LogFilter, OptionType, PathOrNone, Switch, parsed, read};
 use crate::agent::{
     HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProcessAttribution, ProfileConfig,
 };
@@ -22,7 +22,7 @@ const NEARLY: f64 = 0.9;
 
 /// What help, error messages and documentation need of an option.
 #[derive(Debug)]
-pub struct Row {
+pub struct OptionRow {
     pub(super) name: &'static str,
     /// Heading in help and documentation; empty for the usual ones.
     group: &'static str,
@@ -37,7 +37,7 @@ pub struct Row {
     pub is_reloadable: bool,
 }
 
-impl Row {
+impl OptionRow {
     fn heading(&self) -> Option<&'static str> {
         Some(self.group).filter(|group| !group.is_empty())
     }
@@ -58,7 +58,7 @@ fn camel_case(name: &str) -> String {
     words.fold(first, |key, word| key + &word[..1].to_uppercase() + &word[1..])
 }
 
-pub fn row(name: &str) -> &'static Row {
+pub fn row(name: &str) -> &'static OptionRow {
     ROWS.iter().find(|row| row.name == name).expect("every option is a row")
 }
 
@@ -91,8 +91,8 @@ macro_rules! options {
         )*
         })*
     ) => {
-        pub static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| vec![$($(
-            Row {
+        pub static ROWS: LazyLock<Vec<OptionRow>> = LazyLock::new(|| vec![$($(
+            OptionRow {
                 name: stringify!($name),
                 group: $group,
                 flag: stringify!($name).replace('_', "-"),
@@ -117,7 +117,7 @@ macro_rules! options {
                     env = row(stringify!($name)).variable.as_str(),
                     help = row(stringify!($name)).full_help(),
                     value_name = $value,
-                    value_delimiter = <$type as Value>::DELIMITER,
+                    value_delimiter = <$type as OptionType>::DELIMITER,
                     hide_env_values = true,
                     $($($arg)*)?
                 )]
@@ -153,7 +153,7 @@ macro_rules! options {
             }
 
             /// The error: an option and its value, which is out of range.
-            pub fn values(self) -> Result<OptionValues, (&'static Row, String)> {
+            pub fn values(self) -> Result<OptionValues, (&'static OptionRow, String)> {
                 let values = OptionValues {
                     $($($name: options!(@value self.$name $(, $default)?),)*)*
                     health: self.health,
@@ -172,7 +172,7 @@ macro_rules! options {
         /// By name: the schema of the value in the configuration file, and the default.
         #[cfg(test)]
         pub fn schemas() -> std::collections::BTreeMap<&'static str, (serde_json::Value, Option<&'static str>)> {
-            [$($((stringify!($name), (<$type as Value>::schema(), None::<&'static str>$(.or(Some($default)))?))),*),*].into()
+            [$($((stringify!($name), (<$type as OptionType>::schema(), None::<&'static str>$(.or(Some($default)))?))),*),*].into()
         }
 
         impl OptionValues {
@@ -296,7 +296,7 @@ mod tests {
     use crate::commands::cli::settings::parse as parse_file;
 
     /// A value that is not the default, as in a flag.
-    fn other_value(row: &Row) -> &'static str {
+    fn other_value(row: &OptionRow) -> &'static str {
         match row.name {
             "listen" => "127.0.0.1:1,unix:/tmp/x.sock",
             "probe_listen" => "0.0.0.0:9411",

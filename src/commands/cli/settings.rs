@@ -6,11 +6,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::options::{AgentOptions, OptionValues, Row};
+use super::options::{AgentOptions, OptionRow, OptionValues};
 use super::value::Switch;
 use crate::agent::{
-    HardwareSource, JournalBounds, JournalSettings, LibrarySearch, PluginConfig, PluginConfigError, PluginPlan,
-    PodLabel, PodLabelError, ReadFile, Reloadable, Settings, WebConfig, WebConfigError, WebLimits, sha256,
+    AgentSettings, HardwareSource, JournalBounds, JournalSettings, LibrarySearch, PluginConfig, PluginConfigError,
+    PluginPlan, PodLabel, PodLabelError, ReadFile, Reloadable, WebConfig, WebConfigError, WebLimits, sha256,
 };
 use crate::commands::client::DEFAULT_SOCKET;
 use crate::input::{self, SwitchOr};
@@ -31,18 +31,18 @@ pub enum InvalidSettings {
     #[error("--pod-label (podLabels in a file): {0}")]
     PodLabel(#[from] PodLabelError),
     #[error("--{} ({} in a file) {value}: must be {}", row.flag, row.key, row.range)]
-    OutOfRange { row: &'static Row, value: String },
+    OutOfRange { row: &'static OptionRow, value: String },
 }
 
 /// Options and the settings made from them.
 #[derive(Clone, Debug)]
-pub struct Configuration {
+pub struct ResolvedOptions {
     pub options: OptionValues,
-    pub settings: Settings,
+    pub settings: AgentSettings,
 }
 
 /// Reads the files that the options name.
-pub fn resolve(options: AgentOptions) -> Result<Configuration, InvalidSettings> {
+pub fn resolve(options: AgentOptions) -> Result<ResolvedOptions, InvalidSettings> {
     let mut files = vec![];
     let options = match options.config.clone() {
         Some(file) => {
@@ -65,7 +65,7 @@ pub fn parse(text: &str) -> Result<AgentOptions, String> {
 
 /// Checks the text of a configuration file without any other file: one that it names counts as unreadable, and the web
 /// configuration is not checked.
-pub fn check_text(text: &str) -> Result<Settings, String> {
+pub fn check_text(text: &str) -> Result<AgentSettings, String> {
     let no_files = |_: &Path| Err(std::io::Error::other("other files are not read here"));
     let configuration = configure(parse(text)?, vec![], no_files);
     configuration.map(|configuration| configuration.settings).map_err(|error| error.to_string())
@@ -76,7 +76,7 @@ fn configure(
     options: AgentOptions,
     mut files: Vec<ReadFile>,
     read: impl FnMut(&Path) -> std::io::Result<String>,
-) -> Result<Configuration, InvalidSettings> {
+) -> Result<ResolvedOptions, InvalidSettings> {
     let file = options.config.clone();
     let options = options.values().map_err(|(row, value)| InvalidSettings::OutOfRange { row, value })?;
     let device_plugin =
@@ -91,7 +91,7 @@ fn configure(
         device_plugin,
     };
     let settings = settings(options.clone(), reloadable)?;
-    Ok(Configuration { options, settings })
+    Ok(ResolvedOptions { options, settings })
 }
 
 /// What the device plugin offers; `None` while it is off. Checked even then.
@@ -127,11 +127,11 @@ fn device_plugin(
     })
 }
 
-fn settings(values: OptionValues, reloadable: Reloadable) -> Result<Settings, PodLabelError> {
+fn settings(values: OptionValues, reloadable: Reloadable) -> Result<AgentSettings, PodLabelError> {
     let admin_socket_required = values.admin_socket.is_some();
     let admin_socket = values.admin_socket.unwrap_or_else(|| DEFAULT_SOCKET.into());
     let kubelet = &values.kubelet_root;
-    Ok(Settings {
+    Ok(AgentSettings {
         listen: values.listen,
         probe_listen: values.probe_listen,
         web_config: values.web_config,
@@ -194,7 +194,7 @@ mod tests {
     use crate::agent::ProcessAttribution;
     use crate::input::Size;
 
-    fn settings(options: AgentOptions) -> Settings {
+    fn settings(options: AgentOptions) -> AgentSettings {
         resolve(options).expect("valid").settings
     }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use super::arguments::{UsageArguments, UsageBy, UsageFormat};
 use super::{FAILED, Failed, block_on, misused, print};
 use crate::clock::Clock;
-use crate::commands::client::{self, Target};
+use crate::commands::client::{self, AgentTarget};
 use crate::domain::model::UnixSeconds;
 use crate::node::journal::{AllocationsResponse, By, Query, Usage, parse_time, read_directory, report};
 
@@ -109,7 +109,7 @@ struct Unanswered {
     is_no_agent: bool,
 }
 
-fn ask(target: &Target, query: &Query) -> Result<AllocationsResponse, Unanswered> {
+fn ask(target: &AgentTarget, query: &Query) -> Result<AllocationsResponse, Unanswered> {
     let failed = |error| Unanswered { error, is_no_agent: false };
     let path = format!("/api/v1/allocations?{}", query.text());
     let asked = block_on(client::get(target, &path)).map_err(|Failed(_, error)| failed(error))?;

@@ -54,7 +54,7 @@ impl FromStr for LogFilter {
     }
 }
 
-pub trait Value: Sized {
+pub trait OptionType: Sized {
     /// Between the values of a list.
     const DELIMITER: Option<char> = None;
 
@@ -77,7 +77,7 @@ pub trait Value: Sized {
 
 macro_rules! values {
     (text: $($text:ty = $schema:tt),*; named: $($named:ty),*;) => {
-        $(impl Value for $text {
+        $(impl OptionType for $text {
             fn parse(text: &str) -> Result<Self, String> {
                 text.parse().map_err(|problem: <Self as FromStr>::Err| problem.to_string())
             }
@@ -87,7 +87,7 @@ macro_rules! values {
                 serde_json::json!($schema)
             }
         })*
-        $(impl Value for $named {
+        $(impl OptionType for $named {
             fn parse(text: &str) -> Result<Self, String> {
                 let names = Self::value_variants().iter().filter_map(ValueEnum::to_possible_value);
                 let names = names.map(|name| name.get_name().to_owned()).collect::<Vec<_>>();
@@ -130,7 +130,7 @@ impl ValueEnum for HardwareSource {
     }
 }
 
-impl<T: Value> Value for Vec<T> {
+impl<T: OptionType> OptionType for Vec<T> {
     const DELIMITER: Option<char> = Some(',');
 
     fn parse(text: &str) -> Result<Self, String> {
@@ -138,8 +138,8 @@ impl<T: Value> Value for Vec<T> {
     }
 
     fn from_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let values = Vec::<Read<T>>::deserialize(deserializer)?;
-        Ok(values.into_iter().map(|Read(value)| value).collect())
+        let values = Vec::<FromFile<T>>::deserialize(deserializer)?;
+        Ok(values.into_iter().map(|FromFile(value)| value).collect())
     }
 
     #[cfg(test)]
@@ -152,21 +152,21 @@ impl<T: Value> Value for Vec<T> {
     }
 }
 
-struct Read<T>(T);
+struct FromFile<T>(T);
 
-impl<'de, T: Value> Deserialize<'de> for Read<T> {
+impl<'de, T: OptionType> Deserialize<'de> for FromFile<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         T::from_file(deserializer).map(Self)
     }
 }
 
 /// For `deserialize_with`.
-pub fn read<'de, T: Value, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
-    let value = Option::<Read<T>>::deserialize(deserializer)?;
-    Ok(value.map(|Read(value)| value).filter(Value::is_set))
+pub fn read<'de, T: OptionType, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    let value = Option::<FromFile<T>>::deserialize(deserializer)?;
+    Ok(value.map(|FromFile(value)| value).filter(OptionType::is_set))
 }
 
 /// A constant of the table of options.
-pub fn parsed<T: Value>(text: &str) -> T {
+pub fn parsed<T: OptionType>(text: &str) -> T {
     T::parse(text).expect("a test reads every default and range")
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-use super::{ClientError, Target, get};
+use super::{AgentTarget, ClientError, get};
 use crate::domain::condition::SCHEMA;
 use crate::serve::api::NodeCondition;
 
@@ -36,7 +36,7 @@ pub enum NoCondition {
 }
 
 /// Of a running agent, if it is valid at `now`, in Unix seconds.
-pub async fn condition(target: &Target, now: f64) -> Result<NodeCondition, NoCondition> {
+pub async fn condition(target: &AgentTarget, now: f64) -> Result<NodeCondition, NoCondition> {
     let target_name = target.to_string();
     let condition = parse(&get(target, "/api/v1/health").await?, &target_name)?;
     if condition.written as f64 > now + AHEAD_ELSEWHERE || now > condition.until as f64 {

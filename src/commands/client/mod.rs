@@ -11,12 +11,12 @@ mod target;
 pub use access::{Access, Certificates, InvalidAccess};
 pub use condition::{NoCondition, condition, condition_in};
 pub use request::{ClientError, get, post};
-pub use target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, Target};
+pub use target::{AgentTarget, DEFAULT_SOCKET, DEFAULT_URL, HttpUrl};
 
 use serde::de::DeserializeOwned;
 
 /// The JSON of a path, as one of the types in `api`.
-pub async fn json<T: DeserializeOwned>(target: &Target, path: &str) -> Result<T, ClientError> {
+pub async fn json<T: DeserializeOwned>(target: &AgentTarget, path: &str) -> Result<T, ClientError> {
     let body = get(target, path).await?;
     serde_json::from_slice(&body)
         .map_err(|error| ClientError::NotASnapshot { target: target.to_string(), error: error.to_string() })

@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::access::{explained, tls_error};
-use super::target::{DEFAULT_SOCKET, DEFAULT_URL, HttpUrl, Target};
+use super::target::{AgentTarget, DEFAULT_SOCKET, DEFAULT_URL, HttpUrl};
 use crate::terminal::harmless;
 
 /// For the whole exchange. An agent responds in milliseconds; on a loaded node in seconds.
@@ -58,13 +58,13 @@ pub enum ClientError {
 }
 
 /// The body of a successful `GET` of `path` (`/api/v1/node`), of at most 32 MiB, within five seconds.
-pub async fn get(target: &Target, path: &str) -> Result<Vec<u8>, ClientError> {
+pub async fn get(target: &AgentTarget, path: &str) -> Result<Vec<u8>, ClientError> {
     let call = Call { method: Method::GET, path, body: Bytes::new(), limit: DEADLINE };
     self::call(target, &call).await
 }
 
 /// The body of the response to a command with this body, within 40 seconds.
-pub async fn post(target: &Target, path: &str, body: String) -> Result<Vec<u8>, ClientError> {
+pub async fn post(target: &AgentTarget, path: &str, body: String) -> Result<Vec<u8>, ClientError> {
     let call = Call { method: Method::POST, path, body: body.into(), limit: COMMAND_DEADLINE };
     self::call(target, &call).await
 }
@@ -76,13 +76,13 @@ struct Call<'a> {
     limit: Duration,
 }
 
-async fn call(target: &Target, call: &Call<'_>) -> Result<Vec<u8>, ClientError> {
+async fn call(target: &AgentTarget, call: &Call<'_>) -> Result<Vec<u8>, ClientError> {
     let late = || ClientError::Late { target: target.to_string(), limit: call.limit };
     let request = async {
         match target {
-            Target::Socket(socket) => exchange(connect_socket(socket).await?, call, target).await,
-            Target::Url(url) => exchange_at(url, connect(url).await?, call, target).await,
-            Target::Local => find_local(call).await,
+            AgentTarget::Socket(socket) => exchange(connect_socket(socket).await?, call, target).await,
+            AgentTarget::Url(url) => exchange_at(url, connect(url).await?, call, target).await,
+            AgentTarget::Local => find_local(call).await,
         }
     };
     tokio::time::timeout(call.limit, request).await.map_err(|_| late())?
@@ -92,7 +92,7 @@ async fn exchange_at(
     url: &HttpUrl,
     stream: TcpStream,
     call: &Call<'_>,
-    target: &Target,
+    target: &AgentTarget,
 ) -> Result<Vec<u8>, ClientError> {
     if !url.is_https {
         return exchange(stream, call, target).await;
@@ -104,7 +104,7 @@ async fn exchange_at(
 
 /// The admin socket first: it also exists where no port is open.
 async fn find_local(call: &Call<'_>) -> Result<Vec<u8>, ClientError> {
-    let socket = Target::Socket(DEFAULT_SOCKET.into());
+    let socket = AgentTarget::Socket(DEFAULT_SOCKET.into());
     let refusal = match connect_socket(Path::new(DEFAULT_SOCKET)).await {
         Ok(stream) => return exchange(stream, call, &socket).await,
         Err(ClientError::NoAgentOnSocket { .. }) => "no listener",
@@ -113,7 +113,7 @@ async fn find_local(call: &Call<'_>) -> Result<Vec<u8>, ClientError> {
     };
     let url: HttpUrl = DEFAULT_URL.parse().expect("a URL");
     match connect(&url).await {
-        Ok(stream) => exchange(stream, call, &Target::Url(url)).await,
+        Ok(stream) => exchange(stream, call, &AgentTarget::Url(url)).await,
         Err(ClientError::Unreachable { error, .. }) => {
             Err(ClientError::NoAgentFound { socket: refusal.to_owned(), port: error.to_string() })
         }
@@ -140,7 +140,7 @@ async fn connect(url: &HttpUrl) -> Result<TcpStream, ClientError> {
         .map_err(|error| ClientError::Unreachable { target: url.to_string(), error })
 }
 
-async fn exchange<S>(stream: S, call: &Call<'_>, target: &Target) -> Result<Vec<u8>, ClientError>
+async fn exchange<S>(stream: S, call: &Call<'_>, target: &AgentTarget) -> Result<Vec<u8>, ClientError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -150,14 +150,14 @@ where
     };
     let request = Request::builder().method(&call.method);
     let request = match target {
-        Target::Url(url) => {
+        AgentTarget::Url(url) => {
             let request = request.uri(format!("{}{}", url.prefix, call.path)).header(HOST, &url.authority);
             match url.access.authorization() {
                 Some(password) => request.header(AUTHORIZATION, password),
                 None => request,
             }
         }
-        Target::Socket(_) | Target::Local => request.uri(call.path).header(HOST, "localhost"),
+        AgentTarget::Socket(_) | AgentTarget::Local => request.uri(call.path).header(HOST, "localhost"),
     };
     let request = request
         .body(Full::new(call.body.clone()))
@@ -173,8 +173,8 @@ where
     }
 }
 
-async fn answer(response: Response<Incoming>, target: &Target) -> Result<Vec<u8>, ClientError> {
-    let had_password = matches!(target, Target::Url(url) if url.access.authorization().is_some());
+async fn answer(response: Response<Incoming>, target: &AgentTarget) -> Result<Vec<u8>, ClientError> {
+    let had_password = matches!(target, AgentTarget::Url(url) if url.access.authorization().is_some());
     let target = target.to_string();
     let status = response.status();
     let location = response.headers().get(LOCATION).filter(|_| status.is_redirection());
@@ -216,11 +216,11 @@ fn in_brackets(text: &str) -> String {
 /// The first line of what came with an error, harmless on a terminal.
 fn first_line(body: &[u8]) -> String {
     #[derive(serde::Deserialize)]
-    struct Problem {
+    struct ProblemDocument {
         detail: String,
     }
     let text = match serde_json::from_slice(body) {
-        Ok(Problem { detail }) => detail,
+        Ok(ProblemDocument { detail }) => detail,
         Err(_) => String::from_utf8_lossy(&body[..body.len().min(4 * DETAIL_CHARACTERS)]).into_owned(),
     };
     let first = text.lines().next().unwrap_or_default().trim();

@@ -14,7 +14,7 @@ pub const DEFAULT_URL: &str = "http://127.0.0.1:9410";
 
 /// Where an agent is.
 #[derive(Clone, Debug)]
-pub enum Target {
+pub enum AgentTarget {
     /// This machine's agent: its admin socket, and where that cannot be had its usual port.
     Local,
     /// An admin socket.
@@ -22,7 +22,7 @@ pub enum Target {
     Url(HttpUrl),
 }
 
-impl Target {
+impl AgentTarget {
     /// Of a listener as `--listen` writes it. One for every address is reached at the loopback.
     pub fn of_listener(address: &str) -> Option<Self> {
         if let Some(path) = address.strip_prefix("unix:") {
@@ -39,7 +39,7 @@ impl Target {
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for AgentTarget {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Local => formatter.write_str("this node"),

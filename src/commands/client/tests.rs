@@ -4,35 +4,38 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, UnixListener};
 
 use super::*;
-use crate::serve::api::{History, Node};
+use crate::serve::api::{HistoryResponse, NodeResponse};
 use crate::serve::metrics::tests::fixture;
 
-async fn node(target: &Target) -> Result<Node, ClientError> {
+async fn node(target: &AgentTarget) -> Result<NodeResponse, ClientError> {
     json(target, "/api/v1/node").await
 }
 
 #[test]
 fn other_json_is_not_a_snapshot() {
     for text in ["{}", "[1]", r#"{"sequence":1,"at":{"monotonic":{"secs":1,"nanos":0},"unix":2.0}}"#] {
-        assert!(serde_json::from_str::<Node>(text).is_err(), "{text}");
+        assert!(serde_json::from_str::<NodeResponse>(text).is_err(), "{text}");
     }
 }
 
 #[test]
 fn the_json_that_is_written_is_read() {
-    let written = serde_json::to_value(Node::from(&fixture::snapshot())).unwrap();
-    let read = serde_json::to_value(serde_json::from_value::<Node>(written.clone()).unwrap()).unwrap();
+    let written = serde_json::to_value(NodeResponse::from(&fixture::snapshot())).unwrap();
+    let read = serde_json::to_value(serde_json::from_value::<NodeResponse>(written.clone()).unwrap()).unwrap();
     for part in ["at", "health", "accounts", "unattributed", "unallocated_uses", "violations", "journal", "overview"] {
         assert_eq!(read[part], written[part], "{part}");
     }
     let mut history = crate::domain::history::History::default();
     history.note(&fixture::snapshot());
-    let history = serde_json::to_value(History::from(&history)).unwrap();
-    assert_eq!(serde_json::to_value(serde_json::from_value::<History>(history.clone()).unwrap()).unwrap(), history);
+    let history = serde_json::to_value(HistoryResponse::from(&history)).unwrap();
+    assert_eq!(
+        serde_json::to_value(serde_json::from_value::<HistoryResponse>(history.clone()).unwrap()).unwrap(),
+        history
+    );
 }
 
 /// A server that responds to any request with these bytes, and then closes the connection or sends nothing.
-async fn responding(bytes: Vec<u8>, close: bool) -> Target {
+async fn responding(bytes: Vec<u8>, close: bool) -> AgentTarget {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -46,7 +49,7 @@ async fn responding(bytes: Vec<u8>, close: bool) -> Target {
             }
         }
     });
-    Target::Url(format!("http://{address}").parse().unwrap())
+    AgentTarget::Url(format!("http://{address}").parse().unwrap())
 }
 
 async fn refused(bytes: impl Into<Vec<u8>>) -> String {
@@ -55,7 +58,7 @@ async fn refused(bytes: impl Into<Vec<u8>>) -> String {
 
 #[tokio::test]
 async fn a_response_is_read_over_tcp_and_over_a_socket() {
-    let body = serde_json::to_string(&Node::from(&fixture::snapshot())).unwrap();
+    let body = serde_json::to_string(&NodeResponse::from(&fixture::snapshot())).unwrap();
     let response = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     assert_eq!(node(&responding(response.clone().into(), false).await).await.unwrap().node_name, "node-a".into());
     let until_closed = format!("HTTP/1.1 200 OK\r\n\r\n{body}");
@@ -70,19 +73,19 @@ async fn a_response_is_read_over_tcp_and_over_a_socket() {
         assert!(request[..length].starts_with(b"GET /api/v1/node HTTP/1.1\r\n"));
         stream.write_all(response.as_bytes()).await.unwrap();
     });
-    assert_eq!(node(&Target::Socket(path)).await.unwrap().node_name, "node-a".into());
+    assert_eq!(node(&AgentTarget::Socket(path)).await.unwrap().node_name, "node-a".into());
 }
 
 #[tokio::test]
 async fn errors_name_the_next_step() {
-    let gone = Target::Socket("/nowhere/podmeter.sock".into());
+    let gone = AgentTarget::Socket("/nowhere/podmeter.sock".into());
     let error = node(&gone).await.unwrap_err().to_string();
     assert_eq!(
         error,
         "no agent listens on /nowhere/podmeter.sock: start `podmeter agent`, or give --url http://HOST:9410"
     );
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let error = node(&Target::Url(format!("http://{closed}").parse().unwrap())).await.unwrap_err().to_string();
+    let error = node(&AgentTarget::Url(format!("http://{closed}").parse().unwrap())).await.unwrap_err().to_string();
     assert!(error.contains("cannot be reached") && error.contains("is the port right?"), "{error}");
     let missing = refused("HTTP/1.1 404 Not Found\r\ncontent-length: 9\r\n\r\n\x1b[31mgone").await;
     assert!(missing.contains("responded 404 Not Found (�[31mgone); is that a podmeter agent"), "{missing}");

@@ -2,14 +2,14 @@
 
 use serde_json::Value;
 
-use super::observe::{Agent, Answers, NotObserved, Observations};
-use super::report::{Finding, Outcome};
+use super::observe::{AgentResponses, NotObserved, Observations, ObservedAgent};
+use super::report::{CheckOutcome, Finding};
 use crate::commands::client::ClientError;
 
 /// Id, title, why it matters, and the check.
-type Row = (&'static str, &'static str, &'static str, fn(&Observations) -> Outcome);
+type AgentCheck = (&'static str, &'static str, &'static str, fn(&Observations) -> CheckOutcome);
 
-pub const CHECKS: [Row; 8] = [
+pub const CHECKS: [AgentCheck; 8] = [
     ("agent", "Agent", "the agent serves metrics and devices", agent),
     ("agent_ready", "Agent's readiness", "Kubernetes routes nothing to a pod that is not ready", ready),
     ("agent_problems", "Agent's own problems", "the agent keeps working with reduced data", problems),
@@ -27,15 +27,15 @@ const SHOWN: usize = 4;
 const RESTART: &str = "see its log; kubectl rollout restart, if it does not recover";
 const OWN_VERSION: &str = "run the doctor of the agent's own image: kubectl exec … podmeter doctor";
 
-fn agent(observations: &Observations) -> Outcome {
+fn agent(observations: &Observations) -> CheckOutcome {
     let answers = match &observations.agent {
-        Agent::NotConfigured => {
+        ObservedAgent::NotConfigured => {
             return Ok(Finding::skipped("no admin socket is configured (adminSocket: none); set --url to the agent"));
         }
-        Agent::Silent(error) if error.is_no_agent() && !observations.settings.agent_is_named => {
+        ObservedAgent::Silent(error) if error.is_no_agent() && !observations.settings.agent_is_named => {
             return Ok(Finding::skipped(format!("no agent runs here: {error}")));
         }
-        Agent::Silent(error) => {
+        ObservedAgent::Silent(error) => {
             let to_do = match error {
                 ClientError::Tls { .. } | ClientError::Unauthorized { .. } => "correct the options of the connection",
                 ClientError::Forbidden { .. } => "run the doctor as root, like the agent",
@@ -44,7 +44,7 @@ fn agent(observations: &Observations) -> Outcome {
             };
             return Ok(Finding::failed(error.to_string(), to_do));
         }
-        Agent::Answers(answers) => answers,
+        ObservedAgent::Responding(answers) => answers,
     };
     let unknown =
         |problem| Finding::warning(format!("{} answers without its version: {problem}", answers.target), OWN_VERSION);
@@ -59,9 +59,9 @@ fn agent(observations: &Observations) -> Outcome {
 }
 
 /// The agent's answers, or the finding that there are none.
-fn answers(observations: &Observations) -> Result<&Answers, Finding> {
+fn answers(observations: &Observations) -> Result<&AgentResponses, Finding> {
     match &observations.agent {
-        Agent::Answers(answers) => Ok(answers),
+        ObservedAgent::Responding(answers) => Ok(answers),
         _ => Err(Finding::skipped("no agent answers")),
     }
 }
@@ -81,14 +81,14 @@ fn members<'a>(node: &'a Value, pointer: &str) -> Result<impl Iterator<Item = (&
     Ok(value(node, pointer)?.as_object().into_iter().flatten())
 }
 
-fn ready(observations: &Observations) -> Outcome {
+fn ready(observations: &Observations) -> CheckOutcome {
     Ok(match &answers(observations)?.ready {
         Ok(()) => Finding::ok("ready"),
         Err(reason) => Finding::failed(reason, "it becomes ready once that is fixed"),
     })
 }
 
-fn problems(observations: &Observations) -> Outcome {
+fn problems(observations: &Observations) -> CheckOutcome {
     let node = node(observations)?;
     let (mut failed, mut warned) = (vec![], vec![]);
     let age = observations.now.0 - value(node, "/at/unix")?.as_f64().unwrap_or(0.0);
@@ -126,12 +126,12 @@ fn few(sentences: &[String]) -> String {
 }
 
 /// By the driver, where it was opened here; else by the agent.
-fn devices(observations: &Observations) -> Outcome {
+fn devices(observations: &Observations) -> CheckOutcome {
     let machine = observations.machine.as_ref();
     let of_bus = || machine.and_then(|machine| machine.bus.as_ref().ok().copied());
     let (expected, seen) = match (machine.map(|machine| &machine.driver), &observations.agent) {
         (Some(Ok(driver)), _) => (of_bus(), Some(driver.inventory.visible())),
-        (_, Agent::Answers(_)) => {
+        (_, ObservedAgent::Responding(_)) => {
             let node = node(observations)?;
             if value(node, "/hardware/source")? == "none" {
                 return Ok(Finding::skipped("--hardware none: no devices are read"));
@@ -161,7 +161,7 @@ fn devices(observations: &Observations) -> Outcome {
     })
 }
 
-fn process_utilization(observations: &Observations) -> Outcome {
+fn process_utilization(observations: &Observations) -> CheckOutcome {
     let readings = node(observations)?.pointer("/hardware/readings").and_then(Value::as_object);
     let source = |readings: &Value| readings.pointer("/medium/value/process_utilization_source").cloned();
     let silent = readings.into_iter().flatten().filter(|(_, readings)| source(readings) == Some("none".into()));
@@ -175,7 +175,7 @@ fn process_utilization(observations: &Observations) -> Outcome {
     })
 }
 
-fn device_health(observations: &Observations) -> Outcome {
+fn device_health(observations: &Observations) -> CheckOutcome {
     let (mut count, mut unhealthy, mut marked) = (0, vec![], vec![]);
     for (gpu, health) in members(node(observations)?, "/health/gpus")? {
         let instances = health["instances"].as_object().into_iter().flatten();
@@ -210,7 +210,7 @@ fn causes(health: &Value) -> String {
     causes.collect::<Vec<_>>().join(", ")
 }
 
-fn registrations(observations: &Observations) -> Outcome {
+fn registrations(observations: &Observations) -> CheckOutcome {
     let node = node(observations)?;
     if value(node, "/plugin")?.is_null() {
         return Ok(Finding::skipped("the agent's device plugin is off"));
@@ -237,7 +237,7 @@ fn registrations(observations: &Observations) -> Outcome {
     })
 }
 
-fn scrape(observations: &Observations) -> Outcome {
+fn scrape(observations: &Observations) -> CheckOutcome {
     let answers = answers(observations)?;
     let (mut good, mut bad) = (vec![], vec![]);
     for (target, page) in &answers.pages {

@@ -2,18 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use super::Settings;
-use super::observe::{DriverState, Machine, NotObserved};
-use super::report::{Finding, Outcome};
+use super::DoctorSettings;
+use super::observe::{DriverState, NotObserved, ObservedMachine};
+use super::report::{CheckOutcome, Finding};
 use crate::domain::model::ResourceName;
 use crate::node::kubelet::CallError;
 use crate::node::plugin::{self, MigStrategy, OnConflict, ResourceConfig};
 use crate::node::processes::Mode;
 
 /// Id, title, why it matters, and the check.
-type Row = (&'static str, &'static str, &'static str, fn(&Settings, &Machine) -> Outcome);
+type MachineCheck = (&'static str, &'static str, &'static str, fn(&DoctorSettings, &ObservedMachine) -> CheckOutcome);
 
-pub const CHECKS: [Row; 12] = [
+pub const CHECKS: [MachineCheck; 12] = [
     ("pod_resources", "PodResources socket", "only its answers name the holders of devices", pod_resources),
     ("allocatable", "Allocatable devices", "free devices and plugin conflicts are derived from them", allocatable),
     ("registration_socket", "Registration socket", "the device plugin registers its resources there", registration),
@@ -37,12 +37,12 @@ fn call_failed(error: &CallError) -> Finding {
     Finding::failed(error.to_string().trim_end_matches("; retrying"), KUBELET)
 }
 
-fn pod_resources(_: &Settings, machine: &Machine) -> Outcome {
+fn pod_resources(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     let listed = machine.list.as_ref().map_err(call_failed)?;
     Ok(Finding::ok(format!("{} pods, {} containers with devices", listed.pods, listed.holders)))
 }
 
-fn allocatable(_: &Settings, machine: &Machine) -> Outcome {
+fn allocatable(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     Ok(match &machine.allocatable {
         None => Finding::skipped("skipped, because List had no answer"),
         Some(Ok(allocatable)) => {
@@ -57,18 +57,18 @@ fn allocatable(_: &Settings, machine: &Machine) -> Outcome {
     })
 }
 
-fn registration(settings: &Settings, machine: &Machine) -> Outcome {
+fn registration(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     plugin_is_on(machine)?;
     machine.registration.as_ref().map_err(call_failed)?;
     Ok(Finding::ok(format!("{} answers", plugin::kubelet_socket(&settings.device_plugin_directory).display())))
 }
 
 /// What the plugin offers.
-fn plugin_is_on(machine: &Machine) -> Result<&[ResourceConfig], Finding> {
+fn plugin_is_on(machine: &ObservedMachine) -> Result<&[ResourceConfig], Finding> {
     machine.offers.as_deref().ok_or_else(|| Finding::skipped("the bundled device plugin is off"))
 }
 
-fn plugin_directory(settings: &Settings, machine: &Machine) -> Outcome {
+fn plugin_directory(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     plugin_is_on(machine)?;
     let directory = settings.device_plugin_directory.display();
     let to_do = "mount the kubelet's device-plugins directory without readOnly, and run as uid 0; for another directory set \
@@ -77,7 +77,7 @@ fn plugin_directory(settings: &Settings, machine: &Machine) -> Outcome {
     Ok(Finding::ok(format!("{directory} can be written to")))
 }
 
-fn conflicts(_: &Settings, machine: &Machine) -> Outcome {
+fn conflicts(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     let offers = plugin_is_on(machine)?;
     let live = machine.plugin_sockets.as_ref();
     let live = live.map_err(|missing| missing.finding("check what hangs in the device-plugin directory"))?;
@@ -116,7 +116,7 @@ fn joined(texts: impl Iterator<Item = String>, none: &str) -> String {
     if texts.is_empty() { none.to_owned() } else { texts.join(", ") }
 }
 
-fn plugin_profile(settings: &Settings, machine: &Machine) -> Outcome {
+fn plugin_profile(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     let none = || Finding::skipped("the configuration has no profiles");
     let (applied, gpus) = machine.profile.as_ref().ok_or_else(none)?;
     let gpus = gpus.as_ref().map(|gpus| format!(" with {gpus}")).unwrap_or_default();
@@ -131,7 +131,7 @@ fn plugin_profile(settings: &Settings, machine: &Machine) -> Outcome {
     })
 }
 
-fn pods_api(settings: &Settings, machine: &Machine) -> Outcome {
+fn pods_api(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     let socket = settings.pods_api_socket.display();
     Ok(match &machine.pods_api {
         Ok(()) => Finding::ok(format!("{socket} answers")),
@@ -148,7 +148,7 @@ fn pods_api(settings: &Settings, machine: &Machine) -> Outcome {
     })
 }
 
-fn claim_files(_: &Settings, machine: &Machine) -> Outcome {
+fn claim_files(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     if machine.list.as_ref().map_or(0, |listed| listed.claimed) == 0 {
         return Ok(Finding::skipped("the kubelet lists no claim of NVIDIA's DRA driver"));
     }
@@ -163,21 +163,21 @@ fn claim_files(_: &Settings, machine: &Machine) -> Outcome {
     })
 }
 
-fn driver(_: &Settings, machine: &Machine) -> Outcome {
+fn driver(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     let driver = machine.driver.as_ref().map_err(|missing| missing.finding(DRIVER))?;
     let version = driver.inventory.driver.as_ref().map_or("of unknown version", |driver| &*driver.driver_version);
     Ok(Finding::ok(format!("driver {version}, {} GPUs", driver.inventory.visible())))
 }
 
 /// That it does not answer is the finding of another check.
-fn opened(machine: &Machine) -> Result<&DriverState, Finding> {
+fn opened(machine: &ObservedMachine) -> Result<&DriverState, Finding> {
     machine.driver.as_ref().map_err(|missing| match missing {
         NotObserved::Skipped(reason) => Finding::skipped(reason),
         NotObserved::Failed(..) => Finding::skipped("the driver does not answer"),
     })
 }
 
-fn driver_versions(_: &Settings, machine: &Machine) -> Outcome {
+fn driver_versions(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     let unknown = || Finding::warning("the driver does not report its version", DRIVER);
     let library = &*opened(machine)?.inventory.driver.as_ref().ok_or_else(unknown)?.driver_version;
     Ok(match machine.module_version.as_ref().ok().and_then(Option::as_deref) {
@@ -194,7 +194,7 @@ fn driver_versions(_: &Settings, machine: &Machine) -> Outcome {
     })
 }
 
-fn device_answers(_: &Settings, machine: &Machine) -> Outcome {
+fn device_answers(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     let problems = &opened(machine)?.problems;
     Ok(match problems.is_empty() {
         true => Finding::ok("no call failed"),
@@ -205,9 +205,9 @@ fn device_answers(_: &Settings, machine: &Machine) -> Outcome {
     })
 }
 
-fn host_processes(settings: &Settings, machine: &Machine) -> Outcome {
+fn host_processes(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     const MOUNT: &str = "set hostPID=true in the chart, or mount the host's /proc and set --proc-root";
-    let Settings { attribution, proc_root, pod_logs_root, .. } = settings;
+    let DoctorSettings { attribution, proc_root, pod_logs_root, .. } = settings;
     if *attribution == Mode::Off {
         return Ok(Finding::skipped("process attribution is off"));
     }

@@ -1,6 +1,6 @@
 //! `podmeter doctor`: checks what the agent needs on a node, once, and names what to do.
 //!
-//! Inputs: where the kubelet, the driver and the agent are found. Output: a `Report`, one finding for each check. Does
+//! Inputs: where the kubelet, the driver and the agent are found. Output: a `DoctorReport`, one finding for each check. Does
 //! not use: attribution, metrics, the web server. `observe` makes the `Observations`, each with a deadline; `machine` and
 //! `agent` check them and do no I/O. Nothing here changes anything: it registers nothing, removes nothing, starts no
 //! process, and only connects to the sockets of other plugins.
@@ -16,22 +16,22 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::clock::Clock;
-use crate::commands::client::Target;
+use crate::commands::client::AgentTarget;
 use crate::domain::model::HardwareSource;
 use crate::node::hardware::Driver;
 use crate::node::kubelet::claim_files::ClaimDirectories;
 use crate::node::plugin::PluginPlan;
 use crate::node::processes::Mode;
 use observe::Observations;
-pub use report::{Check, Report, Status};
+pub use report::{Check, CheckStatus, DoctorReport};
 
 /// Where to observe what, with the agent's settings.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct DoctorSettings {
     /// `None`: no agent is queried.
-    pub agent: Option<Target>,
+    pub agent: Option<AgentTarget>,
     /// Its public listeners: queried when it is not found otherwise.
-    pub listeners: Vec<Target>,
+    pub listeners: Vec<AgentTarget>,
     /// This machine is not observed: its checks are left out.
     pub only_agent: bool,
     /// The target was given explicitly, so an agent is expected there.
@@ -59,10 +59,10 @@ pub struct Settings {
 
 /// Observes everything concurrently, the driver last; ends within a minute whatever hangs. `driver` is what NVML
 /// readings come from.
-pub async fn examine(settings: Settings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Report {
+pub async fn examine(settings: DoctorSettings, driver: Option<Box<dyn Driver>>, clock: Clock) -> DoctorReport {
     let observations = observe::observe(settings, driver, clock).await;
     let left_out = if observations.machine.is_none() { machine::CHECKS.len() } else { 0 };
-    Report::new(observations.now, checks(&observations), left_out)
+    DoctorReport::new(observations.now, checks(&observations), left_out)
 }
 
 /// Runs every check that is not left out.

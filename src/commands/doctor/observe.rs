@@ -5,10 +5,10 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
-use super::Settings;
+use super::DoctorSettings;
 use super::report::Finding;
 use crate::clock::Clock;
-use crate::commands::client::{self, ClientError, Target};
+use crate::commands::client::{self, AgentTarget, ClientError};
 use crate::domain::model::{Allocatable, AppliedProfile, HardwareSource, Inventory, UnixSeconds};
 use crate::node::hardware::{Driver, Failure, scan_pci_bus};
 use crate::node::kubelet::claim_files::{is_of_nvidia, survey};
@@ -27,13 +27,13 @@ const BUILD_INFO: &str = "podmeter_build_info";
 /// Everything that was observed, at about one moment.
 #[derive(Debug)]
 pub struct Observations {
-    pub settings: Settings,
+    pub settings: DoctorSettings,
     /// Of this podmeter.
     pub version: &'static str,
     pub now: UnixSeconds,
-    pub agent: Agent,
+    pub agent: ObservedAgent,
     /// `None`: only the agent is checked.
-    pub machine: Option<Machine>,
+    pub machine: Option<ObservedMachine>,
 }
 
 /// What was observed, or why not.
@@ -67,8 +67,8 @@ impl NotObserved {
 
 /// Of the machine on which the doctor runs.
 #[derive(Debug)]
-pub struct Machine {
-    pub list: Result<Listed, CallError>,
+pub struct ObservedMachine {
+    pub list: Result<ListSummary, CallError>,
     /// `None`: not called, because `List` had no answer.
     pub allocatable: Option<Result<Allocatable, CallError>>,
     pub registration: Result<(), CallError>,
@@ -95,7 +95,7 @@ pub struct Machine {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListSummary {
     pub pods: usize,
     /// Containers that hold a device or a claim.
     pub holders: usize,
@@ -113,17 +113,17 @@ pub struct DriverState {
 
 /// The agent that may run here.
 #[derive(Debug)]
-pub enum Agent {
+pub enum ObservedAgent {
     /// No target is configured.
     NotConfigured,
     /// It does not run, or does not answer as an agent does.
     Silent(ClientError),
-    Answers(Box<Answers>),
+    Responding(Box<AgentResponses>),
 }
 
 #[derive(Debug)]
-pub struct Answers {
-    pub target: Target,
+pub struct AgentResponses {
+    pub target: AgentTarget,
     /// `/api/v1/record`
     pub record: Result<Value, String>,
     /// `/api/v1/node`
@@ -131,12 +131,12 @@ pub struct Answers {
     /// `/-/ready`; the error is its reason.
     pub ready: Result<(), String>,
     /// The number of series on `/metrics` of each listener.
-    pub pages: Vec<(Target, Result<usize, String>)>,
+    pub pages: Vec<(AgentTarget, Result<usize, String>)>,
     /// Listeners that need the credentials of the web configuration, which the doctor does not have.
     pub guarded: Vec<String>,
 }
 
-pub async fn observe(settings: Settings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Observations {
+pub async fn observe(settings: DoctorSettings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Observations {
     let (agent, machine) = if settings.only_agent {
         (observe_agent(&settings).await, None)
     } else {
@@ -147,8 +147,11 @@ pub async fn observe(settings: Settings, driver: Option<Box<dyn Driver>>, clock:
 }
 
 /// File systems hang, each on its own.
-async fn observe_machine(settings: &Settings, driver: Option<Box<dyn Driver>>) -> (Agent, Machine) {
-    let Settings { device_plugin_directory, proc_root, sys_root, pod_logs_root, .. } = settings.clone();
+async fn observe_machine(
+    settings: &DoctorSettings,
+    driver: Option<Box<dyn Driver>>,
+) -> (ObservedAgent, ObservedMachine) {
+    let DoctorSettings { device_plugin_directory, proc_root, sys_root, pod_logs_root, .. } = settings.clone();
     let registration = plugin::kubelet_socket(&device_plugin_directory);
     let (plugins, claims) = (device_plugin_directory.clone(), settings.claim_directories.clone());
     let (module, proc) = (proc_root.join("driver/nvidia/version"), proc_root.clone());
@@ -185,7 +188,7 @@ async fn observe_machine(settings: &Settings, driver: Option<Box<dyn Driver>>) -
     let (profile, offers) = choose_profile(settings, driver.as_ref().ok());
     let (list, allocatable) = kubelet;
     let (registration, pods_api) = (registration.map(drop), pods_api.map(drop));
-    let machine = Machine {
+    let machine = ObservedMachine {
         list,
         allocatable,
         registration,
@@ -206,7 +209,7 @@ async fn observe_machine(settings: &Settings, driver: Option<Box<dyn Driver>>) -
 
 type Chosen = (Option<(AppliedProfile, Option<NodeGpus>)>, Option<Vec<ResourceConfig>>);
 
-fn choose_profile(settings: &Settings, driver: Option<&DriverState>) -> Chosen {
+fn choose_profile(settings: &DoctorSettings, driver: Option<&DriverState>) -> Chosen {
     let Some(plan) = &settings.plan else { return (None, None) };
     let gpus = match driver {
         Some(driver) => Some(NodeGpus::of(&driver.inventory)),
@@ -225,7 +228,9 @@ async fn blocking<T: Send + 'static>(look: impl FnOnce() -> Result<T, String> + 
     looked.map_err(NotObserved::failed)?.map_err(NotObserved::failed)
 }
 
-async fn ask_kubelet(settings: &Settings) -> (Result<Listed, CallError>, Option<Result<Allocatable, CallError>>) {
+async fn ask_kubelet(
+    settings: &DoctorSettings,
+) -> (Result<ListSummary, CallError>, Option<Result<Allocatable, CallError>>) {
     let mut client = Client::new(&settings.pod_resources_socket, settings.kubelet_deadline);
     let allocations = match client.list().await {
         Ok(allocations) => allocations,
@@ -233,7 +238,7 @@ async fn ask_kubelet(settings: &Settings) -> (Result<Listed, CallError>, Option<
     };
     let holders =
         allocations.containers().filter(|container| !container.devices.is_empty() || !container.claims.is_empty());
-    let listed = Listed {
+    let listed = ListSummary {
         pods: allocations.pods.len(),
         holders: holders.count(),
         claimed: allocations.containers().flat_map(|one| &one.claims).filter(|claim| is_of_nvidia(claim)).count(),
@@ -241,17 +246,19 @@ async fn ask_kubelet(settings: &Settings) -> (Result<Listed, CallError>, Option<
     (Ok(listed), Some(client.allocatable().await))
 }
 
-async fn observe_agent(settings: &Settings) -> Agent {
+async fn observe_agent(settings: &DoctorSettings) -> ObservedAgent {
     let mut agent = find_agent(settings).await;
-    if let Agent::Answers(answers) = &mut agent {
+    if let ObservedAgent::Responding(answers) = &mut agent {
         scrape_listeners(answers).await;
     }
     agent
 }
 
 /// At the given target; else at the default socket, then at the listeners.
-async fn find_agent(settings: &Settings) -> Agent {
-    let Some(target) = &settings.agent else { return ask_listeners(settings).await.unwrap_or(Agent::NotConfigured) };
+async fn find_agent(settings: &DoctorSettings) -> ObservedAgent {
+    let Some(target) = &settings.agent else {
+        return ask_listeners(settings).await.unwrap_or(ObservedAgent::NotConfigured);
+    };
     let Err(error) = client::get(target, "/-/healthy").await else { return ask_agent(target.clone()).await };
     let may_be_elsewhere = error.is_no_agent() || matches!(error, ClientError::Forbidden { .. });
     if may_be_elsewhere
@@ -260,11 +267,11 @@ async fn find_agent(settings: &Settings) -> Agent {
     {
         return agent;
     }
-    Agent::Silent(error)
+    ObservedAgent::Silent(error)
 }
 
 /// A server that does not answer as an agent is another program.
-async fn ask_listeners(settings: &Settings) -> Option<Agent> {
+async fn ask_listeners(settings: &DoctorSettings) -> Option<ObservedAgent> {
     for target in &settings.listeners {
         if client::get(target, "/-/healthy").await.is_ok_and(|body| body == HEALTHY) {
             return Some(ask_agent(target.clone()).await);
@@ -273,25 +280,25 @@ async fn ask_listeners(settings: &Settings) -> Option<Agent> {
     None
 }
 
-async fn ask_agent(target: Target) -> Agent {
+async fn ask_agent(target: AgentTarget) -> ObservedAgent {
     let (record, node, ready) =
         tokio::join!(json(&target, "/api/v1/record"), json(&target, "/api/v1/node"), client::get(&target, "/-/ready"));
     let ready = ready.map(drop).map_err(|error| match error {
         ClientError::Refused { text, .. } => text,
         error => error.to_string(),
     });
-    Agent::Answers(Box::new(Answers { target, record, node, ready, pages: vec![], guarded: vec![] }))
+    ObservedAgent::Responding(Box::new(AgentResponses { target, record, node, ready, pages: vec![], guarded: vec![] }))
 }
 
-async fn json(target: &Target, path: &str) -> Result<Value, String> {
+async fn json(target: &AgentTarget, path: &str) -> Result<Value, String> {
     let body = client::get(target, path).await.map_err(|error| error.to_string())?;
     serde_json::from_slice(&body).map_err(|error| format!("{target} answers {path} without JSON: {error}"))
 }
 
 /// Over a URL only the given target is known; else the record has the listeners.
-async fn scrape_listeners(answers: &mut Answers) {
+async fn scrape_listeners(answers: &mut AgentResponses) {
     let mut open = vec![];
-    if let Target::Url(_) = answers.target {
+    if let AgentTarget::Url(_) = answers.target {
         open.push(answers.target.clone());
     } else {
         let listeners = answers.record.as_ref().ok().and_then(|record| record["listeners"].as_array());
@@ -301,7 +308,7 @@ async fn scrape_listeners(answers: &mut Answers) {
             let Some(address) = listener["address"].as_str() else { continue };
             match listener["guarded"] == true {
                 true => answers.guarded.push(address.to_owned()),
-                false => open.extend(Target::of_listener(address)),
+                false => open.extend(AgentTarget::of_listener(address)),
             }
         }
     }
@@ -323,12 +330,14 @@ fn series(page: &str) -> Result<usize, String> {
 }
 
 /// Why the driver must not be opened: an agent has released it on request, or may have.
-fn driver_is_released(agent: &Agent) -> Option<&'static str> {
+fn driver_is_released(agent: &ObservedAgent) -> Option<&'static str> {
     match agent {
-        Agent::NotConfigured => None,
-        Agent::Silent(error) if error.is_no_agent() => None,
-        Agent::Silent(_) => Some("an agent exists that cannot be asked whether the driver is released on request"),
-        Agent::Answers(answers) => {
+        ObservedAgent::NotConfigured => None,
+        ObservedAgent::Silent(error) if error.is_no_agent() => None,
+        ObservedAgent::Silent(_) => {
+            Some("an agent exists that cannot be asked whether the driver is released on request")
+        }
+        ObservedAgent::Responding(answers) => {
             let released = answers.node.as_ref().ok().and_then(|node| node.pointer("/hardware/released"));
             let is_released = released.is_some_and(|released| !released.is_null());
             is_released.then_some("the agent has released the driver on request")
@@ -339,7 +348,7 @@ fn driver_is_released(agent: &Agent) -> Option<&'static str> {
 /// On its own thread: one that hangs is abandoned.
 async fn observe_driver(
     driver: Option<Box<dyn Driver>>,
-    settings: &Settings,
+    settings: &DoctorSettings,
     driver_is_released: Option<&'static str>,
 ) -> Observed<DriverState> {
     const HUNG: &str = "the driver hangs: see dmesg, reset the GPU or drain the node";

@@ -8,7 +8,7 @@ use crate::terminal::write_wrapped;
 /// Worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Status {
+pub enum CheckStatus {
     /// Something does not work.
     Failed,
     /// It works less well than it could, or it cannot be determined.
@@ -21,26 +21,26 @@ pub enum Status {
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    pub status: Status,
+    pub status: CheckStatus,
     pub found: String,
     pub to_do: Option<String>,
 }
 
 impl Finding {
     pub fn ok(found: impl Into<String>) -> Self {
-        Self { status: Status::Ok, found: found.into(), to_do: None }
+        Self { status: CheckStatus::Ok, found: found.into(), to_do: None }
     }
 
     pub fn warning(found: impl Into<String>, to_do: impl Into<String>) -> Self {
-        Self { status: Status::Warning, found: found.into(), to_do: Some(to_do.into()) }
+        Self { status: CheckStatus::Warning, found: found.into(), to_do: Some(to_do.into()) }
     }
 
     pub fn failed(found: impl Into<String>, to_do: impl Into<String>) -> Self {
-        Self { status: Status::Failed, found: found.into(), to_do: Some(to_do.into()) }
+        Self { status: CheckStatus::Failed, found: found.into(), to_do: Some(to_do.into()) }
     }
 
     pub fn skipped(reason: impl Into<String>) -> Self {
-        Self { status: Status::Skipped, found: reason.into(), to_do: None }
+        Self { status: CheckStatus::Skipped, found: reason.into(), to_do: None }
     }
 
     /// What was found is preceded by its subject.
@@ -50,7 +50,7 @@ impl Finding {
 }
 
 /// The error is a finding too, for `?`.
-pub type Outcome = Result<Finding, Finding>;
+pub type CheckOutcome = Result<Finding, Finding>;
 
 /// A finding with what is known of its check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -58,7 +58,7 @@ pub struct Check {
     /// Does not change between versions.
     pub id: &'static str,
     pub title: &'static str,
-    pub status: Status,
+    pub status: CheckStatus,
     pub found: String,
     /// Why it matters.
     pub why: &'static str,
@@ -67,7 +67,7 @@ pub struct Check {
 }
 
 impl Check {
-    pub fn new(id: &'static str, title: &'static str, why: &'static str, outcome: Outcome) -> Self {
+    pub fn new(id: &'static str, title: &'static str, why: &'static str, outcome: CheckOutcome) -> Self {
         let Finding { status, found, to_do } = outcome.unwrap_or_else(|finding| finding);
         Self { id, title, status, found, why, to_do }
     }
@@ -75,7 +75,7 @@ impl Check {
 
 /// All checks, in their order.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct DoctorReport {
     pub schema: &'static str,
     pub version: &'static str,
     pub at: Timestamp,
@@ -88,17 +88,17 @@ pub struct Report {
     pub checks: Vec<Check>,
 }
 
-impl Report {
+impl DoctorReport {
     pub fn new(now: UnixSeconds, checks: Vec<Check>, left_out: usize) -> Self {
         let count = |status| checks.iter().filter(|check| check.status == status).count();
         Self {
             schema: "podmeter.doctor/v1",
             version: env!("CARGO_PKG_VERSION"),
             at: now.into(),
-            failed: count(Status::Failed),
-            warnings: count(Status::Warning),
-            ok: count(Status::Ok),
-            skipped: count(Status::Skipped),
+            failed: count(CheckStatus::Failed),
+            warnings: count(CheckStatus::Warning),
+            ok: count(CheckStatus::Ok),
+            skipped: count(CheckStatus::Skipped),
             left_out,
             checks,
         }
@@ -122,10 +122,10 @@ impl Report {
         let mut text = String::new();
         for check in checks {
             let (word, code) = match check.status {
-                Status::Failed => ("failed ", "1;31"),
-                Status::Warning => ("warning", "33"),
-                Status::Ok => ("ok     ", "32"),
-                Status::Skipped => ("skipped", "2"),
+                CheckStatus::Failed => ("failed ", "1;31"),
+                CheckStatus::Warning => ("warning", "33"),
+                CheckStatus::Ok => ("ok     ", "32"),
+                CheckStatus::Skipped => ("skipped", "2"),
             };
             let word = if colour { format!("\x1b[{code}m{word}\x1b[0m") } else { word.to_owned() };
             // The word is as wide as "warning".
@@ -166,11 +166,11 @@ mod tests {
             to_do: to_do.map(str::to_owned),
         };
         let checks = vec![
-            check("Fine", Status::Ok, None),
-            check("Not well", Status::Failed, Some("mend it, and then run the doctor again to see")),
-            check("Off", Status::Skipped, None),
+            check("Fine", CheckStatus::Ok, None),
+            check("Not well", CheckStatus::Failed, Some("mend it, and then run the doctor again to see")),
+            check("Off", CheckStatus::Skipped, None),
         ];
-        let report = Report::new(UnixSeconds(1_700_000_000.0), checks, 15);
+        let report = DoctorReport::new(UnixSeconds(1_700_000_000.0), checks, 15);
         let wanted = "failed   Not well  found�[31m�this\n\
                       \u{20}        why    it matters\n\
                       \u{20}        to do  mend it, and then run\n\

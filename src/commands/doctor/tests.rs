@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::Status::{Failed, Ok as Good, Skipped, Warning};
-use super::observe::{Agent, Answers, DriverState, Listed, Machine, NotObserved, Observations};
-use super::{Settings, Status, checks};
-use crate::commands::client::{ClientError, Target};
+use super::CheckStatus::{Failed, Ok as Good, Skipped, Warning};
+use super::observe::{
+    AgentResponses, DriverState, ListSummary, NotObserved, Observations, ObservedAgent, ObservedMachine,
+};
+use super::{CheckStatus, DoctorSettings, checks};
+use crate::commands::client::{AgentTarget, ClientError};
 use crate::domain::model::{
     Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, HardwareSource, Inventory, UnixSeconds,
 };
@@ -21,9 +23,9 @@ use crate::node::processes::{Mode, Survey};
 const NOW: f64 = 1_800_000_000.0;
 const SOCKET: &str = "/k/pod-resources/kubelet.sock";
 
-fn settings() -> Settings {
-    Settings {
-        agent: Some(Target::Socket("/run/podmeter.sock".into())),
+fn settings() -> DoctorSettings {
+    DoctorSettings {
+        agent: Some(AgentTarget::Socket("/run/podmeter.sock".into())),
         only_agent: false,
         agent_is_named: false,
         listeners: vec![],
@@ -63,13 +65,13 @@ fn node() -> Value {
     })
 }
 
-fn answers() -> Answers {
-    Answers {
-        target: Target::Socket("/run/podmeter.sock".into()),
+fn answers() -> AgentResponses {
+    AgentResponses {
+        target: AgentTarget::Socket("/run/podmeter.sock".into()),
         record: Ok(json!({"running": {"version": "1.2.3", "revision": "abc"}})),
         node: Ok(node()),
         ready: Ok(()),
-        pages: vec![(Target::Url("http://127.0.0.1:9410".parse().unwrap()), Ok(2))],
+        pages: vec![(AgentTarget::Url("http://127.0.0.1:9410".parse().unwrap()), Ok(2))],
         guarded: vec![],
     }
 }
@@ -109,9 +111,9 @@ fn well() -> Observations {
         settings: settings(),
         version: "1.2.3",
         now: UnixSeconds(NOW),
-        agent: Agent::Answers(Box::new(answers())),
-        machine: Some(Machine {
-            list: Ok(Listed { pods: 3, holders: 1, claimed: 1 }),
+        agent: ObservedAgent::Responding(Box::new(answers())),
+        machine: Some(ObservedMachine {
+            list: Ok(ListSummary { pods: 3, holders: 1, claimed: 1 }),
             allocatable: Some(Ok(Allocatable { devices: allocatable, ..Allocatable::default() })),
             registration: Ok(()),
             pods_api: Ok(()),
@@ -135,18 +137,18 @@ fn offers(on_conflict: OnConflict) -> Option<Vec<ResourceConfig>> {
 
 type Change = Box<dyn Fn(&mut Observations)>;
 
-fn settings_with(edit: impl Fn(&mut Settings) + 'static) -> Change {
+fn settings_with(edit: impl Fn(&mut DoctorSettings) + 'static) -> Change {
     Box::new(move |observations| edit(&mut observations.settings))
 }
 
-fn on(edit: impl Fn(&mut Machine) + 'static) -> Change {
+fn on(edit: impl Fn(&mut ObservedMachine) + 'static) -> Change {
     Box::new(move |observations| edit(observations.machine.as_mut().expect("it is checked")))
 }
 
 /// A changed answer of the agent about itself.
-fn agent(edit: impl Fn(&mut Answers) + 'static) -> Change {
+fn agent(edit: impl Fn(&mut AgentResponses) + 'static) -> Change {
     Box::new(move |observations| {
-        let Agent::Answers(answers) = &mut observations.agent else { panic!("it answers") };
+        let ObservedAgent::Responding(answers) = &mut observations.agent else { panic!("it answers") };
         edit(answers);
     })
 }
@@ -176,7 +178,7 @@ fn failed<T>(problem: &str) -> Result<T, NotObserved> {
 }
 
 fn silent(error: impl Fn() -> ClientError + 'static) -> Change {
-    Box::new(move |observations| observations.agent = Agent::Silent(error()))
+    Box::new(move |observations| observations.agent = ObservedAgent::Silent(error()))
 }
 
 fn absent() -> ClientError {
@@ -190,12 +192,12 @@ fn late() -> ClientError {
 #[test]
 fn a_healthy_node_passes_every_check() {
     for check in checks(&well()) {
-        assert_eq!(check.status, Status::Ok, "{check:?}");
+        assert_eq!(check.status, CheckStatus::Ok, "{check:?}");
         assert_eq!(check.to_do, None, "{check:?}");
     }
 }
 
-type Case = (&'static str, Change, Status, &'static str);
+type Case = (&'static str, Change, CheckStatus, &'static str);
 
 fn kubelet_cases() -> Vec<Case> {
     vec![
@@ -301,7 +303,7 @@ fn driver_and_host_cases() -> Vec<Case> {
         (
             "devices",
             Box::new(|observations| {
-                observations.agent = Agent::NotConfigured;
+                observations.agent = ObservedAgent::NotConfigured;
                 observations.machine.as_mut().unwrap().driver = failed("late");
             }),
             Failed,
@@ -354,12 +356,12 @@ fn driver_and_host_cases() -> Vec<Case> {
 
 fn agent_cases() -> Vec<Case> {
     vec![
-        ("agent", Box::new(|observations| observations.agent = Agent::NotConfigured), Skipped, "--url"),
+        ("agent", Box::new(|observations| observations.agent = ObservedAgent::NotConfigured), Skipped, "--url"),
         ("agent", silent(absent), Skipped, "no agent listens on /a"),
         (
             "agent",
             Box::new(|observations| {
-                observations.agent = Agent::Silent(absent());
+                observations.agent = ObservedAgent::Silent(absent());
                 observations.settings.agent_is_named = true;
             }),
             Failed,

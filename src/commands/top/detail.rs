@@ -5,14 +5,14 @@ use std::time::Duration;
 use super::format::{energy, known, memory, percent, span, spanned, unit};
 use super::{Line, Style, table};
 use crate::domain::model::{Gpu, GpuUuid, Moment, Reason, Unattributed};
-use crate::serve::api::Node;
+use crate::serve::api::NodeResponse;
 use crate::terminal::{clean, wrapped};
 
 /// Transitions of this device.
 const EVENTS_SHOWN: usize = 20;
 
 /// `since`: the time since the response.
-pub fn lines(node: &Node, gpu: &GpuUuid, since: Duration, width: usize) -> Vec<Line> {
+pub fn lines(node: &NodeResponse, gpu: &GpuUuid, since: Duration, width: usize) -> Vec<Line> {
     let Some(gpu) = node.hardware.inventory.gpus.get(gpu) else {
         return vec![Line::new("The agent no longer reports this device.", Style::Plain)];
     };
@@ -46,7 +46,7 @@ pub fn lines(node: &Node, gpu: &GpuUuid, since: Duration, width: usize) -> Vec<L
     lines
 }
 
-fn identity(node: &Node, gpu: &Gpu, since: Duration) -> Vec<String> {
+fn identity(node: &NodeResponse, gpu: &Gpu, since: Duration) -> Vec<String> {
     let mut place = vec![clean(gpu.uuid.as_str())];
     place.extend(gpu.pci_bus_id.as_ref().map(|bus| format!("PCI {}", clean(bus.as_str()))));
     place.extend(gpu.numa_node.map(|node| format!("NUMA node {node}")));
@@ -83,7 +83,7 @@ fn identity(node: &Node, gpu: &Gpu, since: Duration) -> Vec<String> {
     [place, values, slow.into()].map(|words| words.join("  ")).into_iter().chain(parts).collect()
 }
 
-fn holders(node: &Node, gpu: &Gpu) -> Vec<String> {
+fn holders(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {
     let mut words = vec![];
     for account in node.accounts.iter().filter(|account| account.gpu == gpu.uuid) {
         let Some(holding) = &account.holding else { continue };
@@ -117,7 +117,7 @@ fn holders(node: &Node, gpu: &Gpu) -> Vec<String> {
     words
 }
 
-fn unattributed(node: &Node, gpu: &Gpu) -> Vec<String> {
+fn unattributed(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {
     let of_gpu = node.unattributed.iter().filter(|unattributed| unattributed.gpu == gpu.uuid);
     let parts = of_gpu.flat_map(|unattributed| Reason::ALL.into_iter().filter_map(|reason| part(unattributed, reason)));
     let foreign = node.unallocated_uses.iter().filter(|one| one.gpu == gpu.uuid).map(|one| {
@@ -139,7 +139,7 @@ fn part(unattributed: &Unattributed, reason: Reason) -> Option<String> {
     (!words.is_empty()).then(|| format!("{}: {}", reason.as_str(), words.join(", ")))
 }
 
-fn events(node: &Node, gpu: &Gpu, ago: impl Fn(Moment) -> String) -> Vec<String> {
+fn events(node: &NodeResponse, gpu: &Gpu, ago: impl Fn(Moment) -> String) -> Vec<String> {
     let mut words = vec![];
     let transitions = node.health.transitions.iter().rev().filter(|transition| transition.gpu == gpu.uuid);
     for transition in transitions.take(EVENTS_SHOWN) {

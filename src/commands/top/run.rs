@@ -14,8 +14,8 @@ use tokio::time::MissedTickBehavior;
 use super::screen::Screen;
 use super::{Line, Style, text};
 use crate::clock::Clock;
-use crate::commands::client::{self, ClientError, Target};
-use crate::serve::api::Node;
+use crate::commands::client::{self, AgentTarget, ClientError};
+use crate::serve::api::NodeResponse;
 
 /// How often ages are redrawn without other changes.
 const REDRAW: Duration = Duration::from_millis(500);
@@ -24,7 +24,7 @@ const VERMILION: Color = Color::AnsiValue(166);
 
 #[derive(Clone, Debug)]
 pub struct TopSettings {
-    pub target: Target,
+    pub target: AgentTarget,
     /// Between two requests.
     pub interval: Duration,
     /// Print text, also in a terminal.
@@ -115,7 +115,7 @@ async fn live(settings: TopSettings, [terminate, interrupt, hangup]: [&mut Signa
 }
 
 /// Polls until nothing receives the responses.
-async fn poll(settings: TopSettings, responses: mpsc::Sender<Result<Node, ClientError>>) {
+async fn poll(settings: TopSettings, responses: mpsc::Sender<Result<NodeResponse, ClientError>>) {
     let mut due = tokio::time::interval(settings.interval);
     due.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

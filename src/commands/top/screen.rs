@@ -5,10 +5,10 @@ use std::time::Duration;
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
 use super::format::span;
-use super::table::{self, Row};
+use super::table::{self, TableRow};
 use super::{Line, Style, detail};
 use crate::domain::model::{GpuUuid, Monotonic};
-use crate::serve::api::Node;
+use crate::serve::api::NodeResponse;
 use crate::terminal::{clean, fit, wrapped};
 
 /// Lines above the table; further problems are in the details.
@@ -18,7 +18,7 @@ pub struct Screen {
     /// The agent, for people.
     target: String,
     interval: Duration,
-    node: Option<Node>,
+    node: Option<NodeResponse>,
     /// When the snapshot last changed; before the first one, when polling began.
     changed: Monotonic,
     /// Why the last poll failed.
@@ -37,8 +37,8 @@ impl Screen {
         Self { target, interval, node, changed: now, failure, key, place: 0, detail, scrolled: 0 }
     }
 
-    pub fn update(&mut self, node: Node, now: Monotonic) {
-        let stamp = |node: &Node| (node.started, node.sequence);
+    pub fn update(&mut self, node: NodeResponse, now: Monotonic) {
+        let stamp = |node: &NodeResponse| (node.started, node.sequence);
         if self.node.as_ref().map(stamp) != Some(stamp(&node)) {
             self.changed = now;
         }
@@ -46,7 +46,7 @@ impl Screen {
         self.node = Some(node);
     }
 
-    fn rows(&self) -> Vec<Row> {
+    fn rows(&self) -> Vec<TableRow> {
         self.node.as_ref().map(table::rows).unwrap_or_default()
     }
 
@@ -81,7 +81,7 @@ impl Screen {
     }
 
     /// Which row is selected; `None` where there are none.
-    fn selected(&self, rows: &[Row]) -> Option<usize> {
+    fn selected(&self, rows: &[TableRow]) -> Option<usize> {
         let found = self.key.as_ref().and_then(|key| rows.iter().position(|row| row.key == *key));
         found.or_else(|| Some(self.place.min(rows.len().checked_sub(1)?)))
     }

@@ -11,7 +11,7 @@ use crate::domain::model::{
     Account, DeviceState, Gpu, GpuUuid, HealthCause, Holding, MigDevice, MigUuid, Monotonic, Reason, UnhealthyReason,
     equal_division, parts_of_device,
 };
-use crate::serve::api::Node;
+use crate::serve::api::NodeResponse;
 use crate::terminal::{clean, fit};
 
 const COLUMNS: [&str; 15] = [
@@ -36,7 +36,7 @@ const NAME: usize = 30;
 const STATE: usize = 18;
 
 /// A device, or a container on one.
-pub struct Row {
+pub struct TableRow {
     /// The same from response to response.
     pub key: String,
     pub gpu: GpuUuid,
@@ -45,7 +45,7 @@ pub struct Row {
 }
 
 /// GPUs by number, each followed by its containers and its MIG devices, these by theirs.
-pub fn rows(node: &Node) -> Vec<Row> {
+pub fn rows(node: &NodeResponse) -> Vec<TableRow> {
     let mut rows = vec![];
     for gpu in in_order(node) {
         rows.push(device(node, gpu, None));
@@ -74,16 +74,16 @@ pub fn rows(node: &Node) -> Vec<Row> {
     rows
 }
 
-fn in_order(node: &Node) -> Vec<&Gpu> {
+fn in_order(node: &NodeResponse) -> Vec<&Gpu> {
     let mut gpus: Vec<&Gpu> = node.hardware.inventory.gpus.values().collect();
     gpus.sort_by_key(|gpu| gpu.order());
     gpus
 }
 
 /// Missing cells are unknown.
-fn row(key: String, gpu: &GpuUuid, cells: Vec<String>, style: Style) -> Row {
+fn row(key: String, gpu: &GpuUuid, cells: Vec<String>, style: Style) -> TableRow {
     let mut cells = cells.into_iter();
-    Row { key, gpu: gpu.clone(), cells: std::array::from_fn(|_| known(cells.next())), style }
+    TableRow { key, gpu: gpu.clone(), cells: std::array::from_fn(|_| known(cells.next())), style }
 }
 
 /// `0`, `0:1`; a GPU without a number has its address.
@@ -102,7 +102,7 @@ pub fn model(gpu: &Gpu, mig: Option<&MigDevice>) -> String {
     }
 }
 
-fn device(node: &Node, gpu: &Gpu, mig: Option<&MigDevice>) -> Row {
+fn device(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> TableRow {
     let readings = node.hardware.readings.get(&gpu.uuid);
     let fast = readings.and_then(|readings| readings.fast.as_ref()).filter(|_| mig.is_none()).map(|fast| &fast.value);
     let medium = readings.and_then(|readings| readings.medium.as_ref()).map(|medium| &medium.value);
@@ -131,7 +131,7 @@ fn device(node: &Node, gpu: &Gpu, mig: Option<&MigDevice>) -> Row {
 }
 
 /// In one word, with the first reason where it is unhealthy, and whether that is a problem.
-pub fn state(node: &Node, gpu: &Gpu, mig: Option<&MigDevice>) -> (String, bool) {
+pub fn state(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> (String, bool) {
     if let Some(passthrough) = node.hardware.inventory.passthrough.get(&gpu.uuid) {
         return (format!("passthrough:{}", clean(&passthrough.kernel_driver)), false);
     }
@@ -145,7 +145,7 @@ pub fn state(node: &Node, gpu: &Gpu, mig: Option<&MigDevice>) -> (String, bool) 
 }
 
 /// `free`, or how many of its slots or MIG devices are: `free:2/4`.
-fn free(node: &Node, gpu: &GpuUuid, mig: Option<&MigDevice>) -> Option<String> {
+fn free(node: &NodeResponse, gpu: &GpuUuid, mig: Option<&MigDevice>) -> Option<String> {
     let device = node.overview.device(gpu, mig.map(|mig| &mig.uuid))?;
     match (node.overview.free_parts(device), device.state) {
         (Some((free, all)), _) => Some(format!("free:{free}/{all}")),
@@ -156,7 +156,7 @@ fn free(node: &Node, gpu: &GpuUuid, mig: Option<&MigDevice>) -> Option<String> {
 
 /// `+host`: reasons with processes; the driver's own use is on every device and has none. A process may be seen shortly
 /// before its allocation: `+not_allocated` is shown where the agent names the pod.
-fn unattributed(node: &Node, gpu: &Gpu, mig: Option<&MigDevice>) -> Vec<String> {
+fn unattributed(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> Vec<String> {
     let unattributed = node.unattributed.iter().filter(|one| one.gpu == gpu.uuid && mig.is_none());
     let is_foreign = node.unallocated_uses.iter().any(|one| one.gpu == gpu.uuid);
     let present = unattributed.flat_map(|one| &one.processes).filter(|(_, count)| **count > 0);
@@ -165,7 +165,7 @@ fn unattributed(node: &Node, gpu: &Gpu, mig: Option<&MigDevice>) -> Vec<String> 
 }
 
 /// Holders first, then by name; without those that ended over a minute ago.
-fn containers(node: &Node, gpu: &GpuUuid, mig: Option<&MigUuid>, indent: usize) -> Vec<Row> {
+fn containers(node: &NodeResponse, gpu: &GpuUuid, mig: Option<&MigUuid>, indent: usize) -> Vec<TableRow> {
     let on_it = |account: &&Account| {
         account.gpu == *gpu && account.mig.as_ref() == mig && !account.has_long_ended(node.at.monotonic)
     };
@@ -174,7 +174,7 @@ fn containers(node: &Node, gpu: &GpuUuid, mig: Option<&MigUuid>, indent: usize) 
     accounts.into_iter().map(|account| container(node, account, indent)).collect()
 }
 
-fn container(node: &Node, account: &Account, indent: usize) -> Row {
+fn container(node: &NodeResponse, account: &Account, indent: usize) -> TableRow {
     let (figures, holding) = (&account.figures, account.holding.as_ref());
     let name = clean(&account.container.to_string());
     let used = account.memory_used_bytes.filter(|_| holding.is_some());
@@ -208,7 +208,7 @@ pub fn sharing(holding: &Holding, held: Option<f64>) -> String {
 }
 
 /// The titles, and a line for each row. Names and states are cut where the columns need more than `width`.
-pub fn lines(rows: &[Row], width: usize) -> Vec<Line> {
+pub fn lines(rows: &[TableRow], width: usize) -> Vec<Line> {
     let mut widths = COLUMNS.map(str::len);
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(&row.cells) {
@@ -228,14 +228,14 @@ pub fn lines(rows: &[Row], width: usize) -> Vec<Line> {
 }
 
 /// `demo, simulated driver 570.124.06, up 1m15s`
-pub fn title(node: &Node) -> String {
+pub fn title(node: &NodeResponse) -> String {
     let driver = clean(&node.hardware.driver_words());
     let name = if node.node_name.is_empty() { "podmeter".to_owned() } else { clean(&node.node_name) };
     format!("{name}, {driver}, up {}", span(node.at.monotonic.as_duration().as_secs_f64()))
 }
 
 /// What is below the title: totals, how old the data are, free devices, problems. `since`: the time since the response.
-pub fn head(node: &Node, since: Duration) -> Vec<Line> {
+pub fn head(node: &NodeResponse, since: Duration) -> Vec<Line> {
     let overview = &node.overview.node;
     let counted = |count: usize, name: &str| format!("{count} {name}{}", if count == 1 { "" } else { "s" });
     let holding = node.accounts.iter().filter(|account| account.holding.is_some());
@@ -278,7 +278,7 @@ pub fn head(node: &Node, since: Duration) -> Vec<Line> {
 }
 
 /// Problems that the agent reports, and each unhealthy device.
-fn problems(node: &Node) -> Vec<String> {
+fn problems(node: &NodeResponse) -> Vec<String> {
     let own = [node.hardware.problem.as_deref(), node.kubelet.problem.as_deref()];
     let mut problems: Vec<String> = own.into_iter().flatten().map(clean).collect();
     for gpu in in_order(node) {
@@ -291,7 +291,7 @@ fn problems(node: &Node) -> Vec<String> {
 }
 
 /// Why a GPU or MIG devices of it are unhealthy, by the device's number.
-pub fn causes<'a>(node: &'a Node, gpu: &Gpu) -> Vec<(String, &'a HealthCause)> {
+pub fn causes<'a>(node: &'a NodeResponse, gpu: &Gpu) -> Vec<(String, &'a HealthCause)> {
     let Some(health) = node.health.gpus.get(&gpu.uuid) else { return vec![] };
     let mut causes: Vec<_> = health.whole.causes.iter().map(|cause| (number(gpu, None), cause)).collect();
     for (uuid, part) in &health.instances {
@@ -303,7 +303,7 @@ pub fn causes<'a>(node: &'a Node, gpu: &Gpu) -> Vec<(String, &'a HealthCause)> {
 }
 
 /// The node as plain text, ending with a line feed.
-pub fn text(node: &Node) -> String {
+pub fn text(node: &NodeResponse) -> String {
     let rows = rows(node);
     let mut lines = vec![Line::new(title(node), Style::Heading)];
     lines.extend(head(node, Duration::ZERO));

@@ -229,7 +229,7 @@ fn in_json_each_quantity_is_a_list_with_null_for_absent() {
     let mut history = History::default();
     history.note(&later(0));
     history.note(&later(1));
-    let json = serde_json::to_value(crate::serve::api::History::from(&history)).unwrap();
+    let json = serde_json::to_value(crate::serve::api::HistoryResponse::from(&history)).unwrap();
     assert_eq!(json["interval_seconds"], 1);
     let lost = json["devices"].as_array().unwrap().iter().find(|device| device["gpu"] == fixture::LOST).unwrap();
     let absent = serde_json::json!([null, null]);

@@ -16,7 +16,7 @@ pub struct AllocationRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<Arc<str>>,
     #[serde(flatten)]
-    pub device: Device,
+    pub device: RecordedDevice,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource: Option<Arc<str>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -56,7 +56,7 @@ pub struct AllocationRecord {
 
 /// The hardware, as the driver names it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Device {
+pub struct RecordedDevice {
     pub gpu_uuid: Arc<str>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig_uuid: Option<Arc<str>>,
@@ -155,7 +155,7 @@ mod tests {
     fn unknown_values_stay_absent() {
         let record = AllocationRecord {
             id: 7,
-            device: Device { gpu_uuid: "GPU-1".into(), ..Device::default() },
+            device: RecordedDevice { gpu_uuid: "GPU-1".into(), ..RecordedDevice::default() },
             ..AllocationRecord::default()
         };
         let text = serde_json::to_string(&record).unwrap();

@@ -16,9 +16,9 @@ mod subject;
 mod usage;
 mod writer;
 
-pub use allocation_record::{AllocationRecord, Device, Ending, HealthEvent, Xid};
+pub use allocation_record::{AllocationRecord, Ending, HealthEvent, RecordedDevice, Xid};
 pub use allocation_tracker::{AllocationTracker, PROGRESS};
 pub use query::{AllocationsResponse, Query, QueryError, current, parse_time, read_directory};
 pub use store::{Bounds, FILE, Store, StoreError};
-pub use usage::{By, Row, Totals, Usage};
-pub use writer::{Journal, Reader, Settings, Watcher};
+pub use usage::{By, Usage, UsageRow, UsageTotals};
+pub use writer::{Journal, JournalFeed, JournalReader, JournalSettings};

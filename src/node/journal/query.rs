@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::allocation_record::AllocationRecord;
 use super::store::{FILE, Store, StoreError};
 use super::subject;
-use super::writer::Reader;
+use super::writer::JournalReader;
 use crate::domain::model::{Snapshot, UnixSeconds};
 use crate::input::suggestion;
 
@@ -156,7 +156,7 @@ pub fn parse_time(text: &str, now: UnixSeconds) -> Result<f64, String> {
     Ok(time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs_f64())
 }
 
-impl Reader {
+impl JournalReader {
     /// Reads the disk: for blocking threads only.
     pub fn respond(&self, query: &Query, node: &str, now: UnixSeconds) -> AllocationsResponse {
         let file = self.0.file();

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::allocation_record::{AllocationRecord, Ending};
-use super::usage::{By, Row, Totals, Usage};
+use super::usage::{By, Usage, UsageRow, UsageTotals};
 use crate::domain::model::Figures;
 use crate::terminal::aligned;
 
@@ -124,7 +124,7 @@ fn events(record: &AllocationRecord) -> String {
     if all.is_empty() { "-".to_owned() } else { all.join("; ") }
 }
 
-fn row_names(row: &Row, by: By) -> Vec<String> {
+fn row_names(row: &UsageRow, by: By) -> Vec<String> {
     let name = |column| row.names.get(column).map_or("-".to_owned(), ToString::to_string);
     match by {
         By::Namespace => vec![name("namespace")],
@@ -134,7 +134,7 @@ fn row_names(row: &Row, by: By) -> Vec<String> {
     }
 }
 
-fn shown(totals: &Totals) -> Vec<String> {
+fn shown(totals: &UsageTotals) -> Vec<String> {
     let mut cells = vec![totals.holdings.to_string()];
     cells.extend(shown_figures(&totals.figures));
     cells.extend([

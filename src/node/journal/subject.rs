@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::allocation_record::{AllocationRecord, Device, HealthEvent, Xid};
+use super::allocation_record::{AllocationRecord, HealthEvent, RecordedDevice, Xid};
 use crate::domain::model::{
     Account, Attribution, ContainerRef, ContainerXid, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic,
     PciBusId, ResourceName, Snapshot, UnixSeconds,
@@ -14,16 +14,16 @@ const XID_CODES: usize = 32;
 /// By then the kubelet has reported what is allocatable, if it ever does.
 const JOINED: Monotonic = Monotonic::from_secs(120);
 
-pub type Key = (ContainerRef, GpuUuid, Option<MigUuid>);
+pub type HoldingKey = (ContainerRef, GpuUuid, Option<MigUuid>);
 
-pub fn key_of(record: &AllocationRecord) -> Key {
+pub fn key_of(record: &AllocationRecord) -> HoldingKey {
     let container = ContainerRef::new(&record.namespace, &record.pod, &record.container);
     let gpu = GpuUuid::new(Arc::clone(&record.device.gpu_uuid));
     (container, gpu, record.device.mig_uuid.as_ref().map(|mig| MigUuid::new(Arc::clone(mig))))
 }
 
 /// Whether the record is of this holder or of another pod of the same name.
-pub fn is_named(record: &AllocationRecord, (container, gpu, mig): &Key) -> bool {
+pub fn is_named(record: &AllocationRecord, (container, gpu, mig): &HoldingKey) -> bool {
     let (named, of_gpu, of_mig) = key_of(record);
     named.has_names_of(container) && (of_gpu, of_mig) == (gpu.clone(), mig.clone())
 }
@@ -47,7 +47,7 @@ pub fn record(account: &Account, snapshot: &Snapshot, began: UnixSeconds, id: u6
         pod: Arc::clone(&account.container.pod),
         container: Arc::clone(&account.container.container),
         pod_uid: pod_uid(snapshot, &account.container),
-        device: Device { gpu_uuid: account.gpu.to_shared(), ..Device::default() },
+        device: RecordedDevice { gpu_uuid: account.gpu.to_shared(), ..RecordedDevice::default() },
         began: began.0,
         seen: snapshot.at.unix.0,
         ..AllocationRecord::default()

@@ -16,7 +16,7 @@ pub enum By {
 
 /// Sums over holdings. A figure that is unknown for all of them is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Totals {
+pub struct UsageTotals {
     pub holdings: u64,
     #[serde(flatten)]
     pub figures: Figures,
@@ -31,12 +31,12 @@ pub struct Totals {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub struct UsageRow {
     /// `namespace`, `pod`, `gpu_uuid`, `mig_uuid`, `model`: those that it is grouped by and that are known.
     #[serde(flatten)]
     pub names: BTreeMap<&'static str, Arc<str>>,
     #[serde(flatten)]
-    pub totals: Totals,
+    pub totals: UsageTotals,
 }
 
 /// Use in a window: rows by name, and the total.
@@ -47,16 +47,16 @@ pub struct Usage {
     /// When the first of the holdings began.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_began: Option<f64>,
-    pub rows: Vec<Row>,
-    pub total: Totals,
+    pub rows: Vec<UsageRow>,
+    pub total: UsageTotals,
 }
 
 impl Usage {
     /// A holding that crosses a bound of the window counts in proportion to its time inside; its figures have no finer
     /// resolution.
     pub fn of<'a>(records: impl IntoIterator<Item = &'a AllocationRecord>, by: By, since: f64, until: f64) -> Self {
-        let mut rows: BTreeMap<Vec<Arc<str>>, Row> = BTreeMap::new();
-        let (mut total, mut first_began) = (Totals::default(), None);
+        let mut rows: BTreeMap<Vec<Arc<str>>, UsageRow> = BTreeMap::new();
+        let (mut total, mut first_began) = (UsageTotals::default(), None);
         for record in records {
             let part = record.part_within(since, until);
             // A holding that has just begun has no length and is still listed.
@@ -65,12 +65,12 @@ impl Usage {
                 continue;
             }
             let names = by.names(record);
-            let row = rows.entry(key(&names)).or_insert_with(|| Row { names, totals: Totals::default() });
+            let row = rows.entry(key(&names)).or_insert_with(|| UsageRow { names, totals: UsageTotals::default() });
             row.totals.add(record, part, (since, until));
             total.add(record, part, (since, until));
             first_began = Some(first_began.map_or(record.began, |first: f64| first.min(record.began)));
         }
-        let mut rows: Vec<Row> = rows.into_values().collect();
+        let mut rows: Vec<UsageRow> = rows.into_values().collect();
         for totals in rows.iter_mut().map(|row| &mut row.totals).chain([&mut total]) {
             totals.utilization_ratio = totals.figures.busy_ratio();
             totals.xids = (by != By::Device).then_some(totals.xids.unwrap_or(0));
@@ -100,7 +100,7 @@ fn key(names: &BTreeMap<&str, Arc<str>>) -> Vec<Arc<str>> {
     names.iter().filter(|(column, _)| **column != "model").map(|(_, name)| Arc::clone(name)).collect()
 }
 
-impl Totals {
+impl UsageTotals {
     fn add(&mut self, record: &AllocationRecord, part: f64, (since, until): (f64, f64)) {
         self.holdings += 1;
         self.figures = self.figures.plus(record.figures.times(part));

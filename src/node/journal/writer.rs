@@ -24,7 +24,7 @@ const PRUNE: Duration = Duration::from_secs(60 * 60);
 /// A write takes milliseconds; a disk that takes this long is reported as hanging.
 const HANGS: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct JournalSettings {
     pub directory: PathBuf,
     pub bounds: Bounds,
 }
@@ -32,21 +32,21 @@ pub struct Settings {
 /// The running journal: it takes every snapshot, and writes on its own thread.
 #[derive(Debug)]
 pub struct Journal {
-    watcher: Watcher,
+    watcher: JournalFeed,
     thread: JoinHandle<()>,
 }
 
 /// Passes snapshots to the journal. The journal ends when all watchers are dropped.
 #[derive(Clone, Debug)]
-pub struct Watcher {
-    shared: Arc<Shared>,
+pub struct JournalFeed {
+    shared: Arc<JournalShared>,
     wake: SyncSender<()>,
 }
 
 /// State of the thread and the readers. No lock of it is held during disk access.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub settings: Settings,
+pub(super) struct JournalShared {
+    pub settings: JournalSettings,
     pub tracker: Mutex<AllocationTracker>,
     state: Mutex<JournalState>,
     /// Milliseconds since the agent's start at which a disk access began; 0: none is in progress.
@@ -56,9 +56,9 @@ pub(super) struct Shared {
 
 impl Journal {
     /// Does not access the disk: problems with it are in the state.
-    pub fn start(settings: Settings, clock: Clock) -> std::io::Result<Self> {
+    pub fn start(settings: JournalSettings, clock: Clock) -> std::io::Result<Self> {
         let (wake, woken) = sync_channel(1);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(JournalShared {
             settings,
             tracker: Mutex::default(),
             state: Mutex::default(),
@@ -67,16 +67,16 @@ impl Journal {
         });
         let mut writer = JournalWriter { shared: Arc::clone(&shared), lock: None, store: None, pruned: None };
         let thread = std::thread::Builder::new().name("journal".into()).spawn(move || writer.run(&woken))?;
-        Ok(Self { watcher: Watcher { shared, wake }, thread })
+        Ok(Self { watcher: JournalFeed { shared, wake }, thread })
     }
 
-    pub fn watcher(&self) -> Watcher {
+    pub fn watcher(&self) -> JournalFeed {
         self.watcher.clone()
     }
 
     /// For queries, and for its state.
-    pub fn reader(&self) -> Reader {
-        Reader(Arc::clone(&self.watcher.shared))
+    pub fn reader(&self) -> JournalReader {
+        JournalReader(Arc::clone(&self.watcher.shared))
     }
 
     /// Writes all records and returns when they are on disk or cannot be. Waits until all other watchers are dropped.
@@ -87,7 +87,7 @@ impl Journal {
     }
 }
 
-impl Watcher {
+impl JournalFeed {
     /// Computes only.
     pub fn observe(&self, snapshot: &Snapshot) {
         let urgent = self.shared.tracker.lock().observe(snapshot);
@@ -100,9 +100,9 @@ impl Watcher {
 }
 
 #[derive(Clone, Debug)]
-pub struct Reader(pub(super) Arc<Shared>);
+pub struct JournalReader(pub(super) Arc<JournalShared>);
 
-impl Reader {
+impl JournalReader {
     pub fn state(&self) -> JournalState {
         let mut state = self.0.state.lock().clone();
         state.dropped = self.0.tracker.lock().dropped;
@@ -116,7 +116,7 @@ impl Reader {
     }
 }
 
-impl Shared {
+impl JournalShared {
     pub fn file(&self) -> PathBuf {
         self.settings.directory.join(FILE)
     }
@@ -136,7 +136,7 @@ impl Shared {
 }
 
 struct JournalWriter {
-    shared: Arc<Shared>,
+    shared: Arc<JournalShared>,
     lock: Option<File>,
     store: Option<Store>,
     pruned: Option<Monotonic>,

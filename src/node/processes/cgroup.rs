@@ -1,8 +1,8 @@
 use crate::domain::model::{ContainerId, PodUid};
 
-/// Where a process is, by the path of its cgroup.
+/// Whose process it is, by the path of its cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum CgroupOwner {
     Pod {
         uid: PodUid,
         /// `None`: in the pod, but in none of its containers (a monitor, a sandbox without an id).
@@ -24,19 +24,19 @@ const GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpu", "name=systemd"];
 
 /// The text of `/proc/<pid>/cgroup`: of cgroup v2 one line, of v1 one for each hierarchy.
-pub fn parse(text: &str) -> Place {
-    let mut found: Option<(usize, Place)> = None;
+pub fn parse(text: &str) -> CgroupOwner {
+    let mut found: Option<(usize, CgroupOwner)> = None;
     for line in text.lines() {
         let mut fields = line.splitn(3, ':');
         let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
         let Some(rank) = rank(controllers) else { continue };
-        let place = place(path);
-        let weight = rank + CONTROLLERS.len() * 2 * specificity(&place);
+        let owner = owner(path);
+        let weight = rank + CONTROLLERS.len() * 2 * specificity(&owner);
         if found.as_ref().is_none_or(|(best, _)| weight > *best) {
-            found = Some((weight, place));
+            found = Some((weight, owner));
         }
     }
-    found.map_or(Place::Host, |(_, place)| place)
+    found.map_or(CgroupOwner::Host, |(_, owner)| owner)
 }
 
 /// Of lines with equal content, the one with the higher rank counts. `None`: a hierarchy that runtimes may leave out.
@@ -48,20 +48,20 @@ fn rank(controllers: &str) -> Option<usize> {
     controllers.split(',').filter_map(of).max()
 }
 
-fn specificity(place: &Place) -> usize {
-    match place {
-        Place::Pod { container: Some(_), .. } => 3,
-        Place::Pod { container: None, .. } => 2,
-        Place::Container(_) => 1,
-        Place::Host => 0,
+fn specificity(owner: &CgroupOwner) -> usize {
+    match owner {
+        CgroupOwner::Pod { container: Some(_), .. } => 3,
+        CgroupOwner::Pod { container: None, .. } => 2,
+        CgroupOwner::Container(_) => 1,
+        CgroupOwner::Host => 0,
     }
 }
 
 /// The outermost pod and the first container in it: what a container starts inside itself is its own use.
-fn place(path: &str) -> Place {
+fn owner(path: &str) -> CgroupOwner {
     match find_pod(path) {
-        Some((uid, rest)) => Place::Pod { uid, container: find_container(rest) },
-        None => find_container(path).map_or(Place::Host, Place::Container),
+        Some((uid, rest)) => CgroupOwner::Pod { uid, container: find_container(rest) },
+        None => find_container(path).map_or(CgroupOwner::Host, CgroupOwner::Container),
     }
 }
 

@@ -2,7 +2,7 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use super::cgroup::{self, Place};
+use super::cgroup::{self, CgroupOwner};
 use super::mountinfo;
 use super::stat::{self, Stat};
 use crate::domain::model::{PodUid, ProcessKey, UnknownOwner};
@@ -23,7 +23,7 @@ pub struct ProcFiles {
 /// What one read of a process found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sighting {
-    pub place: Place,
+    pub owner: CgroupOwner,
     /// By its mounts; `None` where there are none of the kubelet's.
     pub mounts: Option<mountinfo::KubeletMounts>,
     /// False: its mounts could not be read.
@@ -47,18 +47,18 @@ impl ProcFiles {
 
     /// What this very process is in; `NotResolved` when another one got its number meanwhile.
     pub fn sighting(&self, key: ProcessKey) -> Result<Sighting, UnknownOwner> {
-        let place = cgroup::parse(&String::from_utf8_lossy(&self.read(key.pid, "cgroup", CGROUP_LIMIT)?));
-        let uid = match &place {
-            Place::Pod { uid, container: Some(_) } => Some(Some(uid)),
+        let owner = cgroup::parse(&String::from_utf8_lossy(&self.read(key.pid, "cgroup", CGROUP_LIMIT)?));
+        let uid = match &owner {
+            CgroupOwner::Pod { uid, container: Some(_) } => Some(Some(uid)),
             // A monitor's mounts are the host's.
-            Place::Pod { container: None, .. } | Place::Host => None,
-            Place::Container(_) => Some(None),
+            CgroupOwner::Pod { container: None, .. } | CgroupOwner::Host => None,
+            CgroupOwner::Container(_) => Some(None),
         };
         let mounts = uid.map(|uid| self.mounts(key.pid, uid));
         let sighting = Sighting {
             mounts_read: mounts.as_ref().is_none_or(Result::is_ok),
             mounts: mounts.and_then(Result::ok).flatten(),
-            place,
+            owner,
         };
         if self.key(key.pid)? == key { Ok(sighting) } else { Err(UnknownOwner::NotResolved) }
     }

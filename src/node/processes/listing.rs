@@ -16,13 +16,13 @@ const MOST: usize = 16_384;
 /// The pods in the names of the kubelet's log directories, read no more often than needed.
 pub struct Listing {
     root: PathBuf,
-    read: Option<Read>,
+    read: Option<ListingRead>,
     /// Needed, and absent in the last read: no reason to read again.
     missed: BTreeSet<PodUid>,
     generation: u64,
 }
 
-struct Read {
+struct ListingRead {
     at: Monotonic,
     /// Of the directory.
     stamp: Option<FileStamp>,
@@ -45,7 +45,7 @@ impl Listing {
         if !due {
             return;
         }
-        let read = Read { at: now, stamp, entries: self.read_entries() };
+        let read = ListingRead { at: now, stamp, entries: self.read_entries() };
         self.missed = wanted.iter().filter(|key| !read.has(key)).cloned().collect();
         let before = self.read.replace(read);
         if before.and_then(|before| before.entries.ok()).as_ref() != self.entries() {
@@ -88,7 +88,7 @@ impl Listing {
     }
 }
 
-impl Read {
+impl ListingRead {
     fn has(&self, key: &PodUid) -> bool {
         self.entries.as_ref().is_ok_and(|entries| entries.contains_key(key))
     }

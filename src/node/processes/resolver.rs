@@ -3,7 +3,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cgroup::Place;
+use super::cgroup::CgroupOwner;
 use super::files::{ProcFiles, Sighting};
 use super::listing::Listing;
 use crate::domain::model::{
@@ -177,30 +177,30 @@ impl Resolver {
 impl Known {
     /// Its owner is final while it runs.
     fn is_settled(&self) -> bool {
-        let Ok(Sighting { place: Place::Pod { container, .. }, mounts, .. }) = &self.seen else { return false };
+        let Ok(Sighting { owner: CgroupOwner::Pod { container, .. }, mounts, .. }) = &self.seen else { return false };
         container.is_none() || mounts.as_ref().is_some_and(|mounts| mounts.container.is_some())
     }
 }
 
 impl Sighting {
     fn is_nowhere(&self) -> bool {
-        self.place == Place::Host
+        self.owner == CgroupOwner::Host
     }
 
     /// The identity from the cgroup, or from mounts where the cgroup names no pod.
     fn uid(&self) -> Option<&PodUid> {
-        match &self.place {
-            Place::Pod { uid, .. } => Some(uid),
-            Place::Container(_) => self.mounts.as_ref().map(|mounts| &mounts.uid),
-            Place::Host => None,
+        match &self.owner {
+            CgroupOwner::Pod { uid, .. } => Some(uid),
+            CgroupOwner::Container(_) => self.mounts.as_ref().map(|mounts| &mounts.uid),
+            CgroupOwner::Host => None,
         }
     }
 
     fn id(&self) -> Option<&ContainerId> {
-        match &self.place {
-            Place::Pod { container, .. } => container.as_ref(),
-            Place::Container(id) => Some(id),
-            Place::Host => None,
+        match &self.owner {
+            CgroupOwner::Pod { container, .. } => container.as_ref(),
+            CgroupOwner::Container(id) => Some(id),
+            CgroupOwner::Host => None,
         }
     }
 

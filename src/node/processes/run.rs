@@ -30,7 +30,7 @@ pub enum Mode {
 }
 
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ProcessesSettings {
     pub mode: Mode,
     /// Laid out as `/proc`.
     pub proc_root: PathBuf,
@@ -42,22 +42,27 @@ pub struct Settings {
 
 /// The running resolver of processes.
 #[derive(Debug)]
-pub struct Handle {
+pub struct ProcessesHandle {
     /// The host process IDs to resolve.
     pub wanted: watch::Sender<Arc<BTreeSet<u32>>>,
     pub states: watch::Receiver<Arc<ProcessState>>,
 }
 
 /// Publishes the owners of the requested processes for as long as the task runs. It ends early only after a panic.
-pub fn start(settings: Settings, pods: watch::Receiver<Arc<PodDirectory>>, clock: Clock, tasks: &mut Tasks) -> Handle {
+pub fn start(
+    settings: ProcessesSettings,
+    pods: watch::Receiver<Arc<PodDirectory>>,
+    clock: Clock,
+    tasks: &mut Tasks,
+) -> ProcessesHandle {
     let (wanted, requested) = watch::channel(Arc::default());
     let (publish, states) = watch::channel(Arc::default());
     tasks.spawn("processes", run(settings, clock, requested, pods, publish));
-    Handle { wanted, states }
+    ProcessesHandle { wanted, states }
 }
 
 async fn run(
-    settings: Settings,
+    settings: ProcessesSettings,
     clock: Clock,
     mut wanted: watch::Receiver<Arc<BTreeSet<u32>>>,
     mut pods: watch::Receiver<Arc<PodDirectory>>,
@@ -121,7 +126,7 @@ fn give_up(state: &mut ProcessState) {
 }
 
 struct ProcessTask {
-    settings: Settings,
+    settings: ProcessesSettings,
     clock: Clock,
     resolver: Resolver,
     labels: Arc<[PodLabel]>,

@@ -1,7 +1,7 @@
 use std::io;
 use std::path::Path;
 
-use super::cgroup::{self, Place};
+use super::cgroup::{self, CgroupOwner};
 use super::files::ProcFiles;
 use super::pod_logs;
 
@@ -30,8 +30,8 @@ pub fn survey(proc_root: &Path) -> io::Result<Survey> {
         match std::fs::read(process.join("cgroup")) {
             Ok(text) => {
                 seen.processes += 1;
-                let place = cgroup::parse(&String::from_utf8_lossy(&text));
-                seen.in_pods += usize::from(matches!(place, Place::Pod { .. }));
+                let owner = cgroup::parse(&String::from_utf8_lossy(&text));
+                seen.in_pods += usize::from(matches!(owner, CgroupOwner::Pod { .. }));
             }
             Err(_) if !process.exists() => {}
             Err(_) => (seen.processes, seen.unreadable) = (seen.processes + 1, seen.unreadable + 1),

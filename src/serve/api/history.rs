@@ -5,16 +5,16 @@ use crate::domain::model::{GpuUuid, MigUuid, Moment};
 
 /// `/api/v1/history`: the points of the last minutes, and the events, newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct History {
+pub struct HistoryResponse {
     pub at: Moment,
     pub interval_seconds: u64,
-    pub devices: Vec<Past>,
+    pub devices: Vec<DeviceHistory>,
     pub events: Vec<Event>,
 }
 
 /// The points of one device, oldest first; `None` without a reading.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Past {
+pub struct DeviceHistory {
     pub gpu: GpuUuid,
     pub mig: Option<MigUuid>,
     /// How long before `at` the last point is.
@@ -24,12 +24,12 @@ pub struct Past {
     pub power_watts: Vec<Option<f64>>,
 }
 
-impl From<&history::History> for History {
+impl From<&history::History> for HistoryResponse {
     fn from(history: &history::History) -> Self {
         let now = history.at().monotonic.as_duration().as_secs();
         let past = |(device, points): (&history::Device, &history::Points)| {
             let column = |of: fn(Point) -> Option<f64>| points.iter().map(of).collect();
-            Past {
+            DeviceHistory {
                 gpu: device.gpu.clone(),
                 mig: device.mig.clone(),
                 seconds_ago: now.saturating_sub(points.latest()),

@@ -8,5 +8,5 @@ mod history;
 mod node;
 
 pub use crate::domain::condition::{DeviceCondition, NodeCondition, Reason, Status};
-pub use history::{History, Past};
-pub use node::Node;
+pub use history::{DeviceHistory, HistoryResponse};
+pub use node::NodeResponse;

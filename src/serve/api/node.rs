@@ -11,7 +11,7 @@ use crate::domain::model::{
 
 /// `/api/v1/node`, and each event of `/api/v1/stream`. The fields are those of a snapshot, without what only metrics show.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Node {
+pub struct NodeResponse {
     pub sequence: u64,
     pub at: Moment,
     pub started: UnixSeconds,
@@ -38,7 +38,7 @@ pub struct Node {
     pub overview: Overview,
 }
 
-impl From<&Snapshot> for Node {
+impl From<&Snapshot> for NodeResponse {
     fn from(snapshot: &Snapshot) -> Self {
         let snapshot = snapshot.clone();
         Self {

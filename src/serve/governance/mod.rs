@@ -15,17 +15,17 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::domain::model::{Gpu, Moment, PluginResource, ResourceName, Snapshot, Timestamp};
-pub use process::{Mount, Namespace, OwnProcess, Status, read as read_own_process};
+pub use process::{Mount, Namespace, OwnProcess, Privileges, read as read_own_process};
 
 /// Changes with every incompatible change.
 pub const SCHEMA: &str = "podmeter.record/v2";
 
 /// Inputs besides the snapshot.
 #[derive(Clone, Debug)]
-pub struct Facts {
+pub struct RecordFacts {
     pub at: Moment,
     pub deployment: Deployment,
-    pub configuration: Configuration,
+    pub configuration: ConfigurationDigests,
     /// As in `--listen`, the admin socket last.
     pub listeners: Vec<ListenerSummary>,
     /// An operator may mark devices: the admin socket is there.
@@ -50,7 +50,7 @@ pub struct Deployment {
 
 /// The configuration, as digests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Configuration {
+pub struct ConfigurationDigests {
     /// Of the settings in force, defaults, flags and variables included; comparable between agents of one version.
     pub settings_sha256: String,
     /// Of each file read for them, as `sha256sum` prints it.
@@ -81,7 +81,7 @@ pub fn sha256(bytes: &[u8]) -> String {
 }
 
 /// A pure function. Null is unknown; `resources` is null while the bundled device plugin is off.
-pub fn record(snapshot: &Snapshot, facts: &Facts) -> Value {
+pub fn record(snapshot: &Snapshot, facts: &RecordFacts) -> Value {
     let plugin = snapshot.plugin.as_deref();
     json!({
         "schema": SCHEMA,
@@ -136,7 +136,7 @@ fn hardware(snapshot: &Snapshot, with_serials: bool) -> Value {
     })
 }
 
-fn monitoring(snapshot: &Snapshot, facts: &Facts) -> Value {
+fn monitoring(snapshot: &Snapshot, facts: &RecordFacts) -> Value {
     let collectors = &snapshot.hardware.collectors;
     let sources = [
         ("readings", collectors.contains_key("fast")),

@@ -30,7 +30,7 @@ const CAPABILITIES: &str = "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KIL
 pub struct OwnProcess {
     #[serde(skip)]
     pub kernel: Option<String>,
-    pub privileges: Option<Status>,
+    pub privileges: Option<Privileges>,
     /// Of AppArmor or SELinux.
     pub security_label: Option<String>,
     /// Whether there is a service account token; without one the Kubernetes API cannot be used.
@@ -43,7 +43,7 @@ pub struct OwnProcess {
 
 /// Of `/proc/self/status`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Status {
+pub struct Privileges {
     /// Effective.
     pub uid: Option<u32>,
     pub gid: Option<u32>,
@@ -104,12 +104,12 @@ fn namespace(proc: &Path, (name, first, always): (&str, u64, bool)) -> Option<Na
 }
 
 /// Of the text of `/proc/<pid>/status`.
-pub fn status(text: &str) -> Status {
+pub fn status(text: &str) -> Privileges {
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim);
     // Real, effective, saved, file system.
     let effective = |key| value(key)?.split_whitespace().nth(1)?.parse().ok();
     let capabilities = |key| Some(capability_names(u64::from_str_radix(value(key)?, 16).ok()?));
-    Status {
+    Privileges {
         uid: effective("Uid"),
         gid: effective("Gid"),
         capabilities: Capabilities {
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(effective, ["CAP_CHOWN", "CAP_SYS_ADMIN", "CAP_SYSLOG", "CAP_63"]);
         assert_eq!(status.capabilities.permitted, Some(vec![]));
         assert_eq!(status.capabilities.bounding, None, "unknown is not empty");
-        assert_eq!(super::status(""), Status::default());
+        assert_eq!(super::status(""), Privileges::default());
     }
 
     #[test]

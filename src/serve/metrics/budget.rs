@@ -13,11 +13,11 @@ const HELD: &str = "held";
 /// container that holds are kept while others are added.
 #[derive(Debug)]
 pub struct SeriesBudget {
-    over: BTreeSet<Key>,
+    over: BTreeSet<AccountKey>,
     dropped: BTreeMap<&'static str, u64>,
 }
 
-type Key = (ContainerRef, GpuUuid, Option<MigUuid>);
+type AccountKey = (ContainerRef, GpuUuid, Option<MigUuid>);
 
 impl Default for SeriesBudget {
     fn default() -> Self {
@@ -76,7 +76,7 @@ pub(super) fn over_limit(accounts: &[Account], series: &[usize], limit: usize) -
 
 /// Labels have no UID: of the pods of one name, the one that holds has the series, else the last that did.
 fn replaced(accounts: &[Account]) -> Vec<usize> {
-    let mut shown: BTreeMap<Key, usize> = BTreeMap::new();
+    let mut shown: BTreeMap<AccountKey, usize> = BTreeMap::new();
     let mut replaced = vec![];
     for (place, account) in accounts.iter().enumerate() {
         let mut names = key(account);
@@ -93,7 +93,7 @@ fn replaced(accounts: &[Account]) -> Vec<usize> {
     replaced
 }
 
-fn key(account: &Account) -> Key {
+fn key(account: &Account) -> AccountKey {
     (account.container.clone(), account.gpu.clone(), account.mig.clone())
 }
 

@@ -1,6 +1,6 @@
 //! Which container holds which device, and what of its use is attributed to the container.
 
-use super::family::{Family, Group, Value, counter, gauge};
+use super::family::{Family, Group, SampleValue, counter, gauge};
 use super::labels::{DEVICE, of_account, of_device};
 use crate::domain::model::{Account, Attribution, Snapshot, allocated_ratio};
 
@@ -100,14 +100,14 @@ fn shown(snapshot: &Snapshot) -> impl Iterator<Item = &Account> {
 }
 
 /// Stays after the container has released the device.
-fn totals<V: Into<Value>>(snapshot: &Snapshot, family: &mut Family, read: fn(&Account) -> Option<V>) {
+fn totals<V: Into<SampleValue>>(snapshot: &Snapshot, family: &mut Family, read: fn(&Account) -> Option<V>) {
     for account in shown(snapshot) {
         family.since(account.created).push_known(of_account(account), read(account));
     }
 }
 
 /// Absent once the container has released the device.
-fn current<V: Into<Value>>(snapshot: &Snapshot, family: &mut Family, read: fn(&Account) -> Option<V>) {
+fn current<V: Into<SampleValue>>(snapshot: &Snapshot, family: &mut Family, read: fn(&Account) -> Option<V>) {
     for account in shown(snapshot).filter(|account| account.holding.is_some()) {
         family.push_known(of_account(account), read(account));
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::family::{Family, Group, Value, counter, gauge};
+use super::family::{Family, Group, SampleValue, counter, gauge};
 use super::labels::{DEVICE, medium, named, of_device, per_device, per_device_and, slow, with_readings};
 use crate::domain::model::{DeviceReadings, LinkCounters, Pcie, Snapshot};
 
@@ -148,7 +148,7 @@ pub(super) static GROUP: Group = Group {
 };
 
 /// Nothing unless configured: there are hundreds for each GPU.
-fn per_link<V: Copy + Into<Value>>(
+fn per_link<V: Copy + Into<SampleValue>>(
     snapshot: &Snapshot,
     family: &mut Family,
     read: impl Fn(&LinkCounters) -> &BTreeMap<&'static str, V>,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::protobuf::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType, Timestamp};
 use prost::Message as _;
 
-use super::family::{Family, Kind, Sample, Value};
+use super::family::{Family, MetricKind, MetricSample, SampleValue};
 use super::labels::Labels;
 use crate::domain::model::DurationHistogram;
 
@@ -41,16 +41,16 @@ pub(super) fn push_family(page: &mut String, family: &Family, open_metrics: bool
     }
 }
 
-fn push_sample(page: &mut String, name: &str, sample: &Sample) {
+fn push_sample(page: &mut String, name: &str, sample: &MetricSample) {
     let mut line = |suffix, bound, value: &dyn Debug| {
         push_all(page, &[name, suffix]);
         push_labels(page, bound, &sample.labels);
         let _ = writeln!(page, " {value:?}");
     };
     match &sample.value {
-        Value::Integer(number) => line("", None, number),
-        Value::Float(number) => line("", None, number),
-        Value::Histogram(histogram) => {
+        SampleValue::Integer(number) => line("", None, number),
+        SampleValue::Float(number) => line("", None, number),
+        SampleValue::Histogram(histogram) => {
             line("_sum", None, &histogram.sum_seconds());
             line("_count", None, &histogram.count());
             for (bound, count) in cumulative(histogram) {
@@ -120,9 +120,9 @@ pub(super) fn protobuf(family: &Family) -> Vec<u8> {
 
 fn message(family: &Family) -> MetricFamily {
     let kind = match family.descriptor.kind {
-        Kind::Counter => MetricType::Counter,
-        Kind::Gauge => MetricType::Gauge,
-        Kind::Histogram => MetricType::Histogram,
+        MetricKind::Counter => MetricType::Counter,
+        MetricKind::Gauge => MetricType::Gauge,
+        MetricKind::Histogram => MetricType::Histogram,
     };
     MetricFamily {
         name: family.descriptor.name.to_owned(),
@@ -132,10 +132,10 @@ fn message(family: &Family) -> MetricFamily {
     }
 }
 
-fn metric(sample: &Sample, kind: MetricType) -> Metric {
+fn metric(sample: &MetricSample, kind: MetricType) -> Metric {
     let label = sample.labels.iter().map(|(name, value)| LabelPair { name: name.to_owned(), value: value.to_owned() });
     let mut metric = Metric { label: label.collect(), ..Metric::default() };
-    if let Value::Histogram(histogram) = &sample.value {
+    if let SampleValue::Histogram(histogram) = &sample.value {
         let bucket = |(upper_bound, cumulative_count)| Bucket { cumulative_count, upper_bound };
         metric.histogram = Some(Histogram {
             sample_count: histogram.count(),

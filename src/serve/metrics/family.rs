@@ -24,7 +24,7 @@ pub struct Metric {
 pub struct Descriptor {
     /// As in text 0.0.4: a counter's name ends in `_total`.
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// Every label that a sample may carry, in the order of the page, with spaces between; `None`: those of the group.
     pub labels: Option<&'static str>,
     /// Where the value comes from: an NVML call, a PodResources message, podmeter itself; `None`: as of the group.
@@ -34,13 +34,13 @@ pub struct Descriptor {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     Counter,
     Gauge,
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -66,19 +66,19 @@ type Text = &'static str;
 type Samples = fn(&Snapshot, &mut Family);
 
 pub(super) const fn counter(name: Text, help: Text, samples: Samples) -> Metric {
-    Metric::new(Kind::Counter, name, help, samples)
+    Metric::new(MetricKind::Counter, name, help, samples)
 }
 
 pub(super) const fn gauge(name: Text, help: Text, samples: Samples) -> Metric {
-    Metric::new(Kind::Gauge, name, help, samples)
+    Metric::new(MetricKind::Gauge, name, help, samples)
 }
 
 pub(super) const fn histogram(name: Text, help: Text, samples: Samples) -> Metric {
-    Metric::new(Kind::Histogram, name, help, samples)
+    Metric::new(MetricKind::Histogram, name, help, samples)
 }
 
 impl Metric {
-    const fn new(kind: Kind, name: Text, help: Text, samples: Samples) -> Self {
+    const fn new(kind: MetricKind, name: Text, help: Text, samples: Samples) -> Self {
         Self { descriptor: Descriptor { name, kind, labels: None, source: None, help }, samples }
     }
 
@@ -117,27 +117,27 @@ impl Group {
 #[derive(Clone, Debug)]
 pub struct Family {
     pub descriptor: &'static Descriptor,
-    pub samples: Vec<Sample>,
+    pub samples: Vec<MetricSample>,
     created: Option<UnixSeconds>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sample {
+pub struct MetricSample {
     /// Of one device or holder in several families they are the same ones.
     pub labels: Arc<Labels>,
-    pub value: Value,
+    pub value: SampleValue,
     /// When a counter was zero; `None` where that is not known.
     pub created: Option<UnixSeconds>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum SampleValue {
     Integer(u64),
     Float(f64),
     Histogram(Box<DurationHistogram>),
 }
 
-impl Value {
+impl SampleValue {
     /// As in the text formats; `None` for a histogram.
     pub fn number(&self) -> Option<String> {
         match self {
@@ -164,15 +164,15 @@ impl Family {
 
     /// The counters that are added from here on were zero at this time.
     pub fn since(&mut self, created: UnixSeconds) -> &mut Self {
-        self.created = Some(created).filter(|_| self.descriptor.kind == Kind::Counter);
+        self.created = Some(created).filter(|_| self.descriptor.kind == MetricKind::Counter);
         self
     }
 
-    pub fn push(&mut self, labels: impl Into<Arc<Labels>>, value: impl Into<Value>) {
+    pub fn push(&mut self, labels: impl Into<Arc<Labels>>, value: impl Into<SampleValue>) {
         let (labels, value) = (labels.into(), value.into());
         // What is not a number is absent.
-        if !matches!(value, Value::Float(number) if !number.is_finite()) {
-            self.samples.push(Sample { labels, value, created: self.created });
+        if !matches!(value, SampleValue::Float(number) if !number.is_finite()) {
+            self.samples.push(MetricSample { labels, value, created: self.created });
         }
     }
 
@@ -183,7 +183,7 @@ impl Family {
     }
 
     /// Adds a sample, or nothing: what is absent is not on the page.
-    pub fn push_known(&mut self, labels: Labels, value: Option<impl Into<Value>>) {
+    pub fn push_known(&mut self, labels: Labels, value: Option<impl Into<SampleValue>>) {
         if let Some(value) = value {
             self.push(labels, value);
         }
@@ -201,7 +201,7 @@ impl Family {
     }
 }
 
-impl From<f64> for Value {
+impl From<f64> for SampleValue {
     fn from(number: f64) -> Self {
         Self::Float(number)
     }
@@ -209,7 +209,7 @@ impl From<f64> for Value {
 
 macro_rules! integers {
     ($($kind:ty)*) => {
-        $(impl From<$kind> for Value {
+        $(impl From<$kind> for SampleValue {
             fn from(number: $kind) -> Self {
                 Self::Integer(number as u64)
             }
@@ -219,13 +219,13 @@ macro_rules! integers {
 
 integers!(u64 u32 usize bool);
 
-impl From<UnixSeconds> for Value {
+impl From<UnixSeconds> for SampleValue {
     fn from(time: UnixSeconds) -> Self {
         Self::Float(time.0)
     }
 }
 
-impl From<&DurationHistogram> for Value {
+impl From<&DurationHistogram> for SampleValue {
     fn from(histogram: &DurationHistogram) -> Self {
         Self::Histogram(Box::new(histogram.clone()))
     }
@@ -262,6 +262,6 @@ mod tests {
         let names: Vec<_> = page.iter().map(|family| family.descriptor.name).collect();
         assert_eq!(names, ["podmeter_other", "podmeter_thing"]);
         let values: Vec<_> = page[1].samples.iter().map(|sample| sample.value.clone()).collect();
-        assert_eq!(values, [Value::Integer(2), Value::Integer(1)]);
+        assert_eq!(values, [SampleValue::Integer(2), SampleValue::Integer(1)]);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use super::family::{Family, Value};
+use super::family::{Family, SampleValue};
 use crate::domain::model::{Account, ContainerRef, DeviceReadings, Gpu, GpuHealth, Medium, PodRef, Slow, Snapshot};
 
 /// The labels of a series that belongs to one GPU.
@@ -69,7 +69,7 @@ pub(super) fn of_account(account: &Account) -> Labels {
 }
 
 /// One series per GPU that has the value.
-pub(super) fn per_device<V: Into<Value>>(
+pub(super) fn per_device<V: Into<SampleValue>>(
     snapshot: &Snapshot,
     family: &mut Family,
     read: impl Fn(&DeviceReadings) -> Option<V>,
@@ -80,7 +80,7 @@ pub(super) fn per_device<V: Into<Value>>(
 }
 
 /// One series per GPU and value of the metric's last label.
-pub(super) fn per_device_and<'snapshot, L: Display, V: Into<Value>, I: IntoIterator<Item = (L, Option<V>)>>(
+pub(super) fn per_device_and<'snapshot, L: Display, V: Into<SampleValue>, I: IntoIterator<Item = (L, Option<V>)>>(
     snapshot: &'snapshot Snapshot,
     family: &mut Family,
     read: impl Fn(&'snapshot DeviceReadings) -> Option<I>,

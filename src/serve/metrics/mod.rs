@@ -35,7 +35,7 @@ mod unattributed;
 mod vgpu;
 
 pub use budget::SeriesBudget;
-pub use family::{Family, Value};
+pub use family::{Family, SampleValue};
 pub use page::{Format, write};
 
 use crate::domain::model::Snapshot;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::family::{Family, Group, Value, counter, gauge, histogram};
+use super::family::{Family, Group, SampleValue, counter, gauge, histogram};
 use super::labels::{DEVICE, Labels, of_device};
 use crate::domain::model::{GpuUuid, PluginResource, PluginState, Snapshot};
 
@@ -136,7 +136,7 @@ fn resources(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &PluginResour
 }
 
 /// One series per resource that has the value. A counter began when its resource did.
-fn of_resources<'snapshot, V: Into<Value>>(
+fn of_resources<'snapshot, V: Into<SampleValue>>(
     snapshot: &'snapshot Snapshot,
     family: &mut Family,
     read: impl Fn(&'snapshot PluginResource) -> Option<V>,
@@ -147,7 +147,7 @@ fn of_resources<'snapshot, V: Into<Value>>(
 }
 
 /// One series per resource and value of the metric's last label.
-fn by_label<'snapshot, V: Into<Value>, I: IntoIterator<Item = (&'static str, V)>>(
+fn by_label<'snapshot, V: Into<SampleValue>, I: IntoIterator<Item = (&'static str, V)>>(
     snapshot: &'snapshot Snapshot,
     family: &mut Family,
     read: impl Fn(&'snapshot PluginResource) -> I,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::family::{Family, Group, Value, counter, gauge, histogram};
+use super::family::{Family, Group, SampleValue, counter, gauge, histogram};
 use super::labels::Labels;
 use crate::domain::model::{Collector, HardwareSource, Quantity, Snapshot};
 
@@ -151,7 +151,11 @@ pub(super) static GROUP: Group = Group {
     ],
 };
 
-fn per_collector<V: Into<Value>>(snapshot: &Snapshot, family: &mut Family, read: impl Fn(&Collector) -> Option<V>) {
+fn per_collector<V: Into<SampleValue>>(
+    snapshot: &Snapshot,
+    family: &mut Family,
+    read: impl Fn(&Collector) -> Option<V>,
+) {
     let tiers = snapshot.hardware.collectors.iter().map(|(name, collector)| (*name, collector));
     let processes = snapshot.processes.as_ref().and_then(|processes| processes.collector.as_ref());
     let others = [("kubelet", Some(&snapshot.kubelet.collector)), ("processes", processes)];

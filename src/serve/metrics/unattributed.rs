@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::family::{Family, Group, Value, counter, gauge};
+use super::family::{Family, Group, SampleValue, counter, gauge};
 use super::labels::{of_device, of_pod};
 use crate::domain::model::{Reason, Snapshot, Unattributed};
 
@@ -46,7 +46,7 @@ pub(super) static GROUP: Group = Group {
     ],
 };
 
-fn by_reason<V: Into<Value> + Copy>(
+fn by_reason<V: Into<SampleValue> + Copy>(
     snapshot: &Snapshot,
     family: &mut Family,
     read: impl Fn(&Unattributed) -> &BTreeMap<Reason, V>,

@@ -1,6 +1,6 @@
 //! Virtual machines' view of GPUs, and the vGPUs of a host.
 
-use super::family::{Family, Group, Value, gauge};
+use super::family::{Family, Group, SampleValue, gauge};
 use super::labels::{DEVICE, Labels, medium, of_device, per_device, slow, with_readings};
 use crate::domain::model::{Gpu, Snapshot, Vgpu};
 
@@ -81,7 +81,7 @@ fn of_vgpu(gpu: &Gpu, vgpu: &Vgpu) -> Labels {
     Labels::of("gpu_uuid", &gpu.uuid).and("vgpu_uuid", &vgpu.uuid)
 }
 
-fn per_vgpu<V: Into<Value>>(snapshot: &Snapshot, family: &mut Family, read: impl Fn(&Vgpu) -> Option<V>) {
+fn per_vgpu<V: Into<SampleValue>>(snapshot: &Snapshot, family: &mut Family, read: impl Fn(&Vgpu) -> Option<V>) {
     for (gpu, vgpu) in vgpus(snapshot) {
         family.push_known(of_vgpu(gpu, vgpu), read(vgpu));
     }

@@ -20,7 +20,8 @@ const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 const BODY_BYTES: usize = 4 * 1024;
 
 /// A command to the agent, done when the future completes; the error names the next step.
-pub type Command<In, Out> = Arc<dyn Fn(In) -> Pin<Box<dyn Future<Output = Result<Out, String>> + Send>> + Send + Sync>;
+pub type AdminCommand<In, Out> =
+    Arc<dyn Fn(In) -> Pin<Box<dyn Future<Output = Result<Out, String>> + Send>> + Send + Sync>;
 
 /// The commands of the admin socket.
 #[derive(Clone)]
@@ -28,15 +29,15 @@ pub struct Admin {
     /// `None` without a driver.
     pub driver: Option<DriverCommands>,
     /// Marks a device as unhealthy, or removes the mark; completes with its UUID when the resulting health is published.
-    pub mark: Command<Marking, String>,
+    pub mark: AdminCommand<Marking, String>,
 }
 
 #[derive(Clone)]
 pub struct DriverCommands {
     /// Closes the driver for this time; completes within 30 s.
-    pub release: Command<Duration, Released>,
+    pub release: AdminCommand<Duration, Released>,
     /// Opens it again; completes before it is open.
-    pub resume: Command<(), ()>,
+    pub resume: AdminCommand<(), ()>,
 }
 
 /// An operator's mark on a device.

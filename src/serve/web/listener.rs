@@ -58,7 +58,7 @@ pub enum Purpose {
 #[derive(Debug)]
 pub enum Listener {
     Tcp { listener: TcpListener, purpose: Purpose },
-    Unix { listener: UnixListener, file: SocketFile, purpose: Purpose },
+    Unix { listener: UnixListener, file: ListenerFile, purpose: Purpose },
 }
 
 impl Listener {
@@ -132,7 +132,7 @@ impl Listener {
             std::fs::rename(&temporary, path).map(|()| inode)
         };
         let inode = place().map_err(failed)?;
-        Ok(Self::Unix { listener, file: SocketFile { path: path.to_owned(), inode }, purpose })
+        Ok(Self::Unix { listener, file: ListenerFile { path: path.to_owned(), inode }, purpose })
     }
 }
 
@@ -168,12 +168,12 @@ async fn remove_stale_socket(path: &Path) -> Result<(), BindError> {
 
 /// The socket's file, removed with the listener unless it was replaced.
 #[derive(Debug)]
-pub struct SocketFile {
+pub struct ListenerFile {
     path: PathBuf,
     inode: u64,
 }
 
-impl Drop for SocketFile {
+impl Drop for ListenerFile {
     fn drop(&mut self) {
         if std::fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode) {
             let _ = std::fs::remove_file(&self.path);

@@ -16,11 +16,11 @@ use tokio_stream::wrappers::WatchStream;
 use tracing::error;
 
 use super::body::StoredBody;
-use super::page::{Page, View};
+use super::page::{NodePage, View};
 use super::routes::{WebState, api_problem, refuse};
 use crate::domain::history::History;
 use crate::domain::model::{Monotonic, Snapshot};
-use crate::serve::api::Node;
+use crate::serve::api::NodeResponse;
 
 /// Least time between two events. Less than a second, or a snapshot a second would give an event every other second.
 const EVENT_INTERVAL: Duration = Duration::from_millis(900);
@@ -29,10 +29,10 @@ const RETRY: &[u8] = b"retry: 1000\n\n";
 
 /// The history and the event streams: one of snapshots, and one of the page for each view. One for all servers.
 #[derive(Clone, Default)]
-pub struct Live(Arc<Shared>);
+pub struct Live(Arc<Streams>);
 
 #[derive(Default)]
-struct Shared {
+struct Streams {
     /// Renderers have an immutable copy: none delays the next snapshot, or another request.
     history: Mutex<Arc<History>>,
     node: Feed,
@@ -88,7 +88,7 @@ impl Live {
     }
 }
 
-impl Shared {
+impl Streams {
     fn feeds(&self) -> impl Iterator<Item = &Feed> {
         self.pages.iter().chain([&self.node])
     }
@@ -140,14 +140,14 @@ async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>) {
     }
     let (state, snapshot) = (state.clone(), Arc::clone(snapshot));
     let encoded = tokio::task::spawn_blocking(move || {
-        let Shared { node, pages, .. } = &*state.live.0;
+        let Streams { node, pages, .. } = &*state.live.0;
         if node.has_subscribers() {
-            let json = serde_json::to_string(&Node::from(&*snapshot)).expect("keys are strings");
+            let json = serde_json::to_string(&NodeResponse::from(&*snapshot)).expect("keys are strings");
             node.publish(Frame::Event(StoredBody::of(event("node", snapshot.sequence, &json))));
         }
         for view in View::all().filter(|view| pages[view.index()].has_subscribers()) {
             let (history, now, not_ready) = (state.live.history(), state.clock.now(), (state.ready)().err());
-            let live = Page { snapshot: &snapshot, history: &history, now, not_ready, view }.live();
+            let live = NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.live();
             pages[view.index()].publish(Frame::Event(StoredBody::of(event("page", snapshot.sequence, &live))));
         }
     });

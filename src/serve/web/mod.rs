@@ -17,7 +17,7 @@ mod routes;
 mod scrapes;
 mod server;
 
-pub use admin::{Admin, Command, DriverCommands, Marking};
+pub use admin::{Admin, AdminCommand, DriverCommands, Marking};
 pub use body::CachedBodies;
 pub use config::{LiveConfig, WebConfig, WebConfigError};
 pub use connections::Limits;

@@ -19,11 +19,11 @@ use tracing::{error, warn};
 
 use super::body::{BodyWriter, CachedBodies, Coding, StoredBody};
 use super::negotiation;
-use super::page::{self, Page, View, detail};
+use super::page::{self, NodePage, View, detail};
 use super::{Admin, Live, ScrapeDurations, live};
 use crate::clock::Clock;
 use crate::domain::model::Snapshot;
-use crate::serve::api::{History, Node, NodeCondition};
+use crate::serve::api::{HistoryResponse, NodeCondition, NodeResponse};
 use crate::serve::metrics::dcgm::Generation;
 use crate::serve::metrics::{self, Format};
 
@@ -189,7 +189,8 @@ async fn index(State(state): State<WebState>, uri: Uri) -> Result<Response, Resp
     let history = state.live.history();
     let second = now.monotonic.as_duration().as_secs();
     let key = format!("index {} {:?} {second} {not_ready:?} {}", snapshot.sequence, history.at(), view.index());
-    let page = move || StoredBody::of(Page { snapshot: &snapshot, history: &history, now, not_ready, view }.whole());
+    let page =
+        move || StoredBody::of(NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.whole());
     let made = state.cached_bodies.get(key, page).await;
     made.map(document).map_err(|problem| defect(&uri, &problem))
 }
@@ -217,16 +218,20 @@ fn document(body: StoredBody) -> Response {
 
 async fn node(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
     let snapshot = state.snapshot();
-    let made =
-        state.cached_bodies.get(format!("node {}", snapshot.sequence), move || json(&Node::from(&*snapshot))).await;
+    let made = state
+        .cached_bodies
+        .get(format!("node {}", snapshot.sequence), move || json(&NodeResponse::from(&*snapshot)))
+        .await;
     made.map(|body| uncached(JSON, body)).map_err(|problem| defect(&uri, &problem))
 }
 
 /// The points of the last minutes, and the events.
 async fn history(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
     let history = state.live.history();
-    let made =
-        state.cached_bodies.get(format!("history {:?}", history.at()), move || json(&History::from(&*history))).await;
+    let made = state
+        .cached_bodies
+        .get(format!("history {:?}", history.at()), move || json(&HistoryResponse::from(&*history)))
+        .await;
     made.map(|body| uncached(JSON, body)).map_err(|problem| defect(&uri, &problem))
 }
 

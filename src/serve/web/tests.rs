@@ -15,8 +15,8 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 
 use super::{
-    Admin, CachedBodies, Command, DriverCommands, ListenAddress, Listener, Live, Marking, Purpose, ScrapeDurations,
-    ServerSettings, WebState, start,
+    Admin, AdminCommand, CachedBodies, DriverCommands, ListenAddress, Listener, Live, Marking, Purpose,
+    ScrapeDurations, ServerSettings, WebState, start,
 };
 use crate::clock::Clock;
 use crate::domain::model::{Moment, Released, Snapshot, UnixSeconds};
@@ -99,7 +99,7 @@ fn admin() -> Admin {
         }),
         resume: Arc::new(|()| Box::pin(async { Ok(()) })),
     };
-    let mark: Command<Marking, String> = Arc::new(|marking| {
+    let mark: AdminCommand<Marking, String> = Arc::new(|marking| {
         Box::pin(async move {
             match (marking.device.as_str(), marking.mark) {
                 ("GPU-1", Some((reason, expiry))) => {

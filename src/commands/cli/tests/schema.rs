@@ -8,7 +8,7 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use crate::agent::{HealthConfig, PluginConfig, ProfileConfig};
-use crate::commands::cli::options::{ROWS, Row, schemas};
+use crate::commands::cli::options::{OptionRow, ROWS, schemas};
 use crate::input::SwitchOr;
 
 pub fn config_file() -> Value {
@@ -36,7 +36,7 @@ pub fn config_file() -> Value {
     })
 }
 
-fn option(row: &Row) -> Value {
+fn option(row: &OptionRow) -> Value {
     let (mut schema, default) = schemas().remove(row.name).expect("every row has a type");
     let number = |text: &str| text.parse::<u64>().ok();
     if let Some((low, high)) = row.range.split_once(" to ")

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::domain::model::Figures;
-use crate::node::journal::allocation_record::{Device, Xid};
+use crate::node::journal::allocation_record::{RecordedDevice, Xid};
 use crate::node::journal::report::usage_table;
 
 fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Option<f64>) -> AllocationRecord {
@@ -11,7 +11,7 @@ fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Optio
         id,
         namespace: pod.split('-').next().unwrap_or_default().into(),
         pod: pod.into(),
-        device: Device { gpu_uuid: gpu.into(), ..Device::default() },
+        device: RecordedDevice { gpu_uuid: gpu.into(), ..RecordedDevice::default() },
         began,
         seen: ended,
         ended: Some(ended),
@@ -79,13 +79,13 @@ proptest! {
             })
             .collect();
         let near = |one: f64, two: f64| (one - two).abs() < 1e-6;
-        let sum = |usage: &Usage, read: fn(&Totals) -> Option<f64>| {
+        let sum = |usage: &Usage, read: fn(&UsageTotals) -> Option<f64>| {
             (usage.rows.iter().filter_map(|row| read(&row.totals)).sum::<f64>(), read(&usage.total).unwrap_or(0.0))
         };
         for read in [
-            (|totals: &Totals| totals.figures.allocated_seconds) as fn(&Totals) -> Option<f64>,
-            |totals: &Totals| totals.figures.busy_seconds,
-            |totals: &Totals| totals.figures.energy_joules,
+            (|totals: &UsageTotals| totals.figures.allocated_seconds) as fn(&UsageTotals) -> Option<f64>,
+            |totals: &UsageTotals| totals.figures.busy_seconds,
+            |totals: &UsageTotals| totals.figures.energy_joules,
         ] {
             let views = [By::Namespace, By::Pod, By::Device].map(|by| Usage::of(&records, by, 0.0, 2000.0));
             let whole = sum(&views[0], read).1;

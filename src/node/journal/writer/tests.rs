@@ -5,8 +5,8 @@ use crate::node::journal::allocation_record::AllocationRecord;
 
 const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(3600) };
 
-fn settings(directory: &Path) -> Settings {
-    Settings { directory: directory.to_owned(), bounds: BOUNDS }
+fn settings(directory: &Path) -> JournalSettings {
+    JournalSettings { directory: directory.to_owned(), bounds: BOUNDS }
 }
 
 /// One pod that holds a GPU.

@@ -13,12 +13,12 @@ fn written(text: &str) -> String {
         .fold(text.to_owned(), |text, (word, meant)| text.replace(word, meant))
 }
 
-fn parsed(text: &str) -> Place {
+fn parsed(text: &str) -> CgroupOwner {
     parse(&written(text))
 }
 
-fn pod(uid: &str) -> Place {
-    Place::Pod { uid: PodUid::from(uid), container: Some(ContainerId::from(ID)) }
+fn pod(uid: &str) -> CgroupOwner {
+    CgroupOwner::Pod { uid: PodUid::from(uid), container: Some(ContainerId::from(ID)) }
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_monitor_or_a_sandbox_is_in_the_pod_but_in_no_container() {
         "/kubepods/podUID",
         "/kubepods/podUID/kata_overhead",
     ] {
-        let expected = Place::Pod { uid: PodUid::from(UID), container: None };
+        let expected = CgroupOwner::Pod { uid: PodUid::from(UID), container: None };
         assert_eq!(parsed(&format!("0::{path}")), expected, "{path}");
     }
 }
@@ -93,7 +93,7 @@ fn a_monitor_or_a_sandbox_is_in_the_pod_but_in_no_container() {
 #[test]
 fn a_container_without_a_pod_keeps_its_id() {
     for path in ["/docker/ID", "/system.slice/docker-ID.scope", "/../ID", "/machine.slice/libpod-ID.scope/container"] {
-        assert_eq!(parsed(&format!("0::{path}")), Place::Container(ContainerId::from(ID)), "{path}");
+        assert_eq!(parsed(&format!("0::{path}")), CgroupOwner::Container(ContainerId::from(ID)), "{path}");
     }
 }
 
@@ -122,7 +122,7 @@ fn the_host_is_everything_else() {
         // a hierarchy of v1 that nothing is put in on purpose
         "7:rdma:/kubepods/podUID/ID",
     ] {
-        assert_eq!(parsed(text), Place::Host, "{text}");
+        assert_eq!(parsed(text), CgroupOwner::Host, "{text}");
     }
 }
 

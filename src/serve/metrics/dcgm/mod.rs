@@ -8,7 +8,7 @@ mod names;
 mod page;
 mod values;
 
-pub use names::{Name, TABLE, names};
+pub use names::{DcgmName, TABLE, names};
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,10 +16,10 @@ use std::io;
 use std::str::FromStr;
 
 use super::budget::over_limit;
-use super::family::{Descriptor, Family, Kind};
+use super::family::{Descriptor, Family, MetricKind};
 use super::labels::Labels;
 use crate::domain::model::{Snapshot, named};
-use page::Page;
+use page::DcgmPage;
 
 named! {
     /// Which names and labels a page has.
@@ -38,7 +38,7 @@ named! {
 /// Only where there are some.
 static DROPPED: Descriptor = Descriptor {
     name: "podmeter_dcgm_allocations_dropped",
-    kind: Kind::Gauge,
+    kind: MetricKind::Gauge,
     labels: None,
     source: None,
     help: "Allocations without series on this page: over the series limit, the youngest.",
@@ -55,13 +55,13 @@ pub(super) fn each_family(
         Generation::Both => vec![Generation::Both, Generation::Old, Generation::New],
         one => vec![one],
     };
-    let pages = |without: &dyn Fn(usize) -> bool| -> Vec<Page<'_>> {
-        generations.iter().map(|one| Page::of(snapshot, *one, without)).collect()
+    let pages = |without: &dyn Fn(usize) -> bool| -> Vec<DcgmPage<'_>> {
+        generations.iter().map(|one| DcgmPage::of(snapshot, *one, without)).collect()
     };
     let mut rows = vec![];
     for (place, one) in generations.iter().enumerate() {
         let is_both = *one == Generation::Both;
-        let is_wanted = |name: &&Name| generation != Generation::Both || name.is_unchanged() == is_both;
+        let is_wanted = |name: &&DcgmName| generation != Generation::Both || name.is_unchanged() == is_both;
         rows.extend(names().filter(is_wanted).map(|name| (place, name)));
     }
     rows.sort_by_key(|(place, name)| name.of(generations[*place]).0.name);
@@ -114,7 +114,7 @@ pub(super) mod tests {
     use super::*;
     use crate::domain::model::Sharing;
     use crate::serve::metrics::catalogue;
-    use crate::serve::metrics::family::Value;
+    use crate::serve::metrics::family::SampleValue;
     use crate::serve::metrics::tests::{fixture, value};
 
     fn families(snapshot: &Snapshot, generation: Generation) -> Vec<Family> {
@@ -150,7 +150,7 @@ pub(super) mod tests {
         serde_json::from_str(TABLE).unwrap()
     }
 
-    fn row_of(name: &Name) -> Json {
+    fn row_of(name: &DcgmName) -> Json {
         let table = table();
         let mut rows = table["metrics"].as_array().unwrap().iter();
         rows.find(|row| row["4.8"] == name.old_name()).unwrap().clone()
@@ -200,7 +200,7 @@ pub(super) mod tests {
     #[test]
     fn names_are_unique_and_complete() {
         for generation in [Generation::Old, Generation::New] {
-            let of = |name: &Name| if generation == Generation::Old { name.old_name() } else { name.new_name() };
+            let of = |name: &DcgmName| if generation == Generation::Old { name.old_name() } else { name.new_name() };
             let all: Vec<_> = names().map(of).collect();
             assert_eq!(all.len(), all.iter().collect::<BTreeSet<_>>().len(), "{all:?}");
             assert!(all.iter().all(|name| name.starts_with("DCGM_")));
@@ -213,7 +213,7 @@ pub(super) mod tests {
                 "{}: a source, or why not",
                 name.old_name()
             );
-            let takes_query = matches!(row.source, Some(values::Source::Podmeter));
+            let takes_query = matches!(row.source, Some(values::ValueSource::Podmeter));
             assert!(
                 !takes_query || row.podmeter.as_ref().is_some_and(|query| !query.contains('(')),
                 "{}",
@@ -314,7 +314,7 @@ pub(super) mod tests {
     }
 
     /// Pod, slot and value of each series of the shared GPU.
-    fn series(page: &[Family], name: &str) -> Vec<(Option<String>, Option<String>, Value)> {
+    fn series(page: &[Family], name: &str) -> Vec<(Option<String>, Option<String>, SampleValue)> {
         let family = page.iter().find(|family| family.descriptor.name == name).unwrap();
         let its = family.samples.iter().filter(|sample| sample.labels.iter().any(|(_, value)| value == fixture::WHOLE));
         its.map(|sample| {
@@ -328,30 +328,30 @@ pub(super) mod tests {
     #[test]
     fn a_value_of_a_shared_device_is_repeated_for_each_slot() {
         let page = old(&shared());
-        let copy = |pod: &str, slot: &str| (Some(pod.to_owned()), Some(slot.to_owned()), Value::Float(412.5));
+        let copy = |pod: &str, slot: &str| (Some(pod.to_owned()), Some(slot.to_owned()), SampleValue::Float(412.5));
         assert_eq!(series(&page, "DCGM_FI_DEV_POWER_USAGE"), [copy("one", "0"), copy("one", "1"), copy("two", "2")]);
     }
 
     #[test]
     fn utilization_and_memory_of_a_shared_device_are_each_containers_own() {
         let page = old(&shared());
-        let own = |pod: Option<&str>, slot: Option<&str>, value: Value| {
+        let own = |pod: Option<&str>, slot: Option<&str>, value: SampleValue| {
             (pod.map(str::to_owned), slot.map(str::to_owned), value)
         };
         assert_eq!(
             series(&page, "DCGM_FI_DEV_GPU_UTIL"),
             [
-                own(None, None, Value::Integer(87)),
-                own(Some("one"), None, Value::Integer(50)),
-                own(Some("two"), Some("2"), Value::Integer(25)),
+                own(None, None, SampleValue::Integer(87)),
+                own(Some("one"), None, SampleValue::Integer(50)),
+                own(Some("two"), Some("2"), SampleValue::Integer(25)),
             ]
         );
         assert_eq!(
             series(&page, "DCGM_FI_DEV_FB_USED"),
             [
-                own(None, None, Value::Integer(40960)),
-                own(Some("one"), None, Value::Integer(16384)),
-                own(Some("two"), Some("2"), Value::Integer(8192)),
+                own(None, None, SampleValue::Integer(40960)),
+                own(Some("one"), None, SampleValue::Integer(16384)),
+                own(Some("two"), Some("2"), SampleValue::Integer(8192)),
             ]
         );
     }
@@ -402,7 +402,7 @@ pub(super) mod tests {
         let page = old(&crowded(None));
         let labels = |name: &str| {
             let family = page.iter().find(|family| family.descriptor.name == name).unwrap();
-            let its = |sample: &&crate::serve::metrics::family::Sample| {
+            let its = |sample: &&crate::serve::metrics::family::MetricSample| {
                 sample.labels.iter().any(|(_, value)| value == "pod-7")
             };
             std::sync::Arc::as_ptr(&family.samples.iter().find(its).unwrap().labels)

@@ -6,12 +6,12 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 use super::Generation;
-use super::values::Source;
-use crate::serve::metrics::family::{Descriptor, Kind};
+use super::values::ValueSource;
+use crate::serve::metrics::family::{Descriptor, MetricKind};
 
 /// One metric of dcgm-exporter in both generations.
-pub struct Name {
-    pub(super) row: Row,
+pub struct DcgmName {
+    pub(super) row: DcgmRow,
     /// Of 4.8 and of 4.9.
     pub(super) descriptors: [Descriptor; 2],
     /// Where 4.9 has the base unit.
@@ -20,7 +20,7 @@ pub struct Name {
 
 /// What the page needs of a row.
 #[derive(Deserialize)]
-pub(super) struct Row {
+pub(super) struct DcgmRow {
     #[serde(rename = "4.8")]
     old: &'static str,
     #[serde(rename = "4.9")]
@@ -35,7 +35,7 @@ pub(super) struct Row {
     /// Where the unit is another.
     #[serde(rename = "help_4.9", default)]
     help_new: &'static str,
-    pub(super) source: Option<Source>,
+    pub(super) source: Option<ValueSource>,
     /// podmeter's query of the quantity, in base units.
     pub(super) podmeter: Option<String>,
 }
@@ -47,7 +47,7 @@ type Unit = (&'static str, u32, u32);
 struct Table {
     #[serde(borrow)]
     units: BTreeMap<&'static str, Unit>,
-    metrics: Vec<Row>,
+    metrics: Vec<DcgmRow>,
 }
 
 /// The table as it is written. `shipped`: whether it is active in dcgm-exporter's counter file (the default), there as a
@@ -56,19 +56,19 @@ struct Table {
 /// every series; those that are not served change the identity of every series for what hardly ever changes.
 pub const TABLE: &str = include_str!("names.json");
 
-static NAMES: LazyLock<Vec<Name>> = LazyLock::new(|| {
+static NAMES: LazyLock<Vec<DcgmName>> = LazyLock::new(|| {
     let Table { units, metrics } = serde_json::from_str(TABLE).expect("a test reads the table");
-    metrics.into_iter().map(|row| Name::new(row, &units)).collect()
+    metrics.into_iter().map(|row| DcgmName::new(row, &units)).collect()
 });
 
 /// Every row, by subject.
-pub fn names() -> impl Iterator<Item = &'static Name> {
+pub fn names() -> impl Iterator<Item = &'static DcgmName> {
     NAMES.iter()
 }
 
-impl Name {
-    fn new(row: Row, units: &BTreeMap<&'static str, Unit>) -> Self {
-        let kind = if row.kind == "counter" { Kind::Counter } else { Kind::Gauge };
+impl DcgmName {
+    fn new(row: DcgmRow, units: &BTreeMap<&'static str, Unit>) -> Self {
+        let kind = if row.kind == "counter" { MetricKind::Counter } else { MetricKind::Gauge };
         let unit = units.get(row.unit).copied();
         let help = if unit.is_some() { row.help_new } else { row.help };
         let descriptor = |name, help| Descriptor { name, kind, labels: None, source: None, help };

@@ -12,11 +12,11 @@ use crate::domain::model::{
     Sharing, Slow, Snapshot,
 };
 use crate::serve::metrics;
-use crate::serve::metrics::family::{Family, Value};
+use crate::serve::metrics::family::{Family, SampleValue};
 use crate::serve::metrics::labels::{Labels, medium, slow, with_readings};
 use crate::serve::metrics::mig;
 
-use super::{Generation, Name};
+use super::{DcgmName, Generation};
 
 /// One family of the page while it is filled, from values in base units.
 pub struct Series {
@@ -26,26 +26,26 @@ pub struct Series {
 }
 
 /// The devices of a snapshot, with the labels of one generation.
-pub struct Page<'snapshot> {
+pub struct DcgmPage<'snapshot> {
     pub(super) snapshot: &'snapshot Snapshot,
     pub(super) generation: Generation,
-    gpus: BTreeMap<&'snapshot GpuUuid, Device<'snapshot>>,
-    instances: Vec<Device<'snapshot>>,
+    gpus: BTreeMap<&'snapshot GpuUuid, DcgmDevice<'snapshot>>,
+    instances: Vec<DcgmDevice<'snapshot>>,
 }
 
 /// A device that has series.
-struct Device<'snapshot> {
+struct DcgmDevice<'snapshot> {
     instance: Option<&'snapshot InstanceReading>,
     labels: Arc<Labels>,
     /// Of its holders, by place.
     accounts: Vec<(usize, &'snapshot Account)>,
-    holders: Vec<Holder<'snapshot>>,
+    holders: Vec<DcgmHolder<'snapshot>>,
     is_shared: bool,
     /// How many it has had so far.
     values: Cell<usize>,
 }
 
-struct Holder<'snapshot> {
+struct DcgmHolder<'snapshot> {
     account: &'snapshot Account,
     /// Of the device and each slot that it holds.
     slots: Vec<Arc<Labels>>,
@@ -65,14 +65,14 @@ impl Series {
             (value * self.per_base * 1000.0).round() / 1000.0
         };
         let is_whole = value.fract() == 0.0 && (0.0..9e15).contains(&value);
-        self.family.push(labels, if is_whole { Value::Integer(value as u64) } else { Value::Float(value) });
+        self.family.push(labels, if is_whole { SampleValue::Integer(value as u64) } else { SampleValue::Float(value) });
     }
 }
 
-impl<'snapshot> Page<'snapshot> {
+impl<'snapshot> DcgmPage<'snapshot> {
     /// Without the allocations at some places.
     pub fn of(snapshot: &'snapshot Snapshot, generation: Generation, without: &dyn Fn(usize) -> bool) -> Self {
-        let device = |gpu, instance| Device::of(snapshot, generation, gpu, instance, without);
+        let device = |gpu, instance| DcgmDevice::of(snapshot, generation, gpu, instance, without);
         let gpus = snapshot.hardware.inventory.gpus.values();
         let instances = mig::instances(snapshot);
         Self {
@@ -93,7 +93,7 @@ impl<'snapshot> Page<'snapshot> {
     }
 
     /// `None` where podmeter does not serve it.
-    pub fn family(&self, name: &'static Name) -> Option<Family> {
+    pub fn family(&self, name: &'static DcgmName) -> Option<Family> {
         let source = name.row.source?;
         let (descriptor, per_base) = name.of(self.generation);
         let mut series = Series { family: Family::new(descriptor), per_base };
@@ -163,7 +163,7 @@ impl<'snapshot> Page<'snapshot> {
     }
 }
 
-impl<'snapshot> Device<'snapshot> {
+impl<'snapshot> DcgmDevice<'snapshot> {
     fn of(
         snapshot: &'snapshot Snapshot,
         generation: Generation,
@@ -185,7 +185,7 @@ impl<'snapshot> Device<'snapshot> {
         Self {
             instance,
             is_shared: accounts.iter().any(|(_, account)| account.holding.as_ref().is_some_and(is_shared)),
-            holders: shown.filter_map(|(_, account)| Holder::of(snapshot, &labels, account)).collect(),
+            holders: shown.filter_map(|(_, account)| DcgmHolder::of(snapshot, &labels, account)).collect(),
             accounts,
             labels,
             values: Cell::default(),
@@ -216,7 +216,7 @@ impl<'snapshot> Device<'snapshot> {
     }
 }
 
-impl<'snapshot> Holder<'snapshot> {
+impl<'snapshot> DcgmHolder<'snapshot> {
     fn of(snapshot: &'snapshot Snapshot, device: &Labels, account: &'snapshot Account) -> Option<Self> {
         let container = &account.container;
         let more = claim_labels(snapshot, pod_labels(snapshot, container), account);

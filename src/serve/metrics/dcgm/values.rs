@@ -2,14 +2,14 @@
 
 use serde::Deserialize;
 
-use super::page::{Page, Series};
+use super::page::{DcgmPage, Series};
 use crate::domain::model::{Account, EccLocation, RecentCount, Slow, UnhealthyReason, busy_ratio};
 use crate::serve::metrics::labels::{Labels, medium, with_health, with_readings};
 
 /// Where the values of a metric come from.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum ValueSource {
     /// podmeter's own series that the row's query selects.
     Podmeter,
     Utilization,
@@ -75,9 +75,9 @@ const FABRIC_STATES: [&str; 5] = ["not_supported", "not_started", "in_progress",
 const WATCHES: [&str; 4] = ["NVLINK", "MEM", "DRIVER", "ALL"];
 const FAILED: f64 = 20.0;
 
-impl Source {
+impl ValueSource {
     /// Adds the samples of a row with this query of podmeter's metrics.
-    pub fn fill(self, page: &Page<'_>, series: &mut Series, query: Option<&str>) {
+    pub fn fill(self, page: &DcgmPage<'_>, series: &mut Series, query: Option<&str>) {
         match self {
             Self::Podmeter => page.selected(series, query.expect("a test checks the table")),
             Self::Utilization => {
@@ -163,14 +163,14 @@ fn link_errors(slow: &Slow, kind: &str, error: &str) -> Option<f64> {
     errors.contains_key(kind).then(|| errors.get(error)).flatten().map(|count| *count as f64)
 }
 
-fn last_xid(page: &Page<'_>, series: &mut Series) {
+fn last_xid(page: &DcgmPage<'_>, series: &mut Series) {
     for (gpu, health) in with_health(page.snapshot) {
         let last = health.xids.last.iter().max_by_key(|(_, xid)| xid.at.monotonic);
         page.gpu_and(series, gpu, &Labels::default(), last.map_or(0, |(code, _)| *code).into());
     }
 }
 
-fn clock_events_recent(page: &Page<'_>, series: &mut Series) {
+fn clock_events_recent(page: &DcgmPage<'_>, series: &mut Series) {
     for (gpu, readings) in with_readings(page.snapshot) {
         let samples = medium(readings).map(|medium| &medium.clock_event_samples);
         let Some(samples) = samples.filter(|samples| !samples.is_empty()) else { continue };
@@ -185,7 +185,7 @@ fn clock_events_recent(page: &Page<'_>, series: &mut Series) {
     }
 }
 
-fn clock_event_starts(page: &Page<'_>, series: &mut Series) {
+fn clock_event_starts(page: &DcgmPage<'_>, series: &mut Series) {
     for (gpu, readings) in with_readings(page.snapshot) {
         let Some(starts) = medium(readings).map(|medium| &medium.clock_event_starts) else { continue };
         for (reason, event) in CLOCK_EVENTS {
@@ -196,7 +196,7 @@ fn clock_event_starts(page: &Page<'_>, series: &mut Series) {
     }
 }
 
-fn xids_recent(page: &Page<'_>, series: &mut Series) {
+fn xids_recent(page: &DcgmPage<'_>, series: &mut Series) {
     let now = page.snapshot.at.monotonic;
     for (gpu, health) in with_health(page.snapshot) {
         let counts = health.xids.last.iter().map(|(code, count)| (*code, count.recent.at(now)));
@@ -210,7 +210,7 @@ fn xids_recent(page: &Page<'_>, series: &mut Series) {
     }
 }
 
-fn health(page: &Page<'_>, series: &mut Series) {
+fn health(page: &DcgmPage<'_>, series: &mut Series) {
     for (gpu, health) in with_health(page.snapshot) {
         let causes: Vec<_> =
             health.devices().flat_map(|device| &device.causes).map(|cause| area(cause.reason)).collect();

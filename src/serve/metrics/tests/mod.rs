@@ -13,7 +13,7 @@ use prost::Message as _;
 
 use self::strict::{Dialect, Page};
 use super::dcgm::{self, Generation};
-use super::family::{Family, Sample, Value};
+use super::family::{Family, MetricSample, SampleValue};
 use super::{Format, catalogue, families, write};
 
 fn page(snapshot: &Snapshot, format: Format) -> Vec<u8> {
@@ -31,14 +31,14 @@ fn rendered(format: Format) -> String {
 /// The one sample of that name that carries these labels, or nothing.
 pub(crate) fn value(families: &[Family], name: &str, labels: &[(&str, &str)]) -> Option<f64> {
     let family = families.iter().find(|family| family.descriptor.name == name)?;
-    let carries = |sample: &&Sample| {
+    let carries = |sample: &&MetricSample| {
         labels.iter().all(|(name, value)| sample.labels.iter().any(|label| label == (*name, *value)))
     };
     let mut found = family.samples.iter().filter(carries);
     let sample = found.next()?;
     assert!(found.next().is_none(), "{name}{labels:?} fits several samples");
     match &sample.value {
-        Value::Histogram(histogram) => Some(histogram.count() as f64),
+        SampleValue::Histogram(histogram) => Some(histogram.count() as f64),
         number => number.as_f64(),
     }
 }

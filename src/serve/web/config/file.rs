@@ -27,7 +27,7 @@ pub struct TlsSection {
     pub key_file: Option<PathBuf>,
     pub client_ca_file: Option<PathBuf>,
     pub client_auth_type: Option<ClientAuth>,
-    pub min_version: Option<Version>,
+    pub min_version: Option<TlsVersion>,
 }
 
 /// By Go's names. Those that accept a certificate of any authority are errors.
@@ -40,7 +40,7 @@ pub enum ClientAuth {
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-pub enum Version {
+pub enum TlsVersion {
     #[default]
     #[serde(rename = "TLS12")]
     Tls12,

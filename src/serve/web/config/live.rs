@@ -18,10 +18,10 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 pub struct LiveConfig {
     path: PathBuf,
     clock: Clock,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<LoadedConfig>>,
 }
 
-struct State {
+struct LoadedConfig {
     current: Arc<WebConfig>,
     last_success: UnixSeconds,
     problem: Option<String>,
@@ -31,7 +31,7 @@ impl LiveConfig {
     pub fn load(path: &Path, clock: Clock) -> Result<Self, WebConfigError> {
         let current = Arc::new(WebConfig::load(path)?);
         log_warning(path, &current);
-        let state = State { current, last_success: clock.now().unix, problem: None };
+        let state = LoadedConfig { current, last_success: clock.now().unix, problem: None };
         Ok(Self { path: path.to_owned(), clock, state: Arc::new(Mutex::new(state)) })
     }
 
@@ -78,7 +78,7 @@ impl LiveConfig {
             Ok(read) => {
                 info!(file = %self.path.display(), "web configuration re-read");
                 log_warning(&self.path, &read);
-                *state = State { current: Arc::new(read), last_success: self.clock.now().unix, problem: None };
+                *state = LoadedConfig { current: Arc::new(read), last_success: self.clock.now().unix, problem: None };
             }
             Err(problem) => {
                 let problem = problem.to_string();

@@ -10,7 +10,7 @@ use rustls::version::{TLS12, TLS13};
 use rustls::{RootCertStore, ServerConfig};
 
 use super::Files;
-use super::file::{ClientAuth, TlsSection, Version};
+use super::file::{ClientAuth, TlsSection, TlsVersion};
 
 /// `None`: an empty section.
 pub fn server_config(
@@ -27,8 +27,8 @@ pub fn server_config(
     let client_ca = read("client_ca_file", section.client_ca_file)?;
 
     let versions = match section.min_version.unwrap_or_default() {
-        Version::Tls12 => &[&TLS13, &TLS12][..],
-        Version::Tls13 => &[&TLS13],
+        TlsVersion::Tls12 => &[&TLS13, &TLS12][..],
+        TlsVersion::Tls13 => &[&TLS13],
     };
     let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(versions)
@@ -48,23 +48,23 @@ pub fn server_config(
 }
 
 /// PEM, and its name in errors.
-struct Source {
+struct PemFile {
     name: String,
     pem: Vec<u8>,
 }
 
 /// The file that `key` names. An empty path counts as absent.
-fn source(key: &str, file: Option<PathBuf>, directory: &Path, files: &mut Files) -> Result<Option<Source>, String> {
+fn source(key: &str, file: Option<PathBuf>, directory: &Path, files: &mut Files) -> Result<Option<PemFile>, String> {
     let Some(file) = file.filter(|file| !file.as_os_str().is_empty()) else { return Ok(None) };
     let path = directory.join(file);
     let name = format!("{key} {}", path.display());
     match files.read(&path) {
-        Ok(pem) => Ok(Some(Source { name, pem })),
+        Ok(pem) => Ok(Some(PemFile { name, pem })),
         Err(error) => Err(format!("{name}: {error}")),
     }
 }
 
-fn certificates(source: &Source) -> Result<Vec<CertificateDer<'static>>, String> {
+fn certificates(source: &PemFile) -> Result<Vec<CertificateDer<'static>>, String> {
     let name = &source.name;
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&source.pem).collect();
     let read = read.map_err(|error| format!("{name} is not PEM: {error}"))?;
@@ -74,13 +74,16 @@ fn certificates(source: &Source) -> Result<Vec<CertificateDer<'static>>, String>
     Ok(read)
 }
 
-fn private_key(source: &Source) -> Result<PrivateKeyDer<'static>, String> {
+fn private_key(source: &PemFile) -> Result<PrivateKeyDer<'static>, String> {
     let name = &source.name;
     PrivateKeyDer::from_pem_slice(&source.pem)
         .map_err(|_| format!("{name} has no private key in PEM (PKCS #1, PKCS #8 or SEC1, not encrypted)"))
 }
 
-fn client_verifier(kind: ClientAuth, client_ca: Option<Source>) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
+fn client_verifier(
+    kind: ClientAuth,
+    client_ca: Option<PemFile>,
+) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
     let source = match (kind, client_ca) {
         (ClientAuth::NoClientCert, None) => return Ok(None),
         (ClientAuth::NoClientCert, Some(_)) => {

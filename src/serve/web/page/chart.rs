@@ -12,17 +12,18 @@ use crate::domain::history::{Point, Window};
 const HEIGHT: f64 = 30.0;
 
 /// What a chart shows, and the unit in which it is shown.
-pub(super) struct Quantity {
+pub(super) struct ChartQuantity {
     name: &'static str,
     of: fn(&Point) -> Option<f64>,
     factor: f64,
     unit: &'static str,
 }
 
-pub(super) const BUSY: Quantity = Quantity { name: "busy", of: |point| point.busy, factor: 100.0, unit: "%" };
-pub(super) const MEMORY: Quantity =
-    Quantity { name: "memory", of: |point| point.memory, factor: 1.0 / (1_u64 << 30) as f64, unit: "GiB" };
-pub(super) const POWER: Quantity = Quantity { name: "power", of: |point| point.power, factor: 1.0, unit: "W" };
+pub(super) const BUSY: ChartQuantity = ChartQuantity { name: "busy", of: |point| point.busy, factor: 100.0, unit: "%" };
+pub(super) const MEMORY: ChartQuantity =
+    ChartQuantity { name: "memory", of: |point| point.memory, factor: 1.0 / (1_u64 << 30) as f64, unit: "GiB" };
+pub(super) const POWER: ChartQuantity =
+    ChartQuantity { name: "power", of: |point| point.power, factor: 1.0, unit: "W" };
 
 /// The mean of the known columns.
 pub(super) fn mean(columns: &[Point]) -> Option<f64> {
@@ -33,8 +34,8 @@ pub(super) fn mean(columns: &[Point]) -> Option<f64> {
 
 /// `columns`: those of the window in which the agent ran. `top`: the value of the upper edge; `None`: the highest column.
 /// The script shows the value under the pointer.
-pub(super) fn chart(quantity: &Quantity, window: Window, columns: &[Point], top: Option<f64>) -> Markup {
-    let Quantity { name, of, factor, unit } = *quantity;
+pub(super) fn chart(quantity: &ChartQuantity, window: Window, columns: &[Point], top: Option<f64>) -> Markup {
+    let ChartQuantity { name, of, factor, unit } = *quantity;
     let known = || columns.iter().filter_map(of);
     let show = |value: f64| format!("{:.0} {unit}", value * factor);
     let (lowest, highest) = known().fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));

@@ -4,13 +4,13 @@ use maud::{Markup, html};
 
 use super::text::{ago, device_name, figure, gibibytes, kilowatt_hours, or_unknown, percent, span, words};
 use super::view::{Sort, View, window_words};
-use super::{Page, facts, more, section};
+use super::{NodePage, facts, more, section};
 use crate::domain::model::{Account, Attribution, Holding, Sharing, parts_of_device};
 
 /// Rows shown; the rest are counted.
 const SHOWN: usize = 500;
 
-pub(super) fn containers(page: &Page<'_>) -> Markup {
+pub(super) fn containers(page: &NodePage<'_>) -> Markup {
     let mut ranked: Vec<_> = page.snapshot.accounts.iter().map(|account| (rank(page, account), account)).collect();
     let has_ended = |account: &Account| account.holding.is_none();
     let name = |account: &Account| (account.container.clone(), account.gpu.clone(), account.mig.clone());
@@ -42,7 +42,7 @@ pub(super) fn containers(page: &Page<'_>) -> Markup {
 }
 
 /// By number of the sorted column, then by idle seconds. Unknown values come last.
-fn rank(page: &Page<'_>, account: &Account) -> [f64; 2] {
+fn rank(page: &NodePage<'_>, account: &Account) -> [f64; 2] {
     let of = match page.view.sort {
         Sort::Idle => idle(page, account),
         Sort::Busy => account.figures.busy_seconds,
@@ -57,7 +57,7 @@ fn rank(page: &Page<'_>, account: &Account) -> [f64; 2] {
 }
 
 /// The part of its device that it holds and left idle in the window; of one that has ended, of what it held.
-fn idle(page: &Page<'_>, account: &Account) -> Option<f64> {
+fn idle(page: &NodePage<'_>, account: &Account) -> Option<f64> {
     let idle = page.history.figures(account, page.view.window)?.idle_ratio()?;
     match account.holding {
         None => Some(idle),
@@ -65,7 +65,7 @@ fn idle(page: &Page<'_>, account: &Account) -> Option<f64> {
     }
 }
 
-fn table(page: &Page<'_>, accounts: &[&Account]) -> Markup {
+fn table(page: &NodePage<'_>, accounts: &[&Account]) -> Markup {
     let [_, memory_at] = page.snapshot.hardware.oldest_readings();
     let memory_age = memory_at.map_or_else(String::new, |at| ago(page.now, at));
     let since = "since held";
@@ -91,7 +91,7 @@ fn table(page: &Page<'_>, accounts: &[&Account]) -> Markup {
     }
 }
 
-fn heading(page: &Page<'_>, text: &str, window: &str, sort: Option<Sort>) -> Markup {
+fn heading(page: &NodePage<'_>, text: &str, window: &str, sort: Option<Sort>) -> Markup {
     let is_sorted = sort == Some(page.view.sort);
     let order = is_sorted.then_some(if sort == Some(Sort::Name) { "ascending" } else { "descending" });
     html! {
@@ -105,7 +105,7 @@ fn heading(page: &Page<'_>, text: &str, window: &str, sort: Option<Sort>) -> Mar
     }
 }
 
-fn row(page: &Page<'_>, account: &Account) -> Markup {
+fn row(page: &NodePage<'_>, account: &Account) -> Markup {
     let device = device_name(page.snapshot, &account.gpu, account.mig.as_ref());
     let container = &account.container;
     let uuid = account.mig.as_ref().map_or_else(|| account.gpu.to_string(), ToString::to_string);

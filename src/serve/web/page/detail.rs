@@ -9,17 +9,17 @@ use super::text::{device_name, gibibytes, kilowatt_hours, percent, span, time, w
 use super::{document, events};
 use crate::domain::history::{Event, History};
 use crate::domain::model::{GpuUuid, MigDevice, Snapshot, UnixSeconds};
-use crate::serve::metrics::{self, Family, Value};
+use crate::serve::metrics::{self, Family, SampleValue};
 
 /// What a row of the page is about.
-struct Subject<'a> {
+struct DetailSubject<'a> {
     /// Namespace, pod and name.
     container: Option<[&'a str; 3]>,
     gpu: &'a GpuUuid,
     mig: Option<&'a MigDevice>,
 }
 
-impl<'a> Subject<'a> {
+impl<'a> DetailSubject<'a> {
     /// `key`: a UUID, or `namespace/pod/container UUID`. `None` for a device that is not in the inventory.
     fn find(snapshot: &'a Snapshot, key: &'a str) -> Option<Self> {
         let (container, uuid) = key.rsplit_once(' ').map_or((None, key), |(container, uuid)| (Some(container), uuid));
@@ -75,7 +75,7 @@ impl<'a> Subject<'a> {
 
 /// `None` where the node has no such device.
 pub(in crate::serve::web) fn page(snapshot: &Snapshot, history: &History, key: &str) -> Option<String> {
-    let subject = Subject::find(snapshot, key)?;
+    let subject = DetailSubject::find(snapshot, key)?;
     let name = subject.name(snapshot);
     let found: Vec<&Event> = history.events().filter(|event| subject.concerns(event)).collect();
     let main = html! {
@@ -96,7 +96,7 @@ pub(in crate::serve::web) fn page(snapshot: &Snapshot, history: &History, key: &
 }
 
 /// What the metric means, its values in the units of the page, and its name.
-fn values(subject: &Subject<'_>, family: &Family) -> Option<Markup> {
+fn values(subject: &DetailSubject<'_>, family: &Family) -> Option<Markup> {
     const OF_SUBJECT: [&str; 8] =
         ["gpu_uuid", "gpu", "mig_uuid", "gpu_instance", "compute_instance", "namespace", "pod", "container"];
     let name = family.descriptor.name;
@@ -125,11 +125,11 @@ fn values(subject: &Subject<'_>, family: &Family) -> Option<Markup> {
 }
 
 /// `None` for a histogram.
-fn shown(name: &str, unit: &str, value: &Value) -> Option<Markup> {
+fn shown(name: &str, unit: &str, value: &SampleValue) -> Option<Markup> {
     let number = match value {
-        Value::Integer(number) => *number as f64,
-        Value::Float(number) => *number,
-        Value::Histogram(_) => return None,
+        SampleValue::Integer(number) => *number as f64,
+        SampleValue::Float(number) => *number,
+        SampleValue::Histogram(_) => return None,
     };
     let text = match unit {
         "seconds" if name.contains("timestamp") => return Some(time(UnixSeconds(number))),
@@ -174,7 +174,7 @@ mod tests {
     fn values_have_units_and_no_digits_of_rounding() {
         let page = of(fixture::WHOLE).unwrap();
         assert!(page.contains("<b>40.0 GiB</b>") && page.contains("<b>61 °C</b>"), "{page}");
-        let of = |name, unit, value| shown(name, unit, &Value::Float(value)).unwrap().into_string();
+        let of = |name, unit, value| shown(name, unit, &SampleValue::Float(value)).unwrap().into_string();
         assert_eq!(of("podmeter_x", "", 0.999_999_999_999_993_6), "1");
         assert_eq!(of("podmeter_x_ratio", "ratio", 1.5e-14), "1.5e-14");
     }

@@ -5,13 +5,13 @@ use maud::{Markup, html};
 use super::chart::{BUSY, MEMORY, POWER, chart, mean};
 use super::text::{ago, device_name, figure, gibibytes, gpu_name, or_unknown, percent, watts, words};
 use super::view::window_words;
-use super::{Page, facts, holders, more, section};
+use super::{NodePage, facts, holders, more, section};
 use crate::domain::model::{
     Account, DeviceHealth, DeviceOverview, DeviceState, Fast, Gpu, InstanceReading, Medium, MigDevice, Monotonic,
     PassthroughGpu,
 };
 
-pub(super) fn devices(page: &Page<'_>) -> Markup {
+pub(super) fn devices(page: &NodePage<'_>) -> Markup {
     let mut gpus: Vec<&Gpu> = page.snapshot.hardware.inventory.gpus.values().collect();
     gpus.sort_by_key(|gpu| (gpu.order(), !gpu.present));
     let [use_at, memory_at] = page.snapshot.hardware.oldest_readings();
@@ -35,7 +35,7 @@ pub(super) fn devices(page: &Page<'_>) -> Markup {
     section("devices", "Devices", legend, true, body)
 }
 
-fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
+fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
     let readings = page.snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings);
     let fast: Option<&Fast> = readings.and_then(|readings| readings.fast.as_ref()).map(|stamped| &stamped.value);
     let medium: Option<&Medium> = readings.and_then(|readings| readings.medium.as_ref()).map(|stamped| &stamped.value);
@@ -105,7 +105,7 @@ fn card(page: &Page<'_>, gpu: &Gpu) -> Markup {
     }
 }
 
-fn mig_row(page: &Page<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medium>) -> Markup {
+fn mig_row(page: &NodePage<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medium>) -> Markup {
     let instances = medium.map_or(&[][..], |medium| &medium.instances);
     let reading: Option<&InstanceReading> = instances.iter().find(|instance| instance.members.contains(&mig.uuid));
     let memory = reading.and_then(|reading| reading.memory);
@@ -137,7 +137,7 @@ fn mig_row(page: &Page<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medium>)
 }
 
 /// Whether a whole GPU is free, or how many of its slots or MIG devices are.
-fn state(page: &Page<'_>, device: Option<&DeviceOverview>) -> Markup {
+fn state(page: &NodePage<'_>, device: Option<&DeviceOverview>) -> Markup {
     let Some(device) = device else { return html! {} };
     let what = if device.slots.is_some() { "slots" } else { "MIG devices" };
     match (page.snapshot.overview.free_parts(device), device.state) {

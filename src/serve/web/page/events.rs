@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::text::{device_name, time, words};
-use super::{Page, section};
+use super::{NodePage, section};
 use crate::domain::history::{Event, Severity};
 use crate::domain::model::Snapshot;
 
@@ -11,7 +11,7 @@ const SHOWN: usize = 60;
 /// Devices or containers that one event names.
 const NAMED: usize = 8;
 
-pub(super) fn events(page: &Page<'_>) -> Markup {
+pub(super) fn events(page: &NodePage<'_>) -> Markup {
     let events = page.history.events();
     let body = html! {
         @if events.len() == 0 {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use maud::{Markup, html};
 
-use super::Page;
+use super::NodePage;
 use super::chart::{Segment, bar};
 use super::text::{gibibytes, or_unknown, percent};
 use super::view::window_words;
@@ -29,7 +29,7 @@ struct Use {
     memory: Option<u64>,
 }
 
-pub(super) fn of_gpu(page: &Page<'_>, gpu: &Gpu, capacity: Option<u64>) -> Markup {
+pub(super) fn of_gpu(page: &NodePage<'_>, gpu: &Gpu, capacity: Option<u64>) -> Markup {
     let division = page.history.division(&gpu.uuid, page.view.window);
     let unknown = division.as_ref().map_or(1.0, |division| division.uncovered);
     // In bars of all time, in numbers of the time that is known.

@@ -44,7 +44,7 @@ const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg'
     %3Cpath d='M3 12V9h2v3zM7 12V4h2v8zM11 12V7h2v5z' fill='white'/%3E%3C/svg%3E";
 
 /// What the page shows.
-pub(super) struct Page<'a> {
+pub(super) struct NodePage<'a> {
     pub snapshot: &'a Snapshot,
     pub history: &'a History,
     pub now: Moment,
@@ -53,7 +53,7 @@ pub(super) struct Page<'a> {
     pub view: View,
 }
 
-impl Page<'_> {
+impl NodePage<'_> {
     pub fn whole(&self) -> String {
         let title = if self.snapshot.node_name.is_empty() { "podmeter" } else { &*self.snapshot.node_name };
         let body = html! {
@@ -221,7 +221,7 @@ mod tests {
         let mut history = History::default();
         history.note(snapshot);
         let not_ready = not_ready.map(str::to_owned);
-        Page { snapshot, history: &history, now: snapshot.at, not_ready, view }.whole()
+        NodePage { snapshot, history: &history, now: snapshot.at, not_ready, view }.whole()
     }
 
     /// The row of this device or container.
@@ -372,8 +372,13 @@ mod tests {
     fn an_empty_node_has_a_message() {
         let (snapshot, history) = (Snapshot::default(), History::default());
         let not_ready = Some("no snapshot yet".to_owned());
-        let page =
-            Page { snapshot: &snapshot, history: &history, now: Moment::default(), not_ready, view: View::default() };
+        let page = NodePage {
+            snapshot: &snapshot,
+            history: &history,
+            now: Moment::default(),
+            not_ready,
+            view: View::default(),
+        };
         let page = page.whole();
         assert!(page.contains("No GPU found.") && page.contains("no snapshot yet"));
     }

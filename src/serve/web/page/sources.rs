@@ -3,11 +3,11 @@
 use maud::{Markup, html};
 
 use super::text::{ago, or_unknown};
-use super::{NUMBER, Page, section, table};
+use super::{NUMBER, NodePage, section, table};
 use crate::domain::model::{Collector, Moment};
 
 /// Open where something fails.
-pub(super) fn sources(page: &Page<'_>) -> Markup {
+pub(super) fn sources(page: &NodePage<'_>) -> Markup {
     let (kubelet, now) = (&page.snapshot.kubelet, page.now);
     let tiers = page.snapshot.hardware.collectors.iter().map(|(name, collector)| (*name, collector));
     let all: Vec<(&str, &Collector)> = [("kubelet", &kubelet.collector)].into_iter().chain(tiers).collect();

@@ -4,10 +4,10 @@ use maud::{Markup, html};
 
 use super::text::{figure, gibibytes, or_unknown, percent, watts};
 use super::view::window_words;
-use super::{Page, facts};
+use super::{NodePage, facts};
 use crate::domain::model::{DeviceReadings, Gpu};
 
-pub(super) fn tiles(page: &Page<'_>) -> Markup {
+pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
     let snapshot = page.snapshot;
     let gpus: Vec<&Gpu> = snapshot.hardware.inventory.gpus.values().collect();
     let readings = |gpu: &Gpu| snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings);
