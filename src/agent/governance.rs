@@ -60,13 +60,13 @@ fn deployment(variable: impl Fn(&str) -> Option<String>) -> Deployment {
     }
 }
 
-/// The settings in force: those of the start, with the ones that were reloaded since.
+/// The settings in force: those of the start, with the ones that were reloaded since. Without the node's name, so that
+/// nodes with equal settings have equal digests.
 fn configuration(settings: &AgentSettings, reloadable: &Reloadable) -> ConfigurationDigests {
-    let in_force = AgentSettings { reloadable: Reloadable { files: vec![], ..reloadable.clone() }, ..settings.clone() };
-    ConfigurationDigests {
-        settings_sha256: sha256(format!("{in_force:?}").as_bytes()),
-        files: reloadable.files.clone(),
-    }
+    let files = reloadable.files.clone();
+    let reloadable = Reloadable { files: vec![], ..reloadable.clone() };
+    let in_force = AgentSettings { node_name: String::new(), reloadable, ..settings.clone() };
+    ConfigurationDigests { settings_sha256: sha256(format!("{in_force:?}").as_bytes()), files }
 }
 
 #[cfg(test)]

@@ -88,6 +88,10 @@ fn the_digest_changes_with_the_configuration() {
         (after["configuration"]["settings_sha256"] != before["configuration"]["settings_sha256"]).then_some(after)
     });
     assert_ne!(after["configuration"]["files"], before["configuration"]["files"]);
+    drop(running);
+    let on_another_node = [&arguments[..], &["--node-name", "another"]].concat();
+    let _running = agent::Running::start(&on_another_node, &variables, None);
+    assert_eq!(read()["configuration"]["settings_sha256"], after["configuration"]["settings_sha256"]);
 }
 
 #[test]
