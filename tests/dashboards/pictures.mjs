@@ -26,9 +26,9 @@ const HERE = fileURLToPath(new URL('.', import.meta.url));
 const DASHBOARDS = join(HERE, '../../dashboards');
 // What variables without "All" are set to: a node on which faults are simulated, and a GPU of it that a pod holds.
 const NODE = 'gpu-h100-2';
-const GPU = `podmeter_device_info{node="${NODE}",gpu="2"}`;
+const GPU = `podmeter_device_info{node="${NODE}",gpu="5"}`;
 // The pictures show it at a time when something is wrong.
-const FAULT = `podmeter_device_healthy{node="${NODE}",gpu="2"} == 0`;
+const FAULT = `podmeter_device_healthy{node="${NODE}",gpu="5"} == 0 and on (gpu_uuid) podmeter_device_allocated_ratio == 1`;
 const FAULTS_REPEAT_SECONDS = 150;
 const LIMIT_BYTES = 290 * 1024;
 // Dashboard and panel, and why it is rightly empty.
@@ -157,13 +157,13 @@ async function picture(name, prometheus, to) {
 
 // The next scrape with the fault, which comes once in each simulated day.
 async function moment(prometheus) {
-  const deadline = Date.now() + 2 * FAULTS_REPEAT_SECONDS * 1000;
+  const deadline = Date.now() + 4 * FAULTS_REPEAT_SECONDS * 1000;
   while (Date.now() < deadline) {
     const to = Math.floor(Date.now() / 1000 / SCRAPE_SECONDS) * SCRAPE_SECONDS;
     if ((await vector(prometheus, FAULT, to)).length > 0) return to;
     await new Promise((resolve) => { setTimeout(resolve, 1000); });
   }
-  throw new Error(`no ${FAULT} in ${2 * FAULTS_REPEAT_SECONDS} s`);
+  throw new Error(`no ${FAULT} in ${4 * FAULTS_REPEAT_SECONDS} s`);
 }
 
 // With as many colours as its size allows.
