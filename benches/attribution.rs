@@ -87,7 +87,7 @@ fn week() {
             Some(before) => *before = pod,
             None => allocations.pods.push(pod),
         }
-        slots.learn(&allocations, &allocatable, &node.inventory, true);
+        slots.update_counts(&allocations, &allocatable, &node.inventory, true);
         node.join = join(&allocations, &allocatable, &node.inventory, &slots);
         let pid = 1_000 + pods as u32;
         let uid = |pid: u32| format!("00000000-0000-4000-8000-{pid:012}");

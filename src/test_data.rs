@@ -3,7 +3,7 @@
 
 use super::domain::attribution::OwnedProcess;
 use super::domain::model::{
-    ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, HeldDevice, Holding, MigDevice, Owner, Pod, Sharing,
+    ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, HeldDevice, Holding, MigDevice, Owner, Pod, SharingForm,
 };
 
 pub fn uuid(number: usize) -> String {
@@ -54,7 +54,7 @@ pub fn claim(driver: &str, device: &str) -> ClaimDevice {
     }
 }
 
-pub fn holding(device: &str, sharing: Sharing, share: f64) -> Holding {
+pub fn holding(device: &str, sharing: SharingForm, share: f64) -> Holding {
     Holding {
         resource: Some("nvidia.com/gpu".into()),
         device_ids: vec![device.into()],

@@ -58,7 +58,7 @@ fn allocatable(offered: &Allocatable) {
 
 fn joined(allocations: &Allocations, offered: &Allocatable) {
     let mut slots = Slots::default();
-    slots.learn(allocations, offered, &INVENTORY, true);
+    slots.update_counts(allocations, offered, &INVENTORY, true);
     let Join { holdings, .. } = join(allocations, offered, &INVENTORY, &slots);
     let mut held: BTreeMap<&GpuUuid, f64> = BTreeMap::new();
     for (key, holding) in &holdings {

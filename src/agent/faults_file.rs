@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use super::kept_file::KeptFile;
-use crate::domain::health::Faults;
+use crate::domain::health::NodeFaults;
 use crate::files;
 use crate::tasks::Tasks;
 
@@ -23,14 +23,14 @@ pub struct FaultsFile {
     path: PathBuf,
     boot_id: Option<Arc<str>>,
     /// As in the file; `None`: it is to be written even without faults.
-    kept: Option<Faults>,
+    kept: Option<NodeFaults>,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Document {
     schema: u32,
     boot_id: Option<Arc<str>>,
-    faults: Faults,
+    faults: NodeFaults,
 }
 
 impl FaultsFile {
@@ -42,7 +42,7 @@ impl FaultsFile {
 
     fn of_boot(path: PathBuf, boot_id: Option<Arc<str>>) -> Self {
         let kept = match read(&path) {
-            Ok(None) => Some(Faults::default()),
+            Ok(None) => Some(NodeFaults::default()),
             Ok(Some(document)) if document.boot_id == boot_id => Some(document.faults),
             Ok(Some(_)) => {
                 tracing::info!(file = %path.display(), "the node was rebooted: no fault from before is restored");
@@ -61,12 +61,12 @@ impl FaultsFile {
         Self { path, boot_id, kept }
     }
 
-    pub fn faults(&self) -> Faults {
+    pub fn faults(&self) -> NodeFaults {
         self.kept.clone().unwrap_or_default()
     }
 
     /// Writes the faults whenever they change. While that fails, every ten seconds.
-    pub fn start(self, faults: watch::Receiver<Faults>, tasks: &mut Tasks) {
+    pub fn start(self, faults: watch::Receiver<NodeFaults>, tasks: &mut Tasks) {
         tasks.spawn("faults file", follow(self, faults));
     }
 }
@@ -80,7 +80,7 @@ fn read(path: &Path) -> Result<Option<Document>, String> {
     }
 }
 
-async fn follow(file: FaultsFile, mut faults: watch::Receiver<Faults>) {
+async fn follow(file: FaultsFile, mut faults: watch::Receiver<NodeFaults>) {
     let FaultsFile { path, boot_id, kept: mut written } = file;
     let without = "XIDs and marks are forgotten when podmeter restarts";
     let mut file = KeptFile::new(path, files::OWNER_ONLY, "the file of faults", without);
@@ -113,7 +113,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("podmeter.faults.json");
         let read = || FaultsFile::of_boot(path.clone(), Some("this".into()));
-        assert_eq!(read().kept, Some(Faults::default()), "without a file");
+        assert_eq!(read().kept, Some(NodeFaults::default()), "without a file");
         std::fs::write(&path, text(SCHEMA, "this")).unwrap();
         assert_eq!(read().faults().gpus.len(), 1);
         let too_long = text(SCHEMA, "this") + &" ".repeat(MOST_BYTES as usize);
@@ -129,21 +129,21 @@ mod tests {
         let socket = directory.path().join("deep/podmeter.sock");
         let path = directory.path().join("deep/podmeter.faults.json");
         let faults: Document = serde_json::from_str(&text(SCHEMA, "")).unwrap();
-        let (publish, changes) = watch::channel(Faults::default());
+        let (publish, changes) = watch::channel(NodeFaults::default());
         let mut tasks = Tasks::default();
         FaultsFile::read(&socket).start(changes, &mut tasks);
         publish.send_replace(faults.faults.clone());
         tokio::time::sleep(RETRY * 2).await;
         assert!(!path.exists(), "its directory is missing");
         std::fs::create_dir(directory.path().join("deep")).unwrap();
-        let until = async |expected: &Faults| {
+        let until = async |expected: &NodeFaults| {
             while FaultsFile::read(&socket).faults() != *expected {
                 tokio::time::sleep(RETRY).await;
             }
         };
         until(&faults.faults).await;
-        publish.send_replace(Faults::default());
-        until(&Faults::default()).await;
+        publish.send_replace(NodeFaults::default());
+        until(&NodeFaults::default()).await;
         assert!(path.exists());
         tasks.abort().await;
     }

@@ -5,7 +5,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::devices::XidBatches;
 use crate::clock::Clock;
-use crate::domain::health::{Config, Faults, Health, HealthInputs, MarkError, Order};
+use crate::domain::health::{Health, HealthConfig, HealthInputs, MarkError, NodeFaults, Order};
 use crate::domain::model::{
     ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot, XidEvent,
 };
@@ -24,20 +24,20 @@ pub struct Inputs {
     /// To name the pods on a device whose health changes.
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
     /// Those of an earlier agent.
-    pub faults: Faults,
+    pub faults: NodeFaults,
 }
 
 /// The running health task.
 pub struct Handle {
     pub states: watch::Receiver<Arc<HealthState>>,
     /// Those to keep for the next agent.
-    pub faults: watch::Receiver<Faults>,
+    pub faults: watch::Receiver<NodeFaults>,
     pub operator: Operator,
 }
 
 /// Publishes the health of each device for as long as the task runs, and forwards every batch of XIDs, complete and in
 /// order.
-pub fn start(config: Config, inputs: Inputs, clock: Clock, tasks: &mut Tasks) -> (Handle, XidBatches) {
+pub fn start(config: HealthConfig, inputs: Inputs, clock: Clock, tasks: &mut Tasks) -> (Handle, XidBatches) {
     let (publish, states) = watch::channel(Arc::default());
     let (order, orders) = mpsc::channel(ORDERS);
     let (forward_xids, forwarded_xids) = mpsc::channel(XID_BATCHES);
@@ -60,7 +60,7 @@ pub fn start(config: Config, inputs: Inputs, clock: Clock, tasks: &mut Tasks) ->
 }
 
 struct HealthTask {
-    config: Config,
+    config: HealthConfig,
     clock: Clock,
     hardware: watch::Receiver<Arc<HardwareState>>,
     xids: Option<XidBatches>,
@@ -72,7 +72,7 @@ struct HealthTask {
     snapshots: watch::Receiver<Arc<Snapshot>>,
     publish: watch::Sender<Arc<HealthState>>,
     /// At first the faults of an earlier agent.
-    keep: watch::Sender<Faults>,
+    keep: watch::Sender<NodeFaults>,
 }
 
 type Request = (Order, oneshot::Sender<Result<String, MarkError>>);
@@ -168,7 +168,7 @@ impl HealthTask {
 
     /// One line for each transition, with the pods that hold the device; the state names them too.
     fn log_transitions(&self, health: &mut Health, logged: &mut u64) {
-        for note in health.take_notes() {
+        for note in health.drain_notes() {
             tracing::warn!("{note}");
         }
         health.name_holders(*logged, |transition| self.holders(&transition.gpu, transition.mig.as_ref()));
@@ -236,7 +236,7 @@ mod tests {
 
     use super::*;
     use crate::domain::model::{
-        Account, DeviceReadings, Gpu, HardwareSource, Holding, Inventory, Moment, Sharing, Slow, Stamped,
+        Account, DeviceReadings, Gpu, HardwareSource, Holding, Inventory, Moment, SharingForm, Slow, Stamped,
         UnhealthyReason, UnixSeconds,
     };
 
@@ -259,9 +259,9 @@ mod tests {
             let (hardware, hardware_states) = watch::channel(Arc::new(HardwareState::default()));
             let (events, receiver) = mpsc::channel(64);
             let (snapshot, snapshots) = watch::channel(Arc::new(held()));
-            let config = Config { hold_down: Duration::from_secs(60), ..Config::default() };
+            let config = HealthConfig { hold_down: Duration::from_secs(60), ..HealthConfig::default() };
             let inputs =
-                Inputs { hardware: hardware_states, xids: Some(receiver), snapshots, faults: Faults::default() };
+                Inputs { hardware: hardware_states, xids: Some(receiver), snapshots, faults: NodeFaults::default() };
             let mut tasks = Tasks::default();
             let (Handle { states, operator, .. }, forwarded) = start(config, inputs, clock, &mut tasks);
             Self { clock, hardware, events, forwarded, operator, states, _snapshot: snapshot, _tasks: tasks }
@@ -300,7 +300,7 @@ mod tests {
         let holding = Holding {
             resource: None,
             device_ids: vec![],
-            sharing: Sharing::Exclusive,
+            sharing: SharingForm::Exclusive,
             attribution: None,
             share: None,
             weight: 1.0,

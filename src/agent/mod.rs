@@ -34,9 +34,9 @@ use crate::node::{plugin, processes};
 use crate::serve::web::{self, BindError, LiveConfig, ScrapeDurations, ServerSettings, WebState};
 use crate::tasks::{TaskError, Tasks};
 
-pub use crate::domain::health::Config as HealthConfig;
 #[cfg(test)]
 pub use crate::domain::health::DURATION as DURATION_PATTERN;
+pub use crate::domain::health::HealthConfig;
 pub use crate::domain::model::{HardwareSource, PodLabel, PodLabelError};
 pub use crate::node::hardware::nvml::{LibrarySearch, end_process};
 pub use crate::node::hardware::simulated::Profile;

@@ -14,7 +14,7 @@ use crate::domain::attribution::{
     self, ClassedXid, ContainerXids, Join, Ledger, Observation, Slots, XidObservation, are_scanned,
     processes_by_device, wanted_processes,
 };
-use crate::domain::health;
+use crate::domain::health::HealthConfig;
 use crate::domain::model::{
     Allocatable, Allocations, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Overview, PluginState,
     ProcessState, Snapshot, UnixSeconds, XidEvent,
@@ -95,7 +95,7 @@ impl PublisherInputs {
 struct Publisher {
     node_name: Arc<str>,
     inputs: PublisherInputs,
-    health: health::Config,
+    health: HealthConfig,
     clock: Clock,
     ledger: Ledger,
     budget: SeriesBudget,
@@ -255,7 +255,7 @@ impl JoinCache {
             && Arc::ptr_eq(&self.inventory, &hardware.inventory)
             && self.settled == kubelet.settled;
         if !same {
-            self.slots.learn(&allocations, &allocatable, &hardware.inventory, kubelet.settled);
+            self.slots.update_counts(&allocations, &allocatable, &hardware.inventory, kubelet.settled);
             self.join = attribution::join(&allocations, &allocatable, &hardware.inventory, &self.slots);
             (self.allocations, self.allocatable, self.settled) = (allocations, allocatable, kubelet.settled);
             self.inventory = Arc::clone(&hardware.inventory);

@@ -5,7 +5,7 @@ use clap::ValueEnum;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
-use crate::domain::health;
+use crate::domain::health::HealthConfig;
 use crate::domain::model::{HardwareSource, PodLabel};
 use crate::node::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::node::hardware::simulated::{Profile, SimulatedDriver};
@@ -74,7 +74,7 @@ pub struct AgentSettings {
     /// Shown with each pod.
     pub pod_labels: Vec<PodLabel>,
     pub log_format: LogFormat,
-    pub health: health::Config,
+    pub health: HealthConfig,
     /// For repair systems; `None`: it is not written.
     pub condition_file: Option<PathBuf>,
     /// Where and how much is written of who held what; `None`: nothing is.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::support::agent::Running;
 use podmeter::domain::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, Observation, OwnedProcess};
 use podmeter::domain::model::{
-    ContainerRef, DeviceReadings, Fast, GpmRatios, Gpu, GpuUuid, HardwareSource, HardwareState, Holding, Inventory,
-    Medium, MemoryUse, Moment, Monotonic, Owner, Sharing, Snapshot, Stamped, Totals, UnixSeconds,
+    ContainerRef, DeviceReadings, DeviceTotals, Fast, GpmRatios, Gpu, GpuUuid, HardwareSource, HardwareState, Holding,
+    Inventory, Medium, MemoryUse, Moment, Monotonic, Owner, SharingForm, Snapshot, Stamped, UnixSeconds,
 };
 use podmeter::serve::metrics::dcgm::{self, Generation};
 use podmeter::serve::metrics::{self, Format, catalogue};
@@ -33,11 +33,11 @@ fn readings(seconds: f64) -> DeviceReadings {
     let memory = MemoryUse { used, free: 17_408 * MEBIBYTE, reserved: None, total: 81_920 * MEBIBYTE };
     let gpm = GpmRatios { graphics_engine_active: Some(0.9), ..GpmRatios::default() };
     DeviceReadings {
-        totals: Totals {
+        totals: DeviceTotals {
             through: at,
             busy_seconds: Some(0.9 * seconds),
             energy_joules: Some(520.0 * seconds),
-            ..Totals::default()
+            ..DeviceTotals::default()
         },
         fast: Some(Stamped {
             at,
@@ -72,7 +72,7 @@ fn page() -> String {
     let holding = |slot: usize| Holding {
         resource: Some("nvidia.com/gpu".into()),
         device_ids: vec![format!("{GPU}::{slot}").as_str().into()],
-        sharing: Sharing::TimeSlicing,
+        sharing: SharingForm::TimeSlicing,
         attribution: None,
         share: Some(0.25),
         weight: 1.0,

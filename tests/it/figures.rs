@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime};
 use podmeter::clock::Clock;
 use podmeter::domain::attribution::{self, DeviceProcesses, Ledger, Observation, OwnedProcess, Slots};
 use podmeter::domain::model::{
-    Allocatable, Allocations, ContainerRef, CpuSet, DeviceHealth, DeviceId, DeviceReadings, Fast, Gaps, Gpu, GpuHealth,
-    GpuUuid, HardwareSource, HardwareState, HealthState, Inventory, KubeletState, Moment, Monotonic, Overview, Owner,
-    Snapshot, Stamped, Totals, UnixSeconds, XidCounts,
+    Allocatable, Allocations, ContainerRef, CpuSet, DeviceHealth, DeviceId, DeviceReadings, DeviceTotals, Fast, Gaps,
+    Gpu, GpuHealth, GpuUuid, HardwareSource, HardwareState, HealthState, Inventory, KubeletState, Moment, Monotonic,
+    Overview, Owner, Snapshot, Stamped, UnixSeconds, XidCounts,
 };
 use podmeter::node::hardware::simulated::{Profile, SimulatedDriver};
 use podmeter::node::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
@@ -125,7 +125,7 @@ impl Scene {
             };
             let at = Monotonic::from_secs(through);
             let readings = DeviceReadings {
-                totals: Totals {
+                totals: DeviceTotals {
                     through: at,
                     busy_seconds: is_whole.then(|| BUSY[number] * (through as f64 - gap)),
                     energy_joules: Some(through as f64 * (100.0 + 400.0 * BUSY[number])),
@@ -136,7 +136,7 @@ impl Scene {
                         energy_joules: 0.0,
                         until: Monotonic::from_secs(if gap > 0.0 { UNREAD.end } else { 0 }),
                     },
-                    ..Totals::default()
+                    ..DeviceTotals::default()
                 },
                 fast: (!is_gap).then(|| Stamped {
                     at,
@@ -191,7 +191,7 @@ impl Scene {
         let now = Moment { monotonic: Monotonic::from_secs(second), unix: UnixSeconds(self.born + second as f64) };
         let (allocations, allocatable) = (self.allocations(second), self.allocatable());
         let mut slots = Slots::default();
-        slots.learn(&allocations, &allocatable, &self.inventory, true);
+        slots.update_counts(&allocations, &allocatable, &self.inventory, true);
         let join = attribution::join(&allocations, &allocatable, &self.inventory, &slots);
         let (readings, processes) = (self.readings(second), self.processes(second));
         let output = self.ledger.advance(&Observation {

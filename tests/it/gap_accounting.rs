@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use podmeter::domain::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, LedgerOutput, Observation};
 use podmeter::domain::model::{
-    ContainerRef, DeviceReadings, Fast, GpuUuid, Inventory, Moment, Monotonic, Reason, Sharing, UnixSeconds,
+    ContainerRef, DeviceReadings, Fast, GpuUuid, Inventory, Moment, Monotonic, SharingForm, UnattributedReason,
+    UnixSeconds,
 };
 use podmeter::node::hardware::{GpuState, Integrals, Pass, Staleness};
 use proptest::prelude::*;
@@ -197,13 +198,13 @@ impl World {
     fn hold(&mut self, slots: usize) {
         let holders = match slots {
             0 => vec![],
-            1 => vec![("alone", Sharing::Exclusive, 1.0)],
+            1 => vec![("alone", SharingForm::Exclusive, 1.0)],
             slots => [("one", 0.25), ("two", 0.5), ("three", 0.25)][..slots]
                 .iter()
-                .map(|(pod, share)| (*pod, Sharing::TimeSlicing, *share))
+                .map(|(pod, share)| (*pod, SharingForm::TimeSlicing, *share))
                 .collect(),
         };
-        let held = |(pod, sharing, share): (&str, Sharing, f64)| {
+        let held = |(pod, sharing, share): (&str, SharingForm, f64)| {
             let key = HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: GPU.into(), mig: None };
             (key, holding(GPU, sharing, share))
         };
@@ -305,7 +306,7 @@ impl World {
             + unattributed.energy_joules.values().sum::<f64>();
         let counted = self.counted as f64 / 1e3;
         prop_assert!(near(booked, counted), "{booked} J booked, {counted} J counted");
-        let idle = unattributed.energy_joules.get(&Reason::Idle).copied().unwrap_or(0.0);
+        let idle = unattributed.energy_joules.get(&UnattributedReason::Idle).copied().unwrap_or(0.0);
         let most = IDLE_WATTS as f64 * self.now as f64 / 1e3;
         prop_assert!(idle <= most + 1e-6, "{idle} J of idle power, of at most {most}");
         Ok(())

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::links::{Draw as _, Node, dgx1_pascal, dgx1_volta, nvswitch, pcie_tree, rtx8000, seeded};
 use podmeter::domain::model::DeviceId;
-use podmeter::domain::preference::{Choice, Condition, FallbackReason, Topology, choose_gpus};
+use podmeter::domain::preference::{Condition, FallbackReason, PreferredDevices, Topology, choose_gpus};
 use proptest::prelude::*;
 
 fn choose(node: &Node, available: u32, required: u32, size: usize) -> u32 {
@@ -179,19 +179,22 @@ fn gpus_to_avoid_are_taken_only_when_the_others_are_not_enough() {
 fn links_that_are_unknown_or_disagree_leave_numa_nodes_and_then_the_index() {
     let node = pcie_tree(8, 20);
     let gpus = &node.gpus;
-    let places = gpus.iter().map(|gpu| (gpu.clone(), node.topology.place(gpu).unwrap())).collect::<BTreeMap<_, _>>();
+    let locations =
+        gpus.iter().map(|gpu| (gpu.clone(), node.topology.location(gpu).unwrap())).collect::<BTreeMap<_, _>>();
     let mut asymmetric = node.topology.clone();
     asymmetric.link_as_reported(&gpus[2], &gpus[6], 110);
-    let mut one_sided = Topology::new(places.clone());
+    let mut one_sided = Topology::new(locations.clone());
     one_sided.link_as_reported(&gpus[0], &gpus[1], 50);
-    let nowhere: BTreeMap<_, _> = places
+    let nowhere: BTreeMap<_, _> = locations
         .iter()
-        .map(|(gpu, place)| (gpu.clone(), podmeter::domain::preference::Place { numa_node: None, ..*place }))
+        .map(|(gpu, location)| {
+            (gpu.clone(), podmeter::domain::preference::GpuLocation { numa_node: None, ..*location })
+        })
         .collect();
     let cases = [
         (asymmetric, FallbackReason::LinksAsymmetric, set(&[4, 5])),
         (one_sided, FallbackReason::LinksAsymmetric, set(&[4, 5])),
-        (Topology::new(places), FallbackReason::LinksUnknown, set(&[4, 5])),
+        (Topology::new(locations), FallbackReason::LinksUnknown, set(&[4, 5])),
         (Topology::new(nowhere), FallbackReason::LinksUnknown, set(&[0, 4])),
     ];
     for (topology, reason, expected) in cases {
@@ -208,7 +211,7 @@ fn links_that_are_unknown_or_disagree_leave_numa_nodes_and_then_the_index() {
 fn an_invalid_request_gets_an_empty_answer_and_the_reason() {
     let node = pcie_tree(8, 20);
     let usual = node.request(0xff, 1, 2);
-    let with = |change: &dyn Fn(&mut podmeter::domain::preference::Request)| {
+    let with = |change: &dyn Fn(&mut podmeter::domain::preference::PreferenceRequest)| {
         let mut request = usual.clone();
         change(&mut request);
         request
@@ -223,18 +226,18 @@ fn an_invalid_request_gets_an_empty_answer_and_the_reason() {
         (with(&|request| request.available[3].id = request.available[2].id.clone()), FallbackReason::Ambiguous),
     ];
     for (request, reason) in cases {
-        let expected = Choice { ids: vec![], fallback: Some(reason) };
+        let expected = PreferredDevices { ids: vec![], fallback: Some(reason) };
         assert_eq!(choose_gpus(&request, &node.topology, &BTreeMap::new()), expected);
     }
     let nothing = choose_gpus(&node.request(0xff, 0, 0), &node.topology, &BTreeMap::new());
-    assert_eq!(nothing, Choice::default());
+    assert_eq!(nothing, PreferredDevices::default());
 }
 
 #[test]
 fn with_more_than_sixteen_free_gpus_the_kubelet_chooses() {
     let node = pcie_tree(24, 20);
     let choice = choose_gpus(&node.request(0xff_fffe, 0, 2), &node.topology, &BTreeMap::new());
-    assert_eq!(choice, Choice { ids: vec![], fallback: Some(FallbackReason::ManyGpus) });
+    assert_eq!(choice, PreferredDevices { ids: vec![], fallback: Some(FallbackReason::ManyGpus) });
 }
 
 /// Scores between `count` GPUs: a tree of random depth, or anything at all.

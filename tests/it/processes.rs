@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::support::kubelet::{ContainerSpec, Gates, Options, Phase, PodSpec, Rules, node};
 use podmeter::clock::Clock;
 use podmeter::domain::model::{
-    ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, Reason, UnknownOwner,
+    ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, UnattributedReason, UnknownOwner,
 };
 use podmeter::node::kubelet::pods;
 use podmeter::node::processes::{self, Mode, ProcessesSettings};
@@ -162,7 +162,9 @@ async fn owners_follow_processes_and_pods() {
     let gone = PodDirectory { complete: true, ..PodDirectory::default() };
     resolving.pods.send_replace(Arc::new(gone));
     resolving
-        .until("the pod has ended", |state| state.owner(100).unattributed_reason() == Some(Reason::TerminatedPod))
+        .until("the pod has ended", |state| {
+            state.owner(100).unattributed_reason() == Some(UnattributedReason::TerminatedPod)
+        })
         .await;
     resolving.want(&[101]);
     resolving.until("only what is wanted", |state| state.processes.len() == 1).await;

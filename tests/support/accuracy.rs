@@ -10,7 +10,7 @@ use podmeter::domain::attribution::{
 };
 use podmeter::domain::model::{
     Account, Allocatable, Allocations, ContainerRef, DeviceId, GpuUuid, HardwareState, Inventory, Moment, Monotonic,
-    PodDirectory, ProcessState, Reason, UnixSeconds,
+    PodDirectory, ProcessState, UnattributedReason, UnixSeconds,
 };
 use podmeter::node::hardware::simulated::{Controls, Load, Profile, SimulatedDriver};
 use podmeter::node::hardware::{Driver, Due, GpuState, Reader, Staleness};
@@ -140,7 +140,7 @@ impl Node {
         let devices = offered.iter().map(|one| (one.name.as_str().into(), ids(&one.devices))).collect();
         let allocatable = Allocatable { devices, ..Allocatable::default() };
         let mut slots = Slots::default();
-        slots.learn(&Allocations::default(), &allocatable, &inventory, true);
+        slots.update_counts(&Allocations::default(), &allocatable, &inventory, true);
         let place = |(resource, device): (&String, Device)| Place { device, resource: resource.clone(), tenant: None };
         let places: Vec<Place> = offered
             .iter()
@@ -322,7 +322,7 @@ impl Node {
             }
         }
         // Idle power is unattributed, except with exclusive holders.
-        *energy.unattributed.entry(Reason::Idle.as_str()).or_default() -= idle;
+        *energy.unattributed.entry(UnattributedReason::Idle.as_str()).or_default() -= idle;
         Outcome { pods, allocated, busy, energy, violations: output.violations.values().sum() }
     }
 }

@@ -8,8 +8,8 @@ use podmeter::domain::attribution::{
     DeviceProcesses, HoldingKey, Join, Ledger, LedgerOutput, Observation, OwnedProcess,
 };
 use podmeter::domain::model::{
-    ContainerRef, DeviceReadings, Fast, GpuUuid, Inventory, Medium, MemoryUse, Moment, Monotonic, Owner, Process,
-    Sharing, Stamped, Totals, UnixSeconds,
+    ContainerRef, DeviceReadings, DeviceTotals, Fast, GpuUuid, Inventory, Medium, MemoryUse, Moment, Monotonic, Owner,
+    Process, SharingForm, Stamped, UnixSeconds,
 };
 use podmeter::node::hardware::simulated::{Profile, SimulatedDriver};
 
@@ -56,7 +56,7 @@ impl Node {
         let key =
             HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: self.gpus[gpu].clone(), mig: None };
         let slot = format!("{}::{slot}", self.gpus[gpu]);
-        let holding = test_data::holding(&slot, Sharing::TimeSlicing, 1.0 / SLOTS as f64);
+        let holding = test_data::holding(&slot, SharingForm::TimeSlicing, 1.0 / SLOTS as f64);
         self.join.holdings.insert(key.clone(), holding);
         key
     }
@@ -66,11 +66,11 @@ impl Node {
         for gpu in 0..GPUS {
             let memory = MemoryUse { used: 64 << 30, free: 0, reserved: None, total: 80 << 30 };
             let readings = DeviceReadings {
-                totals: Totals {
+                totals: DeviceTotals {
                     through: at,
                     busy_seconds: Some(second as f64 * 0.9),
                     energy_joules: Some(second as f64 * 500.0),
-                    ..Totals::default()
+                    ..DeviceTotals::default()
                 },
                 fast: Some(Stamped {
                     at,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use podmeter::domain::model::GpuUuid;
-use podmeter::domain::preference::{Candidate, Choice, Condition, Place, Request, Topology};
+use podmeter::domain::preference::{Condition, FreeDevice, GpuLocation, PreferenceRequest, PreferredDevices, Topology};
 pub use podmeter::simulation::Random;
 
 #[derive(Debug)]
@@ -17,8 +17,8 @@ impl Node {
     /// UUIDs are in the opposite order of the indexes, so that the two cannot be confused.
     pub fn new(count: usize, numa_node: impl Fn(usize) -> i64, score: impl Fn(usize, usize) -> u32) -> Self {
         let gpus: Vec<GpuUuid> = (0..count).map(|gpu| GpuUuid::new(format!("GPU-{:02}", 99 - gpu))).collect();
-        let place = |gpu: usize| Place { index: u32::try_from(gpu).unwrap(), numa_node: Some(numa_node(gpu)) };
-        let mut topology = Topology::new((0..count).map(|gpu| (gpus[gpu].clone(), place(gpu))).collect());
+        let location = |gpu: usize| GpuLocation { index: u32::try_from(gpu).unwrap(), numa_node: Some(numa_node(gpu)) };
+        let mut topology = Topology::new((0..count).map(|gpu| (gpus[gpu].clone(), location(gpu))).collect());
         let mut pairs = vec![vec![0; count]; count];
         for i in 0..count {
             for j in i + 1..count {
@@ -31,18 +31,18 @@ impl Node {
     }
 
     /// Sets are bit masks by GPU index.
-    pub fn request(&self, available: u32, required: u32, size: usize) -> Request {
+    pub fn request(&self, available: u32, required: u32, size: usize) -> PreferenceRequest {
         let members = |set: u32| (0..self.gpus.len()).filter(move |gpu| set & (1 << gpu) != 0);
-        Request {
+        PreferenceRequest {
             available: members(available)
-                .map(|gpu| Candidate { id: self.gpus[gpu].as_str().into(), gpu: self.gpus[gpu].clone() })
+                .map(|gpu| FreeDevice { id: self.gpus[gpu].as_str().into(), gpu: self.gpus[gpu].clone() })
                 .collect(),
             must_include: members(required).map(|gpu| self.gpus[gpu].as_str().into()).collect(),
             size,
         }
     }
 
-    pub fn set(&self, choice: &Choice) -> u32 {
+    pub fn set(&self, choice: &PreferredDevices) -> u32 {
         let position = |id: &str| self.gpus.iter().position(|gpu| gpu.as_str() == id).unwrap();
         choice.ids.iter().fold(0, |set, id| set | 1 << position(id.as_str()))
     }

@@ -7,7 +7,7 @@ use super::{ENDED, Failed, block_on, print};
 use crate::clock::Clock;
 use crate::commands::client::{self, NoCondition};
 use crate::domain::condition::SCHEMA;
-use crate::serve::api::{DeviceCondition, NodeCondition, Status};
+use crate::serve::api::{ConditionStatus, DeviceCondition, NodeCondition};
 use crate::terminal::clean;
 
 /// As node-problem-detector's custom plugins exit.
@@ -37,8 +37,8 @@ fn check(arguments: HealthArguments) -> Result<u8, Failed> {
 
 fn code(condition: &Result<NodeCondition, NoCondition>) -> u8 {
     match condition.as_ref().map(|condition| condition.status) {
-        Ok(Status::Healthy) => ENDED,
-        Ok(Status::Unhealthy) => UNHEALTHY,
+        Ok(ConditionStatus::Healthy) => ENDED,
+        Ok(ConditionStatus::Unhealthy) => UNHEALTHY,
         _ => UNKNOWN,
     }
 }

@@ -82,7 +82,7 @@ fn parse(bytes: &[u8], source_name: &str) -> Result<NodeCondition, NoCondition> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::serve::api::Status;
+    use crate::serve::api::ConditionStatus;
 
     const HEALTHY: &str = r#"{"schema": "podmeter.condition/v1", "status": "healthy", "written": 1000, "until": 1060,
         "node": "a", "message": "1 GPU is healthy", "healthy_gpus": 1, "devices": []}"#;
@@ -97,7 +97,7 @@ mod tests {
     fn a_file_counts_for_its_time_only() {
         let text = HEALTHY;
         for now in [995.0, 1000.0, 1060.0] {
-            assert_eq!(read(text, now).unwrap().status, Status::Healthy, "{now}");
+            assert_eq!(read(text, now).unwrap().status, ConditionStatus::Healthy, "{now}");
         }
         assert!(matches!(read(text, 1061.0), Err(NoCondition::Stale { age: 61, .. })));
         assert!(matches!(read(text, 994.0), Err(NoCondition::Ahead { .. })));

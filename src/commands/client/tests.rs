@@ -25,7 +25,7 @@ fn the_json_that_is_written_is_read() {
     for part in ["at", "health", "accounts", "unattributed", "unallocated_uses", "violations", "journal", "overview"] {
         assert_eq!(read[part], written[part], "{part}");
     }
-    let mut history = crate::domain::history::History::default();
+    let mut history = crate::domain::history::NodeHistory::default();
     history.note(&fixture::snapshot());
     let history = serde_json::to_value(HistoryResponse::from(&history)).unwrap();
     assert_eq!(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::format::{energy, known, memory, percent, span, spanned, unit};
 use super::{Line, Style, table};
-use crate::domain::model::{Gpu, GpuUuid, Moment, Reason, Unattributed};
+use crate::domain::model::{Gpu, GpuUuid, Moment, Unattributed, UnattributedReason};
 use crate::serve::api::NodeResponse;
 use crate::terminal::{clean, wrapped};
 
@@ -119,7 +119,8 @@ fn holders(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {
 
 fn unattributed(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {
     let of_gpu = node.unattributed.iter().filter(|unattributed| unattributed.gpu == gpu.uuid);
-    let parts = of_gpu.flat_map(|unattributed| Reason::ALL.into_iter().filter_map(|reason| part(unattributed, reason)));
+    let parts = of_gpu
+        .flat_map(|unattributed| UnattributedReason::ALL.into_iter().filter_map(|reason| part(unattributed, reason)));
     let foreign = node.unallocated_uses.iter().filter(|one| one.gpu == gpu.uuid).map(|one| {
         let container = one.container.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
         format!("{} uses it without holding it", clean(&format!("{}{container}", one.pod)))
@@ -128,7 +129,7 @@ fn unattributed(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {
 }
 
 /// `host: memory 0.4G, processes 1, busy 3s`
-fn part(unattributed: &Unattributed, reason: Reason) -> Option<String> {
+fn part(unattributed: &Unattributed, reason: UnattributedReason) -> Option<String> {
     let words = [
         unattributed.memory_bytes.get(&reason).map(|bytes| format!("memory {}", memory(Some(*bytes), None))),
         unattributed.processes.get(&reason).map(|count| format!("processes {count}")),

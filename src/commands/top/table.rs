@@ -8,8 +8,8 @@ use unicode_width::UnicodeWidthStr as _;
 use super::format::{energy, known, memory, percent, span, spanned, unit};
 use super::{Line, Style};
 use crate::domain::model::{
-    Account, DeviceState, Gpu, GpuUuid, HealthCause, Holding, MigDevice, MigUuid, Monotonic, Reason, UnhealthyReason,
-    equal_division, parts_of_device,
+    Account, DeviceState, Gpu, GpuUuid, HealthCause, Holding, MigDevice, MigUuid, Monotonic, UnattributedReason,
+    UnhealthyReason, equal_division, parts_of_device,
 };
 use crate::serve::api::NodeResponse;
 use crate::terminal::{clean, fit};
@@ -160,7 +160,7 @@ fn unattributed(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> Vec<
     let unattributed = node.unattributed.iter().filter(|one| one.gpu == gpu.uuid && mig.is_none());
     let is_foreign = node.unallocated_uses.iter().any(|one| one.gpu == gpu.uuid);
     let present = unattributed.flat_map(|one| &one.processes).filter(|(_, count)| **count > 0);
-    let shown = present.filter(|(reason, _)| **reason != Reason::NotAllocated || is_foreign);
+    let shown = present.filter(|(reason, _)| **reason != UnattributedReason::NotAllocated || is_foreign);
     shown.map(|(reason, _)| format!("+{}", reason.as_str())).collect()
 }
 

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use super::device_id::{DeviceForm, parse_claim_device};
-use super::join::{Target, mig_devices, resolve};
-use crate::domain::model::{ClaimDevice, ClaimHardware, ClaimSource, Inventory};
+use super::join::{mig_devices, resolve};
+use crate::domain::model::{ClaimDevice, ClaimHardware, ClaimSource, DeviceRef, Inventory};
 
 /// The capacities by which the claims of a device divide it, in this order.
 const CAPACITIES: [&str; 2] = ["shares", "memory"];
@@ -18,7 +18,7 @@ pub(super) const CONTRADICTION: &str = "dra_contradiction";
 pub(super) fn resolve_claim(
     claim: &ClaimDevice,
     inventory: &Inventory,
-) -> Result<(Vec<Target>, ClaimSource), &'static str> {
+) -> Result<(Vec<DeviceRef>, ClaimSource), &'static str> {
     let form = parse_claim_device(&claim.driver, claim.device.as_str());
     let named_by = |source: ClaimSource| {
         let hardware = claim.record.hardware.get(&source)?;
@@ -37,7 +37,7 @@ pub(super) fn resolve_claim(
     if targets.is_empty() { Err(form.name()) } else { Ok((targets, source)) }
 }
 
-fn hardware_targets(hardware: &ClaimHardware, inventory: &Inventory) -> Vec<Target> {
+fn hardware_targets(hardware: &ClaimHardware, inventory: &Inventory) -> Vec<DeviceRef> {
     let form = match hardware {
         ClaimHardware::Gpu(uuid) => DeviceForm::Gpu { uuid: uuid.clone() },
         ClaimHardware::Mig(uuid) => DeviceForm::Mig { uuid: uuid.clone() },

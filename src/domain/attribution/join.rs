@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::claims::{resolve_claim, weights};
 use super::device_id::{DeviceForm, is_domain_of_nvidia, parse_device_id, parse_host_device};
 use crate::domain::model::{
-    Allocatable, Allocations, Attribution, ClaimGpu, ContainerRef, DeviceId, Gpu, GpuUuid, Holding, Inventory,
-    InventoryDrift, MigDevice, MigUuid, PassthroughGpu, ResourceName, Sharing, SlotCounts, UnresolvedDevices,
+    Allocatable, Allocations, Attribution, ClaimGpu, ContainerRef, DeviceId, DeviceRef, Gpu, GpuUuid, Holding,
+    Inventory, InventoryDrift, MigDevice, MigUuid, PassthroughGpu, ResourceName, SharingForm, SlotCounts,
+    UnresolvedDevices,
 };
 
 /// A container and the GPU or MIG device it holds.
@@ -24,13 +25,6 @@ pub struct Join {
     pub unresolved: Vec<UnresolvedDevices>,
     pub claims: Vec<ClaimGpu>,
     pub drift: Vec<InventoryDrift>,
-}
-
-/// A whole GPU, or one MIG device of it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Target {
-    pub gpu: GpuUuid,
-    pub mig: Option<MigUuid>,
 }
 
 /// The device IDs of one container on one target.
@@ -66,7 +60,7 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
     let mut held_by_key: BTreeMap<HoldingKey, HeldDevices<'_>> = BTreeMap::new();
     let mut unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&DeviceId>> = BTreeMap::new();
     let mut claims: BTreeMap<ClaimKey<'_>, ClaimGpu> = BTreeMap::new();
-    let mut sharers: BTreeMap<Target, Sharers<'_>> = BTreeMap::new();
+    let mut sharers: BTreeMap<DeviceRef, Sharers<'_>> = BTreeMap::new();
     for container in allocations.containers() {
         for held in &container.devices {
             let (form, targets) = look_up(&held.resource, &held.id, inventory);
@@ -93,7 +87,7 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
             };
             let name = (&*claim.claim_namespace, &*claim.claim, claim.share_id.as_deref());
             for target in targets {
-                let Target { gpu, mig } = target.clone();
+                let DeviceRef { gpu, mig } = target.clone();
                 claims.entry((name, &claim.driver, &claim.pool, &claim.device)).or_insert_with(|| ClaimGpu {
                     claim: claim.clone(),
                     gpu,
@@ -113,7 +107,7 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
         }
     }
     // A claim is one holder; its containers divide its share.
-    let parts: BTreeMap<&Target, BTreeMap<ClaimName<'_>, f64>> = sharers
+    let parts: BTreeMap<&DeviceRef, BTreeMap<ClaimName<'_>, f64>> = sharers
         .iter()
         .map(|(target, sharers)| {
             let weights = weights(&sharers.consumed).into_iter();
@@ -124,7 +118,7 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
         let part = |claim: &ClaimName<'_>| parts[&target_of(key)][claim];
         if held_devices.resource.is_some() { 1.0 } else { held_devices.claims.iter().map(part).sum() }
     };
-    let mut holders: BTreeMap<Target, Holders> = BTreeMap::new();
+    let mut holders: BTreeMap<DeviceRef, Holders> = BTreeMap::new();
     for (key, held_devices) in &held_by_key {
         let holders = holders.entry(target_of(key)).or_default();
         holders.count += 1;
@@ -146,16 +140,16 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
     }
 }
 
-fn key(container: &ContainerRef, target: Target) -> HoldingKey {
+fn key(container: &ContainerRef, target: DeviceRef) -> HoldingKey {
     HoldingKey { container: container.clone(), gpu: target.gpu, mig: target.mig }
 }
 
-fn target_of(key: &HoldingKey) -> Target {
-    Target { gpu: key.gpu.clone(), mig: key.mig.clone() }
+fn target_of(key: &HoldingKey) -> DeviceRef {
+    DeviceRef { gpu: key.gpu.clone(), mig: key.mig.clone() }
 }
 
 fn holding(
-    target: &Target,
+    target: &DeviceRef,
     held_devices: &HeldDevices<'_>,
     weight: f64,
     holders: &Holders,
@@ -176,16 +170,16 @@ fn holding(
         (true, _)
             if held_devices.replica && held_devices.resource.is_some_and(|resource| slots.mps.contains(resource)) =>
         {
-            Sharing::Mps
+            SharingForm::Mps
         }
-        (true, _) => Sharing::TimeSlicing,
-        (false, Some(_)) => Sharing::Mig,
-        (false, None) => Sharing::Exclusive,
+        (true, _) => SharingForm::TimeSlicing,
+        (false, Some(_)) => SharingForm::Mig,
+        (false, None) => SharingForm::Exclusive,
     };
     // Where processes are known, the ledger divides a shared GPU by them and sets that method.
     let attribution = match (sharing, &target.mig) {
         (_, Some(_)) => Attribution::Estimated,
-        (Sharing::Exclusive, None) => Attribution::Exclusive,
+        (SharingForm::Exclusive, None) => Attribution::Exclusive,
         _ => Attribution::EqualShare,
     };
     Holding {
@@ -213,7 +207,7 @@ fn within_each_gpu(mut holdings: BTreeMap<HoldingKey, Holding>) -> BTreeMap<Hold
 
 /// The form of a device plugin's ID, and the hardware behind it. The host's name of a device is of a GPU where the
 /// resource is NVIDIA's, or where a GPU has it.
-fn look_up(resource: &ResourceName, id: &DeviceId, inventory: &Inventory) -> (DeviceForm, Vec<Target>) {
+fn look_up(resource: &ResourceName, id: &DeviceId, inventory: &Inventory) -> (DeviceForm, Vec<DeviceRef>) {
     let form = parse_device_id(id.as_str());
     if form != DeviceForm::Other {
         let targets = resolve(&form, inventory);
@@ -227,18 +221,18 @@ fn look_up(resource: &ResourceName, id: &DeviceId, inventory: &Inventory) -> (De
 }
 
 /// The hardware behind an id; nothing when the inventory has no such device.
-pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
-    let whole = |gpu: &Gpu| Target { gpu: gpu.uuid.clone(), mig: None };
+pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<DeviceRef> {
+    let whole = |gpu: &Gpu| DeviceRef { gpu: gpu.uuid.clone(), mig: None };
     let passed_through = |is_meant: &dyn Fn(&PassthroughGpu) -> bool| {
         let meant = inventory.passthrough.iter().filter(|(_, gpu)| is_meant(gpu));
-        meant.map(|(uuid, _)| Target { gpu: uuid.clone(), mig: None }).collect()
+        meant.map(|(uuid, _)| DeviceRef { gpu: uuid.clone(), mig: None }).collect()
     };
     match form {
         DeviceForm::Gpu { uuid } | DeviceForm::GpuReplica { uuid } | DeviceForm::GpuVirtual { uuid } => {
             inventory.gpus.get(uuid).map(whole).into_iter().collect()
         }
         DeviceForm::Mig { uuid } | DeviceForm::MigReplica { uuid } => {
-            let missing = || Some(Target { gpu: inventory.missing_parent(uuid)?.clone(), mig: Some(uuid.clone()) });
+            let missing = || Some(DeviceRef { gpu: inventory.missing_parent(uuid)?.clone(), mig: Some(uuid.clone()) });
             let known = inventory.mig(uuid).map(|(gpu, mig)| mig_target(gpu, mig));
             known.or_else(missing).into_iter().collect()
         }
@@ -275,13 +269,13 @@ pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<Target> {
 }
 
 /// The MIG devices of `gpu` that are meant.
-pub(super) fn mig_devices(gpu: Option<&Gpu>, is_meant: impl Fn(&MigDevice) -> bool) -> Vec<Target> {
+pub(super) fn mig_devices(gpu: Option<&Gpu>, is_meant: impl Fn(&MigDevice) -> bool) -> Vec<DeviceRef> {
     let of_gpu = gpu.into_iter().flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)));
     of_gpu.filter(|(_, mig)| is_meant(mig)).map(|(gpu, mig)| mig_target(gpu, mig)).collect()
 }
 
-fn mig_target(gpu: &Gpu, mig: &MigDevice) -> Target {
-    Target { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) }
+fn mig_target(gpu: &Gpu, mig: &MigDevice) -> DeviceRef {
+    DeviceRef { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) }
 }
 
 /// The GPUs that some container holds, or a part of.
@@ -298,9 +292,9 @@ pub fn held_gpus(allocations: &Allocations, inventory: &Inventory) -> BTreeSet<G
 /// device outlives its place in the offer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Slots {
-    counts: BTreeMap<Target, usize>,
+    counts: BTreeMap<DeviceRef, usize>,
     /// Those with a slot that is offered or held.
-    shared: BTreeSet<Target>,
+    shared: BTreeSet<DeviceRef>,
     mps: BTreeSet<ResourceName>,
 }
 
@@ -316,7 +310,7 @@ impl Slots {
     /// Updates the counts from what the kubelet offers and what containers hold. An offer replaces the count of each
     /// device in it. While the kubelet's answers are not `settled` an offer may be partial, and a count only grows. A
     /// device that is missing from the offer (unhealthy, or its plugin is restarting) keeps its count.
-    pub fn learn(
+    pub fn update_counts(
         &mut self,
         allocations: &Allocations,
         allocatable: &Allocatable,
@@ -346,8 +340,8 @@ impl Slots {
 fn replicas<'a>(
     ids: impl Iterator<Item = &'a DeviceId>,
     inventory: &Inventory,
-) -> BTreeMap<Target, BTreeSet<&'a DeviceId>> {
-    let mut replicas: BTreeMap<Target, BTreeSet<&DeviceId>> = BTreeMap::new();
+) -> BTreeMap<DeviceRef, BTreeSet<&'a DeviceId>> {
+    let mut replicas: BTreeMap<DeviceRef, BTreeSet<&DeviceId>> = BTreeMap::new();
     for id in ids {
         let form = parse_device_id(id.as_str());
         let targets = if form.is_replica() { resolve(&form, inventory) } else { vec![] };
@@ -361,7 +355,7 @@ fn replicas<'a>(
 fn drift(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inventory) -> Vec<InventoryDrift> {
     let held = allocations.held_devices();
     let resources: BTreeSet<&ResourceName> = allocatable.devices.keys().chain(held.keys().copied()).collect();
-    let present: BTreeSet<Target> = inventory.gpus.values().filter(|gpu| gpu.present).flat_map(targets).collect();
+    let present: BTreeSet<DeviceRef> = inventory.gpus.values().filter(|gpu| gpu.present).flat_map(targets).collect();
     let nothing = BTreeSet::new();
     let disagreements = resources.into_iter().filter_map(|resource| {
         let offered = allocatable.devices.get(resource).unwrap_or(&nothing);
@@ -371,14 +365,14 @@ fn drift(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inven
         let (mut kinds, mut reachable) = (BTreeSet::new(), BTreeSet::new());
         for id in offered.iter().chain(held) {
             let (form, targets) = look_up(resource, id, inventory);
-            let is_passed_through = |target: &Target| inventory.passthrough.contains_key(&target.gpu);
+            let is_passed_through = |target: &DeviceRef| inventory.passthrough.contains_key(&target.gpu);
             // Which of the GPUs that are passed through a plugin should offer is unknown.
             if form == DeviceForm::Other || form.is_of_host() && targets.iter().all(is_passed_through) {
                 continue;
             }
             known_hardware = true;
             let is_listed =
-                |target: &&Target| !inventory.missing.contains_key(&target.gpu) && !is_passed_through(target);
+                |target: &&DeviceRef| !inventory.missing.contains_key(&target.gpu) && !is_passed_through(target);
             kinds.extend(targets.iter().filter(is_listed).map(|target| kind(target, inventory)));
             if offered.contains(id) {
                 elsewhere += usize::from(!targets.iter().any(|target| present.contains(target)));
@@ -398,16 +392,16 @@ fn drift(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inven
 }
 
 /// What the plugin could advertise of a GPU: itself, or its MIG devices once it is partitioned.
-fn targets(gpu: &Gpu) -> Vec<Target> {
+fn targets(gpu: &Gpu) -> Vec<DeviceRef> {
     if gpu.mig_enabled == Some(true) {
         mig_devices(Some(gpu), |_| true)
     } else {
-        vec![Target { gpu: gpu.uuid.clone(), mig: None }]
+        vec![DeviceRef { gpu: gpu.uuid.clone(), mig: None }]
     }
 }
 
 /// `None`: a whole GPU; else the MIG profile.
-fn kind(target: &Target, inventory: &Inventory) -> Option<Arc<str>> {
+fn kind(target: &DeviceRef, inventory: &Inventory) -> Option<Arc<str>> {
     let (_, mig) = inventory.mig(target.mig.as_ref()?)?;
     Some(mig.profile.clone())
 }

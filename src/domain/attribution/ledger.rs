@@ -61,7 +61,8 @@ use self::partition::Partitions;
 use super::join::Join;
 use super::owners::DeviceProcesses;
 use crate::domain::model::{
-    Account, DeviceReadings, Gpu, GpuUuid, Inventory, Moment, Monotonic, Quantity, Totals, UnallocatedUse, Unattributed,
+    Account, DeviceReadings, DeviceTotals, DividedQuantity, Gpu, GpuUuid, Inventory, Moment, Monotonic, UnallocatedUse,
+    Unattributed,
 };
 
 /// Ended accounts on a node that is never scraped: beyond this many the longest-ended are removed.
@@ -101,7 +102,7 @@ pub struct LedgerOutput {
     pub unattributed: Vec<Unattributed>,
     pub unallocated_uses: Vec<UnallocatedUse>,
     /// Every quantity, from 0.
-    pub violations: BTreeMap<Quantity, u64>,
+    pub violations: BTreeMap<DividedQuantity, u64>,
 }
 
 impl Ledger {
@@ -174,8 +175,8 @@ impl Ledger {
             if !device.clock.read {
                 device.begin(&readings.totals, known_gpu, now);
             }
-            let busy = self.audit.amount(Quantity::Busy, readings.totals.busy_seconds);
-            let energy = self.audit.amount(Quantity::Energy, readings.totals.energy_joules);
+            let busy = self.audit.amount(DividedQuantity::Busy, readings.totals.busy_seconds);
+            let energy = self.audit.amount(DividedQuantity::Energy, readings.totals.energy_joules);
             let Advance { gap, interval } = device.clock.advance(&readings.totals, busy, energy);
             if let Some(gap) = gap {
                 device.add_gap(gap.from, gap.to, unread(known_gpu).as_ref(), now);
@@ -223,7 +224,7 @@ fn unread(gpu: Option<&Gpu>) -> Option<Partitions<'_>> {
 
 impl Device {
     /// The first reading is where counting starts; earlier holders are still accounted as having it allocated.
-    fn begin(&mut self, totals: &Totals, gpu: Option<&Gpu>, now: Moment) {
+    fn begin(&mut self, totals: &DeviceTotals, gpu: Option<&Gpu>, now: Moment) {
         self.add_gap(self.clock.accounted, totals.through, unread(gpu).as_ref(), now);
         self.gap = OpenGap::default();
         self.clock.begin(totals);

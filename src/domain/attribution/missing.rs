@@ -16,24 +16,24 @@ use crate::domain::model::{
 };
 
 /// Device ids by resource.
-type Ids = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
+type DeviceIds = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
 
 /// Keeps the devices that the kubelet has listed, because it drops an unhealthy device that no pod holds. A GPU that was
 /// replaced is none of them: the driver lists every GPU on the bus, and only the kubelet's checkpoint names the old one.
 #[derive(Debug, Default)]
 pub struct MissingGpus {
-    gpus: BTreeMap<GpuUuid, Ids>,
-    migs: BTreeMap<MigUuid, Ids>,
+    gpus: BTreeMap<GpuUuid, DeviceIds>,
+    migs: BTreeMap<MigUuid, DeviceIds>,
     /// By the driver, at any time: one of them that it no longer lists was unmade.
     listed_migs: BTreeSet<MigUuid>,
     /// The last one: an equal one is the same allocation, so that nothing is joined again for it.
     completed: Arc<Inventory>,
     /// The time of each without readings, which is part of its uncovered time permanently.
-    gaps: BTreeMap<GpuUuid, Gap>,
+    gaps: BTreeMap<GpuUuid, UnlistedTime>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Gap {
+struct UnlistedTime {
     since: Monotonic,
     until: Option<Monotonic>,
 }
@@ -55,7 +55,7 @@ impl MissingGpus {
         let mut found = vec![];
         if inventory.generation > 0 {
             let on_bus = OnBus::of(inventory, bus);
-            self.learn(inventory, &on_bus, kubelet, is_ours);
+            self.update_listed(inventory, &on_bus, kubelet, is_ours);
             found = self.missing(inventory, on_bus, bus, kubelet);
         }
         if found.is_empty() && passed_through.is_empty() && self.gaps.is_empty() {
@@ -71,7 +71,7 @@ impl MissingGpus {
         for (gpu, missing) in found {
             let readings = DeviceReadings { lost: true, unlisted: true, ..DeviceReadings::default() };
             completed.readings.insert(gpu.uuid.clone(), Arc::new(readings));
-            self.gaps.entry(gpu.uuid.clone()).or_insert(Gap { since: now, until: None });
+            self.gaps.entry(gpu.uuid.clone()).or_insert(UnlistedTime { since: now, until: None });
             inventory.missing.insert(gpu.uuid.clone(), missing);
             inventory.gpus.insert(gpu.uuid.clone(), gpu);
         }
@@ -95,7 +95,7 @@ impl MissingGpus {
         });
     }
 
-    fn learn(
+    fn update_listed(
         &mut self,
         inventory: &Inventory,
         on_bus: &OnBus<'_>,
@@ -142,7 +142,7 @@ impl MissingGpus {
         bus: Option<&NodeDevices>,
         kubelet: &KubeletState,
     ) -> Vec<(Gpu, MissingGpu)> {
-        let mut of_kubelet: BTreeMap<&GpuUuid, &Ids> =
+        let mut of_kubelet: BTreeMap<&GpuUuid, &DeviceIds> =
             self.gpus.iter().filter(|(uuid, _)| !inventory.gpus.contains_key(*uuid)).collect();
         // A device plugin may offer a GPU that was bound to vfio meanwhile, which no container holds.
         let held = held(kubelet).filter_map(|device| parse_device_id(device.id.as_str()).gpu().cloned());
@@ -155,7 +155,7 @@ impl MissingGpus {
         }
         let mut unplaced: BTreeSet<&GpuUuid> = of_kubelet.keys().copied().collect();
         unplaced.retain(|uuid| !identified.contains_key(*uuid));
-        let no_ids = Ids::new();
+        let no_ids = DeviceIds::new();
         let ids = |uuid: &GpuUuid| of_kubelet.get(uuid).map_or(&no_ids, |ids| ids);
         let mut found = vec![];
         for (uuid, place) in &identified {
@@ -167,7 +167,7 @@ impl MissingGpus {
                 found.push(missing_gpu((*uuid).clone(), Some(place), ids(uuid), &[]));
             }
             (places, None) => {
-                let uuid = |(address, _): &Place| GpuUuid::of_address(address);
+                let uuid = |(address, _): &BusLocation| GpuUuid::of_address(address);
                 found.extend(places.iter().map(|place| missing_gpu(uuid(place), Some(place), &no_ids, &[])));
             }
             (places, Some(_)) => {
@@ -213,12 +213,12 @@ fn gpu_at<'a>(inventory: &'a Inventory, address: &PciBusId) -> Option<&'a Gpu> {
 }
 
 /// A PCI address, and what the kernel reports of it.
-type Place<'a> = (&'a PciBusId, &'a BusGpu);
+type BusLocation<'a> = (&'a PciBusId, &'a BusGpu);
 
 /// The GPUs on the bus that the driver does not list.
 struct OnBus<'a> {
-    identified: BTreeMap<GpuUuid, Place<'a>>,
-    anonymous: Vec<Place<'a>>,
+    identified: BTreeMap<GpuUuid, BusLocation<'a>>,
+    anonymous: Vec<BusLocation<'a>>,
     /// There are GPUs on the bus, and the driver lists each of them.
     all_listed: bool,
 }
@@ -248,7 +248,12 @@ impl<'a> OnBus<'a> {
     }
 }
 
-fn missing_gpu(uuid: GpuUuid, place: Option<&Place<'_>>, ids: &Ids, one_of: &[Place<'_>]) -> (Gpu, MissingGpu) {
+fn missing_gpu(
+    uuid: GpuUuid,
+    place: Option<&BusLocation<'_>>,
+    ids: &DeviceIds,
+    one_of: &[BusLocation<'_>],
+) -> (Gpu, MissingGpu) {
     let mut gpu = Gpu::not_present(uuid);
     let mut known = vec![];
     if let Some((address, on_bus)) = place {
@@ -278,8 +283,8 @@ fn held(kubelet: &KubeletState) -> impl Iterator<Item = &HeldDevice> {
 }
 
 /// Every device id that the kubelet has answered: held or allocatable.
-fn answered(kubelet: &KubeletState) -> Ids {
-    let mut named = Ids::new();
+fn answered(kubelet: &KubeletState) -> DeviceIds {
+    let mut named = DeviceIds::new();
     for held in held(kubelet) {
         named.entry(held.resource.clone()).or_default().insert(held.id.clone());
     }
@@ -287,7 +292,7 @@ fn answered(kubelet: &KubeletState) -> Ids {
     named
 }
 
-fn add(named: &mut Ids, more: Option<&Ids>) {
+fn add(named: &mut DeviceIds, more: Option<&DeviceIds>) {
     for (resource, ids) in more.into_iter().flatten() {
         named.entry(resource.clone()).or_default().extend(ids.iter().cloned());
     }

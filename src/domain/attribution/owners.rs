@@ -96,7 +96,7 @@ mod tests {
 
     use super::*;
     use crate::domain::model::{
-        Collector, ContainerRef, Medium, Monotonic, Process, ProcessKey, ProcessSmSeconds, Stamped, Totals,
+        Collector, ContainerRef, DeviceTotals, Medium, Monotonic, Process, ProcessKey, ProcessSmSeconds, Stamped,
     };
 
     fn hardware(listed: Option<&[u32]>, worked: Option<&[(u32, f64)]>) -> HardwareState {
@@ -109,7 +109,7 @@ mod tests {
             (*pid, ProcessSmSeconds { began: at, sm_seconds: *sm_seconds, last_active: at })
         };
         let process_sm_seconds = worked.map(|worked| worked.iter().map(work).collect());
-        let totals = Totals { process_sm_seconds, ..Totals::default() };
+        let totals = DeviceTotals { process_sm_seconds, ..DeviceTotals::default() };
         let readings = Arc::new(DeviceReadings { totals, medium, ..DeviceReadings::default() });
         HardwareState { readings: [("GPU-1".into(), readings)].into(), ..HardwareState::default() }
     }

@@ -40,7 +40,7 @@ pub struct UidSources<'a> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Source {
+enum UidSource {
     Logs,
     PodsApi,
     Checkpoint,
@@ -49,19 +49,19 @@ enum Source {
 /// The pods that are listed, and those that have left a moment ago.
 #[derive(Debug, Default)]
 pub struct PodUids {
-    listed: BTreeMap<PodRef, Listed>,
-    left: BTreeMap<PodRef, Left>,
+    listed: BTreeMap<PodRef, ListedPod>,
+    left: BTreeMap<PodRef, RemovedPod>,
 }
 
 #[derive(Clone, Debug)]
-struct Listed {
-    uid: Option<(Source, PodUid)>,
+struct ListedPod {
+    uid: Option<(UidSource, PodUid)>,
     /// In references to its containers: the one first observed, so that a UID found later does not make it another pod.
     reference_uid: Option<PodUid>,
 }
 
 #[derive(Debug)]
-struct Left {
+struct RemovedPod {
     uid: PodUid,
     at: Monotonic,
     version: Option<FileStamp>,
@@ -81,7 +81,7 @@ impl PodUids {
             let found = self.find(pod, living, sources);
             let identified = match self.listed.remove(&pod.reference) {
                 Some(before) => before.become_known(found, sources.directory),
-                None => Listed { reference_uid: found.as_ref().map(|(_, uid)| uid.clone()), uid: found },
+                None => ListedPod { reference_uid: found.as_ref().map(|(_, uid)| uid.clone()), uid: found },
             };
             pod.uid = identified.uid.as_ref().map(|(_, uid)| uid.clone());
             for container in &mut pod.containers {
@@ -97,12 +97,12 @@ impl PodUids {
         let version = sources.checkpoint.version;
         for (pod, before) in missing {
             if let Some((_, uid)) = before.uid {
-                self.left.insert(pod, Left { uid, at: now, version });
+                self.left.insert(pod, RemovedPod { uid, at: now, version });
             }
         }
     }
 
-    fn find(&self, pod: &Pod, living: &[&PodIdentity], sources: &UidSources<'_>) -> Option<(Source, PodUid)> {
+    fn find(&self, pod: &Pod, living: &[&PodIdentity], sources: &UidSources<'_>) -> Option<(UidSource, PodUid)> {
         let left = self.left.get(&pod.reference);
         let has_left = |uid: &PodUid| left.is_some_and(|left| left.uid == *uid);
         if let Some(uid) = allocated_to(pod, sources.checkpoint) {
@@ -111,22 +111,22 @@ impl PodUids {
             let known = sources.directory.identity(&uid);
             let is_another = known.is_some_and(|identity| identity.pod != pod.reference);
             if !is_old && !is_another {
-                return Some((Source::Checkpoint, uid));
+                return Some((UidSource::Checkpoint, uid));
             }
         }
         let (source, uid) = match (living, sources.directory.complete) {
-            ([identity], true) => (Source::PodsApi, identity.uid_in_cgroups()),
+            ([identity], true) => (UidSource::PodsApi, identity.uid_in_cgroups()),
             // Of two pods of one name it is not known which one is listed.
             (_, true) => return None,
-            (_, false) => (Source::Logs, sources.logged.get(&pod.reference)?.uid_in_cgroups()),
+            (_, false) => (UidSource::Logs, sources.logged.get(&pod.reference)?.uid_in_cgroups()),
         };
         (!has_left(uid)).then(|| (source, uid.clone()))
     }
 }
 
-impl Listed {
+impl ListedPod {
     /// The data of a pod that stays listed, unless another pod has its name.
-    fn become_known(self, found: Option<(Source, PodUid)>, directory: &PodDirectory) -> Self {
+    fn become_known(self, found: Option<(UidSource, PodUid)>, directory: &PodDirectory) -> Self {
         match (&self.uid, &found) {
             (None, _) => Self { uid: found, ..self },
             (Some((_, uid)), None) if is_gone(uid, directory) => Self { uid: None, ..self },

@@ -36,9 +36,9 @@ impl Unconfirmed {
                 return true;
             }
             let wait = match admission(pod, directory) {
-                Some(Admission::Admitted) => return true,
+                Some(AdmissionState::Admitted) => return true,
                 // Rejected, or ended before it was observed.
-                Some(Admission::Ended) => return false,
+                Some(AdmissionState::Ended) => return false,
                 None if directory.complete => PODS_API_LATE,
                 None => LISTED_TWICE,
             };
@@ -59,13 +59,13 @@ impl Unconfirmed {
     }
 }
 
-enum Admission {
+enum AdmissionState {
     Admitted,
     Ended,
 }
 
 /// `None`: the Pods API does not have the pod.
-fn admission(pod: &Pod, directory: &PodDirectory) -> Option<Admission> {
+fn admission(pod: &Pod, directory: &PodDirectory) -> Option<AdmissionState> {
     if !directory.complete {
         return None;
     }
@@ -73,7 +73,7 @@ fn admission(pod: &Pod, directory: &PodDirectory) -> Option<Admission> {
         Some(uid) => directory.identity(uid)?,
         None => directory.pods.values().find(|identity| identity.pod == pod.reference && !identity.terminal)?,
     };
-    Some(if identity.terminal { Admission::Ended } else { Admission::Admitted })
+    Some(if identity.terminal { AdmissionState::Ended } else { AdmissionState::Admitted })
 }
 
 fn holds_in(believed: &Allocations, pod: &Pod) -> bool {

@@ -18,7 +18,7 @@ const SCRAPES: u64 = 2;
 /// XIDs by container. Counts never fall while they are there.
 #[derive(Debug, Default)]
 pub struct ContainerXids {
-    counts: BTreeMap<Key, Count>,
+    counts: BTreeMap<XidOwner, XidTally>,
 }
 
 /// An XID that counts, and the class that it counts in.
@@ -44,7 +44,7 @@ pub struct XidObservation<'a> {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
+struct XidOwner {
     container: ContainerRef,
     gpu: GpuUuid,
     /// `None` outside MIG, and where the MIG device is unknown.
@@ -53,7 +53,7 @@ struct Key {
 }
 
 #[derive(Debug)]
-struct Count {
+struct XidTally {
     xid: ContainerXid,
     last: Monotonic,
     scrapes: u64,
@@ -75,9 +75,9 @@ impl ContainerXids {
         let account = observation.accounts.iter().find(|account| is_of(account, &key));
         // There was none since the holding began.
         let created = account.map_or(now.unix, |account| account.created);
-        let Key { container, gpu, mig, code } = key.clone();
+        let XidOwner { container, gpu, mig, code } = key.clone();
         let new = ContainerXid { container, gpu, mig, code, class: xid.class, count: 0, created };
-        let count = self.counts.entry(key).or_insert(Count { xid: new, last: now.monotonic, scrapes: 0 });
+        let count = self.counts.entry(key).or_insert(XidTally { xid: new, last: now.monotonic, scrapes: 0 });
         count.xid.count = count.xid.count.saturating_add(xid.event.count);
         (count.last, count.scrapes) = (now.monotonic, observation.scrapes);
     }
@@ -93,14 +93,14 @@ impl ContainerXids {
 }
 
 /// The one container that holds what the XID concerns, with its MIG device if that is one.
-fn owner(event: &XidEvent, observation: &XidObservation<'_>) -> Option<Key> {
+fn owner(event: &XidEvent, observation: &XidObservation<'_>) -> Option<XidOwner> {
     let reached = reached(event, observation.inventory);
     let of_gpu = observation.join.holdings.keys().filter(|key| key.gpu == event.gpu);
     let is_reached = |key: &&HoldingKey| reached.is_empty() || key.mig.as_ref().is_none_or(|mig| reached.contains(mig));
     let held: Vec<&HoldingKey> = of_gpu.filter(is_reached).collect();
     let container = only(held.iter().map(|key| &key.container).collect())?.clone();
     let mig = only(held.iter().map(|key| &key.mig).collect()).cloned().flatten();
-    Some(Key { container, gpu: event.gpu.clone(), mig, code: event.code })
+    Some(XidOwner { container, gpu: event.gpu.clone(), mig, code: event.code })
 }
 
 /// The MIG devices that the XID concerns; empty: the whole GPU, as far as is known.
@@ -116,6 +116,6 @@ fn only<T: Ord>(set: BTreeSet<T>) -> Option<T> {
     if set.len() == 1 { set.into_iter().next() } else { None }
 }
 
-fn is_of(account: &Account, key: &Key) -> bool {
+fn is_of(account: &Account, key: &XidOwner) -> bool {
     account.container == key.container && account.gpu == key.gpu
 }

@@ -1,4 +1,4 @@
-use super::{DeviceCondition, Status};
+use super::{ConditionStatus, DeviceCondition};
 
 /// node-problem-detector cuts longer output where its configuration says so; the recipe gives the same number.
 pub const BYTES: usize = 512;
@@ -8,7 +8,7 @@ const PODS: usize = 8;
 const DETAIL: usize = 120;
 
 /// The status in one line: the worst devices first, and how many did not fit.
-pub fn message(status: Status, healthy: usize, problem: Option<&str>, devices: &[DeviceCondition]) -> String {
+pub fn message(status: ConditionStatus, healthy: usize, problem: Option<&str>, devices: &[DeviceCondition]) -> String {
     let mut sentences: Vec<String> = vec![];
     let mut sorted: Vec<&DeviceCondition> = devices.iter().collect();
     sorted.sort_by_key(|device| device.status);
@@ -16,10 +16,10 @@ pub fn message(status: Status, healthy: usize, problem: Option<&str>, devices: &
     let general = problem.map(|problem| plain(problem, DETAIL));
     match (status, general) {
         // What was seen comes before what is not known.
-        (Status::Unhealthy, Some(general)) => sentences.push(general),
+        (ConditionStatus::Unhealthy, Some(general)) => sentences.push(general),
         (_, Some(general)) => sentences.insert(0, general),
-        (Status::Healthy, None) if healthy == 1 => sentences.insert(0, "1 GPU is healthy".to_owned()),
-        (Status::Healthy, None) => sentences.insert(0, format!("{healthy} GPUs are healthy")),
+        (ConditionStatus::Healthy, None) if healthy == 1 => sentences.insert(0, "1 GPU is healthy".to_owned()),
+        (ConditionStatus::Healthy, None) => sentences.insert(0, format!("{healthy} GPUs are healthy")),
         (_, None) => {}
     }
     fitted(&sentences)

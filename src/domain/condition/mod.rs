@@ -32,7 +32,7 @@ const PODS: usize = 64;
 
 named! {
     /// In the order in which they decide for the node.
-    pub enum Status {
+    pub enum ConditionStatus {
         Unhealthy = "unhealthy",
         Unknown = "unknown",
         Healthy = "healthy",
@@ -45,7 +45,7 @@ named! {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeCondition {
     pub schema: Cow<'static, str>,
-    pub status: Status,
+    pub status: ConditionStatus,
     /// Unix seconds. After `until` the condition is unknown.
     pub written: u64,
     pub until: u64,
@@ -62,14 +62,14 @@ pub struct NodeCondition {
 /// A device that is not healthy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceCondition {
-    pub status: Status,
+    pub status: ConditionStatus,
     pub gpu_uuid: GpuUuid,
     /// The driver's number; `None` for a GPU that it has not listed.
     pub gpu: Option<u32>,
     pub mig_uuid: Option<MigUuid>,
     /// When its health changed last, or it was read last.
     pub since: String,
-    pub reasons: Vec<Reason>,
+    pub reasons: Vec<ConditionReason>,
     /// What the driver requests; `None` where it requests nothing or does not report it.
     pub recovery_action: Option<Cow<'static, str>>,
     /// The pods that hold the device or a part of it, as `namespace/pod`; `None` until the kubelet has answered.
@@ -79,7 +79,7 @@ pub struct DeviceCondition {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Reason {
+pub struct ConditionReason {
     /// `xid`, `lost`, …; `no_readings`
     pub reason: Cow<'static, str>,
     pub detail: String,
@@ -97,9 +97,9 @@ impl NodeCondition {
             devices.extend(found);
         }
         let problem = problem(snapshot, now, healthy_gpus + devices.len());
-        let worst = devices.iter().map(|device| device.status).fold(Status::Healthy, Status::min);
+        let worst = devices.iter().map(|device| device.status).fold(ConditionStatus::Healthy, ConditionStatus::min);
         // A fault that was seen stands; nothing else is certain without data.
-        let status = if problem.is_some() { worst.min(Status::Unknown) } else { worst };
+        let status = if problem.is_some() { worst.min(ConditionStatus::Unknown) } else { worst };
         let written = now.unix.0.max(0.0) as u64;
         Self {
             schema: SCHEMA.into(),
@@ -182,33 +182,33 @@ fn conditions(snapshot: &Snapshot, now: Moment, gpu: &GpuUuid, health: &GpuHealt
     } else {
         vec![unhealthy(None, &health.whole)]
     };
-    let has_no_fault = health.whole.healthy || status(&health.whole) == Status::Marked;
+    let has_no_fault = health.whole.healthy || status(&health.whole) == ConditionStatus::Marked;
     if has_no_fault && !readings.is_some_and(|readings| is_read(readings, now)) {
         // Before the first reading: since it is listed.
         let last = readings.map(|readings| readings.totals.through).filter(|at| *at > Monotonic::default());
         let since = last.map_or(health.whole.since.unix, |at| health.whole.since.unix_at(at));
-        let reason = Reason {
+        let reason = ConditionReason {
             reason: "no_readings".into(),
             detail: "the driver gives no current readings".to_owned(),
             clears: "recovers with the next readings".to_owned(),
         };
-        found.push(device(None, Status::Unknown, since, vec![reason]));
+        found.push(device(None, ConditionStatus::Unknown, since, vec![reason]));
     }
     found
 }
 
 /// A device that was not checked is not known to be faulty, and a mark is an operator's decision.
-fn status(health: &DeviceHealth) -> Status {
+fn status(health: &DeviceHealth) -> ConditionStatus {
     let status = |cause: &HealthCause| match cause.reason {
-        UnhealthyReason::Admin => Status::Marked,
-        UnhealthyReason::Unknown => Status::Unknown,
-        _ => Status::Unhealthy,
+        UnhealthyReason::Admin => ConditionStatus::Marked,
+        UnhealthyReason::Unknown => ConditionStatus::Unknown,
+        _ => ConditionStatus::Unhealthy,
     };
-    health.causes.iter().map(status).min().unwrap_or(Status::Unknown)
+    health.causes.iter().map(status).min().unwrap_or(ConditionStatus::Unknown)
 }
 
-fn reasons(health: &DeviceHealth) -> Vec<Reason> {
-    let reason = |cause: &HealthCause| Reason {
+fn reasons(health: &DeviceHealth) -> Vec<ConditionReason> {
+    let reason = |cause: &HealthCause| ConditionReason {
         reason: cause.reason.as_str().into(),
         detail: cause.detail.to_string(),
         clears: cause.clears.to_string(),

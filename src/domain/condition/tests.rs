@@ -45,21 +45,25 @@ fn fail(snapshot: &mut Snapshot, gpu: &str, reason: UnhealthyReason, detail: &st
 fn a_healthy_node_is_healthy_with_current_readings_only() {
     let mut snapshot = healthy();
     let now = condition(&snapshot);
-    assert_eq!((now.status, &*now.message, now.healthy_gpus), (Status::Healthy, "3 GPUs are healthy", 3), "{now:?}");
+    assert_eq!(
+        (now.status, &*now.message, now.healthy_gpus),
+        (ConditionStatus::Healthy, "3 GPUs are healthy", 3),
+        "{now:?}"
+    );
     assert_eq!(now.until - now.written, 60);
     let mut single = snapshot.clone();
     Arc::make_mut(&mut single.health).gpus.retain(|gpu, _| *gpu == WHOLE.into());
     assert_eq!(condition(&single).message, "1 GPU is healthy");
 
     let later = |seconds| Moment { monotonic: snapshot.at.monotonic + Duration::from_secs(seconds), ..snapshot.at };
-    assert_eq!(NodeCondition::of(&snapshot, later(15)).status, Status::Healthy);
+    assert_eq!(NodeCondition::of(&snapshot, later(15)).status, ConditionStatus::Healthy);
     let old = NodeCondition::of(&snapshot, later(16));
-    assert_eq!((old.status, &*old.message), (Status::Unknown, "podmeter no longer publishes its state"));
+    assert_eq!((old.status, &*old.message), (ConditionStatus::Unknown, "podmeter no longer publishes its state"));
 
     // Readings that have ended, and snapshots that have not.
     snapshot.at.monotonic = snapshot.at.monotonic + Duration::from_secs(91);
     let unread = condition(&snapshot);
-    assert_eq!((unread.status, unread.devices.len(), unread.healthy_gpus), (Status::Unknown, 3, 0));
+    assert_eq!((unread.status, unread.devices.len(), unread.healthy_gpus), (ConditionStatus::Unknown, 3, 0));
     assert_eq!(unread.devices[0].reasons[0].reason, "no_readings");
     let last_read = Timestamp(snapshot.health.gpus[&WHOLE.into()].whole.since.unix_at(LAST_PASS));
     let device = unread.devices.iter().find(|device| device.gpu_uuid == WHOLE.into()).expect("in the fixture");
@@ -90,10 +94,14 @@ fn what_is_not_known_is_never_healthy() {
         let mut snapshot = healthy();
         change(&mut snapshot);
         let condition = condition(&snapshot);
-        assert_eq!(condition.status, Status::Unknown, "{part}");
+        assert_eq!(condition.status, ConditionStatus::Unknown, "{part}");
         assert!(condition.message.contains(part), "{part}: {}", condition.message);
     }
-    assert_eq!(NodeCondition::of(&Snapshot::default(), Moment::default()).status, Status::Unknown, "before the start");
+    assert_eq!(
+        NodeCondition::of(&Snapshot::default(), Moment::default()).status,
+        ConditionStatus::Unknown,
+        "before the start"
+    );
 }
 
 #[test]
@@ -104,7 +112,7 @@ fn an_unhealthy_gpu_is_named_with_its_pods_and_the_drivers_request() {
     let readings = Arc::make_mut(hardware.readings.get_mut(&WHOLE.into()).unwrap());
     readings.slow.as_mut().unwrap().value.recovery_action = Some(2);
     let condition = condition(&snapshot);
-    assert_eq!((condition.status, condition.devices.len()), (Status::Unhealthy, 1));
+    assert_eq!((condition.status, condition.devices.len()), (ConditionStatus::Unhealthy, 1));
     let device = &condition.devices[0];
     assert_eq!((device.gpu, device.recovery_action.as_deref()), (Some(0), Some("node_reboot")));
     let pods = device.pods.as_ref().expect("the kubelet has answered");
@@ -116,7 +124,7 @@ fn an_unhealthy_gpu_is_named_with_its_pods_and_the_drivers_request() {
     // It stays a fault while other data is missing.
     Arc::make_mut(&mut snapshot.hardware).problem = Some("the driver does not answer".into());
     let now = self::condition(&snapshot);
-    assert_eq!(now.status, Status::Unhealthy);
+    assert_eq!(now.status, ConditionStatus::Unhealthy);
     assert!(now.message.contains("xid since") && now.message.ends_with("| the driver does not answer"));
 
     snapshot.kubelet = Arc::default();
@@ -129,16 +137,19 @@ fn a_marked_gpu_is_named_and_needs_no_repair() {
     let mut snapshot = healthy();
     fail(&mut snapshot, WHOLE, UnhealthyReason::Admin, "noisy fan");
     let marked = condition(&snapshot);
-    assert_eq!((marked.status, marked.healthy_gpus, marked.devices[0].status), (Status::Healthy, 2, Status::Marked));
+    assert_eq!(
+        (marked.status, marked.healthy_gpus, marked.devices[0].status),
+        (ConditionStatus::Healthy, 2, ConditionStatus::Marked)
+    );
     assert!(marked.message.starts_with(&format!("2 GPUs are healthy | GPU 0 ({WHOLE}): admin since ")), "{marked:?}");
 
     // A mark hides nothing else.
     let mut faulty = snapshot.clone();
     let whole = &mut Arc::make_mut(&mut faulty.health).gpus.get_mut(&WHOLE.into()).expect("known").whole;
     whole.causes.push(HealthCause { reason: UnhealthyReason::Lost, ..whole.causes[0].clone() });
-    assert_eq!(condition(&faulty).status, Status::Unhealthy);
+    assert_eq!(condition(&faulty).status, ConditionStatus::Unhealthy);
     Arc::make_mut(&mut snapshot.hardware).readings.remove(&WHOLE.into());
-    assert_eq!(condition(&snapshot).status, Status::Unknown);
+    assert_eq!(condition(&snapshot).status, ConditionStatus::Unknown);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The XIDs that are known, as data: by class, with the effect of each unless configured otherwise.
 
-use super::config::{Config, XidRule};
+use super::config::{HealthConfig, XidRule};
 use crate::domain::model::XidClass;
 
 /// What an XID does to the health of its device.
@@ -22,14 +22,14 @@ impl Effect {
     }
 }
 
-impl Config {
+impl HealthConfig {
     /// The class in which an XID counts; `None`: it is configured not to count.
     pub fn counted_class(&self, code: u32) -> Option<XidClass> {
         (effect(code, self.xids.get(&code).copied()) != Effect::Ignore).then(|| class(code))
     }
 }
 
-struct Row {
+struct XidRow {
     class: XidClass,
     effect: Effect,
     codes: &'static [u32],
@@ -37,8 +37,8 @@ struct Row {
 
 /// By NVIDIA's "immediate action" for each XID. A code in no row is unknown: it is counted and does not change the
 /// health.
-const TABLE: &[Row] = &[
-    Row {
+const TABLE: &[XidRow] = &[
+    XidRow {
         class: XidClass::Application,
         effect: Effect::Count,
         codes: &[
@@ -46,26 +46,26 @@ const TABLE: &[Row] = &[
             97, 98, 99, 100, 101, 102, 103, 104, 105, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135, 139,
         ],
     },
-    Row { class: XidClass::ContainedMemory, effect: Effect::Count, codes: &[94] },
-    Row {
+    XidRow { class: XidClass::ContainedMemory, effect: Effect::Count, codes: &[94] },
+    XidRow {
         class: XidClass::GpuReset,
         effect: Effect::Unhealthy,
         codes: &[46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158],
     },
-    Row { class: XidClass::NodeReboot, effect: Effect::Unhealthy, codes: &[79] },
-    Row { class: XidClass::Nvlink, effect: Effect::UnhealthyUnlessRecoveryActionKnown, codes: &[74] },
+    XidRow { class: XidClass::NodeReboot, effect: Effect::Unhealthy, codes: &[79] },
+    XidRow { class: XidClass::Nvlink, effect: Effect::UnhealthyUnlessRecoveryActionKnown, codes: &[74] },
     // How bad these are depends on details that only the kernel log has.
-    Row { class: XidClass::Nvlink, effect: Effect::ReadRecoveryAction, codes: &[144, 145, 146, 147, 148, 149, 150] },
-    Row { class: XidClass::Hardware, effect: Effect::Unhealthy, codes: &[54] },
-    Row {
+    XidRow { class: XidClass::Nvlink, effect: Effect::ReadRecoveryAction, codes: &[144, 145, 146, 147, 148, 149, 150] },
+    XidRow { class: XidClass::Hardware, effect: Effect::Unhealthy, codes: &[54] },
+    XidRow {
         class: XidClass::Informational,
         effect: Effect::Count,
         codes: &[14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141, 152, 153, 157, 160, 161],
     },
     // A job that ends leaves hundreds of these on healthy GPUs.
-    Row { class: XidClass::Corroborating, effect: Effect::Count, codes: &[45] },
-    Row { class: XidClass::RecoveryAction, effect: Effect::ReadRecoveryAction, codes: &[154] },
-    Row { class: XidClass::Software, effect: Effect::Count, codes: &[78, 151, 159] },
+    XidRow { class: XidClass::Corroborating, effect: Effect::Count, codes: &[45] },
+    XidRow { class: XidClass::RecoveryAction, effect: Effect::ReadRecoveryAction, codes: &[154] },
+    XidRow { class: XidClass::Software, effect: Effect::Count, codes: &[78, 151, 159] },
 ];
 
 /// In few words, for the log and the page.
@@ -120,7 +120,7 @@ pub fn named(code: u32) -> String {
     }
 }
 
-fn row(code: u32) -> Option<&'static Row> {
+fn row(code: u32) -> Option<&'static XidRow> {
     TABLE.iter().find(|row| row.codes.contains(&code))
 }
 

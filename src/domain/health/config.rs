@@ -11,7 +11,7 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-pub struct Config {
+pub struct HealthConfig {
     /// By code: exceptions to the class table.
     pub xids: BTreeMap<u32, XidRule>,
     /// How long a fault must be over before a device is healthy again.
@@ -77,7 +77,7 @@ pub enum FabricPolicy {
     Ignore,
 }
 
-impl Default for Config {
+impl Default for HealthConfig {
     fn default() -> Self {
         Self {
             xids: BTreeMap::new(),
@@ -139,7 +139,7 @@ pub mod schema {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<Config, String> {
+    fn parse(text: &str) -> Result<HealthConfig, String> {
         serde_saphyr::from_str(text).map_err(|error| error.to_string())
     }
 
@@ -148,7 +148,7 @@ mod tests {
         let text = "xids:\n  48: count\n  31: unhealthy\n  45: ignore\nholdDown: 2m\nrecovery: manual\n\
                     uncorrectableECC: unhealthy\nfabric: ignore\nstuckLimit: 30s\nreleasedLimit: 1h\n";
         let config = parse(text).unwrap();
-        let expected = Config {
+        let expected = HealthConfig {
             xids: [(48, XidRule::Count), (31, XidRule::Unhealthy), (45, XidRule::Ignore)].into(),
             hold_down: 2 * MINUTE,
             recovery: Recovery::Manual,

@@ -5,19 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::classes::{self, Effect};
-use super::config::{Config, Recovery};
+use super::config::{HealthConfig, Recovery};
 use super::faults::{DeviceFaults, GpuFaults, MarkFault, ReasonFault};
 use super::marks::{self, Mark};
 use super::signals::DeviceSignals;
-use super::xids::{Latch, Xids};
-use super::{Session, UNKNOWN_LIMIT};
+use super::xids::{ActiveXid, GpuXids};
+use super::{DriverStatus, UNKNOWN_LIMIT};
 use crate::domain::model::{
     DeviceHealth, Gpu, GpuHealth, HealthCause, MigDevice, MigUuid, Moment, Monotonic, UnhealthyReason, UnixSeconds,
     XidClass,
 };
 
 /// A reason, and the code where it is an XID.
-type Key = (UnhealthyReason, u32);
+type CauseKey = (UnhealthyReason, u32);
 
 /// A change of a device's health.
 pub struct Transition {
@@ -28,7 +28,7 @@ pub struct Transition {
 }
 
 #[derive(Debug, Default)]
-pub struct Device {
+pub struct TrackedGpu {
     /// While it is present: the driver gives that of a GPU that is gone to another.
     pub index: Option<u32>,
     /// As the inventory has them now.
@@ -37,33 +37,38 @@ pub struct Device {
     /// When the inventory first listed it.
     appeared: Option<Monotonic>,
     pub signals: DeviceSignals,
-    pub xids: Xids,
+    pub xids: GpuXids,
     /// On the whole GPU under `None`.
     pub marks: BTreeMap<Option<MigUuid>, Mark>,
-    causes: BTreeMap<Option<MigUuid>, BTreeMap<Key, Standing>>,
+    causes: BTreeMap<Option<MigUuid>, BTreeMap<CauseKey, CauseState>>,
     health: BTreeMap<Option<MigUuid>, DeviceHealth>,
     /// Since when an earlier agent had them as unhealthy, until they are evaluated.
     earlier_since: BTreeMap<Option<MigUuid>, UnixSeconds>,
 }
 
 #[derive(Debug)]
-struct Standing {
+struct CauseState {
     detail: Arc<str>,
     clears: &'static str,
     ended: Option<Monotonic>,
 }
 
-impl Device {
+impl TrackedGpu {
     pub fn new(now: Moment) -> Self {
-        Self { xids: Xids::new(now.unix), ..Self::default() }
+        Self { xids: GpuXids::new(now.unix), ..Self::default() }
     }
 
     /// Continues with the faults of an earlier agent. Returns what was restored, in words.
-    pub fn restore(&mut self, faults: &GpuFaults, config: &Config, now: Moment) -> Vec<(Option<MigUuid>, String)> {
+    pub fn restore(
+        &mut self,
+        faults: &GpuFaults,
+        config: &HealthConfig,
+        now: Moment,
+    ) -> Vec<(Option<MigUuid>, String)> {
         let effect = |code| classes::effect(code, config.xids.get(&code).copied());
         let mut restored = vec![];
         // It ends at the first evaluation that does not find it.
-        let standing = |detail: &str| Standing { detail: detail.into(), clears: RESET, ended: None };
+        let ongoing = |detail: &str| CauseState { detail: detail.into(), clears: RESET, ended: None };
         for (code, fault) in faults.xids.iter().filter(|(code, _)| effect(**code).makes_unhealthy()) {
             self.xids.restore(*code, effect(*code), fault);
             let mut subjects: Vec<_> = fault.mig_devices.iter().cloned().map(Some).collect();
@@ -73,7 +78,7 @@ impl Device {
             for subject in subjects {
                 let name = classes::named(*code);
                 let causes = self.causes.entry(subject.clone()).or_default();
-                causes.insert((UnhealthyReason::Xid, *code), standing(&name));
+                causes.insert((UnhealthyReason::Xid, *code), ongoing(&name));
                 restored.push((subject, name));
             }
         }
@@ -92,7 +97,7 @@ impl Device {
                     reason => (EARLIER.to_owned(), format!("the reason {}", reason.as_str())),
                 };
                 let causes = self.causes.entry(device.mig.clone()).or_default();
-                causes.insert((fault.reason, fault.code), standing(&detail));
+                causes.insert((fault.reason, fault.code), ongoing(&detail));
                 restored.push((device.mig.clone(), what));
             }
             self.earlier_since.extend(device.since.map(|since| (device.mig.clone(), since)));
@@ -103,7 +108,7 @@ impl Device {
 
     /// What an agent that starts later restores.
     pub fn faults(&self) -> Option<GpuFaults> {
-        if self.xids.latches.is_empty() && self.marks.is_empty() && self.causes.is_empty() {
+        if self.xids.active.is_empty() && self.marks.is_empty() && self.causes.is_empty() {
             return None;
         }
         let unhealthy = self.health.iter().filter(|(_, health)| !health.healthy).map(|(subject, _)| subject);
@@ -112,8 +117,8 @@ impl Device {
         let devices: Vec<DeviceFaults> = subjects.into_iter().map(|subject| self.device_faults(subject)).collect();
         let has_faults = devices.iter().any(|device| device.mark.is_some() || !device.reasons.is_empty());
         let (recovery_action, energy_counter) = self.signals.kept();
-        (has_faults || !self.xids.latches.is_empty()).then(|| GpuFaults {
-            xids: self.xids.latches.iter().map(|(code, latch)| (*code, latch.fault())).collect(),
+        (has_faults || !self.xids.active.is_empty()).then(|| GpuFaults {
+            xids: self.xids.active.iter().map(|(code, xid)| (*code, xid.fault())).collect(),
             devices,
             recovery_action,
             lost: self.signals.lost,
@@ -127,8 +132,8 @@ impl Device {
             .marks
             .get(subject)
             .map(|mark| MarkFault { reason: Arc::clone(&mark.reason), until: mark.until.map(|until| until.unix) });
-        let is_kept = |(key, standing): &(&Key, &Standing)| {
-            is_held_down(key.0) && (key.0 != UnhealthyReason::Xid || standing.ended.is_some())
+        let is_kept = |(key, cause): &(&CauseKey, &CauseState)| {
+            is_held_down(key.0) && (key.0 != UnhealthyReason::Xid || cause.ended.is_some())
         };
         let causes = self.causes.get(subject).into_iter().flatten();
         DeviceFaults {
@@ -144,14 +149,14 @@ impl Device {
         self.appeared.is_some()
     }
 
-    pub fn appear(&mut self, gpu: &Gpu, session: Session, now: Monotonic) {
+    pub fn appear(&mut self, gpu: &Gpu, driver: DriverStatus, now: Monotonic) {
         self.appeared.get_or_insert(now);
         self.index = gpu.index.filter(|_| gpu.present);
         if self.layout != gpu.mig_devices {
             self.layout.clone_from(&gpu.mig_devices);
             self.migs = gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
         }
-        self.signals.renew(session);
+        self.signals.renew(driver);
     }
 
     pub fn unmark(&mut self, mig: Option<&MigUuid>) {
@@ -160,25 +165,25 @@ impl Device {
         self.marks.retain(|subject, _| !concerned(subject));
         for (_, causes) in self.causes.iter_mut().filter(|(subject, _)| concerned(subject)) {
             let is_confirmed = |reason| matches!(reason, UnhealthyReason::Xid | UnhealthyReason::Admin);
-            causes.retain(|(reason, _), standing| standing.ended.is_none() && !is_confirmed(*reason));
+            causes.retain(|(reason, _), cause| cause.ended.is_none() && !is_confirmed(*reason));
         }
     }
 
     /// The transitions of the GPU and its MIG devices.
-    pub fn evaluate(&mut self, config: &Config, session: Session, now: Moment) -> Vec<Transition> {
+    pub fn evaluate(&mut self, config: &HealthConfig, driver: DriverStatus, now: Moment) -> Vec<Transition> {
         let time = now.monotonic;
         self.xids.resolve(&self.layout);
         self.marks.retain(|_, mark| mark.until.is_none_or(|until| time < until.monotonic));
-        self.signals.expire(config, session, time);
-        self.clear_xids(session);
+        self.signals.expire(config, driver, time);
+        self.clear_xids(driver);
         let mut subjects: BTreeSet<Option<MigUuid>> = self.migs.iter().cloned().map(Some).collect();
         subjects.extend(self.causes.keys().cloned());
         subjects.extend(self.marks.keys().cloned());
         subjects.insert(None);
         for subject in &subjects {
-            let current = self.current(subject.as_ref(), config, session, time);
+            let current = self.current(subject.as_ref(), config, driver, time);
             let causes = self.causes.entry(subject.clone()).or_default();
-            update(causes, current, config, session, time);
+            update(causes, current, config, driver, time);
         }
         self.causes.retain(|_, causes| !causes.is_empty());
         self.health.retain(|subject, _| subject.as_ref().is_none_or(|mig| self.migs.contains(mig)));
@@ -187,17 +192,17 @@ impl Device {
     }
 
     /// Updates the health of the GPU or of one MIG device.
-    fn transition(&mut self, subject: Option<MigUuid>, config: &Config, now: Moment) -> Option<Transition> {
+    fn transition(&mut self, subject: Option<MigUuid>, config: &HealthConfig, now: Moment) -> Option<Transition> {
         let own = subject.as_ref().and_then(|_| self.causes.get(&subject));
         let both = self.causes.get(&None).into_iter().chain(own);
-        let mut standing: Vec<(&Key, &Standing)> = both.flatten().collect();
-        standing.sort_by_key(|(key, _)| **key);
-        let cause = |(key, standing): (&Key, &Standing)| HealthCause {
+        let mut states: Vec<(&CauseKey, &CauseState)> = both.flatten().collect();
+        states.sort_by_key(|(key, _)| **key);
+        let cause = |(key, state): (&CauseKey, &CauseState)| HealthCause {
             reason: key.0,
-            detail: Arc::clone(&standing.detail),
-            clears: if standing.ended.is_some() { after_the_fault(config) } else { standing.clears.into() },
+            detail: Arc::clone(&state.detail),
+            clears: if state.ended.is_some() { after_the_fault(config) } else { state.clears.into() },
         };
-        let causes: Vec<HealthCause> = standing.into_iter().map(cause).collect();
+        let causes: Vec<HealthCause> = states.into_iter().map(cause).collect();
         let healthy = causes.is_empty();
         let Some(health) = self.health.get_mut(&subject) else {
             let earlier = self.earlier_since.remove(&subject).filter(|since| !healthy && *since <= now.unix);
@@ -228,18 +233,18 @@ impl Device {
     fn current(
         &self,
         mig: Option<&MigUuid>,
-        config: &Config,
-        session: Session,
+        config: &HealthConfig,
+        driver: DriverStatus,
         now: Monotonic,
-    ) -> BTreeMap<Key, (Arc<str>, &'static str)> {
+    ) -> BTreeMap<CauseKey, (Arc<str>, &'static str)> {
         let mut current = BTreeMap::new();
-        for (code, latch) in &self.xids.latches {
-            let reaches = match mig {
-                None => latch.reaches_whole(),
-                Some(mig) => !latch.reaches_whole() && latch.members().any(|member| member == mig),
+        for (code, xid) in &self.xids.active {
+            let is_concerned = match mig {
+                None => xid.concerns_whole_gpu(),
+                Some(mig) => !xid.concerns_whole_gpu() && xid.members().any(|member| member == mig),
             };
-            if reaches {
-                let clears = if needs_restart(latch) { REINITIALISED } else { RESET };
+            if is_concerned {
+                let clears = if needs_restart(xid) { REINITIALISED } else { RESET };
                 current.insert((UnhealthyReason::Xid, *code), (classes::named(*code).into(), clears));
             }
         }
@@ -249,7 +254,7 @@ impl Device {
         }
         if mig.is_none() {
             let appeared = self.appeared.unwrap_or(now);
-            for (reason, detail, clears) in self.signals.causes(config, session, appeared, now) {
+            for (reason, detail, clears) in self.signals.causes(config, driver, appeared, now) {
                 current.insert((reason, 0), (detail, clears));
             }
         }
@@ -257,39 +262,39 @@ impl Device {
     }
 
     /// Drops the XIDs that a reset or a restart has cleared.
-    fn clear_xids(&mut self, session: Session) {
+    fn clear_xids(&mut self, driver: DriverStatus) {
         let signals = &self.signals;
-        if session.released.is_some() {
+        if driver.released.is_some() {
             return;
         }
         if signals.recovery.is_some() {
             // The driver's recovery action replaces these XIDs, whichever came first: no reset is waited for.
-            let overruled = |latch: &Latch| latch.effect == Effect::UnhealthyUnlessRecoveryActionKnown;
+            let overruled = |xid: &ActiveXid| xid.effect == Effect::UnhealthyUnlessRecoveryActionKnown;
             let codes: Vec<u32> =
-                self.xids.latches.extract_if(.., |_, latch| overruled(latch)).map(|(code, _)| code).collect();
+                self.xids.active.extract_if(.., |_, xid| overruled(xid)).map(|(code, _)| code).collect();
             for causes in self.causes.values_mut() {
                 causes.retain(|(reason, code), _| *reason != UnhealthyReason::Xid || !codes.contains(code));
             }
         }
-        self.xids.latches.retain(|_, latch| {
-            let restarted = session.renewed.max(signals.restarted);
-            let cleared = if needs_restart(latch) { restarted } else { restarted.max(signals.reset) };
+        self.xids.active.retain(|_, xid| {
+            let restarted = driver.renewed.max(signals.restarted);
+            let cleared = if needs_restart(xid) { restarted } else { restarted.max(signals.reset) };
             let answers = !signals.lost
                 && signals.stuck.is_none()
                 && signals.recovery.is_none_or(|action| action == 0)
                 && cleared.is_some_and(|cleared| signals.answered >= Some(cleared));
-            !(answers && cleared > Some(latch.at.monotonic))
+            !(answers && cleared > Some(xid.at.monotonic))
         });
     }
 
-    pub fn deadline(&self, config: &Config, session: Session, now: Monotonic) -> Option<Monotonic> {
+    pub fn deadline(&self, config: &HealthConfig, driver: DriverStatus, now: Monotonic) -> Option<Monotonic> {
         let unknown = self.appeared.filter(|_| !self.signals.checked).map(|appeared| appeared + UNKNOWN_LIMIT);
         let stuck = self.signals.stuck.map(|since| since + config.stuck_limit);
         let refused = self.signals.refused.as_ref().map(|(since, _)| *since + config.stuck_limit);
-        let released = session.released.map(|since| since + config.released_limit);
+        let released = driver.released.map(|since| since + config.released_limit);
         let marks = self.marks.values().filter_map(|mark| Some(mark.until?.monotonic));
-        let held = self.causes.values().flat_map(BTreeMap::values).filter_map(|standing| standing.ended);
-        let held = held.filter(|_| session.released.is_none() && config.recovery == Recovery::Auto);
+        let held = self.causes.values().flat_map(BTreeMap::values).filter_map(|cause| cause.ended);
+        let held = held.filter(|_| driver.released.is_none() && config.recovery == Recovery::Auto);
         let once = [unknown, stuck, refused, released].into_iter().flatten();
         let all = once.chain(marks).chain(held.map(|ended| ended + config.hold_down));
         all.filter(|deadline| *deadline > now).min()
@@ -302,7 +307,7 @@ const EARLIER: &str = "found before podmeter started";
 const UNMARKED: &str = "recovers after an unmark, or when the mark ends";
 
 /// When a device recovers whose fault has ended.
-fn after_the_fault(config: &Config) -> Arc<str> {
+fn after_the_fault(config: &HealthConfig) -> Arc<str> {
     match config.recovery {
         Recovery::Auto => {
             format!("recovers after {} s without the fault, or an unmark", config.hold_down.as_secs_f64()).into()
@@ -326,8 +331,8 @@ fn restored_mark(mark: &MarkFault, now: Moment) -> Option<Mark> {
     Some(Mark { reason: Arc::clone(&mark.reason), until })
 }
 
-fn needs_restart(latch: &Latch) -> bool {
-    matches!(latch.class, XidClass::NodeReboot | XidClass::Hardware)
+fn needs_restart(xid: &ActiveXid) -> bool {
+    matches!(xid.class, XidClass::NodeReboot | XidClass::Hardware)
 }
 
 /// Whether such a cause must be over for the hold-down.
@@ -337,25 +342,25 @@ fn is_held_down(reason: UnhealthyReason) -> bool {
 
 /// Updates `causes` to `current`: a cause that is not current has ended, and is removed after the hold-down.
 fn update(
-    causes: &mut BTreeMap<Key, Standing>,
-    current: BTreeMap<Key, (Arc<str>, &'static str)>,
-    config: &Config,
-    session: Session,
+    causes: &mut BTreeMap<CauseKey, CauseState>,
+    current: BTreeMap<CauseKey, (Arc<str>, &'static str)>,
+    config: &HealthConfig,
+    driver: DriverStatus,
     now: Monotonic,
 ) {
-    for (key, standing) in causes.iter_mut() {
+    for (key, cause) in causes.iter_mut() {
         if !current.contains_key(key) {
-            standing.ended.get_or_insert(now);
+            cause.ended.get_or_insert(now);
         }
     }
     for (key, (detail, clears)) in current {
-        causes.insert(key, Standing { detail, clears, ended: None });
+        causes.insert(key, CauseState { detail, clears, ended: None });
     }
-    causes.retain(|(reason, _), standing| {
-        let Some(ended) = standing.ended else { return true };
+    causes.retain(|(reason, _), cause| {
+        let Some(ended) = cause.ended else { return true };
         if !is_held_down(*reason) {
             return false;
         }
-        config.recovery == Recovery::Manual || session.released.is_some() || now < ended + config.hold_down
+        config.recovery == Recovery::Manual || driver.released.is_some() || now < ended + config.hold_down
     });
 }

@@ -10,7 +10,7 @@ use crate::domain::model::{GpuUuid, MigUuid, Moment, UnhealthyReason, UnixSecond
 
 /// The faults of a node. Empty when every device is healthy, or unhealthy only because it is not checked.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Faults {
+pub struct NodeFaults {
     pub driver_version: Option<Arc<str>>,
     pub gpus: BTreeMap<GpuUuid, GpuFaults>,
 }
@@ -64,10 +64,10 @@ pub struct ReasonFault {
 
 impl Health {
     /// Continues with the faults of an earlier agent, before the first advance.
-    pub fn restore(&mut self, now: Moment, faults: &Faults) {
+    pub fn restore(&mut self, now: Moment, faults: &NodeFaults) {
         self.driver_version.clone_from(&faults.driver_version);
         for (uuid, of_gpu) in &faults.gpus {
-            let device = self.devices.entry(uuid.clone()).or_insert_with(|| super::Device::new(now));
+            let device = self.devices.entry(uuid.clone()).or_insert_with(|| super::TrackedGpu::new(now));
             for (mig, what) in device.restore(of_gpu, &self.config, now) {
                 let subject = mig.as_ref().map_or(uuid.as_str(), MigUuid::as_str);
                 self.notes.push(format!("{subject}: {what} is restored from before podmeter started"));
@@ -76,12 +76,12 @@ impl Health {
     }
 
     /// What the next agent restores. The energy counters change at most once a minute.
-    pub fn faults(&self) -> Faults {
+    pub fn faults(&self) -> NodeFaults {
         // A GPU that is known by its PCI address is found by the first check.
         let kept = self.devices.iter().filter(|(uuid, _)| !uuid.is_of_address());
         let gpus: BTreeMap<_, _> = kept.filter_map(|(uuid, device)| Some((uuid.clone(), device.faults()?))).collect();
         let driver_version = self.driver_version.clone().filter(|_| !gpus.is_empty());
-        Faults { driver_version, gpus }
+        NodeFaults { driver_version, gpus }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Health;
-use super::device::Device;
+use super::device::TrackedGpu;
 use crate::domain::model::{MigUuid, Moment, Monotonic, UnixSeconds};
 
 /// Characters of a reason; it goes into logs and refusals.
@@ -80,7 +80,7 @@ impl Health {
     }
 
     /// The UUID, the GPU, and the MIG device if it is one.
-    fn find(&mut self, name: &str) -> Result<(String, &mut Device, Option<MigUuid>), MarkError> {
+    fn find(&mut self, name: &str) -> Result<(String, &mut TrackedGpu, Option<MigUuid>), MarkError> {
         let known = self.devices.iter_mut().filter(|(_, device)| device.is_known());
         let named = known.filter_map(|(uuid, device)| {
             if uuid.as_str() == name || device.index.is_some_and(|index| index.to_string() == name) {

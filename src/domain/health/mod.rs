@@ -20,14 +20,14 @@ use std::time::Duration;
 
 #[cfg(test)]
 pub use config::schema::DURATION;
-pub use config::{Config, EccPolicy, FabricPolicy, Recovery, XidRule};
-pub use faults::Faults;
+pub use config::{EccPolicy, FabricPolicy, HealthConfig, Recovery, XidRule};
+pub use faults::NodeFaults;
 pub use marks::{MarkError, Order};
 
 use crate::domain::model::{
     ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, Moment, Monotonic, UnhealthyReason, XidEvent,
 };
-use device::{Device, Transition};
+use device::{TrackedGpu, Transition};
 
 /// How long a device may be unhealthy only because it has not been checked yet.
 pub const UNKNOWN_LIMIT: Duration = Duration::from_secs(5);
@@ -44,11 +44,11 @@ pub struct HealthInputs<'a> {
 /// The state machine.
 #[derive(Debug, Default)]
 pub struct Health {
-    config: Config,
-    devices: BTreeMap<GpuUuid, Device>,
+    config: HealthConfig,
+    devices: BTreeMap<GpuUuid, TrackedGpu>,
     /// Those that are passed through now: they keep their signals and have no health.
     passthrough: BTreeSet<GpuUuid>,
-    session: Session,
+    driver: DriverStatus,
     /// The last that is known, of an earlier agent too.
     driver_version: Option<Arc<str>>,
     state: Arc<HealthState>,
@@ -61,7 +61,7 @@ pub struct Health {
 
 /// What is common to all devices.
 #[derive(Clone, Copy, Debug, Default)]
-struct Session {
+struct DriverStatus {
     loads: u64,
     /// When the driver was last reloaded, as far as is known.
     renewed: Option<Monotonic>,
@@ -70,7 +70,7 @@ struct Session {
 }
 
 impl Health {
-    pub fn new(config: Config) -> Self {
+    pub fn new(config: HealthConfig) -> Self {
         let counts = || UnhealthyReason::ALL.into_iter().map(|reason| (reason, 0)).collect();
         let state = HealthState {
             transition_counts: [("healthy", counts()), ("unhealthy", counts())].into(),
@@ -89,7 +89,7 @@ impl Health {
     }
 
     /// What belongs into the log, each once.
-    pub fn take_notes(&mut self) -> Vec<String> {
+    pub fn drain_notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
     }
 
@@ -107,12 +107,12 @@ impl Health {
     pub fn advance(&mut self, now: Moment, inputs: &HealthInputs<'_>) -> Arc<HealthState> {
         let hardware = inputs.hardware;
         let time = now.monotonic;
-        self.session.update(hardware, time);
+        self.driver.update(hardware, time);
         if let Some(driver) = &hardware.inventory.driver
             && self.driver_version.as_ref() != Some(&driver.driver_version)
             && self.driver_version.replace(Arc::clone(&driver.driver_version)).is_some()
         {
-            self.session.renewed = Some(time);
+            self.driver.renewed = Some(time);
         }
         self.forget_addresses(hardware);
         if !self.passthrough.iter().eq(hardware.inventory.passthrough.keys()) {
@@ -121,13 +121,13 @@ impl Health {
         self.devices.values_mut().for_each(|device| device.index = None);
         let with_health = hardware.inventory.gpus.iter().filter(|(uuid, _)| !self.passthrough.contains(*uuid));
         for (uuid, gpu) in with_health {
-            let device = self.devices.entry(uuid.clone()).or_insert_with(|| Device::new(now));
-            device.appear(gpu, self.session, time);
+            let device = self.devices.entry(uuid.clone()).or_insert_with(|| TrackedGpu::new(now));
+            device.appear(gpu, self.driver, time);
         }
         self.add_events(now, inputs.events);
         for (uuid, device) in &mut self.devices {
             let Some(gpu) = hardware.inventory.gpus.get(uuid) else { continue };
-            if self.session.released.is_none() && !self.passthrough.contains(uuid) {
+            if self.driver.released.is_none() && !self.passthrough.contains(uuid) {
                 let readings = hardware.readings.get(uuid).map(AsRef::as_ref);
                 let missing = hardware.inventory.missing.get(uuid).map(|missing| &missing.detail);
                 let unknown = device.signals.read(gpu, readings, missing, hardware.problem.as_ref(), time);
@@ -164,8 +164,8 @@ impl Health {
             if !device.is_known() {
                 continue;
             }
-            let transitions = device.evaluate(&self.config, self.session, now);
-            deadlines.extend(device.deadline(&self.config, self.session, now.monotonic));
+            let transitions = device.evaluate(&self.config, self.driver, now);
+            deadlines.extend(device.deadline(&self.config, self.driver, now.monotonic));
             next.gpus.insert(uuid.clone(), device.published());
             for Transition { mig, to_healthy, reason, detail } in transitions {
                 self.transition_count += 1;
@@ -198,8 +198,8 @@ impl Health {
             if effect == classes::Effect::Ignore {
                 continue;
             }
-            let device = self.devices.entry(event.gpu.clone()).or_insert_with(|| Device::new(now));
-            let is_new = device.xids.take(event, effect, now.monotonic);
+            let device = self.devices.entry(event.gpu.clone()).or_insert_with(|| TrackedGpu::new(now));
+            let is_new = device.xids.add(event, effect, now.monotonic);
             let class = classes::class(event.code);
             let odd =
                 matches!(class, crate::domain::model::XidClass::Unknown | crate::domain::model::XidClass::Software);
@@ -212,7 +212,7 @@ impl Health {
     }
 }
 
-impl Session {
+impl DriverStatus {
     fn update(&mut self, hardware: &HardwareState, now: Monotonic) {
         if hardware.driver_loads > self.loads {
             // The first known load is no restart: the driver may have been loaded for months.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::config::{Config, EccPolicy, FabricPolicy};
+use super::config::{EccPolicy, FabricPolicy, HealthConfig};
 use super::faults::GpuFaults;
-use super::{Session, UNKNOWN_LIMIT};
+use super::{DriverStatus, UNKNOWN_LIMIT};
 use crate::domain::model::{DeviceReadings, FabricState, Gpu, Monotonic, Slow, UnhealthyReason, recovery_action};
 
 const UNLISTED: &str = "the driver no longer lists it";
@@ -140,16 +140,16 @@ impl DeviceSignals {
     }
 
     /// The driver's counts of memory errors restart with it; those of `hardware` do not fall.
-    pub fn renew(&mut self, session: Session) {
-        if session.renewed > self.renewed {
-            self.renewed = session.renewed;
+    pub fn renew(&mut self, driver: DriverStatus) {
+        if driver.renewed > self.renewed {
+            self.renewed = driver.renewed;
             self.uncorrected_before = self.uncorrected;
         }
     }
 
     /// After a release that lasts too long, the last signals are no longer valid.
-    pub fn expire(&mut self, config: &Config, session: Session, now: Monotonic) {
-        if session.released.is_some_and(|since| now.since(since) >= config.released_limit) {
+    pub fn expire(&mut self, config: &HealthConfig, driver: DriverStatus, now: Monotonic) {
+        if driver.released.is_some_and(|since| now.since(since) >= config.released_limit) {
             self.unread.get_or_insert(now);
         }
     }
@@ -157,8 +157,8 @@ impl DeviceSignals {
     /// Reason, detail, and what clears it.
     pub fn causes(
         &self,
-        config: &Config,
-        session: Session,
+        config: &HealthConfig,
+        driver: DriverStatus,
         appeared: Monotonic,
         now: Monotonic,
     ) -> Vec<(UnhealthyReason, Arc<str>, &'static str)> {
@@ -194,7 +194,7 @@ impl DeviceSignals {
             ));
         }
         let is_awaited = (self.asked || self.refused.is_some()) && self.answered.is_none() && !self.lost;
-        let unknown = if self.unread.is_some() && session.released.is_some() {
+        let unknown = if self.unread.is_some() && driver.released.is_some() {
             Some((
                 "the GPUs have been released for too long".into(),
                 "recovers when the driver is resumed and the GPU responds",

@@ -14,47 +14,47 @@ const CODES: usize = 256;
 const UNKNOWN_CODE: u32 = 999;
 
 #[derive(Debug, Default)]
-pub struct Xids {
+pub struct GpuXids {
     pub counts: XidCounts,
-    pub latches: BTreeMap<u32, Latch>,
+    pub active: BTreeMap<u32, ActiveXid>,
 }
 
 /// An XID that makes the device unhealthy.
 #[derive(Debug)]
-pub struct Latch {
+pub struct ActiveXid {
     pub effect: Effect,
     pub class: XidClass,
     /// Of the last one; of one of an earlier agent, the monotonic time is the start.
     pub at: Moment,
     /// The driver, which always names the instance, named the whole GPU.
     whole: bool,
-    instances: BTreeMap<XidInstance, Hit>,
+    instances: BTreeMap<XidInstance, Occurrence>,
     /// MIG devices that an earlier agent has found.
     earlier: BTreeSet<MigUuid>,
 }
 
 #[derive(Debug)]
-struct Hit {
-    /// Hit since the inventory last mapped the instance numbers.
+struct Occurrence {
+    /// It occurred since the inventory last mapped the instance numbers.
     pending: bool,
-    reach: Option<Reach>,
+    scope: Option<XidScope>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reach {
+pub enum XidScope {
     Whole,
-    Instances(BTreeSet<MigUuid>),
+    MigDevices(BTreeSet<MigUuid>),
 }
 
-impl Xids {
+impl GpuXids {
     pub fn new(created: UnixSeconds) -> Self {
         let by_class = XidClass::ALL.into_iter().map(|class| (class, 0)).collect();
         let counts = XidCounts { created, by_class, ..XidCounts::default() };
-        Self { counts, latches: BTreeMap::new() }
+        Self { counts, active: BTreeMap::new() }
     }
 
     /// True for the first of its code ever.
-    pub fn take(&mut self, event: &XidEvent, effect: Effect, now: Monotonic) -> bool {
+    pub fn add(&mut self, event: &XidEvent, effect: Effect, now: Monotonic) -> bool {
         let class = classes::class(event.code);
         let is_new = !self.counts.last.contains_key(&event.code);
         // Beyond the bound, codes share a line; none that exists loses its own.
@@ -69,28 +69,28 @@ impl Xids {
         if event.at.monotonic >= of_code.at.monotonic {
             of_code.at = event.at;
         }
-        if effect.makes_unhealthy() && self.latches.len() < CODES {
-            self.latches.entry(event.code).or_insert_with(|| Latch::new(effect, class)).hit(event, at);
+        if effect.makes_unhealthy() && self.active.len() < CODES {
+            self.active.entry(event.code).or_insert_with(|| ActiveXid::new(effect, class)).add_occurrence(event, at);
         }
         is_new
     }
 
     /// Restores an XID of an earlier agent.
     pub fn restore(&mut self, code: u32, effect: Effect, fault: &XidFault) {
-        let mut latch = Latch::new(effect, classes::class(code));
-        latch.at.unix = fault.at;
-        latch.whole = fault.whole;
-        latch.earlier.clone_from(&fault.mig_devices);
-        self.latches.insert(code, latch);
+        let mut xid = ActiveXid::new(effect, classes::class(code));
+        xid.at.unix = fault.at;
+        xid.whole = fault.whole;
+        xid.earlier.clone_from(&fault.mig_devices);
+        self.active.insert(code, xid);
     }
 
     /// Instance numbers are reused after a reconfiguration, so they are turned into names as soon as that can be done.
     pub fn resolve(&mut self, migs: &[MigDevice]) {
-        let hits = self.latches.values_mut().flat_map(|latch| &mut latch.instances);
-        for (instance, hit) in hits.filter(|(_, hit)| hit.pending) {
-            hit.pending = false;
-            let now = reach(*instance, migs);
-            hit.reach = Some(match hit.reach.take() {
+        let occurrences = self.active.values_mut().flat_map(|xid| &mut xid.instances);
+        for (instance, occurrence) in occurrences.filter(|(_, occurrence)| occurrence.pending) {
+            occurrence.pending = false;
+            let now = scope(*instance, migs);
+            occurrence.scope = Some(match occurrence.scope.take() {
                 None => now,
                 Some(before) => before.and(now),
             });
@@ -100,53 +100,53 @@ impl Xids {
     /// Clears all, or those that concern this MIG device alone.
     pub fn clear(&mut self, mig: Option<&MigUuid>) {
         match mig {
-            None => self.latches.clear(),
-            Some(mig) => self.latches.retain(|_, latch| {
-                if latch.reaches_whole() {
+            None => self.active.clear(),
+            Some(mig) => self.active.retain(|_, xid| {
+                if xid.concerns_whole_gpu() {
                     return true;
                 }
-                latch.earlier.remove(mig);
-                latch.instances.retain(|_, hit| match &mut hit.reach {
-                    Some(Reach::Instances(members)) => {
+                xid.earlier.remove(mig);
+                xid.instances.retain(|_, occurrence| match &mut occurrence.scope {
+                    Some(XidScope::MigDevices(members)) => {
                         members.remove(mig);
                         !members.is_empty()
                     }
                     _ => true,
                 });
-                !latch.instances.is_empty() || !latch.earlier.is_empty()
+                !xid.instances.is_empty() || !xid.earlier.is_empty()
             }),
         }
     }
 }
 
-impl Latch {
+impl ActiveXid {
     fn new(effect: Effect, class: XidClass) -> Self {
         let (at, instances, earlier) = (Moment::default(), BTreeMap::new(), BTreeSet::new());
         Self { effect, class, at, whole: false, instances, earlier }
     }
 
-    fn hit(&mut self, event: &XidEvent, at: Monotonic) {
+    fn add_occurrence(&mut self, event: &XidEvent, at: Monotonic) {
         if at >= self.at.monotonic {
             self.at = Moment { monotonic: at, unix: event.at.unix };
         }
         match event.instance {
             Some(instance) => {
-                self.instances.entry(instance).or_insert(Hit { pending: true, reach: None }).pending = true;
+                self.instances.entry(instance).or_insert(Occurrence { pending: true, scope: None }).pending = true;
             }
             None => self.whole = true,
         }
     }
 
-    pub fn reaches_whole(&self) -> bool {
-        self.whole || self.instances.values().any(|hit| hit.reach == Some(Reach::Whole))
+    pub fn concerns_whole_gpu(&self) -> bool {
+        self.whole || self.instances.values().any(|occurrence| occurrence.scope == Some(XidScope::Whole))
     }
 
-    /// MIG devices that it reaches by name.
+    /// MIG devices that it concerns by name.
     pub fn members(&self) -> impl Iterator<Item = &MigUuid> {
         self.instances
             .values()
-            .filter_map(|hit| match &hit.reach {
-                Some(Reach::Instances(members)) => Some(members),
+            .filter_map(|occurrence| match &occurrence.scope {
+                Some(XidScope::MigDevices(members)) => Some(members),
                 _ => None,
             })
             .flatten()
@@ -155,21 +155,21 @@ impl Latch {
 
     /// For an agent that starts later. An instance whose MIG devices are not known yet is the whole GPU.
     pub fn fault(&self) -> XidFault {
-        let is_unresolved = self.instances.values().any(|hit| hit.reach.is_none());
+        let is_unresolved = self.instances.values().any(|occurrence| occurrence.scope.is_none());
         XidFault {
             at: self.at.unix,
-            whole: is_unresolved || self.reaches_whole(),
+            whole: is_unresolved || self.concerns_whole_gpu(),
             mig_devices: self.members().cloned().collect(),
         }
     }
 }
 
-impl Reach {
+impl XidScope {
     fn and(self, other: Self) -> Self {
         match (self, other) {
-            (Self::Instances(mut one), Self::Instances(two)) => {
+            (Self::MigDevices(mut one), Self::MigDevices(two)) => {
                 one.extend(two);
-                Self::Instances(one)
+                Self::MigDevices(one)
             }
             _ => Self::Whole,
         }
@@ -178,15 +178,15 @@ impl Reach {
 
 /// An XID of an unknown instance applies to the whole GPU. One whose compute
 /// instance is unknown applies to its GPU instance.
-fn reach(instance: XidInstance, migs: &[MigDevice]) -> Reach {
-    let inside: Vec<&MigDevice> = migs.iter().filter(|mig| mig.gpu_instance == instance.gpu_instance).collect();
+fn scope(instance: XidInstance, migs: &[MigDevice]) -> XidScope {
+    let members: Vec<&MigDevice> = migs.iter().filter(|mig| mig.gpu_instance == instance.gpu_instance).collect();
     let named = |mig: &&&MigDevice| instance.compute_instance == Some(mig.compute_instance);
-    let exact: BTreeSet<MigUuid> = inside.iter().filter(named).map(|mig| mig.uuid.clone()).collect();
-    if inside.is_empty() {
-        Reach::Whole
+    let exact: BTreeSet<MigUuid> = members.iter().filter(named).map(|mig| mig.uuid.clone()).collect();
+    if members.is_empty() {
+        XidScope::Whole
     } else if exact.is_empty() {
-        Reach::Instances(inside.into_iter().map(|mig| mig.uuid.clone()).collect())
+        XidScope::MigDevices(members.into_iter().map(|mig| mig.uuid.clone()).collect())
     } else {
-        Reach::Instances(exact)
+        XidScope::MigDevices(exact)
     }
 }

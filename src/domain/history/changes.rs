@@ -1,11 +1,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::{Device, Event, EventKind, Severity};
-use crate::domain::model::{ContainerRef, GpuUuid, HealthTransition, ResourceName, Snapshot, XidClass};
+use super::{HistoryEvent, HistoryEventKind, Severity};
+use crate::domain::model::{ContainerRef, DeviceRef, GpuUuid, HealthTransition, ResourceName, Snapshot, XidClass};
 
 /// By GPU and code.
-type Xids = BTreeMap<(GpuUuid, u32), (u64, XidClass)>;
+type XidTotals = BTreeMap<(GpuUuid, u32), (u64, XidClass)>;
 
 /// The values of the last snapshot whose changes are events.
 #[derive(Clone, Debug, Default)]
@@ -16,9 +16,9 @@ pub(super) struct Changes {
 #[derive(Clone, Debug, Default)]
 struct Seen {
     /// `None` until the kubelet has responded: the holdings in its first response are no events.
-    holdings: Option<BTreeMap<ContainerRef, BTreeSet<Device>>>,
+    holdings: Option<BTreeMap<ContainerRef, BTreeSet<DeviceRef>>>,
     transitions: u64,
-    xids: Xids,
+    xids: XidTotals,
     kubelet_problem: Option<Arc<str>>,
     kubelet_restarts: u64,
     /// By resource, whether it is registered and how often it has been.
@@ -30,7 +30,7 @@ struct Seen {
 
 impl Changes {
     /// The events since the last snapshot, without their `number`. None for the first one.
-    pub(super) fn between(&mut self, snapshot: &Snapshot) -> Vec<Event> {
+    pub(super) fn between(&mut self, snapshot: &Snapshot) -> Vec<HistoryEvent> {
         let Some(before) = self.seen.take() else {
             self.seen = Some(Seen::of(snapshot, None));
             return vec![];
@@ -56,7 +56,7 @@ impl Changes {
 }
 
 impl Seen {
-    fn of(snapshot: &Snapshot, held_before: Option<&BTreeMap<ContainerRef, BTreeSet<Device>>>) -> Self {
+    fn of(snapshot: &Snapshot, held_before: Option<&BTreeMap<ContainerRef, BTreeSet<DeviceRef>>>) -> Self {
         let plugin = snapshot.plugin.as_deref();
         Self {
             holdings: holdings(snapshot, held_before.is_some()),
@@ -76,13 +76,13 @@ impl Seen {
     }
 }
 
-fn holdings(snapshot: &Snapshot, known_before: bool) -> Option<BTreeMap<ContainerRef, BTreeSet<Device>>> {
+fn holdings(snapshot: &Snapshot, known_before: bool) -> Option<BTreeMap<ContainerRef, BTreeSet<DeviceRef>>> {
     if !known_before && !is_joined(snapshot) {
         return None;
     }
-    let mut holdings: BTreeMap<ContainerRef, BTreeSet<Device>> = BTreeMap::new();
+    let mut holdings: BTreeMap<ContainerRef, BTreeSet<DeviceRef>> = BTreeMap::new();
     for account in snapshot.accounts.iter().filter(|account| account.holding.is_some()) {
-        let held = Device { gpu: account.gpu.clone(), mig: account.mig.clone() };
+        let held = DeviceRef { gpu: account.gpu.clone(), mig: account.mig.clone() };
         holdings.entry(account.container.clone()).or_default().insert(held);
     }
     Some(holdings)
@@ -93,56 +93,56 @@ fn is_joined(snapshot: &Snapshot) -> bool {
     snapshot.kubelet.allocations.is_some() && snapshot.hardware.inventory.generation > 0
 }
 
-fn counted(snapshot: &Snapshot) -> Xids {
-    let mut xids = Xids::new();
+fn counted(snapshot: &Snapshot) -> XidTotals {
+    let mut xids = XidTotals::new();
     for (gpu, health) in &snapshot.health.gpus {
         xids.extend(health.xids.last.iter().map(|(code, last)| ((gpu.clone(), *code), (last.count, last.class))));
     }
     xids
 }
 
-fn event(snapshot: &Snapshot, kind: EventKind, severity: Severity, text: impl Into<Arc<str>>) -> Event {
-    Event { number: 0, at: snapshot.at, kind, severity, text: text.into(), devices: vec![], containers: vec![] }
+fn event(snapshot: &Snapshot, kind: HistoryEventKind, severity: Severity, text: impl Into<Arc<str>>) -> HistoryEvent {
+    HistoryEvent { number: 0, at: snapshot.at, kind, severity, text: text.into(), devices: vec![], containers: vec![] }
 }
 
-fn transition(transition: &HealthTransition) -> Event {
+fn transition(transition: &HealthTransition) -> HistoryEvent {
     let (severity, text) = match transition.to_healthy {
         true => (Severity::Good, format!("healthy again; it was: {}", transition.detail)),
         false => (Severity::Bad, format!("unhealthy: {}", transition.detail)),
     };
-    Event {
+    HistoryEvent {
         number: 0,
         at: transition.at,
-        kind: EventKind::Health,
+        kind: HistoryEventKind::Health,
         severity,
         text: text.into(),
-        devices: vec![Device { gpu: transition.gpu.clone(), mig: transition.mig.clone() }],
+        devices: vec![DeviceRef { gpu: transition.gpu.clone(), mig: transition.mig.clone() }],
         containers: transition.holders.clone(),
     }
 }
 
-fn xids(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
+fn xids(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
     for ((gpu, code), (count, class)) in &now.xids {
         let more = count.saturating_sub(before.xids.get(&(gpu.clone(), *code)).map_or(0, |(count, _)| *count));
         if more > 0 {
             let times = if more > 1 { format!(", {more} times") } else { String::new() };
             let text = format!("XID {code} ({}){times}", class.as_str().replace('_', " "));
             let severity = if *class == XidClass::Informational { Severity::Plain } else { Severity::Bad };
-            let devices = vec![Device { gpu: gpu.clone(), mig: None }];
-            events.push(Event { devices, ..event(snapshot, EventKind::Xid, severity, text) });
+            let devices = vec![DeviceRef { gpu: gpu.clone(), mig: None }];
+            events.push(HistoryEvent { devices, ..event(snapshot, HistoryEventKind::Xid, severity, text) });
         }
     }
 }
 
 /// One event per container that got or released devices, with all of those devices.
-fn allocations(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
+fn allocations(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
     let (Some(before), Some(now)) = (&before.holdings, &now.holdings) else { return };
     let none = BTreeSet::new();
-    let mut add = |container: &ContainerRef, devices: Vec<Device>, text: &str| {
+    let mut add = |container: &ContainerRef, devices: Vec<DeviceRef>, text: &str| {
         if !devices.is_empty() {
             let containers = vec![container.clone()];
-            let event = event(snapshot, EventKind::Allocation, Severity::Plain, text);
-            events.push(Event { devices, containers, ..event });
+            let event = event(snapshot, HistoryEventKind::Allocation, Severity::Plain, text);
+            events.push(HistoryEvent { devices, containers, ..event });
         }
     };
     for (container, held) in before {
@@ -155,8 +155,8 @@ fn allocations(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<
     }
 }
 
-fn kubelet(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
-    let mut add = |severity, text: String| events.push(event(snapshot, EventKind::Kubelet, severity, text));
+fn kubelet(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
+    let mut add = |severity, text: String| events.push(event(snapshot, HistoryEventKind::Kubelet, severity, text));
     if now.kubelet_restarts > before.kubelet_restarts {
         add(Severity::Plain, "the kubelet was restarted".to_owned());
     }
@@ -167,8 +167,8 @@ fn kubelet(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Even
     }
 }
 
-fn plugin(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
-    let mut add = |severity, text: String| events.push(event(snapshot, EventKind::Plugin, severity, text));
+fn plugin(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
+    let mut add = |severity, text: String| events.push(event(snapshot, HistoryEventKind::Plugin, severity, text));
     for (resource, (registered, times)) in &now.registrations {
         let (was, times_before) = before.registrations.get(resource).copied().unwrap_or_default();
         if was && (!registered || *times > times_before) {
@@ -180,8 +180,8 @@ fn plugin(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event
     }
 }
 
-fn driver(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Event>) {
-    let mut add = |severity, text: String| events.push(event(snapshot, EventKind::Driver, severity, text));
+fn driver(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
+    let mut add = |severity, text: String| events.push(event(snapshot, HistoryEventKind::Driver, severity, text));
     match (before.released, now.released) {
         (false, true) => add(Severity::Plain, "the driver was released on request".to_owned()),
         (true, false) => add(Severity::Good, "the driver is opened again".to_owned()),

@@ -2,25 +2,24 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::Device;
-use crate::domain::model::{ContainerRef, Moment, named};
+use crate::domain::model::{ContainerRef, DeviceRef, Moment, named};
 
 /// An event on the node, for people.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Event {
+pub struct HistoryEvent {
     /// Counts all events since the start, from 1.
     pub number: u64,
     pub at: Moment,
-    pub kind: EventKind,
+    pub kind: HistoryEventKind,
     pub severity: Severity,
     /// A sentence without the names of the devices and containers.
     pub text: Arc<str>,
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceRef>,
     pub containers: Vec<ContainerRef>,
 }
 
 named! {
-    pub enum EventKind {
+    pub enum HistoryEventKind {
         Health = "health",
         Xid = "xid",
         Allocation = "allocation",

@@ -10,41 +10,32 @@ mod sums;
 
 use std::collections::{BTreeMap, VecDeque};
 
-pub use event::{Event, EventKind, Severity};
+pub use event::{HistoryEvent, HistoryEventKind, Severity};
 use points::COLUMNS;
 pub use points::{INTERVAL_SECONDS, POINTS, Point, Points, Window};
-pub use sums::{Division, Part};
-
-use serde::{Deserialize, Serialize};
+pub use sums::{ShareOwner, WindowShares};
 
 use crate::domain::model::{
-    Account, DeviceReadings, Figures, Gpu, GpuUuid, InstanceReading, MigUuid, Moment, Snapshot, busy_ratio,
+    Account, DeviceReadings, DeviceRef, Figures, Gpu, GpuUuid, InstanceReading, MigUuid, Moment, Snapshot, busy_ratio,
 };
 
 /// Events kept; the oldest are dropped first.
 pub const EVENTS: usize = 200;
 
-/// A GPU, or a MIG device of one.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Device {
-    pub gpu: GpuUuid,
-    pub mig: Option<MigUuid>,
-}
-
 #[derive(Clone, Debug, Default)]
-pub struct History {
+pub struct NodeHistory {
     /// Of the first snapshot and of the last one.
     began: Option<Moment>,
     at: Moment,
-    points: BTreeMap<Device, Points>,
+    points: BTreeMap<DeviceRef, Points>,
     changes: changes::Changes,
-    sums: sums::Sums,
+    sums: sums::WindowSums,
     /// Newest last.
-    events: VecDeque<Event>,
+    events: VecDeque<HistoryEvent>,
     numbered: u64,
 }
 
-impl History {
+impl NodeHistory {
     /// Adds a published snapshot. Snapshots come in the order of their time.
     pub fn note(&mut self, snapshot: &Snapshot) {
         self.began.get_or_insert(snapshot.at);
@@ -56,7 +47,7 @@ impl History {
             if self.events.len() == EVENTS {
                 self.events.pop_front();
             }
-            self.events.push_back(Event { number: self.numbered, ..event });
+            self.events.push_back(HistoryEvent { number: self.numbered, ..event });
         }
     }
 
@@ -65,7 +56,7 @@ impl History {
         self.at
     }
 
-    pub fn devices(&self) -> impl Iterator<Item = (&Device, &Points)> {
+    pub fn devices(&self) -> impl Iterator<Item = (&DeviceRef, &Points)> {
         self.points.iter()
     }
 
@@ -80,16 +71,16 @@ impl History {
     }
 
     pub fn points(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&Points> {
-        self.points.get(&Device { gpu: gpu.clone(), mig: mig.cloned() })
+        self.points.get(&DeviceRef { gpu: gpu.clone(), mig: mig.cloned() })
     }
 
     /// Newest first.
-    pub fn events(&self) -> impl ExactSizeIterator<Item = &Event> {
+    pub fn events(&self) -> impl ExactSizeIterator<Item = &HistoryEvent> {
         self.events.iter().rev()
     }
 
     /// How the busy time of this GPU is divided. `None` in the first second.
-    pub fn division(&self, gpu: &GpuUuid, window: Window) -> Option<Division> {
+    pub fn division(&self, gpu: &GpuUuid, window: Window) -> Option<WindowShares> {
         self.sums.division(gpu, window)
     }
 
@@ -109,7 +100,7 @@ impl History {
                 memory: medium.and_then(|medium| medium.memory).map(|memory| memory.used as f64),
                 power: fast.and_then(|fast| fast.power_watts),
             };
-            self.note_point(Device { gpu: gpu.uuid.clone(), mig: None }, second, whole);
+            self.note_point(DeviceRef { gpu: gpu.uuid.clone(), mig: None }, second, whole);
             let instances = medium.map_or(&[][..], |medium| &medium.instances);
             self.note_mig_points(gpu, readings, instances, second);
         }
@@ -132,11 +123,11 @@ impl History {
                 memory: reading.and_then(|reading| reading.memory).map(|memory| memory.used as f64),
                 power: None,
             };
-            self.note_point(Device { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) }, second, point);
+            self.note_point(DeviceRef { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) }, second, point);
         }
     }
 
-    fn note_point(&mut self, device: Device, second: u64, point: Point) {
+    fn note_point(&mut self, device: DeviceRef, second: u64, point: Point) {
         self.points.entry(device).or_default().note(second, point);
     }
 }

@@ -1,26 +1,26 @@
 use std::collections::BTreeMap;
 
 use super::Window;
-use crate::domain::model::{Account, ContainerRef, Figures, GpuUuid, MigUuid, Monotonic, Reason, Snapshot};
+use crate::domain::model::{Account, ContainerRef, Figures, GpuUuid, MigUuid, Monotonic, Snapshot, UnattributedReason};
 
 /// A window is nine to ten of these steps long.
 const STEPS: usize = 10;
 
 /// To what a part of a device's time is attributed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum ShareOwner {
     Container(ContainerRef),
-    Unattributed(Reason),
+    Unattributed(UnattributedReason),
 }
 
 /// How the time of a GPU in a window is divided, as ratios of the window. The rest is idle.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Division {
-    pub busy: BTreeMap<Part, f64>,
+pub struct WindowShares {
+    pub busy: BTreeMap<ShareOwner, f64>,
     pub uncovered: f64,
 }
 
-impl Division {
+impl WindowShares {
     /// Of the time that is known; `None` without any.
     #[must_use]
     pub fn known_ratio(&self, busy: f64) -> Option<f64> {
@@ -29,28 +29,28 @@ impl Division {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Subject {
+enum CounterSubject {
     Holder(ContainerRef, Option<MigUuid>),
-    Unattributed(Reason),
+    Unattributed(UnattributedReason),
     /// Its busy time is all time.
     Gpu,
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sums {
+pub(super) struct WindowSums {
     noted: Option<(Monotonic, u64)>,
-    rows: BTreeMap<(GpuUuid, Subject), Row>,
+    rows: BTreeMap<(GpuUuid, CounterSubject), CounterWindows>,
 }
 
 /// What was added to four counters, by window and step.
 #[derive(Clone, Debug, Default)]
-struct Row {
+struct CounterWindows {
     counters: [f64; 4],
     added: [[[f32; 4]; STEPS]; Window::ALL.len()],
     is_current: bool,
 }
 
-impl Row {
+impl CounterWindows {
     /// A counter that is new or has fallen began at zero.
     fn note(&mut self, counters: [f64; 4], slots: [usize; Window::ALL.len()]) {
         for (quantity, counter) in counters.into_iter().enumerate() {
@@ -68,7 +68,7 @@ impl Row {
     }
 }
 
-impl Sums {
+impl WindowSums {
     pub(super) fn note(&mut self, snapshot: &Snapshot) {
         let at = snapshot.at.monotonic;
         let second = at.as_duration().as_secs();
@@ -95,14 +95,15 @@ impl Sums {
         }
         for unattributed in &snapshot.unattributed {
             for (reason, seconds) in &unattributed.busy_seconds {
-                self.row(&unattributed.gpu, Subject::Unattributed(*reason)).note([*seconds, 0.0, 0.0, 0.0], slots);
+                self.row(&unattributed.gpu, CounterSubject::Unattributed(*reason))
+                    .note([*seconds, 0.0, 0.0, 0.0], slots);
             }
         }
         for gpu in snapshot.hardware.inventory.gpus.keys() {
             let readings = snapshot.hardware.readings.get(gpu);
             let readings =
                 readings.filter(|readings| readings.fast.is_some() && readings.totals.busy_seconds.is_some());
-            let row = self.row(gpu, Subject::Gpu);
+            let row = self.row(gpu, CounterSubject::Gpu);
             // The driver's uncovered time includes that of a gap once there are readings again.
             let uncovered = match readings {
                 Some(readings) => readings.totals.uncovered_seconds.max(row.counters[3]),
@@ -116,7 +117,7 @@ impl Sums {
         }
     }
 
-    fn row(&mut self, gpu: &GpuUuid, subject: Subject) -> &mut Row {
+    fn row(&mut self, gpu: &GpuUuid, subject: CounterSubject) -> &mut CounterWindows {
         self.rows.entry((gpu.clone(), subject)).or_default()
     }
 
@@ -128,18 +129,18 @@ impl Sums {
     }
 
     /// `None` in the first second.
-    pub(super) fn division(&self, gpu: &GpuUuid, window: Window) -> Option<Division> {
-        let [all, _, _, uncovered] = self.rows.get(&(gpu.clone(), Subject::Gpu))?.sums(window);
+    pub(super) fn division(&self, gpu: &GpuUuid, window: Window) -> Option<WindowShares> {
+        let [all, _, _, uncovered] = self.rows.get(&(gpu.clone(), CounterSubject::Gpu))?.sums(window);
         if all < 1.0 {
             return None;
         }
-        let mut division = Division { uncovered: (uncovered / all).min(1.0), ..Division::default() };
-        let first = (gpu.clone(), Subject::Holder(ContainerRef::new("", "", ""), None));
+        let mut division = WindowShares { uncovered: (uncovered / all).min(1.0), ..WindowShares::default() };
+        let first = (gpu.clone(), CounterSubject::Holder(ContainerRef::new("", "", ""), None));
         for ((_, subject), row) in self.rows.range(first..).take_while(|((of, _), _)| of == gpu) {
             let part = match subject {
-                Subject::Holder(container, _) => Part::Container(container.clone()),
-                Subject::Unattributed(reason) => Part::Unattributed(*reason),
-                Subject::Gpu => continue,
+                CounterSubject::Holder(container, _) => ShareOwner::Container(container.clone()),
+                CounterSubject::Unattributed(reason) => ShareOwner::Unattributed(*reason),
+                CounterSubject::Gpu => continue,
             };
             *division.busy.entry(part).or_default() += row.sums(window)[0] / all;
         }
@@ -152,6 +153,6 @@ impl Sums {
     }
 }
 
-fn holder(account: &Account) -> Subject {
-    Subject::Holder(account.container.clone(), account.mig.clone())
+fn holder(account: &Account) -> CounterSubject {
+    CounterSubject::Holder(account.container.clone(), account.mig.clone())
 }

@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::domain::model::{
-    Account, ContainerRef, HardwareState, HealthState, HealthTransition, KubeletState, LastXid, PluginState, Reason,
-    RecentCount, UnhealthyReason, UnixSeconds, XidClass,
+    Account, ContainerRef, HardwareState, HealthState, HealthTransition, KubeletState, LastXid, PluginState,
+    RecentCount, UnattributedReason, UnhealthyReason, UnixSeconds, XidClass,
 };
 use crate::serve::metrics::tests::fixture;
 
@@ -19,7 +19,7 @@ fn change<T: Clone>(shared: &mut Arc<T>, change: impl FnOnce(&mut T)) {
     change(Arc::make_mut(shared));
 }
 
-fn texts(history: &History) -> Vec<String> {
+fn texts(history: &NodeHistory) -> Vec<String> {
     history
         .events()
         .map(|event| {
@@ -31,12 +31,12 @@ fn texts(history: &History) -> Vec<String> {
 
 #[test]
 fn the_first_snapshot_has_no_events() {
-    let mut history = History::default();
+    let mut history = NodeHistory::default();
     history.note(&later(0));
     history.note(&later(1));
     assert_eq!(texts(&history), Vec::<String>::new());
 
-    let mut history = History::default();
+    let mut history = NodeHistory::default();
     history.note(&Snapshot::default());
     history.note(&later(0));
     let texts = texts(&history);
@@ -45,7 +45,7 @@ fn the_first_snapshot_has_no_events() {
 
 #[test]
 fn an_allocation_and_its_end_are_events_with_all_devices() {
-    let mut history = History::default();
+    let mut history = NodeHistory::default();
     history.note(&later(0));
     let mut without = later(1);
     let holder = ContainerRef::new("research", "training-0", "main");
@@ -62,7 +62,7 @@ fn an_allocation_and_its_end_are_events_with_all_devices() {
 
 #[test]
 fn a_health_transition_is_one_event_with_its_holders() {
-    let mut history = History::default();
+    let mut history = NodeHistory::default();
     let mut first = later(0);
     change(&mut first.health, |health: &mut HealthState| health.transitions.clear());
     history.note(&first);
@@ -91,7 +91,7 @@ fn a_health_transition_is_one_event_with_its_holders() {
 
 #[test]
 fn new_xids_are_an_event_with_their_number() {
-    let mut history = History::default();
+    let mut history = NodeHistory::default();
     history.note(&later(0));
     let mut more = later(1);
     let last = LastXid { class: XidClass::GpuReset, at: more.at, count: 2, recent: RecentCount::default() };
@@ -106,7 +106,7 @@ fn new_xids_are_an_event_with_their_number() {
 
 #[test]
 fn changes_of_kubelet_plugin_and_driver_are_events() {
-    let mut history = History::default();
+    let mut history = NodeHistory::default();
     history.note(&later(0));
     let mut gone = later(1);
     change(&mut gone.kubelet, |kubelet: &mut KubeletState| kubelet.problem = Some("no socket".into()));
@@ -141,7 +141,7 @@ fn changes_of_kubelet_plugin_and_driver_are_events() {
 
 #[test]
 fn the_feed_is_bounded() {
-    let mut history = History::default();
+    let mut history = NodeHistory::default();
     for second in 0..1_000 {
         let mut snapshot = later(second);
         if second % 2 == 1 {
@@ -155,7 +155,7 @@ fn the_feed_is_bounded() {
 
 #[test]
 fn points_are_the_readings_and_are_dropped_with_the_device() {
-    let mut history = History::default();
+    let mut history = NodeHistory::default();
     let snapshot = later(0);
     history.note(&snapshot);
     let readings = &snapshot.hardware.readings[&fixture::WHOLE.into()];
@@ -175,7 +175,7 @@ fn points_are_the_readings_and_are_dropped_with_the_device() {
 
 #[test]
 fn a_division_is_counter_differences_of_the_window() {
-    let mut history = History::default();
+    let mut history = NodeHistory::default();
     let gpu = GpuUuid::from(fixture::WHOLE);
     // The counters of the holder and of processes outside of pods, and the seconds without samples.
     let at = |seconds: u64, holder: f64, host: f64, uncovered: f64| {
@@ -186,7 +186,7 @@ fn a_division_is_counter_differences_of_the_window() {
         snapshot.accounts[0].figures.idle_seconds = Some(seconds as f64 - holder);
         snapshot.accounts[0].figures.borrowed_seconds = Some(0.0);
         snapshot.unattributed.retain(|unattributed| unattributed.gpu == gpu);
-        snapshot.unattributed[0].busy_seconds = [(Reason::Host, host)].into();
+        snapshot.unattributed[0].busy_seconds = [(UnattributedReason::Host, host)].into();
         change(&mut snapshot.hardware, |hardware| {
             Arc::make_mut(hardware.readings.get_mut(&gpu).unwrap()).totals.uncovered_seconds = uncovered;
         });
@@ -200,10 +200,13 @@ fn a_division_is_counter_differences_of_the_window() {
         history.note(&at(second, busy, host, second.saturating_sub(590).min(3) as f64));
     }
     let now = at(600, 300.0, 6.0, 3.0);
-    let container = Part::Container(now.accounts[0].container.clone());
-    let of = |window, part: &Part| (history.division(&gpu, window).unwrap().busy[part] * 100.0).round();
+    let container = ShareOwner::Container(now.accounts[0].container.clone());
+    let of = |window, part: &ShareOwner| (history.division(&gpu, window).unwrap().busy[part] * 100.0).round();
     // A window is nine to ten steps long: of the last minute the 54 s since the last step but nine.
-    assert_eq!((of(Window::Minute, &container), of(Window::Minute, &Part::Unattributed(Reason::Host))), (0.0, 11.0));
+    assert_eq!(
+        (of(Window::Minute, &container), of(Window::Minute, &ShareOwner::Unattributed(UnattributedReason::Host))),
+        (0.0, 11.0)
+    );
     assert_eq!(of(Window::HalfHour, &container), 50.0);
     assert_eq!((history.division(&gpu, Window::Minute).unwrap().uncovered * 100.0).round(), 5.0);
     let idle =
@@ -212,7 +215,7 @@ fn a_division_is_counter_differences_of_the_window() {
     assert_eq!(history.division(&fixture::LOST.into(), Window::Minute).unwrap().uncovered, 1.0, "no readings");
     assert_eq!(history.division(&fixture::PARTITIONED.into(), Window::Minute).unwrap().uncovered, 1.0, "no busy time");
     // More busy time than there is: never more than the whole.
-    let mut history = History::default();
+    let mut history = NodeHistory::default();
     history.note(&at(0, 0.0, 0.0, 0.0));
     history.note(&at(5, 8.0, 2.0, 0.0));
     let whole: Vec<f64> = history.division(&gpu, Window::Minute).unwrap().busy.into_values().collect();
@@ -226,7 +229,7 @@ fn a_division_is_counter_differences_of_the_window() {
 
 #[test]
 fn in_json_each_quantity_is_a_list_with_null_for_absent() {
-    let mut history = History::default();
+    let mut history = NodeHistory::default();
     history.note(&later(0));
     history.note(&later(1));
     let json = serde_json::to_value(crate::serve::api::HistoryResponse::from(&history)).unwrap();
@@ -240,12 +243,12 @@ fn in_json_each_quantity_is_a_list_with_null_for_absent() {
 
 #[test]
 fn a_young_history_has_only_the_columns_since_it_began_and_ratios_of_the_known_time() {
-    let mut history = History::default();
+    let mut history = NodeHistory::default();
     (0..=12).for_each(|second| history.note(&later(second)));
     let columns = |window| history.columns(&fixture::WHOLE.into(), None, window);
     assert_eq!([Window::Minute, Window::FiveMinutes].map(|window| columns(window).len()), [13, 3]);
     assert!(columns(Window::FiveMinutes).last().unwrap().busy.is_some());
-    let division = Division { uncovered: 0.5, ..Division::default() };
+    let division = WindowShares { uncovered: 0.5, ..WindowShares::default() };
     assert_eq!(division.known_ratio(0.25), Some(0.5));
-    assert_eq!(Division { uncovered: 1.0, ..division }.known_ratio(0.0), None);
+    assert_eq!(WindowShares { uncovered: 1.0, ..division }.known_ratio(0.0), None);
 }

@@ -143,6 +143,13 @@ impl fmt::Display for ContainerRef {
     }
 }
 
+/// A whole GPU, or one MIG device of it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct DeviceRef {
+    pub gpu: GpuUuid,
+    pub mig: Option<MigUuid>,
+}
+
 impl GpuUuid {
     /// The placeholder for the UUID of a GPU of which only the PCI address is known: `PCI-0000:17:00.0`.
     pub fn of_address(address: &PciBusId) -> Self {

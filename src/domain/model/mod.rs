@@ -69,7 +69,9 @@ pub use device_health::{
 };
 pub use figures::Figures;
 pub use file_stamp::FileStamp;
-pub use identity::{ContainerId, ContainerRef, DeviceId, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName};
+pub use identity::{
+    ContainerId, ContainerRef, DeviceId, DeviceRef, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName,
+};
 pub use inventory::{
     BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers, PassthroughGpu, Platform,
 };
@@ -82,17 +84,17 @@ pub use plugin::{AppliedProfile, PluginResource, PluginState, PluginUnhealthyRea
 pub use pod_label::{PodLabel, PodLabelError};
 pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};
 pub use reading::{
-    C2c, Clocks, DeviceProcess, DeviceReadings, EccLocation, FabricDomain, FabricState, Fast, Gaps, GpmRatios,
-    InstanceReading, LinkCounters, Medium, MemoryUse, NvLink, Pcie, ProcessSmSeconds, Rates, RowRemap, Slow, Stamped,
-    Totals, Traffic, Vgpu,
+    C2c, Clocks, DeviceProcess, DeviceReadings, DeviceTotals, EccLocation, FabricDomain, FabricState, Fast, Gaps,
+    GpmRatios, InstanceReading, LinkCounters, Medium, MemoryUse, NvLink, Pcie, ProcessSmSeconds, Rates, RowRemap, Slow,
+    Stamped, Traffic, Vgpu,
 };
 pub use recent_count::RecentCount;
 pub use snapshot::{
     Account, Attribution, Collector, ConfigReload, ENDED_SHOWN, HardwareSource, HardwareState, Holding, InventoryDrift,
-    KubeletCounters, KubeletState, Released, SelfUse, Sharing, Snapshot, UnresolvedDevices,
+    KubeletCounters, KubeletState, Released, SelfUse, SharingForm, Snapshot, UnresolvedDevices,
 };
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
 pub use timestamp::Timestamp;
 pub use token_bucket::TokenBucket;
-pub use unattributed::{Divided, Quantity, Reason, UnallocatedUse, Unattributed};
+pub use unattributed::{Divided, DividedQuantity, UnallocatedUse, Unattributed, UnattributedReason};
 pub use xid::{ContainerXid, XidEvent, XidInstance};

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Account, Allocations, Attribution, DeviceReadings, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, PluginResource,
-    ProcessState, ResourceName, Sharing, Snapshot,
+    ProcessState, ResourceName, SharingForm, Snapshot,
 };
 
 /// What the page and `top` show of a snapshot, computed once.
@@ -147,7 +147,7 @@ pub fn busy_ratio(gpu: &Gpu, readings: Option<&DeviceReadings>, mig: Option<&Mig
 /// or no holder.
 pub fn parts_of_device(inventory: &Inventory, account: &Account) -> (Option<f64>, Option<f64>) {
     let Some(holding) = &account.holding else { return (None, None) };
-    if matches!(holding.sharing, Sharing::Exclusive | Sharing::Mig) {
+    if matches!(holding.sharing, SharingForm::Exclusive | SharingForm::Mig) {
         return (Some(1.0), account.utilization_ratio);
     }
     let device = match &account.mig {

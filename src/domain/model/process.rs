@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use super::{Collector, ContainerId, ContainerRef, PodLabel, PodRef, PodUid, Reason};
+use super::{Collector, ContainerId, ContainerRef, PodLabel, PodRef, PodUid, UnattributedReason};
 
 /// Identifies one process: process ids are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -66,12 +66,12 @@ impl Owner {
     }
 
     /// Why the use of this process is unattributed; `None` for a process of a running pod.
-    pub const fn unattributed_reason(&self) -> Option<Reason> {
+    pub const fn unattributed_reason(&self) -> Option<UnattributedReason> {
         match self {
             Self::Container(_) | Self::Pod(_) => None,
-            Self::EndedPod { .. } => Some(Reason::TerminatedPod),
-            Self::Host => Some(Reason::Host),
-            Self::Unknown(_) => Some(Reason::Unknown),
+            Self::EndedPod { .. } => Some(UnattributedReason::TerminatedPod),
+            Self::Host => Some(UnattributedReason::Host),
+            Self::Unknown(_) => Some(UnattributedReason::Unknown),
         }
     }
 }
@@ -183,7 +183,16 @@ mod tests {
             Owner::Unknown(UnknownOwner::NoNames),
         ];
         let reasons: Vec<_> = owners.iter().map(Owner::unattributed_reason).collect();
-        assert_eq!(reasons, [None, None, Some(Reason::TerminatedPod), Some(Reason::Host), Some(Reason::Unknown)]);
+        assert_eq!(
+            reasons,
+            [
+                None,
+                None,
+                Some(UnattributedReason::TerminatedPod),
+                Some(UnattributedReason::Host),
+                Some(UnattributedReason::Unknown)
+            ]
+        );
         let process = |(pid, owner)| (pid, Process { key, owner });
         let state = ProcessState {
             processes: (0..).zip(owners).map(process).collect(),

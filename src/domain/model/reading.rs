@@ -17,7 +17,7 @@ pub struct Stamped<T> {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceReadings {
     #[serde(skip_deserializing)]
-    pub totals: Totals,
+    pub totals: DeviceTotals,
     pub fast: Option<Stamped<Fast>>,
     pub medium: Option<Stamped<Medium>>,
     #[serde(skip_deserializing)]
@@ -51,7 +51,7 @@ impl DeviceReadings {
 
 /// Integrals since the agent first read the GPU. They never fall, although the driver's counters may.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Totals {
+pub struct DeviceTotals {
     /// The time up to which the integrals are complete.
     pub through: Monotonic,
     pub busy_seconds: Option<f64>,
@@ -86,9 +86,9 @@ pub struct Totals {
 /// or the reader was replaced. Sums since the agent first read the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Gaps {
-    /// Part of `Totals::uncovered_seconds`.
+    /// Part of `DeviceTotals::uncovered_seconds`.
     pub seconds: f64,
-    /// Part of `Totals::energy_joules`: of gaps that the driver's energy counter spans.
+    /// Part of `DeviceTotals::energy_joules`: of gaps that the driver's energy counter spans.
     pub energy_joules: f64,
     /// The end of the last gap: the first pass of the current session.
     pub until: Monotonic,

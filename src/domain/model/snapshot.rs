@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Allocatable, Allocations, ClaimDevice, ClaimGpu, ContainerRef, ContainerXid, DeviceId, DeviceReadings,
-    DurationHistogram, Figures, GpuUuid, HealthState, Inventory, JournalState, MigUuid, Moment, Monotonic, NodeDevices,
-    Overview, PciBusId, PluginState, ProcessState, Quantity, ResourceName, UnallocatedUse, Unattributed, UnixSeconds,
+    DividedQuantity, DurationHistogram, Figures, GpuUuid, HealthState, Inventory, JournalState, MigUuid, Moment,
+    Monotonic, NodeDevices, Overview, PciBusId, PluginState, ProcessState, ResourceName, UnallocatedUse, Unattributed,
+    UnixSeconds,
 };
 
 /// The state that metrics, page and API are made from. Published by the agent alone, immutable.
@@ -33,7 +34,7 @@ pub struct Snapshot {
     /// XIDs attributed to containers.
     pub container_xids: Vec<ContainerXid>,
     /// How often shares did not add up to their device. Every quantity is there once the agent runs.
-    pub violations: BTreeMap<Quantity, u64>,
+    pub violations: BTreeMap<DividedQuantity, u64>,
     /// Of the series of containers on a page.
     pub series_limit: Option<usize>,
     /// Series left off the page by reason: ended, held. Every reason is there once the agent runs.
@@ -245,7 +246,7 @@ pub struct Holding {
     /// `None` for a DRA claim.
     pub resource: Option<ResourceName>,
     pub device_ids: Vec<DeviceId>,
-    pub sharing: Sharing,
+    pub sharing: SharingForm,
     /// The method by which busy time and energy are attributed; `None`: they are not.
     pub attribution: Option<Attribution>,
     /// GPU-seconds for each second of the holding; `None` while the number of slots is unknown.
@@ -255,7 +256,7 @@ pub struct Holding {
 }
 
 named! {
-    pub enum Sharing {
+    pub enum SharingForm {
         Exclusive = "exclusive",
         TimeSlicing = "time_slicing",
         Mps = "mps",

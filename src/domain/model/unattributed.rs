@@ -12,12 +12,12 @@ pub struct Unattributed {
     /// When counting began.
     pub created: UnixSeconds,
     /// Counters by reason; empty while the device has no value of the quantity.
-    pub busy_seconds: BTreeMap<Reason, f64>,
-    pub energy_joules: BTreeMap<Reason, f64>,
+    pub busy_seconds: BTreeMap<UnattributedReason, f64>,
+    pub energy_joules: BTreeMap<UnattributedReason, f64>,
     /// Now, by reason; empty where unknown.
-    pub memory_bytes: BTreeMap<Reason, u64>,
+    pub memory_bytes: BTreeMap<UnattributedReason, u64>,
     /// Now, by reason; empty where processes are unknown.
-    pub processes: BTreeMap<Reason, u64>,
+    pub processes: BTreeMap<UnattributedReason, u64>,
     /// The sums of the shares and the counters above. Busy seconds lag behind the readings by samples of time that has
     /// not been divided yet.
     pub divided: Divided,
@@ -33,7 +33,7 @@ pub struct Divided {
 
 named! {
     /// Why a part of a device's use is unattributed.
-    pub enum Reason {
+    pub enum UnattributedReason {
         /// Memory of no process.
         Driver = "driver",
         /// Of unknown or other owners, read within two passes of the end of an allocation: it may be that one's.
@@ -62,7 +62,7 @@ pub struct UnallocatedUse {
 
 named! {
     /// A divided quantity, which must add up to the device.
-    pub enum Quantity {
+    pub enum DividedQuantity {
         Busy = "busy",
         Energy = "energy",
         Memory = "memory",

@@ -2,21 +2,25 @@ use std::collections::BTreeMap;
 
 use super::condition::{Condition, Rank};
 use super::links::Links;
-use super::request::{Checked, Choice, FallbackReason, Request};
+use super::request::{Checked, FallbackReason, PreferenceRequest, PreferredDevices};
 use super::sets::{MOST, Scores, Subsets, before, members};
 use super::topology::Topology;
 use crate::domain::model::{DeviceId, GpuUuid};
 
 /// Whole GPUs. Ones to avoid are chosen only when others are too few. Then the links decide: the set that scores highest,
 /// and among such the one that leaves the rest best linked. Among equals the least used, then the first by index.
-pub fn choose_gpus(request: &Request, topology: &Topology, conditions: &BTreeMap<GpuUuid, Condition>) -> Choice {
-    match Pool::new(request, topology, conditions) {
-        Ok(pool) => pool.choose(topology),
-        Err(reason) => Choice::empty(reason),
+pub fn choose_gpus(
+    request: &PreferenceRequest,
+    topology: &Topology,
+    conditions: &BTreeMap<GpuUuid, Condition>,
+) -> PreferredDevices {
+    match FreeGpus::new(request, topology, conditions) {
+        Ok(free_gpus) => free_gpus.choose(topology),
+        Err(reason) => PreferredDevices::empty(reason),
     }
 }
 
-struct Free<'a> {
+struct FreeGpu<'a> {
     id: &'a DeviceId,
     gpu: &'a GpuUuid,
     rank: Rank,
@@ -24,14 +28,14 @@ struct Free<'a> {
 }
 
 /// The GPUs to choose from, by index.
-struct Pool<'a> {
-    free: Vec<Free<'a>>,
+struct FreeGpus<'a> {
+    free: Vec<FreeGpu<'a>>,
     size: usize,
 }
 
-impl<'a> Pool<'a> {
+impl<'a> FreeGpus<'a> {
     fn new(
-        request: &'a Request,
+        request: &'a PreferenceRequest,
         topology: &Topology,
         conditions: &BTreeMap<GpuUuid, Condition>,
     ) -> Result<Self, FallbackReason> {
@@ -40,15 +44,15 @@ impl<'a> Pool<'a> {
         if gpus.len() < available.len() {
             return Err(FallbackReason::Ambiguous);
         }
-        let free = |(gpu, id): (&'a GpuUuid, &'a DeviceId)| Free {
+        let free = |(gpu, id): (&'a GpuUuid, &'a DeviceId)| FreeGpu {
             id,
             gpu,
             rank: Rank::of(gpu, conditions),
             required: required.contains(id),
         };
-        let mut free: Vec<Free> = gpus.into_iter().map(free).collect();
-        free.sort_by_key(|free| (topology.place(free.gpu).map(|place| place.index), free.gpu));
-        let good = |free: &Free| free.required || !free.rank.avoided;
+        let mut free: Vec<FreeGpu> = gpus.into_iter().map(free).collect();
+        free.sort_by_key(|free| (topology.location(free.gpu).map(|location| location.index), free.gpu));
+        let good = |free: &FreeGpu| free.required || !free.rank.avoided;
         if free.iter().filter(|free| good(free)).count() >= size {
             free.retain(good);
         } else {
@@ -59,20 +63,23 @@ impl<'a> Pool<'a> {
         Ok(Self { free, size })
     }
 
-    fn choose(&self, topology: &Topology) -> Choice {
+    fn choose(&self, topology: &Topology) -> PreferredDevices {
         if self.size == 0 || self.size == self.free.len() {
             return self.choice(0..self.size, None);
         }
         let gpus: Vec<&GpuUuid> = self.free.iter().map(|free| free.gpu).collect();
         if gpus.len() > MOST {
-            return Choice::empty(FallbackReason::ManyGpus);
+            return PreferredDevices::empty(FallbackReason::ManyGpus);
         }
         let links = Links::between(&gpus, topology);
         self.choice(members(self.best_set(&links.pairs)), links.fallback)
     }
 
-    fn choice(&self, positions: impl IntoIterator<Item = usize>, fallback: Option<FallbackReason>) -> Choice {
-        Choice { ids: positions.into_iter().map(|position| self.free[position].id.clone()).collect(), fallback }
+    fn choice(&self, positions: impl IntoIterator<Item = usize>, fallback: Option<FallbackReason>) -> PreferredDevices {
+        PreferredDevices {
+            ids: positions.into_iter().map(|position| self.free[position].id.clone()).collect(),
+            fallback,
+        }
     }
 
     fn best_set(&self, pairs: &[Vec<u32>]) -> u32 {
@@ -94,15 +101,15 @@ impl<'a> Pool<'a> {
 
 /// The best set so far: by value, then the least used, then the first by index.
 struct Best<'p, 'a, V> {
-    pool: &'p Pool<'a>,
+    free_gpus: &'p FreeGpus<'a>,
     set: u32,
     value: Option<V>,
     load: u32,
 }
 
 impl<'p, 'a, V: Ord> Best<'p, 'a, V> {
-    const fn new(pool: &'p Pool<'a>) -> Self {
-        Self { pool, set: 0, value: None, load: 0 }
+    const fn new(free_gpus: &'p FreeGpus<'a>) -> Self {
+        Self { free_gpus, set: 0, value: None, load: 0 }
     }
 
     fn try_set(&mut self, set: u32, value: V) {
@@ -110,9 +117,9 @@ impl<'p, 'a, V: Ord> Best<'p, 'a, V> {
         if value < self.value {
             return;
         }
-        let load = self.pool.load(set);
+        let load = self.free_gpus.load(set);
         if value > self.value || load < self.load || load == self.load && before(set, self.set) {
-            *self = Self { pool: self.pool, set, value, load };
+            *self = Self { free_gpus: self.free_gpus, set, value, load };
         }
     }
 }

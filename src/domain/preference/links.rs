@@ -36,7 +36,7 @@ fn reported_scores(gpus: &[&GpuUuid], topology: &Topology) -> Result<Vec<Vec<u32
 
 fn by_numa_node(gpus: &[&GpuUuid], topology: &Topology) -> Vec<Vec<u32>> {
     let nodes: Vec<Option<i64>> =
-        gpus.iter().map(|gpu| topology.place(gpu).and_then(|place| place.numa_node)).collect();
+        gpus.iter().map(|gpu| topology.location(gpu).and_then(|location| location.numa_node)).collect();
     let score = |i: usize, j: usize| match (nodes[i], nodes[j]) {
         _ if i == j => 0,
         (Some(left), Some(right)) if left == right => PciRelation::SameCpu.score(),

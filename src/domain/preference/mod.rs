@@ -14,6 +14,6 @@ mod topology;
 
 pub use condition::Condition;
 pub use gpus::choose_gpus;
-pub use request::{Candidate, Choice, FallbackReason, Request};
+pub use request::{FallbackReason, FreeDevice, PreferenceRequest, PreferredDevices};
 pub use slots::{SlotPolicy, choose_slots};
-pub use topology::{PciGpu, PciRelation, Place, Topology};
+pub use topology::{GpuLocation, PciGpu, PciRelation, Topology};

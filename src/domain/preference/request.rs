@@ -5,15 +5,15 @@ use crate::domain::model::{DeviceId, GpuUuid};
 
 /// A free device and its GPU (for a MIG device or a shared slot: the GPU it is a part of).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Candidate {
+pub struct FreeDevice {
     pub id: DeviceId,
     pub gpu: GpuUuid,
 }
 
 /// The kubelet's request for one container. The order of devices does not matter; repeating one does not either.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Request {
-    pub available: Vec<Candidate>,
+pub struct PreferenceRequest {
+    pub available: Vec<FreeDevice>,
     /// A part of `available`.
     pub must_include: Vec<DeviceId>,
     /// How many devices in all, `must_include` among them.
@@ -22,7 +22,7 @@ pub struct Request {
 
 /// The answer: `size` devices by GPU index, or none, which leaves the choice to the kubelet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Choice {
+pub struct PreferredDevices {
     pub ids: Vec<DeviceId>,
     /// Why the answer is empty, or was not made from the links; for a counter.
     pub fallback: Option<FallbackReason>,
@@ -65,7 +65,7 @@ impl FallbackReason {
     }
 }
 
-impl Choice {
+impl PreferredDevices {
     pub(super) const fn empty(reason: FallbackReason) -> Self {
         Self { ids: vec![], fallback: Some(reason) }
     }
@@ -79,10 +79,10 @@ pub(super) struct Checked<'a> {
 }
 
 impl<'a> Checked<'a> {
-    pub(super) fn new(request: &'a Request, topology: &Topology) -> Result<Self, FallbackReason> {
+    pub(super) fn new(request: &'a PreferenceRequest, topology: &Topology) -> Result<Self, FallbackReason> {
         let mut available = BTreeMap::new();
-        for Candidate { id, gpu } in &request.available {
-            if topology.place(gpu).is_none() {
+        for FreeDevice { id, gpu } in &request.available {
+            if topology.location(gpu).is_none() {
                 return Err(FallbackReason::UnknownGpu);
             }
             if available.insert(id, gpu).is_some_and(|before| before != gpu) {

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::condition::{Condition, Rank};
-use super::request::{Checked, Choice, Request};
+use super::request::{Checked, PreferenceRequest, PreferredDevices};
 use super::topology::Topology;
 use crate::domain::model::{DeviceId, GpuUuid};
 
@@ -23,21 +23,21 @@ pub enum SlotPolicy {
 /// ones too; without it only the free ones count. No GPU to be avoided is used while others have slots. Among equals
 /// the least used, then the first by index.
 pub fn choose_slots(
-    request: &Request,
+    request: &PreferenceRequest,
     topology: &Topology,
     conditions: &BTreeMap<GpuUuid, Condition>,
     offered: &BTreeMap<GpuUuid, usize>,
     policy: SlotPolicy,
-) -> Choice {
+) -> PreferredDevices {
     let Checked { available, required, size } = match Checked::new(request, topology) {
         Ok(checked) => checked,
-        Err(reason) => return Choice::empty(reason),
+        Err(reason) => return PreferredDevices::empty(reason),
     };
     let mut shares: BTreeMap<&GpuUuid, Share> = BTreeMap::new();
     for (id, gpu) in available {
         let share = shares.entry(gpu).or_insert_with(|| Share {
             rank: Rank::of(gpu, conditions),
-            index: topology.place(gpu).map(|place| place.index),
+            index: topology.location(gpu).map(|location| location.index),
             taken: 0,
             free: BTreeSet::new(),
             chosen: vec![],
@@ -50,7 +50,7 @@ pub fn choose_slots(
         let (chosen, free) = std::mem::take(&mut share.free).into_iter().partition(|(_, id)| required.contains(*id));
         share.free = free;
         for (_, id) in BTreeSet::<(usize, &DeviceId)>::into_iter(chosen) {
-            share.take(id);
+            share.choose(id);
         }
     }
     for _ in required.len()..size {
@@ -58,12 +58,12 @@ pub fn choose_slots(
         if let Some(share) = next
             && let Some((_, id)) = share.free.pop_first()
         {
-            share.take(id);
+            share.choose(id);
         }
     }
     let mut shares: Vec<(&GpuUuid, Share)> = shares.into_iter().collect();
     shares.sort_by_key(|(gpu, share)| (share.index, *gpu));
-    Choice { ids: shares.into_iter().flat_map(|(_, share)| share.chosen).cloned().collect(), fallback: None }
+    PreferredDevices { ids: shares.into_iter().flat_map(|(_, share)| share.chosen).cloned().collect(), fallback: None }
 }
 
 /// One GPU's part in a request.
@@ -77,7 +77,7 @@ struct Share<'a> {
 }
 
 impl<'a> Share<'a> {
-    fn take(&mut self, id: &'a DeviceId) {
+    fn choose(&mut self, id: &'a DeviceId) {
         self.taken += 1;
         self.chosen.push(id);
     }
@@ -97,31 +97,31 @@ impl<'a> Share<'a> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::request::{Candidate, FallbackReason};
-    use super::super::topology::Place;
+    use super::super::request::{FallbackReason, FreeDevice};
+    use super::super::topology::GpuLocation;
     use super::*;
 
     const NAMES: [&str; 3] = ["GPU-c", "GPU-b", "GPU-a"];
 
     fn topology() -> Topology {
-        let place = |index| Place { index, numa_node: None };
+        let place = |index| GpuLocation { index, numa_node: None };
         Topology::new((0..).zip(NAMES).map(|(index, name)| (name.into(), place(index))).collect())
     }
 
     /// `free` slots of each GPU, the lowest numbers taken by others.
-    fn request(free: [usize; 3], must_include: &[&str], size: usize) -> Request {
+    fn request(free: [usize; 3], must_include: &[&str], size: usize) -> PreferenceRequest {
         let slots = |(gpu, free): (usize, usize)| {
-            (12 - free..12).map(move |slot| Candidate { id: id(gpu, slot), gpu: NAMES[gpu].into() })
+            (12 - free..12).map(move |slot| FreeDevice { id: id(gpu, slot), gpu: NAMES[gpu].into() })
         };
         let available = free.into_iter().enumerate().flat_map(slots).collect();
-        Request { available, must_include: must_include.iter().map(|id| DeviceId::from(*id)).collect(), size }
+        PreferenceRequest { available, must_include: must_include.iter().map(|id| DeviceId::from(*id)).collect(), size }
     }
 
     fn id(gpu: usize, slot: usize) -> DeviceId {
         DeviceId::new(format!("{}::{slot}", NAMES[gpu]))
     }
 
-    fn counts(choice: &Choice) -> [usize; 3] {
+    fn counts(choice: &PreferredDevices) -> [usize; 3] {
         NAMES.map(|name| choice.ids.iter().filter(|id| id.as_str().starts_with(name)).count())
     }
 
@@ -187,16 +187,16 @@ mod tests {
 
     #[test]
     fn mig_devices_are_spread_over_their_gpus() {
-        let device = |id: &str, gpu: &str| Candidate { id: id.into(), gpu: gpu.into() };
+        let device = |id: &str, gpu: &str| FreeDevice { id: id.into(), gpu: gpu.into() };
         let available = vec![device("MIG-1", "GPU-c"), device("MIG-2", "GPU-c"), device("MIG-3", "GPU-a")];
-        let request = Request { available, must_include: vec![], size: 2 };
+        let request = PreferenceRequest { available, must_include: vec![], size: 2 };
         let choice = choose_slots(&request, &topology(), &BTreeMap::new(), &BTreeMap::new(), SlotPolicy::Distributed);
         assert_eq!(choice.ids, ["MIG-1".into(), "MIG-3".into()]);
     }
 
     #[test]
     fn an_invalid_request_gets_an_empty_answer_and_the_reason() {
-        let choose = |request: &Request| {
+        let choose = |request: &PreferenceRequest| {
             choose_slots(request, &topology(), &BTreeMap::new(), &BTreeMap::new(), SlotPolicy::Distributed)
         };
         for (request, reason) in [
@@ -204,9 +204,9 @@ mod tests {
             (request([1, 1, 1], &["GPU-c::0"], 1), FallbackReason::RequiredNotAvailable),
             (request([1, 1, 1], &["GPU-c::11", "GPU-b::11"], 1), FallbackReason::TooManyRequired),
         ] {
-            assert_eq!(choose(&request), Choice::empty(reason));
+            assert_eq!(choose(&request), PreferredDevices::empty(reason));
         }
-        assert_eq!(choose(&request([0, 0, 0], &[], 0)), Choice::default());
+        assert_eq!(choose(&request([0, 0, 0], &[], 0)), PreferredDevices::default());
     }
 
     proptest! {

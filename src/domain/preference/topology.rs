@@ -5,13 +5,13 @@ use crate::domain::model::GpuUuid;
 /// Where each GPU sits, and the score of the link between each two of them: higher is closer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
-    places: BTreeMap<GpuUuid, (usize, Place)>,
-    /// As each end reports it: `reported[reporter][other]`, by the position beside the place.
+    locations: BTreeMap<GpuUuid, (usize, GpuLocation)>,
+    /// As each end reports it: `reported[reporter][other]`, by the position beside the location.
     reported: Vec<Vec<Option<u32>>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct GpuLocation {
     pub index: u32,
     pub numa_node: Option<i64>,
 }
@@ -31,7 +31,7 @@ pub enum PciRelation {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciGpu {
     pub uuid: GpuUuid,
-    pub place: Place,
+    pub location: GpuLocation,
     /// The real path of its sysfs directory, from `pci0000:00` on (any prefix is ignored):
     /// `pci0000:00/0000:00:01.0/0000:01:00.0`.
     pub path: String,
@@ -66,7 +66,7 @@ impl PciRelation {
         }
         Some(match common {
             // Without a node both belong to the only one.
-            0 if left.place.numa_node == right.place.numa_node => Self::SameCpu,
+            0 if left.location.numa_node == right.location.numa_node => Self::SameCpu,
             0 => Self::CrossCpu,
             1 => Self::HostBridge,
             // The shared bridge is a switch's upstream port; below it come a downstream port and the device.
@@ -91,16 +91,16 @@ fn same_slot(left: &str, right: &str) -> bool {
 
 impl Topology {
     /// GPUs without any known link.
-    pub fn new(places: BTreeMap<GpuUuid, Place>) -> Self {
-        let reported = vec![vec![None; places.len()]; places.len()];
-        let position = |(position, (gpu, place))| (gpu, (position, place));
-        Self { places: places.into_iter().enumerate().map(position).collect(), reported }
+    pub fn new(locations: BTreeMap<GpuUuid, GpuLocation>) -> Self {
+        let reported = vec![vec![None; locations.len()]; locations.len()];
+        let position = |(position, (gpu, location))| (gpu, (position, location));
+        Self { locations: locations.into_iter().enumerate().map(position).collect(), reported }
     }
 
     /// Scores from the PCI tree, and 100 for each NVLink. `nv_links` counts them as each end reports: (reporter, other) →
     /// links; a pair that neither end names has none. A path that makes no sense leaves its pairs without a link.
     pub fn from_pci(gpus: &[PciGpu], nv_links: &BTreeMap<(GpuUuid, GpuUuid), u32>) -> Self {
-        let mut topology = Self::new(gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.place)).collect());
+        let mut topology = Self::new(gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.location)).collect());
         for left in gpus {
             for right in gpus.iter().filter(|right| right.uuid != left.uuid) {
                 let Some(relation) = PciRelation::between(left, right) else { continue };
@@ -118,19 +118,19 @@ impl Topology {
         self.link_as_reported(right, left, score);
     }
 
-    /// The score of one end; the pair is used once the other end reports the same. GPUs without a place have no links.
+    /// The score of one end; the pair is used once the other end reports the same. GPUs without a location have no links.
     pub fn link_as_reported(&mut self, reporter: &GpuUuid, other: &GpuUuid, score: u32) {
-        if let (Some((reporter, _)), Some((other, _))) = (self.places.get(reporter), self.places.get(other)) {
+        if let (Some((reporter, _)), Some((other, _))) = (self.locations.get(reporter), self.locations.get(other)) {
             self.reported[*reporter][*other] = Some(score.min(PciRelation::SameBoard.score() + NVLINK * MOST_NVLINKS));
         }
     }
 
-    pub fn place(&self, gpu: &GpuUuid) -> Option<Place> {
-        self.places.get(gpu).map(|(_, place)| *place)
+    pub fn location(&self, gpu: &GpuUuid) -> Option<GpuLocation> {
+        self.locations.get(gpu).map(|(_, location)| *location)
     }
 
     pub(super) fn reported(&self, reporter: &GpuUuid, other: &GpuUuid) -> Option<u32> {
-        self.reported[self.places.get(reporter)?.0][self.places.get(other)?.0]
+        self.reported[self.locations.get(reporter)?.0][self.locations.get(other)?.0]
     }
 }
 
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     fn gpu(path: &str, numa_node: Option<i64>) -> PciGpu {
-        PciGpu { uuid: path.into(), place: Place { index: 0, numa_node }, path: path.to_owned() }
+        PciGpu { uuid: path.into(), location: GpuLocation { index: 0, numa_node }, path: path.to_owned() }
     }
 
     #[test]

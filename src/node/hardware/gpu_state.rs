@@ -9,7 +9,9 @@ use super::clock_events::ClockEvents;
 use super::energy_counter::EnergyCounter;
 use super::monotone::Monotone;
 use super::source::{Integrals, Pass, PassStatus};
-use crate::domain::model::{DeviceReadings, Fast, Medium, Monotonic, ProcessSmSeconds, Slow, Stamped, Totals, Traffic};
+use crate::domain::model::{
+    DeviceReadings, DeviceTotals, Fast, Medium, Monotonic, ProcessSmSeconds, Slow, Stamped, Traffic,
+};
 
 /// How long an idle process is kept: long enough for consumers, which take differences, to read the last value.
 const KEPT_IDLE: Duration = Duration::from_secs(60);
@@ -19,7 +21,7 @@ type Work = BTreeMap<u32, ProcessSmSeconds>;
 
 #[derive(Debug, Default)]
 pub struct GpuState {
-    totals: Totals,
+    totals: DeviceTotals,
     monotone: Monotone,
     clock_events: ClockEvents,
     fast: Option<Stamped<Fast>>,
@@ -161,7 +163,7 @@ impl GpuState {
         self.slow = None;
     }
 
-    pub fn totals(&self) -> &Totals {
+    pub fn totals(&self) -> &DeviceTotals {
         &self.totals
     }
 
@@ -178,7 +180,7 @@ impl GpuState {
         }
         let busy_seconds = self.totals.busy_seconds.filter(|_| !self.lacks_utilization);
         DeviceReadings {
-            totals: Totals { busy_seconds, ..self.totals.clone() },
+            totals: DeviceTotals { busy_seconds, ..self.totals.clone() },
             fast: current(self.fast.as_ref(), now, staleness.fast),
             medium,
             slow,

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::domain::model::{GpuUuid, Monotonic, PciBusId, Totals};
+use crate::domain::model::{DeviceTotals, GpuUuid, Monotonic, PciBusId};
 
 #[derive(Debug, Default)]
 pub struct ModuleEnergy {
@@ -23,7 +23,7 @@ struct Module {
 impl ModuleEnergy {
     /// The GPUs of a module read the same power at different times: the part of a gain counts that is of a time after
     /// the last that another GPU covers.
-    pub fn take(&mut self, module: &PciBusId, gpu: &GpuUuid, totals: &Totals) {
+    pub fn take(&mut self, module: &PciBusId, gpu: &GpuUuid, totals: &DeviceTotals) {
         let Some(joules) = totals.module_energy_joules else { return };
         let module = self.modules.entry(module.clone()).or_default();
         let (since, before) = *self.read.entry(gpu.clone()).or_insert((totals.through, joules));
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn a_module_is_counted_once_and_by_whichever_gpu_is_read() {
         let mut energy = ModuleEnergy::default();
-        let mut totals = [Totals::default(), Totals::default()];
+        let mut totals = [DeviceTotals::default(), DeviceTotals::default()];
         let is_lost = |gpu, tick| match gpu {
             0 => (60..160).contains(&tick),
             _ => (200..280).contains(&tick),

@@ -14,7 +14,7 @@ use super::{
     node::driver_mounts, offers,
 };
 use crate::domain::model::{Gpu, GpuUuid, Inventory, PciBusId, ResourceName};
-use crate::domain::preference::{PciGpu, Place, Topology};
+use crate::domain::preference::{GpuLocation, PciGpu, Topology};
 
 /// Where this process sees the host.
 #[derive(Clone, Debug)]
@@ -203,7 +203,7 @@ fn topology(inventory: &Inventory, host: &HostPaths) -> Topology {
         let path = gpu.pci_bus_id.as_ref().and_then(|id| std::fs::canonicalize(devices.join(id.as_str())).ok());
         Some(PciGpu {
             uuid: gpu.uuid.clone(),
-            place: Place { index, numa_node: gpu.numa_node.map(i64::from) },
+            location: GpuLocation { index, numa_node: gpu.numa_node.map(i64::from) },
             path: path.map(|path| path.to_string_lossy().into_owned()).unwrap_or_default(),
         })
     };
@@ -236,7 +236,7 @@ fn nv_links(inventory: &Inventory) -> BTreeMap<(GpuUuid, GpuUuid), u32> {
 mod tests {
     use super::*;
     use crate::domain::model::NvLinkPeers;
-    use crate::domain::preference::{Candidate, FallbackReason, Request, choose_gpus};
+    use crate::domain::preference::{FallbackReason, FreeDevice, PreferenceRequest, choose_gpus};
     use crate::node::plugin::tests::{gpu, inventory, nvidia, uuid};
 
     #[test]
@@ -267,10 +267,13 @@ mod tests {
         };
         let two = |inventory: &Inventory| {
             let topology = topology(inventory, &host);
-            let candidate = |gpu: &Gpu| Candidate { id: gpu.uuid.as_str().into(), gpu: gpu.uuid.clone() };
+            let candidate = |gpu: &Gpu| FreeDevice { id: gpu.uuid.as_str().into(), gpu: gpu.uuid.clone() };
             let available = inventory.gpus.values().map(candidate).collect();
-            let choice =
-                choose_gpus(&Request { available, must_include: vec![], size: 2 }, &topology, &BTreeMap::new());
+            let choice = choose_gpus(
+                &PreferenceRequest { available, must_include: vec![], size: 2 },
+                &topology,
+                &BTreeMap::new(),
+            );
             let index =
                 |id: &crate::domain::model::DeviceId| inventory.gpus[&GpuUuid::from(id.as_str())].index.unwrap();
             (choice.ids.iter().map(index).collect::<Vec<_>>(), choice.fallback.map(FallbackReason::as_str))

@@ -7,7 +7,7 @@ use super::{NvidiaConfig, Offer};
 use crate::domain::attribution::held_gpus;
 use crate::domain::model::{Allocations, DeviceId, DeviceReadings, GpuUuid, HardwareState};
 use crate::domain::preference::{
-    Candidate, Choice, Condition, FallbackReason, Request, Topology, choose_gpus, choose_slots,
+    Condition, FallbackReason, FreeDevice, PreferenceRequest, PreferredDevices, Topology, choose_gpus, choose_slots,
 };
 
 /// Clock events that mean throttling.
@@ -28,15 +28,15 @@ pub fn prefer(
     hardware: &HardwareState,
     allocations: Option<&Allocations>,
     question: Question,
-) -> Choice {
+) -> PreferredDevices {
     let gpus: BTreeMap<&DeviceId, &GpuUuid> =
         offer.devices.iter().filter_map(|device| Some((&device.id, device.hardware.gpu()?))).collect();
-    let candidate = |id: &DeviceId| Some(Candidate { id: id.clone(), gpu: (*gpus.get(id)?).clone() });
+    let candidate = |id: &DeviceId| Some(FreeDevice { id: id.clone(), gpu: (*gpus.get(id)?).clone() });
     let Some(available) = question.available.iter().map(candidate).collect::<Option<Vec<_>>>() else {
-        return Choice { ids: vec![], fallback: Some(FallbackReason::UnknownGpu) };
+        return PreferredDevices { ids: vec![], fallback: Some(FallbackReason::UnknownGpu) };
     };
     let foreign = foreign(&available, hardware, allocations);
-    let request = Request { available, must_include: question.must_include, size: question.size };
+    let request = PreferenceRequest { available, must_include: question.must_include, size: question.size };
     let condition = |(gpu, readings): (&GpuUuid, &Arc<DeviceReadings>)| {
         (gpu.clone(), Condition { foreign_processes: foreign.contains(gpu), ..condition(readings) })
     };
@@ -54,7 +54,7 @@ pub fn prefer(
 
 /// GPUs with processes of no container: an ended container left them behind, or they were started outside Kubernetes.
 /// Empty while the allocations are unknown.
-fn foreign(available: &[Candidate], hardware: &HardwareState, allocations: Option<&Allocations>) -> BTreeSet<GpuUuid> {
+fn foreign(available: &[FreeDevice], hardware: &HardwareState, allocations: Option<&Allocations>) -> BTreeSet<GpuUuid> {
     let Some(allocations) = allocations else { return BTreeSet::new() };
     let in_use = |gpu: &&GpuUuid| {
         let readings = hardware.readings.get(*gpu).and_then(|readings| readings.medium.as_ref());
@@ -88,7 +88,7 @@ mod tests {
         Container, ContainerRef, CpuSet, DeviceProcess, Fast, HeldDevice, Inventory, Medium, Monotonic, Pod, PodRef,
         Stamped,
     };
-    use crate::domain::preference::Place;
+    use crate::domain::preference::GpuLocation;
     use crate::node::plugin::{OfferedDevice, OfferedHardware};
 
     fn offer(slots: usize) -> Offer {
@@ -113,8 +113,8 @@ mod tests {
     ) -> Vec<String> {
         let offer = offer(slots);
         let available = offer.devices.iter().map(|device| device.id.clone()).collect();
-        let place = |gpu| (GpuUuid::new(format!("GPU-{gpu}")), Place { index: gpu, numa_node: None });
-        let topology = Topology::new((0..3).map(place).collect());
+        let location = |gpu| (GpuUuid::new(format!("GPU-{gpu}")), GpuLocation { index: gpu, numa_node: None });
+        let topology = Topology::new((0..3).map(location).collect());
         let question = Question { available, must_include: vec![], size };
         let choice = prefer(&NvidiaConfig::default(), &offer, &topology, hardware, allocations, question);
         choice.ids.iter().map(ToString::to_string).collect()
@@ -149,8 +149,8 @@ mod tests {
             OfferedDevice::new(uuid.as_str(), OfferedHardware::Gpu { uuid: uuid.clone(), index, minor: None })
         };
         let offer = Offer { resource: "nvidia.com/gpu".into(), devices: (0..2).map(device).collect() };
-        let place = |index: u32| (uuids[index as usize].clone(), Place { index, numa_node: None });
-        let topology = Topology::new((0..2).map(place).collect());
+        let location = |index: u32| (uuids[index as usize].clone(), GpuLocation { index, numa_node: None });
+        let topology = Topology::new((0..2).map(location).collect());
         let process = DeviceProcess { pid: 1, gpu_instance: None, compute_instance: None, memory_bytes: None };
         let reading = |processes| {
             let value = Medium { processes, ..Medium::default() };

@@ -18,7 +18,7 @@ use super::status::ResourceStatus;
 use super::{AllocationRefusal, NvidiaConfig, Offer, OfferedDevice, PreStartCheck, ResourceConfig, answer, pre_start};
 use crate::clock::Clock;
 use crate::domain::model::{DeviceId, HardwareState, KubeletState};
-use crate::domain::preference::{Choice, FallbackReason};
+use crate::domain::preference::{FallbackReason, PreferredDevices};
 use crate::node::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::node::wire::v1beta1::{
     AllocateRequest, AllocateResponse, ContainerPreferredAllocationResponse, Device, DevicePluginOptions, Empty,
@@ -69,8 +69,8 @@ impl ServiceState {
     }
 
     /// An empty choice for a resource without preferences.
-    fn prefer(&self, question: Question) -> Choice {
-        let Some(nvidia) = self.nvidia() else { return Choice::default() };
+    fn prefer(&self, question: Question) -> PreferredDevices {
+        let Some(nvidia) = self.nvidia() else { return PreferredDevices::default() };
         let (offer, facts) = (Arc::clone(&self.offer.borrow()), Arc::clone(&self.facts.borrow()));
         let hardware = Arc::clone(&self.hardware.borrow());
         let allocations = self.kubelet.borrow().allocations.clone();

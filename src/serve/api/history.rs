@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
-use crate::domain::history::{self, Event, INTERVAL_SECONDS, Point};
-use crate::domain::model::{GpuUuid, MigUuid, Moment};
+use crate::domain::history::{self, HistoryEvent, INTERVAL_SECONDS, Point};
+use crate::domain::model::{DeviceRef, GpuUuid, MigUuid, Moment};
 
 /// `/api/v1/history`: the points of the last minutes, and the events, newest first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -9,7 +9,7 @@ pub struct HistoryResponse {
     pub at: Moment,
     pub interval_seconds: u64,
     pub devices: Vec<DeviceHistory>,
-    pub events: Vec<Event>,
+    pub events: Vec<HistoryEvent>,
 }
 
 /// The points of one device, oldest first; `None` without a reading.
@@ -24,10 +24,10 @@ pub struct DeviceHistory {
     pub power_watts: Vec<Option<f64>>,
 }
 
-impl From<&history::History> for HistoryResponse {
-    fn from(history: &history::History) -> Self {
+impl From<&history::NodeHistory> for HistoryResponse {
+    fn from(history: &history::NodeHistory) -> Self {
         let now = history.at().monotonic.as_duration().as_secs();
-        let past = |(device, points): (&history::Device, &history::Points)| {
+        let past = |(device, points): (&DeviceRef, &history::Points)| {
             let column = |of: fn(Point) -> Option<f64>| points.iter().map(of).collect();
             DeviceHistory {
                 gpu: device.gpu.clone(),

@@ -7,6 +7,6 @@
 mod history;
 mod node;
 
-pub use crate::domain::condition::{DeviceCondition, NodeCondition, Reason, Status};
+pub use crate::domain::condition::{ConditionReason, ConditionStatus, DeviceCondition, NodeCondition};
 pub use history::{DeviceHistory, HistoryResponse};
 pub use node::NodeResponse;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::domain::model::{
-    Account, ClaimGpu, ConfigReload, ContainerXid, HardwareState, HealthState, InventoryDrift, JournalState,
-    KubeletState, Moment, Overview, PluginState, ProcessState, Quantity, Snapshot, UnallocatedUse, Unattributed,
+    Account, ClaimGpu, ConfigReload, ContainerXid, DividedQuantity, HardwareState, HealthState, InventoryDrift,
+    JournalState, KubeletState, Moment, Overview, PluginState, ProcessState, Snapshot, UnallocatedUse, Unattributed,
     UnixSeconds, UnresolvedDevices,
 };
 
@@ -26,7 +26,7 @@ pub struct NodeResponse {
     pub unallocated_uses: Vec<UnallocatedUse>,
     #[serde(skip_deserializing)]
     pub container_xids: Vec<ContainerXid>,
-    pub violations: BTreeMap<Quantity, u64>,
+    pub violations: BTreeMap<DividedQuantity, u64>,
     #[serde(skip_deserializing)]
     pub unresolved: Vec<UnresolvedDevices>,
     #[serde(skip_deserializing)]

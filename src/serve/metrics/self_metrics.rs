@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::family::{Family, Group, SampleValue, counter, gauge, histogram};
 use super::labels::Labels;
-use crate::domain::model::{Collector, HardwareSource, Quantity, Snapshot};
+use crate::domain::model::{Collector, DividedQuantity, HardwareSource, Snapshot};
 
 const PROC: &str = "/proc/self";
 pub(super) static GROUP: Group = Group {
@@ -97,7 +97,7 @@ pub(super) static GROUP: Group = Group {
         counter(
             "podmeter_conservation_violations_total",
             "How often holders' shares and unattributed use did not add up to their device: a defect.",
-            |snapshot, family| counted(snapshot, family, &snapshot.violations, Quantity::as_str),
+            |snapshot, family| counted(snapshot, family, &snapshot.violations, DividedQuantity::as_str),
         )
         .labels("quantity"),
         counter(

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::family::{Family, Group, SampleValue, counter, gauge};
 use super::labels::{of_device, of_pod};
-use crate::domain::model::{Reason, Snapshot, Unattributed};
+use crate::domain::model::{Snapshot, Unattributed, UnattributedReason};
 
 pub(super) static GROUP: Group = Group {
     section: "Unattributed use",
@@ -49,7 +49,7 @@ pub(super) static GROUP: Group = Group {
 fn by_reason<V: Into<SampleValue> + Copy>(
     snapshot: &Snapshot,
     family: &mut Family,
-    read: impl Fn(&Unattributed) -> &BTreeMap<Reason, V>,
+    read: impl Fn(&Unattributed) -> &BTreeMap<UnattributedReason, V>,
 ) {
     for unattributed in &snapshot.unattributed {
         let Some(gpu) = snapshot.hardware.inventory.gpus.get(&unattributed.gpu) else { continue };

@@ -18,7 +18,7 @@ use tracing::error;
 use super::body::StoredBody;
 use super::page::{NodePage, View};
 use super::routes::{WebState, api_problem, refuse};
-use crate::domain::history::History;
+use crate::domain::history::NodeHistory;
 use crate::domain::model::{Monotonic, Snapshot};
 use crate::serve::api::NodeResponse;
 
@@ -34,7 +34,7 @@ pub struct Live(Arc<Streams>);
 #[derive(Default)]
 struct Streams {
     /// Renderers have an immutable copy: none delays the next snapshot, or another request.
-    history: Mutex<Arc<History>>,
+    history: Mutex<Arc<NodeHistory>>,
     node: Feed,
     /// By the index of their view.
     pages: [Feed; View::COUNT],
@@ -59,7 +59,7 @@ enum Frame {
 
 impl Live {
     /// The history of the last minutes.
-    pub(super) fn history(&self) -> Arc<History> {
+    pub(super) fn history(&self) -> Arc<NodeHistory> {
         Arc::clone(&self.0.history.lock())
     }
 

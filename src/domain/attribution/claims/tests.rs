@@ -31,8 +31,9 @@ fn check(device: &str, hardware: &[(ClaimSource, ClaimHardware)], expected: &str
 fn check_of(driver: &str, device: &str, hardware: &[(ClaimSource, ClaimHardware)], expected: &str) {
     let found = match resolve_claim(&claim(driver, device, hardware), &inventory()) {
         Ok((targets, source)) => {
-            let name =
-                |target: &Target| target.mig.as_ref().map_or(target.gpu.as_str(), |mig| mig.as_str())[..5].to_owned();
+            let name = |target: &DeviceRef| {
+                target.mig.as_ref().map_or(target.gpu.as_str(), |mig| mig.as_str())[..5].to_owned()
+            };
             format!("{} by {}", targets.iter().map(name).collect::<Vec<_>>().join(" "), source.as_str())
         }
         Err(form) => form.to_owned(),

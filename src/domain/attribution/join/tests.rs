@@ -53,7 +53,7 @@ fn held(join: &Join) -> Vec<String> {
 
 fn joined(containers: Vec<Container>, allocatable: &Allocatable) -> Join {
     let mut slots = Slots::default();
-    slots.learn(&allocations(containers.clone()), allocatable, &inventory(), true);
+    slots.update_counts(&allocations(containers.clone()), allocatable, &inventory(), true);
     join(&allocations(containers), allocatable, &inventory(), &slots)
 }
 
@@ -74,9 +74,9 @@ fn slots_of_a_resource_whose_plugin_reports_mps_are_shared_by_mps() {
         let join = join(&allocations, &Allocatable::default(), &inventory(), slots);
         join.holdings.into_values().next().unwrap().sharing
     };
-    assert_eq!((of(&shared, &slots), of(&other, &slots)), (Sharing::Mps, Sharing::TimeSlicing));
+    assert_eq!((of(&shared, &slots), of(&other, &slots)), (SharingForm::Mps, SharingForm::TimeSlicing));
     let whole = container("p", &[("x/mps", A)], &[]);
-    assert_eq!(of(&whole, &slots), Sharing::Exclusive);
+    assert_eq!(of(&whole, &slots), SharingForm::Exclusive);
 }
 
 #[test]
@@ -168,8 +168,8 @@ fn a_slot_keeps_its_part_while_its_device_is_unhealthy() {
     let offered = offering("nvidia.com/gpu", &slots.iter().map(String::as_str).collect::<Vec<_>>());
     let holder = allocations(vec![container("p", &[("nvidia.com/gpu", &slots[0])], &[])]);
     let mut known = Slots::default();
-    known.learn(&holder, &offered, &inventory(), true);
-    known.learn(&holder, &Allocatable::default(), &inventory(), true);
+    known.update_counts(&holder, &offered, &inventory(), true);
+    known.update_counts(&holder, &Allocatable::default(), &inventory(), true);
     let join = join(&holder, &Allocatable::default(), &inventory(), &known);
     assert_eq!(held(&join), ["p GPU-a time_slicing 0.2500"]);
 }
@@ -186,7 +186,7 @@ fn the_count_of_slots_shrinks_with_a_settled_offer() {
     let holder = allocations(vec![container("p", &[("nvidia.com/gpu", &first)], &[])]);
     let mut known = Slots::default();
     let mut after = |count, settled| {
-        known.learn(&holder, &slots_of_a(count), &inventory(), settled);
+        known.update_counts(&holder, &slots_of_a(count), &inventory(), settled);
         held(&join(&holder, &slots_of_a(count), &inventory(), &known))[0].clone()
     };
     assert_eq!(after(8, true), "p GPU-a time_slicing 0.1250");
@@ -201,8 +201,8 @@ fn a_holder_of_a_slot_that_is_no_longer_offered_holds_one_of_those_offered() {
     let last = format!("{A}::7");
     let holder = allocations(vec![container("p", &[("nvidia.com/gpu", &last)], &[])]);
     let mut known = Slots::default();
-    known.learn(&holder, &slots_of_a(8), &inventory(), true);
-    known.learn(&holder, &slots_of_a(4), &inventory(), true);
+    known.update_counts(&holder, &slots_of_a(8), &inventory(), true);
+    known.update_counts(&holder, &slots_of_a(4), &inventory(), true);
     let join = join(&holder, &slots_of_a(4), &inventory(), &known);
     assert_eq!(held(&join), ["p GPU-a time_slicing 0.2500"]);
 }

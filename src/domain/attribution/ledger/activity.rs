@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use crate::domain::model::{Monotonic, Totals};
+use crate::domain::model::{DeviceTotals, Monotonic};
 
 /// What the GPU instances of one device had reported when it was last accounted.
 #[derive(Debug, Default)]
@@ -12,7 +12,7 @@ pub struct Activity {
 impl Activity {
     /// By GPU instance: the part of the time since the last call, or since the last gap, in which it was busy, 0 to 1.
     /// Instances that report nothing are absent.
-    pub fn ratios(&mut self, totals: &Totals) -> BTreeMap<u32, f64> {
+    pub fn ratios(&mut self, totals: &DeviceTotals) -> BTreeMap<u32, f64> {
         let mut before = std::mem::replace(&mut self.busy_seconds, totals.instance_busy_seconds.clone());
         let mut from = std::mem::replace(&mut self.through, totals.through);
         if totals.gaps.until > from {
@@ -41,16 +41,16 @@ mod tests {
     #[test]
     fn it_is_the_mean_since_the_last_call() {
         let mut activity = Activity::default();
-        let totals = |second, instances: &[(u32, f64)]| Totals {
+        let totals = |second, instances: &[(u32, f64)]| DeviceTotals {
             through: Monotonic::from_secs(second),
             instance_busy_seconds: instances.iter().copied().collect(),
-            ..Totals::default()
+            ..DeviceTotals::default()
         };
         activity.ratios(&totals(10, &[(1, 4.0)]));
         assert_eq!(activity.ratios(&totals(14, &[(1, 6.0), (2, 1.0)])), [(1, 0.5), (2, 0.25)].into());
         assert_eq!(activity.ratios(&totals(15, &[(2, 1.0)])), [(2, 0.0)].into());
         assert_eq!(activity.ratios(&totals(16, &[(1, 0.5)])), [(1, 0.5)].into(), "it began anew");
-        let after_gap = |second, until, instances: &[(u32, f64)]| Totals {
+        let after_gap = |second, until, instances: &[(u32, f64)]| DeviceTotals {
             gaps: Gaps { until: Monotonic::from_secs(until), ..Gaps::default() },
             ..totals(second, instances)
         };

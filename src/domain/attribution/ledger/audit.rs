@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use crate::domain::model::Quantity;
+use crate::domain::model::DividedQuantity;
 
 /// Floating point alone: what is summed is of like size.
 const TOLERANCE: f64 = 1e-9;
@@ -9,22 +9,22 @@ const TOLERANCE: f64 = 1e-9;
 /// or of a reading that is no number.
 #[derive(Debug)]
 pub struct Audit {
-    violations: BTreeMap<Quantity, u64>,
+    violations: BTreeMap<DividedQuantity, u64>,
 }
 
 impl Default for Audit {
     fn default() -> Self {
-        Self { violations: Quantity::ALL.map(|quantity| (quantity, 0)).into() }
+        Self { violations: DividedQuantity::ALL.map(|quantity| (quantity, 0)).into() }
     }
 }
 
 impl Audit {
-    pub fn violations(&self) -> &BTreeMap<Quantity, u64> {
+    pub fn violations(&self) -> &BTreeMap<DividedQuantity, u64> {
         &self.violations
     }
 
     /// `total`, unless it is no amount.
-    pub fn amount(&mut self, quantity: Quantity, total: Option<f64>) -> Option<f64> {
+    pub fn amount(&mut self, quantity: DividedQuantity, total: Option<f64>) -> Option<f64> {
         let total = total?;
         if total.is_finite() && total >= 0.0 {
             return Some(total);
@@ -34,7 +34,7 @@ impl Audit {
     }
 
     /// Holds the shares against what was to be divided.
-    pub fn check(&mut self, quantity: Quantity, whole: f64, parts: impl Iterator<Item = f64>) {
+    pub fn check(&mut self, quantity: DividedQuantity, whole: f64, parts: impl Iterator<Item = f64>) {
         let (mut sum, mut sound) = (0.0, true);
         for part in parts {
             sum += part;
@@ -45,7 +45,7 @@ impl Audit {
         }
     }
 
-    fn count(&mut self, quantity: Quantity) {
+    fn count(&mut self, quantity: DividedQuantity) {
         *self.violations.entry(quantity).or_default() += 1;
     }
 }
@@ -57,13 +57,13 @@ mod tests {
     #[test]
     fn what_does_not_add_up_is_counted_by_quantity() {
         let mut audit = Audit::default();
-        audit.check(Quantity::Busy, 1.0, [0.25, 0.75].into_iter());
-        audit.check(Quantity::Energy, 0.3, [0.1, 0.2].into_iter());
+        audit.check(DividedQuantity::Busy, 1.0, [0.25, 0.75].into_iter());
+        audit.check(DividedQuantity::Energy, 0.3, [0.1, 0.2].into_iter());
         assert!(audit.violations().values().all(|count| *count == 0), "rounding is none");
-        audit.check(Quantity::Busy, 1.0, [0.25, 0.5].into_iter());
-        audit.check(Quantity::Energy, 1.0, [2.0, -1.0].into_iter());
-        audit.check(Quantity::Memory, 1.0, [f64::NAN].into_iter());
-        assert_eq!(audit.amount(Quantity::Memory, Some(f64::INFINITY)), None);
+        audit.check(DividedQuantity::Busy, 1.0, [0.25, 0.5].into_iter());
+        audit.check(DividedQuantity::Energy, 1.0, [2.0, -1.0].into_iter());
+        audit.check(DividedQuantity::Memory, 1.0, [f64::NAN].into_iter());
+        assert_eq!(audit.amount(DividedQuantity::Memory, Some(f64::INFINITY)), None);
         assert_eq!(audit.violations().values().copied().collect::<Vec<_>>(), [1, 1, 2]);
     }
 }

@@ -1,5 +1,5 @@
 use super::division::is_nothing;
-use crate::domain::model::{Divided, Gaps, Monotonic, Totals};
+use crate::domain::model::{DeviceTotals, Divided, Gaps, Monotonic};
 
 /// Busy time that the driver has reported for time the clock has not reached yet.
 const CARRY_LIMIT_SECONDS: f64 = 2.0;
@@ -68,7 +68,7 @@ impl DeviceClock {
     }
 
     /// The first reading: nothing before it is covered.
-    pub fn begin(&mut self, totals: &Totals) {
+    pub fn begin(&mut self, totals: &DeviceTotals) {
         self.read = true;
         self.late = false;
         self.accounted = totals.through;
@@ -82,7 +82,7 @@ impl DeviceClock {
     }
 
     /// `busy` and `energy`: the totals, where they are amounts.
-    pub fn advance(&mut self, totals: &Totals, busy: Option<f64>, energy: Option<f64>) -> Advance {
+    pub fn advance(&mut self, totals: &DeviceTotals, busy: Option<f64>, energy: Option<f64>) -> Advance {
         let through = totals.through;
         let from = std::mem::replace(&mut self.accounted, through);
         let was_late = std::mem::take(&mut self.late);

@@ -11,7 +11,9 @@ use super::interval_division::{IntervalDivision, held_times};
 use super::partition::Partitions;
 use super::weights::Weights;
 use crate::domain::attribution::owners::DeviceProcesses;
-use crate::domain::model::{ContainerRef, GpuUuid, MigUuid, Moment, Monotonic, Reason, UnallocatedUse, Unattributed};
+use crate::domain::model::{
+    ContainerRef, GpuUuid, MigUuid, Moment, Monotonic, UnallocatedUse, Unattributed, UnattributedReason,
+};
 
 pub type HolderKey = (ContainerRef, Option<MigUuid>);
 
@@ -103,7 +105,7 @@ impl Device {
                 && busy.is_some_and(is_nothing)
                 && let Some(energy) = energy
             {
-                self.idle_power.learn(length, energy);
+                self.idle_power.add(length, energy);
             }
         }
         for time in &mut held {
@@ -115,7 +117,8 @@ impl Device {
     fn remain(&mut self, interval: &Interval, by_process: bool) {
         let unattributed = &mut self.unattributed;
         if by_process {
-            let reasons = [Reason::Host, Reason::NotAllocated, Reason::TerminatedPod];
+            let reasons =
+                [UnattributedReason::Host, UnattributedReason::NotAllocated, UnattributedReason::TerminatedPod];
             for reason in reasons.iter().filter(|_| interval.busy_seconds.is_some()) {
                 unattributed.busy_seconds.entry(*reason).or_default();
             }
@@ -124,11 +127,13 @@ impl Device {
             }
         }
         if interval.busy_seconds.is_some() || interval.unattributed_busy_seconds > 0.0 {
-            *unattributed.busy_seconds.entry(Reason::Unknown).or_default() += interval.unattributed_busy_seconds;
+            *unattributed.busy_seconds.entry(UnattributedReason::Unknown).or_default() +=
+                interval.unattributed_busy_seconds;
         }
         if interval.energy_joules.is_some() || interval.unattributed_energy_joules > 0.0 {
-            unattributed.energy_joules.entry(Reason::Idle).or_default();
-            *unattributed.energy_joules.entry(Reason::Unknown).or_default() += interval.unattributed_energy_joules;
+            unattributed.energy_joules.entry(UnattributedReason::Idle).or_default();
+            *unattributed.energy_joules.entry(UnattributedReason::Unknown).or_default() +=
+                interval.unattributed_energy_joules;
         }
     }
 

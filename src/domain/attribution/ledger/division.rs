@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::domain::model::Reason;
+use crate::domain::model::UnattributedReason;
 
 /// Seconds that are only what rounding left.
 pub fn is_nothing(seconds: f64) -> bool {
@@ -18,9 +18,13 @@ pub fn add_known(sum: &mut Option<f64>, amount: Option<f64>) {
 
 /// The reason, or `Ended` while the use may be that of a holding that ended less than two passes ago: the use of a
 /// device and its holdings are read at different times.
-pub fn reason_or_ended(reason: Reason, has_ended: bool) -> Reason {
+pub fn reason_or_ended(reason: UnattributedReason, has_ended: bool) -> UnattributedReason {
     match reason {
-        Reason::NotAllocated | Reason::TerminatedPod | Reason::Unknown if has_ended => Reason::Ended,
+        UnattributedReason::NotAllocated | UnattributedReason::TerminatedPod | UnattributedReason::Unknown
+            if has_ended =>
+        {
+            UnattributedReason::Ended
+        }
         reason => reason,
     }
 }
@@ -54,7 +58,7 @@ pub enum DivisionBasis<'a> {
     /// Only the holders are known.
     Holding,
     /// SM-seconds of processes that belong to no holder; each holder has its own.
-    Processes(&'a BTreeMap<Reason, f64>),
+    Processes(&'a BTreeMap<UnattributedReason, f64>),
     Partitions(&'a [Part]),
 }
 
@@ -66,7 +70,7 @@ pub struct Part {
     /// How busy it was, 0 to 1; `None` without GPM.
     pub active: Option<f64>,
     /// Its reason while it has no holder.
-    pub unheld: Reason,
+    pub unheld: UnattributedReason,
 }
 
 /// Adds up to the stretch.
@@ -75,8 +79,8 @@ pub struct Division {
     /// By holder. `None`: not known.
     pub busy: Vec<Option<f64>>,
     pub energy: Vec<Option<f64>>,
-    pub unattributed_busy: BTreeMap<Reason, f64>,
-    pub unattributed_energy: BTreeMap<Reason, f64>,
+    pub unattributed_busy: BTreeMap<UnattributedReason, f64>,
+    pub unattributed_energy: BTreeMap<UnattributedReason, f64>,
 }
 
 impl Stretch<'_> {
@@ -104,33 +108,35 @@ impl Stretch<'_> {
         division
     }
 
-    fn by_process(&self, others: &BTreeMap<Reason, f64>, division: &mut Division) {
+    fn by_process(&self, others: &BTreeMap<UnattributedReason, f64>, division: &mut Division) {
         // An exclusive holder also gets what no process explains.
         let sole = matches!(self.holders, [Holder { exclusive: true, .. }]);
         let sum = self.holders.iter().map(|holder| holder.sm_seconds).chain(others.values().copied()).sum::<f64>();
-        let by_weight = |amount: f64, shares: &mut Vec<Option<f64>>, unattributed: &mut BTreeMap<Reason, f64>, rest| {
-            for (share, holder) in shares.iter_mut().zip(self.holders) {
-                add_known(share, Some(if sum > 0.0 { amount * holder.sm_seconds / sum } else { 0.0 }));
-            }
-            if sum > 0.0 {
-                others.iter().for_each(|(reason, weight)| add(unattributed, *reason, amount * weight / sum));
-            } else if sole {
-                add_known(&mut shares[0], Some(amount));
-            } else {
-                add(unattributed, rest, amount);
-            }
-        };
+        let by_weight =
+            |amount: f64, shares: &mut Vec<Option<f64>>, unattributed: &mut BTreeMap<UnattributedReason, f64>, rest| {
+                for (share, holder) in shares.iter_mut().zip(self.holders) {
+                    add_known(share, Some(if sum > 0.0 { amount * holder.sm_seconds / sum } else { 0.0 }));
+                }
+                if sum > 0.0 {
+                    others.iter().for_each(|(reason, weight)| add(unattributed, *reason, amount * weight / sum));
+                } else if sole {
+                    add_known(&mut shares[0], Some(amount));
+                } else {
+                    add(unattributed, rest, amount);
+                }
+            };
         if let Some(busy) = self.busy {
-            by_weight(busy, &mut division.busy, &mut division.unattributed_busy, Reason::Unknown);
+            by_weight(busy, &mut division.busy, &mut division.unattributed_busy, UnattributedReason::Unknown);
         }
         if let Some(energy) = self.energy {
             let idle = self.idle_energy.unwrap_or(0.0).min(energy);
-            let rest = if self.busy.is_some_and(is_nothing) { Reason::Idle } else { Reason::Unknown };
+            let rest =
+                if self.busy.is_some_and(is_nothing) { UnattributedReason::Idle } else { UnattributedReason::Unknown };
             by_weight(energy - idle, &mut division.energy, &mut division.unattributed_energy, rest);
             if sole {
                 add_known(&mut division.energy[0], Some(idle));
             } else {
-                add(&mut division.unattributed_energy, Reason::Idle, idle);
+                add(&mut division.unattributed_energy, UnattributedReason::Idle, idle);
             }
         }
     }
@@ -138,7 +144,7 @@ impl Stretch<'_> {
     fn by_partition(&self, parts: &[Part], division: &mut Division) {
         // A partitioned GPU has no device total of busy time; if one appears, it is unattributed.
         if let Some(busy) = self.busy.filter(|busy| *busy > 0.0) {
-            add(&mut division.unattributed_busy, Reason::Unknown, busy);
+            add(&mut division.unattributed_busy, UnattributedReason::Unknown, busy);
         }
         let works: Vec<f64> = parts.iter().map(|part| part.active.unwrap_or(0.0) * part.fraction).collect();
         let work: f64 = works.iter().sum();
@@ -159,12 +165,12 @@ impl Stretch<'_> {
         }
         if self.energy.is_some() {
             if is_known && work <= 0.0 {
-                add(&mut division.unattributed_energy, Reason::Idle, energy - idle);
+                add(&mut division.unattributed_energy, UnattributedReason::Idle, energy - idle);
             } else if !is_known && left > f64::EPSILON * 8.0 {
-                self.unheld(Reason::Unknown, left, energy * left, division);
+                self.unheld(UnattributedReason::Unknown, left, energy * left, division);
             }
             if is_known {
-                add(&mut division.unattributed_energy, Reason::Idle, idle);
+                add(&mut division.unattributed_energy, UnattributedReason::Idle, idle);
             }
         }
     }
@@ -200,13 +206,13 @@ impl Stretch<'_> {
     }
 
     /// Energy of a fraction of the device without a holder or a measurement.
-    fn unheld(&self, reason: Reason, fraction: f64, energy: f64, division: &mut Division) {
+    fn unheld(&self, reason: UnattributedReason, fraction: f64, energy: f64, division: &mut Division) {
         let idle = self.idle_energy.map_or(0.0, |idle| idle * fraction).min(energy);
-        add(&mut division.unattributed_energy, Reason::Idle, idle);
+        add(&mut division.unattributed_energy, UnattributedReason::Idle, idle);
         add(&mut division.unattributed_energy, reason, energy - idle);
     }
 }
 
-fn add(unattributed: &mut BTreeMap<Reason, f64>, reason: Reason, amount: f64) {
+fn add(unattributed: &mut BTreeMap<UnattributedReason, f64>, reason: UnattributedReason, amount: f64) {
     *unattributed.entry(reason).or_default() += amount;
 }

@@ -8,14 +8,14 @@ use super::division::{DivisionBasis, Stretch, add_known};
 use super::holder_account::HolderAccount;
 use super::interval_division::{held_times, stretches};
 use super::partition::Partitions;
-use crate::domain::model::{Moment, Monotonic, Quantity, Reason};
+use crate::domain::model::{DividedQuantity, Moment, Monotonic, UnattributedReason};
 
 /// A gap that is not over: its holders, in seconds of the device as its energy will be divided.
 #[derive(Debug, Default)]
 pub struct OpenGap {
     seconds: f64,
     holders: BTreeMap<HolderKey, f64>,
-    unattributed: BTreeMap<Reason, f64>,
+    unattributed: BTreeMap<UnattributedReason, f64>,
 }
 
 impl OpenGap {
@@ -25,7 +25,7 @@ impl OpenGap {
         self.holders.retain(|key, seconds| {
             let is_known = holders.contains_key(key);
             if !is_known {
-                *unattributed.entry(Reason::Unknown).or_default() += *seconds;
+                *unattributed.entry(UnattributedReason::Unknown).or_default() += *seconds;
             }
             is_known
         });
@@ -71,8 +71,8 @@ impl Device {
         let gap = std::mem::take(&mut self.gap);
         let Some(joules) = joules else { return };
         let unattributed = &mut self.unattributed.energy_joules;
-        unattributed.entry(Reason::Idle).or_default();
-        let unknown = unattributed.entry(Reason::Unknown).or_default();
+        unattributed.entry(UnattributedReason::Idle).or_default();
+        let unknown = unattributed.entry(UnattributedReason::Unknown).or_default();
         if gap.seconds <= 0.0 {
             *unknown += joules;
             return;
@@ -81,15 +81,15 @@ impl Device {
         let idle_watts = self.idle_power.watts().unwrap_or(0.0).min(watts);
         let held = gap.holders.values().map(|seconds| seconds * watts);
         let unheld = gap.unattributed.values().map(|seconds| seconds * watts);
-        audit.check(Quantity::Energy, joules, held.chain(unheld));
+        audit.check(DividedQuantity::Energy, joules, held.chain(unheld));
         for (key, seconds) in gap.holders {
             match self.holders.get_mut(&key) {
                 Some(holder) => add_known(&mut holder.account.figures.energy_joules, Some(seconds * watts)),
-                None => *unattributed.entry(Reason::Unknown).or_default() += seconds * watts,
+                None => *unattributed.entry(UnattributedReason::Unknown).or_default() += seconds * watts,
             }
         }
         for (reason, seconds) in gap.unattributed {
-            *unattributed.entry(Reason::Idle).or_default() += seconds * idle_watts;
+            *unattributed.entry(UnattributedReason::Idle).or_default() += seconds * idle_watts;
             *unattributed.entry(reason).or_default() += seconds * (watts - idle_watts);
         }
     }

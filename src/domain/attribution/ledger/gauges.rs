@@ -11,8 +11,8 @@ use super::partition::reading_of;
 use super::weights::holder_of;
 use crate::domain::attribution::owners::{DeviceProcesses, OwnedProcess};
 use crate::domain::model::{
-    Account, Attribution, ContainerRef, DeviceReadings, Gpu, GpuUuid, Holding, Medium, Monotonic, Owner, PodRef,
-    Quantity, Reason, Sharing, UnallocatedUse,
+    Account, Attribution, ContainerRef, DeviceReadings, DividedQuantity, Gpu, GpuUuid, Holding, Medium, Monotonic,
+    Owner, PodRef, SharingForm, UnallocatedUse, UnattributedReason,
 };
 
 /// A process of a pod that does not hold the GPU is reported after this time.
@@ -28,7 +28,7 @@ pub struct Present<'a> {
 /// Of a whole GPU, or of a slot on it. NVIDIA's MPS daemon limits each client to its slot's part, in whole MiB.
 fn limit_of(memory_bytes: u64, holding: &Holding) -> Option<u64> {
     match holding.sharing {
-        Sharing::Mps => Some((memory_bytes as f64 * holding.share?) as u64 >> 20 << 20),
+        SharingForm::Mps => Some((memory_bytes as f64 * holding.share?) as u64 >> 20 << 20),
         _ => Some(memory_bytes),
     }
 }
@@ -49,9 +49,9 @@ impl Device {
             let Some(holding) = &mut account.holding else { continue };
             let instance = medium.zip(mig.as_ref()).and_then(|(medium, mig)| reading_of(medium, mig));
             // A GPU instance of several compute instances: its figures are not this container's alone.
-            let alone = instance.filter(|instance| instance.members.len() == 1 && holding.sharing == Sharing::Mig);
+            let alone = instance.filter(|instance| instance.members.len() == 1 && holding.sharing == SharingForm::Mig);
             let gpm = match holding.sharing {
-                Sharing::Exclusive => medium.map(|medium| &medium.gpm),
+                SharingForm::Exclusive => medium.map(|medium| &medium.gpm),
                 _ => alone.map(|instance| &instance.gpm),
             };
             account.sm_active_ratio = gpm.and_then(|gpm| gpm.sm_active);
@@ -60,8 +60,8 @@ impl Device {
             let device = present.gpu.and_then(|gpu| crate::domain::model::busy_ratio(gpu, present.readings, part));
             // A holder that has the device alone is as busy as the device.
             (account.utilization_ratio, account.device_utilization_ratio) = match (holding.sharing, holding.share) {
-                (Sharing::Exclusive, _) => (device, device),
-                (Sharing::Mig, share) => (device, device.zip(share).map(|(busy, share)| busy * share)),
+                (SharingForm::Exclusive, _) => (device, device),
+                (SharingForm::Mig, share) => (device, device.zip(share).map(|(busy, share)| busy * share)),
                 (_, share) => {
                     // The driver's sample and the interval differ by a moment: one value is divided, so that they add up.
                     let of_gpu = match (device, mig) {
@@ -80,7 +80,7 @@ impl Device {
             holding.attribution = self.clock.read.then_some(match (mig, holding.sharing) {
                 _ if self.in_gap => Attribution::Estimated,
                 (Some(_), _) => Attribution::Estimated,
-                (None, Sharing::Exclusive) => Attribution::Exclusive,
+                (None, SharingForm::Exclusive) => Attribution::Exclusive,
                 (None, _) if by_process => Attribution::Process,
                 (None, _) => Attribution::EqualShare,
             });
@@ -92,7 +92,12 @@ impl Device {
     fn count_processes(&mut self, present: &Present<'_>) {
         self.unattributed.processes.clear();
         let Some(processes) = present.processes else { return };
-        for reason in [Reason::Host, Reason::NotAllocated, Reason::TerminatedPod, Reason::Unknown] {
+        for reason in [
+            UnattributedReason::Host,
+            UnattributedReason::NotAllocated,
+            UnattributedReason::TerminatedPod,
+            UnattributedReason::Unknown,
+        ] {
             self.unattributed.processes.insert(reason, 0);
         }
         let holders: Vec<HolderKey> = self.holding().cloned().collect();
@@ -119,7 +124,12 @@ impl Device {
             present.processes.map(|processes| processes.processes.iter().filter(|process| process.running).collect());
         let mut unattributed = BTreeMap::new();
         if present.processes.is_some() && (medium.memory.is_some() || !medium.instances.is_empty()) {
-            let reasons = [Reason::Driver, Reason::Host, Reason::NotAllocated, Reason::TerminatedPod];
+            let reasons = [
+                UnattributedReason::Driver,
+                UnattributedReason::Host,
+                UnattributedReason::NotAllocated,
+                UnattributedReason::TerminatedPod,
+            ];
             unattributed.extend(reasons.map(|reason| (reason, 0)));
         }
         let mut of_instances = 0;
@@ -131,27 +141,28 @@ impl Device {
                 running.iter().filter(inside).copied().collect()
             });
             let (places, containers) = self::inside(&holders, present.gpu, Some(instance.gpu_instance));
-            let sole = instance.members.len() == 1 && self.is_sole(&holders, &places, Sharing::Mig);
+            let sole = instance.members.len() == 1 && self.is_sole(&holders, &places, SharingForm::Mig);
             let pool = Pool { used: memory.used, holders: &containers, sole, processes: processes.as_deref() };
             self.give(&holders, &places, &pool, &mut unattributed, audit);
         }
         match medium.memory {
             Some(memory) if medium.instances.is_empty() => {
                 let (places, containers) = self::inside(&holders, present.gpu, None);
-                let sole = self.is_sole(&holders, &places, Sharing::Exclusive);
+                let sole = self.is_sole(&holders, &places, SharingForm::Exclusive);
                 let pool = Pool { used: memory.used, holders: &containers, sole, processes: running.as_deref() };
                 self.give(&holders, &places, &pool, &mut unattributed, audit);
             }
             // The parts are exact, but are read a moment after the device total.
             Some(memory) => {
-                *unattributed.entry(Reason::Driver).or_default() += memory.used.saturating_sub(of_instances);
+                *unattributed.entry(UnattributedReason::Driver).or_default() +=
+                    memory.used.saturating_sub(of_instances);
             }
             None => {}
         }
         self.unattributed.memory_bytes = unattributed;
     }
 
-    fn is_sole(&self, holders: &[HolderKey], places: &[usize], sharing: Sharing) -> bool {
+    fn is_sole(&self, holders: &[HolderKey], places: &[usize], sharing: SharingForm) -> bool {
         let [place] = places else { return false };
         let holding = self.holders.get(&holders[*place]).and_then(|holder| holder.account.holding.as_ref());
         holding.is_some_and(|holding| holding.sharing == sharing)
@@ -162,12 +173,12 @@ impl Device {
         holders: &[HolderKey],
         places: &[usize],
         pool: &Pool<'_>,
-        unattributed: &mut BTreeMap<Reason, u64>,
+        unattributed: &mut BTreeMap<UnattributedReason, u64>,
         audit: &mut Audit,
     ) {
         let MemoryDivision { holders: shares, unattributed: rest } = pool.divide();
         let parts = shares.iter().flatten().chain(rest.values()).map(|bytes| *bytes as f64);
-        audit.check(Quantity::Memory, pool.used as f64, parts);
+        audit.check(DividedQuantity::Memory, pool.used as f64, parts);
         for (place, share) in places.iter().zip(shares) {
             if let Some(holder) = self.holders.get_mut(&holders[*place]) {
                 holder.account.memory_used_bytes = share;
@@ -192,8 +203,9 @@ impl Device {
         now: Monotonic,
     ) -> Vec<UnallocatedUse> {
         let containers: Vec<&ContainerRef> = self.holding().map(|key| &key.0).collect();
-        let outside =
-            |process: &&OwnedProcess| process.running && holder_of(process, &containers) == Err(Reason::NotAllocated);
+        let outside = |process: &&OwnedProcess| {
+            process.running && holder_of(process, &containers) == Err(UnattributedReason::NotAllocated)
+        };
         let name = |process: &OwnedProcess| match &process.owner {
             Owner::Container(one) => Some((PodRef::new(&one.namespace, &one.pod), Some(one.container.clone()))),
             Owner::Pod(pod) => Some((pod.clone(), None)),

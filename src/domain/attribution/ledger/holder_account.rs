@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::division::{add_known, is_nothing};
 use crate::domain::attribution::join::HoldingKey;
-use crate::domain::model::{Account, Figures, Holding, Moment, Monotonic, Sharing, UnixSeconds};
+use crate::domain::model::{Account, Figures, Holding, Moment, Monotonic, SharingForm, UnixSeconds};
 
 /// One container and one device: the account, and the holding time that is not accounted yet.
 #[derive(Debug)]
@@ -172,7 +172,7 @@ fn alike(one: &Holding, other: &Holding) -> bool {
 
 impl HeldShare {
     fn of(holding: &Holding) -> Self {
-        Self { share: holding.share, weight: holding.weight, exclusive: holding.sharing == Sharing::Exclusive }
+        Self { share: holding.share, weight: holding.weight, exclusive: holding.sharing == SharingForm::Exclusive }
     }
 }
 

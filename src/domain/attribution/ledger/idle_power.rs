@@ -14,7 +14,7 @@ pub struct IdlePower {
 }
 
 impl IdlePower {
-    pub fn learn(&mut self, seconds: f64, joules: f64) {
+    pub fn add(&mut self, seconds: f64, joules: f64) {
         let fading = 0.5_f64.powf(seconds / HALF_LIFE.as_secs_f64());
         self.seconds = self.seconds * fading + seconds;
         self.joules = self.joules * fading + joules;
@@ -33,11 +33,11 @@ mod tests {
     #[test]
     fn unknown_before_a_second_of_idleness_and_older_readings_weigh_less() {
         let mut power = IdlePower::default();
-        power.learn(0.6, 60.0);
+        power.add(0.6, 60.0);
         assert_eq!(power.watts(), None);
-        power.learn(0.6, 60.0);
+        power.add(0.6, 60.0);
         assert!((power.watts().unwrap() - 100.0).abs() < 1e-9);
-        (0..3000).for_each(|_| power.learn(1.0, 60.0));
+        (0..3000).for_each(|_| power.add(1.0, 60.0));
         assert!((power.watts().unwrap() - 60.0).abs() < 0.1, "{power:?}");
     }
 }

@@ -10,7 +10,7 @@ use super::holder_account::{Covered, Gain, HolderAccount, Span};
 use super::partition::Partitions;
 use super::spread;
 use super::weights::Gains;
-use crate::domain::model::{Monotonic, Quantity, Reason, Unattributed};
+use crate::domain::model::{DividedQuantity, Monotonic, Unattributed, UnattributedReason};
 
 /// An interval, and what it is divided by.
 pub struct IntervalDivision<'a> {
@@ -164,7 +164,7 @@ impl IntervalDivision<'_> {
         let (mut unattributed_busy, mut unattributed_energy) = (0.0, 0.0);
         for (number, Held { seconds, indices, holders }) in stretches.iter().enumerate() {
             let seconds = *seconds;
-            let others: Option<BTreeMap<Reason, f64>> = self.gains.as_ref().map(|gains| {
+            let others: Option<BTreeMap<UnattributedReason, f64>> = self.gains.as_ref().map(|gains| {
                 gains.others.iter().map(|(reason, weight)| (*reason, weight * seconds / length)).collect()
             });
             let division = Stretch {
@@ -210,9 +210,9 @@ impl IntervalDivision<'_> {
         });
         let shares = |read: fn(&Gain) -> Option<f64>| held.iter().filter_map(move |time| read(&time.gain));
         let whole = self.interval.busy_seconds.unwrap_or(0.0) + of_parts;
-        audit.check(Quantity::Busy, whole, shares(|gain| gain.busy).chain([unattributed_busy]));
+        audit.check(DividedQuantity::Busy, whole, shares(|gain| gain.busy).chain([unattributed_busy]));
         let whole = self.interval.energy_joules.unwrap_or(0.0);
-        audit.check(Quantity::Energy, whole, shares(|gain| gain.energy).chain([unattributed_energy]));
+        audit.check(DividedQuantity::Energy, whole, shares(|gain| gain.energy).chain([unattributed_energy]));
         (busy_sum, energy_sum)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::weights::holder_of;
 use crate::domain::attribution::owners::OwnedProcess;
-use crate::domain::model::{ContainerRef, Reason};
+use crate::domain::model::{ContainerRef, UnattributedReason};
 
 /// The memory of a GPU, or of one GPU instance.
 pub struct Pool<'a> {
@@ -23,7 +23,7 @@ pub struct Pool<'a> {
 pub struct MemoryDivision {
     /// By holder. `None`: not known.
     pub holders: Vec<Option<u64>>,
-    pub unattributed: BTreeMap<Reason, u64>,
+    pub unattributed: BTreeMap<UnattributedReason, u64>,
 }
 
 impl Pool<'_> {
@@ -32,12 +32,12 @@ impl Pool<'_> {
             let (holders, unattributed) = if self.sole && self.holders.len() == 1 {
                 (vec![Some(self.used)], BTreeMap::new())
             } else {
-                (vec![None; self.holders.len()], BTreeMap::from([(Reason::Unknown, self.used)]))
+                (vec![None; self.holders.len()], BTreeMap::from([(UnattributedReason::Unknown, self.used)]))
             };
             return MemoryDivision { holders, unattributed };
         };
         let mut holders = vec![Some(0_u64); self.holders.len()];
-        let mut unattributed: BTreeMap<Reason, u64> = BTreeMap::new();
+        let mut unattributed: BTreeMap<UnattributedReason, u64> = BTreeMap::new();
         let mut untold = false;
         let known = processes.iter().filter_map(|process| process.memory_bytes);
         let sum: u128 = known.map(u128::from).sum();
@@ -61,8 +61,8 @@ impl Pool<'_> {
         match (&mut holders[..], self.sole) {
             ([holder], true) if !untold => *holder = holder.map(|held| held + rest),
             // What a process with an unknown figure has is in here.
-            _ if untold => *unattributed.entry(Reason::Unknown).or_default() += rest,
-            _ => *unattributed.entry(Reason::Driver).or_default() += rest,
+            _ if untold => *unattributed.entry(UnattributedReason::Unknown).or_default() += rest,
+            _ => *unattributed.entry(UnattributedReason::Driver).or_default() += rest,
         }
         MemoryDivision { holders, unattributed }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::division::Part;
 use crate::domain::attribution::owners::{DeviceProcesses, OwnedProcess};
-use crate::domain::model::{Gpu, InstanceReading, Medium, MigDevice, MigUuid, Reason};
+use crate::domain::model::{Gpu, InstanceReading, Medium, MigDevice, MigUuid, UnattributedReason};
 
 /// The MIG devices of one GPU, and what their GPU instances report. None while it is unknown which part of
 /// the GPU each is: then nothing is divided among them.
@@ -20,8 +20,8 @@ impl<'a> Partitions<'a> {
         let part = |mig: &'a MigDevice| {
             let active = active.get(&mig.gpu_instance);
             let active = active.map(|active| (active * gpu.slices_of_instance(mig)).clamp(0.0, 1.0));
-            let unheld =
-                processes.map_or(Reason::Unknown, |processes| reason_of(&processes.processes, mig.gpu_instance));
+            let unheld = processes
+                .map_or(UnattributedReason::Unknown, |processes| reason_of(&processes.processes, mig.gpu_instance));
             Some(Part { fraction: gpu.slice_fraction(mig.slices)?, active, unheld })
         };
         let Some(mut parts) = gpu.mig_devices.iter().map(part).collect::<Option<Vec<_>>>() else {
@@ -43,10 +43,10 @@ pub fn reading_of<'a>(medium: &'a Medium, mig: &MigUuid) -> Option<&'a InstanceR
 }
 
 /// The reason for the use of an instance that no container holds.
-fn reason_of(processes: &[OwnedProcess], gpu_instance: u32) -> Reason {
+fn reason_of(processes: &[OwnedProcess], gpu_instance: u32) -> UnattributedReason {
     let inside = processes.iter().filter(|process| process.running && process.gpu_instance == Some(gpu_instance));
     inside
-        .map(|process| process.owner.unattributed_reason().unwrap_or(Reason::NotAllocated))
+        .map(|process| process.owner.unattributed_reason().unwrap_or(UnattributedReason::NotAllocated))
         .min()
-        .unwrap_or(Reason::Unknown)
+        .unwrap_or(UnattributedReason::Unknown)
 }

@@ -90,7 +90,8 @@ mod tests {
 
     #[test]
     fn a_part_was_active_while_it_was_held() {
-        let part = Part { fraction: 0.5, active: Some(0.25), unheld: crate::domain::model::Reason::Unknown };
+        let part =
+            Part { fraction: 0.5, active: Some(0.25), unheld: crate::domain::model::UnattributedReason::Unknown };
         let by_stretch = parts(&[part], &[1.0, 1.0], |stretch, _| stretch == 1);
         let active: Vec<Option<f64>> = by_stretch.iter().map(|parts| parts[0].active).collect();
         assert_eq!(active, [Some(0.0), Some(0.5)]);

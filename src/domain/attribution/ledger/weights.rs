@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::domain::attribution::owners::{DeviceProcesses, OwnedProcess};
-use crate::domain::model::{ContainerRef, Monotonic, Owner, PodRef, Reason};
+use crate::domain::model::{ContainerRef, Monotonic, Owner, PodRef, UnattributedReason};
 
 /// A process that was not reported for so long has ended.
 const FORGOTTEN: Duration = Duration::from_secs(120);
@@ -19,7 +19,7 @@ pub struct Weights {
 pub struct Gains {
     /// By holder.
     pub holders: Vec<f64>,
-    pub others: BTreeMap<Reason, f64>,
+    pub others: BTreeMap<UnattributedReason, f64>,
 }
 
 impl Weights {
@@ -52,14 +52,14 @@ impl Weights {
 /// The index of the holder that owns the process: its own container, else the first of its pod. A container that takes
 /// part in the pod's use without being listed (an init or a debugging container) uses what the pod holds. What is left
 /// of an earlier pod of the same name is not the present one's.
-pub fn holder_of(process: &OwnedProcess, holders: &[&ContainerRef]) -> Result<usize, Reason> {
+pub fn holder_of(process: &OwnedProcess, holders: &[&ContainerRef]) -> Result<usize, UnattributedReason> {
     let (namespace, pod, container) = match &process.owner {
         Owner::Container(container) => match holders.binary_search(&container) {
             Ok(place) => return Ok(place),
             Err(_) => (&container.namespace, &container.pod, Some(container)),
         },
         Owner::Pod(PodRef { namespace, pod }) => (namespace, pod, None),
-        owner => return Err(owner.unattributed_reason().unwrap_or(Reason::Unknown)),
+        owner => return Err(owner.unattributed_reason().unwrap_or(UnattributedReason::Unknown)),
     };
     let first = holders.partition_point(|holder| (&holder.namespace, &holder.pod) < (namespace, pod));
     let of_name = holders.iter().enumerate().skip(first);
@@ -68,8 +68,8 @@ pub fn holder_of(process: &OwnedProcess, holders: &[&ContainerRef]) -> Result<us
     let own = mates.clone().find(|(_, holder)| container.is_some_and(|own| own.has_names_of(holder)));
     match own.or_else(|| mates.next()) {
         Some((place, _)) => Ok(place),
-        None if of_name.clone().next().is_some() => Err(Reason::TerminatedPod),
-        None => Err(Reason::NotAllocated),
+        None if of_name.clone().next().is_some() => Err(UnattributedReason::TerminatedPod),
+        None => Err(UnattributedReason::NotAllocated),
     }
 }
 
@@ -105,12 +105,12 @@ mod tests {
             let told = told(Owner::Container(owner.clone()), 5, 0.0);
             holder_of(&told.processes[0], holders)
         };
-        assert_eq!(place(&old, &[&new]), Err(Reason::TerminatedPod));
+        assert_eq!(place(&old, &[&new]), Err(UnattributedReason::TerminatedPod));
         assert_eq!(place(&old, &[&new, &old]), Ok(1), "while both have held it since the last reading");
         assert_eq!(place(&new, &[&new, &old]), Ok(0));
         assert_eq!(place(&of("init", Some("new")), &[&old, &side]), Ok(1), "of its own pod");
         assert_eq!(place(&of("main", None), &[&side, &new]), Ok(1), "where the UID is not known, by name");
         assert_eq!(place(&new, &[&of("main", None)]), Ok(0));
-        assert_eq!(place(&new, &[]), Err(Reason::NotAllocated));
+        assert_eq!(place(&new, &[]), Err(UnattributedReason::NotAllocated));
     }
 }

@@ -25,16 +25,16 @@ fn hardware(listed: &[usize], on_bus: &[usize]) -> HardwareState {
     HardwareState { inventory: Arc::new(inventory), node_devices: Some(node_devices), ..HardwareState::default() }
 }
 
-fn ids(resource: &str, ids: &[&str]) -> Ids {
+fn ids(resource: &str, ids: &[&str]) -> DeviceIds {
     [(resource.into(), ids.iter().map(|id| DeviceId::from(*id)).collect())].into()
 }
 
-fn allocatable(devices: Ids) -> KubeletState {
+fn allocatable(devices: DeviceIds) -> KubeletState {
     let allocatable = Allocatable { devices, ..Allocatable::default() };
     KubeletState { allocatable: Some(Arc::new(allocatable)), ..KubeletState::default() }
 }
 
-fn checkpoint(devices: Ids) -> KubeletState {
+fn checkpoint(devices: DeviceIds) -> KubeletState {
     KubeletState { checkpoint: Some(Arc::new(devices)), ..KubeletState::default() }
 }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::model::{Gpu, MigDevice, Sharing, UnixSeconds, XidInstance};
+use crate::domain::model::{Gpu, MigDevice, SharingForm, UnixSeconds, XidInstance};
 use crate::test_data;
 
 const GPU: &str = "GPU-1";
@@ -40,7 +40,7 @@ impl Node {
     }
 
     fn hold(&mut self, pod: &str, mig: Option<&str>) {
-        let holding = test_data::holding(GPU, Sharing::Exclusive, 1.0);
+        let holding = test_data::holding(GPU, SharingForm::Exclusive, 1.0);
         let account = Account {
             holding: Some(holding.clone()),
             ..Account::new(main(pod), GPU.into(), mig.map(Into::into), UnixSeconds(7.0))

@@ -16,7 +16,9 @@ fn what_xids_do_by_class_with_and_without_a_recovery_action() {
         (151, false, false),
         (999, false, false),
     ] {
-        for (mut world, down) in [(World::new(Config::default()), known), (World::old(Config::default()), unknown)] {
+        for (mut world, down) in
+            [(World::new(HealthConfig::default()), known), (World::old(HealthConfig::default()), unknown)]
+        {
             world.at(1);
             let state = world.with(2, &[xid(code, 2)]);
             assert_eq!(world.reasons(), if down { vec!["xid"] } else { vec![] }, "XID {code}");
@@ -28,7 +30,7 @@ fn what_xids_do_by_class_with_and_without_a_recovery_action() {
 #[test]
 fn configured_xids_go_before_their_class() {
     let xids = [(48, XidRule::Count), (31, XidRule::Unhealthy), (45, XidRule::Ignore)].into();
-    let mut world = World::new(Config { xids, ..Config::default() });
+    let mut world = World::new(HealthConfig { xids, ..HealthConfig::default() });
     world.at(1);
     let state = world.with(2, &[xid(48, 2), xid(45, 2)]);
     assert_eq!(world.reasons(), WELL);
@@ -41,7 +43,7 @@ fn configured_xids_go_before_their_class() {
 #[test]
 fn without_a_recovery_action_a_reload_or_a_return_from_loss_clears_an_xid() {
     for (code, back_from_loss) in [(48, true), (79, false)] {
-        let mut world = World::old(Config::default());
+        let mut world = World::old(HealthConfig::default());
         world.at(1);
         world.with(2, &[xid(code, 2)]);
         world.stop_answering(|readings| readings.lost = true);
@@ -61,7 +63,7 @@ fn without_a_recovery_action_a_reload_or_a_return_from_loss_clears_an_xid() {
 #[test]
 fn a_new_session_clears_nothing_and_a_gpu_reset_does() {
     for code in [48, 79] {
-        let mut world = World::old(Config::default());
+        let mut world = World::old(HealthConfig::default());
         world.at(1);
         world.with(2, &[xid(code, 2)]);
         world.release();
@@ -96,7 +98,7 @@ fn a_reload_clears_nothing_while_the_driver_needs_more_or_the_device_does_not_an
 
 #[test]
 fn an_event_from_before_a_reload_reported_after_it_is_ignored() {
-    let mut world = World::old(Config::default());
+    let mut world = World::old(HealthConfig::default());
     world.at(1);
     world.hardware.driver_loads += 1;
     world.at(10);
@@ -109,7 +111,7 @@ fn an_event_from_before_a_reload_reported_after_it_is_ignored() {
 
 #[test]
 fn an_nvlink_xid_before_the_first_check_is_left_to_the_recovery_action() {
-    let mut world = World::new(Config::default());
+    let mut world = World::new(HealthConfig::default());
     world.unresponsive = [GPU.into()].into();
     world.with(1, &[xid(74, 1)]);
     assert_eq!(world.reasons(), ["xid", "unknown"]);
@@ -120,14 +122,14 @@ fn an_nvlink_xid_before_the_first_check_is_left_to_the_recovery_action() {
 
 #[test]
 fn what_concerns_the_whole_gpu_reaches_every_mig_device() {
-    let mut world = World::partitioned(Config::default());
+    let mut world = World::partitioned(HealthConfig::default());
     world.at(1);
     let state = world.with(2, &[xid(48, 2)]);
     for mig in [None, Some(SLICE), Some(OTHER_SLICE)] {
         assert_eq!(reasons(&state, mig), ["xid"]);
     }
     assert_eq!(state.transitions.iter().filter(|transition| !transition.to_healthy).count(), 3);
-    let mut world = World::partitioned(Config::default());
+    let mut world = World::partitioned(HealthConfig::default());
     world.slow(|slow| slow.recovery_action = Some(1));
     assert_eq!(reasons(&world.at(1), Some(SLICE)), ["recovery_action"]);
 }
@@ -144,7 +146,7 @@ fn what_concerns_an_instance_reaches_only_its_mig_devices() {
         (xid(95, 2), true, true, true),
     ] {
         for early in [false, true] {
-            let mut world = World::partitioned(Config::default());
+            let mut world = World::partitioned(HealthConfig::default());
             if early {
                 // Before the inventory has named the GPU.
                 let known = std::mem::take(&mut world.hardware.inventory);
@@ -164,7 +166,7 @@ fn what_concerns_an_instance_reaches_only_its_mig_devices() {
 
 #[test]
 fn a_new_instance_does_not_inherit_the_xid_of_the_number_that_it_got() {
-    let mut world = World::partitioned(Config::default());
+    let mut world = World::partitioned(HealthConfig::default());
     world.at(1);
     world.with(2, &[in_instance(95, 2, 7, Some(0))]);
     world.gpu(|gpu| gpu.mig_devices = vec![mig("MIG-new", 7), mig(OTHER_SLICE, 8)]);

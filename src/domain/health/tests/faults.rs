@@ -17,7 +17,7 @@ impl World {
     }
 
     /// The same node with another agent, which has not read it yet.
-    fn restarted(&self, seconds: u64, config: Config) -> Self {
+    fn restarted(&self, seconds: u64, config: HealthConfig) -> Self {
         let mut next = Self { slow: self.slow.clone(), energy_counter: self.energy_counter, ..Self::new(config) };
         next.hardware.inventory = Arc::clone(&self.hardware.inventory);
         next.health.restore(moment(seconds), &serde_json::from_str(&self.faults()).unwrap());
@@ -27,7 +27,7 @@ impl World {
 
 /// A world in which the GPU has this XID since second 2.
 fn sick(code: u32) -> World {
-    let mut world = World::partitioned(Config::default());
+    let mut world = World::partitioned(HealthConfig::default());
     world.driver(VERSION);
     world.at(1);
     world.with(2, &[xid(code, 2)]);
@@ -62,7 +62,7 @@ fn an_xid_outlives_the_agent_until_a_reset_is_observed() {
             let mut world = sick(code);
             before(&mut world);
             between(&mut world);
-            let mut world = world.restarted(10, Config::default());
+            let mut world = world.restarted(10, HealthConfig::default());
             for seconds in [10, 11, 30] {
                 let state = world.at(seconds);
                 assert_eq!(state.gpus[&GPU.into()].whole.reason(), Some(UnhealthyReason::Xid), "{what}: XID {code}");
@@ -80,9 +80,9 @@ fn an_xid_outlives_the_agent_until_a_reset_is_observed() {
 fn a_restored_fault_is_shown_with_its_time_and_logged_once() {
     let mut world = sick(48);
     let faults = world.faults();
-    let mut next = world.restarted(10, Config::default());
+    let mut next = world.restarted(10, HealthConfig::default());
     assert_eq!(next.faults(), faults, "kept before the GPU is listed");
-    let notes = next.health.take_notes();
+    let notes = next.health.drain_notes();
     assert_eq!(notes, ["GPU-0: XID 48 (double-bit memory error) is restored from before podmeter started"]);
     next.unresponsive = [GPU.into()].into();
     next.at(10);
@@ -91,67 +91,67 @@ fn a_restored_fault_is_shown_with_its_time_and_logged_once() {
     let state = next.at(11);
     assert_eq!(next.reasons(), ["xid"]);
     assert_eq!(state.gpus[&GPU.into()].whole.since.unix, moment(2).unix);
-    assert_eq!((next.faults(), next.health.take_notes()), (faults, vec![]));
+    assert_eq!((next.faults(), next.health.drain_notes()), (faults, vec![]));
     // Whom it concerned, it concerns.
     next.order(&unmark(GPU));
-    assert_eq!((next.reasons(), next.health.faults()), (WELL, Faults::default()));
+    assert_eq!((next.reasons(), next.health.faults()), (WELL, NodeFaults::default()));
     world.order(&unmark(GPU));
-    assert_eq!(world.health.faults(), Faults::default());
+    assert_eq!(world.health.faults(), NodeFaults::default());
 }
 
 #[test]
 fn the_xid_of_an_instance_stays_with_its_mig_devices() {
-    let mut world = World::partitioned(Config::default());
+    let mut world = World::partitioned(HealthConfig::default());
     world.at(1);
     world.with(2, &[in_instance(95, 2, 7, Some(0))]);
-    let mut next = world.restarted(10, Config::default());
+    let mut next = world.restarted(10, HealthConfig::default());
     let state = next.at(10);
     assert_eq!((reasons(&state, Some(SLICE)), reasons(&state, Some(OTHER_SLICE))), (vec!["xid"], WELL));
-    assert!(next.health.take_notes()[0].starts_with("MIG-7: XID 95"));
+    assert!(next.health.drain_notes()[0].starts_with("MIG-7: XID 95"));
     next.order(&unmark(SLICE));
-    assert_eq!(next.health.faults(), Faults::default());
+    assert_eq!(next.health.faults(), NodeFaults::default());
     // Not resolved to MIG devices yet.
-    let mut world = World::partitioned(Config::default());
+    let mut world = World::partitioned(HealthConfig::default());
     let inventory = std::mem::take(&mut world.hardware.inventory);
     world.with(1, &[in_instance(95, 1, 7, Some(0))]);
     world.hardware.inventory = inventory;
-    assert_eq!(reasons(&world.restarted(10, Config::default()).at(10), None), ["xid"]);
+    assert_eq!(reasons(&world.restarted(10, HealthConfig::default()).at(10), None), ["xid"]);
 }
 
 #[test]
 fn the_configuration_decides_anew() {
-    let rule = |code, rule| Config { xids: [(code, rule)].into(), ..Config::default() };
+    let rule = |code, rule| HealthConfig { xids: [(code, rule)].into(), ..HealthConfig::default() };
     for config in [rule(48, XidRule::Count), rule(48, XidRule::Ignore)] {
         let mut next = sick(48).restarted(10, config);
         next.at(10);
-        assert_eq!((next.reasons(), next.health.faults()), (WELL, Faults::default()));
+        assert_eq!((next.reasons(), next.health.faults()), (WELL, NodeFaults::default()));
     }
     let mut world = World::new(rule(31, XidRule::Unhealthy));
     world.at(1);
     world.with(2, &[xid(31, 2)]);
     assert_eq!(reasons(&world.restarted(10, rule(31, XidRule::Unhealthy)).at(10), None), ["xid"]);
-    assert_eq!(reasons(&world.restarted(10, Config::default()).at(10), None), WELL);
+    assert_eq!(reasons(&world.restarted(10, HealthConfig::default()).at(10), None), WELL);
 }
 
 #[test]
 fn a_mark_outlives_the_agent_and_the_driver_until_its_end() {
     let mark = |device: &str, until| Order::Mark { device: device.into(), reason: "smells".into(), until };
-    let mut world = World::partitioned(Config::default());
+    let mut world = World::partitioned(HealthConfig::default());
     world.driver(VERSION);
     world.at(1);
     world.order(&mark(GPU, None));
     world.order(&mark(SLICE, Some(Monotonic::from_secs(100))));
     (world.energy_counter, world.hardware.driver_loads) = (0, 7);
     world.driver("590.2");
-    let mut next = world.restarted(10, Config::default());
-    assert_eq!(next.health.take_notes()[1], "MIG-7: the mark \"smells\" is restored from before podmeter started");
-    next = world.restarted(99, Config::default());
+    let mut next = world.restarted(10, HealthConfig::default());
+    assert_eq!(next.health.drain_notes()[1], "MIG-7: the mark \"smells\" is restored from before podmeter started");
+    next = world.restarted(99, HealthConfig::default());
     let mig = |state: &HealthState| state.of(&GPU.into(), Some(&SLICE.into())).unwrap().causes.len();
     assert_eq!((reasons(&next.at(99), None), mig(&next.health.state())), (vec!["admin"], 2));
     assert_eq!(mig(&next.at(100)), 1);
-    assert_eq!(mig(&world.restarted(100, Config::default()).at(100)), 1, "its end was while no agent ran");
+    assert_eq!(mig(&world.restarted(100, HealthConfig::default()).at(100)), 1, "its end was while no agent ran");
     let forged = serde_json::to_string(&world.health.faults()).unwrap().replace("smells", "red\\u001b[31m");
-    let mut next = World::new(Config::default());
+    let mut next = World::new(HealthConfig::default());
     next.health.restore(moment(1), &serde_json::from_str(&forged).unwrap());
     assert_eq!(reasons(&next.at(1), None), WELL, "no operator can give such a reason");
 }
@@ -159,7 +159,7 @@ fn a_mark_outlives_the_agent_and_the_driver_until_its_end() {
 #[test]
 fn a_fault_that_has_ended_is_held_down_by_the_next_agent() {
     for (recovery, lasts) in [(Recovery::Auto, false), (Recovery::Manual, true)] {
-        let config = Config { recovery, ..Config::default() };
+        let config = HealthConfig { recovery, ..HealthConfig::default() };
         let mut world = World::new(config.clone());
         world.at(1);
         world.with(2, &[xid(48, 2)]);
@@ -176,19 +176,19 @@ fn a_fault_that_has_ended_is_held_down_by_the_next_agent() {
         next.at(70);
         assert_eq!(!next.reasons().is_empty(), lasts, "{recovery:?}");
         next.order(&unmark(GPU));
-        assert_eq!((next.reasons(), next.health.faults()), (WELL, Faults::default()));
+        assert_eq!((next.reasons(), next.health.faults()), (WELL, NodeFaults::default()));
     }
 }
 
 #[test]
 fn faults_change_with_the_health_and_the_energy_counter_once_a_minute() {
-    let mut world = World::new(Config::default());
+    let mut world = World::new(HealthConfig::default());
     world.unresponsive = [GPU.into()].into();
     world.at(1);
-    assert_eq!((world.reasons(), world.health.faults()), (unknown(), Faults::default()));
+    assert_eq!((world.reasons(), world.health.faults()), (unknown(), NodeFaults::default()));
     world.unresponsive.clear();
     world.at(2);
-    assert_eq!(world.health.faults(), Faults::default());
+    assert_eq!(world.health.faults(), NodeFaults::default());
     let kept = |world: &World| world.health.faults().gpus[&GPU.into()].energy_counter;
     world.with(3, &[xid(79, 3)]);
     assert_eq!(kept(&world), Some(1_000_000));

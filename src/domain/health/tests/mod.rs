@@ -44,7 +44,7 @@ struct World {
 }
 
 impl World {
-    fn new(config: Config) -> Self {
+    fn new(config: HealthConfig) -> Self {
         let gpus = [gpu(GPU, 0), gpu(OTHER, 1)].map(|gpu| (gpu.uuid.clone(), gpu)).into();
         let mut hardware = HardwareState { source: HardwareSource::Nvml, driver_loads: 1, ..HardwareState::default() };
         Arc::make_mut(&mut hardware.inventory).gpus = gpus;
@@ -56,19 +56,19 @@ impl World {
 
     /// Both GPUs were found healthy at 1.
     fn checked() -> Self {
-        let mut world = Self::new(Config::default());
+        let mut world = Self::new(HealthConfig::default());
         world.at(1);
         world
     }
 
     /// With the driver of a GPU that has no recovery action.
-    fn old(config: Config) -> Self {
+    fn old(config: HealthConfig) -> Self {
         let mut world = Self::new(config);
         world.slow.values_mut().for_each(|slow| slow.recovery_action = None);
         world
     }
 
-    fn partitioned(config: Config) -> Self {
+    fn partitioned(config: HealthConfig) -> Self {
         let mut world = Self::new(config);
         world.gpu(|gpu| gpu.mig_devices = vec![mig(SLICE, 7), mig(OTHER_SLICE, 8)]);
         world

@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn an_operators_mark_applies_until_it_is_removed_or_ends() {
-    let mut world = World::partitioned(Config::default());
+    let mut world = World::partitioned(HealthConfig::default());
     world.at(1);
     let mark = |device: &str, until| Order::Mark { device: device.into(), reason: "smells".into(), until };
     for name in [GPU, "0"] {
@@ -19,7 +19,7 @@ fn an_operators_mark_applies_until_it_is_removed_or_ends() {
     assert_eq!(world.health.next_deadline(), Some(Monotonic::from_secs(1010)));
     let state = world.at(1010);
     assert_eq!(reasons(&state, Some(SLICE)), WELL);
-    let refused = |order: Order| Health::new(Config::default()).order(moment(1), &order);
+    let refused = |order: Order| Health::new(HealthConfig::default()).order(moment(1), &order);
     assert_eq!(refused(unmark("GPU-9")), Err(MarkError::UnknownDevice("GPU-9".into())));
     let nothing = Order::Mark { device: GPU.into(), reason: String::new(), until: None };
     assert_eq!(refused(nothing), Err(MarkError::Reason(0)));
@@ -52,7 +52,7 @@ fn an_index_names_a_gpu_that_is_present_and_an_order_returns_its_uuid() {
 
 #[test]
 fn in_manual_only_an_unmark_brings_a_device_back_and_only_if_it_has_recovered() {
-    let mut world = World::new(Config { recovery: Recovery::Manual, ..Config::default() });
+    let mut world = World::new(HealthConfig { recovery: Recovery::Manual, ..HealthConfig::default() });
     world.at(1);
     assert_eq!(world.reasons(), WELL, "the first check needs no operator");
     world.slow(|slow| slow.recovery_action = Some(1));

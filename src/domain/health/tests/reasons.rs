@@ -16,7 +16,7 @@ fn a_gpu_that_needs_no_fabric_or_is_in_no_domain_is_healthy() {
         ("in_progress", Some(switch), Some(false), FabricPolicy::Unhealthy, vec!["fabric"]),
         ("not_started", None, None, FabricPolicy::Unhealthy, vec!["fabric"]),
     ] {
-        let mut world = World::new(Config { fabric: policy, ..Config::default() });
+        let mut world = World::new(HealthConfig { fabric: policy, ..HealthConfig::default() });
         world.gpu(|gpu| (gpu.platform, gpu.mig_enabled) = (platform.clone(), mig_enabled));
         world.slow(|slow| slow.fabric = Some(fabric(state)));
         assert_eq!(reasons(&world.at(1), None), expected, "{state} {platform:?} {mig_enabled:?}");
@@ -26,7 +26,7 @@ fn a_gpu_that_needs_no_fabric_or_is_in_no_domain_is_healthy() {
 /// A GPU that leaves its domain, or gets another clique, changes labels; the fabric manager has moved it.
 #[test]
 fn a_lost_domain_is_no_fault_by_itself() {
-    let mut world = World::new(Config::default());
+    let mut world = World::new(HealthConfig::default());
     let domain = FabricDomain { cluster_uuid: "9c6f5af3".into(), clique_id: 4026 };
     for domain in [Some(domain.clone()), Some(FabricDomain { clique_id: 2, ..domain }), None] {
         world.slow(|slow| slow.fabric = Some(FabricState { state: "completed", domain, ..FabricState::default() }));
@@ -36,7 +36,7 @@ fn a_lost_domain_is_no_fault_by_itself() {
 
 #[test]
 fn a_device_is_unknown_until_checked_and_then_healthy() {
-    let mut world = World::new(Config::default());
+    let mut world = World::new(HealthConfig::default());
     world.unresponsive = [GPU.into()].into();
     world.at(1);
     assert_eq!(world.reasons(), unknown());
@@ -52,7 +52,7 @@ fn a_device_is_unknown_until_checked_and_then_healthy() {
 
 #[test]
 fn unknown_lasts_for_five_seconds_at_most() {
-    let mut world = World::new(Config::default());
+    let mut world = World::new(HealthConfig::default());
     world.unresponsive = [GPU.into()].into();
     for seconds in 1..6 {
         world.at(seconds);
@@ -69,7 +69,7 @@ fn a_device_unhealthy_at_the_start_is_never_healthy_for_a_moment() {
         ("recovery_action", Slow { recovery_action: Some(1), ..Slow::default() }),
         ("row_remap_failed", Slow { row_remap: Some(failed), ..Slow::default() }),
     ] {
-        let mut world = World::new(Config::default());
+        let mut world = World::new(HealthConfig::default());
         world.unresponsive = [GPU.into()].into();
         world.at(1);
         world.slow.insert(GPU.into(), slow);
@@ -179,7 +179,7 @@ fn the_hold_down_restarts_with_every_relapse() {
 
 #[test]
 fn a_reason_without_new_signals_stays() {
-    let mut world = World::new(Config::default());
+    let mut world = World::new(HealthConfig::default());
     world.slow(|slow| slow.row_remap = Some(RowRemap { failed: true, ..RowRemap::default() }));
     world.at(1);
     world.slow(|slow| slow.row_remap = None);
@@ -197,7 +197,7 @@ fn an_unknown_recovery_action_is_no_reason_and_logged_once() {
     world.at(2);
     world.at(3);
     assert_eq!(world.reasons(), WELL);
-    let notes = world.health.take_notes();
+    let notes = world.health.drain_notes();
     assert_eq!(notes.len(), 1, "{notes:?}");
     world.slow(|slow| slow.recovery_action = Some(1));
     world.at(4);
@@ -209,11 +209,11 @@ fn an_unknown_recovery_action_is_no_reason_and_logged_once() {
 #[test]
 fn uncorrectable_memory_errors_count_by_policy_and_until_the_driver_is_reloaded() {
     let errors = |uncorrected| vec![EccLocation { location: "dram", corrected: None, uncorrected: Some(uncorrected) }];
-    let mut world = World::new(Config::default());
+    let mut world = World::new(HealthConfig::default());
     world.slow(|slow| slow.ecc = errors(3));
     world.at(1);
     assert_eq!(world.reasons(), WELL);
-    let mut world = World::new(Config { uncorrectable_ecc: EccPolicy::Unhealthy, ..Config::default() });
+    let mut world = World::new(HealthConfig { uncorrectable_ecc: EccPolicy::Unhealthy, ..HealthConfig::default() });
     world.slow(|slow| slow.ecc = errors(3));
     world.at(1);
     world.at(1000);
@@ -234,7 +234,7 @@ fn an_observed_reset_clears_the_memory_errors() {
     let resets: [Reset; 2] =
         [|world| world.energy_counter = 0, |world| world.slow(|slow| slow.recovery_action = Some(0))];
     for reset in resets {
-        let mut world = World::new(Config { uncorrectable_ecc: EccPolicy::Unhealthy, ..Config::default() });
+        let mut world = World::new(HealthConfig { uncorrectable_ecc: EccPolicy::Unhealthy, ..HealthConfig::default() });
         world.slow(|slow| slow.ecc = errors(3));
         world.at(1);
         world.slow(|slow| slow.recovery_action = Some(1));
@@ -329,7 +329,7 @@ fn what_is_unknown_stays_so_until_the_device_answers() {
 fn a_gpu_that_this_process_cannot_read_is_unknown_with_the_reason() {
     let detail = |world: &World| world.health.state().of(&GPU.into(), None).unwrap().causes[0].detail.to_string();
     for was_checked in [false, true] {
-        let mut world = if was_checked { World::checked() } else { World::new(Config::default()) };
+        let mut world = if was_checked { World::checked() } else { World::new(HealthConfig::default()) };
         world.stop_answering(|readings| readings.problem = Some("no thread".into()));
         world.at(2);
         for seconds in [100, 1_000] {
@@ -344,7 +344,7 @@ fn a_gpu_that_this_process_cannot_read_is_unknown_with_the_reason() {
 
 #[test]
 fn a_device_whose_first_check_hangs_goes_from_unknown_to_stuck() {
-    let mut world = World::new(Config::default());
+    let mut world = World::new(HealthConfig::default());
     world.stop_answering(|readings| readings.asked = Some(Monotonic::from_secs(1)));
     for seconds in 1..11 {
         world.at(seconds);

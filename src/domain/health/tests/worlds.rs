@@ -82,7 +82,7 @@ proptest! {
 
     #[test]
     fn unhealthy_with_a_signal_and_healthy_only_after_the_hold_down(steps in prop::collection::vec(step(), 1..60)) {
-        let mut world = World::new(Config::default());
+        let mut world = World::new(HealthConfig::default());
         let mut reference = Reference::default();
         let mut counted: BTreeMap<XidClass, u64> = BTreeMap::new();
         let mut transitions = 0;
@@ -161,7 +161,7 @@ proptest! {
             shuffled.swap(place, (state >> 33) as usize % (place + 1));
         }
         let run = |events: &[XidEvent]| {
-            let mut world = World::partitioned(Config::default());
+            let mut world = World::partitioned(HealthConfig::default());
             world.at(1);
             world.with(50, events)
         };

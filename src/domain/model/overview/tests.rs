@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::domain::model::{Allocatable, DeviceId, Fast, Sharing};
+use crate::domain::model::{Allocatable, DeviceId, Fast, SharingForm};
 use crate::serve::metrics::tests::fixture;
 
 fn of(snapshot: &Snapshot, uuid: &str) -> DeviceOverview {
@@ -32,7 +32,7 @@ fn slots_are_free_that_no_container_holds() {
     let mut snapshot = fixture::snapshot();
     let slots = |snapshot: &Snapshot| (of(snapshot, fixture::WHOLE).slots, of(snapshot, fixture::WHOLE).free_slots);
     let holding = snapshot.accounts[0].holding.as_mut().unwrap();
-    (holding.sharing, holding.device_ids) = (Sharing::TimeSlicing, vec!["one".into(), "two".into()]);
+    (holding.sharing, holding.device_ids) = (SharingForm::TimeSlicing, vec!["one".into(), "two".into()]);
     assert_eq!(slots(&snapshot), (Some(4), Some(2)));
     assert_eq!(of(&snapshot, fixture::LOST).slots, None, "it is not shared");
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::domain::model::{
-    Allocations, ContainerRef, ContainerXid, HealthState, HealthTransition, Holding, KubeletState, Pod, Sharing,
+    Allocations, ContainerRef, ContainerXid, HealthState, HealthTransition, Holding, KubeletState, Pod, SharingForm,
     UnhealthyReason, XidClass,
 };
 use crate::test_data;
@@ -80,7 +80,7 @@ impl Node {
 }
 
 fn holding() -> Holding {
-    test_data::holding(GPU, Sharing::Exclusive, 1.0)
+    test_data::holding(GPU, SharingForm::Exclusive, 1.0)
 }
 
 fn account(pod: &str, created: UnixSeconds) -> Account {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::model::{Account, ContainerRef, Figures, Moment, Sharing, UnixSeconds};
+use crate::domain::model::{Account, ContainerRef, Figures, Moment, SharingForm, UnixSeconds};
 use crate::node::journal::Query;
 use crate::node::journal::allocation_record::AllocationRecord;
 
@@ -13,7 +13,7 @@ fn settings(directory: &Path) -> JournalSettings {
 fn snapshot(clock: &Clock, pod: &str) -> Snapshot {
     let at: Moment = clock.now();
     let account = Account {
-        holding: Some(crate::test_data::holding("GPU-1", Sharing::Exclusive, 1.0)),
+        holding: Some(crate::test_data::holding("GPU-1", SharingForm::Exclusive, 1.0)),
         figures: Figures { allocated_seconds: Some(at.monotonic.as_duration().as_secs_f64()), ..Figures::default() },
         ..Account::new(ContainerRef::new("team", pod, "main"), "GPU-1".into(), None, at.unix)
     };

@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::model::Reason;
+use crate::domain::model::UnattributedReason;
 use crate::simulation::kubelet::container_id;
 use crate::simulation::proc_tree::{Inside, ProcTree};
 
@@ -147,7 +147,7 @@ fn a_pod_whose_directory_was_removed_has_ended() {
     assert_eq!(lab.owner(1, 100), container(MAIN));
     lab.tree.remove_container(MAIN).unwrap();
     assert_eq!(lab.owner(12, 100), ended(false));
-    assert_eq!(lab.owner(12, 100).unattributed_reason(), Some(Reason::TerminatedPod));
+    assert_eq!(lab.owner(12, 100).unattributed_reason(), Some(UnattributedReason::TerminatedPod));
 }
 
 #[test]

@@ -112,7 +112,7 @@ pub(super) mod tests {
     use serde_json::Value as Json;
 
     use super::*;
-    use crate::domain::model::Sharing;
+    use crate::domain::model::SharingForm;
     use crate::serve::metrics::catalogue;
     use crate::serve::metrics::family::SampleValue;
     use crate::serve::metrics::tests::{fixture, value};
@@ -304,7 +304,7 @@ pub(super) mod tests {
             let mut account = whole.clone();
             account.container.pod = pod.into();
             let holding = account.holding.as_mut().unwrap();
-            holding.sharing = Sharing::TimeSlicing;
+            holding.sharing = SharingForm::TimeSlicing;
             holding.device_ids = slots.map(|slot| format!("{}::{slot}", fixture::WHOLE).as_str().into()).collect();
             account.device_utilization_ratio = Some(ratio);
             account.memory_used_bytes = Some(gibibytes << 30);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::domain::model::{
     Account, ContainerRef, DeviceReadings, GpmRatios, Gpu, GpuUuid, Holding, InstanceReading, Medium, MemoryUse,
-    Sharing, Slow, Snapshot,
+    SharingForm, Slow, Snapshot,
 };
 use crate::serve::metrics;
 use crate::serve::metrics::family::{Family, SampleValue};
@@ -179,7 +179,7 @@ impl<'snapshot> DcgmDevice<'snapshot> {
         };
         let accounts = snapshot.accounts.iter().enumerate();
         let accounts: Vec<_> = accounts.filter(|(_, account)| slots(account) > 0 && holds(account)).collect();
-        let is_shared = |holding: &Holding| [Sharing::TimeSlicing, Sharing::Mps].contains(&holding.sharing);
+        let is_shared = |holding: &Holding| [SharingForm::TimeSlicing, SharingForm::Mps].contains(&holding.sharing);
         let labels = Arc::new(device_labels(snapshot, generation, gpu, instance));
         let shown = accounts.iter().filter(|(place, _)| !without(*place));
         Self {

@@ -52,7 +52,7 @@ pub(crate) fn snapshot() -> Snapshot {
             container_xid("training-0", WHOLE, 31, XidClass::Application, 3),
             container_xid(HOSTILE, PARTITIONED, 94, XidClass::ContainedMemory, 1),
         ],
-        violations: Quantity::ALL.map(|quantity| (quantity, 0)).into(),
+        violations: DividedQuantity::ALL.map(|quantity| (quantity, 0)).into(),
         series_limit: None,
         series_dropped: [("ended", 0), ("held", 0)].into(),
         unresolved: vec![UnresolvedDevices { resource: "example.com/nic".into(), form: "unknown", devices: 1 }],
@@ -293,10 +293,15 @@ fn unattributed() -> Vec<Unattributed> {
     };
     vec![
         Unattributed {
-            busy_seconds: [(Reason::Host, 0.0), (Reason::Unknown, 0.0)].into(),
-            energy_joules: [(Reason::Host, 1_000.0), (Reason::Idle, 9_000.0), (Reason::Unknown, 0.125)].into(),
-            memory_bytes: [(Reason::Driver, 300 << 20), (Reason::Host, 100 << 20)].into(),
-            processes: [(Reason::Host, 1), (Reason::NotAllocated, 1)].into(),
+            busy_seconds: [(UnattributedReason::Host, 0.0), (UnattributedReason::Unknown, 0.0)].into(),
+            energy_joules: [
+                (UnattributedReason::Host, 1_000.0),
+                (UnattributedReason::Idle, 9_000.0),
+                (UnattributedReason::Unknown, 0.125),
+            ]
+            .into(),
+            memory_bytes: [(UnattributedReason::Driver, 300 << 20), (UnattributedReason::Host, 100 << 20)].into(),
+            processes: [(UnattributedReason::Host, 1), (UnattributedReason::NotAllocated, 1)].into(),
             ..unattributed(WHOLE, Some(300.5), Some(210_000.125))
         },
         unattributed(LOST, Some(12.0), None),
@@ -306,7 +311,7 @@ fn unattributed() -> Vec<Unattributed> {
 
 fn whole_readings() -> DeviceReadings {
     DeviceReadings {
-        totals: Totals {
+        totals: DeviceTotals {
             through: Monotonic::from_secs(599),
             busy_seconds: Some(300.5),
             memory_busy_seconds: Some(120.25),
@@ -314,7 +319,7 @@ fn whole_readings() -> DeviceReadings {
             energy_joules: Some(210_000.125),
             module_energy_joules: Some(480_000.5),
             uncovered_seconds: 0.5,
-            ..Totals::default()
+            ..DeviceTotals::default()
         },
         fast: Some(stamped(Fast {
             utilization_ratio: Some(0.87),
@@ -454,7 +459,7 @@ fn slow() -> Slow {
 /// Its counters stay; all present values are absent.
 fn lost_readings() -> DeviceReadings {
     DeviceReadings {
-        totals: Totals { busy_seconds: Some(12.0), uncovered_seconds: 30.0, ..Totals::default() },
+        totals: DeviceTotals { busy_seconds: Some(12.0), uncovered_seconds: 30.0, ..DeviceTotals::default() },
         lost: true,
         ..DeviceReadings::default()
     }
@@ -469,7 +474,7 @@ fn partitioned_readings() -> DeviceReadings {
         gpm: gpm(level),
     };
     DeviceReadings {
-        totals: Totals { energy_joules: Some(90_000.0), ..Totals::default() },
+        totals: DeviceTotals { energy_joules: Some(90_000.0), ..DeviceTotals::default() },
         fast: Some(stamped(Fast {
             utilization_ratio: None,
             instance_utilization_ratios: [(7, 0.75), (8, 0.0)].into(),
@@ -600,7 +605,7 @@ fn accounts() -> Vec<Account> {
         let (resource, device_ids) = (resource.map(Into::into), vec![id.into()]);
         Some(Holding { resource, device_ids, sharing, attribution: Some(attribution), share: Some(share), weight: 1.0 })
     };
-    let slice = |resource, id| holding(resource, id, Sharing::Mig, Attribution::Estimated, 1.0 / 7.0);
+    let slice = |resource, id| holding(resource, id, SharingForm::Mig, Attribution::Estimated, 1.0 / 7.0);
     let figures = |allocated, busy, idle, energy_joules| Figures {
         held_seconds: Some(allocated),
         allocated_seconds: Some(allocated),
@@ -611,7 +616,7 @@ fn accounts() -> Vec<Account> {
         energy_joules,
     };
     let exclusive = Account {
-        holding: holding(Some("nvidia.com/gpu"), WHOLE, Sharing::Exclusive, Attribution::Exclusive, 1.0),
+        holding: holding(Some("nvidia.com/gpu"), WHOLE, SharingForm::Exclusive, Attribution::Exclusive, 1.0),
         figures: figures(499.5, 300.5, 199.0, Some(200_000.0)),
         last_active: Some(UnixSeconds(STARTED.0 + 599.0)),
         utilization_ratio: Some(0.87),

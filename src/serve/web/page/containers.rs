@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::text::{ago, device_name, figure, gibibytes, kilowatt_hours, or_unknown, percent, span, words};
 use super::view::{Sort, View, window_words};
 use super::{NodePage, facts, more, section};
-use crate::domain::model::{Account, Attribution, Holding, Sharing, parts_of_device};
+use crate::domain::model::{Account, Attribution, Holding, SharingForm, parts_of_device};
 
 /// Rows shown; the rest are counted.
 const SHOWN: usize = 500;
@@ -152,10 +152,10 @@ fn row(page: &NodePage<'_>, account: &Account) -> Markup {
 fn sharing(holding: &Holding, held: Option<f64>) -> String {
     let part = held.filter(|held| *held < 1.0).map_or_else(String::new, |held| format!(", holds {}", percent(held)));
     let sharing = match holding.sharing {
-        Sharing::Exclusive => "exclusive",
-        Sharing::TimeSlicing => "time slicing",
-        Sharing::Mps => "MPS",
-        Sharing::Mig => "MIG",
+        SharingForm::Exclusive => "exclusive",
+        SharingForm::TimeSlicing => "time slicing",
+        SharingForm::Mps => "MPS",
+        SharingForm::Mig => "MIG",
     };
     let method = match holding.attribution {
         Some(Attribution::Exclusive) | None => "",

@@ -7,7 +7,7 @@ use maud::{Markup, html};
 
 use super::text::{device_name, gibibytes, kilowatt_hours, percent, span, time, watts};
 use super::{document, events};
-use crate::domain::history::{Event, History};
+use crate::domain::history::{HistoryEvent, NodeHistory};
 use crate::domain::model::{GpuUuid, MigDevice, Snapshot, UnixSeconds};
 use crate::serve::metrics::{self, Family, SampleValue};
 
@@ -62,7 +62,7 @@ impl<'a> DetailSubject<'a> {
             && of("device").is_none_or(|device| device.starts_with(uuid))
     }
 
-    fn concerns(&self, event: &Event) -> bool {
+    fn concerns(&self, event: &HistoryEvent) -> bool {
         let mig = self.mig.map(|mig| &mig.uuid);
         match self.container {
             Some(parts) => event.containers.iter().any(|container| container.to_string() == parts.join("/")),
@@ -74,10 +74,10 @@ impl<'a> DetailSubject<'a> {
 }
 
 /// `None` where the node has no such device.
-pub(in crate::serve::web) fn page(snapshot: &Snapshot, history: &History, key: &str) -> Option<String> {
+pub(in crate::serve::web) fn page(snapshot: &Snapshot, history: &NodeHistory, key: &str) -> Option<String> {
     let subject = DetailSubject::find(snapshot, key)?;
     let name = subject.name(snapshot);
-    let found: Vec<&Event> = history.events().filter(|event| subject.concerns(event)).collect();
+    let found: Vec<&HistoryEvent> = history.events().filter(|event| subject.concerns(event)).collect();
     let main = html! {
         main #detail {
             h1 { (name) }
@@ -155,7 +155,7 @@ mod tests {
 
     fn of(key: &str) -> Option<String> {
         let snapshot = fixture::snapshot();
-        let mut history = History::default();
+        let mut history = NodeHistory::default();
         history.note(&snapshot);
         page(&snapshot, &history, key)
     }

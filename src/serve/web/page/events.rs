@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::text::{device_name, time, words};
 use super::{NodePage, section};
-use crate::domain::history::{Event, Severity};
+use crate::domain::history::{HistoryEvent, Severity};
 use crate::domain::model::Snapshot;
 
 const SHOWN: usize = 60;
@@ -27,7 +27,7 @@ pub(super) fn events(page: &NodePage<'_>) -> Markup {
     section("events", "Events", html! { "newest first, in UTC" }, true, body)
 }
 
-pub(super) fn item(snapshot: &Snapshot, event: &Event) -> Markup {
+pub(super) fn item(snapshot: &Snapshot, event: &HistoryEvent) -> Markup {
     let devices: Vec<String> =
         event.devices.iter().map(|device| device_name(snapshot, &device.gpu, device.mig.as_ref())).collect();
     let uuids = event.devices.iter().flat_map(|device| {

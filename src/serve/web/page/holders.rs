@@ -8,8 +8,8 @@ use super::NodePage;
 use super::chart::{Segment, bar};
 use super::text::{gibibytes, or_unknown, percent};
 use super::view::window_words;
-use crate::domain::history::Part;
-use crate::domain::model::{ContainerRef, Gpu, Reason};
+use crate::domain::history::ShareOwner;
+use crate::domain::model::{ContainerRef, Gpu, UnattributedReason};
 
 /// Per device; the table of containers has all.
 const SHOWN: usize = 8;
@@ -19,7 +19,7 @@ enum User {
     Holder(ContainerRef),
     /// All that held it in the window and no longer do.
     Ended,
-    Unattributed(Reason),
+    Unattributed(UnattributedReason),
 }
 
 #[derive(Default)]
@@ -46,11 +46,11 @@ pub(super) fn of_gpu(page: &NodePage<'_>, gpu: &Gpu, capacity: Option<u64>) -> M
     let busy = division.iter().flat_map(|division| division.busy.clone()).filter(|_| unknown < 1.0);
     for (part, ratio) in busy {
         let user = match part {
-            Part::Container(_) if is_partitioned => continue,
-            Part::Container(container) => {
+            ShareOwner::Container(_) if is_partitioned => continue,
+            ShareOwner::Container(container) => {
                 Some(User::Holder(container)).filter(|user| uses.contains_key(user)).unwrap_or(User::Ended)
             }
-            Part::Unattributed(reason) => User::Unattributed(reason),
+            ShareOwner::Unattributed(reason) => User::Unattributed(reason),
         };
         *uses.entry(user).or_default().busy.get_or_insert(0.0) += ratio;
     }
@@ -105,7 +105,7 @@ pub(super) fn of_gpu(page: &NodePage<'_>, gpu: &Gpu, capacity: Option<u64>) -> M
 fn class(user: &User, place: usize) -> String {
     match user {
         User::Holder(_) => return format!("part-{}", place % 8),
-        User::Unattributed(Reason::NotAllocated) => "part-taken",
+        User::Unattributed(UnattributedReason::NotAllocated) => "part-taken",
         User::Ended => "part-ended",
         User::Unattributed(_) => "part-rest",
     }
@@ -117,13 +117,13 @@ fn name(user: &User) -> String {
         User::Holder(container) => format!("{}/{}", container.namespace, container.pod),
         User::Ended => "ended containers".to_owned(),
         User::Unattributed(reason) => match reason {
-            Reason::Driver => "driver",
-            Reason::Ended => "of an allocation that has just ended",
-            Reason::Host => "processes outside of pods",
-            Reason::Idle => "idle power",
-            Reason::NotAllocated => "pods that do not hold it",
-            Reason::TerminatedPod => "processes of ended pods",
-            Reason::Unknown => "owner unknown",
+            UnattributedReason::Driver => "driver",
+            UnattributedReason::Ended => "of an allocation that has just ended",
+            UnattributedReason::Host => "processes outside of pods",
+            UnattributedReason::Idle => "idle power",
+            UnattributedReason::NotAllocated => "pods that do not hold it",
+            UnattributedReason::TerminatedPod => "processes of ended pods",
+            UnattributedReason::Unknown => "owner unknown",
         }
         .to_owned(),
     }

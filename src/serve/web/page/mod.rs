@@ -23,7 +23,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use ring::digest::{SHA256, digest};
 pub(super) use view::View;
 
-use crate::domain::history::{History, Window};
+use crate::domain::history::{NodeHistory, Window};
 use crate::domain::model::{Account, Gpu, Moment, Snapshot, equal_division};
 
 const STYLE: &str = include_str!("page.css");
@@ -46,7 +46,7 @@ const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg'
 /// What the page shows.
 pub(super) struct NodePage<'a> {
     pub snapshot: &'a Snapshot,
-    pub history: &'a History,
+    pub history: &'a NodeHistory,
     pub now: Moment,
     /// The reason why the agent is not ready.
     pub not_ready: Option<String>,
@@ -210,7 +210,7 @@ mod tests {
 
     use super::view::Sort;
     use super::*;
-    use crate::domain::model::{Attribution, Sharing, UnhealthyReason};
+    use crate::domain::model::{Attribution, SharingForm, UnhealthyReason};
     use crate::serve::metrics::tests::fixture;
 
     fn of(snapshot: &Snapshot, not_ready: Option<&str>) -> String {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     fn seen(snapshot: &Snapshot, not_ready: Option<&str>, view: View) -> String {
-        let mut history = History::default();
+        let mut history = NodeHistory::default();
         history.note(snapshot);
         let not_ready = not_ready.map(str::to_owned);
         NodePage { snapshot, history: &history, now: snapshot.at, not_ready, view }.whole()
@@ -254,7 +254,7 @@ mod tests {
         let account = &mut snapshot.accounts[0];
         (account.utilization_ratio, account.device_utilization_ratio) = (Some(1.0), Some(0.34));
         let holding = account.holding.as_mut().unwrap();
-        (holding.sharing, holding.share) = (Sharing::TimeSlicing, Some(0.25));
+        (holding.sharing, holding.share) = (SharingForm::TimeSlicing, Some(0.25));
         holding.attribution = Some(Attribution::EqualShare);
         let page = of(&snapshot, None);
         assert!(page.contains("is divided equally among their holders: hostPID is off; with hostPID=true"), "{page}");
@@ -370,7 +370,7 @@ mod tests {
 
     #[test]
     fn an_empty_node_has_a_message() {
-        let (snapshot, history) = (Snapshot::default(), History::default());
+        let (snapshot, history) = (Snapshot::default(), NodeHistory::default());
         let not_ready = Some("no snapshot yet".to_owned());
         let page = NodePage {
             snapshot: &snapshot,

@@ -4,8 +4,8 @@ use super::super::*;
 use super::worlds::{GapReading, PartReading, Random, Reading, TICK_SECONDS, Tick};
 use crate::domain::attribution::OwnedProcess;
 use crate::domain::model::{
-    ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource, ContainerRef, DeviceId, Fast, Gaps,
-    GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, Owner, PodRef, Stamped, Totals, UnknownOwner,
+    ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource, ContainerRef, DeviceId, DeviceTotals, Fast,
+    Gaps, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, Owner, PodRef, Stamped, UnknownOwner,
 };
 use crate::test_data;
 
@@ -324,7 +324,7 @@ impl Board {
             of_instances.filter_map(|(device, _)| Some((device.gpu_instance, self.active_seconds(&device)?))).collect();
         let medium = Medium { memory: reading.memory.map(memory), instances, ..Medium::default() };
         DeviceReadings {
-            totals: Totals {
+            totals: DeviceTotals {
                 through: at(reading.through),
                 busy_seconds: reading.busy,
                 energy_joules: reading.energy,
@@ -337,7 +337,7 @@ impl Board {
                     energy_joules: reading.gaps.energy,
                     until: at(reading.gaps.until),
                 },
-                ..Totals::default()
+                ..DeviceTotals::default()
             },
             fast: Some(Stamped {
                 at: at(reading.through),

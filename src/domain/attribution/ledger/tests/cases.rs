@@ -5,7 +5,7 @@ use super::{GPU, World};
 use crate::domain::attribution::{HoldingKey, OwnedProcess};
 use crate::domain::model::{
     Attribution, ContainerRef, Fast, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigUuid, Owner, PodRef,
-    Reason, Sharing, Stamped,
+    SharingForm, Stamped, UnattributedReason,
 };
 
 use crate::test_data;
@@ -20,7 +20,7 @@ impl World {
         self.at(second)
     }
 
-    fn hold(&mut self, pod: &str, mig: Option<&str>, sharing: Sharing, share: f64) {
+    fn hold(&mut self, pod: &str, mig: Option<&str>, sharing: SharingForm, share: f64) {
         let key = HoldingKey {
             container: ContainerRef::new("team", pod, "main"),
             gpu: GPU.into(),
@@ -81,15 +81,18 @@ fn row(pod: &str, figures: [f64; 4]) -> (String, [Option<f64>; 4]) {
 fn a_host_process_beside_an_exclusive_holder_has_its_part() {
     let mut case = World::new(3600);
     case.idle_at_100_watts();
-    case.hold("train", None, Sharing::Exclusive, 1.0);
+    case.hold("train", None, SharingForm::Exclusive, 1.0);
     case.at(10);
     case.run(&[(of("train"), 3.0, 6), (Owner::Host, 1.0, 1)]);
     let medium = Medium { memory: memory(10), ..Medium::default() };
     let published = case.reading(20, Some(8.0), 4000.0, Some(medium));
     assert_eq!(rows(&published), [row("train", [10.0, 6.0, 4.0, 2500.0])]);
     let unattributed = &published.unattributed[0];
-    assert_eq!((unattributed.busy_seconds[&Reason::Host], unattributed.energy_joules[&Reason::Host]), (2.0, 500.0));
-    assert_eq!(unattributed.memory_bytes[&Reason::Host], 1);
+    assert_eq!(
+        (unattributed.busy_seconds[&UnattributedReason::Host], unattributed.energy_joules[&UnattributedReason::Host]),
+        (2.0, 500.0)
+    );
+    assert_eq!(unattributed.memory_bytes[&UnattributedReason::Host], 1);
     assert_eq!(published.accounts[0].memory_used_bytes, Some(9), "the rest is the holder's");
 }
 
@@ -97,8 +100,8 @@ fn a_host_process_beside_an_exclusive_holder_has_its_part() {
 fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
     let mut case = World::new(3600);
     case.idle_at_100_watts();
-    case.hold("a", None, Sharing::TimeSlicing, 0.25);
-    case.hold("b", None, Sharing::TimeSlicing, 0.25);
+    case.hold("a", None, SharingForm::TimeSlicing, 0.25);
+    case.hold("b", None, SharingForm::TimeSlicing, 0.25);
     case.at(10);
     case.run(&[(of("a"), 3.0, 5), (of("b"), 1.0, 2)]);
     // A GPU on a superchip: the module has drawn 9 kJ, of which its GPU 4 kJ.
@@ -109,13 +112,13 @@ fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
     assert_eq!(rounded(published.accounts[0].figures.borrowed_seconds), Some(3.5));
     let unattributed = &published.unattributed[0];
     assert_eq!(
-        rounded(unattributed.energy_joules.get(&Reason::Idle).copied()),
+        rounded(unattributed.energy_joules.get(&UnattributedReason::Idle).copied()),
         Some(2000.0),
         "and the 1000 J of before"
     );
     assert_eq!(unattributed.divided.energy_joules, Some(4000.0), "the GPU's, not its module's");
     assert_eq!(published.violations.values().sum::<u64>(), 0);
-    assert_eq!(unattributed.memory_bytes[&Reason::Driver], 3);
+    assert_eq!(unattributed.memory_bytes[&UnattributedReason::Driver], 3);
     let method = |account: &Account| account.holding.as_ref().unwrap().attribution;
     assert_eq!(method(&published.accounts[0]), Some(Attribution::Process));
     assert_eq!(published.accounts.iter().map(|account| account.processes).collect::<Vec<_>>(), [Some(1), Some(1)]);
@@ -125,8 +128,8 @@ fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
 fn sm_time_of_a_silence_weighs_nothing_after_it() {
     let mut case = World::new(5);
     case.idle_at_100_watts();
-    case.hold("a", None, Sharing::TimeSlicing, 0.25);
-    case.hold("b", None, Sharing::TimeSlicing, 0.25);
+    case.hold("a", None, SharingForm::TimeSlicing, 0.25);
+    case.hold("b", None, SharingForm::TimeSlicing, 0.25);
     case.at(10);
     case.run(&[(of("a"), 1.0, 5), (of("b"), 1.0, 2)]);
     case.reading(14, Some(4.0), 3000.0, None);
@@ -144,20 +147,20 @@ fn sm_time_of_a_silence_weighs_nothing_after_it() {
 fn busy_time_that_no_process_explains_is_unknown() {
     let mut case = World::new(3600);
     case.idle_at_100_watts();
-    case.hold("a", None, Sharing::TimeSlicing, 0.25);
+    case.hold("a", None, SharingForm::TimeSlicing, 0.25);
     case.at(10);
     case.run(&[]);
     let published = case.reading(20, Some(8.0), 4000.0, None);
     assert_eq!(rows(&published), [row("a", [2.5, 0.0, 2.5, 0.0])]);
-    assert_eq!(published.unattributed[0].busy_seconds[&Reason::Unknown], 8.0);
-    assert_eq!(published.unattributed[0].energy_joules[&Reason::Unknown], 2000.0);
+    assert_eq!(published.unattributed[0].busy_seconds[&UnattributedReason::Unknown], 8.0);
+    assert_eq!(published.unattributed[0].energy_joules[&UnattributedReason::Unknown], 2000.0);
 }
 
 #[test]
 fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
     let mut case = World::new(3600);
     case.idle_at_100_watts();
-    case.hold("a", None, Sharing::Exclusive, 1.0);
+    case.hold("a", None, SharingForm::Exclusive, 1.0);
     case.at(10);
     // An init container of the holder's own pod uses what the pod holds.
     let init = Owner::Container(ContainerRef::new("team", "a", "init"));
@@ -166,21 +169,24 @@ fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
     assert_eq!(rounded(published.accounts[0].figures.busy_seconds), Some(2.0));
     let unattributed = &published.unattributed[0];
     assert_eq!(
-        (unattributed.busy_seconds[&Reason::NotAllocated], unattributed.busy_seconds[&Reason::TerminatedPod]),
+        (
+            unattributed.busy_seconds[&UnattributedReason::NotAllocated],
+            unattributed.busy_seconds[&UnattributedReason::TerminatedPod]
+        ),
         (2.0, 4.0)
     );
     assert_eq!(published.unallocated_uses, [], "not at once");
     let published = case.reading(50, Some(8.0), 1000.0, None);
     let pods: Vec<PodRef> = published.unallocated_uses.iter().map(|one| one.pod.clone()).collect();
     assert_eq!(pods, [PodRef::new("team", "guest")]);
-    assert_eq!(published.unattributed[0].processes[&Reason::NotAllocated], 1);
+    assert_eq!(published.unattributed[0].processes[&UnattributedReason::NotAllocated], 1);
 }
 
 #[test]
 fn use_after_the_end_of_a_holding_is_another_ones_only_once_two_passes_have_shown_it() {
     let mut case = World::new(3600);
     case.idle_at_100_watts();
-    case.hold("a", None, Sharing::Exclusive, 1.0);
+    case.hold("a", None, SharingForm::Exclusive, 1.0);
     case.at(10);
     let full = |used| Some(Medium { memory: memory(used), ..Medium::default() });
     case.run(&[(of("a"), 5.0, 40)]);
@@ -189,7 +195,7 @@ fn use_after_the_end_of_a_holding_is_another_ones_only_once_two_passes_have_show
     case.join = Join::default();
     let published = case.at(21);
     let unattributed = |published: &LedgerOutput| published.unattributed[0].clone();
-    let of_ended = |bytes: u64| BTreeMap::from([(Reason::Ended, bytes)]);
+    let of_ended = |bytes: u64| BTreeMap::from([(UnattributedReason::Ended, bytes)]);
     let memory_of = |published: &LedgerOutput| {
         let mut memory = unattributed(published).memory_bytes;
         memory.retain(|_, bytes| *bytes > 0);
@@ -204,13 +210,13 @@ fn use_after_the_end_of_a_holding_is_another_ones_only_once_two_passes_have_show
     assert_eq!(memory_of(&published), of_ended(30));
     let busy = |published: &LedgerOutput| {
         let of = |reason| rounded(unattributed(published).busy_seconds.get(&reason).copied()).unwrap_or(0.0);
-        (of(Reason::Ended), of(Reason::NotAllocated))
+        (of(UnattributedReason::Ended), of(UnattributedReason::NotAllocated))
     };
     assert_eq!(busy(&published), (1.0, 0.0));
     // It is still there.
     case.run(&[(of("a"), 8.0, 30)]);
     let published = case.reading(32, Some(8.0), 4000.0, full(30));
-    assert_eq!(memory_of(&published), BTreeMap::from([(Reason::NotAllocated, 30)]));
+    assert_eq!(memory_of(&published), BTreeMap::from([(UnattributedReason::NotAllocated, 30)]));
     assert_eq!(busy(&published), (1.0, 1.0));
     assert_eq!(published.violations.values().sum::<u64>(), 0);
 }
@@ -224,8 +230,8 @@ fn partitioned(case: &mut World, gpm: Option<[f64; 2]>) -> Medium {
         ..Gpu::listed(GPU.into(), 0)
     };
     case.inventory.gpus.insert(GPU.into(), gpu);
-    case.hold("a", Some("MIG-a"), Sharing::Mig, 3.0 / 7.0);
-    case.hold("b", Some("MIG-b"), Sharing::Mig, 1.0 / 7.0);
+    case.hold("a", Some("MIG-a"), SharingForm::Mig, 3.0 / 7.0);
+    case.hold("b", Some("MIG-b"), SharingForm::Mig, 1.0 / 7.0);
     let instance = |number: u32, uuid: &str| InstanceReading {
         gpu_instance: number,
         members: vec![uuid.into()],
@@ -254,10 +260,10 @@ fn mig_with_gpm_goes_by_activity_times_slices() {
     case.totals.instance_busy_seconds = [].into();
     let whole = case.reading(40, Some(0.0), 4000.0, None).unattributed[0].divided.busy_seconds;
     assert_eq!(rounded(whole), Some(5.71), "the counter continues");
-    assert_eq!(rounded(published.unattributed[0].energy_joules.get(&Reason::Idle).copied()), Some(2000.0));
+    assert_eq!(rounded(published.unattributed[0].energy_joules.get(&UnattributedReason::Idle).copied()), Some(2000.0));
     let used: Vec<Option<u64>> = published.accounts.iter().map(|account| account.memory_used_bytes).collect();
     assert_eq!(used, [Some(10), Some(20)]);
-    assert_eq!(published.unattributed[0].memory_bytes[&Reason::Driver], 5);
+    assert_eq!(published.unattributed[0].memory_bytes[&UnattributedReason::Driver], 5);
 }
 
 #[test]
@@ -269,16 +275,19 @@ fn mig_without_gpm_has_no_busy_time_and_energy_by_slices() {
     assert_eq!(published.unattributed[0].divided.busy_seconds, None);
     let expected = |pod: &str, allocated, energy| (pod.to_owned(), [Some(allocated), None, None, Some(energy)]);
     assert_eq!(rows(&published), [expected("a", 4.29, 3000.0), expected("b", 1.43, 1000.0)]);
-    assert_eq!(rounded(published.unattributed[0].energy_joules.get(&Reason::Unknown).copied()), Some(3000.0));
+    assert_eq!(
+        rounded(published.unattributed[0].energy_joules.get(&UnattributedReason::Unknown).copied()),
+        Some(3000.0)
+    );
 }
 
 #[test]
 fn an_mps_slot_is_limited_to_its_part_of_the_memory() {
     for (sharing, share, expected) in [
-        (Sharing::Mps, 0.25, 20 << 30),
-        (Sharing::Mps, 1.0 / 3.0, 27_306 << 20),
-        (Sharing::TimeSlicing, 0.25, 80 << 30),
-        (Sharing::Exclusive, 1.0, 80 << 30),
+        (SharingForm::Mps, 0.25, 20 << 30),
+        (SharingForm::Mps, 1.0 / 3.0, 27_306 << 20),
+        (SharingForm::TimeSlicing, 0.25, 80 << 30),
+        (SharingForm::Exclusive, 1.0, 80 << 30),
     ] {
         let mut case = World::new(3600);
         partitioned(&mut case, None);
@@ -302,13 +311,16 @@ fn mig_devices_of_unknown_size_get_no_guessed_part() {
     for account in &published.accounts {
         assert_eq!((account.figures.busy_seconds, account.figures.energy_joules), (None, None));
     }
-    assert_eq!(rounded(published.unattributed[0].energy_joules.get(&Reason::Unknown).copied()), Some(7000.0));
+    assert_eq!(
+        rounded(published.unattributed[0].energy_joules.get(&UnattributedReason::Unknown).copied()),
+        Some(7000.0)
+    );
 }
 
 #[test]
 fn a_total_that_is_no_amount_is_counted_and_ignored() {
     let mut case = World::new(3600);
-    case.hold("a", None, Sharing::Exclusive, 1.0);
+    case.hold("a", None, SharingForm::Exclusive, 1.0);
     case.reading(0, Some(0.0), 0.0, None);
     case.reading(10, Some(5.0), 100.0, None);
     let published = case.reading(20, Some(f64::NAN), -1.0, None);
@@ -321,7 +333,7 @@ fn a_total_that_is_no_amount_is_counted_and_ignored() {
 #[test]
 fn losing_the_kubelet_loses_nothing() {
     let mut case = World::new(3600);
-    case.hold("a", None, Sharing::Exclusive, 1.0);
+    case.hold("a", None, SharingForm::Exclusive, 1.0);
     case.reading(0, Some(0.0), 0.0, None);
     // The last allocations remain valid without a time limit.
     let published =
@@ -336,7 +348,7 @@ fn the_slots_of_a_gpu_are_as_busy_now_as_the_gpu_whatever_the_interval_was() {
     case.inventory.gpus.get_mut(&GPU.into()).unwrap().mig_devices.clear();
     case.join = Join::default();
     for pod in ["a", "b", "c"] {
-        case.hold(pod, None, Sharing::TimeSlicing, 1.0 / 3.0);
+        case.hold(pod, None, SharingForm::TimeSlicing, 1.0 / 3.0);
     }
     case.reading(0, Some(0.0), 0.0, None);
     for (second, busy, sample, each) in [(1, 0.9, 0.3, Some(0.1)), (2, 0.9, 0.6, None), (3, 1.8, 0.0, Some(0.0))] {

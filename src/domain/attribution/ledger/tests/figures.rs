@@ -1,10 +1,10 @@
 use super::super::*;
 use super::{GPU, World, moment};
 use crate::domain::attribution::HoldingKey;
-use crate::domain::model::{Account, Attribution, ContainerRef, Gaps, Reason, Sharing, Totals};
+use crate::domain::model::{Account, Attribution, ContainerRef, DeviceTotals, Gaps, SharingForm, UnattributedReason};
 use crate::test_data;
 
-fn held_by(pods: &[&str], sharing: Sharing, share: f64) -> Join {
+fn held_by(pods: &[&str], sharing: SharingForm, share: f64) -> Join {
     let key = |pod: &&str| HoldingKey { container: ContainerRef::new("team", pod, "main"), gpu: GPU.into(), mig: None };
     let holdings = pods.iter().map(|pod| (key(pod), test_data::holding(GPU, sharing, share))).collect();
     Join { holdings, ..Join::default() }
@@ -35,7 +35,7 @@ impl World {
 }
 
 fn exclusive(pods: &[&str]) -> Join {
-    held_by(pods, Sharing::Exclusive, 1.0)
+    held_by(pods, SharingForm::Exclusive, 1.0)
 }
 
 /// Pod, allocated, busy, idle, energy.
@@ -101,7 +101,7 @@ fn released_for_45_seconds(spans: bool, notice: impl Fn(&[Account], bool)) -> Wo
     });
     let joules = if spans { 13_500.0 } else { 0.0 };
     let gaps = Gaps { seconds: 45.0, energy_joules: joules, until: Monotonic::from_secs(47) };
-    world.totals = Totals { uncovered_seconds: 45.0, gaps, ..Totals::default() };
+    world.totals = DeviceTotals { uncovered_seconds: 45.0, gaps, ..DeviceTotals::default() };
     world.read(47_000, Some(1.0), Some(600.0 + joules));
     notice(&world.read(48_000, Some(1.5), Some(900.0 + joules)), false);
     world
@@ -135,7 +135,7 @@ fn a_gap_that_the_energy_counter_does_not_span_has_no_energy() {
 fn a_new_reader_after_a_second_is_a_gap_too() {
     let mut world = World::held(Some(0.0));
     let gaps = Gaps { seconds: 2.0, energy_joules: 600.0, until: Monotonic::from_secs(2) };
-    world.totals = Totals { uncovered_seconds: 2.0, gaps, ..Totals::default() };
+    world.totals = DeviceTotals { uncovered_seconds: 2.0, gaps, ..DeviceTotals::default() };
     let accounts = world.read(2000, Some(0.0), Some(600.0));
     assert_eq!(figures(&accounts), [("a".into(), 2.0, None, None, Some(600.0))]);
     let method = |accounts: &[Account]| accounts[0].holding.as_ref().unwrap().attribution;
@@ -149,12 +149,12 @@ fn a_new_reader_after_a_second_is_a_gap_too() {
 fn energy_of_a_gap_reported_later_is_not_of_the_time_after_it() {
     let mut world = World::held(Some(0.0));
     let gaps = Gaps { seconds: 45.0, energy_joules: 0.0, until: Monotonic::from_secs(45) };
-    world.totals = Totals { uncovered_seconds: 45.0, gaps, ..Totals::default() };
+    world.totals = DeviceTotals { uncovered_seconds: 45.0, gaps, ..DeviceTotals::default() };
     world.read(45_000, Some(0.0), Some(0.0));
     world.totals.gaps.energy_joules = 13_500.0;
     let accounts = world.read(46_000, Some(0.0), Some(13_570.0));
     assert_eq!(accounts[0].figures.energy_joules, Some(70.0));
-    assert_eq!(world.unattributed[0].energy_joules[&Reason::Unknown], 13_500.0);
+    assert_eq!(world.unattributed[0].energy_joules[&UnattributedReason::Unknown], 13_500.0);
     assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), Some(70.0));
 }
 
@@ -205,13 +205,16 @@ fn the_energy_of_a_gap_is_divided_by_holding() {
     world.relate(30_000, exclusive(&["b"]));
     world.tick(40_000);
     let gaps = Gaps { seconds: 40.0, energy_joules: 4000.0, until: Monotonic::from_secs(50) };
-    world.totals = Totals { uncovered_seconds: 40.0, gaps, ..Totals::default() };
+    world.totals = DeviceTotals { uncovered_seconds: 40.0, gaps, ..DeviceTotals::default() };
     let accounts = world.read(50_000, Some(0.0), Some(4500.0));
     let energy: Vec<Option<f64>> =
         accounts.iter().map(|account| account.figures.energy_joules.map(f64::round)).collect();
     assert_eq!(energy, [Some(1500.0), Some(2000.0)]);
     let unattributed = &world.unattributed[0].energy_joules;
-    assert_eq!((unattributed[&Reason::Idle].round(), unattributed[&Reason::Unknown].round()), (500.0, 500.0));
+    assert_eq!(
+        (unattributed[&UnattributedReason::Idle].round(), unattributed[&UnattributedReason::Unknown].round()),
+        (500.0, 500.0)
+    );
 }
 
 #[test]
@@ -279,7 +282,7 @@ fn an_unread_page_does_not_grow_without_limit() {
 fn a_change_of_share_counts_from_when_it_changed() {
     let mut world = World::new(5);
     world.read(0, Some(0.0), Some(0.0));
-    world.relate(0, held_by(&["a", "b"], Sharing::TimeSlicing, 0.5));
+    world.relate(0, held_by(&["a", "b"], SharingForm::TimeSlicing, 0.5));
     world.relate(900, exclusive(&["a"]));
     let accounts = world.read(1000, Some(1.0), Some(100.0));
     assert_eq!(
@@ -331,7 +334,7 @@ fn slow_sampling_is_not_lateness() {
 fn without_a_known_share_nothing_is_counted() {
     let mut world = World::new(5);
     world.read(0, Some(0.0), None);
-    let mut join = held_by(&["a"], Sharing::TimeSlicing, 1.0);
+    let mut join = held_by(&["a"], SharingForm::TimeSlicing, 1.0);
     join.holdings.values_mut().for_each(|holding| holding.share = None);
     world.relate(0, join);
     assert_eq!(world.read(1000, Some(1.0), None)[0].figures.allocated_seconds, None);

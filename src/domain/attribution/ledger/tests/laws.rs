@@ -7,7 +7,7 @@ use super::super::*;
 use super::reference::{Reference, whose};
 use super::worlds::{TICK_SECONDS, World};
 use crate::domain::attribution::HoldingKey;
-use crate::domain::model::{ContainerRef, Reason};
+use crate::domain::model::{ContainerRef, UnattributedReason};
 
 const STEPS: usize = 40;
 
@@ -167,7 +167,7 @@ impl Trial {
 
     /// No figure is negative or NaN, and no counter decreases.
     fn check_counters(&self, published: &LedgerOutput) -> Result<(), String> {
-        type Counters = BTreeMap<(HoldingKey, Option<Reason>), [f64; 6]>;
+        type Counters = BTreeMap<(HoldingKey, Option<UnattributedReason>), [f64; 6]>;
         let counters = |published: &LedgerOutput| {
             let of_account = |account: &Account| {
                 let values = [

@@ -25,7 +25,7 @@ struct World {
     readings: BTreeMap<GpuUuid, Arc<DeviceReadings>>,
     processes: BTreeMap<GpuUuid, DeviceProcesses>,
     /// Of the next reading, but for its time, busy seconds and joules.
-    totals: Totals,
+    totals: DeviceTotals,
     unattributed: Vec<Unattributed>,
     scrapes: u64,
 }
@@ -39,7 +39,7 @@ impl World {
             inventory: Inventory::default(),
             readings: BTreeMap::new(),
             processes: BTreeMap::new(),
-            totals: Totals::default(),
+            totals: DeviceTotals::default(),
             unattributed: vec![],
             scrapes: 0,
         }
@@ -61,7 +61,7 @@ impl World {
 
     fn set_reading(&mut self, milliseconds: u64, busy: Option<f64>, energy: Option<f64>, medium: Option<Medium>) {
         let at = Monotonic::from_millis(milliseconds);
-        let totals = Totals { through: at, busy_seconds: busy, energy_joules: energy, ..self.totals.clone() };
+        let totals = DeviceTotals { through: at, busy_seconds: busy, energy_joules: energy, ..self.totals.clone() };
         let medium = medium.map(|value| Stamped { at, value });
         self.readings.insert(GPU.into(), Arc::new(DeviceReadings { totals, medium, ..DeviceReadings::default() }));
     }

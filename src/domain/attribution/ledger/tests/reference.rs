@@ -7,7 +7,7 @@ use super::scene::Scene;
 use super::when;
 use super::worlds::{LATE_TICKS, PartReading, Reading, TICK_SECONDS, Tick};
 use crate::domain::attribution::{HoldingKey, Join, OwnedProcess};
-use crate::domain::model::{Allocations, ClaimDevice, ClaimHardware, Holding, Inventory, Owner, Reason};
+use crate::domain::model::{Allocations, ClaimDevice, ClaimHardware, Holding, Inventory, Owner, UnattributedReason};
 
 /// A container on a device, as the reference counts it.
 #[derive(Clone, Debug, Default)]
@@ -18,7 +18,7 @@ pub struct Row {
     pub energy: f64,
 }
 
-pub type Rest = BTreeMap<Reason, f64>;
+pub type Rest = BTreeMap<UnattributedReason, f64>;
 
 /// One GPU.
 #[derive(Default)]
@@ -175,8 +175,8 @@ impl Reference {
     }
 
     fn nobodys(&mut self, busy: f64, energy: f64) {
-        *self.rest_busy.entry(Reason::Unknown).or_default() += busy;
-        *self.rest_energy.entry(Reason::Unknown).or_default() += energy;
+        *self.rest_busy.entry(UnattributedReason::Unknown).or_default() += busy;
+        *self.rest_energy.entry(UnattributedReason::Unknown).or_default() += energy;
         self.busy += busy;
         self.energy += energy;
     }
@@ -289,10 +289,15 @@ impl Reference {
     }
 }
 
-fn perhaps_ended(reason: Reason) -> Reason {
+fn perhaps_ended(reason: UnattributedReason) -> UnattributedReason {
     match reason {
-        Reason::Driver | Reason::Ended | Reason::Host | Reason::Idle => reason,
-        Reason::NotAllocated | Reason::TerminatedPod | Reason::Unknown => Reason::Ended,
+        UnattributedReason::Driver
+        | UnattributedReason::Ended
+        | UnattributedReason::Host
+        | UnattributedReason::Idle => reason,
+        UnattributedReason::NotAllocated | UnattributedReason::TerminatedPod | UnattributedReason::Unknown => {
+            UnattributedReason::Ended
+        }
     }
 }
 
@@ -358,7 +363,7 @@ pub fn check_claims(allocations: &Allocations, join: &Join, inventory: &Inventor
 pub fn whose<'a>(
     process: &OwnedProcess,
     holders: impl Iterator<Item = &'a HoldingKey> + Clone,
-) -> Result<HoldingKey, Reason> {
+) -> Result<HoldingKey, UnattributedReason> {
     let pod = match &process.owner {
         Owner::Container(container) => {
             if let Some(key) = holders.clone().find(|key| key.container == *container) {
@@ -367,10 +372,10 @@ pub fn whose<'a>(
             (container.namespace.clone(), container.pod.clone())
         }
         Owner::Pod(pod) => (pod.namespace.clone(), pod.pod.clone()),
-        Owner::EndedPod { .. } => return Err(Reason::TerminatedPod),
-        Owner::Host => return Err(Reason::Host),
-        Owner::Unknown(_) => return Err(Reason::Unknown),
+        Owner::EndedPod { .. } => return Err(UnattributedReason::TerminatedPod),
+        Owner::Host => return Err(UnattributedReason::Host),
+        Owner::Unknown(_) => return Err(UnattributedReason::Unknown),
     };
     let mate = |key: &&HoldingKey| (key.container.namespace.clone(), key.container.pod.clone()) == pod;
-    holders.clone().find(mate).cloned().ok_or(Reason::NotAllocated)
+    holders.clone().find(mate).cloned().ok_or(UnattributedReason::NotAllocated)
 }

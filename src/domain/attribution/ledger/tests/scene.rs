@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::reference::Rest;
 use super::worlds::{PartReading, TICK_SECONDS};
 use crate::domain::attribution::HoldingKey;
-use crate::domain::model::{Holding, Reason, Sharing};
+use crate::domain::model::{Holding, SharingForm, UnattributedReason};
 
 /// One tick of one device.
 pub struct Scene<'a> {
@@ -16,7 +16,7 @@ pub struct Scene<'a> {
 }
 
 /// Owner, busy seconds, joules.
-pub type Shares<'a> = Vec<(Result<&'a HoldingKey, Reason>, Option<f64>, Option<f64>)>;
+pub type Shares<'a> = Vec<(Result<&'a HoldingKey, UnattributedReason>, Option<f64>, Option<f64>)>;
 
 impl<'a> Scene<'a> {
     pub fn equally(&self) -> Shares<'a> {
@@ -33,11 +33,11 @@ impl<'a> Scene<'a> {
 
     pub fn by_process(&self, weight: impl Fn(&HoldingKey) -> f64, others: &Rest, ticks: f64) -> Shares<'a> {
         let sum: f64 = self.holders.keys().map(&weight).sum::<f64>() + others.values().sum::<f64>() / ticks;
-        let sole = self.holders.iter().next().filter(|(_, holding)| holding.sharing == Sharing::Exclusive);
+        let sole = self.holders.iter().next().filter(|(_, holding)| holding.sharing == SharingForm::Exclusive);
         let sole = sole.filter(|_| self.holders.len() == 1).map(|(key, _)| key);
         let idle = self.energy.map(|energy| self.idle.unwrap_or(0.0).min(energy));
         let running = self.energy.zip(idle).map(|(energy, idle)| energy - idle);
-        let mut shares: Shares<'a> = vec![(sole.ok_or(Reason::Idle), None, idle)];
+        let mut shares: Shares<'a> = vec![(sole.ok_or(UnattributedReason::Idle), None, idle)];
         for key in self.holders.keys() {
             let part = if sum > 0.0 { weight(key) / sum } else { 0.0 };
             shares.push((Ok(key), self.busy.map(|busy| busy * part), running.map(|energy| energy * part)));
@@ -47,7 +47,11 @@ impl<'a> Scene<'a> {
             shares.push((Err(*reason), self.busy.map(|busy| busy * part), running.map(|energy| energy * part)));
         }
         if sum <= 0.0 {
-            let quiet = if matches!(self.busy, Some(0.0..1e-9)) { Reason::Idle } else { Reason::Unknown };
+            let quiet = if matches!(self.busy, Some(0.0..1e-9)) {
+                UnattributedReason::Idle
+            } else {
+                UnattributedReason::Unknown
+            };
             match sole {
                 Some(key) => {
                     // Already there with nothing: its busy time is known once.
@@ -55,7 +59,7 @@ impl<'a> Scene<'a> {
                     shares.push((Ok(key), self.busy, running));
                 }
                 None => {
-                    shares.push((Err(Reason::Unknown), self.busy, None));
+                    shares.push((Err(UnattributedReason::Unknown), self.busy, None));
                     shares.push((Err(quiet), None, running));
                 }
             }
@@ -71,7 +75,7 @@ impl<'a> Scene<'a> {
         let mut left = self.energy;
         if told {
             let idle = self.energy.map(|energy| if work > 0.0 { idle.min(energy) } else { energy });
-            shares.push((Err(Reason::Idle), None, idle));
+            shares.push((Err(UnattributedReason::Idle), None, idle));
             left = self.energy.zip(idle).map(|(energy, idle)| energy - idle);
         }
         let mut unpartitioned = 1.0;
@@ -89,16 +93,16 @@ impl<'a> Scene<'a> {
             if holders.count() == 0 {
                 let idle = if active.is_some() { 0.0 } else { idle * part.fraction };
                 let idle = energy.map(|energy| idle.min(energy));
-                shares.push((Err(Reason::Idle), None, idle));
+                shares.push((Err(UnattributedReason::Idle), None, idle));
                 let rest = energy.zip(idle).map(|(energy, idle)| energy - idle);
-                shares.push((Err(Reason::Unknown), done, rest));
+                shares.push((Err(UnattributedReason::Unknown), done, rest));
             }
         }
         if !told && unpartitioned > 1e-12 {
             let energy = left.map(|left| left * unpartitioned);
             let idle = energy.map(|energy| energy.min(idle * unpartitioned));
-            shares.push((Err(Reason::Idle), None, idle));
-            shares.push((Err(Reason::Unknown), None, energy.zip(idle).map(|(energy, idle)| energy - idle)));
+            shares.push((Err(UnattributedReason::Idle), None, idle));
+            shares.push((Err(UnattributedReason::Unknown), None, energy.zip(idle).map(|(energy, idle)| energy - idle)));
         }
         shares
     }

@@ -103,7 +103,7 @@ impl World {
         let ids: BTreeSet<DeviceId> = boards.iter().flat_map(Board::offered).collect();
         let allocatable = Allocatable { devices: [("nvidia.com/gpu".into(), ids)].into(), ..Allocatable::default() };
         let mut slots = Slots::default();
-        slots.learn(&Allocations::default(), &allocatable, &inventory, true);
+        slots.update_counts(&Allocations::default(), &allocatable, &inventory, true);
         let mut world = Self {
             random,
             now: 0,
