@@ -474,6 +474,53 @@ async fn a_pod_rejected_after_its_first_allocate_was_never_a_holder() {
     }
 }
 
+/// The kubelet lists what a container has of one resource while the plugin of another is asked, however long that takes.
+#[tokio::test]
+async fn a_pod_rejected_after_a_slow_allocate_was_never_a_holder() {
+    for pods_api in [false, true] {
+        let gates = Gates { pods_api, ..Gates::default() };
+        let node = node(Options { gates, ..Options::default() }).await;
+        let device = |id: &str| vec![ListedDevice { id: id.into(), healthy: true, numa_nodes: None }];
+        node.set_devices("nvidia.com/gpu", device("GPU-0"));
+        node.set_devices("slow.example.com/nic", device("nic-0"));
+        let mut watching = match pods_api {
+            true => Watching::start_with_pods_api(node.root.path(), NEVER),
+            false => Watching::start(node.root.path(), NEVER),
+        };
+        watching.until_settled().await;
+        let allocated = Arc::clone(&watching.allocated);
+        for (name, nics) in [("before", 1), ("rejected", 2), ("after", 1)] {
+            let container = ContainerSpec::new("main").asks("nvidia.com/gpu", 1).asks("slow.example.com/nic", nics);
+            let pod = PodSpec::new("team", name).container(container);
+            node.hang(Method::NextResource);
+            let admission = async {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                assert_eq!(node.devices_of("team", name, "main").len(), 1, "it is listed");
+                allocated.notify_one();
+                tokio::time::sleep(Duration::from_millis(2500)).await;
+                node.heal();
+            };
+            let meanwhile = held_within(&mut watching, Duration::from_millis(2500));
+            let (outcome, (), shown) = tokio::join!(node.add_pod(pod), admission, meanwhile);
+            assert_eq!(matches!(outcome, Admission::Rejected { .. }), nics > 1, "{outcome:?}");
+            assert_eq!(shown, [] as [&str; 0], "{name} during its admission, Pods API: {pods_api}");
+            if nics == 1 {
+                watching.until("a holder", |state| held(state).contains(&format!("{name} GPU-0"))).await;
+            } else {
+                let shown = held_within(&mut watching, Duration::from_millis(500)).await;
+                assert_eq!(shown, [] as [&str; 0], "Pods API: {pods_api}");
+            }
+            // The next pod gets the same device for a container of the same name.
+            assert!(node.remove_pod("team", name));
+            for _ in 0..2 {
+                allocated.notify_one();
+                tokio::time::sleep(Duration::from_millis(300)).await;
+            }
+            assert_eq!(held(&watching.state.borrow()), [] as [&str; 0]);
+        }
+    }
+}
+
 #[tokio::test]
 async fn the_end_of_a_pod_in_the_pods_api_is_the_end_of_what_it_held() {
     for get in [true, false] {

@@ -1,26 +1,41 @@
 //! Pods that have been given devices and may still be rejected. The kubelet lists a pod's devices while it admits the
-//! pod, and a pod that it rejects for its second container was listed with those of its first. So a pod that newly has
-//! devices is a holder only once it has been admitted: the Pods API has it, or it was listed twice.
+//! pod, and a pod that it rejects for another device was listed with its first. So a pod that newly has devices is a
+//! holder only once it has been admitted: the Pods API has it, or the kubelet has written down the devices of the
+//! container, which it does when the container has all of them, and listed the pod twice.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::domain::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef, PodUid};
+use super::CheckpointAllocations;
+use crate::domain::model::{Allocations, FileStamp, Monotonic, Pod, PodDirectory, PodRef, PodUid};
 
 /// Listed twice, so far apart. An admission that fails does so within milliseconds, unless a plugin is slow.
 const LISTED_TWICE: Duration = Duration::from_millis(200);
-/// A pod that the Pods API should list and does not is accepted after this long.
-const PODS_API_LATE: Duration = Duration::from_secs(2);
+/// A pod that the Pods API or the checkpoint should have and has not is accepted after this long: a plugin may be slow.
+const LATE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 pub struct Unconfirmed {
-    /// Since when each is listed with devices, and when it is accepted without confirmation.
-    pods: BTreeMap<(PodRef, Option<PodUid>), (Monotonic, Monotonic)>,
+    pods: BTreeMap<PodRef, HeldBack>,
+    /// Of the checkpoint, as it was read after each of the last two answers.
+    versions: [Option<FileStamp>; 2],
+}
+
+#[derive(Debug)]
+struct HeldBack {
+    uid: Option<PodUid>,
+    /// Since when it is listed with devices.
+    since: Monotonic,
+    /// When it is accepted without confirmation.
+    due: Monotonic,
+    /// The checkpoint from before it was listed: what that has of its devices is another pod's.
+    earlier: Option<FileStamp>,
 }
 
 impl Unconfirmed {
     /// No pod that stays listed is held back for longer.
-    pub const LONGEST: Duration = PODS_API_LATE;
+    pub const LONGEST: Duration = LATE;
 
     /// Takes out of `answer` the pods that hold devices, are not in `believed` and may still be rejected.
     pub fn hold_back(
@@ -29,34 +44,52 @@ impl Unconfirmed {
         answer: &mut Allocations,
         believed: Option<&Allocations>,
         directory: &PodDirectory,
+        checkpoint: &CheckpointAllocations,
     ) {
-        let before = std::mem::take(&mut self.pods);
+        let mut before = std::mem::take(&mut self.pods);
         answer.pods.retain(|pod| {
             if !pod.has_devices() || believed.is_some_and(|believed| holds_in(believed, pod)) {
                 return true;
             }
+            let same = |waiting: &HeldBack| waiting.uid.is_none() || pod.uid.is_none() || waiting.uid == pod.uid;
+            let waiting = before.remove(&pod.reference).filter(same);
+            let (since, earlier) = waiting.map_or((now, self.versions[0]), |waiting| (waiting.since, waiting.earlier));
             let wait = match admission(pod, directory) {
                 Some(AdmissionState::Admitted) => return true,
                 // Rejected, or ended before it was observed.
                 Some(AdmissionState::Ended) => return false,
-                None if directory.complete => PODS_API_LATE,
+                None if directory.complete || !is_written(pod, checkpoint, earlier) => LATE,
                 None => LISTED_TWICE,
             };
-            let key = (pod.reference.clone(), pod.uid.clone());
-            let since = before.get(&key).map_or(now, |(since, _)| *since);
             let due = since + wait;
             if now >= due {
                 return true;
             }
-            self.pods.insert(key, (since, due));
+            self.pods.insert(pod.reference.clone(), HeldBack { uid: pod.uid.clone(), since, due, earlier });
             false
         });
     }
 
+    /// After each answer of `List`, with the version of the checkpoint that was read after it. A pod that the next
+    /// answer adds may be in it already, but not in the one before.
+    pub fn answered(&mut self, version: Option<FileStamp>) {
+        self.versions = [self.versions[1], version];
+    }
+
     /// When an answer would confirm one of them.
     pub fn due(&self) -> Option<Monotonic> {
-        self.pods.values().map(|(_, due)| *due).min()
+        self.pods.values().map(|waiting| waiting.due).min()
     }
+}
+
+/// Whether a checkpoint other than `earlier` has its devices, or none is there to have them.
+fn is_written(pod: &Pod, checkpoint: &CheckpointAllocations, earlier: Option<FileStamp>) -> bool {
+    let mut held = pod.containers.iter().flat_map(|container| {
+        let name = &container.reference.container;
+        container.devices.iter().map(|device| (Arc::clone(name), device.resource.clone(), device.id.clone()))
+    });
+    let Some(first) = held.next().filter(|_| checkpoint.devices.is_some()) else { return true };
+    checkpoint.version != earlier && std::iter::once(first).chain(held).all(|key| checkpoint.pods.contains_key(&key))
 }
 
 enum AdmissionState {

@@ -57,7 +57,9 @@ impl AcceptedAllocations {
     /// What is accepted after an answer of `List`.
     pub async fn observe(&mut self, now: Monotonic, answer: Allocations) -> Arc<Allocations> {
         self.answer = answer;
-        self.accept(now).await
+        let accepted = self.accept(now).await;
+        self.unconfirmed.answered(self.checkpoint.version());
+        accepted
     }
 
     /// The same after an answer about one pod; the others are as they were. `None`: the kubelet has no such active pod.
@@ -95,7 +97,7 @@ impl AcceptedAllocations {
         self.claim_files.complete(&mut answer, self.accepted.as_deref()).await;
         self.uids.identify(now, &mut answer, is_whole, &sources);
         if is_whole {
-            self.unconfirmed.hold_back(now, &mut answer, self.accepted.as_deref(), &directory);
+            self.unconfirmed.hold_back(now, &mut answer, self.accepted.as_deref(), &directory, &allocations);
         } else {
             self.unconfirmed = Unconfirmed::default();
         }

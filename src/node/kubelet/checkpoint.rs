@@ -72,6 +72,11 @@ impl CheckpointFile {
         }
     }
 
+    /// As it was last read.
+    pub fn version(&self) -> Option<FileStamp> {
+        self.read.version
+    }
+
     /// Reads the file if it was written since.
     pub async fn refresh(&mut self) -> Arc<CheckpointAllocations> {
         let (path, before) = (self.path.clone(), Arc::clone(&self.read));

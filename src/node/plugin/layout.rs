@@ -162,7 +162,7 @@ mod tests {
         };
         KubeletState {
             allocations: Some(Arc::new(Allocations { pods: vec![pod] })),
-            allocations_at: Some(Moment { monotonic: Monotonic::from_secs(10), ..Moment::default() }),
+            allocations_at: Some(Moment { monotonic: Monotonic::from_secs(20), ..Moment::default() }),
             settled: true,
             collector: Collector { success: true, duration: Some(Duration::from_millis(500)), ..Collector::default() },
             ..KubeletState::default()
@@ -172,7 +172,7 @@ mod tests {
     #[test]
     fn no_container_may_hold_any_of_them() {
         let resource = ResourceName::new("nvidia.com/mig-1g.10gb");
-        let early = [("MIG-1", 3_000), ("MIG-2", 6_500)];
+        let early = [("MIG-1", 3_000), ("MIG-2", 8_500)];
         let mig = "nvidia.com/mig-1g.10gb";
         let unsettled = KubeletState { settled: false, ..kubelet(&[]) };
         let failing = KubeletState { collector: Collector::default(), ..kubelet(&[]) };
@@ -180,8 +180,8 @@ mod tests {
             ("free", &early[..], kubelet(&[]), true),
             ("others are held", &early, kubelet(&[(mig, "MIG-3"), ("nvidia.com/gpu", "MIG-1")]), true),
             ("one is held", &early, kubelet(&[(mig, "MIG-2")]), false),
-            ("one vanished after the kubelet was asked", &[("MIG-1", 9_900)], kubelet(&[]), false),
-            ("one vanished a moment before it was asked", &[("MIG-1", 6_501)], kubelet(&[]), false),
+            ("one vanished after the kubelet was asked", &[("MIG-1", 19_900)], kubelet(&[]), false),
+            ("one vanished a moment before it was asked", &[("MIG-1", 8_501)], kubelet(&[]), false),
             ("the answer has not settled", &early, unsettled, false),
             ("the kubelet does not answer", &early, failing, false),
             ("the kubelet never answered", &early, KubeletState::default(), false),

@@ -117,23 +117,32 @@ async fn allocate_all(shared: &Shared, uid: &str, spec: &PodSpec) -> Result<(), 
             // Only a hang has an effect here.
             let _ = shared.fault(Method::NextContainer).await;
         }
-        for (resource, wanted) in &container.requests {
+        let mut is_given = false;
+        for (number, (resource, wanted)) in container.requests.iter().enumerate() {
+            if number > 0 {
+                // Only a hang has an effect here.
+                let _ = shared.fault(Method::NextResource).await;
+            }
             let place = (uid.to_owned(), container.name.clone(), resource.clone());
             let of_resource = reusable.entry(resource).or_default();
             let chosen = allocate(shared, place, *wanted, of_resource).await.map_err(|error| {
                 rejected("UnexpectedAdmissionError", &format!("Allocate failed due to {error}, which is unexpected"))
             })?;
+            is_given |= !chosen.is_empty();
             match kind {
                 // What an init container had, a later container of the pod gets.
                 ContainerKind::Init => of_resource.extend(chosen),
                 ContainerKind::Sidecar | ContainerKind::App => of_resource.retain(|id| !chosen.contains(id)),
             }
         }
+        if is_given {
+            shared.write_checkpoint(&shared.state.lock());
+        }
     }
     Ok(())
 }
 
-/// One container, one resource: choose, call the plugin once, write it down.
+/// One container, one resource: choose, call the plugin once. Written down once the container has all its devices.
 async fn allocate(
     shared: &Shared,
     place: Place,
@@ -187,9 +196,7 @@ async fn allocate(
             response.ok_or("no containers return in allocation response")?.encode_to_vec()
         }
     };
-    let mut state = shared.state.lock();
-    state.devices.assign(place, &devices, answer);
-    shared.write_checkpoint(&state);
+    shared.state.lock().devices.assign(place, &devices, answer);
     Ok(devices)
 }
 

@@ -21,6 +21,8 @@ pub enum Method {
     Allocate,
     /// No call: between two containers of a pod that is being admitted. What the first was given is listed meanwhile.
     NextContainer,
+    /// The same between two resources of a container. The checkpoint does not have the first yet.
+    NextResource,
 }
 
 /// What goes wrong on request.
