@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 use podmeter::clock::Clock;
 use podmeter::domain::model::{HardwareState, PluginState};
 use podmeter::node::kubelet::{self, PodSources};
-use podmeter::node::plugin::paths::HostRoots;
+use podmeter::node::plugin::host::path_devices::HostRoots;
 use podmeter::node::plugin::{self, HostPaths, PluginConfig};
 use podmeter::simulation::kubelet::{Admission, ContainerSpec, FakeKubelet, Options, PodSpec};
 use podmeter::tasks::Tasks;

@@ -132,13 +132,13 @@ impl AgentSettings {
             plan: self.reloadable.device_plugin.clone()?,
             node_name: self.node_name.clone(),
             host: plugin::HostPaths {
-                roots: plugin::paths::HostRoots {
+                roots: plugin::host::path_devices::HostRoots {
                     host: "/".into(),
                     dev: self.dev_root.clone(),
                     sys: self.sys_root.clone(),
                 },
                 proc: self.proc_root.clone(),
-                cdi: plugin::cdi::DIRECTORIES.map(PathBuf::from).to_vec(),
+                cdi: plugin::host::cdi::DIRECTORIES.map(PathBuf::from).to_vec(),
             },
         })
     }

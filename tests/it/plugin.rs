@@ -66,7 +66,7 @@ async fn what_a_container_is_given_reaches_it_and_the_page() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restarted_kubelet_is_registered_with_again() {
+async fn registered_to_waiting_when_kubelet_sock_is_replaced() {
     for rules in RULES {
         let node = with(rules).await;
         let podmeter = PluginHarness::start(node.root.path());
@@ -84,7 +84,7 @@ async fn a_restarted_kubelet_is_registered_with_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_socket_is_created_again() {
+async fn registered_to_waiting_when_our_socket_is_removed() {
     let node = node(Options::default()).await;
     let podmeter = PluginHarness::start(node.root.path());
     podmeter.registered(GPU, 1).await;
@@ -94,7 +94,7 @@ async fn a_deleted_socket_is_created_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_that_an_older_kubelet_cuts_is_replaced() {
+async fn registered_to_waiting_when_the_stream_ends() {
     let node = with(Rules::UpTo136).await;
     let other = StandInPlugin::start(&node.device_plugin_directory(), GPU, vec![ListedDevice::new("other-0")]);
     assert!(other.registered().await);
@@ -108,7 +108,7 @@ async fn a_stream_that_an_older_kubelet_cuts_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kubelet_that_comes_late_is_waited_for() {
+async fn waiting_to_serving_when_kubelet_sock_appears() {
     let root = tempfile::tempdir().unwrap();
     let podmeter = PluginHarness::start(root.path());
     let state = podmeter.until(GPU, "a reason", |state| state.problem.is_some()).await;
@@ -176,7 +176,7 @@ async fn a_removed_gpu_stays_listed_as_unhealthy_and_returns() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_plugin_is_waited_for_and_followed() {
+async fn waiting_to_serving_when_the_other_plugin_has_ended() {
     for rules in RULES {
         let node = with(rules).await;
         // The very ids that we would offer.

@@ -96,7 +96,7 @@ async fn a_plugin_that_registers_later_is_noticed_by_its_devices() {
 
 /// Its devices are podmeter's and its socket has an unknown name: the kubelet's lists are equal until it ends.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_end_of_an_undetected_plugin_is_detected() {
+async fn registered_to_waiting_when_our_ids_are_gone_in_two_answers() {
     let (node, podmeter) = with_podmeter(Rules::UpTo136, "{}").await;
     let other = other(&node, same_ids(), None).await;
     drop(other);
@@ -118,7 +118,7 @@ async fn health_reaches_the_kubelet_during_a_conflict() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_takeover_a_plugin_that_registers_later_is_replaced() {
+async fn registered_to_waiting_with_takeover_when_another_plugin_registers() {
     for socket in [Some("nvidia-gpu.sock"), None] {
         let yaml = "resources: [{kind: nvidia, onConflict: takeover}]";
         let (node, podmeter) = with_podmeter(Rules::From137, yaml).await;

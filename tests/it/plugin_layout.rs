@@ -29,7 +29,7 @@ fn pod(name: &str, resource: &str) -> PodSpec {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_layout_is_registered_once_the_old_one_has_no_holder() {
+async fn registered_ends_when_the_layout_has_changed_and_no_pod_holds_the_old_one() {
     for rules in RULES {
         let node = with(rules).await;
         let harness = start(&node, mixed(), (0..2).map(gpu));
@@ -132,7 +132,7 @@ async fn what_cannot_be_offered_is_reported_while_it_is_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_configuration_ends_begins_and_restarts_what_it_changes() {
+async fn registered_ends_when_the_configuration_has_changed() {
     for rules in RULES {
         let node = with(rules).await;
         let (kept, gone, changed, new) =

@@ -11,7 +11,7 @@ use podmeter::domain::model::{
     PluginState,
 };
 use podmeter::node::kubelet::PodSources;
-use podmeter::node::plugin::paths::HostRoots;
+use podmeter::node::plugin::host::path_devices::HostRoots;
 use podmeter::node::plugin::{self, HostPaths, PluginConfig, ResourceConfig};
 use podmeter::tasks::{TaskError, Tasks};
 use tokio::sync::watch;

@@ -7,19 +7,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::host::{self, HostFacts, ScanResult};
-use super::layout::{self, Vanished};
-use super::{Offer, OfferedHardware, Offers, ResourceConfig, merge, mps, offers};
+use super::config::ResourceConfig;
+use super::host::{self, HostFacts, ScanResult, mps};
+use super::offer::layout::{self, Vanished};
+use super::offer::{Offer, OfferedHardware, Offers, merge, offers};
 use crate::domain::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, ResourceName};
 
-/// For the first host scan, where it decides only which devices are preferred.
+/// Longest wait for the first host scan, where it decides only which devices are preferred.
 const FIRST_SCAN: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub struct ConfiguredResource {
     pub config: Arc<ResourceConfig>,
     /// The last host scan.
-    pub seen: Option<ScanResult>,
+    pub last_scan: Option<ScanResult>,
     /// Merged: what was offered once is among them until it is dropped.
     pub offers: Vec<Offer>,
     /// Removed by a change of layout, and still in the kubelet's list.
@@ -32,7 +33,7 @@ impl ConfiguredResource {
     pub fn new(config: ResourceConfig, now: Monotonic) -> Self {
         Self {
             config: Arc::new(config),
-            seen: None,
+            last_scan: None,
             offers: vec![],
             vanished: BTreeMap::new(),
             problems: vec![],
@@ -41,13 +42,13 @@ impl ConfiguredResource {
     }
 
     pub fn facts(&self) -> Arc<HostFacts> {
-        self.seen.as_ref().map(|seen| Arc::clone(&seen.facts)).unwrap_or_default()
+        self.last_scan.as_ref().map(|scan| Arc::clone(&scan.facts)).unwrap_or_default()
     }
 
     /// Whether enough is known of the host to answer the kubelet for a resource that is not served yet.
     pub fn may_begin(&self, hardware: &HardwareState, now: Monotonic) -> bool {
-        match &self.seen {
-            Some(seen) => !self.needs_host_scan() || seen.generation == hardware.inventory.generation,
+        match &self.last_scan {
+            Some(scan) => !self.needs_host_scan() || scan.generation == hardware.inventory.generation,
             None => !self.needs_host_scan() && now.since(self.made) >= FIRST_SCAN,
         }
     }
@@ -55,8 +56,8 @@ impl ConfiguredResource {
     /// Updates the offers.
     pub fn update(&mut self, hardware: &HardwareState, health_state: &HealthState, now: Monotonic) {
         let nothing = ScanResult::default();
-        let seen = self.seen.as_ref().unwrap_or(&nothing);
-        let Offers { offers, problems } = offers(&self.config, &hardware.inventory, &seen.found);
+        let scan = self.last_scan.as_ref().unwrap_or(&nothing);
+        let Offers { offers, problems } = offers(&self.config, &hardware.inventory, &scan.found);
         let health = |behind: &OfferedHardware| behind.health(health_state);
         let vanished = self.offers.iter().map(|before| {
             let ids = layout::vanished(before, &offers, &hardware.inventory);
@@ -65,9 +66,9 @@ impl ConfiguredResource {
             (before.resource.clone(), ids.into_iter().map(|id| (id.clone(), since(&id))).collect())
         });
         self.vanished = vanished.filter(|(_, vanished): &(_, Vanished)| !vanished.is_empty()).collect();
-        let offers = offers.into_iter().map(|offer| mps::mark_unhealthy(offer.with_health(health), &seen.without_mps));
+        let offers = offers.into_iter().map(|offer| mps::mark_unhealthy(offer.with_health(health), &scan.without_mps));
         self.offers = merge(&self.offers, offers.collect(), &hardware.inventory);
-        self.problems = [problems, seen.problem.iter().cloned().collect()].concat();
+        self.problems = [problems, scan.problem.iter().cloned().collect()].concat();
     }
 
     pub fn needs_host_scan(&self) -> bool {

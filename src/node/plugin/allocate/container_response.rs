@@ -1,0 +1,231 @@
+//! The answer to Allocate for one container. Pure, and from memory: the kubelet waits without a timeout.
+
+use crate::domain::model::DeviceId;
+use crate::node::plugin::config::{DeviceIdStrategy, DeviceListStrategy, NvidiaConfig, ResourceConfig, SharingConfig};
+use crate::node::plugin::host::{DriverFiles, cdi, path_devices::fnv};
+use crate::node::plugin::offer::{AllocationRefusal, Offer, OfferedDevice, OfferedHardware};
+use crate::node::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
+
+const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
+/// The runtime's value for a container without GPUs.
+const NO_DEVICES: &str = "void";
+const MOUNTED_DEVICES: &str = "/var/run/nvidia-container-devices";
+/// The variable that containers with simulated devices get.
+const SIMULATED_DEVICES: &str = "PODMETER_SIMULATED_DEVICES";
+
+/// Answers one container's request for `ids`, in their order; a GPU that several slots name appears once.
+///
+/// A request for nothing gets `NVIDIA_VISIBLE_DEVICES=void`, under every strategy: an empty variable is read as "all"
+/// by some runtimes, and without one the image's own `all` would count.
+pub fn container_response(
+    config: &ResourceConfig,
+    offer: &Offer,
+    ids: &[DeviceId],
+    node: &DriverFiles,
+) -> Result<ContainerAllocateResponse, AllocationRefusal> {
+    let devices = ids.iter().map(|id| usable_device(offer, id)).collect::<Result<Vec<_>, _>>()?;
+    match config {
+        ResourceConfig::Nvidia(nvidia) => gpus(nvidia, offer, &devices, node),
+        ResourceConfig::Path(_) => Ok(nodes(&devices)),
+        ResourceConfig::Simulated(_) => Ok(simulated(ids)),
+    }
+}
+
+pub(super) fn usable_device<'o>(offer: &'o Offer, id: &DeviceId) -> Result<&'o OfferedDevice, AllocationRefusal> {
+    let position = offer
+        .devices
+        .binary_search_by(|device| device.id.cmp(id))
+        .map_err(|_| AllocationRefusal::Unknown(id.clone()))?;
+    let device = &offer.devices[position];
+    match &device.health {
+        Ok(()) => Ok(device),
+        Err(unhealthy) => Err(AllocationRefusal::Unhealthy { id: id.clone(), reason: unhealthy.detail.to_string() }),
+    }
+}
+
+fn gpus(
+    nvidia: &NvidiaConfig,
+    offer: &Offer,
+    devices: &[&OfferedDevice],
+    node: &DriverFiles,
+) -> Result<ContainerAllocateResponse, AllocationRefusal> {
+    let envs = nvidia.environment.clone().into_iter().collect();
+    let mut answer = ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() };
+    if devices.is_empty() {
+        answer.envs.insert(VISIBLE_DEVICES.to_owned(), NO_DEVICES.to_owned());
+        return Ok(answer);
+    }
+    let shared = devices.iter().any(|device| device.is_slot());
+    refuse_several_slots(nvidia, devices.len(), shared)?;
+    let devices = each_hardware_once(devices);
+
+    if nvidia.uses_cdi() {
+        add_cdi(&mut answer, nvidia, offer, &devices, node)?;
+    }
+    let name = |device: &&OfferedDevice| {
+        let [name, _] = names(nvidia.device_id_strategy, &device.hardware);
+        name
+    };
+    let names: Vec<String> = devices.iter().map(name).collect();
+    if nvidia.includes(DeviceListStrategy::Envvar) {
+        answer.envs.insert(VISIBLE_DEVICES.to_owned(), names.join(","));
+    }
+    if nvidia.includes(DeviceListStrategy::VolumeMounts) {
+        answer.envs.insert(VISIBLE_DEVICES.to_owned(), MOUNTED_DEVICES.to_owned());
+        answer.mounts.extend(names.iter().map(|name| Mount {
+            host_path: "/dev/null".to_owned(),
+            container_path: format!("{MOUNTED_DEVICES}/{name}"),
+            read_only: false,
+        }));
+    }
+    let as_nodes = nvidia.includes(DeviceListStrategy::DeviceNodes);
+    // As NVIDIA's plugin: where all goes through CDI, the nodes do too.
+    let pass_nodes =
+        nvidia.pass_device_specs && (nvidia.device_list_strategy.iter().any(|strategy| !is_cdi(*strategy)));
+    if as_nodes || pass_nodes {
+        add_nodes(&mut answer, nvidia, &devices, node, if as_nodes { "mrw" } else { "rw" })?;
+    }
+    if as_nodes {
+        answer.mounts.extend(node.driver_mounts.iter().map(|mount| Mount {
+            host_path: mount.host_path.display().to_string(),
+            container_path: mount.container_path.display().to_string(),
+            read_only: true,
+        }));
+    }
+    if shared && matches!(nvidia.sharing, SharingConfig::Mps(_)) {
+        add_mps(&mut answer, nvidia, offer);
+    }
+    Ok(answer)
+}
+
+fn is_cdi(strategy: DeviceListStrategy) -> bool {
+    matches!(strategy, DeviceListStrategy::CdiAnnotations | DeviceListStrategy::CdiCri)
+}
+
+fn refuse_several_slots(nvidia: &NvidiaConfig, asked: usize, shared: bool) -> Result<(), AllocationRefusal> {
+    let (replication, default) = match &nvidia.sharing {
+        SharingConfig::None => return Ok(()),
+        SharingConfig::TimeSlicing(replication) => (replication, false),
+        SharingConfig::Mps(replication) => (replication, true),
+    };
+    if shared && asked > 1 && replication.fail_requests_greater_than_one.unwrap_or(default) {
+        return Err(AllocationRefusal::NotAllowed(format!(
+            "{asked} shared devices were asked for and a container may have one: more of them give it no more of a GPU \
+             (failRequestsGreaterThanOne)"
+        )));
+    }
+    Ok(())
+}
+
+fn each_hardware_once<'o>(devices: &[&'o OfferedDevice]) -> Vec<&'o OfferedDevice> {
+    let mut once: Vec<&OfferedDevice> = vec![];
+    for device in devices {
+        if once.iter().all(|other| other.hardware != device.hardware) {
+            once.push(device);
+        }
+    }
+    once
+}
+
+/// The name by the strategy, then the other one.
+fn names(strategy: DeviceIdStrategy, hardware: &OfferedHardware) -> [String; 2] {
+    let [uuid, index] = hardware.names().unwrap_or_default();
+    match strategy {
+        DeviceIdStrategy::Uuid => [uuid, index],
+        DeviceIdStrategy::Index => [index, uuid],
+    }
+}
+
+fn add_cdi(
+    answer: &mut ContainerAllocateResponse,
+    nvidia: &NvidiaConfig,
+    offer: &Offer,
+    devices: &[&OfferedDevice],
+    node: &DriverFiles,
+) -> Result<(), AllocationRefusal> {
+    let qualified = |device: &&OfferedDevice| {
+        let names = names(nvidia.device_id_strategy, &device.hardware);
+        let Some(vendor) = &node.cdi else { return Ok(format!("{}={}", cdi::OUR_KIND, names[0])) };
+        let known = names.into_iter().find(|name| vendor.devices.contains(name));
+        known.map(|name| format!("{}={name}", vendor.kind)).ok_or_else(|| AllocationRefusal::Unhealthy {
+            id: device.id.clone(),
+            reason: format!("{} does not describe it; generate that CDI specification again", vendor.file.display()),
+        })
+    };
+    let names = devices.iter().map(qualified).collect::<Result<Vec<_>, _>>()?;
+    if nvidia.includes(DeviceListStrategy::CdiAnnotations) {
+        // The same key for the same request, and another for another resource of the same container.
+        let hash = fnv(offer.resource.as_str().bytes().chain([0]).chain(names.join(",").bytes()));
+        let key = format!("{}nvidia-device-plugin_{hash:016x}", nvidia.cdi_annotation_prefix);
+        answer.annotations.insert(key, names.join(","));
+    }
+    if nvidia.includes(DeviceListStrategy::CdiCri) {
+        answer.cdi_devices = names.into_iter().map(|name| CdiDevice { name }).collect();
+    }
+    Ok(())
+}
+
+fn add_nodes(
+    answer: &mut ContainerAllocateResponse,
+    nvidia: &NvidiaConfig,
+    devices: &[&OfferedDevice],
+    node: &DriverFiles,
+    permissions: &str,
+) -> Result<(), AllocationRefusal> {
+    let mut paths = node.control_nodes.clone();
+    for device in devices {
+        let own = node
+            .device_nodes(&device.hardware)
+            .map_err(|reason| AllocationRefusal::Unhealthy { id: device.id.clone(), reason })?;
+        paths.extend(own);
+    }
+    for path in paths {
+        let host = nvidia.device_root.join(path.trim_start_matches('/'));
+        let node = DeviceSpec {
+            host_path: host.display().to_string(),
+            container_path: path,
+            permissions: permissions.to_owned(),
+        };
+        // MIG devices of one GPU share its node.
+        push_new(&mut answer.devices, node);
+    }
+    Ok(())
+}
+
+/// The daemon's directories at the paths that its clients use.
+fn add_mps(answer: &mut ContainerAllocateResponse, nvidia: &NvidiaConfig, offer: &Offer) {
+    let pipe = format!("{}/pipe", offer.resource);
+    let container_path = format!("/mps/{pipe}");
+    answer.envs.insert("CUDA_MPS_PIPE_DIRECTORY".to_owned(), container_path.clone());
+    for (directory, container_path) in [(pipe.as_str(), container_path), ("shm", "/dev/shm".to_owned())] {
+        answer.mounts.push(Mount {
+            host_path: nvidia.mps_root.join(directory).display().to_string(),
+            container_path,
+            read_only: false,
+        });
+    }
+}
+
+fn nodes(devices: &[&OfferedDevice]) -> ContainerAllocateResponse {
+    let mut answer = ContainerAllocateResponse::default();
+    for device in devices {
+        if let OfferedHardware::Nodes(nodes) = &device.hardware {
+            nodes.iter().for_each(|node| push_new(&mut answer.devices, node.clone()));
+        }
+    }
+    answer
+}
+
+fn simulated(ids: &[DeviceId]) -> ContainerAllocateResponse {
+    let mut once: Vec<&str> = vec![];
+    ids.iter().for_each(|id| push_new(&mut once, id.as_str()));
+    let mut answer = ContainerAllocateResponse::default();
+    answer.envs.insert(SIMULATED_DEVICES.to_owned(), once.join(","));
+    answer
+}
+
+fn push_new<T: PartialEq>(list: &mut Vec<T>, item: T) {
+    if !list.contains(&item) {
+        list.push(item);
+    }
+}

@@ -1,0 +1,144 @@
+//! The check before a container starts, from what was published last: no call waits for a driver.
+
+use super::container_response::usable_device;
+use crate::domain::model::{DeviceId, DeviceProcess, HardwareState, MemoryUse};
+use crate::node::plugin::config::PreStartCheck;
+use crate::node::plugin::offer::{AllocationRefusal, Offer, OfferedHardware};
+
+/// The reason of an error is passed on to the pod by the kubelet.
+pub fn check(
+    rules: &PreStartCheck,
+    offer: &Offer,
+    hardware: &HardwareState,
+    ids: &[DeviceId],
+) -> Result<(), AllocationRefusal> {
+    for id in ids {
+        let device = usable_device(offer, id)?;
+        if rules.no_processes
+            && !device.is_slot()
+            && let Some(pid) = processes(&device.hardware, hardware).next()
+        {
+            return Err(AllocationRefusal::ProcessesLeft(format!(
+                "device {id} is used by process {pid}, and preStartCheck.noProcesses allows none: a container that ended has \
+                 left it behind, or it was started outside Kubernetes"
+            )));
+        }
+        let wanted = rules.minimum_free_memory.map_or(0, |bytes| bytes.0);
+        // An unknown amount rejects no container.
+        let Some(MemoryUse { free, .. }) = memory(&device.hardware, hardware) else { continue };
+        if free < wanted {
+            return Err(AllocationRefusal::MemoryInUse(format!(
+                "device {id} has {free} bytes of memory free, and preStartCheck.minimumFreeMemory requires {wanted}: \
+                 something else still uses it"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// On the GPU, or on the MIG device. None where the driver does not report them.
+fn processes(behind: &OfferedHardware, hardware: &HardwareState) -> impl Iterator<Item = u32> {
+    let (gpu, instance) = match behind {
+        OfferedHardware::Gpu { uuid, .. } => (Some(uuid), None),
+        OfferedHardware::Mig { gpu, gpu_instance, compute_instance, .. } => {
+            (Some(gpu), Some((Some(*gpu_instance), Some(*compute_instance))))
+        }
+        OfferedHardware::Missing(_) | OfferedHardware::Nodes(_) | OfferedHardware::Nothing => (None, None),
+    };
+    let medium = gpu.and_then(|gpu| hardware.readings.get(gpu)?.medium.as_ref());
+    let all = medium.and_then(|medium| medium.value.processes.as_ref()).into_iter().flatten();
+    let here = move |process: &&DeviceProcess| {
+        instance.is_none_or(|instance| instance == (process.gpu_instance, process.compute_instance))
+    };
+    all.filter(here).map(|process| process.pid)
+}
+
+fn memory(behind: &OfferedHardware, hardware: &HardwareState) -> Option<MemoryUse> {
+    let medium = |gpu| Some(&hardware.readings.get(gpu)?.medium.as_ref()?.value);
+    match behind {
+        OfferedHardware::Gpu { uuid, .. } => medium(uuid)?.memory,
+        OfferedHardware::Mig { gpu, gpu_instance, .. } => {
+            medium(gpu)?.instances.iter().find(|instance| instance.gpu_instance == *gpu_instance)?.memory
+        }
+        OfferedHardware::Missing(_) | OfferedHardware::Nodes(_) | OfferedHardware::Nothing => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::domain::model::{DeviceReadings, Medium, Monotonic, Stamped, UnhealthyReason};
+    use crate::input::Size;
+    use crate::node::plugin::offer::{OfferedDevice, PluginUnhealthy};
+
+    #[test]
+    fn a_device_in_use_an_unhealthy_one_and_an_unknown_one_are_refused_with_the_reason() {
+        let device = |id: &str, health| {
+            let hardware = OfferedHardware::Gpu { uuid: id.into(), index: 0, minor: None };
+            OfferedDevice { health, ..OfferedDevice::new(id, hardware) }
+        };
+        let devices = vec![
+            device("GPU-a", Ok(())),
+            device("GPU-b", Err(PluginUnhealthy::device(UnhealthyReason::Lost, "lost"))),
+            device("GPU-c", Ok(())),
+        ];
+        let offer = Offer { resource: "nvidia.com/gpu".into(), devices };
+        let memory = MemoryUse { used: 90, free: 10, reserved: None, total: 100 };
+        let value = Medium { memory: Some(memory), ..Medium::default() };
+        let readings =
+            DeviceReadings { medium: Some(Stamped { at: Monotonic::default(), value }), ..DeviceReadings::default() };
+        let mut hardware = HardwareState::default();
+        hardware.readings.insert("GPU-a".into(), Arc::new(readings));
+        let result = |id: &str, wanted| {
+            let rules = PreStartCheck { minimum_free_memory: Some(Size(wanted)), no_processes: false };
+            check(&rules, &offer, &hardware, &[id.into()]).map_err(|refusal| refusal.result())
+        };
+        assert_eq!(result("GPU-a", 10), Ok(()));
+        assert_eq!(result("GPU-a", 11), Err("memory_in_use"));
+        assert_eq!(result("GPU-b", 0), Err("unhealthy"));
+        assert_eq!(result("GPU-c", 11), Ok(()), "its free memory is unknown");
+        assert_eq!(result("GPU-d", 0), Err("unknown_device"));
+    }
+
+    #[test]
+    fn what_is_left_on_a_device_keeps_it_from_the_next() {
+        let device = |id: &str, hardware| OfferedDevice::new(id, hardware);
+        let whole = || OfferedHardware::Gpu { uuid: "GPU-a".into(), index: 0, minor: None };
+        let mig = |gpu_instance| OfferedHardware::Mig {
+            uuid: format!("MIG-{gpu_instance}").as_str().into(),
+            gpu: "GPU-a".into(),
+            gpu_index: 0,
+            index: 0,
+            minor: None,
+            gpu_instance,
+            compute_instance: 0,
+        };
+        let devices = vec![
+            device("GPU-a", whole()),
+            device("GPU-a::0", whole()),
+            device("GPU-b", OfferedHardware::Gpu { uuid: "GPU-b".into(), index: 1, minor: None }),
+            device("MIG-1", mig(1)),
+            device("MIG-2", mig(2)),
+        ];
+        let offer = Offer { resource: "nvidia.com/gpu".into(), devices };
+        let left = DeviceProcess { pid: 7, gpu_instance: Some(2), compute_instance: Some(0), memory_bytes: None };
+        let value = Medium { processes: Some(vec![left]), ..Medium::default() };
+        let medium = Some(Stamped { at: Monotonic::default(), value });
+        let mut hardware = HardwareState::default();
+        hardware.readings.insert("GPU-a".into(), Arc::new(DeviceReadings { medium, ..DeviceReadings::default() }));
+        let result = |no_processes, id: &str| {
+            let rules = PreStartCheck { minimum_free_memory: None, no_processes };
+            check(&rules, &offer, &hardware, &[id.into()])
+        };
+        let refusal = result(true, "GPU-a").unwrap_err();
+        assert_eq!(refusal.result(), "processes_left");
+        assert!(refusal.to_string().contains("process 7"), "{refusal}");
+        assert!(result(true, "MIG-2").is_err());
+        for id in ["GPU-a::0", "MIG-1", "GPU-b"] {
+            assert_eq!(result(true, id), Ok(()), "{id}");
+        }
+        assert_eq!(result(false, "GPU-a"), Ok(()));
+    }
+}

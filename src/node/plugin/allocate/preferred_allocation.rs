@@ -1,0 +1,212 @@
+//! GetPreferredAllocation: from the kubelet's request to one of the preference module, with each GPU's condition.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::domain::attribution::held_gpus;
+use crate::domain::model::{Allocations, DeviceId, DeviceReadings, GpuUuid, HardwareState};
+use crate::domain::preference::{
+    Condition, FallbackReason, FreeDevice, PreferenceRequest, PreferredDevices, Topology, choose_gpus, choose_slots,
+};
+use crate::node::plugin::config::NvidiaConfig;
+use crate::node::plugin::offer::Offer;
+use crate::node::wire::v1beta1::ContainerPreferredAllocationRequest;
+
+/// Clock events that mean throttling.
+const THROTTLING: [&str; 4] = ["hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"];
+
+/// The devices that one container should get.
+pub fn preferred_allocation(
+    nvidia: &NvidiaConfig,
+    offer: &Offer,
+    topology: &Topology,
+    hardware: &HardwareState,
+    allocations: Option<&Allocations>,
+    container: &ContainerPreferredAllocationRequest,
+) -> PreferredDevices {
+    let gpus: BTreeMap<&DeviceId, &GpuUuid> =
+        offer.devices.iter().filter_map(|device| Some((&device.id, device.hardware.gpu()?))).collect();
+    let free_device = |id: DeviceId| Some(FreeDevice { gpu: (*gpus.get(&id)?).clone(), id });
+    let available = device_ids(&container.available_device_i_ds).into_iter().map(free_device);
+    let Some(available) = available.collect::<Option<Vec<_>>>() else {
+        return PreferredDevices { ids: vec![], fallback: Some(FallbackReason::UnknownGpu) };
+    };
+    let foreign = gpus_of_foreign_processes(&available, hardware, allocations);
+    let must_include = device_ids(&container.must_include_device_i_ds);
+    let request =
+        PreferenceRequest { available, must_include, size: usize::try_from(container.allocation_size).unwrap_or(0) };
+    let condition = |(gpu, readings): (&GpuUuid, &Arc<DeviceReadings>)| {
+        (gpu.clone(), Condition { foreign_processes: foreign.contains(gpu), ..condition(readings) })
+    };
+    let conditions = hardware.readings.iter().map(condition).collect();
+    let is_whole = gpus.values().collect::<BTreeSet<_>>().len() == gpus.len();
+    if is_whole {
+        return choose_gpus(&request, topology, &conditions);
+    }
+    let mut offered: BTreeMap<GpuUuid, usize> = BTreeMap::new();
+    for gpu in gpus.into_values() {
+        *offered.entry(gpu.clone()).or_default() += 1;
+    }
+    choose_slots(&request, topology, &conditions, &offered, nvidia.preferred)
+}
+
+pub(super) fn device_ids(ids: &[String]) -> Vec<DeviceId> {
+    ids.iter().map(|id| DeviceId::new(id.as_str())).collect()
+}
+
+/// GPUs with processes of no container: an ended container left them behind, or they were started outside Kubernetes.
+/// Empty while the allocations are unknown.
+fn gpus_of_foreign_processes(
+    available: &[FreeDevice],
+    hardware: &HardwareState,
+    allocations: Option<&Allocations>,
+) -> BTreeSet<GpuUuid> {
+    let Some(allocations) = allocations else { return BTreeSet::new() };
+    let in_use = |gpu: &&GpuUuid| {
+        let readings = hardware.readings.get(*gpu).and_then(|readings| readings.medium.as_ref());
+        readings.and_then(|medium| medium.value.processes.as_ref()).is_some_and(|processes| !processes.is_empty())
+    };
+    let in_use: BTreeSet<&GpuUuid> = available.iter().map(|free_device| &free_device.gpu).filter(in_use).collect();
+    if in_use.is_empty() {
+        return BTreeSet::new();
+    }
+    let held = held_gpus(allocations, &hardware.inventory);
+    in_use.into_iter().filter(|gpu| !held.contains(*gpu)).cloned().collect()
+}
+
+/// Of the GPU alone, without its holders.
+fn condition(readings: &DeviceReadings) -> Condition {
+    let medium = readings.medium.as_ref().map(|medium| &medium.value);
+    let active = |event: &&str| medium.is_some_and(|medium| medium.clock_events.get(*event) == Some(&true));
+    let remap = readings.slow.as_ref().and_then(|slow| slow.value.row_remap);
+    Condition {
+        row_remap_pending: remap.is_some_and(|remap| remap.pending),
+        throttled: THROTTLING.iter().any(active),
+        foreign_processes: false,
+        load: readings.fast.as_ref().and_then(|fast| fast.value.utilization_ratio),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::model::{
+        Container, ContainerRef, CpuSet, DeviceProcess, Fast, HeldDevice, Inventory, Medium, Monotonic, Pod, PodRef,
+        Stamped,
+    };
+    use crate::domain::preference::GpuLocation;
+    use crate::node::plugin::offer::{OfferedDevice, OfferedHardware};
+
+    fn offer(slots: usize) -> Offer {
+        let device = |gpu: u32, slot: usize| {
+            let hardware = OfferedHardware::Gpu { uuid: format!("GPU-{gpu}").as_str().into(), index: gpu, minor: None };
+            let id = if slots == 1 { format!("GPU-{gpu}") } else { format!("GPU-{gpu}::{slot}") };
+            OfferedDevice::new(id.as_str(), hardware)
+        };
+        let devices = (0..3).flat_map(|gpu| (0..slots).map(move |slot| device(gpu, slot))).collect();
+        Offer { resource: "nvidia.com/gpu".into(), devices }
+    }
+
+    /// For this many of all devices.
+    fn request(offer: &Offer, size: usize) -> ContainerPreferredAllocationRequest {
+        ContainerPreferredAllocationRequest {
+            available_device_i_ds: offer.devices.iter().map(|device| device.id.to_string()).collect(),
+            must_include_device_i_ds: vec![],
+            allocation_size: size.try_into().unwrap(),
+        }
+    }
+
+    fn chosen(slots: usize, size: usize, hardware: &HardwareState) -> Vec<String> {
+        chosen_beside(None, slots, size, hardware)
+    }
+
+    fn chosen_beside(
+        allocations: Option<&Allocations>,
+        slots: usize,
+        size: usize,
+        hardware: &HardwareState,
+    ) -> Vec<String> {
+        let offer = offer(slots);
+        let location = |gpu| (GpuUuid::new(format!("GPU-{gpu}")), GpuLocation { index: gpu, numa_node: None });
+        let topology = Topology::new((0..3).map(location).collect());
+        let request = request(&offer, size);
+        let choice = preferred_allocation(&NvidiaConfig::default(), &offer, &topology, hardware, allocations, &request);
+        choice.ids.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_throttled_gpu_and_a_busy_one_come_last() {
+        let at = Monotonic::default();
+        let throttled = Medium { clock_events: [("hw_slowdown", true)].into(), ..Medium::default() };
+        let busy = |ratio| {
+            Some(Stamped { at, value: Fast { utilization_ratio: Some(ratio), power_watts: None, ..Fast::default() } })
+        };
+        let mut hardware = HardwareState::default();
+        let readings = [
+            DeviceReadings { medium: Some(Stamped { at, value: throttled }), fast: busy(0.0), ..Default::default() },
+            DeviceReadings { fast: busy(0.9), ..Default::default() },
+            DeviceReadings { fast: busy(0.1), ..Default::default() },
+        ];
+        for (gpu, readings) in readings.into_iter().enumerate() {
+            hardware.readings.insert(GpuUuid::new(format!("GPU-{gpu}")), Arc::new(readings));
+        }
+        assert_eq!(chosen(1, 1, &hardware), ["GPU-2"]);
+        assert_eq!(chosen(1, 2, &hardware), ["GPU-1", "GPU-2"]);
+    }
+
+    #[test]
+    fn a_gpu_with_processes_of_no_container_comes_last() {
+        let whole = |index: u32| crate::node::plugin::test_data::gpu(index, None);
+        let uuids: Vec<GpuUuid> = (0..2).map(|index| whole(index).uuid).collect();
+        let device = |index: u32| {
+            let uuid = uuids[index as usize].clone();
+            OfferedDevice::new(uuid.as_str(), OfferedHardware::Gpu { uuid: uuid.clone(), index, minor: None })
+        };
+        let offer = Offer { resource: "nvidia.com/gpu".into(), devices: (0..2).map(device).collect() };
+        let location = |index: u32| (uuids[index as usize].clone(), GpuLocation { index, numa_node: None });
+        let topology = Topology::new((0..2).map(location).collect());
+        let process = DeviceProcess { pid: 1, gpu_instance: None, compute_instance: None, memory_bytes: None };
+        let reading = |processes| {
+            let value = Medium { processes, ..Medium::default() };
+            let medium = Some(Stamped { at: Monotonic::default(), value });
+            Arc::new(DeviceReadings { medium, ..DeviceReadings::default() })
+        };
+        let readings = [reading(Some(vec![process])), reading(Some(vec![]))];
+        let gpus = (0..2).map(|index| (uuids[index as usize].clone(), whole(index))).collect();
+        let hardware = HardwareState {
+            inventory: Arc::new(Inventory { gpus, ..Inventory::default() }),
+            readings: uuids.iter().cloned().zip(readings).collect(),
+            ..HardwareState::default()
+        };
+        let held = |id: &str| HeldDevice { resource: "a/b".into(), id: id.into(), numa_nodes: BTreeSet::new() };
+        let allocations = |devices: Vec<HeldDevice>| Allocations {
+            pods: vec![Pod {
+                uid: None,
+                reference: PodRef::new("n", "p"),
+                containers: vec![Container {
+                    reference: ContainerRef::new("n", "p", "c"),
+                    devices,
+                    claims: vec![],
+                    exclusive_cpus: CpuSet::default(),
+                    memory: vec![],
+                }],
+                exclusive_cpus: CpuSet::default(),
+                memory: vec![],
+            }],
+        };
+        let first = |allocations: Option<&Allocations>| {
+            let (nvidia, request) = (NvidiaConfig::default(), request(&offer, 1));
+            let choice = preferred_allocation(&nvidia, &offer, &topology, &hardware, allocations, &request);
+            choice.ids[0].to_string()
+        };
+        assert_eq!(first(Some(&allocations(vec![]))), uuids[1].as_str(), "the first is in use without a holder");
+        assert_eq!(first(Some(&allocations(vec![held(&format!("{}::3", uuids[0]))]))), uuids[0].as_str());
+        assert_eq!(first(None), uuids[0].as_str(), "the allocations are unknown");
+    }
+
+    #[test]
+    fn slots_are_spread_over_gpus() {
+        let hardware = HardwareState::default();
+        assert_eq!(chosen(2, 3, &hardware), ["GPU-0::0", "GPU-1::0", "GPU-2::0"]);
+    }
+}

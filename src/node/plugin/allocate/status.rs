@@ -1,0 +1,147 @@
+//! The published state of one resource: registration, devices, counts of the kubelet's calls.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+use crate::domain::model::{Moment, PluginResource, PluginState, PluginUnhealthyReason, ResourceName, UnixSeconds};
+use crate::node::plugin::offer::Offer;
+
+/// Results that a counter has from the beginning.
+const RESULTS: [&str; 4] = ["ok", "unknown_device", "unhealthy", "not_allowed"];
+const PRE_START_RESULTS: [&str; 5] = ["ok", "unknown_device", "unhealthy", "memory_in_use", "processes_left"];
+
+/// Keeps the published state of one resource.
+#[derive(Clone, Debug)]
+pub struct ResourceStatus {
+    resource: ResourceName,
+    clock: Clock,
+    publish: watch::Sender<Arc<PluginState>>,
+}
+
+impl ResourceStatus {
+    pub fn new(resource: ResourceName, clock: Clock, publish: watch::Sender<Arc<PluginState>>) -> Self {
+        Self { resource, clock, publish }
+    }
+
+    pub fn begin(&self, prefers: bool, checks_before_start: bool, mps: bool) {
+        let zero = |names: &[&'static str]| names.iter().map(|name| (*name, 0)).collect();
+        self.change(|state, now| {
+            // The counters of a resource that is served again continue.
+            if state.created == UnixSeconds::default() {
+                state.created = now.unix;
+                state.allocations = zero(&RESULTS);
+                let none = || PluginUnhealthyReason::all().map(|reason| (reason, 0)).collect::<BTreeMap<_, _>>();
+                state.health_transitions = [("healthy", none()), ("unhealthy", none())].into();
+            }
+            state.unregistered_since.get_or_insert(now.monotonic);
+            state.ended = None;
+            state.prefers = prefers;
+            state.mps = mps;
+            if checks_before_start && state.pre_starts.is_empty() {
+                state.pre_starts = zero(&PRE_START_RESULTS);
+            }
+        });
+    }
+
+    pub fn offered(&self, offer: &Offer) {
+        let devices = offer.devices.iter().map(|device| {
+            let reason = device.health.as_ref().err().map(|unhealthy| Arc::clone(&unhealthy.detail));
+            (device.id.clone(), reason)
+        });
+        let devices: Arc<BTreeMap<_, _>> = Arc::new(devices.collect());
+        let gpus = offer.devices.iter().filter_map(|device| Some((device.id.clone(), device.hardware.gpu()?.clone())));
+        let gpus: Arc<BTreeMap<_, _>> = Arc::new(gpus.collect());
+        self.change(|state, _| (state.devices, state.gpus) = (devices, gpus));
+    }
+
+    /// Counts a change of a device's health. `to` is `healthy` or `unhealthy`.
+    pub fn transition(&self, to: &'static str, reason: PluginUnhealthyReason) {
+        self.count(|state| *state.health_transitions.entry(to).or_default().entry(reason).or_default() += 1);
+    }
+
+    pub fn registered(&self) {
+        self.change(|state, now| {
+            state.unregistered = state.unregistered_until(now.monotonic);
+            state.unregistered_since = None;
+            state.registered = true;
+            state.registrations += 1;
+            state.problem = None;
+            state.conflict = None;
+        });
+    }
+
+    /// Also when it never was registered.
+    pub fn unregistered(&self, problem: &str) {
+        self.change(|state, now| {
+            state.registered = false;
+            state.unregistered_since.get_or_insert(now.monotonic);
+            state.problem = Some(problem.into());
+        });
+    }
+
+    /// Another plugin has registered it since.
+    pub fn replaced(&self, by: &str) {
+        self.change(|state, now| {
+            state.registered = false;
+            state.unregistered_since.get_or_insert(now.monotonic);
+            state.conflict = Some(by.into());
+        });
+    }
+
+    /// The resource is no longer offered: no registration is expected.
+    pub fn ended(&self, reason: &str) {
+        self.change(|state, now| {
+            state.unregistered = state.unregistered_until(now.monotonic);
+            state.unregistered_since = None;
+            state.registered = false;
+            (state.problem, state.conflict) = (None, None);
+            (state.devices, state.gpus) = Default::default();
+            state.ended = Some(reason.into());
+        });
+    }
+
+    pub fn conflict(&self, with: Option<&str>) {
+        self.change(|state, _| state.conflict = with.map(Arc::from));
+    }
+
+    pub fn allocated(&self, result: &'static str, duration: Duration) {
+        self.count(|state| {
+            *state.allocations.entry(result).or_default() += 1;
+            state.allocate_durations.observe(duration);
+        });
+    }
+
+    pub fn preferred(&self, fallbacks: &[&'static str], duration: Duration) {
+        self.count(|state| {
+            for reason in fallbacks {
+                *state.preferred_fallbacks.entry(reason).or_default() += 1;
+            }
+            state.preferred_durations.observe(duration);
+        });
+    }
+
+    pub fn checked_before_start(&self, result: &'static str) {
+        self.count(|state| *state.pre_starts.entry(result).or_default() += 1);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut PluginResource, Moment)) {
+        let now = self.clock.now();
+        self.publish.send_modify(|state| change(self.state(state), now));
+    }
+
+    /// Without waking receivers: the next snapshot has it.
+    fn count(&self, count: impl FnOnce(&mut PluginResource)) {
+        self.publish.send_if_modified(|state| {
+            count(self.state(state));
+            false
+        });
+    }
+
+    fn state<'a>(&self, state: &'a mut Arc<PluginState>) -> &'a mut PluginResource {
+        Arc::make_mut(state).resources.entry(self.resource.clone()).or_default()
+    }
+}

@@ -1,0 +1,35 @@
+//! Values that the configuration refuses: the error names the key, the value and what is accepted.
+
+use std::fmt;
+use std::path::Path;
+
+/// 16 GPUs of this many slots stay a quarter below what the kubelet accepts in one message (4 MiB).
+pub const MOST_SLOTS: u32 = 1024;
+
+/// What in the section cannot be used, and why: for people. The caller adds the file's name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct PluginConfigError(pub(crate) String);
+
+pub(super) fn within(key: &str, value: u32, least: u32, most: u32) -> Result<(), PluginConfigError> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    refuse(key, value, format!("accepted: {least} to {most}"))
+}
+
+pub(super) fn absolute(key: &str, path: &Path) -> Result<(), PluginConfigError> {
+    let climbs = path.components().any(|part| part == std::path::Component::ParentDir);
+    if path.is_absolute() && !climbs {
+        return Ok(());
+    }
+    refuse(key, path.display(), "accepted: an absolute path without ..")
+}
+
+pub(super) fn refuse<T>(
+    key: &str,
+    value: impl fmt::Display,
+    accepted: impl fmt::Display,
+) -> Result<T, PluginConfigError> {
+    Err(PluginConfigError(format!("{key}: {value} cannot be used; {accepted}")))
+}

@@ -1,0 +1,31 @@
+//! The section `devicePlugin` of the configuration file, as validated types.
+//!
+//! In: YAML, NVIDIA's configuration file, the profiles. Out: a `PluginPlan`: the resources to offer on each kind of node.
+//! It does not know the node's devices.
+
+mod check;
+mod nvidia;
+mod nvidia_file;
+mod path;
+mod pattern;
+mod profile;
+mod profile_config;
+mod resources;
+#[cfg(test)]
+mod tests;
+mod values;
+
+pub use check::PluginConfigError;
+pub use nvidia::{
+    DeviceIdStrategy, DeviceListStrategy, DriverMount, MigStrategy, NamePattern, NvidiaConfig, PreStartCheck,
+    Replication, SharingConfig,
+};
+pub use nvidia_file::parse as parse_nvidia_config;
+pub use path::PathConfig;
+#[cfg(test)]
+pub use path::{GroupedNode, NodeGroup};
+pub use pattern::{Pattern, has_wildcards};
+pub use profile::{NodeGpus, NodeView, PluginPlan, ProfileChoice};
+pub use profile_config::ProfileConfig;
+pub use resources::{PluginConfig, ResourceConfig, SimulatedConfig};
+pub use values::{DeviceReference, OnConflict, resource_name};

@@ -1,0 +1,278 @@
+//! An entry of kind `nvidia`: how GPUs and MIG devices are offered, and how containers get them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::check::{MOST_SLOTS, PluginConfigError, absolute, refuse, within};
+use super::pattern::Pattern;
+#[cfg(test)]
+use super::values::schema;
+use super::values::{DeviceReference, OnConflict, a_resource_name, by_resource_name, one_or_several};
+use crate::domain::model::ResourceName;
+use crate::domain::preference::SlotPolicy;
+use crate::input::Size;
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct NvidiaConfig {
+    /// Of whole GPUs, and of MIG devices under `single`. Under `mixed` its domain goes before `/mig-<profile>`.
+    #[serde(deserialize_with = "a_resource_name")]
+    pub name: ResourceName,
+    /// Other names for some models or profiles; the first pattern that fits decides.
+    pub names: NamePatterns,
+    pub mig_strategy: MigStrategy,
+    /// Offers each device as several slots.
+    #[serde(deserialize_with = "sharing_or_none")]
+    pub sharing: SharingConfig,
+    /// How containers get their devices.
+    #[serde(deserialize_with = "one_or_several")]
+    #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<DeviceListStrategy>"))]
+    pub device_list_strategy: Vec<DeviceListStrategy>,
+    /// How `envvar`, `volume-mounts` and CDI name a device.
+    #[serde(rename = "deviceIDStrategy")]
+    pub device_id_strategy: DeviceIdStrategy,
+    /// Name the device nodes in the answer too.
+    pub pass_device_specs: bool,
+    pub preferred: SlotPolicy,
+    pub on_conflict: OnConflict,
+    pub pre_start_check: Option<PreStartCheck>,
+    /// Where the host has the `dev` that holds the NVIDIA nodes: `/`, or the driver container's root.
+    pub device_root: PathBuf,
+    /// Mounted under `device-nodes`.
+    pub driver_mounts: Vec<DriverMount>,
+    /// Where the MPS control daemon keeps its directories on the host.
+    pub mps_root: PathBuf,
+    /// Of the keys under `cdi-annotations`.
+    pub cdi_annotation_prefix: String,
+    /// Variables that every container gets, as NVIDIA's flags for GDRCopy, GPUDirect Storage and MOFED set them.
+    pub environment: BTreeMap<String, String>,
+}
+
+/// Names by model (`NVIDIA H100*`) and by MIG profile (`1g.*`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct NamePatterns {
+    pub gpus: Vec<NamePattern>,
+    pub mig: Vec<NamePattern>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct NamePattern {
+    /// `*` matches any text.
+    #[cfg_attr(test, schemars(with = "String"))]
+    pub pattern: Pattern,
+    #[serde(deserialize_with = "a_resource_name")]
+    pub name: ResourceName,
+}
+
+/// How MIG devices are offered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum MigStrategy {
+    /// A GPU with MIG is offered whole.
+    #[default]
+    None,
+    /// MIG devices of one profile, under the name of a GPU.
+    Single,
+    /// A resource for each profile.
+    Mixed,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum SharingConfig {
+    /// Each device is offered once.
+    #[default]
+    None,
+    TimeSlicing(Replication),
+    /// Needs NVIDIA's MPS control daemon on the node.
+    Mps(Replication),
+}
+
+/// How many slots each device is offered as. A device that nothing names has one, and keeps its plain id.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct Replication {
+    /// For every device not named below.
+    #[cfg_attr(test, schemars(range(min = 2, max = MOST_SLOTS)))]
+    pub replicas: Option<u32>,
+    /// Overrides all other values; 1 means not shared.
+    pub per_gpu: BTreeMap<DeviceReference, u32>,
+    #[serde(deserialize_with = "by_resource_name")]
+    pub per_resource: BTreeMap<ResourceName, ResourceReplication>,
+    /// Shared devices get the suffix `.shared`.
+    pub rename_by_default: bool,
+    /// Default: false for time-slicing, true for MPS, as NVIDIA's plugin.
+    pub fail_requests_greater_than_one: Option<bool>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct ResourceReplication {
+    #[cfg_attr(test, schemars(range(min = 2, max = MOST_SLOTS)))]
+    pub replicas: u32,
+    #[serde(default)]
+    pub rename: Option<NewName>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(transparent)]
+pub struct NewName(#[serde(deserialize_with = "a_resource_name")] pub ResourceName);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceListStrategy {
+    Envvar,
+    VolumeMounts,
+    CdiAnnotations,
+    CdiCri,
+    DeviceNodes,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceIdStrategy {
+    #[default]
+    Uuid,
+    Index,
+}
+
+/// Checks before each start of a container.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct PreStartCheck {
+    /// On every device given.
+    #[serde(default)]
+    pub minimum_free_memory: Option<Size>,
+    /// No process on any device given, other than on those that are shared.
+    #[serde(default)]
+    pub no_processes: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct DriverMount {
+    pub host_path: PathBuf,
+    pub container_path: PathBuf,
+}
+
+impl Default for NvidiaConfig {
+    fn default() -> Self {
+        let mount =
+            |host: &str, container: &str| DriverMount { host_path: host.into(), container_path: container.into() };
+        Self {
+            name: "nvidia.com/gpu".into(),
+            names: NamePatterns::default(),
+            mig_strategy: MigStrategy::default(),
+            sharing: SharingConfig::None,
+            device_list_strategy: vec![DeviceListStrategy::Envvar],
+            device_id_strategy: DeviceIdStrategy::default(),
+            pass_device_specs: false,
+            preferred: SlotPolicy::default(),
+            on_conflict: OnConflict::default(),
+            pre_start_check: None,
+            device_root: "/".into(),
+            // Where GKE's nodes have the driver, and where its images expect it.
+            driver_mounts: vec![
+                mount("/home/kubernetes/bin/nvidia", "/usr/local/nvidia"),
+                mount("/home/kubernetes/bin/nvidia/vulkan/icd.d", "/etc/vulkan/icd.d"),
+            ],
+            mps_root: "/run/nvidia/mps".into(),
+            cdi_annotation_prefix: "cdi.k8s.io/".to_owned(),
+            environment: BTreeMap::new(),
+        }
+    }
+}
+
+/// Also for a key without a value.
+pub(super) fn sharing_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SharingConfig, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+impl NvidiaConfig {
+    pub fn includes(&self, strategy: DeviceListStrategy) -> bool {
+        self.device_list_strategy.contains(&strategy)
+    }
+
+    pub fn uses_cdi(&self) -> bool {
+        self.includes(DeviceListStrategy::CdiAnnotations) || self.includes(DeviceListStrategy::CdiCri)
+    }
+
+    /// Whether the key of this name may have the value. It was written as `key`.
+    pub(super) fn check(key: &str, name: &str, value: &Value) -> Result<(), PluginConfigError> {
+        Self::deserialize(json!({ name: value })).map(drop).or_else(|error| refuse(key, value, error))
+    }
+
+    /// With the given keys in place of its own, each as a whole.
+    pub(super) fn with(&self, key: &str, given: &Map<String, Value>) -> Result<Self, PluginConfigError> {
+        for (name, value) in given {
+            Self::check(&format!("{key}.{name}"), name, value)?;
+        }
+        let mut keys = serde_json::to_value(self).expect("a configuration can be written as JSON");
+        keys.as_object_mut().into_iter().for_each(|keys| keys.extend(given.clone()));
+        Ok(Self::deserialize(keys).expect("each key was read before"))
+    }
+
+    pub(super) fn validate(&self, key: &str) -> Result<(), PluginConfigError> {
+        if self.device_list_strategy.is_empty() {
+            let accepted =
+                "accepted: envvar, volume-mounts, cdi-annotations, cdi-cri, device-nodes, or several of them";
+            return refuse(&format!("{key}.deviceListStrategy"), "[]", accepted);
+        }
+        if self.cdi_annotation_prefix.trim_end_matches('/').is_empty() || !self.cdi_annotation_prefix.ends_with('/') {
+            let accepted = "accepted: a domain and a slash, as cdi.k8s.io/";
+            return refuse(&format!("{key}.cdiAnnotationPrefix"), &self.cdi_annotation_prefix, accepted);
+        }
+        absolute(&format!("{key}.deviceRoot"), &self.device_root)?;
+        absolute(&format!("{key}.mpsRoot"), &self.mps_root)?;
+        for mount in &self.driver_mounts {
+            absolute(&format!("{key}.driverMounts.hostPath"), &mount.host_path)?;
+            absolute(&format!("{key}.driverMounts.containerPath"), &mount.container_path)?;
+        }
+        match &self.sharing {
+            SharingConfig::TimeSlicing(replication) => replication.validate(&format!("{key}.sharing.timeSlicing")),
+            SharingConfig::Mps(replication) => {
+                if self.mig_strategy == MigStrategy::Mixed {
+                    let accepted = "MPS cannot share MIG devices: use none or single, or timeSlicing";
+                    return refuse(&format!("{key}.migStrategy"), "mixed with sharing.mps", accepted);
+                }
+                replication.validate(&format!("{key}.sharing.mps"))
+            }
+            SharingConfig::None => Ok(()),
+        }
+    }
+}
+
+impl Replication {
+    fn validate(&self, key: &str) -> Result<(), PluginConfigError> {
+        if self.replicas.is_none() && self.per_gpu.is_empty() && self.per_resource.is_empty() {
+            return refuse(key, "{}", "give at least one of replicas, perGpu, perResource");
+        }
+        if let Some(replicas) = self.replicas {
+            within(&format!("{key}.replicas"), replicas, 2, MOST_SLOTS)?;
+        }
+        for (reference, replicas) in &self.per_gpu {
+            within(&format!("{key}.perGpu[{reference}]"), *replicas, 1, MOST_SLOTS)?;
+        }
+        for (name, replication) in &self.per_resource {
+            within(&format!("{key}.perResource[{name}].replicas"), replication.replicas, 2, MOST_SLOTS)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,336 @@
+//! The configuration file of NVIDIA's k8s-device-plugin (`version: v1`), as that plugin reads it in v0.20: its keys become
+//! those of an entry of kind nvidia, as YAML values.
+//!
+//! What is read is honoured, or is an error that names the field. Accepted without any effect are only:
+//! `failOnInitError` (we wait for the driver either way), `useNodeFeatureAPI` and `gfd` (feature discovery reads the
+//! same file for itself), and what shapes NVIDIA's own CDI specification while no CDI strategy needs one. `resources`,
+//! and `rename` under `sharing`, are honoured; NVIDIA's plugin ignores them with a warning.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::check::{PluginConfigError, refuse};
+use super::nvidia::NvidiaConfig;
+use crate::input;
+
+const DOMAIN: &str = "nvidia.com/";
+
+/// Every key of such a file. With a second name: it becomes that key of an entry of kind nvidia; where two do, the later
+/// one counts.
+const KEYS: [(&str, Option<&str>); 25] = [
+    ("version", None),
+    ("flags.migStrategy", Some("migStrategy")),
+    ("flags.failOnInitError", None),
+    ("flags.mpsRoot", Some("mpsRoot")),
+    ("flags.nvidiaDriverRoot", Some("deviceRoot")),
+    ("flags.nvidiaDevRoot", Some("deviceRoot")),
+    ("flags.gdrcopyEnabled", None),
+    ("flags.gdsEnabled", None),
+    ("flags.mofedEnabled", None),
+    ("flags.useNodeFeatureAPI", None),
+    ("flags.deviceDiscoveryStrategy", None),
+    ("flags.plugin.passDeviceSpecs", Some("passDeviceSpecs")),
+    ("flags.plugin.deviceListStrategy", Some("deviceListStrategy")),
+    ("flags.plugin.deviceIDStrategy", Some("deviceIDStrategy")),
+    ("flags.plugin.cdiAnnotationPrefix", Some("cdiAnnotationPrefix")),
+    ("flags.plugin.nvidiaCTKPath", None),
+    ("flags.plugin.containerDriverRoot", None),
+    ("flags.plugin.sharedDevicesAllocationPolicy", Some("preferred")),
+    ("flags.gfd", None),
+    ("resources.gpus", None),
+    ("resources.mig", None),
+    ("sharing.timeSlicing", None),
+    ("sharing.mps", None),
+    ("imex.channelIDs", None),
+    ("imex.required", None),
+];
+
+/// Keys that can have these values only; the last two while a CDI strategy needs NVIDIA's own specification.
+const ONLY: [(&str, &[&str], &str); 5] = [
+    ("version", &["v1"], "this reads v1"),
+    ("flags.deviceDiscoveryStrategy", &["auto", "nvml"], "accepted: auto, nvml"),
+    ("imex.channelIDs", &[], "IMEX channels are not supported"),
+    ("flags.plugin.nvidiaCTKPath", &["/usr/bin/nvidia-ctk"], DEVICE_NODES_ONLY),
+    ("flags.plugin.containerDriverRoot", &["/driver-root"], DEVICE_NODES_ONLY),
+];
+const DEVICE_NODES_ONLY: &str =
+    "our CDI specification holds device nodes only, without hooks or driver files; remove it";
+
+/// The text of such a file as our own configuration of one entry. Any text gives a result; none panics.
+pub fn parse(text: &str) -> Result<NvidiaConfig, PluginConfigError> {
+    // A file of comments alone is a file with every default.
+    let file: Value = input::yaml(text).map_err(PluginConfigError)?.unwrap_or_default();
+    let mut values = BTreeMap::new();
+    collect("", file, &mut values)?;
+    let mut keys = Map::new();
+    for (path, ours) in KEYS.into_iter().filter_map(|(path, ours)| Some((path, ours?))) {
+        if let Some(value) = values.remove(path).filter(|value| !(path.ends_with("Root") && value == "")) {
+            NvidiaConfig::check(path, ours, &value)?;
+            keys.insert(ours.to_owned(), value);
+        }
+    }
+    keys.insert("names".to_owned(), names(&mut values)?);
+    for kind in ["timeSlicing", "mps"] {
+        let key = format!("sharing.{kind}");
+        let Some(section) = values.remove(&key) else { continue };
+        let sharing = json!({ kind: replication(&key, section)? });
+        NvidiaConfig::check(&key, "sharing", &sharing)?;
+        if keys.insert("sharing".to_owned(), sharing).is_some() {
+            return refuse("sharing.timeSlicing", "beside sharing.mps", "a GPU is shared in one way: remove one");
+        }
+    }
+    let mut config = NvidiaConfig::default().with("flags", &keys)?;
+    for (field, variable) in [
+        ("flags.gdrcopyEnabled", "NVIDIA_GDRCOPY"),
+        ("flags.gdsEnabled", "NVIDIA_GDS"),
+        ("flags.mofedEnabled", "NVIDIA_MOFED"),
+    ] {
+        match values.remove(field) {
+            None | Some(Value::Bool(false)) => {}
+            Some(Value::Bool(true)) if !config.uses_cdi() => {
+                config.environment.insert(variable.to_owned(), "enabled".to_owned());
+            }
+            Some(other) => return refuse(field, other, "accepted: false, and true without a CDI strategy"),
+        }
+    }
+    for (field, accepted, reason) in ONLY {
+        let is_free = |value: &Value| {
+            accepted.iter().any(|accepted| value == accepted)
+                || *value == json!([])
+                || (reason == DEVICE_NODES_ONLY && !config.uses_cdi())
+        };
+        if let Some(other) = values.remove(field).filter(|value| !is_free(value)) {
+            return refuse(field, other, reason);
+        }
+    }
+    config.validate("flags")?;
+    Ok(config)
+}
+
+/// The values by the paths of `KEYS`. A key without a value is not given.
+fn collect(path: &str, value: Value, values: &mut BTreeMap<String, Value>) -> Result<(), PluginConfigError> {
+    if value.is_null() {
+        return Ok(());
+    }
+    if KEYS.iter().any(|(key, _)| *key == path) {
+        values.insert(path.to_owned(), value);
+        return Ok(());
+    }
+    let Value::Object(section) = value else { return refuse(path, value, "it is no section with keys") };
+    let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
+    let known = KEYS.iter().filter_map(|(key, _)| key.strip_prefix(&prefix)?.split('.').next());
+    let mut known: Vec<&str> = known.collect();
+    known.dedup();
+    for (key, value) in section {
+        if !known.contains(&key.as_str()) {
+            return Err(PluginConfigError(format!("unknown key `{prefix}{key}`{}", input::suggestion(&key, &known))));
+        }
+        collect(&format!("{prefix}{key}"), value, values)?;
+    }
+    Ok(())
+}
+
+fn names(values: &mut BTreeMap<String, Value>) -> Result<Value, PluginConfigError> {
+    let mut names = Map::new();
+    for kind in ["gpus", "mig"] {
+        let field = format!("resources.{kind}");
+        let Some(mut patterns) = values.remove(&field) else { continue };
+        let patterns_of = patterns.as_array_mut().into_iter().flatten();
+        patterns_of.filter_map(|pattern| pattern.get_mut("name")).for_each(with_domain);
+        NvidiaConfig::check(&field, "names", &json!({ kind: patterns }))?;
+        names.insert(kind.to_owned(), patterns);
+    }
+    Ok(Value::Object(names))
+}
+
+/// Its list of resources becomes our map by name.
+fn replication(key: &str, mut section: Value) -> Result<Value, PluginConfigError> {
+    let resources = section.as_object_mut().and_then(|keys| keys.remove("resources"));
+    let field = format!("{key}.resources");
+    let Some(Value::Array(resources)) = resources.filter(|resources| *resources != json!([])) else {
+        return refuse(&field, "an empty list", "name at least one resource");
+    };
+    let mut by_name = Map::new();
+    for mut resource in resources {
+        let Some(keys) = resource.as_object_mut() else { return refuse(&field, resource, "a resource has a name") };
+        let mut name = keys.remove("name").unwrap_or_default();
+        with_domain(&mut name);
+        let Value::String(name) = name else { return refuse(&field, name, "a resource has a name") };
+        keys.retain(|key, value| key != "rename" || *value != "");
+        keys.get_mut("rename").into_iter().for_each(with_domain);
+        if let Some(devices) = keys.remove("devices").filter(|devices| devices != "all") {
+            let accepted = "accepted: all; to share some of the GPUs, use perGpu of devicePlugin.resources";
+            return refuse(&format!("{field}[{name}].devices"), devices, accepted);
+        }
+        NvidiaConfig::check(
+            &format!("{field}[{name}]"),
+            "sharing",
+            &json!({ "mps": { "perResource": { &name: resource } } }),
+        )?;
+        if by_name.insert(name.clone(), resource).is_some() {
+            return refuse(&format!("{field}[{name}]"), "a second time", "name each resource once");
+        }
+    }
+    section["perResource"] = Value::Object(by_name);
+    Ok(section)
+}
+
+/// NVIDIA's plugin puts its domain before a name without one.
+fn with_domain(name: &mut Value) {
+    if let Value::String(name) = name
+        && !name.starts_with(DOMAIN)
+    {
+        name.insert_str(0, DOMAIN);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::domain::model::ResourceName;
+    use crate::domain::preference::SlotPolicy;
+    use crate::node::plugin::config::nvidia::{
+        DeviceIdStrategy, DeviceListStrategy, MigStrategy, NewName, SharingConfig,
+    };
+
+    /// With every key of that plugin, as its documentation and chart write them.
+    const FULL: &str = "
+version: v1
+flags:
+  migStrategy: mixed
+  failOnInitError: true
+  mpsRoot: /run/nvidia/mps
+  nvidiaDriverRoot: /run/nvidia/driver
+  gdrcopyEnabled: true
+  gdsEnabled: false
+  mofedEnabled: true
+  useNodeFeatureAPI: false
+  deviceDiscoveryStrategy: auto
+  plugin:
+    passDeviceSpecs: true
+    deviceListStrategy: [envvar, volume-mounts]
+    deviceIDStrategy: index
+    cdiAnnotationPrefix: cdi.k8s.io/
+    nvidiaCTKPath: /elsewhere/nvidia-ctk
+    containerDriverRoot: /driver-root
+    sharedDevicesAllocationPolicy: packed
+  gfd: {oneshot: false, noTimestamp: false, sleepInterval: 60s, outputFile: /x, machineTypeFile: /y}
+resources:
+  gpus: [{pattern: '*H100*', name: h100}]
+  mig: [{pattern: '1g.*', name: nvidia.com/mig-small}]
+sharing:
+  timeSlicing:
+    renameByDefault: true
+    failRequestsGreaterThanOne: true
+    resources:
+    - {name: nvidia.com/gpu, replicas: 10}
+    - {name: mig-1g.10gb, rename: mig-part, devices: all, replicas: 2}
+imex: {channelIDs: [], required: false}
+";
+
+    #[test]
+    fn a_full_file_is_honoured() {
+        let config = parse(FULL).unwrap();
+        assert_eq!(config.mig_strategy, MigStrategy::Mixed);
+        assert_eq!(config.device_list_strategy, [DeviceListStrategy::Envvar, DeviceListStrategy::VolumeMounts]);
+        assert_eq!(config.device_id_strategy, DeviceIdStrategy::Index);
+        assert_eq!(config.preferred, SlotPolicy::Packed);
+        assert!(config.pass_device_specs);
+        assert_eq!(config.device_root, PathBuf::from("/run/nvidia/driver"));
+        let variables: Vec<&str> = config.environment.keys().map(String::as_str).collect();
+        assert_eq!(variables, ["NVIDIA_GDRCOPY", "NVIDIA_MOFED"]);
+        assert_eq!(config.names.gpus[0].name.as_str(), "nvidia.com/h100");
+        let SharingConfig::TimeSlicing(sharing) = config.sharing else { panic!("time-slicing") };
+        assert_eq!(sharing.replicas, None, "what is not named is not shared");
+        assert_eq!(sharing.fail_requests_greater_than_one, Some(true));
+        let rule = |name: &str| &sharing.per_resource[&ResourceName::from(name)];
+        assert_eq!(rule("nvidia.com/gpu").replicas, 10);
+        assert_eq!(rule("nvidia.com/mig-1g.10gb").rename, Some(NewName("nvidia.com/mig-part".into())));
+    }
+
+    #[test]
+    fn little_is_enough() {
+        for text in
+            ["", "# none\n", "version: v1\n", "flags:\n", "version: v1\nflags: {plugin: {deviceListStrategy: envvar}}"]
+        {
+            assert_eq!(parse(text).unwrap(), NvidiaConfig::default(), "{text:?}");
+        }
+        let mps = parse("sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}").unwrap();
+        assert!(matches!(mps.sharing, SharingConfig::Mps(_)));
+    }
+
+    #[test]
+    fn what_cannot_be_honoured_is_named() {
+        let sharing = |resources: &str| format!("sharing: {{timeSlicing: {{resources: [{resources}]}}}}");
+        for (text, parts) in [
+            ("version: v2".to_owned(), vec!["version", "v2", "v1"]),
+            ("flag: {}".to_owned(), vec!["flag", "flags"]),
+            ("flags: {migStrategy: double}".to_owned(), vec!["double", "single"]),
+            ("flags: {passDeviceSpecs: true}".to_owned(), vec!["passDeviceSpecs", "plugin"]),
+            ("flags: {deviceDiscoveryStrategy: tegra}".to_owned(), vec!["flags.deviceDiscoveryStrategy", "tegra"]),
+            ("flags: {plugin: {deviceListStrategy: env}}".to_owned(), vec!["env", "envvar"]),
+            ("flags: {plugin: {deviceListStrategy: []}}".to_owned(), vec!["deviceListStrategy"]),
+            ("flags: {plugin: {deviceIDStrategy: name}}".to_owned(), vec!["name", "uuid"]),
+            (
+                "flags: {gdsEnabled: true, plugin: {deviceListStrategy: cdi-cri}}".to_owned(),
+                vec!["flags.gdsEnabled", "CDI"],
+            ),
+            (
+                "flags: {plugin: {deviceListStrategy: cdi-cri, nvidiaCTKPath: /x}}".to_owned(),
+                vec!["flags.plugin.nvidiaCTKPath", "/x"],
+            ),
+            (
+                "flags: {plugin: {deviceListStrategy: cdi-cri, containerDriverRoot: /x}}".to_owned(),
+                vec!["flags.plugin.containerDriverRoot", "/x"],
+            ),
+            ("imex: {channelIDs: [0]}".to_owned(), vec!["imex.channelIDs", "[0]"]),
+            ("resources: {migs: []}".to_owned(), vec!["migs", "mig"]),
+            ("resources: {gpus: [{pattern: '*'}]}".to_owned(), vec!["name"]),
+            ("resources: {gpus: [{pattern: '*', name: a/b}]}".to_owned(), vec!["resources.gpus", "a/b"]),
+            ("sharing: {timeSlicing: {}}".to_owned(), vec!["resources"]),
+            ("sharing: {timeSlicing: {resources: []}}".to_owned(), vec!["sharing.timeSlicing.resources"]),
+            (
+                sharing("{name: gpu, replicas: 1}"),
+                vec!["sharing.timeSlicing", "[nvidia.com/gpu].replicas", "1", "2 to"],
+            ),
+            (sharing("{name: gpu, replicas: -4}"), vec!["replicas", "-4"]),
+            (sharing("{name: gpu}"), vec!["replicas"]),
+            (sharing("{name: gpu, replicas: 2, devices: some}"), vec!["some", "all"]),
+            (sharing("{name: gpu, replicas: 2, devices: [0]}"), vec!["resources[nvidia.com/gpu].devices", "perGpu"]),
+            (sharing("{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3}"), vec!["second time"]),
+            (
+                "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, \
+                 mps: {resources: [{name: gpu, replicas: 2}]}}"
+                    .to_owned(),
+                vec!["sharing.timeSlicing", "sharing.mps"],
+            ),
+            (
+                "flags: {migStrategy: mixed}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}".to_owned(),
+                vec!["migStrategy", "MPS"],
+            ),
+        ] {
+            let error = parse(&text).expect_err(&text).to_string();
+            for part in parts {
+                assert!(error.contains(part), "{part:?} in {error} of {text}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_gives_a_result(text in "\\PC{0,80}") {
+            let _ = parse(&text);
+        }
+
+        #[test]
+        fn a_damaged_file_gives_a_result(place in 0..FULL.len(), letter in "[ -~\n]") {
+            let _ = parse(&format!("{}{letter}{}", &FULL[..place], &FULL[(place + 1).min(FULL.len())..]));
+            let _ = parse(&FULL[..place]);
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Which profile of the configuration applies to a node. Decides only; reads nothing.
+//!
+//! In: the plan that all nodes share, and what this node sees. Out: one profile, or the common settings, or that it
+//! cannot be decided yet. The first profile that matches applies.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::pattern::Pattern;
+use super::resources::ResourceConfig;
+use super::values::one_or_several;
+#[cfg(test)]
+use super::values::schema;
+use crate::domain::model::{AppliedProfile, HardwareSource, HardwareState, Inventory};
+
+/// What to offer, on every node that has this configuration. Validated.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PluginPlan {
+    /// Where no profile matches.
+    pub common: Vec<ResourceConfig>,
+    pub profiles: Vec<PluginProfile>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PluginProfile {
+    pub name: Arc<str>,
+    pub conditions: ProfileMatch,
+    /// All entries, those that it has in common with other nodes too.
+    pub entries: Vec<ResourceConfig>,
+}
+
+/// Conditions, all of which must hold. None: every node matches.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct ProfileMatch {
+    /// Patterns with `*`, `?` and `[…]` for the model as `nvidia-smi -L` shows it. Every GPU of the node must match one.
+    #[serde(deserialize_with = "one_or_several")]
+    #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<String>"))]
+    pub gpu_model: Vec<Pattern>,
+    /// GPUs of the node, lost ones included: a number, or `min` and `max`.
+    pub gpu_count: Option<CountRange>,
+    /// Patterns for the node's name.
+    #[serde(deserialize_with = "one_or_several")]
+    #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<String>"))]
+    pub node_name: Vec<Pattern>,
+}
+
+/// Written `8`, `{min: 2}`, `{max: 4}` or `{min: 2, max: 4}`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(untagged, deny_unknown_fields, expecting = "write a number of GPUs, or {min: 2, max: 4}")]
+pub enum CountRange {
+    Exactly(usize),
+    Between { min: Option<usize>, max: Option<usize> },
+}
+
+/// What a node sees of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeView<'n> {
+    pub node_name: &'n str,
+    /// `None`: the driver has not been read.
+    pub gpus: Option<NodeGpus>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeGpus {
+    pub count: usize,
+    /// Empty where no GPU reports its model.
+    pub models: BTreeSet<Arc<str>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProfileChoice {
+    Common,
+    /// By its place in the plan.
+    Profile(usize),
+    /// What may still apply, in order; `None`: the common settings.
+    Undecided(Vec<Option<usize>>),
+}
+
+impl<'n> NodeView<'n> {
+    pub fn new(node_name: &'n str, hardware: &HardwareState) -> Self {
+        let is_read = hardware.source == HardwareSource::None || hardware.inventory.generation > 0;
+        Self { node_name, gpus: is_read.then(|| NodeGpus::of(&hardware.inventory)) }
+    }
+}
+
+impl NodeGpus {
+    /// A GPU that is passed through does not count; a lost one does.
+    pub fn of(inventory: &Inventory) -> Self {
+        let gpus = || inventory.gpus.values().filter(|gpu| !inventory.passthrough.contains_key(&gpu.uuid));
+        Self { count: gpus().count(), models: gpus().filter_map(|gpu| gpu.model.clone()).collect() }
+    }
+}
+
+impl fmt::Display for NodeGpus {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let models: Vec<&str> = self.models.iter().map(|model| &**model).collect();
+        write!(formatter, "{} GPUs", self.count)?;
+        if models.is_empty() { Ok(()) } else { write!(formatter, " ({})", models.join(", ")) }
+    }
+}
+
+impl From<Vec<ResourceConfig>> for PluginPlan {
+    fn from(common: Vec<ResourceConfig>) -> Self {
+        Self { common, profiles: vec![] }
+    }
+}
+
+impl PluginPlan {
+    pub fn choose(&self, node: &NodeView<'_>) -> ProfileChoice {
+        let mut possible = vec![];
+        for (place, profile) in self.profiles.iter().enumerate() {
+            match profile.conditions.holds(node) {
+                Some(true) if possible.is_empty() => return ProfileChoice::Profile(place),
+                Some(true) => {
+                    possible.push(Some(place));
+                    return ProfileChoice::Undecided(possible);
+                }
+                Some(false) => {}
+                None => possible.push(Some(place)),
+            }
+        }
+        if possible.is_empty() {
+            return ProfileChoice::Common;
+        }
+        possible.push(None);
+        ProfileChoice::Undecided(possible)
+    }
+
+    /// While it is undecided: the entries that are the same in every case.
+    pub fn entries(&self, choice: &ProfileChoice) -> Vec<ResourceConfig> {
+        let of = |place: Option<usize>| match place {
+            Some(place) => &self.profiles[place].entries,
+            None => &self.common,
+        };
+        match choice {
+            ProfileChoice::Common => of(None).clone(),
+            ProfileChoice::Profile(place) => of(Some(*place)).clone(),
+            ProfileChoice::Undecided(possible) => {
+                let is_in_all = |entry: &&ResourceConfig| possible.iter().all(|place| of(*place).contains(entry));
+                let first = possible.first().map(|place| of(*place)).unwrap_or(&self.common);
+                first.iter().filter(is_in_all).cloned().collect()
+            }
+        }
+    }
+
+    /// Of the common settings and of every profile.
+    pub fn all_entries(&self) -> impl Iterator<Item = &ResourceConfig> {
+        self.common.iter().chain(self.profiles.iter().flat_map(|profile| &profile.entries))
+    }
+
+    /// `None` without profiles.
+    pub fn applied(&self, choice: &ProfileChoice) -> Option<AppliedProfile> {
+        if self.profiles.is_empty() {
+            return None;
+        }
+        Some(match choice {
+            ProfileChoice::Common => AppliedProfile { decision: "common", name: None },
+            ProfileChoice::Profile(place) => {
+                AppliedProfile { decision: "profile", name: Some(Arc::clone(&self.profiles[*place].name)) }
+            }
+            ProfileChoice::Undecided(_) => AppliedProfile { decision: "undecided", name: None },
+        })
+    }
+}
+
+impl ProfileMatch {
+    /// `None`: not known yet.
+    fn holds(&self, node: &NodeView<'_>) -> Option<bool> {
+        let fits_one = |patterns: &[Pattern], text: &str| patterns.iter().any(|pattern| pattern.matches(text));
+        if !self.node_name.is_empty() && !fits_one(&self.node_name, node.node_name) {
+            return Some(false);
+        }
+        if self.gpu_model.is_empty() && self.gpu_count.is_none() {
+            return Some(true);
+        }
+        let gpus = node.gpus.as_ref()?;
+        if self.gpu_count.is_some_and(|range| !range.bounds().contains(&gpus.count)) {
+            return Some(false);
+        }
+        if self.gpu_model.is_empty() {
+            return Some(true);
+        }
+        match gpus.models.is_empty() {
+            true if gpus.count > 0 => None,
+            true => Some(false),
+            false => Some(gpus.models.iter().all(|model| fits_one(&self.gpu_model, model))),
+        }
+    }
+}
+
+impl CountRange {
+    #[must_use]
+    pub fn bounds(self) -> RangeInclusive<usize> {
+        match self {
+            Self::Exactly(count) => count..=count,
+            Self::Between { min, max } => min.unwrap_or(0)..=max.unwrap_or(usize::MAX),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::plugin::test_data::nvidia;
+
+    const A100: &str = "NVIDIA A100-SXM4-80GB";
+    const T4: &str = "Tesla T4";
+
+    fn conditions(text: &str) -> ProfileMatch {
+        serde_saphyr::from_str(&format!("{{{text}}}")).expect(text)
+    }
+
+    fn plan(profiles: &[&str]) -> PluginPlan {
+        let profile = |(place, text): (usize, &&str)| PluginProfile {
+            name: format!("p{place}").into(),
+            conditions: conditions(text),
+            entries: vec![nvidia(&format!("name: example.com/p{place}"))],
+        };
+        PluginPlan { common: vec![nvidia("")], profiles: profiles.iter().enumerate().map(profile).collect() }
+    }
+
+    fn gpus(models: &[&str]) -> Option<NodeGpus> {
+        Some(NodeGpus { count: models.len(), models: models.iter().map(|model| (*model).into()).collect() })
+    }
+
+    #[test]
+    fn the_first_profile_that_matches_applies() {
+        let undecided = |possible: &[Option<usize>]| ProfileChoice::Undecided(possible.to_vec());
+        let unnamed = Some(NodeGpus { count: 2, ..NodeGpus::default() });
+        let (a100, t4, mixed) = (gpus(&[A100; 8]), gpus(&[T4]), gpus(&[A100, T4]));
+        let none = gpus(&[]);
+        for (profiles, gpus, expected) in [
+            (&[][..], &None, ProfileChoice::Common),
+            (&["gpuModel: '*A100*'"], &a100, ProfileChoice::Profile(0)),
+            (&["gpuModel: '*A100*'"], &t4, ProfileChoice::Common),
+            (&["gpuModel: '*a100*'"], &a100, ProfileChoice::Common),
+            (&["gpuModel: A100"], &a100, ProfileChoice::Common),
+            (&["gpuModel: Tesla T4", "gpuModel: '*A100*'"], &a100, ProfileChoice::Profile(1)),
+            (&["gpuModel: '*A100*'", "gpuModel: NVIDIA*"], &a100, ProfileChoice::Profile(0)),
+            // Every GPU must match.
+            (&["gpuModel: '*A100*'"], &mixed, ProfileChoice::Common),
+            (&["gpuModel: ['*A100*', '*T4']"], &mixed, ProfileChoice::Profile(0)),
+            (&["gpuModel: '*'"], &none, ProfileChoice::Common),
+            (&["gpuCount: 0"], &none, ProfileChoice::Profile(0)),
+            (&["gpuCount: 8"], &a100, ProfileChoice::Profile(0)),
+            (&["gpuCount: {min: 9}", "gpuCount: {max: 8}"], &a100, ProfileChoice::Profile(1)),
+            (&["gpuCount: {min: 2, max: 8}"], &t4, ProfileChoice::Common),
+            (&["gpuModel: '*A100*', gpuCount: 4"], &a100, ProfileChoice::Common),
+            (&["nodeName: other"], &a100, ProfileChoice::Common),
+            (&["nodeName: [other, 'gpu-*']"], &a100, ProfileChoice::Profile(0)),
+            (&["nodeName: 'gpu-[0-3]', gpuModel: '*T4*'", ""], &a100, ProfileChoice::Profile(1)),
+            // Before the driver was read.
+            (&["nodeName: 'gpu-?'"], &None, ProfileChoice::Profile(0)),
+            (&["nodeName: other, gpuModel: '*'"], &None, ProfileChoice::Common),
+            (&["gpuModel: '*'"], &None, undecided(&[Some(0), None])),
+            (&["gpuModel: '*T4*'", "nodeName: gpu-1", "gpuCount: 1"], &None, undecided(&[Some(0), Some(1)])),
+            // Where no GPU reports its model.
+            (&["gpuModel: '*'"], &unnamed, undecided(&[Some(0), None])),
+            (&["gpuModel: '*', gpuCount: 3"], &unnamed, ProfileChoice::Common),
+        ] {
+            let node = NodeView { node_name: "gpu-1", gpus: gpus.clone() };
+            assert_eq!(plan(profiles).choose(&node), expected, "{profiles:?} {gpus:?}");
+        }
+    }
+
+    #[test]
+    fn while_it_is_undecided_only_what_no_profile_changes_is_offered() {
+        let mut plan = plan(&["gpuModel: '*A100*'", "gpuModel: '*T4*'"]);
+        let same = nvidia("name: example.com/same");
+        plan.common.push(same.clone());
+        plan.profiles.iter_mut().for_each(|profile| profile.entries.insert(0, same.clone()));
+        let view = NodeView { node_name: "n", gpus: None };
+        let choice = plan.choose(&view);
+        assert_eq!(plan.entries(&choice), [same]);
+        assert_eq!(plan.applied(&choice), Some(AppliedProfile { decision: "undecided", name: None }));
+        let decided = plan.choose(&NodeView { gpus: gpus(&[T4]), ..view });
+        assert_eq!(plan.entries(&decided)[1].name().as_str(), "example.com/p1");
+        assert_eq!(plan.applied(&decided).and_then(|applied| applied.name).as_deref(), Some("p1"));
+        assert_eq!(PluginPlan::from(vec![]).applied(&ProfileChoice::Common), None);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_match_is_named() {
+        for (text, parts) in [
+            ("gpu: x", ["gpu", "gpuModel"]),
+            ("gpuCount: many", ["number of GPUs", "line"]),
+            ("gpuCount: -1", ["number of GPUs", "line"]),
+            ("gpuCount: {least: 2}", ["number of GPUs", "min"]),
+        ] {
+            let error = serde_saphyr::from_str::<ProfileMatch>(&format!("{{{text}}}")).expect_err(text).to_string();
+            for part in parts {
+                assert!(error.contains(part), "{part:?} in {error}");
+            }
+        }
+    }
+}

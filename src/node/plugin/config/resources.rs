@@ -1,0 +1,127 @@
+//! The section `devicePlugin` of the configuration file: its entries, with NVIDIA's file in place of kind `nvidia`.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::check::{PluginConfigError, refuse, within};
+use super::nvidia::NvidiaConfig;
+use super::nvidia_file;
+use super::path::PathConfig;
+use super::values::{OnConflict, a_resource_name};
+use crate::domain::model::ResourceName;
+
+const MOST_SIMULATED: u32 = 10_000;
+
+/// What the device plugin offers. Without any key, as NVIDIA's plugin without configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct PluginConfig {
+    /// Default: one entry of kind nvidia. An empty list offers nothing.
+    pub resources: Option<Vec<ResourceConfig>>,
+    /// A `version: v1` file of NVIDIA's plugin, in place of the entry of kind nvidia.
+    pub nvidia_config: Option<PathBuf>,
+}
+
+/// One entry: of kind `nvidia` it may become several resources, else exactly one.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum ResourceConfig {
+    Nvidia(Box<NvidiaConfig>),
+    Path(PathConfig),
+    Simulated(SimulatedConfig),
+}
+
+/// Simulated devices.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct SimulatedConfig {
+    #[serde(deserialize_with = "a_resource_name")]
+    pub name: ResourceName,
+    #[cfg_attr(test, schemars(range(min = 1, max = MOST_SIMULATED)))]
+    pub devices: u32,
+    #[serde(default)]
+    pub on_conflict: OnConflict,
+}
+
+impl PluginConfig {
+    /// The entries to serve, validated: `resources`, with NVIDIA's file in place of kind `nvidia`.
+    /// `read` gives the text of a file.
+    pub fn resolve(
+        &self,
+        read: impl FnOnce(&Path) -> std::io::Result<String>,
+    ) -> Result<Vec<ResourceConfig>, PluginConfigError> {
+        const KEY: &str = "devicePlugin.resources";
+        let mut entries = self.resources.clone().unwrap_or_default();
+        for (place, entry) in entries.iter().enumerate() {
+            entry.validate(&format!("{KEY}[{place}]"))?;
+        }
+        match &self.nvidia_config {
+            Some(file) => entries.insert(0, ResourceConfig::from_nvidia_file("devicePlugin.nvidiaConfig", file, read)?),
+            None if self.resources.is_none() => entries.push(ResourceConfig::Nvidia(Box::default())),
+            None => {}
+        }
+        refuse_duplicates(KEY, &entries)?;
+        Ok(entries)
+    }
+}
+
+impl ResourceConfig {
+    pub fn name(&self) -> &ResourceName {
+        match self {
+            Self::Nvidia(nvidia) => &nvidia.name,
+            Self::Path(path) => &path.name,
+            Self::Simulated(simulated) => &simulated.name,
+        }
+    }
+
+    pub fn on_conflict(&self) -> OnConflict {
+        match self {
+            Self::Nvidia(nvidia) => nvidia.on_conflict,
+            Self::Path(path) => path.on_conflict,
+            Self::Simulated(simulated) => simulated.on_conflict,
+        }
+    }
+
+    pub(super) fn validate(&self, key: &str) -> Result<(), PluginConfigError> {
+        match self {
+            Self::Nvidia(nvidia) => nvidia.validate(key),
+            Self::Path(path) => path.validate(key),
+            Self::Simulated(simulated) => within(&format!("{key}.devices"), simulated.devices, 1, MOST_SIMULATED),
+        }
+    }
+
+    /// `read` gives the text of a file, here of one of NVIDIA's plugin.
+    pub(super) fn from_nvidia_file(
+        key: &str,
+        file: &Path,
+        read: impl FnOnce(&Path) -> std::io::Result<String>,
+    ) -> Result<Self, PluginConfigError> {
+        let failed = |error: String| PluginConfigError(format!("{key}: {}: {error}", file.display()));
+        let text = read(file).map_err(|error| failed(format!("{error}; name a file that can be read")))?;
+        let nvidia = nvidia_file::parse(&text).map_err(|PluginConfigError(error)| failed(error))?;
+        Ok(Self::Nvidia(Box::new(nvidia)))
+    }
+}
+
+pub(super) fn is_nvidia(entry: &ResourceConfig) -> bool {
+    matches!(entry, ResourceConfig::Nvidia(_))
+}
+
+pub(super) fn refuse_duplicates(key: &str, entries: &[ResourceConfig]) -> Result<(), PluginConfigError> {
+    for (place, entry) in entries.iter().enumerate() {
+        let earlier = &entries[..place];
+        if is_nvidia(entry) && earlier.iter().any(is_nvidia) {
+            let accepted = "an entry offers all GPUs, and so does nvidiaConfig: a second one would offer them twice";
+            return refuse(key, "kind: nvidia", accepted);
+        }
+        if earlier.iter().any(|other| other.name() == entry.name()) {
+            let accepted = "another entry has it: give each entry its own name";
+            return refuse(&format!("{key}: name"), entry.name(), accepted);
+        }
+    }
+    Ok(())
+}

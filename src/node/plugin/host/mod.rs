@@ -1,0 +1,17 @@
+//! What exists on this node: device nodes, CDI specifications, NVIDIA's MPS daemon, and the sockets of device plugins.
+//!
+//! In: the configured resources, the offers that they make of the inventory, the host's directories. Out: `HostFacts`
+//! for the answers to the kubelet, and our CDI specification on disk. It does not know health or registrations.
+
+pub mod cdi;
+mod driver_files;
+pub mod mps;
+pub mod path_devices;
+mod scanner;
+mod scans;
+pub mod sockets;
+mod topology;
+
+pub use driver_files::{DriverFiles, MigCapabilities, VendorSpecification, control_nodes};
+pub use scanner::{HostFacts, HostPaths, ScanResult, needs_polling};
+pub use scans::HostScans;

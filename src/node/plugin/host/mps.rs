@@ -1,0 +1,100 @@
+//! NVIDIA's MPS control daemon, which podmeter does not start: whether it serves a resource.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::path_devices::HostRoots;
+use crate::domain::model::{PluginUnhealthyReason, ResourceName};
+use crate::node::plugin::config::{NvidiaConfig, SharingConfig};
+use crate::node::plugin::offer::{Offer, OfferedDevice, PluginUnhealthy};
+
+/// The files of a running daemon in the directory of its resource. NVIDIA's container makes the first when compute mode
+/// and limits are set, and removes it when it ends; the daemon itself removes the last.
+const SIGNS: [&str; 3] = [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"];
+
+impl NvidiaConfig {
+    pub fn shares_through_mps(&self) -> bool {
+        matches!(self.sharing, SharingConfig::Mps(_))
+    }
+}
+
+/// The resources with shared devices without a running daemon, and why.
+pub fn missing(nvidia: &NvidiaConfig, roots: &HostRoots, offers: &[Offer]) -> BTreeMap<ResourceName, Arc<str>> {
+    let shared = |offer: &&Offer| nvidia.shares_through_mps() && offer.devices.iter().any(OfferedDevice::is_slot);
+    let missing = |offer: &Offer| {
+        Some((offer.resource.clone(), sign_missing(&nvidia.mps_root, roots, offer.resource.as_str())?.into()))
+    };
+    offers.iter().filter(shared).filter_map(missing).collect()
+}
+
+/// The offer with its shared devices unhealthy where their daemon is not there: a container would start without it, and
+/// its first CUDA call fail. A killed daemon leaves its files behind and still counts as running.
+pub fn mark_unhealthy(mut offer: Offer, missing: &BTreeMap<ResourceName, Arc<str>>) -> Offer {
+    let Some(detail) = missing.get(&offer.resource) else { return offer };
+    let unhealthy = PluginUnhealthy::new(PluginUnhealthyReason::Mps, Arc::clone(detail));
+    for device in offer.devices.iter_mut().filter(|device| device.is_slot() && device.health.is_ok()) {
+        device.health = Err(unhealthy.clone());
+    }
+    offer
+}
+
+fn sign_missing(root: &Path, roots: &HostRoots, resource: &str) -> Option<String> {
+    let directory = root.join(resource);
+    let missing = SIGNS.iter().find(|sign| !roots.local_path(&directory.join(sign)).exists())?;
+    Some(format!(
+        "NVIDIA's MPS control daemon does not serve {resource}: there is no {}; start the DaemonSet \
+         nvidia-device-plugin-mps-control-daemon with the same sharing configuration, and mount {} into podmeter",
+        directory.join(missing).display(),
+        root.display()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::node::plugin::config::ResourceConfig;
+    use crate::node::plugin::offer::offers;
+    use crate::node::plugin::test_data::{gpu, inventory, nvidia, uuid};
+
+    #[test]
+    fn shared_devices_wait_for_their_daemon() {
+        let host = tempfile::tempdir().unwrap();
+        let roots = HostRoots { host: host.path().into(), dev: host.path().join("dev"), sys: host.path().join("sys") };
+        // The second GPU is not shared.
+        let config = nvidia(&format!("sharing: {{mps: {{replicas: 2, perGpu: {{\"{}\": 1}}}}}}", uuid(1)));
+        let ResourceConfig::Nvidia(nvidia) = &config else { panic!("of kind nvidia") };
+        let offer = offers(&config, &inventory((0..2).map(|index| gpu(index, None))), &[]).offers.remove(0);
+        let health = || -> Vec<Result<(), PluginUnhealthy>> {
+            mark_unhealthy(offer.clone(), &missing(nvidia, &roots, std::slice::from_ref(&offer)))
+                .devices
+                .into_iter()
+                .map(|device| device.health)
+                .collect()
+        };
+        let own = host.path().join("run/nvidia/mps/nvidia.com/gpu");
+        fs::create_dir_all(own.join("pipe")).unwrap();
+        for sign in [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"] {
+            let now = health();
+            let PluginUnhealthy { reason, detail } = now[0].clone().unwrap_err();
+            assert_eq!(reason, PluginUnhealthyReason::Mps);
+            assert!(detail.contains(&format!("no /run/nvidia/mps/nvidia.com/gpu/{sign};")), "{detail}");
+            assert_eq!((now[1].is_err(), now[2].is_ok()), (true, true), "{now:?}");
+            fs::write(own.join(sign), "").unwrap();
+        }
+        assert_eq!(health(), [Ok(()), Ok(()), Ok(())]);
+        fs::remove_file(own.join(".started")).unwrap();
+        assert!(health()[0].is_err());
+    }
+
+    #[test]
+    fn time_slices_need_no_daemon() {
+        let config = nvidia("sharing: {timeSlicing: {replicas: 2}}");
+        let ResourceConfig::Nvidia(nvidia) = &config else { panic!("of kind nvidia") };
+        let offer = offers(&config, &inventory([gpu(0, None)]), &[]).offers.remove(0);
+        let nowhere = HostRoots { host: "/nonexistent".into(), dev: "/nonexistent".into(), sys: "/nonexistent".into() };
+        assert_eq!(missing(nvidia, &nowhere, &[offer]), BTreeMap::new());
+    }
+}

@@ -1,0 +1,104 @@
+//! Scans of the host, one at a time on a blocking thread. While one hangs, the result of the one before stays in use.
+//!
+//! In: the entries to scan for, the time. Out: scan results and a problem. Does not use: what a scan reads.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::{JoinError, JoinSet};
+
+use super::scanner::{HostPaths, HostScanner, ScanRequest, ScanResult};
+use crate::domain::model::{Inventory, Monotonic};
+
+/// Device nodes, files and other daemons come and go without an event.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// A scan that takes longer is reported as hanging.
+const LIMIT: Duration = Duration::from_secs(10);
+/// For the last scan, which removes what was written.
+const LAST: Duration = Duration::from_secs(1);
+
+type Finished = (HostScanner, BTreeMap<u64, ScanResult>);
+
+#[derive(Debug)]
+pub struct HostScans {
+    /// `None` while a scan has it.
+    host: Option<HostScanner>,
+    under_way: JoinSet<Finished>,
+    began: Monotonic,
+    /// The entries and the inventory of the last scan.
+    of: Option<(Vec<u64>, u64)>,
+}
+
+impl HostScans {
+    pub fn new(host: HostPaths) -> Self {
+        Self { host: Some(HostScanner::new(host)), under_way: JoinSet::new(), began: Monotonic::default(), of: None }
+    }
+
+    /// Begins a scan where one is due: the entries or the inventory have changed, or the last scan is old and the host
+    /// needs polling.
+    pub fn begin(&mut self, wanted: ScanRequest, inventory: &Arc<Inventory>, needs_polling: bool, now: Monotonic) {
+        let of = Some((wanted.keys().copied().collect(), inventory.generation));
+        let is_old = needs_polling && now.since(self.began) >= INTERVAL;
+        if self.of == of && !is_old {
+            return;
+        }
+        let Some(host) = self.host.take() else { return };
+        (self.of, self.began) = (of, now);
+        let inventory = Arc::clone(inventory);
+        self.under_way.spawn_blocking(move || scan(host, &wanted, &inventory));
+    }
+
+    /// The results, when the scan under way is done. Pending where there is none.
+    pub async fn done(&mut self) -> Result<BTreeMap<u64, ScanResult>, JoinError> {
+        match self.under_way.join_next().await {
+            Some(scanned) => {
+                let (host, seen) = scanned?;
+                self.host = Some(host);
+                Ok(seen)
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    /// When to check again whether a scan is due or hangs.
+    pub fn next(&self, needs_polling: bool, now: Monotonic) -> Option<Duration> {
+        (needs_polling || self.host.is_none()).then(|| INTERVAL.saturating_sub(now.since(self.began))).map(|left| {
+            // One that is under way already is not due.
+            if left.is_zero() { INTERVAL } else { left }
+        })
+    }
+
+    pub fn problem(&self, now: Monotonic) -> Option<String> {
+        let hangs = self.host.is_none() && now.since(self.began) >= LIMIT;
+        hangs.then(|| {
+            format!(
+                "reading the host's device nodes and files has hung for {} s, and the previous results stay in use: check for \
+                 a file system that hangs below the paths of devicePlugin, /proc/driver, /sys and the CDI directories",
+                LIMIT.as_secs()
+            )
+        })
+    }
+
+    /// Removes what was written on the host.
+    pub async fn end(mut self) {
+        let last = async {
+            if self.host.is_none() {
+                self.done().await?;
+            }
+            if let Some(host) = self.host.take() {
+                self.under_way.spawn_blocking(move || scan(host, &ScanRequest::new(), &Inventory::default()));
+                self.done().await?;
+            }
+            Ok::<(), JoinError>(())
+        };
+        if !matches!(tokio::time::timeout(LAST, last).await, Ok(Ok(()))) {
+            tracing::warn!("reading the host hangs: a CDI specification of podmeter may stay behind");
+        }
+    }
+}
+
+fn scan(mut host: HostScanner, wanted: &ScanRequest, inventory: &Inventory) -> Finished {
+    let seen = host.scan(wanted, inventory);
+    (host, seen)
+}

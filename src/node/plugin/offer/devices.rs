@@ -1,0 +1,315 @@
+//! What each configured entry offers, from the inventory and the nodes found. Decides only; reads nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::missing;
+use super::offered_device::{Offer, OfferedDevice, OfferedHardware, PluginUnhealthy};
+use crate::domain::model::{DeviceId, Gpu, Inventory, MigDevice, PluginUnhealthyReason, ResourceName, UnhealthyReason};
+use crate::node::plugin::config::{
+    DeviceReference, MigStrategy, NamePattern, NvidiaConfig, Replication, ResourceConfig, SharingConfig, resource_name,
+};
+use crate::node::wire::v1beta1::DeviceSpec;
+
+/// Characters of a device's id: the API's own limit, which the kubelet does not check.
+pub const LONGEST_ID: usize = 63;
+
+/// One device: a node, or a group of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathDevice {
+    pub id: DeviceId,
+    pub nodes: Vec<DeviceSpec>,
+    pub numa_nodes: BTreeSet<i64>,
+}
+
+/// What can be offered, and what cannot. Sorted by resource; a resource without devices is left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Offers {
+    pub offers: Vec<Offer>,
+    /// Each a sentence for the log and the page.
+    pub problems: Vec<String>,
+}
+
+/// `found` is what `path_devices::find` lists for an entry of kind `path`; empty for the others.
+pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[PathDevice]) -> Offers {
+    let mut problems = vec![];
+    let slots = match config {
+        ResourceConfig::Nvidia(nvidia) => {
+            let devices = match nvidia.mig_strategy {
+                MigStrategy::None => whole_gpus(nvidia, inventory, |_| true),
+                MigStrategy::Single => of_one_layout(nvidia, inventory, &mut problems),
+                MigStrategy::Mixed => of_every_layout(nvidia, inventory, &mut problems),
+            };
+            let mut slots = share(nvidia, devices, &mut problems);
+            slots.extend(missing::missing(nvidia, inventory));
+            slots
+        }
+        ResourceConfig::Path(path) => {
+            let slots = |found: &PathDevice| {
+                let device = OfferedDevice::new(found.id.clone(), OfferedHardware::Nodes(found.nodes.clone()));
+                slots_of(&OfferedDevice { numa_nodes: found.numa_nodes.clone(), ..device }, path.shared)
+            };
+            found.iter().flat_map(slots).map(|device| (path.name.clone(), device)).collect()
+        }
+        ResourceConfig::Simulated(simulated) => (0..simulated.devices)
+            .map(|number| {
+                let id = DeviceId::new(format!("simulated-{number}"));
+                (simulated.name.clone(), OfferedDevice::new(id, OfferedHardware::Nothing))
+            })
+            .collect(),
+    };
+    Offers { offers: by_resource(slots), problems }
+}
+
+/// `now`, with every device of `previous` that is missing in it as unhealthy: a device that was sent to the kubelet
+/// never leaves the list, since the kubelet's lookup of it is unchecked.
+pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<Offer> {
+    let gone =
+        |device: &OfferedDevice| OfferedDevice { health: Err(gone(&device.hardware, inventory)), ..device.clone() };
+    let before = previous.iter().flat_map(|offer| {
+        offer.devices.iter().map(|device| (offer.resource.clone(), gone(device))).collect::<Vec<_>>()
+    });
+    let now = now
+        .into_iter()
+        .flat_map(|Offer { resource, devices }| devices.into_iter().map(move |device| (resource.clone(), device)));
+    by_resource(before.chain(now))
+}
+
+/// A GPU that is there and no longer has the device lost it to a change of layout.
+fn gone(hardware: &OfferedHardware, inventory: &Inventory) -> PluginUnhealthy {
+    let detail = "it is no longer present";
+    match hardware.gpu() {
+        Some(gpu) if inventory.passthrough.contains_key(gpu) => {
+            PluginUnhealthy::new(PluginUnhealthyReason::Passthrough, "its GPU is passed through to virtual machines")
+        }
+        None => PluginUnhealthy::new(PluginUnhealthyReason::Unplugged, detail),
+        Some(gpu) if inventory.gpus.get(gpu).is_some_and(|gpu| gpu.present) => {
+            PluginUnhealthy::new(PluginUnhealthyReason::Layout, detail)
+        }
+        Some(_) => PluginUnhealthy::device(UnhealthyReason::Lost, detail),
+    }
+}
+
+impl Offer {
+    /// With the health of each device's hardware, where the device is not already unhealthy.
+    #[must_use]
+    pub fn with_health(mut self, health: impl Fn(&OfferedHardware) -> Result<(), PluginUnhealthy>) -> Self {
+        for device in self.devices.iter_mut().filter(|device| device.health.is_ok()) {
+            device.health = health(&device.hardware);
+        }
+        self
+    }
+}
+
+type NamedDevice = (ResourceName, OfferedDevice);
+/// A GPU, its index, and which MIG device on it, or the whole of it.
+type LayoutMember<'i> = (&'i Gpu, u32, Option<&'i MigDevice>);
+
+/// The GPUs that the driver has listed, with their indexes; without those that are passed through now.
+fn listed(inventory: &Inventory) -> impl Iterator<Item = (&Gpu, u32)> {
+    let gpus = inventory.gpus.values().filter(|gpu| !inventory.passthrough.contains_key(&gpu.uuid));
+    gpus.filter_map(|gpu| Some((gpu, gpu.index?)))
+}
+
+fn whole_gpus(nvidia: &NvidiaConfig, inventory: &Inventory, which: impl Fn(&Gpu) -> bool) -> Vec<NamedDevice> {
+    listed(inventory)
+        .filter(|(gpu, _)| which(gpu))
+        .map(|(gpu, index)| (gpu_name(nvidia, gpu), whole(gpu, index)))
+        .collect()
+}
+
+fn of_every_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
+    let mut devices = whole_gpus(nvidia, inventory, |gpu| !has_mig(gpu));
+    for (gpu, index) in listed(inventory).filter(|(gpu, _)| has_mig(gpu)) {
+        note_bare(gpu, problems);
+        for mig in &gpu.mig_devices {
+            match mixed_name(nvidia, mig) {
+                Ok(name) => devices.push((name, instance(gpu, index, mig))),
+                Err(reason) => problems.push(format!("{} is not offered: {reason}", mig.uuid)),
+            }
+        }
+    }
+    devices
+}
+
+/// `single` promises that any two devices are alike. Where the node breaks that, the layout that most GPUs have is
+/// offered (then that of most devices, then the first by name), and the rest is named as a problem: a node that is half
+/// reconfigured keeps most of its devices, instead of losing all.
+fn of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
+    let mut layouts: BTreeMap<&str, Vec<LayoutMember<'_>>> = BTreeMap::new();
+    for (gpu, index) in listed(inventory) {
+        if has_mig(gpu) {
+            note_bare(gpu, problems);
+            for mig in &gpu.mig_devices {
+                layouts.entry(&mig.profile).or_default().push((gpu, index, Some(mig)));
+            }
+        } else {
+            layouts.entry("a whole GPU").or_default().push((gpu, index, None));
+        }
+    }
+    let weight = |members: &[LayoutMember<'_>]| {
+        let gpus: BTreeSet<_> = members.iter().map(|(gpu, ..)| &gpu.uuid).collect();
+        (gpus.len(), members.len())
+    };
+    // The first of the heaviest: max_by_key would take the last.
+    let chosen = layouts.iter().rev().max_by_key(|(_, members)| weight(members)).map(|(layout, _)| *layout);
+    let mut devices = vec![];
+    for (layout, members) in &layouts {
+        if Some(*layout) != chosen {
+            let names: Vec<&str> =
+                members.iter().map(|(gpu, _, mig)| mig.map_or(gpu.uuid.as_str(), |mig| mig.uuid.as_str())).collect();
+            problems.push(format!(
+                "migStrategy single offers devices of one kind, here {}: not offered are {} ({layout}); make the layouts \
+                 equal or set migStrategy mixed",
+                chosen.unwrap_or_default(),
+                names.join(", "),
+            ));
+            continue;
+        }
+        for (gpu, index, mig) in members {
+            devices.push(match mig {
+                Some(mig) => {
+                    let name = named(&nvidia.names.mig, &mig.profile).unwrap_or_else(|| nvidia.name.clone());
+                    (name, instance(gpu, *index, mig))
+                }
+                None => (gpu_name(nvidia, gpu), whole(gpu, *index)),
+            });
+        }
+    }
+    devices
+}
+
+fn has_mig(gpu: &Gpu) -> bool {
+    gpu.mig_enabled == Some(true)
+}
+
+fn note_bare(gpu: &Gpu, problems: &mut Vec<String>) {
+    if gpu.mig_devices.is_empty() {
+        problems.push(format!(
+            "{} has MIG enabled and no MIG devices: it offers nothing; make MIG devices on it",
+            gpu.uuid
+        ));
+    }
+}
+
+fn gpu_name(nvidia: &NvidiaConfig, gpu: &Gpu) -> ResourceName {
+    let model = gpu.model.as_deref().unwrap_or_default();
+    named(&nvidia.names.gpus, model).unwrap_or_else(|| nvidia.name.clone())
+}
+
+fn named(names: &[NamePattern], text: &str) -> Option<ResourceName> {
+    names.iter().find(|name| name.pattern.matches(text)).map(|name| name.name.clone())
+}
+
+fn mixed_name(nvidia: &NvidiaConfig, mig: &MigDevice) -> Result<ResourceName, String> {
+    if let Some(name) = named(&nvidia.names.mig, &mig.profile) {
+        return Ok(name);
+    }
+    let domain = nvidia.name.as_str().split_once('/').map_or("nvidia.com", |(domain, _)| domain);
+    resource_name(&format!("{domain}/mig-{}", mig.profile.replace('+', ".")))
+}
+
+fn whole(gpu: &Gpu, index: u32) -> OfferedDevice {
+    on(gpu, gpu.uuid.as_str(), OfferedHardware::Gpu { uuid: gpu.uuid.clone(), index, minor: gpu.minor })
+}
+
+fn instance(gpu: &Gpu, gpu_index: u32, mig: &MigDevice) -> OfferedDevice {
+    let hardware = OfferedHardware::Mig {
+        uuid: mig.uuid.clone(),
+        gpu: gpu.uuid.clone(),
+        gpu_index,
+        index: mig.index,
+        minor: gpu.minor,
+        gpu_instance: mig.gpu_instance,
+        compute_instance: mig.compute_instance,
+    };
+    on(gpu, mig.uuid.as_str(), hardware)
+}
+
+fn on(gpu: &Gpu, id: &str, hardware: OfferedHardware) -> OfferedDevice {
+    let lost = || format!("{} is lost: the driver no longer finds it", gpu.uuid);
+    OfferedDevice {
+        numa_nodes: gpu.numa_node.map(i64::from).into_iter().collect(),
+        health: if gpu.present { Ok(()) } else { Err(PluginUnhealthy::device(UnhealthyReason::Lost, lost())) },
+        ..OfferedDevice::new(id, hardware)
+    }
+}
+
+fn share(nvidia: &NvidiaConfig, devices: Vec<NamedDevice>, problems: &mut Vec<String>) -> Vec<NamedDevice> {
+    let (replication, mps) = match &nvidia.sharing {
+        SharingConfig::None => return devices,
+        SharingConfig::TimeSlicing(replication) => (replication, false),
+        SharingConfig::Mps(replication) => (replication, true),
+    };
+    let mut slots = vec![];
+    for (name, device) in devices {
+        let replicas = replicas(replication, &name, &device);
+        let Some(replicas) = replicas.filter(|replicas| *replicas > 1) else {
+            slots.push((name, device));
+            continue;
+        };
+        if mps && matches!(device.hardware, OfferedHardware::Mig { .. }) {
+            problems.push(format!("{} is not shared: MPS cannot share MIG devices", device.id));
+            slots.push((name, device));
+            continue;
+        }
+        let shared_name = shared_name(replication, &name);
+        slots.extend(slots_of(&device, replicas).into_iter().map(|slot| (shared_name.clone(), slot)));
+    }
+    slots
+}
+
+/// What a reference names: the GPU of a device, or the device itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum ReferenceScope {
+    Gpu,
+    Device,
+}
+
+/// `None` where the reference names another device. A reference to a GPU names its MIG devices too.
+fn reference_scope(reference: &DeviceReference, hardware: &OfferedHardware) -> Option<ReferenceScope> {
+    let name = reference.as_str();
+    if hardware.names()?.iter().any(|own| own == name) {
+        return Some(ReferenceScope::Device);
+    }
+    let OfferedHardware::Mig { gpu, gpu_index, .. } = hardware else { return None };
+    (name == gpu.as_str() || name == gpu_index.to_string()).then_some(ReferenceScope::Gpu)
+}
+
+/// The narrowest rule decides: this device, its GPU, its resource, all.
+fn replicas(replication: &Replication, resource: &ResourceName, device: &OfferedDevice) -> Option<u32> {
+    let scope =
+        |(reference, count): (&DeviceReference, &u32)| Some((reference_scope(reference, &device.hardware)?, *count));
+    let per_gpu = replication.per_gpu.iter().filter_map(scope).max_by_key(|(scope, _)| *scope);
+    if let Some((_, count)) = per_gpu {
+        return Some(count);
+    }
+    replication.per_resource.get(resource).map(|rule| rule.replicas).or(replication.replicas)
+}
+
+fn shared_name(replication: &Replication, name: &ResourceName) -> ResourceName {
+    let rename = replication.per_resource.get(name).and_then(|rule| rule.rename.as_ref());
+    match rename {
+        Some(rename) => rename.0.clone(),
+        None if replication.rename_by_default => ResourceName::new(format!("{name}.shared")),
+        None => name.clone(),
+    }
+}
+
+/// One slot is the device itself, under its own id.
+fn slots_of(device: &OfferedDevice, slots: u32) -> Vec<OfferedDevice> {
+    if slots <= 1 {
+        return vec![device.clone()];
+    }
+    let slot = |number| OfferedDevice { id: DeviceId::new(format!("{}::{number}", device.id)), ..device.clone() };
+    (0..slots).map(slot).collect()
+}
+
+/// Of several devices with one id the last.
+fn by_resource(devices: impl IntoIterator<Item = NamedDevice>) -> Vec<Offer> {
+    let mut resources: BTreeMap<ResourceName, BTreeMap<DeviceId, OfferedDevice>> = BTreeMap::new();
+    for (resource, device) in devices {
+        resources.entry(resource).or_default().insert(device.id.clone(), device);
+    }
+    let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
+    resources.into_iter().map(offer).collect()
+}

@@ -1,0 +1,196 @@
+//! Changes of a GPU's MIG layout: which devices they remove, and when a list without them may be sent. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::offered_device::{Offer, OfferedHardware};
+use crate::domain::attribution::Unconfirmed;
+use crate::domain::model::{DeviceId, Inventory, KubeletState, Monotonic, ResourceName};
+
+/// Since when each device is missing.
+pub type Vanished = BTreeMap<DeviceId, Monotonic>;
+
+/// What was granted before a device vanished the kubelet has written down by then, `List` shows it, and it is no longer
+/// held back because its pod may still be rejected.
+const GRANT_SHOWN: Duration = Duration::from_secs(1).saturating_add(Unconfirmed::LONGEST);
+
+/// The devices of `before` whose GPU is there and no longer has them: a MIG device that was unmade, a whole GPU that
+/// was partitioned, and their slots; and those of a GPU that was missing and proved to be replaced. A lost GPU may
+/// return, and host devices may be plugged in again.
+pub fn vanished(before: &Offer, now: &[Offer], inventory: &Inventory) -> BTreeSet<DeviceId> {
+    let offered = now.iter().filter(|offer| offer.resource == before.resource).flat_map(|offer| &offer.devices);
+    let offered: BTreeSet<&DeviceId> = offered.map(|device| &device.id).collect();
+    let is_removed = |hardware: &OfferedHardware| match hardware.gpu().map(|gpu| inventory.gpus.get(gpu)) {
+        Some(Some(gpu)) => gpu.present,
+        Some(None) => matches!(hardware, OfferedHardware::Missing(_)) && !inventory.gpus.is_empty(),
+        None => false,
+    };
+    let gone = before.devices.iter().filter(|device| !offered.contains(&device.id) && is_removed(&device.hardware));
+    gone.map(|device| device.id.clone()).collect()
+}
+
+/// All of `vanished`, once the kubelet lists no holder of any of them; until then none, since each shorter
+/// list costs a registration.
+///
+/// Only answers to queries after they vanished count. They are not granted from then on, so no
+/// allocation of them is under way when that answer shows them free.
+pub fn to_drop(resource: &ResourceName, vanished: &Vanished, kubelet: &KubeletState) -> BTreeSet<DeviceId> {
+    let (Some(allocations), Some(answered)) = (&kubelet.allocations, kubelet.allocations_at) else {
+        return BTreeSet::new();
+    };
+    let took = kubelet.collector.duration.unwrap_or_default();
+    let is_fresh = |since: &Monotonic| answered.monotonic >= *since + GRANT_SHOWN + took;
+    let mut held = allocations.containers().flat_map(|container| &container.devices);
+    let is_held = held.any(|device| device.resource == *resource && vanished.contains_key(&device.id));
+    match kubelet.settled && kubelet.collector.success && vanished.values().all(is_fresh) && !is_held {
+        true => vanished.keys().cloned().collect(),
+        false => BTreeSet::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::domain::model::{
+        Allocations, Collector, Container, ContainerRef, CpuSet, Gpu, GpuUuid, HeldDevice, Moment, Pod, PodRef,
+    };
+    use crate::node::plugin::offer::OfferedDevice;
+
+    fn whole(gpu: &str) -> (String, OfferedHardware) {
+        (gpu.to_owned(), OfferedHardware::Gpu { uuid: gpu.into(), index: 0, minor: None })
+    }
+
+    fn slice(mig: &str, gpu: &str) -> (String, OfferedHardware) {
+        let hardware = OfferedHardware::Mig {
+            uuid: mig.split("::").next().unwrap().into(),
+            gpu: gpu.into(),
+            gpu_index: 0,
+            index: 0,
+            minor: None,
+            gpu_instance: 1,
+            compute_instance: 0,
+        };
+        (mig.to_owned(), hardware)
+    }
+
+    fn offer(resource: &str, devices: Vec<(String, OfferedHardware)>) -> Offer {
+        let device = |(id, hardware): (String, OfferedHardware)| OfferedDevice::new(id.as_str(), hardware);
+        Offer { resource: resource.into(), devices: devices.into_iter().map(device).collect() }
+    }
+
+    fn gpus(gpus: &[(&str, bool)]) -> Inventory {
+        let gpu = |(uuid, present): &(&str, bool)| Gpu { present: *present, ..Gpu::listed((*uuid).into(), 0) };
+        let gpus = gpus.iter().map(|one| (GpuUuid::new(one.0), gpu(one)));
+        Inventory { gpus: gpus.collect(), ..Inventory::default() }
+    }
+
+    #[test]
+    fn only_a_present_gpu_removes_its_devices() {
+        let mig = "nvidia.com/mig-1g.10gb";
+        let both = || vec![slice("MIG-1", "GPU-a"), slice("MIG-2", "GPU-a")];
+        let node = |path: &str| (path.to_owned(), OfferedHardware::Nodes(vec![]));
+        for (what, before, now, inventory, expected) in [
+            ("nothing changed", offer(mig, both()), vec![offer(mig, both())], gpus(&[("GPU-a", true)]), vec![]),
+            (
+                "one was unmade",
+                offer(mig, both()),
+                vec![offer(mig, vec![slice("MIG-2", "GPU-a")])],
+                gpus(&[("GPU-a", true)]),
+                vec!["MIG-1"],
+            ),
+            ("all were unmade", offer(mig, both()), vec![], gpus(&[("GPU-a", true)]), vec!["MIG-1", "MIG-2"]),
+            ("the GPU is lost", offer(mig, both()), vec![], gpus(&[("GPU-a", false)]), vec![]),
+            ("the driver lists nothing", offer(mig, both()), vec![], gpus(&[]), vec![]),
+            (
+                "a GPU was replaced",
+                offer("nvidia.com/gpu", vec![("GPU-a".to_owned(), OfferedHardware::Missing("GPU-a".into()))]),
+                vec![],
+                gpus(&[("GPU-b", true)]),
+                vec!["GPU-a"],
+            ),
+            (
+                "slots go with their device",
+                offer(mig, vec![slice("MIG-1::0", "GPU-a"), slice("MIG-1::1", "GPU-a")]),
+                vec![],
+                gpus(&[("GPU-a", true)]),
+                vec!["MIG-1::0", "MIG-1::1"],
+            ),
+            (
+                "one of two GPUs was partitioned",
+                offer("nvidia.com/gpu", vec![whole("GPU-a"), whole("GPU-b")]),
+                vec![offer("nvidia.com/gpu", vec![whole("GPU-b")]), offer(mig, both())],
+                gpus(&[("GPU-a", true), ("GPU-b", true)]),
+                vec!["GPU-a"],
+            ),
+            (
+                "the same id under another resource is another device",
+                offer("nvidia.com/gpu", vec![whole("GPU-a")]),
+                vec![offer("nvidia.com/h100", vec![whole("GPU-a")])],
+                gpus(&[("GPU-a", true)]),
+                vec!["GPU-a"],
+            ),
+            ("unplugged", offer("example.com/nic", vec![node("nic")]), vec![], gpus(&[("GPU-a", true)]), vec![]),
+        ] {
+            let expected: BTreeSet<DeviceId> = expected.into_iter().map(DeviceId::from).collect();
+            assert_eq!(vanished(&before, &now, &inventory), expected, "{what}");
+        }
+    }
+
+    /// Answered at ten seconds, having taken half a second.
+    fn kubelet(held: &[(&str, &str)]) -> KubeletState {
+        let pod = PodRef::new("team", "trainer");
+        let device = |(resource, id): &(&str, &str)| HeldDevice {
+            resource: (*resource).into(),
+            id: (*id).into(),
+            numa_nodes: BTreeSet::new(),
+        };
+        let container = Container {
+            reference: ContainerRef::in_pod(&pod, "main"),
+            devices: held.iter().map(device).collect(),
+            claims: vec![],
+            exclusive_cpus: CpuSet::default(),
+            memory: vec![],
+        };
+        let pod = Pod {
+            uid: None,
+            reference: pod,
+            containers: vec![container],
+            exclusive_cpus: CpuSet::default(),
+            memory: vec![],
+        };
+        KubeletState {
+            allocations: Some(Arc::new(Allocations { pods: vec![pod] })),
+            allocations_at: Some(Moment { monotonic: Monotonic::from_secs(20), ..Moment::default() }),
+            settled: true,
+            collector: Collector { success: true, duration: Some(Duration::from_millis(500)), ..Collector::default() },
+            ..KubeletState::default()
+        }
+    }
+
+    #[test]
+    fn no_container_may_hold_any_of_them() {
+        let resource = ResourceName::new("nvidia.com/mig-1g.10gb");
+        let early = [("MIG-1", 3_000), ("MIG-2", 8_500)];
+        let mig = "nvidia.com/mig-1g.10gb";
+        let unsettled = KubeletState { settled: false, ..kubelet(&[]) };
+        let failing = KubeletState { collector: Collector::default(), ..kubelet(&[]) };
+        for (what, vanished, kubelet, dropped) in [
+            ("free", &early[..], kubelet(&[]), true),
+            ("others are held", &early, kubelet(&[(mig, "MIG-3"), ("nvidia.com/gpu", "MIG-1")]), true),
+            ("one is held", &early, kubelet(&[(mig, "MIG-2")]), false),
+            ("one vanished after the kubelet was asked", &[("MIG-1", 19_900)], kubelet(&[]), false),
+            ("one vanished a moment before it was asked", &[("MIG-1", 8_501)], kubelet(&[]), false),
+            ("the answer has not settled", &early, unsettled, false),
+            ("the kubelet does not answer", &early, failing, false),
+            ("the kubelet never answered", &early, KubeletState::default(), false),
+            ("nothing vanished", &[], kubelet(&[]), false),
+        ] {
+            let vanished: Vanished =
+                vanished.iter().map(|(id, at)| (DeviceId::from(*id), Monotonic::from_millis(*at))).collect();
+            let expected = if dropped { vanished.keys().cloned().collect() } else { BTreeSet::new() };
+            assert_eq!(to_drop(&resource, &vanished, &kubelet), expected, "{what}");
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! What a resource offers, and why an allocation is refused.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::domain::model::{
+    DeviceId, GpuUuid, HealthState, MigUuid, PluginUnhealthyReason, ResourceName, UnhealthyReason,
+};
+use crate::node::wire::v1beta1::DeviceSpec;
+
+/// One resource name and its devices, sorted by id. A device that was offered once stays for the time of its
+/// registration: it becomes unhealthy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    pub resource: ResourceName,
+    pub devices: Vec<OfferedDevice>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OfferedDevice {
+    pub id: DeviceId,
+    /// Empty when unknown: the topology is then left out.
+    pub numa_nodes: BTreeSet<i64>,
+    pub health: Result<(), PluginUnhealthy>,
+    pub hardware: OfferedHardware,
+}
+
+/// Why a device is offered as unhealthy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PluginUnhealthy {
+    pub reason: PluginUnhealthyReason,
+    /// For operators: a refused allocation quotes it.
+    pub detail: Arc<str>,
+}
+
+impl PluginUnhealthy {
+    pub fn new(reason: PluginUnhealthyReason, detail: impl Into<Arc<str>>) -> Self {
+        Self { reason, detail: detail.into() }
+    }
+
+    pub fn device(reason: UnhealthyReason, detail: impl Into<Arc<str>>) -> Self {
+        Self::new(PluginUnhealthyReason::Device(reason), detail)
+    }
+
+    /// Not checked yet; no known fault.
+    pub fn is_unchecked(&self) -> bool {
+        self.reason == PluginUnhealthyReason::Device(UnhealthyReason::Unknown)
+    }
+
+    /// Health of devices is logged by the health monitor; the plugin logs only its own reasons.
+    pub fn is_own(&self) -> bool {
+        !matches!(self.reason, PluginUnhealthyReason::Device(_))
+    }
+}
+
+impl Offer {
+    /// With every device healthy.
+    pub fn as_healthy(&self) -> Self {
+        let healthy = |device: &OfferedDevice| OfferedDevice { health: Ok(()), ..device.clone() };
+        Self { resource: self.resource.clone(), devices: self.devices.iter().map(healthy).collect() }
+    }
+}
+
+impl OfferedDevice {
+    /// A healthy one, of which no NUMA node is known.
+    pub fn new(id: impl Into<DeviceId>, hardware: OfferedHardware) -> Self {
+        Self { id: id.into(), numa_nodes: BTreeSet::new(), health: Ok(()), hardware }
+    }
+
+    /// One of several slots of the same hardware.
+    pub fn is_slot(&self) -> bool {
+        self.id.as_str().contains("::")
+    }
+}
+
+/// What is behind an id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OfferedHardware {
+    Gpu {
+        uuid: GpuUuid,
+        index: u32,
+        minor: Option<u32>,
+    },
+    Mig {
+        uuid: MigUuid,
+        gpu: GpuUuid,
+        gpu_index: u32,
+        /// The driver's place of it on its GPU, as `nvidia-ctk` numbers it.
+        index: u32,
+        minor: Option<u32>,
+        gpu_instance: u32,
+        compute_instance: u32,
+    },
+    /// A GPU that the driver does not list, or a MIG device or slot on it: only the kubelet's id is known.
+    Missing(GpuUuid),
+    Nodes(Vec<DeviceSpec>),
+    /// None: a simulated device.
+    Nothing,
+}
+
+impl OfferedHardware {
+    /// Its UUID and its index, as the two device-id strategies name it.
+    pub fn names(&self) -> Option<[String; 2]> {
+        match self {
+            Self::Gpu { uuid, index, .. } => Some([uuid.to_string(), index.to_string()]),
+            Self::Mig { uuid, gpu_index, index, .. } => Some([uuid.to_string(), format!("{gpu_index}:{index}")]),
+            Self::Missing(_) | Self::Nodes(_) | Self::Nothing => None,
+        }
+    }
+
+    /// The GPU that it is, or is part of.
+    pub fn gpu(&self) -> Option<&GpuUuid> {
+        match self {
+            Self::Gpu { uuid: gpu, .. } | Self::Mig { gpu, .. } | Self::Missing(gpu) => Some(gpu),
+            Self::Nodes(_) | Self::Nothing => None,
+        }
+    }
+
+    /// As the health module decides it: `Err` with the causes, under the most important reason. A device that has not
+    /// been checked yet is unhealthy; one without a GPU is healthy.
+    pub fn health(&self, health: &HealthState) -> Result<(), PluginUnhealthy> {
+        let judged = match self {
+            Self::Gpu { uuid, .. } | Self::Missing(uuid) => health.of(uuid, None),
+            Self::Mig { gpu, uuid, .. } => health.of(gpu, Some(uuid)),
+            Self::Nodes(_) | Self::Nothing => return Ok(()),
+        };
+        let Some(judged) = judged else {
+            return Err(PluginUnhealthy::device(UnhealthyReason::Unknown, "it has not been checked yet"));
+        };
+        let reason = || judged.reason().unwrap_or(UnhealthyReason::Unknown);
+        judged.verdict().map_err(|detail| PluginUnhealthy::device(reason(), detail))
+    }
+}
+
+/// Why an allocation or the start of a container is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AllocationRefusal {
+    #[error("device {0} is not one of this resource's")]
+    Unknown(DeviceId),
+    #[error("device {id} is unhealthy: {reason}")]
+    Unhealthy { id: DeviceId, reason: String },
+    #[error("{0}")]
+    NotAllowed(String),
+    #[error("{0}")]
+    ProcessesLeft(String),
+    #[error("{0}")]
+    MemoryInUse(String),
+}
+
+impl AllocationRefusal {
+    /// The `result` label.
+    pub fn result(&self) -> &'static str {
+        match self {
+            Self::Unknown(_) => "unknown_device",
+            Self::Unhealthy { .. } => "unhealthy",
+            Self::NotAllowed(_) => "not_allowed",
+            Self::ProcessesLeft(_) => "processes_left",
+            Self::MemoryInUse(_) => "memory_in_use",
+        }
+    }
+}

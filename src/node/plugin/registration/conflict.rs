@@ -1,0 +1,240 @@
+//! Two plugins for one resource: the later registration replaces the earlier one without a notice, and when it ends, a
+//! kubelet up to 1.36 drops the resource. The one rule to notice both: what the kubelet lists as allocatable is compared
+//! with what podmeter offers, after each change in the plugin directory and every ten seconds.
+//!
+//! ```text
+//!              device IDs of others, or the socket of a known plugin
+//!   registered ─────────────────────────────────────────────────────► conflict
+//!    ▲      │                                                            │ no longer
+//!    │      │ none of our healthy IDs                                    ▼
+//!    │      ▼                         again none of them             register again
+//!    └─── absent in one answer ──────────────────────────────────────────▲
+//!  our IDs
+//! ```
+//!
+//! In: answers of the kubelet, names of live sockets, the offer. Out: a `Comparison`. Pure. Health is no part of it: the
+//! kubelet's list goes on whatever is suspected. Neither is what containers hold: a restarted kubelet gives devices from
+//! its checkpoint and calls no plugin for them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::domain::model::{DeviceId, KubeletState, Monotonic, ResourceName};
+use crate::node::plugin::host::sockets;
+use crate::node::plugin::offer::Offer;
+
+const REMEDY: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
+/// What a kubelet may take to show a list; also the time between two answers without our devices.
+pub const SETTLE: Duration = Duration::from_secs(1);
+
+/// Of the kubelet's last answer with a registration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Comparison {
+    Equal,
+    /// None of our healthy devices is listed since the answer of this time. To be asked again `SETTLE` after it.
+    Absent(Monotonic),
+    /// Nor were they in an earlier answer.
+    Gone,
+    /// Another plugin has the resource: which, with a remedy.
+    Conflict(String),
+}
+
+/// The comparisons of one registration.
+#[derive(Debug)]
+pub struct Comparisons {
+    /// Earlier answers may be from before the kubelet had our list.
+    from: Monotonic,
+    compared: Option<Monotonic>,
+    absent_since: Option<Monotonic>,
+    last: Comparison,
+}
+
+impl Comparisons {
+    /// The kubelet has opened our list now.
+    pub fn new(now: Monotonic) -> Self {
+        Self { from: now + SETTLE, compared: None, absent_since: None, last: Comparison::Equal }
+    }
+
+    /// Each answer counts once. `advertised` are the devices that earlier registrations sent to the kubelet, and `live`
+    /// the sockets that can matter.
+    pub fn compare(
+        &mut self,
+        offer: &Offer,
+        advertised: &BTreeSet<DeviceId>,
+        kubelet: &KubeletState,
+        live: &[String],
+    ) -> Comparison {
+        let nothing = BTreeSet::new();
+        let (listed, asked) = match (&kubelet.allocatable, kubelet.allocatable_at) {
+            (Some(allocatable), Some(at)) if at.monotonic >= self.from => {
+                (allocatable.devices.get(&offer.resource).unwrap_or(&nothing), Some(at.monotonic))
+            }
+            _ => (&nothing, None),
+        };
+        let ours = offer.devices.iter().map(|device| device.id.clone()).chain(advertised.iter().cloned()).collect();
+        if let Some(conflict) = conflict(&offer.resource, listed, &ours, live) {
+            (self.absent_since, self.last) = (None, Comparison::Conflict(conflict));
+        } else if let Some(asked) = asked.filter(|asked| self.compared != Some(*asked)) {
+            self.compared = Some(asked);
+            let mut healthy = offer.devices.iter().filter(|device| device.health.is_ok()).peekable();
+            let is_absent = healthy.peek().is_some() && healthy.all(|device| !listed.contains(&device.id));
+            self.absent_since = is_absent.then(|| self.absent_since.unwrap_or(asked));
+            self.last = match self.absent_since {
+                None => Comparison::Equal,
+                Some(since) if asked.since(since) >= SETTLE => Comparison::Gone,
+                Some(since) => Comparison::Absent(since),
+            };
+        } else if let Comparison::Conflict(_) = self.last {
+            // It was a socket, which is gone.
+            self.last = Comparison::Equal;
+        }
+        self.last.clone()
+    }
+}
+
+/// Which other plugin serves the resource, with a remedy. `None`: none, or another podmeter that is about to end.
+///
+/// `allocatable` are the kubelet's devices of the resource, `advertised` what podmeter sent it, and `live` the names of
+/// the sockets that accept connections.
+pub fn conflict(
+    resource: &ResourceName,
+    allocatable: &BTreeSet<DeviceId>,
+    advertised: &BTreeSet<DeviceId>,
+    live: &[String],
+) -> Option<String> {
+    if let Some(socket) = live.iter().find(|name| known_resource(name).as_ref() == Some(resource)) {
+        return Some(format!("another device plugin serves {resource} on {socket}; {REMEDY}"));
+    }
+    let others = allocatable.difference(advertised).count();
+    let rolling_update = live.iter().any(|name| sockets::is_ours(name, resource));
+    (others > 0 && !rolling_update).then(|| {
+        format!("the kubelet lists {others} devices of {resource} that another device plugin advertised; {REMEDY}")
+    })
+}
+
+/// Whether a socket of this name can matter for the resource: of a known plugin, or of another podmeter.
+pub fn is_of(socket: &str, resource: &ResourceName) -> bool {
+    known_resource(socket).as_ref() == Some(resource) || sockets::is_ours(socket, resource)
+}
+
+/// The resource behind a socket that another vendor's plugin is known to listen on.
+pub fn known_resource(socket: &str) -> Option<ResourceName> {
+    let name = socket.strip_suffix(".sock")?;
+    // Google Kubernetes Engine's: one, with the time of its start. NVIDIA's own: one per resource.
+    let name = if name.starts_with("nvidiaGPU-") { "gpu" } else { name.strip_prefix("nvidia-")? };
+    Some(ResourceName::new(format!("nvidia.com/{name}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::domain::model::{Allocatable, Moment};
+    use crate::node::plugin::offer::{OfferedDevice, OfferedHardware, PluginUnhealthy};
+
+    fn found(allocatable: &[&str], advertised: &[&str], live: &[&str]) -> Option<String> {
+        let ids = |ids: &[&str]| ids.iter().map(|id| DeviceId::new(*id)).collect();
+        let live: Vec<String> = live.iter().map(|name| (*name).to_owned()).collect();
+        conflict(&"nvidia.com/gpu".into(), &ids(allocatable), &ids(advertised), &live)
+    }
+
+    #[test]
+    fn devices_that_podmeter_did_not_advertise_are_another_plugins() {
+        assert_eq!(found(&[], &[], &[]), None);
+        assert_eq!(found(&["GPU-a"], &["GPU-a", "GPU-b"], &[]), None, "our own of a moment ago");
+        let text = found(&["GPU-a", "GPU-c"], &["GPU-a"], &["other.sock"]).unwrap();
+        assert!(text.contains("1 devices of nvidia.com/gpu") && text.contains("takeover"), "{text}");
+    }
+
+    #[test]
+    fn another_podmeter_is_a_rolling_update() {
+        assert_eq!(found(&["GPU-a"], &[], &["podmeter-nvidia.com_gpu-0123456789ab.sock"]), None);
+        assert!(found(&["GPU-a"], &[], &["podmeter-nvidia.com_mig-1g-0123456789ab.sock"]).is_some());
+    }
+
+    #[test]
+    fn a_known_plugins_live_socket_is_a_conflict_before_the_kubelet_lists_anything() {
+        assert!(found(&[], &[], &["nvidia-gpu.sock"]).is_some_and(|text| text.contains("nvidia-gpu.sock")));
+        assert!(found(&[], &[], &["nvidiaGPU-1700000000.sock"]).is_some());
+        assert_eq!(found(&[], &[], &["nvidia-mig-1g.10gb.sock", "intel.sock"]), None);
+    }
+
+    /// A registration whose list the kubelet opened after ten seconds, with device `x` and the answer of the kubelet at
+    /// some second.
+    struct Registration {
+        comparisons: Comparisons,
+        offer: Offer,
+    }
+
+    impl Registration {
+        fn new(health: Result<(), PluginUnhealthy>) -> Self {
+            let device = OfferedDevice { health, ..OfferedDevice::new("x", OfferedHardware::Nothing) };
+            let offer = Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] };
+            Self { comparisons: Comparisons::new(Monotonic::from_secs(10)), offer }
+        }
+
+        fn answered(&mut self, second: u64, listed: &[&str], live: &[&str]) -> Comparison {
+            let mut allocatable = Allocatable::default();
+            allocatable.devices.insert(self.offer.resource.clone(), listed.iter().map(|id| (*id).into()).collect());
+            let kubelet = KubeletState {
+                allocatable: Some(Arc::new(allocatable)),
+                allocatable_at: Some(Moment { monotonic: Monotonic::from_secs(second), ..Moment::default() }),
+                ..KubeletState::default()
+            };
+            let live: Vec<String> = live.iter().map(|name| (*name).to_owned()).collect();
+            self.comparisons.compare(&self.offer, &BTreeSet::from(["earlier".into()]), &kubelet, &live)
+        }
+    }
+
+    #[test]
+    fn our_devices_are_gone_when_two_answers_after_the_list_was_taken_lack_them() {
+        let mut registration = Registration::new(Ok(()));
+        for (second, listed, expected) in [
+            (9, &[][..], Comparison::Equal),
+            (10, &[], Comparison::Equal),
+            (11, &[], Comparison::Absent(Monotonic::from_secs(11))),
+            (11, &[], Comparison::Absent(Monotonic::from_secs(11))),
+            (12, &["x"], Comparison::Equal),
+            (22, &["earlier"], Comparison::Absent(Monotonic::from_secs(22))),
+            (23, &["earlier"], Comparison::Gone),
+        ] {
+            assert_eq!(registration.answered(second, listed, &[]), expected, "{second}");
+        }
+    }
+
+    /// `GetAllocatableResources` has healthy devices only.
+    #[test]
+    fn unhealthy_devices_are_not_missed() {
+        let unhealthy = PluginUnhealthy::device(crate::domain::model::UnhealthyReason::Lost, "lost");
+        let mut registration = Registration::new(Err(unhealthy));
+        for second in 11..15 {
+            assert_eq!(registration.answered(second, &[], &[]), Comparison::Equal);
+        }
+        assert_eq!(
+            Registration::new(Ok(())).comparisons.compare(
+                &registration.offer,
+                &BTreeSet::new(),
+                &KubeletState::default(),
+                &[],
+            ),
+            Comparison::Equal,
+            "a kubelet that does not answer"
+        );
+    }
+
+    #[test]
+    fn a_conflict_lasts_while_the_other_devices_or_the_known_socket_are_there() {
+        let mut registration = Registration::new(Ok(()));
+        let mut conflict = |second, listed: &[&str], live: &[&str]| match registration.answered(second, listed, live) {
+            Comparison::Conflict(text) => Some(text),
+            _ => None,
+        };
+        assert_eq!(conflict(10, &["theirs"], &[]), None, "from before our list");
+        assert!(conflict(12, &["x", "theirs"], &[]).unwrap().contains("lists 1 devices"));
+        assert_eq!(conflict(13, &["x", "theirs"], &["podmeter-nvidia.com_gpu-0123456789ab.sock"]), None);
+        assert!(conflict(14, &["x"], &["nvidia-gpu.sock"]).unwrap().contains("nvidia-gpu.sock"));
+        assert!(conflict(14, &["x"], &["nvidia-gpu.sock"]).is_some());
+        assert_eq!(conflict(14, &["x"], &[]), None, "without another answer");
+    }
+}

@@ -1,0 +1,371 @@
+//! One resource from listen to end. When any step fails, all of it ends and starts again.
+//!
+//! ```text
+//! Waiting ── kubelet.sock is there, no other plugin ──▶ Serving ── Register succeeds ──▶ Registered
+//!    ▲                                                     │ refused: back off             │ kubelet.sock replaced ·
+//!    │                                                     │                               │ our socket gone ·
+//!    │                                                     │                               │ list not opened or ended ·
+//!    │                                                     │                               │ our IDs gone in two answers ·
+//!    └─────────────────────────────────────────────────────┴───────────────────────────────┘ another plugin, with takeover
+//! ```
+//!
+//! `stop` ends it in each state: where the layout or the configuration has changed, and with podmeter.
+//!
+//! In: the service state, the kubelet's socket and answers. Out: a registration, and the resource's status. It does not
+//! know which devices there are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::conflict::{self, Comparison, Comparisons, SETTLE, conflict};
+use super::register::{RegistrationEnd, register};
+use super::server::PluginServer;
+use crate::backoff::{Backoff, with_jitter};
+use crate::domain::model::{DeviceId, KubeletState, Monotonic, ResourceName};
+use crate::node::plugin::allocate::ServiceState;
+use crate::node::plugin::config::OnConflict;
+use crate::node::plugin::host::sockets::{self, SocketIdentity};
+use crate::node::plugin::offer::{Offer, PluginUnhealthy};
+use crate::tasks::changed;
+
+/// First and longest pause between attempts to register.
+const RETRIES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
+/// Longest wait for the first health of the devices. A kubelet that is sent devices before they are checked shows them
+/// as unhealthy on every pod that holds one, at each start of podmeter.
+const FIRST_CHECK: Duration = Duration::from_secs(2);
+/// Longest wait for the kubelet's first answer on what it can allocate. Some kubelets have none.
+const FIRST_ANSWER: Duration = Duration::from_secs(1);
+/// A registration that lasted this long was a good one: the next failure is a first one.
+const LASTED: Duration = Duration::from_secs(30);
+
+/// How long the kubelet may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadlines {
+    /// The kubelet dials back within a Register, for up to ten seconds.
+    pub register: Duration,
+    /// The kubelet opens the list right after a registration, and only once.
+    pub list: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self { register: Duration::from_secs(15), list: Duration::from_secs(10) }
+    }
+}
+
+/// A resource's lifecycle and all that it depends on.
+#[derive(Debug)]
+pub struct Lifecycle {
+    pub directory: PathBuf,
+    pub state: ServiceState,
+    /// Wakes when the directory changes.
+    pub changes: watch::Receiver<u64>,
+    /// Why it is to end.
+    pub stop: watch::Receiver<Option<&'static str>>,
+    /// The devices that earlier lifecycles of the resource sent to the kubelet.
+    pub advertised: BTreeSet<DeviceId>,
+    pub deadlines: Deadlines,
+}
+
+/// The result of a lifecycle.
+#[derive(Debug)]
+pub struct EndedLifecycle {
+    pub resource: ResourceName,
+    /// The devices that it and those before it sent to the kubelet.
+    pub advertised: BTreeSet<DeviceId>,
+}
+
+/// One pass through the states.
+struct Attempt {
+    /// The kubelet's socket when it began.
+    kubelet: Option<SocketIdentity>,
+    /// From `Serving` on.
+    server: Option<PluginServer>,
+    /// In `Registered`.
+    registered_at: Option<Monotonic>,
+}
+
+impl Lifecycle {
+    /// Runs until `stop`. The socket is removed then.
+    pub async fn run(mut self) -> EndedLifecycle {
+        let mut backoff = Backoff::new(RETRIES);
+        let mut stop = self.stop.clone();
+        let mut logged = String::new();
+        let began = self.now();
+        loop {
+            let kubelet = sockets::identity(&sockets::kubelet_socket(&self.directory));
+            let mut attempt = Attempt { kubelet, server: None, registered_at: None };
+            let end = tokio::select! {
+                end = self.attempt(&mut attempt, began) => Some(end),
+                _ = stop.wait_for(Option::is_some) => None,
+            };
+            if self.close(attempt, &mut backoff).await {
+                logged.clear();
+            }
+            let Some(end) = end else { break };
+            self.publish_end(&end, &mut logged);
+            tokio::select! {
+                () = tokio::time::sleep(with_jitter(backoff.pause(), sockets::random())) => {}
+                () = self.until_other_kubelet(kubelet) => backoff.reset(),
+                _ = stop.wait_for(Option::is_some) => break,
+            }
+        }
+        let reason = stop.borrow().unwrap_or("podmeter is ending");
+        self.state.status.unregistered(reason);
+        EndedLifecycle { resource: self.resource(), advertised: self.advertised }
+    }
+
+    /// From `Waiting` to the end of the registration, or of the attempt.
+    async fn attempt(&mut self, attempt: &mut Attempt, began: Monotonic) -> RegistrationEnd {
+        if let Err(end) = self.wait(attempt.kubelet, began).await {
+            return end;
+        }
+        // Plugins that serve already are replaced; one that registers later replaces us.
+        let before = sockets::identities(&self.directory);
+        let server = match self.listen() {
+            Ok(server) => attempt.server.insert(server),
+            Err(end) => return end,
+        };
+        if let Err(end) = self.register(server, attempt.kubelet).await {
+            return end;
+        }
+        attempt.registered_at = Some(self.now());
+        self.state.status.registered();
+        let devices = self.state.offer.borrow().devices.len();
+        tracing::info!(resource = %self.resource(), devices, "registered with the kubelet");
+        if let Err(end) = self.until_listed(server, attempt.kubelet).await {
+            return end;
+        }
+        self.stay_registered(server, attempt.kubelet, &before).await
+    }
+
+    /// `Waiting`: until the kubelet's socket is there, no other plugin serves the resource, and the devices are checked.
+    async fn wait(&mut self, kubelet: Option<SocketIdentity>, began: Monotonic) -> Result<(), RegistrationEnd> {
+        if kubelet.is_none() {
+            return Err(RegistrationEnd::NoKubelet(sockets::kubelet_socket(&self.directory)));
+        }
+        if self.state.config.on_conflict() == OnConflict::Wait {
+            self.until_free().await;
+        }
+        self.until_checked(began).await;
+        Ok(())
+    }
+
+    /// `Waiting` → `Serving`.
+    fn listen(&self) -> Result<PluginServer, RegistrationEnd> {
+        let name = sockets::fresh_name(&self.resource());
+        PluginServer::start(&self.directory, &name, self.state.clone())
+            .map_err(|error| RegistrationEnd::Socket { path: self.directory.join(name), error })
+    }
+
+    /// `Serving` → `Registered`.
+    async fn register(&self, server: &PluginServer, kubelet: Option<SocketIdentity>) -> Result<(), RegistrationEnd> {
+        let (socket, resource) = (sockets::kubelet_socket(&self.directory), self.resource());
+        // A kubelet that has purged our socket would dial it for ten seconds.
+        tokio::select! {
+            outcome = register(&socket, server.name(), resource.as_str(), self.deadlines.register) => {
+                outcome.map_err(RegistrationEnd::Register)
+            }
+            end = self.until_displaced(server, kubelet) => Err(end),
+        }
+    }
+
+    /// Any state → `Waiting`: closes the server. Whether there was a registration.
+    async fn close(&mut self, attempt: Attempt, backoff: &mut Backoff) -> bool {
+        // Ours goes first: an older kubelet that sees it go later would take it for the new one.
+        if let Some(server) = attempt.server {
+            server.close().await;
+        }
+        let Some(at) = attempt.registered_at else { return false };
+        self.advertised.extend(self.state.offer.borrow().devices.iter().map(|device| device.id.clone()));
+        if self.now().since(at) >= LASTED {
+            backoff.reset();
+        }
+        true
+    }
+
+    /// Logs a reason once.
+    fn publish_end(&self, end: &RegistrationEnd, logged: &mut String) {
+        let reason = end.to_string();
+        self.state.status.unregistered(&reason);
+        if let RegistrationEnd::Replaced(by) = end {
+            self.state.status.conflict(Some(by));
+        }
+        if *logged != reason {
+            tracing::warn!(resource = %self.resource(), "not registered: {reason}");
+            *logged = reason;
+        }
+    }
+
+    /// Returns when no other plugin serves the resource.
+    async fn until_free(&mut self) {
+        let known = |state: &Arc<KubeletState>| state.allocatable_at.is_some() || state.problem.is_some();
+        // No answer is no conflict; an error is the agent ending.
+        let _ = tokio::time::timeout(FIRST_ANSWER, self.state.kubelet.wait_for(known)).await;
+        let mut waits_for: Option<String> = None;
+        loop {
+            self.changes.mark_unchanged();
+            let kubelet = Arc::clone(&self.state.kubelet.borrow_and_update());
+            let nothing = BTreeSet::new();
+            let resource = self.resource();
+            let listed = kubelet.allocatable.as_ref().and_then(|answer| answer.devices.get(&resource));
+            let live = self.live_sockets(&BTreeMap::new()).await;
+            let Some(reason) = conflict(&resource, listed.unwrap_or(&nothing), &self.advertised, &live) else {
+                if waits_for.is_some() {
+                    tracing::info!(%resource, "no other device plugin serves the resource any more");
+                    self.state.status.conflict(None);
+                }
+                return;
+            };
+            let is_first = waits_for.is_none();
+            if waits_for.as_ref() != Some(&reason) {
+                tracing::warn!(%resource, "waiting: {reason}");
+                self.state.status.conflict(Some(&reason));
+                waits_for = Some(reason);
+            }
+            if is_first {
+                // A podmeter that has just ended is listed for a moment.
+                tokio::time::sleep(SETTLE).await;
+                self.state.refresh_allocatable.notify_one();
+            }
+            tokio::select! {
+                () = changed(&mut self.changes) => {}
+                () = changed(&mut self.state.kubelet) => {}
+            }
+        }
+    }
+
+    /// Until every device has been checked, for some time after the lifecycle `began`. A kubelet that had the resource
+    /// before gets it at once.
+    async fn until_checked(&mut self, began: Monotonic) {
+        if !self.advertised.is_empty() {
+            return;
+        }
+        let is_unchecked =
+            |health: &Result<(), PluginUnhealthy>| health.as_ref().is_err_and(PluginUnhealthy::is_unchecked);
+        let checked = |offer: &Arc<Offer>| !offer.devices.iter().any(|device| is_unchecked(&device.health));
+        let left = FIRST_CHECK.saturating_sub(self.now().since(began));
+        // Unchecked devices are then sent as they are; an error means that the agent is ending.
+        let _ = tokio::time::timeout(left, self.state.offer.wait_for(checked)).await;
+    }
+
+    /// Until the kubelet has opened the list, which it does right after a registration.
+    async fn until_listed(
+        &self,
+        server: &PluginServer,
+        kubelet: Option<SocketIdentity>,
+    ) -> Result<(), RegistrationEnd> {
+        tokio::select! {
+            end = self.until_displaced(server, kubelet) => Err(end),
+            listed = tokio::time::timeout(self.deadlines.list, server.watched()) => {
+                listed.map_err(|_| RegistrationEnd::NotListed(self.deadlines.list))
+            }
+        }
+    }
+
+    /// `Registered`, with the list open. The sockets of known plugins that were there `before` count only where it must
+    /// not replace them.
+    async fn stay_registered(
+        &mut self,
+        server: &PluginServer,
+        kubelet: Option<SocketIdentity>,
+        before: &BTreeMap<String, SocketIdentity>,
+    ) -> RegistrationEnd {
+        let takes_over = self.state.config.on_conflict() == OnConflict::Takeover;
+        let mut comparisons = Comparisons::new(self.now());
+        let mut shown = None;
+        loop {
+            self.changes.mark_unchanged();
+            if let Some(ended) = self.displaced(server, kubelet) {
+                return ended;
+            }
+            let harmless = if takes_over { before } else { &BTreeMap::new() };
+            let live = self.live_sockets(harmless).await;
+            let live: Vec<String> = live.into_iter().filter(|name| *name != server.name()).collect();
+            let answer = Arc::clone(&self.state.kubelet.borrow_and_update());
+            let offer = Arc::clone(&self.state.offer.borrow());
+            let comparison = comparisons.compare(&offer, &self.advertised, &answer, &live);
+            match &comparison {
+                Comparison::Gone => return RegistrationEnd::Gone,
+                Comparison::Equal | Comparison::Absent(_) if shown.is_some() => return RegistrationEnd::Gone,
+                Comparison::Equal | Comparison::Absent(_) => {}
+                Comparison::Conflict(by) if takes_over => return RegistrationEnd::Replaced(by.clone()),
+                // Its stream is left open: up to 1.36 the end of ours would end the other plugin's registration.
+                Comparison::Conflict(by) => {
+                    if shown.as_ref() != Some(by) {
+                        tracing::warn!(resource = %offer.resource, "waiting: {by}");
+                        self.state.status.replaced(by);
+                        shown = Some(by.clone());
+                    }
+                }
+            }
+            // A query that is under way or that fails is repeated after the pause too.
+            let again = match comparison {
+                Comparison::Absent(since) => Some((since + SETTLE).since(self.now()).max(SETTLE / 2)),
+                _ => None,
+            };
+            tokio::select! {
+                () = changed(&mut self.changes) => {}
+                () = changed(&mut self.state.kubelet) => {}
+                () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => {
+                    self.state.refresh_allocatable.notify_one();
+                }
+                () = server.stream_lost() => return RegistrationEnd::StreamLost,
+            }
+        }
+    }
+
+    /// Names of live sockets of known plugins and of other podmeters of the resource.
+    async fn live_sockets(&self, harmless: &BTreeMap<String, SocketIdentity>) -> Vec<String> {
+        let resource = self.resource();
+        let is_wanted = |name: &str| {
+            conflict::is_of(name, &resource)
+                && harmless.get(name).is_none_or(|known| sockets::identity(&self.directory.join(name)) != Some(*known))
+        };
+        sockets::live(&self.directory, is_wanted).await
+    }
+
+    /// Whether the kubelet is another one, or our socket no longer exists.
+    fn displaced(&self, server: &PluginServer, kubelet: Option<SocketIdentity>) -> Option<RegistrationEnd> {
+        match sockets::identity(&sockets::kubelet_socket(&self.directory)) {
+            None => Some(RegistrationEnd::KubeletSocketRemoved),
+            now if now != kubelet => Some(RegistrationEnd::KubeletRestarted),
+            _ if !server.socket_is_there() => Some(RegistrationEnd::SocketRemoved),
+            _ => None,
+        }
+    }
+
+    async fn until_displaced(&self, server: &PluginServer, kubelet: Option<SocketIdentity>) -> RegistrationEnd {
+        let mut changes = self.changes.clone();
+        loop {
+            if let Some(ended) = self.displaced(server, kubelet) {
+                return ended;
+            }
+            changed(&mut changes).await;
+        }
+    }
+
+    /// Until another kubelet's socket is there.
+    async fn until_other_kubelet(&mut self, than: Option<SocketIdentity>) {
+        let socket = sockets::kubelet_socket(&self.directory);
+        loop {
+            let now = sockets::identity(&socket);
+            if now.is_some() && now != than {
+                return;
+            }
+            changed(&mut self.changes).await;
+        }
+    }
+
+    fn now(&self) -> Monotonic {
+        self.state.clock.now().monotonic
+    }
+
+    fn resource(&self) -> ResourceName {
+        self.state.offer.borrow().resource.clone()
+    }
+}

@@ -1,0 +1,14 @@
+//! The registration of a resource with the kubelet: `lifecycle` has all of it from listen to end.
+//!
+//! In: a `ServiceState`, the device-plugin directory, the kubelet's answers. Out: the registration, and the resource's
+//! status. It does not know how devices are chosen and allocated.
+
+mod conflict;
+mod lifecycle;
+mod register;
+mod server;
+#[cfg(test)]
+mod tests;
+
+pub use conflict::{conflict, known_resource};
+pub use lifecycle::{Deadlines, EndedLifecycle, Lifecycle};

@@ -1,0 +1,59 @@
+//! The call `Register`, and why an attempt or a registration ends.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tonic::transport::Channel;
+
+use crate::node::wire::channel_over;
+use crate::node::wire::v1beta1::RegisterRequest;
+use crate::node::wire::v1beta1::registration_client::RegistrationClient;
+use crate::tasks::within;
+
+const VERSION: &str = "v1beta1";
+
+#[derive(Debug, thiserror::Error)]
+pub enum RegistrationEnd {
+    #[error("{0} is not there: the kubelet is not running, or --device-plugin-dir is not its directory")]
+    NoKubelet(PathBuf),
+    #[error("{path}: {error}; the directory must be there and writable, and the path have at most 107 bytes")]
+    Socket { path: PathBuf, error: std::io::Error },
+    #[error("the kubelet does not register the plugin: {0}")]
+    Register(String),
+    #[error("the kubelet registered the plugin but did not ask for its devices within {0:?}")]
+    NotListed(Duration),
+    #[error("the kubelet ended the device list")]
+    StreamLost,
+    #[error("our socket file was removed")]
+    SocketRemoved,
+    #[error("kubelet.sock was removed: the kubelet is restarting, or its directory was cleared")]
+    KubeletSocketRemoved,
+    #[error("the kubelet was restarted: kubelet.sock is a new one")]
+    KubeletRestarted,
+    #[error("{0}")]
+    Replaced(String),
+    #[error("another device plugin of the resource ended, and a kubelet up to 1.36 drops the resource with it")]
+    Gone,
+}
+
+/// Registers the resource under the socket `endpoint`. The error is for people.
+pub async fn register(kubelet: &Path, endpoint: String, resource: &str, deadline: Duration) -> Result<(), String> {
+    let request = RegisterRequest {
+        version: VERSION.to_owned(),
+        endpoint,
+        resource_name: resource.to_owned(),
+        // The kubelet dials the plugin itself.
+        options: None,
+    };
+    let call = async {
+        let mut client = RegistrationClient::new(channel(kubelet).await?);
+        client.register(request).await.map_err(|status| status.message().to_owned())
+    };
+    within(deadline, call).await.unwrap_or_else(|| Err(format!("no answer within {deadline:?}"))).map(drop)
+}
+
+async fn channel(socket: &Path) -> Result<Channel, String> {
+    let stream = UnixStream::connect(socket).await.map_err(|error| format!("{}: {error}", socket.display()))?;
+    channel_over(stream).await.map_err(|error| error.to_string())
+}

@@ -1,0 +1,125 @@
+//! A resource with a running lifecycle, from the side of the task that started it.
+//!
+//! In: each new offer and what the host has. Out: both to the lifecycle; a log line and a count of each change of health.
+//! It does not know why an offer has changed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::allocate::ResourceStatus;
+use super::host::HostFacts;
+use super::offer::{Offer, OfferedDevice, PluginUnhealthy};
+use crate::domain::model::DeviceId;
+
+/// IDs in one line of the log.
+const LOGGED_IDS: usize = 8;
+
+/// A resource with a running lifecycle.
+pub struct ServedResource {
+    /// Of its entry.
+    pub entry: u64,
+    pub offer: watch::Sender<Arc<Offer>>,
+    pub facts: watch::Sender<Arc<HostFacts>>,
+    pub status: ResourceStatus,
+    /// Why it is to end.
+    pub stop: watch::Sender<Option<&'static str>>,
+}
+
+impl ServedResource {
+    pub fn update(&mut self, offer: &Offer, facts: &Arc<HostFacts>) {
+        // Its last list stays valid until its server is closed.
+        if self.is_ending() {
+            return;
+        }
+        if !Arc::ptr_eq(&self.facts.borrow(), facts) {
+            self.facts.send_replace(Arc::clone(facts));
+        }
+        let changed = **self.offer.borrow() != *offer;
+        if changed {
+            log_changes(&self.offer.borrow(), offer);
+            self.count_transitions(offer);
+            self.status.offered(offer);
+            self.offer.send_replace(Arc::new(offer.clone()));
+        }
+    }
+
+    pub fn is_ending(&self) -> bool {
+        self.stop.borrow().is_some()
+    }
+
+    /// The first reason is kept.
+    pub fn end(&mut self, reason: &'static str) {
+        self.stop.send_if_modified(|stop| {
+            let first = stop.is_none();
+            stop.get_or_insert(reason);
+            first
+        });
+    }
+
+    /// A device that becomes healthy is counted under its former reason.
+    fn count_transitions(&self, now: &Offer) {
+        for (device, before) in paired(&self.offer.borrow(), now) {
+            match (before, &device.health) {
+                (Some(Ok(())), Err(unhealthy)) => self.status.transition("unhealthy", unhealthy.reason),
+                (Some(Err(unhealthy)), Ok(())) => self.status.transition("healthy", unhealthy.reason),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Devices are logged when they are registered; those that are unhealthy from the start are logged here.
+pub fn log_first_offer(offer: &Offer) {
+    log_changes(&offer.as_healthy(), offer);
+}
+
+/// Each device with its health before.
+fn paired<'o>(
+    before: &'o Offer,
+    now: &'o Offer,
+) -> impl Iterator<Item = (&'o OfferedDevice, Option<&'o Result<(), PluginUnhealthy>>)> {
+    let known: BTreeMap<&DeviceId, &Result<(), PluginUnhealthy>> =
+        before.devices.iter().map(|device| (&device.id, &device.health)).collect();
+    now.devices.iter().map(move |device| (device, known.get(&device.id).copied()))
+}
+
+/// Logs changes of the devices, one line for all devices of one reason. Device health is logged by the health monitor.
+fn log_changes(before: &Offer, now: &Offer) {
+    let resource = &now.resource;
+    let (mut new, mut changed) = (vec![], BTreeMap::new());
+    for (device, before) in paired(before, now) {
+        if before.is_none() {
+            new.push(&device.id);
+        }
+        let [was, is] = [before, Some(&device.health)]
+            .map(|health| health.and_then(|health| health.as_ref().err()).filter(|unhealthy| unhealthy.is_own()));
+        match (was, is) {
+            (was, Some(is)) if was.map(|was| was.reason) != Some(is.reason) => {
+                changed.entry((false, is.reason, &*is.detail)).or_insert_with(Vec::new).push(&device.id);
+            }
+            (Some(was), None) if device.health.is_ok() => {
+                changed.entry((true, was.reason, &*was.detail)).or_insert_with(Vec::new).push(&device.id);
+            }
+            _ => {}
+        }
+    }
+    if !new.is_empty() {
+        tracing::info!(%resource, devices = first_ids(&new), "new devices");
+    }
+    for ((is_healthy, reason, detail), ids) in changed {
+        let (devices, reason) = (first_ids(&ids), reason.as_str());
+        match is_healthy {
+            false => tracing::warn!(%resource, devices, reason, detail, "unhealthy"),
+            true => tracing::info!(%resource, devices, reason, was = detail, "healthy"),
+        }
+    }
+}
+
+/// The first of them, and how many more.
+fn first_ids(ids: &[&DeviceId]) -> String {
+    let first: Vec<&str> = ids.iter().take(LOGGED_IDS).map(|id| id.as_str()).collect();
+    let more = ids.len() - first.len();
+    if more == 0 { first.join(", ") } else { format!("{} and {more} more", first.join(", ")) }
+}

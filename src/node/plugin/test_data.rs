@@ -1,0 +1,89 @@
+//! What the tests of several parts build: GPUs, configured entries, a service.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::allocate::{ResourceStatus, ServiceState};
+use super::config::{PluginConfig, ResourceConfig, SimulatedConfig};
+use super::offer::{Offer, offers};
+use crate::clock::Clock;
+use crate::domain::model::{Gpu, Inventory, MigDevice};
+
+pub fn uuid(number: u32) -> String {
+    format!("GPU-{number:08x}-0000-0000-0000-000000000000")
+}
+
+pub fn mig_uuid(gpu: u32, number: u32) -> String {
+    format!("MIG-{gpu:04x}{number:04x}-0000-0000-0000-000000000000")
+}
+
+/// Minor numbers are in the opposite order of the indexes: confusing the two fails.
+pub fn gpu(index: u32, profiles: Option<&[&str]>) -> Gpu {
+    let mig_devices = (0..).zip(profiles.unwrap_or_default()).map(|(number, profile)| MigDevice {
+        // A gap, as a driver leaves one where a device was removed.
+        index: number * 2,
+        ..crate::test_data::mig(&mig_uuid(index, number), number + 1, profile, 1)
+    });
+    Gpu {
+        minor: Some(7 ^ index),
+        model: Some("NVIDIA H100 80GB HBM3".into()),
+        numa_node: (index < 4).then_some(index / 2),
+        mig_enabled: Some(profiles.is_some()),
+        mig_devices: mig_devices.collect(),
+        mig_slices: Some(7),
+        ..Gpu::listed(uuid(index).as_str().into(), index)
+    }
+}
+
+pub fn inventory(gpus: impl IntoIterator<Item = Gpu>) -> Inventory {
+    Inventory { gpus: gpus.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect(), ..Inventory::default() }
+}
+
+pub fn four_gpus() -> Inventory {
+    inventory((0..4).map(|index| gpu(index, None)))
+}
+
+pub fn two_with_mig() -> Inventory {
+    inventory((0..2).map(|index| gpu(index, Some(&["3g.40gb", "3g.40gb"]))))
+}
+
+/// One entry of `devicePlugin.resources`.
+pub fn entry(text: &str) -> ResourceConfig {
+    let file: PluginConfig = serde_saphyr::from_str(&format!("resources: [{{{text}}}]")).expect(text);
+    file.resolve(|_| unreachable!()).expect(text).remove(0)
+}
+
+pub fn nvidia(text: &str) -> ResourceConfig {
+    entry(&format!("kind: nvidia, {text}"))
+}
+
+/// Resource → ids.
+pub fn listed(config: &ResourceConfig, inventory: &Inventory) -> BTreeMap<String, Vec<String>> {
+    let names = |offer: &Offer| offer.devices.iter().map(|device| device.id.to_string()).collect();
+    offers(config, inventory, &[]).offers.iter().map(|offer| (offer.resource.to_string(), names(offer))).collect()
+}
+
+pub fn resources<const N: usize>(expected: [(&str, Vec<String>); N]) -> BTreeMap<String, Vec<String>> {
+    expected.into_iter().map(|(name, ids)| (name.to_owned(), ids)).collect()
+}
+
+/// Of simulated devices. What it offers can be changed.
+pub fn service_state(offer: Offer) -> (watch::Sender<Arc<Offer>>, ServiceState) {
+    let (publish_offer, offer) = watch::channel(Arc::new(offer));
+    let config: SimulatedConfig = serde_json::from_str(r#"{"name":"example.com/toy","devices":1}"#).unwrap();
+    let clock = Clock::start();
+    let state = ServiceState {
+        config: Arc::new(ResourceConfig::Simulated(config)),
+        offer,
+        facts: watch::channel(Arc::default()).1,
+        hardware: watch::channel(Arc::default()).1,
+        kubelet: watch::channel(Arc::default()).1,
+        status: ResourceStatus::new("example.com/toy".into(), clock, watch::channel(Arc::default()).0),
+        clock,
+        allocated: Arc::default(),
+        refresh_allocatable: Arc::default(),
+    };
+    (publish_offer, state)
+}
