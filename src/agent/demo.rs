@@ -1,3 +1,7 @@
+//! The agent on a simulated node, for `podmeter demo`.
+//!
+//! In: settings and a profile. Out: a running node until a signal. The agent's modules do not know that the node is simulated.
+
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -13,7 +17,10 @@ use crate::domain::model::{HardwareSource, Inventory};
 use crate::node::hardware::nvml::NvmlDriver;
 use crate::node::hardware::simulated::{Controls, SimulatedDriver};
 use crate::node::hardware::{Driver, Failure};
+use crate::node::kubelet::claim_files::ClaimDirectories;
+use crate::node::kubelet::pods::PodsApiSettings;
 use crate::node::plugin::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, SharingConfig};
+use crate::node::processes::ProcessesSettings;
 use crate::simulation::Truth;
 use crate::simulation::day::Stage;
 use crate::simulation::dra_driver::claims_of_the_demo;
@@ -120,11 +127,18 @@ impl DemoSettings {
             admin_socket_required: true,
             pod_resources_socket: node.kubelet.pod_resources_socket(),
             device_plugin_directory: node.kubelet.device_plugin_directory(),
-            dra_plugin_directory: node.kubelet.dra_plugin_directory(),
-            dra_cdi_directory: directory.join("cdi"),
+            claim_directories: ClaimDirectories {
+                plugins: node.kubelet.dra_plugin_directory(),
+                cdi: directory.join("cdi"),
+                proc: node.files.proc_root(),
+            },
             proc_root: node.files.proc_root(),
-            pods_api_socket: node.kubelet.pods_api_socket(),
-            pod_logs_root: node.files.pod_logs_root(),
+            pods_api: PodsApiSettings { socket: node.kubelet.pods_api_socket(), ..self.agent.pods_api },
+            processes: ProcessesSettings {
+                proc_root: node.files.proc_root(),
+                pod_logs_root: node.files.pod_logs_root(),
+                ..self.agent.processes
+            },
             health: health_config(self.faults),
             hardware_pace: self.faults.unwrap_or(1),
             reloadable: Reloadable { device_plugin, ..self.agent.reloadable },

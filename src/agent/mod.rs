@@ -45,7 +45,7 @@ pub use crate::node::plugin::{PluginConfig, PluginConfigError, PluginPlan, Profi
 pub use crate::serve::governance::{ReadFile, sha256};
 pub use crate::serve::web::{Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
 pub use demo::{DemoError, DemoSettings, demo};
-pub use settings::{AgentSettings, LogFormat, ProcessAttribution, Reloadable};
+pub use settings::{AgentSettings, LogFormat, Reloadable};
 
 use devices::{DeviceInputs, Devices};
 use faults_file::FaultsFile;
@@ -140,8 +140,8 @@ impl RunningAgent {
 
         let faults_file = settings.faults_beside().map(FaultsFile::read);
         let faults = faults_file.as_ref().map(FaultsFile::faults).unwrap_or_default();
-        let pods = kubelet::pods::start(settings.pods_settings(), &mut tasks);
-        let processes = processes::start(settings.processes_settings(), pods.clone(), clock, &mut tasks);
+        let pods = kubelet::pods::start(settings.pods_api.clone(), &mut tasks);
+        let processes = processes::start(settings.processes.clone(), pods.clone(), clock, &mut tasks);
         let sources = PodSources { directory: pods, processes: processes.states.clone() };
         let kubelet = kubelet::start(settings.kubelet_settings(reloadable()), sources, clock, &mut tasks);
         let inputs = DeviceInputs { kubelet: kubelet.states.clone(), reloadable: reloadable() };

@@ -1,3 +1,7 @@
+//! The settings of the agent, and those of its modules made from them.
+//!
+//! In: validated values. Out: one settings value for each module. Does not use: where the values come from.
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -6,11 +10,13 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::domain::health::HealthConfig;
-use crate::domain::model::{HardwareSource, PodLabel};
+use crate::domain::model::HardwareSource;
 use crate::node::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::node::hardware::simulated::{Profile, SimulatedDriver};
 use crate::node::journal::JournalSettings;
-use crate::node::processes::{self, ProcessesSettings};
+use crate::node::kubelet::claim_files::ClaimDirectories;
+use crate::node::kubelet::pods::PodsApiSettings;
+use crate::node::processes::ProcessesSettings;
 use crate::node::{hardware, kubelet, plugin};
 use crate::serve::governance::ReadFile;
 use crate::serve::metrics::dcgm::Generation;
@@ -23,16 +29,6 @@ const SIMULATED_SEED: u64 = 1;
 pub enum LogFormat {
     Text,
     Json,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ProcessAttribution {
-    Auto,
-    // YAML 1.1 has `on` and `off` as booleans.
-    #[value(alias = "true")]
-    On,
-    #[value(alias = "false")]
-    Off,
 }
 
 /// How to run, validated. Nothing has been opened or bound.
@@ -50,9 +46,7 @@ pub struct AgentSettings {
     pub node_name: String,
     pub pod_resources_socket: PathBuf,
     pub device_plugin_directory: PathBuf,
-    /// Of the files that DRA drivers keep about claims.
-    pub dra_plugin_directory: PathBuf,
-    pub dra_cdi_directory: PathBuf,
+    pub claim_directories: ClaimDirectories,
     /// For each call to the kubelet.
     pub kubelet_deadline: Duration,
     pub hardware: HardwareSource,
@@ -67,12 +61,8 @@ pub struct AgentSettings {
     pub proc_root: PathBuf,
     pub sys_root: PathBuf,
     pub dev_root: PathBuf,
-    /// Laid out as `/var/log/pods`.
-    pub pod_logs_root: PathBuf,
-    pub pods_api_socket: PathBuf,
-    pub process_attribution: ProcessAttribution,
-    /// Shown with each pod.
-    pub pod_labels: Vec<PodLabel>,
+    pub pods_api: PodsApiSettings,
+    pub processes: ProcessesSettings,
     pub log_format: LogFormat,
     pub health: HealthConfig,
     /// For repair systems; `None`: it is not written.
@@ -143,37 +133,11 @@ impl AgentSettings {
         })
     }
 
-    pub(super) fn pods_settings(&self) -> kubelet::pods::PodsApiSettings {
-        let labels = self.pod_labels.iter().map(|label| label.key.as_str().into()).collect();
-        kubelet::pods::PodsApiSettings { socket: self.pods_api_socket.clone(), labels }
-    }
-
-    pub fn processes_settings(&self) -> ProcessesSettings {
-        ProcessesSettings {
-            mode: match self.process_attribution {
-                ProcessAttribution::Auto => processes::Mode::Auto,
-                ProcessAttribution::On => processes::Mode::On,
-                ProcessAttribution::Off => processes::Mode::Off,
-            },
-            proc_root: self.proc_root.clone(),
-            pod_logs_root: self.pod_logs_root.clone(),
-            pod_labels: self.pod_labels.clone(),
-        }
-    }
-
-    pub fn claim_directories(&self) -> kubelet::claim_files::ClaimDirectories {
-        kubelet::claim_files::ClaimDirectories {
-            plugins: self.dra_plugin_directory.clone(),
-            cdi: self.dra_cdi_directory.clone(),
-            proc: self.proc_root.clone(),
-        }
-    }
-
     pub(super) fn kubelet_settings(&self, reloadable: watch::Receiver<Reloadable>) -> kubelet::KubeletSettings {
         kubelet::KubeletSettings {
             pod_resources_socket: self.pod_resources_socket.clone(),
             device_plugin_directory: self.device_plugin_directory.clone(),
-            claim_directories: self.claim_directories(),
+            claim_directories: self.claim_directories.clone(),
             refresh_interval: Box::new(move || reloadable.borrow().refresh_interval),
             deadline: self.kubelet_deadline,
         }

@@ -19,7 +19,7 @@ use podmeter::node::hardware::Driver;
 use podmeter::node::hardware::nvml::{LibrarySearch, NvmlDriver};
 use podmeter::node::kubelet::claim_files::ClaimDirectories;
 use podmeter::node::plugin::ResourceConfig;
-use podmeter::node::processes::Mode;
+use podmeter::node::processes::ProcessAttribution;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ fn settings(root: &Path) -> DoctorSettings {
         hardware: HardwareSource::None,
         plan: Some(vec![ResourceConfig::Nvidia(Box::default())].into()),
         node_name: "node".to_owned(),
-        attribution: Mode::Auto,
+        attribution: ProcessAttribution::Auto,
         proc_root: "/proc".into(),
         sys_root: "/sys".into(),
         pod_logs_root: root.join("logs"),

@@ -13,7 +13,7 @@ use podmeter::domain::model::{
     ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, UnattributedReason, UnknownOwner,
 };
 use podmeter::node::kubelet::pods;
-use podmeter::node::processes::{self, Mode, ProcessesSettings};
+use podmeter::node::processes::{self, ProcessAttribution, ProcessesSettings};
 use podmeter::simulation::kubelet::container_id;
 use podmeter::simulation::proc_tree::{Inside, ProcTree};
 use podmeter::tasks::Tasks;
@@ -119,7 +119,7 @@ struct Resolving {
 }
 
 impl Resolving {
-    fn start(mode: Mode) -> Self {
+    fn start(mode: ProcessAttribution) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let tree = ProcTree::create(directory.path()).unwrap();
         let (pods, directories) = watch::channel(Arc::default());
@@ -146,7 +146,7 @@ impl Resolving {
 
 #[tokio::test]
 async fn owners_follow_processes_and_pods() {
-    let mut resolving = Resolving::start(Mode::Auto);
+    let mut resolving = Resolving::start(ProcessAttribution::Auto);
     resolving.until("host process ids are seen", |state| state.enabled && state.problem.is_none()).await;
     resolving.tree.add_container(MAIN).unwrap();
     resolving.tree.start(100, 1, MAIN).unwrap();
@@ -172,9 +172,11 @@ async fn owners_follow_processes_and_pods() {
 
 #[tokio::test]
 async fn process_ids_of_another_namespace_are_never_used() {
-    let mut resolving = Resolving::start(Mode::On);
+    let mut resolving = Resolving::start(ProcessAttribution::On);
     resolving.until("enabled", |state| state.enabled).await;
-    for (mode, has_problem) in [(Mode::On, true), (Mode::Auto, true), (Mode::Off, false)] {
+    for (mode, has_problem) in
+        [(ProcessAttribution::On, true), (ProcessAttribution::Auto, true), (ProcessAttribution::Off, false)]
+    {
         let directory = tempfile::tempdir().unwrap();
         let tree = ProcTree::create(directory.path()).unwrap();
         tree.end(2).unwrap();
@@ -260,7 +262,7 @@ async fn a_read_that_hangs_withdraws_the_owners_until_it_returns() {
     let stat = tree.proc_root().join("1001/stat");
     let line = std::fs::read(&stat).unwrap();
     let settings = ProcessesSettings {
-        mode: Mode::Auto,
+        mode: ProcessAttribution::Auto,
         proc_root: tree.proc_root(),
         pod_logs_root: tree.pod_logs_root(),
         pod_labels: vec![],

@@ -1,3 +1,7 @@
+//! The arguments of each command, with their help.
+//!
+//! In: a command line. Out: values that clap has checked. Does not use: what a command does with them.
+
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;

@@ -1,3 +1,5 @@
+//! `podmeter demo`: starts the demo and prints where its page is.
+
 use super::arguments::DemoArguments;
 use super::{BIND, FAILED, Failed, block_on, logging, misused, print};
 use crate::agent::{self, AgentError, DemoError, ListenAddress};

@@ -1,3 +1,5 @@
+//! `podmeter doctor`: the doctor's settings from those of the agent, and its report on standard output.
+
 use std::time::Duration;
 
 use super::arguments::DoctorArguments;
@@ -35,12 +37,12 @@ fn settings_of(agent: AgentSettings, remote: Option<AgentTarget>) -> DoctorSetti
         only_agent: remote.is_some(),
         agent_is_named: remote.is_some() || agent.admin_socket_required,
         listeners: agent.listen.iter().filter_map(|address| AgentTarget::of_listener(&address.to_string())).collect(),
-        claim_directories: agent.claim_directories(),
-        attribution: agent.processes_settings().mode,
+        claim_directories: agent.claim_directories,
+        attribution: agent.processes.mode,
         agent: remote.or_else(|| agent.admin_socket.map(AgentTarget::Socket)),
         pod_resources_socket: agent.pod_resources_socket,
         device_plugin_directory: agent.device_plugin_directory,
-        pods_api_socket: agent.pods_api_socket,
+        pods_api_socket: agent.pods_api.socket,
         kubelet_deadline: agent.kubelet_deadline,
         driver_deadline: DRIVER_DEADLINE,
         hardware: agent.hardware,
@@ -48,6 +50,6 @@ fn settings_of(agent: AgentSettings, remote: Option<AgentTarget>) -> DoctorSetti
         node_name: agent.node_name,
         proc_root: agent.proc_root,
         sys_root: agent.sys_root,
-        pod_logs_root: agent.pod_logs_root,
+        pod_logs_root: agent.processes.pod_logs_root,
     }
 }

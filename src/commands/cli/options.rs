@@ -11,10 +11,9 @@ use humantime::Duration;
 use serde::Deserialize;
 
 use super::value::{LogFilter, OptionType, PathOrNone, Switch, parsed, read};
-use crate::agent::{
-    HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProcessAttribution, ProfileConfig,
-};
+use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProfileConfig};
 use crate::input::{Size, SwitchOr};
+use crate::node::processes::ProcessAttribution;
 use crate::serve::metrics::dcgm::Generation;
 
 /// From what likeness on (Jaro) an environment variable was probably meant to be an option.
@@ -343,7 +342,6 @@ mod tests {
         }
     }
 
-    /// `UPDATE_GOLDEN=1 cargo test documented_options` accepts a change.
     #[test]
     fn a_misspelt_variable_is_found_and_no_other() {
         let misspelt = |names: &[&str]| misspelt_variables(names.iter().map(|name| (*name).to_owned()));
@@ -362,6 +360,7 @@ mod tests {
         assert_eq!(misspelt(&[&of_the_chart[..], &of_a_service].concat()), []);
     }
 
+    /// `UPDATE_GOLDEN=1 cargo test documented_options` accepts a change.
     #[test]
     fn documented_options_are_the_rows() {
         let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };
@@ -393,6 +392,6 @@ mod tests {
             std::fs::write(&file, &document).expect("written");
         }
         let documented = std::fs::read_to_string(&file).expect("docs/options.md");
-        assert!(documented == document, "docs/options.md differs from the rows of src/cli/options.rs");
+        assert!(documented == document, "docs/options.md differs from the rows of src/commands/cli/options.rs");
     }
 }

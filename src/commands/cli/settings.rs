@@ -14,6 +14,9 @@ use crate::agent::{
 };
 use crate::commands::client::DEFAULT_SOCKET;
 use crate::input::{self, SwitchOr};
+use crate::node::kubelet::claim_files::ClaimDirectories;
+use crate::node::kubelet::pods::PodsApiSettings;
+use crate::node::processes::ProcessesSettings;
 
 /// The kubelet answers within milliseconds; on a loaded node within seconds.
 const KUBELET_DEADLINE: Duration = Duration::from_secs(5);
@@ -131,6 +134,7 @@ fn settings(values: OptionValues, reloadable: Reloadable) -> Result<AgentSetting
     let admin_socket_required = values.admin_socket.is_some();
     let admin_socket = values.admin_socket.unwrap_or_else(|| DEFAULT_SOCKET.into());
     let kubelet = &values.kubelet_root;
+    let pod_labels = PodLabel::all(&values.pod_label.unwrap_or_default())?;
     Ok(AgentSettings {
         listen: values.listen,
         probe_listen: values.probe_listen,
@@ -146,21 +150,30 @@ fn settings(values: OptionValues, reloadable: Reloadable) -> Result<AgentSetting
         node_name: values.node_name.unwrap_or_else(node_name),
         pod_resources_socket: values.pod_resources_socket.unwrap_or_else(|| kubelet.join("pod-resources/kubelet.sock")),
         device_plugin_directory: values.device_plugin_dir.unwrap_or_else(|| kubelet.join("device-plugins")),
-        dra_plugin_directory: kubelet.join("plugins"),
-        dra_cdi_directory: "/var/run/cdi".into(),
+        claim_directories: ClaimDirectories {
+            plugins: kubelet.join("plugins"),
+            cdi: "/var/run/cdi".into(),
+            proc: values.proc_root.clone(),
+        },
         kubelet_deadline: KUBELET_DEADLINE,
         hardware: values.hardware,
         nvml: LibrarySearch { library: values.nvml_library, driver_roots: values.driver_root },
         nvml_call_durations: values.nvml_call_durations,
         sample_interval: *values.sample_interval,
         hardware_pace: 1,
-        proc_root: values.proc_root,
+        proc_root: values.proc_root.clone(),
         sys_root: values.sys_root,
         dev_root: values.dev_root,
-        pods_api_socket: kubelet.join("pods-api/pods-api.sock"),
-        process_attribution: values.process_attribution,
-        pod_logs_root: values.pod_logs_root,
-        pod_labels: PodLabel::all(&values.pod_label.unwrap_or_default())?,
+        pods_api: PodsApiSettings {
+            socket: kubelet.join("pods-api/pods-api.sock"),
+            labels: pod_labels.iter().map(|label| label.key.as_str().into()).collect(),
+        },
+        processes: ProcessesSettings {
+            mode: values.process_attribution,
+            proc_root: values.proc_root,
+            pod_logs_root: values.pod_logs_root,
+            pod_labels,
+        },
         dcgm_generation: values.dcgm_generation,
         log_format: values.log_format,
         health: values.health,
@@ -191,8 +204,8 @@ fn node_name() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::ProcessAttribution;
     use crate::input::Size;
+    use crate::node::processes::ProcessAttribution;
 
     fn settings(options: AgentOptions) -> AgentSettings {
         resolve(options).expect("valid").settings
@@ -289,8 +302,8 @@ mod tests {
         let problem = error(options.clone());
         assert!(problem.starts_with("--pod-label (podLabels in a file): \"app-name\" and \"app.name\""), "{problem}");
         let settings = settings(AgentOptions { pod_label: Some(vec!["team".into()]), ..options });
-        assert_eq!(settings.pod_labels[0].name, "label_team");
-        assert_eq!(settings.process_attribution, ProcessAttribution::Off);
+        assert_eq!(settings.processes.pod_labels[0].name, "label_team");
+        assert_eq!(settings.processes.mode, ProcessAttribution::Off);
     }
 
     #[test]

@@ -1,3 +1,7 @@
+//! `podmeter usage`: past use, from the agent or from its journal.
+//!
+//! In: a window and a grouping. Out: a table, CSV or JSON.
+
 use std::io::Write as _;
 use std::path::Path;
 

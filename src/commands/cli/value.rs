@@ -10,8 +10,9 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-use crate::agent::{HardwareSource, ListenAddress, LogFormat, ProcessAttribution};
+use crate::agent::{HardwareSource, ListenAddress, LogFormat};
 use crate::input::Size;
+use crate::node::processes::ProcessAttribution;
 use crate::serve::metrics::dcgm::Generation;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -127,6 +128,21 @@ impl ValueEnum for HardwareSource {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         Some(PossibleValue::new(self.as_str()))
+    }
+}
+
+impl ValueEnum for ProcessAttribution {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Auto, Self::On, Self::Off]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        // YAML 1.1 has `on` and `off` as booleans.
+        Some(match self {
+            Self::Auto => PossibleValue::new("auto"),
+            Self::On => PossibleValue::new("on").alias("true"),
+            Self::Off => PossibleValue::new("off").alias("false"),
+        })
     }
 }
 

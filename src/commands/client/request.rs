@@ -1,3 +1,7 @@
+//! One HTTP exchange with an agent, within a deadline.
+//!
+//! In: a target, a path, a body. Out: the body of the response, or why there is none and what to do. Does not use: what it means.
+
 use std::io;
 use std::path::Path;
 use std::time::Duration;

@@ -1,3 +1,5 @@
+//! Where an agent is: at a URL, at a socket, or on this machine. Connects to nothing.
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;

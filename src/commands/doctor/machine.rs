@@ -8,7 +8,7 @@ use super::report::{CheckOutcome, Finding};
 use crate::domain::model::ResourceName;
 use crate::node::kubelet::CallError;
 use crate::node::plugin::{self, MigStrategy, OnConflict, ResourceConfig};
-use crate::node::processes::Mode;
+use crate::node::processes::ProcessAttribution;
 
 /// Id, title, why it matters, and the check.
 type MachineCheck = (&'static str, &'static str, &'static str, fn(&DoctorSettings, &ObservedMachine) -> CheckOutcome);
@@ -208,7 +208,7 @@ fn device_answers(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome
 fn host_processes(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     const MOUNT: &str = "set hostPID=true in the chart, or mount the host's /proc and set --proc-root";
     let DoctorSettings { attribution, proc_root, pod_logs_root, .. } = settings;
-    if *attribution == Mode::Off {
+    if *attribution == ProcessAttribution::Off {
         return Ok(Finding::skipped("process attribution is off"));
     }
     let (proc_root, logs) = (proc_root.display(), pod_logs_root.display());
@@ -216,7 +216,7 @@ fn host_processes(settings: &DoctorSettings, machine: &ObservedMachine) -> Check
     let found = format!("{proc_root} shows {} processes, {} of them in pods", seen.processes, seen.in_pods);
     let names_pods = machine.named_pods.as_ref().is_ok_and(|count| *count > 0) || machine.pods_api.is_ok();
     Ok(match attribution {
-        Mode::On if !seen.of_the_host => Finding::failed(
+        ProcessAttribution::On if !seen.of_the_host => Finding::failed(
             format!("{proc_root} shows no host process ids, and process attribution is on"),
             format!("{MOUNT}; or --process-attribution auto"),
         ),

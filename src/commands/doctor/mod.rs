@@ -8,6 +8,7 @@
 mod agent;
 mod machine;
 mod observe;
+mod observe_agent;
 mod report;
 #[cfg(test)]
 mod tests;
@@ -21,7 +22,7 @@ use crate::domain::model::HardwareSource;
 use crate::node::hardware::Driver;
 use crate::node::kubelet::claim_files::ClaimDirectories;
 use crate::node::plugin::PluginPlan;
-use crate::node::processes::Mode;
+use crate::node::processes::ProcessAttribution;
 use observe::Observations;
 pub use report::{Check, CheckStatus, DoctorReport};
 
@@ -51,7 +52,7 @@ pub struct DoctorSettings {
     pub plan: Option<PluginPlan>,
     /// For the profiles.
     pub node_name: String,
-    pub attribution: Mode,
+    pub attribution: ProcessAttribution,
     pub proc_root: PathBuf,
     pub sys_root: PathBuf,
     pub pod_logs_root: PathBuf,

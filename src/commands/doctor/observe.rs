@@ -1,3 +1,7 @@
+//! What the doctor observes of this machine and of an agent, each with a deadline.
+//!
+//! In: where to observe it. Out: `Observations`. Does not use: what a check makes of them.
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -6,9 +10,10 @@ use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 use super::DoctorSettings;
+use super::observe_agent::observe_agent;
 use super::report::Finding;
 use crate::clock::Clock;
-use crate::commands::client::{self, AgentTarget, ClientError};
+use crate::commands::client::{AgentTarget, ClientError};
 use crate::domain::model::{Allocatable, AppliedProfile, HardwareSource, Inventory, UnixSeconds};
 use crate::node::hardware::{Driver, Failure, scan_pci_bus};
 use crate::node::kubelet::claim_files::{is_of_nvidia, survey};
@@ -19,10 +24,6 @@ use crate::node::{plugin, processes};
 
 /// For files and sockets of this machine.
 const OBSERVATION_DEADLINE: Duration = Duration::from_secs(5);
-/// Of `/-/healthy`.
-const HEALTHY: &[u8] = b"healthy\n";
-/// What every page of ours has.
-const BUILD_INFO: &str = "podmeter_build_info";
 
 /// Everything that was observed, at about one moment.
 #[derive(Debug)]
@@ -246,89 +247,6 @@ async fn ask_kubelet(
     (Ok(listed), Some(client.allocatable().await))
 }
 
-async fn observe_agent(settings: &DoctorSettings) -> ObservedAgent {
-    let mut agent = find_agent(settings).await;
-    if let ObservedAgent::Responding(answers) = &mut agent {
-        scrape_listeners(answers).await;
-    }
-    agent
-}
-
-/// At the given target; else at the default socket, then at the listeners.
-async fn find_agent(settings: &DoctorSettings) -> ObservedAgent {
-    let Some(target) = &settings.agent else {
-        return ask_listeners(settings).await.unwrap_or(ObservedAgent::NotConfigured);
-    };
-    let Err(error) = client::get(target, "/-/healthy").await else { return ask_agent(target.clone()).await };
-    let may_be_elsewhere = error.is_no_agent() || matches!(error, ClientError::Forbidden { .. });
-    if may_be_elsewhere
-        && !settings.agent_is_named
-        && let Some(agent) = ask_listeners(settings).await
-    {
-        return agent;
-    }
-    ObservedAgent::Silent(error)
-}
-
-/// A server that does not answer as an agent is another program.
-async fn ask_listeners(settings: &DoctorSettings) -> Option<ObservedAgent> {
-    for target in &settings.listeners {
-        if client::get(target, "/-/healthy").await.is_ok_and(|body| body == HEALTHY) {
-            return Some(ask_agent(target.clone()).await);
-        }
-    }
-    None
-}
-
-async fn ask_agent(target: AgentTarget) -> ObservedAgent {
-    let (record, node, ready) =
-        tokio::join!(json(&target, "/api/v1/record"), json(&target, "/api/v1/node"), client::get(&target, "/-/ready"));
-    let ready = ready.map(drop).map_err(|error| match error {
-        ClientError::Refused { text, .. } => text,
-        error => error.to_string(),
-    });
-    ObservedAgent::Responding(Box::new(AgentResponses { target, record, node, ready, pages: vec![], guarded: vec![] }))
-}
-
-async fn json(target: &AgentTarget, path: &str) -> Result<Value, String> {
-    let body = client::get(target, path).await.map_err(|error| error.to_string())?;
-    serde_json::from_slice(&body).map_err(|error| format!("{target} answers {path} without JSON: {error}"))
-}
-
-/// Over a URL only the given target is known; else the record has the listeners.
-async fn scrape_listeners(answers: &mut AgentResponses) {
-    let mut open = vec![];
-    if let AgentTarget::Url(_) = answers.target {
-        open.push(answers.target.clone());
-    } else {
-        let listeners = answers.record.as_ref().ok().and_then(|record| record["listeners"].as_array());
-        for listener in
-            listeners.into_iter().flatten().filter(|listener| listener["admin"] != true && listener["probes"] != true)
-        {
-            let Some(address) = listener["address"].as_str() else { continue };
-            match listener["guarded"] == true {
-                true => answers.guarded.push(address.to_owned()),
-                false => open.extend(AgentTarget::of_listener(address)),
-            }
-        }
-    }
-    for target in open {
-        let page = client::get(&target, "/metrics").await.map_err(|error| error.to_string());
-        answers.pages.push((target, page.and_then(|page| series(&String::from_utf8_lossy(&page)))));
-    }
-}
-
-/// The number of series on a page of metrics in text 0.0.4 that is one of ours.
-fn series(page: &str) -> Result<usize, String> {
-    if !page.ends_with('\n') {
-        return Err("it does not end in a line feed: it is truncated".to_owned());
-    }
-    if !page.lines().any(|line| line.starts_with(BUILD_INFO)) {
-        return Err(format!("it has no {BUILD_INFO}: another program listens there"));
-    }
-    Ok(page.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).count())
-}
-
 /// Why the driver must not be opened: an agent has released it on request, or may have.
 fn driver_is_released(agent: &ObservedAgent) -> Option<&'static str> {
     match agent {
@@ -407,13 +325,5 @@ mod tests {
             assert_eq!(module_version(text).as_deref(), Some("570.124.06"));
         }
         assert_eq!(module_version("GCC version: 12.2.0"), None);
-    }
-
-    #[test]
-    fn a_page_of_ours_is_counted_and_another_is_refused() {
-        let page = "# TYPE podmeter_build_info gauge\npodmeter_build_info{version=\"1\"} 1\n# TYPE x gauge\nx{a=\"1\"} 3\nx 4\n";
-        assert_eq!(series(page), Ok(3));
-        assert!(series("up 1\n").unwrap_err().contains("another program"));
-        assert!(series(page.trim_end()).unwrap_err().contains("truncated"));
     }
 }

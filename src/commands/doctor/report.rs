@@ -1,3 +1,5 @@
+//! The result of each check, and the report of all as text and JSON. Does not use: how anything was observed.
+
 use std::fmt::Write as _;
 
 use serde::Serialize;

@@ -1,193 +1,20 @@
 //! Each check, by its observations.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
-use std::time::Duration;
+mod observations;
+
+use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
 use super::CheckStatus::{Failed, Ok as Good, Skipped, Warning};
-use super::observe::{
-    AgentResponses, DriverState, ListSummary, NotObserved, Observations, ObservedAgent, ObservedMachine,
-};
-use super::{CheckStatus, DoctorSettings, checks};
-use crate::commands::client::{AgentTarget, ClientError};
-use crate::domain::model::{
-    Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, HardwareSource, Inventory, UnixSeconds,
-};
+use super::observe::{NotObserved, ObservedAgent};
+use super::{CheckStatus, checks};
+use crate::commands::client::ClientError;
+use crate::domain::model::Allocatable;
 use crate::node::kubelet::CallError;
-use crate::node::kubelet::claim_files::ClaimDirectories;
-use crate::node::plugin::{NodeGpus, NvidiaConfig, OnConflict, PluginPlan, ResourceConfig};
-use crate::node::processes::{Mode, Survey};
-
-const NOW: f64 = 1_800_000_000.0;
-const SOCKET: &str = "/k/pod-resources/kubelet.sock";
-
-fn settings() -> DoctorSettings {
-    DoctorSettings {
-        agent: Some(AgentTarget::Socket("/run/podmeter.sock".into())),
-        only_agent: false,
-        agent_is_named: false,
-        listeners: vec![],
-        pod_resources_socket: SOCKET.into(),
-        device_plugin_directory: "/k/device-plugins".into(),
-        pods_api_socket: "/k/pods-api/pods-api.sock".into(),
-        claim_directories: ClaimDirectories {
-            plugins: "/k/plugins".into(),
-            cdi: "/var/run/cdi".into(),
-            proc: "/proc".into(),
-        },
-        kubelet_deadline: Duration::from_secs(5),
-        driver_deadline: Duration::from_secs(20),
-        hardware: HardwareSource::Nvml,
-        plan: Some(PluginPlan::default()),
-        node_name: "node".to_owned(),
-        attribution: Mode::Auto,
-        proc_root: "/proc".into(),
-        sys_root: "/sys".into(),
-        pod_logs_root: "/var/log/pods".into(),
-    }
-}
-
-fn node() -> Value {
-    let healthy = json!({"healthy": true, "causes": []});
-    json!({
-        "at": {"unix": NOW - 1.0},
-        "kubelet": {"problem": null},
-        "hardware": {"problem": null, "released": null, "source": "nvml", "node_devices": {"expected": 1},
-            "inventory": {"gpus": {"GPU-1": {"present": true}}}},
-        "plugin": {"problems": [], "resources": {"nvidia.com/gpu":
-            {"registered": true, "problem": null, "conflict": null, "ended": null, "devices": {"GPU-1": null}}}},
-        "processes": {"problem": null},
-        "config_reload": {"successful": true},
-        "violations": {"busy": 0},
-        "health": {"gpus": {"GPU-1": {"whole": healthy, "instances": {"MIG-1": healthy}}}},
-    })
-}
-
-fn answers() -> AgentResponses {
-    AgentResponses {
-        target: AgentTarget::Socket("/run/podmeter.sock".into()),
-        record: Ok(json!({"running": {"version": "1.2.3", "revision": "abc"}})),
-        node: Ok(node()),
-        ready: Ok(()),
-        pages: vec![(AgentTarget::Url("http://127.0.0.1:9410".parse().unwrap()), Ok(2))],
-        guarded: vec![],
-    }
-}
-
-fn driver(version: &str, gpus: usize) -> DriverState {
-    let driver = DriverInfo {
-        driver_version: version.into(),
-        cuda_version: Some("12.8".into()),
-        nvml_version: Some("12".into()),
-    };
-    let gpu = |index: usize| {
-        let uuid = GpuUuid::new(format!("GPU-{index}"));
-        let gpu = Gpu::listed(uuid.clone(), 0);
-        (uuid, gpu)
-    };
-    DriverState {
-        inventory: Inventory {
-            generation: 1,
-            driver: Some(driver),
-            gpus: (0..gpus).map(gpu).collect(),
-            ..Inventory::default()
-        },
-        problems: vec![],
-    }
-}
-
-fn profile(decision: &'static str) -> Option<(AppliedProfile, Option<NodeGpus>)> {
-    let name = (decision == "profile").then(|| "h100".into());
-    let gpus = (decision != "undecided").then(|| NodeGpus { count: 2, models: ["NVIDIA H100".into()].into() });
-    Some((AppliedProfile { decision, name }, gpus))
-}
-
-/// A node that passes every check.
-fn well() -> Observations {
-    let allocatable = BTreeMap::from([("nvidia.com/gpu".into(), ["GPU-1".into()].into())]);
-    Observations {
-        settings: settings(),
-        version: "1.2.3",
-        now: UnixSeconds(NOW),
-        agent: ObservedAgent::Responding(Box::new(answers())),
-        machine: Some(ObservedMachine {
-            list: Ok(ListSummary { pods: 3, holders: 1, claimed: 1 }),
-            allocatable: Some(Ok(Allocatable { devices: allocatable, ..Allocatable::default() })),
-            registration: Ok(()),
-            pods_api: Ok(()),
-            writable: Ok(()),
-            plugin_sockets: Ok(vec!["podmeter-nvidia.com_gpu-0123456789ab.sock".to_owned()]),
-            driver: Ok(driver("570.1", 1)),
-            profile: profile("profile"),
-            offers: offers(OnConflict::default()),
-            module_version: Ok(Some("570.1".to_owned())),
-            bus: Ok(1),
-            processes: Ok(Survey { of_the_host: true, processes: 9, in_pods: 3, unreadable: 0 }),
-            named_pods: Ok(3),
-            claim_files: Ok(vec![("/k/plugins/gpu.nvidia.com/checkpoint.json".into(), Ok(()))]),
-        }),
-    }
-}
-
-fn offers(on_conflict: OnConflict) -> Option<Vec<ResourceConfig>> {
-    Some(vec![ResourceConfig::Nvidia(Box::new(NvidiaConfig { on_conflict, ..NvidiaConfig::default() }))])
-}
-
-type Change = Box<dyn Fn(&mut Observations)>;
-
-fn settings_with(edit: impl Fn(&mut DoctorSettings) + 'static) -> Change {
-    Box::new(move |observations| edit(&mut observations.settings))
-}
-
-fn on(edit: impl Fn(&mut ObservedMachine) + 'static) -> Change {
-    Box::new(move |observations| edit(observations.machine.as_mut().expect("it is checked")))
-}
-
-/// A changed answer of the agent about itself.
-fn agent(edit: impl Fn(&mut AgentResponses) + 'static) -> Change {
-    Box::new(move |observations| {
-        let ObservedAgent::Responding(answers) = &mut observations.agent else { panic!("it answers") };
-        edit(answers);
-    })
-}
-
-fn says(pointer: &'static str, value: Value) -> Change {
-    agent(move |answers| {
-        let node = answers.node.as_mut().expect("a node");
-        *node.pointer_mut(pointer).expect("it is there") = value.clone();
-    })
-}
-
-/// The agent's answer on the source of process utilization.
-fn process_source(source: &'static str) -> Change {
-    agent(move |answers| {
-        let node = answers.node.as_mut().expect("a node");
-        let medium = json!({"value": {"process_utilization_source": source}});
-        node["hardware"]["readings"] = json!({"GPU-1": {"medium": medium}});
-    })
-}
-
-fn call(error: impl Fn(PathBuf) -> CallError + 'static) -> Change {
-    on(move |machine| (machine.list, machine.allocatable) = (Err(error(SOCKET.into())), None))
-}
-
-fn failed<T>(problem: &str) -> Result<T, NotObserved> {
-    Err(NotObserved::Failed(problem.to_owned(), None))
-}
-
-fn silent(error: impl Fn() -> ClientError + 'static) -> Change {
-    Box::new(move |observations| observations.agent = ObservedAgent::Silent(error()))
-}
-
-fn absent() -> ClientError {
-    ClientError::NoAgentOnSocket { socket: "/a".to_owned() }
-}
-
-fn late() -> ClientError {
-    ClientError::Late { target: "/a".to_owned(), limit: Duration::from_secs(5) }
-}
+use crate::node::plugin::OnConflict;
+use crate::node::processes::{ProcessAttribution, Survey};
+use observations::*;
 
 #[test]
 fn a_healthy_node_passes_every_check() {
@@ -331,14 +158,14 @@ fn driver_and_host_cases() -> Vec<Case> {
         (
             "host_processes",
             Box::new(|observations| {
-                observations.settings.attribution = Mode::On;
+                observations.settings.attribution = ProcessAttribution::On;
                 observations.machine.as_mut().unwrap().processes = Ok(Survey::default());
             }),
             Failed,
             "attribution is on",
         ),
         ("host_processes", on(|machine| machine.processes = failed("not there")), Failed, "not there"),
-        ("host_processes", settings_with(|settings| settings.attribution = Mode::Off), Skipped, "is off"),
+        ("host_processes", settings_with(|settings| settings.attribution = ProcessAttribution::Off), Skipped, "is off"),
         ("host_processes", on(|machine| machine.processes.as_mut().unwrap().in_pods = 0), Warning, "0 of them in pods"),
         ("host_processes", on(|machine| machine.processes.as_mut().unwrap().unreadable = 2), Warning, "2 of 9"),
         ("host_processes", on(|machine| machine.named_pods = Ok(0)), Good, "3 of them in pods"),

@@ -1,3 +1,7 @@
+//! The loop of `podmeter top`: polls the agent, draws, handles keys and signals.
+//!
+//! In: where the agent is. Out: screens in a terminal, or text once. Does not use: what the screens contain.
+
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 

@@ -1,3 +1,5 @@
+//! The pod and container in the path of a cgroup, as each runtime and cgroup driver writes it. Pure.
+
 use crate::domain::model::{ContainerId, PodUid};
 
 /// Whose process it is, by the path of its cgroup.

@@ -1,3 +1,5 @@
+//! The files of one process under `/proc`, each read up to a limit.
+
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};

@@ -1,3 +1,7 @@
+//! The pods that have a log directory.
+//!
+//! In: `/var/log/pods`, the UIDs that are needed. Out: the pod of each UID, read no more often than needed.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -18,5 +18,5 @@ mod stat;
 mod survey;
 
 pub use resolver::Resolver;
-pub use run::{Mode, ProcessesHandle, ProcessesSettings, start};
+pub use run::{ProcessAttribution, ProcessesHandle, ProcessesSettings, start};
 pub use survey::{Survey, named_pods, survey};

@@ -1,3 +1,5 @@
+//! The pod and container in the mounts of a process. Pure.
+
 use std::sync::Arc;
 
 use super::cgroup::is_uid;

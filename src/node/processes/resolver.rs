@@ -1,3 +1,8 @@
+//! The owners of processes, with a bounded cache.
+//!
+//! In: process IDs, `/proc`, pods by UID and by log directory. Out: an owner for each, and the identities of pods.
+//! Does not use: threads, channels.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;

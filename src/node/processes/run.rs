@@ -1,3 +1,7 @@
+//! The task that resolves processes.
+//!
+//! In: the process IDs to resolve, the pods of the kubelet. Out: `ProcessState`, each second and on each change.
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +23,7 @@ const LATE: Duration = Duration::from_secs(10);
 
 /// Whether processes are attributed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub enum ProcessAttribution {
     /// When the host's process ids are visible.
     #[default]
     Auto,
@@ -31,7 +35,7 @@ pub enum Mode {
 
 #[derive(Clone, Debug)]
 pub struct ProcessesSettings {
-    pub mode: Mode,
+    pub mode: ProcessAttribution,
     /// Laid out as `/proc`.
     pub proc_root: PathBuf,
     /// Laid out as `/var/log/pods`.
@@ -137,7 +141,7 @@ struct ProcessTask {
 impl ProcessTask {
     fn round(&mut self, wanted: &BTreeSet<u32>, directory: &Arc<PodDirectory>) -> ProcessState {
         let started = self.clock.now();
-        self.enabled = self.settings.mode != Mode::Off && (self.enabled || self.resolver.sees_the_host());
+        self.enabled = self.settings.mode != ProcessAttribution::Off && (self.enabled || self.resolver.sees_the_host());
         let none = BTreeSet::new();
         // The log directories are read either way: they name the UIDs of pods.
         let processes = self.resolver.resolve(started.monotonic, if self.enabled { wanted } else { &none }, directory);
@@ -161,14 +165,15 @@ impl ProcessTask {
 
     /// Logs what is missing, each time it changes.
     fn log_changes(&mut self, directory: &PodDirectory) {
+        use ProcessAttribution::{Auto, Off, On};
         let problem = match self.settings.mode {
-            Mode::Off => None,
-            Mode::Auto | Mode::On if !self.enabled => Some(format!(
+            Off => None,
+            Auto | On if !self.enabled => Some(format!(
                 "{} shows no host process ids, so use is attributed by allocation alone; for shares by process run \
                  with hostPID: true",
                 self.settings.proc_root.display()
             )),
-            Mode::Auto | Mode::On => self.resolver.logs_problem().filter(|_| !directory.complete).map(|problem| {
+            Auto | On => self.resolver.logs_problem().filter(|_| !directory.complete).map(|problem| {
                 format!(
                     "pods cannot be named by their UIDs: {problem}; mount /var/log/pods (read-only, see \
                      --pod-logs-root) or use a kubelet with the Pods API"
@@ -177,7 +182,7 @@ impl ProcessTask {
         };
         if problem != self.problem {
             match (&problem, self.settings.mode) {
-                (Some(problem), Mode::On) => tracing::warn!("{problem}"),
+                (Some(problem), On) => tracing::warn!("{problem}"),
                 (Some(problem), _) => tracing::info!("{problem}"),
                 (None, _) => tracing::info!("processes are attributed to containers"),
             }

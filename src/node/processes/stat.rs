@@ -1,3 +1,5 @@
+//! When a process started, and whether it is a kernel thread, by `/proc/<pid>/stat`. Pure.
+
 /// The fields of `/proc/<pid>/stat` that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {

@@ -1,3 +1,5 @@
+//! Counts for `doctor`: the host's processes and the pods with log directories, each read once.
+
 use std::io;
 use std::path::Path;
 

@@ -1,0 +1,189 @@
+//! A node that passes every check, and changes of what is observed of it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::commands::client::{AgentTarget, ClientError};
+use crate::commands::doctor::DoctorSettings;
+use crate::commands::doctor::observe::{
+    AgentResponses, DriverState, ListSummary, NotObserved, Observations, ObservedAgent, ObservedMachine,
+};
+use crate::domain::model::{
+    Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, HardwareSource, Inventory, UnixSeconds,
+};
+use crate::node::kubelet::CallError;
+use crate::node::kubelet::claim_files::ClaimDirectories;
+use crate::node::plugin::{NodeGpus, NvidiaConfig, OnConflict, PluginPlan, ResourceConfig};
+use crate::node::processes::{ProcessAttribution, Survey};
+
+pub const NOW: f64 = 1_800_000_000.0;
+pub const SOCKET: &str = "/k/pod-resources/kubelet.sock";
+
+pub fn settings() -> DoctorSettings {
+    DoctorSettings {
+        agent: Some(AgentTarget::Socket("/run/podmeter.sock".into())),
+        only_agent: false,
+        agent_is_named: false,
+        listeners: vec![],
+        pod_resources_socket: SOCKET.into(),
+        device_plugin_directory: "/k/device-plugins".into(),
+        pods_api_socket: "/k/pods-api/pods-api.sock".into(),
+        claim_directories: ClaimDirectories {
+            plugins: "/k/plugins".into(),
+            cdi: "/var/run/cdi".into(),
+            proc: "/proc".into(),
+        },
+        kubelet_deadline: Duration::from_secs(5),
+        driver_deadline: Duration::from_secs(20),
+        hardware: HardwareSource::Nvml,
+        plan: Some(PluginPlan::default()),
+        node_name: "node".to_owned(),
+        attribution: ProcessAttribution::Auto,
+        proc_root: "/proc".into(),
+        sys_root: "/sys".into(),
+        pod_logs_root: "/var/log/pods".into(),
+    }
+}
+
+pub fn node() -> Value {
+    let healthy = json!({"healthy": true, "causes": []});
+    json!({
+        "at": {"unix": NOW - 1.0},
+        "kubelet": {"problem": null},
+        "hardware": {"problem": null, "released": null, "source": "nvml", "node_devices": {"expected": 1},
+            "inventory": {"gpus": {"GPU-1": {"present": true}}}},
+        "plugin": {"problems": [], "resources": {"nvidia.com/gpu":
+            {"registered": true, "problem": null, "conflict": null, "ended": null, "devices": {"GPU-1": null}}}},
+        "processes": {"problem": null},
+        "config_reload": {"successful": true},
+        "violations": {"busy": 0},
+        "health": {"gpus": {"GPU-1": {"whole": healthy, "instances": {"MIG-1": healthy}}}},
+    })
+}
+
+pub fn answers() -> AgentResponses {
+    AgentResponses {
+        target: AgentTarget::Socket("/run/podmeter.sock".into()),
+        record: Ok(json!({"running": {"version": "1.2.3", "revision": "abc"}})),
+        node: Ok(node()),
+        ready: Ok(()),
+        pages: vec![(AgentTarget::Url("http://127.0.0.1:9410".parse().unwrap()), Ok(2))],
+        guarded: vec![],
+    }
+}
+
+pub fn driver(version: &str, gpus: usize) -> DriverState {
+    let driver = DriverInfo {
+        driver_version: version.into(),
+        cuda_version: Some("12.8".into()),
+        nvml_version: Some("12".into()),
+    };
+    let gpu = |index: usize| {
+        let uuid = GpuUuid::new(format!("GPU-{index}"));
+        let gpu = Gpu::listed(uuid.clone(), 0);
+        (uuid, gpu)
+    };
+    DriverState {
+        inventory: Inventory {
+            generation: 1,
+            driver: Some(driver),
+            gpus: (0..gpus).map(gpu).collect(),
+            ..Inventory::default()
+        },
+        problems: vec![],
+    }
+}
+
+pub fn profile(decision: &'static str) -> Option<(AppliedProfile, Option<NodeGpus>)> {
+    let name = (decision == "profile").then(|| "h100".into());
+    let gpus = (decision != "undecided").then(|| NodeGpus { count: 2, models: ["NVIDIA H100".into()].into() });
+    Some((AppliedProfile { decision, name }, gpus))
+}
+
+/// A node that passes every check.
+pub fn well() -> Observations {
+    let allocatable = BTreeMap::from([("nvidia.com/gpu".into(), ["GPU-1".into()].into())]);
+    Observations {
+        settings: settings(),
+        version: "1.2.3",
+        now: UnixSeconds(NOW),
+        agent: ObservedAgent::Responding(Box::new(answers())),
+        machine: Some(ObservedMachine {
+            list: Ok(ListSummary { pods: 3, holders: 1, claimed: 1 }),
+            allocatable: Some(Ok(Allocatable { devices: allocatable, ..Allocatable::default() })),
+            registration: Ok(()),
+            pods_api: Ok(()),
+            writable: Ok(()),
+            plugin_sockets: Ok(vec!["podmeter-nvidia.com_gpu-0123456789ab.sock".to_owned()]),
+            driver: Ok(driver("570.1", 1)),
+            profile: profile("profile"),
+            offers: offers(OnConflict::default()),
+            module_version: Ok(Some("570.1".to_owned())),
+            bus: Ok(1),
+            processes: Ok(Survey { of_the_host: true, processes: 9, in_pods: 3, unreadable: 0 }),
+            named_pods: Ok(3),
+            claim_files: Ok(vec![("/k/plugins/gpu.nvidia.com/checkpoint.json".into(), Ok(()))]),
+        }),
+    }
+}
+
+pub fn offers(on_conflict: OnConflict) -> Option<Vec<ResourceConfig>> {
+    Some(vec![ResourceConfig::Nvidia(Box::new(NvidiaConfig { on_conflict, ..NvidiaConfig::default() }))])
+}
+
+pub type Change = Box<dyn Fn(&mut Observations)>;
+
+pub fn settings_with(edit: impl Fn(&mut DoctorSettings) + 'static) -> Change {
+    Box::new(move |observations| edit(&mut observations.settings))
+}
+
+pub fn on(edit: impl Fn(&mut ObservedMachine) + 'static) -> Change {
+    Box::new(move |observations| edit(observations.machine.as_mut().expect("it is checked")))
+}
+
+/// A changed answer of the agent about itself.
+pub fn agent(edit: impl Fn(&mut AgentResponses) + 'static) -> Change {
+    Box::new(move |observations| {
+        let ObservedAgent::Responding(answers) = &mut observations.agent else { panic!("it answers") };
+        edit(answers);
+    })
+}
+
+pub fn says(pointer: &'static str, value: Value) -> Change {
+    agent(move |answers| {
+        let node = answers.node.as_mut().expect("a node");
+        *node.pointer_mut(pointer).expect("it is there") = value.clone();
+    })
+}
+
+/// The agent's answer on the source of process utilization.
+pub fn process_source(source: &'static str) -> Change {
+    agent(move |answers| {
+        let node = answers.node.as_mut().expect("a node");
+        let medium = json!({"value": {"process_utilization_source": source}});
+        node["hardware"]["readings"] = json!({"GPU-1": {"medium": medium}});
+    })
+}
+
+pub fn call(error: impl Fn(PathBuf) -> CallError + 'static) -> Change {
+    on(move |machine| (machine.list, machine.allocatable) = (Err(error(SOCKET.into())), None))
+}
+
+pub fn failed<T>(problem: &str) -> Result<T, NotObserved> {
+    Err(NotObserved::Failed(problem.to_owned(), None))
+}
+
+pub fn silent(error: impl Fn() -> ClientError + 'static) -> Change {
+    Box::new(move |observations| observations.agent = ObservedAgent::Silent(error()))
+}
+
+pub fn absent() -> ClientError {
+    ClientError::NoAgentOnSocket { socket: "/a".to_owned() }
+}
+
+pub fn late() -> ClientError {
+    ClientError::Late { target: "/a".to_owned(), limit: Duration::from_secs(5) }
+}
