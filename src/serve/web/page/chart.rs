@@ -60,7 +60,7 @@ pub(super) fn chart(quantity: &ChartQuantity, window: Window, columns: &[Point],
                 @if !known.is_empty() { path.known d=(known) {} path.line d=(line) {} }
             }
             @if let Some(top) = top { span.scale aria-hidden="true" { (show(top)) } }
-            div.axis aria-hidden="true" { span { "−" (span(seconds)) } span { "now" } }
+            div.axis aria-hidden="true" { span { "−" (span(seconds).trim_end_matches(" 0 s")) } span { "now" } }
         }
     }
 }
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(line, "M0 30V29h2V2h1V30M5 30V16h1V30");
         let columns = columns(&values);
         let chart = chart(&BUSY, Window::FiveMinutes, &columns, Some(1.0)).into_string();
-        assert!(chart.contains("busy, last 5 min: 0 % to 100 %, 33 % of the time unknown"), "{chart}");
+        assert!(chart.contains("busy, last 5 min: 0 % to 100 %, 33\u{a0}% of the time unknown"), "{chart}");
         assert_eq!(mean(&columns), Some(0.375));
     }
 
@@ -142,6 +142,12 @@ mod tests {
         assert!(chart.contains("viewBox=\"0 0 3 30\""), "as wide as the time that the agent ran: {chart}");
         assert!(chart.contains("data-values=\"25,,50\" data-unit=\"%\" data-step=\"5\""), "{chart}");
         assert!(chart.contains(">100 %</span>") && chart.contains("−15 s") && chart.contains(">now<"), "{chart}");
+    }
+
+    #[test]
+    fn the_bound_of_a_full_window_is_a_round_number() {
+        let chart = chart(&BUSY, Window::FiveMinutes, &columns(&[Some(0.5); 60]), Some(1.0)).into_string();
+        assert!(chart.contains(">−5 min<"), "{chart}");
     }
 
     #[test]

@@ -259,8 +259,11 @@ mod tests {
         let page = of(&snapshot, None);
         assert!(page.contains("is divided equally among their holders: hostPID is off; with hostPID=true"), "{page}");
         let row = row(&page, &format!("research/training-0/main {}", fixture::WHOLE));
-        assert!(row.contains("data-figure=\"busy-now\" data-value=\"0.340\">34 %<"), "not 100 % of its slot: {row}");
-        assert!(row.contains("time slicing, holds 25 %, in equal parts"), "{row}");
+        assert!(
+            row.contains("data-figure=\"busy-now\" data-value=\"0.340\">34\u{a0}%<"),
+            "not 100 % of its slot: {row}"
+        );
+        assert!(row.contains("time slicing, holds 25\u{a0}%, in equal parts"), "{row}");
     }
 
     #[test]

@@ -16,8 +16,9 @@ pub(super) fn figure(name: &'static str, value: Option<f64>, show: impl Fn(f64) 
     html! { b data-figure=(name) data-value=[exact] { (or_unknown(value.map(show))) } }
 }
 
+/// With a no-break space.
 pub(super) fn percent(ratio: f64) -> String {
-    format!("{:.0} %", ratio * 100.0)
+    format!("{:.0}\u{a0}%", ratio * 100.0)
 }
 
 pub(super) fn watts(watts: f64) -> String {
