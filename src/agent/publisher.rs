@@ -1,3 +1,7 @@
+//! The publisher of snapshots.
+//!
+//! In: the states of all modules. Out: one immutable snapshot on each change, and at least every second. Reads no disk but `/proc/self`.
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +15,13 @@ use super::settings::{AgentSettings, Reloadable};
 use super::{DroppedLogLines, self_use};
 use crate::clock::Clock;
 use crate::domain::attribution::{
-    self, ClassedXid, ContainerXids, Join, Ledger, Observation, Slots, XidObservation, are_scanned,
+    self, ClassedXid, ContainerXids, Join, Ledger, LedgerOutput, Observation, Slots, XidObservation, are_scanned,
     processes_by_device, wanted_processes,
 };
 use crate::domain::health::HealthConfig;
 use crate::domain::model::{
-    Allocatable, Allocations, ConfigReload, HardwareState, HealthState, Inventory, KubeletState, Overview, PluginState,
-    ProcessState, Snapshot, UnixSeconds, XidEvent,
+    Allocatable, Allocations, ConfigReload, ContainerXid, HardwareState, HealthState, Inventory, KubeletState, Moment,
+    Overview, PluginState, ProcessState, Snapshot, UnixSeconds, XidEvent,
 };
 use crate::node::hardware::CallDurations;
 use crate::node::journal::JournalReader;
@@ -169,38 +173,16 @@ impl Publisher {
     }
 
     fn snapshot(&mut self, sequence: u64, started: UnixSeconds) -> Snapshot {
-        let Self { inputs, ledger, budget, cache, xids, new_xids, .. } = self;
+        let (inputs, now) = (&mut self.inputs, self.clock.now());
         let hardware = Arc::clone(&inputs.hardware.borrow_and_update());
         let kubelet = Arc::clone(&inputs.kubelet.borrow_and_update());
         let health = Arc::clone(&inputs.health.borrow_and_update());
         let plugin = inputs.plugin.as_mut().map(|plugin| Arc::clone(&plugin.borrow_and_update()));
         let processes = Arc::clone(&inputs.processes.borrow_and_update());
-        let (retention, series_limit, shows_each_nvlink) = {
-            let reloadable = inputs.reloadable.borrow_and_update();
-            (reloadable.retention, reloadable.series_limit, reloadable.nvlink_links)
-        };
-        let (now, scrapes) = (self.clock.now(), inputs.scrapes.pages());
-        cache.update(&hardware, &kubelet, plugin.as_deref());
-        let join = &cache.join;
-        let mut statement = ledger.advance(&Observation {
-            now,
-            join,
-            inventory: &hardware.inventory,
-            readings: &hardware.readings,
-            processes: &processes_by_device(&hardware, &processes),
-            retention,
-            scrapes,
-        });
-        budget.mark(&mut statement.accounts, series_limit);
-        let container_xids = xids.advance(&XidObservation {
-            now,
-            events: std::mem::take(new_xids),
-            join,
-            inventory: &hardware.inventory,
-            accounts: &statement.accounts,
-            retention,
-            scrapes,
-        });
+        let settings = inputs.reloadable.borrow_and_update().clone();
+        self.cache.update(&hardware, &kubelet, plugin.as_deref());
+        let (statement, container_xids) = self.account(now, &hardware, &processes, &settings);
+        let (inputs, join) = (&self.inputs, &self.cache.join);
         let snapshot = Snapshot {
             sequence,
             at: now,
@@ -211,8 +193,8 @@ impl Publisher {
             unallocated_uses: statement.unallocated_uses,
             container_xids,
             violations: statement.violations,
-            series_limit: Some(series_limit),
-            series_dropped: budget.dropped().clone(),
+            series_limit: Some(settings.series_limit),
+            series_dropped: self.budget.dropped().clone(),
             unresolved: join.unresolved.clone(),
             claim_gpus: join.claims.clone(),
             drift: join.drift.clone(),
@@ -220,7 +202,7 @@ impl Publisher {
             nvml_call_durations: inputs.call_durations.as_ref().map(|read| read()).unwrap_or_default(),
             process: self_use::read(),
             log_lines_dropped: (inputs.dropped_lines)(),
-            shows_each_nvlink,
+            shows_each_nvlink: settings.nvlink_links,
             journal: inputs.journal.as_ref().map(JournalReader::state),
             config_reload: Some(inputs.config_reload()),
             hardware,
@@ -230,7 +212,38 @@ impl Publisher {
             processes: Some(processes),
             overview: Overview::default(),
         };
-        Snapshot { overview: Overview::of(&snapshot, &cache.slots.counts()), ..snapshot }
+        Snapshot { overview: Overview::of(&snapshot, &self.cache.slots.counts()), ..snapshot }
+    }
+
+    /// Divides the interval since the last snapshot among the holders, and its XIDs.
+    fn account(
+        &mut self,
+        now: Moment,
+        hardware: &HardwareState,
+        processes: &ProcessState,
+        settings: &Reloadable,
+    ) -> (LedgerOutput, Vec<ContainerXid>) {
+        let (join, scrapes) = (&self.cache.join, self.inputs.scrapes.pages());
+        let mut statement = self.ledger.advance(&Observation {
+            now,
+            join,
+            inventory: &hardware.inventory,
+            readings: &hardware.readings,
+            processes: &processes_by_device(hardware, processes),
+            retention: settings.retention,
+            scrapes,
+        });
+        self.budget.mark(&mut statement.accounts, settings.series_limit);
+        let xids = self.xids.advance(&XidObservation {
+            now,
+            events: std::mem::take(&mut self.new_xids),
+            join,
+            inventory: &hardware.inventory,
+            accounts: &statement.accounts,
+            retention: settings.retention,
+            scrapes,
+        });
+        (statement, xids)
     }
 }
 

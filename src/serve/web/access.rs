@@ -1,3 +1,7 @@
+//! Who may use a listener: TLS, then passwords, as the web configuration has them.
+//!
+//! In: a connection or a request. Out: the same once it is permitted, or the response that refuses it.
+
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;

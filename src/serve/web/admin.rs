@@ -1,3 +1,7 @@
+//! The commands of the admin socket.
+//!
+//! In: a POST. Out: the result as JSON, once the agent has carried it out. Does not use: how that is done.
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,3 +1,7 @@
+//! The limits of a listener's connections, and a client's stream that fails when a response is not taken in time.
+//!
+//! Does not use: HTTP, TLS.
+
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};

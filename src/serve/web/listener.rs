@@ -1,3 +1,7 @@
+//! Addresses and the listeners bound to them.
+//!
+//! In: `IP:PORT` or `unix:PATH`, and a purpose. Out: a listener with limited buffers. Does not use: HTTP, TLS.
+
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;

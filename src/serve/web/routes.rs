@@ -1,3 +1,7 @@
+//! The routes of the pages, the API and the probes.
+//!
+//! In: a request and the last snapshot. Out: a response. Does not use: connections, TLS, passwords.
+
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::sync::Arc;

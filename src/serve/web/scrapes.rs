@@ -1,3 +1,5 @@
+//! How long scrapes took and how many pages there were: the server records it, the agent puts it into the next snapshot.
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,3 +1,7 @@
+//! The servers: one task for each listener, and one for each of its connections.
+//!
+//! In: listeners, the web's state, limits. Out: responses until a stop is requested. Does not use: what a response contains.
+
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -260,20 +264,10 @@ async fn serve_connection(
         .max_buf_size(handler.limits.header_bytes)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
-    let first_request = async {
-        if tokio::time::timeout(FIRST_REQUEST_TIMEOUT, requested.notified()).await.is_ok() {
-            std::future::pending::<()>().await;
-        }
-    };
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = first_request => return debug!(?peer, "connection closed without a request"),
-        reason = async {
-            tokio::select! {
-                _ = stopped.changed() => "shutdown",
-                () = tokio::time::sleep(LIFETIME) => "maximum age reached",
-            }
-        } => {
+        () = no_request_in_time(&requested) => return debug!(?peer, "connection closed without a request"),
+        reason = end_of_service(&mut stopped) => {
             debug!(reason, ?peer, "connection closed after its last response");
             connection.as_mut().graceful_shutdown();
             tokio::time::timeout(LAST_RESPONSE, connection).await.unwrap_or(Ok(()))
@@ -282,6 +276,21 @@ async fn serve_connection(
     // The client disconnected, or does not use HTTP.
     if let Err(error) = ended {
         debug!(%error, ?peer, "connection failed");
+    }
+}
+
+/// Never returns once a request was received.
+async fn no_request_in_time(requested: &Notify) {
+    if tokio::time::timeout(FIRST_REQUEST_TIMEOUT, requested.notified()).await.is_ok() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Returns why a connection gets no further requests.
+async fn end_of_service(stopped: &mut watch::Receiver<()>) -> &'static str {
+    tokio::select! {
+        _ = stopped.changed() => "shutdown",
+        () = tokio::time::sleep(LIFETIME) => "maximum age reached",
     }
 }
 

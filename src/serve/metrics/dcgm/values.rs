@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::page::{DcgmPage, Series};
-use crate::domain::model::{Account, EccLocation, RecentCount, Slow, UnhealthyReason, busy_ratio};
+use crate::domain::model::{Account, EccLocation, Medium, RecentCount, Slow, UnhealthyReason, busy_ratio};
 use crate::serve::metrics::labels::{Labels, medium, with_health, with_readings};
 
 /// Where the values of a metric come from.
@@ -106,21 +106,14 @@ impl ValueSource {
             Self::PolicyViolation(policy) => {
                 page.medium(series, &|medium| medium.policy_violation_seconds.get(policy).copied());
             }
-            Self::ClockEventMask => page.medium(series, &|medium| {
-                let events = &medium.clock_events;
-                let bits = (0u32..).zip(CLOCK_EVENTS).filter(|(_, (reason, _))| events.get(reason) == Some(&true));
-                (!events.is_empty()).then(|| bits.map(|(bit, _)| f64::from(1u32 << bit)).sum())
-            }),
+            Self::ClockEventMask => page.medium(series, &clock_event_mask),
             Self::LastXid => last_xid(page, series),
-            Self::EccCorrected => page.slow(series, &|slow| ecc(slow, |place| place.corrected)),
-            Self::EccUncorrected => page.slow(series, &|slow| ecc(slow, |place| place.uncorrected)),
+            Self::EccCorrected => page.slow(series, &|slow| ecc(slow, |location| location.corrected)),
+            Self::EccUncorrected => page.slow(series, &|slow| ecc(slow, |location| location.uncorrected)),
             Self::VgpuLicensed => page.slow(series, &|slow| flag(slow.vgpu_licensed?)),
             Self::PcieTransmitRate => page.medium(series, &|medium| medium.rates.traffic.pcie_transmitted),
             Self::PcieReceiveRate => page.medium(series, &|medium| medium.rates.traffic.pcie_received),
-            Self::NvlinkRate => page.medium(series, &|medium| {
-                let traffic = medium.rates.traffic;
-                Some(traffic.nvlink_transmitted? + traffic.nvlink_received?)
-            }),
+            Self::NvlinkRate => page.medium(series, &nvlink_rate),
             Self::Nvlink0Rate => page.medium(series, &|medium| medium.rates.link0_bytes_per_second),
             Self::NvlinkErrorSum(error) => {
                 page.slow(series, &|slow| Some(*slow.nvlink.error_sums.get(error)? as f64));
@@ -129,30 +122,37 @@ impl ValueSource {
             Self::Nvlink5Errors(error) => page.slow(series, &|slow| link_errors(slow, "recovery_failed", error)),
             Self::FabricHealthMask => page.slow(series, &|slow| Some(slow.fabric.as_ref()?.health_mask?.into())),
             Self::FabricHealthSummary => page.slow(series, &|slow| Some(slow.fabric.as_ref()?.health_summary?.into())),
-            Self::FabricState => page.slow(series, &|slow| {
-                let state = slow.fabric.as_ref()?.state;
-                FABRIC_STATES.iter().position(|name| *name == state).map(|number| number as f64)
-            }),
+            Self::FabricState => page.slow(series, &fabric_state),
             Self::ClockEventsRecent => clock_events_recent(page, series),
             Self::ClockEventStarts => clock_event_starts(page, series),
             Self::XidsRecent => xids_recent(page, series),
-            Self::Xids => {
-                for (gpu, health) in with_health(page.snapshot) {
-                    for (code, xid) in &health.xids.last {
-                        page.gpu_and(series, gpu, &Labels::of("xid", *code), xid.count as f64);
-                    }
-                }
-            }
+            Self::Xids => xids(page, series),
             Self::Health => health(page, series),
         }
     }
+}
+
+fn clock_event_mask(medium: &Medium) -> Option<f64> {
+    let events = &medium.clock_events;
+    let bits = (0u32..).zip(CLOCK_EVENTS).filter(|(_, (reason, _))| events.get(reason) == Some(&true));
+    (!events.is_empty()).then(|| bits.map(|(bit, _)| f64::from(1u32 << bit)).sum())
+}
+
+fn nvlink_rate(medium: &Medium) -> Option<f64> {
+    let traffic = medium.rates.traffic;
+    Some(traffic.nvlink_transmitted? + traffic.nvlink_received?)
+}
+
+fn fabric_state(slow: &Slow) -> Option<f64> {
+    let state = slow.fabric.as_ref()?.state;
+    FABRIC_STATES.iter().position(|name| *name == state).map(|number| number as f64)
 }
 
 fn flag(is_set: bool) -> Option<f64> {
     Some(if is_set { 1.0 } else { 0.0 })
 }
 
-/// Over all places; absent where no place has the count.
+/// Over all locations; absent where none has the count.
 fn ecc(slow: &Slow, count: fn(&EccLocation) -> Option<u64>) -> Option<f64> {
     slow.ecc.iter().filter_map(count).reduce(|sum, count| sum + count).map(|sum| sum as f64)
 }
@@ -206,6 +206,14 @@ fn xids_recent(page: &DcgmPage<'_>, series: &mut Series) {
         }
         for (code, count) in recent {
             page.gpu_and(series, gpu, &window().and("xid", code), count as f64);
+        }
+    }
+}
+
+fn xids(page: &DcgmPage<'_>, series: &mut Series) {
+    for (gpu, health) in with_health(page.snapshot) {
+        for (code, xid) in &health.xids.last {
+            page.gpu_and(series, gpu, &Labels::of("xid", *code), xid.count as f64);
         }
     }
 }

@@ -1,3 +1,7 @@
+//! The web configuration as it is written, and the checks of its headers and users.
+//!
+//! In: the text of the file. Out: its sections, or what is wrong and at which key. Reads no other file.
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::str::FromStr as _;

@@ -1,3 +1,7 @@
+//! The web configuration in force.
+//!
+//! In: the path of the file, and a check each second. Out: the last valid configuration, and the outcome of the last reading.
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;

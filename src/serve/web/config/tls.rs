@@ -1,3 +1,7 @@
+//! The TLS of the web server.
+//!
+//! In: a section of the web configuration and the PEM files that it names. Out: a `ServerConfig`, or which file is wrong.
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

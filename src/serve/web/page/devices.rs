@@ -7,7 +7,7 @@ use super::text::{ago, device_name, figure, gibibytes, gpu_name, or_unknown, per
 use super::view::window_words;
 use super::{NodePage, facts, holders, more, section};
 use crate::domain::model::{
-    Account, DeviceHealth, DeviceOverview, DeviceState, Fast, Gpu, InstanceReading, Medium, MigDevice, Monotonic,
+    Account, DeviceHealth, DeviceOverview, DeviceState, Gpu, InstanceReading, Medium, MigDevice, Monotonic,
     PassthroughGpu,
 };
 
@@ -37,16 +37,9 @@ pub(super) fn devices(page: &NodePage<'_>) -> Markup {
 
 fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
     let readings = page.snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings);
-    let fast: Option<&Fast> = readings.and_then(|readings| readings.fast.as_ref()).map(|stamped| &stamped.value);
     let medium: Option<&Medium> = readings.and_then(|readings| readings.medium.as_ref()).map(|stamped| &stamped.value);
-    let memory = medium.and_then(|medium| medium.memory);
-    let capacity = memory.map(|memory| memory.total).or(gpu.memory_bytes);
-    let limit = medium.and_then(|medium| medium.power_limit_watts);
+    let capacity = medium.and_then(|medium| medium.memory).map(|memory| memory.total).or(gpu.memory_bytes);
     let health = page.snapshot.health.gpus.get(&gpu.uuid);
-    let window = page.view.window;
-    let columns = page.history.columns(&gpu.uuid, None, window);
-    let division = page.history.division(&gpu.uuid, window);
-    let busy = division.and_then(|division| division.known_ratio(division.busy.values().sum()));
     let overview = page.snapshot.overview.device(&gpu.uuid, None);
     let passthrough = page.snapshot.hardware.inventory.passthrough.get(&gpu.uuid);
     let containers = page.holders(gpu).map(|account| &account.container);
@@ -70,28 +63,7 @@ fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
             @if let Some(of_kernel) = passthrough {
                 p.cause { (passthrough_words(of_kernel)) }
             } @else {
-                div.measures {
-                    div.measure.busy {
-                        div { "busy now " (figure("busy-now", overview.and_then(|device| device.busy_ratio), percent)) }
-                        div { (window_words(window)) " " (figure("busy-window", busy.or_else(|| mean(&columns)), percent)) }
-                        (chart(&BUSY, window, &columns, Some(1.0)))
-                    }
-                    div.measure.memory {
-                        div { "memory " b { (or_unknown(memory.map(|memory| gibibytes(memory.used)))) } }
-                        div { @if let Some(total) = capacity { "of " (gibibytes(total)) } }
-                        (chart(&MEMORY, window, &columns, capacity.map(|bytes| bytes as f64)))
-                    }
-                    div.measure.power {
-                        div { "power " b { (or_unknown(fast.and_then(|fast| fast.power_watts).map(watts))) } }
-                        div {
-                            @if let Some(module) = facts::module_watts(page.snapshot, &gpu.uuid) {
-                                span title="the superchip: its CPU and all of its GPUs" { "module " (watts(module)) } " · "
-                            }
-                            @if let Some(heat) = medium.and_then(|medium| medium.gpu_temperature_celsius) { (format!("{heat:.0} °C")) }
-                        }
-                        (chart(&POWER, window, &columns, limit))
-                    }
-                }
+                (measures(page, gpu, medium, capacity))
             }
             @if !gpu.mig_devices.is_empty() {
                 ul.migs { @for mig in &gpu.mig_devices { (mig_row(page, gpu, mig, medium)) } }
@@ -101,6 +73,42 @@ fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
             // What is free of an unhealthy GPU cannot be had.
             @if health.is_none_or(|health| health.whole.healthy) { (state(page, overview)) }
             (more(gpu.uuid.as_str(), &gpu_name(gpu)))
+        }
+    }
+}
+
+/// Busy time, memory and power: the last reading, and a chart of the window.
+fn measures(page: &NodePage<'_>, gpu: &Gpu, medium: Option<&Medium>, capacity: Option<u64>) -> Markup {
+    let window = page.view.window;
+    let columns = page.history.columns(&gpu.uuid, None, window);
+    let division = page.history.division(&gpu.uuid, window);
+    let busy = division.and_then(|division| division.known_ratio(division.busy.values().sum()));
+    let overview = page.snapshot.overview.device(&gpu.uuid, None);
+    let readings = page.snapshot.hardware.readings.get(&gpu.uuid);
+    let power = readings.and_then(|readings| readings.fast.as_ref()?.value.power_watts);
+    let memory = medium.and_then(|medium| medium.memory);
+    html! {
+        div.measures {
+            div.measure.busy {
+                div { "busy now " (figure("busy-now", overview.and_then(|device| device.busy_ratio), percent)) }
+                div { (window_words(window)) " " (figure("busy-window", busy.or_else(|| mean(&columns)), percent)) }
+                (chart(&BUSY, window, &columns, Some(1.0)))
+            }
+            div.measure.memory {
+                div { "memory " b { (or_unknown(memory.map(|memory| gibibytes(memory.used)))) } }
+                div { @if let Some(total) = capacity { "of " (gibibytes(total)) } }
+                (chart(&MEMORY, window, &columns, capacity.map(|bytes| bytes as f64)))
+            }
+            div.measure.power {
+                div { "power " b { (or_unknown(power.map(watts))) } }
+                div {
+                    @if let Some(module) = facts::module_watts(page.snapshot, &gpu.uuid) {
+                        span title="the superchip: its CPU and all of its GPUs" { "module " (watts(module)) } " · "
+                    }
+                    @if let Some(heat) = medium.and_then(|medium| medium.gpu_temperature_celsius) { (format!("{heat:.0} °C")) }
+                }
+                (chart(&POWER, window, &columns, medium.and_then(|medium| medium.power_limit_watts)))
+            }
         }
     }
 }

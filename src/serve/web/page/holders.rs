@@ -8,7 +8,7 @@ use super::NodePage;
 use super::chart::{Segment, bar};
 use super::text::{gibibytes, or_unknown, percent};
 use super::view::window_words;
-use crate::domain::history::ShareOwner;
+use crate::domain::history::{ShareOwner, WindowShares};
 use crate::domain::model::{ContainerRef, Gpu, UnattributedReason};
 
 /// Per device; the table of containers has all.
@@ -34,34 +34,8 @@ pub(super) fn of_gpu(page: &NodePage<'_>, gpu: &Gpu, capacity: Option<u64>) -> M
     let unknown = division.as_ref().map_or(1.0, |division| division.uncovered);
     // In bars of all time, in numbers of the time that is known.
     let shown = |ratio: Option<f64>| division.as_ref()?.known_ratio(ratio?).map(percent);
-    let mut uses: BTreeMap<User, Use> = BTreeMap::new();
+    let uses = uses(page, gpu, division.as_ref());
     let is_partitioned = !gpu.mig_devices.is_empty();
-    // The MIG devices name theirs.
-    for account in page.holders(gpu).filter(|_| !is_partitioned) {
-        let used = uses.entry(User::Holder(account.container.clone())).or_default();
-        if let Some(bytes) = account.memory_used_bytes {
-            used.memory = Some(used.memory.unwrap_or(0) + bytes);
-        }
-    }
-    let busy = division.iter().flat_map(|division| division.busy.clone()).filter(|_| unknown < 1.0);
-    for (part, ratio) in busy {
-        let user = match part {
-            ShareOwner::Container(_) if is_partitioned => continue,
-            ShareOwner::Container(container) => {
-                Some(User::Holder(container)).filter(|user| uses.contains_key(user)).unwrap_or(User::Ended)
-            }
-            ShareOwner::Unattributed(reason) => User::Unattributed(reason),
-        };
-        *uses.entry(user).or_default().busy.get_or_insert(0.0) += ratio;
-    }
-    let unattributed = page.snapshot.unattributed.iter().find(|unattributed| unattributed.gpu == gpu.uuid);
-    for (reason, bytes) in unattributed.into_iter().flat_map(|unattributed| &unattributed.memory_bytes) {
-        uses.entry(User::Unattributed(*reason)).or_default().memory = Some(*bytes);
-    }
-    uses.retain(|user, used| {
-        let is_used = used.busy.is_some_and(|ratio| ratio >= 0.005) || used.memory > Some(1 << 20);
-        matches!(user, User::Holder(_)) || is_used
-    });
     let is_memory_known = capacity.is_some() && uses.values().any(|used| used.memory.is_some());
     let segments = |of: &dyn Fn(&Use) -> Option<f64>| -> Vec<Segment> {
         let segment = |(place, (user, used)): (usize, (&User, &Use))| {
@@ -99,6 +73,40 @@ pub(super) fn of_gpu(page: &NodePage<'_>, gpu: &Gpu, capacity: Option<u64>) -> M
             }
         }
     }
+}
+
+/// Who used the GPU in the window, or holds memory of it now. Holders of MIG devices are shown with those.
+fn uses(page: &NodePage<'_>, gpu: &Gpu, division: Option<&WindowShares>) -> BTreeMap<User, Use> {
+    let mut uses: BTreeMap<User, Use> = BTreeMap::new();
+    let is_partitioned = !gpu.mig_devices.is_empty();
+    // The MIG devices name theirs.
+    for account in page.holders(gpu).filter(|_| !is_partitioned) {
+        let used = uses.entry(User::Holder(account.container.clone())).or_default();
+        if let Some(bytes) = account.memory_used_bytes {
+            used.memory = Some(used.memory.unwrap_or(0) + bytes);
+        }
+    }
+    let known = division.filter(|division| division.uncovered < 1.0);
+    let busy = known.into_iter().flat_map(|division| division.busy.clone());
+    for (part, ratio) in busy {
+        let user = match part {
+            ShareOwner::Container(_) if is_partitioned => continue,
+            ShareOwner::Container(container) => {
+                Some(User::Holder(container)).filter(|user| uses.contains_key(user)).unwrap_or(User::Ended)
+            }
+            ShareOwner::Unattributed(reason) => User::Unattributed(reason),
+        };
+        *uses.entry(user).or_default().busy.get_or_insert(0.0) += ratio;
+    }
+    let unattributed = page.snapshot.unattributed.iter().find(|unattributed| unattributed.gpu == gpu.uuid);
+    for (reason, bytes) in unattributed.into_iter().flat_map(|unattributed| &unattributed.memory_bytes) {
+        uses.entry(User::Unattributed(*reason)).or_default().memory = Some(*bytes);
+    }
+    uses.retain(|user, used| {
+        let is_used = used.busy.is_some_and(|ratio| ratio >= 0.005) || used.memory > Some(1 << 20);
+        matches!(user, User::Holder(_)) || is_used
+    });
+    uses
 }
 
 /// Unattributed use, and that of ended containers, is grey; use without an allocation has the warning colour.

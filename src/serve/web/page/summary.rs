@@ -5,20 +5,13 @@ use maud::{Markup, html};
 use super::text::{figure, gibibytes, or_unknown, percent, watts};
 use super::view::window_words;
 use super::{NodePage, facts};
-use crate::domain::model::{DeviceReadings, Gpu};
+use crate::domain::model::{DeviceReadings, Gpu, Snapshot};
 
 pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
     let snapshot = page.snapshot;
     let gpus: Vec<&Gpu> = snapshot.hardware.inventory.gpus.values().collect();
     let readings = |gpu: &Gpu| snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings);
-    let health = gpus.iter().filter_map(|gpu| Some(&snapshot.health.gpus.get(&gpu.uuid)?.whole));
-    let (marked, unhealthy): (Vec<_>, Vec<_>) =
-        health.filter(|health| !health.healthy).partition(|health| health.is_only_marked());
-    let (marked, unhealthy) = (marked.len(), unhealthy.len());
-    let passed_through = snapshot.hardware.inventory.passthrough.len();
-    let states = [(unhealthy, "unhealthy"), (marked, "marked"), (passed_through, "passed through")];
-    let states = states.into_iter().filter(|(count, _)| *count > 0).map(|(count, state)| format!("{count} {state}"));
-    let states = states.collect::<Vec<_>>().join(", ");
+    let (states, gpus_class) = gpu_states(snapshot);
     let all = |of: fn(&DeviceReadings) -> Option<f64>| -> Vec<f64> {
         gpus.iter().filter_map(|gpu| of(readings(gpu)?)).collect()
     };
@@ -44,8 +37,7 @@ pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
     }
     html! {
         dl.tiles {
-            (tile("GPUs", html! { (gpus.len()) }, if states.is_empty() { "none unhealthy".to_owned() } else { states },
-                if unhealthy > 0 { "bad" } else { "" }))
+            (tile("GPUs", html! { (gpus.len()) }, states, gpus_class))
             (tile("Allocated", figure("allocated", node.allocated_gpus, gpus_worth), format!("of {} GPUs", gpus.len()), ""))
             (tile("Held and idle", figure("held-and-idle", idle, gpus_worth),
                 format!("GPUs, {}", window_words(page.view.window)),
@@ -56,16 +48,35 @@ pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
                 of_memory.into_iter().flatten().collect::<Vec<_>>().join("; "), ""))
             (tile("Power", html! { (or_unknown(sum(&power).map(watts))) }, of_power, ""))
         }
-        @if !snapshot.overview.resources.is_empty() {
-            p.muted {
-                "Free: "
-                @for (place, (resource, count)) in snapshot.overview.resources.iter().enumerate() {
-                    @if place > 0 { ", " }
-                    span data-key=(resource) {
-                        (resource) " " (figure("free", count.free.map(|free| free as f64), |free| free.to_string()))
-                        " of " (count.allocatable)
-                        @if let Some(held @ 1..) = count.held_unhealthy { " (" (held) " held and unhealthy)" }
-                    }
+        @if !snapshot.overview.resources.is_empty() { (free_devices(snapshot)) }
+    }
+}
+
+/// How many GPUs are unhealthy, marked and passed through, and the tile's class.
+fn gpu_states(snapshot: &Snapshot) -> (String, &'static str) {
+    let gpus = snapshot.hardware.inventory.gpus.keys();
+    let health = gpus.filter_map(|gpu| Some(&snapshot.health.gpus.get(gpu)?.whole));
+    let (marked, unhealthy): (Vec<_>, Vec<_>) =
+        health.filter(|health| !health.healthy).partition(|health| health.is_only_marked());
+    let passed_through = snapshot.hardware.inventory.passthrough.len();
+    let states = [(unhealthy.len(), "unhealthy"), (marked.len(), "marked"), (passed_through, "passed through")];
+    let states = states.into_iter().filter(|(count, _)| *count > 0).map(|(count, state)| format!("{count} {state}"));
+    let states = states.collect::<Vec<_>>().join(", ");
+    let class = if unhealthy.is_empty() { "" } else { "bad" };
+    (if states.is_empty() { "none unhealthy".to_owned() } else { states }, class)
+}
+
+/// The free devices of each resource.
+fn free_devices(snapshot: &Snapshot) -> Markup {
+    html! {
+        p.muted {
+            "Free: "
+            @for (index, (resource, count)) in snapshot.overview.resources.iter().enumerate() {
+                @if index > 0 { ", " }
+                span data-key=(resource) {
+                    (resource) " " (figure("free", count.free.map(|free| free as f64), |free| free.to_string()))
+                    " of " (count.allocatable)
+                    @if let Some(held @ 1..) = count.held_unhealthy { " (" (held) " held and unhealthy)" }
                 }
             }
         }
