@@ -1,3 +1,5 @@
+//! A holding as the journal stores it, and as the API and `podmeter usage` return it.
+
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};

@@ -1,3 +1,7 @@
+//! Which records begin, change and end with a snapshot.
+//!
+//! In: successive snapshots, the open records of an earlier agent. Out: the records to write. Pure.
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -1,3 +1,7 @@
+//! Queries of the journal and their responses.
+//!
+//! In: the query string of `/api/v1/allocations`. Out: a page of holdings, from the disk and from what is not written yet.
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;

@@ -1,3 +1,7 @@
+//! The journal's database: the only file that uses SQLite.
+//!
+//! In: records, a query. Out: the records of that query. Does not use: snapshots.
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

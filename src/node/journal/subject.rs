@@ -1,3 +1,5 @@
+//! Which account, container and device a record is about, and its fields from a snapshot. Pure.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

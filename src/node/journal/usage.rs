@@ -1,3 +1,7 @@
+//! Sums of holdings over a window.
+//!
+//! In: records, a grouping, the bounds of the window. Out: a row for each name, and the total. Pure.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

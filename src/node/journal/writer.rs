@@ -1,3 +1,7 @@
+//! The journal's thread.
+//!
+//! In: snapshots, through the tracker. Out: records on disk, and the state of the journal. No lock is held during disk access.
+
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};

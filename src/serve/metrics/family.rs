@@ -1,3 +1,7 @@
+//! A metric as a row with its function, and the samples that the function makes.
+//!
+//! In: a snapshot. Out: families in the order of the page. Does not use: the formats in which they are written.
+
 use std::sync::Arc;
 
 use super::labels::Labels;

@@ -1,3 +1,5 @@
+//! The page of metrics in each format, written a family at a time.
+
 use std::io::{self, Write};
 
 use super::dcgm::{self, Generation};

@@ -1,0 +1,136 @@
+//! Holdings across a restart of the agent.
+
+use super::*;
+
+/// A first agent observes pod `a` for 40 s, and is killed.
+fn first_life(uid: Option<&str>) -> BTreeMap<u64, AllocationRecord> {
+    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
+    node.uids.extend(uid.map(|uid| ("a".to_owned(), uid.to_owned())));
+    node.hold("a");
+    tracker.observe(&node.snapshot());
+    node.pass(40);
+    tracker.observe(&node.snapshot());
+    write(&mut disk, &mut tracker);
+    disk
+}
+
+/// The next agent, 100 s after the start of the first.
+fn second_agent() -> Node {
+    Node::new(BIRTH + 100.0)
+}
+
+#[test]
+fn a_holding_continues_across_a_restart_with_its_unseen_time() {
+    for late in [false, true] {
+        let (mut node, mut tracker, mut disk) = (second_agent(), AllocationTracker::default(), first_life(Some("u1")));
+        node.uids.insert("a".into(), "u1".into());
+        let load = |tracker: &mut AllocationTracker| tracker.load(open(&disk), 0, Moment::default());
+        if !late {
+            load(&mut tracker);
+        }
+        node.hold("a");
+        tracker.observe(&node.snapshot());
+        if late {
+            tracker.load(open(&disk), 0, node.now());
+        }
+        node.pass(20);
+        tracker.observe(&node.snapshot());
+        node.release("a");
+        tracker.observe(&node.snapshot());
+        write(&mut disk, &mut tracker);
+        let [record] = &disk.values().cloned().collect::<Vec<_>>()[..] else { panic!("one holding: {disk:?}") };
+        assert_eq!((record.began, record.ended), (BIRTH, Some(BIRTH + 120.0)));
+        assert_eq!(record.figures.allocated_seconds, Some(60.0), "late: {late}");
+        assert_eq!((record.figures.held_seconds, record.unseen_seconds, record.agent_restarts), (Some(60.0), 60.0, 1));
+    }
+}
+
+#[test]
+fn another_pod_of_the_name_is_another_holding_also_with_a_late_uid() {
+    for learnt_late in [false, true] {
+        let (mut node, mut tracker, mut disk) = (second_agent(), AllocationTracker::default(), first_life(Some("u1")));
+        tracker.load(open(&disk), 0, node.now());
+        if !learnt_late {
+            node.uids.insert("a".into(), "u2".into());
+        }
+        node.hold("a");
+        tracker.observe(&node.snapshot());
+        node.pass(20);
+        tracker.observe(&node.snapshot());
+        node.uids.insert("a".into(), "u2".into());
+        node.pass(1);
+        tracker.observe(&node.snapshot());
+        tracker.requeue_all();
+        write(&mut disk, &mut tracker);
+        let records: Vec<_> = disk.values().collect();
+        let ends: Vec<_> = records.iter().map(|record| (record.ended, record.ending)).collect();
+        assert_eq!(ends, [(Some(BIRTH + 40.0), Some(Ending::Unseen)), (None, None)], "late: {learnt_late}");
+        let allocated: Vec<_> = records.iter().map(|record| record.figures.allocated_seconds).collect();
+        assert_eq!(allocated, [Some(40.0), Some(21.0)], "late: {learnt_late}");
+        assert_eq!((records[1].began, records[1].unseen_seconds), (BIRTH + 100.0, 0.0));
+    }
+}
+
+#[test]
+fn a_pod_that_is_replaced_under_its_name_ends() {
+    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
+    let of = |uid: &str| ContainerRef::new("team", "a", "main").with_uid(Some(uid.into()));
+    node.hold("a");
+    node.accounts.get_mut("a").expect("held").container = of("u1");
+    tracker.observe(&node.snapshot());
+    node.pass(5);
+    tracker.observe(&node.snapshot());
+    // The new pod holds from now on; the last second of the old one is read after that.
+    let now = node.now();
+    let old = node.accounts.remove("a").expect("held");
+    node.accounts.insert("old".into(), Account { holding: None, ended: Some(now), ..old });
+    node.hold("a");
+    node.accounts.get_mut("a").expect("held").container = of("u2");
+    tracker.observe(&node.snapshot());
+    gain(node.accounts.get_mut("old").expect("ended"), 1.0);
+    node.pass(6);
+    tracker.observe(&node.snapshot());
+    tracker.requeue_all();
+    write(&mut disk, &mut tracker);
+    let records: Vec<_> = disk.values().collect();
+    let ends: Vec<_> = records.iter().map(|record| (record.ended, record.ending)).collect();
+    assert_eq!(ends, [(Some(BIRTH + 5.0), Some(Ending::Replaced)), (None, None)]);
+    let allocated: Vec<_> = records.iter().map(|record| record.figures.allocated_seconds).collect();
+    assert_eq!(allocated, [Some(6.0), Some(6.0)], "each has its own");
+    let uids: Vec<_> = records.iter().map(|record| record.pod_uid.as_deref()).collect();
+    assert_eq!(uids, [Some("u1"), Some("u2")]);
+    assert_eq!(records[1].began, BIRTH + 5.0);
+}
+
+#[test]
+fn a_holding_that_ended_during_a_restart_ends_once_the_kubelet_has_responded() {
+    let (mut node, mut tracker, mut disk) = (second_agent(), AllocationTracker::default(), first_life(None));
+    tracker.load(open(&disk), 0, node.now());
+    node.settled = false;
+    tracker.observe(&node.snapshot());
+    assert_eq!(tracker.to_write(), [], "not before the kubelet has responded");
+    node.settled = true;
+    assert!(tracker.observe(&node.snapshot()));
+    write(&mut disk, &mut tracker);
+    let record = disk.values().next().expect("one");
+    assert_eq!((record.ended, record.ending), (Some(BIRTH + 40.0), Some(Ending::Unseen)));
+    assert_eq!(record.figures.allocated_seconds, Some(40.0));
+}
+
+#[test]
+fn time_observed_by_two_agents_counts_once() {
+    // The next agent starts while the first still writes, and gets the file when that one ends.
+    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH + 20.0), AllocationTracker::default(), first_life(None));
+    node.hold("a");
+    tracker.observe(&node.snapshot());
+    node.pass(25);
+    tracker.observe(&node.snapshot());
+    tracker.load(open(&disk), 0, node.now());
+    node.pass(15);
+    tracker.observe(&node.snapshot());
+    tracker.requeue_all();
+    write(&mut disk, &mut tracker);
+    let [record] = &disk.values().cloned().collect::<Vec<_>>()[..] else { panic!("one holding: {disk:?}") };
+    assert_eq!(record.figures.allocated_seconds, Some(60.0), "from 0 to 60, each second once");
+    assert_eq!(record.unseen_seconds, 0.0);
+}
