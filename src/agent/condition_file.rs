@@ -1,3 +1,7 @@
+//! The condition file, for repair systems.
+//!
+//! In: snapshots. Out: a file that is never older than ten seconds while the agent runs.
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

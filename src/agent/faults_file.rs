@@ -1,3 +1,7 @@
+//! The faults of devices, kept from one agent to the next.
+//!
+//! In: the faults in force. Out: a file beside the admin socket, and the faults that the agent before has left in it.
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;

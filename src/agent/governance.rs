@@ -1,3 +1,5 @@
+//! The governance record's wiring: the facts of this process at the moment of a request.
+
 use std::path::Path;
 use std::sync::Arc;
 

@@ -1,3 +1,5 @@
+//! The journal's wiring: snapshots to its thread, and the responses of `/api/v1/allocations`.
+
 use std::sync::Arc;
 
 use tokio::sync::watch;

@@ -1,3 +1,5 @@
+//! A file that is written again and again, with a log line when that begins to fail and when it works again.
+
 use std::io;
 use std::path::PathBuf;
 

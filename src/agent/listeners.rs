@@ -1,3 +1,5 @@
+//! Binds the listeners of the settings, and logs their addresses. Does not use: what they serve.
+
 use std::path::PathBuf;
 
 use super::OnListening;

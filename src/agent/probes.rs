@@ -1,3 +1,5 @@
+//! What `/-/healthy` and `/-/ready` answer, from a snapshot. Pure.
+
 use std::time::Duration;
 
 use crate::domain::model::{HardwareSource, Monotonic, Snapshot};

@@ -1,3 +1,5 @@
+//! Reloading: reads the settings again and publishes those that may change while running.
+
 use tokio::sync::watch;
 
 use super::Reload;

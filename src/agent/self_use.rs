@@ -1,3 +1,5 @@
+//! What this process uses, for its own metrics.
+
 use rustix::process::{Resource, getrlimit};
 
 use crate::domain::model::{SelfUse, UnixSeconds};

@@ -1,3 +1,5 @@
+//! The signals that the agent handles, as requests to end or to reload.
+
 use std::io;
 
 use rustix::process::Signal;

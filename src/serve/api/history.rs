@@ -1,3 +1,5 @@
+//! The JSON of `/api/v1/history`.
+
 use serde::{Deserialize, Serialize};
 
 use crate::domain::history::{self, HistoryEvent, INTERVAL_SECONDS, Point};

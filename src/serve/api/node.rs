@@ -1,3 +1,5 @@
+//! The JSON of `/api/v1/node`.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

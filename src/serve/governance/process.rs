@@ -1,3 +1,7 @@
+//! What the kernel reports of this process: user, capabilities, namespaces and mounts.
+//!
+//! In: the files of `/proc/self`. Out: `OwnProcess`. Does not use: the snapshot, settings.
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
