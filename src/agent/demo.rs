@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::settings::{AgentSettings, Reloadable};
-use super::{AgentError, DroppedLogLines, HealthConfig, OnListening, Profile, Setup, run_on};
+use super::{AgentError, DroppedLogLines, HealthConfig, OnListening, SimulatedProfile, Setup, run_on};
 use crate::clock::Clock;
 use crate::domain::model::{HardwareSource, Inventory};
 use crate::node::hardware::nvml::NvmlDriver;
@@ -38,7 +38,7 @@ const TRUTH_INTERVAL: Duration = Duration::from_millis(100);
 pub struct DemoSettings {
     /// Its node is replaced by the simulated one.
     pub agent: AgentSettings,
-    pub profile: Profile,
+    pub profile: SimulatedProfile,
     pub churn: bool,
     pub seed: u64,
     /// Speed-up factor of the scripted day of faults; `None`: no faults.

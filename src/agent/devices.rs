@@ -9,7 +9,7 @@ use super::settings::Reloadable;
 use crate::clock::Clock;
 use crate::domain::attribution::{MissingGpus, held_gpus};
 use crate::domain::model::{GpuUuid, HardwareState, KubeletState, ResourceName, XidEvent};
-use crate::node::hardware::{self, CallDurations, Driver, Hardware, Loading};
+use crate::node::hardware::{self, CallDurations, Driver, HardwareHandle, Loading};
 use crate::serve::web::DriverCommands;
 use crate::tasks::Tasks;
 
@@ -24,7 +24,7 @@ pub struct DeviceInputs {
 
 /// The hardware threads, and the device states with the GPUs that the driver does not list.
 pub struct Devices {
-    hardware: Option<Hardware>,
+    hardware: Option<HardwareHandle>,
     pub call_durations: Option<CallDurations>,
     pub states: watch::Receiver<Arc<HardwareState>>,
     /// Keeps the constant state of a node without a driver published.
@@ -34,7 +34,7 @@ pub struct Devices {
 /// `driver` is `None` for an agent that reads no devices.
 pub fn start(
     driver: Option<Box<dyn Driver>>,
-    settings: hardware::Settings,
+    settings: hardware::HardwareSettings,
     inputs: DeviceInputs,
     clock: Clock,
     tasks: &mut Tasks,
@@ -42,7 +42,7 @@ pub fn start(
     let call_durations = driver.as_ref().and_then(|driver| driver.call_durations());
     let hardware = driver.map(|driver| hardware::start(driver, settings, clock));
     let no_driver = watch::Sender::new(Arc::<HardwareState>::default());
-    let listed = hardware.as_ref().map_or_else(|| no_driver.subscribe(), Hardware::watch);
+    let listed = hardware.as_ref().map_or_else(|| no_driver.subscribe(), HardwareHandle::watch);
     let (publish, states) = watch::channel(listed.borrow().clone());
     tasks.spawn("hardware", complete(listed, inputs, clock, publish));
     Devices { hardware, call_durations, states, _no_driver: no_driver }
@@ -51,12 +51,12 @@ pub fn start(
 impl Devices {
     /// The XIDs. `None` without a driver, and at every call but the first.
     pub fn xids(&mut self) -> Option<XidBatches> {
-        self.hardware.as_mut().and_then(Hardware::xids)
+        self.hardware.as_mut().and_then(HardwareHandle::xids)
     }
 
     /// Since when the driver's library is being loaded. `None` without a driver.
     pub fn loading(&self) -> Option<Loading> {
-        self.hardware.as_ref().map(Hardware::loading)
+        self.hardware.as_ref().map(HardwareHandle::loading)
     }
 
     /// Releases and resumes the driver. `None` without a driver.

@@ -39,7 +39,7 @@ pub use crate::domain::health::DURATION as DURATION_PATTERN;
 pub use crate::domain::health::HealthConfig;
 pub use crate::domain::model::{HardwareSource, PodLabel, PodLabelError};
 pub use crate::node::hardware::nvml::{LibrarySearch, end_process};
-pub use crate::node::hardware::simulated::Profile;
+pub use crate::node::hardware::simulated::SimulatedProfile;
 pub use crate::node::journal::{Bounds as JournalBounds, JournalSettings};
 pub use crate::node::plugin::{PluginConfig, PluginConfigError, PluginPlan, ProfileConfig, ResourceConfig};
 pub use crate::serve::governance::{ReadFile, sha256};

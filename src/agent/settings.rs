@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::domain::health::HealthConfig;
 use crate::domain::model::HardwareSource;
 use crate::node::hardware::nvml::{LibrarySearch, NvmlDriver};
-use crate::node::hardware::simulated::{Profile, SimulatedDriver};
+use crate::node::hardware::simulated::{SimulatedProfile, SimulatedDriver};
 use crate::node::journal::JournalSettings;
 use crate::node::kubelet::claim_files::ClaimDirectories;
 use crate::node::kubelet::pods::PodsApiSettings;
@@ -101,17 +101,17 @@ impl AgentSettings {
             HardwareSource::Nvml => {
                 Some(Box::new(NvmlDriver::new(self.nvml.clone(), self.nvml_call_durations.then_some(clock))))
             }
-            HardwareSource::Simulated => Some(Box::new(SimulatedDriver::new(Profile::H100, SIMULATED_SEED))),
+            HardwareSource::Simulated => Some(Box::new(SimulatedDriver::new(SimulatedProfile::H100, SIMULATED_SEED))),
             HardwareSource::None => None,
         }
     }
 
-    pub(super) fn hardware_settings(&self) -> hardware::Settings {
-        let settings = hardware::Settings {
+    pub(super) fn hardware_settings(&self) -> hardware::HardwareSettings {
+        let settings = hardware::HardwareSettings {
             sample_interval: self.sample_interval,
             sys_root: self.sys_root.clone(),
             proc_root: self.proc_root.clone(),
-            ..hardware::Settings::default()
+            ..hardware::HardwareSettings::default()
         };
         settings.hurry(self.hardware_pace)
     }

@@ -12,7 +12,7 @@ use podmeter::domain::model::{
     Gpu, GpuHealth, GpuUuid, HardwareSource, HardwareState, HealthState, Inventory, KubeletState, Moment, Monotonic,
     Overview, Owner, Snapshot, Stamped, UnixSeconds, XidCounts,
 };
-use podmeter::node::hardware::simulated::{Profile, SimulatedDriver};
+use podmeter::node::hardware::simulated::{SimulatedProfile, SimulatedDriver};
 use podmeter::node::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
 use podmeter::serve::metrics::dcgm::Generation;
 use podmeter::serve::web::{
@@ -49,7 +49,7 @@ const SLICE_BUSY: f64 = 0.5;
 
 impl Scene {
     fn new() -> Self {
-        let inventory = SimulatedDriver::new(Profile::H100_MIG, 1).controls().inventory();
+        let inventory = SimulatedDriver::new(SimulatedProfile::H100_MIG, 1).controls().inventory();
         let mut gpus: Vec<Gpu> = inventory.gpus.values().cloned().collect();
         gpus.sort_by_key(|gpu| gpu.index);
         assert!(gpus[0].mig_devices.len() == 7 && gpus[4..].iter().all(|gpu| gpu.mig_devices.is_empty()));

@@ -163,7 +163,7 @@ impl World {
     }
 
     fn take(&mut self, fresh: bool, pass: Pass) {
-        self.record.take(self.at(), fresh, pass);
+        self.record.add_pass(self.at(), fresh, pass);
         // One that is lower than before does not span the time between, and counts once the next one is higher.
         let counter = self.energy - self.loaded_at;
         let since_fall = self.fallen.and_then(|fallen| counter.checked_sub(fallen)).filter(|gain| *gain > 0);
@@ -253,7 +253,7 @@ impl World {
                 self.record.withdraw();
                 let comes_back = |world: &mut Self| {
                     let pass = world.made(false);
-                    world.record.take_late(began, pass);
+                    world.record.add_late_pass(began, pass);
                 };
                 self.silent(*length, comes_back, false)?;
             }

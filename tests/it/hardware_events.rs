@@ -7,7 +7,7 @@ use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{gpu, machine, quick, run};
 use crate::support::watching::wait;
 use podmeter::domain::model::{GpuUuid, HardwareState, XidEvent, XidInstance};
-use podmeter::node::hardware::{Hardware, Settings};
+use podmeter::node::hardware::{HardwareHandle, HardwareSettings};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::Receiver;
 use tokio::time::Instant;
@@ -15,13 +15,13 @@ use tokio::time::Instant;
 const PATIENCE: Duration = Duration::from_mins(2);
 
 /// The slow tier is read at the start, and for an event.
-fn rarely_slow() -> Settings {
-    Settings { slow_interval: Duration::from_secs(60), ..quick() }
+fn rarely_slow() -> HardwareSettings {
+    HardwareSettings { slow_interval: Duration::from_secs(60), ..quick() }
 }
 
 struct Node {
     fake: FakeNvml,
-    hardware: Hardware,
+    hardware: HardwareHandle,
     xids: Receiver<Vec<XidEvent>>,
 }
 
@@ -126,7 +126,7 @@ fn slow(state: &HardwareState, index: usize) -> Option<Option<u32>> {
 #[test]
 fn a_mig_change_is_read_at_once() {
     let fake = FakeNvml::start(machine(1));
-    let settings = Settings { medium_interval: Duration::from_secs(600), ..rarely_slow() };
+    let settings = HardwareSettings { medium_interval: Duration::from_secs(600), ..rarely_slow() };
     let hardware = run(&fake, settings);
     wait(&hardware, "a wait for events", |state| hearing(state) == Some((true, false)));
     fake.update(|state| {

@@ -8,7 +8,7 @@ use crate::support::watching::wait;
 use podmeter::domain::model::{
     DeviceProcess, DeviceReadings, DurationHistogram, HardwareState, MemoryUse, NvLinkPeers, PciBusId, RowRemap,
 };
-use podmeter::node::hardware::{Driver, Due, PassStatus, Settings};
+use podmeter::node::hardware::{Driver, Due, PassStatus, HardwareSettings};
 use serde_json::{Value, json};
 
 fn readings(state: &HardwareState, index: usize) -> &DeviceReadings {
@@ -77,7 +77,7 @@ fn the_pci_bus_has_what_the_driver_does_not_report() {
             std::fs::write(device.join(name), text).unwrap();
         }
     }
-    let hardware = run(&fake, Settings { sys_root, ..quick() });
+    let hardware = run(&fake, HardwareSettings { sys_root, ..quick() });
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.inventory.gpus[&gpu(0)].numa_node, Some(1));
     assert_eq!(state.inventory.gpus[&gpu(1)].numa_node, None, "the node of a GPU's own memory is none for pods");
@@ -98,7 +98,7 @@ fn a_driver_without_gpus_on_a_node_with_gpus_is_a_fault() {
     std::fs::create_dir_all(&device).unwrap();
     std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
     std::fs::write(device.join("class"), "0x030200\n").unwrap();
-    let hardware = run(&fake, Settings { sys_root, ..quick() });
+    let hardware = run(&fake, HardwareSettings { sys_root, ..quick() });
     let state = wait(&hardware, "the problem", |state| state.problem.is_some());
     assert!(state.problem.as_deref().unwrap().contains("none of the 1 GPUs"), "{:?}", state.problem);
     fake.update(|state| state["gpus"] = json!([{}]));
@@ -533,7 +533,7 @@ fn a_gpu_lost_from_the_start_appears_when_it_answers() {
 #[test]
 fn a_gpu_that_hangs_from_the_start_hides_no_other() {
     let fake = FakeNvml::start(json!({"gpus": [{"hang": ["nvmlDeviceGetName"]}, {}]}));
-    let settings = Settings { watchdog: Duration::from_secs(10), ..quick() };
+    let settings = HardwareSettings { watchdog: Duration::from_secs(10), ..quick() };
     let hardware = run(&fake, settings);
     let state = wait(&hardware, "the other GPU", |state| has_fast(state, 1));
     assert_eq!(state.inventory.gpus.len(), 1);

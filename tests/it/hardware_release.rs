@@ -7,22 +7,22 @@ use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{gpu, quick, run};
 use crate::support::watching::wait;
 use podmeter::domain::model::{HardwareState, Released};
-use podmeter::node::hardware::{Hardware, ReleaseError, Settings};
+use podmeter::node::hardware::{HardwareHandle, ReleaseError, HardwareSettings};
 use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 
 const LONG: Duration = Duration::from_secs(600);
 
 /// A request to release waits for three seconds.
-fn impatient() -> Settings {
-    Settings { release_limit: Duration::from_secs(3), ..quick() }
+fn impatient() -> HardwareSettings {
+    HardwareSettings { release_limit: Duration::from_secs(3), ..quick() }
 }
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_time().build().unwrap()
 }
 
-fn release(hardware: &Hardware, duration: Duration) -> Result<Released, ReleaseError> {
+fn release(hardware: &HardwareHandle, duration: Duration) -> Result<Released, ReleaseError> {
     runtime().block_on(hardware.lease().release(duration))
 }
 

@@ -13,7 +13,7 @@ use podmeter::domain::model::{
     Slow,
 };
 use podmeter::node::hardware::{
-    Driver, Due, Failure, Hardware, Integrals, Pass, PassStatus, Problem, Reader, Session, Settings, start,
+    Driver, Due, Failure, HardwareHandle, Integrals, Pass, PassStatus, CallProblem, GpuReader, DriverSession, HardwareSettings, start,
 };
 
 /// What the test has the driver do. Shared by all its parts.
@@ -65,7 +65,7 @@ impl Driver for Script {
         Ok(())
     }
 
-    fn open(&mut self) -> Result<Box<dyn Session>, Failure> {
+    fn open(&mut self) -> Result<Box<dyn DriverSession>, Failure> {
         let script = self.clone();
         self.set(|acts| {
             if acts.absent {
@@ -74,15 +74,15 @@ impl Driver for Script {
             }
             acts.sessions += 1;
             acts.open_sessions += 1;
-            Ok(Box::new(ScriptedSession(script)) as Box<dyn Session>)
+            Ok(Box::new(ScriptedSession(script)) as Box<dyn DriverSession>)
         })
     }
 }
 
 struct ScriptedSession(Script);
 
-impl Session for ScriptedSession {
-    fn inventory(&self) -> Result<(Inventory, Vec<Problem>), Failure> {
+impl DriverSession for ScriptedSession {
+    fn inventory(&self) -> Result<(Inventory, Vec<CallProblem>), Failure> {
         let describe = |(index, uuid): (usize, &GpuUuid)| {
             let gpu = Gpu::listed(uuid.clone(), index as u32);
             (uuid.clone(), gpu)
@@ -94,7 +94,7 @@ impl Session for ScriptedSession {
         Ok((Inventory { gpus, ..Inventory::default() }, Vec::new()))
     }
 
-    fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn Reader>, Failure> {
+    fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn GpuReader>, Failure> {
         Ok(Box::new(ScriptedReader { script: self.0.clone(), gpu: gpu.clone(), last: None }))
     }
 
@@ -119,7 +119,7 @@ struct ScriptedReader {
     last: Option<Moment>,
 }
 
-impl Reader for ScriptedReader {
+impl GpuReader for ScriptedReader {
     fn read(&mut self, due: Due, now: Moment) -> Pass {
         let (acts, changed) = &*self.script.0;
         let mut acts = acts.lock();
@@ -132,7 +132,7 @@ impl Reader for ScriptedReader {
         let status = late.or_else(|| acts.verdicts.get(&self.gpu).copied()).unwrap_or_default();
         if status != PassStatus::Answers {
             let code = if acts.gpus.contains(&self.gpu) { "gpu_is_lost" } else { "not_found" };
-            let problems = vec![Problem { call: "read", code }];
+            let problems = vec![CallProblem { call: "read", code }];
             return Pass { status, problems, ..Pass::default() };
         }
         let elapsed = self.last.replace(now).map_or(0.0, |last| now.monotonic.since(last.monotonic).as_secs_f64());
@@ -152,8 +152,8 @@ impl Reader for ScriptedReader {
 }
 
 /// Everything a hundred times faster than on a node, but for the watchdog's patience.
-fn quick() -> Settings {
-    Settings {
+fn quick() -> HardwareSettings {
+    HardwareSettings {
         sample_interval: Duration::from_millis(20),
         medium_interval: Duration::from_millis(60),
         slow_interval: Duration::from_millis(60),
@@ -161,11 +161,11 @@ fn quick() -> Settings {
         reopen: (Duration::from_millis(10), Duration::from_millis(40)),
         lost_retry: (Duration::from_millis(20), Duration::from_millis(40)),
         sys_root: "/nonexistent".into(),
-        ..Settings::default()
+        ..HardwareSettings::default()
     }
 }
 
-fn run(script: &Script) -> Hardware {
+fn run(script: &Script) -> HardwareHandle {
     start(Box::new(script.clone()), quick(), Clock::start())
 }
 
@@ -272,7 +272,7 @@ fn a_gpu_that_answers_after_the_first_round_is_not_kept_for_the_next() {
     let script = Script::new(2);
     script.set(|acts| acts.stuck = Some(gpu(1)));
     let minutes = Duration::from_secs(600);
-    let settings = Settings { sample_interval: minutes, medium_interval: minutes, watchdog: minutes, ..quick() };
+    let settings = HardwareSettings { sample_interval: minutes, medium_interval: minutes, watchdog: minutes, ..quick() };
     let hardware = start(Box::new(script.clone()), settings, Clock::start());
     let state = wait(&hardware, "the first round", |state| has_fast(state, 0));
     let readings = &state.readings[&gpu(1)];

@@ -1,7 +1,7 @@
 //! The demo on each simulated machine: it starts, containers hold its devices, and page and API show what that machine
 //! has and nothing of another.
 
-use podmeter::node::hardware::simulated::Profile;
+use podmeter::node::hardware::simulated::SimulatedProfile;
 use serde_json::Value;
 
 use crate::support::agent::Page;
@@ -16,7 +16,7 @@ struct Shown {
 }
 
 /// Once containers hold devices and each GPU has been read by all tiers.
-fn shown(profile: Profile) -> Shown {
+fn shown(profile: SimulatedProfile) -> Shown {
     let demo = Demo::start(&["--profile", profile.as_str()]);
     demo.until_held();
     let get = |path: &str| demo.running.get(path).body;
@@ -30,7 +30,7 @@ fn shown(profile: Profile) -> Shown {
 
 #[test]
 fn gpus_for_virtual_machines_are_shown_with_their_holders() {
-    let node = shown(Profile::VFIO);
+    let node = shown(SimulatedProfile::VFIO);
     assert_eq!(node.metrics.count("podmeter_device_info", &[]), 8);
     assert_eq!(node.metrics.count("podmeter_device_passthrough_info", &["kernel_driver=\"vfio-pci\""]), 4);
     assert_eq!(node.metrics.count("podmeter_device_healthy", &[]), 4, "the host reports nothing of the others");
@@ -53,7 +53,7 @@ fn gpus_for_virtual_machines_are_shown_with_their_holders() {
     assert_eq!(allocated, uncovered);
 }
 
-fn check(profile: Profile, gpus: usize, of_page: &[&str]) -> Shown {
+fn check(profile: SimulatedProfile, gpus: usize, of_page: &[&str]) -> Shown {
     let shown = shown(profile);
     assert_eq!(shown.metrics.count("podmeter_device_info", &[]), gpus, "{profile}");
     let violations: f64 =
@@ -73,7 +73,7 @@ fn check(profile: Profile, gpus: usize, of_page: &[&str]) -> Shown {
 
 #[test]
 fn a_tray_of_a_rack_shows_its_domain_its_place_and_the_power_of_its_superchips() {
-    let tray = check(Profile::GB200, 4, &["GB200", "GPU 3", ">module "]);
+    let tray = check(SimulatedProfile::GB200, 4, &["GB200", "GPU 3", ">module "]);
     let readings = tray.node["hardware"]["readings"].as_object().unwrap().values();
     for fast in readings.map(|readings| &readings["fast"]["value"]) {
         let [module, own] = ["module_power_watts", "power_watts"].map(|power| fast[power].as_f64().unwrap());
@@ -93,7 +93,7 @@ fn a_tray_of_a_rack_shows_its_domain_its_place_and_the_power_of_its_superchips()
 
 #[test]
 fn a_pair_of_grace_hopper_shows_its_modules_and_no_rack() {
-    let pair = check(Profile::GH200, 2, &["GH200 144G HBM3e", ">module "]);
+    let pair = check(SimulatedProfile::GH200, 2, &["GH200 144G HBM3e", ">module "]);
     assert_eq!(pair.metrics.count("podmeter_device_fabric_info", &[]), 0);
     let gpus = pair.node["hardware"]["inventory"]["gpus"].as_object().unwrap();
     let addresses: Vec<&str> = gpus.values().map(|gpu| gpu["pci_bus_id"].as_str().unwrap()).collect();
@@ -102,7 +102,7 @@ fn a_pair_of_grace_hopper_shows_its_modules_and_no_rack() {
 
 #[test]
 fn a_board_of_blackwell_gpus_shows_its_mig_devices_and_no_module_power() {
-    let board = check(Profile::B200, 8, &["B200", "1g.23gb+me", "1g.45gb", "3g.90gb"]);
+    let board = check(SimulatedProfile::B200, 8, &["B200", "1g.23gb+me", "1g.45gb", "3g.90gb"]);
     assert!(!board.page.contains(">module "), "{}", board.page);
     assert_eq!(board.metrics.count("podmeter_mig_device_info", &[]), 4);
     board.demo.running.until("a holder of the media slice, a resource of its own", |page| {
@@ -112,7 +112,7 @@ fn a_board_of_blackwell_gpus_shows_its_mig_devices_and_no_module_power() {
 
 #[test]
 fn a_board_of_hopper_gpus_shows_nothing_of_racks_and_superchips() {
-    let board = check(Profile::H100, 8, &["H100"]);
+    let board = check(SimulatedProfile::H100, 8, &["H100"]);
     assert!(!board.page.contains(">module "), "{}", board.page);
     for metric in ["podmeter_module_power_watts", "podmeter_device_fabric_info", "podmeter_device_platform_info"] {
         assert_eq!(board.metrics.count(metric, &[]), 0, "{metric}");
@@ -121,7 +121,7 @@ fn a_board_of_hopper_gpus_shows_nothing_of_racks_and_superchips() {
 
 #[test]
 fn claims_are_joined_by_their_drivers_files_and_an_observer_holds_nothing() {
-    let demo = Demo::start(&["--profile", Profile::CLAIMED.as_str()]);
+    let demo = Demo::start(&["--profile", SimulatedProfile::CLAIMED.as_str()]);
     // Of eight claims: one has two GPUs and one two pods; one observes eight.
     let claims = "podmeter_container_claim_info";
     let page = demo.running.until("every claim", |page| {
@@ -154,7 +154,7 @@ fn claims_are_joined_by_their_drivers_files_and_an_observer_holds_nothing() {
 #[test]
 fn every_profile_starts() {
     std::thread::scope(|threads| {
-        for profile in Profile::ALL {
+        for profile in SimulatedProfile::ALL {
             threads.spawn(move || {
                 let demo = Demo::start(&["--profile", profile.as_str()]);
                 until("readiness", || (demo.running.get("/-/ready").status == 200).then_some(()));

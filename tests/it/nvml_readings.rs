@@ -8,12 +8,12 @@ use crate::support::watching::wait;
 use podmeter::domain::model::{
     C2c, FabricDomain, GpuUuid, HardwareState, Medium, Moment, Monotonic, Platform, Slow, UnixSeconds, Vgpu,
 };
-use podmeter::node::hardware::{Driver, Due, PassStatus, Settings};
+use podmeter::node::hardware::{Driver, Due, PassStatus, HardwareSettings};
 use serde_json::{Value, json};
 
 /// A busy machine is no hanging driver.
-fn patient() -> Settings {
-    Settings { watchdog: Duration::from_secs(10), ..quick() }
+fn patient() -> HardwareSettings {
+    HardwareSettings { watchdog: Duration::from_secs(10), ..quick() }
 }
 
 fn medium(state: &HardwareState, index: usize) -> Option<&Medium> {

@@ -12,8 +12,8 @@ use podmeter::domain::model::{
     Account, Allocatable, Allocations, ContainerRef, DeviceId, GpuUuid, HardwareState, Inventory, Moment, Monotonic,
     PodDirectory, ProcessState, UnattributedReason, UnixSeconds,
 };
-use podmeter::node::hardware::simulated::{Controls, Load, Profile, SimulatedDriver};
-use podmeter::node::hardware::{Driver, Due, GpuState, Reader, Staleness};
+use podmeter::node::hardware::simulated::{Controls, Load, SimulatedProfile, SimulatedDriver};
+use podmeter::node::hardware::{Driver, Due, GpuState, GpuReader, Staleness};
 use podmeter::node::processes::Resolver;
 use podmeter::simulation::node::{Device, Replicas, resources};
 use podmeter::simulation::proc_tree::{Inside, ProcTree};
@@ -29,7 +29,7 @@ const SEEN: u64 = 50;
 #[derive(Clone, Copy)]
 pub struct Case {
     pub name: &'static str,
-    pub profile: Profile,
+    pub profile: SimulatedProfile,
     /// What a GPU draws idle, and what full load adds.
     pub watts: (f64, f64),
     pub replicas: Replicas,
@@ -101,7 +101,7 @@ pub struct Node {
     tree: ProcTree,
     resolver: Resolver,
     _directory: tempfile::TempDir,
-    readers: BTreeMap<GpuUuid, (Box<dyn Reader>, GpuState)>,
+    readers: BTreeMap<GpuUuid, (Box<dyn GpuReader>, GpuState)>,
     hardware: HardwareState,
     slots: Slots,
     allocatable: Allocatable,
@@ -129,7 +129,7 @@ impl Node {
     fn new(case: Case) -> Self {
         let mut driver = SimulatedDriver::new(case.profile, 7);
         let controls = driver.controls();
-        controls.take_over(Monotonic::default());
+        controls.set_idle(Monotonic::default());
         let session = driver.open().unwrap();
         let (inventory, _) = session.inventory().unwrap();
         let readers =
@@ -259,7 +259,7 @@ impl Node {
         let staleness = Staleness { fast: Duration::from_secs(5), medium: long, slow: long };
         for (gpu, (reader, record)) in &mut self.readers {
             let pass = reader.read(due, moment(now));
-            record.take(at(now), self.passes == 0, pass);
+            record.add_pass(at(now), self.passes == 0, pass);
             self.hardware.readings.insert(gpu.clone(), Arc::new(record.readings(at(now), staleness)));
         }
         self.passes += 1;
@@ -382,10 +382,10 @@ pub fn cases(refresh: Duration, length: Duration) -> [Case; 5] {
     };
     const H100: (f64, f64) = (70.0, 700.0);
     [
-        case("exclusive", Profile::H100, H100, None),
-        case("time-sliced, 4 slots", Profile::H100_TIME_SLICED, H100, Some(4)),
-        case("MIG", Profile::H100_MIG, H100, None),
-        case("GB200", Profile::GB200, (160.0, 1_200.0), None),
-        case("B200 with MIG", Profile::B200, (140.0, 1_000.0), None),
+        case("exclusive", SimulatedProfile::H100, H100, None),
+        case("time-sliced, 4 slots", SimulatedProfile::H100_TIME_SLICED, H100, Some(4)),
+        case("MIG", SimulatedProfile::H100_MIG, H100, None),
+        case("GB200", SimulatedProfile::GB200, (160.0, 1_200.0), None),
+        case("B200 with MIG", SimulatedProfile::B200, (140.0, 1_000.0), None),
     ]
 }

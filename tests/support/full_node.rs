@@ -11,7 +11,7 @@ use podmeter::domain::model::{
     ContainerRef, DeviceReadings, DeviceTotals, Fast, GpuUuid, Inventory, Medium, MemoryUse, Moment, Monotonic, Owner,
     Process, SharingForm, Stamped, UnixSeconds,
 };
-use podmeter::node::hardware::simulated::{Profile, SimulatedDriver};
+use podmeter::node::hardware::simulated::{SimulatedProfile, SimulatedDriver};
 
 use super::test_data;
 
@@ -30,7 +30,7 @@ pub struct Node {
 
 impl Node {
     pub fn new() -> Self {
-        let inventory = SimulatedDriver::new(Profile::H100_TIME_SLICED, 1).controls().inventory();
+        let inventory = SimulatedDriver::new(SimulatedProfile::H100_TIME_SLICED, 1).controls().inventory();
         Self {
             gpus: inventory.gpus.keys().cloned().collect(),
             ledger: Ledger::new(Duration::from_secs(5)),

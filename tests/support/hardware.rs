@@ -5,7 +5,7 @@ use std::time::Duration;
 use podmeter::clock::Clock;
 use podmeter::domain::model::{GpuUuid, HardwareState, Moment, Monotonic, UnixSeconds};
 use podmeter::node::hardware::nvml::{LibrarySearch, NvmlDriver};
-use podmeter::node::hardware::{Driver as _, Due, Hardware, Session, Settings, start};
+use podmeter::node::hardware::{Driver as _, Due, HardwareHandle, DriverSession, HardwareSettings, start};
 use serde_json::{Value, json};
 
 use super::fake_nvml::FakeNvml;
@@ -19,13 +19,13 @@ pub fn driver(fake: &FakeNvml) -> NvmlDriver {
     NvmlDriver::new(search, Some(Clock::start()))
 }
 
-pub fn open(fake: &FakeNvml) -> Box<dyn Session> {
+pub fn open(fake: &FakeNvml) -> Box<dyn DriverSession> {
     driver(fake).open().unwrap()
 }
 
 /// Many times faster than on a node.
-pub fn quick() -> Settings {
-    Settings {
+pub fn quick() -> HardwareSettings {
+    HardwareSettings {
         sample_interval: Duration::from_millis(100),
         medium_interval: Duration::from_millis(200),
         slow_interval: Duration::from_millis(200),
@@ -33,11 +33,11 @@ pub fn quick() -> Settings {
         reopen: (Duration::from_millis(20), Duration::from_millis(100)),
         lost_retry: (Duration::from_millis(50), Duration::from_millis(100)),
         sys_root: "/nonexistent".into(),
-        ..Settings::default()
+        ..HardwareSettings::default()
     }
 }
 
-pub fn run(fake: &FakeNvml, settings: Settings) -> Hardware {
+pub fn run(fake: &FakeNvml, settings: HardwareSettings) -> HardwareHandle {
     start(Box::new(driver(fake)), settings, Clock::start())
 }
 

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podmeter::domain::model::{GpuUuid, HardwareState};
-use podmeter::node::hardware::Hardware;
+use podmeter::node::hardware::HardwareHandle;
 
 /// Waits for a publication with `condition`, and checks that no busy seconds fall meanwhile.
-pub fn wait(hardware: &Hardware, what: &str, condition: impl Fn(&HardwareState) -> bool) -> Arc<HardwareState> {
+pub fn wait(hardware: &HardwareHandle, what: &str, condition: impl Fn(&HardwareState) -> bool) -> Arc<HardwareState> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let mut states = hardware.watch();
     let mut busy: BTreeMap<GpuUuid, f64> = BTreeMap::new();

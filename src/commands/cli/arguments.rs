@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use super::options::AgentOptions;
 use super::settings::{self, InvalidSettings};
 use super::{Failed, misused};
-use crate::agent::{DemoSettings, ListenAddress, Profile};
+use crate::agent::{DemoSettings, ListenAddress, SimulatedProfile};
 use crate::commands::client::{Access, AgentTarget, Certificates, HttpUrl};
 
 const START: &str =
@@ -167,8 +167,8 @@ pub struct DemoArguments {
     /// Address of metrics and page: `IP:PORT` or `unix:PATH`.
     #[arg(long, default_value = "127.0.0.1:9410", value_name = "ADDR")]
     pub listen: ListenAddress,
-    #[arg(long, value_parser = <Profile as FromStr>::from_str, help = profile_help())]
-    pub profile: Option<Profile>,
+    #[arg(long, value_parser = <SimulatedProfile as FromStr>::from_str, help = profile_help())]
+    pub profile: Option<SimulatedProfile>,
     /// Start and end pods.
     #[arg(long)]
     pub churn: bool,
@@ -203,13 +203,13 @@ pub struct DemoArguments {
 }
 
 fn profile_help() -> String {
-    let (default, shared) = (Profile::H100, Profile::H100_TIME_SLICED);
-    format!("{} [default: {default}; {shared} with --faults]", Profile::names())
+    let (default, shared) = (SimulatedProfile::H100, SimulatedProfile::H100_TIME_SLICED);
+    format!("{} [default: {default}; {shared} with --faults]", SimulatedProfile::names())
 }
 
 impl DemoArguments {
     pub fn settings(self) -> Result<DemoSettings, InvalidSettings> {
-        let default_profile = if self.faults { Profile::H100_TIME_SLICED } else { Profile::H100 };
+        let default_profile = if self.faults { SimulatedProfile::H100_TIME_SLICED } else { SimulatedProfile::H100 };
         let options = AgentOptions {
             listen: Some(vec![self.listen]),
             admin_socket: self.admin_socket,

@@ -9,11 +9,11 @@ use crate::domain::model::{Medium, Monotonic, RecentCount};
 /// One GPU's clock event reasons since the agent started.
 #[derive(Debug, Default)]
 pub struct ClockEvents {
-    reasons: BTreeMap<&'static str, Reason>,
+    reasons: BTreeMap<&'static str, ReasonCounts>,
 }
 
 #[derive(Debug, Default)]
-struct Reason {
+struct ReasonCounts {
     active: RecentCount,
     /// In the last reading; `None` after a gap.
     was_active: Option<bool>,

@@ -16,7 +16,7 @@ pub struct EnergyCounter {
 
 impl EnergyCounter {
     /// The joules since an earlier reading, with its time; `None` where it continues from none.
-    pub fn take(&mut self, at: Monotonic, counter: u64) -> Option<(Monotonic, f64)> {
+    pub fn add_reading(&mut self, at: Monotonic, counter: u64) -> Option<(Monotonic, f64)> {
         let gain = |before: Option<Reading>| {
             let (then, before) = before?;
             let joules = counter.checked_sub(before)? as f64 / 1000.0;
@@ -44,7 +44,7 @@ mod tests {
     fn check(readings: &[(u64, Option<u64>, Option<f64>)]) {
         let mut energy = EnergyCounter::default();
         for (second, (joules, value, gain)) in (1..).zip(readings) {
-            let gained = energy.take(Monotonic::from_secs(second), joules.saturating_mul(1000));
+            let gained = energy.add_reading(Monotonic::from_secs(second), joules.saturating_mul(1000));
             let value = value.map(|joules| joules * 1000);
             assert_eq!((energy.value(), gained.map(|(_, joules)| joules)), (value, *gain), "reading {second}");
         }

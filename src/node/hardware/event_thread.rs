@@ -12,8 +12,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::mailbox::Mailbox;
-use super::source::{EventKind, EventSource, PassStatus, Problem, RawEvent, Session};
-use super::worker::Event;
+use super::source::{DriverEventKind, EventSource, PassStatus, CallProblem, RawEvent, DriverSession};
+use super::worker::SupervisorEvent;
 use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::domain::model::{Collector, GpuUuid, Moment, Monotonic, XidEvent};
@@ -39,7 +39,7 @@ pub struct Notice {
     pub slow_due: BTreeSet<GpuUuid>,
     /// The layout may have changed.
     pub inspect: bool,
-    pub problems: Vec<Problem>,
+    pub problems: Vec<CallProblem>,
     pub session_over: bool,
 }
 
@@ -64,10 +64,10 @@ struct WaitState {
 impl EventThread {
     pub fn spawn(
         number: u64,
-        session: Arc<dyn Session>,
+        session: Arc<dyn DriverSession>,
         clock: Clock,
         mailbox: Mailbox,
-        events: SyncSender<Event>,
+        events: SyncSender<SupervisorEvent>,
         watchdog: Duration,
     ) -> std::io::Result<Self> {
         let (changes, changed) = sync_channel(1);
@@ -95,7 +95,7 @@ impl EventThread {
         }
     }
 
-    /// Requests that the thread release the session, which it reports with [`Event::WaitEnded`].
+    /// Requests that the thread release the session, which it reports with [`SupervisorEvent::WaitEnded`].
     pub fn stop(&mut self) {
         self.changes = None;
     }
@@ -119,7 +119,7 @@ impl EventThread {
 struct EventWait {
     clock: Clock,
     mailbox: Mailbox,
-    events: SyncSender<Event>,
+    events: SyncSender<SupervisorEvent>,
     changed: Receiver<()>,
     state: Arc<Mutex<WaitState>>,
     patience: Duration,
@@ -127,7 +127,7 @@ struct EventWait {
 }
 
 impl EventWait {
-    fn run(mut self, number: u64, session: Arc<dyn Session>) {
+    fn run(mut self, number: u64, session: Arc<dyn DriverSession>) {
         self.state.lock().waiting_since = Some(self.clock.now().monotonic);
         let source = session.events();
         self.state.lock().collector = source.as_ref().map(|_| Collector::default());
@@ -137,7 +137,7 @@ impl EventWait {
         self.note(None);
         // Released before it is reported.
         drop(session);
-        let _ = self.events.send(Event::WaitEnded(number));
+        let _ = self.events.send(SupervisorEvent::WaitEnded(number));
     }
 
     fn wait_repeatedly(&mut self, source: &mut dyn EventSource) {
@@ -180,7 +180,7 @@ impl EventWait {
             match outcome {
                 Ok(Some(event)) => {
                     self.succeed(now);
-                    self.take(event, now);
+                    self.apply_event(event, now);
                     if number == 0 {
                         self.mailbox.send();
                         self.send_notice();
@@ -202,17 +202,17 @@ impl EventWait {
         false
     }
 
-    fn take(&mut self, event: RawEvent, at: Moment) {
+    fn apply_event(&mut self, event: RawEvent, at: Moment) {
         let RawEvent { gpu, instance, kind } = event;
         match kind {
-            EventKind::MigChange => self.notice.inspect = true,
-            EventKind::Condition | EventKind::Xid(_) => {
+            DriverEventKind::MigChange => self.notice.inspect = true,
+            DriverEventKind::Condition | DriverEventKind::Xid(_) => {
                 if !self.notice.slow_due.contains(&gpu) {
                     self.notice.slow_due.insert(gpu.clone());
                 }
             }
         }
-        if let EventKind::Xid(code) = kind {
+        if let DriverEventKind::Xid(code) = kind {
             self.mailbox.put(XidEvent { at, gpu, instance, code, count: 1 });
         }
     }
@@ -226,7 +226,7 @@ impl EventWait {
         }
         let fresh = Notice { event_thread: self.notice.event_thread, session_over: *session_over, ..Notice::default() };
         let notice = std::mem::replace(&mut self.notice, fresh);
-        if let Err(TrySendError::Full(Event::Notice(kept))) = self.events.try_send(Event::Notice(Box::new(notice))) {
+        if let Err(TrySendError::Full(SupervisorEvent::Notice(kept))) = self.events.try_send(SupervisorEvent::Notice(Box::new(notice))) {
             self.notice = *kept;
         }
     }

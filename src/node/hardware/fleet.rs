@@ -10,11 +10,11 @@ use std::sync::mpsc::SyncSender;
 use tracing::{info, warn};
 
 use super::gpu_state::{GpuState, Staleness};
-use super::handle::Settings;
+use super::handle::HardwareSettings;
 use super::module_energy::ModuleEnergy;
 use super::rounds::tiers;
-use super::source::{Due, PassStatus, Session};
-use super::worker::{Event, ReaderCommand, Report, Thread, spawn_worker};
+use super::source::{Due, PassStatus, DriverSession};
+use super::worker::{SupervisorEvent, ReaderCommand, PassReport, Thread, spawn_worker};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::domain::model::{DeviceReadings, Gpu, GpuUuid, Inventory, Monotonic, PciBusId};
@@ -24,16 +24,16 @@ const UNLISTED: [&str; 2] = ["not_found", "gpu_not_found"];
 
 pub struct Fleet {
     clock: Clock,
-    events: SyncSender<Event>,
-    settings: Settings,
+    events: SyncSender<SupervisorEvent>,
+    settings: HardwareSettings,
     generation: u64,
     inventory: Arc<Inventory>,
-    members: BTreeMap<GpuUuid, Member>,
+    members: BTreeMap<GpuUuid, FleetGpu>,
     modules: ModuleEnergy,
 }
 
 #[derive(Default)]
-struct Member {
+struct FleetGpu {
     state: GpuState,
     worker: Option<Thread<ReaderCommand>>,
     /// Why its thread could not be started, which has been logged.
@@ -57,7 +57,7 @@ struct Member {
 }
 
 impl Fleet {
-    pub fn new(settings: &Settings, clock: Clock, events: SyncSender<Event>) -> Self {
+    pub fn new(settings: &HardwareSettings, clock: Clock, events: SyncSender<SupervisorEvent>) -> Self {
         let settings = settings.clone();
         Self {
             clock,
@@ -80,7 +80,7 @@ impl Fleet {
         found.generation = self.generation;
         for (uuid, gpu) in &mut found.gpus {
             let retries = Backoff::new(self.settings.lost_retry);
-            let member = self.members.entry(uuid.clone()).or_insert_with(|| Member { retries, ..Member::default() });
+            let member = self.members.entry(uuid.clone()).or_insert_with(|| FleetGpu { retries, ..FleetGpu::default() });
             let is_whole = gpu.present;
             if !is_whole && let Some(known) = self.inventory.gpus.get(uuid) {
                 *gpu = Gpu { index: gpu.index, ..known.clone() };
@@ -116,7 +116,7 @@ impl Fleet {
     }
 
     /// Starts a pass on each GPU that is idle and due; returns which.
-    pub fn ask(&mut self, session: &Arc<dyn Session>, now: Monotonic) -> BTreeSet<GpuUuid> {
+    pub fn ask(&mut self, session: &Arc<dyn DriverSession>, now: Monotonic) -> BTreeSet<GpuUuid> {
         let mut asked = BTreeSet::new();
         for (uuid, member) in &mut self.members {
             member.revive(uuid, self.clock, &self.events);
@@ -140,7 +140,7 @@ impl Fleet {
 
     /// Reads the slow tier of one GPU between rounds. False when its next pass reads it: the GPU is busy or lost, or
     /// this was requested a moment ago.
-    pub fn request_slow(&mut self, session: &Arc<dyn Session>, gpu: &GpuUuid, now: Monotonic) -> bool {
+    pub fn request_slow(&mut self, session: &Arc<dyn DriverSession>, gpu: &GpuUuid, now: Monotonic) -> bool {
         let Some(member) = self.members.get_mut(gpu) else { return false };
         member.next_slow = now;
         let due = Due { medium: false, slow: true };
@@ -154,11 +154,11 @@ impl Fleet {
     }
 
     /// True for a pass with valid handles.
-    pub fn is_current(&self, report: &Report) -> bool {
+    pub fn is_current(&self, report: &PassReport) -> bool {
         self.members.get(&report.gpu).is_some_and(|member| member.generation == report.generation)
     }
 
-    pub fn take(&mut self, report: Report, is_open: bool, now: Monotonic) {
+    pub fn apply_pass(&mut self, report: PassReport, is_open: bool, now: Monotonic) {
         let Some(member) = self.members.get_mut(&report.gpu) else { return };
         member.busy = None;
         let hung = std::mem::take(&mut member.state.stuck);
@@ -178,12 +178,12 @@ impl Fleet {
                 member.lost_in = None;
                 member.retries.reset();
                 if hung {
-                    member.state.take_late(report.at.monotonic, report.pass);
+                    member.state.add_late_pass(report.at.monotonic, report.pass);
                 } else {
-                    member.state.take(report.at.monotonic, report.fresh, report.pass);
+                    member.state.add_pass(report.at.monotonic, report.fresh, report.pass);
                 }
                 if let Some((module, _)) = self.inventory.module_of(&gpu) {
-                    self.modules.take(module, &gpu, member.state.totals());
+                    self.modules.add_totals(module, &gpu, member.state.totals());
                 }
                 self.mark_present(&gpu, true);
             }
@@ -266,7 +266,7 @@ impl Fleet {
             medium: self.settings.medium_interval * 3,
             slow: self.settings.slow_interval * 3,
         };
-        let readings = |member: &Member| {
+        let readings = |member: &FleetGpu| {
             let asked = member.busy.map(|(since, _)| since);
             let unlisted = member.state.lost && member.unlisted;
             let problem = member.no_thread.clone();
@@ -280,8 +280,8 @@ impl Fleet {
     }
 }
 
-impl Member {
-    fn read(&mut self, session: &Arc<dyn Session>, due: Due, now: Monotonic) -> bool {
+impl FleetGpu {
+    fn read(&mut self, session: &Arc<dyn DriverSession>, due: Due, now: Monotonic) -> bool {
         let command = ReaderCommand::Read { session: Arc::clone(session), generation: self.generation, due };
         let sent = self.worker.as_ref().is_some_and(|worker| worker.send(command).is_ok());
         if sent {
@@ -291,7 +291,7 @@ impl Member {
     }
 
     /// Replaces a thread that has ended, which only a panic does. A stuck thread stays.
-    fn revive(&mut self, uuid: &GpuUuid, clock: Clock, events: &SyncSender<Event>) {
+    fn revive(&mut self, uuid: &GpuUuid, clock: Clock, events: &SyncSender<SupervisorEvent>) {
         if self.worker.as_ref().is_some_and(|worker| !worker.has_ended()) {
             return;
         }

@@ -55,10 +55,10 @@ pub struct Staleness {
 
 impl GpuState {
     /// Adds a pass that answered. `fresh`: the reader's first, which has no data of the time before it.
-    pub fn take(&mut self, at: Monotonic, fresh: bool, mut pass: Pass) {
+    pub fn add_pass(&mut self, at: Monotonic, fresh: bool, mut pass: Pass) {
         debug_assert_eq!(pass.status, PassStatus::Answers);
         self.counter_is_of_gpu = pass.counter_is_of_gpu.or(self.counter_is_of_gpu);
-        let gained = pass.energy_counter.map(|counter| self.energy_counter.take(at, counter));
+        let gained = pass.energy_counter.map(|counter| self.energy_counter.add_reading(at, counter));
         let gained = gained.filter(|_| self.counter_is_of_gpu == Some(true));
         if gained.is_some() {
             pass.integrals.energy_joules = Some(0.0);
@@ -84,7 +84,7 @@ impl GpuState {
 
     /// Takes the values of a pass whose call hung. The time that they cover is unknown, so the totals do not include
     /// them, and the next pass begins a session.
-    pub fn take_late(&mut self, at: Monotonic, pass: Pass) {
+    pub fn add_late_pass(&mut self, at: Monotonic, pass: Pass) {
         self.interrupted = true;
         self.clock_events.interrupt();
         self.set(at, pass.fast, pass.medium, pass.slow);
@@ -249,9 +249,9 @@ mod tests {
     #[test]
     fn the_time_without_a_reader_is_uncovered() {
         let mut state = GpuState::default();
-        state.take(Monotonic::from_secs(3), true, pass(0.0));
-        state.take(Monotonic::from_secs(4), false, pass(1.0));
-        state.take(Monotonic::from_secs(10), true, pass(0.0));
+        state.add_pass(Monotonic::from_secs(3), true, pass(0.0));
+        state.add_pass(Monotonic::from_secs(4), false, pass(1.0));
+        state.add_pass(Monotonic::from_secs(10), true, pass(0.0));
         let readings = state.readings(Monotonic::from_secs(10), STALENESS);
         assert_eq!(readings.totals.busy_seconds, Some(1.0));
         assert_eq!(readings.totals.uncovered_seconds, 6.0);
@@ -267,7 +267,7 @@ mod tests {
         let passes = [(false, pass(1.0)), (false, lacking()), (true, lacking()), (true, pass(0.0)), (false, pass(1.0))];
         let busy = (1..).zip(passes).map(|(second, (fresh, pass))| {
             let at = Monotonic::from_secs(second);
-            state.take(at, fresh, pass);
+            state.add_pass(at, fresh, pass);
             state.readings(at, STALENESS).totals.busy_seconds
         });
         assert_eq!(busy.collect::<Vec<_>>(), [Some(1.0), None, None, Some(1.0), Some(2.0)]);
@@ -281,16 +281,16 @@ mod tests {
     #[test]
     fn a_gap_has_the_joules_of_a_counter_that_spans_it() {
         let mut state = GpuState::default();
-        state.take(Monotonic::from_secs(1), true, counting(1_000, 0.0));
-        state.take(Monotonic::from_secs(2), false, counting(301_000, 300.0));
+        state.add_pass(Monotonic::from_secs(1), true, counting(1_000, 0.0));
+        state.add_pass(Monotonic::from_secs(2), false, counting(301_000, 300.0));
         state.withdraw();
-        state.take(Monotonic::from_secs(62), true, counting(18_301_000, 0.0));
+        state.add_pass(Monotonic::from_secs(62), true, counting(18_301_000, 0.0));
         let totals = |state: &GpuState| state.readings(Monotonic::from_secs(62), STALENESS).totals;
         let gaps = Gaps { seconds: 60.0, energy_joules: 18_000.0, until: Monotonic::from_secs(62) };
         assert_eq!((totals(&state).energy_joules, totals(&state).gaps), (Some(18_300.0), gaps));
         // A reload: the counter restarts.
-        state.take(Monotonic::from_secs(92), true, counting(5_000, 0.0));
-        state.take(Monotonic::from_secs(93), false, counting(305_000, 300.0));
+        state.add_pass(Monotonic::from_secs(92), true, counting(5_000, 0.0));
+        state.add_pass(Monotonic::from_secs(93), false, counting(305_000, 300.0));
         assert_eq!((totals(&state).energy_joules, totals(&state).gaps.seconds), (Some(18_600.0), 90.0));
     }
 
@@ -304,10 +304,10 @@ mod tests {
         ] {
             let with = |counter_is_of_gpu, counter, energy| Pass { counter_is_of_gpu, ..counting(counter, energy) };
             let mut state = GpuState::default();
-            state.take(Monotonic::from_secs(1), true, with(before, 1_000, 0.0));
-            state.take(Monotonic::from_secs(2), false, with(before, 301_000, 300.0));
+            state.add_pass(Monotonic::from_secs(1), true, with(before, 1_000, 0.0));
+            state.add_pass(Monotonic::from_secs(2), false, with(before, 301_000, 300.0));
             state.withdraw();
-            state.take(Monotonic::from_secs(62), true, with(after, 18_301_000, 0.0));
+            state.add_pass(Monotonic::from_secs(62), true, with(after, 18_301_000, 0.0));
             let totals = state.readings(Monotonic::from_secs(62), STALENESS).totals;
             assert_eq!(totals.energy_joules, Some(joules), "{before:?} {after:?}");
         }
@@ -316,10 +316,10 @@ mod tests {
     #[test]
     fn a_counter_missing_in_the_first_pass_still_spans_the_gap() {
         let mut state = GpuState::default();
-        state.take(Monotonic::from_secs(1), true, counting(1_000, 0.0));
-        state.take(Monotonic::from_secs(11), true, Pass::default());
-        state.take(Monotonic::from_secs(12), false, counting(4_000, 0.0));
-        state.take(Monotonic::from_secs(13), false, counting(5_000, 1.0));
+        state.add_pass(Monotonic::from_secs(1), true, counting(1_000, 0.0));
+        state.add_pass(Monotonic::from_secs(11), true, Pass::default());
+        state.add_pass(Monotonic::from_secs(12), false, counting(4_000, 0.0));
+        state.add_pass(Monotonic::from_secs(13), false, counting(5_000, 1.0));
         let totals = state.readings(Monotonic::from_secs(13), STALENESS).totals;
         assert_eq!((totals.energy_joules, totals.gaps.energy_joules), (Some(4.0), 3.0));
     }
@@ -327,11 +327,11 @@ mod tests {
     #[test]
     fn the_time_of_a_hung_call_is_a_gap_whatever_its_reader_integrates() {
         let mut state = GpuState::default();
-        state.take(Monotonic::from_secs(1), true, counting(0, 0.0));
-        state.take(Monotonic::from_secs(2), false, counting(100_000, 100.0));
+        state.add_pass(Monotonic::from_secs(1), true, counting(0, 0.0));
+        state.add_pass(Monotonic::from_secs(2), false, counting(100_000, 100.0));
         state.withdraw();
-        state.take_late(Monotonic::from_secs(3), counting(6_100_000, 6000.0));
-        state.take(Monotonic::from_secs(63), false, counting(6_200_000, 100.0));
+        state.add_late_pass(Monotonic::from_secs(3), counting(6_100_000, 6000.0));
+        state.add_pass(Monotonic::from_secs(63), false, counting(6_200_000, 100.0));
         let totals = state.readings(Monotonic::from_secs(63), STALENESS).totals;
         assert_eq!((totals.busy_seconds, totals.uncovered_seconds, totals.gaps.seconds), (Some(1.0), 61.0, 61.0));
         assert_eq!((totals.energy_joules, totals.gaps.energy_joules), (Some(6_200.0), 6_100.0));
@@ -357,16 +357,16 @@ mod tests {
         let link0 = |state: &GpuState, at: u64| {
             state.readings(Monotonic::from_secs(at), STALENESS).medium.unwrap().value.rates.link0_bytes_per_second
         };
-        state.take(Monotonic::from_secs(1), true, pass(1000.0));
+        state.add_pass(Monotonic::from_secs(1), true, pass(1000.0));
         assert_eq!(traffic(&state, 1).pcie_transmitted, None, "one reading is no rate");
-        state.take(Monotonic::from_secs(61), false, pass(7000.0));
+        state.add_pass(Monotonic::from_secs(61), false, pass(7000.0));
         let read = traffic(&state, 61);
         assert_eq!((read.pcie_transmitted, read.pcie_received), (Some(100.0), None));
         assert_eq!(read.nvlink_received, Some(7.0), "GPM takes precedence");
         assert_eq!(link0(&state, 61), Some(200.0), "both ways");
-        state.take(Monotonic::from_secs(121), true, pass(13_000.0));
+        state.add_pass(Monotonic::from_secs(121), true, pass(13_000.0));
         assert_eq!(traffic(&state, 121).pcie_transmitted, Some(100.0), "across a new reader");
-        state.take(Monotonic::from_secs(181), false, pass(600.0));
+        state.add_pass(Monotonic::from_secs(181), false, pass(600.0));
         assert_eq!(traffic(&state, 181).pcie_transmitted, None, "the counter restarted or wrapped");
     }
 
@@ -377,14 +377,14 @@ mod tests {
             integrals: Integrals { instance_busy_seconds: instances, ..Integrals::default() },
             ..Pass::default()
         };
-        let mut take = |second, instances| {
-            state.take(Monotonic::from_secs(second), false, pass(instances));
+        let mut add_pass = |second, instances| {
+            state.add_pass(Monotonic::from_secs(second), false, pass(instances));
             state.readings(Monotonic::from_secs(second), STALENESS).totals.instance_busy_seconds
         };
-        take(1, Some(vec![(3, 0.5), (4, 0.25)]));
-        assert_eq!(take(2, Some(vec![(3, 0.5)])), [(3, 1.0)].into());
-        assert_eq!(take(3, None), [(3, 1.0)].into(), "not read");
-        assert_eq!(take(4, Some(vec![(3, f64::NAN), (4, 0.25)])), [(3, 1.0), (4, 0.25)].into());
+        add_pass(1, Some(vec![(3, 0.5), (4, 0.25)]));
+        assert_eq!(add_pass(2, Some(vec![(3, 0.5)])), [(3, 1.0)].into());
+        assert_eq!(add_pass(3, None), [(3, 1.0)].into(), "not read");
+        assert_eq!(add_pass(4, Some(vec![(3, f64::NAN), (4, 0.25)])), [(3, 1.0), (4, 0.25)].into());
     }
 
     #[test]
@@ -392,7 +392,7 @@ mod tests {
         let mut state = GpuState::default();
         let mut starts = |second, fresh, is_active| {
             let medium = Medium { clock_events: [("idle", is_active)].into(), ..Medium::default() };
-            state.take(Monotonic::from_secs(second), fresh, Pass { medium: Some(medium), ..Pass::default() });
+            state.add_pass(Monotonic::from_secs(second), fresh, Pass { medium: Some(medium), ..Pass::default() });
             let readings = state.readings(Monotonic::from_secs(second), STALENESS);
             readings.medium.unwrap().value.clock_event_starts["idle"]
         };
@@ -427,7 +427,7 @@ mod tests {
     #[test]
     fn stale_readings_are_absent_and_totals_stay() {
         let mut state = GpuState::default();
-        state.take(Monotonic::from_secs(1), true, pass(0.25));
+        state.add_pass(Monotonic::from_secs(1), true, pass(0.25));
         assert!(state.readings(Monotonic::from_secs(6), STALENESS).fast.is_some());
         let readings = state.readings(Monotonic::from_millis(6001), STALENESS);
         assert_eq!((readings.fast, readings.totals.busy_seconds), (None, Some(0.25)));

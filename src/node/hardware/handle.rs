@@ -14,7 +14,7 @@ use super::pci::Bus;
 use super::release::DriverLease;
 use super::source::Driver;
 use super::supervisor::Supervisor;
-use super::worker::{Event, Loading, spawn_driver_thread};
+use super::worker::{SupervisorEvent, Loading, spawn_driver_thread};
 use crate::clock::Clock;
 use crate::domain::model::{HardwareState, XidEvent};
 
@@ -26,7 +26,7 @@ const STOP: Duration = Duration::from_secs(3);
 
 /// Intervals and time limits of the hardware threads.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct HardwareSettings {
     /// Period of the fast tier.
     pub sample_interval: Duration,
     pub medium_interval: Duration,
@@ -44,7 +44,7 @@ pub struct Settings {
     pub release_limit: Duration,
 }
 
-impl Default for Settings {
+impl Default for HardwareSettings {
     fn default() -> Self {
         Self {
             sample_interval: Duration::from_secs(1),
@@ -60,7 +60,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl HardwareSettings {
     /// Divides all intervals and limits.
     #[must_use]
     pub fn hurry(self, times: u32) -> Self {
@@ -80,15 +80,15 @@ impl Settings {
 
 /// The running hardware threads. Dropping the handle ends them without waiting.
 #[derive(Debug)]
-pub struct Hardware {
-    events: SyncSender<Event>,
+pub struct HardwareHandle {
+    events: SyncSender<SupervisorEvent>,
     ended: Receiver<()>,
     states: watch::Receiver<Arc<HardwareState>>,
     xids: Option<mpsc::Receiver<Vec<XidEvent>>>,
     loading: Loading,
 }
 
-impl Hardware {
+impl HardwareHandle {
     /// Every publication; the first value has no data yet.
     pub fn watch(&self) -> watch::Receiver<Arc<HardwareState>> {
         self.states.clone()
@@ -114,21 +114,21 @@ impl Hardware {
     /// Closes the driver and ends the threads; blocks for at most three seconds. A thread inside a driver call is
     /// abandoned.
     pub fn stop(self) {
-        if self.events.send(Event::Stop).is_ok() && self.ended.recv_timeout(STOP) == Err(RecvTimeoutError::Timeout) {
+        if self.events.send(SupervisorEvent::Stop).is_ok() && self.ended.recv_timeout(STOP) == Err(RecvTimeoutError::Timeout) {
             warn!("the hardware threads did not end in time and are abandoned");
         }
     }
 }
 
-impl Drop for Hardware {
+impl Drop for HardwareHandle {
     fn drop(&mut self) {
         // Fails only after `stop`, or with a full queue at the end of the process.
-        let _ = self.events.try_send(Event::Stop);
+        let _ = self.events.try_send(SupervisorEvent::Stop);
     }
 }
 
 /// Starts the hardware threads. A driver that cannot be opened is retried until it can.
-pub fn start(driver: Box<dyn Driver>, settings: Settings, clock: Clock) -> Hardware {
+pub fn start(driver: Box<dyn Driver>, settings: HardwareSettings, clock: Clock) -> HardwareHandle {
     let source = driver.source();
     let (events, received) = sync_channel(EVENTS);
     let (ends, ended) = channel();
@@ -150,5 +150,5 @@ pub fn start(driver: Box<dyn Driver>, settings: Settings, clock: Clock) -> Hardw
     if let Err(problem) = started {
         error!(%problem, "cannot start the hardware thread: there will be no device readings");
     }
-    Hardware { events, ended, states, xids: Some(xids), loading }
+    HardwareHandle { events, ended, states, xids: Some(xids), loading }
 }

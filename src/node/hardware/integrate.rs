@@ -11,7 +11,7 @@ const EMPTY_PASSES: u32 = 10;
 
 /// One entry of the ring. The timestamp is in microseconds since an unknown origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Sample {
+pub struct RingSample {
     pub timestamp: u64,
     /// A rate: 0 to 1 for utilization, watts for power.
     pub value: f64,
@@ -19,7 +19,7 @@ pub struct Sample {
 
 /// What one pass adds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Step {
+pub struct IntegralStep {
     /// Rate times seconds; `None` without samples and without a fallback.
     pub integral: Option<f64>,
     /// The latest rate.
@@ -44,10 +44,10 @@ impl RingIntegral {
     }
 
     /// `elapsed` seconds since the last call. `fallback` gives a rate where there is no new sample.
-    pub fn advance(&mut self, elapsed: f64, samples: &mut [Sample], fallback: impl FnOnce() -> Option<f64>) -> Step {
+    pub fn advance(&mut self, elapsed: f64, samples: &mut [RingSample], fallback: impl FnOnce() -> Option<f64>) -> IntegralStep {
         self.pending += elapsed.max(0.0);
         samples.sort_unstable_by_key(|sample| sample.timestamp);
-        let (covered, integral) = self.take(samples);
+        let (covered, integral) = self.integrate(samples);
         let newest = samples.last().copied();
         if let Some(newest) = newest.filter(|newest| newest.timestamp > self.cursor) {
             let primed = self.cursor != 0;
@@ -77,7 +77,7 @@ impl RingIntegral {
     }
 
     /// Seconds and integral of the samples behind the cursor.
-    fn take(&self, samples: &[Sample]) -> (f64, f64) {
+    fn integrate(&self, samples: &[RingSample]) -> (f64, f64) {
         if self.cursor == 0 {
             return (0.0, 0.0);
         }
@@ -92,10 +92,10 @@ impl RingIntegral {
         (seconds, integral)
     }
 
-    fn finish(&mut self, integral: Option<f64>, latest: Option<f64>) -> Step {
+    fn finish(&mut self, integral: Option<f64>, latest: Option<f64>) -> IntegralStep {
         let uncovered_seconds = (self.pending - LAG_SECONDS).max(0.0);
         self.pending -= uncovered_seconds;
-        Step { integral, latest, uncovered_seconds }
+        IntegralStep { integral, latest, uncovered_seconds }
     }
 }
 
@@ -107,8 +107,8 @@ mod tests {
 
     const ORIGIN: u64 = 77_000_000_000;
 
-    fn sample(seconds: f64, value: f64) -> Sample {
-        Sample { timestamp: ORIGIN + (seconds * 1e6) as u64, value }
+    fn sample(seconds: f64, value: f64) -> RingSample {
+        RingSample { timestamp: ORIGIN + (seconds * 1e6) as u64, value }
     }
 
     fn near(actual: Option<f64>, expected: f64) -> bool {
@@ -119,7 +119,7 @@ mod tests {
     fn the_first_ring_is_history_and_counts_nothing() {
         let mut ring = RingIntegral::default();
         let step = ring.advance(0.0, &mut [sample(1.0, 1.0), sample(2.0, 0.5)], || None);
-        assert_eq!(step, Step { integral: Some(0.0), latest: Some(0.5), uncovered_seconds: 0.0 });
+        assert_eq!(step, IntegralStep { integral: Some(0.0), latest: Some(0.5), uncovered_seconds: 0.0 });
         assert_eq!(ring.cursor(), sample(2.0, 0.0).timestamp);
     }
 
@@ -204,7 +204,7 @@ mod tests {
             let (mut busy, mut uncovered, mut elapsed_total) = (0.0, 0.0, 0.0);
             for (elapsed, samples, fallback) in passes {
                 let mut samples: Vec<_> = samples.into_iter()
-                    .map(|(timestamp, value)| Sample { timestamp: u64::from(timestamp), value }).collect();
+                    .map(|(timestamp, value)| RingSample { timestamp: u64::from(timestamp), value }).collect();
                 let step = ring.advance(elapsed, &mut samples, || fallback);
                 prop_assert!(step.integral.is_none_or(|integral| integral >= 0.0) && step.uncovered_seconds >= 0.0);
                 busy += step.integral.unwrap_or(0.0);

@@ -19,11 +19,11 @@ pub struct Mailbox(Arc<Mutex<Pending>>);
 
 #[derive(Debug)]
 struct Pending {
-    kinds: BTreeMap<Kind, (Moment, u64)>,
+    kinds: BTreeMap<XidKey, (Moment, u64)>,
     batches: Sender<Vec<XidEvent>>,
 }
 
-type Kind = (GpuUuid, Option<XidInstance>, u32);
+type XidKey = (GpuUuid, Option<XidInstance>, u32);
 
 impl Mailbox {
     pub fn new() -> (Self, Receiver<Vec<XidEvent>>) {
@@ -46,12 +46,12 @@ impl Mailbox {
         }
         let pending = &mut *pending;
         // Without a reader the pending XIDs stay.
-        let Ok(place) = pending.batches.try_reserve() else { return };
+        let Ok(permit) = pending.batches.try_reserve() else { return };
         let event =
-            |((gpu, instance, code), (at, count)): (Kind, (Moment, u64))| XidEvent { at, gpu, instance, code, count };
+            |((gpu, instance, code), (at, count)): (XidKey, (Moment, u64))| XidEvent { at, gpu, instance, code, count };
         let mut batch: Vec<_> = std::mem::take(&mut pending.kinds).into_iter().map(event).collect();
         batch.sort_by_key(|event| event.at.monotonic);
-        place.send(batch);
+        permit.send(batch);
     }
 
     fn lock(&self) -> MutexGuard<'_, Pending> {

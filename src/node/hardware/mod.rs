@@ -25,12 +25,12 @@ mod supervisor;
 mod worker;
 
 pub use gpu_state::{GpuState, Staleness};
-pub use handle::{Hardware, Settings, start};
+pub use handle::{HardwareHandle, HardwareSettings, start};
 pub use pci::scan as scan_pci_bus;
 pub use release::{DriverLease, ReleaseError};
 pub use source::{
-    CallDurations, Driver, Due, EventFailure, EventKind, EventSource, Failure, Integrals, Pass, PassStatus, Problem,
-    RawEvent, Reader, Session,
+    CallDurations, Driver, Due, EventFailure, DriverEventKind, EventSource, Failure, Integrals, Pass, PassStatus, CallProblem,
+    RawEvent, GpuReader, DriverSession,
 };
 pub use worker::Loading;
 

@@ -8,13 +8,13 @@ use crate::domain::model::{DeviceTotals, GpuUuid, Monotonic, PciBusId};
 
 #[derive(Debug, Default)]
 pub struct ModuleEnergy {
-    modules: BTreeMap<PciBusId, Module>,
+    modules: BTreeMap<PciBusId, ModuleTotal>,
     /// What each GPU had last read of its module, and when.
     read: BTreeMap<GpuUuid, (Monotonic, f64)>,
 }
 
 #[derive(Debug, Default)]
-struct Module {
+struct ModuleTotal {
     joules: f64,
     /// The last time that the joules include.
     through: Monotonic,
@@ -23,7 +23,7 @@ struct Module {
 impl ModuleEnergy {
     /// The GPUs of a module read the same power at different times: the part of a gain counts that is of a time after
     /// the last that another GPU covers.
-    pub fn take(&mut self, module: &PciBusId, gpu: &GpuUuid, totals: &DeviceTotals) {
+    pub fn add_totals(&mut self, module: &PciBusId, gpu: &GpuUuid, totals: &DeviceTotals) {
         let Some(joules) = totals.module_energy_joules else { return };
         let module = self.modules.entry(module.clone()).or_default();
         let (since, before) = *self.read.entry(gpu.clone()).or_insert((totals.through, joules));
@@ -76,7 +76,7 @@ mod tests {
             }
             *of_gpu.module_energy_joules.get_or_insert(0.0) += if begins { 0.0 } else { 600.0 };
             of_gpu.through = at;
-            energy.take(&"0008:06:00.0".into(), &["GPU-a", "GPU-b"][gpu].into(), of_gpu);
+            energy.add_totals(&"0008:06:00.0".into(), &["GPU-a", "GPU-b"][gpu].into(), of_gpu);
             joules.extend(energy.joules().values());
         }
         // 300 J in half a second; while one GPU is lost, 600 J in every second.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 /// A quantity with its range, both ends included: values that a device of today or of the next years can have.
 #[derive(Debug)]
-pub struct Quantity {
+pub struct QuantityRange {
     pub name: &'static str,
     least: f64,
     most: f64,
@@ -17,8 +17,8 @@ pub type Implausible = BTreeMap<&'static str, u64>;
 
 macro_rules! quantities {
     ($($(#[$meta:meta])* $constant:ident = $name:literal, $least:literal ..= $most:literal;)*) => {
-        $($(#[$meta])* pub static $constant: Quantity = Quantity { name: $name, least: $least, most: $most };)*
-        pub static ALL: &[&Quantity] = &[$(&$constant),*];
+        $($(#[$meta])* pub static $constant: QuantityRange = QuantityRange { name: $name, least: $least, most: $most };)*
+        pub static ALL: &[&QuantityRange] = &[$(&$constant),*];
     };
 }
 
@@ -55,7 +55,7 @@ quantities! {
     PCIE_WIDTH = "pcie_link_width_lanes", 0.0..=64.0;
 }
 
-impl Quantity {
+impl QuantityRange {
     /// False for NaN, too.
     pub fn holds(&self, value: f64) -> bool {
         (self.least..=self.most).contains(&value)

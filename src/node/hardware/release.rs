@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::source::Session;
-use super::worker::Event;
+use super::source::DriverSession;
+use super::worker::SupervisorEvent;
 use crate::domain::model::{Moment, Monotonic, Released};
 
 /// Pause between two attempts to reach a busy supervisor, and their number.
@@ -35,11 +35,11 @@ pub enum ReleaseError {
 /// Requests a release or a resume from async code.
 #[derive(Clone, Debug)]
 pub struct DriverLease {
-    events: SyncSender<Event>,
+    events: SyncSender<SupervisorEvent>,
 }
 
 impl DriverLease {
-    pub(super) fn new(events: SyncSender<Event>) -> Self {
+    pub(super) fn new(events: SyncSender<SupervisorEvent>) -> Self {
         Self { events }
     }
 
@@ -50,7 +50,7 @@ impl DriverLease {
     /// When a thread is stuck inside the driver, which stays released all the same.
     pub async fn release(&self, duration: Duration) -> Result<Released, ReleaseError> {
         let (reply, replied) = oneshot::channel();
-        self.send(Event::Release(duration, reply)).await?;
+        self.send(SupervisorEvent::Release(duration, reply)).await?;
         replied.await.unwrap_or(Err(ReleaseError::Unavailable))
     }
 
@@ -61,11 +61,11 @@ impl DriverLease {
     /// When the hardware threads have ended.
     pub async fn resume(&self) -> Result<(), ReleaseError> {
         let (reply, replied) = oneshot::channel();
-        self.send(Event::Resume(reply)).await?;
+        self.send(SupervisorEvent::Resume(reply)).await?;
         replied.await.map_err(|_| ReleaseError::Unavailable)
     }
 
-    async fn send(&self, mut event: Event) -> Result<(), ReleaseError> {
+    async fn send(&self, mut event: SupervisorEvent) -> Result<(), ReleaseError> {
         for _ in 0..ATTEMPTS {
             match self.events.try_send(event) {
                 Ok(()) => return Ok(()),
@@ -88,7 +88,7 @@ pub struct Releases {
 }
 
 impl Releases {
-    pub fn watch(&mut self, session: &std::sync::Arc<dyn Session>) {
+    pub fn watch(&mut self, session: &std::sync::Arc<dyn DriverSession>) {
         self.open.retain(|is_open| is_open());
         let is_open: Box<dyn Fn() -> bool + Send> = match session.open_marker() {
             Some(open_marker) => Box::new(move || open_marker.strong_count() > 0),

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::source::{Due, PassStatus};
-use super::worker::Report;
+use super::worker::PassReport;
 use crate::domain::model::{Collector, GpuUuid, Monotonic};
 
 /// The current round, and the collectors over all rounds.
@@ -57,7 +57,7 @@ impl Rounds {
     }
 
     /// Counts a pass of the current session for the collectors of its tiers.
-    pub fn take(&mut self, report: &Report, is_current: bool) {
+    pub fn count_pass(&mut self, report: &PassReport, is_current: bool) {
         self.give_up(&report.gpu);
         if !is_current || report.pass.status == PassStatus::Lost {
             return;
@@ -106,8 +106,8 @@ mod tests {
     use crate::domain::model::{Fast, Moment};
     use crate::node::hardware::source::Pass;
 
-    fn report(gpu: &str, fast: Option<Fast>, status: PassStatus) -> Report {
-        Report {
+    fn report(gpu: &str, fast: Option<Fast>, status: PassStatus) -> PassReport {
+        PassReport {
             gpu: gpu.into(),
             generation: 1,
             due: Due::default(),
@@ -118,12 +118,12 @@ mod tests {
         }
     }
 
-    fn round(reports: &[Report]) -> (bool, Collector) {
+    fn round(reports: &[PassReport]) -> (bool, Collector) {
         let mut rounds = Rounds::default();
         let asked = ["a", "bbb"].map(GpuUuid::from).into();
         rounds.begin(asked, Monotonic::from_secs(2));
         for report in reports {
-            rounds.take(report, true);
+            rounds.count_pass(report, true);
         }
         let ready = rounds.close(Monotonic::from_secs(1));
         (ready, rounds.publish(true, BTreeSet::new()).remove("fast").unwrap())

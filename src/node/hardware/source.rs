@@ -23,20 +23,20 @@ pub trait Driver: Send + 'static {
     }
 
     /// Opens the driver. Called again, with backoff, after a failure and after each lost session.
-    fn open(&mut self) -> Result<Box<dyn Session>, Failure>;
+    fn open(&mut self) -> Result<Box<dyn DriverSession>, Failure>;
 }
 
 /// By the driver's name of the call, since the start, over all sessions. Cheap, and never blocks on the driver.
 pub type CallDurations = Arc<dyn Fn() -> BTreeMap<&'static str, DurationHistogram> + Send + Sync>;
 
 /// An open driver. Dropping it closes the driver, so a session is leaked while a reader is stuck inside a call.
-pub trait Session: Send + Sync {
+pub trait DriverSession: Send + Sync {
     /// All GPUs that answer. A GPU that refuses is a problem, not an error; one that stops answering on the way is
     /// returned as not present, with the values read before.
-    fn inventory(&self) -> Result<(Inventory, Vec<Problem>), Failure>;
+    fn inventory(&self) -> Result<(Inventory, Vec<CallProblem>), Failure>;
 
     /// The reader of one GPU, for one worker thread.
-    fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn Reader>, Failure>;
+    fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn GpuReader>, Failure>;
 
     /// Cheap; true when the layout (MIG modes and instances, number of GPUs, driver version) differs from the last inventory.
     fn layout_changed(&self) -> bool;
@@ -66,7 +66,7 @@ pub trait EventSource: Send {
     fn gpus_changed(&mut self) {}
 
     /// Failures since the last call that cost the events of one GPU, not of all.
-    fn problems(&mut self) -> Vec<Problem> {
+    fn problems(&mut self) -> Vec<CallProblem> {
         Vec::new()
     }
 }
@@ -76,11 +76,11 @@ pub struct RawEvent {
     pub gpu: GpuUuid,
     /// `None`: the whole GPU.
     pub instance: Option<XidInstance>,
-    pub kind: EventKind,
+    pub kind: DriverEventKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EventKind {
+pub enum DriverEventKind {
     /// 999 where the driver gives no code.
     Xid(u32),
     /// The MIG layout of the GPU has changed.
@@ -92,12 +92,12 @@ pub enum EventKind {
 /// A failed wait, repeated after a pause unless the session is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventFailure {
-    pub problem: Problem,
+    pub problem: CallProblem,
     pub status: PassStatus,
 }
 
 /// Reads one GPU, on one thread. May block without limit.
-pub trait Reader: Send {
+pub trait GpuReader: Send {
     fn read(&mut self, due: Due, now: Moment) -> Pass;
 }
 
@@ -121,7 +121,7 @@ pub struct Pass {
     pub fast: Option<Fast>,
     pub medium: Option<Medium>,
     pub slow: Option<Slow>,
-    pub problems: Vec<Problem>,
+    pub problems: Vec<CallProblem>,
     /// Readings outside their range, by quantity.
     pub implausible: Implausible,
 }
@@ -158,7 +158,7 @@ pub enum PassStatus {
 
 /// A failed call that cost one value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct CallProblem {
     /// The driver's name of the call.
     pub call: &'static str,
     /// The driver's name of the return code, lower case: `gpu_is_lost`.

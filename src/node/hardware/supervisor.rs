@@ -16,13 +16,13 @@ use tracing::info;
 use self::session::Loads;
 use super::event_thread::{EventThread, Notice};
 use super::fleet::Fleet;
-use super::handle::Settings;
+use super::handle::HardwareSettings;
 use super::mailbox::Mailbox;
 use super::plausible::{self, Implausible};
 use super::release::Releases;
 use super::rounds::Rounds;
-use super::source::{PassStatus, Session};
-use super::worker::{DriverCommand, Event, Loading, Report, Thread};
+use super::source::{PassStatus, DriverSession};
+use super::worker::{DriverCommand, SupervisorEvent, Loading, PassReport, Thread};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::domain::model::{Collector, DriverInfo, GpuUuid, HardwareSource, HardwareState, Monotonic, NodeDevices};
@@ -37,18 +37,18 @@ const ALL_LOST: &str = "every GPU is lost; the driver is opened again until one 
                         look for Xid lines in the kernel log";
 
 /// The phase of the session.
-enum Phase {
+enum SessionPhase {
     Closed {
         retry: Monotonic,
     },
     Opening,
     Open {
-        session: Arc<dyn Session>,
+        session: Arc<dyn DriverSession>,
         inspect: Monotonic,
     },
     /// Workers release the session, then the driver is closed.
     Draining {
-        session: Arc<dyn Session>,
+        session: Arc<dyn DriverSession>,
         pending: BTreeSet<GpuUuid>,
         until: Monotonic,
     },
@@ -59,7 +59,7 @@ enum Phase {
 
 pub struct Supervisor {
     source: HardwareSource,
-    settings: Settings,
+    settings: HardwareSettings,
     clock: Clock,
     driver_thread: Thread<DriverCommand>,
     loading: Loading,
@@ -67,10 +67,10 @@ pub struct Supervisor {
     driver_busy: Option<Monotonic>,
     driver_stuck: bool,
     /// Sessions that the busy driver thread has still to close. Never closed here: closing may block without limit.
-    unclosed: Vec<Arc<dyn Session>>,
+    unclosed: Vec<Arc<dyn DriverSession>>,
     publisher: watch::Sender<Arc<HardwareState>>,
     /// The supervisor's own queue, for the threads that it starts.
-    events: SyncSender<Event>,
+    events: SyncSender<SupervisorEvent>,
     mailbox: Mailbox,
     /// Of the open session, or of the one being drained.
     event_thread: Option<EventThread>,
@@ -80,7 +80,7 @@ pub struct Supervisor {
     /// The last state of the event wait.
     event_collector: Option<Collector>,
     releases: Releases,
-    phase: Phase,
+    phase: SessionPhase,
     sessions: u64,
     loads: Loads,
     /// Driver and number of GPUs at the last opening.
@@ -102,16 +102,16 @@ pub struct Supervisor {
 impl Supervisor {
     pub fn new(
         source: HardwareSource,
-        settings: Settings,
+        settings: HardwareSettings,
         clock: Clock,
         (driver_thread, loading): (Thread<DriverCommand>, Loading),
-        events: SyncSender<Event>,
+        events: SyncSender<SupervisorEvent>,
         publisher: watch::Sender<Arc<HardwareState>>,
         mailbox: Mailbox,
     ) -> Self {
         let reopen = Backoff::new(settings.reopen);
         let fleet = Fleet::new(&settings, clock, events.clone());
-        let phase = Phase::Closed { retry: Monotonic::default() };
+        let phase = SessionPhase::Closed { retry: Monotonic::default() };
         Self {
             source,
             settings,
@@ -146,8 +146,8 @@ impl Supervisor {
         }
     }
 
-    /// Runs until `Event::Stop`; dropping `_ends` signals the end.
-    pub fn run(mut self, events: &Receiver<Event>, _ends: Sender<()>) {
+    /// Runs until `SupervisorEvent::Stop`; dropping `_ends` signals the end.
+    pub fn run(mut self, events: &Receiver<SupervisorEvent>, _ends: Sender<()>) {
         loop {
             let now = self.clock.now().monotonic;
             self.act(now);
@@ -155,7 +155,7 @@ impl Supervisor {
                 return;
             }
             match events.recv_timeout(self.wake_up(now).since(now)) {
-                Ok(event) => self.take(event),
+                Ok(event) => self.handle(event),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -164,7 +164,7 @@ impl Supervisor {
 
     /// When to look at what is due: the next round and the end of one on time, everything else a little late.
     fn wake_up(&self, now: Monotonic) -> Monotonic {
-        let is_open = matches!(self.phase, Phase::Open { .. });
+        let is_open = matches!(self.phase, SessionPhase::Open { .. });
         let round = self.rounds.deadline().into_iter().chain([self.next]).filter(|_| is_open).min();
         let latest = now + self.settings.watchdog / WAKE_UPS;
         // At least a moment, so that a deadline in the past cannot make the loop spin.
@@ -172,7 +172,7 @@ impl Supervisor {
     }
 
     fn has_stopped(&self, now: Monotonic) -> bool {
-        self.stopping.is_some_and(|until| now >= until || matches!(self.phase, Phase::Closed { .. }))
+        self.stopping.is_some_and(|until| now >= until || matches!(self.phase, SessionPhase::Closed { .. }))
     }
 
     /// Everything that is due at `now`.
@@ -187,43 +187,43 @@ impl Supervisor {
         let has_event_thread = self.event_thread.as_ref().is_some_and(|event_thread| !event_thread.has_ended());
         for gpu in self.fleet.find_stuck(now) {
             self.rounds.give_up(&gpu);
-            if let Phase::Draining { pending, .. } = &mut self.phase {
+            if let SessionPhase::Draining { pending, .. } = &mut self.phase {
                 pending.remove(&gpu);
             }
         }
         match &self.phase {
-            Phase::Closed { retry }
+            SessionPhase::Closed { retry }
                 if now >= *retry && self.stopping.is_none() && self.releases.released().is_none() =>
             {
                 if self.send(DriverCommand::Open, now) {
-                    self.phase = Phase::Opening;
+                    self.phase = SessionPhase::Opening;
                 } else {
-                    self.phase = Phase::Closed { retry: now + self.settings.reopen.1 };
+                    self.phase = SessionPhase::Closed { retry: now + self.settings.reopen.1 };
                 }
             }
-            Phase::Open { session, inspect } => {
+            SessionPhase::Open { session, inspect } => {
                 let session = Arc::clone(session);
                 if now >= *inspect && self.send(DriverCommand::Inspect(Arc::clone(&session)), now) {
                     let inspect = now + self.settings.medium_interval;
-                    self.phase = Phase::Open { session: Arc::clone(&session), inspect };
+                    self.phase = SessionPhase::Open { session: Arc::clone(&session), inspect };
                 }
                 self.advance_rounds(&session, now);
             }
-            Phase::Draining { pending, until, .. }
+            SessionPhase::Draining { pending, until, .. }
                 if (pending.is_empty() && !has_event_thread || now >= *until)
                     && (self.driver_busy.is_none() || self.driver_stuck) =>
             {
                 self.close(now);
             }
             // The driver does not close: that session is abandoned and another one opened.
-            Phase::Closing { until } if now >= *until => self.phase = Phase::Closed { retry: now + self.reopen.next() },
+            SessionPhase::Closing { until } if now >= *until => self.phase = SessionPhase::Closed { retry: now + self.reopen.next() },
             _ => {}
         }
         self.answer_releases(now);
     }
 
     fn answer_releases(&mut self, now: Monotonic) {
-        let is_closed = matches!(self.phase, Phase::Closed { .. });
+        let is_closed = matches!(self.phase, SessionPhase::Closed { .. });
         let (fleet, leaked, driver_busy) = (&self.fleet, &self.leaked, self.driver_busy.is_some());
         self.releases.answer(is_closed, now, self.settings.release_limit, || {
             let mut holders: Vec<String> = fleet.stuck().map(|gpu| format!("a call on {gpu}")).collect();
@@ -240,7 +240,7 @@ impl Supervisor {
         });
     }
 
-    fn advance_rounds(&mut self, session: &Arc<dyn Session>, now: Monotonic) {
+    fn advance_rounds(&mut self, session: &Arc<dyn DriverSession>, now: Monotonic) {
         if self.rounds.close(now) {
             self.publish();
         }
@@ -252,33 +252,33 @@ impl Supervisor {
         self.next = (self.next + self.settings.sample_interval).max(now + self.settings.sample_interval / 2);
     }
 
-    fn take(&mut self, event: Event) {
+    fn handle(&mut self, event: SupervisorEvent) {
         let now = self.clock.now().monotonic;
         match event {
-            Event::Passed(report) => self.take_pass(*report, now),
-            Event::Released(gpu) => {
-                if let Phase::Draining { pending, .. } = &mut self.phase {
+            SupervisorEvent::Passed(report) => self.apply_pass(*report, now),
+            SupervisorEvent::Released(gpu) => {
+                if let SessionPhase::Draining { pending, .. } = &mut self.phase {
                     pending.remove(&gpu);
                 }
             }
-            Event::Opened(opened, node_devices) => {
+            SupervisorEvent::Opened(opened, node_devices) => {
                 self.driver_returned(now);
                 self.node_devices = node_devices;
                 match *opened {
-                    Ok(opened) => self.take_session(opened, now),
+                    Ok(opened) => self.begin_session(opened, now),
                     Err(failure) => {
                         self.loads.refused(failure.code);
                         self.fail(&failure);
-                        self.phase = Phase::Closed { retry: now + self.reopen.pause() };
+                        self.phase = SessionPhase::Closed { retry: now + self.reopen.pause() };
                         self.publish();
                     }
                 }
             }
-            Event::Inspected(found, node_devices) => {
+            SupervisorEvent::Inspected(found, node_devices) => {
                 self.driver_returned(now);
                 self.node_devices = node_devices;
                 match found.map(|found| *found) {
-                    Some(Ok((inventory, problems))) if matches!(self.phase, Phase::Open { .. }) => {
+                    Some(Ok((inventory, problems))) if matches!(self.phase, SessionPhase::Open { .. }) => {
                         info!(gpus = inventory.gpus.len(), "the layout of the GPUs has changed");
                         self.count(&problems);
                         self.loads.found(inventory.driver.as_ref());
@@ -295,28 +295,28 @@ impl Supervisor {
                     _ => {}
                 }
             }
-            Event::Closed => {
+            SupervisorEvent::Closed => {
                 self.driver_returned(now);
-                if matches!(self.phase, Phase::Closing { .. }) {
-                    self.phase = Phase::Closed { retry: now + self.reopen.next() };
+                if matches!(self.phase, SessionPhase::Closing { .. }) {
+                    self.phase = SessionPhase::Closed { retry: now + self.reopen.next() };
                 }
             }
-            Event::Notice(notice) => self.take_notice(*notice, now),
-            Event::WaitEnded(number) => {
+            SupervisorEvent::Notice(notice) => self.apply_notice(*notice, now),
+            SupervisorEvent::WaitEnded(number) => {
                 self.event_thread.take_if(|event_thread| event_thread.number == number);
             }
-            Event::Release(duration, reply) => {
+            SupervisorEvent::Release(duration, reply) => {
                 info!(?duration, "the driver is released on request");
                 self.releases.release(duration, reply, self.clock.now(), self.settings.release_limit);
                 self.drain(now);
                 self.publish();
             }
-            Event::Resume(reply) => {
+            SupervisorEvent::Resume(reply) => {
                 self.resume(now);
                 // The requester may have disconnected.
                 let _ = reply.send(());
             }
-            Event::Stop => {
+            SupervisorEvent::Stop => {
                 self.stopping.get_or_insert(now + STOP);
                 self.drain(now);
             }
@@ -324,10 +324,10 @@ impl Supervisor {
     }
 
     /// Reads early what an event may have changed.
-    fn take_notice(&mut self, notice: Notice, now: Monotonic) {
+    fn apply_notice(&mut self, notice: Notice, now: Monotonic) {
         self.count(&notice.problems);
         let current = self.event_thread.as_ref().map(|event_thread| event_thread.number);
-        let Phase::Open { session, inspect } = &mut self.phase else { return };
+        let SessionPhase::Open { session, inspect } = &mut self.phase else { return };
         if current != Some(notice.event_thread) {
             return;
         }
@@ -344,16 +344,16 @@ impl Supervisor {
         }
     }
 
-    fn take_pass(&mut self, report: Report, now: Monotonic) {
+    fn apply_pass(&mut self, report: PassReport, now: Monotonic) {
         self.count(&report.pass.problems);
         self.count_implausible(&report.pass.implausible);
         let status = report.pass.status;
-        let is_open = matches!(self.phase, Phase::Open { .. });
+        let is_open = matches!(self.phase, SessionPhase::Open { .. });
         // A call that returns late used handles of an earlier session.
         let is_current = is_open && self.fleet.is_current(&report);
         let is_first = report.fresh && is_current && status == PassStatus::Answers;
-        self.rounds.take(&report, is_current);
-        self.fleet.take(report, is_open, now);
+        self.rounds.count_pass(&report, is_current);
+        self.fleet.apply_pass(report, is_open, now);
         if !is_current {
             return;
         }

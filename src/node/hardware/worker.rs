@@ -16,7 +16,7 @@ use super::event_thread::Notice;
 use super::nvml::OTHER_GPU;
 use super::pci::{self, Bus};
 use super::release::Reply;
-use super::source::{Driver, Due, Failure, Pass, PassStatus, Problem, Reader, Session};
+use super::source::{Driver, Due, Failure, Pass, PassStatus, CallProblem, GpuReader, DriverSession};
 use crate::clock::Clock;
 use crate::domain::model::{GpuUuid, Inventory, Moment, Monotonic, NodeDevices};
 
@@ -27,11 +27,11 @@ const STACK_BYTES: usize = 512 * 1024;
 const LOADING_LIMIT: Duration = Duration::from_secs(300);
 
 /// What the threads send to the supervisor.
-pub enum Event {
-    Passed(Box<Report>),
+pub enum SupervisorEvent {
+    Passed(Box<PassReport>),
     Released(GpuUuid),
-    Opened(Box<Result<Opened, Failure>>, Option<NodeDevices>),
-    Inspected(Option<Box<Result<Found, Failure>>>, Option<NodeDevices>),
+    Opened(Box<Result<OpenedSession, Failure>>, Option<NodeDevices>),
+    Inspected(Option<Box<Result<ListedGpus, Failure>>>, Option<NodeDevices>),
     Closed,
     Notice(Box<Notice>),
     /// This event thread has released its session.
@@ -41,11 +41,11 @@ pub enum Event {
     Stop,
 }
 
-pub type Found = (Inventory, Vec<Problem>);
+pub type ListedGpus = (Inventory, Vec<CallProblem>);
 
-pub type Opened = (Arc<dyn Session>, Found);
+pub type OpenedSession = (Arc<dyn DriverSession>, ListedGpus);
 
-pub struct Report {
+pub struct PassReport {
     pub gpu: GpuUuid,
     pub generation: u64,
     pub due: Due,
@@ -57,14 +57,14 @@ pub struct Report {
 }
 
 pub enum ReaderCommand {
-    Read { session: Arc<dyn Session>, generation: u64, due: Due },
+    Read { session: Arc<dyn DriverSession>, generation: u64, due: Due },
     Release,
 }
 
 pub enum DriverCommand {
     Open,
-    Inspect(Arc<dyn Session>),
-    Close(Arc<dyn Session>),
+    Inspect(Arc<dyn DriverSession>),
+    Close(Arc<dyn DriverSession>),
 }
 
 /// A thread and its commands. Dropping it lets the thread end once it is idle.
@@ -93,7 +93,7 @@ impl<T: Send + 'static> Thread<T> {
 }
 
 /// The reader of one GPU.
-pub fn spawn_worker(gpu: GpuUuid, clock: Clock, events: SyncSender<Event>) -> std::io::Result<Thread<ReaderCommand>> {
+pub fn spawn_worker(gpu: GpuUuid, clock: Clock, events: SyncSender<SupervisorEvent>) -> std::io::Result<Thread<ReaderCommand>> {
     // Linux shows fifteen bytes of a thread's name.
     let name = format!("gpu-{}", gpu.as_str().trim_start_matches("GPU-").get(..8).unwrap_or("reader"));
     Thread::spawn(name, move |commands| work(&gpu, clock, &commands, &events))
@@ -101,18 +101,18 @@ pub fn spawn_worker(gpu: GpuUuid, clock: Clock, events: SyncSender<Event>) -> st
 
 /// A reader is dropped before the session that it reads from.
 struct Current {
-    reader: Box<dyn Reader>,
+    reader: Box<dyn GpuReader>,
     generation: u64,
-    _session: Arc<dyn Session>,
+    _session: Arc<dyn DriverSession>,
 }
 
-fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<ReaderCommand>, events: &SyncSender<Event>) {
+fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<ReaderCommand>, events: &SyncSender<SupervisorEvent>) {
     let mut current: Option<Current> = None;
     while let Ok(command) = commands.recv() {
         let event = match command {
             ReaderCommand::Release => {
                 current = None;
-                Event::Released(gpu.clone())
+                SupervisorEvent::Released(gpu.clone())
             }
             ReaderCommand::Read { session, generation, due } => {
                 let at = clock.now();
@@ -124,7 +124,7 @@ fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<ReaderCommand>, events:
                     Ok(pass) => pass,
                     Err(failure) => Pass {
                         status: status_of(&failure),
-                        problems: vec![Problem { call: failure.call, code: failure.code }],
+                        problems: vec![CallProblem { call: failure.call, code: failure.code }],
                         ..Pass::default()
                     },
                 };
@@ -132,7 +132,7 @@ fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<ReaderCommand>, events:
                     current = None;
                 }
                 let duration = clock.now().monotonic.since(at.monotonic);
-                Event::Passed(Box::new(Report { gpu: gpu.clone(), generation, due, at, duration, fresh, pass }))
+                SupervisorEvent::Passed(Box::new(PassReport { gpu: gpu.clone(), generation, due, at, duration, fresh, pass }))
             }
         };
         if events.send(event).is_err() {
@@ -153,7 +153,7 @@ fn status_of(failure: &Failure) -> PassStatus {
 fn read(
     gpu: &GpuUuid,
     current: &mut Option<Current>,
-    session: Arc<dyn Session>,
+    session: Arc<dyn DriverSession>,
     generation: u64,
     due: Due,
     at: Moment,
@@ -210,7 +210,7 @@ pub fn spawn_driver_thread(
     driver: Box<dyn Driver>,
     bus: Bus,
     loading: Loading,
-    events: SyncSender<Event>,
+    events: SyncSender<SupervisorEvent>,
 ) -> std::io::Result<Thread<DriverCommand>> {
     Thread::spawn("driver".to_owned(), move |commands| run_commands(driver, bus, &loading, &commands, &events))
 }
@@ -220,7 +220,7 @@ fn run_commands(
     mut bus: Bus,
     loading: &Loading,
     commands: &Receiver<DriverCommand>,
-    events: &SyncSender<Event>,
+    events: &SyncSender<SupervisorEvent>,
 ) {
     while let Ok(command) = commands.recv() {
         // Before the driver lists its GPUs, so that a GPU plugged in meanwhile is not missing from that list.
@@ -232,23 +232,23 @@ fn run_commands(
             DriverCommand::Open => {
                 let loaded = loading.during(|| driver.load());
                 let opened = loaded.and_then(|()| driver.open()).and_then(|session| {
-                    let session: Arc<dyn Session> = session.into();
-                    let found = take_inventory(&*session, &mut bus)?;
+                    let session: Arc<dyn DriverSession> = session.into();
+                    let found = list_gpus(&*session, &mut bus)?;
                     Ok((session, found))
                 });
                 let node_devices = match &opened {
                     Ok((session, _)) => session.node_devices().or_else(|| Some(bus.identify(on_bus?))),
                     Err(_) => on_bus,
                 };
-                Event::Opened(Box::new(opened), node_devices)
+                SupervisorEvent::Opened(Box::new(opened), node_devices)
             }
             DriverCommand::Inspect(session) => {
-                let found = session.layout_changed().then(|| Box::new(take_inventory(&*session, &mut bus)));
-                Event::Inspected(found, session.node_devices().or_else(|| Some(bus.identify(on_bus?))))
+                let found = session.layout_changed().then(|| Box::new(list_gpus(&*session, &mut bus)));
+                SupervisorEvent::Inspected(found, session.node_devices().or_else(|| Some(bus.identify(on_bus?))))
             }
             DriverCommand::Close(session) => {
                 drop(session);
-                Event::Closed
+                SupervisorEvent::Closed
             }
         };
         if events.send(event).is_err() {
@@ -257,7 +257,7 @@ fn run_commands(
     }
 }
 
-fn take_inventory(session: &dyn Session, bus: &mut Bus) -> Result<Found, Failure> {
+fn list_gpus(session: &dyn DriverSession, bus: &mut Bus) -> Result<ListedGpus, Failure> {
     let (mut inventory, problems) = session.inventory()?;
     // Pods are placed by the NUMA node of the PCI device. NVML has another one where the GPU's memory is a node: that
     // node, which has no CPUs.

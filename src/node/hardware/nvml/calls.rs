@@ -11,15 +11,15 @@ use nvml_wrapper_sys::bindings::{NvmlLib, nvmlReturn_t};
 
 use super::codes;
 use super::library::Library;
-use crate::node::hardware::plausible::{Implausible, Number, Quantity};
-use crate::node::hardware::source::{PassStatus, Problem};
+use crate::node::hardware::plausible::{Implausible, Number, QuantityRange};
+use crate::node::hardware::source::{PassStatus, CallProblem};
 
 /// Calls on behalf of one GPU (or of the node), from one thread.
 pub struct Caller {
     library: Arc<Library>,
     /// (call, variant) that this device does not support or permit; not made again.
-    unsupported: BTreeMap<(&'static str, u32), Refusal>,
-    problems: Vec<Problem>,
+    unsupported: BTreeMap<(&'static str, u32), CallRefusal>,
+    problems: Vec<CallProblem>,
     implausible: Implausible,
     status: PassStatus,
     succeeded: bool,
@@ -29,7 +29,7 @@ pub struct Caller {
 
 /// Why a call gave no value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum CallRefusal {
     Unsupported,
     /// Normal on an idle device; called again.
     Empty,
@@ -40,9 +40,9 @@ pub enum Refusal {
 }
 
 /// The result of one pass.
-pub struct Outcome {
+pub struct PassOutcome {
     pub status: PassStatus,
-    pub problems: Vec<Problem>,
+    pub problems: Vec<CallProblem>,
     pub implausible: Implausible,
 }
 
@@ -78,7 +78,7 @@ impl Caller {
     }
 
     /// Ends a pass and begins the next.
-    pub fn finish(&mut self) -> Outcome {
+    pub fn finish(&mut self) -> PassOutcome {
         let status = match self.status {
             PassStatus::Answers if self.blocked && !self.succeeded => PassStatus::Lost,
             status => status,
@@ -87,11 +87,11 @@ impl Caller {
         self.succeeded = false;
         self.blocked = false;
         let implausible = std::mem::take(&mut self.implausible);
-        Outcome { status, problems: std::mem::take(&mut self.problems), implausible }
+        PassOutcome { status, problems: std::mem::take(&mut self.problems), implausible }
     }
 
     /// The value, unless it is outside the range of its quantity.
-    pub fn plausible<T: Number>(&mut self, quantity: &Quantity, value: T) -> Option<T> {
+    pub fn plausible<T: Number>(&mut self, quantity: &QuantityRange, value: T) -> Option<T> {
         let holds = quantity.holds(value.approximate());
         if !holds {
             self.count_implausible(quantity);
@@ -99,7 +99,7 @@ impl Caller {
         holds.then_some(value)
     }
 
-    pub fn count_implausible(&mut self, quantity: &Quantity) {
+    pub fn count_implausible(&mut self, quantity: &QuantityRange) {
         *self.implausible.entry(quantity.name).or_default() += 1;
     }
 
@@ -109,9 +109,9 @@ impl Caller {
         name: &'static str,
         variant: u32,
         mut body: impl FnMut(&NvmlLib) -> nvmlReturn_t,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), CallRefusal> {
         if self.status != PassStatus::Answers {
-            return Err(Refusal::Failed);
+            return Err(CallRefusal::Failed);
         }
         if let Some(refusal) = self.unsupported.get(&(name, variant)) {
             return Err(*refusal);
@@ -126,34 +126,34 @@ impl Caller {
                 return Ok(());
             }
             codes::NOT_SUPPORTED | codes::FUNCTION_NOT_FOUND => {
-                self.unsupported.insert((name, variant), Refusal::Unsupported);
-                return Err(Refusal::Unsupported);
+                self.unsupported.insert((name, variant), CallRefusal::Unsupported);
+                return Err(CallRefusal::Unsupported);
             }
             // An invalid variant (a link or fan that does not exist) stays invalid.
             codes::INVALID_ARGUMENT if variant > 0 => {
-                self.unsupported.insert((name, variant), Refusal::Unsupported);
-                return Err(Refusal::Unsupported);
+                self.unsupported.insert((name, variant), CallRefusal::Unsupported);
+                return Err(CallRefusal::Unsupported);
             }
-            codes::NOT_FOUND | codes::NO_DATA | codes::NOT_READY => return Err(Refusal::Empty),
+            codes::NOT_FOUND | codes::NO_DATA | codes::NOT_READY => return Err(CallRefusal::Empty),
             // A wait for events that ended without one.
-            codes::TIMEOUT if name == "nvmlEventSetWait_v2" => return Err(Refusal::Empty),
-            codes::INSUFFICIENT_SIZE => return Err(Refusal::TooSmall),
-            codes::ARGUMENT_VERSION_MISMATCH => return Err(Refusal::WrongVersion),
+            codes::TIMEOUT if name == "nvmlEventSetWait_v2" => return Err(CallRefusal::Empty),
+            codes::INSUFFICIENT_SIZE => return Err(CallRefusal::TooSmall),
+            codes::ARGUMENT_VERSION_MISMATCH => return Err(CallRefusal::WrongVersion),
             codes::NO_PERMISSION => {
-                self.unsupported.insert((name, variant), Refusal::Failed);
+                self.unsupported.insert((name, variant), CallRefusal::Failed);
             }
             codes::GPU_IS_LOST | codes::RESET_REQUIRED => self.status = PassStatus::Lost,
             codes::OPERATING_SYSTEM | codes::UNKNOWN | codes::INVALID_ARGUMENT => self.blocked = true,
             // Of the guest's driver, not of the host's.
-            codes::DRIVER_NOT_LOADED if name.starts_with("nvmlVgpuInstance") => return Err(Refusal::Empty),
+            codes::DRIVER_NOT_LOADED if name.starts_with("nvmlVgpuInstance") => return Err(CallRefusal::Empty),
             codes::UNINITIALIZED
             | codes::DRIVER_NOT_LOADED
             | codes::LIBRARY_NOT_FOUND
             | codes::LIB_RM_VERSION_MISMATCH => self.status = PassStatus::SessionOver,
             _ => {}
         }
-        self.problems.push(Problem { call: name, code: codes::name(code) });
-        Err(Refusal::Failed)
+        self.problems.push(CallProblem { call: name, code: codes::name(code) });
+        Err(CallRefusal::Failed)
     }
 
     fn once(&self, name: &'static str, body: &mut impl FnMut(&NvmlLib) -> nvmlReturn_t) -> nvmlReturn_t {
@@ -226,8 +226,8 @@ pub fn fill<T: Clone>(
     blank: T,
     capacity: usize,
     largest: usize,
-    mut call: impl FnMut(*mut T, &mut u32) -> Result<(), Refusal>,
-) -> Result<Vec<T>, Refusal> {
+    mut call: impl FnMut(*mut T, &mut u32) -> Result<(), CallRefusal>,
+) -> Result<Vec<T>, CallRefusal> {
     let mut buffer = vec![blank.clone(); capacity];
     for _ in 0..ATTEMPTS {
         let mut count = u32::try_from(buffer.len()).expect("the buffer is bounded");
@@ -236,14 +236,14 @@ pub fn fill<T: Clone>(
                 buffer.truncate(count as usize);
                 return Ok(buffer);
             }
-            Err(Refusal::TooSmall) if buffer.len() < largest => {
+            Err(CallRefusal::TooSmall) if buffer.len() < largest => {
                 let length = (count as usize + SPARE_ENTRIES).max(buffer.len() * 2).min(largest);
                 buffer.resize(length, blank.clone());
             }
             Err(refusal) => return Err(refusal),
         }
     }
-    Err(Refusal::TooSmall)
+    Err(CallRefusal::TooSmall)
 }
 
 /// A driver's text up to its NUL; `None` when empty or without one.

@@ -9,19 +9,19 @@ use std::time::Duration;
 
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t};
 
-use super::calls::{Caller, Refusal, call};
+use super::calls::{Caller, CallRefusal, call};
 use super::inventory;
-use super::library::{Handle, Library};
+use super::library::{DeviceHandle, Library};
 use super::per_gpu_query::{PerGpuQuery, with_caller};
 use crate::backoff::Backoff;
 use crate::domain::model::{GpuUuid, Monotonic, XidInstance};
-use crate::node::hardware::source::{EventFailure, EventKind, EventSource, PassStatus, Problem, RawEvent};
+use crate::node::hardware::source::{EventFailure, DriverEventKind, EventSource, PassStatus, CallProblem, RawEvent};
 
 const XID: u64 = 0x8;
 const MIG_CHANGE: u64 = 0x100;
 /// ECC (0x1, 0x2), XIDs, MIG changes, and 0x200 to 0x8000: ECC storms, row retirement, poison, GPU unavailable and the
 /// recovery action. Left out: performance states, clocks and power supplies.
-const WANTED: u64 = 0x1 | 0x2 | XID | MIG_CHANGE | 0xFE00;
+const REGISTERED_EVENTS: u64 = 0x1 | 0x2 | XID | MIG_CHANGE | 0xFE00;
 /// The driver's value for "no instance".
 const WHOLE: u32 = u32::MAX;
 const UNKNOWN_XID: u32 = 999;
@@ -34,13 +34,13 @@ pub struct NvmlEvents {
     per_gpu: PerGpuQuery,
     set: Option<EventSet>,
     /// The GPUs in the set, with the handle they were registered by.
-    registered: BTreeMap<GpuUuid, Handle>,
+    registered: BTreeMap<GpuUuid, DeviceHandle>,
     /// By the handle's address, for the whole session: a lost GPU no longer returns its UUID.
     names: BTreeMap<usize, GpuUuid>,
     /// When to retry the registration of GPUs that are not in the set.
     retry: Option<Monotonic>,
     retries: Backoff,
-    problems: Vec<Problem>,
+    problems: Vec<CallProblem>,
 }
 
 /// Freed when dropped, before its library.
@@ -60,7 +60,7 @@ impl Drop for EventSet {
 }
 
 /// A GPU to register: its UUID, its handle, and those of the events to register that it supports.
-type Candidate = (GpuUuid, Handle, u64);
+type EventCandidate = (GpuUuid, DeviceHandle, u64);
 
 impl NvmlEvents {
     pub fn new(library: &Arc<Library>) -> Self {
@@ -85,7 +85,7 @@ impl NvmlEvents {
         }
         let candidates = self.candidates();
         let expected = candidates.len();
-        let mut candidates: Vec<Candidate> = candidates.into_iter().flatten().collect();
+        let mut candidates: Vec<EventCandidate> = candidates.into_iter().flatten().collect();
         // A GPU without events is not retried.
         let mut missing = expected - candidates.len();
         candidates.retain(|(gpu, _, kinds)| *kinds != 0 && !self.registered.contains_key(gpu));
@@ -96,7 +96,7 @@ impl NvmlEvents {
     }
 
     /// One for each GPU that the driver counts; `None` for one that does not answer.
-    fn candidates(&mut self) -> Vec<Option<Candidate>> {
+    fn candidates(&mut self) -> Vec<Option<EventCandidate>> {
         let mut caller = Caller::new(Arc::clone(&self.library));
         let count = inventory::count(&mut caller);
         self.problems.extend(caller.finish().problems);
@@ -112,7 +112,7 @@ impl NvmlEvents {
     }
 
     /// Registers all events, or else the XIDs alone.
-    fn register(&mut self, (gpu, handle, kinds): Candidate) -> bool {
+    fn register(&mut self, (gpu, handle, kinds): EventCandidate) -> bool {
         let Some(set) = self.set.as_ref().map(|set| set.set) else { return false };
         for kinds in [kinds, kinds & XID] {
             let mut caller = Caller::new(Arc::clone(&self.library));
@@ -159,7 +159,7 @@ impl NvmlEvents {
     }
 
     /// Whether the wait on a set of this GPU alone fails.
-    fn makes_wait_fail(&self, handle: Handle) -> bool {
+    fn makes_wait_fail(&self, handle: DeviceHandle) -> bool {
         let mut caller = Caller::new(Arc::clone(&self.library));
         let mut set: nvmlEventSet_t = std::ptr::null_mut();
         if call!(caller, nvmlEventSetCreate(&raw mut set)).is_err() {
@@ -178,7 +178,7 @@ impl NvmlEvents {
         match self.retry {
             None => Ok(None),
             Some(_) => {
-                let problem = Problem { call: "nvmlDeviceRegisterEvents", code: "none_registered" };
+                let problem = CallProblem { call: "nvmlDeviceRegisterEvents", code: "none_registered" };
                 Err(EventFailure { problem, status: PassStatus::Answers })
             }
         }
@@ -190,7 +190,7 @@ impl NvmlEvents {
             return Some(gpu.clone());
         }
         let mut caller = Caller::new(Arc::clone(&self.library));
-        let uuid = inventory::uuid(&mut caller, Handle(device));
+        let uuid = inventory::uuid(&mut caller, DeviceHandle(device));
         uuid.filter(|uuid| uuid.starts_with("GPU-")).map(GpuUuid::new)
     }
 }
@@ -210,14 +210,14 @@ impl EventSource for NvmlEvents {
             Ok(()) => match self.gpu_of(data.device) {
                 Some(gpu) => Ok(Some(event(gpu, &data))),
                 None => {
-                    self.problems.push(Problem { call: "nvmlEventSetWait_v2", code: "unknown_device" });
+                    self.problems.push(CallProblem { call: "nvmlEventSetWait_v2", code: "unknown_device" });
                     Ok(None)
                 }
             },
-            Err(Refusal::Empty) => Ok(None),
+            Err(CallRefusal::Empty) => Ok(None),
             Err(_) => {
                 let outcome = caller.finish();
-                let unsupported = Problem { call: "nvmlEventSetWait_v2", code: "not_supported" };
+                let unsupported = CallProblem { call: "nvmlEventSetWait_v2", code: "not_supported" };
                 let problem = outcome.problems.last().copied().unwrap_or(unsupported);
                 if outcome.status == PassStatus::SessionOver {
                     return Err(EventFailure { problem, status: outcome.status });
@@ -236,12 +236,12 @@ impl EventSource for NvmlEvents {
         self.retry = Some(Monotonic::default());
     }
 
-    fn problems(&mut self) -> Vec<Problem> {
+    fn problems(&mut self) -> Vec<CallProblem> {
         mem::take(&mut self.problems)
     }
 }
 
-fn candidate(caller: &mut Caller, index: u32) -> Option<Candidate> {
+fn candidate(caller: &mut Caller, index: u32) -> Option<EventCandidate> {
     let handle = inventory::handle(caller, index)?;
     let uuid = inventory::uuid(caller, handle)?;
     let kinds = supported(caller, handle)?;
@@ -249,11 +249,11 @@ fn candidate(caller: &mut Caller, index: u32) -> Option<Candidate> {
 }
 
 /// `Some(0)`: the GPU has no events.
-fn supported(caller: &mut Caller, handle: Handle) -> Option<u64> {
+fn supported(caller: &mut Caller, handle: DeviceHandle) -> Option<u64> {
     let mut kinds = 0;
     match call!(caller, nvmlDeviceGetSupportedEventTypes(handle.0, &raw mut kinds)) {
-        Ok(()) => Some(kinds & WANTED),
-        Err(Refusal::Unsupported) => Some(0),
+        Ok(()) => Some(kinds & REGISTERED_EVENTS),
+        Err(CallRefusal::Unsupported) => Some(0),
         Err(_) => None,
     }
 }
@@ -271,9 +271,9 @@ fn no_event() -> nvmlEventData_t {
 fn event(gpu: GpuUuid, data: &nvmlEventData_t) -> RawEvent {
     let kind = match data.eventType {
         // Only this type has a number.
-        XID => EventKind::Xid(u32::try_from(data.eventData).unwrap_or(UNKNOWN_XID)),
-        MIG_CHANGE => EventKind::MigChange,
-        _ => EventKind::Condition,
+        XID => DriverEventKind::Xid(u32::try_from(data.eventData).unwrap_or(UNKNOWN_XID)),
+        MIG_CHANGE => DriverEventKind::MigChange,
+        _ => DriverEventKind::Condition,
     };
     let instance = (data.gpuInstanceId != WHOLE).then(|| XidInstance {
         gpu_instance: data.gpuInstanceId,
@@ -299,11 +299,11 @@ mod tests {
 
     #[test]
     fn only_xid_events_have_a_code() {
-        assert_eq!(decoded(8, 79, (WHOLE, WHOLE)).kind, EventKind::Xid(79));
-        assert_eq!(decoded(8, 1 << 40, (WHOLE, WHOLE)).kind, EventKind::Xid(999));
-        assert_eq!(decoded(0x100, 79, (WHOLE, WHOLE)).kind, EventKind::MigChange);
+        assert_eq!(decoded(8, 79, (WHOLE, WHOLE)).kind, DriverEventKind::Xid(79));
+        assert_eq!(decoded(8, 1 << 40, (WHOLE, WHOLE)).kind, DriverEventKind::Xid(999));
+        assert_eq!(decoded(0x100, 79, (WHOLE, WHOLE)).kind, DriverEventKind::MigChange);
         for other in [1, 2, 0x200, 0x8000, 1 << 50] {
-            assert_eq!(decoded(other, 79, (WHOLE, WHOLE)).kind, EventKind::Condition);
+            assert_eq!(decoded(other, 79, (WHOLE, WHOLE)).kind, DriverEventKind::Condition);
         }
     }
 

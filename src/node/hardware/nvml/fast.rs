@@ -3,8 +3,8 @@
 use nvml_wrapper_sys::bindings::nvmlUtilization_t;
 
 use super::calls::{Caller, call, value};
-use super::library::Handle;
-use super::module::Module;
+use super::library::DeviceHandle;
+use super::module::ModulePower;
 use super::process_use::ProcessUse;
 use super::samples::Ring;
 use crate::domain::model::Fast;
@@ -21,7 +21,7 @@ pub struct FastReader {
     busy: Ring,
     memory_busy: Ring,
     power: Ring,
-    module: Module,
+    module: ModulePower,
     pub processes: ProcessUse,
     /// Share of the time in which memory was active, in the last sample.
     pub memory_utilization_ratio: Option<f64>,
@@ -35,7 +35,7 @@ impl Default for FastReader {
             busy: Ring::utilization(GPU_UTILIZATION),
             memory_busy: Ring::utilization(MEMORY_UTILIZATION),
             power: Ring::power(GPU_POWER),
-            module: Module::default(),
+            module: ModulePower::default(),
             processes: ProcessUse::default(),
             memory_utilization_ratio: None,
             energy_counter: None,
@@ -44,7 +44,7 @@ impl Default for FastReader {
 }
 
 impl FastReader {
-    pub fn read(&mut self, caller: &mut Caller, handle: Handle, elapsed: f64, integrals: &mut Integrals) -> Fast {
+    pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, elapsed: f64, integrals: &mut Integrals) -> Fast {
         // One call serves both fallbacks, and is made only when one is needed.
         let mut rates: Option<Option<(f64, f64)>> = None;
         let mut rates = |caller: &mut Caller| *rates.get_or_insert_with(|| utilization_rates(caller, handle));
@@ -84,12 +84,12 @@ impl FastReader {
     }
 }
 
-fn power_usage(caller: &mut Caller, handle: Handle) -> Option<f64> {
+fn power_usage(caller: &mut Caller, handle: DeviceHandle) -> Option<f64> {
     let milliwatts: u32 = value!(caller, nvmlDeviceGetPowerUsage(handle.0))?;
     caller.plausible(&plausible::POWER, f64::from(milliwatts) / 1000.0)
 }
 
-fn utilization_rates(caller: &mut Caller, handle: Handle) -> Option<(f64, f64)> {
+fn utilization_rates(caller: &mut Caller, handle: DeviceHandle) -> Option<(f64, f64)> {
     let mut rates = nvmlUtilization_t { gpu: 0, memory: 0 };
     call!(caller, nvmlDeviceGetUtilizationRates(handle.0, &raw mut rates)).ok()?;
     let mut ratio = |percent: u32| caller.plausible(&plausible::UTILIZATION, f64::from(percent) / 100.0);

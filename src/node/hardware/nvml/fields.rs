@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlValue_t, nvmlValueType_t};
 
-use super::calls::{Caller, Refusal, call};
+use super::calls::{Caller, CallRefusal, call};
 use super::codes;
-use super::library::Handle;
-use crate::node::hardware::plausible::Quantity;
+use super::library::DeviceHandle;
+use crate::node::hardware::plausible::QuantityRange;
 
 /// nvmlValueType_t: double, unsigned long, unsigned and signed long long; all have 64 bits on Linux.
 const WIDE_TYPES: [nvmlValueType_t; 4] = [0, 2, 3, 4];
@@ -22,33 +22,33 @@ pub fn slowdown_ids(driver_version: Option<&str>) -> Option<[u32; 3]> {
 
 /// One reading of a GPU: a field, its range, and its unit.
 #[derive(Clone, Copy, Debug)]
-pub struct Row {
+pub struct FieldRow {
     id: u32,
     /// A link, or what else the field has several of.
     scope: u32,
-    quantity: Option<&'static Quantity>,
+    quantity: Option<&'static QuantityRange>,
     /// The driver's units in one of ours.
     per: f64,
     /// A counter of bytes or nanoseconds: absent with 32 bits or fewer, as it may wrap many times between two readings.
     rises_fast: bool,
 }
 
-impl Row {
+impl FieldRow {
     /// A flag, or a number in a code of its own.
     pub const fn plain(id: u32) -> Self {
         Self { id, scope: 0, quantity: None, per: 1.0, rises_fast: false }
     }
 
-    pub const fn new(id: u32, quantity: &'static Quantity) -> Self {
+    pub const fn new(id: u32, quantity: &'static QuantityRange) -> Self {
         Self { quantity: Some(quantity), ..Self::plain(id) }
     }
 
     /// In thousandths of our unit.
-    pub const fn milli(id: u32, quantity: &'static Quantity) -> Self {
+    pub const fn milli(id: u32, quantity: &'static QuantityRange) -> Self {
         Self { per: 1e3, ..Self::new(id, quantity) }
     }
 
-    pub const fn rising_fast(id: u32, quantity: &'static Quantity, per: f64) -> Self {
+    pub const fn rising_fast(id: u32, quantity: &'static QuantityRange, per: f64) -> Self {
         Self { per, rises_fast: true, ..Self::new(id, quantity) }
     }
 
@@ -58,12 +58,12 @@ impl Row {
 }
 
 /// Reads many fields in one call; each has its own result.
-pub fn read(caller: &mut Caller, handle: Handle, rows: &[Row]) -> Vec<Option<f64>> {
+pub fn read(caller: &mut Caller, handle: DeviceHandle, rows: &[FieldRow]) -> Vec<Option<f64>> {
     results(caller, handle, rows).into_iter().map(Result::ok).collect()
 }
 
 /// The same, with the reason for each missing value.
-pub fn results(caller: &mut Caller, handle: Handle, rows: &[Row]) -> Vec<Result<f64, Refusal>> {
+pub fn results(caller: &mut Caller, handle: DeviceHandle, rows: &[FieldRow]) -> Vec<Result<f64, CallRefusal>> {
     let mut values: Vec<_> = rows.iter().map(|row| blank(row.id, row.scope)).collect();
     let count = i32::try_from(values.len()).expect("a table of fields");
     if count == 0 {
@@ -72,15 +72,15 @@ pub fn results(caller: &mut Caller, handle: Handle, rows: &[Row]) -> Vec<Result<
     if let Err(refusal) = call!(caller, nvmlDeviceGetFieldValues(handle.0, count, values.as_mut_ptr())) {
         return vec![Err(refusal); rows.len()];
     }
-    let mut result = |(row, field): (&Row, &nvmlFieldValue_t)| match field.nvmlReturn {
+    let mut result = |(row, field): (&FieldRow, &nvmlFieldValue_t)| match field.nvmlReturn {
         codes::SUCCESS => {
             let value = decode(field.valueType, field.value)
                 .filter(|_| !row.rises_fast || WIDE_TYPES.contains(&field.valueType));
-            let value = value.ok_or(Refusal::Failed)? / row.per;
-            row.quantity.map_or(Some(value), |quantity| caller.plausible(quantity, value)).ok_or(Refusal::Failed)
+            let value = value.ok_or(CallRefusal::Failed)? / row.per;
+            row.quantity.map_or(Some(value), |quantity| caller.plausible(quantity, value)).ok_or(CallRefusal::Failed)
         }
-        codes::NOT_SUPPORTED | codes::INVALID_ARGUMENT | codes::NO_PERMISSION => Err(Refusal::Unsupported),
-        _ => Err(Refusal::Failed),
+        codes::NOT_SUPPORTED | codes::INVALID_ARGUMENT | codes::NO_PERMISSION => Err(CallRefusal::Unsupported),
+        _ => Err(CallRefusal::Failed),
     };
     rows.iter().zip(&values).map(&mut result).collect()
 }

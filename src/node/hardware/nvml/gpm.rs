@@ -9,7 +9,7 @@ use nvml_wrapper_sys::bindings::{nvmlGpmMetricsGet_t, nvmlGpmSample_t, nvmlGpmSu
 use super::calls::{Caller, call};
 use super::codes;
 use super::inventory::Mig;
-use super::library::{Handle, Library};
+use super::library::{DeviceHandle, Library};
 use crate::domain::model::{GpmRatios, Monotonic, Traffic};
 use crate::node::hardware::plausible;
 
@@ -60,27 +60,27 @@ pub struct GpmReading {
 /// Pairs of samples of a GPU, or of its instances while it is partitioned.
 pub struct Gpm {
     supported: bool,
-    pairs: BTreeMap<Option<u32>, Pair>,
+    pairs: BTreeMap<Option<u32>, SamplePair>,
     /// The driver may reject the call because of ids unknown to it.
     asks_cycles: bool,
-    request: Option<Box<Request>>,
+    request: Option<Box<GpmRequest>>,
 }
 
-struct Pair {
-    previous: Sample,
+struct SamplePair {
+    previous: GpmSample,
     at: Option<Monotonic>,
-    spare: Sample,
+    spare: GpmSample,
 }
 
 /// Newer headers have more metrics under the same version number; the spare space is for a driver that clears them all.
 #[repr(C)]
-struct Request {
+struct GpmRequest {
     get: nvmlGpmMetricsGet_t,
     spare: [u64; 2048],
 }
 
 impl Gpm {
-    pub fn new(caller: &mut Caller, handle: Handle, migs: &[Mig]) -> Self {
+    pub fn new(caller: &mut Caller, handle: DeviceHandle, migs: &[Mig]) -> Self {
         let mut support = nvmlGpmSupport_t { version: 1, isSupportedDevice: 0 };
         let asked = call!(caller, nvmlGpmQueryDeviceSupport(handle.0, &raw mut support));
         let supported = asked.is_ok() && support.isSupportedDevice != 0;
@@ -91,7 +91,7 @@ impl Gpm {
                 instances.push(None);
             }
             for instance in instances {
-                if let Some(pair) = Pair::new(caller) {
+                if let Some(pair) = SamplePair::new(caller) {
                     gpm.pairs.insert(instance, pair);
                 }
             }
@@ -102,7 +102,7 @@ impl Gpm {
     }
 
     /// Means since the last call for the same instance; nothing at the first.
-    pub fn read(&mut self, caller: &mut Caller, handle: Handle, instance: Option<u32>, now: Monotonic) -> GpmReading {
+    pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, instance: Option<u32>, now: Monotonic) -> GpmReading {
         if !self.supported {
             return GpmReading::default();
         }
@@ -143,7 +143,7 @@ pub struct InstanceUse {
 }
 
 impl InstanceUse {
-    pub fn new(caller: &mut Caller, handle: Handle, migs: &[Mig]) -> Option<Self> {
+    pub fn new(caller: &mut Caller, handle: DeviceHandle, migs: &[Mig]) -> Option<Self> {
         if migs.is_empty() {
             return None;
         }
@@ -152,7 +152,7 @@ impl InstanceUse {
     }
 
     /// Busy seconds since the last call, of the instances that have a value. `None`: too soon to read.
-    pub fn advance(&mut self, caller: &mut Caller, handle: Handle, now: Monotonic) -> Option<Vec<(u32, f64)>> {
+    pub fn advance(&mut self, caller: &mut Caller, handle: DeviceHandle, now: Monotonic) -> Option<Vec<(u32, f64)>> {
         let elapsed = self.last.map(|last| now.since(last));
         if elapsed.is_some_and(|elapsed| elapsed < *WINDOW.start()) {
             return None;
@@ -169,7 +169,7 @@ impl InstanceUse {
     }
 }
 
-impl Request {
+impl GpmRequest {
     fn ask(
         &mut self,
         caller: &mut Caller,
@@ -222,25 +222,25 @@ fn reading(caller: &mut Caller, values: &BTreeMap<u32, f64>) -> GpmReading {
     GpmReading { ratios, traffic, sm_cycles, sm_active_cycles, pipe_cycles }
 }
 
-impl Pair {
+impl SamplePair {
     fn new(caller: &mut Caller) -> Option<Self> {
-        Some(Self { previous: Sample::new(caller)?, at: None, spare: Sample::new(caller)? })
+        Some(Self { previous: GpmSample::new(caller)?, at: None, spare: GpmSample::new(caller)? })
     }
 }
 
 /// The driver's memory for one sample; freed with it.
-struct Sample {
+struct GpmSample {
     memory: nvmlGpmSample_t,
     library: Arc<Library>,
 }
 
 // SAFETY: the memory belongs to this value alone; the driver does not tie it to a thread.
-unsafe impl Send for Sample {}
+unsafe impl Send for GpmSample {}
 
 // SAFETY: its pointers lead to samples that the pairs own, and are set again for each call.
-unsafe impl Send for Request {}
+unsafe impl Send for GpmRequest {}
 
-impl Sample {
+impl GpmSample {
     fn new(caller: &mut Caller) -> Option<Self> {
         let mut memory = std::ptr::null_mut();
         call!(caller, nvmlGpmSampleAlloc(&raw mut memory)).ok()?;
@@ -248,7 +248,7 @@ impl Sample {
     }
 }
 
-impl Drop for Sample {
+impl Drop for GpmSample {
     fn drop(&mut self) {
         if let Ok(free) = self.library.symbols.nvmlGpmSampleFree.as_ref() {
             let started = self.library.statistics.start();

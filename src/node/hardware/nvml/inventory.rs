@@ -8,8 +8,8 @@ use nvml_wrapper_sys::bindings::{
     nvmlPciInfo_t,
 };
 
-use super::calls::{Caller, Refusal, call, read_text, text, value, version};
-use super::library::Handle;
+use super::calls::{Caller, CallRefusal, call, read_text, text, value, version};
+use super::library::DeviceHandle;
 use super::{memory, nvlink, platform};
 use crate::domain::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
 use crate::node::hardware::plausible;
@@ -24,7 +24,7 @@ const PROFILE_LIMIT: u32 = 32;
 
 /// A MIG device, with a handle that is valid as long as its compute instance.
 pub struct Mig {
-    pub handle: Handle,
+    pub handle: DeviceHandle,
     pub uuid: MigUuid,
     /// Its index for `nvmlDeviceGetMigDeviceHandleByIndex`.
     pub index: u32,
@@ -33,10 +33,10 @@ pub struct Mig {
 }
 
 /// The layout of a node, cheap to read: by index, the GPU with its MIG mode and devices.
-pub type Layout = BTreeMap<u32, Option<Place>>;
+pub type NodeLayout = BTreeMap<u32, Option<GpuLayout>>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct GpuLayout {
     pub gpu: GpuUuid,
     pub mig_enabled: Option<bool>,
     /// By index.
@@ -58,13 +58,13 @@ pub fn driver(caller: &mut Caller) -> Option<DriverInfo> {
     })
 }
 
-pub fn handle(caller: &mut Caller, index: u32) -> Option<Handle> {
+pub fn handle(caller: &mut Caller, index: u32) -> Option<DeviceHandle> {
     let mut device = std::ptr::null_mut();
     call!(caller, nvmlDeviceGetHandleByIndex_v2(index, &raw mut device)).ok()?;
-    Some(Handle(device))
+    Some(DeviceHandle(device))
 }
 
-pub fn uuid(caller: &mut Caller, handle: Handle) -> Option<Arc<str>> {
+pub fn uuid(caller: &mut Caller, handle: DeviceHandle) -> Option<Arc<str>> {
     text!(caller, nvmlDeviceGetUUID(handle.0))
 }
 
@@ -101,26 +101,26 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     Some(gpu)
 }
 
-pub fn mig_enabled(caller: &mut Caller, handle: Handle) -> Option<bool> {
+pub fn mig_enabled(caller: &mut Caller, handle: DeviceHandle) -> Option<bool> {
     let (mut current, mut pending) = (0, 0);
     call!(caller, nvmlDeviceGetMigMode(handle.0, &raw mut current, &raw mut pending)).ok()?;
     Some(current == MIG_ENABLED)
 }
 
 /// The MIG devices of a partitioned GPU. The driver's count is the highest possible; empty indexes are skipped.
-pub fn mig_handles(caller: &mut Caller, handle: Handle) -> Vec<Mig> {
-    let places: u32 = value!(caller, nvmlDeviceGetMaxMigDeviceCount(handle.0)).unwrap_or(0);
+pub fn mig_handles(caller: &mut Caller, handle: DeviceHandle) -> Vec<Mig> {
+    let count: u32 = value!(caller, nvmlDeviceGetMaxMigDeviceCount(handle.0)).unwrap_or(0);
     let mut found = Vec::new();
-    for place in 0..places.min(MIG_LIMIT) {
+    for index in 0..count.min(MIG_LIMIT) {
         let mut device = std::ptr::null_mut();
-        if call!(caller, nvmlDeviceGetMigDeviceHandleByIndex(handle.0, place, &raw mut device)).is_err() {
+        if call!(caller, nvmlDeviceGetMigDeviceHandleByIndex(handle.0, index, &raw mut device)).is_err() {
             continue;
         }
-        let mig = Handle(device);
+        let mig = DeviceHandle(device);
         let identity = uuid(caller, mig).zip(value!(caller, nvmlDeviceGetGpuInstanceId(mig.0)));
         let compute_instance = value!(caller, nvmlDeviceGetComputeInstanceId(mig.0));
         if let Some(((uuid, gpu_instance), compute_instance)) = identity.zip(compute_instance) {
-            found.push(Mig { handle: mig, uuid: MigUuid::new(uuid), index: place, gpu_instance, compute_instance });
+            found.push(Mig { handle: mig, uuid: MigUuid::new(uuid), index, gpu_instance, compute_instance });
         }
     }
     found
@@ -142,7 +142,7 @@ struct MigProfile {
     name: Option<Arc<str>>,
 }
 
-fn mig_profiles(caller: &mut Caller, handle: Handle) -> MigProfiles {
+fn mig_profiles(caller: &mut Caller, handle: DeviceHandle) -> MigProfiles {
     let mut profiles = MigProfiles { all_read: true, ..MigProfiles::default() };
     for constant in 0..PROFILE_LIMIT {
         // SAFETY: numbers only; all zeroes is a valid value.
@@ -155,7 +155,7 @@ fn mig_profiles(caller: &mut Caller, handle: Handle) -> MigProfiles {
                 let profile = MigProfile { slices: info.sliceCount, megabytes: info.memorySizeMB, name };
                 profiles.by_id.insert(info.id, profile);
             }
-            Err(Refusal::Unsupported) => {}
+            Err(CallRefusal::Unsupported) => {}
             Err(_) => {
                 profiles.all_read = false;
                 break;
@@ -167,7 +167,7 @@ fn mig_profiles(caller: &mut Caller, handle: Handle) -> MigProfiles {
 }
 
 /// `1g.24gb+me.all` of `MIG 1g.24gb+me.all`.
-fn profile_name(caller: &mut Caller, handle: Handle, constant: u32) -> Option<Arc<str>> {
+fn profile_name(caller: &mut Caller, handle: DeviceHandle, constant: u32) -> Option<Arc<str>> {
     // SAFETY: numbers and a text; all zeroes is a valid value.
     let mut info: nvmlGpuInstanceProfileInfo_v2_t = unsafe { std::mem::zeroed() };
     info.version = version::<nvmlGpuInstanceProfileInfo_v2_t>(2);
@@ -178,7 +178,7 @@ fn profile_name(caller: &mut Caller, handle: Handle, constant: u32) -> Option<Ar
     profile.contains("g.").then(|| profile.into())
 }
 
-fn describe(caller: &mut Caller, parent: Handle, mig: &Mig, profiles: &MigProfiles) -> MigDevice {
+fn describe(caller: &mut Caller, parent: DeviceHandle, mig: &Mig, profiles: &MigProfiles) -> MigDevice {
     let attributes = attributes(caller, mig.handle);
     let instance = instance_info(caller, parent, mig.gpu_instance);
     let of_instance = instance.and_then(|instance| profiles.by_id.get(&instance.profileId));
@@ -208,13 +208,13 @@ fn describe(caller: &mut Caller, parent: Handle, mig: &Mig, profiles: &MigProfil
     }
 }
 
-fn attributes(caller: &mut Caller, mig: Handle) -> Option<nvmlDeviceAttributes_t> {
+fn attributes(caller: &mut Caller, mig: DeviceHandle) -> Option<nvmlDeviceAttributes_t> {
     // SAFETY: numbers only; all zeroes is a valid value.
     let mut attributes: nvmlDeviceAttributes_t = unsafe { std::mem::zeroed() };
     call!(caller, nvmlDeviceGetAttributes_v2(mig.0, &raw mut attributes)).ok().map(|()| attributes)
 }
 
-fn instance_info(caller: &mut Caller, parent: Handle, gpu_instance: u32) -> Option<nvmlGpuInstanceInfo_t> {
+fn instance_info(caller: &mut Caller, parent: DeviceHandle, gpu_instance: u32) -> Option<nvmlGpuInstanceInfo_t> {
     let mut instance = std::ptr::null_mut();
     call!(caller, nvmlDeviceGetGpuInstanceById(parent.0, gpu_instance, &raw mut instance)).ok()?;
     // SAFETY: plain numbers and a pointer; all zeroes is a valid value.
@@ -222,7 +222,7 @@ fn instance_info(caller: &mut Caller, parent: Handle, gpu_instance: u32) -> Opti
     call!(caller, nvmlGpuInstanceGetInfo(instance, &raw mut info)).ok().map(|()| info)
 }
 
-fn pci_bus_id(caller: &mut Caller, handle: Handle) -> Option<PciBusId> {
+fn pci_bus_id(caller: &mut Caller, handle: DeviceHandle) -> Option<PciBusId> {
     // SAFETY: plain numbers and texts; all zeroes is a valid value.
     let mut info: nvmlPciInfo_t = unsafe { std::mem::zeroed() };
     call!(caller, nvmlDeviceGetPciInfo_v3(handle.0, &raw mut info)).ok()?;
@@ -233,7 +233,7 @@ pub fn bus_id_in(info: &nvmlPciInfo_t) -> Option<PciBusId> {
     read_text(&info.busId).or_else(|| read_text(&info.busIdLegacy)).map(|bus_id| PciBusId::normalized(&bus_id))
 }
 
-fn compute_capability(caller: &mut Caller, handle: Handle) -> Option<Arc<str>> {
+fn compute_capability(caller: &mut Caller, handle: DeviceHandle) -> Option<Arc<str>> {
     let (mut major, mut minor) = (0, 0);
     call!(caller, nvmlDeviceGetCudaComputeCapability(handle.0, &raw mut major, &raw mut minor)).ok()?;
     Some(format!("{major}.{minor}").into())
@@ -277,7 +277,7 @@ fn name_of_part(profile: Arc<str>, of_instance: u32, slices: Option<u32>) -> Arc
 }
 
 /// One GPU of the layout, with few calls. `None` unless all of them were answered.
-pub fn place(caller: &mut Caller, index: u32) -> Option<Place> {
+pub fn gpu_layout(caller: &mut Caller, index: u32) -> Option<GpuLayout> {
     let handle = handle(caller, index)?;
     let gpu = GpuUuid::new(uuid(caller, handle)?);
     let mig_enabled = mig_enabled(caller, handle);
@@ -286,7 +286,7 @@ pub fn place(caller: &mut Caller, index: u32) -> Option<Place> {
     }
     let migs = if mig_enabled == Some(true) { mig_handles(caller, handle) } else { Vec::new() };
     let mig_devices = migs.into_iter().map(|mig| (mig.index, mig.uuid)).collect();
-    caller.answers().then_some(Place { gpu, mig_enabled, mig_devices })
+    caller.answers().then_some(GpuLayout { gpu, mig_enabled, mig_devices })
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::node::hardware::source::Failure;
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
 /// Where distributions, driver containers and GKE's installer put the library, below a driver root.
-const PLACES: [&str; 8] = [
+const DIRECTORIES: [&str; 8] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -42,12 +42,12 @@ impl LibrarySearch {
         if let Some(library) = &self.library {
             return vec![library.clone().into_os_string()];
         }
-        let below = |root: &PathBuf| PLACES.map(|place| root.join(place).join(LIBRARY));
+        let below = |root: &PathBuf| DIRECTORIES.map(|directory| root.join(directory).join(LIBRARY));
         let found = self.driver_roots.iter().flat_map(below).filter(|path| path.exists());
         std::iter::once(OsString::from(LIBRARY)).chain(found.map(PathBuf::into_os_string)).collect()
     }
 
-    /// The searched places, for people.
+    /// Where the library was searched, for people.
     fn description(&self) -> String {
         match &self.library {
             Some(library) => format!("{} was not found", library.display()),
@@ -76,12 +76,12 @@ pub struct Library {
 
 /// The driver's handle of a GPU or a MIG device.
 #[derive(Clone, Copy, Debug)]
-pub struct Handle(pub nvmlDevice_t);
+pub struct DeviceHandle(pub nvmlDevice_t);
 
 // SAFETY: a handle is a token that the driver looks up; NVML is documented as safe to call from several threads.
-unsafe impl Send for Handle {}
+unsafe impl Send for DeviceHandle {}
 // SAFETY: as above; a shared handle cannot be changed through.
-unsafe impl Sync for Handle {}
+unsafe impl Sync for DeviceHandle {}
 
 impl Loaded {
     /// The first candidate that loads.

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use nvml_wrapper_sys::bindings::{nvmlMarginTemperature_t, nvmlTemperature_t};
 
 use super::calls::{Caller, call, value, version};
-use super::fields::{self, Row};
+use super::fields::{self, FieldRow};
 use super::gpm::Gpm;
 use super::inventory::Mig;
-use super::library::Handle;
+use super::library::DeviceHandle;
 use super::memory;
 use super::processes::ProcessLists;
 use super::samples::Ring;
@@ -18,19 +18,19 @@ use crate::node::hardware::plausible;
 use crate::node::hardware::source::Integrals;
 use crate::node::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
 
-const MEMORY_TEMPERATURE: Row = Row::new(82, &plausible::TEMPERATURE);
-const SW_POWER_CAP: Row = nanoseconds(74);
-const SYNC_BOOST: Row = nanoseconds(76);
+const MEMORY_TEMPERATURE: FieldRow = FieldRow::new(82, &plausible::TEMPERATURE);
+const SW_POWER_CAP: FieldRow = nanoseconds(74);
+const SYNC_BOOST: FieldRow = nanoseconds(76);
 /// In the order of `POLICIES`.
-const POLICY_ROWS: [Row; 4] = [nanoseconds(75), nanoseconds(77), nanoseconds(78), nanoseconds(79)];
+const POLICY_ROWS: [FieldRow; 4] = [nanoseconds(75), nanoseconds(77), nanoseconds(78), nanoseconds(79)];
 /// Clock event bits that only some drivers have.
 const RARE_CLOCK_EVENTS: [(u32, &str); 2] = [(9, "board_limit"), (10, "reliability")];
 /// More fans than any board has.
 const FAN_LIMIT: u32 = 16;
 const MEGAHERTZ: f64 = 1e6;
 
-const fn nanoseconds(id: u32) -> Row {
-    Row::rising_fast(id, &plausible::THROTTLED, 1e9)
+const fn nanoseconds(id: u32) -> FieldRow {
+    FieldRow::rising_fast(id, &plausible::THROTTLED, 1e9)
 }
 
 /// What one call reads.
@@ -71,7 +71,7 @@ impl MediumReader {
     pub fn read(
         &mut self,
         caller: &mut Caller,
-        handle: Handle,
+        handle: DeviceHandle,
         migs: &[Mig],
         now: Monotonic,
         integrals: &mut Integrals,
@@ -130,7 +130,7 @@ impl MediumReader {
     }
 
     /// Throttle counters and the memory's temperature, in one call.
-    fn fields(&self, caller: &mut Caller, handle: Handle) -> Fields {
+    fn fields(&self, caller: &mut Caller, handle: DeviceHandle) -> Fields {
         let mut rows = vec![MEMORY_TEMPERATURE];
         rows.extend(POLICY_ROWS);
         rows.extend([SW_POWER_CAP, SYNC_BOOST]);
@@ -145,7 +145,7 @@ impl MediumReader {
         }
     }
 
-    fn clock_events(&mut self, caller: &mut Caller, handle: Handle) -> BTreeMap<&'static str, bool> {
+    fn clock_events(&mut self, caller: &mut Caller, handle: DeviceHandle) -> BTreeMap<&'static str, bool> {
         let current: Option<u64> = value!(caller, nvmlDeviceGetCurrentClocksEventReasons(handle.0));
         let current = current.or_else(|| value!(caller, nvmlDeviceGetCurrentClocksThrottleReasons(handle.0)));
         let Some(current) = current else { return BTreeMap::new() };
@@ -159,7 +159,7 @@ impl MediumReader {
         common.chain(rare).map(|(bit, reason)| (reason, is_active(bit))).collect()
     }
 
-    fn fans(&mut self, caller: &mut Caller, handle: Handle) -> Vec<f64> {
+    fn fans(&mut self, caller: &mut Caller, handle: DeviceHandle) -> Vec<f64> {
         let fans = match self.fans {
             Some(fans) => fans,
             None => {
@@ -179,7 +179,7 @@ impl MediumReader {
     fn instances(
         &mut self,
         caller: &mut Caller,
-        parent: Handle,
+        parent: DeviceHandle,
         migs: &[Mig],
         whole: Option<MemoryUse>,
         now: Monotonic,
@@ -205,12 +205,12 @@ fn watts(caller: &mut Caller, milliwatts: u32) -> Option<f64> {
     caller.plausible(&plausible::POWER_LIMIT, f64::from(milliwatts) / 1000.0)
 }
 
-fn clock(caller: &mut Caller, handle: Handle, kind: u32) -> Option<f64> {
+fn clock(caller: &mut Caller, handle: DeviceHandle, kind: u32) -> Option<f64> {
     let megahertz: u32 = value!(caller, nvmlDeviceGetClockInfo[kind](handle.0, kind))?;
     caller.plausible(&plausible::CLOCK, f64::from(megahertz) * MEGAHERTZ)
 }
 
-fn temperature(caller: &mut Caller, handle: Handle) -> Option<f64> {
+fn temperature(caller: &mut Caller, handle: DeviceHandle) -> Option<f64> {
     let celsius: Option<u32> = value!(caller, nvmlDeviceGetTemperature(handle.0, 0));
     let celsius = celsius.map(f64::from).or_else(|| {
         let mut reading = nvmlTemperature_t { version: version::<nvmlTemperature_t>(1), sensorType: 0, temperature: 0 };
@@ -220,7 +220,7 @@ fn temperature(caller: &mut Caller, handle: Handle) -> Option<f64> {
     caller.plausible(&plausible::TEMPERATURE, celsius?)
 }
 
-fn margin(caller: &mut Caller, handle: Handle) -> Option<f64> {
+fn margin(caller: &mut Caller, handle: DeviceHandle) -> Option<f64> {
     let version = version::<nvmlMarginTemperature_t>(1);
     let mut margin = nvmlMarginTemperature_t { version, marginTemperature: 0 };
     call!(caller, nvmlDeviceGetMarginTemperature(handle.0, &raw mut margin)).ok()?;
@@ -228,7 +228,7 @@ fn margin(caller: &mut Caller, handle: Handle) -> Option<f64> {
 }
 
 /// The rate of one engine over its last sample period.
-fn engine_rate(caller: &mut Caller, handle: Handle, engine: &str) -> Option<f64> {
+fn engine_rate(caller: &mut Caller, handle: DeviceHandle, engine: &str) -> Option<f64> {
     let (mut percent, mut period) = (0_u32, 0_u32);
     let outcome = match engine {
         "encoder" => call!(caller, nvmlDeviceGetEncoderUtilization(handle.0, &raw mut percent, &raw mut period)),

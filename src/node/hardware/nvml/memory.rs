@@ -2,14 +2,14 @@
 
 use nvml_wrapper_sys::bindings::{nvmlMemory_t, nvmlMemory_v2_t};
 
-use super::calls::{Caller, Refusal, call, version};
-use super::library::Handle;
+use super::calls::{Caller, CallRefusal, call, version};
+use super::library::DeviceHandle;
 use crate::domain::model::MemoryUse;
 use crate::node::hardware::plausible;
 
 /// Of a GPU, or of the GPU instance of a MIG device; either may support calls that the other does not.
 /// Absent as a whole where one value is wrong.
-pub fn read(caller: &mut Caller, handle: Handle, gpu_instance: Option<u32>) -> Option<MemoryUse> {
+pub fn read(caller: &mut Caller, handle: DeviceHandle, gpu_instance: Option<u32>) -> Option<MemoryUse> {
     let memory = read_any(caller, handle, gpu_instance)?;
     let parts = [memory.used, memory.free, memory.reserved.unwrap_or(0)];
     if !plausible::MEMORY.holds(memory.total as f64) || parts.iter().any(|part| *part > memory.total) {
@@ -19,13 +19,13 @@ pub fn read(caller: &mut Caller, handle: Handle, gpu_instance: Option<u32>) -> O
     Some(memory)
 }
 
-fn read_any(caller: &mut Caller, handle: Handle, gpu_instance: Option<u32>) -> Option<MemoryUse> {
+fn read_any(caller: &mut Caller, handle: DeviceHandle, gpu_instance: Option<u32>) -> Option<MemoryUse> {
     let variant = gpu_instance.map_or(0, |number| number + 1);
     let mut memory =
         nvmlMemory_v2_t { version: version::<nvmlMemory_v2_t>(2), total: 0, reserved: 0, free: 0, used: 0 };
     match call!(caller, nvmlDeviceGetMemoryInfo_v2[variant](handle.0, &raw mut memory)) {
         Ok(()) => return Some(tidy(memory.total, memory.reserved, memory.free, memory.used)),
-        Err(Refusal::Unsupported | Refusal::WrongVersion) => {}
+        Err(CallRefusal::Unsupported | CallRefusal::WrongVersion) => {}
         Err(_) => return None,
     }
     // The older call counts reserved memory as used, which only a driver without the newer one makes acceptable.

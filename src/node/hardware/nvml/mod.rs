@@ -36,11 +36,11 @@ pub(super) use reader::OTHER_GPU;
 
 use self::calls::Caller;
 use self::events::NvmlEvents;
-use self::inventory::{Layout, Place};
+use self::inventory::{NodeLayout, GpuLayout};
 use self::library::{Library, Loaded, Statistics};
 use self::per_gpu_query::{PerGpuQuery, with_caller};
 use self::reader::NvmlReader;
-use super::source::{CallDurations, Driver, EventSource, Failure, PassStatus, Problem, Reader, Session};
+use super::source::{CallDurations, Driver, EventSource, Failure, PassStatus, CallProblem, GpuReader, DriverSession};
 use crate::clock::Clock;
 use crate::domain::model::{Gpu, GpuUuid, HardwareSource, Inventory};
 
@@ -85,7 +85,7 @@ impl Driver for NvmlDriver {
         Ok(())
     }
 
-    fn open(&mut self) -> Result<Box<dyn Session>, Failure> {
+    fn open(&mut self) -> Result<Box<dyn DriverSession>, Failure> {
         if self.loaded.is_none() {
             self.load()?;
         }
@@ -111,13 +111,13 @@ fn without_duplicates(found: Vec<Gpu>) -> (BTreeMap<GpuUuid, Gpu>, BTreeMap<GpuU
 struct NvmlSession {
     library: Arc<Library>,
     /// Of the last inventory.
-    layout: Mutex<Layout>,
+    layout: Mutex<NodeLayout>,
     driver_version: Mutex<Option<Arc<str>>>,
     per_gpu: PerGpuQuery,
 }
 
-impl Session for NvmlSession {
-    fn inventory(&self) -> Result<(Inventory, Vec<Problem>), Failure> {
+impl DriverSession for NvmlSession {
+    fn inventory(&self) -> Result<(Inventory, Vec<CallProblem>), Failure> {
         let mut caller = Caller::new(Arc::clone(&self.library));
         let driver = inventory::driver(&mut caller);
         let count = inventory::count(&mut caller);
@@ -136,7 +136,7 @@ impl Session for NvmlSession {
         *self.driver_version.lock() = driver.as_ref().map(|driver| Arc::clone(&driver.driver_version));
         let mut problems = outcome.problems;
         let mut found = Vec::new();
-        let mut layout = Layout::new();
+        let mut layout = NodeLayout::new();
         let before = self.layout.lock().clone();
         let mut answers = self.per_gpu.run(count, with_caller(&self.library, inventory::gpu));
         for index in 0..count {
@@ -146,33 +146,33 @@ impl Session for NvmlSession {
                     gpu
                 }
                 None => {
-                    problems.push(Problem { call: "nvmlDeviceGetHandleByIndex_v2", code: "stuck" });
+                    problems.push(CallProblem { call: "nvmlDeviceGetHandleByIndex_v2", code: "stuck" });
                     None
                 }
             };
-            let place = match gpu.as_ref().filter(|gpu| gpu.present) {
-                Some(gpu) => Some(Place {
+            let gpu_layout = match gpu.as_ref().filter(|gpu| gpu.present) {
+                Some(gpu) => Some(GpuLayout {
                     gpu: gpu.uuid.clone(),
                     mig_enabled: gpu.mig_enabled,
                     mig_devices: gpu.mig_devices.iter().map(|mig| (mig.index, mig.uuid.clone())).collect(),
                 }),
                 None => before.get(&index).cloned().flatten(),
             };
-            layout.insert(index, place);
+            layout.insert(index, gpu_layout);
             found.extend(gpu);
         }
         let (gpus, duplicate_uuids) = without_duplicates(found);
-        let duplicate = Problem { call: "nvmlDeviceGetUUID", code: "duplicate_uuid" };
+        let duplicate = CallProblem { call: "nvmlDeviceGetUUID", code: "duplicate_uuid" };
         problems.extend(duplicate_uuids.iter().map(|_| duplicate));
         *self.layout.lock() = layout;
         Ok((Inventory { driver, gpus, duplicate_uuids, ..Inventory::default() }, problems))
     }
 
-    fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn Reader>, Failure> {
+    fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn GpuReader>, Failure> {
         if self.layout.lock().is_empty() {
             self.inventory()?;
         }
-        let at = |(index, place): (&u32, &Option<Place>)| (place.as_ref()?.gpu == *gpu).then_some(*index);
+        let at = |(index, known): (&u32, &Option<GpuLayout>)| (known.as_ref()?.gpu == *gpu).then_some(*index);
         let layout = self.layout.lock().clone();
         let indices: Vec<u32> = layout.iter().filter_map(at).collect();
         let [index] = indices[..] else {
@@ -197,12 +197,12 @@ impl Session for NvmlSession {
         }
         let count = inventory::count(&mut caller);
         let Some(count) = count else { return false };
-        let mut answers = self.per_gpu.run(count, with_caller(&self.library, inventory::place));
+        let mut answers = self.per_gpu.run(count, with_caller(&self.library, inventory::gpu_layout));
         let before = self.layout.lock();
         // A GPU that stops answering is handled by its reader; one that begins to answer is a change.
-        let mut place =
-            |index| answers.remove(&index).and_then(|(place, _)| place).or_else(|| before.get(&index)?.clone());
-        let now: Layout = (0..count).map(|index| (index, place(index))).collect();
+        let mut gpu_layout =
+            |index| answers.remove(&index).and_then(|(layout, _)| layout).or_else(|| before.get(&index)?.clone());
+        let now: NodeLayout = (0..count).map(|index| (index, gpu_layout(index))).collect();
         now != *before
     }
 

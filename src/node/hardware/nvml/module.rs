@@ -1,8 +1,8 @@
 //! The power of the module that a GPU is on (a superchip, with its CPU and one or two GPUs), and that of the GPU alone.
 
-use super::calls::{Caller, Refusal};
-use super::fields::{self, Row};
-use super::library::Handle;
+use super::calls::{Caller, CallRefusal};
+use super::fields::{self, FieldRow};
+use super::library::DeviceHandle;
 use super::platform;
 use super::samples::Ring;
 use crate::node::hardware::integrate::RingIntegral;
@@ -10,7 +10,7 @@ use crate::node::hardware::plausible;
 
 /// The power of the GPU alone and of the module: of each, field 185 is the mean of a second, and 186 the present value
 /// for a driver without it.
-const POWER: [Row; 4] = [watts(185, 0), watts(186, 0), watts(185, 1), watts(186, 1)];
+const POWER: [FieldRow; 4] = [watts(185, 0), watts(186, 0), watts(185, 1), watts(186, 1)];
 /// The ring of samples of the module's power.
 const MODULE_POWER: u32 = 7;
 /// A driver that refuses the module's power that often has none.
@@ -20,11 +20,11 @@ const PROOF: u32 = 5;
 /// The least that a module draws beyond its GPU is more: a GH200 of 1000 W has a GPU of 900 W.
 const BELOW_MODULE: f64 = 0.98;
 
-const fn watts(id: u32, scope: u32) -> Row {
-    Row::milli(id, &plausible::POWER).of(scope)
+const fn watts(id: u32, scope: u32) -> FieldRow {
+    FieldRow::milli(id, &plausible::POWER).of(scope)
 }
 
-pub struct Module {
+pub struct ModulePower {
     ring: Ring,
     is_known: bool,
     refusals: u32,
@@ -41,13 +41,13 @@ pub struct ModuleStep {
     pub gpu_joules: Option<f64>,
 }
 
-impl Default for Module {
+impl Default for ModulePower {
     fn default() -> Self {
         Self { ring: Ring::power(MODULE_POWER), is_known: false, refusals: 0, gpu: GpuPower::default() }
     }
 }
 
-impl Module {
+impl ModulePower {
     /// Whether there is a power of a module with a CPU; `None`: it has not answered yet. The GPU's power is then that of
     /// the same fields, and its energy that power's integral: the header does not name the scope of other calls, and on
     /// Grace Hopper the energy counter has been seen to count the CPU, too.
@@ -58,19 +58,19 @@ impl Module {
     /// Nothing for a GPU whose driver has no module power, or that has no CPU on its module: its power and its counter
     /// are its own. The driver has no energy counter of the module, so its power
     /// is integrated; time without readings adds nothing.
-    pub fn read(&mut self, caller: &mut Caller, handle: Handle, elapsed: f64) -> ModuleStep {
+    pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, elapsed: f64) -> ModuleStep {
         if !self.is_known && self.refusals >= ATTEMPTS {
             return ModuleStep::default();
         }
         let values = fields::results(caller, handle, &POWER);
         let (of_gpu, of_module) = values.split_at(POWER.len() / 2);
-        let first = |values: &[Result<f64, Refusal>]| values.iter().flatten().next().copied();
+        let first = |values: &[Result<f64, CallRefusal>]| values.iter().flatten().next().copied();
         let (gpu, module) = (first(of_gpu), first(of_module));
         if module.is_none() && !self.is_known {
-            self.refusals += u32::from(of_module.iter().all(|value| *value == Err(Refusal::Unsupported)));
+            self.refusals += u32::from(of_module.iter().all(|value| *value == Err(CallRefusal::Unsupported)));
             return ModuleStep::default();
         }
-        if !self.is_known && matches!(platform::is_c2c_enabled(caller, handle), Ok(false) | Err(Refusal::Unsupported)) {
+        if !self.is_known && matches!(platform::is_c2c_enabled(caller, handle), Ok(false) | Err(CallRefusal::Unsupported)) {
             self.refusals = ATTEMPTS;
             return ModuleStep::default();
         }

@@ -6,10 +6,10 @@ use nvml_wrapper_sys::bindings::{
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH, nvmlPciInfo_t,
 };
 
-use super::calls::{Caller, Refusal, call, value};
-use super::fields::{self, Row};
+use super::calls::{Caller, CallRefusal, call, value};
+use super::fields::{self, FieldRow};
 use super::inventory::bus_id_in;
-use super::library::Handle;
+use super::library::DeviceHandle;
 use crate::domain::model::{LinkCounters, NvLink, NvLinkPeers, PciBusId};
 use crate::node::hardware::plausible;
 
@@ -19,11 +19,11 @@ const ALL_LINKS: u32 = u32::MAX;
 const TRANSMITTED: &str = "transmitted";
 const RECEIVED: &str = "received";
 /// KiB of one link or over all links, up to NVLink 4.
-const DATA: [(Row, &str); 2] = [(bytes(138, 1.0 / 1024.0), TRANSMITTED), (bytes(139, 1.0 / 1024.0), RECEIVED)];
+const DATA: [(FieldRow, &str); 2] = [(bytes(138, 1.0 / 1024.0), TRANSMITTED), (bytes(139, 1.0 / 1024.0), RECEIVED)];
 /// Bytes of one link, NVLink 5.
-const BYTES: [(Row, &str); 2] = [(bytes(202, 1.0), TRANSMITTED), (bytes(204, 1.0), RECEIVED)];
-const ERRORS: [(Row, &str); 3] = [(errors(161), "replay"), (errors(162), "recovery"), (errors(163), "crc")];
-const ERRORS5: [(Row, &str); 9] = [
+const BYTES: [(FieldRow, &str); 2] = [(bytes(202, 1.0), TRANSMITTED), (bytes(204, 1.0), RECEIVED)];
+const ERRORS: [(FieldRow, &str); 3] = [(errors(161), "replay"), (errors(162), "recovery"), (errors(163), "crc")];
+const ERRORS5: [(FieldRow, &str); 9] = [
     (errors(206), "malformed_packet"),
     (errors(207), "buffer_overrun"),
     (errors(208), "receive"),
@@ -35,9 +35,9 @@ const ERRORS5: [(Row, &str); 9] = [
     (errors(215), "recovery"),
 ];
 /// Of one link, NVLink 5.
-const BIT_ERRORS: [(Row, &str); 2] = [(Row::plain(220), "effective"), (Row::plain(222), "symbol")];
+const BIT_ERRORS: [(FieldRow, &str); 2] = [(FieldRow::plain(220), "effective"), (FieldRow::plain(222), "symbol")];
 /// Over all links, with the scope of that: the older ids have none.
-const ERROR_SUMS: [(Row, &str); 5] = [
+const ERROR_SUMS: [(FieldRow, &str); 5] = [
     (errors(38), "crc_flit"),
     (errors(45), "crc_data"),
     (errors(52), "replay"),
@@ -45,12 +45,12 @@ const ERROR_SUMS: [(Row, &str); 5] = [
     (errors(213).of(ALL_LINKS), "recovery_successful"),
 ];
 
-const fn bytes(id: u32, per: f64) -> Row {
-    Row::rising_fast(id, &plausible::TRANSFERRED, per)
+const fn bytes(id: u32, per: f64) -> FieldRow {
+    FieldRow::rising_fast(id, &plausible::TRANSFERRED, per)
 }
 
-const fn errors(id: u32) -> Row {
-    Row::new(id, &plausible::ERRORS)
+const fn errors(id: u32) -> FieldRow {
+    FieldRow::new(id, &plausible::ERRORS)
 }
 
 /// Values by link and name.
@@ -63,7 +63,7 @@ pub struct NvLinkReader {
 }
 
 impl NvLinkReader {
-    pub fn read(&mut self, caller: &mut Caller, handle: Handle) -> NvLink {
+    pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle) -> NvLink {
         let Some(states) = states(caller, handle) else { return NvLink::default() };
         let active: Vec<u32> = (0..).zip(&states).filter(|(_, is_active)| **is_active).map(|(link, _)| link).collect();
         let mut bytes = per_link(caller, handle, &DATA, &active);
@@ -104,13 +104,13 @@ impl NvLinkReader {
 }
 
 /// Whether each link is active; `None` without NVLink, or where one cannot be read.
-fn states(caller: &mut Caller, handle: Handle) -> Option<Vec<bool>> {
+fn states(caller: &mut Caller, handle: DeviceHandle) -> Option<Vec<bool>> {
     let mut states = vec![];
     for link in 0..LINK_LIMIT {
         let mut state = 0;
         match call!(caller, nvmlDeviceGetNvLinkState[link](handle.0, link, &raw mut state)) {
             Ok(()) => states.push(state != 0),
-            Err(Refusal::Unsupported) => break,
+            Err(CallRefusal::Unsupported) => break,
             Err(_) => return None,
         }
     }
@@ -118,8 +118,8 @@ fn states(caller: &mut Caller, handle: Handle) -> Option<Vec<bool>> {
 }
 
 /// These fields of every link, in one call. Links without a value are left out.
-fn per_link(caller: &mut Caller, handle: Handle, rows: &[(Row, &'static str)], links: &[u32]) -> ByLink {
-    let wanted: Vec<Row> = links.iter().flat_map(|link| rows.iter().map(|(row, _)| row.of(*link))).collect();
+fn per_link(caller: &mut Caller, handle: DeviceHandle, rows: &[(FieldRow, &'static str)], links: &[u32]) -> ByLink {
+    let wanted: Vec<FieldRow> = links.iter().flat_map(|link| rows.iter().map(|(row, _)| row.of(*link))).collect();
     let values = fields::read(caller, handle, &wanted);
     let of_link = values.chunks(rows.len()).map(|values| fields::named(rows.iter().map(|(_, name)| name), values));
     links.iter().copied().zip(of_link).filter(|(_, values)| !values.is_empty()).collect()
@@ -138,7 +138,7 @@ fn bit_error_ratio(encoded: f64) -> f64 {
 
 /// The remote ends of the active links; `None` without NVLink. A link whose remote end cannot be read is left out, with
 /// the problem in the caller.
-pub fn peers(caller: &mut Caller, handle: Handle) -> Option<NvLinkPeers> {
+pub fn peers(caller: &mut Caller, handle: DeviceHandle) -> Option<NvLinkPeers> {
     let mut peers = NvLinkPeers::default();
     for (link, _) in (0..).zip(states(caller, handle)?).filter(|(_, is_active)| *is_active) {
         if value!(caller, nvmlDeviceGetNvLinkRemoteDeviceType[link](handle.0, link)) == Some(SWITCH) {
@@ -150,7 +150,7 @@ pub fn peers(caller: &mut Caller, handle: Handle) -> Option<NvLinkPeers> {
     Some(peers)
 }
 
-fn remote_bus_id(caller: &mut Caller, handle: Handle, link: u32) -> Option<PciBusId> {
+fn remote_bus_id(caller: &mut Caller, handle: DeviceHandle, link: u32) -> Option<PciBusId> {
     // SAFETY: plain numbers and texts; all zeroes is a valid value.
     let mut info: nvmlPciInfo_t = unsafe { std::mem::zeroed() };
     call!(caller, nvmlDeviceGetNvLinkRemotePciInfo_v2[link](handle.0, link, &raw mut info)).ok()?;

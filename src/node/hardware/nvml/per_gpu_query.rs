@@ -13,7 +13,7 @@ use tracing::warn;
 
 use super::calls::Caller;
 use super::library::Library;
-use crate::node::hardware::source::Problem;
+use crate::node::hardware::source::CallProblem;
 
 /// Below the watchdog's limit, and longer than one GPU takes to initialise without persistence mode.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -62,7 +62,7 @@ impl PerGpuQuery {
 pub fn with_caller<T>(
     library: &Arc<Library>,
     query: fn(&mut Caller, u32) -> T,
-) -> impl FnOnce(u32) -> (T, Vec<Problem>) + Clone + Send + use<T> {
+) -> impl FnOnce(u32) -> (T, Vec<CallProblem>) + Clone + Send + use<T> {
     let library = Arc::clone(library);
     move |index| {
         let mut caller = Caller::new(library);

@@ -5,10 +5,10 @@ use nvml_wrapper_sys::bindings::{
     nvmlC2cModeInfo_v1_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t, nvmlPlatformInfo_v2_t,
 };
 
-use super::calls::{Caller, Refusal, call, version};
+use super::calls::{Caller, CallRefusal, call, version};
 use super::codes;
-use super::fields::{self, Row};
-use super::library::Handle;
+use super::fields::{self, FieldRow};
+use super::library::DeviceHandle;
 use crate::domain::model::{C2c, FabricDomain, FabricState, Platform};
 use crate::node::hardware::plausible;
 
@@ -16,10 +16,10 @@ use crate::node::hardware::plausible;
 const UNKNOWN: u8 = u8::MAX;
 const PEER_TYPES: [&str; 2] = ["direct", "switch"];
 
-const C2C_LINK_COUNT: Row = Row::plain(170);
-const C2C_LINK_STATUS: Row = Row::plain(171);
+const C2C_LINK_COUNT: FieldRow = FieldRow::plain(170);
+const C2C_LINK_STATUS: FieldRow = FieldRow::plain(171);
 /// In MB a second, of an active link.
-const C2C_LINK_SPEED: Row = Row::plain(172);
+const C2C_LINK_SPEED: FieldRow = FieldRow::plain(172);
 /// More links than any GPU has; the header names 14.
 const C2C_LINK_LIMIT: u32 = 64;
 const MEGABYTE: f64 = 1e6;
@@ -30,7 +30,7 @@ const STATES: [&str; 4] = ["not_supported", "not_started", "in_progress", "compl
 const FAILED: &str = "failed";
 const COMPLETED: u8 = 3;
 
-/// Two bits each at this place of the health mask: 0 unsupported, and the value that means true; the other is false.
+/// Two bits each at this position of the health mask: 0 unsupported, and the value that means true; the other is false.
 const CONDITIONS: [(u32, u32, &str); 6] = [
     (0, 1, "degraded_bandwidth"),
     (2, 1, "route_recovery"),
@@ -39,29 +39,29 @@ const CONDITIONS: [(u32, u32, &str); 6] = [
     (12, 2, "partition_unassigned"),
     (14, 2, "fabric_manager_disconnected"),
 ];
-/// Four bits at this place: 0 unsupported, 1 correct.
+/// Four bits at this position: 0 unsupported, 1 correct.
 const CONFIGURATION: u32 = 8;
 const CORRECT: u32 = 1;
 /// From 2 on.
 const INCORRECT: [&str; 7] =
     ["system_guid", "chassis_serial", "no_partition", "insufficient_nvlinks", "gpu_firmware", "location", "gpu_state"];
 
-/// Blackwell and newer. Both versions of the structure have the same places; only their names differ.
-pub fn read(caller: &mut Caller, handle: Handle) -> Option<Platform> {
+/// Blackwell and newer. Both versions of the structure have the same layout; only the names of their fields differ.
+pub fn read(caller: &mut Caller, handle: DeviceHandle) -> Option<Platform> {
     for number in [2, 1] {
         // SAFETY: numbers only; all zeroes is a valid value.
         let mut info: nvmlPlatformInfo_v2_t = unsafe { std::mem::zeroed() };
         info.version = version::<nvmlPlatformInfo_v2_t>(number);
         match call!(caller, nvmlDeviceGetPlatformInfo[number](handle.0, &raw mut info)) {
-            Ok(()) => return Some(place(&info)),
-            Err(Refusal::WrongVersion) => {}
+            Ok(()) => return Some(platform(&info)),
+            Err(CallRefusal::WrongVersion) => {}
             Err(_) => return None,
         }
     }
     None
 }
 
-fn place(info: &nvmlPlatformInfo_v2_t) -> Platform {
+fn platform(info: &nvmlPlatformInfo_v2_t) -> Platform {
     let known = |number: u8| Some(number).filter(|number| *number != UNKNOWN);
     let serial: String =
         info.chassisSerialNumber.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect();
@@ -78,12 +78,12 @@ fn place(info: &nvmlPlatformInfo_v2_t) -> Platform {
 }
 
 /// Whether NVLink-C2C to a CPU on the module is enabled.
-pub fn is_c2c_enabled(caller: &mut Caller, handle: Handle) -> Result<bool, Refusal> {
+pub fn is_c2c_enabled(caller: &mut Caller, handle: DeviceHandle) -> Result<bool, CallRefusal> {
     let mut mode = nvmlC2cModeInfo_v1_t { isC2cEnabled: 0 };
     call!(caller, nvmlDeviceGetC2cModeInfoV(handle.0, &raw mut mode)).map(|()| mode.isC2cEnabled != 0)
 }
 
-pub fn c2c(caller: &mut Caller, handle: Handle) -> C2c {
+pub fn c2c(caller: &mut Caller, handle: DeviceHandle) -> C2c {
     let enabled = is_c2c_enabled(caller, handle).ok();
     if enabled != Some(true) {
         return C2c { enabled, ..C2c::default() };
@@ -112,14 +112,14 @@ pub fn c2c(caller: &mut Caller, handle: Handle) -> C2c {
 /// By the newest version of the structure that the driver supports. The versions share their beginning; the second has
 /// no health summary, and the first no health mask either. The fourth, a call of its own, splits the clique by kinds of
 /// access, the first of which is the clique here.
-pub fn fabric(caller: &mut Caller, handle: Handle) -> Option<FabricState> {
+pub fn fabric(caller: &mut Caller, handle: DeviceHandle) -> Option<FabricState> {
     // SAFETY: numbers only; all zeroes is a valid value.
     let mut info: nvmlGpuFabricInfoV_t = unsafe { std::mem::zeroed() };
     for word in [version::<nvmlGpuFabricInfoV_t>(3), version::<nvmlGpuFabricInfo_v2_t>(2)] {
         info.version = word;
         match call!(caller, nvmlDeviceGetGpuFabricInfoV[word >> 24](handle.0, &raw mut info)) {
             Ok(()) => return fabric_state(&info, word >> 24),
-            Err(Refusal::WrongVersion | Refusal::Unsupported) => {}
+            Err(CallRefusal::WrongVersion | CallRefusal::Unsupported) => {}
             Err(_) => return None,
         }
     }
@@ -142,7 +142,7 @@ fn fabric_state(info: &nvmlGpuFabricInfoV_t, version: u32) -> Option<FabricState
         _ => None,
     };
     let configuration = group(CONFIGURATION, 4);
-    let incorrect = configuration.checked_sub(CORRECT + 1).and_then(|place| INCORRECT.get(place as usize)).copied();
+    let incorrect = configuration.checked_sub(CORRECT + 1).and_then(|number| INCORRECT.get(number as usize)).copied();
     let is_incorrect = (configuration >= CORRECT).then_some(("incorrect_configuration", configuration > CORRECT));
     Some(FabricState {
         state: if failed { FAILED } else { state },
@@ -159,8 +159,8 @@ fn fabric_state(info: &nvmlGpuFabricInfoV_t, version: u32) -> Option<FabricState
 /// `8-4-4-4-12`, as nvidia-smi prints it.
 fn uuid_text(bytes: [u8; 16]) -> String {
     let mut text = String::with_capacity(36);
-    for (place, byte) in bytes.iter().enumerate() {
-        text.push_str(if matches!(place, 4 | 6 | 8 | 10) { "-" } else { "" });
+    for (index, byte) in bytes.iter().enumerate() {
+        text.push_str(if matches!(index, 4 | 6 | 8 | 10) { "-" } else { "" });
         text.push_str(&format!("{byte:02x}"));
     }
     text
@@ -175,7 +175,7 @@ mod tests {
         let with = |serial: &[u8], slot, peer| {
             let mut chassis = [0; 16];
             chassis[..serial.len()].copy_from_slice(serial);
-            place(&nvmlPlatformInfo_v2_t {
+            platform(&nvmlPlatformInfo_v2_t {
                 version: 0,
                 ibGuid: [0; 16],
                 chassisSerialNumber: chassis,

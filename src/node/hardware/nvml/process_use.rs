@@ -8,8 +8,8 @@ use nvml_wrapper_sys::bindings::{
     nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t, nvmlProcessesUtilizationInfo_v1_t,
 };
 
-use super::calls::{Caller, Refusal, call, fill, version};
-use super::library::Handle;
+use super::calls::{Caller, CallRefusal, call, fill, version};
+use super::library::DeviceHandle;
 use crate::node::hardware::plausible;
 
 const CAPACITY: usize = 64;
@@ -37,7 +37,7 @@ const BLANK_INFO: nvmlProcessUtilizationInfo_v1_t = unsafe { std::mem::zeroed() 
 
 /// The driver's two calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Source {
+enum UtilizationCall {
     #[default]
     ProcessUtilization,
     /// Newer; on some GPUs the only one that lists anything.
@@ -46,7 +46,7 @@ enum Source {
 
 /// Whether the source lists processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum SourceState {
+enum CallState {
     /// No sample so far.
     #[default]
     Untested,
@@ -57,8 +57,8 @@ enum SourceState {
 
 #[derive(Default)]
 pub struct ProcessUse {
-    source: Source,
-    state: SourceState,
+    source: UtilizationCall,
+    state: CallState,
     /// Time without a sample while the GPU was busy.
     empty_seconds: f64,
     cursors: Cursors,
@@ -92,45 +92,45 @@ impl ProcessUse {
     pub fn advance(
         &mut self,
         caller: &mut Caller,
-        handle: Handle,
+        handle: DeviceHandle,
         elapsed: f64,
         busy: Option<f64>,
     ) -> Option<Vec<(u32, f64)>> {
         let samples = match self.read(caller, handle) {
             Ok(samples) => samples,
             Err(_)
-                if self.source == Source::ProcessUtilization
+                if self.source == UtilizationCall::ProcessUtilization
                     && caller.is_unsupported("nvmlDeviceGetProcessUtilization", 0) =>
             {
-                self.source = Source::ProcessesUtilizationInfo;
+                self.source = UtilizationCall::ProcessesUtilizationInfo;
                 self.read(caller, handle).ok()?
             }
             Err(_) => return None,
         };
         let is_busy = busy.is_some_and(|busy| busy >= BUSY);
         if !samples.is_empty() {
-            (self.state, self.empty_seconds) = (SourceState::Answers, 0.0);
+            (self.state, self.empty_seconds) = (CallState::Answers, 0.0);
         } else if is_busy {
             self.missed(elapsed);
         }
         let work = self.cursors.work(&samples, elapsed);
         // No process was active, unless the GPU was busy and no process has ever been listed.
-        (self.state == SourceState::Answers || !is_busy && self.state == SourceState::Untested).then_some(work)
+        (self.state == CallState::Answers || !is_busy && self.state == CallState::Untested).then_some(work)
     }
 
     /// The driver's name of the call in use, or `none` where a busy GPU has no process in either. `None`: not known
     /// yet.
     pub fn source(&self) -> Option<&'static str> {
         match (self.state, self.source) {
-            (SourceState::Untested, _) => None,
-            (SourceState::ListsNothing, _) => Some("none"),
-            (SourceState::Answers, Source::ProcessUtilization) => Some("nvmlDeviceGetProcessUtilization"),
-            (SourceState::Answers, Source::ProcessesUtilizationInfo) => Some("nvmlDeviceGetProcessesUtilizationInfo"),
+            (CallState::Untested, _) => None,
+            (CallState::ListsNothing, _) => Some("none"),
+            (CallState::Answers, UtilizationCall::ProcessUtilization) => Some("nvmlDeviceGetProcessUtilization"),
+            (CallState::Answers, UtilizationCall::ProcessesUtilizationInfo) => Some("nvmlDeviceGetProcessesUtilizationInfo"),
         }
     }
 
     pub fn lists_no_processes(&self) -> bool {
-        self.state == SourceState::ListsNothing
+        self.state == CallState::ListsNothing
     }
 
     /// No process was listed on a busy GPU. The two calls are tried in turns while neither lists any.
@@ -141,19 +141,19 @@ impl ProcessUse {
         }
         self.empty_seconds = 0.0;
         (self.source, self.state) = match self.source {
-            Source::ProcessUtilization => (Source::ProcessesUtilizationInfo, self.state),
-            Source::ProcessesUtilizationInfo => (Source::ProcessUtilization, SourceState::ListsNothing),
+            UtilizationCall::ProcessUtilization => (UtilizationCall::ProcessesUtilizationInfo, self.state),
+            UtilizationCall::ProcessesUtilizationInfo => (UtilizationCall::ProcessUtilization, CallState::ListsNothing),
         };
     }
 
-    fn read(&self, caller: &mut Caller, handle: Handle) -> Result<Vec<ProcessSample>, Refusal> {
+    fn read(&self, caller: &mut Caller, handle: DeviceHandle) -> Result<Vec<ProcessSample>, CallRefusal> {
         let read = match self.source {
-            Source::ProcessUtilization => self.process_utilization(caller, handle),
-            Source::ProcessesUtilizationInfo => self.processes_utilization_info(caller, handle),
+            UtilizationCall::ProcessUtilization => self.process_utilization(caller, handle),
+            UtilizationCall::ProcessesUtilizationInfo => self.processes_utilization_info(caller, handle),
         };
         let samples = match read {
             Ok(samples) => samples,
-            Err(Refusal::Empty) => return Ok(Vec::new()),
+            Err(CallRefusal::Empty) => return Ok(Vec::new()),
             Err(refusal) => return Err(refusal),
         };
         // Drivers return invalid samples for zombies.
@@ -163,7 +163,7 @@ impl ProcessUse {
         Ok(samples.into_iter().filter(plausible).collect())
     }
 
-    fn process_utilization(&self, caller: &mut Caller, handle: Handle) -> Result<Vec<ProcessSample>, Refusal> {
+    fn process_utilization(&self, caller: &mut Caller, handle: DeviceHandle) -> Result<Vec<ProcessSample>, CallRefusal> {
         let last_seen = self.cursors.last_seen;
         let samples = fill(BLANK_SAMPLE, CAPACITY, LARGEST, |samples, count| {
             call!(caller, nvmlDeviceGetProcessUtilization(handle.0, samples, count, last_seen))
@@ -171,7 +171,7 @@ impl ProcessUse {
         Ok(samples.iter().map(|one| sample(one.pid, one.timeStamp, one.smUtil)).collect())
     }
 
-    fn processes_utilization_info(&self, caller: &mut Caller, handle: Handle) -> Result<Vec<ProcessSample>, Refusal> {
+    fn processes_utilization_info(&self, caller: &mut Caller, handle: DeviceHandle) -> Result<Vec<ProcessSample>, CallRefusal> {
         let last_seen = self.cursors.last_seen;
         let infos = fill(BLANK_INFO, CAPACITY, LARGEST, |infos, count| {
             let mut list = nvmlProcessesUtilizationInfo_v1_t {

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t, nvmlProcessInfo_t, nvmlReturn_t};
 
-use super::calls::{Caller, Refusal, fill};
+use super::calls::{Caller, CallRefusal, fill};
 use super::codes;
 use super::inventory::Mig;
-use super::library::Handle;
+use super::library::DeviceHandle;
 use crate::domain::model::DeviceProcess;
 use crate::node::hardware::plausible;
 
@@ -62,7 +62,7 @@ impl ProcessLists {
     pub fn read(
         &mut self,
         caller: &mut Caller,
-        handle: Handle,
+        handle: DeviceHandle,
         migs: &[Mig],
         memory_bytes: Option<u64>,
     ) -> Option<Vec<DeviceProcess>> {
@@ -85,31 +85,31 @@ impl ProcessLists {
         Some(found.into_values().collect())
     }
 
-    fn of_whole(&mut self, caller: &mut Caller, handle: Handle, found: &mut Found) -> Option<()> {
+    fn of_whole(&mut self, caller: &mut Caller, handle: DeviceHandle, found: &mut ProcessesByInstance) -> Option<()> {
         for list in [COMPUTE, GRAPHICS, MPS] {
             match self.fill(caller, handle, list, 0) {
-                Ok(infos) => take(infos, None, found),
+                Ok(infos) => add_processes(infos, None, found),
                 // Not every board has graphics, nor every driver MPS.
-                Err(Refusal::Unsupported) if list != COMPUTE => {}
+                Err(CallRefusal::Unsupported) if list != COMPUTE => {}
                 Err(_) => return None,
             }
         }
         Some(())
     }
 
-    fn of_instance(&mut self, caller: &mut Caller, mig: &Mig, found: &mut Found) -> Option<()> {
+    fn of_instance(&mut self, caller: &mut Caller, mig: &Mig, found: &mut ProcessesByInstance) -> Option<()> {
         let infos = self.fill(caller, mig.handle, COMPUTE, mig.index + 1).ok()?;
-        take(infos, Some((mig.gpu_instance, mig.compute_instance)), found);
+        add_processes(infos, Some((mig.gpu_instance, mig.compute_instance)), found);
         Some(())
     }
 
     fn fill(
         &mut self,
         caller: &mut Caller,
-        handle: Handle,
+        handle: DeviceHandle,
         list: usize,
         variant: u32,
-    ) -> Result<Vec<nvmlProcessInfo_t>, Refusal> {
+    ) -> Result<Vec<nvmlProcessInfo_t>, CallRefusal> {
         let (name, function) = LISTS[usize::from(self.second_version)][list];
         let filled = fill(BLANK_INFO, CAPACITY, LARGEST, |infos, count| {
             caller.call(name, variant, |library| match function(library) {
@@ -119,9 +119,9 @@ impl ProcessLists {
             })
         });
         match filled {
-            Err(Refusal::Empty) => Ok(vec![]),
+            Err(CallRefusal::Empty) => Ok(vec![]),
             // Drivers before 510, and 535.98, have no version 3 of any list.
-            Err(Refusal::Unsupported) if list == COMPUTE && !self.second_version => {
+            Err(CallRefusal::Unsupported) if list == COMPUTE && !self.second_version => {
                 self.second_version = true;
                 self.fill(caller, handle, list, variant)
             }
@@ -130,7 +130,7 @@ impl ProcessLists {
     }
 }
 
-fn take(infos: Vec<nvmlProcessInfo_t>, instance: Option<(u32, u32)>, found: &mut Found) {
+fn add_processes(infos: Vec<nvmlProcessInfo_t>, instance: Option<(u32, u32)>, found: &mut ProcessesByInstance) {
     for info in infos {
         let known = |number: u32| (number != NO_INSTANCE).then_some(number);
         let gpu_instance = instance.map(|instance| instance.0).or_else(|| known(info.gpuInstanceId));
@@ -145,7 +145,7 @@ fn take(infos: Vec<nvmlProcessInfo_t>, instance: Option<(u32, u32)>, found: &mut
     }
 }
 
-type Found = BTreeMap<(u32, Option<u32>, Option<u32>), DeviceProcess>;
+type ProcessesByInstance = BTreeMap<(u32, Option<u32>, Option<u32>), DeviceProcess>;
 
 /// True for drivers 535.43 to 535.86, whose version 3 writes a longer structure, beyond the end of our array.
 fn has_other_v3(driver_version: &str) -> bool {

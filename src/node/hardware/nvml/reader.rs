@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use super::calls::{Caller, Outcome, text};
+use super::calls::{Caller, PassOutcome, text};
 use super::fast::FastReader;
 use super::gpm::{Gpm, InstanceUse};
 use super::inventory::{self, Mig, mig_enabled, mig_handles};
-use super::library::{Handle, Library};
+use super::library::{DeviceHandle, Library};
 use super::medium::MediumReader;
 use super::slow::SlowReader;
 use crate::domain::model::{GpuUuid, Moment, Monotonic};
-use crate::node::hardware::source::{Due, Failure, Integrals, Pass, PassStatus, Reader};
+use crate::node::hardware::source::{Due, Failure, Integrals, Pass, PassStatus, GpuReader};
 
 /// The code for an index that belongs to another GPU than in the inventory.
 pub const OTHER_GPU: &str = "other_gpu_at_index";
@@ -18,7 +18,7 @@ pub const OTHER_GPU: &str = "other_gpu_at_index";
 /// The state to read one GPU, made for each generation of handles.
 pub struct NvmlReader {
     caller: Caller,
-    handle: Handle,
+    handle: DeviceHandle,
     migs: Vec<Mig>,
     fast: FastReader,
     instances: Option<InstanceUse>,
@@ -72,7 +72,7 @@ impl NvmlReader {
     }
 }
 
-impl Reader for NvmlReader {
+impl GpuReader for NvmlReader {
     fn read(&mut self, due: Due, now: Moment) -> Pass {
         let elapsed = self.last.map_or(0.0, |last| now.monotonic.since(last).as_secs_f64());
         let mut integrals = Integrals::default();
@@ -89,7 +89,7 @@ impl Reader for NvmlReader {
             medium
         });
         let slow = due.slow.then(|| self.slow.read(&mut self.caller, self.handle));
-        let Outcome { status, problems, implausible } = self.caller.finish();
+        let PassOutcome { status, problems, implausible } = self.caller.finish();
         let pass = Pass { status, problems, implausible, ..Pass::default() };
         if status != PassStatus::Answers {
             return pass;

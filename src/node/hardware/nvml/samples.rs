@@ -4,9 +4,9 @@ use nvml_wrapper_sys::bindings::{nvmlSample_t, nvmlSamplingType_t, nvmlValue_t};
 
 use super::calls::{Caller, call, fill};
 use super::fields::decode;
-use super::library::Handle;
-use crate::node::hardware::integrate::{RingIntegral, Sample, Step};
-use crate::node::hardware::plausible::{self, Quantity};
+use super::library::DeviceHandle;
+use crate::node::hardware::integrate::{RingIntegral, RingSample, IntegralStep};
+use crate::node::hardware::plausible::{self, QuantityRange};
 
 /// More than any known ring; grown where it does not suffice.
 const CAPACITY: usize = 256;
@@ -17,7 +17,7 @@ pub struct Ring {
     kind: nvmlSamplingType_t,
     /// The driver's units in one of ours: percent in a ratio, milliwatts in a watt.
     units: f64,
-    quantity: &'static Quantity,
+    quantity: &'static QuantityRange,
     integral: RingIntegral,
 }
 
@@ -40,15 +40,15 @@ impl Ring {
     pub fn advance(
         &mut self,
         caller: &mut Caller,
-        handle: Handle,
+        handle: DeviceHandle,
         elapsed: f64,
         fallback: impl FnOnce(&mut Caller) -> Option<f64>,
-    ) -> Step {
+    ) -> IntegralStep {
         let mut samples = self.samples(caller, handle);
         self.integral.advance(elapsed, &mut samples, || fallback(caller))
     }
 
-    fn samples(&self, caller: &mut Caller, handle: Handle) -> Vec<Sample> {
+    fn samples(&self, caller: &mut Caller, handle: DeviceHandle) -> Vec<RingSample> {
         let (kind, cursor) = (self.kind, self.integral.cursor());
         let mut value_type = 0;
         let read = fill(BLANK, CAPACITY, LARGEST, |buffer, count| {
@@ -56,7 +56,7 @@ impl Ring {
         });
         let mut sample = |sample: nvmlSample_t| {
             let value = decode(value_type, sample.sampleValue)? / self.units;
-            Some(Sample { timestamp: sample.timeStamp, value: caller.plausible(self.quantity, value)? })
+            Some(RingSample { timestamp: sample.timeStamp, value: caller.plausible(self.quantity, value)? })
         };
         let read = read.unwrap_or_default().into_iter().filter(|sample| sample.timeStamp != 0);
         read.filter_map(&mut sample).collect()

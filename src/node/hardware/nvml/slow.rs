@@ -7,9 +7,9 @@ use nvml_wrapper_sys::bindings::{
     nvmlRowRemapperHistogramValues_t,
 };
 
-use super::calls::{Caller, Refusal, call, reading, value};
-use super::fields::{self, Row};
-use super::library::Handle;
+use super::calls::{Caller, CallRefusal, call, reading, value};
+use super::fields::{self, FieldRow};
+use super::library::DeviceHandle;
 use super::nvlink::NvLinkReader;
 use super::platform;
 use crate::domain::model::{EccLocation, Pcie, RowRemap, Slow};
@@ -23,7 +23,7 @@ const UNCORRECTED: u32 = 1;
 const VOLATILE: u32 = 0;
 const AGGREGATE: u32 = 1;
 
-const RECOVERY_ACTION: Row = Row::plain(230);
+const RECOVERY_ACTION: FieldRow = FieldRow::plain(230);
 const PCIE_ERRORS: [(u32, &str); 11] = [
     (173, "correctable"),
     (174, "naks_received"),
@@ -37,8 +37,8 @@ const PCIE_ERRORS: [(u32, &str); 11] = [
     (182, "lcrc"),
     (183, "lane"),
 ];
-const PCIE_BYTES: [Row; 2] =
-    [Row::rising_fast(197, &plausible::TRANSFERRED, 1.0), Row::rising_fast(198, &plausible::TRANSFERRED, 1.0)];
+const PCIE_BYTES: [FieldRow; 2] =
+    [FieldRow::rising_fast(197, &plausible::TRANSFERRED, 1.0), FieldRow::rising_fast(198, &plausible::TRANSFERRED, 1.0)];
 
 #[derive(Default)]
 pub struct SlowReader {
@@ -46,7 +46,7 @@ pub struct SlowReader {
 }
 
 impl SlowReader {
-    pub fn read(&mut self, caller: &mut Caller, handle: Handle) -> Slow {
+    pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle) -> Slow {
         let (recovery_action, errors, bytes) = counters(caller, handle);
         Slow {
             ecc: ecc(caller, handle),
@@ -79,9 +79,9 @@ impl SlowReader {
 }
 
 /// The recovery action and the PCIe counters, in one call.
-fn counters(caller: &mut Caller, handle: Handle) -> (Option<u32>, BTreeMap<&'static str, u64>, [Option<f64>; 2]) {
-    let errors = PCIE_ERRORS.map(|(id, _)| Row::new(id, &plausible::ERRORS));
-    let rows: Vec<Row> = [RECOVERY_ACTION].into_iter().chain(PCIE_BYTES).chain(errors).collect();
+fn counters(caller: &mut Caller, handle: DeviceHandle) -> (Option<u32>, BTreeMap<&'static str, u64>, [Option<f64>; 2]) {
+    let errors = PCIE_ERRORS.map(|(id, _)| FieldRow::new(id, &plausible::ERRORS));
+    let rows: Vec<FieldRow> = [RECOVERY_ACTION].into_iter().chain(PCIE_BYTES).chain(errors).collect();
     let values = fields::read(caller, handle, &rows);
     let errors = fields::named(PCIE_ERRORS.iter().map(|(_, name)| name), &values[3..]);
     let errors = errors.into_iter().map(|(name, count)| (name, count as u64)).collect();
@@ -89,7 +89,7 @@ fn counters(caller: &mut Caller, handle: Handle) -> (Option<u32>, BTreeMap<&'sta
     (action, errors, [values[1], values[2]])
 }
 
-fn ecc(caller: &mut Caller, handle: Handle) -> Vec<EccLocation> {
+fn ecc(caller: &mut Caller, handle: DeviceHandle) -> Vec<EccLocation> {
     let mut locations = Vec::new();
     for (number, location) in (0..).zip(ECC_LOCATIONS) {
         let mut errors = |kind: u32| {
@@ -107,7 +107,7 @@ fn ecc(caller: &mut Caller, handle: Handle) -> Vec<EccLocation> {
     locations
 }
 
-fn row_remap(caller: &mut Caller, handle: Handle) -> Option<RowRemap> {
+fn row_remap(caller: &mut Caller, handle: DeviceHandle) -> Option<RowRemap> {
     let (mut correctable, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);
     call!(
         caller,
@@ -130,7 +130,7 @@ fn row_remap(caller: &mut Caller, handle: Handle) -> Option<RowRemap> {
     })
 }
 
-fn row_remap_banks(caller: &mut Caller, handle: Handle) -> BTreeMap<&'static str, u64> {
+fn row_remap_banks(caller: &mut Caller, handle: DeviceHandle) -> BTreeMap<&'static str, u64> {
     let mut banks = nvmlRowRemapperHistogramValues_t { max: 0, high: 0, partial: 0, low: 0, none: 0 };
     if call!(caller, nvmlDeviceGetRowRemapperHistogram(handle.0, &raw mut banks)).is_err() {
         return BTreeMap::new();
@@ -147,16 +147,16 @@ fn row_remap_banks(caller: &mut Caller, handle: Handle) -> BTreeMap<&'static str
 }
 
 /// Only their number, which the driver returns for a buffer without space.
-fn retired_pages(caller: &mut Caller, handle: Handle, cause: u32) -> Option<u64> {
+fn retired_pages(caller: &mut Caller, handle: DeviceHandle, cause: u32) -> Option<u64> {
     let mut count = 0;
     let nowhere = std::ptr::null_mut();
     match call!(caller, nvmlDeviceGetRetiredPages_v2[cause](handle.0, cause, &raw mut count, nowhere, nowhere)) {
-        Ok(()) | Err(Refusal::TooSmall) => caller.plausible(&plausible::ROWS, u64::from(count)),
+        Ok(()) | Err(CallRefusal::TooSmall) => caller.plausible(&plausible::ROWS, u64::from(count)),
         Err(_) => None,
     }
 }
 
-fn pcie(caller: &mut Caller, handle: Handle, errors: BTreeMap<&'static str, u64>, bytes: [Option<f64>; 2]) -> Pcie {
+fn pcie(caller: &mut Caller, handle: DeviceHandle, errors: BTreeMap<&'static str, u64>, bytes: [Option<f64>; 2]) -> Pcie {
     let replays: Option<u32> = reading!(caller, ERRORS, nvmlDeviceGetPcieReplayCounter(handle.0));
     Pcie {
         replays: replays.map(u64::from),
@@ -170,7 +170,7 @@ fn pcie(caller: &mut Caller, handle: Handle, errors: BTreeMap<&'static str, u64>
     }
 }
 
-fn vgpu_licensed(caller: &mut Caller, handle: Handle) -> Option<bool> {
+fn vgpu_licensed(caller: &mut Caller, handle: DeviceHandle) -> Option<bool> {
     // SAFETY: numbers and texts; all zeroes is a valid value.
     let mut features: nvmlGridLicensableFeatures_t = unsafe { std::mem::zeroed() };
     call!(caller, nvmlDeviceGetGridLicensableFeatures_v4(handle.0, &raw mut features)).ok()?;

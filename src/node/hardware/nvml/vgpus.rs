@@ -10,7 +10,7 @@ use std::sync::Arc;
 use nvml_wrapper_sys::bindings::{nvmlVgpuInstanceUtilizationSample_t, nvmlVgpuLicenseInfo_t};
 
 use super::calls::{Caller, call, fill, read_text, text, value};
-use super::library::Handle;
+use super::library::DeviceHandle;
 use crate::domain::model::Vgpu;
 use crate::node::hardware::plausible;
 
@@ -30,7 +30,7 @@ pub struct VgpuReader {
 }
 
 impl VgpuReader {
-    pub fn virtualization(&mut self, caller: &mut Caller, handle: Handle) -> Option<&'static str> {
+    pub fn virtualization(&mut self, caller: &mut Caller, handle: DeviceHandle) -> Option<&'static str> {
         if self.mode.is_none() {
             let number: Option<c_uint> = value!(caller, nvmlDeviceGetVirtualizationMode(handle.0));
             self.mode = number.map(|number| MODES.get(number as usize).copied().flatten());
@@ -39,7 +39,7 @@ impl VgpuReader {
     }
 
     /// The vGPUs that run; empty on a GPU that is no host of vGPUs.
-    pub fn read(&mut self, caller: &mut Caller, handle: Handle) -> Vec<Vgpu> {
+    pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle) -> Vec<Vgpu> {
         if self.mode.flatten() != Some(HOST_VGPU) {
             return vec![];
         }
@@ -52,7 +52,7 @@ impl VgpuReader {
     }
 
     /// SM use since the last pass, by vGPU. One without a sample is absent.
-    fn utilization(&mut self, caller: &mut Caller, handle: Handle) -> BTreeMap<c_uint, f64> {
+    fn utilization(&mut self, caller: &mut Caller, handle: DeviceHandle) -> BTreeMap<c_uint, f64> {
         // SAFETY: numbers only; all zeroes is a valid value.
         let blank: nvmlVgpuInstanceUtilizationSample_t = unsafe { std::mem::zeroed() };
         let since = self.last_sample;

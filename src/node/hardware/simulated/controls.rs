@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use super::curve::{Curve, Load, Sums};
-use super::profile::{Profile, fabric_domain, inventory, node_devices, scramble};
+use super::curve::{Curve, Load, LoadSums};
+use super::profile::{SimulatedProfile, fabric_domain, inventory, node_devices, scramble};
 use crate::domain::model::{FabricDomain, GpuUuid, Inventory, MigDevice, Monotonic, NodeDevices, XidInstance};
-use crate::node::hardware::source::{EventFailure, EventKind, Failure, PassStatus, Problem, RawEvent};
+use crate::node::hardware::source::{EventFailure, DriverEventKind, Failure, PassStatus, CallProblem, RawEvent};
 
 /// The problem of every call after the driver was unloaded.
-pub(super) const UNLOADED: Problem = Problem { call: "simulated", code: "uninitialized" };
+pub(super) const UNLOADED: CallProblem = CallProblem { call: "simulated", code: "uninitialized" };
 
 /// The recovery action after a memory error that is not contained.
 const RESET: u32 = 1;
@@ -20,16 +20,16 @@ const RESET: u32 = 1;
 /// Controls the simulated GPUs, from any thread. Clones control the same GPUs.
 #[derive(Clone, Debug)]
 pub struct Controls {
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<SharedGpus>>,
     changed: Arc<Condvar>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    profile: Profile,
+struct SharedGpus {
+    profile: SimulatedProfile,
     inventory: Inventory,
     fabric_domain: Option<FabricDomain>,
-    gpus: BTreeMap<GpuUuid, Simulated>,
+    gpus: BTreeMap<GpuUuid, SimulatedGpu>,
     /// Until the first load is set each GPU has a constant one.
     scripted: bool,
     /// Events to deliver.
@@ -40,10 +40,10 @@ struct Shared {
 }
 
 #[derive(Debug)]
-struct Simulated {
+struct SimulatedGpu {
     whole: Curve,
     instances: BTreeMap<u32, Curve>,
-    processes: BTreeMap<(u32, Option<u32>), Working>,
+    processes: BTreeMap<(u32, Option<u32>), ProcessCurve>,
     lost: bool,
     hanging: bool,
     recovery_action: u32,
@@ -53,32 +53,32 @@ struct Simulated {
 
 /// One process on one GPU, or on one GPU instance of it.
 #[derive(Debug)]
-struct Working {
+struct ProcessCurve {
     curve: Curve,
     ended: Option<Monotonic>,
 }
 
 /// A process at one moment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ProcessState {
+pub(super) struct ProcessLoad {
     pub load: Load,
-    pub sums: Sums,
+    pub sums: LoadSums,
     /// False when it has ended since the last reading.
     pub running: bool,
 }
 
 /// A GPU at one moment, with its instances.
 #[derive(Clone, Debug)]
-pub(super) struct State {
+pub(super) struct GpuLoad {
     pub load: Load,
-    pub sums: Sums,
-    pub instances: BTreeMap<u32, (Load, Sums)>,
+    pub sums: LoadSums,
+    pub instances: BTreeMap<u32, (Load, LoadSums)>,
     /// By pid and GPU instance.
-    pub processes: BTreeMap<(u32, Option<u32>), ProcessState>,
+    pub processes: BTreeMap<(u32, Option<u32>), ProcessLoad>,
 }
 
 impl Controls {
-    pub(super) fn new(profile: Profile, seed: u64) -> Self {
+    pub(super) fn new(profile: SimulatedProfile, seed: u64) -> Self {
         let inventory = inventory(profile, seed);
         let curve = |number, memory: Option<u64>| {
             let level = 0.35 + 0.6 * ((scramble(seed, number) % 1_000) as f64 / 1_000.0);
@@ -88,7 +88,7 @@ impl Controls {
             let number = 50_000 + 100 * u64::from(gpu.index.unwrap_or_default());
             let instance =
                 |mig: &MigDevice| (mig.gpu_instance, curve(number + u64::from(mig.gpu_instance), mig.memory_bytes));
-            let simulated = Simulated {
+            let simulated = SimulatedGpu {
                 instances: gpu.mig_devices.iter().map(instance).collect(),
                 processes: BTreeMap::new(),
                 whole: curve(number, gpu.memory_bytes),
@@ -100,7 +100,7 @@ impl Controls {
             (uuid.clone(), simulated)
         });
         let gpus = gpus.collect();
-        let shared = Shared {
+        let shared = SharedGpus {
             profile,
             inventory,
             fabric_domain: fabric_domain(profile, seed),
@@ -124,7 +124,7 @@ impl Controls {
         node_devices(self.lock().profile)
     }
 
-    pub fn profile(&self) -> Profile {
+    pub fn profile(&self) -> SimulatedProfile {
         self.lock().profile
     }
 
@@ -149,7 +149,7 @@ impl Controls {
         let mut shared = self.lock();
         shared.script(at);
         if let Some(simulated) = shared.gpus.get_mut(gpu) {
-            let new = || Working { curve: Curve::new(at, Load::default()), ended: None };
+            let new = || ProcessCurve { curve: Curve::new(at, Load::default()), ended: None };
             simulated.processes.entry((pid, gpu_instance)).or_insert_with(new).curve.set(at, load);
         }
     }
@@ -165,7 +165,7 @@ impl Controls {
     }
 
     /// Ends the constant load: all GPUs are idle from `at` on, until loads are set.
-    pub fn take_over(&self, at: Monotonic) {
+    pub fn set_idle(&self, at: Monotonic) {
         self.lock().script(at);
     }
 
@@ -185,7 +185,7 @@ impl Controls {
             simulated.recovery_action = action;
             simulated.uncorrected *= u64::from(action != 0);
         });
-        self.send(RawEvent { gpu: gpu.clone(), instance: None, kind: EventKind::Condition }, 1);
+        self.send(RawEvent { gpu: gpu.clone(), instance: None, kind: DriverEventKind::Condition }, 1);
     }
 
     /// An unloaded driver ends its sessions and refuses new ones until it is loaded.
@@ -210,10 +210,10 @@ impl Controls {
             }
             _ => {}
         });
-        self.send(RawEvent { gpu: gpu.clone(), instance, kind: EventKind::Xid(code) }, count);
+        self.send(RawEvent { gpu: gpu.clone(), instance, kind: DriverEventKind::Xid(code) }, count);
     }
 
-    fn change(&self, gpu: &GpuUuid, change: impl FnOnce(&mut Simulated)) {
+    fn change(&self, gpu: &GpuUuid, change: impl FnOnce(&mut SimulatedGpu)) {
         self.lock().gpus.get_mut(gpu).map(change);
         self.changed.notify_all();
     }
@@ -246,7 +246,7 @@ impl Controls {
     }
 
     pub(super) fn wait_for_event(&self, session: u64, patience: Duration) -> Result<Option<RawEvent>, EventFailure> {
-        let quiet = |shared: &mut Shared| shared.events.is_empty() && !shared.is_over(session);
+        let quiet = |shared: &mut SharedGpus| shared.events.is_empty() && !shared.is_over(session);
         let mut shared = self.lock();
         self.changed.wait_while_for(&mut shared, quiet, patience);
         if shared.is_over(session) {
@@ -257,7 +257,7 @@ impl Controls {
 
     /// Blocks while the GPU hangs.
     pub(super) fn wait_while_hanging(&self, gpu: &GpuUuid) {
-        let hangs = |shared: &mut Shared| shared.gpus.get(gpu).is_some_and(|simulated| simulated.hanging);
+        let hangs = |shared: &mut SharedGpus| shared.gpus.get(gpu).is_some_and(|simulated| simulated.hanging);
         self.changed.wait_while(&mut self.lock(), hangs);
     }
 
@@ -267,7 +267,7 @@ impl Controls {
     }
 
     /// The load at `now` and the integrals up to it, of the GPU and of each of its instances; `None` while it is lost.
-    pub(super) fn read(&self, gpu: &GpuUuid, now: Monotonic) -> Option<State> {
+    pub(super) fn read(&self, gpu: &GpuUuid, now: Monotonic) -> Option<GpuLoad> {
         let mut shared = self.lock();
         let gpu = shared.gpus.get_mut(gpu).filter(|gpu| !gpu.lost)?;
         let instances = gpu.instances.iter_mut().map(|(number, curve)| (*number, curve.advance(now)));
@@ -276,15 +276,15 @@ impl Controls {
         let processes = gpu.processes.iter_mut().map(|(key, process)| {
             let (load, sums) = process.curve.advance(now);
             let running = process.ended.is_none_or(|ended| ended > now);
-            (*key, ProcessState { load, sums, running })
+            (*key, ProcessLoad { load, sums, running })
         });
         let processes: BTreeMap<_, _> = processes.collect();
         gpu.processes.retain(|_, process| process.ended.is_none_or(|ended| ended > now));
-        Some(State { load, sums, instances, processes })
+        Some(GpuLoad { load, sums, instances, processes })
     }
 
     /// The load of the whole GPU at `now` and its integral, for another GPU's reader: the next `read` is not changed.
-    pub(super) fn look_ahead(&self, gpu: &GpuUuid, now: Monotonic) -> Option<(Load, Sums)> {
+    pub(super) fn look_ahead(&self, gpu: &GpuUuid, now: Monotonic) -> Option<(Load, LoadSums)> {
         Some(self.lock().gpus.get(gpu)?.whole.clone().advance(now))
     }
 
@@ -292,12 +292,12 @@ impl Controls {
         self.lock().fabric_domain.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock(&self) -> MutexGuard<'_, SharedGpus> {
         self.shared.lock()
     }
 }
 
-impl Shared {
+impl SharedGpus {
     fn is_over(&self, session: u64) -> bool {
         !self.loaded || session != self.loads
     }
@@ -308,7 +308,7 @@ impl Shared {
         }
         for gpu in self.gpus.values_mut() {
             for curve in gpu.instances.values_mut().chain([&mut gpu.whole]) {
-                curve.take_over(at);
+                curve.set_idle(at);
             }
         }
     }
@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     fn fleet() -> (Controls, GpuUuid) {
-        let controls = Controls::new(Profile::H100, 3);
+        let controls = Controls::new(SimulatedProfile::H100, 3);
         let gpu = controls.inventory().gpus.keys().next().unwrap().clone();
         (controls, gpu)
     }
@@ -327,7 +327,7 @@ mod tests {
     #[test]
     fn integrals_are_exact_whenever_they_are_read() {
         let (controls, gpu) = fleet();
-        controls.take_over(Monotonic::default());
+        controls.set_idle(Monotonic::default());
         for (second, utilization) in [(2, 1.0), (5, 0.5), (6, 0.0), (20, 0.25)] {
             controls.set_load(&gpu, None, Monotonic::from_secs(second), Load::new(utilization, 0));
         }

@@ -24,7 +24,7 @@ impl Load {
 
 /// Seconds at full rate since the start: exact integrals of the load curve.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Sums {
+pub(super) struct LoadSums {
     pub busy: f64,
     pub sm_active: f64,
 }
@@ -34,13 +34,13 @@ pub(super) struct Sums {
 pub(super) struct Curve {
     through: Monotonic,
     load: Load,
-    sums: Sums,
+    sums: LoadSums,
     ahead: VecDeque<(Monotonic, Load)>,
 }
 
 impl Curve {
     pub fn new(at: Monotonic, load: Load) -> Self {
-        Self { through: at, load, sums: Sums::default(), ahead: VecDeque::new() }
+        Self { through: at, load, sums: LoadSums::default(), ahead: VecDeque::new() }
     }
 
     /// A change before the last reading takes effect at that reading.
@@ -48,7 +48,7 @@ impl Curve {
         self.ahead.push_back((at.max(self.through), load));
     }
 
-    pub fn advance(&mut self, now: Monotonic) -> (Load, Sums) {
+    pub fn advance(&mut self, now: Monotonic) -> (Load, LoadSums) {
         while let Some((at, load)) = self.ahead.pop_front_if(|(at, _)| *at <= now) {
             self.accumulate(at);
             self.load = load;
@@ -58,7 +58,7 @@ impl Curve {
     }
 
     /// Idle from `at` on, until it is set.
-    pub fn take_over(&mut self, at: Monotonic) {
+    pub fn set_idle(&mut self, at: Monotonic) {
         self.advance(at);
         self.load = Load::default();
     }

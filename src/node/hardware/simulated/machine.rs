@@ -46,17 +46,17 @@ pub(super) struct Software {
 
 /// A node's GPUs.
 #[derive(Debug)]
-pub(super) struct Machine {
+pub(super) struct SimulatedMachine {
     pub model: &'static Model,
     pub software: &'static Software,
     /// Every link goes to a switch; otherwise the links of a GPU go to the other GPUs of the node.
     pub has_switches: bool,
     pub rack: Option<&'static Rack>,
     /// In the driver's order.
-    pub places: &'static [Place],
+    pub positions: &'static [GpuPosition],
 }
 
-/// The place of a node in its NVLink rack.
+/// Where a node is in its NVLink rack.
 #[derive(Debug)]
 pub(super) struct Rack {
     pub slot: u8,
@@ -66,7 +66,7 @@ pub(super) struct Rack {
 
 /// Where a GPU is.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct GpuPosition {
     pub pci_bus_id: &'static str,
     /// A minor number is not an index: on the board of eight H100 the fourth and fifth device node are swapped.
     pub minor: u32,
@@ -80,12 +80,12 @@ pub(super) struct Place {
 
 const MIB: u64 = 1 << 20;
 
-const fn place(pci_bus_id: &'static str, minor: u32, numa_node: u32) -> Place {
-    Place { pci_bus_id, minor, numa_node, board: minor, module_id: None }
+const fn position(pci_bus_id: &'static str, minor: u32, numa_node: u32) -> GpuPosition {
+    GpuPosition { pci_bus_id, minor, numa_node, board: minor, module_id: None }
 }
 
-const fn numbered(pci_bus_id: &'static str, minor: u32, numa_node: u32, module_id: u8) -> Place {
-    Place { module_id: Some(module_id), ..place(pci_bus_id, minor, numa_node) }
+const fn numbered(pci_bus_id: &'static str, minor: u32, numa_node: u32, module_id: u8) -> GpuPosition {
+    GpuPosition { module_id: Some(module_id), ..position(pci_bus_id, minor, numa_node) }
 }
 
 static R570: Software = Software { driver: "570.124.06", cuda: "12.8", nvml: "12.570.124.06" };
@@ -106,18 +106,18 @@ const NVLINK5_ERRORS: &[&str] = &[
 ];
 
 /// Four on each socket.
-static EIGHT_H100: [Place; 8] = [
-    place("0000:1b:00.0", 0, 0),
-    place("0000:43:00.0", 1, 0),
-    place("0000:52:00.0", 2, 0),
-    Place { board: 3, ..place("0000:61:00.0", 4, 0) },
-    Place { board: 4, ..place("0000:9d:00.0", 3, 1) },
-    place("0000:c3:00.0", 5, 1),
-    place("0000:d1:00.0", 6, 1),
-    place("0000:df:00.0", 7, 1),
+static EIGHT_H100: [GpuPosition; 8] = [
+    position("0000:1b:00.0", 0, 0),
+    position("0000:43:00.0", 1, 0),
+    position("0000:52:00.0", 2, 0),
+    GpuPosition { board: 3, ..position("0000:61:00.0", 4, 0) },
+    GpuPosition { board: 4, ..position("0000:9d:00.0", 3, 1) },
+    position("0000:c3:00.0", 5, 1),
+    position("0000:d1:00.0", 6, 1),
+    position("0000:df:00.0", 7, 1),
 ];
 
-pub(super) static H100: Machine = Machine {
+pub(super) static H100: SimulatedMachine = SimulatedMachine {
     model: &Model {
         name: "NVIDIA H100 80GB HBM3",
         architecture: "hopper",
@@ -138,10 +138,10 @@ pub(super) static H100: Machine = Machine {
     software: &R570,
     has_switches: true,
     rack: None,
-    places: &EIGHT_H100,
+    positions: &EIGHT_H100,
 };
 
-pub(super) static A100: Machine = Machine {
+pub(super) static A100: SimulatedMachine = SimulatedMachine {
     model: &Model {
         name: "NVIDIA A100-SXM4-80GB",
         architecture: "ampere",
@@ -162,7 +162,7 @@ pub(super) static A100: Machine = Machine {
 };
 
 /// An HGX board.
-pub(super) static B200: Machine = Machine {
+pub(super) static B200: SimulatedMachine = SimulatedMachine {
     model: &Model {
         name: "NVIDIA B200",
         architecture: "blackwell",
@@ -178,7 +178,7 @@ pub(super) static B200: Machine = Machine {
         ..*H100.model
     },
     software: &R580,
-    places: &[
+    positions: &[
         numbered("0000:8f:00.0", 0, 0, 6),
         numbered("0000:90:00.0", 1, 0, 8),
         numbered("0000:96:00.0", 2, 0, 7),
@@ -192,7 +192,7 @@ pub(super) static B200: Machine = Machine {
 };
 
 /// A compute tray of a GB200 NVL72 rack: two superchips, each with a CPU and two GPUs.
-pub(super) static GB200: Machine = Machine {
+pub(super) static GB200: SimulatedMachine = SimulatedMachine {
     model: &Model {
         name: "NVIDIA GB200",
         vbios_version: Some("97.00.B9.00.69"),
@@ -207,16 +207,16 @@ pub(super) static GB200: Machine = Machine {
     software: &R580,
     has_switches: true,
     rack: Some(&Rack { slot: 14, tray: 4, clique_id: 2 }),
-    places: &[
-        Place { board: 0, ..numbered("0008:01:00.0", 0, 0, 2) },
-        Place { board: 0, ..numbered("0009:01:00.0", 1, 0, 1) },
-        Place { board: 1, ..numbered("0018:01:00.0", 2, 1, 4) },
-        Place { board: 1, ..numbered("0019:01:00.0", 3, 1, 3) },
+    positions: &[
+        GpuPosition { board: 0, ..numbered("0008:01:00.0", 0, 0, 2) },
+        GpuPosition { board: 0, ..numbered("0009:01:00.0", 1, 0, 1) },
+        GpuPosition { board: 1, ..numbered("0018:01:00.0", 2, 1, 4) },
+        GpuPosition { board: 1, ..numbered("0019:01:00.0", 3, 1, 3) },
     ],
 };
 
 /// Two superchips, each with a CPU and a GPU; the GPUs are linked to each other.
-pub(super) static GH200: Machine = Machine {
+pub(super) static GH200: SimulatedMachine = SimulatedMachine {
     model: &Model {
         name: "NVIDIA GH200 144G HBM3e",
         vbios_version: None,
@@ -232,7 +232,7 @@ pub(super) static GH200: Machine = Machine {
     software: &R580,
     has_switches: false,
     rack: None,
-    places: &[place("0009:01:00.0", 0, 0), place("0019:01:00.0", 1, 1)],
+    positions: &[position("0009:01:00.0", 0, 0), position("0019:01:00.0", 1, 1)],
 };
 
-pub(super) static EMPTY: Machine = Machine { has_switches: false, places: &[], ..H100 };
+pub(super) static EMPTY: SimulatedMachine = SimulatedMachine { has_switches: false, positions: &[], ..H100 };

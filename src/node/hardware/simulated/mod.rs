@@ -13,10 +13,10 @@ use std::time::Duration;
 
 pub use controls::Controls;
 pub use curve::Load;
-pub use profile::{Profile, UnknownProfile};
+pub use profile::{SimulatedProfile, UnknownProfile};
 
 use self::reader::SimulatedReader;
-use super::source::{Driver, EventFailure, EventSource, Failure, Problem, RawEvent, Reader, Session};
+use super::source::{Driver, EventFailure, EventSource, Failure, CallProblem, RawEvent, GpuReader, DriverSession};
 use crate::domain::model::{GpuUuid, HardwareSource, Inventory, Monotonic, NodeDevices};
 
 /// Short, so that a session ends soon.
@@ -29,7 +29,7 @@ pub struct SimulatedDriver {
 }
 
 impl SimulatedDriver {
-    pub fn new(profile: Profile, seed: u64) -> Self {
+    pub fn new(profile: SimulatedProfile, seed: u64) -> Self {
         Self { controls: Controls::new(profile, seed) }
     }
 
@@ -43,7 +43,7 @@ impl Driver for SimulatedDriver {
         HardwareSource::Simulated
     }
 
-    fn open(&mut self) -> Result<Box<dyn Session>, Failure> {
+    fn open(&mut self) -> Result<Box<dyn DriverSession>, Failure> {
         Ok(Box::new(SimulatedSession { number: self.controls.open()?, controls: self.controls.clone() }))
     }
 }
@@ -54,12 +54,12 @@ struct SimulatedSession {
     controls: Controls,
 }
 
-impl Session for SimulatedSession {
-    fn inventory(&self) -> Result<(Inventory, Vec<Problem>), Failure> {
+impl DriverSession for SimulatedSession {
+    fn inventory(&self) -> Result<(Inventory, Vec<CallProblem>), Failure> {
         Ok((self.controls.inventory(), Vec::new()))
     }
 
-    fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn Reader>, Failure> {
+    fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn GpuReader>, Failure> {
         let gpu = self.controls.inventory().gpus.remove(gpu).expect("a GPU of the inventory");
         Ok(Box::new(SimulatedReader::new(self.number, self.controls.clone(), gpu)))
     }
@@ -94,7 +94,7 @@ mod tests {
         Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(0.0) }
     }
 
-    fn first(driver: &SimulatedDriver) -> (GpuUuid, Box<dyn Reader>) {
+    fn first(driver: &SimulatedDriver) -> (GpuUuid, Box<dyn GpuReader>) {
         let session = driver.clone().open().unwrap();
         let (inventory, _) = session.inventory().unwrap();
         let gpu = inventory.gpus.values().find(|gpu| gpu.index == Some(0)).unwrap().uuid.clone();
@@ -104,9 +104,9 @@ mod tests {
 
     #[test]
     fn busy_seconds_and_energy_are_the_integral_of_the_load() {
-        let driver = SimulatedDriver::new(Profile::H100, 1);
+        let driver = SimulatedDriver::new(SimulatedProfile::H100, 1);
         let (gpu, mut reader) = first(&driver);
-        driver.controls().take_over(Monotonic::default());
+        driver.controls().set_idle(Monotonic::default());
         let full = Due { medium: true, slow: true };
         assert_eq!(reader.read(full, at(0)).integrals.busy_seconds, Some(0.0));
         driver.controls().set_load(&gpu, None, Monotonic::from_secs(4), Load::new(1.0, 1 << 30));
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn a_partitioned_gpu_has_no_utilization_and_instances_have_gpm() {
-        let driver = SimulatedDriver::new(Profile::H100_MIG, 1);
+        let driver = SimulatedDriver::new(SimulatedProfile::H100_MIG, 1);
         let (gpu, mut reader) = first(&driver);
         let controls = driver.controls();
         controls.set_load(
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn the_use_of_processes_adds_up_to_that_of_the_gpu() {
-        let driver = SimulatedDriver::new(Profile::H100_TIME_SLICED, 1);
+        let driver = SimulatedDriver::new(SimulatedProfile::H100_TIME_SLICED, 1);
         let (gpu, mut reader) = first(&driver);
         let controls = driver.controls();
         let load = |at, pid, utilization| {
@@ -169,8 +169,8 @@ mod tests {
 
     #[test]
     fn both_gpus_of_a_superchip_read_its_energy_which_is_theirs_and_that_of_the_cpu() {
-        let driver = SimulatedDriver::new(Profile::GB200, 1);
-        driver.controls().take_over(Monotonic::default());
+        let driver = SimulatedDriver::new(SimulatedProfile::GB200, 1);
+        driver.controls().set_idle(Monotonic::default());
         let session = driver.clone().open().unwrap();
         let mut gpus: Vec<_> = session.inventory().unwrap().0.gpus.into_values().collect();
         gpus.sort_by_key(|gpu| gpu.index);
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_lost_gpu_is_reported_and_recovers() {
-        let driver = SimulatedDriver::new(Profile::A100, 1);
+        let driver = SimulatedDriver::new(SimulatedProfile::A100, 1);
         let (gpu, mut reader) = first(&driver);
         driver.controls().set_lost(&gpu, true);
         assert_eq!(reader.read(Due::default(), at(1)).status, PassStatus::Lost);
@@ -205,13 +205,13 @@ mod tests {
 
     #[test]
     fn a_gpu_behaves_as_its_xid_means() {
-        let driver = SimulatedDriver::new(Profile::H100, 1);
+        let driver = SimulatedDriver::new(SimulatedProfile::H100, 1);
         let (gpu, mut reader) = first(&driver);
         let mut read = |code| {
             driver.controls().inject_xids(&gpu, None, code, 1);
             let pass = reader.read(Due { medium: false, slow: true }, at(1));
             let errors =
-                |slow: &crate::domain::model::Slow| slow.ecc.iter().filter_map(|place| place.uncorrected).sum::<u64>();
+                |slow: &crate::domain::model::Slow| slow.ecc.iter().filter_map(|location| location.uncorrected).sum::<u64>();
             (pass.status, pass.slow.map(|slow| (errors(&slow), slow.recovery_action)))
         };
         assert_eq!(read(13), (PassStatus::Answers, Some((0, Some(0)))));
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_call_returns_when_its_gpu_no_longer_hangs() {
-        let driver = SimulatedDriver::new(Profile::A100, 1);
+        let driver = SimulatedDriver::new(SimulatedProfile::A100, 1);
         let (gpu, mut reader) = first(&driver);
         driver.controls().set_hanging(&gpu, true);
         let (done, outcome) = std::sync::mpsc::channel();
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn an_unloaded_driver_ends_its_session_and_opens_when_it_is_loaded() {
-        let mut driver = SimulatedDriver::new(Profile::A100, 1);
+        let mut driver = SimulatedDriver::new(SimulatedProfile::A100, 1);
         let session = driver.open().unwrap();
         let (gpu, mut reader) = first(&driver);
         let mut events = session.events().unwrap();
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn many_events_are_delivered_one_by_one_and_in_order() {
-        let mut driver = SimulatedDriver::new(Profile::A100, 1);
+        let mut driver = SimulatedDriver::new(SimulatedProfile::A100, 1);
         let (gpu, _) = first(&driver);
         let mut events = driver.open().unwrap().events().unwrap();
         let instance = Some(XidInstance { gpu_instance: 1, compute_instance: None });

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use super::machine::{self, Machine, Model, Place};
+use super::machine::{self, SimulatedMachine, Model, GpuPosition};
 use crate::domain::model::{
     DriverInfo, FabricDomain, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, NodeDevices, NvLinkPeers, PassthroughGpu,
     PciBusId, Platform,
@@ -12,9 +12,9 @@ use crate::domain::model::{
 
 /// The simulated hardware: a machine, how its GPUs are partitioned, and how the plugin shares them.
 #[derive(Clone, Copy, Debug)]
-pub struct Profile {
+pub struct SimulatedProfile {
     name: &'static str,
-    machine: &'static Machine,
+    machine: &'static SimulatedMachine,
     /// By GPU; GPUs past the end are whole.
     partitions: &'static [&'static [Partition]],
     /// Slots of each whole GPU; `None`: it is not shared.
@@ -25,7 +25,7 @@ pub struct Profile {
     is_claimed: bool,
 }
 
-impl Profile {
+impl SimulatedProfile {
     pub const H100: Self = Self {
         name: "8xh100",
         machine: &machine::H100,
@@ -106,21 +106,21 @@ impl Profile {
     }
 }
 
-impl PartialEq for Profile {
+impl PartialEq for SimulatedProfile {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name
     }
 }
 
-impl Eq for Profile {}
+impl Eq for SimulatedProfile {}
 
-impl fmt::Display for Profile {
+impl fmt::Display for SimulatedProfile {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.name)
     }
 }
 
-impl FromStr for Profile {
+impl FromStr for SimulatedProfile {
     type Err = UnknownProfile;
 
     fn from_str(text: &str) -> Result<Self, UnknownProfile> {
@@ -129,7 +129,7 @@ impl FromStr for Profile {
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown profile {0:?}; known are {names}", names = Profile::names())]
+#[error("unknown profile {0:?}; known are {names}", names = SimulatedProfile::names())]
 pub struct UnknownProfile(String);
 
 /// A MIG device with its GPU instance.
@@ -170,9 +170,9 @@ const fn partition(name: &'static str, id: u32, slices: (u32, u32), mebibytes: u
 }
 
 /// The node of a profile. The same seed makes the same UUIDs.
-pub(super) fn inventory(profile: Profile, seed: u64) -> Inventory {
-    let places = profile.machine.places.iter().enumerate().take(profile.machine.places.len() - profile.passthrough);
-    let gpus = places.map(|(index, place)| gpu(profile, seed, index, place)).map(|gpu| (gpu.uuid.clone(), gpu));
+pub(super) fn inventory(profile: SimulatedProfile, seed: u64) -> Inventory {
+    let positions = profile.machine.positions.iter().enumerate().take(profile.machine.positions.len() - profile.passthrough);
+    let gpus = positions.map(|(index, position)| gpu(profile, seed, index, position)).map(|gpu| (gpu.uuid.clone(), gpu));
     let software = profile.machine.software;
     Inventory {
         driver: Some(DriverInfo {
@@ -186,80 +186,80 @@ pub(super) fn inventory(profile: Profile, seed: u64) -> Inventory {
 }
 
 /// The GPUs of the profile on the PCI bus.
-pub(super) fn node_devices(profile: Profile) -> NodeDevices {
-    let places = profile.machine.places;
-    let mut addresses: Vec<PciBusId> = places.iter().map(|place| place.pci_bus_id.into()).collect();
+pub(super) fn node_devices(profile: SimulatedProfile) -> NodeDevices {
+    let positions = profile.machine.positions;
+    let mut addresses: Vec<PciBusId> = positions.iter().map(|position| position.pci_bus_id.into()).collect();
     addresses.sort_unstable();
-    let gpu = |place: &Place| {
-        let address = PciBusId::from(place.pci_bus_id);
+    let gpu = |position: &GpuPosition| {
+        let address = PciBusId::from(position.pci_bus_id);
         let bus_index = addresses.iter().position(|other| *other == address).unwrap_or_default() as u32;
         let of_kernel = PassthroughGpu {
             kernel_driver: "vfio-pci".into(),
             iommu_group: Some(FIRST_GROUP + bus_index),
             vfio_device: Some(format!("vfio{bus_index}").into()),
             pci_device_id: Some(H100_PCI_DEVICE.into()),
-            numa_node: Some(place.numa_node),
+            numa_node: Some(position.numa_node),
             bus_index,
         };
         (address, of_kernel)
     };
-    let listed = places.len() - profile.passthrough;
+    let listed = positions.len() - profile.passthrough;
     NodeDevices {
         expected: listed,
         vfio: profile.passthrough,
-        passthrough: places.iter().skip(listed).map(gpu).collect(),
+        passthrough: positions.iter().skip(listed).map(gpu).collect(),
         ..NodeDevices::default()
     }
 }
 
-fn gpu(profile: Profile, seed: u64, index: usize, place: &Place) -> Gpu {
+fn gpu(profile: SimulatedProfile, seed: u64, index: usize, position: &GpuPosition) -> Gpu {
     let model = profile.model();
     let partitions = profile.partitions.get(index).copied().unwrap_or_default();
     Gpu {
-        minor: Some(place.minor),
-        pci_bus_id: Some(PciBusId::new(place.pci_bus_id.to_owned())),
+        minor: Some(position.minor),
+        pci_bus_id: Some(PciBusId::new(position.pci_bus_id.to_owned())),
         model: Some(model.name.into()),
         architecture: Some(model.architecture.into()),
         compute_capability: Some(model.compute_capability.into()),
         vbios_version: model.vbios_version.map(Into::into),
-        serial: Some(format!("16{:011}", scramble(seed, u64::from(place.board)) % 100_000_000_000).into()),
-        platform: platform(profile.machine, seed, place),
-        numa_node: Some(place.numa_node),
+        serial: Some(format!("16{:011}", scramble(seed, u64::from(position.board)) % 100_000_000_000).into()),
+        platform: platform(profile.machine, seed, position),
+        numa_node: Some(position.numa_node),
         memory_bytes: Some(model.memory_bytes),
         mig_enabled: Some(!partitions.is_empty()),
         mig_devices: mig_devices(seed, index, partitions),
         mig_slices: (!partitions.is_empty()).then_some(7),
-        nvlink_peers: Some(nvlink_peers(profile.machine, place)),
+        nvlink_peers: Some(nvlink_peers(profile.machine, position)),
         ..Gpu::listed(GpuUuid::new(format!("GPU-{}", uuid(seed, index as u64))), index as u32)
     }
 }
 
-fn platform(machine: &Machine, seed: u64, place: &Place) -> Option<Platform> {
+fn platform(machine: &SimulatedMachine, seed: u64, position: &GpuPosition) -> Option<Platform> {
     let chassis = || format!("18{:011}", scramble(seed, CHASSIS) % 100_000_000_000);
     Some(Platform {
         chassis_serial: machine.rack.map(|_| chassis().into()),
         slot: machine.rack.map(|rack| rack.slot),
         tray: machine.rack.map(|rack| rack.tray),
         host: Some(1),
-        module_id: Some(place.module_id?),
+        module_id: Some(position.module_id?),
         peer_type: Some(if machine.has_switches { "switch" } else { "direct" }),
     })
 }
 
 /// Of every GPU of the node.
-pub(super) fn fabric_domain(profile: Profile, seed: u64) -> Option<FabricDomain> {
+pub(super) fn fabric_domain(profile: SimulatedProfile, seed: u64) -> Option<FabricDomain> {
     let clique_id = profile.machine.rack?.clique_id;
     Some(FabricDomain { cluster_uuid: uuid(seed, CLUSTER).into(), clique_id })
 }
 
-fn nvlink_peers(machine: &Machine, place: &Place) -> NvLinkPeers {
+fn nvlink_peers(machine: &SimulatedMachine, position: &GpuPosition) -> NvLinkPeers {
     let links = machine.model.nvlinks;
     if machine.has_switches {
         return NvLinkPeers { by_bus_id: BTreeMap::new(), switch_links: links };
     }
-    let others = machine.places.iter().filter(|other| other.pci_bus_id != place.pci_bus_id);
+    let others = machine.positions.iter().filter(|other| other.pci_bus_id != position.pci_bus_id);
     let ends = others.map(|other| PciBusId::new(other.pci_bus_id.to_owned()));
-    let each = links / (machine.places.len() as u32 - 1).max(1);
+    let each = links / (machine.positions.len() as u32 - 1).max(1);
     NvLinkPeers { by_bus_id: ends.map(|end| (end, each)).collect(), switch_links: 0 }
 }
 
@@ -315,32 +315,32 @@ mod tests {
 
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
-        for profile in Profile::ALL {
+        for profile in SimulatedProfile::ALL {
             assert_eq!(profile.as_str().parse(), Ok(profile));
         }
-        assert!("4xb100".parse::<Profile>().unwrap_err().to_string().contains("8xh100-mig"));
+        assert!("4xb100".parse::<SimulatedProfile>().unwrap_err().to_string().contains("8xh100-mig"));
     }
 
     #[test]
     fn every_device_has_its_own_name() {
-        let node = inventory(Profile::H100_MIG, 7);
+        let node = inventory(SimulatedProfile::H100_MIG, 7);
         let gpus: BTreeSet<_> = node.gpus.keys().collect();
         let migs: BTreeSet<_> = node.gpus.values().flat_map(|gpu| &gpu.mig_devices).map(|mig| &mig.uuid).collect();
         assert_eq!((gpus.len(), migs.len()), (8, 7 + 7 + 3 + 2));
         assert!(node.gpus.values().any(|gpu| gpu.minor != gpu.index));
-        assert_eq!(node, inventory(Profile::H100_MIG, 7));
-        assert_ne!(node, inventory(Profile::H100_MIG, 8));
+        assert_eq!(node, inventory(SimulatedProfile::H100_MIG, 7));
+        assert_ne!(node, inventory(SimulatedProfile::H100_MIG, 8));
     }
 
     #[test]
     fn every_link_goes_to_a_switch_or_to_another_gpu_of_the_node() {
-        for (profile, ends, links) in [(Profile::H100, 0, 18), (Profile::A100, 0, 12), (Profile::GB200, 0, 18)] {
+        for (profile, ends, links) in [(SimulatedProfile::H100, 0, 18), (SimulatedProfile::A100, 0, 12), (SimulatedProfile::GB200, 0, 18)] {
             for gpu in inventory(profile, 1).gpus.values() {
                 let peers = gpu.nvlink_peers.clone().unwrap();
                 assert_eq!((peers.by_bus_id.len(), peers.switch_links), (ends, links), "{profile}");
             }
         }
-        let pair = inventory(Profile::GH200, 1).gpus;
+        let pair = inventory(SimulatedProfile::GH200, 1).gpus;
         for gpu in pair.values() {
             let peers = gpu.nvlink_peers.clone().unwrap();
             let (end, links) = peers.by_bus_id.first_key_value().unwrap();
@@ -356,17 +356,17 @@ mod tests {
             gpus.sort_by_key(|gpu| gpu.index);
             gpus.into_iter().map(|gpu| gpu.serial.unwrap()).collect::<Vec<_>>()
         };
-        let tray = serials(Profile::GB200);
+        let tray = serials(SimulatedProfile::GB200);
         assert!(tray[0] == tray[1] && tray[2] == tray[3] && tray[1] != tray[2], "{tray:?}");
-        for profile in [Profile::H100, Profile::B200, Profile::GH200] {
+        for profile in [SimulatedProfile::H100, SimulatedProfile::B200, SimulatedProfile::GH200] {
             let own: BTreeSet<_> = serials(profile).into_iter().collect();
-            assert_eq!(own.len(), profile.machine.places.len(), "{profile}");
+            assert_eq!(own.len(), profile.machine.positions.len(), "{profile}");
         }
     }
 
     #[test]
     fn gpus_for_virtual_machines_are_on_the_bus_and_not_in_the_drivers_list() {
-        let (node, bus) = (inventory(Profile::VFIO, 1), node_devices(Profile::VFIO));
+        let (node, bus) = (inventory(SimulatedProfile::VFIO, 1), node_devices(SimulatedProfile::VFIO));
         assert_eq!((node.gpus.len(), bus.expected, bus.vfio, bus.passthrough.len()), (4, 4, 4, 4));
         let listed: BTreeSet<_> = node.gpus.values().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
         assert!(bus.passthrough.keys().all(|address| !listed.contains(address)));
@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn instances_fit_into_the_gpu() {
-        let gpus = Profile::ALL.map(|profile| inventory(profile, 1).gpus);
+        let gpus = SimulatedProfile::ALL.map(|profile| inventory(profile, 1).gpus);
         for gpu in gpus.iter().flat_map(|gpus| gpus.values()) {
             assert!(gpu.mig_devices.iter().map(|mig| mig.slices).sum::<u32>() <= 7);
             let parts: u64 = gpu.mig_devices.iter().filter_map(|mig| mig.memory_bytes).sum();

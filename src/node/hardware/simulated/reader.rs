@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::controls::{Controls, ProcessState, State, UNLOADED};
-use super::curve::{Load, Sums};
+use super::controls::{Controls, ProcessLoad, GpuLoad, UNLOADED};
+use super::curve::{Load, LoadSums};
 use super::machine::Model;
 use crate::domain::model::{
     C2c, Clocks, DeviceProcess, EccLocation, FabricState, Fast, GpmRatios, Gpu, GpuUuid, InstanceReading, LinkCounters,
     Medium, MemoryUse, MigDevice, Moment, Monotonic, NvLink, Pcie, Rates, RowRemap, Slow, Traffic,
 };
-use crate::node::hardware::source::{Due, Integrals, Pass, PassStatus, Problem, Reader};
+use crate::node::hardware::source::{Due, Integrals, Pass, PassStatus, CallProblem, GpuReader};
 use crate::node::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
 
 /// Reserved memory, as on real boards.
@@ -25,7 +25,7 @@ const PIPES: [(&str, f64); 8] = [
     ("fp16", 0.05),
     ("int", 0.1),
 ];
-const LOST: Problem = Problem { call: "simulated", code: "gpu_is_lost" };
+const LOST: CallProblem = CallProblem { call: "simulated", code: "gpu_is_lost" };
 
 pub struct SimulatedReader {
     session: u64,
@@ -45,16 +45,16 @@ pub struct SimulatedReader {
 struct Board {
     now: Monotonic,
     load: Load,
-    sums: Sums,
-    instances: BTreeMap<u32, (Load, Sums)>,
-    processes: BTreeMap<(u32, Option<u32>), ProcessState>,
+    sums: LoadSums,
+    instances: BTreeMap<u32, (Load, LoadSums)>,
+    processes: BTreeMap<(u32, Option<u32>), ProcessLoad>,
     watts: f64,
     joules: f64,
     /// Of the superchip.
     module: Option<(f64, f64)>,
 }
 
-impl Reader for SimulatedReader {
+impl GpuReader for SimulatedReader {
     fn read(&mut self, due: Due, now: Moment) -> Pass {
         self.controls.wait_while_hanging(&self.uuid);
         if self.controls.is_over(self.session) {
@@ -118,8 +118,8 @@ impl SimulatedReader {
     }
 
     /// Power is a straight line from idle to the limit; a partitioned board adds up its slices.
-    fn board(&self, now: Monotonic, state: State) -> Board {
-        let State { load, sums, instances, processes } = state;
+    fn board(&self, now: Monotonic, state: GpuLoad) -> Board {
+        let GpuLoad { load, sums, instances, processes } = state;
         let (level, level_seconds) = if self.partitions.is_empty() {
             (load.utilization, sums.busy)
         } else {
@@ -158,7 +158,7 @@ impl SimulatedReader {
 
     /// Busy seconds of each GPU instance since the last pass, with GPM.
     fn instance_busy_seconds(&self, board: &Board, last: &Board) -> Option<Vec<(u32, f64)>> {
-        let gain = |(number, (_, sums)): (&u32, &(Load, Sums))| (*number, sums.busy - last.instances[number].1.busy);
+        let gain = |(number, (_, sums)): (&u32, &(Load, LoadSums))| (*number, sums.busy - last.instances[number].1.busy);
         let has_gpm = !self.partitions.is_empty() && self.model.has_gpm;
         has_gpm.then(|| board.instances.iter().map(gain).collect())
     }
@@ -166,7 +166,7 @@ impl SimulatedReader {
     /// All processes of the GPU; those of MIG devices with their instances.
     fn processes(board: &Board) -> Vec<DeviceProcess> {
         let running = board.processes.iter().filter(|(_, process)| process.running);
-        let process = |(&(pid, gpu_instance), process): (&(u32, Option<u32>), &ProcessState)| DeviceProcess {
+        let process = |(&(pid, gpu_instance), process): (&(u32, Option<u32>), &ProcessLoad)| DeviceProcess {
             pid,
             gpu_instance,
             compute_instance: gpu_instance.map(|_| 0),
@@ -324,7 +324,7 @@ impl SimulatedReader {
 
 /// SM-seconds of each process since the last pass; on a whole GPU, where each process occurs once.
 fn process_sm_seconds(board: &Board, last: &Board) -> Vec<(u32, f64)> {
-    let since = |(key, process): (&(u32, Option<u32>), &ProcessState)| {
+    let since = |(key, process): (&(u32, Option<u32>), &ProcessLoad)| {
         (key.0, process.sums.busy - last.processes.get(key).map_or(0.0, |before| before.sums.busy))
     };
     board.processes.iter().map(since).filter(|(_, seconds)| *seconds > 0.0).collect()
@@ -337,7 +337,7 @@ fn memory_use(used: u64, total: u64) -> MemoryUse {
 }
 
 /// Means over the time between two sums.
-fn ratios(now: Sums, before: Sums, seconds: f64) -> GpmRatios {
+fn ratios(now: LoadSums, before: LoadSums, seconds: f64) -> GpmRatios {
     if seconds <= 0.0 {
         return GpmRatios::default();
     }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use tracing::warn;
 
-use super::{Phase, Supervisor};
+use super::{SessionPhase, Supervisor};
 use crate::domain::model::{Collector, HardwareState, Monotonic};
 use crate::node::hardware::plausible::Implausible;
-use crate::node::hardware::source::{Failure, Problem};
+use crate::node::hardware::source::{Failure, CallProblem};
 
 const RELEASED: &str = "the driver was released on request; `podmeter resume` opens it again";
 
@@ -25,7 +25,7 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn count(&mut self, problems: &[Problem]) {
+    pub(super) fn count(&mut self, problems: &[CallProblem]) {
         for problem in problems {
             *self.errors.entry(problem.call).or_default().entry(problem.code).or_default() += 1;
         }
@@ -39,7 +39,7 @@ impl Supervisor {
 
     pub(super) fn publish(&mut self) {
         let now = self.clock.now().monotonic;
-        let is_open = matches!(self.phase, Phase::Open { .. });
+        let is_open = matches!(self.phase, SessionPhase::Open { .. });
         let mut collectors = self.rounds.publish(is_open, self.fleet.stuck_tiers());
         collectors.extend(self.event_collector(is_open, now).map(|collector| ("events", collector)));
         let released = self.releases.released();

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
-use super::{Phase, Supervisor};
+use super::{SessionPhase, Supervisor};
 use crate::domain::model::{DriverInfo, Monotonic};
 use crate::node::hardware::event_thread::EventThread;
-use crate::node::hardware::source::Session;
-use crate::node::hardware::worker::{DriverCommand, Opened};
+use crate::node::hardware::source::DriverSession;
+use crate::node::hardware::worker::{DriverCommand, OpenedSession};
 
 /// How long workers have to release a session before it is abandoned.
 const RELEASE: Duration = Duration::from_secs(2);
@@ -23,14 +23,14 @@ impl Supervisor {
         }
         info!("the driver is opened again after its release");
         self.reopen.reset();
-        if let Phase::Closed { retry } = &mut self.phase {
+        if let SessionPhase::Closed { retry } = &mut self.phase {
             *retry = now;
         }
         self.publish();
     }
 
     /// Starts the event thread, unless too many have never ended.
-    pub(super) fn start_event_thread(&mut self, session: &Arc<dyn Session>) {
+    pub(super) fn start_event_thread(&mut self, session: &Arc<dyn DriverSession>) {
         if self.leaked.len() >= LEAKED_EVENT_THREADS {
             warn!("too many waits for events have not returned: this session has no events");
             return;
@@ -47,7 +47,7 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn take_session(&mut self, (session, (inventory, problems)): Opened, now: Monotonic) {
+    pub(super) fn begin_session(&mut self, (session, (inventory, problems)): OpenedSession, now: Monotonic) {
         let found = (inventory.driver.clone(), inventory.gpus.len());
         if self.opened.as_ref() == Some(&found) {
             debug!(source = self.source.as_str(), gpus = found.1, "the driver is open again");
@@ -64,7 +64,7 @@ impl Supervisor {
         self.next = now;
         self.releases.watch(&session);
         self.start_event_thread(&session);
-        self.phase = Phase::Open { session, inspect: now + self.settings.medium_interval };
+        self.phase = SessionPhase::Open { session, inspect: now + self.settings.medium_interval };
         if self.stopping.is_some() || self.releases.released().is_some() {
             self.drain(now);
         } else {
@@ -106,14 +106,14 @@ impl Supervisor {
 
     /// Ends the session: withdraws all readings and requests that the workers release it.
     pub(super) fn drain(&mut self, now: Monotonic) {
-        match std::mem::replace(&mut self.phase, Phase::Closed { retry: now + self.reopen.next() }) {
-            Phase::Open { session, .. } => {
+        match std::mem::replace(&mut self.phase, SessionPhase::Closed { retry: now + self.reopen.next() }) {
+            SessionPhase::Open { session, .. } => {
                 let pending = self.fleet.release();
                 if let Some(event_thread) = &mut self.event_thread {
                     event_thread.stop();
                 }
                 self.rounds.clear();
-                self.phase = Phase::Draining { session, pending, until: now + RELEASE.min(self.settings.watchdog) };
+                self.phase = SessionPhase::Draining { session, pending, until: now + RELEASE.min(self.settings.watchdog) };
                 self.publish();
             }
             other => self.phase = other,
@@ -122,16 +122,16 @@ impl Supervisor {
 
     pub(super) fn close(&mut self, now: Monotonic) {
         let retry = now + self.reopen.pause();
-        let Phase::Draining { session, .. } = std::mem::replace(&mut self.phase, Phase::Closed { retry }) else {
+        let SessionPhase::Draining { session, .. } = std::mem::replace(&mut self.phase, SessionPhase::Closed { retry }) else {
             return;
         };
         if let Some(event_thread) = self.event_thread.take_if(|event_thread| !event_thread.has_ended()) {
             warn!("the wait for events has not returned and is abandoned");
             self.leaked.push(event_thread);
         }
-        self.phase = Phase::Closing { until: now + self.settings.watchdog };
+        self.phase = SessionPhase::Closing { until: now + self.settings.watchdog };
         if !self.send(DriverCommand::Close(session), now) {
-            self.phase = Phase::Closed { retry };
+            self.phase = SessionPhase::Closed { retry };
         }
     }
 
@@ -156,7 +156,7 @@ impl Supervisor {
         if overdue && !self.driver_stuck {
             self.driver_stuck = true;
             warn!("a driver call that concerns the whole node has not come back");
-            if !matches!(self.phase, Phase::Open { .. }) {
+            if !matches!(self.phase, SessionPhase::Open { .. }) {
                 let seconds = self.settings.watchdog.as_secs_f64();
                 self.set_problem(if self.loading.is_under_way() {
                     format!(
@@ -178,7 +178,7 @@ impl Supervisor {
         self.driver_busy = None;
         if std::mem::take(&mut self.driver_stuck) {
             info!("the overdue driver call has returned");
-            if let Phase::Closed { retry } = &mut self.phase {
+            if let SessionPhase::Closed { retry } = &mut self.phase {
                 *retry = (*retry).min(now + self.reopen.next());
             }
         }
