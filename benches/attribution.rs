@@ -21,7 +21,7 @@ use podmeter::domain::model::{
 use podmeter::node::processes::Resolver;
 use podmeter::serve::metrics::{self, Format};
 use podmeter::simulation::node::resources;
-use podmeter::simulation::proc_tree::{Inside, ProcTree};
+use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
 
 const REFRESHES: u64 = 2000;
 /// One pod ends and one starts every six seconds, for a week: 100,800 pods.
@@ -91,13 +91,13 @@ fn week() {
         node.join = join(&allocations, &allocatable, &node.inventory, &slots);
         let pid = 1_000 + pods as u32;
         let uid = |pid: u32| format!("00000000-0000-4000-8000-{pid:012}");
-        tree.add_container(inside(&name, &uid(pid))).unwrap();
-        tree.start(pid, second, inside(&name, &uid(pid))).unwrap();
+        tree.add_container(identity(&name, &uid(pid))).unwrap();
+        tree.start(pid, second, identity(&name, &uid(pid))).unwrap();
         running.push_back((pid, name));
         if running.len() > WEEK_PROCESSES {
             let (pid, name) = running.pop_front().unwrap();
             tree.end(pid).unwrap();
-            tree.remove_container(inside(&name, &uid(pid))).unwrap();
+            tree.remove_container(identity(&name, &uid(pid))).unwrap();
         }
         let wanted: BTreeSet<u32> = running.iter().map(|(pid, _)| *pid).collect();
         let owners = resolver.resolve(Monotonic::from_secs(second), &wanted, &PodDirectory::default());
@@ -135,8 +135,8 @@ fn week() {
     );
 }
 
-fn inside<'a>(pod: &'a str, uid: &'a str) -> Inside<'a> {
-    Inside { namespace: "team", pod, uid, container: "main" }
+fn identity<'a>(pod: &'a str, uid: &'a str) -> ContainerIdentity<'a> {
+    ContainerIdentity { namespace: "team", pod, uid, container: "main" }
 }
 
 fn pod(name: &str, id: &DeviceId) -> Pod {

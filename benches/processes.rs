@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use podmeter::domain::model::{Monotonic, Owner, PodDirectory};
 use podmeter::node::processes::Resolver;
-use podmeter::simulation::proc_tree::{Inside, ProcTree};
+use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
 
 const PODS: u32 = 110;
 const PROCESSES: u32 = 512;
@@ -26,9 +26,9 @@ fn main() {
         let pod = number % PODS;
         let uid = format!("00000000-0000-4000-8000-{pod:012}");
         let name = format!("worker-{pod}");
-        let inside = Inside { namespace: "research", pod: &name, uid: &uid, container: "main" };
-        tree.add_container(inside).unwrap();
-        tree.start(FIRST_PID + number, 100, inside).unwrap();
+        let identity = ContainerIdentity { namespace: "research", pod: &name, uid: &uid, container: "main" };
+        tree.add_container(identity).unwrap();
+        tree.start(FIRST_PID + number, 100, identity).unwrap();
     }
     let wanted: BTreeSet<u32> = (FIRST_PID..FIRST_PID + PROCESSES).collect();
     let pods = PodDirectory::default();

@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
-use podmeter::simulation::kubelet::{Admission, ContainerSpec, FakeKubelet, Method, Options, PodSpec};
+use podmeter::simulation::kubelet::{AdmissionOutcome, ContainerSpec, FakeKubelet, Method, Options, PodSpec};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
@@ -45,7 +45,7 @@ async fn main() -> anyhow::Result<()> {
 
 async fn admit(kubelet: &FakeKubelet, resource: &str, pod: &str) -> anyhow::Result<bool> {
     let container = ContainerSpec::new("main").asks(resource, 1);
-    if let Admission::Rejected { reason, message } =
+    if let AdmissionOutcome::Rejected { reason, message } =
         kubelet.add_pod(PodSpec::new("default", pod).container(container)).await
     {
         say(&format!("default/{pod} is refused: {reason}: {message}"))?;

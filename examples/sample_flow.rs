@@ -12,7 +12,7 @@ use podmeter::domain::model::{HardwareState, PluginState};
 use podmeter::node::kubelet::{self, PodSources};
 use podmeter::node::plugin::host::path_devices::HostRoots;
 use podmeter::node::plugin::{self, HostPaths, PluginConfig};
-use podmeter::simulation::kubelet::{Admission, ContainerSpec, FakeKubelet, Options, PodSpec};
+use podmeter::simulation::kubelet::{AdmissionOutcome, ContainerSpec, FakeKubelet, Options, PodSpec};
 use podmeter::tasks::Tasks;
 use tokio::sync::watch;
 
@@ -108,8 +108,8 @@ async fn ask(kubelet: &FakeKubelet, pod: &str, count: usize, out: &mut impl Writ
     let container = ContainerSpec::new("main").asks(RESOURCE, count);
     let admission = kubelet.add_pod(PodSpec::new("default", pod).container(container)).await;
     let answer = match admission {
-        Admission::Rejected { reason, message } => format!("{reason}: {message}"),
-        Admission::Running => {
+        AdmissionOutcome::Rejected { reason, message } => format!("{reason}: {message}"),
+        AdmissionOutcome::Running => {
             let options = kubelet.start_container("default", pod, "main").await.context("the pod is gone")?;
             let options = options.map_err(anyhow::Error::msg)?;
             let ids = options.envs.get("PODMETER_SIMULATED_DEVICES").context("the answer names no devices")?;

@@ -69,7 +69,7 @@ fn calls(sockets: &[PathBuf], beside: &str) {
 }
 
 async fn registered(node: &Node) -> PathBuf {
-    let all = |gpus: &kubelet::Count| gpus.allocatable == GPUS;
+    let all = |gpus: &kubelet::DeviceCount| gpus.allocatable == GPUS;
     assert!(node.node_status_becomes(|status| status.get("nvidia.com/gpu").is_some_and(all)).await);
     let mut entries = std::fs::read_dir(node.device_plugin_directory()).unwrap().map(|entry| entry.unwrap().path());
     entries.find(|path| path.to_string_lossy().contains("podmeter-")).unwrap()

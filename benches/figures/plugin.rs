@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::measure::{Connection, quantiles, row};
 use crate::support::agent::{self, Running};
-use crate::support::kubelet::{Admission, ContainerSpec, Node, PodSpec};
+use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, Node, PodSpec};
 use crate::{Bench, GPUS};
 
 pub fn measure(bench: &Bench) {
@@ -63,7 +63,7 @@ fn own_allocations(runtime: &tokio::runtime::Runtime, node: &Node, running: &Run
         std::thread::sleep(Duration::from_millis(500 + (round * 377) % 700));
         let container = ContainerSpec::new("main").asks("nvidia.com/gpu", 1);
         let pod = PodSpec::new("team-a", &name).container(container);
-        assert_eq!(runtime.block_on(node.add_pod(pod)), Admission::Running);
+        assert_eq!(runtime.block_on(node.add_pod(pod)), AdmissionOutcome::Running);
         let began = Instant::now();
         while !connection.scrape().contains(&name) {}
         let seconds = began.elapsed().as_secs_f64();

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::measure::{Connection, Resident, row, series};
 use crate::support::agent::{self, Running};
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::kubelet::{Admission, ContainerSpec, Node, PodSpec};
+use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, Node, PodSpec};
 use crate::{Bench, GPUS, PLAIN_PODS, complete, plain_pod, quiet};
 
 const MIG_GPUS: usize = 16;
@@ -49,16 +49,17 @@ pub fn both_halves(
     std::fs::write(&file, "version: v1\nflags:\n  migStrategy: mixed\n").unwrap();
     let running = agent::agent(node.root.path(), &["--nvidia-config", file.to_str().unwrap()], &quiet(driver));
     bench.runtime.block_on(async {
-        let offered =
-            |count: Option<&crate::support::kubelet::Count>| count.is_some_and(|count| count.allocatable == devices);
+        let offered = |count: Option<&crate::support::kubelet::DeviceCount>| {
+            count.is_some_and(|count| count.allocatable == devices)
+        };
         assert!(node.node_status_becomes(|status| offered(status.get(resource))).await, "{:?}", node.node_status());
         for number in 0..devices {
             let container = ContainerSpec::new("main").asks(resource, 1);
             let pod = PodSpec::new("team-a", &format!("trainer-{number}")).container(container);
-            assert_eq!(node.add_pod(pod).await, Admission::Running);
+            assert_eq!(node.add_pod(pod).await, AdmissionOutcome::Running);
         }
         for number in devices..all_pods {
-            assert_eq!(node.add_pod(plain_pod(number)).await, Admission::Running);
+            assert_eq!(node.add_pod(plain_pod(number)).await, AdmissionOutcome::Running);
         }
     });
     let last = format!("trainer-{}\"", devices - 1);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::settings::{AgentSettings, Reloadable};
-use super::{AgentError, DroppedLogLines, HealthConfig, OnListening, SimulatedProfile, Setup, run_on};
+use super::{AgentError, DroppedLogLines, HealthConfig, OnListening, Setup, SimulatedProfile, run_on};
 use crate::clock::Clock;
 use crate::domain::model::{HardwareSource, Inventory};
 use crate::node::hardware::nvml::NvmlDriver;
@@ -25,7 +25,9 @@ use crate::simulation::Truth;
 use crate::simulation::day::Stage;
 use crate::simulation::dra_driver::claims_of_the_demo;
 use crate::simulation::kubelet::ListedDevice;
-use crate::simulation::node::{Device, Plan, Resource, SimulatedNode, passthrough_resources, resources};
+use crate::simulation::node::{
+    NodePlan, SimulatedDevice, SimulatedNode, SimulatedResource, passthrough_resources, resources,
+};
 use crate::simulation::plugin::StandInPlugin;
 use crate::tasks::Tasks;
 
@@ -73,7 +75,7 @@ pub async fn demo(
     // The bundled plugin offers no GPU that is passed through.
     let vendor = controls.as_ref().map(|gpus| passthrough_resources(&gpus.node_devices())).unwrap_or_default();
     let offered = if by_claims { vec![] } else { resources(&inventory, slots) };
-    let plan = Plan {
+    let plan = NodePlan {
         resources: [offered, vendor.clone()].concat(),
         claims: if by_claims { claims_of_the_demo(&inventory) } else { vec![] },
         seed: settings.seed,
@@ -164,8 +166,8 @@ fn offered(replicas: Option<u32>) -> ResourceConfig {
     ResourceConfig::Nvidia(Box::new(NvidiaConfig { sharing, mig_strategy, ..NvidiaConfig::default() }))
 }
 
-fn stand_in(directory: &Path, resource: &Resource) -> StandInPlugin {
-    let device = |device: &Device| {
+fn stand_in(directory: &Path, resource: &SimulatedResource) -> StandInPlugin {
+    let device = |device: &SimulatedDevice| {
         let plain = ListedDevice::new(&device.id);
         device.numa_node.map_or(plain.clone(), |node| plain.on_nodes(&[i64::from(node)]))
     };

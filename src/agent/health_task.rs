@@ -17,7 +17,7 @@ const ORDERS: usize = 16;
 /// Batches of XIDs that wait for their second reader. While it is late the source counts equal XIDs together.
 const XID_BATCHES: usize = 16;
 
-pub struct Inputs {
+pub struct HealthTaskInputs {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
     /// `None` without a driver.
     pub xids: Option<XidBatches>,
@@ -28,7 +28,7 @@ pub struct Inputs {
 }
 
 /// The running health task.
-pub struct Handle {
+pub struct HealthHandle {
     pub states: watch::Receiver<Arc<HealthState>>,
     /// Those to keep for the next agent.
     pub faults: watch::Receiver<NodeFaults>,
@@ -37,11 +37,16 @@ pub struct Handle {
 
 /// Publishes the health of each device for as long as the task runs, and forwards every batch of XIDs, complete and in
 /// order.
-pub fn start(config: HealthConfig, inputs: Inputs, clock: Clock, tasks: &mut Tasks) -> (Handle, XidBatches) {
+pub fn start(
+    config: HealthConfig,
+    inputs: HealthTaskInputs,
+    clock: Clock,
+    tasks: &mut Tasks,
+) -> (HealthHandle, XidBatches) {
     let (publish, states) = watch::channel(Arc::default());
     let (order, orders) = mpsc::channel(ORDERS);
     let (forward_xids, forwarded_xids) = mpsc::channel(XID_BATCHES);
-    let Inputs { hardware, xids, snapshots, faults } = inputs;
+    let HealthTaskInputs { hardware, xids, snapshots, faults } = inputs;
     let (keep, kept) = watch::channel(faults);
     let task = HealthTask {
         config,
@@ -56,7 +61,7 @@ pub fn start(config: HealthConfig, inputs: Inputs, clock: Clock, tasks: &mut Tas
         keep,
     };
     tasks.spawn("health", task.run());
-    (Handle { states, faults: kept, operator: Operator(order) }, forwarded_xids)
+    (HealthHandle { states, faults: kept, operator: Operator(order) }, forwarded_xids)
 }
 
 struct HealthTask {
@@ -68,18 +73,18 @@ struct HealthTask {
     /// Could not be forwarded yet; no further batch is received until it is.
     unsent_xids: Vec<XidEvent>,
     /// In the order in which the operators gave them.
-    orders: mpsc::Receiver<Request>,
+    orders: mpsc::Receiver<OrderRequest>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     publish: watch::Sender<Arc<HealthState>>,
     /// At first the faults of an earlier agent.
     keep: watch::Sender<NodeFaults>,
 }
 
-type Request = (Order, oneshot::Sender<Result<String, MarkError>>);
+type OrderRequest = (Order, oneshot::Sender<Result<String, MarkError>>);
 
 /// Sends operators' orders to the health task.
 #[derive(Clone, Debug)]
-pub struct Operator(mpsc::Sender<Request>);
+pub struct Operator(mpsc::Sender<OrderRequest>);
 
 impl Operator {
     /// Returns the UUID of the device once the resulting state is published.
@@ -151,7 +156,7 @@ impl HealthTask {
         }
     }
 
-    fn execute(&self, health: &mut Health, (order, answer): Request, logged: &mut u64) {
+    fn execute(&self, health: &mut Health, (order, answer): OrderRequest, logged: &mut u64) {
         let executed = health.order(self.clock.now(), &order).inspect(|device| {
             log_order(&order, device, self.clock.now().monotonic);
             self.log_transitions(health, logged);
@@ -260,10 +265,14 @@ mod tests {
             let (events, receiver) = mpsc::channel(64);
             let (snapshot, snapshots) = watch::channel(Arc::new(held()));
             let config = HealthConfig { hold_down: Duration::from_secs(60), ..HealthConfig::default() };
-            let inputs =
-                Inputs { hardware: hardware_states, xids: Some(receiver), snapshots, faults: NodeFaults::default() };
+            let inputs = HealthTaskInputs {
+                hardware: hardware_states,
+                xids: Some(receiver),
+                snapshots,
+                faults: NodeFaults::default(),
+            };
             let mut tasks = Tasks::default();
-            let (Handle { states, operator, .. }, forwarded) = start(config, inputs, clock, &mut tasks);
+            let (HealthHandle { states, operator, .. }, forwarded) = start(config, inputs, clock, &mut tasks);
             Self { clock, hardware, events, forwarded, operator, states, _snapshot: snapshot, _tasks: tasks }
         }
 

@@ -120,7 +120,7 @@ struct RunningAgent {
     plugin_task: Tasks,
     config: ConfigReloader,
     devices: Devices,
-    health: health_task::Handle,
+    health: health_task::HealthHandle,
     plugin: Option<plugin::PluginHandle>,
     journal: Option<Journal>,
     publisher: AbortHandle,
@@ -147,8 +147,12 @@ impl RunningAgent {
         let inputs = DeviceInputs { kubelet: kubelet.states.clone(), reloadable: reloadable() };
         let mut devices = devices::start(driver, settings.hardware_settings(), inputs, clock, &mut tasks);
         let xids = devices.xids();
-        let inputs =
-            health_task::Inputs { hardware: devices.states.clone(), xids, snapshots: snapshots.clone(), faults };
+        let inputs = health_task::HealthTaskInputs {
+            hardware: devices.states.clone(),
+            xids,
+            snapshots: snapshots.clone(),
+            faults,
+        };
         let (health, xids) = health_task::start(settings.health.clone(), inputs, clock, &mut tasks);
         if let Some(file) = faults_file {
             file.start(health.faults.clone(), &mut tasks);

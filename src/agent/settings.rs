@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::domain::health::HealthConfig;
 use crate::domain::model::HardwareSource;
 use crate::node::hardware::nvml::{LibrarySearch, NvmlDriver};
-use crate::node::hardware::simulated::{SimulatedProfile, SimulatedDriver};
+use crate::node::hardware::simulated::{SimulatedDriver, SimulatedProfile};
 use crate::node::journal::JournalSettings;
 use crate::node::kubelet::claim_files::ClaimDirectories;
 use crate::node::kubelet::pods::PodsApiSettings;

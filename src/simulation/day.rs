@@ -11,7 +11,7 @@ use crate::node::hardware::simulated::Controls;
 
 /// One fault or repair. GPUs are named by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum DayEvent {
     Xid { gpu: u32, code: u32, count: u64 },
     RecoveryAction { gpu: u32, action: u32 },
     BackOnBus { gpu: u32 },
@@ -22,74 +22,74 @@ pub enum Event {
 
 /// Simultaneous faults, and their description: what is simulated, and where it shows.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
+pub struct DayStep {
     pub second: u64,
-    pub events: &'static [Event],
+    pub events: &'static [DayEvent],
     pub text: &'static str,
 }
 
 /// In seconds; then the day repeats.
 pub const LENGTH: u64 = 150;
 
-use Event::{BackOnBus, DriverLoaded, Hangs, KubeletRuns, RecoveryAction, Xid};
+use DayEvent::{BackOnBus, DriverLoaded, Hangs, KubeletRuns, RecoveryAction, Xid};
 
-pub const DAY: [Step; 11] = [
-    Step {
+pub const DAY: [DayStep; 11] = [
+    DayStep {
         second: 10,
         events: &[Xid { gpu: 2, code: 79, count: 1 }],
         text: "XID 79 on GPU 2, which has fallen off the bus: its readings end, and every slot of it becomes Unhealthy at \
                the kubelet, the others go on; look at podmeter_device_unhealthy_reason and the log line with its pods",
     },
-    Step {
+    DayStep {
         second: 30,
         events: &[BackOnBus { gpu: 2 }, DriverLoaded(false)],
         text: "GPU 2 is back on the bus, for which the driver is unloaded: readings stop for a moment, no \
                other GPU becomes Unhealthy",
     },
-    Step {
+    DayStep {
         second: 34,
         events: &[DriverLoaded(true)],
         text: "the driver is loaded again, which XID 79 requires for recovery: readings go on, no counter has fallen, and GPU 2 is \
                healthy when the hold-down is over",
     },
-    Step {
+    DayStep {
         second: 50,
         events: &[Xid { gpu: 5, code: 48, count: 1 }],
         text: "XID 48 on GPU 5, an uncorrected memory error: Unhealthy, its driver asks for a reset, its readings go on",
     },
-    Step {
+    DayStep {
         second: 60,
         events: &[RecoveryAction { gpu: 5, action: 0 }],
         text: "GPU 5 is reset: healthy when the hold-down is over",
     },
-    Step {
+    DayStep {
         second: 80,
         events: &[Xid { gpu: 1, code: 45, count: 12 }],
         text: "12 times XID 45 on GPU 1, as when a job ends: podmeter_xid_errors_total{class=\"corroborating\"} counts each, \
                no device becomes Unhealthy",
     },
-    Step {
+    DayStep {
         second: 90,
         events: &[Hangs { gpu: 6, hangs: true }],
         text: "a driver call on GPU 6 hangs: its readings stop now, podmeter_collector_stuck is 1 after 10 s, and it is \
                Unhealthy with reason stuck after 10 s more; the other GPUs are read as before",
     },
-    Step {
+    DayStep {
         second: 100,
         events: &[KubeletRuns(false)],
         text: "the kubelet is stopped: the page is served from memory, podmeter_podresources_age_seconds grows",
     },
-    Step {
+    DayStep {
         second: 103,
         events: &[KubeletRuns(true)],
         text: "the kubelet is started: the devices are registered again, no container loses its counters",
     },
-    Step {
+    DayStep {
         second: 125,
         events: &[Hangs { gpu: 6, hangs: false }],
         text: "GPU 6 is reset and its call comes back: healthy when the hold-down is over",
     },
-    Step { second: 145, events: &[], text: "the day is over: all GPUs are healthy again" },
+    DayStep { second: 145, events: &[], text: "the day is over: all GPUs are healthy again" },
 ];
 
 /// The simulated parts that the day acts on.
@@ -109,14 +109,14 @@ impl Stage {
                 tokio::time::sleep_until(dawn + pace(step.second)).await;
                 tracing::info!(second = step.second, "simulated: {}", step.text);
                 for event in step.events {
-                    self.happen(*event);
+                    self.apply(*event);
                 }
             }
             dawn += pace(LENGTH);
         }
     }
 
-    fn happen(&self, event: Event) {
+    fn apply(&self, event: DayEvent) {
         let on = |index: u32, change: &dyn Fn(&GpuUuid)| {
             let inventory = self.controls.inventory();
             // A profile may have fewer GPUs, or none.
@@ -148,7 +148,7 @@ mod tests {
     fn what_the_day_breaks_it_mends() {
         assert!(DAY.windows(2).all(|steps| steps[0].second < steps[1].second));
         assert!(DAY.iter().all(|step| step.second < LENGTH));
-        let mut broken: Vec<Event> = vec![];
+        let mut broken: Vec<DayEvent> = vec![];
         for event in DAY.iter().flat_map(|step| step.events) {
             let mends = match *event {
                 RecoveryAction { gpu, action: 0 } => Some(Xid { gpu, code: 48, count: 1 }),

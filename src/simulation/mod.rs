@@ -16,8 +16,8 @@ mod truth;
 mod workload;
 
 pub use random::Random;
-pub use truth::{Held, Truth};
-pub use workload::{Kind, Level, Workload};
+pub use truth::{TrueHolding, Truth};
+pub use workload::{Level, Workload, WorkloadKind};
 
 /// The outcome of a removal, for which nothing need be there.
 fn gone(removed: std::io::Result<()>) -> std::io::Result<()> {

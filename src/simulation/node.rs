@@ -9,11 +9,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::dra_driver::{self, AllocatedClaim, AllocatedDevice};
-use super::kubelet::{Admission, ContainerSpec, Count, FakeKubelet, Gates, Options, PodSpec};
-use super::proc_tree::{Inside, ProcTree};
+use super::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, FakeKubelet, Gates, Options, PodSpec};
+use super::proc_tree::{ContainerIdentity, ProcTree};
 use super::random::Random;
 use super::truth::Truth;
-use super::workload::{Kind, Level, Workload};
+use super::workload::{Level, Workload, WorkloadKind};
 use crate::clock::Clock;
 use crate::domain::model::{ContainerRef, Gpu, GpuUuid, Inventory, Monotonic, NodeDevices, PassthroughGpu, PciBusId};
 use crate::node::hardware::simulated::{Controls, Load};
@@ -34,13 +34,13 @@ const PLAIN_PODS: [(&str, &str, usize); 4] =
 
 /// A resource, and the ids and places of its devices.
 #[derive(Clone, Debug)]
-pub struct Resource {
+pub struct SimulatedResource {
     pub name: String,
-    pub devices: Vec<Device>,
+    pub devices: Vec<SimulatedDevice>,
 }
 
 #[derive(Clone, Debug)]
-pub struct Device {
+pub struct SimulatedDevice {
     pub id: String,
     pub gpu: GpuUuid,
     /// `None`: the whole GPU, or one slot of it.
@@ -52,10 +52,11 @@ pub struct Device {
 pub type Replicas = Option<usize>;
 
 /// What a vendor's plugin with the `mixed` strategy would offer of this hardware.
-pub fn resources(inventory: &Inventory, replicas: Replicas) -> Vec<Resource> {
-    let mut resources: BTreeMap<String, Vec<Device>> = BTreeMap::new();
+pub fn resources(inventory: &Inventory, replicas: Replicas) -> Vec<SimulatedResource> {
+    let mut resources: BTreeMap<String, Vec<SimulatedDevice>> = BTreeMap::new();
     for gpu in inventory.gpus.values() {
-        let device = |id, gpu_instance| Device { id, gpu: gpu.uuid.clone(), gpu_instance, numa_node: gpu.numa_node };
+        let device =
+            |id, gpu_instance| SimulatedDevice { id, gpu: gpu.uuid.clone(), gpu_instance, numa_node: gpu.numa_node };
         if gpu.mig_enabled == Some(true) {
             for mig in &gpu.mig_devices {
                 let name = format!("nvidia.com/mig-{}", mig.profile.replace('+', "."));
@@ -70,24 +71,24 @@ pub fn resources(inventory: &Inventory, replicas: Replicas) -> Vec<Resource> {
             resources.entry("nvidia.com/gpu".to_owned()).or_default().extend(devices);
         }
     }
-    resources.into_iter().map(|(name, devices)| Resource { name, devices }).collect()
+    resources.into_iter().map(|(name, devices)| SimulatedResource { name, devices }).collect()
 }
 
 /// What KubeVirt would offer of the GPUs that are passed through: a resource of the product, and IOMMU groups as IDs.
-pub fn passthrough_resources(bus: &NodeDevices) -> Vec<Resource> {
+pub fn passthrough_resources(bus: &NodeDevices) -> Vec<SimulatedResource> {
     let device = |(address, gpu): (&PciBusId, &PassthroughGpu)| {
         let id = gpu.iommu_group?.to_string();
         let uuid = GpuUuid::of_address(address);
-        Some(Device { id, gpu: uuid, gpu_instance: None, numa_node: gpu.numa_node })
+        Some(SimulatedDevice { id, gpu: uuid, gpu_instance: None, numa_node: gpu.numa_node })
     };
-    let devices: Vec<Device> = bus.passthrough.iter().filter_map(device).collect();
-    let resource = Resource { name: PASSTHROUGH_RESOURCE.to_owned(), devices };
+    let devices: Vec<SimulatedDevice> = bus.passthrough.iter().filter_map(device).collect();
+    let resource = SimulatedResource { name: PASSTHROUGH_RESOURCE.to_owned(), devices };
     (!resource.devices.is_empty()).then_some(resource).into_iter().collect()
 }
 
 #[derive(Clone, Debug)]
-pub struct Plan {
-    pub resources: Vec<Resource>,
+pub struct NodePlan {
+    pub resources: Vec<SimulatedResource>,
     /// Allocated by a DRA driver; a pod or two has each.
     pub claims: Vec<AllocatedClaim>,
     pub seed: u64,
@@ -104,40 +105,40 @@ pub struct SimulatedNode {
     pub truth: Arc<Mutex<Truth>>,
     clock: Clock,
     /// Waited for before the first pods come.
-    resources: Vec<Resource>,
+    resources: Vec<SimulatedResource>,
     /// By device ID, or by `claim/<name of a DRA device>`.
-    devices: BTreeMap<String, Device>,
+    devices: BTreeMap<String, SimulatedDevice>,
     claims: Vec<AllocatedClaim>,
     controls: Option<Controls>,
     random: Random,
     churn: bool,
-    running: Vec<Running>,
+    running: Vec<RunningPod>,
     /// Pods that ended and whose kind is to start again, each with the step it is due at.
-    waiting: Vec<(u64, Start)>,
+    waiting: Vec<(u64, PodStart)>,
     step: u64,
     started: usize,
 }
 
 /// What is to be started.
 #[derive(Clone, Debug)]
-struct Start {
+struct PodStart {
     namespace: &'static str,
     name: &'static str,
-    kind: Kind,
-    devices: Wanted,
+    kind: WorkloadKind,
+    devices: DeviceRequest,
     /// Its lifetime in steps; `None`: as long as the node.
     life: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
-enum Wanted {
+enum DeviceRequest {
     /// One device of the resource.
     Resource(String),
     Claim(AllocatedClaim),
 }
 
-struct Running {
-    start: Start,
+struct RunningPod {
+    start: PodStart,
     container: ContainerRef,
     /// Of its one process, for as long as it runs.
     pid: u32,
@@ -151,7 +152,7 @@ struct Running {
 impl SimulatedNode {
     /// Starts the kubelet under `root`, in place of `/var/lib/kubelet`. `controls` are the simulated GPUs to load;
     /// without them pods only hold devices.
-    pub async fn start(root: &Path, plan: Plan, controls: Option<Controls>, clock: Clock) -> io::Result<Self> {
+    pub async fn start(root: &Path, plan: NodePlan, controls: Option<Controls>, clock: Clock) -> io::Result<Self> {
         let gates = Gates { pods_api: true, ..Gates::default() };
         let kubelet = FakeKubelet::start(root, Options { seed: plan.seed, gates, ..Options::default() }).await?;
         let files = ProcTree::create(&root.join("node"))?;
@@ -189,7 +190,7 @@ impl SimulatedNode {
             }
         }
         let resources = std::mem::take(&mut self.resources);
-        let offered = |status: &BTreeMap<String, Count>, resource: &Resource| {
+        let offered = |status: &BTreeMap<String, DeviceCount>, resource: &SimulatedResource| {
             status.get(&resource.name).is_some_and(|count| count.allocatable == resource.devices.len())
         };
         while !self.kubelet.node_status_becomes(|status| resources.iter().all(|one| offered(status, one))).await {
@@ -256,13 +257,13 @@ impl SimulatedNode {
             for device in running.devices.iter().filter_map(|id| self.devices.get(id)) {
                 *slots.entry((&device.gpu, device.gpu_instance)).or_default() += 1.0;
             }
-            for (place, slots) in slots {
-                let (Some(gpu), sum) = (inventory.gpus.get(place.0), asked[&place]) else { continue };
+            for (key, slots) in slots {
+                let (Some(gpu), sum) = (inventory.gpus.get(key.0), asked[&key]) else { continue };
                 let part = Level {
                     utilization: slots * level.utilization / sum.utilization.max(1.0),
                     memory: slots * level.memory * (FULLEST / sum.memory).min(1.0),
                 };
-                controls.set_process_load(&gpu.uuid, place.1, running.pid, now, load(gpu, place.1, part));
+                controls.set_process_load(&gpu.uuid, key.1, running.pid, now, load(gpu, key.1, part));
             }
         }
         for ((gpu, gpu_instance), level) in asked {
@@ -290,8 +291,8 @@ impl SimulatedNode {
 
     fn end_due(&mut self) {
         let step = self.step;
-        let over = |running: &Running| running.start.life.is_some_and(|life| step >= running.since_step + life);
-        let ended: Vec<Running> = self.running.extract_if(.., |running| over(running)).collect();
+        let over = |running: &RunningPod| running.start.life.is_some_and(|life| step >= running.since_step + life);
+        let ended: Vec<RunningPod> = self.running.extract_if(.., |running| over(running)).collect();
         if ended.is_empty() {
             return;
         }
@@ -299,8 +300,8 @@ impl SimulatedNode {
         for running in ended {
             let ContainerRef { namespace, pod, container, .. } = &running.container;
             self.kubelet.finish_container(namespace, pod, container);
-            let inside = Inside { namespace, pod, uid: &running.uid, container };
-            warn_on_failure(self.files.end(running.pid).and_then(|()| self.files.remove_container(inside)));
+            let identity = ContainerIdentity { namespace, pod, uid: &running.uid, container };
+            warn_on_failure(self.files.end(running.pid).and_then(|()| self.files.remove_container(identity)));
             for id in &running.devices {
                 self.truth.lock().release(now, &running.container, id);
                 if let (Some(controls), Some(device)) = (&self.controls, self.devices.get(id)) {
@@ -314,28 +315,28 @@ impl SimulatedNode {
 
     async fn start_due(&mut self) {
         let step = self.step;
-        let due: Vec<(u64, Start)> = self.waiting.extract_if(.., |(at, _)| step >= *at).collect();
+        let due: Vec<(u64, PodStart)> = self.waiting.extract_if(.., |(at, _)| step >= *at).collect();
         for (_, start) in due {
             self.admit(start).await;
         }
     }
 
-    async fn admit(&mut self, mut start: Start) {
-        if start.kind == Kind::Batch && start.life.is_some() {
+    async fn admit(&mut self, mut start: PodStart) {
+        if start.kind == WorkloadKind::Batch && start.life.is_some() {
             // 20 to 120 seconds.
             start.life = Some(80 + self.random.below(400) as u64);
         }
         let name = self.unique(start.name);
         let container = ContainerSpec::new(CONTAINER);
         let container = match &start.devices {
-            Wanted::Resource(resource) => container.asks(resource, 1),
-            Wanted::Claim(claim) => container.claim(claim.name),
+            DeviceRequest::Resource(resource) => container.asks(resource, 1),
+            DeviceRequest::Claim(claim) => container.claim(claim.name),
         };
         let pod = PodSpec::new(start.namespace, &name).label("app", start.name).container(container);
         match self.kubelet.add_pod(pod).await {
-            Admission::Running => {}
+            AdmissionOutcome::Running => {}
             // As on a real node: the pod's controller tries again later.
-            Admission::Rejected { reason, message } => {
+            AdmissionOutcome::Rejected { reason, message } => {
                 tracing::debug!(pod = name, reason, message, "a simulated pod was rejected");
                 self.kubelet.remove_pod(start.namespace, &name);
                 self.waiting.push((self.step + 40, start));
@@ -343,19 +344,19 @@ impl SimulatedNode {
             }
         }
         let devices = match &start.devices {
-            Wanted::Claim(claim) if claim.admin_access => vec![],
-            Wanted::Claim(claim) => claim.devices.iter().map(|device| device_of_claim(device).id).collect(),
-            Wanted::Resource(_) => {
+            DeviceRequest::Claim(claim) if claim.admin_access => vec![],
+            DeviceRequest::Claim(claim) => claim.devices.iter().map(|device| device_of_claim(device).id).collect(),
+            DeviceRequest::Resource(_) => {
                 let devices = self.kubelet.devices_of(start.namespace, &name, CONTAINER);
                 devices.into_iter().map(|(_, device)| device).collect()
             }
         };
         let uid = self.write_logs(start.namespace, &name);
         let pid = FIRST_PID + self.started as u32;
-        let inside = Inside { namespace: start.namespace, pod: &name, uid: &uid, container: CONTAINER };
-        warn_on_failure(self.files.start(pid, self.step * TICKS_PER_STEP, inside));
+        let identity = ContainerIdentity { namespace: start.namespace, pod: &name, uid: &uid, container: CONTAINER };
+        warn_on_failure(self.files.start(pid, self.step * TICKS_PER_STEP, identity));
         let workload = Workload { kind: start.kind, seed: self.random.next() };
-        let running = Running {
+        let running = RunningPod {
             container: ContainerRef::new(start.namespace, &name, CONTAINER),
             devices,
             workload,
@@ -372,7 +373,12 @@ impl SimulatedNode {
     /// Returns the pod's UID.
     fn write_logs(&self, namespace: &str, pod: &str) -> String {
         let uid = self.kubelet.uid(namespace, pod).unwrap_or_default();
-        warn_on_failure(self.files.add_container(Inside { namespace, pod, uid: &uid, container: CONTAINER }));
+        warn_on_failure(self.files.add_container(ContainerIdentity {
+            namespace,
+            pod,
+            uid: &uid,
+            container: CONTAINER,
+        }));
         uid
     }
 
@@ -401,66 +407,67 @@ fn load(gpu: &Gpu, gpu_instance: Option<u32>, level: Level) -> Load {
 }
 
 /// Namespace, name and kind of the pods with devices.
-const PODS: [(&str, &str, Kind); 8] = [
-    ("team-vision", "trainer", Kind::Training),
-    ("team-vision", "notebook", Kind::Notebook),
-    ("team-language", "llm-serve", Kind::Inference),
-    ("team-language", "finetune", Kind::Batch),
-    ("team-language", "trainer", Kind::Training),
-    ("research", "sweep", Kind::Batch),
-    ("research", "notebook", Kind::Notebook),
-    ("team-vision", "render", Kind::Batch),
+const DEVICE_PODS: [(&str, &str, WorkloadKind); 8] = [
+    ("team-vision", "trainer", WorkloadKind::Training),
+    ("team-vision", "notebook", WorkloadKind::Notebook),
+    ("team-language", "llm-serve", WorkloadKind::Inference),
+    ("team-language", "finetune", WorkloadKind::Batch),
+    ("team-language", "trainer", WorkloadKind::Training),
+    ("research", "sweep", WorkloadKind::Batch),
+    ("research", "notebook", WorkloadKind::Notebook),
+    ("team-vision", "render", WorkloadKind::Batch),
 ];
 const MACHINES: [&str; 3] = ["virt-launcher-desktop", "virt-launcher-render", "virt-launcher-simulator"];
 
 /// Eight pods with devices where there are enough: some busy, one held and idle, and something left over.
-fn first(resources: &[Resource]) -> Vec<Start> {
+fn first(resources: &[SimulatedResource]) -> Vec<PodStart> {
     let mut starts = vec![];
     for resource in resources {
-        let start = |(namespace, name, kind)| Start {
+        let start = |(namespace, name, kind)| PodStart {
             namespace,
             name,
             kind,
-            devices: Wanted::Resource(resource.name.clone()),
-            life: (kind == Kind::Batch).then_some(0),
+            devices: DeviceRequest::Resource(resource.name.clone()),
+            life: (kind == WorkloadKind::Batch).then_some(0),
         };
         if resource.name == PASSTHROUGH_RESOURCE {
             // One stays free.
-            starts.extend(MACHINES.map(|name| start(("team-vms", name, Kind::Notebook))));
+            starts.extend(MACHINES.map(|name| start(("team-vms", name, WorkloadKind::Notebook))));
             continue;
         }
         let slots = resource.devices.len();
         let is_shared = resource.devices.iter().any(|device| device.id.contains("::"));
         let take = match slots {
             // More pods than GPUs, and devices left.
-            _ if is_shared || slots > 4 * PODS.len() => slots * 5 / 8,
+            _ if is_shared || slots > 4 * DEVICE_PODS.len() => slots * 5 / 8,
             0 | 1 => slots,
             // One device stays free, so that the page shows a free one.
-            _ => (slots - 1).min(PODS.len()),
+            _ => (slots - 1).min(DEVICE_PODS.len()),
         };
-        starts.extend(PODS.into_iter().cycle().take(take).map(start));
+        starts.extend(DEVICE_PODS.into_iter().cycle().take(take).map(start));
     }
     starts
 }
 
 /// One pod for each claim, and two for one that replicas share.
-fn first_claiming(claims: Vec<AllocatedClaim>) -> Vec<Start> {
+fn first_claiming(claims: Vec<AllocatedClaim>) -> Vec<PodStart> {
     let starts = |claim: AllocatedClaim| {
         let (name, kind, count) = match claim.name {
-            "replicas" => ("llm-serve", Kind::Inference, 2),
-            "notebook" => ("notebook", Kind::Notebook, 1),
-            "all-gpus" => ("gpu-health", Kind::Notebook, 1),
-            "slice" | "some-memory" => ("render", Kind::Inference, 1),
-            _ => ("trainer", Kind::Training, 1),
+            "replicas" => ("llm-serve", WorkloadKind::Inference, 2),
+            "notebook" => ("notebook", WorkloadKind::Notebook, 1),
+            "all-gpus" => ("gpu-health", WorkloadKind::Notebook, 1),
+            "slice" | "some-memory" => ("render", WorkloadKind::Inference, 1),
+            _ => ("trainer", WorkloadKind::Training, 1),
         };
-        let start = Start { namespace: claim.namespace, name, kind, devices: Wanted::Claim(claim), life: None };
+        let start =
+            PodStart { namespace: claim.namespace, name, kind, devices: DeviceRequest::Claim(claim), life: None };
         std::iter::repeat_n(start, count)
     };
     claims.into_iter().flat_map(starts).collect()
 }
 
-fn device_of_claim(device: &AllocatedDevice) -> Device {
-    Device {
+fn device_of_claim(device: &AllocatedDevice) -> SimulatedDevice {
+    SimulatedDevice {
         id: format!("claim/{}", device.name),
         gpu: device.gpu.clone(),
         gpu_instance: device.mig.as_ref().map(|mig| mig.gpu_instance),

@@ -14,7 +14,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::gone;
-use super::kubelet::{ListedDevice, Server, channel};
+use super::kubelet::{ListedDevice, SocketServer, channel};
 use crate::node::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use crate::node::wire::v1beta1::registration_client::RegistrationClient;
 use crate::node::wire::v1beta1::{
@@ -26,12 +26,12 @@ use crate::node::wire::v1beta1::{
 /// Runs until it is dropped, which is like killing it: its socket file stays.
 #[derive(Debug)]
 pub struct StandInPlugin {
-    inner: Arc<Inner>,
+    inner: Arc<StandInState>,
     task: JoinHandle<()>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct StandInState {
     directory: PathBuf,
     resource: String,
     /// Listens on this name at every registration instead of a fresh one.
@@ -51,12 +51,12 @@ impl StandInPlugin {
     }
 
     pub fn start_on(directory: &Path, resource: &str, devices: Vec<ListedDevice>, socket_name: Option<&str>) -> Self {
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(StandInState {
             directory: directory.to_owned(),
             resource: resource.to_owned(),
             socket_name: socket_name.map(str::to_owned),
             devices: watch::Sender::new(devices),
-            ..Inner::default()
+            ..StandInState::default()
         });
         let task = tokio::spawn(run(Arc::clone(&inner)));
         Self { inner, task }
@@ -100,7 +100,7 @@ impl Drop for StandInPlugin {
 const POLL: Duration = Duration::from_millis(50);
 
 /// Serves and registers, again when the kubelet is another one or has ended the stream.
-async fn run(inner: Arc<Inner>) {
+async fn run(inner: Arc<StandInState>) {
     // Ends with this task.
     let mut server = None;
     for attempt in 1_u64.. {
@@ -119,7 +119,12 @@ async fn run(inner: Arc<Inner>) {
     }
 }
 
-async fn register(inner: &Arc<Inner>, kubelet: &Path, attempt: u64, server: &mut Option<Server>) -> Result<(), String> {
+async fn register(
+    inner: &Arc<StandInState>,
+    kubelet: &Path,
+    attempt: u64,
+    server: &mut Option<SocketServer>,
+) -> Result<(), String> {
     let name = inner.resource.replace(['/', '.'], "-");
     let fresh = || format!("{name}-{:p}-{attempt}.sock", Arc::as_ptr(inner));
     let endpoint = inner.socket_name.clone().unwrap_or_else(fresh);
@@ -128,8 +133,8 @@ async fn register(inner: &Arc<Inner>, kubelet: &Path, attempt: u64, server: &mut
     let path = inner.directory.join(&endpoint);
     gone(fs::remove_file(&path)).map_err(|error| error.to_string())?;
     let listener = UnixListener::bind(&path).map_err(|error| error.to_string())?;
-    let service = DevicePluginServer::new(Service { inner: Arc::clone(inner), attempt });
-    *server = Some(Server::start(listener, tonic::transport::Server::builder().add_service(service)));
+    let service = DevicePluginServer::new(StandInService { inner: Arc::clone(inner), attempt });
+    *server = Some(SocketServer::start(listener, tonic::transport::Server::builder().add_service(service)));
 
     let channel = channel(kubelet).await.map_err(|error| error.to_string())?;
     let request = RegisterRequest {
@@ -156,13 +161,13 @@ fn inode(path: &Path) -> Option<u64> {
 }
 
 #[derive(Clone, Debug)]
-struct Service {
-    inner: Arc<Inner>,
+struct StandInService {
+    inner: Arc<StandInState>,
     attempt: u64,
 }
 
 #[async_trait]
-impl DevicePlugin for Service {
+impl DevicePlugin for StandInService {
     type ListAndWatchStream = ReceiverStream<Result<ListAndWatchResponse, Status>>;
 
     async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
@@ -206,7 +211,7 @@ impl DevicePlugin for Service {
 }
 
 /// Sends the list at once and after every change, until the kubelet disconnects.
-async fn send_lists(inner: &Inner, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
+async fn send_lists(inner: &StandInState, sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>) {
     let mut devices = inner.devices.subscribe();
     loop {
         let list = devices.borrow_and_update().iter().map(ListedDevice::to_wire).collect();

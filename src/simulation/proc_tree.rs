@@ -19,7 +19,7 @@ pub struct ProcTree {
 
 /// A container, as the node's files have it.
 #[derive(Clone, Copy, Debug)]
-pub struct Inside<'a> {
+pub struct ContainerIdentity<'a> {
     pub namespace: &'a str,
     pub pod: &'a str,
     /// As cgroups and directories have it.
@@ -48,19 +48,19 @@ impl ProcTree {
     }
 
     /// As the kubelet does when it starts a container.
-    pub fn add_container(&self, inside: Inside<'_>) -> io::Result<()> {
-        fs::create_dir_all(self.logs_of(inside).join(inside.container))
+    pub fn add_container(&self, identity: ContainerIdentity<'_>) -> io::Result<()> {
+        fs::create_dir_all(self.logs_of(identity).join(identity.container))
     }
 
     /// As the kubelet does some time after the pod's removal.
-    pub fn remove_container(&self, inside: Inside<'_>) -> io::Result<()> {
-        gone(fs::remove_dir_all(self.logs_of(inside)))
+    pub fn remove_container(&self, identity: ContainerIdentity<'_>) -> io::Result<()> {
+        gone(fs::remove_dir_all(self.logs_of(identity)))
     }
 
     /// A process of a container, under containerd and systemd's cgroups. It takes the place of an earlier one of its
     /// number.
-    pub fn start(&self, pid: u32, start_ticks: u64, inside: Inside<'_>) -> io::Result<()> {
-        let Inside { uid, container, .. } = inside;
+    pub fn start(&self, pid: u32, start_ticks: u64, identity: ContainerIdentity<'_>) -> io::Result<()> {
+        let ContainerIdentity { uid, container, .. } = identity;
         let id = container_id(uid, container);
         let slice = uid.replace('-', "_");
         let cgroup = format!("/kubepods.slice/kubepods-pod{slice}.slice/cri-containerd-{id}.scope");
@@ -96,7 +96,7 @@ impl ProcTree {
         fs::rename(hidden, self.proc_root().join(pid.to_string()))
     }
 
-    fn logs_of(&self, Inside { namespace, pod, uid, .. }: Inside<'_>) -> PathBuf {
+    fn logs_of(&self, ContainerIdentity { namespace, pod, uid, .. }: ContainerIdentity<'_>) -> PathBuf {
         self.pod_logs_root().join(format!("{namespace}_{pod}_{uid}"))
     }
 }

@@ -7,12 +7,12 @@ use crate::domain::model::{ContainerRef, Monotonic};
 /// The simulated use: the reference for other accounts.
 #[derive(Clone, Debug, Default)]
 pub struct Truth {
-    rows: BTreeMap<(ContainerRef, String), Row>,
+    rows: BTreeMap<(ContainerRef, String), TruthEntry>,
 }
 
 /// One container and one device it held or holds.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
-pub struct Held {
+pub struct TrueHolding {
     pub namespace: String,
     pub pod: String,
     pub container: String,
@@ -23,8 +23,8 @@ pub struct Held {
 }
 
 #[derive(Clone, Debug)]
-struct Row {
-    held: Held,
+struct TruthEntry {
+    held: TrueHolding,
     /// Since when it does what it does, and how much.
     doing: Option<(Monotonic, f64)>,
 }
@@ -32,8 +32,8 @@ struct Row {
 impl Truth {
     /// From `at` on the container holds the device and loads it this much.
     pub fn set(&mut self, at: Monotonic, container: &ContainerRef, device: &str, utilization: f64) {
-        let row = self.rows.entry((container.clone(), device.to_owned())).or_insert_with(|| Row {
-            held: Held {
+        let row = self.rows.entry((container.clone(), device.to_owned())).or_insert_with(|| TruthEntry {
+            held: TrueHolding {
                 namespace: container.namespace.to_string(),
                 pod: container.pod.to_string(),
                 container: container.container.to_string(),
@@ -56,14 +56,14 @@ impl Truth {
     }
 
     /// All rows at `now`.
-    pub fn at(&self, now: Monotonic) -> Vec<Held> {
+    pub fn at(&self, now: Monotonic) -> Vec<TrueHolding> {
         let mut rows = self.rows.clone();
         rows.values_mut().for_each(|row| row.advance(now));
         rows.into_values().map(|row| row.held).collect()
     }
 }
 
-impl Row {
+impl TruthEntry {
     fn advance(&mut self, now: Monotonic) {
         if let Some((since, utilization)) = &mut self.doing {
             let seconds = now.since(*since).as_secs_f64();

@@ -3,7 +3,7 @@
 use super::random::Random;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum WorkloadKind {
     /// Near full load, with a dip at each checkpoint it saves.
     Training,
     /// Bursts of requests.
@@ -17,7 +17,7 @@ pub enum Kind {
 /// One running workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
-    pub kind: Kind,
+    pub kind: WorkloadKind,
     pub seed: u64,
 }
 
@@ -37,14 +37,14 @@ impl Workload {
         // Each has its own phase, so that workloads do not move in step.
         let at = age_seconds + self.seed % 40;
         let (utilization, memory) = match self.kind {
-            Kind::Training if at % 45 < 3 => (second.between(0.02, 0.1), 0.82),
-            Kind::Training => (second.between(0.92, 0.99), 0.82),
-            Kind::Inference if at % 20 < 9 => (second.between(0.45, 0.8), 0.45),
-            Kind::Inference => (second.between(0.03, 0.2), 0.45),
-            Kind::Notebook if at % 40 < 2 => (second.between(0.2, 0.6), 0.12),
-            Kind::Notebook => (0.0, 0.12),
-            Kind::Batch if age_seconds < 2 => (0.0, 0.05),
-            Kind::Batch => (second.between(0.7, 0.9), 0.6),
+            WorkloadKind::Training if at % 45 < 3 => (second.between(0.02, 0.1), 0.82),
+            WorkloadKind::Training => (second.between(0.92, 0.99), 0.82),
+            WorkloadKind::Inference if at % 20 < 9 => (second.between(0.45, 0.8), 0.45),
+            WorkloadKind::Inference => (second.between(0.03, 0.2), 0.45),
+            WorkloadKind::Notebook if at % 40 < 2 => (second.between(0.2, 0.6), 0.12),
+            WorkloadKind::Notebook => (0.0, 0.12),
+            WorkloadKind::Batch if age_seconds < 2 => (0.0, 0.05),
+            WorkloadKind::Batch => (second.between(0.7, 0.9), 0.6),
         };
         Level { utilization, memory }
     }

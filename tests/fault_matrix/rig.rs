@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::support::agent::{self, Answer, Page, Running, binary, post};
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, connect, node};
+use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, Node, Options, PodSpec, connect, node};
 use crate::support::sick_node::eight_gpus;
 
 pub const GPU: &str = "nvidia.com/gpu";
@@ -82,10 +82,10 @@ impl Rig {
             rig.setup.environment.extend([("LD_PRELOAD", rig.skewed_clock()), ("SKEWED_CLOCK", rig.path("clock"))]);
         }
         rig.begin();
-        let offered = |status: &BTreeMap<String, Count>| status.get(GPU).is_some_and(|gpu| gpu.allocatable == 8);
+        let offered = |status: &BTreeMap<String, DeviceCount>| status.get(GPU).is_some_and(|gpu| gpu.allocatable == 8);
         until("eight devices at the kubelet", || offered(&rig.kubelet.node_status()));
         let pod = PodSpec::new("team", "trainer").container(ContainerSpec::new("main").asks(GPU, 1));
-        assert_eq!(rig.kubelet.add_pod(pod).await, Admission::Running);
+        assert_eq!(rig.kubelet.add_pod(pod).await, AdmissionOutcome::Running);
         rig
     }
 
@@ -273,7 +273,7 @@ impl Rig {
         library
     }
 
-    fn guest(&mut self) -> (String, Admission) {
+    fn guest(&mut self) -> (String, AdmissionOutcome) {
         self.guests += 1;
         let name = format!("guest-{}", self.guests);
         let pod = PodSpec::new("team", &name).container(ContainerSpec::new("main").asks(GPU, 1));
@@ -285,13 +285,13 @@ impl Rig {
     pub fn admits(&mut self) -> Result<(), String> {
         let (name, admission) = self.guest();
         self.kubelet.remove_pod("team", &name);
-        if admission == Admission::Running { Ok(()) } else { Err(format!("a new pod: {admission:?}")) }
+        if admission == AdmissionOutcome::Running { Ok(()) } else { Err(format!("a new pod: {admission:?}")) }
     }
 
     /// Runs a pod until the page has it, so that the journal has a change to write.
     pub fn run_a_pod(&mut self) {
         let (name, admission) = self.guest();
-        assert_eq!(admission, Admission::Running);
+        assert_eq!(admission, AdmissionOutcome::Running);
         let label = format!("pod=\"{name}\"");
         until("the pod is on the page", || self.metrics().count("podmeter_container_allocation_info", &[&label]) == 1);
         self.kubelet.remove_pod("team", &name);

@@ -419,7 +419,7 @@ async fn a_driver_call_that_hangs_does_not_hold_up_the_end() {
 async fn it_ends_beside_an_unfinished_request_and_withdraws_its_devices() {
     let (node, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
     let mut running = with_driver(&node, &driver);
-    let has_devices = |status: &std::collections::BTreeMap<String, kubelet::Count>| {
+    let has_devices = |status: &std::collections::BTreeMap<String, kubelet::DeviceCount>| {
         status.get("nvidia.com/gpu").is_some_and(|gpu| gpu.allocatable == 8)
     };
     assert!(node.node_status_becomes(has_devices).await, "{}", running.log());
@@ -481,7 +481,7 @@ async fn the_plugin_offers_what_the_driver_lists_and_leaves_no_socket() {
     let arguments = ["--sample-interval", "100ms", "--config", config.to_str().unwrap()];
     let mut running = agent(node.root.path(), &arguments, &driver.env());
     let offered = async |healthy: usize| {
-        let is = |status: &std::collections::BTreeMap<String, kubelet::Count>| {
+        let is = |status: &std::collections::BTreeMap<String, kubelet::DeviceCount>| {
             status.get("nvidia.com/gpu").is_some_and(|gpu| (gpu.capacity, gpu.allocatable) == (8, healthy))
         };
         assert!(node.node_status_becomes(is).await, "{healthy} of 8, not {:?}", node.node_status());
@@ -535,7 +535,7 @@ async fn a_reload_changes_what_the_plugin_offers_and_a_bad_file_does_not() {
         std::fs::write(&file, format!("devicePlugin: {{resources: [{}]}}\n", resources.join(", "))).unwrap();
     };
     let offered = async |resource: &str, capacity: usize, allocatable: usize| {
-        let expected = kubelet::Count { capacity, allocatable };
+        let expected = kubelet::DeviceCount { capacity, allocatable };
         let becomes = node.node_status_becomes(|status| status.get(resource) == Some(&expected)).await;
         assert!(becomes, "{resource}: {expected:?}, not {:?}", node.node_status());
     };

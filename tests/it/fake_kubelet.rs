@@ -1,7 +1,7 @@
 //! The situations in which a real kubelet was recorded, built on the fake one: the answers must be the same.
 
 use crate::support::captures;
-use crate::support::kubelet::{Claim, ContainerSpec, Options, Phase, PodSpec, Rules, memory_block, node};
+use crate::support::kubelet::{Claim, ContainerSpec, Options, PodPhase, PodSpec, Rules, memory_block, node};
 use crate::support::lab::{self, GPU, Lab, SAMPLE, one_container};
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
@@ -38,7 +38,7 @@ async fn one_pod_with_one_device() {
 async fn a_pod_that_cannot_start() {
     let lab = lab::empty(Options::default()).await;
     lab.runs(lab::basic()).await;
-    lab.set_phase("default", "basic-lab-node", Phase::Pending);
+    lab.set_phase("default", "basic-lab-node", PodPhase::Pending);
     assert_eq!(captures::list_json(&lab.list().await), captures::json_of("pending_sandbox_failing_list.json"));
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::support::captures;
-use crate::support::kubelet::{Admission, Method, Options, node};
+use crate::support::kubelet::{AdmissionOutcome, Method, Options, node};
 use crate::support::lab::{self, GPU, SAMPLE, one_container};
 use podmeter::node::wire::v1;
 use podmeter::simulation::kubelet::ListedDevice;
@@ -51,7 +51,7 @@ async fn a_stopped_kubelet_breaks_connections_and_leaves_stale_sockets() {
         assert_eq!(refused_with(&socket).await, Some(std::io::ErrorKind::ConnectionRefused));
     }
     let outcome = lab.add_pod(one_container("default", "late", 1)).await;
-    assert!(matches!(outcome, Admission::Rejected { reason: "KubeletNotRunning", .. }));
+    assert!(matches!(outcome, AdmissionOutcome::Rejected { reason: "KubeletNotRunning", .. }));
 }
 
 async fn refused_with(socket: &Path) -> Option<std::io::ErrorKind> {
@@ -147,7 +147,7 @@ async fn an_allocation_in_flight_is_not_listed() {
     assert_eq!(pod.containers[0].devices, []);
     lab.stop();
     let outcome = admission.await.unwrap();
-    assert!(matches!(outcome, Admission::Rejected { reason: "KubeletNotRunning", .. }), "{outcome:?}");
+    assert!(matches!(outcome, AdmissionOutcome::Rejected { reason: "KubeletNotRunning", .. }), "{outcome:?}");
 }
 
 /// Connections, streams, servers, a hanging call: nothing of them outlives their owner.

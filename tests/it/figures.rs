@@ -12,7 +12,7 @@ use podmeter::domain::model::{
     Gpu, GpuHealth, GpuUuid, HardwareSource, HardwareState, HealthState, Inventory, KubeletState, Moment, Monotonic,
     Overview, Owner, Snapshot, Stamped, UnixSeconds, XidCounts,
 };
-use podmeter::node::hardware::simulated::{SimulatedProfile, SimulatedDriver};
+use podmeter::node::hardware::simulated::{SimulatedDriver, SimulatedProfile};
 use podmeter::node::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
 use podmeter::serve::metrics::dcgm::Generation;
 use podmeter::serve::web::{

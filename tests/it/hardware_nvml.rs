@@ -8,7 +8,7 @@ use crate::support::watching::wait;
 use podmeter::domain::model::{
     DeviceProcess, DeviceReadings, DurationHistogram, HardwareState, MemoryUse, NvLinkPeers, PciBusId, RowRemap,
 };
-use podmeter::node::hardware::{Driver, Due, PassStatus, HardwareSettings};
+use podmeter::node::hardware::{Driver, Due, HardwareSettings, PassStatus};
 use serde_json::{Value, json};
 
 fn readings(state: &HardwareState, index: usize) -> &DeviceReadings {

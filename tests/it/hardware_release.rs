@@ -7,7 +7,7 @@ use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{gpu, quick, run};
 use crate::support::watching::wait;
 use podmeter::domain::model::{HardwareState, Released};
-use podmeter::node::hardware::{HardwareHandle, ReleaseError, HardwareSettings};
+use podmeter::node::hardware::{HardwareHandle, HardwareSettings, ReleaseError};
 use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 

@@ -13,7 +13,8 @@ use podmeter::domain::model::{
     Slow,
 };
 use podmeter::node::hardware::{
-    Driver, Due, Failure, HardwareHandle, Integrals, Pass, PassStatus, CallProblem, GpuReader, DriverSession, HardwareSettings, start,
+    CallProblem, Driver, DriverSession, Due, Failure, GpuReader, HardwareHandle, HardwareSettings, Integrals, Pass,
+    PassStatus, start,
 };
 
 /// What the test has the driver do. Shared by all its parts.
@@ -272,7 +273,8 @@ fn a_gpu_that_answers_after_the_first_round_is_not_kept_for_the_next() {
     let script = Script::new(2);
     script.set(|acts| acts.stuck = Some(gpu(1)));
     let minutes = Duration::from_secs(600);
-    let settings = HardwareSettings { sample_interval: minutes, medium_interval: minutes, watchdog: minutes, ..quick() };
+    let settings =
+        HardwareSettings { sample_interval: minutes, medium_interval: minutes, watchdog: minutes, ..quick() };
     let hardware = start(Box::new(script.clone()), settings, Clock::start());
     let state = wait(&hardware, "the first round", |state| has_fast(state, 0));
     let readings = &state.readings[&gpu(1)];

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::kubelet::{
-    Admission, Claim, ContainerSpec, FakeKubelet, Gates, ListedDevice, Method, Node, Options, PodSpec, memory_block,
-    node,
+    AdmissionOutcome, Claim, ContainerSpec, FakeKubelet, Gates, ListedDevice, Method, Node, Options, PodSpec,
+    memory_block, node,
 };
 use podmeter::clock::Clock;
 use podmeter::domain::model::{KubeletState, PodDirectory, PodRef, PodUid};
@@ -465,7 +465,7 @@ async fn a_pod_rejected_after_its_first_allocate_was_never_a_holder() {
             node.heal();
         };
         let (outcome, ()) = tokio::join!(node.add_pod(pod), admission);
-        assert!(matches!(outcome, Admission::Rejected { .. }), "{outcome:?}");
+        assert!(matches!(outcome, AdmissionOutcome::Rejected { .. }), "{outcome:?}");
         assert!(!node.devices_of("team", "two", "first").is_empty(), "it was allocated");
         let shown = held_within(&mut watching, Duration::from_millis(1500)).await;
         assert_eq!(shown, [] as [&str; 0], "Pods API: {pods_api}");
@@ -502,7 +502,7 @@ async fn a_pod_rejected_after_a_slow_allocate_was_never_a_holder() {
             };
             let meanwhile = held_within(&mut watching, Duration::from_millis(2500));
             let (outcome, (), shown) = tokio::join!(node.add_pod(pod), admission, meanwhile);
-            assert_eq!(matches!(outcome, Admission::Rejected { .. }), nics > 1, "{outcome:?}");
+            assert_eq!(matches!(outcome, AdmissionOutcome::Rejected { .. }), nics > 1, "{outcome:?}");
             assert_eq!(shown, [] as [&str; 0], "{name} during its admission, Pods API: {pods_api}");
             if nics == 1 {
                 watching.until("a holder", |state| held(state).contains(&format!("{name} GPU-0"))).await;

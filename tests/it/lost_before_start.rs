@@ -140,7 +140,7 @@ async fn a_gpu_that_was_replaced_is_neither_lost_nor_offered() {
     });
     assert_eq!((page.count("podmeter_device_info", &[]), page.count("podmeter_device_info", &[&on_gpu(5)])), (8, 0));
     assert_eq!(page.count("podmeter_device_unhealthy_reason", &[]), 0, "{}", page.0);
-    let all = |gpu: &crate::support::kubelet::Count| (gpu.capacity, gpu.allocatable) == (8, 8);
+    let all = |gpu: &crate::support::kubelet::DeviceCount| (gpu.capacity, gpu.allocatable) == (8, 8);
     assert!(node.kubelet.node_status_becomes(|status| status.get(GPU).is_some_and(all)).await);
     assert_eq!(node.running.get("/-/ready").status, 200);
 }

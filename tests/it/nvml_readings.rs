@@ -8,7 +8,7 @@ use crate::support::watching::wait;
 use podmeter::domain::model::{
     C2c, FabricDomain, GpuUuid, HardwareState, Medium, Moment, Monotonic, Platform, Slow, UnixSeconds, Vgpu,
 };
-use podmeter::node::hardware::{Driver, Due, PassStatus, HardwareSettings};
+use podmeter::node::hardware::{Driver, Due, HardwareSettings, PassStatus};
 use serde_json::{Value, json};
 
 /// A busy machine is no hanging driver.

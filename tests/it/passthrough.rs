@@ -74,7 +74,7 @@ async fn a_gpu_that_is_bound_to_vfio_and_back_is_one_device_and_never_lost() {
     let plugins = node.kubelet.device_plugin_directory();
     let offered = [GROUP, "77"].map(ListedDevice::new).to_vec();
     let _kubevirt = StandInPlugin::start(&plugins, VM_GPU, offered);
-    let both = |status: &std::collections::BTreeMap<String, podmeter::simulation::kubelet::Count>| {
+    let both = |status: &std::collections::BTreeMap<String, podmeter::simulation::kubelet::DeviceCount>| {
         status.get(VM_GPU).is_some_and(|count| count.allocatable == 2)
     };
     assert!(node.kubelet.node_status_becomes(both).await);

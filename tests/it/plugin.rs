@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::kubelet::{Admission, ContainerSpec, FakeKubelet, Node, Options, PodSpec, Rules, connect, node};
+use crate::support::kubelet::{
+    AdmissionOutcome, ContainerSpec, FakeKubelet, Node, Options, PodSpec, Rules, connect, node,
+};
 use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
 use podmeter::domain::model::{DeviceReadings, GpuUuid, HardwareState};
 use podmeter::node::wire::v1beta1;
@@ -278,6 +280,6 @@ async fn devices_that_exist_nowhere_are_served_without_a_driver() {
     let podmeter = PluginHarness::configured(node.root.path(), yaml, no_driver);
     counts(&node, "example.com/toy", 3, 3).await;
     let container = ContainerSpec::new("main").asks("example.com/toy", 2);
-    assert_eq!(node.add_pod(PodSpec::new("team", "player").container(container)).await, Admission::Running);
+    assert_eq!(node.add_pod(PodSpec::new("team", "player").container(container)).await, AdmissionOutcome::Running);
     assert!(podmeter.state.borrow().checked);
 }

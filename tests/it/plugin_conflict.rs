@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-use crate::support::kubelet::{Admission, Node, Options, Rules, node};
+use crate::support::kubelet::{AdmissionOutcome, Node, Options, Rules, node};
 use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, runs, uuid};
 use podmeter::domain::model::PluginState;
 use podmeter::simulation::kubelet::ListedDevice;
@@ -173,7 +173,7 @@ async fn devices_from_the_kubelets_checkpoint_are_no_conflict() {
         let podmeter = PluginHarness::start(node.root.path());
         let conflict = in_conflict(&podmeter);
         let admitted = node.reboot().await.unwrap();
-        assert!(admitted.len() == 2 && admitted.values().all(|pod| *pod == Admission::Running), "{admitted:?}");
+        assert!(admitted.len() == 2 && admitted.values().all(|pod| *pod == AdmissionOutcome::Running), "{admitted:?}");
         podmeter.registered(GPU, 1).await;
         assert_eq!(podmeter.now(GPU).allocations["ok"], 0, "{rules:?}");
         counts(&node, GPU, 4, 4).await;

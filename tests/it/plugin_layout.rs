@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::kubelet::{Admission, ContainerSpec, Node, Options, PodSpec, Rules, node};
+use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, Node, Options, PodSpec, Rules, node};
 use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpu, hardware, mig_devices, mig_uuid, sockets, uuid};
 use podmeter::domain::model::{Gpu, PluginState};
 use podmeter::node::plugin::{MigStrategy, NvidiaConfig, ResourceConfig, SimulatedConfig};
@@ -41,7 +41,7 @@ async fn registered_ends_when_the_layout_has_changed_and_no_pod_holds_the_old_on
         harness.registered(GPU, 2).await;
         counts(&node, GPU, 1, 1).await;
 
-        assert_eq!(node.add_pod(pod("trainer", MIG)).await, Admission::Running);
+        assert_eq!(node.add_pod(pod("trainer", MIG)).await, AdmissionOutcome::Running);
         let held = node.devices_of("team", "trainer", "main").remove(0).1;
         harness.partition(1, mig_devices("1g.10gb", &[3, 4, 5]));
         // The old ones become unhealthy and the new ones are listed at once.
@@ -59,7 +59,7 @@ async fn registered_ends_when_the_layout_has_changed_and_no_pod_holds_the_old_on
         counts(&node, MIG, 3, 3).await;
         assert_eq!(node.dropped_devices(), []);
         assert_eq!(sockets(&node.device_plugin_directory()).len(), 2, "one for each resource");
-        assert_eq!(node.add_pod(pod("next", MIG)).await, Admission::Running);
+        assert_eq!(node.add_pod(pod("next", MIG)).await, AdmissionOutcome::Running);
         assert_eq!(harness.now(MIG).allocations["ok"], 2, "counted on");
     }
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::kubelet::{Admission, ContainerSpec, Node, Options, PodSpec, Rules, node};
+use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, Node, Options, PodSpec, Rules, node};
 use crate::support::links::Random;
 use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, gpu, hardware, mig_devices, uuid};
 use podmeter::clock::Clock;
@@ -40,7 +40,7 @@ impl World {
     async fn start(rules: Rules, seed: u64) -> Self {
         let node = node(Options { rules, seed, ..Options::default() }).await;
         // A kubelet that lists no pod at all is accepted only after half a minute.
-        assert_eq!(node.add_pod(PodSpec::new("team", "idle")).await, Admission::Running);
+        assert_eq!(node.add_pod(PodSpec::new("team", "idle")).await, AdmissionOutcome::Running);
         let gpus: BTreeMap<u32, Gpu> = (0..4).map(|index| (index, gpu(index))).collect();
         let config = NvidiaConfig { mig_strategy: MigStrategy::Mixed, ..NvidiaConfig::default() };
         let resources = vec![ResourceConfig::Nvidia(Box::new(config))];
@@ -163,10 +163,10 @@ impl World {
         let admitted = self.node.add_pod(PodSpec::new("team", &name).container(container)).await;
         self.steps.push(format!("{name} asks for {resource}: {admitted:?}"));
         match admitted {
-            Admission::Running => self.pods.push(name),
-            Admission::Rejected { .. } => drop(self.node.remove_pod("team", &name)),
+            AdmissionOutcome::Running => self.pods.push(name),
+            AdmissionOutcome::Rejected { .. } => drop(self.node.remove_pod("team", &name)),
         }
-        admitted == Admission::Running
+        admitted == AdmissionOutcome::Running
     }
 
     /// Publishes the GPU as it is in the model now.

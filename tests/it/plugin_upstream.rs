@@ -35,7 +35,7 @@
 
 use parking_lot::Mutex;
 
-use crate::support::kubelet::{Count, FakeKubelet, Method, Node, Options, Phase, Rules, node};
+use crate::support::kubelet::{DeviceCount, FakeKubelet, Method, Node, Options, PodPhase, Rules, node};
 use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, rejected, runs, sockets, uuid};
 use podmeter::domain::model::HardwareState;
 use podmeter::simulation::kubelet::STOP_GRACE;
@@ -194,7 +194,7 @@ async fn an_assignment_outlives_every_restart(rules: Rules) {
             assert_eq!(visible, given, "{what}");
         }
         assert_eq!(podmeter.now(GPU).allocations["ok"], asked, "{what}: the kubelet does not ask again");
-        assert_eq!(node.phase("team", "trainer"), Some(Phase::Running), "{what}");
+        assert_eq!(node.phase("team", "trainer"), Some(PodPhase::Running), "{what}");
         assert_eq!(held(&node, "trainer", "main"), given, "{what}");
         let listed = node.list().await.pod_resources.remove(0).containers.remove(0);
         let mut ids: Vec<String> = listed.devices.into_iter().flat_map(|entry| entry.device_ids).collect();
@@ -243,7 +243,7 @@ async fn the_status_of_a_pod_follows_its_device(rules: Rules) {
     runs(&node, pod("trainer", 1)).await;
     let status = |healthy| vec![("main".to_owned(), GPU.to_owned(), uuid(0), healthy)];
     // Its image is still being pulled, then it runs.
-    for phase in [Phase::Pending, Phase::Running] {
+    for phase in [PodPhase::Pending, PodPhase::Running] {
         node.set_phase("team", "trainer", phase);
         assert_eq!(node.allocated_resources_status("team", "trainer"), status(true));
         podmeter.lose(0, true);
@@ -259,9 +259,9 @@ async fn the_status_of_a_pod_follows_its_device(rules: Rules) {
 }
 
 /// Does `steps`, and returns the least that the node status showed meanwhile.
-async fn lowest(node: &FakeKubelet, steps: impl Future<Output = ()>) -> Count {
-    let lowest = Mutex::new(Count { capacity: usize::MAX, allocatable: usize::MAX });
-    let look = |status: &std::collections::BTreeMap<String, Count>| {
+async fn lowest(node: &FakeKubelet, steps: impl Future<Output = ()>) -> DeviceCount {
+    let lowest = Mutex::new(DeviceCount { capacity: usize::MAX, allocatable: usize::MAX });
+    let look = |status: &std::collections::BTreeMap<String, DeviceCount>| {
         let now = status.get(GPU).copied().unwrap_or_default();
         let mut lowest = lowest.lock();
         lowest.capacity = lowest.capacity.min(now.capacity);
@@ -284,7 +284,7 @@ async fn a_rollout_keeps_the_capacity(rules: Rules) {
         counts(&node, GPU, 4, 4).await;
         runs(&node, pod("with-both", 1)).await;
     });
-    assert_eq!(least.await, Count { capacity: 4, allocatable: 4 });
+    assert_eq!(least.await, DeviceCount { capacity: 4, allocatable: 4 });
     let least = lowest(&node, async {
         old.end().await;
         // An older kubelet takes the old one's end for the new one's, which registers again.
@@ -309,7 +309,7 @@ async fn a_second_plugin_that_cannot_register_leaves_the_first_alone(rules: Rule
         second.until(GPU, "refused", |state| refused(state.problem.as_deref())).await;
         runs(&node, pod("trainer", 1)).await;
     });
-    assert_eq!(least.await, Count { capacity: 4, allocatable: 4 });
+    assert_eq!(least.await, DeviceCount { capacity: 4, allocatable: 4 });
     node.heal();
     second.registered(GPU, 1).await;
     counts(&node, GPU, 4, 4).await;

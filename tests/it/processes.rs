@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::kubelet::{ContainerSpec, Gates, Options, Phase, PodSpec, Rules, node};
+use crate::support::kubelet::{ContainerSpec, Gates, Options, PodPhase, PodSpec, Rules, node};
 use podmeter::clock::Clock;
 use podmeter::domain::model::{
     ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, UnattributedReason, UnknownOwner,
@@ -15,13 +15,14 @@ use podmeter::domain::model::{
 use podmeter::node::kubelet::pods;
 use podmeter::node::processes::{self, ProcessAttribution, ProcessesSettings};
 use podmeter::simulation::kubelet::container_id;
-use podmeter::simulation::proc_tree::{Inside, ProcTree};
+use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
 use podmeter::tasks::Tasks;
 use tokio::sync::watch;
 
 const PATIENCE: Duration = Duration::from_mins(2);
 const UID: &str = "8f5d2c1e-90ab-4cde-8123-456789abcdef";
-const MAIN: Inside<'_> = Inside { namespace: "research", pod: "training-0", uid: UID, container: "main" };
+const MAIN: ContainerIdentity<'_> =
+    ContainerIdentity { namespace: "research", pod: "training-0", uid: UID, container: "main" };
 
 fn new_kubelet() -> Options {
     Options { rules: Rules::From137, ..Options::default() }
@@ -72,7 +73,7 @@ async fn pods_come_change_and_go() {
     assert_eq!(pod.uid.as_str(), UID);
     assert_eq!(pod.labels, [("app".into(), "trainer".into())].into(), "what was not asked for is not kept");
     assert_eq!(pod.containers.get(&container_id(UID, "side").as_str().into()).map(|name| &**name), Some("side"));
-    assert!(node.set_phase(MAIN.namespace, MAIN.pod, Phase::Succeeded));
+    assert!(node.set_phase(MAIN.namespace, MAIN.pod, PodPhase::Succeeded));
     watching.until("it has finished", |directory| only(directory).terminal).await;
     assert!(node.remove_pod(MAIN.namespace, MAIN.pod));
     watching.until("it has gone", |directory| directory.pods.is_empty()).await;

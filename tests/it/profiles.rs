@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::support::agent;
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::sick_node::SickNode;
-use podmeter::simulation::kubelet::Count;
+use podmeter::simulation::kubelet::DeviceCount;
 use serde_json::{Value, json};
 
 /// For a pool of shared T4 GPUs, a pool of partitioned A100 GPUs, and all other nodes.
@@ -53,7 +53,7 @@ fn a100s(count: usize) -> Value {
 /// Until the kubelet has these resources and allocates all of their devices; of no other resource it allocates any.
 async fn offers(node: &SickNode, expected: &[(&str, usize)]) {
     let expected: BTreeMap<&str, usize> = expected.iter().copied().collect();
-    let is_so = |status: &BTreeMap<String, Count>| {
+    let is_so = |status: &BTreeMap<String, DeviceCount>| {
         let allocatable = status.iter().filter(|(_, count)| count.allocatable > 0);
         allocatable.map(|(name, count)| (name.as_str(), count.allocatable)).collect::<BTreeMap<_, _>>() == expected
     };

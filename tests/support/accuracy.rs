@@ -12,12 +12,12 @@ use podmeter::domain::model::{
     Account, Allocatable, Allocations, ContainerRef, DeviceId, GpuUuid, HardwareState, Inventory, Moment, Monotonic,
     PodDirectory, ProcessState, UnattributedReason, UnixSeconds,
 };
-use podmeter::node::hardware::simulated::{Controls, Load, SimulatedProfile, SimulatedDriver};
-use podmeter::node::hardware::{Driver, Due, GpuState, GpuReader, Staleness};
+use podmeter::node::hardware::simulated::{Controls, Load, SimulatedDriver, SimulatedProfile};
+use podmeter::node::hardware::{Driver, Due, GpuReader, GpuState, Staleness};
 use podmeter::node::processes::Resolver;
-use podmeter::simulation::node::{Device, Replicas, resources};
-use podmeter::simulation::proc_tree::{Inside, ProcTree};
-use podmeter::simulation::{Kind, Random, Truth, Workload};
+use podmeter::simulation::node::{Replicas, SimulatedDevice, resources};
+use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
+use podmeter::simulation::{Random, Truth, Workload, WorkloadKind};
 
 use super::test_data;
 
@@ -62,7 +62,7 @@ pub struct Outcome {
 
 /// One device of the kubelet's, and who has it.
 struct Place {
-    device: Device,
+    device: SimulatedDevice,
     resource: String,
     tenant: Option<Tenant>,
 }
@@ -136,12 +136,13 @@ impl Node {
             inventory.gpus.keys().map(|gpu| (gpu.clone(), (session.reader(gpu).unwrap(), GpuState::default())));
         let readers: BTreeMap<_, _> = readers.collect();
         let offered = resources(&inventory, case.replicas);
-        let ids = |devices: &[Device]| devices.iter().map(|device| DeviceId::new(device.id.clone())).collect();
+        let ids = |devices: &[SimulatedDevice]| devices.iter().map(|device| DeviceId::new(device.id.clone())).collect();
         let devices = offered.iter().map(|one| (one.name.as_str().into(), ids(&one.devices))).collect();
         let allocatable = Allocatable { devices, ..Allocatable::default() };
         let mut slots = Slots::default();
         slots.update_counts(&Allocations::default(), &allocatable, &inventory, true);
-        let place = |(resource, device): (&String, Device)| Place { device, resource: resource.clone(), tenant: None };
+        let place =
+            |(resource, device): (&String, SimulatedDevice)| Place { device, resource: resource.clone(), tenant: None };
         let places: Vec<Place> = offered
             .iter()
             .flat_map(|one| one.devices.iter().map(|device| place((&one.name, device.clone()))))
@@ -205,14 +206,15 @@ impl Node {
 
     fn start(&mut self, now: u64, place: usize) {
         let pid = 1_000 + self.grips.len() as u32;
-        let kind = [Kind::Training, Kind::Inference, Kind::Batch, Kind::Notebook][self.random.below(4)];
+        let kind = [WorkloadKind::Training, WorkloadKind::Inference, WorkloadKind::Batch, WorkloadKind::Notebook]
+            [self.random.below(4)];
         let container = ContainerRef::new("team", &format!("pod-{pid}"), "main");
         let device = &self.places[place].device;
         self.grips.insert(container.clone(), Grip::of(device, &self.inventory, self.case.replicas));
         let uid = format!("00000000-0000-4000-8000-{pid:012}");
-        let inside = Inside { namespace: "team", pod: &container.pod, uid: &uid, container: "main" };
-        self.tree.add_container(inside).unwrap();
-        self.tree.start(pid, now / 10, inside).unwrap();
+        let identity = ContainerIdentity { namespace: "team", pod: &container.pod, uid: &uid, container: "main" };
+        self.tree.add_container(identity).unwrap();
+        self.tree.start(pid, now / 10, identity).unwrap();
         let workload = Workload { kind, seed: self.random.below(usize::MAX) as u64 };
         let tenant = Tenant { container, uid, pid, workload, since: now + STARTUP, utilization: 0.0 };
         self.places[place].tenant = Some(tenant);
@@ -230,8 +232,8 @@ impl Node {
         self.truth.release(at(now), &tenant.container, &device.id);
         self.tree.end(tenant.pid).unwrap();
         let pod = &tenant.container.pod;
-        let inside = Inside { namespace: "team", pod, uid: &tenant.uid, container: "main" };
-        self.tree.remove_container(inside).unwrap();
+        let identity = ContainerIdentity { namespace: "team", pod, uid: &tenant.uid, container: "main" };
+        self.tree.remove_container(identity).unwrap();
         self.controls.end_process(&device.gpu, tenant.pid, at(now));
         self.settle(now, place);
         self.events.insert((now + 1000 + self.random.below(4_000) as u64, Event::Start(place)));
@@ -350,7 +352,7 @@ struct Grip {
 }
 
 impl Grip {
-    fn of(device: &Device, inventory: &Inventory, replicas: Replicas) -> Self {
+    fn of(device: &SimulatedDevice, inventory: &Inventory, replicas: Replicas) -> Self {
         let gpu = &inventory.gpus[&device.gpu];
         let mig = gpu.mig_devices.iter().find(|mig| Some(mig.gpu_instance) == device.gpu_instance);
         let (of_gpu, replicas) = (

@@ -5,7 +5,7 @@ use std::time::Duration;
 use podmeter::clock::Clock;
 use podmeter::domain::model::{GpuUuid, HardwareState, Moment, Monotonic, UnixSeconds};
 use podmeter::node::hardware::nvml::{LibrarySearch, NvmlDriver};
-use podmeter::node::hardware::{Driver as _, Due, HardwareHandle, DriverSession, HardwareSettings, start};
+use podmeter::node::hardware::{Driver as _, DriverSession, Due, HardwareHandle, HardwareSettings, start};
 use serde_json::{Value, json};
 
 use super::fake_nvml::FakeNvml;

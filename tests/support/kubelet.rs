@@ -8,8 +8,8 @@ use tonic::transport::Channel;
 
 pub use podmeter::simulation::kubelet::channel as connect;
 pub use podmeter::simulation::kubelet::{
-    Admission, Claim, ContainerSpec, Count, FakeKubelet, Gates, Holding, ListedDevice, Method, Options, Phase, PodSpec,
-    Rules, memory_block,
+    AdmissionOutcome, Claim, ContainerSpec, DeviceCount, FakeKubelet, Gates, GivenDevice, ListedDevice, Method,
+    Options, PodPhase, PodSpec, Rules, memory_block,
 };
 
 /// A kubelet and its directory in place of `/var/lib/kubelet`, removed with it.

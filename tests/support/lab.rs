@@ -5,7 +5,7 @@ use podmeter::simulation::plugin::StandInPlugin;
 use serde_json::Value;
 
 use super::captures;
-use super::kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, node};
+use super::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, Node, Options, PodSpec, node};
 
 pub const GPU: &str = "lab.example.com/gpu";
 pub const SAMPLE: &str = "example.com/resource";
@@ -71,25 +71,25 @@ impl Lab {
     }
 
     pub async fn allocatable_becomes(&self, resource: &str, allocatable: usize) {
-        let is = |count: &Count| count.allocatable == allocatable;
+        let is = |count: &DeviceCount| count.allocatable == allocatable;
         let became = self.node_status_becomes(|counts| counts.get(resource).is_some_and(is)).await;
         assert!(became, "{resource}: never {allocatable} allocatable but {:?}", self.node_status());
     }
 
     pub async fn runs(&self, pod: PodSpec) {
         let name = pod.name.clone();
-        assert_eq!(self.add_pod(pod).await, Admission::Running, "{name}");
+        assert_eq!(self.add_pod(pod).await, AdmissionOutcome::Running, "{name}");
     }
 
     /// The kubelet's message.
     pub async fn rejects(&self, pod: PodSpec, expected: &str) -> String {
         let name = pod.name.clone();
         match self.add_pod(pod).await {
-            Admission::Rejected { reason, message } => {
+            AdmissionOutcome::Rejected { reason, message } => {
                 assert_eq!(reason, expected, "{message}");
                 message
             }
-            Admission::Running => panic!("{name} was admitted"),
+            AdmissionOutcome::Running => panic!("{name} was admitted"),
         }
     }
 

@@ -17,7 +17,7 @@ use podmeter::tasks::{TaskError, Tasks};
 use tokio::sync::watch;
 
 use super::device_health::health_of;
-use super::kubelet::{Admission, ContainerSpec, Count, FakeKubelet, PodSpec};
+use super::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, FakeKubelet, PodSpec};
 use super::test_data;
 
 pub const GPU: &str = "nvidia.com/gpu";
@@ -204,7 +204,7 @@ impl PluginHarness {
 }
 
 pub async fn counts(kubelet: &FakeKubelet, resource: &str, capacity: usize, allocatable: usize) {
-    let expected = Count { capacity, allocatable };
+    let expected = DeviceCount { capacity, allocatable };
     let becomes = kubelet.node_status_becomes(|status| status.get(resource) == Some(&expected)).await;
     assert!(becomes, "{resource}: {expected:?}, not {:?}", kubelet.node_status());
 }
@@ -215,14 +215,14 @@ pub fn pod(name: &str, gpus: usize) -> PodSpec {
 
 pub async fn runs(kubelet: &FakeKubelet, pod: PodSpec) {
     let name = pod.name.clone();
-    assert_eq!(kubelet.add_pod(pod).await, Admission::Running, "{name}");
+    assert_eq!(kubelet.add_pod(pod).await, AdmissionOutcome::Running, "{name}");
 }
 
 /// The kubelet's message.
 pub async fn rejected(kubelet: &FakeKubelet, pod: PodSpec) -> String {
     let name = pod.name.clone();
     match kubelet.add_pod(pod).await {
-        Admission::Rejected { reason: "UnexpectedAdmissionError", message } => message,
+        AdmissionOutcome::Rejected { reason: "UnexpectedAdmissionError", message } => message,
         other => panic!("{name}: {other:?}"),
     }
 }

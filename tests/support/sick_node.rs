@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::agent::{Answer, Page, Running, post};
 use super::fake_nvml::FakeNvml;
-use super::kubelet::{Admission, ContainerSpec, Count, Node, Options, PodSpec, node};
+use super::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, Node, Options, PodSpec, node};
 pub use super::test_data::uuid;
 
 pub struct SickNode {
@@ -73,7 +73,7 @@ impl SickNode {
     pub async fn restart(&mut self) {
         self.running.kill();
         let gone =
-            |_: &BTreeMap<String, Count>| self.kubelet.node_status().values().all(|count| count.allocatable == 0);
+            |_: &BTreeMap<String, DeviceCount>| self.kubelet.node_status().values().all(|count| count.allocatable == 0);
         assert!(self.kubelet.node_status_becomes(gone).await, "{:?}", self.kubelet.node_status());
         self.driver.forget_calls();
         self.running = run(&self.arguments, &self.driver);
@@ -147,7 +147,10 @@ impl SickNode {
     /// The device that the pod got.
     pub async fn runs(&self, pod: &str, resource: &str) -> String {
         let container = ContainerSpec::new("main").asks(resource, 1);
-        assert_eq!(self.kubelet.add_pod(PodSpec::new("team", pod).container(container)).await, Admission::Running);
+        assert_eq!(
+            self.kubelet.add_pod(PodSpec::new("team", pod).container(container)).await,
+            AdmissionOutcome::Running
+        );
         self.kubelet.devices_of("team", pod, "main").remove(0).1
     }
 

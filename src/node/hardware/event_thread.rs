@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::mailbox::Mailbox;
-use super::source::{DriverEventKind, EventSource, PassStatus, CallProblem, RawEvent, DriverSession};
+use super::source::{CallProblem, DriverEventKind, DriverSession, EventSource, PassStatus, RawEvent};
 use super::worker::SupervisorEvent;
 use crate::backoff::Backoff;
 use crate::clock::Clock;
@@ -226,7 +226,9 @@ impl EventWait {
         }
         let fresh = Notice { event_thread: self.notice.event_thread, session_over: *session_over, ..Notice::default() };
         let notice = std::mem::replace(&mut self.notice, fresh);
-        if let Err(TrySendError::Full(SupervisorEvent::Notice(kept))) = self.events.try_send(SupervisorEvent::Notice(Box::new(notice))) {
+        if let Err(TrySendError::Full(SupervisorEvent::Notice(kept))) =
+            self.events.try_send(SupervisorEvent::Notice(Box::new(notice)))
+        {
             self.notice = *kept;
         }
     }

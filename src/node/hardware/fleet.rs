@@ -13,8 +13,8 @@ use super::gpu_state::{GpuState, Staleness};
 use super::handle::HardwareSettings;
 use super::module_energy::ModuleEnergy;
 use super::rounds::tiers;
-use super::source::{Due, PassStatus, DriverSession};
-use super::worker::{SupervisorEvent, ReaderCommand, PassReport, Thread, spawn_worker};
+use super::source::{DriverSession, Due, PassStatus};
+use super::worker::{PassReport, ReaderCommand, SupervisorEvent, Thread, spawn_worker};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::domain::model::{DeviceReadings, Gpu, GpuUuid, Inventory, Monotonic, PciBusId};
@@ -80,7 +80,8 @@ impl Fleet {
         found.generation = self.generation;
         for (uuid, gpu) in &mut found.gpus {
             let retries = Backoff::new(self.settings.lost_retry);
-            let member = self.members.entry(uuid.clone()).or_insert_with(|| FleetGpu { retries, ..FleetGpu::default() });
+            let member =
+                self.members.entry(uuid.clone()).or_insert_with(|| FleetGpu { retries, ..FleetGpu::default() });
             let is_whole = gpu.present;
             if !is_whole && let Some(known) = self.inventory.gpus.get(uuid) {
                 *gpu = Gpu { index: gpu.index, ..known.clone() };

@@ -14,7 +14,7 @@ use super::pci::Bus;
 use super::release::DriverLease;
 use super::source::Driver;
 use super::supervisor::Supervisor;
-use super::worker::{SupervisorEvent, Loading, spawn_driver_thread};
+use super::worker::{Loading, SupervisorEvent, spawn_driver_thread};
 use crate::clock::Clock;
 use crate::domain::model::{HardwareState, XidEvent};
 
@@ -114,7 +114,9 @@ impl HardwareHandle {
     /// Closes the driver and ends the threads; blocks for at most three seconds. A thread inside a driver call is
     /// abandoned.
     pub fn stop(self) {
-        if self.events.send(SupervisorEvent::Stop).is_ok() && self.ended.recv_timeout(STOP) == Err(RecvTimeoutError::Timeout) {
+        if self.events.send(SupervisorEvent::Stop).is_ok()
+            && self.ended.recv_timeout(STOP) == Err(RecvTimeoutError::Timeout)
+        {
             warn!("the hardware threads did not end in time and are abandoned");
         }
     }

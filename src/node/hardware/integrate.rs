@@ -44,7 +44,12 @@ impl RingIntegral {
     }
 
     /// `elapsed` seconds since the last call. `fallback` gives a rate where there is no new sample.
-    pub fn advance(&mut self, elapsed: f64, samples: &mut [RingSample], fallback: impl FnOnce() -> Option<f64>) -> IntegralStep {
+    pub fn advance(
+        &mut self,
+        elapsed: f64,
+        samples: &mut [RingSample],
+        fallback: impl FnOnce() -> Option<f64>,
+    ) -> IntegralStep {
         self.pending += elapsed.max(0.0);
         samples.sort_unstable_by_key(|sample| sample.timestamp);
         let (covered, integral) = self.integrate(samples);

@@ -29,8 +29,8 @@ pub use handle::{HardwareHandle, HardwareSettings, start};
 pub use pci::scan as scan_pci_bus;
 pub use release::{DriverLease, ReleaseError};
 pub use source::{
-    CallDurations, Driver, Due, EventFailure, DriverEventKind, EventSource, Failure, Integrals, Pass, PassStatus, CallProblem,
-    RawEvent, GpuReader, DriverSession,
+    CallDurations, CallProblem, Driver, DriverEventKind, DriverSession, Due, EventFailure, EventSource, Failure,
+    GpuReader, Integrals, Pass, PassStatus, RawEvent,
 };
 pub use worker::Loading;
 

@@ -21,8 +21,8 @@ use super::mailbox::Mailbox;
 use super::plausible::{self, Implausible};
 use super::release::Releases;
 use super::rounds::Rounds;
-use super::source::{PassStatus, DriverSession};
-use super::worker::{DriverCommand, SupervisorEvent, Loading, PassReport, Thread};
+use super::source::{DriverSession, PassStatus};
+use super::worker::{DriverCommand, Loading, PassReport, SupervisorEvent, Thread};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::domain::model::{Collector, DriverInfo, GpuUuid, HardwareSource, HardwareState, Monotonic, NodeDevices};
@@ -216,7 +216,9 @@ impl Supervisor {
                 self.close(now);
             }
             // The driver does not close: that session is abandoned and another one opened.
-            SessionPhase::Closing { until } if now >= *until => self.phase = SessionPhase::Closed { retry: now + self.reopen.next() },
+            SessionPhase::Closing { until } if now >= *until => {
+                self.phase = SessionPhase::Closed { retry: now + self.reopen.next() }
+            }
             _ => {}
         }
         self.answer_releases(now);

@@ -16,7 +16,7 @@ use super::event_thread::Notice;
 use super::nvml::OTHER_GPU;
 use super::pci::{self, Bus};
 use super::release::Reply;
-use super::source::{Driver, Due, Failure, Pass, PassStatus, CallProblem, GpuReader, DriverSession};
+use super::source::{CallProblem, Driver, DriverSession, Due, Failure, GpuReader, Pass, PassStatus};
 use crate::clock::Clock;
 use crate::domain::model::{GpuUuid, Inventory, Moment, Monotonic, NodeDevices};
 
@@ -93,7 +93,11 @@ impl<T: Send + 'static> Thread<T> {
 }
 
 /// The reader of one GPU.
-pub fn spawn_worker(gpu: GpuUuid, clock: Clock, events: SyncSender<SupervisorEvent>) -> std::io::Result<Thread<ReaderCommand>> {
+pub fn spawn_worker(
+    gpu: GpuUuid,
+    clock: Clock,
+    events: SyncSender<SupervisorEvent>,
+) -> std::io::Result<Thread<ReaderCommand>> {
     // Linux shows fifteen bytes of a thread's name.
     let name = format!("gpu-{}", gpu.as_str().trim_start_matches("GPU-").get(..8).unwrap_or("reader"));
     Thread::spawn(name, move |commands| work(&gpu, clock, &commands, &events))
@@ -132,7 +136,15 @@ fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<ReaderCommand>, events:
                     current = None;
                 }
                 let duration = clock.now().monotonic.since(at.monotonic);
-                SupervisorEvent::Passed(Box::new(PassReport { gpu: gpu.clone(), generation, due, at, duration, fresh, pass }))
+                SupervisorEvent::Passed(Box::new(PassReport {
+                    gpu: gpu.clone(),
+                    generation,
+                    due,
+                    at,
+                    duration,
+                    fresh,
+                    pass,
+                }))
             }
         };
         if events.send(event).is_err() {

@@ -6,12 +6,12 @@ use std::io;
 use std::time::Duration;
 
 use super::FakeKubelet;
-use super::device_manager::{DeviceManager, Place, Selection};
+use super::device_manager::{AssignmentKey, DeviceManager, Selection};
 use super::faults::Method;
 use super::registration::in_go;
-use super::shared::{Power, Shared};
+use super::shared::{Power, SharedKubelet};
 use super::spec::{ContainerKind, PodSpec};
-use super::state::Phase;
+use super::state::PodPhase;
 use crate::node::wire::v1beta1::{
     AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, ContainerPreferredAllocationRequest,
     PreStartContainerRequest, PreferredAllocationRequest,
@@ -22,7 +22,7 @@ const PRE_START_DEADLINE: Duration = Duration::from_secs(30);
 
 /// The outcome of a pod's admission.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Admission {
+pub enum AdmissionOutcome {
     Running,
     /// The pod has failed; the kubelet's reason and message.
     Rejected {
@@ -31,14 +31,14 @@ pub enum Admission {
     },
 }
 
-fn rejected(reason: &'static str, message: &str) -> Admission {
-    Admission::Rejected { reason, message: message.to_owned() }
+fn rejected(reason: &'static str, message: &str) -> AdmissionOutcome {
+    AdmissionOutcome::Rejected { reason, message: message.to_owned() }
 }
 
 impl FakeKubelet {
     /// Admits a pod through the device manager and the registered plugins. Waits for the pods before it and, like the
     /// kubelet, without limit for the plugin; ends when the kubelet does.
-    pub async fn add_pod(&self, spec: PodSpec) -> Admission {
+    pub async fn add_pod(&self, spec: PodSpec) -> AdmissionOutcome {
         let shared = &self.shared;
         let _turn = shared.admission.lock().await;
         let mut power = shared.power.subscribe();
@@ -59,15 +59,15 @@ impl FakeKubelet {
                 Err(rejected("KubeletNotRunning", "the kubelet was stopped"))
             }
         };
-        let phase = if outcome.is_ok() { Phase::Running } else { Phase::Failed };
+        let phase = if outcome.is_ok() { PodPhase::Running } else { PodPhase::Failed };
         shared.state.lock().set_phase(&spec.namespace, &name, phase);
         shared.changed();
-        outcome.err().unwrap_or(Admission::Running)
+        outcome.err().unwrap_or(AdmissionOutcome::Running)
     }
 
     /// The machine restarts: when the kubelet is ready again no container runs, and every pod that is not over goes
     /// through admission again, with what it holds. Returns the outcome of each, by `<namespace>/<name>`.
-    pub async fn reboot(&self) -> io::Result<BTreeMap<String, Admission>> {
+    pub async fn reboot(&self) -> io::Result<BTreeMap<String, AdmissionOutcome>> {
         self.restart()?;
         self.ready().await;
         let shared = &self.shared;
@@ -76,9 +76,9 @@ impl FakeKubelet {
         let mut outcomes = BTreeMap::new();
         for pod in pods.iter().filter(|pod| pod.phase.is_active()) {
             let admission = match allocate_all(shared, &pod.uid, &pod.spec).await {
-                Ok(()) => Admission::Running,
+                Ok(()) => AdmissionOutcome::Running,
                 Err(rejected) => {
-                    shared.state.lock().set_phase(&pod.spec.namespace, &pod.name, Phase::Failed);
+                    shared.state.lock().set_phase(&pod.spec.namespace, &pod.name, PodPhase::Failed);
                     rejected
                 }
             };
@@ -110,7 +110,7 @@ impl FakeKubelet {
     }
 }
 
-async fn allocate_all(shared: &Shared, uid: &str, spec: &PodSpec) -> Result<(), Admission> {
+async fn allocate_all(shared: &SharedKubelet, uid: &str, spec: &PodSpec) -> Result<(), AdmissionOutcome> {
     let mut reusable: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for (number, (kind, container)) in spec.all_containers().enumerate() {
         if number > 0 {
@@ -123,9 +123,9 @@ async fn allocate_all(shared: &Shared, uid: &str, spec: &PodSpec) -> Result<(), 
                 // Only a hang has an effect here.
                 let _ = shared.fault(Method::NextResource).await;
             }
-            let place = (uid.to_owned(), container.name.clone(), resource.clone());
+            let key = (uid.to_owned(), container.name.clone(), resource.clone());
             let of_resource = reusable.entry(resource).or_default();
-            let chosen = allocate(shared, place, *wanted, of_resource).await.map_err(|error| {
+            let chosen = allocate(shared, key, *wanted, of_resource).await.map_err(|error| {
                 rejected("UnexpectedAdmissionError", &format!("Allocate failed due to {error}, which is unexpected"))
             })?;
             is_given |= !chosen.is_empty();
@@ -144,16 +144,16 @@ async fn allocate_all(shared: &Shared, uid: &str, spec: &PodSpec) -> Result<(), 
 
 /// One container, one resource: choose, call the plugin once. Written down once the container has all its devices.
 async fn allocate(
-    shared: &Shared,
-    place: Place,
+    shared: &SharedKubelet,
+    key: AssignmentKey,
     wanted: usize,
     reusable: &BTreeSet<String>,
 ) -> Result<Vec<String>, String> {
-    let resource = place.2.clone();
+    let resource = key.2.clone();
     let (selection, client, prefers) = {
         let mut state = shared.state.lock();
         let mut random = state.random.clone();
-        let selection = state.devices.select(&place, wanted, reusable, &mut random)?;
+        let selection = state.devices.select(&key, wanted, reusable, &mut random)?;
         state.random = random;
         if selection != Selection::Nothing && state.devices.is_stopped(&resource) {
             return Err(format!("endpoint {resource} has been stopped"));
@@ -196,7 +196,7 @@ async fn allocate(
             response.ok_or("no containers return in allocation response")?.encode_to_vec()
         }
     };
-    shared.state.lock().devices.assign(place, &devices, answer);
+    shared.state.lock().devices.assign(key, &devices, answer);
     Ok(devices)
 }
 
@@ -209,7 +209,7 @@ fn preference(available: &[String], must: &[String], wanted: usize) -> Preferred
     PreferredAllocationRequest { container_requests: vec![request] }
 }
 
-async fn pre_start(shared: &Shared, resource: &str, devices_ids: Vec<String>) -> Result<(), String> {
+async fn pre_start(shared: &SharedKubelet, resource: &str, devices_ids: Vec<String>) -> Result<(), String> {
     let serial = shared.state.lock().devices.plugin(resource);
     let client = {
         let plugins = shared.plugins.lock();

@@ -1,10 +1,10 @@
 //! What the PodResources API answers to a given state: the rules of each call, without gRPC.
 
 use super::spec::{Claim, ContainerKind, ContainerSpec};
-use super::state::{Pod, Sight, State};
+use super::state::{FakeKubeletState, Sight, SimulatedPod};
 use crate::node::wire::v1;
 
-impl State {
+impl FakeKubeletState {
     pub fn list(&mut self) -> v1::ListPodResourcesResponse {
         self.free_devices_of_gone_pods();
         let mut random = self.random.clone();
@@ -43,7 +43,7 @@ impl State {
         v1::AllocatableResourcesResponse { devices, cpu_ids, memory: self.memory.clone() }
     }
 
-    fn visible(&self) -> impl Iterator<Item = &Pod> {
+    fn visible(&self) -> impl Iterator<Item = &SimulatedPod> {
         let count = match self.sight {
             Sight::Nothing => 0,
             Sight::Partial => self.pods.len().div_ceil(2),
@@ -52,7 +52,7 @@ impl State {
         self.pods.iter().take(count)
     }
 
-    fn resources_of(&self, pod: &Pod) -> v1::PodResources {
+    fn resources_of(&self, pod: &SimulatedPod) -> v1::PodResources {
         let shown = pod.spec.all_containers().filter(|(kind, _)| *kind != ContainerKind::Init);
         v1::PodResources {
             name: pod.name.clone(),
@@ -63,7 +63,7 @@ impl State {
         }
     }
 
-    fn container(&self, pod: &Pod, container: &ContainerSpec) -> v1::ContainerResources {
+    fn container(&self, pod: &SimulatedPod, container: &ContainerSpec) -> v1::ContainerResources {
         let devices = self.devices.devices_of(&pod.uid, &container.name);
         v1::ContainerResources {
             name: container.name.clone(),

@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as STANDARD;
 use serde::{Deserialize, Serialize};
 
-use super::device_manager::{Assignment, Place};
+use super::device_manager::{Assignment, AssignmentKey};
 use crate::files;
 
 /// The file in the device plugin directory, in the kubelet's own layout.
@@ -15,21 +15,21 @@ pub const FILE: &str = "kubelet_internal_checkpoint";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct Checkpoint {
-    pub data: Data,
+pub struct SimulatedCheckpoint {
+    pub data: SimulatedCheckpointData,
     /// The kubelet's is a hash of its Go structures. Not checked.
     pub checksum: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub struct Data {
-    pub pod_device_entries: Vec<PodDevicesEntry>,
+pub struct SimulatedCheckpointData {
+    pub pod_device_entries: Vec<SimulatedPodDevices>,
     pub registered_devices: BTreeMap<String, Vec<String>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PodDevicesEntry {
+pub struct SimulatedPodDevices {
     #[serde(rename = "PodUID")]
     pub pod_uid: String,
     #[serde(rename = "ContainerName")]
@@ -43,9 +43,12 @@ pub struct PodDevicesEntry {
     pub alloc_resp: String,
 }
 
-impl Checkpoint {
-    pub fn new(pod_device_entries: Vec<PodDevicesEntry>, registered_devices: BTreeMap<String, Vec<String>>) -> Self {
-        Self { data: Data { pod_device_entries, registered_devices }, checksum: 0 }
+impl SimulatedCheckpoint {
+    pub fn new(
+        pod_device_entries: Vec<SimulatedPodDevices>,
+        registered_devices: BTreeMap<String, Vec<String>>,
+    ) -> Self {
+        Self { data: SimulatedCheckpointData { pod_device_entries, registered_devices }, checksum: 0 }
     }
 
     /// Absent, unreadable and corrupt have the same effect in a kubelet: it starts without allocations.
@@ -58,8 +61,8 @@ impl Checkpoint {
     }
 }
 
-impl PodDevicesEntry {
-    pub fn new((pod_uid, container, resource): &Place, assignment: &Assignment) -> Self {
+impl SimulatedPodDevices {
+    pub fn new((pod_uid, container, resource): &AssignmentKey, assignment: &Assignment) -> Self {
         Self {
             pod_uid: pod_uid.clone(),
             container_name: container.clone(),

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use super::checkpoint::{Checkpoint, PodDevicesEntry};
-use super::spec::Holding;
+use super::checkpoint::{SimulatedCheckpoint, SimulatedPodDevices};
+use super::spec::GivenDevice;
 use crate::domain::model::Monotonic;
 use crate::simulation::random::Random;
 
@@ -56,13 +56,13 @@ pub struct Assignment {
 }
 
 /// By resource: device ids, and the plugin's answer to Allocate as protobuf.
-pub type Answers = BTreeMap<String, (Vec<String>, Vec<u8>)>;
+pub type AllocateAnswers = BTreeMap<String, (Vec<String>, Vec<u8>)>;
 
 /// (pod uid, container, resource)
-pub type Place = (String, String, String);
+pub type AssignmentKey = (String, String, String);
 
 #[derive(Debug, Default)]
-struct Resource {
+struct ManagedResource {
     /// The list received last; of two entries with one id, the later.
     devices: BTreeMap<String, ListedDevice>,
     healthy: BTreeSet<String>,
@@ -84,8 +84,8 @@ pub type Serial = u64;
 #[derive(Debug, Default)]
 pub struct DeviceManager {
     rules: Rules,
-    resources: BTreeMap<String, Resource>,
-    assignments: BTreeMap<Place, Assignment>,
+    resources: BTreeMap<String, ManagedResource>,
+    assignments: BTreeMap<AssignmentKey, Assignment>,
     connections: BTreeMap<Serial, Connection>,
     /// By resource, the plugin that gets Allocate calls.
     current: BTreeMap<String, Serial>,
@@ -100,7 +100,7 @@ pub struct DeviceManager {
 
 /// How many devices of a resource the node status would show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Count {
+pub struct DeviceCount {
     pub capacity: usize,
     pub allocatable: usize,
 }
@@ -123,26 +123,28 @@ impl DeviceManager {
 
     /// The state of a kubelet after a restart. The connections are closed, and known resources have no devices until
     /// their plugins register again. Connections are numbered on from those of the `previous` run.
-    pub fn restored(rules: Rules, checkpoint: &Checkpoint, now: Monotonic, previous: &Self) -> Self {
+    pub fn restored(rules: Rules, checkpoint: &SimulatedCheckpoint, now: Monotonic, previous: &Self) -> Self {
         let (last_serial, dropped) = (previous.last_serial, previous.dropped.clone());
         let history = previous.history.clone();
         let mut manager = Self { last_serial, dropped, history, ..Self::new(rules) };
         for entry in &checkpoint.data.pod_device_entries {
-            let place = (entry.pod_uid.clone(), entry.container_name.clone(), entry.resource_name.clone());
-            manager.assignments.insert(place, entry.assignment());
+            let key = (entry.pod_uid.clone(), entry.container_name.clone(), entry.resource_name.clone());
+            manager.assignments.insert(key, entry.assignment());
         }
         for resource in checkpoint.data.registered_devices.keys() {
-            manager.resources.insert(resource.clone(), Resource { stopped: Some(now), ..Resource::default() });
+            manager
+                .resources
+                .insert(resource.clone(), ManagedResource { stopped: Some(now), ..ManagedResource::default() });
         }
         manager
     }
 
-    pub fn checkpoint(&self) -> Checkpoint {
+    pub fn checkpoint(&self) -> SimulatedCheckpoint {
         let entries =
-            self.assignments.iter().map(|(place, assignment)| PodDevicesEntry::new(place, assignment)).collect();
-        let healthy = |resource: &Resource| resource.healthy.iter().cloned().collect();
+            self.assignments.iter().map(|(key, assignment)| SimulatedPodDevices::new(key, assignment)).collect();
+        let healthy = |resource: &ManagedResource| resource.healthy.iter().cloned().collect();
         let registered = self.resources.iter().map(|(name, resource)| (name.clone(), healthy(resource))).collect();
-        Checkpoint::new(entries, registered)
+        SimulatedCheckpoint::new(entries, registered)
     }
 
     /// A plugin was dialled and answered its options.
@@ -255,8 +257,8 @@ impl DeviceManager {
         Some(self.resources.get(resource)?.devices.get(id)?.healthy)
     }
 
-    pub fn counts(&self) -> BTreeMap<String, Count> {
-        let count = |resource: &Resource| Count {
+    pub fn counts(&self) -> BTreeMap<String, DeviceCount> {
+        let count = |resource: &ManagedResource| DeviceCount {
             capacity: resource.healthy.union(&resource.unhealthy).count(),
             allocatable: resource.healthy.len(),
         };
@@ -296,12 +298,12 @@ impl DeviceManager {
     /// Which devices a container could be given. `reusable` are those of the pod's earlier init containers.
     pub fn select(
         &self,
-        place: &Place,
+        key: &AssignmentKey,
         wanted: usize,
         reusable: &BTreeSet<String>,
         random: &mut Random,
     ) -> Result<Selection, String> {
-        let name = &place.2;
+        let name = &key.2;
         let Some(resource) = self.resources.get(name) else {
             return match self.assignments.keys().any(|(_, _, assigned)| assigned == name) {
                 true => Err(format!("cannot allocate unregistered device {name}")),
@@ -315,7 +317,7 @@ impl DeviceManager {
             return Err(format!("no healthy devices present; cannot allocate unhealthy devices {name}"));
         }
         // Only a pod that is admitted again, after a reboot, holds something already.
-        if let Some(held) = self.assignments.get(place) {
+        if let Some(held) = self.assignments.get(key) {
             return match held.by_node.values().flatten().all(|id| resource.healthy.contains(id)) {
                 true => Ok(Selection::Nothing),
                 false => Err(format!(
@@ -357,8 +359,8 @@ impl DeviceManager {
     }
 
     /// Allocate answered: from now on List shows it.
-    pub fn assign(&mut self, place: Place, devices: &[String], answer: Vec<u8>) {
-        let known = self.resources.get(&place.2);
+    pub fn assign(&mut self, key: AssignmentKey, devices: &[String], answer: Vec<u8>) {
+        let known = self.resources.get(&key.2);
         let mut by_node: BTreeMap<i64, Vec<String>> = BTreeMap::new();
         for id in devices {
             let nodes = known.and_then(|resource| resource.devices.get(id)?.numa_nodes.clone());
@@ -366,14 +368,14 @@ impl DeviceManager {
                 by_node.entry(node).or_default().push(id.clone());
             }
         }
-        self.assignments.insert(place, Assignment { by_node, answer });
+        self.assignments.insert(key, Assignment { by_node, answer });
     }
 
     /// Gives devices without calling a plugin.
-    pub fn give(&mut self, pod_uid: &str, container: &str, holding: &Holding) {
-        let place = (pod_uid.to_owned(), container.to_owned(), holding.resource.clone());
+    pub fn give(&mut self, pod_uid: &str, container: &str, holding: &GivenDevice) {
+        let key = (pod_uid.to_owned(), container.to_owned(), holding.resource.clone());
         let empty = Assignment { by_node: BTreeMap::new(), answer: Vec::new() };
-        let assignment = self.assignments.entry(place).or_insert(empty);
+        let assignment = self.assignments.entry(key).or_insert(empty);
         let nodes = if holding.numa_nodes.is_empty() { &[NO_NODE] } else { holding.numa_nodes.as_slice() };
         for node in nodes {
             assignment.by_node.entry(*node).or_default().push(holding.device.clone());
@@ -382,8 +384,8 @@ impl DeviceManager {
 
     /// (resource, device, NUMA node) of one container.
     pub fn devices_of(&self, pod_uid: &str, container: &str) -> impl Iterator<Item = (&str, &str, Option<i64>)> {
-        let of_container = move |place: &Place| place.0 == pod_uid && place.1 == container;
-        let assignments = self.assignments.iter().filter(move |(place, _)| of_container(place));
+        let of_container = move |key: &AssignmentKey| key.0 == pod_uid && key.1 == container;
+        let assignments = self.assignments.iter().filter(move |(key, _)| of_container(key));
         assignments.flat_map(|((_, _, resource), assignment)| {
             let nodes = assignment.by_node.iter();
             nodes.flat_map(move |(node, ids)| {
@@ -394,11 +396,11 @@ impl DeviceManager {
     }
 
     /// What one container was given.
-    pub fn answers_of(&self, pod_uid: &str, container: &str) -> Answers {
-        let of_container = |place: &Place| place.0 == pod_uid && place.1 == container;
-        let assignments = self.assignments.iter().filter(|(place, _)| of_container(place));
+    pub fn answers_of(&self, pod_uid: &str, container: &str) -> AllocateAnswers {
+        let of_container = |key: &AssignmentKey| key.0 == pod_uid && key.1 == container;
+        let assignments = self.assignments.iter().filter(|(key, _)| of_container(key));
         let ids = |assignment: &Assignment| assignment.by_node.values().flatten().cloned().collect();
-        assignments.map(|(place, one)| (place.2.clone(), (ids(one), one.answer.clone()))).collect()
+        assignments.map(|(key, one)| (key.2.clone(), (ids(one), one.answer.clone()))).collect()
     }
 
     /// Removes what a pod was given.
@@ -435,13 +437,13 @@ mod tests {
         manager.allocatable().map(|(_, device)| device.id.as_str()).collect()
     }
 
-    fn place(pod: &str) -> Place {
+    fn key(pod: &str) -> AssignmentKey {
         (pod.to_owned(), "main".to_owned(), GPU.to_owned())
     }
 
     fn select(manager: &DeviceManager, wanted: usize, reusable: &[&str]) -> Result<Selection, String> {
         let reusable = reusable.iter().map(|id| (*id).to_owned()).collect();
-        manager.select(&place("new"), wanted, &reusable, &mut Random::seeded(1))
+        manager.select(&key("new"), wanted, &reusable, &mut Random::seeded(1))
     }
 
     fn count(manager: &DeviceManager) -> Option<(usize, usize)> {
@@ -458,7 +460,7 @@ mod tests {
         assert_eq!(select(&manager, 1, &[]), Err(error.to_owned()));
 
         manager.set_devices(GPU, healthy(&["a", "b", "c"]));
-        manager.assign(place("old"), &strings(&["a"]), Vec::new());
+        manager.assign(key("old"), &strings(&["a"]), Vec::new());
         assert_eq!(select(&manager, 0, &[]), Ok(Selection::Nothing));
         let error = "requested number of devices unavailable for example.com/gpu. Requested: 3, Available: 2";
         assert_eq!(select(&manager, 3, &[]), Err(error.to_owned()));

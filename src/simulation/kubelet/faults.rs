@@ -27,7 +27,7 @@ pub enum Method {
 
 /// What goes wrong on request.
 #[derive(Debug, Default)]
-pub struct Faults {
+pub struct InjectedFaults {
     pub hanging: BTreeSet<Method>,
     pub failing: BTreeMap<Method, Status>,
     /// Blow List's answer up by about this size.

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::faults::{Method, stuck_pod};
-use super::shared::Shared;
+use super::shared::SharedKubelet;
 use crate::node::wire::v1;
 
 #[derive(Clone, Debug)]
-pub struct Lister(pub Arc<Shared>);
+pub struct Lister(pub Arc<SharedKubelet>);
 
 impl Lister {
     async fn admit(&self, method: Method) -> Result<(), Status> {

@@ -29,22 +29,22 @@ use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 
-pub use admission::Admission;
-pub use checkpoint::{Checkpoint, Data, PodDevicesEntry};
-pub use device_manager::{Count, ListedDevice, Rules, STOP_GRACE};
+pub use admission::AdmissionOutcome;
+pub use checkpoint::{SimulatedCheckpoint, SimulatedCheckpointData, SimulatedPodDevices};
+pub use device_manager::{DeviceCount, ListedDevice, Rules, STOP_GRACE};
 pub use faults::Method;
 pub use pods_api::container_id;
-pub use socket::{Server, channel};
-pub use spec::{Claim, ClaimDevice, ContainerKind, ContainerSpec, Holding, PodSpec, memory_block};
-pub use state::{Gates, Phase, Pod};
+pub use socket::{SocketServer, channel};
+pub use spec::{Claim, ContainerKind, ContainerSpec, GivenDevice, PodSpec, SimulatedClaimDevice, memory_block};
+pub use state::{Gates, PodPhase, SimulatedPod};
 
 use device_manager::DeviceManager;
-use faults::Faults;
+use faults::InjectedFaults;
 use lister::Lister;
 use pods_api::PodsApi;
 use registration::Registry;
-use shared::{Power, Shared};
-use state::{Sight, State};
+use shared::{Power, SharedKubelet};
+use state::{FakeKubeletState, Sight};
 
 use super::gone;
 use crate::node::wire::v1::ContainerMemory;
@@ -87,19 +87,19 @@ impl Default for Options {
 /// Dropping it ends it as SIGKILL would: connections break, socket files stay in the caller's directory.
 #[derive(Debug)]
 pub struct FakeKubelet {
-    shared: Arc<Shared>,
-    running: Mutex<Running>,
+    shared: Arc<SharedKubelet>,
+    running: Mutex<RunningServers>,
     pods_api: PathBuf,
 }
 
 #[derive(Debug, Default)]
-struct Running {
-    pod_resources: Option<Server>,
-    pods_api: Option<Server>,
+struct RunningServers {
+    pod_resources: Option<SocketServer>,
+    pods_api: Option<SocketServer>,
     boot: Option<JoinHandle<()>>,
 }
 
-impl Drop for Running {
+impl Drop for RunningServers {
     fn drop(&mut self) {
         if let Some(boot) = &self.boot {
             boot.abort();
@@ -115,7 +115,7 @@ impl FakeKubelet {
             fs::create_dir_all(directory)?;
             fs::set_permissions(directory, Permissions::from_mode(mode))?;
         }
-        let shared = Arc::new(Shared::new(options, pod_resources, device_plugins));
+        let shared = Arc::new(SharedKubelet::new(options, pod_resources, device_plugins));
         let kubelet = Self { shared, running: Mutex::default(), pods_api: root.join("pods-api") };
         kubelet.switch_on(Duration::ZERO)?;
         kubelet.ready().await;
@@ -169,7 +169,7 @@ impl FakeKubelet {
         let lister = Lister(Arc::clone(shared));
         let router = tonic::transport::Server::builder().add_service(PodResourcesListerServer::new(lister));
         let mut running = self.running.lock();
-        running.pod_resources = Some(Server::start(listener, router));
+        running.pod_resources = Some(SocketServer::start(listener, router));
         if shared.options.rules == Rules::From137 || shared.state.lock().gates.pods_api {
             running.pods_api = Some(self.serve_pods()?);
         }
@@ -177,13 +177,13 @@ impl FakeKubelet {
         Ok(())
     }
 
-    fn serve_pods(&self) -> io::Result<Server> {
+    fn serve_pods(&self) -> io::Result<SocketServer> {
         fs::create_dir_all(&self.pods_api)?;
         fs::set_permissions(&self.pods_api, Permissions::from_mode(0o750))?;
         let path = self.pods_api_socket();
         let listener = socket::bind_by_rename(&path, &self.shared.temporary_name())?;
         let api = PodsServer::new(PodsApi(Arc::clone(&self.shared)));
-        Ok(Server::start(listener, tonic::transport::Server::builder().add_service(api)))
+        Ok(SocketServer::start(listener, tonic::transport::Server::builder().add_service(api)))
     }
 
     /// Replaces all pods by running ones. Their `requests` are ignored: what they hold is given. A pod that was
@@ -199,7 +199,7 @@ impl FakeKubelet {
             spec.uid = spec.uid.or_else(|| same.map(|pod| pod.uid.clone()));
             state.insert(spec);
             if let Some(pod) = state.pods.last_mut() {
-                (pod.phase, pod.admitted) = (Phase::Running, true);
+                (pod.phase, pod.admitted) = (PodPhase::Running, true);
             }
         }
         self.shared.write_checkpoint(&state);
@@ -230,7 +230,7 @@ impl FakeKubelet {
         self.with_change(|state| state.finish_container(namespace, pod, container))
     }
 
-    pub fn set_phase(&self, namespace: &str, pod: &str, phase: Phase) -> bool {
+    pub fn set_phase(&self, namespace: &str, pod: &str, phase: PodPhase) -> bool {
         self.with_change(|state| state.set_phase(namespace, pod, phase))
     }
 
@@ -244,7 +244,7 @@ impl FakeKubelet {
         self.with_change(|state| state.forget(namespace, pod))
     }
 
-    fn with_change(&self, change: impl FnOnce(&mut State) -> bool) -> bool {
+    fn with_change(&self, change: impl FnOnce(&mut FakeKubeletState) -> bool) -> bool {
         let changed = change(&mut self.shared.state.lock());
         self.shared.changed();
         changed
@@ -255,7 +255,7 @@ impl FakeKubelet {
         self.shared.state.lock().pod(namespace, pod).map(|pod| pod.uid.clone())
     }
 
-    pub fn phase(&self, namespace: &str, pod: &str) -> Option<Phase> {
+    pub fn phase(&self, namespace: &str, pod: &str) -> Option<PodPhase> {
         self.shared.state.lock().pod(namespace, pod).map(|pod| pod.phase)
     }
 
@@ -289,7 +289,7 @@ impl FakeKubelet {
     }
 
     /// Capacity and allocatable by resource, as the node status would show now.
-    pub fn node_status(&self) -> BTreeMap<String, Count> {
+    pub fn node_status(&self) -> BTreeMap<String, DeviceCount> {
         let now = self.shared.now();
         let mut state = self.shared.state.lock();
         if state.devices.expire(now) {
@@ -343,7 +343,7 @@ impl FakeKubelet {
     }
 
     /// Waits until the node status satisfies `condition`. False when it hangs.
-    pub async fn node_status_becomes(&self, condition: impl Fn(&BTreeMap<String, Count>) -> bool) -> bool {
+    pub async fn node_status_becomes(&self, condition: impl Fn(&BTreeMap<String, DeviceCount>) -> bool) -> bool {
         let mut changes = self.shared.changes.subscribe();
         let wait = async {
             while !condition(&self.node_status()) {
@@ -390,12 +390,12 @@ impl FakeKubelet {
 
     /// Ends `hang`, `fail` and `answer_bytes`.
     pub fn heal(&self) {
-        self.shared.faults.send_replace(Faults::default());
+        self.shared.faults.send_replace(InjectedFaults::default());
     }
 
     /// What is in the checkpoint file. `None`: there is no valid one.
-    pub fn checkpoint(&self) -> Option<Checkpoint> {
-        Checkpoint::read(&self.shared.device_plugins)
+    pub fn checkpoint(&self) -> Option<SimulatedCheckpoint> {
+        SimulatedCheckpoint::read(&self.shared.device_plugins)
     }
 }
 
@@ -409,7 +409,7 @@ const SOCKET: &str = "kubelet.sock";
 
 /// The second half of a start: the runtime runs; device manager, then pods. It owns the registration
 /// server for as long as the kubelet runs.
-async fn boot(shared: Arc<Shared>, window: Duration) {
+async fn boot(shared: Arc<SharedKubelet>, window: Duration) {
     tokio::time::sleep(window * 3 / 4).await;
     let registration = match start_device_manager(&shared) {
         Ok(registration) => Some(registration),
@@ -434,9 +434,9 @@ async fn boot(shared: Arc<Shared>, window: Duration) {
 }
 
 /// The checkpoint is read, other plugins' sockets are deleted, then the registration socket appears.
-fn start_device_manager(shared: &Arc<Shared>) -> io::Result<Server> {
+fn start_device_manager(shared: &Arc<SharedKubelet>) -> io::Result<SocketServer> {
     let now = shared.now();
-    let known = Checkpoint::read(&shared.device_plugins);
+    let known = SimulatedCheckpoint::read(&shared.device_plugins);
     let rules = shared.options.rules;
     {
         let mut state = shared.state.lock();
@@ -453,5 +453,5 @@ fn start_device_manager(shared: &Arc<Shared>) -> io::Result<Server> {
     let listener = UnixListener::bind(&path)?;
     fs::set_permissions(&path, Permissions::from_mode(0o755))?;
     let registry = RegistrationServer::new(Registry(Arc::clone(shared)));
-    Ok(Server::start(listener, tonic::transport::Server::builder().add_service(registry)))
+    Ok(SocketServer::start(listener, tonic::transport::Server::builder().add_service(registry)))
 }

@@ -10,8 +10,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status, async_trait};
 
-use super::shared::Shared;
-use super::state::{Phase, Pod, Sight};
+use super::shared::SharedKubelet;
+use super::state::{PodPhase, Sight, SimulatedPod};
 use crate::node::wire::core_v1;
 use crate::node::wire::v1alpha1::pods_server::Pods;
 use crate::node::wire::v1alpha1::{
@@ -23,7 +23,7 @@ use crate::simulation::random::Random;
 const EVENTS_BEHIND: usize = 100;
 
 #[derive(Debug)]
-pub struct PodsApi(pub Arc<Shared>);
+pub struct PodsApi(pub Arc<SharedKubelet>);
 
 /// By UID: the pod as it goes over the wire, and the few fields that a deletion has.
 type Picture = BTreeMap<String, (Vec<u8>, Vec<u8>)>;
@@ -71,12 +71,12 @@ impl Pods for PodsApi {
     }
 }
 
-fn picture(shared: &Shared, is_shown: impl Fn(&Pod) -> bool) -> Result<Picture, Status> {
+fn picture(shared: &SharedKubelet, is_shown: impl Fn(&SimulatedPod) -> bool) -> Result<Picture, Status> {
     let state = shared.state.lock();
     if state.sight != Sight::All {
         return Err(Status::failed_precondition("pod sources are not synced yet"));
     }
-    let entry = |pod: &Pod| {
+    let entry = |pod: &SimulatedPod| {
         let whole = message(pod);
         let mut name = whole.clone();
         name.status = None;
@@ -104,19 +104,19 @@ fn event(kind: EventType, pod: &[u8]) -> WatchPodsEvent {
     WatchPodsEvent { r#type: kind.into(), pod: pod.to_vec() }
 }
 
-fn message(pod: &Pod) -> core_v1::Pod {
-    let started = pod.phase != Phase::Pending;
+fn message(pod: &SimulatedPod) -> core_v1::Pod {
+    let started = pod.phase != PodPhase::Pending;
     let status = |name: &str| core_v1::ContainerStatus {
         name: name.to_owned(),
         container_id: if started { format!("containerd://{}", container_id(&pod.uid, name)) } else { String::new() },
     };
     let hash = pod.spec.static_pod.then(|| ("kubernetes.io/config.hash".to_owned(), pod.uid.clone()));
     let phase = match pod.phase {
-        Phase::Pending => "Pending",
+        PodPhase::Pending => "Pending",
         // No phase shows a termination; the deletion time stamp does.
-        Phase::Running | Phase::Terminating => "Running",
-        Phase::Succeeded => "Succeeded",
-        Phase::Failed => "Failed",
+        PodPhase::Running | PodPhase::Terminating => "Running",
+        PodPhase::Succeeded => "Succeeded",
+        PodPhase::Failed => "Failed",
     };
     core_v1::Pod {
         metadata: Some(core_v1::ObjectMeta {

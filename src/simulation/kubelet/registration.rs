@@ -9,7 +9,7 @@ use tonic::{Request, Response, Status, async_trait};
 
 use super::device_manager::{ListedDevice, Serial};
 use super::faults::Method;
-use super::shared::{Plugin, Power, Shared};
+use super::shared::{Plugin, Power, SharedKubelet};
 use crate::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use crate::node::wire::v1beta1::registration_server::Registration;
 use crate::node::wire::v1beta1::{Device, Empty, NumaNode, RegisterRequest, TopologyInfo};
@@ -17,7 +17,7 @@ use crate::node::wire::v1beta1::{Device, Empty, NumaNode, RegisterRequest, Topol
 const VERSION: &str = "v1beta1";
 
 #[derive(Clone, Debug)]
-pub struct Registry(pub Arc<Shared>);
+pub struct Registry(pub Arc<SharedKubelet>);
 
 #[async_trait]
 impl Registration for Registry {
@@ -59,7 +59,7 @@ impl Registry {
 }
 
 /// Follows one plugin's list until its stream ends. It is never opened a second time.
-async fn watch(shared: Arc<Shared>, serial: Serial, mut client: DevicePluginClient<Channel>) {
+async fn watch(shared: Arc<SharedKubelet>, serial: Serial, mut client: DevicePluginClient<Channel>) {
     let breaks = shared.fault(Method::ListAndWatch).await.is_err();
     if let Ok(stream) = client.list_and_watch(Empty {}).await
         && !breaks

@@ -13,25 +13,25 @@ use tonic::transport::Channel;
 
 use super::Options;
 use super::device_manager::Serial;
-use super::faults::{Faults, Method};
-use super::state::{Sight, State};
+use super::faults::{InjectedFaults, Method};
+use super::state::{FakeKubeletState, Sight};
 use crate::clock::Clock;
 use crate::domain::model::{Monotonic, TokenBucket};
 use crate::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
 
 #[derive(Debug)]
-pub struct Shared {
+pub struct SharedKubelet {
     pub options: Options,
     pub pod_resources: PathBuf,
     pub device_plugins: PathBuf,
     pub power: watch::Sender<Power>,
     /// Counts changes of the state, for those who wait for one.
     pub changes: watch::Sender<u64>,
-    pub faults: watch::Sender<Faults>,
+    pub faults: watch::Sender<InjectedFaults>,
     pub limiter: Mutex<TokenBucket>,
     /// Pods are admitted one after the other, as on the kubelet's main loop.
     pub admission: tokio::sync::Mutex<()>,
-    pub state: Mutex<State>,
+    pub state: Mutex<FakeKubeletState>,
     pub plugins: Mutex<BTreeMap<Serial, Plugin>>,
     clock: Clock,
     skew: Mutex<Duration>,
@@ -55,11 +55,11 @@ pub struct Plugin {
     pub watch: JoinHandle<()>,
 }
 
-impl Shared {
+impl SharedKubelet {
     pub fn new(options: Options, pod_resources: PathBuf, device_plugins: PathBuf) -> Self {
         let clock = Clock::start();
         Self {
-            state: Mutex::new(State::new(&options)),
+            state: Mutex::new(FakeKubeletState::new(&options)),
             options,
             pod_resources,
             device_plugins,
@@ -100,7 +100,7 @@ impl Shared {
     }
 
     /// A kubelet that cannot write its checkpoint continues without.
-    pub fn write_checkpoint(&self, state: &State) {
+    pub fn write_checkpoint(&self, state: &FakeKubeletState) {
         let written = state.devices.checkpoint().write(&self.device_plugins);
         if let Err(error) = written {
             tracing::warn!(%error, directory = %self.device_plugins.display(), "checkpoint not written");

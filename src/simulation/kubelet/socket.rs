@@ -17,13 +17,13 @@ use tonic::transport::{Channel, Endpoint, Uri};
 
 /// Dropping it closes the listener and every connection at once. The socket's file stays.
 #[derive(Debug)]
-pub struct Server {
+pub struct SocketServer {
     task: JoinHandle<()>,
     /// A second handle of each connection, to shut it down with.
     accepted: Arc<Mutex<Vec<StdUnixStream>>>,
 }
 
-impl Server {
+impl SocketServer {
     pub fn start(listener: UnixListener, router: Router) -> Self {
         let accepted = Arc::<Mutex<Vec<StdUnixStream>>>::default();
         let connections = Arc::clone(&accepted);
@@ -43,7 +43,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for SocketServer {
     fn drop(&mut self) {
         self.task.abort();
         for connection in self.accepted.lock().iter() {

@@ -27,7 +27,7 @@ pub struct ContainerSpec {
     /// Resource name and how many: goes through the device manager and the plugin.
     pub requests: BTreeMap<String, usize>,
     /// Devices given without an Allocate call.
-    pub holds: Vec<Holding>,
+    pub holds: Vec<GivenDevice>,
     /// Claims of the pod's namespace that this container refers to.
     pub claims: Vec<String>,
     /// Exclusive ones.
@@ -36,7 +36,7 @@ pub struct ContainerSpec {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holding {
+pub struct GivenDevice {
     pub resource: String,
     pub device: String,
     /// Empty: no topology known.
@@ -48,11 +48,11 @@ pub struct Holding {
 pub struct Claim {
     pub namespace: String,
     pub name: String,
-    pub devices: Vec<ClaimDevice>,
+    pub devices: Vec<SimulatedClaimDevice>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClaimDevice {
+pub struct SimulatedClaimDevice {
     pub driver: String,
     pub pool: String,
     pub device: String,
@@ -122,7 +122,7 @@ impl ContainerSpec {
     }
 
     pub fn holds(mut self, resource: &str, device: &str, numa_nodes: &[i64]) -> Self {
-        self.holds.push(Holding {
+        self.holds.push(GivenDevice {
             resource: resource.to_owned(),
             device: device.to_owned(),
             numa_nodes: numa_nodes.to_vec(),
@@ -158,7 +158,7 @@ impl Claim {
     }
 
     pub fn device(mut self, driver: &str, pool: &str, device: &str, cdi_names: &[&str]) -> Self {
-        self.devices.push(ClaimDevice {
+        self.devices.push(SimulatedClaimDevice {
             driver: driver.to_owned(),
             pool: pool.to_owned(),
             device: device.to_owned(),

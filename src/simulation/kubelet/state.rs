@@ -10,7 +10,7 @@ use crate::simulation::random::Random;
 
 /// The phase of a pod. Only the last two are terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum PodPhase {
     /// Known, not running yet: in admission, or its sandbox does not start.
     Pending,
     Running,
@@ -20,7 +20,7 @@ pub enum Phase {
     Failed,
 }
 
-impl Phase {
+impl PodPhase {
     pub fn is_active(self) -> bool {
         !matches!(self, Self::Succeeded | Self::Failed)
     }
@@ -52,21 +52,21 @@ pub enum Sight {
 }
 
 #[derive(Clone, Debug)]
-pub struct Pod {
+pub struct SimulatedPod {
     pub uid: String,
     /// With the node's name, when it comes from a manifest.
     pub name: String,
     pub spec: PodSpec,
-    pub phase: Phase,
+    pub phase: PodPhase,
     /// Its admission is over, with any result: the Pods API lists it.
     pub admitted: bool,
     finished: BTreeSet<String>,
 }
 
 #[derive(Debug)]
-pub struct State {
+pub struct FakeKubeletState {
     pub devices: DeviceManager,
-    pub pods: Vec<Pod>,
+    pub pods: Vec<SimulatedPod>,
     pub claims: BTreeMap<(String, String), Claim>,
     pub gates: Gates,
     pub sight: Sight,
@@ -78,7 +78,7 @@ pub struct State {
     node_name: String,
 }
 
-impl State {
+impl FakeKubeletState {
     pub fn new(options: &Options) -> Self {
         Self {
             devices: DeviceManager::new(options.rules),
@@ -105,8 +105,8 @@ impl State {
                 self.devices.give(&uid, &container.name, holding);
             }
         }
-        let (phase, finished) = (Phase::Pending, BTreeSet::new());
-        self.pods.push(Pod { uid: uid.clone(), name: name.clone(), spec, phase, admitted: false, finished });
+        let (phase, finished) = (PodPhase::Pending, BTreeSet::new());
+        self.pods.push(SimulatedPod { uid: uid.clone(), name: name.clone(), spec, phase, admitted: false, finished });
         (uid, name)
     }
 
@@ -119,16 +119,16 @@ impl State {
         }
     }
 
-    pub fn pod(&self, namespace: &str, name: &str) -> Option<&Pod> {
+    pub fn pod(&self, namespace: &str, name: &str) -> Option<&SimulatedPod> {
         self.pods.iter().rev().find(|pod| pod.spec.namespace == namespace && pod.name == name)
     }
 
-    fn pod_mut(&mut self, namespace: &str, name: &str) -> Option<&mut Pod> {
+    fn pod_mut(&mut self, namespace: &str, name: &str) -> Option<&mut SimulatedPod> {
         self.pods.iter_mut().rev().find(|pod| pod.spec.namespace == namespace && pod.name == name)
     }
 
     /// Returns whether there is such a pod.
-    pub fn set_phase(&mut self, namespace: &str, name: &str, phase: Phase) -> bool {
+    pub fn set_phase(&mut self, namespace: &str, name: &str, phase: PodPhase) -> bool {
         let Some(pod) = self.pod_mut(namespace, name) else { return false };
         (pod.phase, pod.admitted) = (phase, true);
         true
@@ -139,7 +139,7 @@ impl State {
         let Some(pod) = self.pod_mut(namespace, name) else { return false };
         pod.finished.insert(container.to_owned());
         if pod.spec.containers.iter().all(|container| pod.finished.contains(&container.name)) {
-            pod.phase = Phase::Succeeded;
+            pod.phase = PodPhase::Succeeded;
         }
         true
     }
@@ -151,7 +151,7 @@ impl State {
         if pod.spec.static_pod || !pod.phase.is_active() {
             return self.forget(namespace, name);
         }
-        pod.phase = Phase::Terminating;
+        pod.phase = PodPhase::Terminating;
         true
     }
 

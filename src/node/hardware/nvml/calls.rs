@@ -12,7 +12,7 @@ use nvml_wrapper_sys::bindings::{NvmlLib, nvmlReturn_t};
 use super::codes;
 use super::library::Library;
 use crate::node::hardware::plausible::{Implausible, Number, QuantityRange};
-use crate::node::hardware::source::{PassStatus, CallProblem};
+use crate::node::hardware::source::{CallProblem, PassStatus};
 
 /// Calls on behalf of one GPU (or of the node), from one thread.
 pub struct Caller {

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t};
 
-use super::calls::{Caller, CallRefusal, call};
+use super::calls::{CallRefusal, Caller, call};
 use super::inventory;
 use super::library::{DeviceHandle, Library};
 use super::per_gpu_query::{PerGpuQuery, with_caller};
 use crate::backoff::Backoff;
 use crate::domain::model::{GpuUuid, Monotonic, XidInstance};
-use crate::node::hardware::source::{EventFailure, DriverEventKind, EventSource, PassStatus, CallProblem, RawEvent};
+use crate::node::hardware::source::{CallProblem, DriverEventKind, EventFailure, EventSource, PassStatus, RawEvent};
 
 const XID: u64 = 0x8;
 const MIG_CHANGE: u64 = 0x100;

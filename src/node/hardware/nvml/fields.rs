@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlValue_t, nvmlValueType_t};
 
-use super::calls::{Caller, CallRefusal, call};
+use super::calls::{CallRefusal, Caller, call};
 use super::codes;
 use super::library::DeviceHandle;
 use crate::node::hardware::plausible::QuantityRange;

@@ -102,7 +102,13 @@ impl Gpm {
     }
 
     /// Means since the last call for the same instance; nothing at the first.
-    pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, instance: Option<u32>, now: Monotonic) -> GpmReading {
+    pub fn read(
+        &mut self,
+        caller: &mut Caller,
+        handle: DeviceHandle,
+        instance: Option<u32>,
+        now: Monotonic,
+    ) -> GpmReading {
         if !self.supported {
             return GpmReading::default();
         }

@@ -8,7 +8,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlPciInfo_t,
 };
 
-use super::calls::{Caller, CallRefusal, call, read_text, text, value, version};
+use super::calls::{CallRefusal, Caller, call, read_text, text, value, version};
 use super::library::DeviceHandle;
 use super::{memory, nvlink, platform};
 use crate::domain::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};

@@ -2,7 +2,7 @@
 
 use nvml_wrapper_sys::bindings::{nvmlMemory_t, nvmlMemory_v2_t};
 
-use super::calls::{Caller, CallRefusal, call, version};
+use super::calls::{CallRefusal, Caller, call, version};
 use super::library::DeviceHandle;
 use crate::domain::model::MemoryUse;
 use crate::node::hardware::plausible;

@@ -36,11 +36,11 @@ pub(super) use reader::OTHER_GPU;
 
 use self::calls::Caller;
 use self::events::NvmlEvents;
-use self::inventory::{NodeLayout, GpuLayout};
+use self::inventory::{GpuLayout, NodeLayout};
 use self::library::{Library, Loaded, Statistics};
 use self::per_gpu_query::{PerGpuQuery, with_caller};
 use self::reader::NvmlReader;
-use super::source::{CallDurations, Driver, EventSource, Failure, PassStatus, CallProblem, GpuReader, DriverSession};
+use super::source::{CallDurations, CallProblem, Driver, DriverSession, EventSource, Failure, GpuReader, PassStatus};
 use crate::clock::Clock;
 use crate::domain::model::{Gpu, GpuUuid, HardwareSource, Inventory};
 

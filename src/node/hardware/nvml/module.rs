@@ -1,6 +1,6 @@
 //! The power of the module that a GPU is on (a superchip, with its CPU and one or two GPUs), and that of the GPU alone.
 
-use super::calls::{Caller, CallRefusal};
+use super::calls::{CallRefusal, Caller};
 use super::fields::{self, FieldRow};
 use super::library::DeviceHandle;
 use super::platform;
@@ -70,7 +70,9 @@ impl ModulePower {
             self.refusals += u32::from(of_module.iter().all(|value| *value == Err(CallRefusal::Unsupported)));
             return ModuleStep::default();
         }
-        if !self.is_known && matches!(platform::is_c2c_enabled(caller, handle), Ok(false) | Err(CallRefusal::Unsupported)) {
+        if !self.is_known
+            && matches!(platform::is_c2c_enabled(caller, handle), Ok(false) | Err(CallRefusal::Unsupported))
+        {
             self.refusals = ATTEMPTS;
             return ModuleStep::default();
         }

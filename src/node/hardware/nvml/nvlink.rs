@@ -6,7 +6,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH, nvmlPciInfo_t,
 };
 
-use super::calls::{Caller, CallRefusal, call, value};
+use super::calls::{CallRefusal, Caller, call, value};
 use super::fields::{self, FieldRow};
 use super::inventory::bus_id_in;
 use super::library::DeviceHandle;

@@ -5,7 +5,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlC2cModeInfo_v1_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t, nvmlPlatformInfo_v2_t,
 };
 
-use super::calls::{Caller, CallRefusal, call, version};
+use super::calls::{CallRefusal, Caller, call, version};
 use super::codes;
 use super::fields::{self, FieldRow};
 use super::library::DeviceHandle;

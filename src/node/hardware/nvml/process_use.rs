@@ -8,7 +8,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t, nvmlProcessesUtilizationInfo_v1_t,
 };
 
-use super::calls::{Caller, CallRefusal, call, fill, version};
+use super::calls::{CallRefusal, Caller, call, fill, version};
 use super::library::DeviceHandle;
 use crate::node::hardware::plausible;
 
@@ -125,7 +125,9 @@ impl ProcessUse {
             (CallState::Untested, _) => None,
             (CallState::ListsNothing, _) => Some("none"),
             (CallState::Answers, UtilizationCall::ProcessUtilization) => Some("nvmlDeviceGetProcessUtilization"),
-            (CallState::Answers, UtilizationCall::ProcessesUtilizationInfo) => Some("nvmlDeviceGetProcessesUtilizationInfo"),
+            (CallState::Answers, UtilizationCall::ProcessesUtilizationInfo) => {
+                Some("nvmlDeviceGetProcessesUtilizationInfo")
+            }
         }
     }
 
@@ -163,7 +165,11 @@ impl ProcessUse {
         Ok(samples.into_iter().filter(plausible).collect())
     }
 
-    fn process_utilization(&self, caller: &mut Caller, handle: DeviceHandle) -> Result<Vec<ProcessSample>, CallRefusal> {
+    fn process_utilization(
+        &self,
+        caller: &mut Caller,
+        handle: DeviceHandle,
+    ) -> Result<Vec<ProcessSample>, CallRefusal> {
         let last_seen = self.cursors.last_seen;
         let samples = fill(BLANK_SAMPLE, CAPACITY, LARGEST, |samples, count| {
             call!(caller, nvmlDeviceGetProcessUtilization(handle.0, samples, count, last_seen))
@@ -171,7 +177,11 @@ impl ProcessUse {
         Ok(samples.iter().map(|one| sample(one.pid, one.timeStamp, one.smUtil)).collect())
     }
 
-    fn processes_utilization_info(&self, caller: &mut Caller, handle: DeviceHandle) -> Result<Vec<ProcessSample>, CallRefusal> {
+    fn processes_utilization_info(
+        &self,
+        caller: &mut Caller,
+        handle: DeviceHandle,
+    ) -> Result<Vec<ProcessSample>, CallRefusal> {
         let last_seen = self.cursors.last_seen;
         let infos = fill(BLANK_INFO, CAPACITY, LARGEST, |infos, count| {
             let mut list = nvmlProcessesUtilizationInfo_v1_t {

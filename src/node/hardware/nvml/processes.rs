@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t, nvmlProcessInfo_t, nvmlReturn_t};
 
-use super::calls::{Caller, CallRefusal, fill};
+use super::calls::{CallRefusal, Caller, fill};
 use super::codes;
 use super::inventory::Mig;
 use super::library::DeviceHandle;

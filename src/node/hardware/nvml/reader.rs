@@ -10,7 +10,7 @@ use super::library::{DeviceHandle, Library};
 use super::medium::MediumReader;
 use super::slow::SlowReader;
 use crate::domain::model::{GpuUuid, Moment, Monotonic};
-use crate::node::hardware::source::{Due, Failure, Integrals, Pass, PassStatus, GpuReader};
+use crate::node::hardware::source::{Due, Failure, GpuReader, Integrals, Pass, PassStatus};
 
 /// The code for an index that belongs to another GPU than in the inventory.
 pub const OTHER_GPU: &str = "other_gpu_at_index";

@@ -5,7 +5,7 @@ use nvml_wrapper_sys::bindings::{nvmlSample_t, nvmlSamplingType_t, nvmlValue_t};
 use super::calls::{Caller, call, fill};
 use super::fields::decode;
 use super::library::DeviceHandle;
-use crate::node::hardware::integrate::{RingIntegral, RingSample, IntegralStep};
+use crate::node::hardware::integrate::{IntegralStep, RingIntegral, RingSample};
 use crate::node::hardware::plausible::{self, QuantityRange};
 
 /// More than any known ring; grown where it does not suffice.

@@ -7,7 +7,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlRowRemapperHistogramValues_t,
 };
 
-use super::calls::{Caller, CallRefusal, call, reading, value};
+use super::calls::{CallRefusal, Caller, call, reading, value};
 use super::fields::{self, FieldRow};
 use super::library::DeviceHandle;
 use super::nvlink::NvLinkReader;
@@ -37,8 +37,10 @@ const PCIE_ERRORS: [(u32, &str); 11] = [
     (182, "lcrc"),
     (183, "lane"),
 ];
-const PCIE_BYTES: [FieldRow; 2] =
-    [FieldRow::rising_fast(197, &plausible::TRANSFERRED, 1.0), FieldRow::rising_fast(198, &plausible::TRANSFERRED, 1.0)];
+const PCIE_BYTES: [FieldRow; 2] = [
+    FieldRow::rising_fast(197, &plausible::TRANSFERRED, 1.0),
+    FieldRow::rising_fast(198, &plausible::TRANSFERRED, 1.0),
+];
 
 #[derive(Default)]
 pub struct SlowReader {
@@ -156,7 +158,12 @@ fn retired_pages(caller: &mut Caller, handle: DeviceHandle, cause: u32) -> Optio
     }
 }
 
-fn pcie(caller: &mut Caller, handle: DeviceHandle, errors: BTreeMap<&'static str, u64>, bytes: [Option<f64>; 2]) -> Pcie {
+fn pcie(
+    caller: &mut Caller,
+    handle: DeviceHandle,
+    errors: BTreeMap<&'static str, u64>,
+    bytes: [Option<f64>; 2],
+) -> Pcie {
     let replays: Option<u32> = reading!(caller, ERRORS, nvmlDeviceGetPcieReplayCounter(handle.0));
     Pcie {
         replays: replays.map(u64::from),

@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::curve::{Curve, Load, LoadSums};
 use super::profile::{SimulatedProfile, fabric_domain, inventory, node_devices, scramble};
 use crate::domain::model::{FabricDomain, GpuUuid, Inventory, MigDevice, Monotonic, NodeDevices, XidInstance};
-use crate::node::hardware::source::{EventFailure, DriverEventKind, Failure, PassStatus, CallProblem, RawEvent};
+use crate::node::hardware::source::{CallProblem, DriverEventKind, EventFailure, Failure, PassStatus, RawEvent};
 
 /// The problem of every call after the driver was unloaded.
 pub(super) const UNLOADED: CallProblem = CallProblem { call: "simulated", code: "uninitialized" };

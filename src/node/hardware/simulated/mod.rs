@@ -16,7 +16,7 @@ pub use curve::Load;
 pub use profile::{SimulatedProfile, UnknownProfile};
 
 use self::reader::SimulatedReader;
-use super::source::{Driver, EventFailure, EventSource, Failure, CallProblem, RawEvent, GpuReader, DriverSession};
+use super::source::{CallProblem, Driver, DriverSession, EventFailure, EventSource, Failure, GpuReader, RawEvent};
 use crate::domain::model::{GpuUuid, HardwareSource, Inventory, Monotonic, NodeDevices};
 
 /// Short, so that a session ends soon.
@@ -210,8 +210,9 @@ mod tests {
         let mut read = |code| {
             driver.controls().inject_xids(&gpu, None, code, 1);
             let pass = reader.read(Due { medium: false, slow: true }, at(1));
-            let errors =
-                |slow: &crate::domain::model::Slow| slow.ecc.iter().filter_map(|location| location.uncorrected).sum::<u64>();
+            let errors = |slow: &crate::domain::model::Slow| {
+                slow.ecc.iter().filter_map(|location| location.uncorrected).sum::<u64>()
+            };
             (pass.status, pass.slow.map(|slow| (errors(&slow), slow.recovery_action)))
         };
         assert_eq!(read(13), (PassStatus::Answers, Some((0, Some(0)))));

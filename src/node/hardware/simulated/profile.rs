@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
-use super::machine::{self, SimulatedMachine, Model, GpuPosition};
+use super::machine::{self, GpuPosition, Model, SimulatedMachine};
 use crate::domain::model::{
     DriverInfo, FabricDomain, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, NodeDevices, NvLinkPeers, PassthroughGpu,
     PciBusId, Platform,
@@ -171,8 +171,10 @@ const fn partition(name: &'static str, id: u32, slices: (u32, u32), mebibytes: u
 
 /// The node of a profile. The same seed makes the same UUIDs.
 pub(super) fn inventory(profile: SimulatedProfile, seed: u64) -> Inventory {
-    let positions = profile.machine.positions.iter().enumerate().take(profile.machine.positions.len() - profile.passthrough);
-    let gpus = positions.map(|(index, position)| gpu(profile, seed, index, position)).map(|gpu| (gpu.uuid.clone(), gpu));
+    let positions =
+        profile.machine.positions.iter().enumerate().take(profile.machine.positions.len() - profile.passthrough);
+    let gpus =
+        positions.map(|(index, position)| gpu(profile, seed, index, position)).map(|gpu| (gpu.uuid.clone(), gpu));
     let software = profile.machine.software;
     Inventory {
         driver: Some(DriverInfo {
@@ -334,7 +336,9 @@ mod tests {
 
     #[test]
     fn every_link_goes_to_a_switch_or_to_another_gpu_of_the_node() {
-        for (profile, ends, links) in [(SimulatedProfile::H100, 0, 18), (SimulatedProfile::A100, 0, 12), (SimulatedProfile::GB200, 0, 18)] {
+        for (profile, ends, links) in
+            [(SimulatedProfile::H100, 0, 18), (SimulatedProfile::A100, 0, 12), (SimulatedProfile::GB200, 0, 18)]
+        {
             for gpu in inventory(profile, 1).gpus.values() {
                 let peers = gpu.nvlink_peers.clone().unwrap();
                 assert_eq!((peers.by_bus_id.len(), peers.switch_links), (ends, links), "{profile}");

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use super::controls::{Controls, ProcessLoad, GpuLoad, UNLOADED};
+use super::controls::{Controls, GpuLoad, ProcessLoad, UNLOADED};
 use super::curve::{Load, LoadSums};
 use super::machine::Model;
 use crate::domain::model::{
     C2c, Clocks, DeviceProcess, EccLocation, FabricState, Fast, GpmRatios, Gpu, GpuUuid, InstanceReading, LinkCounters,
     Medium, MemoryUse, MigDevice, Moment, Monotonic, NvLink, Pcie, Rates, RowRemap, Slow, Traffic,
 };
-use crate::node::hardware::source::{Due, Integrals, Pass, PassStatus, CallProblem, GpuReader};
+use crate::node::hardware::source::{CallProblem, Due, GpuReader, Integrals, Pass, PassStatus};
 use crate::node::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
 
 /// Reserved memory, as on real boards.
@@ -158,7 +158,8 @@ impl SimulatedReader {
 
     /// Busy seconds of each GPU instance since the last pass, with GPM.
     fn instance_busy_seconds(&self, board: &Board, last: &Board) -> Option<Vec<(u32, f64)>> {
-        let gain = |(number, (_, sums)): (&u32, &(Load, LoadSums))| (*number, sums.busy - last.instances[number].1.busy);
+        let gain =
+            |(number, (_, sums)): (&u32, &(Load, LoadSums))| (*number, sums.busy - last.instances[number].1.busy);
         let has_gpm = !self.partitions.is_empty() && self.model.has_gpm;
         has_gpm.then(|| board.instances.iter().map(gain).collect())
     }

@@ -7,7 +7,7 @@ use tracing::warn;
 use super::{SessionPhase, Supervisor};
 use crate::domain::model::{Collector, HardwareState, Monotonic};
 use crate::node::hardware::plausible::Implausible;
-use crate::node::hardware::source::{Failure, CallProblem};
+use crate::node::hardware::source::{CallProblem, Failure};
 
 const RELEASED: &str = "the driver was released on request; `podmeter resume` opens it again";
 

@@ -113,7 +113,8 @@ impl Supervisor {
                     event_thread.stop();
                 }
                 self.rounds.clear();
-                self.phase = SessionPhase::Draining { session, pending, until: now + RELEASE.min(self.settings.watchdog) };
+                self.phase =
+                    SessionPhase::Draining { session, pending, until: now + RELEASE.min(self.settings.watchdog) };
                 self.publish();
             }
             other => self.phase = other,
@@ -122,7 +123,8 @@ impl Supervisor {
 
     pub(super) fn close(&mut self, now: Monotonic) {
         let retry = now + self.reopen.pause();
-        let SessionPhase::Draining { session, .. } = std::mem::replace(&mut self.phase, SessionPhase::Closed { retry }) else {
+        let SessionPhase::Draining { session, .. } = std::mem::replace(&mut self.phase, SessionPhase::Closed { retry })
+        else {
             return;
         };
         if let Some(event_thread) = self.event_thread.take_if(|event_thread| !event_thread.has_ended()) {

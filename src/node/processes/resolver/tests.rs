@@ -1,13 +1,15 @@
 use super::*;
 use crate::domain::model::UnattributedReason;
 use crate::simulation::kubelet::container_id;
-use crate::simulation::proc_tree::{Inside, ProcTree};
+use crate::simulation::proc_tree::{ContainerIdentity, ProcTree};
 
 const UID: &str = "8f5d2c1e-90ab-4cde-8123-456789abcdef";
 const HASH: &str = "229836ee3ad078911e99a2b8134d6713";
-const MAIN: Inside<'_> = Inside { namespace: "research", pod: "training-0", uid: UID, container: "main" };
-const SIDE: Inside<'_> = Inside { container: "side", ..MAIN };
-const MANIFEST: Inside<'_> = Inside { namespace: "kube-system", pod: "probe-node", uid: HASH, container: "probe" };
+const MAIN: ContainerIdentity<'_> =
+    ContainerIdentity { namespace: "research", pod: "training-0", uid: UID, container: "main" };
+const SIDE: ContainerIdentity<'_> = ContainerIdentity { container: "side", ..MAIN };
+const MANIFEST: ContainerIdentity<'_> =
+    ContainerIdentity { namespace: "kube-system", pod: "probe-node", uid: HASH, container: "probe" };
 
 struct Lab {
     _directory: tempfile::TempDir,
@@ -44,16 +46,16 @@ impl Lab {
     }
 
     /// The Pods API lists this pod and its containers.
-    fn list(&mut self, inside: Inside<'_>, api_uid: &str, terminal: bool, containers: &[&str]) {
+    fn list(&mut self, identity: ContainerIdentity<'_>, api_uid: &str, terminal: bool, containers: &[&str]) {
         let identity = PodIdentity {
-            pod: PodRef::new(inside.namespace, inside.pod),
+            pod: PodRef::new(identity.namespace, identity.pod),
             uid: api_uid.into(),
-            runtime_uid: (api_uid != inside.uid).then(|| inside.uid.into()),
+            runtime_uid: (api_uid != identity.uid).then(|| identity.uid.into()),
             labels: BTreeMap::new(),
             terminal,
             containers: containers
                 .iter()
-                .map(|name| (ContainerId::new(container_id(inside.uid, name)), Arc::from(*name)))
+                .map(|name| (ContainerId::new(container_id(identity.uid, name)), Arc::from(*name)))
                 .collect(),
         };
         self.pods.pods.insert(api_uid.into(), Arc::new(identity));
@@ -69,9 +71,9 @@ impl Lab {
     }
 }
 
-fn container(inside: Inside<'_>) -> Owner {
-    let container = ContainerRef::new(inside.namespace, inside.pod, inside.container);
-    Owner::Container(container.with_uid(Some(inside.uid.into())))
+fn container(identity: ContainerIdentity<'_>) -> Owner {
+    let container = ContainerRef::new(identity.namespace, identity.pod, identity.container);
+    Owner::Container(container.with_uid(Some(identity.uid.into())))
 }
 
 fn ended(named: bool) -> Owner {
@@ -235,7 +237,7 @@ fn nonsense_in_proc_is_an_unknown_owner() {
 #[test]
 fn the_uid_identifies_a_leftover_process_of_an_earlier_pod() {
     let mut lab = Lab::with_pods();
-    let again = Inside { uid: "00000000-0000-4000-8000-000000000001", ..MAIN };
+    let again = ContainerIdentity { uid: "00000000-0000-4000-8000-000000000001", ..MAIN };
     lab.tree.add_container(again).unwrap();
     lab.tree.start(300, 1, again).unwrap();
     assert_eq!((lab.owner(1, 100), lab.owner(1, 300)), (container(MAIN), container(again)));
@@ -245,9 +247,9 @@ fn the_uid_identifies_a_leftover_process_of_an_earlier_pod() {
 #[test]
 fn pods_are_known_by_name_and_the_later_of_two() {
     let mut lab = Lab::with_pods();
-    let again = Inside { uid: "00000000-0000-4000-8000-000000000001", ..MAIN };
+    let again = ContainerIdentity { uid: "00000000-0000-4000-8000-000000000001", ..MAIN };
     lab.tree.add_container(again).unwrap();
-    let path = |inside: Inside<'_>| format!("{}_{}_{}", inside.namespace, inside.pod, inside.uid);
+    let path = |identity: ContainerIdentity<'_>| format!("{}_{}_{}", identity.namespace, identity.pod, identity.uid);
     let later = std::fs::File::open(lab.tree.pod_logs_root().join(path(again))).unwrap();
     let time = later.metadata().unwrap().modified().unwrap() + Duration::from_secs(5);
     later.set_modified(time).unwrap();
