@@ -1,52 +1,127 @@
+//! The weights by which a segment is divided. In: the SM time of processes, the activity of MIG devices, owners. Out: SM
+//! time by holder, and fraction and activity of each MIG device. Does not know: intervals and their amounts.
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::domain::attribution::owners::{DeviceProcesses, OwnedProcess};
-use crate::domain::model::{ContainerRef, Monotonic, Owner, PodRef, UnattributedReason};
+use crate::domain::model::{ContainerRef, Gpu, MigDevice, MigUuid, Monotonic, Owner, PodRef, UnattributedReason};
 
 /// A process that was not reported for so long has ended.
-const FORGOTTEN: Duration = Duration::from_secs(120);
+const PROCESS_ENDED: Duration = Duration::from_secs(120);
+
+/// By what a segment is divided.
+#[derive(Clone, Debug)]
+pub enum Weights {
+    /// By holding: only the holders are known.
+    Holding,
+    /// By SM time: the SM-seconds of processes that belong to no holder; each holder has its own.
+    Processes(BTreeMap<UnattributedReason, f64>),
+    /// By the activity of each MIG device.
+    MigDevices(Vec<MigWeight>),
+}
 
 /// Up to where the SM time of each process of one device has been used.
 #[derive(Debug, Default)]
-pub struct Weights {
+pub struct UsedSmTime {
     /// By pid, as the totals are: whether a process can still be read does not change its past use.
     used: BTreeMap<u32, (f64, Monotonic)>,
 }
 
 /// SM-seconds since the last interval.
 #[derive(Debug, Default, PartialEq)]
-pub struct Gains {
+pub struct SmWeights {
     /// By holder.
     pub holders: Vec<f64>,
     pub others: BTreeMap<UnattributedReason, f64>,
 }
 
-impl Weights {
+impl UsedSmTime {
     /// `None` where the driver does not report SM time by process. `holders` are sorted.
-    pub fn gains(
+    pub fn weights(
         &mut self,
         processes: Option<&DeviceProcesses>,
         holders: &[&ContainerRef],
         now: Monotonic,
-    ) -> Option<Gains> {
+    ) -> Option<SmWeights> {
         let processes = processes.filter(|processes| processes.has_sm_seconds)?;
-        let mut gains = Gains { holders: vec![0.0; holders.len()], others: BTreeMap::new() };
+        let mut weights = SmWeights { holders: vec![0.0; holders.len()], others: BTreeMap::new() };
         for process in &processes.processes {
             let total = if process.sm_seconds.is_finite() { process.sm_seconds.max(0.0) } else { 0.0 };
             let (before, _) = self.used.insert(process.pid, (total, now)).unwrap_or((0.0, now));
             // The count of a process that was idle for long restarts at zero.
-            let gain = if total < before { total } else { total - before };
-            if gain > 0.0 {
+            let increase = if total < before { total } else { total - before };
+            if increase > 0.0 {
                 match holder_of(process, holders) {
-                    Ok(place) => gains.holders[place] += gain,
-                    Err(reason) => *gains.others.entry(reason).or_default() += gain,
+                    Ok(position) => weights.holders[position] += increase,
+                    Err(reason) => *weights.others.entry(reason).or_default() += increase,
                 }
             }
         }
-        self.used.retain(|_, (_, seen)| now.since(*seen) < FORGOTTEN);
-        Some(gains)
+        self.used.retain(|_, (_, seen)| now.since(*seen) < PROCESS_ENDED);
+        Some(weights)
     }
+}
+
+impl SmWeights {
+    /// The others' part of `seconds` of an interval of this length.
+    pub fn others_in(&self, seconds: f64, length: f64) -> BTreeMap<UnattributedReason, f64> {
+        self.others.iter().map(|(reason, weight)| (*reason, weight * seconds / length)).collect()
+    }
+}
+
+/// One MIG device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MigWeight {
+    /// Of the GPU's compute.
+    pub fraction: f64,
+    /// How busy it was, 0 to 1; `None` without GPM.
+    pub active: Option<f64>,
+    /// Its reason while it has no holder.
+    pub unheld: UnattributedReason,
+}
+
+/// The MIG devices of one GPU, and what their GPU instances report. None while it is unknown which part of
+/// the GPU each is: then nothing is divided among them.
+pub struct MigWeights<'a> {
+    mig_devices: &'a [MigDevice],
+    pub weights: Vec<MigWeight>,
+}
+
+impl<'a> MigWeights<'a> {
+    /// `None` for a GPU that is not partitioned. `active`: by GPU instance, a mean over all its slices, 0 to 1.
+    pub fn new(gpu: Option<&'a Gpu>, active: &BTreeMap<u32, f64>, processes: Option<&DeviceProcesses>) -> Option<Self> {
+        let gpu = gpu.filter(|gpu| !gpu.mig_devices.is_empty())?;
+        let weight = |mig: &'a MigDevice| {
+            let active = active.get(&mig.gpu_instance);
+            let active = active.map(|active| (active * gpu.slices_of_instance(mig)).clamp(0.0, 1.0));
+            let unheld = processes
+                .map_or(UnattributedReason::Unknown, |processes| unheld_reason(&processes.processes, mig.gpu_instance));
+            Some(MigWeight { fraction: gpu.slice_fraction(mig.slices)?, active, unheld })
+        };
+        let Some(mut weights) = gpu.mig_devices.iter().map(weight).collect::<Option<Vec<_>>>() else {
+            return Some(Self { mig_devices: &[], weights: vec![] });
+        };
+        // The fractions never exceed the GPU, whatever slices the driver reports.
+        let sum: f64 = weights.iter().map(|weight| weight.fraction).sum();
+        weights.iter_mut().for_each(|weight| weight.fraction /= sum.max(1.0));
+        Some(Self { mig_devices: &gpu.mig_devices, weights })
+    }
+
+    pub fn position(&self, mig: &MigUuid) -> Option<usize> {
+        self.mig_devices.iter().position(|device| device.uuid == *mig)
+    }
+}
+
+/// The reason for the use of an instance that no container holds.
+fn unheld_reason(processes: &[OwnedProcess], gpu_instance: u32) -> UnattributedReason {
+    let running = |process: &&OwnedProcess| process.running && process.gpu_instance == Some(gpu_instance);
+    processes
+        .iter()
+        .filter(running)
+        .map(|process| process.owner.unattributed_reason().unwrap_or(UnattributedReason::NotAllocated))
+        .min()
+        .unwrap_or(UnattributedReason::Unknown)
 }
 
 /// The index of the holder that owns the process: its own container, else the first of its pod. A container that takes
@@ -55,7 +130,7 @@ impl Weights {
 pub fn holder_of(process: &OwnedProcess, holders: &[&ContainerRef]) -> Result<usize, UnattributedReason> {
     let (namespace, pod, container) = match &process.owner {
         Owner::Container(container) => match holders.binary_search(&container) {
-            Ok(place) => return Ok(place),
+            Ok(position) => return Ok(position),
             Err(_) => (&container.namespace, &container.pod, Some(container)),
         },
         Owner::Pod(PodRef { namespace, pod }) => (namespace, pod, None),
@@ -67,7 +142,7 @@ pub fn holder_of(process: &OwnedProcess, holders: &[&ContainerRef]) -> Result<us
     let mut mates = of_name.clone().filter(|(_, holder)| container.is_none_or(|own| own.may_be_in_pod_of(holder)));
     let own = mates.clone().find(|(_, holder)| container.is_some_and(|own| own.has_names_of(holder)));
     match own.or_else(|| mates.next()) {
-        Some((place, _)) => Ok(place),
+        Some((position, _)) => Ok(position),
         None if of_name.clone().next().is_some() => Err(UnattributedReason::TerminatedPod),
         None => Err(UnattributedReason::NotAllocated),
     }
@@ -78,21 +153,21 @@ mod tests {
     use super::*;
     use crate::domain::model::UnknownOwner;
 
-    fn told(owner: Owner, start_ticks: u64, sm_seconds: f64) -> DeviceProcesses {
-        let process = crate::test_data::process(7, owner, sm_seconds);
-        DeviceProcesses { has_sm_seconds: true, processes: vec![OwnedProcess { start_ticks, ..process }] }
+    fn process(owner: Owner, start_ticks: u64, sm_seconds: f64) -> DeviceProcesses {
+        let one = crate::test_data::process(7, owner, sm_seconds);
+        DeviceProcesses { has_sm_seconds: true, processes: vec![OwnedProcess { start_ticks, ..one }] }
     }
 
     #[test]
     fn a_process_that_can_no_longer_be_read_does_not_count_again() {
         let main = ContainerRef::new("team", "train", "main");
-        let mut weights = Weights::default();
-        let mut gains = |second, processes: DeviceProcesses| {
-            weights.gains(Some(&processes), &[&main], Monotonic::from_secs(second)).unwrap()
+        let mut used = UsedSmTime::default();
+        let mut weights = |second, processes: DeviceProcesses| {
+            used.weights(Some(&processes), &[&main], Monotonic::from_secs(second)).unwrap()
         };
-        assert_eq!(gains(1, told(Owner::Container(main.clone()), 5, 30.0)).holders, [30.0]);
-        let after = gains(61, told(Owner::Unknown(UnknownOwner::Gone), 0, 30.0));
-        assert_eq!(after, Gains { holders: vec![0.0], others: BTreeMap::new() });
+        assert_eq!(weights(1, process(Owner::Container(main.clone()), 5, 30.0)).holders, [30.0]);
+        let after = weights(61, process(Owner::Unknown(UnknownOwner::Gone), 0, 30.0));
+        assert_eq!(after, SmWeights { holders: vec![0.0], others: BTreeMap::new() });
     }
 
     #[test]
@@ -101,16 +176,16 @@ mod tests {
             ContainerRef::new("team", "web-0", container).with_uid(uid.map(Into::into))
         };
         let (old, new, side) = (of("main", Some("old")), of("main", Some("new")), of("side", Some("new")));
-        let place = |owner: &ContainerRef, holders: &[&ContainerRef]| {
-            let told = told(Owner::Container(owner.clone()), 5, 0.0);
-            holder_of(&told.processes[0], holders)
+        let holder = |owner: &ContainerRef, holders: &[&ContainerRef]| {
+            let listed = process(Owner::Container(owner.clone()), 5, 0.0);
+            holder_of(&listed.processes[0], holders)
         };
-        assert_eq!(place(&old, &[&new]), Err(UnattributedReason::TerminatedPod));
-        assert_eq!(place(&old, &[&new, &old]), Ok(1), "while both have held it since the last reading");
-        assert_eq!(place(&new, &[&new, &old]), Ok(0));
-        assert_eq!(place(&of("init", Some("new")), &[&old, &side]), Ok(1), "of its own pod");
-        assert_eq!(place(&of("main", None), &[&side, &new]), Ok(1), "where the UID is not known, by name");
-        assert_eq!(place(&new, &[&of("main", None)]), Ok(0));
-        assert_eq!(place(&new, &[]), Err(UnattributedReason::NotAllocated));
+        assert_eq!(holder(&old, &[&new]), Err(UnattributedReason::TerminatedPod));
+        assert_eq!(holder(&old, &[&new, &old]), Ok(1), "while both have held it since the last reading");
+        assert_eq!(holder(&new, &[&new, &old]), Ok(0));
+        assert_eq!(holder(&of("init", Some("new")), &[&old, &side]), Ok(1), "of its own pod");
+        assert_eq!(holder(&of("main", None), &[&side, &new]), Ok(1), "where the UID is not known, by name");
+        assert_eq!(holder(&new, &[&of("main", None)]), Ok(0));
+        assert_eq!(holder(&new, &[]), Err(UnattributedReason::NotAllocated));
     }
 }

@@ -1,7 +1,13 @@
-use super::division::is_nothing;
+//! The readings of one device as intervals. In: its totals. Out: the time since it was last accounted, as a gap and an
+//! interval with busy seconds and joules; the activity of its GPU instances; its idle power. Does not know holders.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::parts::is_nothing;
 use crate::domain::model::{DeviceTotals, Divided, Gaps, Monotonic};
 
-/// Busy time that the driver has reported for time the clock has not reached yet.
+/// At most this much busy time is carried to the next interval: the driver's samples are up to two seconds late.
 const CARRY_LIMIT_SECONDS: f64 = 2.0;
 
 /// Up to when one device is accounted, and what its totals were then.
@@ -105,9 +111,9 @@ impl DeviceClock {
         let mut gap = in_gap.then_some(Gap { from, to: gap_until, energy_joules: None });
         // A total starts when it is first seen: what it had before is unattributed.
         let of_gaps = |energy| (totals.gaps.energy_joules - before.energy_joules).clamp(0.0, energy);
-        match (gain(&mut self.energy_joules, energy), &mut gap) {
+        match (increase(&mut self.energy_joules, energy), &mut gap) {
             (Some((true, energy)), None) => {
-                // The busy time of a gap that is divided already.
+                // Energy of a gap that is divided already.
                 interval.unattributed_energy_joules = of_gaps(energy);
                 interval.energy_joules = Some(energy - interval.unattributed_energy_joules);
             }
@@ -120,7 +126,7 @@ impl DeviceClock {
             (Some((false, energy)), _) => interval.unattributed_energy_joules = energy,
             (None, _) => {}
         }
-        match gain(&mut self.busy_seconds, busy) {
+        match increase(&mut self.busy_seconds, busy) {
             Some((true, busy)) => self.divide_busy(busy, in_gap, &mut interval),
             Some((false, busy)) => interval.unattributed_busy_seconds = busy,
             None => {}
@@ -131,13 +137,13 @@ impl DeviceClock {
     /// Samples come in steps of a sixth of a second or more, and up to two seconds late: what one interval has too much
     /// of, the next has too little. What the driver reports of a gap is unattributed: its time is neither busy nor
     /// idle.
-    fn divide_busy(&mut self, gain: f64, in_gap: bool, interval: &mut Interval) {
-        let due = gain + self.busy_carry;
+    fn divide_busy(&mut self, increase: f64, in_gap: bool, interval: &mut Interval) {
+        let due = increase + self.busy_carry;
         let covered = interval.seconds() - interval.uncovered_seconds;
-        let taken = due.min(covered.max(0.0));
-        self.busy_carry = if in_gap { 0.0 } else { (due - taken).min(CARRY_LIMIT_SECONDS) };
-        interval.busy_seconds = (!is_nothing(covered)).then_some(taken);
-        interval.unattributed_busy_seconds = due - taken - self.busy_carry;
+        let divided = due.min(covered.max(0.0));
+        self.busy_carry = if in_gap { 0.0 } else { (due - divided).min(CARRY_LIMIT_SECONDS) };
+        interval.busy_seconds = (!is_nothing(covered)).then_some(divided);
+        interval.unattributed_busy_seconds = due - divided - self.busy_carry;
     }
 
     /// What the device's totals were when it was last accounted, less what is not divided yet.
@@ -155,11 +161,105 @@ impl DeviceClock {
     }
 }
 
-/// What a total has gained since it was last seen, and whether it was seen before.
-fn gain(last: &mut Option<f64>, total: Option<f64>) -> Option<(bool, f64)> {
+/// The increase of a total since it was last read, and whether it was read before.
+fn increase(last: &mut Option<f64>, total: Option<f64>) -> Option<(bool, f64)> {
     let total = total?;
     Some(match last.replace(total) {
         Some(before) => (true, (total - before).max(0.0)),
         None => (false, total),
     })
+}
+
+/// What the GPU instances of one device had reported when it was last accounted.
+#[derive(Debug, Default)]
+pub struct InstanceActivity {
+    through: Monotonic,
+    busy_seconds: BTreeMap<u32, f64>,
+}
+
+impl InstanceActivity {
+    /// By GPU instance: the part of the time since the last call, or since the last gap, in which it was busy, 0 to 1.
+    /// Instances that report nothing are absent.
+    pub fn ratios(&mut self, totals: &DeviceTotals) -> BTreeMap<u32, f64> {
+        let mut before = std::mem::replace(&mut self.busy_seconds, totals.instance_busy_seconds.clone());
+        let mut from = std::mem::replace(&mut self.through, totals.through);
+        if totals.gaps.until > from {
+            // A new reader restarts the counts of the instances.
+            before.clear();
+            from = totals.gaps.until;
+        }
+        let length = totals.through.since(from).as_secs_f64();
+        if length <= 0.0 {
+            return BTreeMap::new();
+        }
+        let ratio = |(number, now): (&u32, &f64)| {
+            let before = before.get(number).copied().unwrap_or(0.0);
+            let increase = if *now < before { *now } else { now - before };
+            (*number, (increase / length).clamp(0.0, 1.0))
+        };
+        totals.instance_busy_seconds.iter().map(ratio).collect()
+    }
+}
+
+/// After this much idle time a past reading weighs half.
+const IDLE_POWER_HALF_LIFE: Duration = Duration::from_secs(300);
+/// The energy counter moves in steps of up to 0.1 s.
+const LEAST_IDLE_TIME: Duration = Duration::from_secs(1);
+
+/// What one board draws with nothing running: the mean over the time in which it was not busy at all,
+/// with older readings weighing less. A board that was never idle has no known idle power.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct IdlePower {
+    seconds: f64,
+    joules: f64,
+}
+
+impl IdlePower {
+    pub fn add(&mut self, seconds: f64, joules: f64) {
+        let fade = 0.5_f64.powf(seconds / IDLE_POWER_HALF_LIFE.as_secs_f64());
+        self.seconds = self.seconds * fade + seconds;
+        self.joules = self.joules * fade + joules;
+    }
+
+    #[must_use]
+    pub fn watts(&self) -> Option<f64> {
+        (self.seconds >= LEAST_IDLE_TIME.as_secs_f64()).then(|| self.joules / self.seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instance_activity_is_the_mean_since_the_last_call() {
+        let mut activity = InstanceActivity::default();
+        let totals = |second, instances: &[(u32, f64)]| DeviceTotals {
+            through: Monotonic::from_secs(second),
+            instance_busy_seconds: instances.iter().copied().collect(),
+            ..DeviceTotals::default()
+        };
+        activity.ratios(&totals(10, &[(1, 4.0)]));
+        assert_eq!(activity.ratios(&totals(14, &[(1, 6.0), (2, 1.0)])), [(1, 0.5), (2, 0.25)].into());
+        assert_eq!(activity.ratios(&totals(15, &[(2, 1.0)])), [(2, 0.0)].into());
+        assert_eq!(activity.ratios(&totals(16, &[(1, 0.5)])), [(1, 0.5)].into(), "it began anew");
+        let after_gap = |second, until, instances: &[(u32, f64)]| DeviceTotals {
+            gaps: Gaps { until: Monotonic::from_secs(until), ..Gaps::default() },
+            ..totals(second, instances)
+        };
+        assert_eq!(activity.ratios(&after_gap(60, 60, &[])), [].into(), "the gap has no ratio");
+        assert_eq!(activity.ratios(&after_gap(62, 60, &[(1, 1.0)])), [(1, 0.5)].into());
+        assert_eq!(activity.ratios(&after_gap(94, 90, &[(1, 2.0)])), [(1, 0.5)].into(), "the gap is not its time");
+    }
+
+    #[test]
+    fn idle_power_is_unknown_before_a_second_of_idleness_and_older_readings_weigh_less() {
+        let mut power = IdlePower::default();
+        power.add(0.6, 60.0);
+        assert_eq!(power.watts(), None);
+        power.add(0.6, 60.0);
+        assert!((power.watts().unwrap() - 100.0).abs() < 1e-9);
+        (0..3000).for_each(|_| power.add(1.0, 60.0));
+        assert!((power.watts().unwrap() - 60.0).abs() < 0.1, "{power:?}");
+    }
 }

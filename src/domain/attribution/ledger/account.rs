@@ -1,6 +1,12 @@
+//! One holder of one device: when it held it, and what it used. In: holdings, and the entry of each interval. Out: the
+//! account, and the spans of time that it held the device in an interval. Does not know other holders.
+
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::division::{add_known, is_nothing};
+use super::device_ledger::HolderKey;
+use super::parts::{Part, add_known, is_nothing};
+use super::segments::Holder;
 use crate::domain::attribution::join::HoldingKey;
 use crate::domain::model::{Account, Figures, Holding, Moment, Monotonic, SharingForm, UnixSeconds};
 
@@ -38,23 +44,64 @@ pub struct Span {
     pub held_share: HeldShare,
 }
 
-/// What one holder gains in one interval.
+/// What one account gets of one interval: the sum of its parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Gain {
+pub struct AccountEntry {
     /// Clock time.
     pub held: f64,
     /// `None` where no share was known.
     pub allocated: Option<f64>,
-    pub busy: Option<f64>,
+    pub part: Part,
     /// Of the time in which both the share and busy are known; `None` where there is none.
-    pub covered: Option<Covered>,
-    pub energy: Option<f64>,
+    pub covered: Option<CoveredUse>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Covered {
+pub struct CoveredUse {
     pub allocated: f64,
     pub busy: f64,
+}
+
+/// When one account held the device in an interval, and its entry.
+pub struct HeldTime<'a> {
+    pub key: &'a HolderKey,
+    pub account: &'a mut HolderAccount,
+    pub spans: Vec<Span>,
+    pub entry: AccountEntry,
+}
+
+/// Of the accounts that held the device between `from` and `to`, with what is allocated of it.
+pub fn held_times(
+    accounts: &mut BTreeMap<HolderKey, HolderAccount>,
+    from: Monotonic,
+    to: Monotonic,
+) -> Vec<HeldTime<'_>> {
+    let mut held = vec![];
+    for (key, account) in accounts {
+        let spans = account.drain_spans(from, to);
+        let mut entry = AccountEntry::default();
+        for span in &spans {
+            let seconds = span.length().as_secs_f64();
+            entry.held += seconds;
+            add_known(&mut entry.allocated, span.held_share.share.map(|share| share * seconds));
+        }
+        if !spans.is_empty() {
+            held.push(HeldTime { key, account, spans, entry });
+        }
+    }
+    held
+}
+
+impl AccountEntry {
+    /// Adds its part of a segment, of whose `seconds` this ratio is covered.
+    pub fn add(&mut self, part: Part, holder: &Holder, seconds: f64, covered_ratio: f64) {
+        if let Some((busy, share)) = part.busy.zip(holder.share) {
+            let covered = self.covered.get_or_insert(CoveredUse::default());
+            covered.allocated += share * seconds * covered_ratio;
+            covered.busy += busy;
+        }
+        self.part.add(part);
+    }
 }
 
 impl HolderAccount {
@@ -77,7 +124,7 @@ impl HolderAccount {
     pub fn hold(&mut self, holding: &Holding, now: Moment, seen: u64) {
         self.seen = seen;
         let held_share = HeldShare::of(holding);
-        if self.account.holding.as_ref().is_none_or(|held| !alike(held, holding)) {
+        if self.account.holding.as_ref().is_none_or(|held| !is_same_holding(held, holding)) {
             self.account.holding = Some(holding.clone());
         }
         if self.account.ended.take().is_some() {
@@ -111,47 +158,41 @@ impl HolderAccount {
     }
 
     /// When it held between `from` and `to`; holdings up to `to` are then removed.
-    pub fn take(&mut self, from: Monotonic, to: Monotonic) -> Vec<Span> {
+    fn drain_spans(&mut self, from: Monotonic, to: Monotonic) -> Vec<Span> {
         let mut spans = vec![];
-        let mut add = |since: Monotonic, until: Monotonic, held_share| {
-            let span = Span { from: since.max(from), to: until.min(to), held_share };
-            if span.from < span.to {
-                spans.push(span);
-            }
-        };
         self.closed.retain_mut(|span| {
-            add(span.from, span.to, span.held_share);
+            spans.extend(span.between(from, to));
             span.from = span.from.max(to);
             span.from < span.to
         });
         if let Some((open, held_share)) = &mut self.open
             && *open < to
         {
-            add(*open, to, *held_share);
+            spans.extend(Span { from: *open, to, held_share: *held_share }.between(from, to));
             *open = to;
         }
         spans
     }
 
-    /// `busy_whole`: what its busy seconds are a part of.
-    pub fn gain(&mut self, gain: &Gain, busy_whole: Option<f64>, now: UnixSeconds) {
+    /// Adds an interval. `busy_whole`: what its busy seconds are a part of.
+    pub fn add(&mut self, entry: &AccountEntry, busy_whole: Option<f64>, now: UnixSeconds) {
         let account = &mut self.account;
         let figures = &mut account.figures;
-        let covered = gain.covered.unwrap_or_default();
-        add_known(&mut figures.held_seconds, Some(gain.held));
-        add_known(&mut figures.allocated_seconds, gain.allocated);
-        let uncovered = gain.allocated.map(|allocated| allocated - covered.allocated);
+        let covered = entry.covered.unwrap_or_default();
+        add_known(&mut figures.held_seconds, Some(entry.held));
+        add_known(&mut figures.allocated_seconds, entry.allocated);
+        let uncovered = entry.allocated.map(|allocated| allocated - covered.allocated);
         add_known(&mut figures.uncovered_seconds, uncovered.map(|time| if is_nothing(time) { 0.0 } else { time }));
         let whole = busy_whole.filter(|whole| self.open.is_some() && !is_nothing(*whole));
-        self.busy_part = gain.busy.zip(whole).map(|(busy, whole)| busy / whole);
-        if gain.covered.is_some() {
+        self.busy_part = entry.part.busy.zip(whole).map(|(busy, whole)| busy / whole);
+        if entry.covered.is_some() {
             add_known(&mut figures.idle_seconds, Some((covered.allocated - covered.busy).max(0.0)));
             add_known(&mut figures.borrowed_seconds, Some((covered.busy - covered.allocated).max(0.0)));
         }
-        add_known(&mut figures.busy_seconds, gain.busy);
-        add_known(&mut figures.energy_joules, gain.energy);
-        if let Some(busy) = gain.busy {
-            // It may have been busy up to now in time that was not read.
+        add_known(&mut figures.busy_seconds, entry.part.busy);
+        add_known(&mut figures.energy_joules, entry.part.energy);
+        if let Some(busy) = entry.part.busy {
+            // It may have been busy up to now in time without readings.
             if std::mem::take(&mut self.is_unread) || !is_nothing(busy) {
                 account.last_active = Some(now);
             }
@@ -164,7 +205,7 @@ impl HolderAccount {
 }
 
 /// All fields but the method, which the ledger sets.
-fn alike(one: &Holding, other: &Holding) -> bool {
+fn is_same_holding(one: &Holding, other: &Holding) -> bool {
     one.device_ids == other.device_ids
         && one.resource == other.resource
         && (one.sharing, one.share, one.weight) == (other.sharing, other.share, other.weight)
@@ -179,6 +220,12 @@ impl HeldShare {
 impl Span {
     pub fn length(&self) -> Duration {
         self.to.since(self.from)
+    }
+
+    /// Its part between `from` and `to`.
+    fn between(self, from: Monotonic, to: Monotonic) -> Option<Self> {
+        let span = Self { from: self.from.max(from), to: self.to.min(to), ..self };
+        (span.from < span.to).then_some(span)
     }
 
     pub fn covers(&self, from: Monotonic, to: Monotonic) -> bool {

@@ -1,0 +1,255 @@
+//! Divides one segment into parts. In: the segment and its weights. Out: a part for each holder, and by reason what no
+//! holder has; they add up to the segment, which `Audit` checks. Does not know: accounts, and other segments.
+
+use std::collections::BTreeMap;
+
+use super::segments::{Holder, Segment};
+use super::weights::{MigWeight, Weights};
+use crate::domain::model::{DividedQuantity, UnattributedReason};
+
+/// Floating point alone: what is summed is of like size.
+const TOLERANCE: f64 = 1e-9;
+
+/// Seconds that are only what rounding left.
+pub fn is_nothing(seconds: f64) -> bool {
+    seconds < 1e-9
+}
+
+/// The sum is known once one amount is.
+pub fn add_known(sum: &mut Option<f64>, amount: Option<f64>) {
+    if let Some(amount) = amount {
+        *sum.get_or_insert(0.0) += amount;
+    }
+}
+
+/// The reason, or `Ended` while the use may be that of a holding that ended less than two passes ago: the use of a
+/// device and its holdings are read at different times.
+pub fn reason_or_ended(reason: UnattributedReason, has_ended: bool) -> UnattributedReason {
+    match reason {
+        UnattributedReason::NotAllocated | UnattributedReason::TerminatedPod | UnattributedReason::Unknown
+            if has_ended =>
+        {
+            UnattributedReason::Ended
+        }
+        reason => reason,
+    }
+}
+
+/// Busy seconds and joules of a holder, or of use that belongs to none. `None`: not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Part {
+    pub busy: Option<f64>,
+    pub energy: Option<f64>,
+}
+
+/// The parts of a segment, which add up to it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Parts {
+    pub holders: Vec<Part>,
+    pub unattributed: BTreeMap<UnattributedReason, Part>,
+}
+
+impl Part {
+    pub fn of_busy(seconds: f64) -> Self {
+        Self { busy: Some(seconds), energy: None }
+    }
+
+    pub fn of_energy(joules: f64) -> Self {
+        Self { busy: None, energy: Some(joules) }
+    }
+
+    pub fn add(&mut self, other: Self) {
+        add_known(&mut self.busy, other.busy);
+        add_known(&mut self.energy, other.energy);
+    }
+}
+
+impl Parts {
+    fn add_unattributed(&mut self, reason: UnattributedReason, part: Part) {
+        self.unattributed.entry(reason).or_default().add(part);
+    }
+}
+
+impl Segment {
+    pub fn divide(&self) -> Parts {
+        let mut parts = Parts { holders: vec![Part::default(); self.holders.len()], ..Parts::default() };
+        match &self.weights {
+            Weights::MigDevices(devices) => self.divide_by_mig_activity(devices, &mut parts),
+            Weights::Processes(others) => self.divide_by_process(others, &mut parts),
+            Weights::Holding if self.holders.is_empty() => self.divide_by_process(&BTreeMap::new(), &mut parts),
+            Weights::Holding => {
+                let sum: f64 = self.holders.iter().map(|holder| holder.weight).sum();
+                for (part, holder) in parts.holders.iter_mut().zip(&self.holders) {
+                    let weight = holder.weight / sum;
+                    part.busy = self.busy.map(|busy| busy * weight);
+                    part.energy = self.energy.map(|energy| energy * weight);
+                }
+            }
+        }
+        parts
+    }
+
+    /// An exclusive holder also gets what no process explains, and idle power.
+    fn has_exclusive_holder(&self) -> bool {
+        matches!(self.holders[..], [Holder { exclusive: true, .. }])
+    }
+
+    fn divide_by_process(&self, others: &BTreeMap<UnattributedReason, f64>, parts: &mut Parts) {
+        if let Some(busy) = self.busy {
+            self.divide_by_sm_time(busy, Part::of_busy, others, UnattributedReason::Unknown, parts);
+        }
+        let Some(energy) = self.energy else { return };
+        let idle = self.idle_energy.unwrap_or(0.0).min(energy);
+        let is_idle = self.busy.is_some_and(is_nothing);
+        let rest = if is_idle { UnattributedReason::Idle } else { UnattributedReason::Unknown };
+        self.divide_by_sm_time(energy - idle, Part::of_energy, others, rest, parts);
+        if self.has_exclusive_holder() {
+            parts.holders[0].add(Part::of_energy(idle));
+        } else {
+            parts.add_unattributed(UnattributedReason::Idle, Part::of_energy(idle));
+        }
+    }
+
+    /// An amount by SM time; without any it is the exclusive holder's, else unattributed for the reason `rest`.
+    fn divide_by_sm_time(
+        &self,
+        amount: f64,
+        part: fn(f64) -> Part,
+        others: &BTreeMap<UnattributedReason, f64>,
+        rest: UnattributedReason,
+        parts: &mut Parts,
+    ) {
+        let sum = self.holders.iter().map(|holder| holder.sm_seconds).chain(others.values().copied()).sum::<f64>();
+        for (own, holder) in parts.holders.iter_mut().zip(&self.holders) {
+            own.add(part(if sum > 0.0 { amount * holder.sm_seconds / sum } else { 0.0 }));
+        }
+        if sum > 0.0 {
+            others.iter().for_each(|(reason, weight)| parts.add_unattributed(*reason, part(amount * weight / sum)));
+        } else if self.has_exclusive_holder() {
+            parts.holders[0].add(part(amount));
+        } else {
+            parts.add_unattributed(rest, part(amount));
+        }
+    }
+
+    fn divide_by_mig_activity(&self, devices: &[MigWeight], parts: &mut Parts) {
+        // A partitioned GPU has no device total of busy time; if one appears, it is unattributed.
+        if let Some(busy) = self.busy.filter(|busy| *busy > 0.0) {
+            parts.add_unattributed(UnattributedReason::Unknown, Part::of_busy(busy));
+        }
+        let works: Vec<f64> = devices.iter().map(|device| device.active.unwrap_or(0.0) * device.fraction).collect();
+        let work: f64 = works.iter().sum();
+        let is_known = !devices.is_empty() && devices.iter().all(|device| device.active.is_some());
+        let energy = self.energy.unwrap_or(0.0);
+        let idle = if is_known { self.idle_energy.unwrap_or(0.0).min(energy) } else { 0.0 };
+        let mut left = 1.0;
+        for (position, device) in devices.iter().enumerate() {
+            left -= device.fraction;
+            let weight = match is_known {
+                false => device.fraction,
+                true if work > 0.0 => works[position] / work,
+                true => 0.0,
+            };
+            let busy = device.active.map(|_| works[position] * self.seconds);
+            let energy = self.energy.map(|_| (energy - idle) * weight);
+            self.attribute_mig_device(Some(position), device, Part { busy, energy }, parts);
+        }
+        if self.energy.is_some() {
+            if is_known && work <= 0.0 {
+                parts.add_unattributed(UnattributedReason::Idle, Part::of_energy(energy - idle));
+            } else if !is_known && left > f64::EPSILON * 8.0 {
+                self.add_unmeasured(UnattributedReason::Unknown, left, energy * left, parts);
+            }
+            if is_known {
+                parts.add_unattributed(UnattributedReason::Idle, Part::of_energy(idle));
+            }
+        }
+    }
+
+    /// Attributes one MIG device's part to its holders, else to the holders of the whole GPU, else to none.
+    fn attribute_mig_device(&self, mig: Option<usize>, device: &MigWeight, part: Part, parts: &mut Parts) {
+        let sum: f64 = self.holders.iter().filter(|holder| holder.mig == mig).map(|holder| holder.weight).sum();
+        if sum > 0.0 {
+            for (own, holder) in parts.holders.iter_mut().zip(&self.holders).filter(|(_, holder)| holder.mig == mig) {
+                add_known(&mut own.busy, part.busy.map(|busy| busy * holder.weight / sum));
+                add_known(&mut own.energy, part.energy.map(|energy| energy * holder.weight / sum));
+            }
+        } else if mig.is_some() {
+            self.attribute_mig_device(None, device, part, parts);
+        } else if let (None, Some(energy)) = (device.active, part.energy) {
+            self.add_unmeasured(device.unheld, device.fraction, energy, parts);
+        } else if part != Part::default() {
+            parts.add_unattributed(device.unheld, part);
+        }
+    }
+
+    /// Energy of a fraction of the device without a holder or a measurement.
+    fn add_unmeasured(&self, reason: UnattributedReason, fraction: f64, energy: f64, parts: &mut Parts) {
+        let idle = self.idle_energy.map_or(0.0, |idle| idle * fraction).min(energy);
+        parts.add_unattributed(UnattributedReason::Idle, Part::of_energy(idle));
+        parts.add_unattributed(reason, Part::of_energy(energy - idle));
+    }
+}
+
+/// Counts where parts do not add up to what is divided, or are no amounts at all. That is always a defect: of podmeter,
+/// or of a reading that is no number.
+#[derive(Debug)]
+pub struct Audit {
+    violations: BTreeMap<DividedQuantity, u64>,
+}
+
+impl Default for Audit {
+    fn default() -> Self {
+        Self { violations: DividedQuantity::ALL.map(|quantity| (quantity, 0)).into() }
+    }
+}
+
+impl Audit {
+    pub fn violations(&self) -> &BTreeMap<DividedQuantity, u64> {
+        &self.violations
+    }
+
+    /// `total`, unless it is no amount.
+    pub fn amount(&mut self, quantity: DividedQuantity, total: Option<f64>) -> Option<f64> {
+        let total = total?;
+        if total.is_finite() && total >= 0.0 {
+            return Some(total);
+        }
+        self.count(quantity);
+        None
+    }
+
+    /// Whether the parts add up to the whole.
+    pub fn check(&mut self, quantity: DividedQuantity, whole: f64, parts: impl Iterator<Item = f64>) {
+        let (mut sum, mut sound) = (0.0, true);
+        for part in parts {
+            sum += part;
+            sound &= part.is_finite() && part >= 0.0;
+        }
+        if !sound || (sum - whole).abs() > TOLERANCE * whole.abs() {
+            self.count(quantity);
+        }
+    }
+
+    fn count(&mut self, quantity: DividedQuantity) {
+        *self.violations.entry(quantity).or_default() += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_add_up_is_counted_by_quantity() {
+        let mut audit = Audit::default();
+        audit.check(DividedQuantity::Busy, 1.0, [0.25, 0.75].into_iter());
+        audit.check(DividedQuantity::Energy, 0.3, [0.1, 0.2].into_iter());
+        assert!(audit.violations().values().all(|count| *count == 0), "rounding is none");
+        audit.check(DividedQuantity::Busy, 1.0, [0.25, 0.5].into_iter());
+        audit.check(DividedQuantity::Energy, 1.0, [2.0, -1.0].into_iter());
+        audit.check(DividedQuantity::Memory, 1.0, [f64::NAN].into_iter());
+        assert_eq!(audit.amount(DividedQuantity::Memory, Some(f64::INFINITY)), None);
+        assert_eq!(audit.violations().values().copied().collect::<Vec<_>>(), [1, 1, 2]);
+    }
+}

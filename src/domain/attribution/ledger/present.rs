@@ -1,0 +1,353 @@
+//! The present values of the accounts of one GPU. In: fresh readings, processes with their owners. Out: gauges of each
+//! holder, memory by holder and by reason, pods that use the GPU without holding it. Does not know intervals.
+//!
+//! Memory has an owner where a process list names it; without one, only an exclusive holder is known to use it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::device_ledger::{DeviceLedger, HolderKey};
+use super::parts::{Audit, reason_or_ended};
+use super::weights::holder_of;
+use crate::domain::attribution::owners::{DeviceProcesses, OwnedProcess};
+use crate::domain::model::{
+    Account, Attribution, ContainerRef, DeviceReadings, DividedQuantity, Gpu, GpuUuid, Holding, InstanceReading,
+    Medium, MigUuid, Monotonic, Owner, PodRef, SharingForm, UnallocatedUse, UnattributedReason, busy_ratio,
+};
+
+/// A process of a pod that does not hold the GPU is reported after this time: it may be listed before its allocation.
+const UNALLOCATED_AFTER: Duration = Duration::from_secs(30);
+
+/// What is known of one GPU now.
+pub struct PresentInputs<'a> {
+    pub gpu: Option<&'a Gpu>,
+    pub readings: Option<&'a DeviceReadings>,
+    pub processes: Option<&'a DeviceProcesses>,
+}
+
+/// Of a whole GPU, or of a slot on it. NVIDIA's MPS daemon limits each client to its slot's part, in whole MiB.
+fn limit_of(memory_bytes: u64, holding: &Holding) -> Option<u64> {
+    match holding.sharing {
+        SharingForm::Mps => Some((memory_bytes as f64 * holding.share?) as u64 >> 20 << 20),
+        _ => Some(memory_bytes),
+    }
+}
+
+impl DeviceLedger {
+    /// Updates the gauges.
+    pub fn update_gauges(&mut self, present: &PresentInputs<'_>, audit: &mut Audit) {
+        let stamped = present.readings.and_then(|readings| readings.medium.as_ref());
+        if let Some(stamped) = stamped.filter(|stamped| stamped.at > self.passes[0]) {
+            self.passes = [stamped.at, self.passes[0]];
+        }
+        let medium = stamped.map(|stamped| &stamped.value);
+        for ((_, mig), holder) in &mut self.accounts {
+            clear(&mut holder.account);
+            set_gauges(&mut holder.account, mig.as_ref(), holder.busy_part, present, medium);
+            let Some(holding) = &mut holder.account.holding else { continue };
+            let by_process = present.processes.is_some_and(|processes| processes.has_sm_seconds);
+            // Of a GPU that was never read nothing is attributed.
+            holding.attribution = self.clock.read.then_some(match (mig, holding.sharing) {
+                _ if self.in_gap => Attribution::Estimated,
+                (Some(_), _) => Attribution::Estimated,
+                (None, SharingForm::Exclusive) => Attribution::Exclusive,
+                (None, _) if by_process => Attribution::Process,
+                (None, _) => Attribution::EqualShare,
+            });
+        }
+        self.count_processes(present);
+        self.divide_memory(present, medium, audit);
+    }
+
+    fn count_processes(&mut self, present: &PresentInputs<'_>) {
+        self.unattributed.processes.clear();
+        let Some(processes) = present.processes else { return };
+        for reason in [
+            UnattributedReason::Host,
+            UnattributedReason::NotAllocated,
+            UnattributedReason::TerminatedPod,
+            UnattributedReason::Unknown,
+        ] {
+            self.unattributed.processes.insert(reason, 0);
+        }
+        let holders: Vec<HolderKey> = self.holding().cloned().collect();
+        let mut counts = vec![0; holders.len()];
+        for process in processes.processes.iter().filter(|process| process.running) {
+            let (positions, containers) = holders_in(&holders, present.gpu, process.gpu_instance);
+            match holder_of(process, &containers) {
+                Ok(position) => counts[positions[position]] += 1,
+                Err(reason) => *self.unattributed.processes.entry(reason).or_default() += 1,
+            }
+        }
+        for (key, count) in holders.iter().zip(counts) {
+            if let Some(holder) = self.accounts.get_mut(key) {
+                holder.account.processes = Some(count);
+            }
+        }
+    }
+
+    fn divide_memory(&mut self, present: &PresentInputs<'_>, medium: Option<&Medium>, audit: &mut Audit) {
+        self.unattributed.memory_bytes.clear();
+        let Some(medium) = medium else { return };
+        let holders: Vec<HolderKey> = self.holding().cloned().collect();
+        let running: Option<Vec<&OwnedProcess>> =
+            present.processes.map(|processes| processes.processes.iter().filter(|process| process.running).collect());
+        let mut unattributed = BTreeMap::new();
+        if present.processes.is_some() && (medium.memory.is_some() || !medium.instances.is_empty()) {
+            let reasons = [
+                UnattributedReason::Driver,
+                UnattributedReason::Host,
+                UnattributedReason::NotAllocated,
+                UnattributedReason::TerminatedPod,
+            ];
+            unattributed.extend(reasons.map(|reason| (reason, 0)));
+        }
+        let mut used_by_instances = 0;
+        for instance in &medium.instances {
+            let Some(memory) = instance.memory else { continue };
+            used_by_instances += memory.used;
+            let processes: Option<Vec<&OwnedProcess>> = running.as_ref().map(|running| {
+                let in_instance = |process: &&&OwnedProcess| process.gpu_instance == Some(instance.gpu_instance);
+                running.iter().filter(in_instance).copied().collect()
+            });
+            let (positions, containers) = holders_in(&holders, present.gpu, Some(instance.gpu_instance));
+            let sole = instance.members.len() == 1 && self.is_sole(&holders, &positions, SharingForm::Mig);
+            let memory_in_use =
+                UsedMemory { used: memory.used, holders: &containers, sole, processes: processes.as_deref() };
+            self.attribute_memory(&holders, &positions, &memory_in_use, &mut unattributed, audit);
+        }
+        match medium.memory {
+            Some(memory) if medium.instances.is_empty() => {
+                let (positions, containers) = holders_in(&holders, present.gpu, None);
+                let sole = self.is_sole(&holders, &positions, SharingForm::Exclusive);
+                let memory_in_use =
+                    UsedMemory { used: memory.used, holders: &containers, sole, processes: running.as_deref() };
+                self.attribute_memory(&holders, &positions, &memory_in_use, &mut unattributed, audit);
+            }
+            // The parts are exact, but are read a moment after the device total.
+            Some(memory) => {
+                *unattributed.entry(UnattributedReason::Driver).or_default() +=
+                    memory.used.saturating_sub(used_by_instances);
+            }
+            None => {}
+        }
+        self.unattributed.memory_bytes = unattributed;
+    }
+
+    fn is_sole(&self, holders: &[HolderKey], positions: &[usize], sharing: SharingForm) -> bool {
+        let [position] = positions else { return false };
+        let holding = self.accounts.get(&holders[*position]).and_then(|holder| holder.account.holding.as_ref());
+        holding.is_some_and(|holding| holding.sharing == sharing)
+    }
+
+    fn attribute_memory(
+        &mut self,
+        holders: &[HolderKey],
+        positions: &[usize],
+        memory: &UsedMemory<'_>,
+        unattributed: &mut BTreeMap<UnattributedReason, u64>,
+        audit: &mut Audit,
+    ) {
+        let MemoryDivision { holders: shares, unattributed: rest } = memory.divide();
+        let parts = shares.iter().flatten().chain(rest.values()).map(|bytes| *bytes as f64);
+        audit.check(DividedQuantity::Memory, memory.used as f64, parts);
+        for (position, share) in positions.iter().zip(shares) {
+            if let Some(holder) = self.accounts.get_mut(&holders[*position]) {
+                holder.account.memory_used_bytes = share;
+            }
+        }
+        for (reason, bytes) in rest {
+            *unattributed.entry(reason_or_ended(reason, self.has_ended())).or_default() += bytes;
+        }
+    }
+
+    /// A holding has ended since the last but one pass that read memory.
+    fn has_ended(&self) -> bool {
+        self.last_end >= Some(self.passes[1])
+    }
+
+    /// Pods that have run here for some time and hold nothing here. A process may be seen shortly before the
+    /// allocation that it belongs to.
+    pub fn unallocated_uses(
+        &mut self,
+        processes: &DeviceProcesses,
+        gpu: &GpuUuid,
+        now: Monotonic,
+    ) -> Vec<UnallocatedUse> {
+        let containers: Vec<&ContainerRef> = self.holding().map(|key| &key.0).collect();
+        let outside = |process: &&OwnedProcess| {
+            process.running && holder_of(process, &containers) == Err(UnattributedReason::NotAllocated)
+        };
+        let name = |process: &OwnedProcess| match &process.owner {
+            Owner::Container(one) => Some((PodRef::new(&one.namespace, &one.pod), Some(one.container.clone()))),
+            Owner::Pod(pod) => Some((pod.clone(), None)),
+            _ => None,
+        };
+        let uses: BTreeSet<UnallocatedUse> = processes
+            .processes
+            .iter()
+            .filter(outside)
+            .filter_map(name)
+            .map(|(pod, container)| UnallocatedUse { pod, container, gpu: gpu.clone() })
+            .collect();
+        self.unallocated_since.retain(|one, _| uses.contains(one));
+        let mut has_lasted = |one: &UnallocatedUse| {
+            let since = *self.unallocated_since.entry(one.clone()).or_insert(now);
+            now.since(since) >= UNALLOCATED_AFTER
+        };
+        uses.into_iter().filter(|one| has_lasted(one)).collect()
+    }
+
+    fn holding(&self) -> impl Iterator<Item = &HolderKey> {
+        self.accounts.iter().filter(|(_, holder)| holder.account.holding.is_some()).map(|(key, _)| key)
+    }
+}
+
+fn set_gauges(
+    account: &mut Account,
+    mig: Option<&MigUuid>,
+    busy_part: Option<f64>,
+    present: &PresentInputs<'_>,
+    medium: Option<&Medium>,
+) {
+    let Some(holding) = &account.holding else { return };
+    let instance = medium.zip(mig).and_then(|(medium, mig)| instance_of(medium, mig));
+    // A GPU instance of several compute instances: its figures are not this container's alone.
+    let alone = instance.filter(|instance| instance.members.len() == 1 && holding.sharing == SharingForm::Mig);
+    let gpm = match holding.sharing {
+        SharingForm::Exclusive => medium.map(|medium| &medium.gpm),
+        _ => alone.map(|instance| &instance.gpm),
+    };
+    account.sm_active_ratio = gpm.and_then(|gpm| gpm.sm_active);
+    account.dram_active_ratio = gpm.and_then(|gpm| gpm.dram_active);
+    let mig_device = mig.zip(present.gpu).and_then(|(mig, gpu)| gpu.mig_device(mig));
+    let device = present.gpu.and_then(|gpu| busy_ratio(gpu, present.readings, mig_device));
+    (account.utilization_ratio, account.device_utilization_ratio) =
+        utilization(holding, mig.is_some(), device, busy_part);
+    account.memory_limit_bytes = match mig {
+        Some(_) => mig_device.and_then(|device| device.memory_bytes),
+        None => present.gpu.and_then(|gpu| limit_of(gpu.memory_bytes?, holding)),
+    };
+}
+
+/// Of its share, and of the whole GPU. `device`: how busy the GPU or the MIG device is.
+fn utilization(
+    holding: &Holding,
+    is_mig: bool,
+    device: Option<f64>,
+    busy_part: Option<f64>,
+) -> (Option<f64>, Option<f64>) {
+    match (holding.sharing, holding.share) {
+        // A holder that has the device alone is as busy as the device.
+        (SharingForm::Exclusive, _) => (device, device),
+        (SharingForm::Mig, share) => (device, device.zip(share).map(|(busy, share)| busy * share)),
+        (_, share) => {
+            // The driver's sample and the interval differ by a moment: one value is divided, so that they add up.
+            let of_gpu = match device {
+                Some(busy) if !is_mig && busy > 0.0 => busy_part.map(|part| busy * part),
+                Some(_) if !is_mig => Some(0.0),
+                _ => busy_part.filter(|_| device.is_some()),
+            };
+            (of_gpu.zip(share).map(|(busy, share)| (busy / share).min(1.0)), of_gpu)
+        }
+    }
+}
+
+fn instance_of<'a>(medium: &'a Medium, mig: &MigUuid) -> Option<&'a InstanceReading> {
+    medium.instances.iter().find(|instance| instance.members.contains(mig))
+}
+
+fn clear(account: &mut Account) {
+    account.utilization_ratio = None;
+    account.device_utilization_ratio = None;
+    account.sm_active_ratio = None;
+    account.dram_active_ratio = None;
+    account.memory_used_bytes = None;
+    account.memory_limit_bytes = None;
+    account.processes = None;
+}
+
+/// The holders of a part of one GPU instance (or of anything, where the instance is not known): positions and containers.
+fn holders_in<'a>(
+    holders: &'a [HolderKey],
+    gpu: Option<&Gpu>,
+    instance: Option<u32>,
+) -> (Vec<usize>, Vec<&'a ContainerRef>) {
+    let fits = |(_, mig): &HolderKey| match (instance, mig) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        (Some(instance), Some(mig)) => {
+            gpu.is_some_and(|gpu| gpu.mig_devices.iter().any(|one| one.uuid == *mig && one.gpu_instance == instance))
+        }
+    };
+    holders.iter().enumerate().filter(|(_, key)| fits(key)).map(|(position, key)| (position, &key.0)).unzip()
+}
+
+/// The memory of a GPU, or of one GPU instance.
+pub struct UsedMemory<'a> {
+    pub used: u64,
+    /// Sorted by container.
+    pub holders: &'a [&'a ContainerRef],
+    /// One holder has it exclusively, by allocation.
+    pub sole: bool,
+    /// Those that run in it; `None` where processes are not known.
+    pub processes: Option<&'a [&'a OwnedProcess]>,
+}
+
+/// Adds up to the memory in use.
+#[derive(Debug, Default, PartialEq)]
+pub struct MemoryDivision {
+    /// By holder. `None`: not known.
+    pub holders: Vec<Option<u64>>,
+    pub unattributed: BTreeMap<UnattributedReason, u64>,
+}
+
+impl UsedMemory<'_> {
+    pub fn divide(&self) -> MemoryDivision {
+        let Some(processes) = self.processes else {
+            let (holders, unattributed) = if self.sole && self.holders.len() == 1 {
+                (vec![Some(self.used)], BTreeMap::new())
+            } else {
+                (vec![None; self.holders.len()], BTreeMap::from([(UnattributedReason::Unknown, self.used)]))
+            };
+            return MemoryDivision { holders, unattributed };
+        };
+        let mut holders = vec![Some(0_u64); self.holders.len()];
+        let mut unattributed: BTreeMap<UnattributedReason, u64> = BTreeMap::new();
+        let mut has_unknown = false;
+        let known = processes.iter().filter_map(|process| process.memory_bytes);
+        let sum: u128 = known.map(u128::from).sum();
+        for process in processes {
+            let holder = holder_of(process, self.holders);
+            let Some(bytes) = process.memory_bytes else {
+                has_unknown = true;
+                if let Ok(position) = holder {
+                    holders[position] = None;
+                }
+                continue;
+            };
+            let bytes = self.scaled(bytes, sum);
+            match holder {
+                Ok(position) => holders[position] = holders[position].map(|held| held + bytes),
+                Err(reason) => *unattributed.entry(reason).or_default() += bytes,
+            }
+        }
+        let listed: u64 = holders.iter().flatten().chain(unattributed.values()).sum();
+        let rest = self.used.saturating_sub(listed);
+        match (&mut holders[..], self.sole) {
+            ([holder], true) if !has_unknown => *holder = holder.map(|held| held + rest),
+            // What a process with an unknown figure has is in here.
+            _ if has_unknown => *unattributed.entry(UnattributedReason::Unknown).or_default() += rest,
+            _ => *unattributed.entry(UnattributedReason::Driver).or_default() += rest,
+        }
+        MemoryDivision { holders, unattributed }
+    }
+
+    /// The list and the sum are read at slightly different times: shares are limited to the sum.
+    fn scaled(&self, bytes: u64, sum: u128) -> u64 {
+        if sum <= u128::from(self.used) {
+            return bytes;
+        }
+        u64::try_from(u128::from(bytes) * u128::from(self.used) / sum).unwrap_or(self.used)
+    }
+}

@@ -1,0 +1,240 @@
+//! Cuts an interval into segments with constant holders, and divides its busy time and energy among them. In: the
+//! interval, when each account held the device, the weights. Out: segments. Does not know: accounts' figures.
+//!
+//! A segment without a holder counts as idle where possible: holders do the work. Where SM time by process is known, a
+//! segment did as much work as its holders.
+
+use super::account::{HeldShare, HeldTime};
+use super::interval::Interval;
+use super::parts::is_nothing;
+use super::weights::{MigWeight, MigWeights, SmWeights, Weights};
+use crate::domain::model::Monotonic;
+
+/// What rounding leaves over.
+const ROUNDING: f64 = 1e-12;
+
+/// Time in which no holding begins or ends: what the device did in it, and by what that is divided.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    pub seconds: f64,
+    pub holders: Vec<Holder>,
+    pub busy: Option<f64>,
+    pub energy: Option<f64>,
+    /// What the board would have drawn with nothing running; `None` while that is unknown.
+    pub idle_energy: Option<f64>,
+    pub weights: Weights,
+}
+
+/// One holder in a segment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Holder {
+    /// In the list of all accounts that held the device in the interval.
+    pub account: usize,
+    pub share: Option<f64>,
+    /// The only container to which the whole device is allocated.
+    pub exclusive: bool,
+    /// In equal parts.
+    pub weight: f64,
+    /// Of its processes; 0 where processes are not known.
+    pub sm_seconds: f64,
+    /// Its MIG device, by position in `MigWeights`.
+    pub mig: Option<usize>,
+}
+
+/// Cuts the time between `from` and `to` wherever a holding begins or ends.
+pub fn cut(
+    (from, to): (Monotonic, Monotonic),
+    held: &[HeldTime<'_>],
+    sm: Option<&SmWeights>,
+    mig: Option<&MigWeights<'_>>,
+) -> Vec<Segment> {
+    let mut bounds = vec![from, to];
+    bounds.extend(held.iter().flat_map(|time| time.spans.iter().flat_map(|span| [span.from, span.to])));
+    bounds.sort_unstable();
+    bounds.dedup();
+    let sm_rates: Vec<f64> = held.iter().enumerate().map(|(account, time)| sm_rate(account, time, sm)).collect();
+    let positions: Vec<Option<usize>> =
+        held.iter().map(|time| time.key.1.as_ref().and_then(|uuid| mig?.position(uuid))).collect();
+    let mut segments = vec![];
+    for bounds in bounds.windows(2) {
+        let [from, to] = [bounds[0], bounds[1]];
+        let seconds = to.since(from).as_secs_f64();
+        let mut holders = vec![];
+        for (account, time) in held.iter().enumerate() {
+            let Some(span) = time.spans.iter().find(|span| span.covers(from, to)) else { continue };
+            if time.key.1.is_some() && positions[account].is_none() {
+                continue; // its MIG device no longer exists
+            }
+            let HeldShare { share, weight, exclusive } = span.held_share;
+            let (sm_seconds, mig) = (sm_rates[account] * seconds, positions[account]);
+            holders.push(Holder { account, share, exclusive, weight, sm_seconds, mig });
+        }
+        let weights = mig.map_or(Weights::Holding, |mig| Weights::MigDevices(mig.weights.clone()));
+        segments.push(Segment { seconds, holders, busy: None, energy: None, idle_energy: None, weights });
+    }
+    segments
+}
+
+/// SM-seconds of an account for each second in which it held the device.
+fn sm_rate(account: usize, time: &HeldTime<'_>, sm: Option<&SmWeights>) -> f64 {
+    let seconds: f64 = time.spans.iter().map(|span| span.length().as_secs_f64()).sum();
+    sm.map_or(0.0, |sm| sm.holders[account] / seconds)
+}
+
+/// An interval, and by what it is divided.
+pub struct WeightedInterval<'a> {
+    pub interval: &'a Interval,
+    pub sm: Option<SmWeights>,
+    pub mig: Option<&'a MigWeights<'a>>,
+    pub idle_watts: Option<f64>,
+    /// Part of the interval in which it is known whether the device was busy.
+    pub covered_ratio: f64,
+}
+
+impl WeightedInterval<'_> {
+    /// The segments, with their parts of the interval's busy time and energy.
+    pub fn segments(&self, held: &[HeldTime<'_>]) -> Vec<Segment> {
+        let mut segments = cut((self.interval.from, self.interval.to), held, self.sm.as_ref(), self.mig);
+        let lengths: Vec<f64> = segments.iter().map(|segment| segment.seconds).collect();
+        let limits: Vec<f64> = lengths.iter().map(|seconds| seconds * self.covered_ratio).collect();
+        let busy = self.interval.busy_seconds.map(|busy| pour(busy, &limits, &self.busy_weights(&segments)));
+        if let Some(mig) = self.mig {
+            divide_mig_activity(&mig.weights, &lengths, &mut segments);
+        }
+        let work = match self.mig {
+            None => busy.clone(),
+            Some(_) => segments.iter().map(mig_work).collect(),
+        };
+        let energy = self.interval.energy_joules;
+        let energy = energy.map(|energy| divide_energy(energy, self.idle_watts, &lengths, work.as_deref()));
+        for (number, segment) in segments.iter_mut().enumerate() {
+            segment.busy = busy.as_ref().map(|busy| busy[number]);
+            segment.energy = energy.as_ref().map(|energy| energy[number]);
+            segment.idle_energy = self.idle_watts.map(|watts| watts * segment.seconds);
+            if let (None, Some(sm)) = (self.mig, &self.sm) {
+                segment.weights = Weights::Processes(sm.others_in(segment.seconds, self.interval.seconds()));
+            }
+        }
+        segments
+    }
+
+    /// By SM time where there is any, else by the time with a holder.
+    fn busy_weights(&self, segments: &[Segment]) -> Vec<f64> {
+        if let Some(sm) = &self.sm {
+            let others: f64 = sm.others.values().sum();
+            let sm_seconds = |segment: &Segment| {
+                segment.holders.iter().map(|holder| holder.sm_seconds).sum::<f64>()
+                    + others * segment.seconds / self.interval.seconds()
+            };
+            let weights: Vec<f64> = segments.iter().map(sm_seconds).collect();
+            if weights.iter().any(|weight| *weight > 0.0) {
+                return weights;
+            }
+        }
+        let held = |segment: &Segment| if segment.holders.is_empty() { 0.0 } else { segment.seconds };
+        segments.iter().map(held).collect()
+    }
+}
+
+/// Divides `amount` by weight, up to the limit of each. What exceeds the limits of those with a weight goes to
+/// the others, by limit.
+fn pour(amount: f64, limits: &[f64], weights: &[f64]) -> Vec<f64> {
+    let mut filled = vec![0.0; limits.len()];
+    let mut left = amount;
+    let mut open: Vec<usize> = (0..limits.len()).filter(|position| weights[*position] > 0.0).collect();
+    while !open.is_empty() {
+        let sum: f64 = open.iter().map(|position| weights[*position]).sum();
+        let part = |position: usize| left * weights[position] / sum;
+        let (full, others): (Vec<usize>, Vec<usize>) =
+            open.iter().partition(|position| part(**position) > limits[**position]);
+        if full.is_empty() {
+            open.iter().for_each(|position| filled[*position] = part(*position));
+            return filled;
+        }
+        for position in full {
+            filled[position] = limits[position];
+            left -= limits[position];
+        }
+        open = others;
+    }
+    if left > amount * ROUNDING {
+        let is_light = |position: &usize| weights[*position] <= 0.0;
+        let mut rest: Vec<usize> = (0..limits.len()).filter(is_light).collect();
+        if rest.is_empty() {
+            rest = (0..limits.len()).collect();
+        }
+        let sum: f64 = rest.iter().map(|position| limits[*position]).sum();
+        rest.into_iter().for_each(|position| filled[position] += left * limits[position] / sum);
+    }
+    filled
+}
+
+/// Joules by segment: idle power all the time, and the rest as the work was. Without either, by time.
+fn divide_energy(joules: f64, idle_watts: Option<f64>, lengths: &[f64], work: Option<&[f64]>) -> Vec<f64> {
+    let length: f64 = lengths.iter().sum();
+    let done: f64 = work.map_or(0.0, |work| work.iter().sum());
+    let (Some(watts), Some(work), false) = (idle_watts, work, is_nothing(done)) else {
+        return lengths.iter().map(|seconds| joules * seconds / length).collect();
+    };
+    let idle = (watts * length).min(joules);
+    let part = |(seconds, work): (&f64, &f64)| idle * seconds / length + (joules - idle) * work / done;
+    lengths.iter().zip(work).map(part).collect()
+}
+
+/// The activity of each MIG device, segment by segment: it was active while it was held.
+fn divide_mig_activity(mig: &[MigWeight], lengths: &[f64], segments: &mut [Segment]) {
+    let length: f64 = lengths.iter().sum();
+    for (position, device) in mig.iter().enumerate() {
+        let Some(active) = device.active else { continue };
+        let is_held =
+            |segment: &Segment| segment.holders.iter().any(|holder| holder.mig.is_none_or(|held| held == position));
+        let held = |segment: &Segment| if is_held(segment) { segment.seconds } else { 0.0 };
+        let held: Vec<f64> = segments.iter().map(held).collect();
+        for (segment, seconds) in segments.iter_mut().zip(pour(active * length, lengths, &held)) {
+            if let Weights::MigDevices(devices) = &mut segment.weights {
+                devices[position].active = Some(seconds / segment.seconds);
+            }
+        }
+    }
+}
+
+/// Busy seconds of a segment's MIG devices by their slices; `None` where one reports nothing.
+fn mig_work(segment: &Segment) -> Option<f64> {
+    let Weights::MigDevices(devices) = &segment.weights else { return None };
+    devices.iter().map(|device| Some(device.active? * device.fraction * segment.seconds)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::model::UnattributedReason;
+
+    #[test]
+    fn each_gets_its_weight_up_to_its_limit() {
+        assert_eq!(pour(0.5, &[1.0, 1.0], &[1.0, 3.0]), [0.125, 0.375]);
+        assert_eq!(pour(1.5, &[1.0, 1.0], &[1.0, 3.0]), [0.5, 1.0]);
+        assert_eq!(pour(0.75, &[0.5, 1.0], &[0.5, 0.0]), [0.5, 0.25], "the unheld time did the rest");
+        assert_eq!(pour(0.25, &[0.5, 1.0], &[0.0, 0.0]).iter().sum::<f64>(), 0.25);
+        assert_eq!(pour(0.0, &[0.5], &[0.0]), [0.0]);
+    }
+
+    #[test]
+    fn joules_follow_the_work_above_idle_power() {
+        assert_eq!(divide_energy(500.0, Some(100.0), &[1.0, 1.0], Some(&[0.75, 0.25])), [325.0, 175.0]);
+        assert_eq!(divide_energy(500.0, None, &[1.0, 1.0], Some(&[0.75, 0.25])), [250.0, 250.0]);
+        assert_eq!(divide_energy(100.0, Some(100.0), &[1.0, 1.0], Some(&[1.0, 0.0])), [50.0, 50.0]);
+    }
+
+    #[test]
+    fn a_mig_device_was_active_while_it_was_held() {
+        let device = MigWeight { fraction: 0.5, active: Some(0.25), unheld: UnattributedReason::Unknown };
+        let holder = Holder { account: 0, share: None, exclusive: false, weight: 1.0, sm_seconds: 0.0, mig: Some(0) };
+        let segment = |holders| {
+            let weights = Weights::MigDevices(vec![device]);
+            Segment { seconds: 1.0, holders, busy: None, energy: None, idle_energy: None, weights }
+        };
+        let mut segments = [segment(vec![]), segment(vec![holder])];
+        divide_mig_activity(&[device], &[1.0, 1.0], &mut segments);
+        assert_eq!(segments.each_ref().map(mig_work), [Some(0.0), Some(0.25)]);
+    }
+}
