@@ -30,7 +30,6 @@ use std::time::Duration;
 
 use self::account::HolderAccount;
 use self::device_ledger::{DeviceLedger, HolderKey, OpenGap};
-use self::interval::Advance;
 use self::parts::Audit;
 use self::present::PresentInputs;
 use self::weights::MigWeights;
@@ -118,13 +117,10 @@ impl Ledger {
         self.sequence += 1;
         for (key, holding) in &observation.join.holdings {
             let device = self.devices.entry(key.gpu.clone()).or_insert_with(|| DeviceLedger::new(&key.gpu, now));
-            match device.accounts.get_mut(&(key.container.clone(), key.mig.clone())) {
-                Some(holder) => holder.hold(holding, now, self.sequence),
-                None => {
-                    let holder = HolderAccount::opened(key, holding, now, self.sequence);
-                    device.accounts.insert((key.container.clone(), key.mig.clone()), holder);
-                }
-            }
+            let holder = device.accounts.entry((key.container.clone(), key.mig.clone()));
+            holder
+                .and_modify(|holder| holder.hold(holding, now, self.sequence))
+                .or_insert_with(|| HolderAccount::opened(key, holding, now, self.sequence));
         }
         for device in self.devices.values_mut() {
             for holder in device.accounts.values_mut() {
@@ -152,7 +148,7 @@ impl Ledger {
             }
             let busy = self.audit.amount(DividedQuantity::Busy, readings.totals.busy_seconds);
             let energy = self.audit.amount(DividedQuantity::Energy, readings.totals.energy_joules);
-            let Advance { gap, interval } = device.clock.advance(&readings.totals, busy, energy);
+            let (gap, interval) = device.clock.advance(&readings.totals, busy, energy);
             if let Some(gap) = gap {
                 device.add_gap(gap.from, gap.to, unmeasured(known_gpu).as_ref(), now);
                 device.close_gap(gap.energy_joules, &mut self.audit);
@@ -171,20 +167,17 @@ impl Ledger {
     }
 
     fn forget_surplus(&mut self) {
-        let holders = || self.devices.values().flat_map(|device| device.accounts.values());
-        let surplus = holders().filter(|holder| holder.account.ended.is_some()).count().saturating_sub(ENDED_LIMIT);
-        if surplus == 0 {
-            return;
-        }
-        let mut by_end: Vec<(Monotonic, GpuUuid, HolderKey)> = vec![];
+        let mut ended: Vec<(Monotonic, &GpuUuid, &HolderKey)> = vec![];
         for (gpu, device) in &self.devices {
-            let ended = |(key, holder): (&HolderKey, &HolderAccount)| {
-                Some((holder.account.ended?.monotonic, gpu.clone(), key.clone()))
-            };
-            by_end.extend(device.accounts.iter().filter_map(ended));
+            let accounts = device.accounts.iter();
+            ended.extend(accounts.filter_map(|(key, holder)| Some((holder.account.ended?.monotonic, gpu, key))));
         }
-        by_end.sort();
-        for (_, gpu, key) in by_end.into_iter().take(surplus) {
+        let Some(surplus) = ended.len().checked_sub(ENDED_LIMIT) else { return };
+        ended.sort();
+        let longest_ended = ended.into_iter().take(surplus);
+        let surplus: Vec<(GpuUuid, HolderKey)> =
+            longest_ended.map(|(_, gpu, key)| (gpu.clone(), key.clone())).collect();
+        for (gpu, key) in surplus {
             if let Some(device) = self.devices.get_mut(&gpu) {
                 device.accounts.remove(&key);
             }

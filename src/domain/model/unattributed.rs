@@ -1,3 +1,5 @@
+//! Use of devices that is no container's, by reason.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -49,6 +51,11 @@ named! {
         /// The owner is unknown.
         Unknown = "unknown",
     }
+}
+
+impl UnattributedReason {
+    /// Those of processes whose owner is known.
+    pub const OF_PROCESSES: [Self; 3] = [Self::Host, Self::NotAllocated, Self::TerminatedPod];
 }
 
 /// A pod with a process on a GPU that is not allocated to it.

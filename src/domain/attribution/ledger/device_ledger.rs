@@ -129,14 +129,12 @@ impl DeviceLedger {
     /// Adds what cannot be attributed; every possible reason starts at zero.
     fn add_unattributed(&mut self, interval: &Interval, by_process: bool) {
         let unattributed = &mut self.unattributed;
-        if by_process {
-            let reasons =
-                [UnattributedReason::Host, UnattributedReason::NotAllocated, UnattributedReason::TerminatedPod];
-            for reason in reasons.iter().filter(|_| interval.busy_seconds.is_some()) {
-                unattributed.busy_seconds.entry(*reason).or_default();
+        for reason in UnattributedReason::OF_PROCESSES.into_iter().filter(|_| by_process) {
+            if interval.busy_seconds.is_some() {
+                unattributed.busy_seconds.entry(reason).or_default();
             }
-            for reason in reasons.iter().filter(|_| interval.energy_joules.is_some()) {
-                unattributed.energy_joules.entry(*reason).or_default();
+            if interval.energy_joules.is_some() {
+                unattributed.energy_joules.entry(reason).or_default();
             }
         }
         if interval.busy_seconds.is_some() || interval.unattributed_busy_seconds > 0.0 {

@@ -25,14 +25,6 @@ pub struct DeviceClock {
     busy_carry: f64,
 }
 
-/// The time since the clock last moved: first a gap, where there was one, then an interval that was read
-/// at both ends.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Advance {
-    pub gap: Option<Gap>,
-    pub interval: Interval,
-}
-
 /// The end of a gap of the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gap {
@@ -87,8 +79,14 @@ impl DeviceClock {
         std::mem::replace(&mut self.accounted, now)
     }
 
+    /// The time since the clock last moved: a gap, where there was one, then an interval that was read at both ends.
     /// `busy` and `energy`: the totals, where they are amounts.
-    pub fn advance(&mut self, totals: &DeviceTotals, busy: Option<f64>, energy: Option<f64>) -> Advance {
+    pub fn advance(
+        &mut self,
+        totals: &DeviceTotals,
+        busy: Option<f64>,
+        energy: Option<f64>,
+    ) -> (Option<Gap>, Interval) {
         let through = totals.through;
         let from = std::mem::replace(&mut self.accounted, through);
         let was_late = std::mem::take(&mut self.late);
@@ -131,7 +129,7 @@ impl DeviceClock {
             Some((false, busy)) => interval.unattributed_busy_seconds = busy,
             None => {}
         }
-        Advance { gap, interval }
+        (gap, interval)
     }
 
     /// Samples come in steps of a sixth of a second or more, and up to two seconds late: what one interval has too much

@@ -62,14 +62,8 @@ impl DeviceLedger {
     fn count_processes(&mut self, present: &PresentInputs<'_>) {
         self.unattributed.processes.clear();
         let Some(processes) = present.processes else { return };
-        for reason in [
-            UnattributedReason::Host,
-            UnattributedReason::NotAllocated,
-            UnattributedReason::TerminatedPod,
-            UnattributedReason::Unknown,
-        ] {
-            self.unattributed.processes.insert(reason, 0);
-        }
+        self.unattributed.processes.insert(UnattributedReason::Unknown, 0);
+        self.unattributed.processes.extend(UnattributedReason::OF_PROCESSES.map(|reason| (reason, 0)));
         let holders: Vec<HolderKey> = self.holding().cloned().collect();
         let mut counts = vec![0; holders.len()];
         for process in processes.processes.iter().filter(|process| process.running) {
@@ -89,45 +83,28 @@ impl DeviceLedger {
     fn divide_memory(&mut self, present: &PresentInputs<'_>, medium: Option<&Medium>, audit: &mut Audit) {
         self.unattributed.memory_bytes.clear();
         let Some(medium) = medium else { return };
-        let holders: Vec<HolderKey> = self.holding().cloned().collect();
-        let running: Option<Vec<&OwnedProcess>> =
-            present.processes.map(|processes| processes.processes.iter().filter(|process| process.running).collect());
         let mut unattributed = BTreeMap::new();
         if present.processes.is_some() && (medium.memory.is_some() || !medium.instances.is_empty()) {
-            let reasons = [
-                UnattributedReason::Driver,
-                UnattributedReason::Host,
-                UnattributedReason::NotAllocated,
-                UnattributedReason::TerminatedPod,
-            ];
-            unattributed.extend(reasons.map(|reason| (reason, 0)));
+            unattributed.insert(UnattributedReason::Driver, 0);
+            unattributed.extend(UnattributedReason::OF_PROCESSES.map(|reason| (reason, 0)));
         }
         let mut used_by_instances = 0;
         for instance in &medium.instances {
             let Some(memory) = instance.memory else { continue };
             used_by_instances += memory.used;
-            let processes: Option<Vec<&OwnedProcess>> = running.as_ref().map(|running| {
-                let in_instance = |process: &&&OwnedProcess| process.gpu_instance == Some(instance.gpu_instance);
-                running.iter().filter(in_instance).copied().collect()
-            });
-            let (positions, containers) = holders_in(&holders, present.gpu, Some(instance.gpu_instance));
-            let sole = instance.members.len() == 1 && self.is_sole(&holders, &positions, SharingForm::Mig);
-            let memory_in_use =
-                UsedMemory { used: memory.used, holders: &containers, sole, processes: processes.as_deref() };
-            self.attribute_memory(&holders, &positions, &memory_in_use, &mut unattributed, audit);
+            let sole = (instance.members.len() == 1).then_some(SharingForm::Mig);
+            let of_instance = Some(instance.gpu_instance);
+            self.attribute_memory(memory.used, of_instance, sole, present, &mut unattributed, audit);
         }
         match medium.memory {
             Some(memory) if medium.instances.is_empty() => {
-                let (positions, containers) = holders_in(&holders, present.gpu, None);
-                let sole = self.is_sole(&holders, &positions, SharingForm::Exclusive);
-                let memory_in_use =
-                    UsedMemory { used: memory.used, holders: &containers, sole, processes: running.as_deref() };
-                self.attribute_memory(&holders, &positions, &memory_in_use, &mut unattributed, audit);
+                let sole = Some(SharingForm::Exclusive);
+                self.attribute_memory(memory.used, None, sole, present, &mut unattributed, audit);
             }
             // The parts are exact, but are read a moment after the device total.
             Some(memory) => {
-                *unattributed.entry(UnattributedReason::Driver).or_default() +=
-                    memory.used.saturating_sub(used_by_instances);
+                let rest = memory.used.saturating_sub(used_by_instances);
+                *unattributed.entry(UnattributedReason::Driver).or_default() += rest;
             }
             None => {}
         }
@@ -140,14 +117,24 @@ impl DeviceLedger {
         holding.is_some_and(|holding| holding.sharing == sharing)
     }
 
+    /// The memory of one GPU instance, or of the whole GPU. `sole`: in this form, one holder has it exclusively.
     fn attribute_memory(
         &mut self,
-        holders: &[HolderKey],
-        positions: &[usize],
-        memory: &UsedMemory<'_>,
+        used: u64,
+        instance: Option<u32>,
+        sole: Option<SharingForm>,
+        present: &PresentInputs<'_>,
         unattributed: &mut BTreeMap<UnattributedReason, u64>,
         audit: &mut Audit,
     ) {
+        let holders: Vec<HolderKey> = self.holding().cloned().collect();
+        let (positions, containers) = holders_in(&holders, present.gpu, instance);
+        let sole = sole.is_some_and(|sharing| self.is_sole(&holders, &positions, sharing));
+        let is_in =
+            |process: &&OwnedProcess| process.running && (instance.is_none() || process.gpu_instance == instance);
+        let processes: Option<Vec<&OwnedProcess>> =
+            present.processes.map(|processes| processes.processes.iter().filter(is_in).collect());
+        let memory = UsedMemory { used, holders: &containers, sole, processes: processes.as_deref() };
         let MemoryDivision { holders: shares, unattributed: rest } = memory.divide();
         let parts = shares.iter().flatten().chain(rest.values()).map(|bytes| *bytes as f64);
         audit.check(DividedQuantity::Memory, memory.used as f64, parts);

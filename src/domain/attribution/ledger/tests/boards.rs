@@ -1,7 +1,7 @@
 //! Devices of random worlds.
 
 use super::super::*;
-use super::worlds::{GapReading, PartReading, Random, Reading, TICK_SECONDS, Tick};
+use super::worlds::{GapReading, MigReading, Random, Reading, TICK_SECONDS, Tick};
 use crate::domain::attribution::OwnedProcess;
 use crate::domain::model::{
     ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource, ContainerRef, DeviceId, DeviceTotals, Fast,
@@ -66,7 +66,7 @@ pub struct Board {
     tells: (bool, bool, bool, bool),
     level: f64,
     busy: f64,
-    told_busy: f64,
+    reported_busy: f64,
     energy: f64,
     /// Busy seconds by GPU instance.
     active: Vec<f64>,
@@ -91,7 +91,7 @@ impl Board {
             reading: None,
             level: 0.0,
             busy: 0.0,
-            told_busy: 0.0,
+            reported_busy: 0.0,
             energy: 0.0,
             memory: 0,
             processes: vec![],
@@ -170,7 +170,7 @@ impl Board {
         self.reading = None;
         (self.gaps, self.sampleless, self.was_silent) = (GapReading::default(), 0.0, false);
         self.active.fill(0.0);
-        self.origin = (self.told_busy, self.energy);
+        self.origin = (self.reported_busy, self.energy);
         self.processes.clear();
     }
 
@@ -224,7 +224,7 @@ impl Board {
 
     fn read(&mut self, now: Tick, random: &mut Random) {
         // Samples arrive late, sometimes by much.
-        self.told_busy = if random.chance(80) { self.busy } else { self.told_busy };
+        self.reported_busy = if random.chance(80) { self.busy } else { self.reported_busy };
         let (tells_busy, tells_energy, tells_processes, has_sm_seconds) = self.tells;
         let through = now.saturating_sub(random.below(4));
         if self.reading.as_ref().is_some_and(|last| last.through >= through) {
@@ -258,7 +258,7 @@ impl Board {
         if random.chance(3) {
             self.without_processes_until = now + random.below(100);
         }
-        let parts = self.migs().into_iter().map(|(device, members)| PartReading {
+        let mig_devices = self.migs().into_iter().map(|(device, members)| MigReading {
             fraction: f64::from(device.slices) / 7.0,
             active_seconds: self.active_seconds(&device).map(|seconds| seconds * of_instance(&device, members)),
             mig: device.uuid,
@@ -267,10 +267,10 @@ impl Board {
         let tells_processes = tells_processes && !is_partitioned && now >= self.without_processes_until;
         self.reading = Some(Reading {
             through,
-            busy: (tells_busy && !is_partitioned).then_some(self.told_busy - self.origin.0),
+            busy: (tells_busy && !is_partitioned).then_some(self.reported_busy - self.origin.0),
             energy: tells_energy.then_some(self.energy - self.origin.1),
             medium_at,
-            parts: is_partitioned.then(|| parts.collect()),
+            mig_devices: is_partitioned.then(|| mig_devices.collect()),
             processes: tells_processes.then_some(processes),
             memory: medium_at.map(|_| self.memory),
             gaps: self.gaps,
@@ -287,7 +287,7 @@ impl Board {
         self.gaps.until = until;
         self.gaps.seconds += (until - last.through) as f64 * TICK_SECONDS;
         if let Some(busy) = last.busy {
-            self.origin.0 += (self.told_busy - self.origin.0 - busy) * of_gap;
+            self.origin.0 += (self.reported_busy - self.origin.0 - busy) * of_gap;
         }
         if let Some(energy) = last.energy {
             let drawn = (self.energy - self.origin.1 - energy) * of_gap;

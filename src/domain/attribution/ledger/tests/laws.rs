@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::super::*;
-use super::reference::{Reference, whose};
+use super::reference::{Reference, holder_of};
 use super::worlds::{TICK_SECONDS, World};
 use crate::domain::attribution::HoldingKey;
 use crate::domain::model::{ContainerRef, UnattributedReason};
@@ -70,7 +70,7 @@ impl Trial {
             reference.observe(world.now, board.reading.as_ref(), history);
         }
         self.check_sums(&published)?;
-        self.check_rows(&published)?;
+        self.check_accounts(&published)?;
         self.check_memory(&published)?;
         self.check_counters(&published)?;
         self.before = Some(published);
@@ -89,27 +89,29 @@ impl Trial {
             ensure(near(busy, reference.busy), || format!("busy {busy}, device {}", reference.busy))?;
             ensure(near(energy, reference.energy), || format!("energy {energy}, device {}", reference.energy))?;
             let divided = [unattributed.divided.busy_seconds, unattributed.divided.energy_joules];
-            for (told, sum) in divided.into_iter().zip([busy, energy]) {
-                ensure(told.is_none_or(|told| near(sum, told)), || format!("{sum} is not the device's {told:?}"))?;
+            for (reported, sum) in divided.into_iter().zip([busy, energy]) {
+                ensure(reported.is_none_or(|reported| near(sum, reported)), || {
+                    format!("{sum} is not the device's {reported:?}")
+                })?;
             }
-            let total = board.reading.as_ref().filter(|reading| reading.parts.is_none());
+            let total = board.reading.as_ref().filter(|reading| reading.mig_devices.is_none());
             // A reading of time that was accounted without it is divided with the next reading.
-            let total = total.filter(|reading| reference.has_taken(reading));
-            if let Some(told) = total.and_then(|reading| reading.busy) {
+            let total = total.filter(|reading| reference.has_read(reading));
+            if let Some(reported) = total.and_then(|reading| reading.busy) {
                 let carry = self.ledger.devices[&board.uuid].clock.busy_carry();
-                ensure(near(busy + carry, told) && near(carry, reference.carry), || {
-                    format!("{busy} + {carry}, {told}")
+                ensure(near(busy + carry, reported) && near(carry, reference.carry), || {
+                    format!("{busy} + {carry}, {reported}")
                 })?;
             }
             let allocated = held(|account| account.figures.allocated_seconds);
             let elapsed = self.world.now as f64 * TICK_SECONDS;
             ensure(allocated <= elapsed * (1.0 + 1e-9), || format!("{allocated} of {elapsed} s"))?;
             for (reason, amount) in &unattributed.busy_seconds {
-                let expected = reference.rest_busy.get(reason).copied().unwrap_or(0.0);
+                let expected = reference.unattributed_busy.get(reason).copied().unwrap_or(0.0);
                 ensure(near(*amount, expected), || format!("{reason:?} busy {amount}, not {expected}"))?;
             }
             for (reason, amount) in &unattributed.energy_joules {
-                let expected = reference.rest_energy.get(reason).copied().unwrap_or(0.0);
+                let expected = reference.unattributed_energy.get(reason).copied().unwrap_or(0.0);
                 ensure(near(*amount, expected), || format!("{reason:?} energy {amount}, not {expected}"))?;
             }
         }
@@ -118,11 +120,12 @@ impl Trial {
     }
 
     /// Each container's figures are the reference's, and allocated + borrowed = busy + idle + uncovered.
-    fn check_rows(&self, published: &LedgerOutput) -> Result<(), String> {
+    fn check_accounts(&self, published: &LedgerOutput) -> Result<(), String> {
         let places: BTreeMap<_, _> =
             self.world.boards.iter().enumerate().map(|(place, board)| (board.uuid.clone(), place)).collect();
         for account in &published.accounts {
-            let row = self.references[places[&account.gpu]].rows.get(&key(account)).cloned().unwrap_or_default();
+            let expected =
+                self.references[places[&account.gpu]].accounts.get(&key(account)).cloned().unwrap_or_default();
             let [allocated, busy, idle, uncovered, borrowed, energy] = [
                 account.figures.allocated_seconds,
                 account.figures.busy_seconds,
@@ -132,11 +135,12 @@ impl Trial {
                 account.figures.energy_joules,
             ]
             .map(Option::unwrap_or_default);
-            let as_expected = near(allocated, row.allocated) && near(busy, row.busy) && near(energy, row.energy);
-            ensure(as_expected, || format!("{account:?}\n{row:?}"))?;
+            let as_expected =
+                near(allocated, expected.allocated) && near(busy, expected.busy) && near(energy, expected.energy);
+            ensure(as_expected, || format!("{account:?}\n{expected:?}"))?;
             let adds_up = near(busy + idle + uncovered, allocated + borrowed)
-                && near(uncovered, row.allocated - row.allocated_with_busy);
-            ensure(adds_up, || format!("busy + idle + uncovered: {account:?}\n{row:?}"))?;
+                && near(uncovered, expected.allocated - expected.allocated_with_busy);
+            ensure(adds_up, || format!("busy + idle + uncovered: {account:?}\n{expected:?}"))?;
         }
         Ok(())
     }
@@ -156,7 +160,7 @@ impl Trial {
                 let own = processes
                     .processes
                     .iter()
-                    .filter(|process| process.running && whose(process, holders.keys()) == Ok(key(account)));
+                    .filter(|process| process.running && holder_of(process, holders.keys()) == Ok(key(account)));
                 let bytes: u64 = own.clone().filter_map(|process| process.memory_bytes).sum();
                 ensure(account.memory_used_bytes == Some(bytes), || format!("{account:?}: {bytes} bytes"))?;
                 ensure(account.processes == Some(own.count() as u64), || format!("{account:?}"))?;

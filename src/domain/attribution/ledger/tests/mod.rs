@@ -2,9 +2,9 @@ mod boards;
 mod cases;
 mod figures;
 mod laws;
+mod parts;
 mod reference;
-mod scene;
-mod when;
+mod segments;
 mod worlds;
 
 use super::*;

@@ -1,31 +1,32 @@
-//! A slow and obvious ledger: it stores the holders of every tick, and divides tick by tick.
+//! A slow and obvious ledger: each tick is a segment, whose holders it stores. `segments` gives each its busy time and energy,
+//! `parts` divides it, and the parts are added to the accounts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::scene::Scene;
-use super::when;
-use super::worlds::{LATE_TICKS, PartReading, Reading, TICK_SECONDS, Tick};
+use super::parts::Segment;
+use super::segments;
+use super::worlds::{LATE_TICKS, MigReading, Reading, TICK_SECONDS, Tick};
 use crate::domain::attribution::{HoldingKey, Join, OwnedProcess};
 use crate::domain::model::{Allocations, ClaimDevice, ClaimHardware, Holding, Inventory, Owner, UnattributedReason};
 
 /// A container on a device, as the reference counts it.
 #[derive(Clone, Debug, Default)]
-pub struct Row {
+pub struct ReferenceAccount {
     pub allocated: f64,
     pub allocated_with_busy: f64,
     pub busy: f64,
     pub energy: f64,
 }
 
-pub type Rest = BTreeMap<UnattributedReason, f64>;
+pub type UseByReason = BTreeMap<UnattributedReason, f64>;
 
 /// One GPU.
 #[derive(Default)]
 pub struct Reference {
-    pub rows: BTreeMap<HoldingKey, Row>,
-    pub rest_busy: Rest,
-    pub rest_energy: Rest,
+    pub accounts: BTreeMap<HoldingKey, ReferenceAccount>,
+    pub unattributed_busy: UseByReason,
+    pub unattributed_energy: UseByReason,
     /// The totals to divide.
     pub busy: f64,
     pub energy: f64,
@@ -35,7 +36,7 @@ pub struct Reference {
     /// Has been read, or held.
     known: bool,
     read: Option<Reading>,
-    silent_since: Option<Tick>,
+    gap_since: Option<Tick>,
     used_sm: BTreeMap<u32, f64>,
     idle: Vec<(f64, f64)>,
 }
@@ -58,7 +59,7 @@ impl Reference {
         }
         let pending = history[self.accounted..=now].iter().any(|holders| !holders.is_empty());
         if pending && now - self.accounted > LATE_TICKS {
-            self.silent_since.get_or_insert(self.accounted);
+            self.gap_since.get_or_insert(self.accounted);
             self.allocate(self.accounted, now, history);
             self.accounted = now;
         }
@@ -68,10 +69,10 @@ impl Reference {
         let Some(before) = self.read.clone() else {
             self.allocate(self.accounted, reading.through, history);
             self.accounted = reading.through;
-            self.silent_since = None;
-            self.nobodys(reading.busy.unwrap_or(0.0), reading.energy.unwrap_or(0.0));
+            self.gap_since = None;
+            self.add_unattributed(reading.busy.unwrap_or(0.0), reading.energy.unwrap_or(0.0));
             self.read = Some(reading.clone());
-            self.use_sm_seconds(reading);
+            self.skip_sm_seconds(reading);
             return;
         };
         if reading.through <= self.accounted {
@@ -80,7 +81,7 @@ impl Reference {
         let (begin, end) = (self.accounted, reading.through);
         self.allocate(begin, end, history);
         self.accounted = end;
-        let late_since = self.silent_since.take();
+        let late_since = self.gap_since.take();
         let has_gap = reading.gaps.until > before.gaps.until;
         let from = match (has_gap, late_since) {
             (true, _) => reading.gaps.until.clamp(begin, end),
@@ -103,13 +104,13 @@ impl Reference {
         let busy = match busy {
             Some((gain, true)) => {
                 let (due, room) = (gain + self.carry, length - uncovered);
-                let taken = due.min(room);
-                self.carry = if gap.is_some() { 0.0 } else { (due - taken).min(2.0) };
-                self.nobodys(due - taken - self.carry, 0.0);
-                (room > 1e-9).then_some(taken)
+                let divided = due.min(room);
+                self.carry = if gap.is_some() { 0.0 } else { (due - divided).min(2.0) };
+                self.add_unattributed(due - divided - self.carry, 0.0);
+                (room > 1e-9).then_some(divided)
             }
             Some((gain, false)) => {
-                self.nobodys(gain, 0.0);
+                self.add_unattributed(gain, 0.0);
                 None
             }
             None => None,
@@ -119,64 +120,64 @@ impl Reference {
             (Some((gain, true)), Some(gap)) => {
                 let of_gaps = (reading.gaps.energy - before.gaps.energy).clamp(0.0, gain);
                 let of_gap = if from < end { of_gaps } else { gain };
-                self.divide_silence(gap, of_gap, reading, history);
+                self.divide_gap(gap, of_gap, reading, history);
                 (from < end).then_some(gain - of_gap)
             }
             (Some((gain, false)), _) => {
-                self.nobodys(0.0, gain);
+                self.add_unattributed(0.0, gain);
                 None
             }
             (None, _) => None,
         };
-        if from < end && (busy.is_some() || energy.is_some() || reading.parts.is_some()) {
+        if from < end && (busy.is_some() || energy.is_some() || reading.mig_devices.is_some()) {
             let active = actives(reading, &before);
-            let covered_ratio = if reading.parts.is_some() { 1.0 } else { 1.0 - uncovered / length };
+            let covered_ratio = if reading.mig_devices.is_some() { 1.0 } else { 1.0 - uncovered / length };
             self.divide((from, end), busy, energy, (reading, active, covered_ratio), history);
         }
         if from == end {
-            self.use_sm_seconds(reading);
+            self.skip_sm_seconds(reading);
         }
     }
 
     /// Of time that is not divided by them.
-    fn use_sm_seconds(&mut self, reading: &Reading) {
+    fn skip_sm_seconds(&mut self, reading: &Reading) {
         let processes = reading.processes.iter().filter(|processes| processes.has_sm_seconds);
         for process in processes.flat_map(|processes| &processes.processes) {
             self.used_sm.insert(process.pid, process.sm_seconds);
         }
     }
 
-    /// Each tick draws as much, and each moment's holders have it in equal parts, or by slices.
-    fn divide_silence(&mut self, ticks: std::ops::Range<Tick>, joules: f64, reading: &Reading, history: &History) {
+    /// Each tick draws as much, and the holders of each tick have it by holding, or by slices.
+    fn divide_gap(&mut self, ticks: std::ops::Range<Tick>, joules: f64, reading: &Reading, history: &History) {
         if ticks.is_empty() {
-            return self.nobodys(0.0, joules);
+            return self.add_unattributed(0.0, joules);
         }
         let watts = self.idle_watts();
         self.energy += joules;
         for tick in ticks.clone() {
             let energy = Some(joules / ticks.len() as f64);
-            let scene =
-                Scene { holders: &history[tick], busy: None, energy, idle: watts.map(|watts| watts * TICK_SECONDS) };
-            let shares = match &reading.parts {
-                Some(parts) => scene.by_part(parts, &vec![None; parts.len()]),
-                None => scene.equally(),
+            let segment =
+                Segment { holders: &history[tick], busy: None, energy, idle: watts.map(|watts| watts * TICK_SECONDS) };
+            let parts = match &reading.mig_devices {
+                Some(devices) => segment.by_mig_activity(devices, &vec![None; devices.len()]),
+                None => segment.by_holding(),
             };
-            for (whose, _, energy) in shares {
-                match whose {
-                    Ok(key) => self.rows.entry(key.clone()).or_default().energy += energy.unwrap_or(0.0),
-                    Err(reason) => *self.rest_energy.entry(reason).or_default() += energy.unwrap_or(0.0),
+            for (owner, _, energy) in parts {
+                match owner {
+                    Ok(key) => self.accounts.entry(key.clone()).or_default().energy += energy.unwrap_or(0.0),
+                    Err(reason) => *self.unattributed_energy.entry(reason).or_default() += energy.unwrap_or(0.0),
                 }
             }
         }
     }
 
-    pub fn has_taken(&self, reading: &Reading) -> bool {
-        self.read.as_ref().is_some_and(|taken| taken.through == reading.through)
+    pub fn has_read(&self, reading: &Reading) -> bool {
+        self.read.as_ref().is_some_and(|last| last.through == reading.through)
     }
 
-    fn nobodys(&mut self, busy: f64, energy: f64) {
-        *self.rest_busy.entry(UnattributedReason::Unknown).or_default() += busy;
-        *self.rest_energy.entry(UnattributedReason::Unknown).or_default() += energy;
+    fn add_unattributed(&mut self, busy: f64, energy: f64) {
+        *self.unattributed_busy.entry(UnattributedReason::Unknown).or_default() += busy;
+        *self.unattributed_energy.entry(UnattributedReason::Unknown).or_default() += energy;
         self.busy += busy;
         self.energy += energy;
     }
@@ -184,7 +185,7 @@ impl Reference {
     fn allocate(&mut self, from: Tick, to: Tick, history: &History) {
         for holders in history.get(from..to).unwrap_or_default() {
             for (key, holding) in &**holders {
-                self.rows.entry(key.clone()).or_default().allocated += holding.share.unwrap() * TICK_SECONDS;
+                self.accounts.entry(key.clone()).or_default().allocated += holding.share.unwrap() * TICK_SECONDS;
             }
         }
     }
@@ -215,41 +216,44 @@ impl Reference {
             .any(|tick| history[tick - 1].keys().any(|key| !history[tick].contains_key(key)));
         let weights = self.weights(from, to, reading, history);
         let holders: Vec<_> = history[from..to].iter().map(|holders| &**holders).collect();
-        let actives = actives.map(|actives| when::active(reading.parts.as_ref().unwrap(), &actives, &holders));
-        let busys = busy.map(|busy| when::busy(busy, weights.as_ref(), &holders, covered_ratio));
+        let actives =
+            actives.map(|actives| segments::active(reading.mig_devices.as_ref().unwrap(), &actives, &holders));
+        let busys = busy.map(|busy| segments::busy(busy, weights.as_ref(), &holders, covered_ratio));
         let works = match &actives {
             None => busys.clone(),
-            Some(actives) => when::work(reading.parts.as_ref().unwrap(), actives),
+            Some(actives) => segments::work(reading.mig_devices.as_ref().unwrap(), actives),
         };
-        let energies = energy.map(|energy| when::energy(energy, watts, works.as_deref(), to - from));
+        let energies = energy.map(|energy| segments::energy(energy, watts, works.as_deref(), to - from));
         let active = works.map(|works| works.iter().sum::<f64>());
         for tick in from..to {
-            let scene = Scene {
+            let segment = Segment {
                 holders: &history[tick],
                 busy: busys.as_ref().map(|busy| busy[tick - from]),
                 energy: energies.as_ref().map(|energy| energy[tick - from]),
                 idle: watts.map(|watts| watts * TICK_SECONDS),
             };
-            let shares = match (&actives, &weights) {
-                (Some(actives), _) => scene.by_part(reading.parts.as_ref().unwrap(), &actives[tick - from]),
-                (None, Some((holders, others))) => scene.by_process(|key| holders[key][tick - from], others, ticks),
-                (None, None) => scene.equally(),
+            let parts = match (&actives, &weights) {
+                (Some(actives), _) => {
+                    segment.by_mig_activity(reading.mig_devices.as_ref().unwrap(), &actives[tick - from])
+                }
+                (None, Some((holders, others))) => segment.by_process(|key| holders[key][tick - from], others, ticks),
+                (None, None) => segment.by_holding(),
             };
-            for (whose, busy, energy) in shares {
+            for (owner, busy, energy) in parts {
                 self.busy += busy.unwrap_or(0.0);
                 self.energy += energy.unwrap_or(0.0);
-                match whose {
+                match owner {
                     Ok(key) => {
-                        let row = self.rows.entry(key.clone()).or_default();
-                        row.busy += busy.unwrap_or(0.0);
-                        row.energy += energy.unwrap_or(0.0);
+                        let account = self.accounts.entry(key.clone()).or_default();
+                        account.busy += busy.unwrap_or(0.0);
+                        account.energy += energy.unwrap_or(0.0);
                         let share = busy.and(history[tick][key].share).unwrap_or(0.0);
-                        row.allocated_with_busy += share * TICK_SECONDS * covered_ratio;
+                        account.allocated_with_busy += share * TICK_SECONDS * covered_ratio;
                     }
                     Err(reason) => {
                         let reason = if has_ended { perhaps_ended(reason) } else { reason };
-                        *self.rest_busy.entry(reason).or_default() += busy.unwrap_or(0.0);
-                        *self.rest_energy.entry(reason).or_default() += energy.unwrap_or(0.0);
+                        *self.unattributed_busy.entry(reason).or_default() += busy.unwrap_or(0.0);
+                        *self.unattributed_energy.entry(reason).or_default() += energy.unwrap_or(0.0);
                     }
                 }
             }
@@ -266,16 +270,16 @@ impl Reference {
         to: Tick,
         reading: &Reading,
         history: &History,
-    ) -> Option<(BTreeMap<HoldingKey, Vec<f64>>, Rest)> {
+    ) -> Option<(BTreeMap<HoldingKey, Vec<f64>>, UseByReason)> {
         let processes = reading.processes.as_ref().filter(|processes| processes.has_sm_seconds)?;
         let mut holders: BTreeMap<HoldingKey, Vec<f64>> = BTreeMap::new();
         for key in history[from..to].iter().flat_map(|holders| holders.keys()) {
             holders.insert(key.clone(), vec![0.0; to - from]);
         }
-        let mut others = Rest::new();
+        let mut others = UseByReason::new();
         for process in &processes.processes {
             let gain = process.sm_seconds - self.used_sm.insert(process.pid, process.sm_seconds).unwrap_or(0.0);
-            match whose(process, holders.keys()) {
+            match holder_of(process, holders.keys()) {
                 Ok(key) => {
                     let held: Vec<Tick> = (from..to).filter(|tick| history[*tick].contains_key(&key)).collect();
                     for tick in &held {
@@ -306,9 +310,9 @@ fn actives(reading: &Reading, before: &Reading) -> Option<Vec<Option<f64>>> {
     let is_anew = reading.gaps.until > before.gaps.until;
     let from = if is_anew { reading.gaps.until } else { before.through };
     let seconds = (reading.through - from) as f64 * TICK_SECONDS;
-    let parts = reading.parts.as_ref()?.iter().zip(before.parts.as_ref()?);
-    let had = |before: &PartReading| before.active_seconds.map(|seconds| if is_anew { 0.0 } else { seconds });
-    Some(parts.map(|(now, before)| Some((now.active_seconds? - had(before)?) / seconds)).collect())
+    let devices = reading.mig_devices.as_ref()?.iter().zip(before.mig_devices.as_ref()?);
+    let had = |before: &MigReading| before.active_seconds.map(|seconds| if is_anew { 0.0 } else { seconds });
+    Some(devices.map(|(now, before)| Some((now.active_seconds? - had(before)?) / seconds)).collect())
 }
 
 /// A slow and obvious division of devices by claims: a claim that holds has its part of the device, and each of its
@@ -360,7 +364,7 @@ pub fn check_claims(allocations: &Allocations, join: &Join, inventory: &Inventor
 }
 
 /// The owner if it holds, else the first holder of its pod, else why not.
-pub fn whose<'a>(
+pub fn holder_of<'a>(
     process: &OwnedProcess,
     holders: impl Iterator<Item = &'a HoldingKey> + Clone,
 ) -> Result<HoldingKey, UnattributedReason> {

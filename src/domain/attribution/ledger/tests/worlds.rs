@@ -22,7 +22,7 @@ pub struct Reading {
     pub energy: Option<f64>,
     pub medium_at: Option<Tick>,
     /// Of a partitioned GPU.
-    pub parts: Option<Vec<PartReading>>,
+    pub mig_devices: Option<Vec<MigReading>>,
     pub processes: Option<DeviceProcesses>,
     pub memory: Option<u64>,
     pub gaps: GapReading,
@@ -39,7 +39,7 @@ pub struct GapReading {
 }
 
 #[derive(Clone, Debug)]
-pub struct PartReading {
+pub struct MigReading {
     pub mig: MigUuid,
     pub fraction: f64,
     /// Since the device was first read.

@@ -1,9 +1,9 @@
-//! In which ticks a device did what it did, tick by tick.
+//! The busy time and energy of an interval, tick by tick.
 
 use std::collections::BTreeMap;
 
-use super::reference::Rest;
-use super::worlds::{PartReading, TICK_SECONDS};
+use super::reference::UseByReason;
+use super::worlds::{MigReading, TICK_SECONDS};
 use crate::domain::attribution::HoldingKey;
 use crate::domain::model::Holding;
 
@@ -11,22 +11,22 @@ type Holders<'a> = &'a BTreeMap<HoldingKey, Holding>;
 
 /// By weight, limited to the length of a tick: the heaviest are full first. The rest goes to those without
 /// weight.
-fn pour(amount: f64, weights: &[f64], room: f64) -> Vec<f64> {
+fn pour(amount: f64, weights: &[f64], limit: f64) -> Vec<f64> {
     let mut heaviest = weights.to_vec();
     heaviest.sort_by(|one, other| other.total_cmp(one));
     let rate = |full: usize| {
         let rest: f64 = heaviest[full..].iter().sum();
-        (rest > 0.0).then(|| (amount - full as f64 * room) / rest)
+        (rest > 0.0).then(|| (amount - full as f64 * limit) / rest)
     };
-    let fits = |full: &usize| rate(*full).is_none_or(|rate| rate * heaviest[*full] <= room * (1.0 + 1e-12));
+    let fits = |full: &usize| rate(*full).is_none_or(|rate| rate * heaviest[*full] <= limit * (1.0 + 1e-12));
     let full = (0..weights.len()).find(fits).unwrap_or(weights.len());
     let rate = rate(full).filter(|_| full < weights.len());
     let light = weights.iter().filter(|weight| **weight <= 0.0).count() as f64;
-    let left = if rate.is_none() { (amount - full as f64 * room).max(0.0) / light.max(1.0) } else { 0.0 };
+    let left = if rate.is_none() { (amount - full as f64 * limit).max(0.0) / light.max(1.0) } else { 0.0 };
     let of = |weight: &f64| match rate {
         _ if *weight <= 0.0 => left,
-        Some(rate) => (rate * weight).min(room),
-        None => room,
+        Some(rate) => (rate * weight).min(limit),
+        None => limit,
     };
     weights.iter().map(of).collect()
 }
@@ -38,24 +38,24 @@ fn held(holders: &[Holders<'_>], counts: impl Fn(&HoldingKey) -> bool) -> Vec<f6
 /// Busy seconds by tick: by SM time where there is any, else ticks with a holder first.
 pub fn busy(
     amount: f64,
-    weights: Option<&(BTreeMap<HoldingKey, Vec<f64>>, Rest)>,
+    weights: Option<&(BTreeMap<HoldingKey, Vec<f64>>, UseByReason)>,
     holders: &[Holders<'_>],
     covered_ratio: f64,
 ) -> Vec<f64> {
-    let room = TICK_SECONDS * covered_ratio;
+    let limit = TICK_SECONDS * covered_ratio;
     if let Some((own, others)) = weights {
         let others = others.values().sum::<f64>() / holders.len() as f64;
         let of = |tick: usize| own.values().map(|weights| weights[tick]).sum::<f64>() + others;
         let weights: Vec<f64> = (0..holders.len()).map(of).collect();
         if weights.iter().any(|weight| *weight > 0.0) {
-            return pour(amount, &weights, room);
+            return pour(amount, &weights, limit);
         }
     }
-    pour(amount, &held(holders, |_| true), room)
+    pour(amount, &held(holders, |_| true), limit)
 }
 
 /// By tick and part.
-pub fn active(parts: &[PartReading], actives: &[Option<f64>], holders: &[Holders<'_>]) -> Vec<Vec<Option<f64>>> {
+pub fn active(parts: &[MigReading], actives: &[Option<f64>], holders: &[Holders<'_>]) -> Vec<Vec<Option<f64>>> {
     let mut ticks = vec![vec![]; holders.len()];
     for (part, active) in parts.iter().zip(actives) {
         let held = held(holders, |key| key.mig.as_ref().is_none_or(|mig| *mig == part.mig));
@@ -68,7 +68,7 @@ pub fn active(parts: &[PartReading], actives: &[Option<f64>], holders: &[Holders
 }
 
 /// By tick, where all parts report.
-pub fn work(parts: &[PartReading], actives: &[Vec<Option<f64>>]) -> Option<Vec<f64>> {
+pub fn work(parts: &[MigReading], actives: &[Vec<Option<f64>>]) -> Option<Vec<f64>> {
     let of = |actives: &Vec<Option<f64>>| {
         parts.iter().zip(actives).map(|(part, active)| Some((*active)? * part.fraction * TICK_SECONDS)).sum()
     };
