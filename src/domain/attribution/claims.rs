@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::device_id::{DeviceForm, parse_claim_device};
-use super::join::{mig_devices, resolve};
+use super::resolve::{mig_devices, resolve};
 use crate::domain::model::{ClaimDevice, ClaimHardware, ClaimSource, DeviceRef, Inventory};
 
 /// The capacities by which the claims of a device divide it, in this order.

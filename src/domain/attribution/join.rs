@@ -1,14 +1,16 @@
-//! Joins the kubelet's device IDs with the driver's hardware.
+//! Joins the kubelet's device IDs with the driver's hardware. In: allocations, what is allocatable, the inventory, slots.
+//! Out: who holds which device and which share of it; claims by device; what does not match. Does not know use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::claims::{resolve_claim, weights};
-use super::device_id::{DeviceForm, is_domain_of_nvidia, parse_device_id, parse_host_device};
+use super::device_id::parse_device_id;
+use super::drift::drift;
+use super::resolve::{resolve, resolve_device};
 use crate::domain::model::{
-    Allocatable, Allocations, Attribution, ClaimGpu, ContainerRef, DeviceId, DeviceRef, Gpu, GpuUuid, Holding,
-    Inventory, InventoryDrift, MigDevice, MigUuid, PassthroughGpu, ResourceName, SharingForm, SlotCounts,
-    UnresolvedDevices,
+    Allocatable, Allocations, Attribution, ClaimDevice, ClaimGpu, ContainerRef, DeviceId, DeviceRef, GpuUuid,
+    HeldDevice, Holding, Inventory, InventoryDrift, MigUuid, ResourceName, SharingForm, SlotCounts, UnresolvedDevices,
 };
 
 /// A container and the GPU or MIG device it holds.
@@ -56,87 +58,110 @@ struct Holders {
     weight: f64,
 }
 
+/// What the kubelet's device IDs and claims resolve to.
+#[derive(Default)]
+struct ResolvedAllocations<'a> {
+    held: BTreeMap<HoldingKey, HeldDevices<'a>>,
+    unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&'a DeviceId>>,
+    claims: BTreeMap<ClaimKey<'a>, ClaimGpu>,
+    sharers: BTreeMap<DeviceRef, Sharers<'a>>,
+}
+
 pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inventory, slots: &Slots) -> Join {
-    let mut held_by_key: BTreeMap<HoldingKey, HeldDevices<'_>> = BTreeMap::new();
-    let mut unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&DeviceId>> = BTreeMap::new();
-    let mut claims: BTreeMap<ClaimKey<'_>, ClaimGpu> = BTreeMap::new();
-    let mut sharers: BTreeMap<DeviceRef, Sharers<'_>> = BTreeMap::new();
+    let mut resolved = ResolvedAllocations::default();
     for container in allocations.containers() {
         for held in &container.devices {
-            let (form, targets) = look_up(&held.resource, &held.id, inventory);
-            if targets.is_empty() {
-                unresolved.entry((held.resource.clone(), form.name())).or_default().insert(&held.id);
-            }
-            for target in targets {
-                let held_devices = held_by_key.entry(key(&container.reference, target)).or_default();
-                held_devices.resource.get_or_insert(&held.resource);
-                held_devices.ids.insert(&held.id);
-                held_devices.replica |= form.is_replica();
-            }
+            resolved.add_device(&container.reference, held, inventory);
         }
         for claim in &container.claims {
-            let (targets, source) = match resolve_claim(claim, inventory) {
-                Ok(resolved) => resolved,
-                // An observer holds nothing.
-                Err(_) if claim.is_observer() => continue,
-                Err(form) => {
-                    let driver = ResourceName::new(Arc::clone(&claim.driver));
-                    unresolved.entry((driver, form)).or_default().insert(&claim.device);
-                    continue;
-                }
-            };
-            let name = (&*claim.claim_namespace, &*claim.claim, claim.share_id.as_deref());
-            for target in targets {
-                let DeviceRef { gpu, mig } = target.clone();
-                claims.entry((name, &claim.driver, &claim.pool, &claim.device)).or_insert_with(|| ClaimGpu {
-                    claim: claim.clone(),
-                    gpu,
-                    mig,
-                    join: source,
-                });
-                if claim.is_observer() {
-                    continue;
-                }
-                let sharers = sharers.entry(target.clone()).or_default();
-                *sharers.containers.entry(name).or_default() += 1;
-                sharers.consumed.insert(name, claim.consumed().collect());
-                let held_devices = held_by_key.entry(key(&container.reference, target)).or_default();
-                held_devices.ids.insert(&claim.device);
-                held_devices.claims.insert(name);
-            }
+            resolved.add_claim(&container.reference, claim, inventory);
         }
     }
-    // A claim is one holder; its containers divide its share.
-    let parts: BTreeMap<&DeviceRef, BTreeMap<ClaimName<'_>, f64>> = sharers
-        .iter()
-        .map(|(target, sharers)| {
-            let weights = weights(&sharers.consumed).into_iter();
-            (target, weights.map(|(claim, weight)| (claim, weight / sharers.containers[&claim] as f64)).collect())
-        })
-        .collect();
-    let weigh = |key: &HoldingKey, held_devices: &HeldDevices<'_>| {
-        let part = |claim: &ClaimName<'_>| parts[&target_of(key)][claim];
-        if held_devices.resource.is_some() { 1.0 } else { held_devices.claims.iter().map(part).sum() }
-    };
-    let mut holders: BTreeMap<DeviceRef, Holders> = BTreeMap::new();
-    for (key, held_devices) in &held_by_key {
-        let holders = holders.entry(target_of(key)).or_default();
-        holders.count += 1;
-        holders.weight += weigh(key, held_devices);
-    }
-    let holdings = held_by_key.into_iter().map(|(key, held_devices)| {
-        let (target, weight) = (target_of(&key), weigh(&key, &held_devices));
-        let holding = holding(&target, &held_devices, weight, &holders[&target], slots, inventory);
-        (key, holding)
-    });
+    let holdings = resolved.holdings(slots, inventory);
+    let unresolved = resolved.unresolved.into_iter();
     Join {
-        holdings: within_each_gpu(holdings.collect()),
+        holdings: within_each_gpu(holdings),
         unresolved: unresolved
-            .into_iter()
             .map(|((resource, form), ids)| UnresolvedDevices { resource, form, devices: ids.len() })
             .collect(),
-        claims: claims.into_values().collect(),
+        claims: resolved.claims.into_values().collect(),
         drift: drift(allocations, allocatable, inventory),
+    }
+}
+
+impl<'a> ResolvedAllocations<'a> {
+    fn add_device(&mut self, container: &ContainerRef, device: &'a HeldDevice, inventory: &Inventory) {
+        let (form, targets) = resolve_device(&device.resource, &device.id, inventory);
+        if targets.is_empty() {
+            self.unresolved.entry((device.resource.clone(), form.name())).or_default().insert(&device.id);
+        }
+        for target in targets {
+            let held = self.held.entry(key(container, target)).or_default();
+            held.resource.get_or_insert(&device.resource);
+            held.ids.insert(&device.id);
+            held.replica |= form.is_replica();
+        }
+    }
+
+    fn add_claim(&mut self, container: &ContainerRef, claim: &'a ClaimDevice, inventory: &Inventory) {
+        let (targets, join) = match resolve_claim(claim, inventory) {
+            Ok(resolved) => resolved,
+            // An observer holds nothing.
+            Err(_) if claim.is_observer() => return,
+            Err(form) => {
+                let driver = ResourceName::new(Arc::clone(&claim.driver));
+                self.unresolved.entry((driver, form)).or_default().insert(&claim.device);
+                return;
+            }
+        };
+        let name = (&*claim.claim_namespace, &*claim.claim, claim.share_id.as_deref());
+        for target in targets {
+            let DeviceRef { gpu, mig } = target.clone();
+            let claim_key = (name, &*claim.driver, &*claim.pool, &claim.device);
+            self.claims.entry(claim_key).or_insert_with(|| ClaimGpu { claim: claim.clone(), gpu, mig, join });
+            if claim.is_observer() {
+                continue;
+            }
+            let sharers = self.sharers.entry(target.clone()).or_default();
+            *sharers.containers.entry(name).or_default() += 1;
+            sharers.consumed.insert(name, claim.consumed().collect());
+            let held = self.held.entry(key(container, target)).or_default();
+            held.ids.insert(&claim.device);
+            held.claims.insert(name);
+        }
+    }
+
+    fn holdings(&self, slots: &Slots, inventory: &Inventory) -> BTreeMap<HoldingKey, Holding> {
+        let claims: ClaimWeights<'_> =
+            self.sharers.iter().map(|(target, sharers)| (target, sharers.weights())).collect();
+        let weight = |(key, held): (&'_ HoldingKey, &HeldDevices<'a>)| held.weight(&target_of(key), &claims);
+        let mut holders: BTreeMap<DeviceRef, Holders> = BTreeMap::new();
+        for (key, held) in &self.held {
+            let holders = holders.entry(target_of(key)).or_default();
+            holders.count += 1;
+            holders.weight += weight((key, held));
+        }
+        let holding = |(key, held)| {
+            let target = target_of(key);
+            (key.clone(), holding(&target, held, weight((key, held)), &holders[&target], slots, inventory))
+        };
+        self.held.iter().map(holding).collect()
+    }
+}
+
+type ClaimWeights<'a> = BTreeMap<&'a DeviceRef, BTreeMap<ClaimName<'a>, f64>>;
+
+impl<'a> Sharers<'a> {
+    /// A claim is one holder; its containers divide its weight.
+    fn weights(&self) -> BTreeMap<ClaimName<'a>, f64> {
+        let weights = weights(&self.consumed).into_iter();
+        weights.map(|(claim, weight)| (claim, weight / self.containers[&claim] as f64)).collect()
+    }
+}
+
+impl HeldDevices<'_> {
+    fn weight(&self, target: &DeviceRef, claims: &ClaimWeights<'_>) -> f64 {
+        if self.resource.is_some() { 1.0 } else { self.claims.iter().map(|claim| claims[target][claim]).sum() }
     }
 }
 
@@ -205,83 +230,10 @@ fn within_each_gpu(mut holdings: BTreeMap<HoldingKey, Holding>) -> BTreeMap<Hold
     holdings
 }
 
-/// The form of a device plugin's ID, and the hardware behind it. The host's name of a device is of a GPU where the
-/// resource is NVIDIA's, or where a GPU has it.
-fn look_up(resource: &ResourceName, id: &DeviceId, inventory: &Inventory) -> (DeviceForm, Vec<DeviceRef>) {
-    let form = parse_device_id(id.as_str());
-    if form != DeviceForm::Other {
-        let targets = resolve(&form, inventory);
-        return (form, targets);
-    }
-    let of_host = parse_host_device(resource, id.as_str()).map(|form| (resolve(&form, inventory), form));
-    match of_host {
-        Some((targets, form)) if is_domain_of_nvidia(resource) || !targets.is_empty() => (form, targets),
-        _ => (DeviceForm::Other, vec![]),
-    }
-}
-
-/// The hardware behind an id; nothing when the inventory has no such device.
-pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<DeviceRef> {
-    let whole = |gpu: &Gpu| DeviceRef { gpu: gpu.uuid.clone(), mig: None };
-    let passed_through = |is_meant: &dyn Fn(&PassthroughGpu) -> bool| {
-        let meant = inventory.passthrough.iter().filter(|(_, gpu)| is_meant(gpu));
-        meant.map(|(uuid, _)| DeviceRef { gpu: uuid.clone(), mig: None }).collect()
-    };
-    match form {
-        DeviceForm::Gpu { uuid } | DeviceForm::GpuReplica { uuid } | DeviceForm::GpuVirtual { uuid } => {
-            inventory.gpus.get(uuid).map(whole).into_iter().collect()
-        }
-        DeviceForm::Mig { uuid } | DeviceForm::MigReplica { uuid } => {
-            let missing = || Some(DeviceRef { gpu: inventory.missing_parent(uuid)?.clone(), mig: Some(uuid.clone()) });
-            let known = inventory.mig(uuid).map(|(gpu, mig)| mig_target(gpu, mig));
-            known.or_else(missing).into_iter().collect()
-        }
-        DeviceForm::All { .. } => inventory.gpus.values().map(whole).collect(),
-        // There is only ever one integrated GPU; beside discrete ones the id would be ambiguous.
-        DeviceForm::Tegra { .. } if inventory.gpus.len() == 1 => inventory.gpus.values().map(whole).collect(),
-        DeviceForm::Minor { minor, gpu_instance: None, .. } | DeviceForm::DraGpu { minor } => {
-            inventory.by_minor(*minor).map(whole).into_iter().collect()
-        }
-        DeviceForm::Minor { minor, gpu_instance: Some(gpu_instance), .. } => {
-            mig_devices(inventory.by_minor(*minor), |mig| mig.gpu_instance == *gpu_instance)
-        }
-        DeviceForm::DraMig { minor, profile_id, placement_start } => mig_devices(inventory.by_minor(*minor), |mig| {
-            (mig.profile_id, mig.placement_start) == (Some(*profile_id), Some(*placement_start))
-        }),
-        DeviceForm::DraVfio { bus_index } => passed_through(&|gpu| gpu.bus_index == *bus_index),
-        // Every GPU of the group: the kernel gives it to one process at a time.
-        DeviceForm::IommuGroup { group } => passed_through(&|gpu| gpu.iommu_group == Some(*group)),
-        DeviceForm::VfioDevice { name } => passed_through(&|gpu| gpu.vfio_device.as_deref() == Some(name)),
-        DeviceForm::PciAddress { address } => inventory
-            .gpus
-            .values()
-            .filter(|gpu| gpu.pci_bus_id.as_ref() == Some(address))
-            .max_by_key(|gpu| gpu.present || inventory.passthrough.contains_key(&gpu.uuid))
-            .map(whole)
-            .into_iter()
-            .collect(),
-        DeviceForm::Tegra { .. }
-        | DeviceForm::DraComputeDomain
-        | DeviceForm::DraUnknown
-        | DeviceForm::DraOther
-        | DeviceForm::Other => vec![],
-    }
-}
-
-/// The MIG devices of `gpu` that are meant.
-pub(super) fn mig_devices(gpu: Option<&Gpu>, is_meant: impl Fn(&MigDevice) -> bool) -> Vec<DeviceRef> {
-    let of_gpu = gpu.into_iter().flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)));
-    of_gpu.filter(|(_, mig)| is_meant(mig)).map(|(gpu, mig)| mig_target(gpu, mig)).collect()
-}
-
-fn mig_target(gpu: &Gpu, mig: &MigDevice) -> DeviceRef {
-    DeviceRef { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) }
-}
-
 /// The GPUs that some container holds, or a part of.
 pub fn held_gpus(allocations: &Allocations, inventory: &Inventory) -> BTreeSet<GpuUuid> {
     let devices = allocations.containers().flat_map(|container| &container.devices);
-    let of_devices = devices.flat_map(|held| look_up(&held.resource, &held.id, inventory).1);
+    let of_devices = devices.flat_map(|held| resolve_device(&held.resource, &held.id, inventory).1);
     let claims = allocations.containers().flat_map(|container| &container.claims);
     let holding = claims.filter(|claim| !claim.is_observer());
     let of_claims = holding.filter_map(|claim| resolve_claim(claim, inventory).ok()).flat_map(|(targets, _)| targets);
@@ -350,60 +302,6 @@ fn replicas<'a>(
         }
     }
     replicas
-}
-
-fn drift(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inventory) -> Vec<InventoryDrift> {
-    let held = allocations.held_devices();
-    let resources: BTreeSet<&ResourceName> = allocatable.devices.keys().chain(held.keys().copied()).collect();
-    let present: BTreeSet<DeviceRef> = inventory.gpus.values().filter(|gpu| gpu.present).flat_map(targets).collect();
-    let nothing = BTreeSet::new();
-    let disagreements = resources.into_iter().filter_map(|resource| {
-        let offered = allocatable.devices.get(resource).unwrap_or(&nothing);
-        let held = held.get(resource).into_iter().flatten().copied();
-        let (mut known_hardware, mut elsewhere) = (false, 0);
-        // Whole GPUs and MIG devices are resources of their own: a resource is compared with devices of its kind.
-        let (mut kinds, mut reachable) = (BTreeSet::new(), BTreeSet::new());
-        for id in offered.iter().chain(held) {
-            let (form, targets) = look_up(resource, id, inventory);
-            let is_passed_through = |target: &DeviceRef| inventory.passthrough.contains_key(&target.gpu);
-            // Which of the GPUs that are passed through a plugin should offer is unknown.
-            if form == DeviceForm::Other || form.is_of_host() && targets.iter().all(is_passed_through) {
-                continue;
-            }
-            known_hardware = true;
-            let is_listed =
-                |target: &&DeviceRef| !inventory.missing.contains_key(&target.gpu) && !is_passed_through(target);
-            kinds.extend(targets.iter().filter(is_listed).map(|target| kind(target, inventory)));
-            if offered.contains(id) {
-                elsewhere += usize::from(!targets.iter().any(|target| present.contains(target)));
-                reachable.extend(targets);
-            }
-        }
-        let missing =
-            present.iter().filter(|target| kinds.contains(&kind(target, inventory)) && !reachable.contains(*target));
-        // Other vendors' hardware is not in the inventory.
-        known_hardware.then(|| InventoryDrift {
-            resource: resource.clone(),
-            advertised_not_allocatable: missing.count(),
-            allocatable_not_advertised: elsewhere,
-        })
-    });
-    disagreements.collect()
-}
-
-/// What the plugin could advertise of a GPU: itself, or its MIG devices once it is partitioned.
-fn targets(gpu: &Gpu) -> Vec<DeviceRef> {
-    if gpu.mig_enabled == Some(true) {
-        mig_devices(Some(gpu), |_| true)
-    } else {
-        vec![DeviceRef { gpu: gpu.uuid.clone(), mig: None }]
-    }
-}
-
-/// `None`: a whole GPU; else the MIG profile.
-fn kind(target: &DeviceRef, inventory: &Inventory) -> Option<Arc<str>> {
-    let (_, mig) = inventory.mig(target.mig.as_ref()?)?;
-    Some(mig.profile.clone())
 }
 
 #[cfg(test)]

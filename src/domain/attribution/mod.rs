@@ -5,11 +5,13 @@
 
 mod claims;
 mod device_id;
+mod drift;
 mod join;
 mod ledger;
 mod missing;
 mod owners;
 mod pod_uid;
+mod resolve;
 mod unconfirmed;
 mod xids;
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::model::{ClaimAllocation, Container};
+use crate::domain::model::{ClaimAllocation, Container, Gpu, MigDevice};
 use crate::test_data;
 
 const A: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
