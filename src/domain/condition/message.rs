@@ -1,3 +1,5 @@
+//! The condition in one line of plain ASCII. In: status and devices. Out: as many devices as fit. Does not know snapshots.
+
 use super::{ConditionStatus, DeviceCondition};
 
 /// node-problem-detector cuts longer output where its configuration says so; the recipe gives the same number.

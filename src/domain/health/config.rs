@@ -1,3 +1,5 @@
+//! The section `health` of the configuration file: what makes devices unhealthy, and healthy again.
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -19,6 +19,9 @@ use crate::domain::model::{
 /// A reason, and the code where it is an XID.
 type CauseKey = (UnhealthyReason, u32);
 
+/// The GPU or one of its MIG devices, and what was restored, in words.
+type Restored = (Option<MigUuid>, String);
+
 /// A change of a device's health.
 pub struct Transition {
     pub mig: Option<MigUuid>,
@@ -59,12 +62,7 @@ impl TrackedGpu {
     }
 
     /// Continues with the faults of an earlier agent. Returns what was restored, in words.
-    pub fn restore(
-        &mut self,
-        faults: &GpuFaults,
-        config: &HealthConfig,
-        now: Moment,
-    ) -> Vec<(Option<MigUuid>, String)> {
+    pub fn restore(&mut self, faults: &GpuFaults, config: &HealthConfig, now: Moment) -> Vec<Restored> {
         let effect = |code| classes::effect(code, config.xids.get(&code).copied());
         let mut restored = vec![];
         // It ends at the first evaluation that does not find it.

@@ -1,3 +1,5 @@
+//! Events, as differences of snapshots. In: each snapshot. Out: what changed since the one before.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

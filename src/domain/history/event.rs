@@ -1,3 +1,5 @@
+//! An event of the history, as page and API have it.
+
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};

@@ -1,3 +1,5 @@
+//! The points of one device. In: one a second. Out: the last five minutes, and columns of a chart for up to half an hour.
+
 use std::collections::VecDeque;
 
 /// Of one ring: five minutes.

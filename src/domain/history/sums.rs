@@ -1,3 +1,6 @@
+//! The use of each holder in the last minutes. In: a snapshot's counters. Out: shares of a GPU's time and a holder's
+//! figures, by window. Does not know points and events.
+
 use std::collections::BTreeMap;
 
 use super::Window;

@@ -1,3 +1,5 @@
+//! The kubelet's allocations: which container was given which devices, CPUs and memory.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;

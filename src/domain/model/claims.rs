@@ -1,3 +1,5 @@
+//! DRA claims: their devices as the kubelet lists them, and as the drivers' files record them.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

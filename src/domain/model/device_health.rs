@@ -1,3 +1,5 @@
+//! The health of devices: causes, transitions, counts of XIDs.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

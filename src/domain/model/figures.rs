@@ -1,3 +1,5 @@
+//! What a holding, a device and a resource used: defined once for page, `top`, `usage` and metrics.
+
 use serde::{Deserialize, Serialize};
 
 /// The counters of one holding. Absent: not known.

@@ -1,3 +1,5 @@
+//! What distinguishes the versions of a file.
+
 /// Of one version of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileStamp {

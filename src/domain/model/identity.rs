@@ -1,3 +1,5 @@
+//! Names of devices, pods and containers. Every string-shaped ID is a type of its own.
+
 use std::fmt;
 use std::sync::Arc;
 

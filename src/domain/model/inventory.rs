@@ -1,3 +1,5 @@
+//! The devices of the node: GPUs, their MIG devices, what the PCI bus has of them.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 

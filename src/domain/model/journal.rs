@@ -1,3 +1,5 @@
+//! The state of the journal of allocations.
+
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};

@@ -54,6 +54,7 @@ mod pod_label;
 mod process;
 mod reading;
 mod recent_count;
+mod slow_reading;
 mod snapshot;
 mod time;
 mod timestamp;
@@ -84,11 +85,11 @@ pub use plugin::{AppliedProfile, PluginResource, PluginState, PluginUnhealthyRea
 pub use pod_label::{PodLabel, PodLabelError};
 pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};
 pub use reading::{
-    C2c, Clocks, DeviceProcess, DeviceReadings, DeviceTotals, EccLocation, FabricDomain, FabricState, Fast, Gaps,
-    GpmRatios, InstanceReading, LinkCounters, Medium, MemoryUse, NvLink, Pcie, ProcessSmSeconds, Rates, RowRemap, Slow,
-    Stamped, Traffic, Vgpu,
+    Clocks, DeviceProcess, DeviceReadings, DeviceTotals, Fast, Gaps, GpmRatios, InstanceReading, Medium, MemoryUse,
+    ProcessSmSeconds, Rates, Stamped, Traffic, Vgpu,
 };
 pub use recent_count::RecentCount;
+pub use slow_reading::{C2c, EccLocation, FabricDomain, FabricState, LinkCounters, NvLink, Pcie, RowRemap, Slow};
 pub use snapshot::{
     Account, Attribution, Collector, ConfigReload, ENDED_SHOWN, HardwareSource, HardwareState, Holding, InventoryDrift,
     KubeletCounters, KubeletState, Released, SelfUse, SharingForm, Snapshot, UnresolvedDevices,

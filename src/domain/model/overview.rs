@@ -1,3 +1,5 @@
+//! Sums over devices, resources and the node, computed once for page, `top` and metrics.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};

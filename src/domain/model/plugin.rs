@@ -1,3 +1,5 @@
+//! The state of the device plugin: registrations, offers, health as the kubelet gets it.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;

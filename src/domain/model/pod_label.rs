@@ -1,3 +1,5 @@
+//! Pod labels that are shown, and their names in Prometheus.
+
 use serde::Serialize;
 
 /// A pod label to show, and its name in Prometheus.

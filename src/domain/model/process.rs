@@ -1,3 +1,5 @@
+//! Processes on devices, their owners, and the identities of pods.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -1,3 +1,5 @@
+//! Counts of the last five minutes.
+
 use std::collections::VecDeque;
 use std::time::Duration;
 

@@ -1,3 +1,5 @@
+//! The snapshot: the state from which metrics, page and API are made, and the states of its sources.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,3 +1,5 @@
+//! Times: the agent's monotonic time and Unix time, and histograms of durations.
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};

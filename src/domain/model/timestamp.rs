@@ -1,3 +1,5 @@
+//! Times in text.
+
 use std::time::{Duration, UNIX_EPOCH};
 
 use serde::{Serialize, Serializer};

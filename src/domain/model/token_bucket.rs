@@ -1,3 +1,5 @@
+//! A rate limit, for calls of the kubelet.
+
 use std::time::Duration;
 
 use super::Monotonic;

@@ -1,3 +1,5 @@
+//! XIDs, the error codes of the driver: as received, and attributed to containers.
+
 use serde::Serialize;
 
 use super::{ContainerRef, GpuUuid, MigUuid, Moment, UnixSeconds, XidClass};

@@ -1,3 +1,5 @@
+//! What is known of a GPU that is free, and its rank among others.
+
 use std::collections::BTreeMap;
 
 use crate::domain::model::GpuUuid;

@@ -1,3 +1,5 @@
+//! The choice among whole GPUs. In: a request. Out: the best-linked set. The number of GPUs bounds the search.
+
 use std::collections::BTreeMap;
 
 use super::condition::{Condition, Rank};

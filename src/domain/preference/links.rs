@@ -1,3 +1,5 @@
+//! The scores between one request's GPUs: from the topology, or from NUMA nodes where links are not known.
+
 use super::request::FallbackReason;
 use super::topology::{PciRelation, Topology};
 use crate::domain::model::GpuUuid;

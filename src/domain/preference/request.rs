@@ -1,3 +1,5 @@
+//! A request for devices, its check, and the answer.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::topology::Topology;

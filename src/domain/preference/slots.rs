@@ -1,3 +1,5 @@
+//! The choice among slots and MIG devices, of which a GPU has several. In: a request. Out: devices, GPU by GPU.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};

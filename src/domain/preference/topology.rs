@@ -1,3 +1,5 @@
+//! Where GPUs are: index, NUMA node, PCI path, NVLinks. Out: the score of the link between each two.
+
 use std::collections::BTreeMap;
 
 use crate::domain::model::GpuUuid;

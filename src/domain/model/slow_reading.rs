@@ -1,0 +1,140 @@
+//! The slow tier of the readings of one GPU: memory errors, links, the NVLink fabric.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+/// Read every minute.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Slow {
+    pub ecc: Vec<EccLocation>,
+    /// Board lifetime: (corrected, uncorrected).
+    pub ecc_lifetime_corrected: Option<u64>,
+    pub ecc_lifetime_uncorrected: Option<u64>,
+    pub row_remap: Option<RowRemap>,
+    /// Banks by availability: max, high, partial, low, none.
+    pub row_remap_banks: BTreeMap<&'static str, u64>,
+    /// Pages by cause: single_bit, double_bit.
+    pub retired_pages: BTreeMap<&'static str, u64>,
+    pub retired_pages_pending: Option<bool>,
+    pub pcie: Pcie,
+    pub nvlink: NvLink,
+    pub c2c: C2c,
+    pub fabric: Option<FabricState>,
+    /// NVML field 230, by number.
+    pub recovery_action: Option<u32>,
+    /// False on a GPU without vGPU licensing, too.
+    #[serde(skip)]
+    pub vgpu_licensed: Option<bool>,
+}
+
+/// Volatile ECC counts of one location, since the driver was loaded, monotonic.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EccLocation {
+    pub location: &'static str,
+    pub corrected: Option<u64>,
+    pub uncorrected: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RowRemap {
+    pub correctable: u64,
+    pub uncorrectable: u64,
+    pub pending: bool,
+    pub failed: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Pcie {
+    pub replays: Option<u64>,
+    pub errors: BTreeMap<&'static str, u64>,
+    pub transmitted_bytes: Option<f64>,
+    pub received_bytes: Option<f64>,
+    pub link_generation: Option<u32>,
+    pub link_generation_max: Option<u32>,
+    pub link_width_lanes: Option<u32>,
+    pub link_width_lanes_max: Option<u32>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct NvLink {
+    pub transmitted_bytes: Option<f64>,
+    pub received_bytes: Option<f64>,
+    pub errors: BTreeMap<&'static str, u64>,
+    /// The driver's own sums over all links: crc_flit, crc_data, replay, recovery (fields 38, 45, 52, 59), and of NVLink 5
+    /// recovery_successful (field 213).
+    #[serde(skip)]
+    pub error_sums: BTreeMap<&'static str, u64>,
+    pub active_links: Option<u32>,
+    pub inactive_links: Option<u32>,
+    /// By link, where the driver has counters for each. The sums above follow from them, and include links that went
+    /// down.
+    #[serde(skip)]
+    pub of_links: BTreeMap<u32, LinkCounters>,
+}
+
+impl NvLink {
+    /// Sets the sums of bytes from the counters of the links. A sum is absent without links, or where a link has no value.
+    pub fn sum_link_bytes<'a>(&mut self, links: impl Iterator<Item = &'a LinkCounters> + Clone) {
+        let has_links = links.clone().next().is_some();
+        let sum =
+            |read: fn(&LinkCounters) -> Option<f64>| links.clone().map(read).sum::<Option<f64>>().filter(|_| has_links);
+        self.transmitted_bytes = sum(|link| link.transmitted_bytes);
+        self.received_bytes = sum(|link| link.received_bytes);
+    }
+
+    /// Sums the errors of all links.
+    pub fn sum_link_errors<'a>(&mut self, links: impl Iterator<Item = &'a LinkCounters>) {
+        self.errors.clear();
+        for (error, count) in links.flat_map(|link| &link.errors) {
+            *self.errors.entry(error).or_default() += count;
+        }
+    }
+}
+
+/// The counters of one NVLink.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LinkCounters {
+    pub transmitted_bytes: Option<f64>,
+    pub received_bytes: Option<f64>,
+    pub errors: BTreeMap<&'static str, u64>,
+    /// effective, symbol: of NVLink 5, as a ratio.
+    pub bit_error_ratios: BTreeMap<&'static str, f64>,
+}
+
+/// NVLink-C2C between the GPU and the CPU of its module.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct C2c {
+    pub enabled: Option<bool>,
+    pub active_links: Option<u32>,
+    pub inactive_links: Option<u32>,
+    /// The highest of all active links together.
+    pub bytes_per_second_max: Option<f64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct FabricState {
+    /// not_supported, not_started, in_progress, completed, failed
+    pub state: &'static str,
+    /// `None`: the GPU is in no domain, as on a single node. The driver then has an all-zero cluster UUID, or no state
+    /// `completed`.
+    pub domain: Option<FabricDomain>,
+    /// Of the conditions that the driver supports; each is a fault or a limit where true.
+    pub conditions: BTreeMap<&'static str, bool>,
+    /// Why the configuration is incorrect, where it is: `insufficient_nvlinks`.
+    pub incorrect_configuration: Option<&'static str>,
+    /// As the driver gives it; the conditions are parts of it.
+    #[serde(skip)]
+    pub health_mask: Option<u32>,
+    /// 0 not supported, 1 healthy, 2 unhealthy, 3 limited capacity.
+    #[serde(skip)]
+    pub health_summary: Option<u8>,
+}
+
+/// The NVLink domain (a rack) and, in it, the clique: GPUs with the same of both reach each other over NVLink.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct FabricDomain {
+    pub cluster_uuid: Arc<str>,
+    pub clique_id: u32,
+}
