@@ -153,25 +153,26 @@ impl MissingGpus {
         if unheld.len() <= addresses.filter(|address| gpu_at(inventory, address).is_none()).count() {
             of_kubelet.retain(|uuid, _| held.contains(*uuid));
         }
-        let mut unplaced: BTreeSet<&GpuUuid> = of_kubelet.keys().copied().collect();
-        unplaced.retain(|uuid| !identified.contains_key(*uuid));
+        let mut unlocated: BTreeSet<&GpuUuid> = of_kubelet.keys().copied().collect();
+        unlocated.retain(|uuid| !identified.contains_key(*uuid));
         let no_ids = DeviceIds::new();
         let ids = |uuid: &GpuUuid| of_kubelet.get(uuid).map_or(&no_ids, |ids| ids);
         let mut found = vec![];
-        for (uuid, place) in &identified {
-            found.push(missing_gpu(uuid.clone(), Some(place), ids(uuid), &[]));
+        for (uuid, location) in &identified {
+            found.push(missing_gpu(uuid.clone(), Some(location), ids(uuid), &[]));
         }
-        match (anonymous.as_slice(), unplaced.first()) {
+        match (anonymous.as_slice(), unlocated.first()) {
             // One of each: they are the same.
-            ([place], Some(uuid)) if unplaced.len() == 1 => {
-                found.push(missing_gpu((*uuid).clone(), Some(place), ids(uuid), &[]));
+            ([location], Some(uuid)) if unlocated.len() == 1 => {
+                found.push(missing_gpu((*uuid).clone(), Some(location), ids(uuid), &[]));
             }
-            (places, None) => {
+            (locations, None) => {
                 let uuid = |(address, _): &BusLocation| GpuUuid::of_address(address);
-                found.extend(places.iter().map(|place| missing_gpu(uuid(place), Some(place), &no_ids, &[])));
+                found
+                    .extend(locations.iter().map(|location| missing_gpu(uuid(location), Some(location), &no_ids, &[])));
             }
-            (places, Some(_)) => {
-                found.extend(unplaced.iter().map(|uuid| missing_gpu((*uuid).clone(), None, ids(uuid), places)));
+            (locations, Some(_)) => {
+                found.extend(unlocated.iter().map(|uuid| missing_gpu((*uuid).clone(), None, ids(uuid), locations)));
             }
         }
         // Which of several has a MIG device is unknown.
@@ -250,13 +251,13 @@ impl<'a> OnBus<'a> {
 
 fn missing_gpu(
     uuid: GpuUuid,
-    place: Option<&BusLocation<'_>>,
+    location: Option<&BusLocation<'_>>,
     ids: &DeviceIds,
     one_of: &[BusLocation<'_>],
 ) -> (Gpu, MissingGpu) {
     let mut gpu = Gpu::not_present(uuid);
     let mut known = vec![];
-    if let Some((address, on_bus)) = place {
+    if let Some((address, on_bus)) = location {
         let driver = on_bus.kernel_driver.as_deref().map_or("no kernel driver".into(), |name| format!("driver {name}"));
         known.push(format!("the PCI bus has it at {address} ({driver})"));
         gpu.pci_bus_id = Some((*address).clone());

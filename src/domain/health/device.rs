@@ -20,7 +20,7 @@ use crate::domain::model::{
 type CauseKey = (UnhealthyReason, u32);
 
 /// The GPU or one of its MIG devices, and what was restored, in words.
-type Restored = (Option<MigUuid>, String);
+type RestoredFault = (Option<MigUuid>, String);
 
 /// A change of a device's health.
 pub struct Transition {
@@ -62,7 +62,7 @@ impl TrackedGpu {
     }
 
     /// Continues with the faults of an earlier agent. Returns what was restored, in words.
-    pub fn restore(&mut self, faults: &GpuFaults, config: &HealthConfig, now: Moment) -> Vec<Restored> {
+    pub fn restore(&mut self, faults: &GpuFaults, config: &HealthConfig, now: Moment) -> Vec<RestoredFault> {
         let effect = |code| classes::effect(code, config.xids.get(&code).copied());
         let mut restored = vec![];
         // It ends at the first evaluation that does not find it.

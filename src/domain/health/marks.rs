@@ -47,7 +47,7 @@ pub fn check_reason(reason: &str) -> Result<(), MarkError> {
         return Err(MarkError::Reason(length));
     }
     match reason.chars().position(char::is_control) {
-        Some(place) => Err(MarkError::ControlCharacter(place + 1)),
+        Some(position) => Err(MarkError::ControlCharacter(position + 1)),
         None => Ok(()),
     }
 }

@@ -108,7 +108,7 @@ impl DeviceSignals {
         if let Some(fabric) = &slow.fabric {
             self.fabric = missing_fabric(gpu, fabric);
         }
-        let uncorrected: Vec<u64> = slow.ecc.iter().filter_map(|place| place.uncorrected).collect();
+        let uncorrected: Vec<u64> = slow.ecc.iter().filter_map(|location| location.uncorrected).collect();
         let uncorrected_before = self.uncorrected;
         if !uncorrected.is_empty() {
             self.uncorrected = uncorrected.into_iter().fold(0, u64::saturating_add);

@@ -117,8 +117,8 @@ impl Points {
     pub fn columns(&self, window: Window, now: u64) -> [Point; COLUMNS] {
         let step = window.step();
         let (kept, current) = (self.columns.len() as u64, self.latest / step);
-        std::array::from_fn(|place| {
-            let Some(number) = (now / step + 1 + place as u64).checked_sub(COLUMNS as u64) else {
+        std::array::from_fn(|column| {
+            let Some(number) = (now / step + 1 + column as u64).checked_sub(COLUMNS as u64) else {
                 return Point::default();
             };
             let is_kept = window == Window::HalfHour && number < current;

@@ -80,10 +80,10 @@ impl WindowSums {
         let (last, last_second) = self.noted.replace((at, second)).unwrap_or((at, second));
         let number = |window: Window, second: u64| second / (window.seconds() / STEPS as u64);
         let slots = Window::ALL.map(|window| number(window, second) as usize % STEPS);
-        for (place, window) in Window::ALL.into_iter().enumerate() {
+        for (index, window) in Window::ALL.into_iter().enumerate() {
             let (from, to) = (number(window, last_second), number(window, second));
             for step in (from + 1..=to).rev().take(STEPS) {
-                self.rows.values_mut().for_each(|row| row.added[place][step as usize % STEPS] = [0.0; 4]);
+                self.rows.values_mut().for_each(|row| row.added[index][step as usize % STEPS] = [0.0; 4]);
             }
         }
         let elapsed = at.since(last).as_secs_f64();

@@ -77,8 +77,8 @@ impl Allocations {
 
     /// The listed pod of this name.
     pub fn pod(&self, reference: &PodRef) -> Option<&Pod> {
-        let place = self.pods.binary_search_by(|pod| pod.reference.cmp(reference)).ok()?;
-        self.pods.get(place)
+        let position = self.pods.binary_search_by(|pod| pod.reference.cmp(reference)).ok()?;
+        self.pods.get(position)
     }
 }
 

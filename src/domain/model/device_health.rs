@@ -160,7 +160,7 @@ impl GpuHealth {
 
 impl DeviceHealth {
     /// `Err` with the details of all causes.
-    pub fn verdict(&self) -> Result<(), String> {
+    pub fn ensure_healthy(&self) -> Result<(), String> {
         if self.healthy {
             return Ok(());
         }

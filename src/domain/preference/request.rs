@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::topology::Topology;
-use crate::domain::model::{DeviceId, GpuUuid};
+use crate::domain::model::{DeviceId, GpuUuid, named};
 
 /// A free device and its GPU (for a MIG device or a shared slot: the GPU it is a part of).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,44 +26,28 @@ pub struct PreferenceRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PreferredDevices {
     pub ids: Vec<DeviceId>,
-    /// Why the answer is empty, or was not made from the links; for a counter.
     pub fallback: Option<FallbackReason>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum FallbackReason {
-    /// Answered by NUMA node, then index: some pair of the GPUs has no known link.
-    LinksUnknown,
-    /// Answered by NUMA node, then index: the two ends of some pair report different scores.
-    LinksAsymmetric,
-    /// Empty: too many free GPUs to compare every set.
-    ManyGpus,
-    /// Empty: fewer devices are available than requested.
-    TooFewAvailable,
-    /// Empty: more devices must be included than are requested.
-    TooManyRequired,
-    /// Empty: a device that must be in is not available.
-    RequiredNotAvailable,
-    /// Empty: a device belongs to a GPU that the topology does not have.
-    UnknownGpu,
-    /// Empty: a device belongs to two GPUs, or, among whole GPUs, two devices belong to one.
-    Ambiguous,
-}
-
-impl FallbackReason {
-    /// The `reason` label.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::LinksUnknown => "links_unknown",
-            Self::LinksAsymmetric => "links_asymmetric",
-            Self::ManyGpus => "many_gpus",
-            Self::TooFewAvailable => "too_few_available",
-            Self::TooManyRequired => "too_many_required",
-            Self::RequiredNotAvailable => "required_not_available",
-            Self::UnknownGpu => "unknown_gpu",
-            Self::Ambiguous => "ambiguous",
-        }
+named! {
+    /// Why the answer is empty, or was not made from the links; the `reason` label.
+    pub enum FallbackReason {
+        /// Answered by NUMA node, then index: some pair of the GPUs has no known link.
+        LinksUnknown = "links_unknown",
+        /// Answered by NUMA node, then index: the two ends of some pair report different scores.
+        LinksAsymmetric = "links_asymmetric",
+        /// Empty: too many free GPUs to compare every set.
+        ManyGpus = "many_gpus",
+        /// Empty: fewer devices are available than requested.
+        TooFewAvailable = "too_few_available",
+        /// Empty: more devices must be included than are requested.
+        TooManyRequired = "too_many_required",
+        /// Empty: a device that must be in is not available.
+        RequiredNotAvailable = "required_not_available",
+        /// Empty: a device belongs to a GPU that the topology does not have.
+        UnknownGpu = "unknown_gpu",
+        /// Empty: a device belongs to two GPUs, or, among whole GPUs, two devices belong to one.
+        Ambiguous = "ambiguous",
     }
 }
 

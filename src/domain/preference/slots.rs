@@ -106,8 +106,8 @@ mod tests {
     const NAMES: [&str; 3] = ["GPU-c", "GPU-b", "GPU-a"];
 
     fn topology() -> Topology {
-        let place = |index| GpuLocation { index, numa_node: None };
-        Topology::new((0..).zip(NAMES).map(|(index, name)| (name.into(), place(index))).collect())
+        let location = |index| GpuLocation { index, numa_node: None };
+        Topology::new((0..).zip(NAMES).map(|(index, name)| (name.into(), location(index))).collect())
     }
 
     /// `free` slots of each GPU, the lowest numbers taken by others.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::allocation_record::{AllocationRecord, Ending, Xid};
-use super::subject::{self, HoldingKey};
+use super::subject::{self, RecordKey};
 use crate::domain::model::{Account, Figures, Moment, Monotonic, Snapshot, UnixSeconds};
 
 /// Open holdings are written this often: a crash loses their figures of at most this time.
@@ -19,9 +19,9 @@ const WAITING_LIMIT: usize = 4096;
 /// Derives allocation records from successive snapshots. In memory only.
 #[derive(Debug, Default)]
 pub struct AllocationTracker {
-    tracked: BTreeMap<HoldingKey, Tracked>,
+    tracked: BTreeMap<RecordKey, Tracked>,
     /// The part of each account that is in a record already.
-    counted: BTreeMap<HoldingKey, Counted>,
+    counted: BTreeMap<RecordKey, Counted>,
     /// Open when the last agent ended, and not matched yet.
     orphans: Vec<AllocationRecord>,
     /// Not on disk yet, by id.
@@ -172,7 +172,7 @@ impl AllocationTracker {
         }
     }
 
-    fn open(&mut self, key: HoldingKey, account: &Account, known: Option<Counted>, snapshot: &Snapshot) {
+    fn open(&mut self, key: RecordKey, account: &Account, known: Option<Counted>, snapshot: &Snapshot) {
         let first = known.is_none();
         let began = if first { account.created } else { snapshot.at.unix };
         let mut tracked = Tracked {
@@ -193,7 +193,7 @@ impl AllocationTracker {
     /// Ends holdings without an account, and drops those with their last figures.
     fn settle(&mut self, snapshot: &Snapshot) -> bool {
         let of = |account: &Account| (account.container.clone(), account.gpu.clone(), account.mig.clone());
-        let present: std::collections::BTreeSet<HoldingKey> = snapshot.accounts.iter().map(of).collect();
+        let present: std::collections::BTreeSet<RecordKey> = snapshot.accounts.iter().map(of).collect();
         self.counted.retain(|key, _| present.contains(key));
         let Self { tracked, waiting, .. } = self;
         let mut urgent = false;
@@ -314,7 +314,7 @@ impl Tracked {
         &mut self,
         orphans: &mut Vec<AllocationRecord>,
         waiting: &mut BTreeMap<u64, AllocationRecord>,
-        key: &HoldingKey,
+        key: &RecordKey,
         now: UnixSeconds,
     ) {
         if let Some(place) = orphans.iter().position(|old| subject::is_named(old, key) && self.may_continue(old)) {

@@ -16,16 +16,16 @@ const XID_CODES: usize = 32;
 /// By then the kubelet has reported what is allocatable, if it ever does.
 const JOINED: Monotonic = Monotonic::from_secs(120);
 
-pub type HoldingKey = (ContainerRef, GpuUuid, Option<MigUuid>);
+pub type RecordKey = (ContainerRef, GpuUuid, Option<MigUuid>);
 
-pub fn key_of(record: &AllocationRecord) -> HoldingKey {
+pub fn key_of(record: &AllocationRecord) -> RecordKey {
     let container = ContainerRef::new(&record.namespace, &record.pod, &record.container);
     let gpu = GpuUuid::new(Arc::clone(&record.device.gpu_uuid));
     (container, gpu, record.device.mig_uuid.as_ref().map(|mig| MigUuid::new(Arc::clone(mig))))
 }
 
 /// Whether the record is of this holder or of another pod of the same name.
-pub fn is_named(record: &AllocationRecord, (container, gpu, mig): &HoldingKey) -> bool {
+pub fn is_named(record: &AllocationRecord, (container, gpu, mig): &RecordKey) -> bool {
     let (named, of_gpu, of_mig) = key_of(record);
     named.has_names_of(container) && (of_gpu, of_mig) == (gpu.clone(), mig.clone())
 }

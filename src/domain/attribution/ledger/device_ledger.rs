@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::account::{AccountEntry, HeldTime, HolderAccount, held_times};
 use super::interval::{DeviceClock, IdlePower, InstanceActivity, Interval};
 use super::parts::{Audit, Part, add_known, is_nothing, reason_or_ended};
-use super::segments::{Segment, WeightedInterval, cut};
+use super::segments::{IntervalSegment, WeightedInterval, cut};
 use super::weights::{MigWeights, UsedSmTime};
 use crate::domain::attribution::owners::DeviceProcesses;
 use crate::domain::model::{
@@ -169,7 +169,7 @@ impl DeviceLedger {
         let mut held = held_times(&mut self.accounts, from, to);
         for segment in cut((from, to), &held, None, mig) {
             // One watt: its joules are seconds of the device.
-            let segment = Segment { energy: Some(segment.seconds), ..segment };
+            let segment = IntervalSegment { energy: Some(segment.seconds), ..segment };
             let parts = segment.divide();
             self.gap.seconds += segment.seconds;
             for (holder, part) in segment.holders.iter().zip(parts.holders) {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::segments::{Holder, Segment};
+use super::segments::{Holder, IntervalSegment};
 use super::weights::{MigWeight, Weights};
 use crate::domain::model::{DividedQuantity, UnattributedReason};
 
@@ -70,7 +70,7 @@ impl Parts {
     }
 }
 
-impl Segment {
+impl IntervalSegment {
     pub fn divide(&self) -> Parts {
         let mut parts = Parts { holders: vec![Part::default(); self.holders.len()], ..Parts::default() };
         match &self.weights {

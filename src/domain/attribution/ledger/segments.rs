@@ -15,7 +15,7 @@ const ROUNDING: f64 = 1e-12;
 
 /// Time in which no holding begins or ends: what the device did in it, and by what that is divided.
 #[derive(Clone, Debug)]
-pub struct Segment {
+pub struct IntervalSegment {
     pub seconds: f64,
     pub holders: Vec<Holder>,
     pub busy: Option<f64>,
@@ -47,7 +47,7 @@ pub fn cut(
     held: &[HeldTime<'_>],
     sm: Option<&SmWeights>,
     mig: Option<&MigWeights<'_>>,
-) -> Vec<Segment> {
+) -> Vec<IntervalSegment> {
     let mut bounds = vec![from, to];
     bounds.extend(held.iter().flat_map(|time| time.spans.iter().flat_map(|span| [span.from, span.to])));
     bounds.sort_unstable();
@@ -70,7 +70,7 @@ pub fn cut(
             holders.push(Holder { account, share, exclusive, weight, sm_seconds, mig });
         }
         let weights = mig.map_or(Weights::Holding, |mig| Weights::MigDevices(mig.weights.clone()));
-        segments.push(Segment { seconds, holders, busy: None, energy: None, idle_energy: None, weights });
+        segments.push(IntervalSegment { seconds, holders, busy: None, energy: None, idle_energy: None, weights });
     }
     segments
 }
@@ -93,7 +93,7 @@ pub struct WeightedInterval<'a> {
 
 impl WeightedInterval<'_> {
     /// The segments, with their parts of the interval's busy time and energy.
-    pub fn segments(&self, held: &[HeldTime<'_>]) -> Vec<Segment> {
+    pub fn segments(&self, held: &[HeldTime<'_>]) -> Vec<IntervalSegment> {
         let mut segments = cut((self.interval.from, self.interval.to), held, self.sm.as_ref(), self.mig);
         let lengths: Vec<f64> = segments.iter().map(|segment| segment.seconds).collect();
         let limits: Vec<f64> = lengths.iter().map(|seconds| seconds * self.covered_ratio).collect();
@@ -119,10 +119,10 @@ impl WeightedInterval<'_> {
     }
 
     /// By SM time where there is any, else by the time with a holder.
-    fn busy_weights(&self, segments: &[Segment]) -> Vec<f64> {
+    fn busy_weights(&self, segments: &[IntervalSegment]) -> Vec<f64> {
         if let Some(sm) = &self.sm {
             let others: f64 = sm.others.values().sum();
-            let sm_seconds = |segment: &Segment| {
+            let sm_seconds = |segment: &IntervalSegment| {
                 segment.holders.iter().map(|holder| holder.sm_seconds).sum::<f64>()
                     + others * segment.seconds / self.interval.seconds()
             };
@@ -131,7 +131,7 @@ impl WeightedInterval<'_> {
                 return weights;
             }
         }
-        let held = |segment: &Segment| if segment.holders.is_empty() { 0.0 } else { segment.seconds };
+        let held = |segment: &IntervalSegment| if segment.holders.is_empty() { 0.0 } else { segment.seconds };
         segments.iter().map(held).collect()
     }
 }
@@ -182,13 +182,14 @@ fn divide_energy(joules: f64, idle_watts: Option<f64>, lengths: &[f64], work: Op
 }
 
 /// The activity of each MIG device, segment by segment: it was active while it was held.
-fn divide_mig_activity(mig: &[MigWeight], lengths: &[f64], segments: &mut [Segment]) {
+fn divide_mig_activity(mig: &[MigWeight], lengths: &[f64], segments: &mut [IntervalSegment]) {
     let length: f64 = lengths.iter().sum();
     for (position, device) in mig.iter().enumerate() {
         let Some(active) = device.active else { continue };
-        let is_held =
-            |segment: &Segment| segment.holders.iter().any(|holder| holder.mig.is_none_or(|held| held == position));
-        let held = |segment: &Segment| if is_held(segment) { segment.seconds } else { 0.0 };
+        let is_held = |segment: &IntervalSegment| {
+            segment.holders.iter().any(|holder| holder.mig.is_none_or(|held| held == position))
+        };
+        let held = |segment: &IntervalSegment| if is_held(segment) { segment.seconds } else { 0.0 };
         let held: Vec<f64> = segments.iter().map(held).collect();
         for (segment, seconds) in segments.iter_mut().zip(pour(active * length, lengths, &held)) {
             if let Weights::MigDevices(devices) = &mut segment.weights {
@@ -199,7 +200,7 @@ fn divide_mig_activity(mig: &[MigWeight], lengths: &[f64], segments: &mut [Segme
 }
 
 /// Busy seconds of a segment's MIG devices by their slices; `None` where one reports nothing.
-fn mig_work(segment: &Segment) -> Option<f64> {
+fn mig_work(segment: &IntervalSegment) -> Option<f64> {
     let Weights::MigDevices(devices) = &segment.weights else { return None };
     devices.iter().map(|device| Some(device.active? * device.fraction * segment.seconds)).sum()
 }
@@ -231,7 +232,7 @@ mod tests {
         let holder = Holder { account: 0, share: None, exclusive: false, weight: 1.0, sm_seconds: 0.0, mig: Some(0) };
         let segment = |holders| {
             let weights = Weights::MigDevices(vec![device]);
-            Segment { seconds: 1.0, holders, busy: None, energy: None, idle_energy: None, weights }
+            IntervalSegment { seconds: 1.0, holders, busy: None, energy: None, idle_energy: None, weights }
         };
         let mut segments = [segment(vec![]), segment(vec![holder])];
         divide_mig_activity(&[device], &[1.0, 1.0], &mut segments);

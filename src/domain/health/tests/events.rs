@@ -173,7 +173,7 @@ fn a_new_instance_does_not_inherit_the_xid_of_the_number_that_it_got() {
     let state = world.at(3);
     assert_eq!(reasons(&state, Some("MIG-new")), WELL);
     assert_eq!(reasons(&state, None), WELL);
-    assert!(state.of(&GPU.into(), Some(&SLICE.into())).is_none(), "what is gone has no verdict");
+    assert!(state.of(&GPU.into(), Some(&SLICE.into())).is_none(), "what is gone has no health");
     world.gpu(|gpu| gpu.mig_devices = vec![mig(SLICE, 7), mig(OTHER_SLICE, 8)]);
     assert_eq!(reasons(&world.at(4), Some(SLICE)), ["xid"], "what comes back brings it along");
 }

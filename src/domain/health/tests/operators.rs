@@ -9,7 +9,7 @@ fn an_operators_mark_applies_until_it_is_removed_or_ends() {
         world.order(&mark(name, None));
         let state = world.at(1000);
         assert_eq!((reasons(&state, None), reasons(&state, Some(SLICE))), (vec!["admin"], vec!["admin"]));
-        assert!(state.gpus[&GPU.into()].whole.verdict().unwrap_err().contains("smells"));
+        assert!(state.gpus[&GPU.into()].whole.ensure_healthy().unwrap_err().contains("smells"));
         world.order(&unmark(name));
         assert_eq!(world.reasons(), WELL, "an operator need not wait");
     }

@@ -357,7 +357,7 @@ fn a_device_whose_first_check_hangs_goes_from_unknown_to_stuck() {
 }
 
 #[test]
-fn released_devices_keep_their_verdict_for_a_while() {
+fn released_devices_keep_their_health_for_a_while() {
     let mut world = World::checked();
     world.release();
     world.gpu(|gpu| gpu.present = false);

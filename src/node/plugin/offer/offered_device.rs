@@ -128,7 +128,7 @@ impl OfferedHardware {
             return Err(PluginUnhealthy::device(UnhealthyReason::Unknown, "it has not been checked yet"));
         };
         let reason = || judged.reason().unwrap_or(UnhealthyReason::Unknown);
-        judged.verdict().map_err(|detail| PluginUnhealthy::device(reason(), detail))
+        judged.ensure_healthy().map_err(|detail| PluginUnhealthy::device(reason(), detail))
     }
 }
 
