@@ -18,7 +18,7 @@ use crate::domain::model::{
 
 /// How long the UID of a removed pod is not used for the next pod of its name. It is limited: a pod from a
 /// manifest keeps its UID.
-const LEFT: Duration = Duration::from_secs(30);
+const UID_NOT_REUSED: Duration = Duration::from_secs(30);
 
 /// Which pod was given which device, as the kubelet's checkpoint has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -70,7 +70,7 @@ struct RemovedPod {
 impl PodUids {
     /// Writes UIDs into `answer`. `is_whole`: a pod that is not in it no longer exists.
     pub fn identify(&mut self, now: Monotonic, answer: &mut Allocations, is_whole: bool, sources: &UidSources<'_>) {
-        self.left.retain(|_, left| now.since(left.at) < LEFT);
+        self.left.retain(|_, left| now.since(left.at) < UID_NOT_REUSED);
         let mut by_name: BTreeMap<&PodRef, Vec<&PodIdentity>> = BTreeMap::new();
         for identity in sources.directory.pods.values().filter(|identity| !identity.terminal) {
             by_name.entry(&identity.pod).or_default().push(identity);

@@ -37,18 +37,18 @@ impl Unconfirmed {
     /// No pod that stays listed is held back for longer.
     pub const LONGEST: Duration = LATE;
 
-    /// Takes out of `answer` the pods that hold devices, are not in `believed` and may still be rejected.
+    /// Removes from `answer` the pods that hold devices, are not in `accepted` and may still be rejected.
     pub fn hold_back(
         &mut self,
         now: Monotonic,
         answer: &mut Allocations,
-        believed: Option<&Allocations>,
+        accepted: Option<&Allocations>,
         directory: &PodDirectory,
         checkpoint: &CheckpointAllocations,
     ) {
         let mut before = std::mem::take(&mut self.pods);
         answer.pods.retain(|pod| {
-            if !pod.has_devices() || believed.is_some_and(|believed| holds_in(believed, pod)) {
+            if !pod.has_devices() || accepted.is_some_and(|accepted| holds_in(accepted, pod)) {
                 return true;
             }
             let same = |waiting: &HeldBack| waiting.uid.is_none() || pod.uid.is_none() || waiting.uid == pod.uid;
@@ -109,9 +109,9 @@ fn admission(pod: &Pod, directory: &PodDirectory) -> Option<AdmissionState> {
     Some(if identity.terminal { AdmissionState::Ended } else { AdmissionState::Admitted })
 }
 
-fn holds_in(believed: &Allocations, pod: &Pod) -> bool {
+fn holds_in(accepted: &Allocations, pod: &Pod) -> bool {
     let same = |before: &Pod| before.uid.is_none() || pod.uid.is_none() || before.uid == pod.uid;
-    believed.pod(&pod.reference).is_some_and(|before| before.has_devices() && same(before))
+    accepted.pod(&pod.reference).is_some_and(|before| before.has_devices() && same(before))
 }
 
 #[cfg(test)]

@@ -94,17 +94,18 @@ impl ContainerXids {
 
 /// The one container that holds what the XID concerns, with its MIG device if that is one.
 fn owner(event: &XidEvent, observation: &XidObservation<'_>) -> Option<XidOwner> {
-    let reached = reached(event, observation.inventory);
+    let concerned = concerned_mig_devices(event, observation.inventory);
     let of_gpu = observation.join.holdings.keys().filter(|key| key.gpu == event.gpu);
-    let is_reached = |key: &&HoldingKey| reached.is_empty() || key.mig.as_ref().is_none_or(|mig| reached.contains(mig));
-    let held: Vec<&HoldingKey> = of_gpu.filter(is_reached).collect();
+    let is_concerned =
+        |key: &&HoldingKey| concerned.is_empty() || key.mig.as_ref().is_none_or(|mig| concerned.contains(mig));
+    let held: Vec<&HoldingKey> = of_gpu.filter(is_concerned).collect();
     let container = only(held.iter().map(|key| &key.container).collect())?.clone();
     let mig = only(held.iter().map(|key| &key.mig).collect()).cloned().flatten();
     Some(XidOwner { container, gpu: event.gpu.clone(), mig, code: event.code })
 }
 
 /// The MIG devices that the XID concerns; empty: the whole GPU, as far as is known.
-fn reached<'a>(event: &XidEvent, inventory: &'a Inventory) -> BTreeSet<&'a MigUuid> {
+fn concerned_mig_devices<'a>(event: &XidEvent, inventory: &'a Inventory) -> BTreeSet<&'a MigUuid> {
     let Some((instance, gpu)) = event.instance.zip(inventory.gpus.get(&event.gpu)) else { return BTreeSet::new() };
     let in_gpu_instance = || gpu.mig_devices.iter().filter(|mig| mig.gpu_instance == instance.gpu_instance);
     let exact = in_gpu_instance().filter(|mig| Some(mig.compute_instance) == instance.compute_instance);

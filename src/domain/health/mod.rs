@@ -1,7 +1,8 @@
 //! The health of each device, as a state machine.
 //!
-//! Inputs: hardware states, XIDs, an operator's marks, faults of an earlier agent, the time. Outputs: which device is healthy, why not, since when
-//! and what clears it; each transition; counts of XIDs. Does not use: the driver, the kubelet, clocks, logs, metrics.
+//! Inputs: hardware states, XIDs, an operator's marks, faults of an earlier agent, the time. Outputs: which device is
+//! healthy, why not, since when and what clears it; each transition; counts of XIDs. Does not use: the driver, the
+//! kubelet, clocks, logs, metrics.
 //! Any one signal makes a device unhealthy; only signals make it healthy again, never time alone or missing data.
 
 mod classes;
@@ -88,12 +89,12 @@ impl Health {
         self.deadline
     }
 
-    /// What belongs into the log, each once.
+    /// Texts for the log, each once.
     pub fn drain_notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
     }
 
-    /// Writes down who held the devices that have turned since transition number `after`.
+    /// Adds to each transition after number `after` who held the device.
     pub fn name_holders(&mut self, after: u64, holders: impl Fn(&HealthTransition) -> Vec<ContainerRef>) {
         if self.transition_count > after {
             let state = Arc::make_mut(&mut self.state);

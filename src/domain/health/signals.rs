@@ -15,7 +15,7 @@ const UNRESPONSIVE: &str = "it has not responded since the driver was opened aga
 /// How long a kept energy counter may be older than the last one.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
-/// The last known signals. A value that is no longer reported stays until another is.
+/// The last known signals. A value that is no longer reported stays until another one is reported.
 #[derive(Debug, Default)]
 pub struct DeviceSignals {
     pub checked: bool,
@@ -25,7 +25,8 @@ pub struct DeviceSignals {
     /// A pass over it has been requested.
     asked: bool,
     pub stuck: Option<Monotonic>,
-    /// Since when there are no readings because the driver cannot be opened, or this process cannot read it, and why; until the GPU responds.
+    /// Since when there are no readings because the driver cannot be opened, or this process cannot read the GPU, and
+    /// why; until the GPU responds.
     pub refused: Option<(Monotonic, Arc<str>)>,
     /// When a release had lasted for too long; until the GPU responds.
     unread: Option<Monotonic>,
@@ -37,7 +38,7 @@ pub struct DeviceSignals {
     uncorrected: u64,
     /// The count when the driver was loaded.
     uncorrected_before: u64,
-    /// When the device was reset, as far as can be seen: it was lost, or needed a recovery action, and no longer does.
+    /// When the device was reset, as far as is known: it was lost, or needed a recovery action, and no longer does.
     pub reset: Option<Monotonic>,
     /// When it restarted for certain, by a reset or with the driver.
     pub restarted: Option<Monotonic>,
@@ -46,7 +47,7 @@ pub struct DeviceSignals {
     kept_energy_counter: Option<(Monotonic, u64)>,
     /// The last recovery action of an earlier agent.
     earlier_recovery: Option<u32>,
-    /// The renewal of the session that is taken into account.
+    /// The last reload of the driver that `uncorrected_before` takes into account.
     renewed: Option<Monotonic>,
 }
 

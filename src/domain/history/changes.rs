@@ -12,11 +12,11 @@ type XidTotals = BTreeMap<(GpuUuid, u32), (u64, XidClass)>;
 /// The values of the last snapshot whose changes are events.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Changes {
-    seen: Option<Seen>,
+    seen: Option<SnapshotValues>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Seen {
+struct SnapshotValues {
     /// `None` until the kubelet has responded: the holdings in its first response are no events.
     holdings: Option<BTreeMap<ContainerRef, BTreeSet<DeviceRef>>>,
     transitions: u64,
@@ -34,10 +34,10 @@ impl Changes {
     /// The events since the last snapshot, without their `number`. None for the first one.
     pub(super) fn between(&mut self, snapshot: &Snapshot) -> Vec<HistoryEvent> {
         let Some(before) = self.seen.take() else {
-            self.seen = Some(Seen::of(snapshot, None));
+            self.seen = Some(SnapshotValues::of(snapshot, None));
             return vec![];
         };
-        let now = Seen::of(snapshot, before.holdings.as_ref());
+        let now = SnapshotValues::of(snapshot, before.holdings.as_ref());
         let mut events = vec![];
         driver(&before, &now, snapshot, &mut events);
         kubelet(&before, &now, snapshot, &mut events);
@@ -57,7 +57,7 @@ impl Changes {
     }
 }
 
-impl Seen {
+impl SnapshotValues {
     fn of(snapshot: &Snapshot, held_before: Option<&BTreeMap<ContainerRef, BTreeSet<DeviceRef>>>) -> Self {
         let plugin = snapshot.plugin.as_deref();
         Self {
@@ -123,7 +123,7 @@ fn transition(transition: &HealthTransition) -> HistoryEvent {
     }
 }
 
-fn xids(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
+fn xids(before: &SnapshotValues, now: &SnapshotValues, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
     for ((gpu, code), (count, class)) in &now.xids {
         let more = count.saturating_sub(before.xids.get(&(gpu.clone(), *code)).map_or(0, |(count, _)| *count));
         if more > 0 {
@@ -137,7 +137,7 @@ fn xids(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<History
 }
 
 /// One event per container that got or released devices, with all of those devices.
-fn allocations(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
+fn allocations(before: &SnapshotValues, now: &SnapshotValues, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
     let (Some(before), Some(now)) = (&before.holdings, &now.holdings) else { return };
     let none = BTreeSet::new();
     let mut add = |container: &ContainerRef, devices: Vec<DeviceRef>, text: &str| {
@@ -157,7 +157,7 @@ fn allocations(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<
     }
 }
 
-fn kubelet(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
+fn kubelet(before: &SnapshotValues, now: &SnapshotValues, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
     let mut add = |severity, text: String| events.push(event(snapshot, HistoryEventKind::Kubelet, severity, text));
     if now.kubelet_restarts > before.kubelet_restarts {
         add(Severity::Plain, "the kubelet was restarted".to_owned());
@@ -169,7 +169,7 @@ fn kubelet(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Hist
     }
 }
 
-fn plugin(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
+fn plugin(before: &SnapshotValues, now: &SnapshotValues, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
     let mut add = |severity, text: String| events.push(event(snapshot, HistoryEventKind::Plugin, severity, text));
     for (resource, (registered, times)) in &now.registrations {
         let (was, times_before) = before.registrations.get(resource).copied().unwrap_or_default();
@@ -182,7 +182,7 @@ fn plugin(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<Histo
     }
 }
 
-fn driver(before: &Seen, now: &Seen, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
+fn driver(before: &SnapshotValues, now: &SnapshotValues, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
     let mut add = |severity, text: String| events.push(event(snapshot, HistoryEventKind::Driver, severity, text));
     match (before.released, now.released) {
         (false, true) => add(Severity::Plain, "the driver was released on request".to_owned()),

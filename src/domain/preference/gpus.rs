@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::condition::{Condition, Rank};
 use super::links::Links;
-use super::request::{Checked, FallbackReason, PreferenceRequest, PreferredDevices};
+use super::request::{CheckedRequest, FallbackReason, PreferenceRequest, PreferredDevices};
 use super::sets::{MOST, Scores, Subsets, before, members};
 use super::topology::Topology;
 use crate::domain::model::{DeviceId, GpuUuid};
@@ -41,7 +41,7 @@ impl<'a> FreeGpus<'a> {
         topology: &Topology,
         conditions: &BTreeMap<GpuUuid, Condition>,
     ) -> Result<Self, FallbackReason> {
-        let Checked { available, required, size } = Checked::new(request, topology)?;
+        let CheckedRequest { available, required, size } = CheckedRequest::new(request, topology)?;
         let gpus: BTreeMap<&GpuUuid, &DeviceId> = available.iter().map(|(id, gpu)| (*gpu, *id)).collect();
         if gpus.len() < available.len() {
             return Err(FallbackReason::Ambiguous);
@@ -88,7 +88,7 @@ impl<'a> FreeGpus<'a> {
         let scores = Scores::of(pairs);
         let all = (1_u32 << self.free.len()) - 1;
         let required = (0..self.free.len()).filter(|i| self.free[*i].required).fold(0, |set, i| set | (1 << i));
-        let mut best = Best::new(self);
+        let mut best = BestSet::new(self);
         for others in Subsets::new(all & !required, self.size - required.count_ones() as usize) {
             let set = required | others;
             best.try_set(set, (scores.score(set), scores.score(all & !set)));
@@ -102,14 +102,14 @@ impl<'a> FreeGpus<'a> {
 }
 
 /// The best set so far: by value, then the least used, then the first by index.
-struct Best<'p, 'a, V> {
+struct BestSet<'p, 'a, V> {
     free_gpus: &'p FreeGpus<'a>,
     set: u32,
     value: Option<V>,
     load: u32,
 }
 
-impl<'p, 'a, V: Ord> Best<'p, 'a, V> {
+impl<'p, 'a, V: Ord> BestSet<'p, 'a, V> {
     const fn new(free_gpus: &'p FreeGpus<'a>) -> Self {
         Self { free_gpus, set: 0, value: None, load: 0 }
     }

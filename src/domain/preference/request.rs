@@ -58,13 +58,13 @@ impl PreferredDevices {
 }
 
 /// A request that can be met.
-pub(super) struct Checked<'a> {
+pub(super) struct CheckedRequest<'a> {
     pub available: BTreeMap<&'a DeviceId, &'a GpuUuid>,
     pub required: BTreeSet<&'a DeviceId>,
     pub size: usize,
 }
 
-impl<'a> Checked<'a> {
+impl<'a> CheckedRequest<'a> {
     pub(super) fn new(request: &'a PreferenceRequest, topology: &Topology) -> Result<Self, FallbackReason> {
         let mut available = BTreeMap::new();
         for FreeDevice { id, gpu } in &request.available {

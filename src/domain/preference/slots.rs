@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::condition::{Condition, Rank};
-use super::request::{Checked, PreferenceRequest, PreferredDevices};
+use super::request::{CheckedRequest, PreferenceRequest, PreferredDevices};
 use super::topology::Topology;
 use crate::domain::model::{DeviceId, GpuUuid};
 
@@ -31,13 +31,13 @@ pub fn choose_slots(
     offered: &BTreeMap<GpuUuid, usize>,
     policy: SlotPolicy,
 ) -> PreferredDevices {
-    let Checked { available, required, size } = match Checked::new(request, topology) {
+    let CheckedRequest { available, required, size } = match CheckedRequest::new(request, topology) {
         Ok(checked) => checked,
         Err(reason) => return PreferredDevices::empty(reason),
     };
-    let mut shares: BTreeMap<&GpuUuid, Share> = BTreeMap::new();
+    let mut shares: BTreeMap<&GpuUuid, GpuSlots> = BTreeMap::new();
     for (id, gpu) in available {
-        let share = shares.entry(gpu).or_insert_with(|| Share {
+        let share = shares.entry(gpu).or_insert_with(|| GpuSlots {
             rank: Rank::of(gpu, conditions),
             index: topology.location(gpu).map(|location| location.index),
             taken: 0,
@@ -63,13 +63,13 @@ pub fn choose_slots(
             share.choose(id);
         }
     }
-    let mut shares: Vec<(&GpuUuid, Share)> = shares.into_iter().collect();
+    let mut shares: Vec<(&GpuUuid, GpuSlots)> = shares.into_iter().collect();
     shares.sort_by_key(|(gpu, share)| (share.index, *gpu));
     PreferredDevices { ids: shares.into_iter().flat_map(|(_, share)| share.chosen).cloned().collect(), fallback: None }
 }
 
 /// One GPU's part in a request.
-struct Share<'a> {
+struct GpuSlots<'a> {
     rank: Rank,
     index: Option<u32>,
     /// By others, and by this request so far.
@@ -78,7 +78,7 @@ struct Share<'a> {
     chosen: Vec<&'a DeviceId>,
 }
 
-impl<'a> Share<'a> {
+impl<'a> GpuSlots<'a> {
     fn choose(&mut self, id: &'a DeviceId) {
         self.taken += 1;
         self.chosen.push(id);
