@@ -29,15 +29,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::account::HolderAccount;
-use self::device_ledger::{DeviceLedger, HolderKey, OpenGap};
+use self::device_ledger::{DeviceLedger, HolderKey};
 use self::parts::Audit;
 use self::present::PresentInputs;
 use self::weights::MigWeights;
 use super::join::Join;
 use super::owners::DeviceProcesses;
 use crate::domain::model::{
-    Account, DeviceReadings, DeviceTotals, DividedQuantity, Gpu, GpuUuid, Inventory, Moment, Monotonic, UnallocatedUse,
-    Unattributed,
+    Account, DeviceReadings, DividedQuantity, Gpu, GpuUuid, Inventory, Moment, Monotonic, UnallocatedUse, Unattributed,
 };
 
 /// Ended accounts on a node that is never scraped: beyond this many the longest-ended are removed.
@@ -72,7 +71,7 @@ pub struct Observation<'a> {
 pub struct LedgerOutput {
     /// By GPU, container, MIG device.
     pub accounts: Vec<Account>,
-    /// By GPU: those whose readings were seen.
+    /// By GPU: those that have been read.
     pub unattributed: Vec<Unattributed>,
     pub unallocated_uses: Vec<UnallocatedUse>,
     /// Every quantity, from 0.
@@ -144,7 +143,7 @@ impl Ledger {
             let known_gpu = observation.inventory.gpus.get(gpu);
             let active = device.activity.ratios(&readings.totals);
             if !device.clock.read {
-                device.begin(&readings.totals, known_gpu, now);
+                device.begin(&readings.totals, unmeasured(known_gpu).as_ref(), now);
             }
             let busy = self.audit.amount(DividedQuantity::Busy, readings.totals.busy_seconds);
             let energy = self.audit.amount(DividedQuantity::Energy, readings.totals.energy_joules);
@@ -188,15 +187,6 @@ impl Ledger {
 /// The MIG devices of a GPU in time without readings.
 fn unmeasured(gpu: Option<&Gpu>) -> Option<MigWeights<'_>> {
     MigWeights::new(gpu, &BTreeMap::new(), None)
-}
-
-impl DeviceLedger {
-    /// The first reading is where counting starts; earlier holders are still accounted as having it allocated.
-    fn begin(&mut self, totals: &DeviceTotals, gpu: Option<&Gpu>, now: Moment) {
-        self.add_gap(self.clock.accounted, totals.through, unmeasured(gpu).as_ref(), now);
-        self.gap = OpenGap::default();
-        self.clock.begin(totals);
-    }
 }
 
 #[cfg(test)]

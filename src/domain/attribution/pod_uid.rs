@@ -77,8 +77,8 @@ impl PodUids {
         }
         let mut listed = BTreeMap::new();
         for pod in &mut answer.pods {
-            let living = by_name.get(&pod.reference).map_or(&[][..], Vec::as_slice);
-            let found = self.find(pod, living, sources);
+            let running = by_name.get(&pod.reference).map_or(&[][..], Vec::as_slice);
+            let found = self.find(pod, running, sources);
             let identified = match self.listed.remove(&pod.reference) {
                 Some(before) => before.become_known(found, sources.directory),
                 None => ListedPod { reference_uid: found.as_ref().map(|(_, uid)| uid.clone()), uid: found },
@@ -102,7 +102,7 @@ impl PodUids {
         }
     }
 
-    fn find(&self, pod: &Pod, living: &[&PodIdentity], sources: &UidSources<'_>) -> Option<(UidSource, PodUid)> {
+    fn find(&self, pod: &Pod, running: &[&PodIdentity], sources: &UidSources<'_>) -> Option<(UidSource, PodUid)> {
         let left = self.left.get(&pod.reference);
         let has_left = |uid: &PodUid| left.is_some_and(|left| left.uid == *uid);
         if let Some(uid) = allocated_to(pod, sources.checkpoint) {
@@ -114,7 +114,7 @@ impl PodUids {
                 return Some((UidSource::Checkpoint, uid));
             }
         }
-        let (source, uid) = match (living, sources.directory.complete) {
+        let (source, uid) = match (running, sources.directory.complete) {
             ([identity], true) => (UidSource::PodsApi, identity.uid_in_cgroups()),
             // Of two pods of one name it is not known which one is listed.
             (_, true) => return None,

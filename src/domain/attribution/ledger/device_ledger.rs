@@ -10,7 +10,7 @@ use super::segments::{IntervalSegment, WeightedInterval, cut};
 use super::weights::{MigWeights, UsedSmTime};
 use crate::domain::attribution::owners::DeviceProcesses;
 use crate::domain::model::{
-    ContainerRef, DividedQuantity, GpuUuid, MigUuid, Moment, Monotonic, UnallocatedUse, Unattributed,
+    ContainerRef, DeviceTotals, DividedQuantity, GpuUuid, MigUuid, Moment, Monotonic, UnallocatedUse, Unattributed,
     UnattributedReason,
 };
 
@@ -25,7 +25,7 @@ pub struct DeviceLedger {
     pub used_sm_time: UsedSmTime,
     pub idle_power: IdlePower,
     pub activity: InstanceActivity,
-    pub gap: OpenGap,
+    gap: OpenGap,
     /// Since when each pod has run here without holding the GPU.
     pub unallocated_since: BTreeMap<UnallocatedUse, Monotonic>,
     /// The time accounted last was not read.
@@ -42,7 +42,7 @@ pub struct DeviceLedger {
 
 /// A gap that is not over: its holders, in seconds of the device as its energy will be divided.
 #[derive(Debug, Default)]
-pub struct OpenGap {
+struct OpenGap {
     seconds: f64,
     holders: BTreeMap<HolderKey, f64>,
     unattributed: BTreeMap<UnattributedReason, f64>,
@@ -50,7 +50,7 @@ pub struct OpenGap {
 
 impl OpenGap {
     /// The time of other holders becomes unattributed.
-    pub fn forget_all_but(&mut self, accounts: &BTreeMap<HolderKey, HolderAccount>) {
+    fn forget_all_but(&mut self, accounts: &BTreeMap<HolderKey, HolderAccount>) {
         let unattributed = &mut self.unattributed;
         self.holders.retain(|key, seconds| {
             let is_known = accounts.contains_key(key);
@@ -69,6 +69,13 @@ impl DeviceLedger {
             unattributed: Unattributed { gpu: gpu.clone(), created: now.unix, ..Unattributed::default() },
             ..Self::default()
         }
+    }
+
+    /// The first reading is where counting starts; earlier holders are still accounted as having it allocated.
+    pub fn begin(&mut self, totals: &DeviceTotals, mig: Option<&MigWeights<'_>>, now: Moment) {
+        self.add_gap(self.clock.accounted, totals.through, mig, now);
+        self.gap = OpenGap::default();
+        self.clock.begin(totals);
     }
 
     pub fn published(&self) -> Unattributed {

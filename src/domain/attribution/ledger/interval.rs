@@ -14,7 +14,7 @@ const CARRY_LIMIT_SECONDS: f64 = 2.0;
 #[derive(Debug, Default)]
 pub struct DeviceClock {
     pub accounted: Monotonic,
-    /// Whether a reading has been seen; the first one is where counting starts.
+    /// Whether it has been read; counting starts with the first reading.
     pub read: bool,
     /// `accounted` has advanced without readings.
     late: bool,
@@ -107,29 +107,35 @@ impl DeviceClock {
         };
         let in_gap = has_gap || was_late;
         let mut gap = in_gap.then_some(Gap { from, to: gap_until, energy_joules: None });
-        // A total starts when it is first seen: what it had before is unattributed.
-        let of_gaps = |energy| (totals.gaps.energy_joules - before.energy_joules).clamp(0.0, energy);
-        match (increase(&mut self.energy_joules, energy), &mut gap) {
-            (Some((true, energy)), None) => {
-                // Energy of a gap that is divided already.
-                interval.unattributed_energy_joules = of_gaps(energy);
-                interval.energy_joules = Some(energy - interval.unattributed_energy_joules);
-            }
-            (Some((true, energy)), Some(gap)) => {
-                let of_gaps = of_gaps(energy);
-                let of_gap = if gap_until < through { of_gaps } else { energy };
-                gap.energy_joules = Some(of_gap);
-                interval.energy_joules = (gap_until < through).then_some(energy - of_gap);
-            }
-            (Some((false, energy)), _) => interval.unattributed_energy_joules = energy,
-            (None, _) => {}
-        }
+        let of_gaps = totals.gaps.energy_joules - before.energy_joules;
+        self.divide_energy(energy, of_gaps, gap.as_mut(), &mut interval);
         match increase(&mut self.busy_seconds, busy) {
             Some((true, busy)) => self.divide_busy(busy, in_gap, &mut interval),
             Some((false, busy)) => interval.unattributed_busy_seconds = busy,
             None => {}
         }
         (gap, interval)
+    }
+
+    /// `of_gaps`: what the driver's counter has of gaps since the last reading.
+    fn divide_energy(&mut self, total: Option<f64>, of_gaps: f64, gap: Option<&mut Gap>, interval: &mut Interval) {
+        let Some((was_read, energy)) = increase(&mut self.energy_joules, total) else { return };
+        if !was_read {
+            // A total starts when it is first read: what it had before is unattributed.
+            interval.unattributed_energy_joules = energy;
+            return;
+        }
+        let of_gaps = of_gaps.clamp(0.0, energy);
+        let Some(gap) = gap else {
+            // Energy of a gap that is divided already.
+            interval.unattributed_energy_joules = of_gaps;
+            interval.energy_joules = Some(energy - of_gaps);
+            return;
+        };
+        let has_length = interval.from < interval.to;
+        let of_gap = if has_length { of_gaps } else { energy };
+        gap.energy_joules = Some(of_gap);
+        interval.energy_joules = has_length.then_some(energy - of_gap);
     }
 
     /// Samples come in steps of a sixth of a second or more, and up to two seconds late: what one interval has too much

@@ -97,7 +97,8 @@ impl WeightedInterval<'_> {
         let mut segments = cut((self.interval.from, self.interval.to), held, self.sm.as_ref(), self.mig);
         let lengths: Vec<f64> = segments.iter().map(|segment| segment.seconds).collect();
         let limits: Vec<f64> = lengths.iter().map(|seconds| seconds * self.covered_ratio).collect();
-        let busy = self.interval.busy_seconds.map(|busy| pour(busy, &limits, &self.busy_weights(&segments)));
+        let busy =
+            self.interval.busy_seconds.map(|busy| divide_up_to_limits(busy, &limits, &self.busy_weights(&segments)));
         if let Some(mig) = self.mig {
             divide_mig_activity(&mig.weights, &lengths, &mut segments);
         }
@@ -138,7 +139,7 @@ impl WeightedInterval<'_> {
 
 /// Divides `amount` by weight, up to the limit of each. What exceeds the limits of those with a weight goes to
 /// the others, by limit.
-fn pour(amount: f64, limits: &[f64], weights: &[f64]) -> Vec<f64> {
+fn divide_up_to_limits(amount: f64, limits: &[f64], weights: &[f64]) -> Vec<f64> {
     let mut filled = vec![0.0; limits.len()];
     let mut left = amount;
     let mut open: Vec<usize> = (0..limits.len()).filter(|position| weights[*position] > 0.0).collect();
@@ -158,8 +159,8 @@ fn pour(amount: f64, limits: &[f64], weights: &[f64]) -> Vec<f64> {
         open = others;
     }
     if left > amount * ROUNDING {
-        let is_light = |position: &usize| weights[*position] <= 0.0;
-        let mut rest: Vec<usize> = (0..limits.len()).filter(is_light).collect();
+        let is_unweighted = |position: &usize| weights[*position] <= 0.0;
+        let mut rest: Vec<usize> = (0..limits.len()).filter(is_unweighted).collect();
         if rest.is_empty() {
             rest = (0..limits.len()).collect();
         }
@@ -191,7 +192,7 @@ fn divide_mig_activity(mig: &[MigWeight], lengths: &[f64], segments: &mut [Inter
         };
         let held = |segment: &IntervalSegment| if is_held(segment) { segment.seconds } else { 0.0 };
         let held: Vec<f64> = segments.iter().map(held).collect();
-        for (segment, seconds) in segments.iter_mut().zip(pour(active * length, lengths, &held)) {
+        for (segment, seconds) in segments.iter_mut().zip(divide_up_to_limits(active * length, lengths, &held)) {
             if let Weights::MigDevices(devices) = &mut segment.weights {
                 devices[position].active = Some(seconds / segment.seconds);
             }
@@ -212,11 +213,11 @@ mod tests {
 
     #[test]
     fn each_gets_its_weight_up_to_its_limit() {
-        assert_eq!(pour(0.5, &[1.0, 1.0], &[1.0, 3.0]), [0.125, 0.375]);
-        assert_eq!(pour(1.5, &[1.0, 1.0], &[1.0, 3.0]), [0.5, 1.0]);
-        assert_eq!(pour(0.75, &[0.5, 1.0], &[0.5, 0.0]), [0.5, 0.25], "the unheld time did the rest");
-        assert_eq!(pour(0.25, &[0.5, 1.0], &[0.0, 0.0]).iter().sum::<f64>(), 0.25);
-        assert_eq!(pour(0.0, &[0.5], &[0.0]), [0.0]);
+        assert_eq!(divide_up_to_limits(0.5, &[1.0, 1.0], &[1.0, 3.0]), [0.125, 0.375]);
+        assert_eq!(divide_up_to_limits(1.5, &[1.0, 1.0], &[1.0, 3.0]), [0.5, 1.0]);
+        assert_eq!(divide_up_to_limits(0.75, &[0.5, 1.0], &[0.5, 0.0]), [0.5, 0.25], "the unheld time did the rest");
+        assert_eq!(divide_up_to_limits(0.25, &[0.5, 1.0], &[0.0, 0.0]).iter().sum::<f64>(), 0.25);
+        assert_eq!(divide_up_to_limits(0.0, &[0.5], &[0.0]), [0.0]);
     }
 
     #[test]

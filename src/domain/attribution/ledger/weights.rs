@@ -139,9 +139,9 @@ pub fn holder_of(process: &OwnedProcess, holders: &[&ContainerRef]) -> Result<us
     let first = holders.partition_point(|holder| (&holder.namespace, &holder.pod) < (namespace, pod));
     let of_name = holders.iter().enumerate().skip(first);
     let of_name = of_name.take_while(|(_, holder)| (&holder.namespace, &holder.pod) == (namespace, pod));
-    let mut mates = of_name.clone().filter(|(_, holder)| container.is_none_or(|own| own.may_be_in_pod_of(holder)));
-    let own = mates.clone().find(|(_, holder)| container.is_some_and(|own| own.has_names_of(holder)));
-    match own.or_else(|| mates.next()) {
+    let mut of_pod = of_name.clone().filter(|(_, holder)| container.is_none_or(|own| own.may_be_in_pod_of(holder)));
+    let own = of_pod.clone().find(|(_, holder)| container.is_some_and(|own| own.has_names_of(holder)));
+    match own.or_else(|| of_pod.next()) {
         Some((position, _)) => Ok(position),
         None if of_name.clone().next().is_some() => Err(UnattributedReason::TerminatedPod),
         None => Err(UnattributedReason::NotAllocated),

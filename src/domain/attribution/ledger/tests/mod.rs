@@ -8,7 +8,7 @@ mod segments;
 mod worlds;
 
 use super::*;
-use crate::domain::model::{Medium, Stamped, UnixSeconds};
+use crate::domain::model::{DeviceTotals, Medium, Stamped, UnixSeconds};
 
 const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 

@@ -11,7 +11,7 @@ type Holders<'a> = &'a BTreeMap<HoldingKey, Holding>;
 
 /// By weight, limited to the length of a tick: the heaviest are full first. The rest goes to those without
 /// weight.
-fn pour(amount: f64, weights: &[f64], limit: f64) -> Vec<f64> {
+fn divide_up_to_limits(amount: f64, weights: &[f64], limit: f64) -> Vec<f64> {
     let mut heaviest = weights.to_vec();
     heaviest.sort_by(|one, other| other.total_cmp(one));
     let rate = |full: usize| {
@@ -48,10 +48,10 @@ pub fn busy(
         let of = |tick: usize| own.values().map(|weights| weights[tick]).sum::<f64>() + others;
         let weights: Vec<f64> = (0..holders.len()).map(of).collect();
         if weights.iter().any(|weight| *weight > 0.0) {
-            return pour(amount, &weights, limit);
+            return divide_up_to_limits(amount, &weights, limit);
         }
     }
-    pour(amount, &held(holders, |_| true), limit)
+    divide_up_to_limits(amount, &held(holders, |_| true), limit)
 }
 
 /// By tick and part.
@@ -59,7 +59,8 @@ pub fn active(parts: &[MigReading], actives: &[Option<f64>], holders: &[Holders<
     let mut ticks = vec![vec![]; holders.len()];
     for (part, active) in parts.iter().zip(actives) {
         let held = held(holders, |key| key.mig.as_ref().is_none_or(|mig| *mig == part.mig));
-        let seconds = active.map(|active| pour(active * holders.len() as f64 * TICK_SECONDS, &held, TICK_SECONDS));
+        let seconds =
+            active.map(|active| divide_up_to_limits(active * holders.len() as f64 * TICK_SECONDS, &held, TICK_SECONDS));
         for (number, tick) in ticks.iter_mut().enumerate() {
             tick.push(seconds.as_ref().map(|seconds| seconds[number] / TICK_SECONDS));
         }
