@@ -16,7 +16,7 @@ use crate::tasks::Tasks;
 
 /// Well within the validity of a condition: a few writes may be late.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Other users' checks read it.
+/// Checks of other users read the file.
 const MODE: u32 = 0o644;
 
 /// Writes the condition of each changed snapshot to the file, and again every ten seconds. Nothing without a file.

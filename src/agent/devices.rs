@@ -1,4 +1,7 @@
-//! The hardware threads, and the device states with the GPUs that the driver does not list.
+//! The wiring of the hardware threads.
+//!
+//! In: a driver, the kubelet's state. Out: device states with the GPUs that the driver does not list, XIDs, and the
+//! commands of the driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -60,7 +63,7 @@ impl Devices {
     }
 
     /// Releases and resumes the driver. `None` without a driver.
-    pub fn orders(&self) -> Option<DriverCommands> {
+    pub fn driver_commands(&self) -> Option<DriverCommands> {
         let lease = self.hardware.as_ref()?.lease();
         let (releases, resumes) = (lease.clone(), lease);
         Some(DriverCommands {
@@ -76,7 +79,8 @@ impl Devices {
     }
 }
 
-/// Publishes `hardware` with the GPUs that are missing. After the last state of `hardware` its readers see a closed channel; the task itself does not end.
+/// Publishes `hardware` with the GPUs that are missing. After the last state of `hardware` the channel is closed; the
+/// task itself does not end.
 async fn complete(
     mut hardware: watch::Receiver<Arc<HardwareState>>,
     DeviceInputs { mut kubelet, reloadable }: DeviceInputs,

@@ -18,7 +18,7 @@ const SCHEMA: u32 = 1;
 /// Sixteen GPUs with seven MIG devices each, all with several faults, have less than half of it.
 const MOST_BYTES: u64 = 256 << 10;
 const RETRY: Duration = Duration::from_secs(10);
-/// Of this boot of the node, in containers too.
+/// Differs after each boot of the node, and is the node's in containers too.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The file with the faults of devices that an agent keeps for the next one.
@@ -26,7 +26,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub struct FaultsFile {
     path: PathBuf,
     boot_id: Option<Arc<str>>,
-    /// As in the file; `None`: it is to be written even without faults.
+    /// The faults in the file; `None`: the file must be written even without faults.
     kept: Option<NodeFaults>,
 }
 

@@ -22,7 +22,7 @@ pub fn start(
         tracing::error!(%error, "the thread of the allocation journal could not be started; allocations are not recorded");
     });
     let journal = journal.ok()?;
-    tasks.spawn("journal", follow(journal.watcher(), snapshots));
+    tasks.spawn("journal", follow(journal.feed(), snapshots));
     Some(journal)
 }
 

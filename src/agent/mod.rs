@@ -190,7 +190,7 @@ impl RunningAgent {
         Self { clock, tasks, web, plugin_task, config, devices, health, plugin, journal, publisher, snapshots, scrapes }
     }
 
-    /// Serves the last snapshot, and the orders of the admin socket.
+    /// Serves the last snapshot, and the commands of the admin socket.
     fn serve(&mut self, settings: AgentSettings, bound: Bound, web_config: Option<LiveConfig>, threads: &web::Threads) {
         let clock = self.clock;
         let (live, ready) = (self.snapshots.clone(), self.snapshots.clone());
@@ -210,7 +210,10 @@ impl RunningAgent {
             ready: Arc::new(move || probes::is_ready(&ready.borrow())),
             record: governance::source(settings, &bound, self.config.reloadable.subscribe(), clock),
             allocations: journal::allocations(journal, self.snapshots.clone(), clock),
-            admin: web::Admin { driver: self.devices.orders(), mark: self.health.operator.clone().marker(clock) },
+            admin: web::Admin {
+                driver: self.devices.driver_commands(),
+                mark: self.health.operator.clone().marker(clock),
+            },
             live: web::Live::default(),
             cached_bodies: web::CachedBodies::default(),
         };

@@ -121,9 +121,9 @@ fn basic(user: &str, file: &Path) -> Result<HeaderValue, InvalidAccess> {
 pub(super) fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
     let mut next = Some(error);
     while let Some(error) = next {
-        // The source of an `io::Error` is that of the error inside it.
-        let inside = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        if let Some(found) = inside.and_then(|inside| inside.downcast_ref()) {
+        // The source of an `io::Error` is that of the error within it.
+        let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        if let Some(found) = inner.and_then(|inner| inner.downcast_ref()) {
             return Some(found);
         }
         next = error.source();

@@ -1,4 +1,4 @@
-//! Checks of the agent that may run here, by its own answers.
+//! Checks of the agent that may run here, by its own responses.
 
 use serde_json::Value;
 
@@ -58,7 +58,7 @@ fn agent(observations: &Observations) -> CheckOutcome {
     })
 }
 
-/// The agent's answers, or the finding that there are none.
+/// The agent's responses, or the finding that there are none.
 fn answers(observations: &Observations) -> Result<&AgentResponses, Finding> {
     match &observations.agent {
         ObservedAgent::Responding(answers) => Ok(answers),

@@ -220,13 +220,13 @@ fn choose_profile(settings: &DoctorSettings, driver: Option<&DriverState>) -> Ch
     (plan.applied(&choice).map(|applied| (applied, gpus)), Some(plan.entries(&choice)))
 }
 
-async fn within<T>(limit: Duration, look: impl Future<Output = T>) -> Observed<T> {
-    tokio::time::timeout(limit, look).await.map_err(|_| NotObserved::late(limit))
+async fn within<T>(limit: Duration, observation: impl Future<Output = T>) -> Observed<T> {
+    tokio::time::timeout(limit, observation).await.map_err(|_| NotObserved::late(limit))
 }
 
-async fn blocking<T: Send + 'static>(look: impl FnOnce() -> Result<T, String> + Send + 'static) -> Observed<T> {
-    let looked = within(OBSERVATION_DEADLINE, spawn_blocking(look)).await?;
-    looked.map_err(NotObserved::failed)?.map_err(NotObserved::failed)
+async fn blocking<T: Send + 'static>(observation: impl FnOnce() -> Result<T, String> + Send + 'static) -> Observed<T> {
+    let observed = within(OBSERVATION_DEADLINE, spawn_blocking(observation)).await?;
+    observed.map_err(NotObserved::failed)?.map_err(NotObserved::failed)
 }
 
 async fn ask_kubelet(

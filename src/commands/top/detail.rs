@@ -47,13 +47,13 @@ pub fn lines(node: &NodeResponse, gpu: &GpuUuid, since: Duration, width: usize) 
 }
 
 fn identity(node: &NodeResponse, gpu: &Gpu, since: Duration) -> Vec<String> {
-    let mut place = vec![clean(gpu.uuid.as_str())];
-    place.extend(gpu.pci_bus_id.as_ref().map(|bus| format!("PCI {}", clean(bus.as_str()))));
-    place.extend(gpu.numa_node.map(|node| format!("NUMA node {node}")));
+    let mut location = vec![clean(gpu.uuid.as_str())];
+    location.extend(gpu.pci_bus_id.as_ref().map(|bus| format!("PCI {}", clean(bus.as_str()))));
+    location.extend(gpu.numa_node.map(|node| format!("NUMA node {node}")));
     if let Some(platform) = &gpu.platform {
         let number = |name: &str, number: Option<u8>| number.map(|number| format!("{name} {number}"));
-        place.extend([number("slot", platform.slot), number("tray", platform.tray)].into_iter().flatten());
-        place.extend([number("host", platform.host), number("module ID", platform.module_id)].into_iter().flatten());
+        location.extend([number("slot", platform.slot), number("tray", platform.tray)].into_iter().flatten());
+        location.extend([number("host", platform.host), number("module ID", platform.module_id)].into_iter().flatten());
     }
     let readings = node.hardware.readings.get(&gpu.uuid);
     let fast = readings.and_then(|readings| readings.fast.as_ref()).map(|fast| &fast.value);
@@ -80,7 +80,7 @@ fn identity(node: &NodeResponse, gpu: &Gpu, since: Duration) -> Vec<String> {
         let (state, _) = table::state(node, gpu, Some(mig));
         format!("{} {}, {state}, {}", table::number(gpu, Some(mig)), clean(&mig.profile), clean(mig.uuid.as_str()))
     });
-    [place, values, slow.into()].map(|words| words.join("  ")).into_iter().chain(parts).collect()
+    [location, values, slow.into()].map(|words| words.join("  ")).into_iter().chain(parts).collect()
 }
 
 fn holders(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {

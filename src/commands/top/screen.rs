@@ -23,9 +23,9 @@ pub struct Screen {
     changed: Monotonic,
     /// Why the last poll failed.
     pub failure: Option<String>,
-    /// The selected row, and where it was last.
+    /// The selected row, and its last index.
     key: Option<String>,
-    place: usize,
+    index: usize,
     /// The GPU whose details are shown, and the lines scrolled down.
     detail: Option<GpuUuid>,
     scrolled: usize,
@@ -34,7 +34,7 @@ pub struct Screen {
 impl Screen {
     pub fn new(target: String, interval: Duration, now: Monotonic) -> Self {
         let (node, failure, key, detail) = (None, None, None, None);
-        Self { target, interval, node, changed: now, failure, key, place: 0, detail, scrolled: 0 }
+        Self { target, interval, node, changed: now, failure, key, index: 0, detail, scrolled: 0 }
     }
 
     pub fn update(&mut self, node: NodeResponse, now: Monotonic) {
@@ -60,7 +60,7 @@ impl Screen {
             KeyCode::PageDown => 10,
             KeyCode::Enter if self.detail.is_none() => {
                 let rows = self.rows();
-                self.detail = self.selected(&rows).map(|place| rows[place].gpu.clone());
+                self.detail = self.selected(&rows).map(|index| rows[index].gpu.clone());
                 self.scrolled = 0;
                 return true;
             }
@@ -73,9 +73,9 @@ impl Screen {
             return true;
         }
         let rows = self.rows();
-        if let Some(place) = self.selected(&rows) {
-            self.place = place.saturating_add_signed(step).min(rows.len() - 1);
-            self.key = Some(rows[self.place].key.clone());
+        if let Some(index) = self.selected(&rows) {
+            self.index = index.saturating_add_signed(step).min(rows.len() - 1);
+            self.key = Some(rows[self.index].key.clone());
         }
         true
     }
@@ -83,7 +83,7 @@ impl Screen {
     /// Which row is selected; `None` where there are none.
     fn selected(&self, rows: &[TableRow]) -> Option<usize> {
         let found = self.key.as_ref().and_then(|key| rows.iter().position(|row| row.key == *key));
-        found.or_else(|| Some(self.place.min(rows.len().checked_sub(1)?)))
+        found.or_else(|| Some(self.index.min(rows.len().checked_sub(1)?)))
     }
 
     /// At most `height` lines of at most `width` columns.
@@ -108,10 +108,10 @@ impl Screen {
                 let (rows, visible) = (table::rows(node), height.saturating_sub(lines.len() + 2));
                 let mut table = table::lines(&rows, width).into_iter();
                 lines.extend(table.next());
-                let place = self.selected(&rows);
-                let first = place.unwrap_or(0).saturating_sub(visible / 2).min(rows.len().saturating_sub(visible));
-                lines.extend(table.enumerate().skip(first).take(visible).map(|(number, line)| match place {
-                    Some(place) if place == number => Line { style: Style::Selected, ..line },
+                let index = self.selected(&rows);
+                let first = index.unwrap_or(0).saturating_sub(visible / 2).min(rows.len().saturating_sub(visible));
+                lines.extend(table.enumerate().skip(first).take(visible).map(|(number, line)| match index {
+                    Some(index) if index == number => Line { style: Style::Selected, ..line },
                     _ => line,
                 }));
             }

@@ -18,7 +18,7 @@ pub struct AllocationRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<Arc<str>>,
     #[serde(flatten)]
-    pub device: RecordedDevice,
+    pub device: JournalDevice,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource: Option<Arc<str>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -58,7 +58,7 @@ pub struct AllocationRecord {
 
 /// The hardware, as the driver names it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct RecordedDevice {
+pub struct JournalDevice {
     pub gpu_uuid: Arc<str>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig_uuid: Option<Arc<str>>,
@@ -157,7 +157,7 @@ mod tests {
     fn unknown_values_stay_absent() {
         let record = AllocationRecord {
             id: 7,
-            device: RecordedDevice { gpu_uuid: "GPU-1".into(), ..RecordedDevice::default() },
+            device: JournalDevice { gpu_uuid: "GPU-1".into(), ..JournalDevice::default() },
             ..AllocationRecord::default()
         };
         let text = serde_json::to_string(&record).unwrap();

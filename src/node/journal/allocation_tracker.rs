@@ -279,7 +279,7 @@ impl Tracked {
         }
         self.record.figures = self.carried.plus(figures.since(self.base));
         if self.ended.is_none() {
-            self.see(snapshot.at.unix);
+            self.set_seen(snapshot.at.unix);
             subject::describe(&mut self.record, account, snapshot);
         }
         let earlier = self.earlier.as_ref().map_or(&[][..], |earlier| &earlier.xids);
@@ -291,13 +291,13 @@ impl Tracked {
 
     fn end(&mut self, now: Moment, ending: Ending) {
         self.ended = Some(now.monotonic);
-        self.see(now.unix);
+        self.set_seen(now.unix);
         self.record.ended = Some(now.unix.0);
         self.record.ending = Some(ending);
     }
 
     /// After a clock that was set back, it began as long ago as it was held.
-    fn see(&mut self, now: UnixSeconds) {
+    fn set_seen(&mut self, now: UnixSeconds) {
         self.record.seen = now.0;
         if now.0 < self.record.began {
             self.record.began = now.0 - self.record.figures.held_seconds.unwrap_or(0.0);
@@ -317,9 +317,9 @@ impl Tracked {
         key: &RecordKey,
         now: UnixSeconds,
     ) {
-        if let Some(place) = orphans.iter().position(|old| subject::is_named(old, key) && self.may_continue(old)) {
+        if let Some(index) = orphans.iter().position(|old| subject::is_named(old, key) && self.may_continue(old)) {
             waiting.remove(&self.record.id);
-            self.continue_from(orphans.remove(place), now);
+            self.continue_from(orphans.remove(index), now);
             waiting.insert(self.record.id, self.record.clone());
         }
     }

@@ -16,7 +16,7 @@ mod subject;
 mod usage;
 mod writer;
 
-pub use allocation_record::{AllocationRecord, Ending, HealthEvent, RecordedDevice, Xid};
+pub use allocation_record::{AllocationRecord, Ending, HealthEvent, JournalDevice, Xid};
 pub use allocation_tracker::{AllocationTracker, PROGRESS};
 pub use query::{AllocationsResponse, Query, QueryError, current, parse_time, read_directory};
 pub use store::{Bounds, FILE, Store, StoreError};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::allocation_record::{AllocationRecord, HealthEvent, RecordedDevice, Xid};
+use super::allocation_record::{AllocationRecord, HealthEvent, JournalDevice, Xid};
 use crate::domain::model::{
     Account, Attribution, ContainerRef, ContainerXid, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic,
     PciBusId, ResourceName, Snapshot, UnixSeconds,
@@ -49,7 +49,7 @@ pub fn record(account: &Account, snapshot: &Snapshot, began: UnixSeconds, id: u6
         pod: Arc::clone(&account.container.pod),
         container: Arc::clone(&account.container.container),
         pod_uid: pod_uid(snapshot, &account.container),
-        device: RecordedDevice { gpu_uuid: account.gpu.to_shared(), ..RecordedDevice::default() },
+        device: JournalDevice { gpu_uuid: account.gpu.to_shared(), ..JournalDevice::default() },
         began: began.0,
         seen: snapshot.at.unix.0,
         ..AllocationRecord::default()
@@ -86,9 +86,9 @@ pub fn describe(record: &mut AllocationRecord, account: &Account, snapshot: &Sna
     set(&mut device.driver_version, inventory.driver.as_ref().map(|driver| &*driver.driver_version));
 }
 
-fn set(place: &mut Option<Arc<str>>, value: Option<&str>) {
-    if let Some(value) = value.filter(|value| place.as_deref() != Some(*value)) {
-        *place = Some(value.into());
+fn set(field: &mut Option<Arc<str>>, value: Option<&str>) {
+    if let Some(value) = value.filter(|value| field.as_deref() != Some(*value)) {
+        *field = Some(value.into());
     }
 }
 

@@ -22,25 +22,27 @@ use crate::files;
 
 /// Locked by the agent that writes.
 const LOCK: &str = "allocations.lock";
-/// Longest pause after a failure, and between two attempts to take the lock of another agent.
+/// Longest pause after a failure, and between two attempts to lock a directory that another agent has locked.
 const RETRY: Duration = Duration::from_secs(5);
+/// Between two deletions of what is over the bounds: these are sizes and days.
 const PRUNE: Duration = Duration::from_secs(60 * 60);
 /// A write takes milliseconds; a disk that takes this long is reported as hanging.
 const HANGS: Duration = Duration::from_secs(30);
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JournalSettings {
     pub directory: PathBuf,
     pub bounds: Bounds,
 }
 
-/// The running journal: it takes every snapshot, and writes on its own thread.
+/// The running journal: it observes every snapshot, and writes on its own thread.
 #[derive(Debug)]
 pub struct Journal {
-    watcher: JournalFeed,
+    feed: JournalFeed,
     thread: JoinHandle<()>,
 }
 
-/// Passes snapshots to the journal. The journal ends when all watchers are dropped.
+/// Passes snapshots to the journal. The journal ends when all feeds are dropped.
 #[derive(Clone, Debug)]
 pub struct JournalFeed {
     shared: Arc<JournalShared>,
@@ -71,22 +73,22 @@ impl Journal {
         });
         let mut writer = JournalWriter { shared: Arc::clone(&shared), lock: None, store: None, pruned: None };
         let thread = std::thread::Builder::new().name("journal".into()).spawn(move || writer.run(&woken))?;
-        Ok(Self { watcher: JournalFeed { shared, wake }, thread })
+        Ok(Self { feed: JournalFeed { shared, wake }, thread })
     }
 
-    pub fn watcher(&self) -> JournalFeed {
-        self.watcher.clone()
+    pub fn feed(&self) -> JournalFeed {
+        self.feed.clone()
     }
 
     /// For queries, and for its state.
     pub fn reader(&self) -> JournalReader {
-        JournalReader(Arc::clone(&self.watcher.shared))
+        JournalReader(Arc::clone(&self.feed.shared))
     }
 
-    /// Writes all records and returns when they are on disk or cannot be. Waits until all other watchers are dropped.
+    /// Writes all records and returns when they are on disk or cannot be. Waits until all other feeds are dropped.
     pub fn stop(self) {
-        self.watcher.shared.tracker.lock().requeue_all();
-        drop(self.watcher);
+        self.feed.shared.tracker.lock().requeue_all();
+        drop(self.feed);
         let _ = self.thread.join();
     }
 }
@@ -103,6 +105,7 @@ impl JournalFeed {
     }
 }
 
+/// Reads what the journal has written and what still waits.
 #[derive(Clone, Debug)]
 pub struct JournalReader(pub(super) Arc<JournalShared>);
 
@@ -168,7 +171,7 @@ impl JournalWriter {
         }
     }
 
-    /// Writes what waits. The error is for people.
+    /// Writes the records that wait. The error is a sentence for the log and the page.
     fn work(&mut self) -> Result<(), String> {
         let now = self.shared.clock.now();
         let began = u64::try_from(now.monotonic.as_duration().as_millis()).unwrap_or(u64::MAX).max(1);
@@ -188,7 +191,7 @@ impl JournalWriter {
         // A lock on a removed file, perhaps with its directory, excludes no other agent.
         self.lock.take_if(|lock| lock.metadata().is_ok_and(|file| file.nlink() == 0));
         if self.lock.is_none() {
-            self.lock = Some(take_lock(directory)?);
+            self.lock = Some(lock_directory(directory)?);
         }
         let file = self.shared.file();
         let bounds = self.shared.settings.bounds;
@@ -247,7 +250,7 @@ impl JournalWriter {
     }
 }
 
-pub(super) fn take_lock(directory: &Path) -> Result<File, String> {
+pub(super) fn lock_directory(directory: &Path) -> Result<File, String> {
     directory::prepare(directory)?;
     let path = directory.join(LOCK);
     let failed = |error: std::io::Error| {

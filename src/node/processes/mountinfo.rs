@@ -63,10 +63,10 @@ fn kubelet_mount(root: &str) -> Option<KubeletMounts> {
 
 /// A DNS label, as the API server requires it.
 pub fn is_name(name: &str) -> bool {
-    let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let is_end = |byte: Option<char>| byte.is_some_and(|byte| byte != '-');
     name.len() <= LONGEST_NAME
-        && name.bytes().all(inside)
+        && name.bytes().all(is_allowed)
         && is_end(name.chars().next())
         && is_end(name.chars().next_back())
 }

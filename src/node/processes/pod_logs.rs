@@ -17,8 +17,8 @@ pub fn parse_directory(name: &str) -> Option<(PodUid, PodRef)> {
 
 /// A DNS subdomain, near enough: no path and no separator of ours gets through.
 fn is_pod(name: &str) -> bool {
-    let inside = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
-    !name.is_empty() && name.len() <= LONGEST_POD && name.bytes().all(inside) && !name.starts_with('.')
+    let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
+    !name.is_empty() && name.len() <= LONGEST_POD && name.bytes().all(is_allowed) && !name.starts_with('.')
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::clock::Clock;
 use crate::domain::model::{Collector, Moment, PodDirectory, PodLabel, ProcessState};
 use crate::tasks::{Tasks, changed};
 
-/// Owners are resolved this often: processes end, and pods too.
+/// Owners are resolved at least this often: processes end, and pods too.
 const PERIOD: Duration = Duration::from_secs(1);
 /// The shortest interval, however often the pods change.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! The JSON of `/api/v1/*`: written by `web`, read by `client` and by the commands that ask an agent.
+//! The JSON of `/api/v1/*`: written by `web`, read by `client` and by the commands that query an agent.
 //!
 //! Input: a snapshot or a history. Output: values that serde writes and reads. Does not use: HTTP, files, clocks. A type of
 //! `model` whose public form is its own is used as it is. Fields with `skip_deserializing` are for other readers: a client has

@@ -173,8 +173,9 @@ fn relevant_mounts(mounts: Vec<Mount>) -> Vec<Mount> {
 }
 
 fn is_relevant(mount: &Mount) -> bool {
-    let inside = |top: &str| mount.path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    let usual = inside("/proc") || inside("/sys") || inside("/dev");
+    let is_under =
+        |top: &str| mount.path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    let usual = is_under("/proc") || is_under("/sys") || is_under("/dev");
     !usual || mount.file_system == "devtmpfs"
 }
 

@@ -33,13 +33,13 @@ impl SeriesBudget {
 
     /// Marks the accounts that are over the limit, and those that another pod of the same name has replaced.
     pub fn mark(&mut self, accounts: &mut [Account], limit: usize) {
-        for place in replaced(accounts) {
-            accounts[place].over_limit = true;
+        for index in replaced(accounts) {
+            accounts[index].over_limit = true;
         }
         let series = accounts.iter().map(|account| if account.over_limit { 0 } else { container::series_of(account) });
         let mut over = BTreeSet::new();
-        for (place, series) in over_limit(accounts, &series.collect::<Vec<_>>(), limit) {
-            let account = &mut accounts[place];
+        for (index, series) in over_limit(accounts, &series.collect::<Vec<_>>(), limit) {
+            let account = &mut accounts[index];
             account.over_limit = true;
             let key = key(account);
             if !self.over.contains(&key) {
@@ -52,7 +52,7 @@ impl SeriesBudget {
     }
 }
 
-/// The places of the accounts to remove, and their series, so that those that are left have no more than the limit.
+/// The indices of the accounts to remove, and their series, so that those that are left have no more than the limit.
 /// `series`: of each account.
 pub(super) fn over_limit(accounts: &[Account], series: &[usize], limit: usize) -> Vec<(usize, usize)> {
     let mut left: usize = series.iter().sum();
@@ -78,14 +78,14 @@ pub(super) fn over_limit(accounts: &[Account], series: &[usize], limit: usize) -
 fn replaced(accounts: &[Account]) -> Vec<usize> {
     let mut shown: BTreeMap<AccountKey, usize> = BTreeMap::new();
     let mut replaced = vec![];
-    for (place, account) in accounts.iter().enumerate() {
+    for (index, account) in accounts.iter().enumerate() {
         let mut names = key(account);
         names.0.pod_uid = None;
-        let Some(other) = shown.insert(names.clone(), place) else { continue };
-        let rank = |place: usize| (accounts[place].holding.is_some(), accounts[place].created.0);
-        if rank(other) > rank(place) {
+        let Some(other) = shown.insert(names.clone(), index) else { continue };
+        let rank = |index: usize| (accounts[index].holding.is_some(), accounts[index].created.0);
+        if rank(other) > rank(index) {
             shown.insert(names, other);
-            replaced.push(place);
+            replaced.push(index);
         } else {
             replaced.push(other);
         }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::family::{Group, Metric};
 use super::{GROUPS, dcgm};
 
-/// As `docs/metrics.md`. What all metrics of a section share is said once, above its table.
+/// As `docs/metrics.md`. What all metrics of a section share is above its table.
 pub fn markdown() -> String {
     let mut page = String::from(
         "# Metrics\n\n\

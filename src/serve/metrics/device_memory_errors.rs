@@ -10,9 +10,9 @@ pub(super) static GROUP: Group = Group {
     metrics: &[
         counter("podmeter_device_ecc_errors_total", "ECC errors since the driver was loaded.", |snapshot, family| {
             for (gpu, readings) in with_readings(snapshot) {
-                for place in slow(readings).map_or(&[][..], |slow| &slow.ecc) {
-                    for (error, count) in [("corrected", place.corrected), ("uncorrected", place.uncorrected)] {
-                        family.push_known(of_device(gpu).and("error", error).and("location", place.location), count);
+                for ecc in slow(readings).map_or(&[][..], |slow| &slow.ecc) {
+                    for (error, count) in [("corrected", ecc.corrected), ("uncorrected", ecc.uncorrected)] {
+                        family.push_known(of_device(gpu).and("error", error).and("location", ecc.location), count);
                     }
                 }
             }

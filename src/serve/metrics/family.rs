@@ -104,7 +104,7 @@ impl Metric {
 }
 
 impl Group {
-    /// The families that have a sample, by name, each made when it is taken.
+    /// The families that have a sample, by name, each made on demand.
     pub(super) fn each(&'static self, snapshot: &Snapshot) -> impl Iterator<Item = Family> {
         let mut metrics: Vec<_> = self.metrics.iter().collect();
         metrics.sort_by_key(|metric| metric.descriptor.name);

@@ -1,4 +1,4 @@
-//! The kubelet's answers and their age.
+//! The responses of the kubelet and their age.
 
 use super::family::{Group, counter, gauge, histogram};
 use super::labels::Labels;

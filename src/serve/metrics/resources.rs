@@ -28,7 +28,7 @@ pub(super) static GROUP: Group = Group {
                         family.push(labels.and("source", "device_plugin"), 1u64);
                     }
                     for claim in container.claims.iter().filter(|claim| !claim.is_observer()) {
-                        // A claim belongs to no extended resource: its driver takes that place.
+                        // A claim belongs to no extended resource: the label has its driver.
                         let labels = of_container(&container.reference)
                             .and("resource", &claim.driver)
                             .and("device", &claim.device);

@@ -128,14 +128,7 @@ impl Listener {
         let temporary = PathBuf::from(temporary);
         let _ = std::fs::remove_file(&temporary);
         let listener = UnixListener::bind(&temporary).map_err(failed)?;
-        let place = || {
-            if purpose == Purpose::Private {
-                std::fs::set_permissions(&temporary, std::fs::Permissions::from_mode(0o600))?;
-            }
-            let inode = std::fs::symlink_metadata(&temporary)?.ino();
-            std::fs::rename(&temporary, path).map(|()| inode)
-        };
-        let inode = place().map_err(failed)?;
+        let inode = publish_socket(&temporary, path, purpose).map_err(failed)?;
         Ok(Self::Unix { listener, file: ListenerFile { path: path.to_owned(), inode }, purpose })
     }
 }
@@ -149,6 +142,15 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_recv_buffer_size(RECEIVE_BYTES)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
+}
+
+/// Sets the mode of a socket and renames it. Returns its inode.
+fn publish_socket(temporary: &Path, path: &Path, purpose: Purpose) -> io::Result<u64> {
+    if purpose == Purpose::Private {
+        std::fs::set_permissions(temporary, std::fs::Permissions::from_mode(0o600))?;
+    }
+    let inode = std::fs::symlink_metadata(temporary)?.ino();
+    std::fs::rename(temporary, path).map(|()| inode)
 }
 
 /// Removes a socket file without a listener.

@@ -1,6 +1,6 @@
 use super::*;
 use crate::domain::model::Figures;
-use crate::node::journal::allocation_record::RecordedDevice;
+use crate::node::journal::allocation_record::JournalDevice;
 
 const BOUNDS: Bounds = Bounds { bytes: 4 << 20, age: Duration::from_secs(1000) };
 
@@ -10,10 +10,10 @@ fn record(id: u64, ended: Option<f64>) -> AllocationRecord {
         namespace: "team".into(),
         pod: format!("pod-{}", id % 3).into(),
         container: "main".into(),
-        device: RecordedDevice {
+        device: JournalDevice {
             gpu_uuid: "GPU-1".into(),
             model: Some("a model's name".into()),
-            ..RecordedDevice::default()
+            ..JournalDevice::default()
         },
         began: id as f64,
         seen: ended.unwrap_or(id as f64 + 1.0),

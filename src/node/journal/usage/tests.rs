@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::domain::model::Figures;
-use crate::node::journal::allocation_record::{RecordedDevice, Xid};
+use crate::node::journal::allocation_record::{JournalDevice, Xid};
 use crate::node::journal::report::usage_table;
 
 fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Option<f64>) -> AllocationRecord {
@@ -11,7 +11,7 @@ fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Optio
         id,
         namespace: pod.split('-').next().unwrap_or_default().into(),
         pod: pod.into(),
-        device: RecordedDevice { gpu_uuid: gpu.into(), ..RecordedDevice::default() },
+        device: JournalDevice { gpu_uuid: gpu.into(), ..JournalDevice::default() },
         began,
         seen: ended,
         ended: Some(ended),

@@ -41,7 +41,7 @@ fn records_are_on_disk_at_the_end_and_the_next_agent_continues_them() {
         let clock = Clock::start();
         let journal = Journal::start(settings(directory.path()), clock).unwrap();
         until("open", &journal, |state| state.size_bytes.is_some());
-        journal.watcher().observe(&snapshot(&clock, "a"));
+        journal.feed().observe(&snapshot(&clock, "a"));
         journal.stop();
         let records = on_disk(directory.path());
         assert_eq!((records.len(), records[0].agent_restarts), (1, restarts));
@@ -53,17 +53,17 @@ fn a_response_has_records_on_disk_and_newer_ones() {
     let directory = tempfile::tempdir().unwrap();
     let clock = Clock::start();
     let journal = Journal::start(settings(directory.path()), clock).unwrap();
-    let watcher = journal.watcher();
+    let feed = journal.feed();
     let response = || journal.reader().respond(&Query::all(), "node-a", clock.now().unix);
     // Also before the file is there.
-    watcher.observe(&snapshot(&clock, "a"));
+    feed.observe(&snapshot(&clock, "a"));
     assert_eq!(response().allocations.len(), 1);
     until("written", &journal, |state| state.written > 0);
-    watcher.observe(&snapshot(&clock, "b"));
+    feed.observe(&snapshot(&clock, "b"));
     until("written twice", &journal, |state| state.written > 2);
     let pods: Vec<_> = response().allocations.iter().map(|record| (record.pod.to_string(), record.is_open())).collect();
     assert_eq!(pods, [("a".to_owned(), false), ("b".to_owned(), true)], "each once");
-    drop(watcher);
+    drop(feed);
     journal.stop();
 }
 
@@ -74,7 +74,7 @@ fn a_second_agent_waits_until_the_first_has_ended() {
     let first = Journal::start(settings(directory.path()), clock).unwrap();
     until("open", &first, |state| state.size_bytes.is_some());
     let second = Journal::start(settings(directory.path()), clock).unwrap();
-    second.watcher().observe(&snapshot(&clock, "a"));
+    second.feed().observe(&snapshot(&clock, "a"));
     until("waiting", &second, |state| state.problem.as_deref().is_some_and(|text| text.contains("another podmeter")));
     assert_eq!(second.reader().state().errors, 0, "waiting is not an error");
     first.stop();
@@ -94,7 +94,7 @@ fn a_damaged_file_is_renamed_and_never_deleted() {
         let journal = Journal::start(settings(directory.path()), clock).unwrap();
         until("open", &journal, |state| state.size_bytes.is_some());
         assert_eq!(journal.reader().state().errors, 1);
-        journal.watcher().observe(&snapshot(&clock, "a"));
+        journal.feed().observe(&snapshot(&clock, "a"));
         journal.stop();
         assert_eq!(on_disk(directory.path()).len(), 1, "the new file has what happened since");
     }
@@ -129,7 +129,7 @@ fn an_unusable_directory_is_reported_and_used_once_it_can_be() {
     std::fs::write(&place, "a file, where a directory should be").unwrap();
     let clock = Clock::start();
     let journal = Journal::start(settings(&place), clock).unwrap();
-    journal.watcher().observe(&snapshot(&clock, "a"));
+    journal.feed().observe(&snapshot(&clock, "a"));
     until("reported", &journal, |state| state.problem.as_deref().is_some_and(|text| text.contains("--state-dir")));
     std::fs::remove_file(&place).unwrap();
     until("written again", &journal, |state| state.problem.is_none() && state.written > 0);
@@ -145,7 +145,7 @@ fn a_removed_directory_is_created_again() {
     let journal = Journal::start(settings(&directory), clock).unwrap();
     until("open", &journal, |state| state.size_bytes.is_some());
     std::fs::remove_dir_all(&directory).unwrap();
-    journal.watcher().observe(&snapshot(&clock, "a"));
+    journal.feed().observe(&snapshot(&clock, "a"));
     until("an error", &journal, |state| state.problem.is_some());
     until("written again", &journal, |state| state.problem.is_none());
     assert!(directory.join(LOCK).exists(), "it excludes another agent");

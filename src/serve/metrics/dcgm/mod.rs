@@ -59,24 +59,24 @@ pub(super) fn each_family(
         generations.iter().map(|one| DcgmPage::of(snapshot, *one, without)).collect()
     };
     let mut rows = vec![];
-    for (place, one) in generations.iter().enumerate() {
+    for (index, one) in generations.iter().enumerate() {
         let is_both = *one == Generation::Both;
         let is_wanted = |name: &&DcgmName| generation != Generation::Both || name.is_unchanged() == is_both;
-        rows.extend(names().filter(is_wanted).map(|name| (place, name)));
+        rows.extend(names().filter(is_wanted).map(|name| (index, name)));
     }
-    rows.sort_by_key(|(place, name)| name.of(generations[*place]).0.name);
+    rows.sort_by_key(|(index, name)| name.of(generations[*index]).0.name);
     let limit = snapshot.series_limit.unwrap_or(usize::MAX);
     let mut dropped = BTreeSet::new();
     if rows.len() * snapshot.accounts.iter().map(page::slots).sum::<usize>() > limit {
         let alone = pages(&|_| true);
-        rows.iter().for_each(|(place, name)| drop(alone[*place].family(name)));
+        rows.iter().for_each(|(index, name)| drop(alone[*index].family(name)));
         let mut series = vec![0; snapshot.accounts.len()];
         alone.iter().for_each(|page| page.count(&mut series));
-        dropped = over_limit(&snapshot.accounts, &series, limit).into_iter().map(|(place, _)| place).collect();
+        dropped = over_limit(&snapshot.accounts, &series, limit).into_iter().map(|(index, _)| index).collect();
     }
-    let pages = pages(&|place| dropped.contains(&place));
-    for (place, name) in rows {
-        pages[place].family(name).map_or(Ok(()), &mut *visit)?;
+    let pages = pages(&|index| dropped.contains(&index));
+    for (index, name) in rows {
+        pages[index].family(name).map_or(Ok(()), &mut *visit)?;
     }
     if !dropped.is_empty() {
         let mut family = Family::new(&DROPPED);

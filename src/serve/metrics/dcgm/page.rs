@@ -37,7 +37,7 @@ pub struct DcgmPage<'snapshot> {
 struct DcgmDevice<'snapshot> {
     instance: Option<&'snapshot InstanceReading>,
     labels: Arc<Labels>,
-    /// Of its holders, by place.
+    /// Of its holders, by index.
     accounts: Vec<(usize, &'snapshot Account)>,
     holders: Vec<DcgmHolder<'snapshot>>,
     is_shared: bool,
@@ -70,7 +70,7 @@ impl Series {
 }
 
 impl<'snapshot> DcgmPage<'snapshot> {
-    /// Without the allocations at some places.
+    /// Without the allocations at some indices.
     pub fn of(snapshot: &'snapshot Snapshot, generation: Generation, without: &dyn Fn(usize) -> bool) -> Self {
         let device = |gpu, instance| DcgmDevice::of(snapshot, generation, gpu, instance, without);
         let gpus = snapshot.hardware.inventory.gpus.values();
@@ -86,8 +86,8 @@ impl<'snapshot> DcgmPage<'snapshot> {
     /// Adds to each account the series that its slots have, from the values that its device has had.
     pub fn count(&self, series: &mut [usize]) {
         for device in self.gpus.values().chain(&self.instances) {
-            for (place, account) in &device.accounts {
-                series[*place] += device.values.get() * slots(account);
+            for (index, account) in &device.accounts {
+                series[*index] += device.values.get() * slots(account);
             }
         }
     }
@@ -181,7 +181,7 @@ impl<'snapshot> DcgmDevice<'snapshot> {
         let accounts: Vec<_> = accounts.filter(|(_, account)| slots(account) > 0 && holds(account)).collect();
         let is_shared = |holding: &Holding| [SharingForm::TimeSlicing, SharingForm::Mps].contains(&holding.sharing);
         let labels = Arc::new(device_labels(snapshot, generation, gpu, instance));
-        let shown = accounts.iter().filter(|(place, _)| !without(*place));
+        let shown = accounts.iter().filter(|(index, _)| !without(*index));
         Self {
             instance,
             is_shared: accounts.iter().any(|(_, account)| account.holding.as_ref().is_some_and(is_shared)),

@@ -133,8 +133,8 @@ fn mig_row(page: &NodePage<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medi
             span.part {
                 @if health.is_some_and(|health| !health.healthy) { (badge(health)) " " }
                 @else if is_free { span.free { "free" } }
-                @for (place, holder) in holders.iter().enumerate() {
-                    @if place > 0 { ", " }
+                @for (index, holder) in holders.iter().enumerate() {
+                    @if index > 0 { ", " }
                     span title=(holder.container) { (holder.container.pod) }
                 }
             }

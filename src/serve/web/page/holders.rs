@@ -38,8 +38,8 @@ pub(super) fn of_gpu(page: &NodePage<'_>, gpu: &Gpu, capacity: Option<u64>) -> M
     let is_partitioned = !gpu.mig_devices.is_empty();
     let is_memory_known = capacity.is_some() && uses.values().any(|used| used.memory.is_some());
     let segments = |of: &dyn Fn(&Use) -> Option<f64>| -> Vec<Segment> {
-        let segment = |(place, (user, used)): (usize, (&User, &Use))| {
-            Some(Segment { class: class(user, place), ratio: of(used)? })
+        let segment = |(index, (user, used)): (usize, (&User, &Use))| {
+            Some(Segment { class: class(user, index), ratio: of(used)? })
         };
         uses.iter().enumerate().filter_map(segment).collect()
     };
@@ -61,9 +61,9 @@ pub(super) fn of_gpu(page: &NodePage<'_>, gpu: &Gpu, capacity: Option<u64>) -> M
         }
         @if !uses.is_empty() {
             ul.parts {
-                @for (place, (user, used)) in uses.iter().enumerate().take(SHOWN) {
+                @for (index, (user, used)) in uses.iter().enumerate().take(SHOWN) {
                     li {
-                        svg.swatch viewBox="0 0 1 1" aria-hidden="true" { rect class=(class(user, place)) width="1" height="1" {} }
+                        svg.swatch viewBox="0 0 1 1" aria-hidden="true" { rect class=(class(user, index)) width="1" height="1" {} }
                         span.part { (name(user)) }
                         span.number { (or_unknown(shown(used.busy))) }
                         span.number { (or_unknown(used.memory.map(gibibytes))) }
@@ -110,9 +110,9 @@ fn uses(page: &NodePage<'_>, gpu: &Gpu, division: Option<&WindowShares>) -> BTre
 }
 
 /// Unattributed use, and that of ended containers, is grey; use without an allocation has the warning colour.
-fn class(user: &User, place: usize) -> String {
+fn class(user: &User, index: usize) -> String {
     match user {
-        User::Holder(_) => return format!("part-{}", place % 8),
+        User::Holder(_) => return format!("part-{}", index % 8),
         User::Unattributed(UnattributedReason::NotAllocated) => "part-taken",
         User::Ended => "part-ended",
         User::Unattributed(_) => "part-rest",

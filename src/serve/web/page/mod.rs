@@ -181,8 +181,8 @@ fn table<const N: usize>(headings: [(&str, Option<&str>); N], rows: impl Iterato
             tbody {
                 @for cells in rows {
                     tr {
-                        @for (place, cell) in cells.into_iter().enumerate() {
-                            @if place == 0 { th scope="row" { (cell) } } @else { td class=[headings[place].1] { (cell) } }
+                        @for (index, cell) in cells.into_iter().enumerate() {
+                            @if index == 0 { th scope="row" { (cell) } } @else { td class=[headings[index].1] { (cell) } }
                         }
                     }
                 }
