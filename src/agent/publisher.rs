@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::sync::watch::error::RecvError;
 use tokio::task::AbortHandle;
 
 use super::devices::XidBatches;
@@ -27,7 +26,7 @@ use crate::node::hardware::CallDurations;
 use crate::node::journal::JournalReader;
 use crate::serve::metrics::SeriesBudget;
 use crate::serve::web::{LiveConfig, ScrapeDurations};
-use crate::tasks::Tasks;
+use crate::tasks::{self, Tasks};
 
 /// The longest time between two snapshots: the ages on the page grow while nothing else changes.
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -129,14 +128,12 @@ impl Publisher {
             self.request_owners().await;
             let snapshot = self.snapshot(sequence, started);
             publish.send_replace(Arc::new(snapshot));
-            if self.change(&mut hardware_runs).await.is_err() {
-                return;
-            }
+            self.change(&mut hardware_runs).await;
         }
     }
 
-    /// Returns when the next snapshot is due.
-    async fn change(&mut self, hardware_runs: &mut bool) -> Result<(), RecvError> {
+    /// Returns when the next snapshot is due. The end of another task is reported by its owner, not here.
+    async fn change(&mut self, hardware_runs: &mut bool) {
         let PublisherInputs { hardware, kubelet, health, plugin, xids, reloadable, .. } = &mut self.inputs;
         tokio::select! {
             changed = hardware.changed(), if *hardware_runs => {
@@ -145,17 +142,16 @@ impl Publisher {
                     *hardware_runs = false;
                 }
             }
-            changed = kubelet.changed() => changed?,
-            changed = health.changed() => changed?,
-            changed = changed(plugin) => changed?,
+            () = tasks::changed(kubelet) => {}
+            () = tasks::changed(health) => {}
+            () = changed(plugin) => {}
             Some(batch) = xids.recv() => {
                 let counted = |event: XidEvent| Some(ClassedXid { class: self.health.counted_class(event.code)?, event });
                 self.new_xids.extend(batch.into_iter().filter_map(counted));
             }
-            changed = reloadable.changed() => changed?,
+            () = tasks::changed(reloadable) => {}
             () = tokio::time::sleep(HEARTBEAT) => {}
         }
-        Ok(())
     }
 
     /// The use of new processes is divided once their owners are known; a process whose owner is not known in time
@@ -248,9 +244,9 @@ impl Publisher {
 }
 
 /// Never returns for `None`.
-async fn changed<T>(state: &mut Option<watch::Receiver<T>>) -> Result<(), RecvError> {
+async fn changed<T>(state: &mut Option<watch::Receiver<T>>) {
     match state {
-        Some(state) => state.changed().await,
+        Some(state) => tasks::changed(state).await,
         None => std::future::pending().await,
     }
 }
