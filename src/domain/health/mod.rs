@@ -3,7 +3,8 @@
 //! Inputs: hardware states, XIDs, an operator's marks, faults of an earlier agent, the time. Outputs: which device is
 //! healthy, why not, since when and what clears it; each transition; counts of XIDs. Does not use: the driver, the
 //! kubelet, clocks, logs, metrics.
-//! Any one signal makes a device unhealthy; only signals make it healthy again, never time alone or missing data.
+//! Any one signal makes a device unhealthy; only signals make it healthy again, never time alone or missing data. A device
+//! that was never checked is unknown for five seconds at most: that is no signal.
 
 mod classes;
 mod config;
