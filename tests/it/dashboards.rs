@@ -36,39 +36,58 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_else(|| panic!("{key} is not text in {value}"))
 }
 
-/// One line per breach.
-fn none(breaches: Vec<String>) {
-    assert!(breaches.is_empty(), "{}", breaches.join("\n"));
+/// The rules that a dashboard breaks, each with the place.
+#[derive(Default)]
+struct Breaches(Vec<String>);
+
+impl Breaches {
+    fn check(&mut self, place: &str, holds: bool, rule: &str) {
+        if !holds {
+            self.0.push(format!("{place}: {rule}"));
+        }
+    }
+
+    fn assert_none(self) {
+        assert!(self.0.is_empty(), "{}", self.0.join("\n"));
+    }
+}
+
+fn variables(dashboard: &Value) -> &[Value] {
+    dashboard["templating"]["list"].as_array().unwrap()
 }
 
 /// The linter's rules about a dashboard, and what Grafana needs to import it.
 #[test]
 fn every_dashboard_is_complete() {
-    let (mut breaches, mut uids) = (vec![], BTreeSet::new());
+    let (mut breaches, mut uids) = (Breaches::default(), BTreeSet::new());
     for (name, dashboard) in read() {
-        let mut check = |holds: bool, rule: &str| {
-            if !holds {
-                breaches.push(format!("{name}: {rule}"));
-            }
-        };
+        let mut check = |holds: bool, rule: &str| breaches.check(&name, holds, rule);
         check(text(&dashboard, "uid") == format!("podmeter-{}", name.trim_end_matches(".json")), "uid after the file");
         check(uids.insert(text(&dashboard, "uid").to_owned()), "its own uid");
         check(dashboard["editable"] == false, "uneditable-dashboard");
         check(dashboard["tags"] == serde_json::json!(["podmeter"]), "the tag that links go by");
         check(dashboard.get("id").is_none(), "no id of some database");
-        check(
-            !text(&dashboard, "title").is_empty() && !text(&dashboard, "description").is_empty(),
-            "title, description",
-        );
-        let variables = dashboard["templating"]["list"].as_array().unwrap();
-        let source = &variables[0];
-        check(
-            source["type"] == "datasource" && source["name"] == "datasource" && source["label"] == "Data source",
-            "template-datasource-rule",
-        );
-        let job = variables.iter().find(|variable| variable["name"] == "job").unwrap();
+        let [title, description] = ["title", "description"].map(|key| text(&dashboard, key));
+        check(!title.is_empty() && !description.is_empty(), "title, description");
+        let rows = dashboard["panels"].as_array().unwrap().iter().filter(|panel| panel["type"] == "row");
+        let ids: Vec<_> = rows.chain(panels(&dashboard)).map(|panel| &panel["id"]).collect();
+        check(ids.iter().map(ToString::to_string).collect::<BTreeSet<_>>().len() == ids.len(), "panel ids differ");
+    }
+    breaches.assert_none();
+}
+
+/// The linter's rules about variables.
+#[test]
+fn every_variable_is_used_and_asks_the_data_source_that_is_selected() {
+    let mut breaches = Breaches::default();
+    for (name, dashboard) in read() {
+        let mut check = |holds: bool, rule: &str| breaches.check(&name, holds, rule);
+        let [source, others @ ..] = variables(&dashboard) else { panic!("{name} has no variables") };
+        let is_source = source["type"] == "datasource" && source["name"] == "datasource";
+        check(is_source && source["label"] == "Data source", "template-datasource-rule");
+        let job = others.iter().find(|variable| variable["name"] == "job").unwrap();
         check(job["multi"] == true && job["allValue"] == ".+" && job["label"] == "Job", "template-job-rule");
-        for variable in &variables[1..] {
+        for variable in others {
             check(variable["type"] == "query" && variable["refresh"] == 2, "template-on-time-change-reload-rule");
             check(variable["datasource"]["uid"] == "${datasource}", "variables ask the templated data source");
             let name = text(variable, "name");
@@ -81,26 +100,20 @@ fn every_dashboard_is_complete() {
                 check(works, &format!("{name} works where there is no such label"));
             }
         }
-        let rows = dashboard["panels"].as_array().unwrap().iter().filter(|panel| panel["type"] == "row");
-        let ids: Vec<_> = rows.chain(panels(&dashboard)).map(|panel| &panel["id"]).collect();
-        check(ids.iter().map(ToString::to_string).collect::<BTreeSet<_>>().len() == ids.len(), "panel ids differ");
     }
-    none(breaches);
+    breaches.assert_none();
 }
 
 /// The linter's rules about panels: title, description, unit, data source, targets; and a legend.
 #[test]
 fn every_panel_has_a_description() {
-    let mut breaches = vec![];
+    let mut breaches = Breaches::default();
     for (name, dashboard) in read() {
         let mut titles = BTreeSet::new();
         for panel in panels(&dashboard) {
             let title = text(panel, "title");
-            let mut check = |holds: bool, rule: &str| {
-                if !holds {
-                    breaches.push(format!("{name}, {title}: {rule}"));
-                }
-            };
+            let place = format!("{name}, {title}");
+            let mut check = |holds: bool, rule: &str| breaches.check(&place, holds, rule);
             check(!title.is_empty() && text(panel, "description").ends_with('.'), "panel-title-description-rule");
             check(titles.insert((title, panel["type"].to_string())), "a title of its own");
             check(UNITS.contains(&text(&panel["fieldConfig"]["defaults"], "unit")), "panel-units-rule");
@@ -118,58 +131,55 @@ fn every_panel_has_a_description() {
             }
         }
     }
-    none(breaches);
+    breaches.assert_none();
 }
 
-/// The linter's rules about queries, and the catalogue's word on names and labels.
+/// The linter's rules about the selectors of a query: `target-job-rule`, `target-counter-agg-rule`,
+/// `target-rate-interval-rule`.
 #[test]
-fn every_query_uses_existing_metrics() {
-    let catalogue = catalogue();
-    let mut breaches = vec![];
-    for query in queries() {
-        let Query { place, expression, legend, instant } = &query;
-        let found = selectors(expression);
-        let mut check = |holds: bool, rule: &str| {
-            if !holds {
-                breaches.push(format!("{place}: {rule}: {expression}"));
-            }
-        };
+fn every_query_uses_existing_metrics_with_the_function_of_their_kind() {
+    let (catalogue, mut breaches) = (catalogue(), Breaches::default());
+    for Query { place, expression, instant, .. } in queries() {
+        let at = format!("{place}: {expression}");
+        let mut check = |holds: bool, rule: &str| breaches.check(&at, holds, rule);
+        let found = selectors(&expression);
         check(!found.is_empty(), "asks for something");
-        let mut labels: BTreeSet<&str> = SCRAPE_LABELS.into();
         for selector in &found {
             let metric = catalogue.get(family(&selector.metric));
-            check(
-                metric.is_some() || PROMETHEUS_METRICS.contains(&selector.metric.as_str()),
-                "metric of the catalogue",
-            );
-            labels.extend(metric.iter().flat_map(|metric| &metric.labels));
-            for (label, value) in [("job", "\"$job\""), ("cluster", "\"$cluster\""), ("node", "\"$node\"")] {
-                check(
-                    selector.matchers.contains(&format!("{label}=~{value}")),
-                    "target-job-rule, and the same of node",
-                );
+            let is_prometheus = PROMETHEUS_METRICS.contains(&selector.metric.as_str());
+            check(metric.is_some() || is_prometheus, "metric of the catalogue");
+            for label in ["job", "cluster", "node"] {
+                let selected = format!("{label}=~\"${label}\"");
+                check(selector.matchers.contains(&selected), "target-job-rule, and the same of node");
             }
-            let level = LEVELS.iter().any(|level| place.starts_with(level));
-            let counter = metric.is_some_and(|metric| metric.kind != "gauge");
-            check(
-                (counter && !level) == matches!(selector.function.as_str(), "rate" | "increase"),
-                "target-counter-agg-rule, and no rate of a gauge",
-            );
-            let range = selector.range.as_deref();
-            check(
-                match selector.function.as_str() {
-                    "rate" => range == Some(if *instant { FIXED } else { "$__rate_interval" }),
-                    "increase" => matches!(range, Some("$__rate_interval" | "$__range")),
-                    _ => range.is_none(),
-                },
-                "target-rate-interval-rule",
-            );
+            let is_level = LEVELS.iter().any(|level| place.starts_with(level));
+            let is_counter = metric.is_some_and(|metric| metric.kind != "gauge");
+            let (function, range) = (selector.function.as_str(), selector.range.as_deref());
+            let is_rate = matches!(function, "rate" | "increase");
+            check((is_counter && !is_level) == is_rate, "target-counter-agg-rule, and no rate of a gauge");
+            let fits = match function {
+                "rate" => range == Some(if instant { FIXED } else { "$__rate_interval" }),
+                "increase" => matches!(range, Some("$__rate_interval" | "$__range")),
+                _ => range.is_none(),
+            };
+            check(fits, "target-rate-interval-rule");
         }
-        for selector in &found {
-            for matcher in &selector.matchers {
-                let label = matcher.split(['=', '!']).next().unwrap();
-                check(labels.contains(label), "matches labels of the catalogue");
-            }
+    }
+    breaches.assert_none();
+}
+
+#[test]
+fn every_query_and_its_legend_name_labels_of_their_metrics() {
+    let (catalogue, mut breaches) = (catalogue(), Breaches::default());
+    for Query { place, expression, legend, .. } in queries() {
+        let at = format!("{place}: {expression}");
+        let mut check = |holds: bool, rule: &str| breaches.check(&at, holds, rule);
+        let found = selectors(&expression);
+        let metrics = found.iter().filter_map(|selector| catalogue.get(family(&selector.metric)));
+        let labels: BTreeSet<&str> = metrics.flat_map(|metric| &metric.labels).copied().chain(SCRAPE_LABELS).collect();
+        for matcher in found.iter().flat_map(|selector| &selector.matchers) {
+            let label = matcher.split(['=', '!']).next().unwrap();
+            check(labels.contains(label), "matches labels of the catalogue");
         }
         for label in legend.split("{{").skip(1).filter_map(|rest| rest.split("}}").next()) {
             check(labels.contains(label), "names labels of its metrics in the legend");
@@ -178,18 +188,17 @@ fn every_query_uses_existing_metrics() {
             check(sums.is_empty() || sums.iter().any(kept), "keeps the labels that its legend names");
         }
     }
-    none(breaches);
+    breaches.assert_none();
 }
 
 /// A dashboard names the others by their tag and hands over variables and time; a table's names lead to their own page.
 #[test]
 fn links_lead_to_dashboards_with_the_variables_that_they_set() {
     let dashboards = read();
-    let variables: BTreeMap<&str, BTreeSet<&str>> = dashboards
+    let variables_of: BTreeMap<&str, BTreeSet<&str>> = dashboards
         .values()
         .map(|dashboard| {
-            let names =
-                dashboard["templating"]["list"].as_array().unwrap().iter().map(|variable| text(variable, "name"));
+            let names = variables(dashboard).iter().map(|variable| text(variable, "name"));
             (text(dashboard, "uid"), names.collect())
         })
         .collect();
@@ -211,7 +220,7 @@ fn links_lead_to_dashboards_with_the_variables_that_they_set() {
                     // `var-pod=…` or `${job:queryparam}`.
                     let name =
                         part.trim_start_matches("var-").trim_start_matches("${").split(['=', ':']).next().unwrap();
-                    assert!(variables[uid].contains(name), "{}: {uid} has no variable {name}", panel["title"]);
+                    assert!(variables_of[uid].contains(name), "{}: {uid} has no variable {name}", panel["title"]);
                 }
                 reached.insert(uid.to_owned());
             }

@@ -445,62 +445,94 @@ fn near(one: f64, other: f64) -> bool {
     (one - other).abs() < 1e-6
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_place_shows_the_same_figures() {
-    let mut scene = Scene::new();
-    let snapshot = scene.run();
-    let uuid = |gpu: usize| scene.gpus[gpu].uuid.to_string();
-    let [train, shared, notebook, last] = [4, 5, 6, 7].map(uuid);
-    let [partitioned, free_slice, slice] =
-        [uuid(0), scene.gpus[0].mig_devices[0].uuid.to_string(), scene.gpus[0].mig_devices[1].uuid.to_string()];
-    let shown = shown(scene, snapshot).await;
-    check_situation(&shown);
-    for (pod, uuid) in [
-        ("train", &train),
-        ("borrower", &shared),
-        ("lender", &shared),
-        ("slice", &slice),
-        ("notebook", &notebook),
-        ("done", &last),
-        ("late", &last),
-    ] {
-        check_counters(&shown, pod, uuid);
+/// What every place shows of the scene, and the UUIDs that the rows of the tests name.
+struct Node {
+    shown: Shown,
+    /// Whole.
+    train: String,
+    notebook: String,
+    last: String,
+    /// Of four slots.
+    shared: String,
+    /// Of seven slices.
+    partitioned: String,
+    free_slice: String,
+    slice: String,
+}
+
+impl Node {
+    async fn run() -> Self {
+        let mut scene = Scene::new();
+        let snapshot = scene.run();
+        let uuid = |gpu: usize| scene.gpus[gpu].uuid.to_string();
+        let [train, shared, notebook, last] = [4, 5, 6, 7].map(uuid);
+        let [free_slice, slice] = [0, 1].map(|slice| scene.gpus[0].mig_devices[slice].uuid.to_string());
+        let partitioned = uuid(0);
+        let shown = shown(scene, snapshot).await;
+        check_situation(&shown);
+        Self { shown, train, notebook, last, shared, partitioned, free_slice, slice }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_place_shows_the_same_counters_of_a_holder() {
+    let node = Node::run().await;
+    for (pod, uuid) in [
+        ("train", &node.train),
+        ("borrower", &node.shared),
+        ("lender", &node.shared),
+        ("slice", &node.slice),
+        ("notebook", &node.notebook),
+        ("done", &node.last),
+        ("late", &node.last),
+    ] {
+        check_counters(&node.shown, pod, uuid);
+    }
+    let shown = &node.shown;
     assert!(shown.top.contains("1 ended over a minute ago"), "{}", shown.top);
     assert_eq!(shown.cell("late", "STATE"), Some("ended"), "{}", shown.top);
     let ratio = shown.usage("borrower")["utilization_ratio"].as_f64().unwrap();
     assert!(near(ratio, 0.9), "of the GPU, of which it holds a quarter: {ratio}");
+}
 
-    // Of a device, and of a holder that has it alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_place_shows_the_same_utilization_of_a_device_and_of_its_only_holder() {
+    let Node { shown, train, notebook, partitioned, slice, .. } = &Node::run().await;
     for (uuid, pod, busy, metric, label) in [
-        (&train, "train", 0.75, "podmeter_device_utilization_ratio", &train),
-        (&slice, "slice", SLICE_BUSY, "podmeter_mig_utilization_ratio", &partitioned),
-        (&notebook, "notebook", 0.0, "podmeter_device_utilization_ratio", &notebook),
+        (train, "train", 0.75, "podmeter_device_utilization_ratio", train),
+        (slice, "slice", SLICE_BUSY, "podmeter_mig_utilization_ratio", partitioned),
+        (notebook, "notebook", 0.0, "podmeter_device_utilization_ratio", notebook),
     ] {
-        check_busy_now(&shown, uuid, pod, busy, metric, label);
+        check_busy_now(shown, uuid, pod, busy, metric, label);
     }
-    let sum = shown.device(&partitioned)["busy_ratio"].as_f64().unwrap();
+    let sum = shown.device(partitioned)["busy_ratio"].as_f64().unwrap();
     assert!(near(sum, SLICE_BUSY / 7.0), "a partitioned GPU by slices: {sum}");
+}
 
-    // Free devices, slots and slices.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_place_shows_the_same_free_devices_slots_and_slices() {
+    let Node { shown, train, notebook, last, shared, partitioned, free_slice, slice } = &Node::run().await;
     for (uuid, state, text, holders) in [
-        (&train, "held", "healthy", &["team/train/main"][..]),
-        (&last, "free", "healthy free +not_allocated", &["team/late/main"]),
-        (&free_slice, "free", "healthy free", &[]),
-        (&slice, "held", "healthy", &["team/slice/main"]),
-        (&partitioned, "partitioned", "healthy free:6/7", &[]),
-        (&shared, "held", "healthy free:2/4", &["team/borrower/main", "team/lender/main"]),
-        (&notebook, "held", "healthy", &["team/notebook/main"]),
+        (train, "held", "healthy", &["team/train/main"][..]),
+        (last, "free", "healthy free +not_allocated", &["team/late/main"]),
+        (free_slice, "free", "healthy free", &[]),
+        (slice, "held", "healthy", &["team/slice/main"]),
+        (partitioned, "partitioned", "healthy free:6/7", &[]),
+        (shared, "held", "healthy free:2/4", &["team/borrower/main", "team/lender/main"]),
+        (notebook, "held", "healthy", &["team/notebook/main"]),
     ] {
         assert_eq!(shown.device(uuid)["state"], state);
         assert_eq!((shown.cell(uuid, "STATE"), &*shown.holders(uuid)), (Some(text), holders), "{}", shown.top);
     }
-    assert_eq!((&shown.device(&shared)["slots"], &shown.device(&shared)["free_slots"]), (&4.into(), &2.into()));
+    assert_eq!((&shown.device(shared)["slots"], &shown.device(shared)["free_slots"]), (&4.into(), &2.into()));
     for (resource, free, of) in [(WHOLE, 1, 3), (SHARED, 2, 4), (SLICE, 6, 7)] {
-        check_free(&shown, resource, free, of);
+        check_free(shown, resource, free, of);
     }
+}
 
-    // Only the pod that has been foreign for half a minute.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_uses_a_gpu_without_holding_it_is_shown_after_half_a_minute() {
+    let Node { shown, .. } = Node::run().await;
     let uses: Vec<&Value> = shown.json["unallocated_uses"].as_array().unwrap().iter().collect();
     assert!(uses.len() == 1 && uses[0]["pod"]["pod"] == "guest", "{uses:?}");
     assert_eq!(shown.metrics.count("podmeter_container_unallocated_use", &[]), 1);
