@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use podmeter::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use podmeter::node::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest};
@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 
 use crate::support::agent::{self, Answer, Page, Running, binary, post};
 use crate::support::fake_nvml::FakeNvml;
+use crate::support::hardware::add_pci_device;
 use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, Node, Options, PodSpec, connect, node};
+pub use crate::support::polling::until_true as until;
 use crate::support::sick_node::eight_gpus;
 
 pub const GPU: &str = "nvidia.com/gpu";
@@ -19,8 +21,6 @@ pub const TRAINER: &[&str] = &["namespace=\"team\"", "pod=\"trainer\"", "contain
 /// The condition file.
 pub const CONDITION: &str = "health.json";
 pub const CONFIG: &str = "health: {holdDown: 300ms, stuckLimit: 3s}\n";
-/// Long enough for the first start on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Additional open files that a recovered process may have: connections of scrapes that have just ended.
 const FILES: f64 = 12.0;
 
@@ -57,14 +57,6 @@ pub fn unix_now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
 }
 
-pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 impl Rig {
     /// Starts podmeter, waits until it is registered, and adds pod `team/trainer` with one GPU.
     pub async fn start(setup: Setup) -> Self {
@@ -98,20 +90,13 @@ impl Rig {
     }
 
     fn arguments(&self) -> Vec<String> {
-        let inside = |name: &str| self.path(name).to_str().unwrap().to_owned();
-        let arguments = [
-            ("--listen", "127.0.0.1:0".to_owned()),
-            ("--kubelet-root", inside("")),
-            ("--config", inside("podmeter.yaml")),
-            ("--web-config", inside("web-config.yaml")),
-            ("--admin-socket", inside("admin.sock")),
-            ("--state-dir", inside("state")),
-            ("--condition-file", inside(CONDITION)),
-            ("--sample-interval", "100ms".to_owned()),
-            ("--refresh-interval", "1s".to_owned()),
-        ];
-        let arguments = arguments.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
-        ["agent".to_owned()].into_iter().chain(arguments).chain(self.setup.arguments.iter().cloned()).collect()
+        let root = self.kubelet.root.path().to_str().unwrap();
+        let arguments = format!(
+            "agent --listen 127.0.0.1:0 --kubelet-root {root} --config {root}/podmeter.yaml \
+             --web-config {root}/web-config.yaml --admin-socket {root}/admin.sock --state-dir {root}/state \
+             --condition-file {root}/{CONDITION} --sample-interval 100ms --refresh-interval 1s"
+        );
+        arguments.split(' ').map(str::to_owned).chain(self.setup.arguments.iter().cloned()).collect()
     }
 
     /// Starts podmeter; it must not be running.
@@ -142,13 +127,6 @@ impl Rig {
     /// Waits for the end after a signal and returns the exit code.
     pub fn ended(&mut self) -> Option<i32> {
         let code = self.running().wait().code();
-        // Another thread reads the last lines.
-        let log = || self.running.as_ref().unwrap().log();
-        let mut length = log().len();
-        until("the end of the log", || {
-            std::thread::sleep(Duration::from_millis(50));
-            std::mem::replace(&mut length, log().len()) == length
-        });
         self.forget();
         code
     }
@@ -226,11 +204,8 @@ impl Rig {
 
     /// Binds a GPU on the PCI bus to a kernel driver.
     pub fn bind(&self, gpu: usize, driver: &str) {
-        let device = self.path(&format!("sys/bus/pci/devices/0000:{:02x}:00.0", 0x10 + gpu));
-        std::fs::create_dir_all(&device).unwrap();
-        for (name, text) in [("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x2330"), ("numa_node", "-1")] {
-            std::fs::write(device.join(name), text).unwrap();
-        }
+        let bus_id = format!("0000:{:02x}:00.0", 0x10 + gpu);
+        let device = add_pci_device(&self.path("sys"), &bus_id, &[("device", "0x2330"), ("numa_node", "-1")]);
         let link = device.join("driver");
         let _ = std::fs::remove_file(&link);
         std::os::unix::fs::symlink(format!("../../../../bus/pci/drivers/{driver}"), link).unwrap();

@@ -1,7 +1,8 @@
 //! `podmeter mark`, `unmark`, `release` and `resume` against a running agent.
 
 use crate::support::agent::{self, ended};
-use crate::support::demo::{Demo, until};
+use crate::support::demo::Demo;
+use crate::support::polling::{until, until_true};
 use serde_json::Value;
 
 fn command(arguments: &[&str], demo: &Demo) -> (i32, String) {
@@ -40,7 +41,7 @@ fn a_device_is_marked_and_unmarked() {
     assert!(marked[0].contains("in repair"), "{marked:?}");
     let (code, text) = command(&["unmark", "3"], &demo);
     assert!(code == 0 && text.contains(&uuid(&demo)), "{text}");
-    until("the end of the mark", || causes(&demo).is_empty().then_some(()));
+    until_true("the end of the mark", || causes(&demo).is_empty());
 
     let (code, text) = command(&["mark", "99", "--reason", "x"], &demo);
     assert!(code == 1 && text.starts_with("podmeter: the agent refused: no device 99"), "{text}");

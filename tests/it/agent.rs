@@ -2,13 +2,14 @@
 //! `dlopen`, pages over HTTP.
 
 use crate::support::agent;
-use crate::support::kubelet;
 use std::cell::RefCell;
-use std::path::Path;
+use std::path::PathBuf;
 
-use crate::support::agent::{Page, Running, agent, ended};
+use crate::support::agent::{Page, Running, agent, ended, get_over};
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::kubelet::{ListedDevice, Node, Options, holding_pod, node};
+use crate::support::plugin_harness::{counts, sockets};
+use crate::support::polling::until_true;
 use crate::support::sick_node::{eight_gpus, on_gpu};
 use crate::support::test_data::uuid;
 use serde_json::{Value, json};
@@ -105,10 +106,14 @@ async fn a_slot_is_its_part_of_the_slots_offered_now_though_there_were_more_befo
 #[tokio::test(flavor = "multi_thread")]
 async fn a_scrape_calls_neither_the_driver_nor_the_kubelet() {
     let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
-    // An hour between samples: what the driver sees from now on would come from scrapes.
+    // A minute between samples: what the driver sees from now on would come from scrapes.
     let running = agent(node.root.path(), &["--sample-interval", "1m", "--refresh-interval", "10m"], &driver.env());
     let settled = |page: &Page| page.value("podmeter_refresh_triggers_total", &["trigger=\"timer\""]) == Some(1.0);
-    running.until("a settled kubelet", settled);
+    let succeeds =
+        |page: &Page, tier| page.value("podmeter_collector_success", &[&format!("collector=\"{tier}\"")]) == Some(1.0);
+    running.until("a settled kubelet, and readings of every tier", |page| {
+        settled(page) && ["fast", "medium", "slow"].iter().all(|tier| succeeds(page, tier))
+    });
     // The wait for events and the check of the layout repeat at their own intervals.
     let calls_of_readings = || {
         let own = ["EventSetWait_v2", "SystemGetDriverVersion", "GetCount_v2", "HandleByIndex_v2", "UUID", "MigMode"];
@@ -211,19 +216,10 @@ async fn a_driver_that_fails_half_of_its_calls_costs_those_values() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_too_old_for_most_calls_still_gives_what_it_has() {
     let mut state = eight_gpus();
-    state["function_not_found"] = json!([
-        "nvmlDeviceGetSamples",
-        "nvmlDeviceGetTotalEnergyConsumption",
-        "nvmlDeviceGetMemoryInfo_v2",
-        "nvmlGpmQueryDeviceSupport",
-        "nvmlDeviceGetNumaNodeId",
-        "nvmlDeviceGetFieldValues",
-        "nvmlDeviceGetMarginTemperature",
-        "nvmlDeviceGetGpuFabricInfoV",
-        "nvmlDeviceGetGpuFabricInfo",
-        "nvmlDeviceGetMigMode",
-        "nvmlDeviceGetRemappedRows",
-    ]);
+    let missing = "DeviceGetSamples DeviceGetTotalEnergyConsumption DeviceGetMemoryInfo_v2 GpmQueryDeviceSupport \
+                   DeviceGetNumaNodeId DeviceGetFieldValues DeviceGetMarginTemperature DeviceGetGpuFabricInfoV \
+                   DeviceGetGpuFabricInfo DeviceGetMigMode DeviceGetRemappedRows";
+    state["function_not_found"] = missing.split(' ').map(|call| format!("nvml{call}")).collect();
     let (node, driver) = (one_holder().await, FakeNvml::start(state));
     let running = with_driver(&node, &driver);
     running.until("each GPU's utilization, and its energy integrated from power", |page| {
@@ -251,32 +247,10 @@ async fn hostile_names_are_escaped_on_every_page() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_permission_the_page_names_the_required_user() {
     let node = one_holder().await;
-    // Root may access everything: run as an unprivileged user.
-    #[allow(clippy::disallowed_methods, reason = "a test asks who it is")]
-    let root = std::process::Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
     node.refuse_permission(true).unwrap();
-    let traversable = |path: &Path| {
-        use std::os::unix::fs::PermissionsExt;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    };
-    traversable(node.root.path());
-    let kubelet_root = node.root.path().to_str().unwrap();
-    let arguments = [
-        "agent",
-        "--listen",
-        "127.0.0.1:0",
-        "--admin-socket",
-        "none",
-        "--hardware",
-        "none",
-        "--kubelet-root",
-        kubelet_root,
-    ];
-    // An unprivileged user may lack access to the binary.
-    let binary = node.root.path().join("podmeter");
-    std::fs::copy(agent::binary(), &binary).unwrap();
-    traversable(&binary);
-    let running = Running::start_binary(&binary, &arguments, &[], root.then_some(65534));
+    let root = node.root.path().to_str().unwrap();
+    let arguments = format!("agent --listen 127.0.0.1:0 --admin-socket none --hardware none --kubelet-root {root}");
+    let running = Running::start_unprivileged(node.root.path(), &arguments.split(' ').collect::<Vec<_>>());
     running.until("the failure counted", |page| {
         page.value("podmeter_podresources_errors_total", &["method=\"List\"", "code=\"permission_denied\""])
             .is_some_and(|errors| errors >= 1.0)
@@ -353,46 +327,35 @@ async fn an_admin_socket_in_use_is_served_when_the_other_agent_has_ended() {
         let named = ["--listen", "127.0.0.1:0", "--admin-socket", path, "--node-name", name];
         Running::start(&[&arguments[..], &named].concat(), &[], None)
     };
-    let answers = async |name: &str| {
-        let target = podmeter::commands::client::AgentTarget::Socket(socket.clone());
-        for _ in 0..200 {
-            let answer = podmeter::commands::client::get(&target, "/api/v1/node").await;
-            if answer.is_ok_and(|body| String::from_utf8_lossy(&body).contains(name)) {
-                return true;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
-        false
+    let until_served_by = |name: &str| {
+        until_true(&format!("answers of {name}"), || {
+            get_over(&socket, "/api/v1/node").is_ok_and(|answer| answer.body.contains(name))
+        });
     };
     let mut first = start("node-of-the-first");
-    assert!(answers("node-of-the-first").await);
+    until_served_by("node-of-the-first");
     let mut second = start("node-of-the-second");
-    assert!(answers("node-of-the-first").await, "a live socket is not replaced");
+    let waits = "another process listens on the admin socket";
+    second.until_logged(waits);
+    let answer = get_over(&socket, "/api/v1/node").unwrap();
+    assert!(answer.body.contains("node-of-the-first"), "a live socket is not replaced");
     first.signal("TERM");
     assert_eq!(first.wait().code(), Some(0));
-    assert!(answers("node-of-the-second").await, "{}", second.log());
-    let log = second.log();
-    assert_eq!(log.matches("another process listens on the admin socket").count(), 1, "{log}");
-    let third = start("node-of-the-third");
+    until_served_by("node-of-the-second");
+    assert_eq!(second.log().matches(waits).count(), 1, "{}", second.log());
+    let _third = start("node-of-the-third");
     second.kill();
-    assert!(answers("node-of-the-third").await, "{}", third.log());
+    until_served_by("node-of-the-third");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_ends_it_cleanly_and_takes_its_sockets_along() {
     let node = one_holder().await;
     let socket = node.root.path().join("admin.sock");
-    let arguments = [
-        "agent",
-        "--listen",
-        "127.0.0.1:0",
-        "--hardware",
-        "simulated",
-        "--kubelet-root",
-        node.root.path().to_str().unwrap(),
-        "--admin-socket",
-        socket.to_str().unwrap(),
-    ];
+    let (root, path) = (node.root.path().to_str().unwrap(), socket.to_str().unwrap());
+    let arguments =
+        format!("agent --listen 127.0.0.1:0 --hardware simulated --kubelet-root {root} --admin-socket {path}");
+    let arguments: Vec<&str> = arguments.split(' ').collect();
     for signal in ["TERM", "INT"] {
         let mut running = Running::start(&arguments, &[], None);
         running.until("data", |page| page.count("podmeter_device_power_watts", &[]) == 8);
@@ -408,9 +371,7 @@ async fn a_driver_call_that_hangs_does_not_hold_up_the_end() {
     let node = node(Options::default()).await;
     let driver = FakeNvml::start(json!({"gpus": [{}, {}], "hang": ["*"]}));
     let mut running = with_driver(&node, &driver);
-    while driver.calls().is_empty() {
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
+    until_true("a call", || !driver.calls().is_empty());
     running.signal("TERM");
     assert_eq!(running.wait().code(), Some(0), "{}", running.log());
 }
@@ -419,20 +380,15 @@ async fn a_driver_call_that_hangs_does_not_hold_up_the_end() {
 async fn it_ends_beside_an_unfinished_request_and_withdraws_its_devices() {
     let (node, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
     let mut running = with_driver(&node, &driver);
-    let has_devices = |status: &std::collections::BTreeMap<String, kubelet::DeviceCount>| {
-        status.get("nvidia.com/gpu").is_some_and(|gpu| gpu.allocatable == 8)
-    };
-    assert!(node.node_status_becomes(has_devices).await, "{}", running.log());
+    counts(&node, "nvidia.com/gpu", 8, 8).await;
     let mut stream = std::net::TcpStream::connect(&running.address).unwrap();
     std::io::Write::write_all(&mut stream, b"GET /metrics HTT").unwrap();
     running.signal("TERM");
     // The listener is closed first.
-    while std::net::TcpStream::connect(&running.address).is_ok() {
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
+    until_true("a closed listener", || std::net::TcpStream::connect(&running.address).is_err());
     drop(stream);
     assert_eq!(running.wait().code(), Some(0), "{}", running.log());
-    assert!(node.node_status_becomes(|status| status["nvidia.com/gpu"].allocatable == 0).await);
+    counts(&node, "nvidia.com/gpu", 8, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -443,9 +399,7 @@ async fn a_reader_that_never_finishes_does_not_hold_up_the_end() {
     let mut stream = std::net::TcpStream::connect(&running.address).unwrap();
     std::io::Write::write_all(&mut stream, b"GET /metrics HTT").unwrap();
     running.signal("TERM");
-    while !running.log().contains(" ending") {
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-    }
+    running.until_logged(" ending");
     running.signal("TERM");
     assert_eq!(running.wait().code(), Some(0), "{}", running.log());
     assert!(!running.log().contains("ERROR"), "while it waited for the reader: {}", running.log());
@@ -473,29 +427,38 @@ fn the_catalogue_is_printed_from_the_code() {
     assert!(serde_json::from_str::<Value>(&json).is_ok());
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_plugin_offers_what_the_driver_lists_and_leaves_no_socket() {
-    let (node, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
+/// A GPU that recovers is offered again after a moment.
+fn with_short_hold_down(node: &Node, driver: &FakeNvml) -> Running {
     let config = node.root.path().join("podmeter.yaml");
     std::fs::write(&config, "health:\n  holdDown: 300ms\n").unwrap();
     let arguments = ["--sample-interval", "100ms", "--config", config.to_str().unwrap()];
-    let mut running = agent(node.root.path(), &arguments, &driver.env());
-    let offered = async |healthy: usize| {
-        let is = |status: &std::collections::BTreeMap<String, kubelet::DeviceCount>| {
-            status.get("nvidia.com/gpu").is_some_and(|gpu| (gpu.capacity, gpu.allocatable) == (8, healthy))
-        };
-        assert!(node.node_status_becomes(is).await, "{healthy} of 8, not {:?}", node.node_status());
-    };
-    offered(8).await;
+    agent(node.root.path(), &arguments, &driver.env())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_plugin_offers_what_the_driver_lists_and_leaves_no_socket() {
+    let (node, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
+    let mut running = with_driver(&node, &driver);
+    counts(&node, "nvidia.com/gpu", 8, 8).await;
     running.until("the same on the page", |page| {
         page.value("podmeter_plugin_registered", &[]) == Some(1.0)
             && page.value("podmeter_plugin_devices", &["health=\"healthy\""]) == Some(8.0)
             && page.value("podmeter_resource_devices", &["state=\"allocatable\""]) == Some(8.0)
     });
     assert_eq!(running.get("/-/ready").status, 200);
+    running.signal("TERM");
+    assert_eq!(running.wait().code(), Some(0));
+    let left = sockets(&node.device_plugin_directory());
+    assert!(left.is_empty(), "{left:?}");
+}
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_gpu_is_unhealthy_everywhere_until_it_returns() {
+    let (node, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
+    let running = with_short_hold_down(&node, &driver);
+    counts(&node, "nvidia.com/gpu", 8, 8).await;
     driver.update(|state| state["gpus"][3]["lost"] = json!(true));
-    offered(7).await;
+    counts(&node, "nvidia.com/gpu", 8, 7).await;
     let (lost, reason) = (on_gpu(3), "reason=\"lost\"");
     let page = running.until("what is wrong on the page", |page| {
         page.value("podmeter_plugin_devices", &["health=\"unhealthy\""]) == Some(1.0)
@@ -507,66 +470,66 @@ async fn the_plugin_offers_what_the_driver_lists_and_leaves_no_socket() {
     let snapshot: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
     assert_eq!(snapshot["health"]["gpus"][uuid(3)]["whole"]["causes"][0]["reason"], "lost");
     assert!(running.get("/").body.contains("unhealthy"));
-    driver.update(|state| state["gpus"][3]["lost"] = json!(false));
-    offered(8).await;
-    let turned = |page: &Page, to| page.value("podmeter_plugin_health_transitions_total", &[reason, to]);
-    running.until("both turns counted", |page| {
-        turned(page, "to=\"unhealthy\"") == Some(1.0) && turned(page, "to=\"healthy\"") == Some(1.0)
-    });
-    assert_eq!(running.metrics().value("podmeter_device_healthy", &[&lost]), Some(1.0));
 
-    running.signal("TERM");
-    assert_eq!(running.wait().code(), Some(0));
-    let left: Vec<_> = std::fs::read_dir(node.device_plugin_directory())
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name())
-        .filter(|name| name.to_string_lossy().starts_with("podmeter-"))
-        .collect();
-    assert!(left.is_empty(), "{left:?}");
+    driver.update(|state| state["gpus"][3]["lost"] = json!(false));
+    counts(&node, "nvidia.com/gpu", 8, 8).await;
+    let transitions = |page: &Page, to| page.value("podmeter_plugin_health_transitions_total", &[reason, to]);
+    let page = running.until("both transitions counted", |page| {
+        transitions(page, "to=\"unhealthy\"") == Some(1.0) && transitions(page, "to=\"healthy\"") == Some(1.0)
+    });
+    assert_eq!(page.value("podmeter_device_healthy", &[&lost]), Some(1.0));
+}
+
+/// The agent's configuration file: simulated resources with so many devices.
+fn write_resources(node: &Node, resources: &[(&str, u32)]) -> PathBuf {
+    let file = node.root.path().join("podmeter.yaml");
+    let entry = |(name, devices): &(&str, u32)| format!("{{kind: simulated, name: {name}, devices: {devices}}}");
+    let resources: Vec<String> = resources.iter().map(entry).collect();
+    std::fs::write(&file, format!("devicePlugin: {{resources: [{}]}}\n", resources.join(", "))).unwrap();
+    file
+}
+
+fn registrations(page: &Page, resource: &str) -> Option<f64> {
+    page.value("podmeter_plugin_registrations_total", &[&format!("resource=\"{resource}\"")])
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reload_changes_what_the_plugin_offers_and_a_bad_file_does_not() {
+async fn a_reload_changes_what_the_plugin_offers() {
     let node = node(Options::default()).await;
-    let file = node.root.path().join("podmeter.yaml");
-    let write = |resources: &[(&str, u32)]| {
-        let entry = |(name, devices): &(&str, u32)| format!("{{kind: simulated, name: {name}, devices: {devices}}}");
-        let resources: Vec<String> = resources.iter().map(entry).collect();
-        std::fs::write(&file, format!("devicePlugin: {{resources: [{}]}}\n", resources.join(", "))).unwrap();
-    };
-    let offered = async |resource: &str, capacity: usize, allocatable: usize| {
-        let expected = kubelet::DeviceCount { capacity, allocatable };
-        let becomes = node.node_status_becomes(|status| status.get(resource) == Some(&expected)).await;
-        assert!(becomes, "{resource}: {expected:?}, not {:?}", node.node_status());
-    };
     let (kept, changed, gone, new) = ("example.com/kept", "example.com/changed", "example.com/gone", "example.com/new");
-    write(&[(kept, 1), (changed, 1), (gone, 1)]);
-    let config = file.to_str().unwrap();
-    let running = agent(node.root.path(), &["--hardware", "none", "--config", config], &[]);
+    let config = write_resources(&node, &[(kept, 1), (changed, 1), (gone, 1)]);
+    let running = agent(node.root.path(), &["--hardware", "none", "--config", config.to_str().unwrap()], &[]);
     for resource in [kept, changed, gone] {
-        offered(resource, 1, 1).await;
+        counts(&node, resource, 1, 1).await;
     }
-    write(&[(kept, 1), (changed, 2), (new, 3)]);
+    write_resources(&node, &[(kept, 1), (changed, 2), (new, 3)]);
     running.signal("HUP");
     for (resource, capacity, allocatable) in [(changed, 2, 2), (gone, 1, 0), (new, 3, 3), (kept, 1, 1)] {
-        offered(resource, capacity, allocatable).await;
+        counts(&node, resource, capacity, allocatable).await;
     }
-    let registrations = |page: &Page, resource: &str| {
-        page.value("podmeter_plugin_registrations_total", &[&format!("resource=\"{resource}\"")])
-    };
-    let counted = [(kept, Some(1.0)), (changed, Some(2.0)), (gone, Some(1.0)), (new, Some(1.0))];
     running.until("the registrations", |page| {
-        counted.iter().all(|(resource, expected)| registrations(page, resource) == *expected)
+        [(kept, 1.0), (changed, 2.0), (gone, 1.0), (new, 1.0)]
+            .iter()
+            .all(|(resource, expected)| registrations(page, resource) == Some(*expected))
     });
     assert_eq!(running.get("/-/ready").status, 200);
+    assert_eq!(node.dropped_devices(), []);
+}
 
-    std::fs::write(&file, "devicePlugin: {resources: [{kind: simulated, name: nonsense, devices: 1}]}\n").unwrap();
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bad_file_is_reported_at_a_reload_and_changes_no_offer() {
+    let node = node(Options::default()).await;
+    let config = write_resources(&node, &[("example.com/toy", 3)]);
+    let running = agent(node.root.path(), &["--hardware", "none", "--config", config.to_str().unwrap()], &[]);
+    counts(&node, "example.com/toy", 3, 3).await;
+    running.until("the registration", |page| registrations(page, "example.com/toy") == Some(1.0));
+    write_resources(&node, &[("nonsense", 1)]);
     running.signal("HUP");
-    let page =
-        running.until("the outcome", |page| page.value("podmeter_config_last_reload_successful", &[]) == Some(0.0));
-    assert!(running.log().contains("nonsense"), "{}", running.log());
-    assert!(counted.iter().all(|(resource, expected)| registrations(&page, resource) == *expected));
-    offered(new, 3, 3).await;
+    let failed = |page: &Page| page.value("podmeter_config_last_reload_successful", &[]) == Some(0.0);
+    let page = running.until("the outcome", failed);
+    running.until_logged("nonsense");
+    assert_eq!(registrations(&page, "example.com/toy"), Some(1.0));
+    counts(&node, "example.com/toy", 3, 3).await;
     assert_eq!(node.dropped_devices(), []);
 }
 

@@ -8,7 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use crate::support::agent;
-use crate::support::demo::{Demo, until};
+use crate::support::demo::Demo;
+use crate::support::polling::{until, until_true};
 
 const RECIPE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/node-problem-detector");
 
@@ -63,7 +64,7 @@ fn a_marked_device_is_named_with_its_pods_and_nothing_is_healthy_without_evidenc
     assert!(device["pods"].as_array().unwrap().contains(&pod.as_str().into()), "{device}");
 
     assert_eq!(agent::post(&demo.admin_socket(), "/unmark", &json!({"device": gpu}).to_string()).status, 200);
-    until("a healthy node again", || (health(&npd).0 == 0).then_some(()));
+    until_true("a healthy node again", || health(&npd).0 == 0);
     assert_eq!(agent::post(&demo.admin_socket(), "/release", r#"{"for": "1m"}"#).status, 200);
     let (_, line) = until("an unknown node", || Some(health(&npd)).filter(|(code, _)| *code == 2));
     assert!(line.contains("released"), "{line}");
@@ -73,56 +74,89 @@ fn a_marked_device_is_named_with_its_pods_and_nothing_is_healthy_without_evidenc
     assert!(line.contains("cannot be reached"), "{line}");
 }
 
-#[test]
-fn the_agent_writes_the_file_and_both_checks_read_it_alike() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("health.json");
-    let file = file.to_str().unwrap();
-    let arguments = ["--hardware=simulated", "--condition-file", file];
-    let mut running = agent::agent(directory.path(), &arguments, &[]);
-    until("a healthy node", || (health(&["--file", file]).0 == 0).then_some(()));
-    assert_eq!(plugin(file), (0, "8 GPUs are healthy\n".to_owned()));
-    assert_eq!(health(&["-o", "npd", "--file", file]), plugin(file));
-    running.kill();
+/// The path of a file that an agent has written, and its text.
+fn written_by_an_agent(directory: &Path) -> (String, String) {
+    let file = directory.join("health.json").to_str().unwrap().to_owned();
+    let running = agent::agent(directory, &["--hardware=simulated", "--condition-file", &file], &[]);
+    until_true("a healthy node", || health(&["--file", &file]).0 == 0);
+    drop(running);
+    let text = std::fs::read_to_string(&file).unwrap();
+    (file, text)
+}
 
-    let written = std::fs::read_to_string(file).unwrap();
-    let field = |name: &str| serde_json::from_str::<Value>(&written).unwrap()[name].as_u64().unwrap();
-    let (at, until) = (field("written"), field("until"));
-    assert_eq!(until - at, 60, "an old file is no healthy node");
-    // Line by line as the agent writes it.
-    let of = |status: &str, begin: u64| {
-        written
-            .replace("\"status\": \"healthy\"", &format!("\"status\": \"{status}\""))
-            .replace(&format!("\"written\": {at}"), &format!("\"written\": {begin}"))
-            .replace(&format!("\"until\": {until}"), &format!("\"until\": {}", begin + 60))
-            .replace("8 GPUs are healthy", "GPU 3 (GPU-1): xid since 2026-01-01T00:00:00Z; pods a/b, a/c")
-    };
-    for (text, code, part) in [
-        (of("healthy", now()), 0, "GPU 3"),
-        (of("unhealthy", now()), 1, "pods a/b"),
-        (of("unknown", now()), 2, "GPU 3"),
-        (of("healthy", now() - 70), 2, "was last written 7"),
-        (of("unhealthy", now() - 3600), 2, "does not run, or cannot write it"),
-        (of("healthy", now() + 600), 2, "the clock was set back"),
-        (of("fine", now()), 2, "not a condition of podmeter's"),
-        (of("healthy", now()).replace("/v1", "/v2"), 2, "not a condition of podmeter's"),
-        (of("healthy", now()).split_inclusive('\n').take(5).collect(), 2, "not a condition of podmeter's"),
-        (of("healthy", now()).split_inclusive('\n').take(7).collect(), 2, "not a condition of podmeter's"),
-        (of("healthy", now()).repeat(2), 2, "not a condition of podmeter's"),
-        (String::new(), 2, "not a condition of podmeter's"),
-        ("{}".to_owned(), 2, "not a condition of podmeter's"),
-    ] {
-        std::fs::write(file, &text).unwrap();
-        for (code_of_check, line) in [plugin(file), health(&["-o", "npd", "--file", file])] {
-            assert_eq!(code_of_check, code, "{text}: {line}");
-            assert!(line.contains(part) && line.lines().count() == 1, "{text}: {line}");
-        }
+/// The file with another status and age, line by line as the agent writes it.
+fn with_status(written: &str, status: &str, age_seconds: i64) -> String {
+    let field = |name: &str| serde_json::from_str::<Value>(written).unwrap()[name].as_u64().unwrap();
+    let begin = now().checked_add_signed(-age_seconds).unwrap();
+    written
+        .replace("\"status\": \"healthy\"", &format!("\"status\": \"{status}\""))
+        .replace(&format!("\"written\": {}", field("written")), &format!("\"written\": {begin}"))
+        .replace(&format!("\"until\": {}", field("until")), &format!("\"until\": {}", begin + 60))
+        .replace("8 GPUs are healthy", "GPU 3 (GPU-1): xid since 2026-01-01T00:00:00Z; pods a/b, a/c")
+}
+
+/// Both checks must give this code, and one line with this part.
+fn both_checks_say(file: &str, text: &str, code: i32, part: &str) {
+    std::fs::write(file, text).unwrap();
+    for (code_of_check, line) in [plugin(file), health(&["-o", "npd", "--file", file])] {
+        assert_eq!(code_of_check, code, "{text}: {line}");
+        assert!(line.contains(part) && line.lines().count() == 1, "{text}: {line}");
     }
-    std::fs::remove_file(file).unwrap();
-    assert_eq!((plugin(file).0, health(&["--file", file]).0), (2, 2));
+}
+
+#[test]
+fn the_agent_writes_a_file_that_is_evidence_for_a_minute() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, written) = written_by_an_agent(directory.path());
+    let condition: Value = serde_json::from_str(&written).unwrap();
+    assert_eq!(condition["until"].as_u64().unwrap() - condition["written"].as_u64().unwrap(), 60);
+    both_checks_say(&file, &written, 0, "8 GPUs are healthy\n");
+}
+
+#[test]
+fn both_checks_judge_a_file_by_its_status_and_age() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, written) = written_by_an_agent(directory.path());
+    for (status, age_seconds, code, part) in [
+        ("healthy", 0, 0, "GPU 3"),
+        ("unhealthy", 0, 1, "pods a/b"),
+        ("unknown", 0, 2, "GPU 3"),
+        ("healthy", 70, 2, "was last written 7"),
+        ("unhealthy", 3600, 2, "does not run, or cannot write it"),
+        ("healthy", -600, 2, "the clock was set back"),
+        ("fine", 0, 2, "not a condition of podmeter's"),
+    ] {
+        both_checks_say(&file, &with_status(&written, status, age_seconds), code, part);
+    }
+}
+
+#[test]
+fn a_file_that_is_damaged_or_missing_is_no_evidence() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, written) = written_by_an_agent(directory.path());
+    let healthy = || with_status(&written, "healthy", 0);
+    for text in [
+        healthy().replace("/v1", "/v2"),
+        healthy().split_inclusive('\n').take(5).collect(),
+        healthy().split_inclusive('\n').take(7).collect(),
+        healthy().repeat(2),
+        String::new(),
+        "{}".to_owned(),
+    ] {
+        both_checks_say(&file, &text, 2, "not a condition of podmeter's");
+    }
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!((plugin(&file).0, health(&["--file", &file]).0), (2, 2));
+}
+
+#[test]
+fn a_failed_write_is_no_fault_of_a_device() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, written) = written_by_an_agent(directory.path());
+    std::fs::write(&file, with_status(&written, "unhealthy", 0)).unwrap();
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-    let status = Command::new(agent::binary()).args(["health", "--file", file]).stdout(full).status().unwrap();
-    assert_eq!(status.code(), Some(2), "a failed write is no fault of a device");
+    let status = Command::new(agent::binary()).args(["health", "--file", &file]).stdout(full).status().unwrap();
+    assert_eq!(status.code(), Some(2));
 }
 
 /// By the rules of node-problem-detector's validation (pkg/custompluginmonitor/types/config.go), and by its cut of the

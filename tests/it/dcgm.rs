@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::support::agent::Running;
+use crate::support::polling::until_true;
 use podmeter::domain::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, Observation, OwnedProcess};
 use podmeter::domain::model::{
     ContainerRef, DeviceReadings, DeviceTotals, Fast, GpmRatios, Gpu, GpuUuid, HardwareSource, HardwareState, Holding,
@@ -223,15 +224,8 @@ fn selects(page: &str, (name, labels): &Selector) -> bool {
 
 fn readers_find_their_data(profile: &str, readers: &[&[Selector]]) {
     let running = Running::start(&["demo", "--listen", "127.0.0.1:0", "--profile", profile], &[], None);
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        let page = running.get("/metrics/dcgm").body;
-        let missing: Vec<_> = readers.iter().copied().flatten().filter(|selector| !selects(&page, selector)).collect();
-        if missing.is_empty() {
-            return;
-        }
-        assert!(Instant::now() < deadline, "nothing for {missing:?} on\n{page}");
-        std::thread::sleep(Duration::from_millis(200));
+    for selector in readers.iter().copied().flatten() {
+        until_true(&format!("{selector:?}"), || selects(&running.get("/metrics/dcgm").body, selector));
     }
 }
 

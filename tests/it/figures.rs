@@ -445,16 +445,13 @@ fn near(one: f64, other: f64) -> bool {
     (one - other).abs() < 1e-6
 }
 
-/// What every place shows of the scene, and the UUIDs that the rows of the tests name.
+/// What every place shows of the scene, and UUIDs: `shared` has four slots, `partitioned` seven slices.
 struct Node {
     shown: Shown,
-    /// Whole.
     train: String,
     notebook: String,
     last: String,
-    /// Of four slots.
     shared: String,
-    /// Of seven slices.
     partitioned: String,
     free_slice: String,
     slice: String,

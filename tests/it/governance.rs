@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::support::agent;
-use crate::support::demo::{self, Demo};
+use crate::support::demo::Demo;
+use crate::support::polling::until;
 
 fn record(arguments: &[&str]) -> String {
     let (code, output) = agent::ended(&[&["record"], arguments].concat());
@@ -83,7 +84,7 @@ fn the_digest_changes_with_the_configuration() {
     assert_eq!(before["resources"], Value::Null, "the plugin is off");
     std::fs::write(&file, text.replace("7s", "8s")).unwrap();
     running.signal("HUP");
-    let after = demo::until("the reload", || {
+    let after = until("the reload", || {
         let after = read();
         (after["configuration"]["settings_sha256"] != before["configuration"]["settings_sha256"]).then_some(after)
     });

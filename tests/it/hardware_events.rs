@@ -4,15 +4,14 @@
 use std::time::Duration;
 
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::hardware::{gpu, machine, quick, run};
-use crate::support::watching::wait;
+use crate::support::hardware::{gpu, impatient, machine, quick, run};
+use crate::support::polling::{PATIENCE, until};
+use crate::support::watching::{block_on, wait};
 use podmeter::domain::model::{GpuUuid, HardwareState, XidEvent, XidInstance};
 use podmeter::node::hardware::{HardwareHandle, HardwareSettings};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::Receiver;
 use tokio::time::Instant;
-
-const PATIENCE: Duration = Duration::from_mins(2);
 
 /// The slow tier is read at the start, and for an event.
 fn rarely_slow() -> HardwareSettings {
@@ -34,15 +33,19 @@ impl Node {
     }
 
     fn begin(state: Value) -> Self {
+        Self::begin_with(rarely_slow(), state)
+    }
+
+    fn begin_with(settings: HardwareSettings, state: Value) -> Self {
         let fake = FakeNvml::start(state);
-        let mut hardware = run(&fake, rarely_slow());
+        let mut hardware = run(&fake, settings);
         let xids = hardware.xids().unwrap();
         assert!(hardware.xids().is_none(), "returned once");
         Self { fake, hardware, xids }
     }
 
     fn wait_until_events_are_awaited(&self) {
-        wait(&self.hardware, "a wait for events", |state| hearing(state) == Some((true, false)));
+        wait(&self.hardware, "a wait for events", |state| event_wait(state) == Some((true, false)));
     }
 
     fn inject(&self, gpu: usize, events: Value) {
@@ -52,8 +55,7 @@ impl Node {
     /// Batches until `enough` of all that came.
     fn received(&mut self, what: &str, enough: impl Fn(&[XidEvent]) -> bool) -> Vec<XidEvent> {
         let mut all = Vec::new();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        runtime.block_on(async {
+        block_on(async {
             let until = Instant::now() + PATIENCE;
             while !enough(&all) {
                 let batch = tokio::time::timeout_at(until, self.xids.recv()).await;
@@ -72,19 +74,19 @@ impl Node {
         (gpu, instance, code, count)
     }
 
-    fn calls(&self, name: &str) -> u64 {
-        self.fake.calls().get(name).copied().unwrap_or(0)
+    /// The driver's waits for events while the first GPU is read for two seconds.
+    fn waits_in_two_seconds(&self) -> u64 {
+        let waits = || self.fake.calls().get("nvmlEventSetWait_v2").copied().unwrap_or(0);
+        let read_through = |state: &HardwareState| state.readings[&gpu(0)].totals.through;
+        let (before, begin) = (waits(), read_through(&self.hardware.watch().borrow()));
+        wait(&self.hardware, "two seconds", |state| read_through(state).since(begin) > Duration::from_secs(2));
+        waits() - before
     }
 }
 
-/// Success and stuck of the events, as published.
-fn hearing(state: &HardwareState) -> Option<(bool, bool)> {
+/// Of the wait for events: success and stuck, as published.
+fn event_wait(state: &HardwareState) -> Option<(bool, bool)> {
     state.collectors.get("events").map(|collector| (collector.success, collector.stuck))
-}
-
-fn pass_time(duration: Duration) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    runtime.block_on(async { tokio::time::sleep(duration).await });
 }
 
 #[test]
@@ -100,7 +102,6 @@ fn an_xid_arrives_with_its_gpu_and_instance_and_old_ones_do_not() {
     assert_eq!(node.next(), (gpu(6), Some(XidInstance { gpu_instance: 2, compute_instance: None }), 13, 1));
     node.inject(7, json!([{"sequence": 1, "xid": 999}]));
     assert_eq!(node.next(), (gpu(7), None, 999, 1));
-    node.hardware.stop();
 }
 
 #[test]
@@ -115,7 +116,6 @@ fn other_events_cause_reads_and_are_not_xids() {
     let state = wait(&node.hardware, "the recovery action", |state| slow(state, 0) == Some(Some(1)));
     assert_eq!(slow(&state, 1), Some(Some(0)));
     assert_eq!(node.next(), (gpu(0), None, 154, 1));
-    node.hardware.stop();
 }
 
 /// Read or not, and the recovery action that was read.
@@ -128,14 +128,13 @@ fn a_mig_change_is_read_at_once() {
     let fake = FakeNvml::start(machine(1));
     let settings = HardwareSettings { medium_interval: Duration::from_secs(600), ..rarely_slow() };
     let hardware = run(&fake, settings);
-    wait(&hardware, "a wait for events", |state| hearing(state) == Some((true, false)));
+    wait(&hardware, "a wait for events", |state| event_wait(state) == Some((true, false)));
     fake.update(|state| {
         let instances = json!([{"gpu_instance": 1, "profile": "1g.10gb"}]);
         state["gpus"][0]["mig"] = json!({"enabled": true, "instances": instances});
         state["gpus"][0]["events"] = json!([{"sequence": 1, "kind": 0x100}]);
     });
     wait(&hardware, "the instance", |state| state.inventory.gpus[&gpu(0)].mig_devices.len() == 1);
-    hardware.stop();
 }
 
 #[test]
@@ -143,10 +142,8 @@ fn a_lost_gpu_silences_no_other_and_causes_no_busy_loop() {
     let mut node = Node::start(machine(8));
     node.fake.update(|state| state["gpus"][2]["lost"] = json!(true));
     wait(&node.hardware, "the loss", |state| !state.inventory.gpus[&gpu(2)].present);
-    let before = node.calls("nvmlEventSetWait_v2");
-    pass_time(Duration::from_secs(2));
-    let waits = node.calls("nvmlEventSetWait_v2") - before;
-    assert!(waits < 60, "{waits} waits in two seconds");
+    let waits = node.waits_in_two_seconds();
+    assert!(waits < 60, "{waits} waits");
     node.inject(4, json!([{"sequence": 1, "xid": 31}]));
     assert_eq!(node.next(), (gpu(4), None, 31, 1));
     node.fake.update(|state| {
@@ -155,17 +152,12 @@ fn a_lost_gpu_silences_no_other_and_causes_no_busy_loop() {
     wait(&node.hardware, "the return", |state| state.inventory.gpus[&gpu(2)].present);
     // It is registered again after a while; earlier events are lost.
     let mut sequence = 0;
-    let returned = loop {
+    let returned = until("events of the GPU that came back", || {
         sequence += 1;
         node.inject(2, json!([{"sequence": sequence, "xid": 94}]));
-        pass_time(Duration::from_millis(200));
-        if let Ok(batch) = node.xids.try_recv() {
-            break batch;
-        }
-        assert!(sequence < 300, "the GPU that came back has no events");
-    };
+        node.xids.try_recv().ok()
+    });
     assert_eq!((&returned[0].gpu, returned[0].code), (&gpu(2), 94));
-    node.hardware.stop();
 }
 
 #[test]
@@ -176,13 +168,11 @@ fn a_wait_that_always_fails_is_paused_for() {
     };
     let state = wait(&node.hardware, "the failure", failed);
     assert_eq!(state.problem, None, "the readings are not the events' affair");
-    pass_time(Duration::from_secs(3));
-    let waits = node.calls("nvmlEventSetWait_v2");
-    assert!(waits < 100, "{waits} waits in three seconds");
-    assert_eq!(hearing(&node.hardware.watch().borrow()).map(|(success, _)| success), Some(false));
+    let waits = node.waits_in_two_seconds();
+    assert!(waits < 100, "{waits} waits");
+    assert_eq!(event_wait(&node.hardware.watch().borrow()).map(|(success, _)| success), Some(false));
     node.fake.update(|state| state["fail"] = json!({}));
     node.wait_until_events_are_awaited();
-    node.hardware.stop();
 }
 
 #[test]
@@ -200,14 +190,13 @@ fn a_rejected_registration_leaves_the_others() {
     let state = wait(&node.hardware, "the refusal", |state| state.errors.contains_key("nvmlDeviceRegisterEvents"));
     assert!(state.errors["nvmlDeviceRegisterEvents"].contains_key("no_permission"));
     assert_eq!(state.problem, None);
-    node.hardware.stop();
 }
 
 #[test]
 fn events_of_a_reloaded_driver_arrive_again() {
     let mut node = Node::start(machine(2));
     node.fake.update(|state| state["generation"] = json!(2));
-    wait(&node.hardware, "the end", |state| hearing(state) == Some((false, false)));
+    wait(&node.hardware, "the end", |state| event_wait(state) == Some((false, false)));
     node.wait_until_events_are_awaited();
     node.inject(1, json!([{"sequence": 1, "xid": 63}]));
     assert_eq!(node.next(), (gpu(1), None, 63, 1));
@@ -221,15 +210,17 @@ fn events_of_a_reloaded_driver_arrive_again() {
 
 #[test]
 fn a_wait_that_never_returns_is_left_behind() {
-    let node = Node::start(machine(2));
+    let node = Node::begin_with(impatient(), machine(2));
+    node.wait_until_events_are_awaited();
     node.fake.update(|state| state["hang"] = json!(["nvmlEventSetWait_v2"]));
-    let state = wait(&node.hardware, "a stuck wait", |state| hearing(state) == Some((false, true)));
-    assert!(state.readings[&gpu(0)].fast.is_some(), "readings go on");
+    let goes_on = |state: &HardwareState| state.readings[&gpu(0)].fast.is_some();
+    wait(&node.hardware, "a stuck wait beside readings", |state| {
+        event_wait(state) == Some((false, true)) && goes_on(state)
+    });
     // A new session is opened beside the old wait.
     node.fake.update(|state| state["generation"] = json!(2));
-    wait(&node.hardware, "the end", |state| state.readings[&gpu(0)].fast.is_none());
+    wait(&node.hardware, "the end", |state| !goes_on(state));
     node.fake.update(|state| state["hang"] = json!([]));
-    wait(&node.hardware, "readings", |state| state.readings[&gpu(0)].fast.is_some());
+    wait(&node.hardware, "readings", goes_on);
     node.wait_until_events_are_awaited();
-    node.hardware.stop();
 }

@@ -1,14 +1,17 @@
 //! The hardware module on a driver library that is loaded like the real one and answers from a data file.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::hardware::{ALL, at, driver, gpu, has_fast, machine, open, quick, run};
+use crate::support::hardware::{
+    ALL, add_pci_device, at, driver, gpu, has_fast, impatient, machine, medium, open, quick, run, slow,
+};
 use crate::support::watching::wait;
 use podmeter::domain::model::{
     DeviceProcess, DeviceReadings, DurationHistogram, HardwareState, MemoryUse, NvLinkPeers, PciBusId, RowRemap,
 };
-use podmeter::node::hardware::{Driver, Due, HardwareSettings, PassStatus};
+use podmeter::node::hardware::{Driver, Due, HardwareHandle, HardwareSettings, PassStatus};
 use serde_json::{Value, json};
 
 fn readings(state: &HardwareState, index: usize) -> &DeviceReadings {
@@ -32,7 +35,6 @@ fn identity_is_what_the_driver_reports() {
     assert_eq!((first.architecture.as_deref(), first.compute_capability.as_deref()), (Some("hopper"), Some("9.0")));
     assert_eq!((first.memory_bytes, first.mig_enabled, first.present), (Some(85_520_809_984), Some(false), true));
     assert_eq!(state.inventory.gpus[&gpu(1)].architecture, None);
-    hardware.stop();
 }
 
 #[test]
@@ -59,7 +61,6 @@ fn links_are_counted_as_each_end_reports_them() {
     assert_eq!(peers(3), None);
     assert_eq!(peers(4), expected(&[], 0));
     assert_eq!(state.errors["nvmlDeviceGetNvLinkRemotePciInfo_v2"]["insufficient_resources"], 2);
-    hardware.stop();
 }
 
 #[test]
@@ -68,15 +69,9 @@ fn the_pci_bus_has_what_the_driver_does_not_report() {
         {"pci_bus_id": "00000000:1B:00.0", "numa_node": 7}, {"pci_bus_id": "00000000:1C:00.0", "numa_node": 8}
     ]}));
     let sys_root = fake.folder().join("sys");
-    for (bus_id, vendor, numa_node) in
-        [("0000:1b:00.0", "0x10de", "1"), ("0000:1c:00.0", "0x10de", "-1"), ("0000:05:00.0", "0x1a03", "0")]
-    {
-        let device = sys_root.join("bus/pci/devices").join(bus_id);
-        std::fs::create_dir_all(&device).unwrap();
-        for (name, text) in [("vendor", vendor), ("class", "0x030200"), ("numa_node", numa_node)] {
-            std::fs::write(device.join(name), text).unwrap();
-        }
-    }
+    add_pci_device(&sys_root, "0000:1b:00.0", &[("numa_node", "1")]);
+    add_pci_device(&sys_root, "0000:1c:00.0", &[("numa_node", "-1")]);
+    add_pci_device(&sys_root, "0000:05:00.0", &[("vendor", "0x1a03"), ("numa_node", "0")]);
     let hardware = run(&fake, HardwareSettings { sys_root, ..quick() });
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.inventory.gpus[&gpu(0)].numa_node, Some(1));
@@ -87,24 +82,19 @@ fn the_pci_bus_has_what_the_driver_does_not_report() {
     fake.update(|state| state["gpus"] = json!([]));
     let state = wait(&hardware, "the problem", |state| state.problem.is_some());
     assert!(state.problem.as_deref().unwrap().contains("lost"), "{:?}", state.problem);
-    hardware.stop();
 }
 
 #[test]
 fn a_driver_without_gpus_on_a_node_with_gpus_is_a_fault() {
     let fake = FakeNvml::start(json!({"gpus": []}));
     let sys_root = fake.folder().join("sys");
-    let device = sys_root.join("bus/pci/devices/0000:1b:00.0");
-    std::fs::create_dir_all(&device).unwrap();
-    std::fs::write(device.join("vendor"), "0x10de\n").unwrap();
-    std::fs::write(device.join("class"), "0x030200\n").unwrap();
+    add_pci_device(&sys_root, "0000:1b:00.0", &[]);
     let hardware = run(&fake, HardwareSettings { sys_root, ..quick() });
     let state = wait(&hardware, "the problem", |state| state.problem.is_some());
     assert!(state.problem.as_deref().unwrap().contains("none of the 1 GPUs"), "{:?}", state.problem);
     fake.update(|state| state["gpus"] = json!([{}]));
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.problem, None);
-    hardware.stop();
 }
 
 #[test]
@@ -125,7 +115,6 @@ fn a_partitioned_gpu_that_is_lost_half_way_keeps_its_layout() {
     fake.update(|state| state["gpus"][0]["fail"] = json!({}));
     let state = wait(&hardware, "all of it", |state| state.inventory.gpus[&gpu(0)].present);
     assert_eq!(state.inventory.gpus[&gpu(0)].mig_devices, known.mig_devices);
-    hardware.stop();
 }
 
 #[test]
@@ -136,12 +125,11 @@ fn a_library_that_does_not_load_reports_why() {
     let state = wait(&hardware, "the problem", |state| state.problem.is_some());
     let problem = state.problem.as_deref().unwrap();
     assert!(problem.contains("could not be loaded") && problem.contains("libnvidia-ml.so.1"), "{problem}");
-    hardware.stop();
 }
 
-#[test]
-fn every_tier_matches_the_data_file() {
-    let fake = FakeNvml::start(json!({"gpus": [{
+/// A GPU with a value in every group.
+fn full_gpu() -> Value {
+    json!({"gpus": [{
         "utilization": {"gpu": 80, "memory": 40, "encoder": 50}, "power_milliwatts": 300_000,
         "memory": {"used_bytes": 1_073_741_824_u64},
         "temperatures": {"gpu": 61, "memory": 70, "margin": 26},
@@ -162,38 +150,63 @@ fn every_tier_matches_the_data_file() {
         "nvlink": {"links": 4, "down": [3], "data_tx_kib": 10, "data_rx_kib": 20, "crc_errors": 2},
         "fields": {"38": 1, "45": 2, "213": {"by_scope": {"4294967295": 3}}},
         "recovery_action": 1, "vgpu_license": true
-    }]}));
+    }]})
+}
+
+/// Read until GPM has had its second sample; no call fails.
+fn read_full_gpu() -> Arc<HardwareState> {
+    let fake = FakeNvml::start(full_gpu());
     let hardware = run(&fake, quick());
     let state = wait(&hardware, "a second GPM sample", |state| {
-        let medium = state.readings.get(&gpu(0)).and_then(|readings| readings.medium.as_ref());
-        medium.is_some_and(|medium| medium.value.gpm.sm_active.is_some())
+        medium(state, 0).is_some_and(|medium| medium.gpm.sm_active.is_some())
     });
-    let shown = readings(&state, 0);
-    let fast = &shown.fast.as_ref().unwrap().value;
-    assert_eq!((fast.utilization_ratio, fast.power_watts), (Some(0.8), Some(300.0)));
+    assert!(state.errors.is_empty(), "{:?}", state.errors);
+    state
+}
 
-    let medium = &shown.medium.as_ref().unwrap().value;
+#[test]
+fn utilization_power_memory_and_temperatures_are_those_of_the_driver() {
+    let state = read_full_gpu();
+    let fast = &readings(&state, 0).fast.as_ref().unwrap().value;
+    assert_eq!((fast.utilization_ratio, fast.power_watts), (Some(0.8), Some(300.0)));
+    let medium = medium(&state, 0).unwrap();
     let used = 1_073_741_824;
     let (reserved, total) = (655_360_000, 85_520_809_984);
     assert_eq!(medium.memory, Some(MemoryUse { used, free: total - reserved - used, reserved: Some(reserved), total }));
     assert_eq!((medium.gpu_temperature_celsius, medium.memory_temperature_celsius), (Some(61.0), Some(70.0)));
     assert_eq!(medium.temperature_margin_celsius, Some(26.0));
     assert_eq!((medium.power_limit_watts, medium.power_limit_requested_watts), (Some(650.0), Some(680.0)));
+    assert_eq!((medium.performance_state, &medium.fan_speed_ratios[..]), (Some(2), &[0.3, 0.45][..]));
+}
+
+#[test]
+fn clocks_and_the_reasons_of_their_reduction_are_those_of_the_driver() {
+    let state = read_full_gpu();
+    let medium = medium(&state, 0).unwrap();
     assert_eq!((medium.clocks.sm_hertz, medium.clocks.video_hertz), (Some(1.755e9), Some(1.4e9)));
     assert_eq!((medium.throttled_seconds["sw_power_cap"], medium.throttled_seconds["hw_thermal_slowdown"]), (2.5, 7.0));
     assert_eq!(medium.throttled_seconds.len(), 5);
     assert!(medium.clock_events["sw_power_cap"] && !medium.clock_events["idle"]);
     assert!(medium.clock_event_samples["sw_power_cap"] >= 2 && medium.clock_event_samples["idle"] == 0);
     assert_eq!(medium.clock_event_starts["sw_power_cap"], 0, "active since before the first reading");
-    assert_eq!((medium.performance_state, &medium.fan_speed_ratios[..]), (Some(2), &[0.3, 0.45][..]));
+}
+
+#[test]
+fn gpm_metrics_are_ratios_and_cycles() {
+    let state = read_full_gpu();
+    let medium = medium(&state, 0).unwrap();
     assert_eq!((medium.gpm.sm_active, medium.gpm.dram_active), (Some(0.455), Some(0.33)));
     assert_eq!(medium.gpm.pipes.get("tensor"), Some(&0.12));
     assert_eq!((medium.gpm.pipes.get("fp32"), medium.gpm.pipes.get("fp64")), (Some(&0.07), None));
     assert!(medium.sm_cycles.is_some() && medium.sm_active_cycles.is_some());
     assert_eq!(medium.pipe_cycles.get("dmma").copied(), medium.sm_active_cycles, "both rise as fast");
     assert_eq!(medium.pipe_cycles.len(), 1);
+}
 
-    let slow = &shown.slow.as_ref().unwrap().value;
+#[test]
+fn memory_errors_and_the_recovery_action_are_those_of_the_driver() {
+    let state = read_full_gpu();
+    let slow = slow(&state, 0).unwrap();
     let ecc: Vec<_> = slow.ecc.iter().map(|ecc| (ecc.location, ecc.corrected, ecc.uncorrected)).collect();
     assert_eq!(ecc, [("dram", Some(4), Some(2)), ("sram", Some(1), Some(0))]);
     assert_eq!((slow.ecc_lifetime_corrected, slow.ecc_lifetime_uncorrected), (Some(50), Some(3)));
@@ -201,6 +214,13 @@ fn every_tier_matches_the_data_file() {
     assert_eq!((slow.row_remap_banks["max"], slow.row_remap_banks["high"]), (639, 1));
     assert_eq!((slow.retired_pages["single_bit"], slow.retired_pages["double_bit"]), (2, 0));
     assert_eq!(slow.retired_pages_pending, Some(true));
+    assert_eq!((slow.recovery_action, slow.vgpu_licensed), (Some(1), Some(true)));
+}
+
+#[test]
+fn pcie_nvlink_and_fabric_are_those_of_the_driver() {
+    let state = read_full_gpu();
+    let slow = slow(&state, 0).unwrap();
     assert_eq!((slow.pcie.replays, slow.pcie.errors.get("correctable")), (Some(9), Some(&3)));
     assert_eq!((slow.pcie.transmitted_bytes, slow.pcie.received_bytes), (Some(111.0), Some(222.0)));
     assert_eq!((slow.pcie.link_generation, slow.pcie.link_generation_max), (Some(4), Some(5)));
@@ -211,9 +231,6 @@ fn every_tier_matches_the_data_file() {
     assert_eq!(slow.nvlink.error_sums, [("crc_flit", 1), ("crc_data", 2), ("recovery_successful", 3)].into());
     let fabric = slow.fabric.as_ref().unwrap();
     assert_eq!((fabric.state, fabric.health_mask, fabric.health_summary), ("completed", Some(0x51AA), Some(1)));
-    assert_eq!((slow.recovery_action, slow.vgpu_licensed), (Some(1), Some(true)));
-    assert!(state.errors.is_empty(), "{:?}", state.errors);
-    hardware.stop();
 }
 
 #[test]
@@ -223,22 +240,21 @@ fn totals_follow_the_load() {
     }]}));
     let hardware = run(&fake, quick());
     let state = wait(&hardware, "time to pass", |state| {
-        state.readings.get(&gpu(0)).is_some_and(|readings| readings.totals.energy_joules > Some(800.0))
+        state.readings.get(&gpu(0)).is_some_and(|readings| readings.totals.energy_joules > Some(1200.0))
     });
     let totals = &readings(&state, 0).totals;
-    // 800 J at 400 W are two seconds; the newest sample may be a period and a pass old.
+    // 1200 J at 400 W are three seconds; the newest sample may be a period and a pass old.
     let seconds = totals.energy_joules.unwrap() / 400.0;
-    let near = |shown: Option<f64>, rate: f64| shown.is_some_and(|shown| (shown - rate * seconds).abs() < 0.3);
+    let near = |shown: Option<f64>, rate: f64| shown.is_some_and(|shown| (shown - rate * seconds).abs() < 0.45);
     assert!(near(totals.busy_seconds, 0.75), "{totals:?}");
     assert!(near(totals.memory_busy_seconds, 0.25), "{totals:?}");
     assert!(near(totals.engine_busy_seconds.get("decoder").copied(), 0.5), "{totals:?}");
     assert_eq!(totals.engine_busy_seconds["encoder"], 0.0);
     assert!(totals.uncovered_seconds < 0.01, "{totals:?}");
-    hardware.stop();
 }
 
-#[test]
-fn a_partitioned_gpu_shows_its_instances_and_their_changes() {
+/// A whole GPU, and one of two instances that have been read.
+fn partitioned() -> (FakeNvml, HardwareHandle, Arc<HardwareState>) {
     let fake = FakeNvml::start(json!({"gpus": [{}, {
         "utilization": {"gpu": 90}, "memory": {"used_bytes": 300},
         "mig": {"enabled": true, "instances": [
@@ -248,9 +264,14 @@ fn a_partitioned_gpu_shows_its_instances_and_their_changes() {
     }]}));
     let hardware = run(&fake, quick());
     let state = wait(&hardware, "GPM of an instance", |state| {
-        let medium = state.readings.get(&gpu(1)).and_then(|readings| readings.medium.as_ref());
-        medium.is_some_and(|medium| medium.value.instances.iter().any(|instance| instance.gpm.sm_active.is_some()))
+        medium(state, 1).is_some_and(|medium| medium.instances.iter().any(|instance| instance.gpm.sm_active.is_some()))
     });
+    (fake, hardware, state)
+}
+
+#[test]
+fn a_partitioned_gpu_lists_its_mig_devices_as_the_driver_numbers_them() {
+    let (_fake, _hardware, state) = partitioned();
     let partitioned = &state.inventory.gpus[&gpu(1)];
     assert_eq!((partitioned.mig_enabled, partitioned.mig_devices.len()), (Some(true), 2));
     let small = &partitioned.mig_devices[0];
@@ -262,6 +283,11 @@ fn a_partitioned_gpu_shows_its_instances_and_their_changes() {
         (&*large.profile, large.profile_id, large.placement_start, large.slices),
         ("3g.40gb", Some(9), Some(4), 3)
     );
+}
+
+#[test]
+fn a_partitioned_gpu_is_read_by_instance_and_has_no_utilization_of_its_own() {
+    let (_fake, _hardware, state) = partitioned();
     let shown = readings(&state, 1);
     assert_eq!((shown.totals.busy_seconds, shown.fast.as_ref().unwrap().value.utilization_ratio), (None, None));
     assert!(shown.totals.energy_joules.is_some() && shown.totals.uncovered_seconds == 0.0);
@@ -270,7 +296,11 @@ fn a_partitioned_gpu_shows_its_instances_and_their_changes() {
         instances.iter().map(|one| (one.gpu_instance, one.memory.unwrap().used, one.gpm.sm_active)).collect();
     assert_eq!(used[0].0, 2);
     assert_eq!((used[1].0, used[1].1, used[1].2), (7, 100, Some(0.5)));
+}
 
+#[test]
+fn a_gpu_that_is_whole_again_is_read_and_the_others_without_a_break() {
+    let (fake, hardware, state) = partitioned();
     let (before, uncovered) = (state.inventory.generation, readings(&state, 0).totals.uncovered_seconds);
     fake.update(|state| state["gpus"][1]["mig"] = json!({"enabled": false}));
     let state = wait(&hardware, "the whole GPU", |state| {
@@ -278,7 +308,6 @@ fn a_partitioned_gpu_shows_its_instances_and_their_changes() {
     });
     assert!(state.inventory.generation > before);
     assert_eq!(readings(&state, 0).totals.uncovered_seconds, uncovered, "the other GPU was read without a break");
-    hardware.stop();
 }
 
 #[test]
@@ -300,51 +329,75 @@ fn a_mig_mode_that_changes_without_instances_is_noticed() {
         readings(state, 0).totals.through.since(through) > Duration::from_millis(600)
     });
     assert_eq!(state.inventory.generation, generation);
-    hardware.stop();
+}
+
+fn process(pid: u32, kind: &str, memory: Option<u64>) -> Value {
+    json!({"pid": pid, "kind": kind, "memory_bytes": memory})
+}
+
+fn alone(pid: u32, memory_bytes: Option<u64>) -> DeviceProcess {
+    DeviceProcess { pid, gpu_instance: None, compute_instance: None, memory_bytes }
+}
+
+/// What the first pass over each GPU lists.
+fn listed(gpus: Value) -> Vec<Option<Vec<DeviceProcess>>> {
+    let count = gpus.as_array().unwrap().len();
+    let fake = FakeNvml::start(json!({ "gpus": gpus }));
+    let session = open(&fake);
+    let read = |index| session.reader(&gpu(index)).unwrap().read(ALL, at(0)).medium.unwrap().processes;
+    (0..count).map(read).collect()
 }
 
 #[test]
 fn processes_are_listed_once_each_with_what_is_known_of_them() {
-    let process = |pid: u32, kind: &str, memory: Option<u64>| json!({"pid": pid, "kind": kind, "memory_bytes": memory});
     let crowd: Vec<Value> = (0..300).map(|pid| process(1000 + pid, "mps", Some(1))).collect();
     let slice = |pid: u32, gpu_instance: u32| json!({"pid": pid, "memory_bytes": 5, "gpu_instance": gpu_instance, "compute_instance": 0});
     let mig = json!({"enabled": true, "instances": [{"gpu_instance": 3}, {"gpu_instance": 4}]});
-    let fake = FakeNvml::start(json!({"gpus": [
+    let listed = listed(json!([
         {"processes": [process(20, "compute", Some(9)), process(10, "graphics", None), process(20, "graphics", None)]},
         {"processes": crowd},
         {},
+        {"mig": mig, "processes": [slice(7, 3), slice(7, 4)]},
+    ]));
+    let on = |pid, instance| DeviceProcess {
+        gpu_instance: Some(instance),
+        compute_instance: Some(0),
+        ..alone(pid, Some(5))
+    };
+    assert_eq!(listed[0], Some(vec![alone(10, None), alone(20, Some(9))]));
+    assert_eq!(listed[1].as_ref().map(Vec::len), Some(300), "read again with a larger buffer");
+    assert_eq!(listed[2], Some(vec![]));
+    assert_eq!(listed[3], Some(vec![on(7, 3), on(7, 4)]));
+}
+
+#[test]
+fn half_a_list_of_processes_is_none_unless_the_driver_has_no_other_half() {
+    let listed = listed(json!([
         {"processes": [process(1, "compute", None)], "fail": {"nvmlDeviceGetGraphicsRunningProcesses_v3": 4}},
         {"processes": [process(1, "compute", None)], "fail": {"nvmlDeviceGetMPSComputeRunningProcesses_v3": 3}},
-        {"mig": mig, "processes": [slice(7, 3), slice(7, 4)]},
         {"function_not_found": ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"]},
         {"processes": [process(1, "graphics", None)], "function_not_found": [
             "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3",
             "nvmlDeviceGetMPSComputeRunningProcesses_v3"
         ]}
-    ]}));
+    ]));
+    assert_eq!((&listed[0], &listed[2]), (&None, &None));
+    assert_eq!(listed[1], Some(vec![alone(1, None)]), "a driver without MPS");
+    assert_eq!(listed[3], Some(vec![alone(1, None)]), "a driver with the second version alone");
+}
+
+#[test]
+fn a_refused_list_of_processes_is_not_requested_again() {
+    let call = "nvmlDeviceGetGraphicsRunningProcesses_v3";
+    let fake = FakeNvml::start(json!({"gpus": [{"processes": [process(1, "compute", None)], "fail": {call: 4}}]}));
     let mut driver = driver(&fake);
     let calls = driver.call_durations().unwrap();
     let session = driver.open().unwrap();
-    let mut readers: Vec<_> = (0..8).map(|index| session.reader(&gpu(index)).unwrap()).collect();
-    let mut listed = |index: usize| readers[index].read(ALL, at(0)).medium.unwrap().processes;
-    let alone = |pid, memory_bytes| DeviceProcess { pid, gpu_instance: None, compute_instance: None, memory_bytes };
-    let on = |pid, instance| DeviceProcess {
-        pid,
-        gpu_instance: Some(instance),
-        compute_instance: Some(0),
-        memory_bytes: Some(5),
-    };
-    assert_eq!(listed(0), Some(vec![alone(10, None), alone(20, Some(9))]));
-    assert_eq!(listed(1).map(|all| all.len()), Some(300), "read again with a larger buffer");
-    assert_eq!(listed(2), Some(vec![]));
-    assert_eq!(listed(3), None, "half a list is none");
-    let refused = || calls()["nvmlDeviceGetGraphicsRunningProcesses_v3"].count();
-    let before = refused();
-    assert_eq!((listed(3), refused()), (None, before), "not asked again");
-    assert_eq!(listed(4), Some(vec![alone(1, None)]), "a driver without MPS");
-    assert_eq!(listed(5), Some(vec![on(7, 3), on(7, 4)]));
-    assert_eq!(listed(6), None);
-    assert_eq!(listed(7), Some(vec![alone(1, None)]), "a driver with the second version alone");
+    let mut reader = session.reader(&gpu(0)).unwrap();
+    let mut read = || (reader.read(ALL, at(0)).medium.unwrap().processes, calls()[call].count());
+    let first = read();
+    assert_eq!(first.0, None);
+    assert_eq!(read(), first);
 }
 
 #[test]
@@ -380,10 +433,11 @@ fn what_each_process_does_is_integrated() {
     let state = wait(&hardware, "work", |state| has_fast(state, 0) && worked(state, 11).is_some());
     let (begin, since) = worked(&state, 10).unwrap();
     let other = worked(&state, 11).unwrap().0;
-    let state = wait(&hardware, "more of it", |state| worked(state, 10).is_some_and(|(now, _)| now > begin + 0.6));
+    let state = wait(&hardware, "more of it", |state| worked(state, 10).is_some_and(|(now, _)| now > begin + 1.8));
     let (now, until) = worked(&state, 10).unwrap();
     let elapsed = until.since(since).as_secs_f64();
-    assert!(((now - begin) - 0.6 * elapsed).abs() < 0.12, "{} SM-seconds in {elapsed} s", now - begin);
+    // A busy machine may stop a pass for a part of a second between its reading of the clock and of the samples.
+    assert!(((now - begin) - 0.6 * elapsed).abs() < 0.36, "{} SM-seconds in {elapsed} s", now - begin);
     let ratio = (worked(&state, 11).unwrap().0 - other) / (now - begin);
     assert!((ratio - 1.0 / 3.0).abs() < 0.03, "{ratio}");
     assert_eq!((worked(&state, 12), worked(&state, 13)), (None, None), "an idle one, and one that a driver made up");
@@ -393,10 +447,9 @@ fn what_each_process_does_is_integrated() {
     fake.update(|state| state["gpus"][0]["processes"] = working(90, 90));
     let sum = |state: &HardwareState| worked(state, 10).zip(worked(state, 11)).map_or(0.0, |(one, two)| one.0 + two.0);
     let before = wait(&hardware, "the new load", |state| sum(state) > now);
-    let after = wait(&hardware, "more of that", |state| sum(state) > sum(&before) + 0.5);
+    let after = wait(&hardware, "more of that", |state| sum(state) > sum(&before) + 2.0);
     let elapsed = readings(&after, 0).totals.through.since(readings(&before, 0).totals.through).as_secs_f64();
-    assert!(sum(&after) - sum(&before) < elapsed + 0.15, "{} in {elapsed} s", sum(&after) - sum(&before));
-    hardware.stop();
+    assert!(sum(&after) - sum(&before) < elapsed + 0.6, "{} in {elapsed} s", sum(&after) - sum(&before));
 }
 
 #[test]
@@ -415,11 +468,10 @@ fn a_missing_library_is_named_and_found_when_it_appears() {
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.problem, None);
     assert!(state.errors["dlopen"]["library_not_found"] >= 1);
-    hardware.stop();
 }
 
-#[test]
-fn failing_calls_cost_their_own_values() {
+/// One GPU with failing calls, and one of which nothing but its handle and UUID can be read.
+fn with_failing_calls() -> Arc<HardwareState> {
     let fake = FakeNvml::start(json!({
         "function_not_found": [
             "nvmlDeviceGetTemperatureV", "nvmlDeviceGetMarginTemperature", "nvmlDeviceGetMemoryInfo_v2",
@@ -441,30 +493,36 @@ fn failing_calls_cost_their_own_values() {
     let state = wait(&hardware, "half a second of use", |state| {
         state.readings.get(&gpu(0)).is_some_and(|readings| readings.totals.busy_seconds > Some(0.25))
     });
-    let shown = readings(&state, 0);
-    let fast = &shown.fast.as_ref().unwrap().value;
+    assert_eq!(state.problem, None);
+    state
+}
+
+#[test]
+fn failing_calls_cost_their_own_values() {
+    let state = with_failing_calls();
+    let fast = &readings(&state, 0).fast.as_ref().unwrap().value;
     assert_eq!((fast.utilization_ratio, fast.power_watts), (Some(0.5), None));
-    let medium = &shown.medium.as_ref().unwrap().value;
+    let medium = medium(&state, 0).unwrap();
     let memory = medium.memory.unwrap();
     assert_eq!((memory.reserved, memory.used), (None, 655_360_000));
     assert_eq!((medium.gpu_temperature_celsius, medium.temperature_margin_celsius), (None, None));
     assert_eq!((medium.clocks.sm_hertz, medium.throttled_seconds.len()), (None, 0));
     assert!(medium.clock_events["idle"] && medium.power_limit_watts == Some(700.0));
-    let slow = &shown.slow.as_ref().unwrap().value;
+    let slow = slow(&state, 0).unwrap();
     assert_eq!((slow.row_remap, slow.pcie.replays, slow.pcie.link_generation), (None, None, Some(5)));
     assert!(slow.ecc.is_empty() && slow.nvlink.active_links.is_none() && slow.recovery_action.is_none());
     assert_eq!(slow.vgpu_licensed, None);
-    assert!(state.errors["nvmlDeviceGetPowerUsage"]["unknown"] >= 1);
-    assert!(state.errors["nvmlDeviceGetPcieReplayCounter"]["corrupted_inforom"] >= 1);
-    let unsupported = state
-        .errors
-        .get("nvmlDeviceGetTotalEnergyConsumption")
-        .is_some_and(|codes| codes.contains_key("not_supported"));
-    assert!(!unsupported, "unsupported is no error");
-    // Nothing at all gets through to the second one.
     assert!(readings(&state, 1).lost && !has_fast(&state, 1));
-    assert_eq!(state.problem, None);
-    hardware.stop();
+}
+
+#[test]
+fn failures_are_counted_and_what_is_unsupported_is_not() {
+    let state = with_failing_calls();
+    let errors = &state.errors;
+    assert!(errors["nvmlDeviceGetPowerUsage"]["unknown"] >= 1);
+    assert!(errors["nvmlDeviceGetPcieReplayCounter"]["corrupted_inforom"] >= 1);
+    let energy = errors.get("nvmlDeviceGetTotalEnergyConsumption");
+    assert!(!energy.is_some_and(|codes| codes.contains_key("not_supported")), "unsupported is no error");
 }
 
 #[test]
@@ -516,7 +574,6 @@ fn without_an_energy_counter_power_is_integrated() {
     let seconds = readings(&later, 0).totals.through.since(readings(&first, 0).totals.through).as_secs_f64();
     let watts = (joules(&later).unwrap() - joules(&first).unwrap()) / seconds;
     assert!((350.0..650.0).contains(&watts), "{watts} W over {seconds} s");
-    hardware.stop();
 }
 
 #[test]
@@ -527,50 +584,46 @@ fn a_gpu_lost_from_the_start_appears_when_it_answers() {
     assert_eq!(state.inventory.gpus.len(), 1);
     fake.update(|state| state["gpus"][1]["lost"] = json!(false));
     wait(&hardware, "the second GPU", |state| has_fast(state, 1));
-    hardware.stop();
 }
 
 #[test]
 fn a_gpu_that_hangs_from_the_start_hides_no_other() {
     let fake = FakeNvml::start(json!({"gpus": [{"hang": ["nvmlDeviceGetName"]}, {}]}));
-    let settings = HardwareSettings { watchdog: Duration::from_secs(10), ..quick() };
-    let hardware = run(&fake, settings);
+    let hardware = run(&fake, quick());
     let state = wait(&hardware, "the other GPU", |state| has_fast(state, 1));
     assert_eq!(state.inventory.gpus.len(), 1);
     assert!(state.errors["nvmlDeviceGetHandleByIndex_v2"]["stuck"] >= 1);
     fake.update(|state| state["gpus"][0]["hang"] = json!([]));
     wait(&hardware, "both", |state| has_fast(state, 0) && has_fast(state, 1));
-    hardware.stop();
 }
 
 #[test]
 fn a_layout_check_that_hangs_stops_no_reading() {
     let fake = FakeNvml::start(machine(2));
-    let hardware = run(&fake, quick());
+    let hardware = run(&fake, impatient());
     wait(&hardware, "readings", |state| has_fast(state, 0));
     fake.update(|state| state["hang"] = json!(["nvmlDeviceGetCount_v2"]));
     let through = |state: &HardwareState| readings(state, 0).totals.through;
     let begin = through(&hardware.watch().borrow());
-    let later = |state: &HardwareState| through(state).since(begin) > Duration::from_secs(1);
-    let state = wait(&hardware, "more than the watchdog's patience", later);
-    assert!(has_fast(&state, 0) && has_fast(&state, 1) && !readings(&state, 0).stuck);
+    let later = |state: &HardwareState| through(state).since(begin) > Duration::from_secs(2);
+    wait(&hardware, "readings past the watchdog's patience", |state| {
+        later(state) && has_fast(state, 0) && has_fast(state, 1) && !readings(state, 0).stuck
+    });
     fake.update(|state| {
         state["hang"] = json!([]);
         state["gpus"] = json!([{}, {}, {}]);
     });
     wait(&hardware, "the new GPU", |state| has_fast(state, 2));
-    hardware.stop();
 }
 
 #[test]
 fn a_hanging_driver_start_is_explained() {
     let fake = FakeNvml::start(json!({"hang": ["nvmlInit_v2"], "gpus": [{}]}));
-    let hardware = run(&fake, quick());
+    let hardware = run(&fake, impatient());
     let state = wait(&hardware, "the problem", |state| state.problem.is_some());
     assert!(state.problem.as_deref().unwrap().contains("has not come back"), "{:?}", state.problem);
     fake.update(|state| state["hang"] = json!([]));
     wait(&hardware, "readings", |state| has_fast(state, 0) && state.problem.is_none());
-    hardware.stop();
 }
 
 #[test]
@@ -602,7 +655,6 @@ fn throttle_counters_keep_their_meaning_over_a_driver_upgrade() {
     });
     assert_eq!(seen(&state), [Some(1.0), Some(2.5), Some(3.0)]);
     assert!(readings(&state, 0).totals.energy_joules < Some(10_000.0), "{:?}", readings(&state, 0).totals);
-    hardware.stop();
 }
 
 #[test]

@@ -4,26 +4,22 @@ use std::fs;
 use std::time::Duration;
 
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::hardware::{gpu, quick, run};
-use crate::support::watching::wait;
+use crate::support::hardware::{self, gpu, quick, run};
+use crate::support::polling::until;
+use crate::support::watching::{block_on, wait};
 use podmeter::domain::model::{HardwareState, Released};
 use podmeter::node::hardware::{HardwareHandle, HardwareSettings, ReleaseError};
 use serde_json::json;
-use tokio::runtime::{Builder, Runtime};
 
 const LONG: Duration = Duration::from_secs(600);
 
 /// A request to release waits for three seconds.
 fn impatient() -> HardwareSettings {
-    HardwareSettings { release_limit: Duration::from_secs(3), ..quick() }
-}
-
-fn runtime() -> Runtime {
-    Builder::new_current_thread().enable_time().build().unwrap()
+    HardwareSettings { release_limit: Duration::from_secs(3), ..hardware::impatient() }
 }
 
 fn release(hardware: &HardwareHandle, duration: Duration) -> Result<Released, ReleaseError> {
-    runtime().block_on(hardware.lease().release(duration))
+    block_on(hardware.lease().release(duration))
 }
 
 fn reads(state: &HardwareState) -> bool {
@@ -42,9 +38,9 @@ fn holds_device_nodes() -> bool {
 }
 
 #[test]
-fn a_released_driver_is_closed_unloaded_and_left_alone_until_it_is_resumed() {
+fn a_released_driver_is_closed_unloaded_and_left_alone_until_the_release_ends() {
     let fake = FakeNvml::start(json!({"gpus": [{}, {}]}));
-    let hardware = run(&fake, impatient());
+    let hardware = run(&fake, quick());
     let before = wait(&hardware, "readings", reads);
     assert!(is_loaded(&fake) && before.released.is_none());
     let released = release(&hardware, LONG).unwrap();
@@ -63,21 +59,18 @@ fn a_released_driver_is_closed_unloaded_and_left_alone_until_it_is_resumed() {
     assert!(state.readings.values().all(|readings| readings.fast.is_none() && readings.medium.is_none()));
     assert!(state.collectors.values().all(|collector| !collector.success && !collector.stuck));
 
-    // Many times the longest pause between two tries.
-    runtime().block_on(async { tokio::time::sleep(Duration::from_secs(1)).await });
-    assert_eq!(fake.calls(), calls);
+    // Again, for many times the longest pause between two tries.
+    release(&hardware, Duration::from_secs(1)).unwrap();
     assert!(!is_loaded(&fake) && !holds_device_nodes());
-
-    runtime().block_on(hardware.lease().resume()).unwrap();
     let state = wait(&hardware, "readings again", reads);
     assert_eq!((state.released, state.problem.as_deref()), (None, None));
-    hardware.stop();
+    assert_eq!(state.sessions, before.sessions + 1, "opened once, at the end");
 }
 
 #[test]
 fn a_release_ends_by_itself() {
     let fake = FakeNvml::start(json!({"gpus": [{}, {}]}));
-    let hardware = run(&fake, impatient());
+    let hardware = run(&fake, quick());
     wait(&hardware, "readings", reads);
     // On a busy machine the shorter ones are over before the driver is closed.
     let released = (0..12).find_map(|doubled| release(&hardware, Duration::from_millis(300) * (1 << doubled)).ok());
@@ -88,7 +81,8 @@ fn a_release_ends_by_itself() {
     let first = release(&hardware, LONG).unwrap();
     let second = release(&hardware, LONG * 2).unwrap();
     assert!(first.since > released.since && first.since == second.since && second.until > first.until);
-    hardware.stop();
+    block_on(hardware.lease().resume()).unwrap();
+    wait(&hardware, "readings after a resume", reads);
 }
 
 #[test]
@@ -104,11 +98,10 @@ fn a_stuck_call_is_named_and_the_driver_closes_when_it_returns() {
     let state = hardware.watch().borrow().clone();
     assert!(state.released.is_some(), "no new call is made");
     fake.update(|state| state["gpus"][1]["hang"] = json!([]));
-    release(&hardware, LONG).unwrap();
+    until("the release", || release(&hardware, LONG).ok());
     assert!(!is_loaded(&fake));
-    runtime().block_on(hardware.lease().resume()).unwrap();
+    block_on(hardware.lease().resume()).unwrap();
     wait(&hardware, "readings again", reads);
-    hardware.stop();
 }
 
 #[test]
@@ -120,17 +113,16 @@ fn a_wait_for_events_that_hangs_is_named() {
     wait(&hardware, "a stuck wait", |state| state.collectors["events"].stuck);
     let problem = release(&hardware, LONG).unwrap_err().to_string();
     assert!(problem.contains("the wait for events"), "{problem}");
-    hardware.stop();
 }
 
 #[test]
 fn whoever_resumes_ends_the_wait_for_a_release() {
     let fake = FakeNvml::start(json!({"gpus": [{}, {}], "delay": {"nvmlInit_v2": 400}}));
-    let hardware = run(&fake, impatient());
+    let hardware = run(&fake, quick());
     let lease = hardware.lease();
-    let (released, resumed) = runtime().block_on(async { tokio::join!(lease.release(LONG), lease.resume()) });
+    let (released, resumed) = block_on(async { tokio::join!(lease.release(LONG), lease.resume()) });
     assert_eq!((released, resumed), (Err(ReleaseError::Resumed), Ok(())));
     wait(&hardware, "readings", reads);
     hardware.stop();
-    assert_eq!(runtime().block_on(lease.release(LONG)), Err(ReleaseError::Unavailable));
+    assert_eq!(block_on(lease.release(LONG)), Err(ReleaseError::Unavailable));
 }

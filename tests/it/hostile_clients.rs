@@ -4,21 +4,17 @@
 use crate::support::agent;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use crate::support::agent::Running;
-use crate::support::certificates::{Authority, Client};
-use base64::Engine as _;
+use crate::support::certificates::{Authority, Client, basic};
+use crate::support::polling::{PATIENCE, until_true};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const MIB: u64 = 1024 * 1024;
 /// Beyond twice the resident memory before: allocators keep freed memory.
 const SLACK: u64 = 16 * MIB;
-/// The scrape timeout of Prometheus.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 fn start(directory: &Path, arguments: &[&str]) -> Running {
     let running = agent::agent(directory, &[&["--hardware=simulated"], arguments].concat(), &[]);
@@ -39,6 +35,11 @@ fn resident(running: &Running) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", running.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+fn assert_memory_within_bounds(running: &Running, before: u64) {
+    let now = resident(running);
+    assert!(now <= 2 * before + SLACK, "{now} bytes after {before}");
 }
 
 fn open_files(running: &Running) -> usize {
@@ -79,8 +80,7 @@ impl<'agent> Honest<'agent> {
     }
 
     fn finds_memory_within_bounds(&self) {
-        let (now, before) = (resident(self.running), self.before);
-        assert!(now <= 2 * before + SLACK, "{now} bytes after {before}");
+        assert_memory_within_bounds(self.running, self.before);
     }
 }
 
@@ -102,14 +102,6 @@ fn one_response(stream: &mut TcpStream) -> String {
     }
 }
 
-fn until(what: &str, condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !condition() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
 #[test]
 fn a_thousand_idle_connections() {
     let directory = tempfile::tempdir().unwrap();
@@ -121,17 +113,14 @@ fn a_thousand_idle_connections() {
         idle.push(connect(&running.address));
         if number % 50 == 0 {
             honest.scrapes();
-            let mut probe = UnixStream::connect(&probes).unwrap();
-            write!(probe, "GET /-/healthy HTTP/1.1\r\nHost: kubelet\r\nConnection: close\r\n\r\n").unwrap();
-            let mut response = String::new();
-            probe.read_to_string(&mut response).unwrap();
-            assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
+            assert_eq!(agent::get_over(&probes, "/-/healthy").unwrap().status, 200);
         }
     }
     honest.finds_memory_within_bounds();
     // 64 connections and the files of the agent itself.
     assert!(open_files(&running) < 64 + 64, "{}", open_files(&running));
-    assert_eq!(running.log().matches("the limit of connections is reached").count(), 1, "{}", running.log());
+    let log = running.until_logged("the limit of connections is reached");
+    assert_eq!(log.matches("the limit of connections is reached").count(), 1, "{log}");
     drop(idle);
     honest.new_clients_are_served();
 }
@@ -158,7 +147,7 @@ fn responses_that_are_not_read() {
         println!("round {round}: {} bytes", resident(&running));
     }
     honest.finds_memory_within_bounds();
-    until("all are let go", || open_files(&running) <= before + 4);
+    until_true("all are let go", || open_files(&running) <= before + 4);
 }
 
 #[test]
@@ -208,11 +197,6 @@ fn with_password(directory: &Path) -> (Running, Client, u64) {
     (running, client, before)
 }
 
-fn basic(user: &str, password: &str) -> String {
-    let text = base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"));
-    format!("Authorization: Basic {text}\r\n")
-}
-
 fn scrapes(running: &Running, client: &Client) {
     assert_eq!(client.status(&running.address, "/metrics", &basic("alice", "secret")).unwrap(), 200);
 }
@@ -237,8 +221,7 @@ fn connections_without_tls() {
         }
     }
     scrapes(&running, &client);
-    let now = resident(&running);
-    assert!(now <= 2 * before + SLACK, "{now} bytes after {before}");
+    assert_memory_within_bounds(&running, before);
     assert!(open_files(&running) < 64 + 64, "{}", open_files(&running));
 }
 
@@ -269,6 +252,5 @@ fn many_wrong_passwords() {
     });
     assert!(answers.len() >= 8, "each did try: {answers:?}");
     assert!(answers.iter().all(|status| *status == 401), "{answers:?}");
-    let now = resident(&running);
-    assert!(now <= 2 * before + SLACK, "{now} bytes after {before}");
+    assert_memory_within_bounds(&running, before);
 }

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use crate::support::agent::{Page, Running, binary};
+use crate::support::polling::until_true;
 use podmeter::domain::model::UnixSeconds;
 use podmeter::node::journal::{AllocationRecord, Query, read_directory};
 use serde_json::Value;
@@ -35,14 +35,19 @@ fn page_sum(page: &Page, metric: &str) -> f64 {
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
-#[test]
-fn usage_equals_the_metrics_also_after_the_agent_has_ended() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut running = demo(directory.path(), &[]);
-    let busy = "podmeter_container_busy_seconds_total";
+const BUSY: &str = "podmeter_container_busy_seconds_total";
+
+fn until_used(running: &Running) {
     running.until("some seconds of use in the journal", |page| {
-        page_sum(page, busy) > 5.0 && page.value("podmeter_journal_entries_total", &[]) > Some(1.0)
+        page_sum(page, BUSY) > 5.0 && page.value("podmeter_journal_entries_total", &[]) > Some(1.0)
     });
+}
+
+#[test]
+fn usage_equals_the_metrics() {
+    let directory = tempfile::tempdir().unwrap();
+    let running = demo(directory.path(), &[]);
+    until_used(&running);
     let url = format!("http://{}", running.address);
     for by in ["namespace", "pod", "device"] {
         let before = running.metrics();
@@ -51,7 +56,7 @@ fn usage_equals_the_metrics_also_after_the_agent_has_ended() {
         assert!(!usage["rows"].as_array().unwrap().is_empty());
         for (figure, metric) in [
             ("allocated_seconds", "podmeter_container_allocated_seconds_total"),
-            ("busy_seconds", busy),
+            ("busy_seconds", BUSY),
             ("energy_joules", "podmeter_container_energy_joules_total"),
         ] {
             let total = usage["total"][figure].as_f64().unwrap();
@@ -63,7 +68,14 @@ fn usage_equals_the_metrics_also_after_the_agent_has_ended() {
             assert!(least * 0.98 - 1.0 <= total && total <= most + 1e-6, "{by}: {least} ≤ {total} ≤ {most} {figure}");
         }
     }
-    let table = usage(&["--url", &url, "--by", "namespace"]);
+}
+
+#[test]
+fn usage_is_printed_from_the_journal_after_the_agent_has_ended() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut running = demo(directory.path(), &[]);
+    until_used(&running);
+    let table = usage(&["--url", &format!("http://{}", running.address), "--by", "namespace"]);
     assert!(table.contains("NAMESPACE") && table.contains("total"), "{table}");
     let last = page_sum(&running.metrics(), "podmeter_container_allocated_seconds_total");
     running.signal("TERM");
@@ -96,8 +108,7 @@ fn a_killed_agent_leaves_its_records_and_the_next_one_continues() {
     // The same seed, later: the pods are others, so open holdings end when they were last seen.
     let running = demo(directory.path(), &["--seed", "2"]);
     running.until("a journal", |page| page.value("podmeter_journal_up", &[]) == Some(1.0));
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
+    until_true("the end of the holdings that were open", || {
         let answer: Value = serde_json::from_str(&running.get("/api/v1/allocations?limit=500").body).unwrap();
         let now: BTreeMap<u64, AllocationRecord> =
             serde_json::from_value::<Vec<AllocationRecord>>(answer["allocations"].clone())
@@ -108,12 +119,8 @@ fn a_killed_agent_leaves_its_records_and_the_next_one_continues() {
         assert!(before.iter().all(|record| now.contains_key(&record.id)), "each is still there");
         let open = before.iter().filter(|record| record.is_open());
         let closed = open.clone().filter(|record| now[&record.id].ended == Some(record.seen)).count();
-        if closed == open.count() {
-            break;
-        }
-        assert!(Instant::now() < deadline, "{}", running.log());
-        std::thread::sleep(Duration::from_millis(50));
-    }
+        closed == open.count()
+    });
 }
 
 /// No file of this process may become larger than a few KiB: like a full disk, without privileges.
@@ -129,8 +136,7 @@ fn a_full_disk_stops_only_the_journal_and_waiting_records_are_written_later() {
         ["demo", "--listen", "127.0.0.1:0", "--refresh-interval", "1s", "--state-dir", state.to_str().unwrap()];
     let running = Running::start_binary(&shell, &arguments, &[], None);
     let page = running.until("errors of the journal, and use", |page| {
-        page.value("podmeter_journal_errors_total", &[]) > Some(0.0)
-            && page_sum(page, "podmeter_container_busy_seconds_total") > 1.0
+        page.value("podmeter_journal_errors_total", &[]) > Some(0.0) && page_sum(page, BUSY) > 1.0
     });
     assert_eq!(page.value("podmeter_journal_up", &[]), Some(0.0));
     assert!(running.get("/").body.contains("the journal of allocations is not written"));
@@ -138,8 +144,8 @@ fn a_full_disk_stops_only_the_journal_and_waiting_records_are_written_later() {
     let answer: Value = serde_json::from_str(&running.get("/api/v1/allocations").body).unwrap();
     assert!(answer["problem"].is_string() && !answer["allocations"].as_array().unwrap().is_empty(), "{answer}");
     let first = answer["allocations"][0]["id"].as_u64().unwrap();
-    let written = running.log().matches("the journal of allocations is not written").count();
-    assert_eq!(written, 1, "once: {}", running.log());
+    let log = running.until_logged("the journal of allocations is not written");
+    assert_eq!(log.matches("the journal of allocations is not written").count(), 1, "{log}");
     let pid = running.pid().to_string();
     assert!(Command::new("prlimit").args(["--pid", &pid, "--fsize=unlimited:"]).status().unwrap().success());
     running.until("written", |page| {

@@ -8,6 +8,7 @@ use crate::support::kubelet::{
     AdmissionOutcome, Claim, ContainerSpec, FakeKubelet, Gates, ListedDevice, Method, Node, Options, PodSpec,
     memory_block, node,
 };
+use crate::support::polling::PATIENCE;
 use podmeter::clock::Clock;
 use podmeter::domain::model::{KubeletState, PodDirectory, PodRef, PodUid};
 use podmeter::node::kubelet::{CallError, Client, KubeletSettings, PodSources, claim_files, pods, start};
@@ -84,13 +85,13 @@ impl Watching {
         self.until("a settled answer", |state| state.settled).await;
         if let Some(directory) = &mut self.directory {
             let complete = directory.wait_for(|directory| directory.complete);
-            tokio::time::timeout(Duration::from_secs(20), complete).await.unwrap().unwrap();
+            tokio::time::timeout(PATIENCE, complete).await.unwrap().unwrap();
         }
     }
 
     async fn until(&mut self, what: &str, condition: impl Fn(&KubeletState) -> bool) -> Arc<KubeletState> {
         let becomes = self.state.wait_for(|state| condition(state));
-        let Ok(state) = tokio::time::timeout(Duration::from_secs(20), becomes).await else {
+        let Ok(state) = tokio::time::timeout(PATIENCE, becomes).await else {
             panic!("never: {what}");
         };
         Arc::clone(&state.expect("the watch runs"))
@@ -398,17 +399,20 @@ fn uid(uid: &str) -> Option<(Option<PodUid>, Option<PodUid>)> {
     Some((Some(uid.into()), Some(uid.into())))
 }
 
+async fn settled(node: &Node, pods_api: bool) -> Watching {
+    let start = if pods_api { Watching::start_with_pods_api } else { Watching::start };
+    let mut watching = start(node.root.path(), NEVER);
+    watching.until_settled().await;
+    watching
+}
+
 #[tokio::test]
 async fn a_pod_recreated_under_its_name_is_another_pod_from_its_first_answer_on() {
     for pods_api in [false, true] {
         let gates = Gates { pods_api, ..Gates::default() };
         let node = node(Options { gates, ..Options::default() }).await;
         node.set_pods(vec![with_uid("web-0", "GPU-0", "old")]);
-        let mut watching = match pods_api {
-            true => Watching::start_with_pods_api(node.root.path(), NEVER),
-            false => Watching::start(node.root.path(), NEVER),
-        };
-        watching.until_settled().await;
+        let mut watching = settled(&node, pods_api).await;
         assert_eq!(uids(&watching.state.borrow()), uid("old"));
         node.set_pods(vec![with_uid("web-0", "GPU-0", "new")]);
         let changed = watching.until("a change", |state| uids(state) != uid("old")).await;
@@ -433,15 +437,21 @@ async fn a_running_pod_keeps_its_uid_when_the_checkpoint_is_lost() {
     assert_eq!(uids(&state), uid("one"));
 }
 
-/// Everything that is held in any state published within so long.
-async fn held_within(watching: &mut Watching, time: Duration) -> Vec<String> {
+fn lists(state: &KubeletState) -> u64 {
+    state.counters.durations["List"].count()
+}
+
+/// Everything that is held in any state published until the kubelet has been called so many times more.
+async fn held_over_lists(watching: &mut Watching, count: usize) -> Vec<String> {
     let mut all = held(&watching.state.borrow_and_update());
-    let collect = async {
-        while watching.state.changed().await.is_ok() {
+    for _ in 0..count {
+        let before = lists(&watching.state.borrow());
+        watching.allocated.notify_one();
+        while lists(&watching.state.borrow()) == before {
+            tokio::time::timeout(PATIENCE, watching.state.changed()).await.expect("called").expect("the watch runs");
             all.extend(held(&watching.state.borrow_and_update()));
         }
-    };
-    let _ = tokio::time::timeout(time, collect).await;
+    }
     all
 }
 
@@ -451,26 +461,21 @@ async fn a_pod_rejected_after_its_first_allocate_was_never_a_holder() {
         let gates = Gates { pods_api, ..Gates::default() };
         let node = node(Options { gates, ..Options::default() }).await;
         node.set_devices("nvidia.com/gpu", vec![ListedDevice { id: "GPU-0".into(), healthy: true, numa_nodes: None }]);
-        let mut watching = match pods_api {
-            true => Watching::start_with_pods_api(node.root.path(), NEVER),
-            false => Watching::start(node.root.path(), NEVER),
-        };
-        watching.until_settled().await;
+        let mut watching = settled(&node, pods_api).await;
         node.hang(Method::NextContainer);
         let asking = |name: &str| ContainerSpec::new(name).asks("nvidia.com/gpu", 1);
         let pod = PodSpec::new("team", "two").container(asking("first")).container(asking("second"));
+        let before = lists(&watching.state.borrow());
         let admission = async {
             // The first container's device is written and listed while the second one is in admission.
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            watching.until("the list with it", |state| lists(state) > before).await;
             node.heal();
         };
         let (outcome, ()) = tokio::join!(node.add_pod(pod), admission);
         assert!(matches!(outcome, AdmissionOutcome::Rejected { .. }), "{outcome:?}");
         assert!(!node.devices_of("team", "two", "first").is_empty(), "it was allocated");
-        let shown = held_within(&mut watching, Duration::from_millis(1500)).await;
+        let shown = held_over_lists(&mut watching, 2).await;
         assert_eq!(shown, [] as [&str; 0], "Pods API: {pods_api}");
-        let lists = watching.state.borrow().counters.durations["List"].count();
-        assert!(lists >= 2, "it was read {lists} times");
     }
 }
 
@@ -483,39 +488,31 @@ async fn a_pod_rejected_after_a_slow_allocate_was_never_a_holder() {
         let device = |id: &str| vec![ListedDevice { id: id.into(), healthy: true, numa_nodes: None }];
         node.set_devices("nvidia.com/gpu", device("GPU-0"));
         node.set_devices("slow.example.com/nic", device("nic-0"));
-        let mut watching = match pods_api {
-            true => Watching::start_with_pods_api(node.root.path(), NEVER),
-            false => Watching::start(node.root.path(), NEVER),
-        };
-        watching.until_settled().await;
-        let allocated = Arc::clone(&watching.allocated);
+        let mut watching = settled(&node, pods_api).await;
         for (name, nics) in [("before", 1), ("rejected", 2), ("after", 1)] {
             let container = ContainerSpec::new("main").asks("nvidia.com/gpu", 1).asks("slow.example.com/nic", nics);
             let pod = PodSpec::new("team", name).container(container);
             node.hang(Method::NextResource);
-            let admission = async {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                assert_eq!(node.devices_of("team", name, "main").len(), 1, "it is listed");
-                allocated.notify_one();
-                tokio::time::sleep(Duration::from_millis(2500)).await;
+            let in_admission = async {
+                while node.devices_of("team", name, "main").is_empty() {
+                    tokio::task::yield_now().await;
+                }
+                let shown = held_over_lists(&mut watching, 5).await;
                 node.heal();
+                shown
             };
-            let meanwhile = held_within(&mut watching, Duration::from_millis(2500));
-            let (outcome, (), shown) = tokio::join!(node.add_pod(pod), admission, meanwhile);
+            let (outcome, shown) = tokio::join!(node.add_pod(pod), in_admission);
             assert_eq!(matches!(outcome, AdmissionOutcome::Rejected { .. }), nics > 1, "{outcome:?}");
             assert_eq!(shown, [] as [&str; 0], "{name} during its admission, Pods API: {pods_api}");
             if nics == 1 {
                 watching.until("a holder", |state| held(state).contains(&format!("{name} GPU-0"))).await;
             } else {
-                let shown = held_within(&mut watching, Duration::from_millis(500)).await;
+                let shown = held_over_lists(&mut watching, 2).await;
                 assert_eq!(shown, [] as [&str; 0], "Pods API: {pods_api}");
             }
             // The next pod gets the same device for a container of the same name.
             assert!(node.remove_pod("team", name));
-            for _ in 0..2 {
-                allocated.notify_one();
-                tokio::time::sleep(Duration::from_millis(300)).await;
-            }
+            held_over_lists(&mut watching, 2).await;
             assert_eq!(held(&watching.state.borrow()), [] as [&str; 0]);
         }
     }
@@ -529,17 +526,14 @@ async fn the_end_of_a_pod_in_the_pods_api_is_the_end_of_what_it_held() {
         node.set_pods(vec![gpu_pod("a", "GPU-0"), gpu_pod("b", "GPU-1"), gpu_pod("c", "GPU-2")]);
         let mut watching = Watching::start_with_pods_api(node.root.path(), NEVER);
         watching.until_settled().await;
-        let second = Duration::from_secs(1);
-
         assert!(node.delete_pod("team", "a"));
-        let terminating = held_within(&mut watching, Duration::from_millis(300)).await;
+        held_over_lists(&mut watching, 2).await;
+        let terminating = held(&watching.state.borrow());
         assert!(terminating.contains(&"a GPU-0".to_owned()), "its container still runs");
         assert!(node.remove_pod("team", "a"));
-        let gone = watching.until("a has let go", |state| held(state) == ["b GPU-1", "c GPU-2"]);
-        tokio::time::timeout(second, gone).await.expect("within a second");
+        watching.until("a has let go", |state| held(state) == ["b GPU-1", "c GPU-2"]).await;
         assert!(node.finish_container("team", "b", "main"));
-        let gone = watching.until("b has let go", |state| held(state) == ["c GPU-2"]);
-        let state = tokio::time::timeout(second, gone).await.expect("within a second");
+        let state = watching.until("b has let go", |state| held(state) == ["c GPU-2"]).await;
 
         assert_eq!(state.counters.triggers["pods_api"], 2);
         let asked = state.counters.durations["Get"].count();

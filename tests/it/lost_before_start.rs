@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::support::agent::Page;
+use crate::support::hardware::add_pci_device;
 use crate::support::sick_node::{SickNode, eight_gpus, mig, on_gpu, partitioned, uuid};
 use serde_json::{Value, json};
 
@@ -15,11 +16,7 @@ const TRAINER: &[&str] = &["namespace=\"team\"", "pod=\"trainer\""];
 fn pci_bus(gpus: usize) -> tempfile::TempDir {
     let sys = tempfile::tempdir().unwrap();
     for gpu in 0..gpus {
-        let device = sys.path().join("bus/pci/devices").join(address(gpu));
-        std::fs::create_dir_all(&device).unwrap();
-        for (name, text) in [("vendor", "0x10de\n"), ("class", "0x030200\n"), ("numa_node", "0\n")] {
-            std::fs::write(device.join(name), text).unwrap();
-        }
+        add_pci_device(sys.path(), &address(gpu), &[("numa_node", "0")]);
     }
     sys
 }
@@ -73,8 +70,8 @@ async fn a_gpu_lost_before_the_start_is_unhealthy_and_held_and_returns_as_the_sa
     assert_eq!(page.value("podmeter_node_devices", &["state=\"visible\""]), Some(7.0));
     let html = node.running.get("/").body;
     assert!(html.contains("1 unhealthy") && html.contains(&address(sick)), "{html}");
-    let log = node.running.log();
-    assert!(log.contains("the driver does not list it") && log.contains(&uuid(sick)), "{log}");
+    let log = node.running.until_logged("the driver does not list it");
+    assert!(log.contains(&uuid(sick)), "{log}");
     assert_eq!(node.running.get("/-/ready").status, 200);
 
     find(&node, sick);

@@ -5,7 +5,8 @@ use podmeter::node::hardware::simulated::SimulatedProfile;
 use serde_json::Value;
 
 use crate::support::agent::Page;
-use crate::support::demo::{Demo, until};
+use crate::support::demo::Demo;
+use crate::support::polling::{until, until_true};
 
 /// The metrics, the API's snapshot and the page.
 struct Shown {
@@ -157,7 +158,7 @@ fn every_profile_starts() {
         for profile in SimulatedProfile::ALL {
             threads.spawn(move || {
                 let demo = Demo::start(&["--profile", profile.as_str()]);
-                until("readiness", || (demo.running.get("/-/ready").status == 200).then_some(()));
+                until_true("readiness", || demo.running.get("/-/ready").status == 200);
             });
         }
     });

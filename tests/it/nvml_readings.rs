@@ -1,28 +1,15 @@
 //! What the NVML driver's answers become where they are unusual: sentinels, counters that wrap, other models of MIG.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::hardware::{ALL, at, driver, gpu, has_fast, open, quick, run};
+use crate::support::hardware::{ALL, at, driver, gpu, has_fast, medium, open, quick, run, slow};
 use crate::support::watching::wait;
 use podmeter::domain::model::{
-    C2c, FabricDomain, GpuUuid, HardwareState, Medium, Moment, Monotonic, Platform, Slow, UnixSeconds, Vgpu,
+    C2c, FabricDomain, GpuUuid, HardwareState, Medium, Moment, Monotonic, Platform, UnixSeconds, Vgpu,
 };
-use podmeter::node::hardware::{Driver, Due, HardwareSettings, PassStatus};
+use podmeter::node::hardware::{Driver, DriverSession, Due, GpuReader, PassStatus};
 use serde_json::{Value, json};
-
-/// A busy machine is no hanging driver.
-fn patient() -> HardwareSettings {
-    HardwareSettings { watchdog: Duration::from_secs(10), ..quick() }
-}
-
-fn medium(state: &HardwareState, index: usize) -> Option<&Medium> {
-    Some(&state.readings.get(&gpu(index))?.medium.as_ref()?.value)
-}
-
-fn slow(state: &HardwareState, index: usize) -> Option<&Slow> {
-    Some(&state.readings.get(&gpu(index))?.slow.as_ref()?.value)
-}
 
 #[test]
 fn the_slices_of_a_gpu_are_those_of_its_largest_profile() {
@@ -46,55 +33,69 @@ fn the_slices_of_a_gpu_are_those_of_its_largest_profile() {
     assert_eq!(refusals, 1, "one refusal stands for all profiles: {problems:?}");
 }
 
-#[test]
-fn a_host_of_vgpus_has_a_reading_of_each_and_a_guest_without_a_driver_ends_nothing() {
-    let gib = 1_u64 << 30;
-    let vgpu = |instance: u32, change: Value| {
-        let mut vgpu = json!({
-            "instance": instance, "uuid": format!("66666666-0000-0000-0000-{instance:012}"), "vgpu_type": "NVIDIA H100-20C",
-            "vm_id": "88888888-0000-0000-0000-000000000000", "memory_total_bytes": 20 * gib, "memory_used_bytes": gib,
-            "sm": 25, "license_state": 5,
-        });
-        vgpu.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
-        vgpu
-    };
-    let mdev = "77777777-0000-0000-0000-000000000000";
-    let vgpus = [vgpu(3, json!({"mdev_uuid": mdev})), vgpu(4, json!({"license_state": null, "sm": null}))];
-    let many: Vec<Value> = (10..30).map(|instance| vgpu(instance, json!({"license_state": 3, "sm": 400}))).collect();
-    let fake = FakeNvml::start(json!({"gpus": [
-        {"virtualization_mode": 3, "vgpus": vgpus},
-        {"virtualization_mode": 2, "vgpu_license": true},
-        {"virtualization_mode": 3, "vgpus": many},
-        {},
-    ]}));
-    let mut driver = driver(&fake);
-    let session = driver.open().unwrap();
-    let read = |index| session.reader(&gpu(index)).unwrap().read(ALL, at(1));
-    let host = read(0);
-    let medium = host.medium.unwrap();
-    assert_eq!((host.status, medium.virtualization), (PassStatus::Answers, Some("host_vgpu")));
-    let [licensed, bare] = &medium.vgpus[..] else { panic!("{:?}", medium.vgpus) };
-    assert_eq!((licensed.mdev_uuid.as_deref(), licensed.vgpu_type.as_deref()), (Some(mdev), Some("NVIDIA H100-20C")));
-    assert_eq!(licensed.vm_id.as_deref(), Some("88888888-0000-0000-0000-000000000000"));
-    assert_eq!((licensed.memory_used_bytes, licensed.memory_total_bytes), (Some(gib), Some(20 * gib)));
-    assert_eq!((licensed.sm_utilization_ratio, licensed.license_state), (Some(0.25), Some("licensed")));
-    assert_eq!((bare.sm_utilization_ratio, bare.license_state, &bare.mdev_uuid), (None, None, &None));
-    let guest = read(1);
-    assert_eq!(guest.medium.map(|medium| (medium.virtualization, medium.vgpus.len())), Some((Some("vgpu"), 0)));
-    assert_eq!(guest.slow.unwrap().vgpu_licensed, Some(true));
-    let crowded = read(2).medium.unwrap();
-    let restricted = |vgpu: &&Vgpu| vgpu.license_state == Some("unlicensed_restricted");
-    assert_eq!(crowded.vgpus.iter().filter(restricted).count(), 20, "more than fit into the first buffer");
-    assert!(crowded.vgpus.iter().all(|vgpu| vgpu.sm_utilization_ratio.is_none()), "400 % is implausible");
-    let asked = || driver.call_durations().unwrap()()["nvmlDeviceGetActiveVgpus"].count();
-    let before = asked();
-    let metal = read(3).medium.unwrap();
-    assert_eq!((metal.virtualization, metal.vgpus.len()), (None, 0));
-    assert_eq!(asked(), before, "bare metal is not asked for vGPUs");
+const GIB: u64 = 1 << 30;
+
+fn vgpu(instance: u32, change: Value) -> Value {
+    let mut vgpu = json!({
+        "instance": instance, "uuid": format!("66666666-0000-0000-0000-{instance:012}"), "vgpu_type": "NVIDIA H100-20C",
+        "vm_id": "88888888-0000-0000-0000-000000000000", "memory_total_bytes": 20 * GIB, "memory_used_bytes": GIB,
+        "sm": 25, "license_state": 5,
+    });
+    vgpu.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    vgpu
+}
+
+fn read_medium(gpu_state: Value) -> Medium {
+    let fake = FakeNvml::start(json!({"gpus": [gpu_state]}));
+    let pass = open(&fake).reader(&gpu(0)).unwrap().read(ALL, at(1));
+    assert_eq!(pass.status, PassStatus::Answers);
+    pass.medium.unwrap()
 }
 
 #[test]
-fn sentinels_are_absent_and_counted_by_quantity() {
+fn a_host_has_a_reading_of_each_vgpu_also_without_a_driver_in_the_guest() {
+    let mdev = "77777777-0000-0000-0000-000000000000";
+    let vgpus = [vgpu(3, json!({"mdev_uuid": mdev})), vgpu(4, json!({"license_state": null, "sm": null}))];
+    let medium = read_medium(json!({"virtualization_mode": 3, "vgpus": vgpus}));
+    assert_eq!(medium.virtualization, Some("host_vgpu"));
+    let [licensed, bare] = &medium.vgpus[..] else { panic!("{:?}", medium.vgpus) };
+    assert_eq!((licensed.mdev_uuid.as_deref(), licensed.vgpu_type.as_deref()), (Some(mdev), Some("NVIDIA H100-20C")));
+    assert_eq!(licensed.vm_id.as_deref(), Some("88888888-0000-0000-0000-000000000000"));
+    assert_eq!((licensed.memory_used_bytes, licensed.memory_total_bytes), (Some(GIB), Some(20 * GIB)));
+    assert_eq!((licensed.sm_utilization_ratio, licensed.license_state), (Some(0.25), Some("licensed")));
+    assert_eq!((bare.sm_utilization_ratio, bare.license_state, &bare.mdev_uuid), (None, None, &None));
+}
+
+#[test]
+fn twenty_vgpus_are_read_and_an_implausible_utilization_is_absent() {
+    let many: Vec<Value> = (10..30).map(|instance| vgpu(instance, json!({"license_state": 3, "sm": 400}))).collect();
+    let crowded = read_medium(json!({"virtualization_mode": 3, "vgpus": many}));
+    let restricted = |vgpu: &&Vgpu| vgpu.license_state == Some("unlicensed_restricted");
+    assert_eq!(crowded.vgpus.iter().filter(restricted).count(), 20, "more than fit into the first buffer");
+    assert!(crowded.vgpus.iter().all(|vgpu| vgpu.sm_utilization_ratio.is_none()), "400 % is implausible");
+}
+
+#[test]
+fn only_a_host_is_called_for_vgpus() {
+    let fake = FakeNvml::start(json!({"gpus": [{"virtualization_mode": 2, "vgpu_license": true}, {}]}));
+    let mut driver = driver(&fake);
+    let session = driver.open().unwrap();
+    let read = |index| session.reader(&gpu(index)).unwrap().read(ALL, at(1));
+    let guest = read(0);
+    assert_eq!(guest.medium.map(|medium| (medium.virtualization, medium.vgpus.len())), Some((Some("vgpu"), 0)));
+    assert_eq!(guest.slow.unwrap().vgpu_licensed, Some(true));
+    let metal = read(1).medium.unwrap();
+    assert_eq!((metal.virtualization, metal.vgpus.len()), (None, 0));
+    let calls = driver.call_durations().unwrap()();
+    assert!(calls.get("nvmlDeviceGetActiveVgpus").is_none_or(|calls| calls.count() == 0));
+}
+
+/// In each of these the first GPU of [`sentinels`] has one.
+const QUANTITIES: &str = "power_watts power_limit_watts temperature_celsius clock_hertz fan_speed_ratio memory_bytes \
+     process_memory_bytes utilization_ratio error_count row_or_page_count transferred_bytes pcie_link_generation";
+
+/// Read in every tier: a GPU whose driver answers with the largest number where it has no value, and another one.
+fn sentinels() -> Arc<HardwareState> {
     let most = u32::MAX;
     let fake = FakeNvml::start(json!({"gpus": [{
         "temperatures": {"gpu": -1}, "power_milliwatts": most, "power_limits": {"enforced": most, "management": most},
@@ -106,8 +107,13 @@ fn sentinels_are_absent_and_counted_by_quantity() {
         "fields": {"138": u64::MAX, "82": {"word": most}, "197": u64::MAX}, "nvlink": {"links": 2},
         "processes": [{"pid": 7, "memory_bytes": u64::MAX - 1}]
     }, {}]}));
-    let hardware = run(&fake, patient());
-    let state = wait(&hardware, "all tiers", |state| medium(state, 0).and(slow(state, 0)).is_some());
+    let hardware = run(&fake, quick());
+    wait(&hardware, "all tiers", |state| medium(state, 0).and(slow(state, 0)).is_some())
+}
+
+#[test]
+fn sentinels_are_absent() {
+    let state = sentinels();
     let readings = &state.readings[&gpu(0)];
     let fast = &readings.fast.as_ref().unwrap().value;
     assert_eq!((fast.power_watts, fast.utilization_ratio, readings.totals.busy_seconds), (None, None, None));
@@ -123,25 +129,16 @@ fn sentinels_are_absent_and_counted_by_quantity() {
     assert_eq!((shown.pcie.transmitted_bytes, shown.nvlink.transmitted_bytes, shown.row_remap), (None, None, None));
     assert_eq!((shown.ecc[0].corrected, shown.ecc[0].uncorrected), (None, Some(2)));
     assert_eq!(state.inventory.gpus[&gpu(0)].memory_bytes, None);
+}
+
+#[test]
+fn sentinels_are_counted_by_quantity() {
+    let state = sentinels();
     let found = |quantity: &str| state.implausible_readings[quantity];
-    for quantity in [
-        "power_watts",
-        "power_limit_watts",
-        "temperature_celsius",
-        "clock_hertz",
-        "fan_speed_ratio",
-        "memory_bytes",
-        "process_memory_bytes",
-        "utilization_ratio",
-        "error_count",
-        "row_or_page_count",
-        "transferred_bytes",
-        "pcie_link_generation",
-    ] {
+    for quantity in QUANTITIES.split_whitespace() {
         assert!(found(quantity) > 0, "{quantity}: {:?}", state.implausible_readings);
     }
     assert_eq!((found("pcie_link_width_lanes"), found("throttled_seconds")), (0, 0), "every quantity is there");
-    hardware.stop();
 }
 
 #[test]
@@ -228,12 +225,11 @@ fn a_busy_gpu_without_processes_is_read_by_the_other_call() {
 #[test]
 fn a_gpu_that_hangs_while_it_wakes_holds_up_no_other() {
     let fake = FakeNvml::start(json!({"gpus": [{"hang": ["wake"]}, {}, {}]}));
-    let hardware = run(&fake, patient());
+    let hardware = run(&fake, quick());
     let state = wait(&hardware, "the others", |state| has_fast(state, 1) && has_fast(state, 2));
     assert!(!has_fast(&state, 0));
     fake.update(|state| state["gpus"][0]["hang"] = json!([]));
     wait(&hardware, "all", |state| (0..3).all(|index| has_fast(state, index)));
-    hardware.stop();
 }
 
 #[test]
@@ -256,7 +252,7 @@ fn another_gpu_at_the_index_is_not_read_in_its_place() {
 fn gpus_with_one_uuid_are_named_and_the_others_are_read() {
     let twin = json!({"uuid": "GPU-twin"});
     let fake = FakeNvml::start(json!({"gpus": [{}, twin, twin]}));
-    let hardware = run(&fake, patient());
+    let hardware = run(&fake, quick());
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.inventory.gpus.len(), 1);
     let problem = state.problem.as_deref().unwrap();
@@ -269,7 +265,6 @@ fn gpus_with_one_uuid_are_named_and_the_others_are_read() {
     let state = wait(&hardware, "the twins again", |state| state.problem.is_some() && state.inventory.visible() == 1);
     let twin = &state.readings[&GpuUuid::from("GPU-twin")];
     assert!(twin.lost && twin.fast.is_none(), "one of them is not read for both");
-    hardware.stop();
 }
 
 #[test]
@@ -301,8 +296,8 @@ fn rack_gpu(number: u64) -> Value {
     gpu
 }
 
-#[test]
-fn a_rack_gpu_has_its_domain_its_place_and_its_module() {
+/// Read in every tier: two GPUs of a rack, one whose driver is older, and one of another machine.
+fn rack() -> Arc<HardwareState> {
     let older = |mut gpu: Value| {
         gpu["platform"]["version"] = json!(1);
         gpu["fabric"]["cluster_uuid"] = json!(vec![0_u8; 16]);
@@ -311,11 +306,14 @@ fn a_rack_gpu_has_its_domain_its_place_and_its_module() {
         gpu
     };
     let fake = FakeNvml::start(json!({ "gpus": [rack_gpu(0), rack_gpu(1), older(rack_gpu(2)), {}] }));
-    let hardware = run(&fake, patient());
+    let hardware = run(&fake, quick());
     let moved = |state: &HardwareState| medium(state, 0)?.rates.traffic.c2c_transmitted;
-    let state = wait(&hardware, "all tiers", |state| {
-        (0..4).all(|index| slow(state, index).is_some()) && moved(state).is_some()
-    });
+    wait(&hardware, "all tiers", |state| (0..4).all(|index| slow(state, index).is_some()) && moved(state).is_some())
+}
+
+#[test]
+fn a_rack_gpu_has_its_place_in_the_rack() {
+    let state = rack();
     let inventory = &state.inventory;
     let expected = Platform {
         chassis_serial: Some("1820000000001".into()),
@@ -328,13 +326,21 @@ fn a_rack_gpu_has_its_domain_its_place_and_its_module() {
     assert_eq!(inventory.gpus[&gpu(0)].platform, Some(expected));
     assert_eq!(inventory.gpus[&gpu(2)].platform.as_ref().unwrap().slot, Some(25), "of the older structure");
     assert_eq!(inventory.gpus[&gpu(3)].platform, None);
+}
 
+#[test]
+fn a_rack_gpu_has_the_domain_of_its_fabric() {
+    let state = rack();
     let fabric = |index| slow(&state, index).unwrap().fabric.clone().unwrap();
     let domain = FabricDomain { cluster_uuid: "07070707-0707-0707-0707-070707070707".into(), clique_id: 32766 };
     assert_eq!((fabric(0).state, fabric(0).domain), ("completed", Some(domain)));
     assert!(fabric(0).conditions.values().all(|is_wrong| !is_wrong));
     assert_eq!((fabric(2).state, fabric(2).domain), ("completed", None), "all zero is no domain");
+}
 
+#[test]
+fn a_rack_gpu_has_its_links_to_the_cpu() {
+    let state = rack();
     let c2c = |index| slow(&state, index).unwrap().c2c;
     let speed = Some(9.0 * 44_712e6);
     let links =
@@ -344,12 +350,20 @@ fn a_rack_gpu_has_its_domain_its_place_and_its_module() {
     assert_eq!(c2c(3), C2c::default());
     let traffic = medium(&state, 0).unwrap().rates.traffic;
     assert_eq!((traffic.c2c_transmitted, traffic.c2c_received), (Some(3.0 * 1_048_576.0), Some(2.0 * 1_048_576.0)));
+}
 
+#[test]
+fn a_link_of_nvlink_5_has_its_errors_and_their_ratios() {
+    let state = rack();
     let link = &slow(&state, 0).unwrap().nvlink.of_links[&17];
     assert_eq!(link.errors["receive"], 5);
     assert_eq!(link.bit_error_ratios["symbol"], 0.0);
     assert!((link.bit_error_ratios["effective"] - 2e-12).abs() < 1e-20);
+}
 
+#[test]
+fn a_rack_gpu_has_the_power_and_energy_of_its_module() {
+    let state = rack();
     let watts = |index| state.readings[&gpu(index)].fast.as_ref().unwrap().value.module_power_watts;
     assert_eq!([0, 1, 2, 3].map(watts), [Some(488.0), Some(488.0), None, None]);
     assert!(state.readings[&gpu(0)].totals.module_energy_joules.is_some());
@@ -362,7 +376,7 @@ fn a_board_without_a_cpu_has_its_own_power_and_the_energy_of_its_counter() {
     let board =
         |c2c: Value| json!({"power_milliwatts": 500_000, "c2c": c2c, "power_limits": {"module_milliwatts": 500_000}});
     let fake = FakeNvml::start(json!({"gpus": [board(json!(null)), board(json!({"enabled": false}))]}));
-    let hardware = run(&fake, patient());
+    let hardware = run(&fake, quick());
     let energy = |state: &HardwareState, index| Some(state.readings.get(&gpu(index))?.totals.energy_joules? >= 500.0);
     let state = wait(&hardware, "energy", |state| (0..2).all(|index| energy(state, index) == Some(true)));
     for index in 0..2 {
@@ -374,65 +388,89 @@ fn a_board_without_a_cpu_has_its_own_power_and_the_energy_of_its_counter() {
     }
 }
 
-/// Holders are charged for the GPU, whatever the counter counts and whatever the power without a scope is of.
-#[test]
-fn the_energy_of_a_gpu_on_a_module_is_its_own_or_unknown() {
-    let with = |counts_module: bool, power: u32, fields: Value| {
-        let mut gpu = rack_gpu(0);
-        gpu["power_limits"]["energy_counts_module"] = json!(counts_module);
-        gpu["power_milliwatts"] = json!(power);
-        gpu["fields"].as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-        gpu
-    };
-    let refused = json!({"by_scope": {"1": 488_000}});
-    let failing = json!({"code": 999});
-    let cases = [
-        (with(false, 180_000, json!({})), true),
-        (with(true, 180_000, json!({})), true),
-        // The mean is missing for a GPU alone.
-        (with(true, 180_000, json!({"185": refused})), true),
-        // The power of the module in every scope.
-        (with(true, 488_000, json!({})), false),
-        (with(true, 488_000, json!({"185": refused, "186": refused})), false),
-        // The first passes fail.
-        (with(true, 488_000, json!({"185": failing, "186": failing})), false),
-    ];
-    let (gpus, is_known): (Vec<Value>, Vec<bool>) = cases.into_iter().unzip();
-    let micros = |pass: u64| 1_000_000 + 250_000 * pass;
-    let fake = FakeNvml::start(json!({ "gpus": gpus, "clock_microseconds": micros(0) }));
-    let session = open(&fake);
-    let mut readers: Vec<_> = (0..gpus.len()).map(|index| session.reader(&gpu(index)).unwrap()).collect();
-    let mut sums = vec![(None, None); gpus.len()];
-    for pass in 0..12 {
-        fake.update(|state| state["clock_microseconds"] = json!(micros(pass)));
-        if pass == 3 {
-            fake.update(|state| {
-                for id in ["185", "186"] {
-                    state["gpus"][5]["fields"].as_object_mut().unwrap().remove(id);
-                }
-            });
-        }
-        let now = Moment { monotonic: Monotonic::from_millis(micros(pass) / 1000), unix: UnixSeconds(0.0) };
-        for (index, (reader, (own, module))) in readers.iter_mut().zip(&mut sums).enumerate() {
-            let read = reader.read(Due::default(), now);
+/// A rack GPU that is read four times a second, and the joules of it and of its module so far.
+struct RackGpu {
+    fake: FakeNvml,
+    _session: Box<dyn DriverSession>,
+    reader: Box<dyn GpuReader>,
+    passes: u64,
+    own: Option<f64>,
+    module: Option<f64>,
+}
+
+impl RackGpu {
+    fn start(counts_module: bool, power_milliwatts: u32, fields: Value) -> Self {
+        let mut state = rack_gpu(0);
+        state["power_limits"]["energy_counts_module"] = json!(counts_module);
+        state["power_milliwatts"] = json!(power_milliwatts);
+        state["fields"].as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let fake = FakeNvml::start(json!({"gpus": [state], "clock_microseconds": 1_000_000}));
+        let session = open(&fake);
+        let reader = session.reader(&gpu(0)).unwrap();
+        Self { fake, _session: session, reader, passes: 0, own: None, module: None }
+    }
+
+    /// The GPU's watts in each of so many passes.
+    fn read(&mut self, passes: u64) -> Vec<Option<f64>> {
+        let pass = |_| {
+            let milliseconds = 1000 + 250 * self.passes;
+            self.passes += 1;
+            self.fake.update(|state| state["clock_microseconds"] = json!(1000 * milliseconds));
+            let now = Moment { monotonic: Monotonic::from_millis(milliseconds), unix: UnixSeconds(0.0) };
+            let read = self.reader.read(Due::default(), now);
             let add = |sum: &mut Option<f64>, joules: Option<f64>| {
                 *sum = joules.map(|joules| sum.unwrap_or(0.0) + joules).or(*sum);
             };
-            add(module, read.integrals.module_energy_joules);
-            // Before an answer, nothing shows that the GPU is on a module.
-            if index < 5 || pass >= 3 {
-                add(own, read.integrals.energy_joules);
-                let watts = read.fast.unwrap().power_watts;
-                assert_eq!(watts, (is_known[index] && pass >= 4).then_some(180.0), "pass {pass} of {index}");
-            }
+            add(&mut self.own, read.integrals.energy_joules);
+            add(&mut self.module, read.integrals.module_energy_joules);
+            read.fast.unwrap().power_watts
+        };
+        (0..passes).map(pass).collect()
+    }
+}
+
+/// The power of a GPU alone is refused, and so is its mean.
+const REFUSED: [&str; 2] = ["185", "186"];
+
+fn of_module(fields: &[&str]) -> Value {
+    fields.iter().map(|field| ((*field).to_owned(), json!({"by_scope": {"1": 488_000}}))).collect()
+}
+
+/// Holders are charged for the GPU, whatever the counter counts.
+#[test]
+fn the_energy_of_a_gpu_on_a_module_is_its_own() {
+    for (counts_module, fields) in [(false, json!({})), (true, json!({})), (true, of_module(&REFUSED[..1]))] {
+        let mut gpu = RackGpu::start(counts_module, 180_000, fields);
+        let watts = gpu.read(12);
+        assert_eq!(watts, [vec![None; 4], vec![Some(180.0); 8]].concat());
+        let (own, module) = (gpu.own.unwrap() / 2.75, gpu.module.unwrap() / 2.75);
+        assert!((own / 180.0 - 1.0).abs() < 0.15 && (module - 488.0).abs() < 80.0, "{own} W and {module} W");
+    }
+}
+
+#[test]
+fn the_energy_of_a_gpu_is_unknown_where_its_power_is_that_of_the_module() {
+    for fields in [json!({}), of_module(&REFUSED)] {
+        let mut gpu = RackGpu::start(true, 488_000, fields);
+        assert_eq!(gpu.read(12), vec![None; 12]);
+        let module = gpu.module.unwrap() / 2.75;
+        assert!(gpu.own.is_none() && (module - 488.0).abs() < 80.0, "{:?} and {module} W", gpu.own);
+    }
+}
+
+#[test]
+fn the_energy_of_a_gpu_is_unknown_after_first_passes_that_fail_on_a_module() {
+    let failing = REFUSED.map(|field| (field.to_owned(), json!({"code": 999})));
+    let mut gpu = RackGpu::start(true, 488_000, failing.into_iter().collect());
+    // Before an answer, nothing shows that the GPU is on a module.
+    gpu.read(3);
+    gpu.own = None;
+    gpu.fake.update(|state| {
+        for field in REFUSED {
+            state["gpus"][0]["fields"].as_object_mut().unwrap().remove(field);
         }
-    }
-    let seconds = 11.0 * 0.25;
-    for (index, ((own, module), is_known)) in sums.into_iter().zip(is_known).enumerate() {
-        let own = own.map(|joules: f64| (joules / seconds / 180.0 - 1.0).abs() < 0.15);
-        assert_eq!(own, is_known.then_some(true), "{index}");
-        let module: f64 = module.unwrap();
-        let seconds = if index == 5 { 8.0 * 0.25 } else { seconds };
-        assert!((module / seconds - 488.0).abs() < 80.0, "{index}: {module} J in {seconds} s");
-    }
+    });
+    assert_eq!(gpu.read(9), vec![None; 9]);
+    let module = gpu.module.unwrap() / 2.0;
+    assert!(gpu.own.is_none() && (module - 488.0).abs() < 80.0, "{:?} and {module} W", gpu.own);
 }

@@ -6,7 +6,9 @@ use std::path::Path;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
 
+use crate::support::hardware::add_pci_device;
 use crate::support::kubelet::{ContainerSpec, PodSpec};
+use crate::support::plugin_harness::counts;
 use crate::support::sick_node::{SickNode, eight_gpus, on_gpu, uuid};
 use serde_json::json;
 
@@ -19,11 +21,7 @@ const GROUP: &str = "51";
 fn pci_bus() -> tempfile::TempDir {
     let sys = tempfile::tempdir().unwrap();
     for gpu in 0..8 {
-        let device = device(sys.path(), gpu);
-        std::fs::create_dir_all(&device).unwrap();
-        for (name, text) in [("vendor", "0x10de\n"), ("class", "0x030200\n"), ("device", "0x2330\n")] {
-            std::fs::write(device.join(name), text).unwrap();
-        }
+        add_pci_device(sys.path(), &address(gpu), &[("device", "0x2330")]);
         bind(sys.path(), gpu, "nvidia");
     }
     symlink(format!("../../../../kernel/iommu_groups/{GROUP}"), device(sys.path(), REBOUND).join("iommu_group"))
@@ -32,7 +30,11 @@ fn pci_bus() -> tempfile::TempDir {
 }
 
 fn device(sys: &Path, gpu: usize) -> std::path::PathBuf {
-    sys.join("bus/pci/devices").join(format!("0000:{:02x}:00.0", 0x10 + gpu))
+    sys.join("bus/pci/devices").join(address(gpu))
+}
+
+fn address(gpu: usize) -> String {
+    format!("0000:{:02x}:00.0", 0x10 + gpu)
 }
 
 fn bind(sys: &Path, gpu: usize, driver: &str) {
@@ -50,19 +52,26 @@ fn rebind(node: &SickNode, sys: &Path, driver: &str) {
     assert_eq!(node.post("/resume", "").status, 200);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_gpu_that_is_bound_to_vfio_and_back_is_one_device_and_never_lost() {
+/// The GPU is bound to vfio-pci, and podmeter shows that.
+async fn passed_through() -> (SickNode, tempfile::TempDir) {
     let sys = pci_bus();
     let node = SickNode::start_with(eight_gpus(), QUICK, &["--sys-root", sys.path().to_str().unwrap()]).await;
     node.until_unhealthy(GPU, &[]).await;
-    let gpu = on_gpu(REBOUND);
     rebind(&node, sys.path(), "vfio-pci");
+    let gpu = on_gpu(REBOUND);
     let labels = [gpu.as_str(), "kernel_driver=\"vfio-pci\"", "iommu_group=\"51\"", "pci_device_id=\"2330\""];
-    let page = node.until_page("a GPU for virtual machines", |page| {
+    node.until_page("a GPU for virtual machines", |page| {
         page.count("podmeter_device_passthrough_info", &labels) == 1
             && page.count("podmeter_device_healthy", &[]) == 7
             && page.count("podmeter_device_power_watts", &[]) == 7
     });
+    (node, sys)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_that_is_bound_to_vfio_is_one_device_without_health() {
+    let (node, _sys) = passed_through().await;
+    let (page, gpu) = (node.running.metrics(), on_gpu(REBOUND));
     assert_eq!(page.count("podmeter_device_info", &[]), 8, "it is one device");
     assert_eq!(page.count("podmeter_device_healthy", &[&gpu]), 0);
     assert_eq!(page.count("podmeter_device_unhealthy_reason", &[&gpu]), 0);
@@ -70,16 +79,19 @@ async fn a_gpu_that_is_bound_to_vfio_and_back_is_one_device_and_never_lost() {
     assert_eq!(page.value("podmeter_node_devices", &["state=\"expected\""]), Some(7.0));
     node.until_unhealthy(GPU, &[uuid(REBOUND)]).await;
     assert_eq!(node.turns().len(), 0, "no device turned unhealthy: {:?}", node.turns());
+    node.running.until_logged("the GPU is passed through to virtual machines");
+}
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_virtual_machine_holds_its_gpu_and_is_never_idle() {
+    let (node, _sys) = passed_through().await;
     let plugins = node.kubelet.device_plugin_directory();
     let offered = [GROUP, "77"].map(ListedDevice::new).to_vec();
     let _kubevirt = StandInPlugin::start(&plugins, VM_GPU, offered);
-    let both = |status: &std::collections::BTreeMap<String, podmeter::simulation::kubelet::DeviceCount>| {
-        status.get(VM_GPU).is_some_and(|count| count.allocatable == 2)
-    };
-    assert!(node.kubelet.node_status_becomes(both).await);
+    counts(&node.kubelet, VM_GPU, 2, 2).await;
     let pod = PodSpec::new("vms", "virt-launcher-one").container(ContainerSpec::new("compute").asks(VM_GPU, 2));
     node.kubelet.add_pod(pod).await;
+    let gpu = on_gpu(REBOUND);
     let holder = ["pod=\"virt-launcher-one\"", gpu.as_str()];
     let page = node.until_page("its holder, never idle", |page| {
         page.value("podmeter_container_uncovered_seconds_total", &holder) > Some(0.0)
@@ -91,15 +103,17 @@ async fn a_gpu_that_is_bound_to_vfio_and_back_is_one_device_and_never_lost() {
     assert_eq!(page.value("podmeter_unresolved_devices", &unresolved), Some(1.0), "no GPU is in group 77");
     let drift: f64 = page.samples("podmeter_resource_drift_devices", &unresolved[..1]).map(|(_, value)| value).sum();
     assert_eq!(drift, 0.0, "what KubeVirt should offer is unknown");
+}
 
-    node.kubelet.remove_pod("vms", "virt-launcher-one");
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_that_is_bound_to_nvidia_again_is_read_and_offered() {
+    let (node, sys) = passed_through().await;
+    node.until_unhealthy(GPU, &[uuid(REBOUND)]).await;
     rebind(&node, sys.path(), "nvidia");
     let page = node.until_page("its readings", |page| {
         page.count("podmeter_device_power_watts", &[]) == 8 && page.count("podmeter_device_healthy", &[]) == 8
     });
     assert_eq!(page.count("podmeter_device_passthrough_info", &[]), 0);
     node.until_unhealthy(GPU, &[]).await;
-    let log = node.running.log();
-    assert!(log.contains("the GPU is passed through to virtual machines"), "{log}");
-    assert!(log.contains("the GPU is no longer passed through to virtual machines"), "{log}");
+    node.running.until_logged("the GPU is no longer passed through to virtual machines");
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use crate::support::kubelet::{
     AdmissionOutcome, ContainerSpec, FakeKubelet, Node, Options, PodSpec, Rules, connect, node,
 };
-use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
+use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
+use crate::support::polling::PATIENCE;
 use podmeter::domain::model::{DeviceReadings, GpuUuid, HardwareState};
 use podmeter::node::wire::v1beta1;
 use podmeter::node::wire::v1beta1::device_plugin_client::DevicePluginClient;

@@ -8,7 +8,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 
 use crate::support::kubelet::{AdmissionOutcome, Node, Options, Rules, node};
-use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, runs, uuid};
+use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, runs, uuid};
+use crate::support::polling::PATIENCE;
 use podmeter::domain::model::PluginState;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::support::kubelet::{FakeKubelet, Method, Node, Options, Rules, connect, node};
-use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
+use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
+use crate::support::polling::{PATIENCE, until_true};
 use podmeter::domain::model::PluginState;
 use podmeter::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use podmeter::node::wire::v1beta1::{
@@ -191,20 +192,10 @@ async fn a_kubelet_killed_within_a_registration_is_registered_with_when_it_retur
 }
 
 /// Until our socket is there: a registration is under way, or about to be.
-async fn serving(node: &FakeKubelet) -> Vec<std::path::PathBuf> {
-    let there = async {
-        loop {
-            let sockets = sockets(&node.device_plugin_directory());
-            if !sockets.is_empty() {
-                return sockets;
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    let sockets = tokio::time::timeout(PATIENCE, there).await.expect("a socket");
+async fn serving(node: &FakeKubelet) {
+    until_true("a socket", || !sockets(&node.device_plugin_directory()).is_empty());
     // The Register follows within a moment; before it, the same must hold.
     tokio::time::sleep(Duration::from_millis(30)).await;
-    sockets
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -238,13 +229,7 @@ async fn two_podmeters_for_good_leave_the_resource_served() {
         runs(&node, pod("trainer", 4)).await;
         // Killed: no clean shutdown.
         drop(one);
-        let mut seen = other.state.clone();
-        let settles = async {
-            while node.node_status()[GPU].allocatable < 4 {
-                drop(tokio::time::timeout(Duration::from_millis(20), seen.changed()).await);
-            }
-        };
-        tokio::time::timeout(PATIENCE, settles).await.expect("served again");
+        assert!(node.node_status_becomes(|status| status[GPU].allocatable == 4).await, "served again");
     }
 }
 
@@ -254,32 +239,20 @@ async fn a_directory_that_is_read_only_is_named_and_taken_up_when_it_is_not() {
     let node = node(Options::default()).await;
     let mode = |path: &Path, mode: u32| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     let directory = node.device_plugin_directory();
-    mode(node.root.path(), 0o755);
     mode(&directory, 0o555);
     mode(&directory.join("kubelet.sock"), 0o777);
-    let (binary, config) = (node.root.path().join("podmeter"), node.root.path().join("config.yaml"));
-    std::fs::copy(agent::binary(), &binary).unwrap();
-    mode(&binary, 0o755);
+    let config = node.root.path().join("config.yaml");
     let toy = "devicePlugin: {resources: [{kind: simulated, name: example.com/toy, devices: 2}]}\n";
     std::fs::write(&config, toy).unwrap();
     mode(&config, 0o644);
     let arguments = ["agent", "--listen", "127.0.0.1:0", "--admin-socket", "none", "--hardware", "none", "--config"];
-    let root = node.root.path().to_str().unwrap();
-    let arguments = [&arguments[..], &[config.to_str().unwrap(), "--kubelet-root", root]].concat();
-    let directory_flag = ["--device-plugin-dir", directory.to_str().unwrap()];
-    // Root may access everything: run as an unprivileged user.
-    #[allow(clippy::disallowed_methods, reason = "a test asks who it is")]
-    let is_root = std::process::Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
-    let arguments = [&arguments[..], &directory_flag].concat();
-    let running = agent::Running::start_binary(&binary, &arguments, &[], is_root.then_some(65534));
+    let [config, root, plugins] = [&config, node.root.path(), &directory].map(|path| path.to_str().unwrap());
+    let arguments = [&arguments[..], &[config, "--kubelet-root", root, "--device-plugin-dir", plugins]].concat();
+    let running = agent::Running::start_unprivileged(node.root.path(), &arguments);
     running.until("not registered", |page| page.value("podmeter_plugin_registered", &[]) == Some(0.0));
     let path = format!("{}/podmeter-example.com_toy-", directory.display());
-    let logged = async {
-        while !(running.log().contains(&path) && running.log().contains("must be there and writable")) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    assert!(tokio::time::timeout(PATIENCE, logged).await.is_ok(), "{}", running.log());
+    let log = running.until_logged("must be there and writable");
+    assert!(log.contains(&path), "{log}");
     mode(&directory, 0o777);
     counts(&node, "example.com/toy", 2, 2).await;
     running.until("registered", |page| page.value("podmeter_plugin_registered", &[]) == Some(1.0));

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, Node, Options, PodSpec, Rules, node};
 use crate::support::links::Random;
-use crate::support::plugin_harness::{GPU, PATIENCE, PluginHarness, gpu, hardware, mig_devices, uuid};
-use podmeter::clock::Clock;
+use crate::support::plugin_harness::{GPU, PluginHarness, gpu, hardware, mig_devices, uuid};
+use crate::support::polling::poll;
 use podmeter::domain::model::{DeviceReadings, Gpu, GpuUuid};
 use podmeter::node::plugin::{MigStrategy, NvidiaConfig, ResourceConfig};
 
@@ -126,24 +126,19 @@ impl World {
     }
 
     /// Waits until the state matches the model.
-    async fn settle(&mut self) {
-        let clock = Clock::start();
-        loop {
+    fn settle(&mut self) {
+        let mut problem = String::new();
+        let settled = poll(|| {
             let dropped = self.node.dropped_devices();
             assert!(dropped.is_empty(), "dropped from a living list: {dropped:?} after {:#?}", self.steps);
             let now: Result<BTreeMap<_, _>, String> =
                 RESOURCES.iter().map(|resource| Ok((*resource, self.check(resource)?))).collect();
-            match now {
-                Ok(sent) => {
-                    self.sent = sent;
-                    return;
-                }
-                Err(problem) if clock.now().monotonic.as_duration() > PATIENCE => {
-                    panic!("{problem} after {:#?}\n{:#?}", self.steps, self.harness.state.borrow())
-                }
-                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
-            }
-        }
+            now.map_err(|now| problem = now).ok()
+        });
+        let Some(sent) = settled else {
+            panic!("{problem} after {:#?}\n{:#?}", self.steps, self.harness.state.borrow())
+        };
+        self.sent = sent;
     }
 
     /// What is free by the model can be had.
@@ -248,7 +243,7 @@ impl World {
 async fn walk(rules: Rules) {
     let seed = std::env::var("WALK_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_121);
     let mut world = World::start(rules, seed).await;
-    world.settle().await;
+    world.settle();
     for _ in 0..STEPS {
         for _ in 0..1 + world.random.below(3) {
             world.step().await;
@@ -256,7 +251,7 @@ async fn walk(rules: Rules) {
             tokio::time::sleep(Duration::from_millis(pause)).await;
         }
         world.steps.push("settles".to_owned());
-        world.settle().await;
+        world.settle();
         world.allocate_what_is_free().await;
     }
 }

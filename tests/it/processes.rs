@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::kubelet::{ContainerSpec, Gates, Options, PodPhase, PodSpec, Rules, node};
+use crate::support::polling::PATIENCE;
 use podmeter::clock::Clock;
 use podmeter::domain::model::{
     ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, UnattributedReason, UnknownOwner,
@@ -19,7 +20,6 @@ use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
 use podmeter::tasks::Tasks;
 use tokio::sync::watch;
 
-const PATIENCE: Duration = Duration::from_mins(2);
 const UID: &str = "8f5d2c1e-90ab-4cde-8123-456789abcdef";
 const MAIN: ContainerIdentity<'_> =
     ContainerIdentity { namespace: "research", pod: "training-0", uid: UID, container: "main" };
@@ -225,7 +225,7 @@ async fn the_agent_shows_who_pods_are() {
     let running = agent::agent(node.root.path(), &[&flags[..], &["--process-attribution", "on"]].concat(), &[]);
     let page = running.until("a page", |page| page.count("podmeter_pod_info", &[]) == 1);
     assert_eq!(page.value("podmeter_process_attribution_enabled", &[]), Some(0.0));
-    assert!(running.log().contains("hostPID: true"), "{}", running.log());
+    running.until_logged("hostPID: true");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -251,8 +251,24 @@ fn the_demo_names_its_pods() {
     assert_eq!(page.value("podmeter_process_attribution_enabled", &[]), Some(1.0));
 }
 
-/// The reader of a pipe without a writer is held by the kernel, as it is by a process in an uninterruptible
-/// sleep.
+/// Replaces the file by a pipe: without a writer, the kernel holds its reader as a process in an uninterruptible sleep
+/// does. Returns what the file contained.
+fn make_reads_hang(file: &Path) -> Vec<u8> {
+    let content = std::fs::read(file).unwrap();
+    std::fs::remove_file(file).unwrap();
+    let (fifo, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
+    rustix::fs::mknodat(rustix::fs::CWD, file, fifo, mode, 0).unwrap();
+    content
+}
+
+/// The next read finds a file again.
+fn end_hanging_read(file: &Path, content: &[u8]) {
+    let mut pipe = std::fs::OpenOptions::new().read(true).write(true).open(file).unwrap();
+    std::fs::remove_file(file).unwrap();
+    std::fs::write(file, content).unwrap();
+    pipe.write_all(content).unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_read_that_hangs_withdraws_the_owners_until_it_returns() {
     let root = tempfile::tempdir().unwrap();
@@ -260,8 +276,6 @@ async fn a_read_that_hangs_withdraws_the_owners_until_it_returns() {
     tree.add_container(MAIN).unwrap();
     tree.start(1000, 5, MAIN).unwrap();
     tree.start(1001, 5, MAIN).unwrap();
-    let stat = tree.proc_root().join("1001/stat");
-    let line = std::fs::read(&stat).unwrap();
     let settings = ProcessesSettings {
         mode: ProcessAttribution::Auto,
         proc_root: tree.proc_root(),
@@ -276,9 +290,8 @@ async fn a_read_that_hangs_withdraws_the_owners_until_it_returns() {
     let is_known = |state: &Arc<ProcessState>| state.processes.contains_key(&1000);
     until(&mut states, "the first is known", is_known).await;
 
-    std::fs::remove_file(&stat).unwrap();
-    let (fifo, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR);
-    rustix::fs::mknodat(rustix::fs::CWD, &stat, fifo, mode, 0).unwrap();
+    let stat = tree.proc_root().join("1001/stat");
+    let line = make_reads_hang(&stat);
     want.send_replace(Arc::new([1000, 1001].into()));
     let is_stuck = |state: &Arc<ProcessState>| state.collector.as_ref().is_some_and(|collector| collector.stuck);
     // Time does not advance by itself while a read is in progress.
@@ -289,12 +302,7 @@ async fn a_read_that_hangs_withdraws_the_owners_until_it_returns() {
     let state = Arc::clone(&states.borrow());
     assert!(state.processes.is_empty() && state.problem.as_ref().unwrap().contains("reading /proc hangs"));
 
-    // The next read finds a file again.
-    let mut pipe = std::fs::OpenOptions::new().read(true).write(true).open(&stat).unwrap();
-    std::fs::remove_file(&stat).unwrap();
-    std::fs::write(&stat, &line).unwrap();
-    pipe.write_all(&line).unwrap();
-    drop(pipe);
+    end_hanging_read(&stat, &line);
     let is_back = |state: &Arc<ProcessState>| !is_stuck(state) && is_known(state);
     while !is_back(&states.borrow()) {
         tokio::task::yield_now().await;

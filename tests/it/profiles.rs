@@ -82,8 +82,8 @@ async fn nodes_with_different_gpus_offer_different_resources_from_one_file() {
     until_applied(&inference, "profile", Some("inference"));
     assert_eq!(applied(&inference), json!({"decision": "profile", "name": "inference"}));
     assert!(inference.running.get("/").body.contains("Profile inference of the configuration applies"));
-    let log = inference.running.log();
-    assert!(log.contains("this profile applies") && log.contains("2 GPUs (Tesla T4)"), "{log}");
+    let log = inference.running.until_logged("this profile applies");
+    assert!(log.contains("2 GPUs (Tesla T4)"), "{log}");
 
     let training = SickNode::start(a100s(3), FILE).await;
     offers(&training, &[EVERYWHERE, ("nvidia.com/gpu", 1), ("nvidia.com/mig-1g.10gb", 4)]).await;

@@ -1,11 +1,13 @@
 //! Containers that run between two scrapes, and pods that return under their name, end to end: the real binary on a
 //! fake kubelet and the fake driver.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::support::agent::{Page, Running, agent};
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::kubelet::{ListedDevice, Node, Options, PodSpec, holding_pod, node};
+use crate::support::polling;
 use crate::support::test_data::uuid;
 use serde_json::{Value, json};
 
@@ -32,64 +34,74 @@ fn change(node: &Node, pods: Vec<PodSpec>) {
 
 /// Waits for the account of `burst` without reading a page of metrics.
 fn until(running: &Running, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    loop {
+    polling::until(what, || {
         let snapshot: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
         let accounts = snapshot["accounts"].as_array().cloned().unwrap_or_default();
-        let burst = accounts.into_iter().find(|account| account["container"]["pod"] == "burst");
-        if let Some(burst) = burst.filter(&condition) {
-            return burst;
-        }
-        assert!(Instant::now() < deadline, "never: {what}\nlog:\n{}\n{snapshot:#}", running.log());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        accounts.into_iter().find(|account| account["container"]["pod"] == "burst").filter(&condition)
+    })
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_container_between_two_scrapes_is_on_the_next_two_with_its_seconds_and_joules() {
-    let (node, driver) = (node(Options::default()).await, FakeNvml::start(two_gpus()));
+/// The page of metrics with the times at which counters were created.
+fn open_metrics(running: &Running) -> Page {
+    Page(running.get_with("/metrics", "Accept: application/openmetrics-text; version=1.0.0\r\n").body)
+}
+
+fn of_burst(page: &Page, name: &str) -> f64 {
+    page.value(name, BURST).unwrap_or_else(|| panic!("no {name}:\n{}", page.0))
+}
+
+/// `trainer` is at work on GPU 0.
+async fn with_trainer(driver: &FakeNvml) -> (Node, Running) {
+    let node = node(Options::default()).await;
     node.set_devices("nvidia.com/gpu", (0..2).map(|gpu| ListedDevice::new(&uuid(gpu))).collect());
     change(&node, vec![pod("trainer", 0)]);
-    let started = Instant::now();
     let arguments = ["--sample-interval", "100ms", "--refresh-interval", "1s", "--retention", "1s"];
     let running = agent(node.root.path(), &arguments, &driver.env());
     let before = running.until("the trainer at work", |page| {
         page.samples("podmeter_container_busy_seconds_total", &["pod=\"trainer\""]).any(|(_, busy)| busy > 0.5)
     });
     assert_eq!(before.count("podmeter_container_allocated_seconds_total", BURST), 0);
+    (node, running)
+}
 
+/// `burst` runs for two seconds, and its retention passes, without a scrape: the least and most that it ran.
+fn run_burst(node: &Node, running: &Running) -> (Duration, Duration) {
     let came = Instant::now();
-    change(&node, vec![pod("trainer", 0), pod("burst", 1)]);
-    until(&running, "burst", |_| true);
+    change(node, vec![pod("trainer", 0), pod("burst", 1)]);
+    until(running, "burst", |_| true);
     let seen = Instant::now();
-    until(&running, "two seconds", |burst| burst["allocated_seconds"].as_f64().is_some_and(|held| held > 2.0));
+    until(running, "two seconds", |burst| burst["allocated_seconds"].as_f64().is_some_and(|held| held > 2.0));
     let at_least = seen.elapsed();
-    change(&node, vec![pod("trainer", 0)]);
-    until(&running, "its end", |burst| burst["holding"].is_null());
+    change(node, vec![pod("trainer", 0)]);
+    until(running, "its end", |burst| burst["holding"].is_null());
     let at_most = came.elapsed();
-    // Past the retention, without a scrape.
     let left = Instant::now();
-    until(&running, "some time after its end", |_| left.elapsed() > Duration::from_secs(2));
+    until(running, "some time after its end", |_| left.elapsed() > Duration::from_secs(2));
+    (at_least, at_most)
+}
 
-    let page = Page(running.get_with("/metrics", "Accept: application/openmetrics-text; version=1.0.0\r\n").body);
-    let value = |page: &Page, name: &str| page.value(name, BURST).unwrap_or_else(|| panic!("no {name}:\n{}", page.0));
-    let allocated = value(&page, "podmeter_container_allocated_seconds_total");
-    let busy = value(&page, "podmeter_container_busy_seconds_total");
-    let joules = value(&page, "podmeter_container_energy_joules_total");
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_between_two_scrapes_is_on_the_next_two_with_its_seconds_and_joules() {
+    let driver = FakeNvml::start(two_gpus());
+    let (node, running) = with_trainer(&driver).await;
+    let (at_least, at_most) = run_burst(&node, &running);
+
+    let page = open_metrics(&running);
+    let [allocated, busy, uncovered] = ["allocated", "busy", "uncovered"]
+        .map(|name| of_burst(&page, &format!("podmeter_container_{name}_seconds_total")));
     assert!(
         (at_least.as_secs_f64()..at_most.as_secs_f64()).contains(&allocated),
         "{at_least:?} {allocated} {at_most:?}"
     );
-    assert!((busy - allocated / 2.0).abs() < 0.4, "busy {busy} of {allocated}");
-    assert!((joules - allocated * WATTS).abs() < 0.2 * allocated * WATTS, "{joules} J in {allocated} s");
-    let created = value(&page, "podmeter_container_busy_seconds_created");
+    // On a busy machine the last reading before its end may be late.
+    let read = allocated - uncovered;
+    assert!((busy - read / 2.0).abs() < 0.4, "busy {busy} of {read}");
+    let joules = of_burst(&page, "podmeter_container_energy_joules_total");
+    assert!((0.8 * read * WATTS..1.2 * allocated * WATTS).contains(&joules), "{joules} J in {allocated} s");
+    let created = of_burst(&page, "podmeter_container_busy_seconds_created");
     let start = page.samples("process_start_time_seconds", &[]).next().unwrap().1;
-    assert!(created > start && created < start + 60.0, "{created} after {start}");
+    assert!(created > start, "{created} after {start}");
     assert_eq!(page.count("podmeter_container_allocation_info", BURST), 0, "it holds nothing");
-
-    // What the boards drew before the agent started is not exported.
-    let drawn: f64 = page.samples("podmeter_device_energy_joules_total", &[]).map(|(_, joules)| joules).sum();
-    assert!(drawn > 0.0 && drawn <= 2.0 * WATTS * (started.elapsed().as_secs_f64() + 1.0), "{drawn} J");
 
     let again = running.metrics();
     for name in ["allocated_seconds", "busy_seconds", "energy_joules"] {
@@ -101,45 +113,69 @@ async fn a_container_between_two_scrapes_is_on_the_next_two_with_its_seconds_and
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_recreated_under_its_name_has_counters_journal_and_since_of_its_own() {
-    let (node, driver) = (node(Options::default()).await, FakeNvml::start(two_gpus()));
+async fn energy_drawn_before_the_agent_started_is_not_exported() {
+    let driver = FakeNvml::start(two_gpus());
+    let started = Instant::now();
+    let (_node, running) = with_trainer(&driver).await;
+    let page = running.metrics();
+    let drawn: f64 = page.samples("podmeter_device_energy_joules_total", &[]).map(|(_, joules)| joules).sum();
+    assert!(drawn > 0.0 && drawn <= 2.0 * WATTS * (started.elapsed().as_secs_f64() + 1.0), "{drawn} J");
+}
+
+/// `burst` with UID `old` has held a GPU for three seconds.
+async fn with_old_burst(driver: &FakeNvml, state: &Path) -> (Node, Running) {
+    let node = node(Options::default()).await;
     node.set_devices("nvidia.com/gpu", (0..2).map(|gpu| ListedDevice::new(&uuid(gpu))).collect());
     node.set_pods(vec![pod("trainer", 0), pod("burst", 1).uid("old")]);
-    let state = tempfile::tempdir().unwrap();
-    let mut arguments = vec!["--sample-interval", "100ms", "--refresh-interval", "10m"];
-    arguments.extend(["--state-dir", state.path().to_str().unwrap()]);
+    let arguments = ["--sample-interval", "100ms", "--refresh-interval", "10m", "--state-dir", state.to_str().unwrap()];
     let running = agent(node.root.path(), &arguments, &driver.env());
-    let allocated = "podmeter_container_allocated_seconds_total";
-    running.until("the old pod at work", |page| page.value(allocated, BURST).is_some_and(|held| held > 3.0));
-    running.until("its UID", |page| page.value("podmeter_pod_info", &["pod=\"burst\"", "uid=\"old\""]).is_some());
-    let pages = || Page(running.get_with("/metrics", "Accept: application/openmetrics-text; version=1.0.0\r\n").body);
-    let created = |page: &Page| page.value("podmeter_container_allocated_seconds_created", BURST).unwrap();
-    let first = created(&pages());
+    running.until("the old pod at work, and its UID", |page| {
+        page.value("podmeter_container_allocated_seconds_total", BURST).is_some_and(|held| held > 3.0)
+            && page.value("podmeter_pod_info", &["pod=\"burst\"", "uid=\"old\""]).is_some()
+    });
+    (node, running)
+}
 
-    let came = Instant::now();
+/// Its UID is `new` from now on, and it holds the GPU for over a second.
+fn recreate_burst(node: &Node, running: &Running) -> Page {
     node.set_pods(vec![pod("trainer", 0), pod("burst", 1).uid("new")]);
-    let again = running.until("the new pod", |page| {
+    running.until("the new pod", |page| {
         let info: Vec<_> = page.samples("podmeter_pod_info", &["pod=\"burst\""]).collect();
         assert!(info.len() <= 1, "{info:?}");
-        page.value(allocated, BURST).is_some_and(|held| held < 3.0)
-    });
-    assert!(came.elapsed() < Duration::from_secs(2), "{:?}", came.elapsed());
-    assert_eq!(again.count("podmeter_pod_info", &["pod=\"burst\"", "uid=\"old\""]), 0, "it is not the old one");
-    assert_eq!(again.count("podmeter_pod_info", &["pod=\"burst\"", "uid=\"new\""]), 1);
-    running.until("a second", |page| page.value(allocated, BURST).is_some_and(|held| held > 1.0));
-    let second = created(&pages());
-    assert!(second > first + 3.0, "{first} and then {second}");
+        page.count("podmeter_pod_info", &["pod=\"burst\"", "uid=\"new\""]) == 1
+            && page.value("podmeter_container_allocated_seconds_total", BURST).is_some_and(|held| held > 1.0)
+    })
+}
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_recreated_under_its_name_has_counters_of_its_own_at_once() {
+    let (driver, state) = (FakeNvml::start(two_gpus()), tempfile::tempdir().unwrap());
+    let (node, running) = with_old_burst(&driver, state.path()).await;
+    let timer = |page: &Page| page.value("podmeter_refresh_triggers_total", &["trigger=\"timer\""]);
+    let before = open_metrics(&running);
+    let came = Instant::now();
+    let page = recreate_burst(&node, &running);
+    assert_eq!(timer(&page), timer(&before), "noticed by its event");
+    let allocated = of_burst(&page, "podmeter_container_allocated_seconds_total");
+    assert!(allocated < came.elapsed().as_secs_f64() + 1.0, "{allocated} s after {:?}", came.elapsed());
+
+    let created = |page: &Page| of_burst(page, "podmeter_container_allocated_seconds_created");
+    let (first, second) = (created(&before), created(&open_metrics(&running)));
+    assert!(second > first + 3.0, "{first} and then {second}");
     let snapshot: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
-    let held: Vec<&Value> = snapshot["accounts"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|account| account["container"]["pod"] == "burst" && !account["holding"].is_null())
-        .collect();
+    let accounts = snapshot["accounts"].as_array().unwrap().iter();
+    let held: Vec<&Value> =
+        accounts.filter(|account| account["container"]["pod"] == "burst" && !account["holding"].is_null()).collect();
     assert_eq!(held.len(), 1);
     assert!((held[0]["created"].as_f64().unwrap() - second).abs() < 0.01, "since then, in the record and in `top`");
+}
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_recreated_under_its_name_has_a_record_of_its_own_in_the_journal() {
+    let (driver, state) = (FakeNvml::start(two_gpus()), tempfile::tempdir().unwrap());
+    let (node, running) = with_old_burst(&driver, state.path()).await;
+    let came = Instant::now();
+    recreate_burst(&node, &running);
     let journal: Value = serde_json::from_str(&running.get("/api/v1/allocations").body).unwrap();
     let mut records: Vec<&Value> =
         journal["allocations"].as_array().unwrap().iter().filter(|one| one["pod"] == "burst").collect();
@@ -148,5 +184,6 @@ async fn a_pod_recreated_under_its_name_has_counters_journal_and_since_of_its_ow
     assert_eq!(uids, [Some("old"), Some("new")], "{records:#?}");
     assert!(records[0]["ended"].is_f64() && records[1]["ended"].is_null());
     let seconds = |record: &Value| record["allocated_seconds"].as_f64().unwrap();
-    assert!(seconds(records[0]) >= 3.0 && seconds(records[1]) < seconds(records[0]), "{records:#?}");
+    assert!(seconds(records[0]) >= 3.0, "{records:#?}");
+    assert!(seconds(records[1]) < came.elapsed().as_secs_f64() + 1.0, "{records:#?}");
 }

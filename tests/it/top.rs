@@ -23,7 +23,7 @@ fn in_a_pipe_the_table_is_printed_once() {
     assert!(text.is_ascii(), "{text}");
 
     // The same over the admin socket.
-    let log = demo.log();
+    let log = demo.until_logged("address=unix:");
     let socket = log.split("address=unix:").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap();
     let (code, text) = ended(&["top", "--once", "--admin-socket", socket]);
     assert!(code == 0 && text.contains("LAST_ACTIVE"), "{text}");

@@ -3,11 +3,10 @@
 
 use crate::support::agent;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use crate::support::agent::Running;
-use crate::support::certificates::{Authority, Client, Identity};
-use base64::Engine as _;
+use crate::support::certificates::{Authority, Client, Identity, basic};
+use crate::support::polling::until_true;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 
@@ -32,6 +31,11 @@ impl Node {
 
     fn path(&self) -> &Path {
         self.directory.path()
+    }
+
+    /// The path of a file in it.
+    fn at(&self, name: &str) -> String {
+        self.path().join(name).to_str().unwrap().to_owned()
     }
 
     fn file(&self) -> PathBuf {
@@ -59,21 +63,8 @@ impl Identity {
     }
 }
 
-fn basic(user: &str, password: &str) -> String {
-    let text = base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"));
-    format!("Authorization: Basic {text}\r\n")
-}
-
 fn hash(password: &str) -> String {
     bcrypt::hash(password, 4).unwrap()
-}
-
-fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while !condition() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 #[test]
@@ -104,7 +95,7 @@ fn pages_need_tls_and_a_password_and_have_the_headers() {
         assert_eq!(client.status(address, "/metrics", &headers).unwrap(), 401, "{headers}");
     }
     // Without TLS there is no response.
-    let plain = std::panic::catch_unwind(|| running.get("/metrics").status);
+    let plain = std::panic::catch_unwind(|| agent::get(address, "/metrics").status);
     assert!(plain.is_err(), "{plain:?}");
     assert_eq!(client.status(address, "/-/healthy", &basic("alice", "secret")).unwrap(), 200);
 }
@@ -158,16 +149,21 @@ fn certificates_and_passwords_change_while_it_runs() {
 
     let renewed = node.authority.server();
     renewed.write(node.path(), "server");
-    until("the new certificate is shown", || {
+    until_true("the new certificate is shown", || {
         client.get(&running.address, "/", "").is_ok_and(|(_, shown)| shown == renewed.der())
     });
     node.configure(&with("second"));
-    until("the new password counts", || {
+    until_true("the new password counts", || {
         client.status(&running.address, "/metrics", &basic("alice", "second")).is_ok_and(|status| status == 200)
     });
     assert_eq!(client.status(&running.address, "/metrics", &basic("alice", "first")).unwrap(), 401);
+}
 
-    // An invalid file changes nothing, is logged once, and is visible in the metrics.
+#[test]
+fn an_invalid_file_changes_nothing_and_is_logged_once_and_visible_in_the_metrics() {
+    let valid = format!("{TLS}basic_auth_users:\n  alice: {}\n", hash("second"));
+    let node = Node::new(&valid);
+    let (running, client) = (node.start(), node.client());
     let successful = |value: f64| {
         let (answer, _) = client.get(&running.address, "/metrics", &basic("alice", "second")).unwrap();
         answer.contains(&format!("podmeter_config_last_reload_successful {value}\n"))
@@ -178,29 +174,23 @@ fn certificates_and_passwords_change_while_it_runs() {
         ("basic_auth_users: {}\n", "restart podmeter to serve plain HTTP"),
     ] {
         node.configure(bad);
-        until("the metrics and the log show the invalid file", || successful(0.0) && running.log().contains(output));
+        until_true("the metrics and the log show the invalid file", || {
+            successful(0.0) && running.log().contains(output)
+        });
         assert_eq!(client.status(&running.address, "/metrics", "").unwrap(), 401);
     }
-    assert_eq!(
-        running.log().matches("unknown key `cert_fil`: did you mean `cert_file`?").count(),
-        1,
-        "{}",
-        running.log()
-    );
-    node.configure(&with("second"));
-    until("the good file counts", || successful(1.0));
+    let log = running.log();
+    assert_eq!(log.matches("unknown key `cert_fil`: did you mean `cert_file`?").count(), 1, "{log}");
+    node.configure(&valid);
+    until_true("the valid file counts", || successful(1.0));
 }
 
 #[test]
-fn commands_use_certificates_and_a_password() {
-    let users = format!("basic_auth_users:\n  alice: {}\n", hash("secret"));
-    let node = Node::new(&format!("{TLS}{users}"));
+fn commands_use_the_authority_and_a_password() {
+    let node = Node::new(&format!("{TLS}basic_auth_users:\n  alice: {}\n", hash("secret")));
     let running = node.start();
-    let at = |name: &str| node.path().join(name).to_str().unwrap().to_owned();
-    std::fs::write(at("password"), "secret\n").unwrap();
-    std::fs::write(at("wrong"), "sesame\n").unwrap();
-    let (url, ca, password, wrong) =
-        (format!("https://{}", running.address), at("ca.crt"), at("password"), at("wrong"));
+    std::fs::write(node.at("password"), "secret\n").unwrap();
+    let (url, ca, password) = (format!("https://{}", running.address), node.at("ca.crt"), node.at("password"));
     let all = ["--url", &url, "--ca-file", &ca, "--user", "alice", "--password-file", &password];
     for (command, part) in [
         (&["top", "--once"][..], "0 GPUs"),
@@ -211,9 +201,17 @@ fn commands_use_certificates_and_a_password() {
         let (_, text) = agent::ended(&[command, &all].concat());
         assert!(text.contains(part), "{command:?}: {text}");
     }
+}
+
+#[test]
+fn commands_name_the_missing_or_wrong_credential() {
+    let node = Node::new(&format!("{TLS}basic_auth_users:\n  alice: {}\n", hash("secret")));
+    let running = node.start();
+    std::fs::write(node.at("wrong"), "sesame\n").unwrap();
+    let (url, ca, wrong) = (format!("https://{}", running.address), node.at("ca.crt"), node.at("wrong"));
     let other_name = url.replace("127.0.0.1", "0.0.0.0");
     let plain = url.replace("https", "http");
-    let (user, key) = (["--user", "alice", "--password-file"], at("server.key"));
+    let (user, key) = (["--user", "alice", "--password-file"], node.at("server.key"));
     for (arguments, code, part) in [
         (vec!["--url", &url], 1, "--ca-file"),
         (vec!["--url", &url, "--ca-file", &ca], 1, "requires a password: give --user"),
@@ -227,12 +225,15 @@ fn commands_use_certificates_and_a_password() {
         let (ended, text) = agent::ended(&[&["top", "--once"], &arguments[..]].concat());
         assert!(ended == code && text.contains(part), "{arguments:?}: {ended}, {text}");
     }
+}
 
-    node.configure(&format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n"));
+#[test]
+fn commands_use_a_client_certificate() {
+    let node = Node::new(&format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n"));
     let running = node.start();
-    let url = format!("https://{}", running.address);
+    let (url, ca) = (format!("https://{}", running.address), node.at("ca.crt"));
     node.authority.client("operator").write(node.path(), "operator");
-    let (certificate, key) = (at("operator.crt"), at("operator.key"));
+    let (certificate, key) = (node.at("operator.crt"), node.at("operator.key"));
     let without = ["top", "--once", "--url", &url, "--ca-file", &ca];
     let (code, text) = agent::ended(&without);
     assert!(code == 1 && text.contains("give --cert-file and --key-file"), "{text}");
@@ -267,7 +268,7 @@ fn an_updated_secret_is_read_again() {
     assert_eq!(client.get(&running.address, "/", "").unwrap().1, node.server.der());
     let renewed = node.authority.server();
     version("..2", &renewed);
-    until("the new certificate is shown", || client.get(&running.address, "/", "").unwrap().1 == renewed.der());
+    until_true("the new certificate is shown", || client.get(&running.address, "/", "").unwrap().1 == renewed.der());
 }
 
 #[test]
@@ -279,32 +280,22 @@ fn the_kubelet_and_the_admin_socket_need_no_certificate() {
     let more = [node.path(), &file, Path::new(&probe_listen), &admin].map(|path| path.to_str().unwrap());
     let more = [more[0], "--web-config", more[1], "--probe-listen", more[2], "--admin-socket", more[3]];
     let running = Running::start(&[&arguments[..], &more].concat(), &[], None);
-    let get = |path: &str| {
-        use std::io::{Read as _, Write as _};
-        let mut stream = std::os::unix::net::UnixStream::connect(&probes).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: kubelet\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    };
-    assert!(get("/-/healthy").starts_with("HTTP/1.1 200 "), "{}", get("/-/healthy"));
-    until("ready", || get("/-/ready").starts_with("HTTP/1.1 200 "));
+    let status = |path: &str| agent::get_over(&probes, path).unwrap().status;
+    assert_eq!(status("/-/healthy"), 200);
+    until_true("ready", || status("/-/ready") == 200);
     for path in ["/", "/metrics", "/api/v1/node"] {
-        assert!(get(path).starts_with("HTTP/1.1 404 "), "{path}");
+        assert_eq!(status(path), 404, "{path}");
     }
     assert_eq!(agent::post(&admin, "/mark", "{}").status, 400, "the socket answers without TLS");
     assert!(node.client().status(&running.address, "/metrics", "").is_err());
 }
 
-#[test]
-fn an_invalid_file_at_the_start_is_exit_code_2() {
-    let node = Node::new("");
-    let (file, root) = (node.file(), node.path().to_str().unwrap().to_owned());
-    let key = node.server.key.lines().nth(1).unwrap().to_owned();
+/// Each with parts of its error.
+fn invalid_files(key: &str) -> Vec<(String, Vec<&'static str>)> {
     let inline = |key: &str| key.lines().map(|line| format!("    {line}\n")).collect::<String>();
     let colon = "basic_auth_users:\n  \"a:b\": x\n";
     let cost = format!("basic_auth_users:\n  a: {}\n", hash("x").replacen("$04$", "$31$", 1));
-    for (text, parts) in [
+    vec![
         ("tls_server_config: {cert_file: server.crt, cert_fil: x}\n".to_owned(), vec!["cert_fil", "line 1"]),
         ("tls_server_config: {cert_file: server.crt}\n".to_owned(), vec!["key_file is missing"]),
         ("tls_server_config: {min_version: TLS13}\n".to_owned(), vec!["cert_file is missing"]),
@@ -332,8 +323,16 @@ fn an_invalid_file_at_the_start_is_exit_code_2() {
         (colon.to_owned(), vec!["colon"]),
         (cost, vec!["cost is 31"]),
         // Secrets near an error are not in its message.
-        (format!("tls_server_config:\n  key: |\n{}", inline(&node.server.key)), vec!["`key`", "key_file"]),
-    ] {
+        (format!("tls_server_config:\n  key: |\n{}", inline(key)), vec!["`key`", "key_file"]),
+    ]
+}
+
+#[test]
+fn an_invalid_file_at_the_start_is_exit_code_2() {
+    let node = Node::new("");
+    let (file, root) = (node.file(), node.path().to_str().unwrap().to_owned());
+    let secret = node.server.key.lines().nth(1).unwrap();
+    for (text, parts) in invalid_files(&node.server.key) {
         node.configure(&text);
         let path = file.to_str().unwrap();
         let start = ["agent", "--listen", "127.0.0.1:0", "--kubelet-root", &root, "--web-config", path];
@@ -343,11 +342,15 @@ fn an_invalid_file_at_the_start_is_exit_code_2() {
             for part in parts.iter().chain([&path]) {
                 assert!(output.contains(part), "{text}: {part:?} in {output}");
             }
-            assert!(!output.contains(&key), "{output}");
+            assert!(!output.contains(secret), "{output}");
         }
     }
-    node.configure(&format!("basic_auth_users: {{a: {}}}\n", hash("x")));
-    let (code, output) = agent::ended(&["check-config", "--web-config", file.to_str().unwrap()]);
+}
+
+#[test]
+fn check_config_reads_the_web_configuration_too() {
+    let node = Node::new(&format!("basic_auth_users: {{a: {}}}\n", hash("x")));
+    let (code, output) = agent::ended(&["check-config", "--web-config", node.file().to_str().unwrap()]);
     assert!(code == 0 && output.contains("plain text") && output.contains(": valid\n"), "{output}");
     let config = node.path().join("podmeter.yaml");
     std::fs::write(&config, format!("webConfig: {}\n", node.path().join("none.yaml").display())).unwrap();

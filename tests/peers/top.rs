@@ -2,12 +2,10 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use crate::support::agent::{Running, binary};
+use crate::support::polling::poll;
 use tempfile::TempDir;
-
-const PATIENCE: Duration = Duration::from_mins(2);
 
 /// A shell in its own tmux server, which ends when this is dropped.
 struct Terminal {
@@ -55,15 +53,8 @@ impl Terminal {
     }
 
     fn until(&self, what: &str, condition: impl Fn(&str) -> bool) -> String {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let screen = self.screen();
-            if condition(&screen) {
-                return screen;
-            }
-            assert!(Instant::now() < deadline, "never: {what}\n{screen}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let found = poll(|| Some(self.screen()).filter(|screen| condition(screen)));
+        found.unwrap_or_else(|| panic!("never: {what}\n{}", self.screen()))
     }
 }
 

@@ -1,17 +1,19 @@
 //! The real binary, started and scraped over HTTP.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_mins(2);
+use super::polling::{PATIENCE, poll, until_true};
 
 /// The binary that cargo built with the tests, or the one that `PODMETER_BINARY` names.
 pub fn binary() -> PathBuf {
@@ -25,6 +27,7 @@ pub struct Running {
     log: Arc<Mutex<String>>,
     /// Its log is not read.
     log_blocked: Arc<AtomicBool>,
+    log_reader: JoinHandle<()>,
 }
 
 pub struct Answer {
@@ -81,6 +84,14 @@ pub fn post(socket: &Path, path: &str, body: &str) -> Answer {
     Answer::read(stream)
 }
 
+/// The error: no process listens on the socket.
+pub fn get_over(socket: &Path, path: &str) -> std::io::Result<Answer> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")?;
+    Ok(Answer::read(stream))
+}
+
 /// Exit code and output of a command that ends by itself.
 pub fn ended(arguments: &[&str]) -> (i32, String) {
     let output = Command::new(binary()).args(arguments).output().expect("start podmeter");
@@ -121,7 +132,7 @@ impl Running {
         }
         let (following, log_blocked) = (Arc::clone(&log), Arc::<AtomicBool>::default());
         let blocked = Arc::clone(&log_blocked);
-        std::thread::spawn(move || {
+        let log_reader = std::thread::spawn(move || {
             for line in lines.lines().map_while(Result::ok) {
                 while blocked.load(Ordering::Relaxed) {
                     std::thread::sleep(Duration::from_millis(1));
@@ -131,7 +142,18 @@ impl Running {
                 log.push('\n');
             }
         });
-        Self { child, address: address.expect("found"), log, log_blocked }
+        Self { child, address: address.expect("found"), log, log_blocked, log_reader }
+    }
+
+    /// As a user without rights, from a copy of the binary in this directory: it may have no access to the original.
+    pub fn start_unprivileged(directory: &Path, arguments: &[&str]) -> Self {
+        let binary_here = directory.join("podmeter");
+        std::fs::copy(binary(), &binary_here).expect("copy the binary");
+        for path in [directory, &binary_here] {
+            std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("an own file");
+        }
+        let is_root = rustix::process::getuid().is_root();
+        Self::start_binary(&binary_here, arguments, &[], is_root.then_some(65534))
     }
 
     pub fn pid(&self) -> u32 {
@@ -178,15 +200,14 @@ impl Running {
 
     /// Scrapes until the page satisfies `condition`.
     pub fn until(&self, what: &str, condition: impl Fn(&Page) -> bool) -> Page {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let page = self.metrics();
-            if condition(&page) {
-                return page;
-            }
-            assert!(Instant::now() < deadline, "never: {what}\nlog:\n{}\npage:\n{}", self.log(), page.0);
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let found = poll(|| Some(self.metrics()).filter(&condition));
+        found.unwrap_or_else(|| panic!("never: {what}\nlog:\n{}\npage:\n{}", self.log(), self.metrics().0))
+    }
+
+    /// The log once it contains this text: it is read later than the pages show the cause.
+    pub fn until_logged(&self, text: &str) -> String {
+        let found = poll(|| Some(self.log()).filter(|log| log.contains(text)));
+        found.unwrap_or_else(|| panic!("never logged: {text}\nlog:\n{}", self.log()))
     }
 
     pub fn signal(&self, name: &str) {
@@ -199,15 +220,13 @@ impl Running {
         self.child.wait().expect("a child");
     }
 
+    /// Until it has ended, and its whole log is read where that is not blocked.
     pub fn wait(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().expect("a child") {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "does not end:\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let ended = poll(|| self.child.try_wait().expect("a child"));
+        let status = ended.unwrap_or_else(|| panic!("does not end:\n{}", self.log()));
+        let is_blocked = || self.log_blocked.load(Ordering::Relaxed);
+        until_true("the end of the log", || is_blocked() || self.log_reader.is_finished());
+        status
     }
 }
 

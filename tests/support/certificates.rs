@@ -4,16 +4,24 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
+use base64::Engine as _;
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
+use super::polling::PATIENCE;
+
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pub pem: String,
+}
+
+/// The line of a request's head.
+pub fn basic(user: &str, password: &str) -> String {
+    let text = base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"));
+    format!("Authorization: Basic {text}\r\n")
 }
 
 /// A certificate and its key.
@@ -98,7 +106,7 @@ impl Client {
 
     pub fn connect(&self, address: &str) -> StreamOwned<ClientConnection, TcpStream> {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let name = ServerName::try_from("localhost").unwrap();
         StreamOwned::new(ClientConnection::new(Arc::clone(&self.config), name).unwrap(), stream)
     }

@@ -106,21 +106,7 @@ pub struct Selector {
 }
 
 /// Words that are neither functions nor metrics.
-const KEYWORDS: [&str; 13] = [
-    "and",
-    "or",
-    "unless",
-    "by",
-    "on",
-    "without",
-    "ignoring",
-    "group_left",
-    "group_right",
-    "bool",
-    "offset",
-    "sum",
-    "max",
-];
+const KEYWORDS: &str = "and or unless by on without ignoring group_left group_right bool offset sum max";
 
 /// Every selector in a query. A word is a function or an operator where a parenthesis follows, a label inside the
 /// parentheses of `by`, `on` and their like, and the name of a metric anywhere else.
@@ -137,7 +123,10 @@ pub fn selectors(query: &str) -> Vec<Selector> {
             rest = after;
             if ["by", "on", "without", "ignoring", "group_left", "group_right"].contains(&word) {
                 rest = next.split_once(')').expect("labels in parentheses").1;
-            } else if !KEYWORDS.contains(&word) && !next.starts_with('(') && !next.starts_with("by ") {
+            } else if !KEYWORDS.split(' ').any(|keyword| keyword == word)
+                && !next.starts_with('(')
+                && !next.starts_with("by ")
+            {
                 let (selector, after) = selector(&before, word, after);
                 found.push(selector);
                 rest = after;

@@ -1,13 +1,11 @@
 //! `podmeter demo` in a known directory.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
 use super::agent::Running;
-
-const PATIENCE: Duration = Duration::from_mins(2);
+use super::polling::until_true;
 
 pub struct Demo {
     pub running: Running,
@@ -40,17 +38,6 @@ impl Demo {
     pub fn until_held(&self) {
         self.running
             .until("busy seconds of a container", |page| page.count("podmeter_container_busy_seconds_total", &[]) > 0);
-        until("readiness", || (self.running.get("/-/ready").status == 200).then_some(()));
-    }
-}
-
-pub fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = check() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(50));
+        until_true("readiness", || self.running.get("/-/ready").status == 200);
     }
 }

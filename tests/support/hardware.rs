@@ -1,9 +1,10 @@
 //! The hardware module over the fake driver library.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use podmeter::clock::Clock;
-use podmeter::domain::model::{GpuUuid, HardwareState, Moment, Monotonic, UnixSeconds};
+use podmeter::domain::model::{GpuUuid, HardwareState, Medium, Moment, Monotonic, Slow, UnixSeconds};
 use podmeter::node::hardware::nvml::{LibrarySearch, NvmlDriver};
 use podmeter::node::hardware::{Driver as _, DriverSession, Due, HardwareHandle, HardwareSettings, start};
 use serde_json::{Value, json};
@@ -23,18 +24,23 @@ pub fn open(fake: &FakeNvml) -> Box<dyn DriverSession> {
     driver(fake).open().unwrap()
 }
 
-/// Many times faster than on a node.
+/// Many times faster than on a node. A busy machine is no hanging driver.
 pub fn quick() -> HardwareSettings {
     HardwareSettings {
         sample_interval: Duration::from_millis(100),
         medium_interval: Duration::from_millis(200),
         slow_interval: Duration::from_millis(200),
-        watchdog: Duration::from_millis(700),
+        watchdog: Duration::from_secs(10),
         reopen: (Duration::from_millis(20), Duration::from_millis(100)),
         lost_retry: (Duration::from_millis(50), Duration::from_millis(100)),
         sys_root: "/nonexistent".into(),
         ..HardwareSettings::default()
     }
+}
+
+/// For tests of calls that hang.
+pub fn impatient() -> HardwareSettings {
+    HardwareSettings { watchdog: Duration::from_secs(1), ..quick() }
 }
 
 pub fn run(fake: &FakeNvml, settings: HardwareSettings) -> HardwareHandle {
@@ -48,6 +54,24 @@ pub fn gpu(index: usize) -> GpuUuid {
 
 pub fn machine(gpus: usize) -> Value {
     json!({"gpus": vec![json!({}); gpus]})
+}
+
+/// A device on the simulated PCI bus, whose directory is returned. NVIDIA's GPUs have vendor 0x10de.
+pub fn add_pci_device(sys: &Path, bus_id: &str, attributes: &[(&str, &str)]) -> PathBuf {
+    let device = sys.join("bus/pci/devices").join(bus_id);
+    std::fs::create_dir_all(&device).unwrap();
+    for (name, text) in [("vendor", "0x10de"), ("class", "0x030200")].iter().chain(attributes) {
+        std::fs::write(device.join(name), format!("{text}\n")).unwrap();
+    }
+    device
+}
+
+pub fn medium(state: &HardwareState, index: usize) -> Option<&Medium> {
+    Some(&state.readings.get(&gpu(index))?.medium.as_ref()?.value)
+}
+
+pub fn slow(state: &HardwareState, index: usize) -> Option<&Slow> {
+    Some(&state.readings.get(&gpu(index))?.slow.as_ref()?.value)
 }
 
 pub fn has_fast(state: &HardwareState, index: usize) -> bool {

@@ -17,6 +17,7 @@ pub mod kubelet;
 pub mod lab;
 pub mod links;
 pub mod plugin_harness;
+pub mod polling;
 pub mod prometheus;
 pub mod sick_node;
 pub mod watching;

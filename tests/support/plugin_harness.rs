@@ -18,11 +18,10 @@ use tokio::sync::watch;
 
 use super::device_health::health_of;
 use super::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, FakeKubelet, PodSpec};
+use super::polling::PATIENCE;
 use super::test_data;
 
 pub const GPU: &str = "nvidia.com/gpu";
-/// Only a hang exceeds it.
-pub const PATIENCE: Duration = Duration::from_mins(2);
 
 pub fn uuid(index: u32) -> String {
     test_data::uuid(index as usize)

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
+
+use super::polling::poll;
 
 /// One running server. Dropping it kills it.
 pub struct Prometheus {
@@ -68,10 +69,7 @@ impl Prometheus {
     }
 
     pub fn until(&self, query: &str, condition: impl Fn(f64) -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(120);
-        while !self.scalar(query).is_some_and(&condition) {
-            assert!(Instant::now() < deadline, "never: {query}, now {:?}", self.query(query));
-            std::thread::sleep(Duration::from_millis(200));
-        }
+        let becomes = poll(|| self.scalar(query).filter(|value| condition(*value)));
+        assert!(becomes.is_some(), "never: {query}, now {:?}", self.query(query));
     }
 }

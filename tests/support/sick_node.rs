@@ -1,7 +1,6 @@
 //! A node with GPU faults: the real binary over a fake driver library and a fake kubelet.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -51,20 +50,22 @@ impl SickNode {
         Self::start_with(machine, config, &[]).await
     }
 
+    /// Eight GPUs, which the kubelet has as healthy.
+    pub async fn healthy(config: &str) -> Self {
+        let node = Self::start(eight_gpus(), config).await;
+        node.until_unhealthy("nvidia.com/gpu", &[]).await;
+        node
+    }
+
     pub async fn start_with(machine: Value, config: &str, more: &[&str]) -> Self {
         let (kubelet, driver) = (node(Options::default()).await, FakeNvml::start(machine));
-        let inside = |name: &str| kubelet.root.path().join(name).to_str().unwrap().to_owned();
-        std::fs::write(inside("podmeter.yaml"), config).unwrap();
-        let arguments = [
-            ("--listen", "127.0.0.1:0".to_owned()),
-            ("--kubelet-root", inside("")),
-            ("--config", inside("podmeter.yaml")),
-            ("--admin-socket", inside("admin.sock")),
-            ("--sample-interval", "100ms".to_owned()),
-        ];
-        let arguments = arguments.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
-        let arguments = arguments.chain(more.iter().map(|&word| word.to_owned()));
-        let arguments: Vec<String> = ["agent".to_owned()].into_iter().chain(arguments).collect();
+        let root = kubelet.root.path().to_str().unwrap();
+        std::fs::write(kubelet.root.path().join("podmeter.yaml"), config).unwrap();
+        let arguments = format!(
+            "agent --listen 127.0.0.1:0 --kubelet-root {root} --config {root}/podmeter.yaml \
+             --admin-socket {root}/admin.sock --sample-interval 100ms"
+        );
+        let arguments: Vec<String> = arguments.split(' ').chain(more.iter().copied()).map(str::to_owned).collect();
         let running = run(&arguments, &driver);
         Self { kubelet, driver, running, arguments }
     }
@@ -79,12 +80,16 @@ impl SickNode {
         self.running = run(&self.arguments, &self.driver);
     }
 
-    /// How long it took to end.
-    pub fn end(&mut self) -> Duration {
-        let began = Instant::now();
+    pub fn end(&mut self) {
         self.running.signal("TERM");
         assert_eq!(self.running.wait().code(), Some(0), "{}", self.running.log());
-        began.elapsed()
+    }
+
+    /// Until the last GPU has been read for so long. It must be half busy, as in `eight_gpus`.
+    pub fn until_read_for(&self, seconds: f64) {
+        let busy = |page: &Page| page.value("podmeter_device_busy_seconds_total", &[&on_gpu(7)]).unwrap_or(0.0);
+        let before = busy(&self.running.metrics());
+        self.running.until("more readings", |page| busy(page) >= before + seconds / 2.0);
     }
 
     pub fn inject(&self, gpu: usize, events: Value) {

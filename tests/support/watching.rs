@@ -2,17 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use podmeter::domain::model::{GpuUuid, HardwareState};
 use podmeter::node::hardware::HardwareHandle;
 
+use super::polling::PATIENCE;
+
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+}
+
 /// Waits for a publication with `condition`, and checks that no busy seconds fall meanwhile.
 pub fn wait(hardware: &HardwareHandle, what: &str, condition: impl Fn(&HardwareState) -> bool) -> Arc<HardwareState> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let mut states = hardware.watch();
     let mut busy: BTreeMap<GpuUuid, f64> = BTreeMap::new();
-    let found = runtime.block_on(async {
+    let found = block_on(async {
         let found = states.wait_for(|state| {
             for (gpu, readings) in &state.readings {
                 let Some(now) = readings.totals.busy_seconds else { continue };
@@ -21,7 +25,7 @@ pub fn wait(hardware: &HardwareHandle, what: &str, condition: impl Fn(&HardwareS
             }
             condition(state)
         });
-        let found = tokio::time::timeout(Duration::from_secs(20), found).await.ok()?;
+        let found = tokio::time::timeout(PATIENCE, found).await.ok()?;
         Some(Arc::clone(&found.expect("the threads publish while they run")))
     });
     let Some(found) = found else { panic!("no such state in time: {what}; last: {:#?}", hardware.watch().borrow()) };
