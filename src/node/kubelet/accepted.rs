@@ -1,5 +1,7 @@
 //! From answers of the kubelet to the allocations that are published: UIDs and the records of claims are added,
 //! pods that the kubelet may still reject are held back, and the settle rule decides what is removed.
+//!
+//! In: answers, and further sources of pods. Out: the accepted allocations. It calls no kubelet.
 
 use std::collections::BTreeMap;
 use std::path::Path;

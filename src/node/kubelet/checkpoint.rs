@@ -1,5 +1,7 @@
 //! The kubelet's device checkpoint, for what `List` lacks: which pod, by UID, was given a device, and which devices
 //! were registered before the kubelet or podmeter started.
+//!
+//! In: the file. Out: `CheckpointAllocations`; an unreadable file counts as absent. It does not join them with answers.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +24,7 @@ use crate::tasks::SlowRead;
 /// The file of a node with a hundred pods has some ten kilobytes, with answers of Allocate; a DRA driver's checkpoint has
 /// about two for each claim. Parsed, a DRA driver's takes up to eleven times its size: it must fit the chart's memory limit.
 pub(super) const LARGEST: u64 = 4 << 20;
-/// Of files of this machine.
+/// Longest wait for the content of local files: a file system may hang.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
 
 #[derive(Deserialize)]
@@ -146,8 +148,8 @@ pub fn parse(text: &[u8]) -> io::Result<CheckpointAllocations> {
         all.entry(resource.clone()).or_default().extend(devices.iter().cloned());
         for device in devices.into_iter().filter(|_| !uid.as_str().is_empty()) {
             match pods.entry((Arc::clone(&container), resource.clone(), device)) {
-                Entry::Vacant(place) => {
-                    place.insert(Some(uid.clone()));
+                Entry::Vacant(entry) => {
+                    entry.insert(Some(uid.clone()));
                 }
                 Entry::Occupied(mut known) if *known.get() != Some(uid.clone()) => {
                     known.insert(None);

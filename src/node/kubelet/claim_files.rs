@@ -129,14 +129,47 @@ fn claims(allocations: &Allocations) -> BTreeSet<ClaimDevice> {
 
 /// What the files record of each claim, and which of them cannot be read.
 fn read(directories: &ClaimDirectories, claims: &BTreeSet<ClaimDevice>) -> (Records, Problems) {
-    let mut problems = Problems::new();
-    let mut left = LARGEST_SUM;
-    let mut file = |source, path: PathBuf, parse: &Parse<'_>| {
-        let limit = left.min(LARGEST);
+    let mut files = FileReader { bytes_left: LARGEST_SUM, problems: Problems::new() };
+    let checkpoint = if claims.iter().any(is_of_nvidia) {
+        files.read(ClaimSource::Checkpoint, nvidia_checkpoint(directories), &formats::checkpoint)
+    } else {
+        vec![]
+    };
+    let mut records = Records::new();
+    for claim in claims {
+        let mut record = ClaimRecord::default();
+        let names = [&claim.driver, &claim.claim_namespace, &claim.claim];
+        if names.into_iter().chain(&claim.claim_uid).all(|name| is_file_name(name)) {
+            for recorded in read_metadata(&mut files, directories, claim) {
+                add_recorded(&mut record, claim, ClaimSource::Metadata, &recorded);
+            }
+            if is_of_nvidia(claim) {
+                add_recorded(&mut record, claim, ClaimSource::Checkpoint, &checkpoint);
+            }
+            if let Some(uid) = &claim.claim_uid {
+                let recorded = read_cdi(&mut files, directories, &claim.driver, uid);
+                add_recorded(&mut record, claim, ClaimSource::Cdi, &recorded);
+            }
+        }
+        records.insert(claim.clone(), record);
+    }
+    (records, files.problems)
+}
+
+/// Reads files up to a sum of bytes.
+struct FileReader {
+    bytes_left: u64,
+    problems: Problems,
+}
+
+impl FileReader {
+    /// Nothing of a file that is not there, or that cannot be read or parsed: that is a problem.
+    fn read(&mut self, source: ClaimSource, path: PathBuf, parse: &Parse<'_>) -> Vec<RecordedDevice> {
+        let limit = self.bytes_left.min(LARGEST);
         let parsed = match changed_content(&path, &mut None, limit) {
             Ok(bytes) => {
                 let bytes = bytes.unwrap_or_default();
-                left -= bytes.len() as u64;
+                self.bytes_left -= bytes.len() as u64;
                 parse(&bytes)
             }
             Err(error) if is_absent(&error) => Ok(vec![]),
@@ -144,55 +177,44 @@ fn read(directories: &ClaimDirectories, claims: &BTreeSet<ClaimDevice>) -> (Reco
             Err(error) => Err(error.to_string()),
         };
         parsed.unwrap_or_else(|problem| {
-            problems.insert((source, path), problem);
+            self.problems.insert((source, path), problem);
             vec![]
         })
-    };
-    let checkpoint = if claims.iter().any(is_of_nvidia) {
-        file(ClaimSource::Checkpoint, nvidia_checkpoint(directories), &formats::checkpoint)
-    } else {
-        vec![]
-    };
-    let mut records = Records::new();
-    for claim in claims {
-        let mut record = ClaimRecord::default();
-        let mut add = |source, recorded: &[RecordedDevice]| {
-            let of_claim: Vec<&RecordedDevice> = recorded.iter().filter(|recorded| is_of(recorded, claim)).collect();
-            record.hardware.extend(agreed(&of_claim).map(|hardware| (source, hardware)));
-            record.allocation = allocation(claim, &of_claim).or(record.allocation.take());
-        };
-        let names = [&claim.driver, &claim.claim_namespace, &claim.claim];
-        if names.into_iter().chain(&claim.claim_uid).all(|name| is_file_name(name)) {
-            let metadata = directories.plugins.join(&*claim.driver).join("dra-device-metadata");
-            let requests = metadata.join(format!("{}_{}", claim.claim_namespace, claim.claim));
-            match request_directories(&requests) {
-                Ok(requests) => {
-                    for request in requests {
-                        let path = request.join("metadata.json");
-                        add(ClaimSource::Metadata, &file(ClaimSource::Metadata, path, &formats::metadata));
-                    }
-                }
-                Err(error) => {
-                    file(ClaimSource::Metadata, requests, &|_| Err(error.to_string()));
-                }
-            }
-            if is_of_nvidia(claim) {
-                add(ClaimSource::Checkpoint, &checkpoint);
-            }
-            if let Some(uid) = &claim.claim_uid {
-                let kind = format!("k8s.{}/claim", claim.driver);
-                let path = directories.cdi.join(format!("k8s.{}-claim_{uid}.yaml", claim.driver));
-                let minors = || fs::read_to_string(directories.proc.join("driver/nvidia-caps/mig-minors"));
-                let parse = |bytes: &[u8]| {
-                    let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
-                    formats::cdi(text, &kind, uid, || formats::mig_minors(&minors().unwrap_or_default()))
-                };
-                add(ClaimSource::Cdi, &file(ClaimSource::Cdi, path, &parse));
-            }
-        }
-        records.insert(claim.clone(), record);
     }
-    (records, problems)
+}
+
+/// The metadata of each request of the claim.
+fn read_metadata(
+    files: &mut FileReader,
+    directories: &ClaimDirectories,
+    claim: &ClaimDevice,
+) -> Vec<Vec<RecordedDevice>> {
+    let metadata = directories.plugins.join(&*claim.driver).join("dra-device-metadata");
+    let requests = metadata.join(format!("{}_{}", claim.claim_namespace, claim.claim));
+    match request_directories(&requests) {
+        Ok(requests) => {
+            let files_of_requests = requests.into_iter().map(|request| request.join("metadata.json"));
+            files_of_requests.map(|path| files.read(ClaimSource::Metadata, path, &formats::metadata)).collect()
+        }
+        Err(error) => vec![files.read(ClaimSource::Metadata, requests, &|_| Err(error.to_string()))],
+    }
+}
+
+fn read_cdi(files: &mut FileReader, directories: &ClaimDirectories, driver: &str, uid: &str) -> Vec<RecordedDevice> {
+    let kind = format!("k8s.{driver}/claim");
+    let path = directories.cdi.join(format!("k8s.{driver}-claim_{uid}.yaml"));
+    let minors = || fs::read_to_string(directories.proc.join("driver/nvidia-caps/mig-minors"));
+    let parse = |bytes: &[u8]| {
+        let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
+        formats::cdi(text, &kind, uid, || formats::mig_minors(&minors().unwrap_or_default()))
+    };
+    files.read(ClaimSource::Cdi, path, &parse)
+}
+
+fn add_recorded(record: &mut ClaimRecord, claim: &ClaimDevice, source: ClaimSource, recorded: &[RecordedDevice]) {
+    let of_claim: Vec<&RecordedDevice> = recorded.iter().filter(|recorded| is_of(recorded, claim)).collect();
+    record.hardware.extend(agreed(&of_claim).map(|hardware| (source, hardware)));
+    record.allocation = allocation(claim, &of_claim).or(record.allocation.take());
 }
 
 fn nvidia_checkpoint(directories: &ClaimDirectories) -> PathBuf {

@@ -19,8 +19,8 @@ pub fn allocations(answer: v1::ListPodResourcesResponse) -> Allocations {
         let converted = convert_pod(pod);
         match pods.entry(converted.reference.clone()) {
             Entry::Occupied(known) => known.into_mut().containers.extend(converted.containers),
-            Entry::Vacant(place) => {
-                place.insert(converted);
+            Entry::Vacant(entry) => {
+                entry.insert(converted);
             }
         }
     }
@@ -94,7 +94,7 @@ fn convert_container(pod: &PodRef, container: v1::ContainerResources) -> Contain
 /// UID>_<request>`. The list has names of other devices of the same claim too. `None` where they do not agree.
 fn claim_uid(cdi_devices: &[v1::CdiDevice]) -> Option<Arc<str>> {
     let of_name = |device: &'_ v1::CdiDevice| -> Option<Arc<str>> {
-        let (uid, rest) = device.name.split_once('=')?.1.split_at_checked(UUID)?;
+        let (uid, rest) = device.name.split_once('=')?.1.split_at_checked(UUID_LENGTH)?;
         (is_uuid(uid) && rest.starts_with(['-', '_'])).then(|| uid.into())
     };
     let mut uids = cdi_devices.iter().filter_map(of_name);
@@ -102,8 +102,8 @@ fn claim_uid(cdi_devices: &[v1::CdiDevice]) -> Option<Arc<str>> {
     uids.all(|other| other == first).then_some(first)
 }
 
-/// Its length as text: 8-4-4-4-12 hexadecimal digits.
-const UUID: usize = 36;
+/// Characters of a UUID: 8-4-4-4-12 hexadecimal digits.
+const UUID_LENGTH: usize = 36;
 
 fn numa_nodes(topology: Option<v1::TopologyInfo>) -> BTreeSet<i64> {
     topology.into_iter().flat_map(|topology| topology.nodes).map(|node| node.id).collect()

@@ -1,5 +1,7 @@
 //! The kubelet's Pods API (from 1.37; in 1.36 behind the feature gate `PodsAPI`): UIDs, labels and container ids,
 //! without the API server.
+//!
+//! In: the socket. Out: a `PodDirectory`, which stays published while the stream is lost. It does not know allocations.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -65,7 +67,7 @@ async fn watch(settings: PodsApiSettings, publish: watch::Sender<Arc<PodDirector
     let mut watch = PodsApiWatch { settings, publish, directory: PodDirectory::default() };
     let mut retries = Backoff::new(RETRIES);
     loop {
-        let error = watch.follow().await;
+        let error = watch.follow_stream().await;
         if std::mem::take(&mut watch.directory.complete) {
             retries.reset();
         }
@@ -83,7 +85,7 @@ struct PodsApiWatch {
 
 impl PodsApiWatch {
     /// Follows one stream to its end. The published state changes only once the new list is complete.
-    async fn follow(&mut self) -> WatchError {
+    async fn follow_stream(&mut self) -> WatchError {
         let mut fresh = BTreeMap::new();
         let sync = async {
             let mut events = self.open().await?;

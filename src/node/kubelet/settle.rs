@@ -89,11 +89,11 @@ fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
         for device in &container.devices {
             devices.entry((&device.resource, &device.id)).or_default().insert(&container.reference);
         }
-        for claim in container.claims.iter().filter(|claim| !leaves_room(claim)) {
+        for claim in container.claims.iter().filter(|claim| !is_shareable(claim)) {
             claims.entry(claim_key(claim)).or_default().insert(&container.reference);
         }
     }
-    let still_holds = |container: &Container| {
+    let keep_uncontradicted = |container: &Container| {
         let reference = &container.reference;
         let mut kept = container.clone();
         kept.devices.retain(|device| {
@@ -101,7 +101,7 @@ fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
         });
         // A claim may be shared: the same claim under another container takes nothing away, another claim does.
         kept.claims.retain(|device| {
-            leaves_room(device)
+            is_shareable(device)
                 || claims.get(&claim_key(device)).is_none_or(|holders| holders.contains(reference))
                 || answer.containers().flat_map(|container| &container.claims).any(|other| other.is_same_share(device))
         });
@@ -111,7 +111,7 @@ fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
     for before in &accepted.pods {
         match pods.get_mut(&before.reference) {
             None => {
-                let containers = before.containers.iter().map(still_holds).collect();
+                let containers = before.containers.iter().map(keep_uncontradicted).collect();
                 pods.insert(&before.reference, Pod { containers, ..before.clone() });
             }
             // Another pod under the same name: nothing of the old one is kept.
@@ -121,9 +121,11 @@ fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
                 pod.uid = pod.uid.take().or_else(|| before.uid.clone());
                 for container in &before.containers {
                     match pod.containers.iter_mut().find(|now| now.reference == container.reference) {
-                        Some(now) if now.devices.is_empty() && now.claims.is_empty() => *now = still_holds(container),
+                        Some(now) if now.devices.is_empty() && now.claims.is_empty() => {
+                            *now = keep_uncontradicted(container)
+                        }
                         Some(_) => {}
-                        None => pod.containers.push(still_holds(container)),
+                        None => pod.containers.push(keep_uncontradicted(container)),
                     }
                 }
                 pod.containers.sort_by(|a, b| a.reference.cmp(&b.reference));
@@ -134,7 +136,7 @@ fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
 }
 
 /// An observer, or a claim of a part: others may have the same device.
-fn leaves_room(claim: &ClaimDevice) -> bool {
+fn is_shareable(claim: &ClaimDevice) -> bool {
     claim.is_observer() || claim.consumed().next().is_some()
 }
 

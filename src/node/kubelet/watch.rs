@@ -1,7 +1,7 @@
-//! Keeps the `KubeletState` up to date: when to call the kubelet, and what to publish after each answer.
+//! Keeps the `KubeletState` up to date: calls the kubelet when a call is due, and publishes after each answer.
 //!
-//! In: settings, triggers, pods and processes. Out: the published state. It does not decode and does not decide what is
-//! accepted.
+//! In: settings, triggers, pods and processes. Out: the published state. It does not decode, and decides
+//! neither what is accepted nor when a call is due.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,28 +13,11 @@ use tokio::sync::{Notify, watch};
 use super::accepted::{AcceptedAllocations, PodSources};
 use super::claim_files::ClaimDirectories;
 use super::client::{CallError, Client};
+use super::schedule::{ALLOCATABLE_INTERVAL, ALLOCATABLE_PAUSE, CallSchedule, NextCall, Pending};
 use super::trigger::{FileEvents, Trigger};
-use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::domain::model::{DurationHistogram, KubeletState, Moment, Monotonic, PodDirectory, PodRef, TokenBucket};
+use crate::domain::model::{DurationHistogram, KubeletState, Moment, PodDirectory, PodRef};
 use crate::tasks::{Tasks, changed};
-
-/// The query is repeated after this long while an answer has not settled.
-const SETTLING_INTERVAL: Duration = Duration::from_millis(1000);
-/// Calls per second on average, beside one for each allocation that the bundled plugin grants and for each end of its
-/// pod in the Pods API. The kubelet's own limit of 100 is shared by all its clients.
-const CALLS_PER_SECOND: f64 = 2.0;
-/// Calls without a pause after a quiet time: a changed allocation is published at once.
-const BURST: f64 = 4.0;
-/// First and longest pause after a failure; at most the refresh interval.
-const RETRIES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// Allocatable devices are queried at this interval, and after a change that might concern them.
-const ALLOCATABLE_INTERVAL: Duration = Duration::from_secs(10);
-/// A busy node writes its checkpoint often; List comes first then.
-const ALLOCATABLE_PAUSE: Duration = Duration::from_secs(2);
-/// After an allocation was granted the kubelet writes its checkpoint, which triggers a query. Where that is not seen,
-/// the kubelet shows the allocation after this long.
-const UNSEEN_CHECKPOINT: Duration = Duration::from_millis(50);
 
 const METHODS: [&str; 3] = ["List", "GetAllocatableResources", "Get"];
 const CODES: [&str; 9] = [
@@ -88,52 +71,44 @@ async fn run(
 ) {
     let mut events = FileEvents::new(&settings.pod_resources_socket, &settings.device_plugin_directory);
     let mut watch = KubeletWatch::new(settings, pods.clone(), clock, publish);
+    let mut logged_pods = Arc::default();
     // The first refresh has no trigger: a socket made a moment ago is already there.
     watch.refresh().await;
     loop {
-        let (pause, _) = watch.pause();
+        let (pause, _) = watch.next_call();
         if pause.is_zero() {
             // One refresh shows all changes up to now, and they may change what is due first.
             while let Some(trigger) = events.ready().await {
-                watch.take(trigger);
+                watch.apply_trigger(trigger);
             }
             events.watch_directories();
-            match watch.pause().1 {
+            match watch.next_call().1 {
                 NextCall::Refresh(trigger) => {
-                    trigger.into_iter().for_each(|trigger| watch.take(trigger));
+                    trigger.into_iter().for_each(|trigger| watch.apply_trigger(trigger));
                     watch.refresh().await;
                 }
-                NextCall::Pods => watch.ask_about_ended().await,
-                NextCall::Allocatable => watch.allocatable().await,
+                NextCall::EndedPods => watch.query_ended_pods().await,
+                NextCall::Allocatable => watch.query_allocatable().await,
             }
             continue;
         }
         tokio::select! {
-            trigger = events.next() => watch.take(trigger),
-            () = allocated.notified() => watch.allocated(),
-            () = refresh_allocatable.notified() => watch.want_allocatable(Duration::ZERO),
+            trigger = events.next() => watch.apply_trigger(trigger),
+            () = allocated.notified() => watch.schedule.allocation_granted(clock.now().monotonic),
+            () = refresh_allocatable.notified() => watch.schedule.request_allocatable(Duration::ZERO),
             () = changed(&mut pods.directory) => {
                 let directory = Arc::clone(&pods.directory.borrow_and_update());
                 watch.pods_changed(directory).await;
             }
             () = changed(&mut pods.processes) => {
-                let names = Arc::as_ptr(&pods.processes.borrow_and_update().pods);
-                watch.names_changed(names.addr()).await;
+                let now = Arc::clone(&pods.processes.borrow_and_update().pods);
+                if !Arc::ptr_eq(&std::mem::replace(&mut logged_pods, Arc::clone(&now)), &now) {
+                    watch.reconsider().await;
+                }
             }
             () = tokio::time::sleep(pause) => {}
         }
     }
-}
-
-/// What to do next.
-#[derive(Clone, Copy, Debug)]
-enum NextCall {
-    /// Without a trigger where that was counted on arrival.
-    Refresh(Option<Trigger>),
-    /// Query the pods that have ended.
-    Pods,
-    /// Query allocatable devices only.
-    Allocatable,
 }
 
 struct KubeletWatch {
@@ -142,32 +117,14 @@ struct KubeletWatch {
     publish: watch::Sender<Arc<KubeletState>>,
     client: Client,
     accepted: AcceptedAllocations,
-    /// Of calls to the kubelet.
-    budget: TokenBucket,
+    schedule: CallSchedule,
     state: KubeletState,
-    /// After a failure of `List`.
-    retry: Option<Duration>,
-    retries: Backoff,
-    /// The earliest time to query allocatable devices, if the call budget permits.
-    allocatable_due: Option<Monotonic>,
-    allocatable_asked: Option<Moment>,
-    allocatable_retries: Backoff,
-    /// By this kubelet: a new connection may be to another.
-    allocatable_unimplemented: bool,
-    /// Since when a file event waits for a refresh.
-    seen_at: Option<Monotonic>,
-    /// When to query a granted allocation, unless the checkpoint changes before.
-    granted_due: Option<Monotonic>,
-    /// The pauses count from here, whatever else was done meanwhile.
-    refreshed_at: Monotonic,
     /// As the Pods API last had it.
     directory: Arc<PodDirectory>,
-    /// Identifies the names that were last used.
-    names: usize,
     /// Holders that have ended by the Pods API, and are to be queried.
     ended: BTreeSet<PodRef>,
-    /// By this kubelet.
-    get_unimplemented: bool,
+    /// Methods that this kubelet does not have: a new connection may be to another.
+    unimplemented: BTreeSet<&'static str>,
     /// The checkpoint of this kubelet has not been read.
     checkpoint_due: bool,
 }
@@ -189,88 +146,50 @@ impl KubeletWatch {
         }
         Self {
             client: Client::new(&settings.pod_resources_socket, settings.deadline),
-            budget: TokenBucket::full(CALLS_PER_SECOND, BURST, clock.now().monotonic),
             accepted: AcceptedAllocations::new(
                 &settings.device_plugin_directory,
                 settings.claim_directories.clone(),
                 pods,
             ),
+            schedule: CallSchedule::new(clock.now().monotonic),
             settings,
             clock,
             publish,
             state,
-            retry: None,
-            retries: Backoff::new(RETRIES),
-            allocatable_due: None,
-            allocatable_asked: None,
-            allocatable_retries: Backoff::new(RETRIES),
-            allocatable_unimplemented: false,
-            seen_at: None,
-            granted_due: None,
-            refreshed_at: clock.now().monotonic,
             directory: Arc::default(),
-            names: 0,
             ended: BTreeSet::new(),
-            get_unimplemented: false,
+            unimplemented: BTreeSet::new(),
             checkpoint_due: true,
         }
     }
 
-    /// How long to sleep when nothing happens, and what to do then. No call is due before the budget has it.
-    fn pause(&mut self) -> (Duration, NextCall) {
-        let interval = (self.settings.refresh_interval)();
-        let pause = match self.retry {
-            Some(retry) => retry.min(interval),
-            None if !self.accepted.settle.is_settled() => SETTLING_INTERVAL.min(interval),
-            None => interval,
+    fn next_call(&mut self) -> (Duration, NextCall) {
+        let pending = Pending {
+            is_settled: self.accepted.settle.is_settled(),
+            has_ended_pods: !self.ended.is_empty(),
+            unconfirmed_due: self.accepted.unconfirmed.due(),
         };
-        let now = self.clock.now().monotonic;
-        let affordable = now + self.budget.wait_for(1.0, now);
-        let allocatable = self.allocatable_due.filter(|_| self.retry.is_none());
-        let first = [
-            self.seen_at.map(|at| (at.max(affordable), NextCall::Refresh(None))),
-            self.granted_due.map(|due| (due.max(affordable), NextCall::Refresh(Some(Trigger::Allocate)))),
-            (!self.ended.is_empty() && self.retry.is_none()).then_some((affordable, NextCall::Pods)),
-            self.accepted.unconfirmed.due().map(|due| (due.max(affordable), NextCall::Refresh(None))),
-            Some(((self.refreshed_at + pause).max(affordable), NextCall::Refresh(Some(Trigger::Timer)))),
-            // List comes first: it finds a call left after this one.
-            allocatable.map(|due| (due.max(now + self.budget.wait_for(2.0, now)), NextCall::Allocatable)),
-        ];
-        let (due, what) = first.into_iter().flatten().min_by_key(|(due, _)| *due).expect("the timer is always due");
-        (due.since(now), what)
+        self.schedule.next((self.settings.refresh_interval)(), pending, self.clock.now().monotonic)
     }
 
-    /// Queried once the call budget permits, and once for each request.
-    fn want_allocatable(&mut self, pause: Duration) {
-        let due = self.allocatable_asked.map_or(self.refreshed_at, |asked| asked.monotonic + pause);
-        self.allocatable_due = Some(self.allocatable_due.map_or(due, |already| already.min(due)));
-    }
-
-    /// An allocation was granted. The kubelet shows it only after it has our answer: a query now would waste a call.
-    fn allocated(&mut self) {
-        let now = self.clock.now().monotonic;
-        self.budget.add(now);
-        self.granted_due = Some(now + UNSEEN_CHECKPOINT);
-    }
-
-    fn take(&mut self, trigger: Trigger) {
+    fn apply_trigger(&mut self, trigger: Trigger) {
         *self.state.counters.triggers.entry(trigger.name()).or_default() += 1;
         let now = self.clock.now().monotonic;
         match trigger {
             Trigger::Checkpoint => {
-                self.want_allocatable(ALLOCATABLE_PAUSE);
+                self.schedule.request_allocatable(ALLOCATABLE_PAUSE);
                 // What was granted is written: this refresh shows it.
-                self.granted_due = None;
-                self.seen_at = Some(now);
+                self.schedule.granted_due = None;
+                self.schedule.changed_at = Some(now);
             }
             Trigger::Reconnect => {
-                self.seen_at = Some(now);
+                self.schedule.changed_at = Some(now);
                 self.checkpoint_due = true;
-                self.lost();
-                self.want_allocatable(ALLOCATABLE_PAUSE);
+                self.reset_connection();
+                self.schedule.request_allocatable(ALLOCATABLE_PAUSE);
             }
             Trigger::Allocate | Trigger::Timer => {
-                self.granted_due.take_if(|due| *due <= now);
+                self.schedule.granted_due.take_if(|due| *due <= now);
             }
             Trigger::PodsApi => {}
         }
@@ -280,18 +199,12 @@ impl KubeletWatch {
     async fn pods_changed(&mut self, directory: Arc<PodDirectory>) {
         let ended = self.accepted.ended(&self.directory, &directory);
         if !ended.is_empty() {
-            self.take(Trigger::PodsApi);
-            self.budget.add(self.clock.now().monotonic);
+            self.apply_trigger(Trigger::PodsApi);
+            self.schedule.budget.add(self.clock.now().monotonic);
             self.ended.extend(ended);
         }
         self.directory = directory;
         self.reconsider().await;
-    }
-
-    async fn names_changed(&mut self, names: usize) {
-        if std::mem::replace(&mut self.names, names) != names {
-            self.reconsider().await;
-        }
     }
 
     async fn reconsider(&mut self) {
@@ -302,14 +215,14 @@ impl KubeletWatch {
     }
 
     /// `Get` for one pod; for several, and of a kubelet that has no `Get`, one `List` is less.
-    async fn ask_about_ended(&mut self) {
+    async fn query_ended_pods(&mut self) {
         let ended = std::mem::take(&mut self.ended);
-        let one = ended.first().filter(|_| ended.len() == 1 && !self.get_unimplemented);
+        let one = ended.first().filter(|_| ended.len() == 1 && !self.unimplemented.contains("Get"));
         let Some(pod) = one.filter(|_| self.accepted.settle.is_settled()) else { return self.refresh().await };
         let started = self.clock.now();
-        self.budget.take(started.monotonic);
+        self.schedule.budget.take(started.monotonic);
         let answer = self.client.get(pod).await;
-        let now = self.count("Get", started, answer.as_ref().err());
+        let now = self.count_call("Get", started, answer.as_ref().err());
         match answer {
             Ok(answer) => {
                 self.state.allocations = Some(self.accepted.observe_pod(now.monotonic, pod, answer).await);
@@ -317,33 +230,34 @@ impl KubeletWatch {
             }
             Err(error) => {
                 tracing::debug!(code = error.code(), "{error}");
-                self.get_unimplemented |= matches!(error, CallError::Unimplemented(_));
-                if error.lost_connection() {
-                    self.lost();
+                if let CallError::Unimplemented(method) = error {
+                    self.unimplemented.insert(method);
                 }
-                self.seen_at = Some(now.monotonic);
+                if error.lost_connection() {
+                    self.reset_connection();
+                }
+                self.schedule.changed_at = Some(now.monotonic);
             }
         }
     }
 
     /// The next answer may be the first one of another kubelet, whichever call it belongs to.
-    fn lost(&mut self) {
+    fn reset_connection(&mut self) {
         self.client.disconnect();
         self.accepted.settle.reconnected();
-        self.allocatable_unimplemented = false;
-        self.get_unimplemented = false;
+        self.unimplemented.clear();
     }
 
     /// Queries the kubelet once and publishes the result or the failure.
     async fn refresh(&mut self) {
-        self.seen_at = None;
+        self.schedule.changed_at = None;
         self.ended.clear();
         self.read_checkpoint().await;
         self.list().await;
-        if !self.allocatable_unimplemented && self.allocatable_due.is_none() {
-            self.want_allocatable(ALLOCATABLE_INTERVAL);
+        if !self.unimplemented.contains("GetAllocatableResources") && self.schedule.allocatable.due.is_none() {
+            self.schedule.request_allocatable(ALLOCATABLE_INTERVAL);
         }
-        self.refreshed_at = self.clock.now().monotonic;
+        self.schedule.refreshed_at = self.clock.now().monotonic;
     }
 
     /// Once for each kubelet: it names devices that no answer lists before their plugin has registered. Later, `List`
@@ -357,9 +271,9 @@ impl KubeletWatch {
 
     async fn list(&mut self) {
         let started = self.clock.now();
-        self.budget.take(started.monotonic);
+        self.schedule.budget.take(started.monotonic);
         let answer = self.client.list().await;
-        let now = self.count("List", started, answer.as_ref().err());
+        let now = self.count_call("List", started, answer.as_ref().err());
         self.state.collector.duration = Some(now.monotonic.since(started.monotonic));
         match answer {
             Ok(allocations) => {
@@ -373,14 +287,14 @@ impl KubeletWatch {
                 if self.state.problem.take().is_some() {
                     tracing::info!(socket = %self.settings.pod_resources_socket.display(), "the kubelet answers again");
                 }
-                self.retry = None;
-                self.retries.reset();
+                self.schedule.retry = None;
+                self.schedule.retries.reset();
             }
             Err(error) => {
                 self.state.collector.success = false;
                 self.state.truncated = matches!(error, CallError::TooLarge { .. });
                 if error.lost_connection() {
-                    self.lost();
+                    self.reset_connection();
                     self.state.settled = false;
                 }
                 let problem = error.to_string();
@@ -388,45 +302,46 @@ impl KubeletWatch {
                     tracing::warn!(code = error.code(), "{problem}");
                     self.state.problem = Some(problem.into());
                 }
-                self.retry = Some(self.retries.pause());
+                self.schedule.retry = Some(self.schedule.retries.pause());
             }
         }
         self.publish();
     }
 
-    async fn allocatable(&mut self) {
+    async fn query_allocatable(&mut self) {
         let started = self.clock.now();
-        self.budget.take(started.monotonic);
-        self.allocatable_asked = Some(started);
-        self.allocatable_due = None;
+        self.schedule.budget.take(started.monotonic);
+        self.schedule.allocatable.queried_at = Some(started.monotonic);
+        self.schedule.allocatable.due = None;
         let answer = self.client.allocatable().await;
-        let now = self.count("GetAllocatableResources", started, answer.as_ref().err());
+        let now = self.count_call("GetAllocatableResources", started, answer.as_ref().err());
         match answer {
             Ok(allocatable) => {
                 if self.state.allocatable.as_deref() != Some(&allocatable) {
                     self.state.allocatable = Some(Arc::new(allocatable));
                 }
                 self.state.allocatable_at = Some(started);
-                self.want_allocatable(ALLOCATABLE_INTERVAL);
-                self.allocatable_retries.reset();
+                self.schedule.request_allocatable(ALLOCATABLE_INTERVAL);
+                self.schedule.allocatable.retries.reset();
             }
             Err(CallError::Unimplemented(method)) => {
                 tracing::info!(method, "this kubelet is too old to report what is allocatable");
-                self.allocatable_unimplemented = true;
+                self.unimplemented.insert(method);
             }
             // List fails too and is called more often: one failure, one log line.
             Err(error) => {
                 if error.lost_connection() {
-                    self.lost();
+                    self.reset_connection();
                 }
-                self.allocatable_due = Some(now.monotonic + self.allocatable_retries.pause());
+                let allocatable = &mut self.schedule.allocatable;
+                allocatable.due = Some(now.monotonic + allocatable.retries.pause());
                 tracing::debug!(code = error.code(), "{error}");
             }
         }
         self.publish();
     }
 
-    fn count(&mut self, method: &'static str, started: Moment, error: Option<&CallError>) -> Moment {
+    fn count_call(&mut self, method: &'static str, started: Moment, error: Option<&CallError>) -> Moment {
         let now = self.clock.now();
         let counters = &mut self.state.counters;
         counters.durations.entry(method).or_default().observe(now.monotonic.since(started.monotonic));
@@ -442,67 +357,4 @@ impl KubeletWatch {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use super::*;
-    use crate::domain::model::{Allocations, ContainerRef, PodIdentity};
-    use crate::test_data::{container, pod};
-
-    fn directory(pods: &[(&str, bool)]) -> Arc<PodDirectory> {
-        let identity = |(name, terminal): &(&str, bool)| PodIdentity {
-            pod: PodRef::new("team", name),
-            uid: (*name).into(),
-            runtime_uid: None,
-            labels: BTreeMap::new(),
-            terminal: *terminal,
-            containers: BTreeMap::new(),
-        };
-        let pods = pods.iter().map(|pod| (pod.0.into(), Arc::new(identity(pod))));
-        Arc::new(PodDirectory { complete: true, pods: pods.collect(), problem: None })
-    }
-
-    /// Pods a and b hold devices; the call budget is used up.
-    async fn watch_of_two_holders() -> KubeletWatch {
-        let settings = KubeletSettings {
-            pod_resources_socket: PathBuf::new(),
-            device_plugin_directory: PathBuf::new(),
-            claim_directories: ClaimDirectories { plugins: PathBuf::new(), cdi: PathBuf::new(), proc: PathBuf::new() },
-            refresh_interval: Box::new(|| Duration::from_secs(3600)),
-            deadline: Duration::from_secs(5),
-        };
-        let clock = Clock::start();
-        let identified = watch::channel(directory(&[("a", false), ("b", false)])).1;
-        let pods = PodSources { directory: identified, ..PodSources::default() };
-        let mut watch = KubeletWatch::new(settings, pods, clock, watch::channel(Arc::default()).0);
-        let held = ["a", "b"].map(|name| {
-            let reference = ContainerRef::new("team", name, "main").with_uid(Some(name.into()));
-            pod(container(reference, &[("nvidia.com/gpu", name)]))
-        });
-        watch.accepted.observe(clock.now().monotonic, Allocations { pods: held.into() }).await;
-        let now = clock.now().monotonic;
-        (0..4).for_each(|_| watch.budget.take(now));
-        watch
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_end_of_a_holder_is_queried_at_once_though_the_call_budget_is_used_up() {
-        let mut watch = watch_of_two_holders().await;
-        watch.pods_changed(directory(&[("a", false), ("b", false)])).await;
-        assert!(!watch.pause().0.is_zero(), "nothing has ended");
-        watch.pods_changed(directory(&[("b", false)])).await;
-        assert!(matches!(watch.pause(), (Duration::ZERO, NextCall::Pods)));
-    }
-
-    /// Its admission took longer than its confirmation is waited for.
-    #[tokio::test(start_paused = true)]
-    async fn a_holder_that_the_pods_api_first_lists_as_failed_is_queried() {
-        let mut watch = watch_of_two_holders().await;
-        watch.pods_changed(directory(&[("a", false)])).await;
-        watch.pods_changed(directory(&[("a", false), ("b", true)])).await;
-        assert_eq!(watch.ended, [PodRef::new("team", "b")].into());
-        watch.ended.clear();
-        watch.pods_changed(directory(&[("a", false), ("b", true)])).await;
-        assert!(watch.ended.is_empty(), "once");
-    }
-}
+mod tests;

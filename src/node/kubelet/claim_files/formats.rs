@@ -1,5 +1,9 @@
 //! The formats of the files that DRA drivers keep on the node: metadata (KEP-5304), the checkpoint of NVIDIA's driver,
 //! and CDI specifications. Other fields are ignored: newer versions have more.
+//!
+//! In: bytes of one file. Out: what it records of each device, or why not. It reads no files.
+
+mod cdi;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +13,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
 use crate::domain::model::{ClaimHardware, GpuUuid, MigUuid, PciBusId};
-use crate::input;
+
+pub use cdi::{cdi, mig_minors};
 
 /// What one file has of one device of one claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,10 +37,6 @@ pub struct RecordedAllocation {
     /// In thousandths, by capacity.
     pub consumed: Vec<(Arc<str>, u64)>,
 }
-
-/// The GPU instance and the compute instance of `/dev/nvidia-caps/nvidia-cap<N>`, by N: `(minor, instance, compute
-/// instance)`.
-pub type MigMinors = BTreeMap<u32, (u32, u32, u32)>;
 
 /// Those that the kubelet's plugin library writes.
 const METADATA_VERSIONS: [&str; 2] = ["metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1"];
@@ -334,97 +335,6 @@ fn thousandths(text: &str) -> Option<u64> {
     let is_number = number.bytes().all(|byte| byte.is_ascii_digit() || b".eE+-".contains(&byte));
     let amount = number.parse::<f64>().ok().filter(|_| is_number)? * factor * 1000.0;
     (amount >= 0.0 && amount < u64::MAX as f64).then_some(amount.round() as u64)
-}
-
-#[derive(Deserialize)]
-struct ClaimSpecification {
-    kind: String,
-    #[serde(default)]
-    devices: Vec<CdiDevice>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct CdiDevice {
-    name: String,
-    #[serde(default)]
-    container_edits: Edits,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Edits {
-    #[serde(default)]
-    device_nodes: Vec<DeviceNode>,
-}
-
-#[derive(Deserialize)]
-struct DeviceNode {
-    path: String,
-}
-
-/// The CDI specification of a claim, whose devices are named `<claim UID>-<device>`.
-///
-/// The minors are read where a device has nodes of instances.
-pub fn cdi(
-    text: &str,
-    kind: &str,
-    claim_uid: &str,
-    minors: impl Fn() -> MigMinors,
-) -> Result<Vec<RecordedDevice>, String> {
-    let specification = input::yaml::<ClaimSpecification>(text)?.ok_or("the file is empty")?;
-    if specification.kind != kind {
-        return Err(format!("of kind {}, not {kind}", specification.kind));
-    }
-    let device = |device: CdiDevice| {
-        let name = device.name.strip_prefix(claim_uid)?.strip_prefix('-')?;
-        Some(RecordedDevice {
-            claim_uid: claim_uid.into(),
-            driver: None,
-            pool: None,
-            device: name.into(),
-            hardware: nodes_hardware(&device.container_edits.device_nodes, &minors),
-            allocation: None,
-        })
-    };
-    Ok(specification.devices.into_iter().filter_map(device).collect())
-}
-
-/// `None` where the nodes are of several devices, or of instances that are not known.
-fn nodes_hardware(nodes: &[DeviceNode], minors: &impl Fn() -> MigMinors) -> Option<ClaimHardware> {
-    let one = |prefix: &'static str| {
-        let mut numbers = nodes.iter().filter_map(|node| node.path.strip_prefix(prefix)?.parse::<u32>().ok());
-        let first = numbers.next();
-        (first, numbers.all(|number| Some(number) == first))
-    };
-    let capabilities = nodes.iter().filter_map(|node| node.path.strip_prefix("/dev/nvidia-caps/nvidia-cap"));
-    let capabilities: Vec<Option<u32>> = capabilities.map(|number| number.parse().ok()).collect();
-    match (one("/dev/nvidia"), one("/dev/vfio/"), one("/dev/vfio/devices/vfio")) {
-        ((Some(minor), true), (None, _), (None, _)) if capabilities.is_empty() => Some(ClaimHardware::Minor(minor)),
-        ((Some(minor), true), (None, _), (None, _)) => {
-            let minors = minors();
-            let mut instances = capabilities.iter().filter_map(|number| minors.get(&(*number)?));
-            let (of, gpu_instance, compute_instance) = *instances.next()?;
-            let is_one = instances.next().is_none() && of == minor;
-            is_one.then_some(ClaimHardware::Instance { minor, gpu_instance, compute_instance })
-        }
-        ((None, _), (Some(group), true), (None, _)) => Some(ClaimHardware::IommuGroup(group)),
-        ((None, _), (None, _), (Some(number), true)) => Some(ClaimHardware::VfioDevice(format!("vfio{number}").into())),
-        _ => None,
-    }
-}
-
-/// `/proc/driver/nvidia-caps/mig-minors`: lines such as `gpu0/gi1/ci0/access 13`. Those of GPU instances as a whole are
-/// left out.
-pub fn mig_minors(text: &str) -> MigMinors {
-    let line = |line: &str| {
-        let (path, number) = line.split_once(' ')?;
-        let mut parts = path.split('/');
-        let mut number_after = |prefix: &str| parts.next()?.strip_prefix(prefix)?.parse::<u32>().ok();
-        let instance = (number_after("gpu")?, number_after("gi")?, number_after("ci")?);
-        Some((number.trim().parse().ok()?, instance))
-    };
-    text.lines().filter_map(line).collect()
 }
 
 #[cfg(test)]

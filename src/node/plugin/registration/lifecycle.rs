@@ -15,6 +15,7 @@
 //! know which devices there are.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -100,7 +101,7 @@ impl Lifecycle {
             let kubelet = sockets::identity(&sockets::kubelet_socket(&self.directory));
             let mut attempt = Attempt { kubelet, server: None, registered_at: None };
             let end = tokio::select! {
-                end = self.attempt(&mut attempt, began) => Some(end),
+                Err(end) = self.attempt(&mut attempt, began) => Some(end),
                 _ = stop.wait_for(Option::is_some) => None,
             };
             if self.close(attempt, &mut backoff).await {
@@ -120,27 +121,18 @@ impl Lifecycle {
     }
 
     /// From `Waiting` to the end of the registration, or of the attempt.
-    async fn attempt(&mut self, attempt: &mut Attempt, began: Monotonic) -> RegistrationEnd {
-        if let Err(end) = self.wait(attempt.kubelet, began).await {
-            return end;
-        }
+    async fn attempt(&mut self, attempt: &mut Attempt, began: Monotonic) -> Result<Infallible, RegistrationEnd> {
+        self.until_ready(attempt.kubelet, began).await?;
         // Plugins that serve already are replaced; one that registers later replaces us.
         let before = sockets::identities(&self.directory);
-        let server = match self.listen() {
-            Ok(server) => attempt.server.insert(server),
-            Err(end) => return end,
-        };
-        if let Err(end) = self.register(server, attempt.kubelet).await {
-            return end;
-        }
+        let server = attempt.server.insert(self.listen()?);
+        self.register(server, attempt.kubelet).await?;
         attempt.registered_at = Some(self.now());
         self.state.status.registered();
         let devices = self.state.offer.borrow().devices.len();
         tracing::info!(resource = %self.resource(), devices, "registered with the kubelet");
-        if let Err(end) = self.until_listed(server, attempt.kubelet).await {
-            return end;
-        }
-        self.stay_registered(server, attempt.kubelet, &before).await
+        self.until_listed(server, attempt.kubelet).await?;
+        Err(self.stay_registered(server, attempt.kubelet, &before).await)
     }
 
     /// `Waiting`: until the kubelet's socket is there, no other plugin serves the resource, and the devices are checked.

@@ -1,0 +1,117 @@
+//! Which call to the kubelet is due next, and when. Pure.
+//!
+//! In: changes that a call may show, outcomes of calls, times. Out: the next call, within the call budget. It does not know
+//! what is asked and answered.
+
+use std::time::Duration;
+
+use super::trigger::Trigger;
+use crate::backoff::Backoff;
+use crate::domain::model::{Monotonic, TokenBucket};
+
+/// Between two calls while an answer has not settled.
+const SETTLING_INTERVAL: Duration = Duration::from_millis(1000);
+/// Calls per second on average, beside one for each allocation that the bundled plugin grants and for each end of its
+/// pod in the Pods API. The kubelet's own limit of 100 is shared by all its clients.
+const CALLS_PER_SECOND: f64 = 2.0;
+/// Calls without a pause after a quiet time: a changed allocation is published at once.
+const BURST: f64 = 4.0;
+/// First and longest pause after a failure; at most the refresh interval.
+const RETRIES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+/// Allocatable devices are queried at this interval, and after a change that might concern them.
+pub const ALLOCATABLE_INTERVAL: Duration = Duration::from_secs(10);
+/// A busy node writes its checkpoint often; List comes first then.
+pub const ALLOCATABLE_PAUSE: Duration = Duration::from_secs(2);
+/// After an allocation was granted the kubelet writes its checkpoint, which triggers a query. Where that is not seen,
+/// the kubelet shows the allocation after this long.
+const UNSEEN_CHECKPOINT: Duration = Duration::from_millis(50);
+
+/// The next call.
+#[derive(Clone, Copy, Debug)]
+pub enum NextCall {
+    /// `List`. Without a trigger where that was counted on arrival.
+    Refresh(Option<Trigger>),
+    /// Query the pods that have ended.
+    EndedPods,
+    /// Query allocatable devices only.
+    Allocatable,
+}
+
+/// What the accepted allocations wait for.
+#[derive(Clone, Copy, Debug)]
+pub struct Pending {
+    pub is_settled: bool,
+    pub has_ended_pods: bool,
+    /// When the next unconfirmed pod is to be accepted.
+    pub unconfirmed_due: Option<Monotonic>,
+}
+
+pub struct CallSchedule {
+    /// Of calls to the kubelet.
+    pub budget: TokenBucket,
+    /// After a failure of `List`.
+    pub retry: Option<Duration>,
+    pub retries: Backoff,
+    pub allocatable: AllocatableSchedule,
+    /// Since when a file event or a failed `Get` waits for a refresh.
+    pub changed_at: Option<Monotonic>,
+    /// When to query a granted allocation, unless the checkpoint changes before.
+    pub granted_due: Option<Monotonic>,
+    /// The pauses count from here, whatever else was done meanwhile.
+    pub refreshed_at: Monotonic,
+}
+
+pub struct AllocatableSchedule {
+    /// The earliest time of the next call, if the budget permits.
+    pub due: Option<Monotonic>,
+    pub queried_at: Option<Monotonic>,
+    pub retries: Backoff,
+}
+
+impl CallSchedule {
+    pub fn new(now: Monotonic) -> Self {
+        Self {
+            budget: TokenBucket::full(CALLS_PER_SECOND, BURST, now),
+            retry: None,
+            retries: Backoff::new(RETRIES),
+            allocatable: AllocatableSchedule { due: None, queried_at: None, retries: Backoff::new(RETRIES) },
+            pub changed_at: None,
+            granted_due: None,
+            refreshed_at: now,
+        }
+    }
+
+    /// The next call, and how long to wait for it when nothing happens. None is due before the budget has it.
+    pub fn next(&mut self, interval: Duration, pending: Pending, now: Monotonic) -> (Duration, NextCall) {
+        let pause = match self.retry {
+            Some(retry) => retry.min(interval),
+            None if !pending.is_settled => SETTLING_INTERVAL.min(interval),
+            None => interval,
+        };
+        let affordable = now + self.budget.wait_for(1.0, now);
+        let allocatable = self.allocatable.due.filter(|_| self.retry.is_none());
+        let calls = [
+            self.changed_at.map(|at| (at.max(affordable), NextCall::Refresh(None))),
+            self.granted_due.map(|due| (due.max(affordable), NextCall::Refresh(Some(Trigger::Allocate)))),
+            (pending.has_ended_pods && self.retry.is_none()).then_some((affordable, NextCall::EndedPods)),
+            pending.unconfirmed_due.map(|due| (due.max(affordable), NextCall::Refresh(None))),
+            Some(((self.refreshed_at + pause).max(affordable), NextCall::Refresh(Some(Trigger::Timer)))),
+            // List comes first: it finds a call left after this one.
+            allocatable.map(|due| (due.max(now + self.budget.wait_for(2.0, now)), NextCall::Allocatable)),
+        ];
+        let (due, call) = calls.into_iter().flatten().min_by_key(|(due, _)| *due).expect("the timer is always due");
+        (due.since(now), call)
+    }
+
+    /// An allocation was granted. The kubelet shows it only after it has our answer: a query now would waste a call.
+    pub fn allocation_granted(&mut self, now: Monotonic) {
+        self.budget.add(now);
+        self.granted_due = Some(now + UNSEEN_CHECKPOINT);
+    }
+
+    /// Allocatable devices are queried `pause` after the last time, once for each request.
+    pub fn request_allocatable(&mut self, pause: Duration) {
+        let due = self.allocatable.queried_at.map_or(self.refreshed_at, |at| at + pause);
+        self.allocatable.due = Some(self.allocatable.due.map_or(due, |already| already.min(due)));
+    }
+}
