@@ -21,6 +21,9 @@ const ARROWS: [(&str, &str); 13] = [
     ("lib", ""),
 ];
 
+/// The parts of `node::plugin`: each uses only those before it.
+const PLUGIN_PARTS: [&str; 5] = ["config", "offer", "host", "allocate", "registration"];
+
 /// Other libraries, and the only modules that may use them.
 const LIBRARIES: [(&str, &str); 12] = [
     ("tokio", "agent clock commands node serve simulation tasks"),
@@ -128,6 +131,18 @@ fn re_exports(sources: &[Source]) -> BTreeMap<(String, String), String> {
 
 fn has(words: &str, word: &str) -> bool {
     words.split_whitespace().any(|one| one == word)
+}
+
+#[test]
+fn each_part_of_the_plugin_uses_only_those_before_it() {
+    for (index, part) in PLUGIN_PARTS.iter().enumerate() {
+        for Source { file, text, .. } in sources() {
+            if file.starts_with(Path::new("node/plugin").join(part)) {
+                let later = PLUGIN_PARTS[index + 1..].iter().find(|other| text.contains(&format!("plugin::{other}::")));
+                assert_eq!(later, None, "{}", file.display());
+            }
+        }
+    }
 }
 
 #[test]

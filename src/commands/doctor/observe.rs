@@ -213,7 +213,7 @@ type Chosen = (Option<(AppliedProfile, Option<NodeGpus>)>, Option<Vec<ResourceCo
 fn choose_profile(settings: &DoctorSettings, driver: Option<&DriverState>) -> Chosen {
     let Some(plan) = &settings.plan else { return (None, None) };
     let gpus = match driver {
-        Some(driver) => Some(NodeGpus::of(&driver.inventory)),
+        Some(driver) => Some(NodeGpus::from_inventory(&driver.inventory)),
         None => (settings.hardware == HardwareSource::None).then(NodeGpus::default),
     };
     let choice = plan.choose(&NodeView { node_name: &settings.node_name, gpus: gpus.clone() });

@@ -46,6 +46,7 @@ pub struct Pending {
     pub unconfirmed_due: Option<Monotonic>,
 }
 
+/// When to call the kubelet. The watch records the outcomes of the calls in it.
 pub struct CallSchedule {
     /// Of calls to the kubelet.
     pub budget: TokenBucket,
@@ -75,7 +76,7 @@ impl CallSchedule {
             retry: None,
             retries: Backoff::new(RETRIES),
             allocatable: AllocatableSchedule { due: None, queried_at: None, retries: Backoff::new(RETRIES) },
-            pub changed_at: None,
+            changed_at: None,
             granted_due: None,
             refreshed_at: now,
         }

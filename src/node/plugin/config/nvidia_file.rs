@@ -328,9 +328,9 @@ imex: {channelIDs: [], required: false}
         }
 
         #[test]
-        fn a_damaged_file_gives_a_result(place in 0..FULL.len(), letter in "[ -~\n]") {
-            let _ = parse(&format!("{}{letter}{}", &FULL[..place], &FULL[(place + 1).min(FULL.len())..]));
-            let _ = parse(&FULL[..place]);
+        fn a_damaged_file_gives_a_result(index in 0..FULL.len(), letter in "[ -~\n]") {
+            let _ = parse(&format!("{}{letter}{}", &FULL[..index], &FULL[(index + 1).min(FULL.len())..]));
+            let _ = parse(&FULL[..index]);
         }
     }
 }

@@ -83,15 +83,15 @@ impl PathConfig {
         }
         let one_node = matches!(self.paths.as_slice(), [path] if !has_wildcards(path));
         container_path(&format!("{key}.containerPath"), self.container_path.as_deref(), one_node)?;
-        for (place, group) in self.groups.iter().enumerate() {
-            let key = format!("{key}.groups[{place}]");
+        for (index, group) in self.groups.iter().enumerate() {
+            let key = format!("{key}.groups[{index}]");
             let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
             // Leaves room for `::` and a slot's number.
             if group.id.is_empty() || group.id.len() > 56 || !group.id.bytes().all(plain) {
                 let accepted = "accepted: 1 to 56 letters, digits, dashes, dots, slashes or underscores";
                 return refuse(&format!("{key}.id"), &group.id, accepted);
             }
-            if self.groups[..place].iter().any(|other| other.id == group.id) {
+            if self.groups[..index].iter().any(|other| other.id == group.id) {
                 return refuse(&format!("{key}.id"), &group.id, "another group has it: ids are unique");
             }
             if group.paths.is_empty() {

@@ -77,7 +77,7 @@ pub struct NodeGpus {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProfileChoice {
     Common,
-    /// By its place in the plan.
+    /// By its index in the plan.
     Profile(usize),
     /// What may still apply, in order; `None`: the common settings.
     Undecided(Vec<Option<usize>>),
@@ -86,13 +86,13 @@ pub enum ProfileChoice {
 impl<'n> NodeView<'n> {
     pub fn new(node_name: &'n str, hardware: &HardwareState) -> Self {
         let is_read = hardware.source == HardwareSource::None || hardware.inventory.generation > 0;
-        Self { node_name, gpus: is_read.then(|| NodeGpus::of(&hardware.inventory)) }
+        Self { node_name, gpus: is_read.then(|| NodeGpus::from_inventory(&hardware.inventory)) }
     }
 }
 
 impl NodeGpus {
     /// A GPU that is passed through does not count; a lost one does.
-    pub fn of(inventory: &Inventory) -> Self {
+    pub fn from_inventory(inventory: &Inventory) -> Self {
         let gpus = || inventory.gpus.values().filter(|gpu| !inventory.passthrough.contains_key(&gpu.uuid));
         Self { count: gpus().count(), models: gpus().filter_map(|gpu| gpu.model.clone()).collect() }
     }
@@ -115,15 +115,15 @@ impl From<Vec<ResourceConfig>> for PluginPlan {
 impl PluginPlan {
     pub fn choose(&self, node: &NodeView<'_>) -> ProfileChoice {
         let mut possible = vec![];
-        for (place, profile) in self.profiles.iter().enumerate() {
+        for (index, profile) in self.profiles.iter().enumerate() {
             match profile.conditions.holds(node) {
-                Some(true) if possible.is_empty() => return ProfileChoice::Profile(place),
+                Some(true) if possible.is_empty() => return ProfileChoice::Profile(index),
                 Some(true) => {
-                    possible.push(Some(place));
+                    possible.push(Some(index));
                     return ProfileChoice::Undecided(possible);
                 }
                 Some(false) => {}
-                None => possible.push(Some(place)),
+                None => possible.push(Some(index)),
             }
         }
         if possible.is_empty() {
@@ -135,16 +135,17 @@ impl PluginPlan {
 
     /// While it is undecided: the entries that are the same in every case.
     pub fn entries(&self, choice: &ProfileChoice) -> Vec<ResourceConfig> {
-        let of = |place: Option<usize>| match place {
-            Some(place) => &self.profiles[place].entries,
+        let entries_of = |index: Option<usize>| match index {
+            Some(index) => &self.profiles[index].entries,
             None => &self.common,
         };
         match choice {
-            ProfileChoice::Common => of(None).clone(),
-            ProfileChoice::Profile(place) => of(Some(*place)).clone(),
+            ProfileChoice::Common => entries_of(None).clone(),
+            ProfileChoice::Profile(index) => entries_of(Some(*index)).clone(),
             ProfileChoice::Undecided(possible) => {
-                let is_in_all = |entry: &&ResourceConfig| possible.iter().all(|place| of(*place).contains(entry));
-                let first = possible.first().map(|place| of(*place)).unwrap_or(&self.common);
+                let is_in_all =
+                    |entry: &&ResourceConfig| possible.iter().all(|index| entries_of(*index).contains(entry));
+                let first = possible.first().map(|index| entries_of(*index)).unwrap_or(&self.common);
                 first.iter().filter(is_in_all).cloned().collect()
             }
         }
@@ -162,8 +163,8 @@ impl PluginPlan {
         }
         Some(match choice {
             ProfileChoice::Common => AppliedProfile { decision: "common", name: None },
-            ProfileChoice::Profile(place) => {
-                AppliedProfile { decision: "profile", name: Some(Arc::clone(&self.profiles[*place].name)) }
+            ProfileChoice::Profile(index) => {
+                AppliedProfile { decision: "profile", name: Some(Arc::clone(&self.profiles[*index].name)) }
             }
             ProfileChoice::Undecided(_) => AppliedProfile { decision: "undecided", name: None },
         })
@@ -218,10 +219,10 @@ mod tests {
     }
 
     fn plan(profiles: &[&str]) -> PluginPlan {
-        let profile = |(place, text): (usize, &&str)| PluginProfile {
-            name: format!("p{place}").into(),
+        let profile = |(index, text): (usize, &&str)| PluginProfile {
+            name: format!("p{index}").into(),
             conditions: conditions(text),
-            entries: vec![nvidia(&format!("name: example.com/p{place}"))],
+            entries: vec![nvidia(&format!("name: example.com/p{index}"))],
         };
         PluginPlan { common: vec![nvidia("")], profiles: profiles.iter().enumerate().map(profile).collect() }
     }

@@ -60,9 +60,9 @@ impl PluginPlan {
         }
         let common = common.resolve(&mut read)?;
         let mut plan = Self::from(common);
-        for (place, profile) in profiles.iter().enumerate() {
-            let key = format!("profiles[{place}]");
-            check_name(&format!("{key}.name"), &profile.name, &profiles[..place])?;
+        for (index, profile) in profiles.iter().enumerate() {
+            let key = format!("profiles[{index}]");
+            check_name(&format!("{key}.name"), &profile.name, &profiles[..index])?;
             if let Some(count) = profile.conditions.gpu_count.map(CountRange::bounds).filter(RangeInclusive::is_empty) {
                 let value = format!("{} to {}", count.start(), count.end());
                 return refuse(&format!("{key}.match.gpuCount"), value, "give min up to max");
@@ -91,12 +91,12 @@ impl ChangedSection {
             let nvidia = ResourceConfig::from_nvidia_file(&format!("{key}.nvidiaConfig"), file, read)?;
             replace(&mut entries, is_nvidia, nvidia);
         }
-        for (place, change) in self.resources.iter().enumerate() {
-            let key = format!("{key}.resources[{place}]");
+        for (index, change) in self.resources.iter().enumerate() {
+            let key = format!("{key}.resources[{index}]");
             let is_of_nvidia = |change: &Map<String, Value>| change.get("kind").is_some_and(|kind| kind == "nvidia");
             let mut given = change.clone();
             let entry = if is_of_nvidia(change) {
-                if self.resources[..place].iter().any(is_of_nvidia) {
+                if self.resources[..index].iter().any(is_of_nvidia) {
                     return refuse(
                         &key,
                         "kind: nvidia",

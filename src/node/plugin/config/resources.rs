@@ -56,8 +56,8 @@ impl PluginConfig {
     ) -> Result<Vec<ResourceConfig>, PluginConfigError> {
         const KEY: &str = "devicePlugin.resources";
         let mut entries = self.resources.clone().unwrap_or_default();
-        for (place, entry) in entries.iter().enumerate() {
-            entry.validate(&format!("{KEY}[{place}]"))?;
+        for (index, entry) in entries.iter().enumerate() {
+            entry.validate(&format!("{KEY}[{index}]"))?;
         }
         match &self.nvidia_config {
             Some(file) => entries.insert(0, ResourceConfig::from_nvidia_file("devicePlugin.nvidiaConfig", file, read)?),
@@ -112,8 +112,8 @@ pub(super) fn is_nvidia(entry: &ResourceConfig) -> bool {
 }
 
 pub(super) fn refuse_duplicates(key: &str, entries: &[ResourceConfig]) -> Result<(), PluginConfigError> {
-    for (place, entry) in entries.iter().enumerate() {
-        let earlier = &entries[..place];
+    for (index, entry) in entries.iter().enumerate() {
+        let earlier = &entries[..index];
         if is_nvidia(entry) && earlier.iter().any(is_nvidia) {
             let accepted = "an entry offers all GPUs, and so does nvidiaConfig: a second one would offer them twice";
             return refuse(key, "kind: nvidia", accepted);

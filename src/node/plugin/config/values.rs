@@ -26,7 +26,7 @@ impl DeviceReference {
             !uuid.is_empty() && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
         };
         let is_reference = match text.split_once(':') {
-            Some((gpu, place)) => is_index(gpu) && is_index(place),
+            Some((gpu, index)) => is_index(gpu) && is_index(index),
             None => is_index(text) || is_uuid(text),
         };
         is_reference.then(|| Self(text.to_owned()))

@@ -266,15 +266,15 @@ mod tests {
     #[test]
     fn our_file_is_written_whole_and_removed_only_while_it_is_ours() {
         let directory = tempfile::tempdir().unwrap();
-        let place = directory.path().join("cdi");
-        let first = write(&place, "{}\n").unwrap();
-        let second = write(&place, "{}\n").unwrap();
-        let names: Vec<_> = fs::read_dir(&place).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let cdi = directory.path().join("cdi");
+        let first = write(&cdi, "{}\n").unwrap();
+        let second = write(&cdi, "{}\n").unwrap();
+        let names: Vec<_> = fs::read_dir(&cdi).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(names, [OUR_FILE], "nothing temporary stays");
-        assert_eq!(fs::metadata(place.join(OUR_FILE)).unwrap().permissions().mode() & 0o777, 0o644);
+        assert_eq!(fs::metadata(cdi.join(OUR_FILE)).unwrap().permissions().mode() & 0o777, 0o644);
         assert!(!first.remove().unwrap(), "a successor has replaced it");
         assert!(second.remove().unwrap());
-        assert!(!write(&place, "").unwrap().remove_after_it_went().unwrap());
+        assert!(!write(&cdi, "").unwrap().remove_after_it_went().unwrap());
         let blocked = directory.path().join("file");
         fs::write(&blocked, "").unwrap();
         assert!(write(&blocked, "").unwrap_err().contains(OUR_FILE));

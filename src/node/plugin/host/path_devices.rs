@@ -65,7 +65,7 @@ fn find_where(config: &PathConfig, roots: &HostRoots, is_device: fn(&fs::Metadat
             complete &= member.optional || !there.is_empty();
             for node in there {
                 let permissions = member.permissions.as_deref().unwrap_or(&config.permissions);
-                nodes.push(node.given(member.container_path.as_deref(), permissions));
+                nodes.push(node.device_spec(member.container_path.as_deref(), permissions));
                 opened.push(node);
             }
         }
@@ -83,8 +83,8 @@ fn find_where(config: &PathConfig, roots: &HostRoots, is_device: fn(&fs::Metadat
         }
     }
     for node in by_target.into_values() {
-        let given = node.given(config.container_path.as_deref(), &config.permissions);
-        offer(id(&node.name), vec![given], &[node]);
+        let spec = node.device_spec(config.container_path.as_deref(), &config.permissions);
+        offer(id(&node.name), vec![spec], &[node]);
     }
     found.into_values().collect()
 }
@@ -110,7 +110,7 @@ impl HostNode {
         })
     }
 
-    fn given(&self, container_path: Option<&str>, permissions: &str) -> DeviceSpec {
+    fn device_spec(&self, container_path: Option<&str>, permissions: &str) -> DeviceSpec {
         let container_path = match container_path {
             None => self.name.clone(),
             Some(directory) if directory.ends_with('/') => {
@@ -143,7 +143,7 @@ fn expand(roots: &HostRoots, pattern: &str) -> Vec<String> {
     let mut paths = vec![String::new()];
     for part in pattern.split('/').filter(|part| !part.is_empty()) {
         if has_wildcards(part) {
-            paths = paths.iter().flat_map(|directory| fitting(roots, directory, part)).collect();
+            paths = paths.iter().flat_map(|directory| matching_entries(roots, directory, part)).collect();
         } else {
             for path in &mut paths {
                 path.push('/');
@@ -156,7 +156,7 @@ fn expand(roots: &HostRoots, pattern: &str) -> Vec<String> {
     paths
 }
 
-fn fitting(roots: &HostRoots, directory: &str, part: &str) -> Vec<String> {
+fn matching_entries(roots: &HostRoots, directory: &str, part: &str) -> Vec<String> {
     let Ok(pattern) = Pattern::new(part) else { return vec![] };
     let Some(target) = resolve(roots, Path::new(directory)) else { return vec![] };
     let Ok(entries) = fs::read_dir(roots.local_path(&target)) else { return vec![] };

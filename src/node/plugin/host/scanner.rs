@@ -88,32 +88,32 @@ impl HostScanner {
         Self { host, specifications: Specifications::default(), entries: BTreeMap::new() }
     }
 
-    /// Scans for the `wanted` entries, and removes what was written for entries that are no longer configured.
-    pub fn scan(&mut self, wanted: &ScanRequest, inventory: &Inventory) -> BTreeMap<u64, ScanResult> {
+    /// Scans for the entries of the `request`, and removes what was written for entries that are no longer configured.
+    pub fn scan(&mut self, request: &ScanRequest, inventory: &Inventory) -> BTreeMap<u64, ScanResult> {
         // First: a removed entry may have written the file that another entry writes now.
-        for (_, mut kept) in self.entries.extract_if(.., |number, _| !wanted.contains_key(number)) {
-            kept.remove_cdi();
+        for (_, mut removed) in self.entries.extract_if(.., |number, _| !request.contains_key(number)) {
+            removed.remove_cdi();
         }
-        if wanted.values().any(|config| matches!(&**config, ResourceConfig::Nvidia(nvidia) if nvidia.uses_cdi())) {
+        if request.values().any(|config| matches!(&**config, ResourceConfig::Nvidia(nvidia) if nvidia.uses_cdi())) {
             self.specifications.refresh(&self.host.cdi);
         }
-        wanted.iter().map(|(number, config)| (*number, self.scan_for(*number, config, inventory))).collect()
+        request.iter().map(|(number, config)| (*number, self.scan_for(*number, config, inventory))).collect()
     }
 
     fn scan_for(&mut self, number: u64, config: &ResourceConfig, inventory: &Inventory) -> ScanResult {
-        let seen = ScanResult { generation: inventory.generation, ..ScanResult::default() };
+        let result = ScanResult { generation: inventory.generation, ..ScanResult::default() };
         match config {
-            ResourceConfig::Simulated(_) => seen,
-            ResourceConfig::Path(path) => ScanResult { found: path_devices::find(path, &self.host.roots), ..seen },
+            ResourceConfig::Simulated(_) => result,
+            ResourceConfig::Path(path) => ScanResult { found: path_devices::find(path, &self.host.roots), ..result },
             ResourceConfig::Nvidia(nvidia) => {
-                let kept = self.entries.entry(number).or_default();
+                let entry_scan = self.entries.entry(number).or_default();
                 // Unhealthy in these are the devices that are not there, and no others.
                 let offers = offers(config, inventory, &[]).offers;
-                kept.update_facts(nvidia, inventory, &offers, &self.host, &self.specifications);
-                let problem = kept.write_cdi(nvidia, &offers, &self.host, &self.specifications);
-                let problem = problem.or_else(|| without_driver(nvidia, &kept.facts.node));
+                entry_scan.update_facts(nvidia, inventory, &offers, &self.host, &self.specifications);
+                let problem = entry_scan.write_cdi(nvidia, &offers, &self.host, &self.specifications);
+                let problem = problem.or_else(|| without_driver(nvidia, &entry_scan.facts.node));
                 let without_mps = mps::missing(nvidia, &self.host.roots, &offers);
-                ScanResult { facts: Arc::clone(&kept.facts), without_mps, problem, ..seen }
+                ScanResult { facts: Arc::clone(&entry_scan.facts), without_mps, problem, ..result }
             }
         }
     }
@@ -210,7 +210,7 @@ mod tests {
         }
     }
 
-    fn wanted(text: &str) -> ScanRequest {
+    fn request(text: &str) -> ScanRequest {
         [(7, Arc::new(nvidia(text)))].into()
     }
 
@@ -218,8 +218,8 @@ mod tests {
     fn a_node_that_appears_late_is_found_without_a_change_of_the_inventory() {
         let root = tempfile::tempdir().unwrap();
         let mut scanner = HostScanner::new(empty(root.path()));
-        let (wanted, inventory) = (wanted("passDeviceSpecs: true"), inventory([gpu(0, None)]));
-        let mut scan = || scanner.scan(&wanted, &inventory).remove(&7).unwrap().facts;
+        let (request, inventory) = (request("passDeviceSpecs: true"), inventory([gpu(0, None)]));
+        let mut scan = || scanner.scan(&request, &inventory).remove(&7).unwrap().facts;
         let first = scan();
         assert!(first.node.control_nodes.is_empty());
         assert!(Arc::ptr_eq(&first, &scan()), "nothing has changed");
@@ -232,9 +232,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut scanner = HostScanner::new(empty(root.path()));
         let scan = |scanner: &mut HostScanner, text: &str| {
-            let seen = scanner.scan(&wanted(text), &inventory([gpu(0, None)])).remove(&7).unwrap();
-            let mounts = seen.facts.node.driver_mounts.iter().map(|mount| mount.host_path.display().to_string());
-            (mounts.collect::<Vec<_>>(), seen.problem)
+            let result = scanner.scan(&request(text), &inventory([gpu(0, None)])).remove(&7).unwrap();
+            let mounts = result.facts.node.driver_mounts.iter().map(|mount| mount.host_path.display().to_string());
+            (mounts.collect::<Vec<_>>(), result.problem)
         };
         let (mounts, problem) = scan(&mut scanner, "deviceListStrategy: device-nodes");
         assert_eq!(mounts, Vec::<String>::new());
@@ -267,12 +267,12 @@ mod tests {
         };
         let mut scanner = HostScanner::new(host);
         let gone = Gpu { present: false, ..gpu(2, None) };
-        let (wanted, inventory) =
-            (wanted("deviceListStrategy: cdi-cri"), inventory([gpu(0, None), gpu(1, None), gone]));
+        let (request, inventory) =
+            (request("deviceListStrategy: cdi-cri"), inventory([gpu(0, None), gpu(1, None), gone]));
         // Of the layout before: a file that does not describe a GPU that is there is none to use, checked or not.
         describe(&["0"]);
         let mut scan =
-            || scanner.scan(&wanted, &inventory).remove(&7).unwrap().facts.node.cdi.clone().map(|found| found.file);
+            || scanner.scan(&request, &inventory).remove(&7).unwrap().facts.node.cdi.clone().map(|found| found.file);
         assert_eq!(scan(), None);
         let text = ours().expect("our own");
         assert!(text.contains(&uuid(1)) && !text.contains("\"0\""), "{text}");

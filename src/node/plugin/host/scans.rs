@@ -13,10 +13,10 @@ use crate::domain::model::{Inventory, Monotonic};
 
 /// Device nodes, files and other daemons come and go without an event.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// A scan that takes longer is reported as hanging.
-const LIMIT: Duration = Duration::from_secs(10);
-/// For the last scan, which removes what was written.
-const LAST: Duration = Duration::from_secs(1);
+/// A scan that takes longer than this is reported as hanging.
+const HANGS_AFTER: Duration = Duration::from_secs(10);
+/// Longest wait for the last scan, which removes what was written.
+const LAST_SCAN: Duration = Duration::from_secs(1);
 
 type Finished = (HostScanner, BTreeMap<u64, ScanResult>);
 
@@ -37,8 +37,8 @@ impl HostScans {
 
     /// Begins a scan where one is due: the entries or the inventory have changed, or the last scan is old and the host
     /// needs polling.
-    pub fn begin(&mut self, wanted: ScanRequest, inventory: &Arc<Inventory>, needs_polling: bool, now: Monotonic) {
-        let of = Some((wanted.keys().copied().collect(), inventory.generation));
+    pub fn begin(&mut self, request: ScanRequest, inventory: &Arc<Inventory>, needs_polling: bool, now: Monotonic) {
+        let of = Some((request.keys().copied().collect(), inventory.generation));
         let is_old = needs_polling && now.since(self.began) >= INTERVAL;
         if self.of == of && !is_old {
             return;
@@ -46,16 +46,16 @@ impl HostScans {
         let Some(host) = self.host.take() else { return };
         (self.of, self.began) = (of, now);
         let inventory = Arc::clone(inventory);
-        self.under_way.spawn_blocking(move || scan(host, &wanted, &inventory));
+        self.under_way.spawn_blocking(move || scan(host, &request, &inventory));
     }
 
     /// The results, when the scan under way is done. Pending where there is none.
     pub async fn done(&mut self) -> Result<BTreeMap<u64, ScanResult>, JoinError> {
         match self.under_way.join_next().await {
             Some(scanned) => {
-                let (host, seen) = scanned?;
+                let (host, results) = scanned?;
                 self.host = Some(host);
-                Ok(seen)
+                Ok(results)
             }
             None => std::future::pending().await,
         }
@@ -70,12 +70,12 @@ impl HostScans {
     }
 
     pub fn problem(&self, now: Monotonic) -> Option<String> {
-        let hangs = self.host.is_none() && now.since(self.began) >= LIMIT;
+        let hangs = self.host.is_none() && now.since(self.began) >= HANGS_AFTER;
         hangs.then(|| {
             format!(
                 "reading the host's device nodes and files has hung for {} s, and the previous results stay in use: check for \
                  a file system that hangs below the paths of devicePlugin, /proc/driver, /sys and the CDI directories",
-                LIMIT.as_secs()
+                HANGS_AFTER.as_secs()
             )
         })
     }
@@ -92,13 +92,13 @@ impl HostScans {
             }
             Ok::<(), JoinError>(())
         };
-        if !matches!(tokio::time::timeout(LAST, last).await, Ok(Ok(()))) {
+        if !matches!(tokio::time::timeout(LAST_SCAN, last).await, Ok(Ok(()))) {
             tracing::warn!("reading the host hangs: a CDI specification of podmeter may stay behind");
         }
     }
 }
 
-fn scan(mut host: HostScanner, wanted: &ScanRequest, inventory: &Inventory) -> Finished {
-    let seen = host.scan(wanted, inventory);
-    (host, seen)
+fn scan(mut host: HostScanner, request: &ScanRequest, inventory: &Inventory) -> Finished {
+    let results = host.scan(request, inventory);
+    (host, results)
 }

@@ -63,8 +63,10 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[PathDevic
 /// `now`, with every device of `previous` that is missing in it as unhealthy: a device that was sent to the kubelet
 /// never leaves the list, since the kubelet's lookup of it is unchecked.
 pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<Offer> {
-    let gone =
-        |device: &OfferedDevice| OfferedDevice { health: Err(gone(&device.hardware, inventory)), ..device.clone() };
+    let gone = |device: &OfferedDevice| OfferedDevice {
+        health: Err(gone_reason(&device.hardware, inventory)),
+        ..device.clone()
+    };
     let before = previous.iter().flat_map(|offer| {
         offer.devices.iter().map(|device| (offer.resource.clone(), gone(device))).collect::<Vec<_>>()
     });
@@ -75,7 +77,7 @@ pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<
 }
 
 /// A GPU that is there and no longer has the device lost it to a change of layout.
-fn gone(hardware: &OfferedHardware, inventory: &Inventory) -> PluginUnhealthy {
+fn gone_reason(hardware: &OfferedHardware, inventory: &Inventory) -> PluginUnhealthy {
     let detail = "it is no longer present";
     match hardware.gpu() {
         Some(gpu) if inventory.passthrough.contains_key(gpu) => {
@@ -209,7 +211,7 @@ fn mixed_name(nvidia: &NvidiaConfig, mig: &MigDevice) -> Result<ResourceName, St
 }
 
 fn whole(gpu: &Gpu, index: u32) -> OfferedDevice {
-    on(gpu, gpu.uuid.as_str(), OfferedHardware::Gpu { uuid: gpu.uuid.clone(), index, minor: gpu.minor })
+    device_on(gpu, gpu.uuid.as_str(), OfferedHardware::Gpu { uuid: gpu.uuid.clone(), index, minor: gpu.minor })
 }
 
 fn instance(gpu: &Gpu, gpu_index: u32, mig: &MigDevice) -> OfferedDevice {
@@ -222,10 +224,10 @@ fn instance(gpu: &Gpu, gpu_index: u32, mig: &MigDevice) -> OfferedDevice {
         gpu_instance: mig.gpu_instance,
         compute_instance: mig.compute_instance,
     };
-    on(gpu, mig.uuid.as_str(), hardware)
+    device_on(gpu, mig.uuid.as_str(), hardware)
 }
 
-fn on(gpu: &Gpu, id: &str, hardware: OfferedHardware) -> OfferedDevice {
+fn device_on(gpu: &Gpu, id: &str, hardware: OfferedHardware) -> OfferedDevice {
     let lost = || format!("{} is lost: the driver no longer finds it", gpu.uuid);
     OfferedDevice {
         numa_nodes: gpu.numa_node.map(i64::from).into_iter().collect(),

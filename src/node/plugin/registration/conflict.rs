@@ -113,7 +113,7 @@ pub fn conflict(
 }
 
 /// Whether a socket of this name can matter for the resource: of a known plugin, or of another podmeter.
-pub fn is_of(socket: &str, resource: &ResourceName) -> bool {
+pub fn may_matter(socket: &str, resource: &ResourceName) -> bool {
     known_resource(socket).as_ref() == Some(resource) || sockets::is_ours(socket, resource)
 }
 

@@ -136,7 +136,7 @@ impl Lifecycle {
     }
 
     /// `Waiting`: until the kubelet's socket is there, no other plugin serves the resource, and the devices are checked.
-    async fn wait(&mut self, kubelet: Option<SocketIdentity>, began: Monotonic) -> Result<(), RegistrationEnd> {
+    async fn until_ready(&mut self, kubelet: Option<SocketIdentity>, began: Monotonic) -> Result<(), RegistrationEnd> {
         if kubelet.is_none() {
             return Err(RegistrationEnd::NoKubelet(sockets::kubelet_socket(&self.directory)));
         }
@@ -272,8 +272,8 @@ impl Lifecycle {
         let mut shown = None;
         loop {
             self.changes.mark_unchanged();
-            if let Some(ended) = self.displaced(server, kubelet) {
-                return ended;
+            if let Some(end) = self.displaced(server, kubelet) {
+                return end;
             }
             let harmless = if takes_over { before } else { &BTreeMap::new() };
             let live = self.live_sockets(harmless).await;
@@ -315,7 +315,7 @@ impl Lifecycle {
     async fn live_sockets(&self, harmless: &BTreeMap<String, SocketIdentity>) -> Vec<String> {
         let resource = self.resource();
         let is_wanted = |name: &str| {
-            conflict::is_of(name, &resource)
+            conflict::may_matter(name, &resource)
                 && harmless.get(name).is_none_or(|known| sockets::identity(&self.directory.join(name)) != Some(*known))
         };
         sockets::live(&self.directory, is_wanted).await
@@ -334,8 +334,8 @@ impl Lifecycle {
     async fn until_displaced(&self, server: &PluginServer, kubelet: Option<SocketIdentity>) -> RegistrationEnd {
         let mut changes = self.changes.clone();
         loop {
-            if let Some(ended) = self.displaced(server, kubelet) {
-                return ended;
+            if let Some(end) = self.displaced(server, kubelet) {
+                return end;
             }
             changed(&mut changes).await;
         }
