@@ -245,11 +245,7 @@ impl RunningAgent {
         let journal = self.journal.map(|journal| tokio::task::spawn_blocking(move || journal.stop()));
         let ending = async {
             if orderly {
-                self.web.stop();
-                self.web.finish().await;
-                // Last, so that the node is without devices for as short a time as possible.
-                self.plugin_task.stop();
-                self.plugin_task.finish().await;
+                finish_in_order(&mut self.web, &mut self.plugin_task).await;
             }
             self.web.abort().await;
             self.plugin_task.abort().await;
@@ -262,5 +258,39 @@ impl RunningAgent {
             () = signals.end() => tracing::warn!("a second signal ended the process at once"),
             () = tokio::time::sleep(GRACE) => tracing::warn!("requests under way did not finish in time"),
         }
+    }
+}
+
+/// The plugin last, so that the node is without devices for as short a time as possible.
+async fn finish_in_order(web: &mut Tasks, plugin: &mut Tasks) {
+    web.stop();
+    web.finish().await;
+    plugin.stop();
+    plugin.finish().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_plugins_devices_are_withdrawn_once_the_web_requests_are_answered() {
+        let (mut web, mut plugin) = <(Tasks, Tasks)>::default();
+        let [answered, withdrawn_last] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let (mut web_stops, mut plugin_stops) = (web.stopping(), plugin.stopping());
+        let (request, withdrawal) = (Arc::clone(&answered), Arc::clone(&withdrawn_last));
+        web.spawn("web", async move {
+            let _ = web_stops.wait_for(|stop| *stop).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            request.store(true, Ordering::Relaxed);
+        });
+        plugin.spawn("plugin", async move {
+            let _ = plugin_stops.wait_for(|stop| *stop).await;
+            withdrawal.store(answered.load(Ordering::Relaxed), Ordering::Relaxed);
+        });
+        finish_in_order(&mut web, &mut plugin).await;
+        assert!(withdrawn_last.load(Ordering::Relaxed), "the sockets are there while a request is under way");
     }
 }
