@@ -36,8 +36,8 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[PathDevic
         ResourceConfig::Nvidia(nvidia) => {
             let devices = match nvidia.mig_strategy {
                 MigStrategy::None => whole_gpus(nvidia, inventory, |_| true),
-                MigStrategy::Single => of_one_layout(nvidia, inventory, &mut problems),
-                MigStrategy::Mixed => of_every_layout(nvidia, inventory, &mut problems),
+                MigStrategy::Single => devices_of_one_layout(nvidia, inventory, &mut problems),
+                MigStrategy::Mixed => devices_of_every_layout(nvidia, inventory, &mut problems),
             };
             let mut slots = share(nvidia, devices, &mut problems);
             slots.extend(missing::missing(nvidia, inventory));
@@ -115,17 +115,21 @@ fn listed(inventory: &Inventory) -> impl Iterator<Item = (&Gpu, u32)> {
 fn whole_gpus(nvidia: &NvidiaConfig, inventory: &Inventory, which: impl Fn(&Gpu) -> bool) -> Vec<NamedDevice> {
     listed(inventory)
         .filter(|(gpu, _)| which(gpu))
-        .map(|(gpu, index)| (gpu_name(nvidia, gpu), whole(gpu, index)))
+        .map(|(gpu, index)| (gpu_name(nvidia, gpu), whole_gpu_device(gpu, index)))
         .collect()
 }
 
-fn of_every_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
+fn devices_of_every_layout(
+    nvidia: &NvidiaConfig,
+    inventory: &Inventory,
+    problems: &mut Vec<String>,
+) -> Vec<NamedDevice> {
     let mut devices = whole_gpus(nvidia, inventory, |gpu| !has_mig(gpu));
     for (gpu, index) in listed(inventory).filter(|(gpu, _)| has_mig(gpu)) {
-        note_bare(gpu, problems);
+        report_unpartitioned(gpu, problems);
         for mig in &gpu.mig_devices {
             match mixed_name(nvidia, mig) {
-                Ok(name) => devices.push((name, instance(gpu, index, mig))),
+                Ok(name) => devices.push((name, mig_device(gpu, index, mig))),
                 Err(reason) => problems.push(format!("{} is not offered: {reason}", mig.uuid)),
             }
         }
@@ -136,11 +140,11 @@ fn of_every_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut 
 /// `single` promises that any two devices are alike. Where the node breaks that, the layout that most GPUs have is
 /// offered (then that of most devices, then the first by name), and the rest is named as a problem: a node that is half
 /// reconfigured keeps most of its devices, instead of losing all.
-fn of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
+fn devices_of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
     let mut layouts: BTreeMap<&str, Vec<LayoutMember<'_>>> = BTreeMap::new();
     for (gpu, index) in listed(inventory) {
         if has_mig(gpu) {
-            note_bare(gpu, problems);
+            report_unpartitioned(gpu, problems);
             for mig in &gpu.mig_devices {
                 layouts.entry(&mig.profile).or_default().push((gpu, index, Some(mig)));
             }
@@ -170,10 +174,10 @@ fn of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Ve
         for (gpu, index, mig) in members {
             devices.push(match mig {
                 Some(mig) => {
-                    let name = named(&nvidia.names.mig, &mig.profile).unwrap_or_else(|| nvidia.name.clone());
-                    (name, instance(gpu, *index, mig))
+                    let name = name_by_pattern(&nvidia.names.mig, &mig.profile).unwrap_or_else(|| nvidia.name.clone());
+                    (name, mig_device(gpu, *index, mig))
                 }
-                None => (gpu_name(nvidia, gpu), whole(gpu, *index)),
+                None => (gpu_name(nvidia, gpu), whole_gpu_device(gpu, *index)),
             });
         }
     }
@@ -184,7 +188,7 @@ fn has_mig(gpu: &Gpu) -> bool {
     gpu.mig_enabled == Some(true)
 }
 
-fn note_bare(gpu: &Gpu, problems: &mut Vec<String>) {
+fn report_unpartitioned(gpu: &Gpu, problems: &mut Vec<String>) {
     if gpu.mig_devices.is_empty() {
         problems.push(format!(
             "{} has MIG enabled and no MIG devices: it offers nothing; make MIG devices on it",
@@ -195,26 +199,26 @@ fn note_bare(gpu: &Gpu, problems: &mut Vec<String>) {
 
 fn gpu_name(nvidia: &NvidiaConfig, gpu: &Gpu) -> ResourceName {
     let model = gpu.model.as_deref().unwrap_or_default();
-    named(&nvidia.names.gpus, model).unwrap_or_else(|| nvidia.name.clone())
+    name_by_pattern(&nvidia.names.gpus, model).unwrap_or_else(|| nvidia.name.clone())
 }
 
-fn named(names: &[NamePattern], text: &str) -> Option<ResourceName> {
+fn name_by_pattern(names: &[NamePattern], text: &str) -> Option<ResourceName> {
     names.iter().find(|name| name.pattern.matches(text)).map(|name| name.name.clone())
 }
 
 fn mixed_name(nvidia: &NvidiaConfig, mig: &MigDevice) -> Result<ResourceName, String> {
-    if let Some(name) = named(&nvidia.names.mig, &mig.profile) {
+    if let Some(name) = name_by_pattern(&nvidia.names.mig, &mig.profile) {
         return Ok(name);
     }
     let domain = nvidia.name.as_str().split_once('/').map_or("nvidia.com", |(domain, _)| domain);
     resource_name(&format!("{domain}/mig-{}", mig.profile.replace('+', ".")))
 }
 
-fn whole(gpu: &Gpu, index: u32) -> OfferedDevice {
+fn whole_gpu_device(gpu: &Gpu, index: u32) -> OfferedDevice {
     device_on(gpu, gpu.uuid.as_str(), OfferedHardware::Gpu { uuid: gpu.uuid.clone(), index, minor: gpu.minor })
 }
 
-fn instance(gpu: &Gpu, gpu_index: u32, mig: &MigDevice) -> OfferedDevice {
+fn mig_device(gpu: &Gpu, gpu_index: u32, mig: &MigDevice) -> OfferedDevice {
     let hardware = OfferedHardware::Mig {
         uuid: mig.uuid.clone(),
         gpu: gpu.uuid.clone(),
