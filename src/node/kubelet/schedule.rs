@@ -39,7 +39,7 @@ pub enum NextCall {
 
 /// What the accepted allocations wait for.
 #[derive(Clone, Copy, Debug)]
-pub struct Pending {
+pub struct PendingAllocations {
     pub is_settled: bool,
     pub has_ended_pods: bool,
     /// When the next unconfirmed pod is to be accepted.
@@ -83,7 +83,7 @@ impl CallSchedule {
     }
 
     /// The next call, and how long to wait for it when nothing happens. None is due before the budget has it.
-    pub fn next(&mut self, interval: Duration, pending: Pending, now: Monotonic) -> (Duration, NextCall) {
+    pub fn next(&mut self, interval: Duration, pending: PendingAllocations, now: Monotonic) -> (Duration, NextCall) {
         let pause = match self.retry {
             Some(retry) => retry.min(interval),
             None if !pending.is_settled => SETTLING_INTERVAL.min(interval),

@@ -13,7 +13,7 @@ use tokio::sync::{Notify, watch};
 use super::accepted::{AcceptedAllocations, PodSources};
 use super::claim_files::ClaimDirectories;
 use super::client::{CallError, Client};
-use super::schedule::{ALLOCATABLE_INTERVAL, ALLOCATABLE_PAUSE, CallSchedule, NextCall, Pending};
+use super::schedule::{ALLOCATABLE_INTERVAL, ALLOCATABLE_PAUSE, CallSchedule, NextCall, PendingAllocations};
 use super::trigger::{FileEvents, Trigger};
 use crate::clock::Clock;
 use crate::domain::model::{DurationHistogram, KubeletState, Moment, PodDirectory, PodRef};
@@ -164,7 +164,7 @@ impl KubeletWatch {
     }
 
     fn next_call(&mut self) -> (Duration, NextCall) {
-        let pending = Pending {
+        let pending = PendingAllocations {
             is_settled: self.accepted.settle.is_settled(),
             has_ended_pods: !self.ended.is_empty(),
             unconfirmed_due: self.accepted.unconfirmed.due(),
