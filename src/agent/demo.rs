@@ -121,6 +121,8 @@ impl DemoSettings {
     fn on(self, node: &SimulatedNode, directory: &Path) -> AgentSettings {
         // A driver and a plugin must not give the same devices.
         let device_plugin = (!self.profile.is_claimed()).then(|| vec![offered(self.profile.replicas())].into());
+        let (plugins, proc_root) = (node.kubelet.dra_plugin_directory(), node.files.proc_root());
+        let pod_logs_root = node.files.pod_logs_root();
         AgentSettings {
             admin_socket: match self.agent.admin_socket_required {
                 true => self.agent.admin_socket,
@@ -129,18 +131,10 @@ impl DemoSettings {
             admin_socket_required: true,
             pod_resources_socket: node.kubelet.pod_resources_socket(),
             device_plugin_directory: node.kubelet.device_plugin_directory(),
-            claim_directories: ClaimDirectories {
-                plugins: node.kubelet.dra_plugin_directory(),
-                cdi: directory.join("cdi"),
-                proc: node.files.proc_root(),
-            },
-            proc_root: node.files.proc_root(),
+            claim_directories: ClaimDirectories { plugins, cdi: directory.join("cdi"), proc: proc_root.clone() },
+            proc_root: proc_root.clone(),
             pods_api: PodsApiSettings { socket: node.kubelet.pods_api_socket(), ..self.agent.pods_api },
-            processes: ProcessesSettings {
-                proc_root: node.files.proc_root(),
-                pod_logs_root: node.files.pod_logs_root(),
-                ..self.agent.processes
-            },
+            processes: ProcessesSettings { proc_root, pod_logs_root, ..self.agent.processes },
             health: health_config(self.faults),
             hardware_pace: self.faults.unwrap_or(1),
             reloadable: Reloadable { device_plugin, ..self.agent.reloadable },

@@ -52,13 +52,10 @@ pub struct ProcessesHandle {
     pub states: watch::Receiver<Arc<ProcessState>>,
 }
 
+type PodDirectories = watch::Receiver<Arc<PodDirectory>>;
+
 /// Publishes the owners of the requested processes for as long as the task runs. It ends early only after a panic.
-pub fn start(
-    settings: ProcessesSettings,
-    pods: watch::Receiver<Arc<PodDirectory>>,
-    clock: Clock,
-    tasks: &mut Tasks,
-) -> ProcessesHandle {
+pub fn start(settings: ProcessesSettings, pods: PodDirectories, clock: Clock, tasks: &mut Tasks) -> ProcessesHandle {
     let (wanted, requested) = watch::channel(Arc::default());
     let (publish, states) = watch::channel(Arc::default());
     tasks.spawn("processes", run(settings, clock, requested, pods, publish));
@@ -69,7 +66,7 @@ async fn run(
     settings: ProcessesSettings,
     clock: Clock,
     mut wanted: watch::Receiver<Arc<BTreeSet<u32>>>,
-    mut pods: watch::Receiver<Arc<PodDirectory>>,
+    mut pods: PodDirectories,
     publish: watch::Sender<Arc<ProcessState>>,
 ) {
     let mut task = ProcessTask {

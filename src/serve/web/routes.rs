@@ -222,20 +222,16 @@ fn document(body: StoredBody) -> Response {
 
 async fn node(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
     let snapshot = state.snapshot();
-    let made = state
-        .cached_bodies
-        .get(format!("node {}", snapshot.sequence), move || json(&NodeResponse::from(&*snapshot)))
-        .await;
+    let key = format!("node {}", snapshot.sequence);
+    let made = state.cached_bodies.get(key, move || json(&NodeResponse::from(&*snapshot))).await;
     made.map(|body| uncached(JSON, body)).map_err(|problem| defect(&uri, &problem))
 }
 
 /// The points of the last minutes, and the events.
 async fn history(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
     let history = state.live.history();
-    let made = state
-        .cached_bodies
-        .get(format!("history {:?}", history.at()), move || json(&HistoryResponse::from(&*history)))
-        .await;
+    let key = format!("history {:?}", history.at());
+    let made = state.cached_bodies.get(key, move || json(&HistoryResponse::from(&*history))).await;
     made.map(|body| uncached(JSON, body)).map_err(|problem| defect(&uri, &problem))
 }
 
