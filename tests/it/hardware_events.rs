@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{gpu, impatient, machine, quick, run};
 use crate::support::polling::{PATIENCE, until};
-use crate::support::watching::{block_on, wait};
+use crate::support::watching::{block_on, stop, wait};
 use podmeter::domain::model::{GpuUuid, HardwareState, XidEvent, XidInstance};
 use podmeter::node::hardware::{HardwareHandle, HardwareSettings};
 use serde_json::{Value, json};
@@ -201,7 +201,7 @@ fn events_of_a_reloaded_driver_arrive_again() {
     node.inject(1, json!([{"sequence": 1, "xid": 63}]));
     assert_eq!(node.next(), (gpu(1), None, 63, 1));
     let Node { fake, hardware, .. } = node;
-    hardware.stop();
+    stop(hardware);
     // Of the second session alone: the library was unloaded between.
     let calls = fake.calls();
     assert_eq!((calls["nvmlEventSetCreate"], calls["nvmlEventSetFree"]), (1, 1));

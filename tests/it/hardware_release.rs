@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{self, gpu, quick, run};
 use crate::support::polling::until;
-use crate::support::watching::{block_on, wait};
+use crate::support::watching::{block_on, stop, wait};
 use podmeter::domain::model::{HardwareState, Released};
 use podmeter::node::hardware::{HardwareHandle, HardwareSettings, ReleaseError};
 use serde_json::json;
@@ -123,6 +123,6 @@ fn whoever_resumes_ends_the_wait_for_a_release() {
     let (released, resumed) = block_on(async { tokio::join!(lease.release(LONG), lease.resume()) });
     assert_eq!((released, resumed), (Err(ReleaseError::Resumed), Ok(())));
     wait(&hardware, "readings", reads);
-    hardware.stop();
+    stop(hardware);
     assert_eq!(block_on(lease.release(LONG)), Err(ReleaseError::Unavailable));
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::support::watching::wait;
+use crate::support::watching::{stop, wait};
 use podmeter::clock::Clock;
 use podmeter::domain::model::{
     EccLocation, Fast, Gpu, GpuUuid, HardwareSource, HardwareState, Inventory, Medium, Moment, Monotonic, NodeDevices,
@@ -26,7 +26,7 @@ struct Acts {
     absent: bool,
     loading_hangs: bool,
     gpus: Vec<GpuUuid>,
-    verdicts: BTreeMap<GpuUuid, PassStatus>,
+    statuses: BTreeMap<GpuUuid, PassStatus>,
     stuck: Option<GpuUuid>,
     /// The result of the call that was stuck.
     late: Option<PassStatus>,
@@ -34,6 +34,7 @@ struct Acts {
     open_sessions: i64,
     corrected: u64,
     layout_changed: bool,
+    listing_fails: bool,
     reads: BTreeMap<GpuUuid, u64>,
 }
 
@@ -88,6 +89,10 @@ impl DriverSession for ScriptedSession {
             let gpu = Gpu::listed(uuid.clone(), index as u32);
             (uuid.clone(), gpu)
         };
+        if self.0.set(|acts| std::mem::take(&mut acts.listing_fails)) {
+            let reason = "the driver does not list its GPUs".to_owned();
+            return Err(Failure { call: "list", code: "unknown", reason, remedy: "wait" });
+        }
         let gpus = self.0.set(|acts| {
             acts.layout_changed = false;
             acts.gpus.iter().enumerate().map(describe).collect()
@@ -130,7 +135,7 @@ impl GpuReader for ScriptedReader {
             changed.wait(&mut acts);
         }
         let late = if was_stuck { acts.late.take() } else { None };
-        let status = late.or_else(|| acts.verdicts.get(&self.gpu).copied()).unwrap_or_default();
+        let status = late.or_else(|| acts.statuses.get(&self.gpu).copied()).unwrap_or_default();
         if status != PassStatus::Answers {
             let code = if acts.gpus.contains(&self.gpu) { "gpu_is_lost" } else { "not_found" };
             let problems = vec![CallProblem { call: "read", code }];
@@ -231,7 +236,7 @@ fn a_lost_gpu_loses_its_own_readings_and_returns() {
     let script = Script::new(3);
     let hardware = run(&script);
     wait(&hardware, "readings of all", |state| (0..3).all(|number| has_fast(state, number)));
-    script.set(|acts| acts.verdicts.insert(gpu(1), PassStatus::Lost));
+    script.set(|acts| acts.statuses.insert(gpu(1), PassStatus::Lost));
     let state = wait(&hardware, "the loss", |state| state.readings[&gpu(1)].lost);
     assert!(!state.readings[&gpu(1)].unlisted, "it is on the list");
     assert!(!has_fast(&state, 1) && has_fast(&state, 0) && has_fast(&state, 2));
@@ -239,7 +244,7 @@ fn a_lost_gpu_loses_its_own_readings_and_returns() {
     let before = busy(&state, 0);
     wait(&hardware, "the others going on", |state| busy(state, 0) > before + 0.1);
     assert_eq!(script.set(|acts| acts.sessions), 1);
-    script.set(|acts| acts.verdicts.clear());
+    script.set(|acts| acts.statuses.clear());
     let state = wait(&hardware, "the return", |state| has_fast(state, 1));
     assert!(!state.readings[&gpu(1)].lost && state.inventory.gpus[&gpu(1)].present);
     assert!(state.readings[&gpu(1)].totals.uncovered_seconds > 0.05);
@@ -291,20 +296,20 @@ fn only_a_driver_that_was_unloaded_counts_as_reloaded() {
     let hardware = run(&script);
     let state = wait(&hardware, "readings", |state| has_fast(state, 1));
     assert_eq!(state.driver_loads, 1);
-    script.set(|acts| acts.verdicts = [(gpu(1), PassStatus::SessionOver)].into());
+    script.set(|acts| acts.statuses = [(gpu(1), PassStatus::SessionOver)].into());
     wait(&hardware, "the end", |state| state.problem.is_some());
-    script.set(|acts| acts.verdicts.clear());
+    script.set(|acts| acts.statuses.clear());
     let state = wait(&hardware, "readings again", |state| has_fast(state, 1) && state.problem.is_none());
     assert!(state.sessions >= 2);
     assert_eq!(state.driver_loads, 1);
     script.set(|acts| {
         acts.absent = true;
-        acts.verdicts = [(gpu(1), PassStatus::SessionOver)].into();
+        acts.statuses = [(gpu(1), PassStatus::SessionOver)].into();
     });
     wait(&hardware, "a refusal", |state| state.errors.contains_key("open"));
     script.set(|acts| {
         acts.absent = false;
-        acts.verdicts.clear();
+        acts.statuses.clear();
     });
     let state = wait(&hardware, "readings again", |state| has_fast(state, 1));
     assert_eq!(state.driver_loads, 2);
@@ -322,12 +327,12 @@ fn a_session_that_is_over_is_opened_again_and_no_counter_falls() {
     let before = busy(&state, 0);
     script.set(|acts| {
         acts.corrected = 2;
-        acts.verdicts.insert(gpu(1), PassStatus::SessionOver);
+        acts.statuses.insert(gpu(1), PassStatus::SessionOver);
     });
     let state = wait(&hardware, "the end", |state| state.problem.is_some());
     assert!(!has_fast(&state, 0) && !state.collectors["fast"].success);
     assert!(busy(&state, 0) >= before);
-    script.set(|acts| acts.verdicts.clear());
+    script.set(|acts| acts.statuses.clear());
     let state = wait(&hardware, "readings again", |state| has_fast(state, 0));
     assert_eq!((ecc(&state), state.problem.as_deref()), (Some(9), None));
     let (sessions, open) = script.set(|acts| (acts.sessions, acts.open_sessions));
@@ -342,9 +347,9 @@ fn a_call_that_returns_late_does_not_end_the_present_session() {
     wait(&hardware, "readings of all", |state| (0..2).all(|number| has_fast(state, number)));
     script.set(|acts| acts.stuck = Some(gpu(0)));
     wait(&hardware, "the mark", |state| state.readings[&gpu(0)].stuck);
-    script.set(|acts| acts.verdicts = [(gpu(1), PassStatus::SessionOver)].into());
+    script.set(|acts| acts.statuses = [(gpu(1), PassStatus::SessionOver)].into());
     wait(&hardware, "the end", |state| state.problem.is_some());
-    script.set(|acts| acts.verdicts.clear());
+    script.set(|acts| acts.statuses.clear());
     let state = wait(&hardware, "the other GPU in a new session", |state| has_fast(state, 1));
     assert!(state.readings[&gpu(0)].stuck);
     let sessions = script.set(|acts| {
@@ -361,9 +366,9 @@ fn all_gpus_lost_means_a_new_session() {
     let script = Script::new(2);
     let hardware = run(&script);
     wait(&hardware, "readings", |state| has_fast(state, 0));
-    script.set(|acts| acts.verdicts = [(gpu(0), PassStatus::Lost), (gpu(1), PassStatus::Lost)].into());
+    script.set(|acts| acts.statuses = [(gpu(0), PassStatus::Lost), (gpu(1), PassStatus::Lost)].into());
     wait(&hardware, "the explanation", |state| state.problem.as_deref().is_some_and(|text| text.contains("lost")));
-    script.set(|acts| acts.verdicts.clear());
+    script.set(|acts| acts.statuses.clear());
     let state = wait(&hardware, "readings again", |state| (0..2).all(|number| has_fast(state, number)));
     assert!(script.set(|acts| acts.sessions) >= 2);
     assert!(state.inventory.gpus.values().all(|gpu| gpu.present));
@@ -383,7 +388,7 @@ fn a_gpu_that_is_added_or_removed_changes_the_inventory() {
     assert!(state.inventory.generation > generation);
     script.set(|acts| {
         acts.gpus = vec![gpu(1)];
-        acts.verdicts.insert(gpu(0), PassStatus::Lost);
+        acts.statuses.insert(gpu(0), PassStatus::Lost);
         acts.layout_changed = true;
     });
     let state =
@@ -393,17 +398,27 @@ fn a_gpu_that_is_added_or_removed_changes_the_inventory() {
 }
 
 #[test]
+fn a_driver_that_no_longer_lists_its_gpus_is_opened_again() {
+    let script = Script::new(1);
+    let hardware = run(&script);
+    let before = wait(&hardware, "readings", |state| has_fast(state, 0)).sessions;
+    script.set(|acts| (acts.layout_changed, acts.listing_fails) = (true, true));
+    let state = wait(&hardware, "the next session", |state| state.sessions > before && has_fast(state, 0));
+    assert!(state.errors.contains_key("list"));
+}
+
+#[test]
 fn stopping_closes_the_driver_and_waits_for_no_stuck_call() {
     let script = Script::new(2);
     let hardware = run(&script);
     wait(&hardware, "readings", |state| has_fast(state, 0));
-    hardware.stop();
+    stop(hardware);
     assert_eq!(script.set(|acts| acts.open_sessions), 0);
 
     let hardware = run_impatiently(&script);
     wait(&hardware, "readings", |state| has_fast(state, 0));
     script.set(|acts| acts.stuck = Some(gpu(0)));
     wait(&hardware, "the mark", |state| state.readings[&gpu(0)].stuck);
-    hardware.stop();
+    stop(hardware);
     script.set(|acts| acts.stuck = None);
 }

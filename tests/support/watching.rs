@@ -31,3 +31,11 @@ pub fn wait(hardware: &HardwareHandle, what: &str, condition: impl Fn(&HardwareS
     let Some(found) = found else { panic!("no such state in time: {what}; last: {:#?}", hardware.watch().borrow()) };
     found
 }
+
+/// Ends the hardware threads and waits until they have closed the driver or abandoned it.
+pub fn stop(hardware: HardwareHandle) {
+    let mut states = hardware.watch();
+    drop(hardware);
+    let ended = async { while states.changed().await.is_ok() {} };
+    block_on(async { tokio::time::timeout(PATIENCE, ended).await }).expect("the threads end");
+}

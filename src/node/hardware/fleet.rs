@@ -74,8 +74,8 @@ impl Fleet {
         Arc::clone(&self.inventory)
     }
 
-    /// Takes over the driver's list. In a new session every reader is replaced, otherwise those whose GPU changed.
-    pub fn adopt(&mut self, mut found: Inventory, new_session: bool, now: Monotonic) {
+    /// Applies the driver's list. In a new session every reader is replaced, otherwise those whose GPU changed.
+    pub fn apply_inventory(&mut self, mut found: Inventory, new_session: bool, now: Monotonic) {
         self.generation += 1;
         found.generation = self.generation;
         for (uuid, gpu) in &mut found.gpus {
@@ -117,8 +117,8 @@ impl Fleet {
     }
 
     /// Starts a pass on each GPU that is idle and due; returns which.
-    pub fn ask(&mut self, session: &Arc<dyn DriverSession>, now: Monotonic) -> BTreeSet<GpuUuid> {
-        let mut asked = BTreeSet::new();
+    pub fn start_passes(&mut self, session: &Arc<dyn DriverSession>, now: Monotonic) -> BTreeSet<GpuUuid> {
+        let mut started = BTreeSet::new();
         for (uuid, member) in &mut self.members {
             member.revive(uuid, self.clock, &self.events);
             if member.busy.is_some() || (member.state.lost && now < member.retry) {
@@ -134,9 +134,9 @@ impl Fleet {
             if due.slow {
                 member.next_slow = now + self.settings.slow_interval;
             }
-            asked.insert(uuid.clone());
+            started.insert(uuid.clone());
         }
-        asked
+        started
     }
 
     /// Reads the slow tier of one GPU between rounds. False when its next pass reads it: the GPU is busy or lost, or
@@ -215,9 +215,9 @@ impl Fleet {
     /// Every GPU has been read since its handles were, and is lost. GPUs that are stuck do not count.
     pub fn all_lost(&self) -> bool {
         let any_listed = self.members.values().any(|member| member.listed);
-        let asked = self.members.values().filter(|member| member.listed || !any_listed);
-        let mut asked = asked.filter(|member| !member.state.stuck).peekable();
-        asked.peek().is_some() && asked.all(|member| member.lost_in == Some(member.generation))
+        let queried = self.members.values().filter(|member| member.listed || !any_listed);
+        let mut queried = queried.filter(|member| !member.state.stuck).peekable();
+        queried.peek().is_some() && queried.all(|member| member.lost_in == Some(member.generation))
     }
 
     /// Marks GPUs whose call is overdue and withdraws their readings; returns those.

@@ -1,13 +1,13 @@
-//! The settings and the handle of the hardware module: start, watch, release and resume, stop.
+//! The settings and the handle of the hardware module: start, watch, release and resume.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::Builder;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
-use tracing::{error, warn};
+use tracing::error;
 
 use super::mailbox::Mailbox;
 use super::pci::Bus;
@@ -21,8 +21,6 @@ use crate::domain::model::{HardwareState, XidEvent};
 /// Events that wait while the supervisor is busy; a full queue blocks the workers instead of growing.
 const EVENTS: usize = 128;
 const STACK_BYTES: usize = 512 * 1024;
-/// The time that the threads have to end.
-const STOP: Duration = Duration::from_secs(3);
 
 /// Intervals and time limits of the hardware threads.
 #[derive(Clone, Debug)]
@@ -78,11 +76,11 @@ impl HardwareSettings {
     }
 }
 
-/// The running hardware threads. Dropping the handle ends them without waiting.
+/// The running hardware threads. Dropping the handle closes the driver and ends them, without waiting; a thread inside
+/// a driver call is abandoned.
 #[derive(Debug)]
 pub struct HardwareHandle {
     events: SyncSender<SupervisorEvent>,
-    ended: Receiver<()>,
     states: watch::Receiver<Arc<HardwareState>>,
     xids: Option<mpsc::Receiver<Vec<XidEvent>>>,
     loading: Loading,
@@ -110,21 +108,11 @@ impl HardwareHandle {
     pub fn lease(&self) -> DriverLease {
         DriverLease::new(self.events.clone())
     }
-
-    /// Closes the driver and ends the threads; blocks for at most three seconds. A thread inside a driver call is
-    /// abandoned.
-    pub fn stop(self) {
-        if self.events.send(SupervisorEvent::Stop).is_ok()
-            && self.ended.recv_timeout(STOP) == Err(RecvTimeoutError::Timeout)
-        {
-            warn!("the hardware threads did not end in time and are abandoned");
-        }
-    }
 }
 
 impl Drop for HardwareHandle {
     fn drop(&mut self) {
-        // Fails only after `stop`, or with a full queue at the end of the process.
+        // Fails only with a full queue, at the end of the process.
         let _ = self.events.try_send(SupervisorEvent::Stop);
     }
 }
@@ -133,7 +121,6 @@ impl Drop for HardwareHandle {
 pub fn start(driver: Box<dyn Driver>, settings: HardwareSettings, clock: Clock) -> HardwareHandle {
     let source = driver.source();
     let (events, received) = sync_channel(EVENTS);
-    let (ends, ended) = channel();
     let (publisher, states) = watch::channel(Arc::new(HardwareState { source, ..HardwareState::default() }));
     let (mailbox, xids) = Mailbox::new();
     let (sender, loading) = (events.clone(), Loading::new(clock));
@@ -143,8 +130,7 @@ pub fn start(driver: Box<dyn Driver>, settings: HardwareSettings, clock: Clock) 
         match spawn_driver_thread(driver, bus, to_load.clone(), sender.clone()) {
             Ok(driver_thread) => {
                 let driver_thread = (driver_thread, to_load);
-                Supervisor::new(source, settings, clock, driver_thread, sender, publisher, mailbox)
-                    .run(&received, ends);
+                Supervisor::new(source, settings, clock, driver_thread, sender, publisher, mailbox).run(&received);
             }
             Err(problem) => error!(%problem, "cannot start the driver thread: there will be no device readings"),
         }
@@ -152,5 +138,5 @@ pub fn start(driver: Box<dyn Driver>, settings: HardwareSettings, clock: Clock) 
     if let Err(problem) = started {
         error!(%problem, "cannot start the hardware thread: there will be no device readings");
     }
-    HardwareHandle { events, ended, states, xids: Some(xids), loading }
+    HardwareHandle { events, states, xids: Some(xids), loading }
 }

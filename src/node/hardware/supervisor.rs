@@ -1,13 +1,33 @@
 //! The thread that controls all others and publishes: it sends commands, keeps deadlines and merges results.
 //!
 //! In: events of the other threads and of the handle. Out: `HardwareState`. It never calls the driver.
+//!
+//! The session's transitions; the tests are in `tests/it/hardware_supervisor.rs` and `hardware_release.rs`.
+//!
+//! | from | when | to | test |
+//! |---|---|---|---|
+//! | Closed | the pause is over, and the driver is not released | Opening | `a_driver_loaded_later_is_found_and_the_wait_is_explained` |
+//! | Opening | the opening fails | Closed | `a_driver_loaded_later_is_found_and_the_wait_is_explained` |
+//! | Opening | the opening hangs | Opening, with a problem | `a_library_that_hangs_while_it_is_loaded_is_reported_and_fails_the_liveness_check_in_the_end` |
+//! | Opening | the driver is open | Open | `every_tier_is_read_at_the_first_pass` |
+//! | Open | the layout has changed | Open | `a_gpu_that_is_added_or_removed_changes_the_inventory` |
+//! | Open | the layout cannot be listed | Draining | `a_driver_that_no_longer_lists_its_gpus_is_opened_again` |
+//! | Open | the driver ended the session | Draining | `a_session_that_is_over_is_opened_again_and_no_counter_falls` |
+//! | Open | every GPU is lost | Draining | `all_gpus_lost_means_a_new_session` |
+//! | Open | a release is requested | Draining | `a_released_driver_is_closed_unloaded_and_left_alone_until_it_is_resumed` |
+//! | Open | the handle is dropped | Draining | `stopping_closes_the_driver_and_waits_for_no_stuck_call` |
+//! | Draining | every thread has released the session | Closing | `a_session_that_is_over_is_opened_again_and_no_counter_falls` |
+//! | Draining | a call is stuck | Closing, without its thread | `a_stuck_call_is_named_and_the_driver_closes_when_it_returns` |
+//! | Draining | the wait for events is stuck | Closing, without its thread | `a_wait_for_events_that_hangs_is_named` |
+//! | Closing | the driver is closed, or does not close in time | Closed | `a_released_driver_is_closed_unloaded_and_left_alone_until_it_is_resumed` |
+//! | Closed | the driver is resumed, or its release expires | Closed, without a pause | `a_release_ends_by_itself` |
 
 mod publication;
 mod session;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -146,8 +166,8 @@ impl Supervisor {
         }
     }
 
-    /// Runs until `SupervisorEvent::Stop`; dropping `_ends` signals the end.
-    pub fn run(mut self, events: &Receiver<SupervisorEvent>, _ends: Sender<()>) {
+    /// Runs until `SupervisorEvent::Stop`.
+    pub fn run(mut self, events: &Receiver<SupervisorEvent>) {
         loop {
             let now = self.clock.now().monotonic;
             self.act(now);
@@ -162,7 +182,7 @@ impl Supervisor {
         }
     }
 
-    /// When to look at what is due: the next round and the end of one on time, everything else a little late.
+    /// When something is due: the next round and the end of one on time, everything else a little late.
     fn wake_up(&self, now: Monotonic) -> Monotonic {
         let is_open = matches!(self.phase, SessionPhase::Open { .. });
         let round = self.rounds.deadline().into_iter().chain([self.next]).filter(|_| is_open).min();
@@ -249,8 +269,8 @@ impl Supervisor {
         if now < self.next {
             return;
         }
-        let asked = self.fleet.ask(session, now);
-        self.rounds.begin(asked, now + self.settings.sample_interval / 2);
+        let started = self.fleet.start_passes(session, now);
+        self.rounds.begin(started, now + self.settings.sample_interval / 2);
         self.next = (self.next + self.settings.sample_interval).max(now + self.settings.sample_interval / 2);
     }
 
@@ -268,33 +288,14 @@ impl Supervisor {
                 self.node_devices = node_devices;
                 match *opened {
                     Ok(opened) => self.begin_session(opened, now),
-                    Err(failure) => {
-                        self.loads.refused(failure.code);
-                        self.fail(&failure);
-                        self.phase = SessionPhase::Closed { retry: now + self.reopen.pause() };
-                        self.publish();
-                    }
+                    Err(failure) => self.opening_failed(&failure, now),
                 }
             }
-            SupervisorEvent::Inspected(found, node_devices) => {
+            SupervisorEvent::Inspected(listed, node_devices) => {
                 self.driver_returned(now);
                 self.node_devices = node_devices;
-                match found.map(|found| *found) {
-                    Some(Ok((inventory, problems))) if matches!(self.phase, SessionPhase::Open { .. }) => {
-                        info!(gpus = inventory.gpus.len(), "the layout of the GPUs has changed");
-                        self.count(&problems);
-                        self.loads.found(inventory.driver.as_ref());
-                        self.fleet.adopt(inventory, false, now);
-                        self.check_inventory();
-                        if let Some(event_thread) = &self.event_thread {
-                            event_thread.gpus_changed();
-                        }
-                    }
-                    Some(Err(failure)) => {
-                        self.fail(&failure);
-                        self.drain(now);
-                    }
-                    _ => {}
+                if let Some(listed) = listed {
+                    self.apply_changed_layout(*listed, now);
                 }
             }
             SupervisorEvent::Closed => {

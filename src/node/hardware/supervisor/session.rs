@@ -8,8 +8,8 @@ use tracing::{debug, info, warn};
 use super::{SessionPhase, Supervisor};
 use crate::domain::model::{DriverInfo, Monotonic};
 use crate::node::hardware::event_thread::EventThread;
-use crate::node::hardware::source::DriverSession;
-use crate::node::hardware::worker::{DriverCommand, OpenedSession};
+use crate::node::hardware::source::{DriverSession, Failure};
+use crate::node::hardware::worker::{DriverCommand, ListedGpus, OpenedSession};
 
 /// How long workers have to release a session before it is abandoned.
 const RELEASE: Duration = Duration::from_secs(2);
@@ -58,7 +58,7 @@ impl Supervisor {
         self.count(&problems);
         self.sessions += 1;
         self.loads.found(inventory.driver.as_ref());
-        self.fleet.adopt(inventory, true, now);
+        self.fleet.apply_inventory(inventory, true, now);
         self.check_inventory();
         self.rounds.clear();
         self.next = now;
@@ -70,6 +70,34 @@ impl Supervisor {
         } else {
             // The plugin needs the list alone.
             self.publish();
+        }
+    }
+
+    pub(super) fn opening_failed(&mut self, failure: &Failure, now: Monotonic) {
+        self.loads.refused(failure.code);
+        self.fail(failure);
+        self.phase = SessionPhase::Closed { retry: now + self.reopen.pause() };
+        self.publish();
+    }
+
+    /// The layout has changed; `listed`: the new list, or why there is none.
+    pub(super) fn apply_changed_layout(&mut self, listed: Result<ListedGpus, Failure>, now: Monotonic) {
+        match listed {
+            Ok((inventory, problems)) if matches!(self.phase, SessionPhase::Open { .. }) => {
+                info!(gpus = inventory.gpus.len(), "the layout of the GPUs has changed");
+                self.count(&problems);
+                self.loads.found(inventory.driver.as_ref());
+                self.fleet.apply_inventory(inventory, false, now);
+                self.check_inventory();
+                if let Some(event_thread) = &self.event_thread {
+                    event_thread.gpus_changed();
+                }
+            }
+            Ok(_) => {}
+            Err(failure) => {
+                self.fail(&failure);
+                self.drain(now);
+            }
         }
     }
 
