@@ -103,16 +103,16 @@ impl Stage {
     /// Repeats the day, sped up by the given factor. Ends only by being dropped.
     pub async fn play(self, speed: u32) {
         let pace = |second: u64| Duration::from_secs(second) / speed.max(1);
-        let mut dawn = Instant::now();
+        let mut day_start = Instant::now();
         loop {
             for step in &DAY {
-                tokio::time::sleep_until(dawn + pace(step.second)).await;
+                tokio::time::sleep_until(day_start + pace(step.second)).await;
                 tracing::info!(second = step.second, "simulated: {}", step.text);
                 for event in step.events {
                     self.apply(*event);
                 }
             }
-            dawn += pace(LENGTH);
+            day_start += pace(LENGTH);
         }
     }
 
@@ -145,12 +145,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_day_breaks_it_mends() {
+    fn every_fault_of_the_day_is_repaired() {
         assert!(DAY.windows(2).all(|steps| steps[0].second < steps[1].second));
         assert!(DAY.iter().all(|step| step.second < LENGTH));
-        let mut broken: Vec<DayEvent> = vec![];
+        let mut open_faults: Vec<DayEvent> = vec![];
         for event in DAY.iter().flat_map(|step| step.events) {
-            let mends = match *event {
+            let repaired = match *event {
                 RecoveryAction { gpu, action: 0 } => Some(Xid { gpu, code: 48, count: 1 }),
                 BackOnBus { gpu } => Some(Xid { gpu, code: 79, count: 1 }),
                 Hangs { gpu, hangs: false } => Some(Hangs { gpu, hangs: true }),
@@ -158,15 +158,15 @@ mod tests {
                 KubeletRuns(true) => Some(KubeletRuns(false)),
                 Xid { code: 45, .. } => continue,
                 other => {
-                    broken.push(other);
+                    open_faults.push(other);
                     None
                 }
             };
-            if let Some(mended) = mends {
-                assert!(broken.contains(&mended), "{event:?} mends nothing");
-                broken.retain(|event| *event != mended);
+            if let Some(repaired_fault) = repaired {
+                assert!(open_faults.contains(&repaired_fault), "{event:?} repairs nothing");
+                open_faults.retain(|event| *event != repaired_fault);
             }
         }
-        assert_eq!(broken, []);
+        assert_eq!(open_faults, []);
     }
 }

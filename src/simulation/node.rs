@@ -1,5 +1,8 @@
 //! The simulated node: pods that request devices from a simulated kubelet and load them.
 
+mod pods;
+mod resources;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
@@ -8,21 +11,24 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::dra_driver::{self, AllocatedClaim, AllocatedDevice};
+use super::dra_driver::{self, AllocatedClaim};
 use super::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, FakeKubelet, Gates, Options, PodSpec};
 use super::proc_tree::{ContainerIdentity, ProcTree};
 use super::random::Random;
 use super::truth::Truth;
 use super::workload::{Level, Workload, WorkloadKind};
 use crate::clock::Clock;
-use crate::domain::model::{ContainerRef, Gpu, GpuUuid, Inventory, Monotonic, NodeDevices, PassthroughGpu, PciBusId};
+use crate::domain::model::{ContainerRef, Gpu, GpuUuid, Monotonic};
 use crate::node::hardware::simulated::{Controls, Load};
+
+pub use resources::{Replicas, SimulatedDevice, SimulatedResource, passthrough_resources, resources};
+
+use pods::{DeviceRequest, PodStart, pods_with_claims, pods_with_devices};
+use resources::device_of_claim;
 
 /// Load curves are constant within a second of a workload's age; reading it four times as often misses no change.
 const STEP: Duration = Duration::from_millis(250);
 const CONTAINER: &str = "main";
-/// As in KubeVirt's documentation: the name of the product in the PCI database.
-const PASSTHROUGH_RESOURCE: &str = "nvidia.com/GH100_H100_SXM5_80GB";
 /// The process of the first pod comes after this.
 const FIRST_PID: u32 = 20_000;
 /// Of a device's memory.
@@ -31,60 +37,6 @@ const FULLEST: f64 = 0.95;
 const TICKS_PER_STEP: u64 = STEP.as_millis() as u64 / 10;
 const PLAIN_PODS: [(&str, &str, usize); 4] =
     [("web", "frontend", 12), ("web", "checkout", 8), ("monitoring", "agent", 6), ("kube-system", "proxy", 4)];
-
-/// A resource, and the ids and places of its devices.
-#[derive(Clone, Debug)]
-pub struct SimulatedResource {
-    pub name: String,
-    pub devices: Vec<SimulatedDevice>,
-}
-
-#[derive(Clone, Debug)]
-pub struct SimulatedDevice {
-    pub id: String,
-    pub gpu: GpuUuid,
-    /// `None`: the whole GPU, or one slot of it.
-    pub gpu_instance: Option<u32>,
-    pub numa_node: Option<u32>,
-}
-
-/// How many slots a vendor's plugin makes of each whole GPU; `None`: it offers whole GPUs.
-pub type Replicas = Option<usize>;
-
-/// What a vendor's plugin with the `mixed` strategy would offer of this hardware.
-pub fn resources(inventory: &Inventory, replicas: Replicas) -> Vec<SimulatedResource> {
-    let mut resources: BTreeMap<String, Vec<SimulatedDevice>> = BTreeMap::new();
-    for gpu in inventory.gpus.values() {
-        let device =
-            |id, gpu_instance| SimulatedDevice { id, gpu: gpu.uuid.clone(), gpu_instance, numa_node: gpu.numa_node };
-        if gpu.mig_enabled == Some(true) {
-            for mig in &gpu.mig_devices {
-                let name = format!("nvidia.com/mig-{}", mig.profile.replace('+', "."));
-                resources.entry(name).or_default().push(device(mig.uuid.to_string(), Some(mig.gpu_instance)));
-            }
-        } else {
-            let ids: Vec<String> = match replicas {
-                Some(replicas) => (0..replicas).map(|slot| format!("{}::{slot}", gpu.uuid)).collect(),
-                None => vec![gpu.uuid.to_string()],
-            };
-            let devices = ids.into_iter().map(|id| device(id, None));
-            resources.entry("nvidia.com/gpu".to_owned()).or_default().extend(devices);
-        }
-    }
-    resources.into_iter().map(|(name, devices)| SimulatedResource { name, devices }).collect()
-}
-
-/// What KubeVirt would offer of the GPUs that are passed through: a resource of the product, and IOMMU groups as IDs.
-pub fn passthrough_resources(bus: &NodeDevices) -> Vec<SimulatedResource> {
-    let device = |(address, gpu): (&PciBusId, &PassthroughGpu)| {
-        let id = gpu.iommu_group?.to_string();
-        let uuid = GpuUuid::of_address(address);
-        Some(SimulatedDevice { id, gpu: uuid, gpu_instance: None, numa_node: gpu.numa_node })
-    };
-    let devices: Vec<SimulatedDevice> = bus.passthrough.iter().filter_map(device).collect();
-    let resource = SimulatedResource { name: PASSTHROUGH_RESOURCE.to_owned(), devices };
-    (!resource.devices.is_empty()).then_some(resource).into_iter().collect()
-}
 
 #[derive(Clone, Debug)]
 pub struct NodePlan {
@@ -117,24 +69,6 @@ pub struct SimulatedNode {
     waiting: Vec<(u64, PodStart)>,
     step: u64,
     started: usize,
-}
-
-/// What is to be started.
-#[derive(Clone, Debug)]
-struct PodStart {
-    namespace: &'static str,
-    name: &'static str,
-    kind: WorkloadKind,
-    devices: DeviceRequest,
-    /// Its lifetime in steps; `None`: as long as the node.
-    life: Option<u64>,
-}
-
-#[derive(Clone, Debug)]
-enum DeviceRequest {
-    /// One device of the resource.
-    Resource(String),
-    Claim(AllocatedClaim),
 }
 
 struct RunningPod {
@@ -200,7 +134,7 @@ impl SimulatedNode {
         if !claims.is_empty() {
             warn_on_failure(dra_driver::prepare(&self.kubelet, &claims));
         }
-        for start in first(&resources).into_iter().chain(first_claiming(claims)) {
+        for start in pods_with_devices(&resources).into_iter().chain(pods_with_claims(claims)) {
             self.admit(start).await;
         }
     }
@@ -404,73 +338,4 @@ fn load(gpu: &Gpu, gpu_instance: Option<u32>, level: Level) -> Load {
     };
     let used = (total.unwrap_or(0) as f64 * level.memory.min(FULLEST)) as u64;
     Load::new(level.utilization, used)
-}
-
-/// Namespace, name and kind of the pods with devices.
-const DEVICE_PODS: [(&str, &str, WorkloadKind); 8] = [
-    ("team-vision", "trainer", WorkloadKind::Training),
-    ("team-vision", "notebook", WorkloadKind::Notebook),
-    ("team-language", "llm-serve", WorkloadKind::Inference),
-    ("team-language", "finetune", WorkloadKind::Batch),
-    ("team-language", "trainer", WorkloadKind::Training),
-    ("research", "sweep", WorkloadKind::Batch),
-    ("research", "notebook", WorkloadKind::Notebook),
-    ("team-vision", "render", WorkloadKind::Batch),
-];
-const MACHINES: [&str; 3] = ["virt-launcher-desktop", "virt-launcher-render", "virt-launcher-simulator"];
-
-/// Eight pods with devices where there are enough: some busy, one held and idle, and something left over.
-fn first(resources: &[SimulatedResource]) -> Vec<PodStart> {
-    let mut starts = vec![];
-    for resource in resources {
-        let start = |(namespace, name, kind)| PodStart {
-            namespace,
-            name,
-            kind,
-            devices: DeviceRequest::Resource(resource.name.clone()),
-            life: (kind == WorkloadKind::Batch).then_some(0),
-        };
-        if resource.name == PASSTHROUGH_RESOURCE {
-            // One stays free.
-            starts.extend(MACHINES.map(|name| start(("team-vms", name, WorkloadKind::Notebook))));
-            continue;
-        }
-        let slots = resource.devices.len();
-        let is_shared = resource.devices.iter().any(|device| device.id.contains("::"));
-        let take = match slots {
-            // More pods than GPUs, and devices left.
-            _ if is_shared || slots > 4 * DEVICE_PODS.len() => slots * 5 / 8,
-            0 | 1 => slots,
-            // One device stays free, so that the page shows a free one.
-            _ => (slots - 1).min(DEVICE_PODS.len()),
-        };
-        starts.extend(DEVICE_PODS.into_iter().cycle().take(take).map(start));
-    }
-    starts
-}
-
-/// One pod for each claim, and two for one that replicas share.
-fn first_claiming(claims: Vec<AllocatedClaim>) -> Vec<PodStart> {
-    let starts = |claim: AllocatedClaim| {
-        let (name, kind, count) = match claim.name {
-            "replicas" => ("llm-serve", WorkloadKind::Inference, 2),
-            "notebook" => ("notebook", WorkloadKind::Notebook, 1),
-            "all-gpus" => ("gpu-health", WorkloadKind::Notebook, 1),
-            "slice" | "some-memory" => ("render", WorkloadKind::Inference, 1),
-            _ => ("trainer", WorkloadKind::Training, 1),
-        };
-        let start =
-            PodStart { namespace: claim.namespace, name, kind, devices: DeviceRequest::Claim(claim), life: None };
-        std::iter::repeat_n(start, count)
-    };
-    claims.into_iter().flat_map(starts).collect()
-}
-
-fn device_of_claim(device: &AllocatedDevice) -> SimulatedDevice {
-    SimulatedDevice {
-        id: format!("claim/{}", device.name),
-        gpu: device.gpu.clone(),
-        gpu_instance: device.mig.as_ref().map(|mig| mig.gpu_instance),
-        numa_node: None,
-    }
 }

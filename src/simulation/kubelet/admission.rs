@@ -180,7 +180,7 @@ async fn allocate(
                 preferred =
                     answer.into_inner().container_responses.into_iter().flat_map(|one| one.device_i_ds).collect();
             }
-            DeviceManager::settle(&available, &must, &preferred, wanted)
+            DeviceManager::choose(&available, &must, &preferred, wanted)
         }
     };
     let answer = match client {

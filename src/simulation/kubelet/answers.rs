@@ -1,7 +1,7 @@
 //! What the PodResources API answers to a given state: the rules of each call, without gRPC.
 
 use super::spec::{Claim, ContainerKind, ContainerSpec};
-use super::state::{FakeKubeletState, Sight, SimulatedPod};
+use super::state::{FakeKubeletState, SimulatedPod, VisiblePods};
 use crate::node::wire::v1;
 
 impl FakeKubeletState {
@@ -27,7 +27,7 @@ impl FakeKubeletState {
     }
 
     pub fn allocatable(&mut self) -> v1::AllocatableResourcesResponse {
-        if self.sight == Sight::Nothing {
+        if self.visible_pods == VisiblePods::Nothing {
             return v1::AllocatableResourcesResponse::default();
         }
         let mut devices = Vec::new();
@@ -44,10 +44,10 @@ impl FakeKubeletState {
     }
 
     fn visible(&self) -> impl Iterator<Item = &SimulatedPod> {
-        let count = match self.sight {
-            Sight::Nothing => 0,
-            Sight::Partial => self.pods.len().div_ceil(2),
-            Sight::All => self.pods.len(),
+        let count = match self.visible_pods {
+            VisiblePods::Nothing => 0,
+            VisiblePods::Partial => self.pods.len().div_ceil(2),
+            VisiblePods::All => self.pods.len(),
         };
         self.pods.iter().take(count)
     }

@@ -1,13 +1,16 @@
 //! The device manager's bookkeeping: which devices there are, which are healthy, and which container has which.
 //! Decisions only: other modules call the plugins and write the checkpoint.
 
+mod selection;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::checkpoint::{SimulatedCheckpoint, SimulatedPodDevices};
 use super::spec::GivenDevice;
 use crate::domain::model::Monotonic;
-use crate::simulation::random::Random;
+
+pub use selection::Selection;
 
 /// How long the kubelet keeps the capacity of a resource whose plugin has disconnected.
 pub const STOP_GRACE: Duration = Duration::from_secs(300);
@@ -103,17 +106,6 @@ pub struct DeviceManager {
 pub struct DeviceCount {
     pub capacity: usize,
     pub allocatable: usize,
-}
-
-/// What is to be done for one container and one resource.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Selection {
-    /// Nothing to do: no plugin serves the resource, or the container has its devices already.
-    Nothing,
-    /// Take these; no choice was left.
-    Take(Vec<String>),
-    /// There is a choice among `available`, of which `must` are certain.
-    Choose { available: Vec<String>, must: Vec<String> },
 }
 
 impl DeviceManager {
@@ -295,69 +287,6 @@ impl DeviceManager {
         self.connections.values().filter(|connection| connection.resource == resource).count()
     }
 
-    /// Which devices a container could be given. `reusable` are those of the pod's earlier init containers.
-    pub fn select(
-        &self,
-        key: &AssignmentKey,
-        wanted: usize,
-        reusable: &BTreeSet<String>,
-        random: &mut Random,
-    ) -> Result<Selection, String> {
-        let name = &key.2;
-        let Some(resource) = self.resources.get(name) else {
-            return match self.assignments.keys().any(|(_, _, assigned)| assigned == name) {
-                true => Err(format!("cannot allocate unregistered device {name}")),
-                false => Ok(Selection::Nothing),
-            };
-        };
-        if wanted == 0 {
-            return Ok(Selection::Nothing);
-        }
-        if resource.healthy.is_empty() {
-            return Err(format!("no healthy devices present; cannot allocate unhealthy devices {name}"));
-        }
-        // Only a pod that is admitted again, after a reboot, holds something already.
-        if let Some(held) = self.assignments.get(key) {
-            return match held.by_node.values().flatten().all(|id| resource.healthy.contains(id)) {
-                true => Ok(Selection::Nothing),
-                false => Err(format!(
-                    "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {name}"
-                )),
-            };
-        }
-        let mut must: Vec<String> = reusable.intersection(&resource.healthy).take(wanted).cloned().collect();
-        let held = self.held(name);
-        let mut free: Vec<String> = resource.healthy.difference(&held).cloned().collect();
-        let needed = wanted - must.len();
-        if free.len() < needed {
-            let available = free.len();
-            return Err(format!(
-                "requested number of devices unavailable for {name}. Requested: {needed}, Available: {available}"
-            ));
-        }
-        if needed == 0 {
-            return Ok(Selection::Take(must));
-        }
-        random.shuffle(&mut free);
-        if free.len() == needed {
-            must.append(&mut free);
-            return Ok(Selection::Take(must));
-        }
-        free.extend(must.iter().cloned());
-        Ok(Selection::Choose { available: free, must })
-    }
-
-    /// The final choice: what the plugin prefers as far as it may, the rest as it comes.
-    pub fn settle(available: &[String], must: &[String], preferred: &[String], wanted: usize) -> Vec<String> {
-        let mut chosen = must.to_vec();
-        for id in preferred.iter().chain(available) {
-            if chosen.len() < wanted && available.contains(id) && !chosen.contains(id) {
-                chosen.push(id.clone());
-            }
-        }
-        chosen
-    }
-
     /// Allocate answered: from now on List shows it.
     pub fn assign(&mut self, key: AssignmentKey, devices: &[String], answer: Vec<u8>) {
         let known = self.resources.get(&key.2);
@@ -407,109 +336,10 @@ impl DeviceManager {
     pub fn free(&mut self, pod_uid: &str) {
         self.assignments.retain(|(pod, _, _), _| pod != pod_uid);
     }
-
-    fn held(&self, resource: &str) -> BTreeSet<String> {
-        let assigned = self.assignments.iter().filter(|((_, _, name), _)| name == resource);
-        assigned.flat_map(|(_, assignment)| assignment.by_node.values().flatten().cloned()).collect()
-    }
 }
 
 /// The kubelet's mark for "no NUMA node".
 const NO_NODE: i64 = -1;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const GPU: &str = "example.com/gpu";
-
-    fn list(devices: &[(&str, bool)]) -> Vec<ListedDevice> {
-        let device =
-            |(id, healthy): &(&str, bool)| ListedDevice { id: (*id).to_owned(), healthy: *healthy, numa_nodes: None };
-        devices.iter().map(device).collect()
-    }
-
-    fn healthy(ids: &[&str]) -> Vec<ListedDevice> {
-        list(&ids.iter().map(|id| (*id, true)).collect::<Vec<_>>())
-    }
-
-    fn offered(manager: &DeviceManager) -> Vec<&str> {
-        manager.allocatable().map(|(_, device)| device.id.as_str()).collect()
-    }
-
-    fn key(pod: &str) -> AssignmentKey {
-        (pod.to_owned(), "main".to_owned(), GPU.to_owned())
-    }
-
-    fn select(manager: &DeviceManager, wanted: usize, reusable: &[&str]) -> Result<Selection, String> {
-        let reusable = reusable.iter().map(|id| (*id).to_owned()).collect();
-        manager.select(&key("new"), wanted, &reusable, &mut Random::seeded(1))
-    }
-
-    fn count(manager: &DeviceManager) -> Option<(usize, usize)> {
-        manager.counts().get(GPU).map(|count| (count.capacity, count.allocatable))
-    }
-
-    #[test]
-    fn selection_by_what_is_there() {
-        let strings = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
-        let mut manager = DeviceManager::new(Rules::UpTo136);
-        assert_eq!(select(&manager, 1, &[]), Ok(Selection::Nothing), "no plugin serves the resource");
-        manager.set_devices(GPU, list(&[("a", false)]));
-        let error = "no healthy devices present; cannot allocate unhealthy devices example.com/gpu";
-        assert_eq!(select(&manager, 1, &[]), Err(error.to_owned()));
-
-        manager.set_devices(GPU, healthy(&["a", "b", "c"]));
-        manager.assign(key("old"), &strings(&["a"]), Vec::new());
-        assert_eq!(select(&manager, 0, &[]), Ok(Selection::Nothing));
-        let error = "requested number of devices unavailable for example.com/gpu. Requested: 3, Available: 2";
-        assert_eq!(select(&manager, 3, &[]), Err(error.to_owned()));
-        assert_eq!(select(&manager, 1, &["a"]), Ok(Selection::Take(strings(&["a"]))), "from the init container");
-        assert!(matches!(select(&manager, 1, &[]), Ok(Selection::Choose { available, must })
-            if available.len() == 2 && must.is_empty()));
-        assert!(matches!(select(&manager, 2, &["a"]), Ok(Selection::Choose { available, must })
-            if available.len() == 3 && must == ["a"]));
-        assert!(matches!(select(&manager, 2, &[]), Ok(Selection::Take(devices)) if devices.len() == 2));
-    }
-
-    #[test]
-    fn preferences_are_intersected_and_filled_up() {
-        let strings = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
-        let available = strings(&["a", "b", "c", "d"]);
-        for (must, preferred, wanted, expected) in [
-            (vec![], vec!["c", "d"], 2, vec!["c", "d"]),
-            (vec![], vec!["ghost", "d"], 2, vec!["d", "a"]),
-            (vec!["b"], vec!["d", "c"], 2, vec!["b", "d"]),
-            (vec![], vec!["d", "d", "c", "b"], 2, vec!["d", "c"]),
-            (vec![], vec![], 3, vec!["a", "b", "c"]),
-        ] {
-            let settled = DeviceManager::settle(&available, &strings(&must), &strings(&preferred), wanted);
-            assert_eq!(settled, expected, "must {must:?}, preferred {preferred:?}");
-        }
-    }
-
-    #[test]
-    fn up_to_1_36_the_end_of_the_second_plugin_takes_the_resource_and_leaves_the_first_stream_open() {
-        let mut manager = DeviceManager::new(Rules::UpTo136);
-        let first = manager.connected(GPU, "/a.sock").unwrap();
-        manager.listed(first, healthy(&["a"]));
-        let second = manager.connected(GPU, "/b.sock").unwrap();
-        manager.listed(second, healthy(&["b"]));
-        assert_eq!(manager.stream_ended(second, Monotonic::default()), [] as [Serial; 0], "the first is not closed");
-        assert_eq!((count(&manager), manager.connections(GPU)), (Some((1, 0)), 1));
-        assert!(manager.listed(first, healthy(&["a"])));
-        assert_eq!(offered(&manager), ["a"], "listed again");
-        assert!(manager.is_stopped(GPU), "and not allocated");
-    }
-
-    #[test]
-    fn up_to_1_36_a_failed_registration_hides_the_end_of_the_plugin_before() {
-        let mut manager = DeviceManager::new(Rules::UpTo136);
-        let first = manager.connected(GPU, "/a.sock").unwrap();
-        manager.listed(first, healthy(&["a"]));
-        manager.registration_failed(GPU);
-        assert_eq!(manager.plugin(GPU), Some(first));
-        assert_eq!(manager.stream_ended(first, Monotonic::default()), [] as [Serial; 0]);
-        assert_eq!(offered(&manager), ["a"]);
-    }
-}
+mod tests;

@@ -1,10 +1,11 @@
 //! A fake kubelet on real unix sockets, after the observed behaviour of Kubernetes 1.36 and its neighbours.
 //!
-//! In: pods and plugins, and what is to go wrong. Out: the PodResources API , the Pods API, the
-//! registration socket and the checkpoint file. Does not use: the identity of its clients.
+//! In: pods and plugins, and what is to go wrong. Out: the PodResources API, the Pods API, the registration socket and
+//! the checkpoint file. Does not use: the identity of its clients.
 
 mod admission;
 mod answers;
+mod boot;
 mod checkpoint;
 mod device_manager;
 mod faults;
@@ -19,14 +20,12 @@ mod state;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::net::UnixListener;
-use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 
 pub use admission::AdmissionOutcome;
@@ -38,19 +37,12 @@ pub use socket::{SocketServer, channel};
 pub use spec::{Claim, ContainerKind, ContainerSpec, GivenDevice, PodSpec, SimulatedClaimDevice, memory_block};
 pub use state::{Gates, PodPhase, SimulatedPod};
 
-use device_manager::DeviceManager;
+use boot::RunningServers;
 use faults::InjectedFaults;
-use lister::Lister;
-use pods_api::PodsApi;
-use registration::Registry;
 use shared::{Power, SharedKubelet};
-use state::{FakeKubeletState, Sight};
+use state::FakeKubeletState;
 
-use super::gone;
 use crate::node::wire::v1::ContainerMemory;
-use crate::node::wire::v1::pod_resources_lister_server::PodResourcesListerServer;
-use crate::node::wire::v1alpha1::pods_server::PodsServer;
-use crate::node::wire::v1beta1::registration_server::RegistrationServer;
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -90,21 +82,6 @@ pub struct FakeKubelet {
     shared: Arc<SharedKubelet>,
     running: Mutex<RunningServers>,
     pods_api: PathBuf,
-}
-
-#[derive(Debug, Default)]
-struct RunningServers {
-    pod_resources: Option<SocketServer>,
-    pods_api: Option<SocketServer>,
-    boot: Option<JoinHandle<()>>,
-}
-
-impl Drop for RunningServers {
-    fn drop(&mut self) {
-        if let Some(boot) = &self.boot {
-            boot.abort();
-        }
-    }
 }
 
 impl FakeKubelet {
@@ -156,34 +133,6 @@ impl FakeKubelet {
     pub async fn ready(&self) {
         // `self` holds the sender: this cannot fail.
         let _ = self.shared.power.subscribe().wait_for(|power| *power != Power::Starting).await;
-    }
-
-    fn switch_on(&self, window: Duration) -> io::Result<()> {
-        let shared = &self.shared;
-        let path = self.pod_resources_socket();
-        let listener = socket::bind_by_rename(&path, &shared.temporary_name())?;
-        fs::set_permissions(&path, Permissions::from_mode(0o755))?;
-        *shared.limiter.lock() = shared::rate_limit(shared.now());
-        shared.state.lock().sight = Sight::Nothing;
-        shared.power.send_replace(Power::Starting);
-        let lister = Lister(Arc::clone(shared));
-        let router = tonic::transport::Server::builder().add_service(PodResourcesListerServer::new(lister));
-        let mut running = self.running.lock();
-        running.pod_resources = Some(SocketServer::start(listener, router));
-        if shared.options.rules == Rules::From137 || shared.state.lock().gates.pods_api {
-            running.pods_api = Some(self.serve_pods()?);
-        }
-        running.boot = Some(tokio::spawn(boot(Arc::clone(shared), window)));
-        Ok(())
-    }
-
-    fn serve_pods(&self) -> io::Result<SocketServer> {
-        fs::create_dir_all(&self.pods_api)?;
-        fs::set_permissions(&self.pods_api, Permissions::from_mode(0o750))?;
-        let path = self.pods_api_socket();
-        let listener = socket::bind_by_rename(&path, &self.shared.temporary_name())?;
-        let api = PodsServer::new(PodsApi(Arc::clone(&self.shared)));
-        Ok(SocketServer::start(listener, tonic::transport::Server::builder().add_service(api)))
     }
 
     /// Replaces all pods by running ones. Their `requests` are ignored: what they hold is given. A pod that was
@@ -406,52 +355,3 @@ impl Drop for FakeKubelet {
 }
 
 const SOCKET: &str = "kubelet.sock";
-
-/// The second half of a start: the runtime runs; device manager, then pods. It owns the registration
-/// server for as long as the kubelet runs.
-async fn boot(shared: Arc<SharedKubelet>, window: Duration) {
-    tokio::time::sleep(window * 3 / 4).await;
-    let registration = match start_device_manager(&shared) {
-        Ok(registration) => Some(registration),
-        Err(error) => {
-            tracing::warn!(%error, "the simulated device manager did not start");
-            None
-        }
-    };
-    tokio::time::sleep(window / 4).await;
-    shared.power.send_if_modified(|power| {
-        // A kubelet that was stopped meanwhile stays stopped.
-        let starting = *power == Power::Starting;
-        if starting {
-            shared.state.lock().sight = Sight::All;
-            *power = Power::Ready;
-        }
-        starting
-    });
-    shared.changed();
-    std::future::pending::<()>().await;
-    drop(registration);
-}
-
-/// The checkpoint is read, other plugins' sockets are deleted, then the registration socket appears.
-fn start_device_manager(shared: &Arc<SharedKubelet>) -> io::Result<SocketServer> {
-    let now = shared.now();
-    let known = SimulatedCheckpoint::read(&shared.device_plugins);
-    let rules = shared.options.rules;
-    {
-        let mut state = shared.state.lock();
-        state.devices = DeviceManager::restored(rules, &known.unwrap_or_default(), now, &state.devices);
-        state.sight = Sight::Partial;
-    }
-    for entry in fs::read_dir(&shared.device_plugins)? {
-        let entry = entry?;
-        if entry.file_type()?.is_socket() {
-            gone(fs::remove_file(entry.path()))?;
-        }
-    }
-    let path = shared.device_plugins.join(SOCKET);
-    let listener = UnixListener::bind(&path)?;
-    fs::set_permissions(&path, Permissions::from_mode(0o755))?;
-    let registry = RegistrationServer::new(Registry(Arc::clone(shared)));
-    Ok(SocketServer::start(listener, tonic::transport::Server::builder().add_service(registry)))
-}

@@ -14,7 +14,7 @@ use tonic::transport::Channel;
 use super::Options;
 use super::device_manager::Serial;
 use super::faults::{InjectedFaults, Method};
-use super::state::{FakeKubeletState, Sight};
+use super::state::{FakeKubeletState, VisiblePods};
 use crate::clock::Clock;
 use crate::domain::model::{Monotonic, TokenBucket};
 use crate::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
@@ -125,7 +125,7 @@ impl SharedKubelet {
         for plugin in std::mem::take(&mut *self.plugins.lock()).into_values() {
             plugin.watch.abort();
         }
-        self.state.lock().sight = Sight::Nothing;
+        self.state.lock().visible_pods = VisiblePods::Nothing;
         self.changed();
     }
 }

@@ -43,7 +43,7 @@ impl Default for Gates {
 
 /// The part of the pods that a kubelet has just after its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum VisiblePods {
     /// Neither pods nor managers yet.
     Nothing,
     /// One batch of pods.
@@ -69,7 +69,7 @@ pub struct FakeKubeletState {
     pub pods: Vec<SimulatedPod>,
     pub claims: BTreeMap<(String, String), Claim>,
     pub gates: Gates,
-    pub sight: Sight,
+    pub visible_pods: VisiblePods,
     pub random: Random,
     /// Allocatable under the static CPU policy; empty without one.
     pub cpu_ids: Vec<i64>,
@@ -85,7 +85,7 @@ impl FakeKubeletState {
             pods: Vec::new(),
             claims: BTreeMap::new(),
             gates: options.gates,
-            sight: Sight::All,
+            visible_pods: VisiblePods::All,
             random: Random::seeded(options.seed),
             cpu_ids: options.cpu_ids.clone(),
             memory: options.memory.clone(),
@@ -112,7 +112,7 @@ impl FakeKubeletState {
 
     /// What is called at the start of every List: devices of pods that are no longer active are free again.
     pub fn free_devices_of_gone_pods(&mut self) {
-        if self.sight == Sight::All {
+        if self.visible_pods == VisiblePods::All {
             let active: BTreeSet<&str> =
                 self.pods.iter().filter(|pod| pod.phase.is_active()).map(|pod| pod.uid.as_str()).collect();
             self.devices.keep_only(&active);

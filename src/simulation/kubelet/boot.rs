@@ -1,0 +1,120 @@
+//! The start of the fake kubelet: its servers, then the device manager, then the pods.
+//!
+//! In: the shared state and the early window. Out: the servers that run. Does not use: pods, plugins.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+
+use super::checkpoint::SimulatedCheckpoint;
+use super::device_manager::{DeviceManager, Rules};
+use super::lister::Lister;
+use super::pods_api::PodsApi;
+use super::registration::Registry;
+use super::shared::{self, Power, SharedKubelet};
+use super::socket::{self, SocketServer};
+use super::state::VisiblePods;
+use super::{FakeKubelet, SOCKET};
+use crate::node::wire::v1::pod_resources_lister_server::PodResourcesListerServer;
+use crate::node::wire::v1alpha1::pods_server::PodsServer;
+use crate::node::wire::v1beta1::registration_server::RegistrationServer;
+use crate::simulation::gone;
+
+#[derive(Debug, Default)]
+pub struct RunningServers {
+    pod_resources: Option<SocketServer>,
+    pods_api: Option<SocketServer>,
+    boot: Option<JoinHandle<()>>,
+}
+
+impl Drop for RunningServers {
+    fn drop(&mut self) {
+        if let Some(boot) = &self.boot {
+            boot.abort();
+        }
+    }
+}
+
+impl FakeKubelet {
+    pub(super) fn switch_on(&self, window: Duration) -> io::Result<()> {
+        let shared = &self.shared;
+        let path = self.pod_resources_socket();
+        let listener = socket::bind_by_rename(&path, &shared.temporary_name())?;
+        fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+        *shared.limiter.lock() = shared::rate_limit(shared.now());
+        shared.state.lock().visible_pods = VisiblePods::Nothing;
+        shared.power.send_replace(Power::Starting);
+        let lister = Lister(Arc::clone(shared));
+        let router = tonic::transport::Server::builder().add_service(PodResourcesListerServer::new(lister));
+        let mut running = self.running.lock();
+        running.pod_resources = Some(SocketServer::start(listener, router));
+        if shared.options.rules == Rules::From137 || shared.state.lock().gates.pods_api {
+            running.pods_api = Some(self.serve_pods()?);
+        }
+        running.boot = Some(tokio::spawn(boot(Arc::clone(shared), window)));
+        Ok(())
+    }
+
+    fn serve_pods(&self) -> io::Result<SocketServer> {
+        fs::create_dir_all(&self.pods_api)?;
+        fs::set_permissions(&self.pods_api, Permissions::from_mode(0o750))?;
+        let path = self.pods_api_socket();
+        let listener = socket::bind_by_rename(&path, &self.shared.temporary_name())?;
+        let api = PodsServer::new(PodsApi(Arc::clone(&self.shared)));
+        Ok(SocketServer::start(listener, tonic::transport::Server::builder().add_service(api)))
+    }
+}
+
+/// The second half of a start: the device manager, then the pods. It owns the registration server for as long as the
+/// kubelet runs.
+async fn boot(shared: Arc<SharedKubelet>, window: Duration) {
+    tokio::time::sleep(window * 3 / 4).await;
+    let registration = match start_device_manager(&shared) {
+        Ok(registration) => Some(registration),
+        Err(error) => {
+            tracing::warn!(%error, "the simulated device manager did not start");
+            None
+        }
+    };
+    tokio::time::sleep(window / 4).await;
+    shared.power.send_if_modified(|power| {
+        // A kubelet that was stopped meanwhile stays stopped.
+        let starting = *power == Power::Starting;
+        if starting {
+            shared.state.lock().visible_pods = VisiblePods::All;
+            *power = Power::Ready;
+        }
+        starting
+    });
+    shared.changed();
+    std::future::pending::<()>().await;
+    drop(registration);
+}
+
+/// The checkpoint is read, other plugins' sockets are deleted, then the registration socket appears.
+fn start_device_manager(shared: &Arc<SharedKubelet>) -> io::Result<SocketServer> {
+    let now = shared.now();
+    let known = SimulatedCheckpoint::read(&shared.device_plugins);
+    let rules = shared.options.rules;
+    {
+        let mut state = shared.state.lock();
+        state.devices = DeviceManager::restored(rules, &known.unwrap_or_default(), now, &state.devices);
+        state.visible_pods = VisiblePods::Partial;
+    }
+    for entry in fs::read_dir(&shared.device_plugins)? {
+        let entry = entry?;
+        if entry.file_type()?.is_socket() {
+            gone(fs::remove_file(entry.path()))?;
+        }
+    }
+    let path = shared.device_plugins.join(SOCKET);
+    let listener = UnixListener::bind(&path)?;
+    fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+    let registry = RegistrationServer::new(Registry(Arc::clone(shared)));
+    Ok(SocketServer::start(listener, tonic::transport::Server::builder().add_service(registry)))
+}
