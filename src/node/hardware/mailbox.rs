@@ -1,4 +1,4 @@
-//! Takes XIDs from the event threads and sends them to one reader, in batches.
+//! Batches the XIDs of the event threads for one reader.
 //!
 //! In: XIDs. Out: batches on a bounded channel. XIDs that find the channel full are counted by kind.
 

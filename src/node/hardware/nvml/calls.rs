@@ -194,8 +194,18 @@ macro_rules! value {
     }};
 }
 
-/// The same for a value with a range: `reading!(caller, QUANTITY, nvmlSymbol(arguments))`.
+/// The same for a value with a range: `reading!(caller, QUANTITY, nvmlSymbol(arguments))`, or `QUANTITY / 1e3` where the
+/// driver's unit is another one.
 macro_rules! reading {
+    ($caller:expr, $quantity:ident $operator:tt $factor:literal, $symbol:ident $([$variant:expr])? ($($argument:expr),* $(,)?)) => {
+        match $crate::node::hardware::nvml::calls::value!($caller, $symbol $([$variant])? ($($argument),*)) {
+            Some(value) => {
+                let value: u32 = value;
+                $caller.plausible(&$crate::node::hardware::plausible::$quantity, f64::from(value) $operator $factor)
+            }
+            None => None,
+        }
+    };
     ($caller:expr, $quantity:ident, $symbol:ident $([$variant:expr])? ($($argument:expr),* $(,)?)) => {
         match $crate::node::hardware::nvml::calls::value!($caller, $symbol $([$variant])? ($($argument),*)) {
             Some(value) => $caller.plausible(&$crate::node::hardware::plausible::$quantity, value),

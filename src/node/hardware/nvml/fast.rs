@@ -2,7 +2,7 @@
 
 use nvml_wrapper_sys::bindings::nvmlUtilization_t;
 
-use super::calls::{Caller, call, value};
+use super::calls::{Caller, call, reading, value};
 use super::library::DeviceHandle;
 use super::module::ModulePower;
 use super::process_use::ProcessUse;
@@ -63,7 +63,11 @@ impl FastReader {
         integrals.lists_no_processes = self.processes.lists_no_processes();
         let module = self.module.read(caller, handle, elapsed);
         let is_module = self.module.exists();
-        let power_watts = if is_module == Some(true) { module.gpu_watts } else { power_usage(caller, handle) };
+        let power_watts = if is_module == Some(true) {
+            module.gpu_watts
+        } else {
+            reading!(caller, POWER / 1e3, nvmlDeviceGetPowerUsage(handle.0))
+        };
         let total: Option<u64> = value!(caller, nvmlDeviceGetTotalEnergyConsumption(handle.0));
         self.energy_counter =
             total.filter(|total| caller.plausible(&plausible::ENERGY, *total as f64 / 1000.0).is_some());
@@ -82,11 +86,6 @@ impl FastReader {
     pub fn counter_is_of_gpu(&self) -> Option<bool> {
         self.module.exists().map(|exists| !exists)
     }
-}
-
-fn power_usage(caller: &mut Caller, handle: DeviceHandle) -> Option<f64> {
-    let milliwatts: u32 = value!(caller, nvmlDeviceGetPowerUsage(handle.0))?;
-    caller.plausible(&plausible::POWER, f64::from(milliwatts) / 1000.0)
 }
 
 fn utilization_rates(caller: &mut Caller, handle: DeviceHandle) -> Option<(f64, f64)> {

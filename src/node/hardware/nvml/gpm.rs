@@ -62,7 +62,7 @@ pub struct Gpm {
     supported: bool,
     pairs: BTreeMap<Option<u32>, SamplePair>,
     /// The driver may reject the call because of ids unknown to it.
-    asks_cycles: bool,
+    reads_cycles: bool,
     request: Option<Box<GpmRequest>>,
 }
 
@@ -84,7 +84,7 @@ impl Gpm {
         let mut support = nvmlGpmSupport_t { version: 1, isSupportedDevice: 0 };
         let asked = call!(caller, nvmlGpmQueryDeviceSupport(handle.0, &raw mut support));
         let supported = asked.is_ok() && support.isSupportedDevice != 0;
-        let mut gpm = Self { supported, pairs: BTreeMap::new(), asks_cycles: migs.is_empty(), request: None };
+        let mut gpm = Self { supported, pairs: BTreeMap::new(), reads_cycles: migs.is_empty(), request: None };
         if supported {
             let mut instances: Vec<_> = migs.iter().map(|mig| Some(mig.gpu_instance)).collect();
             if instances.is_empty() {
@@ -131,10 +131,10 @@ impl Gpm {
             return GpmReading::default();
         }
         let (older, newer) = (pair.spare.memory, pair.previous.memory);
-        let mut values = request.ask(caller, older, newer, self.asks_cycles);
-        if values.is_none() && self.asks_cycles && caller.is_unsupported("nvmlGpmMetricsGet", 1) {
-            self.asks_cycles = false;
-            values = request.ask(caller, older, newer, false);
+        let mut values = request.read_metrics(caller, older, newer, self.reads_cycles);
+        if values.is_none() && self.reads_cycles && caller.is_unsupported("nvmlGpmMetricsGet", 1) {
+            self.reads_cycles = false;
+            values = request.read_metrics(caller, older, newer, false);
         }
         values.map(|values| reading(caller, &values)).unwrap_or_default()
     }
@@ -176,7 +176,7 @@ impl InstanceUse {
 }
 
 impl GpmRequest {
-    fn ask(
+    fn read_metrics(
         &mut self,
         caller: &mut Caller,
         older: nvmlGpmSample_t,

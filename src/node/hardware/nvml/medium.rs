@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use nvml_wrapper_sys::bindings::{nvmlMarginTemperature_t, nvmlTemperature_t};
 
-use super::calls::{Caller, call, value, version};
+use super::calls::{Caller, call, reading, value, version};
 use super::fields::{self, FieldRow};
 use super::gpm::Gpm;
 use super::inventory::Mig;
@@ -27,7 +27,6 @@ const POLICY_ROWS: [FieldRow; 4] = [nanoseconds(75), nanoseconds(77), nanosecond
 const RARE_CLOCK_EVENTS: [(u32, &str); 2] = [(9, "board_limit"), (10, "reliability")];
 /// More fans than any board has.
 const FAN_LIMIT: u32 = 16;
-const MEGAHERTZ: f64 = 1e6;
 
 const fn nanoseconds(id: u32) -> FieldRow {
     FieldRow::rising_fast(id, &plausible::THROTTLED, 1e9)
@@ -87,8 +86,9 @@ impl MediumReader {
         }
         let Fields { throttled_seconds, policy_violation_seconds, memory_temperature_celsius } =
             self.fields(caller, handle);
-        let power_limit = value!(caller, nvmlDeviceGetEnforcedPowerLimit(handle.0));
-        let power_limit_requested = value!(caller, nvmlDeviceGetPowerManagementLimit(handle.0));
+        let power_limit_watts = reading!(caller, POWER_LIMIT / 1e3, nvmlDeviceGetEnforcedPowerLimit(handle.0));
+        let power_limit_requested_watts =
+            reading!(caller, POWER_LIMIT / 1e3, nvmlDeviceGetPowerManagementLimit(handle.0));
         // 32 means unknown.
         let performance_state =
             value!(caller, nvmlDeviceGetPerformanceState(handle.0)).filter(|state: &u32| *state != 32);
@@ -100,19 +100,17 @@ impl MediumReader {
             gpu_temperature_celsius: temperature(caller, handle),
             memory_temperature_celsius,
             temperature_margin_celsius: margin(caller, handle),
-            power_limit_watts: power_limit.and_then(|limit| watts(caller, limit)),
-            power_limit_requested_watts: power_limit_requested.and_then(|limit| watts(caller, limit)),
+            power_limit_watts,
+            power_limit_requested_watts,
             clocks: Clocks {
-                graphics_hertz: clock(caller, handle, 0),
-                sm_hertz: clock(caller, handle, 1),
-                memory_hertz: clock(caller, handle, 2),
-                video_hertz: clock(caller, handle, 3),
+                graphics_hertz: reading!(caller, CLOCK * 1e6, nvmlDeviceGetClockInfo[0](handle.0, 0)),
+                sm_hertz: reading!(caller, CLOCK * 1e6, nvmlDeviceGetClockInfo[1](handle.0, 1)),
+                memory_hertz: reading!(caller, CLOCK * 1e6, nvmlDeviceGetClockInfo[2](handle.0, 2)),
+                video_hertz: reading!(caller, CLOCK * 1e6, nvmlDeviceGetClockInfo[3](handle.0, 3)),
             },
             throttled_seconds,
             policy_violation_seconds,
             clock_events: self.clock_events(caller, handle),
-            clock_event_samples: BTreeMap::new(),
-            clock_event_starts: BTreeMap::new(),
             performance_state: performance_state
                 .and_then(|state| caller.plausible(&plausible::PERFORMANCE_STATE, state)),
             fan_speed_ratios: self.fans(caller, handle),
@@ -123,9 +121,10 @@ impl MediumReader {
             pipe_cycles: whole.pipe_cycles,
             instances: self.instances(caller, handle, migs, memory, now),
             processes: self.processes.read(caller, handle, migs, memory.map(|memory| memory.total)),
-            process_utilization_source: None,
             virtualization: self.vgpus.virtualization(caller, handle),
             vgpus: self.vgpus.read(caller, handle),
+            // The reader and `GpuState` add the rest.
+            ..Medium::default()
         }
     }
 
@@ -167,10 +166,7 @@ impl MediumReader {
                 *self.fans.insert(fans)
             }
         };
-        let speed = |fan| {
-            let percent: u32 = value!(caller, nvmlDeviceGetFanSpeed_v2[fan](handle.0, fan))?;
-            caller.plausible(&plausible::FAN_SPEED, f64::from(percent) / 100.0)
-        };
+        let speed = |fan| reading!(caller, FAN_SPEED / 100.0, nvmlDeviceGetFanSpeed_v2[fan](handle.0, fan));
         // Fans are numbered by their position: the list ends before one that is missing.
         (0..fans.min(FAN_LIMIT)).map_while(speed).collect()
     }
@@ -199,15 +195,6 @@ impl MediumReader {
         };
         by_instance.into_iter().map(reading).collect()
     }
-}
-
-fn watts(caller: &mut Caller, milliwatts: u32) -> Option<f64> {
-    caller.plausible(&plausible::POWER_LIMIT, f64::from(milliwatts) / 1000.0)
-}
-
-fn clock(caller: &mut Caller, handle: DeviceHandle, kind: u32) -> Option<f64> {
-    let megahertz: u32 = value!(caller, nvmlDeviceGetClockInfo[kind](handle.0, kind))?;
-    caller.plausible(&plausible::CLOCK, f64::from(megahertz) * MEGAHERTZ)
 }
 
 fn temperature(caller: &mut Caller, handle: DeviceHandle) -> Option<f64> {

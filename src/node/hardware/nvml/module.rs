@@ -56,8 +56,8 @@ impl ModulePower {
     }
 
     /// Nothing for a GPU whose driver has no module power, or that has no CPU on its module: its power and its counter
-    /// are its own. The driver has no energy counter of the module, so its power
-    /// is integrated; time without readings adds nothing.
+    /// are its own. The driver has no energy counter of the module, so its power is integrated; time without readings
+    /// adds nothing.
     pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, elapsed: f64) -> ModuleStep {
         if !self.is_known && self.refusals >= ATTEMPTS {
             return ModuleStep::default();

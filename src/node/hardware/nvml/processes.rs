@@ -20,6 +20,7 @@ const NO_INSTANCE: u32 = u32::MAX;
 
 const BLANK_INFO: nvmlProcessInfo_t =
     nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
+
 /// Reads the driver's lists of processes that have contexts on a GPU.
 pub struct ProcessLists {
     /// Read version 2 of the lists. Versions 2 and 3 share one structure, except in a few drivers: see `has_other_v3`.

@@ -241,7 +241,7 @@ impl Controls {
         self.lock().is_over(session)
     }
 
-    pub(super) fn forget_events(&self) {
+    pub(super) fn clear_events(&self) {
         self.lock().events.clear();
     }
 
@@ -283,8 +283,8 @@ impl Controls {
         Some(GpuLoad { load, sums, instances, processes })
     }
 
-    /// The load of the whole GPU at `now` and its integral, for another GPU's reader: the next `read` is not changed.
-    pub(super) fn look_ahead(&self, gpu: &GpuUuid, now: Monotonic) -> Option<(Load, LoadSums)> {
+    /// The load of the whole GPU at `now` and its integral, for another GPU's reader. Does not change the next `read`.
+    pub(super) fn load_at(&self, gpu: &GpuUuid, now: Monotonic) -> Option<(Load, LoadSums)> {
         Some(self.lock().gpus.get(gpu)?.whole.clone().advance(now))
     }
 

@@ -73,7 +73,7 @@ impl DriverSession for SimulatedSession {
     }
 
     fn events(&self) -> Option<Box<dyn EventSource>> {
-        self.controls.forget_events();
+        self.controls.clear_events();
         Some(Box::new(self.clone()))
     }
 }

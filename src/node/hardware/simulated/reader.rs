@@ -78,10 +78,9 @@ impl GpuReader for SimulatedReader {
                 engine_busy_seconds: if is_whole { ENGINES.map(|engine| (engine, 0.0)).to_vec() } else { Vec::new() },
                 energy_joules: Some(board.joules - last.joules),
                 instance_busy_seconds: self.instance_busy_seconds(&board, &last),
-                uncovered_seconds: 0.0,
                 lacks_utilization: !is_whole,
                 process_sm_seconds: is_whole.then(|| process_sm_seconds(&board, &last)),
-                lists_no_processes: false,
+                ..Integrals::default()
             },
             energy_counter: Some((board.joules * 1000.0) as u64),
             counter_is_of_gpu: Some(true),
@@ -145,7 +144,7 @@ impl SimulatedReader {
     fn module(&self, now: Monotonic, watts: f64, joules: f64) -> Option<(f64, f64)> {
         let cpu_watts = self.model.superchip?.cpu_watts;
         let own = (watts + cpu_watts, joules + cpu_watts * now.as_duration().as_secs_f64());
-        let others = self.neighbors.iter().filter_map(|gpu| self.controls.look_ahead(gpu, now));
+        let others = self.neighbors.iter().filter_map(|gpu| self.controls.load_at(gpu, now));
         let others = others.map(|(load, sums)| self.draw(now, load.utilization, sums.busy));
         Some(others.fold(own, |sum, other| (sum.0 + other.0, sum.1 + other.1)))
     }

@@ -1,0 +1,174 @@
+use std::time::Duration;
+
+use super::*;
+use crate::domain::model::{
+    Account, DeviceReadings, Gpu, HardwareSource, Holding, Inventory, Moment, SharingForm, Slow, Stamped,
+    UnhealthyReason, UnixSeconds,
+};
+
+const GPU: &str = "GPU-1";
+
+struct Harness {
+    clock: Clock,
+    hardware: watch::Sender<Arc<HardwareState>>,
+    events: mpsc::Sender<Vec<XidEvent>>,
+    forwarded: XidBatches,
+    operator: Operator,
+    states: watch::Receiver<Arc<HealthState>>,
+    _snapshot: watch::Sender<Arc<Snapshot>>,
+    _tasks: Tasks,
+}
+
+impl Harness {
+    fn start() -> Self {
+        let clock = Clock::start();
+        let (hardware, hardware_states) = watch::channel(Arc::new(HardwareState::default()));
+        let (events, receiver) = mpsc::channel(64);
+        let (snapshot, snapshots) = watch::channel(Arc::new(held()));
+        let config = HealthConfig { hold_down: Duration::from_secs(60), ..HealthConfig::default() };
+        let inputs = HealthTaskInputs {
+            hardware: hardware_states,
+            xids: Some(receiver),
+            snapshots,
+            faults: NodeFaults::default(),
+        };
+        let mut tasks = Tasks::default();
+        let (HealthHandle { states, operator, .. }, forwarded) = start(config, inputs, clock, &mut tasks);
+        Self { clock, hardware, events, forwarded, operator, states, _snapshot: snapshot, _tasks: tasks }
+    }
+
+    /// Publishes readings of the one GPU.
+    fn read(&self, driver_loads: u64, recovery_action: u32) {
+        let gpu = Gpu::listed(GPU.into(), 0);
+        let value = Slow { recovery_action: Some(recovery_action), ..Slow::default() };
+        let slow = Some(Stamped { at: self.clock.now().monotonic, value });
+        let readings = DeviceReadings { slow, ..DeviceReadings::default() };
+        self.hardware.send_replace(Arc::new(HardwareState {
+            source: HardwareSource::Nvml,
+            driver_loads,
+            inventory: Arc::new(Inventory { generation: 1, gpus: [(GPU.into(), gpu)].into(), ..Inventory::default() }),
+            readings: [(GPU.into(), Arc::new(readings))].into(),
+            ..HardwareState::default()
+        }));
+    }
+
+    async fn until(&mut self, healthy: bool) -> Arc<HealthState> {
+        let is = |state: &Arc<HealthState>| state.gpus.get(&GPU.into()).is_some_and(|gpu| gpu.is_healthy() == healthy);
+        let becomes = self.states.wait_for(is);
+        let state = tokio::time::timeout(Duration::from_secs(600), becomes).await.expect("in time").unwrap();
+        Arc::clone(&state)
+    }
+}
+
+/// A pod that holds the GPU.
+fn held() -> Snapshot {
+    let holding = Holding {
+        resource: None,
+        device_ids: vec![],
+        sharing: SharingForm::Exclusive,
+        attribution: None,
+        share: None,
+        weight: 1.0,
+    };
+    let account = Account {
+        holding: Some(holding),
+        ..Account::new(ContainerRef::new("team", "train", "main"), GPU.into(), None, UnixSeconds(0.0))
+    };
+    Snapshot { accounts: vec![account], ..Snapshot::default() }
+}
+
+fn xid(code: u32, at: Moment) -> Vec<XidEvent> {
+    vec![XidEvent { at, gpu: GPU.into(), instance: None, code, count: 1 }]
+}
+
+#[test]
+fn pods_are_none_only_after_the_kubelet_has_answered() {
+    let holders = [ContainerRef::new("team", "train", "main"), ContainerRef::new("team", "train", "side")];
+    assert_eq!(pods(&holders, true), "team/train");
+    assert_eq!((pods(&[], true), pods(&[], false)), ("none".to_owned(), "unknown".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_xid_makes_a_device_unhealthy_until_the_hold_down_after_a_reload() {
+    let mut harness = Harness::start();
+    harness.read(1, 0);
+    harness.until(true).await;
+    tokio::time::advance(Duration::from_secs(1)).await;
+    harness.events.send(xid(48, harness.clock.now())).await.unwrap();
+    harness.until(false).await;
+    tokio::time::advance(Duration::from_secs(1)).await;
+    harness.read(2, 0);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    // The readings of the new session, and none after them.
+    tokio::task::yield_now().await;
+    harness.read(2, 0);
+    let before = harness.clock.now().monotonic;
+    let state = harness.until(true).await;
+    assert!(harness.clock.now().monotonic.since(before) >= Duration::from_secs(59), "held down");
+    assert_eq!(state.transitions.len(), 2);
+    assert!(
+        state.transitions.iter().all(|transition| transition.holders == [ContainerRef::new("team", "train", "main")])
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_xid_precedes_the_reading_that_it_caused() {
+    // Which of two that are ready is taken first is random.
+    for _ in 0..32 {
+        let mut harness = Harness::start();
+        harness.read(1, 0);
+        harness.until(true).await;
+        harness.events.send(xid(48, harness.clock.now())).await.unwrap();
+        harness.read(1, 1);
+        let state = harness.until(false).await;
+        assert_eq!(state.transitions.last().map(|transition| transition.reason), Some(UnhealthyReason::Xid));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_operator_gets_an_answer_when_the_state_is_published() {
+    let mut harness = Harness::start();
+    harness.read(1, 0);
+    harness.until(true).await;
+    let mark = harness.operator.clone().marker(harness.clock);
+    let marking = |device: &str| Marking { device: device.to_owned(), mark: Some(("smells".to_owned(), None)) };
+    mark(marking("0")).await.unwrap();
+    assert!(!harness.states.borrow().gpus[&GPU.into()].is_healthy());
+    assert!(mark(marking("GPU-9")).await.unwrap_err().contains("GPU-9"));
+    mark(Marking { device: GPU.to_owned(), mark: None }).await.unwrap();
+    harness.until(true).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn sources_that_end_do_not_end_the_task() {
+    let mut harness = Harness::start();
+    harness.read(1, 0);
+    harness.until(true).await;
+    let (events, _) = mpsc::channel(1);
+    drop(std::mem::replace(&mut harness.events, events));
+    harness.read(1, 1);
+    harness.until(false).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_xid_is_forwarded_once_and_a_late_reader_delays_no_other_input() {
+    let mut harness = Harness::start();
+    harness.read(1, 0);
+    harness.until(true).await;
+    let batches = XID_BATCHES as u32 + 8;
+    for code in 0..batches {
+        harness.events.send(xid(1_000 + code, harness.clock.now())).await.unwrap();
+    }
+    harness.read(1, 1);
+    harness.until(false).await;
+    for code in 0..batches {
+        assert_eq!(harness.forwarded.recv().await.unwrap()[0].code, 1_000 + code);
+    }
+    drop(harness.forwarded);
+    harness.events.send(xid(48, harness.clock.now())).await.unwrap();
+    let has_xid = |state: &Arc<HealthState>| {
+        let mut causes = state.gpus.values().flat_map(|gpu| &gpu.whole.causes);
+        causes.any(|cause| cause.reason == UnhealthyReason::Xid)
+    };
+    harness.states.wait_for(has_xid).await.expect("it works without the second reader");
+}

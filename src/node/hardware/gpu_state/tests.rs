@@ -1,0 +1,193 @@
+use super::*;
+use crate::domain::model::{Gaps, LinkCounters};
+
+const STALENESS: Staleness =
+    Staleness { fast: Duration::from_secs(5), medium: Duration::from_secs(30), slow: Duration::from_secs(180) };
+
+fn pass(busy: f64) -> Pass {
+    Pass {
+        integrals: Integrals { busy_seconds: Some(busy), ..Integrals::default() },
+        fast: Some(Fast { utilization_ratio: Some(0.5), power_watts: None, ..Fast::default() }),
+        ..Pass::default()
+    }
+}
+
+#[test]
+fn the_time_without_a_reader_is_uncovered() {
+    let mut state = GpuState::default();
+    state.add_pass(Monotonic::from_secs(3), true, pass(0.0));
+    state.add_pass(Monotonic::from_secs(4), false, pass(1.0));
+    state.add_pass(Monotonic::from_secs(10), true, pass(0.0));
+    let readings = state.readings(Monotonic::from_secs(10), STALENESS);
+    assert_eq!(readings.totals.busy_seconds, Some(1.0));
+    assert_eq!(readings.totals.uncovered_seconds, 6.0);
+    assert_eq!(readings.totals.energy_joules, None);
+    assert_eq!(readings.totals.through, Monotonic::from_secs(10));
+}
+
+#[test]
+fn busy_time_is_unknown_while_utilization_is_not_supported() {
+    let mut state = GpuState::default();
+    let lacking =
+        || Pass { integrals: Integrals { lacks_utilization: true, ..Integrals::default() }, ..Pass::default() };
+    let passes = [(false, pass(1.0)), (false, lacking()), (true, lacking()), (true, pass(0.0)), (false, pass(1.0))];
+    let busy = (1..).zip(passes).map(|(second, (fresh, pass))| {
+        let at = Monotonic::from_secs(second);
+        state.add_pass(at, fresh, pass);
+        state.readings(at, STALENESS).totals.busy_seconds
+    });
+    assert_eq!(busy.collect::<Vec<_>>(), [Some(1.0), None, None, Some(1.0), Some(2.0)]);
+}
+
+fn counting(counter: u64, energy: f64) -> Pass {
+    let integrals = Integrals { energy_joules: Some(energy), ..pass(0.5).integrals };
+    Pass { energy_counter: Some(counter), counter_is_of_gpu: Some(true), integrals, ..Pass::default() }
+}
+
+#[test]
+fn a_gap_has_the_joules_of_a_counter_that_spans_it() {
+    let mut state = GpuState::default();
+    state.add_pass(Monotonic::from_secs(1), true, counting(1_000, 0.0));
+    state.add_pass(Monotonic::from_secs(2), false, counting(301_000, 300.0));
+    state.withdraw();
+    state.add_pass(Monotonic::from_secs(62), true, counting(18_301_000, 0.0));
+    let totals = |state: &GpuState| state.readings(Monotonic::from_secs(62), STALENESS).totals;
+    let gaps = Gaps { seconds: 60.0, energy_joules: 18_000.0, until: Monotonic::from_secs(62) };
+    assert_eq!((totals(&state).energy_joules, totals(&state).gaps), (Some(18_300.0), gaps));
+    // A reload: the counter restarts.
+    state.add_pass(Monotonic::from_secs(92), true, counting(5_000, 0.0));
+    state.add_pass(Monotonic::from_secs(93), false, counting(305_000, 300.0));
+    assert_eq!((totals(&state).energy_joules, totals(&state).gaps.seconds), (Some(18_600.0), 90.0));
+}
+
+#[test]
+fn a_counter_of_the_module_has_no_joules_for_a_gap() {
+    for (before, after, joules) in
+        [(Some(true), None, 18_300.0), (Some(false), None, 300.0), (None, None, 300.0), (None, Some(true), 18_300.0)]
+    {
+        let with = |counter_is_of_gpu, counter, energy| Pass { counter_is_of_gpu, ..counting(counter, energy) };
+        let mut state = GpuState::default();
+        state.add_pass(Monotonic::from_secs(1), true, with(before, 1_000, 0.0));
+        state.add_pass(Monotonic::from_secs(2), false, with(before, 301_000, 300.0));
+        state.withdraw();
+        state.add_pass(Monotonic::from_secs(62), true, with(after, 18_301_000, 0.0));
+        let totals = state.readings(Monotonic::from_secs(62), STALENESS).totals;
+        assert_eq!(totals.energy_joules, Some(joules), "{before:?} {after:?}");
+    }
+}
+
+#[test]
+fn a_counter_missing_in_the_first_pass_still_spans_the_gap() {
+    let mut state = GpuState::default();
+    state.add_pass(Monotonic::from_secs(1), true, counting(1_000, 0.0));
+    state.add_pass(Monotonic::from_secs(11), true, Pass::default());
+    state.add_pass(Monotonic::from_secs(12), false, counting(4_000, 0.0));
+    state.add_pass(Monotonic::from_secs(13), false, counting(5_000, 1.0));
+    let totals = state.readings(Monotonic::from_secs(13), STALENESS).totals;
+    assert_eq!((totals.energy_joules, totals.gaps.energy_joules), (Some(4.0), 3.0));
+}
+
+#[test]
+fn the_time_of_a_hung_call_is_a_gap_whatever_its_reader_integrates() {
+    let mut state = GpuState::default();
+    state.add_pass(Monotonic::from_secs(1), true, counting(0, 0.0));
+    state.add_pass(Monotonic::from_secs(2), false, counting(100_000, 100.0));
+    state.withdraw();
+    state.add_late_pass(Monotonic::from_secs(3), counting(6_100_000, 6000.0));
+    state.add_pass(Monotonic::from_secs(63), false, counting(6_200_000, 100.0));
+    let totals = state.readings(Monotonic::from_secs(63), STALENESS).totals;
+    assert_eq!((totals.busy_seconds, totals.uncovered_seconds, totals.gaps.seconds), (Some(1.0), 61.0, 61.0));
+    assert_eq!((totals.energy_joules, totals.gaps.energy_joules), (Some(6_200.0), 6_100.0));
+}
+
+#[test]
+fn traffic_comes_from_counters_without_gpm() {
+    let mut state = GpuState::default();
+    let pass = |bytes: f64| {
+        let mut slow = Slow::default();
+        slow.pcie.transmitted_bytes = Some(bytes);
+        slow.nvlink.received_bytes = Some(bytes);
+        let link =
+            LinkCounters { transmitted_bytes: Some(bytes), received_bytes: Some(bytes), ..LinkCounters::default() };
+        slow.nvlink.of_links = [(0, link)].into();
+        let mut medium = Medium::default();
+        medium.rates.traffic.nvlink_received = Some(7.0);
+        Pass { slow: Some(slow), medium: Some(medium), ..Pass::default() }
+    };
+    let traffic = |state: &GpuState, at: u64| {
+        state.readings(Monotonic::from_secs(at), STALENESS).medium.unwrap().value.rates.traffic
+    };
+    let link0 = |state: &GpuState, at: u64| {
+        state.readings(Monotonic::from_secs(at), STALENESS).medium.unwrap().value.rates.link0_bytes_per_second
+    };
+    state.add_pass(Monotonic::from_secs(1), true, pass(1000.0));
+    assert_eq!(traffic(&state, 1).pcie_transmitted, None, "one reading is no rate");
+    state.add_pass(Monotonic::from_secs(61), false, pass(7000.0));
+    let read = traffic(&state, 61);
+    assert_eq!((read.pcie_transmitted, read.pcie_received), (Some(100.0), None));
+    assert_eq!(read.nvlink_received, Some(7.0), "GPM takes precedence");
+    assert_eq!(link0(&state, 61), Some(200.0), "both ways");
+    state.add_pass(Monotonic::from_secs(121), true, pass(13_000.0));
+    assert_eq!(traffic(&state, 121).pcie_transmitted, Some(100.0), "across a new reader");
+    state.add_pass(Monotonic::from_secs(181), false, pass(600.0));
+    assert_eq!(traffic(&state, 181).pcie_transmitted, None, "the counter restarted or wrapped");
+}
+
+#[test]
+fn an_instance_without_a_value_restarts_at_zero() {
+    let mut state = GpuState::default();
+    let pass = |instances: Option<Vec<(u32, f64)>>| Pass {
+        integrals: Integrals { instance_busy_seconds: instances, ..Integrals::default() },
+        ..Pass::default()
+    };
+    let mut add_pass = |second, instances| {
+        state.add_pass(Monotonic::from_secs(second), false, pass(instances));
+        state.readings(Monotonic::from_secs(second), STALENESS).totals.instance_busy_seconds
+    };
+    add_pass(1, Some(vec![(3, 0.5), (4, 0.25)]));
+    assert_eq!(add_pass(2, Some(vec![(3, 0.5)])), [(3, 1.0)].into());
+    assert_eq!(add_pass(3, None), [(3, 1.0)].into(), "not read");
+    assert_eq!(add_pass(4, Some(vec![(3, f64::NAN), (4, 0.25)])), [(3, 1.0), (4, 0.25)].into());
+}
+
+#[test]
+fn a_clock_event_that_is_active_after_a_gap_has_not_become_active() {
+    let mut state = GpuState::default();
+    let mut starts = |second, fresh, is_active| {
+        let medium = Medium { clock_events: [("idle", is_active)].into(), ..Medium::default() };
+        state.add_pass(Monotonic::from_secs(second), fresh, Pass { medium: Some(medium), ..Pass::default() });
+        let readings = state.readings(Monotonic::from_secs(second), STALENESS);
+        readings.medium.unwrap().value.clock_event_starts["idle"]
+    };
+    let steps = [(1, true, false), (11, false, true), (21, false, false), (31, true, true)];
+    assert_eq!(steps.map(|(second, fresh, is_active)| starts(second, fresh, is_active)), [0, 1, 1, 1]);
+}
+
+#[test]
+fn a_process_is_kept_for_a_minute_and_then_restarts_at_zero() {
+    let mut work = SmSecondsByPid::new();
+    add_process_work(&mut work, Monotonic::from_secs(1), vec![(7, 0.5), (8, 0.25), (9, f64::NAN), (10, 0.0)]);
+    add_process_work(&mut work, Monotonic::from_secs(2), vec![(7, 0.5)]);
+    assert_eq!(
+        work[&7],
+        ProcessSmSeconds { began: Monotonic::from_secs(1), sm_seconds: 1.0, last_active: Monotonic::from_secs(2) }
+    );
+    add_process_work(&mut work, Monotonic::from_secs(61), vec![]);
+    assert_eq!(work.keys().collect::<Vec<_>>(), [&7, &8]);
+    add_process_work(&mut work, Monotonic::from_secs(62), vec![]);
+    assert_eq!(work.keys().collect::<Vec<_>>(), [&7]);
+    add_process_work(&mut work, Monotonic::from_secs(70), vec![(7, 0.125)]);
+    assert_eq!(
+        work[&7],
+        ProcessSmSeconds { began: Monotonic::from_secs(70), sm_seconds: 0.125, last_active: Monotonic::from_secs(70) }
+    );
+}
+
+#[test]
+fn stale_readings_are_absent_and_totals_stay() {
+    let mut state = GpuState::default();
+    state.add_pass(Monotonic::from_secs(1), true, pass(0.25));
+    assert!(state.readings(Monotonic::from_secs(6), STALENESS).fast.is_some());
+    let readings = state.readings(Monotonic::from_millis(6001), STALENESS);
+    assert_eq!((readings.fast, readings.totals.busy_seconds), (None, Some(0.25)));
+}
