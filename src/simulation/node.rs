@@ -164,19 +164,19 @@ impl SimulatedNode {
             changed |= running.level.replace(level) != Some(level);
         }
         if changed {
-            self.settle(self.clock.now().monotonic);
+            self.apply_loads(self.clock.now().monotonic);
         }
     }
 
-    /// Sets the devices, and the truth, to the total load of the running pods. A device that is requested for more
+    /// Sets the devices, and the truth, to the total load of the running pods. A device that is asked for more
     /// than it has gives each the same part of its request.
-    fn settle(&self, now: Monotonic) {
-        let asked = self.asked();
+    fn apply_loads(&self, now: Monotonic) {
+        let totals = self.total_levels();
         let mut truth = self.truth.lock();
         for running in &self.running {
             let Some(level) = running.level else { continue };
             for device in &running.devices {
-                let sum = self.devices.get(device).and_then(|device| asked.get(&(&device.gpu, device.gpu_instance)));
+                let sum = self.devices.get(device).and_then(|device| totals.get(&(&device.gpu, device.gpu_instance)));
                 let part = sum.map_or(1.0, |sum| 1.0 / sum.utilization.max(1.0));
                 truth.set(now, &running.container, device, level.utilization * part);
             }
@@ -192,7 +192,7 @@ impl SimulatedNode {
                 *slots.entry((&device.gpu, device.gpu_instance)).or_default() += 1.0;
             }
             for (key, slots) in slots {
-                let (Some(gpu), sum) = (inventory.gpus.get(key.0), asked[&key]) else { continue };
+                let (Some(gpu), sum) = (inventory.gpus.get(key.0), totals[&key]) else { continue };
                 let part = Level {
                     utilization: slots * level.utilization / sum.utilization.max(1.0),
                     memory: slots * level.memory * (FULLEST / sum.memory).min(1.0),
@@ -200,27 +200,27 @@ impl SimulatedNode {
                 controls.set_process_load(&gpu.uuid, key.1, running.pid, now, load(gpu, key.1, part));
             }
         }
-        for ((gpu, gpu_instance), level) in asked {
+        for ((gpu, gpu_instance), level) in totals {
             let Some(gpu) = inventory.gpus.get(gpu) else { continue };
             let load = load(gpu, gpu_instance, level);
             controls.set_load(&gpu.uuid, gpu_instance, now, load);
         }
     }
 
-    /// By piece of hardware: the sum of what its holders do, nothing for one without.
-    fn asked(&self) -> BTreeMap<(&GpuUuid, Option<u32>), Level> {
+    /// By GPU and GPU instance: the sum of what its holders do; nothing for one without holders.
+    fn total_levels(&self) -> BTreeMap<(&GpuUuid, Option<u32>), Level> {
         let none = Level { utilization: 0.0, memory: 0.0 };
-        let mut asked: BTreeMap<_, Level> =
+        let mut totals: BTreeMap<_, Level> =
             self.devices.values().map(|device| ((&device.gpu, device.gpu_instance), none)).collect();
         for running in &self.running {
             let level = running.level.unwrap_or(none);
             for device in running.devices.iter().filter_map(|id| self.devices.get(id)) {
-                let sum = asked.entry((&device.gpu, device.gpu_instance)).or_insert(none);
+                let sum = totals.entry((&device.gpu, device.gpu_instance)).or_insert(none);
                 sum.utilization += level.utilization;
                 sum.memory += level.memory;
             }
         }
-        asked
+        totals
     }
 
     fn end_due(&mut self) {
@@ -244,7 +244,7 @@ impl SimulatedNode {
             }
             self.waiting.push((step + self.random.below(60) as u64 + 8, running.start));
         }
-        self.settle(now);
+        self.apply_loads(now);
     }
 
     async fn start_due(&mut self) {

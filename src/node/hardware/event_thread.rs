@@ -134,7 +134,7 @@ impl EventWait {
         if let Some(mut source) = source {
             self.wait_repeatedly(&mut *source);
         }
-        self.note(None);
+        self.set_waiting_since(None);
         // Released before it is reported.
         drop(session);
         let _ = self.events.send(SupervisorEvent::WaitEnded(number));
@@ -173,13 +173,13 @@ impl EventWait {
         let mut patience = self.patience;
         for number in 0..BATCH {
             let began = self.clock.now();
-            self.note(Some(began.monotonic));
+            self.set_waiting_since(Some(began.monotonic));
             let outcome = source.wait(patience, began.monotonic);
             let now = self.clock.now();
-            self.note(None);
+            self.set_waiting_since(None);
             match outcome {
                 Ok(Some(event)) => {
-                    self.succeed(now);
+                    self.record_success(now);
                     self.apply_event(event, now);
                     if number == 0 {
                         self.mailbox.send();
@@ -188,7 +188,7 @@ impl EventWait {
                     patience = NEXT;
                 }
                 Ok(None) => {
-                    self.succeed(now);
+                    self.record_success(now);
                     return number == 0 && now.monotonic.since(began.monotonic) < self.patience / 10;
                 }
                 Err(failure) => {
@@ -233,13 +233,13 @@ impl EventWait {
         }
     }
 
-    fn succeed(&self, now: Moment) {
+    fn record_success(&self, now: Moment) {
         let mut state = self.state.lock();
         let collector = state.collector.get_or_insert_default();
         (collector.success, collector.last_success) = (true, Some(now));
     }
 
-    fn note(&self, waiting_since: Option<Monotonic>) {
+    fn set_waiting_since(&self, waiting_since: Option<Monotonic>) {
         self.state.lock().waiting_since = waiting_since;
     }
 }

@@ -136,15 +136,8 @@ fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<ReaderCommand>, events:
                     current = None;
                 }
                 let duration = clock.now().monotonic.since(at.monotonic);
-                SupervisorEvent::Passed(Box::new(PassReport {
-                    gpu: gpu.clone(),
-                    generation,
-                    due,
-                    at,
-                    duration,
-                    fresh,
-                    pass,
-                }))
+                let report = PassReport { gpu: gpu.clone(), generation, due, at, duration, fresh, pass };
+                SupervisorEvent::Passed(Box::new(report))
             }
         };
         if events.send(event).is_err() {
