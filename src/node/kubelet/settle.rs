@@ -93,7 +93,7 @@ fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
             claims.entry(claim_key(claim)).or_default().insert(&container.reference);
         }
     }
-    let keep_uncontradicted = |container: &Container| {
+    let uncontradicted = |container: &Container| {
         let reference = &container.reference;
         let mut kept = container.clone();
         kept.devices.retain(|device| {
@@ -111,7 +111,7 @@ fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
     for before in &accepted.pods {
         match pods.get_mut(&before.reference) {
             None => {
-                let containers = before.containers.iter().map(keep_uncontradicted).collect();
+                let containers = before.containers.iter().map(uncontradicted).collect();
                 pods.insert(&before.reference, Pod { containers, ..before.clone() });
             }
             // Another pod under the same name: nothing of the old one is kept.
@@ -122,10 +122,10 @@ fn merge(accepted: &Allocations, answer: &Allocations) -> Allocations {
                 for container in &before.containers {
                     match pod.containers.iter_mut().find(|now| now.reference == container.reference) {
                         Some(now) if now.devices.is_empty() && now.claims.is_empty() => {
-                            *now = keep_uncontradicted(container)
+                            *now = uncontradicted(container);
                         }
                         Some(_) => {}
-                        None => pod.containers.push(keep_uncontradicted(container)),
+                        None => pod.containers.push(uncontradicted(container)),
                     }
                 }
                 pod.containers.sort_by(|a, b| a.reference.cmp(&b.reference));
