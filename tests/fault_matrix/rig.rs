@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::support::agent::{self, Answer, Page, Running, binary, post};
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::hardware::add_pci_device;
+use crate::support::hardware::{add_pci_device, pci_bus_id};
 use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, Node, Options, PodSpec, connect, node};
 pub use crate::support::polling::until_true as until;
 use crate::support::sick_node::eight_gpus;
@@ -204,8 +204,8 @@ impl Rig {
 
     /// Binds a GPU on the PCI bus to a kernel driver.
     pub fn bind(&self, gpu: usize, driver: &str) {
-        let bus_id = format!("0000:{:02x}:00.0", 0x10 + gpu);
-        let device = add_pci_device(&self.path("sys"), &bus_id, &[("device", "0x2330"), ("numa_node", "-1")]);
+        let attributes = [("device", "0x2330"), ("numa_node", "-1")];
+        let device = add_pci_device(&self.path("sys"), &pci_bus_id(gpu), &attributes);
         let link = device.join("driver");
         let _ = std::fs::remove_file(&link);
         std::os::unix::fs::symlink(format!("../../../../bus/pci/drivers/{driver}"), link).unwrap();

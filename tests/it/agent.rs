@@ -10,7 +10,7 @@ use crate::support::fake_nvml::FakeNvml;
 use crate::support::kubelet::{ListedDevice, Node, Options, holding_pod, node};
 use crate::support::plugin_harness::{counts, sockets};
 use crate::support::polling::until_true;
-use crate::support::sick_node::{eight_gpus, on_gpu};
+use crate::support::sick_node::{SickNode, eight_gpus, on_gpu};
 use crate::support::test_data::uuid;
 use serde_json::{Value, json};
 
@@ -427,14 +427,6 @@ fn the_catalogue_is_printed_from_the_code() {
     assert!(serde_json::from_str::<Value>(&json).is_ok());
 }
 
-/// A GPU that recovers is offered again after a moment.
-fn with_short_hold_down(node: &Node, driver: &FakeNvml) -> Running {
-    let config = node.root.path().join("podmeter.yaml");
-    std::fs::write(&config, "health:\n  holdDown: 300ms\n").unwrap();
-    let arguments = ["--sample-interval", "100ms", "--config", config.to_str().unwrap()];
-    agent(node.root.path(), &arguments, &driver.env())
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn the_plugin_offers_what_the_driver_lists_and_leaves_no_socket() {
     let (node, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
@@ -454,9 +446,7 @@ async fn the_plugin_offers_what_the_driver_lists_and_leaves_no_socket() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_gpu_is_unhealthy_everywhere_until_it_returns() {
-    let (node, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
-    let running = with_short_hold_down(&node, &driver);
-    counts(&node, "nvidia.com/gpu", 8, 8).await;
+    let SickNode { kubelet: node, driver, running, .. } = SickNode::healthy("health: {holdDown: 300ms}\n").await;
     driver.update(|state| state["gpus"][3]["lost"] = json!(true));
     counts(&node, "nvidia.com/gpu", 8, 7).await;
     let (lost, reason) = (on_gpu(3), "reason=\"lost\"");

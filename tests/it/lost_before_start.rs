@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::support::agent::Page;
-use crate::support::hardware::add_pci_device;
+use crate::support::hardware::{add_pci_device, pci_bus_id};
 use crate::support::sick_node::{SickNode, eight_gpus, mig, on_gpu, partitioned, uuid};
 use serde_json::{Value, json};
 
@@ -16,13 +16,9 @@ const TRAINER: &[&str] = &["namespace=\"team\"", "pod=\"trainer\""];
 fn pci_bus(gpus: usize) -> tempfile::TempDir {
     let sys = tempfile::tempdir().unwrap();
     for gpu in 0..gpus {
-        add_pci_device(sys.path(), &address(gpu), &[("numa_node", "0")]);
+        add_pci_device(sys.path(), &pci_bus_id(gpu), &[("numa_node", "0")]);
     }
     sys
-}
-
-fn address(gpu: usize) -> String {
-    format!("0000:{:02x}:00.0", 0x10 + gpu)
 }
 
 async fn start(machine: Value, config: &str, sys: &Path) -> SickNode {
@@ -60,7 +56,7 @@ async fn a_gpu_lost_before_the_start_is_unhealthy_and_held_and_returns_as_the_sa
     assert_eq!(node.kubelet.dropped_devices(), []);
     let gpu = on_gpu(sick);
     let page = node.until_page("a lost GPU that is held", |page| is_lost(page, &gpu) && seconds(page) > 0.5);
-    let bus_id = format!("pci_bus_id=\"{}\"", address(sick));
+    let bus_id = format!("pci_bus_id=\"{}\"", pci_bus_id(sick));
     assert_eq!(page.count("podmeter_device_info", &[&gpu, &bus_id]), 1);
     assert_eq!(page.count("podmeter_device_info", &[]), 8);
     assert_eq!(page.count("podmeter_device_healthy", &[]), 8);
@@ -69,7 +65,7 @@ async fn a_gpu_lost_before_the_start_is_unhealthy_and_held_and_returns_as_the_sa
     assert_eq!(page.count("podmeter_device_power_watts", &[&gpu]), 0);
     assert_eq!(page.value("podmeter_node_devices", &["state=\"visible\""]), Some(7.0));
     let html = node.running.get("/").body;
-    assert!(html.contains("1 unhealthy") && html.contains(&address(sick)), "{html}");
+    assert!(html.contains("1 unhealthy") && html.contains(&pci_bus_id(sick)), "{html}");
     let log = node.running.until_logged("the driver does not list it");
     assert!(log.contains(&uuid(sick)), "{log}");
     assert_eq!(node.running.get("/-/ready").status, 200);
@@ -108,9 +104,9 @@ async fn a_gpu_that_only_the_pci_bus_has_is_shown_by_its_address_and_not_offered
     let mut machine = eight_gpus();
     machine["gpus"][5]["fail"] = json!({"*": 15});
     let node = start(machine, QUICK, sys.path()).await;
-    let gpu = format!("gpu_uuid=\"PCI-{}\"", address(5));
+    let gpu = format!("gpu_uuid=\"PCI-{}\"", pci_bus_id(5));
     let page = node.until_page("the lost GPU", |page| is_lost(page, &gpu));
-    let bus_id = format!("pci_bus_id=\"{}\"", address(5));
+    let bus_id = format!("pci_bus_id=\"{}\"", pci_bus_id(5));
     assert_eq!(page.count("podmeter_device_info", &[&gpu, &bus_id]), 1);
     assert!(node.kubelet.node_status_becomes(|status| status.get(GPU).is_some_and(|gpu| gpu.capacity == 7)).await);
     find(&node, 5);

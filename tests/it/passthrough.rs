@@ -6,7 +6,7 @@ use std::path::Path;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
 
-use crate::support::hardware::add_pci_device;
+use crate::support::hardware::{add_pci_device, pci_bus_id};
 use crate::support::kubelet::{ContainerSpec, PodSpec};
 use crate::support::plugin_harness::counts;
 use crate::support::sick_node::{SickNode, eight_gpus, on_gpu, uuid};
@@ -21,20 +21,16 @@ const GROUP: &str = "51";
 fn pci_bus() -> tempfile::TempDir {
     let sys = tempfile::tempdir().unwrap();
     for gpu in 0..8 {
-        add_pci_device(sys.path(), &address(gpu), &[("device", "0x2330")]);
+        add_pci_device(sys.path(), &pci_bus_id(gpu), &[("device", "0x2330")]);
         bind(sys.path(), gpu, "nvidia");
     }
-    symlink(format!("../../../../kernel/iommu_groups/{GROUP}"), device(sys.path(), REBOUND).join("iommu_group"))
-        .unwrap();
+    let group = format!("../../../../kernel/iommu_groups/{GROUP}");
+    symlink(group, device(sys.path(), REBOUND).join("iommu_group")).unwrap();
     sys
 }
 
 fn device(sys: &Path, gpu: usize) -> std::path::PathBuf {
-    sys.join("bus/pci/devices").join(address(gpu))
-}
-
-fn address(gpu: usize) -> String {
-    format!("0000:{:02x}:00.0", 0x10 + gpu)
+    sys.join("bus/pci/devices").join(pci_bus_id(gpu))
 }
 
 fn bind(sys: &Path, gpu: usize, driver: &str) {

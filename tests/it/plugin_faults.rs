@@ -49,8 +49,7 @@ impl Asked {
     }
 
     async fn pre_start(&mut self, ids: &[&str]) -> Result<(), Status> {
-        let devices_ids = ids.iter().map(|id| (*id).to_owned()).collect();
-        self.0.pre_start_container(PreStartContainerRequest { devices_ids }).await.map(drop)
+        self.0.pre_start_container(PreStartContainerRequest { devices_ids: strings(ids) }).await.map(drop)
     }
 }
 

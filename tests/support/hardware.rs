@@ -56,6 +56,11 @@ pub fn machine(gpus: usize) -> Value {
     json!({"gpus": vec![json!({}); gpus]})
 }
 
+/// As the fake library gives it to the GPU at this index.
+pub fn pci_bus_id(gpu: usize) -> String {
+    format!("0000:{:02x}:00.0", 0x10 + gpu)
+}
+
 /// A device on the simulated PCI bus, whose directory is returned. NVIDIA's GPUs have vendor 0x10de.
 pub fn add_pci_device(sys: &Path, bus_id: &str, attributes: &[(&str, &str)]) -> PathBuf {
     let device = sys.join("bus/pci/devices").join(bus_id);
