@@ -24,8 +24,8 @@ impl TokenBucket {
         Duration::from_secs_f64(((tokens - self.tokens) / self.per_second).max(0.0))
     }
 
-    /// Takes a token if there is one.
-    pub fn try_take(&mut self, now: Monotonic) -> bool {
+    /// Consumes a token if there is one.
+    pub fn try_consume(&mut self, now: Monotonic) -> bool {
         self.refill(now);
         let has_token = self.tokens >= 1.0;
         if has_token {
@@ -34,8 +34,8 @@ impl TokenBucket {
         has_token
     }
 
-    /// Takes a token. Where there is none, the bucket owes it.
-    pub fn take(&mut self, now: Monotonic) {
+    /// Consumes a token. Where there is none, the bucket owes it.
+    pub fn consume(&mut self, now: Monotonic) {
         self.refill(now);
         self.tokens -= 1.0;
     }
@@ -60,7 +60,7 @@ mod tests {
     fn a_burst_is_permitted_then_one_call_per_interval() {
         let mut bucket = TokenBucket::full(0.5, 3.0, Monotonic::default());
         let permitted: Vec<bool> = [0, 0, 0, 0, 1, 2, 3, 100, 100, 100, 100]
-            .map(|seconds| bucket.try_take(Monotonic::from_secs(seconds)))
+            .map(|seconds| bucket.try_consume(Monotonic::from_secs(seconds)))
             .into();
         assert_eq!(permitted, [true, true, true, false, false, true, false, true, true, true, false]);
     }
@@ -71,11 +71,11 @@ mod tests {
         let mut bucket = TokenBucket::full(2.0, 4.0, Monotonic::default());
         for _ in 0..4 {
             assert!(bucket.wait_for(1.0, now).is_zero());
-            bucket.take(now);
+            bucket.consume(now);
         }
         assert_eq!(bucket.wait_for(1.0, now), Duration::from_millis(500));
         assert_eq!(bucket.wait_for(2.0, now), Duration::from_secs(1));
-        bucket.take(now);
+        bucket.consume(now);
         assert_eq!(bucket.wait_for(1.0, now), Duration::from_secs(1), "one is owed");
     }
 
@@ -84,13 +84,13 @@ mod tests {
         let now = Monotonic::from_secs(60);
         let mut bucket = TokenBucket::full(2.0, 4.0, now);
         for _ in 0..4 {
-            bucket.take(now);
+            bucket.consume(now);
         }
         bucket.add(now);
         assert!(bucket.wait_for(1.0, now).is_zero());
         for _ in 0..100 {
             bucket.add(now);
         }
-        assert_eq!((0..10).filter(|_| bucket.try_take(now)).count(), 4);
+        assert_eq!((0..10).filter(|_| bucket.try_consume(now)).count(), 4);
     }
 }

@@ -220,7 +220,7 @@ impl KubeletWatch {
         let one = ended.first().filter(|_| ended.len() == 1 && !self.unimplemented.contains("Get"));
         let Some(pod) = one.filter(|_| self.accepted.settle.is_settled()) else { return self.refresh().await };
         let started = self.clock.now();
-        self.schedule.budget.take(started.monotonic);
+        self.schedule.budget.consume(started.monotonic);
         let answer = self.client.get(pod).await;
         let now = self.count_call("Get", started, answer.as_ref().err());
         match answer {
@@ -271,7 +271,7 @@ impl KubeletWatch {
 
     async fn list(&mut self) {
         let started = self.clock.now();
-        self.schedule.budget.take(started.monotonic);
+        self.schedule.budget.consume(started.monotonic);
         let answer = self.client.list().await;
         let now = self.count_call("List", started, answer.as_ref().err());
         self.state.collector.duration = Some(now.monotonic.since(started.monotonic));
@@ -310,7 +310,7 @@ impl KubeletWatch {
 
     async fn query_allocatable(&mut self) {
         let started = self.clock.now();
-        self.schedule.budget.take(started.monotonic);
+        self.schedule.budget.consume(started.monotonic);
         self.schedule.allocatable.queried_at = Some(started.monotonic);
         self.schedule.allocatable.due = None;
         let answer = self.client.allocatable().await;

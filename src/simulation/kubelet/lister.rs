@@ -15,7 +15,7 @@ impl Lister {
     async fn admit(&self, method: Method) -> Result<(), Status> {
         let shared = &self.0;
         let now = shared.now();
-        if !shared.limiter.lock().try_take(now) {
+        if !shared.limiter.lock().try_consume(now) {
             return Err(Status::resource_exhausted("rejected by rate limit"));
         }
         shared.fault(method).await

@@ -36,7 +36,7 @@ async fn watch_of_two_holders() -> KubeletWatch {
     });
     watch.accepted.observe(clock.now().monotonic, Allocations { pods: held.into() }).await;
     let now = clock.now().monotonic;
-    (0..4).for_each(|_| watch.schedule.budget.take(now));
+    (0..4).for_each(|_| watch.schedule.budget.consume(now));
     watch
 }
 
