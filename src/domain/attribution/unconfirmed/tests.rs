@@ -77,7 +77,7 @@ fn the_pods_api_confirms_its_admission() {
 /// Each answer with the checkpoint that is read after it: its version, and whether it has the device.
 fn accepted_with(answers: &[(u64, &[&str], u64, bool)]) -> Vec<bool> {
     let (mut unconfirmed, nothing) = (Unconfirmed::default(), PodDirectory::default());
-    let mut answered = |(millisecond, uids, version, has_device): &(u64, &[&str], u64, bool)| {
+    let answered = |(millisecond, uids, version, has_device): &(u64, &[&str], u64, bool)| {
         let mut checkpoint = CheckpointAllocations {
             version: Some(FileStamp { bytes: *version, ..FileStamp::default() }),
             devices: Some(Arc::default()),
@@ -91,7 +91,7 @@ fn accepted_with(answers: &[(u64, &[&str], u64, bool)]) -> Vec<bool> {
         unconfirmed.answered(checkpoint.version);
         !answer.pods.is_empty()
     };
-    answers.iter().map(|answer| answered(answer)).collect()
+    answers.iter().map(answered).collect()
 }
 
 #[test]
