@@ -291,7 +291,7 @@ impl FleetGpu {
         sent
     }
 
-    /// Replaces a thread that has ended, which only a panic does. A stuck thread stays.
+    /// Starts the GPU's thread, or another for one that has ended, which only a panic does. A stuck thread stays.
     fn revive(&mut self, uuid: &GpuUuid, clock: Clock, events: &SyncSender<SupervisorEvent>) {
         if self.worker.as_ref().is_some_and(|worker| !worker.has_ended()) {
             return;

@@ -59,7 +59,7 @@ impl Default for HardwareSettings {
 }
 
 impl HardwareSettings {
-    /// Divides all intervals and limits.
+    /// Divides all intervals and limits, except that of a release.
     #[must_use]
     pub fn hurry(self, times: u32) -> Self {
         let times = times.max(1);
@@ -93,7 +93,7 @@ impl HardwareHandle {
     }
 
     /// Every XID, in batches ordered by the time of receipt. `None` after the first call. Equal XIDs
-    /// are counted together while the receiver is full.
+    /// of one batch are counted together.
     pub fn xids(&mut self) -> Option<mpsc::Receiver<Vec<XidEvent>>> {
         self.xids.take()
     }

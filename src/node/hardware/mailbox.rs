@@ -1,6 +1,7 @@
 //! Batches the XIDs of the event threads for one reader.
 //!
-//! In: XIDs. Out: batches on a bounded channel. XIDs that find the channel full are counted by kind.
+//! In: XIDs. Out: batches on a bounded channel. Equal XIDs of a batch are counted; while the channel is full, the batch grows
+//! by kinds of XIDs only.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

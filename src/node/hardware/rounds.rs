@@ -13,7 +13,7 @@ use crate::domain::model::{Collector, GpuUuid, Monotonic};
 #[derive(Debug, Default)]
 pub struct Rounds {
     open: Option<Round>,
-    /// Tiers that have answered since the round began.
+    /// Tiers that a GPU was read for since the round began, with or without values.
     answered: BTreeSet<&'static str>,
     collectors: BTreeMap<&'static str, Collector>,
 }

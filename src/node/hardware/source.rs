@@ -1,3 +1,8 @@
+//! What the supervisor and the threads of GPUs need of a driver; `nvml` and `simulated` implement it.
+//!
+//! `Driver` opens a session, `DriverSession` lists the devices and gives a reader to each GPU's thread, `EventSource` waits for
+//! XIDs. Every call may hang: each is made on a thread that may be given up.
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -161,11 +166,12 @@ pub enum PassStatus {
 pub struct CallProblem {
     /// The driver's name of the call.
     pub call: &'static str,
-    /// The driver's name of the return code, lower case: `gpu_is_lost`.
+    /// The driver's name of the return code, lower case: `gpu_is_lost`; or podmeter's own for what is wrong with an answer,
+    /// such as `duplicate_uuid`.
     pub code: &'static str,
 }
 
-/// Why there is no session, with the remedy, for people.
+/// Why there is no session, no list of the devices, or no reader of a GPU; with the remedy, for people.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}; {remedy}")]
 pub struct Failure {

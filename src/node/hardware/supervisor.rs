@@ -14,12 +14,12 @@
 //! | Open | the layout cannot be listed | Draining | `a_driver_that_no_longer_lists_its_gpus_is_opened_again` |
 //! | Open | the driver ended the session | Draining | `a_session_that_is_over_is_opened_again_and_no_counter_falls` |
 //! | Open | every GPU is lost | Draining | `all_gpus_lost_means_a_new_session` |
-//! | Open | a release is requested | Draining | `a_released_driver_is_closed_unloaded_and_left_alone_until_it_is_resumed` |
+//! | Open | a release is requested | Draining | `a_released_driver_is_closed_unloaded_and_left_alone_until_the_release_ends` |
 //! | Open | the handle is dropped | Draining | `stopping_closes_the_driver_and_waits_for_no_stuck_call` |
 //! | Draining | every thread has released the session | Closing | `a_session_that_is_over_is_opened_again_and_no_counter_falls` |
 //! | Draining | a call is stuck | Closing, without its thread | `a_stuck_call_is_named_and_the_driver_closes_when_it_returns` |
 //! | Draining | the wait for events is stuck | Closing, without its thread | `a_wait_for_events_that_hangs_is_named` |
-//! | Closing | the driver is closed, or does not close in time | Closed | `a_released_driver_is_closed_unloaded_and_left_alone_until_it_is_resumed` |
+//! | Closing | the driver is closed, or does not close in time | Closed | `a_released_driver_is_closed_unloaded_and_left_alone_until_the_release_ends` |
 //! | Closed | the driver is resumed, or its release expires | Closed, without a pause | `a_release_ends_by_itself` |
 
 mod publication;

@@ -26,7 +26,7 @@ const STACK_BYTES: usize = 512 * 1024;
 /// Loading the library takes milliseconds; on a slow disk, seconds.
 const LOADING_LIMIT: Duration = Duration::from_secs(300);
 
-/// What the threads send to the supervisor.
+/// What the supervisor is woken by: its threads, and requests to release, resume and stop.
 pub enum SupervisorEvent {
     Passed(Box<PassReport>),
     Released(GpuUuid),

@@ -1,5 +1,5 @@
 //! The governance record: what runs on the node, with which privileges and host mounts, what it offers, how it is replaced
-//! and how it monitors health. What `/api/v1/node` has is not repeated.
+//! and how it monitors health. Readings and allocations are in `/api/v1/node`. `agent::governance` collects the facts.
 //!
 //! Inputs: a snapshot, facts of our own process, and settings that describe the deployment. Output: one value that is
 //! written as JSON or YAML. Does not use: HTTP, the kubelet, the driver. Only `process` reads files, those of this
@@ -26,7 +26,7 @@ pub struct RecordFacts {
     pub at: Moment,
     pub deployment: Deployment,
     pub configuration: ConfigurationDigests,
-    /// As in `--listen`, the admin socket last.
+    /// The addresses that are bound, with that of the probes; the admin socket last.
     pub listeners: Vec<ListenerSummary>,
     /// An operator may mark devices: the admin socket is there.
     pub marks: bool,

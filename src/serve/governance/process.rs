@@ -82,7 +82,8 @@ pub struct Mount {
     pub read_only: bool,
 }
 
-/// `proc` is `/proc/self` or a directory like it. Reads files of the kernel only, which do not block.
+/// `proc` is `/proc/self` or a directory like it. Reads files of the kernel, which do not block, and whether there is
+/// a service account token.
 pub fn read(proc: &Path) -> OwnProcess {
     let text = |name: &str| std::fs::read_to_string(proc.join(name)).ok();
     let label = text("attr/current").map(|label| label.trim_end_matches(['\0', '\n']).to_owned());

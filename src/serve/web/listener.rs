@@ -35,7 +35,7 @@ pub struct ParseAddressError {
     text: String,
 }
 
-/// A listener could not be bound: the agent ends with exit code 3.
+/// A listener could not be bound: the agent ends with exit code 3, except for an admin socket that was not configured.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     #[error("cannot listen on {address}: {source}; free the address or choose another with --listen")]

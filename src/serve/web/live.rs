@@ -1,4 +1,4 @@
-//! Server-sent events: encoded at most once a second, only while there are subscribers, and once for all of them.
+//! Server-sent events: encoded about once a second and for each new subscriber, only while there are subscribers, and once for all of them.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -111,7 +111,7 @@ impl Feed {
     }
 }
 
-/// Adds every snapshot to the history and publishes events. Ends when the publisher of snapshots has ended.
+/// Adds the latest snapshot to the history whenever there is a new one, and publishes events. Ends when the publisher of snapshots has ended.
 pub(super) async fn follow(state: WebState) {
     let mut snapshots = state.snapshots.clone();
     let mut sent: Option<Monotonic> = None;

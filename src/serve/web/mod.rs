@@ -2,7 +2,8 @@
 //!
 //! Inputs: listeners, the latest `Snapshot`, two checks of the agent (healthy, ready) and its commands (release,
 //! resume, mark, unmark). Outputs: responses and event streams. Does not use: the kubelet, drivers. No route changes
-//! anything except the commands on the admin socket; no other request waits for anything but its own response.
+//! anything except the commands on the admin socket; no request for metrics or
+//! the snapshot waits for anything but its own response; allocations wait for the journal, passwords for their check.
 
 mod access;
 mod admin;

@@ -1,4 +1,4 @@
-//! Makes every NVML call: counts it, classifies its return code and skips unsupported calls.
+//! Makes every NVML call but those that open and close the library: counts it, classifies its return code and skips unsupported calls.
 //!
 //! In: a call by name. Out: its value or a refusal; for each pass its status and problems. Does not use: the meaning of
 //! values.
