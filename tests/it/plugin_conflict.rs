@@ -111,6 +111,7 @@ async fn health_reaches_the_kubelet_during_a_conflict() {
     let (node, podmeter) = with_podmeter(Rules::From137, "{}").await;
     let _other = other(&node, same_ids(), Some("nvidia-gpu.sock")).await;
     conflict(&podmeter).await;
+    until_true("the first list of both", || node.received(GPU).len() == 2);
     for lost in [true, false] {
         podmeter.lose(3, lost);
         let sent = || node.received(GPU).last().and_then(|list| list.get(&uuid(3)).copied());
