@@ -3,7 +3,6 @@
 //! In: an event source. Out: XIDs into the mailbox, and notices for the supervisor. Does not use: what an event means
 //! for health.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::thread::{Builder, JoinHandle};
@@ -12,11 +11,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::mailbox::Mailbox;
-use super::source::{CallProblem, DriverEventKind, DriverSession, EventSource, PassStatus, RawEvent};
-use super::worker::SupervisorEvent;
+use super::messages::{Notice, SupervisorEvent};
+use super::source::{DriverEventKind, DriverSession, EventSource, PassStatus, RawEvent};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::domain::model::{Collector, GpuUuid, Moment, Monotonic, XidEvent};
+use crate::domain::model::{Collector, Moment, Monotonic, XidEvent};
 
 const STACK_BYTES: usize = 512 * 1024;
 /// The longest wait; an ending session is released within it.
@@ -29,19 +28,6 @@ const BATCH: usize = 1_000;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// Problems kept while the supervisor's queue is full.
 const PROBLEMS: usize = 64;
-
-/// What the events mean for the supervisor.
-#[derive(Debug, Default)]
-pub struct Notice {
-    /// The event thread's number.
-    pub event_thread: u64,
-    /// GPUs whose slow tier is due at once.
-    pub slow_due: BTreeSet<GpuUuid>,
-    /// The layout may have changed.
-    pub inspect: bool,
-    pub problems: Vec<CallProblem>,
-    pub session_over: bool,
-}
 
 /// A running event thread. Dropping it lets the thread end once its wait has returned.
 pub struct EventThread {
@@ -205,7 +191,7 @@ impl EventWait {
     fn apply_event(&mut self, event: RawEvent, at: Moment) {
         let RawEvent { gpu, instance, kind } = event;
         match kind {
-            DriverEventKind::MigChange => self.notice.inspect = true,
+            DriverEventKind::MigChange => self.notice.layout_may_have_changed = true,
             DriverEventKind::Condition | DriverEventKind::Xid(_) => {
                 if !self.notice.slow_due.contains(&gpu) {
                     self.notice.slow_due.insert(gpu.clone());
@@ -220,8 +206,8 @@ impl EventWait {
     /// Never blocks: with a full queue the notice is sent with the next one.
     fn send_notice(&mut self) {
         self.notice.problems.truncate(PROBLEMS);
-        let Notice { slow_due, inspect, problems, session_over, .. } = &self.notice;
-        if slow_due.is_empty() && !inspect && problems.is_empty() && !session_over {
+        let Notice { slow_due, layout_may_have_changed, problems, session_over, .. } = &self.notice;
+        if slow_due.is_empty() && !layout_may_have_changed && problems.is_empty() && !session_over {
             return;
         }
         let fresh = Notice { event_thread: self.notice.event_thread, session_over: *session_over, ..Notice::default() };

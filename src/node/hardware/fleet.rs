@@ -10,11 +10,12 @@ use std::sync::mpsc::SyncSender;
 use tracing::{info, warn};
 
 use super::gpu_state::{GpuState, Staleness};
-use super::handle::HardwareSettings;
+use super::messages::{PassReport, ReaderCommand, SupervisorEvent};
 use super::module_energy::ModuleEnergy;
 use super::rounds::tiers;
+use super::settings::HardwareSettings;
 use super::source::{DriverSession, Due, PassStatus};
-use super::worker::{PassReport, ReaderCommand, SupervisorEvent, Thread, spawn_worker};
+use super::worker::{Thread, spawn_worker};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::domain::model::{DeviceReadings, Gpu, GpuUuid, Inventory, Monotonic, PciBusId};
@@ -44,8 +45,7 @@ struct FleetGpu {
     generation: u64,
     /// The session's inventory names it.
     listed: bool,
-    /// It is lost because the driver does not list it.
-    unlisted: bool,
+    lost_because_unlisted: bool,
     /// The generation in which it was last found lost.
     lost_in: Option<u64>,
     next_medium: Monotonic,
@@ -93,7 +93,7 @@ impl Fleet {
                 member.generation = self.generation;
                 (member.next_medium, member.next_slow, member.retry) = (now, now, now);
             }
-            (member.listed, member.unlisted) = (true, false);
+            (member.listed, member.lost_because_unlisted) = (true, false);
         }
         for (uuid, member) in &mut self.members {
             if found.gpus.contains_key(uuid) {
@@ -106,7 +106,7 @@ impl Fleet {
                 if !member.state.lost {
                     warn!(gpu = %uuid, "the driver no longer lists this GPU, or gets no answer from it");
                 }
-                member.unlisted = !member.state.lost;
+                member.lost_because_unlisted = !member.state.lost;
                 (member.generation, member.retry) = (self.generation, now + member.retries.next());
             }
             member.listed = false;
@@ -120,7 +120,7 @@ impl Fleet {
     pub fn start_passes(&mut self, session: &Arc<dyn DriverSession>, now: Monotonic) -> BTreeSet<GpuUuid> {
         let mut started = BTreeSet::new();
         for (uuid, member) in &mut self.members {
-            member.revive(uuid, self.clock, &self.events);
+            member.ensure_thread(uuid, self.clock, &self.events);
             if member.busy.is_some() || (member.state.lost && now < member.retry) {
                 continue;
             }
@@ -193,7 +193,8 @@ impl Fleet {
                     warn!(gpu = %gpu, "the GPU is lost or requires a reset");
                 }
                 member.state.lost = true;
-                member.unlisted = report.pass.problems.iter().any(|problem| UNLISTED.contains(&problem.code));
+                member.lost_because_unlisted =
+                    report.pass.problems.iter().any(|problem| UNLISTED.contains(&problem.code));
                 member.lost_in = Some(member.generation);
                 member.state.withdraw();
                 member.retry = now + member.retries.pause();
@@ -212,7 +213,7 @@ impl Fleet {
         }
     }
 
-    /// Every GPU has been read since its handles were, and is lost. GPUs that are stuck do not count.
+    /// True when the last pass of every GPU with its present handles found it lost. GPUs that are stuck do not count.
     pub fn all_lost(&self) -> bool {
         let any_listed = self.members.values().any(|member| member.listed);
         let queried = self.members.values().filter(|member| member.listed || !any_listed);
@@ -246,13 +247,13 @@ impl Fleet {
         self.members.iter().filter(|(_, member)| member.state.stuck).map(|(uuid, _)| uuid)
     }
 
-    /// Withdraws all readings and requests that the workers release the session; returns those that still have it.
-    pub fn release(&mut self) -> BTreeSet<GpuUuid> {
+    /// Withdraws all readings and requests that the workers drop their readers; returns those that still have one.
+    pub fn drop_readers(&mut self) -> BTreeSet<GpuUuid> {
         let mut pending = BTreeSet::new();
         for (uuid, member) in &mut self.members {
             member.state.withdraw();
             if let Some(worker) = &member.worker
-                && worker.send(ReaderCommand::Release).is_ok()
+                && worker.send(ReaderCommand::DropReader).is_ok()
                 && !member.state.stuck
             {
                 pending.insert(uuid.clone());
@@ -269,7 +270,7 @@ impl Fleet {
         };
         let readings = |member: &FleetGpu| {
             let asked = member.busy.map(|(since, _)| since);
-            let unlisted = member.state.lost && member.unlisted;
+            let unlisted = member.state.lost && member.lost_because_unlisted;
             let problem = member.no_thread.clone();
             Arc::new(DeviceReadings { asked, unlisted, problem, ..member.state.readings(now, staleness) })
         };
@@ -291,8 +292,8 @@ impl FleetGpu {
         sent
     }
 
-    /// Starts the GPU's thread, or another for one that has ended, which only a panic does. A stuck thread stays.
-    fn revive(&mut self, uuid: &GpuUuid, clock: Clock, events: &SyncSender<SupervisorEvent>) {
+    /// Starts the GPU's first thread, and another one for a thread that a panic has ended. A stuck thread stays.
+    fn ensure_thread(&mut self, uuid: &GpuUuid, clock: Clock, events: &SyncSender<SupervisorEvent>) {
         if self.worker.as_ref().is_some_and(|worker| !worker.has_ended()) {
             return;
         }

@@ -1,80 +1,26 @@
-//! The settings and the handle of the hardware module: start, watch, release and resume.
+//! Starts the hardware threads, and the handle to watch, release and resume them.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::Builder;
-use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use tracing::error;
 
 use super::mailbox::Mailbox;
+use super::messages::SupervisorEvent;
 use super::pci::Bus;
 use super::release::DriverLease;
+use super::settings::HardwareSettings;
 use super::source::Driver;
 use super::supervisor::Supervisor;
-use super::worker::{Loading, SupervisorEvent, spawn_driver_thread};
+use super::worker::{Loading, spawn_driver_thread};
 use crate::clock::Clock;
 use crate::domain::model::{HardwareState, XidEvent};
 
 /// Events that wait while the supervisor is busy; a full queue blocks the workers instead of growing.
 const EVENTS: usize = 128;
 const STACK_BYTES: usize = 512 * 1024;
-
-/// Intervals and time limits of the hardware threads.
-#[derive(Clone, Debug)]
-pub struct HardwareSettings {
-    /// Period of the fast tier.
-    pub sample_interval: Duration,
-    pub medium_interval: Duration,
-    pub slow_interval: Duration,
-    /// A call that has not returned after this time is stuck.
-    pub watchdog: Duration,
-    /// First and longest wait before the driver is opened again.
-    pub reopen: (Duration, Duration),
-    /// First and longest wait before a lost GPU is queried again.
-    pub lost_retry: (Duration, Duration),
-    pub sys_root: PathBuf,
-    /// Root of the NVIDIA kernel driver's files about GPUs that the library does not list.
-    pub proc_root: PathBuf,
-    /// A release that takes longer is answered with what keeps the driver open.
-    pub release_limit: Duration,
-}
-
-impl Default for HardwareSettings {
-    fn default() -> Self {
-        Self {
-            sample_interval: Duration::from_secs(1),
-            medium_interval: Duration::from_secs(10),
-            slow_interval: Duration::from_secs(60),
-            watchdog: Duration::from_secs(10),
-            reopen: (Duration::from_millis(500), Duration::from_secs(10)),
-            lost_retry: (Duration::from_secs(1), Duration::from_secs(30)),
-            sys_root: PathBuf::from("/sys"),
-            proc_root: PathBuf::from("/proc"),
-            release_limit: Duration::from_secs(30),
-        }
-    }
-}
-
-impl HardwareSettings {
-    /// Divides all intervals and limits, except that of a release.
-    #[must_use]
-    pub fn hurry(self, times: u32) -> Self {
-        let times = times.max(1);
-        let both = |(first, longest): (Duration, Duration)| (first / times, longest / times);
-        Self {
-            sample_interval: self.sample_interval / times,
-            medium_interval: self.medium_interval / times,
-            slow_interval: self.slow_interval / times,
-            watchdog: self.watchdog / times,
-            reopen: both(self.reopen),
-            lost_retry: both(self.lost_retry),
-            ..self
-        }
-    }
-}
 
 /// The running hardware threads. Dropping the handle closes the driver and ends them, without waiting; a thread inside
 /// a driver call is abandoned.
@@ -103,7 +49,7 @@ impl HardwareHandle {
         self.loading.clone()
     }
 
-    /// Releases the driver and resumes.
+    /// Requests a release of the driver, and its end.
     #[must_use]
     pub fn lease(&self) -> DriverLease {
         DriverLease::new(self.events.clone())

@@ -12,6 +12,7 @@ mod gpu_state;
 mod handle;
 pub mod integrate;
 mod mailbox;
+mod messages;
 mod module_energy;
 mod monotone;
 pub mod nvml;
@@ -19,15 +20,18 @@ mod pci;
 mod plausible;
 mod release;
 mod rounds;
+mod settings;
 pub mod simulated;
 mod source;
 mod supervisor;
 mod worker;
 
 pub use gpu_state::{GpuState, Staleness};
-pub use handle::{HardwareHandle, HardwareSettings, start};
+pub use handle::{HardwareHandle, start};
+pub use messages::ReleaseError;
 pub use pci::scan as scan_pci_bus;
-pub use release::{DriverLease, ReleaseError};
+pub use release::DriverLease;
+pub use settings::HardwareSettings;
 pub use source::{
     CallDurations, CallProblem, Driver, DriverEventKind, DriverSession, Due, EventFailure, EventSource, Failure,
     GpuReader, Integrals, Pass, PassStatus, RawEvent,

@@ -8,29 +8,13 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::messages::{ReleaseError, ReleaseReply, SupervisorEvent};
 use super::source::DriverSession;
-use super::worker::SupervisorEvent;
 use crate::domain::model::{Moment, Monotonic, Released};
 
 /// Pause between two attempts to reach a busy supervisor, and their number.
 const RETRY: Duration = Duration::from_millis(10);
 const ATTEMPTS: u32 = 100;
-
-/// Answered once the driver is closed, or when that takes too long.
-pub type Reply = oneshot::Sender<Result<Released, ReleaseError>>;
-
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReleaseError {
-    #[error(
-        "the driver is still open after {seconds} s because of {holders}; no new call is made, and the driver closes \
-         when these return: look for Xid and NVRM lines in the kernel log, or stop podmeter"
-    )]
-    Held { seconds: u64, holders: String },
-    #[error("a resume was requested before the driver was closed")]
-    Resumed,
-    #[error("the hardware threads have ended or are busy; see the log of podmeter")]
-    Unavailable,
-}
 
 /// Requests a release or a resume from async code.
 #[derive(Clone, Debug)]
@@ -82,13 +66,13 @@ impl DriverLease {
 #[derive(Default)]
 pub struct Releases {
     released: Option<Released>,
-    waiting: Vec<(Reply, Monotonic)>,
+    waiting: Vec<(ReleaseReply, Monotonic)>,
     /// One for each opened session: whether it is still open.
     open: Vec<Box<dyn Fn() -> bool + Send>>,
 }
 
 impl Releases {
-    pub fn watch(&mut self, session: &std::sync::Arc<dyn DriverSession>) {
+    pub fn track(&mut self, session: &std::sync::Arc<dyn DriverSession>) {
         self.open.retain(|is_open| is_open());
         let is_open: Box<dyn Fn() -> bool + Send> = match session.open_marker() {
             Some(open_marker) => Box::new(move || open_marker.strong_count() > 0),
@@ -104,7 +88,7 @@ impl Releases {
         self.released
     }
 
-    pub fn release(&mut self, duration: Duration, reply: Reply, now: Moment, limit: Duration) {
+    pub fn release(&mut self, duration: Duration, reply: ReleaseReply, now: Moment, limit: Duration) {
         let since = self.released.map_or(now, |released| released.since);
         let mut until = now;
         until.monotonic = until.monotonic + duration;

@@ -5,16 +5,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::messages::PassReport;
 use super::source::{Due, PassStatus};
-use super::worker::PassReport;
 use crate::domain::model::{Collector, GpuUuid, Monotonic};
 
 /// The current round, and the collectors over all rounds.
 #[derive(Debug, Default)]
 pub struct Rounds {
-    open: Option<Round>,
+    current: Option<Round>,
     /// Tiers that a GPU was read for since the round began, with or without values.
-    answered: BTreeSet<&'static str>,
+    reported: BTreeSet<&'static str>,
     collectors: BTreeMap<&'static str, Collector>,
 }
 
@@ -27,33 +27,33 @@ struct Round {
 impl Rounds {
     /// Waits for these GPUs up to `until`.
     pub fn begin(&mut self, waiting: BTreeSet<GpuUuid>, until: Monotonic) {
-        self.answered.clear();
-        self.open = Some(Round { waiting, until });
+        self.reported.clear();
+        self.current = Some(Round { waiting, until });
     }
 
-    /// Adds a GPU that was queried between rounds: to the open round, or to one of its own.
+    /// Adds a GPU that was queried between rounds: to the current round, or to one of its own.
     pub fn add(&mut self, gpu: GpuUuid, until: Monotonic) {
-        let round = self.open.get_or_insert_with(|| Round { waiting: BTreeSet::new(), until });
+        let round = self.current.get_or_insert_with(|| Round { waiting: BTreeSet::new(), until });
         round.waiting.insert(gpu);
     }
 
-    /// Closes the round. True when every GPU has answered, or the time limit has passed; otherwise it stays open.
-    pub fn close(&mut self, now: Monotonic) -> bool {
-        self.open.take_if(|round| round.waiting.is_empty() || now >= round.until).is_some()
+    /// True when a round has just ended: every GPU has answered, or the time limit has passed.
+    pub fn end_if_complete(&mut self, now: Monotonic) -> bool {
+        self.current.take_if(|round| round.waiting.is_empty() || now >= round.until).is_some()
     }
 
     pub fn deadline(&self) -> Option<Monotonic> {
-        self.open.as_ref().map(|round| round.until)
+        self.current.as_ref().map(|round| round.until)
     }
 
     pub fn give_up(&mut self, gpu: &GpuUuid) {
-        if let Some(round) = &mut self.open {
+        if let Some(round) = &mut self.current {
             round.waiting.remove(gpu);
         }
     }
 
     pub fn clear(&mut self) {
-        self.open = None;
+        self.current = None;
     }
 
     /// Counts a pass of the current session for the collectors of its tiers.
@@ -70,7 +70,7 @@ impl Rounds {
             };
             let collector = self.collectors.entry(tier).or_default();
             // A tier succeeds when every GPU answered; its duration is that of the slowest GPU.
-            let first = self.answered.insert(tier);
+            let first = self.reported.insert(tier);
             collector.success = answered && (first || collector.success);
             if answered {
                 collector.last_success = Some(report.at);
@@ -81,7 +81,7 @@ impl Rounds {
     }
 
     /// Without a session no tier is a success.
-    pub fn publish(&mut self, is_open: bool, stuck: BTreeSet<&'static str>) -> BTreeMap<&'static str, Collector> {
+    pub fn collectors(&mut self, is_open: bool, stuck: BTreeSet<&'static str>) -> BTreeMap<&'static str, Collector> {
         for tier in ["fast", "medium", "slow"] {
             let collector = self.collectors.entry(tier).or_default();
             collector.success &= is_open;
@@ -125,8 +125,8 @@ mod tests {
         for report in reports {
             rounds.count_pass(report, true);
         }
-        let ready = rounds.close(Monotonic::from_secs(1));
-        (ready, rounds.publish(true, BTreeSet::new()).remove("fast").unwrap())
+        let ready = rounds.end_if_complete(Monotonic::from_secs(1));
+        (ready, rounds.collectors(true, BTreeSet::new()).remove("fast").unwrap())
     }
 
     #[test]

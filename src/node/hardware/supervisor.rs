@@ -22,6 +22,7 @@
 //! | Closing | the driver is closed, or does not close in time | Closed | `a_released_driver_is_closed_unloaded_and_left_alone_until_the_release_ends` |
 //! | Closed | the driver is resumed, or its release expires | Closed, without a pause | `a_release_ends_by_itself` |
 
+mod loads;
 mod publication;
 mod session;
 
@@ -33,16 +34,17 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tracing::info;
 
-use self::session::Loads;
-use super::event_thread::{EventThread, Notice};
+use self::loads::DriverLoads;
+use super::event_thread::EventThread;
 use super::fleet::Fleet;
-use super::handle::HardwareSettings;
 use super::mailbox::Mailbox;
+use super::messages::{DriverCommand, Notice, PassReport, SupervisorEvent};
 use super::plausible::{self, Implausible};
 use super::release::Releases;
 use super::rounds::Rounds;
+use super::settings::HardwareSettings;
 use super::source::{DriverSession, PassStatus};
-use super::worker::{DriverCommand, Loading, PassReport, SupervisorEvent, Thread};
+use super::worker::{Loading, Thread};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::domain::model::{Collector, DriverInfo, GpuUuid, HardwareSource, HardwareState, Monotonic, NodeDevices};
@@ -64,9 +66,9 @@ enum SessionPhase {
     Opening,
     Open {
         session: Arc<dyn DriverSession>,
-        inspect: Monotonic,
+        next_inspection: Monotonic,
     },
-    /// Workers release the session, then the driver is closed.
+    /// Workers drop their readers, then the driver is closed.
     Draining {
         session: Arc<dyn DriverSession>,
         pending: BTreeSet<GpuUuid>,
@@ -96,15 +98,17 @@ pub struct Supervisor {
     event_thread: Option<EventThread>,
     /// Event threads that did not end in time.
     leaked: Vec<EventThread>,
+    /// How many have been started; the number of the last one.
     event_threads: u64,
     /// The last state of the event wait.
     event_collector: Option<Collector>,
     releases: Releases,
     phase: SessionPhase,
+    /// How many have been opened.
     sessions: u64,
-    loads: Loads,
+    loads: DriverLoads,
     /// Driver and number of GPUs at the last opening.
-    opened: Option<(Option<DriverInfo>, usize)>,
+    last_opened: Option<(Option<DriverInfo>, usize)>,
     reopen: Backoff,
     fleet: Fleet,
     rounds: Rounds,
@@ -151,8 +155,8 @@ impl Supervisor {
             releases: Releases::default(),
             phase,
             sessions: 0,
-            loads: Loads::default(),
-            opened: None,
+            loads: DriverLoads::default(),
+            last_opened: None,
             reopen,
             fleet,
             rounds: Rounds::default(),
@@ -221,11 +225,11 @@ impl Supervisor {
                     self.phase = SessionPhase::Closed { retry: now + self.settings.reopen.1 };
                 }
             }
-            SessionPhase::Open { session, inspect } => {
+            SessionPhase::Open { session, next_inspection } => {
                 let session = Arc::clone(session);
-                if now >= *inspect && self.send(DriverCommand::Inspect(Arc::clone(&session)), now) {
-                    let inspect = now + self.settings.medium_interval;
-                    self.phase = SessionPhase::Open { session: Arc::clone(&session), inspect };
+                if now >= *next_inspection && self.send(DriverCommand::Inspect(Arc::clone(&session)), now) {
+                    let next_inspection = now + self.settings.medium_interval;
+                    self.phase = SessionPhase::Open { session: Arc::clone(&session), next_inspection };
                 }
                 self.advance_rounds(&session, now);
             }
@@ -233,7 +237,7 @@ impl Supervisor {
                 if (pending.is_empty() && !has_event_thread || now >= *until)
                     && (self.driver_busy.is_none() || self.driver_stuck) =>
             {
-                self.close(now);
+                self.close_session(now);
             }
             // The driver does not close: that session is abandoned and another one opened.
             SessionPhase::Closing { until } if now >= *until => {
@@ -263,7 +267,7 @@ impl Supervisor {
     }
 
     fn advance_rounds(&mut self, session: &Arc<dyn DriverSession>, now: Monotonic) {
-        if self.rounds.close(now) {
+        if self.rounds.end_if_complete(now) {
             self.publish();
         }
         if now < self.next {
@@ -278,7 +282,7 @@ impl Supervisor {
         let now = self.clock.now().monotonic;
         match event {
             SupervisorEvent::Passed(report) => self.apply_pass(*report, now),
-            SupervisorEvent::Released(gpu) => {
+            SupervisorEvent::ReaderDropped(gpu) => {
                 if let SessionPhase::Draining { pending, .. } = &mut self.phase {
                     pending.remove(&gpu);
                 }
@@ -330,12 +334,12 @@ impl Supervisor {
     fn apply_notice(&mut self, notice: Notice, now: Monotonic) {
         self.count(&notice.problems);
         let current = self.event_thread.as_ref().map(|event_thread| event_thread.number);
-        let SessionPhase::Open { session, inspect } = &mut self.phase else { return };
+        let SessionPhase::Open { session, next_inspection } = &mut self.phase else { return };
         if current != Some(notice.event_thread) {
             return;
         }
-        if notice.inspect {
-            *inspect = now;
+        if notice.layout_may_have_changed {
+            *next_inspection = now;
         }
         for gpu in notice.slow_due {
             if self.fleet.request_slow(session, &gpu, now) {

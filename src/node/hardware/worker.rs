@@ -9,63 +9,20 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
 use tracing::warn;
 
-use super::event_thread::Notice;
+use super::messages::{DriverCommand, ListedGpus, PassReport, ReaderCommand, SupervisorEvent};
 use super::nvml::OTHER_GPU;
 use super::pci::{self, Bus};
-use super::release::Reply;
 use super::source::{CallProblem, Driver, DriverSession, Due, Failure, GpuReader, Pass, PassStatus};
 use crate::clock::Clock;
-use crate::domain::model::{GpuUuid, Inventory, Moment, Monotonic, NodeDevices};
+use crate::domain::model::{GpuUuid, Moment, Monotonic};
 
-/// A read and a release.
+/// One to read, and one to drop the reader.
 const COMMANDS: usize = 2;
 const STACK_BYTES: usize = 512 * 1024;
 /// Loading the library takes milliseconds; on a slow disk, seconds.
 const LOADING_LIMIT: Duration = Duration::from_secs(300);
-
-/// What the supervisor is woken by: its threads, and requests to release, resume and stop.
-pub enum SupervisorEvent {
-    Passed(Box<PassReport>),
-    Released(GpuUuid),
-    Opened(Box<Result<OpenedSession, Failure>>, Option<NodeDevices>),
-    Inspected(Option<Box<Result<ListedGpus, Failure>>>, Option<NodeDevices>),
-    Closed,
-    Notice(Box<Notice>),
-    /// This event thread has released its session.
-    WaitEnded(u64),
-    Release(Duration, Reply),
-    Resume(oneshot::Sender<()>),
-    Stop,
-}
-
-pub type ListedGpus = (Inventory, Vec<CallProblem>);
-
-pub type OpenedSession = (Arc<dyn DriverSession>, ListedGpus);
-
-pub struct PassReport {
-    pub gpu: GpuUuid,
-    pub generation: u64,
-    pub due: Due,
-    pub at: Moment,
-    pub duration: Duration,
-    /// The first pass of a new reader.
-    pub fresh: bool,
-    pub pass: Pass,
-}
-
-pub enum ReaderCommand {
-    Read { session: Arc<dyn DriverSession>, generation: u64, due: Due },
-    Release,
-}
-
-pub enum DriverCommand {
-    Open,
-    Inspect(Arc<dyn DriverSession>),
-    Close(Arc<dyn DriverSession>),
-}
 
 /// A thread and its commands. Dropping it lets the thread end once it is idle.
 pub struct Thread<T> {
@@ -114,9 +71,9 @@ fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<ReaderCommand>, events:
     let mut current: Option<Current> = None;
     while let Ok(command) = commands.recv() {
         let event = match command {
-            ReaderCommand::Release => {
+            ReaderCommand::DropReader => {
                 current = None;
-                SupervisorEvent::Released(gpu.clone())
+                SupervisorEvent::ReaderDropped(gpu.clone())
             }
             ReaderCommand::Read { session, generation, due } => {
                 let at = clock.now();

@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
-use nvml_wrapper_sys::bindings::{NvmlLib, nvmlReturn_t};
+use nvml_wrapper_sys::bindings::{NvmlLib, nvmlPciInfo_t, nvmlReturn_t};
 
 use super::codes;
 use super::library::Library;
+use crate::domain::model::PciBusId;
 use crate::node::hardware::plausible::{Implausible, Number, QuantityRange};
 use crate::node::hardware::source::{CallProblem, PassStatus};
 
@@ -262,6 +263,10 @@ pub fn read_text(buffer: &[c_char]) -> Option<Arc<str>> {
     let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy();
     let text = text.trim();
     (!text.is_empty()).then(|| text.into())
+}
+
+pub fn bus_id_in(info: &nvmlPciInfo_t) -> Option<PciBusId> {
+    read_text(&info.busId).or_else(|| read_text(&info.busIdLegacy)).map(|bus_id| PciBusId::normalized(&bus_id))
 }
 
 /// The version word of a versioned struct: its size and its version.

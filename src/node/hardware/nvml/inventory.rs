@@ -8,7 +8,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlPciInfo_t,
 };
 
-use super::calls::{CallRefusal, Caller, call, read_text, text, value, version};
+use super::calls::{CallRefusal, Caller, bus_id_in, call, read_text, text, value, version};
 use super::library::DeviceHandle;
 use super::{memory, nvlink, platform};
 use crate::domain::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
@@ -227,10 +227,6 @@ fn pci_bus_id(caller: &mut Caller, handle: DeviceHandle) -> Option<PciBusId> {
     let mut info: nvmlPciInfo_t = unsafe { std::mem::zeroed() };
     call!(caller, nvmlDeviceGetPciInfo_v3(handle.0, &raw mut info)).ok()?;
     bus_id_in(&info)
-}
-
-pub fn bus_id_in(info: &nvmlPciInfo_t) -> Option<PciBusId> {
-    read_text(&info.busId).or_else(|| read_text(&info.busIdLegacy)).map(|bus_id| PciBusId::normalized(&bus_id))
 }
 
 fn compute_capability(caller: &mut Caller, handle: DeviceHandle) -> Option<Arc<str>> {

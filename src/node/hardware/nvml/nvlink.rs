@@ -6,9 +6,8 @@ use nvml_wrapper_sys::bindings::{
     nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH, nvmlPciInfo_t,
 };
 
-use super::calls::{CallRefusal, Caller, call, value};
+use super::calls::{CallRefusal, Caller, bus_id_in, call, value};
 use super::fields::{self, FieldRow};
-use super::inventory::bus_id_in;
 use super::library::DeviceHandle;
 use crate::domain::model::{LinkCounters, NvLink, NvLinkPeers, PciBusId};
 use crate::node::hardware::plausible;

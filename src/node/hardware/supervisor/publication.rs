@@ -40,7 +40,7 @@ impl Supervisor {
     pub(super) fn publish(&mut self) {
         let now = self.clock.now().monotonic;
         let is_open = matches!(self.phase, SessionPhase::Open { .. });
-        let mut collectors = self.rounds.publish(is_open, self.fleet.stuck_tiers());
+        let mut collectors = self.rounds.collectors(is_open, self.fleet.stuck_tiers());
         collectors.extend(self.event_collector(is_open, now).map(|collector| ("events", collector)));
         let released = self.releases.released();
         self.publisher.send_replace(Arc::new(HardwareState {

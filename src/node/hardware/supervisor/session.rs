@@ -6,13 +6,13 @@ use std::time::Duration;
 use tracing::{debug, info, warn};
 
 use super::{SessionPhase, Supervisor};
-use crate::domain::model::{DriverInfo, Monotonic};
+use crate::domain::model::Monotonic;
 use crate::node::hardware::event_thread::EventThread;
+use crate::node::hardware::messages::{DriverCommand, ListedGpus, OpenedSession};
 use crate::node::hardware::source::{DriverSession, Failure};
-use crate::node::hardware::worker::{DriverCommand, ListedGpus, OpenedSession};
 
-/// How long workers have to release a session before it is abandoned.
-const RELEASE: Duration = Duration::from_secs(2);
+/// How long the threads have to drop a session. It is closed all the same, and stays open while a stuck thread has it.
+const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 /// With this many event threads that never ended, no further one is started.
 const LEAKED_EVENT_THREADS: usize = 4;
 
@@ -49,11 +49,11 @@ impl Supervisor {
 
     pub(super) fn begin_session(&mut self, (session, (inventory, problems)): OpenedSession, now: Monotonic) {
         let found = (inventory.driver.clone(), inventory.gpus.len());
-        if self.opened.as_ref() == Some(&found) {
+        if self.last_opened.as_ref() == Some(&found) {
             debug!(source = self.source.as_str(), gpus = found.1, "the driver is open again");
         } else {
             info!(source = self.source.as_str(), gpus = found.1, "the driver is open");
-            self.opened = Some(found);
+            self.last_opened = Some(found);
         }
         self.count(&problems);
         self.sessions += 1;
@@ -62,9 +62,9 @@ impl Supervisor {
         self.check_inventory();
         self.rounds.clear();
         self.next = now;
-        self.releases.watch(&session);
+        self.releases.track(&session);
         self.start_event_thread(&session);
-        self.phase = SessionPhase::Open { session, inspect: now + self.settings.medium_interval };
+        self.phase = SessionPhase::Open { session, next_inspection: now + self.settings.medium_interval };
         if self.stopping.is_some() || self.releases.released().is_some() {
             self.drain(now);
         } else {
@@ -125,31 +125,31 @@ impl Supervisor {
         }
     }
 
-    /// Until a GPU answers again, in another session.
+    /// Ends a session that gives no readings. The reason is the problem until a GPU answers in another one.
     pub(super) fn end_session(&mut self, reason: &str, now: Monotonic) {
         self.set_problem(reason.to_owned());
         self.awaits_an_answer = true;
         self.drain(now);
     }
 
-    /// Ends the session: withdraws all readings and requests that the workers release it.
+    /// Ends the session: withdraws all readings and requests that the threads drop it.
     pub(super) fn drain(&mut self, now: Monotonic) {
         match std::mem::replace(&mut self.phase, SessionPhase::Closed { retry: now + self.reopen.next() }) {
             SessionPhase::Open { session, .. } => {
-                let pending = self.fleet.release();
+                let pending = self.fleet.drop_readers();
                 if let Some(event_thread) = &mut self.event_thread {
                     event_thread.stop();
                 }
                 self.rounds.clear();
                 self.phase =
-                    SessionPhase::Draining { session, pending, until: now + RELEASE.min(self.settings.watchdog) };
+                    SessionPhase::Draining { session, pending, until: now + DRAIN_LIMIT.min(self.settings.watchdog) };
                 self.publish();
             }
             other => self.phase = other,
         }
     }
 
-    pub(super) fn close(&mut self, now: Monotonic) {
+    pub(super) fn close_session(&mut self, now: Monotonic) {
         let retry = now + self.reopen.pause();
         let SessionPhase::Draining { session, .. } = std::mem::replace(&mut self.phase, SessionPhase::Closed { retry })
         else {
@@ -223,65 +223,5 @@ impl Drop for Supervisor {
         for session in self.unclosed.drain(..) {
             std::mem::forget(session);
         }
-    }
-}
-
-/// Codes of an opening for a driver that is not loaded.
-const NOT_LOADED: [&str; 3] = ["driver_not_loaded", "uninitialized", "library_not_found"];
-
-/// Counts the loads of the driver that are certain. The end of a session and the begin of another is not one.
-#[derive(Debug, Default)]
-pub(super) struct Loads {
-    pub count: u64,
-    version: Option<Arc<str>>,
-    /// The last opening found it not loaded.
-    was_unloaded: bool,
-}
-
-impl Loads {
-    /// An opening failed.
-    pub fn refused(&mut self, code: &str) {
-        self.was_unloaded |= NOT_LOADED.contains(&code);
-    }
-
-    /// An opening succeeded.
-    pub fn found(&mut self, driver: Option<&DriverInfo>) {
-        let version = driver.map(|driver| &driver.driver_version);
-        let is_other = version.is_some() && self.version.is_some() && version != self.version.as_ref();
-        if self.count == 0 || is_other || self.was_unloaded {
-            self.count += 1;
-        }
-        self.was_unloaded = false;
-        if let Some(version) = version {
-            self.version = Some(Arc::clone(version));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_certain_loads_count() {
-        let driver =
-            |version: &str| DriverInfo { driver_version: version.into(), cuda_version: None, nvml_version: None };
-        let mut loads = Loads::default();
-        loads.refused("library_not_found");
-        loads.found(Some(&driver("580.1")));
-        assert_eq!(loads.count, 1, "the first");
-        loads.found(Some(&driver("580.1")));
-        loads.found(None);
-        loads.refused("operating_system");
-        loads.refused("lib_rm_version_mismatch");
-        loads.found(Some(&driver("580.1")));
-        assert_eq!(loads.count, 1, "opened again only");
-        loads.found(Some(&driver("590.2")));
-        assert_eq!(loads.count, 2, "another version");
-        for code in NOT_LOADED {
-            loads.refused(code);
-        }
-        loads.found(Some(&driver("590.2")));
-        assert_eq!(loads.count, 3, "it was unloaded");
     }
 }

@@ -1,0 +1,82 @@
+//! What the hardware threads and the handle send to each other: the events of the supervisor, and its commands.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::source::{CallProblem, DriverSession, Due, Failure, Pass};
+use crate::domain::model::{GpuUuid, Inventory, Moment, NodeDevices, Released};
+
+/// What the supervisor is woken by: its threads, and requests to release, resume and stop.
+pub enum SupervisorEvent {
+    Passed(Box<PassReport>),
+    /// This GPU's thread has dropped its reader and with it the session.
+    ReaderDropped(GpuUuid),
+    Opened(Box<Result<OpenedSession, Failure>>, Option<NodeDevices>),
+    Inspected(Option<Box<Result<ListedGpus, Failure>>>, Option<NodeDevices>),
+    Closed,
+    Notice(Box<Notice>),
+    /// This event thread has released its session.
+    WaitEnded(u64),
+    Release(Duration, ReleaseReply),
+    Resume(oneshot::Sender<()>),
+    Stop,
+}
+
+pub type ListedGpus = (Inventory, Vec<CallProblem>);
+
+pub type OpenedSession = (Arc<dyn DriverSession>, ListedGpus);
+
+pub struct PassReport {
+    pub gpu: GpuUuid,
+    pub generation: u64,
+    pub due: Due,
+    pub at: Moment,
+    pub duration: Duration,
+    /// The first pass of a new reader.
+    pub fresh: bool,
+    pub pass: Pass,
+}
+
+/// For the thread of one GPU.
+pub enum ReaderCommand {
+    Read { session: Arc<dyn DriverSession>, generation: u64, due: Due },
+    DropReader,
+}
+
+/// For the driver thread.
+pub enum DriverCommand {
+    Open,
+    Inspect(Arc<dyn DriverSession>),
+    Close(Arc<dyn DriverSession>),
+}
+
+/// What the events mean for the supervisor.
+#[derive(Debug, Default)]
+pub struct Notice {
+    /// The event thread's number.
+    pub event_thread: u64,
+    /// GPUs whose slow tier is due at once.
+    pub slow_due: BTreeSet<GpuUuid>,
+    pub layout_may_have_changed: bool,
+    pub problems: Vec<CallProblem>,
+    pub session_over: bool,
+}
+
+/// Answered once the driver is closed, or when that takes too long.
+pub type ReleaseReply = oneshot::Sender<Result<Released, ReleaseError>>;
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReleaseError {
+    #[error(
+        "the driver is still open after {seconds} s because of {holders}; no new call is made, and the driver closes \
+         when these return: look for Xid and NVRM lines in the kernel log, or stop podmeter"
+    )]
+    Held { seconds: u64, holders: String },
+    #[error("a resume was requested before the driver was closed")]
+    Resumed,
+    #[error("the hardware threads have ended or are busy; see the log of podmeter")]
+    Unavailable,
+}

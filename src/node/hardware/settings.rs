@@ -1,0 +1,57 @@
+//! Intervals, time limits and roots of the hardware threads.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Clone, Debug)]
+pub struct HardwareSettings {
+    /// Period of the fast tier.
+    pub sample_interval: Duration,
+    pub medium_interval: Duration,
+    pub slow_interval: Duration,
+    /// A call that has not returned after this time is stuck.
+    pub watchdog: Duration,
+    /// First and longest wait before the driver is opened again.
+    pub reopen: (Duration, Duration),
+    /// First and longest wait before a lost GPU is queried again.
+    pub lost_retry: (Duration, Duration),
+    pub sys_root: PathBuf,
+    /// Root of the NVIDIA kernel driver's files about GPUs that the library does not list.
+    pub proc_root: PathBuf,
+    /// A release that takes longer is answered with what keeps the driver open.
+    pub release_limit: Duration,
+}
+
+impl Default for HardwareSettings {
+    fn default() -> Self {
+        Self {
+            sample_interval: Duration::from_secs(1),
+            medium_interval: Duration::from_secs(10),
+            slow_interval: Duration::from_secs(60),
+            watchdog: Duration::from_secs(10),
+            reopen: (Duration::from_millis(500), Duration::from_secs(10)),
+            lost_retry: (Duration::from_secs(1), Duration::from_secs(30)),
+            sys_root: PathBuf::from("/sys"),
+            proc_root: PathBuf::from("/proc"),
+            release_limit: Duration::from_secs(30),
+        }
+    }
+}
+
+impl HardwareSettings {
+    /// Divides all intervals and limits, except that of a release.
+    #[must_use]
+    pub fn hurry(self, times: u32) -> Self {
+        let times = times.max(1);
+        let both = |(first, longest): (Duration, Duration)| (first / times, longest / times);
+        Self {
+            sample_interval: self.sample_interval / times,
+            medium_interval: self.medium_interval / times,
+            slow_interval: self.slow_interval / times,
+            watchdog: self.watchdog / times,
+            reopen: both(self.reopen),
+            lost_retry: both(self.lost_retry),
+            ..self
+        }
+    }
+}

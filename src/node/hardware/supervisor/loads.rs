@@ -1,0 +1,65 @@
+//! Counts the loads of the driver, from what each opening finds.
+
+use std::sync::Arc;
+
+use crate::domain::model::DriverInfo;
+
+/// Codes of an opening for a driver that is not loaded.
+const NOT_LOADED: [&str; 3] = ["driver_not_loaded", "uninitialized", "library_not_found"];
+
+/// Counts the loads of the driver that are certain. The end of a session and the begin of another is not one.
+#[derive(Debug, Default)]
+pub struct DriverLoads {
+    pub count: u64,
+    version: Option<Arc<str>>,
+    /// The last opening found it not loaded.
+    was_unloaded: bool,
+}
+
+impl DriverLoads {
+    /// An opening failed.
+    pub fn refused(&mut self, code: &str) {
+        self.was_unloaded |= NOT_LOADED.contains(&code);
+    }
+
+    /// An opening succeeded.
+    pub fn found(&mut self, driver: Option<&DriverInfo>) {
+        let version = driver.map(|driver| &driver.driver_version);
+        let is_other = version.is_some() && self.version.is_some() && version != self.version.as_ref();
+        if self.count == 0 || is_other || self.was_unloaded {
+            self.count += 1;
+        }
+        self.was_unloaded = false;
+        if let Some(version) = version {
+            self.version = Some(Arc::clone(version));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_certain_loads_count() {
+        let driver =
+            |version: &str| DriverInfo { driver_version: version.into(), cuda_version: None, nvml_version: None };
+        let mut loads = DriverLoads::default();
+        loads.refused("library_not_found");
+        loads.found(Some(&driver("580.1")));
+        assert_eq!(loads.count, 1, "the first");
+        loads.found(Some(&driver("580.1")));
+        loads.found(None);
+        loads.refused("operating_system");
+        loads.refused("lib_rm_version_mismatch");
+        loads.found(Some(&driver("580.1")));
+        assert_eq!(loads.count, 1, "opened again only");
+        loads.found(Some(&driver("590.2")));
+        assert_eq!(loads.count, 2, "another version");
+        for code in NOT_LOADED {
+            loads.refused(code);
+        }
+        loads.found(Some(&driver("590.2")));
+        assert_eq!(loads.count, 3, "it was unloaded");
+    }
+}
