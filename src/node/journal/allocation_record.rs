@@ -38,10 +38,10 @@ pub struct AllocationRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ending: Option<Ending>,
     /// Between two agents: in none of the figures.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub unseen_seconds: f64,
     /// How often an agent started during it.
-    #[serde(default, skip_serializing_if = "is_zero_count")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub agent_restarts: u32,
     /// Of the time in which an agent observed it.
     #[serde(flatten)]
@@ -52,7 +52,7 @@ pub struct AllocationRecord {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub health: Vec<HealthEvent>,
     /// Further ones, beyond the limit.
-    #[serde(default, skip_serializing_if = "is_zero_count")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub health_dropped: u32,
 }
 
@@ -127,14 +127,8 @@ impl AllocationRecord {
     }
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
-fn is_zero(value: &f64) -> bool {
-    *value == 0.0
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
-fn is_zero_count(value: &u32) -> bool {
-    *value == 0
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 #[cfg(test)]

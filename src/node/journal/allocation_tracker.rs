@@ -78,18 +78,17 @@ impl AllocationTracker {
         urgent
     }
 
-    /// Takes the records that the last agent left open. Called once, when the file can be read.
+    /// Adds the records that the last agent left open, the first time that a file can be read.
     pub fn load(&mut self, open: Vec<AllocationRecord>, last_id: u64, now: Moment) {
-        self.loaded = true;
+        if std::mem::replace(&mut self.loaded, true) {
+            // The file may be another one now; what is here is newer in any case.
+            return self.requeue_all();
+        }
         self.last_id = self.last_id.max(last_id);
         self.orphans = open;
         for (key, tracked) in &mut self.tracked {
             tracked.continue_one_of(&mut self.orphans, &mut self.waiting, key, now.unix);
         }
-    }
-
-    pub fn is_loaded(&self) -> bool {
-        self.loaded
     }
 
     /// The records to write, which wait until they are. None before `load`.
@@ -216,9 +215,8 @@ impl AllocationTracker {
     /// Adds health transitions to the holdings of the device.
     fn add_transitions(&mut self, snapshot: &Snapshot) -> bool {
         let mut urgent = false;
-        for transition in
-            snapshot.health.transitions.iter().filter(|transition| transition.number > self.last_transition)
-        {
+        let transitions = &snapshot.health.transitions;
+        for transition in transitions.iter().filter(|transition| transition.number > self.last_transition) {
             for ((_, gpu, mig), tracked) in &mut self.tracked {
                 let concerned = *gpu == transition.gpu && (transition.mig.is_none() || transition.mig == *mig);
                 if concerned && tracked.ended.is_none() && transition.at.monotonic >= tracked.since {
@@ -228,8 +226,7 @@ impl AllocationTracker {
                 }
             }
         }
-        self.last_transition =
-            snapshot.health.transitions.last().map_or(self.last_transition, |transition| transition.number);
+        self.last_transition = transitions.last().map_or(self.last_transition, |transition| transition.number);
         urgent
     }
 
@@ -343,12 +340,8 @@ impl Tracked {
         self.record.health_dropped += old.health_dropped;
         for event in own_events {
             // The earlier record may have the same unhealthy event.
-            if self
-                .record
-                .health
-                .last()
-                .is_none_or(|last| (last.healthy, &last.reason) != (event.healthy, &event.reason))
-            {
+            let last = self.record.health.last();
+            if last.is_none_or(|last| (last.healthy, &last.reason) != (event.healthy, &event.reason)) {
                 subject::note(&mut self.record, event);
             }
         }

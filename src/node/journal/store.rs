@@ -2,7 +2,7 @@
 //!
 //! In: records, a query. Out: the records of that query. Does not use: snapshots.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, Row, params};
@@ -60,7 +60,6 @@ pub enum StoreError {
 pub struct Store {
     connection: Connection,
     bounds: Bounds,
-    file: PathBuf,
 }
 
 impl Store {
@@ -82,7 +81,7 @@ impl Store {
         if result != "ok" {
             return Err(StoreError::Unusable(result.replace('\n', " ")));
         }
-        Ok(Self { connection, bounds, file: file.to_owned() })
+        Ok(Self { connection, bounds })
     }
 
     /// For queries only. SQLite rolls an incomplete write back, where the file may be written.
@@ -90,7 +89,7 @@ impl Store {
         let connection = connect(file, OpenFlags::empty())?;
         connection.pragma_update(None, "query_only", true)?;
         check_format(&connection)?;
-        Ok(Self { connection, bounds: Bounds { bytes: u64::MAX, age: Duration::MAX }, file: file.to_owned() })
+        Ok(Self { connection, bounds: Bounds { bytes: u64::MAX, age: Duration::MAX } })
     }
 
     /// On disk when this returns; after an error some may be. Removes the oldest where the file is full.
@@ -143,12 +142,6 @@ impl Store {
             }
         }
         Ok(())
-    }
-
-    /// Of the file, in bytes.
-    pub fn size(&self) -> Result<u64, StoreError> {
-        let file = std::fs::metadata(&self.file);
-        file.map(|file| file.len()).map_err(|error| StoreError::Failed(error.to_string()))
     }
 
     /// The open records, and the highest id.
@@ -208,14 +201,11 @@ fn read(row: &Row<'_>) -> Result<AllocationRecord, StoreError> {
 
 impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {
-        match error.sqlite_error_code() {
-            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Self::Unusable(error.to_string()),
-            // SQLite has no code of its own for a damaged format number, nor for a missing table.
-            _ if ["unsupported file format", "no such table"].iter().any(|text| error.to_string().contains(text)) => {
-                Self::Unusable(error.to_string())
-            }
-            _ => Self::Failed(error.to_string()),
-        }
+        let (code, text) = (error.sqlite_error_code(), error.to_string());
+        // SQLite has no code of its own for a damaged format number, nor for a missing table.
+        let is_unusable = matches!(code, Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+            || ["unsupported file format", "no such table"].iter().any(|part| text.contains(part));
+        if is_unusable { Self::Unusable(text) } else { Self::Failed(text) }
     }
 }
 

@@ -121,13 +121,9 @@ pub fn xids_since(account: &Account, snapshot: &Snapshot, base: &[Xid], earlier:
 pub fn together(one: &[Xid], other: &[Xid]) -> Vec<Xid> {
     let mut all: BTreeMap<u32, Xid> = BTreeMap::new();
     for xid in one.iter().chain(other) {
-        let is_full = all.len() >= XID_CODES;
-        match all.get_mut(&xid.code) {
-            Some(known) => known.count = known.count.saturating_add(xid.count),
-            None if is_full => {}
-            None => {
-                all.insert(xid.code, xid.clone());
-            }
+        if all.len() < XID_CODES || all.contains_key(&xid.code) {
+            let sum = all.entry(xid.code).or_insert_with(|| Xid { count: 0, ..xid.clone() });
+            sum.count = sum.count.saturating_add(xid.count);
         }
     }
     all.into_values().collect()

@@ -178,8 +178,8 @@ impl JournalWriter {
         self.shared.busy_since.store(began, Ordering::Relaxed);
         let outcome = self.open().and_then(|()| self.write());
         self.shared.busy_since.store(0, Ordering::Relaxed);
-        let size = self.store.as_ref().and_then(|store| store.size().ok());
-        self.shared.state.lock().size_bytes = size;
+        let file = self.store.as_ref().and_then(|_| self.shared.file().metadata().ok());
+        self.shared.state.lock().size_bytes = file.map(|file| file.len());
         outcome
     }
 
@@ -201,15 +201,7 @@ impl JournalWriter {
             Err(error @ StoreError::Failed(_)) => return Err(format!("{}: {error}", file.display())),
             Err(error) => (self.begin_new(&file, &error)?, Default::default()),
         };
-        let now = self.shared.clock.now();
-        let mut tracker = self.shared.tracker.lock();
-        if tracker.is_loaded() {
-            // The file may be another one now; the tracker is newer in any case.
-            tracker.requeue_all();
-        } else {
-            tracker.load(open, last, now);
-        }
-        drop(tracker);
+        self.shared.tracker.lock().load(open, last, self.shared.clock.now());
         self.store = Some(store);
         Ok(())
     }
