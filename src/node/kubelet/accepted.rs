@@ -39,7 +39,6 @@ pub(super) struct AcceptedAllocations {
     sources: PodSources,
     /// As the kubelet gave it.
     answer: Allocations,
-    accepted: Option<Arc<Allocations>>,
 }
 
 impl AcceptedAllocations {
@@ -52,7 +51,6 @@ impl AcceptedAllocations {
             uids: PodUids::default(),
             sources,
             answer: Allocations::default(),
-            accepted: None,
         }
     }
 
@@ -60,7 +58,7 @@ impl AcceptedAllocations {
     pub async fn observe(&mut self, now: Monotonic, answer: Allocations) -> Arc<Allocations> {
         self.answer = answer;
         let accepted = self.accept(now).await;
-        self.unconfirmed.answered(self.checkpoint.version());
+        self.unconfirmed.answered(self.checkpoint.read.version);
         accepted
     }
 
@@ -79,12 +77,9 @@ impl AcceptedAllocations {
     /// The last answer again, because UIDs or the state of pods are known better. `None` where that can change nothing,
     /// or the answer has not settled and a repetition of it would be taken for another one.
     pub async fn reconsider(&mut self, now: Monotonic) -> Option<Arc<Allocations>> {
-        let accepted = self.accepted.as_ref().filter(|_| self.settle.is_settled())?;
+        let accepted = self.settle.accepted.as_ref().filter(|_| self.settle.is_settled())?;
         let is_open = self.unconfirmed.due().is_some() || accepted.pods.iter().any(|pod| pod.uid.is_none());
-        if !is_open {
-            return None;
-        }
-        let before = Arc::clone(accepted);
+        let before = is_open.then(|| Arc::clone(accepted))?;
         let now = self.accept(now).await;
         (!Arc::ptr_eq(&before, &now)).then_some(now)
     }
@@ -96,16 +91,14 @@ impl AcceptedAllocations {
         let sources = UidSources { checkpoint: &allocations, directory: &directory, logged: &logged };
         let is_whole = self.settle.is_settled();
         let mut answer = self.answer.clone();
-        self.claim_files.complete(&mut answer, self.accepted.as_deref()).await;
+        self.claim_files.complete(&mut answer, self.settle.accepted.as_deref()).await;
         self.uids.identify(now, &mut answer, is_whole, &sources);
         if is_whole {
-            self.unconfirmed.hold_back(now, &mut answer, self.accepted.as_deref(), &directory, &allocations);
+            self.unconfirmed.hold_back(now, &mut answer, self.settle.accepted.as_deref(), &directory, &allocations);
         } else {
             self.unconfirmed = Unconfirmed::default();
         }
-        let accepted = self.settle.observe(now, answer);
-        self.accepted = Some(Arc::clone(&accepted));
-        accepted
+        self.settle.observe(now, answer)
     }
 
     /// The holders that have ended, or may have, between two states of the Pods API.
@@ -121,7 +114,7 @@ impl AcceptedAllocations {
                 (_, Some(false)) => false,
             }
         };
-        let holders = self.accepted.iter().flat_map(|accepted| &accepted.pods).filter(|pod| pod.has_devices());
+        let holders = self.settle.accepted.iter().flat_map(|accepted| &accepted.pods).filter(|pod| pod.has_devices());
         holders.filter(has_ended).map(|pod| pod.reference.clone()).collect()
     }
 }

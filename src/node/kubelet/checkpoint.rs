@@ -3,7 +3,6 @@
 //!
 //! In: the file. Out: `CheckpointAllocations`; an unreadable file counts as absent. It does not join them with answers.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
@@ -59,24 +58,15 @@ struct PodDevicesEntry {
 #[derive(Debug)]
 pub struct CheckpointFile {
     path: PathBuf,
-    read: Arc<CheckpointAllocations>,
+    pub read: Arc<CheckpointAllocations>,
     problem: Option<String>,
     reading: SlowRead<io::Result<Arc<CheckpointAllocations>>>,
 }
 
 impl CheckpointFile {
     pub fn new(device_plugin_directory: &Path) -> Self {
-        Self {
-            path: device_plugin_directory.join(CHECKPOINT),
-            read: Arc::default(),
-            problem: None,
-            reading: SlowRead::idle(),
-        }
-    }
-
-    /// As it was last read.
-    pub fn version(&self) -> Option<FileStamp> {
-        self.read.version
+        let path = device_plugin_directory.join(CHECKPOINT);
+        Self { path, read: Arc::default(), problem: None, reading: SlowRead::idle() }
     }
 
     /// Reads the file if it was written since.
@@ -147,15 +137,9 @@ pub fn parse(text: &[u8]) -> io::Result<CheckpointAllocations> {
         let devices: BTreeSet<DeviceId> = ids.map(DeviceId::new).collect();
         all.entry(resource.clone()).or_default().extend(devices.iter().cloned());
         for device in devices.into_iter().filter(|_| !uid.as_str().is_empty()) {
-            match pods.entry((Arc::clone(&container), resource.clone(), device)) {
-                Entry::Vacant(entry) => {
-                    entry.insert(Some(uid.clone()));
-                }
-                Entry::Occupied(mut known) if *known.get() != Some(uid.clone()) => {
-                    known.insert(None);
-                }
-                Entry::Occupied(_) => {}
-            }
+            let device = (Arc::clone(&container), resource.clone(), device);
+            let holder: &mut Option<PodUid> = pods.entry(device).or_insert_with(|| Some(uid.clone()));
+            holder.take_if(|known| *known != uid);
         }
     }
     Ok(CheckpointAllocations { version: None, pods, devices: Some(Arc::new(all)) })

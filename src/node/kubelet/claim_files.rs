@@ -52,7 +52,8 @@ pub struct ClaimFiles {
     directories: ClaimDirectories,
     records: Records,
     problems: Problems,
-    unreadable: Option<Arc<UnreadableFiles>>,
+    /// The files that could not be read or parsed the last time. `None` where no claim is listed.
+    pub unreadable: Option<Arc<UnreadableFiles>>,
     reading: SlowRead<(Records, Problems)>,
     is_late: bool,
 }
@@ -61,11 +62,6 @@ impl ClaimFiles {
     pub fn new(directories: ClaimDirectories) -> Self {
         let (records, problems) = (Records::new(), Problems::new());
         Self { directories, records, problems, unreadable: None, reading: SlowRead::idle(), is_late: false }
-    }
-
-    /// The files that could not be read or parsed the last time. `None` where no claim is listed.
-    pub fn unreadable(&self) -> Option<Arc<UnreadableFiles>> {
-        self.unreadable.clone()
     }
 
     /// Adds to each listed claim what the files record of it. The claims of `accepted` keep their records: a kubelet that
@@ -130,11 +126,8 @@ fn claims(allocations: &Allocations) -> BTreeSet<ClaimDevice> {
 /// What the files record of each claim, and which of them cannot be read.
 fn read(directories: &ClaimDirectories, claims: &BTreeSet<ClaimDevice>) -> (Records, Problems) {
     let mut files = FileReader { bytes_left: LARGEST_SUM, problems: Problems::new() };
-    let checkpoint = if claims.iter().any(is_of_nvidia) {
-        files.read(ClaimSource::Checkpoint, nvidia_checkpoint(directories), &formats::checkpoint)
-    } else {
-        vec![]
-    };
+    let read_checkpoint = || files.read(ClaimSource::Checkpoint, nvidia_checkpoint(directories), &formats::checkpoint);
+    let checkpoint = claims.iter().any(is_of_nvidia).then(read_checkpoint).unwrap_or_default();
     let mut records = Records::new();
     for claim in claims {
         let mut record = ClaimRecord::default();

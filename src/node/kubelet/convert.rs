@@ -1,7 +1,6 @@
 //! PodResources messages to types of the model. Any grouping of devices is accepted; each device comes out once,
 //! sorted.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -16,13 +15,9 @@ pub fn allocations(answer: v1::ListPodResourcesResponse) -> Allocations {
     // A pod listed twice is one pod: its containers come together under one name.
     let mut pods: BTreeMap<PodRef, Pod> = BTreeMap::new();
     for pod in answer.pod_resources {
-        let converted = convert_pod(pod);
-        match pods.entry(converted.reference.clone()) {
-            Entry::Occupied(known) => known.into_mut().containers.extend(converted.containers),
-            Entry::Vacant(entry) => {
-                entry.insert(converted);
-            }
-        }
+        let mut converted = convert_pod(pod);
+        let containers = std::mem::take(&mut converted.containers);
+        pods.entry(converted.reference.clone()).or_insert(converted).containers.extend(containers);
     }
     for pod in pods.values_mut() {
         pod.containers.sort_by(|a, b| a.reference.cmp(&b.reference));
@@ -61,29 +56,23 @@ fn convert_container(pod: &PodRef, container: v1::ContainerResources) -> Contain
         }
     }
     // A kubelet that re-appends a claim's devices on every retry lists them many times over.
-    let claims: BTreeSet<ClaimDevice> = container
-        .dynamic_resources
-        .into_iter()
-        .flat_map(|claim| {
-            let (namespace, name) = (claim.claim_namespace, claim.claim_name);
-            claim.claim_resources.into_iter().map(move |device| ClaimDevice {
-                claim_uid: claim_uid(&device.cdi_devices),
-                record: ClaimRecord::default(),
-                claim_namespace: namespace.as_str().into(),
-                claim: name.as_str().into(),
-                driver: device.driver_name.into(),
-                pool: device.pool_name.into(),
-                device: DeviceId::new(device.device_name),
-                share_id: device.share_id.map(Into::into),
-            })
-        })
-        .collect();
+    let mut claims = BTreeSet::new();
+    for claim in container.dynamic_resources {
+        claims.extend(claim.claim_resources.into_iter().map(|device| ClaimDevice {
+            claim_uid: claim_uid(&device.cdi_devices),
+            record: ClaimRecord::default(),
+            claim_namespace: claim.claim_namespace.as_str().into(),
+            claim: claim.claim_name.as_str().into(),
+            driver: device.driver_name.into(),
+            pool: device.pool_name.into(),
+            device: DeviceId::new(device.device_name),
+            share_id: device.share_id.map(Into::into),
+        }));
+    }
+    let held = |((resource, id), numa_nodes)| HeldDevice { resource, id, numa_nodes };
     Container {
         reference: ContainerRef::in_pod(pod, &container.name),
-        devices: devices
-            .into_iter()
-            .map(|((resource, id), numa_nodes)| HeldDevice { resource, id, numa_nodes })
-            .collect(),
+        devices: devices.into_iter().map(held).collect(),
         claims: claims.into_iter().collect(),
         exclusive_cpus: cpus(&container.cpu_ids),
         memory: memory(container.memory),
@@ -115,14 +104,12 @@ fn cpus(ids: &[i64]) -> CpuSet {
 }
 
 fn memory(blocks: Vec<v1::ContainerMemory>) -> Vec<MemoryBlock> {
-    let mut blocks: Vec<MemoryBlock> = blocks
-        .into_iter()
-        .map(|block| MemoryBlock {
-            memory_type: block.memory_type.into(),
-            numa_nodes: numa_nodes(block.topology),
-            bytes: block.size,
-        })
-        .collect();
+    let block = |block: v1::ContainerMemory| MemoryBlock {
+        memory_type: block.memory_type.into(),
+        numa_nodes: numa_nodes(block.topology),
+        bytes: block.size,
+    };
+    let mut blocks: Vec<MemoryBlock> = blocks.into_iter().map(block).collect();
     blocks.sort();
     blocks
 }

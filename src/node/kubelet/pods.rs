@@ -4,6 +4,7 @@
 //! In: the socket. Out: a `PodDirectory`, which stays published while the stream is lost. It does not know allocations.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -67,7 +68,7 @@ async fn watch(settings: PodsApiSettings, publish: watch::Sender<Arc<PodDirector
     let mut watch = PodsApiWatch { settings, publish, directory: PodDirectory::default() };
     let mut retries = Backoff::new(RETRIES);
     loop {
-        let error = watch.follow_stream().await;
+        let Err(error) = watch.follow_stream().await;
         if std::mem::take(&mut watch.directory.complete) {
             retries.reset();
         }
@@ -85,7 +86,7 @@ struct PodsApiWatch {
 
 impl PodsApiWatch {
     /// Follows one stream to its end. The published state changes only once the new list is complete.
-    async fn follow_stream(&mut self) -> WatchError {
+    async fn follow_stream(&mut self) -> Result<Infallible, WatchError> {
         let mut fresh = BTreeMap::new();
         let sync = async {
             let mut events = self.open().await?;
@@ -97,22 +98,15 @@ impl PodsApiWatch {
                 apply(&mut fresh, &event, &self.settings.labels);
             }
         };
-        let mut events = match tokio::time::timeout(SYNC_DEADLINE, sync).await {
-            Ok(Ok(events)) => events,
-            Ok(Err(error)) => return error,
-            Err(_) => return WatchError::Late(self.settings.socket.clone()),
-        };
+        let late = |_| WatchError::Late(self.settings.socket.clone());
+        let mut events = tokio::time::timeout(SYNC_DEADLINE, sync).await.map_err(late)??;
         self.directory = PodDirectory { complete: true, pods: fresh, problem: None };
         tracing::info!(pods = self.directory.pods.len(), "watching pods through the kubelet's Pods API");
         self.publish();
         loop {
-            match next(&mut events).await {
-                Ok(event) => {
-                    if apply(&mut self.directory.pods, &event, &self.settings.labels) {
-                        self.publish();
-                    }
-                }
-                Err(error) => return error,
+            let event = next(&mut events).await?;
+            if apply(&mut self.directory.pods, &event, &self.settings.labels) {
+                self.publish();
             }
         }
     }

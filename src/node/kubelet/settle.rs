@@ -21,7 +21,8 @@ const SETTLE_AT_LAST: Duration = Duration::from_secs(10);
 /// Decides which allocations to accept after each answer of the kubelet.
 #[derive(Debug, Default)]
 pub(super) struct Settle {
-    accepted: Option<Arc<Allocations>>,
+    /// The last result.
+    pub accepted: Option<Arc<Allocations>>,
     state: SettleState,
 }
 

@@ -279,7 +279,7 @@ impl KubeletWatch {
             Ok(allocations) => {
                 self.state.allocations = Some(self.accepted.observe(now.monotonic, allocations).await);
                 self.state.allocations_at = Some(now);
-                self.state.unreadable_claim_files = self.accepted.claim_files.unreadable();
+                self.state.unreadable_claim_files = self.accepted.claim_files.unreadable.clone();
                 self.state.settled = self.accepted.settle.is_settled();
                 self.state.truncated = false;
                 self.state.collector.success = true;

@@ -72,7 +72,7 @@ impl Node {
     }
 
     fn unreadable(&self) -> String {
-        let unreadable = self.files.unreadable().unwrap();
+        let unreadable = self.files.unreadable.clone().unwrap();
         unreadable.iter().map(|(source, count)| format!("{source} {count}")).collect::<Vec<_>>().join(", ")
     }
 }
@@ -103,7 +103,7 @@ async fn a_record_outlives_its_file_while_the_claim_is_listed_or_in_use() {
     node.check(Some(UID), "checkpoint GPU-0, admin").await;
     assert_eq!(node.unreadable(), "cdi 0, checkpoint 1, metadata 0");
     node.files.complete(&mut Allocations::default(), Some(&node.accepted)).await;
-    assert_eq!(node.files.unreadable(), None, "the kubelet has just started and lists no claim yet");
+    assert_eq!(node.files.unreadable, None, "the kubelet has just started and lists no claim yet");
     node.check(Some(UID), "checkpoint GPU-0, admin").await;
     fs::remove_dir_all(node.root.path().join("plugins")).unwrap();
     node.check(Some(UID), "checkpoint GPU-0, admin").await;
