@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::full_node::{GPUS, Node, PROCESSES_EACH, SLOTS};
-use podmeter::domain::attribution::{Slots, join};
+use podmeter::domain::holders::{Slots, join};
 use podmeter::domain::model::{
     Allocatable, Allocations, Container, ContainerRef, CpuSet, DeviceId, HardwareState, HeldDevice, Monotonic, Pod,
     PodDirectory, PodRef, Snapshot,

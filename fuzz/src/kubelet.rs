@@ -3,7 +3,7 @@ use std::sync::{Arc, LazyLock};
 
 use prost::Message;
 
-use podmeter::domain::attribution::{Join, Slots, join};
+use podmeter::domain::holders::{Join, Slots, join};
 use podmeter::domain::model::{Allocatable, Allocations, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid};
 use podmeter::node::kubelet::{checkpoint, convert, pods};
 use podmeter::node::wire::{v1, v1alpha1};

@@ -15,7 +15,7 @@ pub use journal::{journal_answer, journal_query};
 pub use kubelet::kubelet_answer;
 pub use pages::node_answer;
 
-use podmeter::domain::attribution::{DeviceForm, parse_claim_device, parse_device_id};
+use podmeter::domain::holders::{DeviceForm, parse_claim_device, parse_device_id};
 use podmeter::domain::model::PodUid;
 use podmeter::node::processes::cgroup::{self, CgroupOwner};
 use podmeter::node::processes::mountinfo;

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::settings::Reloadable;
 use crate::clock::Clock;
-use crate::domain::attribution::{MissingGpus, held_gpus};
+use crate::domain::holders::{MissingGpus, held_gpus};
 use crate::domain::model::{GpuUuid, HardwareState, KubeletState, ResourceName, XidEvent};
 use crate::node::hardware::{self, CallDurations, Driver, HardwareHandle, Loading};
 use crate::serve::web::DriverCommands;

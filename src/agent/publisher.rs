@@ -14,10 +14,11 @@ use super::settings::{AgentSettings, Reloadable};
 use super::{DroppedLogLines, self_use};
 use crate::clock::Clock;
 use crate::domain::attribution::{
-    self, ClassedXid, ContainerXids, Join, Ledger, LedgerOutput, Observation, Slots, XidObservation, are_scanned,
-    processes_by_device, wanted_processes,
+    ClassedXid, ContainerXids, Ledger, LedgerOutput, Observation, XidObservation, are_scanned, processes_by_device,
+    wanted_processes,
 };
 use crate::domain::health::HealthConfig;
+use crate::domain::holders::{self, Join, Slots};
 use crate::domain::model::{
     Allocatable, Allocations, ConfigReload, ContainerXid, HardwareState, HealthState, Inventory, KubeletState, Moment,
     Overview, PluginState, ProcessState, Snapshot, UnixSeconds, XidEvent,
@@ -265,7 +266,7 @@ impl JoinCache {
             && self.settled == kubelet.settled;
         if !same {
             self.slots.update_counts(&allocations, &allocatable, &hardware.inventory, kubelet.settled);
-            self.join = attribution::join(&allocations, &allocatable, &hardware.inventory, &self.slots);
+            self.join = holders::join(&allocations, &allocatable, &hardware.inventory, &self.slots);
             (self.allocations, self.allocatable, self.settled) = (allocations, allocatable, kubelet.settled);
             self.inventory = Arc::clone(&hardware.inventory);
         }

@@ -6,5 +6,6 @@ pub mod attribution;
 pub mod condition;
 pub mod health;
 pub mod history;
+pub mod holders;
 pub mod model;
 pub mod preference;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::support::agent::Running;
 use crate::support::polling::until_true;
-use podmeter::domain::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, Observation, OwnedProcess};
+use podmeter::domain::attribution::{DeviceProcesses, Ledger, Observation, OwnedProcess};
+use podmeter::domain::holders::{HoldingKey, Join};
 use podmeter::domain::model::{
     ContainerRef, DeviceReadings, DeviceTotals, Fast, GpmRatios, Gpu, GpuUuid, HardwareSource, HardwareState, Holding,
     Inventory, Medium, MemoryUse, Moment, Monotonic, Owner, SharingForm, Snapshot, Stamped, UnixSeconds,

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use podmeter::clock::Clock;
-use podmeter::domain::attribution::{self, DeviceProcesses, Ledger, Observation, OwnedProcess, Slots};
+use podmeter::domain::attribution::{DeviceProcesses, Ledger, Observation, OwnedProcess};
+use podmeter::domain::holders::{self, Slots};
 use podmeter::domain::model::{
     Allocatable, Allocations, ContainerRef, CpuSet, DeviceHealth, DeviceId, DeviceReadings, DeviceTotals, Fast, Gaps,
     Gpu, GpuHealth, GpuUuid, HardwareSource, HardwareState, HealthState, Inventory, KubeletState, Moment, Monotonic,
@@ -192,7 +193,7 @@ impl Scene {
         let (allocations, allocatable) = (self.allocations(second), self.allocatable());
         let mut slots = Slots::default();
         slots.update_counts(&allocations, &allocatable, &self.inventory, true);
-        let join = attribution::join(&allocations, &allocatable, &self.inventory, &slots);
+        let join = holders::join(&allocations, &allocatable, &self.inventory, &slots);
         let (readings, processes) = (self.readings(second), self.processes(second));
         let output = self.ledger.advance(&Observation {
             now,

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::domain::attribution::{DeviceProcesses, HoldingKey, Join, Ledger, LedgerOutput, Observation};
+use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation};
+use podmeter::domain::holders::{HoldingKey, Join};
 use podmeter::domain::model::{
     ContainerRef, DeviceReadings, Fast, GpuUuid, Inventory, Moment, Monotonic, SharingForm, UnattributedReason,
     UnixSeconds,

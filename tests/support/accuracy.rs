@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::domain::attribution::{
-    Join, Ledger, LedgerOutput, Observation, Slots, join, processes_by_device, wanted_processes,
-};
+use podmeter::domain::attribution::{Ledger, LedgerOutput, Observation, processes_by_device, wanted_processes};
+use podmeter::domain::holders::{Join, Slots, join};
 use podmeter::domain::model::{
     Account, Allocatable, Allocations, ContainerRef, DeviceId, GpuUuid, HardwareState, Inventory, Moment, Monotonic,
     PodDirectory, ProcessState, UnattributedReason, UnixSeconds,

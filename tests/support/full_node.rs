@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use podmeter::domain::attribution::{
-    DeviceProcesses, HoldingKey, Join, Ledger, LedgerOutput, Observation, OwnedProcess,
-};
+use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation, OwnedProcess};
+use podmeter::domain::holders::{HoldingKey, Join};
 use podmeter::domain::model::{
     ContainerRef, DeviceReadings, DeviceTotals, Fast, GpuUuid, Inventory, Medium, MemoryUse, Moment, Monotonic, Owner,
     Process, SharingForm, Stamped, UnixSeconds,

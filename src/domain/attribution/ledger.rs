@@ -33,8 +33,8 @@ use self::device_ledger::{DeviceLedger, HolderKey};
 use self::parts::Audit;
 use self::present::PresentInputs;
 use self::weights::MigWeights;
-use super::join::Join;
 use super::owners::DeviceProcesses;
+use crate::domain::holders::Join;
 use crate::domain::model::{
     Account, DeviceReadings, DividedQuantity, Gpu, GpuUuid, Inventory, Moment, Monotonic, UnallocatedUse, Unattributed,
 };

@@ -7,7 +7,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::join::{HoldingKey, Join};
+use crate::domain::holders::{HoldingKey, Join};
 use crate::domain::model::{
     Account, ContainerRef, ContainerXid, GpuUuid, Inventory, MigUuid, Moment, Monotonic, XidClass, XidEvent,
 };

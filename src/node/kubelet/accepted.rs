@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::checkpoint::CheckpointFile;
 use super::claim_files::{ClaimDirectories, ClaimFiles};
 use super::settle::Settle;
-use crate::domain::attribution::{PodUids, UidSources, Unconfirmed};
+use crate::domain::holders::{PodUids, UidSources, Unconfirmed};
 use crate::domain::model::{Allocations, Monotonic, Pod, PodDirectory, PodRef, ProcessState};
 
 /// Further sources of pods and their UIDs, beside the kubelet's answers and its checkpoint.

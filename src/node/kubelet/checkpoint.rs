@@ -15,7 +15,7 @@ use rustix::fs::OFlags;
 use serde::Deserialize;
 
 use super::trigger::CHECKPOINT;
-use crate::domain::attribution::CheckpointAllocations;
+use crate::domain::holders::CheckpointAllocations;
 use crate::domain::model::{DeviceId, FileStamp, PodUid, ResourceName};
 use crate::files;
 use crate::tasks::SlowRead;

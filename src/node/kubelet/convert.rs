@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::domain::attribution::is_uuid;
+use crate::domain::holders::is_uuid;
 use crate::domain::model::{
     Allocatable, Allocations, ClaimDevice, ClaimRecord, Container, ContainerRef, CpuSet, DeviceId, HeldDevice,
     MemoryBlock, Pod, PodRef, ResourceName,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::device_ledger::HolderKey;
 use super::parts::{Part, add_known, is_nothing};
 use super::segments::Holder;
-use crate::domain::attribution::join::HoldingKey;
+use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, Figures, Holding, Moment, Monotonic, SharingForm, UnixSeconds};
 
 /// One container and one device: the account, and the holding time that is not accounted yet.

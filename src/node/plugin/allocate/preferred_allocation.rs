@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::domain::attribution::held_gpus;
+use crate::domain::holders::held_gpus;
 use crate::domain::model::{Allocations, DeviceId, DeviceReadings, GpuUuid, HardwareState};
 use crate::domain::preference::{
     Condition, FallbackReason, FreeDevice, PreferenceRequest, PreferredDevices, Topology, choose_gpus, choose_slots,

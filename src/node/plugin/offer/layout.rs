@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::offered_device::{Offer, OfferedHardware};
-use crate::domain::attribution::Unconfirmed;
+use crate::domain::holders::Unconfirmed;
 use crate::domain::model::{DeviceId, Inventory, KubeletState, Monotonic, ResourceName};
 
 /// Since when each device is missing.

@@ -2,7 +2,8 @@
 
 use super::super::*;
 use super::{GPU, World};
-use crate::domain::attribution::{HoldingKey, OwnedProcess};
+use crate::domain::attribution::OwnedProcess;
+use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
     Attribution, ContainerRef, Fast, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigUuid, Owner, PodRef,
     SharingForm, Stamped, UnattributedReason,

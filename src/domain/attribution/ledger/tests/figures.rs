@@ -1,6 +1,6 @@
 use super::super::*;
 use super::{GPU, World, moment};
-use crate::domain::attribution::HoldingKey;
+use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, Attribution, ContainerRef, DeviceTotals, Gaps, SharingForm, UnattributedReason};
 use crate::test_data;
 

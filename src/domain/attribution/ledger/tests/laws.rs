@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::super::*;
 use super::reference::{Reference, holder_of};
 use super::worlds::{TICK_SECONDS, World};
-use crate::domain::attribution::HoldingKey;
+use crate::domain::holders::HoldingKey;
 use crate::domain::model::{ContainerRef, UnattributedReason};
 
 const STEPS: usize = 40;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use super::parts::Segment;
 use super::segments;
 use super::worlds::{LATE_TICKS, MigReading, Reading, TICK_SECONDS, Tick};
-use crate::domain::attribution::{HoldingKey, Join, OwnedProcess};
+use crate::domain::attribution::OwnedProcess;
+use crate::domain::holders::{HoldingKey, Join};
 use crate::domain::model::{Allocations, ClaimDevice, ClaimHardware, Holding, Inventory, Owner, UnattributedReason};
 
 /// A container on a device, as the reference counts it.

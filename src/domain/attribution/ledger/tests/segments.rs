@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::reference::UseByReason;
 use super::worlds::{MigReading, TICK_SECONDS};
-use crate::domain::attribution::HoldingKey;
+use crate::domain::holders::HoldingKey;
 use crate::domain::model::Holding;
 
 type Holders<'a> = &'a BTreeMap<HoldingKey, Holding>;

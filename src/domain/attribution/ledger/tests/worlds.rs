@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::*;
 use super::boards::{Board, Kind};
 use super::reference::{History, check_claims};
-use crate::domain::attribution::{Slots, join};
+use crate::domain::holders::{Slots, join};
 use crate::domain::model::{Allocatable, Allocations, Container, ContainerRef, DeviceId, MigUuid, UnixSeconds};
 use crate::test_data;
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::attribution::{Slots, join};
+use crate::domain::holders::{Slots, join};
 use crate::domain::model::{Allocatable, Allocations, ContainerRef};
 use crate::test_data::{container, pod, uuid};
 

@@ -1,0 +1,29 @@
+//! Who holds which device. Pure.
+//!
+//! In: the kubelet's answers and checkpoint, the Pods API, the inventory, the GPUs on the PCI bus, the time. Out: holdings,
+//! the devices of claims, missing and passed-through GPUs, the UIDs of pods, pods to hold back, and where the kubelet's
+//! devices differ from the hardware. Does not know: readings, processes and how use is divided (`attribution`).
+//!
+//! | question | module | state |
+//! |---|---|---|
+//! | Which pod of a name is it? | `pod_uid` | UIDs of listed and removed pods |
+//! | May the kubelet still reject it? | `unconfirmed` | pods held back |
+//! | Which hardware does a device ID or a claim name? | `device_id`, `resolve`, `claims` | |
+//! | Which GPUs does the driver not list? | `missing` | what the kubelet has listed |
+//! | Which part of which device does a container hold? | `join` | slots of each device |
+//! | Do the kubelet and the driver list the same devices? | `drift` | |
+
+mod claims;
+mod device_id;
+mod drift;
+mod join;
+mod missing;
+mod pod_uid;
+mod resolve;
+mod unconfirmed;
+
+pub use device_id::{DeviceForm, is_uuid, parse_claim_device, parse_device_id};
+pub use join::{HoldingKey, Join, Slots, held_gpus, join};
+pub use missing::MissingGpus;
+pub use pod_uid::{CheckpointAllocations, PodUids, UidSources};
+pub use unconfirmed::Unconfirmed;
