@@ -31,7 +31,7 @@ use crate::node::hardware::Driver;
 use crate::node::journal::Journal;
 use crate::node::kubelet::{self, PodSources};
 use crate::node::{plugin, processes};
-use crate::serve::web::{self, BindError, LiveConfig, ScrapeDurations, ServerSettings, WebState};
+use crate::serve::web::{self, BindError, ScrapeDurations, ServerSettings, WatchedConfig, WebState};
 use crate::tasks::{TaskError, Tasks};
 
 #[cfg(test)]
@@ -98,11 +98,11 @@ struct Setup {
 
 async fn run_on(setup: Setup, settings: AgentSettings, opened: OnListening) -> Result<(), AgentError> {
     let mut signals = Signals::receive()?;
-    let web_config = settings.web_config.as_deref().map(|file| LiveConfig::load(file, setup.clock)).transpose()?;
+    let web_config = settings.web_config.as_deref().map(|file| WatchedConfig::load(file, setup.clock)).transpose()?;
     let bound = listeners::bind(&settings).await?;
-    let web_threads = web::Threads::start().map_err(AgentError::WebThreads)?;
+    let web_threads = web::WebThreads::start().map_err(AgentError::WebThreads)?;
     let mut agent = RunningAgent::start(setup, &settings, web_config.clone());
-    bound.announce(web_config.as_ref().is_some_and(LiveConfig::is_encrypted), opened);
+    bound.announce(web_config.as_ref().is_some_and(WatchedConfig::is_encrypted), opened);
     agent.serve(settings, bound, web_config, &web_threads);
     let outcome = agent.wait(&mut signals).await;
     agent.stop(outcome.is_ok(), &mut signals).await;
@@ -130,7 +130,7 @@ struct RunningAgent {
 
 impl RunningAgent {
     /// Each module gets what the modules before it publish.
-    fn start(setup: Setup, settings: &AgentSettings, web_config: Option<LiveConfig>) -> Self {
+    fn start(setup: Setup, settings: &AgentSettings, web_config: Option<WatchedConfig>) -> Self {
         let Setup { driver, clock, reload, dropped_lines } = setup;
         let (mut tasks, web, mut plugin_task) = <(Tasks, Tasks, Tasks)>::default();
         let config = ConfigReloader::new(settings.reloadable.clone(), reload, clock);
@@ -191,7 +191,13 @@ impl RunningAgent {
     }
 
     /// Serves the last snapshot, and the commands of the admin socket.
-    fn serve(&mut self, settings: AgentSettings, bound: Bound, web_config: Option<LiveConfig>, threads: &web::Threads) {
+    fn serve(
+        &mut self,
+        settings: AgentSettings,
+        bound: Bound,
+        web_config: Option<WatchedConfig>,
+        threads: &web::WebThreads,
+    ) {
         let clock = self.clock;
         let (live, ready) = (self.snapshots.clone(), self.snapshots.clone());
         let loading = self.devices.loading();
@@ -214,7 +220,7 @@ impl RunningAgent {
                 driver: self.devices.driver_commands(),
                 mark: self.health.operator.clone().marker(clock),
             },
-            live: web::Live::default(),
+            streams: web::EventStreams::default(),
             cached_bodies: web::CachedBodies::default(),
         };
         let _on_its_threads = threads.enter();

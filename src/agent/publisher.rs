@@ -26,7 +26,7 @@ use crate::domain::model::{
 use crate::node::hardware::CallDurations;
 use crate::node::journal::JournalReader;
 use crate::serve::metrics::SeriesBudget;
-use crate::serve::web::{LiveConfig, ScrapeDurations};
+use crate::serve::web::{ScrapeDurations, WatchedConfig};
 use crate::tasks::{self, Tasks};
 
 /// The longest time between two snapshots: the ages on the page grow while nothing else changes.
@@ -53,7 +53,7 @@ pub struct PublisherInputs {
     pub call_durations: Option<CallDurations>,
     pub dropped_lines: DroppedLogLines,
     pub config_reload: watch::Receiver<ConfigReload>,
-    pub web_config: Option<LiveConfig>,
+    pub web_config: Option<WatchedConfig>,
     /// `None` without a journal.
     pub journal: Option<JournalReader>,
     pub scrapes: ScrapeDurations,
@@ -85,7 +85,7 @@ impl PublisherInputs {
     /// Of both configuration files: that of the one with an error, or the latest.
     fn config_reload(&self) -> ConfigReload {
         let config = *self.config_reload.borrow();
-        let Some(web) = self.web_config.as_ref().map(LiveConfig::reload) else { return config };
+        let Some(web) = self.web_config.as_ref().map(WatchedConfig::last_reload) else { return config };
         match (config.successful, web.successful) {
             (false, true) => config,
             (true, false) => web,

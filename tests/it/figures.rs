@@ -17,7 +17,8 @@ use podmeter::node::hardware::simulated::{SimulatedDriver, SimulatedProfile};
 use podmeter::node::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
 use podmeter::serve::metrics::dcgm::Generation;
 use podmeter::serve::web::{
-    Admin, CachedBodies, ListenAddress, Listener, Live, Purpose, ScrapeDurations, ServerSettings, WebState, start,
+    Admin, CachedBodies, EventStreams, ListenAddress, Listener, Purpose, ScrapeDurations, ServerSettings, WebState,
+    start,
 };
 use podmeter::tasks::Tasks;
 use serde_json::Value;
@@ -274,7 +275,7 @@ async fn shown(scene: Scene, snapshot: Snapshot) -> Shown {
         record: Arc::new(|_, _| Err("none".to_owned())),
         allocations: Arc::new(move |_| Ok(response.clone())),
         admin: Admin { driver: None, mark: Arc::new(|_| Box::pin(async { Err("none".to_owned()) })) },
-        live: Live::default(),
+        streams: EventStreams::default(),
         cached_bodies: CachedBodies::default(),
     };
     let (mut tasks, mut servers) = (Tasks::default(), Tasks::default());

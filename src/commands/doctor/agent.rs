@@ -2,7 +2,8 @@
 
 use serde_json::Value;
 
-use super::observe::{AgentResponses, NotObserved, Observations, ObservedAgent};
+use super::observe::{NotObserved, Observations};
+use super::observe_agent::{AgentResponses, ObservedAgent};
 use super::report::{CheckOutcome, Finding};
 use crate::commands::client::ClientError;
 

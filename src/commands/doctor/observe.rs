@@ -5,15 +5,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 use super::DoctorSettings;
-use super::observe_agent::observe_agent;
+use super::observe_agent::{ObservedAgent, observe_agent};
 use super::report::Finding;
 use crate::clock::Clock;
-use crate::commands::client::{AgentTarget, ClientError};
 use crate::domain::model::{Allocatable, AppliedProfile, HardwareSource, Inventory, UnixSeconds};
 use crate::node::hardware::{Driver, Failure, scan_pci_bus};
 use crate::node::kubelet::claim_files::{is_of_nvidia, survey};
@@ -110,31 +108,6 @@ pub struct DriverState {
     pub inventory: Inventory,
     /// `call: code` of what some GPU refused.
     pub problems: Vec<String>,
-}
-
-/// The agent that may run here.
-#[derive(Debug)]
-pub enum ObservedAgent {
-    /// No target is configured.
-    NotConfigured,
-    /// It does not run, or does not answer as an agent does.
-    Silent(ClientError),
-    Responding(Box<AgentResponses>),
-}
-
-#[derive(Debug)]
-pub struct AgentResponses {
-    pub target: AgentTarget,
-    /// `/api/v1/record`
-    pub record: Result<Value, String>,
-    /// `/api/v1/node`
-    pub node: Result<Value, String>,
-    /// `/-/ready`; the error is its reason.
-    pub ready: Result<(), String>,
-    /// The number of series on `/metrics` of each listener.
-    pub pages: Vec<(AgentTarget, Result<usize, String>)>,
-    /// Listeners that need the credentials of the web configuration, which the doctor does not have.
-    pub guarded: Vec<String>,
 }
 
 pub async fn observe(settings: DoctorSettings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Observations {

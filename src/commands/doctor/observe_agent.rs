@@ -3,13 +3,37 @@
 use serde_json::Value;
 
 use super::DoctorSettings;
-use super::observe::{AgentResponses, ObservedAgent};
 use crate::commands::client::{self, AgentTarget, ClientError};
 
 /// Of `/-/healthy`.
 const HEALTHY: &[u8] = b"healthy\n";
 /// What every page of ours has.
 const BUILD_INFO: &str = "podmeter_build_info";
+
+/// The agent that may run here.
+#[derive(Debug)]
+pub enum ObservedAgent {
+    /// No target is configured.
+    NotConfigured,
+    /// It does not run, or does not answer as an agent does.
+    Silent(ClientError),
+    Responding(Box<AgentResponses>),
+}
+
+#[derive(Debug)]
+pub struct AgentResponses {
+    pub target: AgentTarget,
+    /// `/api/v1/record`
+    pub record: Result<Value, String>,
+    /// `/api/v1/node`
+    pub node: Result<Value, String>,
+    /// `/-/ready`; the error is its reason.
+    pub ready: Result<(), String>,
+    /// The number of series on `/metrics` of each listener.
+    pub pages: Vec<(AgentTarget, Result<usize, String>)>,
+    /// Listeners that need the credentials of the web configuration, which the doctor does not have.
+    pub guarded: Vec<String>,
+}
 
 /// Queries the agent and scrapes it.
 pub async fn observe_agent(settings: &DoctorSettings) -> ObservedAgent {

@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::CheckStatus::{Failed, Ok as Good, Skipped, Warning};
-use super::observe::{NotObserved, ObservedAgent};
+use super::observe::NotObserved;
+use super::observe_agent::ObservedAgent;
 use super::{CheckStatus, checks};
 use crate::commands::client::ClientError;
 use crate::domain::model::Allocatable;

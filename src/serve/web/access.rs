@@ -21,9 +21,9 @@ use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt as _;
 use tracing::error;
 
-use super::config::LiveConfig;
-use super::routes::refuse;
-use super::server::Stream;
+use super::config::WatchedConfig;
+use super::connections::ClientStream;
+use super::responses::refuse;
 use crate::clock::Clock;
 use crate::domain::model::Monotonic;
 
@@ -33,17 +33,17 @@ const PAUSE_FACTOR: u32 = 3;
 
 /// What the web configuration puts before the routes: TLS, passwords; and headers that every response gets.
 pub struct AccessControl {
-    config: LiveConfig,
+    config: WatchedConfig,
     authenticator: Authenticator,
 }
 
 impl AccessControl {
-    pub fn new(config: LiveConfig, clock: Clock) -> Self {
+    pub fn new(config: WatchedConfig, clock: Clock) -> Self {
         Self { config, authenticator: Authenticator::new(clock) }
     }
 
     /// The stream under TLS, if that is configured; returns after the handshake.
-    pub async fn secure(&self, stream: Box<dyn Stream>) -> io::Result<Box<dyn Stream>> {
+    pub async fn secure(&self, stream: Box<dyn ClientStream>) -> io::Result<Box<dyn ClientStream>> {
         match &self.config.current().tls {
             None => Ok(stream),
             Some(tls) => Ok(Box::new(TlsAcceptor::from(Arc::clone(tls)).accept(stream).await?)),

@@ -14,11 +14,11 @@ use axum::response::Response;
 use axum::routing::post;
 use serde::Deserialize;
 
-use super::routes::{JSON, api_problem, uncached};
+use super::responses::{JSON, api_problem, uncached};
 use crate::domain::model::Released;
 
 /// How long the driver stays closed by default.
-const FOR: Duration = Duration::from_secs(10 * 60);
+const DEFAULT_RELEASE: Duration = Duration::from_secs(10 * 60);
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 const BODY_BYTES: usize = 4 * 1024;
@@ -111,7 +111,7 @@ async fn mark(State(admin): State<Admin>, body: Bytes) -> Response {
         });
         Ok(Marking { device: request.device, mark: Some((reason, expiry.transpose()?)) })
     });
-    carry_out(&admin, marking).await
+    apply_marking(&admin, marking).await
 }
 
 async fn unmark(State(admin): State<Admin>, body: Bytes) -> Response {
@@ -119,14 +119,14 @@ async fn unmark(State(admin): State<Admin>, body: Bytes) -> Response {
         (None, None) => Ok(Marking { device: request.device, mark: None }),
         _ => Err("the body of an unmark has \"device\" only".to_owned()),
     });
-    carry_out(&admin, marking).await
+    apply_marking(&admin, marking).await
 }
 
 fn mark_request(body: &[u8]) -> Result<MarkRequest, String> {
     serde_json::from_slice(body).map_err(|error| format!("the body must be JSON with \"device\": {error}"))
 }
 
-async fn carry_out(admin: &Admin, marking: Result<Marking, String>) -> Response {
+async fn apply_marking(admin: &Admin, marking: Result<Marking, String>) -> Response {
     let outcome = async {
         let marking = marking?;
         let marked = marking.mark.is_some();
@@ -141,12 +141,12 @@ async fn carry_out(admin: &Admin, marking: Result<Marking, String>) -> Response 
 /// Nothing, or `{"for": "10m"}`.
 fn duration(body: &[u8]) -> Result<Duration, String> {
     if body.is_empty() {
-        return Ok(FOR);
+        return Ok(DEFAULT_RELEASE);
     }
     let wanted = r#"send nothing, or {"for": "10m"}"#;
     let request: ReleaseRequest =
         serde_json::from_slice(body).map_err(|error| format!("the body is invalid: {error}; {wanted}"))?;
-    let Some(text) = request.duration else { return Ok(FOR) };
+    let Some(text) = request.duration else { return Ok(DEFAULT_RELEASE) };
     let duration = humantime::parse_duration(&text)
         .map_err(|error| format!("for: {text:?} is not a duration: {error}; {wanted}"))?;
     if (SHORTEST..=LONGEST).contains(&duration) {
@@ -170,8 +170,8 @@ mod tests {
 
     #[test]
     fn a_body_is_a_duration_within_the_limits() {
-        assert_eq!(duration(b""), Ok(FOR));
-        assert_eq!(duration(b"{}"), Ok(FOR));
+        assert_eq!(duration(b""), Ok(DEFAULT_RELEASE));
+        assert_eq!(duration(b"{}"), Ok(DEFAULT_RELEASE));
         assert_eq!(duration(br#"{"for": "90s"}"#), Ok(Duration::from_secs(90)));
         for (body, part) in [
             ("10m", "is invalid"),

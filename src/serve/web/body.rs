@@ -16,12 +16,15 @@ use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 use tokio::task::JoinError;
 
+use crate::domain::model::Monotonic;
+use crate::serve::metrics::Format;
+
 /// A longer body is kept as gzip: this much the kernel takes from a connection at once.
 const PLAIN_BYTES: usize = 512 * 1024;
 const PIECE_BYTES: usize = 16 * 1024;
 
 /// The content coding of a response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Coding {
     Identity,
     Gzip,
@@ -30,7 +33,7 @@ pub(super) enum Coding {
 #[derive(Clone, Debug)]
 pub(super) struct StoredBody {
     bytes: Bytes,
-    /// Unpacked for each client.
+    /// Kept as gzip, and unpacked for each client: a long body for clients that do not accept gzip.
     unpacks: bool,
     /// As clients get it.
     length: usize,
@@ -44,9 +47,18 @@ pub(super) struct BodyWriter {
     length: usize,
 }
 
-/// Bodies by what they depend on, until the next snapshot.
+/// What a body depends on; numbers are the sequence of its snapshot.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum BodyKey {
+    Metrics(Format, Coding, u64),
+    Page { sequence: u64, history: Monotonic, second: u64, not_ready: Option<String>, view: usize },
+    Node(u64),
+    History(Monotonic),
+}
+
+/// Bodies that several clients get, until the next snapshot.
 #[derive(Clone, Default)]
-pub struct CachedBodies(Arc<Mutex<BTreeMap<String, Arc<OnceCell<StoredBody>>>>>);
+pub struct CachedBodies(Arc<Mutex<BTreeMap<BodyKey, Arc<OnceCell<StoredBody>>>>>);
 
 impl BodyWriter {
     pub fn new(coding: Coding) -> Self {
@@ -116,7 +128,7 @@ impl CachedBodies {
     /// Makes it on a blocking thread, once for all requests meanwhile. An error where `make` panicked.
     pub(super) async fn get(
         &self,
-        key: String,
+        key: BodyKey,
         make: impl FnOnce() -> StoredBody + Send + 'static,
     ) -> Result<StoredBody, JoinError> {
         let body = Arc::clone(self.0.lock().entry(key).or_default());
@@ -145,7 +157,7 @@ mod tests {
                     assert!(!fails);
                     StoredBody::of([u8::try_from(number).unwrap()])
                 };
-                bodies.get(key.to_string(), make).await.ok().map(|body| body.bytes)
+                bodies.get(BodyKey::Node(key), make).await.ok().map(|body| body.bytes)
             })
         };
         assert_eq!(get(1, true).await.unwrap(), None);

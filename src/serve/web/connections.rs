@@ -37,6 +37,10 @@ impl Default for Limits {
     }
 }
 
+/// A connection of a client, with or without TLS.
+pub(super) trait ClientStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ClientStream for T {}
+
 /// A client's stream that fails when a response is not taken in time.
 pub struct TimedStream<S> {
     stream: S,

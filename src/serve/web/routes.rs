@@ -4,7 +4,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
-use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::header::{
@@ -18,74 +17,21 @@ use axum::{Extension, Router};
 use parking_lot::Mutex;
 use percent_encoding::percent_decode_str;
 use serde::Serialize;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tracing::{error, warn};
 
-use super::body::{BodyWriter, CachedBodies, Coding, StoredBody};
-use super::negotiation;
+use super::body::{BodyKey, BodyWriter, Coding, StoredBody};
 use super::page::{self, NodePage, View, detail};
-use super::{Admin, Live, ScrapeDurations, live};
-use crate::clock::Clock;
-use crate::domain::model::Snapshot;
+use super::responses::{JSON, api_problem, refuse, text, uncached};
+use super::state::{GovernanceRequest, Private, WebState};
+use super::{negotiation, streams};
 use crate::serve::api::{HistoryResponse, NodeCondition, NodeResponse};
-use crate::serve::metrics::dcgm::Generation;
 use crate::serve::metrics::{self, Format};
-
-/// A check of the agent: `Err` with the reason as text. Called for each request, so it must not wait.
-pub type Probe = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
-
-/// In which form a governance record is requested.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GovernanceRequest {
-    /// YAML instead of JSON.
-    pub yaml: bool,
-    /// Over a socket that its owner alone can open.
-    pub private: bool,
-}
-
-/// Writes the governance record of a snapshot. It reads files, so it is called on blocking threads.
-pub type GovernanceSource = Arc<dyn Fn(&Snapshot, GovernanceRequest) -> Result<String, String> + Send + Sync>;
-
-/// Takes the query string of `/api/v1/allocations` and returns JSON; the error names what is wrong with the query. It
-/// reads files, so it is called on blocking threads.
-pub type AllocationSource = Arc<dyn Fn(&str) -> Result<Vec<u8>, String> + Send + Sync>;
-
-/// Marks requests over a socket that its owner alone can open.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Private;
-
-/// What the routes read.
-#[derive(Clone)]
-pub struct WebState {
-    pub snapshots: watch::Receiver<Arc<Snapshot>>,
-    /// Of `/metrics/dcgm` without a query.
-    pub dcgm_generation: Generation,
-    pub scrapes: ScrapeDurations,
-    pub clock: Clock,
-    /// The process and its supervisor work; independent of any GPU.
-    pub healthy: Probe,
-    /// A first snapshot is published, and the plugin's resources are registered or known to be absent.
-    pub ready: Probe,
-    pub record: GovernanceSource,
-    pub allocations: AllocationSource,
-    /// The commands of the admin socket.
-    pub admin: Admin,
-    /// The history of the last minutes, and the event streams.
-    pub live: Live,
-    /// One for all servers.
-    pub cached_bodies: CachedBodies,
-}
-
-impl WebState {
-    fn snapshot(&self) -> Arc<Snapshot> {
-        Arc::clone(&self.snapshots.borrow())
-    }
-}
 
 /// Pages of the journal read at once, for all clients together: each takes some megabytes while it is made.
 static JOURNAL_READS: Semaphore = Semaphore::const_new(2);
 
-pub(super) const JSON: &str = "application/json";
+/// Those for clients: `/detail` and `/live` serve the page's script.
 const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/health  /api/v1/record  /api/v1/allocations  \
                       /api/v1/history  /api/v1/stream  /-/healthy  /-/ready";
 
@@ -100,8 +46,8 @@ pub fn router(state: WebState) -> Router {
         .route("/api/v1/health", get(health))
         .route("/api/v1/record", get(record))
         .route("/api/v1/history", get(history))
-        .route("/api/v1/stream", get(live::node))
-        .route("/live", get(live::page))
+        .route("/api/v1/stream", get(streams::node_events))
+        .route("/live", get(streams::page_events))
         .route("/api/v1/allocations", get(allocations))
         .route("/-/healthy", get(healthy))
         .route("/-/ready", get(ready))
@@ -127,7 +73,7 @@ async fn metrics(
     headers: HeaderMap,
 ) -> Result<Response, Response> {
     let scrapes = state.scrapes.clone();
-    let response = page(state, &uri, negotiation::format(&headers), negotiation::coding(&headers)).await?;
+    let response = exposition(state, &uri, negotiation::format(&headers), negotiation::coding(&headers)).await?;
     if method == Method::GET {
         scrapes.count_page();
     }
@@ -142,13 +88,13 @@ async fn dcgm(State(state): State<WebState>, uri: Uri, headers: HeaderMap) -> Re
     };
     let expected = "the query must be generation=4.8, generation=4.9 or generation=both";
     let generation = generation.ok_or_else(|| text(StatusCode::BAD_REQUEST, expected))?;
-    page(state, &uri, Format::Dcgm(generation), negotiation::coding(&headers)).await
+    exposition(state, &uri, Format::Dcgm(generation), negotiation::coding(&headers)).await
 }
 
-async fn page(state: WebState, uri: &Uri, format: Format, coding: Coding) -> Result<Response, Response> {
+async fn exposition(state: WebState, uri: &Uri, format: Format, coding: Coding) -> Result<Response, Response> {
     let began = state.clock.now();
     let snapshot = state.snapshot();
-    let made = state.cached_bodies.get(format!("{format:?} {coding:?} {}", snapshot.sequence), move || {
+    let made = state.cached_bodies.get(BodyKey::Metrics(format, coding, snapshot.sequence), move || {
         let mut page = BodyWriter::new(coding);
         let dropped = metrics::write(&snapshot, format, &mut page).expect("writing to memory does not fail");
         warn_of_dropped(format, dropped);
@@ -190,9 +136,15 @@ async fn index(State(state): State<WebState>, uri: Uri) -> Result<Response, Resp
     let view = View::parse(uri.query().unwrap_or_default());
     let view = view.map_err(|problem| refuse(&uri, StatusCode::BAD_REQUEST, &problem))?;
     let (snapshot, now, not_ready) = (state.snapshot(), state.clock.now(), (state.ready)().err());
-    let history = state.live.history();
+    let history = state.streams.history();
     let second = now.monotonic.as_duration().as_secs();
-    let key = format!("index {} {:?} {second} {not_ready:?} {}", snapshot.sequence, history.at(), view.index());
+    let key = BodyKey::Page {
+        sequence: snapshot.sequence,
+        history: history.at().monotonic,
+        second,
+        not_ready: not_ready.clone(),
+        view: view.index(),
+    };
     let page =
         move || StoredBody::of(NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.whole());
     let made = state.cached_bodies.get(key, page).await;
@@ -203,7 +155,7 @@ async fn index(State(state): State<WebState>, uri: Uri) -> Result<Response, Resp
 async fn detail(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
     let key = uri.query().and_then(|query| query.strip_prefix("key=")).unwrap_or_default();
     let key = percent_decode_str(key).decode_utf8_lossy().into_owned();
-    let (snapshot, history) = (state.snapshot(), state.live.history());
+    let (snapshot, history) = (state.snapshot(), state.streams.history());
     let page = rendered(&uri, move || detail::page(&snapshot, &history, &key).map(StoredBody::of)).await?;
     let expected = "the node has no such device; key must be a UUID, or container and UUID";
     page.map(document).ok_or_else(|| text(StatusCode::NOT_FOUND, expected))
@@ -222,16 +174,18 @@ fn document(body: StoredBody) -> Response {
 
 async fn node(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
     let snapshot = state.snapshot();
-    let key = format!("node {}", snapshot.sequence);
-    let made = state.cached_bodies.get(key, move || json(&NodeResponse::from(&*snapshot))).await;
+    let made =
+        state.cached_bodies.get(BodyKey::Node(snapshot.sequence), move || json(&NodeResponse::from(&*snapshot))).await;
     made.map(|body| uncached(JSON, body)).map_err(|problem| defect(&uri, &problem))
 }
 
 /// The points of the last minutes, and the events.
 async fn history(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
-    let history = state.live.history();
-    let key = format!("history {:?}", history.at());
-    let made = state.cached_bodies.get(key, move || json(&HistoryResponse::from(&*history))).await;
+    let history = state.streams.history();
+    let made = state
+        .cached_bodies
+        .get(BodyKey::History(history.at().monotonic), move || json(&HistoryResponse::from(&*history)))
+        .await;
     made.map(|body| uncached(JSON, body)).map_err(|problem| defect(&uri, &problem))
 }
 
@@ -239,10 +193,6 @@ fn json(value: &impl Serialize) -> StoredBody {
     let mut body = BodyWriter::new(Coding::Identity);
     serde_json::to_writer(&mut body, value).expect("keys are strings, and writing to memory does not fail");
     body.finish()
-}
-
-pub(super) fn uncached(content_type: &'static str, body: impl IntoResponse) -> Response {
-    ([(CONTENT_TYPE, content_type), (CACHE_CONTROL, "no-store")], body).into_response()
 }
 
 async fn health(State(state): State<WebState>) -> Response {
@@ -294,25 +244,4 @@ async fn not_found(request: Request) -> Response {
 
 async fn method_not_allowed(method: Method, uri: Uri) -> Response {
     refuse(&uri, StatusCode::METHOD_NOT_ALLOWED, &format!("{method} is not allowed; use GET or HEAD"))
-}
-
-pub(super) fn refuse(uri: &Uri, status: StatusCode, reason: &str) -> Response {
-    let path = uri.path();
-    if path == "/api" || path.starts_with("/api/") { api_problem(status, reason) } else { text(status, reason) }
-}
-
-fn text(status: StatusCode, line: &str) -> Response {
-    let headers = [(CONTENT_TYPE, "text/plain; charset=utf-8"), (CACHE_CONTROL, "no-store")];
-    (status, headers, format!("{line}\n")).into_response()
-}
-
-/// RFC 9457.
-pub(super) fn api_problem(status: StatusCode, detail: &str) -> Response {
-    let body = serde_json::json!({
-        "type": "about:blank",
-        "title": status.canonical_reason(),
-        "status": status.as_u16(),
-        "detail": detail,
-    });
-    (status, [(CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response()
 }

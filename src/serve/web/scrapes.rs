@@ -1,4 +1,5 @@
-//! How long scrapes took and how many pages there were: the server records it, the agent puts it into the next snapshot.
+//! How long metrics pages took, and how many had container counters: the routes record it,
+//! the agent puts it into the next snapshot.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::domain::model::DurationHistogram;
 
-/// How long scrapes took. The server records it, the agent copies it into the next snapshot.
+/// How long each page of metrics took, HEAD and dcgm-exporter's included, and how many pages had container counters.
 #[derive(Clone, Debug, Default)]
 pub struct ScrapeDurations(Arc<Mutex<(DurationHistogram, u64)>>);
 

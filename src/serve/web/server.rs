@@ -16,7 +16,6 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::{EnterGuard, Runtime};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -24,11 +23,12 @@ use tower::ServiceExt as _;
 use tracing::{debug, error, warn};
 
 use super::access::AccessControl;
-use super::config::LiveConfig;
-use super::connections::{Limits, TimedStream};
+use super::config::WatchedConfig;
+use super::connections::{ClientStream, Limits, TimedStream};
 use super::listener::Purpose;
-use super::routes::{Private, probes};
-use super::{Listener, WebState, admin, live, router};
+use super::routes::{probes, router};
+use super::state::{Private, WebState};
+use super::{Listener, admin, streams};
 use crate::tasks::Tasks;
 
 /// For the TLS handshake, and then for the first request: silent connections keep out others.
@@ -52,7 +52,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Clone, Default)]
 pub struct ServerSettings {
     /// For the pages; the admin socket and the probe listener do not use it.
-    pub web_config: Option<LiveConfig>,
+    pub web_config: Option<WatchedConfig>,
     /// For each listener.
     pub limits: Limits,
     /// An admin socket on which another process listens. It is served when that process has ended.
@@ -60,9 +60,9 @@ pub struct ServerSettings {
 }
 
 /// The threads of the web server: no request delays the rest of the agent, such as an answer to the kubelet.
-pub struct Threads(Option<Runtime>);
+pub struct WebThreads(Option<Runtime>);
 
-impl Threads {
+impl WebThreads {
     /// One thread for connections, and a few that render and read the journal.
     pub fn start() -> io::Result<Self> {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
@@ -77,7 +77,7 @@ impl Threads {
     }
 }
 
-impl Drop for Threads {
+impl Drop for WebThreads {
     fn drop(&mut self) {
         // Does not wait for a page that is being rendered.
         if let Some(runtime) = self.0.take() {
@@ -95,7 +95,7 @@ pub fn start(
     tasks: &mut Tasks,
     servers: &mut Tasks,
 ) {
-    tasks.spawn("live page", live::follow(state.clone()));
+    tasks.spawn("live page", streams::follow(state.clone()));
     if let Some(config) = settings.web_config.clone() {
         tasks.spawn("web configuration", config.follow());
     }
@@ -117,7 +117,7 @@ async fn serve(
 ) -> io::Result<()> {
     let access = settings.web_config.map(|config| Arc::new(AccessControl::new(config, state.clock)));
     let commands = admin::router(state.admin.clone());
-    let live = state.live.clone();
+    let streams = state.streams.clone();
     let (probes, router) = (probes(state.clone()), router(state));
     let (stop, stopped) = watch::channel(());
     let mut accepting = JoinSet::new();
@@ -155,7 +155,7 @@ async fn serve(
     drop(stopped);
     drop(stop);
     // Open streams would delay the end.
-    live.close();
+    streams.close();
     let mut outcome = failed.map_or(Ok(()), |ended| ended.map_err(io::Error::other));
     while let Some(ended) = accepting.join_next().await {
         outcome = outcome.and(ended.map_err(io::Error::other));
@@ -176,7 +176,7 @@ async fn accept(listener: Listener, handler: ConnectionHandler, mut stopped: wat
     let (mut reached, mut failing) = (false, false);
     loop {
         let accepted = tokio::select! {
-            accepted = next(&listener), if connections.len() < handler.limits.connections => accepted,
+            accepted = accept_one(&listener), if connections.len() < handler.limits.connections => accepted,
             _ = stopped.changed() => break,
             Some(ended) = connections.join_next(), if !connections.is_empty() => {
                 log_end(ended);
@@ -216,7 +216,7 @@ async fn accept(listener: Listener, handler: ConnectionHandler, mut stopped: wat
 }
 
 /// A client's stream, and its address; `None` on a unix socket.
-async fn next(listener: &Listener) -> io::Result<(Box<dyn Stream>, Option<IpAddr>)> {
+async fn accept_one(listener: &Listener) -> io::Result<(Box<dyn ClientStream>, Option<IpAddr>)> {
     Ok(match listener {
         Listener::Tcp { listener, .. } => {
             let (stream, peer) = listener.accept().await?;
@@ -228,7 +228,7 @@ async fn next(listener: &Listener) -> io::Result<(Box<dyn Stream>, Option<IpAddr
 }
 
 async fn serve_connection(
-    stream: Box<dyn Stream>,
+    stream: Box<dyn ClientStream>,
     peer: Option<IpAddr>,
     handler: &ConnectionHandler,
     mut stopped: watch::Receiver<()>,
@@ -304,9 +304,6 @@ fn log_end(ended: Result<(), tokio::task::JoinError>) {
         warn!(%error, "the task of a connection panicked; please report this");
     }
 }
-
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 #[cfg(test)]
 mod tests {

@@ -15,7 +15,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::watch;
 
 use super::{
-    Admin, AdminCommand, CachedBodies, DriverCommands, ListenAddress, Listener, Live, Marking, Purpose,
+    Admin, AdminCommand, CachedBodies, DriverCommands, EventStreams, ListenAddress, Listener, Marking, Purpose,
     ScrapeDurations, ServerSettings, WebState, start,
 };
 use crate::clock::Clock;
@@ -61,7 +61,7 @@ impl Server {
                 query => Err(query.to_owned()),
             }),
             admin: admin(),
-            live: Live::default(),
+            streams: EventStreams::default(),
             cached_bodies: CachedBodies::default(),
         };
         let (mut tasks, mut servers) = (Tasks::default(), Tasks::default());

@@ -8,9 +8,8 @@ use serde_json::{Value, json};
 
 use crate::commands::client::{AgentTarget, ClientError};
 use crate::commands::doctor::DoctorSettings;
-use crate::commands::doctor::observe::{
-    AgentResponses, DriverState, ListSummary, NotObserved, Observations, ObservedAgent, ObservedMachine,
-};
+use crate::commands::doctor::observe::{DriverState, ListSummary, NotObserved, Observations, ObservedMachine};
+use crate::commands::doctor::observe_agent::{AgentResponses, ObservedAgent};
 use crate::domain::model::{
     Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, HardwareSource, Inventory, UnixSeconds,
 };

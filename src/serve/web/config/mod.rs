@@ -1,12 +1,12 @@
 //! The web configuration: TLS, client certificates, passwords, and headers for each response.
 //!
 //! Inputs: a file with the common keys of Prometheus' exporter-toolkit and the files that it names. Outputs: `WebConfig`,
-//! validated as a whole, and `LiveConfig`, which reads it again when a file changes. Does not use: connections,
+//! validated as a whole, and `WatchedConfig`, which reads it again when a file changes. Does not use: connections,
 //! requests.
 
 mod file;
-mod live;
 mod tls;
+mod watched;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,7 +18,7 @@ use rustls::ServerConfig;
 
 use crate::domain::model::FileStamp;
 use crate::files;
-pub use live::LiveConfig;
+pub use watched::WatchedConfig;
 
 #[derive(Debug, thiserror::Error)]
 pub enum WebConfigError {
@@ -32,7 +32,7 @@ pub enum WebConfigError {
 pub struct WebConfig {
     /// `None`: plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
-    /// For every response.
+    /// For every response of the pages, unless it has the header already.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Name → bcrypt hash; no password is required where it is empty.
     pub users: BTreeMap<String, String>,
@@ -79,13 +79,13 @@ const MAX_BYTES: u64 = 4 * 1024 * 1024;
 /// The files that were read, with their stamps.
 #[derive(Debug, Default)]
 struct Files {
-    read: Vec<(PathBuf, Option<FileStamp>)>,
+    stamped: Vec<(PathBuf, Option<FileStamp>)>,
 }
 
 impl Files {
     /// The whole file. Stamped before it is read, so that a change in between is noticed later.
     fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
-        self.read.push((path.to_owned(), stamp(path)));
+        self.stamped.push((path.to_owned(), stamp(path)));
         let length = std::fs::metadata(path)?.len();
         if length > MAX_BYTES {
             return Err(io::Error::other(format!("{length} bytes are too many")));
@@ -94,7 +94,7 @@ impl Files {
     }
 
     fn changed(&self) -> bool {
-        self.read.iter().any(|(path, seen)| stamp(path) != *seen)
+        self.stamped.iter().any(|(path, seen)| stamp(path) != *seen)
     }
 }
 

@@ -87,7 +87,7 @@ impl NodePage<'_> {
     }
 
     /// The part that changes, as sent in events.
-    pub fn live(&self) -> String {
+    pub fn changing_part(&self) -> String {
         self.content().into_string()
     }
 

@@ -17,7 +17,8 @@ use tracing::error;
 
 use super::body::StoredBody;
 use super::page::{NodePage, View};
-use super::routes::{WebState, api_problem, refuse};
+use super::responses::{api_problem, refuse};
+use super::state::WebState;
 use crate::domain::history::NodeHistory;
 use crate::domain::model::{Monotonic, Snapshot};
 use crate::serve::api::NodeResponse;
@@ -29,10 +30,10 @@ const RETRY: &[u8] = b"retry: 1000\n\n";
 
 /// The history and the event streams: one of snapshots, and one of the page for each view. One for all servers.
 #[derive(Clone, Default)]
-pub struct Live(Arc<Streams>);
+pub struct EventStreams(Arc<Feeds>);
 
 #[derive(Default)]
-struct Streams {
+struct Feeds {
     /// Renderers have an immutable copy: none delays the next snapshot, or another request.
     history: Mutex<Arc<NodeHistory>>,
     node: Feed,
@@ -57,7 +58,7 @@ enum Frame {
     End,
 }
 
-impl Live {
+impl EventStreams {
     /// The history of the last minutes.
     pub(super) fn history(&self) -> Arc<NodeHistory> {
         Arc::clone(&self.0.history.lock())
@@ -65,7 +66,7 @@ impl Live {
 
     /// Ends every stream, also those requested later.
     pub(super) fn close(&self) {
-        for feed in self.0.feeds() {
+        for feed in self.0.all() {
             feed.events.send_replace(Frame::End);
         }
     }
@@ -88,8 +89,8 @@ impl Live {
     }
 }
 
-impl Streams {
-    fn feeds(&self) -> impl Iterator<Item = &Feed> {
+impl Feeds {
+    fn all(&self) -> impl Iterator<Item = &Feed> {
         self.pages.iter().chain([&self.node])
     }
 }
@@ -117,7 +118,7 @@ pub(super) async fn follow(state: WebState) {
     let mut sent: Option<Monotonic> = None;
     loop {
         let snapshot = Arc::clone(&snapshots.borrow_and_update());
-        Arc::make_mut(&mut state.live.0.history.lock()).note(&snapshot);
+        Arc::make_mut(&mut state.streams.0.history.lock()).note(&snapshot);
         state.cached_bodies.forget();
         if sent.is_none_or(|sent| snapshot.at.monotonic.since(sent) >= EVENT_INTERVAL) {
             publish_events(&state, &snapshot).await;
@@ -125,30 +126,30 @@ pub(super) async fn follow(state: WebState) {
         }
         tokio::select! {
             changed = snapshots.changed() => if changed.is_err() { return },
-            () = state.live.0.subscribed.notified() => sent = None,
+            () = state.streams.0.subscribed.notified() => sent = None,
         }
     }
 }
 
 async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>) {
     // Drop the cached event when there are no subscribers.
-    for feed in state.live.0.feeds().filter(|feed| !feed.has_subscribers()) {
+    for feed in state.streams.0.all().filter(|feed| !feed.has_subscribers()) {
         feed.publish(Frame::Nothing);
     }
-    if !state.live.0.feeds().any(Feed::has_subscribers) {
+    if !state.streams.0.all().any(Feed::has_subscribers) {
         return;
     }
     let (state, snapshot) = (state.clone(), Arc::clone(snapshot));
     let encoded = tokio::task::spawn_blocking(move || {
-        let Streams { node, pages, .. } = &*state.live.0;
+        let Feeds { node, pages, .. } = &*state.streams.0;
         if node.has_subscribers() {
             let json = serde_json::to_string(&NodeResponse::from(&*snapshot)).expect("keys are strings");
             node.publish(Frame::Event(StoredBody::of(event("node", snapshot.sequence, &json))));
         }
         for view in View::all().filter(|view| pages[view.index()].has_subscribers()) {
-            let (history, now, not_ready) = (state.live.history(), state.clock.now(), (state.ready)().err());
-            let live = NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.live();
-            pages[view.index()].publish(Frame::Event(StoredBody::of(event("page", snapshot.sequence, &live))));
+            let (history, now, not_ready) = (state.streams.history(), state.clock.now(), (state.ready)().err());
+            let part = NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.changing_part();
+            pages[view.index()].publish(Frame::Event(StoredBody::of(event("page", snapshot.sequence, &part))));
         }
     });
     if let Err(problem) = encoded.await {
@@ -169,14 +170,14 @@ fn event(name: &str, id: u64, text: &str) -> String {
 }
 
 /// `/api/v1/stream`: the whole snapshot, as in `/api/v1/node`.
-pub(super) async fn node(State(state): State<WebState>) -> Response {
-    state.live.subscribe(&state.live.0.node)
+pub(super) async fn node_events(State(state): State<WebState>) -> Response {
+    state.streams.subscribe(&state.streams.0.node)
 }
 
 /// `/live`: the part of the page that changes, in the view of the query.
-pub(super) async fn page(State(state): State<WebState>, uri: Uri) -> Response {
+pub(super) async fn page_events(State(state): State<WebState>, uri: Uri) -> Response {
     match View::parse(uri.query().unwrap_or_default()) {
-        Ok(view) => state.live.subscribe(&state.live.0.pages[view.index()]),
+        Ok(view) => state.streams.subscribe(&state.streams.0.pages[view.index()]),
         Err(problem) => refuse(&uri, StatusCode::BAD_REQUEST, &problem),
     }
 }
@@ -192,10 +193,10 @@ mod tests {
 
     #[test]
     fn a_closed_stream_stays_closed() {
-        let live = Live::default();
-        live.close();
-        live.0.node.publish(Frame::Nothing);
-        assert!(matches!(*live.0.node.events.borrow(), Frame::End));
-        assert_eq!(live.subscribe(&live.0.node).status(), StatusCode::SERVICE_UNAVAILABLE);
+        let streams = EventStreams::default();
+        streams.close();
+        streams.0.node.publish(Frame::Nothing);
+        assert!(matches!(*streams.0.node.events.borrow(), Frame::End));
+        assert_eq!(streams.subscribe(&streams.0.node).status(), StatusCode::SERVICE_UNAVAILABLE);
     }
 }

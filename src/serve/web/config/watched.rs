@@ -19,7 +19,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The current web configuration, read again when a file has changed. An invalid file changes nothing and is logged
 /// once.
 #[derive(Clone)]
-pub struct LiveConfig {
+pub struct WatchedConfig {
     path: PathBuf,
     clock: Clock,
     state: Arc<Mutex<LoadedConfig>>,
@@ -31,7 +31,7 @@ struct LoadedConfig {
     problem: Option<String>,
 }
 
-impl LiveConfig {
+impl WatchedConfig {
     pub fn load(path: &Path, clock: Clock) -> Result<Self, WebConfigError> {
         let current = Arc::new(WebConfig::load(path)?);
         log_warning(path, &current);
@@ -50,7 +50,7 @@ impl LiveConfig {
     }
 
     /// The outcome of the last reading.
-    pub fn reload(&self) -> ConfigReload {
+    pub fn last_reload(&self) -> ConfigReload {
         let state = self.state.lock();
         ConfigReload { successful: state.problem.is_none(), last_success: state.last_success }
     }
@@ -61,8 +61,8 @@ impl LiveConfig {
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             checks.tick().await;
-            let live = self.clone();
-            if let Err(error) = tokio::task::spawn_blocking(move || live.check()).await {
+            let this = self.clone();
+            if let Err(error) = tokio::task::spawn_blocking(move || this.check()).await {
                 error!(%error, "reading the web configuration panicked; please report this");
             }
         }

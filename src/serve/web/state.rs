@@ -1,0 +1,61 @@
+//! What the routes read, and the commands that they pass on.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::{Admin, CachedBodies, EventStreams, ScrapeDurations};
+use crate::clock::Clock;
+use crate::domain::model::Snapshot;
+use crate::serve::metrics::dcgm::Generation;
+
+/// A check of the agent: `Err` with the reason as text. Called for each request, so it must not wait.
+pub type Probe = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// In which form a governance record is requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GovernanceRequest {
+    /// YAML instead of JSON.
+    pub yaml: bool,
+    /// Over a socket that its owner alone can open.
+    pub private: bool,
+}
+
+/// Writes the governance record of a snapshot. It reads files, so it is called on blocking threads.
+pub type GovernanceSource = Arc<dyn Fn(&Snapshot, GovernanceRequest) -> Result<String, String> + Send + Sync>;
+
+/// Takes the query string of `/api/v1/allocations` and returns JSON; the error names what is wrong with the query. It
+/// reads files, so it is called on blocking threads.
+pub type AllocationSource = Arc<dyn Fn(&str) -> Result<Vec<u8>, String> + Send + Sync>;
+
+/// Marks requests over a socket that its owner alone can open.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Private;
+
+/// What the routes read.
+#[derive(Clone)]
+pub struct WebState {
+    pub snapshots: watch::Receiver<Arc<Snapshot>>,
+    /// Of `/metrics/dcgm` without a query.
+    pub dcgm_generation: Generation,
+    pub scrapes: ScrapeDurations,
+    pub clock: Clock,
+    /// The process and its supervisor work; independent of any GPU.
+    pub healthy: Probe,
+    /// A first snapshot is published, and the plugin's resources are registered or known to be absent.
+    pub ready: Probe,
+    pub record: GovernanceSource,
+    pub allocations: AllocationSource,
+    /// The commands of the admin socket.
+    pub admin: Admin,
+    /// The history of the last minutes, and the event streams.
+    pub streams: EventStreams,
+    /// One for all servers.
+    pub cached_bodies: CachedBodies,
+}
+
+impl WebState {
+    pub(super) fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.snapshots.borrow())
+    }
+}
