@@ -15,7 +15,7 @@ use super::{AgentError, DroppedLogLines, HealthConfig, OnListening, Setup, Simul
 use crate::clock::Clock;
 use crate::domain::model::{HardwareSource, Inventory};
 use crate::node::hardware::nvml::NvmlDriver;
-use crate::node::hardware::simulated::{Controls, SimulatedDriver};
+use crate::node::hardware::simulated::SimulatedDriver;
 use crate::node::hardware::{Driver, Failure};
 use crate::node::kubelet::claim_files::ClaimDirectories;
 use crate::node::kubelet::pods::PodsApiSettings;
@@ -69,11 +69,11 @@ pub async fn demo(
 ) -> Result<(), DemoError> {
     let clock = Clock::start();
     let directory = tempfile::Builder::new().prefix("podmeter-demo-").tempdir()?;
-    let (driver, inventory, controls) = gpus(&settings)?;
-    let slots = settings.profile.replicas().map(|replicas| replicas as usize);
-    let by_claims = settings.profile.is_claimed();
+    let (driver, inventory, simulated) = gpus(&settings)?;
+    let slots = settings.profile.replicas.map(|replicas| replicas as usize);
+    let by_claims = settings.profile.is_claimed;
     // The bundled plugin offers no GPU that is passed through.
-    let vendor = controls.as_ref().map(|gpus| passthrough_resources(&gpus.node_devices())).unwrap_or_default();
+    let vendor = simulated.as_ref().map(|gpus| passthrough_resources(&gpus.node_devices())).unwrap_or_default();
     let offered = if by_claims { vec![] } else { resources(&inventory, slots) };
     let plan = NodePlan {
         resources: [offered, vendor.clone()].concat(),
@@ -81,7 +81,7 @@ pub async fn demo(
         seed: settings.seed,
         churn: settings.churn,
     };
-    let node = SimulatedNode::start(directory.path(), plan, controls.clone(), clock).await?;
+    let node = SimulatedNode::start(directory.path(), plan, simulated.clone(), clock).await?;
     let plugins = node.kubelet.device_plugin_directory();
     let _vendor: Vec<StandInPlugin> = vendor.iter().map(|resource| stand_in(&plugins, resource)).collect();
 
@@ -90,8 +90,8 @@ pub async fn demo(
         let output = File::create(&file).map_err(|error| DemoError::GroundTruth { file, error })?;
         tasks.spawn("ground truth", write_truth(output, Arc::clone(&node.truth), clock));
     }
-    if let (Some(controls), Some(speed)) = (controls, settings.faults) {
-        tasks.spawn("faults", Stage { controls, kubelet: Arc::clone(&node.kubelet) }.play(speed));
+    if let (Some(driver), Some(speed)) = (simulated, settings.faults) {
+        tasks.spawn("faults", Stage { driver, kubelet: Arc::clone(&node.kubelet) }.play(speed));
     }
     let agent = settings.on(&node, directory.path());
     tasks.spawn("workloads", node.run());
@@ -102,8 +102,8 @@ pub async fn demo(
     Ok(outcome?)
 }
 
-/// With the controls of simulated GPUs.
-type DemoGpus = (Box<dyn Driver>, Inventory, Option<Controls>);
+/// The driver, its devices, and the same driver where it is simulated.
+type DemoGpus = (Box<dyn Driver>, Inventory, Option<SimulatedDriver>);
 
 fn gpus(settings: &DemoSettings) -> Result<DemoGpus, Failure> {
     if settings.agent.hardware == HardwareSource::Nvml {
@@ -112,15 +112,14 @@ fn gpus(settings: &DemoSettings) -> Result<DemoGpus, Failure> {
         return Ok((Box::new(driver), inventory, None));
     }
     let simulated = SimulatedDriver::new(settings.profile, settings.seed);
-    let controls = simulated.controls();
-    Ok((Box::new(simulated), controls.inventory(), Some(controls)))
+    Ok((Box::new(simulated.clone()), simulated.inventory(), Some(simulated)))
 }
 
 impl DemoSettings {
     /// The settings of the agent on the simulated node.
     fn on(self, node: &SimulatedNode, directory: &Path) -> AgentSettings {
         // A driver and a plugin must not give the same devices.
-        let device_plugin = (!self.profile.is_claimed()).then(|| vec![offered(self.profile.replicas())].into());
+        let device_plugin = (!self.profile.is_claimed).then(|| vec![offered(self.profile.replicas)].into());
         let (plugins, proc_root) = (node.kubelet.dra_plugin_directory(), node.files.proc_root());
         let pod_logs_root = node.files.pod_logs_root();
         AgentSettings {

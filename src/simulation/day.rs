@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::kubelet::FakeKubelet;
 use crate::domain::model::GpuUuid;
-use crate::node::hardware::simulated::Controls;
+use crate::node::hardware::simulated::SimulatedDriver;
 
 /// One fault or repair. GPUs are named by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ pub const DAY: [DayStep; 11] = [
 /// The simulated parts that the day acts on.
 #[derive(Clone, Debug)]
 pub struct Stage {
-    pub controls: Controls,
+    pub driver: SimulatedDriver,
     pub kubelet: Arc<FakeKubelet>,
 }
 
@@ -118,18 +118,18 @@ impl Stage {
 
     fn apply(&self, event: DayEvent) {
         let on = |index: u32, change: &dyn Fn(&GpuUuid)| {
-            let inventory = self.controls.inventory();
+            let inventory = self.driver.inventory();
             // A profile may have fewer GPUs, or none.
             if let Some(gpu) = inventory.gpus.values().find(|gpu| gpu.index == Some(index)) {
                 change(&gpu.uuid);
             }
         };
         match event {
-            Xid { gpu, code, count } => on(gpu, &|gpu| self.controls.inject_xids(gpu, None, code, count)),
-            RecoveryAction { gpu, action } => on(gpu, &|gpu| self.controls.set_recovery_action(gpu, action)),
-            BackOnBus { gpu } => on(gpu, &|gpu| self.controls.set_lost(gpu, false)),
-            Hangs { gpu, hangs } => on(gpu, &|gpu| self.controls.set_hanging(gpu, hangs)),
-            DriverLoaded(loaded) => self.controls.set_driver_loaded(loaded),
+            Xid { gpu, code, count } => on(gpu, &|gpu| self.driver.inject_xids(gpu, None, code, count)),
+            RecoveryAction { gpu, action } => on(gpu, &|gpu| self.driver.set_recovery_action(gpu, action)),
+            BackOnBus { gpu } => on(gpu, &|gpu| self.driver.set_lost(gpu, false)),
+            Hangs { gpu, hangs } => on(gpu, &|gpu| self.driver.set_hanging(gpu, hangs)),
+            DriverLoaded(loaded) => self.driver.set_driver_loaded(loaded),
             KubeletRuns(false) => self.kubelet.stop(),
             KubeletRuns(true) => {
                 if let Err(error) = self.kubelet.restart() {

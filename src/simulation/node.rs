@@ -19,7 +19,7 @@ use super::truth::Truth;
 use super::workload::{Level, Workload, WorkloadKind};
 use crate::clock::Clock;
 use crate::domain::model::{ContainerRef, Gpu, GpuUuid, Monotonic};
-use crate::node::hardware::simulated::{Controls, Load};
+use crate::node::hardware::simulated::{Load, SimulatedDriver};
 
 pub use resources::{Replicas, SimulatedDevice, SimulatedResource, passthrough_resources, resources};
 
@@ -61,7 +61,7 @@ pub struct SimulatedNode {
     /// By device ID, or by `claim/<name of a DRA device>`.
     devices: BTreeMap<String, SimulatedDevice>,
     claims: Vec<AllocatedClaim>,
-    controls: Option<Controls>,
+    driver: Option<SimulatedDriver>,
     random: Random,
     churn: bool,
     running: Vec<RunningPod>,
@@ -84,14 +84,14 @@ struct RunningPod {
 }
 
 impl SimulatedNode {
-    /// Starts the kubelet under `root`, in place of `/var/lib/kubelet`. `controls` are the simulated GPUs to load;
+    /// Starts the kubelet under `root`, in place of `/var/lib/kubelet`. `driver` are the simulated GPUs to load;
     /// without them pods only hold devices.
-    pub async fn start(root: &Path, plan: NodePlan, controls: Option<Controls>, clock: Clock) -> io::Result<Self> {
+    pub async fn start(root: &Path, plan: NodePlan, driver: Option<SimulatedDriver>, clock: Clock) -> io::Result<Self> {
         let gates = Gates { pods_api: true, ..Gates::default() };
         let kubelet = FakeKubelet::start(root, Options { seed: plan.seed, gates, ..Options::default() }).await?;
         let files = ProcTree::create(&root.join("node"))?;
-        if let Some(controls) = &controls {
-            controls.set_idle(clock.now().monotonic);
+        if let Some(driver) = &driver {
+            driver.set_idle(clock.now().monotonic);
         }
         let devices = plan.resources.iter().flat_map(|resource| &resource.devices).cloned();
         let devices = devices.chain(plan.claims.iter().flat_map(|claim| &claim.devices).map(device_of_claim));
@@ -101,7 +101,7 @@ impl SimulatedNode {
             devices: devices.map(|device| (device.id.clone(), device)).collect(),
             resources: plan.resources,
             claims: plan.claims,
-            controls,
+            driver,
             truth: Arc::default(),
             clock,
             random: Random::seeded(plan.seed),
@@ -182,8 +182,8 @@ impl SimulatedNode {
             }
         }
         drop(truth);
-        let Some(controls) = &self.controls else { return };
-        let inventory = controls.inventory();
+        let Some(driver) = &self.driver else { return };
+        let inventory = driver.inventory();
         for running in &self.running {
             let Some(level) = running.level else { continue };
             // Several slots of one GPU are one process on it, doing as much work as all of them.
@@ -197,13 +197,13 @@ impl SimulatedNode {
                     utilization: slots * level.utilization / sum.utilization.max(1.0),
                     memory: slots * level.memory * (FULLEST / sum.memory).min(1.0),
                 };
-                controls.set_process_load(&gpu.uuid, key.1, running.pid, now, load(gpu, key.1, part));
+                driver.set_process_load(&gpu.uuid, key.1, running.pid, now, load(gpu, key.1, part));
             }
         }
         for ((gpu, gpu_instance), level) in totals {
             let Some(gpu) = inventory.gpus.get(gpu) else { continue };
             let load = load(gpu, gpu_instance, level);
-            controls.set_load(&gpu.uuid, gpu_instance, now, load);
+            driver.set_load(&gpu.uuid, gpu_instance, now, load);
         }
     }
 
@@ -238,8 +238,8 @@ impl SimulatedNode {
             warn_on_failure(self.files.end(running.pid).and_then(|()| self.files.remove_container(identity)));
             for id in &running.devices {
                 self.truth.lock().release(now, &running.container, id);
-                if let (Some(controls), Some(device)) = (&self.controls, self.devices.get(id)) {
-                    controls.end_process(&device.gpu, running.pid, now);
+                if let (Some(driver), Some(device)) = (&self.driver, self.devices.get(id)) {
+                    driver.end_process(&device.gpu, running.pid, now);
                 }
             }
             self.waiting.push((step + self.random.below(60) as u64 + 8, running.start));

@@ -51,7 +51,7 @@ const SLICE_BUSY: f64 = 0.5;
 
 impl Scene {
     fn new() -> Self {
-        let inventory = SimulatedDriver::new(SimulatedProfile::H100_MIG, 1).controls().inventory();
+        let inventory = SimulatedDriver::new(SimulatedProfile::H100_MIG, 1).inventory();
         let mut gpus: Vec<Gpu> = inventory.gpus.values().cloned().collect();
         gpus.sort_by_key(|gpu| gpu.index);
         assert!(gpus[0].mig_devices.len() == 7 && gpus[4..].iter().all(|gpu| gpu.mig_devices.is_empty()));

@@ -18,7 +18,7 @@ struct Shown {
 
 /// Once containers hold devices and each GPU has been read by all tiers.
 fn shown(profile: SimulatedProfile) -> Shown {
-    let demo = Demo::start(&["--profile", profile.as_str()]);
+    let demo = Demo::start(&["--profile", profile.name]);
     demo.until_held();
     let get = |path: &str| demo.running.get(path).body;
     let node: Value = until("readings of every tier", || {
@@ -122,7 +122,7 @@ fn a_board_of_hopper_gpus_shows_nothing_of_racks_and_superchips() {
 
 #[test]
 fn claims_are_joined_by_their_drivers_files_and_an_observer_holds_nothing() {
-    let demo = Demo::start(&["--profile", SimulatedProfile::CLAIMED.as_str()]);
+    let demo = Demo::start(&["--profile", SimulatedProfile::CLAIMED.name]);
     // Of eight claims: one has two GPUs and one two pods; one observes eight.
     let claims = "podmeter_container_claim_info";
     let page = demo.running.until("every claim", |page| {
@@ -157,7 +157,7 @@ fn every_profile_starts() {
     std::thread::scope(|threads| {
         for profile in SimulatedProfile::ALL {
             threads.spawn(move || {
-                let demo = Demo::start(&["--profile", profile.as_str()]);
+                let demo = Demo::start(&["--profile", profile.name]);
                 until_true("readiness", || demo.running.get("/-/ready").status == 200);
             });
         }

@@ -11,7 +11,7 @@ use podmeter::domain::model::{
     Account, Allocatable, Allocations, ContainerRef, DeviceId, GpuUuid, HardwareState, Inventory, Moment, Monotonic,
     PodDirectory, ProcessState, UnattributedReason, UnixSeconds,
 };
-use podmeter::node::hardware::simulated::{Controls, Load, SimulatedDriver, SimulatedProfile};
+use podmeter::node::hardware::simulated::{Load, SimulatedDriver, SimulatedProfile};
 use podmeter::node::hardware::{Driver, Due, GpuReader, GpuState, Staleness};
 use podmeter::node::processes::Resolver;
 use podmeter::simulation::node::{Replicas, SimulatedDevice, resources};
@@ -91,7 +91,7 @@ pub struct Node {
     case: Case,
     random: Random,
     events: BTreeSet<(u64, Event)>,
-    controls: Controls,
+    driver: SimulatedDriver,
     inventory: Inventory,
     places: Vec<Place>,
     truth: Truth,
@@ -127,8 +127,7 @@ pub fn run(case: Case) -> Outcome {
 impl Node {
     fn new(case: Case) -> Self {
         let mut driver = SimulatedDriver::new(case.profile, 7);
-        let controls = driver.controls();
-        controls.set_idle(Monotonic::default());
+        driver.set_idle(Monotonic::default());
         let session = driver.open().unwrap();
         let (inventory, _) = session.inventory().unwrap();
         let readers =
@@ -161,7 +160,7 @@ impl Node {
             case,
             random,
             events,
-            controls,
+            driver,
             inventory,
             places,
             truth: Truth::default(),
@@ -233,7 +232,7 @@ impl Node {
         let pod = &tenant.container.pod;
         let identity = ContainerIdentity { namespace: "team", pod, uid: &tenant.uid, container: "main" };
         self.tree.remove_container(identity).unwrap();
-        self.controls.end_process(&device.gpu, tenant.pid, at(now));
+        self.driver.end_process(&device.gpu, tenant.pid, at(now));
         self.settle(now, place);
         self.events.insert((now + 1000 + self.random.below(4_000) as u64, Event::Start(place)));
     }
@@ -248,10 +247,10 @@ impl Node {
             let utilization = tenant.utilization / sum.max(1.0);
             self.truth.set(at(now), &tenant.container, &place.device.id, utilization);
             let load = Load::new(utilization, 1 << 30);
-            self.controls.set_process_load(&gpu, instance, tenant.pid, at(now), load);
+            self.driver.set_process_load(&gpu, instance, tenant.pid, at(now), load);
         }
         let load = Load::new(sum.min(1.0), 1 << 30);
-        self.controls.set_load(&gpu, instance, at(now), load);
+        self.driver.set_load(&gpu, instance, at(now), load);
     }
 
     fn read(&mut self, now: u64) {

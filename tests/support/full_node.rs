@@ -29,7 +29,7 @@ pub struct Node {
 
 impl Node {
     pub fn new() -> Self {
-        let inventory = SimulatedDriver::new(SimulatedProfile::H100_TIME_SLICED, 1).controls().inventory();
+        let inventory = SimulatedDriver::new(SimulatedProfile::H100_TIME_SLICED, 1).inventory();
         Self {
             gpus: inventory.gpus.keys().cloned().collect(),
             ledger: Ledger::new(Duration::from_secs(5)),

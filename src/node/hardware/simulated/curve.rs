@@ -22,51 +22,47 @@ impl Load {
     }
 }
 
-/// Seconds at full rate since the start: exact integrals of the load curve.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct LoadSums {
-    pub busy: f64,
-    pub sm_active: f64,
-}
-
-/// A load that changes in steps, and its integral.
-#[derive(Clone, Debug)]
+/// A load that changes in steps, and its exact integral since the start.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Curve {
-    through: Monotonic,
-    load: Load,
-    sums: LoadSums,
-    ahead: VecDeque<(Monotonic, Load)>,
+    /// Of the last reading, as are the load and the sums.
+    at: Monotonic,
+    pub load: Load,
+    pub busy_seconds: f64,
+    pub sm_active_seconds: f64,
+    changes: VecDeque<(Monotonic, Load)>,
 }
 
 impl Curve {
     pub fn new(at: Monotonic, load: Load) -> Self {
-        Self { through: at, load, sums: LoadSums::default(), ahead: VecDeque::new() }
+        Self { at, load, ..Self::default() }
     }
 
     /// A change before the last reading takes effect at that reading.
     pub fn set(&mut self, at: Monotonic, load: Load) {
-        self.ahead.push_back((at.max(self.through), load));
+        self.changes.push_back((at.max(self.at), load));
     }
 
-    pub fn advance(&mut self, now: Monotonic) -> (Load, LoadSums) {
-        while let Some((at, load)) = self.ahead.pop_front_if(|(at, _)| *at <= now) {
+    pub fn advance(&mut self, now: Monotonic) {
+        while let Some((at, load)) = self.changes.pop_front_if(|(at, _)| *at <= now) {
             self.accumulate(at);
             self.load = load;
         }
         self.accumulate(now);
-        (self.load, self.sums)
-    }
-
-    /// Idle from `at` on, until it is set.
-    pub fn set_idle(&mut self, at: Monotonic) {
-        self.advance(at);
-        self.load = Load::default();
     }
 
     fn accumulate(&mut self, until: Monotonic) {
-        let seconds = until.since(self.through).as_secs_f64();
-        self.through = self.through.max(until);
-        self.sums.busy += self.load.utilization * seconds;
-        self.sums.sm_active += self.load.sm_active * seconds;
+        let seconds = until.since(self.at).as_secs_f64();
+        self.at = self.at.max(until);
+        self.busy_seconds += self.load.utilization * seconds;
+        self.sm_active_seconds += self.load.sm_active * seconds;
+    }
+
+    /// The means of utilization and of active SMs since an earlier reading; `None` for the same one.
+    pub fn means_since(&self, before: &Self) -> Option<(f64, f64)> {
+        let seconds = self.at.since(before.at).as_secs_f64();
+        let busy = self.busy_seconds - before.busy_seconds;
+        let sm_active = self.sm_active_seconds - before.sm_active_seconds;
+        (seconds > 0.0).then(|| (busy / seconds, sm_active / seconds))
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! Those of Grace and Blackwell machines are from `nvidia-smi -q` and `nvidia-smi topo -m` of real nodes.
 
-/// The constants of one model.
+/// A node: its GPUs, all of one model, and its driver.
 #[derive(Debug)]
-pub(super) struct Model {
-    pub name: &'static str,
+pub(super) struct SimulatedMachine {
+    pub model: &'static str,
     pub architecture: &'static str,
     pub compute_capability: &'static str,
     /// `None`: no source has one.
@@ -23,12 +23,18 @@ pub(super) struct Model {
     pub nvlink_errors: &'static [&'static str],
     /// `None`: the GPU is attached to its CPU by NVLink-C2C, and what the driver has of PCIe is not known.
     pub pcie_generation: Option<u32>,
-    /// Of a superchip: it has a CPU, and the driver has its power.
-    pub superchip: Option<&'static Superchip>,
+    /// Its GPUs are those of superchips: each has a CPU, and the driver has its power.
+    pub superchip: Option<Superchip>,
+    pub software: Software,
+    /// Every link goes to a switch; otherwise the links of a GPU go to the other GPUs of the node.
+    pub has_switches: bool,
+    pub rack: Option<Rack>,
+    /// In the driver's order, which is that of the addresses.
+    pub positions: &'static [GpuPosition],
 }
 
 /// What a superchip has beside its GPUs.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Superchip {
     /// What the CPU and its memory draw, whatever the GPUs do.
     pub cpu_watts: f64,
@@ -37,27 +43,15 @@ pub(super) struct Superchip {
 }
 
 /// The driver of a machine.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Software {
     pub driver: &'static str,
     pub cuda: &'static str,
     pub nvml: &'static str,
 }
 
-/// A node's GPUs.
-#[derive(Debug)]
-pub(super) struct SimulatedMachine {
-    pub model: &'static Model,
-    pub software: &'static Software,
-    /// Every link goes to a switch; otherwise the links of a GPU go to the other GPUs of the node.
-    pub has_switches: bool,
-    pub rack: Option<&'static Rack>,
-    /// In the driver's order.
-    pub positions: &'static [GpuPosition],
-}
-
 /// Where a node is in its NVLink rack.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Rack {
     pub slot: u8,
     pub tray: u8,
@@ -88,8 +82,8 @@ const fn numbered(pci_bus_id: &'static str, minor: u32, numa_node: u32, module_i
     GpuPosition { module_id: Some(module_id), ..position(pci_bus_id, minor, numa_node) }
 }
 
-static R570: Software = Software { driver: "570.124.06", cuda: "12.8", nvml: "12.570.124.06" };
-static R580: Software = Software { driver: "580.173.02", cuda: "13.0", nvml: "13.580.173.02" };
+const R570: Software = Software { driver: "570.124.06", cuda: "12.8", nvml: "12.570.124.06" };
+const R580: Software = Software { driver: "580.173.02", cuda: "13.0", nvml: "13.580.173.02" };
 
 const NVLINK_ERRORS: &[&str] = &["replay", "recovery", "crc"];
 /// Of NVLink 5.
@@ -106,78 +100,68 @@ const NVLINK5_ERRORS: &[&str] = &[
 ];
 
 /// Four on each socket.
-static EIGHT_H100: [GpuPosition; 8] = [
-    position("0000:1b:00.0", 0, 0),
-    position("0000:43:00.0", 1, 0),
-    position("0000:52:00.0", 2, 0),
-    GpuPosition { board: 3, ..position("0000:61:00.0", 4, 0) },
-    GpuPosition { board: 4, ..position("0000:9d:00.0", 3, 1) },
-    position("0000:c3:00.0", 5, 1),
-    position("0000:d1:00.0", 6, 1),
-    position("0000:df:00.0", 7, 1),
-];
-
 pub(super) static H100: SimulatedMachine = SimulatedMachine {
-    model: &Model {
-        name: "NVIDIA H100 80GB HBM3",
-        architecture: "hopper",
-        compute_capability: "9.0",
-        vbios_version: Some("96.00.A5.00.01"),
-        memory_bytes: 81_559 * MIB,
-        idle_watts: 70.0,
-        limit_watts: 700.0,
-        sm_hertz: (345e6, 1_980e6),
-        memory_hertz: 2_619e6,
-        has_gpm: true,
-        fabric_conditions: &["degraded_bandwidth"],
-        nvlinks: 18,
-        nvlink_errors: NVLINK_ERRORS,
-        pcie_generation: Some(5),
-        superchip: None,
-    },
-    software: &R570,
+    model: "NVIDIA H100 80GB HBM3",
+    architecture: "hopper",
+    compute_capability: "9.0",
+    vbios_version: Some("96.00.A5.00.01"),
+    memory_bytes: 81_559 * MIB,
+    idle_watts: 70.0,
+    limit_watts: 700.0,
+    sm_hertz: (345e6, 1_980e6),
+    memory_hertz: 2_619e6,
+    has_gpm: true,
+    fabric_conditions: &["degraded_bandwidth"],
+    nvlinks: 18,
+    nvlink_errors: NVLINK_ERRORS,
+    pcie_generation: Some(5),
+    superchip: None,
+    software: R570,
     has_switches: true,
     rack: None,
-    positions: &EIGHT_H100,
+    positions: &[
+        position("0000:1b:00.0", 0, 0),
+        position("0000:43:00.0", 1, 0),
+        position("0000:52:00.0", 2, 0),
+        GpuPosition { board: 3, ..position("0000:61:00.0", 4, 0) },
+        GpuPosition { board: 4, ..position("0000:9d:00.0", 3, 1) },
+        position("0000:c3:00.0", 5, 1),
+        position("0000:d1:00.0", 6, 1),
+        position("0000:df:00.0", 7, 1),
+    ],
 };
 
 pub(super) static A100: SimulatedMachine = SimulatedMachine {
-    model: &Model {
-        name: "NVIDIA A100-SXM4-80GB",
-        architecture: "ampere",
-        compute_capability: "8.0",
-        vbios_version: Some("92.00.45.00.03"),
-        memory_bytes: 81_920 * MIB,
-        idle_watts: 60.0,
-        limit_watts: 400.0,
-        sm_hertz: (210e6, 1_410e6),
-        memory_hertz: 1_593e6,
-        has_gpm: false,
-        fabric_conditions: &[],
-        nvlinks: 12,
-        pcie_generation: Some(4),
-        ..*H100.model
-    },
+    model: "NVIDIA A100-SXM4-80GB",
+    architecture: "ampere",
+    compute_capability: "8.0",
+    vbios_version: Some("92.00.45.00.03"),
+    memory_bytes: 81_920 * MIB,
+    idle_watts: 60.0,
+    limit_watts: 400.0,
+    sm_hertz: (210e6, 1_410e6),
+    memory_hertz: 1_593e6,
+    has_gpm: false,
+    fabric_conditions: &[],
+    nvlinks: 12,
+    pcie_generation: Some(4),
     ..H100
 };
 
 /// An HGX board.
 pub(super) static B200: SimulatedMachine = SimulatedMachine {
-    model: &Model {
-        name: "NVIDIA B200",
-        architecture: "blackwell",
-        compute_capability: "10.0",
-        vbios_version: Some("97.00.FA.00.09"),
-        memory_bytes: 183_359 * MIB,
-        idle_watts: 140.0,
-        limit_watts: 1_000.0,
-        sm_hertz: (120e6, 1_965e6),
-        memory_hertz: 3_996e6,
-        fabric_conditions: &["access_timeout_recovery"],
-        nvlink_errors: NVLINK5_ERRORS,
-        ..*H100.model
-    },
-    software: &R580,
+    model: "NVIDIA B200",
+    architecture: "blackwell",
+    compute_capability: "10.0",
+    vbios_version: Some("97.00.FA.00.09"),
+    memory_bytes: 183_359 * MIB,
+    idle_watts: 140.0,
+    limit_watts: 1_000.0,
+    sm_hertz: (120e6, 1_965e6),
+    memory_hertz: 3_996e6,
+    fabric_conditions: &["access_timeout_recovery"],
+    nvlink_errors: NVLINK5_ERRORS,
+    software: R580,
     positions: &[
         numbered("0000:8f:00.0", 0, 0, 6),
         numbered("0000:90:00.0", 1, 0, 8),
@@ -193,46 +177,39 @@ pub(super) static B200: SimulatedMachine = SimulatedMachine {
 
 /// A compute tray of a GB200 NVL72 rack: two superchips, each with a CPU and two GPUs.
 pub(super) static GB200: SimulatedMachine = SimulatedMachine {
-    model: &Model {
-        name: "NVIDIA GB200",
-        vbios_version: Some("97.00.B9.00.69"),
-        memory_bytes: 189_471 * MIB,
-        idle_watts: 160.0,
-        limit_watts: 1_200.0,
-        sm_hertz: (120e6, 2_062e6),
-        fabric_conditions: &["degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery"],
-        superchip: Some(&Superchip { cpu_watts: 130.0, c2c_links: None }),
-        ..*B200.model
-    },
-    software: &R580,
-    has_switches: true,
-    rack: Some(&Rack { slot: 14, tray: 4, clique_id: 2 }),
+    model: "NVIDIA GB200",
+    vbios_version: Some("97.00.B9.00.69"),
+    memory_bytes: 189_471 * MIB,
+    idle_watts: 160.0,
+    limit_watts: 1_200.0,
+    sm_hertz: (120e6, 2_062e6),
+    fabric_conditions: &["degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery"],
+    superchip: Some(Superchip { cpu_watts: 130.0, c2c_links: None }),
+    rack: Some(Rack { slot: 14, tray: 4, clique_id: 2 }),
     positions: &[
         GpuPosition { board: 0, ..numbered("0008:01:00.0", 0, 0, 2) },
         GpuPosition { board: 0, ..numbered("0009:01:00.0", 1, 0, 1) },
         GpuPosition { board: 1, ..numbered("0018:01:00.0", 2, 1, 4) },
         GpuPosition { board: 1, ..numbered("0019:01:00.0", 3, 1, 3) },
     ],
+    ..B200
 };
 
 /// Two superchips, each with a CPU and a GPU; the GPUs are linked to each other.
 pub(super) static GH200: SimulatedMachine = SimulatedMachine {
-    model: &Model {
-        name: "NVIDIA GH200 144G HBM3e",
-        vbios_version: None,
-        memory_bytes: 146_831 * MIB,
-        idle_watts: 90.0,
-        limit_watts: 900.0,
-        memory_hertz: 3_201e6,
-        fabric_conditions: &[],
-        pcie_generation: None,
-        superchip: Some(&Superchip { cpu_watts: 100.0, c2c_links: Some((10, 44.712e9)) }),
-        ..*H100.model
-    },
-    software: &R580,
+    model: "NVIDIA GH200 144G HBM3e",
+    vbios_version: None,
+    memory_bytes: 146_831 * MIB,
+    idle_watts: 90.0,
+    limit_watts: 900.0,
+    memory_hertz: 3_201e6,
+    fabric_conditions: &[],
+    pcie_generation: None,
+    superchip: Some(Superchip { cpu_watts: 100.0, c2c_links: Some((10, 44.712e9)) }),
+    software: R580,
     has_switches: false,
-    rack: None,
     positions: &[position("0009:01:00.0", 0, 0), position("0019:01:00.0", 1, 1)],
+    ..H100
 };
 
-pub(super) static EMPTY: SimulatedMachine = SimulatedMachine { has_switches: false, positions: &[], ..H100 };
+pub(super) static EMPTY: SimulatedMachine = SimulatedMachine { positions: &[], ..H100 };

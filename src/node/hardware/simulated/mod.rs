@@ -1,94 +1,25 @@
 //! Simulated GPUs, for `--hardware simulated` and the demo.
 //!
-//! In: a profile, a seed, and loads set through [`Controls`]. Out: the same readings as from a driver, with exact
+//! In: a profile, a seed, and loads set through [`SimulatedDriver`]. Out: the same readings as from a driver, with exact
 //! integrals of the load. Does not use: pods, or what sets the loads.
 
-mod controls;
 mod curve;
+mod driver;
 mod machine;
 mod profile;
 mod reader;
 
-use std::time::Duration;
-
-pub use controls::Controls;
 pub use curve::Load;
-pub use profile::{SimulatedProfile, UnknownProfile};
-
-use self::reader::SimulatedReader;
-use super::source::{CallProblem, Driver, DriverSession, EventFailure, EventSource, Failure, GpuReader, RawEvent};
-use crate::domain::model::{GpuUuid, HardwareSource, Inventory, Monotonic, NodeDevices};
-
-/// Short, so that a session ends soon.
-const LONGEST_WAIT: Duration = Duration::from_millis(200);
-
-/// Simulated GPUs behind the same traits as NVML's.
-#[derive(Clone, Debug)]
-pub struct SimulatedDriver {
-    controls: Controls,
-}
-
-impl SimulatedDriver {
-    pub fn new(profile: SimulatedProfile, seed: u64) -> Self {
-        Self { controls: Controls::new(profile, seed) }
-    }
-
-    pub fn controls(&self) -> Controls {
-        self.controls.clone()
-    }
-}
-
-impl Driver for SimulatedDriver {
-    fn source(&self) -> HardwareSource {
-        HardwareSource::Simulated
-    }
-
-    fn open(&mut self) -> Result<Box<dyn DriverSession>, Failure> {
-        Ok(Box::new(SimulatedSession { number: self.controls.open()?, controls: self.controls.clone() }))
-    }
-}
-
-#[derive(Clone)]
-struct SimulatedSession {
-    number: u64,
-    controls: Controls,
-}
-
-impl DriverSession for SimulatedSession {
-    fn inventory(&self) -> Result<(Inventory, Vec<CallProblem>), Failure> {
-        Ok((self.controls.inventory(), Vec::new()))
-    }
-
-    fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn GpuReader>, Failure> {
-        let gpu = self.controls.inventory().gpus.remove(gpu).expect("a GPU of the inventory");
-        Ok(Box::new(SimulatedReader::new(self.number, self.controls.clone(), gpu)))
-    }
-
-    fn layout_changed(&self) -> bool {
-        false
-    }
-
-    fn node_devices(&self) -> Option<NodeDevices> {
-        Some(self.controls.node_devices())
-    }
-
-    fn events(&self) -> Option<Box<dyn EventSource>> {
-        self.controls.clear_events();
-        Some(Box::new(self.clone()))
-    }
-}
-
-impl EventSource for SimulatedSession {
-    fn wait(&mut self, patience: Duration, _now: Monotonic) -> Result<Option<RawEvent>, EventFailure> {
-        self.controls.wait_for_event(self.number, patience.min(LONGEST_WAIT))
-    }
-}
+pub use driver::SimulatedDriver;
+pub use profile::SimulatedProfile;
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::domain::model::{DeviceProcess, GpmRatios, Moment, UnixSeconds, XidInstance};
-    use crate::node::hardware::{Due, PassStatus};
+    use crate::domain::model::{DeviceProcess, GpmRatios, GpuUuid, Moment, Monotonic, UnixSeconds, XidInstance};
+    use crate::node::hardware::{Driver, Due, GpuReader, PassStatus};
 
     fn at(seconds: u64) -> Moment {
         Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(0.0) }
@@ -106,10 +37,10 @@ mod tests {
     fn busy_seconds_and_energy_are_the_integral_of_the_load() {
         let driver = SimulatedDriver::new(SimulatedProfile::H100, 1);
         let (gpu, mut reader) = first(&driver);
-        driver.controls().set_idle(Monotonic::default());
+        driver.set_idle(Monotonic::default());
         let full = Due { medium: true, slow: true };
         assert_eq!(reader.read(full, at(0)).integrals.busy_seconds, Some(0.0));
-        driver.controls().set_load(&gpu, None, Monotonic::from_secs(4), Load::new(1.0, 1 << 30));
+        driver.set_load(&gpu, None, Monotonic::from_secs(4), Load::new(1.0, 1 << 30));
         let pass = reader.read(full, at(10));
         assert_eq!(pass.integrals.busy_seconds, Some(6.0));
         let expected = 70.0 * 10.0 + 630.0 * 0.95 * 6.0;
@@ -125,8 +56,7 @@ mod tests {
     fn a_partitioned_gpu_has_no_utilization_and_instances_have_gpm() {
         let driver = SimulatedDriver::new(SimulatedProfile::H100_MIG, 1);
         let (gpu, mut reader) = first(&driver);
-        let controls = driver.controls();
-        controls.set_load(
+        driver.set_load(
             &gpu,
             Some(8),
             Monotonic::from_secs(0),
@@ -148,17 +78,16 @@ mod tests {
     fn the_use_of_processes_adds_up_to_that_of_the_gpu() {
         let driver = SimulatedDriver::new(SimulatedProfile::H100_TIME_SLICED, 1);
         let (gpu, mut reader) = first(&driver);
-        let controls = driver.controls();
         let load = |at, pid, utilization| {
-            controls.set_process_load(&gpu, None, pid, Monotonic::from_secs(at), Load::new(utilization, 1 << 30));
+            driver.set_process_load(&gpu, None, pid, Monotonic::from_secs(at), Load::new(utilization, 1 << 30));
         };
-        controls.set_load(&gpu, None, Monotonic::default(), Load::new(0.75, 2 << 30));
+        driver.set_load(&gpu, None, Monotonic::default(), Load::new(0.75, 2 << 30));
         load(0, 10, 0.5);
         load(0, 11, 0.25);
         let medium = Due { medium: true, slow: false };
         reader.read(medium, at(0));
-        controls.end_process(&gpu, 10, Monotonic::from_secs(2));
-        controls.set_load(&gpu, None, Monotonic::from_secs(2), Load::new(0.25, 1 << 30));
+        driver.end_process(&gpu, 10, Monotonic::from_secs(2));
+        driver.set_load(&gpu, None, Monotonic::from_secs(2), Load::new(0.25, 1 << 30));
         let pass = reader.read(medium, at(4));
         assert_eq!(pass.integrals.busy_seconds, Some(2.0));
         assert_eq!(pass.integrals.process_sm_seconds, Some(vec![(10, 1.0), (11, 1.0)]));
@@ -170,7 +99,7 @@ mod tests {
     #[test]
     fn both_gpus_of_a_superchip_read_its_energy_which_is_theirs_and_that_of_the_cpu() {
         let driver = SimulatedDriver::new(SimulatedProfile::GB200, 1);
-        driver.controls().set_idle(Monotonic::default());
+        driver.set_idle(Monotonic::default());
         let session = driver.clone().open().unwrap();
         let mut gpus: Vec<_> = session.inventory().unwrap().0.gpus.into_values().collect();
         gpus.sort_by_key(|gpu| gpu.index);
@@ -179,7 +108,7 @@ mod tests {
         for reader in &mut readers {
             reader.read(due, at(0));
         }
-        driver.controls().set_load(&gpus[1].uuid, None, Monotonic::from_secs(2), Load::new(1.0, 0));
+        driver.set_load(&gpus[1].uuid, None, Monotonic::from_secs(2), Load::new(1.0, 0));
         let passes: Vec<_> = readers.iter_mut().map(|reader| reader.read(due, at(10))).collect();
         let own: Vec<f64> = passes.iter().map(|pass| pass.integrals.energy_joules.unwrap()).collect();
         assert_eq!(own, [1_600.0, 1_600.0 + 988.0 * 8.0, 1_600.0, 1_600.0]);
@@ -196,9 +125,9 @@ mod tests {
     fn a_lost_gpu_is_reported_and_recovers() {
         let driver = SimulatedDriver::new(SimulatedProfile::A100, 1);
         let (gpu, mut reader) = first(&driver);
-        driver.controls().set_lost(&gpu, true);
+        driver.set_lost(&gpu, true);
         assert_eq!(reader.read(Due::default(), at(1)).status, PassStatus::Lost);
-        driver.controls().set_lost(&gpu, false);
+        driver.set_lost(&gpu, false);
         let pass = reader.read(Due { medium: true, slow: false }, at(2));
         assert_eq!((pass.status, pass.medium.unwrap().gpm), (PassStatus::Answers, GpmRatios::default()));
     }
@@ -208,7 +137,7 @@ mod tests {
         let driver = SimulatedDriver::new(SimulatedProfile::H100, 1);
         let (gpu, mut reader) = first(&driver);
         let mut read = |code| {
-            driver.controls().inject_xids(&gpu, None, code, 1);
+            driver.inject_xids(&gpu, None, code, 1);
             let pass = reader.read(Due { medium: false, slow: true }, at(1));
             let errors = |slow: &crate::domain::model::Slow| {
                 slow.ecc.iter().filter_map(|location| location.uncorrected).sum::<u64>()
@@ -218,7 +147,7 @@ mod tests {
         assert_eq!(read(13), (PassStatus::Answers, Some((0, Some(0)))));
         assert_eq!(read(94), (PassStatus::Answers, Some((1, Some(0)))), "contained");
         assert_eq!(read(48), (PassStatus::Answers, Some((2, Some(1)))));
-        driver.controls().set_recovery_action(&gpu, 0);
+        driver.set_recovery_action(&gpu, 0);
         assert_eq!(read(95), (PassStatus::Answers, Some((1, Some(1)))));
         assert_eq!(read(79), (PassStatus::Lost, None), "it has fallen off the bus");
     }
@@ -227,11 +156,11 @@ mod tests {
     fn a_call_returns_when_its_gpu_no_longer_hangs() {
         let driver = SimulatedDriver::new(SimulatedProfile::A100, 1);
         let (gpu, mut reader) = first(&driver);
-        driver.controls().set_hanging(&gpu, true);
+        driver.set_hanging(&gpu, true);
         let (done, outcome) = std::sync::mpsc::channel();
         let reads = std::thread::spawn(move || done.send(reader.read(Due::default(), at(1)).status));
         assert!(outcome.recv_timeout(Duration::from_millis(50)).is_err());
-        driver.controls().set_hanging(&gpu, false);
+        driver.set_hanging(&gpu, false);
         assert_eq!(outcome.recv(), Ok(PassStatus::Answers));
         reads.join().unwrap().unwrap();
     }
@@ -242,14 +171,14 @@ mod tests {
         let session = driver.open().unwrap();
         let (gpu, mut reader) = first(&driver);
         let mut events = session.events().unwrap();
-        driver.controls().set_driver_loaded(false);
+        driver.set_driver_loaded(false);
         assert_eq!(reader.read(Due::default(), at(1)).status, PassStatus::SessionOver);
         assert_eq!(events.wait(Duration::ZERO, Monotonic::default()).unwrap_err().status, PassStatus::SessionOver);
         assert_eq!(driver.open().err().unwrap().code, "driver_not_loaded");
-        driver.controls().set_driver_loaded(true);
+        driver.set_driver_loaded(true);
         assert_eq!(reader.read(Due::default(), at(2)).status, PassStatus::SessionOver, "a reader of the old session");
         let mut reader = driver.open().unwrap().reader(&gpu).unwrap();
-        driver.controls().set_recovery_action(&gpu, 1);
+        driver.set_recovery_action(&gpu, 1);
         let pass = reader.read(Due { medium: false, slow: true }, at(3));
         assert_eq!((pass.status, pass.slow.unwrap().recovery_action), (PassStatus::Answers, Some(1)));
     }
@@ -260,9 +189,9 @@ mod tests {
         let (gpu, _) = first(&driver);
         let mut events = driver.open().unwrap().events().unwrap();
         let instance = Some(XidInstance { gpu_instance: 1, compute_instance: None });
-        driver.controls().inject_xids(&gpu, None, 45, 2);
-        driver.controls().inject_xids(&gpu, None, 45, 0);
-        driver.controls().inject_xids(&gpu, instance, 13, 1);
+        driver.inject_xids(&gpu, None, 45, 2);
+        driver.inject_xids(&gpu, None, 45, 0);
+        driver.inject_xids(&gpu, instance, 13, 1);
         let received: Vec<_> = (0..4).map(|_| events.wait(Duration::ZERO, Monotonic::default()).unwrap()).collect();
         let instances: Vec<_> = received.iter().map(|event| event.as_ref().map(|event| event.instance)).collect();
         assert_eq!(instances, [Some(None), Some(None), Some(instance), None]);

@@ -1,28 +1,28 @@
 //! The simulated nodes: a machine each, with a MIG layout and sharing.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
-use super::machine::{self, GpuPosition, Model, SimulatedMachine};
+use super::machine::{self, GpuPosition, SimulatedMachine};
 use crate::domain::model::{
     DriverInfo, FabricDomain, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, NodeDevices, NvLinkPeers, PassthroughGpu,
-    PciBusId, Platform,
+    Platform,
 };
 
 /// The simulated hardware: a machine, how its GPUs are partitioned, and how the plugin shares them.
 #[derive(Clone, Copy, Debug)]
 pub struct SimulatedProfile {
-    name: &'static str,
-    machine: &'static SimulatedMachine,
-    /// By GPU; GPUs past the end are whole.
+    pub name: &'static str,
+    pub(super) machine: &'static SimulatedMachine,
+    /// By GPU; GPUs past the end are whole. Only of machines with GPM: every instance has its readings.
     partitions: &'static [&'static [Partition]],
     /// Slots of each whole GPU; `None`: it is not shared.
-    replicas: Option<u32>,
+    pub replicas: Option<u32>,
     /// How many GPUs, from the last, are passed through to virtual machines.
     passthrough: usize,
     /// A DRA driver allocates the devices, not a plugin.
-    is_claimed: bool,
+    pub is_claimed: bool,
 }
 
 impl SimulatedProfile {
@@ -79,40 +79,13 @@ impl SimulatedProfile {
         Self::EMPTY,
     ];
 
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        self.name
-    }
-
-    #[must_use]
-    pub const fn replicas(self) -> Option<u32> {
-        self.replicas
-    }
-
-    #[must_use]
-    pub const fn is_claimed(self) -> bool {
-        self.is_claimed
-    }
-
     /// The names of all profiles, for people: `8xh100, 8xa100 or empty`.
     pub fn names() -> String {
-        let names = Self::ALL.map(Self::as_str);
+        let names = Self::ALL.map(|profile| profile.name);
         let (last, others) = names.split_last().expect("there are profiles");
         format!("{} or {last}", others.join(", "))
     }
-
-    pub(super) const fn model(self) -> &'static Model {
-        self.machine.model
-    }
 }
-
-impl PartialEq for SimulatedProfile {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
-    }
-}
-
-impl Eq for SimulatedProfile {}
 
 impl fmt::Display for SimulatedProfile {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -121,16 +94,13 @@ impl fmt::Display for SimulatedProfile {
 }
 
 impl FromStr for SimulatedProfile {
-    type Err = UnknownProfile;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, UnknownProfile> {
-        Self::ALL.into_iter().find(|profile| profile.name == text).ok_or_else(|| UnknownProfile(text.to_owned()))
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unknown = || format!("unknown profile {text:?}; known are {}", Self::names());
+        Self::ALL.into_iter().find(|profile| profile.name == text).ok_or_else(unknown)
     }
 }
-
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown profile {0:?}; known are {names}", names = SimulatedProfile::names())]
-pub struct UnknownProfile(String);
 
 /// A MIG device with its GPU instance.
 #[derive(Debug)]
@@ -171,18 +141,16 @@ const fn partition(name: &'static str, id: u32, slices: (u32, u32), mebibytes: u
 
 /// The node of a profile. The same seed makes the same UUIDs.
 pub(super) fn inventory(profile: SimulatedProfile, seed: u64) -> Inventory {
-    let positions =
-        profile.machine.positions.iter().enumerate().take(profile.machine.positions.len() - profile.passthrough);
-    let gpus =
-        positions.map(|(index, position)| gpu(profile, seed, index, position)).map(|gpu| (gpu.uuid.clone(), gpu));
-    let software = profile.machine.software;
+    let SimulatedMachine { positions, software, .. } = *profile.machine;
+    let listed = positions.iter().enumerate().take(positions.len() - profile.passthrough);
+    let gpus = listed.map(|(index, position)| gpu(profile, seed, index, position));
     Inventory {
         driver: Some(DriverInfo {
             driver_version: software.driver.into(),
             cuda_version: Some(software.cuda.into()),
             nvml_version: Some(software.nvml.into()),
         }),
-        gpus: gpus.collect(),
+        gpus: gpus.map(|gpu| (gpu.uuid.clone(), gpu)).collect(),
         ..Inventory::default()
     }
 }
@@ -190,11 +158,7 @@ pub(super) fn inventory(profile: SimulatedProfile, seed: u64) -> Inventory {
 /// The GPUs of the profile on the PCI bus.
 pub(super) fn node_devices(profile: SimulatedProfile) -> NodeDevices {
     let positions = profile.machine.positions;
-    let mut addresses: Vec<PciBusId> = positions.iter().map(|position| position.pci_bus_id.into()).collect();
-    addresses.sort_unstable();
-    let gpu = |position: &GpuPosition| {
-        let address = PciBusId::from(position.pci_bus_id);
-        let bus_index = addresses.iter().position(|other| *other == address).unwrap_or_default() as u32;
+    let passthrough = |(position, bus_index): (&GpuPosition, u32)| {
         let of_kernel = PassthroughGpu {
             kernel_driver: "vfio-pci".into(),
             iommu_group: Some(FIRST_GROUP + bus_index),
@@ -203,49 +167,52 @@ pub(super) fn node_devices(profile: SimulatedProfile) -> NodeDevices {
             numa_node: Some(position.numa_node),
             bus_index,
         };
-        (address, of_kernel)
+        (position.pci_bus_id.into(), of_kernel)
     };
     let listed = positions.len() - profile.passthrough;
     NodeDevices {
         expected: listed,
         vfio: profile.passthrough,
-        passthrough: positions.iter().skip(listed).map(gpu).collect(),
+        passthrough: positions.iter().zip(0..).skip(listed).map(passthrough).collect(),
         ..NodeDevices::default()
     }
 }
 
 fn gpu(profile: SimulatedProfile, seed: u64, index: usize, position: &GpuPosition) -> Gpu {
-    let model = profile.model();
+    let machine = profile.machine;
     let partitions = profile.partitions.get(index).copied().unwrap_or_default();
     Gpu {
         minor: Some(position.minor),
-        pci_bus_id: Some(PciBusId::new(position.pci_bus_id.to_owned())),
-        model: Some(model.name.into()),
-        architecture: Some(model.architecture.into()),
-        compute_capability: Some(model.compute_capability.into()),
-        vbios_version: model.vbios_version.map(Into::into),
-        serial: Some(format!("16{:011}", scramble(seed, u64::from(position.board)) % 100_000_000_000).into()),
-        platform: platform(profile.machine, seed, position),
+        pci_bus_id: Some(position.pci_bus_id.into()),
+        model: Some(machine.model.into()),
+        architecture: Some(machine.architecture.into()),
+        compute_capability: Some(machine.compute_capability.into()),
+        vbios_version: machine.vbios_version.map(Into::into),
+        serial: Some(serial("16", seed, u64::from(position.board))),
+        platform: position.module_id.map(|module_id| platform(machine, seed, module_id)),
         numa_node: Some(position.numa_node),
-        memory_bytes: Some(model.memory_bytes),
+        memory_bytes: Some(machine.memory_bytes),
         mig_enabled: Some(!partitions.is_empty()),
         mig_devices: mig_devices(seed, index, partitions),
         mig_slices: (!partitions.is_empty()).then_some(7),
-        nvlink_peers: Some(nvlink_peers(profile.machine, position)),
+        nvlink_peers: Some(nvlink_peers(machine, position)),
         ..Gpu::listed(GpuUuid::new(format!("GPU-{}", uuid(seed, index as u64))), index as u32)
     }
 }
 
-fn platform(machine: &SimulatedMachine, seed: u64, position: &GpuPosition) -> Option<Platform> {
-    let chassis = || format!("18{:011}", scramble(seed, CHASSIS) % 100_000_000_000);
-    Some(Platform {
-        chassis_serial: machine.rack.map(|_| chassis().into()),
+fn serial(start: &str, seed: u64, number: u64) -> Arc<str> {
+    format!("{start}{:011}", scramble(seed, number) % 100_000_000_000).into()
+}
+
+fn platform(machine: &SimulatedMachine, seed: u64, module_id: u8) -> Platform {
+    Platform {
+        chassis_serial: machine.rack.map(|_| serial("18", seed, CHASSIS)),
         slot: machine.rack.map(|rack| rack.slot),
         tray: machine.rack.map(|rack| rack.tray),
         host: Some(1),
-        module_id: Some(position.module_id?),
+        module_id: Some(module_id),
         peer_type: Some(if machine.has_switches { "switch" } else { "direct" }),
-    })
+    }
 }
 
 /// Of every GPU of the node.
@@ -255,19 +222,16 @@ pub(super) fn fabric_domain(profile: SimulatedProfile, seed: u64) -> Option<Fabr
 }
 
 fn nvlink_peers(machine: &SimulatedMachine, position: &GpuPosition) -> NvLinkPeers {
-    let links = machine.model.nvlinks;
     if machine.has_switches {
-        return NvLinkPeers { by_bus_id: BTreeMap::new(), switch_links: links };
+        return NvLinkPeers { switch_links: machine.nvlinks, ..NvLinkPeers::default() };
     }
-    let others = machine.positions.iter().filter(|other| other.pci_bus_id != position.pci_bus_id);
-    let ends = others.map(|other| PciBusId::new(other.pci_bus_id.to_owned()));
-    let each = links / (machine.positions.len() as u32 - 1).max(1);
-    NvLinkPeers { by_bus_id: ends.map(|end| (end, each)).collect(), switch_links: 0 }
+    let others = machine.positions.iter().map(|other| other.pci_bus_id).filter(|other| *other != position.pci_bus_id);
+    let each = machine.nvlinks / (machine.positions.len() as u32 - 1).max(1);
+    NvLinkPeers { by_bus_id: others.map(|other| (other.into(), each)).collect(), switch_links: 0 }
 }
 
 fn mig_devices(seed: u64, index: usize, partitions: &[Partition]) -> Vec<MigDevice> {
     let mut placement = 0;
-    let numbered = partitions.iter().zip(0_u32..);
     let device = |(partition, number): (&Partition, u32)| {
         let start = placement;
         placement += partition.memory_slices;
@@ -284,19 +248,13 @@ fn mig_devices(seed: u64, index: usize, partitions: &[Partition]) -> Vec<MigDevi
             memory_bytes: Some(partition.memory_bytes),
         }
     };
-    numbered.map(device).collect()
+    partitions.iter().zip(0..).map(device).collect()
 }
 
 fn uuid(seed: u64, number: u64) -> String {
     let (high, low) = (scramble(seed, 2 * number), scramble(seed, 2 * number + 1));
-    format!(
-        "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
-        high >> 32,
-        (high >> 16) & 0xffff,
-        high & 0xfff,
-        0x8000 | ((low >> 48) & 0x3fff),
-        low & 0xffff_ffff_ffff
-    )
+    let (time, variant, node) = (high >> 32, 0x8000 | ((low >> 48) & 0x3fff), low & 0xffff_ffff_ffff);
+    format!("{time:08x}-{:04x}-4{:03x}-{variant:04x}-{node:012x}", (high >> 16) & 0xffff, high & 0xfff)
 }
 
 /// A well-mixed number from two; the same on every machine.
@@ -318,9 +276,9 @@ mod tests {
     #[test]
     fn unknown_names_are_refused_with_the_known_ones() {
         for profile in SimulatedProfile::ALL {
-            assert_eq!(profile.as_str().parse(), Ok(profile));
+            assert_eq!(profile.name.parse::<SimulatedProfile>().unwrap().name, profile.name);
         }
-        assert!("4xb100".parse::<SimulatedProfile>().unwrap_err().to_string().contains("8xh100-mig"));
+        assert!("4xb100".parse::<SimulatedProfile>().unwrap_err().contains("8xh100-mig"));
     }
 
     #[test]
@@ -374,12 +332,14 @@ mod tests {
         assert_eq!((node.gpus.len(), bus.expected, bus.vfio, bus.passthrough.len()), (4, 4, 4, 4));
         let listed: BTreeSet<_> = node.gpus.values().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
         assert!(bus.passthrough.keys().all(|address| !listed.contains(address)));
+        assert!(SimulatedProfile::ALL.iter().all(|p| p.machine.positions.is_sorted_by_key(|gpu| gpu.pci_bus_id)));
         let groups: BTreeSet<_> = bus.passthrough.values().map(|gpu| gpu.iommu_group).collect();
         assert_eq!(groups.len(), 4);
     }
 
     #[test]
     fn instances_fit_into_the_gpu() {
+        assert!(SimulatedProfile::ALL.iter().all(|profile| profile.partitions.is_empty() || profile.machine.has_gpm));
         let gpus = SimulatedProfile::ALL.map(|profile| inventory(profile, 1).gpus);
         for gpu in gpus.iter().flat_map(|gpus| gpus.values()) {
             assert!(gpu.mig_devices.iter().map(|mig| mig.slices).sum::<u32>() <= 7);

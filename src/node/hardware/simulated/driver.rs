@@ -1,0 +1,336 @@
+//! The simulated driver: the state of its GPUs, which any thread may set, and the sessions that read it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use super::curve::{Curve, Load};
+use super::profile::{SimulatedProfile, fabric_domain, inventory, node_devices, scramble};
+use super::reader::SimulatedReader;
+use crate::domain::model::{
+    FabricDomain, Gpu, GpuUuid, HardwareSource, Inventory, Monotonic, NodeDevices, XidInstance,
+};
+use crate::node::hardware::source::{
+    CallProblem, Driver, DriverEventKind, DriverSession, EventFailure, EventSource, Failure, GpuReader, PassStatus,
+    RawEvent,
+};
+
+/// The problem of every call after the driver was unloaded.
+const UNLOADED: CallProblem = CallProblem { call: "simulated", code: "uninitialized" };
+const LOST: CallProblem = CallProblem { call: "simulated", code: "gpu_is_lost" };
+/// Of a wait for events. Short, so that a session ends soon.
+const LONGEST_WAIT: Duration = Duration::from_millis(200);
+
+/// The recovery action after a memory error that is not contained.
+const RESET: u32 = 1;
+
+/// Simulated GPUs behind the same traits as NVML's, and what sets their state. Clones are of the same GPUs.
+#[derive(Clone, Debug)]
+pub struct SimulatedDriver {
+    pub(super) profile: SimulatedProfile,
+    pub(super) inventory: Arc<Inventory>,
+    pub(super) fabric_domain: Option<FabricDomain>,
+    state: Arc<Mutex<DriverState>>,
+    changed: Arc<Condvar>,
+}
+
+#[derive(Debug)]
+struct DriverState {
+    gpus: BTreeMap<GpuUuid, SimulatedGpu>,
+    /// Until the first load is set.
+    has_constant_loads: bool,
+    /// Events to deliver.
+    events: VecDeque<RawEvent>,
+    loaded: bool,
+    /// How often the driver was loaded.
+    loads: u64,
+}
+
+/// A GPU at its last reading.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SimulatedGpu {
+    /// Of the whole GPU (`None`), or of each GPU instance of a partitioned one.
+    pub parts: BTreeMap<Option<u32>, Curve>,
+    /// By pid and GPU instance.
+    pub processes: BTreeMap<(u32, Option<u32>), ProcessCurve>,
+    lost: bool,
+    hanging: bool,
+    pub recovery_action: u32,
+    /// Uncorrected memory errors since the last reset.
+    pub uncorrected: u64,
+}
+
+/// One process on one GPU, or on one GPU instance of it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ProcessCurve {
+    pub curve: Curve,
+    ended: Option<Monotonic>,
+    /// False when it has ended since the reading before.
+    pub running: bool,
+}
+
+impl SimulatedGpu {
+    /// With constant loads.
+    fn new(gpu: &Gpu, seed: u64) -> Self {
+        let number = 50_000 + 100 * u64::from(gpu.index.unwrap_or_default());
+        let curve = |part: u32, memory: Option<u64>| {
+            let level = 0.35 + 0.6 * ((scramble(seed, number + u64::from(part)) % 1_000) as f64 / 1_000.0);
+            Curve::new(Monotonic::default(), Load::new(level, (memory.unwrap_or_default() as f64 * level) as u64))
+        };
+        let instances = gpu.mig_devices.iter().map(|mig| (mig.gpu_instance, mig.memory_bytes));
+        let mut parts: BTreeMap<_, _> =
+            instances.map(|(instance, memory)| (Some(instance), curve(instance, memory))).collect();
+        if parts.is_empty() {
+            parts.insert(None, curve(0, gpu.memory_bytes));
+        }
+        Self { parts, ..Self::default() }
+    }
+
+    /// The load of the whole GPU; `None` where it is partitioned.
+    pub fn whole(&self) -> Option<&Curve> {
+        self.parts.get(&None)
+    }
+
+    pub fn instances(&self) -> impl Iterator<Item = (u32, &Curve)> {
+        self.parts.iter().filter_map(|(instance, curve)| Some(((*instance)?, curve)))
+    }
+
+    fn advance(&mut self, now: Monotonic) {
+        self.parts.values_mut().for_each(|curve| curve.advance(now));
+        for process in self.processes.values_mut() {
+            process.curve.advance(now);
+            process.running = process.ended.is_none_or(|ended| ended > now);
+        }
+    }
+}
+
+impl SimulatedDriver {
+    pub fn new(profile: SimulatedProfile, seed: u64) -> Self {
+        let inventory = Arc::new(inventory(profile, seed));
+        let gpus = inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), SimulatedGpu::new(gpu, seed))).collect();
+        let state = DriverState { gpus, has_constant_loads: true, events: VecDeque::new(), loaded: true, loads: 1 };
+        Self {
+            profile,
+            inventory,
+            fabric_domain: fabric_domain(profile, seed),
+            state: Arc::new(Mutex::new(state)),
+            changed: Arc::default(),
+        }
+    }
+
+    /// The simulated devices, lost ones included.
+    pub fn inventory(&self) -> Inventory {
+        Inventory::clone(&self.inventory)
+    }
+
+    /// The GPUs on the PCI bus.
+    #[must_use]
+    pub fn node_devices(&self) -> NodeDevices {
+        node_devices(self.profile)
+    }
+
+    /// Sets the load of the whole GPU, or of one GPU instance of a partitioned one, from `at` on. Calls for one GPU are
+    /// in the order of time. Unknown GPUs are ignored.
+    pub fn set_load(&self, gpu: &GpuUuid, gpu_instance: Option<u32>, at: Monotonic, load: Load) {
+        self.set_idle(at);
+        self.change(gpu, |gpu| {
+            if let Some(curve) = gpu.parts.get_mut(&gpu_instance) {
+                curve.set(at, load);
+            }
+        });
+    }
+
+    /// Sets the load of a process on the GPU, or on one GPU instance, from `at` on. It is a part of the load of
+    /// `set_load`: the caller keeps the sum.
+    pub fn set_process_load(&self, gpu: &GpuUuid, gpu_instance: Option<u32>, pid: u32, at: Monotonic, load: Load) {
+        self.set_idle(at);
+        self.change(gpu, |gpu| {
+            let new = || ProcessCurve { curve: Curve::new(at, Load::default()), ..ProcessCurve::default() };
+            gpu.processes.entry((pid, gpu_instance)).or_insert_with(new).curve.set(at, load);
+        });
+    }
+
+    /// Ends the process at `at`, on the GPU and all its instances.
+    pub fn end_process(&self, gpu: &GpuUuid, pid: u32, at: Monotonic) {
+        self.change(gpu, |gpu| {
+            for (_, process) in gpu.processes.iter_mut().filter(|((number, _), _)| *number == pid) {
+                process.curve.set(at, Load::default());
+                process.ended = Some(at);
+            }
+        });
+    }
+
+    /// Ends the constant loads, if they still last: all GPUs are idle from `at` on, until loads are set.
+    pub fn set_idle(&self, at: Monotonic) {
+        let mut state = self.state.lock();
+        if std::mem::take(&mut state.has_constant_loads) {
+            for curve in state.gpus.values_mut().flat_map(|gpu| gpu.parts.values_mut()) {
+                curve.set(at, Load::default());
+            }
+        }
+    }
+
+    /// Every call to a lost GPU fails.
+    pub fn set_lost(&self, gpu: &GpuUuid, lost: bool) {
+        self.change(gpu, |gpu| gpu.lost = lost);
+    }
+
+    /// Calls on a hanging GPU block.
+    pub fn set_hanging(&self, gpu: &GpuUuid, hanging: bool) {
+        self.change(gpu, |gpu| gpu.hanging = hanging);
+    }
+
+    /// Sets the recovery action (NVML field 230; 0 is none, after a reset), with an event.
+    pub fn set_recovery_action(&self, gpu: &GpuUuid, action: u32) {
+        self.change(gpu, |gpu| {
+            gpu.recovery_action = action;
+            gpu.uncorrected *= u64::from(action != 0);
+        });
+        self.send(RawEvent { gpu: gpu.clone(), instance: None, kind: DriverEventKind::Condition }, 1);
+    }
+
+    /// An unloaded driver ends its sessions and refuses new ones until it is loaded.
+    pub fn set_driver_loaded(&self, loaded: bool) {
+        let mut state = self.state.lock();
+        if loaded && !state.loaded {
+            state.loads += 1;
+        }
+        state.loaded = loaded;
+        self.changed.notify_all();
+    }
+
+    /// Sends an XID of the whole GPU or of one of its instances, repeated, with what it means for the GPU: off the bus, or
+    /// with memory errors, which need a reset unless they are contained.
+    pub fn inject_xids(&self, gpu: &GpuUuid, instance: Option<XidInstance>, code: u32, count: u64) {
+        self.change(gpu, |gpu| match code {
+            79 => gpu.lost = true,
+            48 | 94 | 95 => {
+                gpu.uncorrected += count;
+                gpu.recovery_action = if code == 94 { gpu.recovery_action } else { RESET };
+            }
+            _ => {}
+        });
+        self.send(RawEvent { gpu: gpu.clone(), instance, kind: DriverEventKind::Xid(code) }, count);
+    }
+
+    fn change(&self, gpu: &GpuUuid, change: impl FnOnce(&mut SimulatedGpu)) {
+        self.state.lock().gpus.get_mut(gpu).map(change);
+        self.changed.notify_all();
+    }
+
+    fn send(&self, event: RawEvent, count: u64) {
+        self.state.lock().events.extend(std::iter::repeat_n(event, count as usize));
+        self.changed.notify_all();
+    }
+
+    /// The load of the whole GPU and its integral at `now`, for another GPU's reader. Does not change the next `read`.
+    pub(super) fn load_at(&self, gpu: &GpuUuid, now: Monotonic) -> Option<Curve> {
+        let mut curve = self.state.lock().gpus.get(gpu)?.whole()?.clone();
+        curve.advance(now);
+        Some(curve)
+    }
+}
+
+impl Driver for SimulatedDriver {
+    fn source(&self) -> HardwareSource {
+        HardwareSource::Simulated
+    }
+
+    fn open(&mut self) -> Result<Box<dyn DriverSession>, Failure> {
+        let state = self.state.lock();
+        if state.loaded {
+            return Ok(Box::new(SimulatedSession { number: state.loads, driver: self.clone() }));
+        }
+        Err(Failure {
+            call: UNLOADED.call,
+            code: "driver_not_loaded",
+            reason: "the simulated driver is not loaded".to_owned(),
+            remedy: "podmeter keeps retrying",
+        })
+    }
+}
+
+/// Valid until the driver is unloaded.
+#[derive(Clone)]
+pub(super) struct SimulatedSession {
+    /// How often the driver had been loaded.
+    number: u64,
+    pub driver: SimulatedDriver,
+}
+
+impl SimulatedSession {
+    fn is_over(&self, state: &DriverState) -> bool {
+        !state.loaded || self.number != state.loads
+    }
+
+    /// The GPU with its loads at `now` and their integrals up to it. Blocks while the GPU hangs.
+    pub fn read(&self, gpu: &GpuUuid, now: Monotonic) -> Result<SimulatedGpu, (PassStatus, CallProblem)> {
+        let mut state = self.driver.state.lock();
+        let hangs = |state: &mut DriverState| state.gpus.get(gpu).is_some_and(|gpu| gpu.hanging);
+        self.driver.changed.wait_while(&mut state, hangs);
+        if self.is_over(&state) {
+            return Err((PassStatus::SessionOver, UNLOADED));
+        }
+        let gpu = state.gpus.get_mut(gpu).filter(|gpu| !gpu.lost).ok_or((PassStatus::Lost, LOST))?;
+        gpu.advance(now);
+        let reading = gpu.clone();
+        gpu.processes.retain(|_, process| process.running);
+        Ok(reading)
+    }
+}
+
+impl DriverSession for SimulatedSession {
+    fn inventory(&self) -> Result<(Inventory, Vec<CallProblem>), Failure> {
+        Ok((self.driver.inventory(), Vec::new()))
+    }
+
+    fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn GpuReader>, Failure> {
+        Ok(Box::new(SimulatedReader::new(self.clone(), gpu)))
+    }
+
+    fn layout_changed(&self) -> bool {
+        false
+    }
+
+    fn node_devices(&self) -> Option<NodeDevices> {
+        Some(self.driver.node_devices())
+    }
+
+    /// As with a driver, earlier events are lost.
+    fn events(&self) -> Option<Box<dyn EventSource>> {
+        self.driver.state.lock().events.clear();
+        Some(Box::new(self.clone()))
+    }
+}
+
+impl EventSource for SimulatedSession {
+    fn wait(&mut self, patience: Duration, _now: Monotonic) -> Result<Option<RawEvent>, EventFailure> {
+        let quiet = |state: &mut DriverState| state.events.is_empty() && !self.is_over(state);
+        let mut state = self.driver.state.lock();
+        self.driver.changed.wait_while_for(&mut state, quiet, patience.min(LONGEST_WAIT));
+        if self.is_over(&state) {
+            return Err(EventFailure { problem: UNLOADED, status: PassStatus::SessionOver });
+        }
+        Ok(state.events.pop_front())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integrals_are_exact_whenever_they_are_read() {
+        let driver = SimulatedDriver::new(SimulatedProfile::H100, 3);
+        let session = SimulatedSession { number: 1, driver: driver.clone() };
+        let gpu = driver.inventory.gpus.keys().next().unwrap();
+        driver.set_idle(Monotonic::default());
+        for (second, utilization) in [(2, 1.0), (5, 0.5), (6, 0.0), (20, 0.25)] {
+            driver.set_load(gpu, None, Monotonic::from_secs(second), Load::new(utilization, 0));
+        }
+        let busy = |second| session.read(gpu, Monotonic::from_secs(second)).unwrap().whole().unwrap().busy_seconds;
+        assert_eq!([1, 3, 7, 24].map(busy), [0.0, 1.0, 3.5, 4.5]);
+    }
+}
