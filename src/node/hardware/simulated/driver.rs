@@ -32,12 +32,12 @@ pub struct SimulatedDriver {
     pub(super) profile: SimulatedProfile,
     pub(super) inventory: Arc<Inventory>,
     pub(super) fabric_domain: Option<FabricDomain>,
-    state: Arc<Mutex<DriverState>>,
+    state: Arc<Mutex<SharedGpus>>,
     changed: Arc<Condvar>,
 }
 
 #[derive(Debug)]
-struct DriverState {
+struct SharedGpus {
     gpus: BTreeMap<GpuUuid, SimulatedGpu>,
     /// Until the first load is set.
     has_constant_loads: bool,
@@ -110,7 +110,7 @@ impl SimulatedDriver {
     pub fn new(profile: SimulatedProfile, seed: u64) -> Self {
         let inventory = Arc::new(inventory(profile, seed));
         let gpus = inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), SimulatedGpu::new(gpu, seed))).collect();
-        let state = DriverState { gpus, has_constant_loads: true, events: VecDeque::new(), loaded: true, loads: 1 };
+        let state = SharedGpus { gpus, has_constant_loads: true, events: VecDeque::new(), loaded: true, loads: 1 };
         Self {
             profile,
             inventory,
@@ -261,14 +261,14 @@ pub(super) struct SimulatedSession {
 }
 
 impl SimulatedSession {
-    fn is_over(&self, state: &DriverState) -> bool {
+    fn is_over(&self, state: &SharedGpus) -> bool {
         !state.loaded || self.number != state.loads
     }
 
     /// The GPU with its loads at `now` and their integrals up to it. Blocks while the GPU hangs.
     pub fn read(&self, gpu: &GpuUuid, now: Monotonic) -> Result<SimulatedGpu, (PassStatus, CallProblem)> {
         let mut state = self.driver.state.lock();
-        let hangs = |state: &mut DriverState| state.gpus.get(gpu).is_some_and(|gpu| gpu.hanging);
+        let hangs = |state: &mut SharedGpus| state.gpus.get(gpu).is_some_and(|gpu| gpu.hanging);
         self.driver.changed.wait_while(&mut state, hangs);
         if self.is_over(&state) {
             return Err((PassStatus::SessionOver, UNLOADED));
@@ -307,7 +307,7 @@ impl DriverSession for SimulatedSession {
 
 impl EventSource for SimulatedSession {
     fn wait(&mut self, patience: Duration, _now: Monotonic) -> Result<Option<RawEvent>, EventFailure> {
-        let quiet = |state: &mut DriverState| state.events.is_empty() && !self.is_over(state);
+        let quiet = |state: &mut SharedGpus| state.events.is_empty() && !self.is_over(state);
         let mut state = self.driver.state.lock();
         self.driver.changed.wait_while_for(&mut state, quiet, patience.min(LONGEST_WAIT));
         if self.is_over(&state) {

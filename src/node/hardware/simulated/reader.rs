@@ -31,23 +31,23 @@ pub struct SimulatedReader {
     /// The other GPUs of its superchip.
     neighbors: Vec<GpuUuid>,
     /// In the last pass, and in the last of the medium tier.
-    last: Option<SimulatedReading>,
-    last_medium: Option<SimulatedReading>,
+    last: Option<GpuReading>,
+    last_medium: Option<GpuReading>,
 }
 
 /// The GPU and its power in one pass.
 #[derive(Clone)]
-struct SimulatedReading {
+struct GpuReading {
     now: Monotonic,
     gpu: SimulatedGpu,
-    power: Power,
+    power: PowerDraw,
     /// Of the superchip.
-    module_power: Option<Power>,
+    module_power: Option<PowerDraw>,
 }
 
 /// Power, and the energy since the start.
 #[derive(Clone, Copy)]
-struct Power {
+struct PowerDraw {
     watts: f64,
     joules: f64,
 }
@@ -58,7 +58,7 @@ impl GpuReader for SimulatedReader {
             Ok(gpu) => gpu,
             Err((status, problem)) => return Pass { status, problems: vec![problem], ..Pass::default() },
         };
-        let reading = self.reading(now, gpu);
+        let reading = self.with_power(now, gpu);
         let last = self.last.replace(reading.clone()).unwrap_or_else(|| reading.clone());
         let (whole, is_whole) = (reading.gpu.whole(), reading.gpu.whole().is_some());
         let busy_seconds = whole.zip(last.gpu.whole()).map(|(curve, last)| curve.busy_seconds - last.busy_seconds);
@@ -70,11 +70,11 @@ impl GpuReader for SimulatedReader {
                 busy_seconds,
                 module_energy_joules: module_joules,
                 memory_busy_seconds: busy_seconds.map(|busy| busy * 0.6),
-                engine_busy_seconds: idle_engines(&reading),
+                engine_busy_seconds: reading.idle_engines(),
                 energy_joules: Some(reading.power.joules - last.power.joules),
-                instance_busy_seconds: (!is_whole).then(|| instance_busy_seconds(&reading, &last)),
+                instance_busy_seconds: (!is_whole).then(|| reading.instance_busy_seconds(&last)),
                 lacks_utilization: !is_whole,
-                process_sm_seconds: is_whole.then(|| process_sm_seconds(&reading, &last)),
+                process_sm_seconds: is_whole.then(|| reading.process_sm_seconds(&last)),
                 ..Integrals::default()
             },
             energy_counter: Some((reading.power.joules * 1000.0) as u64),
@@ -92,6 +92,44 @@ impl GpuReader for SimulatedReader {
     }
 }
 
+impl GpuReading {
+    /// A partitioned GPU has none.
+    fn idle_engines(&self) -> Vec<(&'static str, f64)> {
+        if self.gpu.whole().is_some() { ENGINES.map(|engine| (engine, 0.0)).to_vec() } else { Vec::new() }
+    }
+
+    /// Over PCIe, since the start. A partitioned GPU moves nothing.
+    fn moved_bytes(&self) -> f64 {
+        self.gpu.whole().map_or(0.0, |curve| curve.sm_active_seconds * 1e9)
+    }
+
+    /// Of each GPU instance, since the last pass.
+    fn instance_busy_seconds(&self, last: &Self) -> Vec<(u32, f64)> {
+        let before = |instance| last.gpu.parts[&Some(instance)].busy_seconds;
+        self.gpu.instances().map(|(instance, curve)| (instance, curve.busy_seconds - before(instance))).collect()
+    }
+
+    /// SM-seconds of each process since the last pass; on a whole GPU, where each process occurs once.
+    fn process_sm_seconds(&self, last: &Self) -> Vec<(u32, f64)> {
+        let since = |(key, process): (&(u32, Option<u32>), &ProcessCurve)| {
+            let before = last.gpu.processes.get(key).map_or(0.0, |before| before.curve.busy_seconds);
+            (key.0, process.curve.busy_seconds - before)
+        };
+        self.gpu.processes.iter().map(since).filter(|(_, seconds)| *seconds > 0.0).collect()
+    }
+
+    /// All processes of the GPU; those of MIG devices with their instances.
+    fn processes(&self) -> Vec<DeviceProcess> {
+        let process = |(&(pid, gpu_instance), process): (&(u32, Option<u32>), &ProcessCurve)| DeviceProcess {
+            pid,
+            gpu_instance,
+            compute_instance: gpu_instance.map(|_| 0),
+            memory_bytes: Some(process.curve.load.memory_used),
+        };
+        self.gpu.processes.iter().filter(|(_, process)| process.running).map(process).collect()
+    }
+}
+
 impl SimulatedReader {
     pub fn new(session: SimulatedSession, uuid: &GpuUuid) -> Self {
         let gpus = &session.driver.inventory.gpus;
@@ -103,7 +141,7 @@ impl SimulatedReader {
         Self { session, gpu, machine, neighbors, last: None, last_medium: None }
     }
 
-    fn reading(&self, now: Monotonic, gpu: SimulatedGpu) -> SimulatedReading {
+    fn with_power(&self, now: Monotonic, gpu: SimulatedGpu) -> GpuReading {
         let (mut level, mut level_seconds) = (0.0, 0.0);
         for (instance, curve) in &gpu.parts {
             let mig = self.gpu.mig_devices.iter().find(|mig| Some(mig.gpu_instance) == *instance);
@@ -112,27 +150,30 @@ impl SimulatedReader {
             level_seconds += curve.busy_seconds * share;
         }
         let power = self.power(now, level, level_seconds);
-        SimulatedReading { now, gpu, power, module_power: self.module_power(now, power) }
+        GpuReading { now, gpu, power, module_power: self.module_power(now, power) }
     }
 
     /// A straight line from idle to the limit, at a level of load and its integral.
-    fn power(&self, now: Monotonic, level: f64, level_seconds: f64) -> Power {
+    fn power(&self, now: Monotonic, level: f64, level_seconds: f64) -> PowerDraw {
         let (idle, range) = (self.machine.idle_watts, (self.machine.limit_watts - self.machine.idle_watts) * 0.95);
         let joules = idle * now.as_duration().as_secs_f64() + range * level_seconds;
-        Power { watts: idle + range * level, joules }
+        PowerDraw { watts: idle + range * level, joules }
     }
 
     /// That of a superchip: of its CPU and all its GPUs, which are whole.
-    fn module_power(&self, now: Monotonic, own: Power) -> Option<Power> {
+    fn module_power(&self, now: Monotonic, own: PowerDraw) -> Option<PowerDraw> {
         let cpu_watts = self.machine.superchip?.cpu_watts;
-        let cpu = Power { watts: cpu_watts, joules: cpu_watts * now.as_duration().as_secs_f64() };
-        let others = self.neighbors.iter().filter_map(|gpu| self.session.driver.load_at(gpu, now));
-        let others = others.map(|curve| self.power(now, curve.load.utilization, curve.busy_seconds));
-        let sum = |sum: Power, one: Power| Power { watts: sum.watts + one.watts, joules: sum.joules + one.joules };
-        Some(others.chain([cpu]).fold(own, sum))
+        let cpu_joules = cpu_watts * now.as_duration().as_secs_f64();
+        let mut sum = PowerDraw { watts: own.watts + cpu_watts, joules: own.joules + cpu_joules };
+        for curve in self.neighbors.iter().filter_map(|gpu| self.session.driver.load_at(gpu, now)) {
+            let other = self.power(now, curve.load.utilization, curve.busy_seconds);
+            sum.watts += other.watts;
+            sum.joules += other.joules;
+        }
+        Some(sum)
     }
 
-    fn medium(&mut self, reading: &SimulatedReading) -> Medium {
+    fn medium(&mut self, reading: &GpuReading) -> Medium {
         let before = self.last_medium.replace(reading.clone());
         let level = reading.power.watts / self.machine.limit_watts;
         let temperature = (28.0 + 42.0 * level).round();
@@ -160,17 +201,12 @@ impl SimulatedReader {
             gpm: self.gpm(reading, before.as_ref(), None),
             rates: self.rates(reading, before.as_ref()),
             instances: self.gpu.mig_devices.iter().map(|mig| self.instance(mig, reading, before.as_ref())).collect(),
-            processes: Some(processes(reading)),
+            processes: Some(reading.processes()),
             ..Medium::default()
         }
     }
 
-    fn instance(
-        &self,
-        mig: &MigDevice,
-        reading: &SimulatedReading,
-        before: Option<&SimulatedReading>,
-    ) -> InstanceReading {
+    fn instance(&self, mig: &MigDevice, reading: &GpuReading, before: Option<&GpuReading>) -> InstanceReading {
         let load = reading.gpu.parts[&Some(mig.gpu_instance)].load;
         InstanceReading {
             gpu_instance: mig.gpu_instance,
@@ -181,7 +217,7 @@ impl SimulatedReader {
     }
 
     /// Of the whole GPU, or of one GPU instance, since the medium pass before.
-    fn gpm(&self, reading: &SimulatedReading, before: Option<&SimulatedReading>, part: Option<u32>) -> GpmRatios {
+    fn gpm(&self, reading: &GpuReading, before: Option<&GpuReading>, part: Option<u32>) -> GpmRatios {
         let curves = before.and_then(|before| Some((reading.gpu.parts.get(&part)?, before.gpu.parts.get(&part)?)));
         let means = curves.and_then(|(curve, before)| curve.means_since(before));
         let Some((busy, sm_active)) = means.filter(|_| self.machine.has_gpm) else { return GpmRatios::default() };
@@ -195,15 +231,15 @@ impl SimulatedReader {
     }
 
     /// The rates of the counters of `slow`, since the medium pass before.
-    fn rates(&self, reading: &SimulatedReading, before: Option<&SimulatedReading>) -> Rates {
+    fn rates(&self, reading: &GpuReading, before: Option<&GpuReading>) -> Rates {
         let moved = before.filter(|_| self.machine.has_gpm).and_then(|before| {
             let seconds = reading.now.since(before.now).as_secs_f64();
-            (seconds > 0.0).then(|| (moved_bytes(reading) - moved_bytes(before)) / seconds)
+            (seconds > 0.0).then(|| (reading.moved_bytes() - before.moved_bytes()) / seconds)
         });
         let of_cpu = moved.filter(|_| self.machine.superchip.is_some());
         Rates {
             memory_utilization_ratio: reading.gpu.whole().map(|curve| curve.load.utilization * 0.6),
-            engine_utilization_ratios: idle_engines(reading).into_iter().collect(),
+            engine_utilization_ratios: reading.idle_engines().into_iter().collect(),
             traffic: Traffic {
                 pcie_transmitted: moved,
                 pcie_received: moved.map(|moved| moved * 1.4),
@@ -251,12 +287,12 @@ impl SimulatedReader {
         }
     }
 
-    fn slow(&self, reading: &SimulatedReading) -> Slow {
+    fn slow(&self, reading: &GpuReading) -> Slow {
         let ecc = |location| {
             let uncorrected = if location == "dram" { reading.gpu.uncorrected } else { 0 };
             EccLocation { location, corrected: Some(0), uncorrected: Some(uncorrected) }
         };
-        let moved = moved_bytes(reading);
+        let moved = reading.moved_bytes();
         Slow {
             ecc: ["dram", "l2_cache", "sram"].map(ecc).into(),
             ecc_lifetime_corrected: Some(0),
@@ -281,42 +317,6 @@ impl SimulatedReader {
             ..Slow::default()
         }
     }
-}
-
-/// A partitioned GPU has none.
-fn idle_engines(reading: &SimulatedReading) -> Vec<(&'static str, f64)> {
-    if reading.gpu.whole().is_some() { ENGINES.map(|engine| (engine, 0.0)).to_vec() } else { Vec::new() }
-}
-
-/// Over PCIe, since the start. A partitioned GPU moves nothing.
-fn moved_bytes(reading: &SimulatedReading) -> f64 {
-    reading.gpu.whole().map_or(0.0, |curve| curve.sm_active_seconds * 1e9)
-}
-
-/// Of each GPU instance, since the last pass.
-fn instance_busy_seconds(reading: &SimulatedReading, last: &SimulatedReading) -> Vec<(u32, f64)> {
-    let before = |instance| last.gpu.parts[&Some(instance)].busy_seconds;
-    reading.gpu.instances().map(|(instance, curve)| (instance, curve.busy_seconds - before(instance))).collect()
-}
-
-/// SM-seconds of each process since the last pass; on a whole GPU, where each process occurs once.
-fn process_sm_seconds(reading: &SimulatedReading, last: &SimulatedReading) -> Vec<(u32, f64)> {
-    let since = |(key, process): (&(u32, Option<u32>), &ProcessCurve)| {
-        let before = last.gpu.processes.get(key).map_or(0.0, |before| before.curve.busy_seconds);
-        (key.0, process.curve.busy_seconds - before)
-    };
-    reading.gpu.processes.iter().map(since).filter(|(_, seconds)| *seconds > 0.0).collect()
-}
-
-/// All processes of the GPU; those of MIG devices with their instances.
-fn processes(reading: &SimulatedReading) -> Vec<DeviceProcess> {
-    let process = |(&(pid, gpu_instance), process): (&(u32, Option<u32>), &ProcessCurve)| DeviceProcess {
-        pid,
-        gpu_instance,
-        compute_instance: gpu_instance.map(|_| 0),
-        memory_bytes: Some(process.curve.load.memory_used),
-    };
-    reading.gpu.processes.iter().filter(|(_, process)| process.running).map(process).collect()
 }
 
 fn memory_use(used: u64, total: u64) -> MemoryUse {
