@@ -16,7 +16,7 @@ mod library;
 mod medium;
 mod memory;
 mod module;
-mod nvlink;
+pub(super) mod nvlink;
 mod per_gpu_query;
 mod platform;
 mod process_use;

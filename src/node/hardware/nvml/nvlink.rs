@@ -52,6 +52,12 @@ const fn errors(id: u32) -> FieldRow {
     FieldRow::new(id, &plausible::ERRORS)
 }
 
+/// Of the counters of each link.
+pub fn error_names(nvlink5: bool) -> Vec<&'static str> {
+    let counters: &[(FieldRow, &str)] = if nvlink5 { &ERRORS5 } else { &ERRORS };
+    counters.iter().map(|(_, name)| *name).collect()
+}
+
 /// Values by link and name.
 type ByLink = BTreeMap<u32, BTreeMap<&'static str, f64>>;
 

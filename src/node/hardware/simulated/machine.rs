@@ -19,8 +19,7 @@ pub(super) struct SimulatedMachine {
     /// The conditions of the NVLink fabric that the driver reports. Empty: it has no fabric.
     pub fabric_conditions: &'static [&'static str],
     pub nvlinks: u32,
-    /// The kinds of errors that each link counts.
-    pub nvlink_errors: &'static [&'static str],
+    pub has_nvlink5: bool,
     /// `None`: the GPU is attached to its CPU by NVLink-C2C, and what the driver has of PCIe is not known.
     pub pcie_generation: Option<u32>,
     /// Its GPUs are those of superchips: each has a CPU, and the driver has its power.
@@ -85,20 +84,6 @@ const fn numbered(pci_bus_id: &'static str, minor: u32, numa_node: u32, module_i
 const R570: Software = Software { driver: "570.124.06", cuda: "12.8", nvml: "12.570.124.06" };
 const R580: Software = Software { driver: "580.173.02", cuda: "13.0", nvml: "13.580.173.02" };
 
-const NVLINK_ERRORS: &[&str] = &["replay", "recovery", "crc"];
-/// Of NVLink 5.
-const NVLINK5_ERRORS: &[&str] = &[
-    "malformed_packet",
-    "buffer_overrun",
-    "receive",
-    "receive_remote",
-    "receive_general",
-    "local_link_integrity",
-    "transmit_discard",
-    "recovery_failed",
-    "recovery",
-];
-
 /// Four on each socket.
 pub(super) static H100: SimulatedMachine = SimulatedMachine {
     model: "NVIDIA H100 80GB HBM3",
@@ -113,7 +98,7 @@ pub(super) static H100: SimulatedMachine = SimulatedMachine {
     has_gpm: true,
     fabric_conditions: &["degraded_bandwidth"],
     nvlinks: 18,
-    nvlink_errors: NVLINK_ERRORS,
+    has_nvlink5: false,
     pcie_generation: Some(5),
     superchip: None,
     software: R570,
@@ -160,7 +145,7 @@ pub(super) static B200: SimulatedMachine = SimulatedMachine {
     sm_hertz: (120e6, 1_965e6),
     memory_hertz: 3_996e6,
     fabric_conditions: &["access_timeout_recovery"],
-    nvlink_errors: NVLINK5_ERRORS,
+    has_nvlink5: true,
     software: R580,
     positions: &[
         numbered("0000:8f:00.0", 0, 0, 6),

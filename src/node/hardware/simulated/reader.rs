@@ -6,6 +6,7 @@ use crate::domain::model::{
     C2c, Clocks, DeviceProcess, EccLocation, FabricState, Fast, GpmRatios, Gpu, GpuUuid, InstanceReading, LinkCounters,
     Medium, MemoryUse, MigDevice, Moment, Monotonic, NvLink, Pcie, Rates, RowRemap, Slow, Traffic,
 };
+use crate::node::hardware::nvml::nvlink;
 use crate::node::hardware::source::{Due, GpuReader, Integrals, Pass, PassStatus};
 use crate::node::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
 
@@ -266,7 +267,7 @@ impl SimulatedReader {
     /// Every link moves the same.
     fn nvlink(&self, moved: f64) -> NvLink {
         let bytes = Some((moved / f64::from(self.machine.nvlinks)).floor());
-        let errors = self.machine.nvlink_errors.iter().map(|kind| (*kind, 0)).collect();
+        let errors = nvlink::error_names(self.machine.has_nvlink5).into_iter().map(|name| (name, 0)).collect();
         let link = LinkCounters { transmitted_bytes: bytes, received_bytes: bytes, errors, ..LinkCounters::default() };
         NvLink {
             active_links: Some(self.machine.nvlinks),
