@@ -54,13 +54,13 @@ pub fn claim(driver: &str, device: &str) -> ClaimDevice {
     }
 }
 
-pub fn holding(device: &str, sharing: SharingForm, share: f64) -> Holding {
+pub fn holding(device: &str, sharing: SharingForm, fraction: f64) -> Holding {
     Holding {
         resource: Some("nvidia.com/gpu".into()),
         device_ids: vec![device.into()],
         sharing,
         attribution: None,
-        share: Some(share),
+        fraction: Some(fraction),
         weight: 1.0,
     }
 }

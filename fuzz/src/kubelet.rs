@@ -64,10 +64,10 @@ fn joined(allocations: &Allocations, offered: &Allocatable) {
     for (key, holding) in &holdings {
         assert!(INVENTORY.gpus.contains_key(&key.gpu), "{key:?} is on no GPU");
         assert!(!holding.device_ids.is_empty() && holding.weight > 0.0, "{key:?}: {holding:?}");
-        *held.entry(&key.gpu).or_default() += holding.share.unwrap_or(0.0);
+        *held.entry(&key.gpu).or_default() += holding.fraction.unwrap_or(0.0);
     }
     // No GPU is held more than once over.
-    assert!(held.values().all(|share| (0.0..=1.0 + 1e-9).contains(share)), "{held:?}");
+    assert!(held.values().all(|fraction| (0.0..=1.0 + 1e-9).contains(fraction)), "{held:?}");
 }
 
 fn pod_event(event: &v1alpha1::WatchPodsEvent) {

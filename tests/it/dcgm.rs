@@ -76,7 +76,7 @@ fn page() -> String {
         device_ids: vec![format!("{GPU}::{slot}").as_str().into()],
         sharing: SharingForm::TimeSlicing,
         attribution: None,
-        share: Some(0.25),
+        fraction: Some(0.25),
         weight: 1.0,
     };
     let holdings = PODS.iter().enumerate().map(|(slot, (pod, namespace, ..))| {

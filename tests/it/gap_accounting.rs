@@ -131,7 +131,8 @@ impl World {
             self.busy += length * self.load;
             self.energy += length * (IDLE_WATTS + LOAD_WATTS * self.load / 100);
             for (key, holding) in &self.join.holdings {
-                *self.held.entry(key.container.clone()).or_default() += length * (holding.share.unwrap() * 4.0) as u64;
+                *self.held.entry(key.container.clone()).or_default() +=
+                    length * (holding.fraction.unwrap() * 4.0) as u64;
             }
             if self.now < end {
                 self.observe();

@@ -67,7 +67,7 @@ fn held() -> Snapshot {
         device_ids: vec![],
         sharing: SharingForm::Exclusive,
         attribution: None,
-        share: None,
+        fraction: None,
         weight: 1.0,
     };
     let account = Account {

@@ -90,7 +90,7 @@ fn a_slot_shows_its_part_of_the_device_and_equal_division_its_remedy() {
     let account = &mut node.accounts[0];
     (account.utilization_ratio, account.device_utilization_ratio) = (Some(1.0), Some(0.34));
     let holding = account.holding.as_mut().unwrap();
-    (holding.sharing, holding.share) = (SharingForm::TimeSlicing, Some(0.25));
+    (holding.sharing, holding.fraction) = (SharingForm::TimeSlicing, Some(0.25));
     holding.attribution = Some(Attribution::EqualShare);
     let text = text(&node);
     let row = text.lines().find(|line| line.contains("training-0")).unwrap();

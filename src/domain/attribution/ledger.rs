@@ -1,6 +1,6 @@
 //! The ledger divides what each device did among its holders. In: at each moment the holdings, readings and processes.
-//! Out: an account for each holder and device, unattributed use, violations. It is the only state of attribution, and
-//! knows no source of its inputs. `docs/attribution.md` states the law that it keeps.
+//! Out: an account for each holder and device, unattributed use, violations. Does not know the sources of its inputs.
+//! `docs/attribution.md` states the law that it keeps.
 //!
 //! | step | input | output | module |
 //! |---|---|---|---|
@@ -10,7 +10,16 @@
 //! | 4 | a segment, weights | parts, which add up to it | `parts` |
 //! | 5 | parts | entries of accounts, unattributed use | `device_ledger`, `account` |
 //!
-//! `present` has what is of a moment: memory, utilization, processes.
+//! `present` has what is of a moment: memory, utilization, processes. Imports go one way: `interval`, `weights`, `segments`,
+//! `parts`, `account`, `device_ledger`, `present`; each uses only those before it.
+//!
+//! | type | what |
+//! |---|---|
+//! | `HoldingKey`, `Holding` | a container and its device; how it holds that |
+//! | `HeldFraction`, `Span`, `HeldTime` | the same as far as dividing goes; a time of it; all times of one account in an interval |
+//! | `SegmentHolder` | one account in one segment, with its weights |
+//! | `AccountEntry` | what one account gets of an interval |
+//! | `HolderAccount` | the account, and the time held that is not accounted yet |
 //!
 //! An interval was read at both ends in one session. All other time is a gap: the driver was released or reloaded, the
 //! GPU was lost, a call hung, readings are late, or a new reader began. A gap is allocated and uncovered. So is time for
@@ -29,22 +38,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::account::HolderAccount;
-use self::device_ledger::{DeviceLedger, HolderKey};
+use self::device_ledger::DeviceLedger;
 use self::parts::Audit;
 use self::present::PresentInputs;
 use self::weights::MigWeights;
 use super::owners::DeviceProcesses;
-use crate::domain::holders::Join;
+use crate::domain::holders::{HoldingKey, Join};
 use crate::domain::model::{
     Account, DeviceReadings, DividedQuantity, Gpu, GpuUuid, Inventory, Moment, Monotonic, UnallocatedUse, Unattributed,
 };
 
-/// Ended accounts on a node that is never scraped: beyond this many the longest-ended are removed.
+/// Ended accounts: beyond this many the longest-ended are removed, as on a node that is never scraped.
 const ENDED_LIMIT: usize = 4096;
 
 #[derive(Debug)]
 pub struct Ledger {
-    /// Past this a device without new readings is accounted by the wall clock: allocated, and neither busy nor idle.
+    /// Past this a device without new readings is accounted up to now: allocated, and neither busy nor idle.
     readings_late: Duration,
     /// Observations so far.
     sequence: u64,
@@ -116,7 +125,7 @@ impl Ledger {
         self.sequence += 1;
         for (key, holding) in &observation.join.holdings {
             let device = self.devices.entry(key.gpu.clone()).or_insert_with(|| DeviceLedger::new(&key.gpu, now));
-            let holder = device.accounts.entry((key.container.clone(), key.mig.clone()));
+            let holder = device.accounts.entry(key.clone());
             holder
                 .and_modify(|holder| holder.hold(holding, now, self.sequence))
                 .or_insert_with(|| HolderAccount::opened(key, holding, now, self.sequence));
@@ -141,6 +150,7 @@ impl Ledger {
                 continue;
             }
             let known_gpu = observation.inventory.gpus.get(gpu);
+            // Each new reading, so also the first: the next ratio is of the time since.
             let active = device.activity.ratios(&readings.totals);
             if !device.clock.read {
                 device.begin(&readings.totals, unmeasured(known_gpu).as_ref(), now);
@@ -148,6 +158,7 @@ impl Ledger {
             let busy = self.audit.amount(DividedQuantity::Busy, readings.totals.busy_seconds);
             let energy = self.audit.amount(DividedQuantity::Energy, readings.totals.energy_joules);
             let (gap, interval) = device.clock.advance(&readings.totals, busy, energy);
+            // What was late is in the open gap already: its end and its energy come with this reading.
             if let Some(gap) = gap {
                 device.add_gap(gap.from, gap.to, unmeasured(known_gpu).as_ref(), now);
                 device.close_gap(gap.energy_joules, &mut self.audit);
@@ -166,18 +177,14 @@ impl Ledger {
     }
 
     fn forget_surplus(&mut self) {
-        let mut ended: Vec<(Monotonic, &GpuUuid, &HolderKey)> = vec![];
-        for (gpu, device) in &self.devices {
-            let accounts = device.accounts.iter();
-            ended.extend(accounts.filter_map(|(key, holder)| Some((holder.account.ended?.monotonic, gpu, key))));
-        }
+        let accounts = self.devices.values().flat_map(|device| &device.accounts);
+        let ended = accounts.filter_map(|(key, holder)| Some((holder.account.ended?.monotonic, &key.gpu, key)));
+        let mut ended: Vec<(Monotonic, &GpuUuid, &HoldingKey)> = ended.collect();
         let Some(surplus) = ended.len().checked_sub(ENDED_LIMIT) else { return };
         ended.sort();
-        let longest_ended = ended.into_iter().take(surplus);
-        let surplus: Vec<(GpuUuid, HolderKey)> =
-            longest_ended.map(|(_, gpu, key)| (gpu.clone(), key.clone())).collect();
-        for (gpu, key) in surplus {
-            if let Some(device) = self.devices.get_mut(&gpu) {
+        let surplus: Vec<HoldingKey> = ended.into_iter().take(surplus).map(|(_, _, key)| key.clone()).collect();
+        for key in surplus {
+            if let Some(device) = self.devices.get_mut(&key.gpu) {
                 device.accounts.remove(&key);
             }
         }

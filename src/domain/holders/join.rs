@@ -1,5 +1,5 @@
 //! Joins the kubelet's device IDs with the driver's hardware. In: allocations, what is allocatable, the inventory, slots.
-//! Out: who holds which device and which share of it; claims by device; what does not match. Does not know use.
+//! Out: who holds which device and which fraction of it; claims by device; what does not match. Does not know use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -212,7 +212,7 @@ fn holding(
         device_ids: held_devices.ids.iter().map(|id| (*id).clone()).collect(),
         sharing,
         attribution: Some(attribution),
-        share: whole.zip(part).map(|(whole, part)| whole * part),
+        fraction: whole.zip(part).map(|(whole, part)| whole * part),
         weight,
     }
 }
@@ -222,10 +222,10 @@ fn holding(
 fn within_each_gpu(mut holdings: BTreeMap<HoldingKey, Holding>) -> BTreeMap<HoldingKey, Holding> {
     let mut sums: BTreeMap<GpuUuid, f64> = BTreeMap::new();
     for (key, holding) in &holdings {
-        *sums.entry(key.gpu.clone()).or_default() += holding.share.unwrap_or(0.0);
+        *sums.entry(key.gpu.clone()).or_default() += holding.fraction.unwrap_or(0.0);
     }
     for (key, holding) in &mut holdings {
-        holding.share = holding.share.map(|share| share / sums[&key.gpu].max(1.0));
+        holding.fraction = holding.fraction.map(|fraction| fraction / sums[&key.gpu].max(1.0));
     }
     holdings
 }

@@ -4,19 +4,19 @@ use serde::{Deserialize, Serialize};
 
 /// The counters of one holding. Absent: not known.
 ///
-/// GPU time is time held times the share held: allocated + borrowed = busy + idle + uncovered.
+/// GPU time is time held times the fraction held: allocated + borrowed = busy + idle + uncovered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
-    /// Clock time held, whatever the share. All other seconds are GPU time.
+    /// Clock time held, whatever the fraction. All other seconds are GPU time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_seconds: Option<f64>,
-    /// `None` while the holder's share of the device is unknown.
+    /// `None` while the fraction held is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_seconds: Option<f64>,
     /// `None` where busy time is unknown or not attributable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_seconds: Option<f64>,
-    /// The part of `busy_seconds` beyond the share held, while other holders left theirs idle.
+    /// The part of `busy_seconds` beyond the fraction held, while other holders left theirs idle.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub borrowed_seconds: Option<f64>,
     /// Held and not busy, in time for which busy seconds are known.

@@ -157,7 +157,7 @@ pub fn parts_of_device(inventory: &Inventory, account: &Account) -> (Option<f64>
         Some(mig) => inventory.gpus.get(&account.gpu).and_then(|gpu| gpu.slice_fraction(gpu.mig_device(mig)?.slices)),
     };
     let part = |of_gpu: Option<f64>| Some((of_gpu? / device?).min(1.0));
-    (part(holding.share), part(account.device_utilization_ratio))
+    (part(holding.fraction), part(account.device_utilization_ratio))
 }
 
 /// Where holders' use is divided equally: why, and the remedy.
@@ -171,13 +171,13 @@ pub fn equal_division(accounts: &[Account], processes: Option<&ProcessState>) ->
     is_divided.then(|| format!("the use of shared devices is divided equally among their holders: {why}"))
 }
 
-/// The part of the GPU that is allocated, 0 to 1. `None` until the kubelet has answered, and where a share is unknown.
+/// The part of the GPU that is allocated, 0 to 1. `None` until the kubelet has answered, and where a fraction is unknown.
 pub fn allocated_ratio(snapshot: &Snapshot, gpu: &GpuUuid) -> Option<f64> {
     snapshot.kubelet.allocations.as_ref()?;
     let accounts = snapshot.accounts.iter().filter(|account| account.gpu == *gpu);
     let mut holdings = accounts.filter_map(|account| account.holding.as_ref());
-    // From plain zero: the sum of no floats is -0. One unknown share makes the sum unknown.
-    let allocated = holdings.try_fold(0.0, |sum, holding| Some(sum + holding.share?));
+    // From plain zero: the sum of no floats is -0. One unknown fraction makes the sum unknown.
+    let allocated = holdings.try_fold(0.0, |sum, holding| Some(sum + holding.fraction?));
     // Shares such as 1/3 do not add up exactly.
     allocated.map(|allocated: f64| allocated.min(1.0))
 }

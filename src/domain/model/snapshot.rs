@@ -212,7 +212,7 @@ pub struct Account {
     pub figures: Figures,
     /// `None` while its activity is unknown.
     pub last_active: Option<UnixSeconds>,
-    /// Of its share of the device, 0 to 1.
+    /// Of the fraction held, 0 to 1.
     pub utilization_ratio: Option<f64>,
     /// Of the whole GPU, 0 to 1.
     pub device_utilization_ratio: Option<f64>,
@@ -251,9 +251,11 @@ pub struct Holding {
     pub sharing: SharingForm,
     /// The method by which busy time and energy are attributed; `None`: they are not.
     pub attribution: Option<Attribution>,
-    /// GPU-seconds for each second of the holding; `None` while the number of slots is unknown.
-    pub share: Option<f64>,
-    /// Its weight among holders with equal parts: 1, or less for one of several containers of a claim.
+    /// Of the GPU: GPU-seconds for each second of the holding. `None` while the number of slots is unknown.
+    #[serde(rename = "share")]
+    pub fraction: Option<f64>,
+    /// Where use is divided without process data: 1, but for DRA claims, which have 1 on average by the capacity that each
+    /// consumes. The containers of a claim divide its weight.
     pub weight: f64,
 }
 

@@ -38,7 +38,7 @@ named! {
     pub enum UnattributedReason {
         /// Memory of no process.
         Driver = "driver",
-        /// Of unknown or other owners, read within two passes of the end of an allocation: it may be that one's.
+        /// Of unknown or other owners, read just after an allocation on the GPU ended: it may be that one's.
         Ended = "ended",
         /// Processes of no pod.
         Host = "host",

@@ -165,7 +165,7 @@ mod tests {
             .map(|number| {
                 let mut account = whole.clone();
                 account.container.pod = format!("pod-{number}").into();
-                account.holding.as_mut().unwrap().share = Some(0.1);
+                account.holding.as_mut().unwrap().fraction = Some(0.1);
                 account
             })
             .collect();

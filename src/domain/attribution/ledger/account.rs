@@ -1,12 +1,9 @@
 //! One holder of one device: when it held it, and what it used. In: holdings, and the entry of each interval. Out: the
 //! account, and the spans of time that it held the device in an interval. Does not know other holders.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
-use super::device_ledger::HolderKey;
-use super::parts::{Part, add_known, is_nothing};
-use super::segments::Holder;
+use super::interval::is_nothing;
+use super::parts::{Part, add_known};
+use super::segments::{HeldFraction, Span};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, Figures, Holding, Moment, Monotonic, SharingForm, UnixSeconds};
 
@@ -15,8 +12,8 @@ use crate::domain::model::{Account, Figures, Holding, Moment, Monotonic, Sharing
 pub struct HolderAccount {
     pub account: Account,
     /// The current holding: since when, and how; not accounted yet.
-    open: Option<(Monotonic, HeldShare)>,
-    /// Ended holdings, and ones with another share, since the device clock last moved.
+    open: Option<(Monotonic, HeldFraction)>,
+    /// Ended holdings, and ones with another fraction, since the device clock last moved.
     closed: Vec<Span>,
     /// `Observation::scrapes` when the final figures were first published.
     pub final_since_scrape: Option<u64>,
@@ -28,31 +25,15 @@ pub struct HolderAccount {
     is_unread: bool,
 }
 
-/// How a device is held, as far as accounting goes.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HeldShare {
-    /// `None` while it is not known how many slots the device has.
-    pub share: Option<f64>,
-    pub weight: f64,
-    pub exclusive: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Span {
-    pub from: Monotonic,
-    pub to: Monotonic,
-    pub held_share: HeldShare,
-}
-
 /// What one account gets of one interval: the sum of its parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AccountEntry {
     /// Clock time.
     pub held: f64,
-    /// `None` where no share was known.
+    /// `None` where no fraction was known.
     pub allocated: Option<f64>,
     pub part: Part,
-    /// Of the time in which both the share and busy are known; `None` where there is none.
+    /// Of the time in which both the fraction and busy are known; `None` where there is none.
     pub covered: Option<CoveredUse>,
 }
 
@@ -62,42 +43,23 @@ pub struct CoveredUse {
     pub busy: f64,
 }
 
-/// When one account held the device in an interval, and its entry.
-pub struct HeldTime<'a> {
-    pub key: &'a HolderKey,
-    pub account: &'a mut HolderAccount,
-    pub spans: Vec<Span>,
-    pub entry: AccountEntry,
-}
-
-/// Of the accounts that held the device between `from` and `to`, with what is allocated of it.
-pub fn held_times(
-    accounts: &mut BTreeMap<HolderKey, HolderAccount>,
-    from: Monotonic,
-    to: Monotonic,
-) -> Vec<HeldTime<'_>> {
-    let mut held = vec![];
-    for (key, account) in accounts {
-        let spans = account.drain_spans(from, to);
-        let mut entry = AccountEntry::default();
-        for span in &spans {
+impl AccountEntry {
+    /// What is allocated in these spans, and nothing used yet.
+    pub fn unused(spans: &[Span]) -> Self {
+        let mut entry = Self::default();
+        for span in spans {
             let seconds = span.length().as_secs_f64();
             entry.held += seconds;
-            add_known(&mut entry.allocated, span.held_share.share.map(|share| share * seconds));
+            add_known(&mut entry.allocated, span.held.fraction.map(|fraction| fraction * seconds));
         }
-        if !spans.is_empty() {
-            held.push(HeldTime { key, account, spans, entry });
-        }
+        entry
     }
-    held
-}
 
-impl AccountEntry {
-    /// Adds its part of a segment, of whose `seconds` this ratio is covered.
-    pub fn add(&mut self, part: Part, holder: &Holder, seconds: f64, covered_ratio: f64) {
-        if let Some((busy, share)) = part.busy.zip(holder.share) {
+    /// Adds its part of a segment. `covered_seconds`: those of the segment for which it is known whether it was busy.
+    pub fn add(&mut self, part: Part, fraction: Option<f64>, covered_seconds: f64) {
+        if let Some((busy, fraction)) = part.busy.zip(fraction) {
             let covered = self.covered.get_or_insert(CoveredUse::default());
-            covered.allocated += share * seconds * covered_ratio;
+            covered.allocated += fraction * covered_seconds;
             covered.busy += busy;
         }
         self.part.add(part);
@@ -110,20 +72,20 @@ impl HolderAccount {
             holding: Some(holding.clone()),
             figures: Figures {
                 held_seconds: Some(0.0),
-                allocated_seconds: holding.share.map(|_| 0.0),
-                uncovered_seconds: holding.share.map(|_| 0.0),
+                allocated_seconds: holding.fraction.map(|_| 0.0),
+                uncovered_seconds: holding.fraction.map(|_| 0.0),
                 ..Figures::default()
             },
             ..Account::new(key.container.clone(), key.gpu.clone(), key.mig.clone(), now.unix)
         };
-        let open = Some((now.monotonic, HeldShare::of(holding)));
+        let open = Some((now.monotonic, HeldFraction::from(holding)));
         Self { account, open, closed: vec![], final_since_scrape: None, seen, busy_part: None, is_unread: false }
     }
 
     /// Continues the holding, or begins a new one.
     pub fn hold(&mut self, holding: &Holding, now: Moment, seen: u64) {
         self.seen = seen;
-        let held_share = HeldShare::of(holding);
+        let held = HeldFraction::from(holding);
         if self.account.holding.as_ref().is_none_or(|held| !is_same_holding(held, holding)) {
             self.account.holding = Some(holding.clone());
         }
@@ -133,20 +95,20 @@ impl HolderAccount {
             self.final_since_scrape = None;
         }
         match self.open {
-            Some((_, held)) if held == held_share => {}
-            Some((from, held)) => {
-                self.closed.push(Span { from, to: now.monotonic, held_share: held });
-                self.open = Some((now.monotonic, held_share));
+            Some((_, before)) if before == held => {}
+            Some((from, before)) => {
+                self.closed.push(Span { from, to: now.monotonic, held: before });
+                self.open = Some((now.monotonic, held));
             }
-            None => self.open = Some((now.monotonic, held_share)),
+            None => self.open = Some((now.monotonic, held)),
         }
     }
 
     /// Ends the holding, unless the observation `seen` has it. Returns whether it ends.
     pub fn close_unless_seen(&mut self, seen: u64, now: Moment) -> bool {
-        let Some((from, held_share)) = self.open.filter(|_| self.seen != seen) else { return false };
+        let Some((from, held)) = self.open.filter(|_| self.seen != seen) else { return false };
         self.open = None;
-        self.closed.push(Span { from, to: now.monotonic, held_share });
+        self.closed.push(Span { from, to: now.monotonic, held });
         self.account.holding = None;
         self.account.ended = Some(now);
         self.busy_part = None;
@@ -158,17 +120,17 @@ impl HolderAccount {
     }
 
     /// When it held between `from` and `to`; holdings up to `to` are then removed.
-    fn drain_spans(&mut self, from: Monotonic, to: Monotonic) -> Vec<Span> {
+    pub fn drain_spans(&mut self, from: Monotonic, to: Monotonic) -> Vec<Span> {
         let mut spans = vec![];
         self.closed.retain_mut(|span| {
             spans.extend(span.between(from, to));
             span.from = span.from.max(to);
             span.from < span.to
         });
-        if let Some((open, held_share)) = &mut self.open
+        if let Some((open, held)) = &mut self.open
             && *open < to
         {
-            spans.extend(Span { from: *open, to, held_share: *held_share }.between(from, to));
+            spans.extend(Span { from: *open, to, held: *held }.between(from, to));
             *open = to;
         }
         spans
@@ -208,27 +170,12 @@ impl HolderAccount {
 fn is_same_holding(one: &Holding, other: &Holding) -> bool {
     one.device_ids == other.device_ids
         && one.resource == other.resource
-        && (one.sharing, one.share, one.weight) == (other.sharing, other.share, other.weight)
+        && (one.sharing, one.fraction, one.weight) == (other.sharing, other.fraction, other.weight)
 }
 
-impl HeldShare {
-    fn of(holding: &Holding) -> Self {
-        Self { share: holding.share, weight: holding.weight, exclusive: holding.sharing == SharingForm::Exclusive }
-    }
-}
-
-impl Span {
-    pub fn length(&self) -> Duration {
-        self.to.since(self.from)
-    }
-
-    /// Its part between `from` and `to`.
-    fn between(self, from: Monotonic, to: Monotonic) -> Option<Self> {
-        let span = Self { from: self.from.max(from), to: self.to.min(to), ..self };
-        (span.from < span.to).then_some(span)
-    }
-
-    pub fn covers(&self, from: Monotonic, to: Monotonic) -> bool {
-        self.from <= from && to <= self.to
+impl From<&Holding> for HeldFraction {
+    fn from(holding: &Holding) -> Self {
+        let exclusive = holding.sharing == SharingForm::Exclusive;
+        Self { fraction: holding.fraction, weight: holding.weight, exclusive }
     }
 }

@@ -1,26 +1,29 @@
 //! The ledger of one GPU. In: intervals and gaps, weights. Out: an entry for each account, and unattributed use. A gap
-//! is time in which the device was not read: it is allocated, and neither busy nor idle. Does not know readings.
+//! is time in which the device was not read: it is allocated, and neither busy nor idle. Does not know how readings become
+//! intervals (`interval`) and values of the moment (`present`).
 
 use std::collections::BTreeMap;
 
-use super::account::{AccountEntry, HeldTime, HolderAccount, held_times};
-use super::interval::{DeviceClock, IdlePower, InstanceActivity, Interval};
-use super::parts::{Audit, Part, add_known, is_nothing, reason_or_ended};
-use super::segments::{IntervalSegment, WeightedInterval, cut};
+use super::account::{AccountEntry, HolderAccount};
+use super::interval::{DeviceClock, IdlePower, InstanceActivity, Interval, is_nothing};
+use super::parts::{Audit, Part, add_known, reason_or_ended};
+use super::segments::{HeldTime, IntervalSegment, WeightedInterval, cut};
 use super::weights::{MigWeights, UsedSmTime};
 use crate::domain::attribution::owners::DeviceProcesses;
+use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
-    ContainerRef, DeviceTotals, DividedQuantity, GpuUuid, MigUuid, Moment, Monotonic, UnallocatedUse, Unattributed,
+    ContainerRef, DeviceTotals, DividedQuantity, GpuUuid, Moment, Monotonic, UnallocatedUse, Unattributed,
     UnattributedReason,
 };
 
-pub type HolderKey = (ContainerRef, Option<MigUuid>);
+/// Pages that have shown the final figures of an account before it may go.
+const FINAL_PAGES: u64 = 2;
 
 /// One GPU: its clock, its current and former holders, and its unattributed use.
 #[derive(Debug, Default)]
 pub struct DeviceLedger {
     pub clock: DeviceClock,
-    pub accounts: BTreeMap<HolderKey, HolderAccount>,
+    pub accounts: BTreeMap<HoldingKey, HolderAccount>,
     pub unattributed: Unattributed,
     pub used_sm_time: UsedSmTime,
     pub idle_power: IdlePower,
@@ -44,13 +47,13 @@ pub struct DeviceLedger {
 #[derive(Debug, Default)]
 struct OpenGap {
     seconds: f64,
-    holders: BTreeMap<HolderKey, f64>,
+    holders: BTreeMap<HoldingKey, f64>,
     unattributed: BTreeMap<UnattributedReason, f64>,
 }
 
 impl OpenGap {
     /// The time of other holders becomes unattributed.
-    fn forget_all_but(&mut self, accounts: &BTreeMap<HolderKey, HolderAccount>) {
+    fn forget_all_but(&mut self, accounts: &BTreeMap<HoldingKey, HolderAccount>) {
         let unattributed = &mut self.unattributed;
         self.holders.retain(|key, seconds| {
             let is_known = accounts.contains_key(key);
@@ -71,7 +74,8 @@ impl DeviceLedger {
         }
     }
 
-    /// The first reading is where counting starts; earlier holders are still accounted as having it allocated.
+    /// The first reading is where counting starts; earlier holders are still accounted as having it allocated. The gap
+    /// before it is never closed: totals start now and have none of its energy.
     pub fn begin(&mut self, totals: &DeviceTotals, mig: Option<&MigWeights<'_>>, now: Moment) {
         self.add_gap(self.clock.accounted, totals.through, mig, now);
         self.gap = OpenGap::default();
@@ -102,17 +106,18 @@ impl DeviceLedger {
             return;
         }
         self.in_gap = false;
-        let mut held = held_times(&mut self.accounts, interval.from, interval.to);
+        let (held, accounts) = drain_held_times(&mut self.accounts, interval.from, interval.to);
+        let mut entries: Vec<AccountEntry> = held.iter().map(|time| AccountEntry::unused(&time.spans)).collect();
         let mut busy_whole = mig.map(|_| length);
         if interval.busy_seconds.is_some() || interval.energy_joules.is_some() || mig.is_some() {
-            let containers: Vec<&ContainerRef> = held.iter().map(|time| &time.key.0).collect();
+            let containers: Vec<&ContainerRef> = held.iter().map(|time| &time.key.container).collect();
             let sm = self.used_sm_time.weights(processes, &containers, now.monotonic);
             // Samples are of the whole device; MIG activity is of its part.
             let covered_ratio = if mig.is_some() { 1.0 } else { interval.covered_ratio() };
             let idle_watts = self.idle_power.watts();
             let weighted = WeightedInterval { interval, sm, mig, idle_watts, covered_ratio };
             let has_ended = self.last_end >= Some(interval.from);
-            let sums = divide(&weighted, has_ended, &mut held, &mut self.unattributed, audit);
+            let sums = divide(&weighted, has_ended, &held, &mut entries, &mut self.unattributed, audit);
             busy_whole = busy_whole.or(sums.busy);
             let has_unknown = |mig: &MigWeights<'_>| mig.weights.iter().any(|weight| weight.active.is_none());
             self.has_unknown_mig_devices = mig.is_some_and(|mig| mig.weights.is_empty() || has_unknown(mig));
@@ -128,9 +133,7 @@ impl DeviceLedger {
                 self.idle_power.add(length, energy);
             }
         }
-        for time in &mut held {
-            time.account.add(&time.entry, busy_whole, now.unix);
-        }
+        accounts.into_iter().zip(&entries).for_each(|(account, entry)| account.add(entry, busy_whole, now.unix));
     }
 
     /// Adds what cannot be attributed; every possible reason starts at zero.
@@ -155,13 +158,13 @@ impl DeviceLedger {
         }
     }
 
-    /// Final figures are kept for the retention, and until two pages had them.
+    /// Final figures are kept for the retention, and until so many pages had them.
     pub fn forget(&mut self, now: Monotonic, retention: std::time::Duration, scrapes: u64) {
         for account in self.accounts.values_mut().filter(|account| account.is_final()) {
             account.final_since_scrape.get_or_insert(scrapes);
         }
         self.accounts.retain(|_, holder| match (holder.account.ended, holder.final_since_scrape) {
-            (Some(ended), Some(since)) => now.since(ended.monotonic) < retention || scrapes < since + 2,
+            (Some(ended), Some(since)) => now.since(ended.monotonic) < retention || scrapes < since + FINAL_PAGES,
             _ => true,
         });
         self.gap.forget_all_but(&self.accounts);
@@ -173,9 +176,9 @@ impl DeviceLedger {
             return;
         }
         self.in_gap = true;
-        let mut held = held_times(&mut self.accounts, from, to);
+        let (held, accounts) = drain_held_times(&mut self.accounts, from, to);
         for segment in cut((from, to), &held, None, mig) {
-            // One watt: its joules are seconds of the device.
+            // `divide` divides joules. One for each second, they are seconds of the device, by holder.
             let segment = IntervalSegment { energy: Some(segment.seconds), ..segment };
             let parts = segment.divide();
             self.gap.seconds += segment.seconds;
@@ -187,8 +190,8 @@ impl DeviceLedger {
                 *self.gap.unattributed.entry(reason).or_default() += part.energy.unwrap_or(0.0);
             }
         }
-        for time in &mut held {
-            time.account.add(&time.entry, None, now.unix);
+        for (account, time) in accounts.into_iter().zip(&held) {
+            account.add(&AccountEntry::unused(&time.spans), None, now.unix);
         }
     }
 
@@ -222,11 +225,23 @@ impl DeviceLedger {
     }
 }
 
-/// Divides an interval, segment by segment, and adds the parts to the accounts. Returns the sums of the device.
+/// The accounts that held the device between `from` and `to`, and when.
+fn drain_held_times(
+    accounts: &mut BTreeMap<HoldingKey, HolderAccount>,
+    from: Monotonic,
+    to: Monotonic,
+) -> (Vec<HeldTime<'_>>, Vec<&mut HolderAccount>) {
+    let held =
+        accounts.iter_mut().map(|(key, account)| (HeldTime { key, spans: account.drain_spans(from, to) }, account));
+    held.filter(|(time, _)| !time.spans.is_empty()).unzip()
+}
+
+/// Divides an interval, segment by segment, and adds the parts to the entries. Returns the sums of the device.
 fn divide(
     weighted: &WeightedInterval<'_>,
     has_ended: bool,
-    held: &mut [HeldTime<'_>],
+    held: &[HeldTime<'_>],
+    entries: &mut [AccountEntry],
     unattributed: &mut Unattributed,
     audit: &mut Audit,
 ) -> Part {
@@ -234,7 +249,8 @@ fn divide(
     for segment in weighted.segments(held) {
         let parts = segment.divide();
         for (holder, part) in segment.holders.iter().zip(parts.holders) {
-            held[holder.account].entry.add(part, holder, segment.seconds, weighted.covered_ratio);
+            let covered_seconds = segment.seconds * weighted.covered_ratio;
+            entries[holder.account].add(part, holder.held.fraction, covered_seconds);
             sums.add(part);
         }
         for (reason, part) in parts.unattributed {
@@ -254,7 +270,7 @@ fn divide(
     });
     let busy = weighted.interval.busy_seconds.unwrap_or(0.0) + mig_work * weighted.interval.seconds();
     let energy = weighted.interval.energy_joules.unwrap_or(0.0);
-    let shares = |amount: fn(&AccountEntry) -> Option<f64>| held.iter().filter_map(move |time| amount(&time.entry));
+    let shares = |amount: fn(&AccountEntry) -> Option<f64>| entries.iter().filter_map(amount);
     let busy_parts = shares(|entry| entry.part.busy).chain(unattributed_sums.busy);
     audit.check(DividedQuantity::Busy, busy, busy_parts);
     let energy_parts = shares(|entry| entry.part.energy).chain(unattributed_sums.energy);

@@ -4,11 +4,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::parts::is_nothing;
 use crate::domain::model::{DeviceTotals, Divided, Gaps, Monotonic};
 
 /// At most this much busy time is carried to the next interval: the driver's samples are up to two seconds late.
 const CARRY_LIMIT_SECONDS: f64 = 2.0;
+
+/// Seconds that are only what rounding left.
+pub fn is_nothing(seconds: f64) -> bool {
+    seconds < 1e-9
+}
 
 /// Up to when one device is accounted, and what its totals were then.
 #[derive(Debug, Default)]
@@ -79,8 +83,16 @@ impl DeviceClock {
         std::mem::replace(&mut self.accounted, now)
     }
 
-    /// The time since the clock last moved: a gap, where there was one, then an interval that was read at both ends.
-    /// `busy` and `energy`: the totals, where they are amounts.
+    /// The time since the clock last moved, as a gap and the interval after it. `busy` and `energy`: the totals, where
+    /// they are amounts.
+    ///
+    /// | since then | gap | interval | energy |
+    /// |---|---|---|---|
+    /// | readings came in time | none | all | what the driver counts in gaps is unattributed: its gap is divided already |
+    /// | a gap between sessions ended | up to its end | the rest | the gap has what the driver counts in gaps, the interval the rest |
+    /// | readings were late | all | empty | the gap has all, as where no time follows a gap between sessions |
+    ///
+    /// Busy time is of the interval. After a gap none is carried to the next interval.
     pub fn advance(
         &mut self,
         totals: &DeviceTotals,
@@ -91,61 +103,58 @@ impl DeviceClock {
         let from = std::mem::replace(&mut self.accounted, through);
         let was_late = std::mem::take(&mut self.late);
         let before = std::mem::replace(&mut self.gaps, totals.gaps);
-        let has_gap = totals.gaps.until > before.until;
-        let gap_until = match (has_gap, was_late) {
-            (true, _) => totals.gaps.until.clamp(from, through),
-            (false, true) => through,
-            (false, false) => from,
-        };
+        let session_gap_end = (totals.gaps.until > before.until).then(|| totals.gaps.until.clamp(from, through));
+        let gap_end = session_gap_end.or(was_late.then_some(through));
+        let start = gap_end.unwrap_or(from);
         let uncovered = totals.uncovered_seconds - self.uncovered_seconds - (totals.gaps.seconds - before.seconds);
         self.uncovered_seconds = totals.uncovered_seconds;
         let mut interval = Interval {
-            from: gap_until,
+            from: start,
             to: through,
-            uncovered_seconds: uncovered.max(0.0).min(through.since(gap_until).as_secs_f64()),
+            uncovered_seconds: uncovered.max(0.0).min(through.since(start).as_secs_f64()),
             ..Interval::default()
         };
-        let in_gap = has_gap || was_late;
-        let mut gap = in_gap.then_some(Gap { from, to: gap_until, energy_joules: None });
-        let of_gaps = totals.gaps.energy_joules - before.energy_joules;
-        self.divide_energy(energy, of_gaps, gap.as_mut(), &mut interval);
+        let mut gap = gap_end.map(|to| Gap { from, to, energy_joules: None });
+        let counted_in_gaps = totals.gaps.energy_joules - before.energy_joules;
+        self.divide_energy(energy, counted_in_gaps, gap.as_mut(), &mut interval);
         match increase(&mut self.busy_seconds, busy) {
-            Some((true, busy)) => self.divide_busy(busy, in_gap, &mut interval),
+            Some((true, busy)) => self.divide_busy(busy, gap.is_some(), &mut interval),
             Some((false, busy)) => interval.unattributed_busy_seconds = busy,
             None => {}
         }
         (gap, interval)
     }
 
-    /// `of_gaps`: what the driver's counter has of gaps since the last reading.
-    fn divide_energy(&mut self, total: Option<f64>, of_gaps: f64, gap: Option<&mut Gap>, interval: &mut Interval) {
+    fn divide_energy(
+        &mut self,
+        total: Option<f64>,
+        counted_in_gaps: f64,
+        gap: Option<&mut Gap>,
+        interval: &mut Interval,
+    ) {
         let Some((was_read, energy)) = increase(&mut self.energy_joules, total) else { return };
         if !was_read {
             // A total starts when it is first read: what it had before is unattributed.
             interval.unattributed_energy_joules = energy;
             return;
         }
-        let of_gaps = of_gaps.clamp(0.0, energy);
-        let Some(gap) = gap else {
-            // Energy of a gap that is divided already.
-            interval.unattributed_energy_joules = of_gaps;
-            interval.energy_joules = Some(energy - of_gaps);
-            return;
-        };
-        let has_length = interval.from < interval.to;
-        let of_gap = if has_length { of_gaps } else { energy };
-        gap.energy_joules = Some(of_gap);
-        interval.energy_joules = has_length.then_some(energy - of_gap);
+        let counted_in_gaps = counted_in_gaps.clamp(0.0, energy);
+        interval.energy_joules = Some(energy - counted_in_gaps);
+        match gap {
+            None => interval.unattributed_energy_joules = counted_in_gaps,
+            Some(gap) if interval.from < interval.to => gap.energy_joules = Some(counted_in_gaps),
+            Some(gap) => (gap.energy_joules, interval.energy_joules) = (Some(energy), None),
+        }
     }
 
     /// Samples come in steps of a sixth of a second or more, and up to two seconds late: what one interval has too much
     /// of, the next has too little. What the driver reports of a gap is unattributed: its time is neither busy nor
     /// idle.
-    fn divide_busy(&mut self, increase: f64, in_gap: bool, interval: &mut Interval) {
+    fn divide_busy(&mut self, increase: f64, after_gap: bool, interval: &mut Interval) {
         let due = increase + self.busy_carry;
         let covered = interval.seconds() - interval.uncovered_seconds;
         let divided = due.min(covered.max(0.0));
-        self.busy_carry = if in_gap { 0.0 } else { (due - divided).min(CARRY_LIMIT_SECONDS) };
+        self.busy_carry = if after_gap { 0.0 } else { (due - divided).min(CARRY_LIMIT_SECONDS) };
         interval.busy_seconds = (!is_nothing(covered)).then_some(divided);
         interval.unattributed_busy_seconds = due - divided - self.busy_carry;
     }

@@ -3,17 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use super::segments::{Holder, IntervalSegment};
+use super::interval::is_nothing;
+use super::segments::{IntervalSegment, SegmentHolder};
 use super::weights::{MigWeight, Weights};
 use crate::domain::model::{DividedQuantity, UnattributedReason};
 
 /// Floating point alone: what is summed is of like size.
 const TOLERANCE: f64 = 1e-9;
-
-/// Seconds that are only what rounding left.
-pub fn is_nothing(seconds: f64) -> bool {
-    seconds < 1e-9
-}
 
 /// The sum is known once one amount is.
 pub fn add_known(sum: &mut Option<f64>, amount: Option<f64>) {
@@ -22,8 +18,14 @@ pub fn add_known(sum: &mut Option<f64>, amount: Option<f64>) {
     }
 }
 
-/// The reason, or `Ended` while the use may be that of a holding that ended less than two passes ago: the use of a
-/// device and its holdings are read at different times.
+/// The reason, or `Ended` where the use may be that of a holding that has ended: use and holdings are read at different
+/// times.
+///
+/// | use | `has_ended`: a holding has ended since |
+/// |---|---|
+/// | busy time, energy | the start of the interval |
+/// | memory | the last but one pass that read it |
+/// | processes, energy of a gap | never asked |
 pub fn reason_or_ended(reason: UnattributedReason, has_ended: bool) -> UnattributedReason {
     match reason {
         UnattributedReason::NotAllocated | UnattributedReason::TerminatedPod | UnattributedReason::Unknown
@@ -76,11 +78,12 @@ impl IntervalSegment {
         match &self.weights {
             Weights::MigDevices(devices) => self.divide_by_mig_activity(devices, &mut parts),
             Weights::Processes(others) => self.divide_by_process(others, &mut parts),
+            // Idle power is idle, the rest unknown.
             Weights::Holding if self.holders.is_empty() => self.divide_by_process(&BTreeMap::new(), &mut parts),
             Weights::Holding => {
-                let sum: f64 = self.holders.iter().map(|holder| holder.weight).sum();
+                let sum: f64 = self.holders.iter().map(|holder| holder.held.weight).sum();
                 for (part, holder) in parts.holders.iter_mut().zip(&self.holders) {
-                    let weight = holder.weight / sum;
+                    let weight = holder.held.weight / sum;
                     part.busy = self.busy.map(|busy| busy * weight);
                     part.energy = self.energy.map(|energy| energy * weight);
                 }
@@ -91,7 +94,7 @@ impl IntervalSegment {
 
     /// An exclusive holder also gets what no process explains, and idle power.
     fn has_exclusive_holder(&self) -> bool {
-        matches!(self.holders[..], [Holder { exclusive: true, .. }])
+        matches!(&self.holders[..], [SegmentHolder { held, .. }] if held.exclusive)
     }
 
     fn divide_by_process(&self, others: &BTreeMap<UnattributedReason, f64>, parts: &mut Parts) {
@@ -168,11 +171,11 @@ impl IntervalSegment {
 
     /// Attributes one MIG device's part to its holders, else to the holders of the whole GPU, else to none.
     fn attribute_mig_device(&self, mig: Option<usize>, device: &MigWeight, part: Part, parts: &mut Parts) {
-        let sum: f64 = self.holders.iter().filter(|holder| holder.mig == mig).map(|holder| holder.weight).sum();
+        let sum: f64 = self.holders.iter().filter(|holder| holder.mig == mig).map(|holder| holder.held.weight).sum();
         if sum > 0.0 {
             for (own, holder) in parts.holders.iter_mut().zip(&self.holders).filter(|(_, holder)| holder.mig == mig) {
-                add_known(&mut own.busy, part.busy.map(|busy| busy * holder.weight / sum));
-                add_known(&mut own.energy, part.energy.map(|energy| energy * holder.weight / sum));
+                add_known(&mut own.busy, part.busy.map(|busy| busy * holder.held.weight / sum));
+                add_known(&mut own.energy, part.energy.map(|energy| energy * holder.held.weight / sum));
             }
         } else if mig.is_some() {
             self.attribute_mig_device(None, device, part, parts);

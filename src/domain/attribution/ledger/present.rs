@@ -6,10 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::device_ledger::{DeviceLedger, HolderKey};
+use super::device_ledger::DeviceLedger;
 use super::parts::{Audit, reason_or_ended};
 use super::weights::holder_of;
 use crate::domain::attribution::owners::{DeviceProcesses, OwnedProcess};
+use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
     Account, Attribution, ContainerRef, DeviceReadings, DividedQuantity, Gpu, GpuUuid, Holding, InstanceReading,
     Medium, MigUuid, Monotonic, Owner, PodRef, SharingForm, UnallocatedUse, UnattributedReason, busy_ratio,
@@ -28,7 +29,7 @@ pub struct PresentInputs<'a> {
 /// Of a whole GPU, or of a slot on it. NVIDIA's MPS daemon limits each client to its slot's part, in whole MiB.
 fn limit_of(memory_bytes: u64, holding: &Holding) -> Option<u64> {
     match holding.sharing {
-        SharingForm::Mps => Some((memory_bytes as f64 * holding.share?) as u64 >> 20 << 20),
+        SharingForm::Mps => Some((memory_bytes as f64 * holding.fraction?) as u64 >> 20 << 20),
         _ => Some(memory_bytes),
     }
 }
@@ -41,7 +42,7 @@ impl DeviceLedger {
             self.passes = [stamped.at, self.passes[0]];
         }
         let medium = stamped.map(|stamped| &stamped.value);
-        for ((_, mig), holder) in &mut self.accounts {
+        for (HoldingKey { mig, .. }, holder) in &mut self.accounts {
             clear(&mut holder.account);
             set_gauges(&mut holder.account, mig.as_ref(), holder.busy_part, present, medium);
             let Some(holding) = &mut holder.account.holding else { continue };
@@ -64,7 +65,7 @@ impl DeviceLedger {
         let Some(processes) = present.processes else { return };
         self.unattributed.processes.insert(UnattributedReason::Unknown, 0);
         self.unattributed.processes.extend(UnattributedReason::OF_PROCESSES.map(|reason| (reason, 0)));
-        let holders: Vec<HolderKey> = self.holding().cloned().collect();
+        let holders: Vec<HoldingKey> = self.holding().cloned().collect();
         let mut counts = vec![0; holders.len()];
         for process in processes.processes.iter().filter(|process| process.running) {
             let (positions, containers) = holders_in(&holders, present.gpu, process.gpu_instance);
@@ -111,7 +112,7 @@ impl DeviceLedger {
         self.unattributed.memory_bytes = unattributed;
     }
 
-    fn is_sole(&self, holders: &[HolderKey], positions: &[usize], sharing: SharingForm) -> bool {
+    fn is_sole(&self, holders: &[HoldingKey], positions: &[usize], sharing: SharingForm) -> bool {
         let [position] = positions else { return false };
         let holding = self.accounts.get(&holders[*position]).and_then(|holder| holder.account.holding.as_ref());
         holding.is_some_and(|holding| holding.sharing == sharing)
@@ -127,7 +128,7 @@ impl DeviceLedger {
         unattributed: &mut BTreeMap<UnattributedReason, u64>,
         audit: &mut Audit,
     ) {
-        let holders: Vec<HolderKey> = self.holding().cloned().collect();
+        let holders: Vec<HoldingKey> = self.holding().cloned().collect();
         let (positions, containers) = holders_in(&holders, present.gpu, instance);
         let sole = sole.is_some_and(|sharing| self.is_sole(&holders, &positions, sharing));
         let is_in =
@@ -161,7 +162,7 @@ impl DeviceLedger {
         gpu: &GpuUuid,
         now: Monotonic,
     ) -> Vec<UnallocatedUse> {
-        let containers: Vec<&ContainerRef> = self.holding().map(|key| &key.0).collect();
+        let containers: Vec<&ContainerRef> = self.holding().map(|key| &key.container).collect();
         let outside = |process: &&OwnedProcess| {
             process.running && holder_of(process, &containers) == Err(UnattributedReason::NotAllocated)
         };
@@ -185,7 +186,7 @@ impl DeviceLedger {
         uses.into_iter().filter(|one| has_lasted(one)).collect()
     }
 
-    fn holding(&self) -> impl Iterator<Item = &HolderKey> {
+    fn holding(&self) -> impl Iterator<Item = &HoldingKey> {
         self.accounts.iter().filter(|(_, holder)| holder.account.holding.is_some()).map(|(key, _)| key)
     }
 }
@@ -217,25 +218,25 @@ fn set_gauges(
     };
 }
 
-/// Of its share, and of the whole GPU. `device`: how busy the GPU or the MIG device is.
+/// Of the fraction held, and of the whole GPU. `device`: how busy the GPU or the MIG device is.
 fn utilization(
     holding: &Holding,
     is_mig: bool,
     device: Option<f64>,
     busy_part: Option<f64>,
 ) -> (Option<f64>, Option<f64>) {
-    match (holding.sharing, holding.share) {
+    match (holding.sharing, holding.fraction) {
         // A holder that has the device alone is as busy as the device.
         (SharingForm::Exclusive, _) => (device, device),
-        (SharingForm::Mig, share) => (device, device.zip(share).map(|(busy, share)| busy * share)),
-        (_, share) => {
+        (SharingForm::Mig, fraction) => (device, device.zip(fraction).map(|(busy, fraction)| busy * fraction)),
+        (_, fraction) => {
             // The driver's sample and the interval differ by a moment: one value is divided, so that they add up.
             let of_gpu = match device {
                 Some(busy) if !is_mig && busy > 0.0 => busy_part.map(|part| busy * part),
                 Some(_) if !is_mig => Some(0.0),
                 _ => busy_part.filter(|_| device.is_some()),
             };
-            (of_gpu.zip(share).map(|(busy, share)| (busy / share).min(1.0)), of_gpu)
+            (of_gpu.zip(fraction).map(|(busy, fraction)| (busy / fraction).min(1.0)), of_gpu)
         }
     }
 }
@@ -256,18 +257,18 @@ fn clear(account: &mut Account) {
 
 /// The holders of a part of one GPU instance (or of anything, where the instance is not known): positions and containers.
 fn holders_in<'a>(
-    holders: &'a [HolderKey],
+    holders: &'a [HoldingKey],
     gpu: Option<&Gpu>,
     instance: Option<u32>,
 ) -> (Vec<usize>, Vec<&'a ContainerRef>) {
-    let fits = |(_, mig): &HolderKey| match (instance, mig) {
+    let fits = |key: &HoldingKey| match (instance, &key.mig) {
         (None, _) => true,
         (Some(_), None) => false,
         (Some(instance), Some(mig)) => {
             gpu.is_some_and(|gpu| gpu.mig_devices.iter().any(|one| one.uuid == *mig && one.gpu_instance == instance))
         }
     };
-    holders.iter().enumerate().filter(|(_, key)| fits(key)).map(|(position, key)| (position, &key.0)).unzip()
+    holders.iter().enumerate().filter(|(_, key)| fits(key)).map(|(position, key)| (position, &key.container)).unzip()
 }
 
 /// The memory of a GPU, or of one GPU instance.

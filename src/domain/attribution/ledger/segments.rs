@@ -1,23 +1,65 @@
 //! Cuts an interval into segments with constant holders, and divides its busy time and energy among them. In: the
-//! interval, when each account held the device, the weights. Out: segments. Does not know: accounts' figures.
+//! interval, when each account held the device, the weights. Out: segments. Does not know: accounts.
 //!
 //! A segment without a holder counts as idle where possible: holders do the work. Where SM time by process is known, a
 //! segment did as much work as its holders.
 
-use super::account::{HeldShare, HeldTime};
-use super::interval::Interval;
-use super::parts::is_nothing;
+use std::time::Duration;
+
+use super::interval::{Interval, is_nothing};
 use super::weights::{MigWeight, MigWeights, SmWeights, Weights};
+use crate::domain::holders::HoldingKey;
 use crate::domain::model::Monotonic;
 
 /// What rounding leaves over.
 const ROUNDING: f64 = 1e-12;
 
+/// How a device is held, as far as dividing goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeldFraction {
+    /// Of the GPU; `None` while it is not known how many slots the device has.
+    pub fraction: Option<f64>,
+    /// As `Holding::weight`.
+    pub weight: f64,
+    /// The only container to which the whole device is allocated.
+    pub exclusive: bool,
+}
+
+/// Time in which one account held the device in one way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    pub from: Monotonic,
+    pub to: Monotonic,
+    pub held: HeldFraction,
+}
+
+/// When one account held the device in an interval.
+pub struct HeldTime<'a> {
+    pub key: &'a HoldingKey,
+    pub spans: Vec<Span>,
+}
+
+impl Span {
+    pub fn length(&self) -> Duration {
+        self.to.since(self.from)
+    }
+
+    /// Its part between `from` and `to`.
+    pub fn between(self, from: Monotonic, to: Monotonic) -> Option<Self> {
+        let span = Self { from: self.from.max(from), to: self.to.min(to), ..self };
+        (span.from < span.to).then_some(span)
+    }
+
+    fn covers(&self, from: Monotonic, to: Monotonic) -> bool {
+        self.from <= from && to <= self.to
+    }
+}
+
 /// Time in which no holding begins or ends: what the device did in it, and by what that is divided.
 #[derive(Clone, Debug)]
 pub struct IntervalSegment {
     pub seconds: f64,
-    pub holders: Vec<Holder>,
+    pub holders: Vec<SegmentHolder>,
     pub busy: Option<f64>,
     pub energy: Option<f64>,
     /// What the board would have drawn with nothing running; `None` while that is unknown.
@@ -27,14 +69,10 @@ pub struct IntervalSegment {
 
 /// One holder in a segment.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Holder {
+pub struct SegmentHolder {
     /// In the list of all accounts that held the device in the interval.
     pub account: usize,
-    pub share: Option<f64>,
-    /// The only container to which the whole device is allocated.
-    pub exclusive: bool,
-    /// In equal parts.
-    pub weight: f64,
+    pub held: HeldFraction,
     /// Of its processes; 0 where processes are not known.
     pub sm_seconds: f64,
     /// Its MIG device, by position in `MigWeights`.
@@ -54,7 +92,7 @@ pub fn cut(
     bounds.dedup();
     let sm_rates: Vec<f64> = held.iter().enumerate().map(|(account, time)| sm_rate(account, time, sm)).collect();
     let positions: Vec<Option<usize>> =
-        held.iter().map(|time| time.key.1.as_ref().and_then(|uuid| mig?.position(uuid))).collect();
+        held.iter().map(|time| time.key.mig.as_ref().and_then(|uuid| mig?.position(uuid))).collect();
     let mut segments = vec![];
     for bounds in bounds.windows(2) {
         let [from, to] = [bounds[0], bounds[1]];
@@ -62,12 +100,11 @@ pub fn cut(
         let mut holders = vec![];
         for (account, time) in held.iter().enumerate() {
             let Some(span) = time.spans.iter().find(|span| span.covers(from, to)) else { continue };
-            if time.key.1.is_some() && positions[account].is_none() {
+            if time.key.mig.is_some() && positions[account].is_none() {
                 continue; // its MIG device no longer exists
             }
-            let HeldShare { share, weight, exclusive } = span.held_share;
             let (sm_seconds, mig) = (sm_rates[account] * seconds, positions[account]);
-            holders.push(Holder { account, share, exclusive, weight, sm_seconds, mig });
+            holders.push(SegmentHolder { account, held: span.held, sm_seconds, mig });
         }
         let weights = mig.map_or(Weights::Holding, |mig| Weights::MigDevices(mig.weights.clone()));
         segments.push(IntervalSegment { seconds, holders, busy: None, energy: None, idle_energy: None, weights });
@@ -170,7 +207,8 @@ fn divide_up_to_limits(amount: f64, limits: &[f64], weights: &[f64]) -> Vec<f64>
     filled
 }
 
-/// Joules by segment: idle power all the time, and the rest as the work was. Without either, by time.
+/// Joules by segment: idle power all the time, and the rest as the work was. Without either, by time. Each segment's
+/// `idle_energy` is then taken from its joules, which have at least that while the interval has.
 fn divide_energy(joules: f64, idle_watts: Option<f64>, lengths: &[f64], work: Option<&[f64]>) -> Vec<f64> {
     let length: f64 = lengths.iter().sum();
     let done: f64 = work.map_or(0.0, |work| work.iter().sum());
@@ -230,7 +268,8 @@ mod tests {
     #[test]
     fn a_mig_device_was_active_while_it_was_held() {
         let device = MigWeight { fraction: 0.5, active: Some(0.25), unheld: UnattributedReason::Unknown };
-        let holder = Holder { account: 0, share: None, exclusive: false, weight: 1.0, sm_seconds: 0.0, mig: Some(0) };
+        let held = HeldFraction { fraction: None, weight: 1.0, exclusive: false };
+        let holder = SegmentHolder { account: 0, held, sm_seconds: 0.0, mig: Some(0) };
         let segment = |holders| {
             let weights = Weights::MigDevices(vec![device]);
             IntervalSegment { seconds: 1.0, holders, busy: None, energy: None, idle_energy: None, weights }

@@ -81,8 +81,8 @@ pub struct MigWeight {
     pub unheld: UnattributedReason,
 }
 
-/// The MIG devices of one GPU, and what their GPU instances report. None while it is unknown which part of
-/// the GPU each is: then nothing is divided among them.
+/// The MIG devices of one GPU, and what their GPU instances report. Both lists are empty while it is unknown which part
+/// of the GPU each device is: then nothing is divided among them.
 pub struct MigWeights<'a> {
     mig_devices: &'a [MigDevice],
     pub weights: Vec<MigWeight>,

@@ -45,7 +45,7 @@ fn offering(resource: &str, ids: &[&str]) -> Allocatable {
 fn held(join: &Join) -> Vec<String> {
     let line = |(key, holding): (&HoldingKey, &Holding)| {
         let device = key.mig.as_ref().map_or_else(|| key.gpu.as_str(), MigUuid::as_str);
-        let share = holding.share.map_or_else(|| "unknown".to_owned(), |share| format!("{share:.4}"));
+        let share = holding.fraction.map_or_else(|| "unknown".to_owned(), |share| format!("{share:.4}"));
         format!("{} {} {} {share}", key.container.pod, &device[..5], holding.sharing.as_str())
     };
     join.holdings.iter().map(line).collect()
@@ -213,7 +213,7 @@ fn holders_together_have_at_most_the_whole_gpu() {
     let slot = |name, slot| container(name, &[("nvidia.com/gpu", &format!("{A}::{slot}"))], &[]);
     let claim = container("claim", &[], &[("gpu.nvidia.com", "gpu-1")]);
     let join = joined(vec![slot("one", 0), slot("two", 1), claim], &offered);
-    let sum: f64 = join.holdings.values().filter_map(|holding| holding.share).sum();
+    let sum: f64 = join.holdings.values().filter_map(|holding| holding.fraction).sum();
     assert!((sum - 1.0).abs() < 1e-9, "{:?}", held(&join));
 }
 
@@ -235,7 +235,7 @@ fn an_extended_resource_by_claim_gives_a_pod_what_it_asked_for() {
     whole.gpus.values_mut().for_each(|gpu| gpu.mig_devices.clear());
     let containers = ["a", "b"].map(|name| container(name, &[], &claim));
     let join = join(&allocations(containers.into()), &Allocatable::default(), &whole, &Slots::default());
-    let shares: Vec<f64> = join.holdings.values().filter_map(|holding| holding.share).collect();
+    let shares: Vec<f64> = join.holdings.values().filter_map(|holding| holding.fraction).collect();
     assert_eq!(shares, [0.5; 4]);
 }
 

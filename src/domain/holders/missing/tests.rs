@@ -317,7 +317,7 @@ fn holders_are_found_by_every_form_of_the_id() {
         let join = join(&holding(&[(resource, id)]), &Allocatable::default(), &state.inventory, &Slots::default());
         let held: Vec<&str> = join.holdings.keys().map(|key| key.gpu.as_str()).collect();
         assert_eq!(held, expected, "{writer}: {resource} {id}");
-        assert!(join.holdings.values().all(|holding| holding.share == Some(1.0)), "{writer}");
+        assert!(join.holdings.values().all(|holding| holding.fraction == Some(1.0)), "{writer}");
         assert_eq!(join.unresolved, [], "{writer}");
     }
 }

@@ -319,9 +319,9 @@ fn accounts() -> Vec<Account> {
         let container = ContainerRef::new(namespace, pod, "main");
         Account::new(container, gpu.into(), None, UnixSeconds(STARTED.0 + 100.5))
     };
-    let holding = |resource: Option<&str>, id: &str, sharing, attribution, share| {
+    let holding = |resource: Option<&str>, id: &str, sharing, attribution, fraction| {
         let (resource, device_ids) = (resource.map(Into::into), vec![id.into()]);
-        Some(Holding { resource, device_ids, sharing, attribution: Some(attribution), share: Some(share), weight: 1.0 })
+        Some(Holding { resource, device_ids, sharing, attribution: Some(attribution), fraction: Some(fraction), weight: 1.0 })
     };
     let slice = |resource, id| holding(resource, id, SharingForm::Mig, Attribution::Estimated, 1.0 / 7.0);
     let figures = |allocated, busy, idle, energy_joules| Figures {

@@ -254,7 +254,7 @@ mod tests {
         let account = &mut snapshot.accounts[0];
         (account.utilization_ratio, account.device_utilization_ratio) = (Some(1.0), Some(0.34));
         let holding = account.holding.as_mut().unwrap();
-        (holding.sharing, holding.share) = (SharingForm::TimeSlicing, Some(0.25));
+        (holding.sharing, holding.fraction) = (SharingForm::TimeSlicing, Some(0.25));
         holding.attribution = Some(Attribution::EqualShare);
         let page = of(&snapshot, None);
         assert!(page.contains("is divided equally among their holders: hostPID is off; with hostPID=true"), "{page}");

@@ -25,7 +25,7 @@ pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
     let held = || snapshot.accounts.iter().filter_map(|account| Some((account, account.holding.as_ref()?)));
     let idle = held()
         .filter_map(|(account, holding)| {
-            Some(page.history.figures(account, page.view.window)?.idle_ratio()? * holding.share?)
+            Some(page.history.figures(account, page.view.window)?.idle_ratio()? * holding.fraction?)
         })
         .reduce(|one, other| one + other)
         .or_else(|| held().next().is_none().then_some(0.0));

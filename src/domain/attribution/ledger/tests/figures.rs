@@ -335,7 +335,7 @@ fn without_a_known_share_nothing_is_counted() {
     let mut world = World::new(5);
     world.read(0, Some(0.0), None);
     let mut join = held_by(&["a"], SharingForm::TimeSlicing, 1.0);
-    join.holdings.values_mut().for_each(|holding| holding.share = None);
+    join.holdings.values_mut().for_each(|holding| holding.fraction = None);
     world.relate(0, join);
     assert_eq!(world.read(1000, Some(1.0), None)[0].figures.allocated_seconds, None);
 }

@@ -186,7 +186,7 @@ impl Reference {
     fn allocate(&mut self, from: Tick, to: Tick, history: &History) {
         for holders in history.get(from..to).unwrap_or_default() {
             for (key, holding) in &**holders {
-                self.accounts.entry(key.clone()).or_default().allocated += holding.share.unwrap() * TICK_SECONDS;
+                self.accounts.entry(key.clone()).or_default().allocated += holding.fraction.unwrap() * TICK_SECONDS;
             }
         }
     }
@@ -248,7 +248,7 @@ impl Reference {
                         let account = self.accounts.entry(key.clone()).or_default();
                         account.busy += busy.unwrap_or(0.0);
                         account.energy += energy.unwrap_or(0.0);
-                        let share = busy.and(history[tick][key].share).unwrap_or(0.0);
+                        let share = busy.and(history[tick][key].fraction).unwrap_or(0.0);
                         account.allocated_with_busy += share * TICK_SECONDS * covered_ratio;
                     }
                     Err(reason) => {
@@ -353,7 +353,7 @@ pub fn check_claims(allocations: &Allocations, join: &Join, inventory: &Inventor
         }
     }
     let held = join.holdings.iter().filter(|(_, holding)| holding.resource.is_none());
-    let found: BTreeMap<&HoldingKey, f64> = held.map(|(key, holding)| (key, holding.share.unwrap())).collect();
+    let found: BTreeMap<&HoldingKey, f64> = held.map(|(key, holding)| (key, holding.fraction.unwrap())).collect();
     assert_eq!(found.keys().copied().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
     for (key, share) in found {
         assert!((share - expected[key]).abs() < 1e-9, "{key:?}: {share}, not {}", expected[key]);
