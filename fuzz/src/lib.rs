@@ -45,11 +45,11 @@ pub fn device_id(bytes: &[u8]) {
         // What was parsed from the id is in the id.
         DeviceForm::Gpu { uuid } => assert_eq!(uuid.as_str(), text),
         DeviceForm::Mig { uuid } => assert_eq!(uuid.as_str(), text),
-        DeviceForm::GpuReplica { uuid } | DeviceForm::GpuVirtual { uuid } => assert!(text.starts_with(uuid.as_str())),
-        DeviceForm::MigReplica { uuid } => assert!(text.starts_with(uuid.as_str())),
+        DeviceForm::GpuSlot { uuid } | DeviceForm::GpuVirtual { uuid } => assert!(text.starts_with(uuid.as_str())),
+        DeviceForm::MigSlot { uuid } => assert!(text.starts_with(uuid.as_str())),
         _ => {}
     }
-    if form.is_replica() {
+    if form.is_slot() {
         assert!(form != DeviceForm::Other, "{text:?}");
     }
     let (driver, device) = text.split_once('\n').unwrap_or(("gpu.nvidia.com", &text));

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::settings::Reloadable;
 use crate::clock::Clock;
-use crate::domain::holders::{MissingGpus, held_gpus};
+use crate::domain::holders::{UnlistedGpus, held_gpus};
 use crate::domain::model::{GpuUuid, HardwareState, KubeletState, ResourceName, XidEvent};
 use crate::node::hardware::{self, CallDurations, Driver, HardwareHandle, Loading};
 use crate::serve::web::DriverCommands;
@@ -87,7 +87,7 @@ async fn complete(
     clock: Clock,
     publish: watch::Sender<Arc<HardwareState>>,
 ) {
-    let mut missing = MissingGpus::default();
+    let mut unlisted = UnlistedGpus::default();
     let (mut missing_logged, mut passthrough_logged) = (BTreeSet::new(), BTreeSet::new());
     let mut kubelet_lives = true;
     loop {
@@ -95,7 +95,7 @@ async fn complete(
             let (state, kubelet) = (hardware.borrow_and_update().clone(), kubelet.borrow_and_update().clone());
             let plan = reloadable.borrow().device_plugin.clone().unwrap_or_default();
             let is_ours = |resource: &ResourceName| plan.all_entries().any(|entry| entry.may_offer(resource));
-            let completed = missing.complete(&state, &kubelet, &is_ours, clock.now().monotonic);
+            let completed = unlisted.add_to(&state, &kubelet, &is_ours, clock.now().monotonic);
             log(&completed, &kubelet, &mut missing_logged, &mut passthrough_logged);
             completed
         };

@@ -4,25 +4,25 @@
 
 use crate::domain::model::{GpuUuid, MigUuid, PciBusId, ResourceName};
 
-/// The hardware that a device ID names.
+/// The form of a device ID: which kind of hardware it names, and by what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceForm {
     /// `GPU-<uuid>`
     Gpu { uuid: GpuUuid },
     /// `GPU-<uuid>::<n>`: one slot of a time-sliced or MPS-shared GPU; the ID does not show which kind of sharing.
-    GpuReplica { uuid: GpuUuid },
+    GpuSlot { uuid: GpuUuid },
     /// `GPU-<uuid>-<n>`: HAMi's virtual GPU. HAMi itself may place the container elsewhere.
     GpuVirtual { uuid: GpuUuid },
     /// `MIG-<uuid>`
     Mig { uuid: MigUuid },
     /// `MIG-<uuid>::<n>`
-    MigReplica { uuid: MigUuid },
+    MigSlot { uuid: MigUuid },
     /// `all[::<n>]`: WSL2, every GPU at once.
-    All { replica: bool },
+    All { is_slot: bool },
     /// `tegra[::<n>]`: the one integrated GPU.
-    Tegra { replica: bool },
+    Tegra { is_slot: bool },
     /// `nvidia<minor>[/gi<n>][/vgpu<n>]`: GKE's plugin.
-    Minor { minor: u32, gpu_instance: Option<u32>, replica: bool },
+    Minor { minor: u32, gpu_instance: Option<u32>, is_slot: bool },
     /// DRA `gpu-<minor>`
     DraGpu { minor: u32 },
     /// DRA `gpu-<minor>-mig-<profile>-<profile id>-<start>` (25.12 and newer), `gpu-<minor>-mig-<profile
@@ -52,10 +52,10 @@ impl DeviceForm {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Gpu { .. } => "gpu_uuid",
-            Self::GpuReplica { .. } => "gpu_uuid_replica",
+            Self::GpuSlot { .. } => "gpu_uuid_replica",
             Self::GpuVirtual { .. } => "gpu_uuid_virtual",
             Self::Mig { .. } => "mig_uuid",
-            Self::MigReplica { .. } => "mig_uuid_replica",
+            Self::MigSlot { .. } => "mig_uuid_replica",
             Self::All { .. } => "all",
             Self::Tegra { .. } => "tegra",
             Self::Minor { .. } => "minor",
@@ -72,18 +72,18 @@ impl DeviceForm {
         }
     }
 
-    /// The GPU that the id names by its UUID: the whole of it, or a slot.
+    /// The GPU that the ID names by its UUID: the whole of it, or a slot.
     pub const fn gpu(&self) -> Option<&GpuUuid> {
         match self {
-            Self::Gpu { uuid } | Self::GpuReplica { uuid } | Self::GpuVirtual { uuid } => Some(uuid),
+            Self::Gpu { uuid } | Self::GpuSlot { uuid } | Self::GpuVirtual { uuid } => Some(uuid),
             _ => None,
         }
     }
 
-    /// The MIG device that the id names by its UUID: the whole of it, or a slot.
+    /// The MIG device that the ID names by its UUID: the whole of it, or a slot.
     pub const fn mig(&self) -> Option<&MigUuid> {
         match self {
-            Self::Mig { uuid } | Self::MigReplica { uuid } => Some(uuid),
+            Self::Mig { uuid } | Self::MigSlot { uuid } => Some(uuid),
             _ => None,
         }
     }
@@ -94,51 +94,51 @@ impl DeviceForm {
         matches!(self, Self::IommuGroup { .. } | Self::VfioDevice { .. } | Self::PciAddress { .. })
     }
 
-    /// Whether the id names one of several slots of its device.
+    /// Whether the ID names one of several slots of its device.
     #[must_use]
-    pub const fn is_replica(&self) -> bool {
+    pub const fn is_slot(&self) -> bool {
         matches!(
             self,
-            Self::GpuReplica { .. }
+            Self::GpuSlot { .. }
                 | Self::GpuVirtual { .. }
-                | Self::MigReplica { .. }
-                | Self::All { replica: true }
-                | Self::Tegra { replica: true }
-                | Self::Minor { replica: true, .. }
+                | Self::MigSlot { .. }
+                | Self::All { is_slot: true }
+                | Self::Tegra { is_slot: true }
+                | Self::Minor { is_slot: true, .. }
         )
     }
 }
 
-/// The form of a device-plugin id. Every string has one.
+/// The form of a device-plugin ID. Every string has one.
 pub fn parse_device_id(id: &str) -> DeviceForm {
-    let (base, replica) = match id.rsplit_once("::") {
+    let (base, is_slot) = match id.rsplit_once("::") {
         Some((base, n)) if number(n).is_some() => (base, true),
         _ => (id, false),
     };
-    parse_base(base, replica).unwrap_or(DeviceForm::Other)
+    parse_base(base, is_slot).unwrap_or(DeviceForm::Other)
 }
 
-fn parse_base(base: &str, replica: bool) -> Option<DeviceForm> {
+fn parse_base(base: &str, is_slot: bool) -> Option<DeviceForm> {
     match base {
-        "all" => return Some(DeviceForm::All { replica }),
-        "tegra" => return Some(DeviceForm::Tegra { replica }),
+        "all" => return Some(DeviceForm::All { is_slot }),
+        "tegra" => return Some(DeviceForm::Tegra { is_slot }),
         _ => {}
     }
     if let Some(uuid) = base.strip_prefix("MIG-") {
         let whole = is_uuid(uuid).then(|| MigUuid::from(base))?;
-        return Some(if replica { DeviceForm::MigReplica { uuid: whole } } else { DeviceForm::Mig { uuid: whole } });
+        return Some(if is_slot { DeviceForm::MigSlot { uuid: whole } } else { DeviceForm::Mig { uuid: whole } });
     }
     if let Some(rest) = base.strip_prefix("GPU-") {
         if is_uuid(rest) {
             let uuid = GpuUuid::from(base);
-            return Some(if replica { DeviceForm::GpuReplica { uuid } } else { DeviceForm::Gpu { uuid } });
+            return Some(if is_slot { DeviceForm::GpuSlot { uuid } } else { DeviceForm::Gpu { uuid } });
         }
         let (uuid, slot) = rest.rsplit_once('-')?;
         number(slot)?;
-        return (is_uuid(uuid) && !replica)
+        return (is_uuid(uuid) && !is_slot)
             .then(|| DeviceForm::GpuVirtual { uuid: GpuUuid::new(format!("GPU-{uuid}")) });
     }
-    if let Some(rest) = base.strip_prefix("nvidia").filter(|_| !replica) {
+    if let Some(rest) = base.strip_prefix("nvidia").filter(|_| !is_slot) {
         let mut parts = rest.split('/');
         let minor = number(parts.next()?)?;
         let mut next = parts.next();
@@ -153,12 +153,12 @@ fn parse_base(base: &str, replica: bool) -> Option<DeviceForm> {
             Some(part) => Some(number(part.strip_prefix("vgpu")?)?),
             None => None,
         };
-        return parts.next().is_none().then_some(DeviceForm::Minor { minor, gpu_instance, replica: slot.is_some() });
+        return parts.next().is_none().then_some(DeviceForm::Minor { minor, gpu_instance, is_slot: slot.is_some() });
     }
     None
 }
 
-/// The form of an id that `parse_device_id` does not classify, where it is the host's name of a device.
+/// The form of an ID that `parse_device_id` does not classify, where it is the host's name of a device.
 pub fn parse_host_device(resource: &ResourceName, id: &str) -> Option<DeviceForm> {
     let vfio_device = |name: &str| {
         number(name.strip_prefix("vfio")?)?;
@@ -258,19 +258,19 @@ mod tests {
         MigUuid::new(format!("MIG-{U}"))
     }
 
-    /// Every configuration in which an id has been seen, as (who writes it, id, form).
+    /// Every configuration in which an ID has been seen, as (who writes it, id, form).
     #[test]
     fn every_known_device_plugin_id_has_its_form() {
-        let minor = |minor, gpu_instance, replica| DeviceForm::Minor { minor, gpu_instance, replica };
+        let minor = |minor, gpu_instance, is_slot| DeviceForm::Minor { minor, gpu_instance, is_slot };
         for (writer, id, expected) in [
             ("NVIDIA, whole GPU, uuid or index strategy", format!("GPU-{U}"), DeviceForm::Gpu { uuid: gpu() }),
             ("NVIDIA, MIG mixed or single", format!("MIG-{U}"), DeviceForm::Mig { uuid: mig() }),
-            ("NVIDIA, time-slicing or MPS", format!("GPU-{U}::3"), DeviceForm::GpuReplica { uuid: gpu() }),
-            ("NVIDIA, time-slicing on MIG", format!("MIG-{U}::11"), DeviceForm::MigReplica { uuid: mig() }),
-            ("NVIDIA, WSL2", "all".into(), DeviceForm::All { replica: false }),
-            ("NVIDIA, WSL2 shared", "all::2".into(), DeviceForm::All { replica: true }),
-            ("NVIDIA, Tegra", "tegra".into(), DeviceForm::Tegra { replica: false }),
-            ("NVIDIA, Tegra shared", "tegra::0".into(), DeviceForm::Tegra { replica: true }),
+            ("NVIDIA, time-slicing or MPS", format!("GPU-{U}::3"), DeviceForm::GpuSlot { uuid: gpu() }),
+            ("NVIDIA, time-slicing on MIG", format!("MIG-{U}::11"), DeviceForm::MigSlot { uuid: mig() }),
+            ("NVIDIA, WSL2", "all".into(), DeviceForm::All { is_slot: false }),
+            ("NVIDIA, WSL2 shared", "all::2".into(), DeviceForm::All { is_slot: true }),
+            ("NVIDIA, Tegra", "tegra".into(), DeviceForm::Tegra { is_slot: false }),
+            ("NVIDIA, Tegra shared", "tegra::0".into(), DeviceForm::Tegra { is_slot: true }),
             ("GKE, whole GPU", "nvidia3".into(), minor(3, None, false)),
             ("GKE, MIG", "nvidia3/gi7".into(), minor(3, Some(7), false)),
             ("GKE, shared", "nvidia12/vgpu4".into(), minor(12, None, true)),
@@ -338,7 +338,7 @@ mod tests {
         }
     }
 
-    /// Near misses: as long as a real id, or one byte off. A wrong join is worse than none.
+    /// Near misses: as long as a real ID, or one byte off. A wrong join is worse than none.
     #[test]
     fn what_fits_no_form_is_other() {
         for id in [

@@ -31,11 +31,11 @@ pub struct Join {
 
 /// The device IDs of one container on one target.
 #[derive(Default)]
-struct HeldDevices<'a> {
+struct HeldIds<'a> {
     resource: Option<&'a ResourceName>,
     ids: BTreeSet<&'a DeviceId>,
-    replica: bool,
-    /// Held through these claims alone; empty once it is held in another way too.
+    is_slot: bool,
+    /// Without a resource it is held through these alone.
     claims: BTreeSet<ClaimName<'a>>,
 }
 
@@ -46,14 +46,14 @@ type ClaimKey<'a> = (ClaimName<'a>, &'a str, &'a str, &'a DeviceId);
 
 /// The containers of each claim of one target, and what the claim consumes of it.
 #[derive(Default)]
-struct Sharers<'a> {
+struct DeviceClaims<'a> {
     containers: BTreeMap<ClaimName<'a>, usize>,
     consumed: BTreeMap<ClaimName<'a>, BTreeMap<&'a str, u64>>,
 }
 
 /// All holders of one target.
 #[derive(Default)]
-struct Holders {
+struct DeviceHolders {
     count: usize,
     weight: f64,
 }
@@ -61,10 +61,10 @@ struct Holders {
 /// What the kubelet's device IDs and claims resolve to.
 #[derive(Default)]
 struct ResolvedAllocations<'a> {
-    held: BTreeMap<HoldingKey, HeldDevices<'a>>,
+    held: BTreeMap<HoldingKey, HeldIds<'a>>,
     unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&'a DeviceId>>,
     claims: BTreeMap<ClaimKey<'a>, ClaimGpu>,
-    sharers: BTreeMap<DeviceRef, Sharers<'a>>,
+    device_claims: BTreeMap<DeviceRef, DeviceClaims<'a>>,
 }
 
 pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inventory, slots: &Slots) -> Join {
@@ -99,12 +99,12 @@ impl<'a> ResolvedAllocations<'a> {
             let held = self.held.entry(key(container, target)).or_default();
             held.resource.get_or_insert(&device.resource);
             held.ids.insert(&device.id);
-            held.replica |= form.is_replica();
+            held.is_slot |= form.is_slot();
         }
     }
 
     fn add_claim(&mut self, container: &ContainerRef, claim: &'a ClaimDevice, inventory: &Inventory) {
-        let (targets, join) = match resolve_claim(claim, inventory) {
+        let (targets, source) = match resolve_claim(claim, inventory) {
             Ok(resolved) => resolved,
             // An observer holds nothing.
             Err(_) if claim.is_observer() => return,
@@ -118,13 +118,13 @@ impl<'a> ResolvedAllocations<'a> {
         for target in targets {
             let DeviceRef { gpu, mig } = target.clone();
             let claim_key = (name, &*claim.driver, &*claim.pool, &claim.device);
-            self.claims.entry(claim_key).or_insert_with(|| ClaimGpu { claim: claim.clone(), gpu, mig, join });
+            self.claims.entry(claim_key).or_insert_with(|| ClaimGpu { claim: claim.clone(), gpu, mig, source });
             if claim.is_observer() {
                 continue;
             }
-            let sharers = self.sharers.entry(target.clone()).or_default();
-            *sharers.containers.entry(name).or_default() += 1;
-            sharers.consumed.insert(name, claim.consumed().collect());
+            let device_claims = self.device_claims.entry(target.clone()).or_default();
+            *device_claims.containers.entry(name).or_default() += 1;
+            device_claims.consumed.insert(name, claim.consumed().collect());
             let held = self.held.entry(key(container, target)).or_default();
             held.ids.insert(&claim.device);
             held.claims.insert(name);
@@ -133,9 +133,9 @@ impl<'a> ResolvedAllocations<'a> {
 
     fn holdings(&self, slots: &Slots, inventory: &Inventory) -> BTreeMap<HoldingKey, Holding> {
         let claims: ClaimWeights<'_> =
-            self.sharers.iter().map(|(target, sharers)| (target, sharers.weights())).collect();
-        let weight = |(key, held): (&'_ HoldingKey, &HeldDevices<'a>)| held.weight(&target_of(key), &claims);
-        let mut holders: BTreeMap<DeviceRef, Holders> = BTreeMap::new();
+            self.device_claims.iter().map(|(target, claims)| (target, claims.weights())).collect();
+        let weight = |(key, held): (&'_ HoldingKey, &HeldIds<'a>)| held.weight(&target_of(key), &claims);
+        let mut holders: BTreeMap<DeviceRef, DeviceHolders> = BTreeMap::new();
         for (key, held) in &self.held {
             let holders = holders.entry(target_of(key)).or_default();
             holders.count += 1;
@@ -151,7 +151,7 @@ impl<'a> ResolvedAllocations<'a> {
 
 type ClaimWeights<'a> = BTreeMap<&'a DeviceRef, BTreeMap<ClaimName<'a>, f64>>;
 
-impl<'a> Sharers<'a> {
+impl<'a> DeviceClaims<'a> {
     /// A claim is one holder; its containers divide its weight.
     fn weights(&self) -> BTreeMap<ClaimName<'a>, f64> {
         let weights = weights(&self.consumed).into_iter();
@@ -159,7 +159,7 @@ impl<'a> Sharers<'a> {
     }
 }
 
-impl HeldDevices<'_> {
+impl HeldIds<'_> {
     fn weight(&self, target: &DeviceRef, claims: &ClaimWeights<'_>) -> f64 {
         if self.resource.is_some() { 1.0 } else { self.claims.iter().map(|claim| claims[target][claim]).sum() }
     }
@@ -175,9 +175,9 @@ fn target_of(key: &HoldingKey) -> DeviceRef {
 
 fn holding(
     target: &DeviceRef,
-    held_devices: &HeldDevices<'_>,
+    held_ids: &HeldIds<'_>,
     weight: f64,
-    holders: &Holders,
+    holders: &DeviceHolders,
     slots: &Slots,
     inventory: &Inventory,
 ) -> Holding {
@@ -186,15 +186,13 @@ fn holding(
         // The size of a MIG device that only the kubelet names is not known.
         Some(mig) => inventory.mig(mig).and_then(|(gpu, mig)| gpu.slice_fraction(mig.slices)),
     };
-    let part = match (held_devices.replica, slots.counts.get(target).copied()) {
+    let part = match (held_ids.is_slot, slots.counts.get(target).copied()) {
         (false, _) => Some(weight / holders.weight),
-        (true, Some(slots)) => Some(held_devices.ids.len() as f64 / slots.max(held_devices.ids.len()) as f64),
+        (true, Some(slots)) => Some(held_ids.ids.len() as f64 / slots.max(held_ids.ids.len()) as f64),
         (true, None) => None,
     };
-    let sharing = match (held_devices.replica || holders.count > 1, &target.mig) {
-        (true, _)
-            if held_devices.replica && held_devices.resource.is_some_and(|resource| slots.mps.contains(resource)) =>
-        {
+    let sharing = match (held_ids.is_slot || holders.count > 1, &target.mig) {
+        (true, _) if held_ids.is_slot && held_ids.resource.is_some_and(|resource| slots.mps.contains(resource)) => {
             SharingForm::Mps
         }
         (true, _) => SharingForm::TimeSlicing,
@@ -208,8 +206,8 @@ fn holding(
         _ => Attribution::EqualShare,
     };
     Holding {
-        resource: held_devices.resource.cloned(),
-        device_ids: held_devices.ids.iter().map(|id| (*id).clone()).collect(),
+        resource: held_ids.resource.cloned(),
+        device_ids: held_ids.ids.iter().map(|id| (*id).clone()).collect(),
         sharing,
         attribution: Some(attribution),
         fraction: whole.zip(part).map(|(whole, part)| whole * part),
@@ -270,8 +268,8 @@ impl Slots {
         settled: bool,
     ) {
         let held = allocations.containers().flat_map(|container| container.devices.iter().map(|held| &held.id));
-        let held = replicas(held, inventory);
-        let offered = replicas(allocatable.devices.values().flatten(), inventory);
+        let held = slots_by_device(held, inventory);
+        let offered = slots_by_device(allocatable.devices.values().flatten(), inventory);
         self.shared = held.keys().chain(offered.keys()).cloned().collect();
         for (target, offered) in offered {
             let held = held.get(&target).into_iter().flatten();
@@ -289,19 +287,19 @@ impl Slots {
 }
 
 /// By device: those of `ids` that are a slot of it.
-fn replicas<'a>(
+fn slots_by_device<'a>(
     ids: impl Iterator<Item = &'a DeviceId>,
     inventory: &Inventory,
 ) -> BTreeMap<DeviceRef, BTreeSet<&'a DeviceId>> {
-    let mut replicas: BTreeMap<DeviceRef, BTreeSet<&DeviceId>> = BTreeMap::new();
+    let mut slots: BTreeMap<DeviceRef, BTreeSet<&DeviceId>> = BTreeMap::new();
     for id in ids {
         let form = parse_device_id(id.as_str());
-        let targets = if form.is_replica() { resolve(&form, inventory) } else { vec![] };
+        let targets = if form.is_slot() { resolve(&form, inventory) } else { vec![] };
         for target in targets {
-            replicas.entry(target).or_default().insert(id);
+            slots.entry(target).or_default().insert(id);
         }
     }
-    replicas
+    slots
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //! | Which pod of a name is it? | `pod_uid` | UIDs of listed and removed pods |
 //! | May the kubelet still reject it? | `unconfirmed` | pods held back |
 //! | Which hardware does a device ID or a claim name? | `device_id`, `resolve`, `claims` | |
-//! | Which GPUs does the driver not list? | `missing` | what the kubelet has listed |
+//! | Which GPUs are missing or passed through? | `unlisted` | what the kubelet and the driver have listed |
 //! | Which part of which device does a container hold? | `join` | slots of each device |
 //! | Do the kubelet and the driver list the same devices? | `drift` | |
 
@@ -17,13 +17,13 @@ mod claims;
 mod device_id;
 mod drift;
 mod join;
-mod missing;
 mod pod_uid;
 mod resolve;
 mod unconfirmed;
+mod unlisted;
 
 pub use device_id::{DeviceForm, is_uuid, parse_claim_device, parse_device_id};
 pub use join::{HoldingKey, Join, Slots, held_gpus, join};
-pub use missing::MissingGpus;
 pub use pod_uid::{CheckpointAllocations, PodUids, UidSources};
 pub use unconfirmed::Unconfirmed;
+pub use unlisted::UnlistedGpus;

@@ -80,7 +80,7 @@ impl PodUids {
             let running = by_name.get(&pod.reference).map_or(&[][..], Vec::as_slice);
             let found = self.find(pod, running, sources);
             let identified = match self.listed.remove(&pod.reference) {
-                Some(before) => before.become_known(found, sources.directory),
+                Some(before) => before.updated_by(found, sources.directory),
                 None => ListedPod { reference_uid: found.as_ref().map(|(_, uid)| uid.clone()), uid: found },
             };
             pod.uid = identified.uid.as_ref().map(|(_, uid)| uid.clone());
@@ -125,14 +125,22 @@ impl PodUids {
 }
 
 impl ListedPod {
-    /// The data of a pod that stays listed, unless another pod has its name.
-    fn become_known(self, found: Option<(UidSource, PodUid)>, directory: &PodDirectory) -> Self {
+    /// What is known of a pod that stays listed, after `found`:
+    ///
+    /// | known | found | result |
+    /// |---|---|---|
+    /// | no UID | any | what was found |
+    /// | a UID that the Pods API no longer has | none | no UID |
+    /// | a UID | none | no change |
+    /// | a UID | the same | the source that found it now |
+    /// | a UID that the Pods API may have | another, of a lesser source | no change |
+    /// | a UID | another | another pod |
+    fn updated_by(self, found: Option<(UidSource, PodUid)>, directory: &PodDirectory) -> Self {
         match (&self.uid, &found) {
             (None, _) => Self { uid: found, ..self },
             (Some((_, uid)), None) if is_gone(uid, directory) => Self { uid: None, ..self },
             (Some(_), None) => self,
             (Some((_, before)), Some((_, now))) if before == now => Self { uid: found, ..self },
-            // A lesser source does not overrule a better one while that may still be right.
             (Some((had, before)), Some((has, _))) if has < had && !is_gone(before, directory) => self,
             (Some(_), Some((_, now))) => Self { reference_uid: Some(now.clone()), uid: found },
         }

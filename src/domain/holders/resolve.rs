@@ -31,10 +31,10 @@ pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<DeviceRef
         meant.map(|(uuid, _)| DeviceRef { gpu: uuid.clone(), mig: None }).collect()
     };
     match form {
-        DeviceForm::Gpu { uuid } | DeviceForm::GpuReplica { uuid } | DeviceForm::GpuVirtual { uuid } => {
+        DeviceForm::Gpu { uuid } | DeviceForm::GpuSlot { uuid } | DeviceForm::GpuVirtual { uuid } => {
             inventory.gpus.get(uuid).map(whole).into_iter().collect()
         }
-        DeviceForm::Mig { uuid } | DeviceForm::MigReplica { uuid } => {
+        DeviceForm::Mig { uuid } | DeviceForm::MigSlot { uuid } => {
             let missing = || Some(DeviceRef { gpu: inventory.missing_parent(uuid)?.clone(), mig: Some(uuid.clone()) });
             let known = inventory.mig(uuid).map(|(gpu, mig)| mig_target(gpu, mig));
             known.or_else(missing).into_iter().collect()

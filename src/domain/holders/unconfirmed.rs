@@ -1,13 +1,14 @@
 //! Pods that have been given devices and may still be rejected. The kubelet lists a pod's devices while it admits the
 //! pod, and a pod that it rejects for another device was listed with its first. So a pod that newly has devices is a
 //! holder only once it has been admitted: the Pods API has it, or the kubelet has written down the devices of the
-//! container, which it does when the container has all of them, and listed the pod twice.
+//! container, which it does when the container has all of them, and listed the pod twice. Without either it is one after ten
+//! seconds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::CheckpointAllocations;
+use super::pod_uid::CheckpointAllocations;
 use crate::domain::model::{Allocations, FileStamp, Monotonic, Pod, PodDirectory, PodRef, PodUid};
 
 /// Listed twice, so far apart. An admission that fails does so within milliseconds, unless a plugin is slow.
@@ -27,7 +28,7 @@ struct HeldBack {
     uid: Option<PodUid>,
     /// Since when it is listed with devices.
     since: Monotonic,
-    /// When it is accepted without confirmation.
+    /// From when on an answer that lists it is accepted.
     due: Monotonic,
     /// The checkpoint from before it was listed: what that has of its devices is another pod's.
     earlier: Option<FileStamp>,
@@ -76,7 +77,7 @@ impl Unconfirmed {
         self.versions = [self.versions[1], version];
     }
 
-    /// When an answer would confirm one of them.
+    /// When an answer that lists it would be accepted for the first of them.
     pub fn due(&self) -> Option<Monotonic> {
         self.pods.values().map(|waiting| waiting.due).min()
     }

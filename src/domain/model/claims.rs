@@ -89,8 +89,9 @@ pub struct ClaimGpu {
     pub claim: ClaimDevice,
     pub gpu: GpuUuid,
     pub mig: Option<MigUuid>,
-    /// What the join relies on.
-    pub join: ClaimSource,
+    /// What names the hardware.
+    #[serde(rename = "join")]
+    pub source: ClaimSource,
 }
 
 impl ClaimDevice {

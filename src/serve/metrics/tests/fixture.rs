@@ -63,7 +63,7 @@ pub(crate) fn snapshot() -> Snapshot {
             claim: claim(),
             gpu: PARTITIONED.into(),
             mig: Some(OTHER_SLICE.into()),
-            join: ClaimSource::DeviceName,
+            source: ClaimSource::DeviceName,
         }],
         drift: vec![InventoryDrift {
             resource: "nvidia.com/gpu".into(),
@@ -321,7 +321,14 @@ fn accounts() -> Vec<Account> {
     };
     let holding = |resource: Option<&str>, id: &str, sharing, attribution, fraction| {
         let (resource, device_ids) = (resource.map(Into::into), vec![id.into()]);
-        Some(Holding { resource, device_ids, sharing, attribution: Some(attribution), fraction: Some(fraction), weight: 1.0 })
+        Some(Holding {
+            resource,
+            device_ids,
+            sharing,
+            attribution: Some(attribution),
+            fraction: Some(fraction),
+            weight: 1.0,
+        })
     };
     let slice = |resource, id| holding(resource, id, SharingForm::Mig, Attribution::Estimated, 1.0 / 7.0);
     let figures = |allocated, busy, idle, energy_joules| Figures {

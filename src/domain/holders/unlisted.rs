@@ -1,4 +1,5 @@
-//! The GPUs that the PCI bus or the kubelet has and the driver does not list.
+//! The GPUs that the PCI bus or the kubelet has and the driver does not list: missing or passed through. In: the state of
+//! the hardware, with the PCI bus, and of the kubelet. Out: the hardware with these GPUs, whose time is uncovered.
 //!
 //! A GPU that was lost before podmeter started is one of them: a pod may hold it, and no other source reports it.
 //!
@@ -21,7 +22,7 @@ type DeviceIds = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
 /// Keeps the devices that the kubelet has listed, because it drops an unhealthy device that no pod holds. A GPU that was
 /// replaced is none of them: the driver lists every GPU on the bus, and only the kubelet's checkpoint names the old one.
 #[derive(Debug, Default)]
-pub struct MissingGpus {
+pub struct UnlistedGpus {
     gpus: BTreeMap<GpuUuid, DeviceIds>,
     migs: BTreeMap<MigUuid, DeviceIds>,
     /// By the driver, at any time: one of them that it no longer lists was unmade.
@@ -38,11 +39,11 @@ struct UnlistedTime {
     until: Option<Monotonic>,
 }
 
-impl MissingGpus {
-    /// The hardware with the GPUs that are missing or passed through as devices that are not present; itself where there
+impl UnlistedGpus {
+    /// The hardware with these GPUs as devices that are not present, and with their uncovered time; itself where there
     /// are none. Without a driver that has been opened nothing is missing from its list. `is_ours`: what the bundled
     /// plugin may offer.
-    pub fn complete(
+    pub fn add_to(
         &mut self,
         hardware: &Arc<HardwareState>,
         kubelet: &KubeletState,

@@ -48,7 +48,7 @@ fn holding(devices: &[(&str, &str)]) -> Allocations {
 }
 
 fn complete(hardware: HardwareState, kubelet: &KubeletState) -> Arc<HardwareState> {
-    MissingGpus::default().complete(&Arc::new(hardware), kubelet, &|_| false, Monotonic::from_secs(1))
+    UnlistedGpus::default().add_to(&Arc::new(hardware), kubelet, &|_| false, Monotonic::from_secs(1))
 }
 
 /// UUID and address of each missing GPU.
@@ -65,7 +65,7 @@ fn at(number: usize) -> Option<String> {
 fn nothing_is_missing_where_all_agree() {
     let before = Arc::new(hardware(&[0, 1], &[0, 1]));
     let kubelet = allocatable(ids("nvidia.com/gpu", &[&uuid(0), &uuid(1)]));
-    let after = MissingGpus::default().complete(&before, &kubelet, &|_| false, Monotonic::from_secs(1));
+    let after = UnlistedGpus::default().add_to(&before, &kubelet, &|_| false, Monotonic::from_secs(1));
     assert!(Arc::ptr_eq(&before, &after));
 }
 
@@ -138,7 +138,7 @@ fn excluded_gpus_and_other_vendors_ids_are_none() {
     let own = held("example.com/a100", &[&uuid(1)]);
     assert_eq!(missing(&complete(hardware(&[0], &[0]), &own)), []);
     let offered =
-        MissingGpus::default().complete(&Arc::new(hardware(&[0], &[0])), &own, &|_| true, Monotonic::from_secs(1));
+        UnlistedGpus::default().add_to(&Arc::new(hardware(&[0], &[0])), &own, &|_| true, Monotonic::from_secs(1));
     assert_eq!(missing(&offered), [(uuid(1), None)]);
 }
 
@@ -151,9 +151,9 @@ fn without_a_driver_nothing_is_missing_from_its_list() {
 
 #[test]
 fn what_the_kubelet_forgets_stays_and_what_returns_is_the_same_device() {
-    let mut memory = MissingGpus::default();
+    let mut memory = UnlistedGpus::default();
     let mut complete = |hardware: HardwareState, kubelet: &KubeletState| {
-        memory.complete(&Arc::new(hardware), kubelet, &|_| false, Monotonic::from_secs(1))
+        memory.add_to(&Arc::new(hardware), kubelet, &|_| false, Monotonic::from_secs(1))
     };
     let known = checkpoint(ids("nvidia.com/gpu", &[&uuid(1)]));
     assert_eq!(missing(&complete(hardware(&[0], &[0, 1]), &known)), [(uuid(1), at(1))]);
@@ -168,10 +168,10 @@ fn a_replaced_gpu_that_only_the_checkpoint_names_is_not_missing() {
     assert_eq!(missing(&complete(hardware(&[0, 1], &[0, 1]), &known)), []);
     assert_eq!(missing(&complete(hardware(&[0, 1], &[]), &known)), [(uuid(9), None)], "the bus cannot be read");
 
-    let mut memory = MissingGpus::default();
+    let mut memory = UnlistedGpus::default();
     let mut complete = |listed: &[usize], kubelet: &KubeletState| {
         let hardware = Arc::new(hardware(listed, &[0, 1]));
-        missing(&memory.complete(&hardware, kubelet, &|_| false, Monotonic::from_secs(1)))
+        missing(&memory.add_to(&hardware, kubelet, &|_| false, Monotonic::from_secs(1)))
     };
     assert_eq!(complete(&[0], &known), [(uuid(9), at(1))], "the driver does not list the new one yet");
     assert_eq!(complete(&[0, 1], &known), [(uuid(9), None)], "no answer has settled");
@@ -198,10 +198,10 @@ fn a_mig_device_is_on_the_only_gpu_that_is_missing() {
 
 #[test]
 fn the_time_without_readings_stays_uncovered() {
-    let mut memory = MissingGpus::default();
+    let mut memory = UnlistedGpus::default();
     let kubelet = held("nvidia.com/gpu", &[&uuid(1)]);
     let mut uncovered = |hardware: HardwareState, seconds| {
-        let state = memory.complete(&Arc::new(hardware), &kubelet, &|_| false, Monotonic::from_secs(seconds));
+        let state = memory.add_to(&Arc::new(hardware), &kubelet, &|_| false, Monotonic::from_secs(seconds));
         state.readings[&uuid(1).as_str().into()].totals.uncovered_seconds
     };
     assert_eq!(uncovered(hardware(&[0], &[0, 1]), 10), 0.0);
