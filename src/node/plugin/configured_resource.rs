@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::config::ResourceConfig;
-use super::host::{self, HostFacts, ScanResult, mps};
+use super::host::{self, HostFacts, ScanResult};
 use super::offer::layout::{self, Vanished};
 use super::offer::{Offer, OfferedHardware, Offers, merge, offers};
 use crate::domain::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, ResourceName};
@@ -66,7 +66,7 @@ impl ConfiguredResource {
             (before.resource.clone(), ids.into_iter().map(|id| (id.clone(), since(&id))).collect())
         });
         self.vanished = vanished.filter(|(_, vanished): &(_, Vanished)| !vanished.is_empty()).collect();
-        let offers = offers.into_iter().map(|offer| mps::mark_unhealthy(offer.with_health(health), &scan.without_mps));
+        let offers = offers.into_iter().map(|offer| offer.with_health(health).with_mps_health(&scan.without_mps));
         self.offers = merge(&self.offers, offers.collect(), &hardware.inventory);
         self.problems = [problems, scan.problem.iter().cloned().collect()].concat();
     }

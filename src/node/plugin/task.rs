@@ -288,8 +288,8 @@ impl PluginTask {
             allocated: Arc::clone(&self.inputs.allocated),
             refresh_allocatable: Arc::clone(&self.inputs.refresh_allocatable),
         };
-        let mps = state.nvidia().is_some_and(NvidiaConfig::shares_through_mps);
-        status.begin(state.nvidia().is_some(), state.pre_start_check().is_some(), mps);
+        let mps = state.config.nvidia().is_some_and(NvidiaConfig::shares_through_mps);
+        status.begin(state.config.nvidia().is_some(), state.pre_start_check().is_some(), mps);
         status.offered(&state.offer.borrow());
         served_resource::log_first_offer(&state.offer.borrow());
         let lifecycle = Lifecycle {

@@ -1,7 +1,7 @@
 //! The answer to Allocate for one container. Pure, and from memory: the kubelet waits without a timeout.
 
 use crate::domain::model::DeviceId;
-use crate::node::plugin::config::{DeviceIdStrategy, DeviceListStrategy, NvidiaConfig, ResourceConfig, SharingConfig};
+use crate::node::plugin::config::{DeviceIdStrategy, DeviceListStrategy, NvidiaConfig, ResourceConfig};
 use crate::node::plugin::host::{DriverFiles, cdi, path_devices::fnv};
 use crate::node::plugin::offer::{AllocationRefusal, Offer, OfferedDevice, OfferedHardware};
 use crate::node::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
@@ -21,12 +21,12 @@ pub fn container_response(
     config: &ResourceConfig,
     offer: &Offer,
     ids: &[DeviceId],
-    node: &DriverFiles,
+    driver_files: &DriverFiles,
 ) -> Result<ContainerAllocateResponse, AllocationRefusal> {
     let devices = ids.iter().map(|id| usable_device(offer, id)).collect::<Result<Vec<_>, _>>()?;
     match config {
-        ResourceConfig::Nvidia(nvidia) => gpus(nvidia, offer, &devices, node),
-        ResourceConfig::Path(_) => Ok(nodes(&devices)),
+        ResourceConfig::Nvidia(nvidia) => gpus(nvidia, offer, &devices, driver_files),
+        ResourceConfig::Path(_) => Ok(path_devices(&devices)),
         ResourceConfig::Simulated(_) => Ok(simulated(ids)),
     }
 }
@@ -47,7 +47,7 @@ fn gpus(
     nvidia: &NvidiaConfig,
     offer: &Offer,
     devices: &[&OfferedDevice],
-    node: &DriverFiles,
+    driver_files: &DriverFiles,
 ) -> Result<ContainerAllocateResponse, AllocationRefusal> {
     let envs = nvidia.environment.clone().into_iter().collect();
     let mut answer = ContainerAllocateResponse { envs, ..ContainerAllocateResponse::default() };
@@ -60,7 +60,7 @@ fn gpus(
     let devices = each_hardware_once(devices);
 
     if nvidia.uses_cdi() {
-        add_cdi(&mut answer, nvidia, offer, &devices, node)?;
+        add_cdi(&mut answer, nvidia, offer, &devices, driver_files)?;
     }
     let name = |device: &&OfferedDevice| {
         let [name, _] = names(nvidia.device_id_strategy, &device.hardware);
@@ -83,16 +83,16 @@ fn gpus(
     let pass_nodes =
         nvidia.pass_device_specs && (nvidia.device_list_strategy.iter().any(|strategy| !is_cdi(*strategy)));
     if as_nodes || pass_nodes {
-        add_nodes(&mut answer, nvidia, &devices, node, if as_nodes { "mrw" } else { "rw" })?;
+        add_device_nodes(&mut answer, nvidia, &devices, driver_files, if as_nodes { "mrw" } else { "rw" })?;
     }
     if as_nodes {
-        answer.mounts.extend(node.driver_mounts.iter().map(|mount| Mount {
+        answer.mounts.extend(driver_files.driver_mounts.iter().map(|mount| Mount {
             host_path: mount.host_path.display().to_string(),
             container_path: mount.container_path.display().to_string(),
             read_only: true,
         }));
     }
-    if shared && matches!(nvidia.sharing, SharingConfig::Mps(_)) {
+    if shared && nvidia.shares_through_mps() {
         add_mps(&mut answer, nvidia, offer);
     }
     Ok(answer)
@@ -103,12 +103,9 @@ fn is_cdi(strategy: DeviceListStrategy) -> bool {
 }
 
 fn refuse_several_slots(nvidia: &NvidiaConfig, asked: usize, shared: bool) -> Result<(), AllocationRefusal> {
-    let (replication, default) = match &nvidia.sharing {
-        SharingConfig::None => return Ok(()),
-        SharingConfig::TimeSlicing(replication) => (replication, false),
-        SharingConfig::Mps(replication) => (replication, true),
-    };
-    if shared && asked > 1 && replication.fail_requests_greater_than_one.unwrap_or(default) {
+    let Some(replication) = nvidia.sharing.replication() else { return Ok(()) };
+    let is_refused = replication.fail_requests_greater_than_one.unwrap_or_else(|| nvidia.shares_through_mps());
+    if shared && asked > 1 && is_refused {
         return Err(AllocationRefusal::NotAllowed(format!(
             "{asked} shared devices were asked for and a container may have one: more of them give it no more of a GPU \
              (failRequestsGreaterThanOne)"
@@ -141,11 +138,11 @@ fn add_cdi(
     nvidia: &NvidiaConfig,
     offer: &Offer,
     devices: &[&OfferedDevice],
-    node: &DriverFiles,
+    driver_files: &DriverFiles,
 ) -> Result<(), AllocationRefusal> {
     let qualified = |device: &&OfferedDevice| {
         let names = names(nvidia.device_id_strategy, &device.hardware);
-        let Some(vendor) = &node.cdi else { return Ok(format!("{}={}", cdi::OUR_KIND, names[0])) };
+        let Some(vendor) = &driver_files.cdi else { return Ok(format!("{}={}", cdi::OUR_KIND, names[0])) };
         let known = names.into_iter().find(|name| vendor.devices.contains(name));
         known.map(|name| format!("{}={name}", vendor.kind)).ok_or_else(|| AllocationRefusal::Unhealthy {
             id: device.id.clone(),
@@ -165,29 +162,29 @@ fn add_cdi(
     Ok(())
 }
 
-fn add_nodes(
+fn add_device_nodes(
     answer: &mut ContainerAllocateResponse,
     nvidia: &NvidiaConfig,
     devices: &[&OfferedDevice],
-    node: &DriverFiles,
+    driver_files: &DriverFiles,
     permissions: &str,
 ) -> Result<(), AllocationRefusal> {
-    let mut paths = node.control_nodes.clone();
+    let mut paths = driver_files.control_nodes.clone();
     for device in devices {
-        let own = node
+        let own = driver_files
             .device_nodes(&device.hardware)
             .map_err(|reason| AllocationRefusal::Unhealthy { id: device.id.clone(), reason })?;
         paths.extend(own);
     }
     for path in paths {
         let host = nvidia.device_root.join(path.trim_start_matches('/'));
-        let node = DeviceSpec {
+        let device_node = DeviceSpec {
             host_path: host.display().to_string(),
             container_path: path,
             permissions: permissions.to_owned(),
         };
         // MIG devices of one GPU share its node.
-        push_new(&mut answer.devices, node);
+        push_new(&mut answer.devices, device_node);
     }
     Ok(())
 }
@@ -206,7 +203,7 @@ fn add_mps(answer: &mut ContainerAllocateResponse, nvidia: &NvidiaConfig, offer:
     }
 }
 
-fn nodes(devices: &[&OfferedDevice]) -> ContainerAllocateResponse {
+fn path_devices(devices: &[&OfferedDevice]) -> ContainerAllocateResponse {
     let mut answer = ContainerAllocateResponse::default();
     for device in devices {
         if let OfferedHardware::Nodes(nodes) = &device.hardware {

@@ -17,7 +17,7 @@ use super::status::ResourceStatus;
 use crate::clock::Clock;
 use crate::domain::model::{DeviceId, HardwareState, KubeletState};
 use crate::domain::preference::{FallbackReason, PreferredDevices};
-use crate::node::plugin::config::{NvidiaConfig, PreStartCheck, ResourceConfig};
+use crate::node::plugin::config::{PreStartCheck, ResourceConfig};
 use crate::node::plugin::host::HostFacts;
 use crate::node::plugin::offer::{AllocationRefusal, Offer, OfferedDevice};
 use crate::node::wire::v1beta1::device_plugin_server::DevicePlugin;
@@ -49,17 +49,9 @@ pub struct ServiceState {
 }
 
 impl ServiceState {
-    /// `None`: a resource of another kind, which has no preferences and no checks.
-    pub fn nvidia(&self) -> Option<&NvidiaConfig> {
-        match &*self.config {
-            ResourceConfig::Nvidia(nvidia) => Some(nvidia),
-            ResourceConfig::Path(_) | ResourceConfig::Simulated(_) => None,
-        }
-    }
-
     /// An empty choice for a resource without preferences.
     fn preferred_allocation(&self, request: &ContainerPreferredAllocationRequest) -> PreferredDevices {
-        let Some(nvidia) = self.nvidia() else { return PreferredDevices::default() };
+        let Some(nvidia) = self.config.nvidia() else { return PreferredDevices::default() };
         let (offer, facts) = (Arc::clone(&self.offer.borrow()), Arc::clone(&self.facts.borrow()));
         let hardware = Arc::clone(&self.hardware.borrow());
         let allocations = self.kubelet.borrow().allocations.clone();
@@ -67,7 +59,7 @@ impl ServiceState {
     }
 
     pub fn pre_start_check(&self) -> Option<&PreStartCheck> {
-        self.nvidia()?.pre_start_check.as_ref()
+        self.config.nvidia()?.pre_start_check.as_ref()
     }
 }
 
@@ -90,7 +82,7 @@ impl DevicePlugin for PluginService {
     async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
         Ok(Response::new(DevicePluginOptions {
             pre_start_required: self.state.pre_start_check().is_some(),
-            get_preferred_allocation_available: self.state.nvidia().is_some(),
+            get_preferred_allocation_available: self.state.config.nvidia().is_some(),
         }))
     }
 
@@ -131,7 +123,7 @@ impl DevicePlugin for PluginService {
         let requests = request.into_inner().container_requests;
         let asked: Vec<Vec<DeviceId>> = requests.iter().map(|container| device_ids(&container.devices_ids)).collect();
         let answers: Result<_, _> =
-            asked.iter().map(|ids| container_response(&state.config, &offer, ids, &facts.node)).collect();
+            asked.iter().map(|ids| container_response(&state.config, &offer, ids, &facts.driver_files)).collect();
         let result = answers.as_ref().map_or_else(AllocationRefusal::result, |_| "ok");
         let response = answers.map_err(|refusal| refused(&offer, "an allocation was refused", &refusal));
         state.status.allocated(result, state.clock.now().monotonic.since(began));

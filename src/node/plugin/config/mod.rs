@@ -1,7 +1,7 @@
 //! The section `devicePlugin` of the configuration file, as validated types.
 //!
 //! In: YAML, NVIDIA's configuration file, the profiles. Out: a `PluginPlan`: the resources to offer on each kind of node.
-//! It does not know the node's devices.
+//! Of the node it uses only what profiles match: its name, and how many GPUs of which models it has.
 
 mod check;
 mod nvidia;

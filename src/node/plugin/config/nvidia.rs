@@ -214,6 +214,15 @@ impl NvidiaConfig {
         self.includes(DeviceListStrategy::CdiAnnotations) || self.includes(DeviceListStrategy::CdiCri)
     }
 
+    pub fn shares_through_mps(&self) -> bool {
+        matches!(self.sharing, SharingConfig::Mps(_))
+    }
+
+    /// Whether its answers name device nodes, or a specification of them.
+    pub fn names_nodes(&self) -> bool {
+        self.uses_cdi() || self.pass_device_specs || self.includes(DeviceListStrategy::DeviceNodes)
+    }
+
     /// Whether the key of this name may have the value. It was written as `key`.
     pub(super) fn check(key: &str, name: &str, value: &Value) -> Result<(), PluginConfigError> {
         Self::deserialize(json!({ name: value })).map(drop).or_else(|error| refuse(key, value, error))
@@ -255,6 +264,15 @@ impl NvidiaConfig {
                 replication.validate(&format!("{key}.sharing.mps"))
             }
             SharingConfig::None => Ok(()),
+        }
+    }
+}
+
+impl SharingConfig {
+    pub fn replication(&self) -> Option<&Replication> {
+        match self {
+            Self::None => None,
+            Self::TimeSlicing(replication) | Self::Mps(replication) => Some(replication),
         }
     }
 }

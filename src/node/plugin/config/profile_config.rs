@@ -10,8 +10,7 @@ use serde_json::{Map, Value};
 
 use super::check::{PluginConfigError, refuse};
 use super::profile::{CountRange, PluginPlan, PluginProfile, ProfileMatch};
-use super::resources::{PluginConfig, ResourceConfig, is_nvidia, refuse_duplicates};
-
+use super::resources::{PluginConfig, ResourceConfig, refuse_duplicates};
 use crate::input::SwitchOr;
 
 /// More than any cluster has kinds of nodes.
@@ -89,7 +88,7 @@ impl ChangedSection {
         let mut entries = common.to_vec();
         if let Some(file) = &self.nvidia_config {
             let nvidia = ResourceConfig::from_nvidia_file(&format!("{key}.nvidiaConfig"), file, read)?;
-            replace(&mut entries, is_nvidia, nvidia);
+            replace(&mut entries, |entry| entry.nvidia().is_some(), nvidia);
         }
         for (index, change) in self.resources.iter().enumerate() {
             let key = format!("{key}.resources[{index}]");
@@ -104,23 +103,17 @@ impl ChangedSection {
                     );
                 }
                 given.remove("kind");
-                let common = entries.iter().find_map(|entry| match entry {
-                    ResourceConfig::Nvidia(nvidia) => Some(nvidia.clone()),
-                    _ => None,
-                });
+                let common = entries.iter().find_map(ResourceConfig::nvidia).cloned();
                 ResourceConfig::Nvidia(Box::new(common.unwrap_or_default().with(&key, &given)?))
             } else {
                 let given = Value::Object(given);
                 ResourceConfig::deserialize(&given).or_else(|error| refuse(&key, &given, error))?
             };
             entry.validate(&key)?;
-            match &entry {
-                ResourceConfig::Nvidia(_) => replace(&mut entries, is_nvidia, entry),
-                _ => {
-                    let name = entry.name().clone();
-                    replace(&mut entries, |one| !is_nvidia(one) && *one.name() == name, entry);
-                }
-            }
+            let (is_nvidia, name) = (entry.nvidia().is_some(), entry.name().clone());
+            let is_same =
+                |one: &ResourceConfig| one.nvidia().is_some() == is_nvidia && (is_nvidia || *one.name() == name);
+            replace(&mut entries, is_same, entry);
         }
         refuse_duplicates(&format!("{key}.resources"), &entries)?;
         Ok(entries)
@@ -179,11 +172,7 @@ mod tests {
     }
 
     fn nvidia(entries: &[ResourceConfig]) -> &NvidiaConfig {
-        let found = entries.iter().find_map(|entry| match entry {
-            ResourceConfig::Nvidia(nvidia) => Some(nvidia),
-            _ => None,
-        });
-        found.expect("an entry of kind nvidia")
+        entries.iter().find_map(ResourceConfig::nvidia).expect("an entry of kind nvidia")
     }
 
     const COMMON: &str = "

@@ -70,6 +70,11 @@ impl PluginConfig {
 }
 
 impl ResourceConfig {
+    /// `None`: an entry of another kind.
+    pub fn nvidia(&self) -> Option<&NvidiaConfig> {
+        if let Self::Nvidia(nvidia) = self { Some(nvidia) } else { None }
+    }
+
     pub fn name(&self) -> &ResourceName {
         match self {
             Self::Nvidia(nvidia) => &nvidia.name,
@@ -107,14 +112,10 @@ impl ResourceConfig {
     }
 }
 
-pub(super) fn is_nvidia(entry: &ResourceConfig) -> bool {
-    matches!(entry, ResourceConfig::Nvidia(_))
-}
-
 pub(super) fn refuse_duplicates(key: &str, entries: &[ResourceConfig]) -> Result<(), PluginConfigError> {
     for (index, entry) in entries.iter().enumerate() {
         let earlier = &entries[..index];
-        if is_nvidia(entry) && earlier.iter().any(is_nvidia) {
+        if entry.nvidia().is_some() && earlier.iter().any(|other| other.nvidia().is_some()) {
             let accepted = "an entry offers all GPUs, and so does nvidiaConfig: a second one would offer them twice";
             return refuse(key, "kind: nvidia", accepted);
         }

@@ -75,7 +75,7 @@ impl Specifications {
 pub fn specification(
     nvidia: &NvidiaConfig,
     offers: &[Offer],
-    node: &DriverFiles,
+    driver_files: &DriverFiles,
     described: &BTreeSet<String>,
 ) -> Option<String> {
     let given = |path: &String| {
@@ -88,7 +88,7 @@ pub fn specification(
     };
     let mut devices = BTreeMap::new();
     for device in offers.iter().flat_map(|offer| &offer.devices) {
-        let Ok(nodes) = node.device_nodes(&device.hardware) else { continue };
+        let Ok(nodes) = driver_files.device_nodes(&device.hardware) else { continue };
         let nodes: Vec<Value> = nodes.iter().map(given).collect();
         for name in device.hardware.names().into_iter().flatten().filter(|name| !described.contains(name)) {
             let entry = json!({ "name": name, "containerEdits": { "deviceNodes": nodes } });
@@ -103,8 +103,8 @@ pub fn specification(
         "kind": OUR_KIND,
         "devices": devices.into_values().collect::<Vec<_>>(),
     });
-    if !node.control_nodes.is_empty() {
-        let nodes: Vec<Value> = node.control_nodes.iter().map(given).collect();
+    if !driver_files.control_nodes.is_empty() {
+        let nodes: Vec<Value> = driver_files.control_nodes.iter().map(given).collect();
         specification["containerEdits"] = json!({ "deviceNodes": nodes });
     }
     Some(format!("{specification:#}\n"))
@@ -219,7 +219,7 @@ mod tests {
         }
     }
 
-    fn facts() -> DriverFiles {
+    fn driver_files() -> DriverFiles {
         DriverFiles {
             control_nodes: vec!["/dev/nvidiactl".to_owned()],
             mig_capabilities: MigCapabilities([((0, 2, None), 30), ((0, 2, Some(0)), 31)].into()),
@@ -232,7 +232,7 @@ mod tests {
     fn our_specification_names_each_device_twice_with_its_nodes() {
         let nvidia = NvidiaConfig { device_root: "/run/driver".into(), ..NvidiaConfig::default() };
         let offers = [offer(gpu(0), Ok(())), offer(mig(), Ok(()))];
-        let text = specification(&nvidia, &offers, &facts(), &BTreeSet::new()).unwrap();
+        let text = specification(&nvidia, &offers, &driver_files(), &BTreeSet::new()).unwrap();
         let read: Value = serde_json::from_str(&text).unwrap();
         let node = |path: &str| json!({ "path": path, "hostPath": format!("/run/driver{path}"), "permissions": "rw" });
         let device = |name: &str, paths: &[&str]| {
@@ -252,15 +252,16 @@ mod tests {
             ],
         });
         assert_eq!(read, expected);
-        let plain = |node: &DriverFiles, described: &[&str]| {
+        let plain = |driver_files: &DriverFiles, described: &[&str]| {
             let described = described.iter().map(|name| (*name).to_owned()).collect();
-            specification(&NvidiaConfig::default(), &[offer(gpu(0), Ok(()))], node, &described).unwrap_or_default()
+            specification(&NvidiaConfig::default(), &[offer(gpu(0), Ok(()))], driver_files, &described)
+                .unwrap_or_default()
         };
-        assert!(!plain(&facts(), &[]).contains("hostPath"));
+        assert!(!plain(&driver_files(), &[]).contains("hostPath"));
         // Edits that are empty are not allowed.
         assert!(!plain(&DriverFiles::default(), &[]).contains("nvidiactl"));
-        assert!(!plain(&facts(), &["GPU-0"]).contains("GPU-0"));
-        assert_eq!(plain(&facts(), &["GPU-0", "0"]), "", "one without devices is not valid");
+        assert!(!plain(&driver_files(), &["GPU-0"]).contains("GPU-0"));
+        assert_eq!(plain(&driver_files(), &["GPU-0", "0"]), "", "one without devices is not valid");
     }
 
     #[test]

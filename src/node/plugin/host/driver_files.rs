@@ -1,4 +1,4 @@
-//! NVIDIA's device nodes, MIG capabilities and driver directories on the host, for the pure `answer`.
+//! NVIDIA's device nodes, MIG capabilities and driver directories on the host, as the answers to Allocate name them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use crate::node::plugin::offer::OfferedHardware;
 /// The nodes that belong to no GPU; a host has those that its driver made.
 const CONTROL_NODES: [&str; 4] = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
 
-/// What `answer` needs of the host.
+/// What the answer to Allocate needs of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DriverFiles {
     /// Those there are, as containers see them: `/dev/nvidiactl`.

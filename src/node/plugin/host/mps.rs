@@ -5,38 +5,26 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::path_devices::HostRoots;
-use crate::domain::model::{PluginUnhealthyReason, ResourceName};
-use crate::node::plugin::config::{NvidiaConfig, SharingConfig};
-use crate::node::plugin::offer::{Offer, OfferedDevice, PluginUnhealthy};
+use crate::domain::model::ResourceName;
+use crate::node::plugin::config::NvidiaConfig;
+use crate::node::plugin::offer::{Offer, OfferedDevice};
 
 /// The files of a running daemon in the directory of its resource. NVIDIA's container makes the first when compute mode
-/// and limits are set, and removes it when it ends; the daemon itself removes the last.
+/// and limits are set, and removes it when it ends; the daemon itself removes the last. A killed daemon leaves its files
+/// behind and still counts as running.
 const SIGNS: [&str; 3] = [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"];
 
-impl NvidiaConfig {
-    pub fn shares_through_mps(&self) -> bool {
-        matches!(self.sharing, SharingConfig::Mps(_))
-    }
-}
-
 /// The resources with shared devices without a running daemon, and why.
-pub fn missing(nvidia: &NvidiaConfig, roots: &HostRoots, offers: &[Offer]) -> BTreeMap<ResourceName, Arc<str>> {
+pub fn resources_without_daemon(
+    nvidia: &NvidiaConfig,
+    roots: &HostRoots,
+    offers: &[Offer],
+) -> BTreeMap<ResourceName, Arc<str>> {
     let shared = |offer: &&Offer| nvidia.shares_through_mps() && offer.devices.iter().any(OfferedDevice::is_slot);
-    let missing = |offer: &Offer| {
+    let without_daemon = |offer: &Offer| {
         Some((offer.resource.clone(), sign_missing(&nvidia.mps_root, roots, offer.resource.as_str())?.into()))
     };
-    offers.iter().filter(shared).filter_map(missing).collect()
-}
-
-/// The offer with its shared devices unhealthy where their daemon is not there: a container would start without it, and
-/// its first CUDA call fail. A killed daemon leaves its files behind and still counts as running.
-pub fn mark_unhealthy(mut offer: Offer, missing: &BTreeMap<ResourceName, Arc<str>>) -> Offer {
-    let Some(detail) = missing.get(&offer.resource) else { return offer };
-    let unhealthy = PluginUnhealthy::new(PluginUnhealthyReason::Mps, Arc::clone(detail));
-    for device in offer.devices.iter_mut().filter(|device| device.is_slot() && device.health.is_ok()) {
-        device.health = Err(unhealthy.clone());
-    }
-    offer
+    offers.iter().filter(shared).filter_map(without_daemon).collect()
 }
 
 fn sign_missing(root: &Path, roots: &HostRoots, resource: &str) -> Option<String> {
@@ -55,8 +43,8 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::node::plugin::config::ResourceConfig;
-    use crate::node::plugin::offer::offers;
+    use crate::domain::model::PluginUnhealthyReason;
+    use crate::node::plugin::offer::{PluginUnhealthy, offers};
     use crate::node::plugin::test_data::{gpu, inventory, nvidia, uuid};
 
     #[test]
@@ -65,14 +53,11 @@ mod tests {
         let roots = HostRoots { host: host.path().into(), dev: host.path().join("dev"), sys: host.path().join("sys") };
         // The second GPU is not shared.
         let config = nvidia(&format!("sharing: {{mps: {{replicas: 2, perGpu: {{\"{}\": 1}}}}}}", uuid(1)));
-        let ResourceConfig::Nvidia(nvidia) = &config else { panic!("of kind nvidia") };
+        let nvidia = config.nvidia().unwrap();
         let offer = offers(&config, &inventory((0..2).map(|index| gpu(index, None))), &[]).offers.remove(0);
         let health = || -> Vec<Result<(), PluginUnhealthy>> {
-            mark_unhealthy(offer.clone(), &missing(nvidia, &roots, std::slice::from_ref(&offer)))
-                .devices
-                .into_iter()
-                .map(|device| device.health)
-                .collect()
+            let without_mps = resources_without_daemon(nvidia, &roots, std::slice::from_ref(&offer));
+            offer.clone().with_mps_health(&without_mps).devices.into_iter().map(|device| device.health).collect()
         };
         let own = host.path().join("run/nvidia/mps/nvidia.com/gpu");
         fs::create_dir_all(own.join("pipe")).unwrap();
@@ -92,9 +77,9 @@ mod tests {
     #[test]
     fn time_slices_need_no_daemon() {
         let config = nvidia("sharing: {timeSlicing: {replicas: 2}}");
-        let ResourceConfig::Nvidia(nvidia) = &config else { panic!("of kind nvidia") };
+        let nvidia = config.nvidia().unwrap();
         let offer = offers(&config, &inventory([gpu(0, None)]), &[]).offers.remove(0);
         let nowhere = HostRoots { host: "/nonexistent".into(), dev: "/nonexistent".into(), sys: "/nonexistent".into() };
-        assert_eq!(missing(nvidia, &nowhere, &[offer]), BTreeMap::new());
+        assert_eq!(resources_without_daemon(nvidia, &nowhere, &[offer]), BTreeMap::new());
     }
 }

@@ -16,7 +16,7 @@ use crate::node::wire::v1beta1::DeviceSpec;
 /// Leaves room in an ID for `::` and a slot's number.
 const LONGEST_BASE: usize = LONGEST_ID - 6;
 
-/// Where this process sees the host.
+/// The host's directories, as this process sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostRoots {
     /// For all but `/dev`: `/`, since what is mounted of the host has its own path here.

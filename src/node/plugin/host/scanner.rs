@@ -17,7 +17,7 @@ use crate::domain::preference::Topology;
 use crate::node::plugin::config::{DeviceListStrategy, NvidiaConfig, ResourceConfig};
 use crate::node::plugin::offer::{Offer, PathDevice, offers};
 
-/// Where this process sees the host.
+/// The directories that scans read, as this process sees them.
 #[derive(Clone, Debug)]
 pub struct HostPaths {
     pub roots: HostRoots,
@@ -29,14 +29,14 @@ pub struct HostPaths {
 /// What answers to the kubelet depend on.
 #[derive(Debug, Default)]
 pub struct HostFacts {
-    pub node: DriverFiles,
+    pub driver_files: DriverFiles,
     pub topology: Topology,
 }
 
-/// The entries to scan for, by number.
+/// The configured entries to scan for, by number.
 pub type ScanRequest = BTreeMap<u64, Arc<ResourceConfig>>;
 
-/// The result for one entry.
+/// The result for one configured entry.
 #[derive(Clone, Debug, Default)]
 pub struct ScanResult {
     /// Of the inventory that the scan used.
@@ -50,10 +50,10 @@ pub struct ScanResult {
     pub problem: Option<String>,
 }
 
-/// What is kept from one scan to the next. Entries have numbers.
+/// What is kept from one scan to the next; of each configured entry by its number.
 #[derive(Debug)]
 pub struct HostScanner {
-    host: HostPaths,
+    paths: HostPaths,
     specifications: Specifications,
     entries: BTreeMap<u64, EntryScan>,
 }
@@ -67,13 +67,6 @@ struct EntryScan {
     written: Option<(String, WrittenSpecification)>,
 }
 
-impl NvidiaConfig {
-    /// Whether its answers name device nodes, or a specification of them.
-    fn names_nodes(&self) -> bool {
-        self.uses_cdi() || self.pass_device_specs || self.includes(DeviceListStrategy::DeviceNodes)
-    }
-}
-
 /// Whether its part of the host may change without a change of the inventory: it is then scanned every second.
 pub fn needs_polling(config: &ResourceConfig) -> bool {
     match config {
@@ -84,8 +77,8 @@ pub fn needs_polling(config: &ResourceConfig) -> bool {
 }
 
 impl HostScanner {
-    pub fn new(host: HostPaths) -> Self {
-        Self { host, specifications: Specifications::default(), entries: BTreeMap::new() }
+    pub fn new(paths: HostPaths) -> Self {
+        Self { paths, specifications: Specifications::default(), entries: BTreeMap::new() }
     }
 
     /// Scans for the entries of the `request`, and removes what was written for entries that are no longer configured.
@@ -94,8 +87,8 @@ impl HostScanner {
         for (_, mut removed) in self.entries.extract_if(.., |number, _| !request.contains_key(number)) {
             removed.remove_cdi();
         }
-        if request.values().any(|config| matches!(&**config, ResourceConfig::Nvidia(nvidia) if nvidia.uses_cdi())) {
-            self.specifications.refresh(&self.host.cdi);
+        if request.values().filter_map(|config| config.nvidia()).any(NvidiaConfig::uses_cdi) {
+            self.specifications.refresh(&self.paths.cdi);
         }
         request.iter().map(|(number, config)| (*number, self.scan_for(*number, config, inventory))).collect()
     }
@@ -104,15 +97,15 @@ impl HostScanner {
         let result = ScanResult { generation: inventory.generation, ..ScanResult::default() };
         match config {
             ResourceConfig::Simulated(_) => result,
-            ResourceConfig::Path(path) => ScanResult { found: path_devices::find(path, &self.host.roots), ..result },
+            ResourceConfig::Path(path) => ScanResult { found: path_devices::find(path, &self.paths.roots), ..result },
             ResourceConfig::Nvidia(nvidia) => {
                 let entry_scan = self.entries.entry(number).or_default();
                 // Unhealthy in these are the devices that are not there, and no others.
                 let offers = offers(config, inventory, &[]).offers;
-                entry_scan.update_facts(nvidia, inventory, &offers, &self.host, &self.specifications);
-                let problem = entry_scan.write_cdi(nvidia, &offers, &self.host, &self.specifications);
-                let problem = problem.or_else(|| without_driver(nvidia, &entry_scan.facts.node));
-                let without_mps = mps::missing(nvidia, &self.host.roots, &offers);
+                entry_scan.update_facts(nvidia, inventory, &offers, &self.paths, &self.specifications);
+                let problem = entry_scan.write_cdi(nvidia, &offers, &self.paths, &self.specifications);
+                let problem = problem.or_else(|| without_driver(nvidia, &entry_scan.facts.driver_files));
+                let without_mps = mps::resources_without_daemon(nvidia, &self.paths.roots, &offers);
                 ScanResult { facts: Arc::clone(&entry_scan.facts), without_mps, problem, ..result }
             }
         }
@@ -125,24 +118,24 @@ impl EntryScan {
         nvidia: &NvidiaConfig,
         inventory: &Inventory,
         offers: &[Offer],
-        host: &HostPaths,
+        paths: &HostPaths,
         specifications: &Specifications,
     ) {
         let is_same = self.generation == Some(inventory.generation);
         if is_same && !nvidia.names_nodes() {
             return;
         }
-        let node = DriverFiles {
-            control_nodes: control_nodes(&host.roots.local_path(&nvidia.device_root.join("dev"))),
-            mig_capabilities: MigCapabilities::read(&host.proc),
-            driver_mounts: driver_mounts(nvidia, |path| host.roots.local_path(path).exists()),
+        let driver_files = DriverFiles {
+            control_nodes: control_nodes(&paths.roots.local_path(&nvidia.device_root.join("dev"))),
+            mig_capabilities: MigCapabilities::read(&paths.proc),
+            driver_mounts: driver_mounts(nvidia, |path| paths.roots.local_path(path).exists()),
             cdi: if nvidia.uses_cdi() { specifications.vendors(offers).cloned() } else { None },
         };
-        if is_same && self.facts.node == node {
+        if is_same && self.facts.driver_files == driver_files {
             return;
         }
-        let topology = if is_same { self.facts.topology.clone() } else { topology(inventory, &host.roots.sys) };
-        self.facts = Arc::new(HostFacts { node, topology });
+        let topology = if is_same { self.facts.topology.clone() } else { topology(inventory, &paths.roots.sys) };
+        self.facts = Arc::new(HostFacts { driver_files, topology });
         self.generation = Some(inventory.generation);
     }
 
@@ -152,14 +145,16 @@ impl EntryScan {
         &mut self,
         nvidia: &NvidiaConfig,
         offers: &[Offer],
-        host: &HostPaths,
+        paths: &HostPaths,
         specifications: &Specifications,
     ) -> Option<String> {
-        let directory = host.cdi.last()?;
-        if !nvidia.uses_cdi() || offers.is_empty() || (self.facts.node.cdi.is_some() && self.written.is_none()) {
+        let directory = paths.cdi.last()?;
+        if !nvidia.uses_cdi() || offers.is_empty() || (self.facts.driver_files.cdi.is_some() && self.written.is_none())
+        {
             return None;
         }
-        let Some(text) = cdi::specification(nvidia, offers, &self.facts.node, &specifications.described()) else {
+        let Some(text) = cdi::specification(nvidia, offers, &self.facts.driver_files, &specifications.described())
+        else {
             self.remove_cdi();
             return None;
         };
@@ -183,8 +178,8 @@ impl EntryScan {
 }
 
 /// Containers would get device nodes and no driver.
-fn without_driver(nvidia: &NvidiaConfig, node: &DriverFiles) -> Option<String> {
-    let first = nvidia.driver_mounts.first().filter(|_| node.driver_mounts.is_empty())?;
+fn without_driver(nvidia: &NvidiaConfig, driver_files: &DriverFiles) -> Option<String> {
+    let first = nvidia.driver_mounts.first().filter(|_| driver_files.driver_mounts.is_empty())?;
     nvidia.includes(DeviceListStrategy::DeviceNodes).then(|| {
         format!(
             "deviceListStrategy device-nodes: {} is not there, so containers get no files of the driver: mount it into \
@@ -221,10 +216,10 @@ mod tests {
         let (request, inventory) = (request("passDeviceSpecs: true"), inventory([gpu(0, None)]));
         let mut scan = || scanner.scan(&request, &inventory).remove(&7).unwrap().facts;
         let first = scan();
-        assert!(first.node.control_nodes.is_empty());
+        assert!(first.driver_files.control_nodes.is_empty());
         assert!(Arc::ptr_eq(&first, &scan()), "nothing has changed");
         std::fs::write(root.path().join("dev/nvidia-uvm"), "").unwrap();
-        assert_eq!(scan().node.control_nodes, ["/dev/nvidia-uvm"]);
+        assert_eq!(scan().driver_files.control_nodes, ["/dev/nvidia-uvm"]);
     }
 
     #[test]
@@ -233,7 +228,8 @@ mod tests {
         let mut scanner = HostScanner::new(empty(root.path()));
         let scan = |scanner: &mut HostScanner, text: &str| {
             let result = scanner.scan(&request(text), &inventory([gpu(0, None)])).remove(&7).unwrap();
-            let mounts = result.facts.node.driver_mounts.iter().map(|mount| mount.host_path.display().to_string());
+            let mounts =
+                result.facts.driver_files.driver_mounts.iter().map(|mount| mount.host_path.display().to_string());
             (mounts.collect::<Vec<_>>(), result.problem)
         };
         let (mounts, problem) = scan(&mut scanner, "deviceListStrategy: device-nodes");
@@ -271,8 +267,17 @@ mod tests {
             (request("deviceListStrategy: cdi-cri"), inventory([gpu(0, None), gpu(1, None), gone]));
         // Of the layout before: a file that does not describe a GPU that is there is none to use, checked or not.
         describe(&["0"]);
-        let mut scan =
-            || scanner.scan(&request, &inventory).remove(&7).unwrap().facts.node.cdi.clone().map(|found| found.file);
+        let mut scan = || {
+            scanner
+                .scan(&request, &inventory)
+                .remove(&7)
+                .unwrap()
+                .facts
+                .driver_files
+                .cdi
+                .clone()
+                .map(|found| found.file)
+        };
         assert_eq!(scan(), None);
         let text = ours().expect("our own");
         assert!(text.contains(&uuid(1)) && !text.contains("\"0\""), "{text}");

@@ -1,6 +1,6 @@
 //! Scans of the host, one at a time on a blocking thread. While one hangs, the result of the one before stays in use.
 //!
-//! In: the entries to scan for, the time. Out: scan results and a problem. Does not use: what a scan reads.
+//! In: the configured entries to scan for, the time. Out: scan results and a problem. Does not use: what a scan reads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ type Finished = (HostScanner, BTreeMap<u64, ScanResult>);
 #[derive(Debug)]
 pub struct HostScans {
     /// `None` while a scan has it.
-    host: Option<HostScanner>,
+    scanner: Option<HostScanner>,
     under_way: JoinSet<Finished>,
     began: Monotonic,
     /// The entries and the inventory of the last scan.
@@ -31,8 +31,13 @@ pub struct HostScans {
 }
 
 impl HostScans {
-    pub fn new(host: HostPaths) -> Self {
-        Self { host: Some(HostScanner::new(host)), under_way: JoinSet::new(), began: Monotonic::default(), of: None }
+    pub fn new(paths: HostPaths) -> Self {
+        Self {
+            scanner: Some(HostScanner::new(paths)),
+            under_way: JoinSet::new(),
+            began: Monotonic::default(),
+            of: None,
+        }
     }
 
     /// Begins a scan where one is due: the entries or the inventory have changed, or the last scan is old and the host
@@ -43,18 +48,18 @@ impl HostScans {
         if self.of == of && !is_old {
             return;
         }
-        let Some(host) = self.host.take() else { return };
+        let Some(scanner) = self.scanner.take() else { return };
         (self.of, self.began) = (of, now);
         let inventory = Arc::clone(inventory);
-        self.under_way.spawn_blocking(move || scan(host, &request, &inventory));
+        self.under_way.spawn_blocking(move || scan(scanner, &request, &inventory));
     }
 
     /// The results, when the scan under way is done. Pending where there is none.
     pub async fn done(&mut self) -> Result<BTreeMap<u64, ScanResult>, JoinError> {
         match self.under_way.join_next().await {
             Some(scanned) => {
-                let (host, results) = scanned?;
-                self.host = Some(host);
+                let (scanner, results) = scanned?;
+                self.scanner = Some(scanner);
                 Ok(results)
             }
             None => std::future::pending().await,
@@ -63,14 +68,14 @@ impl HostScans {
 
     /// When to check again whether a scan is due or hangs.
     pub fn next(&self, needs_polling: bool, now: Monotonic) -> Option<Duration> {
-        (needs_polling || self.host.is_none()).then(|| INTERVAL.saturating_sub(now.since(self.began))).map(|left| {
+        (needs_polling || self.scanner.is_none()).then(|| INTERVAL.saturating_sub(now.since(self.began))).map(|left| {
             // One that is under way already is not due.
             if left.is_zero() { INTERVAL } else { left }
         })
     }
 
     pub fn problem(&self, now: Monotonic) -> Option<String> {
-        let hangs = self.host.is_none() && now.since(self.began) >= HANGS_AFTER;
+        let hangs = self.scanner.is_none() && now.since(self.began) >= HANGS_AFTER;
         hangs.then(|| {
             format!(
                 "reading the host's device nodes and files has hung for {} s, and the previous results stay in use: check for \
@@ -83,11 +88,11 @@ impl HostScans {
     /// Removes what was written on the host.
     pub async fn end(mut self) {
         let last = async {
-            if self.host.is_none() {
+            if self.scanner.is_none() {
                 self.done().await?;
             }
-            if let Some(host) = self.host.take() {
-                self.under_way.spawn_blocking(move || scan(host, &ScanRequest::new(), &Inventory::default()));
+            if let Some(scanner) = self.scanner.take() {
+                self.under_way.spawn_blocking(move || scan(scanner, &ScanRequest::new(), &Inventory::default()));
                 self.done().await?;
             }
             Ok::<(), JoinError>(())
@@ -98,7 +103,7 @@ impl HostScans {
     }
 }
 
-fn scan(mut host: HostScanner, request: &ScanRequest, inventory: &Inventory) -> Finished {
-    let results = host.scan(request, inventory);
-    (host, results)
+fn scan(mut scanner: HostScanner, request: &ScanRequest, inventory: &Inventory) -> Finished {
+    let results = scanner.scan(request, inventory);
+    (scanner, results)
 }

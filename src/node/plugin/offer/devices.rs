@@ -1,12 +1,13 @@
 //! What each configured entry offers, from the inventory and the nodes found. Decides only; reads nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::missing;
 use super::offered_device::{Offer, OfferedDevice, OfferedHardware, PluginUnhealthy};
 use crate::domain::model::{DeviceId, Gpu, Inventory, MigDevice, PluginUnhealthyReason, ResourceName, UnhealthyReason};
 use crate::node::plugin::config::{
-    DeviceReference, MigStrategy, NamePattern, NvidiaConfig, Replication, ResourceConfig, SharingConfig, resource_name,
+    DeviceReference, MigStrategy, NamePattern, NvidiaConfig, Replication, ResourceConfig, resource_name,
 };
 use crate::node::wire::v1beta1::DeviceSpec;
 
@@ -36,8 +37,8 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[PathDevic
         ResourceConfig::Nvidia(nvidia) => {
             let devices = match nvidia.mig_strategy {
                 MigStrategy::None => whole_gpus(nvidia, inventory, |_| true),
-                MigStrategy::Single => devices_of_one_layout(nvidia, inventory, &mut problems),
-                MigStrategy::Mixed => devices_of_every_layout(nvidia, inventory, &mut problems),
+                MigStrategy::Single => devices_of_one_kind(nvidia, inventory, &mut problems),
+                MigStrategy::Mixed => devices_of_every_kind(nvidia, inventory, &mut problems),
             };
             let mut slots = share(nvidia, devices, &mut problems);
             slots.extend(missing::missing(nvidia, inventory));
@@ -60,15 +61,15 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[PathDevic
     Offers { offers: by_resource(slots), problems }
 }
 
-/// `now`, with every device of `previous` that is missing in it as unhealthy: a device that was sent to the kubelet
-/// never leaves the list, since the kubelet's lookup of it is unchecked.
+/// `now`, with every device of `previous` that is not in it as unhealthy: a device that was sent to the kubelet stays in
+/// the list of an open registration, since the kubelet's lookup of it is unchecked.
 pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<Offer> {
-    let gone = |device: &OfferedDevice| OfferedDevice {
-        health: Err(gone_reason(&device.hardware, inventory)),
+    let as_absent = |device: &OfferedDevice| OfferedDevice {
+        health: Err(absence_reason(&device.hardware, inventory)),
         ..device.clone()
     };
     let before = previous.iter().flat_map(|offer| {
-        offer.devices.iter().map(|device| (offer.resource.clone(), gone(device))).collect::<Vec<_>>()
+        offer.devices.iter().map(|device| (offer.resource.clone(), as_absent(device))).collect::<Vec<_>>()
     });
     let now = now
         .into_iter()
@@ -77,7 +78,7 @@ pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<
 }
 
 /// A GPU that is there and no longer has the device lost it to a change of layout.
-fn gone_reason(hardware: &OfferedHardware, inventory: &Inventory) -> PluginUnhealthy {
+fn absence_reason(hardware: &OfferedHardware, inventory: &Inventory) -> PluginUnhealthy {
     let detail = "it is no longer present";
     match hardware.gpu() {
         Some(gpu) if inventory.passthrough.contains_key(gpu) => {
@@ -100,11 +101,22 @@ impl Offer {
         }
         self
     }
+
+    /// With its slots unhealthy where their resource is in `without_mps`: a container would start without the daemon, and
+    /// its first CUDA call fail.
+    #[must_use]
+    pub fn with_mps_health(mut self, without_mps: &BTreeMap<ResourceName, Arc<str>>) -> Self {
+        let Some(detail) = without_mps.get(&self.resource) else { return self };
+        for device in self.devices.iter_mut().filter(|device| device.is_slot() && device.health.is_ok()) {
+            device.health = Err(PluginUnhealthy::new(PluginUnhealthyReason::Mps, Arc::clone(detail)));
+        }
+        self
+    }
 }
 
 type NamedDevice = (ResourceName, OfferedDevice);
-/// A GPU, its index, and which MIG device on it, or the whole of it.
-type LayoutMember<'i> = (&'i Gpu, u32, Option<&'i MigDevice>);
+/// A device of some kind (a MIG profile, or a whole GPU): its GPU, the GPU's index, and the MIG device on it.
+type DeviceOfKind<'i> = (&'i Gpu, u32, Option<&'i MigDevice>);
 
 /// The GPUs that the driver has listed, with their indexes; without those that are passed through now.
 fn listed(inventory: &Inventory) -> impl Iterator<Item = (&Gpu, u32)> {
@@ -119,11 +131,7 @@ fn whole_gpus(nvidia: &NvidiaConfig, inventory: &Inventory, which: impl Fn(&Gpu)
         .collect()
 }
 
-fn devices_of_every_layout(
-    nvidia: &NvidiaConfig,
-    inventory: &Inventory,
-    problems: &mut Vec<String>,
-) -> Vec<NamedDevice> {
+fn devices_of_every_kind(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
     let mut devices = whole_gpus(nvidia, inventory, |gpu| !has_mig(gpu));
     for (gpu, index) in listed(inventory).filter(|(gpu, _)| has_mig(gpu)) {
         report_unpartitioned(gpu, problems);
@@ -137,34 +145,34 @@ fn devices_of_every_layout(
     devices
 }
 
-/// `single` promises that any two devices are alike. Where the node breaks that, the layout that most GPUs have is
+/// `single` promises that any two devices are of one kind. Where the node breaks that, the kind that most GPUs have is
 /// offered (then that of most devices, then the first by name), and the rest is named as a problem: a node that is half
 /// reconfigured keeps most of its devices, instead of losing all.
-fn devices_of_one_layout(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
-    let mut layouts: BTreeMap<&str, Vec<LayoutMember<'_>>> = BTreeMap::new();
+fn devices_of_one_kind(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
+    let mut kinds: BTreeMap<&str, Vec<DeviceOfKind<'_>>> = BTreeMap::new();
     for (gpu, index) in listed(inventory) {
         if has_mig(gpu) {
             report_unpartitioned(gpu, problems);
             for mig in &gpu.mig_devices {
-                layouts.entry(&mig.profile).or_default().push((gpu, index, Some(mig)));
+                kinds.entry(&mig.profile).or_default().push((gpu, index, Some(mig)));
             }
         } else {
-            layouts.entry("a whole GPU").or_default().push((gpu, index, None));
+            kinds.entry("a whole GPU").or_default().push((gpu, index, None));
         }
     }
-    let weight = |members: &[LayoutMember<'_>]| {
+    let weight = |members: &[DeviceOfKind<'_>]| {
         let gpus: BTreeSet<_> = members.iter().map(|(gpu, ..)| &gpu.uuid).collect();
         (gpus.len(), members.len())
     };
     // The first of the heaviest: max_by_key would take the last.
-    let chosen = layouts.iter().rev().max_by_key(|(_, members)| weight(members)).map(|(layout, _)| *layout);
+    let chosen = kinds.iter().rev().max_by_key(|(_, members)| weight(members)).map(|(kind, _)| *kind);
     let mut devices = vec![];
-    for (layout, members) in &layouts {
-        if Some(*layout) != chosen {
+    for (kind, members) in &kinds {
+        if Some(*kind) != chosen {
             let names: Vec<&str> =
                 members.iter().map(|(gpu, _, mig)| mig.map_or(gpu.uuid.as_str(), |mig| mig.uuid.as_str())).collect();
             problems.push(format!(
-                "migStrategy single offers devices of one kind, here {}: not offered are {} ({layout}); make the layouts \
+                "migStrategy single offers devices of one kind, here {}: not offered are {} ({kind}); make the layouts \
                  equal or set migStrategy mixed",
                 chosen.unwrap_or_default(),
                 names.join(", "),
@@ -241,11 +249,7 @@ fn device_on(gpu: &Gpu, id: &str, hardware: OfferedHardware) -> OfferedDevice {
 }
 
 fn share(nvidia: &NvidiaConfig, devices: Vec<NamedDevice>, problems: &mut Vec<String>) -> Vec<NamedDevice> {
-    let (replication, mps) = match &nvidia.sharing {
-        SharingConfig::None => return devices,
-        SharingConfig::TimeSlicing(replication) => (replication, false),
-        SharingConfig::Mps(replication) => (replication, true),
-    };
+    let Some(replication) = nvidia.sharing.replication() else { return devices };
     let mut slots = vec![];
     for (name, device) in devices {
         let replicas = replicas(replication, &name, &device);
@@ -253,7 +257,7 @@ fn share(nvidia: &NvidiaConfig, devices: Vec<NamedDevice>, problems: &mut Vec<St
             slots.push((name, device));
             continue;
         };
-        if mps && matches!(device.hardware, OfferedHardware::Mig { .. }) {
+        if nvidia.shares_through_mps() && matches!(device.hardware, OfferedHardware::Mig { .. }) {
             problems.push(format!("{} is not shared: MPS cannot share MIG devices", device.id));
             slots.push((name, device));
             continue;

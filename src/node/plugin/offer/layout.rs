@@ -7,11 +7,11 @@ use super::offered_device::{Offer, OfferedHardware};
 use crate::domain::holders::Unconfirmed;
 use crate::domain::model::{DeviceId, Inventory, KubeletState, Monotonic, ResourceName};
 
-/// Since when each device is missing.
+/// Since when each vanished device is not on its GPU.
 pub type Vanished = BTreeMap<DeviceId, Monotonic>;
 
-/// What was granted before a device vanished the kubelet has written down by then, `List` shows it, and it is no longer
-/// held back because its pod may still be rejected.
+/// Longest time from a grant until an answer to `List` shows its holder: the kubelet has then recorded it, and it is no
+/// longer held back because its pod may still be rejected.
 const GRANT_SHOWN: Duration = Duration::from_secs(1).saturating_add(Unconfirmed::LONGEST);
 
 /// The devices of `before` whose GPU is there and no longer has them: a MIG device that was unmade, a whole GPU that
@@ -25,8 +25,8 @@ pub fn vanished(before: &Offer, now: &[Offer], inventory: &Inventory) -> BTreeSe
         Some(None) => matches!(hardware, OfferedHardware::Missing(_)) && !inventory.gpus.is_empty(),
         None => false,
     };
-    let gone = before.devices.iter().filter(|device| !offered.contains(&device.id) && is_removed(&device.hardware));
-    gone.map(|device| device.id.clone()).collect()
+    let removed = before.devices.iter().filter(|device| !offered.contains(&device.id) && is_removed(&device.hardware));
+    removed.map(|device| device.id.clone()).collect()
 }
 
 /// All of `vanished`, once the kubelet lists no holder of any of them; until then none, since each shorter

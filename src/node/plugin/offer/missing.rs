@@ -1,24 +1,17 @@
-//! The offers of an entry for GPUs that the driver does not list: only the IDs that the kubelet has of them.
+//! The offers of an entry for missing GPUs, which the driver does not list: only the IDs that the kubelet has of them.
 
 use super::offered_device::{OfferedDevice, OfferedHardware, PluginUnhealthy};
 use crate::domain::model::{Inventory, ResourceName, UnhealthyReason};
-use crate::node::plugin::config::{NvidiaConfig, Replication, ResourceConfig, SharingConfig};
+use crate::node::plugin::config::{NvidiaConfig, Replication, ResourceConfig};
 
 impl ResourceConfig {
     /// Whether devices of this resource may be what this entry has offered to the kubelet.
     pub fn may_offer(&self, resource: &ResourceName) -> bool {
-        match self {
-            Self::Nvidia(nvidia) => may_offer(nvidia, resource),
-            Self::Path(_) | Self::Simulated(_) => false,
-        }
+        self.nvidia().is_some_and(|nvidia| may_offer(nvidia, resource))
     }
 }
 
 fn may_offer(nvidia: &NvidiaConfig, resource: &ResourceName) -> bool {
-    let replication = match &nvidia.sharing {
-        SharingConfig::TimeSlicing(replication) | SharingConfig::Mps(replication) => Some(replication),
-        SharingConfig::None => None,
-    };
     let renamed = |replication: &Replication| {
         let rules = replication.per_resource.values().filter_map(|rule| rule.rename.as_ref());
         rules.into_iter().any(|rename| rename.0 == *resource)
@@ -29,7 +22,7 @@ fn may_offer(nvidia: &NvidiaConfig, resource: &ResourceName) -> bool {
     let is_profile = |name: &str| name.strip_prefix(domain).is_some_and(|rest| rest.starts_with("/mig-"));
     std::iter::once(&nvidia.name).chain(names).any(|name| name.as_str() == base)
         || is_profile(base)
-        || replication.is_some_and(renamed)
+        || nvidia.sharing.replication().is_some_and(renamed)
 }
 
 pub fn missing(nvidia: &NvidiaConfig, inventory: &Inventory) -> Vec<(ResourceName, OfferedDevice)> {

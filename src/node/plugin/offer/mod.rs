@@ -1,7 +1,14 @@
 //! The device list of each resource, and which devices a change of the MIG layout removes. Pure.
 //!
 //! In: the configuration, the inventory, device health, the device nodes that were found. Out: `Offer`s, and problems for
-//! the log and the page. It does not know the kubelet's protocol.
+//! the log and the page. Of the kubelet's protocol it uses only the message that names a device node.
+//!
+//! A device that was offered and can no longer be allocated is one of:
+//!
+//! - lost: the driver no longer finds its GPU, which may return;
+//! - missing: the driver has not listed its GPU since its start, and only the kubelet has the ID (`missing`);
+//! - unplugged: its device nodes are not there, and may return;
+//! - vanished: its GPU is there without it, or was replaced (`layout`). Dropped from the offer once no container holds it.
 
 mod devices;
 pub mod layout;

@@ -67,7 +67,7 @@ impl OfferedDevice {
         Self { id: id.into(), numa_nodes: BTreeSet::new(), health: Ok(()), hardware }
     }
 
-    /// One of several slots of the same hardware.
+    /// One of several slots of the same hardware. Of the IDs of any plugin, `DeviceForm::is_replica` decides it.
     pub fn is_slot(&self) -> bool {
         self.id.as_str().contains("::")
     }
