@@ -72,7 +72,7 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
         directory: root.join("device-plugins"),
         plan: config.resolve(|file| std::fs::read_to_string(file))?.into(),
         node_name: "node".to_owned(),
-        host: HostPaths {
+        host_paths: HostPaths {
             roots: HostRoots { host: root.to_owned(), dev: root.join("dev"), sys: root.join("sys") },
             proc: root.join("proc"),
             cdi: vec![root.join("cdi")],

@@ -121,7 +121,7 @@ impl AgentSettings {
             directory: self.device_plugin_directory.clone(),
             plan: self.reloadable.device_plugin.clone()?,
             node_name: self.node_name.clone(),
-            host: plugin::HostPaths {
+            host_paths: plugin::HostPaths {
                 roots: plugin::host::path_devices::HostRoots {
                     host: "/".into(),
                     dev: self.dev_root.clone(),

@@ -109,7 +109,7 @@ impl PluginHarness {
             directory: root.join("device-plugins"),
             plan: resources.into(),
             node_name: "node".to_owned(),
-            host: HostPaths {
+            host_paths: HostPaths {
                 roots: HostRoots { host: root.join("host"), dev: root.join("host/dev"), sys: root.join("sys") },
                 proc: root.join("proc"),
                 cdi: vec![root.join("cdi")],

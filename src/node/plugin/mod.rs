@@ -1,7 +1,10 @@
-//! The bundled device plugin, in five parts; each uses only those to its right:
+//! The bundled device plugin: its task, which serves the resources of each configured entry, on five parts. Each uses only
+//! those to its right:
 //!
 //! ```text
 //! task ─► registration ─► allocate ─► host ─► offer ─► config
+//!  ├ configured_entry: what one entry offers now
+//!  └ served_resource:  the lifecycle of each resource that is offered
 //! ```
 //!
 //! In: configured resources, the inventory, device health, the kubelet's state. Out: registrations, device lists and
@@ -9,7 +12,7 @@
 
 mod allocate;
 mod config;
-mod configured_resource;
+mod configured_entry;
 pub mod host;
 mod offer;
 mod registration;
@@ -18,6 +21,7 @@ mod task;
 #[cfg(test)]
 mod test_data;
 
+pub use allocate::PluginInputs;
 pub use config::{
     MigStrategy, NodeGpus, NodeView, NvidiaConfig, OnConflict, PluginConfig, PluginConfigError, PluginPlan,
     ProfileConfig, Replication, ResourceConfig, SharingConfig, SimulatedConfig, parse_nvidia_config, resource_name,
@@ -25,4 +29,4 @@ pub use config::{
 pub use host::HostPaths;
 pub use host::sockets::{kubelet_socket, live as live_sockets};
 pub use registration::{conflict, known_resource};
-pub use task::{PluginHandle, PluginInputs, PluginSettings, start};
+pub use task::{PluginHandle, PluginSettings, start};

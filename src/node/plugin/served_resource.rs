@@ -1,34 +1,95 @@
-//! A resource with a running lifecycle, from the side of the task that started it.
+//! The resources with a running lifecycle, from the side of the task that started it.
 //!
-//! In: each new offer and what the host has. Out: both to the lifecycle; a log line and a count of each change of health.
-//! It does not know why an offer has changed.
+//! In: the offers of configured entries, and what the host has. Out: both to a lifecycle for each resource; a log line and
+//! a count of each change of health. It does not know why an offer has changed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
-use super::allocate::ResourceStatus;
+use super::allocate::{PluginInputs, ResourceStatus, ServiceInputs};
+use super::config::ResourceConfig;
 use super::host::HostFacts;
 use super::offer::{Offer, OfferedDevice, PluginUnhealthy};
-use crate::domain::model::DeviceId;
+use super::registration::{Deadlines, EndedLifecycle, Lifecycle};
+use crate::clock::Clock;
+use crate::domain::model::{DeviceId, PluginState, ResourceName};
 
 /// IDs in one line of the log.
 const LOGGED_IDS: usize = 8;
 
+/// The resources with a running lifecycle, and what each lifecycle is started with.
+pub struct ServedResources {
+    pub directory: PathBuf,
+    /// Counts the changes of the directory.
+    pub changes: watch::Receiver<u64>,
+    pub inputs: PluginInputs,
+    pub clock: Clock,
+    pub publish: watch::Sender<Arc<PluginState>>,
+    pub running: BTreeMap<ResourceName, ServedResource>,
+    pub lifecycles: JoinSet<EndedLifecycle>,
+    /// The devices of each resource that ended lifecycles sent to the kubelet.
+    pub advertised: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
+}
+
 /// A resource with a running lifecycle.
 pub struct ServedResource {
-    /// Of its entry.
-    pub entry: u64,
-    pub offer: watch::Sender<Arc<Offer>>,
-    pub facts: watch::Sender<Arc<HostFacts>>,
-    pub status: ResourceStatus,
+    /// The number of the configured entry that offers it.
+    pub entry_number: u64,
+    offer: watch::Sender<Arc<Offer>>,
+    facts: watch::Sender<Arc<HostFacts>>,
+    status: ResourceStatus,
     /// Why it is to end.
-    pub stop: watch::Sender<Option<&'static str>>,
+    stop: watch::Sender<Option<&'static str>>,
+}
+
+impl ServedResources {
+    pub fn begin(&mut self, entry_number: u64, config: &Arc<ResourceConfig>, offer: Offer, facts: Arc<HostFacts>) {
+        let resource = offer.resource.clone();
+        let status = ResourceStatus::begin(resource.clone(), config, self.clock, self.publish.clone());
+        status.offered(&offer);
+        // Devices are logged when they are registered; those that are unhealthy from the start are logged here.
+        log_changes(&offer.as_healthy(), &offer);
+        let (publish_offer, offer) = watch::channel(Arc::new(offer));
+        let (publish_facts, facts) = watch::channel(facts);
+        let (stop, stopped) = watch::channel(None);
+        let lifecycle = Lifecycle {
+            directory: self.directory.clone(),
+            inputs: ServiceInputs {
+                config: Arc::clone(config),
+                offer,
+                facts,
+                plugin: self.inputs.clone(),
+                status: status.clone(),
+                clock: self.clock,
+            },
+            changes: self.changes.clone(),
+            stop: stopped,
+            advertised: self.advertised.get(&resource).cloned().unwrap_or_default(),
+            deadlines: Deadlines::default(),
+        };
+        self.lifecycles.spawn(lifecycle.run());
+        let served = ServedResource { entry_number, offer: publish_offer, facts: publish_facts, status, stop };
+        self.running.insert(resource, served);
+    }
+
+    /// After a lifecycle has ended on request. Where the resource `is_offered` still, it begins again.
+    pub fn remove(&mut self, ended: EndedLifecycle, is_offered: bool) {
+        let EndedLifecycle { resource, advertised } = ended;
+        if let Some(served) = self.running.remove(&resource).filter(|_| !is_offered) {
+            let reason = served.stop.borrow().unwrap_or_default();
+            tracing::info!(%resource, reason, "no longer served: nothing of it is offered");
+            served.status.ended(reason);
+        }
+        self.advertised.insert(resource, advertised);
+    }
 }
 
 impl ServedResource {
-    pub fn update(&mut self, offer: &Offer, facts: &Arc<HostFacts>) {
+    pub fn update(&self, offer: &Offer, facts: &Arc<HostFacts>) {
         // Its last list stays valid until its server is closed.
         if self.is_ending() {
             return;
@@ -50,7 +111,7 @@ impl ServedResource {
     }
 
     /// The first reason is kept.
-    pub fn end(&mut self, reason: &'static str) {
+    pub fn end(&self, reason: &'static str) {
         self.stop.send_if_modified(|stop| {
             let first = stop.is_none();
             stop.get_or_insert(reason);
@@ -68,11 +129,6 @@ impl ServedResource {
             }
         }
     }
-}
-
-/// Devices are logged when they are registered; those that are unhealthy from the start are logged here.
-pub fn log_first_offer(offer: &Offer) {
-    log_changes(&offer.as_healthy(), offer);
 }
 
 /// Each device with its health before.

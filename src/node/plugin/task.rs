@@ -7,20 +7,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::allocate::{ResourceStatus, ServiceState};
-use super::config::{NodeView, NvidiaConfig, PluginPlan, ProfileChoice, ResourceConfig};
-use super::configured_resource::ConfiguredResource;
+use super::allocate::PluginInputs;
+use super::config::{NodeView, PluginPlan, ProfileChoice, ResourceConfig};
+use super::configured_entry::ConfiguredEntry;
 use super::host::{HostPaths, HostScans, ScanResult, sockets};
-use super::offer::Offer;
-use super::registration::{Deadlines, EndedLifecycle, Lifecycle};
-use super::served_resource::{self, ServedResource};
+use super::served_resource::ServedResources;
 use crate::clock::Clock;
 use crate::domain::model::{
-    AppliedProfile, DeviceId, HardwareSource, HardwareState, HealthState, KubeletState, Monotonic, PluginState,
-    ResourceName,
+    AppliedProfile, HardwareSource, HardwareState, HealthState, KubeletState, Monotonic, PluginState, ResourceName,
 };
 use crate::tasks::Tasks;
 
@@ -31,20 +28,7 @@ pub struct PluginSettings {
     pub plan: PluginPlan,
     /// For the plan's profiles.
     pub node_name: String,
-    pub host: HostPaths,
-}
-
-/// What the plugin reads of other modules, and what it notifies them of.
-#[derive(Debug)]
-pub struct PluginInputs {
-    pub hardware: watch::Receiver<Arc<HardwareState>>,
-    /// Of each GPU and MIG device.
-    pub health: watch::Receiver<Arc<HealthState>>,
-    pub kubelet: watch::Receiver<Arc<KubeletState>>,
-    /// Notified of each allocation that was granted.
-    pub allocated: Arc<Notify>,
-    /// Notified when a fresh answer on allocatable devices is needed.
-    pub refresh_allocatable: Arc<Notify>,
+    pub host_paths: HostPaths,
 }
 
 /// The running plugin.
@@ -70,51 +54,34 @@ impl PluginHandle {
 pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks: &mut Tasks) -> PluginHandle {
     let (plan, plans) = watch::channel(settings.plan.clone());
     let (publish, states) = watch::channel(Arc::default());
-    tasks.spawn("device plugin", run(settings, plans, clock, inputs, publish, tasks.stopping()));
-    PluginHandle { plan, states }
-}
-
-async fn run(
-    settings: PluginSettings,
-    plans: watch::Receiver<PluginPlan>,
-    clock: Clock,
-    inputs: PluginInputs,
-    publish: watch::Sender<Arc<PluginState>>,
-    stop: watch::Receiver<bool>,
-) {
-    sockets::remove_stale(&settings.directory).await;
-    let (changes, changed) = watch::channel(0);
-    let directory_watch = sockets::watch_directory(
-        settings.directory.clone(),
-        changes,
-        Arc::clone(&inputs.refresh_allocatable),
-        publish.clone(),
-    );
-    let mut task = PluginTask {
+    let (publish_changes, changes) = watch::channel(0);
+    let served = ServedResources {
         directory: settings.directory,
-        node_name: settings.node_name,
-        plan: settings.plan,
-        choice: None,
-        host_scans: HostScans::new(settings.host),
+        changes,
+        inputs: inputs.clone(),
         clock,
-        inputs,
-        publish,
-        changed,
-        entries: BTreeMap::new(),
-        entries_made: 0,
-        served: BTreeMap::new(),
+        publish: publish.clone(),
+        running: BTreeMap::new(),
         lifecycles: JoinSet::new(),
         advertised: BTreeMap::new(),
     };
-    tokio::select! {
-        () = task.serve(plans, stop) => {}
-        () = directory_watch => {}
-    }
-    task.host_scans.end().await;
+    let task = PluginTask {
+        node_name: settings.node_name,
+        plan: settings.plan,
+        choice: None,
+        host_scans: HostScans::new(settings.host_paths),
+        clock,
+        inputs,
+        publish,
+        entries: BTreeMap::new(),
+        entries_made: 0,
+        served,
+    };
+    tasks.spawn("device plugin", task.run(plans, publish_changes, tasks.stopping()));
+    PluginHandle { plan, states }
 }
 
 struct PluginTask {
-    directory: PathBuf,
     node_name: String,
     plan: PluginPlan,
     /// What applies of the plan; `None` before it was chosen.
@@ -123,29 +90,42 @@ struct PluginTask {
     clock: Clock,
     inputs: PluginInputs,
     publish: watch::Sender<Arc<PluginState>>,
-    changed: watch::Receiver<u64>,
-    /// In the order they came; a number is not used again.
-    entries: BTreeMap<u64, ConfiguredResource>,
+    /// By number, in the order they came; a number is not used again.
+    entries: BTreeMap<u64, ConfiguredEntry>,
     entries_made: u64,
-    served: BTreeMap<ResourceName, ServedResource>,
-    lifecycles: JoinSet<EndedLifecycle>,
-    /// The devices of each resource that ended lifecycles sent to the kubelet.
-    advertised: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
+    served: ServedResources,
 }
 
 impl PluginTask {
+    async fn run(
+        mut self,
+        plans: watch::Receiver<PluginPlan>,
+        changes: watch::Sender<u64>,
+        stop: watch::Receiver<bool>,
+    ) {
+        let directory = self.served.directory.clone();
+        sockets::remove_stale(&directory).await;
+        let refresh_allocatable = Arc::clone(&self.inputs.refresh_allocatable);
+        let directory_watch = sockets::watch_directory(directory, changes, refresh_allocatable, self.publish.clone());
+        tokio::select! {
+            () = self.serve(plans, stop) => {}
+            () = directory_watch => {}
+        }
+        self.host_scans.end().await;
+    }
+
     async fn serve(&mut self, mut plans: watch::Receiver<PluginPlan>, mut stop: watch::Receiver<bool>) {
-        let (mut kubelet, mut may_reload) = (self.inputs.kubelet.clone(), true);
+        let (mut inputs, mut may_reload) = (self.inputs.clone(), true);
         loop {
-            let hardware = Arc::clone(&self.inputs.hardware.borrow_and_update());
-            self.choose(&hardware);
-            let state = Arc::clone(&kubelet.borrow_and_update());
-            let health = Arc::clone(&self.inputs.health.borrow_and_update());
+            let hardware = Arc::clone(&inputs.hardware.borrow_and_update());
+            let health = Arc::clone(&inputs.health.borrow_and_update());
+            let kubelet = Arc::clone(&inputs.kubelet.borrow_and_update());
             let now = self.clock.now().monotonic;
-            let needs_polling = self.entries.values().any(ConfiguredResource::needs_host_scan);
+            self.choose(&hardware);
+            let needs_polling = self.entries.values().any(ConfiguredEntry::needs_host_scan);
             let request = self.entries.iter().map(|(number, entry)| (*number, Arc::clone(&entry.config))).collect();
             self.host_scans.begin(request, &hardware.inventory, needs_polling, now);
-            self.update(&hardware, &health, &state, now);
+            self.update(&hardware, &health, &kubelet, now);
             let is_known = hardware.source == HardwareSource::None
                 || hardware.inventory.generation > 0
                 || hardware.problem.is_some();
@@ -154,25 +134,28 @@ impl PluginTask {
                 self.publish.send_modify(|state| Arc::make_mut(state).checked = true);
             }
             let scan_in = self.host_scans.next(needs_polling, now);
-            let is_draining = self.entries.values().any(ConfiguredResource::is_draining);
+            let has_vanished = self.entries.values().any(ConfiguredEntry::has_vanished);
             tokio::select! {
-                changed = self.inputs.hardware.changed() => if changed.is_err() { return },
-                changed = self.inputs.health.changed() => if changed.is_err() { return },
-                changed = kubelet.changed(), if is_draining => if changed.is_err() { return },
+                changed = inputs.hardware.changed() => if changed.is_err() { return },
+                changed = inputs.health.changed() => if changed.is_err() { return },
+                changed = inputs.kubelet.changed(), if has_vanished => if changed.is_err() { return },
                 changed = plans.changed(), if may_reload => match changed {
                     Ok(()) => (self.plan, self.choice) = (plans.borrow_and_update().clone(), None),
                     Err(_) => may_reload = false,
                 },
                 results = self.host_scans.done() => self.apply_scan(results.expect("a scan does not panic")),
                 () = tokio::time::sleep(scan_in.unwrap_or_default()), if scan_in.is_some() => {}
-                Some(ended) = self.lifecycles.join_next() => {
-                    self.remove_ended(ended.expect("a lifecycle does not panic"));
+                Some(ended) = self.served.lifecycles.join_next() => {
+                    let ended = ended.expect("a lifecycle does not panic");
+                    let mut offers = self.entries.values().flat_map(|entry| &entry.offers);
+                    let is_offered = offers.any(|offer| offer.resource == ended.resource);
+                    self.served.remove(ended, is_offered);
                 }
                 _ = stop.wait_for(|stop| *stop) => break,
             }
         }
-        self.served.values_mut().for_each(|served| served.end("podmeter is ending"));
-        while self.lifecycles.join_next().await.is_some() {}
+        self.served.running.values().for_each(|served| served.end("podmeter is ending"));
+        while self.served.lifecycles.join_next().await.is_some() {}
     }
 
     /// Configures what the plan has for the node as it is now.
@@ -211,12 +194,13 @@ impl PluginTask {
         }
         let now = self.clock.now().monotonic;
         for config in made {
-            self.entries.insert(self.entries_made, ConfiguredResource::new(config, now));
+            self.entries.insert(self.entries_made, ConfiguredEntry::new(config, now));
             self.entries_made += 1;
         }
         let remaining: BTreeSet<&ResourceName> = self.entries.values().map(|entry| entry.config.name()).collect();
-        for served in self.served.values_mut().filter(|served| !self.entries.contains_key(&served.entry)) {
-            let is_named = before.get(&served.entry).is_some_and(|entry| remaining.contains(entry.config.name()));
+        for served in self.served.running.values().filter(|served| !self.entries.contains_key(&served.entry_number)) {
+            let is_named =
+                before.get(&served.entry_number).is_some_and(|entry| remaining.contains(entry.config.name()));
             served.end(if is_named {
                 "its configuration was changed"
             } else {
@@ -236,89 +220,37 @@ impl PluginTask {
 
     /// Updates the offers, ends lifecycles that must restart, and starts those that are missing.
     fn update(&mut self, hardware: &HardwareState, health: &HealthState, kubelet: &KubeletState, now: Monotonic) {
-        let (mut begun, mut problems) = (vec![], BTreeSet::from_iter(self.host_scans.problem(now)));
+        let mut problems = BTreeSet::from_iter(self.host_scans.problem(now));
         for (number, entry) in &mut self.entries {
             entry.update(hardware, health, now);
-            for resource in entry.drop_drained(kubelet) {
+            for resource in entry.drop_vanished(kubelet) {
                 // Not a shorter list on the open stream: a kubelet with an allocation under way looks its devices up
                 // unchecked and panics. Once our server is closed such an allocation fails, so the next registration
                 // may leave them out.
-                if let Some(served) = self.served.get_mut(&resource).filter(|served| served.entry == *number) {
+                if let Some(served) = self.served.running.get(&resource).filter(|served| served.entry_number == *number)
+                {
                     served.end("the layout of its GPUs was changed");
                 }
             }
             problems.extend(entry.problems.iter().map(|problem| format!("{}: {problem}", entry.config.name())));
             let (facts, may_begin) = (entry.facts(), entry.may_begin(hardware, now));
             for offer in &entry.offers {
-                match self.served.get_mut(&offer.resource) {
-                    Some(served) if served.entry == *number => served.update(offer, &facts),
-                    None if may_begin => begun.push((*number, offer.clone())),
-                    None => {}
+                match self.served.running.get(&offer.resource) {
+                    Some(served) if served.entry_number == *number => served.update(offer, &facts),
                     // Until that one has closed its server.
                     Some(served) if served.is_ending() => {}
-                    Some(_) => drop(problems.insert(collision(&offer.resource))),
+                    // Two lifecycles of one resource would replace each other.
+                    Some(_) => drop(problems.insert(format!(
+                        "{}: two entries of devicePlugin.resources offer it and the first to serve it keeps it; the devices \
+                         of the other are not offered: give one of them another name",
+                        offer.resource
+                    ))),
+                    None if may_begin => self.served.begin(*number, &entry.config, offer.clone(), Arc::clone(&facts)),
+                    None => {}
                 }
             }
         }
-        for (number, offer) in begun {
-            // Two lifecycles of one resource would replace each other.
-            match self.served.contains_key(&offer.resource) {
-                true => drop(problems.insert(collision(&offer.resource))),
-                false => self.begin(number, offer),
-            }
-        }
         self.publish_problems(problems);
-    }
-
-    fn begin(&mut self, number: u64, offer: Offer) {
-        let Some(entry) = self.entries.get(&number) else { return };
-        let resource = offer.resource.clone();
-        let status = ResourceStatus::new(resource.clone(), self.clock, self.publish.clone());
-        let (publish_offer, offers) = watch::channel(Arc::new(offer));
-        let (publish_facts, facts) = watch::channel(entry.facts());
-        let (stop, stopped) = watch::channel(None);
-        let state = ServiceState {
-            config: Arc::clone(&entry.config),
-            offer: offers,
-            facts,
-            hardware: self.inputs.hardware.clone(),
-            kubelet: self.inputs.kubelet.clone(),
-            status: status.clone(),
-            clock: self.clock,
-            allocated: Arc::clone(&self.inputs.allocated),
-            refresh_allocatable: Arc::clone(&self.inputs.refresh_allocatable),
-        };
-        let mps = state.config.nvidia().is_some_and(NvidiaConfig::shares_through_mps);
-        status.begin(state.config.nvidia().is_some(), state.pre_start_check().is_some(), mps);
-        status.offered(&state.offer.borrow());
-        served_resource::log_first_offer(&state.offer.borrow());
-        let lifecycle = Lifecycle {
-            directory: self.directory.clone(),
-            state,
-            changes: self.changed.clone(),
-            stop: stopped,
-            advertised: self.advertised.get(&resource).cloned().unwrap_or_default(),
-            deadlines: Deadlines::default(),
-        };
-        self.lifecycles.spawn(lifecycle.run());
-        self.served.insert(
-            resource,
-            ServedResource { entry: number, offer: publish_offer, facts: publish_facts, status, stop },
-        );
-    }
-
-    /// After a lifecycle has ended on request. The next update starts another one where the resource is still offered.
-    fn remove_ended(&mut self, ended: EndedLifecycle) {
-        let EndedLifecycle { resource, advertised } = ended;
-        let offers = || self.entries.values().flat_map(|entry| &entry.offers);
-        if let Some(served) = self.served.remove(&resource)
-            && !offers().any(|offer| offer.resource == resource)
-        {
-            let reason = served.stop.borrow().unwrap_or_default();
-            tracing::info!(%resource, reason, "no longer served: nothing of it is offered");
-            served.status.ended(reason);
-        }
-        self.advertised.insert(resource, advertised);
     }
 
     /// Logs each problem once when it appears and once when it disappears.
@@ -346,11 +278,4 @@ fn log_profile(applied: &AppliedProfile, node: &NodeView<'_>) {
         ("common", None) => tracing::info!(node, gpus, "no profile matches: the common settings apply"),
         (_, None) => tracing::info!(node, gpus, "which profile applies is decided once the driver reports the GPUs"),
     }
-}
-
-fn collision(resource: &ResourceName) -> String {
-    format!(
-        "{resource}: two entries of devicePlugin.resources offer it and the first to serve it keeps it; the devices of the \
-         other are not offered: give one of them another name"
-    )
 }

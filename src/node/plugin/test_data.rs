@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::allocate::{ResourceStatus, ServiceState};
-use super::config::{PluginConfig, ResourceConfig, SimulatedConfig};
+use super::allocate::{PluginInputs, ResourceStatus, ServiceInputs};
+use super::config::{PluginConfig, ResourceConfig};
 use super::offer::{Offer, offers};
 use crate::clock::Clock;
 use crate::domain::model::{Gpu, Inventory, MigDevice};
@@ -69,21 +69,29 @@ pub fn resources<const N: usize>(expected: [(&str, Vec<String>); N]) -> BTreeMap
     expected.into_iter().map(|(name, ids)| (name.to_owned(), ids)).collect()
 }
 
-/// Of simulated devices. What it offers can be changed.
-pub fn service_state(offer: Offer) -> (watch::Sender<Arc<Offer>>, ServiceState) {
-    let (publish_offer, offer) = watch::channel(Arc::new(offer));
-    let config: SimulatedConfig = serde_json::from_str(r#"{"name":"example.com/toy","devices":1}"#).unwrap();
-    let clock = Clock::start();
-    let state = ServiceState {
-        config: Arc::new(ResourceConfig::Simulated(config)),
-        offer,
-        facts: watch::channel(Arc::default()).1,
+/// Of other modules that never report anything.
+pub fn plugin_inputs() -> PluginInputs {
+    PluginInputs {
         hardware: watch::channel(Arc::default()).1,
+        health: watch::channel(Arc::default()).1,
         kubelet: watch::channel(Arc::default()).1,
-        status: ResourceStatus::new("example.com/toy".into(), clock, watch::channel(Arc::default()).0),
-        clock,
         allocated: Arc::default(),
         refresh_allocatable: Arc::default(),
+    }
+}
+
+/// Of simulated devices. What it offers can be changed.
+pub fn service_inputs(offer: Offer) -> (watch::Sender<Arc<Offer>>, ServiceInputs) {
+    let (publish_offer, offer) = watch::channel(Arc::new(offer));
+    let config = entry("kind: simulated, name: example.com/toy, devices: 1");
+    let clock = Clock::start();
+    let inputs = ServiceInputs {
+        status: ResourceStatus::begin("example.com/toy".into(), &config, clock, watch::channel(Arc::default()).0),
+        config: Arc::new(config),
+        offer,
+        facts: watch::channel(Arc::default()).1,
+        plugin: plugin_inputs(),
+        clock,
     };
-    (publish_offer, state)
+    (publish_offer, inputs)
 }

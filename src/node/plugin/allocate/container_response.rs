@@ -1,9 +1,10 @@
 //! The answer to Allocate for one container. Pure, and from memory: the kubelet waits without a timeout.
 
+use super::refusal::{AllocationRefusal, CallResult};
 use crate::domain::model::DeviceId;
 use crate::node::plugin::config::{DeviceIdStrategy, DeviceListStrategy, NvidiaConfig, ResourceConfig};
 use crate::node::plugin::host::{DriverFiles, cdi, path_devices::fnv};
-use crate::node::plugin::offer::{AllocationRefusal, Offer, OfferedDevice, OfferedHardware};
+use crate::node::plugin::offer::{Offer, OfferedDevice, OfferedHardware};
 use crate::node::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -32,14 +33,14 @@ pub fn container_response(
 }
 
 pub(super) fn usable_device<'o>(offer: &'o Offer, id: &DeviceId) -> Result<&'o OfferedDevice, AllocationRefusal> {
-    let position = offer
-        .devices
-        .binary_search_by(|device| device.id.cmp(id))
-        .map_err(|_| AllocationRefusal::Unknown(id.clone()))?;
+    let Ok(position) = offer.devices.binary_search_by(|device| device.id.cmp(id)) else {
+        let message = format!("device {id} is not one of this resource's");
+        return Err(AllocationRefusal { result: CallResult::UnknownDevice, message });
+    };
     let device = &offer.devices[position];
     match &device.health {
         Ok(()) => Ok(device),
-        Err(unhealthy) => Err(AllocationRefusal::Unhealthy { id: id.clone(), reason: unhealthy.detail.to_string() }),
+        Err(unhealthy) => Err(AllocationRefusal::unhealthy(id, &unhealthy.detail)),
     }
 }
 
@@ -106,10 +107,11 @@ fn refuse_several_slots(nvidia: &NvidiaConfig, asked: usize, shared: bool) -> Re
     let Some(replication) = nvidia.sharing.replication() else { return Ok(()) };
     let is_refused = replication.fail_requests_greater_than_one.unwrap_or_else(|| nvidia.shares_through_mps());
     if shared && asked > 1 && is_refused {
-        return Err(AllocationRefusal::NotAllowed(format!(
+        let message = format!(
             "{asked} shared devices were asked for and a container may have one: more of them give it no more of a GPU \
              (failRequestsGreaterThanOne)"
-        )));
+        );
+        return Err(AllocationRefusal { result: CallResult::NotAllowed, message });
     }
     Ok(())
 }
@@ -144,9 +146,10 @@ fn add_cdi(
         let names = names(nvidia.device_id_strategy, &device.hardware);
         let Some(vendor) = &driver_files.cdi else { return Ok(format!("{}={}", cdi::OUR_KIND, names[0])) };
         let known = names.into_iter().find(|name| vendor.devices.contains(name));
-        known.map(|name| format!("{}={name}", vendor.kind)).ok_or_else(|| AllocationRefusal::Unhealthy {
-            id: device.id.clone(),
-            reason: format!("{} does not describe it; generate that CDI specification again", vendor.file.display()),
+        known.map(|name| format!("{}={name}", vendor.kind)).ok_or_else(|| {
+            let file = vendor.file.display();
+            let reason = format!("{file} does not describe it; generate that CDI specification again");
+            AllocationRefusal::unhealthy(&device.id, &reason)
         })
     };
     let names = devices.iter().map(qualified).collect::<Result<Vec<_>, _>>()?;
@@ -171,10 +174,8 @@ fn add_device_nodes(
 ) -> Result<(), AllocationRefusal> {
     let mut paths = driver_files.control_nodes.clone();
     for device in devices {
-        let own = driver_files
-            .device_nodes(&device.hardware)
-            .map_err(|reason| AllocationRefusal::Unhealthy { id: device.id.clone(), reason })?;
-        paths.extend(own);
+        let own = driver_files.device_nodes(&device.hardware);
+        paths.extend(own.map_err(|reason| AllocationRefusal::unhealthy(&device.id, &reason))?);
     }
     for path in paths {
         let host = nvidia.device_root.join(path.trim_start_matches('/'));

@@ -6,10 +6,11 @@
 mod container_response;
 mod pre_start;
 mod preferred_allocation;
+mod refusal;
 mod service;
 mod status;
 #[cfg(test)]
 mod tests;
 
-pub use service::{OpenStreams, PluginService, ServiceState};
+pub use service::{OpenStreams, PluginInputs, PluginService, ServiceInputs};
 pub use status::ResourceStatus;

@@ -1,11 +1,11 @@
 //! The check before a container starts, from what was published last: no call waits for a driver.
 
 use super::container_response::usable_device;
+use super::refusal::{AllocationRefusal, CallResult};
 use crate::domain::model::{DeviceId, DeviceProcess, HardwareState, MemoryUse};
 use crate::node::plugin::config::PreStartCheck;
-use crate::node::plugin::offer::{AllocationRefusal, Offer, OfferedHardware};
+use crate::node::plugin::offer::{Offer, OfferedHardware};
 
-/// The reason of an error is passed on to the pod by the kubelet.
 pub fn check(
     rules: &PreStartCheck,
     offer: &Offer,
@@ -18,19 +18,21 @@ pub fn check(
             && !device.is_slot()
             && let Some(pid) = processes(&device.hardware, hardware).next()
         {
-            return Err(AllocationRefusal::ProcessesLeft(format!(
+            let message = format!(
                 "device {id} is used by process {pid}, and preStartCheck.noProcesses allows none: a container that ended has \
                  left it behind, or it was started outside Kubernetes"
-            )));
+            );
+            return Err(AllocationRefusal { result: CallResult::ProcessesLeft, message });
         }
         let wanted = rules.minimum_free_memory.map_or(0, |bytes| bytes.0);
         // An unknown amount rejects no container.
         let Some(MemoryUse { free, .. }) = memory(&device.hardware, hardware) else { continue };
         if free < wanted {
-            return Err(AllocationRefusal::MemoryInUse(format!(
+            let message = format!(
                 "device {id} has {free} bytes of memory free, and preStartCheck.minimumFreeMemory requires {wanted}: \
                  something else still uses it"
-            )));
+            );
+            return Err(AllocationRefusal { result: CallResult::MemoryInUse, message });
         }
     }
     Ok(())
@@ -93,7 +95,7 @@ mod tests {
         hardware.readings.insert("GPU-a".into(), Arc::new(readings));
         let result = |id: &str, wanted| {
             let rules = PreStartCheck { minimum_free_memory: Some(Size(wanted)), no_processes: false };
-            check(&rules, &offer, &hardware, &[id.into()]).map_err(|refusal| refusal.result())
+            check(&rules, &offer, &hardware, &[id.into()]).map_err(|refusal| refusal.result.as_str())
         };
         assert_eq!(result("GPU-a", 10), Ok(()));
         assert_eq!(result("GPU-a", 11), Err("memory_in_use"));
@@ -133,7 +135,7 @@ mod tests {
             check(&rules, &offer, &hardware, &[id.into()])
         };
         let refusal = result(true, "GPU-a").unwrap_err();
-        assert_eq!(refusal.result(), "processes_left");
+        assert_eq!(refusal.result.as_str(), "processes_left");
         assert!(refusal.to_string().contains("process 7"), "{refusal}");
         assert!(result(true, "MIG-2").is_err());
         for id in ["GPU-a::0", "MIG-1", "GPU-b"] {

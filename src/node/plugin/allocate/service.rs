@@ -13,13 +13,14 @@ use tonic::{Request, Response, Status, async_trait};
 use super::container_response::container_response;
 use super::pre_start;
 use super::preferred_allocation::{device_ids, preferred_allocation};
+use super::refusal::{AllocationRefusal, CallResult};
 use super::status::ResourceStatus;
 use crate::clock::Clock;
-use crate::domain::model::{DeviceId, HardwareState, KubeletState};
+use crate::domain::model::{DeviceId, HardwareState, HealthState, KubeletState};
 use crate::domain::preference::{FallbackReason, PreferredDevices};
-use crate::node::plugin::config::{PreStartCheck, ResourceConfig};
+use crate::node::plugin::config::ResourceConfig;
 use crate::node::plugin::host::HostFacts;
-use crate::node::plugin::offer::{AllocationRefusal, Offer, OfferedDevice};
+use crate::node::plugin::offer::{Offer, OfferedDevice};
 use crate::node::wire::v1beta1::device_plugin_server::DevicePlugin;
 use crate::node::wire::v1beta1::{
     AllocateRequest, AllocateResponse, ContainerPreferredAllocationRequest, ContainerPreferredAllocationResponse,
@@ -32,34 +33,39 @@ const COALESCE: Duration = Duration::from_millis(50);
 /// What a kubelet needs to process a list. After it, what it can allocate is queried again.
 const LIST_PROCESSED: Duration = Duration::from_millis(20);
 
-/// What a resource's servers answer from, over all its registrations.
+/// What the plugin reads of other modules, and what it notifies them of.
 #[derive(Clone, Debug)]
-pub struct ServiceState {
-    pub config: Arc<ResourceConfig>,
-    pub offer: watch::Receiver<Arc<Offer>>,
-    pub facts: watch::Receiver<Arc<HostFacts>>,
+pub struct PluginInputs {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
+    /// Of each GPU and MIG device.
+    pub health: watch::Receiver<Arc<HealthState>>,
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
-    pub status: ResourceStatus,
-    pub clock: Clock,
     /// Notified of each allocation that was granted.
     pub allocated: Arc<Notify>,
     /// Notified when the kubelet's allocatable devices may have changed.
     pub refresh_allocatable: Arc<Notify>,
 }
 
-impl ServiceState {
+/// What a resource's servers answer from, over all its registrations, and where they report to.
+#[derive(Clone, Debug)]
+pub struct ServiceInputs {
+    pub config: Arc<ResourceConfig>,
+    pub offer: watch::Receiver<Arc<Offer>>,
+    pub facts: watch::Receiver<Arc<HostFacts>>,
+    /// The same for all resources.
+    pub plugin: PluginInputs,
+    pub status: ResourceStatus,
+    pub clock: Clock,
+}
+
+impl ServiceInputs {
     /// An empty choice for a resource without preferences.
     fn preferred_allocation(&self, request: &ContainerPreferredAllocationRequest) -> PreferredDevices {
         let Some(nvidia) = self.config.nvidia() else { return PreferredDevices::default() };
         let (offer, facts) = (Arc::clone(&self.offer.borrow()), Arc::clone(&self.facts.borrow()));
-        let hardware = Arc::clone(&self.hardware.borrow());
-        let allocations = self.kubelet.borrow().allocations.clone();
+        let hardware = Arc::clone(&self.plugin.hardware.borrow());
+        let allocations = self.plugin.kubelet.borrow().allocations.clone();
         preferred_allocation(nvidia, &offer, &facts.topology, &hardware, allocations.as_deref(), request)
-    }
-
-    pub fn pre_start_check(&self) -> Option<&PreStartCheck> {
-        self.config.nvidia()?.pre_start_check.as_ref()
     }
 }
 
@@ -69,7 +75,7 @@ pub type OpenStreams = Option<usize>;
 /// The calls of one server.
 #[derive(Clone, Debug)]
 pub struct PluginService {
-    pub state: ServiceState,
+    pub inputs: ServiceInputs,
     /// Ends the streams.
     pub closing: watch::Receiver<bool>,
     pub streams: watch::Sender<OpenStreams>,
@@ -81,16 +87,16 @@ impl DevicePlugin for PluginService {
 
     async fn get_device_plugin_options(&self, _: Request<Empty>) -> Result<Response<DevicePluginOptions>, Status> {
         Ok(Response::new(DevicePluginOptions {
-            pre_start_required: self.state.pre_start_check().is_some(),
-            get_preferred_allocation_available: self.state.config.nvidia().is_some(),
+            pre_start_required: self.inputs.config.pre_start_check().is_some(),
+            get_preferred_allocation_available: self.inputs.config.nvidia().is_some(),
         }))
     }
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let (sender, receiver) = mpsc::channel(1);
-        let Self { state, closing, streams } = self.clone();
+        let Self { inputs, closing, streams } = self.clone();
         streams.send_modify(|open| *open = Some(open.unwrap_or(0) + 1));
-        let sending = send_lists(state, closing, sender);
+        let sending = send_lists(inputs, closing, sender);
         tokio::spawn(async move {
             sending.await;
             streams.send_modify(|open| *open = open.map(|open| open - 1));
@@ -102,33 +108,33 @@ impl DevicePlugin for PluginService {
         &self,
         request: Request<PreferredAllocationRequest>,
     ) -> Result<Response<PreferredAllocationResponse>, Status> {
-        let state = &self.state;
-        let began = state.clock.now().monotonic;
+        let inputs = &self.inputs;
+        let began = inputs.clock.now().monotonic;
         let requests = request.into_inner().container_requests;
         let (mut container_responses, mut fallbacks) = (vec![], vec![]);
         for request in requests {
-            let choice = state.preferred_allocation(&request);
+            let choice = inputs.preferred_allocation(&request);
             fallbacks.extend(choice.fallback.map(FallbackReason::as_str));
             let device_i_ds = choice.ids.iter().map(ToString::to_string).collect();
             container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
         }
-        state.status.preferred(&fallbacks, state.clock.now().monotonic.since(began));
+        inputs.status.preferred(&fallbacks, inputs.clock.now().monotonic.since(began));
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
 
     async fn allocate(&self, request: Request<AllocateRequest>) -> Result<Response<AllocateResponse>, Status> {
-        let state = &self.state;
-        let began = state.clock.now().monotonic;
-        let (offer, facts) = (Arc::clone(&state.offer.borrow()), Arc::clone(&state.facts.borrow()));
+        let inputs = &self.inputs;
+        let began = inputs.clock.now().monotonic;
+        let (offer, facts) = (Arc::clone(&inputs.offer.borrow()), Arc::clone(&inputs.facts.borrow()));
         let requests = request.into_inner().container_requests;
         let asked: Vec<Vec<DeviceId>> = requests.iter().map(|container| device_ids(&container.devices_ids)).collect();
         let answers: Result<_, _> =
-            asked.iter().map(|ids| container_response(&state.config, &offer, ids, &facts.driver_files)).collect();
-        let result = answers.as_ref().map_or_else(AllocationRefusal::result, |_| "ok");
+            asked.iter().map(|ids| container_response(&inputs.config, &offer, ids, &facts.driver_files)).collect();
+        let result = answers.as_ref().map_or_else(|refusal| refusal.result, |_| CallResult::Ok);
         let response = answers.map_err(|refusal| refused(&offer, "an allocation was refused", &refusal));
-        state.status.allocated(result, state.clock.now().monotonic.since(began));
+        inputs.status.allocated(result, inputs.clock.now().monotonic.since(began));
         if response.is_ok() {
-            state.allocated.notify_one();
+            inputs.plugin.allocated.notify_one();
         }
         response.map(|container_responses| Response::new(AllocateResponse { container_responses }))
     }
@@ -137,11 +143,14 @@ impl DevicePlugin for PluginService {
         &self,
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
-        let state = &self.state;
-        let Some(rules) = state.pre_start_check() else { return Ok(Response::new(PreStartContainerResponse {})) };
-        let (offer, hardware) = (Arc::clone(&state.offer.borrow()), Arc::clone(&state.hardware.borrow()));
+        let inputs = &self.inputs;
+        let Some(rules) = inputs.config.pre_start_check() else {
+            return Ok(Response::new(PreStartContainerResponse {}));
+        };
+        let (offer, hardware) = (Arc::clone(&inputs.offer.borrow()), Arc::clone(&inputs.plugin.hardware.borrow()));
         let checked = pre_start::check(rules, &offer, &hardware, &device_ids(&request.into_inner().devices_ids));
-        state.status.checked_before_start(checked.as_ref().map_or_else(AllocationRefusal::result, |()| "ok"));
+        let result = checked.as_ref().map_or_else(|refusal| refusal.result, |()| CallResult::Ok);
+        inputs.status.checked_before_start(result);
         let answer = checked.map(|()| Response::new(PreStartContainerResponse {}));
         answer.map_err(|refusal| refused(&offer, "a container start was refused", &refusal))
     }
@@ -149,11 +158,11 @@ impl DevicePlugin for PluginService {
 
 /// Sends the list at once and after each change, until the client disconnects or the server closes.
 async fn send_lists(
-    state: ServiceState,
+    inputs: ServiceInputs,
     mut closing: watch::Receiver<bool>,
     sender: mpsc::Sender<Result<ListAndWatchResponse, Status>>,
 ) {
-    let (mut offers, mut sent) = (state.offer.clone(), None);
+    let (mut offers, mut sent) = (inputs.offer.clone(), None);
     let send = async {
         loop {
             let list = list(&offers.borrow_and_update());
@@ -168,7 +177,7 @@ async fn send_lists(
             let rest = async {
                 if is_new {
                     tokio::time::sleep(LIST_PROCESSED).await;
-                    state.refresh_allocatable.notify_one();
+                    inputs.plugin.refresh_allocatable.notify_one();
                     tokio::time::sleep(COALESCE - LIST_PROCESSED).await;
                 }
             };
@@ -202,8 +211,8 @@ fn device(device: &OfferedDevice) -> Device {
 fn refused(offer: &Offer, what: &str, refusal: &AllocationRefusal) -> Status {
     tracing::warn!(resource = %offer.resource, %refusal, "{what}");
     let text = refusal.to_string();
-    match refusal {
-        AllocationRefusal::Unknown(_) => Status::invalid_argument(text),
+    match refusal.result {
+        CallResult::UnknownDevice => Status::invalid_argument(text),
         _ => Status::failed_precondition(text),
     }
 }
@@ -215,7 +224,7 @@ mod tests {
     use super::*;
     use crate::domain::model::UnhealthyReason;
     use crate::node::plugin::offer::{OfferedHardware, PluginUnhealthy};
-    use crate::node::plugin::test_data::service_state;
+    use crate::node::plugin::test_data::service_inputs;
 
     fn offer(devices: usize) -> Arc<Offer> {
         let device = |number| OfferedDevice::new(format!("simulated-{number}").as_str(), OfferedHardware::Nothing);
@@ -224,11 +233,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_change_after_a_pause_is_sent_at_once_and_those_that_follow_together() {
-        let (publish_offer, state) = service_state(Offer::clone(&offer(1)));
-        let refresh_allocatable = Arc::clone(&state.refresh_allocatable);
+        let (publish_offer, inputs) = service_inputs(Offer::clone(&offer(1)));
+        let refresh_allocatable = Arc::clone(&inputs.plugin.refresh_allocatable);
         let (_closing, closing) = watch::channel(false);
         let (sender, mut lists) = mpsc::channel(1);
-        let task = tokio::spawn(send_lists(state, closing, sender));
+        let task = tokio::spawn(send_lists(inputs, closing, sender));
         let mut began = Instant::now();
         // Devices in the next list, and how many milliseconds after the last one it came.
         let mut next = async || {

@@ -6,13 +6,22 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use super::refusal::CallResult;
 use crate::clock::Clock;
 use crate::domain::model::{Moment, PluginResource, PluginState, PluginUnhealthyReason, ResourceName, UnixSeconds};
+use crate::node::plugin::config::{NvidiaConfig, ResourceConfig};
 use crate::node::plugin::offer::Offer;
 
-/// Results that a counter has from the beginning.
-const RESULTS: [&str; 4] = ["ok", "unknown_device", "unhealthy", "not_allowed"];
-const PRE_START_RESULTS: [&str; 5] = ["ok", "unknown_device", "unhealthy", "memory_in_use", "processes_left"];
+/// The results that the counters have from the beginning: of Allocate, and of PreStartContainer.
+const ALLOCATE_RESULTS: [CallResult; 4] =
+    [CallResult::Ok, CallResult::UnknownDevice, CallResult::Unhealthy, CallResult::NotAllowed];
+const PRE_START_RESULTS: [CallResult; 5] = [
+    CallResult::Ok,
+    CallResult::UnknownDevice,
+    CallResult::Unhealthy,
+    CallResult::MemoryInUse,
+    CallResult::ProcessesLeft,
+];
 
 /// Keeps the published state of one resource.
 #[derive(Clone, Debug)]
@@ -23,28 +32,32 @@ pub struct ResourceStatus {
 }
 
 impl ResourceStatus {
-    pub fn new(resource: ResourceName, clock: Clock, publish: watch::Sender<Arc<PluginState>>) -> Self {
-        Self { resource, clock, publish }
-    }
-
-    pub fn begin(&self, prefers: bool, checks_before_start: bool, mps: bool) {
-        let zero = |names: &[&'static str]| names.iter().map(|name| (*name, 0)).collect();
-        self.change(|state, now| {
+    /// Publishes the resource as one without a registration.
+    pub fn begin(
+        resource: ResourceName,
+        config: &ResourceConfig,
+        clock: Clock,
+        publish: watch::Sender<Arc<PluginState>>,
+    ) -> Self {
+        let zero = |results: &[CallResult]| results.iter().map(|result| (result.as_str(), 0)).collect();
+        let status = Self { resource, clock, publish };
+        status.change(|state, now| {
             // The counters of a resource that is served again continue.
             if state.created == UnixSeconds::default() {
                 state.created = now.unix;
-                state.allocations = zero(&RESULTS);
+                state.allocations = zero(&ALLOCATE_RESULTS);
                 let none = || PluginUnhealthyReason::all().map(|reason| (reason, 0)).collect::<BTreeMap<_, _>>();
                 state.health_transitions = [("healthy", none()), ("unhealthy", none())].into();
             }
             state.unregistered_since.get_or_insert(now.monotonic);
             state.ended = None;
-            state.prefers = prefers;
-            state.mps = mps;
-            if checks_before_start && state.pre_starts.is_empty() {
+            state.prefers = config.nvidia().is_some();
+            state.mps = config.nvidia().is_some_and(NvidiaConfig::shares_through_mps);
+            if config.pre_start_check().is_some() && state.pre_starts.is_empty() {
                 state.pre_starts = zero(&PRE_START_RESULTS);
             }
         });
+        status
     }
 
     pub fn offered(&self, offer: &Offer) {
@@ -74,7 +87,7 @@ impl ResourceStatus {
         });
     }
 
-    /// Also when it never was registered.
+    /// Also when there was no registration.
     pub fn unregistered(&self, problem: &str) {
         self.change(|state, now| {
             state.registered = false;
@@ -83,8 +96,8 @@ impl ResourceStatus {
         });
     }
 
-    /// Another plugin has registered it since.
-    pub fn replaced(&self, by: &str) {
+    /// Another plugin has registered the resource since, which ended our registration without a notice.
+    pub fn registered_by_another(&self, by: &str) {
         self.change(|state, now| {
             state.registered = false;
             state.unregistered_since.get_or_insert(now.monotonic);
@@ -104,13 +117,13 @@ impl ResourceStatus {
         });
     }
 
-    pub fn conflict(&self, with: Option<&str>) {
+    pub fn set_conflict(&self, with: Option<&str>) {
         self.change(|state, _| state.conflict = with.map(Arc::from));
     }
 
-    pub fn allocated(&self, result: &'static str, duration: Duration) {
+    pub fn allocated(&self, result: CallResult, duration: Duration) {
         self.count(|state| {
-            *state.allocations.entry(result).or_default() += 1;
+            *state.allocations.entry(result.as_str()).or_default() += 1;
             state.allocate_durations.observe(duration);
         });
     }
@@ -124,8 +137,8 @@ impl ResourceStatus {
         });
     }
 
-    pub fn checked_before_start(&self, result: &'static str) {
-        self.count(|state| *state.pre_starts.entry(result).or_default() += 1);
+    pub fn checked_before_start(&self, result: CallResult) {
+        self.count(|state| *state.pre_starts.entry(result.as_str()).or_default() += 1);
     }
 
     fn change(&self, change: impl FnOnce(&mut PluginResource, Moment)) {

@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::container_response::container_response;
+use super::refusal::{AllocationRefusal, CallResult};
 use crate::domain::model::{DeviceId, Gpu, Inventory};
 use crate::node::plugin::config::{NvidiaConfig, PluginConfig, ResourceConfig};
 use crate::node::plugin::host::{DriverFiles, MigCapabilities, VendorSpecification};
-use crate::node::plugin::offer::{AllocationRefusal, PathDevice, offers};
+use crate::node::plugin::offer::{PathDevice, offers};
 use crate::node::plugin::test_data::{
     entry, four_gpus, gpu, inventory, listed, mig_uuid, nvidia, resources, two_with_mig, uuid,
 };
@@ -16,7 +17,7 @@ use crate::node::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, DeviceSpe
 
 const CONTROL: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"];
 
-fn facts() -> DriverFiles {
+fn driver_files() -> DriverFiles {
     let capabilities =
         |minor: u32| (1..=2).flat_map(move |gi| [((minor, gi, None), 10 * gi), ((minor, gi, Some(0)), 10 * gi + 1)]);
     DriverFiles {
@@ -34,7 +35,7 @@ fn ask(
 ) -> Result<ContainerAllocateResponse, AllocationRefusal> {
     let offered = offers(config, inventory, &[]).offers.remove(0);
     let ids: Vec<DeviceId> = ids.iter().map(|id| DeviceId::from(*id)).collect();
-    container_response(config, &offered, &ids, &facts())
+    container_response(config, &offered, &ids, &driver_files())
 }
 
 fn environment(answer: &ContainerAllocateResponse) -> BTreeMap<String, String> {
@@ -138,11 +139,11 @@ fn a_vendors_specification_lends_its_kind_and_names() {
         kind: "nvidia.com/gpu".to_owned(),
         devices: BTreeSet::from(["0".to_owned(), uuid(1)]),
     };
-    let node = DriverFiles { cdi: Some(vendor), ..facts() };
-    let given = |number| container_response(&config, &offered, &[uuid(number).as_str().into()], &node);
+    let driver_files = DriverFiles { cdi: Some(vendor), ..driver_files() };
+    let given = |number| container_response(&config, &offered, &[uuid(number).as_str().into()], &driver_files);
     assert_eq!(given(0).unwrap().cdi_devices[0].name, "nvidia.com/gpu=0");
     assert_eq!(given(1).unwrap().cdi_devices[0].name, format!("nvidia.com/gpu={}", uuid(1)));
-    assert!(matches!(given(2), Err(AllocationRefusal::Unhealthy { .. })));
+    assert!(given(2).is_err_and(|refusal| refusal.result == CallResult::Unhealthy));
 }
 
 #[test]
@@ -165,7 +166,8 @@ fn devices_come_with_driver_mounts_and_no_variable() {
 
 #[test]
 fn unknown_and_unhealthy_devices_are_refused_by_name() {
-    assert_eq!(ask(&nvidia(""), &four_gpus(), &[&uuid(0), "GPU-x"]), Err(AllocationRefusal::Unknown("GPU-x".into())));
+    let refusal = ask(&nvidia(""), &four_gpus(), &[&uuid(0), "GPU-x"]).unwrap_err();
+    assert_eq!((refusal.result, refusal.message.contains("GPU-x")), (CallResult::UnknownDevice, true));
     let mut inventory = four_gpus();
     inventory.gpus.get_mut(&uuid(1).as_str().into()).unwrap().present = false;
     let refusal = ask(&nvidia(""), &inventory, &[&uuid(1)]).unwrap_err();
@@ -205,7 +207,8 @@ fn sharing_may_rename_and_may_refuse_more_than_one() {
         resources([("nvidia.com/gpu.shared", vec![slot(0), slot(1)])])
     );
     assert!(ask(&config, &four_gpus(), &[&slot(0)]).is_ok());
-    assert!(matches!(ask(&config, &four_gpus(), &[&slot(0), &slot(1)]), Err(AllocationRefusal::NotAllowed(_))));
+    let refusal = ask(&config, &four_gpus(), &[&slot(0), &slot(1)]).unwrap_err();
+    assert_eq!(refusal.result, CallResult::NotAllowed);
 }
 
 #[test]
@@ -233,7 +236,7 @@ fn mps_gives_its_pipe_and_shared_memory_and_refuses_two() {
         given.mounts.iter().map(|mount| (mount.host_path.as_str(), mount.container_path.as_str())).collect();
     assert_eq!(mounts, [("/run/mps/nvidia.com/gpu.shared/pipe", pipe), ("/run/mps/shm", "/dev/shm")]);
     let refusal = ask(&config, &four_gpus(), &[&slot, &format!("{}::1", uuid(0))]);
-    assert!(matches!(refusal, Err(AllocationRefusal::NotAllowed(_))));
+    assert!(refusal.is_err_and(|refusal| refusal.result == CallResult::NotAllowed));
     // MIG devices are not shared.
     let config = nvidia("sharing: {mps: {replicas: 2}}, migStrategy: single");
     let offered = offers(&config, &two_with_mig(), &[]);
@@ -302,7 +305,7 @@ proptest! {
             prop_assert!(offer.devices.windows(2).all(|pair| pair[0].id < pair[1].id));
             prop_assert!(offer.devices.iter().all(|device| device.id.as_str().len() <= 63));
             for device in offer.devices.iter().filter(|device| device.health.is_ok()) {
-                prop_assert!(container_response(&config, offer, std::slice::from_ref(&device.id), &facts()).is_ok());
+                prop_assert!(container_response(&config, offer, std::slice::from_ref(&device.id), &driver_files()).is_ok());
             }
         }
         // Equal indexes keep the last one, so only distinct ones may be turned round.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::check::{PluginConfigError, refuse, within};
-use super::nvidia::NvidiaConfig;
+use super::nvidia::{NvidiaConfig, PreStartCheck};
 use super::nvidia_file;
 use super::path::PathConfig;
 use super::values::{OnConflict, a_resource_name};
@@ -73,6 +73,10 @@ impl ResourceConfig {
     /// `None`: an entry of another kind.
     pub fn nvidia(&self) -> Option<&NvidiaConfig> {
         if let Self::Nvidia(nvidia) = self { Some(nvidia) } else { None }
+    }
+
+    pub fn pre_start_check(&self) -> Option<&PreStartCheck> {
+        self.nvidia()?.pre_start_check.as_ref()
     }
 
     pub fn name(&self) -> &ResourceName {

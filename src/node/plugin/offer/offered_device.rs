@@ -1,4 +1,4 @@
-//! What a resource offers, and why an allocation is refused.
+//! What a resource offers: its devices, the hardware behind each, and why it is unhealthy.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -129,33 +129,5 @@ impl OfferedHardware {
         };
         let reason = || judged.reason().unwrap_or(UnhealthyReason::Unknown);
         judged.ensure_healthy().map_err(|detail| PluginUnhealthy::device(reason(), detail))
-    }
-}
-
-/// Why an allocation or the start of a container is refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AllocationRefusal {
-    #[error("device {0} is not one of this resource's")]
-    Unknown(DeviceId),
-    #[error("device {id} is unhealthy: {reason}")]
-    Unhealthy { id: DeviceId, reason: String },
-    #[error("{0}")]
-    NotAllowed(String),
-    #[error("{0}")]
-    ProcessesLeft(String),
-    #[error("{0}")]
-    MemoryInUse(String),
-}
-
-impl AllocationRefusal {
-    /// The `result` label.
-    pub fn result(&self) -> &'static str {
-        match self {
-            Self::Unknown(_) => "unknown_device",
-            Self::Unhealthy { .. } => "unhealthy",
-            Self::NotAllowed(_) => "not_allowed",
-            Self::ProcessesLeft(_) => "processes_left",
-            Self::MemoryInUse(_) => "memory_in_use",
-        }
     }
 }

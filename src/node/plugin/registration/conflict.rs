@@ -27,14 +27,15 @@ const REMEDY: &str = "remove the other plugin, switch this one off with --device
 /// What a kubelet may take to show a list; also the time between two answers without our devices.
 pub const SETTLE: Duration = Duration::from_secs(1);
 
-/// Of the kubelet's last answer with a registration.
+/// Of the kubelet's last answer with the offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Comparison {
-    Equal,
-    /// None of our healthy devices is listed since the answer of this time. To be asked again `SETTLE` after it.
+    /// At least one of our healthy devices is listed, or there is nothing to compare.
+    Listed,
+    /// The answer of this time was the first without any of our healthy devices. To be asked again `SETTLE` after it.
     Absent(Monotonic),
-    /// Nor were they in an earlier answer.
-    Gone,
+    /// None of our healthy devices is in this answer, nor in one `SETTLE` before it: the registration is lost.
+    Unlisted,
     /// Another plugin has the resource: which, with a remedy.
     Conflict(String),
 }
@@ -52,7 +53,7 @@ pub struct Comparisons {
 impl Comparisons {
     /// The kubelet has opened our list now.
     pub fn new(now: Monotonic) -> Self {
-        Self { from: now + SETTLE, compared: None, absent_since: None, last: Comparison::Equal }
+        Self { from: now + SETTLE, compared: None, absent_since: None, last: Comparison::Listed }
     }
 
     /// Each answer counts once. `advertised` are the devices that earlier registrations sent to the kubelet, and `live`
@@ -80,13 +81,13 @@ impl Comparisons {
             let is_absent = healthy.peek().is_some() && healthy.all(|device| !listed.contains(&device.id));
             self.absent_since = is_absent.then(|| self.absent_since.unwrap_or(asked));
             self.last = match self.absent_since {
-                None => Comparison::Equal,
-                Some(since) if asked.since(since) >= SETTLE => Comparison::Gone,
+                None => Comparison::Listed,
+                Some(since) if asked.since(since) >= SETTLE => Comparison::Unlisted,
                 Some(since) => Comparison::Absent(since),
             };
         } else if let Comparison::Conflict(_) = self.last {
             // It was a socket, which is gone.
-            self.last = Comparison::Equal;
+            self.last = Comparison::Listed;
         }
         self.last.clone()
     }
@@ -191,13 +192,13 @@ mod tests {
     fn our_devices_are_gone_when_two_answers_after_the_list_was_taken_lack_them() {
         let mut registration = Registration::new(Ok(()));
         for (second, listed, expected) in [
-            (9, &[][..], Comparison::Equal),
-            (10, &[], Comparison::Equal),
+            (9, &[][..], Comparison::Listed),
+            (10, &[], Comparison::Listed),
             (11, &[], Comparison::Absent(Monotonic::from_secs(11))),
             (11, &[], Comparison::Absent(Monotonic::from_secs(11))),
-            (12, &["x"], Comparison::Equal),
+            (12, &["x"], Comparison::Listed),
             (22, &["earlier"], Comparison::Absent(Monotonic::from_secs(22))),
-            (23, &["earlier"], Comparison::Gone),
+            (23, &["earlier"], Comparison::Unlisted),
         ] {
             assert_eq!(registration.answered(second, listed, &[]), expected, "{second}");
         }
@@ -209,7 +210,7 @@ mod tests {
         let unhealthy = PluginUnhealthy::device(crate::domain::model::UnhealthyReason::Lost, "lost");
         let mut registration = Registration::new(Err(unhealthy));
         for second in 11..15 {
-            assert_eq!(registration.answered(second, &[], &[]), Comparison::Equal);
+            assert_eq!(registration.answered(second, &[], &[]), Comparison::Listed);
         }
         assert_eq!(
             Registration::new(Ok(())).comparisons.compare(
@@ -218,7 +219,7 @@ mod tests {
                 &KubeletState::default(),
                 &[],
             ),
-            Comparison::Equal,
+            Comparison::Listed,
             "a kubelet that does not answer"
         );
     }

@@ -3,15 +3,18 @@
 //! ```text
 //! Waiting ── kubelet.sock is there, no other plugin ──▶ Serving ── Register succeeds ──▶ Registered
 //!    ▲                                                     │ refused: back off             │ kubelet.sock replaced ·
-//!    │                                                     │                               │ our socket gone ·
+//!    │                                                     │                               │ our socket removed ·
 //!    │                                                     │                               │ list not opened or ended ·
 //!    │                                                     │                               │ our IDs gone in two answers ·
-//!    └─────────────────────────────────────────────────────┴───────────────────────────────┘ another plugin, with takeover
+//!    ├─────────────────────────────────────────────────────┴───────────────────────────────┤ another plugin, with takeover
+//!    │                                                                                     │
+//!    │ the other plugin ended · as from Registered                                         ▼ another plugin, with wait
+//!    └──────────────────────────────────────────────────────────────────────── Registered, in conflict
 //! ```
 //!
 //! `stop` ends it in each state: where the layout or the configuration has changed, and with podmeter.
 //!
-//! In: the service state, the kubelet's socket and answers. Out: a registration, and the resource's status. It does not
+//! In: the inputs of the service, the kubelet's socket and answers. Out: a registration, and the resource's status. It does not
 //! know which devices there are.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,14 +26,14 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::conflict::{self, Comparison, Comparisons, SETTLE, conflict};
-use super::register::{RegistrationEnd, register};
+use super::register::{Deadlines, RegistrationEnd, register};
 use super::server::PluginServer;
 use crate::backoff::{Backoff, with_jitter};
 use crate::domain::model::{DeviceId, KubeletState, Monotonic, ResourceName};
-use crate::node::plugin::allocate::ServiceState;
+use crate::node::plugin::allocate::ServiceInputs;
 use crate::node::plugin::config::OnConflict;
 use crate::node::plugin::host::sockets::{self, SocketIdentity};
-use crate::node::plugin::offer::{Offer, PluginUnhealthy};
+use crate::node::plugin::offer::{Offer, OfferedDevice, PluginUnhealthy};
 use crate::tasks::changed;
 
 /// First and longest pause between attempts to register.
@@ -43,26 +46,11 @@ const FIRST_ANSWER: Duration = Duration::from_secs(1);
 /// A registration that lasted this long was a good one: the next failure is a first one.
 const LASTED: Duration = Duration::from_secs(30);
 
-/// How long the kubelet may take.
-#[derive(Clone, Copy, Debug)]
-pub struct Deadlines {
-    /// The kubelet dials back within a Register, for up to ten seconds.
-    pub register: Duration,
-    /// The kubelet opens the list right after a registration, and only once.
-    pub list: Duration,
-}
-
-impl Default for Deadlines {
-    fn default() -> Self {
-        Self { register: Duration::from_secs(15), list: Duration::from_secs(10) }
-    }
-}
-
 /// A resource's lifecycle and all that it depends on.
 #[derive(Debug)]
 pub struct Lifecycle {
     pub directory: PathBuf,
-    pub state: ServiceState,
+    pub inputs: ServiceInputs,
     /// Wakes when the directory changes.
     pub changes: watch::Receiver<u64>,
     /// Why it is to end.
@@ -116,20 +104,20 @@ impl Lifecycle {
             }
         }
         let reason = stop.borrow().unwrap_or("podmeter is ending");
-        self.state.status.unregistered(reason);
+        self.inputs.status.unregistered(reason);
         EndedLifecycle { resource: self.resource(), advertised: self.advertised }
     }
 
     /// From `Waiting` to the end of the registration, or of the attempt.
     async fn attempt(&mut self, attempt: &mut Attempt, began: Monotonic) -> Result<Infallible, RegistrationEnd> {
         self.until_ready(attempt.kubelet, began).await?;
-        // Plugins that serve already are replaced; one that registers later replaces us.
+        // With takeover, our registration replaces plugins that serve already; one that registers later replaces us.
         let before = sockets::identities(&self.directory);
         let server = attempt.server.insert(self.listen()?);
         self.register(server, attempt.kubelet).await?;
         attempt.registered_at = Some(self.now());
-        self.state.status.registered();
-        let devices = self.state.offer.borrow().devices.len();
+        self.inputs.status.registered();
+        let devices = self.inputs.offer.borrow().devices.len();
         tracing::info!(resource = %self.resource(), devices, "registered with the kubelet");
         self.until_listed(server, attempt.kubelet).await?;
         Err(self.stay_registered(server, attempt.kubelet, &before).await)
@@ -140,7 +128,7 @@ impl Lifecycle {
         if kubelet.is_none() {
             return Err(RegistrationEnd::NoKubelet(sockets::kubelet_socket(&self.directory)));
         }
-        if self.state.config.on_conflict() == OnConflict::Wait {
+        if self.inputs.config.on_conflict() == OnConflict::Wait {
             self.until_free().await;
         }
         self.until_checked(began).await;
@@ -150,7 +138,7 @@ impl Lifecycle {
     /// `Waiting` → `Serving`.
     fn listen(&self) -> Result<PluginServer, RegistrationEnd> {
         let name = sockets::fresh_name(&self.resource());
-        PluginServer::start(&self.directory, &name, self.state.clone())
+        PluginServer::start(&self.directory, &name, self.inputs.clone())
             .map_err(|error| RegistrationEnd::Socket { path: self.directory.join(name), error })
     }
 
@@ -173,7 +161,7 @@ impl Lifecycle {
             server.close().await;
         }
         let Some(at) = attempt.registered_at else { return false };
-        self.advertised.extend(self.state.offer.borrow().devices.iter().map(|device| device.id.clone()));
+        self.advertised.extend(self.inputs.offer.borrow().devices.iter().map(|device| device.id.clone()));
         if self.now().since(at) >= LASTED {
             backoff.reset();
         }
@@ -183,9 +171,9 @@ impl Lifecycle {
     /// Logs a reason once.
     fn publish_end(&self, end: &RegistrationEnd, logged: &mut String) {
         let reason = end.to_string();
-        self.state.status.unregistered(&reason);
-        if let RegistrationEnd::Replaced(by) = end {
-            self.state.status.conflict(Some(by));
+        self.inputs.status.unregistered(&reason);
+        if let RegistrationEnd::TakenOver(by) = end {
+            self.inputs.status.set_conflict(Some(by));
         }
         if *logged != reason {
             tracing::warn!(resource = %self.resource(), "not registered: {reason}");
@@ -197,11 +185,11 @@ impl Lifecycle {
     async fn until_free(&mut self) {
         let known = |state: &Arc<KubeletState>| state.allocatable_at.is_some() || state.problem.is_some();
         // No answer is no conflict; an error is the agent ending.
-        let _ = tokio::time::timeout(FIRST_ANSWER, self.state.kubelet.wait_for(known)).await;
+        let _ = tokio::time::timeout(FIRST_ANSWER, self.inputs.plugin.kubelet.wait_for(known)).await;
         let mut waits_for: Option<String> = None;
         loop {
             self.changes.mark_unchanged();
-            let kubelet = Arc::clone(&self.state.kubelet.borrow_and_update());
+            let kubelet = Arc::clone(&self.inputs.plugin.kubelet.borrow_and_update());
             let nothing = BTreeSet::new();
             let resource = self.resource();
             let listed = kubelet.allocatable.as_ref().and_then(|answer| answer.devices.get(&resource));
@@ -209,24 +197,24 @@ impl Lifecycle {
             let Some(reason) = conflict(&resource, listed.unwrap_or(&nothing), &self.advertised, &live) else {
                 if waits_for.is_some() {
                     tracing::info!(%resource, "no other device plugin serves the resource any more");
-                    self.state.status.conflict(None);
+                    self.inputs.status.set_conflict(None);
                 }
                 return;
             };
             let is_first = waits_for.is_none();
             if waits_for.as_ref() != Some(&reason) {
                 tracing::warn!(%resource, "waiting: {reason}");
-                self.state.status.conflict(Some(&reason));
+                self.inputs.status.set_conflict(Some(&reason));
                 waits_for = Some(reason);
             }
             if is_first {
                 // A podmeter that has just ended is listed for a moment.
                 tokio::time::sleep(SETTLE).await;
-                self.state.refresh_allocatable.notify_one();
+                self.inputs.plugin.refresh_allocatable.notify_one();
             }
             tokio::select! {
                 () = changed(&mut self.changes) => {}
-                () = changed(&mut self.state.kubelet) => {}
+                () = changed(&mut self.inputs.plugin.kubelet) => {}
             }
         }
     }
@@ -237,12 +225,11 @@ impl Lifecycle {
         if !self.advertised.is_empty() {
             return;
         }
-        let is_unchecked =
-            |health: &Result<(), PluginUnhealthy>| health.as_ref().is_err_and(PluginUnhealthy::is_unchecked);
-        let checked = |offer: &Arc<Offer>| !offer.devices.iter().any(|device| is_unchecked(&device.health));
+        let is_unchecked = |device: &OfferedDevice| device.health.as_ref().is_err_and(PluginUnhealthy::is_unchecked);
+        let checked = |offer: &Arc<Offer>| !offer.devices.iter().any(is_unchecked);
         let left = FIRST_CHECK.saturating_sub(self.now().since(began));
         // Unchecked devices are then sent as they are; an error means that the agent is ending.
-        let _ = tokio::time::timeout(left, self.state.offer.wait_for(checked)).await;
+        let _ = tokio::time::timeout(left, self.inputs.offer.wait_for(checked)).await;
     }
 
     /// Until the kubelet has opened the list, which it does right after a registration.
@@ -267,9 +254,9 @@ impl Lifecycle {
         kubelet: Option<SocketIdentity>,
         before: &BTreeMap<String, SocketIdentity>,
     ) -> RegistrationEnd {
-        let takes_over = self.state.config.on_conflict() == OnConflict::Takeover;
+        let takes_over = self.inputs.config.on_conflict() == OnConflict::Takeover;
         let mut comparisons = Comparisons::new(self.now());
-        let mut shown = None;
+        let mut in_conflict_with = None;
         loop {
             self.changes.mark_unchanged();
             if let Some(end) = self.displaced(server, kubelet) {
@@ -278,33 +265,35 @@ impl Lifecycle {
             let harmless = if takes_over { before } else { &BTreeMap::new() };
             let live = self.live_sockets(harmless).await;
             let live: Vec<String> = live.into_iter().filter(|name| *name != server.name()).collect();
-            let answer = Arc::clone(&self.state.kubelet.borrow_and_update());
-            let offer = Arc::clone(&self.state.offer.borrow());
+            let answer = Arc::clone(&self.inputs.plugin.kubelet.borrow_and_update());
+            let offer = Arc::clone(&self.inputs.offer.borrow());
             let comparison = comparisons.compare(&offer, &self.advertised, &answer, &live);
             match &comparison {
-                Comparison::Gone => return RegistrationEnd::Gone,
-                Comparison::Equal | Comparison::Absent(_) if shown.is_some() => return RegistrationEnd::Gone,
-                Comparison::Equal | Comparison::Absent(_) => {}
-                Comparison::Conflict(by) if takes_over => return RegistrationEnd::Replaced(by.clone()),
-                // Its stream is left open: up to 1.36 the end of ours would end the other plugin's registration.
+                Comparison::Conflict(by) if takes_over => return RegistrationEnd::TakenOver(by.clone()),
+                // Our stream is left open: up to 1.36 its end would end the other plugin's registration.
                 Comparison::Conflict(by) => {
-                    if shown.as_ref() != Some(by) {
+                    if in_conflict_with.as_ref() != Some(by) {
                         tracing::warn!(resource = %offer.resource, "waiting: {by}");
-                        self.state.status.replaced(by);
-                        shown = Some(by.clone());
+                        self.inputs.status.registered_by_another(by);
+                        in_conflict_with = Some(by.clone());
                     }
                 }
+                Comparison::Unlisted => return RegistrationEnd::OtherPluginEnded,
+                Comparison::Listed | Comparison::Absent(_) if in_conflict_with.is_some() => {
+                    return RegistrationEnd::OtherPluginEnded;
+                }
+                Comparison::Listed | Comparison::Absent(_) => {}
             }
-            // A query that is under way or that fails is repeated after the pause too.
             let again = match comparison {
+                // `SETTLE` after the first answer without our devices; while no later answer comes, each half of it.
                 Comparison::Absent(since) => Some((since + SETTLE).since(self.now()).max(SETTLE / 2)),
                 _ => None,
             };
             tokio::select! {
                 () = changed(&mut self.changes) => {}
-                () = changed(&mut self.state.kubelet) => {}
+                () = changed(&mut self.inputs.plugin.kubelet) => {}
                 () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => {
-                    self.state.refresh_allocatable.notify_one();
+                    self.inputs.plugin.refresh_allocatable.notify_one();
                 }
                 () = server.stream_lost() => return RegistrationEnd::StreamLost,
             }
@@ -354,10 +343,10 @@ impl Lifecycle {
     }
 
     fn now(&self) -> Monotonic {
-        self.state.clock.now().monotonic
+        self.inputs.clock.now().monotonic
     }
 
     fn resource(&self) -> ResourceName {
-        self.state.offer.borrow().resource.clone()
+        self.inputs.offer.borrow().resource.clone()
     }
 }

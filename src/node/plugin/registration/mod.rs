@@ -1,6 +1,6 @@
 //! The registration of a resource with the kubelet: `lifecycle` has all of it from listen to end.
 //!
-//! In: a `ServiceState`, the device-plugin directory, the kubelet's answers. Out: the registration, and the resource's
+//! In: `ServiceInputs`, the device-plugin directory, the kubelet's answers. Out: the registration, and the resource's
 //! status. It does not know how devices are chosen and allocated.
 
 mod conflict;
@@ -11,4 +11,5 @@ mod server;
 mod tests;
 
 pub use conflict::{conflict, known_resource};
-pub use lifecycle::{Deadlines, EndedLifecycle, Lifecycle};
+pub use lifecycle::{EndedLifecycle, Lifecycle};
+pub use register::Deadlines;

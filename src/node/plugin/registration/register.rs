@@ -1,4 +1,4 @@
-//! The call `Register`, and why an attempt or a registration ends.
+//! The call `Register`, how long the kubelet may take, and why an attempt or a registration ends.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,6 +12,21 @@ use crate::node::wire::v1beta1::registration_client::RegistrationClient;
 use crate::tasks::within;
 
 const VERSION: &str = "v1beta1";
+
+/// How long the kubelet may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadlines {
+    /// The kubelet dials back within a Register, for up to ten seconds.
+    pub register: Duration,
+    /// The kubelet opens the list right after a registration, and only once.
+    pub list: Duration,
+}
+
+impl Default for Deadlines {
+    fn default() -> Self {
+        Self { register: Duration::from_secs(15), list: Duration::from_secs(10) }
+    }
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum RegistrationEnd {
@@ -31,10 +46,11 @@ pub enum RegistrationEnd {
     KubeletSocketRemoved,
     #[error("the kubelet was restarted: kubelet.sock is a new one")]
     KubeletRestarted,
+    /// By another plugin; where the configuration is to take over, the resource is registered again.
     #[error("{0}")]
-    Replaced(String),
+    TakenOver(String),
     #[error("another device plugin of the resource ended, and a kubelet up to 1.36 drops the resource with it")]
-    Gone,
+    OtherPluginEnded,
 }
 
 /// Registers the resource under the socket `endpoint`. The error is for people.

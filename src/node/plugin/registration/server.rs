@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 
-use crate::node::plugin::allocate::{OpenStreams, PluginService, ServiceState};
+use crate::node::plugin::allocate::{OpenStreams, PluginService, ServiceInputs};
 use crate::node::plugin::host::sockets::{self, SocketIdentity};
 use crate::node::wire::v1beta1::device_plugin_server::DevicePluginServer;
 
@@ -30,13 +30,13 @@ pub struct PluginServer {
 }
 
 impl PluginServer {
-    pub fn start(directory: &Path, name: &str, state: ServiceState) -> io::Result<Self> {
+    pub fn start(directory: &Path, name: &str, inputs: ServiceInputs) -> io::Result<Self> {
         let path = directory.join(name);
         let listener = UnixListener::bind(&path)?;
         let file = sockets::identity(&path);
         let (closing, closed) = watch::channel(false);
         let (streams, open) = watch::channel(None);
-        let service = PluginService { state, closing: closed.clone(), streams };
+        let service = PluginService { inputs, closing: closed.clone(), streams };
         let task = tokio::spawn(async move {
             let mut closed = closed;
             let router = tonic::transport::Server::builder().add_service(DevicePluginServer::new(service));
@@ -95,7 +95,7 @@ impl Drop for PluginServer {
 mod tests {
     use super::*;
     use crate::node::plugin::offer::{Offer, OfferedDevice, OfferedHardware};
-    use crate::node::plugin::test_data::service_state;
+    use crate::node::plugin::test_data::service_inputs;
 
     #[tokio::test]
     async fn a_socket_whose_times_or_mode_were_changed_is_still_ours_and_is_removed_at_the_end() {
@@ -103,7 +103,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let device = OfferedDevice::new("toy-0", OfferedHardware::Nothing);
         let offer = Offer { resource: "example.com/toy".into(), devices: vec![device] };
-        let server = PluginServer::start(directory.path(), "ours.sock", service_state(offer).1).unwrap();
+        let server = PluginServer::start(directory.path(), "ours.sock", service_inputs(offer).1).unwrap();
         let socket = directory.path().join("ours.sock");
         std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o700)).unwrap();
         assert!(server.socket_is_there());

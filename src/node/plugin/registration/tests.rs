@@ -4,16 +4,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::lifecycle::{Deadlines, EndedLifecycle, Lifecycle};
+use super::lifecycle::{EndedLifecycle, Lifecycle};
+use super::register::Deadlines;
 use crate::clock::Clock;
 use crate::domain::model::{HardwareState, KubeletState, Monotonic, PluginResource, PluginState, UnhealthyReason};
-use crate::node::plugin::allocate::{ResourceStatus, ServiceState};
+use crate::node::plugin::allocate::{PluginInputs, ResourceStatus, ServiceInputs};
 use crate::node::plugin::host::sockets;
 use crate::node::plugin::offer::{Offer, OfferedDevice, OfferedHardware, PluginUnhealthy};
-use crate::node::plugin::test_data::entry;
+use crate::node::plugin::test_data::{entry, plugin_inputs};
 use crate::simulation::kubelet::{FakeKubelet, Method, Options};
 
 const TOY: &str = "example.com/toy";
@@ -59,23 +60,19 @@ impl LifecycleHarness {
         let (changes, changed) = watch::channel(0);
         let watch = sockets::watch_directory(directory.to_owned(), changes, Arc::default(), publish.clone());
         let directory_watch = tokio::spawn(watch);
-        let status = ResourceStatus::new(TOY.into(), clock, publish);
-        status.begin(false, false, false);
+        let config = entry(&format!("kind: simulated, name: {TOY}, devices: 1, onConflict: takeover"));
         let (offer, offers) = watch::channel(Arc::new(first));
-        let service_state = ServiceState {
-            config: Arc::new(entry(&format!("kind: simulated, name: {TOY}, devices: 1, onConflict: takeover"))),
+        let inputs = ServiceInputs {
+            status: ResourceStatus::begin(TOY.into(), &config, clock, publish),
+            config: Arc::new(config),
             offer: offers,
             facts: watch::channel(Arc::default()).1,
-            hardware: readings,
-            kubelet: answers,
-            status,
+            plugin: PluginInputs { hardware: readings, kubelet: answers, ..plugin_inputs() },
             clock,
-            allocated: Arc::new(Notify::new()),
-            refresh_allocatable: Arc::new(Notify::new()),
         };
         let lifecycle = Lifecycle {
             directory: directory.to_owned(),
-            state: service_state,
+            inputs,
             changes: changed,
             stop: stopped,
             advertised: std::collections::BTreeSet::new(),

@@ -1,4 +1,4 @@
-//! One entry of `devicePlugin.resources`: what it offers now.
+//! One configured entry, of `devicePlugin.resources`: what it offers now, as one resource or several.
 //!
 //! In: its configuration, the last host scan, the inventory, device health. Out: offers and problems. It reads no
 //! files.
@@ -17,19 +17,19 @@ use crate::domain::model::{DeviceId, HardwareState, HealthState, KubeletState, M
 const FIRST_SCAN: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub struct ConfiguredResource {
+pub struct ConfiguredEntry {
     pub config: Arc<ResourceConfig>,
     /// The last host scan.
     pub last_scan: Option<ScanResult>,
     /// Merged: what was offered once is among them until it is dropped.
     pub offers: Vec<Offer>,
-    /// Removed by a change of layout, and still in the kubelet's list.
+    /// Still in the kubelet's list.
     vanished: BTreeMap<ResourceName, Vanished>,
     pub problems: Vec<String>,
     made: Monotonic,
 }
 
-impl ConfiguredResource {
+impl ConfiguredEntry {
     pub fn new(config: ResourceConfig, now: Monotonic) -> Self {
         Self {
             config: Arc::new(config),
@@ -76,13 +76,12 @@ impl ConfiguredResource {
     }
 
     /// Whether it waits until no container holds a vanished device.
-    pub fn is_draining(&self) -> bool {
+    pub fn has_vanished(&self) -> bool {
         !self.vanished.is_empty()
     }
 
-    /// Removes vanished devices that no container holds from the offers. Returns the resources whose lists are now
-    /// shorter.
-    pub fn drop_drained(&mut self, kubelet: &KubeletState) -> Vec<ResourceName> {
+    /// Drops vanished devices that no container holds from the offers. Returns the resources whose lists are now shorter.
+    pub fn drop_vanished(&mut self, kubelet: &KubeletState) -> Vec<ResourceName> {
         let mut shorter = vec![];
         self.vanished.retain(|resource, vanished| {
             let dropped = layout::to_drop(resource, vanished, kubelet);
