@@ -71,23 +71,6 @@ pub fn none() -> Implausible {
     ALL.iter().map(|quantity| (quantity.name, 0)).collect()
 }
 
-pub trait Number: Copy {
-    /// Exact enough for the comparison with a range.
-    fn approximate(self) -> f64;
-}
-
-macro_rules! numbers {
-    ($($number:ty)*) => {
-        $(impl Number for $number {
-            fn approximate(self) -> f64 {
-                self as f64
-            }
-        })*
-    };
-}
-
-numbers!(f64 u32 u64);
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

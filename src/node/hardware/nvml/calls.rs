@@ -12,7 +12,7 @@ use nvml_wrapper_sys::bindings::{NvmlLib, nvmlPciInfo_t, nvmlReturn_t};
 use super::codes;
 use super::library::Library;
 use crate::domain::model::PciBusId;
-use crate::node::hardware::plausible::{Implausible, Number, QuantityRange};
+use crate::node::hardware::plausible::{Implausible, QuantityRange};
 use crate::node::hardware::source::{CallProblem, PassStatus};
 
 /// Calls on behalf of one GPU (or of the node), from one thread.
@@ -24,7 +24,7 @@ pub struct Caller {
     implausible: Implausible,
     status: PassStatus,
     succeeded: bool,
-    /// Codes that mean, when no call succeeds, that no call can: a lost device cgroup, an invalid handle.
+    /// A call returned a code that means, when no call succeeds, that none can: a lost device cgroup, an invalid handle.
     blocked: bool,
 }
 
@@ -92,8 +92,8 @@ impl Caller {
     }
 
     /// The value, unless it is outside the range of its quantity.
-    pub fn plausible<T: Number>(&mut self, quantity: &QuantityRange, value: T) -> Option<T> {
-        let holds = quantity.holds(value.approximate());
+    pub fn plausible<T: Copy + Into<f64>>(&mut self, quantity: &QuantityRange, value: T) -> Option<T> {
+        let holds = quantity.holds(value.into());
         if !holds {
             self.count_implausible(quantity);
         }
@@ -158,10 +158,7 @@ impl Caller {
     }
 
     fn once(&self, name: &'static str, body: &mut impl FnMut(&NvmlLib) -> nvmlReturn_t) -> nvmlReturn_t {
-        let started = self.library.statistics.start();
-        let code = body(&self.library.symbols);
-        self.library.statistics.record(name, started);
-        code
+        self.library.statistics.time(name, || body(&self.library.symbols))
     }
 }
 
@@ -184,35 +181,13 @@ macro_rules! call {
 
 /// The same for a call whose last argument points to the value; `None` on refusal.
 macro_rules! value {
-    ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
-        $crate::node::hardware::nvml::calls::value!($caller, $symbol[0]($($argument),*))
-    };
-    ($caller:expr, $symbol:ident[$variant:expr]($($argument:expr),* $(,)?)) => {{
-        let mut value = Default::default();
-        $crate::node::hardware::nvml::calls::call!($caller, $symbol[$variant]($($argument,)* &raw mut value))
+    ($caller:expr, $symbol:ident $([$variant:expr])? ($($argument:expr),* $(,)?)) => {{
+        // SAFETY: the call's type makes it a number, a pointer, or a structure of these: all zeroes is a valid value.
+        let mut value = unsafe { std::mem::zeroed() };
+        $crate::node::hardware::nvml::calls::call!($caller, $symbol $([$variant])? ($($argument,)* &raw mut value))
             .ok()
             .map(|()| value)
     }};
-}
-
-/// The same for a value with a range: `reading!(caller, QUANTITY, nvmlSymbol(arguments))`, or `QUANTITY / 1e3` where the
-/// driver's unit is another one.
-macro_rules! reading {
-    ($caller:expr, $quantity:ident $operator:tt $factor:literal, $symbol:ident $([$variant:expr])? ($($argument:expr),* $(,)?)) => {
-        match $crate::node::hardware::nvml::calls::value!($caller, $symbol $([$variant])? ($($argument),*)) {
-            Some(value) => {
-                let value: u32 = value;
-                $caller.plausible(&$crate::node::hardware::plausible::$quantity, f64::from(value) $operator $factor)
-            }
-            None => None,
-        }
-    };
-    ($caller:expr, $quantity:ident, $symbol:ident $([$variant:expr])? ($($argument:expr),* $(,)?)) => {
-        match $crate::node::hardware::nvml::calls::value!($caller, $symbol $([$variant])? ($($argument),*)) {
-            Some(value) => $caller.plausible(&$crate::node::hardware::plausible::$quantity, value),
-            None => None,
-        }
-    };
 }
 
 /// The same for a text of up to 95 bytes; empty is absent.
@@ -225,7 +200,7 @@ macro_rules! text {
     }};
 }
 
-pub(super) use {call, reading, text, value};
+pub(super) use {call, text, value};
 
 /// Entries that may come between two attempts.
 const SPARE_ENTRIES: usize = 16;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t};
 
-use super::calls::{CallRefusal, Caller, call};
+use super::calls::{CallRefusal, Caller, call, value};
 use super::inventory;
 use super::library::{DeviceHandle, Library};
 use super::per_gpu_query::{PerGpuQuery, with_caller};
@@ -102,13 +102,12 @@ impl NvmlEvents {
         self.problems.extend(caller.finish().problems);
         let count = count.unwrap_or(0);
         let mut answers = self.per_gpu.run(count, with_caller(&self.library, candidate));
-        let mut found = Vec::new();
-        for index in 0..count {
+        let answer = |index| {
             let (candidate, problems) = answers.remove(&index).unwrap_or_default();
             self.problems.extend(problems);
-            found.push(candidate);
-        }
-        found
+            candidate
+        };
+        (0..count).map(answer).collect()
     }
 
     /// Registers all events, or else the XIDs alone.
@@ -128,10 +127,9 @@ impl NvmlEvents {
 
     fn new_set(&mut self) -> Option<EventSet> {
         let mut caller = Caller::new(Arc::clone(&self.library));
-        let mut set: nvmlEventSet_t = std::ptr::null_mut();
-        let made = call!(caller, nvmlEventSetCreate(&raw mut set));
+        let set = value!(caller, nvmlEventSetCreate());
         self.problems.extend(caller.finish().problems);
-        made.ok().map(|()| EventSet { set, library: Arc::clone(&self.library) })
+        Some(EventSet { set: set?, library: Arc::clone(&self.library) })
     }
 
     /// Makes a new set without the GPUs that make its wait fail: NVML cannot remove one from a set. The old one is freed
@@ -161,10 +159,7 @@ impl NvmlEvents {
     /// Whether the wait on a set of this GPU alone fails.
     fn makes_wait_fail(&self, handle: DeviceHandle) -> bool {
         let mut caller = Caller::new(Arc::clone(&self.library));
-        let mut set: nvmlEventSet_t = std::ptr::null_mut();
-        if call!(caller, nvmlEventSetCreate(&raw mut set)).is_err() {
-            return false;
-        }
+        let Some(set) = value!(caller, nvmlEventSetCreate()) else { return false };
         let set = EventSet { set, library: Arc::clone(&self.library) };
         let mut data = no_event();
         let _ = call!(caller, nvmlDeviceRegisterEvents(handle.0, XID, set.set));

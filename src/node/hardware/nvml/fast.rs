@@ -2,7 +2,7 @@
 
 use nvml_wrapper_sys::bindings::nvmlUtilization_t;
 
-use super::calls::{Caller, call, reading, value};
+use super::calls::{Caller, value};
 use super::library::DeviceHandle;
 use super::module::ModulePower;
 use super::process_use::ProcessUse;
@@ -66,7 +66,8 @@ impl FastReader {
         let power_watts = if is_module == Some(true) {
             module.gpu_watts
         } else {
-            reading!(caller, POWER / 1e3, nvmlDeviceGetPowerUsage(handle.0))
+            let milliwatts: Option<u32> = value!(caller, nvmlDeviceGetPowerUsage(handle.0));
+            milliwatts.and_then(|milliwatts| caller.plausible(&plausible::POWER, f64::from(milliwatts) / 1e3))
         };
         let total: Option<u64> = value!(caller, nvmlDeviceGetTotalEnergyConsumption(handle.0));
         self.energy_counter =
@@ -89,8 +90,7 @@ impl FastReader {
 }
 
 fn utilization_rates(caller: &mut Caller, handle: DeviceHandle) -> Option<(f64, f64)> {
-    let mut rates = nvmlUtilization_t { gpu: 0, memory: 0 };
-    call!(caller, nvmlDeviceGetUtilizationRates(handle.0, &raw mut rates)).ok()?;
+    let rates: nvmlUtilization_t = value!(caller, nvmlDeviceGetUtilizationRates(handle.0))?;
     let mut ratio = |percent: u32| caller.plausible(&plausible::UTILIZATION, f64::from(percent) / 100.0);
     Some((ratio(rates.gpu)?, ratio(rates.memory)?))
 }

@@ -1,7 +1,5 @@
 //! Reads several NVML fields in one call.
 
-use std::collections::BTreeMap;
-
 use nvml_wrapper_sys::bindings::{nvmlFieldValue_t, nvmlValue_t, nvmlValueType_t};
 
 use super::calls::{CallRefusal, Caller, call};
@@ -12,48 +10,41 @@ use crate::node::hardware::plausible::QuantityRange;
 /// nvmlValueType_t: double, unsigned long, unsigned and signed long long; all have 64 bits on Linux.
 const WIDE_TYPES: [nvmlValueType_t; 4] = [0, 2, 3, 4];
 
-/// The fields of the software and hardware thermal slowdown and of the power brake, which changed at driver 580.82; a
-/// wrong id reads another quantity without an error. `None` for an unknown version: then none of them is read.
-pub fn slowdown_ids(driver_version: Option<&str>) -> Option<[u32; 3]> {
-    let mut numbers = driver_version?.split('.').map(|number| number.parse::<u32>().ok());
-    let (major, minor) = (numbers.next()??, numbers.next().flatten().unwrap_or(0));
-    Some(if (major, minor) >= (580, 82) { [269, 270, 271] } else { [251, 252, 253] })
-}
-
-/// One reading of a GPU: a field, its range, and its unit.
+/// A field, its unit and its range.
 #[derive(Clone, Copy, Debug)]
 pub struct FieldRow {
-    id: u32,
+    pub id: u32,
     /// A link, or what else the field has several of.
     scope: u32,
-    quantity: Option<&'static QuantityRange>,
-    /// The driver's units in one of ours.
-    per: f64,
-    /// A counter of bytes or nanoseconds: absent with 32 bits or fewer, as it may wrap many times between two readings.
-    rises_fast: bool,
+    /// Our unit of the driver's.
+    unit: fn(f64) -> f64,
+    /// `None`: a flag, or a number in a code of its own.
+    range: Option<&'static QuantityRange>,
+    is_wide: bool,
 }
 
 impl FieldRow {
-    /// A flag, or a number in a code of its own.
     pub const fn plain(id: u32) -> Self {
-        Self { id, scope: 0, quantity: None, per: 1.0, rises_fast: false }
+        Self { id, scope: 0, unit: |value| value, range: None, is_wide: false }
     }
 
-    pub const fn new(id: u32, quantity: &'static QuantityRange) -> Self {
-        Self { quantity: Some(quantity), ..Self::plain(id) }
+    pub const fn new(id: u32, range: &'static QuantityRange, unit: fn(f64) -> f64) -> Self {
+        Self { unit, range: Some(range), ..Self::plain(id) }
     }
 
-    /// In thousandths of our unit.
-    pub const fn milli(id: u32, quantity: &'static QuantityRange) -> Self {
-        Self { per: 1e3, ..Self::new(id, quantity) }
-    }
-
-    pub const fn rising_fast(id: u32, quantity: &'static QuantityRange, per: f64) -> Self {
-        Self { per, rises_fast: true, ..Self::new(id, quantity) }
+    /// A counter of bytes or nanoseconds: absent with 32 bits or fewer, as it may wrap many times between two readings.
+    pub const fn wide(self) -> Self {
+        Self { is_wide: true, ..self }
     }
 
     pub const fn of(self, scope: u32) -> Self {
         Self { scope, ..self }
+    }
+
+    /// In our unit; `None` outside the range.
+    pub fn convert(&self, caller: &mut Caller, value: f64) -> Option<f64> {
+        let value = (self.unit)(value);
+        self.range.map_or(Some(value), |range| caller.plausible(range, value))
     }
 }
 
@@ -74,23 +65,14 @@ pub fn results(caller: &mut Caller, handle: DeviceHandle, rows: &[FieldRow]) -> 
     }
     let mut result = |(row, field): (&FieldRow, &nvmlFieldValue_t)| match field.nvmlReturn {
         codes::SUCCESS => {
-            let value = decode(field.valueType, field.value)
-                .filter(|_| !row.rises_fast || WIDE_TYPES.contains(&field.valueType));
-            let value = value.ok_or(CallRefusal::Failed)? / row.per;
-            row.quantity.map_or(Some(value), |quantity| caller.plausible(quantity, value)).ok_or(CallRefusal::Failed)
+            let value =
+                decode(field.valueType, field.value).filter(|_| !row.is_wide || WIDE_TYPES.contains(&field.valueType));
+            value.and_then(|value| row.convert(caller, value)).ok_or(CallRefusal::Failed)
         }
         codes::NOT_SUPPORTED | codes::INVALID_ARGUMENT | codes::NO_PERMISSION => Err(CallRefusal::Unsupported),
         _ => Err(CallRefusal::Failed),
     };
     rows.iter().zip(&values).map(&mut result).collect()
-}
-
-/// The values that were read, by name.
-pub fn named<'a>(
-    names: impl IntoIterator<Item = &'a &'static str>,
-    values: &[Option<f64>],
-) -> BTreeMap<&'static str, f64> {
-    names.into_iter().zip(values).filter_map(|(name, value)| Some((*name, (*value)?))).collect()
 }
 
 fn blank(field_id: u32, scope_id: u32) -> nvmlFieldValue_t {
@@ -126,21 +108,6 @@ pub fn decode(kind: nvmlValueType_t, value: nvmlValue_t) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ids_follow_the_driver_version() {
-        for (version, expected) in [
-            (Some("570.124.06"), Some(251)),
-            (Some("580.65.06"), Some(251)),
-            (Some("580.82.07"), Some(269)),
-            (Some("590.1"), Some(269)),
-            (Some("575"), Some(251)),
-            (Some("unknown"), None),
-            (None, None),
-        ] {
-            assert_eq!(slowdown_ids(version).map(|ids| ids[0]), expected, "{version:?}");
-        }
-    }
 
     #[test]
     fn values_are_decoded_by_their_type() {

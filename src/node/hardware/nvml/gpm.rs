@@ -6,45 +6,52 @@ use std::time::Duration;
 
 use nvml_wrapper_sys::bindings::{nvmlGpmMetricsGet_t, nvmlGpmSample_t, nvmlGpmSupport_t};
 
-use super::calls::{Caller, call};
+use super::calls::{Caller, call, value};
 use super::codes;
 use super::inventory::Mig;
 use super::library::{DeviceHandle, Library};
+use super::rows::{self, ReadingRow, row};
 use crate::domain::model::{GpmRatios, Monotonic, Traffic};
 use crate::node::hardware::plausible;
 
 /// The driver's documented minimum, and a maximum beyond which a mean is of little use.
 const WINDOW: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(600);
 
-const GRAPHICS: u32 = 1;
-const SM: u32 = 2;
-const OCCUPANCY: u32 = 3;
-const DRAM: u32 = 10;
-/// In MiB a second; in every driver with GPM.
-const PCIE_TRANSMITTED: u32 = 20;
-const PCIE_RECEIVED: u32 = 21;
-const NVLINK_RECEIVED: u32 = 60;
-const NVLINK_TRANSMITTED: u32 = 61;
-const TRAFFIC: [u32; 4] = [PCIE_TRANSMITTED, PCIE_RECEIVED, NVLINK_RECEIVED, NVLINK_TRANSMITTED];
-/// In MiB a second; asked with the cycles, as a driver without them may not have these either.
-const C2C_TRANSMITTED: u32 = 100;
-const C2C_RECEIVED: u32 = 101;
 const MEBIBYTE: f64 = 1_048_576.0;
-const PIPES: [(u32, &str); 8] =
-    [(4, "int"), (5, "tensor"), (6, "dfma"), (7, "hmma"), (9, "imma"), (11, "fp64"), (12, "fp32"), (13, "fp16")];
-/// Cumulative since reboot, on new drivers.
-const SM_CYCLES: u32 = 248;
-const SM_ACTIVE_CYCLES: u32 = 249;
-const PIPE_CYCLES: [(u32, &str); 9] = [
-    (250, "tensor"),
-    (251, "dmma"),
-    (252, "hmma"),
-    (253, "imma"),
-    (254, "dfma"),
-    (257, "int"),
-    (258, "fp64"),
-    (259, "fp32"),
-    (260, "fp16"),
+/// In every driver with GPM: percent, and MiB a second.
+const METRICS: [ReadingRow<GpmReading>; 16] = [
+    row!(ratios.graphics_engine_active = metric 1: GPM / 100.0),
+    row!(ratios.sm_active = metric 2: GPM / 100.0),
+    row!(ratios.sm_occupancy = metric 3: GPM / 100.0),
+    row!(ratios.dram_active = metric 10: GPM / 100.0),
+    row!(ratios.pipes["int"] = metric 4: GPM / 100.0),
+    row!(ratios.pipes["tensor"] = metric 5: GPM / 100.0),
+    row!(ratios.pipes["dfma"] = metric 6: GPM / 100.0),
+    row!(ratios.pipes["hmma"] = metric 7: GPM / 100.0),
+    row!(ratios.pipes["imma"] = metric 9: GPM / 100.0),
+    row!(ratios.pipes["fp64"] = metric 11: GPM / 100.0),
+    row!(ratios.pipes["fp32"] = metric 12: GPM / 100.0),
+    row!(ratios.pipes["fp16"] = metric 13: GPM / 100.0),
+    row!(traffic.pcie_transmitted = metric 20: TRAFFIC * MEBIBYTE),
+    row!(traffic.pcie_received = metric 21: TRAFFIC * MEBIBYTE),
+    row!(traffic.nvlink_received = metric 60: TRAFFIC * MEBIBYTE),
+    row!(traffic.nvlink_transmitted = metric 61: TRAFFIC * MEBIBYTE),
+];
+/// Cycles since reboot, on new drivers; and C2C traffic, which a driver without them may not have either.
+const NEW_METRICS: [ReadingRow<GpmReading>; 13] = [
+    row!(sm_cycles = metric 248: CYCLES),
+    row!(sm_active_cycles = metric 249: CYCLES),
+    row!(traffic.c2c_transmitted = metric 100: TRAFFIC * MEBIBYTE),
+    row!(traffic.c2c_received = metric 101: TRAFFIC * MEBIBYTE),
+    row!(pipe_cycles["tensor"] = metric 250: CYCLES),
+    row!(pipe_cycles["dmma"] = metric 251: CYCLES),
+    row!(pipe_cycles["hmma"] = metric 252: CYCLES),
+    row!(pipe_cycles["imma"] = metric 253: CYCLES),
+    row!(pipe_cycles["dfma"] = metric 254: CYCLES),
+    row!(pipe_cycles["int"] = metric 257: CYCLES),
+    row!(pipe_cycles["fp64"] = metric 258: CYCLES),
+    row!(pipe_cycles["fp32"] = metric 259: CYCLES),
+    row!(pipe_cycles["fp16"] = metric 260: CYCLES),
 ];
 
 /// The metrics of one pair of samples.
@@ -59,10 +66,10 @@ pub struct GpmReading {
 
 /// Pairs of samples of a GPU, or of its instances while it is partitioned.
 pub struct Gpm {
-    supported: bool,
     pairs: BTreeMap<Option<u32>, SamplePair>,
     /// The driver may reject the call because of ids unknown to it.
-    reads_cycles: bool,
+    reads_new_metrics: bool,
+    /// `None`: the device does not support GPM.
     request: Option<Box<GpmRequest>>,
 }
 
@@ -83,18 +90,14 @@ impl Gpm {
     pub fn new(caller: &mut Caller, handle: DeviceHandle, migs: &[Mig]) -> Self {
         let mut support = nvmlGpmSupport_t { version: 1, isSupportedDevice: 0 };
         let asked = call!(caller, nvmlGpmQueryDeviceSupport(handle.0, &raw mut support));
-        let supported = asked.is_ok() && support.isSupportedDevice != 0;
-        let mut gpm = Self { supported, pairs: BTreeMap::new(), reads_cycles: migs.is_empty(), request: None };
-        if supported {
+        let mut gpm = Self { pairs: BTreeMap::new(), reads_new_metrics: migs.is_empty(), request: None };
+        if asked.is_ok() && support.isSupportedDevice != 0 {
             let mut instances: Vec<_> = migs.iter().map(|mig| Some(mig.gpu_instance)).collect();
             if instances.is_empty() {
                 instances.push(None);
             }
-            for instance in instances {
-                if let Some(pair) = SamplePair::new(caller) {
-                    gpm.pairs.insert(instance, pair);
-                }
-            }
+            let pairs = instances.into_iter().filter_map(|instance| Some((instance, SamplePair::new(caller)?)));
+            gpm.pairs = pairs.collect();
             // SAFETY: numbers and pointers only; all zeroes is a valid value.
             gpm.request = Some(Box::new(unsafe { std::mem::zeroed() }));
         }
@@ -109,9 +112,6 @@ impl Gpm {
         instance: Option<u32>,
         now: Monotonic,
     ) -> GpmReading {
-        if !self.supported {
-            return GpmReading::default();
-        }
         let Some((pair, request)) = self.pairs.get_mut(&instance).zip(self.request.as_mut()) else {
             return GpmReading::default();
         };
@@ -131,12 +131,12 @@ impl Gpm {
             return GpmReading::default();
         }
         let (older, newer) = (pair.spare.memory, pair.previous.memory);
-        let mut values = request.read_metrics(caller, older, newer, self.reads_cycles);
-        if values.is_none() && self.reads_cycles && caller.is_unsupported("nvmlGpmMetricsGet", 1) {
-            self.reads_cycles = false;
-            values = request.read_metrics(caller, older, newer, false);
+        let mut reading = request.read_metrics(caller, older, newer, self.reads_new_metrics);
+        if reading.is_none() && self.reads_new_metrics && caller.is_unsupported("nvmlGpmMetricsGet", 1) {
+            self.reads_new_metrics = false;
+            reading = request.read_metrics(caller, older, newer, false);
         }
-        values.map(|values| reading(caller, &values)).unwrap_or_default()
+        reading.unwrap_or_default()
     }
 }
 
@@ -154,7 +154,7 @@ impl InstanceUse {
             return None;
         }
         let gpm = Gpm::new(caller, handle, migs);
-        gpm.supported.then_some(Self { gpm, last: None, ratios: BTreeMap::new() })
+        gpm.request.is_some().then_some(Self { gpm, last: None, ratios: BTreeMap::new() })
     }
 
     /// Busy seconds since the last call, of the instances that have a value. `None`: too soon to read.
@@ -181,51 +181,29 @@ impl GpmRequest {
         caller: &mut Caller,
         older: nvmlGpmSample_t,
         newer: nvmlGpmSample_t,
-        with_cycles: bool,
-    ) -> Option<BTreeMap<u32, f64>> {
-        let ids = [GRAPHICS, SM, OCCUPANCY, DRAM].into_iter().chain(PIPES.map(|(id, _)| id)).chain(TRAFFIC);
-        let cycles = [SM_CYCLES, SM_ACTIVE_CYCLES, C2C_TRANSMITTED, C2C_RECEIVED]
-            .into_iter()
-            .chain(PIPE_CYCLES.map(|(id, _)| id));
-        let cycles = cycles.filter(|_| with_cycles);
+        with_new: bool,
+    ) -> Option<GpmReading> {
+        let rows = METRICS.iter().chain(NEW_METRICS.iter().filter(|_| with_new));
         let mut count = 0;
-        for (metric, id) in self.get.metrics.iter_mut().zip(ids.chain(cycles)) {
-            (metric.metricId, metric.nvmlReturn, metric.value) = (id, codes::NOT_SUPPORTED, 0.0);
+        for (metric, field) in self.get.metrics.iter_mut().zip(rows.clone().filter_map(ReadingRow::field)) {
+            (metric.metricId, metric.nvmlReturn, metric.value) = (field.id, codes::NOT_SUPPORTED, 0.0);
             count += 1;
         }
         (self.get.version, self.get.numMetrics) = (1, count);
         (self.get.sample1, self.get.sample2) = (older, newer);
-        // Separate variants with and without cycles: the driver may refuse one of them.
-        call!(caller, nvmlGpmMetricsGet[u32::from(with_cycles)](&raw mut self.get)).ok()?;
-        let answered =
-            self.get.metrics.iter().take(count as usize).filter(|metric| metric.nvmlReturn == codes::SUCCESS);
-        Some(answered.filter(|metric| metric.value.is_finite()).map(|metric| (metric.metricId, metric.value)).collect())
+        // Separate variants with and without the new ones: the driver may refuse one of them.
+        call!(caller, nvmlGpmMetricsGet[u32::from(with_new)](&raw mut self.get)).ok()?;
+        let values = self.get.metrics.iter().zip(rows.clone()).map(|(metric, row)| {
+            let is_read = metric.nvmlReturn == codes::SUCCESS && metric.value.is_finite();
+            row.field().filter(|_| is_read)?.convert(caller, metric.value)
+        });
+        let mut reading = GpmReading::default();
+        rows::set(rows, values, &mut reading);
+        let GpmRatios { graphics_engine_active, sm_active, sm_occupancy, dram_active, pipes } = &mut reading.ratios;
+        let ratios = [graphics_engine_active, sm_active, sm_occupancy, dram_active].into_iter().flatten();
+        ratios.chain(pipes.values_mut()).for_each(|ratio| *ratio = ratio.min(1.0));
+        Some(reading)
     }
-}
-
-fn reading(caller: &mut Caller, values: &BTreeMap<u32, f64>) -> GpmReading {
-    let mut read = |id: u32, quantity, per: f64| caller.plausible(quantity, values.get(&id)? / per);
-    let mut ratio = |id| Some(read(id, &plausible::GPM, 100.0)?.min(1.0));
-    let ratios = GpmRatios {
-        graphics_engine_active: ratio(GRAPHICS),
-        sm_active: ratio(SM),
-        sm_occupancy: ratio(OCCUPANCY),
-        dram_active: ratio(DRAM),
-        pipes: PIPES.into_iter().filter_map(|(id, pipe)| Some((pipe, ratio(id)?))).collect(),
-    };
-    let mut rate = |id| read(id, &plausible::TRAFFIC, 1.0 / MEBIBYTE);
-    let traffic = Traffic {
-        pcie_transmitted: rate(PCIE_TRANSMITTED),
-        pcie_received: rate(PCIE_RECEIVED),
-        nvlink_transmitted: rate(NVLINK_TRANSMITTED),
-        nvlink_received: rate(NVLINK_RECEIVED),
-        c2c_transmitted: rate(C2C_TRANSMITTED),
-        c2c_received: rate(C2C_RECEIVED),
-    };
-    let mut cycles = |id| read(id, &plausible::CYCLES, 1.0);
-    let (sm_cycles, sm_active_cycles) = (cycles(SM_CYCLES), cycles(SM_ACTIVE_CYCLES));
-    let pipe_cycles = PIPE_CYCLES.into_iter().filter_map(|(id, pipe)| Some((pipe, cycles(id)?))).collect();
-    GpmReading { ratios, traffic, sm_cycles, sm_active_cycles, pipe_cycles }
 }
 
 impl SamplePair {
@@ -248,8 +226,7 @@ unsafe impl Send for GpmRequest {}
 
 impl GpmSample {
     fn new(caller: &mut Caller) -> Option<Self> {
-        let mut memory = std::ptr::null_mut();
-        call!(caller, nvmlGpmSampleAlloc(&raw mut memory)).ok()?;
+        let memory = value!(caller, nvmlGpmSampleAlloc())?;
         Some(Self { memory, library: Arc::clone(caller.library()) })
     }
 }
@@ -257,10 +234,8 @@ impl GpmSample {
 impl Drop for GpmSample {
     fn drop(&mut self) {
         if let Ok(free) = self.library.symbols.nvmlGpmSampleFree.as_ref() {
-            let started = self.library.statistics.start();
             // SAFETY: allocated by the same library, freed once, and no longer used.
-            unsafe { free(self.memory) };
-            self.library.statistics.record("nvmlGpmSampleFree", started);
+            self.library.statistics.time("nvmlGpmSampleFree", || unsafe { free(self.memory) });
         }
     }
 }

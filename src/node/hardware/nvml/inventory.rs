@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use nvml_wrapper_sys::bindings::{
     nvmlDeviceAttributes_t, nvmlGpuInstanceInfo_t, nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t,
-    nvmlPciInfo_t,
 };
 
 use super::calls::{CallRefusal, Caller, bus_id_in, call, read_text, text, value, version};
 use super::library::DeviceHandle;
 use super::{memory, nvlink, platform};
-use crate::domain::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
+use crate::domain::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid};
 use crate::node::hardware::plausible;
 
 const MIG_ENABLED: u32 = 1;
@@ -59,9 +58,7 @@ pub fn driver(caller: &mut Caller) -> Option<DriverInfo> {
 }
 
 pub fn handle(caller: &mut Caller, index: u32) -> Option<DeviceHandle> {
-    let mut device = std::ptr::null_mut();
-    call!(caller, nvmlDeviceGetHandleByIndex_v2(index, &raw mut device)).ok()?;
-    Some(DeviceHandle(device))
+    value!(caller, nvmlDeviceGetHandleByIndex_v2(index)).map(DeviceHandle)
 }
 
 pub fn uuid(caller: &mut Caller, handle: DeviceHandle) -> Option<Arc<str>> {
@@ -77,7 +74,7 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     let mig_enabled = mig_enabled(caller, handle);
     let mut gpu = Gpu {
         minor: value!(caller, nvmlDeviceGetMinorNumber(handle.0)),
-        pci_bus_id: pci_bus_id(caller, handle),
+        pci_bus_id: value!(caller, nvmlDeviceGetPciInfo_v3(handle.0)).and_then(|info| bus_id_in(&info)),
         model: text!(caller, nvmlDeviceGetName(handle.0)),
         architecture: value!(caller, nvmlDeviceGetArchitecture(handle.0)).and_then(architecture),
         compute_capability: compute_capability(caller, handle),
@@ -112,11 +109,8 @@ pub fn mig_handles(caller: &mut Caller, handle: DeviceHandle) -> Vec<Mig> {
     let count: u32 = value!(caller, nvmlDeviceGetMaxMigDeviceCount(handle.0)).unwrap_or(0);
     let mut found = Vec::new();
     for index in 0..count.min(MIG_LIMIT) {
-        let mut device = std::ptr::null_mut();
-        if call!(caller, nvmlDeviceGetMigDeviceHandleByIndex(handle.0, index, &raw mut device)).is_err() {
-            continue;
-        }
-        let mig = DeviceHandle(device);
+        let mig = value!(caller, nvmlDeviceGetMigDeviceHandleByIndex(handle.0, index)).map(DeviceHandle);
+        let Some(mig) = mig else { continue };
         let identity = uuid(caller, mig).zip(value!(caller, nvmlDeviceGetGpuInstanceId(mig.0)));
         let compute_instance = value!(caller, nvmlDeviceGetComputeInstanceId(mig.0));
         if let Some(((uuid, gpu_instance), compute_instance)) = identity.zip(compute_instance) {
@@ -179,7 +173,7 @@ fn profile_name(caller: &mut Caller, handle: DeviceHandle, constant: u32) -> Opt
 }
 
 fn describe(caller: &mut Caller, parent: DeviceHandle, mig: &Mig, profiles: &MigProfiles) -> MigDevice {
-    let attributes = attributes(caller, mig.handle);
+    let attributes: Option<nvmlDeviceAttributes_t> = value!(caller, nvmlDeviceGetAttributes_v2(mig.handle.0));
     let instance = instance_info(caller, parent, mig.gpu_instance);
     let of_instance = instance.and_then(|instance| profiles.by_id.get(&instance.profileId));
     let device_name = text!(caller, nvmlDeviceGetName(mig.handle.0)).and_then(|name| profile_in_name(&name));
@@ -208,25 +202,9 @@ fn describe(caller: &mut Caller, parent: DeviceHandle, mig: &Mig, profiles: &Mig
     }
 }
 
-fn attributes(caller: &mut Caller, mig: DeviceHandle) -> Option<nvmlDeviceAttributes_t> {
-    // SAFETY: numbers only; all zeroes is a valid value.
-    let mut attributes: nvmlDeviceAttributes_t = unsafe { std::mem::zeroed() };
-    call!(caller, nvmlDeviceGetAttributes_v2(mig.0, &raw mut attributes)).ok().map(|()| attributes)
-}
-
 fn instance_info(caller: &mut Caller, parent: DeviceHandle, gpu_instance: u32) -> Option<nvmlGpuInstanceInfo_t> {
-    let mut instance = std::ptr::null_mut();
-    call!(caller, nvmlDeviceGetGpuInstanceById(parent.0, gpu_instance, &raw mut instance)).ok()?;
-    // SAFETY: plain numbers and a pointer; all zeroes is a valid value.
-    let mut info: nvmlGpuInstanceInfo_t = unsafe { std::mem::zeroed() };
-    call!(caller, nvmlGpuInstanceGetInfo(instance, &raw mut info)).ok().map(|()| info)
-}
-
-fn pci_bus_id(caller: &mut Caller, handle: DeviceHandle) -> Option<PciBusId> {
-    // SAFETY: plain numbers and texts; all zeroes is a valid value.
-    let mut info: nvmlPciInfo_t = unsafe { std::mem::zeroed() };
-    call!(caller, nvmlDeviceGetPciInfo_v3(handle.0, &raw mut info)).ok()?;
-    bus_id_in(&info)
+    let instance = value!(caller, nvmlDeviceGetGpuInstanceById(parent.0, gpu_instance))?;
+    value!(caller, nvmlGpuInstanceGetInfo(instance))
 }
 
 fn compute_capability(caller: &mut Caller, handle: DeviceHandle) -> Option<Arc<str>> {

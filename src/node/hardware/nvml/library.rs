@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::codes;
 use crate::clock::Clock;
-use crate::domain::model::{DurationHistogram, Monotonic};
+use crate::domain::model::DurationHistogram;
 use crate::node::hardware::source::Failure;
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
@@ -110,13 +110,11 @@ impl Loaded {
     }
 
     pub fn initialise(self, statistics: Arc<Statistics>) -> Result<Arc<Library>, Failure> {
-        let started = statistics.start();
-        let code = match self.symbols.nvmlInit_v2.as_ref() {
+        let code = statistics.time("nvmlInit_v2", || match self.symbols.nvmlInit_v2.as_ref() {
             // SAFETY: takes no argument; the symbol belongs to a library that stays loaded meanwhile.
             Ok(init) => unsafe { init() },
             Err(_) => codes::FUNCTION_NOT_FOUND,
-        };
-        statistics.record("nvmlInit_v2", started);
+        });
         if code != codes::SUCCESS {
             let (path, name) = (self.path.to_string_lossy(), codes::name(code));
             return Err(Failure {
@@ -133,10 +131,8 @@ impl Loaded {
 impl Drop for Library {
     fn drop(&mut self) {
         if let Ok(shutdown) = self.symbols.nvmlShutdown.as_ref() {
-            let started = self.statistics.start();
             // SAFETY: there is no other reference, so no call is under way.
-            unsafe { shutdown() };
-            self.statistics.record("nvmlShutdown", started);
+            self.statistics.time("nvmlShutdown", || unsafe { shutdown() });
         }
     }
 }
@@ -161,16 +157,14 @@ impl Statistics {
         Self { calls: Mutex::default(), clock }
     }
 
-    pub fn start(&self) -> Option<Monotonic> {
-        self.clock.map(|clock| clock.now().monotonic)
-    }
-
-    /// A refusal takes time, too.
-    pub fn record(&self, name: &'static str, started: Option<Monotonic>) {
-        if let Some((clock, started)) = self.clock.zip(started) {
-            let latency = clock.now().monotonic.since(started);
-            self.calls.lock().entry(name).or_default().observe(latency);
-        }
+    /// Makes a call. The time of one that is refused counts, too.
+    pub fn time<T>(&self, name: &'static str, call: impl FnOnce() -> T) -> T {
+        let Some(clock) = self.clock else { return call() };
+        let started = clock.now().monotonic;
+        let returned = call();
+        let latency = clock.now().monotonic.since(started);
+        self.calls.lock().entry(name).or_default().observe(latency);
+        returned
     }
 
     /// `None` unless calls are timed.

@@ -4,43 +4,63 @@ use std::collections::BTreeMap;
 
 use nvml_wrapper_sys::bindings::{nvmlMarginTemperature_t, nvmlTemperature_t};
 
-use super::calls::{Caller, call, reading, value, version};
-use super::fields::{self, FieldRow};
+use super::calls::{Caller, call, value, version};
 use super::gpm::Gpm;
 use super::inventory::Mig;
 use super::library::DeviceHandle;
 use super::memory;
 use super::processes::ProcessLists;
+use super::rows::{self, ReadingRow, row};
 use super::samples::Ring;
 use super::vgpus::VgpuReader;
-use crate::domain::model::{Clocks, InstanceReading, Medium, MemoryUse, Monotonic, Rates};
+use crate::domain::model::{InstanceReading, Medium, MemoryUse, Monotonic};
+use crate::node::hardware::CLOCK_EVENTS;
 use crate::node::hardware::plausible;
 use crate::node::hardware::source::Integrals;
-use crate::node::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
 
-const MEMORY_TEMPERATURE: FieldRow = FieldRow::new(82, &plausible::TEMPERATURE);
-const SW_POWER_CAP: FieldRow = nanoseconds(74);
-const SYNC_BOOST: FieldRow = nanoseconds(76);
-/// In the order of `POLICIES`.
-const POLICY_ROWS: [FieldRow; 4] = [nanoseconds(75), nanoseconds(77), nanoseconds(78), nanoseconds(79)];
+const READINGS: [ReadingRow<Medium>; 13] = [
+    row!(memory_temperature_celsius = field 82: TEMPERATURE),
+    row!(policy_violation_seconds["thermal"] = wide 75: THROTTLED / 1e9),
+    row!(policy_violation_seconds["board_limit"] = wide 77: THROTTLED / 1e9),
+    row!(policy_violation_seconds["low_utilization"] = wide 78: THROTTLED / 1e9),
+    row!(policy_violation_seconds["reliability"] = wide 79: THROTTLED / 1e9),
+    row!(throttled_seconds["sw_power_cap"] = wide 74: THROTTLED / 1e9),
+    row!(throttled_seconds["sync_boost"] = wide 76: THROTTLED / 1e9),
+    row!(power_limit_watts = nvmlDeviceGetEnforcedPowerLimit(): POWER_LIMIT / 1e3),
+    row!(power_limit_requested_watts = nvmlDeviceGetPowerManagementLimit(): POWER_LIMIT / 1e3),
+    row!(clocks.graphics_hertz = nvmlDeviceGetClockInfo[0](0): CLOCK * 1e6),
+    row!(clocks.sm_hertz = nvmlDeviceGetClockInfo[1](1): CLOCK * 1e6),
+    row!(clocks.memory_hertz = nvmlDeviceGetClockInfo[2](2): CLOCK * 1e6),
+    row!(clocks.video_hertz = nvmlDeviceGetClockInfo[3](3): CLOCK * 1e6),
+];
+/// The fields of three reasons changed at driver 580.82; a wrong id reads another quantity without an error.
+const SLOWDOWNS_BEFORE_580_82: [ReadingRow<Medium>; 3] = [
+    row!(throttled_seconds["sw_thermal_slowdown"] = wide 251: THROTTLED / 1e9),
+    row!(throttled_seconds["hw_thermal_slowdown"] = wide 252: THROTTLED / 1e9),
+    row!(throttled_seconds["hw_power_brake_slowdown"] = wide 253: THROTTLED / 1e9),
+];
+const SLOWDOWNS: [ReadingRow<Medium>; 3] = [
+    row!(throttled_seconds["sw_thermal_slowdown"] = wide 269: THROTTLED / 1e9),
+    row!(throttled_seconds["hw_thermal_slowdown"] = wide 270: THROTTLED / 1e9),
+    row!(throttled_seconds["hw_power_brake_slowdown"] = wide 271: THROTTLED / 1e9),
+];
 /// Clock event bits that only some drivers have.
 const RARE_CLOCK_EVENTS: [(u32, &str); 2] = [(9, "board_limit"), (10, "reliability")];
 /// More fans than any board has.
 const FAN_LIMIT: u32 = 16;
 
-const fn nanoseconds(id: u32) -> FieldRow {
-    FieldRow::rising_fast(id, &plausible::THROTTLED, 1e9)
-}
-
-/// What one call reads.
-struct Fields {
-    throttled_seconds: BTreeMap<&'static str, f64>,
-    policy_violation_seconds: BTreeMap<&'static str, f64>,
-    memory_temperature_celsius: Option<f64>,
+/// None of them for an unknown version.
+fn slowdowns(driver_version: Option<&str>) -> &'static [ReadingRow<Medium>] {
+    let mut numbers = driver_version.unwrap_or_default().split('.').map(|number| number.parse::<u32>().ok());
+    match (numbers.next().flatten(), numbers.next().flatten().unwrap_or(0)) {
+        (None, _) => &[],
+        (Some(major), minor) if (major, minor) < (580, 82) => &SLOWDOWNS_BEFORE_580_82,
+        _ => &SLOWDOWNS,
+    }
 }
 
 pub struct MediumReader {
-    slowdown_ids: Option<[u32; 3]>,
+    slowdowns: &'static [ReadingRow<Medium>],
     gpm: Gpm,
     engines: [(&'static str, Ring); 4],
     last: Option<Monotonic>,
@@ -56,7 +76,7 @@ impl MediumReader {
         let engines = [("encoder", 3), ("decoder", 4), ("jpeg", 8), ("ofa", 9)];
         let engines = engines.map(|(engine, kind)| (engine, Ring::utilization(kind)));
         Self {
-            slowdown_ids: fields::slowdown_ids(driver_version),
+            slowdowns: slowdowns(driver_version),
             gpm,
             engines,
             last: None,
@@ -76,46 +96,33 @@ impl MediumReader {
         integrals: &mut Integrals,
     ) -> Medium {
         let elapsed = self.last.replace(now).map_or(0.0, |last| now.since(last).as_secs_f64());
-        let mut rates = Rates::default();
+        let mut medium = Medium::default();
         for (engine, ring) in &mut self.engines {
             let step = ring.advance(caller, handle, elapsed, |caller| engine_rate(caller, handle, engine));
             if let Some(seconds) = step.integral {
                 integrals.engine_busy_seconds.push((engine, seconds));
             }
-            rates.engine_utilization_ratios.extend(step.latest.map(|ratio| (*engine, ratio)));
+            medium.rates.engine_utilization_ratios.extend(step.latest.map(|ratio| (*engine, ratio)));
         }
-        let Fields { throttled_seconds, policy_violation_seconds, memory_temperature_celsius } =
-            self.fields(caller, handle);
-        let power_limit_watts = reading!(caller, POWER_LIMIT / 1e3, nvmlDeviceGetEnforcedPowerLimit(handle.0));
-        let power_limit_requested_watts =
-            reading!(caller, POWER_LIMIT / 1e3, nvmlDeviceGetPowerManagementLimit(handle.0));
-        // 32 means unknown.
-        let performance_state =
-            value!(caller, nvmlDeviceGetPerformanceState(handle.0)).filter(|state: &u32| *state != 32);
+        rows::read(caller, handle, READINGS.iter().chain(self.slowdowns), &mut medium);
+        // Boards without that sensor report 0.
+        medium.memory_temperature_celsius.take_if(|celsius| *celsius <= 0.0);
         let memory = memory::read(caller, handle, None);
         let whole = self.gpm.read(caller, handle, None, now);
-        rates.traffic = whole.traffic;
+        medium.rates.traffic = whole.traffic;
+        // 32 means unknown.
+        let performance_state: Option<u32> = value!(caller, nvmlDeviceGetPerformanceState(handle.0));
+        let performance_state = performance_state.filter(|state| *state != 32);
+        // The reader and `GpuState` add the rest.
         Medium {
             memory,
             gpu_temperature_celsius: temperature(caller, handle),
-            memory_temperature_celsius,
             temperature_margin_celsius: margin(caller, handle),
-            power_limit_watts,
-            power_limit_requested_watts,
-            clocks: Clocks {
-                graphics_hertz: reading!(caller, CLOCK * 1e6, nvmlDeviceGetClockInfo[0](handle.0, 0)),
-                sm_hertz: reading!(caller, CLOCK * 1e6, nvmlDeviceGetClockInfo[1](handle.0, 1)),
-                memory_hertz: reading!(caller, CLOCK * 1e6, nvmlDeviceGetClockInfo[2](handle.0, 2)),
-                video_hertz: reading!(caller, CLOCK * 1e6, nvmlDeviceGetClockInfo[3](handle.0, 3)),
-            },
-            throttled_seconds,
-            policy_violation_seconds,
             clock_events: self.clock_events(caller, handle),
             performance_state: performance_state
                 .and_then(|state| caller.plausible(&plausible::PERFORMANCE_STATE, state)),
             fan_speed_ratios: self.fans(caller, handle),
             gpm: whole.ratios,
-            rates,
             sm_cycles: whole.sm_cycles,
             sm_active_cycles: whole.sm_active_cycles,
             pipe_cycles: whole.pipe_cycles,
@@ -123,24 +130,7 @@ impl MediumReader {
             processes: self.processes.read(caller, handle, migs, memory.map(|memory| memory.total)),
             virtualization: self.vgpus.virtualization(caller, handle),
             vgpus: self.vgpus.read(caller, handle),
-            // The reader and `GpuState` add the rest.
-            ..Medium::default()
-        }
-    }
-
-    /// Throttle counters and the memory's temperature, in one call.
-    fn fields(&self, caller: &mut Caller, handle: DeviceHandle) -> Fields {
-        let mut rows = vec![MEMORY_TEMPERATURE];
-        rows.extend(POLICY_ROWS);
-        rows.extend([SW_POWER_CAP, SYNC_BOOST]);
-        rows.extend(self.slowdown_ids.into_iter().flatten().map(nanoseconds));
-        let values = fields::read(caller, handle, &rows);
-        let (policies, throttled) = values[1..].split_at(POLICIES.len());
-        Fields {
-            throttled_seconds: fields::named(&THROTTLE_REASONS, throttled),
-            policy_violation_seconds: fields::named(&POLICIES, policies),
-            // Boards without that sensor report 0.
-            memory_temperature_celsius: values[0].filter(|celsius| *celsius > 0.0),
+            ..medium
         }
     }
 
@@ -159,16 +149,13 @@ impl MediumReader {
     }
 
     fn fans(&mut self, caller: &mut Caller, handle: DeviceHandle) -> Vec<f64> {
-        let fans = match self.fans {
-            Some(fans) => fans,
-            None => {
-                let Some(fans) = value!(caller, nvmlDeviceGetNumFans(handle.0)) else { return Vec::new() };
-                *self.fans.insert(fans)
-            }
+        self.fans = self.fans.or_else(|| value!(caller, nvmlDeviceGetNumFans(handle.0)));
+        let speed = |fan| {
+            let percent: u32 = value!(caller, nvmlDeviceGetFanSpeed_v2[fan](handle.0, fan))?;
+            caller.plausible(&plausible::FAN_SPEED, f64::from(percent) / 100.0)
         };
-        let speed = |fan| reading!(caller, FAN_SPEED / 100.0, nvmlDeviceGetFanSpeed_v2[fan](handle.0, fan));
         // Fans are numbered by their position: the list ends before one that is missing.
-        (0..fans.min(FAN_LIMIT)).map_while(speed).collect()
+        (0..self.fans.unwrap_or(0).min(FAN_LIMIT)).map_while(speed).collect()
     }
 
     /// Each GPU instance once, however many compute instances share it.
@@ -225,4 +212,25 @@ fn engine_rate(caller: &mut Caller, handle: DeviceHandle, engine: &str) -> Optio
     };
     outcome.ok()?;
     caller.plausible(&plausible::UTILIZATION, f64::from(percent) / 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fields_of_slowdowns_follow_the_driver_version() {
+        for (version, expected) in [
+            (Some("570.124.06"), Some(251)),
+            (Some("580.65.06"), Some(251)),
+            (Some("580.82.07"), Some(269)),
+            (Some("590.1"), Some(269)),
+            (Some("575"), Some(251)),
+            (Some("unknown"), None),
+            (None, None),
+        ] {
+            let first = slowdowns(version).first().and_then(ReadingRow::field);
+            assert_eq!(first.map(|field| field.id), expected, "{version:?}");
+        }
+    }
 }

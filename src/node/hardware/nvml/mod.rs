@@ -22,6 +22,7 @@ mod platform;
 mod process_use;
 mod processes;
 mod reader;
+mod rows;
 mod samples;
 mod slow;
 mod vgpus;
@@ -138,18 +139,11 @@ impl DriverSession for NvmlSession {
         let mut found = Vec::new();
         let mut layout = NodeLayout::new();
         let before = self.layout.lock().clone();
+        let stuck = CallProblem { call: "nvmlDeviceGetHandleByIndex_v2", code: "stuck" };
         let mut answers = self.per_gpu.run(count, with_caller(&self.library, inventory::gpu));
         for index in 0..count {
-            let gpu = match answers.remove(&index) {
-                Some((gpu, refused)) => {
-                    problems.extend(refused);
-                    gpu
-                }
-                None => {
-                    problems.push(CallProblem { call: "nvmlDeviceGetHandleByIndex_v2", code: "stuck" });
-                    None
-                }
-            };
+            let (gpu, refused) = answers.remove(&index).unwrap_or_else(|| (None, vec![stuck]));
+            problems.extend(refused);
             let gpu_layout = match gpu.as_ref().filter(|gpu| gpu.present) {
                 Some(gpu) => Some(GpuLayout {
                     gpu: gpu.uuid.clone(),

@@ -2,64 +2,68 @@
 
 use std::collections::BTreeMap;
 
-use nvml_wrapper_sys::bindings::{
-    nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH, nvmlPciInfo_t,
-};
+use nvml_wrapper_sys::bindings::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH;
 
 use super::calls::{CallRefusal, Caller, bus_id_in, call, value};
 use super::fields::{self, FieldRow};
 use super::library::DeviceHandle;
-use crate::domain::model::{LinkCounters, NvLink, NvLinkPeers, PciBusId};
+use super::rows::{self, ReadingRow, row};
+use crate::domain::model::{LinkCounters, NvLink, NvLinkPeers};
 use crate::node::hardware::plausible;
 
 /// The highest number in the header; the driver stops before.
 const LINK_LIMIT: u32 = 36;
 const ALL_LINKS: u32 = u32::MAX;
-const TRANSMITTED: &str = "transmitted";
-const RECEIVED: &str = "received";
-/// KiB of one link or over all links, up to NVLink 4.
-const DATA: [(FieldRow, &str); 2] = [(bytes(138, 1.0 / 1024.0), TRANSMITTED), (bytes(139, 1.0 / 1024.0), RECEIVED)];
+/// KiB of one link, up to NVLink 4.
+const DATA: [ReadingRow<LinkCounters>; 2] =
+    [row!(transmitted_bytes = wide 138: TRANSFERRED * 1024.0), row!(received_bytes = wide 139: TRANSFERRED * 1024.0)];
+/// KiB over all links, up to NVLink 4.
+const DATA_SUMS: [ReadingRow<NvLink>; 2] = [
+    row!(transmitted_bytes = wide 138[ALL_LINKS]: TRANSFERRED * 1024.0),
+    row!(received_bytes = wide 139[ALL_LINKS]: TRANSFERRED * 1024.0),
+];
 /// Bytes of one link, NVLink 5.
-const BYTES: [(FieldRow, &str); 2] = [(bytes(202, 1.0), TRANSMITTED), (bytes(204, 1.0), RECEIVED)];
-const ERRORS: [(FieldRow, &str); 3] = [(errors(161), "replay"), (errors(162), "recovery"), (errors(163), "crc")];
-const ERRORS5: [(FieldRow, &str); 9] = [
-    (errors(206), "malformed_packet"),
-    (errors(207), "buffer_overrun"),
-    (errors(208), "receive"),
-    (errors(209), "receive_remote"),
-    (errors(210), "receive_general"),
-    (errors(211), "local_link_integrity"),
-    (errors(212), "transmit_discard"),
-    (errors(214), "recovery_failed"),
-    (errors(215), "recovery"),
+const BYTES: [ReadingRow<LinkCounters>; 2] =
+    [row!(transmitted_bytes = wide 202: TRANSFERRED), row!(received_bytes = wide 204: TRANSFERRED)];
+const ERRORS: [ReadingRow<LinkCounters>; 3] = [
+    row!(errors["replay"] = field 161: ERRORS),
+    row!(errors["recovery"] = field 162: ERRORS),
+    row!(errors["crc"] = field 163: ERRORS),
+];
+const ERRORS5: [ReadingRow<LinkCounters>; 9] = [
+    row!(errors["malformed_packet"] = field 206: ERRORS),
+    row!(errors["buffer_overrun"] = field 207: ERRORS),
+    row!(errors["receive"] = field 208: ERRORS),
+    row!(errors["receive_remote"] = field 209: ERRORS),
+    row!(errors["receive_general"] = field 210: ERRORS),
+    row!(errors["local_link_integrity"] = field 211: ERRORS),
+    row!(errors["transmit_discard"] = field 212: ERRORS),
+    row!(errors["recovery_failed"] = field 214: ERRORS),
+    row!(errors["recovery"] = field 215: ERRORS),
 ];
 /// Of one link, NVLink 5.
-const BIT_ERRORS: [(FieldRow, &str); 2] = [(FieldRow::plain(220), "effective"), (FieldRow::plain(222), "symbol")];
+const BIT_ERRORS: [ReadingRow<LinkCounters>; 2] = [
+    row!(bit_error_ratios["effective"] = field 220: BIT_ERRORS via bit_error_ratio),
+    row!(bit_error_ratios["symbol"] = field 222: BIT_ERRORS via bit_error_ratio),
+];
 /// Over all links, with the scope of that: the older ids have none.
-const ERROR_SUMS: [(FieldRow, &str); 5] = [
-    (errors(38), "crc_flit"),
-    (errors(45), "crc_data"),
-    (errors(52), "replay"),
-    (errors(59), "recovery"),
-    (errors(213).of(ALL_LINKS), "recovery_successful"),
+const ERROR_SUMS: [ReadingRow<NvLink>; 5] = [
+    row!(error_sums["crc_flit"] = field 38: ERRORS),
+    row!(error_sums["crc_data"] = field 45: ERRORS),
+    row!(error_sums["replay"] = field 52: ERRORS),
+    row!(error_sums["recovery"] = field 59: ERRORS),
+    row!(error_sums["recovery_successful"] = field 213[ALL_LINKS]: ERRORS),
 ];
 
-const fn bytes(id: u32, per: f64) -> FieldRow {
-    FieldRow::rising_fast(id, &plausible::TRANSFERRED, per)
-}
-
-const fn errors(id: u32) -> FieldRow {
-    FieldRow::new(id, &plausible::ERRORS)
-}
-
 /// Of the counters of each link.
-pub fn error_names(nvlink5: bool) -> Vec<&'static str> {
-    let counters: &[(FieldRow, &str)] = if nvlink5 { &ERRORS5 } else { &ERRORS };
-    counters.iter().map(|(_, name)| *name).collect()
+pub fn error_names(nvlink5: bool) -> impl Iterator<Item = &'static str> {
+    let rows: &[ReadingRow<LinkCounters>] = if nvlink5 { &ERRORS5 } else { &ERRORS };
+    let mut link = LinkCounters::default();
+    rows::set(rows.iter(), rows.iter().map(|_| Some(0.0)), &mut link);
+    link.errors.into_keys()
 }
 
-/// Values by link and name.
-type ByLink = BTreeMap<u32, BTreeMap<&'static str, f64>>;
+type LinkCountersByNumber = BTreeMap<u32, LinkCounters>;
 
 #[derive(Default)]
 pub struct NvLinkReader {
@@ -70,39 +74,26 @@ pub struct NvLinkReader {
 impl NvLinkReader {
     pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle) -> NvLink {
         let Some(states) = states(caller, handle) else { return NvLink::default() };
-        let active: Vec<u32> = (0..).zip(&states).filter(|(_, is_active)| **is_active).map(|(link, _)| link).collect();
-        let mut bytes = per_link(caller, handle, &DATA, &active);
-        if bytes.is_empty() {
-            bytes = per_link(caller, handle, &BYTES, &active);
+        let active = (0..).zip(&states).filter(|(_, is_active)| **is_active);
+        let mut links: LinkCountersByNumber = active.map(|(link, _)| (link, LinkCounters::default())).collect();
+        let has_bytes = read_links(caller, handle, &DATA, &mut links) || read_links(caller, handle, &BYTES, &mut links);
+        if self.nvlink5 || !read_links(caller, handle, &ERRORS, &mut links) {
+            self.nvlink5 = read_links(caller, handle, &ERRORS5, &mut links);
         }
-        let mut errors = if self.nvlink5 { ByLink::new() } else { per_link(caller, handle, &ERRORS, &active) };
-        if errors.is_empty() {
-            errors = per_link(caller, handle, &ERRORS5, &active);
-            self.nvlink5 = !errors.is_empty();
+        if self.nvlink5 {
+            read_links(caller, handle, &BIT_ERRORS, &mut links);
         }
-        let ratios = if self.nvlink5 { per_link(caller, handle, &BIT_ERRORS, &active) } else { ByLink::new() };
-        let mut ratio = |(name, bits)| Some((name, caller.plausible(&plausible::BIT_ERRORS, bit_error_ratio(bits))?));
-        let of = |values: &ByLink, link: &u32| values.get(link).cloned().unwrap_or_default();
-        let mut counters = |link: &u32| LinkCounters {
-            transmitted_bytes: of(&bytes, link).get(TRANSMITTED).copied(),
-            received_bytes: of(&bytes, link).get(RECEIVED).copied(),
-            errors: counts(of(&errors, link)),
-            bit_error_ratios: of(&ratios, link).into_iter().filter_map(&mut ratio).collect(),
-        };
-        let of_links: BTreeMap<u32, LinkCounters> = active.iter().map(|link| (*link, counters(link))).collect();
-        let sums = fields::read(caller, handle, &ERROR_SUMS.map(|(row, _)| row));
         let mut nvlink = NvLink {
-            active_links: u32::try_from(active.len()).ok(),
-            inactive_links: u32::try_from(states.len() - active.len()).ok(),
-            error_sums: counts(fields::named(ERROR_SUMS.iter().map(|(_, name)| name), &sums)),
+            active_links: u32::try_from(links.len()).ok(),
+            inactive_links: u32::try_from(states.len() - links.len()).ok(),
             ..NvLink::default()
         };
-        nvlink.sum_link_bytes(of_links.values());
-        nvlink.sum_link_errors(of_links.values());
-        nvlink.of_links = of_links;
-        if bytes.is_empty() {
-            let sums = fields::read(caller, handle, &DATA.map(|(row, _)| row.of(ALL_LINKS)));
-            (nvlink.transmitted_bytes, nvlink.received_bytes) = (sums[0], sums[1]);
+        rows::read(caller, handle, ERROR_SUMS.iter(), &mut nvlink);
+        nvlink.sum_link_bytes(links.values());
+        nvlink.sum_link_errors(links.values());
+        nvlink.of_links = links;
+        if !has_bytes {
+            rows::read(caller, handle, DATA_SUMS.iter(), &mut nvlink);
         }
         nvlink
     }
@@ -122,16 +113,21 @@ fn states(caller: &mut Caller, handle: DeviceHandle) -> Option<Vec<bool>> {
     Some(states).filter(|states| !states.is_empty())
 }
 
-/// These fields of every link, in one call. Links without a value are left out.
-fn per_link(caller: &mut Caller, handle: DeviceHandle, rows: &[(FieldRow, &'static str)], links: &[u32]) -> ByLink {
-    let wanted: Vec<FieldRow> = links.iter().flat_map(|link| rows.iter().map(|(row, _)| row.of(*link))).collect();
-    let values = fields::read(caller, handle, &wanted);
-    let of_link = values.chunks(rows.len()).map(|values| fields::named(rows.iter().map(|(_, name)| name), values));
-    links.iter().copied().zip(of_link).filter(|(_, values)| !values.is_empty()).collect()
-}
-
-fn counts(values: BTreeMap<&'static str, f64>) -> BTreeMap<&'static str, u64> {
-    values.into_iter().map(|(name, count)| (name, count as u64)).collect()
+/// Reads these fields of every link, in one call. False where none has a value.
+fn read_links(
+    caller: &mut Caller,
+    handle: DeviceHandle,
+    rows: &[ReadingRow<LinkCounters>],
+    links: &mut LinkCountersByNumber,
+) -> bool {
+    let fields_of = |link: u32| rows.iter().filter_map(move |row| Some(row.field()?.of(link)));
+    let fields: Vec<FieldRow> = links.keys().copied().flat_map(fields_of).collect();
+    let values = fields::read(caller, handle, &fields);
+    let mut any = false;
+    for (counters, values) in links.values_mut().zip(values.chunks(rows.len())) {
+        any |= rows::set(rows.iter(), values.iter().copied(), counters);
+    }
+    any
 }
 
 /// An exponent in the bits 0 to 7 and a mantissa in 8 to 11: 0x20c is 2e-12. All ones are no error.
@@ -148,18 +144,13 @@ pub fn peers(caller: &mut Caller, handle: DeviceHandle) -> Option<NvLinkPeers> {
     for (link, _) in (0..).zip(states(caller, handle)?).filter(|(_, is_active)| *is_active) {
         if value!(caller, nvmlDeviceGetNvLinkRemoteDeviceType[link](handle.0, link)) == Some(SWITCH) {
             peers.switch_links += 1;
-        } else if let Some(bus_id) = remote_bus_id(caller, handle, link) {
+        } else if let Some(info) = value!(caller, nvmlDeviceGetNvLinkRemotePciInfo_v2[link](handle.0, link))
+            && let Some(bus_id) = bus_id_in(&info)
+        {
             *peers.by_bus_id.entry(bus_id).or_default() += 1;
         }
     }
     Some(peers)
-}
-
-fn remote_bus_id(caller: &mut Caller, handle: DeviceHandle, link: u32) -> Option<PciBusId> {
-    // SAFETY: plain numbers and texts; all zeroes is a valid value.
-    let mut info: nvmlPciInfo_t = unsafe { std::mem::zeroed() };
-    call!(caller, nvmlDeviceGetNvLinkRemotePciInfo_v2[link](handle.0, link, &raw mut info)).ok()?;
-    bus_id_in(&info)
 }
 
 #[cfg(test)]

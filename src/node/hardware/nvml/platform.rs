@@ -5,7 +5,7 @@ use nvml_wrapper_sys::bindings::{
     nvmlC2cModeInfo_v1_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t, nvmlPlatformInfo_v2_t,
 };
 
-use super::calls::{CallRefusal, Caller, call, version};
+use super::calls::{CallRefusal, Caller, call, value, version};
 use super::codes;
 use super::fields::{self, FieldRow};
 use super::library::DeviceHandle;
@@ -123,9 +123,7 @@ pub fn fabric(caller: &mut Caller, handle: DeviceHandle) -> Option<FabricState> 
             Err(_) => return None,
         }
     }
-    // SAFETY: as above.
-    let mut first: nvmlGpuFabricInfo_t = unsafe { std::mem::zeroed() };
-    call!(caller, nvmlDeviceGetGpuFabricInfo(handle.0, &raw mut first)).ok()?;
+    let first: nvmlGpuFabricInfo_t = value!(caller, nvmlDeviceGetGpuFabricInfo(handle.0))?;
     let nvmlGpuFabricInfo_t { clusterUuid, status, cliqueId, state } = first;
     fabric_state(&nvmlGpuFabricInfoV_t { clusterUuid, status, cliqueId, state, ..info }, 1)
 }

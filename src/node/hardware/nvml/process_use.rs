@@ -149,52 +149,34 @@ impl ProcessUse {
     }
 
     fn read(&self, caller: &mut Caller, handle: DeviceHandle) -> Result<Vec<ProcessSample>, CallRefusal> {
-        let read = match self.source {
-            UtilizationCall::ProcessUtilization => self.process_utilization(caller, handle),
-            UtilizationCall::ProcessesUtilizationInfo => self.processes_utilization_info(caller, handle),
+        let last_seen = self.cursors.last_seen;
+        let read: Result<Vec<_>, _> = match self.source {
+            UtilizationCall::ProcessUtilization => fill(BLANK_SAMPLE, CAPACITY, LARGEST, |samples, count| {
+                call!(caller, nvmlDeviceGetProcessUtilization(handle.0, samples, count, last_seen))
+            })
+            .map(|samples| samples.iter().map(|one| sample(one.pid, one.timeStamp, one.smUtil)).collect()),
+            UtilizationCall::ProcessesUtilizationInfo => fill(BLANK_INFO, CAPACITY, LARGEST, |infos, count| {
+                let mut list = nvmlProcessesUtilizationInfo_v1_t {
+                    version: version::<nvmlProcessesUtilizationInfo_v1_t>(1),
+                    processSamplesCount: *count,
+                    lastSeenTimeStamp: last_seen,
+                    procUtilArray: infos,
+                };
+                let outcome = call!(caller, nvmlDeviceGetProcessesUtilizationInfo(handle.0, &raw mut list));
+                *count = list.processSamplesCount;
+                outcome
+            })
+            .map(|infos| infos.iter().map(|one| sample(one.pid, one.timeStamp, one.smUtil)).collect()),
         };
         let samples = match read {
-            Ok(samples) => samples,
-            Err(CallRefusal::Empty) => return Ok(Vec::new()),
-            Err(refusal) => return Err(refusal),
+            Err(CallRefusal::Empty) => Vec::new(),
+            read => read?,
         };
         // Drivers return invalid samples for zombies.
         let plausible = |sample: &ProcessSample| {
             sample.pid != 0 && caller.plausible(&plausible::PROCESS_UTILIZATION, sample.ratio).is_some()
         };
         Ok(samples.into_iter().filter(plausible).collect())
-    }
-
-    fn process_utilization(
-        &self,
-        caller: &mut Caller,
-        handle: DeviceHandle,
-    ) -> Result<Vec<ProcessSample>, CallRefusal> {
-        let last_seen = self.cursors.last_seen;
-        let samples = fill(BLANK_SAMPLE, CAPACITY, LARGEST, |samples, count| {
-            call!(caller, nvmlDeviceGetProcessUtilization(handle.0, samples, count, last_seen))
-        })?;
-        Ok(samples.iter().map(|one| sample(one.pid, one.timeStamp, one.smUtil)).collect())
-    }
-
-    fn processes_utilization_info(
-        &self,
-        caller: &mut Caller,
-        handle: DeviceHandle,
-    ) -> Result<Vec<ProcessSample>, CallRefusal> {
-        let last_seen = self.cursors.last_seen;
-        let infos = fill(BLANK_INFO, CAPACITY, LARGEST, |infos, count| {
-            let mut list = nvmlProcessesUtilizationInfo_v1_t {
-                version: version::<nvmlProcessesUtilizationInfo_v1_t>(1),
-                processSamplesCount: *count,
-                lastSeenTimeStamp: last_seen,
-                procUtilArray: infos,
-            };
-            let outcome = call!(caller, nvmlDeviceGetProcessesUtilizationInfo(handle.0, &raw mut list));
-            *count = list.processSamplesCount;
-            outcome
-        })?;
-        Ok(infos.iter().map(|one| sample(one.pid, one.timeStamp, one.smUtil)).collect())
     }
 }
 

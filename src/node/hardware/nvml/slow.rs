@@ -7,12 +7,12 @@ use nvml_wrapper_sys::bindings::{
     nvmlRowRemapperHistogramValues_t,
 };
 
-use super::calls::{CallRefusal, Caller, call, reading, value};
-use super::fields::{self, FieldRow};
+use super::calls::{CallRefusal, Caller, call, value};
 use super::library::DeviceHandle;
 use super::nvlink::NvLinkReader;
 use super::platform;
-use crate::domain::model::{EccLocation, Pcie, RowRemap, Slow};
+use super::rows::{self, ReadingRow, row};
+use crate::domain::model::{EccLocation, RowRemap, Slow};
 use crate::node::hardware::plausible;
 
 /// By the driver's number.
@@ -23,23 +23,28 @@ const UNCORRECTED: u32 = 1;
 const VOLATILE: u32 = 0;
 const AGGREGATE: u32 = 1;
 
-const RECOVERY_ACTION: FieldRow = FieldRow::plain(230);
-const PCIE_ERRORS: [(u32, &str); 11] = [
-    (173, "correctable"),
-    (174, "naks_received"),
-    (175, "receiver_error"),
-    (176, "bad_tlp"),
-    (177, "naks_sent"),
-    (178, "bad_dllp"),
-    (179, "non_fatal"),
-    (180, "fatal"),
-    (181, "unsupported_request"),
-    (182, "lcrc"),
-    (183, "lane"),
-];
-const PCIE_BYTES: [FieldRow; 2] = [
-    FieldRow::rising_fast(197, &plausible::TRANSFERRED, 1.0),
-    FieldRow::rising_fast(198, &plausible::TRANSFERRED, 1.0),
+const READINGS: [ReadingRow<Slow>; 21] = [
+    row!(recovery_action = code 230),
+    row!(pcie.transmitted_bytes = wide 197: TRANSFERRED),
+    row!(pcie.received_bytes = wide 198: TRANSFERRED),
+    row!(pcie.errors["correctable"] = field 173: ERRORS),
+    row!(pcie.errors["naks_received"] = field 174: ERRORS),
+    row!(pcie.errors["receiver_error"] = field 175: ERRORS),
+    row!(pcie.errors["bad_tlp"] = field 176: ERRORS),
+    row!(pcie.errors["naks_sent"] = field 177: ERRORS),
+    row!(pcie.errors["bad_dllp"] = field 178: ERRORS),
+    row!(pcie.errors["non_fatal"] = field 179: ERRORS),
+    row!(pcie.errors["fatal"] = field 180: ERRORS),
+    row!(pcie.errors["unsupported_request"] = field 181: ERRORS),
+    row!(pcie.errors["lcrc"] = field 182: ERRORS),
+    row!(pcie.errors["lane"] = field 183: ERRORS),
+    row!(pcie.replays = nvmlDeviceGetPcieReplayCounter(): ERRORS),
+    row!(pcie.link_generation = nvmlDeviceGetCurrPcieLinkGeneration(): PCIE_GENERATION),
+    row!(pcie.link_generation_max = nvmlDeviceGetMaxPcieLinkGeneration(): PCIE_GENERATION),
+    row!(pcie.link_width_lanes = nvmlDeviceGetCurrPcieLinkWidth(): PCIE_WIDTH),
+    row!(pcie.link_width_lanes_max = nvmlDeviceGetMaxPcieLinkWidth(): PCIE_WIDTH),
+    row!(ecc_lifetime_corrected = nvmlDeviceGetTotalEccErrors[0](CORRECTED, AGGREGATE): ERRORS),
+    row!(ecc_lifetime_uncorrected = nvmlDeviceGetTotalEccErrors[1](UNCORRECTED, AGGREGATE): ERRORS),
 ];
 
 #[derive(Default)]
@@ -49,57 +54,35 @@ pub struct SlowReader {
 
 impl SlowReader {
     pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle) -> Slow {
-        let (recovery_action, errors, bytes) = counters(caller, handle);
+        let mut slow = Slow::default();
+        rows::read(caller, handle, READINGS.iter(), &mut slow);
+        for (cause, name) in [(0, "single_bit"), (1, "double_bit")] {
+            slow.retired_pages.extend(retired_pages(caller, handle, cause).map(|count| (name, count)));
+        }
+        let pending: Option<u32> = value!(caller, nvmlDeviceGetRetiredPagesPendingStatus(handle.0));
         Slow {
             ecc: ecc(caller, handle),
-            ecc_lifetime_corrected: reading!(
-                caller,
-                ERRORS,
-                nvmlDeviceGetTotalEccErrors[0](handle.0, CORRECTED, AGGREGATE)
-            ),
-            ecc_lifetime_uncorrected: reading!(
-                caller,
-                ERRORS,
-                nvmlDeviceGetTotalEccErrors[1](handle.0, UNCORRECTED, AGGREGATE)
-            ),
             row_remap: row_remap(caller, handle),
             row_remap_banks: row_remap_banks(caller, handle),
-            retired_pages: [(0, "single_bit"), (1, "double_bit")]
-                .into_iter()
-                .filter_map(|(cause, name)| Some((name, retired_pages(caller, handle, cause)?)))
-                .collect(),
-            retired_pages_pending: value!(caller, nvmlDeviceGetRetiredPagesPendingStatus(handle.0))
-                .map(|pending: u32| pending != 0),
-            pcie: pcie(caller, handle, errors, bytes),
+            retired_pages_pending: pending.map(|pending| pending != 0),
             nvlink: self.nvlink.read(caller, handle),
             c2c: platform::c2c(caller, handle),
             fabric: platform::fabric(caller, handle),
-            recovery_action,
-            vgpu_licensed: vgpu_licensed(caller, handle),
+            vgpu_licensed: value!(caller, nvmlDeviceGetGridLicensableFeatures_v4(handle.0))
+                .and_then(|features| is_licensed(&features)),
+            ..slow
         }
     }
-}
-
-/// The recovery action and the PCIe counters, in one call.
-fn counters(caller: &mut Caller, handle: DeviceHandle) -> (Option<u32>, BTreeMap<&'static str, u64>, [Option<f64>; 2]) {
-    let errors = PCIE_ERRORS.map(|(id, _)| FieldRow::new(id, &plausible::ERRORS));
-    let rows: Vec<FieldRow> = [RECOVERY_ACTION].into_iter().chain(PCIE_BYTES).chain(errors).collect();
-    let values = fields::read(caller, handle, &rows);
-    let errors = fields::named(PCIE_ERRORS.iter().map(|(_, name)| name), &values[3..]);
-    let errors = errors.into_iter().map(|(name, count)| (name, count as u64)).collect();
-    let action = values[0].and_then(|action| u32::try_from(action as u64).ok());
-    (action, errors, [values[1], values[2]])
 }
 
 fn ecc(caller: &mut Caller, handle: DeviceHandle) -> Vec<EccLocation> {
     let mut locations = Vec::new();
     for (number, location) in (0..).zip(ECC_LOCATIONS) {
         let mut errors = |kind: u32| {
-            reading!(
-                caller,
-                ERRORS,
-                nvmlDeviceGetMemoryErrorCounter[kind * 16 + number](handle.0, kind, VOLATILE, number)
-            )
+            let variant = kind * 16 + number;
+            let count: u64 =
+                value!(caller, nvmlDeviceGetMemoryErrorCounter[variant](handle.0, kind, VOLATILE, number))?;
+            caller.plausible(&plausible::ERRORS, count as f64).map(|_| count)
         };
         let (corrected, uncorrected) = (errors(CORRECTED), errors(UNCORRECTED));
         if corrected.is_some() || uncorrected.is_some() {
@@ -122,7 +105,7 @@ fn row_remap(caller: &mut Caller, handle: DeviceHandle) -> Option<RowRemap> {
         )
     )
     .ok()?;
-    let mut rows = |count: u32| caller.plausible(&plausible::ROWS, u64::from(count));
+    let mut rows = |count: u32| caller.plausible(&plausible::ROWS, count).map(u64::from);
     let (correctable, uncorrectable) = (rows(correctable), rows(uncorrectable));
     Some(RowRemap {
         correctable: correctable?,
@@ -133,10 +116,8 @@ fn row_remap(caller: &mut Caller, handle: DeviceHandle) -> Option<RowRemap> {
 }
 
 fn row_remap_banks(caller: &mut Caller, handle: DeviceHandle) -> BTreeMap<&'static str, u64> {
-    let mut banks = nvmlRowRemapperHistogramValues_t { max: 0, high: 0, partial: 0, low: 0, none: 0 };
-    if call!(caller, nvmlDeviceGetRowRemapperHistogram(handle.0, &raw mut banks)).is_err() {
-        return BTreeMap::new();
-    }
+    let banks: Option<nvmlRowRemapperHistogramValues_t> = value!(caller, nvmlDeviceGetRowRemapperHistogram(handle.0));
+    let Some(banks) = banks else { return BTreeMap::new() };
     let banks = [
         ("max", banks.max),
         ("high", banks.high),
@@ -144,7 +125,8 @@ fn row_remap_banks(caller: &mut Caller, handle: DeviceHandle) -> BTreeMap<&'stat
         ("low", banks.low),
         ("none", banks.none),
     ];
-    let known = |(availability, count)| Some((availability, caller.plausible(&plausible::ROWS, u64::from(count))?));
+    let known =
+        |(availability, count)| Some((availability, u64::from(caller.plausible::<u32>(&plausible::ROWS, count)?)));
     banks.into_iter().filter_map(known).collect()
 }
 
@@ -153,35 +135,9 @@ fn retired_pages(caller: &mut Caller, handle: DeviceHandle, cause: u32) -> Optio
     let mut count = 0;
     let nowhere = std::ptr::null_mut();
     match call!(caller, nvmlDeviceGetRetiredPages_v2[cause](handle.0, cause, &raw mut count, nowhere, nowhere)) {
-        Ok(()) | Err(CallRefusal::TooSmall) => caller.plausible(&plausible::ROWS, u64::from(count)),
+        Ok(()) | Err(CallRefusal::TooSmall) => caller.plausible(&plausible::ROWS, count).map(u64::from),
         Err(_) => None,
     }
-}
-
-fn pcie(
-    caller: &mut Caller,
-    handle: DeviceHandle,
-    errors: BTreeMap<&'static str, u64>,
-    bytes: [Option<f64>; 2],
-) -> Pcie {
-    let replays: Option<u32> = reading!(caller, ERRORS, nvmlDeviceGetPcieReplayCounter(handle.0));
-    Pcie {
-        replays: replays.map(u64::from),
-        errors,
-        transmitted_bytes: bytes[0],
-        received_bytes: bytes[1],
-        link_generation: reading!(caller, PCIE_GENERATION, nvmlDeviceGetCurrPcieLinkGeneration(handle.0)),
-        link_generation_max: reading!(caller, PCIE_GENERATION, nvmlDeviceGetMaxPcieLinkGeneration(handle.0)),
-        link_width_lanes: reading!(caller, PCIE_WIDTH, nvmlDeviceGetCurrPcieLinkWidth(handle.0)),
-        link_width_lanes_max: reading!(caller, PCIE_WIDTH, nvmlDeviceGetMaxPcieLinkWidth(handle.0)),
-    }
-}
-
-fn vgpu_licensed(caller: &mut Caller, handle: DeviceHandle) -> Option<bool> {
-    // SAFETY: numbers and texts; all zeroes is a valid value.
-    let mut features: nvmlGridLicensableFeatures_t = unsafe { std::mem::zeroed() };
-    call!(caller, nvmlDeviceGetGridLicensableFeatures_v4(handle.0, &raw mut features)).ok()?;
-    is_licensed(&features)
 }
 
 /// As DCGM has it: absent where the driver lists features, and vGPU is none of them.

@@ -106,8 +106,6 @@ fn vm_id(caller: &mut Caller, instance: c_uint) -> Option<Arc<str>> {
 }
 
 fn license_state(caller: &mut Caller, instance: c_uint) -> Option<&'static str> {
-    // SAFETY: numbers only; all zeroes is a valid value.
-    let mut info: nvmlVgpuLicenseInfo_t = unsafe { std::mem::zeroed() };
-    call!(caller, nvmlVgpuInstanceGetLicenseInfo_v2(instance, &raw mut info)).ok()?;
+    let info: nvmlVgpuLicenseInfo_t = value!(caller, nvmlVgpuInstanceGetLicenseInfo_v2(instance))?;
     Vgpu::LICENSE_STATES.get(info.currentState as usize).copied()
 }

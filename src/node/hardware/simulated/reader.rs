@@ -267,7 +267,7 @@ impl SimulatedReader {
     /// Every link moves the same.
     fn nvlink(&self, moved: f64) -> NvLink {
         let bytes = Some((moved / f64::from(self.machine.nvlinks)).floor());
-        let errors = nvlink::error_names(self.machine.has_nvlink5).into_iter().map(|name| (name, 0)).collect();
+        let errors = nvlink::error_names(self.machine.has_nvlink5).map(|name| (name, 0)).collect();
         let link = LinkCounters { transmitted_bytes: bytes, received_bytes: bytes, errors, ..LinkCounters::default() };
         NvLink {
             active_links: Some(self.machine.nvlinks),
