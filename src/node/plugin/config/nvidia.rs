@@ -254,17 +254,13 @@ impl NvidiaConfig {
             absolute(&format!("{key}.driverMounts.hostPath"), &mount.host_path)?;
             absolute(&format!("{key}.driverMounts.containerPath"), &mount.container_path)?;
         }
-        match &self.sharing {
-            SharingConfig::TimeSlicing(replication) => replication.validate(&format!("{key}.sharing.timeSlicing")),
-            SharingConfig::Mps(replication) => {
-                if self.mig_strategy == MigStrategy::Mixed {
-                    let accepted = "MPS cannot share MIG devices: use none or single, or timeSlicing";
-                    return refuse(&format!("{key}.migStrategy"), "mixed with sharing.mps", accepted);
-                }
-                replication.validate(&format!("{key}.sharing.mps"))
-            }
-            SharingConfig::None => Ok(()),
+        if self.shares_through_mps() && self.mig_strategy == MigStrategy::Mixed {
+            let accepted = "MPS cannot share MIG devices: use none or single, or timeSlicing";
+            return refuse(&format!("{key}.migStrategy"), "mixed with sharing.mps", accepted);
         }
+        let sharing = if self.shares_through_mps() { "mps" } else { "timeSlicing" };
+        let replication = self.sharing.replication();
+        replication.map_or(Ok(()), |replication| replication.validate(&format!("{key}.sharing.{sharing}")))
     }
 }
 
@@ -286,7 +282,7 @@ impl Replication {
             within(&format!("{key}.replicas"), replicas, 2, MOST_SLOTS)?;
         }
         for (reference, replicas) in &self.per_gpu {
-            within(&format!("{key}.perGpu[{reference}]"), *replicas, 1, MOST_SLOTS)?;
+            within(&format!("{key}.perGpu[{}]", reference.as_str()), *replicas, 1, MOST_SLOTS)?;
         }
         for (name, replication) in &self.per_resource {
             within(&format!("{key}.perResource[{name}].replicas"), replication.replicas, 2, MOST_SLOTS)?;

@@ -1,7 +1,5 @@
 //! Patterns with `*`, `?` and `[…]`, for the names of models, profiles, nodes and files.
 
-use std::fmt;
-
 use serde::de::{Deserialize, Deserializer, Error};
 use serde::{Serialize, Serializer};
 
@@ -20,21 +18,11 @@ impl Pattern {
     pub fn matches(&self, text: &str) -> bool {
         self.0.matches(text)
     }
-
-    pub fn as_str(&self) -> &str {
-        self.0.as_str()
-    }
-}
-
-impl fmt::Display for Pattern {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.as_str())
-    }
 }
 
 impl Serialize for Pattern {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
+        serializer.serialize_str(self.0.as_str())
     }
 }
 

@@ -74,14 +74,9 @@ pub struct NodeGpus {
     pub models: BTreeSet<Arc<str>>,
 }
 
+/// Which profiles of the plan may apply, by index and in order; `None`: the common settings. One, once it is decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ProfileChoice {
-    Common,
-    /// By its index in the plan.
-    Profile(usize),
-    /// What may still apply, in order; `None`: the common settings.
-    Undecided(Vec<Option<usize>>),
-}
+pub struct ProfileChoice(Vec<Option<usize>>);
 
 impl<'n> NodeView<'n> {
     pub fn new(node_name: &'n str, hardware: &HardwareState) -> Self {
@@ -116,39 +111,23 @@ impl PluginPlan {
     pub fn choose(&self, node: &NodeView<'_>) -> ProfileChoice {
         let mut possible = vec![];
         for (index, profile) in self.profiles.iter().enumerate() {
-            match profile.conditions.holds(node) {
-                Some(true) if possible.is_empty() => return ProfileChoice::Profile(index),
-                Some(true) => {
-                    possible.push(Some(index));
-                    return ProfileChoice::Undecided(possible);
-                }
-                Some(false) => {}
-                None => possible.push(Some(index)),
+            let holds = profile.conditions.holds(node);
+            if holds != Some(false) {
+                possible.push(Some(index));
+            }
+            if holds == Some(true) {
+                return ProfileChoice(possible);
             }
         }
-        if possible.is_empty() {
-            return ProfileChoice::Common;
-        }
         possible.push(None);
-        ProfileChoice::Undecided(possible)
+        ProfileChoice(possible)
     }
 
     /// While it is undecided: the entries that are the same in every case.
     pub fn entries(&self, choice: &ProfileChoice) -> Vec<ResourceConfig> {
-        let entries_of = |index: Option<usize>| match index {
-            Some(index) => &self.profiles[index].entries,
-            None => &self.common,
-        };
-        match choice {
-            ProfileChoice::Common => entries_of(None).clone(),
-            ProfileChoice::Profile(index) => entries_of(Some(*index)).clone(),
-            ProfileChoice::Undecided(possible) => {
-                let is_in_all =
-                    |entry: &&ResourceConfig| possible.iter().all(|index| entries_of(*index).contains(entry));
-                let first = possible.first().map(|index| entries_of(*index)).unwrap_or(&self.common);
-                first.iter().filter(is_in_all).cloned().collect()
-            }
-        }
+        let entries_of = |index: &Option<usize>| index.map_or(&self.common, |index| &self.profiles[index].entries);
+        let is_in_all = |entry: &&ResourceConfig| choice.0.iter().all(|index| entries_of(index).contains(entry));
+        choice.0.first().map(entries_of).into_iter().flatten().filter(is_in_all).cloned().collect()
     }
 
     /// Of the common settings and of every profile.
@@ -158,16 +137,12 @@ impl PluginPlan {
 
     /// `None` without profiles.
     pub fn applied(&self, choice: &ProfileChoice) -> Option<AppliedProfile> {
-        if self.profiles.is_empty() {
-            return None;
-        }
-        Some(match choice {
-            ProfileChoice::Common => AppliedProfile { decision: "common", name: None },
-            ProfileChoice::Profile(index) => {
-                AppliedProfile { decision: "profile", name: Some(Arc::clone(&self.profiles[*index].name)) }
-            }
-            ProfileChoice::Undecided(_) => AppliedProfile { decision: "undecided", name: None },
-        })
+        let (decision, name) = match choice.0.as_slice() {
+            [None] => ("common", None),
+            [Some(index)] => ("profile", Some(Arc::clone(&self.profiles[*index].name))),
+            _ => ("undecided", None),
+        };
+        (!self.profiles.is_empty()).then_some(AppliedProfile { decision, name })
     }
 }
 
@@ -233,41 +208,40 @@ mod tests {
 
     #[test]
     fn the_first_profile_that_matches_applies() {
-        let undecided = |possible: &[Option<usize>]| ProfileChoice::Undecided(possible.to_vec());
         let unnamed = Some(NodeGpus { count: 2, ..NodeGpus::default() });
         let (a100, t4, mixed) = (gpus(&[A100; 8]), gpus(&[T4]), gpus(&[A100, T4]));
         let none = gpus(&[]);
         for (profiles, gpus, expected) in [
-            (&[][..], &None, ProfileChoice::Common),
-            (&["gpuModel: '*A100*'"], &a100, ProfileChoice::Profile(0)),
-            (&["gpuModel: '*A100*'"], &t4, ProfileChoice::Common),
-            (&["gpuModel: '*a100*'"], &a100, ProfileChoice::Common),
-            (&["gpuModel: A100"], &a100, ProfileChoice::Common),
-            (&["gpuModel: Tesla T4", "gpuModel: '*A100*'"], &a100, ProfileChoice::Profile(1)),
-            (&["gpuModel: '*A100*'", "gpuModel: NVIDIA*"], &a100, ProfileChoice::Profile(0)),
+            (&[][..], &None, vec![None]),
+            (&["gpuModel: '*A100*'"], &a100, vec![Some(0)]),
+            (&["gpuModel: '*A100*'"], &t4, vec![None]),
+            (&["gpuModel: '*a100*'"], &a100, vec![None]),
+            (&["gpuModel: A100"], &a100, vec![None]),
+            (&["gpuModel: Tesla T4", "gpuModel: '*A100*'"], &a100, vec![Some(1)]),
+            (&["gpuModel: '*A100*'", "gpuModel: NVIDIA*"], &a100, vec![Some(0)]),
             // Every GPU must match.
-            (&["gpuModel: '*A100*'"], &mixed, ProfileChoice::Common),
-            (&["gpuModel: ['*A100*', '*T4']"], &mixed, ProfileChoice::Profile(0)),
-            (&["gpuModel: '*'"], &none, ProfileChoice::Common),
-            (&["gpuCount: 0"], &none, ProfileChoice::Profile(0)),
-            (&["gpuCount: 8"], &a100, ProfileChoice::Profile(0)),
-            (&["gpuCount: {min: 9}", "gpuCount: {max: 8}"], &a100, ProfileChoice::Profile(1)),
-            (&["gpuCount: {min: 2, max: 8}"], &t4, ProfileChoice::Common),
-            (&["gpuModel: '*A100*', gpuCount: 4"], &a100, ProfileChoice::Common),
-            (&["nodeName: other"], &a100, ProfileChoice::Common),
-            (&["nodeName: [other, 'gpu-*']"], &a100, ProfileChoice::Profile(0)),
-            (&["nodeName: 'gpu-[0-3]', gpuModel: '*T4*'", ""], &a100, ProfileChoice::Profile(1)),
+            (&["gpuModel: '*A100*'"], &mixed, vec![None]),
+            (&["gpuModel: ['*A100*', '*T4']"], &mixed, vec![Some(0)]),
+            (&["gpuModel: '*'"], &none, vec![None]),
+            (&["gpuCount: 0"], &none, vec![Some(0)]),
+            (&["gpuCount: 8"], &a100, vec![Some(0)]),
+            (&["gpuCount: {min: 9}", "gpuCount: {max: 8}"], &a100, vec![Some(1)]),
+            (&["gpuCount: {min: 2, max: 8}"], &t4, vec![None]),
+            (&["gpuModel: '*A100*', gpuCount: 4"], &a100, vec![None]),
+            (&["nodeName: other"], &a100, vec![None]),
+            (&["nodeName: [other, 'gpu-*']"], &a100, vec![Some(0)]),
+            (&["nodeName: 'gpu-[0-3]', gpuModel: '*T4*'", ""], &a100, vec![Some(1)]),
             // Before the driver was read.
-            (&["nodeName: 'gpu-?'"], &None, ProfileChoice::Profile(0)),
-            (&["nodeName: other, gpuModel: '*'"], &None, ProfileChoice::Common),
-            (&["gpuModel: '*'"], &None, undecided(&[Some(0), None])),
-            (&["gpuModel: '*T4*'", "nodeName: gpu-1", "gpuCount: 1"], &None, undecided(&[Some(0), Some(1)])),
+            (&["nodeName: 'gpu-?'"], &None, vec![Some(0)]),
+            (&["nodeName: other, gpuModel: '*'"], &None, vec![None]),
+            (&["gpuModel: '*'"], &None, vec![Some(0), None]),
+            (&["gpuModel: '*T4*'", "nodeName: gpu-1", "gpuCount: 1"], &None, vec![Some(0), Some(1)]),
             // Where no GPU reports its model.
-            (&["gpuModel: '*'"], &unnamed, undecided(&[Some(0), None])),
-            (&["gpuModel: '*', gpuCount: 3"], &unnamed, ProfileChoice::Common),
+            (&["gpuModel: '*'"], &unnamed, vec![Some(0), None]),
+            (&["gpuModel: '*', gpuCount: 3"], &unnamed, vec![None]),
         ] {
             let node = NodeView { node_name: "gpu-1", gpus: gpus.clone() };
-            assert_eq!(plan(profiles).choose(&node), expected, "{profiles:?} {gpus:?}");
+            assert_eq!(plan(profiles).choose(&node).0, expected, "{profiles:?} {gpus:?}");
         }
     }
 
@@ -284,7 +258,7 @@ mod tests {
         let decided = plan.choose(&NodeView { gpus: gpus(&[T4]), ..view });
         assert_eq!(plan.entries(&decided)[1].name().as_str(), "example.com/p1");
         assert_eq!(plan.applied(&decided).and_then(|applied| applied.name).as_deref(), Some("p1"));
-        assert_eq!(PluginPlan::from(vec![]).applied(&ProfileChoice::Common), None);
+        assert_eq!(PluginPlan::from(vec![]).applied(&ProfileChoice(vec![None])), None);
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl ChangedSection {
         let mut entries = common.to_vec();
         if let Some(file) = &self.nvidia_config {
             let nvidia = ResourceConfig::from_nvidia_file(&format!("{key}.nvidiaConfig"), file, read)?;
-            replace(&mut entries, |entry| entry.nvidia().is_some(), nvidia);
+            replace(&mut entries, nvidia);
         }
         for (index, change) in self.resources.iter().enumerate() {
             let key = format!("{key}.resources[{index}]");
@@ -96,11 +96,8 @@ impl ChangedSection {
             let mut given = change.clone();
             let entry = if is_of_nvidia(change) {
                 if self.resources[..index].iter().any(is_of_nvidia) {
-                    return refuse(
-                        &key,
-                        "kind: nvidia",
-                        "another entry has the keys of kind nvidia: write them in one",
-                    );
+                    let accepted = "another entry has the keys of kind nvidia: write them in one";
+                    return refuse(&key, "kind: nvidia", accepted);
                 }
                 given.remove("kind");
                 let common = entries.iter().find_map(ResourceConfig::nvidia).cloned();
@@ -110,20 +107,20 @@ impl ChangedSection {
                 ResourceConfig::deserialize(&given).or_else(|error| refuse(&key, &given, error))?
             };
             entry.validate(&key)?;
-            let (is_nvidia, name) = (entry.nvidia().is_some(), entry.name().clone());
-            let is_same =
-                |one: &ResourceConfig| one.nvidia().is_some() == is_nvidia && (is_nvidia || *one.name() == name);
-            replace(&mut entries, is_same, entry);
+            replace(&mut entries, entry);
         }
         refuse_duplicates(&format!("{key}.resources"), &entries)?;
         Ok(entries)
     }
 }
 
-/// In its place, or at the end.
-fn replace(entries: &mut Vec<ResourceConfig>, which: impl Fn(&ResourceConfig) -> bool, entry: ResourceConfig) {
-    match entries.iter_mut().find(|one| which(one)) {
-        Some(one) => *one = entry,
+/// In place of the entry of kind nvidia, or of another kind and the same name; else at the end.
+fn replace(entries: &mut Vec<ResourceConfig>, entry: ResourceConfig) {
+    let is_nvidia = entry.nvidia().is_some();
+    let is_same =
+        |one: &ResourceConfig| one.nvidia().is_some() == is_nvidia && (is_nvidia || one.name() == entry.name());
+    match entries.iter().position(is_same) {
+        Some(index) => entries[index] = entry,
         None => entries.push(entry),
     }
 }
@@ -135,11 +132,8 @@ fn check_name(key: &str, name: &str, earlier: &[ProfileConfig]) -> Result<(), Pl
         && name.starts_with(is_plain)
         && name.ends_with(is_plain);
     if !is_name {
-        return refuse(
-            key,
-            format!("{name:?}"),
-            "accepted: 1 to 63 letters, digits, dashes, dots or underscores, a letter or digit at both ends",
-        );
+        let accepted = "accepted: 1 to 63 letters, digits, dashes, dots or underscores, a letter or digit at both ends";
+        return refuse(key, format!("{name:?}"), accepted);
     }
     if earlier.iter().any(|one| one.name == name) {
         return refuse(key, name, "another profile has it: names are unique");

@@ -1,7 +1,6 @@
 //! Single values as people write them: resource names, references to devices, what to do in a conflict.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde::de::{self, DeserializeOwned, Deserializer};
 use serde::{Deserialize, Serialize};
@@ -41,12 +40,6 @@ impl TryFrom<Value> for DeviceReference {
         Self::parse(&text).ok_or_else(|| {
             format!("{text:?} names no device; accepted: a GPU index (0), a MIG index (0:1), or a GPU-… or MIG-… UUID")
         })
-    }
-}
-
-impl fmt::Display for DeviceReference {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.0)
     }
 }
 
