@@ -1,8 +1,10 @@
 //! The answer to Allocate for one container. Pure, and from memory: the kubelet waits without a timeout.
 
+use std::path::Path;
+
 use super::refusal::{AllocationRefusal, CallResult};
 use crate::domain::model::DeviceId;
-use crate::node::plugin::config::{DeviceIdStrategy, DeviceListStrategy, NvidiaConfig, ResourceConfig};
+use crate::node::plugin::config::{DeviceIdStrategy, DeviceListStrategy, DriverMount, NvidiaConfig, ResourceConfig};
 use crate::node::plugin::host::{DriverFiles, cdi, path_devices::fnv};
 use crate::node::plugin::offer::{Offer, OfferedDevice, OfferedHardware};
 use crate::node::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
@@ -63,35 +65,27 @@ fn gpus(
     if nvidia.uses_cdi() {
         add_cdi(&mut answer, nvidia, offer, &devices, driver_files)?;
     }
-    let name = |device: &&OfferedDevice| {
-        let [name, _] = names(nvidia.device_id_strategy, &device.hardware);
-        name
-    };
+    let name = |device: &&OfferedDevice| names(nvidia.device_id_strategy, &device.hardware)[0].clone();
     let names: Vec<String> = devices.iter().map(name).collect();
     if nvidia.includes(DeviceListStrategy::Envvar) {
         answer.envs.insert(VISIBLE_DEVICES.to_owned(), names.join(","));
     }
     if nvidia.includes(DeviceListStrategy::VolumeMounts) {
         answer.envs.insert(VISIBLE_DEVICES.to_owned(), MOUNTED_DEVICES.to_owned());
-        answer.mounts.extend(names.iter().map(|name| Mount {
-            host_path: "/dev/null".to_owned(),
-            container_path: format!("{MOUNTED_DEVICES}/{name}"),
-            read_only: false,
-        }));
+        let mounted = |name| mount(Path::new("/dev/null"), format!("{MOUNTED_DEVICES}/{name}"), false);
+        answer.mounts.extend(names.iter().map(mounted));
     }
     let as_nodes = nvidia.includes(DeviceListStrategy::DeviceNodes);
     // As NVIDIA's plugin: where all goes through CDI, the nodes do too.
-    let pass_nodes =
-        nvidia.pass_device_specs && (nvidia.device_list_strategy.iter().any(|strategy| !is_cdi(*strategy)));
+    let is_cdi = |strategy: &_| matches!(strategy, DeviceListStrategy::CdiAnnotations | DeviceListStrategy::CdiCri);
+    let pass_nodes = nvidia.pass_device_specs && !nvidia.device_list_strategy.iter().all(is_cdi);
     if as_nodes || pass_nodes {
         add_device_nodes(&mut answer, nvidia, &devices, driver_files, if as_nodes { "mrw" } else { "rw" })?;
     }
     if as_nodes {
-        answer.mounts.extend(driver_files.driver_mounts.iter().map(|mount| Mount {
-            host_path: mount.host_path.display().to_string(),
-            container_path: mount.container_path.display().to_string(),
-            read_only: true,
-        }));
+        let read_only =
+            |driver: &DriverMount| mount(&driver.host_path, driver.container_path.display().to_string(), true);
+        answer.mounts.extend(driver_files.driver_mounts.iter().map(read_only));
     }
     if shared && nvidia.shares_through_mps() {
         add_mps(&mut answer, nvidia, offer);
@@ -99,8 +93,8 @@ fn gpus(
     Ok(answer)
 }
 
-fn is_cdi(strategy: DeviceListStrategy) -> bool {
-    matches!(strategy, DeviceListStrategy::CdiAnnotations | DeviceListStrategy::CdiCri)
+fn mount(host_path: &Path, container_path: String, read_only: bool) -> Mount {
+    Mount { host_path: host_path.display().to_string(), container_path, read_only }
 }
 
 fn refuse_several_slots(nvidia: &NvidiaConfig, asked: usize, shared: bool) -> Result<(), AllocationRefusal> {
@@ -196,11 +190,7 @@ fn add_mps(answer: &mut ContainerAllocateResponse, nvidia: &NvidiaConfig, offer:
     let container_path = format!("/mps/{pipe}");
     answer.envs.insert("CUDA_MPS_PIPE_DIRECTORY".to_owned(), container_path.clone());
     for (directory, container_path) in [(pipe.as_str(), container_path), ("shm", "/dev/shm".to_owned())] {
-        answer.mounts.push(Mount {
-            host_path: nvidia.mps_root.join(directory).display().to_string(),
-            container_path,
-            read_only: false,
-        });
+        answer.mounts.push(mount(&nvidia.mps_root.join(directory), container_path, false));
     }
 }
 

@@ -14,6 +14,13 @@ named! {
     }
 }
 
+impl CallResult {
+    /// Those that the counters of Allocate and of PreStartContainer have from the beginning.
+    pub const ALLOCATE: [Self; 4] = [Self::Ok, Self::UnknownDevice, Self::Unhealthy, Self::NotAllowed];
+    pub const PRE_START: [Self; 5] =
+        [Self::Ok, Self::UnknownDevice, Self::Unhealthy, Self::MemoryInUse, Self::ProcessesLeft];
+}
+
 /// The kubelet passes the message on to the pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]

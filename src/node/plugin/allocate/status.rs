@@ -12,17 +12,6 @@ use crate::domain::model::{Moment, PluginResource, PluginState, PluginUnhealthyR
 use crate::node::plugin::config::{NvidiaConfig, ResourceConfig};
 use crate::node::plugin::offer::Offer;
 
-/// The results that the counters have from the beginning: of Allocate, and of PreStartContainer.
-const ALLOCATE_RESULTS: [CallResult; 4] =
-    [CallResult::Ok, CallResult::UnknownDevice, CallResult::Unhealthy, CallResult::NotAllowed];
-const PRE_START_RESULTS: [CallResult; 5] = [
-    CallResult::Ok,
-    CallResult::UnknownDevice,
-    CallResult::Unhealthy,
-    CallResult::MemoryInUse,
-    CallResult::ProcessesLeft,
-];
-
 /// Keeps the published state of one resource.
 #[derive(Clone, Debug)]
 pub struct ResourceStatus {
@@ -45,7 +34,7 @@ impl ResourceStatus {
             // The counters of a resource that is served again continue.
             if state.created == UnixSeconds::default() {
                 state.created = now.unix;
-                state.allocations = zero(&ALLOCATE_RESULTS);
+                state.allocations = zero(&CallResult::ALLOCATE);
                 let none = || PluginUnhealthyReason::all().map(|reason| (reason, 0)).collect::<BTreeMap<_, _>>();
                 state.health_transitions = [("healthy", none()), ("unhealthy", none())].into();
             }
@@ -54,7 +43,7 @@ impl ResourceStatus {
             state.prefers = config.nvidia().is_some();
             state.mps = config.nvidia().is_some_and(NvidiaConfig::shares_through_mps);
             if config.pre_start_check().is_some() && state.pre_starts.is_empty() {
-                state.pre_starts = zero(&PRE_START_RESULTS);
+                state.pre_starts = zero(&CallResult::PRE_START);
             }
         });
         status

@@ -196,9 +196,9 @@ mod tests {
     use super::*;
     use crate::domain::model::UnhealthyReason;
     use crate::node::plugin::host::MigCapabilities;
-    use crate::node::plugin::offer::{OfferedDevice, OfferedHardware, PluginUnhealthy};
+    use crate::node::plugin::offer::{OfferedDevice, OfferedHardware, OfferedHealth, PluginUnhealthy};
 
-    fn offer(hardware: OfferedHardware, health: Result<(), PluginUnhealthy>) -> Offer {
+    fn offer(hardware: OfferedHardware, health: OfferedHealth) -> Offer {
         let device = OfferedDevice { health, ..OfferedDevice::new("x", hardware) };
         Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] }
     }

@@ -13,6 +13,6 @@ mod scans;
 pub mod sockets;
 mod topology;
 
-pub use driver_files::{DriverFiles, MigCapabilities, VendorSpecification, control_nodes};
+pub use driver_files::{DriverFiles, MigCapabilities, VendorSpecification};
 pub use scanner::{HostFacts, HostPaths, ScanResult, needs_polling};
 pub use scans::HostScans;

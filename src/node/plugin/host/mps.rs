@@ -44,7 +44,7 @@ mod tests {
 
     use super::*;
     use crate::domain::model::PluginUnhealthyReason;
-    use crate::node::plugin::offer::{PluginUnhealthy, offers};
+    use crate::node::plugin::offer::{OfferedHealth, PluginUnhealthy, offers};
     use crate::node::plugin::test_data::{gpu, inventory, nvidia, uuid};
 
     #[test]
@@ -55,7 +55,7 @@ mod tests {
         let config = nvidia(&format!("sharing: {{mps: {{replicas: 2, perGpu: {{\"{}\": 1}}}}}}", uuid(1)));
         let nvidia = config.nvidia().unwrap();
         let offer = offers(&config, &inventory((0..2).map(|index| gpu(index, None))), &[]).offers.remove(0);
-        let health = || -> Vec<Result<(), PluginUnhealthy>> {
+        let health = || -> Vec<OfferedHealth> {
             let without_mps = resources_without_daemon(nvidia, &roots, std::slice::from_ref(&offer));
             offer.clone().with_mps_health(&without_mps).devices.into_iter().map(|device| device.health).collect()
         };

@@ -64,16 +64,8 @@ fn prefix(resource: &ResourceName) -> String {
 
 /// Whether a podmeter serves this resource there.
 pub fn is_ours(name: &str, resource: &ResourceName) -> bool {
-    name.strip_prefix(&prefix(resource)).is_some_and(|rest| rest.strip_suffix(SUFFIX).is_some_and(is_unique))
-}
-
-/// Whether some podmeter serves some resource there.
-fn is_podmeters(name: &str) -> bool {
-    name.starts_with(OURS) && name.ends_with(SUFFIX)
-}
-
-fn is_unique(text: &str) -> bool {
-    text.len() == 12 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+    let unique = name.strip_prefix(&prefix(resource)).and_then(|rest| rest.strip_suffix(SUFFIX));
+    unique.is_some_and(|unique| unique.len() == 12 && unique.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// Names of the wanted sockets in the directory that accept connections, sorted, without the kubelet's.
@@ -98,7 +90,8 @@ pub fn identities(directory: &Path) -> BTreeMap<String, SocketIdentity> {
 
 /// Removes sockets of an earlier podmeter that refuse connections.
 pub async fn remove_stale(directory: &Path) {
-    for name in names(directory).into_iter().filter(|name| is_podmeters(name)) {
+    let is_podmeters = |name: &String| name.starts_with(OURS) && name.ends_with(SUFFIX);
+    for name in names(directory).into_iter().filter(is_podmeters) {
         let path = directory.join(&name);
         let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
         if UnixStream::connect(&path).await.is_err_and(refused) {
@@ -119,9 +112,12 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Wakes `changes` whenever the directory changes, and at intervals; counts the kubelets after the first; and has the
-/// kubelet queried after each change of the sockets. Ends when the directory was removed and a mount still shows it: the
-/// one in its place is not visible until the mount is made again.
+/// Until the directory is removed and a mount still shows it: the one in its place is not visible until the mount is made
+/// again. Meanwhile:
+///
+/// - each change in the directory wakes `changes`, and so does `POLL`;
+/// - a change of the sockets is followed by `refresh_allocatable`;
+/// - a kubelet after the first is counted in the published state.
 pub async fn watch_directory(
     directory: PathBuf,
     changes: watch::Sender<u64>,

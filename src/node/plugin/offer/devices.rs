@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::missing;
-use super::offered_device::{Offer, OfferedDevice, OfferedHardware, PluginUnhealthy};
+use super::offered_device::{Offer, OfferedDevice, OfferedHardware, OfferedHealth, PluginUnhealthy};
 use crate::domain::model::{DeviceId, Gpu, Inventory, MigDevice, PluginUnhealthyReason, ResourceName, UnhealthyReason};
 use crate::node::plugin::config::{
     DeviceReference, MigStrategy, NamePattern, NvidiaConfig, Replication, ResourceConfig, resource_name,
@@ -41,7 +41,7 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[PathDevic
                 MigStrategy::Mixed => devices_of_every_kind(nvidia, inventory, &mut problems),
             };
             let mut slots = share(nvidia, devices, &mut problems);
-            slots.extend(missing::missing(nvidia, inventory));
+            slots.extend(missing::missing(config, inventory));
             slots
         }
         ResourceConfig::Path(path) => {
@@ -64,17 +64,15 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[PathDevic
 /// `now`, with every device of `previous` that is not in it as unhealthy: a device that was sent to the kubelet stays in
 /// the list of an open registration, since the kubelet's lookup of it is unchecked.
 pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<Offer> {
-    let as_absent = |device: &OfferedDevice| OfferedDevice {
-        health: Err(absence_reason(&device.hardware, inventory)),
-        ..device.clone()
-    };
-    let before = previous.iter().flat_map(|offer| {
-        offer.devices.iter().map(|device| (offer.resource.clone(), as_absent(device))).collect::<Vec<_>>()
+    let before = previous.iter().flat_map(|offer| offer.devices.iter().map(|device| (&offer.resource, device)));
+    let absent = before.map(|(resource, device)| {
+        let health = Err(absence_reason(&device.hardware, inventory));
+        (resource.clone(), OfferedDevice { health, ..device.clone() })
     });
     let now = now
         .into_iter()
         .flat_map(|Offer { resource, devices }| devices.into_iter().map(move |device| (resource.clone(), device)));
-    by_resource(before.chain(now))
+    by_resource(absent.chain(now))
 }
 
 /// A GPU that is there and no longer has the device lost it to a change of layout.
@@ -95,7 +93,7 @@ fn absence_reason(hardware: &OfferedHardware, inventory: &Inventory) -> PluginUn
 impl Offer {
     /// With the health of each device's hardware, where the device is not already unhealthy.
     #[must_use]
-    pub fn with_health(mut self, health: impl Fn(&OfferedHardware) -> Result<(), PluginUnhealthy>) -> Self {
+    pub fn with_health(mut self, health: impl Fn(&OfferedHardware) -> OfferedHealth) -> Self {
         for device in self.devices.iter_mut().filter(|device| device.health.is_ok()) {
             device.health = health(&device.hardware);
         }
@@ -115,8 +113,6 @@ impl Offer {
 }
 
 type NamedDevice = (ResourceName, OfferedDevice);
-/// A device of some kind (a MIG profile, or a whole GPU): its GPU, the GPU's index, and the MIG device on it.
-type DeviceOfKind<'i> = (&'i Gpu, u32, Option<&'i MigDevice>);
 
 /// The GPUs that the driver has listed, with their indexes; without those that are passed through now.
 fn listed(inventory: &Inventory) -> impl Iterator<Item = (&Gpu, u32)> {
@@ -125,10 +121,7 @@ fn listed(inventory: &Inventory) -> impl Iterator<Item = (&Gpu, u32)> {
 }
 
 fn whole_gpus(nvidia: &NvidiaConfig, inventory: &Inventory, which: impl Fn(&Gpu) -> bool) -> Vec<NamedDevice> {
-    listed(inventory)
-        .filter(|(gpu, _)| which(gpu))
-        .map(|(gpu, index)| (gpu_name(nvidia, gpu), whole_gpu_device(gpu, index)))
-        .collect()
+    listed(inventory).filter(|(gpu, _)| which(gpu)).map(|(gpu, index)| whole_gpu(nvidia, gpu, index)).collect()
 }
 
 fn devices_of_every_kind(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
@@ -145,49 +138,37 @@ fn devices_of_every_kind(nvidia: &NvidiaConfig, inventory: &Inventory, problems:
     devices
 }
 
-/// `single` promises that any two devices are of one kind. Where the node breaks that, the kind that most GPUs have is
+/// `single` promises that any two devices are of one kind: of a MIG profile, or whole GPUs. Where the node breaks that, the kind that most GPUs have is
 /// offered (then that of most devices, then the first by name), and the rest is named as a problem: a node that is half
 /// reconfigured keeps most of its devices, instead of losing all.
 fn devices_of_one_kind(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
-    let mut kinds: BTreeMap<&str, Vec<DeviceOfKind<'_>>> = BTreeMap::new();
+    let mut kinds: BTreeMap<&str, Vec<NamedDevice>> = BTreeMap::new();
     for (gpu, index) in listed(inventory) {
         if has_mig(gpu) {
             report_unpartitioned(gpu, problems);
             for mig in &gpu.mig_devices {
-                kinds.entry(&mig.profile).or_default().push((gpu, index, Some(mig)));
+                let name = name_by_pattern(&nvidia.names.mig, &mig.profile).unwrap_or_else(|| nvidia.name.clone());
+                kinds.entry(&mig.profile).or_default().push((name, mig_device(gpu, index, mig)));
             }
         } else {
-            kinds.entry("a whole GPU").or_default().push((gpu, index, None));
+            kinds.entry("a whole GPU").or_default().push(whole_gpu(nvidia, gpu, index));
         }
     }
-    let weight = |members: &[DeviceOfKind<'_>]| {
-        let gpus: BTreeSet<_> = members.iter().map(|(gpu, ..)| &gpu.uuid).collect();
-        (gpus.len(), members.len())
+    let weight = |devices: &[NamedDevice]| {
+        let gpus: BTreeSet<_> = devices.iter().map(|(_, device)| device.hardware.gpu()).collect();
+        (gpus.len(), devices.len())
     };
     // The first of the heaviest: max_by_key would take the last.
-    let chosen = kinds.iter().rev().max_by_key(|(_, members)| weight(members)).map(|(kind, _)| *kind);
-    let mut devices = vec![];
-    for (kind, members) in &kinds {
-        if Some(*kind) != chosen {
-            let names: Vec<&str> =
-                members.iter().map(|(gpu, _, mig)| mig.map_or(gpu.uuid.as_str(), |mig| mig.uuid.as_str())).collect();
-            problems.push(format!(
-                "migStrategy single offers devices of one kind, here {}: not offered are {} ({kind}); make the layouts \
-                 equal or set migStrategy mixed",
-                chosen.unwrap_or_default(),
-                names.join(", "),
-            ));
-            continue;
-        }
-        for (gpu, index, mig) in members {
-            devices.push(match mig {
-                Some(mig) => {
-                    let name = name_by_pattern(&nvidia.names.mig, &mig.profile).unwrap_or_else(|| nvidia.name.clone());
-                    (name, mig_device(gpu, *index, mig))
-                }
-                None => (gpu_name(nvidia, gpu), whole_gpu_device(gpu, *index)),
-            });
-        }
+    let heaviest = kinds.iter().rev().max_by_key(|(_, devices)| weight(devices)).map(|(kind, _)| *kind);
+    let Some(chosen) = heaviest else { return vec![] };
+    let devices = kinds.remove(chosen).unwrap_or_default();
+    for (kind, others) in kinds {
+        let ids: Vec<&str> = others.iter().map(|(_, device)| device.id.as_str()).collect();
+        problems.push(format!(
+            "migStrategy single offers devices of one kind, here {chosen}: not offered are {} ({kind}); make the layouts \
+             equal or set migStrategy mixed",
+            ids.join(", "),
+        ));
     }
     devices
 }
@@ -205,11 +186,6 @@ fn report_unpartitioned(gpu: &Gpu, problems: &mut Vec<String>) {
     }
 }
 
-fn gpu_name(nvidia: &NvidiaConfig, gpu: &Gpu) -> ResourceName {
-    let model = gpu.model.as_deref().unwrap_or_default();
-    name_by_pattern(&nvidia.names.gpus, model).unwrap_or_else(|| nvidia.name.clone())
-}
-
 fn name_by_pattern(names: &[NamePattern], text: &str) -> Option<ResourceName> {
     names.iter().find(|name| name.pattern.matches(text)).map(|name| name.name.clone())
 }
@@ -222,8 +198,11 @@ fn mixed_name(nvidia: &NvidiaConfig, mig: &MigDevice) -> Result<ResourceName, St
     resource_name(&format!("{domain}/mig-{}", mig.profile.replace('+', ".")))
 }
 
-fn whole_gpu_device(gpu: &Gpu, index: u32) -> OfferedDevice {
-    device_on(gpu, gpu.uuid.as_str(), OfferedHardware::Gpu { uuid: gpu.uuid.clone(), index, minor: gpu.minor })
+fn whole_gpu(nvidia: &NvidiaConfig, gpu: &Gpu, index: u32) -> NamedDevice {
+    let model = gpu.model.as_deref().unwrap_or_default();
+    let name = name_by_pattern(&nvidia.names.gpus, model).unwrap_or_else(|| nvidia.name.clone());
+    let hardware = OfferedHardware::Gpu { uuid: gpu.uuid.clone(), index, minor: gpu.minor };
+    (name, device_on(gpu, gpu.uuid.as_str(), hardware))
 }
 
 fn mig_device(gpu: &Gpu, gpu_index: u32, mig: &MigDevice) -> OfferedDevice {
@@ -268,32 +247,16 @@ fn share(nvidia: &NvidiaConfig, devices: Vec<NamedDevice>, problems: &mut Vec<St
     slots
 }
 
-/// What a reference names: the GPU of a device, or the device itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum ReferenceScope {
-    Gpu,
-    Device,
-}
-
-/// `None` where the reference names another device. A reference to a GPU names its MIG devices too.
-fn reference_scope(reference: &DeviceReference, hardware: &OfferedHardware) -> Option<ReferenceScope> {
-    let name = reference.as_str();
-    if hardware.names()?.iter().any(|own| own == name) {
-        return Some(ReferenceScope::Device);
-    }
-    let OfferedHardware::Mig { gpu, gpu_index, .. } = hardware else { return None };
-    (name == gpu.as_str() || name == gpu_index.to_string()).then_some(ReferenceScope::Gpu)
-}
-
 /// The narrowest rule decides: this device, its GPU, its resource, all.
 fn replicas(replication: &Replication, resource: &ResourceName, device: &OfferedDevice) -> Option<u32> {
-    let scope =
-        |(reference, count): (&DeviceReference, &u32)| Some((reference_scope(reference, &device.hardware)?, *count));
-    let per_gpu = replication.per_gpu.iter().filter_map(scope).max_by_key(|(scope, _)| *scope);
-    if let Some((_, count)) = per_gpu {
-        return Some(count);
-    }
-    replication.per_resource.get(resource).map(|rule| rule.replicas).or(replication.replicas)
+    let gpu = match &device.hardware {
+        OfferedHardware::Mig { gpu, gpu_index, .. } => Some([gpu.to_string(), gpu_index.to_string()]),
+        _ => None,
+    };
+    let mut names = device.hardware.names().into_iter().chain(gpu).flatten();
+    let per_gpu = names.find_map(|name| replication.per_gpu.get(&DeviceReference::parse(&name)?));
+    let per_resource = || replication.per_resource.get(resource).map(|rule| rule.replicas);
+    per_gpu.copied().or_else(per_resource).or(replication.replicas)
 }
 
 fn shared_name(replication: &Replication, name: &ResourceName) -> ResourceName {

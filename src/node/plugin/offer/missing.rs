@@ -2,33 +2,30 @@
 
 use super::offered_device::{OfferedDevice, OfferedHardware, PluginUnhealthy};
 use crate::domain::model::{Inventory, ResourceName, UnhealthyReason};
-use crate::node::plugin::config::{NvidiaConfig, Replication, ResourceConfig};
+use crate::node::plugin::config::{Replication, ResourceConfig};
 
 impl ResourceConfig {
     /// Whether devices of this resource may be what this entry has offered to the kubelet.
     pub fn may_offer(&self, resource: &ResourceName) -> bool {
-        self.nvidia().is_some_and(|nvidia| may_offer(nvidia, resource))
+        let Some(nvidia) = self.nvidia() else { return false };
+        let renamed = |replication: &Replication| {
+            let rules = replication.per_resource.values().filter_map(|rule| rule.rename.as_ref());
+            rules.into_iter().any(|rename| rename.0 == *resource)
+        };
+        let base = resource.as_str().strip_suffix(".shared").unwrap_or(resource.as_str());
+        let names = nvidia.names.gpus.iter().chain(&nvidia.names.mig).map(|named| &named.name);
+        let domain = nvidia.name.as_str().split_once('/').map_or("", |(domain, _)| domain);
+        let is_profile = |name: &str| name.strip_prefix(domain).is_some_and(|rest| rest.starts_with("/mig-"));
+        std::iter::once(&nvidia.name).chain(names).any(|name| name.as_str() == base)
+            || is_profile(base)
+            || nvidia.sharing.replication().is_some_and(renamed)
     }
 }
 
-fn may_offer(nvidia: &NvidiaConfig, resource: &ResourceName) -> bool {
-    let renamed = |replication: &Replication| {
-        let rules = replication.per_resource.values().filter_map(|rule| rule.rename.as_ref());
-        rules.into_iter().any(|rename| rename.0 == *resource)
-    };
-    let base = resource.as_str().strip_suffix(".shared").unwrap_or(resource.as_str());
-    let names = nvidia.names.gpus.iter().chain(&nvidia.names.mig).map(|named| &named.name);
-    let domain = nvidia.name.as_str().split_once('/').map_or("", |(domain, _)| domain);
-    let is_profile = |name: &str| name.strip_prefix(domain).is_some_and(|rest| rest.starts_with("/mig-"));
-    std::iter::once(&nvidia.name).chain(names).any(|name| name.as_str() == base)
-        || is_profile(base)
-        || nvidia.sharing.replication().is_some_and(renamed)
-}
-
-pub fn missing(nvidia: &NvidiaConfig, inventory: &Inventory) -> Vec<(ResourceName, OfferedDevice)> {
+pub fn missing(config: &ResourceConfig, inventory: &Inventory) -> Vec<(ResourceName, OfferedDevice)> {
     let mut devices = vec![];
     for (gpu, missing) in &inventory.missing {
-        for (resource, ids) in missing.kubelet_ids.iter().filter(|(resource, _)| may_offer(nvidia, resource)) {
+        for (resource, ids) in missing.kubelet_ids.iter().filter(|(resource, _)| config.may_offer(resource)) {
             devices.extend(ids.iter().map(|id| {
                 let health = Err(PluginUnhealthy::device(UnhealthyReason::Lost, missing.detail.clone()));
                 let device = OfferedDevice::new(id.clone(), OfferedHardware::Missing(gpu.clone()));

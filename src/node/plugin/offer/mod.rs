@@ -18,4 +18,4 @@ mod offered_device;
 mod tests;
 
 pub use devices::{LONGEST_ID, Offers, PathDevice, merge, offers};
-pub use offered_device::{Offer, OfferedDevice, OfferedHardware, PluginUnhealthy};
+pub use offered_device::{Offer, OfferedDevice, OfferedHardware, OfferedHealth, PluginUnhealthy};

@@ -21,9 +21,12 @@ pub struct OfferedDevice {
     pub id: DeviceId,
     /// Empty when unknown: the topology is then left out.
     pub numa_nodes: BTreeSet<i64>,
-    pub health: Result<(), PluginUnhealthy>,
+    pub health: OfferedHealth,
     pub hardware: OfferedHardware,
 }
+
+/// As the kubelet gets it.
+pub type OfferedHealth = Result<(), PluginUnhealthy>;
 
 /// Why a device is offered as unhealthy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,7 +70,7 @@ impl OfferedDevice {
         Self { id: id.into(), numa_nodes: BTreeSet::new(), health: Ok(()), hardware }
     }
 
-    /// One of several slots of the same hardware. Of the IDs of any plugin, `DeviceForm::is_replica` decides it.
+    /// One of several slots of the same hardware. For the IDs of any plugin: `DeviceForm::is_slot`.
     pub fn is_slot(&self) -> bool {
         self.id.as_str().contains("::")
     }
@@ -118,7 +121,7 @@ impl OfferedHardware {
 
     /// As the health module decides it: `Err` with the causes, under the most important reason. A device that has not
     /// been checked yet is unhealthy; one without a GPU is healthy.
-    pub fn health(&self, health: &HealthState) -> Result<(), PluginUnhealthy> {
+    pub fn health(&self, health: &HealthState) -> OfferedHealth {
         let judged = match self {
             Self::Gpu { uuid, .. } | Self::Missing(uuid) => health.of(uuid, None),
             Self::Mig { gpu, uuid, .. } => health.of(gpu, Some(uuid)),
