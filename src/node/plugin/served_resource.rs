@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::allocate::{PluginInputs, ResourceStatus, ServiceInputs};
 use super::config::ResourceConfig;
 use super::host::HostFacts;
-use super::offer::{Offer, OfferedDevice, PluginUnhealthy};
+use super::offer::{Offer, OfferedDevice, OfferedHealth};
 use super::registration::{Deadlines, EndedLifecycle, Lifecycle};
 use crate::clock::Clock;
 use crate::domain::model::{DeviceId, PluginState, ResourceName};
@@ -112,11 +112,9 @@ impl ServedResource {
 
     /// The first reason is kept.
     pub fn end(&self, reason: &'static str) {
-        self.stop.send_if_modified(|stop| {
-            let first = stop.is_none();
-            stop.get_or_insert(reason);
-            first
-        });
+        if !self.is_ending() {
+            self.stop.send_replace(Some(reason));
+        }
     }
 
     /// A device that becomes healthy is counted under its former reason.
@@ -135,8 +133,8 @@ impl ServedResource {
 fn paired<'o>(
     before: &'o Offer,
     now: &'o Offer,
-) -> impl Iterator<Item = (&'o OfferedDevice, Option<&'o Result<(), PluginUnhealthy>>)> {
-    let known: BTreeMap<&DeviceId, &Result<(), PluginUnhealthy>> =
+) -> impl Iterator<Item = (&'o OfferedDevice, Option<&'o OfferedHealth>)> {
+    let known: BTreeMap<&DeviceId, &OfferedHealth> =
         before.devices.iter().map(|device| (&device.id, &device.health)).collect();
     now.devices.iter().map(move |device| (device, known.get(&device.id).copied()))
 }

@@ -17,7 +17,7 @@ use super::host::{HostPaths, HostScans, ScanResult, sockets};
 use super::served_resource::ServedResources;
 use crate::clock::Clock;
 use crate::domain::model::{
-    AppliedProfile, HardwareSource, HardwareState, HealthState, KubeletState, Monotonic, PluginState, ResourceName,
+    AppliedProfile, HardwareSource, HardwareState, HealthState, KubeletState, Monotonic, PluginState,
 };
 use crate::tasks::Tasks;
 
@@ -41,11 +41,7 @@ pub struct PluginHandle {
 impl PluginHandle {
     /// Changes what is offered. An entry that was offered before continues unchanged.
     pub fn configure(&self, plan: &PluginPlan) {
-        self.plan.send_if_modified(|configured| {
-            let changed = configured != plan;
-            *configured = plan.clone();
-            changed
-        });
+        self.plan.send_if_modified(|configured| std::mem::replace(configured, plan.clone()) != *plan);
     }
 }
 
@@ -166,15 +162,9 @@ impl PluginTask {
             return;
         }
         let applied = self.plan.applied(&choice);
-        let is_new = self.publish.send_if_modified(|state| {
-            let is_new = state.profile != applied;
-            if is_new {
-                Arc::make_mut(state).profile = applied.clone();
-            }
-            is_new
-        });
-        if let Some(applied) = applied.filter(|_| is_new) {
-            log_profile(&applied, &node);
+        if self.publish.borrow().profile != applied {
+            applied.iter().for_each(|applied| log_profile(applied, &node));
+            self.publish.send_modify(|state| Arc::make_mut(state).profile = applied);
         }
         let entries = self.plan.entries(&choice);
         self.choice = Some(choice);
@@ -183,24 +173,18 @@ impl PluginTask {
 
     /// An existing entry continues unchanged.
     fn configure(&mut self, resources: &[ResourceConfig]) {
-        let mut before = std::mem::take(&mut self.entries);
-        let mut made = vec![];
+        let is_removed = |_: &u64, entry: &mut ConfiguredEntry| !resources.contains(&entry.config);
+        let removed: BTreeMap<u64, ConfiguredEntry> = self.entries.extract_if(.., is_removed).collect();
+        let now = self.clock.now().monotonic;
         for config in resources {
-            let same = before.iter().find(|(_, entry)| *entry.config == *config).map(|(number, _)| *number);
-            match same.and_then(|number| before.remove_entry(&number)) {
-                Some((number, entry)) => drop(self.entries.insert(number, entry)),
-                None => made.push(config.clone()),
+            if self.entries.values().all(|entry| *entry.config != *config) {
+                self.entries.insert(self.entries_made, ConfiguredEntry::new(config.clone(), now));
+                self.entries_made += 1;
             }
         }
-        let now = self.clock.now().monotonic;
-        for config in made {
-            self.entries.insert(self.entries_made, ConfiguredEntry::new(config, now));
-            self.entries_made += 1;
-        }
-        let remaining: BTreeSet<&ResourceName> = self.entries.values().map(|entry| entry.config.name()).collect();
-        for served in self.served.running.values().filter(|served| !self.entries.contains_key(&served.entry_number)) {
-            let is_named =
-                before.get(&served.entry_number).is_some_and(|entry| remaining.contains(entry.config.name()));
+        for served in self.served.running.values() {
+            let Some(entry) = removed.get(&served.entry_number) else { continue };
+            let is_named = resources.iter().any(|config| config.name() == entry.config.name());
             served.end(if is_named {
                 "its configuration was changed"
             } else {

@@ -46,14 +46,13 @@ pub struct Comparisons {
     /// Earlier answers may be from before the kubelet had our list.
     from: Monotonic,
     compared: Option<Monotonic>,
-    absent_since: Option<Monotonic>,
     last: Comparison,
 }
 
 impl Comparisons {
     /// The kubelet has opened our list now.
     pub fn new(now: Monotonic) -> Self {
-        Self { from: now + SETTLE, compared: None, absent_since: None, last: Comparison::Listed }
+        Self { from: now + SETTLE, compared: None, last: Comparison::Listed }
     }
 
     /// Each answer counts once. `advertised` are the devices that earlier registrations sent to the kubelet, and `live`
@@ -74,16 +73,16 @@ impl Comparisons {
         };
         let ours = offer.devices.iter().map(|device| device.id.clone()).chain(advertised.iter().cloned()).collect();
         if let Some(conflict) = conflict(&offer.resource, listed, &ours, live) {
-            (self.absent_since, self.last) = (None, Comparison::Conflict(conflict));
+            self.last = Comparison::Conflict(conflict);
         } else if let Some(asked) = asked.filter(|asked| self.compared != Some(*asked)) {
             self.compared = Some(asked);
             let mut healthy = offer.devices.iter().filter(|device| device.health.is_ok()).peekable();
             let is_absent = healthy.peek().is_some() && healthy.all(|device| !listed.contains(&device.id));
-            self.absent_since = is_absent.then(|| self.absent_since.unwrap_or(asked));
-            self.last = match self.absent_since {
-                None => Comparison::Listed,
-                Some(since) if asked.since(since) >= SETTLE => Comparison::Unlisted,
-                Some(since) => Comparison::Absent(since),
+            self.last = match self.last {
+                _ if !is_absent => Comparison::Listed,
+                Comparison::Absent(since) if asked.since(since) >= SETTLE => Comparison::Unlisted,
+                Comparison::Absent(since) => Comparison::Absent(since),
+                _ => Comparison::Absent(asked),
             };
         } else if let Comparison::Conflict(_) = self.last {
             // It was a socket, which is gone.
@@ -132,7 +131,7 @@ mod tests {
 
     use super::*;
     use crate::domain::model::{Allocatable, Moment};
-    use crate::node::plugin::offer::{OfferedDevice, OfferedHardware, PluginUnhealthy};
+    use crate::node::plugin::offer::{OfferedDevice, OfferedHardware, OfferedHealth, PluginUnhealthy};
 
     fn found(allocatable: &[&str], advertised: &[&str], live: &[&str]) -> Option<String> {
         let ids = |ids: &[&str]| ids.iter().map(|id| DeviceId::new(*id)).collect();
@@ -169,7 +168,7 @@ mod tests {
     }
 
     impl Registration {
-        fn new(health: Result<(), PluginUnhealthy>) -> Self {
+        fn new(health: OfferedHealth) -> Self {
             let device = OfferedDevice { health, ..OfferedDevice::new("x", OfferedHardware::Nothing) };
             let offer = Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] };
             Self { comparisons: Comparisons::new(Monotonic::from_secs(10)), offer }

@@ -113,13 +113,15 @@ impl Lifecycle {
         self.until_ready(attempt.kubelet, began).await?;
         // With takeover, our registration replaces plugins that serve already; one that registers later replaces us.
         let before = sockets::identities(&self.directory);
-        let server = attempt.server.insert(self.listen()?);
-        self.register(server, attempt.kubelet).await?;
-        attempt.registered_at = Some(self.now());
-        self.inputs.status.registered();
-        let devices = self.inputs.offer.borrow().devices.len();
-        tracing::info!(resource = %self.resource(), devices, "registered with the kubelet");
-        self.until_listed(server, attempt.kubelet).await?;
+        let name = sockets::fresh_name(&self.resource());
+        let server = PluginServer::start(&self.directory, &name, self.inputs.clone())
+            .map_err(|error| RegistrationEnd::Socket { path: self.directory.join(name), error })?;
+        let server = attempt.server.insert(server);
+        // A kubelet that has purged our socket would dial it for ten seconds.
+        tokio::select! {
+            registered = self.register(server, &mut attempt.registered_at) => registered?,
+            end = self.until_displaced(server, attempt.kubelet) => return Err(end),
+        }
         Err(self.stay_registered(server, attempt.kubelet, &before).await)
     }
 
@@ -135,23 +137,21 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// `Waiting` → `Serving`.
-    fn listen(&self) -> Result<PluginServer, RegistrationEnd> {
-        let name = sockets::fresh_name(&self.resource());
-        PluginServer::start(&self.directory, &name, self.inputs.clone())
-            .map_err(|error| RegistrationEnd::Socket { path: self.directory.join(name), error })
-    }
-
-    /// `Serving` → `Registered`.
-    async fn register(&self, server: &PluginServer, kubelet: Option<SocketIdentity>) -> Result<(), RegistrationEnd> {
+    /// `Serving` → `Registered`, until the kubelet has opened the list, which it does right after a registration.
+    async fn register(
+        &self,
+        server: &PluginServer,
+        registered_at: &mut Option<Monotonic>,
+    ) -> Result<(), RegistrationEnd> {
         let (socket, resource) = (sockets::kubelet_socket(&self.directory), self.resource());
-        // A kubelet that has purged our socket would dial it for ten seconds.
-        tokio::select! {
-            outcome = register(&socket, server.name(), resource.as_str(), self.deadlines.register) => {
-                outcome.map_err(RegistrationEnd::Register)
-            }
-            end = self.until_displaced(server, kubelet) => Err(end),
-        }
+        let registered = register(&socket, server.name(), resource.as_str(), self.deadlines.register).await;
+        registered.map_err(RegistrationEnd::Register)?;
+        *registered_at = Some(self.now());
+        self.inputs.status.registered();
+        let devices = self.inputs.offer.borrow().devices.len();
+        tracing::info!(%resource, devices, "registered with the kubelet");
+        let listed = tokio::time::timeout(self.deadlines.list, server.watched()).await;
+        listed.map_err(|_| RegistrationEnd::NotListed(self.deadlines.list))
     }
 
     /// Any state → `Waiting`: closes the server. Whether there was a registration.
@@ -230,20 +230,6 @@ impl Lifecycle {
         let left = FIRST_CHECK.saturating_sub(self.now().since(began));
         // Unchecked devices are then sent as they are; an error means that the agent is ending.
         let _ = tokio::time::timeout(left, self.inputs.offer.wait_for(checked)).await;
-    }
-
-    /// Until the kubelet has opened the list, which it does right after a registration.
-    async fn until_listed(
-        &self,
-        server: &PluginServer,
-        kubelet: Option<SocketIdentity>,
-    ) -> Result<(), RegistrationEnd> {
-        tokio::select! {
-            end = self.until_displaced(server, kubelet) => Err(end),
-            listed = tokio::time::timeout(self.deadlines.list, server.watched()) => {
-                listed.map_err(|_| RegistrationEnd::NotListed(self.deadlines.list))
-            }
-        }
     }
 
     /// `Registered`, with the list open. The sockets of known plugins that were there `before` count only where it must

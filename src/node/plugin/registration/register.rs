@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::net::UnixStream;
-use tonic::transport::Channel;
 
 use crate::node::wire::channel_over;
 use crate::node::wire::v1beta1::RegisterRequest;
@@ -63,13 +62,11 @@ pub async fn register(kubelet: &Path, endpoint: String, resource: &str, deadline
         options: None,
     };
     let call = async {
-        let mut client = RegistrationClient::new(channel(kubelet).await?);
+        let unreachable = |error| format!("{}: {error}", kubelet.display());
+        let stream = UnixStream::connect(kubelet).await.map_err(unreachable)?;
+        let channel = channel_over(stream).await.map_err(|error| error.to_string())?;
+        let mut client = RegistrationClient::new(channel);
         client.register(request).await.map_err(|status| status.message().to_owned())
     };
     within(deadline, call).await.unwrap_or_else(|| Err(format!("no answer within {deadline:?}"))).map(drop)
-}
-
-async fn channel(socket: &Path) -> Result<Channel, String> {
-    let stream = UnixStream::connect(socket).await.map_err(|error| format!("{}: {error}", socket.display()))?;
-    channel_over(stream).await.map_err(|error| error.to_string())
 }

@@ -13,13 +13,13 @@ use crate::clock::Clock;
 use crate::domain::model::{HardwareState, KubeletState, Monotonic, PluginResource, PluginState, UnhealthyReason};
 use crate::node::plugin::allocate::{PluginInputs, ResourceStatus, ServiceInputs};
 use crate::node::plugin::host::sockets;
-use crate::node::plugin::offer::{Offer, OfferedDevice, OfferedHardware, PluginUnhealthy};
+use crate::node::plugin::offer::{Offer, OfferedDevice, OfferedHardware, OfferedHealth, PluginUnhealthy};
 use crate::node::plugin::test_data::{entry, plugin_inputs};
 use crate::simulation::kubelet::{FakeKubelet, Method, Options};
 
 const TOY: &str = "example.com/toy";
 
-fn toy(health: Result<(), PluginUnhealthy>) -> Offer {
+fn toy(health: OfferedHealth) -> Offer {
     let device = OfferedDevice { health, ..OfferedDevice::new("toy-0", OfferedHardware::Nothing) };
     Offer { resource: TOY.into(), devices: vec![device] }
 }
