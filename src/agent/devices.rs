@@ -1,22 +1,20 @@
 //! The wiring of the hardware threads.
 //!
-//! In: a driver, the kubelet's state. Out: device states with the GPUs that the driver does not list, XIDs, and the
-//! commands of the driver.
+//! In: a driver, the kubelet's state. Out: device states with the GPUs that the driver does not list, and the commands
+//! of the driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use super::settings::Reloadable;
 use crate::clock::Clock;
 use crate::domain::holders::{UnlistedGpus, held_gpus};
-use crate::domain::model::{GpuUuid, HardwareState, KubeletState, ResourceName, XidEvent};
-use crate::node::hardware::{self, CallDurations, Driver, HardwareHandle, Loading};
+use crate::domain::model::{GpuUuid, HardwareState, KubeletState, ResourceName};
+use crate::node::hardware::{self, CallDurations, Driver, HardwareHandle, Loading, XidSender};
 use crate::serve::web::DriverCommands;
 use crate::tasks::Tasks;
-
-pub type XidBatches = mpsc::Receiver<Vec<XidEvent>>;
 
 /// What completes the driver's list of GPUs.
 pub struct DeviceInputs {
@@ -38,12 +36,13 @@ pub struct Devices {
 pub fn start(
     driver: Option<Box<dyn Driver>>,
     settings: hardware::HardwareSettings,
+    xids: XidSender,
     inputs: DeviceInputs,
     clock: Clock,
     tasks: &mut Tasks,
 ) -> Devices {
     let call_durations = driver.as_ref().and_then(|driver| driver.call_durations());
-    let hardware = driver.map(|driver| hardware::start(driver, settings, clock));
+    let hardware = driver.map(|driver| hardware::start(driver, settings, xids, clock));
     let no_driver = watch::Sender::new(Arc::<HardwareState>::default());
     let listed = hardware.as_ref().map_or_else(|| no_driver.subscribe(), HardwareHandle::watch);
     let (publish, states) = watch::channel(listed.borrow().clone());
@@ -52,11 +51,6 @@ pub fn start(
 }
 
 impl Devices {
-    /// The XIDs. `None` without a driver, and at every call but the first.
-    pub fn xids(&mut self) -> Option<XidBatches> {
-        self.hardware.as_mut().and_then(HardwareHandle::xids)
-    }
-
     /// Since when the driver's library is being loaded. `None` without a driver.
     pub fn loading(&self) -> Option<Loading> {
         self.hardware.as_ref().map(HardwareHandle::loading)

@@ -1,26 +1,29 @@
+//! The task of device health.
+//!
+//! In: hardware states, XIDs, operators' orders, faults of an earlier agent. Out: `HealthState`, the faults to keep, and a
+//! line of the log for each transition. What makes a device unhealthy is decided in `domain::health`.
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::devices::XidBatches;
 use crate::clock::Clock;
 use crate::domain::health::{Health, HealthConfig, HealthInputs, MarkError, NodeFaults, Order};
 use crate::domain::model::{
-    ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot, XidEvent,
+    ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot,
 };
+use crate::node::hardware::XidBatches;
 use crate::serve::web::{AdminCommand, Marking};
 use crate::tasks::Tasks;
 
 /// Orders that wait.
 const ORDERS: usize = 16;
-/// Batches of XIDs that wait for their second reader. While it is late the source counts equal XIDs together.
-const XID_BATCHES: usize = 16;
 
 pub struct HealthTaskInputs {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
-    /// `None` without a driver.
-    pub xids: Option<XidBatches>,
+    /// Closed without a driver.
+    pub xids: XidBatches,
     /// To name the pods on a device whose health changes.
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
     /// Those of an earlier agent.
@@ -35,43 +38,22 @@ pub struct HealthHandle {
     pub operator: Operator,
 }
 
-/// Publishes the health of each device for as long as the task runs, and forwards every batch of XIDs, complete and in
-/// order.
-pub fn start(
-    config: HealthConfig,
-    inputs: HealthTaskInputs,
-    clock: Clock,
-    tasks: &mut Tasks,
-) -> (HealthHandle, XidBatches) {
+/// Publishes the health of each device for as long as the task runs.
+pub fn start(config: HealthConfig, inputs: HealthTaskInputs, clock: Clock, tasks: &mut Tasks) -> HealthHandle {
     let (publish, states) = watch::channel(Arc::default());
     let (order, orders) = mpsc::channel(ORDERS);
-    let (forward_xids, forwarded_xids) = mpsc::channel(XID_BATCHES);
     let HealthTaskInputs { hardware, xids, snapshots, faults } = inputs;
     let (keep, kept) = watch::channel(faults);
-    let task = HealthTask {
-        config,
-        clock,
-        hardware,
-        xids,
-        forward_xids,
-        unsent_xids: vec![],
-        orders,
-        snapshots,
-        publish,
-        keep,
-    };
+    let task = HealthTask { config, clock, hardware, xids, orders, snapshots, publish, keep };
     tasks.spawn("health", task.run());
-    (HealthHandle { states, faults: kept, operator: Operator(order) }, forwarded_xids)
+    HealthHandle { states, faults: kept, operator: Operator(order) }
 }
 
 struct HealthTask {
     config: HealthConfig,
     clock: Clock,
     hardware: watch::Receiver<Arc<HardwareState>>,
-    xids: Option<XidBatches>,
-    forward_xids: mpsc::Sender<Vec<XidEvent>>,
-    /// Could not be forwarded yet; no further batch is received until it is.
-    unsent_xids: Vec<XidEvent>,
+    xids: XidBatches,
     /// In the order in which the operators gave them.
     orders: mpsc::Receiver<OrderRequest>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
@@ -116,15 +98,11 @@ impl HealthTask {
     async fn run(mut self) {
         let mut health = Health::new(self.config.clone());
         health.restore(self.clock.now(), &self.keep.borrow());
-        let (mut hardware_lives, forward_xids) = (true, self.forward_xids.clone());
-        let (mut events, mut logged) = (vec![], 0);
+        let (mut hardware_lives, mut events, mut logged) = (true, vec![], 0);
         loop {
             let hardware = Arc::clone(&self.hardware.borrow_and_update());
             // An XID comes before the reading that it caused, and must be named first.
-            while self.unsent_xids.is_empty()
-                && let Some(Ok(batch)) = self.xids.as_mut().map(mpsc::Receiver::try_recv)
-            {
-                self.forward(&batch);
+            while let Ok(batch) = self.xids.try_recv() {
                 events.extend(batch);
             }
             let now = self.clock.now();
@@ -135,24 +113,11 @@ impl HealthTask {
             let deadline = health.next_deadline().map(|deadline| deadline.since(self.clock.now().monotonic));
             tokio::select! {
                 changed = self.hardware.changed(), if hardware_lives => hardware_lives = changed.is_ok(),
-                Some(batch) = receive(&mut self.xids), if self.unsent_xids.is_empty() => {
-                    self.forward(&batch);
-                    events = batch;
-                }
-                Ok(permit) = forward_xids.reserve(), if !self.unsent_xids.is_empty() => {
-                    permit.send(std::mem::take(&mut self.unsent_xids));
-                }
+                Some(batch) = self.xids.recv() => events = batch,
                 Some(request) = self.orders.recv() => self.execute(&mut health, request, &mut logged),
                 () = tokio::time::sleep(deadline.unwrap_or_default()), if deadline.is_some() => {}
                 () = self.publish.closed() => return,
             }
-        }
-    }
-
-    fn forward(&mut self, batch: &[XidEvent]) {
-        // A reader that has ended ends the agent.
-        if let Err(mpsc::error::TrySendError::Full(batch)) = self.forward_xids.try_send(batch.to_vec()) {
-            self.unsent_xids = batch;
         }
     }
 
@@ -228,11 +193,6 @@ fn log_order(order: &Order, device: &str, now: Monotonic) {
         }
         Order::Unmark { .. } => tracing::info!(order = "unmark", device, "an operator's order"),
     }
-}
-
-/// The next batch; `None` once the source has ended, or without one.
-async fn receive(xids: &mut Option<XidBatches>) -> Option<Vec<XidEvent>> {
-    xids.as_mut()?.recv().await
 }
 
 #[cfg(test)]

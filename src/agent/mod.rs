@@ -27,7 +27,7 @@ use tokio::task::AbortHandle;
 
 use crate::clock::Clock;
 use crate::domain::model::Snapshot;
-use crate::node::hardware::Driver;
+use crate::node::hardware::{Driver, XidSender};
 use crate::node::journal::Journal;
 use crate::node::kubelet::{self, PodSources};
 use crate::node::{plugin, processes};
@@ -145,15 +145,15 @@ impl RunningAgent {
         let sources = PodSources { directory: pods, processes: processes.states.clone() };
         let kubelet = kubelet::start(settings.kubelet_settings(reloadable()), sources, clock, &mut tasks);
         let inputs = DeviceInputs { kubelet: kubelet.states.clone(), reloadable: reloadable() };
-        let mut devices = devices::start(driver, settings.hardware_settings(), inputs, clock, &mut tasks);
-        let xids = devices.xids();
+        let (xids, [health_xids, container_xids]) = XidSender::new();
+        let devices = devices::start(driver, settings.hardware_settings(), xids, inputs, clock, &mut tasks);
         let inputs = health_task::HealthTaskInputs {
             hardware: devices.states.clone(),
-            xids,
+            xids: health_xids,
             snapshots: snapshots.clone(),
             faults,
         };
-        let (health, xids) = health_task::start(settings.health.clone(), inputs, clock, &mut tasks);
+        let health = health_task::start(settings.health.clone(), inputs, clock, &mut tasks);
         if let Some(file) = faults_file {
             file.start(health.faults.clone(), &mut tasks);
         }
@@ -177,7 +177,7 @@ impl RunningAgent {
             plugin: plugin.as_ref().map(|plugin| plugin.states.clone()),
             processes: processes.states.clone(),
             wanted: processes.wanted.clone(),
-            xids,
+            xids: container_xids,
             reloadable: reloadable(),
             call_durations: devices.call_durations.clone(),
             dropped_lines,

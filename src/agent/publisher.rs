@@ -9,7 +9,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::devices::XidBatches;
 use super::settings::{AgentSettings, Reloadable};
 use super::{DroppedLogLines, self_use};
 use crate::clock::Clock;
@@ -23,7 +22,7 @@ use crate::domain::model::{
     Allocatable, Allocations, ConfigReload, ContainerXid, HardwareState, HealthState, Inventory, KubeletState, Moment,
     Overview, PluginState, ProcessState, Snapshot, UnixSeconds, XidEvent,
 };
-use crate::node::hardware::CallDurations;
+use crate::node::hardware::{CallDurations, XidBatches};
 use crate::node::journal::JournalReader;
 use crate::serve::metrics::SeriesBudget;
 use crate::serve::web::{ScrapeDurations, WatchedConfig};
@@ -46,7 +45,6 @@ pub struct PublisherInputs {
     pub processes: watch::Receiver<Arc<ProcessState>>,
     /// The processes to resolve.
     pub wanted: watch::Sender<Arc<BTreeSet<u32>>>,
-    /// As the health task forwards them.
     pub xids: XidBatches,
     pub reloadable: watch::Receiver<Reloadable>,
     /// How long the driver's calls take, when that is measured.

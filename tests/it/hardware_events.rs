@@ -4,13 +4,12 @@
 use std::time::Duration;
 
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::hardware::{gpu, impatient, machine, quick, run};
+use crate::support::hardware::{gpu, impatient, machine, quick, run, run_with_xids};
 use crate::support::polling::{PATIENCE, until};
 use crate::support::watching::{block_on, stop, wait};
 use podmeter::domain::model::{GpuUuid, HardwareState, XidEvent, XidInstance};
-use podmeter::node::hardware::{HardwareHandle, HardwareSettings};
+use podmeter::node::hardware::{HardwareHandle, HardwareSettings, XidBatches};
 use serde_json::{Value, json};
-use tokio::sync::mpsc::Receiver;
 use tokio::time::Instant;
 
 /// The slow tier is read at the start, and for an event.
@@ -21,7 +20,7 @@ fn rarely_slow() -> HardwareSettings {
 struct Node {
     fake: FakeNvml,
     hardware: HardwareHandle,
-    xids: Receiver<Vec<XidEvent>>,
+    xids: XidBatches,
 }
 
 impl Node {
@@ -38,9 +37,7 @@ impl Node {
 
     fn begin_with(settings: HardwareSettings, state: Value) -> Self {
         let fake = FakeNvml::start(state);
-        let mut hardware = run(&fake, settings);
-        let xids = hardware.xids().unwrap();
-        assert!(hardware.xids().is_none(), "returned once");
+        let (hardware, xids) = run_with_xids(&fake, settings);
         Self { fake, hardware, xids }
     }
 

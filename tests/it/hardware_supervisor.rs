@@ -14,7 +14,7 @@ use podmeter::domain::model::{
 };
 use podmeter::node::hardware::{
     CallProblem, Driver, DriverSession, Due, Failure, GpuReader, HardwareHandle, HardwareSettings, Integrals, Pass,
-    PassStatus, start,
+    PassStatus, XidSender, start,
 };
 
 /// What the test has the driver do. Shared by all its parts.
@@ -172,13 +172,17 @@ fn quick() -> HardwareSettings {
 }
 
 fn run(script: &Script) -> HardwareHandle {
-    start(Box::new(script.clone()), quick(), Clock::start())
+    run_with(script, quick())
+}
+
+fn run_with(script: &Script, settings: HardwareSettings) -> HardwareHandle {
+    let (xids, []) = XidSender::new();
+    start(Box::new(script.clone()), settings, xids, Clock::start())
 }
 
 /// For tests of calls that hang.
 fn run_impatiently(script: &Script) -> HardwareHandle {
-    let settings = HardwareSettings { watchdog: Duration::from_secs(1), ..quick() };
-    start(Box::new(script.clone()), settings, Clock::start())
+    run_with(script, HardwareSettings { watchdog: Duration::from_secs(1), ..quick() })
 }
 
 fn has_fast(state: &HardwareState, number: usize) -> bool {
@@ -281,7 +285,7 @@ fn a_gpu_that_answers_after_the_first_round_is_not_kept_for_the_next() {
     let minutes = Duration::from_secs(600);
     let settings =
         HardwareSettings { sample_interval: minutes, medium_interval: minutes, watchdog: minutes, ..quick() };
-    let hardware = start(Box::new(script.clone()), settings, Clock::start());
+    let hardware = run_with(&script, settings);
     let state = wait(&hardware, "the first round", |state| has_fast(state, 0));
     let readings = &state.readings[&gpu(1)];
     assert!(readings.asked.is_some() && !readings.stuck && readings.fast.is_none());

@@ -6,7 +6,9 @@ use std::time::Duration;
 use podmeter::clock::Clock;
 use podmeter::domain::model::{GpuUuid, HardwareState, Medium, Moment, Monotonic, Slow, UnixSeconds};
 use podmeter::node::hardware::nvml::{LibrarySearch, NvmlDriver};
-use podmeter::node::hardware::{Driver as _, DriverSession, Due, HardwareHandle, HardwareSettings, start};
+use podmeter::node::hardware::{
+    Driver as _, DriverSession, Due, HardwareHandle, HardwareSettings, XidBatches, XidSender, start,
+};
 use serde_json::{Value, json};
 
 use super::fake_nvml::FakeNvml;
@@ -44,7 +46,12 @@ pub fn impatient() -> HardwareSettings {
 }
 
 pub fn run(fake: &FakeNvml, settings: HardwareSettings) -> HardwareHandle {
-    start(Box::new(driver(fake)), settings, Clock::start())
+    run_with_xids(fake, settings).0
+}
+
+pub fn run_with_xids(fake: &FakeNvml, settings: HardwareSettings) -> (HardwareHandle, XidBatches) {
+    let (xids, [received]) = XidSender::new();
+    (start(Box::new(driver(fake)), settings, xids, Clock::start()), received)
 }
 
 /// The UUID that the fake gives the GPU at this index.

@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::*;
 use crate::domain::model::{
     Account, DeviceReadings, Gpu, HardwareSource, Holding, Inventory, Moment, SharingForm, Slow, Stamped,
-    UnhealthyReason, UnixSeconds,
+    UnhealthyReason, UnixSeconds, XidEvent,
 };
 
 const GPU: &str = "GPU-1";
@@ -12,7 +12,6 @@ struct Harness {
     clock: Clock,
     hardware: watch::Sender<Arc<HardwareState>>,
     events: mpsc::Sender<Vec<XidEvent>>,
-    forwarded: XidBatches,
     operator: Operator,
     states: watch::Receiver<Arc<HealthState>>,
     _snapshot: watch::Sender<Arc<Snapshot>>,
@@ -26,15 +25,11 @@ impl Harness {
         let (events, receiver) = mpsc::channel(64);
         let (snapshot, snapshots) = watch::channel(Arc::new(held()));
         let config = HealthConfig { hold_down: Duration::from_secs(60), ..HealthConfig::default() };
-        let inputs = HealthTaskInputs {
-            hardware: hardware_states,
-            xids: Some(receiver),
-            snapshots,
-            faults: NodeFaults::default(),
-        };
+        let inputs =
+            HealthTaskInputs { hardware: hardware_states, xids: receiver, snapshots, faults: NodeFaults::default() };
         let mut tasks = Tasks::default();
-        let (HealthHandle { states, operator, .. }, forwarded) = start(config, inputs, clock, &mut tasks);
-        Self { clock, hardware, events, forwarded, operator, states, _snapshot: snapshot, _tasks: tasks }
+        let HealthHandle { states, operator, .. } = start(config, inputs, clock, &mut tasks);
+        Self { clock, hardware, events, operator, states, _snapshot: snapshot, _tasks: tasks }
     }
 
     /// Publishes readings of the one GPU.
@@ -148,27 +143,4 @@ async fn sources_that_end_do_not_end_the_task() {
     drop(std::mem::replace(&mut harness.events, events));
     harness.read(1, 1);
     harness.until(false).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn every_xid_is_forwarded_once_and_a_late_reader_delays_no_other_input() {
-    let mut harness = Harness::start();
-    harness.read(1, 0);
-    harness.until(true).await;
-    let batches = XID_BATCHES as u32 + 8;
-    for code in 0..batches {
-        harness.events.send(xid(1_000 + code, harness.clock.now())).await.unwrap();
-    }
-    harness.read(1, 1);
-    harness.until(false).await;
-    for code in 0..batches {
-        assert_eq!(harness.forwarded.recv().await.unwrap()[0].code, 1_000 + code);
-    }
-    drop(harness.forwarded);
-    harness.events.send(xid(48, harness.clock.now())).await.unwrap();
-    let has_xid = |state: &Arc<HealthState>| {
-        let mut causes = state.gpus.values().flat_map(|gpu| &gpu.whole.causes);
-        causes.any(|cause| cause.reason == UnhealthyReason::Xid)
-    };
-    harness.states.wait_for(has_xid).await.expect("it works without the second reader");
 }

@@ -1,21 +1,22 @@
-//! The thread that waits for the driver's events, one for each session.
+//! The thread that waits for the driver's events, one for each session, and makes XIDs of them.
 //!
-//! In: an event source. Out: XIDs into the mailbox, and notices for the supervisor. Does not use: what an event means
-//! for health.
+//! In: an event source. Out: XIDs with their time for each reader, and notices for the supervisor. Does not use: what an
+//! event means for health.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::mpsc;
 
-use super::mailbox::Mailbox;
 use super::messages::{Notice, SupervisorEvent};
 use super::source::{DriverEventKind, DriverSession, EventSource, PassStatus, RawEvent};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::domain::model::{Collector, Moment, Monotonic, XidEvent};
+use crate::domain::model::{Collector, GpuUuid, Moment, Monotonic, XidEvent, XidInstance};
 
 const STACK_BYTES: usize = 512 * 1024;
 /// The longest wait; an ending session is released within it.
@@ -28,6 +29,56 @@ const BATCH: usize = 1_000;
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// Problems kept while the supervisor's queue is full.
 const PROBLEMS: usize = 64;
+/// Batches of XIDs that wait for one reader.
+const BATCHES: usize = 16;
+
+/// Batches of XIDs, each ordered by the time of receipt. Equal XIDs of a batch are counted together.
+pub type XidBatches = mpsc::Receiver<Vec<XidEvent>>;
+
+/// Sends every XID to every reader once; shared by the event threads of all sessions. While a reader's channel is full,
+/// its next batch grows by kinds of XIDs only, and no other reader waits.
+#[derive(Clone, Debug)]
+pub struct XidSender(Arc<Mutex<Vec<XidReader>>>);
+
+#[derive(Debug)]
+struct XidReader {
+    /// Not sent yet: the time of the last of each kind, and how many.
+    pending: BTreeMap<(GpuUuid, Option<XidInstance>, u32), (Moment, u64)>,
+    batches: mpsc::Sender<Vec<XidEvent>>,
+}
+
+impl XidSender {
+    pub fn new<const READERS: usize>() -> (Self, [XidBatches; READERS]) {
+        let mut readers = vec![];
+        let receivers = [(); READERS].map(|()| {
+            let (batches, received) = mpsc::channel(BATCHES);
+            readers.push(XidReader { pending: BTreeMap::new(), batches });
+            received
+        });
+        (Self(Arc::new(Mutex::new(readers))), receivers)
+    }
+
+    fn add(&self, event: &XidEvent) {
+        for reader in self.0.lock().iter_mut() {
+            let kind = (event.gpu.clone(), event.instance, event.code);
+            let (at, count) = reader.pending.entry(kind).or_default();
+            (*at, *count) = (event.at, count.saturating_add(event.count));
+        }
+    }
+
+    /// Sends the pending XIDs to each reader whose channel is not full.
+    pub fn send(&self) {
+        for reader in self.0.lock().iter_mut().filter(|reader| !reader.pending.is_empty()) {
+            // The XIDs of a reader that has ended stay pending.
+            let Ok(permit) = reader.batches.try_reserve() else { continue };
+            let kinds = std::mem::take(&mut reader.pending).into_iter();
+            let mut batch: Vec<_> =
+                kinds.map(|((gpu, instance, code), (at, count))| XidEvent { at, gpu, instance, code, count }).collect();
+            batch.sort_by_key(|event| event.at.monotonic);
+            permit.send(batch);
+        }
+    }
+}
 
 /// A running event thread. Dropping it lets the thread end once its wait has returned.
 pub struct EventThread {
@@ -52,7 +103,7 @@ impl EventThread {
         number: u64,
         session: Arc<dyn DriverSession>,
         clock: Clock,
-        mailbox: Mailbox,
+        xids: XidSender,
         events: SyncSender<SupervisorEvent>,
         watchdog: Duration,
     ) -> std::io::Result<Self> {
@@ -61,7 +112,7 @@ impl EventThread {
         let patience = PATIENCE.min(watchdog / 4);
         let event_wait = EventWait {
             clock,
-            mailbox,
+            xids,
             events,
             changed,
             state: Arc::clone(&state),
@@ -104,7 +155,7 @@ impl EventThread {
 
 struct EventWait {
     clock: Clock,
-    mailbox: Mailbox,
+    xids: XidSender,
     events: SyncSender<SupervisorEvent>,
     changed: Receiver<()>,
     state: Arc<Mutex<WaitState>>,
@@ -135,7 +186,7 @@ impl EventWait {
                 Err(TryRecvError::Disconnected) => return,
             }
             let needs_pause = self.wait(source);
-            self.mailbox.send();
+            self.xids.send();
             self.notice.problems.extend(source.problems());
             self.send_notice();
             if self.notice.session_over {
@@ -168,7 +219,7 @@ impl EventWait {
                     self.record_success(now);
                     self.apply_event(event, now);
                     if number == 0 {
-                        self.mailbox.send();
+                        self.xids.send();
                         self.send_notice();
                     }
                     patience = NEXT;
@@ -199,7 +250,7 @@ impl EventWait {
             }
         }
         if let DriverEventKind::Xid(code) = kind {
-            self.mailbox.put(XidEvent { at, gpu, instance, code, count: 1 });
+            self.xids.add(&XidEvent { at, gpu, instance, code, count: 1 });
         }
     }
 
@@ -227,5 +278,57 @@ impl EventWait {
 
     fn set_waiting_since(&self, waiting_since: Option<Monotonic>) {
         self.state.lock().waiting_since = waiting_since;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::model::UnixSeconds;
+
+    fn event(code: u32, second: u64) -> XidEvent {
+        let at = Moment { monotonic: Monotonic::from_secs(second), unix: UnixSeconds(0.0) };
+        XidEvent { at, gpu: "GPU-a".into(), instance: None, code, count: 1 }
+    }
+
+    #[test]
+    fn a_late_reader_gets_every_xid_once_and_delays_no_other() {
+        let (xids, [mut late, mut prompt]) = XidSender::new();
+        for second in 0..100_000 {
+            xids.add(&event(31, second));
+            xids.send();
+            assert_eq!(prompt.try_recv().unwrap(), [event(31, second)]);
+        }
+        let (mut batches, mut count) = (0, 0);
+        for _ in 0..2 {
+            while let Ok(batch) = late.try_recv() {
+                batches += 1;
+                count += batch.iter().map(|event| event.count).sum::<u64>();
+            }
+            xids.send();
+        }
+        assert_eq!((batches, count), (BATCHES + 1, 100_000));
+        assert!(prompt.try_recv().is_err());
+    }
+
+    #[test]
+    fn a_batch_is_in_the_order_of_time() {
+        let (xids, [mut received]) = XidSender::new();
+        for (code, second) in [(94, 1), (13, 2), (63, 3), (13, 4)] {
+            xids.add(&event(code, second));
+        }
+        xids.send();
+        let batch = received.try_recv().unwrap();
+        let kinds: Vec<_> = batch.iter().map(|event| (event.code, event.count)).collect();
+        assert_eq!(kinds, [(94, 1), (63, 1), (13, 2)]);
+    }
+
+    #[test]
+    fn a_reader_that_has_ended_is_no_failure() {
+        let (xids, [ended, mut received]) = XidSender::new();
+        drop(ended);
+        xids.add(&event(79, 0));
+        xids.send();
+        assert_eq!(received.try_recv().unwrap(), [event(79, 0)]);
     }
 }

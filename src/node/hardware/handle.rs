@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::Builder;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tracing::error;
 
-use super::mailbox::Mailbox;
+use super::event_thread::XidSender;
 use super::messages::SupervisorEvent;
 use super::pci::Bus;
 use super::release::DriverLease;
@@ -16,7 +16,7 @@ use super::source::Driver;
 use super::supervisor::Supervisor;
 use super::worker::{Loading, spawn_driver_thread};
 use crate::clock::Clock;
-use crate::domain::model::{HardwareState, XidEvent};
+use crate::domain::model::HardwareState;
 
 /// Events that wait while the supervisor is busy; a full queue blocks the workers instead of growing.
 const EVENTS: usize = 128;
@@ -28,7 +28,6 @@ const STACK_BYTES: usize = 512 * 1024;
 pub struct HardwareHandle {
     events: SyncSender<SupervisorEvent>,
     states: watch::Receiver<Arc<HardwareState>>,
-    xids: Option<mpsc::Receiver<Vec<XidEvent>>>,
     loading: Loading,
 }
 
@@ -36,12 +35,6 @@ impl HardwareHandle {
     /// Every publication; the first value has no data yet.
     pub fn watch(&self) -> watch::Receiver<Arc<HardwareState>> {
         self.states.clone()
-    }
-
-    /// Every XID, in batches ordered by the time of receipt. `None` after the first call. Equal XIDs
-    /// of one batch are counted together.
-    pub fn xids(&mut self) -> Option<mpsc::Receiver<Vec<XidEvent>>> {
-        self.xids.take()
     }
 
     /// Since when the driver's library is being loaded.
@@ -64,11 +57,10 @@ impl Drop for HardwareHandle {
 }
 
 /// Starts the hardware threads. A driver that cannot be opened is retried until it can.
-pub fn start(driver: Box<dyn Driver>, settings: HardwareSettings, clock: Clock) -> HardwareHandle {
+pub fn start(driver: Box<dyn Driver>, settings: HardwareSettings, xids: XidSender, clock: Clock) -> HardwareHandle {
     let source = driver.source();
     let (events, received) = sync_channel(EVENTS);
     let (publisher, states) = watch::channel(Arc::new(HardwareState { source, ..HardwareState::default() }));
-    let (mailbox, xids) = Mailbox::new();
     let (sender, loading) = (events.clone(), Loading::new(clock));
     let to_load = loading.clone();
     let started = Builder::new().name("hardware".to_owned()).stack_size(STACK_BYTES).spawn(move || {
@@ -76,7 +68,7 @@ pub fn start(driver: Box<dyn Driver>, settings: HardwareSettings, clock: Clock) 
         match spawn_driver_thread(driver, bus, to_load.clone(), sender.clone()) {
             Ok(driver_thread) => {
                 let driver_thread = (driver_thread, to_load);
-                Supervisor::new(source, settings, clock, driver_thread, sender, publisher, mailbox).run(&received);
+                Supervisor::new(source, settings, clock, driver_thread, sender, publisher, xids).run(&received);
             }
             Err(problem) => error!(%problem, "cannot start the driver thread: there will be no device readings"),
         }
@@ -84,5 +76,5 @@ pub fn start(driver: Box<dyn Driver>, settings: HardwareSettings, clock: Clock) 
     if let Err(problem) = started {
         error!(%problem, "cannot start the hardware thread: there will be no device readings");
     }
-    HardwareHandle { events, states, xids: Some(xids), loading }
+    HardwareHandle { events, states, loading }
 }

@@ -1,7 +1,7 @@
 //! Device readings on their own threads.
 //!
 //! In: a driver (NVML, or simulated GPUs), and two requests: release and resume.
-//! Out: `HardwareState` on a watch channel, and XIDs in batches. Does not use: pods, metrics, HTTP, or what an XID
+//! Out: `HardwareState` on a watch channel, and XIDs in batches for each reader. Does not use: pods, metrics, HTTP, or what an XID
 //! means for health. NVML's types end here; a hung call costs its thread and that GPU's data, nothing more.
 
 mod clock_events;
@@ -11,7 +11,6 @@ mod fleet;
 mod gpu_state;
 mod handle;
 pub mod integrate;
-mod mailbox;
 mod messages;
 mod module_energy;
 mod monotone;
@@ -26,6 +25,7 @@ mod source;
 mod supervisor;
 mod worker;
 
+pub use event_thread::{XidBatches, XidSender};
 pub use gpu_state::{GpuState, Staleness};
 pub use handle::{HardwareHandle, start};
 pub use messages::ReleaseError;

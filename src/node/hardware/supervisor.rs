@@ -35,9 +35,8 @@ use tokio::sync::watch;
 use tracing::info;
 
 use self::loads::DriverLoads;
-use super::event_thread::EventThread;
+use super::event_thread::{EventThread, XidSender};
 use super::fleet::Fleet;
-use super::mailbox::Mailbox;
 use super::messages::{DriverCommand, Notice, PassReport, SupervisorEvent};
 use super::plausible::{self, Implausible};
 use super::release::Releases;
@@ -93,7 +92,7 @@ pub struct Supervisor {
     publisher: watch::Sender<Arc<HardwareState>>,
     /// The supervisor's own queue, for the threads that it starts.
     events: SyncSender<SupervisorEvent>,
-    mailbox: Mailbox,
+    xids: XidSender,
     /// Of the open session, or of the one being drained.
     event_thread: Option<EventThread>,
     /// Event threads that did not end in time.
@@ -131,7 +130,7 @@ impl Supervisor {
         (driver_thread, loading): (Thread<DriverCommand>, Loading),
         events: SyncSender<SupervisorEvent>,
         publisher: watch::Sender<Arc<HardwareState>>,
-        mailbox: Mailbox,
+        xids: XidSender,
     ) -> Self {
         let reopen = Backoff::new(settings.reopen);
         let fleet = Fleet::new(&settings, clock, events.clone());
@@ -147,7 +146,7 @@ impl Supervisor {
             unclosed: Vec::new(),
             publisher,
             events,
-            mailbox,
+            xids,
             event_thread: None,
             leaked: Vec::new(),
             event_threads: 0,
@@ -202,7 +201,7 @@ impl Supervisor {
     /// Everything that is due at `now`.
     fn act(&mut self, now: Monotonic) {
         self.watch_driver_thread(now);
-        self.mailbox.send();
+        self.xids.send();
         self.leaked.retain(|event_thread| !event_thread.has_ended());
         if self.releases.released().is_some_and(|released| now >= released.until.monotonic) {
             info!("the release has expired");

@@ -36,10 +36,10 @@ impl Supervisor {
             return;
         }
         self.event_threads += 1;
-        let (mailbox, events) = (self.mailbox.clone(), self.events.clone());
+        let (xids, events) = (self.xids.clone(), self.events.clone());
         let session = Arc::clone(session);
         self.event_thread =
-            EventThread::spawn(self.event_threads, session, self.clock, mailbox, events, self.settings.watchdog)
+            EventThread::spawn(self.event_threads, session, self.clock, xids, events, self.settings.watchdog)
                 .inspect_err(|problem| warn!(%problem, "cannot start a thread for the driver's events"))
                 .ok();
         if self.event_thread.is_none() {
