@@ -1,15 +1,14 @@
 //! The XIDs that are known, as data: by class, with the effect of each unless configured otherwise.
 
-use super::config::{HealthConfig, XidRule};
 use crate::domain::model::XidClass;
 
 /// What an XID does to the health of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     Unhealthy,
-    /// Only where the driver reports no recovery action.
+    /// Until the driver reports the recovery action of the GPU, be it `none`.
     UnhealthyUnlessRecoveryActionKnown,
-    /// Counted; the recovery action decides, and is read at once.
+    /// Counted, as with `Count`: the recovery action decides, which is read after every XID.
     ReadRecoveryAction,
     Count,
     /// Not even counted.
@@ -19,13 +18,6 @@ pub enum Effect {
 impl Effect {
     pub fn makes_unhealthy(self) -> bool {
         matches!(self, Self::Unhealthy | Self::UnhealthyUnlessRecoveryActionKnown)
-    }
-}
-
-impl HealthConfig {
-    /// The class in which an XID counts; `None`: it is configured not to count.
-    pub fn counted_class(&self, code: u32) -> Option<XidClass> {
-        (effect(code, self.xids.get(&code).copied()) != Effect::Ignore).then(|| class(code))
     }
 }
 
@@ -102,14 +94,9 @@ pub fn class(code: u32) -> XidClass {
     row(code).map_or(XidClass::Unknown, |row| row.class)
 }
 
-/// The effect of `code`, with its configuration.
-pub fn effect(code: u32, configured: Option<XidRule>) -> Effect {
-    match configured {
-        Some(XidRule::Unhealthy) => Effect::Unhealthy,
-        Some(XidRule::Count) => Effect::Count,
-        Some(XidRule::Ignore) => Effect::Ignore,
-        None => row(code).map_or(Effect::Count, |row| row.effect),
-    }
+/// Unless it is configured otherwise.
+pub fn default_effect(code: u32) -> Effect {
+    row(code).map_or(Effect::Count, |row| row.effect)
 }
 
 /// `XID 79 (the GPU has fallen off the bus)`.
@@ -147,7 +134,7 @@ mod tests {
             (&[0, 1, 47, 73, 87, 142, 162, 172, 999, u32::MAX], Unknown, Count),
         ] {
             for code in codes {
-                assert_eq!((class(*code), effect(*code, None)), (expected_class, expected_effect), "XID {code}");
+                assert_eq!((class(*code), default_effect(*code)), (expected_class, expected_effect), "XID {code}");
             }
         }
     }
@@ -157,12 +144,5 @@ mod tests {
         for code in 0..200 {
             assert!(TABLE.iter().filter(|row| row.codes.contains(&code)).count() <= 1, "XID {code}");
         }
-    }
-
-    #[test]
-    fn configuration_overrides_the_table() {
-        assert_eq!(effect(79, Some(XidRule::Count)), Effect::Count);
-        assert_eq!(effect(31, Some(XidRule::Unhealthy)), Effect::Unhealthy);
-        assert_eq!(effect(45, Some(XidRule::Ignore)), Effect::Ignore);
     }
 }

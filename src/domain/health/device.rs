@@ -2,12 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::classes::{self, Effect};
 use super::config::{HealthConfig, Recovery};
 use super::faults::{DeviceFaults, GpuFaults, MarkFault, ReasonFault};
-use super::marks::{self, Mark};
+use super::marks::{Mark, restored_mark};
 use super::signals::DeviceSignals;
 use super::xids::{ActiveXid, GpuXids};
 use super::{DriverStatus, UNKNOWN_LIMIT};
@@ -19,12 +18,32 @@ use crate::domain::model::{
 /// A reason, and the code where it is an XID.
 type CauseKey = (UnhealthyReason, u32);
 
-/// The GPU or one of its MIG devices, and what was restored, in words.
-type RestoredFault = (Option<MigUuid>, String);
+/// What was restored, in words.
+type RestoredFault = (Subject, String);
+
+/// The whole of a GPU, or one of its MIG devices.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    Whole,
+    Mig(MigUuid),
+}
+
+impl Subject {
+    fn new(mig: Option<&MigUuid>) -> Self {
+        mig.cloned().map_or(Self::Whole, Self::Mig)
+    }
+
+    pub fn mig(&self) -> Option<&MigUuid> {
+        match self {
+            Self::Whole => None,
+            Self::Mig(mig) => Some(mig),
+        }
+    }
+}
 
 /// A change of a device's health.
 pub struct Transition {
-    pub mig: Option<MigUuid>,
+    pub subject: Subject,
     pub to_healthy: bool,
     pub reason: UnhealthyReason,
     pub detail: Arc<str>,
@@ -41,12 +60,11 @@ pub struct TrackedGpu {
     appeared: Option<Monotonic>,
     pub signals: DeviceSignals,
     pub xids: GpuXids,
-    /// On the whole GPU under `None`.
-    pub marks: BTreeMap<Option<MigUuid>, Mark>,
-    causes: BTreeMap<Option<MigUuid>, BTreeMap<CauseKey, CauseState>>,
-    health: BTreeMap<Option<MigUuid>, DeviceHealth>,
+    pub marks: BTreeMap<Subject, Mark>,
+    causes: BTreeMap<Subject, BTreeMap<CauseKey, CauseState>>,
+    health: BTreeMap<Subject, DeviceHealth>,
     /// Since when an earlier agent had them as unhealthy, until they are evaluated.
-    earlier_since: BTreeMap<Option<MigUuid>, UnixSeconds>,
+    earlier_since: BTreeMap<Subject, UnixSeconds>,
 }
 
 #[derive(Debug)]
@@ -63,15 +81,14 @@ impl TrackedGpu {
 
     /// Continues with the faults of an earlier agent. Returns what was restored, in words.
     pub fn restore(&mut self, faults: &GpuFaults, config: &HealthConfig, now: Moment) -> Vec<RestoredFault> {
-        let effect = |code| classes::effect(code, config.xids.get(&code).copied());
         let mut restored = vec![];
         // It ends at the first evaluation that does not find it.
         let ongoing = |detail: &str| CauseState { detail: detail.into(), clears: RESET, ended: None };
-        for (code, fault) in faults.xids.iter().filter(|(code, _)| effect(**code).makes_unhealthy()) {
-            self.xids.restore(*code, effect(*code), fault);
-            let mut subjects: Vec<_> = fault.mig_devices.iter().cloned().map(Some).collect();
+        for (code, fault) in faults.xids.iter().filter(|(code, _)| config.effect(**code).makes_unhealthy()) {
+            self.xids.restore(*code, config.effect(*code), fault);
+            let mut subjects: Vec<_> = fault.mig_devices.iter().cloned().map(Subject::Mig).collect();
             if fault.whole {
-                subjects = vec![None];
+                subjects = vec![Subject::Whole];
             }
             for subject in subjects {
                 let name = classes::named(*code);
@@ -81,12 +98,13 @@ impl TrackedGpu {
             }
         }
         for device in &faults.devices {
+            let subject = Subject::new(device.mig.as_ref());
             if let Some(mark) = device.mark.as_ref().and_then(|mark| restored_mark(mark, now)) {
-                restored.push((device.mig.clone(), format!("the mark {:?}", mark.reason)));
-                self.marks.insert(device.mig.clone(), mark);
+                restored.push((subject.clone(), format!("the mark {:?}", mark.reason)));
+                self.marks.insert(subject.clone(), mark);
             }
             let is_valid = |fault: &&ReasonFault| match fault.reason {
-                UnhealthyReason::Xid => effect(fault.code).makes_unhealthy(),
+                UnhealthyReason::Xid => config.effect(fault.code).makes_unhealthy(),
                 reason => is_held_down(reason),
             };
             for fault in device.reasons.iter().filter(is_valid) {
@@ -94,11 +112,11 @@ impl TrackedGpu {
                     UnhealthyReason::Xid => (classes::named(fault.code), classes::named(fault.code)),
                     reason => (EARLIER.to_owned(), format!("the reason {}", reason.as_str())),
                 };
-                let causes = self.causes.entry(device.mig.clone()).or_default();
+                let causes = self.causes.entry(subject.clone()).or_default();
                 causes.insert((fault.reason, fault.code), ongoing(&detail));
-                restored.push((device.mig.clone(), what));
+                restored.push((subject.clone(), what));
             }
-            self.earlier_since.extend(device.since.map(|since| (device.mig.clone(), since)));
+            self.earlier_since.extend(device.since.map(|since| (subject.clone(), since)));
         }
         self.signals.restore(faults);
         restored
@@ -114,7 +132,7 @@ impl TrackedGpu {
         let subjects: BTreeSet<_> = evaluated.chain(self.earlier_since.keys()).collect();
         let devices: Vec<DeviceFaults> = subjects.into_iter().map(|subject| self.device_faults(subject)).collect();
         let has_faults = devices.iter().any(|device| device.mark.is_some() || !device.reasons.is_empty());
-        let (recovery_action, energy_counter) = self.signals.kept();
+        let (recovery_action, energy_counter) = self.signals.reset_evidence();
         (has_faults || !self.xids.active.is_empty()).then(|| GpuFaults {
             xids: self.xids.active.iter().map(|(code, xid)| (*code, xid.fault())).collect(),
             devices,
@@ -124,7 +142,7 @@ impl TrackedGpu {
         })
     }
 
-    fn device_faults(&self, subject: &Option<MigUuid>) -> DeviceFaults {
+    fn device_faults(&self, subject: &Subject) -> DeviceFaults {
         let since = self.health.get(subject).map(|health| health.since.unix);
         let mark = self
             .marks
@@ -135,7 +153,7 @@ impl TrackedGpu {
         };
         let causes = self.causes.get(subject).into_iter().flatten();
         DeviceFaults {
-            mig: subject.clone(),
+            mig: subject.mig().cloned(),
             since: since.or_else(|| self.earlier_since.get(subject).copied()),
             mark,
             reasons: causes.filter(is_kept).map(|(key, _)| ReasonFault { reason: key.0, code: key.1 }).collect(),
@@ -147,52 +165,52 @@ impl TrackedGpu {
         self.appeared.is_some()
     }
 
-    pub fn appear(&mut self, gpu: &Gpu, driver: DriverStatus, now: Monotonic) {
+    pub fn appear(&mut self, gpu: &Gpu, driver: &DriverStatus, now: Monotonic) {
         self.appeared.get_or_insert(now);
         self.index = gpu.index.filter(|_| gpu.present);
         if self.layout != gpu.mig_devices {
             self.layout.clone_from(&gpu.mig_devices);
             self.migs = gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
         }
-        self.signals.renew(driver);
+        self.signals.apply_reload(driver);
     }
 
-    pub fn unmark(&mut self, mig: Option<&MigUuid>) {
-        self.xids.clear(mig);
-        let concerned = |subject: &Option<MigUuid>| mig.is_none() || subject.as_ref() == mig;
+    pub fn unmark(&mut self, unmarked: &Subject) {
+        self.xids.clear(unmarked.mig());
+        let concerned = |subject: &Subject| *unmarked == Subject::Whole || subject == unmarked;
         self.marks.retain(|subject, _| !concerned(subject));
         for (_, causes) in self.causes.iter_mut().filter(|(subject, _)| concerned(subject)) {
-            let is_confirmed = |reason| matches!(reason, UnhealthyReason::Xid | UnhealthyReason::Admin);
-            causes.retain(|(reason, _), cause| cause.ended.is_none() && !is_confirmed(*reason));
+            let ends_with_unmark = |reason| matches!(reason, UnhealthyReason::Xid | UnhealthyReason::Admin);
+            causes.retain(|(reason, _), cause| cause.ended.is_none() && !ends_with_unmark(*reason));
         }
     }
 
     /// The transitions of the GPU and its MIG devices.
-    pub fn evaluate(&mut self, config: &HealthConfig, driver: DriverStatus, now: Moment) -> Vec<Transition> {
+    pub fn evaluate(&mut self, config: &HealthConfig, driver: &DriverStatus, now: Moment) -> Vec<Transition> {
         let time = now.monotonic;
         self.xids.resolve(&self.layout);
         self.marks.retain(|_, mark| mark.until.is_none_or(|until| time < until.monotonic));
-        self.signals.expire(config, driver, time);
+        self.signals.expire_release(config, driver, time);
         self.clear_xids(driver);
-        let mut subjects: BTreeSet<Option<MigUuid>> = self.migs.iter().cloned().map(Some).collect();
+        let mut subjects: BTreeSet<Subject> = self.migs.iter().cloned().map(Subject::Mig).collect();
         subjects.extend(self.causes.keys().cloned());
         subjects.extend(self.marks.keys().cloned());
-        subjects.insert(None);
+        subjects.insert(Subject::Whole);
         for subject in &subjects {
-            let current = self.current(subject.as_ref(), config, driver, time);
+            let current = self.current(subject, config, driver, time);
             let causes = self.causes.entry(subject.clone()).or_default();
             update(causes, current, config, driver, time);
         }
         self.causes.retain(|_, causes| !causes.is_empty());
-        self.health.retain(|subject, _| subject.as_ref().is_none_or(|mig| self.migs.contains(mig)));
-        let shown = subjects.into_iter().filter(|subject| subject.as_ref().is_none_or(|mig| self.migs.contains(mig)));
+        self.health.retain(|subject, _| subject.mig().is_none_or(|mig| self.migs.contains(mig)));
+        let shown = subjects.into_iter().filter(|subject| subject.mig().is_none_or(|mig| self.migs.contains(mig)));
         shown.collect::<Vec<_>>().into_iter().filter_map(|subject| self.transition(subject, config, now)).collect()
     }
 
     /// Updates the health of the GPU or of one MIG device.
-    fn transition(&mut self, subject: Option<MigUuid>, config: &HealthConfig, now: Moment) -> Option<Transition> {
-        let own = subject.as_ref().and_then(|_| self.causes.get(&subject));
-        let both = self.causes.get(&None).into_iter().chain(own);
+    fn transition(&mut self, subject: Subject, config: &HealthConfig, now: Moment) -> Option<Transition> {
+        let own = subject.mig().and_then(|_| self.causes.get(&subject));
+        let both = self.causes.get(&Subject::Whole).into_iter().chain(own);
         let mut states: Vec<(&CauseKey, &CauseState)> = both.flatten().collect();
         states.sort_by_key(|(key, _)| **key);
         let cause = |(key, state): (&CauseKey, &CauseState)| HealthCause {
@@ -215,14 +233,17 @@ impl TrackedGpu {
         (health.healthy, health.since) = (healthy, now);
         let named = if healthy { before.first() } else { health.causes.first() };
         let named = named.expect("an unhealthy device has a cause");
-        Some(Transition { mig: subject, to_healthy: healthy, reason: named.reason, detail: Arc::clone(&named.detail) })
+        Some(Transition { subject, to_healthy: healthy, reason: named.reason, detail: Arc::clone(&named.detail) })
     }
 
     pub fn published(&self) -> GpuHealth {
-        let of = |subject: &Option<MigUuid>| self.health.get(subject).cloned();
         GpuHealth {
-            whole: of(&None).expect("the whole GPU is evaluated first"),
-            instances: self.health.iter().filter_map(|(mig, health)| Some((mig.clone()?, health.clone()))).collect(),
+            whole: self.health.get(&Subject::Whole).cloned().expect("the whole GPU is evaluated first"),
+            instances: self
+                .health
+                .iter()
+                .filter_map(|(part, health)| Some((part.mig()?.clone(), health.clone())))
+                .collect(),
             xids: self.xids.counts.clone(),
         }
     }
@@ -230,27 +251,27 @@ impl TrackedGpu {
     /// Why the whole GPU, or one MIG device alone, is unhealthy now.
     fn current(
         &self,
-        mig: Option<&MigUuid>,
+        subject: &Subject,
         config: &HealthConfig,
-        driver: DriverStatus,
+        driver: &DriverStatus,
         now: Monotonic,
     ) -> BTreeMap<CauseKey, (Arc<str>, &'static str)> {
         let mut current = BTreeMap::new();
         for (code, xid) in &self.xids.active {
-            let is_concerned = match mig {
-                None => xid.concerns_whole_gpu(),
-                Some(mig) => !xid.concerns_whole_gpu() && xid.members().any(|member| member == mig),
+            let is_concerned = match subject {
+                Subject::Whole => xid.concerns_whole_gpu(),
+                Subject::Mig(mig) => !xid.concerns_whole_gpu() && xid.members().any(|member| member == mig),
             };
             if is_concerned {
-                let clears = if needs_restart(xid) { REINITIALISED } else { RESET };
+                let clears = if needs_reload(xid) { RELOAD } else { RESET };
                 current.insert((UnhealthyReason::Xid, *code), (classes::named(*code).into(), clears));
             }
         }
-        if let Some(mark) = self.marks.get(&mig.cloned()) {
+        if let Some(mark) = self.marks.get(subject) {
             let detail = format!("marked by an operator: {}", mark.reason).into();
             current.insert((UnhealthyReason::Admin, 0), (detail, UNMARKED));
         }
-        if mig.is_none() {
+        if *subject == Subject::Whole {
             let appeared = self.appeared.unwrap_or(now);
             for (reason, detail, clears) in self.signals.causes(config, driver, appeared, now) {
                 current.insert((reason, 0), (detail, clears));
@@ -259,8 +280,8 @@ impl TrackedGpu {
         current
     }
 
-    /// Drops the XIDs that a reset or a restart has cleared.
-    fn clear_xids(&mut self, driver: DriverStatus) {
+    /// Drops the XIDs that a reset or a reload has cleared.
+    fn clear_xids(&mut self, driver: &DriverStatus) {
         let signals = &self.signals;
         if driver.released.is_some() {
             return;
@@ -275,17 +296,17 @@ impl TrackedGpu {
             }
         }
         self.xids.active.retain(|_, xid| {
-            let restarted = driver.renewed.max(signals.restarted);
-            let cleared = if needs_restart(xid) { restarted } else { restarted.max(signals.reset) };
+            let reloaded = driver.reloaded.max(signals.counter_fell);
+            let cleared = if needs_reload(xid) { reloaded } else { reloaded.max(signals.reset) };
             let answers = !signals.lost
                 && signals.stuck.is_none()
                 && signals.recovery.is_none_or(|action| action == 0)
-                && cleared.is_some_and(|cleared| signals.answered >= Some(cleared));
+                && cleared.is_some_and(|cleared| signals.last_read >= Some(cleared));
             !(answers && cleared > Some(xid.at.monotonic))
         });
     }
 
-    pub fn deadline(&self, config: &HealthConfig, driver: DriverStatus, now: Monotonic) -> Option<Monotonic> {
+    pub fn deadline(&self, config: &HealthConfig, driver: &DriverStatus, now: Monotonic) -> Option<Monotonic> {
         let unknown = self.appeared.filter(|_| !self.signals.checked).map(|appeared| appeared + UNKNOWN_LIMIT);
         let stuck = self.signals.stuck.map(|since| since + config.stuck_limit);
         let refused = self.signals.refused.as_ref().map(|(since, _)| *since + config.stuck_limit);
@@ -300,7 +321,7 @@ impl TrackedGpu {
 }
 
 const RESET: &str = "recovers after a reset of the GPU, a reload of the driver, or an unmark";
-const REINITIALISED: &str = "recovers after a reload of the driver, a reboot of the node, or an unmark";
+const RELOAD: &str = "recovers after a reload of the driver, a reboot of the node, or an unmark";
 const EARLIER: &str = "found before podmeter started";
 const UNMARKED: &str = "recovers after an unmark, or when the mark ends";
 
@@ -314,26 +335,11 @@ fn after_the_fault(config: &HealthConfig) -> Arc<str> {
     }
 }
 
-/// `None`: it has ended, or has a reason that no operator can give.
-fn restored_mark(mark: &MarkFault, now: Moment) -> Option<Mark> {
-    marks::check_reason(&mark.reason).ok()?;
-    let until = match mark.until {
-        None => None,
-        Some(unix) if unix <= now.unix => return None,
-        Some(unix) => {
-            // One too far for a duration has no end.
-            let left = Duration::try_from_secs_f64(unix.0 - now.unix.0).ok();
-            left.map(|left| Moment { monotonic: now.monotonic + left, unix })
-        }
-    };
-    Some(Mark { reason: Arc::clone(&mark.reason), until })
-}
-
-fn needs_restart(xid: &ActiveXid) -> bool {
+fn needs_reload(xid: &ActiveXid) -> bool {
     matches!(xid.class, XidClass::NodeReboot | XidClass::Hardware)
 }
 
-/// Whether such a cause must be over for the hold-down.
+/// Whether an ended cause of this reason is removed only after the hold-down.
 fn is_held_down(reason: UnhealthyReason) -> bool {
     !matches!(reason, UnhealthyReason::Admin | UnhealthyReason::Unknown)
 }
@@ -343,7 +349,7 @@ fn update(
     causes: &mut BTreeMap<CauseKey, CauseState>,
     current: BTreeMap<CauseKey, (Arc<str>, &'static str)>,
     config: &HealthConfig,
-    driver: DriverStatus,
+    driver: &DriverStatus,
     now: Monotonic,
 ) {
     for (key, cause) in causes.iter_mut() {

@@ -1,10 +1,10 @@
-//! An operator's marks on devices.
+//! An operator's marks on devices: the orders, and the rules of a mark.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::Health;
-use super::device::TrackedGpu;
-use crate::domain::model::{MigUuid, Moment, Monotonic, UnixSeconds};
+use super::faults::MarkFault;
+use crate::domain::model::{Moment, Monotonic};
 
 /// Characters of a reason; it goes into logs and refusals.
 const LONGEST_REASON: usize = 256;
@@ -52,48 +52,17 @@ pub fn check_reason(reason: &str) -> Result<(), MarkError> {
     }
 }
 
-impl Health {
-    /// Carries out an operator's order at once. Returns the UUID of the device.
-    pub fn order(&mut self, now: Moment, order: &Order) -> Result<String, MarkError> {
-        let uuid = match order {
-            Order::Mark { device, reason, until } => {
-                check_reason(reason)?;
-                if until.is_some_and(|until| until <= now.monotonic) {
-                    return Err(MarkError::Over);
-                }
-                let (uuid, device, mig) = self.find(device)?;
-                let until = until.map(|until| Moment {
-                    monotonic: until,
-                    unix: UnixSeconds(now.unix.0 + until.since(now.monotonic).as_secs_f64()),
-                });
-                device.marks.insert(mig, Mark { reason: reason.as_str().into(), until });
-                uuid
-            }
-            Order::Unmark { device } => {
-                let (uuid, device, mig) = self.find(device)?;
-                device.unmark(mig.as_ref());
-                uuid
-            }
-        };
-        self.evaluate(now);
-        Ok(uuid)
-    }
-
-    /// The UUID, the GPU, and the MIG device if it is one.
-    fn find(&mut self, name: &str) -> Result<(String, &mut TrackedGpu, Option<MigUuid>), MarkError> {
-        let known = self.devices.iter_mut().filter(|(_, device)| device.is_known());
-        let named = known.filter_map(|(uuid, device)| {
-            if uuid.as_str() == name || device.index.is_some_and(|index| index.to_string() == name) {
-                return Some((uuid.to_string(), device, None));
-            }
-            let mig = device.migs.iter().find(|mig| mig.as_str() == name).cloned()?;
-            Some((mig.to_string(), device, Some(mig)))
-        });
-        let mut found: Vec<_> = named.collect();
-        match (found.pop(), found.is_empty()) {
-            (Some(one), true) => Ok(one),
-            (None, _) => Err(MarkError::UnknownDevice(name.to_owned())),
-            (Some(_), false) => Err(MarkError::Ambiguous(name.to_owned())),
+/// `None`: it has ended, or has a reason that no operator can give.
+pub fn restored_mark(mark: &MarkFault, now: Moment) -> Option<Mark> {
+    check_reason(&mark.reason).ok()?;
+    let until = match mark.until {
+        None => None,
+        Some(unix) if unix <= now.unix => return None,
+        Some(unix) => {
+            // One too far for a duration has no end.
+            let left = Duration::try_from_secs_f64(unix.0 - now.unix.0).ok();
+            left.map(|left| Moment { monotonic: now.monotonic + left, unix })
         }
-    }
+    };
+    Some(Mark { reason: Arc::clone(&mark.reason), until })
 }

@@ -1,10 +1,22 @@
-//! The health of each device, as a state machine.
+//! The health of each device: it is unhealthy while it has a cause.
 //!
 //! Inputs: hardware states, XIDs, an operator's marks, faults of an earlier agent, the time. Outputs: which device is
 //! healthy, why not, since when and what clears it; each transition; counts of XIDs. Does not use: the driver, the
 //! kubelet, clocks, logs, metrics.
-//! Any one signal makes a device unhealthy; only signals make it healthy again, never time alone or missing data. A device
-//! that was never checked is unknown for five seconds at most: that is no signal.
+//!
+//! ```text
+//!  XID, reading, mark ──► current ── reset, reload, reading ──► ended ── hold-down, unmark ──► removed
+//!                            │ ▲                                  │
+//!                            │ └────────────── again ─────────────┘
+//!                            └── of an XID or a mark: unmark, the mark's end ────────────────► removed
+//! ```
+//!
+//! An ended `admin` or `unknown` is removed at once. No hold-down ends while the GPUs are released, or with
+//! `recovery: manual`. A reset is of one GPU, a reload of the driver and thereby of all.
+//!
+//! Time alone ends a hold-down, a mark that has an end, and `unknown` of a device that was never checked and for which no
+//! read was requested: after `UNKNOWN_LIMIT`. Where one was requested, or the driver cannot be opened, a device stays
+//! `unknown` until it responds. Missing data ends no other cause.
 
 mod classes;
 mod config;
@@ -27,11 +39,14 @@ pub use faults::NodeFaults;
 pub use marks::{MarkError, Order};
 
 use crate::domain::model::{
-    ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, Moment, Monotonic, UnhealthyReason, XidEvent,
+    ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Moment, Monotonic, UnhealthyReason,
+    UnixSeconds, XidClass, XidEvent,
 };
-use device::{TrackedGpu, Transition};
+use device::{Subject, TrackedGpu, Transition};
+use marks::Mark;
 
-/// How long a device may be unhealthy only because it has not been checked yet.
+/// How long a device that was never checked is `unknown` where no read of it was requested: as long as the first reads
+/// may take to be requested.
 pub const UNKNOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Transitions that the state keeps.
 pub const TRANSITIONS_KEPT: usize = 256;
@@ -43,7 +58,7 @@ pub struct HealthInputs<'a> {
     pub events: &'a [XidEvent],
 }
 
-/// The state machine.
+/// The health of a node's devices.
 #[derive(Debug, Default)]
 pub struct Health {
     config: HealthConfig,
@@ -51,8 +66,6 @@ pub struct Health {
     /// Those that are passed through now: they keep their signals and have no health.
     passthrough: BTreeSet<GpuUuid>,
     driver: DriverStatus,
-    /// The last that is known, of an earlier agent too.
-    driver_version: Option<Arc<str>>,
     state: Arc<HealthState>,
     transition_count: u64,
     deadline: Option<Monotonic>,
@@ -62,11 +75,13 @@ pub struct Health {
 }
 
 /// What is common to all devices.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct DriverStatus {
     loads: u64,
     /// When the driver was last reloaded, as far as is known.
-    renewed: Option<Monotonic>,
+    reloaded: Option<Monotonic>,
+    /// The last that is known, of an earlier agent too.
+    version: Option<Arc<str>>,
     /// Since when the GPUs are released.
     released: Option<Monotonic>,
 }
@@ -110,12 +125,6 @@ impl Health {
         let hardware = inputs.hardware;
         let time = now.monotonic;
         self.driver.update(hardware, time);
-        if let Some(driver) = &hardware.inventory.driver
-            && self.driver_version.as_ref() != Some(&driver.driver_version)
-            && self.driver_version.replace(Arc::clone(&driver.driver_version)).is_some()
-        {
-            self.driver.renewed = Some(time);
-        }
         self.forget_addresses(hardware);
         if !self.passthrough.iter().eq(hardware.inventory.passthrough.keys()) {
             self.passthrough = hardware.inventory.passthrough.keys().cloned().collect();
@@ -124,7 +133,7 @@ impl Health {
         let with_health = hardware.inventory.gpus.iter().filter(|(uuid, _)| !self.passthrough.contains(*uuid));
         for (uuid, gpu) in with_health {
             let device = self.devices.entry(uuid.clone()).or_insert_with(|| TrackedGpu::new(now));
-            device.appear(gpu, self.driver, time);
+            device.appear(gpu, &self.driver, time);
         }
         self.add_events(now, inputs.events);
         for (uuid, device) in &mut self.devices {
@@ -132,7 +141,7 @@ impl Health {
             if self.driver.released.is_none() && !self.passthrough.contains(uuid) {
                 let readings = hardware.readings.get(uuid).map(AsRef::as_ref);
                 let missing = hardware.inventory.missing.get(uuid).map(|missing| &missing.detail);
-                let unknown = device.signals.read(gpu, readings, missing, hardware.problem.as_ref(), time);
+                let unknown = device.signals.apply_readings(gpu, readings, missing, hardware.problem.as_ref(), time);
                 if let Some(action) = unknown
                     && self.logged.insert((Some(uuid.clone()), action))
                 {
@@ -142,6 +151,71 @@ impl Health {
             }
         }
         self.evaluate(now)
+    }
+
+    /// Continues with the faults of an earlier agent, before the first advance.
+    pub fn restore(&mut self, now: Moment, faults: &NodeFaults) {
+        self.driver.version.clone_from(&faults.driver_version);
+        for (uuid, of_gpu) in &faults.gpus {
+            let device = self.devices.entry(uuid.clone()).or_insert_with(|| TrackedGpu::new(now));
+            for (subject, what) in device.restore(of_gpu, &self.config, now) {
+                let name = subject.mig().map_or(uuid.as_str(), MigUuid::as_str);
+                self.notes.push(format!("{name}: {what} is restored from before podmeter started"));
+            }
+        }
+    }
+
+    /// What the next agent restores. The energy counters change at most once a minute.
+    pub fn faults(&self) -> NodeFaults {
+        // A GPU that is known by its PCI address is found by the first check.
+        let kept = self.devices.iter().filter(|(uuid, _)| !uuid.is_of_address());
+        let gpus: BTreeMap<_, _> = kept.filter_map(|(uuid, device)| Some((uuid.clone(), device.faults()?))).collect();
+        let driver_version = self.driver.version.clone().filter(|_| !gpus.is_empty());
+        NodeFaults { driver_version, gpus }
+    }
+
+    /// Carries out an operator's order at once. Returns the UUID of the device.
+    pub fn order(&mut self, now: Moment, order: &Order) -> Result<String, MarkError> {
+        let uuid = match order {
+            Order::Mark { device, reason, until } => {
+                marks::check_reason(reason)?;
+                if until.is_some_and(|until| until <= now.monotonic) {
+                    return Err(MarkError::Over);
+                }
+                let (uuid, device, subject) = self.find(device)?;
+                let until = until.map(|until| Moment {
+                    monotonic: until,
+                    unix: UnixSeconds(now.unix.0 + until.since(now.monotonic).as_secs_f64()),
+                });
+                device.marks.insert(subject, Mark { reason: reason.as_str().into(), until });
+                uuid
+            }
+            Order::Unmark { device } => {
+                let (uuid, device, subject) = self.find(device)?;
+                device.unmark(&subject);
+                uuid
+            }
+        };
+        self.evaluate(now);
+        Ok(uuid)
+    }
+
+    /// The UUID, the GPU, and which part of it.
+    fn find(&mut self, name: &str) -> Result<(String, &mut TrackedGpu, Subject), MarkError> {
+        let known = self.devices.iter_mut().filter(|(_, device)| device.is_known());
+        let named = known.filter_map(|(uuid, device)| {
+            if uuid.as_str() == name || device.index.is_some_and(|index| index.to_string() == name) {
+                return Some((uuid.to_string(), device, Subject::Whole));
+            }
+            let mig = device.migs.iter().find(|mig| mig.as_str() == name).cloned()?;
+            Some((mig.to_string(), device, Subject::Mig(mig)))
+        });
+        let mut found: Vec<_> = named.collect();
+        match (found.pop(), found.is_empty()) {
+            (Some(one), true) => Ok(one),
+            (None, _) => Err(MarkError::UnknownDevice(name.to_owned())),
+            (Some(_), false) => Err(MarkError::Ambiguous(name.to_owned())),
+        }
     }
 
     /// Once its UUID is known, a GPU that was known by its PCI address is another device.
@@ -166,15 +240,15 @@ impl Health {
             if !device.is_known() {
                 continue;
             }
-            let transitions = device.evaluate(&self.config, self.driver, now);
-            deadlines.extend(device.deadline(&self.config, self.driver, now.monotonic));
+            let transitions = device.evaluate(&self.config, &self.driver, now);
+            deadlines.extend(device.deadline(&self.config, &self.driver, now.monotonic));
             next.gpus.insert(uuid.clone(), device.published());
-            for Transition { mig, to_healthy, reason, detail } in transitions {
+            for Transition { subject, to_healthy, reason, detail } in transitions {
                 self.transition_count += 1;
                 let to = if to_healthy { "healthy" } else { "unhealthy" };
                 *next.transition_counts.entry(to).or_default().entry(reason).or_default() += 1;
                 let number = self.transition_count;
-                let gpu = uuid.clone();
+                let (gpu, mig) = (uuid.clone(), subject.mig().cloned());
                 let transition =
                     HealthTransition { number, gpu, mig, to_healthy, reason, detail, at: now, holders: vec![] };
                 next.transitions.push(transition);
@@ -196,16 +270,15 @@ impl Health {
             key(one).cmp(&key(two)).then_with(|| one.gpu.cmp(&two.gpu))
         });
         for event in events {
-            let effect = classes::effect(event.code, self.config.xids.get(&event.code).copied());
+            let effect = self.config.effect(event.code);
             if effect == classes::Effect::Ignore {
                 continue;
             }
             let device = self.devices.entry(event.gpu.clone()).or_insert_with(|| TrackedGpu::new(now));
             let is_new = device.xids.add(event, effect, now.monotonic);
             let class = classes::class(event.code);
-            let odd =
-                matches!(class, crate::domain::model::XidClass::Unknown | crate::domain::model::XidClass::Software);
-            if is_new && odd && self.logged.insert((None, event.code)) {
+            let is_logged = matches!(class, XidClass::Unknown | XidClass::Software);
+            if is_new && is_logged && self.logged.insert((None, event.code)) {
                 let (name, class) = (classes::named(event.code), class.as_str());
                 let text = format!("{}: {name}, class {class}: counted; it does not change the health", event.gpu);
                 self.notes.push(text);
@@ -217,11 +290,17 @@ impl Health {
 impl DriverStatus {
     fn update(&mut self, hardware: &HardwareState, now: Monotonic) {
         if hardware.driver_loads > self.loads {
-            // The first known load is no restart: the driver may have been loaded for months.
+            // The first known load is no reload: the driver may have been loaded for months.
             if self.loads > 0 {
-                self.renewed = Some(now);
+                self.reloaded = Some(now);
             }
             self.loads = hardware.driver_loads;
+        }
+        if let Some(driver) = &hardware.inventory.driver
+            && self.version.as_ref() != Some(&driver.driver_version)
+            && self.version.replace(Arc::clone(&driver.driver_version)).is_some()
+        {
+            self.reloaded = Some(now);
         }
         // Released on request: missing readings are no signal.
         self.released = hardware.released.map(|_| self.released.unwrap_or(now));

@@ -18,20 +18,21 @@ const KEPT_FOR: Duration = Duration::from_secs(60);
 /// The last known signals. A value that is no longer reported stays until another one is reported.
 #[derive(Debug, Default)]
 pub struct DeviceSignals {
+    /// The slow readings, which have the reasons, were read once.
     pub checked: bool,
     pub lost: bool,
     /// Why it is lost, where that is because the driver does not list it.
     unlisted: Option<Arc<str>>,
-    /// A pass over it has been requested.
-    asked: bool,
+    read_requested: bool,
+    /// Since when a call on it has not returned.
     pub stuck: Option<Monotonic>,
     /// Since when there are no readings because the driver cannot be opened, or this process cannot read the GPU, and
     /// why; until the GPU responds.
     pub refused: Option<(Monotonic, Arc<str>)>,
     /// When a release had lasted for too long; until the GPU responds.
-    unread: Option<Monotonic>,
+    release_expired: Option<Monotonic>,
     /// The time of the latest readings.
-    pub answered: Option<Monotonic>,
+    pub last_read: Option<Monotonic>,
     pub recovery: Option<u32>,
     row_remap_failed: bool,
     fabric: Option<&'static str>,
@@ -40,20 +41,20 @@ pub struct DeviceSignals {
     uncorrected_before: u64,
     /// When the device was reset, as far as is known: it was lost, or needed a recovery action, and no longer does.
     pub reset: Option<Monotonic>,
-    /// When it restarted for certain, by a reset or with the driver.
-    pub restarted: Option<Monotonic>,
+    /// When its energy counter last fell: the GPU was certainly reset, or the driver reloaded.
+    pub counter_fell: Option<Monotonic>,
     energy_counter: Option<u64>,
     /// As an agent that starts later gets it: it changes at most once a minute, unless the counter falls.
     kept_energy_counter: Option<(Monotonic, u64)>,
     /// The last recovery action of an earlier agent.
     earlier_recovery: Option<u32>,
     /// The last reload of the driver that `uncorrected_before` takes into account.
-    renewed: Option<Monotonic>,
+    applied_reload: Option<Monotonic>,
 }
 
 impl DeviceSignals {
-    /// Returns a recovery action that is unknown.
-    pub fn read(
+    /// Returns the driver's recovery action if its number is unknown.
+    pub fn apply_readings(
         &mut self,
         gpu: &Gpu,
         readings: Option<&DeviceReadings>,
@@ -76,15 +77,15 @@ impl DeviceSignals {
         if let Some(counter) = readings.and_then(|readings| readings.energy_counter) {
             let fell = self.energy_counter.replace(counter).is_some_and(|before| counter < before);
             if fell {
-                self.restarted = Some(answered.unwrap_or(now));
+                self.counter_fell = Some(answered.unwrap_or(now));
                 self.uncorrected_before = self.uncorrected;
             }
             if fell || self.kept_energy_counter.is_none_or(|(at, _)| now.since(at) >= KEPT_FOR) {
                 self.kept_energy_counter = Some((now, counter));
             }
         }
-        self.asked |= readings.is_some_and(|readings| readings.asked.is_some());
-        self.answered = self.answered.max(answered);
+        self.read_requested |= readings.is_some_and(|readings| readings.asked.is_some());
+        self.last_read = self.last_read.max(answered);
         self.stuck = readings.is_some_and(|readings| readings.stuck).then(|| self.stuck.unwrap_or(now));
         let problem = readings.and_then(|readings| readings.problem.as_ref()).or(problem);
         self.refused = match (answered, problem, self.refused.take()) {
@@ -93,16 +94,16 @@ impl DeviceSignals {
             // The driver is open again, but this GPU has not responded yet.
             (None, None, before) => before.filter(|_| !lost).map(|(since, _)| (since, UNRESPONSIVE.into())),
         };
-        if answered > self.unread {
-            self.unread = None;
+        if answered > self.release_expired {
+            self.release_expired = None;
         }
         let slow = readings.and_then(|readings| readings.slow.as_ref())?;
         self.checked = true;
-        self.read_slow(gpu, &slow.value, slow.at)
+        self.apply_slow(gpu, &slow.value, slow.at)
     }
 
-    /// Adds a slow pass. Returns a recovery action that is unknown.
-    fn read_slow(&mut self, gpu: &Gpu, slow: &Slow, at: Monotonic) -> Option<u32> {
+    /// Returns the recovery action if its number is unknown.
+    fn apply_slow(&mut self, gpu: &Gpu, slow: &Slow, at: Monotonic) -> Option<u32> {
         if let Some(remap) = slow.row_remap {
             self.row_remap_failed = remap.failed;
         }
@@ -136,22 +137,22 @@ impl DeviceSignals {
     }
 
     /// What an agent that starts later needs to recognise a reset: the recovery action and the energy counter.
-    pub fn kept(&self) -> (Option<u32>, Option<u64>) {
+    pub fn reset_evidence(&self) -> (Option<u32>, Option<u64>) {
         (self.recovery.or(self.earlier_recovery), self.kept_energy_counter.map(|(_, counter)| counter))
     }
 
-    /// The driver's counts of memory errors restart with it; those of `hardware` do not fall.
-    pub fn renew(&mut self, driver: DriverStatus) {
-        if driver.renewed > self.renewed {
-            self.renewed = driver.renewed;
+    /// A reload sets the driver's counts of memory errors to zero; those of `hardware` do not fall.
+    pub fn apply_reload(&mut self, driver: &DriverStatus) {
+        if driver.reloaded > self.applied_reload {
+            self.applied_reload = driver.reloaded;
             self.uncorrected_before = self.uncorrected;
         }
     }
 
     /// After a release that lasts too long, the last signals are no longer valid.
-    pub fn expire(&mut self, config: &HealthConfig, driver: DriverStatus, now: Monotonic) {
+    pub fn expire_release(&mut self, config: &HealthConfig, driver: &DriverStatus, now: Monotonic) {
         if driver.released.is_some_and(|since| now.since(since) >= config.released_limit) {
-            self.unread.get_or_insert(now);
+            self.release_expired.get_or_insert(now);
         }
     }
 
@@ -159,13 +160,12 @@ impl DeviceSignals {
     pub fn causes(
         &self,
         config: &HealthConfig,
-        driver: DriverStatus,
+        driver: &DriverStatus,
         appeared: Monotonic,
         now: Monotonic,
     ) -> Vec<(UnhealthyReason, Arc<str>, &'static str)> {
         use UnhealthyReason as Reason;
         let mut causes: Vec<(Reason, Arc<str>, &'static str)> = vec![];
-        let passed = |since: Monotonic, limit| now.since(since) >= limit;
         if let Some(action) = self.recovery.filter(|action| *action != 0).and_then(recovery_action) {
             let detail = format!("the driver requests recovery: {}", action.replace('_', " "));
             causes.push((Reason::RecoveryAction, detail.into(), "recovers when the driver requests none"));
@@ -187,30 +187,54 @@ impl DeviceSignals {
             causes.push((Reason::Ecc, detail.into(), "recovers after a reset of the GPU or a reload of the driver"));
         }
         // A device whose first check hangs has never been known healthy.
-        if self.stuck.is_some_and(|since| !self.checked || passed(since, config.stuck_limit)) {
+        if self.stuck.is_some_and(|since| !self.checked || now.since(since) >= config.stuck_limit) {
             causes.push((
                 Reason::Stuck,
                 "a driver call on it does not return".into(),
                 "recovers when the call returns",
             ));
         }
-        let is_awaited = (self.asked || self.refused.is_some()) && self.answered.is_none() && !self.lost;
-        let unknown = if self.unread.is_some() && driver.released.is_some() {
-            Some((
-                "the GPUs have been released for too long".into(),
-                "recovers when the driver is resumed and the GPU responds",
-            ))
-        } else if self.unread.is_some() {
-            Some(("it has not responded since the GPUs were released".into(), "recovers when the GPU responds"))
-        } else if let Some((_, why)) = self.refused.as_ref().filter(|(since, _)| passed(*since, config.stuck_limit)) {
-            Some((Arc::clone(why), "recovers when the driver responds"))
-        } else if !self.checked && self.stuck.is_none() && (is_awaited || !passed(appeared, UNKNOWN_LIMIT)) {
-            Some(("it has not been checked yet".into(), "the first check takes seconds"))
-        } else {
-            None
-        };
+        let unknown = self.unknown(config, driver, appeared, now);
         causes.extend(unknown.map(|(detail, clears)| (Reason::Unknown, detail, clears)));
         causes
+    }
+
+    /// Why the health is unknown, with what clears it. The first that applies:
+    ///
+    /// | case | `unknown` |
+    /// |---|---|
+    /// | released for longer than `released_limit` | until it responds |
+    /// | the driver, or this process' access, is refused for `stuck_limit` | until it responds |
+    /// | never checked, and a call on it does not return | no: it is `stuck` |
+    /// | never checked, a read was requested or the driver refused, none has succeeded, and it is not lost | until it responds |
+    /// | never checked, otherwise | for `UNKNOWN_LIMIT` after it was listed |
+    fn unknown(
+        &self,
+        config: &HealthConfig,
+        driver: &DriverStatus,
+        appeared: Monotonic,
+        now: Monotonic,
+    ) -> Option<(Arc<str>, &'static str)> {
+        if self.release_expired.is_some() {
+            return Some(match driver.released {
+                Some(_) => (
+                    "the GPUs have been released for too long".into(),
+                    "recovers when the driver is resumed and the GPU responds",
+                ),
+                None => ("it has not responded since the GPUs were released".into(), "recovers when the GPU responds"),
+            });
+        }
+        if let Some((since, why)) = &self.refused
+            && now.since(*since) >= config.stuck_limit
+        {
+            return Some((Arc::clone(why), "recovers when the driver responds"));
+        }
+        if self.checked || self.stuck.is_some() {
+            return None;
+        }
+        let is_awaited = (self.read_requested || self.refused.is_some()) && self.last_read.is_none() && !self.lost;
+        let is_unknown = is_awaited || now.since(appeared) < UNKNOWN_LIMIT;
+        is_unknown.then(|| ("it has not been checked yet".into(), "the first check takes seconds"))
     }
 }
 

@@ -53,7 +53,7 @@ impl GpuXids {
         Self { counts, active: BTreeMap::new() }
     }
 
-    /// True for the first of its code ever.
+    /// True for the first of its code, and for each whose code has no line of its own.
     pub fn add(&mut self, event: &XidEvent, effect: Effect, now: Monotonic) -> bool {
         let class = classes::class(event.code);
         let is_new = !self.counts.last.contains_key(&event.code);

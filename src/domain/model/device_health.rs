@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{ContainerRef, GpuUuid, MigUuid, Moment, RecentCount, UnixSeconds};
 
-/// The health of every GPU and MIG device ever listed, with its transitions and XIDs.
+/// The health of every GPU that was ever listed and its MIG devices of now, with transitions and XIDs. Without GPUs that
+/// are passed through, and those known by their PCI address that have a UUID since.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HealthState {
     pub gpus: BTreeMap<GpuUuid, GpuHealth>,
@@ -175,8 +176,8 @@ impl DeviceHealth {
 }
 
 impl HealthState {
-    /// The health of a MIG device, or of the whole GPU. `None` for a device that has not been checked yet, which is
-    /// unhealthy.
+    /// The health of a MIG device, or of the whole GPU. `None` for one that was never listed, is gone or is
+    /// passed through.
     pub fn of(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&DeviceHealth> {
         let known = self.gpus.get(gpu)?;
         mig.map_or(Some(&known.whole), |mig| known.instances.get(mig))

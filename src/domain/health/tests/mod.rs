@@ -1,4 +1,4 @@
-//! Tests of the state machine: every reason, every recovery, both fan-outs, both sources, and random worlds.
+//! Tests of device health: every reason, every recovery, both fan-outs, both sources, and random worlds.
 
 mod events;
 mod faults;

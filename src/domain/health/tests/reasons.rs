@@ -51,7 +51,7 @@ fn a_device_is_unknown_until_checked_and_then_healthy() {
 }
 
 #[test]
-fn unknown_lasts_for_five_seconds_at_most() {
+fn unknown_lasts_for_five_seconds_where_no_read_was_requested() {
     let mut world = World::new(HealthConfig::default());
     world.unresponsive = [GPU.into()].into();
     for seconds in 1..6 {
