@@ -6,9 +6,6 @@ use std::time::Duration;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-use super::classes::{self, Effect};
-use crate::domain::model::XidClass;
-
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -97,23 +94,6 @@ impl Default for HealthConfig {
     }
 }
 
-impl HealthConfig {
-    /// What an XID does to the health of its device.
-    pub fn effect(&self, code: u32) -> Effect {
-        match self.xids.get(&code) {
-            Some(XidRule::Unhealthy) => Effect::Unhealthy,
-            Some(XidRule::Count) => Effect::Count,
-            Some(XidRule::Ignore) => Effect::Ignore,
-            None => classes::default_effect(code),
-        }
-    }
-
-    /// The class in which an XID counts; `None`: it is configured not to count.
-    pub fn counted_class(&self, code: u32) -> Option<XidClass> {
-        (self.effect(code) != Effect::Ignore).then(|| classes::class(code))
-    }
-}
-
 fn hold_down<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     duration(deserializer, "holdDown", DAY)
 }
@@ -159,6 +139,7 @@ pub mod schema {
 
 #[cfg(test)]
 mod tests {
+    use super::super::xids::Effect;
     use super::*;
 
     fn parse(text: &str) -> Result<HealthConfig, String> {

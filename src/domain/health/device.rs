@@ -3,12 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::classes::{self, Effect};
 use super::config::{HealthConfig, Recovery};
 use super::faults::{DeviceFaults, GpuFaults, MarkFault, ReasonFault};
 use super::marks::{Mark, restored_mark};
 use super::signals::DeviceSignals;
-use super::xids::{ActiveXid, GpuXids};
+use super::xids::{self, ActiveXid, Effect, GpuXids};
 use super::{DriverStatus, UNKNOWN_LIMIT};
 use crate::domain::model::{
     DeviceHealth, Gpu, GpuHealth, HealthCause, MigDevice, MigUuid, Moment, Monotonic, UnhealthyReason, UnixSeconds,
@@ -29,10 +28,6 @@ pub enum Subject {
 }
 
 impl Subject {
-    fn new(mig: Option<&MigUuid>) -> Self {
-        mig.cloned().map_or(Self::Whole, Self::Mig)
-    }
-
     pub fn mig(&self) -> Option<&MigUuid> {
         match self {
             Self::Whole => None,
@@ -91,14 +86,14 @@ impl TrackedGpu {
                 subjects = vec![Subject::Whole];
             }
             for subject in subjects {
-                let name = classes::named(*code);
+                let name = xids::named(*code);
                 let causes = self.causes.entry(subject.clone()).or_default();
                 causes.insert((UnhealthyReason::Xid, *code), ongoing(&name));
                 restored.push((subject, name));
             }
         }
         for device in &faults.devices {
-            let subject = Subject::new(device.mig.as_ref());
+            let subject = device.mig.clone().map_or(Subject::Whole, Subject::Mig);
             if let Some(mark) = device.mark.as_ref().and_then(|mark| restored_mark(mark, now)) {
                 restored.push((subject.clone(), format!("the mark {:?}", mark.reason)));
                 self.marks.insert(subject.clone(), mark);
@@ -109,7 +104,7 @@ impl TrackedGpu {
             };
             for fault in device.reasons.iter().filter(is_valid) {
                 let (detail, what) = match fault.reason {
-                    UnhealthyReason::Xid => (classes::named(fault.code), classes::named(fault.code)),
+                    UnhealthyReason::Xid => (xids::named(fault.code), xids::named(fault.code)),
                     reason => (EARLIER.to_owned(), format!("the reason {}", reason.as_str())),
                 };
                 let causes = self.causes.entry(subject.clone()).or_default();
@@ -264,7 +259,7 @@ impl TrackedGpu {
             };
             if is_concerned {
                 let clears = if needs_reload(xid) { RELOAD } else { RESET };
-                current.insert((UnhealthyReason::Xid, *code), (classes::named(*code).into(), clears));
+                current.insert((UnhealthyReason::Xid, *code), (xids::named(*code).into(), clears));
             }
         }
         if let Some(mark) = self.marks.get(subject) {

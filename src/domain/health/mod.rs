@@ -18,7 +18,6 @@
 //! read was requested: after `UNKNOWN_LIMIT`. Where one was requested, or the driver cannot be opened, a device stays
 //! `unknown` until it responds. Missing data ends no other cause.
 
-mod classes;
 mod config;
 mod device;
 mod faults;
@@ -271,15 +270,15 @@ impl Health {
         });
         for event in events {
             let effect = self.config.effect(event.code);
-            if effect == classes::Effect::Ignore {
+            if effect == xids::Effect::Ignore {
                 continue;
             }
             let device = self.devices.entry(event.gpu.clone()).or_insert_with(|| TrackedGpu::new(now));
             let is_new = device.xids.add(event, effect, now.monotonic);
-            let class = classes::class(event.code);
+            let class = xids::class(event.code);
             let is_logged = matches!(class, XidClass::Unknown | XidClass::Software);
             if is_new && is_logged && self.logged.insert((None, event.code)) {
-                let (name, class) = (classes::named(event.code), class.as_str());
+                let (name, class) = (xids::named(event.code), class.as_str());
                 let text = format!("{}: {name}, class {class}: counted; it does not change the health", event.gpu);
                 self.notes.push(text);
             }

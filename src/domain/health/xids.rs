@@ -1,8 +1,9 @@
-//! XIDs of one GPU: counted, and kept while they make the device unhealthy.
+//! The XIDs that are known, as a table of class and effect; the XIDs of one GPU, counted, and kept while they make it
+//! unhealthy.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::classes::{self, Effect};
+use super::config::{HealthConfig, XidRule};
 use super::faults::XidFault;
 use crate::domain::model::{
     LastXid, MigDevice, MigUuid, Moment, Monotonic, RecentCount, UnixSeconds, XidClass, XidCounts, XidEvent,
@@ -12,6 +13,127 @@ use crate::domain::model::{
 /// Codes with their own series; about two hundred exist. Others are counted as 999.
 const CODES: usize = 256;
 const UNKNOWN_CODE: u32 = 999;
+
+/// What an XID does to the health of its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    Unhealthy,
+    /// Until the driver reports the recovery action of the GPU, be it `none`.
+    UnhealthyUnlessRecoveryActionKnown,
+    /// Counted, as with `Count`: the recovery action decides, which is read after every XID.
+    ReadRecoveryAction,
+    Count,
+    /// Not even counted.
+    Ignore,
+}
+
+impl Effect {
+    pub fn makes_unhealthy(self) -> bool {
+        matches!(self, Self::Unhealthy | Self::UnhealthyUnlessRecoveryActionKnown)
+    }
+}
+
+impl HealthConfig {
+    /// What an XID does to the health of its device.
+    pub fn effect(&self, code: u32) -> Effect {
+        match self.xids.get(&code) {
+            Some(XidRule::Unhealthy) => Effect::Unhealthy,
+            Some(XidRule::Count) => Effect::Count,
+            Some(XidRule::Ignore) => Effect::Ignore,
+            None => row(code).map_or(Effect::Count, |row| row.effect),
+        }
+    }
+
+    /// The class in which an XID counts; `None`: it is configured not to count.
+    pub fn counted_class(&self, code: u32) -> Option<XidClass> {
+        (self.effect(code) != Effect::Ignore).then(|| class(code))
+    }
+}
+
+struct XidRow {
+    class: XidClass,
+    effect: Effect,
+    codes: &'static [u32],
+}
+
+/// By NVIDIA's "immediate action" for each XID. A code in no row is unknown: it is counted and does not change the
+/// health.
+const TABLE: &[XidRow] = &[
+    XidRow {
+        class: XidClass::Application,
+        effect: Effect::Count,
+        codes: &[
+            8, 11, 13, 25, 31, 32, 39, 40, 41, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, 82, 83, 84, 85, 86, 88, 89, 96,
+            97, 98, 99, 100, 101, 102, 103, 104, 105, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135, 139,
+        ],
+    },
+    XidRow { class: XidClass::ContainedMemory, effect: Effect::Count, codes: &[94] },
+    XidRow {
+        class: XidClass::GpuReset,
+        effect: Effect::Unhealthy,
+        codes: &[46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158],
+    },
+    XidRow { class: XidClass::NodeReboot, effect: Effect::Unhealthy, codes: &[79] },
+    XidRow { class: XidClass::Nvlink, effect: Effect::UnhealthyUnlessRecoveryActionKnown, codes: &[74] },
+    // How bad these are depends on details that only the kernel log has.
+    XidRow { class: XidClass::Nvlink, effect: Effect::ReadRecoveryAction, codes: &[144, 145, 146, 147, 148, 149, 150] },
+    XidRow { class: XidClass::Hardware, effect: Effect::Unhealthy, codes: &[54] },
+    XidRow {
+        class: XidClass::Informational,
+        effect: Effect::Count,
+        codes: &[14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141, 152, 153, 157, 160, 161],
+    },
+    // A job that ends leaves hundreds of these on healthy GPUs.
+    XidRow { class: XidClass::Corroborating, effect: Effect::Count, codes: &[45] },
+    XidRow { class: XidClass::RecoveryAction, effect: Effect::ReadRecoveryAction, codes: &[154] },
+    XidRow { class: XidClass::Software, effect: Effect::Count, codes: &[78, 151, 159] },
+];
+
+/// In few words, for the log and the page.
+const NAMES: &[(u32, &str)] = &[
+    (13, "graphics engine exception"),
+    (31, "memory page fault of an application"),
+    (43, "an application's channel was stopped"),
+    (45, "channels cleaned up after another fault or a process's end"),
+    (46, "the GPU stopped processing"),
+    (48, "double-bit memory error"),
+    (54, "auxiliary power is not connected"),
+    (62, "internal micro-controller halted"),
+    (63, "a memory row or page is marked for replacement"),
+    (64, "a memory row or page could not be marked for replacement"),
+    (74, "NVLink error"),
+    (79, "the GPU has fallen off the bus"),
+    (92, "many corrected memory errors"),
+    (94, "contained memory error"),
+    (95, "uncontained memory error"),
+    (109, "context switch timeout"),
+    (110, "security fault"),
+    (119, "the GPU system processor does not answer"),
+    (120, "the GPU system processor failed"),
+    (136, "link training failed"),
+    (140, "uncorrected memory error"),
+    (143, "GPU initialisation failed"),
+    (154, "the recovery action changed"),
+    (155, "NVLink software error"),
+    (156, "a resource was retired"),
+    (158, "fatal timeout"),
+];
+
+pub fn class(code: u32) -> XidClass {
+    row(code).map_or(XidClass::Unknown, |row| row.class)
+}
+
+/// `XID 79 (the GPU has fallen off the bus)`.
+pub fn named(code: u32) -> String {
+    match NAMES.iter().find(|(known, _)| *known == code) {
+        Some((_, name)) => format!("XID {code} ({name})"),
+        None => format!("XID {code}"),
+    }
+}
+
+fn row(code: u32) -> Option<&'static XidRow> {
+    TABLE.iter().find(|row| row.codes.contains(&code))
+}
 
 #[derive(Debug, Default)]
 pub struct GpuXids {
@@ -55,14 +177,13 @@ impl GpuXids {
 
     /// True for the first of its code, and for each whose code has no line of its own.
     pub fn add(&mut self, event: &XidEvent, effect: Effect, now: Monotonic) -> bool {
-        let class = classes::class(event.code);
         let is_new = !self.counts.last.contains_key(&event.code);
         // Beyond the bound, codes share a line; none that exists loses its own.
         let code = if is_new && self.counts.last.len() >= CODES { UNKNOWN_CODE } else { event.code };
         // Not later than now.
         let at = event.at.monotonic.min(now);
-        *self.counts.by_class.entry(class).or_default() += event.count;
-        let first = || LastXid { class: classes::class(code), at: event.at, count: 0, recent: RecentCount::default() };
+        *self.counts.by_class.entry(class(event.code)).or_default() += event.count;
+        let first = || LastXid { class: class(code), at: event.at, count: 0, recent: RecentCount::default() };
         let of_code = self.counts.last.entry(code).or_insert_with(first);
         of_code.count = of_code.count.saturating_add(event.count);
         of_code.recent.add(at, event.count);
@@ -70,14 +191,15 @@ impl GpuXids {
             of_code.at = event.at;
         }
         if effect.makes_unhealthy() && self.active.len() < CODES {
-            self.active.entry(event.code).or_insert_with(|| ActiveXid::new(effect, class)).add_occurrence(event, at);
+            let first = || ActiveXid::new(effect, class(event.code));
+            self.active.entry(event.code).or_insert_with(first).add_occurrence(event, at);
         }
         is_new
     }
 
     /// Restores an XID of an earlier agent.
     pub fn restore(&mut self, code: u32, effect: Effect, fault: &XidFault) {
-        let mut xid = ActiveXid::new(effect, classes::class(code));
+        let mut xid = ActiveXid::new(effect, class(code));
         xid.at.unix = fault.at;
         xid.whole = fault.whole;
         xid.earlier.clone_from(&fault.mig_devices);
@@ -188,5 +310,45 @@ fn scope(instance: XidInstance, migs: &[MigDevice]) -> XidScope {
         XidScope::MigDevices(members.into_iter().map(|mig| mig.uuid.clone()).collect())
     } else {
         XidScope::MigDevices(exact)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_class_has_its_codes_and_its_effect() {
+        use Effect::{Count, ReadRecoveryAction, Unhealthy, UnhealthyUnlessRecoveryActionKnown};
+        use XidClass::*;
+        for (codes, expected_class, expected_effect) in [
+            (&[8, 13, 31, 32, 39, 41, 68, 72, 82, 86, 96, 105, 126, 135, 139][..], Application, Count),
+            (&[94], ContainedMemory, Count),
+            (&[46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158], GpuReset, Unhealthy),
+            (&[79], NodeReboot, Unhealthy),
+            (&[74], Nvlink, UnhealthyUnlessRecoveryActionKnown),
+            (&[144, 145, 146, 147, 148, 149, 150], Nvlink, ReadRecoveryAction),
+            (&[54], Hardware, Unhealthy),
+            (&[14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 108, 121, 137, 141, 152, 157, 160], Informational, Count),
+            (&[45], Corroborating, Count),
+            (&[154], RecoveryAction, ReadRecoveryAction),
+            (&[78, 151, 159], Software, Count),
+            (&[0, 1, 47, 73, 87, 142, 162, 172, 999, u32::MAX], Unknown, Count),
+        ] {
+            for code in codes {
+                assert_eq!(
+                    (class(*code), HealthConfig::default().effect(*code)),
+                    (expected_class, expected_effect),
+                    "XID {code}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn no_code_is_in_two_rows() {
+        for code in 0..200 {
+            assert!(TABLE.iter().filter(|row| row.codes.contains(&code)).count() <= 1, "XID {code}");
+        }
     }
 }

@@ -60,13 +60,12 @@ mod time;
 mod timestamp;
 mod token_bucket;
 mod unattributed;
-mod xid;
 
 pub use allocations::{Allocatable, Allocations, Container, CpuSet, HeldDevice, MemoryBlock, Pod};
 pub use claims::{ClaimAllocation, ClaimDevice, ClaimGpu, ClaimHardware, ClaimRecord, ClaimSource};
 pub use device_health::{
-    DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, LastXid, RECOVERY_ACTIONS, UnhealthyReason,
-    XidClass, XidCounts, recovery_action,
+    ContainerXid, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, LastXid, RECOVERY_ACTIONS,
+    UnhealthyReason, XidClass, XidCounts, XidEvent, XidInstance, recovery_action,
 };
 pub use figures::Figures;
 pub use file_stamp::FileStamp;
@@ -98,4 +97,3 @@ pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
 pub use timestamp::Timestamp;
 pub use token_bucket::TokenBucket;
 pub use unattributed::{Divided, DividedQuantity, UnallocatedUse, Unattributed, UnattributedReason};
-pub use xid::{ContainerXid, XidEvent, XidInstance};

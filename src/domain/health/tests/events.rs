@@ -22,7 +22,7 @@ fn what_xids_do_by_class_with_and_without_a_recovery_action() {
             world.at(1);
             let state = world.with(2, &[xid(code, 2)]);
             assert_eq!(world.reasons(), if down { vec!["xid"] } else { vec![] }, "XID {code}");
-            assert_eq!(state.gpus[&GPU.into()].xids.by_class[&classes::class(code)], 1, "XID {code}");
+            assert_eq!(state.gpus[&GPU.into()].xids.by_class[&xids::class(code)], 1, "XID {code}");
         }
     }
 }
