@@ -18,7 +18,7 @@ mod writer;
 
 pub use allocation_record::{AllocationRecord, Ending, HealthEvent, JournalDevice, Xid};
 pub use allocation_tracker::{AllocationTracker, PROGRESS};
-pub use query::{AllocationsResponse, Query, QueryError, current, parse_time, read_directory};
-pub use store::{Bounds, FILE, Store, StoreError};
+pub use query::{AllocationsResponse, QueryError, current, parse_time, read_directory};
+pub use store::{Bounds, FILE, Query, Store, StoreError};
 pub use usage::{By, Usage, UsageRow, UsageTotals};
 pub use writer::{Journal, JournalFeed, JournalReader, JournalSettings};

@@ -11,7 +11,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use serde::{Deserialize, Serialize};
 
 use super::allocation_record::AllocationRecord;
-use super::store::{FILE, Store, StoreError};
+use super::store::{FILE, Query, Store, StoreError};
 use super::subject;
 use super::writer::JournalReader;
 use crate::domain::model::{Snapshot, UnixSeconds};
@@ -22,19 +22,6 @@ const PAGE: usize = 500;
 
 /// RFC 3986, section 2.3.
 const NOT_UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-
-/// Which holdings are selected. In HTTP the query string of `/api/v1/allocations`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Query {
-    /// Unix times: a holding that ended before the first or began after the second is not selected.
-    pub since: f64,
-    pub until: f64,
-    pub namespace: Option<String>,
-    pub pod: Option<String>,
-    /// The `next` of the page before: only holdings with a greater id.
-    pub after: u64,
-    pub limit: usize,
-}
 
 /// A page of holdings.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

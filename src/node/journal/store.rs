@@ -9,7 +9,6 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Row, params};
 
 use super::allocation_record::AllocationRecord;
 use super::directory;
-use super::query::Query;
 use crate::files;
 
 pub const FILE: &str = "allocations.sqlite";
@@ -53,6 +52,19 @@ pub enum StoreError {
     Unusable(String),
     #[error("{0}")]
     Failed(String),
+}
+
+/// Which holdings are selected. In HTTP the query string of `/api/v1/allocations`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Query {
+    /// Unix times: a holding that ended before the first or began after the second is not selected.
+    pub since: f64,
+    pub until: f64,
+    pub namespace: Option<String>,
+    pub pod: Option<String>,
+    /// The `next` of the page before: only holdings with a greater id.
+    pub after: u64,
+    pub limit: usize,
 }
 
 /// An open database. `Connection` is not `Sync`, so only one thread uses it.
