@@ -77,7 +77,7 @@ string_identity! {
     ContainerId
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PodRef {
     pub namespace: Arc<str>,
     pub pod: Arc<str>,

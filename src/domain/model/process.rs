@@ -59,9 +59,7 @@ impl Owner {
     /// The running pod that owns it, also where its container is unknown.
     pub fn pod(&self) -> Option<PodRef> {
         match self {
-            Self::Container(container) => {
-                Some(PodRef { namespace: Arc::clone(&container.namespace), pod: Arc::clone(&container.pod) })
-            }
+            Self::Container(container) => Some(container.pod_ref()),
             Self::Pod(pod) => Some(pod.clone()),
             _ => None,
         }
@@ -120,7 +118,7 @@ impl ProcessState {
 }
 
 /// The identity of a pod.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PodIdentity {
     pub pod: PodRef,
     /// The UID in the API server.

@@ -19,11 +19,12 @@ const MOST: usize = 16_384;
 
 /// The pods in the names of the kubelet's log directories, read no more often than needed.
 pub struct Listing {
-    root: PathBuf,
+    pub root: PathBuf,
     read: Option<ListingRead>,
     /// Needed, and absent in the last read: no reason to read again.
     missed: BTreeSet<PodUid>,
-    generation: u64,
+    /// Rises whenever the entries are others than before.
+    pub generation: u64,
 }
 
 struct ListingRead {
@@ -76,15 +77,6 @@ impl Listing {
         self.read.as_ref()?.entries.as_ref().err()
     }
 
-    /// Rises whenever the entries are others than before.
-    pub const fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    pub fn root(&self) -> &Path {
-        &self.root
-    }
-
     fn read_entries(&self) -> Result<BTreeMap<PodUid, PodRef>, std::io::Error> {
         let entry = |entry: std::fs::DirEntry| parse_directory(entry.file_name().to_str()?);
         let entries = std::fs::read_dir(&self.root)?.take(MOST);
@@ -116,13 +108,13 @@ mod tests {
         make("x");
         listing.refresh(Monotonic::from_secs(1), &wanted(&[]));
         assert_eq!(listing.entries().unwrap().len(), 1);
-        assert_eq!(listing.generation(), 1);
+        assert_eq!(listing.generation, 1);
         make(&format!("default_b_{}", uid(2)));
         listing.refresh(Monotonic::from_millis(1100), &wanted(&[2]));
         assert_eq!(listing.get(&uid(2)), None, "not twice within the pause");
         listing.refresh(Monotonic::from_secs(2), &wanted(&[2]));
         assert_eq!(listing.get(&uid(2)), Some(&PodRef::new("default", "b")));
-        assert_eq!(listing.generation(), 2);
+        assert_eq!(listing.generation, 2);
         let read_at = |listing: &Listing| listing.read.as_ref().unwrap().at;
         listing.refresh(Monotonic::from_secs(3), &wanted(&[3]));
         assert_eq!(read_at(&listing), Monotonic::from_secs(3), "something new is wanted");
@@ -130,7 +122,7 @@ mod tests {
         assert_eq!(read_at(&listing), Monotonic::from_secs(3), "it was read and is not there");
         listing.refresh(Monotonic::from_secs(13), &wanted(&[]));
         assert_eq!(read_at(&listing), Monotonic::from_secs(13), "long ago");
-        assert_eq!(listing.generation(), 2, "nothing is new");
+        assert_eq!(listing.generation, 2, "nothing is new");
     }
 
     #[test]

@@ -66,7 +66,7 @@ impl Resolver {
 
     /// Why the pod-log directory cannot be read.
     pub fn logs_problem(&self) -> Option<String> {
-        self.logs.problem().map(|error| format!("{}: {error}", self.logs.root().display()))
+        self.logs.problem().map(|error| format!("{}: {error}", self.logs.root.display()))
     }
 
     /// The current state of the requested processes. Drops all others.
@@ -147,7 +147,7 @@ impl Resolver {
 
     /// The running pods by name: as the Pods API has them, or else as the log directories do.
     pub fn pods(&mut self, directory: &Arc<PodDirectory>) -> Arc<BTreeMap<PodRef, Arc<PodIdentity>>> {
-        let generation = self.logs.generation();
+        let generation = self.logs.generation;
         if !Arc::ptr_eq(&self.pods.directory, directory) || self.pods.generation != generation {
             let by_name = if directory.complete { listed(directory) } else { self.logged(directory) };
             self.pods = Pods { directory: Arc::clone(directory), generation, by_name: Arc::new(by_name) };
@@ -164,7 +164,7 @@ impl Resolver {
         }
         let changed = |pod: &PodRef, uid: &PodUid| {
             let name = format!("{}_{}_{uid}", pod.namespace, pod.pod);
-            std::fs::metadata(self.logs.root().join(name)).and_then(|metadata| metadata.modified()).ok()
+            std::fs::metadata(self.logs.root.join(name)).and_then(|metadata| metadata.modified()).ok()
         };
         let latest = |(pod, mut uids): (&PodRef, Vec<&PodUid>)| {
             if uids.len() > 1 {
@@ -173,7 +173,8 @@ impl Resolver {
             let uid = uids.pop()?;
             // The last answer of the Pods API is still valid.
             let known = directory.pods.get(uid).filter(|identity| identity.pod == *pod).cloned();
-            Some((pod.clone(), known.unwrap_or_else(|| Arc::new(nameless(pod, uid)))))
+            let nameless = || Arc::new(PodIdentity { pod: pod.clone(), uid: uid.clone(), ..Default::default() });
+            Some((pod.clone(), known.unwrap_or_else(nameless)))
         };
         uids.into_iter().filter_map(latest).collect()
     }
@@ -276,17 +277,6 @@ fn runtime_uids(directory: &PodDirectory) -> BTreeMap<&PodUid, &Arc<PodIdentity>
 fn listed(directory: &PodDirectory) -> BTreeMap<PodRef, Arc<PodIdentity>> {
     let living = directory.pods.values().filter(|identity| !identity.terminal);
     living.map(|identity| (identity.pod.clone(), Arc::clone(identity))).collect()
-}
-
-fn nameless(pod: &PodRef, uid: &PodUid) -> PodIdentity {
-    PodIdentity {
-        pod: pod.clone(),
-        uid: uid.clone(),
-        runtime_uid: None,
-        labels: BTreeMap::new(),
-        terminal: false,
-        containers: BTreeMap::new(),
-    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::Resolver;
 use crate::clock::Clock;
-use crate::domain::model::{Collector, Moment, PodDirectory, PodLabel, ProcessState};
+use crate::domain::model::{Collector, PodDirectory, PodLabel, ProcessState};
 use crate::tasks::{Tasks, changed};
 
 /// Owners are resolved at least this often: processes end, and pods too.
@@ -92,14 +92,9 @@ async fn run(
                 round.await
             }
         };
-        let state;
-        (task, state) = match done {
-            Ok(done) => done,
-            Err(error) => {
-                tracing::error!(%error, "the resolver of processes panicked");
-                return;
-            }
-        };
+        let done = done.inspect_err(|error| tracing::error!(%error, "the resolver of processes panicked"));
+        let Ok((returned, state)) = done else { return };
+        task = returned;
         publish.send_replace(Arc::new(state));
         let other_pods = async {
             tokio::time::sleep(PAUSE).await;
@@ -144,20 +139,17 @@ impl ProcessTask {
         let processes = self.resolver.resolve(started.monotonic, if self.enabled { wanted } else { &none }, directory);
         let pods = self.resolver.pods(directory);
         self.log_changes(directory);
+        let now = self.clock.now();
+        let duration = Some(now.monotonic.since(started.monotonic));
+        let collector = Collector { success: true, stuck: false, last_success: Some(now), duration };
         ProcessState {
             enabled: self.enabled,
             problem: self.problem.as_deref().map(Into::into),
             processes,
             pods,
             pod_labels: Arc::clone(&self.labels),
-            collector: self.enabled.then(|| self.collector(started)),
+            collector: self.enabled.then_some(collector),
         }
-    }
-
-    fn collector(&self, started: Moment) -> Collector {
-        let now = self.clock.now();
-        let duration = Some(now.monotonic.since(started.monotonic));
-        Collector { success: true, stuck: false, last_success: Some(now), duration }
     }
 
     /// Logs what is missing, each time it changes.
