@@ -7,33 +7,21 @@ use std::path::Path;
 
 use inotify::WatchMask;
 
+use crate::domain::model::named;
 use crate::tasks::DirectoryEvents;
 
-/// Why a refresh is due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trigger {
-    /// The kubelet wrote its device checkpoint: an allocation changed.
-    Checkpoint,
-    /// The socket was replaced: another kubelet process.
-    Reconnect,
-    Timer,
-    /// The bundled plugin granted an allocation, which the kubelet is about to write down.
-    Allocate,
-    /// The Pods API reported that a pod which holds devices has ended.
-    PodsApi,
-}
-
-impl Trigger {
-    pub const ALL: [Self; 5] = [Self::Checkpoint, Self::Reconnect, Self::Timer, Self::Allocate, Self::PodsApi];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Checkpoint => "checkpoint",
-            Self::Reconnect => "reconnect",
-            Self::Timer => "timer",
-            Self::Allocate => "allocate",
-            Self::PodsApi => "pods_api",
-        }
+named! {
+    /// Why a refresh is due; the `trigger` label.
+    pub enum Trigger {
+        /// The kubelet wrote its device checkpoint: an allocation changed.
+        Checkpoint = "checkpoint",
+        /// The socket was replaced: another kubelet process.
+        Reconnect = "reconnect",
+        Timer = "timer",
+        /// The bundled plugin granted an allocation, which the kubelet is about to write down.
+        Allocate = "allocate",
+        /// The Pods API reported that a pod which holds devices has ended.
+        PodsApi = "pods_api",
     }
 }
 

@@ -138,7 +138,7 @@ impl KubeletWatch {
     ) -> Self {
         let mut state = KubeletState::default();
         for trigger in Trigger::ALL {
-            state.counters.triggers.insert(trigger.name(), 0);
+            state.counters.triggers.insert(trigger.as_str(), 0);
         }
         for method in METHODS {
             state.counters.durations.insert(method, DurationHistogram::default());
@@ -173,7 +173,7 @@ impl KubeletWatch {
     }
 
     fn apply_trigger(&mut self, trigger: Trigger) {
-        *self.state.counters.triggers.entry(trigger.name()).or_default() += 1;
+        *self.state.counters.triggers.entry(trigger.as_str()).or_default() += 1;
         let now = self.clock.now().monotonic;
         match trigger {
             Trigger::Checkpoint => {
@@ -219,10 +219,9 @@ impl KubeletWatch {
         let ended = std::mem::take(&mut self.ended);
         let one = ended.first().filter(|_| ended.len() == 1 && !self.unimplemented.contains("Get"));
         let Some(pod) = one.filter(|_| self.accepted.settle.is_settled()) else { return self.refresh().await };
-        let started = self.clock.now();
-        self.schedule.budget.consume(started.monotonic);
+        let started = self.start_call();
         let answer = self.client.get(pod).await;
-        let now = self.count_call("Get", started, answer.as_ref().err());
+        let now = self.finish_call("Get", started, answer.as_ref().err());
         match answer {
             Ok(answer) => {
                 self.state.allocations = Some(self.accepted.observe_pod(now.monotonic, pod, answer).await);
@@ -230,12 +229,6 @@ impl KubeletWatch {
             }
             Err(error) => {
                 tracing::debug!(code = error.code(), "{error}");
-                if let CallError::Unimplemented(method) = error {
-                    self.unimplemented.insert(method);
-                }
-                if error.lost_connection() {
-                    self.reset_connection();
-                }
                 self.schedule.changed_at = Some(now.monotonic);
             }
         }
@@ -270,10 +263,9 @@ impl KubeletWatch {
     }
 
     async fn list(&mut self) {
-        let started = self.clock.now();
-        self.schedule.budget.consume(started.monotonic);
+        let started = self.start_call();
         let answer = self.client.list().await;
-        let now = self.count_call("List", started, answer.as_ref().err());
+        let now = self.finish_call("List", started, answer.as_ref().err());
         self.state.collector.duration = Some(now.monotonic.since(started.monotonic));
         match answer {
             Ok(allocations) => {
@@ -293,10 +285,7 @@ impl KubeletWatch {
             Err(error) => {
                 self.state.collector.success = false;
                 self.state.truncated = matches!(error, CallError::TooLarge { .. });
-                if error.lost_connection() {
-                    self.reset_connection();
-                    self.state.settled = false;
-                }
+                self.state.settled &= !error.lost_connection();
                 let problem = error.to_string();
                 if self.state.problem.as_deref() != Some(&problem) {
                     tracing::warn!(code = error.code(), "{problem}");
@@ -309,12 +298,11 @@ impl KubeletWatch {
     }
 
     async fn query_allocatable(&mut self) {
-        let started = self.clock.now();
-        self.schedule.budget.consume(started.monotonic);
+        let started = self.start_call();
         self.schedule.allocatable.queried_at = Some(started.monotonic);
         self.schedule.allocatable.due = None;
         let answer = self.client.allocatable().await;
-        let now = self.count_call("GetAllocatableResources", started, answer.as_ref().err());
+        let now = self.finish_call("GetAllocatableResources", started, answer.as_ref().err());
         match answer {
             Ok(allocatable) => {
                 if self.state.allocatable.as_deref() != Some(&allocatable) {
@@ -326,13 +314,9 @@ impl KubeletWatch {
             }
             Err(CallError::Unimplemented(method)) => {
                 tracing::info!(method, "this kubelet is too old to report what is allocatable");
-                self.unimplemented.insert(method);
             }
             // List fails too and is called more often: one failure, one log line.
             Err(error) => {
-                if error.lost_connection() {
-                    self.reset_connection();
-                }
                 let allocatable = &mut self.schedule.allocatable;
                 allocatable.due = Some(now.monotonic + allocatable.retries.pause());
                 tracing::debug!(code = error.code(), "{error}");
@@ -341,12 +325,26 @@ impl KubeletWatch {
         self.publish();
     }
 
-    fn count_call(&mut self, method: &'static str, started: Moment, error: Option<&CallError>) -> Moment {
+    /// Consumes the call's part of the budget. Returns the time.
+    fn start_call(&mut self) -> Moment {
+        let now = self.clock.now();
+        self.schedule.budget.consume(now.monotonic);
+        now
+    }
+
+    /// Counts the call, and keeps what its error says of the kubelet. Returns the time.
+    fn finish_call(&mut self, method: &'static str, started: Moment, error: Option<&CallError>) -> Moment {
         let now = self.clock.now();
         let counters = &mut self.state.counters;
         counters.durations.entry(method).or_default().observe(now.monotonic.since(started.monotonic));
         if let Some(error) = error {
             *counters.errors.entry(method).or_default().entry(error.code()).or_default() += 1;
+            if let CallError::Unimplemented(method) = error {
+                self.unimplemented.insert(method);
+            }
+            if error.lost_connection() {
+                self.reset_connection();
+            }
         }
         now
     }
