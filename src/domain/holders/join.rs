@@ -78,12 +78,11 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
         }
     }
     let holdings = resolved.holdings(slots, inventory);
-    let unresolved = resolved.unresolved.into_iter();
+    let unresolved =
+        |((resource, form), ids): (_, BTreeSet<_>)| UnresolvedDevices { resource, form, devices: ids.len() };
     Join {
         holdings: within_each_gpu(holdings),
-        unresolved: unresolved
-            .map(|((resource, form), ids)| UnresolvedDevices { resource, form, devices: ids.len() })
-            .collect(),
+        unresolved: resolved.unresolved.into_iter().map(unresolved).collect(),
         claims: resolved.claims.into_values().collect(),
         drift: drift(allocations, allocatable, inventory),
     }

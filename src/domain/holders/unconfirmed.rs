@@ -55,14 +55,12 @@ impl Unconfirmed {
             let same = |waiting: &HeldBack| waiting.uid.is_none() || pod.uid.is_none() || waiting.uid == pod.uid;
             let waiting = before.remove(&pod.reference).filter(same);
             let (since, earlier) = waiting.map_or((now, self.versions[0]), |waiting| (waiting.since, waiting.earlier));
-            let wait = match admission(pod, directory) {
-                Some(AdmissionState::Admitted) => return true,
-                // Rejected, or ended before it was observed.
-                Some(AdmissionState::Ended) => return false,
-                None if directory.complete || !is_written(pod, checkpoint, earlier) => LATE,
-                None => LISTED_TWICE,
-            };
-            let due = since + wait;
+            // In the Pods API it is admitted, or has ended: rejected, or before it was observed.
+            if let Some(has_ended) = has_ended(pod, directory) {
+                return !has_ended;
+            }
+            let is_written = !directory.complete && is_written(pod, checkpoint, earlier);
+            let due = since + if is_written { LISTED_TWICE } else { LATE };
             if now >= due {
                 return true;
             }
@@ -93,13 +91,8 @@ fn is_written(pod: &Pod, checkpoint: &CheckpointAllocations, earlier: Option<Fil
     checkpoint.version != earlier && std::iter::once(first).chain(held).all(|key| checkpoint.pods.contains_key(&key))
 }
 
-enum AdmissionState {
-    Admitted,
-    Ended,
-}
-
 /// `None`: the Pods API does not have the pod.
-fn admission(pod: &Pod, directory: &PodDirectory) -> Option<AdmissionState> {
+fn has_ended(pod: &Pod, directory: &PodDirectory) -> Option<bool> {
     if !directory.complete {
         return None;
     }
@@ -107,7 +100,7 @@ fn admission(pod: &Pod, directory: &PodDirectory) -> Option<AdmissionState> {
         Some(uid) => directory.identity(uid)?,
         None => directory.pods.values().find(|identity| identity.pod == pod.reference && !identity.terminal)?,
     };
-    Some(if identity.terminal { AdmissionState::Ended } else { AdmissionState::Admitted })
+    Some(identity.terminal)
 }
 
 fn holds_in(accepted: &Allocations, pod: &Pod) -> bool {

@@ -26,7 +26,8 @@ pub struct DeviceClock {
     energy_joules: Option<f64>,
     uncovered_seconds: f64,
     gaps: Gaps,
-    busy_carry: f64,
+    /// Reported by the driver, and not divided yet.
+    pub busy_carry: f64,
 }
 
 /// The end of a gap of the device.
@@ -165,12 +166,6 @@ impl DeviceClock {
             busy_seconds: self.busy_seconds.map(|busy| (busy - self.busy_carry).max(0.0)),
             energy_joules: self.energy_joules,
         }
-    }
-
-    /// Reported by the driver, and not divided yet.
-    #[cfg(test)]
-    pub fn busy_carry(&self) -> f64 {
-        self.busy_carry
     }
 }
 

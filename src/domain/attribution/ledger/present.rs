@@ -13,7 +13,7 @@ use crate::domain::attribution::owners::{DeviceProcesses, OwnedProcess};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
     Account, Attribution, ContainerRef, DeviceReadings, DividedQuantity, Gpu, GpuUuid, Holding, InstanceReading,
-    Medium, MigUuid, Monotonic, Owner, PodRef, SharingForm, UnallocatedUse, UnattributedReason, busy_ratio,
+    Medium, MigUuid, Monotonic, Owner, SharingForm, UnallocatedUse, UnattributedReason, busy_ratio,
 };
 
 /// A process of a pod that does not hold the GPU is reported after this time: it may be listed before its allocation.
@@ -167,7 +167,7 @@ impl DeviceLedger {
             process.running && holder_of(process, &containers) == Err(UnattributedReason::NotAllocated)
         };
         let name = |process: &OwnedProcess| match &process.owner {
-            Owner::Container(one) => Some((PodRef::new(&one.namespace, &one.pod), Some(one.container.clone()))),
+            Owner::Container(one) => Some((one.pod_ref(), Some(one.container.clone()))),
             Owner::Pod(pod) => Some((pod.clone(), None)),
             _ => None,
         };

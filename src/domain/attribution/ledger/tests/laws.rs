@@ -98,7 +98,7 @@ impl Trial {
             // A reading of time that was accounted without it is divided with the next reading.
             let total = total.filter(|reading| reference.has_read(reading));
             if let Some(reported) = total.and_then(|reading| reading.busy) {
-                let carry = self.ledger.devices[&board.uuid].clock.busy_carry();
+                let carry = self.ledger.devices[&board.uuid].clock.busy_carry;
                 ensure(near(busy + carry, reported) && near(carry, reference.carry), || {
                     format!("{busy} + {carry}, {reported}")
                 })?;
