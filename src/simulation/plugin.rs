@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, async_trait};
 
@@ -27,7 +27,7 @@ use crate::node::wire::v1beta1::{
 #[derive(Debug)]
 pub struct StandInPlugin {
     inner: Arc<StandInState>,
-    task: JoinHandle<()>,
+    _task: JoinSet<()>,
 }
 
 #[derive(Debug, Default)]
@@ -58,8 +58,7 @@ impl StandInPlugin {
             devices: watch::Sender::new(devices),
             ..StandInState::default()
         });
-        let task = tokio::spawn(run(Arc::clone(&inner)));
-        Self { inner, task }
+        Self { _task: JoinSet::from_iter([run(Arc::clone(&inner))]), inner }
     }
 
     /// Until the kubelet has answered a registration. False when it does not within ten seconds.
@@ -88,12 +87,6 @@ impl StandInPlugin {
     /// Calls of Allocate so far.
     pub fn allocations(&self) -> usize {
         self.inner.allocations.load(Ordering::Relaxed)
-    }
-}
-
-impl Drop for StandInPlugin {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

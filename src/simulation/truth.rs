@@ -1,57 +1,46 @@
+//! What the simulation knows of holders and their use: the reference for podmeter's accounts.
+
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::domain::model::{ContainerRef, Monotonic};
 
 /// The simulated use: the reference for other accounts.
 #[derive(Clone, Debug, Default)]
 pub struct Truth {
-    rows: BTreeMap<(ContainerRef, String), TruthEntry>,
+    rows: BTreeMap<(ContainerRef, String), TrueHolding>,
 }
 
 /// One container and one device it held or holds.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct TrueHolding {
-    pub namespace: String,
-    pub pod: String,
-    pub container: String,
+    #[serde(flatten)]
+    pub container: ContainerRef,
     pub device: String,
     pub held_seconds: f64,
     /// The exact integral of its load curve.
     pub busy_seconds: f64,
-}
-
-#[derive(Clone, Debug)]
-struct TruthEntry {
-    held: TrueHolding,
-    /// Since when it does what it does, and how much.
-    doing: Option<(Monotonic, f64)>,
+    /// The utilization, and since when; `None` when it no longer holds the device.
+    #[serde(skip)]
+    current: Option<(Monotonic, f64)>,
 }
 
 impl Truth {
     /// From `at` on the container holds the device and loads it this much.
     pub fn set(&mut self, at: Monotonic, container: &ContainerRef, device: &str, utilization: f64) {
-        let row = self.rows.entry((container.clone(), device.to_owned())).or_insert_with(|| TruthEntry {
-            held: TrueHolding {
-                namespace: container.namespace.to_string(),
-                pod: container.pod.to_string(),
-                container: container.container.to_string(),
-                device: device.to_owned(),
-                held_seconds: 0.0,
-                busy_seconds: 0.0,
-            },
-            doing: None,
-        });
+        let key = (container.clone(), device.to_owned());
+        let new = || TrueHolding { container: key.0.clone(), device: key.1.clone(), ..TrueHolding::default() };
+        let row = self.rows.entry(key.clone()).or_insert_with(new);
         row.advance(at);
-        row.doing = Some((at, utilization));
+        row.current = Some((at, utilization));
     }
 
     /// From `at` on the container no longer holds the device.
     pub fn release(&mut self, at: Monotonic, container: &ContainerRef, device: &str) {
         if let Some(row) = self.rows.get_mut(&(container.clone(), device.to_owned())) {
             row.advance(at);
-            row.doing = None;
+            row.current = None;
         }
     }
 
@@ -59,16 +48,16 @@ impl Truth {
     pub fn at(&self, now: Monotonic) -> Vec<TrueHolding> {
         let mut rows = self.rows.clone();
         rows.values_mut().for_each(|row| row.advance(now));
-        rows.into_values().map(|row| row.held).collect()
+        rows.into_values().collect()
     }
 }
 
-impl TruthEntry {
+impl TrueHolding {
     fn advance(&mut self, now: Monotonic) {
-        if let Some((since, utilization)) = &mut self.doing {
+        if let Some((since, utilization)) = &mut self.current {
             let seconds = now.since(*since).as_secs_f64();
-            self.held.held_seconds += seconds;
-            self.held.busy_seconds += seconds * *utilization;
+            self.held_seconds += seconds;
+            self.busy_seconds += seconds * *utilization;
             *since = (*since).max(now);
         }
     }

@@ -302,9 +302,8 @@ impl Node {
         let (idle_watts, load_watts) = self.case.watts;
         let (mut pods, mut idle) = (0, idle_watts * self.inventory.gpus.len() as f64 * end as f64 / 1e3);
         for row in self.truth.at(at(end)) {
-            let container = ContainerRef::new(&row.namespace, &row.pod, &row.container);
-            let Grip { fraction, exclusive, of_gpu } = self.grips[&container];
-            let account = self.accounts.get(&container);
+            let Grip { fraction, exclusive, of_gpu } = self.grips[&row.container];
+            let account = self.accounts.get(&row.container);
             let own_idle = if exclusive { idle_watts * row.held_seconds } else { 0.0 };
             idle -= own_idle;
             let has = |read: fn(&Account) -> Option<f64>| account.and_then(read).unwrap_or(0.0);

@@ -1,5 +1,8 @@
 //! What the PodResources API answers to a given state: the rules of each call, without gRPC.
 
+use std::collections::BTreeMap;
+
+use super::Options;
 use super::spec::{Claim, ContainerKind, ContainerSpec};
 use super::state::{FakeKubeletState, SimulatedPod, VisiblePods};
 use crate::node::wire::v1;
@@ -39,8 +42,8 @@ impl FakeKubeletState {
             }
         }
         self.random.shuffle(&mut devices);
-        let cpu_ids = self.cpu_ids.clone();
-        v1::AllocatableResourcesResponse { devices, cpu_ids, memory: self.memory.clone() }
+        let Options { cpu_ids, memory, .. } = self.options.clone();
+        v1::AllocatableResourcesResponse { devices, cpu_ids, memory }
     }
 
     fn visible(&self) -> impl Iterator<Item = &SimulatedPod> {
@@ -84,22 +87,16 @@ impl FakeKubeletState {
 /// All devices of the claim, whichever of its requests the container uses. The CDI names of a driver add up from
 /// device to device, as they do in 1.36.2.
 fn dynamic_resource(claim: &Claim) -> v1::DynamicResource {
-    let mut so_far: std::collections::BTreeMap<&str, Vec<v1::CdiDevice>> = std::collections::BTreeMap::new();
+    let mut so_far: BTreeMap<&str, Vec<v1::CdiDevice>> = BTreeMap::new();
     let claim_resources = claim.devices.iter().map(|device| {
-        let cdi_devices = so_far.entry(&device.driver).or_default();
-        cdi_devices.extend(device.cdi_names.iter().map(|name| v1::CdiDevice { name: name.clone() }));
-        v1::ClaimResource {
-            cdi_devices: cdi_devices.clone(),
-            driver_name: device.driver.clone(),
-            pool_name: device.pool.clone(),
-            device_name: device.device.clone(),
-            share_id: None,
-        }
+        let cdi_devices = so_far.entry(&device.driver_name).or_default();
+        cdi_devices.extend_from_slice(&device.cdi_devices);
+        v1::ClaimResource { cdi_devices: cdi_devices.clone(), ..device.clone() }
     });
     v1::DynamicResource {
+        claim_resources: claim_resources.collect(),
         claim_name: claim.name.clone(),
         claim_namespace: claim.namespace.clone(),
-        claim_resources: claim_resources.collect(),
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::UnixListener;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
 use super::checkpoint::SimulatedCheckpoint;
 use super::device_manager::{DeviceManager, Rules};
@@ -29,22 +29,14 @@ use crate::simulation::gone;
 pub struct RunningServers {
     pod_resources: Option<SocketServer>,
     pods_api: Option<SocketServer>,
-    boot: Option<JoinHandle<()>>,
-}
-
-impl Drop for RunningServers {
-    fn drop(&mut self) {
-        if let Some(boot) = &self.boot {
-            boot.abort();
-        }
-    }
+    boot: JoinSet<()>,
 }
 
 impl FakeKubelet {
     pub(super) fn switch_on(&self, window: Duration) -> io::Result<()> {
         let shared = &self.shared;
         let path = self.pod_resources_socket();
-        let listener = socket::bind_by_rename(&path, &shared.temporary_name())?;
+        let listener = socket::bind_by_rename(&path)?;
         fs::set_permissions(&path, Permissions::from_mode(0o755))?;
         *shared.limiter.lock() = shared::rate_limit(shared.now());
         shared.state.lock().visible_pods = VisiblePods::Nothing;
@@ -56,7 +48,7 @@ impl FakeKubelet {
         if shared.options.rules == Rules::From137 || shared.state.lock().gates.pods_api {
             running.pods_api = Some(self.serve_pods()?);
         }
-        running.boot = Some(tokio::spawn(boot(Arc::clone(shared), window)));
+        running.boot.spawn(boot(Arc::clone(shared), window));
         Ok(())
     }
 
@@ -64,7 +56,7 @@ impl FakeKubelet {
         fs::create_dir_all(&self.pods_api)?;
         fs::set_permissions(&self.pods_api, Permissions::from_mode(0o750))?;
         let path = self.pods_api_socket();
-        let listener = socket::bind_by_rename(&path, &self.shared.temporary_name())?;
+        let listener = socket::bind_by_rename(&path)?;
         let api = PodsServer::new(PodsApi(Arc::clone(&self.shared)));
         Ok(SocketServer::start(listener, tonic::transport::Server::builder().add_service(api)))
     }
@@ -74,13 +66,8 @@ impl FakeKubelet {
 /// kubelet runs.
 async fn boot(shared: Arc<SharedKubelet>, window: Duration) {
     tokio::time::sleep(window * 3 / 4).await;
-    let registration = match start_device_manager(&shared) {
-        Ok(registration) => Some(registration),
-        Err(error) => {
-            tracing::warn!(%error, "the simulated device manager did not start");
-            None
-        }
-    };
+    let registration = start_device_manager(&shared)
+        .inspect_err(|error| tracing::warn!(%error, "the simulated device manager did not start"));
     tokio::time::sleep(window / 4).await;
     shared.power.send_if_modified(|power| {
         // A kubelet that was stopped meanwhile stays stopped.

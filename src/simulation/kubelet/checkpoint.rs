@@ -1,3 +1,7 @@
+//! The checkpoint file in the device plugin directory, in the kubelet's own layout.
+//!
+//! In: what containers were given, and the healthy devices of each resource. Out: the same after a restart.
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -10,8 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::device_manager::{Assignment, AssignmentKey};
 use crate::files;
 
-/// The file in the device plugin directory, in the kubelet's own layout.
-pub const FILE: &str = "kubelet_internal_checkpoint";
+const FILE: &str = "kubelet_internal_checkpoint";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -29,17 +32,15 @@ pub struct SimulatedCheckpointData {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
 pub struct SimulatedPodDevices {
     #[serde(rename = "PodUID")]
     pub pod_uid: String,
-    #[serde(rename = "ContainerName")]
     pub container_name: String,
-    #[serde(rename = "ResourceName")]
     pub resource_name: String,
     #[serde(rename = "DeviceIDs")]
     pub device_ids: BTreeMap<i64, Vec<String>>,
     /// Base64.
-    #[serde(rename = "AllocResp")]
     pub alloc_resp: String,
 }
 
@@ -57,7 +58,8 @@ impl SimulatedCheckpoint {
     }
 
     pub fn write(&self, directory: &Path) -> io::Result<()> {
-        files::replace(&directory.join(FILE), &to_json(self), files::OWNER_ONLY).map(drop)
+        let json = serde_json::to_vec(self)?;
+        files::replace(&directory.join(FILE), &json, files::OWNER_ONLY).map(drop)
     }
 }
 
@@ -75,8 +77,4 @@ impl SimulatedPodDevices {
     pub fn assignment(&self) -> Assignment {
         Assignment { by_node: self.device_ids.clone(), answer: STANDARD.decode(&self.alloc_resp).unwrap_or_default() }
     }
-}
-
-fn to_json(value: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(value).expect("strings, numbers and maps with text or number keys always serialize")
 }

@@ -50,7 +50,7 @@ impl ListedDevice {
 }
 
 /// What a container was given of one resource.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
     /// Device ids by NUMA node; node -1 means "unknown". A device on two nodes is listed under both.
     pub by_node: BTreeMap<i64, Vec<String>>,
@@ -303,8 +303,7 @@ impl DeviceManager {
     /// Gives devices without calling a plugin.
     pub fn give(&mut self, pod_uid: &str, container: &str, holding: &GivenDevice) {
         let key = (pod_uid.to_owned(), container.to_owned(), holding.resource.clone());
-        let empty = Assignment { by_node: BTreeMap::new(), answer: Vec::new() };
-        let assignment = self.assignments.entry(key).or_insert(empty);
+        let assignment = self.assignments.entry(key).or_default();
         let nodes = if holding.numa_nodes.is_empty() { &[NO_NODE] } else { holding.numa_nodes.as_slice() };
         for node in nodes {
             assignment.by_node.entry(*node).or_default().push(holding.device.clone());
@@ -313,23 +312,25 @@ impl DeviceManager {
 
     /// (resource, device, NUMA node) of one container.
     pub fn devices_of(&self, pod_uid: &str, container: &str) -> impl Iterator<Item = (&str, &str, Option<i64>)> {
-        let of_container = move |key: &AssignmentKey| key.0 == pod_uid && key.1 == container;
-        let assignments = self.assignments.iter().filter(move |(key, _)| of_container(key));
-        assignments.flat_map(|((_, _, resource), assignment)| {
-            let nodes = assignment.by_node.iter();
-            nodes.flat_map(move |(node, ids)| {
+        self.assignments_of(pod_uid, container).flat_map(|(resource, assignment)| {
+            assignment.by_node.iter().flat_map(move |(node, ids)| {
                 let node = (*node != NO_NODE).then_some(*node);
-                ids.iter().map(move |id| (resource.as_str(), id.as_str(), node))
+                ids.iter().map(move |id| (resource, id.as_str(), node))
             })
         })
     }
 
     /// What one container was given.
     pub fn answers_of(&self, pod_uid: &str, container: &str) -> AllocateAnswers {
-        let of_container = |key: &AssignmentKey| key.0 == pod_uid && key.1 == container;
-        let assignments = self.assignments.iter().filter(|(key, _)| of_container(key));
         let ids = |assignment: &Assignment| assignment.by_node.values().flatten().cloned().collect();
-        assignments.map(|(key, one)| (key.2.clone(), (ids(one), one.answer.clone()))).collect()
+        let assignments = self.assignments_of(pod_uid, container);
+        assignments.map(|(resource, one)| (resource.to_owned(), (ids(one), one.answer.clone()))).collect()
+    }
+
+    fn assignments_of(&self, pod_uid: &str, container: &str) -> impl Iterator<Item = (&str, &Assignment)> {
+        let of_container = move |key: &AssignmentKey| key.0 == pod_uid && key.1 == container;
+        let assignments = self.assignments.iter().filter(move |(key, _)| of_container(key));
+        assignments.map(|((_, _, resource), assignment)| (resource.as_str(), assignment))
     }
 
     /// Removes what a pod was given.

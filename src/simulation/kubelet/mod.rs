@@ -34,7 +34,7 @@ pub use device_manager::{DeviceCount, ListedDevice, Rules, STOP_GRACE};
 pub use faults::Method;
 pub use pods_api::container_id;
 pub use socket::{SocketServer, channel};
-pub use spec::{Claim, ContainerKind, ContainerSpec, GivenDevice, PodSpec, SimulatedClaimDevice, memory_block};
+pub use spec::{Claim, ContainerKind, ContainerSpec, GivenDevice, PodSpec, memory_block};
 pub use state::{Gates, PodPhase, SimulatedPod};
 
 use boot::RunningServers;
@@ -213,28 +213,23 @@ impl FakeKubelet {
         let state = self.shared.state.lock();
         let Some(pod) = state.pod(namespace, pod) else { return Vec::new() };
         let devices = state.devices.devices_of(&pod.uid, container);
-        let mut devices: Vec<_> =
-            devices.map(|(resource, device, _)| (resource.to_owned(), device.to_owned())).collect();
-        devices.sort();
-        devices.dedup();
-        devices
+        let devices = devices.map(|(resource, device, _)| (resource.to_owned(), device.to_owned()));
+        devices.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// (container, resource, device id, healthy) as the pod's `allocatedResourcesStatus` reports, sorted.
     pub fn allocated_resources_status(&self, namespace: &str, pod: &str) -> Vec<(String, String, String, bool)> {
         let state = self.shared.state.lock();
         let Some(pod) = state.pod(namespace, pod) else { return Vec::new() };
-        let mut status = Vec::new();
+        let mut status = BTreeSet::new();
         for container in &pod.spec.containers {
             for (resource, device, _) in state.devices.devices_of(&pod.uid, &container.name) {
                 // Healthy where the plugin no longer reports the device.
                 let healthy = state.devices.health(resource, device).unwrap_or(true);
-                status.push((container.name.clone(), resource.to_owned(), device.to_owned(), healthy));
+                status.insert((container.name.clone(), resource.to_owned(), device.to_owned(), healthy));
             }
         }
-        status.sort();
-        status.dedup();
-        status
+        status.into_iter().collect()
     }
 
     /// Capacity and allocatable by resource, as the node status would show now.
@@ -279,9 +274,6 @@ impl FakeKubelet {
     pub fn lose_stream(&self, resource: &str) -> bool {
         let serial = self.shared.state.lock().devices.plugin(resource);
         let Some(serial) = serial else { return false };
-        if let Some(plugin) = self.shared.plugins.lock().get(&serial) {
-            plugin.watch.abort();
-        }
         self.shared.stream_ended(serial);
         true
     }

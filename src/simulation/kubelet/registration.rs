@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, async_trait};
 
@@ -51,9 +52,9 @@ impl Registry {
             return Err("the kubelet is stopped".to_owned());
         }
         let serial = shared.state.lock().devices.connected(&request.resource_name, &path.to_string_lossy())?;
-        let watch = tokio::spawn(watch(Arc::clone(shared), serial, client.clone()));
+        let watch = JoinSet::from_iter([watch(Arc::clone(shared), serial, client.clone())]);
         let (prefers, pre_start) = (options.get_preferred_allocation_available, options.pre_start_required);
-        plugins.insert(serial, Plugin { client, prefers, pre_start, watch });
+        plugins.insert(serial, Plugin { client, prefers, pre_start, _watch: watch });
         Ok(())
     }
 }

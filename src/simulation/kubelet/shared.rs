@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tonic::Status;
 use tonic::transport::Channel;
 
@@ -35,7 +34,6 @@ pub struct SharedKubelet {
     pub plugins: Mutex<BTreeMap<Serial, Plugin>>,
     clock: Clock,
     skew: Mutex<Duration>,
-    names: AtomicU64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,14 +50,15 @@ pub struct Plugin {
     pub prefers: bool,
     /// Called before each start of a container.
     pub pre_start: bool,
-    pub watch: JoinHandle<()>,
+    /// Ends with it.
+    pub _watch: JoinSet<()>,
 }
 
 impl SharedKubelet {
     pub fn new(options: Options, pod_resources: PathBuf, device_plugins: PathBuf) -> Self {
         let clock = Clock::start();
         Self {
-            state: Mutex::new(FakeKubeletState::new(&options)),
+            state: Mutex::new(FakeKubeletState::new(options.clone())),
             options,
             pod_resources,
             device_plugins,
@@ -71,7 +70,6 @@ impl SharedKubelet {
             plugins: Mutex::default(),
             clock,
             skew: Mutex::default(),
-            names: AtomicU64::new(0),
         }
     }
 
@@ -91,10 +89,6 @@ impl SharedKubelet {
         faults.failing.get(&method).map_or(Ok(()), |status| Err(status.clone()))
     }
 
-    pub fn temporary_name(&self) -> String {
-        format!("{:010}", self.names.fetch_add(1, Ordering::Relaxed))
-    }
-
     pub fn changed(&self) {
         self.changes.send_modify(|count| *count += 1);
     }
@@ -112,9 +106,7 @@ impl SharedKubelet {
         let closed = self.state.lock().devices.stream_ended(serial, now);
         let mut plugins = self.plugins.lock();
         plugins.remove(&serial);
-        for plugin in closed.iter().filter_map(|serial| plugins.remove(serial)) {
-            plugin.watch.abort();
-        }
+        closed.iter().for_each(|serial| drop(plugins.remove(serial)));
         drop(plugins);
         self.changed();
     }
@@ -122,9 +114,7 @@ impl SharedKubelet {
     /// Drops everything that does not survive a kubelet.
     pub fn switch_off(&self) {
         self.power.send_replace(Power::Off);
-        for plugin in std::mem::take(&mut *self.plugins.lock()).into_values() {
-            plugin.watch.abort();
-        }
+        self.plugins.lock().clear();
         self.state.lock().visible_pods = VisiblePods::Nothing;
         self.changed();
     }

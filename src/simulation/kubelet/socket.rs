@@ -68,8 +68,8 @@ pub async fn channel(socket: &Path) -> Result<Channel, tonic::transport::Error> 
 
 /// Listens on a temporary name in the directory and renames it, so that the path never names a socket without a
 /// listener.
-pub fn bind_by_rename(path: &Path, temporary: &str) -> io::Result<UnixListener> {
-    let temporary = path.with_file_name(temporary);
+pub fn bind_by_rename(path: &Path) -> io::Result<UnixListener> {
+    let temporary = path.with_extension("starting");
     let listener = UnixListener::bind(&temporary)?;
     std::fs::rename(temporary, path)?;
     Ok(listener)

@@ -1,6 +1,10 @@
+//! What pods and claims request: the description that a simulated kubelet is given.
+//!
+//! Out: pods with containers, the devices they request or are given, and claims as List shows them.
+
 use std::collections::BTreeMap;
 
-use crate::node::wire::v1::{ContainerMemory, NumaNode, TopologyInfo};
+use crate::node::wire::v1::{CdiDevice, ClaimResource, ContainerMemory, NumaNode, TopologyInfo};
 
 /// A requested pod. The builder methods read like its manifest.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,19 +48,11 @@ pub struct GivenDevice {
 }
 
 /// A prepared claim of Dynamic Resource Allocation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Claim {
     pub namespace: String,
     pub name: String,
-    pub devices: Vec<SimulatedClaimDevice>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SimulatedClaimDevice {
-    pub driver: String,
-    pub pool: String,
-    pub device: String,
-    pub cdi_names: Vec<String>,
+    pub devices: Vec<ClaimResource>,
 }
 
 impl PodSpec {
@@ -158,11 +154,12 @@ impl Claim {
     }
 
     pub fn device(mut self, driver: &str, pool: &str, device: &str, cdi_names: &[&str]) -> Self {
-        self.devices.push(SimulatedClaimDevice {
-            driver: driver.to_owned(),
-            pool: pool.to_owned(),
-            device: device.to_owned(),
-            cdi_names: cdi_names.iter().map(|name| (*name).to_owned()).collect(),
+        self.devices.push(ClaimResource {
+            driver_name: driver.to_owned(),
+            pool_name: pool.to_owned(),
+            device_name: device.to_owned(),
+            cdi_devices: cdi_names.iter().map(|name| CdiDevice { name: (*name).to_owned() }).collect(),
+            share_id: None,
         });
         self
     }

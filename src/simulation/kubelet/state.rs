@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Options;
 use super::device_manager::DeviceManager;
 use super::spec::{Claim, PodSpec};
-use crate::node::wire::v1::ContainerMemory;
 use crate::simulation::random::Random;
 
 /// The phase of a pod. Only the last two are terminal.
@@ -71,15 +70,11 @@ pub struct FakeKubeletState {
     pub gates: Gates,
     pub visible_pods: VisiblePods,
     pub random: Random,
-    /// Allocatable under the static CPU policy; empty without one.
-    pub cpu_ids: Vec<i64>,
-    /// Allocatable under the static memory policy; empty without one.
-    pub memory: Vec<ContainerMemory>,
-    node_name: String,
+    pub options: Options,
 }
 
 impl FakeKubeletState {
-    pub fn new(options: &Options) -> Self {
+    pub fn new(options: Options) -> Self {
         Self {
             devices: DeviceManager::new(options.rules),
             pods: Vec::new(),
@@ -87,9 +82,7 @@ impl FakeKubeletState {
             gates: options.gates,
             visible_pods: VisiblePods::All,
             random: Random::seeded(options.seed),
-            cpu_ids: options.cpu_ids.clone(),
-            memory: options.memory.clone(),
-            node_name: options.node_name.clone(),
+            options,
         }
     }
 
@@ -97,7 +90,7 @@ impl FakeKubeletState {
     pub fn insert(&mut self, spec: PodSpec) -> (String, String) {
         let uid = spec.uid.clone().unwrap_or_else(|| self.new_uid(spec.static_pod));
         let name = match spec.static_pod {
-            true => format!("{}-{}", spec.name, self.node_name),
+            true => format!("{}-{}", spec.name, self.options.node_name),
             false => spec.name.clone(),
         };
         for (_, container) in spec.all_containers() {
