@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::support::hardware::{gpu, has_fast, quick};
 use crate::support::watching::{stop, wait};
 use podmeter::clock::Clock;
 use podmeter::domain::model::{
@@ -50,10 +51,6 @@ impl Script {
         self.0.1.notify_all();
         changed
     }
-}
-
-fn gpu(number: usize) -> GpuUuid {
-    GpuUuid::new(format!("GPU-{number}"))
 }
 
 impl Driver for Script {
@@ -157,22 +154,15 @@ impl GpuReader for ScriptedReader {
     }
 }
 
-/// Everything a hundred times faster than on a node, but for the watchdog: a busy machine is no hanging driver.
-fn quick() -> HardwareSettings {
-    HardwareSettings {
-        sample_interval: Duration::from_millis(20),
-        medium_interval: Duration::from_millis(60),
-        slow_interval: Duration::from_millis(60),
-        watchdog: Duration::from_secs(10),
-        reopen: (Duration::from_millis(10), Duration::from_millis(40)),
-        lost_retry: (Duration::from_millis(20), Duration::from_millis(40)),
-        sys_root: "/nonexistent".into(),
-        ..HardwareSettings::default()
-    }
+/// Everything a hundred times faster than on a node.
+fn fastest() -> HardwareSettings {
+    let interval = Duration::from_millis(60);
+    let sample_interval = Duration::from_millis(20);
+    HardwareSettings { sample_interval, medium_interval: interval, slow_interval: interval, ..quick() }
 }
 
 fn run(script: &Script) -> HardwareHandle {
-    run_with(script, quick())
+    run_with(script, fastest())
 }
 
 fn run_with(script: &Script, settings: HardwareSettings) -> HardwareHandle {
@@ -182,11 +172,7 @@ fn run_with(script: &Script, settings: HardwareSettings) -> HardwareHandle {
 
 /// For tests of calls that hang.
 fn run_impatiently(script: &Script) -> HardwareHandle {
-    run_with(script, HardwareSettings { watchdog: Duration::from_secs(1), ..quick() })
-}
-
-fn has_fast(state: &HardwareState, number: usize) -> bool {
-    state.readings.get(&gpu(number)).is_some_and(|readings| readings.fast.is_some())
+    run_with(script, HardwareSettings { watchdog: Duration::from_secs(1), ..fastest() })
 }
 
 fn busy(state: &HardwareState, number: usize) -> f64 {

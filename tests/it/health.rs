@@ -36,9 +36,9 @@ async fn an_xid_79_takes_every_slot_of_its_gpu_and_a_reload_brings_them_back() {
     assert_eq!((counted("node_reboot"), counted("application")), (Some(1.0), Some(0.0)));
     assert_eq!(page.value("podmeter_device_healthy", &[&on_gpu(sick)]), Some(0.0));
     assert_eq!(page.value("podmeter_node_devices", &["state=\"healthy\""]), Some(7.0));
-    let turn = &node.turns()[0];
-    assert_eq!((turn["gpu"].as_str(), turn["reason"].as_str()), (Some(uuid(sick).as_str()), Some("xid")));
-    assert_eq!(turn["holders"], json!([{"namespace": "team", "pod": "trainer", "container": "main"}]));
+    let transition = &node.transitions()[0];
+    assert_eq!((transition["gpu"].as_str(), transition["reason"].as_str()), (Some(uuid(sick).as_str()), Some("xid")));
+    assert_eq!(transition["holders"], json!([{"namespace": "team", "pod": "trainer", "container": "main"}]));
     let logged = |line: &str| {
         [" unhealthy ", uuid(sick).as_str(), "team/trainer", "XID 79"].iter().all(|word| line.contains(word))
     };
@@ -49,7 +49,7 @@ async fn an_xid_79_takes_every_slot_of_its_gpu_and_a_reload_brings_them_back() {
     node.reload();
     node.until_unhealthy(GPU, &[]).await;
     node.until_page("readings", |page| page.count("podmeter_device_power_watts", &[]) == 8);
-    node.assert_others_never_turned(&[sick]);
+    node.assert_others_stay_healthy(&[sick]);
     assert_eq!(node.kubelet.dropped_devices(), []);
 }
 
@@ -62,8 +62,8 @@ async fn an_xid_of_an_instance_takes_that_mig_device_and_one_of_the_gpu_takes_al
     node.until_unhealthy(SLICE, &uuids[1..2]).await;
     node.inject(1, json!([{"sequence": 2, "xid": 119}]));
     node.until_unhealthy(SLICE, &uuids).await;
-    let turned: Vec<Value> = node.turns().iter().map(|turn| turn["mig"].clone()).collect();
-    assert_eq!(turned.iter().filter(|mig| mig.as_str() == Some(uuids[1].as_str())).count(), 1, "{turned:?}");
+    let changed: Vec<Value> = node.transitions().iter().map(|transition| transition["mig"].clone()).collect();
+    assert_eq!(changed.iter().filter(|mig| mig.as_str() == Some(uuids[1].as_str())).count(), 1, "{changed:?}");
     // The driver requires a reset, gets it, and reports that.
     node.recovery_action(1, 1, 3);
     node.until_page("the action", |page| {
@@ -71,7 +71,7 @@ async fn an_xid_of_an_instance_takes_that_mig_device_and_one_of_the_gpu_takes_al
     });
     node.recovery_action(1, 0, 4);
     node.until_unhealthy(SLICE, &[]).await;
-    node.assert_others_never_turned(&[1]);
+    node.assert_others_stay_healthy(&[1]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -87,7 +87,7 @@ async fn a_storm_of_a_hundred_thousand_events_is_counted_to_the_last_and_leaves_
         page.value("podmeter_xid_errors_total", &[&on_gpu(2), "class=\"application\""]) == Some(1.0)
     });
     assert_eq!(counted(&page), Some(100_000.0));
-    assert_eq!(node.turns(), Vec::<Value>::new());
+    assert_eq!(node.transitions(), Vec::<Value>::new());
     assert_eq!(node.kubelet.received(GPU).len(), lists);
     // The library's own count comes 100 ms late.
     node.until_page("every wait is counted", |_| node.calls("nvmlEventSetWait_v2") > 100_001);
@@ -108,7 +108,7 @@ async fn a_call_that_hangs_affects_its_gpu_alone() {
     });
     node.driver.update(|state| state["gpus"][6]["hang"] = json!([]));
     node.until_unhealthy(GPU, &[]).await;
-    node.assert_others_never_turned(&[6]);
+    node.assert_others_stay_healthy(&[6]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -131,9 +131,9 @@ async fn a_gpu_that_was_reset_becomes_healthy_after_the_hold_down() {
     node.recovery_action(0, 0, 2);
     node.until_unhealthy(GPU, &[]).await;
     assert!(began.elapsed() >= Duration::from_secs(2), "held down");
-    let turns: Vec<_> = node.turns().iter().map(|turn| turn["to_healthy"].clone()).collect();
-    assert_eq!(turns, [json!(false), json!(true)]);
-    node.assert_others_never_turned(&[0]);
+    let transitions: Vec<_> = node.transitions().iter().map(|transition| transition["to_healthy"].clone()).collect();
+    assert_eq!(transitions, [json!(false), json!(true)]);
+    node.assert_others_stay_healthy(&[0]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -261,7 +261,7 @@ async fn the_first_list_after_a_kubelet_restart_has_the_unhealthy_gpu() {
     let lists = node.kubelet.received(GPU);
     assert!(lists[before..].iter().all(|list| !list[&uuid(1)] && list[&uuid(0)]), "{lists:?}");
     node.until_unhealthy(GPU, &[uuid(1)]).await;
-    node.assert_others_never_turned(&[1]);
+    node.assert_others_stay_healthy(&[1]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -280,7 +280,7 @@ async fn an_operators_mark_reaches_the_kubelet_and_so_does_its_end() {
     let body = format!(r#"{{"device": "{}"}}"#, uuid(3));
     assert_eq!(node.post("/unmark", &body).status, 200);
     node.until_unhealthy(GPU, &[]).await;
-    node.assert_others_never_turned(&[3]);
+    node.assert_others_stay_healthy(&[3]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -313,7 +313,7 @@ async fn a_release_unloads_the_library_and_keeps_health_until_a_reset() {
     node.reload();
     assert_eq!(node.post("/resume", "").status, 200);
     node.until_unhealthy(GPU, &[]).await;
-    node.assert_others_never_turned(&[1]);
+    node.assert_others_stay_healthy(&[1]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -346,17 +346,20 @@ async fn the_day_of_the_demo_ends_as_it_began() {
     });
 
     let node: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
-    let index = |turn: &Value| node["hardware"]["inventory"]["gpus"][turn["gpu"].as_str().unwrap()]["index"].as_u64();
-    let turns = node["health"]["transitions"].as_array().unwrap().iter().filter(|turn| turn["reason"] != "unknown");
+    let index = |transition: &Value| {
+        node["hardware"]["inventory"]["gpus"][transition["gpu"].as_str().unwrap()]["index"].as_u64()
+    };
+    let transitions =
+        node["health"]["transitions"].as_array().unwrap().iter().filter(|transition| transition["reason"] != "unknown");
     // Which GPU recovers first depends on the machine.
     let mut by_gpu = BTreeMap::<_, Vec<_>>::new();
-    for turn in turns {
-        by_gpu.entry(index(turn).unwrap()).or_default().push(turn["to_healthy"].as_bool().unwrap());
+    for transition in transitions {
+        by_gpu.entry(index(transition).unwrap()).or_default().push(transition["to_healthy"].as_bool().unwrap());
     }
     assert_eq!(by_gpu.keys().collect::<Vec<_>>(), [&2, &5, &6], "{}", running.log());
-    for (gpu, turns) in by_gpu {
-        assert_eq!(turns[..2], [false, true], "{gpu}: {}", running.log());
-        assert!(turns.windows(2).all(|two| two[0] != two[1]), "{gpu}: {turns:?}");
+    for (gpu, transitions) in by_gpu {
+        assert_eq!(transitions[..2], [false, true], "{gpu}: {}", running.log());
+        assert!(transitions.windows(2).all(|two| two[0] != two[1]), "{gpu}: {transitions:?}");
     }
     assert_eq!(page.value("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""]), Some(1.0));
     assert!(page.value("podmeter_plugin_kubelet_restarts_total", &[]) >= Some(1.0));

@@ -74,7 +74,7 @@ async fn a_gpu_that_is_bound_to_vfio_is_one_device_without_health() {
     assert_eq!(page.value("podmeter_node_devices", &["state=\"vfio\""]), Some(1.0));
     assert_eq!(page.value("podmeter_node_devices", &["state=\"expected\""]), Some(7.0));
     node.until_unhealthy(GPU, &[uuid(REBOUND)]).await;
-    assert_eq!(node.turns().len(), 0, "no device turned unhealthy: {:?}", node.turns());
+    assert_eq!(node.transitions().len(), 0, "no device turned unhealthy: {:?}", node.transitions());
     node.running.until_logged("the GPU is passed through to virtual machines");
 }
 

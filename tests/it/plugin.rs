@@ -248,9 +248,9 @@ async fn mps_slots_are_healthy_while_their_daemon_is_there() {
     counts(&node, GPU, 8, 8).await;
     std::fs::remove_file(own.join(".started")).unwrap();
     counts(&node, GPU, 8, 0).await;
-    let turns = podmeter.now(GPU).health_transitions.clone();
+    let transitions = podmeter.now(GPU).health_transitions.clone();
     let counted =
-        |to| turns[to].iter().filter(|(_, count)| **count > 0).map(|(reason, count)| (reason.as_str(), *count));
+        |to| transitions[to].iter().filter(|(_, count)| **count > 0).map(|(reason, count)| (reason.as_str(), *count));
     assert_eq!(counted("healthy").collect::<Vec<_>>(), [("mps", 8)]);
     assert_eq!(counted("unhealthy").collect::<Vec<_>>(), [("mps", 8)]);
 }

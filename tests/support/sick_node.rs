@@ -160,9 +160,9 @@ impl SickNode {
     }
 
     /// Every transition so far, except the first check.
-    pub fn turns(&self) -> Vec<Value> {
-        let turns = self.node()["health"]["transitions"].as_array().unwrap().clone();
-        turns.into_iter().filter(|turn| turn["reason"] != "unknown").collect()
+    pub fn transitions(&self) -> Vec<Value> {
+        let transitions = self.node()["health"]["transitions"].as_array().unwrap().clone();
+        transitions.into_iter().filter(|transition| transition["reason"] != "unknown").collect()
     }
 
     /// The first cause against the whole GPU.
@@ -175,9 +175,10 @@ impl SickNode {
     }
 
     /// Neither in podmeter's account nor in any list that the kubelet was sent: once healthy, always healthy.
-    pub fn assert_others_never_turned(&self, sick: &[usize]) {
-        let turned = self.turns();
-        assert!(turned.iter().all(|turn| sick.iter().any(|gpu| turn["gpu"] == json!(uuid(*gpu)))), "{turned:?}");
+    pub fn assert_others_stay_healthy(&self, sick: &[usize]) {
+        let is_of_sick = |transition: &Value| sick.iter().any(|gpu| transition["gpu"] == json!(uuid(*gpu)));
+        let transitions = self.transitions();
+        assert!(transitions.iter().all(is_of_sick), "{transitions:?}");
         let is_sick = |device: &str| {
             // The ids of its MIG devices begin with this.
             let part = |gpu: usize| mig(gpu, 0)[..28].to_owned();
@@ -188,7 +189,7 @@ impl SickNode {
             for list in self.kubelet.received(resource) {
                 for (device, healthy) in list {
                     let was_healthy = known.insert(device.clone(), healthy).unwrap_or(false);
-                    assert!(healthy || !was_healthy || is_sick(&device), "{device} turned at the kubelet");
+                    assert!(healthy || !was_healthy || is_sick(&device), "{device} became unhealthy at the kubelet");
                 }
             }
         }

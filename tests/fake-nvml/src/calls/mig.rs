@@ -18,6 +18,7 @@ use crate::versions;
 /// The result of nvmlDeviceGetMaxMigDeviceCount.
 const MAX_INSTANCES: u32 = 7;
 
+// What the data file does not have of a struct stays as the caller has it.
 on_device! {
     nvmlDeviceGetMigMode(current: Out<c_uint>, pending: Out<c_uint>) |target| {
         let mig = &target.whole()?.mig;
@@ -47,15 +48,10 @@ on_device! {
     nvmlDeviceGetAttributes_v2(attributes: Out<nvmlDeviceAttributes_t>) |target| {
         let one = instance(target)?;
         attributes.put(nvmlDeviceAttributes_t {
-            multiprocessorCount: 0,
-            sharedCopyEngineCount: 0,
-            sharedDecoderCount: 0,
-            sharedEncoderCount: 0,
-            sharedJpegCount: 0,
-            sharedOfaCount: 0,
             gpuInstanceSliceCount: one.gpu_slices(),
             computeInstanceSliceCount: one.compute_slices(),
             memorySizeMB: one.memory_total_bytes() >> 20,
+            ..attributes.get()?
         })
     }
     nvmlDeviceGetGpuInstanceById(id: c_uint, instance: Out<nvmlGpuInstance_t>) |target| {
@@ -66,16 +62,9 @@ on_device! {
         let profile = shape(target, profile)?;
         info.put(nvmlGpuInstanceProfileInfo_t {
             id: profile.id,
-            isP2pSupported: 0,
             sliceCount: profile.slices,
-            instanceCount: 0,
-            multiprocessorCount: 0,
-            copyEngineCount: 0,
-            decoderCount: 0,
-            encoderCount: 0,
-            jpegCount: 0,
-            ofaCount: 0,
             memorySizeMB: profile.memory_mib,
+            ..info.get()?
         })
     }
     nvmlDeviceGetGpuInstanceProfileInfoV(profile: c_uint, info: Out<nvmlGpuInstanceProfileInfo_v2_t>) |target| {
@@ -83,19 +72,11 @@ on_device! {
         versions::check(version, 2, size_of::<nvmlGpuInstanceProfileInfo_v2_t>())?;
         let profile = shape(target, profile)?;
         info.put(nvmlGpuInstanceProfileInfo_v2_t {
-            version,
             id: profile.id,
-            isP2pSupported: 0,
             sliceCount: profile.slices,
-            instanceCount: 0,
-            multiprocessorCount: 0,
-            copyEngineCount: 0,
-            decoderCount: 0,
-            encoderCount: 0,
-            jpegCount: 0,
-            ofaCount: 0,
             memorySizeMB: profile.memory_mib,
             name: fill::<96>(&format!("MIG {}", profile.name)) as [c_char; 96],
+            ..info.get()?
         })
     }
 }
