@@ -10,8 +10,10 @@ use std::time::Duration;
 use super::config::ResourceConfig;
 use super::host::{self, HostFacts, ScanResult};
 use super::offer::layout::{self, Vanished};
-use super::offer::{Offer, OfferedHardware, Offers, merge, offers};
-use crate::domain::model::{DeviceId, HardwareState, HealthState, KubeletState, Monotonic, ResourceName};
+use super::offer::{Offer, OfferedHardware, OfferedHealth, Offers, PluginUnhealthy, merge, offers};
+use crate::domain::model::{
+    DeviceId, HardwareState, HealthState, KubeletState, Monotonic, ResourceName, UnhealthyReason,
+};
 
 /// Longest wait for the first host scan, where it decides only which devices are preferred.
 const FIRST_SCAN: Duration = Duration::from_secs(2);
@@ -58,7 +60,6 @@ impl ConfiguredEntry {
         let nothing = ScanResult::default();
         let scan = self.last_scan.as_ref().unwrap_or(&nothing);
         let Offers { offers, problems } = offers(&self.config, &hardware.inventory, &scan.found);
-        let health = |behind: &OfferedHardware| behind.health(health_state);
         let vanished = self.offers.iter().map(|before| {
             let ids = layout::vanished(before, &offers, &hardware.inventory);
             let known = self.vanished.get(&before.resource);
@@ -66,7 +67,8 @@ impl ConfiguredEntry {
             (before.resource.clone(), ids.into_iter().map(|id| (id.clone(), since(&id))).collect())
         });
         self.vanished = vanished.filter(|(_, vanished): &(_, Vanished)| !vanished.is_empty()).collect();
-        let offers = offers.into_iter().map(|offer| offer.with_health(health).with_mps_health(&scan.without_mps));
+        let offers =
+            offers.into_iter().map(|offer| with_health(offer, health_state).with_mps_health(&scan.without_mps));
         self.offers = merge(&self.offers, offers.collect(), &hardware.inventory);
         self.problems = [problems, scan.problem.iter().cloned().collect()].concat();
     }
@@ -98,4 +100,27 @@ impl ConfiguredEntry {
         self.offers.retain(|offer| !offer.devices.is_empty());
         shorter
     }
+}
+
+/// With the health of each device's hardware, where the device is not already unhealthy.
+fn with_health(mut offer: Offer, health: &HealthState) -> Offer {
+    for device in offer.devices.iter_mut().filter(|device| device.health.is_ok()) {
+        device.health = hardware_health(&device.hardware, health);
+    }
+    offer
+}
+
+/// `Err` with the causes, under the most important reason. A device whose health is not known is unhealthy; one without
+/// a GPU is healthy.
+fn hardware_health(hardware: &OfferedHardware, health: &HealthState) -> OfferedHealth {
+    let device = match hardware {
+        OfferedHardware::Gpu { uuid, .. } | OfferedHardware::Missing(uuid) => health.of(uuid, None),
+        OfferedHardware::Mig { gpu, uuid, .. } => health.of(gpu, Some(uuid)),
+        OfferedHardware::Nodes(_) | OfferedHardware::Nothing => return Ok(()),
+    };
+    let Some(device) = device else {
+        return Err(PluginUnhealthy::device(UnhealthyReason::Unknown, "it has not been checked yet"));
+    };
+    let reason = device.reason().unwrap_or(UnhealthyReason::Unknown);
+    device.ensure_healthy().map_err(|detail| PluginUnhealthy::device(reason, detail))
 }

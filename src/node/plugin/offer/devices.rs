@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::missing;
-use super::offered_device::{Offer, OfferedDevice, OfferedHardware, OfferedHealth, PluginUnhealthy};
+use super::offered_device::{Offer, OfferedDevice, OfferedHardware, PluginUnhealthy};
 use crate::domain::model::{DeviceId, Gpu, Inventory, MigDevice, PluginUnhealthyReason, ResourceName, UnhealthyReason};
 use crate::node::plugin::config::{
     DeviceReference, MigStrategy, NamePattern, NvidiaConfig, Replication, ResourceConfig, resource_name,
@@ -91,15 +91,6 @@ fn absence_reason(hardware: &OfferedHardware, inventory: &Inventory) -> PluginUn
 }
 
 impl Offer {
-    /// With the health of each device's hardware, where the device is not already unhealthy.
-    #[must_use]
-    pub fn with_health(mut self, health: impl Fn(&OfferedHardware) -> OfferedHealth) -> Self {
-        for device in self.devices.iter_mut().filter(|device| device.health.is_ok()) {
-            device.health = health(&device.hardware);
-        }
-        self
-    }
-
     /// With its slots unhealthy where their resource is in `without_mps`: a container would start without the daemon, and
     /// its first CUDA call fail.
     #[must_use]

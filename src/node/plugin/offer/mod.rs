@@ -1,6 +1,6 @@
 //! The device list of each resource, and which devices a change of the MIG layout removes. Pure.
 //!
-//! In: the configuration, the inventory, device health, the device nodes that were found. Out: `Offer`s, and problems for
+//! In: the configuration, the inventory, the device nodes that were found. Out: `Offer`s, and problems for
 //! the log and the page. Of the kubelet's protocol it uses only the message that names a device node.
 //!
 //! A device that was offered and can no longer be allocated is one of:

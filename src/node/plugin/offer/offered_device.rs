@@ -3,9 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::domain::model::{
-    DeviceId, GpuUuid, HealthState, MigUuid, PluginUnhealthyReason, ResourceName, UnhealthyReason,
-};
+use crate::domain::model::{DeviceId, GpuUuid, MigUuid, PluginUnhealthyReason, ResourceName, UnhealthyReason};
 use crate::node::wire::v1beta1::DeviceSpec;
 
 /// One resource name and its devices, sorted by id. A device that was offered once stays for the time of its
@@ -117,20 +115,5 @@ impl OfferedHardware {
             Self::Gpu { uuid: gpu, .. } | Self::Mig { gpu, .. } | Self::Missing(gpu) => Some(gpu),
             Self::Nodes(_) | Self::Nothing => None,
         }
-    }
-
-    /// As the health module decides it: `Err` with the causes, under the most important reason. A device that has not
-    /// been checked yet is unhealthy; one without a GPU is healthy.
-    pub fn health(&self, health: &HealthState) -> OfferedHealth {
-        let judged = match self {
-            Self::Gpu { uuid, .. } | Self::Missing(uuid) => health.of(uuid, None),
-            Self::Mig { gpu, uuid, .. } => health.of(gpu, Some(uuid)),
-            Self::Nodes(_) | Self::Nothing => return Ok(()),
-        };
-        let Some(judged) = judged else {
-            return Err(PluginUnhealthy::device(UnhealthyReason::Unknown, "it has not been checked yet"));
-        };
-        let reason = || judged.reason().unwrap_or(UnhealthyReason::Unknown);
-        judged.ensure_healthy().map_err(|detail| PluginUnhealthy::device(reason(), detail))
     }
 }

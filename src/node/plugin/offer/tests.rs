@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::domain::model::{Gpu, Inventory, UnhealthyReason};
+use crate::domain::model::{Gpu, Inventory};
 use crate::node::plugin::test_data::{
     four_gpus, gpu, inventory, listed, mig_uuid, nvidia, resources, two_with_mig, uuid,
 };
@@ -74,18 +74,6 @@ fn a_device_never_leaves_the_list() {
     assert_eq!(merge(&before, vec![], &Inventory::default())[0].devices.len(), 4);
     let back = merge(&merge(&before, vec![], &four_gpus()), before.clone(), &four_gpus());
     assert_eq!(back, before);
-}
-
-#[test]
-fn the_health_of_a_gpu_reaches_all_its_slots() {
-    let config = nvidia("sharing: {timeSlicing: {replicas: 2}}");
-    let offered = offers(&config, &four_gpus(), &[]).offers.remove(0);
-    let offered = offered.with_health(|hardware| match hardware {
-        OfferedHardware::Gpu { index: 2, .. } => Err(PluginUnhealthy::device(UnhealthyReason::Xid, "XID 79")),
-        _ => Ok(()),
-    });
-    let unhealthy: Vec<_> = offered.devices.iter().filter(|device| device.health.is_err()).collect();
-    assert_eq!(unhealthy.len(), 2);
 }
 
 #[test]
