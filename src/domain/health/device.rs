@@ -8,7 +8,7 @@ use super::faults::{DeviceFaults, GpuFaults, MarkFault, ReasonFault};
 use super::marks::{Mark, restored_mark};
 use super::signals::DeviceSignals;
 use super::xids::{self, ActiveXid, Effect, GpuXids};
-use super::{DriverStatus, UNKNOWN_LIMIT};
+use super::{DriverStatus, EvaluationContext, UNKNOWN_LIMIT};
 use crate::domain::model::{
     DeviceHealth, Gpu, GpuHealth, HealthCause, MigDevice, MigUuid, Moment, Monotonic, UnhealthyReason, UnixSeconds,
     XidClass,
@@ -16,6 +16,9 @@ use crate::domain::model::{
 
 /// A reason, and the code where it is an XID.
 type CauseKey = (UnhealthyReason, u32);
+
+/// With the detail, and what clears it.
+type CurrentCauses = BTreeMap<CauseKey, (Arc<str>, &'static str)>;
 
 /// What was restored, in words.
 type RestoredFault = (Subject, String);
@@ -139,10 +142,7 @@ impl TrackedGpu {
 
     fn device_faults(&self, subject: &Subject) -> DeviceFaults {
         let since = self.health.get(subject).map(|health| health.since.unix);
-        let mark = self
-            .marks
-            .get(subject)
-            .map(|mark| MarkFault { reason: Arc::clone(&mark.reason), until: mark.until.map(|until| until.unix) });
+        let fault = |mark: &Mark| MarkFault { reason: Arc::clone(&mark.reason), until: mark.until.map(|at| at.unix) };
         let is_kept = |(key, cause): &(&CauseKey, &CauseState)| {
             is_held_down(key.0) && (key.0 != UnhealthyReason::Xid || cause.ended.is_some())
         };
@@ -150,7 +150,7 @@ impl TrackedGpu {
         DeviceFaults {
             mig: subject.mig().cloned(),
             since: since.or_else(|| self.earlier_since.get(subject).copied()),
-            mark,
+            mark: self.marks.get(subject).map(fault),
             reasons: causes.filter(is_kept).map(|(key, _)| ReasonFault { reason: key.0, code: key.1 }).collect(),
         }
     }
@@ -181,25 +181,28 @@ impl TrackedGpu {
     }
 
     /// The transitions of the GPU and its MIG devices.
-    pub fn evaluate(&mut self, config: &HealthConfig, driver: &DriverStatus, now: Moment) -> Vec<Transition> {
-        let time = now.monotonic;
+    pub fn evaluate(&mut self, context: EvaluationContext<'_>, now: Moment) -> Vec<Transition> {
         self.xids.resolve(&self.layout);
-        self.marks.retain(|_, mark| mark.until.is_none_or(|until| time < until.monotonic));
-        self.signals.expire_release(config, driver, time);
-        self.clear_xids(driver);
+        self.marks.retain(|_, mark| mark.until.is_none_or(|until| context.now < until.monotonic));
+        self.signals.expire_release(context);
+        self.clear_xids(context.driver);
         let mut subjects: BTreeSet<Subject> = self.migs.iter().cloned().map(Subject::Mig).collect();
         subjects.extend(self.causes.keys().cloned());
         subjects.extend(self.marks.keys().cloned());
         subjects.insert(Subject::Whole);
         for subject in &subjects {
-            let current = self.current(subject, config, driver, time);
+            let current = self.current(subject, context);
             let causes = self.causes.entry(subject.clone()).or_default();
-            update(causes, current, config, driver, time);
+            update(causes, current, context);
         }
         self.causes.retain(|_, causes| !causes.is_empty());
         self.health.retain(|subject, _| subject.mig().is_none_or(|mig| self.migs.contains(mig)));
         let shown = subjects.into_iter().filter(|subject| subject.mig().is_none_or(|mig| self.migs.contains(mig)));
-        shown.collect::<Vec<_>>().into_iter().filter_map(|subject| self.transition(subject, config, now)).collect()
+        shown
+            .collect::<Vec<_>>()
+            .into_iter()
+            .filter_map(|subject| self.transition(subject, context.config, now))
+            .collect()
     }
 
     /// Updates the health of the GPU or of one MIG device.
@@ -237,20 +240,14 @@ impl TrackedGpu {
             instances: self
                 .health
                 .iter()
-                .filter_map(|(part, health)| Some((part.mig()?.clone(), health.clone())))
+                .filter_map(|(of, health)| Some((of.mig()?.clone(), health.clone())))
                 .collect(),
             xids: self.xids.counts.clone(),
         }
     }
 
     /// Why the whole GPU, or one MIG device alone, is unhealthy now.
-    fn current(
-        &self,
-        subject: &Subject,
-        config: &HealthConfig,
-        driver: &DriverStatus,
-        now: Monotonic,
-    ) -> BTreeMap<CauseKey, (Arc<str>, &'static str)> {
+    fn current(&self, subject: &Subject, context: EvaluationContext<'_>) -> CurrentCauses {
         let mut current = BTreeMap::new();
         for (code, xid) in &self.xids.active {
             let is_concerned = match subject {
@@ -267,8 +264,8 @@ impl TrackedGpu {
             current.insert((UnhealthyReason::Admin, 0), (detail, UNMARKED));
         }
         if *subject == Subject::Whole {
-            let appeared = self.appeared.unwrap_or(now);
-            for (reason, detail, clears) in self.signals.causes(config, driver, appeared, now) {
+            let appeared = self.appeared.unwrap_or(context.now);
+            for (reason, detail, clears) in self.signals.causes(context, appeared) {
                 current.insert((reason, 0), (detail, clears));
             }
         }
@@ -301,7 +298,7 @@ impl TrackedGpu {
         });
     }
 
-    pub fn deadline(&self, config: &HealthConfig, driver: &DriverStatus, now: Monotonic) -> Option<Monotonic> {
+    pub fn deadline(&self, EvaluationContext { config, driver, now }: EvaluationContext<'_>) -> Option<Monotonic> {
         let unknown = self.appeared.filter(|_| !self.signals.checked).map(|appeared| appeared + UNKNOWN_LIMIT);
         let stuck = self.signals.stuck.map(|since| since + config.stuck_limit);
         let refused = self.signals.refused.as_ref().map(|(since, _)| *since + config.stuck_limit);
@@ -342,10 +339,8 @@ fn is_held_down(reason: UnhealthyReason) -> bool {
 /// Updates `causes` to `current`: a cause that is not current has ended, and is removed after the hold-down.
 fn update(
     causes: &mut BTreeMap<CauseKey, CauseState>,
-    current: BTreeMap<CauseKey, (Arc<str>, &'static str)>,
-    config: &HealthConfig,
-    driver: &DriverStatus,
-    now: Monotonic,
+    current: CurrentCauses,
+    EvaluationContext { config, driver, now }: EvaluationContext<'_>,
 ) {
     for (key, cause) in causes.iter_mut() {
         if !current.contains_key(key) {
@@ -357,9 +352,7 @@ fn update(
     }
     causes.retain(|(reason, _), cause| {
         let Some(ended) = cause.ended else { return true };
-        if !is_held_down(*reason) {
-            return false;
-        }
-        config.recovery == Recovery::Manual || driver.released.is_some() || now < ended + config.hold_down
+        let holds = config.recovery == Recovery::Manual || driver.released.is_some() || now < ended + config.hold_down;
+        holds && is_held_down(*reason)
     });
 }

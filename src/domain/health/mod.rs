@@ -73,6 +73,14 @@ pub struct Health {
     logged: BTreeSet<(Option<GpuUuid>, u32)>,
 }
 
+/// What the causes are evaluated with, besides the signals of a device.
+#[derive(Clone, Copy)]
+struct EvaluationContext<'a> {
+    config: &'a HealthConfig,
+    driver: &'a DriverStatus,
+    now: Monotonic,
+}
+
 /// What is common to all devices.
 #[derive(Clone, Debug, Default)]
 struct DriverStatus {
@@ -231,6 +239,7 @@ impl Health {
     fn evaluate(&mut self, now: Moment) -> Arc<HealthState> {
         let mut next = (*self.state).clone();
         let mut deadlines: Vec<Monotonic> = vec![];
+        let context = EvaluationContext { config: &self.config, driver: &self.driver, now: now.monotonic };
         for (uuid, device) in &mut self.devices {
             if self.passthrough.contains(uuid) {
                 next.gpus.remove(uuid);
@@ -239,8 +248,8 @@ impl Health {
             if !device.is_known() {
                 continue;
             }
-            let transitions = device.evaluate(&self.config, &self.driver, now);
-            deadlines.extend(device.deadline(&self.config, &self.driver, now.monotonic));
+            let transitions = device.evaluate(context, now);
+            deadlines.extend(device.deadline(context));
             next.gpus.insert(uuid.clone(), device.published());
             for Transition { subject, to_healthy, reason, detail } in transitions {
                 self.transition_count += 1;

@@ -3,14 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::config::{EccPolicy, FabricPolicy, HealthConfig};
+use super::config::{EccPolicy, FabricPolicy};
 use super::faults::GpuFaults;
-use super::{DriverStatus, UNKNOWN_LIMIT};
+use super::{DriverStatus, EvaluationContext, UNKNOWN_LIMIT};
 use crate::domain::model::{DeviceReadings, FabricState, Gpu, Monotonic, Slow, UnhealthyReason, recovery_action};
 
 const UNLISTED: &str = "the driver no longer lists it";
 const LOST: &str = "the driver reports that it is lost or needs a reset";
 const UNRESPONSIVE: &str = "it has not responded since the driver was opened again";
+
+/// Reason, detail, and what clears it.
+type SignalCause = (UnhealthyReason, Arc<str>, &'static str);
 
 /// How long a kept energy counter may be older than the last one.
 const KEPT_FOR: Duration = Duration::from_secs(60);
@@ -150,22 +153,16 @@ impl DeviceSignals {
     }
 
     /// After a release that lasts too long, the last signals are no longer valid.
-    pub fn expire_release(&mut self, config: &HealthConfig, driver: &DriverStatus, now: Monotonic) {
+    pub fn expire_release(&mut self, EvaluationContext { config, driver, now }: EvaluationContext<'_>) {
         if driver.released.is_some_and(|since| now.since(since) >= config.released_limit) {
             self.release_expired.get_or_insert(now);
         }
     }
 
-    /// Reason, detail, and what clears it.
-    pub fn causes(
-        &self,
-        config: &HealthConfig,
-        driver: &DriverStatus,
-        appeared: Monotonic,
-        now: Monotonic,
-    ) -> Vec<(UnhealthyReason, Arc<str>, &'static str)> {
+    pub fn causes(&self, context: EvaluationContext<'_>, appeared: Monotonic) -> Vec<SignalCause> {
         use UnhealthyReason as Reason;
-        let mut causes: Vec<(Reason, Arc<str>, &'static str)> = vec![];
+        let EvaluationContext { config, now, .. } = context;
+        let mut causes: Vec<SignalCause> = vec![];
         if let Some(action) = self.recovery.filter(|action| *action != 0).and_then(recovery_action) {
             let detail = format!("the driver requests recovery: {}", action.replace('_', " "));
             causes.push((Reason::RecoveryAction, detail.into(), "recovers when the driver requests none"));
@@ -188,13 +185,10 @@ impl DeviceSignals {
         }
         // A device whose first check hangs has never been known healthy.
         if self.stuck.is_some_and(|since| !self.checked || now.since(since) >= config.stuck_limit) {
-            causes.push((
-                Reason::Stuck,
-                "a driver call on it does not return".into(),
-                "recovers when the call returns",
-            ));
+            let detail = "a driver call on it does not return";
+            causes.push((Reason::Stuck, detail.into(), "recovers when the call returns"));
         }
-        let unknown = self.unknown(config, driver, appeared, now);
+        let unknown = self.unknown(context, appeared);
         causes.extend(unknown.map(|(detail, clears)| (Reason::Unknown, detail, clears)));
         causes
     }
@@ -208,13 +202,8 @@ impl DeviceSignals {
     /// | never checked, and a call on it does not return | no: it is `stuck` |
     /// | never checked, a read was requested or the driver refused, none has succeeded, and it is not lost | until it responds |
     /// | never checked, otherwise | for `UNKNOWN_LIMIT` after it was listed |
-    fn unknown(
-        &self,
-        config: &HealthConfig,
-        driver: &DriverStatus,
-        appeared: Monotonic,
-        now: Monotonic,
-    ) -> Option<(Arc<str>, &'static str)> {
+    fn unknown(&self, context: EvaluationContext<'_>, appeared: Monotonic) -> Option<(Arc<str>, &'static str)> {
+        let EvaluationContext { config, driver, now } = context;
         if self.release_expired.is_some() {
             return Some(match driver.released {
                 Some(_) => (
