@@ -698,7 +698,7 @@ fn a_gpu_count_that_no_node_has_takes_no_memory_and_is_an_error() {
     let fake = FakeNvml::start(json!({"gpus": [{}], "gpu_count": u32::MAX}));
     let session = open(&fake);
     let failure = session.inventory().unwrap_err();
-    assert_eq!((failure.call, failure.code), ("nvmlDeviceGetCount_v2", "implausible"));
+    assert_eq!((failure.problem.call, failure.problem.code), ("nvmlDeviceGetCount_v2", "implausible"));
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmPeak:")).unwrap();
     let kilobytes: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();

@@ -14,8 +14,8 @@ use podmeter::domain::model::{
     Slow,
 };
 use podmeter::node::hardware::{
-    CallProblem, Driver, DriverSession, Due, Failure, GpuReader, HardwareHandle, HardwareSettings, Integrals, Pass,
-    PassStatus, XidSender, start,
+    CallProblem, Driver, DriverSession, Due, Failure, FailureCause, GpuReader, HardwareHandle, HardwareSettings,
+    Integrals, Pass, PassStatus, XidSender, start,
 };
 
 /// What the test has the driver do. Shared by all its parts.
@@ -69,7 +69,12 @@ impl Driver for Script {
         self.set(|acts| {
             if acts.absent {
                 let reason = "there is no driver".to_owned();
-                return Err(Failure { call: "open", code: "driver_not_loaded", reason, remedy: "install one" });
+                return Err(Failure {
+                    problem: CallProblem { call: "open", code: "driver_not_loaded" },
+                    cause: FailureCause::DriverNotLoaded,
+                    reason,
+                    remedy: "install one",
+                });
             }
             acts.sessions += 1;
             acts.open_sessions += 1;
@@ -88,7 +93,12 @@ impl DriverSession for ScriptedSession {
         };
         if self.0.set(|acts| std::mem::take(&mut acts.listing_fails)) {
             let reason = "the driver does not list its GPUs".to_owned();
-            return Err(Failure { call: "list", code: "unknown", reason, remedy: "wait" });
+            return Err(Failure {
+                problem: CallProblem { call: "list", code: "unknown" },
+                cause: FailureCause::Other,
+                reason,
+                remedy: "wait",
+            });
         }
         let gpus = self.0.set(|acts| {
             acts.layout_changed = false;
@@ -134,8 +144,7 @@ impl GpuReader for ScriptedReader {
         let late = if was_stuck { acts.late.take() } else { None };
         let status = late.or_else(|| acts.statuses.get(&self.gpu).copied()).unwrap_or_default();
         if status != PassStatus::Answers {
-            let code = if acts.gpus.contains(&self.gpu) { "gpu_is_lost" } else { "not_found" };
-            let problems = vec![CallProblem { call: "read", code }];
+            let problems = vec![CallProblem { call: "read", code: "gpu_is_lost" }];
             return Pass { status, problems, ..Pass::default() };
         }
         let elapsed = self.last.replace(now).map_or(0.0, |last| now.monotonic.since(last.monotonic).as_secs_f64());
@@ -378,7 +387,7 @@ fn a_gpu_that_is_added_or_removed_changes_the_inventory() {
     assert!(state.inventory.generation > generation);
     script.set(|acts| {
         acts.gpus = vec![gpu(1)];
-        acts.statuses.insert(gpu(0), PassStatus::Lost);
+        acts.statuses.insert(gpu(0), PassStatus::Unlisted);
         acts.layout_changed = true;
     });
     let state =

@@ -8,7 +8,7 @@ use crate::support::watching::wait;
 use podmeter::domain::model::{
     C2c, FabricDomain, GpuUuid, HardwareState, Medium, Moment, Monotonic, Platform, UnixSeconds, Vgpu,
 };
-use podmeter::node::hardware::{Driver, DriverSession, Due, GpuReader, PassStatus};
+use podmeter::node::hardware::{Driver, DriverSession, Due, FailureCause, GpuReader, PassStatus};
 use serde_json::{Value, json};
 
 #[test]
@@ -241,7 +241,8 @@ fn another_gpu_at_the_index_is_not_read_in_its_place() {
     fake.update(|state| state["gpus"] = swapped);
     assert!(session.layout_changed(), "the driver's new order");
     let failure = session.reader(&gpu(1)).err().unwrap();
-    assert_eq!((failure.call, failure.code), ("nvmlDeviceGetHandleByIndex_v2", "other_gpu_at_index"));
+    assert_eq!(failure.cause, FailureCause::OtherGpuAtIndex);
+    assert_eq!(failure.problem.code, "other_gpu_at_index");
     assert!(failure.reason.contains("order of GPUs has changed"), "{failure}");
     session.inventory().unwrap();
     let pass = session.reader(&gpu(1)).unwrap().read(ALL, at(1));

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::messages::{Notice, SupervisorEvent};
-use super::source::{DriverEventKind, DriverSession, EventSource, PassStatus, RawEvent};
+use super::source::{DriverEventKind, DriverSession, EventSource, RawEvent};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::domain::model::{Collector, GpuUuid, Moment, Monotonic, XidEvent, XidInstance};
@@ -231,7 +231,7 @@ impl EventWait {
                 Err(failure) => {
                     self.state.lock().collector.get_or_insert_default().success = false;
                     self.notice.problems.push(failure.problem);
-                    self.notice.session_over = failure.status == PassStatus::SessionOver;
+                    self.notice.session_over = failure.session_over;
                     return true;
                 }
             }

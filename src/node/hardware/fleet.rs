@@ -20,9 +20,6 @@ use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::domain::model::{DeviceReadings, Gpu, GpuUuid, Inventory, Monotonic, PciBusId};
 
-/// Return codes for a GPU that the driver does not have.
-const UNLISTED: [&str; 2] = ["not_found", "gpu_not_found"];
-
 pub struct Fleet {
     clock: Clock,
     events: SyncSender<SupervisorEvent>,
@@ -188,13 +185,12 @@ impl Fleet {
                 }
                 self.mark_present(&gpu, true);
             }
-            PassStatus::Lost => {
+            status @ (PassStatus::Lost | PassStatus::Unlisted) => {
                 if !member.state.lost {
                     warn!(gpu = %gpu, "the GPU is lost or requires a reset");
                 }
                 member.state.lost = true;
-                member.lost_because_unlisted =
-                    report.pass.problems.iter().any(|problem| UNLISTED.contains(&problem.code));
+                member.lost_because_unlisted = status == PassStatus::Unlisted;
                 member.lost_in = Some(member.generation);
                 member.state.withdraw();
                 member.retry = now + member.retries.pause();

@@ -28,9 +28,9 @@ pub struct GpuState {
     medium: Option<Stamped<Medium>>,
     slow: Option<Stamped<Slow>>,
     /// Bytes a second between the last two slow passes, for a GPU without GPM.
-    byte_rates: ByteCounters,
+    byte_rates: TrafficValues,
     /// The byte counters of the last slow pass, as the driver gave them.
-    byte_counters: Option<(Monotonic, ByteCounters)>,
+    byte_counters: Option<(Monotonic, TrafficValues)>,
     energy_counter: EnergyCounter,
     /// The last that is known, of any session.
     counter_is_of_gpu: Option<bool>,
@@ -43,8 +43,8 @@ pub struct GpuState {
     has_passes: bool,
 }
 
-/// PCIe transmitted and received, NVLink transmitted and received, NVLink 0 both.
-type ByteCounters = [Option<f64>; 5];
+/// Bytes, or bytes a second: PCIe transmitted and received, NVLink transmitted and received, NVLink 0 both.
+type TrafficValues = [Option<f64>; 5];
 
 /// The age at which the readings of a tier become unknown.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +61,7 @@ impl GpuState {
         self.counter_is_of_gpu = pass.counter_is_of_gpu.or(self.counter_is_of_gpu);
         let gained = pass.energy_counter.map(|counter| self.energy_counter.add_reading(at, counter));
         let gained = gained.filter(|_| self.counter_is_of_gpu == Some(true));
+        // The counter's gain is added below: also for a pass that ends a gap.
         if gained.is_some() {
             pass.integrals.energy_joules = Some(0.0);
         }
@@ -212,14 +213,14 @@ fn add_process_work(work: &mut SmSecondsByPid, at: Monotonic, worked: Vec<(u32, 
     }
 }
 
-fn byte_counters(slow: &Slow) -> ByteCounters {
+fn byte_counters(slow: &Slow) -> TrafficValues {
     let (pcie, nvlink) = (&slow.pcie, &slow.nvlink);
     let link0 = nvlink.of_links.get(&0).and_then(|link| Some(link.transmitted_bytes? + link.received_bytes?));
     [pcie.transmitted_bytes, pcie.received_bytes, nvlink.transmitted_bytes, nvlink.received_bytes, link0]
 }
 
 /// No rate for a counter that fell: it restarted, and its last value before that is unknown.
-fn rates(before: (Monotonic, ByteCounters), now: (Monotonic, ByteCounters)) -> ByteCounters {
+fn rates(before: (Monotonic, TrafficValues), now: (Monotonic, TrafficValues)) -> TrafficValues {
     let seconds = now.0.since(before.0).as_secs_f64();
     std::array::from_fn(|counter| {
         let bytes = now.1[counter]? - before.1[counter]?;

@@ -3,6 +3,22 @@
 //! In: a driver (NVML, or simulated GPUs), and two requests: release and resume.
 //! Out: `HardwareState` on a watch channel, and XIDs in batches for each reader. Does not use: pods, metrics, HTTP, or what an XID
 //! means for health. NVML's types end here; a hung call costs its thread and that GPU's data, nothing more.
+//!
+//! | thread | started by | what it does | in driver calls | ends |
+//! |---|---|---|---|---|
+//! | `hardware` | `handle` | `supervisor`: sends commands, keeps deadlines, publishes | never | after the handle is dropped |
+//! | `driver` | `handle` | `worker`: opens, lists and closes the driver | yes | with `hardware` |
+//! | `gpu-…` | `fleet`, one for each GPU | `worker`: reads the GPU | yes | with `hardware` |
+//! | `events` | `supervisor`, one for each session | `event_thread`: waits for XIDs | yes | with its session |
+//! | `ask-…` | `nvml::per_gpu_query`, one for each GPU | queries the GPU for a list | yes | with its answer |
+//!
+//! A thread that is stuck in a driver call is left behind, and ends when the call returns.
+//!
+//! - What is shared: `source` (the traits of a driver), `messages` (between threads), `settings`, `plausible` (ranges).
+//! - Control: `handle`, `supervisor`, `fleet` (the GPUs), `rounds` (one publication for each), `release`.
+//! - Totals over all sessions, without threads and clocks: `gpu_state` on `monotone`, `energy_counter`, `clock_events`;
+//!   `module_energy`; `integrate`, for the readers.
+//! - Sources: `nvml`, `simulated`, and the PCI bus in `pci`.
 
 mod clock_events;
 mod energy_counter;
@@ -34,7 +50,7 @@ pub use release::DriverLease;
 pub use settings::HardwareSettings;
 pub use source::{
     CallDurations, CallProblem, Driver, DriverEventKind, DriverSession, Due, EventFailure, EventSource, Failure,
-    GpuReader, Integrals, Pass, PassStatus, RawEvent,
+    FailureCause, GpuReader, Integrals, Pass, PassStatus, RawEvent,
 };
 pub use worker::Loading;
 

@@ -106,14 +106,13 @@ impl Monotone {
         for (error, count) in &mut nvlink.error_sums {
             self.raise_count("nvlink_driver_sums", error, count);
         }
+        // Where no link has bytes, the driver's sums of all links are raised, below.
         let has_bytes = nvlink.of_links.values().any(|link| link.transmitted_bytes.or(link.received_bytes).is_some());
         let of_all = (nvlink.transmitted_bytes, nvlink.received_bytes);
         for (link, counters) in &mut nvlink.of_links {
-            for (name, bytes) in
-                [(TRANSMITTED, &mut counters.transmitted_bytes), (RECEIVED, &mut counters.received_bytes)]
-            {
-                *bytes = bytes.map(|bytes| self.raise_of(LINK, name, *link, bytes));
-            }
+            let (transmitted, received) = (&mut counters.transmitted_bytes, &mut counters.received_bytes);
+            *transmitted = transmitted.map(|bytes| self.raise_of(LINK, TRANSMITTED, *link, bytes));
+            *received = received.map(|bytes| self.raise_of(LINK, RECEIVED, *link, bytes));
             for (error, count) in &mut counters.errors {
                 *count = self.raise_of(LINK, error, *link, *count as f64) as u64;
             }

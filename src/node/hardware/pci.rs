@@ -54,11 +54,6 @@ pub fn scan(sys_root: &Path) -> Option<NodeDevices> {
     Some(devices)
 }
 
-/// The NUMA node that the kernel gives a PCI device; `None` where it has none (-1) or cannot be read.
-pub fn numa_node(sys_root: &Path, bus_id: &PciBusId) -> Option<u32> {
-    attribute(&sys_root.join("bus/pci/devices").join(bus_id.as_str()), "numa_node")?.parse().ok()
-}
-
 /// Scans the bus, and reads the kernel driver's file about each GPU that the library does not list.
 pub struct Bus {
     sys_root: PathBuf,
@@ -71,8 +66,9 @@ impl Bus {
         Self { sys_root, proc_root, listed: BTreeSet::new() }
     }
 
-    pub fn sys_root(&self) -> &Path {
-        &self.sys_root
+    /// The NUMA node that the kernel gives a PCI device; `None` where it has none (-1) or cannot be read.
+    pub fn numa_node(&self, bus_id: &PciBusId) -> Option<u32> {
+        attribute(&self.sys_root.join("bus/pci/devices").join(bus_id.as_str()), "numa_node")?.parse().ok()
     }
 
     pub fn scan(&self) -> Option<NodeDevices> {
@@ -166,6 +162,10 @@ mod tests {
         }
     }
 
+    fn numa_node(sys_root: &Path, bus_id: &str) -> Option<u32> {
+        Bus::new(sys_root.to_owned(), PathBuf::new()).numa_node(&bus_id.into())
+    }
+
     #[test]
     fn counts_nvidia_gpus_and_vfio_separately() {
         let root = tempfile::tempdir().unwrap();
@@ -184,14 +184,14 @@ mod tests {
         let addresses: Vec<&str> = found.on_bus.keys().map(PciBusId::as_str).collect();
         assert_eq!(addresses, ["0000:17:00.0", "0000:65:00.0"]);
         assert_eq!(found.on_bus[&"0000:17:00.0".into()].kernel_driver.as_deref(), Some("nvidia"));
-        assert_eq!(numa_node(root.path(), &"0000:ca:00.0".into()), Some(1));
+        assert_eq!(numa_node(root.path(), "0000:ca:00.0"), Some(1));
         let passthrough: Vec<(&str, &str, u32)> = found
             .passthrough
             .iter()
             .map(|(address, gpu)| (address.as_str(), &*gpu.kernel_driver, gpu.bus_index))
             .collect();
         assert_eq!(passthrough, [("0000:ca:00.0", "vfio-pci", 2), ("0000:cb:00.0", "nvgrace-gpu-vfio-pci", 3)]);
-        assert_eq!(numa_node(root.path(), &"0000:65:00.0".into()), None);
+        assert_eq!(numa_node(root.path(), "0000:65:00.0"), None);
     }
 
     #[test]

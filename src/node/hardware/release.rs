@@ -4,6 +4,7 @@
 //! not use: driver calls.
 
 use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -62,26 +63,25 @@ impl DriverLease {
     }
 }
 
+/// A session, and what the driver keeps while it is open, where that may outlast the session.
+type OpenSession = (Weak<dyn DriverSession>, Option<Weak<()>>);
+
+fn is_open((session, marker): &OpenSession) -> bool {
+    session.strong_count() > 0 || marker.as_ref().is_some_and(|marker| marker.strong_count() > 0)
+}
+
 /// The release in force, the requests to answer, and the sessions that may keep the driver open.
 #[derive(Default)]
 pub struct Releases {
     released: Option<Released>,
     waiting: Vec<(ReleaseReply, Monotonic)>,
-    /// One for each opened session: whether it is still open.
-    open: Vec<Box<dyn Fn() -> bool + Send>>,
+    sessions: Vec<OpenSession>,
 }
 
 impl Releases {
-    pub fn track(&mut self, session: &std::sync::Arc<dyn DriverSession>) {
-        self.open.retain(|is_open| is_open());
-        let is_open: Box<dyn Fn() -> bool + Send> = match session.open_marker() {
-            Some(open_marker) => Box::new(move || open_marker.strong_count() > 0),
-            None => {
-                let session = std::sync::Arc::downgrade(session);
-                Box::new(move || session.strong_count() > 0)
-            }
-        };
-        self.open.push(is_open);
+    pub fn track(&mut self, session: &Arc<dyn DriverSession>) {
+        self.sessions.retain(is_open);
+        self.sessions.push((Arc::downgrade(session), session.open_marker()));
     }
 
     pub fn released(&self) -> Option<Released> {
@@ -108,7 +108,7 @@ impl Releases {
     /// Answers the requests once the driver is closed or their time limit has passed.
     pub fn answer(&mut self, is_closed: bool, now: Monotonic, limit: Duration, holders: impl Fn() -> String) {
         let Some(released) = self.released.filter(|_| !self.waiting.is_empty()) else { return };
-        if is_closed && !self.open.iter().any(|is_open| is_open()) {
+        if is_closed && !self.sessions.iter().any(is_open) {
             for (reply, _) in self.waiting.drain(..) {
                 // A requester that has disconnected needs no answer.
                 let _ = reply.send(Ok(released));

@@ -59,7 +59,7 @@ impl Rounds {
     /// Counts a pass of the current session for the collectors of its tiers.
     pub fn count_pass(&mut self, report: &PassReport, is_current: bool) {
         self.give_up(&report.gpu);
-        if !is_current || report.pass.status == PassStatus::Lost {
+        if !is_current || matches!(report.pass.status, PassStatus::Lost | PassStatus::Unlisted) {
             return;
         }
         for tier in tiers(report.due) {

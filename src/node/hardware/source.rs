@@ -43,7 +43,8 @@ pub trait DriverSession: Send + Sync {
     /// The reader of one GPU, for one worker thread.
     fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn GpuReader>, Failure>;
 
-    /// Cheap; true when the layout (MIG modes and instances, number of GPUs, driver version) differs from the last inventory.
+    /// True when the layout (MIG modes and instances, number of GPUs, driver version) differs from the last inventory.
+    /// Fewer calls than an inventory.
     fn layout_changed(&self) -> bool;
 
     /// The expected GPUs, where they are not those on the node's PCI bus (in a simulation).
@@ -98,7 +99,7 @@ pub enum DriverEventKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventFailure {
     pub problem: CallProblem,
-    pub status: PassStatus,
+    pub session_over: bool,
 }
 
 /// Reads one GPU, on one thread. May block without limit.
@@ -157,6 +158,8 @@ pub enum PassStatus {
     Answers,
     /// This GPU is lost or needs a reset.
     Lost,
+    /// The driver does not have this GPU.
+    Unlisted,
     /// The whole session is unusable: open a new one.
     SessionOver,
 }
@@ -175,8 +178,18 @@ pub struct CallProblem {
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}; {remedy}")]
 pub struct Failure {
-    pub call: &'static str,
-    pub code: &'static str,
+    pub problem: CallProblem,
+    pub cause: FailureCause,
     pub reason: String,
     pub remedy: &'static str,
+}
+
+/// The causes that the supervisor and the threads distinguish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureCause {
+    DriverNotLoaded,
+    UnlistedGpu,
+    /// The index of the GPU is that of another one.
+    OtherGpuAtIndex,
+    Other,
 }

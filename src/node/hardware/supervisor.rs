@@ -9,6 +9,7 @@
 //! | Closed | the pause is over, and the driver is not released | Opening | `a_driver_loaded_later_is_found_and_the_wait_is_explained` |
 //! | Opening | the opening fails | Closed | `a_driver_loaded_later_is_found_and_the_wait_is_explained` |
 //! | Opening | the opening hangs | Opening, with a problem | `a_library_that_hangs_while_it_is_loaded_is_reported_and_fails_the_liveness_check_in_the_end` |
+//! | Opening | the driver is open, and a release or the end was requested meanwhile | Draining | `whoever_resumes_ends_the_wait_for_a_release` |
 //! | Opening | the driver is open | Open | `every_tier_is_read_at_the_first_pass` |
 //! | Open | the layout has changed | Open | `a_gpu_that_is_added_or_removed_changes_the_inventory` |
 //! | Open | the layout cannot be listed | Draining | `a_driver_that_no_longer_lists_its_gpus_is_opened_again` |
@@ -16,7 +17,7 @@
 //! | Open | every GPU is lost | Draining | `all_gpus_lost_means_a_new_session` |
 //! | Open | a release is requested | Draining | `a_released_driver_is_closed_unloaded_and_left_alone_until_the_release_ends` |
 //! | Open | the handle is dropped | Draining | `stopping_closes_the_driver_and_waits_for_no_stuck_call` |
-//! | Draining | every thread has released the session | Closing | `a_session_that_is_over_is_opened_again_and_no_counter_falls` |
+//! | Draining | every thread has dropped the session | Closing | `a_session_that_is_over_is_opened_again_and_no_counter_falls` |
 //! | Draining | a call is stuck | Closing, without its thread | `a_stuck_call_is_named_and_the_driver_closes_when_it_returns` |
 //! | Draining | the wait for events is stuck | Closing, without its thread | `a_wait_for_events_that_hangs_is_named` |
 //! | Closing | the driver is closed, or does not close in time | Closed | `a_released_driver_is_closed_unloaded_and_left_alone_until_the_release_ends` |
@@ -26,7 +27,7 @@ mod loads;
 mod publication;
 mod session;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::Duration;
@@ -38,7 +39,7 @@ use self::loads::DriverLoads;
 use super::event_thread::{EventThread, XidSender};
 use super::fleet::Fleet;
 use super::messages::{DriverCommand, Notice, PassReport, SupervisorEvent};
-use super::plausible::{self, Implausible};
+use super::plausible;
 use super::release::Releases;
 use super::rounds::Rounds;
 use super::settings::HardwareSettings;
@@ -46,7 +47,7 @@ use super::source::{DriverSession, PassStatus};
 use super::worker::{Loading, Thread};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::domain::model::{Collector, DriverInfo, GpuUuid, HardwareSource, HardwareState, Monotonic, NodeDevices};
+use crate::domain::model::{Collector, DriverInfo, GpuUuid, HardwareSource, HardwareState, Monotonic};
 
 /// How long a stopping supervisor waits for the driver to be closed.
 const STOP: Duration = Duration::from_secs(2);
@@ -79,7 +80,8 @@ enum SessionPhase {
 }
 
 pub struct Supervisor {
-    source: HardwareSource,
+    /// What has been found so far; `publish` adds the readings.
+    state: HardwareState,
     settings: HardwareSettings,
     clock: Clock,
     driver_thread: Thread<DriverCommand>,
@@ -103,8 +105,6 @@ pub struct Supervisor {
     event_collector: Option<Collector>,
     releases: Releases,
     phase: SessionPhase,
-    /// How many have been opened.
-    sessions: u64,
     loads: DriverLoads,
     /// Driver and number of GPUs at the last opening.
     last_opened: Option<(Option<DriverInfo>, usize)>,
@@ -113,12 +113,8 @@ pub struct Supervisor {
     rounds: Rounds,
     /// When the next round begins.
     next: Monotonic,
-    node_devices: Option<NodeDevices>,
-    problem: Option<Arc<str>>,
     /// The problem ends when a GPU answers, not when the driver can be opened.
     awaits_an_answer: bool,
-    errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
-    implausible_readings: Implausible,
     stopping: Option<Monotonic>,
 }
 
@@ -135,8 +131,9 @@ impl Supervisor {
         let reopen = Backoff::new(settings.reopen);
         let fleet = Fleet::new(&settings, clock, events.clone());
         let phase = SessionPhase::Closed { retry: Monotonic::default() };
+        let state = HardwareState { source, implausible_readings: plausible::none(), ..HardwareState::default() };
         Self {
-            source,
+            state,
             settings,
             clock,
             driver_thread,
@@ -153,18 +150,13 @@ impl Supervisor {
             event_collector: None,
             releases: Releases::default(),
             phase,
-            sessions: 0,
             loads: DriverLoads::default(),
             last_opened: None,
             reopen,
             fleet,
             rounds: Rounds::default(),
             next: Monotonic::default(),
-            node_devices: None,
-            problem: None,
             awaits_an_answer: false,
-            errors: BTreeMap::new(),
-            implausible_readings: plausible::none(),
             stopping: None,
         }
     }
@@ -218,11 +210,9 @@ impl Supervisor {
             SessionPhase::Closed { retry }
                 if now >= *retry && self.stopping.is_none() && self.releases.released().is_none() =>
             {
-                if self.send(DriverCommand::Open, now) {
-                    self.phase = SessionPhase::Opening;
-                } else {
-                    self.phase = SessionPhase::Closed { retry: now + self.settings.reopen.1 };
-                }
+                let retry = now + self.settings.reopen.1;
+                let is_sent = self.send(DriverCommand::Open, now);
+                self.phase = if is_sent { SessionPhase::Opening } else { SessionPhase::Closed { retry } };
             }
             SessionPhase::Open { session, next_inspection } => {
                 let session = Arc::clone(session);
@@ -252,12 +242,8 @@ impl Supervisor {
         let (fleet, leaked, driver_busy) = (&self.fleet, &self.leaked, self.driver_busy.is_some());
         self.releases.answer(is_closed, now, self.settings.release_limit, || {
             let mut holders: Vec<String> = fleet.stuck().map(|gpu| format!("a call on {gpu}")).collect();
-            if !leaked.is_empty() {
-                holders.push("the wait for events".to_owned());
-            }
-            if driver_busy {
-                holders.push("a call that opens, lists or closes the driver".to_owned());
-            }
+            holders.extend((!leaked.is_empty()).then(|| "the wait for events".to_owned()));
+            holders.extend(driver_busy.then(|| "a call that opens, lists or closes the driver".to_owned()));
             if holders.is_empty() {
                 holders.push("a call that has not returned".to_owned());
             }
@@ -288,7 +274,7 @@ impl Supervisor {
             }
             SupervisorEvent::Opened(opened, node_devices) => {
                 self.driver_returned(now);
-                self.node_devices = node_devices;
+                self.state.node_devices = node_devices;
                 match *opened {
                     Ok(opened) => self.begin_session(opened, now),
                     Err(failure) => self.opening_failed(&failure, now),
@@ -296,7 +282,7 @@ impl Supervisor {
             }
             SupervisorEvent::Inspected(listed, node_devices) => {
                 self.driver_returned(now);
-                self.node_devices = node_devices;
+                self.state.node_devices = node_devices;
                 if let Some(listed) = listed {
                     self.apply_changed_layout(*listed, now);
                 }
@@ -368,16 +354,33 @@ impl Supervisor {
                 self.reopen.reset();
                 if std::mem::take(&mut self.awaits_an_answer) {
                     info!("readings resumed");
-                    self.problem = None;
+                    self.state.problem = None;
                 }
             }
             PassStatus::SessionOver => self.end_session(SESSION_OVER, now),
-            PassStatus::Lost if self.fleet.all_lost() => self.end_session(ALL_LOST, now),
-            PassStatus::Lost => {}
+            PassStatus::Lost | PassStatus::Unlisted if self.fleet.all_lost() => self.end_session(ALL_LOST, now),
+            PassStatus::Lost | PassStatus::Unlisted => {}
         }
         // The first readings of a GPU wait for no other GPU.
         if is_first {
             self.publish();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_tests_of_the_table_exist() {
+        let tests = concat!(
+            include_str!("../../../tests/it/hardware_supervisor.rs"),
+            include_str!("../../../tests/it/hardware_release.rs")
+        );
+        let rows = include_str!("supervisor.rs").lines().filter(|line| line.starts_with("//! | ")).skip(1);
+        let named: Vec<&str> = rows.filter_map(|row| row.rsplit('`').nth(1)).collect();
+        assert!(named.len() > 10);
+        for name in named {
+            assert!(tests.contains(&format!("fn {name}()")), "{name}");
         }
     }
 }

@@ -12,9 +12,8 @@ use parking_lot::Mutex;
 use tracing::warn;
 
 use super::messages::{DriverCommand, ListedGpus, PassReport, ReaderCommand, SupervisorEvent};
-use super::nvml::OTHER_GPU;
-use super::pci::{self, Bus};
-use super::source::{CallProblem, Driver, DriverSession, Due, Failure, GpuReader, Pass, PassStatus};
+use super::pci::Bus;
+use super::source::{Driver, DriverSession, Due, Failure, FailureCause, GpuReader, Pass, PassStatus};
 use crate::clock::Clock;
 use crate::domain::model::{GpuUuid, Moment, Monotonic};
 
@@ -77,18 +76,13 @@ fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<ReaderCommand>, events:
             }
             ReaderCommand::Read { session, generation, due } => {
                 let at = clock.now();
-                if current.as_ref().is_some_and(|current| current.generation != generation) {
-                    current = None;
-                }
+                current = current.filter(|current| current.generation == generation);
                 let fresh = current.is_none();
-                let pass = match read(gpu, &mut current, session, generation, due, at) {
-                    Ok(pass) => pass,
-                    Err(failure) => Pass {
-                        status: status_of(&failure),
-                        problems: vec![CallProblem { call: failure.call, code: failure.code }],
-                        ..Pass::default()
-                    },
-                };
+                let pass = read(gpu, &mut current, session, generation, due, at).unwrap_or_else(|failure| Pass {
+                    status: status_of(&failure),
+                    problems: vec![failure.problem],
+                    ..Pass::default()
+                });
                 if pass.status != PassStatus::Answers {
                     current = None;
                 }
@@ -105,11 +99,14 @@ fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<ReaderCommand>, events:
 
 /// A GPU at another index is not lost: all indices of the session are outdated.
 fn status_of(failure: &Failure) -> PassStatus {
-    if failure.code != OTHER_GPU {
-        return PassStatus::Lost;
+    match failure.cause {
+        FailureCause::OtherGpuAtIndex => {
+            warn!(problem = %failure, "the driver's order of GPUs has changed");
+            PassStatus::SessionOver
+        }
+        FailureCause::UnlistedGpu => PassStatus::Unlisted,
+        FailureCause::DriverNotLoaded | FailureCause::Other => PassStatus::Lost,
     }
-    warn!(problem = %failure, "the driver's order of GPUs has changed");
-    PassStatus::SessionOver
 }
 
 fn read(
@@ -150,13 +147,11 @@ impl Loading {
     /// Once it has lasted so long that only a new process can load it. The C library's loader is locked meanwhile, so
     /// that new threads of this process may hang.
     pub fn check(&self, now: Monotonic) -> Result<(), String> {
-        match *self.since.lock() {
-            Some(since) if now.since(since) >= LOADING_LIMIT => {
-                let seconds = now.since(since).as_secs();
-                Err(format!("the driver library has not been loaded for {seconds} s"))
-            }
-            _ => Ok(()),
+        let lasting = self.since.lock().map_or(Duration::ZERO, |since| now.since(since));
+        if lasting < LOADING_LIMIT {
+            return Ok(());
         }
+        Err(format!("the driver library has not been loaded for {} s", lasting.as_secs()))
     }
 
     fn during<T>(&self, load: impl FnOnce() -> T) -> T {
@@ -225,7 +220,7 @@ fn list_gpus(session: &dyn DriverSession, bus: &mut Bus) -> Result<ListedGpus, F
     // node, which has no CPUs.
     let is_on_bus = session.node_devices().is_none();
     for gpu in inventory.gpus.values_mut().filter(|_| is_on_bus) {
-        gpu.numa_node = gpu.pci_bus_id.as_ref().and_then(|bus_id| pci::numa_node(bus.sys_root(), bus_id));
+        gpu.numa_node = gpu.pci_bus_id.as_ref().and_then(|bus_id| bus.numa_node(bus_id));
     }
     bus.set_listed(&inventory);
     Ok((inventory, problems))

@@ -12,17 +12,16 @@ use nvml_wrapper_sys::bindings::{NvmlLib, nvmlPciInfo_t, nvmlReturn_t};
 use super::codes;
 use super::library::Library;
 use crate::domain::model::PciBusId;
-use crate::node::hardware::plausible::{Implausible, QuantityRange};
-use crate::node::hardware::source::{CallProblem, PassStatus};
+use crate::node::hardware::plausible::QuantityRange;
+use crate::node::hardware::source::{CallProblem, Pass, PassStatus};
 
 /// Calls on behalf of one GPU (or of the node), from one thread.
 pub struct Caller {
     library: Arc<Library>,
     /// (call, variant) that this device does not support or permit; not made again.
     unsupported: BTreeMap<(&'static str, u32), CallRefusal>,
-    problems: Vec<CallProblem>,
-    implausible: Implausible,
-    status: PassStatus,
+    /// Of the present pass, only the status, the problems and the implausible readings.
+    pass: Pass,
     succeeded: bool,
     /// A call returned a code that means, when no call succeeds, that none can: a lost device cgroup, an invalid handle.
     blocked: bool,
@@ -40,24 +39,9 @@ pub enum CallRefusal {
     Failed,
 }
 
-/// The result of one pass.
-pub struct PassOutcome {
-    pub status: PassStatus,
-    pub problems: Vec<CallProblem>,
-    pub implausible: Implausible,
-}
-
 impl Caller {
     pub fn new(library: Arc<Library>) -> Self {
-        Self {
-            library,
-            unsupported: BTreeMap::new(),
-            problems: Vec::new(),
-            implausible: Implausible::new(),
-            status: PassStatus::Answers,
-            succeeded: false,
-            blocked: false,
-        }
+        Self { library, unsupported: BTreeMap::new(), pass: Pass::default(), succeeded: false, blocked: false }
     }
 
     pub fn library(&self) -> &Arc<Library> {
@@ -70,7 +54,7 @@ impl Caller {
 
     /// False once the GPU is lost or the session is over.
     pub fn answers(&self) -> bool {
-        self.status == PassStatus::Answers
+        self.pass.status == PassStatus::Answers
     }
 
     /// Only later calls count for the status: opening a GPU proves nothing about its readings.
@@ -78,17 +62,13 @@ impl Caller {
         (self.succeeded, self.blocked) = (false, false);
     }
 
-    /// Ends a pass and begins the next.
-    pub fn finish(&mut self) -> PassOutcome {
-        let status = match self.status {
-            PassStatus::Answers if self.blocked && !self.succeeded => PassStatus::Lost,
-            status => status,
-        };
-        self.status = PassStatus::Answers;
-        self.succeeded = false;
-        self.blocked = false;
-        let implausible = std::mem::take(&mut self.implausible);
-        PassOutcome { status, problems: std::mem::take(&mut self.problems), implausible }
+    /// Ends a pass and begins the next. Returns its status, its problems and its implausible readings.
+    pub fn finish(&mut self) -> Pass {
+        if self.answers() && self.blocked && !self.succeeded {
+            self.pass.status = PassStatus::Lost;
+        }
+        self.forget_success();
+        std::mem::take(&mut self.pass)
     }
 
     /// The value, unless it is outside the range of its quantity.
@@ -101,7 +81,7 @@ impl Caller {
     }
 
     pub fn count_implausible(&mut self, quantity: &QuantityRange) {
-        *self.implausible.entry(quantity.name).or_default() += 1;
+        *self.pass.implausible.entry(quantity.name).or_default() += 1;
     }
 
     /// Calls nothing for the rest of a pass once the GPU is lost, as each call on it is slow.
@@ -111,7 +91,7 @@ impl Caller {
         variant: u32,
         mut body: impl FnMut(&NvmlLib) -> nvmlReturn_t,
     ) -> Result<(), CallRefusal> {
-        if self.status != PassStatus::Answers {
+        if !self.answers() {
             return Err(CallRefusal::Failed);
         }
         if let Some(refusal) = self.unsupported.get(&(name, variant)) {
@@ -121,17 +101,14 @@ impl Caller {
         if code == codes::UNKNOWN {
             code = self.once(name, &mut body);
         }
+        // An invalid variant (a link or fan that does not exist) stays invalid.
+        let code = if code == codes::INVALID_ARGUMENT && variant > 0 { codes::NOT_SUPPORTED } else { code };
         match code {
             codes::SUCCESS => {
                 self.succeeded = true;
                 return Ok(());
             }
             codes::NOT_SUPPORTED | codes::FUNCTION_NOT_FOUND => {
-                self.unsupported.insert((name, variant), CallRefusal::Unsupported);
-                return Err(CallRefusal::Unsupported);
-            }
-            // An invalid variant (a link or fan that does not exist) stays invalid.
-            codes::INVALID_ARGUMENT if variant > 0 => {
                 self.unsupported.insert((name, variant), CallRefusal::Unsupported);
                 return Err(CallRefusal::Unsupported);
             }
@@ -143,17 +120,17 @@ impl Caller {
             codes::NO_PERMISSION => {
                 self.unsupported.insert((name, variant), CallRefusal::Failed);
             }
-            codes::GPU_IS_LOST | codes::RESET_REQUIRED => self.status = PassStatus::Lost,
+            codes::GPU_IS_LOST | codes::RESET_REQUIRED => self.pass.status = PassStatus::Lost,
             codes::OPERATING_SYSTEM | codes::UNKNOWN | codes::INVALID_ARGUMENT => self.blocked = true,
             // Of the guest's driver, not of the host's.
             codes::DRIVER_NOT_LOADED if name.starts_with("nvmlVgpuInstance") => return Err(CallRefusal::Empty),
             codes::UNINITIALIZED
             | codes::DRIVER_NOT_LOADED
             | codes::LIBRARY_NOT_FOUND
-            | codes::LIB_RM_VERSION_MISMATCH => self.status = PassStatus::SessionOver,
+            | codes::LIB_RM_VERSION_MISMATCH => self.pass.status = PassStatus::SessionOver,
             _ => {}
         }
-        self.problems.push(CallProblem { call: name, code: codes::name(code) });
+        self.pass.problems.push(CallProblem { call: name, code: codes::name(code) });
         Err(CallRefusal::Failed)
     }
 

@@ -2,6 +2,8 @@
 
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
+use crate::node::hardware::source::FailureCause;
+
 macro_rules! codes {
     ($($number:literal $(= $constant:ident)? : $name:literal;)*) => {
         $($(pub const $constant: nvmlReturn_t = $number;)?)*
@@ -49,6 +51,15 @@ codes! {
     29: "invalid_state";
     30: "reset_type_not_supported";
     999 = UNKNOWN: "unknown";
+}
+
+/// Of an opening, or of a query for a GPU, that failed with this code.
+pub fn cause(code: &str) -> FailureCause {
+    match code {
+        "driver_not_loaded" | "uninitialized" | "library_not_found" => FailureCause::DriverNotLoaded,
+        "not_found" | "gpu_not_found" => FailureCause::UnlistedGpu,
+        _ => FailureCause::Other,
+    }
 }
 
 pub const SEE_NVIDIA_SMI: &str = "check whether nvidia-smi works on the node; podmeter keeps retrying";

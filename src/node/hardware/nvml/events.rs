@@ -169,12 +169,12 @@ impl NvmlEvents {
 
     /// The result of a wait without a registered GPU: a failure where GPUs refused the registration. The event thread
     /// pauses after a wait that returns at once.
-    fn none_registered(&self) -> Result<Option<RawEvent>, EventFailure> {
+    fn without_registered(&self) -> Result<Option<RawEvent>, EventFailure> {
         match self.retry {
             None => Ok(None),
             Some(_) => {
                 let problem = CallProblem { call: "nvmlDeviceRegisterEvents", code: "none_registered" };
-                Err(EventFailure { problem, status: PassStatus::Answers })
+                Err(EventFailure { problem, session_over: false })
             }
         }
     }
@@ -196,7 +196,7 @@ impl EventSource for NvmlEvents {
             self.register_missing(now);
         }
         let Some(set) = self.set.as_ref().map(|set| set.set).filter(|_| !self.registered.is_empty()) else {
-            return self.none_registered();
+            return self.without_registered();
         };
         let mut caller = Caller::new(Arc::clone(&self.library));
         let mut data = no_event();
@@ -214,14 +214,12 @@ impl EventSource for NvmlEvents {
                 let outcome = caller.finish();
                 let unsupported = CallProblem { call: "nvmlEventSetWait_v2", code: "not_supported" };
                 let problem = outcome.problems.last().copied().unwrap_or(unsupported);
-                if outcome.status == PassStatus::SessionOver {
-                    return Err(EventFailure { problem, status: outcome.status });
-                }
-                if self.rebuild(now) {
+                let session_over = outcome.status == PassStatus::SessionOver;
+                if !session_over && self.rebuild(now) {
                     self.problems.push(problem);
-                    return if self.registered.is_empty() { self.none_registered() } else { Ok(None) };
+                    return if self.registered.is_empty() { self.without_registered() } else { Ok(None) };
                 }
-                Err(EventFailure { problem, status: PassStatus::Answers })
+                Err(EventFailure { problem, session_over })
             }
         }
     }
@@ -254,13 +252,9 @@ fn supported(caller: &mut Caller, handle: DeviceHandle) -> Option<u64> {
 }
 
 fn no_event() -> nvmlEventData_t {
-    nvmlEventData_t {
-        device: std::ptr::null_mut(),
-        eventType: 0,
-        eventData: 0,
-        gpuInstanceId: WHOLE,
-        computeInstanceId: WHOLE,
-    }
+    // SAFETY: numbers and a pointer; all zeroes is a valid value.
+    let blank: nvmlEventData_t = unsafe { mem::zeroed() };
+    nvmlEventData_t { gpuInstanceId: WHOLE, computeInstanceId: WHOLE, ..blank }
 }
 
 fn event(gpu: GpuUuid, data: &nvmlEventData_t) -> RawEvent {

@@ -9,7 +9,7 @@ use super::process_use::ProcessUse;
 use super::samples::Ring;
 use crate::domain::model::Fast;
 use crate::node::hardware::plausible;
-use crate::node::hardware::source::Integrals;
+use crate::node::hardware::source::Pass;
 
 const GPU_POWER: u32 = 0;
 const GPU_UTILIZATION: u32 = 1;
@@ -25,8 +25,6 @@ pub struct FastReader {
     pub processes: ProcessUse,
     /// Share of the time in which memory was active, in the last sample.
     pub memory_utilization_ratio: Option<f64>,
-    /// In millijoules, where this pass has read it.
-    pub energy_counter: Option<u64>,
 }
 
 impl Default for FastReader {
@@ -38,13 +36,13 @@ impl Default for FastReader {
             module: ModulePower::default(),
             processes: ProcessUse::default(),
             memory_utilization_ratio: None,
-            energy_counter: None,
         }
     }
 }
 
 impl FastReader {
-    pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, elapsed: f64, integrals: &mut Integrals) -> Fast {
+    pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, elapsed: f64, pass: &mut Pass) -> Fast {
+        let integrals = &mut pass.integrals;
         // One call serves both fallbacks, and is made only when one is needed.
         let mut rates: Option<Option<(f64, f64)>> = None;
         let mut rates = |caller: &mut Caller| *rates.get_or_insert_with(|| utilization_rates(caller, handle));
@@ -70,7 +68,8 @@ impl FastReader {
             milliwatts.and_then(|milliwatts| caller.plausible(&plausible::POWER, f64::from(milliwatts) / 1e3))
         };
         let total: Option<u64> = value!(caller, nvmlDeviceGetTotalEnergyConsumption(handle.0));
-        self.energy_counter =
+        pass.counter_is_of_gpu = is_module.map(|is_module| !is_module);
+        pass.energy_counter =
             total.filter(|total| caller.plausible(&plausible::ENERGY, *total as f64 / 1000.0).is_some());
         let has_counter = total.is_some() || !caller.is_unsupported("nvmlDeviceGetTotalEnergyConsumption", 0);
         integrals.module_energy_joules = module.joules;
@@ -81,11 +80,6 @@ impl FastReader {
             _ => self.power.advance(caller, handle, elapsed, |_| power_watts).integral,
         };
         Fast { utilization_ratio: busy.latest, power_watts, module_power_watts: module.watts, ..Fast::default() }
-    }
-
-    /// Whether the energy counter counts the GPU alone; `None`: not known yet.
-    pub fn counter_is_of_gpu(&self) -> Option<bool> {
-        self.module.exists().map(|exists| !exists)
     }
 }
 

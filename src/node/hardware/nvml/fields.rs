@@ -28,13 +28,18 @@ impl FieldRow {
         Self { id, scope: 0, unit: |value| value, range: None, is_wide: false }
     }
 
-    pub const fn new(id: u32, range: &'static QuantityRange, unit: fn(f64) -> f64) -> Self {
+    pub const fn field(id: u32, range: &'static QuantityRange, unit: fn(f64) -> f64) -> Self {
         Self { unit, range: Some(range), ..Self::plain(id) }
     }
 
+    /// A GPM metric.
+    pub const fn metric(id: u32, range: &'static QuantityRange, unit: fn(f64) -> f64) -> Self {
+        Self::field(id, range, unit)
+    }
+
     /// A counter of bytes or nanoseconds: absent with 32 bits or fewer, as it may wrap many times between two readings.
-    pub const fn wide(self) -> Self {
-        Self { is_wide: true, ..self }
+    pub const fn wide(id: u32, range: &'static QuantityRange, unit: fn(f64) -> f64) -> Self {
+        Self { is_wide: true, ..Self::field(id, range, unit) }
     }
 
     pub const fn of(self, scope: u32) -> Self {
@@ -55,7 +60,16 @@ pub fn read(caller: &mut Caller, handle: DeviceHandle, rows: &[FieldRow]) -> Vec
 
 /// The same, with the reason for each missing value.
 pub fn results(caller: &mut Caller, handle: DeviceHandle, rows: &[FieldRow]) -> Vec<Result<f64, CallRefusal>> {
-    let mut values: Vec<_> = rows.iter().map(|row| blank(row.id, row.scope)).collect();
+    // SAFETY: numbers only; all zeroes is a valid value.
+    let blank: nvmlFieldValue_t = unsafe { std::mem::zeroed() };
+    // The code is for fields that the driver does not write.
+    let to_read = |row: &FieldRow| nvmlFieldValue_t {
+        fieldId: row.id,
+        scopeId: row.scope,
+        nvmlReturn: codes::NOT_SUPPORTED,
+        ..blank
+    };
+    let mut values: Vec<_> = rows.iter().map(to_read).collect();
     let count = i32::try_from(values.len()).expect("a table of fields");
     if count == 0 {
         return vec![];
@@ -73,19 +87,6 @@ pub fn results(caller: &mut Caller, handle: DeviceHandle, rows: &[FieldRow]) -> 
         _ => Err(CallRefusal::Failed),
     };
     rows.iter().zip(&values).map(&mut result).collect()
-}
-
-fn blank(field_id: u32, scope_id: u32) -> nvmlFieldValue_t {
-    nvmlFieldValue_t {
-        fieldId: field_id,
-        scopeId: scope_id,
-        timestamp: 0,
-        latencyUsec: 0,
-        valueType: 0,
-        // For fields that the driver does not write.
-        nvmlReturn: codes::NOT_SUPPORTED,
-        value: nvmlValue_t { ullVal: 0 },
-    }
 }
 
 pub fn decode(kind: nvmlValueType_t, value: nvmlValue_t) -> Option<f64> {

@@ -8,10 +8,11 @@ use nvml_wrapper_sys::bindings::{nvmlGpmMetricsGet_t, nvmlGpmSample_t, nvmlGpmSu
 
 use super::calls::{Caller, call, value};
 use super::codes;
+use super::fields::FieldRow;
 use super::inventory::Mig;
 use super::library::{DeviceHandle, Library};
-use super::rows::{self, ReadingRow, row};
-use crate::domain::model::{GpmRatios, Monotonic, Traffic};
+use super::rows::{self, ReadingRow, ReadingSource, row};
+use crate::domain::model::{GpmRatios, Medium, Monotonic};
 use crate::node::hardware::plausible;
 
 /// The driver's documented minimum, and a maximum beyond which a mean is of little use.
@@ -19,30 +20,30 @@ const WINDOW: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=
 
 const MEBIBYTE: f64 = 1_048_576.0;
 /// In every driver with GPM: percent, and MiB a second.
-const METRICS: [ReadingRow<GpmReading>; 16] = [
-    row!(ratios.graphics_engine_active = metric 1: GPM / 100.0),
-    row!(ratios.sm_active = metric 2: GPM / 100.0),
-    row!(ratios.sm_occupancy = metric 3: GPM / 100.0),
-    row!(ratios.dram_active = metric 10: GPM / 100.0),
-    row!(ratios.pipes["int"] = metric 4: GPM / 100.0),
-    row!(ratios.pipes["tensor"] = metric 5: GPM / 100.0),
-    row!(ratios.pipes["dfma"] = metric 6: GPM / 100.0),
-    row!(ratios.pipes["hmma"] = metric 7: GPM / 100.0),
-    row!(ratios.pipes["imma"] = metric 9: GPM / 100.0),
-    row!(ratios.pipes["fp64"] = metric 11: GPM / 100.0),
-    row!(ratios.pipes["fp32"] = metric 12: GPM / 100.0),
-    row!(ratios.pipes["fp16"] = metric 13: GPM / 100.0),
-    row!(traffic.pcie_transmitted = metric 20: TRAFFIC * MEBIBYTE),
-    row!(traffic.pcie_received = metric 21: TRAFFIC * MEBIBYTE),
-    row!(traffic.nvlink_received = metric 60: TRAFFIC * MEBIBYTE),
-    row!(traffic.nvlink_transmitted = metric 61: TRAFFIC * MEBIBYTE),
+const METRICS: [ReadingRow<Medium>; 16] = [
+    row!(gpm.graphics_engine_active = metric 1: GPM / 100.0),
+    row!(gpm.sm_active = metric 2: GPM / 100.0),
+    row!(gpm.sm_occupancy = metric 3: GPM / 100.0),
+    row!(gpm.dram_active = metric 10: GPM / 100.0),
+    row!(gpm.pipes["int"] = metric 4: GPM / 100.0),
+    row!(gpm.pipes["tensor"] = metric 5: GPM / 100.0),
+    row!(gpm.pipes["dfma"] = metric 6: GPM / 100.0),
+    row!(gpm.pipes["hmma"] = metric 7: GPM / 100.0),
+    row!(gpm.pipes["imma"] = metric 9: GPM / 100.0),
+    row!(gpm.pipes["fp64"] = metric 11: GPM / 100.0),
+    row!(gpm.pipes["fp32"] = metric 12: GPM / 100.0),
+    row!(gpm.pipes["fp16"] = metric 13: GPM / 100.0),
+    row!(rates.traffic.pcie_transmitted = metric 20: TRAFFIC * MEBIBYTE),
+    row!(rates.traffic.pcie_received = metric 21: TRAFFIC * MEBIBYTE),
+    row!(rates.traffic.nvlink_received = metric 60: TRAFFIC * MEBIBYTE),
+    row!(rates.traffic.nvlink_transmitted = metric 61: TRAFFIC * MEBIBYTE),
 ];
 /// Cycles since reboot, on new drivers; and C2C traffic, which a driver without them may not have either.
-const NEW_METRICS: [ReadingRow<GpmReading>; 13] = [
+const NEW_METRICS: [ReadingRow<Medium>; 13] = [
     row!(sm_cycles = metric 248: CYCLES),
     row!(sm_active_cycles = metric 249: CYCLES),
-    row!(traffic.c2c_transmitted = metric 100: TRAFFIC * MEBIBYTE),
-    row!(traffic.c2c_received = metric 101: TRAFFIC * MEBIBYTE),
+    row!(rates.traffic.c2c_transmitted = metric 100: TRAFFIC * MEBIBYTE),
+    row!(rates.traffic.c2c_received = metric 101: TRAFFIC * MEBIBYTE),
     row!(pipe_cycles["tensor"] = metric 250: CYCLES),
     row!(pipe_cycles["dmma"] = metric 251: CYCLES),
     row!(pipe_cycles["hmma"] = metric 252: CYCLES),
@@ -53,16 +54,6 @@ const NEW_METRICS: [ReadingRow<GpmReading>; 13] = [
     row!(pipe_cycles["fp32"] = metric 259: CYCLES),
     row!(pipe_cycles["fp16"] = metric 260: CYCLES),
 ];
-
-/// The metrics of one pair of samples.
-#[derive(Default)]
-pub struct GpmReading {
-    pub ratios: GpmRatios,
-    pub traffic: Traffic,
-    pub sm_cycles: Option<f64>,
-    pub sm_active_cycles: Option<f64>,
-    pub pipe_cycles: BTreeMap<&'static str, f64>,
-}
 
 /// Pairs of samples of a GPU, or of its instances while it is partitioned.
 pub struct Gpm {
@@ -92,28 +83,20 @@ impl Gpm {
         let asked = call!(caller, nvmlGpmQueryDeviceSupport(handle.0, &raw mut support));
         let mut gpm = Self { pairs: BTreeMap::new(), reads_new_metrics: migs.is_empty(), request: None };
         if asked.is_ok() && support.isSupportedDevice != 0 {
-            let mut instances: Vec<_> = migs.iter().map(|mig| Some(mig.gpu_instance)).collect();
-            if instances.is_empty() {
-                instances.push(None);
-            }
-            let pairs = instances.into_iter().filter_map(|instance| Some((instance, SamplePair::new(caller)?)));
-            gpm.pairs = pairs.collect();
+            let instances = migs.iter().map(|mig| Some(mig.gpu_instance)).chain(migs.is_empty().then_some(None));
+            let mut pair =
+                || Some(SamplePair { previous: GpmSample::new(caller)?, at: None, spare: GpmSample::new(caller)? });
+            gpm.pairs = instances.filter_map(|instance| Some((instance, pair()?))).collect();
             // SAFETY: numbers and pointers only; all zeroes is a valid value.
             gpm.request = Some(Box::new(unsafe { std::mem::zeroed() }));
         }
         gpm
     }
 
-    /// Means since the last call for the same instance; nothing at the first.
-    pub fn read(
-        &mut self,
-        caller: &mut Caller,
-        handle: DeviceHandle,
-        instance: Option<u32>,
-        now: Monotonic,
-    ) -> GpmReading {
+    /// Means since the last call for the same instance, and nothing else; not even these at the first.
+    pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, instance: Option<u32>, now: Monotonic) -> Medium {
         let Some((pair, request)) = self.pairs.get_mut(&instance).zip(self.request.as_mut()) else {
-            return GpmReading::default();
+            return Medium::default();
         };
         let sample = pair.spare.memory;
         let taken = match instance {
@@ -122,13 +105,13 @@ impl Gpm {
         };
         if taken.is_err() {
             pair.at = None;
-            return GpmReading::default();
+            return Medium::default();
         }
         let window = pair.at.map(|at| now.since(at));
         std::mem::swap(&mut pair.previous, &mut pair.spare);
         pair.at = Some(now);
         if !window.is_some_and(|window| WINDOW.contains(&window)) {
-            return GpmReading::default();
+            return Medium::default();
         }
         let (older, newer) = (pair.spare.memory, pair.previous.memory);
         let mut reading = request.read_metrics(caller, older, newer, self.reads_new_metrics);
@@ -166,7 +149,7 @@ impl InstanceUse {
         self.last = Some(now);
         let instances: Vec<u32> = self.gpm.pairs.keys().copied().flatten().collect();
         let ratio = |instance| {
-            let ratios = self.gpm.read(caller, handle, Some(instance), now).ratios;
+            let ratios = self.gpm.read(caller, handle, Some(instance), now).gpm;
             Some((instance, ratios.graphics_engine_active.or(ratios.sm_active)?))
         };
         self.ratios = instances.into_iter().filter_map(ratio).collect();
@@ -182,7 +165,7 @@ impl GpmRequest {
         older: nvmlGpmSample_t,
         newer: nvmlGpmSample_t,
         with_new: bool,
-    ) -> Option<GpmReading> {
+    ) -> Option<Medium> {
         let rows = METRICS.iter().chain(NEW_METRICS.iter().filter(|_| with_new));
         let mut count = 0;
         for (metric, field) in self.get.metrics.iter_mut().zip(rows.clone().filter_map(ReadingRow::field)) {
@@ -197,18 +180,12 @@ impl GpmRequest {
             let is_read = metric.nvmlReturn == codes::SUCCESS && metric.value.is_finite();
             row.field().filter(|_| is_read)?.convert(caller, metric.value)
         });
-        let mut reading = GpmReading::default();
-        rows::set(rows, values, &mut reading);
-        let GpmRatios { graphics_engine_active, sm_active, sm_occupancy, dram_active, pipes } = &mut reading.ratios;
+        let mut medium = Medium::default();
+        rows::set(rows, values, &mut medium);
+        let GpmRatios { graphics_engine_active, sm_active, sm_occupancy, dram_active, pipes } = &mut medium.gpm;
         let ratios = [graphics_engine_active, sm_active, sm_occupancy, dram_active].into_iter().flatten();
         ratios.chain(pipes.values_mut()).for_each(|ratio| *ratio = ratio.min(1.0));
-        Some(reading)
-    }
-}
-
-impl SamplePair {
-    fn new(caller: &mut Caller) -> Option<Self> {
-        Some(Self { previous: GpmSample::new(caller)?, at: None, spare: GpmSample::new(caller)? })
+        Some(medium)
     }
 }
 

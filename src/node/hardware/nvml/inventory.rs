@@ -88,11 +88,10 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     };
     if mig_enabled == Some(true) {
         let devices = mig_handles(caller, handle);
-        let profiles = mig_profiles(caller, handle);
+        let (profiles, all_read) = mig_profiles(caller, handle);
         gpu.mig_devices = devices.iter().map(|mig| describe(caller, handle, mig, &profiles)).collect();
         // The largest spans the whole GPU.
-        gpu.mig_slices =
-            profiles.all_read.then(|| profiles.by_id.values().map(|profile| profile.slices).max()).flatten();
+        gpu.mig_slices = profiles.values().map(|profile| profile.slices).max().filter(|_| all_read);
     }
     gpu.present = caller.answers();
     Some(gpu)
@@ -120,13 +119,8 @@ pub fn mig_handles(caller: &mut Caller, handle: DeviceHandle) -> Vec<Mig> {
     found
 }
 
-/// The GPU instance profiles that a board has.
-#[derive(Debug, Default)]
-struct MigProfiles {
-    by_id: BTreeMap<u32, MigProfile>,
-    /// False when the driver refused one.
-    all_read: bool,
-}
+/// The GPU instance profiles that a board has, by id.
+type MigProfiles = BTreeMap<u32, MigProfile>;
 
 #[derive(Debug)]
 struct MigProfile {
@@ -136,8 +130,9 @@ struct MigProfile {
     name: Option<Arc<str>>,
 }
 
-fn mig_profiles(caller: &mut Caller, handle: DeviceHandle) -> MigProfiles {
-    let mut profiles = MigProfiles { all_read: true, ..MigProfiles::default() };
+/// Whether all have been read: the driver refused none.
+fn mig_profiles(caller: &mut Caller, handle: DeviceHandle) -> (MigProfiles, bool) {
+    let (mut profiles, mut all_read) = (MigProfiles::new(), true);
     for constant in 0..PROFILE_LIMIT {
         // SAFETY: numbers only; all zeroes is a valid value.
         let mut info: nvmlGpuInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
@@ -147,17 +142,16 @@ fn mig_profiles(caller: &mut Caller, handle: DeviceHandle) -> MigProfiles {
             Ok(()) => {
                 let name = profile_name(caller, handle, constant);
                 let profile = MigProfile { slices: info.sliceCount, megabytes: info.memorySizeMB, name };
-                profiles.by_id.insert(info.id, profile);
+                profiles.insert(info.id, profile);
             }
             Err(CallRefusal::Unsupported) => {}
             Err(_) => {
-                profiles.all_read = false;
+                all_read = false;
                 break;
             }
         }
     }
-    profiles.all_read &= !profiles.by_id.is_empty();
-    profiles
+    (profiles, all_read)
 }
 
 /// `1g.24gb+me.all` of `MIG 1g.24gb+me.all`.
@@ -175,7 +169,7 @@ fn profile_name(caller: &mut Caller, handle: DeviceHandle, constant: u32) -> Opt
 fn describe(caller: &mut Caller, parent: DeviceHandle, mig: &Mig, profiles: &MigProfiles) -> MigDevice {
     let attributes: Option<nvmlDeviceAttributes_t> = value!(caller, nvmlDeviceGetAttributes_v2(mig.handle.0));
     let instance = instance_info(caller, parent, mig.gpu_instance);
-    let of_instance = instance.and_then(|instance| profiles.by_id.get(&instance.profileId));
+    let of_instance = instance.and_then(|instance| profiles.get(&instance.profileId));
     let device_name = text!(caller, nvmlDeviceGetName(mig.handle.0)).and_then(|name| profile_in_name(&name));
     let slices = attributes
         .map(|attributes| attributes.computeInstanceSliceCount)

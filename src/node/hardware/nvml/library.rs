@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::codes;
 use crate::clock::Clock;
 use crate::domain::model::DurationHistogram;
-use crate::node::hardware::source::Failure;
+use crate::node::hardware::source::{CallProblem, Failure, FailureCause};
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
@@ -98,8 +98,8 @@ impl Loaded {
             }
         }
         Err(Failure {
-            call: "dlopen",
-            code: "library_not_found",
+            problem: CallProblem { call: "dlopen", code: "library_not_found" },
+            cause: FailureCause::DriverNotLoaded,
             reason: match refused {
                 Some(error) => format!("the driver library was found and could not be loaded: {error}"),
                 None => search.description(),
@@ -118,8 +118,8 @@ impl Loaded {
         if code != codes::SUCCESS {
             let (path, name) = (self.path.to_string_lossy(), codes::name(code));
             return Err(Failure {
-                call: "nvmlInit_v2",
-                code: name,
+                problem: CallProblem { call: "nvmlInit_v2", code: name },
+                cause: codes::cause(name),
                 reason: format!("{path} cannot be initialised: {name} ({code})"),
                 remedy: codes::remedy(code),
             });

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use nvml_wrapper_sys::bindings::{nvmlMarginTemperature_t, nvmlTemperature_t};
 
 use super::calls::{Caller, call, value, version};
+use super::fields::FieldRow;
 use super::gpm::Gpm;
 use super::inventory::Mig;
 use super::library::DeviceHandle;
 use super::memory;
 use super::processes::ProcessLists;
-use super::rows::{self, ReadingRow, row};
+use super::rows::{self, ReadingRow, ReadingSource, row};
 use super::samples::Ring;
 use super::vgpus::VgpuReader;
 use crate::domain::model::{InstanceReading, Medium, MemoryUse, Monotonic};
@@ -96,7 +97,7 @@ impl MediumReader {
         integrals: &mut Integrals,
     ) -> Medium {
         let elapsed = self.last.replace(now).map_or(0.0, |last| now.since(last).as_secs_f64());
-        let mut medium = Medium::default();
+        let mut medium = self.gpm.read(caller, handle, None, now);
         for (engine, ring) in &mut self.engines {
             let step = ring.advance(caller, handle, elapsed, |caller| engine_rate(caller, handle, engine));
             if let Some(seconds) = step.integral {
@@ -108,8 +109,6 @@ impl MediumReader {
         // Boards without that sensor report 0.
         medium.memory_temperature_celsius.take_if(|celsius| *celsius <= 0.0);
         let memory = memory::read(caller, handle, None);
-        let whole = self.gpm.read(caller, handle, None, now);
-        medium.rates.traffic = whole.traffic;
         // 32 means unknown.
         let performance_state: Option<u32> = value!(caller, nvmlDeviceGetPerformanceState(handle.0));
         let performance_state = performance_state.filter(|state| *state != 32);
@@ -122,10 +121,6 @@ impl MediumReader {
             performance_state: performance_state
                 .and_then(|state| caller.plausible(&plausible::PERFORMANCE_STATE, state)),
             fan_speed_ratios: self.fans(caller, handle),
-            gpm: whole.ratios,
-            sm_cycles: whole.sm_cycles,
-            sm_active_cycles: whole.sm_active_cycles,
-            pipe_cycles: whole.pipe_cycles,
             instances: self.instances(caller, handle, migs, memory, now),
             processes: self.processes.read(caller, handle, migs, memory.map(|memory| memory.total)),
             virtualization: self.vgpus.virtualization(caller, handle),
@@ -178,7 +173,7 @@ impl MediumReader {
                 .and_then(|mig| memory::read(caller, mig.handle, Some(gpu_instance)))
                 .filter(|part| whole.is_none_or(|whole| part.total <= whole.total)),
             members: members.iter().map(|mig| mig.uuid.clone()).collect(),
-            gpm: self.gpm.read(caller, parent, Some(gpu_instance), now).ratios,
+            gpm: self.gpm.read(caller, parent, Some(gpu_instance), now).gpm,
         };
         by_instance.into_iter().map(reading).collect()
     }

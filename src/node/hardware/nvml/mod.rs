@@ -33,7 +33,6 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 pub use library::LibrarySearch;
-pub(super) use reader::OTHER_GPU;
 
 use self::calls::Caller;
 use self::events::NvmlEvents;
@@ -87,10 +86,7 @@ impl Driver for NvmlDriver {
     }
 
     fn open(&mut self) -> Result<Box<dyn DriverSession>, Failure> {
-        if self.loaded.is_none() {
-            self.load()?;
-        }
-        let loaded = self.loaded.take().expect("it has just been loaded");
+        let loaded = self.loaded.take().map_or_else(|| Loaded::find(&self.search), Ok)?;
         let library = loaded.initialise(Arc::clone(&self.statistics))?;
         let (layout, driver_version) = (Mutex::default(), Mutex::default());
         Ok(Box::new(NvmlSession { library, layout, driver_version, per_gpu: PerGpuQuery::default() }))
@@ -124,12 +120,12 @@ impl DriverSession for NvmlSession {
         let count = inventory::count(&mut caller);
         let outcome = caller.finish();
         let (Some(count), PassStatus::Answers | PassStatus::Lost) = (count, outcome.status) else {
-            let problem = outcome.problems.last().copied();
-            let (call, code) =
-                problem.map_or(("nvmlDeviceGetCount_v2", "implausible"), |problem| (problem.call, problem.code));
+            let implausible = CallProblem { call: "nvmlDeviceGetCount_v2", code: "implausible" };
+            let problem = outcome.problems.last().copied().unwrap_or(implausible);
+            let CallProblem { call, code } = problem;
             return Err(Failure {
-                call,
-                code,
+                problem,
+                cause: codes::cause(code),
                 reason: format!("the driver does not list its GPUs: {call} returned {code}"),
                 remedy: codes::SEE_NVIDIA_SMI,
             });
@@ -172,9 +168,10 @@ impl DriverSession for NvmlSession {
         let [index] = indices[..] else {
             // A listed GPU that does not return its UUID may be this one.
             let may_be_lost = indices.is_empty() && layout.values().any(Option::is_none);
+            let code = if may_be_lost { "gpu_is_lost" } else { "not_found" };
             return Err(Failure {
-                call: "nvmlDeviceGetHandleByIndex_v2",
-                code: if may_be_lost { "gpu_is_lost" } else { "not_found" },
+                problem: CallProblem { call: "nvmlDeviceGetHandleByIndex_v2", code },
+                cause: codes::cause(code),
                 reason: format!("the driver lists {gpu} {} times", indices.len()),
                 remedy: "look for Xid lines in the kernel log",
             });

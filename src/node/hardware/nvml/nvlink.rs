@@ -7,7 +7,7 @@ use nvml_wrapper_sys::bindings::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_
 use super::calls::{CallRefusal, Caller, bus_id_in, call, value};
 use super::fields::{self, FieldRow};
 use super::library::DeviceHandle;
-use super::rows::{self, ReadingRow, row};
+use super::rows::{self, ReadingRow, ReadingSource, row};
 use crate::domain::model::{LinkCounters, NvLink, NvLinkPeers};
 use crate::node::hardware::plausible;
 

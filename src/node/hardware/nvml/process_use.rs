@@ -96,17 +96,13 @@ impl ProcessUse {
         elapsed: f64,
         busy: Option<f64>,
     ) -> Option<Vec<(u32, f64)>> {
-        let samples = match self.read(caller, handle) {
-            Ok(samples) => samples,
-            Err(_)
-                if self.source == UtilizationCall::ProcessUtilization
-                    && caller.is_unsupported("nvmlDeviceGetProcessUtilization", 0) =>
-            {
-                self.source = UtilizationCall::ProcessesUtilizationInfo;
-                self.read(caller, handle).ok()?
-            }
-            Err(_) => return None,
-        };
+        let mut read = self.read(caller, handle);
+        let is_unsupported = caller.is_unsupported("nvmlDeviceGetProcessUtilization", 0);
+        if read.is_err() && is_unsupported && self.source == UtilizationCall::ProcessUtilization {
+            self.source = UtilizationCall::ProcessesUtilizationInfo;
+            read = self.read(caller, handle);
+        }
+        let samples = read.ok()?;
         let is_busy = busy.is_some_and(|busy| busy >= BUSY);
         if !samples.is_empty() {
             (self.state, self.empty_seconds) = (CallState::Answers, 0.0);

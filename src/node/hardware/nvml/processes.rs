@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t, nvmlProcessInfo_t, nvmlReturn_t};
+use nvml_wrapper_sys::bindings::nvmlProcessInfo_t;
 
-use super::calls::{CallRefusal, Caller, fill};
-use super::codes;
+use super::calls::{CallRefusal, Caller, call, fill};
 use super::inventory::Mig;
 use super::library::DeviceHandle;
 use crate::domain::model::DeviceProcess;
 use crate::node::hardware::plausible;
+
+use ContextKind::{Compute, Graphics, Mps};
 
 const CAPACITY: usize = 64;
 /// More contexts than a GPU can have.
@@ -27,31 +28,12 @@ pub struct ProcessLists {
     second_version: bool,
 }
 
-type ListFunction = unsafe extern "C" fn(nvmlDevice_t, *mut u32, *mut nvmlProcessInfo_t) -> nvmlReturn_t;
-type NamedList = (&'static str, fn(&NvmlLib) -> Option<ListFunction>);
-
-macro_rules! lists {
-    ($($symbol:ident),*) => {
-        [$((stringify!($symbol), |library: &NvmlLib| library.$symbol.as_ref().ok().copied())),*]
-    };
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ContextKind {
+    Compute,
+    Graphics,
+    Mps,
 }
-
-/// By version (3, then 2) and kind of context.
-const LISTS: [[NamedList; 3]; 2] = [
-    lists!(
-        nvmlDeviceGetComputeRunningProcesses_v3,
-        nvmlDeviceGetGraphicsRunningProcesses_v3,
-        nvmlDeviceGetMPSComputeRunningProcesses_v3
-    ),
-    lists!(
-        nvmlDeviceGetComputeRunningProcesses_v2,
-        nvmlDeviceGetGraphicsRunningProcesses_v2,
-        nvmlDeviceGetMPSComputeRunningProcesses_v2
-    ),
-];
-const COMPUTE: usize = 0;
-const GRAPHICS: usize = 1;
-const MPS: usize = 2;
 
 impl ProcessLists {
     pub fn new(driver_version: Option<&str>) -> Self {
@@ -68,14 +50,14 @@ impl ProcessLists {
         memory_bytes: Option<u64>,
     ) -> Option<Vec<DeviceProcess>> {
         let mut found = BTreeMap::new();
-        if self.of_whole(caller, handle, &mut found).is_none() {
+        if self.read_lists(caller, handle, &[Compute, Graphics, Mps], None, &mut found).is_none() {
             // Without privileges only the lists of the MIG devices can be read on a partitioned GPU.
             found.clear();
             if migs.is_empty() {
                 return None;
             }
             for mig in migs {
-                self.of_instance(caller, mig, &mut found)?;
+                self.read_lists(caller, mig.handle, &[Compute], Some(mig), &mut found)?;
             }
         }
         let most = memory_bytes.unwrap_or(plausible::PROCESS_MEMORY.most() as u64);
@@ -86,21 +68,23 @@ impl ProcessLists {
         Some(found.into_values().collect())
     }
 
-    fn of_whole(&mut self, caller: &mut Caller, handle: DeviceHandle, found: &mut ProcessesByInstance) -> Option<()> {
-        for list in [COMPUTE, GRAPHICS, MPS] {
-            match self.fill(caller, handle, list, 0) {
-                Ok(infos) => add_processes(infos, None, found),
+    /// Reads these lists of the GPU, or of a MIG device.
+    fn read_lists(
+        &mut self,
+        caller: &mut Caller,
+        handle: DeviceHandle,
+        kinds: &[ContextKind],
+        mig: Option<&Mig>,
+        found: &mut ProcessesByInstance,
+    ) -> Option<()> {
+        for kind in kinds {
+            match self.fill(caller, handle, *kind, mig.map_or(0, |mig| mig.index + 1)) {
+                Ok(infos) => add_processes(infos, mig, found),
                 // Not every board has graphics, nor every driver MPS.
-                Err(CallRefusal::Unsupported) if list != COMPUTE => {}
+                Err(CallRefusal::Unsupported) if *kind != Compute => {}
                 Err(_) => return None,
             }
         }
-        Some(())
-    }
-
-    fn of_instance(&mut self, caller: &mut Caller, mig: &Mig, found: &mut ProcessesByInstance) -> Option<()> {
-        let infos = self.fill(caller, mig.handle, COMPUTE, mig.index + 1).ok()?;
-        add_processes(infos, Some((mig.gpu_instance, mig.compute_instance)), found);
         Some(())
     }
 
@@ -108,34 +92,35 @@ impl ProcessLists {
         &mut self,
         caller: &mut Caller,
         handle: DeviceHandle,
-        list: usize,
+        kind: ContextKind,
         variant: u32,
     ) -> Result<Vec<nvmlProcessInfo_t>, CallRefusal> {
-        let (name, function) = LISTS[usize::from(self.second_version)][list];
-        let filled = fill(BLANK_INFO, CAPACITY, LARGEST, |infos, count| {
-            caller.call(name, variant, |library| match function(library) {
-                // SAFETY: the buffer has `count` entries, and the library stays loaded meanwhile.
-                Some(function) => unsafe { function(handle.0, count, infos) },
-                None => codes::FUNCTION_NOT_FOUND,
-            })
+        let device = handle.0;
+        let filled = fill(BLANK_INFO, CAPACITY, LARGEST, |infos, count| match (kind, self.second_version) {
+            (Compute, false) => call!(caller, nvmlDeviceGetComputeRunningProcesses_v3[variant](device, count, infos)),
+            (Compute, true) => call!(caller, nvmlDeviceGetComputeRunningProcesses_v2[variant](device, count, infos)),
+            (Graphics, false) => call!(caller, nvmlDeviceGetGraphicsRunningProcesses_v3[variant](device, count, infos)),
+            (Graphics, true) => call!(caller, nvmlDeviceGetGraphicsRunningProcesses_v2[variant](device, count, infos)),
+            (Mps, false) => call!(caller, nvmlDeviceGetMPSComputeRunningProcesses_v3[variant](device, count, infos)),
+            (Mps, true) => call!(caller, nvmlDeviceGetMPSComputeRunningProcesses_v2[variant](device, count, infos)),
         });
         match filled {
             Err(CallRefusal::Empty) => Ok(vec![]),
             // Drivers before 510, and 535.98, have no version 3 of any list.
-            Err(CallRefusal::Unsupported) if list == COMPUTE && !self.second_version => {
+            Err(CallRefusal::Unsupported) if kind == Compute && !self.second_version => {
                 self.second_version = true;
-                self.fill(caller, handle, list, variant)
+                self.fill(caller, handle, kind, variant)
             }
             filled => filled,
         }
     }
 }
 
-fn add_processes(infos: Vec<nvmlProcessInfo_t>, instance: Option<(u32, u32)>, found: &mut ProcessesByInstance) {
+fn add_processes(infos: Vec<nvmlProcessInfo_t>, mig: Option<&Mig>, found: &mut ProcessesByInstance) {
     for info in infos {
         let known = |number: u32| (number != NO_INSTANCE).then_some(number);
-        let gpu_instance = instance.map(|instance| instance.0).or_else(|| known(info.gpuInstanceId));
-        let compute_instance = instance.map(|instance| instance.1).or_else(|| known(info.computeInstanceId));
+        let gpu_instance = mig.map(|mig| mig.gpu_instance).or_else(|| known(info.gpuInstanceId));
+        let compute_instance = mig.map(|mig| mig.compute_instance).or_else(|| known(info.computeInstanceId));
         let memory_bytes = (info.usedGpuMemory != NO_MEMORY).then_some(info.usedGpuMemory);
         let process = DeviceProcess { pid: info.pid, gpu_instance, compute_instance, memory_bytes };
         found

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::calls::{Caller, PassOutcome, text};
+use super::calls::{Caller, text};
+use super::codes;
 use super::fast::FastReader;
 use super::gpm::{Gpm, InstanceUse};
 use super::inventory::{self, Mig, mig_enabled, mig_handles};
@@ -10,10 +11,9 @@ use super::library::{DeviceHandle, Library};
 use super::medium::MediumReader;
 use super::slow::SlowReader;
 use crate::domain::model::{GpuUuid, Moment, Monotonic};
-use crate::node::hardware::source::{Due, Failure, GpuReader, Integrals, Pass, PassStatus};
+use crate::node::hardware::source::{CallProblem, Due, Failure, FailureCause, GpuReader, Pass, PassStatus};
 
-/// The code for an index that belongs to another GPU than in the inventory.
-pub const OTHER_GPU: &str = "other_gpu_at_index";
+const BY_INDEX: &str = "nvmlDeviceGetHandleByIndex_v2";
 
 /// The state to read one GPU, made for each generation of handles.
 pub struct NvmlReader {
@@ -35,26 +35,25 @@ impl NvmlReader {
         let handle = inventory::handle(&mut caller, index);
         let found = handle.and_then(|handle| Some((handle, inventory::uuid(&mut caller, handle)?)));
         let Some((handle, uuid)) = found else {
-            let problem = caller.finish().problems.first().copied();
+            let unlisted = CallProblem { call: BY_INDEX, code: "not_found" };
+            let problem = caller.finish().problems.first().copied().unwrap_or(unlisted);
             return Err(Failure {
-                call: problem.map_or("nvmlDeviceGetHandleByIndex_v2", |problem| problem.call),
-                code: problem.map_or("not_found", |problem| problem.code),
+                problem,
+                cause: codes::cause(problem.code),
                 reason: format!("{gpu} does not answer"),
                 remedy: "look for Xid lines in the kernel log",
             });
         };
         if *uuid != *gpu.as_str() {
             return Err(Failure {
-                call: "nvmlDeviceGetHandleByIndex_v2",
-                code: OTHER_GPU,
+                problem: CallProblem { call: BY_INDEX, code: "other_gpu_at_index" },
+                cause: FailureCause::OtherGpuAtIndex,
                 reason: format!("the driver's order of GPUs has changed: index {index} was {gpu} and is {uuid}"),
                 remedy: "the driver is opened again and its GPUs are listed again",
             });
         }
-        let migs = match mig_enabled(&mut caller, handle) {
-            Some(true) => mig_handles(&mut caller, handle),
-            _ => Vec::new(),
-        };
+        let is_partitioned = mig_enabled(&mut caller, handle) == Some(true);
+        let migs = if is_partitioned { mig_handles(&mut caller, handle) } else { Vec::new() };
         let version = text!(caller, nvmlSystemGetDriverVersion());
         let gpm = Gpm::new(&mut caller, handle, &migs);
         let instances = InstanceUse::new(&mut caller, handle, &migs);
@@ -75,34 +74,26 @@ impl NvmlReader {
 impl GpuReader for NvmlReader {
     fn read(&mut self, due: Due, now: Moment) -> Pass {
         let elapsed = self.last.map_or(0.0, |last| now.monotonic.since(last).as_secs_f64());
-        let mut integrals = Integrals::default();
-        let mut fast = self.fast.read(&mut self.caller, self.handle, elapsed, &mut integrals);
+        let mut pass = Pass::default();
+        let mut fast = self.fast.read(&mut self.caller, self.handle, elapsed, &mut pass);
         if let Some(instances) = &mut self.instances {
-            integrals.instance_busy_seconds = instances.advance(&mut self.caller, self.handle, now.monotonic);
+            pass.integrals.instance_busy_seconds = instances.advance(&mut self.caller, self.handle, now.monotonic);
             fast.instance_utilization_ratios = instances.ratios.clone();
         }
         let medium = due.medium.then(|| {
             let migs = &self.migs;
-            let mut medium = self.medium.read(&mut self.caller, self.handle, migs, now.monotonic, &mut integrals);
+            let mut medium = self.medium.read(&mut self.caller, self.handle, migs, now.monotonic, &mut pass.integrals);
             medium.rates.memory_utilization_ratio = self.fast.memory_utilization_ratio;
             medium.process_utilization_source = self.fast.processes.source().map(Into::into);
             medium
         });
         let slow = due.slow.then(|| self.slow.read(&mut self.caller, self.handle));
-        let PassOutcome { status, problems, implausible } = self.caller.finish();
-        let pass = Pass { status, problems, implausible, ..Pass::default() };
-        if status != PassStatus::Answers {
-            return pass;
+        let outcome = self.caller.finish();
+        if outcome.status != PassStatus::Answers {
+            return outcome;
         }
         self.last = Some(now.monotonic);
-        Pass {
-            integrals,
-            energy_counter: self.fast.energy_counter,
-            counter_is_of_gpu: self.fast.counter_is_of_gpu(),
-            fast: Some(fast),
-            medium,
-            slow,
-            ..pass
-        }
+        let Pass { problems, implausible, .. } = outcome;
+        Pass { problems, implausible, fast: Some(fast), medium, slow, ..pass }
     }
 }

@@ -76,44 +76,30 @@ macro_rules! row {
     (@set $($target:ident).+) => {
         |target, value| target.$($target).+ = Some(value as _)
     };
-    (@field $field:expr, $($set:tt)+) => {
-        $crate::node::hardware::nvml::rows::ReadingRow {
-            source: $crate::node::hardware::nvml::rows::ReadingSource::Field($field),
-            set: $crate::node::hardware::nvml::rows::row!(@set $($set)+),
-        }
-    };
     ($($target:ident).+ = code $id:literal) => {
-        $crate::node::hardware::nvml::rows::row!(
-            @field $crate::node::hardware::nvml::fields::FieldRow::plain($id), $($target).+
-        )
+        ReadingRow { source: ReadingSource::Field(FieldRow::plain($id)), set: row!(@set $($target).+) }
     };
     ($($target:ident).+ $([$key:literal])? = $kind:ident $id:literal: $range:ident via $unit:expr) => {
-        $crate::node::hardware::nvml::rows::row!(
-            @field $crate::node::hardware::nvml::fields::FieldRow::new($id, &plausible::$range, $unit),
-            $($target).+ $([$key])?
-        )
-    };
-    ($($target:ident).+ $([$key:literal])? = wide $id:literal $([$scope:expr])?: $range:ident $($unit:tt)*) => {
-        $crate::node::hardware::nvml::rows::row!(
-            @field $crate::node::hardware::nvml::fields::FieldRow::new($id, &plausible::$range, |value| value $($unit)*)
-                .wide() $(.of($scope))?,
-            $($target).+ $([$key])?
-        )
+        ReadingRow {
+            source: ReadingSource::Field(FieldRow::$kind($id, &plausible::$range, $unit)),
+            set: row!(@set $($target).+ $([$key])?),
+        }
     };
     ($($target:ident).+ $([$key:literal])? = $kind:ident $id:literal $([$scope:expr])?: $range:ident $($unit:tt)*) => {
-        $crate::node::hardware::nvml::rows::row!(
-            @field $crate::node::hardware::nvml::fields::FieldRow::new($id, &plausible::$range, |value| value $($unit)*)
-                $(.of($scope))?,
-            $($target).+ $([$key])?
-        )
+        ReadingRow {
+            source: ReadingSource::Field(
+                FieldRow::$kind($id, &plausible::$range, |value| value $($unit)*) $(.of($scope))?,
+            ),
+            set: row!(@set $($target).+ $([$key])?),
+        }
     };
     ($($target:ident).+ = $symbol:ident $([$variant:expr])? ($($argument:expr),*): $range:ident $($unit:tt)*) => {
-        $crate::node::hardware::nvml::rows::ReadingRow {
-            source: $crate::node::hardware::nvml::rows::ReadingSource::Call(|caller, handle| {
+        ReadingRow {
+            source: ReadingSource::Call(|caller, handle| {
                 let value = value!(caller, $symbol $([$variant])? (handle.0 $(, $argument)*))?;
                 caller.plausible(&plausible::$range, value as f64 $($unit)*)
             }),
-            set: $crate::node::hardware::nvml::rows::row!(@set $($target).+),
+            set: row!(@set $($target).+),
         }
     };
 }

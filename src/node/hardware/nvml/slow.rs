@@ -8,10 +8,11 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use super::calls::{CallRefusal, Caller, call, value};
+use super::fields::FieldRow;
 use super::library::DeviceHandle;
 use super::nvlink::NvLinkReader;
 use super::platform;
-use super::rows::{self, ReadingRow, row};
+use super::rows::{self, ReadingRow, ReadingSource, row};
 use crate::domain::model::{EccLocation, RowRemap, Slow};
 use crate::node::hardware::plausible;
 
@@ -93,18 +94,10 @@ fn ecc(caller: &mut Caller, handle: DeviceHandle) -> Vec<EccLocation> {
 }
 
 fn row_remap(caller: &mut Caller, handle: DeviceHandle) -> Option<RowRemap> {
-    let (mut correctable, mut uncorrectable, mut pending, mut failed) = (0, 0, 0, 0);
-    call!(
-        caller,
-        nvmlDeviceGetRemappedRows(
-            handle.0,
-            &raw mut correctable,
-            &raw mut uncorrectable,
-            &raw mut pending,
-            &raw mut failed
-        )
-    )
-    .ok()?;
+    let mut values = [0; 4];
+    let [correctable, uncorrectable, pending, failed] = values.each_mut().map(std::ptr::from_mut);
+    call!(caller, nvmlDeviceGetRemappedRows(handle.0, correctable, uncorrectable, pending, failed)).ok()?;
+    let [correctable, uncorrectable, pending, failed] = values;
     let mut rows = |count: u32| caller.plausible(&plausible::ROWS, count).map(u64::from);
     let (correctable, uncorrectable) = (rows(correctable), rows(uncorrectable));
     Some(RowRemap {

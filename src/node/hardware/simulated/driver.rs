@@ -13,8 +13,8 @@ use crate::domain::model::{
     FabricDomain, Gpu, GpuUuid, HardwareSource, Inventory, Monotonic, NodeDevices, XidInstance,
 };
 use crate::node::hardware::source::{
-    CallProblem, Driver, DriverEventKind, DriverSession, EventFailure, EventSource, Failure, GpuReader, PassStatus,
-    RawEvent,
+    CallProblem, Driver, DriverEventKind, DriverSession, EventFailure, EventSource, Failure, FailureCause, GpuReader,
+    PassStatus, RawEvent,
 };
 
 /// The problem of every call after the driver was unloaded.
@@ -244,8 +244,8 @@ impl Driver for SimulatedDriver {
             return Ok(Box::new(SimulatedSession { number: state.loads, driver: self.clone() }));
         }
         Err(Failure {
-            call: UNLOADED.call,
-            code: "driver_not_loaded",
+            problem: CallProblem { call: UNLOADED.call, code: "driver_not_loaded" },
+            cause: FailureCause::DriverNotLoaded,
             reason: "the simulated driver is not loaded".to_owned(),
             remedy: "podmeter keeps retrying",
         })
@@ -311,7 +311,7 @@ impl EventSource for SimulatedSession {
         let mut state = self.driver.state.lock();
         self.driver.changed.wait_while_for(&mut state, quiet, patience.min(LONGEST_WAIT));
         if self.is_over(&state) {
-            return Err(EventFailure { problem: UNLOADED, status: PassStatus::SessionOver });
+            return Err(EventFailure { problem: UNLOADED, session_over: true });
         }
         Ok(state.events.pop_front())
     }

@@ -173,8 +173,8 @@ mod tests {
         let mut events = session.events().unwrap();
         driver.set_driver_loaded(false);
         assert_eq!(reader.read(Due::default(), at(1)).status, PassStatus::SessionOver);
-        assert_eq!(events.wait(Duration::ZERO, Monotonic::default()).unwrap_err().status, PassStatus::SessionOver);
-        assert_eq!(driver.open().err().unwrap().code, "driver_not_loaded");
+        assert!(events.wait(Duration::ZERO, Monotonic::default()).unwrap_err().session_over);
+        assert_eq!(driver.open().err().unwrap().problem.code, "driver_not_loaded");
         driver.set_driver_loaded(true);
         assert_eq!(reader.read(Due::default(), at(2)).status, PassStatus::SessionOver, "a reader of the old session");
         let mut reader = driver.open().unwrap().reader(&gpu).unwrap();

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 
 use crate::domain::model::DriverInfo;
-
-/// Codes of an opening for a driver that is not loaded.
-const NOT_LOADED: [&str; 3] = ["driver_not_loaded", "uninitialized", "library_not_found"];
+use crate::node::hardware::source::FailureCause;
 
 /// Counts the loads of the driver that are certain. The end of a session and the begin of another is not one.
 #[derive(Debug, Default)]
@@ -18,8 +16,8 @@ pub struct DriverLoads {
 
 impl DriverLoads {
     /// An opening failed.
-    pub fn refused(&mut self, code: &str) {
-        self.was_unloaded |= NOT_LOADED.contains(&code);
+    pub fn refused(&mut self, cause: FailureCause) {
+        self.was_unloaded |= cause == FailureCause::DriverNotLoaded;
     }
 
     /// An opening succeeded.
@@ -45,20 +43,17 @@ mod tests {
         let driver =
             |version: &str| DriverInfo { driver_version: version.into(), cuda_version: None, nvml_version: None };
         let mut loads = DriverLoads::default();
-        loads.refused("library_not_found");
+        loads.refused(FailureCause::DriverNotLoaded);
         loads.found(Some(&driver("580.1")));
         assert_eq!(loads.count, 1, "the first");
         loads.found(Some(&driver("580.1")));
         loads.found(None);
-        loads.refused("operating_system");
-        loads.refused("lib_rm_version_mismatch");
+        loads.refused(FailureCause::Other);
         loads.found(Some(&driver("580.1")));
         assert_eq!(loads.count, 1, "opened again only");
         loads.found(Some(&driver("590.2")));
         assert_eq!(loads.count, 2, "another version");
-        for code in NOT_LOADED {
-            loads.refused(code);
-        }
+        loads.refused(FailureCause::DriverNotLoaded);
         loads.found(Some(&driver("590.2")));
         assert_eq!(loads.count, 3, "it was unloaded");
     }

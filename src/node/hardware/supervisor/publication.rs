@@ -13,27 +13,27 @@ const RELEASED: &str = "the driver was released on request; `podmeter resume` op
 
 impl Supervisor {
     pub(super) fn fail(&mut self, failure: &Failure) {
-        *self.errors.entry(failure.call).or_default().entry(failure.code).or_default() += 1;
+        self.count(&[failure.problem]);
         self.set_problem(failure.to_string());
     }
 
     pub(super) fn set_problem(&mut self, text: String) {
         self.awaits_an_answer = false;
-        if self.problem.as_deref() != Some(text.as_str()) {
+        if self.state.problem.as_deref() != Some(text.as_str()) {
             warn!(problem = text, "no device readings");
-            self.problem = Some(text.into());
+            self.state.problem = Some(text.into());
         }
     }
 
     pub(super) fn count(&mut self, problems: &[CallProblem]) {
         for problem in problems {
-            *self.errors.entry(problem.call).or_default().entry(problem.code).or_default() += 1;
+            *self.state.errors.entry(problem.call).or_default().entry(problem.code).or_default() += 1;
         }
     }
 
     pub(super) fn count_implausible(&mut self, found: &Implausible) {
         for (quantity, count) in found {
-            *self.implausible_readings.entry(quantity).or_default() += count;
+            *self.state.implausible_readings.entry(quantity).or_default() += count;
         }
     }
 
@@ -43,19 +43,16 @@ impl Supervisor {
         let mut collectors = self.rounds.collectors(is_open, self.fleet.stuck_tiers());
         collectors.extend(self.event_collector(is_open, now).map(|collector| ("events", collector)));
         let released = self.releases.released();
+        let problem = if released.is_some() { Some(RELEASED.into()) } else { self.state.problem.clone() };
         self.publisher.send_replace(Arc::new(HardwareState {
-            source: self.source,
             inventory: self.fleet.inventory(),
-            sessions: self.sessions,
-            driver_loads: self.loads.count,
             readings: self.fleet.readings(now),
             module_energy_joules: self.fleet.module_energy_joules(),
-            node_devices: self.node_devices.clone(),
-            problem: if released.is_some() { Some(RELEASED.into()) } else { self.problem.clone() },
+            driver_loads: self.loads.count,
+            problem,
             collectors,
-            errors: self.errors.clone(),
-            implausible_readings: self.implausible_readings.clone(),
             released,
+            ..self.state.clone()
         }));
     }
 

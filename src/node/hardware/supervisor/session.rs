@@ -50,13 +50,13 @@ impl Supervisor {
     pub(super) fn begin_session(&mut self, (session, (inventory, problems)): OpenedSession, now: Monotonic) {
         let found = (inventory.driver.clone(), inventory.gpus.len());
         if self.last_opened.as_ref() == Some(&found) {
-            debug!(source = self.source.as_str(), gpus = found.1, "the driver is open again");
+            debug!(source = self.state.source.as_str(), gpus = found.1, "the driver is open again");
         } else {
-            info!(source = self.source.as_str(), gpus = found.1, "the driver is open");
+            info!(source = self.state.source.as_str(), gpus = found.1, "the driver is open");
             self.last_opened = Some(found);
         }
         self.count(&problems);
-        self.sessions += 1;
+        self.state.sessions += 1;
         self.loads.found(inventory.driver.as_ref());
         self.fleet.apply_inventory(inventory, true, now);
         self.check_inventory();
@@ -74,7 +74,7 @@ impl Supervisor {
     }
 
     pub(super) fn opening_failed(&mut self, failure: &Failure, now: Monotonic) {
-        self.loads.refused(failure.code);
+        self.loads.refused(failure.cause);
         self.fail(failure);
         self.phase = SessionPhase::Closed { retry: now + self.reopen.pause() };
         self.publish();
@@ -114,14 +114,14 @@ impl Supervisor {
             ));
             return;
         }
-        let expected = self.node_devices.as_ref().map_or(0, |devices| devices.expected);
+        let expected = self.state.node_devices.as_ref().map_or(0, |devices| devices.expected);
         if expected > 0 && self.fleet.inventory().gpus.is_empty() {
             self.set_problem(format!(
                 "the driver lists none of the {expected} GPUs on the PCI bus; check whether nvidia-smi works on the \
                  node, and look for Xid and NVRM lines in the kernel log"
             ));
         } else {
-            (self.problem, self.awaits_an_answer) = (None, false);
+            (self.state.problem, self.awaits_an_answer) = (None, false);
         }
     }
 
@@ -134,27 +134,21 @@ impl Supervisor {
 
     /// Ends the session: withdraws all readings and requests that the threads drop it.
     pub(super) fn drain(&mut self, now: Monotonic) {
-        match std::mem::replace(&mut self.phase, SessionPhase::Closed { retry: now + self.reopen.next() }) {
-            SessionPhase::Open { session, .. } => {
-                let pending = self.fleet.drop_readers();
-                if let Some(event_thread) = &mut self.event_thread {
-                    event_thread.stop();
-                }
-                self.rounds.clear();
-                self.phase =
-                    SessionPhase::Draining { session, pending, until: now + DRAIN_LIMIT.min(self.settings.watchdog) };
-                self.publish();
-            }
-            other => self.phase = other,
+        let SessionPhase::Open { session, .. } = &self.phase else { return };
+        let session = Arc::clone(session);
+        let pending = self.fleet.drop_readers();
+        if let Some(event_thread) = &mut self.event_thread {
+            event_thread.stop();
         }
+        self.rounds.clear();
+        self.phase = SessionPhase::Draining { session, pending, until: now + DRAIN_LIMIT.min(self.settings.watchdog) };
+        self.publish();
     }
 
     pub(super) fn close_session(&mut self, now: Monotonic) {
+        let SessionPhase::Draining { session, .. } = &self.phase else { return };
+        let session = Arc::clone(session);
         let retry = now + self.reopen.pause();
-        let SessionPhase::Draining { session, .. } = std::mem::replace(&mut self.phase, SessionPhase::Closed { retry })
-        else {
-            return;
-        };
         if let Some(event_thread) = self.event_thread.take_if(|event_thread| !event_thread.has_ended()) {
             warn!("the wait for events has not returned and is abandoned");
             self.leaked.push(event_thread);
