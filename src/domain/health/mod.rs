@@ -11,12 +11,12 @@
 //!                            └── of an XID or a mark: unmark, the mark's end ────────────────► removed
 //! ```
 //!
-//! An ended `admin` or `unknown` is removed at once. No hold-down ends while the GPUs are released, or with
-//! `recovery: manual`. A reset is of one GPU, a reload of the driver and thereby of all.
+//! Removed at once are an ended `admin` or `unknown`, and an XID that the recovery action overrules. No hold-down ends while
+//! the GPUs are released, or with `recovery: manual`. A reset is of one GPU, a reload of the driver and thereby of all.
 //!
 //! Time alone ends a hold-down, a mark that has an end, and `unknown` of a device that was never checked and for which no
 //! read was requested: after `UNKNOWN_LIMIT`. Where one was requested, or the driver cannot be opened, a device stays
-//! `unknown` until it responds. Missing data ends no other cause.
+//! `unknown` until it responds.
 
 mod config;
 mod device;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::config::{HealthConfig, XidRule};
 use super::faults::XidFault;
 use crate::domain::model::{
-    LastXid, MigDevice, MigUuid, Moment, Monotonic, RecentCount, UnixSeconds, XidClass, XidCounts, XidEvent,
+    MigDevice, MigUuid, Moment, Monotonic, RecentCount, UnixSeconds, XidClass, XidCount, XidCounts, XidEvent,
     XidInstance,
 };
 
@@ -183,7 +183,7 @@ impl GpuXids {
         // Not later than now.
         let at = event.at.monotonic.min(now);
         *self.counts.by_class.entry(class(event.code)).or_default() += event.count;
-        let first = || LastXid { class: class(code), at: event.at, count: 0, recent: RecentCount::default() };
+        let first = || XidCount { class: class(code), at: event.at, count: 0, recent: RecentCount::default() };
         let of_code = self.counts.last.entry(code).or_insert_with(first);
         of_code.count = of_code.count.saturating_add(event.count);
         of_code.recent.add(at, event.count);

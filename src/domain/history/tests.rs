@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::domain::model::{
-    Account, ContainerRef, HardwareState, HealthState, HealthTransition, KubeletState, LastXid, PluginState,
-    RecentCount, UnattributedReason, UnhealthyReason, UnixSeconds, XidClass,
+    Account, ContainerRef, HardwareState, HealthState, HealthTransition, KubeletState, PluginState, RecentCount,
+    UnattributedReason, UnhealthyReason, UnixSeconds, XidClass, XidCount,
 };
 use crate::serve::metrics::tests::fixture;
 
@@ -94,7 +94,7 @@ fn new_xids_are_an_event_with_their_number() {
     let mut history = NodeHistory::default();
     history.note(&later(0));
     let mut more = later(1);
-    let last = LastXid { class: XidClass::GpuReset, at: more.at, count: 2, recent: RecentCount::default() };
+    let last = XidCount { class: XidClass::GpuReset, at: more.at, count: 2, recent: RecentCount::default() };
     change(&mut more.health, |health| {
         let gpu = health.gpus.get_mut(&fixture::WHOLE.into()).unwrap();
         gpu.xids.last.insert(79, last);

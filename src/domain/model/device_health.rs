@@ -131,12 +131,12 @@ pub struct XidCounts {
     /// Every class, from 0.
     pub by_class: BTreeMap<XidClass, u64>,
     /// By code.
-    pub last: BTreeMap<u32, LastXid>,
+    pub last: BTreeMap<u32, XidCount>,
 }
 
 /// XIDs of one code.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LastXid {
+pub struct XidCount {
     pub class: XidClass,
     /// The time of the last of them.
     pub at: Moment,

@@ -64,8 +64,8 @@ mod unattributed;
 pub use allocations::{Allocatable, Allocations, Container, CpuSet, HeldDevice, MemoryBlock, Pod};
 pub use claims::{ClaimAllocation, ClaimDevice, ClaimGpu, ClaimHardware, ClaimRecord, ClaimSource};
 pub use device_health::{
-    ContainerXid, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, LastXid, RECOVERY_ACTIONS,
-    UnhealthyReason, XidClass, XidCounts, XidEvent, XidInstance, recovery_action,
+    ContainerXid, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, RECOVERY_ACTIONS,
+    UnhealthyReason, XidClass, XidCount, XidCounts, XidEvent, XidInstance, recovery_action,
 };
 pub use figures::Figures;
 pub use file_stamp::FileStamp;

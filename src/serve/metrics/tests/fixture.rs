@@ -170,7 +170,7 @@ fn health() -> HealthState {
     xids.by_class.insert(XidClass::Application, 3);
     let mut recent = RecentCount::default();
     recent.add(Monotonic::from_secs(400), 2);
-    xids.last.insert(31, LastXid { class: XidClass::Application, at: moment(400), count: 3, recent });
+    xids.last.insert(31, XidCount { class: XidClass::Application, at: moment(400), count: 3, recent });
     let gpus = [(WHOLE.into(), of(well(), &xids)), (LOST.into(), lost), (PARTITIONED.into(), partitioned)].into();
     HealthState { gpus, ..HealthState::default() }
 }
