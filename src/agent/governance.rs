@@ -9,7 +9,7 @@ use super::listeners::Bound;
 use super::settings::{AgentSettings, Reloadable};
 use crate::clock::Clock;
 use crate::domain::health::Recovery;
-use crate::serve::governance::{self, ConfigurationDigests, Deployment, ListenerSummary, RecordFacts, sha256};
+use crate::serve::governance::{self, ConfigurationDigests, Deployment, GovernanceFacts, ListenerSummary, sha256};
 use crate::serve::web::{self, GovernanceSource, Purpose};
 
 /// Writes the governance record of a snapshot, with the facts of this process at that moment.
@@ -36,7 +36,7 @@ pub fn source(
     addresses.extend(admin);
     let deployment = deployment(|name| std::env::var(name).ok());
     Arc::new(move |snapshot, web::GovernanceRequest { yaml, private }| {
-        let facts = RecordFacts {
+        let facts = GovernanceFacts {
             at: clock.now(),
             deployment: deployment.clone(),
             configuration: configuration(&settings, &reloadable.borrow()),

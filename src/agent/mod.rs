@@ -214,7 +214,7 @@ impl RunningAgent {
                     .and_then(|()| loading.as_ref().map_or(Ok(()), |loading| loading.check(now)))
             }),
             ready: Arc::new(move || probes::is_ready(&ready.borrow())),
-            record: governance::source(settings, &bound, self.config.reloadable.subscribe(), clock),
+            governance: governance::source(settings, &bound, self.config.reloadable.subscribe(), clock),
             allocations: journal::allocations(journal, self.snapshots.clone(), clock),
             admin: web::Admin {
                 driver: self.devices.driver_commands(),

@@ -272,7 +272,7 @@ async fn shown(scene: Scene, snapshot: Snapshot) -> Shown {
         clock: Clock::start(),
         healthy: Arc::new(|| Ok(())),
         ready: Arc::new(|| Ok(())),
-        record: Arc::new(|_, _| Err("none".to_owned())),
+        governance: Arc::new(|_, _| Err("none".to_owned())),
         allocations: Arc::new(move |_| Ok(response.clone())),
         admin: Admin { driver: None, mark: Arc::new(|_| Box::pin(async { Err("none".to_owned()) })) },
         streams: EventStreams::default(),

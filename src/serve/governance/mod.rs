@@ -22,7 +22,7 @@ pub const SCHEMA: &str = "podmeter.record/v2";
 
 /// Inputs besides the snapshot.
 #[derive(Clone, Debug)]
-pub struct RecordFacts {
+pub struct GovernanceFacts {
     pub at: Moment,
     pub deployment: Deployment,
     pub configuration: ConfigurationDigests,
@@ -81,7 +81,7 @@ pub fn sha256(bytes: &[u8]) -> String {
 }
 
 /// A pure function. Null is unknown; `resources` is null while the bundled device plugin is off.
-pub fn record(snapshot: &Snapshot, facts: &RecordFacts) -> Value {
+pub fn record(snapshot: &Snapshot, facts: &GovernanceFacts) -> Value {
     let plugin = snapshot.plugin.as_deref();
     json!({
         "schema": SCHEMA,
@@ -136,7 +136,7 @@ fn hardware(snapshot: &Snapshot, with_serials: bool) -> Value {
     })
 }
 
-fn monitoring(snapshot: &Snapshot, facts: &RecordFacts) -> Value {
+fn monitoring(snapshot: &Snapshot, facts: &GovernanceFacts) -> Value {
     let collectors = &snapshot.hardware.collectors;
     let sources = [
         ("readings", collectors.contains_key("fast")),

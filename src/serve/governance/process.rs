@@ -11,8 +11,8 @@ use crate::files::unescaped;
 
 /// Where Kubernetes puts the token of a service account.
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
-/// The numbers that the kernel gives its first namespaces (`include/linux/proc_ns.h`, `nsfs.h`); net and mnt have
-/// theirs in new kernels only.
+/// The numbers that the kernel gives its first namespaces (`include/linux/proc_ns.h`, `nsfs.h`), and whether every kernel
+/// does: net and mnt have theirs in new kernels only.
 const FIRST: [(&str, u64, bool); 7] = [
     ("cgroup", 0xEFFF_FFFB, true),
     ("ipc", 0xEFFF_FFFF, true),
@@ -32,6 +32,7 @@ const CAPABILITIES: &str = "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KIL
 /// The actual privileges and mounts of this process. Values that cannot be read are absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OwnProcess {
+    /// Shown beside the node's name.
     #[serde(skip)]
     pub kernel: Option<String>,
     pub privileges: Option<Privileges>,

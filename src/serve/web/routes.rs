@@ -211,7 +211,7 @@ async fn record(
     };
     let request = GovernanceRequest { yaml, private: private.is_some() };
     let snapshot = state.snapshot();
-    let written = rendered(&uri, move || (state.record)(&snapshot, request).map(StoredBody::of)).await?;
+    let written = rendered(&uri, move || (state.governance)(&snapshot, request).map(StoredBody::of)).await?;
     written.map(|text| uncached(kind, text)).map_err(|problem| defect(&uri, &problem))
 }
 

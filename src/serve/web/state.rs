@@ -44,7 +44,7 @@ pub struct WebState {
     pub healthy: Probe,
     /// A first snapshot is published, and the plugin's resources are registered or known to be absent.
     pub ready: Probe,
-    pub record: GovernanceSource,
+    pub governance: GovernanceSource,
     pub allocations: AllocationSource,
     /// The commands of the admin socket.
     pub admin: Admin,

@@ -54,7 +54,7 @@ impl Server {
                 true => Ok(()),
                 false => Err("waiting for the kubelet".to_owned()),
             }),
-            record: Arc::new(|_, request| Ok(format!("{request:?}"))),
+            governance: Arc::new(|_, request| Ok(format!("{request:?}"))),
             allocations: Arc::new(|query| match query {
                 "" => Ok(b"{}".to_vec()),
                 "panics" => panic!("for a test"),

@@ -60,6 +60,7 @@ const SORTS: [(Sort, &str); 6] = [
     (Sort::Held, "held"),
     (Sort::Name, "name"),
 ];
+/// In the order of their declaration, as `SORTS`.
 const WINDOWS: [(Window, &str); 3] = [(Window::Minute, "1m"), (Window::FiveMinutes, "5m"), (Window::HalfHour, "30m")];
 
 /// For people.
