@@ -27,7 +27,7 @@ pub(super) struct Rank {
 const FULL: u32 = 1000;
 
 impl Rank {
-    pub(super) fn of(gpu: &GpuUuid, conditions: &BTreeMap<GpuUuid, Condition>) -> Self {
+    pub(super) fn new(gpu: &GpuUuid, conditions: &BTreeMap<GpuUuid, Condition>) -> Self {
         let condition = conditions.get(gpu).copied().unwrap_or_default();
         let load = match condition.load {
             Some(ratio) if ratio.is_finite() => (ratio.clamp(0.0, 1.0) * f64::from(FULL)).round() as u32,

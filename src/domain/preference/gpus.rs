@@ -9,8 +9,9 @@ use super::sets::{MOST, Scores, Subsets, before, members};
 use super::topology::Topology;
 use crate::domain::model::{DeviceId, GpuUuid};
 
-/// Whole GPUs. Ones to avoid are chosen only when others are too few. Then the links decide: the set that scores highest,
-/// and among such the one that leaves the rest best linked. Among equals the least used, then the first by index.
+/// Whole GPUs. Ones to avoid are chosen only when others are too few. Then the links decide: the set that scores
+/// highest, and among such the one that leaves the rest best linked. Among equals the least used, then the first by
+/// index.
 pub fn choose_gpus(
     request: &PreferenceRequest,
     topology: &Topology,
@@ -49,7 +50,7 @@ impl<'a> FreeGpus<'a> {
         let free = |(gpu, id): (&'a GpuUuid, &'a DeviceId)| FreeGpu {
             id,
             gpu,
-            rank: Rank::of(gpu, conditions),
+            rank: Rank::new(gpu, conditions),
             required: required.contains(id),
         };
         let mut free: Vec<FreeGpu> = gpus.into_iter().map(free).collect();
@@ -85,7 +86,7 @@ impl<'a> FreeGpus<'a> {
     }
 
     fn best_set(&self, pairs: &[Vec<u32>]) -> u32 {
-        let scores = Scores::of(pairs);
+        let scores = Scores::new(pairs);
         let all = (1_u32 << self.free.len()) - 1;
         let required = (0..self.free.len()).filter(|i| self.free[*i].required).fold(0, |set, i| set | (1 << i));
         let mut best = BestSet::new(self);

@@ -8,7 +8,7 @@ pub(super) struct Scores(Vec<u32>);
 
 impl Scores {
     /// `pairs` is square, symmetric, of at most `MOST` rows.
-    pub(super) fn of(pairs: &[Vec<u32>]) -> Self {
+    pub(super) fn new(pairs: &[Vec<u32>]) -> Self {
         let mut scores = vec![0; 1 << pairs.len()];
         for set in 1_usize..scores.len() {
             let (first, last) = (set.trailing_zeros() as usize, set.ilog2() as usize);
@@ -28,37 +28,37 @@ impl Scores {
 
 /// All subsets of a set that have a given size, each once.
 pub(super) struct Subsets {
-    of: u32,
+    set: u32,
     /// The n lowest members, for n from 0 to `size`.
     lowest: [u32; MOST + 1],
     next: Option<u32>,
 }
 
 impl Subsets {
-    /// `of` has members among the lowest `MOST` bits only.
-    pub(super) fn new(of: u32, size: usize) -> Self {
+    /// `set` has members among the lowest `MOST` bits only.
+    pub(super) fn new(set: u32, size: usize) -> Self {
         let mut lowest = [0; MOST + 1];
-        if size > of.count_ones() as usize {
-            return Self { of, lowest, next: None };
+        if size > set.count_ones() as usize {
+            return Self { set, lowest, next: None };
         }
-        let mut rest = of;
+        let mut rest = set;
         for number in 0..size {
             lowest[number + 1] = lowest[number] | (rest & rest.wrapping_neg());
             rest &= rest.wrapping_sub(1);
         }
-        Self { of, lowest, next: Some(lowest[size]) }
+        Self { set, lowest, next: Some(lowest[size]) }
     }
 }
 
 impl Iterator for Subsets {
     type Item = u32;
 
-    /// The next number with as many ones, counted only in the places of `of`: the bits outside are set, so that a carry
-    /// runs through them.
+    /// The next number with as many ones, counted only in the places of `set`: the other bits are raised, so that a
+    /// carry runs through them.
     #[inline]
     fn next(&mut self) -> Option<u32> {
         let now = self.next?;
-        let raised = (now | !self.of).wrapping_add(now & now.wrapping_neg()) & self.of;
+        let raised = (now | !self.set).wrapping_add(now & now.wrapping_neg()) & self.set;
         self.next = (now != 0 && raised != 0).then(|| {
             let freed = (now & !raised).count_ones() as usize;
             raised | self.lowest[freed - 1]
@@ -105,7 +105,7 @@ mod tests {
     fn a_set_scores_the_sum_of_its_pairs() {
         let pairs: Vec<Vec<u32>> =
             (0..7_u32).map(|i| (0..7_u32).map(|j| if i == j { 0 } else { (i + j) * 7 + i * j }).collect()).collect();
-        let scores = Scores::of(&pairs);
+        let scores = Scores::new(&pairs);
         for set in 0..1 << 7 {
             let sum: u32 = members(set)
                 .flat_map(|i| members(set).filter(move |j| *j > i).map(move |j| (i, j)))

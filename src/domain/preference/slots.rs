@@ -35,40 +35,40 @@ pub fn choose_slots(
         Ok(checked) => checked,
         Err(reason) => return PreferredDevices::empty(reason),
     };
-    let mut shares: BTreeMap<&GpuUuid, GpuSlots> = BTreeMap::new();
+    let mut gpus: BTreeMap<&GpuUuid, GpuSlots> = BTreeMap::new();
     for (id, gpu) in available {
-        let share = shares.entry(gpu).or_insert_with(|| GpuSlots {
-            rank: Rank::of(gpu, conditions),
+        let slots = gpus.entry(gpu).or_insert_with(|| GpuSlots {
+            rank: Rank::new(gpu, conditions),
             index: topology.location(gpu).map(|location| location.index),
             taken: 0,
             free: BTreeSet::new(),
             chosen: vec![],
         });
         // `::2` comes before `::10`.
-        share.free.insert((id.as_str().len(), id));
+        slots.free.insert((id.as_str().len(), id));
     }
-    for (gpu, share) in &mut shares {
-        share.taken = offered.get(*gpu).map_or(0, |offered| offered.saturating_sub(share.free.len()));
-        let (chosen, free) = std::mem::take(&mut share.free).into_iter().partition(|(_, id)| required.contains(*id));
-        share.free = free;
+    for (gpu, slots) in &mut gpus {
+        slots.taken = offered.get(*gpu).map_or(0, |offered| offered.saturating_sub(slots.free.len()));
+        let (chosen, free) = std::mem::take(&mut slots.free).into_iter().partition(|(_, id)| required.contains(*id));
+        slots.free = free;
         for (_, id) in BTreeSet::<(usize, &DeviceId)>::into_iter(chosen) {
-            share.choose(id);
+            slots.choose(id);
         }
     }
     for _ in required.len()..size {
-        let next = shares.values_mut().filter(|share| !share.free.is_empty()).min_by_key(|share| share.key(policy));
-        if let Some(share) = next
-            && let Some((_, id)) = share.free.pop_first()
+        let next = gpus.values_mut().filter(|slots| !slots.free.is_empty()).min_by_key(|slots| slots.key(policy));
+        if let Some(slots) = next
+            && let Some((_, id)) = slots.free.pop_first()
         {
-            share.choose(id);
+            slots.choose(id);
         }
     }
-    let mut shares: Vec<(&GpuUuid, GpuSlots)> = shares.into_iter().collect();
-    shares.sort_by_key(|(gpu, share)| (share.index, *gpu));
-    PreferredDevices { ids: shares.into_iter().flat_map(|(_, share)| share.chosen).cloned().collect(), fallback: None }
+    let mut gpus: Vec<(&GpuUuid, GpuSlots)> = gpus.into_iter().collect();
+    gpus.sort_by_key(|(gpu, slots)| (slots.index, *gpu));
+    PreferredDevices { ids: gpus.into_iter().flat_map(|(_, slots)| slots.chosen).cloned().collect(), fallback: None }
 }
 
-/// One GPU's part in a request.
+/// One GPU's slots in a request.
 struct GpuSlots<'a> {
     rank: Rank,
     index: Option<u32>,
