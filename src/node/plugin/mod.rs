@@ -1,5 +1,5 @@
-//! The bundled device plugin: its task, which serves the resources of each configured entry, on five parts. Each uses only
-//! those to its right:
+//! The bundled device plugin: its task, which serves the resources of each configured entry, on five parts. Each uses
+//! only those to its right:
 //!
 //! ```text
 //! task ─► registration ─► allocate ─► host ─► offer ─► config
@@ -7,7 +7,7 @@
 //!  └ served_resource:  the lifecycle of each resource that is offered
 //! ```
 //!
-//! In: configured resources, the inventory, device health, the kubelet's state. Out: registrations, device lists and
+//! In: configured entries, the inventory, device health, the kubelet's state. Out: registrations, device lists and
 //! allocation answers to the kubelet. Does not use: metrics, HTTP, NVML.
 
 mod allocate;

@@ -1,4 +1,7 @@
 //! The check before a container starts, from what was published last: no call waits for a driver.
+//!
+//! In: the configured checks, the offer, the last readings. Out: whether the container may start. It does not know the
+//! pod.
 
 use super::container_response::usable_device;
 use super::refusal::{AllocationRefusal, CallResult};

@@ -1,6 +1,6 @@
 //! What exists on this node: device nodes, CDI specifications, NVIDIA's MPS daemon, and the sockets of device plugins.
 //!
-//! In: the configured resources, the offers that they make of the inventory, the host's directories. Out: `HostFacts`
+//! In: the configured entries, the offers that they make of the inventory, the host's directories. Out: `HostFacts`
 //! for the answers to the kubelet, and our CDI specification on disk. It does not know device
 //! health or registrations.
 

@@ -1,4 +1,7 @@
 //! NVIDIA's MPS control daemon, which podmeter does not start: whether it serves a resource.
+//!
+//! In: the daemon's files on the host, the offers. Out: the resources that it does not serve, and why. It does not know
+//! what becomes of their devices.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,8 +13,8 @@ use crate::node::plugin::config::NvidiaConfig;
 use crate::node::plugin::offer::{Offer, OfferedDevice};
 
 /// The files of a running daemon in the directory of its resource. NVIDIA's container makes the first when compute mode
-/// and limits are set, and removes it when it ends; the daemon itself removes the last. A killed daemon leaves its files
-/// behind and still counts as running.
+/// and limits are set, and removes it when it ends; the daemon itself removes the last. A killed daemon leaves its
+/// files behind and still counts as running.
 const SIGNS: [&str; 3] = [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"];
 
 /// The resources with shared devices without a running daemon, and why.

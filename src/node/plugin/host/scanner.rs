@@ -1,6 +1,6 @@
 //! What the plugin reads of the host: device nodes, MIG capabilities, PCI topology, CDI specifications, signs of MPS.
 //!
-//! In: the configured resources and the inventory. Out: a `ScanResult` for each, and our CDI specification on disk. It
+//! In: the configured entries and the inventory. Out: a `ScanResult` for each, and our CDI specification on disk. It
 //! runs on a blocking thread, because a file system may hang.
 
 use std::collections::BTreeMap;
@@ -60,7 +60,7 @@ pub struct HostScanner {
 
 #[derive(Debug, Default)]
 struct EntryScan {
-    /// Of the inventory that the topology is of.
+    /// Of the inventory from which the topology was made.
     generation: Option<u64>,
     facts: Arc<HostFacts>,
     /// Our CDI specification.

@@ -26,8 +26,8 @@ pub struct HostScans {
     scanner: Option<HostScanner>,
     under_way: JoinSet<Finished>,
     began: Monotonic,
-    /// The entries and the inventory of the last scan.
-    of: Option<(Vec<u64>, u64)>,
+    /// The entries of the last scan, and the generation of its inventory.
+    last: Option<(Vec<u64>, u64)>,
 }
 
 impl HostScans {
@@ -36,20 +36,20 @@ impl HostScans {
             scanner: Some(HostScanner::new(paths)),
             under_way: JoinSet::new(),
             began: Monotonic::default(),
-            of: None,
+            last: None,
         }
     }
 
     /// Begins a scan where one is due: the entries or the inventory have changed, or the last scan is old and the host
     /// needs polling.
     pub fn begin(&mut self, request: ScanRequest, inventory: &Arc<Inventory>, needs_polling: bool, now: Monotonic) {
-        let of = Some((request.keys().copied().collect(), inventory.generation));
+        let next = Some((request.keys().copied().collect(), inventory.generation));
         let is_old = needs_polling && now.since(self.began) >= INTERVAL;
-        if self.of == of && !is_old {
+        if self.last == next && !is_old {
             return;
         }
         let Some(scanner) = self.scanner.take() else { return };
-        (self.of, self.began) = (of, now);
+        (self.last, self.began) = (next, now);
         let inventory = Arc::clone(inventory);
         self.under_way.spawn_blocking(move || scan(scanner, &request, &inventory));
     }

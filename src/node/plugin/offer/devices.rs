@@ -1,4 +1,7 @@
 //! What each configured entry offers, from the inventory and the nodes found. Decides only; reads nothing.
+//!
+//! In: the configuration, the inventory, the nodes found, the offers before. Out: offers, and what is not offered, as
+//! problems. It does not know which of them the kubelet has.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -61,8 +64,8 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[PathDevic
     Offers { offers: by_resource(slots), problems }
 }
 
-/// `now`, with every device of `previous` that is not in it as unhealthy: a device that was sent to the kubelet stays in
-/// the list of an open registration, since the kubelet's lookup of it is unchecked.
+/// `now`, with every device of `previous` that is not in it as unhealthy: a device that was sent to the kubelet stays
+/// in the list of an open registration, since the kubelet's lookup of it is unchecked.
 pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<Offer> {
     let before = previous.iter().flat_map(|offer| offer.devices.iter().map(|device| (&offer.resource, device)));
     let absent = before.map(|(resource, device)| {
@@ -91,8 +94,8 @@ fn absence_reason(hardware: &OfferedHardware, inventory: &Inventory) -> PluginUn
 }
 
 impl Offer {
-    /// With its slots unhealthy where their resource is in `without_mps`: a container would start without the daemon, and
-    /// its first CUDA call fail.
+    /// With its slots unhealthy where their resource is in `without_mps`: a container would start without the daemon,
+    /// and its first CUDA call fail.
     #[must_use]
     pub fn with_mps_health(mut self, without_mps: &BTreeMap<ResourceName, Arc<str>>) -> Self {
         let Some(detail) = without_mps.get(&self.resource) else { return self };
@@ -129,9 +132,9 @@ fn devices_of_every_kind(nvidia: &NvidiaConfig, inventory: &Inventory, problems:
     devices
 }
 
-/// `single` promises that any two devices are of one kind: of a MIG profile, or whole GPUs. Where the node breaks that, the kind that most GPUs have is
-/// offered (then that of most devices, then the first by name), and the rest is named as a problem: a node that is half
-/// reconfigured keeps most of its devices, instead of losing all.
+/// `single` promises that any two devices are of one kind: of a MIG profile, or whole GPUs. Where the node breaks that,
+/// the kind that most GPUs have is offered (then that of most devices, then the first by name), and the rest is named
+/// as a problem: a node that is half reconfigured keeps most of its devices, instead of losing all.
 fn devices_of_one_kind(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
     let mut kinds: BTreeMap<&str, Vec<NamedDevice>> = BTreeMap::new();
     for (gpu, index) in listed(inventory) {
