@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use crate::support::kubelet::{
     AdmissionOutcome, Claim, ContainerSpec, FakeKubelet, Gates, ListedDevice, Method, Node, Options, PodSpec,
-    memory_block, node,
+    client_settings, memory_block, node,
 };
 use crate::support::polling::PATIENCE;
 use podmeter::clock::Clock;
 use podmeter::domain::model::{KubeletState, PodDirectory, PodRef, PodUid};
-use podmeter::node::kubelet::{CallError, Client, KubeletSettings, PodSources, claim_files, pods, start};
+use podmeter::node::kubelet::{CallError, Client, KubeletSettings, PodSources, pods, start};
 use podmeter::tasks::Tasks;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -62,15 +62,8 @@ impl Watching {
         mut tasks: Tasks,
     ) -> Self {
         let settings = KubeletSettings {
-            pod_resources_socket: root.join("pod-resources/kubelet.sock"),
             device_plugin_directory: device_plugins.to_owned(),
-            claim_directories: claim_files::ClaimDirectories {
-                plugins: root.join("plugins"),
-                cdi: root.join("cdi"),
-                proc: root.join("proc"),
-            },
-            refresh_interval: Box::new(move || refresh_interval),
-            deadline,
+            ..client_settings(root, refresh_interval, deadline)
         };
         let mut sources = PodSources::default();
         if let Some(directory) = &directory {

@@ -6,42 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::kubelet::{
-    AdmissionOutcome, ContainerSpec, FakeKubelet, Node, Options, PodSpec, Rules, connect, node,
+    AdmissionOutcome, ContainerSpec, FakeKubelet, Node, Options, PodSpec, RULES, Rules, node, node_under,
 };
-use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
+use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
 use crate::support::polling::PATIENCE;
 use podmeter::domain::model::{DeviceReadings, GpuUuid, HardwareState};
 use podmeter::node::wire::v1beta1;
-use podmeter::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
 use prost::Message;
 use tonic::Code;
-use tonic::transport::Channel;
-
-async fn client(node: &Node) -> DevicePluginClient<Channel> {
-    let sockets = sockets(&node.device_plugin_directory());
-    assert_eq!(sockets.len(), 1, "{sockets:?}");
-    DevicePluginClient::new(connect(&sockets[0]).await.unwrap())
-}
-
-fn allocate(containers: &[&[&str]]) -> v1beta1::AllocateRequest {
-    let request = |ids: &&[&str]| v1beta1::ContainerAllocateRequest {
-        devices_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
-    };
-    v1beta1::AllocateRequest { container_requests: containers.iter().map(request).collect() }
-}
-
-const RULES: [Rules; 2] = [Rules::UpTo136, Rules::From137];
-
-async fn with(rules: Rules) -> Node {
-    node(Options { rules, ..Options::default() }).await
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_container_is_given_reaches_it_and_the_page() {
     for rules in RULES {
-        let node = with(rules).await;
+        let node = node_under(rules).await;
         let podmeter = PluginHarness::start(node.root.path());
         podmeter.registered(GPU, 1).await;
         counts(&node, GPU, 4, 4).await;
@@ -71,7 +50,7 @@ async fn what_a_container_is_given_reaches_it_and_the_page() {
 #[tokio::test(flavor = "multi_thread")]
 async fn registered_to_waiting_when_kubelet_sock_is_replaced() {
     for rules in RULES {
-        let node = with(rules).await;
+        let node = node_under(rules).await;
         let podmeter = PluginHarness::start(node.root.path());
         podmeter.registered(GPU, 1).await;
         for restart in 1..4 {
@@ -98,7 +77,7 @@ async fn registered_to_waiting_when_our_socket_is_removed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn registered_to_waiting_when_the_stream_ends() {
-    let node = with(Rules::UpTo136).await;
+    let node = node_under(Rules::UpTo136).await;
     let other = StandInPlugin::start(&node.device_plugin_directory(), GPU, vec![ListedDevice::new("other-0")]);
     assert!(other.registered().await);
     let podmeter = configured(&node, "onConflict: takeover");
@@ -140,14 +119,14 @@ async fn ids_that_are_unknown_or_unhealthy_are_refused_by_name() {
     podmeter.registered(GPU, 1).await;
     podmeter.lose(1, true);
     counts(&node, GPU, 4, 3).await;
-    let mut client = client(&node).await;
-    let unknown = client.allocate(allocate(&[&["GPU-unknown"]])).await.unwrap_err();
+    let mut client = PluginClient::connect(&node).await;
+    let unknown = client.allocate(&[vec!["GPU-unknown".to_owned()]]).await.unwrap_err();
     assert_eq!(unknown.code(), Code::InvalidArgument);
     assert!(unknown.message().contains("GPU-unknown"));
-    let unhealthy = client.allocate(allocate(&[&[&uuid(0)], &[&uuid(1)]])).await.unwrap_err();
+    let unhealthy = client.allocate(&[vec![uuid(0)], vec![uuid(1)]]).await.unwrap_err();
     assert_eq!(unhealthy.code(), Code::FailedPrecondition);
     assert!(unhealthy.message().contains(&uuid(1)) && unhealthy.message().contains("lost"), "{unhealthy}");
-    let two = client.allocate(allocate(&[&[&uuid(2)], &[&uuid(3)]])).await.unwrap().into_inner();
+    let two = client.allocate(&[vec![uuid(2)], vec![uuid(3)]]).await.unwrap();
     assert_eq!(two.container_responses.len(), 2, "one answer for each container");
     let state = podmeter.now(GPU);
     assert_eq!((state.allocations["unknown_device"], state.allocations["unhealthy"]), (1, 1));
@@ -158,7 +137,7 @@ async fn a_removed_gpu_stays_listed_as_unhealthy_and_returns() {
     let node = node(Options::default()).await;
     let podmeter = PluginHarness::start(node.root.path());
     podmeter.registered(GPU, 1).await;
-    let mut list = client(&node).await.list_and_watch(v1beta1::Empty {}).await.unwrap().into_inner();
+    let mut list = PluginClient::connect(&node).await.0.list_and_watch(v1beta1::Empty {}).await.unwrap().into_inner();
     let mut healthy = async || -> Vec<bool> {
         let list = list.message().await.unwrap().expect("the stream goes on");
         assert_eq!(
@@ -181,7 +160,7 @@ async fn a_removed_gpu_stays_listed_as_unhealthy_and_returns() {
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_to_serving_when_the_other_plugin_has_ended() {
     for rules in RULES {
-        let node = with(rules).await;
+        let node = node_under(rules).await;
         // The very ids that we would offer.
         let devices = (0..4).map(|index| ListedDevice::new(&uuid(index))).collect();
         let other = StandInPlugin::start(&node.device_plugin_directory(), GPU, devices);
@@ -205,7 +184,7 @@ async fn an_ending_podmeter_leaves_nothing_behind() {
     podmeter.registered(GPU, 1).await;
     counts(&node, GPU, 4, 4).await;
     // A client that does not leave by itself.
-    let _list = client(&node).await.list_and_watch(v1beta1::Empty {}).await.unwrap();
+    let _list = PluginClient::connect(&node).await.0.list_and_watch(v1beta1::Empty {}).await.unwrap();
     podmeter.end().await;
     assert_eq!(sockets(&node.device_plugin_directory()), Vec::<PathBuf>::new());
     counts(&node, GPU, 4, 0).await;
@@ -260,14 +239,13 @@ async fn the_check_before_a_start_runs_where_it_is_enabled() {
     let node = node(Options::default()).await;
     let podmeter = configured(&node, "preStartCheck: {}");
     podmeter.registered(GPU, 1).await;
-    let mut client = client(&node).await;
-    let options = client.get_device_plugin_options(v1beta1::Empty {}).await.unwrap().into_inner();
+    let mut client = PluginClient::connect(&node).await;
+    let options = client.0.get_device_plugin_options(v1beta1::Empty {}).await.unwrap().into_inner();
     assert!(options.pre_start_required && options.get_preferred_allocation_available);
-    let request = |id: &str| v1beta1::PreStartContainerRequest { devices_ids: vec![id.to_owned()] };
-    client.pre_start_container(request(&uuid(1))).await.unwrap();
+    client.pre_start(&[uuid(1)]).await.unwrap();
     podmeter.set_readings(1, DeviceReadings { stuck: true, ..DeviceReadings::default() });
     counts(&node, GPU, 4, 3).await;
-    let refused = client.pre_start_container(request(&uuid(1))).await.unwrap_err();
+    let refused = client.pre_start(&[uuid(1)]).await.unwrap_err();
     assert!(refused.message().contains(&uuid(1)) && refused.message().contains("come back"), "{refused}");
     let state = podmeter.now(GPU);
     assert_eq!((state.pre_starts["ok"], state.pre_starts["unhealthy"]), (1, 1));

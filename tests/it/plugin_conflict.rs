@@ -7,17 +7,15 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
-use crate::support::kubelet::{AdmissionOutcome, Node, Options, Rules, node};
+use crate::support::kubelet::{AdmissionOutcome, Node, Options, RULES, Rules, node, node_under};
 use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, runs, uuid};
 use crate::support::polling::{PATIENCE, until_true};
 use podmeter::domain::model::PluginState;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
 
-const RULES: [Rules; 2] = [Rules::UpTo136, Rules::From137];
-
 async fn with_podmeter(rules: Rules, yaml: &str) -> (Node, PluginHarness) {
-    let node = node(Options { rules, ..Options::default() }).await;
+    let node = node_under(rules).await;
     let podmeter = PluginHarness::configured(node.root.path(), yaml, gpus(4));
     podmeter.registered(GPU, 1).await;
     counts(&node, GPU, 4, 4).await;

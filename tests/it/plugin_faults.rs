@@ -8,50 +8,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::support::kubelet::{FakeKubelet, Method, Node, Options, Rules, connect, node};
-use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
+use crate::support::kubelet::{FakeKubelet, Method, Node, Options, Rules, node};
+use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
 use crate::support::polling::{PATIENCE, until_true};
 use podmeter::domain::model::PluginState;
-use podmeter::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
-use podmeter::node::wire::v1beta1::{
-    AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerPreferredAllocationRequest,
-    PreStartContainerRequest, PreferredAllocationRequest,
-};
-use tonic::transport::Channel;
-use tonic::{Code, Status};
-
-/// Our plugin's own socket, called as the kubelet calls it.
-struct Asked(DevicePluginClient<Channel>);
-
-impl Asked {
-    async fn of(node: &FakeKubelet) -> Self {
-        let sockets = sockets(&node.device_plugin_directory());
-        assert_eq!(sockets.len(), 1, "{sockets:?}");
-        Self(DevicePluginClient::new(connect(&sockets[0]).await.unwrap()))
-    }
-
-    async fn allocate(&mut self, containers: &[Vec<String>]) -> Result<AllocateResponse, Status> {
-        let request = |ids: &Vec<String>| ContainerAllocateRequest { devices_ids: ids.clone() };
-        let request = AllocateRequest { container_requests: containers.iter().map(request).collect() };
-        self.0.allocate(request).await.map(tonic::Response::into_inner)
-    }
-
-    async fn prefer(&mut self, available: &[String], must: &[String], size: i32) -> Vec<String> {
-        let request = ContainerPreferredAllocationRequest {
-            available_device_i_ds: available.to_vec(),
-            must_include_device_i_ds: must.to_vec(),
-            allocation_size: size,
-        };
-        let request = PreferredAllocationRequest { container_requests: vec![request] };
-        let mut answer = self.0.get_preferred_allocation(request).await.unwrap().into_inner();
-        assert_eq!(answer.container_responses.len(), 1);
-        answer.container_responses.remove(0).device_i_ds
-    }
-
-    async fn pre_start(&mut self, ids: &[&str]) -> Result<(), Status> {
-        self.0.pre_start_container(PreStartContainerRequest { devices_ids: strings(ids) }).await.map(drop)
-    }
-}
+use podmeter::node::wire::v1beta1::AllocateResponse;
+use tonic::Code;
 
 fn strings(ids: &[&str]) -> Vec<String> {
     ids.iter().map(|id| (*id).to_owned()).collect()
@@ -72,24 +34,24 @@ fn slots(replicas: u32) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn strange_ids_in_allocate_are_refused_by_name() {
     let (node, podmeter) = with("{}", 4, 4).await;
-    let mut asked = Asked::of(&node).await;
+    let mut client = PluginClient::connect(&node).await;
     let other_form = uuid(0).to_lowercase();
     let slot = format!("{}::0", uuid(0));
     for strange in ["", " ", "GPU-", "MIG-00000000-0000-0000-0000-000000000001", "0", "\u{0}", &other_form, &slot] {
-        let status = asked.allocate(&[vec![uuid(1)], strings(&[strange])]).await.unwrap_err();
+        let status = client.allocate(&[vec![uuid(1)], strings(&[strange])]).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument, "{strange:?}: {status}");
         assert!(status.message().contains("is not one of this resource's"), "{status}");
     }
     assert_eq!(podmeter.now(GPU).allocations["unknown_device"], 8);
-    asked.allocate(&[vec![uuid(1)]]).await.unwrap();
+    client.allocate(&[vec![uuid(1)]]).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_duplicate_in_allocate_is_given_once() {
     let (node, _podmeter) = with("{}", 4, 4).await;
-    let mut asked = Asked::of(&node).await;
+    let mut client = PluginClient::connect(&node).await;
     let ids = vec![uuid(2), uuid(0), uuid(2)];
-    let answer = asked.allocate(&[ids.clone(), ids]).await.unwrap();
+    let answer = client.allocate(&[ids.clone(), ids]).await.unwrap();
     let visible: Vec<&str> =
         answer.container_responses.iter().map(|one| one.envs["NVIDIA_VISIBLE_DEVICES"].as_str()).collect();
     let once = format!("{},{}", uuid(2), uuid(0));
@@ -99,18 +61,18 @@ async fn a_duplicate_in_allocate_is_given_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_for_nothing_gets_no_device() {
     let (node, _podmeter) = with("{}", 4, 4).await;
-    let mut asked = Asked::of(&node).await;
-    let answer = asked.allocate(&[vec![]]).await.unwrap();
+    let mut client = PluginClient::connect(&node).await;
+    let answer = client.allocate(&[vec![]]).await.unwrap();
     assert_eq!(answer.container_responses[0].envs["NVIDIA_VISIBLE_DEVICES"], "void");
-    assert_eq!(asked.allocate(&[]).await.unwrap(), AllocateResponse::default());
-    assert_eq!(asked.prefer(&[uuid(0)], &[], 0).await, Vec::<String>::new());
-    asked.pre_start(&[]).await.unwrap();
+    assert_eq!(client.allocate(&[]).await.unwrap(), AllocateResponse::default());
+    assert_eq!(client.preferred(&[uuid(0)], &[], 0).await, Vec::<String>::new());
+    client.pre_start(&[]).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_preference_among_strange_ids_is_no_preference() {
     let (node, podmeter) = with("{}", 4, 4).await;
-    let mut asked = Asked::of(&node).await;
+    let mut client = PluginClient::connect(&node).await;
     let all: Vec<String> = (0..4).map(uuid).collect();
     let none = Vec::<String>::new();
     let mut fallbacks = 0;
@@ -124,30 +86,30 @@ async fn a_preference_among_strange_ids_is_no_preference() {
         ("negative", all.clone(), vec![], -1),
         ("the most", all.clone(), vec![], i32::MAX),
     ] {
-        assert_eq!(asked.prefer(&available, &must, size).await, none, "{what}");
+        assert_eq!(client.preferred(&available, &must, size).await, none, "{what}");
         let counted: u64 = podmeter.now(GPU).preferred_fallbacks.values().sum();
         assert!(counted >= fallbacks, "{what}");
         fallbacks = counted;
     }
     assert!(fallbacks >= 6, "{:?}", podmeter.now(GPU).preferred_fallbacks);
     let twice = [all.clone(), all.clone()].concat();
-    let mut chosen = asked.prefer(&twice, &[], 2).await;
+    let mut chosen = client.preferred(&twice, &[], 2).await;
     chosen.sort();
     chosen.dedup();
     assert!(chosen.is_empty() || chosen.len() == 2, "a duplicate is one device: {chosen:?}");
-    assert_eq!(asked.prefer(&all, &[], 2).await.len(), 2);
+    assert_eq!(client.preferred(&all, &[], 2).await.len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn strange_ids_before_a_start_are_refused_by_name() {
     let (node, podmeter) = with("resources: [{kind: nvidia, preStartCheck: {}}]", 4, 4).await;
-    let mut asked = Asked::of(&node).await;
+    let mut client = PluginClient::connect(&node).await;
     for strange in ["", "GPU-unknown", "MIG-00000000-0000-0000-0000-000000000001"] {
-        let status = asked.pre_start(&[&uuid(0), strange]).await.unwrap_err();
+        let status = client.pre_start(&strings(&[&uuid(0), strange])).await.unwrap_err();
         assert_eq!(status.code(), Code::InvalidArgument);
         assert!(status.message().contains(strange) && status.message().contains("not one of"), "{status}");
     }
-    asked.pre_start(&[&uuid(0), &uuid(0)]).await.unwrap();
+    client.pre_start(&strings(&[&uuid(0), &uuid(0)])).await.unwrap();
     assert_eq!((podmeter.now(GPU).pre_starts["unknown_device"], podmeter.now(GPU).pre_starts["ok"]), (3, 1));
     // What the kubelet passes on to the pod.
     runs(&node, pod("trainer", 1)).await;

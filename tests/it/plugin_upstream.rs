@@ -35,7 +35,7 @@
 
 use parking_lot::Mutex;
 
-use crate::support::kubelet::{DeviceCount, FakeKubelet, Method, Node, Options, PodPhase, Rules, node};
+use crate::support::kubelet::{DeviceCount, FakeKubelet, Method, Node, PodPhase, Rules, node_under};
 use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, rejected, runs, sockets, uuid};
 use podmeter::domain::model::HardwareState;
 use podmeter::simulation::kubelet::STOP_GRACE;
@@ -73,17 +73,13 @@ under_both_rules! {
     the_first_plugin_goes_on_when_the_second_is_withdrawn
 }
 
-async fn with(rules: Rules) -> Node {
-    node(Options { rules, ..Options::default() }).await
-}
-
 /// A kubelet to which our plugin has offered four GPUs.
 async fn with_plugin(rules: Rules) -> (Node, PluginHarness) {
     with_hardware(rules, gpus(4)).await
 }
 
 async fn with_hardware(rules: Rules, hardware: HardwareState) -> (Node, PluginHarness) {
-    let node = with(rules).await;
+    let node = node_under(rules).await;
     let count = hardware.inventory.gpus.len();
     let podmeter = PluginHarness::configured(node.root.path(), "{}", hardware);
     podmeter.registered(GPU, 1).await;
@@ -97,7 +93,7 @@ async fn restarted(node: &Node) {
 }
 
 async fn devices_are_allocatable_only_with_a_plugin(rules: Rules) {
-    let node = with(rules).await;
+    let node = node_under(rules).await;
     assert_eq!(node.allocatable().await.devices, []);
     let podmeter = PluginHarness::start(node.root.path());
     podmeter.registered(GPU, 1).await;
@@ -140,7 +136,7 @@ async fn without_topology_none_is_shown_before_and_after_a_restart(rules: Rules)
 }
 
 async fn a_cdi_device_reaches_the_container(rules: Rules) {
-    let node = with(rules).await;
+    let node = node_under(rules).await;
     let yaml = "resources: [{kind: nvidia, deviceListStrategy: cdi-cri}]";
     let podmeter = PluginHarness::configured(node.root.path(), yaml, gpus(4));
     podmeter.registered(GPU, 1).await;
@@ -207,7 +203,7 @@ async fn an_assignment_outlives_every_restart(rules: Rules) {
 }
 
 async fn a_registration_whose_options_call_fails_is_tried_again(rules: Rules) {
-    let node = with(rules).await;
+    let node = node_under(rules).await;
     node.fail(Method::GetDevicePluginOptions, Code::Unknown, "no options today");
     let podmeter = PluginHarness::start(node.root.path());
     let text = "failed to get device plugin options: rpc error: code = Unknown desc = no options today";

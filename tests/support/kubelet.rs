@@ -1,5 +1,10 @@
 //! A fake kubelet in a temporary directory, and plain clients for its sockets.
 
+use std::path::Path;
+use std::time::Duration;
+
+use podmeter::node::kubelet::KubeletSettings;
+use podmeter::node::kubelet::claim_files::ClaimDirectories;
 use podmeter::node::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
 use podmeter::node::wire::v1beta1::registration_client::RegistrationClient;
 use podmeter::node::wire::{v1, v1beta1};
@@ -23,6 +28,28 @@ impl std::ops::Deref for Node {
 
     fn deref(&self) -> &FakeKubelet {
         &self.kubelet
+    }
+}
+
+/// Of kubelets before and from 1.37.
+pub const RULES: [Rules; 2] = [Rules::UpTo136, Rules::From137];
+
+pub async fn node_under(rules: Rules) -> Node {
+    node(Options { rules, ..Options::default() }).await
+}
+
+/// For a client of the kubelet whose directory is `root`.
+pub fn client_settings(root: &Path, refresh_interval: Duration, deadline: Duration) -> KubeletSettings {
+    KubeletSettings {
+        pod_resources_socket: root.join("pod-resources/kubelet.sock"),
+        device_plugin_directory: root.join("device-plugins"),
+        claim_directories: ClaimDirectories {
+            plugins: root.join("plugins"),
+            cdi: root.join("cdi"),
+            proc: root.join("proc"),
+        },
+        refresh_interval: Box::new(move || refresh_interval),
+        deadline,
     }
 }
 

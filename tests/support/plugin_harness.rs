@@ -13,11 +13,18 @@ use podmeter::domain::model::{
 use podmeter::node::kubelet::PodSources;
 use podmeter::node::plugin::host::path_devices::HostRoots;
 use podmeter::node::plugin::{self, HostPaths, PluginConfig, ResourceConfig};
+use podmeter::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use podmeter::node::wire::v1beta1::{
+    AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerPreferredAllocationRequest,
+    PreStartContainerRequest, PreferredAllocationRequest,
+};
 use podmeter::tasks::{TaskError, Tasks};
 use tokio::sync::watch;
+use tonic::Status;
+use tonic::transport::Channel;
 
 use super::device_health::health_of;
-use super::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, FakeKubelet, PodSpec};
+use super::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, FakeKubelet, PodSpec, client_settings, connect};
 use super::polling::PATIENCE;
 use super::test_data;
 
@@ -92,17 +99,7 @@ impl PluginHarness {
     ) -> Self {
         let clock = Clock::start();
         let (hardware, readings) = watch::channel(Arc::new(hardware));
-        let settings = podmeter::node::kubelet::KubeletSettings {
-            pod_resources_socket: root.join("pod-resources/kubelet.sock"),
-            device_plugin_directory: root.join("device-plugins"),
-            claim_directories: podmeter::node::kubelet::claim_files::ClaimDirectories {
-                plugins: root.join("plugins"),
-                cdi: root.join("cdi"),
-                proc: root.join("proc"),
-            },
-            refresh_interval: Box::new(move || refresh_interval),
-            deadline: Duration::from_secs(5),
-        };
+        let settings = client_settings(root, refresh_interval, Duration::from_secs(5));
         let mut kubelet_tasks = Tasks::default();
         let kubelet = podmeter::node::kubelet::start(settings, PodSources::default(), clock, &mut kubelet_tasks);
         let settings = plugin::PluginSettings {
@@ -239,4 +236,37 @@ pub fn sockets(directory: &Path) -> Vec<PathBuf> {
     let mut ours: Vec<PathBuf> = ours.collect();
     ours.sort();
     ours
+}
+
+/// Our plugin's own socket, called as the kubelet calls it.
+pub struct PluginClient(pub DevicePluginClient<Channel>);
+
+impl PluginClient {
+    pub async fn connect(node: &FakeKubelet) -> Self {
+        let sockets = sockets(&node.device_plugin_directory());
+        assert_eq!(sockets.len(), 1, "{sockets:?}");
+        Self(DevicePluginClient::new(connect(&sockets[0]).await.unwrap()))
+    }
+
+    pub async fn allocate(&mut self, containers: &[Vec<String>]) -> Result<AllocateResponse, Status> {
+        let request = |ids: &Vec<String>| ContainerAllocateRequest { devices_ids: ids.clone() };
+        let request = AllocateRequest { container_requests: containers.iter().map(request).collect() };
+        self.0.allocate(request).await.map(tonic::Response::into_inner)
+    }
+
+    pub async fn preferred(&mut self, available: &[String], must: &[String], size: i32) -> Vec<String> {
+        let request = ContainerPreferredAllocationRequest {
+            available_device_i_ds: available.to_vec(),
+            must_include_device_i_ds: must.to_vec(),
+            allocation_size: size,
+        };
+        let request = PreferredAllocationRequest { container_requests: vec![request] };
+        let mut answer = self.0.get_preferred_allocation(request).await.unwrap().into_inner();
+        assert_eq!(answer.container_responses.len(), 1);
+        answer.container_responses.remove(0).device_i_ds
+    }
+
+    pub async fn pre_start(&mut self, ids: &[String]) -> Result<(), Status> {
+        self.0.pre_start_container(PreStartContainerRequest { devices_ids: ids.to_vec() }).await.map(drop)
+    }
 }
