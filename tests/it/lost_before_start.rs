@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::support::agent::Page;
 use crate::support::hardware::{add_pci_device, pci_bus_id};
+use crate::support::polling::until_true;
 use crate::support::sick_node::{SickNode, eight_gpus, mig, on_gpu, partitioned, uuid};
 use serde_json::{Value, json};
 
@@ -68,7 +69,7 @@ async fn a_gpu_lost_before_the_start_is_unhealthy_and_held_and_returns_as_the_sa
     assert!(html.contains("1 unhealthy") && html.contains(&pci_bus_id(sick)), "{html}");
     let log = node.running.until_logged("the driver does not list it");
     assert!(log.contains(&uuid(sick)), "{log}");
-    assert_eq!(node.running.get("/-/ready").status, 200);
+    until_true("ready", || node.running.get("/-/ready").status == 200);
 
     find(&node, sick);
     node.until_unhealthy(GPU, &[]).await;
@@ -135,7 +136,7 @@ async fn a_gpu_that_was_replaced_is_neither_lost_nor_offered() {
     assert_eq!(page.count("podmeter_device_unhealthy_reason", &[]), 0, "{}", page.0);
     let all = |gpu: &crate::support::kubelet::DeviceCount| (gpu.capacity, gpu.allocatable) == (8, 8);
     assert!(node.kubelet.node_status_becomes(|status| status.get(GPU).is_some_and(all)).await);
-    assert_eq!(node.running.get("/-/ready").status, 200);
+    until_true("ready", || node.running.get("/-/ready").status == 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
