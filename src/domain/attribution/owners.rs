@@ -29,7 +29,7 @@ pub struct OwnedProcess {
     pub gpu_instance: Option<u32>,
     pub compute_instance: Option<u32>,
     /// Integral of its share of the SMs, complete up to the same time as the device's totals. Starts at 0 with the
-    /// agent or the process.
+    /// agent or the process, and again where the process works after a minute of idleness.
     pub sm_seconds: f64,
 }
 
@@ -105,9 +105,8 @@ mod tests {
         let processes = listed.map(|pids| pids.iter().map(process).collect());
         let at = Monotonic::default();
         let medium = Some(Stamped { at, value: Medium { processes, ..Medium::default() } });
-        let work = |(pid, sm_seconds): &(u32, f64)| {
-            (*pid, ProcessSmSeconds { began: at, sm_seconds: *sm_seconds, last_active: at })
-        };
+        let work =
+            |(pid, sm_seconds): &(u32, f64)| (*pid, ProcessSmSeconds { sm_seconds: *sm_seconds, last_active: at });
         let process_sm_seconds = worked.map(|worked| worked.iter().map(work).collect());
         let totals = DeviceTotals { process_sm_seconds, ..DeviceTotals::default() };
         let readings = Arc::new(DeviceReadings { totals, medium, ..DeviceReadings::default() });

@@ -72,14 +72,11 @@ pub struct DeviceTotals {
     #[serde(skip)]
     pub gaps: Gaps,
     /// By pid: the SM use of each process. `None` while the driver has no values, as always on a partitioned GPU. A
-    /// process that is not listed has not been active lately.
+    /// process that is not listed has not been active for a minute.
     ///
     /// These are weights to compare with each other, not parts of the device's busy seconds: processes run at the same
-    /// time, and the driver rounds to percent and leaves out small values. A consumer keeps the map of its last
-    /// interval; the use since then is the new `sm_seconds` minus the kept one where `began` is equal, or else all of
-    /// it. A process is removed a minute after its last activity, and earlier, the longest idle first, where there are
-    /// more than a thousand. If it becomes active again, it restarts with another `began`. A pid may then be another
-    /// process: to join it with a container, compare the process's start with `began`.
+    /// time, and the driver rounds to percent and leaves out small values. A process that works again after it was removed
+    /// restarts at zero.
     #[serde(skip)]
     pub process_sm_seconds: Option<BTreeMap<u32, ProcessSmSeconds>>,
 }
@@ -96,11 +93,9 @@ pub struct Gaps {
     pub until: Monotonic,
 }
 
-/// The SM use of one process on one GPU since `began`.
+/// The SM use of one process on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProcessSmSeconds {
-    /// When counting began, at zero.
-    pub began: Monotonic,
     /// Share of the SMs' time, 0 to 1, integrated over time. Never falls.
     pub sm_seconds: f64,
     /// The last pass in which it was active.

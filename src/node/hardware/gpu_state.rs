@@ -34,7 +34,7 @@ pub struct GpuState {
     energy_counter: EnergyCounter,
     /// The last that is known, of any session.
     counter_is_of_gpu: Option<bool>,
-    /// The readings were withdrawn: the next pass begins a session.
+    /// The readings were withdrawn: the next pass ends a gap.
     interrupted: bool,
     lacks_utilization: bool,
     pub stuck: bool,
@@ -85,14 +85,14 @@ impl GpuState {
     }
 
     /// Adds the values of a pass whose call hung. The time that they cover is unknown, so the totals do not include
-    /// them, and the next pass begins a session.
+    /// them, and the next pass ends a gap.
     pub fn add_late_pass(&mut self, at: Monotonic, pass: Pass) {
         self.interrupted = true;
         self.clock_events.interrupt();
         self.set(at, pass.fast, pass.medium, pass.slow);
     }
 
-    /// Ends the gap since the last pass of the session before. Only the energy counter covers it; a reader's integrals
+    /// Ends the gap since the last pass before it. Only the energy counter covers it; a reader's integrals
     /// do not.
     fn end_gap(&mut self, at: Monotonic, known: &Integrals) {
         let seconds = at.since(self.totals.through).as_secs_f64();
@@ -202,15 +202,16 @@ fn raise(total: &mut Option<f64>, addition: Option<f64>) {
 
 /// Adds the values of one pass, and drops processes that have been idle for long.
 fn add_process_work(work: &mut SmSecondsByPid, at: Monotonic, worked: Vec<(u32, f64)>) {
-    work.retain(|_, process| at.since(process.last_active) <= IDLE_PROCESS_RETENTION);
     for (pid, seconds) in worked {
         if !(seconds.is_finite() && seconds > 0.0) {
             continue;
         }
-        let process = work.entry(pid).or_insert(ProcessSmSeconds { began: at, sm_seconds: 0.0, last_active: at });
+        let process = work.entry(pid).or_insert(ProcessSmSeconds { sm_seconds: 0.0, last_active: at });
         process.sm_seconds += seconds;
         process.last_active = at;
     }
+    // Last: a process that restarts at zero has been absent from at least one pass.
+    work.retain(|_, process| at.since(process.last_active) <= IDLE_PROCESS_RETENTION);
 }
 
 fn byte_counters(slow: &Slow) -> TrafficValues {
