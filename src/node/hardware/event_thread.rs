@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const NEXT: Duration = Duration::from_millis(1);
 /// Events taken before they are sent.
 const BATCH: usize = 1_000;
-/// First and longest pause after a wait that returned at once without an event.
+/// First and longest pause after a wait that failed, or returned at once without an event.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// Problems kept while the supervisor's queue is full.
 const PROBLEMS: usize = 64;
@@ -204,8 +204,8 @@ impl EventWait {
         }
     }
 
-    /// Waits for an event and takes those that follow at once. True when the wait returned at once, so that a pause is
-    /// needed.
+    /// Waits for an event and takes those that follow at once. True when it failed or returned at once, so that a
+    /// pause is needed.
     fn wait(&mut self, source: &mut dyn EventSource) -> bool {
         let mut patience = self.patience;
         for number in 0..BATCH {
@@ -254,18 +254,20 @@ impl EventWait {
         }
     }
 
-    /// Never blocks: with a full queue the notice is sent with the next one.
+    /// With a full queue the notice is sent with the next one; the last one of a session waits.
     fn send_notice(&mut self) {
         self.notice.problems.truncate(PROBLEMS);
         let Notice { slow_due, layout_may_have_changed, problems, session_over, .. } = &self.notice;
         if slow_due.is_empty() && !layout_may_have_changed && problems.is_empty() && !session_over {
             return;
         }
-        let fresh = Notice { event_thread: self.notice.event_thread, session_over: *session_over, ..Notice::default() };
-        let notice = std::mem::replace(&mut self.notice, fresh);
-        if let Err(TrySendError::Full(SupervisorEvent::Notice(kept))) =
-            self.events.try_send(SupervisorEvent::Notice(Box::new(notice)))
-        {
+        let (event_thread, session_over) = (self.notice.event_thread, *session_over);
+        let fresh = Notice { event_thread, session_over, ..Notice::default() };
+        let notice = SupervisorEvent::Notice(Box::new(std::mem::replace(&mut self.notice, fresh)));
+        if session_over {
+            // An error means that the supervisor has ended.
+            let _ = self.events.send(notice);
+        } else if let Err(TrySendError::Full(SupervisorEvent::Notice(kept))) = self.events.try_send(notice) {
             self.notice = *kept;
         }
     }
@@ -321,6 +323,26 @@ mod tests {
         let batch = received.try_recv().unwrap();
         let kinds: Vec<_> = batch.iter().map(|event| (event.code, event.count)).collect();
         assert_eq!(kinds, [(94, 1), (63, 1), (13, 2)]);
+    }
+
+    #[test]
+    fn the_last_notice_of_a_session_is_sent_although_the_queue_is_full() {
+        let (events, received) = sync_channel(1);
+        let (_changes, changed) = sync_channel(1);
+        events.send(SupervisorEvent::WaitEnded(1)).unwrap();
+        let mut wait = EventWait {
+            clock: Clock::start(),
+            xids: XidSender::new::<0>().0,
+            events,
+            changed,
+            state: Arc::default(),
+            patience: PATIENCE,
+            notice: Notice { session_over: true, ..Notice::default() },
+        };
+        let sending = std::thread::spawn(move || wait.send_notice());
+        assert!(matches!(received.recv(), Ok(SupervisorEvent::WaitEnded(1))));
+        assert!(matches!(received.recv(), Ok(SupervisorEvent::Notice(notice)) if notice.session_over));
+        sending.join().unwrap();
     }
 
     #[test]
