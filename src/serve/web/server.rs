@@ -41,8 +41,9 @@ const LAST_RESPONSE: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(3);
 /// The probe listener has a kubelet as its only client.
 const PROBE_CONNECTIONS: usize = 8;
-/// Rendering at once, whatever the number of clients. Two may wait for the journal's disk.
-const RENDERERS: usize = 4;
+/// Blocking threads, whatever the number of clients: two may wait for the journal's disk, one for the web configuration's,
+/// and one may hash a password. Two always render.
+const RENDERERS: usize = 6;
 /// Then a thread that has rendered ends, with its memory.
 const IDLE_THREAD: Duration = Duration::from_millis(100);
 /// After a failed accept; usually file descriptors are missing.

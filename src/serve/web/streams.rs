@@ -1,4 +1,5 @@
-//! Server-sent events: encoded about once a second and for each new subscriber, only while there are subscribers, and once for all of them.
+//! Server-sent events: encoded about once a second and for each new subscriber, only while there are subscribers, and once
+//! for all of them.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -112,14 +113,19 @@ impl Feed {
     }
 }
 
-/// Adds the latest snapshot to the history whenever there is a new one, and publishes events. Ends when the publisher of snapshots has ended.
+/// Adds the latest snapshot to the history whenever there is a new one, and publishes events. Ends when the publisher of
+/// snapshots has ended.
 pub(super) async fn follow(state: WebState) {
     let mut snapshots = state.snapshots.clone();
-    let mut sent: Option<Monotonic> = None;
+    let (mut noted, mut sent) = (None::<Arc<Snapshot>>, None::<Monotonic>);
     loop {
         let snapshot = Arc::clone(&snapshots.borrow_and_update());
-        Arc::make_mut(&mut state.streams.0.history.lock()).note(&snapshot);
-        state.cached_bodies.forget();
+        // A new subscriber gets the same snapshot again.
+        if noted.as_ref().is_none_or(|noted| !Arc::ptr_eq(noted, &snapshot)) {
+            noted = Some(Arc::clone(&snapshot));
+            Arc::make_mut(&mut state.streams.0.history.lock()).note(&snapshot);
+            state.cached_bodies.forget();
+        }
         if sent.is_none_or(|sent| snapshot.at.monotonic.since(sent) >= EVENT_INTERVAL) {
             publish_events(&state, &snapshot).await;
             sent = Some(snapshot.at.monotonic);
