@@ -72,6 +72,22 @@ impl ServiceInputs {
 /// How many streams of the list are open; `None` before the first.
 pub type OpenStreams = Option<usize>;
 
+/// Counts a stream as long as it lives, also where its task panics.
+struct CountedStream(watch::Sender<OpenStreams>);
+
+impl CountedStream {
+    fn open(streams: watch::Sender<OpenStreams>) -> Self {
+        streams.send_modify(|open| *open = Some(open.unwrap_or(0) + 1));
+        Self(streams)
+    }
+}
+
+impl Drop for CountedStream {
+    fn drop(&mut self) {
+        self.0.send_modify(|open| *open = open.map(|open| open - 1));
+    }
+}
+
 /// The calls of one server.
 #[derive(Clone, Debug)]
 pub struct PluginService {
@@ -95,11 +111,10 @@ impl DevicePlugin for PluginService {
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let (sender, receiver) = mpsc::channel(1);
         let Self { inputs, closing, streams } = self.clone();
-        streams.send_modify(|open| *open = Some(open.unwrap_or(0) + 1));
-        let sending = send_lists(inputs, closing, sender);
+        let counted = CountedStream::open(streams);
         tokio::spawn(async move {
-            sending.await;
-            streams.send_modify(|open| *open = open.map(|open| open - 1));
+            let _counted = counted;
+            send_lists(inputs, closing, sender).await;
         });
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
