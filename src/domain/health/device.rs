@@ -272,7 +272,7 @@ impl TrackedGpu {
         current
     }
 
-    /// Drops the XIDs that a reset or a reload has cleared.
+    /// Drops the XIDs that a reset or a reload has cleared, and those that a known recovery action overrules.
     fn clear_xids(&mut self, driver: &DriverStatus) {
         let signals = &self.signals;
         if driver.released.is_some() {

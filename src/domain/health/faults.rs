@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::domain::model::{GpuUuid, MigUuid, UnhealthyReason, UnixSeconds};
 
-/// The faults and marks of a node. Empty when every device is healthy, or unhealthy only because it is not checked.
+/// The faults and marks of a node. Empty when every device is healthy, or only `unknown`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeFaults {
     pub driver_version: Option<Arc<str>>,
@@ -16,7 +16,7 @@ pub struct NodeFaults {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GpuFaults {
-    /// By code: those that make the GPU unhealthy.
+    /// By code: those that make the GPU or some of its MIG devices unhealthy.
     pub xids: BTreeMap<u32, XidFault>,
     /// The GPU and its MIG devices, as far as they are unhealthy.
     pub devices: Vec<DeviceFaults>,
@@ -40,7 +40,7 @@ pub struct XidFault {
 pub struct DeviceFaults {
     /// `None`: the whole GPU.
     pub mig: Option<MigUuid>,
-    /// Unhealthy since; `None` if it was never evaluated.
+    /// Unhealthy since; `None` if it was never evaluated, or is a MIG device that is gone.
     pub since: Option<UnixSeconds>,
     pub mark: Option<MarkFault>,
     /// Reasons whose end was not observed, or not long enough ago. XIDs are in `xids`, until they end.

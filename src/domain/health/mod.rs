@@ -50,7 +50,7 @@ pub const UNKNOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Transitions that the state keeps.
 pub const TRANSITIONS_KEPT: usize = 256;
 
-/// What has happened since the last advance. The order within it does not matter.
+/// The hardware as it is now, and the XIDs since the last advance, in any order.
 #[derive(Clone, Copy, Debug)]
 pub struct HealthInputs<'a> {
     pub hardware: &'a HardwareState,
@@ -148,8 +148,9 @@ impl Health {
             if self.driver.released.is_none() && !self.passthrough.contains(uuid) {
                 let readings = hardware.readings.get(uuid).map(AsRef::as_ref);
                 let missing = hardware.inventory.missing.get(uuid).map(|missing| &missing.detail);
-                let unknown = device.signals.apply_readings(gpu, readings, missing, hardware.problem.as_ref(), time);
-                if let Some(action) = unknown
+                let unknown_action =
+                    device.signals.apply_readings(gpu, readings, missing, hardware.problem.as_ref(), time);
+                if let Some(action) = unknown_action
                     && self.logged.insert((Some(uuid.clone()), action))
                 {
                     let text = format!("{uuid}: unknown recovery action {action}: it does not change the health");
@@ -172,9 +173,9 @@ impl Health {
         }
     }
 
-    /// What the next agent restores. The energy counters change at most once a minute.
+    /// What the next agent restores. Its energy counters change at most once a minute, so that it is seldom written.
     pub fn faults(&self) -> NodeFaults {
-        // A GPU that is known by its PCI address is found by the first check.
+        // A GPU that is known by its PCI address has no UUID to restore: the next agent finds it by itself.
         let kept = self.devices.iter().filter(|(uuid, _)| !uuid.is_of_address());
         let gpus: BTreeMap<_, _> = kept.filter_map(|(uuid, device)| Some((uuid.clone(), device.faults()?))).collect();
         let driver_version = self.driver.version.clone().filter(|_| !gpus.is_empty());

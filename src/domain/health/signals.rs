@@ -40,7 +40,7 @@ pub struct DeviceSignals {
     row_remap_failed: bool,
     fabric: Option<&'static str>,
     uncorrected: u64,
-    /// The count when the driver was loaded.
+    /// The count at the last known reset or reload, 0 at the start: only what is above it is a cause.
     uncorrected_before: u64,
     /// When the device was reset, as far as is known: it was lost, or needed a recovery action, and no longer does.
     pub reset: Option<Monotonic>,
@@ -114,7 +114,7 @@ impl DeviceSignals {
             self.fabric = missing_fabric(gpu, fabric);
         }
         let uncorrected: Vec<u64> = slow.ecc.iter().filter_map(|location| location.uncorrected).collect();
-        let uncorrected_before = self.uncorrected;
+        let previous = self.uncorrected;
         if !uncorrected.is_empty() {
             self.uncorrected = uncorrected.into_iter().fold(0, u64::saturating_add);
         }
@@ -125,7 +125,7 @@ impl DeviceSignals {
         let before = self.recovery.or(self.earlier_recovery);
         if action == 0 && before.is_some_and(|before| before != 0) {
             self.reset = self.reset.max(Some(at));
-            self.uncorrected_before = uncorrected_before;
+            self.uncorrected_before = previous;
         }
         self.recovery = Some(action);
         None
@@ -235,7 +235,8 @@ impl DeviceSignals {
 /// one, and IMEX, which a rack runs for its jobs alone, is no part of the registration. So a GPU in no domain is
 /// healthy, as is one without switches.
 ///
-/// The driver does not ask for the fabric on a partitioned GPU, which has no NVLink.
+/// The driver does not ask for the fabric on a partitioned GPU, which has no NVLink. A GPU whose peers are `direct` has no
+/// switches, whatever state is reported.
 fn missing_fabric(gpu: &Gpu, fabric: &FabricState) -> Option<&'static str> {
     let peers = gpu.platform.as_ref().and_then(|platform| platform.peer_type);
     let needs_fabric = gpu.mig_enabled != Some(true) && peers != Some("direct");

@@ -20,7 +20,7 @@ pub enum Effect {
     Unhealthy,
     /// Until the driver reports the recovery action of the GPU, be it `none`.
     UnhealthyUnlessRecoveryActionKnown,
-    /// Counted, as with `Count`: the recovery action decides, which is read after every XID.
+    /// Counted, as with `Count`: the recovery action decides. The event thread has it read after every XID.
     ReadRecoveryAction,
     Count,
     /// Not even counted.
@@ -148,7 +148,7 @@ pub struct ActiveXid {
     pub class: XidClass,
     /// Of the last one; of one of an earlier agent, the monotonic time is the start.
     pub at: Moment,
-    /// The driver, which always names the instance, named the whole GPU.
+    /// An event named no instance: on a partitioned GPU too the driver then means all of it.
     whole: bool,
     instances: BTreeMap<XidInstance, Occurrence>,
     /// MIG devices that an earlier agent has found.
@@ -175,10 +175,10 @@ impl GpuXids {
         Self { counts, active: BTreeMap::new() }
     }
 
-    /// True for the first of its code, and for each whose code has no line of its own.
+    /// True for the first of its code, and for each whose code has no entry of its own.
     pub fn add(&mut self, event: &XidEvent, effect: Effect, now: Monotonic) -> bool {
         let is_new = !self.counts.last.contains_key(&event.code);
-        // Beyond the bound, codes share a line; none that exists loses its own.
+        // Beyond the bound, codes share an entry; none that exists loses its own.
         let code = if is_new && self.counts.last.len() >= CODES { UNKNOWN_CODE } else { event.code };
         // Not later than now.
         let at = event.at.monotonic.min(now);
@@ -214,12 +214,12 @@ impl GpuXids {
             let now = scope(*instance, migs);
             occurrence.scope = Some(match occurrence.scope.take() {
                 None => now,
-                Some(before) => before.and(now),
+                Some(before) => before.joined_with(now),
             });
         }
     }
 
-    /// Clears all, or those that concern this MIG device alone.
+    /// Clears all, or takes this MIG device out of those that do not concern the whole GPU.
     pub fn clear(&mut self, mig: Option<&MigUuid>) {
         match mig {
             None => self.active.clear(),
@@ -287,7 +287,7 @@ impl ActiveXid {
 }
 
 impl XidScope {
-    fn and(self, other: Self) -> Self {
+    fn joined_with(self, other: Self) -> Self {
         match (self, other) {
             (Self::MigDevices(mut one), Self::MigDevices(two)) => {
                 one.extend(two);

@@ -14,7 +14,7 @@ const CAPACITIES: [&str; 2] = ["shares", "memory"];
 /// Two sources name different hardware.
 pub(super) const CONTRADICTION: &str = "dra_contradiction";
 
-/// The hardware and the source that names it, or the form that matches none.
+/// The hardware and the source that names it, or the label `form` of what is not resolved.
 pub(super) fn resolve_claim(
     claim: &ClaimDevice,
     inventory: &Inventory,
@@ -27,8 +27,8 @@ pub(super) fn resolve_claim(
     let mut identities = [ClaimSource::Metadata, ClaimSource::Checkpoint].into_iter().filter_map(named_by);
     let (targets, source) = match identities.next() {
         Some((targets, _)) if identities.any(|(others, _)| others != targets) => return Err(CONTRADICTION),
-        // May be of hardware that is not listed yet, such as a MIG device made a moment ago: a device node or a name could
-        // be its predecessor's.
+        // Even without targets: its hardware may not be listed yet, such as a MIG device made a moment ago, and a device
+        // node or a name could be its predecessor's.
         Some(named) => named,
         None => named_by(ClaimSource::Cdi)
             .filter(|(targets, _)| !targets.is_empty())

@@ -198,7 +198,7 @@ fn holding(
         (false, Some(_)) => SharingForm::Mig,
         (false, None) => SharingForm::Exclusive,
     };
-    // Where processes are known, the ledger divides a shared GPU by them and sets that method.
+    // Until the ledger sets the method by which it divides.
     let attribution = match (sharing, &target.mig) {
         (_, Some(_)) => Attribution::Estimated,
         (SharingForm::Exclusive, None) => Attribution::Exclusive,

@@ -2,7 +2,8 @@
 //!
 //! In: the kubelet's answers and checkpoint, the Pods API, the inventory, the GPUs on the PCI bus, the time. Out: holdings,
 //! the devices of claims, missing and passed-through GPUs, the UIDs of pods, pods to hold back, and where the kubelet's
-//! devices differ from the hardware. Does not know: readings, processes and how use is divided (`attribution`).
+//! devices differ from the hardware. Does not know: processes and how use is divided
+//! (`attribution`); of readings only that a GPU has none (`unlisted`).
 //!
 //! | question | module | state |
 //! |---|---|---|

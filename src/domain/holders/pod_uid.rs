@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | the kubelet's device checkpoint | first | written for each allocation, before the container starts |
 //! | Pods API | second | complete, but a pod comes into it only after its admission |
-//! | pod-log directories | last | made when the pod starts; those of its predecessor may still be there |
+//! | pod-log directories, or the Pods API before it was lost | last | made when the pod starts; its predecessor's may remain |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -46,11 +46,11 @@ enum UidSource {
     Checkpoint,
 }
 
-/// The pods that are listed, and those that have left a moment ago.
+/// The pods that are listed, and those that were removed a moment ago.
 #[derive(Debug, Default)]
 pub struct PodUids {
     listed: BTreeMap<PodRef, ListedPod>,
-    left: BTreeMap<PodRef, RemovedPod>,
+    removed: BTreeMap<PodRef, RemovedPod>,
 }
 
 #[derive(Clone, Debug)]
@@ -70,7 +70,7 @@ struct RemovedPod {
 impl PodUids {
     /// Writes UIDs into `answer`. `is_whole`: a pod that is not in it no longer exists.
     pub fn identify(&mut self, now: Monotonic, answer: &mut Allocations, is_whole: bool, sources: &UidSources<'_>) {
-        self.left.retain(|_, left| now.since(left.at) < UID_NOT_REUSED);
+        self.removed.retain(|_, removed| now.since(removed.at) < UID_NOT_REUSED);
         let mut by_name: BTreeMap<&PodRef, Vec<&PodIdentity>> = BTreeMap::new();
         for identity in sources.directory.pods.values().filter(|identity| !identity.terminal) {
             by_name.entry(&identity.pod).or_default().push(identity);
@@ -97,17 +97,18 @@ impl PodUids {
         let version = sources.checkpoint.version;
         for (pod, before) in missing {
             if let Some((_, uid)) = before.uid {
-                self.left.insert(pod, RemovedPod { uid, at: now, version });
+                self.removed.insert(pod, RemovedPod { uid, at: now, version });
             }
         }
     }
 
     fn find(&self, pod: &Pod, running: &[&PodIdentity], sources: &UidSources<'_>) -> Option<(UidSource, PodUid)> {
-        let left = self.left.get(&pod.reference);
-        let has_left = |uid: &PodUid| left.is_some_and(|left| left.uid == *uid);
+        let removed = self.removed.get(&pod.reference);
+        let was_removed = |uid: &PodUid| removed.is_some_and(|removed| removed.uid == *uid);
         if let Some(uid) = allocated_to(pod, sources.checkpoint) {
             // Listed before the kubelet has written its checkpoint: what is there is the predecessor's.
-            let is_old = has_left(&uid) && left.is_some_and(|left| left.version == sources.checkpoint.version);
+            let is_old =
+                was_removed(&uid) && removed.is_some_and(|removed| removed.version == sources.checkpoint.version);
             let known = sources.directory.identity(&uid);
             let is_another = known.is_some_and(|identity| identity.pod != pod.reference);
             if !is_old && !is_another {
@@ -120,7 +121,7 @@ impl PodUids {
             (_, true) => return None,
             (_, false) => (UidSource::Logs, sources.logged.get(&pod.reference)?.uid_in_cgroups()),
         };
-        (!has_left(uid)).then(|| (source, uid.clone()))
+        (!was_removed(uid)).then(|| (source, uid.clone()))
     }
 }
 

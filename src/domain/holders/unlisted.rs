@@ -19,15 +19,16 @@ use crate::domain::model::{
 /// Device ids by resource.
 type DeviceIds = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
 
-/// Keeps the devices that the kubelet has listed, because it drops an unhealthy device that no pod holds. A GPU that was
-/// replaced is none of them: the driver lists every GPU on the bus, and only the kubelet's checkpoint names the old one.
+/// Keeps the device IDs that the kubelet has and the driver has not listed, because the kubelet drops an unhealthy device
+/// that no pod holds. A GPU that was replaced is none of them: the driver lists every GPU on the bus, and only the kubelet's
+/// checkpoint names the old one.
 #[derive(Debug, Default)]
 pub struct UnlistedGpus {
     gpus: BTreeMap<GpuUuid, DeviceIds>,
     migs: BTreeMap<MigUuid, DeviceIds>,
     /// By the driver, at any time: one of them that it no longer lists was unmade.
     listed_migs: BTreeSet<MigUuid>,
-    /// The last one: an equal one is the same allocation, so that nothing is joined again for it.
+    /// The last one: an equal one is the same `Arc`, so that nothing is joined again for it.
     completed: Arc<Inventory>,
     /// The time of each without readings, which is part of its uncovered time permanently.
     gaps: BTreeMap<GpuUuid, UnlistedTime>,

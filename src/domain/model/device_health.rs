@@ -32,7 +32,7 @@ pub struct GpuHealth {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceHealth {
     pub healthy: bool,
-    /// The time of its last transition, or of its first listing.
+    /// The time of its last transition, or of its first listing; of a fault of an earlier agent, since then.
     pub since: Moment,
     /// Sorted by reason; empty if and only if it is healthy.
     pub causes: Vec<HealthCause>,

@@ -42,7 +42,7 @@ impl HardwareHandle {
         self.loading.clone()
     }
 
-    /// Requests a release of the driver, and its end.
+    /// What requests releases of the driver, and their end.
     #[must_use]
     pub fn lease(&self) -> DriverLease {
         DriverLease::new(self.events.clone())

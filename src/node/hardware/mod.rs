@@ -12,12 +12,12 @@
 //! | `events` | `supervisor`, one for each session | `event_thread`: waits for XIDs | yes | with its session |
 //! | `ask-…` | `nvml::per_gpu_query`, one for each GPU | queries the GPU for a list | yes | with its answer |
 //!
-//! A thread that is stuck in a driver call is left behind, and ends when the call returns.
+//! A `gpu-…` or `driver` thread that is stuck in a call goes on when the call returns; the others then end.
 //!
 //! - What is shared: `source` (the traits of a driver), `messages` (between threads), `settings`, `plausible` (ranges).
 //! - Control: `handle`, `supervisor`, `fleet` (the GPUs), `rounds` (one publication for each), `release`.
 //! - Totals over all sessions, without threads and clocks: `gpu_state` on `monotone`, `energy_counter`, `clock_events`;
-//!   `module_energy`; `integrate`, for the readers.
+//!   `module_energy`. Of one reader: `integrate`.
 //! - Sources: `nvml`, `simulated`, and the PCI bus in `pci`.
 
 mod clock_events;

@@ -32,7 +32,8 @@ impl DriverLease {
     ///
     /// # Errors
     ///
-    /// When a thread is stuck inside the driver, which stays released all the same.
+    /// When a thread is stuck inside the driver, which stays released all the same; when it was resumed meanwhile, or the
+    /// hardware threads are busy or have ended.
     pub async fn release(&self, duration: Duration) -> Result<Released, ReleaseError> {
         let (reply, replied) = oneshot::channel();
         self.send(SupervisorEvent::Release(duration, reply)).await?;
@@ -43,7 +44,7 @@ impl DriverLease {
     ///
     /// # Errors
     ///
-    /// When the hardware threads have ended.
+    /// When the hardware threads are busy or have ended.
     pub async fn resume(&self) -> Result<(), ReleaseError> {
         let (reply, replied) = oneshot::channel();
         self.send(SupervisorEvent::Resume(reply)).await?;

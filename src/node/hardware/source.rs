@@ -34,7 +34,8 @@ pub trait Driver: Send + 'static {
 /// By the driver's name of the call, since the start, over all sessions. Cheap, and never blocks on the driver.
 pub type CallDurations = Arc<dyn Fn() -> BTreeMap<&'static str, DurationHistogram> + Send + Sync>;
 
-/// An open driver. Dropping it closes the driver, so a session is leaked while a reader is stuck inside a call.
+/// An open driver. Dropping it closes the driver, so a session stays open until the last reader that is stuck in a call
+/// has returned.
 pub trait DriverSession: Send + Sync {
     /// All GPUs that answer. A GPU that refuses is a problem, not an error; one that stops answering on the way is
     /// returned as not present, with the values read before.
@@ -139,6 +140,7 @@ pub struct Integrals {
     pub memory_busy_seconds: Option<f64>,
     /// encoder, decoder, jpeg, ofa
     pub engine_busy_seconds: Vec<(&'static str, f64)>,
+    /// `None` also where `Pass::energy_counter` has it.
     pub energy_joules: Option<f64>,
     pub module_energy_joules: Option<f64>,
     /// By GPU instance, of those that have a value. `None`: not read in this pass.
@@ -156,7 +158,7 @@ pub struct Integrals {
 pub enum PassStatus {
     #[default]
     Answers,
-    /// This GPU is lost or needs a reset.
+    /// No answer of this GPU: lost, needs a reset, or every call failed.
     Lost,
     /// The driver does not have this GPU.
     Unlisted,

@@ -1,5 +1,5 @@
-//! The threads that may block without limit: one reader for each GPU, and the driver thread for calls that concern the
-//! whole driver.
+//! The thread of each GPU, and the driver thread for calls that concern the whole driver. Each of their calls may block
+//! without limit.
 //!
 //! In: commands. Out: events for the supervisor. They keep no deadlines and publish nothing.
 

@@ -51,7 +51,7 @@ impl ServedResources {
         let resource = offer.resource.clone();
         let status = ResourceStatus::begin(resource.clone(), config, self.clock, self.publish.clone());
         status.offered(&offer);
-        // Devices are logged when they are registered; those that are unhealthy from the start are logged here.
+        // Their number is logged when they are registered; here, those with a reason of the plugin's own.
         log_changes(&offer.as_healthy(), &offer);
         let (publish_offer, offer) = watch::channel(Arc::new(offer));
         let (publish_facts, facts) = watch::channel(facts);
@@ -76,7 +76,7 @@ impl ServedResources {
         self.running.insert(resource, served);
     }
 
-    /// After a lifecycle has ended on request. Where the resource `is_offered` still, it begins again.
+    /// After a lifecycle has ended on request. Where the resource `is_offered` still, the next update begins it again.
     pub fn remove(&mut self, ended: EndedLifecycle, is_offered: bool) {
         let EndedLifecycle { resource, advertised } = ended;
         if let Some(served) = self.running.remove(&resource).filter(|_| !is_offered) {
@@ -139,7 +139,7 @@ fn paired<'o>(
     now.devices.iter().map(move |device| (device, known.get(&device.id).copied()))
 }
 
-/// Logs changes of the devices, one line for all devices of one reason. Device health is logged by the health monitor.
+/// Logs changes of the devices, one line for all devices of one reason. `agent::health_task` logs device health.
 fn log_changes(before: &Offer, now: &Offer) {
     let resource = &now.resource;
     let (mut new, mut changed) = (vec![], BTreeMap::new());

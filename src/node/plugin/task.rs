@@ -45,8 +45,8 @@ impl PluginHandle {
     }
 }
 
-/// Serves every resource until `tasks` are stopped, and ends when the last socket is removed. Ends early only after a
-/// panic.
+/// Serves every resource until `tasks` are stopped, and ends when the last socket is removed. Ends early where
+/// the directory was removed, or after a panic.
 pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks: &mut Tasks) -> PluginHandle {
     let (plan, plans) = watch::channel(settings.plan.clone());
     let (publish, states) = watch::channel(Arc::default());

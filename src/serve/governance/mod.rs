@@ -26,9 +26,9 @@ pub struct GovernanceFacts {
     pub at: Moment,
     pub deployment: Deployment,
     pub configuration: ConfigurationDigests,
-    /// The addresses that are bound, with that of the probes; the admin socket last.
+    /// The addresses that are bound, with that of the probes; last the admin socket, bound or awaited.
     pub listeners: Vec<ListenerSummary>,
-    /// An operator may mark devices: the admin socket is there.
+    /// An operator may mark devices: an admin socket is bound or awaited.
     pub marks: bool,
     /// `auto` or `manual`.
     pub recovery: &'static str,

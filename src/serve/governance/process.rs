@@ -1,6 +1,7 @@
 //! What the kernel reports of this process: user, capabilities, namespaces and mounts.
 //!
-//! In: the files of `/proc/self`. Out: `OwnProcess`. Does not use: the snapshot, settings.
+//! In: the files of `/proc/self`, `uname`, whether a service account token exists. Out: `OwnProcess`. Does not use: the
+//! snapshot, settings.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,7 +30,7 @@ const CAPABILITIES: &str = "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KIL
     SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG \
     WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE";
 
-/// The actual privileges and mounts of this process. Values that cannot be read are absent.
+/// The actual privileges and mounts of this process. `None` and, in the record, null: could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OwnProcess {
     /// Shown beside the node's name.

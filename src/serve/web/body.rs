@@ -1,5 +1,5 @@
-//! Response bodies: in memory once for all clients, long ones as gzip, and given to a connection in pieces. So a client
-//! that reads slowly has no page of its own.
+//! Response bodies: those of metrics, page, node and history in memory once for all clients, long ones as gzip, and given
+//! to a connection in pieces. So a client that reads slowly has no page of its own.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -47,7 +47,7 @@ pub(super) struct BodyWriter {
     length: usize,
 }
 
-/// What a body depends on; numbers are the sequence of its snapshot.
+/// What a body depends on. The number of `Metrics` and `Node` is the sequence of its snapshot.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BodyKey {
     Metrics(Format, Coding, u64),

@@ -31,7 +31,7 @@ impl Default for Limits {
             // Over a minute, the usual scrape interval, so that scrapers keep their connections.
             read_timeout: Duration::from_secs(65),
             write_timeout: Duration::from_secs(10),
-            // hyper's default of 400 KiB times the connections is more memory than the chart's limit.
+            // hyper's default of 400 KiB times the connections is a fifth of the chart's memory limit.
             header_bytes: 32 * 1024,
         }
     }

@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixStream};
 
 /// Bytes of a response that the client has not taken yet: a large node's page. The kernel doubles the number.
 const SEND_BYTES: u32 = 256 * 1024;
-/// The longest request head.
+/// Bytes of requests that are not read yet: more than the longest head.
 const RECEIVE_BYTES: u32 = 64 * 1024;
 /// Connections that wait to be accepted.
 const BACKLOG: u32 = 1024;

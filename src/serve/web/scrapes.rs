@@ -22,7 +22,7 @@ impl ScrapeDurations {
         self.0.lock().1 += 1;
     }
 
-    /// Pages with container counters that were sent.
+    /// Pages with container counters that were made.
     pub fn pages(&self) -> u64 {
         self.0.lock().1
     }

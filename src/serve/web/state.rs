@@ -40,9 +40,9 @@ pub struct WebState {
     pub dcgm_generation: Generation,
     pub scrapes: ScrapeDurations,
     pub clock: Clock,
-    /// The process and its supervisor work; independent of any GPU.
+    /// Snapshots are published, and the driver's library does not hang while it is loaded; independent of any GPU.
     pub healthy: Probe,
-    /// A first snapshot is published, and the plugin's resources are registered or known to be absent.
+    /// The kubelet, the devices and each resource of the plugin have an outcome.
     pub ready: Probe,
     pub governance: GovernanceSource,
     pub allocations: AllocationSource,

@@ -136,7 +136,7 @@ impl DeviceLedger {
         accounts.into_iter().zip(&entries).for_each(|(account, entry)| account.add(entry, busy_whole, now.unix));
     }
 
-    /// Adds what cannot be attributed; every possible reason starts at zero.
+    /// Adds what cannot be attributed; every reason but `ended` starts at zero.
     fn add_unattributed(&mut self, interval: &Interval, by_process: bool) {
         let unattributed = &mut self.unattributed;
         for reason in UnattributedReason::OF_PROCESSES.into_iter().filter(|_| by_process) {

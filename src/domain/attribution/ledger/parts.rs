@@ -78,7 +78,7 @@ impl IntervalSegment {
         match &self.weights {
             Weights::MigDevices(devices) => self.divide_by_mig_activity(devices, &mut parts),
             Weights::Processes(others) => self.divide_by_process(others, &mut parts),
-            // Idle power is idle, the rest unknown.
+            // Idle power is `idle`; the rest too in a segment without work, else `unknown`.
             Weights::Holding if self.holders.is_empty() => self.divide_by_process(&BTreeMap::new(), &mut parts),
             Weights::Holding => {
                 let sum: f64 = self.holders.iter().map(|holder| holder.held.weight).sum();

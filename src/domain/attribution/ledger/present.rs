@@ -331,7 +331,7 @@ impl UsedMemory<'_> {
         MemoryDivision { holders, unattributed }
     }
 
-    /// The list and the sum are read at slightly different times: shares are limited to the sum.
+    /// The list is read a moment apart from `used`: where it adds up to more, shares are scaled to `used`.
     fn scaled(&self, bytes: u64, sum: u128) -> u64 {
         if sum <= u128::from(self.used) {
             return bytes;

@@ -2,7 +2,7 @@
 //! interval, when each account held the device, the weights. Out: segments. Does not know: accounts.
 //!
 //! A segment without a holder counts as idle where possible: holders do the work. Where SM time by process is known, a
-//! segment did as much work as its holders.
+//! segment did as much work as its holders, and by its length as the processes of others.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ pub struct HeldFraction {
     pub fraction: Option<f64>,
     /// As `Holding::weight`.
     pub weight: f64,
-    /// The only container to which the whole device is allocated.
+    /// The only container to which the whole GPU is allocated.
     pub exclusive: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Makes every NVML call but those that open and close the library: counts it, classifies its return code and skips unsupported calls.
+//! Makes every NVML call but those that open or close the library or free a GPM sample: counts it, classifies its return
+//! code and skips unsupported calls.
 //!
 //! In: a call by name. Out: its value or a refusal; for each pass its status and problems. Does not use: the meaning of
 //! values.

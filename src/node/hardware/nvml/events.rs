@@ -1,6 +1,6 @@
 //! The driver's event set: registers the GPUs, waits, and decodes events.
 //!
-//! In: NVML. Out: `RawEvent`s of the GPUs of one session. Does not use: threads, health.
+//! In: NVML. Out: `RawEvent`s of the GPUs of one session. Does not use: health.
 
 use std::collections::BTreeMap;
 use std::mem;

@@ -93,7 +93,7 @@ impl Gpm {
         gpm
     }
 
-    /// Means since the last call for the same instance, and nothing else; not even these at the first.
+    /// Means since the last call for the same instance, and cycle counters where the driver has them; nothing at the first.
     pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, instance: Option<u32>, now: Monotonic) -> Medium {
         let Some((pair, request)) = self.pairs.get_mut(&instance).zip(self.request.as_mut()) else {
             return Medium::default();

@@ -1,6 +1,6 @@
 //! The driver's own library, loaded at run time.
 //!
-//! In: where to search for `libnvidia-ml.so.1`. Out: the traits of `source`. Does not use: threads, retries or
+//! In: where to search for `libnvidia-ml.so.1`. Out: the traits of `source`. Does not use: the supervisor or
 //! publication, and blocks as long as the driver does. Numbers are from `nvml.h` of 13.5.
 
 #![allow(unsafe_code, reason = "NVML is a C library; each block has its reason")]

@@ -101,7 +101,8 @@ impl Supervisor {
         }
     }
 
-    /// A driver that lists no GPU although the bus has some is a fault, not an idle node.
+    /// Reports duplicate UUIDs, and a driver that lists no GPU although the bus has some: a fault, not an idle node. Else
+    /// clears the problem.
     pub(super) fn check_inventory(&mut self) {
         if self.awaits_an_answer && !self.fleet.inventory().gpus.is_empty() {
             return;

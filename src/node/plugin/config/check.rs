@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-/// 16 GPUs of this many slots stay a quarter below what the kubelet accepts in one message (4 MiB).
+/// 16 GPUs of this many slots take a third of what the kubelet accepts in one message (4 MiB).
 pub const MOST_SLOTS: u32 = 1024;
 
 /// What in the section cannot be used, and why: for people. The caller adds the file's name.

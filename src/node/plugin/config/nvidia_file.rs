@@ -3,8 +3,9 @@
 //!
 //! What is read is honoured, or is an error that names the field. Accepted without any effect are only:
 //! `failOnInitError` (we wait for the driver either way), `useNodeFeatureAPI` and `gfd` (feature discovery reads the
-//! same file for itself), and what shapes NVIDIA's own CDI specification while no CDI strategy needs one. `resources`,
-//! and `rename` under `sharing`, are honoured; NVIDIA's plugin ignores them with a warning.
+//! same file for itself), `imex.required` (channels are refused), and what shapes NVIDIA's own CDI specification while no
+//! CDI strategy needs one. `resources`, and `rename` under `sharing`, are honoured; NVIDIA's plugin ignores them with a
+//! warning.
 
 use std::collections::BTreeMap;
 

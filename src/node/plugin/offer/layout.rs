@@ -138,7 +138,7 @@ mod tests {
         }
     }
 
-    /// Answered at ten seconds, having taken half a second.
+    /// Answered at twenty seconds, having taken half a second.
     fn kubelet(held: &[(&str, &str)]) -> KubeletState {
         let pod = PodRef::new("team", "trainer");
         let device = |(resource, id): &(&str, &str)| HeldDevice {

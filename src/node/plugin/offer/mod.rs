@@ -8,6 +8,8 @@
 //! - lost: the driver no longer finds its GPU, which may return;
 //! - missing: the driver has not listed its GPU since its start, and only the kubelet has the ID (`missing`);
 //! - unplugged: its device nodes are not there, and may return;
+//! - passed through: its GPU is reserved for a virtual machine;
+//! - without MPS: NVIDIA's MPS daemon does not serve its slot;
 //! - vanished: its GPU is there without it, or was replaced (`layout`). Dropped from the offer once no container holds it.
 
 mod devices;

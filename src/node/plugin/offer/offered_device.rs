@@ -43,12 +43,12 @@ impl PluginUnhealthy {
         Self::new(PluginUnhealthyReason::Device(reason), detail)
     }
 
-    /// Not checked yet; no known fault.
+    /// Not checked yet, or the driver is refused or released for too long.
     pub fn is_unchecked(&self) -> bool {
         self.reason == PluginUnhealthyReason::Device(UnhealthyReason::Unknown)
     }
 
-    /// Health of devices is logged by the health monitor; the plugin logs only its own reasons.
+    /// `agent::health_task` logs the health of devices; the plugin logs only its own reasons.
     pub fn is_own(&self) -> bool {
         !matches!(self.reason, PluginUnhealthyReason::Device(_))
     }

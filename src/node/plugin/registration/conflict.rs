@@ -1,6 +1,6 @@
 //! Two plugins for one resource: the later registration replaces the earlier one without a notice, and when it ends, a
 //! kubelet up to 1.36 drops the resource. The one rule to notice both: what the kubelet lists as allocatable is compared
-//! with what podmeter offers, after each change in the plugin directory and every ten seconds.
+//! with what podmeter offers, after each change in the plugin directory and every ten seconds (`kubelet::schedule`).
 //!
 //! ```text
 //!              device IDs of others, or the socket of a known plugin
@@ -12,9 +12,9 @@
 //!  our IDs
 //! ```
 //!
-//! In: answers of the kubelet, names of live sockets, the offer. Out: a `Comparison`. Pure. Health is no part of it: the
-//! kubelet's list goes on whatever is suspected. Neither is what containers hold: a restarted kubelet gives devices from
-//! its checkpoint and calls no plugin for them.
+//! In: answers of the kubelet, names of live sockets, the offer. Out: a `Comparison`. Pure. Only healthy devices are
+//! compared, as the kubelet lists no others; a suspicion changes no device's health. What containers hold is no part of it:
+//! a restarted kubelet gives devices from its checkpoint and calls no plugin for them.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

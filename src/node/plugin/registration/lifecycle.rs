@@ -125,7 +125,8 @@ impl Lifecycle {
         Err(self.stay_registered(server, attempt.kubelet, &before).await)
     }
 
-    /// `Waiting`: until the kubelet's socket is there, no other plugin serves the resource, and the devices are checked.
+    /// `Waiting`: until no other plugin serves the resource, unless it is to be taken over, and the devices are checked. Fails
+    /// without the kubelet's socket.
     async fn until_ready(&mut self, kubelet: Option<SocketIdentity>, began: Monotonic) -> Result<(), RegistrationEnd> {
         if kubelet.is_none() {
             return Err(RegistrationEnd::NoKubelet(sockets::kubelet_socket(&self.directory)));
@@ -156,7 +157,7 @@ impl Lifecycle {
 
     /// Any state → `Waiting`: closes the server. Whether there was a registration.
     async fn close(&mut self, attempt: Attempt, backoff: &mut Backoff) -> bool {
-        // Ours goes first: an older kubelet that sees it go later would take it for the new one.
+        // Before the next one registers: an older kubelet that sees this stream end later takes it for the new one's.
         if let Some(server) = attempt.server {
             server.close().await;
         }
@@ -232,8 +233,8 @@ impl Lifecycle {
         let _ = tokio::time::timeout(left, self.inputs.offer.wait_for(checked)).await;
     }
 
-    /// `Registered`, with the list open. The sockets of known plugins that were there `before` count only where it must
-    /// not replace them.
+    /// `Registered`, with the list open. With takeover, the sockets of known plugins that were there `before`
+    /// do not count.
     async fn stay_registered(
         &mut self,
         server: &PluginServer,

@@ -1,4 +1,5 @@
-//! What a card shows of superchips, the NVLink fabric and DRA claims. `None` where driver and kubelet report nothing of the kind.
+//! What the page shows of superchips, the NVLink fabric and DRA claims. `None` where driver and kubelet report nothing of
+//! the kind.
 
 use crate::domain::model::{Account, FabricState, Gpu, GpuUuid, Snapshot};
 

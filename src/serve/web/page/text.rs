@@ -10,7 +10,7 @@ pub(super) fn or_unknown(text: Option<String>) -> String {
     text.unwrap_or_else(|| "–".to_owned())
 }
 
-/// A figure that has the same name and value in the API: programs compare them.
+/// A figure with its exact value, for programs.
 pub(super) fn figure(name: &'static str, value: Option<f64>, show: impl Fn(f64) -> String) -> Markup {
     let exact = value.map(|value| format!("{value:.3}"));
     html! { b data-figure=(name) data-value=[exact] { (or_unknown(value.map(show))) } }
