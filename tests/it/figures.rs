@@ -183,8 +183,8 @@ impl Scene {
     fn health(&self) -> HealthState {
         let healthy = || DeviceHealth { healthy: true, since: Moment::default(), causes: vec![] };
         let of = |gpu: &Gpu| {
-            let instances = gpu.mig_devices.iter().map(|mig| (mig.uuid.clone(), healthy())).collect();
-            (gpu.uuid.clone(), GpuHealth { whole: healthy(), instances, xids: XidCounts::default() })
+            let mig_devices = gpu.mig_devices.iter().map(|mig| (mig.uuid.clone(), healthy())).collect();
+            (gpu.uuid.clone(), GpuHealth { whole: healthy(), mig_devices, xids: XidCounts::default() })
         };
         HealthState { gpus: self.gpus.iter().map(of).collect(), ..HealthState::default() }
     }

@@ -32,7 +32,7 @@ fn derive(hardware: &HardwareState) -> HealthState {
     };
     let of = |gpu: &Gpu| GpuHealth {
         whole: device(gpu),
-        instances: gpu.mig_devices.iter().map(|mig| (mig.uuid.clone(), device(gpu))).collect(),
+        mig_devices: gpu.mig_devices.iter().map(|mig| (mig.uuid.clone(), device(gpu))).collect(),
         xids: XidCounts::default(),
     };
     let gpus = hardware.inventory.gpus.values().map(|gpu| (gpu.uuid.clone(), of(gpu))).collect();

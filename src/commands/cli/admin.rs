@@ -65,7 +65,7 @@ pub fn resume(socket: AdminSocket) -> Result<(), Failed> {
 fn has_no_causes(node: &NodeResponse, device: &str) -> bool {
     let health = node.health.gpus.iter().find_map(|(gpu, health)| match gpu.as_str() == device {
         true => Some(&health.whole),
-        false => health.instances.iter().find(|(mig, _)| mig.as_str() == device).map(|(_, health)| health),
+        false => health.mig_devices.iter().find(|(mig, _)| mig.as_str() == device).map(|(_, health)| health),
     });
     health.is_some_and(|health| health.causes.is_empty())
 }

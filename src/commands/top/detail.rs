@@ -151,7 +151,7 @@ fn events(node: &NodeResponse, gpu: &Gpu, ago: impl Fn(Moment) -> String) -> Vec
         let (reason, detail) = (transition.reason.as_str(), clean(&transition.detail));
         words.push(format!("{} ago{part}: {to}: {reason}: {detail}{held}", ago(transition.at)));
     }
-    let xids = node.health.gpus.get(&gpu.uuid).map(|health| &health.xids.last);
+    let xids = node.health.gpus.get(&gpu.uuid).map(|health| &health.xids.by_code);
     for (code, xid) in xids.into_iter().flatten() {
         words.push(format!("XID {code} ({}): {} times, last {} ago", xid.class.as_str(), xid.count, ago(xid.at)));
     }

@@ -135,7 +135,7 @@ pub fn state(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> (String
     if let Some(passthrough) = node.hardware.inventory.passthrough.get(&gpu.uuid) {
         return (format!("passthrough:{}", clean(&passthrough.kernel_driver)), false);
     }
-    match node.health.of(&gpu.uuid, mig.map(|mig| &mig.uuid)) {
+    match node.health.device(&gpu.uuid, mig.map(|mig| &mig.uuid)) {
         Some(health) if health.healthy => ("healthy".to_owned(), false),
         Some(health) if health.is_only_marked() => ("marked".to_owned(), false),
         Some(health) => (format!("unhealthy:{}", health.reason().map_or("", |reason| reason.as_str())), true),
@@ -294,7 +294,7 @@ fn problems(node: &NodeResponse) -> Vec<String> {
 pub fn causes<'a>(node: &'a NodeResponse, gpu: &Gpu) -> Vec<(String, &'a HealthCause)> {
     let Some(health) = node.health.gpus.get(&gpu.uuid) else { return vec![] };
     let mut causes: Vec<_> = health.whole.causes.iter().map(|cause| (number(gpu, None), cause)).collect();
-    for (uuid, part) in &health.instances {
+    for (uuid, part) in &health.mig_devices {
         // The causes of the whole GPU are also in each part.
         let own = part.causes.iter().filter(|cause| !health.whole.causes.contains(cause));
         causes.extend(own.map(|cause| (number(gpu, gpu.mig_device(uuid)), cause)));

@@ -177,7 +177,7 @@ fn conditions(snapshot: &Snapshot, now: Moment, gpu: &GpuUuid, health: &GpuHealt
     };
     let unhealthy = |mig, health: &DeviceHealth| device(mig, status(health), health.since.unix, reasons(health));
     let mut found: Vec<DeviceCondition> = if health.whole.healthy {
-        let parts = health.instances.iter().filter(|(_, part)| !part.healthy);
+        let parts = health.mig_devices.iter().filter(|(_, part)| !part.healthy);
         parts.map(|(mig, part)| unhealthy(Some(mig), part)).collect()
     } else {
         vec![unhealthy(None, &health.whole)]

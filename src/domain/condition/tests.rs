@@ -12,7 +12,7 @@ fn healthy() -> Snapshot {
     let mut snapshot = fixture::snapshot();
     let at = snapshot.at;
     for health in Arc::make_mut(&mut snapshot.health).gpus.values_mut() {
-        for device in std::iter::once(&mut health.whole).chain(health.instances.values_mut()) {
+        for device in std::iter::once(&mut health.whole).chain(health.mig_devices.values_mut()) {
             (device.healthy, device.causes) = (true, vec![]);
         }
     }
@@ -156,7 +156,7 @@ fn a_marked_gpu_is_named_and_needs_no_repair() {
 fn a_mig_device_is_named_where_its_gpu_is_healthy() {
     let mut snapshot = healthy();
     let gpus = &mut Arc::make_mut(&mut snapshot.health).gpus;
-    let parts = &mut gpus.get_mut(&PARTITIONED.into()).unwrap().instances;
+    let parts = &mut gpus.get_mut(&PARTITIONED.into()).unwrap().mig_devices;
     let (uuid, part) = parts.iter_mut().next().expect("partitioned");
     let (uuid, cause) = (uuid.clone(), UnhealthyReason::Ecc);
     part.healthy = false;

@@ -237,7 +237,7 @@ impl TrackedGpu {
     pub fn published(&self) -> GpuHealth {
         GpuHealth {
             whole: self.health.get(&Subject::Whole).cloned().expect("the whole GPU is evaluated first"),
-            instances: self
+            mig_devices: self
                 .health
                 .iter()
                 .filter_map(|(of, health)| Some((of.mig()?.clone(), health.clone())))

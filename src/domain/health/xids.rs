@@ -177,14 +177,14 @@ impl GpuXids {
 
     /// True for the first of its code, and for each whose code has no entry of its own.
     pub fn add(&mut self, event: &XidEvent, effect: Effect, now: Monotonic) -> bool {
-        let is_new = !self.counts.last.contains_key(&event.code);
+        let is_new = !self.counts.by_code.contains_key(&event.code);
         // Beyond the bound, codes share an entry; none that exists loses its own.
-        let code = if is_new && self.counts.last.len() >= CODES { UNKNOWN_CODE } else { event.code };
+        let code = if is_new && self.counts.by_code.len() >= CODES { UNKNOWN_CODE } else { event.code };
         // Not later than now.
         let at = event.at.monotonic.min(now);
         *self.counts.by_class.entry(class(event.code)).or_default() += event.count;
         let first = || XidCount { class: class(code), at: event.at, count: 0, recent: RecentCount::default() };
-        let of_code = self.counts.last.entry(code).or_insert_with(first);
+        let of_code = self.counts.by_code.entry(code).or_insert_with(first);
         of_code.count = of_code.count.saturating_add(event.count);
         of_code.recent.add(at, event.count);
         if event.at.monotonic >= of_code.at.monotonic {

@@ -98,7 +98,7 @@ fn is_joined(snapshot: &Snapshot) -> bool {
 fn counted(snapshot: &Snapshot) -> XidTotals {
     let mut xids = XidTotals::new();
     for (gpu, health) in &snapshot.health.gpus {
-        xids.extend(health.xids.last.iter().map(|(code, last)| ((gpu.clone(), *code), (last.count, last.class))));
+        xids.extend(health.xids.by_code.iter().map(|(code, last)| ((gpu.clone(), *code), (last.count, last.class))));
     }
     xids
 }

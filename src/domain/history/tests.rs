@@ -97,7 +97,7 @@ fn new_xids_are_an_event_with_their_number() {
     let last = XidCount { class: XidClass::GpuReset, at: more.at, count: 2, recent: RecentCount::default() };
     change(&mut more.health, |health| {
         let gpu = health.gpus.get_mut(&fixture::WHOLE.into()).unwrap();
-        gpu.xids.last.insert(79, last);
+        gpu.xids.by_code.insert(79, last);
     });
     history.note(&more);
     history.note(&more);

@@ -25,7 +25,8 @@ pub struct GpuHealth {
     /// The health of the whole GPU.
     pub whole: DeviceHealth,
     /// The health of each MIG device, including causes of the whole GPU.
-    pub instances: BTreeMap<MigUuid, DeviceHealth>,
+    #[serde(rename = "instances")]
+    pub mig_devices: BTreeMap<MigUuid, DeviceHealth>,
     pub xids: XidCounts,
 }
 
@@ -130,8 +131,8 @@ pub struct XidCounts {
     pub created: UnixSeconds,
     /// Every class, from 0.
     pub by_class: BTreeMap<XidClass, u64>,
-    /// By code.
-    pub last: BTreeMap<u32, XidCount>,
+    #[serde(rename = "last")]
+    pub by_code: BTreeMap<u32, XidCount>,
 }
 
 /// XIDs of one code.
@@ -187,7 +188,7 @@ pub fn recovery_action(number: u32) -> Option<&'static str> {
 impl GpuHealth {
     /// The GPU and every MIG device on it.
     pub fn devices(&self) -> impl Iterator<Item = &DeviceHealth> {
-        std::iter::once(&self.whole).chain(self.instances.values())
+        std::iter::once(&self.whole).chain(self.mig_devices.values())
     }
 
     /// False as soon as any part of it is unhealthy.
@@ -215,8 +216,8 @@ impl DeviceHealth {
 impl HealthState {
     /// The health of a MIG device, or of the whole GPU. `None` for one that was never listed, is gone or is
     /// passed through.
-    pub fn of(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&DeviceHealth> {
+    pub fn device(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&DeviceHealth> {
         let known = self.gpus.get(gpu)?;
-        mig.map_or(Some(&known.whole), |mig| known.instances.get(mig))
+        mig.map_or(Some(&known.whole), |mig| known.mig_devices.get(mig))
     }
 }

@@ -109,7 +109,7 @@ fn device(snapshot: &Snapshot, slots: &SlotCounts, gpu: &Gpu, mig: Option<&MigDe
     let holdings = || snapshot.accounts.iter().filter(on_it).filter_map(|account| account.holding.as_ref());
     let slots = slots.get(&(gpu.uuid.clone(), mig_uuid.cloned())).copied();
     let held: usize = holdings().map(|holding| holding.device_ids.len()).sum();
-    let is_healthy = snapshot.health.of(&gpu.uuid, mig_uuid).is_some_and(|health| health.healthy);
+    let is_healthy = snapshot.health.device(&gpu.uuid, mig_uuid).is_some_and(|health| health.healthy);
     let state = match holdings().next() {
         Some(_) => DeviceState::Held,
         None if snapshot.hardware.inventory.passthrough.contains_key(&gpu.uuid) => DeviceState::Passthrough,

@@ -56,7 +56,7 @@ pub fn record(account: &Account, snapshot: &Snapshot, began: UnixSeconds, id: u6
     };
     record.device.mig_uuid = account.mig.as_ref().map(MigUuid::to_shared);
     describe(&mut record, account, snapshot);
-    let health = snapshot.health.of(&account.gpu, account.mig.as_ref());
+    let health = snapshot.health.device(&account.gpu, account.mig.as_ref());
     if let Some((health, cause)) = health.and_then(|health| Some((health, health.causes.first()?))) {
         let (reason, detail) = (cause.reason.as_str().into(), Arc::clone(&cause.detail));
         note(&mut record, HealthEvent { at: health.since.unix.0, healthy: false, reason, detail });

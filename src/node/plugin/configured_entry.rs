@@ -114,8 +114,8 @@ fn with_health(mut offer: Offer, health: &HealthState) -> Offer {
 /// a GPU is healthy.
 fn hardware_health(hardware: &OfferedHardware, health: &HealthState) -> OfferedHealth {
     let device = match hardware {
-        OfferedHardware::Gpu { uuid, .. } | OfferedHardware::Missing(uuid) => health.of(uuid, None),
-        OfferedHardware::Mig { gpu, uuid, .. } => health.of(gpu, Some(uuid)),
+        OfferedHardware::Gpu { uuid, .. } | OfferedHardware::Missing(uuid) => health.device(uuid, None),
+        OfferedHardware::Mig { gpu, uuid, .. } => health.device(gpu, Some(uuid)),
         OfferedHardware::Nodes(_) | OfferedHardware::Nothing => return Ok(()),
     };
     let Some(device) = device else {

@@ -61,7 +61,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML events"),
         gauge("podmeter_xid_last_timestamp_seconds", "Unix time of the last XID of this code.", |snapshot, family| {
             for (gpu, health) in with_health(snapshot) {
-                for (code, xid) in &health.xids.last {
+                for (code, xid) in &health.xids.by_code {
                     let labels = of_device(gpu).and("xid", *code).and("class", xid.class.as_str());
                     family.push(labels.and("source", "nvml"), xid.at.unix);
                 }

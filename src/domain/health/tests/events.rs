@@ -173,7 +173,7 @@ fn a_new_instance_does_not_inherit_the_xid_of_the_number_that_it_got() {
     let state = world.at(3);
     assert_eq!(reasons(&state, Some("MIG-new")), WELL);
     assert_eq!(reasons(&state, None), WELL);
-    assert!(state.of(&GPU.into(), Some(&SLICE.into())).is_none(), "what is gone has no health");
+    assert!(state.device(&GPU.into(), Some(&SLICE.into())).is_none(), "what is gone has no health");
     world.gpu(|gpu| gpu.mig_devices = vec![mig(SLICE, 7), mig(OTHER_SLICE, 8)]);
     assert_eq!(reasons(&world.at(4), Some(SLICE)), ["xid"], "what comes back brings it along");
 }
@@ -184,7 +184,7 @@ fn xids_count_by_class_and_by_code() {
     world.with(2, &[XidEvent { count: 3, ..xid(31, 2) }]);
     let state = world.with(120, &[xid(31, 120), XidEvent { at: moment(60), ..xid(31, 60) }]);
     let xids = &state.gpus[&GPU.into()].xids;
-    let of_code = &xids.last[&31];
+    let of_code = &xids.by_code[&31];
     let recent = [120, 310, 1_000].map(|seconds| of_code.recent.at(moment(seconds).monotonic));
     assert_eq!((xids.by_class[&XidClass::Application], of_code.count, of_code.at), (5, 5, moment(120)));
     assert_eq!(recent, [5, 2, 0]);
@@ -197,8 +197,8 @@ fn codes_and_transitions_are_bounded() {
     let state = world.with(2, &codes);
     let xids = &state.gpus[&GPU.into()].xids;
     assert_eq!(xids.by_class.values().sum::<u64>(), 10_000, "none is lost for that");
-    assert_eq!(xids.last.values().map(|of_code| of_code.count).sum::<u64>(), 10_000);
-    assert_eq!(xids.last.len(), 257);
+    assert_eq!(xids.by_code.values().map(|of_code| of_code.count).sum::<u64>(), 10_000);
+    assert_eq!(xids.by_code.len(), 257);
     for seconds in 3..300 {
         world.slow(|slow| slow.recovery_action = Some((seconds % 2) as u32));
         world.hardware.driver_loads += 1;

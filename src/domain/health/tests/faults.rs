@@ -66,7 +66,7 @@ fn an_xid_outlives_the_agent_until_a_reset_is_observed() {
             for seconds in [10, 11, 30] {
                 let state = world.at(seconds);
                 assert_eq!(state.gpus[&GPU.into()].whole.reason(), Some(UnhealthyReason::Xid), "{what}: XID {code}");
-                assert!(!state.of(&GPU.into(), Some(&SLICE.into())).unwrap().healthy);
+                assert!(!state.device(&GPU.into(), Some(&SLICE.into())).unwrap().healthy);
             }
             world.slow(|slow| slow.recovery_action = slow.recovery_action.map(|_| 0));
             world.at(31);
@@ -146,7 +146,7 @@ fn a_mark_outlives_the_agent_and_the_driver_until_its_end() {
     let mut next = world.restarted(10, HealthConfig::default());
     assert_eq!(next.health.drain_notes()[1], "MIG-7: the mark \"smells\" is restored from before podmeter started");
     next = world.restarted(99, HealthConfig::default());
-    let mig = |state: &HealthState| state.of(&GPU.into(), Some(&SLICE.into())).unwrap().causes.len();
+    let mig = |state: &HealthState| state.device(&GPU.into(), Some(&SLICE.into())).unwrap().causes.len();
     assert_eq!((reasons(&next.at(99), None), mig(&next.health.state())), (vec!["admin"], 2));
     assert_eq!(mig(&next.at(100)), 1);
     assert_eq!(mig(&world.restarted(100, HealthConfig::default()).at(100)), 1, "its end was while no agent ran");

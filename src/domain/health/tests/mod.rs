@@ -129,9 +129,9 @@ impl World {
 
 fn reasons(state: &HealthState, mig: Option<&str>) -> Vec<&'static str> {
     let mig = mig.map(Into::into);
-    let device = state.of(&GPU.into(), mig.as_ref()).expect("it has a health state");
+    let device = state.device(&GPU.into(), mig.as_ref()).expect("it has a health state");
     assert_eq!(device.healthy, device.causes.is_empty());
-    assert!(state.of(&OTHER.into(), None).unwrap().healthy, "the other GPU is independent");
+    assert!(state.device(&OTHER.into(), None).unwrap().healthy, "the other GPU is independent");
     device.causes.iter().map(|cause| cause.reason.as_str()).collect()
 }
 

@@ -276,7 +276,7 @@ fn a_driver_that_cannot_be_opened_for_longer_than_the_limit_is_no_driver() {
 fn what_is_unknown_stays_so_until_the_device_answers() {
     let unknown = |world: &World| {
         let state = world.health.state();
-        let device = state.of(&GPU.into(), None).unwrap();
+        let device = state.device(&GPU.into(), None).unwrap();
         assert_ne!(device.healthy, device.reason() == Some(UnhealthyReason::Unknown), "{device:?}");
         !device.healthy
     };
@@ -302,7 +302,7 @@ fn what_is_unknown_stays_so_until_the_device_answers() {
         world.at(seconds);
         assert!(unknown(&world), "at {seconds}");
     }
-    assert!(world.health.state().of(&OTHER.into(), None).unwrap().healthy);
+    assert!(world.health.state().device(&OTHER.into(), None).unwrap().healthy);
     world.unresponsive.clear();
     world.at(90);
     assert_eq!(world.reasons(), WELL);
@@ -327,7 +327,7 @@ fn what_is_unknown_stays_so_until_the_device_answers() {
 /// Too few threads, for example.
 #[test]
 fn a_gpu_that_this_process_cannot_read_is_unknown_with_the_reason() {
-    let detail = |world: &World| world.health.state().of(&GPU.into(), None).unwrap().causes[0].detail.to_string();
+    let detail = |world: &World| world.health.state().device(&GPU.into(), None).unwrap().causes[0].detail.to_string();
     for was_checked in [false, true] {
         let mut world = if was_checked { World::checked() } else { World::new(HealthConfig::default()) };
         world.stop_answering(|readings| readings.problem = Some("no thread".into()));

@@ -104,14 +104,14 @@ proptest! {
             let stuck = reference.stuck_since.is_some_and(|since| now - since >= 10);
             let against = reference.action != 0 || reference.lost || stuck || reference.row_remap_failed
                 || reference.fabric_away;
-            let healthy = state.of(&GPU.into(), None).unwrap().healthy;
+            let healthy = state.device(&GPU.into(), None).unwrap().healthy;
             if against || matches!(step, Step::Xid(48 | 54 | 79 | 95 | 119)) {
                 prop_assert!(!healthy, "at {now} in spite of {:?}", reference.action);
                 reference.last_against = Some(now);
             }
             let last_against = reference.last_against.filter(|_| healthy);
             prop_assert!(last_against.is_none_or(|last| now - last >= 60), "up at {now}, against it at {last_against:?}");
-            prop_assert!(state.of(&OTHER.into(), None).unwrap().healthy, "the other GPU");
+            prop_assert!(state.device(&OTHER.into(), None).unwrap().healthy, "the other GPU");
             let turned = state.transitions.iter().filter(|transition| transition.gpu == OTHER.into()).count();
             prop_assert_eq!(turned, 0);
             for (class, count) in &state.gpus[&GPU.into()].xids.by_class {

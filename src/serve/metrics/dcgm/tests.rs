@@ -303,13 +303,13 @@ fn the_last_xid_of_any_code_is_shown_and_0_without_one() {
     assert_eq!([fixture::WHOLE, fixture::LOST].map(|uuid| last(&snapshot, uuid)), [Some(31.0), Some(0.0)]);
     let health = std::sync::Arc::make_mut(&mut snapshot.health);
     let xids = &mut health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids;
-    let mut earlier = xids.last[&31].clone();
+    let mut earlier = xids.by_code[&31].clone();
     earlier.at.monotonic = crate::domain::model::Monotonic::from_secs(399);
-    xids.last.insert(94, earlier.clone());
+    xids.by_code.insert(94, earlier.clone());
     assert_eq!(last(&snapshot, fixture::WHOLE), Some(31.0));
     earlier.at.monotonic = crate::domain::model::Monotonic::from_secs(401);
     let health = std::sync::Arc::make_mut(&mut snapshot.health);
-    health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids.last.insert(94, earlier);
+    health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids.by_code.insert(94, earlier);
     assert_eq!(last(&snapshot, fixture::WHOLE), Some(94.0));
 }
 

@@ -165,7 +165,7 @@ fn link_errors(slow: &Slow, kind: &str, error: &str) -> Option<f64> {
 
 fn last_xid(page: &DcgmPage<'_>, series: &mut Series) {
     for (gpu, health) in with_health(page.snapshot) {
-        let last = health.xids.last.iter().max_by_key(|(_, xid)| xid.at.monotonic);
+        let last = health.xids.by_code.iter().max_by_key(|(_, xid)| xid.at.monotonic);
         page.gpu_and(series, gpu, &Labels::default(), last.map_or(0, |(code, _)| *code).into());
     }
 }
@@ -199,7 +199,7 @@ fn clock_event_starts(page: &DcgmPage<'_>, series: &mut Series) {
 fn xids_recent(page: &DcgmPage<'_>, series: &mut Series) {
     let now = page.snapshot.at.monotonic;
     for (gpu, health) in with_health(page.snapshot) {
-        let counts = health.xids.last.iter().map(|(code, count)| (*code, count.recent.at(now)));
+        let counts = health.xids.by_code.iter().map(|(code, count)| (*code, count.recent.at(now)));
         let recent: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
         if recent.is_empty() {
             page.gpu_and(series, gpu, &window(), 0.0);
@@ -212,7 +212,7 @@ fn xids_recent(page: &DcgmPage<'_>, series: &mut Series) {
 
 fn xids(page: &DcgmPage<'_>, series: &mut Series) {
     for (gpu, health) in with_health(page.snapshot) {
-        for (code, xid) in &health.xids.last {
+        for (code, xid) in &health.xids.by_code {
             page.gpu_and(series, gpu, &Labels::of("xid", *code), xid.count as f64);
         }
     }

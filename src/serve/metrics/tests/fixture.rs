@@ -161,16 +161,16 @@ fn health() -> HealthState {
     };
     let mut xids =
         XidCounts { created: STARTED, by_class: XidClass::ALL.map(|class| (class, 0)).into(), ..XidCounts::default() };
-    let of = |whole, xids: &XidCounts| GpuHealth { whole, instances: BTreeMap::new(), xids: xids.clone() };
+    let of = |whole, xids: &XidCounts| GpuHealth { whole, mig_devices: BTreeMap::new(), xids: xids.clone() };
     let lost = of(sick(UnhealthyReason::Lost, "the driver no longer lists it"), &xids);
     let partitioned = GpuHealth {
-        instances: [(SLICE.into(), well()), (OTHER_SLICE.into(), sick(UnhealthyReason::Xid, "XID 95"))].into(),
+        mig_devices: [(SLICE.into(), well()), (OTHER_SLICE.into(), sick(UnhealthyReason::Xid, "XID 95"))].into(),
         ..of(well(), &xids)
     };
     xids.by_class.insert(XidClass::Application, 3);
     let mut recent = RecentCount::default();
     recent.add(Monotonic::from_secs(400), 2);
-    xids.last.insert(31, XidCount { class: XidClass::Application, at: moment(400), count: 3, recent });
+    xids.by_code.insert(31, XidCount { class: XidClass::Application, at: moment(400), count: 3, recent });
     let gpus = [(WHOLE.into(), of(well(), &xids)), (LOST.into(), lost), (PARTITIONED.into(), partitioned)].into();
     HealthState { gpus, ..HealthState::default() }
 }

@@ -117,7 +117,7 @@ fn mig_row(page: &NodePage<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medi
     let instances = medium.map_or(&[][..], |medium| &medium.instances);
     let reading: Option<&InstanceReading> = instances.iter().find(|instance| instance.members.contains(&mig.uuid));
     let memory = reading.and_then(|reading| reading.memory);
-    let health = page.snapshot.health.gpus.get(&gpu.uuid).and_then(|health| health.instances.get(&mig.uuid));
+    let health = page.snapshot.health.gpus.get(&gpu.uuid).and_then(|health| health.mig_devices.get(&mig.uuid));
     let holders: Vec<&Account> = page.holders(gpu).filter(|account| account.mig.as_ref() == Some(&mig.uuid)).collect();
     let name = device_name(page.snapshot, &gpu.uuid, Some(&mig.uuid)).trim_start_matches("GPU ").to_owned();
     let overview = page.snapshot.overview.device(&gpu.uuid, Some(&mig.uuid));
