@@ -107,10 +107,7 @@ fn owner(event: &XidEvent, observation: &XidObservation<'_>) -> Option<XidOwner>
 /// The MIG devices that the XID concerns; empty: the whole GPU, as far as is known.
 fn concerned_mig_devices<'a>(event: &XidEvent, inventory: &'a Inventory) -> BTreeSet<&'a MigUuid> {
     let Some((instance, gpu)) = event.instance.zip(inventory.gpus.get(&event.gpu)) else { return BTreeSet::new() };
-    let in_gpu_instance = || gpu.mig_devices.iter().filter(|mig| mig.gpu_instance == instance.gpu_instance);
-    let exact = in_gpu_instance().filter(|mig| Some(mig.compute_instance) == instance.compute_instance);
-    let exact: BTreeSet<&MigUuid> = exact.map(|mig| &mig.uuid).collect();
-    if exact.is_empty() { in_gpu_instance().map(|mig| &mig.uuid).collect() } else { exact }
+    instance.mig_devices(&gpu.mig_devices).into_iter().map(|mig| &mig.uuid).collect()
 }
 
 fn only<T: Ord>(set: BTreeSet<T>) -> Option<T> {

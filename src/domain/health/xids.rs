@@ -298,19 +298,13 @@ impl XidScope {
     }
 }
 
-/// An XID of an unknown instance applies to the whole GPU. One whose compute
-/// instance is unknown applies to its GPU instance.
-fn scope(instance: XidInstance, migs: &[MigDevice]) -> XidScope {
-    let members: Vec<&MigDevice> = migs.iter().filter(|mig| mig.gpu_instance == instance.gpu_instance).collect();
-    let named = |mig: &&&MigDevice| instance.compute_instance == Some(mig.compute_instance);
-    let exact: BTreeSet<MigUuid> = members.iter().filter(named).map(|mig| mig.uuid.clone()).collect();
-    if members.is_empty() {
-        XidScope::Whole
-    } else if exact.is_empty() {
-        XidScope::MigDevices(members.into_iter().map(|mig| mig.uuid.clone()).collect())
-    } else {
-        XidScope::MigDevices(exact)
+/// An XID of an instance that the GPU does not have applies to the whole GPU.
+fn scope(instance: XidInstance, of_gpu: &[MigDevice]) -> XidScope {
+    let concerned = instance.mig_devices(of_gpu);
+    if concerned.is_empty() {
+        return XidScope::Whole;
     }
+    XidScope::MigDevices(concerned.into_iter().map(|mig| mig.uuid.clone()).collect())
 }
 
 #[cfg(test)]

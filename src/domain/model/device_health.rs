@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ContainerRef, GpuUuid, MigUuid, Moment, RecentCount, UnixSeconds};
+use super::{ContainerRef, GpuUuid, MigDevice, MigUuid, Moment, RecentCount, UnixSeconds};
 
 /// The health of every GPU that was ever listed and its MIG devices of now, with transitions and XIDs. Without GPUs that
 /// are passed through, and those known by their PCI address that have a UUID since.
@@ -183,6 +183,17 @@ pub const RECOVERY_ACTIONS: [&str; 8] = [
 /// `None` for an unknown number.
 pub fn recovery_action(number: u32) -> Option<&'static str> {
     RECOVERY_ACTIONS.get(usize::try_from(number).ok()?).copied()
+}
+
+impl XidInstance {
+    /// Its MIG devices, of those of the GPU: all of the GPU instance if the compute instance is unknown or has none. Empty
+    /// if the GPU instance has none.
+    pub fn mig_devices(self, of_gpu: &[MigDevice]) -> Vec<&MigDevice> {
+        let in_gpu_instance = || of_gpu.iter().filter(|mig| mig.gpu_instance == self.gpu_instance);
+        let exact: Vec<_> =
+            in_gpu_instance().filter(|mig| Some(mig.compute_instance) == self.compute_instance).collect();
+        if exact.is_empty() { in_gpu_instance().collect() } else { exact }
+    }
 }
 
 impl GpuHealth {
