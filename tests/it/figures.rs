@@ -9,9 +9,9 @@ use podmeter::clock::Clock;
 use podmeter::domain::attribution::{DeviceProcesses, Ledger, Observation, OwnedProcess};
 use podmeter::domain::holders::{self, Slots};
 use podmeter::domain::model::{
-    Allocatable, Allocations, ContainerRef, CpuSet, DeviceHealth, DeviceId, DeviceReadings, DeviceTotals, Fast, Gaps,
-    Gpu, GpuHealth, GpuUuid, HardwareSource, HardwareState, HealthState, Inventory, KubeletState, Moment, Monotonic,
-    Overview, Owner, Snapshot, Stamped, UnixSeconds, XidCounts,
+    Allocatable, Allocations, ContainerRef, CpuSet, DeviceHealth, DeviceId, DeviceReadings, DeviceTotals, Fast, Gpu,
+    GpuHealth, GpuUuid, HardwareSource, HardwareState, HealthState, Inventory, KubeletState, Moment, Monotonic,
+    Overview, Owner, SessionGaps, Snapshot, Stamped, UnixSeconds, XidCounts,
 };
 use podmeter::node::hardware::simulated::{SimulatedDriver, SimulatedProfile};
 use podmeter::node::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
@@ -133,7 +133,7 @@ impl Scene {
                     energy_joules: Some(through as f64 * (100.0 + 400.0 * BUSY[number])),
                     instance_busy_seconds: of_instances(SLICE_BUSY * through as f64),
                     uncovered_seconds: gap,
-                    gaps: Gaps {
+                    gaps: SessionGaps {
                         seconds: gap,
                         energy_joules: 0.0,
                         until: Monotonic::from_secs(if gap > 0.0 { UNREAD.end } else { 0 }),

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::domain::model::{DeviceTotals, Divided, Gaps, Monotonic};
+use crate::domain::model::{DeviceTotals, Divided, Monotonic, SessionGaps};
 
 /// At most this much busy time is carried to the next interval: the driver's samples are up to two seconds late.
 const CARRY_LIMIT_SECONDS: f64 = 2.0;
@@ -25,7 +25,7 @@ pub struct DeviceClock {
     busy_seconds: Option<f64>,
     energy_joules: Option<f64>,
     uncovered_seconds: f64,
-    gaps: Gaps,
+    gaps: SessionGaps,
     /// Reported by the driver, and not divided yet.
     pub busy_carry: f64,
 }
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(activity.ratios(&totals(15, &[(2, 1.0)])), [(2, 0.0)].into());
         assert_eq!(activity.ratios(&totals(16, &[(1, 0.5)])), [(1, 0.5)].into(), "it began anew");
         let after_gap = |second, until, instances: &[(u32, f64)]| DeviceTotals {
-            gaps: Gaps { until: Monotonic::from_secs(until), ..Gaps::default() },
+            gaps: SessionGaps { until: Monotonic::from_secs(until), ..SessionGaps::default() },
             ..totals(second, instances)
         };
         assert_eq!(activity.ratios(&after_gap(60, 60, &[])), [].into(), "the gap has no ratio");
