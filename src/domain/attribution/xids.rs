@@ -18,7 +18,7 @@ const SCRAPES: u64 = 2;
 /// XIDs by container. Counts never fall while they are there.
 #[derive(Debug, Default)]
 pub struct ContainerXids {
-    counts: BTreeMap<XidOwner, XidTally>,
+    counts: BTreeMap<XidKey, XidTally>,
 }
 
 /// An XID that counts, and the class that it counts in.
@@ -44,7 +44,7 @@ pub struct XidObservation<'a> {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct XidOwner {
+struct XidKey {
     container: ContainerRef,
     gpu: GpuUuid,
     /// `None` outside MIG, and where the MIG device is unknown.
@@ -73,9 +73,9 @@ impl ContainerXids {
         let Some(key) = owner(&xid.event, observation) else { return };
         let now = observation.now;
         let account = observation.accounts.iter().find(|account| is_of(account, &key));
-        // There was none since the holding began.
+        // Counted from 0 since the account began: it is the first of its code.
         let created = account.map_or(now.unix, |account| account.created);
-        let XidOwner { container, gpu, mig, code } = key.clone();
+        let XidKey { container, gpu, mig, code } = key.clone();
         let new = ContainerXid { container, gpu, mig, code, class: xid.class, count: 0, created };
         let count = self.counts.entry(key).or_insert(XidTally { xid: new, last: now.monotonic, scrapes: 0 });
         count.xid.count = count.xid.count.saturating_add(xid.event.count);
@@ -93,7 +93,7 @@ impl ContainerXids {
 }
 
 /// The one container that holds what the XID concerns, with its MIG device if that is one.
-fn owner(event: &XidEvent, observation: &XidObservation<'_>) -> Option<XidOwner> {
+fn owner(event: &XidEvent, observation: &XidObservation<'_>) -> Option<XidKey> {
     let concerned = concerned_mig_devices(event, observation.inventory);
     let of_gpu = observation.join.holdings.keys().filter(|key| key.gpu == event.gpu);
     let is_concerned =
@@ -101,7 +101,7 @@ fn owner(event: &XidEvent, observation: &XidObservation<'_>) -> Option<XidOwner>
     let held: Vec<&HoldingKey> = of_gpu.filter(is_concerned).collect();
     let container = only(held.iter().map(|key| &key.container).collect())?.clone();
     let mig = only(held.iter().map(|key| &key.mig).collect()).cloned().flatten();
-    Some(XidOwner { container, gpu: event.gpu.clone(), mig, code: event.code })
+    Some(XidKey { container, gpu: event.gpu.clone(), mig, code: event.code })
 }
 
 /// The MIG devices that the XID concerns; empty: the whole GPU, as far as is known.
@@ -114,6 +114,6 @@ fn only<T: Ord>(set: BTreeSet<T>) -> Option<T> {
     if set.len() == 1 { set.into_iter().next() } else { None }
 }
 
-fn is_of(account: &Account, key: &XidOwner) -> bool {
+fn is_of(account: &Account, key: &XidKey) -> bool {
     account.container == key.container && account.gpu == key.gpu
 }
