@@ -22,22 +22,22 @@ pub(super) fn resolve_claim(
     let form = parse_claim_device(&claim.driver, claim.device.as_str());
     let named_by = |source: ClaimSource| {
         let hardware = claim.record.hardware.get(&source)?;
-        Some((hardware_targets(hardware, inventory), source))
+        Some((devices_of(hardware, inventory), source))
     };
     let mut identities = [ClaimSource::Metadata, ClaimSource::Checkpoint].into_iter().filter_map(named_by);
-    let (targets, source) = match identities.next() {
-        Some((targets, _)) if identities.any(|(others, _)| others != targets) => return Err(CONTRADICTION),
-        // Even without targets: its hardware may not be listed yet, such as a MIG device made a moment ago, and a device
+    let (devices, source) = match identities.next() {
+        Some((devices, _)) if identities.any(|(others, _)| others != devices) => return Err(CONTRADICTION),
+        // Even without devices: its hardware may not be listed yet, such as a MIG device made a moment ago, and a device
         // node or a name could be its predecessor's.
         Some(named) => named,
         None => named_by(ClaimSource::Cdi)
-            .filter(|(targets, _)| !targets.is_empty())
+            .filter(|(devices, _)| !devices.is_empty())
             .unwrap_or_else(|| (resolve(&form, inventory), ClaimSource::DeviceName)),
     };
-    if targets.is_empty() { Err(form.name()) } else { Ok((targets, source)) }
+    if devices.is_empty() { Err(form.name()) } else { Ok((devices, source)) }
 }
 
-fn hardware_targets(hardware: &ClaimHardware, inventory: &Inventory) -> Vec<DeviceRef> {
+fn devices_of(hardware: &ClaimHardware, inventory: &Inventory) -> Vec<DeviceRef> {
     let form = match hardware {
         ClaimHardware::Gpu(uuid) => DeviceForm::Gpu { uuid: uuid.clone() },
         ClaimHardware::Mig(uuid) => DeviceForm::Mig { uuid: uuid.clone() },
@@ -55,15 +55,14 @@ fn hardware_targets(hardware: &ClaimHardware, inventory: &Inventory) -> Vec<Devi
 }
 
 /// The weight of each claim among the claims of one device, 1 on average: by the first capacity of which all consume
-/// something, else equal.
-pub(super) fn weights<K: Ord + Clone>(consumed: &BTreeMap<K, BTreeMap<&str, u64>>) -> BTreeMap<K, f64> {
-    let amounts = |capacity: &&str| -> Option<BTreeMap<K, f64>> {
-        let amount =
-            |of: &BTreeMap<&str, u64>| of.get(capacity).filter(|amount| **amount > 0).map(|amount| *amount as f64);
-        consumed.iter().map(|(claim, of)| Some((claim.clone(), amount(of)?))).collect()
+/// something, else equal. `consumed`: amounts by claim and capacity.
+pub(super) fn claim_weights<K: Ord + Clone>(consumed: &BTreeMap<K, BTreeMap<&str, u64>>) -> BTreeMap<K, f64> {
+    let by_capacity = |capacity: &&str| -> Option<BTreeMap<K, f64>> {
+        let positive = |amounts: &BTreeMap<&str, u64>| amounts.get(capacity).copied().filter(|amount| *amount > 0);
+        consumed.iter().map(|(claim, amounts)| Some((claim.clone(), positive(amounts)? as f64))).collect()
     };
     let equal = || consumed.keys().map(|claim| (claim.clone(), 1.0)).collect();
-    let mut weights: BTreeMap<K, f64> = CAPACITIES.iter().find_map(amounts).unwrap_or_else(equal);
+    let mut weights: BTreeMap<K, f64> = CAPACITIES.iter().find_map(by_capacity).unwrap_or_else(equal);
     let average = weights.values().sum::<f64>() / weights.len() as f64;
     weights.values_mut().for_each(|weight| *weight /= average);
     weights

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use super::device_id::DeviceForm;
 use super::resolve::{mig_devices, resolve_device};
-use crate::domain::model::{Allocatable, Allocations, DeviceRef, Gpu, Inventory, InventoryDrift, ResourceName};
+use crate::domain::model::{
+    Allocatable, Allocations, DeviceId, DeviceRef, Gpu, Inventory, InventoryDrift, ResourceName,
+};
 
 pub(super) fn drift(
     allocations: &Allocations,
@@ -15,44 +17,52 @@ pub(super) fn drift(
 ) -> Vec<InventoryDrift> {
     let held = allocations.held_devices();
     let resources: BTreeSet<&ResourceName> = allocatable.devices.keys().chain(held.keys().copied()).collect();
-    let present: BTreeSet<DeviceRef> = inventory.gpus.values().filter(|gpu| gpu.present).flat_map(targets).collect();
+    let present: BTreeSet<DeviceRef> = inventory.gpus.values().filter(|gpu| gpu.present).flat_map(devices_of).collect();
     let nothing = BTreeSet::new();
-    let disagreements = resources.into_iter().filter_map(|resource| {
-        let offered = allocatable.devices.get(resource).unwrap_or(&nothing);
+    let of_resource = |resource: &ResourceName| {
+        let allocatable = allocatable.devices.get(resource).unwrap_or(&nothing);
         let held = held.get(resource).into_iter().flatten().copied();
-        let (mut known_hardware, mut elsewhere) = (false, 0);
-        // Whole GPUs and MIG devices are resources of their own: a resource is compared with devices of its kind.
-        let (mut kinds, mut reachable) = (BTreeSet::new(), BTreeSet::new());
-        for id in offered.iter().chain(held) {
-            let (form, targets) = resolve_device(resource, id, inventory);
-            let is_passed_through = |target: &DeviceRef| inventory.passthrough.contains_key(&target.gpu);
-            // Which of the GPUs that are passed through a plugin should offer is unknown.
-            if form == DeviceForm::Other || form.is_of_host() && targets.iter().all(is_passed_through) {
-                continue;
-            }
-            known_hardware = true;
-            let is_listed =
-                |target: &&DeviceRef| !inventory.missing.contains_key(&target.gpu) && !is_passed_through(target);
-            kinds.extend(targets.iter().filter(is_listed).map(|target| kind(target, inventory)));
-            if offered.contains(id) {
-                elsewhere += usize::from(!targets.iter().any(|target| present.contains(target)));
-                reachable.extend(targets);
-            }
-        }
-        let missing =
-            present.iter().filter(|target| kinds.contains(&kind(target, inventory)) && !reachable.contains(*target));
-        // Other vendors' hardware is not in the inventory.
-        known_hardware.then(|| InventoryDrift {
-            resource: resource.clone(),
-            advertised_not_allocatable: missing.count(),
-            allocatable_not_advertised: elsewhere,
-        })
-    });
-    disagreements.collect()
+        resource_drift(resource, allocatable, held, &present, inventory)
+    };
+    resources.into_iter().filter_map(of_resource).collect()
 }
 
-/// What the plugin could advertise of a GPU: itself, or its MIG devices once it is partitioned.
-fn targets(gpu: &Gpu) -> Vec<DeviceRef> {
+/// `None` for other vendors' hardware, which is not in the inventory.
+fn resource_drift<'a>(
+    resource: &ResourceName,
+    allocatable: &'a BTreeSet<DeviceId>,
+    held: impl Iterator<Item = &'a DeviceId>,
+    present: &BTreeSet<DeviceRef>,
+    inventory: &Inventory,
+) -> Option<InventoryDrift> {
+    let is_passed_through = |device: &DeviceRef| inventory.passthrough.contains_key(&device.gpu);
+    let is_of_driver = |device: &&DeviceRef| !inventory.missing.contains_key(&device.gpu) && !is_passed_through(device);
+    let (mut is_known_hardware, mut without_hardware) = (false, 0);
+    // Whole GPUs and MIG devices are resources of their own: a resource is compared with devices of its kind.
+    let (mut kinds, mut listed) = (BTreeSet::new(), BTreeSet::new());
+    for id in allocatable.iter().chain(held) {
+        let (form, devices) = resolve_device(resource, id, inventory);
+        // Which of the GPUs that are passed through should be allocatable is unknown.
+        if form == DeviceForm::Other || form.is_of_host() && devices.iter().all(is_passed_through) {
+            continue;
+        }
+        is_known_hardware = true;
+        kinds.extend(devices.iter().filter(is_of_driver).map(|device| kind(device, inventory)));
+        if allocatable.contains(id) {
+            without_hardware += usize::from(!devices.iter().any(|device| present.contains(device)));
+            listed.extend(devices);
+        }
+    }
+    let is_unlisted = |device: &&DeviceRef| kinds.contains(&kind(device, inventory)) && !listed.contains(*device);
+    is_known_hardware.then(|| InventoryDrift {
+        resource: resource.clone(),
+        advertised_not_allocatable: present.iter().filter(is_unlisted).count(),
+        allocatable_not_advertised: without_hardware,
+    })
+}
+
+/// What may be allocatable of a GPU: itself, or its MIG devices once it is partitioned.
+fn devices_of(gpu: &Gpu) -> Vec<DeviceRef> {
     if gpu.mig_enabled == Some(true) {
         mig_devices(Some(gpu), |_| true)
     } else {
@@ -61,7 +71,7 @@ fn targets(gpu: &Gpu) -> Vec<DeviceRef> {
 }
 
 /// `None`: a whole GPU; else the MIG profile.
-fn kind(target: &DeviceRef, inventory: &Inventory) -> Option<Arc<str>> {
-    let (_, mig) = inventory.mig(target.mig.as_ref()?)?;
+fn kind(device: &DeviceRef, inventory: &Inventory) -> Option<Arc<str>> {
+    let (_, mig) = inventory.mig(device.mig.as_ref()?)?;
     Some(mig.profile.clone())
 }

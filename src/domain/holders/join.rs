@@ -4,13 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::claims::{resolve_claim, weights};
+use super::claims::{claim_weights, resolve_claim};
 use super::device_id::parse_device_id;
 use super::drift::drift;
 use super::resolve::{resolve, resolve_device};
 use crate::domain::model::{
-    Allocatable, Allocations, Attribution, ClaimDevice, ClaimGpu, ContainerRef, DeviceId, DeviceRef, GpuUuid,
-    HeldDevice, Holding, Inventory, InventoryDrift, MigUuid, ResourceName, SharingForm, SlotCounts, UnresolvedDevices,
+    Allocatable, Allocations, ClaimDevice, ClaimGpu, ContainerRef, DeviceId, DeviceRef, GpuUuid, HeldDevice, Holding,
+    Inventory, InventoryDrift, MigUuid, ResourceName, SharingForm, SlotCounts, UnresolvedDevices,
 };
 
 /// A container and the GPU or MIG device it holds.
@@ -29,13 +29,13 @@ pub struct Join {
     pub drift: Vec<InventoryDrift>,
 }
 
-/// The device IDs of one container on one target.
+/// By which device IDs and claims one container holds one device.
 #[derive(Default)]
-struct HeldIds<'a> {
+struct HoldingIds<'a> {
+    /// `None`: it is held through claims alone.
     resource: Option<&'a ResourceName>,
-    ids: BTreeSet<&'a DeviceId>,
+    device_ids: BTreeSet<&'a DeviceId>,
     is_slot: bool,
-    /// Without a resource it is held through these alone.
     claims: BTreeSet<ClaimName<'a>>,
 }
 
@@ -44,25 +44,26 @@ type ClaimName<'a> = (&'a str, &'a str, Option<&'a str>);
 /// With driver, pool and device.
 type ClaimKey<'a> = (ClaimName<'a>, &'a str, &'a str, &'a DeviceId);
 
-/// The containers of each claim of one target, and what the claim consumes of it.
+/// Of one device, by claim: how many containers hold it through the claim, and what the claim consumes of it.
 #[derive(Default)]
 struct DeviceClaims<'a> {
     containers: BTreeMap<ClaimName<'a>, usize>,
     consumed: BTreeMap<ClaimName<'a>, BTreeMap<&'a str, u64>>,
 }
 
-/// All holders of one target.
+/// All holders of one device.
 #[derive(Default)]
 struct DeviceHolders {
     count: usize,
-    weight: f64,
+    weights: f64,
 }
 
 /// What the kubelet's device IDs and claims resolve to.
 #[derive(Default)]
 struct ResolvedAllocations<'a> {
-    held: BTreeMap<HoldingKey, HeldIds<'a>>,
+    held: BTreeMap<HoldingKey, HoldingIds<'a>>,
     unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&'a DeviceId>>,
+    /// The first device of each. A claim of an IOMMU group holds all GPUs of the group.
     claims: BTreeMap<ClaimKey<'a>, ClaimGpu>,
     device_claims: BTreeMap<DeviceRef, DeviceClaims<'a>>,
 }
@@ -71,7 +72,7 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
     let mut resolved = ResolvedAllocations::default();
     for container in allocations.containers() {
         for held in &container.devices {
-            resolved.add_device(&container.reference, held, inventory);
+            resolved.add_id(&container.reference, held, inventory);
         }
         for claim in &container.claims {
             resolved.add_claim(&container.reference, claim, inventory);
@@ -89,21 +90,21 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
 }
 
 impl<'a> ResolvedAllocations<'a> {
-    fn add_device(&mut self, container: &ContainerRef, device: &'a HeldDevice, inventory: &Inventory) {
-        let (form, targets) = resolve_device(&device.resource, &device.id, inventory);
-        if targets.is_empty() {
-            self.unresolved.entry((device.resource.clone(), form.name())).or_default().insert(&device.id);
+    fn add_id(&mut self, container: &ContainerRef, held: &'a HeldDevice, inventory: &Inventory) {
+        let (form, devices) = resolve_device(&held.resource, &held.id, inventory);
+        if devices.is_empty() {
+            self.unresolved.entry((held.resource.clone(), form.name())).or_default().insert(&held.id);
         }
-        for target in targets {
-            let held = self.held.entry(key(container, target)).or_default();
-            held.resource.get_or_insert(&device.resource);
-            held.ids.insert(&device.id);
-            held.is_slot |= form.is_slot();
+        for device in devices {
+            let holding = self.held.entry(key(container, device)).or_default();
+            holding.resource.get_or_insert(&held.resource);
+            holding.device_ids.insert(&held.id);
+            holding.is_slot |= form.is_slot();
         }
     }
 
     fn add_claim(&mut self, container: &ContainerRef, claim: &'a ClaimDevice, inventory: &Inventory) {
-        let (targets, source) = match resolve_claim(claim, inventory) {
+        let (devices, source) = match resolve_claim(claim, inventory) {
             Ok(resolved) => resolved,
             // An observer holds nothing.
             Err(_) if claim.is_observer() => return,
@@ -114,102 +115,98 @@ impl<'a> ResolvedAllocations<'a> {
             }
         };
         let name = (&*claim.claim_namespace, &*claim.claim, claim.share_id.as_deref());
-        for target in targets {
-            let DeviceRef { gpu, mig } = target.clone();
+        for device in devices {
+            let DeviceRef { gpu, mig } = device.clone();
             let claim_key = (name, &*claim.driver, &*claim.pool, &claim.device);
             self.claims.entry(claim_key).or_insert_with(|| ClaimGpu { claim: claim.clone(), gpu, mig, source });
             if claim.is_observer() {
                 continue;
             }
-            let device_claims = self.device_claims.entry(target.clone()).or_default();
+            let device_claims = self.device_claims.entry(device.clone()).or_default();
             *device_claims.containers.entry(name).or_default() += 1;
             device_claims.consumed.insert(name, claim.consumed().collect());
-            let held = self.held.entry(key(container, target)).or_default();
-            held.ids.insert(&claim.device);
-            held.claims.insert(name);
+            let holding = self.held.entry(key(container, device)).or_default();
+            holding.device_ids.insert(&claim.device);
+            holding.claims.insert(name);
         }
     }
 
     fn holdings(&self, slots: &Slots, inventory: &Inventory) -> BTreeMap<HoldingKey, Holding> {
-        let claims: ClaimWeights<'_> =
-            self.device_claims.iter().map(|(target, claims)| (target, claims.weights())).collect();
-        let weight = |(key, held): (&'_ HoldingKey, &HeldIds<'a>)| held.weight(&target_of(key), &claims);
+        let claims: ContainerWeights<'_> =
+            self.device_claims.iter().map(|(device, claims)| (device, claims.container_weights())).collect();
         let mut holders: BTreeMap<DeviceRef, DeviceHolders> = BTreeMap::new();
-        for (key, held) in &self.held {
-            let holders = holders.entry(target_of(key)).or_default();
-            holders.count += 1;
-            holders.weight += weight((key, held));
+        for (key, ids) in &self.held {
+            let device = device_of(key);
+            let weight = ids.weight(&device, &claims);
+            let of_device = holders.entry(device).or_default();
+            of_device.count += 1;
+            of_device.weights += weight;
         }
-        let holding = |(key, held)| {
-            let target = target_of(key);
-            (key.clone(), holding(&target, held, weight((key, held)), &holders[&target], slots, inventory))
+        let holding_by_key = |(key, ids): (&HoldingKey, &HoldingIds<'a>)| {
+            let device = device_of(key);
+            let weight = ids.weight(&device, &claims);
+            (key.clone(), holding(&device, ids, weight, &holders[&device], slots, inventory))
         };
-        self.held.iter().map(holding).collect()
+        self.held.iter().map(holding_by_key).collect()
     }
 }
 
-type ClaimWeights<'a> = BTreeMap<&'a DeviceRef, BTreeMap<ClaimName<'a>, f64>>;
+/// By device and claim: the weight of each container that holds the device through the claim.
+type ContainerWeights<'a> = BTreeMap<&'a DeviceRef, BTreeMap<ClaimName<'a>, f64>>;
 
 impl<'a> DeviceClaims<'a> {
     /// A claim is one holder; its containers divide its weight.
-    fn weights(&self) -> BTreeMap<ClaimName<'a>, f64> {
-        let weights = weights(&self.consumed).into_iter();
+    fn container_weights(&self) -> BTreeMap<ClaimName<'a>, f64> {
+        let weights = claim_weights(&self.consumed).into_iter();
         weights.map(|(claim, weight)| (claim, weight / self.containers[&claim] as f64)).collect()
     }
 }
 
-impl HeldIds<'_> {
-    fn weight(&self, target: &DeviceRef, claims: &ClaimWeights<'_>) -> f64 {
-        if self.resource.is_some() { 1.0 } else { self.claims.iter().map(|claim| claims[target][claim]).sum() }
+impl HoldingIds<'_> {
+    fn weight(&self, device: &DeviceRef, claims: &ContainerWeights<'_>) -> f64 {
+        if self.resource.is_some() { 1.0 } else { self.claims.iter().map(|claim| claims[device][claim]).sum() }
     }
 }
 
-fn key(container: &ContainerRef, target: DeviceRef) -> HoldingKey {
-    HoldingKey { container: container.clone(), gpu: target.gpu, mig: target.mig }
+fn key(container: &ContainerRef, device: DeviceRef) -> HoldingKey {
+    HoldingKey { container: container.clone(), gpu: device.gpu, mig: device.mig }
 }
 
-fn target_of(key: &HoldingKey) -> DeviceRef {
+fn device_of(key: &HoldingKey) -> DeviceRef {
     DeviceRef { gpu: key.gpu.clone(), mig: key.mig.clone() }
 }
 
 fn holding(
-    target: &DeviceRef,
-    held_ids: &HeldIds<'_>,
+    device: &DeviceRef,
+    ids: &HoldingIds<'_>,
     weight: f64,
     holders: &DeviceHolders,
     slots: &Slots,
     inventory: &Inventory,
 ) -> Holding {
-    let whole = match &target.mig {
+    let fraction_of_gpu = match &device.mig {
         None => Some(1.0),
         // The size of a MIG device that only the kubelet names is not known.
         Some(mig) => inventory.mig(mig).and_then(|(gpu, mig)| gpu.slice_fraction(mig.slices)),
     };
-    let part = match (held_ids.is_slot, slots.counts.get(target).copied()) {
-        (false, _) => Some(weight / holders.weight),
-        (true, Some(slots)) => Some(held_ids.ids.len() as f64 / slots.max(held_ids.ids.len()) as f64),
+    let fraction_of_device = match (ids.is_slot, slots.counts.get(device).copied()) {
+        (false, _) => Some(weight / holders.weights),
+        (true, Some(slots)) => Some(ids.device_ids.len() as f64 / slots.max(ids.device_ids.len()) as f64),
         (true, None) => None,
     };
-    let sharing = match (held_ids.is_slot || holders.count > 1, &target.mig) {
-        (true, _) if held_ids.is_slot && held_ids.resource.is_some_and(|resource| slots.mps.contains(resource)) => {
-            SharingForm::Mps
-        }
+    let is_mps = ids.is_slot && ids.resource.is_some_and(|resource| slots.mps.contains(resource));
+    let sharing = match (ids.is_slot || holders.count > 1, &device.mig) {
+        (true, _) if is_mps => SharingForm::Mps,
         (true, _) => SharingForm::TimeSlicing,
         (false, Some(_)) => SharingForm::Mig,
         (false, None) => SharingForm::Exclusive,
     };
-    // Until the ledger sets the method by which it divides.
-    let attribution = match (sharing, &target.mig) {
-        (_, Some(_)) => Attribution::Estimated,
-        (SharingForm::Exclusive, None) => Attribution::Exclusive,
-        _ => Attribution::EqualShare,
-    };
     Holding {
-        resource: held_ids.resource.cloned(),
-        device_ids: held_ids.ids.iter().map(|id| (*id).clone()).collect(),
+        resource: ids.resource.cloned(),
+        device_ids: ids.device_ids.iter().map(|id| (*id).clone()).collect(),
         sharing,
-        attribution: Some(attribution),
-        fraction: whole.zip(part).map(|(whole, part)| whole * part),
+        attribution: None, // set by the ledger
+        fraction: fraction_of_gpu.zip(fraction_of_device).map(|(gpu, device)| gpu * device),
         weight,
     }
 }
@@ -229,20 +226,20 @@ fn within_each_gpu(mut holdings: BTreeMap<HoldingKey, Holding>) -> BTreeMap<Hold
 
 /// The GPUs that some container holds, or a part of.
 pub fn held_gpus(allocations: &Allocations, inventory: &Inventory) -> BTreeSet<GpuUuid> {
-    let devices = allocations.containers().flat_map(|container| &container.devices);
-    let of_devices = devices.flat_map(|held| resolve_device(&held.resource, &held.id, inventory).1);
+    let ids = allocations.containers().flat_map(|container| &container.devices);
+    let of_ids = ids.flat_map(|held| resolve_device(&held.resource, &held.id, inventory).1);
     let claims = allocations.containers().flat_map(|container| &container.claims);
     let holding = claims.filter(|claim| !claim.is_observer());
-    let of_claims = holding.filter_map(|claim| resolve_claim(claim, inventory).ok()).flat_map(|(targets, _)| targets);
-    of_devices.chain(of_claims).map(|target| target.gpu).collect()
+    let of_claims = holding.filter_map(|claim| resolve_claim(claim, inventory).ok()).flat_map(|(devices, _)| devices);
+    of_ids.chain(of_claims).map(|device| device.gpu).collect()
 }
 
-/// How many slots each shared device has, as last offered. The kubelet offers healthy devices only, so the count of a
-/// device outlives its place in the offer.
+/// How many slots each shared device has, as the kubelet last listed them as allocatable. It lists healthy devices only,
+/// so a device keeps its count while it is not listed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Slots {
     counts: BTreeMap<DeviceRef, usize>,
-    /// Those with a slot that is offered or held.
+    /// Those with a slot that is allocatable or held.
     shared: BTreeSet<DeviceRef>,
     mps: BTreeSet<ResourceName>,
 }
@@ -256,9 +253,8 @@ impl Slots {
         changed
     }
 
-    /// Updates the counts from what the kubelet offers and what containers hold. An offer replaces the count of each
-    /// device in it. While the kubelet's answers are not `settled` an offer may be partial, and a count only grows. A
-    /// device that is missing from the offer (unhealthy, or its plugin is restarting) keeps its count.
+    /// Updates the count of each device that is allocatable; one that is not (unhealthy, or its plugin is restarting)
+    /// keeps its count. While the kubelet's answers are not `settled` its list may be partial, and a count only grows.
     pub fn update_counts(
         &mut self,
         allocations: &Allocations,
@@ -268,20 +264,20 @@ impl Slots {
     ) {
         let held = allocations.containers().flat_map(|container| container.devices.iter().map(|held| &held.id));
         let held = slots_by_device(held, inventory);
-        let offered = slots_by_device(allocatable.devices.values().flatten(), inventory);
-        self.shared = held.keys().chain(offered.keys()).cloned().collect();
-        for (target, offered) in offered {
-            let held = held.get(&target).into_iter().flatten();
-            let known = held.chain(&offered).collect::<BTreeSet<_>>().len();
-            let count = self.counts.entry(target).or_default();
-            *count = if settled { offered.len() } else { known.max(*count) };
+        let listed = slots_by_device(allocatable.devices.values().flatten(), inventory);
+        self.shared = held.keys().chain(listed.keys()).cloned().collect();
+        for (device, listed) in listed {
+            let held = held.get(&device).into_iter().flatten();
+            let known = held.chain(&listed).collect::<BTreeSet<_>>().len();
+            let count = self.counts.entry(device).or_default();
+            *count = if settled { listed.len() } else { known.max(*count) };
         }
     }
 
     /// Of the devices that are shared now.
     pub fn counts(&self) -> SlotCounts {
-        let shared = self.shared.iter().filter_map(|target| Some((target, *self.counts.get(target)?)));
-        shared.map(|(target, count)| ((target.gpu.clone(), target.mig.clone()), count)).collect()
+        let shared = self.shared.iter().filter_map(|device| Some((device, *self.counts.get(device)?)));
+        shared.map(|(device, count)| ((device.gpu.clone(), device.mig.clone()), count)).collect()
     }
 }
 
@@ -293,9 +289,9 @@ fn slots_by_device<'a>(
     let mut slots: BTreeMap<DeviceRef, BTreeSet<&DeviceId>> = BTreeMap::new();
     for id in ids {
         let form = parse_device_id(id.as_str());
-        let targets = if form.is_slot() { resolve(&form, inventory) } else { vec![] };
-        for target in targets {
-            slots.entry(target).or_default().insert(id);
+        let devices = if form.is_slot() { resolve(&form, inventory) } else { vec![] };
+        for device in devices {
+            slots.entry(device).or_default().insert(id);
         }
     }
     slots

@@ -13,12 +13,12 @@ pub(super) fn resolve_device(
 ) -> (DeviceForm, Vec<DeviceRef>) {
     let form = parse_device_id(id.as_str());
     if form != DeviceForm::Other {
-        let targets = resolve(&form, inventory);
-        return (form, targets);
+        let devices = resolve(&form, inventory);
+        return (form, devices);
     }
     let of_host = parse_host_device(resource, id.as_str()).map(|form| (resolve(&form, inventory), form));
     match of_host {
-        Some((targets, form)) if is_domain_of_nvidia(resource) || !targets.is_empty() => (form, targets),
+        Some((devices, form)) if is_domain_of_nvidia(resource) || !devices.is_empty() => (form, devices),
         _ => (DeviceForm::Other, vec![]),
     }
 }
@@ -36,7 +36,7 @@ pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<DeviceRef
         }
         DeviceForm::Mig { uuid } | DeviceForm::MigSlot { uuid } => {
             let missing = || Some(DeviceRef { gpu: inventory.missing_parent(uuid)?.clone(), mig: Some(uuid.clone()) });
-            let known = inventory.mig(uuid).map(|(gpu, mig)| mig_target(gpu, mig));
+            let known = inventory.mig(uuid).map(|(gpu, mig)| mig_device(gpu, mig));
             known.or_else(missing).into_iter().collect()
         }
         DeviceForm::All { .. } => inventory.gpus.values().map(whole).collect(),
@@ -74,9 +74,9 @@ pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<DeviceRef
 /// The MIG devices of `gpu` that are meant.
 pub(super) fn mig_devices(gpu: Option<&Gpu>, is_meant: impl Fn(&MigDevice) -> bool) -> Vec<DeviceRef> {
     let of_gpu = gpu.into_iter().flat_map(|gpu| gpu.mig_devices.iter().map(move |mig| (gpu, mig)));
-    of_gpu.filter(|(_, mig)| is_meant(mig)).map(|(gpu, mig)| mig_target(gpu, mig)).collect()
+    of_gpu.filter(|(_, mig)| is_meant(mig)).map(|(gpu, mig)| mig_device(gpu, mig)).collect()
 }
 
-fn mig_target(gpu: &Gpu, mig: &MigDevice) -> DeviceRef {
+fn mig_device(gpu: &Gpu, mig: &MigDevice) -> DeviceRef {
     DeviceRef { gpu: gpu.uuid.clone(), mig: Some(mig.uuid.clone()) }
 }

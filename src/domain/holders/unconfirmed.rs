@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::pod_uid::CheckpointAllocations;
 use crate::domain::model::{Allocations, FileStamp, Monotonic, Pod, PodDirectory, PodRef, PodUid};
 
-/// Listed twice, so far apart. An admission that fails does so within milliseconds, unless a plugin is slow.
+/// Listed twice, at least so far apart. An admission that fails does so within milliseconds, unless a plugin is slow.
 const LISTED_TWICE: Duration = Duration::from_millis(200);
 /// A pod that the Pods API or the checkpoint should have and has not is accepted after this long: a plugin may be slow.
 const LATE: Duration = Duration::from_secs(10);
@@ -69,13 +69,13 @@ impl Unconfirmed {
         });
     }
 
-    /// After each answer of `List`, with the version of the checkpoint that was read after it. A pod that the next
-    /// answer adds may be in it already, but not in the one before.
+    /// After each answer of `List`, with the version of the checkpoint that was read after it. That may have devices of
+    /// pods that only the next answer lists; the version before it cannot.
     pub fn answered(&mut self, version: Option<FileStamp>) {
         self.versions = [self.versions[1], version];
     }
 
-    /// When an answer that lists it would be accepted for the first of them.
+    /// When the first of them is due.
     pub fn due(&self) -> Option<Monotonic> {
         self.pods.values().map(|waiting| waiting.due).min()
     }

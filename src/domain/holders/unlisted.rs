@@ -28,10 +28,10 @@ pub struct UnlistedGpus {
     migs: BTreeMap<MigUuid, DeviceIds>,
     /// By the driver, at any time: one of them that it no longer lists was unmade.
     listed_migs: BTreeSet<MigUuid>,
-    /// The last one: an equal one is the same `Arc`, so that nothing is joined again for it.
-    completed: Arc<Inventory>,
+    /// Of the last call: an equal one is the same `Arc`, so that nothing is joined again for it.
+    last_inventory: Arc<Inventory>,
     /// The time of each without readings, which is part of its uncovered time permanently.
-    gaps: BTreeMap<GpuUuid, UnlistedTime>,
+    times: BTreeMap<GpuUuid, UnlistedTime>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -56,11 +56,11 @@ impl UnlistedGpus {
         let passed_through = passed_through(inventory, bus);
         let mut found = vec![];
         if inventory.generation > 0 {
-            let on_bus = OnBus::of(inventory, bus);
-            self.update_listed(inventory, &on_bus, kubelet, is_ours);
+            let on_bus = UnlistedOnBus::find(inventory, bus);
+            self.update_unlisted(inventory, &on_bus, kubelet, is_ours);
             found = self.missing(inventory, on_bus, bus, kubelet);
         }
-        if found.is_empty() && passed_through.is_empty() && self.gaps.is_empty() {
+        if found.is_empty() && passed_through.is_empty() && self.times.is_empty() {
             return Arc::clone(hardware);
         }
         let mut completed = (**hardware).clone();
@@ -73,34 +73,34 @@ impl UnlistedGpus {
         for (gpu, missing) in found {
             let readings = DeviceReadings { lost: true, unlisted: true, ..DeviceReadings::default() };
             completed.readings.insert(gpu.uuid.clone(), Arc::new(readings));
-            self.gaps.entry(gpu.uuid.clone()).or_insert(UnlistedTime { since: now, until: None });
+            self.times.entry(gpu.uuid.clone()).or_insert(UnlistedTime { since: now, until: None });
             inventory.missing.insert(gpu.uuid.clone(), missing);
             inventory.gpus.insert(gpu.uuid.clone(), gpu);
         }
-        if *self.completed != *completed.inventory {
-            self.completed = Arc::clone(&completed.inventory);
+        if *self.last_inventory != *completed.inventory {
+            self.last_inventory = Arc::clone(&completed.inventory);
         }
-        completed.inventory = Arc::clone(&self.completed);
-        self.add_gaps(&mut completed, now);
+        completed.inventory = Arc::clone(&self.last_inventory);
+        self.add_uncovered_time(&mut completed, now);
         Arc::new(completed)
     }
 
     /// The driver's own totals begin when it first answers for the GPU.
-    fn add_gaps(&mut self, state: &mut HardwareState, now: Monotonic) {
-        self.gaps.retain(|uuid, gap| {
+    fn add_uncovered_time(&mut self, state: &mut HardwareState, now: Monotonic) {
+        self.times.retain(|uuid, time| {
             let Some(readings) = state.readings.get_mut(uuid) else { return false };
             let totals = &mut Arc::make_mut(readings).totals;
             let answered = (totals.through > Monotonic::default()).then_some(totals.through);
-            gap.until = gap.until.or(answered);
-            totals.uncovered_seconds += gap.until.unwrap_or(now).since(gap.since).as_secs_f64();
+            time.until = time.until.or(answered);
+            totals.uncovered_seconds += time.until.unwrap_or(now).since(time.since).as_secs_f64();
             true
         });
     }
 
-    fn update_listed(
+    fn update_unlisted(
         &mut self,
         inventory: &Inventory,
-        on_bus: &OnBus<'_>,
+        on_bus: &UnlistedOnBus<'_>,
         kubelet: &KubeletState,
         is_ours: &dyn Fn(&ResourceName) -> bool,
     ) {
@@ -140,7 +140,7 @@ impl UnlistedGpus {
     fn missing(
         &self,
         inventory: &Inventory,
-        OnBus { identified, anonymous, .. }: OnBus<'_>,
+        UnlistedOnBus { identified, anonymous, .. }: UnlistedOnBus<'_>,
         bus: Option<&NodeDevices>,
         kubelet: &KubeletState,
     ) -> Vec<(Gpu, MissingGpu)> {
@@ -151,7 +151,7 @@ impl UnlistedGpus {
         let held: BTreeSet<GpuUuid> = held.collect();
         let unheld: Vec<&GpuUuid> = of_kubelet.keys().filter(|uuid| !held.contains(**uuid)).copied().collect();
         let addresses = bus.into_iter().flat_map(|bus| bus.passthrough.keys());
-        // More than there are: some of them are missing, and which is unknown.
+        // At most as many as the GPUs at vfio that the driver has never listed: all may be there. More: some are missing.
         if unheld.len() <= addresses.filter(|address| gpu_at(inventory, address).is_none()).count() {
             of_kubelet.retain(|uuid, _| held.contains(*uuid));
         }
@@ -219,15 +219,15 @@ fn gpu_at<'a>(inventory: &'a Inventory, address: &PciBusId) -> Option<&'a Gpu> {
 type BusLocation<'a> = (&'a PciBusId, &'a BusGpu);
 
 /// The GPUs on the bus that the driver does not list.
-struct OnBus<'a> {
+struct UnlistedOnBus<'a> {
     identified: BTreeMap<GpuUuid, BusLocation<'a>>,
     anonymous: Vec<BusLocation<'a>>,
     /// There are GPUs on the bus, and the driver lists each of them.
     all_listed: bool,
 }
 
-impl<'a> OnBus<'a> {
-    fn of(inventory: &Inventory, bus: Option<&'a NodeDevices>) -> Self {
+impl<'a> UnlistedOnBus<'a> {
+    fn find(inventory: &Inventory, bus: Option<&'a NodeDevices>) -> Self {
         let listed: BTreeSet<&PciBusId> = inventory.gpus.values().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
         let mut here = Self { identified: BTreeMap::new(), anonymous: vec![], all_listed: false };
         let mut unlocated = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.is_none()).count();

@@ -251,7 +251,8 @@ pub struct Holding {
     pub sharing: SharingForm,
     /// The method by which busy time and energy are attributed; `None`: they are not.
     pub attribution: Option<Attribution>,
-    /// Of the GPU: GPU-seconds for each second of the holding. `None` while the number of slots is unknown.
+    /// Of the GPU: GPU-seconds for each second of the holding. `None` while the number of slots, or the size of the MIG
+    /// device, is unknown. In JSON it is the `share` held; elsewhere a share is use.
     #[serde(rename = "share")]
     pub fraction: Option<f64>,
     /// Where use is divided without process data: 1, but for DRA claims, which have 1 on average by the capacity that each
@@ -285,7 +286,8 @@ pub struct UnresolvedDevices {
     pub devices: usize,
 }
 
-/// Differences between the hardware and the kubelet's list of one resource.
+/// Differences between the hardware and the kubelet's list of one resource. Named as the metric's label values: what the
+/// plugin of the resource advertises is taken to be the hardware.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct InventoryDrift {
     pub resource: ResourceName,

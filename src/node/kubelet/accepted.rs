@@ -87,8 +87,9 @@ impl AcceptedAllocations {
     async fn accept(&mut self, now: Monotonic) -> Arc<Allocations> {
         let allocations = self.checkpoint.refresh().await;
         let directory = Arc::clone(&self.sources.directory.borrow());
-        let logged = Arc::clone(&self.sources.processes.borrow().pods);
-        let sources = UidSources { checkpoint: &allocations, directory: &directory, logged: &logged };
+        let from_log_directories = Arc::clone(&self.sources.processes.borrow().pods);
+        let sources =
+            UidSources { checkpoint: &allocations, directory: &directory, from_log_directories: &from_log_directories };
         let is_whole = self.settle.is_settled();
         let mut answer = self.answer.clone();
         self.claim_files.complete(&mut answer, self.settle.accepted.as_deref()).await;

@@ -87,7 +87,7 @@ fn two_sources_that_name_different_hardware_name_none() {
 fn claims_divide_a_device_by_what_all_of_them_consume() {
     let weights = |consumed: &[&[(&str, u64)]]| -> Vec<f64> {
         let consumed = consumed.iter().enumerate().map(|(claim, of)| (claim, of.iter().copied().collect()));
-        super::weights(&consumed.collect::<BTreeMap<usize, _>>()).into_values().collect()
+        super::claim_weights(&consumed.collect::<BTreeMap<usize, _>>()).into_values().collect()
     };
     assert_eq!(weights(&[&[], &[]]), [1.0, 1.0]);
     assert_eq!(weights(&[&[("memory", 30)], &[("memory", 10)]]), [1.5, 0.5]);

@@ -63,7 +63,8 @@ impl World {
     fn list_part(&mut self, pods: &[(&str, &[&str])], is_whole: bool) -> (Option<String>, Option<String>) {
         self.second += 1;
         let mut answer = answer(pods);
-        let sources = UidSources { checkpoint: &self.checkpoint, directory: &self.directory, logged: &self.logged };
+        let sources =
+            UidSources { checkpoint: &self.checkpoint, directory: &self.directory, from_log_directories: &self.logged };
         self.uids.identify(Monotonic::from_secs(self.second), &mut answer, is_whole, &sources);
         let text = |uid: &Option<PodUid>| uid.as_ref().map(|uid| uid.as_str().to_owned());
         let Some(pod) = answer.pods.first() else { return (None, None) };
