@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::clock::Clock;
-use crate::domain::health::{Health, HealthConfig, HealthInputs, MarkError, NodeFaults, Order};
+use crate::domain::health::{Health, HealthConfig, HealthInputs, MarkError, NodeFaults, OperatorOrder};
 use crate::domain::model::{
     ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot,
 };
@@ -62,7 +62,7 @@ struct HealthTask {
     keep: watch::Sender<NodeFaults>,
 }
 
-type OrderRequest = (Order, oneshot::Sender<Result<String, MarkError>>);
+type OrderRequest = (OperatorOrder, oneshot::Sender<Result<String, MarkError>>);
 
 /// Sends operators' orders to the health task.
 #[derive(Clone, Debug)]
@@ -70,7 +70,7 @@ pub struct Operator(mpsc::Sender<OrderRequest>);
 
 impl Operator {
     /// Returns the UUID of the device once the resulting state is published.
-    async fn order(&self, order: Order) -> Result<String, String> {
+    async fn order(&self, order: OperatorOrder) -> Result<String, String> {
         let ending = || "podmeter is ending".to_owned();
         let (answer, answered) = oneshot::channel();
         self.0.send((order, answer)).await.map_err(|_| ending())?;
@@ -83,9 +83,9 @@ impl Operator {
             let order = match mark {
                 Some((reason, lasts)) => {
                     let until = lasts.map(|lasts| clock.now().monotonic + lasts);
-                    Order::Mark { device, reason, until }
+                    OperatorOrder::Mark { device, reason, until }
                 }
-                None => Order::Unmark { device },
+                None => OperatorOrder::Unmark { device },
             };
             let operator = self.clone();
             Box::pin(async move { operator.order(order).await })
@@ -122,7 +122,7 @@ impl HealthTask {
     }
 
     fn execute(&self, health: &mut Health, (order, answer): OrderRequest, logged: &mut u64) {
-        let executed = health.order(self.clock.now(), &order).inspect(|device| {
+        let executed = health.execute(self.clock.now(), &order).inspect(|device| {
             log_order(&order, device, self.clock.now().monotonic);
             self.log_transitions(health, logged);
             self.publish(health);
@@ -185,13 +185,13 @@ fn pods(holders: &[ContainerRef], is_known: bool) -> String {
     }
 }
 
-fn log_order(order: &Order, device: &str, now: Monotonic) {
+fn log_order(order: &OperatorOrder, device: &str, now: Monotonic) {
     match order {
-        Order::Mark { reason, until, .. } => {
+        OperatorOrder::Mark { reason, until, .. } => {
             let lasts = until.map(|until| humantime::format_duration(until.since(now)).to_string());
             tracing::info!(order = "mark", device, reason, lasts, "an operator's order");
         }
-        Order::Unmark { .. } => tracing::info!(order = "unmark", device, "an operator's order"),
+        OperatorOrder::Unmark { .. } => tracing::info!(order = "unmark", device, "an operator's order"),
     }
 }
 

@@ -11,7 +11,7 @@ const LONGEST_REASON: usize = 256;
 
 /// Devices are named by UUID (`GPU-…`, `MIG-…`) or, for a whole GPU that is present, by index.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum OperatorOrder {
     /// Unhealthy until it is unmarked or `until` has passed. A new mark replaces the old one.
     Mark { device: String, reason: String, until: Option<Monotonic> },
     /// Removes the mark, every XID and every cause that has already ended: the operator confirms that the device is

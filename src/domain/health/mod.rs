@@ -19,12 +19,12 @@
 //! `unknown` until it responds.
 
 mod config;
-mod device;
 mod faults;
 mod marks;
 mod signals;
 #[cfg(test)]
 mod tests;
+mod tracked_gpu;
 mod xids;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,14 +35,14 @@ use std::time::Duration;
 pub use config::schema::DURATION;
 pub use config::{EccPolicy, FabricPolicy, HealthConfig, Recovery, XidRule};
 pub use faults::NodeFaults;
-pub use marks::{MarkError, Order};
+pub use marks::{MarkError, OperatorOrder};
 
 use crate::domain::model::{
     ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Moment, Monotonic, UnhealthyReason,
     UnixSeconds, XidClass, XidEvent,
 };
-use device::{Subject, TrackedGpu, Transition};
 use marks::Mark;
+use tracked_gpu::{Subject, SubjectTransition, TrackedGpu};
 
 /// How long a device that was never checked is `unknown` where no read of it was requested: as long as the first reads
 /// may take to be requested.
@@ -61,7 +61,7 @@ pub struct HealthInputs<'a> {
 #[derive(Debug, Default)]
 pub struct Health {
     config: HealthConfig,
-    devices: BTreeMap<GpuUuid, TrackedGpu>,
+    gpus: BTreeMap<GpuUuid, TrackedGpu>,
     /// Those that are passed through now: they keep their signals and have no health.
     passthrough: BTreeSet<GpuUuid>,
     driver: DriverStatus,
@@ -73,24 +73,23 @@ pub struct Health {
     logged: BTreeSet<(Option<GpuUuid>, u32)>,
 }
 
-/// What the causes are evaluated with, besides the signals of a device.
+/// What the causes are evaluated with, besides the signals of a GPU.
 #[derive(Clone, Copy)]
 struct EvaluationContext<'a> {
     config: &'a HealthConfig,
     driver: &'a DriverStatus,
-    now: Monotonic,
+    now: Moment,
 }
 
-/// What is common to all devices.
+/// What is common to all GPUs.
 #[derive(Clone, Debug, Default)]
 struct DriverStatus {
     loads: u64,
     /// When the driver was last reloaded, as far as is known.
-    reloaded: Option<Monotonic>,
+    reloaded_at: Option<Monotonic>,
     /// The last that is known, of an earlier agent too.
     version: Option<Arc<str>>,
-    /// Since when the GPUs are released.
-    released: Option<Monotonic>,
+    released_since: Option<Monotonic>,
 }
 
 impl Health {
@@ -130,32 +129,23 @@ impl Health {
     /// Applies the inputs. Returns the same `Arc` where nothing has changed.
     pub fn advance(&mut self, now: Moment, inputs: &HealthInputs<'_>) -> Arc<HealthState> {
         let hardware = inputs.hardware;
-        let time = now.monotonic;
-        self.driver.update(hardware, time);
-        self.forget_addresses(hardware);
-        if !self.passthrough.iter().eq(hardware.inventory.passthrough.keys()) {
-            self.passthrough = hardware.inventory.passthrough.keys().cloned().collect();
-        }
-        self.devices.values_mut().for_each(|device| device.index = None);
-        let with_health = hardware.inventory.gpus.iter().filter(|(uuid, _)| !self.passthrough.contains(*uuid));
-        for (uuid, gpu) in with_health {
-            let device = self.devices.entry(uuid.clone()).or_insert_with(|| TrackedGpu::new(now));
-            device.appear(gpu, &self.driver, time);
-        }
+        self.driver.update(hardware, now.monotonic);
+        self.remove_addresses(hardware);
+        self.passthrough = hardware.inventory.passthrough.keys().cloned().collect();
         self.add_events(now, inputs.events);
-        for (uuid, device) in &mut self.devices {
-            let Some(gpu) = hardware.inventory.gpus.get(uuid) else { continue };
-            if self.driver.released.is_none() && !self.passthrough.contains(uuid) {
-                let readings = hardware.readings.get(uuid).map(AsRef::as_ref);
-                let missing = hardware.inventory.missing.get(uuid).map(|missing| &missing.detail);
-                let unknown_action =
-                    device.signals.apply_readings(gpu, readings, missing, hardware.problem.as_ref(), time);
-                if let Some(action) = unknown_action
-                    && self.logged.insert((Some(uuid.clone()), action))
-                {
-                    let text = format!("{uuid}: unknown recovery action {action}: it does not change the health");
-                    self.notes.push(text);
-                }
+        self.gpus.values_mut().for_each(|gpu| gpu.index = None);
+        let with_health = hardware.inventory.gpus.iter().filter(|(uuid, _)| !self.passthrough.contains(*uuid));
+        for (uuid, listed) in with_health {
+            let gpu = self.gpus.entry(uuid.clone()).or_insert_with(|| TrackedGpu::new(now));
+            gpu.apply_inventory(listed, now.monotonic);
+            gpu.signals.apply_reload(&self.driver);
+            // Missing readings of a released GPU are no signal.
+            if self.driver.released_since.is_none()
+                && let Some(unknown_action) = gpu.signals.apply_readings(listed, hardware, now.monotonic)
+                && self.logged.insert((Some(uuid.clone()), unknown_action))
+            {
+                let text = format!("{uuid}: unknown recovery action {unknown_action}: it does not change the health");
+                self.notes.push(text);
             }
         }
         self.evaluate(now)
@@ -165,10 +155,10 @@ impl Health {
     pub fn restore(&mut self, now: Moment, faults: &NodeFaults) {
         self.driver.version.clone_from(&faults.driver_version);
         for (uuid, of_gpu) in &faults.gpus {
-            let device = self.devices.entry(uuid.clone()).or_insert_with(|| TrackedGpu::new(now));
-            for (subject, what) in device.restore(of_gpu, &self.config, now) {
-                let name = subject.mig().map_or(uuid.as_str(), MigUuid::as_str);
-                self.notes.push(format!("{name}: {what} is restored from before podmeter started"));
+            let gpu = self.gpus.entry(uuid.clone()).or_insert_with(|| TrackedGpu::new(now));
+            for (subject, what) in gpu.restore(of_gpu, &self.config, now) {
+                let device = subject.mig().map_or(uuid.as_str(), MigUuid::as_str);
+                self.notes.push(format!("{device}: {what} is restored from before podmeter started"));
             }
         }
     }
@@ -176,31 +166,31 @@ impl Health {
     /// What the next agent restores. Its energy counters change at most once a minute, so that it is seldom written.
     pub fn faults(&self) -> NodeFaults {
         // A GPU that is known by its PCI address has no UUID to restore: the next agent finds it by itself.
-        let kept = self.devices.iter().filter(|(uuid, _)| !uuid.is_of_address());
-        let gpus: BTreeMap<_, _> = kept.filter_map(|(uuid, device)| Some((uuid.clone(), device.faults()?))).collect();
+        let with_uuid = self.gpus.iter().filter(|(uuid, _)| !uuid.is_of_address());
+        let gpus: BTreeMap<_, _> = with_uuid.filter_map(|(uuid, gpu)| Some((uuid.clone(), gpu.faults()?))).collect();
         let driver_version = self.driver.version.clone().filter(|_| !gpus.is_empty());
         NodeFaults { driver_version, gpus }
     }
 
-    /// Carries out an operator's order at once. Returns the UUID of the device.
-    pub fn order(&mut self, now: Moment, order: &Order) -> Result<String, MarkError> {
+    /// Executes an operator's order at once. Returns the UUID of the device.
+    pub fn execute(&mut self, now: Moment, order: &OperatorOrder) -> Result<String, MarkError> {
         let uuid = match order {
-            Order::Mark { device, reason, until } => {
+            OperatorOrder::Mark { device, reason, until } => {
                 marks::check_reason(reason)?;
                 if until.is_some_and(|until| until <= now.monotonic) {
                     return Err(MarkError::Over);
                 }
-                let (uuid, device, subject) = self.find(device)?;
+                let (uuid, gpu, subject) = self.find(device)?;
                 let until = until.map(|until| Moment {
                     monotonic: until,
                     unix: UnixSeconds(now.unix.0 + until.since(now.monotonic).as_secs_f64()),
                 });
-                device.marks.insert(subject, Mark { reason: reason.as_str().into(), until });
+                gpu.marks.insert(subject, Mark { reason: reason.as_str().into(), until });
                 uuid
             }
-            Order::Unmark { device } => {
-                let (uuid, device, subject) = self.find(device)?;
-                device.unmark(&subject);
+            OperatorOrder::Unmark { device } => {
+                let (uuid, gpu, subject) = self.find(device)?;
+                gpu.unmark(&subject);
                 uuid
             }
         };
@@ -208,15 +198,15 @@ impl Health {
         Ok(uuid)
     }
 
-    /// The UUID, the GPU, and which part of it.
+    /// The device of this UUID or index: its UUID, the GPU, and which part of it.
     fn find(&mut self, name: &str) -> Result<(String, &mut TrackedGpu, Subject), MarkError> {
-        let known = self.devices.iter_mut().filter(|(_, device)| device.is_known());
-        let named = known.filter_map(|(uuid, device)| {
-            if uuid.as_str() == name || device.index.is_some_and(|index| index.to_string() == name) {
-                return Some((uuid.to_string(), device, Subject::Whole));
+        let listed = self.gpus.iter_mut().filter(|(_, gpu)| gpu.was_listed());
+        let named = listed.filter_map(|(uuid, gpu)| {
+            if uuid.as_str() == name || gpu.index.is_some_and(|index| index.to_string() == name) {
+                return Some((uuid.to_string(), gpu, Subject::Whole));
             }
-            let mig = device.migs.iter().find(|mig| mig.as_str() == name).cloned()?;
-            Some((mig.to_string(), device, Subject::Mig(mig)))
+            let mig = gpu.mig_devices.iter().find(|mig| mig.uuid.as_str() == name)?.uuid.clone();
+            Some((mig.to_string(), gpu, Subject::Mig(mig)))
         });
         let mut found: Vec<_> = named.collect();
         match (found.pop(), found.is_empty()) {
@@ -226,33 +216,32 @@ impl Health {
         }
     }
 
-    /// Once its UUID is known, a GPU that was known by its PCI address is another device.
-    fn forget_addresses(&mut self, hardware: &HardwareState) {
-        let is_known = |uuid: &GpuUuid| hardware.inventory.gpus.contains_key(uuid);
-        let is_over = |uuid: &GpuUuid| uuid.is_of_address() && !is_known(uuid);
-        if self.devices.keys().any(is_over) {
-            self.devices.retain(|uuid, _| !is_over(uuid));
-            Arc::make_mut(&mut self.state).gpus.retain(|uuid, _| !is_over(uuid));
+    /// A GPU that was known by its PCI address is another one once its UUID is known.
+    fn remove_addresses(&mut self, hardware: &HardwareState) {
+        let is_replaced = |uuid: &GpuUuid| uuid.is_of_address() && !hardware.inventory.gpus.contains_key(uuid);
+        if self.gpus.keys().any(is_replaced) {
+            self.gpus.retain(|uuid, _| !is_replaced(uuid));
+            Arc::make_mut(&mut self.state).gpus.retain(|uuid, _| !is_replaced(uuid));
         }
     }
 
-    /// Evaluates every device that the inventory has listed.
+    /// Evaluates every GPU that was listed and is not passed through.
     fn evaluate(&mut self, now: Moment) -> Arc<HealthState> {
         let mut next = (*self.state).clone();
         let mut deadlines: Vec<Monotonic> = vec![];
-        let context = EvaluationContext { config: &self.config, driver: &self.driver, now: now.monotonic };
-        for (uuid, device) in &mut self.devices {
+        let context = EvaluationContext { config: &self.config, driver: &self.driver, now };
+        for (uuid, gpu) in &mut self.gpus {
             if self.passthrough.contains(uuid) {
                 next.gpus.remove(uuid);
                 continue;
             }
-            if !device.is_known() {
+            if !gpu.was_listed() {
                 continue;
             }
-            let transitions = device.evaluate(context, now);
-            deadlines.extend(device.deadline(context));
-            next.gpus.insert(uuid.clone(), device.published());
-            for Transition { subject, to_healthy, reason, detail } in transitions {
+            let transitions = gpu.evaluate(context);
+            deadlines.extend(gpu.deadline(context));
+            next.gpus.insert(uuid.clone(), gpu.health());
+            for SubjectTransition { subject, to_healthy, reason, detail } in transitions {
                 self.transition_count += 1;
                 let to = if to_healthy { "healthy" } else { "unhealthy" };
                 *next.transition_counts.entry(to).or_default().entry(reason).or_default() += 1;
@@ -283,8 +272,8 @@ impl Health {
             if effect == xids::Effect::Ignore {
                 continue;
             }
-            let device = self.devices.entry(event.gpu.clone()).or_insert_with(|| TrackedGpu::new(now));
-            let is_new = device.xids.add(event, effect, now.monotonic);
+            let gpu = self.gpus.entry(event.gpu.clone()).or_insert_with(|| TrackedGpu::new(now));
+            let is_new = gpu.xids.add(event, effect, now.monotonic);
             let class = xids::class(event.code);
             let is_logged = matches!(class, XidClass::Unknown | XidClass::Software);
             if is_new && is_logged && self.logged.insert((None, event.code)) {
@@ -301,7 +290,7 @@ impl DriverStatus {
         if hardware.driver_loads > self.loads {
             // The first known load is no reload: the driver may have been loaded for months.
             if self.loads > 0 {
-                self.reloaded = Some(now);
+                self.reloaded_at = Some(now);
             }
             self.loads = hardware.driver_loads;
         }
@@ -309,9 +298,8 @@ impl DriverStatus {
             && self.version.as_ref() != Some(&driver.driver_version)
             && self.version.replace(Arc::clone(&driver.driver_version)).is_some()
         {
-            self.reloaded = Some(now);
+            self.reloaded_at = Some(now);
         }
-        // Released on request: missing readings are no signal.
-        self.released = hardware.released.map(|_| self.released.unwrap_or(now));
+        self.released_since = hardware.released.map(|_| self.released_since.unwrap_or(now));
     }
 }

@@ -10,9 +10,10 @@ use crate::domain::model::{
     XidInstance,
 };
 
-/// Codes with their own series; about two hundred exist. Others are counted as 999.
-const CODES: usize = 256;
-const UNKNOWN_CODE: u32 = 999;
+/// Codes with an entry of their own; about two hundred exist.
+const MAX_CODES: usize = 256;
+/// The entry of the others. Events without a code have it too.
+const OVERFLOW_CODE: u32 = 999;
 
 /// What an XID does to the health of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +21,7 @@ pub enum Effect {
     Unhealthy,
     /// Until the driver reports the recovery action of the GPU, be it `none`.
     UnhealthyUnlessRecoveryActionKnown,
-    /// Counted, as with `Count`: the recovery action decides. The event thread has it read after every XID.
-    ReadRecoveryAction,
+    /// The recovery action, which is read after every XID, may make the device unhealthy.
     Count,
     /// Not even counted.
     Ignore,
@@ -76,7 +76,7 @@ const TABLE: &[XidRow] = &[
     XidRow { class: XidClass::NodeReboot, effect: Effect::Unhealthy, codes: &[79] },
     XidRow { class: XidClass::Nvlink, effect: Effect::UnhealthyUnlessRecoveryActionKnown, codes: &[74] },
     // How bad these are depends on details that only the kernel log has.
-    XidRow { class: XidClass::Nvlink, effect: Effect::ReadRecoveryAction, codes: &[144, 145, 146, 147, 148, 149, 150] },
+    XidRow { class: XidClass::Nvlink, effect: Effect::Count, codes: &[144, 145, 146, 147, 148, 149, 150] },
     XidRow { class: XidClass::Hardware, effect: Effect::Unhealthy, codes: &[54] },
     XidRow {
         class: XidClass::Informational,
@@ -85,7 +85,7 @@ const TABLE: &[XidRow] = &[
     },
     // A job that ends leaves hundreds of these on healthy GPUs.
     XidRow { class: XidClass::Corroborating, effect: Effect::Count, codes: &[45] },
-    XidRow { class: XidClass::RecoveryAction, effect: Effect::ReadRecoveryAction, codes: &[154] },
+    XidRow { class: XidClass::RecoveryAction, effect: Effect::Count, codes: &[154] },
     XidRow { class: XidClass::Software, effect: Effect::Count, codes: &[78, 151, 159] },
 ];
 
@@ -141,31 +141,18 @@ pub struct GpuXids {
     pub active: BTreeMap<u32, ActiveXid>,
 }
 
-/// An XID that makes the device unhealthy.
+/// An XID that makes the GPU or MIG devices of it unhealthy.
 #[derive(Debug)]
 pub struct ActiveXid {
     pub effect: Effect,
     pub class: XidClass,
     /// Of the last one; of one of an earlier agent, the monotonic time is the start.
     pub at: Moment,
-    /// An event named no instance: on a partitioned GPU too the driver then means all of it.
-    whole: bool,
-    instances: BTreeMap<XidInstance, Occurrence>,
-    /// MIG devices that an earlier agent has found.
-    earlier: BTreeSet<MigUuid>,
-}
-
-#[derive(Debug)]
-struct Occurrence {
-    /// It occurred since the inventory last mapped the instance numbers.
-    pending: bool,
-    scope: Option<XidScope>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum XidScope {
-    Whole,
-    MigDevices(BTreeSet<MigUuid>),
+    pub concerns_whole_gpu: bool,
+    /// Those that it concerns, present or not.
+    pub mig_devices: BTreeSet<MigUuid>,
+    /// Instances that events since the last `resolve` named.
+    unresolved: BTreeSet<XidInstance>,
 }
 
 impl GpuXids {
@@ -175,12 +162,10 @@ impl GpuXids {
         Self { counts, active: BTreeMap::new() }
     }
 
-    /// True for the first of its code, and for each whose code has no entry of its own.
+    /// Returns whether its code has no entry yet: it is the first, or beyond `MAX_CODES`.
     pub fn add(&mut self, event: &XidEvent, effect: Effect, now: Monotonic) -> bool {
         let is_new = !self.counts.by_code.contains_key(&event.code);
-        // Beyond the bound, codes share an entry; none that exists loses its own.
-        let code = if is_new && self.counts.by_code.len() >= CODES { UNKNOWN_CODE } else { event.code };
-        // Not later than now.
+        let code = if is_new && self.counts.by_code.len() >= MAX_CODES { OVERFLOW_CODE } else { event.code };
         let at = event.at.monotonic.min(now);
         *self.counts.by_class.entry(class(event.code)).or_default() += event.count;
         let first = || XidCount { class: class(code), at: event.at, count: 0, recent: RecentCount::default() };
@@ -190,9 +175,9 @@ impl GpuXids {
         if event.at.monotonic >= of_code.at.monotonic {
             of_code.at = event.at;
         }
-        if effect.makes_unhealthy() && self.active.len() < CODES {
+        if effect.makes_unhealthy() && self.active.len() < MAX_CODES {
             let first = || ActiveXid::new(effect, class(event.code));
-            self.active.entry(event.code).or_insert_with(first).add_occurrence(event, at);
+            self.active.entry(event.code).or_insert_with(first).add_event(event, at);
         }
         is_new
     }
@@ -201,110 +186,56 @@ impl GpuXids {
     pub fn restore(&mut self, code: u32, effect: Effect, fault: &XidFault) {
         let mut xid = ActiveXid::new(effect, class(code));
         xid.at.unix = fault.at;
-        xid.whole = fault.whole;
-        xid.earlier.clone_from(&fault.mig_devices);
+        xid.concerns_whole_gpu = fault.whole;
+        xid.mig_devices.clone_from(&fault.mig_devices);
         self.active.insert(code, xid);
     }
 
-    /// Instance numbers are reused after a reconfiguration, so they are turned into names as soon as that can be done.
-    pub fn resolve(&mut self, migs: &[MigDevice]) {
-        let occurrences = self.active.values_mut().flat_map(|xid| &mut xid.instances);
-        for (instance, occurrence) in occurrences.filter(|(_, occurrence)| occurrence.pending) {
-            occurrence.pending = false;
-            let now = scope(*instance, migs);
-            occurrence.scope = Some(match occurrence.scope.take() {
-                None => now,
-                Some(before) => before.joined_with(now),
-            });
+    /// Maps new instances to MIG devices, at once: the driver reuses their numbers after a repartition. An instance that
+    /// the GPU does not have may be anywhere on it.
+    pub fn resolve(&mut self, of_gpu: &[MigDevice]) {
+        for xid in self.active.values_mut() {
+            for instance in std::mem::take(&mut xid.unresolved) {
+                let concerned = instance.mig_devices(of_gpu);
+                xid.concerns_whole_gpu |= concerned.is_empty();
+                xid.mig_devices.extend(concerned.into_iter().map(|mig| mig.uuid.clone()));
+            }
         }
     }
 
     /// Clears all, or takes this MIG device out of those that do not concern the whole GPU.
     pub fn clear(&mut self, mig: Option<&MigUuid>) {
-        match mig {
-            None => self.active.clear(),
-            Some(mig) => self.active.retain(|_, xid| {
-                if xid.concerns_whole_gpu() {
-                    return true;
-                }
-                xid.earlier.remove(mig);
-                xid.instances.retain(|_, occurrence| match &mut occurrence.scope {
-                    Some(XidScope::MigDevices(members)) => {
-                        members.remove(mig);
-                        !members.is_empty()
-                    }
-                    _ => true,
-                });
-                !xid.instances.is_empty() || !xid.earlier.is_empty()
-            }),
-        }
+        let Some(mig) = mig else { return self.active.clear() };
+        self.active.retain(|_, xid| {
+            xid.mig_devices.remove(mig);
+            xid.concerns_whole_gpu || !xid.mig_devices.is_empty() || !xid.unresolved.is_empty()
+        });
     }
 }
 
 impl ActiveXid {
     fn new(effect: Effect, class: XidClass) -> Self {
-        let (at, instances, earlier) = (Moment::default(), BTreeMap::new(), BTreeSet::new());
-        Self { effect, class, at, whole: false, instances, earlier }
+        let (at, mig_devices, unresolved) = (Moment::default(), BTreeSet::new(), BTreeSet::new());
+        Self { effect, class, at, concerns_whole_gpu: false, mig_devices, unresolved }
     }
 
-    fn add_occurrence(&mut self, event: &XidEvent, at: Monotonic) {
+    fn add_event(&mut self, event: &XidEvent, at: Monotonic) {
         if at >= self.at.monotonic {
             self.at = Moment { monotonic: at, unix: event.at.unix };
         }
-        match event.instance {
-            Some(instance) => {
-                self.instances.entry(instance).or_insert(Occurrence { pending: true, scope: None }).pending = true;
-            }
-            None => self.whole = true,
-        }
+        // On a partitioned GPU too, an event without an instance concerns all of it.
+        self.concerns_whole_gpu |= event.instance.is_none();
+        self.unresolved.extend(event.instance);
     }
 
-    pub fn concerns_whole_gpu(&self) -> bool {
-        self.whole || self.instances.values().any(|occurrence| occurrence.scope == Some(XidScope::Whole))
-    }
-
-    /// MIG devices that it concerns by name.
-    pub fn members(&self) -> impl Iterator<Item = &MigUuid> {
-        self.instances
-            .values()
-            .filter_map(|occurrence| match &occurrence.scope {
-                Some(XidScope::MigDevices(members)) => Some(members),
-                _ => None,
-            })
-            .flatten()
-            .chain(&self.earlier)
-    }
-
-    /// For an agent that starts later. An instance whose MIG devices are not known yet is the whole GPU.
+    /// For an agent that starts later. An unresolved instance may be anywhere on the GPU.
     pub fn fault(&self) -> XidFault {
-        let is_unresolved = self.instances.values().any(|occurrence| occurrence.scope.is_none());
         XidFault {
             at: self.at.unix,
-            whole: is_unresolved || self.concerns_whole_gpu(),
-            mig_devices: self.members().cloned().collect(),
+            whole: self.concerns_whole_gpu || !self.unresolved.is_empty(),
+            mig_devices: self.mig_devices.clone(),
         }
     }
-}
-
-impl XidScope {
-    fn joined_with(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::MigDevices(mut one), Self::MigDevices(two)) => {
-                one.extend(two);
-                Self::MigDevices(one)
-            }
-            _ => Self::Whole,
-        }
-    }
-}
-
-/// An XID of an instance that the GPU does not have applies to the whole GPU.
-fn scope(instance: XidInstance, of_gpu: &[MigDevice]) -> XidScope {
-    let concerned = instance.mig_devices(of_gpu);
-    if concerned.is_empty() {
-        return XidScope::Whole;
-    }
-    XidScope::MigDevices(concerned.into_iter().map(|mig| mig.uuid.clone()).collect())
 }
 
 #[cfg(test)]
@@ -313,7 +244,7 @@ mod tests {
 
     #[test]
     fn every_class_has_its_codes_and_its_effect() {
-        use Effect::{Count, ReadRecoveryAction, Unhealthy, UnhealthyUnlessRecoveryActionKnown};
+        use Effect::{Count, Unhealthy, UnhealthyUnlessRecoveryActionKnown};
         use XidClass::*;
         for (codes, expected_class, expected_effect) in [
             (&[8, 13, 31, 32, 39, 41, 68, 72, 82, 86, 96, 105, 126, 135, 139][..], Application, Count),
@@ -321,11 +252,11 @@ mod tests {
             (&[46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158], GpuReset, Unhealthy),
             (&[79], NodeReboot, Unhealthy),
             (&[74], Nvlink, UnhealthyUnlessRecoveryActionKnown),
-            (&[144, 145, 146, 147, 148, 149, 150], Nvlink, ReadRecoveryAction),
+            (&[144, 145, 146, 147, 148, 149, 150], Nvlink, Count),
             (&[54], Hardware, Unhealthy),
             (&[14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 108, 121, 137, 141, 152, 157, 160], Informational, Count),
             (&[45], Corroborating, Count),
-            (&[154], RecoveryAction, ReadRecoveryAction),
+            (&[154], RecoveryAction, Count),
             (&[78, 151, 159], Software, Count),
             (&[0, 1, 47, 73, 87, 142, 162, 172, 999, u32::MAX], Unknown, Count),
         ] {

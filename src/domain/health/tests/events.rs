@@ -46,9 +46,9 @@ fn without_a_recovery_action_a_reload_or_a_return_from_loss_clears_an_xid() {
         let mut world = World::old(HealthConfig::default());
         world.at(1);
         world.with(2, &[xid(code, 2)]);
-        world.stop_answering(|readings| readings.lost = true);
+        world.stop_responding(|readings| readings.lost = true);
         world.at(3);
-        world.answer();
+        world.respond();
         world.at(4);
         world.at(1000);
         let cleared = world.reasons().is_empty();
@@ -89,7 +89,7 @@ fn a_reload_clears_nothing_while_the_driver_needs_more_or_the_device_does_not_an
     world.at(3);
     world.at(1000);
     assert_eq!(world.reasons(), ["xid", "recovery_action"]);
-    world.stop_answering(|_| {});
+    world.stop_responding(|_| {});
     world.at(2000);
     world.slow(|slow| slow.recovery_action = Some(0));
     world.at(3000);

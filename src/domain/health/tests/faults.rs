@@ -43,7 +43,7 @@ fn an_xid_outlives_the_agent_until_a_reset_is_observed() {
         world.at(3);
     };
     let is_lost: Change = |world| {
-        world.stop_answering(|readings| readings.lost = true);
+        world.stop_responding(|readings| readings.lost = true);
         world.at(3);
     };
     // Before the end of the first agent, before the start of the second, and which XIDs have ended then.
@@ -55,7 +55,7 @@ fn an_xid_outlives_the_agent_until_a_reset_is_observed() {
         ("the driver requests none", needs_reset, |world| world.slow(|slow| slow.recovery_action = Some(0)), &[48]),
         ("another, and later none", needs_reset, |world| world.slow(|slow| slow.recovery_action = Some(2)), &[48]),
         ("the driver reports none", needs_reset, |world| world.slow(|slow| slow.recovery_action = None), &[]),
-        ("it was lost", is_lost, World::answer, &[48]),
+        ("it was lost", is_lost, World::respond, &[48]),
     ] as [(_, Change, Change, &[u32]); 8]
     {
         for code in [48, 79] {
@@ -135,7 +135,7 @@ fn the_configuration_decides_anew() {
 
 #[test]
 fn a_mark_outlives_the_agent_and_the_driver_until_its_end() {
-    let mark = |device: &str, until| Order::Mark { device: device.into(), reason: "smells".into(), until };
+    let mark = |device: &str, until| OperatorOrder::Mark { device: device.into(), reason: "smells".into(), until };
     let mut world = World::partitioned(HealthConfig::default());
     world.driver(VERSION);
     world.at(1);

@@ -82,24 +82,24 @@ impl World {
         change(self.slow.get_mut(&GPU.into()).unwrap());
     }
 
-    fn stop_answering(&mut self, change: impl FnOnce(&mut DeviceReadings)) {
+    fn stop_responding(&mut self, change: impl FnOnce(&mut DeviceReadings)) {
         let mut readings = DeviceReadings::default();
         change(&mut readings);
         self.unresponsive.insert(GPU.into());
         self.hardware.readings.insert(GPU.into(), Arc::new(readings));
     }
 
-    fn answer(&mut self) {
+    fn respond(&mut self) {
         self.unresponsive.clear();
         self.gpu(|gpu| gpu.present = true);
     }
 
-    /// Advances to this second, with a pass of every GPU that answers.
     fn release(&mut self) {
         let (since, until) = (moment(self.now), moment(self.now + 3_600));
         self.hardware.released = Some(Released { since, until });
     }
 
+    /// Advances to this second, with a pass of every GPU that responds.
     fn at(&mut self, seconds: u64) -> Arc<HealthState> {
         self.with(seconds, &[])
     }
@@ -122,8 +122,8 @@ impl World {
         reasons(&self.health.state(), None)
     }
 
-    fn order(&mut self, order: &Order) {
-        self.health.order(moment(self.now), order).unwrap();
+    fn order(&mut self, order: &OperatorOrder) {
+        self.health.execute(moment(self.now), order).unwrap();
     }
 }
 
@@ -143,8 +143,8 @@ fn in_instance(code: u32, seconds: u64, gpu_instance: u32, compute_instance: Opt
     XidEvent { instance: Some(XidInstance { gpu_instance, compute_instance }), ..xid(code, seconds) }
 }
 
-fn unmark(device: &str) -> Order {
-    Order::Unmark { device: device.to_owned() }
+fn unmark(device: &str) -> OperatorOrder {
+    OperatorOrder::Unmark { device: device.to_owned() }
 }
 
 fn unknown() -> Vec<&'static str> {

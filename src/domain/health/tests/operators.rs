@@ -4,7 +4,7 @@ use super::*;
 fn an_operators_mark_applies_until_it_is_removed_or_ends() {
     let mut world = World::partitioned(HealthConfig::default());
     world.at(1);
-    let mark = |device: &str, until| Order::Mark { device: device.into(), reason: "smells".into(), until };
+    let mark = |device: &str, until| OperatorOrder::Mark { device: device.into(), reason: "smells".into(), until };
     for name in [GPU, "0"] {
         world.order(&mark(name, None));
         let state = world.at(1000);
@@ -19,12 +19,12 @@ fn an_operators_mark_applies_until_it_is_removed_or_ends() {
     assert_eq!(world.health.next_deadline(), Some(Monotonic::from_secs(1010)));
     let state = world.at(1010);
     assert_eq!(reasons(&state, Some(SLICE)), WELL);
-    let refused = |order: Order| Health::new(HealthConfig::default()).order(moment(1), &order);
+    let refused = |order: OperatorOrder| Health::new(HealthConfig::default()).execute(moment(1), &order);
     assert_eq!(refused(unmark("GPU-9")), Err(MarkError::UnknownDevice("GPU-9".into())));
-    let nothing = Order::Mark { device: GPU.into(), reason: String::new(), until: None };
+    let nothing = OperatorOrder::Mark { device: GPU.into(), reason: String::new(), until: None };
     assert_eq!(refused(nothing), Err(MarkError::Reason(0)));
     for reason in ["two\nlines", "red\u{1b}[31m", "bel\u{7}"] {
-        let forged = Order::Mark { device: GPU.into(), reason: reason.into(), until: None };
+        let forged = OperatorOrder::Mark { device: GPU.into(), reason: reason.into(), until: None };
         assert_eq!(refused(forged), Err(MarkError::ControlCharacter(4)), "{reason:?}");
     }
     assert_eq!(refused(mark(GPU, Some(Monotonic::from_secs(1)))), Err(MarkError::Over));
@@ -34,7 +34,7 @@ fn an_operators_mark_applies_until_it_is_removed_or_ends() {
 #[test]
 fn an_index_names_a_gpu_that_is_present_and_an_order_returns_its_uuid() {
     let mut world = World::checked();
-    let order = |world: &mut World, device: &str| world.health.order(moment(world.now), &unmark(device));
+    let order = |world: &mut World, device: &str| world.health.execute(moment(world.now), &unmark(device));
     assert_eq!(order(&mut world, "0"), Ok(GPU.to_owned()));
     Arc::make_mut(&mut world.hardware.inventory).gpus.get_mut(&OTHER.into()).unwrap().index = Some(0);
     world.at(2);

@@ -94,14 +94,14 @@ fn causes() -> [(&'static str, Change, Change); 9] {
             |world| world.slow(|slow| slow.recovery_action = Some(4)),
             |world| world.slow(|slow| slow.recovery_action = Some(0)),
         ),
-        ("lost", |world| world.stop_answering(|readings| readings.lost = true), World::answer),
+        ("lost", |world| world.stop_responding(|readings| readings.lost = true), World::respond),
         (
             "lost",
             |world| {
-                world.stop_answering(|_| {});
+                world.stop_responding(|_| {});
                 world.gpu(|gpu| gpu.present = false);
             },
-            World::answer,
+            World::respond,
         ),
         (
             "row_remap_failed",
@@ -118,7 +118,7 @@ fn causes() -> [(&'static str, Change, Change); 9] {
             |world| world.slow(|slow| slow.fabric = Some(fabric("failed"))),
             |world| world.slow(|slow| slow.fabric = Some(fabric("completed"))),
         ),
-        ("stuck", |world| world.stop_answering(|readings| readings.stuck = true), World::answer),
+        ("stuck", |world| world.stop_responding(|readings| readings.stuck = true), World::respond),
         (
             "xid",
             |world| drop(world.with(10, &[xid(48, 10)])),
@@ -185,7 +185,7 @@ fn a_reason_without_new_signals_stays() {
     world.slow(|slow| slow.row_remap = None);
     world.at(1000);
     assert_eq!(world.reasons(), ["row_remap_failed"]);
-    world.stop_answering(|_| {});
+    world.stop_responding(|_| {});
     world.at(2000);
     assert_eq!(world.reasons(), ["row_remap_failed"]);
 }
@@ -330,13 +330,13 @@ fn a_gpu_that_this_process_cannot_read_is_unknown_with_the_reason() {
     let detail = |world: &World| world.health.state().device(&GPU.into(), None).unwrap().causes[0].detail.to_string();
     for was_checked in [false, true] {
         let mut world = if was_checked { World::checked() } else { World::new(HealthConfig::default()) };
-        world.stop_answering(|readings| readings.problem = Some("no thread".into()));
+        world.stop_responding(|readings| readings.problem = Some("no thread".into()));
         world.at(2);
         for seconds in [100, 1_000] {
             world.at(seconds);
             assert_eq!((world.reasons(), detail(&world)), (unknown(), "no thread".to_owned()), "{was_checked}");
         }
-        world.answer();
+        world.respond();
         world.at(1_001);
         assert_eq!(world.reasons(), WELL);
     }
@@ -345,12 +345,12 @@ fn a_gpu_that_this_process_cannot_read_is_unknown_with_the_reason() {
 #[test]
 fn a_device_whose_first_check_hangs_goes_from_unknown_to_stuck() {
     let mut world = World::new(HealthConfig::default());
-    world.stop_answering(|readings| readings.asked = Some(Monotonic::from_secs(1)));
+    world.stop_responding(|readings| readings.asked = Some(Monotonic::from_secs(1)));
     for seconds in 1..11 {
         world.at(seconds);
         assert_eq!(world.reasons(), unknown(), "at {seconds}");
     }
-    world.stop_answering(|readings| (readings.asked, readings.stuck) = (Some(Monotonic::from_secs(1)), true));
+    world.stop_responding(|readings| (readings.asked, readings.stuck) = (Some(Monotonic::from_secs(1)), true));
     let state = world.at(11);
     assert_eq!(world.reasons(), ["stuck"]);
     assert!(state.transitions.iter().all(|transition| transition.gpu != GPU.into()), "{:?}", state.transitions);

@@ -43,7 +43,7 @@ struct Reference {
 
 impl Reference {
     /// Changes the world by one step.
-    fn take(&mut self, step: &Step, now: u64, world: &mut World, events: &mut Vec<XidEvent>) {
+    fn apply(&mut self, step: &Step, now: u64, world: &mut World, events: &mut Vec<XidEvent>) {
         match *step {
             Step::Xid(code) => {
                 events.push(xid(code, now));
@@ -53,15 +53,15 @@ impl Reference {
             Step::Lost(lost) => {
                 self.lost = lost;
                 self.stuck_since = None;
-                if lost { world.stop_answering(|readings| readings.lost = true) } else { world.answer() }
+                if lost { world.stop_responding(|readings| readings.lost = true) } else { world.respond() }
             }
             Step::Stuck(stuck) => {
                 if stuck && !self.lost {
                     self.stuck_since.get_or_insert(now);
-                    world.stop_answering(|readings| readings.stuck = true);
+                    world.stop_responding(|readings| readings.stuck = true);
                 } else if !stuck && !self.lost {
                     self.stuck_since = None;
-                    world.answer();
+                    world.respond();
                 }
             }
             Step::RowRemapFailed(failed) => {
@@ -91,7 +91,7 @@ proptest! {
         for (step, wait) in steps {
             let mut events = vec![];
             now += wait;
-            reference.take(&step, now, &mut world, &mut events);
+            reference.apply(&step, now, &mut world, &mut events);
             let answers = world.unresponsive.is_empty();
             let state = world.with(now, &events);
             let slow = &world.slow[&GPU.into()];
@@ -112,8 +112,8 @@ proptest! {
             let last_against = reference.last_against.filter(|_| healthy);
             prop_assert!(last_against.is_none_or(|last| now - last >= 60), "up at {now}, against it at {last_against:?}");
             prop_assert!(state.device(&OTHER.into(), None).unwrap().healthy, "the other GPU");
-            let turned = state.transitions.iter().filter(|transition| transition.gpu == OTHER.into()).count();
-            prop_assert_eq!(turned, 0);
+            let of_other = state.transitions.iter().filter(|transition| transition.gpu == OTHER.into()).count();
+            prop_assert_eq!(of_other, 0);
             for (class, count) in &state.gpus[&GPU.into()].xids.by_class {
                 let before = counted.insert(*class, *count).unwrap_or(0);
                 prop_assert!(*count >= before);
@@ -127,7 +127,7 @@ proptest! {
             }
         }
         // With every fault cleared it becomes healthy, after any history.
-        world.answer();
+        world.respond();
         let well = Slow {
             recovery_action: Some(0),
             row_remap: Some(RowRemap::default()),

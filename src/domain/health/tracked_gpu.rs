@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::config::{HealthConfig, Recovery};
 use super::faults::{DeviceFaults, GpuFaults, MarkFault, ReasonFault};
 use super::marks::{Mark, restored_mark};
-use super::signals::DeviceSignals;
+use super::signals::GpuSignals;
 use super::xids::{self, ActiveXid, Effect, GpuXids};
 use super::{DriverStatus, EvaluationContext, UNKNOWN_LIMIT};
 use crate::domain::model::{
@@ -14,14 +14,17 @@ use crate::domain::model::{
     XidClass,
 };
 
-/// A reason, and the code where it is an XID.
+const AFTER_RESET: &str = "recovers after a reset of the GPU, a reload of the driver, or an unmark";
+const AFTER_RESTART: &str = "recovers after a restart of the GPU (its energy counter falls), a reload of the driver, a reboot \
+                             of the node, or an unmark";
+const AFTER_UNMARK: &str = "recovers after an unmark, or when the mark ends";
+const EARLIER: &str = "found before podmeter started";
+
+/// A reason, and the code of an XID, else 0.
 type CauseKey = (UnhealthyReason, u32);
 
 /// With the detail, and what clears it.
 type CurrentCauses = BTreeMap<CauseKey, (Arc<str>, &'static str)>;
-
-/// What was restored, in words.
-type RestoredFault = (Subject, String);
 
 /// The whole of a GPU, or one of its MIG devices.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,8 +42,8 @@ impl Subject {
     }
 }
 
-/// A change of a device's health.
-pub struct Transition {
+/// A `HealthTransition`, as far as the GPU determines it.
+pub struct SubjectTransition {
     pub subject: Subject,
     pub to_healthy: bool,
     pub reason: UnhealthyReason,
@@ -51,15 +54,15 @@ pub struct Transition {
 pub struct TrackedGpu {
     /// While it is present: the driver gives that of a GPU that is gone to another.
     pub index: Option<u32>,
-    /// As the inventory has them now.
-    layout: Vec<MigDevice>,
-    pub migs: BTreeSet<MigUuid>,
-    /// When the inventory first listed it.
-    appeared: Option<Monotonic>,
-    pub signals: DeviceSignals,
+    /// As the inventory last listed them.
+    pub mig_devices: Vec<MigDevice>,
+    first_listed: Option<Monotonic>,
+    pub signals: GpuSignals,
     pub xids: GpuXids,
     pub marks: BTreeMap<Subject, Mark>,
+    /// Of a MIG device, those that it does not have in common with the GPU.
     causes: BTreeMap<Subject, BTreeMap<CauseKey, CauseState>>,
+    /// As last evaluated, of the GPU and its present MIG devices.
     health: BTreeMap<Subject, DeviceHealth>,
     /// Since when an earlier agent had them as unhealthy, until they are evaluated.
     earlier_since: BTreeMap<Subject, UnixSeconds>,
@@ -69,6 +72,7 @@ pub struct TrackedGpu {
 struct CauseState {
     detail: Arc<str>,
     clears: &'static str,
+    /// When it ended; it then stays for the hold-down.
     ended: Option<Monotonic>,
 }
 
@@ -78,10 +82,10 @@ impl TrackedGpu {
     }
 
     /// Continues with the faults of an earlier agent. Returns what was restored, in words.
-    pub fn restore(&mut self, faults: &GpuFaults, config: &HealthConfig, now: Moment) -> Vec<RestoredFault> {
+    pub fn restore(&mut self, faults: &GpuFaults, config: &HealthConfig, now: Moment) -> Vec<(Subject, String)> {
         let mut restored = vec![];
-        // It ends at the first evaluation that does not find it.
-        let ongoing = |detail: &str| CauseState { detail: detail.into(), clears: RESET, ended: None };
+        // The first evaluation replaces it, or ends it, so that a fault that is over since is held down.
+        let unevaluated = |detail: &str| CauseState { detail: detail.into(), clears: "", ended: None };
         for (code, fault) in faults.xids.iter().filter(|(code, _)| config.effect(**code).makes_unhealthy()) {
             self.xids.restore(*code, config.effect(*code), fault);
             let mut subjects: Vec<_> = fault.mig_devices.iter().cloned().map(Subject::Mig).collect();
@@ -91,7 +95,7 @@ impl TrackedGpu {
             for subject in subjects {
                 let name = xids::named(*code);
                 let causes = self.causes.entry(subject.clone()).or_default();
-                causes.insert((UnhealthyReason::Xid, *code), ongoing(&name));
+                causes.insert((UnhealthyReason::Xid, *code), unevaluated(&name));
                 restored.push((subject, name));
             }
         }
@@ -111,7 +115,7 @@ impl TrackedGpu {
                     reason => (EARLIER.to_owned(), format!("the reason {}", reason.as_str())),
                 };
                 let causes = self.causes.entry(subject.clone()).or_default();
-                causes.insert((fault.reason, fault.code), ongoing(&detail));
+                causes.insert((fault.reason, fault.code), unevaluated(&detail));
                 restored.push((subject.clone(), what));
             }
             self.earlier_since.extend(device.since.map(|since| (subject.clone(), since)));
@@ -120,14 +124,11 @@ impl TrackedGpu {
         restored
     }
 
-    /// What an agent that starts later restores.
+    /// What an agent that starts later restores. `None`: nothing.
     pub fn faults(&self) -> Option<GpuFaults> {
-        if self.xids.active.is_empty() && self.marks.is_empty() && self.causes.is_empty() {
-            return None;
-        }
         let unhealthy = self.health.iter().filter(|(_, health)| !health.healthy).map(|(subject, _)| subject);
-        let evaluated = unhealthy.chain(self.marks.keys()).chain(self.causes.keys());
-        let subjects: BTreeSet<_> = evaluated.chain(self.earlier_since.keys()).collect();
+        let with_state = self.marks.keys().chain(self.causes.keys()).chain(self.earlier_since.keys());
+        let subjects: BTreeSet<&Subject> = unhealthy.chain(with_state).collect();
         let devices: Vec<DeviceFaults> = subjects.into_iter().map(|subject| self.device_faults(subject)).collect();
         let has_faults = devices.iter().any(|device| device.mark.is_some() || !device.reasons.is_empty());
         let (recovery_action, energy_counter) = self.signals.reset_evidence();
@@ -143,31 +144,29 @@ impl TrackedGpu {
     fn device_faults(&self, subject: &Subject) -> DeviceFaults {
         let since = self.health.get(subject).map(|health| health.since.unix);
         let fault = |mark: &Mark| MarkFault { reason: Arc::clone(&mark.reason), until: mark.until.map(|at| at.unix) };
-        let is_kept = |(key, cause): &(&CauseKey, &CauseState)| {
-            is_held_down(key.0) && (key.0 != UnhealthyReason::Xid || cause.ended.is_some())
+        let is_in_reasons = |((reason, _), cause): &(&CauseKey, &CauseState)| {
+            is_held_down(*reason) && (*reason != UnhealthyReason::Xid || cause.ended.is_some())
         };
         let causes = self.causes.get(subject).into_iter().flatten();
         DeviceFaults {
             mig: subject.mig().cloned(),
             since: since.or_else(|| self.earlier_since.get(subject).copied()),
             mark: self.marks.get(subject).map(fault),
-            reasons: causes.filter(is_kept).map(|(key, _)| ReasonFault { reason: key.0, code: key.1 }).collect(),
+            reasons: causes.filter(is_in_reasons).map(|(key, _)| ReasonFault { reason: key.0, code: key.1 }).collect(),
         }
     }
 
-    /// Whether the inventory has listed it.
-    pub fn is_known(&self) -> bool {
-        self.appeared.is_some()
+    /// Whether the inventory has ever listed it.
+    pub fn was_listed(&self) -> bool {
+        self.first_listed.is_some()
     }
 
-    pub fn appear(&mut self, gpu: &Gpu, driver: &DriverStatus, now: Monotonic) {
-        self.appeared.get_or_insert(now);
-        self.index = gpu.index.filter(|_| gpu.present);
-        if self.layout != gpu.mig_devices {
-            self.layout.clone_from(&gpu.mig_devices);
-            self.migs = gpu.mig_devices.iter().map(|mig| mig.uuid.clone()).collect();
+    pub fn apply_inventory(&mut self, listed: &Gpu, now: Monotonic) {
+        self.first_listed.get_or_insert(now);
+        self.index = listed.index.filter(|_| listed.present);
+        if self.mig_devices != listed.mig_devices {
+            self.mig_devices.clone_from(&listed.mig_devices);
         }
-        self.signals.apply_reload(driver);
     }
 
     pub fn unmark(&mut self, unmarked: &Subject) {
@@ -180,33 +179,57 @@ impl TrackedGpu {
         }
     }
 
-    /// The transitions of the GPU and its MIG devices.
-    pub fn evaluate(&mut self, context: EvaluationContext<'_>, now: Moment) -> Vec<Transition> {
-        self.xids.resolve(&self.layout);
-        self.marks.retain(|_, mark| mark.until.is_none_or(|until| context.now < until.monotonic));
+    /// Updates the causes and the health of the GPU and its MIG devices. Returns the transitions.
+    pub fn evaluate(&mut self, context: EvaluationContext<'_>) -> Vec<SubjectTransition> {
+        self.xids.resolve(&self.mig_devices);
+        self.marks.retain(|_, mark| mark.until.is_none_or(|until| context.now.monotonic < until.monotonic));
         self.signals.expire_release(context);
-        self.clear_xids(context.driver);
-        let mut subjects: BTreeSet<Subject> = self.migs.iter().cloned().map(Subject::Mig).collect();
-        subjects.extend(self.causes.keys().cloned());
-        subjects.extend(self.marks.keys().cloned());
-        subjects.insert(Subject::Whole);
-        for subject in &subjects {
-            let current = self.current(subject, context);
-            let causes = self.causes.entry(subject.clone()).or_default();
-            update(causes, current, context);
+        if context.driver.released_since.is_none() {
+            self.remove_overruled_xids();
+            self.remove_cleared_xids(context.driver);
+        }
+        let migs = self.mig_devices.iter().map(|mig| Subject::Mig(mig.uuid.clone()));
+        let present: BTreeSet<Subject> = migs.chain([Subject::Whole]).collect();
+        let mut subjects = present.clone();
+        subjects.extend(self.causes.keys().chain(self.marks.keys()).cloned());
+        for subject in subjects {
+            let current = self.current_causes(&subject, context);
+            update_causes(self.causes.entry(subject).or_default(), current, context);
         }
         self.causes.retain(|_, causes| !causes.is_empty());
-        self.health.retain(|subject, _| subject.mig().is_none_or(|mig| self.migs.contains(mig)));
-        let shown = subjects.into_iter().filter(|subject| subject.mig().is_none_or(|mig| self.migs.contains(mig)));
-        shown
-            .collect::<Vec<_>>()
-            .into_iter()
-            .filter_map(|subject| self.transition(subject, context.config, now))
-            .collect()
+        self.health.retain(|subject, _| present.contains(subject));
+        present.into_iter().filter_map(|subject| self.update_health(subject, context)).collect()
     }
 
-    /// Updates the health of the GPU or of one MIG device.
-    fn transition(&mut self, subject: Subject, config: &HealthConfig, now: Moment) -> Option<Transition> {
+    /// Why the GPU as a whole, or one MIG device beyond that, is unhealthy now.
+    fn current_causes(&self, subject: &Subject, context: EvaluationContext<'_>) -> CurrentCauses {
+        let mut current = BTreeMap::new();
+        for (code, xid) in &self.xids.active {
+            let is_concerned = match subject {
+                Subject::Whole => xid.concerns_whole_gpu,
+                Subject::Mig(mig) => !xid.concerns_whole_gpu && xid.mig_devices.contains(mig),
+            };
+            if is_concerned {
+                let clears = if needs_restart(xid) { AFTER_RESTART } else { AFTER_RESET };
+                current.insert((UnhealthyReason::Xid, *code), (xids::named(*code).into(), clears));
+            }
+        }
+        if let Some(mark) = self.marks.get(subject) {
+            let detail = format!("marked by an operator: {}", mark.reason).into();
+            current.insert((UnhealthyReason::Admin, 0), (detail, AFTER_UNMARK));
+        }
+        if *subject == Subject::Whole {
+            let first_listed = self.first_listed.unwrap_or(context.now.monotonic);
+            for (reason, detail, clears) in self.signals.causes(context, first_listed) {
+                current.insert((reason, 0), (detail, clears));
+            }
+        }
+        current
+    }
+
+    /// Makes the health of the GPU, or of one MIG device, follow its causes.
+    fn update_health(&mut self, subject: Subject, context: EvaluationContext<'_>) -> Option<SubjectTransition> {
+        let EvaluationContext { config, now, .. } = context;
         let own = subject.mig().and_then(|_| self.causes.get(&subject));
         let both = self.causes.get(&Subject::Whole).into_iter().chain(own);
         let mut states: Vec<(&CauseKey, &CauseState)> = both.flatten().collect();
@@ -231,91 +254,66 @@ impl TrackedGpu {
         (health.healthy, health.since) = (healthy, now);
         let named = if healthy { before.first() } else { health.causes.first() };
         let named = named.expect("an unhealthy device has a cause");
-        Some(Transition { subject, to_healthy: healthy, reason: named.reason, detail: Arc::clone(&named.detail) })
+        Some(SubjectTransition {
+            subject,
+            to_healthy: healthy,
+            reason: named.reason,
+            detail: Arc::clone(&named.detail),
+        })
     }
 
-    pub fn published(&self) -> GpuHealth {
+    /// The health to publish, after an evaluation.
+    pub fn health(&self) -> GpuHealth {
+        let migs = self.health.iter().filter_map(|(subject, health)| Some((subject.mig()?.clone(), health.clone())));
         GpuHealth {
-            whole: self.health.get(&Subject::Whole).cloned().expect("the whole GPU is evaluated first"),
-            mig_devices: self
-                .health
-                .iter()
-                .filter_map(|(of, health)| Some((of.mig()?.clone(), health.clone())))
-                .collect(),
+            whole: self.health.get(&Subject::Whole).cloned().expect("an evaluation includes the whole GPU"),
+            mig_devices: migs.collect(),
             xids: self.xids.counts.clone(),
         }
     }
 
-    /// Why the whole GPU, or one MIG device alone, is unhealthy now.
-    fn current(&self, subject: &Subject, context: EvaluationContext<'_>) -> CurrentCauses {
-        let mut current = BTreeMap::new();
-        for (code, xid) in &self.xids.active {
-            let is_concerned = match subject {
-                Subject::Whole => xid.concerns_whole_gpu(),
-                Subject::Mig(mig) => !xid.concerns_whole_gpu() && xid.members().any(|member| member == mig),
-            };
-            if is_concerned {
-                let clears = if needs_reload(xid) { RELOAD } else { RESET };
-                current.insert((UnhealthyReason::Xid, *code), (xids::named(*code).into(), clears));
-            }
-        }
-        if let Some(mark) = self.marks.get(subject) {
-            let detail = format!("marked by an operator: {}", mark.reason).into();
-            current.insert((UnhealthyReason::Admin, 0), (detail, UNMARKED));
-        }
-        if *subject == Subject::Whole {
-            let appeared = self.appeared.unwrap_or(context.now);
-            for (reason, detail, clears) in self.signals.causes(context, appeared) {
-                current.insert((reason, 0), (detail, clears));
-            }
-        }
-        current
-    }
-
-    /// Drops the XIDs that a reset or a reload has cleared, and those that a known recovery action overrules.
-    fn clear_xids(&mut self, driver: &DriverStatus) {
-        let signals = &self.signals;
-        if driver.released.is_some() {
+    /// A recovery action of the driver replaces some XIDs, whichever came first. They are not held down.
+    fn remove_overruled_xids(&mut self) {
+        if self.signals.recovery_action.is_none() {
             return;
         }
-        if signals.recovery.is_some() {
-            // The driver's recovery action replaces these XIDs, whichever came first: no reset is waited for.
-            let overruled = |xid: &ActiveXid| xid.effect == Effect::UnhealthyUnlessRecoveryActionKnown;
-            let codes: Vec<u32> =
-                self.xids.active.extract_if(.., |_, xid| overruled(xid)).map(|(code, _)| code).collect();
-            for causes in self.causes.values_mut() {
-                causes.retain(|(reason, code), _| *reason != UnhealthyReason::Xid || !codes.contains(code));
-            }
+        let is_overruled = |xid: &ActiveXid| xid.effect == Effect::UnhealthyUnlessRecoveryActionKnown;
+        let overruled = self.xids.active.extract_if(.., |_, xid| is_overruled(xid));
+        let codes: Vec<u32> = overruled.map(|(code, _)| code).collect();
+        for causes in self.causes.values_mut() {
+            causes.retain(|(reason, code), _| *reason != UnhealthyReason::Xid || !codes.contains(code));
         }
+    }
+
+    /// A reset or restart after the XID has cleared it, once the GPU has responded and has no other sign of needing one.
+    fn remove_cleared_xids(&mut self, driver: &DriverStatus) {
+        let signals = &self.signals;
+        let needs_no_reset =
+            !signals.lost && signals.stuck_since.is_none() && signals.recovery_action.is_none_or(|action| action == 0);
+        if !needs_no_reset {
+            return;
+        }
+        let restarted_at = driver.reloaded_at.max(signals.counter_fell_at);
         self.xids.active.retain(|_, xid| {
-            let reloaded = driver.reloaded.max(signals.counter_fell);
-            let cleared = if needs_reload(xid) { reloaded } else { reloaded.max(signals.reset) };
-            let answers = !signals.lost
-                && signals.stuck.is_none()
-                && signals.recovery.is_none_or(|action| action == 0)
-                && cleared.is_some_and(|cleared| signals.last_read >= Some(cleared));
-            !(answers && cleared > Some(xid.at.monotonic))
+            let cleared_at = if needs_restart(xid) { restarted_at } else { restarted_at.max(signals.reset_at) };
+            cleared_at.is_none_or(|at| at <= xid.at.monotonic || signals.responded_at < Some(at))
         });
     }
 
+    /// When the next evaluation may differ from the last one without new inputs.
     pub fn deadline(&self, EvaluationContext { config, driver, now }: EvaluationContext<'_>) -> Option<Monotonic> {
-        let unknown = self.appeared.filter(|_| !self.signals.checked).map(|appeared| appeared + UNKNOWN_LIMIT);
-        let stuck = self.signals.stuck.map(|since| since + config.stuck_limit);
-        let refused = self.signals.refused.as_ref().map(|(since, _)| *since + config.stuck_limit);
-        let released = driver.released.map(|since| since + config.released_limit);
+        let signals = &self.signals;
+        let unknown = self.first_listed.filter(|_| !signals.checked).map(|listed| listed + UNKNOWN_LIMIT);
+        let stuck = signals.stuck_since.map(|since| since + config.stuck_limit);
+        let refused = signals.refused.as_ref().map(|(since, _)| *since + config.stuck_limit);
+        let released = driver.released_since.map(|since| since + config.released_limit);
         let marks = self.marks.values().filter_map(|mark| Some(mark.until?.monotonic));
-        let held = self.causes.values().flat_map(BTreeMap::values).filter_map(|cause| cause.ended);
-        let held = held.filter(|_| driver.released.is_none() && config.recovery == Recovery::Auto);
-        let once = [unknown, stuck, refused, released].into_iter().flatten();
-        let all = once.chain(marks).chain(held.map(|ended| ended + config.hold_down));
-        all.filter(|deadline| *deadline > now).min()
+        let ended = self.causes.values().flat_map(BTreeMap::values).filter_map(|cause| cause.ended);
+        let hold_downs = ended.filter(|_| !holds_indefinitely(config, driver)).map(|ended| ended + config.hold_down);
+        let limits = [unknown, stuck, refused, released].into_iter().flatten();
+        limits.chain(marks).chain(hold_downs).filter(|deadline| *deadline > now.monotonic).min()
     }
 }
-
-const RESET: &str = "recovers after a reset of the GPU, a reload of the driver, or an unmark";
-const RELOAD: &str = "recovers after a reload of the driver, a reboot of the node, or an unmark";
-const EARLIER: &str = "found before podmeter started";
-const UNMARKED: &str = "recovers after an unmark, or when the mark ends";
 
 /// When a device recovers whose fault has ended.
 fn after_the_fault(config: &HealthConfig) -> Arc<str> {
@@ -327,7 +325,8 @@ fn after_the_fault(config: &HealthConfig) -> Arc<str> {
     }
 }
 
-fn needs_reload(xid: &ActiveXid) -> bool {
+/// Whether only a restart of the GPU or its driver is known to clear the XID.
+fn needs_restart(xid: &ActiveXid) -> bool {
     matches!(xid.class, XidClass::NodeReboot | XidClass::Hardware)
 }
 
@@ -336,15 +335,20 @@ fn is_held_down(reason: UnhealthyReason) -> bool {
     !matches!(reason, UnhealthyReason::Admin | UnhealthyReason::Unknown)
 }
 
+/// Whether no hold-down ends for now.
+fn holds_indefinitely(config: &HealthConfig, driver: &DriverStatus) -> bool {
+    config.recovery == Recovery::Manual || driver.released_since.is_some()
+}
+
 /// Updates `causes` to `current`: a cause that is not current has ended, and is removed after the hold-down.
-fn update(
+fn update_causes(
     causes: &mut BTreeMap<CauseKey, CauseState>,
     current: CurrentCauses,
     EvaluationContext { config, driver, now }: EvaluationContext<'_>,
 ) {
     for (key, cause) in causes.iter_mut() {
         if !current.contains_key(key) {
-            cause.ended.get_or_insert(now);
+            cause.ended.get_or_insert(now.monotonic);
         }
     }
     for (key, (detail, clears)) in current {
@@ -352,7 +356,7 @@ fn update(
     }
     causes.retain(|(reason, _), cause| {
         let Some(ended) = cause.ended else { return true };
-        let holds = config.recovery == Recovery::Manual || driver.released.is_some() || now < ended + config.hold_down;
-        holds && is_held_down(*reason)
+        let is_held = holds_indefinitely(config, driver) || now.monotonic < ended + config.hold_down;
+        is_held && is_held_down(*reason)
     });
 }
