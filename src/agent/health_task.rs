@@ -10,15 +10,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::clock::Clock;
 use crate::domain::health::{Health, HealthConfig, HealthInputs, MarkError, NodeFaults, OperatorOrder};
-use crate::domain::model::{
-    ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot,
-};
+use crate::domain::model::{ContainerRef, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot};
 use crate::node::hardware::XidBatches;
 use crate::serve::web::{AdminCommand, Marking};
 use crate::tasks::Tasks;
 
-/// Orders that wait.
-const ORDERS: usize = 16;
+/// Orders in the queue; the next one waits for room.
+const MAX_ORDERS: usize = 16;
 
 pub struct HealthTaskInputs {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
@@ -33,51 +31,53 @@ pub struct HealthTaskInputs {
 /// The running health task.
 pub struct HealthHandle {
     pub states: watch::Receiver<Arc<HealthState>>,
-    /// Those to keep for the next agent.
+    /// Those to keep for the next agent; at first those of the earlier one.
     pub faults: watch::Receiver<NodeFaults>,
-    pub operator: Operator,
+    pub orders: OrderSender,
 }
 
 /// Publishes the health of each device for as long as the task runs.
 pub fn start(config: HealthConfig, inputs: HealthTaskInputs, clock: Clock, tasks: &mut Tasks) -> HealthHandle {
-    let (publish, states) = watch::channel(Arc::default());
-    let (order, orders) = mpsc::channel(ORDERS);
     let HealthTaskInputs { hardware, xids, snapshots, faults } = inputs;
-    let (keep, kept) = watch::channel(faults);
-    let task = HealthTask { config, clock, hardware, xids, orders, snapshots, publish, keep };
+    let mut health = Health::new(config);
+    health.restore(clock.now(), &faults);
+    let (states, states_receiver) = watch::channel(Arc::default());
+    let (faults, faults_receiver) = watch::channel(faults);
+    let (order_sender, orders) = mpsc::channel(MAX_ORDERS);
+    let task = HealthTask { health, last_logged: 0, clock, hardware, xids, orders, snapshots, states, faults };
     tasks.spawn("health", task.run());
-    HealthHandle { states, faults: kept, operator: Operator(order) }
+    HealthHandle { states: states_receiver, faults: faults_receiver, orders: OrderSender(order_sender) }
 }
 
 struct HealthTask {
-    config: HealthConfig,
+    health: Health,
+    /// The number of the last transition that was logged.
+    last_logged: u64,
     clock: Clock,
     hardware: watch::Receiver<Arc<HardwareState>>,
     xids: XidBatches,
-    /// In the order in which the operators gave them.
     orders: mpsc::Receiver<OrderRequest>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
-    publish: watch::Sender<Arc<HealthState>>,
-    /// At first the faults of an earlier agent.
-    keep: watch::Sender<NodeFaults>,
+    states: watch::Sender<Arc<HealthState>>,
+    faults: watch::Sender<NodeFaults>,
 }
 
 type OrderRequest = (OperatorOrder, oneshot::Sender<Result<String, MarkError>>);
 
 /// Sends operators' orders to the health task.
 #[derive(Clone, Debug)]
-pub struct Operator(mpsc::Sender<OrderRequest>);
+pub struct OrderSender(mpsc::Sender<OrderRequest>);
 
-impl Operator {
+impl OrderSender {
     /// Returns the UUID of the device once the resulting state is published.
-    async fn order(&self, order: OperatorOrder) -> Result<String, String> {
+    async fn send(&self, order: OperatorOrder) -> Result<String, String> {
         let ending = || "podmeter is ending".to_owned();
         let (answer, answered) = oneshot::channel();
         self.0.send((order, answer)).await.map_err(|_| ending())?;
         answered.await.map_err(|_| ending())?.map_err(|error| error.to_string())
     }
 
-    /// In the form that `web` takes.
+    /// The handler of the admin socket's mark and unmark.
     pub fn marker(self, clock: Clock) -> AdminCommand<Marking, String> {
         Arc::new(move |Marking { device, mark }| {
             let order = match mark {
@@ -87,67 +87,65 @@ impl Operator {
                 }
                 None => OperatorOrder::Unmark { device },
             };
-            let operator = self.clone();
-            Box::pin(async move { operator.order(order).await })
+            let orders = self.clone();
+            Box::pin(async move { orders.send(order).await })
         })
     }
 }
 
 impl HealthTask {
-    /// Runs until nothing reads the state any more. A source that ends is not polled again.
+    /// Runs until nothing reads the state any more, whichever inputs end.
     async fn run(mut self) {
-        let mut health = Health::new(self.config.clone());
-        health.restore(self.clock.now(), &self.keep.borrow());
-        let (mut hardware_lives, mut events, mut logged) = (true, vec![], 0);
+        let (mut hardware_is_open, mut events) = (true, vec![]);
         loop {
             let hardware = Arc::clone(&self.hardware.borrow_and_update());
-            // An XID comes before the reading that it caused, and must be named first.
+            // An XID is sent before the readings that it changes: applied together, it names the transition.
             while let Ok(batch) = self.xids.try_recv() {
                 events.extend(batch);
             }
-            let now = self.clock.now();
-            health.advance(now, &HealthInputs { hardware: &hardware, events: &events });
+            self.health.advance(self.clock.now(), &HealthInputs { hardware: &hardware, events: &events });
             events.clear();
-            self.log_transitions(&mut health, &mut logged);
-            self.publish(&health);
-            let deadline = health.next_deadline().map(|deadline| deadline.since(self.clock.now().monotonic));
+            self.log_transitions();
+            self.publish();
+            let deadline = self.health.next_deadline().map(|deadline| deadline.since(self.clock.now().monotonic));
             tokio::select! {
-                changed = self.hardware.changed(), if hardware_lives => hardware_lives = changed.is_ok(),
+                changed = self.hardware.changed(), if hardware_is_open => hardware_is_open = changed.is_ok(),
                 Some(batch) = self.xids.recv() => events = batch,
-                Some(request) = self.orders.recv() => self.execute(&mut health, request, &mut logged),
+                Some(request) = self.orders.recv() => self.execute(request),
                 () = tokio::time::sleep(deadline.unwrap_or_default()), if deadline.is_some() => {}
-                () = self.publish.closed() => return,
+                () = self.states.closed() => return,
             }
         }
     }
 
-    fn execute(&self, health: &mut Health, (order, answer): OrderRequest, logged: &mut u64) {
-        let executed = health.execute(self.clock.now(), &order).inspect(|device| {
+    fn execute(&mut self, (order, answer): OrderRequest) {
+        let executed = self.health.execute(self.clock.now(), &order);
+        if let Ok(device) = &executed {
             log_order(&order, device, self.clock.now().monotonic);
-            self.log_transitions(health, logged);
-            self.publish(health);
-        });
+            self.log_transitions();
+            self.publish();
+        }
         // An error: the caller no longer waits; the order is executed all the same.
         let _ = answer.send(executed);
     }
 
-    fn publish(&self, health: &Health) {
-        replace(&self.keep, health.faults());
-        replace(&self.publish, health.state());
+    fn publish(&self) {
+        send_if_changed(&self.faults, self.health.faults());
+        send_if_changed(&self.states, self.health.state());
     }
 
-    /// One line for each transition, with the pods that hold the device; the state names them too.
-    fn log_transitions(&self, health: &mut Health, logged: &mut u64) {
-        for note in health.drain_notes() {
+    /// Logs each new transition with the pods that hold the device, which it adds to the state.
+    fn log_transitions(&mut self) {
+        for note in self.health.drain_notes() {
             tracing::warn!("{note}");
         }
-        health.name_holders(*logged, |transition| self.holders(&transition.gpu, transition.mig.as_ref()));
-        let allocations_known = self.snapshots.borrow().kubelet.allocations.is_some();
-        let state = health.state();
-        for transition in state.transitions.iter().filter(|transition| transition.number > *logged) {
+        let snapshot = Arc::clone(&self.snapshots.borrow());
+        self.health.name_holders(self.last_logged, |transition| holders(&snapshot, transition));
+        let state = self.health.state();
+        for transition in state.transitions.iter().filter(|transition| transition.number > self.last_logged) {
             let HealthTransition { gpu, mig, reason, detail, holders, .. } = transition;
             let device = mig.as_ref().map_or(gpu.as_str(), MigUuid::as_str);
-            let pods = pods(holders, allocations_known);
+            let pods = pods(holders, snapshot.kubelet.allocations.is_some());
             let reason = reason.as_str();
             if transition.to_healthy {
                 tracing::info!(device, reason, was = %detail, pods, "healthy");
@@ -155,20 +153,19 @@ impl HealthTask {
                 tracing::warn!(device, reason, %detail, pods, "unhealthy");
             }
         }
-        *logged = state.transitions.last().map_or(*logged, |transition| transition.number);
-    }
-
-    /// The containers that hold the device, or a part of it, now.
-    fn holders(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Vec<ContainerRef> {
-        let snapshot = self.snapshots.borrow();
-        let holders: BTreeSet<&ContainerRef> = snapshot.holders(gpu, mig).collect();
-        holders.into_iter().cloned().collect()
+        self.last_logged = state.transitions.last().map_or(self.last_logged, |transition| transition.number);
     }
 }
 
+/// The containers that hold the device, or a part of it, now.
+fn holders(snapshot: &Snapshot, transition: &HealthTransition) -> Vec<ContainerRef> {
+    let holders: BTreeSet<&ContainerRef> = snapshot.holders(&transition.gpu, transition.mig.as_ref()).collect();
+    holders.into_iter().cloned().collect()
+}
+
 /// Readers are notified of a change only.
-fn replace<T: PartialEq>(published: &watch::Sender<T>, value: T) {
-    published.send_if_modified(|current| {
+fn send_if_changed<T: PartialEq>(sender: &watch::Sender<T>, value: T) {
+    sender.send_if_modified(|current| {
         let is_changed = *current != value;
         *current = value;
         is_changed

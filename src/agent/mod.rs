@@ -218,7 +218,7 @@ impl RunningAgent {
             allocations: journal::allocations(journal, self.snapshots.clone(), clock),
             admin: web::Admin {
                 driver: self.devices.driver_commands(),
-                mark: self.health.operator.clone().marker(clock),
+                mark: self.health.orders.clone().marker(clock),
             },
             streams: web::EventStreams::default(),
             cached_bodies: web::CachedBodies::default(),
