@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use podmeter::commands::cli;
-use podmeter::node::plugin::{NvidiaConfig, PluginConfig, ResourceConfig, parse_nvidia_config, resource_name};
+use podmeter::node::plugin::{EntryConfig, NvidiaConfig, PluginConfig, parse_nvidia_config, resource_name};
 use podmeter::serve::web::WebConfig;
 
 /// The text of our own configuration file.
@@ -37,13 +37,13 @@ pub fn nvidia_config(bytes: &[u8]) {
             for named in names.gpus.iter().chain(&names.mig) {
                 assert!(resource_name(named.name.as_str()).is_ok(), "{:?} in {text:?}", named.name);
             }
-            assert_valid(vec![ResourceConfig::Nvidia(Box::new(config))]);
+            assert_valid(vec![EntryConfig::Nvidia(Box::new(config))]);
         }
         Err(problem) => assert!(!problem.to_string().trim().is_empty(), "refused without a reason: {text:?}"),
     }
 }
 
-fn assert_valid(entries: Vec<ResourceConfig>) {
+fn assert_valid(entries: Vec<EntryConfig>) {
     let config = PluginConfig { resources: Some(entries), nvidia_config: None };
     let again = config.resolve(|_| unreachable!());
     assert!(again.is_ok(), "accepted, and refused when checked again: {config:?}, {again:?}");

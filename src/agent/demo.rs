@@ -19,7 +19,7 @@ use crate::node::hardware::simulated::SimulatedDriver;
 use crate::node::hardware::{Driver, Failure};
 use crate::node::kubelet::claim_files::ClaimDirectories;
 use crate::node::kubelet::pods::PodsApiSettings;
-use crate::node::plugin::{MigStrategy, NvidiaConfig, Replication, ResourceConfig, SharingConfig};
+use crate::node::plugin::{EntryConfig, MigStrategy, NvidiaConfig, Replication, SharingConfig};
 use crate::node::processes::ProcessesSettings;
 use crate::simulation::Truth;
 use crate::simulation::day::Stage;
@@ -150,13 +150,13 @@ fn health_config(faults: Option<u32>) -> HealthConfig {
 }
 
 /// Whole GPUs and MIG devices, or this many slots of each GPU.
-fn offered(replicas: Option<u32>) -> ResourceConfig {
+fn offered(replicas: Option<u32>) -> EntryConfig {
     let sharing = match replicas {
         Some(_) => SharingConfig::TimeSlicing(Replication { replicas, ..Replication::default() }),
         None => SharingConfig::None,
     };
     let mig_strategy = MigStrategy::Mixed;
-    ResourceConfig::Nvidia(Box::new(NvidiaConfig { sharing, mig_strategy, ..NvidiaConfig::default() }))
+    EntryConfig::Nvidia(Box::new(NvidiaConfig { sharing, mig_strategy, ..NvidiaConfig::default() }))
 }
 
 fn stand_in(directory: &Path, resource: &SimulatedResource) -> StandInPlugin {

@@ -41,7 +41,7 @@ pub use crate::domain::model::{HardwareSource, PodLabel, PodLabelError};
 pub use crate::node::hardware::nvml::{LibrarySearch, end_process};
 pub use crate::node::hardware::simulated::SimulatedProfile;
 pub use crate::node::journal::{Bounds as JournalBounds, JournalSettings};
-pub use crate::node::plugin::{PluginConfig, PluginConfigError, PluginPlan, ProfileConfig, ResourceConfig};
+pub use crate::node::plugin::{EntryConfig, PluginConfig, PluginConfigError, PluginPlan, ProfileConfig};
 pub use crate::serve::governance::{ReadFile, sha256};
 pub use crate::serve::web::{Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
 pub use demo::{DemoError, DemoSettings, demo};

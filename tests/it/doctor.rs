@@ -19,7 +19,7 @@ use podmeter::domain::model::HardwareSource;
 use podmeter::node::hardware::Driver;
 use podmeter::node::hardware::nvml::{LibrarySearch, NvmlDriver};
 use podmeter::node::kubelet::claim_files::ClaimDirectories;
-use podmeter::node::plugin::ResourceConfig;
+use podmeter::node::plugin::EntryConfig;
 use podmeter::node::processes::ProcessAttribution;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
@@ -43,7 +43,7 @@ fn settings(root: &Path) -> DoctorSettings {
         kubelet_deadline: PATIENCE,
         driver_deadline: PATIENCE,
         hardware: HardwareSource::None,
-        plan: Some(vec![ResourceConfig::Nvidia(Box::default())].into()),
+        plan: Some(vec![EntryConfig::Nvidia(Box::default())].into()),
         node_name: "node".to_owned(),
         attribution: ProcessAttribution::Auto,
         proc_root: "/proc".into(),

@@ -5,17 +5,17 @@ use std::time::Duration;
 use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, Node, PodSpec, RULES, Rules, node_under};
 use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpu, hardware, mig_devices, mig_uuid, sockets, uuid};
 use podmeter::domain::model::{Gpu, PluginState};
-use podmeter::node::plugin::{MigStrategy, NvidiaConfig, ResourceConfig, SimulatedConfig};
+use podmeter::node::plugin::{EntryConfig, MigStrategy, NvidiaConfig, SimulatedConfig};
 
 const MIG: &str = "nvidia.com/mig-1g.10gb";
 
-fn mixed() -> Vec<ResourceConfig> {
+fn mixed() -> Vec<EntryConfig> {
     let config = NvidiaConfig { mig_strategy: MigStrategy::Mixed, ..NvidiaConfig::default() };
-    vec![ResourceConfig::Nvidia(Box::new(config))]
+    vec![EntryConfig::Nvidia(Box::new(config))]
 }
 
 /// The kubelet is called every second.
-fn start(node: &Node, resources: Vec<ResourceConfig>, gpus: impl IntoIterator<Item = Gpu>) -> PluginHarness {
+fn start(node: &Node, resources: Vec<EntryConfig>, gpus: impl IntoIterator<Item = Gpu>) -> PluginHarness {
     PluginHarness::start_with(node.root.path(), resources, hardware(gpus), Duration::from_secs(1))
 }
 
@@ -102,9 +102,9 @@ async fn a_lost_gpu_keeps_its_place() {
     assert_eq!(harness.now(MIG).registrations, 1);
 }
 
-fn toys(name: &str, devices: u32) -> ResourceConfig {
+fn toys(name: &str, devices: u32) -> EntryConfig {
     let text = format!(r#"{{"name":"{name}","devices":{devices}}}"#);
-    ResourceConfig::Simulated(serde_json::from_str::<SimulatedConfig>(&text).unwrap())
+    EntryConfig::Simulated(serde_json::from_str::<SimulatedConfig>(&text).unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread")]

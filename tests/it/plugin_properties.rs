@@ -13,7 +13,7 @@ use crate::support::links::Random;
 use crate::support::plugin_harness::{GPU, PluginHarness, gpu, hardware, mig_devices, uuid};
 use crate::support::polling::poll;
 use podmeter::domain::model::{DeviceReadings, Gpu, GpuUuid};
-use podmeter::node::plugin::{MigStrategy, NvidiaConfig, ResourceConfig};
+use podmeter::node::plugin::{EntryConfig, MigStrategy, NvidiaConfig};
 
 const STEPS: usize = 9;
 const PROFILES: [&str; 2] = ["1g.10gb", "3g.40gb"];
@@ -43,7 +43,7 @@ impl World {
         assert_eq!(node.add_pod(PodSpec::new("team", "idle")).await, AdmissionOutcome::Running);
         let gpus: BTreeMap<u32, Gpu> = (0..4).map(|index| (index, gpu(index))).collect();
         let config = NvidiaConfig { mig_strategy: MigStrategy::Mixed, ..NvidiaConfig::default() };
-        let resources = vec![ResourceConfig::Nvidia(Box::new(config))];
+        let resources = vec![EntryConfig::Nvidia(Box::new(config))];
         let harness = PluginHarness::start_with(
             node.root.path(),
             resources,

@@ -12,7 +12,7 @@ use podmeter::domain::model::{
 };
 use podmeter::node::kubelet::PodSources;
 use podmeter::node::plugin::host::path_devices::HostRoots;
-use podmeter::node::plugin::{self, HostPaths, PluginConfig, ResourceConfig};
+use podmeter::node::plugin::{self, EntryConfig, HostPaths, PluginConfig};
 use podmeter::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use podmeter::node::wire::v1beta1::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerPreferredAllocationRequest,
@@ -75,7 +75,7 @@ pub struct PluginHarness {
 }
 
 /// The section `devicePlugin` as a configuration file has it.
-pub fn resources(yaml: &str) -> Vec<ResourceConfig> {
+pub fn resources(yaml: &str) -> Vec<EntryConfig> {
     let config: PluginConfig = serde_saphyr::from_str(yaml).unwrap();
     config.resolve(|_| panic!("no file is named")).unwrap()
 }
@@ -93,7 +93,7 @@ impl PluginHarness {
 
     pub fn start_with(
         root: &Path,
-        resources: Vec<ResourceConfig>,
+        resources: Vec<EntryConfig>,
         hardware: HardwareState,
         refresh_interval: Duration,
     ) -> Self {

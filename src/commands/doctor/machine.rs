@@ -7,7 +7,7 @@ use super::observe::{DriverState, NotObserved, ObservedMachine};
 use super::report::{CheckOutcome, Finding};
 use crate::domain::model::ResourceName;
 use crate::node::kubelet::CallError;
-use crate::node::plugin::{self, MigStrategy, OnConflict, ResourceConfig};
+use crate::node::plugin::{self, EntryConfig, MigStrategy, OnConflict};
 use crate::node::processes::ProcessAttribution;
 
 /// Id, title, why it matters, and the check.
@@ -64,7 +64,7 @@ fn registration(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOu
 }
 
 /// What the plugin offers.
-fn plugin_is_on(machine: &ObservedMachine) -> Result<&[ResourceConfig], Finding> {
+fn plugin_is_on(machine: &ObservedMachine) -> Result<&[EntryConfig], Finding> {
     machine.offers.as_deref().ok_or_else(|| Finding::skipped("the bundled device plugin is off"))
 }
 
@@ -106,8 +106,8 @@ fn conflicts(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
 }
 
 /// As far as it is known without devices.
-fn offers_resource(entry: &ResourceConfig, resource: &ResourceName) -> bool {
-    let by_profile = matches!(entry, ResourceConfig::Nvidia(nvidia) if nvidia.mig_strategy == MigStrategy::Mixed);
+fn offers_resource(entry: &EntryConfig, resource: &ResourceName) -> bool {
+    let by_profile = matches!(entry, EntryConfig::Nvidia(nvidia) if nvidia.mig_strategy == MigStrategy::Mixed);
     entry.name() == resource || (by_profile && resource.as_str().starts_with("nvidia.com/mig-"))
 }
 

@@ -16,7 +16,7 @@ use crate::domain::model::{Allocatable, AppliedProfile, HardwareSource, Inventor
 use crate::node::hardware::{Driver, Failure, scan_pci_bus};
 use crate::node::kubelet::claim_files::{is_of_nvidia, survey};
 use crate::node::kubelet::{CallError, Client, dial};
-use crate::node::plugin::{NodeGpus, NodeView, ResourceConfig};
+use crate::node::plugin::{EntryConfig, NodeGpus, NodeView};
 use crate::node::processes::Survey;
 use crate::node::{plugin, processes};
 
@@ -81,7 +81,7 @@ pub struct ObservedMachine {
     pub profile: Option<(AppliedProfile, Option<NodeGpus>)>,
     /// What the plugin would offer with this profile. While it is undecided, what every profile has; `None` while the plugin
     /// is off.
-    pub offers: Option<Vec<ResourceConfig>>,
+    pub offers: Option<Vec<EntryConfig>>,
     /// Of the kernel's module; `None` where it is not loaded, or does not show here.
     pub module_version: Observed<Option<String>>,
     /// GPUs on the PCI bus.
@@ -181,7 +181,7 @@ async fn observe_machine(
     (agent, machine)
 }
 
-type Chosen = (Option<(AppliedProfile, Option<NodeGpus>)>, Option<Vec<ResourceConfig>>);
+type Chosen = (Option<(AppliedProfile, Option<NodeGpus>)>, Option<Vec<EntryConfig>>);
 
 fn choose_profile(settings: &DoctorSettings, driver: Option<&DriverState>) -> Chosen {
     let Some(plan) = &settings.plan else { return (None, None) };

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::config::ResourceConfig;
+use super::config::EntryConfig;
 use super::host::{self, HostFacts, ScanResult};
 use super::offer::layout::{self, Vanished};
 use super::offer::{Offer, OfferedHardware, OfferedHealth, Offers, PluginUnhealthy, merge, offers};
@@ -20,7 +20,7 @@ const FIRST_SCAN: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub struct ConfiguredEntry {
-    pub config: Arc<ResourceConfig>,
+    pub config: Arc<EntryConfig>,
     /// The last host scan.
     pub last_scan: Option<ScanResult>,
     /// Merged: what was offered once is among them until it is dropped.
@@ -32,7 +32,7 @@ pub struct ConfiguredEntry {
 }
 
 impl ConfiguredEntry {
-    pub fn new(config: ResourceConfig, now: Monotonic) -> Self {
+    pub fn new(config: EntryConfig, now: Monotonic) -> Self {
         Self {
             config: Arc::new(config),
             last_scan: None,

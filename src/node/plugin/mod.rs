@@ -23,8 +23,8 @@ mod test_data;
 
 pub use allocate::PluginInputs;
 pub use config::{
-    MigStrategy, NodeGpus, NodeView, NvidiaConfig, OnConflict, PluginConfig, PluginConfigError, PluginPlan,
-    ProfileConfig, Replication, ResourceConfig, SharingConfig, SimulatedConfig, parse_nvidia_config, resource_name,
+    EntryConfig, MigStrategy, NodeGpus, NodeView, NvidiaConfig, OnConflict, PluginConfig, PluginConfigError,
+    PluginPlan, ProfileConfig, Replication, SharingConfig, SimulatedConfig, parse_nvidia_config, resource_name,
 };
 pub use host::HostPaths;
 pub use host::sockets::{kubelet_socket, live as live_sockets};

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::allocate::{PluginInputs, ResourceStatus, ServiceInputs};
-use super::config::ResourceConfig;
+use super::config::EntryConfig;
 use super::host::HostFacts;
 use super::offer::{Offer, OfferedDevice, OfferedHealth};
 use super::registration::{Deadlines, EndedLifecycle, Lifecycle};
@@ -47,7 +47,7 @@ pub struct ServedResource {
 }
 
 impl ServedResources {
-    pub fn begin(&mut self, entry_number: u64, config: &Arc<ResourceConfig>, offer: Offer, facts: Arc<HostFacts>) {
+    pub fn begin(&mut self, entry_number: u64, config: &Arc<EntryConfig>, offer: Offer, facts: Arc<HostFacts>) {
         let resource = offer.resource.clone();
         let status = ResourceStatus::begin(resource.clone(), config, self.clock, self.publish.clone());
         status.offered(&offer);

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::allocate::PluginInputs;
-use super::config::{NodeView, PluginPlan, ProfileChoice, ResourceConfig};
+use super::config::{EntryConfig, NodeView, PluginPlan, ProfileChoice};
 use super::configured_entry::ConfiguredEntry;
 use super::host::{HostPaths, HostScans, ScanResult, sockets};
 use super::served_resource::ServedResources;
@@ -172,7 +172,7 @@ impl PluginTask {
     }
 
     /// An existing entry continues unchanged.
-    fn configure(&mut self, resources: &[ResourceConfig]) {
+    fn configure(&mut self, resources: &[EntryConfig]) {
         let is_removed = |_: &u64, entry: &mut ConfiguredEntry| !resources.contains(&entry.config);
         let removed: BTreeMap<u64, ConfiguredEntry> = self.entries.extract_if(.., is_removed).collect();
         let now = self.clock.now().monotonic;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::allocate::{PluginInputs, ResourceStatus, ServiceInputs};
-use super::config::{PluginConfig, ResourceConfig};
+use super::config::{EntryConfig, PluginConfig};
 use super::offer::{Offer, offers};
 use crate::clock::Clock;
 use crate::domain::model::{Gpu, Inventory, MigDevice};
@@ -50,17 +50,17 @@ pub fn two_with_mig() -> Inventory {
 }
 
 /// One entry of `devicePlugin.resources`.
-pub fn entry(text: &str) -> ResourceConfig {
+pub fn entry(text: &str) -> EntryConfig {
     let file: PluginConfig = serde_saphyr::from_str(&format!("resources: [{{{text}}}]")).expect(text);
     file.resolve(|_| unreachable!()).expect(text).remove(0)
 }
 
-pub fn nvidia(text: &str) -> ResourceConfig {
+pub fn nvidia(text: &str) -> EntryConfig {
     entry(&format!("kind: nvidia, {text}"))
 }
 
 /// Resource → ids.
-pub fn listed(config: &ResourceConfig, inventory: &Inventory) -> BTreeMap<String, Vec<String>> {
+pub fn listed(config: &EntryConfig, inventory: &Inventory) -> BTreeMap<String, Vec<String>> {
     let names = |offer: &Offer| offer.devices.iter().map(|device| device.id.to_string()).collect();
     offers(config, inventory, &[]).offers.iter().map(|offer| (offer.resource.to_string(), names(offer))).collect()
 }

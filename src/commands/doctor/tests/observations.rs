@@ -15,7 +15,7 @@ use crate::domain::model::{
 };
 use crate::node::kubelet::CallError;
 use crate::node::kubelet::claim_files::ClaimDirectories;
-use crate::node::plugin::{NodeGpus, NvidiaConfig, OnConflict, PluginPlan, ResourceConfig};
+use crate::node::plugin::{EntryConfig, NodeGpus, NvidiaConfig, OnConflict, PluginPlan};
 use crate::node::processes::{ProcessAttribution, Survey};
 
 pub const NOW: f64 = 1_800_000_000.0;
@@ -129,8 +129,8 @@ pub fn well() -> Observations {
     }
 }
 
-pub fn offers(on_conflict: OnConflict) -> Option<Vec<ResourceConfig>> {
-    Some(vec![ResourceConfig::Nvidia(Box::new(NvidiaConfig { on_conflict, ..NvidiaConfig::default() }))])
+pub fn offers(on_conflict: OnConflict) -> Option<Vec<EntryConfig>> {
+    Some(vec![EntryConfig::Nvidia(Box::new(NvidiaConfig { on_conflict, ..NvidiaConfig::default() }))])
 }
 
 pub type Change = Box<dyn Fn(&mut Observations)>;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::refusal::{AllocationRefusal, CallResult};
 use crate::domain::model::DeviceId;
-use crate::node::plugin::config::{DeviceIdStrategy, DeviceListStrategy, DriverMount, NvidiaConfig, ResourceConfig};
+use crate::node::plugin::config::{DeviceIdStrategy, DeviceListStrategy, DriverMount, EntryConfig, NvidiaConfig};
 use crate::node::plugin::host::{DriverFiles, cdi, path_devices::fnv};
 use crate::node::plugin::offer::{Offer, OfferedDevice, OfferedHardware};
 use crate::node::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
@@ -24,16 +24,16 @@ const SIMULATED_DEVICES: &str = "PODMETER_SIMULATED_DEVICES";
 /// A request for nothing gets `NVIDIA_VISIBLE_DEVICES=void`, under every strategy: an empty variable is read as "all"
 /// by some runtimes, and without one the image's own `all` would count.
 pub fn container_response(
-    config: &ResourceConfig,
+    config: &EntryConfig,
     offer: &Offer,
     ids: &[DeviceId],
     driver_files: &DriverFiles,
 ) -> Result<ContainerAllocateResponse, AllocationRefusal> {
     let devices = ids.iter().map(|id| usable_device(offer, id)).collect::<Result<Vec<_>, _>>()?;
     match config {
-        ResourceConfig::Nvidia(nvidia) => gpus(nvidia, offer, &devices, driver_files),
-        ResourceConfig::Path(_) => Ok(path_devices(&devices)),
-        ResourceConfig::Simulated(_) => Ok(simulated(ids)),
+        EntryConfig::Nvidia(nvidia) => gpus(nvidia, offer, &devices, driver_files),
+        EntryConfig::Path(_) => Ok(path_devices(&devices)),
+        EntryConfig::Simulated(_) => Ok(simulated(ids)),
     }
 }
 

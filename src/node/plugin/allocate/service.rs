@@ -18,7 +18,7 @@ use super::status::ResourceStatus;
 use crate::clock::Clock;
 use crate::domain::model::{DeviceId, HardwareState, HealthState, KubeletState};
 use crate::domain::preference::{FallbackReason, PreferredDevices};
-use crate::node::plugin::config::ResourceConfig;
+use crate::node::plugin::config::EntryConfig;
 use crate::node::plugin::host::HostFacts;
 use crate::node::plugin::offer::{Offer, OfferedDevice};
 use crate::node::wire::v1beta1::device_plugin_server::DevicePlugin;
@@ -49,7 +49,7 @@ pub struct PluginInputs {
 /// What a resource's servers answer from, over all its registrations, and where they report to.
 #[derive(Clone, Debug)]
 pub struct ServiceInputs {
-    pub config: Arc<ResourceConfig>,
+    pub config: Arc<EntryConfig>,
     pub offer: watch::Receiver<Arc<Offer>>,
     pub facts: watch::Receiver<Arc<HostFacts>>,
     /// The same for all resources.

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::refusal::CallResult;
 use crate::clock::Clock;
 use crate::domain::model::{Moment, PluginResource, PluginState, PluginUnhealthyReason, ResourceName, UnixSeconds};
-use crate::node::plugin::config::{NvidiaConfig, ResourceConfig};
+use crate::node::plugin::config::{EntryConfig, NvidiaConfig};
 use crate::node::plugin::offer::Offer;
 
 /// Keeps the published state of one resource.
@@ -27,7 +27,7 @@ impl ResourceStatus {
     /// Publishes the resource as one without a registration.
     pub fn begin(
         resource: ResourceName,
-        config: &ResourceConfig,
+        config: &EntryConfig,
         clock: Clock,
         publish: watch::Sender<Arc<PluginState>>,
     ) -> Self {

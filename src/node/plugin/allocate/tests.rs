@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::container_response::container_response;
 use super::refusal::{AllocationRefusal, CallResult};
 use crate::domain::model::{DeviceId, Gpu, Inventory};
-use crate::node::plugin::config::{NvidiaConfig, PluginConfig, ResourceConfig};
+use crate::node::plugin::config::{EntryConfig, NvidiaConfig, PluginConfig};
 use crate::node::plugin::host::{DriverFiles, MigCapabilities, VendorSpecification};
 use crate::node::plugin::offer::{PathDevice, offers};
 use crate::node::plugin::test_data::{
@@ -29,7 +29,7 @@ fn driver_files() -> DriverFiles {
 }
 
 fn ask(
-    config: &ResourceConfig,
+    config: &EntryConfig,
     inventory: &Inventory,
     ids: &[&str],
 ) -> Result<ContainerAllocateResponse, AllocationRefusal> {

@@ -4,18 +4,19 @@
 //! Of the node it uses only what profiles match: its name, and how many GPUs of which models it has.
 
 mod check;
+mod entries;
 mod nvidia;
 mod nvidia_file;
 mod path;
 mod pattern;
 mod profile;
 mod profile_config;
-mod resources;
 #[cfg(test)]
 mod tests;
 mod values;
 
 pub use check::PluginConfigError;
+pub use entries::{EntryConfig, PluginConfig, SimulatedConfig};
 pub use nvidia::{
     DeviceIdStrategy, DeviceListStrategy, DriverMount, MigStrategy, NamePattern, NvidiaConfig, PreStartCheck,
     Replication, SharingConfig,
@@ -27,5 +28,4 @@ pub use path::{GroupedNode, NodeGroup};
 pub use pattern::{Pattern, has_wildcards};
 pub use profile::{NodeGpus, NodeView, PluginPlan, ProfileChoice};
 pub use profile_config::ProfileConfig;
-pub use resources::{PluginConfig, ResourceConfig, SimulatedConfig};
 pub use values::{DeviceReference, OnConflict, resource_name};

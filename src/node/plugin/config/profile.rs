@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
+use super::entries::EntryConfig;
 use super::pattern::Pattern;
-use super::resources::ResourceConfig;
 use super::values::one_or_several;
 #[cfg(test)]
 use super::values::schema;
@@ -21,7 +21,7 @@ use crate::domain::model::{AppliedProfile, HardwareSource, HardwareState, Invent
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PluginPlan {
     /// Where no profile matches.
-    pub common: Vec<ResourceConfig>,
+    pub common: Vec<EntryConfig>,
     pub profiles: Vec<PluginProfile>,
 }
 
@@ -30,7 +30,7 @@ pub struct PluginProfile {
     pub name: Arc<str>,
     pub conditions: ProfileMatch,
     /// All entries, those that it has in common with other nodes too.
-    pub entries: Vec<ResourceConfig>,
+    pub entries: Vec<EntryConfig>,
 }
 
 /// Conditions, all of which must hold. None: every node matches.
@@ -101,8 +101,8 @@ impl fmt::Display for NodeGpus {
     }
 }
 
-impl From<Vec<ResourceConfig>> for PluginPlan {
-    fn from(common: Vec<ResourceConfig>) -> Self {
+impl From<Vec<EntryConfig>> for PluginPlan {
+    fn from(common: Vec<EntryConfig>) -> Self {
         Self { common, profiles: vec![] }
     }
 }
@@ -124,14 +124,14 @@ impl PluginPlan {
     }
 
     /// While it is undecided: the entries that are the same in every case.
-    pub fn entries(&self, choice: &ProfileChoice) -> Vec<ResourceConfig> {
+    pub fn entries(&self, choice: &ProfileChoice) -> Vec<EntryConfig> {
         let entries_of = |index: &Option<usize>| index.map_or(&self.common, |index| &self.profiles[index].entries);
-        let is_in_all = |entry: &&ResourceConfig| choice.0.iter().all(|index| entries_of(index).contains(entry));
+        let is_in_all = |entry: &&EntryConfig| choice.0.iter().all(|index| entries_of(index).contains(entry));
         choice.0.first().map(entries_of).into_iter().flatten().filter(is_in_all).cloned().collect()
     }
 
     /// Of the common settings and of every profile.
-    pub fn all_entries(&self) -> impl Iterator<Item = &ResourceConfig> {
+    pub fn all_entries(&self) -> impl Iterator<Item = &EntryConfig> {
         self.common.iter().chain(self.profiles.iter().flat_map(|profile| &profile.entries))
     }
 

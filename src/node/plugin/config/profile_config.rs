@@ -9,8 +9,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::check::{PluginConfigError, refuse};
+use super::entries::{EntryConfig, PluginConfig, refuse_duplicates};
 use super::profile::{CountRange, PluginPlan, PluginProfile, ProfileMatch};
-use super::resources::{PluginConfig, ResourceConfig, refuse_duplicates};
 use crate::input::SwitchOr;
 
 /// More than any cluster has kinds of nodes.
@@ -41,7 +41,7 @@ pub struct ProfileConfig {
 pub struct ChangedSection {
     /// Laid over the common entries: an entry of kind nvidia changes the keys that it gives, each as a whole; another one
     /// replaces the entry of its name or is added.
-    #[cfg_attr(test, schemars(with = "Vec<ResourceConfig>"))]
+    #[cfg_attr(test, schemars(with = "Vec<EntryConfig>"))]
     pub resources: Vec<Map<String, Value>>,
     /// A `version: v1` file of NVIDIA's plugin, in place of the common entry of kind nvidia.
     pub nvidia_config: Option<PathBuf>,
@@ -81,13 +81,13 @@ impl PluginPlan {
 impl ChangedSection {
     fn over(
         &self,
-        common: &[ResourceConfig],
+        common: &[EntryConfig],
         key: &str,
         read: impl FnOnce(&Path) -> std::io::Result<String>,
-    ) -> Result<Vec<ResourceConfig>, PluginConfigError> {
+    ) -> Result<Vec<EntryConfig>, PluginConfigError> {
         let mut entries = common.to_vec();
         if let Some(file) = &self.nvidia_config {
-            let nvidia = ResourceConfig::from_nvidia_file(&format!("{key}.nvidiaConfig"), file, read)?;
+            let nvidia = EntryConfig::from_nvidia_file(&format!("{key}.nvidiaConfig"), file, read)?;
             replace(&mut entries, nvidia);
         }
         for (index, change) in self.resources.iter().enumerate() {
@@ -100,11 +100,11 @@ impl ChangedSection {
                     return refuse(&key, "kind: nvidia", accepted);
                 }
                 given.remove("kind");
-                let common = entries.iter().find_map(ResourceConfig::nvidia).cloned();
-                ResourceConfig::Nvidia(Box::new(common.unwrap_or_default().with(&key, &given)?))
+                let common = entries.iter().find_map(EntryConfig::nvidia).cloned();
+                EntryConfig::Nvidia(Box::new(common.unwrap_or_default().with(&key, &given)?))
             } else {
                 let given = Value::Object(given);
-                ResourceConfig::deserialize(&given).or_else(|error| refuse(&key, &given, error))?
+                EntryConfig::deserialize(&given).or_else(|error| refuse(&key, &given, error))?
             };
             entry.validate(&key)?;
             replace(&mut entries, entry);
@@ -115,10 +115,9 @@ impl ChangedSection {
 }
 
 /// In place of the entry of kind nvidia, or of another kind and the same name; else at the end.
-fn replace(entries: &mut Vec<ResourceConfig>, entry: ResourceConfig) {
+fn replace(entries: &mut Vec<EntryConfig>, entry: EntryConfig) {
     let is_nvidia = entry.nvidia().is_some();
-    let is_same =
-        |one: &ResourceConfig| one.nvidia().is_some() == is_nvidia && (is_nvidia || one.name() == entry.name());
+    let is_same = |one: &EntryConfig| one.nvidia().is_some() == is_nvidia && (is_nvidia || one.name() == entry.name());
     match entries.iter().position(is_same) {
         Some(index) => entries[index] = entry,
         None => entries.push(entry),
@@ -161,12 +160,12 @@ mod tests {
         PluginPlan::resolve(&file.device_plugin, &file.profiles, read).map_err(|error| error.to_string())
     }
 
-    fn first(text: &str) -> Vec<ResourceConfig> {
+    fn first(text: &str) -> Vec<EntryConfig> {
         plan(text).expect(text).profiles.remove(0).entries
     }
 
-    fn nvidia(entries: &[ResourceConfig]) -> &NvidiaConfig {
-        entries.iter().find_map(ResourceConfig::nvidia).expect("an entry of kind nvidia")
+    fn nvidia(entries: &[EntryConfig]) -> &NvidiaConfig {
+        entries.iter().find_map(EntryConfig::nvidia).expect("an entry of kind nvidia")
     }
 
     const COMMON: &str = "
@@ -196,7 +195,7 @@ profiles:
                           {kind: simulated, name: example.com/more, devices: 1}]}",
         );
         assert_eq!((paths.len(), &paths[0]), (3, &unchanged[0]));
-        assert!(matches!(&paths[1], ResourceConfig::Path(path) if path.shared == 9));
+        assert!(matches!(&paths[1], EntryConfig::Path(path) if path.shared == 9));
         assert_eq!(change("off"), []);
         assert_eq!(change("false"), []);
         assert_eq!(change("on"), unchanged);

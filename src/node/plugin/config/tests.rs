@@ -50,7 +50,7 @@ resources:
 ";
     let config: PluginConfig = serde_saphyr::from_str(text).unwrap();
     let entries = config.resolve(|_| unreachable!()).unwrap();
-    let ResourceConfig::Nvidia(nvidia) = &entries[0] else { panic!("{entries:?}") };
+    let EntryConfig::Nvidia(nvidia) = &entries[0] else { panic!("{entries:?}") };
     assert_eq!(
         nvidia.pre_start_check,
         Some(PreStartCheck { minimum_free_memory: Some(Size(2 << 30)), no_processes: true })

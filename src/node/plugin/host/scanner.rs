@@ -14,7 +14,7 @@ use super::path_devices::{self, HostRoots};
 use super::topology::topology;
 use crate::domain::model::{Inventory, ResourceName};
 use crate::domain::preference::Topology;
-use crate::node::plugin::config::{DeviceListStrategy, NvidiaConfig, ResourceConfig};
+use crate::node::plugin::config::{DeviceListStrategy, EntryConfig, NvidiaConfig};
 use crate::node::plugin::offer::{Offer, PathDevice, offers};
 
 /// The directories that scans read, as this process sees them.
@@ -34,7 +34,7 @@ pub struct HostFacts {
 }
 
 /// The configured entries to scan for, by number.
-pub type ScanRequest = BTreeMap<u64, Arc<ResourceConfig>>;
+pub type ScanRequest = BTreeMap<u64, Arc<EntryConfig>>;
 
 /// The result for one configured entry.
 #[derive(Clone, Debug, Default)]
@@ -68,11 +68,11 @@ struct EntryScan {
 }
 
 /// Whether its part of the host may change without a change of the inventory: it is then scanned every second.
-pub fn needs_polling(config: &ResourceConfig) -> bool {
+pub fn needs_polling(config: &EntryConfig) -> bool {
     match config {
-        ResourceConfig::Path(_) => true,
-        ResourceConfig::Nvidia(nvidia) => nvidia.shares_through_mps() || nvidia.names_nodes(),
-        ResourceConfig::Simulated(_) => false,
+        EntryConfig::Path(_) => true,
+        EntryConfig::Nvidia(nvidia) => nvidia.shares_through_mps() || nvidia.names_nodes(),
+        EntryConfig::Simulated(_) => false,
     }
 }
 
@@ -93,12 +93,12 @@ impl HostScanner {
         request.iter().map(|(number, config)| (*number, self.scan_for(*number, config, inventory))).collect()
     }
 
-    fn scan_for(&mut self, number: u64, config: &ResourceConfig, inventory: &Inventory) -> ScanResult {
+    fn scan_for(&mut self, number: u64, config: &EntryConfig, inventory: &Inventory) -> ScanResult {
         let result = ScanResult { generation: inventory.generation, ..ScanResult::default() };
         match config {
-            ResourceConfig::Simulated(_) => result,
-            ResourceConfig::Path(path) => ScanResult { found: path_devices::find(path, &self.paths.roots), ..result },
-            ResourceConfig::Nvidia(nvidia) => {
+            EntryConfig::Simulated(_) => result,
+            EntryConfig::Path(path) => ScanResult { found: path_devices::find(path, &self.paths.roots), ..result },
+            EntryConfig::Nvidia(nvidia) => {
                 let entry_scan = self.entries.entry(number).or_default();
                 // Unhealthy in these are the devices that are not there, and no others.
                 let offers = offers(config, inventory, &[]).offers;

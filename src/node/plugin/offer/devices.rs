@@ -10,7 +10,7 @@ use super::missing;
 use super::offered_device::{Offer, OfferedDevice, OfferedHardware, PluginUnhealthy};
 use crate::domain::model::{DeviceId, Gpu, Inventory, MigDevice, PluginUnhealthyReason, ResourceName, UnhealthyReason};
 use crate::node::plugin::config::{
-    DeviceReference, MigStrategy, NamePattern, NvidiaConfig, Replication, ResourceConfig, resource_name,
+    DeviceReference, EntryConfig, MigStrategy, NamePattern, NvidiaConfig, Replication, resource_name,
 };
 use crate::node::wire::v1beta1::DeviceSpec;
 
@@ -34,10 +34,10 @@ pub struct Offers {
 }
 
 /// `found` is what `path_devices::find` lists for an entry of kind `path`; empty for the others.
-pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[PathDevice]) -> Offers {
+pub fn offers(config: &EntryConfig, inventory: &Inventory, found: &[PathDevice]) -> Offers {
     let mut problems = vec![];
     let slots = match config {
-        ResourceConfig::Nvidia(nvidia) => {
+        EntryConfig::Nvidia(nvidia) => {
             let devices = match nvidia.mig_strategy {
                 MigStrategy::None => whole_gpus(nvidia, inventory, |_| true),
                 MigStrategy::Single => devices_of_one_kind(nvidia, inventory, &mut problems),
@@ -47,14 +47,14 @@ pub fn offers(config: &ResourceConfig, inventory: &Inventory, found: &[PathDevic
             slots.extend(missing::missing(config, inventory));
             slots
         }
-        ResourceConfig::Path(path) => {
+        EntryConfig::Path(path) => {
             let slots = |found: &PathDevice| {
                 let device = OfferedDevice::new(found.id.clone(), OfferedHardware::Nodes(found.nodes.clone()));
                 slots_of(&OfferedDevice { numa_nodes: found.numa_nodes.clone(), ..device }, path.shared)
             };
             found.iter().flat_map(slots).map(|device| (path.name.clone(), device)).collect()
         }
-        ResourceConfig::Simulated(simulated) => (0..simulated.devices)
+        EntryConfig::Simulated(simulated) => (0..simulated.devices)
             .map(|number| {
                 let id = DeviceId::new(format!("simulated-{number}"));
                 (simulated.name.clone(), OfferedDevice::new(id, OfferedHardware::Nothing))

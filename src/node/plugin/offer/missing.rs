@@ -2,9 +2,9 @@
 
 use super::offered_device::{OfferedDevice, OfferedHardware, PluginUnhealthy};
 use crate::domain::model::{Inventory, ResourceName, UnhealthyReason};
-use crate::node::plugin::config::{Replication, ResourceConfig};
+use crate::node::plugin::config::{EntryConfig, Replication};
 
-impl ResourceConfig {
+impl EntryConfig {
     /// Whether devices of this resource may be what this entry has offered to the kubelet.
     pub fn may_offer(&self, resource: &ResourceName) -> bool {
         let Some(nvidia) = self.nvidia() else { return false };
@@ -22,7 +22,7 @@ impl ResourceConfig {
     }
 }
 
-pub fn missing(config: &ResourceConfig, inventory: &Inventory) -> Vec<(ResourceName, OfferedDevice)> {
+pub fn missing(config: &EntryConfig, inventory: &Inventory) -> Vec<(ResourceName, OfferedDevice)> {
     let mut devices = vec![];
     for (gpu, missing) in &inventory.missing {
         for (resource, ids) in missing.kubelet_ids.iter().filter(|(resource, _)| config.may_offer(resource)) {

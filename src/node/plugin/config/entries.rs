@@ -19,7 +19,7 @@ const MOST_SIMULATED: u32 = 10_000;
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct PluginConfig {
     /// Default: one entry of kind nvidia. An empty list offers nothing.
-    pub resources: Option<Vec<ResourceConfig>>,
+    pub resources: Option<Vec<EntryConfig>>,
     /// A `version: v1` file of NVIDIA's plugin, in place of the entry of kind nvidia.
     pub nvidia_config: Option<PathBuf>,
 }
@@ -28,7 +28,7 @@ pub struct PluginConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "lowercase")]
-pub enum ResourceConfig {
+pub enum EntryConfig {
     Nvidia(Box<NvidiaConfig>),
     Path(PathConfig),
     Simulated(SimulatedConfig),
@@ -53,15 +53,15 @@ impl PluginConfig {
     pub fn resolve(
         &self,
         read: impl FnOnce(&Path) -> std::io::Result<String>,
-    ) -> Result<Vec<ResourceConfig>, PluginConfigError> {
+    ) -> Result<Vec<EntryConfig>, PluginConfigError> {
         const KEY: &str = "devicePlugin.resources";
         let mut entries = self.resources.clone().unwrap_or_default();
         for (index, entry) in entries.iter().enumerate() {
             entry.validate(&format!("{KEY}[{index}]"))?;
         }
         match &self.nvidia_config {
-            Some(file) => entries.insert(0, ResourceConfig::from_nvidia_file("devicePlugin.nvidiaConfig", file, read)?),
-            None if self.resources.is_none() => entries.push(ResourceConfig::Nvidia(Box::default())),
+            Some(file) => entries.insert(0, EntryConfig::from_nvidia_file("devicePlugin.nvidiaConfig", file, read)?),
+            None if self.resources.is_none() => entries.push(EntryConfig::Nvidia(Box::default())),
             None => {}
         }
         refuse_duplicates(KEY, &entries)?;
@@ -69,7 +69,7 @@ impl PluginConfig {
     }
 }
 
-impl ResourceConfig {
+impl EntryConfig {
     /// `None`: an entry of another kind.
     pub fn nvidia(&self) -> Option<&NvidiaConfig> {
         if let Self::Nvidia(nvidia) = self { Some(nvidia) } else { None }
@@ -116,7 +116,7 @@ impl ResourceConfig {
     }
 }
 
-pub(super) fn refuse_duplicates(key: &str, entries: &[ResourceConfig]) -> Result<(), PluginConfigError> {
+pub(super) fn refuse_duplicates(key: &str, entries: &[EntryConfig]) -> Result<(), PluginConfigError> {
     for (index, entry) in entries.iter().enumerate() {
         let earlier = &entries[..index];
         if entry.nvidia().is_some() && earlier.iter().any(|other| other.nvidia().is_some()) {
