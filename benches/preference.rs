@@ -40,9 +40,9 @@ fn measure(size: usize, node: impl Fn(&mut Random) -> Node) -> String {
     let mut times: Vec<Duration> = (0..REQUESTS)
         .map(|number| {
             let node = node(&mut random);
-            let conditions = node.gpus.iter().map(|gpu| (gpu.clone(), random.condition()));
-            let healthy = conditions.map(|(gpu, condition)| {
-                (gpu, podmeter::domain::preference::Condition { throttled: false, ..condition })
+            let drawbacks = node.gpus.iter().map(|gpu| (gpu.clone(), random.drawbacks()));
+            let healthy = drawbacks.map(|(gpu, drawbacks)| {
+                (gpu, podmeter::domain::preference::GpuDrawbacks { throttled: false, ..drawbacks })
             });
             let healthy: BTreeMap<_, _> = if number % 4 < 2 { healthy.collect() } else { BTreeMap::new() };
             let required = if number % 2 == 0 { 0 } else { 1 << random.below(GPUS) };

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::support::links::{Draw as _, Node, dgx1_pascal, dgx1_volta, nvswitch, pcie_tree, rtx8000, seeded};
 use podmeter::domain::model::DeviceId;
-use podmeter::domain::preference::{Condition, FallbackReason, PreferredDevices, Topology, choose_gpus};
+use podmeter::domain::preference::{FallbackReason, GpuDrawbacks, PreferredDevices, Topology, choose_gpus};
 use proptest::prelude::*;
 
 fn choose(node: &Node, available: u32, required: u32, size: usize) -> u32 {
@@ -140,14 +140,14 @@ fn all_gpus_behind_nvswitches_are_alike_until_something_is_known() {
             assert_eq!(choose(&node, all, 0, size), (1 << size) - 1);
         }
         assert_eq!(choose(&node, all, set(&[5]), 3), set(&[0, 1, 5]));
-        let load = |ratio| Condition { load: Some(ratio), ..Condition::default() };
-        let mut conditions: BTreeMap<_, _> = node.gpus.iter().map(|gpu| (gpu.clone(), load(0.5))).collect();
-        conditions.insert(node.gpus[6].clone(), load(0.1));
-        conditions.insert(node.gpus[0].clone(), load(f64::NAN));
-        conditions.insert(node.gpus[1].clone(), Condition { row_remap_pending: true, ..load(0.0) });
-        conditions.remove(&node.gpus[2]);
+        let load = |ratio| GpuDrawbacks { load: Some(ratio), ..GpuDrawbacks::default() };
+        let mut drawbacks: BTreeMap<_, _> = node.gpus.iter().map(|gpu| (gpu.clone(), load(0.5))).collect();
+        drawbacks.insert(node.gpus[6].clone(), load(0.1));
+        drawbacks.insert(node.gpus[0].clone(), load(f64::NAN));
+        drawbacks.insert(node.gpus[1].clone(), GpuDrawbacks { row_remap_pending: true, ..load(0.0) });
+        drawbacks.remove(&node.gpus[2]);
         let chosen =
-            |size, required| node.set(&choose_gpus(&node.request(all, required, size), &node.topology, &conditions));
+            |size, required| node.set(&choose_gpus(&node.request(all, required, size), &node.topology, &drawbacks));
         assert_eq!(chosen(1, 0), set(&[6]));
         assert_eq!(chosen(2, 0), set(&[3, 6]));
         assert_eq!(chosen(2, set(&[1])), set(&[1, 6]), "what must be in is in");
@@ -160,14 +160,14 @@ fn all_gpus_behind_nvswitches_are_alike_until_something_is_known() {
 fn gpus_to_avoid_are_taken_only_when_the_others_are_not_enough() {
     let node = pcie_tree(8, 20);
     let troubles = [
-        Condition { row_remap_pending: true, ..Condition::default() },
-        Condition { throttled: true, ..Condition::default() },
-        Condition { foreign_processes: true, ..Condition::default() },
+        GpuDrawbacks { row_remap_pending: true, ..GpuDrawbacks::default() },
+        GpuDrawbacks { throttled: true, ..GpuDrawbacks::default() },
+        GpuDrawbacks { foreign_processes: true, ..GpuDrawbacks::default() },
     ];
     for trouble in troubles {
-        let conditions = [0, 4, 5].map(|gpu: usize| (node.gpus[gpu].clone(), trouble)).into();
+        let drawbacks = [0, 4, 5].map(|gpu: usize| (node.gpus[gpu].clone(), trouble)).into();
         let chosen =
-            |available, size| node.set(&choose_gpus(&node.request(available, 0, size), &node.topology, &conditions));
+            |available, size| node.set(&choose_gpus(&node.request(available, 0, size), &node.topology, &drawbacks));
         assert_eq!(chosen(0xff, 2), set(&[6, 7]), "1, 2 and 3 stay together");
         assert_eq!(chosen(0xff, 4), set(&[2, 3, 6, 7]), "two whole pairs");
         assert_eq!(chosen(0b0011_0011, 2), set(&[0, 1]));
@@ -273,15 +273,15 @@ proptest! {
     fn the_order_of_inputs_does_not_matter(node in any_node(16), seed: u64) {
         let mut random = seeded(seed);
         let (available, required, size) = random.request(node.gpus.len());
-        let conditions = node.gpus.iter().map(|gpu| (gpu.clone(), random.condition())).collect();
+        let drawbacks = node.gpus.iter().map(|gpu| (gpu.clone(), random.drawbacks())).collect();
         let request = node.request(available, required, size);
-        let chosen = choose_gpus(&request, &node.topology, &conditions);
+        let chosen = choose_gpus(&request, &node.topology, &drawbacks);
         let mut other = request;
         random.shuffle(&mut other.available);
         random.shuffle(&mut other.must_include);
         other.available.extend_from_within(..1);
         other.must_include.extend_from_within(..usize::from(required != 0));
-        prop_assert_eq!(&choose_gpus(&other, &node.topology, &conditions), &chosen);
+        prop_assert_eq!(&choose_gpus(&other, &node.topology, &drawbacks), &chosen);
         let distinct: BTreeSet<&DeviceId> = chosen.ids.iter().collect();
         prop_assert_eq!(distinct.len(), size);
         prop_assert!(other.must_include.iter().all(|id| distinct.contains(id)));

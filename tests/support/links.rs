@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use podmeter::domain::model::GpuUuid;
-use podmeter::domain::preference::{Condition, FreeDevice, GpuLocation, PreferenceRequest, PreferredDevices, Topology};
+use podmeter::domain::preference::{
+    FreeDevice, GpuDrawbacks, GpuLocation, PreferenceRequest, PreferredDevices, Topology,
+};
 pub use podmeter::simulation::Random;
 
 #[derive(Debug)]
@@ -137,7 +139,7 @@ pub trait Draw {
     /// Branches of random widths under each other; the deeper two GPUs part, the closer they are.
     fn tree(&mut self, count: usize) -> Node;
     fn mesh(&mut self, count: usize) -> Node;
-    fn condition(&mut self) -> Condition;
+    fn drawbacks(&mut self) -> GpuDrawbacks;
 }
 
 impl Draw for Random {
@@ -175,8 +177,8 @@ impl Draw for Random {
         Node::new(count, half(count), |i, j| scores[&(i, j)])
     }
 
-    fn condition(&mut self) -> Condition {
+    fn drawbacks(&mut self) -> GpuDrawbacks {
         let load = [None, Some(0.0), Some(0.5), Some(1.0)][self.below(4)];
-        Condition { throttled: self.below(5) == 0, load, ..Condition::default() }
+        GpuDrawbacks { throttled: self.below(5) == 0, load, ..GpuDrawbacks::default() }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::condition::{Condition, Rank};
+use super::drawbacks::{GpuDrawbacks, Rank};
 use super::links::Links;
 use super::request::{CheckedRequest, FallbackReason, PreferenceRequest, PreferredDevices};
 use super::sets::{MOST, Scores, Subsets, before, members};
@@ -15,9 +15,9 @@ use crate::domain::model::{DeviceId, GpuUuid};
 pub fn choose_gpus(
     request: &PreferenceRequest,
     topology: &Topology,
-    conditions: &BTreeMap<GpuUuid, Condition>,
+    drawbacks: &BTreeMap<GpuUuid, GpuDrawbacks>,
 ) -> PreferredDevices {
-    match FreeGpus::new(request, topology, conditions) {
+    match FreeGpus::new(request, topology, drawbacks) {
         Ok(free_gpus) => free_gpus.choose(topology),
         Err(reason) => PreferredDevices::empty(reason),
     }
@@ -40,7 +40,7 @@ impl<'a> FreeGpus<'a> {
     fn new(
         request: &'a PreferenceRequest,
         topology: &Topology,
-        conditions: &BTreeMap<GpuUuid, Condition>,
+        drawbacks: &BTreeMap<GpuUuid, GpuDrawbacks>,
     ) -> Result<Self, FallbackReason> {
         let CheckedRequest { available, required, size } = CheckedRequest::new(request, topology)?;
         let gpus: BTreeMap<&GpuUuid, &DeviceId> = available.iter().map(|(id, gpu)| (*gpu, *id)).collect();
@@ -50,7 +50,7 @@ impl<'a> FreeGpus<'a> {
         let free = |(gpu, id): (&'a GpuUuid, &'a DeviceId)| FreeGpu {
             id,
             gpu,
-            rank: Rank::new(gpu, conditions),
+            rank: Rank::new(gpu, drawbacks),
             required: required.contains(id),
         };
         let mut free: Vec<FreeGpu> = gpus.into_iter().map(free).collect();

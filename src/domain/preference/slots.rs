@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::condition::{Condition, Rank};
+use super::drawbacks::{GpuDrawbacks, Rank};
 use super::request::{CheckedRequest, PreferenceRequest, PreferredDevices};
 use super::topology::Topology;
 use crate::domain::model::{DeviceId, GpuUuid};
@@ -27,7 +27,7 @@ pub enum SlotPolicy {
 pub fn choose_slots(
     request: &PreferenceRequest,
     topology: &Topology,
-    conditions: &BTreeMap<GpuUuid, Condition>,
+    drawbacks: &BTreeMap<GpuUuid, GpuDrawbacks>,
     offered: &BTreeMap<GpuUuid, usize>,
     policy: SlotPolicy,
 ) -> PreferredDevices {
@@ -38,7 +38,7 @@ pub fn choose_slots(
     let mut gpus: BTreeMap<&GpuUuid, GpuSlots> = BTreeMap::new();
     for (id, gpu) in available {
         let slots = gpus.entry(gpu).or_insert_with(|| GpuSlots {
-            rank: Rank::new(gpu, conditions),
+            rank: Rank::new(gpu, drawbacks),
             index: topology.location(gpu).map(|location| location.index),
             taken: 0,
             free: BTreeSet::new(),
@@ -173,16 +173,16 @@ mod tests {
 
     #[test]
     fn trouble_is_avoided_and_load_decides_between_equals() {
-        let load = |ratio| Condition { load: Some(ratio), ..Condition::default() };
-        let trouble = Condition { foreign_processes: true, ..load(0.0) };
-        let conditions = [("GPU-c".into(), load(0.9)), ("GPU-b".into(), load(0.2)), ("GPU-a".into(), trouble)].into();
+        let load = |ratio| GpuDrawbacks { load: Some(ratio), ..GpuDrawbacks::default() };
+        let trouble = GpuDrawbacks { foreign_processes: true, ..load(0.0) };
+        let drawbacks = [("GPU-c".into(), load(0.9)), ("GPU-b".into(), load(0.2)), ("GPU-a".into(), trouble)].into();
         for (policy, free, size, expected) in [
             (SlotPolicy::Distributed, [3, 3, 3], 1, [0, 1, 0]),
             (SlotPolicy::Distributed, [3, 3, 9], 2, [1, 1, 0]),
             (SlotPolicy::Packed, [3, 3, 1], 2, [0, 2, 0]),
             (SlotPolicy::Packed, [1, 1, 3], 3, [1, 1, 1]),
         ] {
-            let choice = choose_slots(&request(free, &[], size), &topology(), &conditions, &offered(), policy);
+            let choice = choose_slots(&request(free, &[], size), &topology(), &drawbacks, &offered(), policy);
             assert_eq!(counts(&choice), expected, "{policy:?} {free:?} {size}");
         }
     }

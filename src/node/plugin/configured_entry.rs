@@ -25,7 +25,7 @@ pub struct ConfiguredEntry {
     pub last_scan: Option<ScanResult>,
     /// Merged: what was offered once is among them until it is dropped.
     pub offers: Vec<Offer>,
-    /// Still in the kubelet's list.
+    /// Those of the offers' devices that have left their GPU, until no container holds them.
     vanished: BTreeMap<ResourceName, Vanished>,
     pub problems: Vec<String>,
     made: Monotonic,

@@ -10,11 +10,13 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::allocate::{PluginInputs, ResourceStatus, ServiceInputs};
+use super::allocate::ServiceInputs;
 use super::config::EntryConfig;
 use super::host::HostFacts;
+use super::inputs::PluginInputs;
 use super::offer::{Offer, OfferedDevice, OfferedHealth};
 use super::registration::{Deadlines, EndedLifecycle, Lifecycle};
+use super::status::ResourceStatus;
 use crate::clock::Clock;
 use crate::domain::model::{DeviceId, PluginState, ResourceName};
 

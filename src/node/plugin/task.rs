@@ -10,10 +10,10 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::allocate::PluginInputs;
 use super::config::{EntryConfig, NodeView, PluginPlan, ProfileChoice};
 use super::configured_entry::ConfiguredEntry;
 use super::host::{HostPaths, HostScans, ScanResult, sockets};
+use super::inputs::PluginInputs;
 use super::served_resource::ServedResources;
 use crate::clock::Clock;
 use crate::domain::model::{

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::allocate::{PluginInputs, ResourceStatus, ServiceInputs};
+use super::allocate::ServiceInputs;
 use super::config::{EntryConfig, PluginConfig};
+use super::inputs::PluginInputs;
 use super::offer::{Offer, offers};
+use super::status::ResourceStatus;
 use crate::clock::Clock;
 use crate::domain::model::{Gpu, Inventory, MigDevice};
 

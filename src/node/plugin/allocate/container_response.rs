@@ -5,11 +5,13 @@
 
 use std::path::Path;
 
-use super::refusal::{AllocationRefusal, CallResult};
+use super::refusal::AllocationRefusal;
 use crate::domain::model::DeviceId;
 use crate::node::plugin::config::{DeviceIdStrategy, DeviceListStrategy, DriverMount, EntryConfig, NvidiaConfig};
-use crate::node::plugin::host::{DriverFiles, cdi, path_devices::fnv};
+use crate::node::plugin::hash::stable_hash;
+use crate::node::plugin::host::{DriverFiles, cdi};
 use crate::node::plugin::offer::{Offer, OfferedDevice, OfferedHardware};
+use crate::node::plugin::status::CallResult;
 use crate::node::wire::v1beta1::{CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount};
 
 const VISIBLE_DEVICES: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -141,7 +143,7 @@ fn add_cdi(
 ) -> Result<(), AllocationRefusal> {
     let qualified = |device: &&OfferedDevice| {
         let names = names(nvidia.device_id_strategy, &device.hardware);
-        let Some(vendor) = &driver_files.cdi else { return Ok(format!("{}={}", cdi::OUR_KIND, names[0])) };
+        let Some(vendor) = &driver_files.cdi else { return Ok(format!("{}={}", cdi::PLUGIN_KIND, names[0])) };
         let known = names.into_iter().find(|name| vendor.devices.contains(name));
         known.map(|name| format!("{}={name}", vendor.kind)).ok_or_else(|| {
             let file = vendor.file.display();
@@ -152,7 +154,7 @@ fn add_cdi(
     let names = devices.iter().map(qualified).collect::<Result<Vec<_>, _>>()?;
     if nvidia.includes(DeviceListStrategy::CdiAnnotations) {
         // The same key for the same request, and another for another resource of the same container.
-        let hash = fnv(offer.resource.as_str().bytes().chain([0]).chain(names.join(",").bytes()));
+        let hash = stable_hash(offer.resource.as_str().bytes().chain([0]).chain(names.join(",").bytes()));
         let key = format!("{}nvidia-device-plugin_{hash:016x}", nvidia.cdi_annotation_prefix);
         answer.annotations.insert(key, names.join(","));
     }

@@ -8,9 +8,7 @@ mod pre_start;
 mod preferred_allocation;
 mod refusal;
 mod service;
-mod status;
 #[cfg(test)]
 mod tests;
 
-pub use service::{OpenStreams, PluginInputs, PluginService, ServiceInputs};
-pub use status::ResourceStatus;
+pub use service::{OpenStreams, PluginService, ServiceInputs};

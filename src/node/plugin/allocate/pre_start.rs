@@ -4,10 +4,11 @@
 //! pod.
 
 use super::container_response::usable_device;
-use super::refusal::{AllocationRefusal, CallResult};
+use super::refusal::AllocationRefusal;
 use crate::domain::model::{DeviceId, DeviceProcess, HardwareState, MemoryUse};
 use crate::node::plugin::config::PreStartCheck;
 use crate::node::plugin::offer::{Offer, OfferedHardware};
+use crate::node::plugin::status::CallResult;
 
 pub fn check(
     rules: &PreStartCheck,

@@ -1,12 +1,11 @@
-//! GetPreferredAllocation: from the kubelet's request to one of the preference module, with each GPU's condition.
+//! GetPreferredAllocation: from the kubelet's request to one of `domain::preference`, with each GPU's drawbacks.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use crate::domain::holders::held_gpus;
 use crate::domain::model::{Allocations, DeviceId, DeviceReadings, GpuUuid, HardwareState};
 use crate::domain::preference::{
-    Condition, FallbackReason, FreeDevice, PreferenceRequest, PreferredDevices, Topology, choose_gpus, choose_slots,
+    FallbackReason, FreeDevice, GpuDrawbacks, PreferenceRequest, PreferredDevices, Topology, choose_gpus, choose_slots,
 };
 use crate::node::plugin::config::NvidiaConfig;
 use crate::node::plugin::offer::Offer;
@@ -35,19 +34,18 @@ pub fn preferred_allocation(
     let must_include = device_ids(&container.must_include_device_i_ds);
     let request =
         PreferenceRequest { available, must_include, size: usize::try_from(container.allocation_size).unwrap_or(0) };
-    let condition = |(gpu, readings): (&GpuUuid, &Arc<DeviceReadings>)| {
-        (gpu.clone(), Condition { foreign_processes: foreign.contains(gpu), ..condition(readings) })
-    };
-    let conditions = hardware.readings.iter().map(condition).collect();
+    let readings = hardware.readings.iter();
+    let drawbacks =
+        readings.map(|(gpu, readings)| (gpu.clone(), drawbacks_of(readings, foreign.contains(gpu)))).collect();
     let is_whole = gpus.values().collect::<BTreeSet<_>>().len() == gpus.len();
     if is_whole {
-        return choose_gpus(&request, topology, &conditions);
+        return choose_gpus(&request, topology, &drawbacks);
     }
     let mut offered: BTreeMap<GpuUuid, usize> = BTreeMap::new();
     for gpu in gpus.into_values() {
         *offered.entry(gpu.clone()).or_default() += 1;
     }
-    choose_slots(&request, topology, &conditions, &offered, nvidia.preferred)
+    choose_slots(&request, topology, &drawbacks, &offered, nvidia.preferred)
 }
 
 pub(super) fn device_ids(ids: &[String]) -> Vec<DeviceId> {
@@ -74,21 +72,22 @@ fn gpus_of_foreign_processes(
     in_use.into_iter().filter(|gpu| !held.contains(*gpu)).cloned().collect()
 }
 
-/// Of the GPU alone, without its holders.
-fn condition(readings: &DeviceReadings) -> Condition {
+fn drawbacks_of(readings: &DeviceReadings, foreign_processes: bool) -> GpuDrawbacks {
     let medium = readings.medium.as_ref().map(|medium| &medium.value);
     let active = |event: &&str| medium.is_some_and(|medium| medium.clock_events.get(*event) == Some(&true));
     let remap = readings.slow.as_ref().and_then(|slow| slow.value.row_remap);
-    Condition {
+    GpuDrawbacks {
         row_remap_pending: remap.is_some_and(|remap| remap.pending),
         throttled: THROTTLING.iter().any(active),
-        foreign_processes: false,
+        foreign_processes,
         load: readings.fast.as_ref().and_then(|fast| fast.value.utilization_ratio),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::domain::model::{
         Container, ContainerRef, CpuSet, DeviceProcess, Fast, HeldDevice, Inventory, Medium, Monotonic, Pod, PodRef,

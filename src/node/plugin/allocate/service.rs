@@ -6,21 +6,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, async_trait};
 
 use super::container_response::container_response;
 use super::pre_start;
 use super::preferred_allocation::{device_ids, preferred_allocation};
-use super::refusal::{AllocationRefusal, CallResult};
-use super::status::ResourceStatus;
+use super::refusal::AllocationRefusal;
 use crate::clock::Clock;
-use crate::domain::model::{DeviceId, HardwareState, HealthState, KubeletState};
+use crate::domain::model::DeviceId;
 use crate::domain::preference::{FallbackReason, PreferredDevices};
 use crate::node::plugin::config::EntryConfig;
 use crate::node::plugin::host::HostFacts;
+use crate::node::plugin::inputs::PluginInputs;
 use crate::node::plugin::offer::{Offer, OfferedDevice};
+use crate::node::plugin::status::{CallResult, ResourceStatus};
 use crate::node::wire::v1beta1::device_plugin_server::DevicePlugin;
 use crate::node::wire::v1beta1::{
     AllocateRequest, AllocateResponse, ContainerPreferredAllocationRequest, ContainerPreferredAllocationResponse,
@@ -32,19 +33,6 @@ use crate::node::wire::v1beta1::{
 const COALESCE: Duration = Duration::from_millis(50);
 /// What a kubelet needs to process a list. After it, what it can allocate is queried again.
 const LIST_PROCESSED: Duration = Duration::from_millis(20);
-
-/// What the plugin reads of other modules, and what it notifies them of.
-#[derive(Clone, Debug)]
-pub struct PluginInputs {
-    pub hardware: watch::Receiver<Arc<HardwareState>>,
-    /// Of each GPU and MIG device.
-    pub health: watch::Receiver<Arc<HealthState>>,
-    pub kubelet: watch::Receiver<Arc<KubeletState>>,
-    /// Notified of each allocation that was granted.
-    pub allocated: Arc<Notify>,
-    /// Notified when the kubelet's allocatable devices may have changed.
-    pub refresh_allocatable: Arc<Notify>,
-}
 
 /// What a resource's servers answer from, over all its registrations, and where they report to.
 #[derive(Clone, Debug)]

@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::container_response::container_response;
-use super::refusal::{AllocationRefusal, CallResult};
+use super::refusal::AllocationRefusal;
 use crate::domain::model::{DeviceId, Gpu, Inventory};
 use crate::node::plugin::config::{EntryConfig, NvidiaConfig, PluginConfig};
 use crate::node::plugin::host::{DriverFiles, MigCapabilities, VendorSpecification};
 use crate::node::plugin::offer::{PathDevice, offers};
+use crate::node::plugin::status::CallResult;
 use crate::node::plugin::test_data::{
     entry, four_gpus, gpu, inventory, listed, mig_uuid, nvidia, resources, two_with_mig, uuid,
 };

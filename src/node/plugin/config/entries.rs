@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::check::{PluginConfigError, refuse, within};
-use super::nvidia::{NvidiaConfig, PreStartCheck};
+use super::nvidia::{NvidiaConfig, PreStartCheck, Replication};
 use super::nvidia_file;
 use super::path::PathConfig;
 use super::values::{OnConflict, a_resource_name};
@@ -93,6 +93,22 @@ impl EntryConfig {
             Self::Path(path) => path.on_conflict,
             Self::Simulated(simulated) => simulated.on_conflict,
         }
+    }
+
+    /// Whether devices of this resource may be what this entry has offered to the kubelet.
+    pub fn may_offer(&self, resource: &ResourceName) -> bool {
+        let Some(nvidia) = self.nvidia() else { return false };
+        let renamed = |replication: &Replication| {
+            let rules = replication.per_resource.values().filter_map(|rule| rule.rename.as_ref());
+            rules.into_iter().any(|rename| rename.0 == *resource)
+        };
+        let base = resource.as_str().strip_suffix(".shared").unwrap_or(resource.as_str());
+        let names = nvidia.names.gpus.iter().chain(&nvidia.names.mig).map(|named| &named.name);
+        let domain = nvidia.name.as_str().split_once('/').map_or("", |(domain, _)| domain);
+        let is_profile = |name: &str| name.strip_prefix(domain).is_some_and(|rest| rest.starts_with("/mig-"));
+        std::iter::once(&nvidia.name).chain(names).any(|name| name.as_str() == base)
+            || is_profile(base)
+            || nvidia.sharing.replication().is_some_and(renamed)
     }
 
     pub(super) fn validate(&self, key: &str) -> Result<(), PluginConfigError> {

@@ -15,7 +15,7 @@ mod profile_config;
 mod tests;
 mod values;
 
-pub use check::PluginConfigError;
+pub use check::{LONGEST_UNSHARED_ID, PluginConfigError};
 pub use entries::{EntryConfig, PluginConfig, SimulatedConfig};
 pub use nvidia::{
     DeviceIdStrategy, DeviceListStrategy, DriverMount, MigStrategy, NamePattern, NvidiaConfig, PreStartCheck,

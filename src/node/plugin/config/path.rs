@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::check::{MOST_SLOTS, PluginConfigError, absolute, refuse, within};
+use super::check::{LONGEST_UNSHARED_ID, MOST_SLOTS, PluginConfigError, absolute, refuse, within};
 use super::pattern::{Pattern, has_wildcards};
 #[cfg(test)]
 use super::values::schema;
@@ -86,9 +86,10 @@ impl PathConfig {
         for (index, group) in self.groups.iter().enumerate() {
             let key = format!("{key}.groups[{index}]");
             let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
-            // Leaves room for `::` and a slot's number.
-            if group.id.is_empty() || group.id.len() > 56 || !group.id.bytes().all(plain) {
-                let accepted = "accepted: 1 to 56 letters, digits, dashes, dots, slashes or underscores";
+            if !(1..=LONGEST_UNSHARED_ID).contains(&group.id.len()) || !group.id.bytes().all(plain) {
+                let accepted = format!(
+                    "accepted: 1 to {LONGEST_UNSHARED_ID} letters, digits, dashes, dots, slashes or underscores"
+                );
                 return refuse(&format!("{key}.id"), &group.id, accepted);
             }
             if self.groups[..index].iter().any(|other| other.id == group.id) {

@@ -18,11 +18,12 @@ use crate::files;
 use crate::node::plugin::config::NvidiaConfig;
 use crate::node::plugin::offer::Offer;
 
-/// The kind of NVIDIA's plugin.
-pub const OUR_KIND: &str = "k8s.device-plugin.nvidia.com/gpu";
-/// In this order: the runtime's directories, and NVIDIA's plugin's kind before its toolkit's.
+/// The kind that NVIDIA's plugin uses, and we too.
+pub const PLUGIN_KIND: &str = "k8s.device-plugin.nvidia.com/gpu";
+/// The kinds of a vendor's specification, the preferred one first: NVIDIA's plugin's, its container toolkit's.
+const VENDOR_KINDS: [&str; 2] = [PLUGIN_KIND, "nvidia.com/gpu"];
+/// The runtime's directories of specifications, in the order in which they are read.
 pub const DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
-const VENDOR_KINDS: [&str; 2] = [OUR_KIND, "nvidia.com/gpu"];
 /// The oldest with device names that begin with a digit and with `hostPath`, so that old runtimes read it.
 const VERSION: &str = "0.5.0";
 const OUR_FILE: &str = "podmeter-k8s.device-plugin.nvidia.com-gpu.json";
@@ -66,10 +67,10 @@ impl Specifications {
             .find_map(|kind| self.all().filter(|specification| specification.kind == *kind).find(|found| fit(found)))
     }
 
-    /// The names of our kind: a runtime rejects a name that two files describe.
+    /// The names under our kind: a runtime rejects a name that two files describe.
     pub fn described(&self) -> BTreeSet<String> {
-        let ours = self.all().filter(|specification| specification.kind == OUR_KIND);
-        ours.flat_map(|specification| specification.devices.iter().cloned()).collect()
+        let of_our_kind = self.all().filter(|specification| specification.kind == PLUGIN_KIND);
+        of_our_kind.flat_map(|specification| specification.devices.iter().cloned()).collect()
     }
 }
 
@@ -103,7 +104,7 @@ pub fn specification(
     }
     let mut specification = json!({
         "cdiVersion": VERSION,
-        "kind": OUR_KIND,
+        "kind": PLUGIN_KIND,
         "devices": devices.into_values().collect::<Vec<_>>(),
     });
     if !driver_files.control_nodes.is_empty() {
@@ -310,8 +311,11 @@ mod tests {
 
         fs::write(toolkit.join("broken.json"), "{").unwrap();
         fs::write(toolkit.join("other.yaml"), "kind: example.com/nic\ndevices: [{name: '0'}]\n").unwrap();
-        fs::write(toolkit.join(OUR_FILE), format!("{{\"kind\": \"{OUR_KIND}\", \"devices\": [{{\"name\": \"0\"}}]}}"))
-            .unwrap();
+        fs::write(
+            toolkit.join(OUR_FILE),
+            format!("{{\"kind\": \"{PLUGIN_KIND}\", \"devices\": [{{\"name\": \"0\"}}]}}"),
+        )
+        .unwrap();
         assert_eq!(find(&healthy), None, "ours is no vendor's");
 
         let yaml =
@@ -321,9 +325,9 @@ mod tests {
         assert_eq!(find(&[offer(gpu(1), Ok(()))]), None, "it must describe the device");
         assert_eq!(find(&[offer(gpu(1), Err(lost))]).as_deref(), Some("nvidia.com/gpu"));
 
-        let json = format!("{{\"kind\": \"{OUR_KIND}\", \"devices\": [{{\"name\": \"GPU-0\"}}]}}");
+        let json = format!("{{\"kind\": \"{PLUGIN_KIND}\", \"devices\": [{{\"name\": \"GPU-0\"}}]}}");
         fs::write(plugin.join("k8s.device-plugin.nvidia.com-gpu.json"), json).unwrap();
-        assert_eq!(find(&healthy).as_deref(), Some(OUR_KIND));
+        assert_eq!(find(&healthy).as_deref(), Some(PLUGIN_KIND));
         // Replaced for another layout.
         fs::write(toolkit.join("nvidia.yaml"), yaml.replace('0', "1")).unwrap();
         assert_eq!(find(&[offer(gpu(1), Ok(()))]).as_deref(), Some("nvidia.com/gpu"));

@@ -9,12 +9,10 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::domain::model::DeviceId;
-use crate::node::plugin::config::{PathConfig, Pattern, has_wildcards};
-use crate::node::plugin::offer::{LONGEST_ID, PathDevice};
+use crate::node::plugin::config::{LONGEST_UNSHARED_ID, PathConfig, Pattern, has_wildcards};
+use crate::node::plugin::hash::stable_hash;
+use crate::node::plugin::offer::PathDevice;
 use crate::node::wire::v1beta1::DeviceSpec;
-
-/// Leaves room in an ID for `::` and a slot's number.
-const LONGEST_BASE: usize = LONGEST_ID - 6;
 
 /// The host's directories, as this process sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,12 +124,12 @@ impl HostNode {
 /// Below `/dev` the rest of the path, else all of it; shortened with a hash where it is too long.
 fn id(path: &str) -> String {
     let short = path.strip_prefix("/dev/").unwrap_or(path);
-    if short.len() <= LONGEST_BASE {
+    if short.len() <= LONGEST_UNSHARED_ID {
         return short.to_owned();
     }
     // The end of a path is more specific than its beginning.
-    let hash = format!("{:016x}-", fnv(short.bytes()));
-    let mut start = short.len() - (LONGEST_BASE - hash.len());
+    let hash = format!("{:016x}-", stable_hash(short.bytes()));
+    let mut start = short.len() - (LONGEST_UNSHARED_ID - hash.len());
     while !short.is_char_boundary(start) {
         start += 1;
     }
@@ -186,11 +184,6 @@ fn numa_node(sys: &Path, node: &HostNode) -> Option<i64> {
     let text = ancestors.find_map(|ancestor| fs::read_to_string(ancestor.join("numa_node")).ok())?;
     // -1: unknown to the firmware.
     text.trim().parse().ok().filter(|number| *number >= 0)
-}
-
-/// FNV-1a: the same in every build and on every machine, which the standard library's hash does not promise.
-pub fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ pub struct ScanResult {
     /// Of the inventory that the scan used.
     pub generation: u64,
     pub found: Vec<PathDevice>,
-    /// The same allocation while nothing has changed.
+    /// The same `Arc` while nothing has changed.
     pub facts: Arc<HostFacts>,
     /// The resources that NVIDIA's MPS control daemon does not serve, and why.
     pub without_mps: BTreeMap<ResourceName, Arc<str>>,
@@ -254,7 +254,7 @@ mod tests {
         let vendors = directory.join("nvidia.json");
         let describe = |names: &[&str]| {
             let devices: Vec<_> = names.iter().map(|name| serde_json::json!({ "name": name })).collect();
-            let text = serde_json::json!({ "kind": cdi::OUR_KIND, "devices": devices }).to_string();
+            let text = serde_json::json!({ "kind": cdi::PLUGIN_KIND, "devices": devices }).to_string();
             std::fs::write(&vendors, text).unwrap();
         };
         let ours = || {

@@ -1,7 +1,6 @@
 //! The device-plugin directory: our sockets in it, others', and the kubelet's.
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -13,6 +12,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{Notify, watch};
 
 use crate::domain::model::{PluginState, ResourceName};
+use crate::node::plugin::hash::random;
 use crate::tasks::DirectoryEvents;
 
 pub const KUBELET: &str = "kubelet.sock";
@@ -41,11 +41,6 @@ pub fn identity(path: &Path) -> Option<SocketIdentity> {
     Some(SocketIdentity { device: file.dev(), inode: file.ino(), created })
 }
 
-/// A random number.
-pub fn random() -> u64 {
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
-}
-
 pub fn kubelet_socket(directory: &Path) -> PathBuf {
     directory.join(KUBELET)
 }
@@ -62,8 +57,8 @@ fn prefix(resource: &ResourceName) -> String {
     format!("{OURS}{}-", name.chars().skip(first).collect::<String>())
 }
 
-/// Whether a podmeter serves this resource there.
-pub fn is_ours(name: &str, resource: &ResourceName) -> bool {
+/// Whether it is the name of a socket on which a podmeter, this one or another, serves the resource.
+pub fn is_a_podmeters(name: &str, resource: &ResourceName) -> bool {
     let unique = name.strip_prefix(&prefix(resource)).and_then(|rest| rest.strip_suffix(SUFFIX));
     unique.is_some_and(|unique| unique.len() == 12 && unique.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
@@ -160,14 +155,14 @@ mod tests {
         let gpu = ResourceName::new("nvidia.com/gpu");
         let name = fresh_name(&gpu);
         assert_ne!(name, fresh_name(&gpu));
-        assert!(is_ours(&name, &gpu), "{name}");
-        assert!(!is_ours(&name, &ResourceName::new("nvidia.com/gpu.shared")));
-        assert!(!is_ours(&fresh_name(&ResourceName::new("nvidia.com/gpu-x")), &gpu), "a longer name");
-        assert!(!is_ours("nvidia-gpu.sock", &gpu));
+        assert!(is_a_podmeters(&name, &gpu), "{name}");
+        assert!(!is_a_podmeters(&name, &ResourceName::new("nvidia.com/gpu.shared")));
+        assert!(!is_a_podmeters(&fresh_name(&ResourceName::new("nvidia.com/gpu-x")), &gpu), "a longer name");
+        assert!(!is_a_podmeters("nvidia-gpu.sock", &gpu));
         let long = ResourceName::new(format!("{}.example.com/{}", "a".repeat(200), "b".repeat(63)));
         let path = Path::new("/var/lib/kubelet/device-plugins").join(fresh_name(&long));
         assert!(path.as_os_str().len() <= 107, "{}", path.display());
-        assert!(is_ours(&fresh_name(&long), &long));
+        assert!(is_a_podmeters(&fresh_name(&long), &long));
     }
 
     #[test]

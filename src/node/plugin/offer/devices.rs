@@ -14,9 +14,6 @@ use crate::node::plugin::config::{
 };
 use crate::node::wire::v1beta1::DeviceSpec;
 
-/// Characters of a device's id: the API's own limit, which the kubelet does not check.
-pub const LONGEST_ID: usize = 63;
-
 /// One device: a node, or a group of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathDevice {
@@ -68,14 +65,15 @@ pub fn offers(config: &EntryConfig, inventory: &Inventory, found: &[PathDevice])
 /// in the list of an open registration, since the kubelet's lookup of it is unchecked.
 pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<Offer> {
     let before = previous.iter().flat_map(|offer| offer.devices.iter().map(|device| (&offer.resource, device)));
-    let absent = before.map(|(resource, device)| {
+    let before_as_absent = before.map(|(resource, device)| {
         let health = Err(absence_reason(&device.hardware, inventory));
         (resource.clone(), OfferedDevice { health, ..device.clone() })
     });
     let now = now
         .into_iter()
         .flat_map(|Offer { resource, devices }| devices.into_iter().map(move |device| (resource.clone(), device)));
-    by_resource(absent.chain(now))
+    // Those that are there overwrite themselves as absent.
+    by_resource(before_as_absent.chain(now))
 }
 
 /// A GPU that is there and no longer has the device lost it to a change of layout.

@@ -19,5 +19,5 @@ mod offered_device;
 #[cfg(test)]
 mod tests;
 
-pub use devices::{LONGEST_ID, Offers, PathDevice, merge, offers};
+pub use devices::{Offers, PathDevice, merge, offers};
 pub use offered_device::{Offer, OfferedDevice, OfferedHardware, OfferedHealth, PluginUnhealthy};

@@ -106,7 +106,7 @@ pub fn conflict(
         return Some(format!("another device plugin serves {resource} on {socket}; {REMEDY}"));
     }
     let others = allocatable.difference(advertised).count();
-    let rolling_update = live.iter().any(|name| sockets::is_ours(name, resource));
+    let rolling_update = live.iter().any(|name| sockets::is_a_podmeters(name, resource));
     (others > 0 && !rolling_update).then(|| {
         format!("the kubelet lists {others} devices of {resource} that another device plugin advertised; {REMEDY}")
     })
@@ -114,7 +114,7 @@ pub fn conflict(
 
 /// Whether a socket of this name can matter for the resource: of a known plugin, or of another podmeter.
 pub fn may_matter(socket: &str, resource: &ResourceName) -> bool {
-    known_resource(socket).as_ref() == Some(resource) || sockets::is_ours(socket, resource)
+    known_resource(socket).as_ref() == Some(resource) || sockets::is_a_podmeters(socket, resource)
 }
 
 /// The resource behind a socket that another vendor's plugin is known to listen on.

@@ -32,6 +32,7 @@ use crate::backoff::{Backoff, with_jitter};
 use crate::domain::model::{DeviceId, KubeletState, Monotonic, ResourceName};
 use crate::node::plugin::allocate::ServiceInputs;
 use crate::node::plugin::config::OnConflict;
+use crate::node::plugin::hash::random;
 use crate::node::plugin::host::sockets::{self, SocketIdentity};
 use crate::node::plugin::offer::{Offer, OfferedDevice, PluginUnhealthy};
 use crate::tasks::changed;
@@ -98,7 +99,7 @@ impl Lifecycle {
             let Some(end) = end else { break };
             self.publish_end(&end, &mut logged);
             tokio::select! {
-                () = tokio::time::sleep(with_jitter(backoff.pause(), sockets::random())) => {}
+                () = tokio::time::sleep(with_jitter(backoff.pause(), random())) => {}
                 () = self.until_other_kubelet(kubelet) => backoff.reset(),
                 _ = stop.wait_for(Option::is_some) => break,
             }
@@ -265,7 +266,7 @@ impl Lifecycle {
                         in_conflict_with = Some(by.clone());
                     }
                 }
-                Comparison::Unlisted => return RegistrationEnd::OtherPluginEnded,
+                Comparison::Unlisted => return RegistrationEnd::Unlisted,
                 Comparison::Listed | Comparison::Absent(_) if in_conflict_with.is_some() => {
                     return RegistrationEnd::OtherPluginEnded;
                 }

@@ -50,6 +50,8 @@ pub enum RegistrationEnd {
     TakenOver(String),
     #[error("another device plugin of the resource ended, and a kubelet up to 1.36 drops the resource with it")]
     OtherPluginEnded,
+    #[error("the kubelet no longer lists our devices (another plugin of the resource may have ended)")]
+    Unlisted,
 }
 
 /// Registers the resource under the socket `endpoint`. The error is for people.

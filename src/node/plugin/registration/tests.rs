@@ -11,9 +11,11 @@ use super::lifecycle::{EndedLifecycle, Lifecycle};
 use super::register::Deadlines;
 use crate::clock::Clock;
 use crate::domain::model::{HardwareState, KubeletState, Monotonic, PluginResource, PluginState, UnhealthyReason};
-use crate::node::plugin::allocate::{PluginInputs, ResourceStatus, ServiceInputs};
+use crate::node::plugin::allocate::ServiceInputs;
 use crate::node::plugin::host::sockets;
+use crate::node::plugin::inputs::PluginInputs;
 use crate::node::plugin::offer::{Offer, OfferedDevice, OfferedHardware, OfferedHealth, PluginUnhealthy};
+use crate::node::plugin::status::ResourceStatus;
 use crate::node::plugin::test_data::{entry, plugin_inputs};
 use crate::simulation::kubelet::{FakeKubelet, Method, Options};
 

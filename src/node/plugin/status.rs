@@ -9,13 +9,34 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::refusal::CallResult;
+use super::config::{EntryConfig, NvidiaConfig};
+use super::offer::Offer;
 use crate::clock::Clock;
-use crate::domain::model::{Moment, PluginResource, PluginState, PluginUnhealthyReason, ResourceName, UnixSeconds};
-use crate::node::plugin::config::{EntryConfig, NvidiaConfig};
-use crate::node::plugin::offer::Offer;
+use crate::domain::model::{
+    Moment, PluginResource, PluginState, PluginUnhealthyReason, ResourceName, UnixSeconds, named,
+};
 
-/// Keeps the published state of one resource.
+named! {
+    /// The result of Allocate or PreStartContainer; the `result` label.
+    pub enum CallResult {
+        Ok = "ok",
+        UnknownDevice = "unknown_device",
+        Unhealthy = "unhealthy",
+        NotAllowed = "not_allowed",
+        MemoryInUse = "memory_in_use",
+        ProcessesLeft = "processes_left",
+    }
+}
+
+impl CallResult {
+    /// Those of Allocate: each has a counter from the beginning.
+    pub const ALLOCATE: [Self; 4] = [Self::Ok, Self::UnknownDevice, Self::Unhealthy, Self::NotAllowed];
+    /// Those of PreStartContainer, likewise.
+    pub const PRE_START: [Self; 5] =
+        [Self::Ok, Self::UnknownDevice, Self::Unhealthy, Self::MemoryInUse, Self::ProcessesLeft];
+}
+
+/// Publishes what happens to one resource.
 #[derive(Clone, Debug)]
 pub struct ResourceStatus {
     resource: ResourceName,

@@ -1,12 +1,12 @@
-//! What is known of a GPU that is free, and its rank among others.
+//! What speaks against a free GPU, and its rank among others.
 
 use std::collections::BTreeMap;
 
 use crate::domain::model::GpuUuid;
 
-/// What is known of a GPU now. A GPU of which nothing is known is not avoided.
+/// What speaks against a GPU now. By default nothing is known of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Condition {
+pub struct GpuDrawbacks {
     /// Memory rows wait for a reset to be remapped: the reset interrupts every process on the GPU.
     pub row_remap_pending: bool,
     pub throttled: bool,
@@ -27,12 +27,12 @@ pub(super) struct Rank {
 const FULL: u32 = 1000;
 
 impl Rank {
-    pub(super) fn new(gpu: &GpuUuid, conditions: &BTreeMap<GpuUuid, Condition>) -> Self {
-        let condition = conditions.get(gpu).copied().unwrap_or_default();
-        let load = match condition.load {
+    pub(super) fn new(gpu: &GpuUuid, drawbacks: &BTreeMap<GpuUuid, GpuDrawbacks>) -> Self {
+        let drawbacks = drawbacks.get(gpu).copied().unwrap_or_default();
+        let load = match drawbacks.load {
             Some(ratio) if ratio.is_finite() => (ratio.clamp(0.0, 1.0) * f64::from(FULL)).round() as u32,
             _ => FULL,
         };
-        Self { avoided: condition.row_remap_pending || condition.throttled || condition.foreign_processes, load }
+        Self { avoided: drawbacks.row_remap_pending || drawbacks.throttled || drawbacks.foreign_processes, load }
     }
 }
