@@ -1,20 +1,15 @@
-//! Two plugins for one resource: the later registration replaces the earlier one without a notice, and when it ends, a
-//! kubelet up to 1.36 drops the resource. The one rule to notice both: what the kubelet lists as allocatable is compared
-//! with what podmeter offers, after each change in the plugin directory and every ten seconds (`kubelet::schedule`).
+//! Whether another plugin serves the resource, or the kubelet no longer has our registration.
 //!
-//! ```text
-//!              device IDs of others, or the socket of a known plugin
-//!   registered ─────────────────────────────────────────────────────► conflict
-//!    ▲      │                                                            │ no longer
-//!    │      │ none of our healthy IDs                                    ▼
-//!    │      ▼                         again none of them             register again
-//!    └─── absent in one answer ──────────────────────────────────────────▲
-//!  our IDs
-//! ```
+//! A plugin that registers the resource after us replaces us without a notice; when it ends, a kubelet up to 1.36 drops
+//! the resource, without a notice too. Both show in what the kubelet lists as allocatable: the healthy devices of the
+//! plugin that it uses. It is compared after each change in the plugin directory and every ten seconds
+//! (`kubelet::schedule`):
 //!
-//! In: answers of the kubelet, names of live sockets, the offer. Out: a `Comparison`. Pure. Only healthy devices are
-//! compared, as the kubelet lists no others; a suspicion changes no device's health. What containers hold is no part of it:
-//! a restarted kubelet gives devices from its checkpoint and calls no plugin for them.
+//! - device IDs that podmeter never sent, or a live socket of a known plugin: a conflict;
+//! - none of our healthy IDs, in two answers: unlisted. A single answer may be from the moment of a change.
+//!
+//! In: answers of the kubelet, names of live sockets, the offer. Out: a `Comparison`. Pure. What containers hold is not
+//! used: a restarted kubelet reads it from its checkpoint, whichever plugin there is.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -27,17 +22,19 @@ const REMEDY: &str = "remove the other plugin, switch this one off with --device
 /// What a kubelet may take to show a list; also the time between two answers without our devices.
 pub const SETTLE: Duration = Duration::from_secs(1);
 
-/// Of the kubelet's last answer with the offer.
+/// The result for the kubelet's last answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Comparison {
     /// At least one of our healthy devices is listed, or there is nothing to compare.
     Listed,
-    /// The answer of this time was the first without any of our healthy devices. To be asked again `SETTLE` after it.
+    /// None of them is, in the answers since then. One from `SETTLE` later decides.
     Absent(Monotonic),
-    /// None of our healthy devices is in this answer, nor in one `SETTLE` before it: the registration is lost.
+    /// The same, and they are `SETTLE` apart: the registration is lost.
     Unlisted,
     /// Another plugin has the resource: which, with a remedy.
     Conflict(String),
+    /// The other plugin no longer has it.
+    ConflictEnded,
 }
 
 /// The comparisons of one registration.
@@ -45,6 +42,7 @@ pub enum Comparison {
 pub struct Comparisons {
     /// Earlier answers may be from before the kubelet had our list.
     from: Monotonic,
+    /// The time of the last answer.
     compared: Option<Monotonic>,
     last: Comparison,
 }
@@ -64,29 +62,25 @@ impl Comparisons {
         kubelet: &KubeletState,
         live: &[String],
     ) -> Comparison {
+        let answer = kubelet.allocatable.as_ref().zip(kubelet.allocatable_at);
+        let answer = answer.filter(|(_, at)| at.monotonic >= self.from);
         let nothing = BTreeSet::new();
-        let (listed, asked) = match (&kubelet.allocatable, kubelet.allocatable_at) {
-            (Some(allocatable), Some(at)) if at.monotonic >= self.from => {
-                (allocatable.devices.get(&offer.resource).unwrap_or(&nothing), Some(at.monotonic))
-            }
-            _ => (&nothing, None),
-        };
+        let listed = answer.and_then(|(listed, _)| listed.devices.get(&offer.resource)).unwrap_or(&nothing);
         let ours = offer.devices.iter().map(|device| device.id.clone()).chain(advertised.iter().cloned()).collect();
         if let Some(conflict) = conflict(&offer.resource, listed, &ours, live) {
             self.last = Comparison::Conflict(conflict);
-        } else if let Some(asked) = asked.filter(|asked| self.compared != Some(*asked)) {
-            self.compared = Some(asked);
+        } else if let Comparison::Conflict(_) = self.last {
+            self.last = Comparison::ConflictEnded;
+        } else if let Some(at) = answer.map(|(_, at)| at.monotonic).filter(|at| self.compared != Some(*at)) {
+            self.compared = Some(at);
             let mut healthy = offer.devices.iter().filter(|device| device.health.is_ok()).peekable();
             let is_absent = healthy.peek().is_some() && healthy.all(|device| !listed.contains(&device.id));
             self.last = match self.last {
                 _ if !is_absent => Comparison::Listed,
-                Comparison::Absent(since) if asked.since(since) >= SETTLE => Comparison::Unlisted,
+                Comparison::Absent(since) if at.since(since) >= SETTLE => Comparison::Unlisted,
                 Comparison::Absent(since) => Comparison::Absent(since),
-                _ => Comparison::Absent(asked),
+                _ => Comparison::Absent(at),
             };
-        } else if let Comparison::Conflict(_) = self.last {
-            // It was a socket, which is gone.
-            self.last = Comparison::Listed;
         }
         self.last.clone()
     }
@@ -94,18 +88,18 @@ impl Comparisons {
 
 /// Which other plugin serves the resource, with a remedy. `None`: none, or another podmeter that is about to end.
 ///
-/// `allocatable` are the kubelet's devices of the resource, `advertised` what podmeter sent it, and `live` the names of
-/// the sockets that accept connections.
+/// `allocatable` are the kubelet's devices of the resource, `ours` those that podmeter has sent it, and `live` the names
+/// of the sockets that accept connections.
 pub fn conflict(
     resource: &ResourceName,
     allocatable: &BTreeSet<DeviceId>,
-    advertised: &BTreeSet<DeviceId>,
+    ours: &BTreeSet<DeviceId>,
     live: &[String],
 ) -> Option<String> {
     if let Some(socket) = live.iter().find(|name| known_resource(name).as_ref() == Some(resource)) {
         return Some(format!("another device plugin serves {resource} on {socket}; {REMEDY}"));
     }
-    let others = allocatable.difference(advertised).count();
+    let others = allocatable.difference(ours).count();
     let rolling_update = live.iter().any(|name| sockets::is_a_podmeters(name, resource));
     (others > 0 && !rolling_update).then(|| {
         format!("the kubelet lists {others} devices of {resource} that another device plugin advertised; {REMEDY}")
@@ -133,10 +127,10 @@ mod tests {
     use crate::domain::model::{Allocatable, Moment};
     use crate::node::plugin::offer::{OfferedDevice, OfferedHardware, OfferedHealth, PluginUnhealthy};
 
-    fn found(allocatable: &[&str], advertised: &[&str], live: &[&str]) -> Option<String> {
+    fn found(allocatable: &[&str], ours: &[&str], live: &[&str]) -> Option<String> {
         let ids = |ids: &[&str]| ids.iter().map(|id| DeviceId::new(*id)).collect();
         let live: Vec<String> = live.iter().map(|name| (*name).to_owned()).collect();
-        conflict(&"nvidia.com/gpu".into(), &ids(allocatable), &ids(advertised), &live)
+        conflict(&"nvidia.com/gpu".into(), &ids(allocatable), &ids(ours), &live)
     }
 
     #[test]
@@ -188,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn our_devices_are_gone_when_two_answers_after_the_list_was_taken_lack_them() {
+    fn our_devices_are_unlisted_when_two_answers_after_the_list_was_opened_lack_them() {
         let mut registration = Registration::new(Ok(()));
         for (second, listed, expected) in [
             (9, &[][..], Comparison::Listed),
@@ -226,15 +220,15 @@ mod tests {
     #[test]
     fn a_conflict_lasts_while_the_other_devices_or_the_known_socket_are_there() {
         let mut registration = Registration::new(Ok(()));
-        let mut conflict = |second, listed: &[&str], live: &[&str]| match registration.answered(second, listed, live) {
-            Comparison::Conflict(text) => Some(text),
-            _ => None,
+        let mut compare = |second, listed: &[&str], live: &[&str]| match registration.answered(second, listed, live) {
+            Comparison::Conflict(text) => text,
+            other => format!("{other:?}"),
         };
-        assert_eq!(conflict(10, &["theirs"], &[]), None, "from before our list");
-        assert!(conflict(12, &["x", "theirs"], &[]).unwrap().contains("lists 1 devices"));
-        assert_eq!(conflict(13, &["x", "theirs"], &["podmeter-nvidia.com_gpu-0123456789ab.sock"]), None);
-        assert!(conflict(14, &["x"], &["nvidia-gpu.sock"]).unwrap().contains("nvidia-gpu.sock"));
-        assert!(conflict(14, &["x"], &["nvidia-gpu.sock"]).is_some());
-        assert_eq!(conflict(14, &["x"], &[]), None, "without another answer");
+        assert_eq!(compare(10, &["theirs"], &[]), "Listed", "from before our list");
+        assert!(compare(12, &["x", "theirs"], &[]).contains("lists 1 devices"));
+        assert_eq!(compare(13, &["x", "theirs"], &["podmeter-nvidia.com_gpu-0123456789ab.sock"]), "ConflictEnded");
+        assert!(compare(14, &["x"], &["nvidia-gpu.sock"]).contains("nvidia-gpu.sock"));
+        assert!(compare(14, &["x"], &["nvidia-gpu.sock"]).contains("nvidia-gpu.sock"));
+        assert_eq!(compare(14, &["x"], &[]), "ConflictEnded", "without another answer");
     }
 }

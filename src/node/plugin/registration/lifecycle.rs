@@ -1,18 +1,28 @@
-//! One resource from listen to end. When any step fails, all of it ends and starts again.
+//! One resource from listen to end. When a step fails, all of it ends and, after a pause, starts again.
 //!
 //! ```text
-//! Waiting ── kubelet.sock is there, no other plugin ──▶ Serving ── Register succeeds ──▶ Registered
-//!    ▲                                                     │ refused: back off             │ kubelet.sock replaced ·
-//!    │                                                     │                               │ our socket removed ·
-//!    │                                                     │                               │ list not opened or ended ·
-//!    │                                                     │                               │ our IDs gone in two answers ·
-//!    ├─────────────────────────────────────────────────────┴───────────────────────────────┤ another plugin, with takeover
-//!    │                                                                                     │
-//!    │ the other plugin ended · as from Registered                                         ▼ another plugin, with wait
-//!    └──────────────────────────────────────────────────────────────────────── Registered, in conflict
+//! state        the next one when                          back to Waiting when
+//! ───────────  ─────────────────────────────────────────  ────────────────────────────────────────────────────
+//! Waiting      with onConflict: wait, no other plugin;    no kubelet.sock
+//!              the devices are checked, or 2 s have passed
+//! Serving      Register succeeds                          our socket cannot be made; Register fails *
+//! Registered   another plugin, with onConflict: wait      the list is not opened, or ended; our devices are not
+//!                                                         listed; another plugin, with onConflict: takeover *
+//! In conflict                                             the other plugin has ended; the list has ended *
+//!
+//! * or kubelet.sock was removed or replaced, or our socket removed
 //! ```
 //!
 //! `stop` ends it in each state: where the layout or the configuration has changed, and with podmeter.
+//!
+//! What the kubelet does, and what follows:
+//!
+//! - It opens the list (`ListAndWatch`) right after `Register`, and only then: when the list is not open, only another
+//!   registration helps.
+//! - When it starts, it removes every socket in the directory and makes its own: all is registered again.
+//! - It uses the plugin that registered last, and leaves the stream of the one before open. When that stream ends, a
+//!   kubelet up to 1.36 drops the resource, although it is another plugin's now. So our server is closed before the next
+//!   one registers, and in conflict it stays open until the other plugin has ended.
 //!
 //! In: the inputs of the service, the kubelet's socket and answers. Out: a registration, and the resource's status. It does not
 //! know which devices there are.
@@ -112,22 +122,24 @@ impl Lifecycle {
     /// From `Waiting` to the end of the registration, or of the attempt.
     async fn attempt(&mut self, attempt: &mut Attempt, began: Monotonic) -> Result<Infallible, RegistrationEnd> {
         self.until_ready(attempt.kubelet, began).await?;
-        // With takeover, our registration replaces plugins that serve already; one that registers later replaces us.
-        let before = sockets::identities(&self.directory);
+        // With takeover, our registration replaces the plugins that serve now: their sockets do not count any more.
+        let replaced = match self.inputs.config.on_conflict() {
+            OnConflict::Takeover => sockets::identities(&self.directory),
+            OnConflict::Wait => BTreeMap::new(),
+        };
         let name = sockets::fresh_name(&self.resource());
         let server = PluginServer::start(&self.directory, &name, self.inputs.clone())
             .map_err(|error| RegistrationEnd::Socket { path: self.directory.join(name), error })?;
         let server = attempt.server.insert(server);
-        // A kubelet that has purged our socket would dial it for ten seconds.
+        // The kubelet dials our socket within Register, for up to ten seconds: not waited for where that was removed.
         tokio::select! {
             registered = self.register(server, &mut attempt.registered_at) => registered?,
-            end = self.until_displaced(server, attempt.kubelet) => return Err(end),
+            end = self.until_sockets_change(server, attempt.kubelet) => return Err(end),
         }
-        Err(self.stay_registered(server, attempt.kubelet, &before).await)
+        Err(self.stay_registered(server, attempt.kubelet, &replaced).await)
     }
 
-    /// `Waiting`: until no other plugin serves the resource, unless it is to be taken over, and the devices are checked. Fails
-    /// without the kubelet's socket.
+    /// `Waiting`.
     async fn until_ready(&mut self, kubelet: Option<SocketIdentity>, began: Monotonic) -> Result<(), RegistrationEnd> {
         if kubelet.is_none() {
             return Err(RegistrationEnd::NoKubelet(sockets::kubelet_socket(&self.directory)));
@@ -139,7 +151,7 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// `Serving` → `Registered`, until the kubelet has opened the list, which it does right after a registration.
+    /// `Serving` → `Registered`, until the kubelet has opened the list.
     async fn register(
         &self,
         server: &PluginServer,
@@ -152,13 +164,12 @@ impl Lifecycle {
         self.inputs.status.registered();
         let devices = self.inputs.offer.borrow().devices.len();
         tracing::info!(%resource, devices, "registered with the kubelet");
-        let listed = tokio::time::timeout(self.deadlines.list, server.watched()).await;
+        let listed = tokio::time::timeout(self.deadlines.list, server.list_opened()).await;
         listed.map_err(|_| RegistrationEnd::NotListed(self.deadlines.list))
     }
 
-    /// Any state → `Waiting`: closes the server. Whether there was a registration.
+    /// Any state → `Waiting`: closes the server. Returns whether there was a registration.
     async fn close(&mut self, attempt: Attempt, backoff: &mut Backoff) -> bool {
-        // Before the next one registers: an older kubelet that sees this stream end later takes it for the new one's.
         if let Some(server) = attempt.server {
             server.close().await;
         }
@@ -170,7 +181,7 @@ impl Lifecycle {
         true
     }
 
-    /// Logs a reason once.
+    /// Logs a reason once, until there is a registration.
     fn publish_end(&self, end: &RegistrationEnd, logged: &mut String) {
         let reason = end.to_string();
         self.inputs.status.unregistered(&reason);
@@ -210,7 +221,7 @@ impl Lifecycle {
                 waits_for = Some(reason);
             }
             if is_first {
-                // A podmeter that has just ended is listed for a moment.
+                // The devices of a podmeter that has just ended are listed for a moment longer.
                 tokio::time::sleep(SETTLE).await;
                 self.inputs.plugin.refresh_allocatable.notify_one();
             }
@@ -221,8 +232,8 @@ impl Lifecycle {
         }
     }
 
-    /// Until every device has been checked, for some time after the lifecycle `began`. A kubelet that had the resource
-    /// before gets it at once.
+    /// Until every device has been checked, or `FIRST_CHECK` after the lifecycle `began`. Not where the kubelet has had the
+    /// resource before: without it pods are refused.
     async fn until_checked(&mut self, began: Monotonic) {
         if !self.advertised.is_empty() {
             return;
@@ -234,53 +245,45 @@ impl Lifecycle {
         let _ = tokio::time::timeout(left, self.inputs.offer.wait_for(checked)).await;
     }
 
-    /// `Registered`, with the list open. With takeover, the sockets of known plugins that were there `before`
-    /// do not count.
+    /// `Registered` and `In conflict`, with the list open.
     async fn stay_registered(
         &mut self,
         server: &PluginServer,
         kubelet: Option<SocketIdentity>,
-        before: &BTreeMap<String, SocketIdentity>,
+        replaced: &BTreeMap<String, SocketIdentity>,
     ) -> RegistrationEnd {
-        let takes_over = self.inputs.config.on_conflict() == OnConflict::Takeover;
         let mut comparisons = Comparisons::new(self.now());
-        let mut in_conflict_with = None;
+        let mut logged = None;
         loop {
             self.changes.mark_unchanged();
-            if let Some(end) = self.displaced(server, kubelet) {
+            if let Some(end) = self.sockets_changed(server, kubelet) {
                 return end;
             }
-            let harmless = if takes_over { before } else { &BTreeMap::new() };
-            let live = self.live_sockets(harmless).await;
+            let live = self.live_sockets(replaced).await;
             let live: Vec<String> = live.into_iter().filter(|name| *name != server.name()).collect();
             let answer = Arc::clone(&self.inputs.plugin.kubelet.borrow_and_update());
             let offer = Arc::clone(&self.inputs.offer.borrow());
-            let comparison = comparisons.compare(&offer, &self.advertised, &answer, &live);
-            match &comparison {
-                Comparison::Conflict(by) if takes_over => return RegistrationEnd::TakenOver(by.clone()),
-                // Our stream is left open: up to 1.36 its end would end the other plugin's registration.
-                Comparison::Conflict(by) => {
-                    if in_conflict_with.as_ref() != Some(by) {
-                        tracing::warn!(resource = %offer.resource, "waiting: {by}");
-                        self.inputs.status.registered_by_another(by);
-                        in_conflict_with = Some(by.clone());
-                    }
-                }
+            let mut next_query = None;
+            match comparisons.compare(&offer, &self.advertised, &answer, &live) {
+                Comparison::Listed => {}
+                // Requested `SETTLE` after the first answer without our devices, then each half of it until it is there.
+                Comparison::Absent(since) => next_query = Some((since + SETTLE).since(self.now()).max(SETTLE / 2)),
                 Comparison::Unlisted => return RegistrationEnd::Unlisted,
-                Comparison::Listed | Comparison::Absent(_) if in_conflict_with.is_some() => {
-                    return RegistrationEnd::OtherPluginEnded;
+                Comparison::Conflict(by) if self.inputs.config.on_conflict() == OnConflict::Takeover => {
+                    return RegistrationEnd::TakenOver(by);
                 }
-                Comparison::Listed | Comparison::Absent(_) => {}
+                Comparison::Conflict(by) if logged.as_ref() != Some(&by) => {
+                    tracing::warn!(resource = %offer.resource, "waiting: {by}");
+                    self.inputs.status.registered_by_another(&by);
+                    logged = Some(by);
+                }
+                Comparison::Conflict(_) => {}
+                Comparison::ConflictEnded => return RegistrationEnd::OtherPluginEnded,
             }
-            let again = match comparison {
-                // `SETTLE` after the first answer without our devices; while no later answer comes, each half of it.
-                Comparison::Absent(since) => Some((since + SETTLE).since(self.now()).max(SETTLE / 2)),
-                _ => None,
-            };
             tokio::select! {
                 () = changed(&mut self.changes) => {}
                 () = changed(&mut self.inputs.plugin.kubelet) => {}
-                () = tokio::time::sleep(again.unwrap_or_default()), if again.is_some() => {
+                () = tokio::time::sleep(next_query.unwrap_or_default()), if next_query.is_some() => {
                     self.inputs.plugin.refresh_allocatable.notify_one();
                 }
                 () = server.stream_lost() => return RegistrationEnd::StreamLost,
@@ -288,18 +291,18 @@ impl Lifecycle {
         }
     }
 
-    /// Names of live sockets of known plugins and of other podmeters of the resource.
-    async fn live_sockets(&self, harmless: &BTreeMap<String, SocketIdentity>) -> Vec<String> {
+    /// Names of live sockets of the resource's known plugins and of podmeters, without those that were `replaced`.
+    async fn live_sockets(&self, replaced: &BTreeMap<String, SocketIdentity>) -> Vec<String> {
         let resource = self.resource();
         let is_wanted = |name: &str| {
             conflict::may_matter(name, &resource)
-                && harmless.get(name).is_none_or(|known| sockets::identity(&self.directory.join(name)) != Some(*known))
+                && replaced.get(name).is_none_or(|known| sockets::identity(&self.directory.join(name)) != Some(*known))
         };
         sockets::live(&self.directory, is_wanted).await
     }
 
-    /// Whether the kubelet is another one, or our socket no longer exists.
-    fn displaced(&self, server: &PluginServer, kubelet: Option<SocketIdentity>) -> Option<RegistrationEnd> {
+    /// Whether the kubelet's socket is another one, or ours was removed.
+    fn sockets_changed(&self, server: &PluginServer, kubelet: Option<SocketIdentity>) -> Option<RegistrationEnd> {
         match sockets::identity(&sockets::kubelet_socket(&self.directory)) {
             None => Some(RegistrationEnd::KubeletSocketRemoved),
             now if now != kubelet => Some(RegistrationEnd::KubeletRestarted),
@@ -308,10 +311,10 @@ impl Lifecycle {
         }
     }
 
-    async fn until_displaced(&self, server: &PluginServer, kubelet: Option<SocketIdentity>) -> RegistrationEnd {
+    async fn until_sockets_change(&self, server: &PluginServer, kubelet: Option<SocketIdentity>) -> RegistrationEnd {
         let mut changes = self.changes.clone();
         loop {
-            if let Some(end) = self.displaced(server, kubelet) {
+            if let Some(end) = self.sockets_changed(server, kubelet) {
                 return end;
             }
             changed(&mut changes).await;

@@ -57,8 +57,8 @@ impl PluginServer {
         sockets::identity(&self.path) == self.file
     }
 
-    /// Until a client has opened the list.
-    pub async fn watched(&self) {
+    /// Until the kubelet has opened the list.
+    pub async fn list_opened(&self) {
         let mut streams = self.streams.clone();
         if streams.wait_for(OpenStreams::is_some).await.is_err() {
             std::future::pending::<()>().await;
