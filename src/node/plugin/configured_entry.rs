@@ -50,8 +50,8 @@ impl ConfiguredEntry {
     /// Whether enough is known of the host to answer the kubelet for a resource that is not served yet.
     pub fn may_begin(&self, hardware: &HardwareState, now: Monotonic) -> bool {
         match &self.last_scan {
-            Some(scan) => !self.needs_host_scan() || scan.generation == hardware.inventory.generation,
-            None => !self.needs_host_scan() && now.since(self.made) >= FIRST_SCAN,
+            Some(scan) => !self.depends_on_host() || scan.generation == hardware.inventory.generation,
+            None => !self.depends_on_host() && now.since(self.made) >= FIRST_SCAN,
         }
     }
 
@@ -73,8 +73,8 @@ impl ConfiguredEntry {
         self.problems = [problems, scan.problem.iter().cloned().collect()].concat();
     }
 
-    pub fn needs_host_scan(&self) -> bool {
-        host::needs_polling(&self.config)
+    pub fn depends_on_host(&self) -> bool {
+        host::depends_on_host(&self.config)
     }
 
     /// Whether it waits until no container holds a vanished device.

@@ -45,8 +45,8 @@ impl PluginHandle {
     }
 }
 
-/// Serves every resource until `tasks` are stopped, and ends when the last socket is removed. Ends early where
-/// the directory was removed, or after a panic.
+/// Serves every resource until `tasks` are stopped, and ends when the last socket is removed. Ends early where the
+/// directory was removed, an input has ended, or after a panic.
 pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks: &mut Tasks) -> PluginHandle {
     let (plan, plans) = watch::channel(settings.plan.clone());
     let (publish, states) = watch::channel(Arc::default());
@@ -118,18 +118,18 @@ impl PluginTask {
             let kubelet = Arc::clone(&inputs.kubelet.borrow_and_update());
             let now = self.clock.now().monotonic;
             self.choose(&hardware);
-            let needs_polling = self.entries.values().any(ConfiguredEntry::needs_host_scan);
+            let needs_polling = self.entries.values().any(ConfiguredEntry::depends_on_host);
             let request = self.entries.iter().map(|(number, entry)| (*number, Arc::clone(&entry.config))).collect();
             self.host_scans.begin(request, &hardware.inventory, needs_polling, now);
             self.update(&hardware, &health, &kubelet, now);
-            let is_known = hardware.source == HardwareSource::None
+            let driver_is_known = hardware.source == HardwareSource::None
                 || hardware.inventory.generation > 0
                 || hardware.problem.is_some();
             let may_begin = self.entries.values().all(|entry| entry.may_begin(&hardware, now));
-            if is_known && may_begin && !self.publish.borrow().checked {
+            if driver_is_known && may_begin && !self.publish.borrow().checked {
                 self.publish.send_modify(|state| Arc::make_mut(state).checked = true);
             }
-            let scan_in = self.host_scans.next(needs_polling, now);
+            let scan_in = self.host_scans.next_check(needs_polling, now);
             let has_vanished = self.entries.values().any(ConfiguredEntry::has_vanished);
             tokio::select! {
                 changed = inputs.hardware.changed() => if changed.is_err() { return },
@@ -172,11 +172,11 @@ impl PluginTask {
     }
 
     /// An existing entry continues unchanged.
-    fn configure(&mut self, resources: &[EntryConfig]) {
-        let is_removed = |_: &u64, entry: &mut ConfiguredEntry| !resources.contains(&entry.config);
+    fn configure(&mut self, configs: &[EntryConfig]) {
+        let is_removed = |_: &u64, entry: &mut ConfiguredEntry| !configs.contains(&entry.config);
         let removed: BTreeMap<u64, ConfiguredEntry> = self.entries.extract_if(.., is_removed).collect();
         let now = self.clock.now().monotonic;
-        for config in resources {
+        for config in configs {
             if self.entries.values().all(|entry| *entry.config != *config) {
                 self.entries.insert(self.entries_made, ConfiguredEntry::new(config.clone(), now));
                 self.entries_made += 1;
@@ -184,7 +184,7 @@ impl PluginTask {
         }
         for served in self.served.running.values() {
             let Some(entry) = removed.get(&served.entry_number) else { continue };
-            let is_named = resources.iter().any(|config| config.name() == entry.config.name());
+            let is_named = configs.iter().any(|config| config.name() == entry.config.name());
             served.end(if is_named {
                 "its configuration was changed"
             } else {
@@ -208,9 +208,7 @@ impl PluginTask {
         for (number, entry) in &mut self.entries {
             entry.update(hardware, health, now);
             for resource in entry.drop_vanished(kubelet) {
-                // Not a shorter list on the open stream: a kubelet with an allocation under way looks its devices up
-                // unchecked and panics. Once our server is closed such an allocation fails, so the next registration
-                // may leave them out.
+                // Only another registration may leave them out: `offer::layout`.
                 if let Some(served) = self.served.running.get(&resource).filter(|served| served.entry_number == *number)
                 {
                     served.end("the layout of its GPUs was changed");

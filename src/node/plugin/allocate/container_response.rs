@@ -33,9 +33,9 @@ pub fn container_response(
 ) -> Result<ContainerAllocateResponse, AllocationRefusal> {
     let devices = ids.iter().map(|id| usable_device(offer, id)).collect::<Result<Vec<_>, _>>()?;
     match config {
-        EntryConfig::Nvidia(nvidia) => gpus(nvidia, offer, &devices, driver_files),
-        EntryConfig::Path(_) => Ok(path_devices(&devices)),
-        EntryConfig::Simulated(_) => Ok(simulated(ids)),
+        EntryConfig::Nvidia(nvidia) => nvidia_response(nvidia, offer, &devices, driver_files),
+        EntryConfig::Path(_) => Ok(path_response(&devices)),
+        EntryConfig::Simulated(_) => Ok(simulated_response(ids)),
     }
 }
 
@@ -51,7 +51,7 @@ pub(super) fn usable_device<'o>(offer: &'o Offer, id: &DeviceId) -> Result<&'o O
     }
 }
 
-fn gpus(
+fn nvidia_response(
     nvidia: &NvidiaConfig,
     offer: &Offer,
     devices: &[&OfferedDevice],
@@ -199,7 +199,7 @@ fn add_mps(answer: &mut ContainerAllocateResponse, nvidia: &NvidiaConfig, offer:
     }
 }
 
-fn path_devices(devices: &[&OfferedDevice]) -> ContainerAllocateResponse {
+fn path_response(devices: &[&OfferedDevice]) -> ContainerAllocateResponse {
     let mut answer = ContainerAllocateResponse::default();
     for device in devices {
         if let OfferedHardware::Nodes(nodes) = &device.hardware {
@@ -209,7 +209,7 @@ fn path_devices(devices: &[&OfferedDevice]) -> ContainerAllocateResponse {
     answer
 }
 
-fn simulated(ids: &[DeviceId]) -> ContainerAllocateResponse {
+fn simulated_response(ids: &[DeviceId]) -> ContainerAllocateResponse {
     let mut once: Vec<&str> = vec![];
     ids.iter().for_each(|id| push_new(&mut once, id.as_str()));
     let mut answer = ContainerAllocateResponse::default();

@@ -13,14 +13,14 @@ pub const LONGEST_UNSHARED_ID: usize = 63 - "::1023".len();
 #[error("{0}")]
 pub struct PluginConfigError(pub(crate) String);
 
-pub(super) fn within(key: &str, value: u32, least: u32, most: u32) -> Result<(), PluginConfigError> {
+pub(super) fn check_range(key: &str, value: u32, least: u32, most: u32) -> Result<(), PluginConfigError> {
     if (least..=most).contains(&value) {
         return Ok(());
     }
     refuse(key, value, format!("accepted: {least} to {most}"))
 }
 
-pub(super) fn absolute(key: &str, path: &Path) -> Result<(), PluginConfigError> {
+pub(super) fn check_absolute(key: &str, path: &Path) -> Result<(), PluginConfigError> {
     let climbs = path.components().any(|part| part == std::path::Component::ParentDir);
     if path.is_absolute() && !climbs {
         return Ok(());

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::check::{PluginConfigError, refuse, within};
+use super::check::{PluginConfigError, check_range, refuse};
 use super::nvidia::{NvidiaConfig, PreStartCheck, Replication};
 use super::nvidia_file;
 use super::path::PathConfig;
@@ -115,7 +115,7 @@ impl EntryConfig {
         match self {
             Self::Nvidia(nvidia) => nvidia.validate(key),
             Self::Path(path) => path.validate(key),
-            Self::Simulated(simulated) => within(&format!("{key}.devices"), simulated.devices, 1, MOST_SIMULATED),
+            Self::Simulated(simulated) => check_range(&format!("{key}.devices"), simulated.devices, 1, MOST_SIMULATED),
         }
     }
 

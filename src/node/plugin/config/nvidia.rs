@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::check::{MOST_SLOTS, PluginConfigError, absolute, refuse, within};
+use super::check::{MOST_SLOTS, PluginConfigError, check_absolute, check_range, refuse};
 use super::pattern::Pattern;
 #[cfg(test)]
 use super::values::schema;
@@ -248,11 +248,11 @@ impl NvidiaConfig {
             let accepted = "accepted: a domain and a slash, as cdi.k8s.io/";
             return refuse(&format!("{key}.cdiAnnotationPrefix"), &self.cdi_annotation_prefix, accepted);
         }
-        absolute(&format!("{key}.deviceRoot"), &self.device_root)?;
-        absolute(&format!("{key}.mpsRoot"), &self.mps_root)?;
+        check_absolute(&format!("{key}.deviceRoot"), &self.device_root)?;
+        check_absolute(&format!("{key}.mpsRoot"), &self.mps_root)?;
         for mount in &self.driver_mounts {
-            absolute(&format!("{key}.driverMounts.hostPath"), &mount.host_path)?;
-            absolute(&format!("{key}.driverMounts.containerPath"), &mount.container_path)?;
+            check_absolute(&format!("{key}.driverMounts.hostPath"), &mount.host_path)?;
+            check_absolute(&format!("{key}.driverMounts.containerPath"), &mount.container_path)?;
         }
         if self.shares_through_mps() && self.mig_strategy == MigStrategy::Mixed {
             let accepted = "MPS cannot share MIG devices: use none or single, or timeSlicing";
@@ -279,13 +279,13 @@ impl Replication {
             return refuse(key, "{}", "give at least one of replicas, perGpu, perResource");
         }
         if let Some(replicas) = self.replicas {
-            within(&format!("{key}.replicas"), replicas, 2, MOST_SLOTS)?;
+            check_range(&format!("{key}.replicas"), replicas, 2, MOST_SLOTS)?;
         }
         for (reference, replicas) in &self.per_gpu {
-            within(&format!("{key}.perGpu[{}]", reference.as_str()), *replicas, 1, MOST_SLOTS)?;
+            check_range(&format!("{key}.perGpu[{}]", reference.as_str()), *replicas, 1, MOST_SLOTS)?;
         }
         for (name, replication) in &self.per_resource {
-            within(&format!("{key}.perResource[{name}].replicas"), replication.replicas, 2, MOST_SLOTS)?;
+            check_range(&format!("{key}.perResource[{name}].replicas"), replication.replicas, 2, MOST_SLOTS)?;
         }
         Ok(())
     }

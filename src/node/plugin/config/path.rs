@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::check::{LONGEST_UNSHARED_ID, MOST_SLOTS, PluginConfigError, absolute, refuse, within};
+use super::check::{LONGEST_UNSHARED_ID, MOST_SLOTS, PluginConfigError, check_absolute, check_range, refuse};
 use super::pattern::{Pattern, has_wildcards};
 #[cfg(test)]
 use super::values::schema;
@@ -76,13 +76,13 @@ impl PathConfig {
         if self.paths.is_empty() && self.groups.is_empty() {
             return refuse(key, "neither paths nor groups", "give one of them");
         }
-        within(&format!("{key}.shared"), self.shared, 1, MOST_SLOTS)?;
-        permissions(&format!("{key}.permissions"), &self.permissions)?;
+        check_range(&format!("{key}.shared"), self.shared, 1, MOST_SLOTS)?;
+        check_permissions(&format!("{key}.permissions"), &self.permissions)?;
         for path in &self.paths {
-            node_pattern(&format!("{key}.paths"), path)?;
+            check_node_pattern(&format!("{key}.paths"), path)?;
         }
         let one_node = matches!(self.paths.as_slice(), [path] if !has_wildcards(path));
-        container_path(&format!("{key}.containerPath"), self.container_path.as_deref(), one_node)?;
+        check_container_path(&format!("{key}.containerPath"), self.container_path.as_deref(), one_node)?;
         for (index, group) in self.groups.iter().enumerate() {
             let key = format!("{key}.groups[{index}]");
             let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
@@ -99,11 +99,11 @@ impl PathConfig {
                 return refuse(&format!("{key}.paths"), "[]", "name at least one node");
             }
             for node in &group.paths {
-                node_pattern(&format!("{key}.paths.path"), &node.path)?;
+                check_node_pattern(&format!("{key}.paths.path"), &node.path)?;
                 let key_of_path = format!("{key}.paths.containerPath");
-                container_path(&key_of_path, node.container_path.as_deref(), !has_wildcards(&node.path))?;
+                check_container_path(&key_of_path, node.container_path.as_deref(), !has_wildcards(&node.path))?;
                 if let Some(text) = &node.permissions {
-                    permissions(&format!("{key}.paths.permissions"), text)?;
+                    check_permissions(&format!("{key}.paths.permissions"), text)?;
                 }
             }
         }
@@ -111,8 +111,8 @@ impl PathConfig {
     }
 }
 
-fn node_pattern(key: &str, path: &str) -> Result<(), PluginConfigError> {
-    absolute(key, Path::new(path))?;
+fn check_node_pattern(key: &str, path: &str) -> Result<(), PluginConfigError> {
+    check_absolute(key, Path::new(path))?;
     // Each part of the path is matched by itself.
     match path.split('/').filter(|part| !part.is_empty()).find_map(|part| Pattern::new(part).err()) {
         Some(problem) => refuse(key, path, problem),
@@ -120,16 +120,16 @@ fn node_pattern(key: &str, path: &str) -> Result<(), PluginConfigError> {
     }
 }
 
-fn container_path(key: &str, path: Option<&str>, one_node: bool) -> Result<(), PluginConfigError> {
+fn check_container_path(key: &str, path: Option<&str>, one_node: bool) -> Result<(), PluginConfigError> {
     let Some(path) = path else { return Ok(()) };
-    absolute(key, Path::new(path))?;
+    check_absolute(key, Path::new(path))?;
     if one_node || path.ends_with('/') {
         return Ok(());
     }
     refuse(key, path, "several nodes cannot be in one place: end it with / for a directory")
 }
 
-fn permissions(key: &str, text: &str) -> Result<(), PluginConfigError> {
+fn check_permissions(key: &str, text: &str) -> Result<(), PluginConfigError> {
     let once = |letter: char| text.matches(letter).count() == 1;
     if !text.is_empty() && text.chars().all(|letter| "rwm".contains(letter) && once(letter)) {
         return Ok(());

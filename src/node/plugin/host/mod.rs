@@ -14,5 +14,5 @@ pub mod sockets;
 mod topology;
 
 pub use driver_files::{DriverFiles, MigCapabilities, VendorSpecification};
-pub use scanner::{HostFacts, HostPaths, ScanResult, needs_polling};
+pub use scanner::{HostFacts, HostPaths, ScanResult, depends_on_host};
 pub use scans::HostScans;

@@ -17,7 +17,7 @@ use crate::node::plugin::offer::{Offer, OfferedDevice};
 /// files behind and still counts as running.
 const SIGNS: [&str; 3] = [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"];
 
-/// The resources with shared devices without a running daemon, and why.
+/// The resources with shared devices that no running daemon serves, and why.
 pub fn resources_without_daemon(
     nvidia: &NvidiaConfig,
     roots: &HostRoots,

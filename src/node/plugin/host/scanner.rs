@@ -67,8 +67,9 @@ struct EntryScan {
     written: Option<(String, WrittenSpecification)>,
 }
 
-/// Whether its part of the host may change without a change of the inventory: it is then scanned every second.
-pub fn needs_polling(config: &EntryConfig) -> bool {
+/// Whether what it offers, or what containers get, depends on files of the host. These change without an event: they are
+/// scanned before the resource is served, and every second.
+pub fn depends_on_host(config: &EntryConfig) -> bool {
     match config {
         EntryConfig::Path(_) => true,
         EntryConfig::Nvidia(nvidia) => nvidia.shares_through_mps() || nvidia.names_nodes(),
@@ -100,7 +101,7 @@ impl HostScanner {
             EntryConfig::Path(path) => ScanResult { found: path_devices::find(path, &self.paths.roots), ..result },
             EntryConfig::Nvidia(nvidia) => {
                 let entry_scan = self.entries.entry(number).or_default();
-                // Unhealthy in these are the devices that are not there, and no others.
+                // Of health they have only which devices are lost.
                 let offers = offers(config, inventory, &[]).offers;
                 entry_scan.update_facts(nvidia, inventory, &offers, &self.paths, &self.specifications);
                 let problem = entry_scan.write_cdi(nvidia, &offers, &self.paths, &self.specifications);

@@ -67,7 +67,7 @@ impl HostScans {
     }
 
     /// When to check again whether a scan is due or hangs.
-    pub fn next(&self, needs_polling: bool, now: Monotonic) -> Option<Duration> {
+    pub fn next_check(&self, needs_polling: bool, now: Monotonic) -> Option<Duration> {
         (needs_polling || self.scanner.is_none()).then(|| INTERVAL.saturating_sub(now.since(self.began))).map(|left| {
             // One that is under way already is not due.
             if left.is_zero() { INTERVAL } else { left }

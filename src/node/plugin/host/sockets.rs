@@ -16,7 +16,7 @@ use crate::node::plugin::hash::random;
 use crate::tasks::DirectoryEvents;
 
 pub const KUBELET: &str = "kubelet.sock";
-const OURS: &str = "podmeter-";
+const PREFIX: &str = "podmeter-";
 const SUFFIX: &str = ".sock";
 /// A socket's path ends at 107 bytes; the kubelet's directory, the prefix and the unique part take the rest.
 const RESOURCE_LENGTH: usize = 32;
@@ -47,19 +47,19 @@ pub fn kubelet_socket(directory: &Path) -> PathBuf {
 
 /// `podmeter-nvidia.com_gpu-1f0c3a9be2d4.sock`: another one at each call.
 pub fn fresh_name(resource: &ResourceName) -> String {
-    format!("{}{:012x}{SUFFIX}", prefix(resource), random() & 0xffff_ffff_ffff)
+    format!("{}{:012x}{SUFFIX}", resource_prefix(resource), random() & 0xffff_ffff_ffff)
 }
 
 /// How the names of every podmeter's sockets for this resource begin.
-fn prefix(resource: &ResourceName) -> String {
+fn resource_prefix(resource: &ResourceName) -> String {
     let name = resource.as_str().replace('/', "_");
     let first = name.chars().count().saturating_sub(RESOURCE_LENGTH);
-    format!("{OURS}{}-", name.chars().skip(first).collect::<String>())
+    format!("{PREFIX}{}-", name.chars().skip(first).collect::<String>())
 }
 
 /// Whether it is the name of a socket on which a podmeter, this one or another, serves the resource.
 pub fn is_a_podmeters(name: &str, resource: &ResourceName) -> bool {
-    let unique = name.strip_prefix(&prefix(resource)).and_then(|rest| rest.strip_suffix(SUFFIX));
+    let unique = name.strip_prefix(&resource_prefix(resource)).and_then(|rest| rest.strip_suffix(SUFFIX));
     unique.is_some_and(|unique| unique.len() == 12 && unique.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
@@ -85,7 +85,7 @@ pub fn identities(directory: &Path) -> BTreeMap<String, SocketIdentity> {
 
 /// Removes sockets of an earlier podmeter that refuse connections.
 pub async fn remove_stale(directory: &Path) {
-    let is_podmeters = |name: &String| name.starts_with(OURS) && name.ends_with(SUFFIX);
+    let is_podmeters = |name: &String| name.starts_with(PREFIX) && name.ends_with(SUFFIX);
     for name in names(directory).into_iter().filter(is_podmeters) {
         let path = directory.join(&name);
         let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
@@ -107,8 +107,7 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Until the directory is removed and a mount still shows it: the one in its place is not visible until the mount is made
-/// again. Meanwhile:
+/// Returns when the directory was removed: one in its place is not visible in this mount. Until then:
 ///
 /// - each change in the directory wakes `changes`, and so does `POLL`;
 /// - a change of the sockets is followed by `refresh_allocatable`;

@@ -62,7 +62,7 @@ pub fn offers(config: &EntryConfig, inventory: &Inventory, found: &[PathDevice])
 }
 
 /// `now`, with every device of `previous` that is not in it as unhealthy: a device that was sent to the kubelet stays
-/// in the list of an open registration, since the kubelet's lookup of it is unchecked.
+/// in the list of an open registration (`layout` has the reason).
 pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<Offer> {
     let before = previous.iter().flat_map(|offer| offer.devices.iter().map(|device| (&offer.resource, device)));
     let before_as_absent = before.map(|(resource, device)| {

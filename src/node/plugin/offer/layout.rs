@@ -1,4 +1,8 @@
 //! Changes of a GPU's MIG layout: which devices they remove, and when a list without them may be sent. Pure.
+//!
+//! When the answer to `Allocate` arrives, the kubelet looks its devices up in the plugin's list, and panics where one is
+//! missing. So a device that has vanished stays in the list, as unhealthy, until `List` shows that no container holds it;
+//! then the server is closed, with which an allocation under way fails, and the resource is registered without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,8 +14,8 @@ use crate::domain::model::{DeviceId, Inventory, KubeletState, Monotonic, Resourc
 /// Since when each vanished device is not on its GPU.
 pub type Vanished = BTreeMap<DeviceId, Monotonic>;
 
-/// Longest time from a grant until an answer to `List` shows its holder: the kubelet has then recorded it, and it is no
-/// longer held back because its pod may still be rejected.
+/// Longest time from our answer to `Allocate` until the kubelet's allocations have the holder: the kubelet lists it
+/// within a second, and as long as its pod may still be rejected, it is held back.
 const GRANT_SHOWN: Duration = Duration::from_secs(1).saturating_add(Unconfirmed::LONGEST);
 
 /// The devices of `before` whose GPU is there and no longer has them: a MIG device that was unmade, a whole GPU that
@@ -29,11 +33,8 @@ pub fn vanished(before: &Offer, now: &[Offer], inventory: &Inventory) -> BTreeSe
     removed.map(|device| device.id.clone()).collect()
 }
 
-/// All of `vanished`, once the kubelet lists no holder of any of them; until then none, since each shorter
-/// list costs a registration.
-///
-/// Only answers to queries after they vanished count. They are not granted from then on, so no
-/// allocation of them is under way when that answer shows them free.
+/// All of `vanished`, once no container holds any of them; until then none, since each shorter list costs a
+/// registration. They are not granted any more since they vanished: a query `GRANT_SHOWN` later shows every holder.
 pub fn to_drop(resource: &ResourceName, vanished: &Vanished, kubelet: &KubeletState) -> BTreeSet<DeviceId> {
     let (Some(allocations), Some(answered)) = (&kubelet.allocations, kubelet.allocations_at) else {
         return BTreeSet::new();
