@@ -1,7 +1,8 @@
 //! The task of device health.
 //!
-//! In: hardware states, XIDs, operators' orders, faults of an earlier agent. Out: `HealthState`, the faults to keep, and a
-//! line of the log for each transition. What makes a device unhealthy is decided in `domain::health`.
+//! In: hardware states, XIDs, operators' orders, snapshots (for the holders), faults of an earlier agent. Out: `HealthState`,
+//! the faults to keep, and a line of the log for each transition. What makes a device unhealthy is decided in
+//! `domain::health`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -24,7 +24,7 @@ pub struct HealthConfig {
     #[serde(rename = "uncorrectableECC")]
     pub uncorrectable_ecc: EccPolicy,
     pub fabric: FabricPolicy,
-    /// How long a detected hanging driver call, or driver that does not open, is tolerated.
+    /// How long a driver call that is known to hang, or a driver that cannot be opened, is tolerated.
     #[serde(deserialize_with = "stuck_limit")]
     #[cfg_attr(test, schemars(schema_with = "schema::duration"), serde(serialize_with = "schema::written"))]
     pub stuck_limit: Duration,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::faults::MarkFault;
 use crate::domain::model::{Moment, Monotonic};
 
-/// Characters of a reason; it goes into logs and refusals.
+/// In characters.
 const LONGEST_REASON: usize = 256;
 
 /// Devices are named by UUID (`GPU-…`, `MIG-…`) or, for a whole GPU that is present, by index.
@@ -30,7 +30,7 @@ pub enum MarkError {
     #[error("the reason has a control character, such as a line break, at character {0}; write it in one line")]
     ControlCharacter(usize),
     #[error("the mark would expire at once; give a duration above zero, or none")]
-    Over,
+    AlreadyEnded,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +40,7 @@ pub struct Mark {
     pub until: Option<Moment>,
 }
 
-/// A reason goes into logs as it is.
+/// A reason goes into logs and texts for operators as it is.
 pub fn check_reason(reason: &str) -> Result<(), MarkError> {
     let length = reason.chars().count();
     if length == 0 || length > LONGEST_REASON {

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! Removed at once are an ended `admin` or `unknown`, and an XID that the recovery action overrules. No hold-down ends while
-//! the GPUs are released, or with `recovery: manual`. A reset is of one GPU, a reload of the driver and thereby of all.
+//! the GPUs are released, or with `recovery: manual`. A reset is of one GPU, a reload of the driver and thereby of all;
+//! a reload, or a reset that the energy counter shows, is a restart of the GPU.
 //!
 //! Time alone ends a hold-down, a mark that has an end, and `unknown` of a device that was never checked and for which no
 //! read was requested: after `UNKNOWN_LIMIT`. Where one was requested, or the driver cannot be opened, a device stays
@@ -46,9 +47,9 @@ use tracked_gpu::{Subject, SubjectTransition, TrackedGpu};
 
 /// How long a device that was never checked is `unknown` where no read of it was requested: as long as the first reads
 /// may take to be requested.
-pub const UNKNOWN_LIMIT: Duration = Duration::from_secs(5);
-/// Transitions that the state keeps.
-pub const TRANSITIONS_KEPT: usize = 256;
+const UNKNOWN_LIMIT: Duration = Duration::from_secs(5);
+/// Older ones are dropped.
+const MAX_TRANSITIONS: usize = 256;
 
 /// The hardware as it is now, and the XIDs since the last advance, in any order.
 #[derive(Clone, Copy, Debug)]
@@ -178,7 +179,7 @@ impl Health {
             OperatorOrder::Mark { device, reason, until } => {
                 marks::check_reason(reason)?;
                 if until.is_some_and(|until| until <= now.monotonic) {
-                    return Err(MarkError::Over);
+                    return Err(MarkError::AlreadyEnded);
                 }
                 let (uuid, gpu, subject) = self.find(device)?;
                 let until = until.map(|until| Moment {
@@ -252,7 +253,7 @@ impl Health {
                 next.transitions.push(transition);
             }
         }
-        let surplus = next.transitions.len().saturating_sub(TRANSITIONS_KEPT);
+        let surplus = next.transitions.len().saturating_sub(MAX_TRANSITIONS);
         next.transitions.drain(..surplus);
         self.deadline = deadlines.into_iter().min();
         if *self.state != next {

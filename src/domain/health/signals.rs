@@ -36,6 +36,7 @@ pub struct GpuSignals {
     pub refused: Option<(Monotonic, Arc<str>)>,
     /// When a release had lasted for too long; until the GPU responds.
     release_expired_at: Option<Monotonic>,
+    /// The driver does not list it or reports it as lost; until the GPU responds.
     pub lost: bool,
     /// Why it is lost, where that is because the driver does not list it.
     unlisted: Option<Arc<str>>,
@@ -44,6 +45,7 @@ pub struct GpuSignals {
     earlier_recovery_action: Option<u32>,
     row_remap_failed: bool,
     missing_fabric: Option<&'static str>,
+    /// Uncorrectable memory errors.
     uncorrected: u64,
     /// The count at the last known reset or reload, 0 at the start: only what is above it is a cause.
     uncorrected_at_reset: u64,
@@ -84,7 +86,7 @@ impl GpuSignals {
         self.refused = match (responded_at, problem, self.refused.take()) {
             (Some(_), ..) => None,
             (None, Some(problem), before) => Some((before.map_or(now, |(since, _)| since), Arc::clone(problem))),
-            // The driver is open again, but this GPU has not responded yet.
+            // The driver is open again, but this GPU has not responded yet, or is lost.
             (None, None, before) => before.filter(|_| !lost).map(|(since, _)| (since, UNRESPONSIVE.into())),
         };
         if responded_at > self.release_expired_at {

@@ -60,7 +60,7 @@ pub struct TrackedGpu {
     pub signals: GpuSignals,
     pub xids: GpuXids,
     pub marks: BTreeMap<Subject, Mark>,
-    /// Of a MIG device, those that it does not have in common with the GPU.
+    /// Those of `Whole` make its MIG devices unhealthy too; a MIG device has its own besides.
     causes: BTreeMap<Subject, BTreeMap<CauseKey, CauseState>>,
     /// As last evaluated, of the GPU and its present MIG devices.
     health: BTreeMap<Subject, DeviceHealth>,
@@ -84,19 +84,12 @@ impl TrackedGpu {
     /// Continues with the faults of an earlier agent. Returns what was restored, in words.
     pub fn restore(&mut self, faults: &GpuFaults, config: &HealthConfig, now: Moment) -> Vec<(Subject, String)> {
         let mut restored = vec![];
-        // The first evaluation replaces it, or ends it, so that a fault that is over since is held down.
-        let unevaluated = |detail: &str| CauseState { detail: detail.into(), clears: "", ended: None };
         for (code, fault) in faults.xids.iter().filter(|(code, _)| config.effect(**code).makes_unhealthy()) {
             self.xids.restore(*code, config.effect(*code), fault);
-            let mut subjects: Vec<_> = fault.mig_devices.iter().cloned().map(Subject::Mig).collect();
-            if fault.whole {
-                subjects = vec![Subject::Whole];
-            }
+            let migs = fault.mig_devices.iter().cloned().map(Subject::Mig);
+            let subjects: Vec<Subject> = if fault.whole { vec![Subject::Whole] } else { migs.collect() };
             for subject in subjects {
-                let name = xids::named(*code);
-                let causes = self.causes.entry(subject.clone()).or_default();
-                causes.insert((UnhealthyReason::Xid, *code), unevaluated(&name));
-                restored.push((subject, name));
+                restored.push(self.restore_cause(subject, (UnhealthyReason::Xid, *code)));
             }
         }
         for device in &faults.devices {
@@ -110,18 +103,23 @@ impl TrackedGpu {
                 reason => is_held_down(reason),
             };
             for fault in device.reasons.iter().filter(is_valid) {
-                let (detail, what) = match fault.reason {
-                    UnhealthyReason::Xid => (xids::named(fault.code), xids::named(fault.code)),
-                    reason => (EARLIER.to_owned(), format!("the reason {}", reason.as_str())),
-                };
-                let causes = self.causes.entry(subject.clone()).or_default();
-                causes.insert((fault.reason, fault.code), unevaluated(&detail));
-                restored.push((subject.clone(), what));
+                restored.push(self.restore_cause(subject.clone(), (fault.reason, fault.code)));
             }
-            self.earlier_since.extend(device.since.map(|since| (subject.clone(), since)));
+            self.earlier_since.extend(device.since.map(|since| (subject, since)));
         }
         self.signals.restore(faults);
         restored
+    }
+
+    /// The first evaluation replaces the cause, or ends it, so that one that is over by then is held down.
+    fn restore_cause(&mut self, subject: Subject, key: CauseKey) -> (Subject, String) {
+        let (detail, restored) = match key {
+            (UnhealthyReason::Xid, code) => (xids::named(code), xids::named(code)),
+            (reason, _) => (EARLIER.to_owned(), format!("the reason {}", reason.as_str())),
+        };
+        let cause = CauseState { detail: detail.into(), clears: "", ended: None };
+        self.causes.entry(subject.clone()).or_default().insert(key, cause);
+        (subject, restored)
     }
 
     /// What an agent that starts later restores. `None`: nothing.
@@ -272,7 +270,7 @@ impl TrackedGpu {
         }
     }
 
-    /// A recovery action of the driver replaces some XIDs, whichever came first. They are not held down.
+    /// The recovery action of the driver, be it `none`, replaces some XIDs, whichever came first. They are not held down.
     fn remove_overruled_xids(&mut self) {
         if self.signals.recovery_action.is_none() {
             return;
@@ -285,7 +283,7 @@ impl TrackedGpu {
         }
     }
 
-    /// A reset or restart after the XID has cleared it, once the GPU has responded and has no other sign of needing one.
+    /// A reset or restart after the XID clears it, once the GPU has responded since and does not need another.
     fn remove_cleared_xids(&mut self, driver: &DriverStatus) {
         let signals = &self.signals;
         let needs_no_reset =

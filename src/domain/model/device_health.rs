@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{ContainerRef, GpuUuid, MigDevice, MigUuid, Moment, RecentCount, UnixSeconds};
 
-/// The health of every GPU that was ever listed and its MIG devices of now, with transitions and XIDs. Without GPUs that
-/// are passed through, and those known by their PCI address that have a UUID since.
+/// The health of every GPU that was ever listed, and of its present MIG devices. A GPU that is passed through has none; one
+/// known by its PCI address is removed once its UUID is known.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HealthState {
     pub gpus: BTreeMap<GpuUuid, GpuHealth>,
@@ -33,7 +33,7 @@ pub struct GpuHealth {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceHealth {
     pub healthy: bool,
-    /// The time of its last transition, or of its first listing; of a fault of an earlier agent, since then.
+    /// The time of its last transition, or of its first listing. A fault of an earlier agent keeps its time.
     pub since: Moment,
     /// Sorted by reason; empty if and only if it is healthy.
     pub causes: Vec<HealthCause>,
@@ -57,7 +57,7 @@ pub struct HealthCause {
 }
 
 named! {
-    /// In the order in which they name a transition.
+    /// Of several, the first in this order names a transition.
     pub enum UnhealthyReason {
         Xid = "xid",
         RecoveryAction = "recovery_action",
@@ -88,7 +88,7 @@ pub struct HealthTransition {
     pub holders: Vec<ContainerRef>,
 }
 
-/// XIDs of one kind, counted since the last batch.
+/// The XIDs of one batch that are equal but for their time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct XidEvent {
     /// The time of the last of them.
@@ -186,8 +186,8 @@ pub fn recovery_action(number: u32) -> Option<&'static str> {
 }
 
 impl XidInstance {
-    /// Its MIG devices, of those of the GPU: all of the GPU instance if the compute instance is unknown or has none. Empty
-    /// if the GPU instance has none.
+    /// Of all MIG devices of the GPU, that of the compute instance, or else those of the GPU instance. Empty if the GPU has
+    /// neither.
     pub fn mig_devices(self, of_gpu: &[MigDevice]) -> Vec<&MigDevice> {
         let in_gpu_instance = || of_gpu.iter().filter(|mig| mig.gpu_instance == self.gpu_instance);
         let exact: Vec<_> =

@@ -16,9 +16,10 @@ fn what_xids_do_by_class_with_and_without_a_recovery_action() {
         (151, false, false),
         (999, false, false),
     ] {
-        for (mut world, down) in
-            [(World::new(HealthConfig::default()), known), (World::old(HealthConfig::default()), unknown)]
-        {
+        for (mut world, down) in [
+            (World::new(HealthConfig::default()), known),
+            (World::without_recovery_action(HealthConfig::default()), unknown),
+        ] {
             world.at(1);
             let state = world.with(2, &[xid(code, 2)]);
             assert_eq!(world.reasons(), if down { vec!["xid"] } else { vec![] }, "XID {code}");
@@ -43,7 +44,7 @@ fn configured_xids_go_before_their_class() {
 #[test]
 fn without_a_recovery_action_a_reload_or_a_return_from_loss_clears_an_xid() {
     for (code, back_from_loss) in [(48, true), (79, false)] {
-        let mut world = World::old(HealthConfig::default());
+        let mut world = World::without_recovery_action(HealthConfig::default());
         world.at(1);
         world.with(2, &[xid(code, 2)]);
         world.stop_responding(|readings| readings.lost = true);
@@ -63,7 +64,7 @@ fn without_a_recovery_action_a_reload_or_a_return_from_loss_clears_an_xid() {
 #[test]
 fn a_new_session_clears_nothing_and_a_gpu_reset_does() {
     for code in [48, 79] {
-        let mut world = World::old(HealthConfig::default());
+        let mut world = World::without_recovery_action(HealthConfig::default());
         world.at(1);
         world.with(2, &[xid(code, 2)]);
         world.release();
@@ -98,7 +99,7 @@ fn a_reload_clears_nothing_while_the_driver_needs_more_or_the_device_does_not_an
 
 #[test]
 fn an_event_from_before_a_reload_reported_after_it_is_ignored() {
-    let mut world = World::old(HealthConfig::default());
+    let mut world = World::without_recovery_action(HealthConfig::default());
     world.at(1);
     world.hardware.driver_loads += 1;
     world.at(10);
@@ -208,5 +209,5 @@ fn codes_and_transitions_are_bounded() {
         world.at(seconds * 100 + 90);
     }
     let state = world.health.state();
-    assert_eq!(state.transitions.len(), TRANSITIONS_KEPT);
+    assert_eq!(state.transitions.len(), MAX_TRANSITIONS);
 }

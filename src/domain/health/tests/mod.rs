@@ -1,4 +1,4 @@
-//! Tests of device health: every reason, every recovery, both fan-outs, both sources, and random worlds.
+//! Tests of device health on a node of two GPUs, by topic; `worlds` has random histories and a reference model.
 
 mod events;
 mod faults;
@@ -32,7 +32,7 @@ fn mig(uuid: &str, gpu_instance: u32) -> MigDevice {
     crate::test_data::mig(uuid, gpu_instance, "1g.10gb", 1)
 }
 
-/// A node of two GPUs over time. Both answer every pass and report no fault, unless changed.
+/// A node of two GPUs over time. Both respond to every pass and report no fault, unless changed.
 struct World {
     health: Health,
     hardware: HardwareState,
@@ -61,8 +61,8 @@ impl World {
         world
     }
 
-    /// With the driver of a GPU that has no recovery action.
-    fn old(config: HealthConfig) -> Self {
+    /// With a driver that reports none.
+    fn without_recovery_action(config: HealthConfig) -> Self {
         let mut world = Self::new(config);
         world.slow.values_mut().for_each(|slow| slow.recovery_action = None);
         world

@@ -27,7 +27,7 @@ fn an_operators_mark_applies_until_it_is_removed_or_ends() {
         let forged = OperatorOrder::Mark { device: GPU.into(), reason: reason.into(), until: None };
         assert_eq!(refused(forged), Err(MarkError::ControlCharacter(4)), "{reason:?}");
     }
-    assert_eq!(refused(mark(GPU, Some(Monotonic::from_secs(1)))), Err(MarkError::Over));
+    assert_eq!(refused(mark(GPU, Some(Monotonic::from_secs(1)))), Err(MarkError::AlreadyEnded));
 }
 
 /// The driver gives the index of a GPU that is gone to another.

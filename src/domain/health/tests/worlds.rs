@@ -36,19 +36,15 @@ struct Reference {
     lost: bool,
     stuck_since: Option<u64>,
     row_remap_failed: bool,
-    fabric_away: bool,
-    fatal: bool,
-    last_against: Option<u64>,
+    fabric_missing: bool,
+    last_fault_at: Option<u64>,
 }
 
 impl Reference {
     /// Changes the world by one step.
     fn apply(&mut self, step: &Step, now: u64, world: &mut World, events: &mut Vec<XidEvent>) {
         match *step {
-            Step::Xid(code) => {
-                events.push(xid(code, now));
-                self.fatal |= matches!(code, 48 | 54 | 79 | 95 | 119);
-            }
+            Step::Xid(code) => events.push(xid(code, now)),
             Step::Action(action) => world.slow(|slow| slow.recovery_action = Some(action)),
             Step::Lost(lost) => {
                 self.lost = lost;
@@ -99,18 +95,18 @@ proptest! {
                 // An unknown action is no signal.
                 reference.action = slow.recovery_action.filter(|action| *action < 8).unwrap_or(reference.action);
                 reference.row_remap_failed = slow.row_remap.is_some_and(|remap| remap.failed);
-                reference.fabric_away = slow.fabric.as_ref().is_some_and(|fabric| fabric.state != "completed");
+                reference.fabric_missing = slow.fabric.as_ref().is_some_and(|fabric| fabric.state != "completed");
             }
             let stuck = reference.stuck_since.is_some_and(|since| now - since >= 10);
-            let against = reference.action != 0 || reference.lost || stuck || reference.row_remap_failed
-                || reference.fabric_away;
+            let is_faulty = reference.action != 0 || reference.lost || stuck || reference.row_remap_failed
+                || reference.fabric_missing;
             let healthy = state.device(&GPU.into(), None).unwrap().healthy;
-            if against || matches!(step, Step::Xid(48 | 54 | 79 | 95 | 119)) {
+            if is_faulty || matches!(step, Step::Xid(48 | 54 | 79 | 95 | 119)) {
                 prop_assert!(!healthy, "at {now} in spite of {:?}", reference.action);
-                reference.last_against = Some(now);
+                reference.last_fault_at = Some(now);
             }
-            let last_against = reference.last_against.filter(|_| healthy);
-            prop_assert!(last_against.is_none_or(|last| now - last >= 60), "up at {now}, against it at {last_against:?}");
+            let fault_at = reference.last_fault_at.filter(|_| healthy);
+            prop_assert!(fault_at.is_none_or(|at| now - at >= 60), "healthy at {now}, faulty at {fault_at:?}");
             prop_assert!(state.device(&OTHER.into(), None).unwrap().healthy, "the other GPU");
             let of_other = state.transitions.iter().filter(|transition| transition.gpu == OTHER.into()).count();
             prop_assert_eq!(of_other, 0);
