@@ -393,6 +393,7 @@ fn a_refused_list_of_processes_is_not_requested_again() {
     let mut driver = driver(&fake);
     let calls = driver.call_durations().unwrap();
     let session = driver.open().unwrap();
+    session.inventory().unwrap();
     let mut reader = session.reader(&gpu(0)).unwrap();
     let mut read = || (reader.read(ALL, at(0)).medium.unwrap().processes, calls()[call].count());
     let first = read();
@@ -407,8 +408,7 @@ fn a_partitioned_gpu_without_data_is_read_by_instance() {
         "mig": {"enabled": true, "instances": [{"gpu_instance": 3}, {"gpu_instance": 4}]},
         "processes": [{"pid": 7, "gpu_instance": 4, "compute_instance": 0}]
     }]}));
-    let mut driver = driver(&fake);
-    let session = driver.open().unwrap();
+    let session = open(&fake);
     let mut reader = session.reader(&gpu(0)).unwrap();
     for second in 0..2 {
         let processes = reader.read(ALL, at(second)).medium.unwrap().processes;

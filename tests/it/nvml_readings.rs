@@ -80,6 +80,7 @@ fn only_a_host_is_called_for_vgpus() {
     let fake = FakeNvml::start(json!({"gpus": [{"virtualization_mode": 2, "vgpu_license": true}, {}]}));
     let mut driver = driver(&fake);
     let session = driver.open().unwrap();
+    session.inventory().unwrap();
     let read = |index| session.reader(&gpu(index)).unwrap().read(ALL, at(1));
     let guest = read(0);
     assert_eq!(guest.medium.map(|medium| (medium.virtualization, medium.vgpus.len())), Some((Some("vgpu"), 0)));
@@ -178,6 +179,7 @@ fn a_call_that_fails_for_a_moment_costs_no_later_reading() {
     let fake = FakeNvml::start(json!({"fail": {"nvmlGpmMetricsGet": 999}, "gpus": gpus}));
     let mut driver = driver(&fake);
     let session = driver.open().unwrap();
+    session.inventory().unwrap();
     let mut readers = [0, 1, 2].map(|index| session.reader(&gpu(index)).unwrap());
     let mut read = |index: usize, second| readers[index].read(ALL, at(second)).medium.unwrap();
     for second in 1..=2 {

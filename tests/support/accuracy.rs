@@ -127,7 +127,7 @@ pub fn run(case: Case) -> Outcome {
 impl Node {
     fn new(case: Case) -> Self {
         let mut driver = SimulatedDriver::new(case.profile, 7);
-        driver.set_idle(Monotonic::default());
+        driver.end_constant_loads(Monotonic::default());
         let session = driver.open().unwrap();
         let (inventory, _) = session.inventory().unwrap();
         let readers =

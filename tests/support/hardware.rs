@@ -22,8 +22,11 @@ pub fn driver(fake: &FakeNvml) -> NvmlDriver {
     NvmlDriver::new(search, Some(Clock::start()))
 }
 
+/// With its GPUs listed.
 pub fn open(fake: &FakeNvml) -> Box<dyn DriverSession> {
-    driver(fake).open().unwrap()
+    let session = driver(fake).open().unwrap();
+    let _ = session.inventory();
+    session
 }
 
 /// Many times faster than on a node. A busy machine is no hanging driver.

@@ -1,6 +1,6 @@
 //! The thread that waits for the driver's events, one for each session, and makes XIDs of them.
 //!
-//! In: an event source. Out: XIDs with their time for each reader, and notices for the supervisor. Does not use: what an
+//! In: an event source. Out: XIDs with their time for each subscriber, and notices for the supervisor. Does not use: what an
 //! event means for health.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use super::messages::{Notice, SupervisorEvent};
+use super::messages::{Notice, SupervisorMessage, SupervisorSender};
 use super::source::{DriverEventKind, DriverSession, EventSource, RawEvent};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
@@ -23,55 +23,55 @@ const STACK_BYTES: usize = 512 * 1024;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The wait for the next of several events. Not zero: the driver's behaviour for zero is not documented.
 const NEXT: Duration = Duration::from_millis(1);
-/// Events taken before they are sent.
-const BATCH: usize = 1_000;
+/// The most events that are read before their XIDs and the notice are sent.
+const EVENTS_PER_NOTICE: usize = 1_000;
 /// First and longest pause after a wait that failed, or returned at once without an event.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// Problems kept while the supervisor's queue is full.
 const PROBLEMS: usize = 64;
-/// Batches of XIDs that wait for one reader.
-const BATCHES: usize = 16;
+/// Batches of XIDs that wait for one subscriber.
+const QUEUED_BATCHES: usize = 16;
 
 /// Batches of XIDs, each ordered by the time of receipt. Equal XIDs of a batch are counted together.
 pub type XidBatches = mpsc::Receiver<Vec<XidEvent>>;
 
-/// Sends every XID to every reader once; shared by the event threads of all sessions. While a reader's channel is full,
-/// its next batch grows by kinds of XIDs only, and no other reader waits.
+/// Sends every XID to every subscriber once; shared by the event threads of all sessions. While a subscriber's channel is
+/// full, its next batch grows by kinds of XIDs only, and no other subscriber waits.
 #[derive(Clone, Debug)]
-pub struct XidSender(Arc<Mutex<Vec<XidReader>>>);
+pub struct XidSender(Arc<Mutex<Vec<XidSubscriber>>>);
 
 #[derive(Debug)]
-struct XidReader {
+struct XidSubscriber {
     /// Not sent yet: the time of the last of each kind, and how many.
     pending: BTreeMap<(GpuUuid, Option<XidInstance>, u32), (Moment, u64)>,
     batches: mpsc::Sender<Vec<XidEvent>>,
 }
 
 impl XidSender {
-    pub fn new<const READERS: usize>() -> (Self, [XidBatches; READERS]) {
-        let mut readers = vec![];
-        let receivers = [(); READERS].map(|()| {
-            let (batches, received) = mpsc::channel(BATCHES);
-            readers.push(XidReader { pending: BTreeMap::new(), batches });
+    pub fn new<const SUBSCRIBERS: usize>() -> (Self, [XidBatches; SUBSCRIBERS]) {
+        let mut subscribers = vec![];
+        let receivers = [(); SUBSCRIBERS].map(|()| {
+            let (batches, received) = mpsc::channel(QUEUED_BATCHES);
+            subscribers.push(XidSubscriber { pending: BTreeMap::new(), batches });
             received
         });
-        (Self(Arc::new(Mutex::new(readers))), receivers)
+        (Self(Arc::new(Mutex::new(subscribers))), receivers)
     }
 
     fn add(&self, event: &XidEvent) {
-        for reader in self.0.lock().iter_mut() {
+        for subscriber in self.0.lock().iter_mut() {
             let kind = (event.gpu.clone(), event.instance, event.code);
-            let (at, count) = reader.pending.entry(kind).or_default();
+            let (at, count) = subscriber.pending.entry(kind).or_default();
             (*at, *count) = (event.at, count.saturating_add(event.count));
         }
     }
 
-    /// Sends the pending XIDs to each reader whose channel is not full.
+    /// Sends the pending XIDs to each subscriber whose channel is not full.
     pub fn send(&self) {
-        for reader in self.0.lock().iter_mut().filter(|reader| !reader.pending.is_empty()) {
-            // The XIDs of a reader that has ended stay pending.
-            let Ok(permit) = reader.batches.try_reserve() else { continue };
-            let kinds = std::mem::take(&mut reader.pending).into_iter();
+        for subscriber in self.0.lock().iter_mut().filter(|subscriber| !subscriber.pending.is_empty()) {
+            // The XIDs of a subscriber that has ended stay pending.
+            let Ok(permit) = subscriber.batches.try_reserve() else { continue };
+            let kinds = std::mem::take(&mut subscriber.pending).into_iter();
             let mut batch: Vec<_> =
                 kinds.map(|((gpu, instance, code), (at, count))| XidEvent { at, gpu, instance, code, count }).collect();
             batch.sort_by_key(|event| event.at.monotonic);
@@ -104,7 +104,7 @@ impl EventThread {
         session: Arc<dyn DriverSession>,
         clock: Clock,
         xids: XidSender,
-        events: SyncSender<SupervisorEvent>,
+        to_supervisor: SupervisorSender,
         watchdog: Duration,
     ) -> std::io::Result<Self> {
         let (changes, changed) = sync_channel(1);
@@ -113,13 +113,13 @@ impl EventThread {
         let event_wait = EventWait {
             clock,
             xids,
-            events,
+            to_supervisor,
             changed,
             state: Arc::clone(&state),
             patience,
             notice: Notice { event_thread: number, ..Notice::default() },
         };
-        let body = move || event_wait.run(number, session);
+        let body = move || event_wait.run(session);
         let handle = Builder::new().name("events".to_owned()).stack_size(STACK_BYTES).spawn(body)?;
         Ok(Self { number, changes: Some(changes), handle, state, limit: patience + watchdog })
     }
@@ -132,7 +132,7 @@ impl EventThread {
         }
     }
 
-    /// Requests that the thread release the session, which it reports with [`SupervisorEvent::WaitEnded`].
+    /// Requests that the thread release the session, which it reports with [`SupervisorMessage::EventThreadEnded`].
     pub fn stop(&mut self) {
         self.changes = None;
     }
@@ -156,7 +156,7 @@ impl EventThread {
 struct EventWait {
     clock: Clock,
     xids: XidSender,
-    events: SyncSender<SupervisorEvent>,
+    to_supervisor: SupervisorSender,
     changed: Receiver<()>,
     state: Arc<Mutex<WaitState>>,
     patience: Duration,
@@ -164,7 +164,7 @@ struct EventWait {
 }
 
 impl EventWait {
-    fn run(mut self, number: u64, session: Arc<dyn DriverSession>) {
+    fn run(mut self, session: Arc<dyn DriverSession>) {
         self.state.lock().waiting_since = Some(self.clock.now().monotonic);
         let source = session.events();
         self.state.lock().collector = source.as_ref().map(|_| Collector::default());
@@ -174,7 +174,7 @@ impl EventWait {
         self.set_waiting_since(None);
         // Released before it is reported.
         drop(session);
-        let _ = self.events.send(SupervisorEvent::WaitEnded(number));
+        let _ = self.to_supervisor.send(SupervisorMessage::EventThreadEnded(self.notice.event_thread));
     }
 
     fn wait_repeatedly(&mut self, source: &mut dyn EventSource) {
@@ -204,11 +204,11 @@ impl EventWait {
         }
     }
 
-    /// Waits for an event and takes those that follow at once. True when it failed or returned at once, so that a
+    /// Waits for an event and reads those that follow at once. True when it failed or returned at once, so that a
     /// pause is needed.
     fn wait(&mut self, source: &mut dyn EventSource) -> bool {
         let mut patience = self.patience;
-        for number in 0..BATCH {
+        for number in 0..EVENTS_PER_NOTICE {
             let began = self.clock.now();
             self.set_waiting_since(Some(began.monotonic));
             let outcome = source.wait(patience, began.monotonic);
@@ -243,14 +243,13 @@ impl EventWait {
         let RawEvent { gpu, instance, kind } = event;
         match kind {
             DriverEventKind::MigChange => self.notice.layout_may_have_changed = true,
-            DriverEventKind::Condition | DriverEventKind::Xid(_) => {
-                if !self.notice.slow_due.contains(&gpu) {
-                    self.notice.slow_due.insert(gpu.clone());
-                }
+            DriverEventKind::Condition => {
+                self.notice.slow_due.insert(gpu);
             }
-        }
-        if let DriverEventKind::Xid(code) = kind {
-            self.xids.add(&XidEvent { at, gpu, instance, code, count: 1 });
+            DriverEventKind::Xid(code) => {
+                self.notice.slow_due.insert(gpu.clone());
+                self.xids.add(&XidEvent { at, gpu, instance, code, count: 1 });
+            }
         }
     }
 
@@ -263,11 +262,11 @@ impl EventWait {
         }
         let (event_thread, session_over) = (self.notice.event_thread, *session_over);
         let fresh = Notice { event_thread, session_over, ..Notice::default() };
-        let notice = SupervisorEvent::Notice(Box::new(std::mem::replace(&mut self.notice, fresh)));
+        let notice = SupervisorMessage::Notice(Box::new(std::mem::replace(&mut self.notice, fresh)));
         if session_over {
             // An error means that the supervisor has ended.
-            let _ = self.events.send(notice);
-        } else if let Err(TrySendError::Full(SupervisorEvent::Notice(kept))) = self.events.try_send(notice) {
+            let _ = self.to_supervisor.send(notice);
+        } else if let Err(TrySendError::Full(SupervisorMessage::Notice(kept))) = self.to_supervisor.try_send(notice) {
             self.notice = *kept;
         }
     }
@@ -294,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_reader_gets_every_xid_once_and_delays_no_other() {
+    fn a_late_subscriber_gets_every_xid_once_and_delays_no_other() {
         let (xids, [mut late, mut prompt]) = XidSender::new();
         for second in 0..100_000 {
             xids.add(&event(31, second));
@@ -309,7 +308,7 @@ mod tests {
             }
             xids.send();
         }
-        assert_eq!((batches, count), (BATCHES + 1, 100_000));
+        assert_eq!((batches, count), (QUEUED_BATCHES + 1, 100_000));
         assert!(prompt.try_recv().is_err());
     }
 
@@ -327,26 +326,26 @@ mod tests {
 
     #[test]
     fn the_last_notice_of_a_session_is_sent_although_the_queue_is_full() {
-        let (events, received) = sync_channel(1);
+        let (to_supervisor, received) = sync_channel(1);
         let (_changes, changed) = sync_channel(1);
-        events.send(SupervisorEvent::WaitEnded(1)).unwrap();
+        to_supervisor.send(SupervisorMessage::EventThreadEnded(1)).unwrap();
         let mut wait = EventWait {
             clock: Clock::start(),
             xids: XidSender::new::<0>().0,
-            events,
+            to_supervisor,
             changed,
             state: Arc::default(),
             patience: PATIENCE,
             notice: Notice { session_over: true, ..Notice::default() },
         };
         let sending = std::thread::spawn(move || wait.send_notice());
-        assert!(matches!(received.recv(), Ok(SupervisorEvent::WaitEnded(1))));
-        assert!(matches!(received.recv(), Ok(SupervisorEvent::Notice(notice)) if notice.session_over));
+        assert!(matches!(received.recv(), Ok(SupervisorMessage::EventThreadEnded(1))));
+        assert!(matches!(received.recv(), Ok(SupervisorMessage::Notice(notice)) if notice.session_over));
         sending.join().unwrap();
     }
 
     #[test]
-    fn a_reader_that_has_ended_is_no_failure() {
+    fn a_subscriber_that_has_ended_is_no_failure() {
         let (xids, [ended, mut received]) = XidSender::new();
         drop(ended);
         xids.add(&event(79, 0));

@@ -1,16 +1,15 @@
 //! The GPUs ever listed, each with its thread and state.
 //!
-//! In: inventories, passes and the time. Out: commands to the readers, and the readings of each GPU. A failure of one
+//! In: inventories, passes and the time. Out: commands to the workers, and the readings of each GPU. A failure of one
 //! GPU stays with that GPU. Does not use: sessions' phases, publication.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 
 use tracing::{info, warn};
 
 use super::gpu_state::{GpuState, Staleness};
-use super::messages::{PassReport, ReaderCommand, SupervisorEvent};
+use super::messages::{PassReport, SupervisorSender, WorkerCommand};
 use super::module_energy::ModuleEnergy;
 use super::rounds::tiers;
 use super::settings::HardwareSettings;
@@ -22,9 +21,10 @@ use crate::domain::model::{DeviceReadings, Gpu, GpuUuid, Inventory, Monotonic, P
 
 pub struct Fleet {
     clock: Clock,
-    events: SyncSender<SupervisorEvent>,
+    to_supervisor: SupervisorSender,
     settings: HardwareSettings,
     generation: u64,
+    /// The last list, and as not present every GPU that was listed before.
     inventory: Arc<Inventory>,
     members: BTreeMap<GpuUuid, FleetGpu>,
     modules: ModuleEnergy,
@@ -33,12 +33,12 @@ pub struct Fleet {
 #[derive(Default)]
 struct FleetGpu {
     state: GpuState,
-    worker: Option<Thread<ReaderCommand>>,
+    worker: Option<Thread<WorkerCommand>>,
     /// Why its thread could not be started, which has been logged.
     no_thread: Option<Arc<str>>,
-    /// The read under way, and since when.
-    busy: Option<(Monotonic, Due)>,
-    /// Handles of readers of an older generation are invalid.
+    /// Since when, and what it reads.
+    pass_under_way: Option<(Monotonic, Due)>,
+    /// Of its reader: the handles of an older one are invalid.
     generation: u64,
     /// The session's inventory names it.
     listed: bool,
@@ -54,11 +54,10 @@ struct FleetGpu {
 }
 
 impl Fleet {
-    pub fn new(settings: &HardwareSettings, clock: Clock, events: SyncSender<SupervisorEvent>) -> Self {
-        let settings = settings.clone();
+    pub fn new(settings: HardwareSettings, clock: Clock, to_supervisor: SupervisorSender) -> Self {
         Self {
             clock,
-            events,
+            to_supervisor,
             settings,
             generation: 0,
             inventory: Arc::default(),
@@ -79,12 +78,12 @@ impl Fleet {
             let retries = Backoff::new(self.settings.lost_retry);
             let member =
                 self.members.entry(uuid.clone()).or_insert_with(|| FleetGpu { retries, ..FleetGpu::default() });
-            let is_whole = gpu.present;
-            if !is_whole && let Some(known) = self.inventory.gpus.get(uuid) {
+            let was_fully_read = gpu.present;
+            if !was_fully_read && let Some(known) = self.inventory.gpus.get(uuid) {
                 *gpu = Gpu { index: gpu.index, ..known.clone() };
             }
             // A lost GPU becomes present when a pass answers, not because it is listed.
-            gpu.present = is_whole && !member.state.lost;
+            gpu.present = was_fully_read && !member.state.lost;
             let changed = new_session || !member.listed || self.inventory.gpus.get(uuid) != Some(gpu);
             if changed {
                 member.generation = self.generation;
@@ -113,12 +112,12 @@ impl Fleet {
         self.inventory = Arc::new(found);
     }
 
-    /// Starts a pass on each GPU that is idle and due; returns which.
+    /// Starts a pass on each GPU without one under way, unless it is lost and its retry not yet due; returns which.
     pub fn start_passes(&mut self, session: &Arc<dyn DriverSession>, now: Monotonic) -> BTreeSet<GpuUuid> {
         let mut started = BTreeSet::new();
         for (uuid, member) in &mut self.members {
-            member.ensure_thread(uuid, self.clock, &self.events);
-            if member.busy.is_some() || (member.state.lost && now < member.retry) {
+            member.ensure_thread(uuid, self.clock, &self.to_supervisor);
+            if member.pass_under_way.is_some() || (member.state.lost && now < member.retry) {
                 continue;
             }
             let due = Due { medium: now >= member.next_medium, slow: now >= member.next_slow };
@@ -136,13 +135,13 @@ impl Fleet {
         started
     }
 
-    /// Reads the slow tier of one GPU between rounds. False when its next pass reads it: the GPU is busy or lost, or
-    /// this was requested a moment ago.
+    /// Reads the slow tier of one GPU between rounds. False when its next pass reads it: a pass is under
+    /// way, the GPU is lost, or this was requested a moment ago.
     pub fn request_slow(&mut self, session: &Arc<dyn DriverSession>, gpu: &GpuUuid, now: Monotonic) -> bool {
         let Some(member) = self.members.get_mut(gpu) else { return false };
         member.next_slow = now;
         let due = Due { medium: false, slow: true };
-        let can = member.busy.is_none() && !member.state.lost && now >= member.request_after;
+        let can = member.pass_under_way.is_none() && !member.state.lost && now >= member.request_after;
         if !can || !member.read(session, due, now) {
             return false;
         }
@@ -158,7 +157,7 @@ impl Fleet {
 
     pub fn apply_pass(&mut self, report: PassReport, is_open: bool, now: Monotonic) {
         let Some(member) = self.members.get_mut(&report.gpu) else { return };
-        member.busy = None;
+        member.pass_under_way = None;
         let hung = std::mem::take(&mut member.state.stuck);
         if hung {
             info!(gpu = %report.gpu, "the stuck call has returned");
@@ -209,7 +208,8 @@ impl Fleet {
         }
     }
 
-    /// True when the last pass of every GPU with its present handles found it lost. GPUs that are stuck do not count.
+    /// True when every listed GPU was found lost in its present generation; every known one where none is listed. GPUs
+    /// that are stuck do not count.
     pub fn all_lost(&self) -> bool {
         let any_listed = self.members.values().any(|member| member.listed);
         let queried = self.members.values().filter(|member| member.listed || !any_listed);
@@ -217,28 +217,28 @@ impl Fleet {
         queried.peek().is_some() && queried.all(|member| member.lost_in == Some(member.generation))
     }
 
-    /// Marks GPUs whose call is overdue and withdraws their readings; returns those.
-    pub fn find_stuck(&mut self, now: Monotonic) -> Vec<GpuUuid> {
-        let mut found = Vec::new();
+    /// Marks GPUs whose pass is overdue and withdraws their readings; returns those.
+    pub fn mark_stuck(&mut self, now: Monotonic) -> Vec<GpuUuid> {
+        let mut marked = Vec::new();
         for (uuid, member) in &mut self.members {
-            let overdue = member.busy.is_some_and(|(since, _)| now.since(since) >= self.settings.watchdog);
+            let overdue = member.pass_under_way.is_some_and(|(since, _)| now.since(since) >= self.settings.watchdog);
             if overdue && !member.state.stuck {
                 warn!(gpu = %uuid, "a driver call on this GPU has not come back");
                 member.state.stuck = true;
                 member.state.withdraw();
-                found.push(uuid.clone());
+                marked.push(uuid.clone());
             }
         }
-        found
+        marked
     }
 
     /// The tiers of stuck passes.
     pub fn stuck_tiers(&self) -> BTreeSet<&'static str> {
         let stuck = self.members.values().filter(|member| member.state.stuck);
-        stuck.filter_map(|member| member.busy).flat_map(|(_, due)| tiers(due)).collect()
+        stuck.filter_map(|member| member.pass_under_way).flat_map(|(_, due)| tiers(due)).collect()
     }
 
-    /// GPUs whose reader is stuck inside a call.
+    /// GPUs with a stuck call.
     pub fn stuck(&self) -> impl Iterator<Item = &GpuUuid> {
         self.members.iter().filter(|(_, member)| member.state.stuck).map(|(uuid, _)| uuid)
     }
@@ -249,7 +249,7 @@ impl Fleet {
         for (uuid, member) in &mut self.members {
             member.state.withdraw();
             if let Some(worker) = &member.worker
-                && worker.send(ReaderCommand::DropReader).is_ok()
+                && worker.send(WorkerCommand::DropReader).is_ok()
                 && !member.state.stuck
             {
                 pending.insert(uuid.clone());
@@ -265,7 +265,7 @@ impl Fleet {
             slow: self.settings.slow_interval * 3,
         };
         let readings = |member: &FleetGpu| {
-            let asked = member.busy.map(|(since, _)| since);
+            let asked = member.pass_under_way.map(|(since, _)| since);
             let unlisted = member.state.lost && member.lost_because_unlisted;
             let problem = member.no_thread.clone();
             Arc::new(DeviceReadings { asked, unlisted, problem, ..member.state.readings(now, staleness) })
@@ -280,21 +280,21 @@ impl Fleet {
 
 impl FleetGpu {
     fn read(&mut self, session: &Arc<dyn DriverSession>, due: Due, now: Monotonic) -> bool {
-        let command = ReaderCommand::Read { session: Arc::clone(session), generation: self.generation, due };
+        let command = WorkerCommand::Read { session: Arc::clone(session), generation: self.generation, due };
         let sent = self.worker.as_ref().is_some_and(|worker| worker.send(command).is_ok());
         if sent {
-            self.busy = Some((now, due));
+            self.pass_under_way = Some((now, due));
         }
         sent
     }
 
     /// Starts the GPU's first thread, and another one for a thread that a panic has ended. A stuck thread stays.
-    fn ensure_thread(&mut self, uuid: &GpuUuid, clock: Clock, events: &SyncSender<SupervisorEvent>) {
+    fn ensure_thread(&mut self, uuid: &GpuUuid, clock: Clock, to_supervisor: &SupervisorSender) {
         if self.worker.as_ref().is_some_and(|worker| !worker.has_ended()) {
             return;
         }
-        self.busy = None;
-        let spawned = spawn_worker(uuid.clone(), clock, events.clone());
+        self.pass_under_way = None;
+        let spawned = spawn_worker(uuid.clone(), clock, to_supervisor.clone());
         let problem = spawned.as_ref().err().map(|problem| {
             format!("podmeter cannot start a thread that reads it: {problem}; raise its limit of threads (pids.max)")
                 .into()

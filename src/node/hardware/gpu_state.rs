@@ -16,9 +16,6 @@ use crate::domain::model::{
 /// How long an idle process is kept: long enough for consumers, which take differences, to read the last value.
 const IDLE_PROCESS_RETENTION: Duration = Duration::from_secs(60);
 
-/// SM-seconds by process.
-type SmSecondsByPid = BTreeMap<u32, ProcessSmSeconds>;
-
 #[derive(Debug, Default)]
 pub struct GpuState {
     totals: DeviceTotals,
@@ -201,7 +198,7 @@ fn raise(total: &mut Option<f64>, addition: Option<f64>) {
 }
 
 /// Adds the values of one pass, and drops processes that have been idle for long.
-fn add_process_work(work: &mut SmSecondsByPid, at: Monotonic, worked: Vec<(u32, f64)>) {
+fn add_process_work(work: &mut BTreeMap<u32, ProcessSmSeconds>, at: Monotonic, worked: Vec<(u32, f64)>) {
     for (pid, seconds) in worked {
         if !(seconds.is_finite() && seconds > 0.0) {
             continue;

@@ -1,14 +1,14 @@
 //! Starts the hardware threads, and the handle to watch, release and resume them.
 
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::thread::Builder;
 
 use tokio::sync::watch;
 use tracing::error;
 
 use super::event_thread::XidSender;
-use super::messages::SupervisorEvent;
+use super::messages::{SupervisorMessage, SupervisorSender};
 use super::pci::Bus;
 use super::release::DriverLease;
 use super::settings::HardwareSettings;
@@ -18,15 +18,15 @@ use super::worker::{Loading, spawn_driver_thread};
 use crate::clock::Clock;
 use crate::domain::model::HardwareState;
 
-/// Events that wait while the supervisor is busy; a full queue blocks the workers instead of growing.
-const EVENTS: usize = 128;
+/// Messages that wait for the supervisor; a full queue blocks the threads that send them.
+const QUEUED_MESSAGES: usize = 128;
 const STACK_BYTES: usize = 512 * 1024;
 
 /// The running hardware threads. Dropping the handle closes the driver and ends them, without waiting; a thread inside
 /// a driver call is abandoned.
 #[derive(Debug)]
 pub struct HardwareHandle {
-    events: SyncSender<SupervisorEvent>,
+    to_supervisor: SupervisorSender,
     states: watch::Receiver<Arc<HardwareState>>,
     loading: Loading,
 }
@@ -45,30 +45,29 @@ impl HardwareHandle {
     /// What requests releases of the driver, and their end.
     #[must_use]
     pub fn lease(&self) -> DriverLease {
-        DriverLease::new(self.events.clone())
+        DriverLease::new(self.to_supervisor.clone())
     }
 }
 
 impl Drop for HardwareHandle {
     fn drop(&mut self) {
         // Fails only with a full queue, at the end of the process.
-        let _ = self.events.try_send(SupervisorEvent::Stop);
+        let _ = self.to_supervisor.try_send(SupervisorMessage::Stop);
     }
 }
 
 /// Starts the hardware threads. A driver that cannot be opened is retried until it can.
 pub fn start(driver: Box<dyn Driver>, settings: HardwareSettings, xids: XidSender, clock: Clock) -> HardwareHandle {
-    let source = driver.source();
-    let (events, received) = sync_channel(EVENTS);
-    let (publisher, states) = watch::channel(Arc::new(HardwareState { source, ..HardwareState::default() }));
-    let (sender, loading) = (events.clone(), Loading::new(clock));
+    let (to_supervisor, messages) = sync_channel(QUEUED_MESSAGES);
+    let (publisher, states) =
+        watch::channel(Arc::new(HardwareState { source: driver.source(), ..HardwareState::default() }));
+    let (sender, loading) = (to_supervisor.clone(), Loading::new(clock));
     let to_load = loading.clone();
     let started = Builder::new().name("hardware".to_owned()).stack_size(STACK_BYTES).spawn(move || {
         let bus = Bus::new(settings.sys_root.clone(), settings.proc_root.clone());
         match spawn_driver_thread(driver, bus, to_load.clone(), sender.clone()) {
             Ok(driver_thread) => {
-                let driver_thread = (driver_thread, to_load);
-                Supervisor::new(source, settings, clock, driver_thread, sender, publisher, xids).run(&received);
+                Supervisor::new(settings, clock, driver_thread, to_load, sender, publisher, xids).run(&messages);
             }
             Err(problem) => error!(%problem, "cannot start the driver thread: there will be no device readings"),
         }
@@ -76,5 +75,5 @@ pub fn start(driver: Box<dyn Driver>, settings: HardwareSettings, xids: XidSende
     if let Err(problem) = started {
         error!(%problem, "cannot start the hardware thread: there will be no device readings");
     }
-    HardwareHandle { events, states, loading }
+    HardwareHandle { to_supervisor, states, loading }
 }

@@ -73,8 +73,7 @@ impl RingIntegral {
             }
         }
         let Some(rate) = fallback() else {
-            let known = newest.map(|_| 0.0);
-            return self.finish(known, newest.map(|newest| newest.value));
+            return self.finish(newest.map(|_| 0.0), newest.map(|newest| newest.value));
         };
         let integral = rate * self.pending;
         self.pending = 0.0;

@@ -1,7 +1,8 @@
-//! What the hardware threads and the handle send to each other: the events of the supervisor, and its commands.
+//! What the hardware threads and the handle send to the supervisor, and its commands to the threads.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -9,17 +10,20 @@ use tokio::sync::oneshot;
 use super::source::{CallProblem, DriverSession, Due, Failure, Pass};
 use crate::domain::model::{GpuUuid, Inventory, Moment, NodeDevices, Released};
 
+pub type SupervisorSender = SyncSender<SupervisorMessage>;
+
 /// What the supervisor is woken by: its threads, and requests to release, resume and stop.
-pub enum SupervisorEvent {
+pub enum SupervisorMessage {
     Passed(Box<PassReport>),
     /// This GPU's thread has dropped its reader and with it the session.
     ReaderDropped(GpuUuid),
     Opened(Box<Result<OpenedSession, Failure>>, Option<NodeDevices>),
+    /// `None`: the layout is unchanged.
     Inspected(Option<Box<Result<ListedGpus, Failure>>>, Option<NodeDevices>),
     Closed,
     Notice(Box<Notice>),
-    /// This event thread has released its session.
-    WaitEnded(u64),
+    /// The event thread with this number has released its session.
+    EventThreadEnded(u64),
     Release(Duration, ReleaseReply),
     Resume(oneshot::Sender<()>),
     Stop,
@@ -41,7 +45,7 @@ pub struct PassReport {
 }
 
 /// For the thread of one GPU.
-pub enum ReaderCommand {
+pub enum WorkerCommand {
     Read { session: Arc<dyn DriverSession>, generation: u64, due: Due },
     DropReader,
 }
@@ -53,7 +57,7 @@ pub enum DriverCommand {
     Close(Arc<dyn DriverSession>),
 }
 
-/// What the events mean for the supervisor.
+/// What the driver's events mean for the supervisor.
 #[derive(Debug, Default)]
 pub struct Notice {
     /// The event thread's number.

@@ -1,7 +1,7 @@
 //! Device readings on their own threads.
 //!
 //! In: a driver (NVML, or simulated GPUs), and two requests: release and resume.
-//! Out: `HardwareState` on a watch channel, and XIDs in batches for each reader. Does not use: pods, metrics, HTTP, or what an XID
+//! Out: `HardwareState` on a watch channel, and XIDs in batches for each subscriber. Does not use: pods, metrics, HTTP, or what an XID
 //! means for health. NVML's types end here; a hung call costs its thread and that GPU's data, nothing more.
 //!
 //! | thread | started by | what it does | in driver calls | ends |

@@ -21,8 +21,8 @@ struct ModuleTotal {
 }
 
 impl ModuleEnergy {
-    /// The GPUs of a module read the same power at different times: the part of a gain counts that is of a time after
-    /// the last that another GPU covers.
+    /// The GPUs of a module read the same power at different times. Of a gain only the part after `through` counts:
+    /// earlier time was counted for another GPU of the module.
     pub fn add_totals(&mut self, module: &PciBusId, gpu: &GpuUuid, totals: &DeviceTotals) {
         let Some(joules) = totals.module_energy_joules else { return };
         let module = self.modules.entry(module.clone()).or_default();

@@ -104,7 +104,7 @@ impl Monotone {
     /// By link, so that an inactive link is not a restart of the sum.
     fn nvlink(&mut self, nvlink: &mut NvLink) {
         for (error, count) in &mut nvlink.error_sums {
-            self.raise_count("nvlink_driver_sums", error, count);
+            self.raise_count("nvlink_error_sums", error, count);
         }
         // Where no link has bytes, the driver's sums of all links are raised, below.
         let has_bytes = nvlink.of_links.values().any(|link| link.transmitted_bytes.or(link.received_bytes).is_some());
@@ -117,13 +117,14 @@ impl Monotone {
                 *count = self.raise_of(LINK, error, *link, *count as f64) as u64;
             }
         }
+        // A GPU whose links are, or once were, read one by one: the sums are ours.
         if nvlink.active_links.is_some() && (!nvlink.of_links.is_empty() || self.links().next().is_some()) {
             let mut sums = self.link_sums(&nvlink.of_links);
             (nvlink.transmitted_bytes, nvlink.received_bytes) = (sums.remove(TRANSMITTED), sums.remove(RECEIVED));
             nvlink.errors = sums.into_iter().map(|(error, sum)| (error, sum as u64)).collect();
         } else {
             for (error, count) in &mut nvlink.errors {
-                self.raise_count("nvlink_error_sums", error, count);
+                self.raise_count("nvlink_errors", error, count);
             }
         }
         if !has_bytes && of_all != (None, None) {

@@ -67,7 +67,7 @@ impl QuantityRange {
 }
 
 /// Every quantity with 0: `increase()` does not see the first event of a counter that appears with it.
-pub fn none() -> Implausible {
+pub fn all_zero() -> Implausible {
     ALL.iter().map(|quantity| (quantity.name, 0)).collect()
 }
 

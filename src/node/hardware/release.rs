@@ -3,13 +3,13 @@
 //! In: requests with a duration, and the state of the sessions. Out: what is released until when, and the answers. Does
 //! not use: driver calls.
 
-use std::sync::mpsc::{SyncSender, TrySendError};
+use std::sync::mpsc::TrySendError;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::messages::{ReleaseError, ReleaseReply, SupervisorEvent};
+use super::messages::{ReleaseError, ReleaseReply, SupervisorMessage, SupervisorSender};
 use super::source::DriverSession;
 use crate::domain::model::{Moment, Monotonic, Released};
 
@@ -20,12 +20,12 @@ const ATTEMPTS: u32 = 100;
 /// Requests a release or a resume from async code.
 #[derive(Clone, Debug)]
 pub struct DriverLease {
-    events: SyncSender<SupervisorEvent>,
+    to_supervisor: SupervisorSender,
 }
 
 impl DriverLease {
-    pub(super) fn new(events: SyncSender<SupervisorEvent>) -> Self {
-        Self { events }
+    pub(super) fn new(to_supervisor: SupervisorSender) -> Self {
+        Self { to_supervisor }
     }
 
     /// Closes the driver for at most `duration`. Returns when it is closed.
@@ -36,7 +36,7 @@ impl DriverLease {
     /// hardware threads are busy or have ended.
     pub async fn release(&self, duration: Duration) -> Result<Released, ReleaseError> {
         let (reply, replied) = oneshot::channel();
-        self.send(SupervisorEvent::Release(duration, reply)).await?;
+        self.send(SupervisorMessage::Release(duration, reply)).await?;
         replied.await.unwrap_or(Err(ReleaseError::Unavailable))
     }
 
@@ -47,15 +47,15 @@ impl DriverLease {
     /// When the hardware threads are busy or have ended.
     pub async fn resume(&self) -> Result<(), ReleaseError> {
         let (reply, replied) = oneshot::channel();
-        self.send(SupervisorEvent::Resume(reply)).await?;
+        self.send(SupervisorMessage::Resume(reply)).await?;
         replied.await.map_err(|_| ReleaseError::Unavailable)
     }
 
-    async fn send(&self, mut event: SupervisorEvent) -> Result<(), ReleaseError> {
+    async fn send(&self, mut message: SupervisorMessage) -> Result<(), ReleaseError> {
         for _ in 0..ATTEMPTS {
-            match self.events.try_send(event) {
+            match self.to_supervisor.try_send(message) {
                 Ok(()) => return Ok(()),
-                Err(TrySendError::Full(back)) => event = back,
+                Err(TrySendError::Full(back)) => message = back,
                 Err(TrySendError::Disconnected(_)) => return Err(ReleaseError::Unavailable),
             }
             tokio::time::sleep(RETRY).await;

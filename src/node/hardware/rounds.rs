@@ -69,7 +69,7 @@ impl Rounds {
                 _ => report.pass.slow.is_some(),
             };
             let collector = self.collectors.entry(tier).or_default();
-            // A tier succeeds when every GPU answered; its duration is that of the slowest GPU.
+            // A tier succeeds when every GPU answered; its duration is that of the slowest pass, whose other tiers count, too.
             let first = self.reported.insert(tier);
             collector.success = answered && (first || collector.success);
             if answered {

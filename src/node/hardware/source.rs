@@ -41,7 +41,7 @@ pub trait DriverSession: Send + Sync {
     /// returned as not present, with the values read before.
     fn inventory(&self) -> Result<(Inventory, Vec<CallProblem>), Failure>;
 
-    /// The reader of one GPU, for one worker thread.
+    /// The reader of one GPU of the last inventory, for one worker thread.
     fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn GpuReader>, Failure>;
 
     /// True when the layout (MIG modes and instances, number of GPUs, driver version) differs from the last inventory.

@@ -1,6 +1,6 @@
 //! The thread that controls all others and publishes: it sends commands, keeps deadlines and merges results.
 //!
-//! In: events of the other threads and of the handle. Out: `HardwareState`. It never calls the driver.
+//! In: messages of the other threads and of the handle. Out: `HardwareState`. It never calls the driver.
 //!
 //! The session's transitions; the tests are in `tests/it/hardware_supervisor.rs` and `hardware_release.rs`.
 //!
@@ -29,7 +29,7 @@ mod session;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -38,7 +38,7 @@ use tracing::info;
 use self::loads::DriverLoads;
 use super::event_thread::{EventThread, XidSender};
 use super::fleet::Fleet;
-use super::messages::{DriverCommand, Notice, PassReport, SupervisorEvent};
+use super::messages::{DriverCommand, Notice, PassReport, SupervisorMessage, SupervisorSender};
 use super::plausible;
 use super::release::Releases;
 use super::rounds::Rounds;
@@ -47,7 +47,7 @@ use super::source::{DriverSession, PassStatus};
 use super::worker::{Loading, Thread};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
-use crate::domain::model::{Collector, DriverInfo, GpuUuid, HardwareSource, HardwareState, Monotonic};
+use crate::domain::model::{Collector, DriverInfo, GpuUuid, HardwareState, Monotonic};
 
 /// How long a stopping supervisor waits for the driver to be closed.
 const STOP: Duration = Duration::from_secs(2);
@@ -87,20 +87,20 @@ pub struct Supervisor {
     driver_thread: Thread<DriverCommand>,
     loading: Loading,
     /// Since when the driver thread has been running a command.
-    driver_busy: Option<Monotonic>,
+    driver_call_since: Option<Monotonic>,
     driver_stuck: bool,
-    /// Sessions that the busy driver thread has still to close. Never closed here: closing may block without limit.
+    /// Sessions that the driver thread closes after its command. Never closed here: closing may block without limit.
     unclosed: Vec<Arc<dyn DriverSession>>,
     publisher: watch::Sender<Arc<HardwareState>>,
-    /// The supervisor's own queue, for the threads that it starts.
-    events: SyncSender<SupervisorEvent>,
+    /// For the threads that it starts.
+    to_supervisor: SupervisorSender,
     xids: XidSender,
     /// Of the open session, or of the one being drained.
     event_thread: Option<EventThread>,
     /// Event threads that did not end in time.
     leaked: Vec<EventThread>,
-    /// How many have been started; the number of the last one.
-    event_threads: u64,
+    /// Its number.
+    last_event_thread: u64,
     /// The last state of the event wait.
     event_collector: Option<Collector>,
     releases: Releases,
@@ -111,8 +111,7 @@ pub struct Supervisor {
     reopen: Backoff,
     fleet: Fleet,
     rounds: Rounds,
-    /// When the next round begins.
-    next: Monotonic,
+    next_round: Monotonic,
     /// The problem ends when a GPU answers, not when the driver can be opened.
     awaits_an_answer: bool,
     stopping: Option<Monotonic>,
@@ -120,57 +119,54 @@ pub struct Supervisor {
 
 impl Supervisor {
     pub fn new(
-        source: HardwareSource,
         settings: HardwareSettings,
         clock: Clock,
-        (driver_thread, loading): (Thread<DriverCommand>, Loading),
-        events: SyncSender<SupervisorEvent>,
+        driver_thread: Thread<DriverCommand>,
+        loading: Loading,
+        to_supervisor: SupervisorSender,
         publisher: watch::Sender<Arc<HardwareState>>,
         xids: XidSender,
     ) -> Self {
-        let reopen = Backoff::new(settings.reopen);
-        let fleet = Fleet::new(&settings, clock, events.clone());
-        let phase = SessionPhase::Closed { retry: Monotonic::default() };
-        let state = HardwareState { source, implausible_readings: plausible::none(), ..HardwareState::default() };
+        let state = HardwareState::clone(&publisher.borrow());
         Self {
-            state,
+            state: HardwareState { implausible_readings: plausible::all_zero(), ..state },
+            reopen: Backoff::new(settings.reopen),
+            fleet: Fleet::new(settings.clone(), clock, to_supervisor.clone()),
             settings,
             clock,
             driver_thread,
             loading,
-            driver_busy: None,
+            driver_call_since: None,
             driver_stuck: false,
             unclosed: Vec::new(),
             publisher,
-            events,
+            to_supervisor,
             xids,
             event_thread: None,
             leaked: Vec::new(),
-            event_threads: 0,
+            last_event_thread: 0,
             event_collector: None,
             releases: Releases::default(),
-            phase,
+            phase: SessionPhase::Closed { retry: Monotonic::default() },
             loads: DriverLoads::default(),
             last_opened: None,
-            reopen,
-            fleet,
             rounds: Rounds::default(),
-            next: Monotonic::default(),
+            next_round: Monotonic::default(),
             awaits_an_answer: false,
             stopping: None,
         }
     }
 
-    /// Runs until `SupervisorEvent::Stop`.
-    pub fn run(mut self, events: &Receiver<SupervisorEvent>) {
+    /// Runs until `SupervisorMessage::Stop`.
+    pub fn run(mut self, messages: &Receiver<SupervisorMessage>) {
         loop {
             let now = self.clock.now().monotonic;
             self.act(now);
             if self.has_stopped(now) {
                 return;
             }
-            match events.recv_timeout(self.wake_up(now).since(now)) {
-                Ok(event) => self.handle(event),
+            match messages.recv_timeout(self.wake_up(now).since(now)) {
+                Ok(message) => self.handle(message),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -180,7 +176,7 @@ impl Supervisor {
     /// When something is due: the next round and the end of one on time, everything else a little late.
     fn wake_up(&self, now: Monotonic) -> Monotonic {
         let is_open = matches!(self.phase, SessionPhase::Open { .. });
-        let round = self.rounds.deadline().into_iter().chain([self.next]).filter(|_| is_open).min();
+        let round = self.rounds.deadline().into_iter().chain([self.next_round]).filter(|_| is_open).min();
         let latest = now + self.settings.watchdog / WAKE_UPS;
         // At least a moment, so that a deadline in the past cannot make the loop spin.
         round.map_or(latest, |round| round.min(latest)).max(now + Duration::from_millis(1))
@@ -200,7 +196,7 @@ impl Supervisor {
             self.resume(now);
         }
         let has_event_thread = self.event_thread.as_ref().is_some_and(|event_thread| !event_thread.has_ended());
-        for gpu in self.fleet.find_stuck(now) {
+        for gpu in self.fleet.mark_stuck(now) {
             self.rounds.give_up(&gpu);
             if let SessionPhase::Draining { pending, .. } = &mut self.phase {
                 pending.remove(&gpu);
@@ -224,7 +220,7 @@ impl Supervisor {
             }
             SessionPhase::Draining { pending, until, .. }
                 if (pending.is_empty() && !has_event_thread || now >= *until)
-                    && (self.driver_busy.is_none() || self.driver_stuck) =>
+                    && (self.driver_call_since.is_none() || self.driver_stuck) =>
             {
                 self.close_session(now);
             }
@@ -239,11 +235,11 @@ impl Supervisor {
 
     fn answer_releases(&mut self, now: Monotonic) {
         let is_closed = matches!(self.phase, SessionPhase::Closed { .. });
-        let (fleet, leaked, driver_busy) = (&self.fleet, &self.leaked, self.driver_busy.is_some());
+        let (fleet, leaked, has_driver_call) = (&self.fleet, &self.leaked, self.driver_call_since.is_some());
         self.releases.answer(is_closed, now, self.settings.release_limit, || {
             let mut holders: Vec<String> = fleet.stuck().map(|gpu| format!("a call on {gpu}")).collect();
             holders.extend((!leaked.is_empty()).then(|| "the wait for events".to_owned()));
-            holders.extend(driver_busy.then(|| "a call that opens, lists or closes the driver".to_owned()));
+            holders.extend(has_driver_call.then(|| "a call that opens, lists or closes the driver".to_owned()));
             if holders.is_empty() {
                 holders.push("a call that has not returned".to_owned());
             }
@@ -255,24 +251,31 @@ impl Supervisor {
         if self.rounds.end_if_complete(now) {
             self.publish();
         }
-        if now < self.next {
+        if now < self.next_round {
             return;
         }
         let started = self.fleet.start_passes(session, now);
-        self.rounds.begin(started, now + self.settings.sample_interval / 2);
-        self.next = (self.next + self.settings.sample_interval).max(now + self.settings.sample_interval / 2);
+        self.rounds.begin(started, self.round_deadline(now));
+        // After a late round the next one is early, so that the rounds keep their times, but not at once.
+        let (interval, least_distance) = (self.settings.sample_interval, self.settings.sample_interval / 2);
+        self.next_round = (self.next_round + interval).max(now + least_distance);
     }
 
-    fn handle(&mut self, event: SupervisorEvent) {
+    /// A round is published without the GPUs that have not answered by then.
+    fn round_deadline(&self, now: Monotonic) -> Monotonic {
+        now + self.settings.sample_interval / 2
+    }
+
+    fn handle(&mut self, message: SupervisorMessage) {
         let now = self.clock.now().monotonic;
-        match event {
-            SupervisorEvent::Passed(report) => self.apply_pass(*report, now),
-            SupervisorEvent::ReaderDropped(gpu) => {
+        match message {
+            SupervisorMessage::Passed(report) => self.apply_pass(*report, now),
+            SupervisorMessage::ReaderDropped(gpu) => {
                 if let SessionPhase::Draining { pending, .. } = &mut self.phase {
                     pending.remove(&gpu);
                 }
             }
-            SupervisorEvent::Opened(opened, node_devices) => {
+            SupervisorMessage::Opened(opened, node_devices) => {
                 self.driver_returned(now);
                 self.state.node_devices = node_devices;
                 match *opened {
@@ -280,35 +283,35 @@ impl Supervisor {
                     Err(failure) => self.opening_failed(&failure, now),
                 }
             }
-            SupervisorEvent::Inspected(listed, node_devices) => {
+            SupervisorMessage::Inspected(listed, node_devices) => {
                 self.driver_returned(now);
                 self.state.node_devices = node_devices;
                 if let Some(listed) = listed {
                     self.apply_changed_layout(*listed, now);
                 }
             }
-            SupervisorEvent::Closed => {
+            SupervisorMessage::Closed => {
                 self.driver_returned(now);
                 if matches!(self.phase, SessionPhase::Closing { .. }) {
                     self.phase = SessionPhase::Closed { retry: now + self.reopen.next() };
                 }
             }
-            SupervisorEvent::Notice(notice) => self.apply_notice(*notice, now),
-            SupervisorEvent::WaitEnded(number) => {
+            SupervisorMessage::Notice(notice) => self.apply_notice(*notice, now),
+            SupervisorMessage::EventThreadEnded(number) => {
                 self.event_thread.take_if(|event_thread| event_thread.number == number);
             }
-            SupervisorEvent::Release(duration, reply) => {
+            SupervisorMessage::Release(duration, reply) => {
                 info!(?duration, "the driver is released on request");
                 self.releases.release(duration, reply, self.clock.now(), self.settings.release_limit);
                 self.drain(now);
                 self.publish();
             }
-            SupervisorEvent::Resume(reply) => {
+            SupervisorMessage::Resume(reply) => {
                 self.resume(now);
                 // The requester may have disconnected.
                 let _ = reply.send(());
             }
-            SupervisorEvent::Stop => {
+            SupervisorMessage::Stop => {
                 self.stopping.get_or_insert(now + STOP);
                 self.drain(now);
             }
@@ -319,6 +322,7 @@ impl Supervisor {
     fn apply_notice(&mut self, notice: Notice, now: Monotonic) {
         self.count(&notice.problems);
         let current = self.event_thread.as_ref().map(|event_thread| event_thread.number);
+        let deadline = self.round_deadline(now);
         let SessionPhase::Open { session, next_inspection } = &mut self.phase else { return };
         if current != Some(notice.event_thread) {
             return;
@@ -328,7 +332,7 @@ impl Supervisor {
         }
         for gpu in notice.slow_due {
             if self.fleet.request_slow(session, &gpu, now) {
-                self.rounds.add(gpu, now + self.settings.sample_interval / 2);
+                self.rounds.add(gpu, deadline);
             }
         }
         if notice.session_over {

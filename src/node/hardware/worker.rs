@@ -1,7 +1,7 @@
 //! The thread of each GPU, and the driver thread for calls that concern the whole driver. Each of their calls may block
 //! without limit.
 //!
-//! In: commands. Out: events for the supervisor. They keep no deadlines and publish nothing.
+//! In: commands. Out: messages to the supervisor. They keep no deadlines and publish nothing.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tracing::warn;
 
-use super::messages::{DriverCommand, ListedGpus, PassReport, ReaderCommand, SupervisorEvent};
+use super::messages::{DriverCommand, ListedGpus, PassReport, SupervisorMessage, SupervisorSender, WorkerCommand};
 use super::pci::Bus;
 use super::source::{Driver, DriverSession, Due, Failure, FailureCause, GpuReader, Pass, PassStatus};
 use crate::clock::Clock;
@@ -48,15 +48,15 @@ impl<T: Send + 'static> Thread<T> {
     }
 }
 
-/// The reader of one GPU.
+/// Starts the thread that reads one GPU.
 pub fn spawn_worker(
     gpu: GpuUuid,
     clock: Clock,
-    events: SyncSender<SupervisorEvent>,
-) -> std::io::Result<Thread<ReaderCommand>> {
+    to_supervisor: SupervisorSender,
+) -> std::io::Result<Thread<WorkerCommand>> {
     // Linux shows fifteen bytes of a thread's name.
     let name = format!("gpu-{}", gpu.as_str().trim_start_matches("GPU-").get(..8).unwrap_or("reader"));
-    Thread::spawn(name, move |commands| work(&gpu, clock, &commands, &events))
+    Thread::spawn(name, move |commands| work(&gpu, clock, &commands, &to_supervisor))
 }
 
 /// A reader is dropped before the session that it reads from.
@@ -66,15 +66,15 @@ struct Current {
     _session: Arc<dyn DriverSession>,
 }
 
-fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<ReaderCommand>, events: &SyncSender<SupervisorEvent>) {
+fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<WorkerCommand>, to_supervisor: &SupervisorSender) {
     let mut current: Option<Current> = None;
     while let Ok(command) = commands.recv() {
-        let event = match command {
-            ReaderCommand::DropReader => {
+        let message = match command {
+            WorkerCommand::DropReader => {
                 current = None;
-                SupervisorEvent::ReaderDropped(gpu.clone())
+                SupervisorMessage::ReaderDropped(gpu.clone())
             }
-            ReaderCommand::Read { session, generation, due } => {
+            WorkerCommand::Read { session, generation, due } => {
                 let at = clock.now();
                 current = current.filter(|current| current.generation == generation);
                 let fresh = current.is_none();
@@ -88,10 +88,10 @@ fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<ReaderCommand>, events:
                 }
                 let duration = clock.now().monotonic.since(at.monotonic);
                 let report = PassReport { gpu: gpu.clone(), generation, due, at, duration, fresh, pass };
-                SupervisorEvent::Passed(Box::new(report))
+                SupervisorMessage::Passed(Box::new(report))
             }
         };
-        if events.send(event).is_err() {
+        if to_supervisor.send(message).is_err() {
             return;
         }
     }
@@ -162,14 +162,14 @@ impl Loading {
     }
 }
 
-/// Opens, inspects and closes the driver.
+/// Starts the thread that opens, inspects and closes the driver.
 pub fn spawn_driver_thread(
     driver: Box<dyn Driver>,
     bus: Bus,
     loading: Loading,
-    events: SyncSender<SupervisorEvent>,
+    to_supervisor: SupervisorSender,
 ) -> std::io::Result<Thread<DriverCommand>> {
-    Thread::spawn("driver".to_owned(), move |commands| run_commands(driver, bus, &loading, &commands, &events))
+    Thread::spawn("driver".to_owned(), move |commands| run_commands(driver, bus, &loading, &commands, &to_supervisor))
 }
 
 fn run_commands(
@@ -177,7 +177,7 @@ fn run_commands(
     mut bus: Bus,
     loading: &Loading,
     commands: &Receiver<DriverCommand>,
-    events: &SyncSender<SupervisorEvent>,
+    to_supervisor: &SupervisorSender,
 ) {
     while let Ok(command) = commands.recv() {
         // Before the driver lists its GPUs, so that a GPU plugged in meanwhile is not missing from that list.
@@ -185,7 +185,7 @@ fn run_commands(
             DriverCommand::Open | DriverCommand::Inspect(_) => bus.scan(),
             DriverCommand::Close(_) => None,
         };
-        let event = match command {
+        let message = match command {
             DriverCommand::Open => {
                 let loaded = loading.during(|| driver.load());
                 let opened = loaded.and_then(|()| driver.open()).and_then(|session| {
@@ -197,18 +197,18 @@ fn run_commands(
                     Ok((session, _)) => session.node_devices().or_else(|| Some(bus.identify(on_bus?))),
                     Err(_) => on_bus,
                 };
-                SupervisorEvent::Opened(Box::new(opened), node_devices)
+                SupervisorMessage::Opened(Box::new(opened), node_devices)
             }
             DriverCommand::Inspect(session) => {
                 let found = session.layout_changed().then(|| Box::new(list_gpus(&*session, &mut bus)));
-                SupervisorEvent::Inspected(found, session.node_devices().or_else(|| Some(bus.identify(on_bus?))))
+                SupervisorMessage::Inspected(found, session.node_devices().or_else(|| Some(bus.identify(on_bus?))))
             }
             DriverCommand::Close(session) => {
                 drop(session);
-                SupervisorEvent::Closed
+                SupervisorMessage::Closed
             }
         };
-        if events.send(event).is_err() {
+        if to_supervisor.send(message).is_err() {
             return;
         }
     }

@@ -165,7 +165,7 @@ fn a_clock_event_that_is_active_after_a_gap_has_not_become_active() {
 
 #[test]
 fn a_process_is_kept_for_a_minute_and_then_restarts_at_zero() {
-    let mut work = SmSecondsByPid::new();
+    let mut work = BTreeMap::new();
     add_process_work(&mut work, Monotonic::from_secs(1), vec![(7, 0.5), (8, 0.25), (9, f64::NAN), (10, 0.0)]);
     add_process_work(&mut work, Monotonic::from_secs(2), vec![(7, 0.5)]);
     assert_eq!(work[&7], ProcessSmSeconds { sm_seconds: 1.0, last_active: Monotonic::from_secs(2) });

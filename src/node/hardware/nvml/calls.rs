@@ -1,5 +1,5 @@
 //! Makes every NVML call but those that open or close the library or free a GPM sample: counts it, classifies its return
-//! code and skips unsupported calls.
+//! code and does not repeat calls that the device does not support or permit.
 //!
 //! In: a call by name. Out: its value or a refusal; for each pass its status and problems. Does not use: the meaning of
 //! values.
@@ -20,7 +20,7 @@ use crate::node::hardware::source::{CallProblem, Pass, PassStatus};
 pub struct Caller {
     library: Arc<Library>,
     /// (call, variant) that this device does not support or permit; not made again.
-    unsupported: BTreeMap<(&'static str, u32), CallRefusal>,
+    refused: BTreeMap<(&'static str, u32), CallRefusal>,
     /// Of the present pass, only the status, the problems and the implausible readings.
     pass: Pass,
     succeeded: bool,
@@ -42,15 +42,15 @@ pub enum CallRefusal {
 
 impl Caller {
     pub fn new(library: Arc<Library>) -> Self {
-        Self { library, unsupported: BTreeMap::new(), pass: Pass::default(), succeeded: false, blocked: false }
+        Self { library, refused: BTreeMap::new(), pass: Pass::default(), succeeded: false, blocked: false }
     }
 
     pub fn library(&self) -> &Arc<Library> {
         &self.library
     }
 
-    pub fn is_unsupported(&self, name: &'static str, variant: u32) -> bool {
-        self.unsupported.contains_key(&(name, variant))
+    pub fn is_refused(&self, name: &'static str, variant: u32) -> bool {
+        self.refused.contains_key(&(name, variant))
     }
 
     /// False once the GPU is lost or the session is over.
@@ -95,10 +95,11 @@ impl Caller {
         if !self.answers() {
             return Err(CallRefusal::Failed);
         }
-        if let Some(refusal) = self.unsupported.get(&(name, variant)) {
+        if let Some(refusal) = self.refused.get(&(name, variant)) {
             return Err(*refusal);
         }
         let mut code = self.once(name, &mut body);
+        // An internal error of the driver, which may not recur.
         if code == codes::UNKNOWN {
             code = self.once(name, &mut body);
         }
@@ -110,7 +111,7 @@ impl Caller {
                 return Ok(());
             }
             codes::NOT_SUPPORTED | codes::FUNCTION_NOT_FOUND => {
-                self.unsupported.insert((name, variant), CallRefusal::Unsupported);
+                self.refused.insert((name, variant), CallRefusal::Unsupported);
                 return Err(CallRefusal::Unsupported);
             }
             codes::NOT_FOUND | codes::NO_DATA | codes::NOT_READY => return Err(CallRefusal::Empty),
@@ -119,7 +120,7 @@ impl Caller {
             codes::INSUFFICIENT_SIZE => return Err(CallRefusal::TooSmall),
             codes::ARGUMENT_VERSION_MISMATCH => return Err(CallRefusal::WrongVersion),
             codes::NO_PERMISSION => {
-                self.unsupported.insert((name, variant), CallRefusal::Failed);
+                self.refused.insert((name, variant), CallRefusal::Failed);
             }
             codes::GPU_IS_LOST | codes::RESET_REQUIRED => self.pass.status = PassStatus::Lost,
             codes::OPERATING_SYSTEM | codes::UNKNOWN | codes::INVALID_ARGUMENT => self.blocked = true,

@@ -4,7 +4,7 @@ use nvml_wrapper_sys::bindings::nvmlUtilization_t;
 
 use super::calls::{Caller, value};
 use super::library::DeviceHandle;
-use super::module::ModulePower;
+use super::module_power::ModulePower;
 use super::process_use::ProcessUse;
 use super::samples::Ring;
 use crate::domain::model::Fast;
@@ -53,27 +53,27 @@ impl FastReader {
         self.memory_utilization_ratio = memory.latest;
         // As a partitioned GPU does. It has no uncovered time.
         integrals.lacks_utilization =
-            self.busy.is_unsupported(caller) && caller.is_unsupported("nvmlDeviceGetUtilizationRates", 0);
+            self.busy.is_refused(caller) && caller.is_refused("nvmlDeviceGetUtilizationRates", 0);
         if !integrals.lacks_utilization {
             integrals.uncovered_seconds = busy.uncovered_seconds;
         }
         integrals.process_sm_seconds = self.processes.advance(caller, handle, elapsed, busy.latest);
         integrals.lists_no_processes = self.processes.lists_no_processes();
         let module = self.module.read(caller, handle, elapsed);
-        let is_module = self.module.exists();
-        let power_watts = if is_module == Some(true) {
+        let is_on_module = self.module.is_on_module();
+        let power_watts = if is_on_module == Some(true) {
             module.gpu_watts
         } else {
             let milliwatts: Option<u32> = value!(caller, nvmlDeviceGetPowerUsage(handle.0));
             milliwatts.and_then(|milliwatts| caller.plausible(&plausible::POWER, f64::from(milliwatts) / 1e3))
         };
         let total: Option<u64> = value!(caller, nvmlDeviceGetTotalEnergyConsumption(handle.0));
-        pass.counter_is_of_gpu = is_module.map(|is_module| !is_module);
+        pass.counter_is_of_gpu = is_on_module.map(|is_on_module| !is_on_module);
         pass.energy_counter =
             total.filter(|total| caller.plausible(&plausible::ENERGY, *total as f64 / 1000.0).is_some());
-        let has_counter = total.is_some() || !caller.is_unsupported("nvmlDeviceGetTotalEnergyConsumption", 0);
+        let has_counter = total.is_some() || !caller.is_refused("nvmlDeviceGetTotalEnergyConsumption", 0);
         integrals.module_energy_joules = module.joules;
-        integrals.energy_joules = match is_module {
+        integrals.energy_joules = match is_on_module {
             Some(true) => module.gpu_joules,
             // The counter has it.
             Some(false) if has_counter => None,

@@ -10,14 +10,14 @@ use crate::node::hardware::plausible::QuantityRange;
 /// nvmlValueType_t: double, unsigned long, unsigned and signed long long; all have 64 bits on Linux.
 const WIDE_TYPES: [nvmlValueType_t; 4] = [0, 2, 3, 4];
 
-/// A field, its unit and its range.
+/// A field, the conversion to our unit and its range.
 #[derive(Clone, Copy, Debug)]
 pub struct FieldRow {
     pub id: u32,
     /// A link, or what else the field has several of.
     scope: u32,
-    /// Our unit of the driver's.
-    unit: fn(f64) -> f64,
+    /// Converts the driver's unit to ours.
+    to_our_unit: fn(f64) -> f64,
     /// `None`: a flag, or a number in a code of its own.
     range: Option<&'static QuantityRange>,
     is_wide: bool,
@@ -25,21 +25,21 @@ pub struct FieldRow {
 
 impl FieldRow {
     pub const fn plain(id: u32) -> Self {
-        Self { id, scope: 0, unit: |value| value, range: None, is_wide: false }
+        Self { id, scope: 0, to_our_unit: |value| value, range: None, is_wide: false }
     }
 
-    pub const fn field(id: u32, range: &'static QuantityRange, unit: fn(f64) -> f64) -> Self {
-        Self { unit, range: Some(range), ..Self::plain(id) }
+    pub const fn field(id: u32, range: &'static QuantityRange, to_our_unit: fn(f64) -> f64) -> Self {
+        Self { to_our_unit, range: Some(range), ..Self::plain(id) }
     }
 
     /// A GPM metric.
-    pub const fn metric(id: u32, range: &'static QuantityRange, unit: fn(f64) -> f64) -> Self {
-        Self::field(id, range, unit)
+    pub const fn metric(id: u32, range: &'static QuantityRange, to_our_unit: fn(f64) -> f64) -> Self {
+        Self::field(id, range, to_our_unit)
     }
 
     /// A counter of bytes or nanoseconds: absent with 32 bits or fewer, as it may wrap many times between two readings.
-    pub const fn wide(id: u32, range: &'static QuantityRange, unit: fn(f64) -> f64) -> Self {
-        Self { is_wide: true, ..Self::field(id, range, unit) }
+    pub const fn wide(id: u32, range: &'static QuantityRange, to_our_unit: fn(f64) -> f64) -> Self {
+        Self { is_wide: true, ..Self::field(id, range, to_our_unit) }
     }
 
     pub const fn of(self, scope: u32) -> Self {
@@ -48,7 +48,7 @@ impl FieldRow {
 
     /// In our unit; `None` outside the range.
     pub fn convert(&self, caller: &mut Caller, value: f64) -> Option<f64> {
-        let value = (self.unit)(value);
+        let value = (self.to_our_unit)(value);
         self.range.map_or(Some(value), |range| caller.plausible(range, value))
     }
 }

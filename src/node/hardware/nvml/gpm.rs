@@ -58,7 +58,7 @@ const NEW_METRICS: [ReadingRow<Medium>; 13] = [
 /// Pairs of samples of a GPU, or of its instances while it is partitioned.
 pub struct Gpm {
     pairs: BTreeMap<Option<u32>, SamplePair>,
-    /// The driver may reject the call because of ids unknown to it.
+    /// Not of instances, of which only the ratios are used; nor of a driver that has rejected the new ids.
     reads_new_metrics: bool,
     /// `None`: the device does not support GPM.
     request: Option<Box<GpmRequest>>,
@@ -115,7 +115,7 @@ impl Gpm {
         }
         let (older, newer) = (pair.spare.memory, pair.previous.memory);
         let mut reading = request.read_metrics(caller, older, newer, self.reads_new_metrics);
-        if reading.is_none() && self.reads_new_metrics && caller.is_unsupported("nvmlGpmMetricsGet", 1) {
+        if reading.is_none() && self.reads_new_metrics && caller.is_refused("nvmlGpmMetricsGet", 1) {
             self.reads_new_metrics = false;
             reading = request.read_metrics(caller, older, newer, false);
         }

@@ -249,7 +249,7 @@ pub fn gpu_layout(caller: &mut Caller, index: u32) -> Option<GpuLayout> {
     let handle = handle(caller, index)?;
     let gpu = GpuUuid::new(uuid(caller, handle)?);
     let mig_enabled = mig_enabled(caller, handle);
-    if mig_enabled.is_none() && !caller.is_unsupported("nvmlDeviceGetMigMode", 0) {
+    if mig_enabled.is_none() && !caller.is_refused("nvmlDeviceGetMigMode", 0) {
         return None;
     }
     let migs = if mig_enabled == Some(true) { mig_handles(caller, handle) } else { Vec::new() };

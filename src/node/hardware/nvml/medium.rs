@@ -112,6 +112,7 @@ impl MediumReader {
         // 32 means unknown.
         let performance_state: Option<u32> = value!(caller, nvmlDeviceGetPerformanceState(handle.0));
         let performance_state = performance_state.filter(|state| *state != 32);
+        let virtualization = self.vgpus.virtualization(caller, handle);
         // The reader and `GpuState` add the rest.
         Medium {
             memory,
@@ -123,8 +124,8 @@ impl MediumReader {
             fan_speed_ratios: self.fans(caller, handle),
             instances: self.instances(caller, handle, migs, memory, now),
             processes: self.processes.read(caller, handle, migs, memory.map(|memory| memory.total)),
-            virtualization: self.vgpus.virtualization(caller, handle),
-            vgpus: self.vgpus.read(caller, handle),
+            virtualization,
+            vgpus: self.vgpus.read(caller, handle, virtualization),
             ..medium
         }
     }

@@ -15,7 +15,7 @@ mod inventory;
 mod library;
 mod medium;
 mod memory;
-mod module;
+mod module_power;
 pub(super) mod nvlink;
 mod per_gpu_query;
 mod platform;
@@ -159,9 +159,6 @@ impl DriverSession for NvmlSession {
     }
 
     fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn GpuReader>, Failure> {
-        if self.layout.lock().is_empty() {
-            self.inventory()?;
-        }
         let at = |(index, known): (&u32, &Option<GpuLayout>)| (known.as_ref()?.gpu == *gpu).then_some(*index);
         let layout = self.layout.lock().clone();
         let indices: Vec<u32> = layout.iter().filter_map(at).collect();

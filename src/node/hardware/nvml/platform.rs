@@ -22,12 +22,9 @@ const C2C_LINK_STATUS: FieldRow = FieldRow::plain(171);
 const C2C_LINK_SPEED: FieldRow = FieldRow::plain(172);
 /// More links than any GPU has; the header names 14.
 const C2C_LINK_LIMIT: u32 = 64;
-const MEGABYTE: f64 = 1e6;
 
 /// By the driver's number.
 const STATES: [&str; 4] = ["not_supported", "not_started", "in_progress", "completed"];
-/// Completed with an error: the GPU is in no fabric, and no registration is under way.
-const FAILED: &str = "failed";
 const COMPLETED: u8 = 3;
 
 /// Two bits each at this position of the health mask: 0 unsupported, and the value that means true; the other is false.
@@ -100,7 +97,7 @@ pub fn c2c(caller: &mut Caller, handle: DeviceHandle) -> C2c {
     };
     let number = |wanted: bool| u32::try_from(states.iter().filter(|is_active| **is_active == wanted).count()).ok();
     let active = values.chunks(2).zip(&states).filter(|(_, is_active)| **is_active);
-    let speed: Option<f64> = active.map(|(pair, _)| Some(pair[1]? * MEGABYTE)).sum();
+    let speed: Option<f64> = active.map(|(pair, _)| Some(pair[1]? * 1e6)).sum();
     C2c {
         enabled,
         active_links: number(true),
@@ -143,7 +140,8 @@ fn fabric_state(info: &nvmlGpuFabricInfoV_t, version: u32) -> Option<FabricState
     let incorrect = configuration.checked_sub(CORRECT + 1).and_then(|number| INCORRECT.get(number as usize)).copied();
     let is_incorrect = (configuration >= CORRECT).then_some(("incorrect_configuration", configuration > CORRECT));
     Some(FabricState {
-        state: if failed { FAILED } else { state },
+        // Completed with an error: the GPU is in no fabric, and no registration is under way.
+        state: if failed { "failed" } else { state },
         // A single node has an all-zero UUID: its GPUs are registered with a fabric, and in no domain.
         domain: (is_completed && !failed && info.clusterUuid != [0; 16])
             .then(|| FabricDomain { cluster_uuid: uuid_text(info.clusterUuid).into(), clique_id: info.cliqueId }),
@@ -156,12 +154,8 @@ fn fabric_state(info: &nvmlGpuFabricInfoV_t, version: u32) -> Option<FabricState
 
 /// `8-4-4-4-12`, as nvidia-smi prints it.
 fn uuid_text(bytes: [u8; 16]) -> String {
-    let mut text = String::with_capacity(36);
-    for (index, byte) in bytes.iter().enumerate() {
-        text.push_str(if matches!(index, 4 | 6 | 8 | 10) { "-" } else { "" });
-        text.push_str(&format!("{byte:02x}"));
-    }
-    text
+    let digits = format!("{:032x}", u128::from_be_bytes(bytes));
+    [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-")
 }
 
 #[cfg(test)]

@@ -10,11 +10,9 @@ use nvml_wrapper_sys::bindings::{
 
 use super::calls::{CallRefusal, Caller, call, fill, version};
 use super::library::DeviceHandle;
+use super::processes::{CAPACITY, LARGEST};
 use crate::node::hardware::plausible;
 
-const CAPACITY: usize = 64;
-/// More contexts than a GPU can have.
-const LARGEST: usize = 4096;
 /// The longest sample period of the driver.
 const SAMPLE_SECONDS: f64 = 1.0;
 /// The largest time between samples of processes that run at the same time, in microseconds.
@@ -97,8 +95,8 @@ impl ProcessUse {
         busy: Option<f64>,
     ) -> Option<Vec<(u32, f64)>> {
         let mut read = self.read(caller, handle);
-        let is_unsupported = caller.is_unsupported("nvmlDeviceGetProcessUtilization", 0);
-        if read.is_err() && is_unsupported && self.source == UtilizationCall::ProcessUtilization {
+        let is_refused = caller.is_refused("nvmlDeviceGetProcessUtilization", 0);
+        if read.is_err() && is_refused && self.source == UtilizationCall::ProcessUtilization {
             self.source = UtilizationCall::ProcessesUtilizationInfo;
             read = self.read(caller, handle);
         }
@@ -110,7 +108,7 @@ impl ProcessUse {
             self.missed(elapsed);
         }
         let work = self.cursors.work(&samples, elapsed);
-        // No process was active, unless the GPU was busy and no process has ever been listed.
+        // An empty list means that no process was active once the call has listed one, or while the GPU is idle.
         (self.state == CallState::Answers || !is_busy && self.state == CallState::Untested).then_some(work)
     }
 

@@ -12,9 +12,9 @@ use crate::node::hardware::plausible;
 
 use ContextKind::{Compute, Graphics, Mps};
 
-const CAPACITY: usize = 64;
+pub const CAPACITY: usize = 64;
 /// More contexts than a GPU can have.
-const LARGEST: usize = 4096;
+pub const LARGEST: usize = 4096;
 /// What the driver writes for an unknown size, and for no instance.
 const NO_MEMORY: u64 = u64::MAX;
 const NO_INSTANCE: u32 = u32::MAX;

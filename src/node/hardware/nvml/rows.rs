@@ -60,7 +60,7 @@ pub fn set<'a, T: 'a>(
     any
 }
 
-/// One row: its place, and the field, GPM metric or call, with its range and our unit of the driver's.
+/// One row: its place, and the field, GPM metric or call, with its range and the conversion from the driver's unit to ours.
 ///
 /// - `row!(temperature = field 82: TEMPERATURE)`, or `field 213[scope]`, or `metric 1`;
 /// - `row!(throttled_seconds["sync_boost"] = wide 76: THROTTLED / 1e9)`: a field that counts only with 64 bits;

@@ -32,8 +32,8 @@ impl Ring {
         Self { kind, units: 1000.0, quantity: &plausible::POWER, integral: RingIntegral::default() }
     }
 
-    pub fn is_unsupported(&self, caller: &Caller) -> bool {
-        caller.is_unsupported("nvmlDeviceGetSamples", self.kind)
+    pub fn is_refused(&self, caller: &Caller) -> bool {
+        caller.is_refused("nvmlDeviceGetSamples", self.kind)
     }
 
     /// `fallback` returns the rate where there is no new sample.

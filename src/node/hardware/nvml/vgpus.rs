@@ -39,8 +39,8 @@ impl VgpuReader {
     }
 
     /// The vGPUs that run; empty on a GPU that is no host of vGPUs.
-    pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle) -> Vec<Vgpu> {
-        if self.mode.flatten() != Some(HOST_VGPU) {
+    pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, virtualization: Option<&str>) -> Vec<Vgpu> {
+        if virtualization != Some(HOST_VGPU) {
             return vec![];
         }
         let running = fill(0, CAPACITY, LARGEST, |instances, count| {

@@ -43,9 +43,9 @@ struct SharedGpus {
     has_constant_loads: bool,
     /// Events to deliver.
     events: VecDeque<RawEvent>,
-    loaded: bool,
+    is_loaded: bool,
     /// How often the driver was loaded.
-    loads: u64,
+    driver_loads: u64,
 }
 
 /// A GPU at its last reading.
@@ -110,7 +110,8 @@ impl SimulatedDriver {
     pub fn new(profile: SimulatedProfile, seed: u64) -> Self {
         let inventory = Arc::new(inventory(profile, seed));
         let gpus = inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), SimulatedGpu::new(gpu, seed))).collect();
-        let state = SharedGpus { gpus, has_constant_loads: true, events: VecDeque::new(), loaded: true, loads: 1 };
+        let state =
+            SharedGpus { gpus, has_constant_loads: true, events: VecDeque::new(), is_loaded: true, driver_loads: 1 };
         Self {
             profile,
             inventory,
@@ -134,7 +135,7 @@ impl SimulatedDriver {
     /// Sets the load of the whole GPU, or of one GPU instance of a partitioned one, from `at` on. Calls for one GPU are
     /// in the order of time. Unknown GPUs are ignored.
     pub fn set_load(&self, gpu: &GpuUuid, gpu_instance: Option<u32>, at: Monotonic, load: Load) {
-        self.set_idle(at);
+        self.end_constant_loads(at);
         self.change(gpu, |gpu| {
             if let Some(curve) = gpu.parts.get_mut(&gpu_instance) {
                 curve.set(at, load);
@@ -145,7 +146,7 @@ impl SimulatedDriver {
     /// Sets the load of a process on the GPU, or on one GPU instance, from `at` on. It is a part of the load of
     /// `set_load`: the caller keeps the sum.
     pub fn set_process_load(&self, gpu: &GpuUuid, gpu_instance: Option<u32>, pid: u32, at: Monotonic, load: Load) {
-        self.set_idle(at);
+        self.end_constant_loads(at);
         self.change(gpu, |gpu| {
             let new = || ProcessCurve { curve: Curve::new(at, Load::default()), ..ProcessCurve::default() };
             gpu.processes.entry((pid, gpu_instance)).or_insert_with(new).curve.set(at, load);
@@ -162,8 +163,8 @@ impl SimulatedDriver {
         });
     }
 
-    /// Ends the constant loads, if they still last: all GPUs are idle from `at` on, until loads are set.
-    pub fn set_idle(&self, at: Monotonic) {
+    /// All GPUs are idle from `at` on, until loads are set. Does nothing after the first call, or after a load was set.
+    pub fn end_constant_loads(&self, at: Monotonic) {
         let mut state = self.state.lock();
         if std::mem::take(&mut state.has_constant_loads) {
             for curve in state.gpus.values_mut().flat_map(|gpu| gpu.parts.values_mut()) {
@@ -194,10 +195,10 @@ impl SimulatedDriver {
     /// An unloaded driver ends its sessions and refuses new ones until it is loaded.
     pub fn set_driver_loaded(&self, loaded: bool) {
         let mut state = self.state.lock();
-        if loaded && !state.loaded {
-            state.loads += 1;
+        if loaded && !state.is_loaded {
+            state.driver_loads += 1;
         }
-        state.loaded = loaded;
+        state.is_loaded = loaded;
         self.changed.notify_all();
     }
 
@@ -240,8 +241,8 @@ impl Driver for SimulatedDriver {
 
     fn open(&mut self) -> Result<Box<dyn DriverSession>, Failure> {
         let state = self.state.lock();
-        if state.loaded {
-            return Ok(Box::new(SimulatedSession { number: state.loads, driver: self.clone() }));
+        if state.is_loaded {
+            return Ok(Box::new(SimulatedSession { number: state.driver_loads, driver: self.clone() }));
         }
         Err(Failure {
             problem: CallProblem { call: UNLOADED.call, code: "driver_not_loaded" },
@@ -262,7 +263,7 @@ pub(super) struct SimulatedSession {
 
 impl SimulatedSession {
     fn is_over(&self, state: &SharedGpus) -> bool {
-        !state.loaded || self.number != state.loads
+        !state.is_loaded || self.number != state.driver_loads
     }
 
     /// The GPU with its loads at `now` and their integrals up to it. Blocks while the GPU hangs.
@@ -326,7 +327,7 @@ mod tests {
         let driver = SimulatedDriver::new(SimulatedProfile::H100, 3);
         let session = SimulatedSession { number: 1, driver: driver.clone() };
         let gpu = driver.inventory.gpus.keys().next().unwrap();
-        driver.set_idle(Monotonic::default());
+        driver.end_constant_loads(Monotonic::default());
         for (second, utilization) in [(2, 1.0), (5, 0.5), (6, 0.0), (20, 0.25)] {
             driver.set_load(gpu, None, Monotonic::from_secs(second), Load::new(utilization, 0));
         }

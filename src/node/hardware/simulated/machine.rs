@@ -71,7 +71,7 @@ pub(super) struct GpuPosition {
     pub module_id: Option<u8>,
 }
 
-const MIB: u64 = 1 << 20;
+pub(super) const MIB: u64 = 1 << 20;
 
 const fn position(pci_bus_id: &'static str, minor: u32, numa_node: u32) -> GpuPosition {
     GpuPosition { pci_bus_id, minor, numa_node, board: minor, module_id: None }

@@ -38,11 +38,11 @@ impl SimulatedProfile {
     /// GPUs 0 to 3 are partitioned, the others whole.
     pub const H100_MIG: Self = Self {
         name: "8xh100-mig",
-        partitions: &[H100_SEVEN, H100_SEVEN, &[H100_THREE, H100_TWO, H100_ONE], &[H100_THREE; 2]],
+        partitions: &[H100_SEVEN_1G, H100_SEVEN_1G, &[H100_3G, H100_2G, H100_1G], &[H100_3G; 2]],
         ..Self::H100
     };
     /// All GPUs are partitioned into seven MIG devices.
-    pub const H100_SEVEN_MIG: Self = Self { name: "8xh100-mig-1g", partitions: &[H100_SEVEN; 8], ..Self::H100 };
+    pub const H100_SEVEN_MIG: Self = Self { name: "8xh100-mig-1g", partitions: &[H100_SEVEN_1G; 8], ..Self::H100 };
     pub const A100: Self = Self { name: "8xa100", machine: &machine::A100, ..Self::H100 };
     /// A compute tray of an NVLink rack.
     pub const GB200: Self = Self { name: "4xgb200", machine: &machine::GB200, ..Self::H100 };
@@ -59,7 +59,7 @@ impl SimulatedProfile {
     /// Allocated by a DRA driver; GPU 7 is partitioned.
     pub const CLAIMED: Self = Self {
         name: "dra",
-        partitions: &[WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, &[H100_THREE, H100_TWO, H100_ONE]],
+        partitions: &[WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, WHOLE, &[H100_3G, H100_2G, H100_1G]],
         is_claimed: true,
         ..Self::H100
     };
@@ -120,11 +120,10 @@ const CLUSTER: u64 = 100_001;
 const H100_PCI_DEVICE: &str = "2330";
 /// The IOMMU group of the first GPU.
 const FIRST_GROUP: u32 = 40;
-const MIB: u64 = 1 << 20;
-const H100_ONE: Partition = partition("1g.10gb", 19, (1, 1), 9_984);
-const H100_SEVEN: &[Partition] = &[H100_ONE; 7];
-const H100_TWO: Partition = partition("2g.20gb", 14, (2, 2), 20_224);
-const H100_THREE: Partition = partition("3g.40gb", 9, (3, 4), 40_704);
+const H100_1G: Partition = partition("1g.10gb", 19, (1, 1), 9_984);
+const H100_SEVEN_1G: &[Partition] = &[H100_1G; 7];
+const H100_2G: Partition = partition("2g.20gb", 14, (2, 2), 20_224);
+const H100_3G: Partition = partition("3g.40gb", 9, (3, 4), 40_704);
 
 const WHOLE: &[Partition] = &[];
 /// Names, numbers and slices are NVIDIA's; the sizes are parts of the memory, as on an H100.
@@ -136,7 +135,7 @@ const B200_MIXED: &[Partition] = &[
 ];
 
 const fn partition(name: &'static str, id: u32, slices: (u32, u32), mebibytes: u64) -> Partition {
-    Partition { name, id, compute_slices: slices.0, memory_slices: slices.1, memory_bytes: mebibytes * MIB }
+    Partition { name, id, compute_slices: slices.0, memory_slices: slices.1, memory_bytes: mebibytes * machine::MIB }
 }
 
 /// The node of a profile. The same seed makes the same UUIDs.

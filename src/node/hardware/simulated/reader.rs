@@ -29,7 +29,7 @@ pub struct SimulatedReader {
     session: SimulatedSession,
     gpu: Gpu,
     machine: &'static SimulatedMachine,
-    /// The other GPUs of its superchip.
+    /// The other GPUs of its board: of a superchip.
     neighbors: Vec<GpuUuid>,
     /// In the last pass, and in the last of the medium tier.
     last: Option<GpuReading>,
@@ -136,8 +136,7 @@ impl SimulatedReader {
         let gpus = &session.driver.inventory.gpus;
         let gpu = gpus[uuid].clone();
         let machine = session.driver.profile.machine;
-        let others = gpus.values().filter(|_| machine.superchip.is_some());
-        let neighbors = others.filter(|other| other.serial == gpu.serial && other.uuid != gpu.uuid);
+        let neighbors = gpus.values().filter(|other| other.serial == gpu.serial && other.uuid != gpu.uuid);
         let neighbors = neighbors.map(|other| other.uuid.clone()).collect();
         Self { session, gpu, machine, neighbors, last: None, last_medium: None }
     }

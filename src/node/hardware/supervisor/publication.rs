@@ -17,6 +17,7 @@ impl Supervisor {
         self.set_problem(failure.to_string());
     }
 
+    /// Sets a problem that the next list without a fault clears; after `end_session`, the next GPU that answers.
     pub(super) fn set_problem(&mut self, text: String) {
         self.awaits_an_answer = false;
         if self.state.problem.as_deref() != Some(text.as_str()) {

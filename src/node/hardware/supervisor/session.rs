@@ -11,7 +11,8 @@ use crate::node::hardware::event_thread::EventThread;
 use crate::node::hardware::messages::{DriverCommand, ListedGpus, OpenedSession};
 use crate::node::hardware::source::{DriverSession, Failure};
 
-/// How long the threads have to drop a session. It is closed all the same, and stays open while a stuck thread has it.
+/// How long the threads have to drop a session. Then the driver thread drops it, and it closes when the
+/// last stuck thread has.
 const DRAIN_LIMIT: Duration = Duration::from_secs(2);
 /// With this many event threads that never ended, no further one is started.
 const LEAKED_EVENT_THREADS: usize = 4;
@@ -35,13 +36,12 @@ impl Supervisor {
             warn!("too many waits for events have not returned: this session has no events");
             return;
         }
-        self.event_threads += 1;
-        let (xids, events) = (self.xids.clone(), self.events.clone());
-        let session = Arc::clone(session);
-        self.event_thread =
-            EventThread::spawn(self.event_threads, session, self.clock, xids, events, self.settings.watchdog)
-                .inspect_err(|problem| warn!(%problem, "cannot start a thread for the driver's events"))
-                .ok();
+        self.last_event_thread += 1;
+        let (number, watchdog) = (self.last_event_thread, self.settings.watchdog);
+        let (xids, sender) = (self.xids.clone(), self.to_supervisor.clone());
+        self.event_thread = EventThread::spawn(number, Arc::clone(session), self.clock, xids, sender, watchdog)
+            .inspect_err(|problem| warn!(%problem, "cannot start a thread for the driver's events"))
+            .ok();
         if self.event_thread.is_none() {
             self.event_collector.get_or_insert_default();
         }
@@ -59,9 +59,9 @@ impl Supervisor {
         self.state.sessions += 1;
         self.loads.found(inventory.driver.as_ref());
         self.fleet.apply_inventory(inventory, true, now);
-        self.check_inventory();
+        self.update_inventory_problem();
         self.rounds.clear();
-        self.next = now;
+        self.next_round = now;
         self.releases.track(&session);
         self.start_event_thread(&session);
         self.phase = SessionPhase::Open { session, next_inspection: now + self.settings.medium_interval };
@@ -88,7 +88,7 @@ impl Supervisor {
                 self.count(&problems);
                 self.loads.found(inventory.driver.as_ref());
                 self.fleet.apply_inventory(inventory, false, now);
-                self.check_inventory();
+                self.update_inventory_problem();
                 if let Some(event_thread) = &self.event_thread {
                     event_thread.gpus_changed();
                 }
@@ -101,9 +101,8 @@ impl Supervisor {
         }
     }
 
-    /// Reports duplicate UUIDs, and a driver that lists no GPU although the bus has some: a fault, not an idle node. Else
-    /// clears the problem.
-    pub(super) fn check_inventory(&mut self) {
+    /// Sets the problem of the list (duplicate UUIDs, or no GPU although the bus has some), or clears the one before.
+    pub(super) fn update_inventory_problem(&mut self) {
         if self.awaits_an_answer && !self.fleet.inventory().gpus.is_empty() {
             return;
         }
@@ -160,12 +159,13 @@ impl Supervisor {
         }
     }
 
-    /// False while the driver thread is busy; a session to close then waits until it has finished.
+    /// False while the driver thread runs another command; a session to close then waits for its end.
     pub(super) fn send(&mut self, command: DriverCommand, now: Monotonic) -> bool {
-        let refused = if self.driver_busy.is_some() { Some(command) } else { self.driver_thread.send(command).err() };
+        let refused =
+            if self.driver_call_since.is_some() { Some(command) } else { self.driver_thread.send(command).err() };
         match refused {
             None => {
-                self.driver_busy = Some(now);
+                self.driver_call_since = Some(now);
                 true
             }
             Some(DriverCommand::Close(session)) => {
@@ -177,7 +177,7 @@ impl Supervisor {
     }
 
     pub(super) fn watch_driver_thread(&mut self, now: Monotonic) {
-        let overdue = self.driver_busy.is_some_and(|since| now.since(since) >= self.settings.watchdog);
+        let overdue = self.driver_call_since.is_some_and(|since| now.since(since) >= self.settings.watchdog);
         if overdue && !self.driver_stuck {
             self.driver_stuck = true;
             warn!("a driver call that concerns the whole node has not come back");
@@ -200,7 +200,7 @@ impl Supervisor {
     }
 
     pub(super) fn driver_returned(&mut self, now: Monotonic) {
-        self.driver_busy = None;
+        self.driver_call_since = None;
         if std::mem::take(&mut self.driver_stuck) {
             info!("the overdue driver call has returned");
             if let SessionPhase::Closed { retry } = &mut self.phase {

@@ -1,4 +1,4 @@
-//! The power of the module that a GPU is on (a superchip, with its CPU and one or two GPUs), and that of the GPU alone.
+//! The power of the superchip module that a GPU is on, with its CPU and one or two GPUs, and that of the GPU alone.
 
 use super::calls::{CallRefusal, Caller};
 use super::fields::{self, FieldRow};
@@ -13,11 +13,11 @@ use crate::node::hardware::plausible;
 const POWER: [FieldRow; 4] = [watts(185, 0), watts(186, 0), watts(185, 1), watts(186, 1)];
 /// The ring of samples of the module's power.
 const MODULE_POWER: u32 = 7;
-/// A driver that refuses the module's power that often has none.
+/// After so many refusals of the module's power the GPU is on no module.
 const ATTEMPTS: u32 = 2;
 /// So many passes in a row show that the GPU's power is not the module's.
 const PROOF: u32 = 5;
-/// The least that a module draws beyond its GPU is more: a GH200 of 1000 W has a GPU of 900 W.
+/// Below this part of the module's power a power is the GPU's own: of the 1000 W of a GH200 its GPU draws at most 900 W.
 const BELOW_MODULE: f64 = 0.98;
 
 const fn watts(id: u32, scope: u32) -> FieldRow {
@@ -26,7 +26,9 @@ const fn watts(id: u32, scope: u32) -> FieldRow {
 
 pub struct ModulePower {
     ring: Ring,
-    is_known: bool,
+    /// The module's power has been read.
+    was_read: bool,
+    /// Before it was read.
     refusals: u32,
     gpu: GpuPower,
 }
@@ -43,40 +45,40 @@ pub struct ModuleStep {
 
 impl Default for ModulePower {
     fn default() -> Self {
-        Self { ring: Ring::power(MODULE_POWER), is_known: false, refusals: 0, gpu: GpuPower::default() }
+        Self { ring: Ring::power(MODULE_POWER), was_read: false, refusals: 0, gpu: GpuPower::default() }
     }
 }
 
 impl ModulePower {
-    /// Whether there is a power of a module with a CPU; `None`: it has not answered yet. The GPU's power is then that of
-    /// the same fields, and its energy that power's integral: the header does not name the scope of other calls, and on
-    /// Grace Hopper the energy counter has been seen to count the CPU, too.
-    pub fn exists(&self) -> Option<bool> {
-        (self.is_known || self.refusals > 0).then_some(self.is_known)
+    /// `None`: not known yet; `Some(false)` is final after `ATTEMPTS`. On a module the GPU's power is that of the same
+    /// fields, and its energy that power's integral: the header does not name the scope of other calls, and on Grace
+    /// Hopper the energy counter has been seen to count the CPU, too.
+    pub fn is_on_module(&self) -> Option<bool> {
+        (self.was_read || self.refusals > 0).then_some(self.was_read)
     }
 
     /// Nothing for a GPU whose driver has no module power, or that has no CPU on its module: its power and its counter
     /// are its own. The driver has no energy counter of the module, so its power is integrated; time without readings
     /// adds nothing.
     pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, elapsed: f64) -> ModuleStep {
-        if !self.is_known && self.refusals >= ATTEMPTS {
+        if !self.was_read && self.refusals >= ATTEMPTS {
             return ModuleStep::default();
         }
         let values = fields::results(caller, handle, &POWER);
         let (of_gpu, of_module) = values.split_at(POWER.len() / 2);
         let first = |values: &[Result<f64, CallRefusal>]| values.iter().flatten().next().copied();
         let (gpu, module) = (first(of_gpu), first(of_module));
-        if module.is_none() && !self.is_known {
+        if module.is_none() && !self.was_read {
             self.refusals += u32::from(of_module.iter().all(|value| *value == Err(CallRefusal::Unsupported)));
             return ModuleStep::default();
         }
-        if !self.is_known
+        if !self.was_read
             && matches!(platform::is_c2c_enabled(caller, handle), Ok(false) | Err(CallRefusal::Unsupported))
         {
             self.refusals = ATTEMPTS;
             return ModuleStep::default();
         }
-        self.is_known = true;
+        self.was_read = true;
         let joules = self.ring.advance(caller, handle, elapsed, |_| module).integral;
         let (gpu_watts, gpu_joules) = self.gpu.advance(elapsed, gpu, module);
         ModuleStep { watts: module, joules, gpu_watts, gpu_joules }
