@@ -70,7 +70,7 @@ pub struct Health {
     transition_count: u64,
     deadline: Option<Monotonic>,
     notes: Vec<String>,
-    /// Unknown codes, and unknown recovery actions per GPU, that are already logged.
+    /// Already in a note: codes of XIDs, and with its GPU an unknown recovery action.
     logged: BTreeSet<(Option<GpuUuid>, u32)>,
 }
 
@@ -164,7 +164,7 @@ impl Health {
         }
     }
 
-    /// What the next agent restores. Its energy counters change at most once a minute, so that it is seldom written.
+    /// What the next agent restores. Its energy counters rise at most once a minute, so that it is seldom written.
     pub fn faults(&self) -> NodeFaults {
         // A GPU that is known by its PCI address has no UUID to restore: the next agent finds it by itself.
         let with_uuid = self.gpus.iter().filter(|(uuid, _)| !uuid.is_of_address());
@@ -199,7 +199,7 @@ impl Health {
         Ok(uuid)
     }
 
-    /// The device of this UUID or index: its UUID, the GPU, and which part of it.
+    /// The device of this UUID or index: its UUID, its GPU, and which part of it.
     fn find(&mut self, name: &str) -> Result<(String, &mut TrackedGpu, Subject), MarkError> {
         let listed = self.gpus.iter_mut().filter(|(_, gpu)| gpu.was_listed());
         let named = listed.filter_map(|(uuid, gpu)| {
@@ -217,7 +217,7 @@ impl Health {
         }
     }
 
-    /// A GPU that was known by its PCI address is another one once its UUID is known.
+    /// A GPU that is no longer listed by its PCI address has a UUID now, and is tracked by that.
     fn remove_addresses(&mut self, hardware: &HardwareState) {
         let is_replaced = |uuid: &GpuUuid| uuid.is_of_address() && !hardware.inventory.gpus.contains_key(uuid);
         if self.gpus.keys().any(is_replaced) {

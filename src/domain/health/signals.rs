@@ -14,7 +14,7 @@ const UNLISTED: &str = "the driver no longer lists it";
 const LOST: &str = "the driver reports that it is lost or needs a reset";
 const UNRESPONSIVE: &str = "it has not responded since the driver was opened again";
 
-/// How old the energy counter in the faults may be: the file of faults is written when it changes.
+/// How old the energy counter in the faults may be: the file of faults is written when they change.
 const ENERGY_COUNTER_AGE: Duration = Duration::from_secs(60);
 
 /// Reason, detail, and what clears it.
@@ -172,7 +172,7 @@ impl GpuSignals {
 
     pub fn causes(&self, context: EvaluationContext<'_>, first_listed: Monotonic) -> Vec<SignalCause> {
         use UnhealthyReason as Reason;
-        let config = context.config;
+        let (config, now) = (context.config, context.now.monotonic);
         let mut causes: Vec<SignalCause> = vec![];
         if let Some(action) = self.recovery_action.filter(|action| *action != 0).and_then(recovery_action) {
             let detail = format!("the driver requests recovery: {}", action.replace('_', " "));
@@ -195,10 +195,7 @@ impl GpuSignals {
             causes.push((Reason::Ecc, detail.into(), "recovers after a reset of the GPU or a reload of the driver"));
         }
         // A device whose first check hangs has never been known healthy.
-        if self
-            .stuck_since
-            .is_some_and(|since| !self.checked || context.now.monotonic.since(since) >= config.stuck_limit)
-        {
+        if self.stuck_since.is_some_and(|since| !self.checked || now.since(since) >= config.stuck_limit) {
             let detail = "a driver call on it does not return";
             causes.push((Reason::Stuck, detail.into(), "recovers when the call returns"));
         }

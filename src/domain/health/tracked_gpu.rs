@@ -141,7 +141,8 @@ impl TrackedGpu {
 
     fn device_faults(&self, subject: &Subject) -> DeviceFaults {
         let since = self.health.get(subject).map(|health| health.since.unix);
-        let fault = |mark: &Mark| MarkFault { reason: Arc::clone(&mark.reason), until: mark.until.map(|at| at.unix) };
+        let mark_fault =
+            |mark: &Mark| MarkFault { reason: Arc::clone(&mark.reason), until: mark.until.map(|at| at.unix) };
         let is_in_reasons = |((reason, _), cause): &(&CauseKey, &CauseState)| {
             is_held_down(*reason) && (*reason != UnhealthyReason::Xid || cause.ended.is_some())
         };
@@ -149,7 +150,7 @@ impl TrackedGpu {
         DeviceFaults {
             mig: subject.mig().cloned(),
             since: since.or_else(|| self.earlier_since.get(subject).copied()),
-            mark: self.marks.get(subject).map(fault),
+            mark: self.marks.get(subject).map(mark_fault),
             reasons: causes.filter(is_in_reasons).map(|(key, _)| ReasonFault { reason: key.0, code: key.1 }).collect(),
         }
     }

@@ -82,6 +82,7 @@ impl World {
         change(self.slow.get_mut(&GPU.into()).unwrap());
     }
 
+    /// From now on the first GPU has these readings, and no pass.
     fn stop_responding(&mut self, change: impl FnOnce(&mut DeviceReadings)) {
         let mut readings = DeviceReadings::default();
         change(&mut readings);
