@@ -27,9 +27,9 @@ pub const SETTLE: Duration = Duration::from_secs(1);
 pub enum Comparison {
     /// At least one of our healthy devices is listed, or there is nothing to compare.
     Listed,
-    /// None of them is, in the answers since then. One from `SETTLE` later decides.
+    /// Since the answer of this time none of them is. An answer `SETTLE` later decides.
     Absent(Monotonic),
-    /// The same, and they are `SETTLE` apart: the registration is lost.
+    /// Nor is any in an answer `SETTLE` later: the registration is lost.
     Unlisted,
     /// Another plugin has the resource: which, with a remedy.
     Conflict(String),
@@ -86,7 +86,7 @@ impl Comparisons {
     }
 }
 
-/// Which other plugin serves the resource, with a remedy. `None`: none, or another podmeter that is about to end.
+/// Which other plugin serves the resource, with a remedy. `None`: none, or another podmeter, in a rolling update.
 ///
 /// `allocatable` are the kubelet's devices of the resource, `ours` those that podmeter has sent it, and `live` the names
 /// of the sockets that accept connections.

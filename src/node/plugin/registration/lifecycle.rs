@@ -121,8 +121,16 @@ impl Lifecycle {
 
     /// From `Waiting` to the end of the registration, or of the attempt.
     async fn attempt(&mut self, attempt: &mut Attempt, began: Monotonic) -> Result<Infallible, RegistrationEnd> {
-        self.until_ready(attempt.kubelet, began).await?;
-        // With takeover, our registration replaces the plugins that serve now: their sockets do not count any more.
+        // `Waiting`.
+        if attempt.kubelet.is_none() {
+            return Err(RegistrationEnd::NoKubelet(sockets::kubelet_socket(&self.directory)));
+        }
+        if self.inputs.config.on_conflict() == OnConflict::Wait {
+            self.until_free().await;
+        }
+        self.until_checked(began).await;
+        // `Serving`. With takeover, our registration replaces the plugins that serve now: their sockets do not count
+        // any more.
         let replaced = match self.inputs.config.on_conflict() {
             OnConflict::Takeover => sockets::identities(&self.directory),
             OnConflict::Wait => BTreeMap::new(),
@@ -137,18 +145,6 @@ impl Lifecycle {
             end = self.until_sockets_change(server, attempt.kubelet) => return Err(end),
         }
         Err(self.stay_registered(server, attempt.kubelet, &replaced).await)
-    }
-
-    /// `Waiting`.
-    async fn until_ready(&mut self, kubelet: Option<SocketIdentity>, began: Monotonic) -> Result<(), RegistrationEnd> {
-        if kubelet.is_none() {
-            return Err(RegistrationEnd::NoKubelet(sockets::kubelet_socket(&self.directory)));
-        }
-        if self.inputs.config.on_conflict() == OnConflict::Wait {
-            self.until_free().await;
-        }
-        self.until_checked(began).await;
-        Ok(())
     }
 
     /// `Serving` → `Registered`, until the kubelet has opened the list.
@@ -199,7 +195,7 @@ impl Lifecycle {
         let known = |state: &Arc<KubeletState>| state.allocatable_at.is_some() || state.problem.is_some();
         // No answer is no conflict; an error is the agent ending.
         let _ = tokio::time::timeout(FIRST_ANSWER, self.inputs.plugin.kubelet.wait_for(known)).await;
-        let mut waits_for: Option<String> = None;
+        let mut logged: Option<String> = None;
         loop {
             self.changes.mark_unchanged();
             let kubelet = Arc::clone(&self.inputs.plugin.kubelet.borrow_and_update());
@@ -208,19 +204,18 @@ impl Lifecycle {
             let listed = kubelet.allocatable.as_ref().and_then(|answer| answer.devices.get(&resource));
             let live = self.live_sockets(&BTreeMap::new()).await;
             let Some(reason) = conflict(&resource, listed.unwrap_or(&nothing), &self.advertised, &live) else {
-                if waits_for.is_some() {
+                if logged.is_some() {
                     tracing::info!(%resource, "no other device plugin serves the resource any more");
                     self.inputs.status.set_conflict(None);
                 }
                 return;
             };
-            let is_first = waits_for.is_none();
-            if waits_for.as_ref() != Some(&reason) {
+            let before = logged.replace(reason.clone());
+            if before.as_ref() != Some(&reason) {
                 tracing::warn!(%resource, "waiting: {reason}");
                 self.inputs.status.set_conflict(Some(&reason));
-                waits_for = Some(reason);
             }
-            if is_first {
+            if before.is_none() {
                 // The devices of a podmeter that has just ended are listed for a moment longer.
                 tokio::time::sleep(SETTLE).await;
                 self.inputs.plugin.refresh_allocatable.notify_one();

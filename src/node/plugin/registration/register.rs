@@ -45,7 +45,7 @@ pub enum RegistrationEnd {
     KubeletSocketRemoved,
     #[error("the kubelet was restarted: kubelet.sock is a new one")]
     KubeletRestarted,
-    /// By another plugin; where the configuration is to take over, the resource is registered again.
+    /// By another plugin, with `onConflict: takeover`: the resource is registered again.
     #[error("{0}")]
     TakenOver(String),
     #[error("another device plugin of the resource ended, and a kubelet up to 1.36 drops the resource with it")]

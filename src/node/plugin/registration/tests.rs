@@ -10,7 +10,9 @@ use tokio::task::JoinHandle;
 use super::lifecycle::{EndedLifecycle, Lifecycle};
 use super::register::Deadlines;
 use crate::clock::Clock;
-use crate::domain::model::{HardwareState, KubeletState, Monotonic, PluginResource, PluginState, UnhealthyReason};
+use crate::domain::model::{
+    HardwareState, KubeletState, Moment, Monotonic, PluginResource, PluginState, UnhealthyReason,
+};
 use crate::node::plugin::allocate::ServiceInputs;
 use crate::node::plugin::host::sockets;
 use crate::node::plugin::inputs::PluginInputs;
@@ -37,7 +39,7 @@ struct LifecycleHarness {
     task: JoinHandle<EndedLifecycle>,
     directory_watch: JoinHandle<()>,
     _hardware: watch::Sender<Arc<HardwareState>>,
-    _kubelet: watch::Sender<Arc<KubeletState>>,
+    kubelet_state: watch::Sender<Arc<KubeletState>>,
     _stop: watch::Sender<Option<&'static str>>,
 }
 
@@ -58,7 +60,7 @@ impl LifecycleHarness {
         let (publish, state) = watch::channel(Arc::default());
         let (stop, stopped) = watch::channel(None);
         let (hardware, readings) = watch::channel(Arc::default());
-        let (kubelet, answers) = watch::channel(Arc::default());
+        let (kubelet_state, answers) = watch::channel(Arc::default());
         let (changes, changed) = watch::channel(0);
         let watch = sockets::watch_directory(directory.to_owned(), changes, Arc::default(), publish.clone());
         let directory_watch = tokio::spawn(watch);
@@ -81,7 +83,7 @@ impl LifecycleHarness {
             deadlines,
         };
         let task = tokio::spawn(lifecycle.run());
-        Self { state, offer, task, directory_watch, _hardware: hardware, _kubelet: kubelet, _stop: stop }
+        Self { state, offer, task, directory_watch, _hardware: hardware, kubelet_state, _stop: stop }
     }
 
     async fn until(&self, what: &str, condition: impl Fn(&PluginResource) -> bool) {
@@ -121,6 +123,31 @@ async fn registered_to_waiting_when_the_list_is_not_opened() {
     harness.until("registered again", |state| state.registrations >= 2).await;
     kubelet.heal();
     assert!(kubelet.node_status_becomes(|status| status.get(TOY).is_some_and(|count| count.allocatable == 1)).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn registered_to_waiting_when_the_kubelet_lists_none_of_our_devices() {
+    let root = tempfile::tempdir().unwrap();
+    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
+    let harness = LifecycleHarness::begin(&kubelet.device_plugin_directory(), Deadlines::default());
+    harness.until("registered", |state| state.registered).await;
+    kubelet.hang(Method::Register);
+    let answers = async {
+        for second in 100.. {
+            let at = Moment { monotonic: Monotonic::from_secs(second), ..Moment::default() };
+            let (allocatable, allocatable_at) = (Some(Arc::default()), Some(at));
+            harness.kubelet_state.send_replace(Arc::new(KubeletState {
+                allocatable,
+                allocatable_at,
+                ..Default::default()
+            }));
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::select! {
+        () = answers => {}
+        () = harness.until_problem("the kubelet no longer lists our devices") => {}
+    }
 }
 
 /// A kubelet would show each pod on it as unhealthy for that moment.
