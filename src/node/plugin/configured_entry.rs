@@ -33,14 +33,8 @@ pub struct ConfiguredEntry {
 
 impl ConfiguredEntry {
     pub fn new(config: EntryConfig, now: Monotonic) -> Self {
-        Self {
-            config: Arc::new(config),
-            last_scan: None,
-            offers: vec![],
-            vanished: BTreeMap::new(),
-            problems: vec![],
-            made: now,
-        }
+        let config = Arc::new(config);
+        Self { config, last_scan: None, offers: vec![], vanished: BTreeMap::new(), problems: vec![], made: now }
     }
 
     pub fn facts(&self) -> Arc<HostFacts> {
@@ -59,7 +53,7 @@ impl ConfiguredEntry {
     pub fn update(&mut self, hardware: &HardwareState, health_state: &HealthState, now: Monotonic) {
         let nothing = ScanResult::default();
         let scan = self.last_scan.as_ref().unwrap_or(&nothing);
-        let Offers { offers, problems } = offers(&self.config, &hardware.inventory, &scan.found);
+        let Offers { offers, problems } = offers(&self.config, &hardware.inventory, &scan.path_devices);
         let vanished = self.offers.iter().map(|before| {
             let ids = layout::vanished(before, &offers, &hardware.inventory);
             let known = self.vanished.get(&before.resource);

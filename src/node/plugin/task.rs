@@ -70,7 +70,7 @@ pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks
         inputs,
         publish,
         entries: BTreeMap::new(),
-        entries_made: 0,
+        next_number: 0,
         served,
     };
     tasks.spawn("device plugin", task.run(plans, publish_changes, tasks.stopping()));
@@ -88,7 +88,7 @@ struct PluginTask {
     publish: watch::Sender<Arc<PluginState>>,
     /// By number, in the order they came; a number is not used again.
     entries: BTreeMap<u64, ConfiguredEntry>,
-    entries_made: u64,
+    next_number: u64,
     served: ServedResources,
 }
 
@@ -178,8 +178,8 @@ impl PluginTask {
         let now = self.clock.now().monotonic;
         for config in configs {
             if self.entries.values().all(|entry| *entry.config != *config) {
-                self.entries.insert(self.entries_made, ConfiguredEntry::new(config.clone(), now));
-                self.entries_made += 1;
+                self.entries.insert(self.next_number, ConfiguredEntry::new(config.clone(), now));
+                self.next_number += 1;
             }
         }
         for served in self.served.running.values() {

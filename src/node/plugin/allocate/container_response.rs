@@ -125,7 +125,7 @@ fn each_hardware_once<'o>(devices: &[&'o OfferedDevice]) -> Vec<&'o OfferedDevic
     once
 }
 
-/// The name by the strategy, then the other one.
+/// The device's name by the strategy, then the one by the other strategy.
 fn names(strategy: DeviceIdStrategy, hardware: &OfferedHardware) -> [String; 2] {
     let [uuid, index] = hardware.names().unwrap_or_default();
     match strategy {
@@ -141,17 +141,8 @@ fn add_cdi(
     devices: &[&OfferedDevice],
     driver_files: &DriverFiles,
 ) -> Result<(), AllocationRefusal> {
-    let qualified = |device: &&OfferedDevice| {
-        let names = names(nvidia.device_id_strategy, &device.hardware);
-        let Some(vendor) = &driver_files.cdi else { return Ok(format!("{}={}", cdi::PLUGIN_KIND, names[0])) };
-        let known = names.into_iter().find(|name| vendor.devices.contains(name));
-        known.map(|name| format!("{}={name}", vendor.kind)).ok_or_else(|| {
-            let file = vendor.file.display();
-            let reason = format!("{file} does not describe it; generate that CDI specification again");
-            AllocationRefusal::unhealthy(&device.id, &reason)
-        })
-    };
-    let names = devices.iter().map(qualified).collect::<Result<Vec<_>, _>>()?;
+    let name = |device: &&OfferedDevice| cdi_name(nvidia, driver_files, device);
+    let names = devices.iter().map(name).collect::<Result<Vec<_>, _>>()?;
     if nvidia.includes(DeviceListStrategy::CdiAnnotations) {
         // The same key for the same request, and another for another resource of the same container.
         let hash = stable_hash(offer.resource.as_str().bytes().chain([0]).chain(names.join(",").bytes()));
@@ -162,6 +153,21 @@ fn add_cdi(
         answer.cdi_devices = names.into_iter().map(|name| CdiDevice { name }).collect();
     }
     Ok(())
+}
+
+fn cdi_name(
+    nvidia: &NvidiaConfig,
+    driver_files: &DriverFiles,
+    device: &OfferedDevice,
+) -> Result<String, AllocationRefusal> {
+    let names = names(nvidia.device_id_strategy, &device.hardware);
+    let Some(vendor) = &driver_files.cdi else { return Ok(format!("{}={}", cdi::PLUGIN_KIND, names[0])) };
+    let described = names.into_iter().find(|name| vendor.devices.contains(name));
+    described.map(|name| format!("{}={name}", vendor.kind)).ok_or_else(|| {
+        let file = vendor.file.display();
+        let reason = format!("{file} does not describe it; generate that CDI specification again");
+        AllocationRefusal::unhealthy(&device.id, &reason)
+    })
 }
 
 fn add_device_nodes(
@@ -202,9 +208,8 @@ fn add_mps(answer: &mut ContainerAllocateResponse, nvidia: &NvidiaConfig, offer:
 fn path_response(devices: &[&OfferedDevice]) -> ContainerAllocateResponse {
     let mut answer = ContainerAllocateResponse::default();
     for device in devices {
-        if let OfferedHardware::Nodes(nodes) = &device.hardware {
-            nodes.iter().for_each(|node| push_new(&mut answer.devices, node.clone()));
-        }
+        let OfferedHardware::Nodes(nodes) = &device.hardware else { continue };
+        nodes.iter().for_each(|node| push_new(&mut answer.devices, node.clone()));
     }
     answer
 }

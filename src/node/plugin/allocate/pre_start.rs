@@ -5,9 +5,9 @@
 
 use super::container_response::usable_device;
 use super::refusal::AllocationRefusal;
-use crate::domain::model::{DeviceId, DeviceProcess, HardwareState, MemoryUse};
+use crate::domain::model::{DeviceId, DeviceProcess, HardwareState, Medium, MemoryUse};
 use crate::node::plugin::config::PreStartCheck;
-use crate::node::plugin::offer::{Offer, OfferedHardware};
+use crate::node::plugin::offer::{Offer, OfferedDevice, OfferedHardware};
 use crate::node::plugin::status::CallResult;
 
 pub fn check(
@@ -20,7 +20,7 @@ pub fn check(
         let device = usable_device(offer, id)?;
         if rules.no_processes
             && !device.is_slot()
-            && let Some(pid) = processes(&device.hardware, hardware).next()
+            && let Some(pid) = processes(device, hardware).next()
         {
             let message = format!(
                 "device {id} is used by process {pid}, and preStartCheck.noProcesses allows none: a container that ended has \
@@ -28,12 +28,12 @@ pub fn check(
             );
             return Err(AllocationRefusal { result: CallResult::ProcessesLeft, message });
         }
-        let wanted = rules.minimum_free_memory.map_or(0, |bytes| bytes.0);
+        let required = rules.minimum_free_memory.map_or(0, |bytes| bytes.0);
         // An unknown amount rejects no container.
-        let Some(MemoryUse { free, .. }) = memory(&device.hardware, hardware) else { continue };
-        if free < wanted {
+        let Some(MemoryUse { free, .. }) = memory(device, hardware) else { continue };
+        if free < required {
             let message = format!(
-                "device {id} has {free} bytes of memory free, and preStartCheck.minimumFreeMemory requires {wanted}: \
+                "device {id} has {free} bytes of memory free, and preStartCheck.minimumFreeMemory requires {required}: \
                  something else still uses it"
             );
             return Err(AllocationRefusal { result: CallResult::MemoryInUse, message });
@@ -42,31 +42,32 @@ pub fn check(
     Ok(())
 }
 
-/// On the GPU, or on the MIG device. None where the driver does not report them.
-fn processes(behind: &OfferedHardware, hardware: &HardwareState) -> impl Iterator<Item = u32> {
-    let (gpu, instance) = match behind {
-        OfferedHardware::Gpu { uuid, .. } => (Some(uuid), None),
-        OfferedHardware::Mig { gpu, gpu_instance, compute_instance, .. } => {
-            (Some(gpu), Some((Some(*gpu_instance), Some(*compute_instance))))
-        }
-        OfferedHardware::Missing(_) | OfferedHardware::Nodes(_) | OfferedHardware::Nothing => (None, None),
-    };
-    let medium = gpu.and_then(|gpu| hardware.readings.get(gpu)?.medium.as_ref());
-    let all = medium.and_then(|medium| medium.value.processes.as_ref()).into_iter().flatten();
-    let here = move |process: &&DeviceProcess| {
-        instance.is_none_or(|instance| instance == (process.gpu_instance, process.compute_instance))
-    };
-    all.filter(here).map(|process| process.pid)
+fn medium<'h>(device: &OfferedDevice, hardware: &'h HardwareState) -> Option<&'h Medium> {
+    Some(&hardware.readings.get(device.hardware.gpu()?)?.medium.as_ref()?.value)
 }
 
-fn memory(behind: &OfferedHardware, hardware: &HardwareState) -> Option<MemoryUse> {
-    let medium = |gpu| Some(&hardware.readings.get(gpu)?.medium.as_ref()?.value);
-    match behind {
-        OfferedHardware::Gpu { uuid, .. } => medium(uuid)?.memory,
-        OfferedHardware::Mig { gpu, gpu_instance, .. } => {
-            medium(gpu)?.instances.iter().find(|instance| instance.gpu_instance == *gpu_instance)?.memory
+/// On the GPU, or on the MIG device. None where the driver does not report them.
+fn processes(device: &OfferedDevice, hardware: &HardwareState) -> impl Iterator<Item = u32> {
+    let instance = match device.hardware {
+        OfferedHardware::Mig { gpu_instance, compute_instance, .. } => {
+            Some((Some(gpu_instance), Some(compute_instance)))
         }
-        OfferedHardware::Missing(_) | OfferedHardware::Nodes(_) | OfferedHardware::Nothing => None,
+        _ => None,
+    };
+    let of_gpu = medium(device, hardware).and_then(|medium| medium.processes.as_ref()).into_iter().flatten();
+    let is_on_device = move |process: &&DeviceProcess| {
+        instance.is_none_or(|instance| instance == (process.gpu_instance, process.compute_instance))
+    };
+    of_gpu.filter(is_on_device).map(|process| process.pid)
+}
+
+fn memory(device: &OfferedDevice, hardware: &HardwareState) -> Option<MemoryUse> {
+    let medium = medium(device, hardware)?;
+    match device.hardware {
+        OfferedHardware::Mig { gpu_instance, .. } => {
+            medium.instances.iter().find(|instance| instance.gpu_instance == gpu_instance)?.memory
+        }
+        _ => medium.memory,
     }
 }
 
@@ -75,9 +76,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::domain::model::{DeviceReadings, Medium, Monotonic, Stamped, UnhealthyReason};
+    use crate::domain::model::{DeviceReadings, Monotonic, Stamped, UnhealthyReason};
     use crate::input::Size;
-    use crate::node::plugin::offer::{OfferedDevice, PluginUnhealthy};
+    use crate::node::plugin::offer::PluginUnhealthy;
 
     #[test]
     fn a_device_in_use_an_unhealthy_one_and_an_unknown_one_are_refused_with_the_reason() {

@@ -2,6 +2,9 @@
 //!
 //! In: YAML, NVIDIA's configuration file, the profiles. Out: a `PluginPlan`: the resources to offer on each kind of node.
 //! Of the node it uses only what profiles match: its name, and how many GPUs of which models it has.
+//!
+//! `entries` has the section and its kinds, of which `nvidia` and `path` have a file each; `nvidia_file` reads NVIDIA's own
+//! format; `profile_config` makes profiles into the plan, and `profile` chooses one for a node.
 
 mod check;
 mod entries;

@@ -60,7 +60,7 @@ impl Specifications {
     }
 
     /// The vendor's that describes every device offered, if there is one. Unhealthy devices need not be described.
-    pub fn vendors(&self, offers: &[Offer]) -> Option<&VendorSpecification> {
+    pub fn vendor_for(&self, offers: &[Offer]) -> Option<&VendorSpecification> {
         let fit = |specification: &&VendorSpecification| offers.iter().all(|offer| describes(specification, offer));
         VENDOR_KINDS
             .iter()
@@ -82,18 +82,11 @@ pub fn specification(
     driver_files: &DriverFiles,
     described: &BTreeSet<String>,
 ) -> Option<String> {
-    let given = |path: &String| {
-        let host = nvidia.device_root.join(path.trim_start_matches('/'));
-        let mut entry = json!({ "path": path, "permissions": "rw" });
-        if host != Path::new(path) {
-            entry["hostPath"] = Value::String(host.display().to_string());
-        }
-        entry
-    };
+    let node = |path: &String| device_node(nvidia, path);
     let mut devices = BTreeMap::new();
     for device in offers.iter().flat_map(|offer| &offer.devices) {
         let Ok(nodes) = driver_files.device_nodes(&device.hardware) else { continue };
-        let nodes: Vec<Value> = nodes.iter().map(given).collect();
+        let nodes: Vec<Value> = nodes.iter().map(node).collect();
         for name in device.hardware.names().into_iter().flatten().filter(|name| !described.contains(name)) {
             let entry = json!({ "name": name, "containerEdits": { "deviceNodes": nodes } });
             devices.insert(name, entry);
@@ -108,10 +101,19 @@ pub fn specification(
         "devices": devices.into_values().collect::<Vec<_>>(),
     });
     if !driver_files.control_nodes.is_empty() {
-        let nodes: Vec<Value> = driver_files.control_nodes.iter().map(given).collect();
+        let nodes: Vec<Value> = driver_files.control_nodes.iter().map(node).collect();
         specification["containerEdits"] = json!({ "deviceNodes": nodes });
     }
     Some(format!("{specification:#}\n"))
+}
+
+fn device_node(nvidia: &NvidiaConfig, path: &str) -> Value {
+    let host = nvidia.device_root.join(path.trim_start_matches('/'));
+    let mut node = json!({ "path": path, "permissions": "rw" });
+    if host != Path::new(path) {
+        node["hostPath"] = Value::String(host.display().to_string());
+    }
+    node
 }
 
 /// Writes our file in one step: a runtime sees the old one or the new one. The error is for people.
@@ -303,7 +305,7 @@ mod tests {
         let mut specifications = Specifications::default();
         let mut find = |offers: &[Offer]| {
             specifications.refresh(&directories);
-            specifications.vendors(offers).map(|found| found.kind.clone())
+            specifications.vendor_for(offers).map(|found| found.kind.clone())
         };
         let lost = PluginUnhealthy::device(UnhealthyReason::Lost, "");
         let healthy = [offer(gpu(0), Ok(()))];

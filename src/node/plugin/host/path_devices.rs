@@ -48,7 +48,7 @@ pub fn find(config: &PathConfig, roots: &HostRoots) -> Vec<PathDevice> {
 fn find_where(config: &PathConfig, roots: &HostRoots, is_device: fn(&fs::Metadata) -> bool) -> Vec<PathDevice> {
     let node = |path: &str| HostNode::open(roots, path, is_device);
     let mut found: BTreeMap<DeviceId, PathDevice> = BTreeMap::new();
-    let mut offer = |id: String, nodes: Vec<DeviceSpec>, opened: &[HostNode]| {
+    let mut add = |id: String, nodes: Vec<DeviceSpec>, opened: &[HostNode]| {
         let id = DeviceId::new(id);
         let numa_nodes = opened.iter().filter_map(|node| numa_node(&roots.sys, node)).collect();
         found.entry(id.clone()).or_insert(PathDevice { id, nodes, numa_nodes });
@@ -59,16 +59,16 @@ fn find_where(config: &PathConfig, roots: &HostRoots, is_device: fn(&fs::Metadat
         let mut opened = vec![];
         let mut complete = true;
         for member in &group.paths {
-            let there: Vec<HostNode> = expand(roots, &member.path).iter().filter_map(|path| node(path)).collect();
-            complete &= member.optional || !there.is_empty();
-            for node in there {
+            let existing: Vec<HostNode> = expand(roots, &member.path).iter().filter_map(|path| node(path)).collect();
+            complete &= member.optional || !existing.is_empty();
+            for node in existing {
                 let permissions = member.permissions.as_deref().unwrap_or(&config.permissions);
                 nodes.push(node.device_spec(member.container_path.as_deref(), permissions));
                 opened.push(node);
             }
         }
         if complete && !nodes.is_empty() {
-            offer(group.id.clone(), nodes, &opened);
+            add(group.id.clone(), nodes, &opened);
         }
     }
 
@@ -82,7 +82,7 @@ fn find_where(config: &PathConfig, roots: &HostRoots, is_device: fn(&fs::Metadat
     }
     for node in by_target.into_values() {
         let spec = node.device_spec(config.container_path.as_deref(), &config.permissions);
-        offer(id(&node.name), vec![spec], &[node]);
+        add(id(&node.name), vec![spec], &[node]);
     }
     found.into_values().collect()
 }

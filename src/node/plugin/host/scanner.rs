@@ -41,7 +41,8 @@ pub type ScanRequest = BTreeMap<u64, Arc<EntryConfig>>;
 pub struct ScanResult {
     /// Of the inventory that the scan used.
     pub generation: u64,
-    pub found: Vec<PathDevice>,
+    /// Of an entry of kind `path`.
+    pub path_devices: Vec<PathDevice>,
     /// The same `Arc` while nothing has changed.
     pub facts: Arc<HostFacts>,
     /// The resources that NVIDIA's MPS control daemon does not serve, and why.
@@ -98,7 +99,9 @@ impl HostScanner {
         let result = ScanResult { generation: inventory.generation, ..ScanResult::default() };
         match config {
             EntryConfig::Simulated(_) => result,
-            EntryConfig::Path(path) => ScanResult { found: path_devices::find(path, &self.paths.roots), ..result },
+            EntryConfig::Path(path) => {
+                ScanResult { path_devices: path_devices::find(path, &self.paths.roots), ..result }
+            }
             EntryConfig::Nvidia(nvidia) => {
                 let entry_scan = self.entries.entry(number).or_default();
                 // Of health they have only which devices are lost.
@@ -130,7 +133,7 @@ impl EntryScan {
             control_nodes: control_nodes(&paths.roots.local_path(&nvidia.device_root.join("dev"))),
             mig_capabilities: MigCapabilities::read(&paths.proc),
             driver_mounts: driver_mounts(nvidia, |path| paths.roots.local_path(path).exists()),
-            cdi: if nvidia.uses_cdi() { specifications.vendors(offers).cloned() } else { None },
+            cdi: if nvidia.uses_cdi() { specifications.vendor_for(offers).cloned() } else { None },
         };
         if is_same && self.facts.driver_files == driver_files {
             return;

@@ -32,12 +32,8 @@ pub struct HostScans {
 
 impl HostScans {
     pub fn new(paths: HostPaths) -> Self {
-        Self {
-            scanner: Some(HostScanner::new(paths)),
-            under_way: JoinSet::new(),
-            began: Monotonic::default(),
-            last: None,
-        }
+        let scanner = Some(HostScanner::new(paths));
+        Self { scanner, under_way: JoinSet::new(), began: Monotonic::default(), last: None }
     }
 
     /// Begins a scan where one is due: the entries or the inventory have changed, or the last scan is old and the host

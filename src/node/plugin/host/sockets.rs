@@ -67,11 +67,10 @@ pub fn is_a_podmeters(name: &str, resource: &ResourceName) -> bool {
 pub async fn live(directory: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
     let mut live = vec![];
     for name in names(directory).into_iter().filter(|name| name != KUBELET && is_wanted(name)) {
-        match UnixStream::connect(directory.join(&name)).await {
-            Ok(_) => live.push(name),
-            // Its queue of connections is full: it listens.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => live.push(name),
-            Err(_) => {}
+        let connected = UnixStream::connect(directory.join(&name)).await;
+        // With a full queue of connections it listens.
+        if connected.is_ok() || connected.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            live.push(name);
         }
     }
     live

@@ -30,8 +30,8 @@ pub struct Offers {
     pub problems: Vec<String>,
 }
 
-/// `found` is what `path_devices::find` lists for an entry of kind `path`; empty for the others.
-pub fn offers(config: &EntryConfig, inventory: &Inventory, found: &[PathDevice]) -> Offers {
+/// `path_devices` are those that the host has for an entry of kind `path`; empty for the others.
+pub fn offers(config: &EntryConfig, inventory: &Inventory, path_devices: &[PathDevice]) -> Offers {
     let mut problems = vec![];
     let slots = match config {
         EntryConfig::Nvidia(nvidia) => {
@@ -49,7 +49,7 @@ pub fn offers(config: &EntryConfig, inventory: &Inventory, found: &[PathDevice])
                 let device = OfferedDevice::new(found.id.clone(), OfferedHardware::Nodes(found.nodes.clone()));
                 slots_of(&OfferedDevice { numa_nodes: found.numa_nodes.clone(), ..device }, path.shared)
             };
-            found.iter().flat_map(slots).map(|device| (path.name.clone(), device)).collect()
+            path_devices.iter().flat_map(slots).map(|device| (path.name.clone(), device)).collect()
         }
         EntryConfig::Simulated(simulated) => (0..simulated.devices)
             .map(|number| {

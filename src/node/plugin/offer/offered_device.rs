@@ -86,7 +86,7 @@ pub enum OfferedHardware {
         uuid: MigUuid,
         gpu: GpuUuid,
         gpu_index: u32,
-        /// The driver's place of it on its GPU, as `nvidia-ctk` numbers it.
+        /// The driver's index of it on its GPU, as `nvidia-ctk` numbers it.
         index: u32,
         minor: Option<u32>,
         gpu_instance: u32,
