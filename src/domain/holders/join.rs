@@ -69,15 +69,7 @@ struct ResolvedAllocations<'a> {
 }
 
 pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &Inventory, slots: &Slots) -> Join {
-    let mut resolved = ResolvedAllocations::default();
-    for container in allocations.containers() {
-        for held in &container.devices {
-            resolved.add_id(&container.reference, held, inventory);
-        }
-        for claim in &container.claims {
-            resolved.add_claim(&container.reference, claim, inventory);
-        }
-    }
+    let resolved = ResolvedAllocations::new(allocations, inventory);
     let holdings = resolved.holdings(slots, inventory);
     let unresolved =
         |((resource, form), ids): (_, BTreeSet<_>)| UnresolvedDevices { resource, form, devices: ids.len() };
@@ -90,6 +82,19 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
 }
 
 impl<'a> ResolvedAllocations<'a> {
+    fn new(allocations: &'a Allocations, inventory: &Inventory) -> Self {
+        let mut resolved = Self::default();
+        for container in allocations.containers() {
+            for held in &container.devices {
+                resolved.add_id(&container.reference, held, inventory);
+            }
+            for claim in &container.claims {
+                resolved.add_claim(&container.reference, claim, inventory);
+            }
+        }
+        resolved
+    }
+
     fn add_id(&mut self, container: &ContainerRef, held: &'a HeldDevice, inventory: &Inventory) {
         let (form, devices) = resolve_device(&held.resource, &held.id, inventory);
         if devices.is_empty() {
@@ -195,11 +200,11 @@ fn holding(
         (true, None) => None,
     };
     let is_mps = ids.is_slot && ids.resource.is_some_and(|resource| slots.mps.contains(resource));
-    let sharing = match (ids.is_slot || holders.count > 1, &device.mig) {
-        (true, _) if is_mps => SharingForm::Mps,
-        (true, _) => SharingForm::TimeSlicing,
-        (false, Some(_)) => SharingForm::Mig,
-        (false, None) => SharingForm::Exclusive,
+    let sharing = match &device.mig {
+        _ if is_mps => SharingForm::Mps,
+        _ if ids.is_slot || holders.count > 1 => SharingForm::TimeSlicing,
+        Some(_) => SharingForm::Mig,
+        None => SharingForm::Exclusive,
     };
     Holding {
         resource: ids.resource.cloned(),
@@ -226,12 +231,7 @@ fn within_each_gpu(mut holdings: BTreeMap<HoldingKey, Holding>) -> BTreeMap<Hold
 
 /// The GPUs that some container holds, or a part of.
 pub fn held_gpus(allocations: &Allocations, inventory: &Inventory) -> BTreeSet<GpuUuid> {
-    let ids = allocations.containers().flat_map(|container| &container.devices);
-    let of_ids = ids.flat_map(|held| resolve_device(&held.resource, &held.id, inventory).1);
-    let claims = allocations.containers().flat_map(|container| &container.claims);
-    let holding = claims.filter(|claim| !claim.is_observer());
-    let of_claims = holding.filter_map(|claim| resolve_claim(claim, inventory).ok()).flat_map(|(devices, _)| devices);
-    of_ids.chain(of_claims).map(|device| device.gpu).collect()
+    ResolvedAllocations::new(allocations, inventory).held.into_keys().map(|key| key.gpu).collect()
 }
 
 /// How many slots each shared device has, as the kubelet last listed them as allocatable. It lists healthy devices only,

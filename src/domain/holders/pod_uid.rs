@@ -35,13 +35,13 @@ pub struct CheckpointAllocations {
 pub struct UidSources<'a> {
     pub checkpoint: &'a CheckpointAllocations,
     pub directory: &'a PodDirectory,
-    /// Or as the Pods API last had them.
-    pub from_log_directories: &'a BTreeMap<PodRef, Arc<PodIdentity>>,
+    /// By their log directories, or as the Pods API last had them.
+    pub from_pod_logs: &'a BTreeMap<PodRef, Arc<PodIdentity>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum UidSource {
-    Logs,
+    PodLogs,
     PodsApi,
     Checkpoint,
 }
@@ -119,7 +119,7 @@ impl PodUids {
             ([identity], true) => (UidSource::PodsApi, identity.uid_in_cgroups()),
             // Of two pods of one name it is not known which one is listed.
             (_, true) => return None,
-            (_, false) => (UidSource::Logs, sources.from_log_directories.get(&pod.reference)?.uid_in_cgroups()),
+            (_, false) => (UidSource::PodLogs, sources.from_pod_logs.get(&pod.reference)?.uid_in_cgroups()),
         };
         (!was_removed(uid)).then(|| (source, uid.clone()))
     }

@@ -169,9 +169,8 @@ impl UnlistedGpus {
                 found.push(missing_gpu((*uuid).clone(), Some(location), ids(uuid), &[]));
             }
             (locations, None) => {
-                let uuid = |(address, _): &BusLocation| GpuUuid::of_address(address);
-                found
-                    .extend(locations.iter().map(|location| missing_gpu(uuid(location), Some(location), &no_ids, &[])));
+                let gpu = |at: &BusLocation<'_>| missing_gpu(GpuUuid::of_address(at.0), Some(at), &no_ids, &[]);
+                found.extend(locations.iter().map(gpu));
             }
             (locations, Some(_)) => {
                 found.extend(unlocated.iter().map(|uuid| missing_gpu((*uuid).clone(), None, ids(uuid), locations)));

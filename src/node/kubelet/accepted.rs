@@ -87,9 +87,8 @@ impl AcceptedAllocations {
     async fn accept(&mut self, now: Monotonic) -> Arc<Allocations> {
         let allocations = self.checkpoint.refresh().await;
         let directory = Arc::clone(&self.sources.directory.borrow());
-        let from_log_directories = Arc::clone(&self.sources.processes.borrow().pods);
-        let sources =
-            UidSources { checkpoint: &allocations, directory: &directory, from_log_directories: &from_log_directories };
+        let from_pod_logs = Arc::clone(&self.sources.processes.borrow().pods);
+        let sources = UidSources { checkpoint: &allocations, directory: &directory, from_pod_logs: &from_pod_logs };
         let is_whole = self.settle.is_settled();
         let mut answer = self.answer.clone();
         self.claim_files.complete(&mut answer, self.settle.accepted.as_deref()).await;

@@ -64,7 +64,7 @@ impl World {
         self.second += 1;
         let mut answer = answer(pods);
         let sources =
-            UidSources { checkpoint: &self.checkpoint, directory: &self.directory, from_log_directories: &self.logged };
+            UidSources { checkpoint: &self.checkpoint, directory: &self.directory, from_pod_logs: &self.logged };
         self.uids.identify(Monotonic::from_secs(self.second), &mut answer, is_whole, &sources);
         let text = |uid: &Option<PodUid>| uid.as_ref().map(|uid| uid.as_str().to_owned());
         let Some(pod) = answer.pods.first() else { return (None, None) };
