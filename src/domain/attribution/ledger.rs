@@ -4,14 +4,15 @@
 //!
 //! | step | input | output | module |
 //! |---|---|---|---|
-//! | 1 | readings | an interval with busy seconds and joules; a gap | `interval` |
+//! | 1 | readings | an interval with busy seconds and joules; the end of a gap | `interval` |
 //! | 2 | the interval, holdings | segments with constant holders | `segments` |
 //! | 3 | processes, MIG devices | weights | `weights` |
 //! | 4 | a segment, weights | parts, which add up to it | `parts` |
 //! | 5 | parts | entries of accounts, unattributed use | `device_ledger`, `account` |
+//! | | a gap, by holding; its energy | joules by holder | `gap` |
 //!
 //! `present` has what is of a moment: memory, utilization, processes. Imports go one way: `interval`, `weights`, `segments`,
-//! `parts`, `account`, `device_ledger`, `present`; each uses only those before it.
+//! `parts`, `gap`, `account`, `device_ledger`, `present`; each uses only those before it.
 //!
 //! | type | what |
 //! |---|---|
@@ -27,6 +28,7 @@
 
 mod account;
 mod device_ledger;
+mod gap;
 mod interval;
 mod parts;
 mod present;
@@ -185,7 +187,7 @@ impl Ledger {
         let surplus: Vec<HoldingKey> = ended.into_iter().take(surplus).map(|(_, _, key)| key.clone()).collect();
         for key in surplus {
             if let Some(device) = self.devices.get_mut(&key.gpu) {
-                device.accounts.remove(&key);
+                device.remove_account(&key);
             }
         }
     }

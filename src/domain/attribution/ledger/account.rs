@@ -1,11 +1,16 @@
 //! One holder of one device: when it held it, and what it used. In: holdings, and the entry of each interval. Out: the
 //! account, and the spans of time that it held the device in an interval. Does not know other holders.
 
+use std::time::Duration;
+
 use super::interval::is_nothing;
 use super::parts::{Part, add_known};
 use super::segments::{HeldFraction, Span};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, Figures, Holding, Moment, Monotonic, SharingForm, UnixSeconds};
+
+/// Pages that have shown the final figures of an account before it may go.
+const FINAL_PAGES: u64 = 2;
 
 /// One container and one device: the account, and the holding time that is not accounted yet.
 #[derive(Debug)]
@@ -117,6 +122,12 @@ impl HolderAccount {
 
     pub fn is_final(&self) -> bool {
         self.open.is_none() && self.closed.is_empty()
+    }
+
+    /// Its final figures were kept for the retention, and enough pages had them.
+    pub fn is_over(&self, now: Monotonic, retention: Duration, scrapes: u64) -> bool {
+        let (Some(ended), Some(since)) = (self.account.ended, self.final_since_scrape) else { return false };
+        now.since(ended.monotonic) >= retention && scrapes >= since + FINAL_PAGES
     }
 
     /// When it held between `from` and `to`; holdings up to `to` are then removed.

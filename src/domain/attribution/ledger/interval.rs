@@ -1,5 +1,5 @@
-//! The readings of one device as intervals. In: its totals. Out: the time since it was last accounted, as a gap and an
-//! interval with busy seconds and joules; the activity of its GPU instances; its idle power. Does not know holders.
+//! The readings of one device as intervals. In: its totals. Out: the time since it was last accounted, as the end of a gap
+//! and an interval with busy seconds and joules; the activity of its GPU instances; its idle power. Does not know holders.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,17 +25,17 @@ pub struct DeviceClock {
     busy_seconds: Option<f64>,
     energy_joules: Option<f64>,
     uncovered_seconds: f64,
-    gaps: SessionGaps,
+    session_gaps: SessionGaps,
     /// Reported by the driver, and not divided yet.
     pub busy_carry: f64,
 }
 
-/// The end of a gap of the device.
+/// The last part of a gap: what was not accounted before. It may be empty.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Gap {
+pub struct GapEnd {
     pub from: Monotonic,
     pub to: Monotonic,
-    /// The energy of the whole gap, which may have begun before `from`.
+    /// Of the whole gap, which may have begun before `from`.
     pub energy_joules: Option<f64>,
 }
 
@@ -75,7 +75,7 @@ impl DeviceClock {
         self.read = true;
         self.late = false;
         self.accounted = totals.through;
-        (self.uncovered_seconds, self.gaps) = (totals.uncovered_seconds, totals.gaps);
+        (self.uncovered_seconds, self.session_gaps) = (totals.uncovered_seconds, totals.gaps);
     }
 
     /// Advances to `now` without a reading. Returns the previous time.
@@ -84,8 +84,8 @@ impl DeviceClock {
         std::mem::replace(&mut self.accounted, now)
     }
 
-    /// The time since the clock last moved, as a gap and the interval after it. `busy` and `energy`: the totals, where
-    /// they are amounts.
+    /// The time since the clock last moved, as the end of a gap and the interval after it. `busy` and `energy`: the totals,
+    /// where they are amounts.
     ///
     /// | since then | gap | interval | energy |
     /// |---|---|---|---|
@@ -99,14 +99,14 @@ impl DeviceClock {
         totals: &DeviceTotals,
         busy: Option<f64>,
         energy: Option<f64>,
-    ) -> (Option<Gap>, Interval) {
+    ) -> (Option<GapEnd>, Interval) {
         let through = totals.through;
         let from = std::mem::replace(&mut self.accounted, through);
         let was_late = std::mem::take(&mut self.late);
-        let before = std::mem::replace(&mut self.gaps, totals.gaps);
-        let session_gap_end = (totals.gaps.until > before.until).then(|| totals.gaps.until.clamp(from, through));
-        let gap_end = session_gap_end.or(was_late.then_some(through));
-        let start = gap_end.unwrap_or(from);
+        let before = std::mem::replace(&mut self.session_gaps, totals.gaps);
+        let session_began = (totals.gaps.until > before.until).then(|| totals.gaps.until.clamp(from, through));
+        let gap_until = session_began.or(was_late.then_some(through));
+        let start = gap_until.unwrap_or(from);
         let uncovered = totals.uncovered_seconds - self.uncovered_seconds - (totals.gaps.seconds - before.seconds);
         self.uncovered_seconds = totals.uncovered_seconds;
         let mut interval = Interval {
@@ -115,35 +115,27 @@ impl DeviceClock {
             uncovered_seconds: uncovered.max(0.0).min(through.since(start).as_secs_f64()),
             ..Interval::default()
         };
-        let mut gap = gap_end.map(|to| Gap { from, to, energy_joules: None });
-        let counted_in_gaps = totals.gaps.energy_joules - before.energy_joules;
-        self.divide_energy(energy, counted_in_gaps, gap.as_mut(), &mut interval);
-        match increase(&mut self.busy_seconds, busy) {
-            Some((true, busy)) => self.divide_busy(busy, gap.is_some(), &mut interval),
-            Some((false, busy)) => interval.unattributed_busy_seconds = busy,
-            None => {}
-        }
+        let mut gap = gap_until.map(|to| GapEnd { from, to, energy_joules: None });
+        let in_gaps = totals.gaps.energy_joules - before.energy_joules;
+        self.set_energy(energy, in_gaps, gap.as_mut(), &mut interval);
+        self.set_busy(busy, gap.is_some(), &mut interval);
         (gap, interval)
     }
 
-    fn divide_energy(
-        &mut self,
-        total: Option<f64>,
-        counted_in_gaps: f64,
-        gap: Option<&mut Gap>,
-        interval: &mut Interval,
-    ) {
-        let Some((was_read, energy)) = increase(&mut self.energy_joules, total) else { return };
-        if !was_read {
+    /// `in_gaps`: what the driver counted in gaps.
+    fn set_energy(&mut self, total: Option<f64>, in_gaps: f64, gap: Option<&mut GapEnd>, interval: &mut Interval) {
+        let Some(total) = total else { return };
+        let Some(before) = self.energy_joules.replace(total) else {
             // A total starts when it is first read: what it had before is unattributed.
-            interval.unattributed_energy_joules = energy;
+            interval.unattributed_energy_joules = total;
             return;
-        }
-        let counted_in_gaps = counted_in_gaps.clamp(0.0, energy);
-        interval.energy_joules = Some(energy - counted_in_gaps);
+        };
+        let energy = (total - before).max(0.0);
+        let in_gaps = in_gaps.clamp(0.0, energy);
+        interval.energy_joules = Some(energy - in_gaps);
         match gap {
-            None => interval.unattributed_energy_joules = counted_in_gaps,
-            Some(gap) if interval.from < interval.to => gap.energy_joules = Some(counted_in_gaps),
+            None => interval.unattributed_energy_joules = in_gaps,
+            Some(gap) if interval.from < interval.to => gap.energy_joules = Some(in_gaps),
             Some(gap) => (gap.energy_joules, interval.energy_joules) = (Some(energy), None),
         }
     }
@@ -151,8 +143,13 @@ impl DeviceClock {
     /// Samples come in steps of a sixth of a second or more, and up to two seconds late: what one interval has too much
     /// of, the next has too little. What the driver reports of a gap is unattributed: its time is neither busy nor
     /// idle.
-    fn divide_busy(&mut self, increase: f64, after_gap: bool, interval: &mut Interval) {
-        let due = increase + self.busy_carry;
+    fn set_busy(&mut self, total: Option<f64>, after_gap: bool, interval: &mut Interval) {
+        let Some(total) = total else { return };
+        let Some(before) = self.busy_seconds.replace(total) else {
+            interval.unattributed_busy_seconds = total;
+            return;
+        };
+        let due = (total - before).max(0.0) + self.busy_carry;
         let covered = interval.seconds() - interval.uncovered_seconds;
         let divided = due.min(covered.max(0.0));
         self.busy_carry = if after_gap { 0.0 } else { (due - divided).min(CARRY_LIMIT_SECONDS) };
@@ -167,15 +164,6 @@ impl DeviceClock {
             energy_joules: self.energy_joules,
         }
     }
-}
-
-/// The increase of a total since it was last read, and whether it was read before.
-fn increase(last: &mut Option<f64>, total: Option<f64>) -> Option<(bool, f64)> {
-    let total = total?;
-    Some(match last.replace(total) {
-        Some(before) => (true, (total - before).max(0.0)),
-        None => (false, total),
-    })
 }
 
 /// What the GPU instances of one device had reported when it was last accounted.

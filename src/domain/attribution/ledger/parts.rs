@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::interval::is_nothing;
-use super::segments::{IntervalSegment, SegmentHolder};
+use super::segments::{IntervalSegment, ROUNDING, SegmentHolder};
 use super::weights::{MigWeight, Weights};
 use crate::domain::model::{DividedQuantity, UnattributedReason};
 
@@ -51,6 +51,9 @@ pub struct Parts {
     pub unattributed: BTreeMap<UnattributedReason, Part>,
 }
 
+/// Holders by position in the segment, each with a fraction. One may occur several times.
+pub type HolderFractions = Vec<(usize, f64)>;
+
 impl Part {
     pub fn of_busy(seconds: f64) -> Self {
         Self { busy: Some(seconds), energy: None }
@@ -67,6 +70,13 @@ impl Part {
 }
 
 impl Parts {
+    fn add(&mut self, part: Part, holders: &HolderFractions) {
+        for (position, fraction) in holders {
+            let times = |amount: f64| amount * fraction;
+            self.holders[*position].add(Part { busy: part.busy.map(times), energy: part.energy.map(times) });
+        }
+    }
+
     fn add_unattributed(&mut self, reason: UnattributedReason, part: Part) {
         self.unattributed.entry(reason).or_default().add(part);
     }
@@ -76,20 +86,36 @@ impl IntervalSegment {
     pub fn divide(&self) -> Parts {
         let mut parts = Parts { holders: vec![Part::default(); self.holders.len()], ..Parts::default() };
         match &self.weights {
-            Weights::MigDevices(devices) => self.divide_by_mig_activity(devices, &mut parts),
+            Weights::MigDevices(devices) => self.divide_by_mig_device(devices, &mut parts),
             Weights::Processes(others) => self.divide_by_process(others, &mut parts),
-            // Idle power is `idle`; the rest too in a segment without work, else `unknown`.
+            // As without SM time: idle power is `idle`; the rest too in a segment without work, else `unknown`.
             Weights::Holding if self.holders.is_empty() => self.divide_by_process(&BTreeMap::new(), &mut parts),
-            Weights::Holding => {
-                let sum: f64 = self.holders.iter().map(|holder| holder.held.weight).sum();
-                for (part, holder) in parts.holders.iter_mut().zip(&self.holders) {
-                    let weight = holder.held.weight / sum;
-                    part.busy = self.busy.map(|busy| busy * weight);
-                    part.energy = self.energy.map(|energy| energy * weight);
-                }
-            }
+            Weights::Holding => parts.add(Part { busy: self.busy, energy: self.energy }, &self.holders_of(None)),
         }
         parts
+    }
+
+    /// Of the GPU by holding alone; the rest has no holder.
+    pub fn fractions_by_holding(&self) -> HolderFractions {
+        let Weights::MigDevices(devices) = &self.weights else { return self.holders_of(None) };
+        let of_device = |(position, device): (usize, &MigWeight)| {
+            let fraction_of_gpu = device.fraction;
+            self.holders_of_mig_device(position).into_iter().map(move |(holder, part)| (holder, part * fraction_of_gpu))
+        };
+        devices.iter().enumerate().flat_map(of_device).collect()
+    }
+
+    /// The holders of a MIG device; where it has none, those of the GPU.
+    fn holders_of_mig_device(&self, position: usize) -> HolderFractions {
+        let holders = self.holders_of(Some(position));
+        if holders.is_empty() { self.holders_of(None) } else { holders }
+    }
+
+    /// The holders of a MIG device, or with `None` of the GPU: 1 in all, by their weights as holders.
+    fn holders_of(&self, mig: Option<usize>) -> HolderFractions {
+        let holders = || self.holders.iter().enumerate().filter(|(_, holder)| holder.mig == mig);
+        let sum: f64 = holders().map(|(_, holder)| holder.held.weight).sum();
+        holders().map(|(position, holder)| (position, holder.held.weight / sum)).collect()
     }
 
     /// An exclusive holder also gets what no process explains, and idle power.
@@ -135,58 +161,43 @@ impl IntervalSegment {
         }
     }
 
-    fn divide_by_mig_activity(&self, devices: &[MigWeight], parts: &mut Parts) {
+    /// Each MIG device has its work as busy time, and a part of the energy; these are its holders'.
+    fn divide_by_mig_device(&self, devices: &[MigWeight], parts: &mut Parts) {
         // A partitioned GPU has no device total of busy time; if one appears, it is unattributed.
         if let Some(busy) = self.busy.filter(|busy| *busy > 0.0) {
             parts.add_unattributed(UnattributedReason::Unknown, Part::of_busy(busy));
         }
-        let works: Vec<f64> = devices.iter().map(|device| device.active.unwrap_or(0.0) * device.fraction).collect();
-        let work: f64 = works.iter().sum();
-        let is_known = !devices.is_empty() && devices.iter().all(|device| device.active.is_some());
-        let energy = self.energy.unwrap_or(0.0);
-        let idle = if is_known { self.idle_energy.unwrap_or(0.0).min(energy) } else { 0.0 };
-        let mut left = 1.0;
+        let joules = self.energy.map(|energy| self.divide_mig_energy(energy, devices, parts));
         for (position, device) in devices.iter().enumerate() {
-            left -= device.fraction;
-            let weight = match is_known {
-                false => device.fraction,
-                true if work > 0.0 => works[position] / work,
-                true => 0.0,
-            };
-            let busy = device.active.map(|_| works[position] * self.seconds);
-            let energy = self.energy.map(|_| (energy - idle) * weight);
-            self.attribute_mig_device(Some(position), device, Part { busy, energy }, parts);
-        }
-        if self.energy.is_some() {
-            if is_known && work <= 0.0 {
-                parts.add_unattributed(UnattributedReason::Idle, Part::of_energy(energy - idle));
-            } else if !is_known && left > f64::EPSILON * 8.0 {
-                self.add_unmeasured(UnattributedReason::Unknown, left, energy * left, parts);
-            }
-            if is_known {
-                parts.add_unattributed(UnattributedReason::Idle, Part::of_energy(idle));
+            let energy = joules.as_ref().map(|joules| joules[position]);
+            let part = Part { busy: device.work().map(|work| work * self.seconds), energy };
+            let holders = self.holders_of_mig_device(position);
+            match (device.active, energy) {
+                _ if !holders.is_empty() => parts.add(part, &holders),
+                (Some(_), _) => parts.add_unattributed(device.unheld_reason, part),
+                (None, Some(energy)) => self.add_unmeasured(device.unheld_reason, device.fraction, energy, parts),
+                (None, None) => {}
             }
         }
     }
 
-    /// Attributes one MIG device's part to its holders, else to the holders of the whole GPU, else to none.
-    fn attribute_mig_device(&self, mig: Option<usize>, device: &MigWeight, part: Part, parts: &mut Parts) {
-        let sum: f64 = self.holders.iter().filter(|holder| holder.mig == mig).map(|holder| holder.held.weight).sum();
-        if sum > 0.0 {
-            for (own, holder) in parts.holders.iter_mut().zip(&self.holders).filter(|(_, holder)| holder.mig == mig) {
-                add_known(&mut own.busy, part.busy.map(|busy| busy * holder.held.weight / sum));
-                add_known(&mut own.energy, part.energy.map(|energy| energy * holder.held.weight / sum));
-            }
-        } else if mig.is_some() {
-            self.attribute_mig_device(None, device, part, parts);
-        } else if let (None, Some(energy)) = (device.active, part.energy) {
-            self.add_unmeasured(device.unheld, device.fraction, energy, parts);
-        } else if part != Part::default() {
-            parts.add_unattributed(device.unheld, part);
+    /// Energy by MIG device. Where all report activity, idle power is unattributed and the rest by work; else all by slices.
+    fn divide_mig_energy(&self, energy: f64, devices: &[MigWeight], parts: &mut Parts) -> Vec<f64> {
+        let work: Option<Vec<f64>> = devices.iter().map(MigWeight::work).collect();
+        if let Some(work) = work.filter(|work| !work.is_empty()) {
+            let sum: f64 = work.iter().sum();
+            let idle = if sum > 0.0 { self.idle_energy.unwrap_or(0.0).min(energy) } else { energy };
+            parts.add_unattributed(UnattributedReason::Idle, Part::of_energy(idle));
+            return work.iter().map(|work| if sum > 0.0 { (energy - idle) * work / sum } else { 0.0 }).collect();
         }
+        let left = 1.0 - devices.iter().map(|device| device.fraction).sum::<f64>();
+        if left > ROUNDING {
+            self.add_unmeasured(UnattributedReason::Unknown, left, energy * left, parts);
+        }
+        devices.iter().map(|device| energy * device.fraction).collect()
     }
 
-    /// Energy of a fraction of the device without a holder or a measurement.
+    /// Energy of a fraction of the GPU that has neither a holder nor activity: `idle` up to its idle power.
     fn add_unmeasured(&self, reason: UnattributedReason, fraction: f64, energy: f64, parts: &mut Parts) {
         let idle = self.idle_energy.map_or(0.0, |idle| idle * fraction).min(energy);
         parts.add_unattributed(UnattributedReason::Idle, Part::of_energy(idle));

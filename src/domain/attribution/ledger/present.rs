@@ -26,8 +26,9 @@ pub struct PresentInputs<'a> {
     pub processes: Option<&'a DeviceProcesses>,
 }
 
-/// Of a whole GPU, or of a slot on it. NVIDIA's MPS daemon limits each client to its slot's part, in whole MiB.
-fn limit_of(memory_bytes: u64, holding: &Holding) -> Option<u64> {
+/// The memory that a holder of a GPU or a slot may use: the GPU's, but NVIDIA's MPS daemon limits each client to its
+/// slot's part, in whole MiB.
+fn memory_limit(memory_bytes: u64, holding: &Holding) -> Option<u64> {
     match holding.sharing {
         SharingForm::Mps => Some((memory_bytes as f64 * holding.fraction?) as u64 >> 20 << 20),
         _ => Some(memory_bytes),
@@ -93,14 +94,14 @@ impl DeviceLedger {
         for instance in &medium.instances {
             let Some(memory) = instance.memory else { continue };
             used_by_instances += memory.used;
-            let sole = (instance.members.len() == 1).then_some(SharingForm::Mig);
+            let sole_form = (instance.members.len() == 1).then_some(SharingForm::Mig);
             let of_instance = Some(instance.gpu_instance);
-            self.attribute_memory(memory.used, of_instance, sole, present, &mut unattributed, audit);
+            self.attribute_memory(memory.used, of_instance, sole_form, present, &mut unattributed, audit);
         }
         match medium.memory {
             Some(memory) if medium.instances.is_empty() => {
-                let sole = Some(SharingForm::Exclusive);
-                self.attribute_memory(memory.used, None, sole, present, &mut unattributed, audit);
+                let sole_form = Some(SharingForm::Exclusive);
+                self.attribute_memory(memory.used, None, sole_form, present, &mut unattributed, audit);
             }
             // The parts are exact, but are read a moment after the device total.
             Some(memory) => {
@@ -112,30 +113,25 @@ impl DeviceLedger {
         self.unattributed.memory_bytes = unattributed;
     }
 
-    fn is_sole(&self, holders: &[HoldingKey], positions: &[usize], sharing: SharingForm) -> bool {
-        let [position] = positions else { return false };
-        let holding = self.accounts.get(&holders[*position]).and_then(|holder| holder.account.holding.as_ref());
-        holding.is_some_and(|holding| holding.sharing == sharing)
-    }
-
-    /// The memory of one GPU instance, or of the whole GPU. `sole`: in this form, one holder has it exclusively.
+    /// The memory of one GPU instance, or of the whole GPU. `sole_form`: a holder of this form, if alone, has all of it.
     fn attribute_memory(
         &mut self,
         used: u64,
         instance: Option<u32>,
-        sole: Option<SharingForm>,
+        sole_form: Option<SharingForm>,
         present: &PresentInputs<'_>,
         unattributed: &mut BTreeMap<UnattributedReason, u64>,
         audit: &mut Audit,
     ) {
         let holders: Vec<HoldingKey> = self.holding().cloned().collect();
         let (positions, containers) = holders_in(&holders, present.gpu, instance);
-        let sole = sole.is_some_and(|sharing| self.is_sole(&holders, &positions, sharing));
+        let sharing = |position: &usize| Some(self.accounts[&holders[*position]].account.holding.as_ref()?.sharing);
+        let is_sole = sole_form.is_some() && matches!(&positions[..], [position] if sharing(position) == sole_form);
         let is_in =
             |process: &&OwnedProcess| process.running && (instance.is_none() || process.gpu_instance == instance);
         let processes: Option<Vec<&OwnedProcess>> =
             present.processes.map(|processes| processes.processes.iter().filter(is_in).collect());
-        let memory = UsedMemory { used, holders: &containers, sole, processes: processes.as_deref() };
+        let memory = UsedMemory { used, holders: &containers, is_sole, processes: processes.as_deref() };
         let MemoryDivision { holders: shares, unattributed: rest } = memory.divide();
         let parts = shares.iter().flatten().chain(rest.values()).map(|bytes| *bytes as f64);
         audit.check(DividedQuantity::Memory, memory.used as f64, parts);
@@ -179,11 +175,8 @@ impl DeviceLedger {
             .map(|(pod, container)| UnallocatedUse { pod, container, gpu: gpu.clone() })
             .collect();
         self.unallocated_since.retain(|one, _| uses.contains(one));
-        let mut has_lasted = |one: &UnallocatedUse| {
-            let since = *self.unallocated_since.entry(one.clone()).or_insert(now);
-            now.since(since) >= UNALLOCATED_AFTER
-        };
-        uses.into_iter().filter(|one| has_lasted(one)).collect()
+        let mut since = |one: &UnallocatedUse| *self.unallocated_since.entry(one.clone()).or_insert(now);
+        uses.into_iter().filter(|one| now.since(since(one)) >= UNALLOCATED_AFTER).collect()
     }
 
     fn holding(&self) -> impl Iterator<Item = &HoldingKey> {
@@ -214,7 +207,7 @@ fn set_gauges(
         utilization(holding, mig.is_some(), device, busy_part);
     account.memory_limit_bytes = match mig {
         Some(_) => mig_device.and_then(|device| device.memory_bytes),
-        None => present.gpu.and_then(|gpu| limit_of(gpu.memory_bytes?, holding)),
+        None => present.gpu.and_then(|gpu| memory_limit(gpu.memory_bytes?, holding)),
     };
 }
 
@@ -276,8 +269,8 @@ pub struct UsedMemory<'a> {
     pub used: u64,
     /// Sorted by container.
     pub holders: &'a [&'a ContainerRef],
-    /// One holder has it exclusively, by allocation.
-    pub sole: bool,
+    /// There is one holder, and it has all of it exclusively.
+    pub is_sole: bool,
     /// Those that run in it; `None` where processes are not known.
     pub processes: Option<&'a [&'a OwnedProcess]>,
 }
@@ -293,7 +286,7 @@ pub struct MemoryDivision {
 impl UsedMemory<'_> {
     pub fn divide(&self) -> MemoryDivision {
         let Some(processes) = self.processes else {
-            let (holders, unattributed) = if self.sole && self.holders.len() == 1 {
+            let (holders, unattributed) = if self.is_sole {
                 (vec![Some(self.used)], BTreeMap::new())
             } else {
                 (vec![None; self.holders.len()], BTreeMap::from([(UnattributedReason::Unknown, self.used)]))
@@ -322,7 +315,7 @@ impl UsedMemory<'_> {
         }
         let listed: u64 = holders.iter().flatten().chain(unattributed.values()).sum();
         let rest = self.used.saturating_sub(listed);
-        match (&mut holders[..], self.sole) {
+        match (&mut holders[..], self.is_sole) {
             ([holder], true) if !has_unknown => *holder = holder.map(|held| held + rest),
             // What a process with an unknown figure has is in here.
             _ if has_unknown => *unattributed.entry(UnattributedReason::Unknown).or_default() += rest,

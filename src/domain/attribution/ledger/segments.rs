@@ -12,7 +12,7 @@ use crate::domain::holders::HoldingKey;
 use crate::domain::model::Monotonic;
 
 /// What rounding leaves over.
-const ROUNDING: f64 = 1e-12;
+pub const ROUNDING: f64 = 1e-12;
 
 /// How a device is held, as far as dividing goes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,7 +70,7 @@ pub struct IntervalSegment {
 /// One holder in a segment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SegmentHolder {
-    /// In the list of all accounts that held the device in the interval.
+    /// By position among the `HeldTime`s of the interval.
     pub account: usize,
     pub held: HeldFraction,
     /// Of its processes; 0 where processes are not known.
@@ -137,7 +137,7 @@ impl WeightedInterval<'_> {
         let busy =
             self.interval.busy_seconds.map(|busy| divide_up_to_limits(busy, &limits, &self.busy_weights(&segments)));
         if let Some(mig) = self.mig {
-            divide_mig_activity(&mig.weights, &lengths, &mut segments);
+            set_mig_activity(&mig.weights, &lengths, &mut segments);
         }
         let work = match self.mig {
             None => busy.clone(),
@@ -150,7 +150,9 @@ impl WeightedInterval<'_> {
             segment.energy = energy.as_ref().map(|energy| energy[number]);
             segment.idle_energy = self.idle_watts.map(|watts| watts * segment.seconds);
             if let (None, Some(sm)) = (self.mig, &self.sm) {
-                segment.weights = Weights::Processes(sm.others_in(segment.seconds, self.interval.seconds()));
+                let part = segment.seconds / self.interval.seconds();
+                segment.weights =
+                    Weights::Processes(sm.others.iter().map(|(reason, all)| (*reason, all * part)).collect());
             }
         }
         segments
@@ -207,8 +209,8 @@ fn divide_up_to_limits(amount: f64, limits: &[f64], weights: &[f64]) -> Vec<f64>
     filled
 }
 
-/// Joules by segment: idle power all the time, and the rest as the work was. Without either, by time. Each segment's
-/// `idle_energy` is then taken from its joules, which have at least that while the interval has.
+/// Joules by segment: idle power by time, and the rest by work; without either, all by time. So no segment has less than its
+/// `idle_energy`, unless the interval has less.
 fn divide_energy(joules: f64, idle_watts: Option<f64>, lengths: &[f64], work: Option<&[f64]>) -> Vec<f64> {
     let length: f64 = lengths.iter().sum();
     let done: f64 = work.map_or(0.0, |work| work.iter().sum());
@@ -220,8 +222,8 @@ fn divide_energy(joules: f64, idle_watts: Option<f64>, lengths: &[f64], work: Op
     lengths.iter().zip(work).map(part).collect()
 }
 
-/// The activity of each MIG device, segment by segment: it was active while it was held.
-fn divide_mig_activity(mig: &[MigWeight], lengths: &[f64], segments: &mut [IntervalSegment]) {
+/// Gives each segment the activity of each MIG device in it: a device was active while it was held.
+fn set_mig_activity(mig: &[MigWeight], lengths: &[f64], segments: &mut [IntervalSegment]) {
     let length: f64 = lengths.iter().sum();
     for (position, device) in mig.iter().enumerate() {
         let Some(active) = device.active else { continue };
@@ -238,10 +240,10 @@ fn divide_mig_activity(mig: &[MigWeight], lengths: &[f64], segments: &mut [Inter
     }
 }
 
-/// Busy seconds of a segment's MIG devices by their slices; `None` where one reports nothing.
+/// GPU-seconds of work of a segment's MIG devices; `None` where one reports nothing.
 fn mig_work(segment: &IntervalSegment) -> Option<f64> {
     let Weights::MigDevices(devices) = &segment.weights else { return None };
-    devices.iter().map(|device| Some(device.active? * device.fraction * segment.seconds)).sum()
+    devices.iter().map(|device| Some(device.work()? * segment.seconds)).sum()
 }
 
 #[cfg(test)]
@@ -267,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_mig_device_was_active_while_it_was_held() {
-        let device = MigWeight { fraction: 0.5, active: Some(0.25), unheld: UnattributedReason::Unknown };
+        let device = MigWeight { fraction: 0.5, active: Some(0.25), unheld_reason: UnattributedReason::Unknown };
         let held = HeldFraction { fraction: None, weight: 1.0, exclusive: false };
         let holder = SegmentHolder { account: 0, held, sm_seconds: 0.0, mig: Some(0) };
         let segment = |holders| {
@@ -275,7 +277,7 @@ mod tests {
             IntervalSegment { seconds: 1.0, holders, busy: None, energy: None, idle_energy: None, weights }
         };
         let mut segments = [segment(vec![]), segment(vec![holder])];
-        divide_mig_activity(&[device], &[1.0, 1.0], &mut segments);
+        set_mig_activity(&[device], &[1.0, 1.0], &mut segments);
         assert_eq!(segments.each_ref().map(mig_work), [Some(0.0), Some(0.25)]);
     }
 }

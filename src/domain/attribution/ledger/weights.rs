@@ -24,11 +24,15 @@ pub enum Weights {
 /// Up to where the SM time of each process of one device has been used.
 #[derive(Debug, Default)]
 pub struct UsedSmTime {
-    /// By pid, as the totals are: whether a process can still be read does not change its past use.
+    /// By pid, as the totals are: whether a process can still be read does not change its past use. The total, and when it
+    /// was last reported.
     used: BTreeMap<u32, (f64, Monotonic)>,
 }
 
-/// SM-seconds since the last interval.
+/// The SM-seconds of each process in an interval.
+pub type SmIncreases<'a> = Vec<(&'a OwnedProcess, f64)>;
+
+/// SM-seconds in an interval.
 #[derive(Debug, Default, PartialEq)]
 pub struct SmWeights {
     /// By holder.
@@ -37,48 +41,51 @@ pub struct SmWeights {
 }
 
 impl UsedSmTime {
-    /// `None` where the driver does not report SM time by process. `holders` are sorted.
-    pub fn weights(
-        &mut self,
-        processes: Option<&DeviceProcesses>,
-        holders: &[&ContainerRef],
-        now: Monotonic,
-    ) -> Option<SmWeights> {
+    /// Uses the SM time up to now. Returns that since the last call; `None` where the driver reports none by process.
+    pub fn advance<'a>(&mut self, processes: Option<&'a DeviceProcesses>, now: Monotonic) -> Option<SmIncreases<'a>> {
         let processes = processes.filter(|processes| processes.has_sm_seconds)?;
-        let mut weights = SmWeights { holders: vec![0.0; holders.len()], others: BTreeMap::new() };
+        let mut increases = vec![];
         for process in &processes.processes {
             let total = if process.sm_seconds.is_finite() { process.sm_seconds.max(0.0) } else { 0.0 };
             let (before, _) = self.used.insert(process.pid, (total, now)).unwrap_or((0.0, now));
             // The count of a process that was idle for long restarts at zero.
-            let increase = if total < before { total } else { total - before };
-            if increase > 0.0 {
-                match holder_of(process, holders) {
-                    Ok(position) => weights.holders[position] += increase,
-                    Err(reason) => *weights.others.entry(reason).or_default() += increase,
-                }
-            }
+            increases.push((process, if total < before { total } else { total - before }));
         }
-        self.used.retain(|_, (_, seen)| now.since(*seen) < PROCESS_ENDED);
-        Some(weights)
+        self.used.retain(|_, (_, reported)| now.since(*reported) < PROCESS_ENDED);
+        Some(increases)
     }
 }
 
 impl SmWeights {
-    /// The others' part of `seconds` of an interval of this length.
-    pub fn others_in(&self, seconds: f64, length: f64) -> BTreeMap<UnattributedReason, f64> {
-        self.others.iter().map(|(reason, weight)| (*reason, weight * seconds / length)).collect()
+    /// `holders` are sorted.
+    pub fn new(increases: &SmIncreases<'_>, holders: &[&ContainerRef]) -> Self {
+        let mut weights = Self { holders: vec![0.0; holders.len()], others: BTreeMap::new() };
+        for (process, sm_seconds) in increases.iter().filter(|(_, sm_seconds)| *sm_seconds > 0.0) {
+            match holder_of(process, holders) {
+                Ok(position) => weights.holders[position] += sm_seconds,
+                Err(reason) => *weights.others.entry(reason).or_default() += sm_seconds,
+            }
+        }
+        weights
     }
 }
 
-/// One MIG device.
+/// By what a MIG device gets its part of the GPU's energy, and has busy time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MigWeight {
     /// Of the GPU's compute.
     pub fraction: f64,
     /// How busy it was, 0 to 1; `None` without GPM.
     pub active: Option<f64>,
-    /// Its reason while it has no holder.
-    pub unheld: UnattributedReason,
+    /// Why its use is unattributed while it has no holder.
+    pub unheld_reason: UnattributedReason,
+}
+
+impl MigWeight {
+    /// Activity × slices: GPU-seconds for each second.
+    pub fn work(&self) -> Option<f64> {
+        Some(self.active? * self.fraction)
+    }
 }
 
 /// The MIG devices of one GPU, and what their GPU instances report. Both lists are empty while it is unknown which part
@@ -95,9 +102,9 @@ impl<'a> MigWeights<'a> {
         let weight = |mig: &'a MigDevice| {
             let active = active.get(&mig.gpu_instance);
             let active = active.map(|active| (active * gpu.slices_of_instance(mig)).clamp(0.0, 1.0));
-            let unheld = processes
+            let unheld_reason = processes
                 .map_or(UnattributedReason::Unknown, |processes| unheld_reason(&processes.processes, mig.gpu_instance));
-            Some(MigWeight { fraction: gpu.slice_fraction(mig.slices)?, active, unheld })
+            Some(MigWeight { fraction: gpu.slice_fraction(mig.slices)?, active, unheld_reason })
         };
         let Some(mut weights) = gpu.mig_devices.iter().map(weight).collect::<Option<Vec<_>>>() else {
             return Some(Self { mig_devices: &[], weights: vec![] });
@@ -108,12 +115,18 @@ impl<'a> MigWeights<'a> {
         Some(Self { mig_devices: &gpu.mig_devices, weights })
     }
 
+    /// Whether each of the GPU's MIG devices has reported.
+    pub fn all_report(&self) -> bool {
+        !self.weights.is_empty() && self.weights.iter().all(|weight| weight.active.is_some())
+    }
+
     pub fn position(&self, mig: &MigUuid) -> Option<usize> {
         self.mig_devices.iter().position(|device| device.uuid == *mig)
     }
 }
 
-/// The reason for the use of an instance that no container holds.
+/// Why the use of an instance that no container holds is unattributed. Of several owners the first reason of the enum,
+/// so that it is stable.
 fn unheld_reason(processes: &[OwnedProcess], gpu_instance: u32) -> UnattributedReason {
     let running = |process: &&OwnedProcess| process.running && process.gpu_instance == Some(gpu_instance);
     processes
@@ -163,7 +176,7 @@ mod tests {
         let main = ContainerRef::new("team", "train", "main");
         let mut used = UsedSmTime::default();
         let mut weights = |second, processes: DeviceProcesses| {
-            used.weights(Some(&processes), &[&main], Monotonic::from_secs(second)).unwrap()
+            SmWeights::new(&used.advance(Some(&processes), Monotonic::from_secs(second)).unwrap(), &[&main])
         };
         assert_eq!(weights(1, process(Owner::Container(main.clone()), 5, 30.0)).holders, [30.0]);
         let after = weights(61, process(Owner::Unknown(UnknownOwner::Gone), 0, 30.0));

@@ -1,0 +1,63 @@
+//! The energy of a gap: of time in which the device was not read. In: its segments as the clock passes over them, and the
+//! joules once it has ended. Out: the joules by holder. Does not know accounts: that they have the gap's time as
+//! allocated and uncovered is `DeviceLedger::add_gap`.
+//!
+//! | step | when |
+//! |---|---|
+//! | `add` opens the gap or extends it | readings are late, or the first reading after the gap shows its end |
+//! | `release` | an account is removed |
+//! | `close` | the first reading after the gap: only this has its energy |
+
+use std::collections::BTreeMap;
+
+use super::segments::{HeldTime, IntervalSegment, ROUNDING};
+use crate::domain::holders::HoldingKey;
+
+/// A gap up to now.
+#[derive(Debug, Default)]
+pub struct OpenGap {
+    seconds: f64,
+    /// The part of its seconds whose energy each gets.
+    holders: BTreeMap<HoldingKey, f64>,
+}
+
+/// The joules of a gap.
+#[derive(Debug, Default)]
+pub struct GapEnergy {
+    pub holders: BTreeMap<HoldingKey, f64>,
+    /// Of time without a holder, up to the board's idle power.
+    pub idle: f64,
+    pub unknown: f64,
+}
+
+impl OpenGap {
+    /// `held`: what the segment was cut by.
+    pub fn add(&mut self, segment: &IntervalSegment, held: &[HeldTime<'_>]) {
+        self.seconds += segment.seconds;
+        for (position, fraction) in segment.fractions_by_holding() {
+            let key = held[segment.holders[position].account].key;
+            *self.holders.entry(key.clone()).or_default() += segment.seconds * fraction;
+        }
+    }
+
+    /// The account is removed: its seconds have no holder.
+    pub fn release(&mut self, key: &HoldingKey) {
+        self.holders.remove(key);
+    }
+
+    /// Divides the gap's energy by its seconds.
+    pub fn close(self, joules: f64, idle_watts: Option<f64>) -> GapEnergy {
+        if self.seconds <= 0.0 {
+            return GapEnergy { unknown: joules, ..GapEnergy::default() };
+        }
+        let watts = joules / self.seconds;
+        let idle_watts = idle_watts.unwrap_or(0.0).min(watts);
+        let unheld = self.seconds - self.holders.values().sum::<f64>();
+        let unheld = if unheld > ROUNDING * self.seconds { unheld } else { 0.0 };
+        GapEnergy {
+            holders: self.holders.into_iter().map(|(key, seconds)| (key, seconds * watts)).collect(),
+            idle: unheld * idle_watts,
+            unknown: unheld * (watts - idle_watts),
+        }
+    }
+}
