@@ -7,6 +7,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use crate::support::hardware::{gpu, has_fast, quick};
+use crate::support::polling::until_true;
 use crate::support::watching::{stop, wait};
 use podmeter::clock::Clock;
 use podmeter::domain::model::{
@@ -35,6 +36,8 @@ struct Acts {
     open_sessions: i64,
     corrected: u64,
     layout_changed: bool,
+    inspection_hangs: bool,
+    is_inspecting: bool,
     listing_fails: bool,
     reads: BTreeMap<GpuUuid, u64>,
 }
@@ -112,7 +115,12 @@ impl DriverSession for ScriptedSession {
     }
 
     fn layout_changed(&self) -> bool {
-        self.0.set(|acts| acts.layout_changed)
+        let (acts, changed) = &*self.0.0;
+        let mut acts = acts.lock();
+        acts.is_inspecting = true;
+        changed.wait_while(&mut acts, |acts| acts.inspection_hangs);
+        acts.is_inspecting = false;
+        acts.layout_changed
     }
 
     fn node_devices(&self) -> Option<NodeDevices> {
@@ -404,6 +412,26 @@ fn a_driver_that_no_longer_lists_its_gpus_is_opened_again() {
     script.set(|acts| (acts.layout_changed, acts.listing_fails) = (true, true));
     let state = wait(&hardware, "the next session", |state| state.sessions > before && has_fast(state, 0));
     assert!(state.errors.contains_key("list"));
+}
+
+#[test]
+fn a_session_over_while_the_driver_thread_is_stuck_is_closed_when_its_call_returns() {
+    let script = Script::new(1);
+    let hardware = run_impatiently(&script);
+    wait(&hardware, "readings", |state| has_fast(state, 0));
+    script.set(|acts| acts.inspection_hangs = true);
+    until_true("the call", || script.set(|acts| acts.is_inspecting && acts.inspection_hangs));
+    script.set(|acts| acts.statuses.insert(gpu(0), PassStatus::SessionOver));
+    let reports =
+        |state: &HardwareState| state.problem.as_deref().is_some_and(|text| text.contains("has not come back"));
+    wait(&hardware, "the problem", reports);
+    assert_eq!(script.set(|acts| (acts.sessions, acts.open_sessions)), (1, 1));
+    script.set(|acts| {
+        acts.inspection_hangs = false;
+        acts.statuses.clear();
+    });
+    wait(&hardware, "the next session", |state| has_fast(state, 0) && state.problem.is_none());
+    assert_eq!(script.set(|acts| (acts.sessions, acts.open_sessions)), (2, 1));
 }
 
 #[test]
