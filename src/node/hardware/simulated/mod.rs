@@ -8,6 +8,7 @@ mod driver;
 mod machine;
 mod profile;
 mod reader;
+mod session;
 
 pub use curve::Load;
 pub use driver::SimulatedDriver;
