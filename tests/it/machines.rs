@@ -55,7 +55,7 @@ fn gpus_for_virtual_machines_are_shown_with_their_holders() {
 }
 
 fn check(profile: SimulatedProfile, gpus: usize, of_page: &[&str]) -> Shown {
-    let shown = shown(profile);
+    let (shown, profile) = (shown(profile), profile.name);
     assert_eq!(shown.metrics.count("podmeter_device_info", &[]), gpus, "{profile}");
     let violations: f64 =
         shown.metrics.samples("podmeter_conservation_violations_total", &[]).map(|(_, value)| value).sum();

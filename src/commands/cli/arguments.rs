@@ -203,7 +203,7 @@ pub struct DemoArguments {
 }
 
 fn profile_help() -> String {
-    let (default, shared) = (SimulatedProfile::H100, SimulatedProfile::H100_TIME_SLICED);
+    let (default, shared) = (SimulatedProfile::H100.name, SimulatedProfile::H100_TIME_SLICED.name);
     format!("{} [default: {default}; {shared} with --faults]", SimulatedProfile::names())
 }
 

@@ -83,6 +83,7 @@ impl XidSender {
 /// A running event thread. Dropping it lets the thread end once its wait has returned.
 pub struct EventThread {
     pub number: u64,
+    /// Changes of the list of GPUs; dropped, so that the thread ends.
     changes: Option<SyncSender<()>>,
     handle: JoinHandle<()>,
     state: Arc<Mutex<WaitState>>,

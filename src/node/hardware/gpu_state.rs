@@ -62,9 +62,9 @@ impl GpuState {
         if gained.is_some() {
             pass.integrals.energy_joules = Some(0.0);
         }
-        let begins = std::mem::take(&mut self.interrupted) || fresh;
+        let ends_gap = std::mem::take(&mut self.interrupted) || fresh;
         self.lacks_utilization = pass.integrals.lacks_utilization;
-        if begins && self.has_passes {
+        if ends_gap && self.has_passes {
             self.clock_events.interrupt();
             self.end_gap(at, &pass.integrals);
         } else {
@@ -116,7 +116,7 @@ impl GpuState {
             self.fast = Some(Stamped { at, value });
         }
         if let Some(mut value) = medium {
-            self.monotone.medium(&mut value);
+            self.monotone.raise_medium(&mut value);
             self.clock_events.count(at, &mut value);
             self.medium = Some(Stamped { at, value });
         }
@@ -124,7 +124,7 @@ impl GpuState {
             let counters = byte_counters(&value);
             let before = self.byte_counters.replace((at, counters));
             self.byte_rates = before.map(|before| rates(before, (at, counters))).unwrap_or_default();
-            self.monotone.slow(&mut value);
+            self.monotone.raise_slow(&mut value);
             self.slow = Some(Stamped { at, value });
         }
     }

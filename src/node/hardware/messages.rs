@@ -37,6 +37,7 @@ pub struct PassReport {
     pub gpu: GpuUuid,
     pub generation: u64,
     pub due: Due,
+    /// When it began.
     pub at: Moment,
     pub duration: Duration,
     /// The first pass of a new reader.

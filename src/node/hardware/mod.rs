@@ -54,13 +54,6 @@ pub use source::{
 };
 pub use worker::Loading;
 
-/// Throttle counters by NVML's names: fields 74 and 76, and the three that moved at driver 580.82.
-pub const THROTTLE_REASONS: [&str; 5] =
-    ["sw_power_cap", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"];
-
-/// Performance policies that have counters of their own: fields 75 and 77 to 79.
-pub const POLICIES: [&str; 4] = ["thermal", "board_limit", "low_utilization", "reliability"];
-
 /// Clock event reasons by NVML's names, in the order of their bits.
 pub const CLOCK_EVENTS: [&str; 9] = [
     "idle",

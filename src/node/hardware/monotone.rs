@@ -67,7 +67,7 @@ impl Monotone {
         }
     }
 
-    pub fn medium(&mut self, medium: &mut Medium) {
+    pub fn raise_medium(&mut self, medium: &mut Medium) {
         for (reason, seconds) in &mut medium.throttled_seconds {
             *seconds = self.raise("throttled", reason, *seconds);
         }
@@ -81,7 +81,7 @@ impl Monotone {
         }
     }
 
-    pub fn slow(&mut self, slow: &mut Slow) {
+    pub fn raise_slow(&mut self, slow: &mut Slow) {
         for location in &mut slow.ecc {
             self.raise_count("ecc_corrected", location.location, location.corrected.as_mut());
             self.raise_count("ecc_uncorrected", location.location, location.uncorrected.as_mut());
@@ -98,11 +98,11 @@ impl Monotone {
         }
         self.raise_if_wide("pcie", TRANSMITTED, &mut slow.pcie.transmitted_bytes);
         self.raise_if_wide("pcie", RECEIVED, &mut slow.pcie.received_bytes);
-        self.nvlink(&mut slow.nvlink);
+        self.raise_nvlink(&mut slow.nvlink);
     }
 
     /// By link, so that an inactive link is not a restart of the sum.
-    fn nvlink(&mut self, nvlink: &mut NvLink) {
+    fn raise_nvlink(&mut self, nvlink: &mut NvLink) {
         for (error, count) in &mut nvlink.error_sums {
             self.raise_count("nvlink_error_sums", error, count);
         }
@@ -186,16 +186,16 @@ mod tests {
             ecc: vec![EccLocation { location: "dram", corrected: Some(corrected), uncorrected: Some(uncorrected) }],
             ..Slow::default()
         };
-        monotone.slow(&mut slow(7, 1));
+        monotone.raise_slow(&mut slow(7, 1));
         let mut after = slow(2, 1);
-        monotone.slow(&mut after);
+        monotone.raise_slow(&mut after);
         assert_eq!(after.ecc[0], EccLocation { location: "dram", corrected: Some(9), uncorrected: Some(1) });
     }
 
     fn pcie(monotone: &mut Monotone, bytes: f64) -> Option<f64> {
         let mut slow = Slow::default();
         slow.pcie.transmitted_bytes = Some(bytes);
-        monotone.slow(&mut slow);
+        monotone.raise_slow(&mut slow);
         slow.pcie.transmitted_bytes
     }
 
@@ -221,7 +221,7 @@ mod tests {
             let of_links = links.iter().map(counters).collect();
             let active_links = u32::try_from(links.len()).ok();
             let mut slow = Slow { nvlink: NvLink { of_links, active_links, ..NvLink::default() }, ..Slow::default() };
-            monotone.slow(&mut slow);
+            monotone.raise_slow(&mut slow);
             (slow.nvlink.transmitted_bytes, slow.nvlink.received_bytes, slow.nvlink.errors.get("crc").copied())
         };
         assert_eq!(read(&[(0, 100.0, 1), (1, 200.0, 2)]), (Some(300.0), None, Some(3)));
@@ -241,7 +241,7 @@ mod tests {
             let of_links: BTreeMap<_, _> = (0..).zip(links).filter_map(counters).collect();
             let active_links = u32::try_from(of_links.len()).ok();
             let mut slow = Slow { nvlink: NvLink { of_links, active_links, ..NvLink::default() }, ..Slow::default() };
-            monotone.slow(&mut slow);
+            monotone.raise_slow(&mut slow);
             slow.nvlink.errors.get("crc").copied()
         };
         let (read_as, unread, down) = (|crc| Some(Some(crc)), Some(None), None);

@@ -60,14 +60,14 @@ pub fn spawn_worker(
 }
 
 /// A reader is dropped before the session that it reads from.
-struct Current {
+struct CurrentReader {
     reader: Box<dyn GpuReader>,
     generation: u64,
     _session: Arc<dyn DriverSession>,
 }
 
 fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<WorkerCommand>, to_supervisor: &SupervisorSender) {
-    let mut current: Option<Current> = None;
+    let mut current: Option<CurrentReader> = None;
     while let Ok(command) = commands.recv() {
         let message = match command {
             WorkerCommand::DropReader => {
@@ -111,7 +111,7 @@ fn status_of(failure: &Failure) -> PassStatus {
 
 fn read(
     gpu: &GpuUuid,
-    current: &mut Option<Current>,
+    current: &mut Option<CurrentReader>,
     session: Arc<dyn DriverSession>,
     generation: u64,
     due: Due,
@@ -119,7 +119,7 @@ fn read(
 ) -> Result<Pass, Failure> {
     let current = match current {
         Some(current) => current,
-        None => current.insert(Current { reader: session.reader(gpu)?, generation, _session: session }),
+        None => current.insert(CurrentReader { reader: session.reader(gpu)?, generation, _session: session }),
     };
     Ok(current.reader.read(due, at))
 }

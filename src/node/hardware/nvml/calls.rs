@@ -18,7 +18,7 @@ use crate::node::hardware::source::{CallProblem, Pass, PassStatus};
 
 /// Calls on behalf of one GPU (or of the node), from one thread.
 pub struct Caller {
-    library: Arc<Library>,
+    pub library: Arc<Library>,
     /// (call, variant) that this device does not support or permit; not made again.
     refused: BTreeMap<(&'static str, u32), CallRefusal>,
     /// Of the present pass, only the status, the problems and the implausible readings.
@@ -43,10 +43,6 @@ pub enum CallRefusal {
 impl Caller {
     pub fn new(library: Arc<Library>) -> Self {
         Self { library, refused: BTreeMap::new(), pass: Pass::default(), succeeded: false, blocked: false }
-    }
-
-    pub fn library(&self) -> &Arc<Library> {
-        &self.library
     }
 
     pub fn is_refused(&self, name: &'static str, variant: u32) -> bool {

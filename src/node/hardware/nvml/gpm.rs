@@ -65,16 +65,17 @@ pub struct Gpm {
 }
 
 struct SamplePair {
-    previous: GpmSample,
+    newest: GpmSample,
     at: Option<Monotonic>,
+    /// For the next sample.
     spare: GpmSample,
 }
 
-/// Newer headers have more metrics under the same version number; the spare space is for a driver that clears them all.
+/// Newer headers have more metrics under the same version number; the padding is for a driver that clears them all.
 #[repr(C)]
 struct GpmRequest {
     get: nvmlGpmMetricsGet_t,
-    spare: [u64; 2048],
+    padding: [u64; 2048],
 }
 
 impl Gpm {
@@ -85,7 +86,7 @@ impl Gpm {
         if asked.is_ok() && support.isSupportedDevice != 0 {
             let instances = migs.iter().map(|mig| Some(mig.gpu_instance)).chain(migs.is_empty().then_some(None));
             let mut pair =
-                || Some(SamplePair { previous: GpmSample::new(caller)?, at: None, spare: GpmSample::new(caller)? });
+                || Some(SamplePair { newest: GpmSample::new(caller)?, at: None, spare: GpmSample::new(caller)? });
             gpm.pairs = instances.filter_map(|instance| Some((instance, pair()?))).collect();
             // SAFETY: numbers and pointers only; all zeroes is a valid value.
             gpm.request = Some(Box::new(unsafe { std::mem::zeroed() }));
@@ -108,12 +109,12 @@ impl Gpm {
             return Medium::default();
         }
         let window = pair.at.map(|at| now.since(at));
-        std::mem::swap(&mut pair.previous, &mut pair.spare);
+        std::mem::swap(&mut pair.newest, &mut pair.spare);
         pair.at = Some(now);
         if !window.is_some_and(|window| WINDOW.contains(&window)) {
             return Medium::default();
         }
-        let (older, newer) = (pair.spare.memory, pair.previous.memory);
+        let (older, newer) = (pair.spare.memory, pair.newest.memory);
         let mut reading = request.read_metrics(caller, older, newer, self.reads_new_metrics);
         if reading.is_none() && self.reads_new_metrics && caller.is_refused("nvmlGpmMetricsGet", 1) {
             self.reads_new_metrics = false;
@@ -204,7 +205,7 @@ unsafe impl Send for GpmRequest {}
 impl GpmSample {
     fn new(caller: &mut Caller) -> Option<Self> {
         let memory = value!(caller, nvmlGpmSampleAlloc())?;
-        Some(Self { memory, library: Arc::clone(caller.library()) })
+        Some(Self { memory, library: Arc::clone(&caller.library) })
     }
 }
 

@@ -160,7 +160,7 @@ impl MediumReader {
         caller: &mut Caller,
         parent: DeviceHandle,
         migs: &[Mig],
-        whole: Option<MemoryUse>,
+        gpu_memory: Option<MemoryUse>,
         now: Monotonic,
     ) -> Vec<InstanceReading> {
         let mut by_instance: BTreeMap<u32, Vec<&Mig>> = BTreeMap::new();
@@ -172,7 +172,7 @@ impl MediumReader {
             memory: members
                 .first()
                 .and_then(|mig| memory::read(caller, mig.handle, Some(gpu_instance)))
-                .filter(|part| whole.is_none_or(|whole| part.total <= whole.total)),
+                .filter(|part| gpu_memory.is_none_or(|gpu| part.total <= gpu.total)),
             members: members.iter().map(|mig| mig.uuid.clone()).collect(),
             gpm: self.gpm.read(caller, parent, Some(gpu_instance), now).gpm,
         };

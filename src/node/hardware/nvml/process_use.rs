@@ -182,11 +182,12 @@ impl Cursors {
     fn work(&mut self, samples: &[ProcessSample], elapsed: f64) -> Vec<(u32, f64)> {
         let mut samples = samples.to_vec();
         samples.sort_unstable_by_key(|sample| sample.at);
-        let (last_seen, known) = (self.last_seen, self.newest);
+        let (last_seen, newest) = (self.last_seen, self.newest);
         let mut work: BTreeMap<u32, f64> = BTreeMap::new();
         let mut longest = 0.0_f64;
         for sample in &samples {
-            let since = self.of_pid.get(&sample.pid).copied().unwrap_or(if last_seen == 0 { known } else { last_seen });
+            let since =
+                self.of_pid.get(&sample.pid).copied().unwrap_or(if last_seen == 0 { newest } else { last_seen });
             if sample.at <= since {
                 continue;
             }

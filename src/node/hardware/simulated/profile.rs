@@ -1,6 +1,5 @@
 //! The simulated nodes: a machine each, with a MIG layout and sharing.
 
-use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -84,12 +83,6 @@ impl SimulatedProfile {
         let names = Self::ALL.map(|profile| profile.name);
         let (last, others) = names.split_last().expect("there are profiles");
         format!("{} or {last}", others.join(", "))
-    }
-}
-
-impl fmt::Display for SimulatedProfile {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.name)
     }
 }
 
@@ -298,7 +291,7 @@ mod tests {
         {
             for gpu in inventory(profile, 1).gpus.values() {
                 let peers = gpu.nvlink_peers.clone().unwrap();
-                assert_eq!((peers.by_bus_id.len(), peers.switch_links), (ends, links), "{profile}");
+                assert_eq!((peers.by_bus_id.len(), peers.switch_links), (ends, links), "{profile:?}");
             }
         }
         let pair = inventory(SimulatedProfile::GH200, 1).gpus;
@@ -321,7 +314,7 @@ mod tests {
         assert!(tray[0] == tray[1] && tray[2] == tray[3] && tray[1] != tray[2], "{tray:?}");
         for profile in [SimulatedProfile::H100, SimulatedProfile::B200, SimulatedProfile::GH200] {
             let own: BTreeSet<_> = serials(profile).into_iter().collect();
-            assert_eq!(own.len(), profile.machine.positions.len(), "{profile}");
+            assert_eq!(own.len(), profile.machine.positions.len(), "{profile:?}");
         }
     }
 

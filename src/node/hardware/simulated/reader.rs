@@ -6,9 +6,9 @@ use crate::domain::model::{
     C2c, Clocks, DeviceProcess, EccLocation, FabricState, Fast, GpmRatios, Gpu, GpuUuid, InstanceReading, LinkCounters,
     Medium, MemoryUse, MigDevice, Moment, Monotonic, NvLink, Pcie, Rates, RowRemap, Slow, Traffic,
 };
+use crate::node::hardware::CLOCK_EVENTS;
 use crate::node::hardware::nvml::nvlink;
 use crate::node::hardware::source::{Due, GpuReader, Integrals, Pass, PassStatus};
-use crate::node::hardware::{CLOCK_EVENTS, POLICIES, THROTTLE_REASONS};
 
 /// Reserved memory, as on real boards.
 const RESERVED_BYTES: u64 = 600 << 20;
@@ -23,6 +23,10 @@ const PIPES: [(&str, f64); 8] = [
     ("fp16", 0.05),
     ("int", 0.1),
 ];
+/// As `nvml` names them.
+const THROTTLE_REASONS: [&str; 5] =
+    ["sw_power_cap", "sync_boost", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"];
+const POLICIES: [&str; 4] = ["thermal", "board_limit", "low_utilization", "reliability"];
 const ENGINES: [&str; 4] = ["encoder", "decoder", "jpeg", "ofa"];
 
 pub struct SimulatedReader {

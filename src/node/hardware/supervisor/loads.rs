@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::domain::model::DriverInfo;
 use crate::node::hardware::source::FailureCause;
 
-/// Counts the loads of the driver that are certain. The end of a session and the begin of another is not one.
+/// Counts the loads of the driver that are certain. A session that ends and another that begins are none.
 #[derive(Debug, Default)]
 pub struct DriverLoads {
     pub count: u64,
