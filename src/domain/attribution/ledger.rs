@@ -9,7 +9,7 @@
 //! | 3 | processes, MIG devices | weights | `weights` |
 //! | 4 | a segment, weights | parts, which add up to it | `parts` |
 //! | 5 | parts | entries of accounts, unattributed use | `device_ledger`, `account` |
-//! | | a gap, by holding; its energy | joules by holder | `gap` |
+//! | gap | segments, later the gap's joules | joules by holder | `gap` |
 //!
 //! `present` has what is of a moment: memory, utilization, processes. Imports go one way: `interval`, `weights`, `segments`,
 //! `parts`, `gap`, `account`, `device_ledger`, `present`; each uses only those before it.
@@ -55,7 +55,7 @@ const ENDED_LIMIT: usize = 4096;
 
 #[derive(Debug)]
 pub struct Ledger {
-    /// Past this a device without new readings is accounted up to now: allocated, and neither busy nor idle.
+    /// Past this a held device without new readings is accounted up to now: allocated, and neither busy nor idle.
     readings_late: Duration,
     /// Observations so far.
     sequence: u64,
@@ -152,7 +152,7 @@ impl Ledger {
                 continue;
             }
             let known_gpu = observation.inventory.gpus.get(gpu);
-            // Each new reading, so also the first: the next ratio is of the time since.
+            // Also of the first reading: a ratio is of the time since the reading before.
             let active = device.activity.ratios(&readings.totals);
             if !device.clock.read {
                 device.begin(&readings.totals, unmeasured(known_gpu).as_ref(), now);

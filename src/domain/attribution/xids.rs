@@ -55,6 +55,7 @@ struct XidKey {
 #[derive(Debug)]
 struct XidTally {
     xid: ContainerXid,
+    /// When it last counted, and `XidObservation::scrapes` then.
     last: Monotonic,
     scrapes: u64,
 }
@@ -70,10 +71,10 @@ impl ContainerXids {
     }
 
     fn add(&mut self, xid: &ClassedXid, observation: &XidObservation<'_>) {
-        let Some(key) = owner(&xid.event, observation) else { return };
+        let Some(key) = xid_key(&xid.event, observation) else { return };
         let now = observation.now;
         let account = observation.accounts.iter().find(|account| is_of(account, &key));
-        // Counted from 0 since the account began: it is the first of its code.
+        // The count of this code was 0 since the account began.
         let created = account.map_or(now.unix, |account| account.created);
         let XidKey { container, gpu, mig, code } = key.clone();
         let new = ContainerXid { container, gpu, mig, code, class: xid.class, count: 0, created };
@@ -93,7 +94,7 @@ impl ContainerXids {
 }
 
 /// The one container that holds what the XID concerns, with its MIG device if that is one.
-fn owner(event: &XidEvent, observation: &XidObservation<'_>) -> Option<XidKey> {
+fn xid_key(event: &XidEvent, observation: &XidObservation<'_>) -> Option<XidKey> {
     let concerned = concerned_mig_devices(event, observation.inventory);
     let of_gpu = observation.join.holdings.keys().filter(|key| key.gpu == event.gpu);
     let is_concerned =

@@ -42,7 +42,7 @@ named! {
         Ended = "ended",
         /// Processes of no pod.
         Host = "host",
-        /// Idle power of the board.
+        /// Energy: idle power of the board, and all of time without work.
         Idle = "idle",
         /// Processes of a pod to which the device is not allocated.
         NotAllocated = "not_allocated",

@@ -2,6 +2,7 @@
 //! know how readings become intervals (`interval`) and values of the moment (`present`).
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::account::{AccountEntry, HolderAccount};
 use super::gap::OpenGap;
@@ -75,7 +76,7 @@ impl DeviceLedger {
     ) {
         self.add_unattributed(interval, processes.is_some_and(|processes| processes.has_sm_seconds));
         if interval.seconds() <= 0.0 {
-            // The time of this SM time is not divided.
+            // Skips the SM time of what is not divided.
             self.used_sm_time.advance(processes, now.monotonic);
             return;
         }
@@ -105,7 +106,7 @@ impl DeviceLedger {
         }
     }
 
-    /// What the device did in an interval, as the sums of its parts: the work of MIG devices, idle power.
+    /// Of an interval's sums, adds the work of MIG devices, and idle power where it is known that nothing was busy.
     fn add_sums(&mut self, sums: Part, interval: &Interval, mig: Option<&MigWeights<'_>>) {
         self.has_unknown_mig_devices = mig.is_some_and(|mig| !mig.all_report());
         if mig.is_some() {
@@ -113,8 +114,9 @@ impl DeviceLedger {
             add_known(&mut self.mig_busy_seconds, sums.busy.map(|busy| (busy - of_gpu).max(0.0)));
         }
         let is_covered = mig.is_some() || is_nothing(interval.uncovered_seconds);
-        if let (true, false, Part { busy: Some(busy), energy: Some(energy) }) =
-            (is_covered, self.has_unknown_mig_devices, sums)
+        if let (Some(busy), Some(energy)) = (sums.busy, sums.energy)
+            && is_covered
+            && !self.has_unknown_mig_devices
             && is_nothing(busy)
         {
             self.idle_power.add(interval.seconds(), energy);
@@ -137,8 +139,8 @@ impl DeviceLedger {
         }
     }
 
-    /// Final figures are kept for the retention, and until so many pages had them.
-    pub fn forget(&mut self, now: Monotonic, retention: std::time::Duration, scrapes: u64) {
+    /// Removes the accounts whose holding has ended long ago.
+    pub fn forget(&mut self, now: Monotonic, retention: Duration, scrapes: u64) {
         for account in self.accounts.values_mut().filter(|account| account.is_final()) {
             account.final_since_scrape.get_or_insert(scrapes);
         }

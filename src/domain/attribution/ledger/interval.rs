@@ -87,11 +87,11 @@ impl DeviceClock {
     /// The time since the clock last moved, as the end of a gap and the interval after it. `busy` and `energy`: the totals,
     /// where they are amounts.
     ///
-    /// | since then | gap | interval | energy |
+    /// | the reading | gap | interval | energy |
     /// |---|---|---|---|
-    /// | readings came in time | none | all | what the driver counts in gaps is unattributed: its gap is divided already |
-    /// | a gap between sessions ended | up to its end | the rest | the gap has what the driver counts in gaps, the interval the rest |
-    /// | readings were late | all | empty | the gap has all, as where no time follows a gap between sessions |
+    /// | is in time, of the same session | none | all | the interval's; what the driver counts in gaps comes too late: unattributed |
+    /// | is of a new session | up to its begin | the rest | what the driver counts in gaps is the gap's; with an empty rest, all |
+    /// | is late, of the same session | all | empty | the gap's |
     ///
     /// Busy time is of the interval. After a gap none is carried to the next interval.
     pub fn advance(

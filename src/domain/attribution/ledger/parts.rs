@@ -25,7 +25,7 @@ pub fn add_known(sum: &mut Option<f64>, amount: Option<f64>) {
 /// |---|---|
 /// | busy time, energy | the start of the interval |
 /// | memory | the last but one pass that read it |
-/// | processes, energy of a gap | never asked |
+/// | processes, energy of a gap | not considered |
 pub fn reason_or_ended(reason: UnattributedReason, has_ended: bool) -> UnattributedReason {
     match reason {
         UnattributedReason::NotAllocated | UnattributedReason::TerminatedPod | UnattributedReason::Unknown

@@ -26,32 +26,23 @@ pub struct PresentInputs<'a> {
     pub processes: Option<&'a DeviceProcesses>,
 }
 
-/// The memory that a holder of a GPU or a slot may use: the GPU's, but NVIDIA's MPS daemon limits each client to its
-/// slot's part, in whole MiB.
-fn memory_limit(memory_bytes: u64, holding: &Holding) -> Option<u64> {
-    match holding.sharing {
-        SharingForm::Mps => Some((memory_bytes as f64 * holding.fraction?) as u64 >> 20 << 20),
-        _ => Some(memory_bytes),
-    }
-}
-
 impl DeviceLedger {
-    /// Updates the gauges.
+    /// Sets the gauges of each account, the method of each holding, and unattributed memory and processes.
     pub fn update_gauges(&mut self, present: &PresentInputs<'_>, audit: &mut Audit) {
         let stamped = present.readings.and_then(|readings| readings.medium.as_ref());
         if let Some(stamped) = stamped.filter(|stamped| stamped.at > self.passes[0]) {
             self.passes = [stamped.at, self.passes[0]];
         }
         let medium = stamped.map(|stamped| &stamped.value);
+        let by_process = present.processes.is_some_and(|processes| processes.has_sm_seconds);
         for (HoldingKey { mig, .. }, holder) in &mut self.accounts {
             clear(&mut holder.account);
             set_gauges(&mut holder.account, mig.as_ref(), holder.busy_part, present, medium);
             let Some(holding) = &mut holder.account.holding else { continue };
-            let by_process = present.processes.is_some_and(|processes| processes.has_sm_seconds);
             // Of a GPU that was never read nothing is attributed.
             holding.attribution = self.clock.read.then_some(match (mig, holding.sharing) {
-                _ if self.in_gap => Attribution::Estimated,
                 (Some(_), _) => Attribution::Estimated,
+                _ if self.in_gap => Attribution::Estimated,
                 (None, SharingForm::Exclusive) => Attribution::Exclusive,
                 (None, _) if by_process => Attribution::Process,
                 (None, _) => Attribution::EqualShare,
@@ -159,10 +150,10 @@ impl DeviceLedger {
         now: Monotonic,
     ) -> Vec<UnallocatedUse> {
         let containers: Vec<&ContainerRef> = self.holding().map(|key| &key.container).collect();
-        let outside = |process: &&OwnedProcess| {
+        let is_unallocated = |process: &&OwnedProcess| {
             process.running && holder_of(process, &containers) == Err(UnattributedReason::NotAllocated)
         };
-        let name = |process: &OwnedProcess| match &process.owner {
+        let pod_and_container = |process: &OwnedProcess| match &process.owner {
             Owner::Container(one) => Some((one.pod_ref(), Some(one.container.clone()))),
             Owner::Pod(pod) => Some((pod.clone(), None)),
             _ => None,
@@ -170,8 +161,8 @@ impl DeviceLedger {
         let uses: BTreeSet<UnallocatedUse> = processes
             .processes
             .iter()
-            .filter(outside)
-            .filter_map(name)
+            .filter(is_unallocated)
+            .filter_map(pod_and_container)
             .map(|(pod, container)| UnallocatedUse { pod, container, gpu: gpu.clone() })
             .collect();
         self.unallocated_since.retain(|one, _| uses.contains(one));
@@ -234,6 +225,15 @@ fn utilization(
     }
 }
 
+/// The memory that a holder of a GPU or a slot may use: the GPU's, but NVIDIA's MPS daemon limits each client to its
+/// slot's part, in whole MiB.
+fn memory_limit(memory_bytes: u64, holding: &Holding) -> Option<u64> {
+    match holding.sharing {
+        SharingForm::Mps => Some((memory_bytes as f64 * holding.fraction?) as u64 >> 20 << 20),
+        _ => Some(memory_bytes),
+    }
+}
+
 fn instance_of<'a>(medium: &'a Medium, mig: &MigUuid) -> Option<&'a InstanceReading> {
     medium.instances.iter().find(|instance| instance.members.contains(mig))
 }
@@ -248,7 +248,7 @@ fn clear(account: &mut Account) {
     account.processes = None;
 }
 
-/// The holders of a part of one GPU instance (or of anything, where the instance is not known): positions and containers.
+/// The positions and containers of the holders in one GPU instance, or with `None` of all.
 fn holders_in<'a>(
     holders: &'a [HoldingKey],
     gpu: Option<&Gpu>,

@@ -1,8 +1,8 @@
 //! Cuts an interval into segments with constant holders, and divides its busy time and energy among them. In: the
 //! interval, when each account held the device, the weights. Out: segments. Does not know: accounts.
 //!
-//! A segment without a holder counts as idle where possible: holders do the work. Where SM time by process is known, a
-//! segment did as much work as its holders, and by its length as the processes of others.
+//! A segment without a holder counts as idle where possible: holders do the work. Where SM time by process is known,
+//! a segment was as busy as its holders' processes; those of others count by its length.
 
 use std::time::Duration;
 

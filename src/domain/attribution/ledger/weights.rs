@@ -24,8 +24,7 @@ pub enum Weights {
 /// Up to where the SM time of each process of one device has been used.
 #[derive(Debug, Default)]
 pub struct UsedSmTime {
-    /// By pid, as the totals are: whether a process can still be read does not change its past use. The total, and when it
-    /// was last reported.
+    /// By pid alone, because a process that can no longer be read has no start time: its total, and when it was last reported.
     used: BTreeMap<u32, (f64, Monotonic)>,
 }
 
