@@ -12,7 +12,7 @@ use super::host::{self, HostFacts, ScanResult};
 use super::offer::layout::{self, Vanished};
 use super::offer::{Offer, OfferedHardware, OfferedHealth, Offers, PluginUnhealthy, merge, offers};
 use crate::domain::model::{
-    DeviceId, HardwareState, HealthState, KubeletState, Monotonic, ResourceName, UnhealthyReason,
+    HardwareState, HealthState, Inventory, KubeletState, Monotonic, ResourceName, UnhealthyReason,
 };
 
 /// Longest wait for the first host scan, where it decides only which devices are preferred.
@@ -50,21 +50,26 @@ impl ConfiguredEntry {
     }
 
     /// Updates the offers.
-    pub fn update(&mut self, hardware: &HardwareState, health_state: &HealthState, now: Monotonic) {
+    pub fn update(&mut self, hardware: &HardwareState, health: &HealthState, now: Monotonic) {
         let nothing = ScanResult::default();
         let scan = self.last_scan.as_ref().unwrap_or(&nothing);
         let Offers { offers, problems } = offers(&self.config, &hardware.inventory, &scan.path_devices);
-        let vanished = self.offers.iter().map(|before| {
-            let ids = layout::vanished(before, &offers, &hardware.inventory);
-            let known = self.vanished.get(&before.resource);
-            let since = |id: &DeviceId| known.and_then(|known| known.get(id)).copied().unwrap_or(now);
-            (before.resource.clone(), ids.into_iter().map(|id| (id.clone(), since(&id))).collect())
-        });
-        self.vanished = vanished.filter(|(_, vanished): &(_, Vanished)| !vanished.is_empty()).collect();
-        let offers =
-            offers.into_iter().map(|offer| with_health(offer, health_state).with_mps_health(&scan.without_mps));
+        self.vanished = self.vanished_from(&offers, &hardware.inventory, now);
+        let offers = offers.into_iter().map(|offer| with_health(offer, health).with_mps_health(&scan.without_mps));
         self.offers = merge(&self.offers, offers.collect(), &hardware.inventory);
         self.problems = [problems, scan.problem.iter().cloned().collect()].concat();
+    }
+
+    /// The devices of the offers before that have left their GPU: since when, `at` for those that did so now.
+    fn vanished_from(&self, now: &[Offer], inventory: &Inventory, at: Monotonic) -> BTreeMap<ResourceName, Vanished> {
+        let mut vanished: BTreeMap<ResourceName, Vanished> = BTreeMap::new();
+        for before in &self.offers {
+            for id in layout::vanished(before, now, inventory) {
+                let since = self.vanished.get(&before.resource).and_then(|known| known.get(&id)).copied().unwrap_or(at);
+                vanished.entry(before.resource.clone()).or_default().insert(id, since);
+            }
+        }
+        vanished
     }
 
     pub fn depends_on_host(&self) -> bool {

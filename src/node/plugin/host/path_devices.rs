@@ -54,24 +54,24 @@ fn find_where(config: &PathConfig, roots: &HostRoots, is_device: fn(&fs::Metadat
         found.entry(id.clone()).or_insert(PathDevice { id, nodes, numa_nodes });
     };
 
+    // All nodes of a group are one device.
     for group in &config.groups {
-        let mut nodes = vec![];
-        let mut opened = vec![];
-        let mut complete = true;
+        let (mut nodes, mut opened, mut is_complete) = (vec![], vec![], true);
         for member in &group.paths {
             let existing: Vec<HostNode> = expand(roots, &member.path).iter().filter_map(|path| node(path)).collect();
-            complete &= member.optional || !existing.is_empty();
+            is_complete &= member.optional || !existing.is_empty();
             for node in existing {
                 let permissions = member.permissions.as_deref().unwrap_or(&config.permissions);
                 nodes.push(node.device_spec(member.container_path.as_deref(), permissions));
                 opened.push(node);
             }
         }
-        if complete && !nodes.is_empty() {
+        if is_complete && !nodes.is_empty() {
             add(group.id.clone(), nodes, &opened);
         }
     }
 
+    // Each target of `paths` is one device.
     let named: BTreeSet<String> = config.paths.iter().flat_map(|pattern| expand(roots, pattern)).collect();
     let mut by_target: BTreeMap<PathBuf, HostNode> = BTreeMap::new();
     for node in named.iter().filter_map(|path| node(path)) {

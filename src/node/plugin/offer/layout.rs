@@ -19,8 +19,8 @@ pub type Vanished = BTreeMap<DeviceId, Monotonic>;
 const GRANT_SHOWN: Duration = Duration::from_secs(1).saturating_add(Unconfirmed::LONGEST);
 
 /// The devices of `before` whose GPU is there and no longer has them: a MIG device that was unmade, a whole GPU that
-/// was partitioned, and their slots; and those of a GPU that was missing and proved to be replaced. A lost GPU may
-/// return, and host devices may be plugged in again.
+/// was partitioned, and their slots; and those of a missing GPU that the inventory no longer has: it was replaced. A lost
+/// GPU may return, and host devices may be plugged in again.
 pub fn vanished(before: &Offer, now: &[Offer], inventory: &Inventory) -> BTreeSet<DeviceId> {
     let offered = now.iter().filter(|offer| offer.resource == before.resource).flat_map(|offer| &offer.devices);
     let offered: BTreeSet<&DeviceId> = offered.map(|device| &device.id).collect();
