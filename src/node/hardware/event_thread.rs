@@ -36,7 +36,7 @@ const QUEUED_BATCHES: usize = 16;
 pub type XidBatches = mpsc::Receiver<Vec<XidEvent>>;
 
 /// Sends every XID to every subscriber once; shared by the event threads of all sessions. While a subscriber's channel is
-/// full, its next batch grows by kinds of XIDs only, and no other subscriber waits.
+/// full, its XIDs are counted by kind for its next batch, and no other subscriber waits.
 #[derive(Clone, Debug)]
 pub struct XidSender(Arc<Mutex<Vec<XidSubscriber>>>);
 
@@ -146,11 +146,10 @@ impl EventThread {
         !self.has_ended() && self.state.lock().waiting_since.is_some_and(|since| now.since(since) >= self.limit)
     }
 
-    /// `None` for a driver without events.
+    /// `None` for a driver without events. The supervisor sets `stuck`: it has earlier threads, too.
     pub fn collector(&self, now: Monotonic) -> Option<Collector> {
-        let stuck = self.is_stuck(now);
         let collector = self.state.lock().collector.clone()?;
-        Some(Collector { success: collector.success && !stuck, stuck, ..collector })
+        Some(Collector { success: collector.success && !self.is_stuck(now), ..collector })
     }
 }
 

@@ -90,6 +90,7 @@ pub struct Supervisor {
     loading: Loading,
     /// Since when the driver thread has been running a command.
     driver_call_since: Option<Monotonic>,
+    /// That command is overdue.
     driver_stuck: bool,
     /// Sessions that the driver thread closes after its command. Never closed here: closing may block without limit.
     unclosed: Vec<Arc<dyn DriverSession>>,
@@ -100,9 +101,8 @@ pub struct Supervisor {
     /// Of the open session, or of the one being drained.
     event_thread: Option<EventThread>,
     /// Event threads that did not end in time.
-    leaked: Vec<EventThread>,
-    /// Its number.
-    last_event_thread: u64,
+    leaked_waits: Vec<EventThread>,
+    last_event_thread_number: u64,
     /// The last state of the event wait.
     event_collector: Option<Collector>,
     releases: Releases,
@@ -114,8 +114,9 @@ pub struct Supervisor {
     fleet: Fleet,
     rounds: Rounds,
     next_round: Monotonic,
-    /// The problem ends when a GPU answers, not when the driver can be opened.
+    /// The problem ends when a GPU answers, not with the next list.
     awaits_an_answer: bool,
+    /// A stop is requested: the latest time of the end.
     stopping: Option<Monotonic>,
 }
 
@@ -145,8 +146,8 @@ impl Supervisor {
             to_supervisor,
             xids,
             event_thread: None,
-            leaked: Vec::new(),
-            last_event_thread: 0,
+            leaked_waits: Vec::new(),
+            last_event_thread_number: 0,
             event_collector: None,
             releases: Releases::default(),
             phase: SessionPhase::Closed { retry: Monotonic::default() },
@@ -159,7 +160,7 @@ impl Supervisor {
         }
     }
 
-    /// Runs until `SupervisorMessage::Stop`.
+    /// Runs until the driver is closed after `SupervisorMessage::Stop`, or `STOP` has passed.
     pub fn run(mut self, messages: &Receiver<SupervisorMessage>) {
         loop {
             let now = self.clock.now().monotonic;
@@ -192,7 +193,7 @@ impl Supervisor {
     fn act(&mut self, now: Monotonic) {
         self.watch_driver_thread(now);
         self.xids.send();
-        self.leaked.retain(|event_thread| !event_thread.has_ended());
+        self.leaked_waits.retain(|event_thread| !event_thread.has_ended());
         if self.releases.released().is_some_and(|released| now >= released.until.monotonic) {
             info!("the release has expired");
             self.resume(now);
@@ -237,7 +238,7 @@ impl Supervisor {
 
     fn answer_releases(&mut self, now: Monotonic) {
         let is_closed = matches!(self.phase, SessionPhase::Closed { .. });
-        let (fleet, leaked, has_driver_call) = (&self.fleet, &self.leaked, self.driver_call_since.is_some());
+        let (fleet, leaked, has_driver_call) = (&self.fleet, &self.leaked_waits, self.driver_call_since.is_some());
         self.releases.answer(is_closed, now, self.settings.release_limit, || {
             let mut holders: Vec<String> = fleet.stuck().map(|gpu| format!("a call on {gpu}")).collect();
             holders.extend((!leaked.is_empty()).then(|| "the wait for events".to_owned()));

@@ -36,7 +36,7 @@ pub struct NvmlEvents {
     /// The GPUs in the set, with the handle they were registered by.
     registered: BTreeMap<GpuUuid, DeviceHandle>,
     /// By the handle's address, for the whole session: a lost GPU no longer returns its UUID.
-    names: BTreeMap<usize, GpuUuid>,
+    by_handle: BTreeMap<usize, GpuUuid>,
     /// When to retry the registration of GPUs that are not in the set.
     retry: Option<Monotonic>,
     retries: Backoff,
@@ -69,7 +69,7 @@ impl NvmlEvents {
             per_gpu: PerGpuQuery::default(),
             set: None,
             registered: BTreeMap::new(),
-            names: BTreeMap::new(),
+            by_handle: BTreeMap::new(),
             retry: None,
             retries: Backoff::new(RETRIES),
             problems: Vec::new(),
@@ -116,7 +116,7 @@ impl NvmlEvents {
         for kinds in [kinds, kinds & XID] {
             let mut caller = Caller::new(Arc::clone(&self.library));
             if kinds != 0 && call!(caller, nvmlDeviceRegisterEvents(handle.0, kinds, set)).is_ok() {
-                self.names.insert(handle.0.addr(), gpu.clone());
+                self.by_handle.insert(handle.0.addr(), gpu.clone());
                 self.registered.insert(gpu, handle);
                 return true;
             }
@@ -181,7 +181,7 @@ impl NvmlEvents {
 
     /// The GPU of an event; queries the driver only for one that was never registered.
     fn gpu_of(&mut self, device: nvmlDevice_t) -> Option<GpuUuid> {
-        if let Some(gpu) = self.names.get(&device.addr()) {
+        if let Some(gpu) = self.by_handle.get(&device.addr()) {
             return Some(gpu.clone());
         }
         let mut caller = Caller::new(Arc::clone(&self.library));

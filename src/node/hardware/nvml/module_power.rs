@@ -26,7 +26,7 @@ const fn watts(id: u32, scope: u32) -> FieldRow {
 
 pub struct ModulePower {
     ring: Ring,
-    /// The module's power has been read.
+    /// The module's power has been read: the GPU is on one.
     was_read: bool,
     /// Before it was read.
     refusals: u32,
@@ -50,8 +50,8 @@ impl Default for ModulePower {
 }
 
 impl ModulePower {
-    /// `None`: not known yet; `Some(false)` is final after `ATTEMPTS`. On a module the GPU's power is that of the same
-    /// fields, and its energy that power's integral: the header does not name the scope of other calls, and on Grace
+    /// `None`: not known yet; `Some(false)` may still change until `ATTEMPTS`. On a module the GPU's power is that of
+    /// `POWER`, and its energy that power's integral: the header does not name the scope of other calls, and on Grace
     /// Hopper the energy counter has been seen to count the CPU, too.
     pub fn is_on_module(&self) -> Option<bool> {
         (self.was_read || self.refusals > 0).then_some(self.was_read)

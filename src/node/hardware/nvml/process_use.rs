@@ -108,7 +108,7 @@ impl ProcessUse {
             self.missed(elapsed);
         }
         let work = self.cursors.work(&samples, elapsed);
-        // An empty list means that no process was active once the call has listed one, or while the GPU is idle.
+        // An empty list means that no process was active where the call has listed one before, or is untested on an idle GPU.
         (self.state == CallState::Answers || !is_busy && self.state == CallState::Untested).then_some(work)
     }
 

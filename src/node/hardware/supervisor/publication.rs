@@ -67,7 +67,7 @@ impl Supervisor {
         }
         let collector = self.event_collector.as_mut()?;
         collector.success &= is_open;
-        collector.stuck = self.event_thread.iter().chain(&self.leaked).any(|event_thread| event_thread.is_stuck(now));
+        collector.stuck = self.event_thread.iter().chain(&self.leaked_waits).any(|thread| thread.is_stuck(now));
         Some(collector.clone())
     }
 }

@@ -32,12 +32,12 @@ impl Supervisor {
 
     /// Starts the event thread, unless too many have never ended.
     pub(super) fn start_event_thread(&mut self, session: &Arc<dyn DriverSession>) {
-        if self.leaked.len() >= LEAKED_EVENT_THREADS {
+        if self.leaked_waits.len() >= LEAKED_EVENT_THREADS {
             warn!("too many waits for events have not returned: this session has no events");
             return;
         }
-        self.last_event_thread += 1;
-        let (number, watchdog) = (self.last_event_thread, self.settings.watchdog);
+        self.last_event_thread_number += 1;
+        let (number, watchdog) = (self.last_event_thread_number, self.settings.watchdog);
         let (xids, sender) = (self.xids.clone(), self.to_supervisor.clone());
         self.event_thread = EventThread::spawn(number, Arc::clone(session), self.clock, xids, sender, watchdog)
             .inspect_err(|problem| warn!(%problem, "cannot start a thread for the driver's events"))
@@ -151,7 +151,7 @@ impl Supervisor {
         let retry = now + self.reopen.pause();
         if let Some(event_thread) = self.event_thread.take_if(|event_thread| !event_thread.has_ended()) {
             warn!("the wait for events has not returned and is abandoned");
-            self.leaked.push(event_thread);
+            self.leaked_waits.push(event_thread);
         }
         self.phase = SessionPhase::Closing { until: now + self.settings.watchdog };
         if !self.send(DriverCommand::Close(session), now) {
