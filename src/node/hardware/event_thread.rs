@@ -22,7 +22,7 @@ const STACK_BYTES: usize = 512 * 1024;
 /// The longest wait; an ending session is released within it.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The wait for the next of several events. Not zero: the driver's behaviour for zero is not documented.
-const NEXT: Duration = Duration::from_millis(1);
+const NEXT_PATIENCE: Duration = Duration::from_millis(1);
 /// The most events that are read before their XIDs and the notice are sent.
 const EVENTS_PER_NOTICE: usize = 1_000;
 /// First and longest pause after a wait that failed, or returned at once without an event.
@@ -222,7 +222,7 @@ impl EventWait {
                         self.xids.send();
                         self.send_notice();
                     }
-                    patience = NEXT;
+                    patience = NEXT_PATIENCE;
                 }
                 Ok(None) => {
                     self.record_success(now);

@@ -23,6 +23,7 @@ pub struct Fleet {
     clock: Clock,
     to_supervisor: SupervisorSender,
     settings: HardwareSettings,
+    /// Of the last list.
     generation: u64,
     /// The last list, and as not present every GPU that was listed before.
     inventory: Arc<Inventory>,

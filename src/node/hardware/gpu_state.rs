@@ -58,7 +58,7 @@ impl GpuState {
         self.counter_is_of_gpu = pass.counter_is_of_gpu.or(self.counter_is_of_gpu);
         let gained = pass.energy_counter.map(|counter| self.energy_counter.add_reading(at, counter));
         let gained = gained.filter(|_| self.counter_is_of_gpu == Some(true));
-        // The counter's gain is added below: also for a pass that ends a gap.
+        // `Some(None)`: no gain in this pass. The counter's gain is added below: also for a pass that ends a gap.
         if gained.is_some() {
             pass.integrals.energy_joules = Some(0.0);
         }

@@ -120,8 +120,8 @@ mod tests {
 
     fn round(reports: &[PassReport]) -> (bool, Collector) {
         let mut rounds = Rounds::default();
-        let asked = ["a", "bbb"].map(GpuUuid::from).into();
-        rounds.begin(asked, Monotonic::from_secs(2));
+        let queried = ["a", "bbb"].map(GpuUuid::from).into();
+        rounds.begin(queried, Monotonic::from_secs(2));
         for report in reports {
             rounds.count_pass(report, true);
         }

@@ -81,9 +81,9 @@ struct GpmRequest {
 impl Gpm {
     pub fn new(caller: &mut Caller, handle: DeviceHandle, migs: &[Mig]) -> Self {
         let mut support = nvmlGpmSupport_t { version: 1, isSupportedDevice: 0 };
-        let asked = call!(caller, nvmlGpmQueryDeviceSupport(handle.0, &raw mut support));
+        let outcome = call!(caller, nvmlGpmQueryDeviceSupport(handle.0, &raw mut support));
         let mut gpm = Self { pairs: BTreeMap::new(), reads_new_metrics: migs.is_empty(), request: None };
-        if asked.is_ok() && support.isSupportedDevice != 0 {
+        if outcome.is_ok() && support.isSupportedDevice != 0 {
             let instances = migs.iter().map(|mig| Some(mig.gpu_instance)).chain(migs.is_empty().then_some(None));
             let mut pair =
                 || Some(SamplePair { newest: GpmSample::new(caller)?, at: None, spare: GpmSample::new(caller)? });
