@@ -331,7 +331,7 @@ async fn a_signal_ends_it_whatever_the_driver_does() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_day_of_the_demo_ends_as_it_began() {
     let arguments = ["demo", "--faults", "--fault-speed", "10", "--listen", "127.0.0.1:0"];
-    let mut running = agent::Running::start(&arguments, &[], None);
+    let running = agent::Running::start(&arguments, &[], None);
     // The day repeats: a busy machine may see it whole for the first time on a later day.
     let page = running.until("the end of a day, and all well", |page| {
         let days = running.log().matches("the day is over").count() as f64;
@@ -364,6 +364,11 @@ async fn the_day_of_the_demo_ends_as_it_began() {
     assert_eq!(page.value("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""]), Some(1.0));
     assert!(page.value("podmeter_plugin_kubelet_restarts_total", &[]) >= Some(1.0));
     assert_eq!(page.count("podmeter_device_power_watts", &[]), 8);
+}
+
+#[test]
+fn a_demo_that_is_terminated_leaves_no_directory_behind() {
+    let mut running = agent::Running::start(&["demo", "--listen", "127.0.0.1:0"], &[], None);
     running.signal("TERM");
     assert_eq!(running.wait().code(), Some(0), "{}", running.log());
     let log = running.log();

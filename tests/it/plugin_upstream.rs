@@ -156,6 +156,22 @@ async fn a_cdi_device_reaches_the_container(rules: Rules) {
     assert_eq!(device["containerEdits"]["deviceNodes"][0]["path"], format!("/dev/nvidia{index}"));
 }
 
+/// What the restarted container of `trainer` is given.
+async fn visible_devices(node: &Node) -> Vec<String> {
+    let options = node.start_container("team", "trainer", "main").await.unwrap().unwrap();
+    let mut visible: Vec<String> = options.envs["NVIDIA_VISIBLE_DEVICES"].split(',').map(str::to_owned).collect();
+    visible.sort_unstable();
+    visible
+}
+
+/// The devices of the only container that the kubelet lists.
+async fn listed_devices(node: &Node) -> Vec<String> {
+    let listed = node.list().await.pod_resources.remove(0).containers.remove(0);
+    let mut ids: Vec<String> = listed.devices.into_iter().flat_map(|entry| entry.device_ids).collect();
+    ids.sort();
+    ids
+}
+
 async fn an_assignment_outlives_every_restart(rules: Rules) {
     let (node, mut podmeter) = with_plugin(rules).await;
     runs(&node, pod("trainer", 2)).await;
@@ -184,18 +200,12 @@ async fn an_assignment_outlives_every_restart(rules: Rules) {
         counts(&node, GPU, 4, 4).await;
         let asked = podmeter.now(GPU).allocations["ok"];
         if container {
-            let options = node.start_container("team", "trainer", "main").await.unwrap().unwrap();
-            let mut visible: Vec<&str> = options.envs["NVIDIA_VISIBLE_DEVICES"].split(',').collect();
-            visible.sort_unstable();
-            assert_eq!(visible, given, "{what}");
+            assert_eq!(visible_devices(&node).await, given, "{what}");
         }
         assert_eq!(podmeter.now(GPU).allocations["ok"], asked, "{what}: the kubelet does not ask again");
         assert_eq!(node.phase("team", "trainer"), Some(PodPhase::Running), "{what}");
         assert_eq!(held(&node, "trainer", "main"), given, "{what}");
-        let listed = node.list().await.pod_resources.remove(0).containers.remove(0);
-        let mut ids: Vec<String> = listed.devices.into_iter().flat_map(|entry| entry.device_ids).collect();
-        ids.sort();
-        assert_eq!(ids, given, "{what}");
+        assert_eq!(listed_devices(&node).await, given, "{what}");
     }
     // Only the other two are free.
     assert!(rejected(&node, pod("big", 3)).await.contains("Requested: 3, Available: 2"));
