@@ -276,8 +276,8 @@ impl Health {
             let gpu = self.gpus.entry(event.gpu.clone()).or_insert_with(|| TrackedGpu::new(now));
             let is_new = gpu.xids.add(event, effect, now.monotonic);
             let class = xids::class(event.code);
-            let is_logged = matches!(class, XidClass::Unknown | XidClass::Software);
-            if is_new && is_logged && self.logged.insert((None, event.code)) {
+            let is_noted = !effect.makes_unhealthy() && matches!(class, XidClass::Unknown | XidClass::Software);
+            if is_new && is_noted && self.logged.insert((None, event.code)) {
                 let (name, class) = (xids::named(event.code), class.as_str());
                 let text = format!("{}: {name}, class {class}: counted; it does not change the health", event.gpu);
                 self.notes.push(text);
