@@ -70,8 +70,10 @@ pub struct Health {
     transition_count: u64,
     deadline: Option<Monotonic>,
     notes: Vec<String>,
-    /// Already in a note: codes of XIDs, and with its GPU an unknown recovery action.
-    logged: BTreeSet<(Option<GpuUuid>, u32)>,
+    /// Codes of XIDs that are already in a note.
+    noted_xids: BTreeSet<u32>,
+    /// Unknown recovery actions that are already in a note.
+    noted_actions: BTreeSet<(GpuUuid, u32)>,
 }
 
 /// What the causes are evaluated with, besides the signals of a GPU.
@@ -143,7 +145,7 @@ impl Health {
             // Missing readings of a released GPU are no signal.
             if self.driver.released_since.is_none()
                 && let Some(unknown_action) = gpu.signals.apply_readings(listed, hardware, now.monotonic)
-                && self.logged.insert((Some(uuid.clone()), unknown_action))
+                && self.noted_actions.insert((uuid.clone(), unknown_action))
             {
                 let text = format!("{uuid}: unknown recovery action {unknown_action}: it does not change the health");
                 self.notes.push(text);
@@ -274,10 +276,10 @@ impl Health {
                 continue;
             }
             let gpu = self.gpus.entry(event.gpu.clone()).or_insert_with(|| TrackedGpu::new(now));
-            let is_new = gpu.xids.add(event, effect, now.monotonic);
+            gpu.xids.add(event, effect);
             let class = xids::class(event.code);
             let is_noted = !effect.makes_unhealthy() && matches!(class, XidClass::Unknown | XidClass::Software);
-            if is_new && is_noted && self.logged.insert((None, event.code)) {
+            if is_noted && self.noted_xids.len() < xids::MAX_CODES && self.noted_xids.insert(event.code) {
                 let (name, class) = (xids::named(event.code), class.as_str());
                 let text = format!("{}: {name}, class {class}: counted; it does not change the health", event.gpu);
                 self.notes.push(text);

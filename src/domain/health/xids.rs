@@ -6,12 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::config::{HealthConfig, XidRule};
 use super::faults::XidFault;
 use crate::domain::model::{
-    MigDevice, MigUuid, Moment, Monotonic, RecentCount, UnixSeconds, XidClass, XidCount, XidCounts, XidEvent,
-    XidInstance,
+    MigDevice, MigUuid, Moment, RecentCount, UnixSeconds, XidClass, XidCount, XidCounts, XidEvent, XidInstance,
 };
 
 /// Codes with an entry of their own; about two hundred exist.
-const MAX_CODES: usize = 256;
+pub const MAX_CODES: usize = 256;
 /// The entry of the others. Events without a code have it too.
 const OVERFLOW_CODE: u32 = 999;
 
@@ -162,24 +161,21 @@ impl GpuXids {
         Self { counts, active: BTreeMap::new() }
     }
 
-    /// Returns whether its code has no entry yet: it is the first, or beyond `MAX_CODES`.
-    pub fn add(&mut self, event: &XidEvent, effect: Effect, now: Monotonic) -> bool {
-        let is_new = !self.counts.by_code.contains_key(&event.code);
-        let code = if is_new && self.counts.by_code.len() >= MAX_CODES { OVERFLOW_CODE } else { event.code };
-        let at = event.at.monotonic.min(now);
+    pub fn add(&mut self, event: &XidEvent, effect: Effect) {
+        let has_entry = self.counts.by_code.contains_key(&event.code) || self.counts.by_code.len() < MAX_CODES;
+        let code = if has_entry { event.code } else { OVERFLOW_CODE };
         *self.counts.by_class.entry(class(event.code)).or_default() += event.count;
         let first = || XidCount { class: class(code), at: event.at, count: 0, recent: RecentCount::default() };
         let of_code = self.counts.by_code.entry(code).or_insert_with(first);
         of_code.count = of_code.count.saturating_add(event.count);
-        of_code.recent.add(at, event.count);
+        of_code.recent.add(event.at.monotonic, event.count);
         if event.at.monotonic >= of_code.at.monotonic {
             of_code.at = event.at;
         }
         if effect.makes_unhealthy() && self.active.len() < MAX_CODES {
             let first = || ActiveXid::new(effect, class(event.code));
-            self.active.entry(event.code).or_insert_with(first).add_event(event, at);
+            self.active.entry(event.code).or_insert_with(first).add_event(event);
         }
-        is_new
     }
 
     /// Restores an XID of an earlier agent.
@@ -219,9 +215,9 @@ impl ActiveXid {
         Self { effect, class, at, concerns_whole_gpu: false, mig_devices, unresolved }
     }
 
-    fn add_event(&mut self, event: &XidEvent, at: Monotonic) {
-        if at >= self.at.monotonic {
-            self.at = Moment { monotonic: at, unix: event.at.unix };
+    fn add_event(&mut self, event: &XidEvent) {
+        if event.at.monotonic >= self.at.monotonic {
+            self.at = event.at;
         }
         // On a partitioned GPU too, an event without an instance concerns all of it.
         self.concerns_whole_gpu |= event.instance.is_none();

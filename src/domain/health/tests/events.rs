@@ -214,6 +214,7 @@ fn codes_and_transitions_are_bounded() {
     assert_eq!(xids.by_class.values().sum::<u64>(), 10_000, "none is lost for that");
     assert_eq!(xids.by_code.values().map(|of_code| of_code.count).sum::<u64>(), 10_000);
     assert_eq!(xids.by_code.len(), 257);
+    assert_eq!(world.health.drain_notes().len(), 256);
     for seconds in 3..300 {
         world.slow(|slow| slow.recovery_action = Some((seconds % 2) as u32));
         world.hardware.driver_loads += 1;
