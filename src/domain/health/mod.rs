@@ -133,7 +133,7 @@ impl Health {
     pub fn advance(&mut self, now: Moment, inputs: &HealthInputs<'_>) -> Arc<HealthState> {
         let hardware = inputs.hardware;
         self.driver.update(hardware, now.monotonic);
-        self.remove_addresses(hardware);
+        self.remove_unlisted_addresses(hardware);
         self.passthrough = hardware.inventory.passthrough.keys().cloned().collect();
         self.add_events(now, inputs.events);
         self.gpus.values_mut().for_each(|gpu| gpu.index = None);
@@ -219,12 +219,12 @@ impl Health {
         }
     }
 
-    /// A GPU that is no longer listed by its PCI address has a UUID now, and is tracked by that.
-    fn remove_addresses(&mut self, hardware: &HardwareState) {
-        let is_replaced = |uuid: &GpuUuid| uuid.is_of_address() && !hardware.inventory.gpus.contains_key(uuid);
-        if self.gpus.keys().any(is_replaced) {
-            self.gpus.retain(|uuid, _| !is_replaced(uuid));
-            Arc::make_mut(&mut self.state).gpus.retain(|uuid, _| !is_replaced(uuid));
+    /// A GPU that was listed by its PCI address, and no longer is, has a UUID now, or is no longer found on the bus.
+    fn remove_unlisted_addresses(&mut self, hardware: &HardwareState) {
+        let is_gone = |uuid: &GpuUuid| uuid.is_of_address() && !hardware.inventory.gpus.contains_key(uuid);
+        if self.gpus.keys().any(is_gone) {
+            self.gpus.retain(|uuid, _| !is_gone(uuid));
+            Arc::make_mut(&mut self.state).gpus.retain(|uuid, _| !is_gone(uuid));
         }
     }
 
