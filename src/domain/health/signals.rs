@@ -20,44 +20,53 @@ const ENERGY_COUNTER_AGE: Duration = Duration::from_secs(60);
 /// Reason, detail, and what clears it.
 type SignalCause = (UnhealthyReason, Arc<str>, &'static str);
 
-/// The last known signals. A value that is no longer reported stays until another one is reported. The GPU responds when
-/// any tier of it is read.
+/// The last known signals. The GPU responds when any tier of it is read.
 #[derive(Debug, Default)]
 pub struct GpuSignals {
-    read_requested: bool,
-    /// When it last responded.
-    pub responded_at: Option<Monotonic>,
-    /// The slow tier, which has most signals, was read once.
-    pub checked: bool,
+    // Of the last readings.
     /// Since when a call on it has not returned.
     pub stuck_since: Option<Monotonic>,
-    /// Since when there are no readings because the driver cannot be opened, or this process cannot read the GPU, and
-    /// why; until the GPU responds.
-    pub refused: Option<(Monotonic, Arc<str>)>,
-    /// When a release had lasted for too long; until the GPU responds.
-    release_expired_at: Option<Monotonic>,
-    /// The driver does not list it or reports it as lost; until the GPU responds.
+
+    // Since podmeter started.
+    /// A pass over it was under way once.
+    read_requested: bool,
+    /// The slow tier, which has most signals, was read once.
+    pub checked: bool,
+    /// When it last responded.
+    pub responded_at: Option<Monotonic>,
+
+    // Until the GPU responds.
+    /// The driver does not list it or reports it as lost.
     pub lost: bool,
     /// Why it is lost, where that is because the driver does not list it.
     unlisted: Option<Arc<str>>,
+    /// Since when there are no readings because the driver cannot be opened, or this process cannot read the GPU, and
+    /// why; also until it is lost while the driver is open.
+    pub refused: Option<(Monotonic, Arc<str>)>,
+    /// When a release had lasted for too long.
+    release_expired_at: Option<Monotonic>,
+
+    // Of the slow tier: until another value is read.
     pub recovery_action: Option<u32>,
-    /// The last one of an earlier agent.
-    earlier_recovery_action: Option<u32>,
     row_remap_failed: bool,
     missing_fabric: Option<&'static str>,
     /// Uncorrectable memory errors.
     uncorrected: u64,
-    /// The count at the last known reset or reload, 0 at the start: only what is above it is a cause.
-    uncorrected_at_reset: u64,
-    /// The last reload of the driver that `uncorrected_at_reset` takes into account.
-    applied_reload: Option<Monotonic>,
-    /// When it was last lost or needed a recovery action, and no longer was or did: it was probably reset.
-    pub reset_at: Option<Monotonic>,
-    /// When its energy counter last fell: it was certainly reset, or the driver reloaded.
-    pub counter_fell_at: Option<Monotonic>,
+
+    // Evidence of resets.
+    /// The last one of an earlier agent.
+    earlier_recovery_action: Option<u32>,
     energy_counter: Option<u64>,
     /// The energy counter in the faults, and when it was updated.
     saved_energy_counter: Option<(Monotonic, u64)>,
+    /// When its energy counter last fell: it was certainly reset, or the driver reloaded.
+    pub counter_fell_at: Option<Monotonic>,
+    /// When it last stopped being lost or needing a recovery action.
+    pub probably_reset_at: Option<Monotonic>,
+    /// The memory errors at the last reset, probable or certain, or reload, 0 at the start: only later ones are a cause.
+    uncorrected_at_reset: u64,
+    /// The last reload of the driver that `uncorrected_at_reset` takes into account.
+    applied_reload: Option<Monotonic>,
 }
 
 impl GpuSignals {
@@ -70,7 +79,7 @@ impl GpuSignals {
         // Listed again is not enough: it must respond.
         if lost || responded_at.is_some() {
             if self.lost && !lost {
-                self.apply_reset(responded_at);
+                self.apply_probable_reset(responded_at);
             }
             let missing = hardware.inventory.missing.get(&listed.uuid).map(|missing| Arc::clone(&missing.detail));
             self.unlisted = missing.or_else(|| readings.unlisted.then(|| UNLISTED.into()));
@@ -86,7 +95,7 @@ impl GpuSignals {
         self.refused = match (responded_at, problem, self.refused.take()) {
             (Some(_), ..) => None,
             (None, Some(problem), before) => Some((before.map_or(now, |(since, _)| since), Arc::clone(problem))),
-            // The driver is open again, but this GPU has not responded yet, or is lost.
+            // The driver is open again, but this GPU has not responded yet. One that is lost is not refused.
             (None, None, before) => before.filter(|_| !lost).map(|(since, _)| (since, UNRESPONSIVE.into())),
         };
         if responded_at > self.release_expired_at {
@@ -112,7 +121,7 @@ impl GpuSignals {
         if let Some(action) = known {
             let before = self.recovery_action.or(self.earlier_recovery_action);
             if action == 0 && before.is_some_and(|before| before != 0) {
-                self.apply_reset(Some(at));
+                self.apply_probable_reset(Some(at));
             }
             self.recovery_action = known;
         }
@@ -128,24 +137,28 @@ impl GpuSignals {
         let fell = self.energy_counter.replace(counter).is_some_and(|before| counter < before);
         if fell {
             self.counter_fell_at = Some(read_at);
-            self.uncorrected_at_reset = self.uncorrected;
+            self.exclude_past_memory_errors();
         }
         if fell || self.saved_energy_counter.is_none_or(|(at, _)| now.since(at) >= ENERGY_COUNTER_AGE) {
             self.saved_energy_counter = Some((now, counter));
         }
     }
 
-    fn apply_reset(&mut self, at: Option<Monotonic>) {
-        self.reset_at = self.reset_at.max(at);
-        self.uncorrected_at_reset = self.uncorrected;
+    fn apply_probable_reset(&mut self, at: Option<Monotonic>) {
+        self.probably_reset_at = self.probably_reset_at.max(at);
+        self.exclude_past_memory_errors();
     }
 
-    /// A reload sets the driver's counts of memory errors to zero; those of `hardware` do not fall.
     pub fn apply_reload(&mut self, driver: &DriverStatus) {
         if driver.reloaded_at > self.applied_reload {
             self.applied_reload = driver.reloaded_at;
-            self.uncorrected_at_reset = self.uncorrected;
+            self.exclude_past_memory_errors();
         }
+    }
+
+    /// A reset or reload sets the driver's counts to zero; those in the readings do not fall (`node::hardware`).
+    fn exclude_past_memory_errors(&mut self) {
+        self.uncorrected_at_reset = self.uncorrected;
     }
 
     /// Continues where an earlier agent ended.
@@ -190,8 +203,9 @@ impl GpuSignals {
             let detail = format!("the NVLink fabric is not ready: {}", state.replace('_', " "));
             causes.push((Reason::Fabric, detail.into(), "recovers when the fabric manager has completed it"));
         }
-        if config.uncorrectable_ecc == EccPolicy::Unhealthy && self.uncorrected > self.uncorrected_at_reset {
-            let detail = format!("{} uncorrectable memory errors", self.uncorrected - self.uncorrected_at_reset);
+        let uncorrected = self.uncorrected.saturating_sub(self.uncorrected_at_reset);
+        if config.uncorrectable_ecc == EccPolicy::Unhealthy && uncorrected > 0 {
+            let detail = format!("{uncorrected} uncorrectable memory errors");
             causes.push((Reason::Ecc, detail.into(), "recovers after a reset of the GPU or a reload of the driver"));
         }
         // A device whose first check hangs has never been known healthy.

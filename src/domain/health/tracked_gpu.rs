@@ -294,7 +294,7 @@ impl TrackedGpu {
         }
         let restarted_at = driver.reloaded_at.max(signals.counter_fell_at);
         self.xids.active.retain(|_, xid| {
-            let cleared_at = if needs_restart(xid) { restarted_at } else { restarted_at.max(signals.reset_at) };
+            let cleared_at = if needs_restart(xid) { restarted_at } else { restarted_at.max(signals.probably_reset_at) };
             cleared_at.is_none_or(|at| at <= xid.at.monotonic || signals.responded_at < Some(at))
         });
     }
