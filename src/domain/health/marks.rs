@@ -14,8 +14,8 @@ const LONGEST_REASON: usize = 256;
 pub enum OperatorOrder {
     /// Unhealthy until it is unmarked or `until` has passed. A new mark replaces the old one.
     Mark { device: String, reason: String, until: Option<Monotonic> },
-    /// Removes the mark, every XID and every cause that has already ended: the operator confirms that the device is
-    /// good. Current signals stay. Of a GPU, its MIG devices too.
+    /// Removes the mark, every XID and every cause that has already ended, or is of an earlier agent and was not read:
+    /// the operator confirms that the device is good. Current signals stay. Of a GPU, its MIG devices too.
     Unmark { device: String },
 }
 

@@ -48,10 +48,11 @@ pub struct GpuSignals {
 
     // Of the slow tier: until another value is read.
     pub recovery_action: Option<u32>,
-    row_remap_failed: bool,
+    row_remap_failed: Option<bool>,
+    fabric_was_read: bool,
     missing_fabric: Option<&'static str>,
     /// Uncorrectable memory errors.
-    uncorrected: u64,
+    uncorrected: Option<u64>,
 
     // Evidence of resets.
     /// The last one of an earlier agent.
@@ -109,9 +110,10 @@ impl GpuSignals {
     /// Returns the recovery action if its number is unknown.
     fn apply_slow(&mut self, listed: &Gpu, slow: &Slow, at: Monotonic) -> Option<u32> {
         if let Some(remap) = slow.row_remap {
-            self.row_remap_failed = remap.failed;
+            self.row_remap_failed = Some(remap.failed);
         }
         if let Some(fabric) = &slow.fabric {
+            self.fabric_was_read = true;
             self.missing_fabric = missing_fabric(listed, fabric);
         }
         let (known, unknown) = match slow.recovery_action {
@@ -128,7 +130,7 @@ impl GpuSignals {
         // After the recovery action: errors in the same reading may have come after the reset.
         let uncorrected: Vec<u64> = slow.ecc.iter().filter_map(|location| location.uncorrected).collect();
         if !uncorrected.is_empty() {
-            self.uncorrected = uncorrected.into_iter().fold(0, u64::saturating_add);
+            self.uncorrected = Some(uncorrected.into_iter().fold(0, u64::saturating_add));
         }
         unknown
     }
@@ -158,7 +160,7 @@ impl GpuSignals {
 
     /// A reset or reload sets the driver's counts to zero; those in the readings do not fall (`node::hardware`).
     fn exclude_past_memory_errors(&mut self) {
-        self.uncorrected_at_reset = self.uncorrected;
+        self.uncorrected_at_reset = self.uncorrected.unwrap_or(0);
     }
 
     /// Continues where an earlier agent ended.
@@ -183,6 +185,17 @@ impl GpuSignals {
         }
     }
 
+    /// Whether the value that decides this reason was read since podmeter started.
+    pub fn was_read(&self, reason: UnhealthyReason) -> bool {
+        match reason {
+            UnhealthyReason::RecoveryAction => self.recovery_action.is_some(),
+            UnhealthyReason::RowRemapFailed => self.row_remap_failed.is_some(),
+            UnhealthyReason::Fabric => self.fabric_was_read,
+            UnhealthyReason::Ecc => self.uncorrected.is_some(),
+            _ => true,
+        }
+    }
+
     pub fn causes(&self, context: EvaluationContext<'_>, first_listed: Monotonic) -> Vec<SignalCause> {
         use UnhealthyReason as Reason;
         let (config, now) = (context.config, context.now.monotonic);
@@ -195,7 +208,7 @@ impl GpuSignals {
             let detail = self.unlisted.clone().unwrap_or_else(|| LOST.into());
             causes.push((Reason::Lost, detail, "recovers when the driver lists it and it responds"));
         }
-        if self.row_remap_failed {
+        if self.row_remap_failed == Some(true) {
             let detail = "a memory row could not be remapped to a spare one";
             causes.push((Reason::RowRemapFailed, detail.into(), "permanent: replace the board"));
         }
@@ -203,7 +216,7 @@ impl GpuSignals {
             let detail = format!("the NVLink fabric is not ready: {}", state.replace('_', " "));
             causes.push((Reason::Fabric, detail.into(), "recovers when the fabric manager has completed it"));
         }
-        let uncorrected = self.uncorrected.saturating_sub(self.uncorrected_at_reset);
+        let uncorrected = self.uncorrected.unwrap_or(0).saturating_sub(self.uncorrected_at_reset);
         if config.uncorrectable_ecc == EccPolicy::Unhealthy && uncorrected > 0 {
             let detail = format!("{uncorrected} uncorrectable memory errors");
             causes.push((Reason::Ecc, detail.into(), "recovers after a reset of the GPU or a reload of the driver"));

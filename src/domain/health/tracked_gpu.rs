@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::config::{HealthConfig, Recovery};
+use super::config::{EccPolicy, FabricPolicy, HealthConfig, Recovery};
 use super::faults::{DeviceFaults, GpuFaults, MarkFault, ReasonFault};
 use super::marks::{Mark, restored_mark};
 use super::signals::GpuSignals;
@@ -19,6 +19,7 @@ const AFTER_RESTART: &str = "recovers after a restart of the GPU (its energy cou
                              of the node, or an unmark";
 const AFTER_UNMARK: &str = "recovers after an unmark, or when the mark ends";
 const EARLIER: &str = "found before podmeter started";
+const AFTER_READING: &str = "recovers when the driver reports that it is over, or after an unmark";
 
 /// A reason, and the code of an XID, else 0.
 type CauseKey = (UnhealthyReason, u32);
@@ -100,6 +101,8 @@ impl TrackedGpu {
             }
             let is_valid = |fault: &&ReasonFault| match fault.reason {
                 UnhealthyReason::Xid => config.effect(fault.code).makes_unhealthy(),
+                UnhealthyReason::Fabric => config.fabric == FabricPolicy::Unhealthy,
+                UnhealthyReason::Ecc => config.uncorrectable_ecc == EccPolicy::Unhealthy,
                 reason => is_held_down(reason),
             };
             for fault in device.reasons.iter().filter(is_valid) {
@@ -111,13 +114,13 @@ impl TrackedGpu {
         restored
     }
 
-    /// The first evaluation replaces the cause, or ends it, so that one that is over by then is held down.
+    /// It ends at the first evaluation at which its value was read and is no fault, and is then held down.
     fn restore_cause(&mut self, subject: Subject, key: CauseKey) -> (Subject, String) {
         let (detail, restored) = match key {
             (UnhealthyReason::Xid, code) => (xids::named(code), xids::named(code)),
             (reason, _) => (EARLIER.to_owned(), format!("the reason {}", reason.as_str())),
         };
-        let cause = CauseState { detail: detail.into(), clears: "", ended: None };
+        let cause = CauseState { detail: detail.into(), clears: AFTER_READING, ended: None };
         self.causes.entry(subject.clone()).or_default().insert(key, cause);
         (subject, restored)
     }
@@ -173,8 +176,9 @@ impl TrackedGpu {
         let concerned = |subject: &Subject| *unmarked == Subject::Whole || subject == unmarked;
         self.marks.retain(|subject, _| !concerned(subject));
         for (_, causes) in self.causes.iter_mut().filter(|(subject, _)| concerned(subject)) {
-            let ends_with_unmark = |reason| matches!(reason, UnhealthyReason::Xid | UnhealthyReason::Admin);
-            causes.retain(|(reason, _), cause| cause.ended.is_none() && !ends_with_unmark(*reason));
+            let is_signal = |reason| !matches!(reason, UnhealthyReason::Xid | UnhealthyReason::Admin);
+            let is_reported = |reason| is_signal(reason) && self.signals.was_read(reason);
+            causes.retain(|(reason, _), cause| cause.ended.is_none() && is_reported(*reason));
         }
     }
 
@@ -193,7 +197,7 @@ impl TrackedGpu {
         subjects.extend(self.causes.keys().chain(self.marks.keys()).cloned());
         for subject in subjects {
             let current = self.current_causes(&subject, context);
-            update_causes(self.causes.entry(subject).or_default(), current, context);
+            update_causes(self.causes.entry(subject).or_default(), current, &self.signals, context);
         }
         self.causes.retain(|_, causes| !causes.is_empty());
         self.health.retain(|subject, _| present.contains(subject));
@@ -294,7 +298,8 @@ impl TrackedGpu {
         }
         let restarted_at = driver.reloaded_at.max(signals.counter_fell_at);
         self.xids.active.retain(|_, xid| {
-            let cleared_at = if needs_restart(xid) { restarted_at } else { restarted_at.max(signals.probably_reset_at) };
+            let cleared_at =
+                if needs_restart(xid) { restarted_at } else { restarted_at.max(signals.probably_reset_at) };
             cleared_at.is_none_or(|at| at <= xid.at.monotonic || signals.responded_at < Some(at))
         });
     }
@@ -339,14 +344,16 @@ fn holds_indefinitely(config: &HealthConfig, driver: &DriverStatus) -> bool {
     config.recovery == Recovery::Manual || driver.released_since.is_some()
 }
 
-/// Updates `causes` to `current`: a cause that is not current has ended, and is removed after the hold-down.
+/// Updates `causes` to `current`: a cause that is not current has ended, and is removed after the hold-down. One of an
+/// earlier agent does not end before its value was read.
 fn update_causes(
     causes: &mut BTreeMap<CauseKey, CauseState>,
     current: CurrentCauses,
+    signals: &GpuSignals,
     EvaluationContext { config, driver, now }: EvaluationContext<'_>,
 ) {
     for (key, cause) in causes.iter_mut() {
-        if !current.contains_key(key) {
+        if !current.contains_key(key) && signals.was_read(key.0) {
             cause.ended.get_or_insert(now.monotonic);
         }
     }

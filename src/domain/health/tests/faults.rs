@@ -131,6 +131,11 @@ fn the_configuration_decides_anew() {
     world.with(2, &[xid(31, 2)]);
     assert_eq!(reasons(&world.restarted(10, rule(31, XidRule::Unhealthy)).at(10), None), ["xid"]);
     assert_eq!(reasons(&world.restarted(10, HealthConfig::default()).at(10), None), WELL);
+    let mut world = World::new(HealthConfig::default());
+    world.slow(|slow| slow.fabric = Some(FabricState { state: "failed", ..FabricState::default() }));
+    assert_eq!(reasons(&world.at(1), None), ["fabric"]);
+    let config = HealthConfig { fabric: FabricPolicy::Ignore, ..HealthConfig::default() };
+    assert_eq!(reasons(&world.restarted(10, config).at(10), None), WELL);
 }
 
 #[test]
@@ -177,6 +182,66 @@ fn a_fault_that_has_ended_is_held_down_by_the_next_agent() {
         assert_eq!(!next.reasons().is_empty(), lasts, "{recovery:?}");
         next.order(&unmark(GPU));
         assert_eq!((next.reasons(), next.health.faults()), (WELL, NodeFaults::default()));
+    }
+}
+
+/// Where the next agent did not read the value, the reason ended and the device was healthy after the hold-down.
+#[test]
+fn a_reason_of_an_earlier_agent_stays_until_its_value_is_read() {
+    type Change = fn(&mut Slow);
+    let errors = |uncorrected| vec![EccLocation { location: "dram", corrected: None, uncorrected: Some(uncorrected) }];
+    let fabric = |state| Some(FabricState { state, ..FabricState::default() });
+    let remap = |failed| Some(RowRemap { failed, ..RowRemap::default() });
+    let faulty = Slow {
+        recovery_action: Some(1),
+        row_remap: remap(true),
+        fabric: fabric("failed"),
+        ecc: errors(3),
+        ..Slow::default()
+    };
+    let well = Slow {
+        recovery_action: Some(0),
+        row_remap: remap(false),
+        fabric: fabric("completed"),
+        ecc: errors(0),
+        ..faulty.clone()
+    };
+    for (reason, make_absent) in [
+        ("recovery_action", |slow| slow.recovery_action = None),
+        ("row_remap_failed", |slow| slow.row_remap = None),
+        ("fabric", |slow| slow.fabric = None),
+        ("ecc", |slow| slow.ecc.clear()),
+    ] as [(&str, Change); 4]
+    {
+        for hold_down in [0, 60].map(Duration::from_secs) {
+            let config = HealthConfig { uncorrectable_ecc: EccPolicy::Unhealthy, hold_down, ..HealthConfig::default() };
+            let mut world = World::new(config.clone());
+            world.slow(|slow| *slow = faulty.clone());
+            world.at(1);
+            assert_eq!(world.reasons(), ["recovery_action", "row_remap_failed", "fabric", "ecc"]);
+            let mut next = world.restarted(10, config.clone());
+            next.slow(|slow| *slow = well.clone());
+            next.slow(make_absent);
+            next.at(10);
+            next.at(1_000);
+            assert_eq!(next.reasons(), [reason]);
+            let mut next = next.restarted(1_001, config);
+            next.slow(|slow| *slow = Slow::default());
+            next.at(1_001);
+            next.at(2_000);
+            assert_eq!(next.reasons(), [reason], "nothing was read since, by two agents");
+            let mut unmarked = next.restarted(2_000, next.health.config.clone());
+            unmarked.slow(|slow| *slow = Slow::default());
+            unmarked.at(2_000);
+            unmarked.order(&unmark(GPU));
+            unmarked.at(2_001);
+            assert_eq!((unmarked.reasons(), unmarked.health.faults()), (WELL, NodeFaults::default()));
+            next.slow(|slow| *slow = well.clone());
+            next.at(3_000);
+            assert_eq!(next.reasons().is_empty(), hold_down.is_zero(), "{reason} is held down from now on");
+            next.at(3_060);
+            assert_eq!(next.reasons(), WELL);
+        }
     }
 }
 
