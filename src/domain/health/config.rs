@@ -53,7 +53,7 @@ pub enum Recovery {
     /// A device becomes healthy by its signals.
     #[default]
     Auto,
-    /// Only by an operator's unmark.
+    /// A fault also needs an operator's unmark.
     Manual,
 }
 

@@ -15,9 +15,7 @@
 //! the GPUs are released, or with `recovery: manual`. A reset is of one GPU, a reload of the driver and thereby of all;
 //! a reload, or a reset that the energy counter shows, is a restart of the GPU.
 //!
-//! Time alone ends a hold-down, a mark that has an end, and `unknown` of a device that was never checked and for which no
-//! read was requested: after `UNKNOWN_LIMIT`. Where one was requested, or the driver cannot be opened, a device stays
-//! `unknown` until it responds.
+//! Time alone ends a hold-down, a mark that has an end, and one case of `unknown`: the table of `GpuSignals::unknown`.
 
 mod config;
 mod faults;
@@ -45,8 +43,8 @@ use crate::domain::model::{
 use marks::Mark;
 use tracked_gpu::{Subject, SubjectTransition, TrackedGpu};
 
-/// How long a device that was never checked is `unknown` where no read of it was requested: as long as the first reads
-/// may take to be requested.
+/// How long a device that was never checked is `unknown`, or longer while a response is awaited: the first reads may
+/// take as long to be requested.
 const UNKNOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Older ones are dropped.
 const MAX_TRANSITIONS: usize = 256;

@@ -260,8 +260,8 @@ impl GpuSignals {
         if self.checked || self.stuck_since.is_some() {
             return None;
         }
-        let is_awaited = (self.read_requested || self.refused.is_some()) && self.responded_at.is_none() && !self.lost;
-        let is_unknown = is_awaited || now.since(first_listed) < UNKNOWN_LIMIT;
+        let awaits_response = (self.read_requested || self.refused.is_some()) && self.responded_at.is_none() && !self.lost;
+        let is_unknown = awaits_response || now.since(first_listed) < UNKNOWN_LIMIT;
         is_unknown.then(|| ("it has not been checked yet".into(), "the first check takes seconds"))
     }
 }
