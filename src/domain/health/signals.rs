@@ -116,23 +116,18 @@ impl GpuSignals {
             self.fabric_was_read = true;
             self.missing_fabric = missing_fabric(listed, fabric);
         }
-        let (known, unknown) = match slow.recovery_action {
-            Some(action) if recovery_action(action).is_none() => (None, Some(action)),
-            action => (action, None),
-        };
-        if let Some(action) = known {
+        let unknown_action = slow.recovery_action.filter(|action| recovery_action(*action).is_none());
+        if let Some(action) = slow.recovery_action.filter(|_| unknown_action.is_none()) {
             let before = self.recovery_action.or(self.earlier_recovery_action);
             if action == 0 && before.is_some_and(|before| before != 0) {
                 self.apply_probable_reset(Some(at));
             }
-            self.recovery_action = known;
+            self.recovery_action = Some(action);
         }
         // After the recovery action: errors in the same reading may have come after the reset.
-        let uncorrected: Vec<u64> = slow.ecc.iter().filter_map(|location| location.uncorrected).collect();
-        if !uncorrected.is_empty() {
-            self.uncorrected = Some(uncorrected.into_iter().fold(0, u64::saturating_add));
-        }
-        unknown
+        let uncorrected = slow.ecc.iter().filter_map(|location| location.uncorrected);
+        self.uncorrected = uncorrected.reduce(u64::saturating_add).or(self.uncorrected);
+        unknown_action
     }
 
     fn apply_energy_counter(&mut self, counter: u64, read_at: Monotonic, now: Monotonic) {
@@ -260,7 +255,8 @@ impl GpuSignals {
         if self.checked || self.stuck_since.is_some() {
             return None;
         }
-        let awaits_response = (self.read_requested || self.refused.is_some()) && self.responded_at.is_none() && !self.lost;
+        let awaits_response =
+            (self.read_requested || self.refused.is_some()) && self.responded_at.is_none() && !self.lost;
         let is_unknown = awaits_response || now.since(first_listed) < UNKNOWN_LIMIT;
         is_unknown.then(|| ("it has not been checked yet".into(), "the first check takes seconds"))
     }
