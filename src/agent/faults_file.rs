@@ -87,17 +87,17 @@ fn read(path: &Path) -> Result<Option<Document>, String> {
 async fn follow(file: FaultsFile, mut faults: watch::Receiver<NodeFaults>) {
     let FaultsFile { path, boot_id, kept: mut written } = file;
     let without = "XIDs and marks are forgotten when podmeter restarts";
-    let mut file = KeptFile::new(path, files::OWNER_ONLY, "the file of faults", without);
+    let mut kept_file = KeptFile::new(path, files::OWNER_ONLY, "the file of faults", without);
     loop {
         let current = faults.borrow_and_update().clone();
         if written.as_ref() != Some(&current) {
             let document = Document { schema: SCHEMA, boot_id: boot_id.clone(), faults: current };
             let text = serde_json::to_string(&document).expect("plain data") + "\n";
-            written = file.write(text).await.then_some(document.faults);
+            written = kept_file.write(text).await.then_some(document.faults);
         }
         tokio::select! {
             changed = faults.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep(RETRY), if file.has_failed() => {}
+            () = tokio::time::sleep(RETRY), if kept_file.has_failed() => {}
         }
     }
 }

@@ -100,13 +100,13 @@ impl HealthTask {
         let (mut hardware_is_open, mut events) = (true, vec![]);
         loop {
             let hardware = Arc::clone(&self.hardware.borrow_and_update());
-            // An XID is sent before the readings that it changes: applied together, it names the transition.
+            // After the readings: an XID that is sent before them is applied with them, and names the transition.
             while let Ok(batch) = self.xids.try_recv() {
                 events.extend(batch);
             }
             self.health.advance(self.clock.now(), &HealthInputs { hardware: &hardware, events: &events });
             events.clear();
-            self.log_transitions();
+            self.log_changes();
             self.publish();
             let deadline = self.health.next_deadline().map(|deadline| deadline.since(self.clock.now().monotonic));
             tokio::select! {
@@ -123,7 +123,7 @@ impl HealthTask {
         let executed = self.health.execute(self.clock.now(), &order);
         if let Ok(device) = &executed {
             log_order(&order, device, self.clock.now().monotonic);
-            self.log_transitions();
+            self.log_changes();
             self.publish();
         }
         // An error: the caller no longer waits; the order is executed all the same.
@@ -135,8 +135,8 @@ impl HealthTask {
         send_if_changed(&self.states, self.health.state());
     }
 
-    /// Logs each new transition with the pods that hold the device, which it adds to the state.
-    fn log_transitions(&mut self) {
+    /// Logs the notes, and each new transition with the pods that hold the device, which it adds to the state.
+    fn log_changes(&mut self) {
         for note in self.health.drain_notes() {
             tracing::warn!("{note}");
         }
