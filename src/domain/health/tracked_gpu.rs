@@ -7,7 +7,7 @@ use super::config::{EccPolicy, FabricPolicy, HealthConfig, Recovery};
 use super::faults::{DeviceFaults, GpuFaults, MarkFault, ReasonFault};
 use super::marks::{Mark, restored_mark};
 use super::signals::GpuSignals;
-use super::xids::{self, ActiveXid, Effect, GpuXids};
+use super::xids::{self, Effect, GpuXids};
 use super::{DriverStatus, EvaluationContext, UNKNOWN_LIMIT};
 use crate::domain::model::{
     DeviceHealth, Gpu, GpuHealth, HealthCause, MigDevice, MigUuid, Moment, Monotonic, UnhealthyReason, UnixSeconds,
@@ -86,7 +86,7 @@ impl TrackedGpu {
     pub fn restore(&mut self, faults: &GpuFaults, config: &HealthConfig, now: Moment) -> Vec<(Subject, String)> {
         let mut restored = vec![];
         for (code, fault) in faults.xids.iter().filter(|(code, _)| config.effect(**code).makes_unhealthy()) {
-            self.xids.restore(*code, config.effect(*code), fault);
+            self.xids.restore(*code, fault);
             let migs = fault.mig_devices.iter().cloned().map(Subject::Mig);
             let subjects: Vec<Subject> = if fault.whole { vec![Subject::Whole] } else { migs.collect() };
             for subject in subjects {
@@ -188,7 +188,7 @@ impl TrackedGpu {
         self.marks.retain(|_, mark| mark.until.is_none_or(|until| context.now.monotonic < until.monotonic));
         self.signals.expire_release(context);
         if context.driver.released_since.is_none() {
-            self.remove_overruled_xids();
+            self.remove_overruled_xids(context.config);
             self.remove_cleared_xids(context.driver);
         }
         let migs = self.mig_devices.iter().map(|mig| Subject::Mig(mig.uuid.clone()));
@@ -213,7 +213,7 @@ impl TrackedGpu {
                 Subject::Mig(mig) => !xid.concerns_whole_gpu && xid.mig_devices.contains(mig),
             };
             if is_concerned {
-                let clears = if needs_restart(xid) { AFTER_RESTART } else { AFTER_RESET };
+                let clears = if needs_restart(*code) { AFTER_RESTART } else { AFTER_RESET };
                 current.insert((UnhealthyReason::Xid, *code), (xids::named(*code).into(), clears));
             }
         }
@@ -276,12 +276,12 @@ impl TrackedGpu {
     }
 
     /// The recovery action of the driver, be it `none`, replaces some XIDs, whichever came first. They are not held down.
-    fn remove_overruled_xids(&mut self) {
+    fn remove_overruled_xids(&mut self, config: &HealthConfig) {
         if self.signals.recovery_action.is_none() {
             return;
         }
-        let is_overruled = |xid: &ActiveXid| xid.effect == Effect::UnhealthyUnlessRecoveryActionKnown;
-        let overruled = self.xids.active.extract_if(.., |_, xid| is_overruled(xid));
+        let is_overruled = |code: u32| config.effect(code) == Effect::UnhealthyUnlessRecoveryActionKnown;
+        let overruled = self.xids.active.extract_if(.., |code, _| is_overruled(*code));
         let codes: Vec<u32> = overruled.map(|(code, _)| code).collect();
         for causes in self.causes.values_mut() {
             causes.retain(|(reason, code), _| *reason != UnhealthyReason::Xid || !codes.contains(code));
@@ -291,15 +291,14 @@ impl TrackedGpu {
     /// A reset or restart after the XID clears it, once the GPU has responded since and does not need another.
     fn remove_cleared_xids(&mut self, driver: &DriverStatus) {
         let signals = &self.signals;
-        let needs_no_reset =
-            !signals.lost && signals.stuck_since.is_none() && signals.recovery_action.is_none_or(|action| action == 0);
-        if !needs_no_reset {
+        let needs_recovery = signals.recovery_action.is_some_and(|action| action != 0);
+        if needs_recovery || signals.lost || signals.stuck_since.is_some() {
             return;
         }
         let restarted_at = driver.reloaded_at.max(signals.counter_fell_at);
-        self.xids.active.retain(|_, xid| {
-            let cleared_at =
-                if needs_restart(xid) { restarted_at } else { restarted_at.max(signals.probably_reset_at) };
+        let reset_at = restarted_at.max(signals.probably_reset_at);
+        self.xids.active.retain(|code, xid| {
+            let cleared_at = if needs_restart(*code) { restarted_at } else { reset_at };
             cleared_at.is_none_or(|at| at <= xid.at.monotonic || signals.responded_at < Some(at))
         });
     }
@@ -330,8 +329,8 @@ fn after_the_fault(config: &HealthConfig) -> Arc<str> {
 }
 
 /// Whether only a restart of the GPU or its driver is known to clear the XID.
-fn needs_restart(xid: &ActiveXid) -> bool {
-    matches!(xid.class, XidClass::NodeReboot | XidClass::Hardware)
+fn needs_restart(code: u32) -> bool {
+    matches!(xids::class(code), XidClass::NodeReboot | XidClass::Hardware)
 }
 
 /// Whether an ended cause of this reason is removed only after the hold-down.

@@ -141,10 +141,8 @@ pub struct GpuXids {
 }
 
 /// An XID that makes the GPU or MIG devices of it unhealthy.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ActiveXid {
-    pub effect: Effect,
-    pub class: XidClass,
     /// Of the last one; of one of an earlier agent, the monotonic time is the start.
     pub at: Moment,
     pub concerns_whole_gpu: bool,
@@ -173,17 +171,14 @@ impl GpuXids {
             of_code.at = event.at;
         }
         if effect.makes_unhealthy() && self.active.len() < MAX_CODES {
-            let first = || ActiveXid::new(effect, class(event.code));
-            self.active.entry(event.code).or_insert_with(first).add_event(event);
+            self.active.entry(event.code).or_default().add_event(event);
         }
     }
 
     /// Restores an XID of an earlier agent.
-    pub fn restore(&mut self, code: u32, effect: Effect, fault: &XidFault) {
-        let mut xid = ActiveXid::new(effect, class(code));
-        xid.at.unix = fault.at;
-        xid.concerns_whole_gpu = fault.whole;
-        xid.mig_devices.clone_from(&fault.mig_devices);
+    pub fn restore(&mut self, code: u32, fault: &XidFault) {
+        let (at, mig_devices) = (Moment { unix: fault.at, ..Moment::default() }, fault.mig_devices.clone());
+        let xid = ActiveXid { at, concerns_whole_gpu: fault.whole, mig_devices, ..ActiveXid::default() };
         self.active.insert(code, xid);
     }
 
@@ -210,11 +205,6 @@ impl GpuXids {
 }
 
 impl ActiveXid {
-    fn new(effect: Effect, class: XidClass) -> Self {
-        let (at, mig_devices, unresolved) = (Moment::default(), BTreeSet::new(), BTreeSet::new());
-        Self { effect, class, at, concerns_whole_gpu: false, mig_devices, unresolved }
-    }
-
     fn add_event(&mut self, event: &XidEvent) {
         if event.at.monotonic >= self.at.monotonic {
             self.at = event.at;
