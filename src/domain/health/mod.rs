@@ -37,8 +37,8 @@ pub use faults::NodeFaults;
 pub use marks::{MarkError, OperatorOrder};
 
 use crate::domain::model::{
-    ContainerRef, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Moment, Monotonic, UnhealthyReason,
-    UnixSeconds, XidClass, XidEvent,
+    ContainerRef, GpuUuid, HardwareState, HealthCause, HealthState, HealthTransition, MigUuid, Moment, Monotonic,
+    UnhealthyReason, UnixSeconds, XidClass, XidEvent,
 };
 use marks::Mark;
 use tracked_gpu::{Subject, SubjectTransition, TrackedGpu};
@@ -242,7 +242,7 @@ impl Health {
             let transitions = gpu.evaluate(context);
             deadlines.extend(gpu.deadline(context));
             next.gpus.insert(uuid.clone(), gpu.health());
-            for SubjectTransition { subject, to_healthy, reason, detail } in transitions {
+            for SubjectTransition { subject, to_healthy, cause: HealthCause { reason, detail, .. } } in transitions {
                 self.transition_count += 1;
                 let to = if to_healthy { "healthy" } else { "unhealthy" };
                 *next.transition_counts.entry(to).or_default().entry(reason).or_default() += 1;

@@ -47,8 +47,8 @@ impl Subject {
 pub struct SubjectTransition {
     pub subject: Subject,
     pub to_healthy: bool,
-    pub reason: UnhealthyReason,
-    pub detail: Arc<str>,
+    /// The first of the causes before the change to healthy, or after the one to unhealthy.
+    pub cause: HealthCause,
 }
 
 #[derive(Debug, Default)]
@@ -256,13 +256,8 @@ impl TrackedGpu {
         }
         (health.healthy, health.since) = (healthy, now);
         let named = if healthy { before.first() } else { health.causes.first() };
-        let named = named.expect("an unhealthy device has a cause");
-        Some(SubjectTransition {
-            subject,
-            to_healthy: healthy,
-            reason: named.reason,
-            detail: Arc::clone(&named.detail),
-        })
+        let cause = named.expect("an unhealthy device has a cause").clone();
+        Some(SubjectTransition { subject, to_healthy: healthy, cause })
     }
 
     /// The health to publish, after an evaluation.
