@@ -18,7 +18,7 @@ pub struct NodeFaults {
 pub struct GpuFaults {
     /// By code: those that make the GPU or some of its MIG devices unhealthy.
     pub xids: BTreeMap<u32, XidFault>,
-    /// The GPU and its MIG devices, as far as they are unhealthy.
+    /// The GPU and its MIG devices, as far as they are unhealthy or have a mark.
     pub devices: Vec<DeviceFaults>,
     /// The last one that the driver reported, by its number.
     pub recovery_action: Option<u32>,
@@ -43,8 +43,9 @@ pub struct DeviceFaults {
     /// Unhealthy since; `None` if it was never evaluated, or is a MIG device that is gone.
     pub since: Option<UnixSeconds>,
     pub mark: Option<MarkFault>,
-    /// Reasons whose end was not observed, or not long enough ago. XIDs are in `xids`, until they end.
-    pub reasons: Vec<ReasonFault>,
+    /// Those whose end was not observed, or not long enough ago; of XIDs only those that have ended.
+    #[serde(rename = "reasons")]
+    pub causes: Vec<CauseFault>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -54,7 +55,7 @@ pub struct MarkFault {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ReasonFault {
+pub struct CauseFault {
     #[serde(deserialize_with = "reason")]
     pub reason: UnhealthyReason,
     /// Of an XID, else 0.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::config::{EccPolicy, FabricPolicy, HealthConfig, Recovery};
-use super::faults::{DeviceFaults, GpuFaults, MarkFault, ReasonFault};
+use super::faults::{CauseFault, DeviceFaults, GpuFaults, MarkFault};
 use super::marks::{Mark, restored_mark};
 use super::signals::GpuSignals;
 use super::xids::{self, Effect, GpuXids};
@@ -99,13 +99,13 @@ impl TrackedGpu {
                 restored.push((subject.clone(), format!("the mark {:?}", mark.reason)));
                 self.marks.insert(subject.clone(), mark);
             }
-            let is_valid = |fault: &&ReasonFault| match fault.reason {
+            let is_valid = |fault: &&CauseFault| match fault.reason {
                 UnhealthyReason::Xid => config.effect(fault.code).makes_unhealthy(),
                 UnhealthyReason::Fabric => config.fabric == FabricPolicy::Unhealthy,
                 UnhealthyReason::Ecc => config.uncorrectable_ecc == EccPolicy::Unhealthy,
                 reason => is_held_down(reason),
             };
-            for fault in device.reasons.iter().filter(is_valid) {
+            for fault in device.causes.iter().filter(is_valid) {
                 restored.push(self.restore_cause(subject.clone(), (fault.reason, fault.code)));
             }
             self.earlier_since.extend(device.since.map(|since| (subject, since)));
@@ -125,13 +125,15 @@ impl TrackedGpu {
         (subject, restored)
     }
 
-    /// What an agent that starts later restores. `None`: nothing.
+    /// What an agent that starts later restores. `None`: nothing. An entry with neither a mark nor causes has the time
+    /// since when a MIG device is unhealthy by its GPU.
     pub fn faults(&self) -> Option<GpuFaults> {
         let unhealthy = self.health.iter().filter(|(_, health)| !health.healthy).map(|(subject, _)| subject);
+        // Also of MIG devices that are gone, and of a GPU that was not evaluated or is passed through.
         let with_state = self.marks.keys().chain(self.causes.keys()).chain(self.earlier_since.keys());
         let subjects: BTreeSet<&Subject> = unhealthy.chain(with_state).collect();
         let devices: Vec<DeviceFaults> = subjects.into_iter().map(|subject| self.device_faults(subject)).collect();
-        let has_faults = devices.iter().any(|device| device.mark.is_some() || !device.reasons.is_empty());
+        let has_faults = devices.iter().any(|device| device.mark.is_some() || !device.causes.is_empty());
         let (recovery_action, energy_counter) = self.signals.reset_evidence();
         (has_faults || !self.xids.active.is_empty()).then(|| GpuFaults {
             xids: self.xids.active.iter().map(|(code, xid)| (*code, xid.fault())).collect(),
@@ -146,7 +148,8 @@ impl TrackedGpu {
         let since = self.health.get(subject).map(|health| health.since.unix);
         let mark_fault =
             |mark: &Mark| MarkFault { reason: Arc::clone(&mark.reason), until: mark.until.map(|at| at.unix) };
-        let is_in_reasons = |((reason, _), cause): &(&CauseKey, &CauseState)| {
+        // A current XID is restored from `xids`.
+        let is_kept = |((reason, _), cause): &(&CauseKey, &CauseState)| {
             is_held_down(*reason) && (*reason != UnhealthyReason::Xid || cause.ended.is_some())
         };
         let causes = self.causes.get(subject).into_iter().flatten();
@@ -154,7 +157,7 @@ impl TrackedGpu {
             mig: subject.mig().cloned(),
             since: since.or_else(|| self.earlier_since.get(subject).copied()),
             mark: self.marks.get(subject).map(mark_fault),
-            reasons: causes.filter(is_in_reasons).map(|(key, _)| ReasonFault { reason: key.0, code: key.1 }).collect(),
+            causes: causes.filter(is_kept).map(|(key, _)| CauseFault { reason: key.0, code: key.1 }).collect(),
         }
     }
 
