@@ -28,10 +28,10 @@ use super::{negotiation, streams};
 use crate::serve::api::{HistoryResponse, NodeCondition, NodeResponse};
 use crate::serve::metrics::{self, Format};
 
-/// Pages of the journal read at once, for all clients together: each takes some megabytes while it is made.
-static JOURNAL_READS: Semaphore = Semaphore::const_new(2);
+/// Reads of the journal at once, for all clients together: the response to each has some megabytes.
+pub(super) static JOURNAL_READS: Semaphore = Semaphore::const_new(2);
 
-/// Those for clients: `/detail` and `/live` serve the page's script.
+/// Those for clients. `/detail` and `/live` are requested by the page's links and script only.
 const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/health  /api/v1/record  /api/v1/allocations  \
                       /api/v1/history  /api/v1/stream  /-/healthy  /-/ready";
 
@@ -216,10 +216,11 @@ async fn record(
 }
 
 async fn allocations(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
-    // Never closed.
-    let _permit = JOURNAL_READS.acquire().await;
+    let permit = JOURNAL_READS.acquire().await.expect("the semaphore is never closed");
     let query = uri.query().unwrap_or_default().to_owned();
-    let read = rendered(&uri, move || (state.allocations)(&query).map(StoredBody::of)).await?;
+    // The permit is in the closure: a client that disconnects does not free it.
+    let read = move || (permit, (state.allocations)(&query).map(StoredBody::of));
+    let (_permit, read) = rendered(&uri, read).await?;
     read.map(|body| uncached(JSON, body)).map_err(|problem| api_problem(StatusCode::BAD_REQUEST, &problem))
 }
 

@@ -12,8 +12,10 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use tower::ServiceExt as _;
 
+use super::routes::JOURNAL_READS;
 use super::{
     Admin, AdminCommand, CachedBodies, DriverCommands, EventStreams, ListenAddress, Listener, Marking, Purpose,
     ScrapeDurations, ServerSettings, WebState, start,
@@ -41,29 +43,14 @@ impl Server {
             listeners.push(Listener::bind_private(path).await.unwrap());
         }
         let (snapshots, latest) = watch::channel(Arc::new(fixture::snapshot()));
-        let scrapes = ScrapeDurations::default();
         let ready = Arc::new(AtomicBool::new(true));
         let flag = Arc::clone(&ready);
-        let state = WebState {
-            snapshots: latest,
-            dcgm_generation: Generation::default(),
-            scrapes: scrapes.clone(),
-            clock: Clock::start(),
-            healthy: Arc::new(|| Ok(())),
-            ready: Arc::new(move || match flag.load(Ordering::Relaxed) {
-                true => Ok(()),
-                false => Err("waiting for the kubelet".to_owned()),
-            }),
-            governance: Arc::new(|_, request| Ok(format!("{request:?}"))),
-            allocations: Arc::new(|query| match query {
-                "" => Ok(b"{}".to_vec()),
-                "panics" => panic!("for a test"),
-                query => Err(query.to_owned()),
-            }),
-            admin: admin(),
-            streams: EventStreams::default(),
-            cached_bodies: CachedBodies::default(),
+        let ready_probe = move || match flag.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => Err("waiting for the kubelet".to_owned()),
         };
+        let state = WebState { ready: Arc::new(ready_probe), ..state(latest) };
+        let scrapes = state.scrapes.clone();
         let (mut tasks, mut servers) = (Tasks::default(), Tasks::default());
         start(listeners, state, ServerSettings::default(), &mut tasks, &mut servers);
         Self { tcp, snapshots, scrapes, ready, tasks, servers }
@@ -85,6 +72,26 @@ impl Server {
         drop(snapshots);
         let ended = tokio::time::timeout(Duration::from_secs(10), tasks.ended()).await.unwrap();
         assert!(matches!(ended, TaskError::Ended("live page")), "{ended}");
+    }
+}
+
+fn state(snapshots: watch::Receiver<Arc<Snapshot>>) -> WebState {
+    WebState {
+        snapshots,
+        dcgm_generation: Generation::default(),
+        scrapes: ScrapeDurations::default(),
+        clock: Clock::start(),
+        healthy: Arc::new(|| Ok(())),
+        ready: Arc::new(|| Ok(())),
+        governance: Arc::new(|_, request| Ok(format!("{request:?}"))),
+        allocations: Arc::new(|query| match query {
+            "" => Ok(b"{}".to_vec()),
+            "panics" => panic!("for a test"),
+            query => Err(query.to_owned()),
+        }),
+        admin: admin(),
+        streams: EventStreams::default(),
+        cached_bodies: CachedBodies::default(),
     }
 }
 
@@ -158,6 +165,31 @@ async fn an_invalid_query_is_a_client_error_and_a_panic_a_server_error() {
     let status = async |query: &str| server.get(&format!("/api/v1/allocations{query}"), &[]).await.status().as_u16();
     assert_eq!([status("").await, status("?nonsense").await, status("?panics").await], [200, 400, 500]);
     server.stop().await;
+}
+
+#[tokio::test]
+async fn a_read_of_the_journal_counts_although_its_client_disconnected() {
+    let (_snapshots, latest) = watch::channel(Arc::default());
+    let (begin, mut begun) = mpsc::unbounded_channel();
+    // A read waits until `hanging` is dropped.
+    let (hanging, disk) = std::sync::mpsc::channel::<()>();
+    let disk = parking_lot::Mutex::new(disk);
+    let allocations = Arc::new(move |_: &str| {
+        begin.send(()).unwrap();
+        let _ = disk.lock().recv();
+        Ok(vec![])
+    });
+    let router = super::router(WebState { allocations, ..state(latest) });
+    let request = || Request::get("/api/v1/allocations").body(axum::body::Body::empty()).unwrap();
+    for _ in 0..2 {
+        let client = tokio::spawn(router.clone().oneshot(request()));
+        begun.recv().await.unwrap();
+        client.abort();
+        assert!(client.await.unwrap_err().is_cancelled());
+    }
+    assert!(JOURNAL_READS.try_acquire().is_err(), "both wait for the disk");
+    drop(hanging);
+    assert_eq!(router.oneshot(request()).await.unwrap().status(), StatusCode::OK);
 }
 
 #[tokio::test]
