@@ -259,7 +259,7 @@ test('the filter matches pods, namespaces and devices, and is kept in the URL', 
   const inNamespace = await linked.until('rows', `(() => { const found = ${rows('containers')}; return found.length && found; })()`);
   assert.ok(inNamespace.every((row) => row.includes(namespace)), inNamespace.join());
   await linked.ask("location.hash = 'filter=nothing-is-called-this'");
-  await linked.until('the message that nothing matches', "document.querySelector('.containers ~ .none').checkVisibility()");
+  await linked.until('the message that nothing matches', "document.querySelector('.containers ~ [data-key=no-match]').checkVisibility()");
   assert.equal(await linked.text('#found'), '0 found');
   await finish(linked);
 });

@@ -29,7 +29,7 @@ pub(super) fn containers(page: &NodePage<'_>) -> Markup {
         } @else {
             (table(page, &shown))
             @if shown.len() > SHOWN { p { "and " (shown.len() - SHOWN) " more; /api/v1/node has all." } }
-            p.none hidden data-none { "No container matches the filter." }
+            p.muted hidden data-key="no-match" { "No container matches the filter." }
             @if !old.is_empty() {
                 details.old data-key="old" {
                     summary { (old.len()) " ended over a minute ago" }

@@ -29,7 +29,7 @@ pub(super) fn devices(page: &NodePage<'_>) -> Markup {
             ul.devices {
                 @for gpu in gpus { (card(page, gpu)) }
             }
-            p.none hidden data-none { "No device matches the filter." }
+            p.muted hidden data-key="no-match" { "No device matches the filter." }
         }
     };
     section("devices", "Devices", legend, true, body)
@@ -69,7 +69,7 @@ fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
                 ul.migs { @for mig in &gpu.mig_devices { (mig_row(page, gpu, mig, medium)) } }
             }
             (holders::of_gpu(page, gpu, capacity))
-            @if overview.is_some_and(|device| device.state == Some(DeviceState::Passthrough)) { p.none { "No container holds it." } }
+            @if overview.is_some_and(|device| device.state == Some(DeviceState::Passthrough)) { p.muted { "No container holds it." } }
             // What is free of an unhealthy GPU cannot be had.
             @if health.is_none_or(|health| health.whole.healthy) { (state(page, overview)) }
             (more(gpu.uuid.as_str(), &gpu_name(gpu)))

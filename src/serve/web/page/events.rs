@@ -21,7 +21,7 @@ pub(super) fn events(page: &NodePage<'_>) -> Markup {
             ol.events tabindex="0" aria-labelledby="events" {
                 @for event in events.take(SHOWN) { (item(page.snapshot, event)) }
             }
-            p.none hidden data-none { "No event matches the filter." }
+            p.muted hidden data-key="no-match" { "No event matches the filter." }
         }
     };
     section("events", "Events", html! { "newest first, in UTC" }, true, body)

@@ -278,6 +278,13 @@ mod tests {
     }
 
     #[test]
+    fn it_is_visible_that_no_container_holds_a_passed_through_gpu() {
+        let page = of(&fixture::snapshot(), None);
+        let gpu = row(&page, fixture::PASSED_THROUGH);
+        assert!(gpu.contains("<p class=\"muted\">No container holds it.</p>"), "{gpu}");
+    }
+
+    #[test]
     fn names_are_escaped() {
         let mut snapshot = fixture::snapshot();
         snapshot.node_name = "<script>alert(1)</script>".into();

@@ -197,7 +197,8 @@
         row.hidden = filtering && !matches(row.dataset.words);
         if (!row.hidden) here += 1;
       }
-      section.querySelector('[data-none]')?.classList.toggle('shown', rows.length > 0 && here === 0);
+      const noMatch = section.querySelector('[data-key=no-match]');
+      if (noMatch) noMatch.hidden = rows.length === 0 || here > 0;
       shown += here;
     }
     const text = filtering ? `${shown} found` : '';
