@@ -42,11 +42,26 @@ fn label(name: &str) -> &str {
     }
 }
 
+/// Of the kubelet a failed call has a duration, too.
 fn outcome(collector: &Collector) -> Markup {
     match collector {
         Collector { stuck: true, .. } => html! { span.badge.bad { "stuck" } },
         Collector { success: true, .. } => html! { span.badge.good { "succeeded" } },
-        Collector { last_success: None, .. } => html! { span.badge.plain { "not yet" } },
+        Collector { last_success: None, duration: None, .. } => html! { span.badge.plain { "not yet" } },
         _ => html! { span.badge.bad { "failed" } },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_kubelet_that_has_only_failed_is_not_one_that_was_not_called_yet() {
+        let failed = Collector { duration: Some(Duration::from_millis(2)), ..Collector::default() };
+        assert!(outcome(&failed).into_string().contains("badge bad\">failed"));
+        assert!(outcome(&Collector::default()).into_string().contains("badge plain\">not yet"));
     }
 }
