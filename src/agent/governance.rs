@@ -10,38 +10,29 @@ use super::settings::{AgentSettings, Reloadable};
 use crate::clock::Clock;
 use crate::domain::health::Recovery;
 use crate::serve::governance::{self, ConfigurationDigests, Deployment, GovernanceFacts, ListenerSummary, sha256};
-use crate::serve::web::{self, GovernanceSource, Purpose};
+use crate::serve::web::{GovernanceRequest, GovernanceSource, ListenAddress, Purpose, WatchedConfig};
 
 /// Writes the governance record of a snapshot, with the facts of this process at that moment.
 pub fn source(
     settings: AgentSettings,
     bound: &Bound,
+    web_config: Option<WatchedConfig>,
     reloadable: watch::Receiver<Reloadable>,
     clock: Clock,
 ) -> GovernanceSource {
-    let (mut addresses, mut admin) = (vec![], vec![]);
-    for listener in &bound.listeners {
-        let (address, purpose) = (listener.address().to_string(), listener.purpose());
-        let (private, probes) = (purpose == Purpose::Private, purpose == Purpose::Probes);
-        let guarded = settings.web_config.is_some() && purpose == Purpose::Pages;
-        let kind = if private { &mut admin } else { &mut addresses };
-        kind.push(ListenerSummary { address, admin: private, probes, guarded });
-    }
+    let listeners = bound.listeners.iter().map(|listener| (listener.address(), listener.purpose()));
     // Served once the process that listens there has ended.
-    if let Some(path) = &bound.awaited {
-        let address = web::ListenAddress::Unix(path.clone()).to_string();
-        admin.push(ListenerSummary { address, admin: true, probes: false, guarded: false });
-    }
-    let marks = !admin.is_empty();
-    addresses.extend(admin);
+    let awaited = bound.awaited.iter().map(|path| (ListenAddress::Unix(path.clone()), Purpose::Private));
+    let listeners: Vec<(ListenAddress, Purpose)> = listeners.chain(awaited).collect();
     let deployment = deployment(|name| std::env::var(name).ok());
-    Arc::new(move |snapshot, web::GovernanceRequest { yaml, private }| {
+    Arc::new(move |snapshot, GovernanceRequest { yaml, private }| {
+        // A reload may add TLS or passwords.
+        let is_guarded = web_config.as_ref().is_some_and(WatchedConfig::is_guarded);
         let facts = GovernanceFacts {
             at: clock.now(),
             deployment: deployment.clone(),
             configuration: configuration(&settings, &reloadable.borrow()),
-            listeners: addresses.clone(),
-            marks,
+            listeners: listeners.iter().map(|(address, purpose)| summary(address, *purpose, is_guarded)).collect(),
             recovery: if settings.health.recovery == Recovery::Auto { "auto" } else { "manual" },
             hold_down: settings.health.hold_down,
             process: governance::read_own_process(Path::new("/proc/self")),
@@ -49,6 +40,16 @@ pub fn source(
         };
         governance::write(&governance::record(snapshot, &facts), yaml)
     })
+}
+
+/// `is_guarded`: by the web configuration, where that applies.
+fn summary(address: &ListenAddress, purpose: Purpose, is_guarded: bool) -> ListenerSummary {
+    ListenerSummary {
+        address: address.to_string(),
+        admin: purpose == Purpose::Private,
+        probes: purpose == Purpose::Probes,
+        guarded: is_guarded && purpose == Purpose::Pages,
+    }
 }
 
 /// From the environment variables that the chart sets.
@@ -74,6 +75,20 @@ fn configuration(settings: &AgentSettings, reloadable: &Reloadable) -> Configura
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_web_configuration_of_headers_alone_guards_no_listener() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let is_guarded = |text: &str, purpose: Purpose| {
+            std::fs::write(file.path(), text).unwrap();
+            let config = WatchedConfig::load(file.path(), Clock::start()).unwrap();
+            summary(&"127.0.0.1:9410".parse().unwrap(), purpose, config.is_guarded()).guarded
+        };
+        let users = format!("basic_auth_users: {{alice: $2b$04${}}}", ".".repeat(53));
+        assert!(!is_guarded("http_server_config: {headers: {X-Frame-Options: deny}}", Purpose::Pages));
+        assert!(is_guarded(&users, Purpose::Pages));
+        assert!(!is_guarded(&users, Purpose::Probes) && !is_guarded(&users, Purpose::Private));
+    }
 
     #[test]
     fn an_empty_or_missing_variable_is_absent() {

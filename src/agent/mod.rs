@@ -202,7 +202,11 @@ impl RunningAgent {
         let (live, ready) = (self.snapshots.clone(), self.snapshots.clone());
         let loading = self.devices.loading();
         let journal = self.journal.as_ref().map(Journal::reader);
-        let server = ServerSettings { web_config, limits: settings.web_limits, awaited: bound.awaited.clone() };
+        let server = ServerSettings {
+            web_config: web_config.clone(),
+            limits: settings.web_limits,
+            awaited: bound.awaited.clone(),
+        };
         let state = WebState {
             snapshots: self.snapshots.clone(),
             dcgm_generation: settings.dcgm_generation,
@@ -214,7 +218,7 @@ impl RunningAgent {
                     .and_then(|()| loading.as_ref().map_or(Ok(()), |loading| loading.check(now)))
             }),
             ready: Arc::new(move || probes::is_ready(&ready.borrow())),
-            governance: governance::source(settings, &bound, self.config.reloadable.subscribe(), clock),
+            governance: governance::source(settings, &bound, web_config, self.config.reloadable.subscribe(), clock),
             allocations: journal::allocations(journal, self.snapshots.clone(), clock),
             admin: web::Admin {
                 driver: self.devices.driver_commands(),

@@ -28,8 +28,6 @@ pub struct GovernanceFacts {
     pub configuration: ConfigurationDigests,
     /// The addresses that are bound, with that of the probes; last the admin socket, bound or awaited.
     pub listeners: Vec<ListenerSummary>,
-    /// An operator may mark devices: an admin socket is bound or awaited.
-    pub marks: bool,
     /// `auto` or `manual`.
     pub recovery: &'static str,
     pub hold_down: Duration,
@@ -71,7 +69,7 @@ pub struct ListenerSummary {
     pub admin: bool,
     /// Serves health and readiness only.
     pub probes: bool,
-    /// Under the web configuration: TLS, a certificate, a password.
+    /// Clients need TLS, a certificate or a password.
     pub guarded: bool,
 }
 
@@ -138,13 +136,14 @@ fn hardware(snapshot: &Snapshot, with_serials: bool) -> Value {
 
 fn monitoring(snapshot: &Snapshot, facts: &GovernanceFacts) -> Value {
     let collectors = &snapshot.hardware.collectors;
+    // There is a driver; it was opened once and has events; an admin socket, bound or awaited, accepts marks.
     let sources = [
         ("readings", collectors.contains_key("fast")),
         ("events", collectors.contains_key("events")),
-        ("operator", facts.marks),
+        ("operator", facts.listeners.iter().any(|listener| listener.admin)),
     ];
     json!({
-        "sources": sources.iter().filter(|(_, is_used)| *is_used).map(|(name, _)| name).collect::<Vec<_>>(),
+        "sources": sources.iter().filter(|(_, is_present)| *is_present).map(|(name, _)| name).collect::<Vec<_>>(),
         "recovery": facts.recovery,
         "hold_down_seconds": facts.hold_down.as_secs_f64(),
         "metrics": ["podmeter_device_healthy", "podmeter_device_unhealthy_reason", "podmeter_xid_errors_total"],

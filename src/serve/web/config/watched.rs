@@ -49,6 +49,12 @@ impl WatchedConfig {
         self.current().tls.is_some()
     }
 
+    /// Whether clients need TLS or a password; headers alone keep out nobody.
+    pub fn is_guarded(&self) -> bool {
+        let current = self.current();
+        current.tls.is_some() || !current.users.is_empty()
+    }
+
     /// The outcome of the last reading.
     pub fn last_reload(&self) -> ConfigReload {
         let state = self.state.lock();
