@@ -31,7 +31,7 @@ use crate::node::hardware::{Driver, XidSender};
 use crate::node::journal::Journal;
 use crate::node::kubelet::{self, PodSources};
 use crate::node::{plugin, processes};
-use crate::serve::web::{self, BindError, ScrapeDurations, ServerSettings, WatchedConfig, WebState};
+use crate::serve::web::{self, BindError, Scrapes, ServerSettings, WatchedConfig, WebState};
 use crate::tasks::{TaskError, Tasks};
 
 #[cfg(test)]
@@ -125,7 +125,7 @@ struct RunningAgent {
     journal: Option<Journal>,
     publisher: AbortHandle,
     snapshots: watch::Receiver<Arc<Snapshot>>,
-    scrapes: ScrapeDurations,
+    scrapes: Scrapes,
 }
 
 impl RunningAgent {
@@ -169,7 +169,7 @@ impl RunningAgent {
         });
         let journal = journal::start(settings.journal.as_ref(), snapshots.clone(), clock, &mut tasks);
         condition_file::start(settings.condition_file.clone(), snapshots.clone(), clock, &mut tasks);
-        let scrapes = ScrapeDurations::default();
+        let scrapes = Scrapes::default();
         let inputs = PublisherInputs {
             hardware: devices.states.clone(),
             kubelet: kubelet.states.clone(),

@@ -25,7 +25,7 @@ use crate::domain::model::{
 use crate::node::hardware::{CallDurations, XidBatches};
 use crate::node::journal::JournalReader;
 use crate::serve::metrics::SeriesBudget;
-use crate::serve::web::{ScrapeDurations, WatchedConfig};
+use crate::serve::web::{Scrapes, WatchedConfig};
 use crate::tasks::{self, Tasks};
 
 /// The longest time between two snapshots: the ages on the page grow while nothing else changes.
@@ -54,7 +54,7 @@ pub struct PublisherInputs {
     pub web_config: Option<WatchedConfig>,
     /// `None` without a journal.
     pub journal: Option<JournalReader>,
-    pub scrapes: ScrapeDurations,
+    pub scrapes: Scrapes,
 }
 
 /// Publishes a snapshot with each change, and at least every second.
@@ -193,7 +193,7 @@ impl Publisher {
             unresolved: join.unresolved.clone(),
             claim_gpus: join.claims.clone(),
             drift: join.drift.clone(),
-            scrape_durations: inputs.scrapes.snapshot(),
+            scrape_durations: inputs.scrapes.durations(),
             nvml_call_durations: inputs.call_durations.as_ref().map(|read| read()).unwrap_or_default(),
             process: self_use::read(),
             log_lines_dropped: (inputs.dropped_lines)(),
@@ -218,7 +218,7 @@ impl Publisher {
         processes: &ProcessState,
         settings: &Reloadable,
     ) -> (LedgerOutput, Vec<ContainerXid>) {
-        let (join, scrapes) = (&self.cache.join, self.inputs.scrapes.pages());
+        let (join, scrapes) = (&self.cache.join, self.inputs.scrapes.count());
         let mut statement = self.ledger.advance(&Observation {
             now,
             join,

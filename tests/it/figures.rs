@@ -17,8 +17,7 @@ use podmeter::node::hardware::simulated::{SimulatedDriver, SimulatedProfile};
 use podmeter::node::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
 use podmeter::serve::metrics::dcgm::Generation;
 use podmeter::serve::web::{
-    Admin, CachedBodies, EventStreams, ListenAddress, Listener, Purpose, ScrapeDurations, ServerSettings, WebState,
-    start,
+    Admin, CachedBodies, EventStreams, ListenAddress, Listener, Purpose, Scrapes, ServerSettings, WebState, start,
 };
 use podmeter::tasks::Tasks;
 use serde_json::Value;
@@ -268,7 +267,7 @@ async fn shown(scene: Scene, snapshot: Snapshot) -> Shown {
     let state = WebState {
         dcgm_generation: Generation::default(),
         snapshots: latest,
-        scrapes: ScrapeDurations::default(),
+        scrapes: Scrapes::default(),
         clock: Clock::start(),
         healthy: Arc::new(|| Ok(())),
         ready: Arc::new(|| Ok(())),

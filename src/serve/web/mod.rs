@@ -26,7 +26,7 @@ pub use config::{WatchedConfig, WebConfig, WebConfigError};
 pub use connections::Limits;
 pub use listener::{BindError, ListenAddress, Listener, Purpose};
 pub use routes::router;
-pub use scrapes::ScrapeDurations;
+pub use scrapes::Scrapes;
 pub use server::{ServerSettings, WebThreads, start};
 pub use state::{AllocationSource, GovernanceRequest, GovernanceSource, Probe, WebState};
 pub use streams::EventStreams;

@@ -75,7 +75,7 @@ async fn metrics(
     let scrapes = state.scrapes.clone();
     let response = exposition(state, &uri, negotiation::format(&headers), negotiation::coding(&headers)).await?;
     if method == Method::GET {
-        scrapes.count_page();
+        scrapes.count_scrape();
     }
     Ok(response)
 }
@@ -101,7 +101,7 @@ async fn exposition(state: WebState, uri: &Uri, format: Format, coding: Coding) 
         page.finish()
     });
     let body = made.await.map_err(|problem| defect(uri, &problem))?;
-    state.scrapes.record(state.clock.now().monotonic.since(began.monotonic));
+    state.scrapes.record_duration(state.clock.now().monotonic.since(began.monotonic));
     let mut response = uncached(negotiation::content_type(format), body);
     let headers = response.headers_mut();
     headers.insert(VARY, HeaderValue::from_static("Accept, Accept-Encoding"));

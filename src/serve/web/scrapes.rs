@@ -1,33 +1,36 @@
-//! How long metrics pages took, and how many had container counters: the routes record it,
-//! the agent puts it into the next snapshot.
+//! Scrapes, measured by the routes. Their durations are in the next snapshot; their number tells the ledger that the final
+//! figures of an ended container were scraped.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::domain::model::DurationHistogram;
 
-/// How long each page of metrics took, HEAD and dcgm-exporter's included, and how many pages had container counters.
 #[derive(Clone, Debug, Default)]
-pub struct ScrapeDurations(Arc<Mutex<(DurationHistogram, u64)>>);
+pub struct Scrapes {
+    durations: Arc<Mutex<DurationHistogram>>,
+    count: Arc<AtomicU64>,
+}
 
-impl ScrapeDurations {
-    pub fn record(&self, duration: Duration) {
-        self.0.lock().0.observe(duration);
+impl Scrapes {
+    /// Of `/metrics` and `/metrics/dcgm`, by GET or HEAD.
+    pub fn record_duration(&self, duration: Duration) {
+        self.durations.lock().observe(duration);
     }
 
-    /// Counts a page with container counters.
-    pub fn count_page(&self) {
-        self.0.lock().1 += 1;
+    pub fn durations(&self) -> DurationHistogram {
+        self.durations.lock().clone()
     }
 
-    /// Pages with container counters that were made.
-    pub fn pages(&self) -> u64 {
-        self.0.lock().1
+    /// Of `/metrics`, by GET: only these have the counters of containers.
+    pub fn count_scrape(&self) {
+        self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub fn snapshot(&self) -> DurationHistogram {
-        self.0.lock().0.clone()
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
     }
 }

@@ -18,7 +18,7 @@ use tower::ServiceExt as _;
 use super::routes::JOURNAL_READS;
 use super::{
     Admin, AdminCommand, CachedBodies, DriverCommands, EventStreams, ListenAddress, Listener, Marking, Purpose,
-    ScrapeDurations, ServerSettings, WebState, start,
+    Scrapes, ServerSettings, WebState, start,
 };
 use crate::clock::Clock;
 use crate::domain::model::{Moment, Released, Snapshot, UnixSeconds};
@@ -29,7 +29,7 @@ use crate::tasks::{TaskError, Tasks};
 struct Server {
     tcp: std::net::SocketAddr,
     snapshots: watch::Sender<Arc<Snapshot>>,
-    scrapes: ScrapeDurations,
+    scrapes: Scrapes,
     ready: Arc<AtomicBool>,
     tasks: Tasks,
     servers: Tasks,
@@ -79,7 +79,7 @@ fn state(snapshots: watch::Receiver<Arc<Snapshot>>) -> WebState {
     WebState {
         snapshots,
         dcgm_generation: Generation::default(),
-        scrapes: ScrapeDurations::default(),
+        scrapes: Scrapes::default(),
         clock: Clock::start(),
         healthy: Arc::new(|| Ok(())),
         ready: Arc::new(|| Ok(())),
@@ -328,7 +328,7 @@ async fn formats_and_codings_are_negotiated() {
     assert!(header(&protobuf, "content-type").starts_with("application/vnd.google.protobuf; proto="));
     assert!(String::from_utf8_lossy(protobuf.body()).contains("podmeter_build_info"));
 
-    assert!(server.scrapes.snapshot().count() >= 3, "scrapes are timed");
+    assert!(server.scrapes.durations().count() >= 3, "scrapes are timed");
     server.stop().await;
 }
 
