@@ -48,7 +48,7 @@ fn summary(address: &ListenAddress, purpose: Purpose, is_guarded: bool) -> Liste
         address: address.to_string(),
         admin: purpose == Purpose::Private,
         probes: purpose == Purpose::Probes,
-        guarded: is_guarded && purpose == Purpose::Pages,
+        guarded: is_guarded && purpose == Purpose::Public,
     }
 }
 
@@ -85,8 +85,8 @@ mod tests {
             summary(&"127.0.0.1:9410".parse().unwrap(), purpose, config.is_guarded()).guarded
         };
         let users = format!("basic_auth_users: {{alice: $2b$04${}}}", ".".repeat(53));
-        assert!(!is_guarded("http_server_config: {headers: {X-Frame-Options: deny}}", Purpose::Pages));
-        assert!(is_guarded(&users, Purpose::Pages));
+        assert!(!is_guarded("http_server_config: {headers: {X-Frame-Options: deny}}", Purpose::Public));
+        assert!(is_guarded(&users, Purpose::Public));
         assert!(!is_guarded(&users, Purpose::Probes) && !is_guarded(&users, Purpose::Private));
     }
 

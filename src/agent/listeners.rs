@@ -16,7 +16,7 @@ pub struct Bound {
 pub async fn bind(settings: &AgentSettings) -> Result<Bound, BindError> {
     let (mut listeners, mut awaited) = (vec![], None);
     for address in &settings.listen {
-        listeners.push(Listener::bind(address, Purpose::Pages).await?);
+        listeners.push(Listener::bind(address, Purpose::Public).await?);
     }
     if let Some(address) = &settings.probe_listen {
         listeners.push(Listener::bind(address, Purpose::Probes).await?);

@@ -51,11 +51,11 @@ pub enum BindError {
 /// What a listener serves, and to which clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Pages and API, to clients that the web configuration accepts.
-    Pages,
+    /// Page, metrics, API and probes, to clients that the web configuration accepts.
+    Public,
     /// `/-/healthy` and `/-/ready`, to all clients: a kubelet has neither certificate nor password.
     Probes,
-    /// Pages, API and commands; only the owner of the socket can open it.
+    /// What `Public` serves, and commands; only the owner of the socket can open it.
     Private,
 }
 
@@ -66,7 +66,7 @@ pub enum Listener {
 }
 
 impl Listener {
-    /// Binds and listens. A unix socket gets the permissions that the process's umask leaves, or for its owner alone.
+    /// Binds and listens. A unix socket gets the permissions that the umask leaves; with `Purpose::Private`, mode 0600.
     pub async fn bind(address: &ListenAddress, purpose: Purpose) -> Result<Self, BindError> {
         match address {
             ListenAddress::Tcp(address) => match bind_tcp(*address) {
@@ -270,8 +270,8 @@ mod tests {
 
     #[tokio::test]
     async fn the_error_names_a_port_in_use() {
-        let first = Listener::bind(&"127.0.0.1:0".parse().unwrap(), Purpose::Pages).await.unwrap();
-        let error = Listener::bind(&first.address(), Purpose::Pages).await.unwrap_err();
+        let first = Listener::bind(&"127.0.0.1:0".parse().unwrap(), Purpose::Public).await.unwrap();
+        let error = Listener::bind(&first.address(), Purpose::Public).await.unwrap_err();
         assert!(error.to_string().contains(&first.address().to_string()), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! The routes of the pages, the API and the probes.
+//! The routes of the page, the metrics, the API and the probes.
 //!
 //! In: a request and the last snapshot. Out: a response. Does not use: connections, TLS, passwords.
 
@@ -35,7 +35,7 @@ pub(super) static JOURNAL_READS: Semaphore = Semaphore::const_new(2);
 const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/health  /api/v1/record  /api/v1/allocations  \
                       /api/v1/history  /api/v1/stream  /-/healthy  /-/ready";
 
-/// The routes of the pages and the API. None changes anything.
+/// The routes of the page, the metrics, the API and the probes. None changes anything.
 pub fn router(state: WebState) -> Router {
     Router::new()
         .route("/", get(index))
@@ -95,10 +95,10 @@ async fn exposition(state: WebState, uri: &Uri, format: Format, coding: Coding) 
     let began = state.clock.now();
     let snapshot = state.snapshot();
     let made = state.cached_bodies.get(BodyKey::Metrics(format, coding, snapshot.sequence), move || {
-        let mut page = BodyWriter::new(coding);
-        let dropped = metrics::write(&snapshot, format, &mut page).expect("writing to memory does not fail");
+        let mut body = BodyWriter::new(coding);
+        let dropped = metrics::write(&snapshot, format, &mut body).expect("writing to memory does not fail");
         warn_of_dropped(format, dropped);
-        page.finish()
+        body.finish()
     });
     let body = made.await.map_err(|problem| defect(uri, &problem))?;
     state.scrapes.record_duration(state.clock.now().monotonic.since(began.monotonic));
@@ -111,7 +111,7 @@ async fn exposition(state: WebState, uri: &Uri, format: Format, coding: Coding) 
     Ok(response)
 }
 
-/// Once until the page has all of them again.
+/// Once for each format, until it has all of them again.
 fn warn_of_dropped(format: Format, allocations: usize) {
     static DROPPED: Mutex<BTreeSet<Format>> = Mutex::new(BTreeSet::new());
     let mut dropped = DROPPED.lock();

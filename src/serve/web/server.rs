@@ -52,7 +52,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// How the servers run.
 #[derive(Clone, Default)]
 pub struct ServerSettings {
-    /// For the pages; the admin socket and the probe listener do not use it.
+    /// For `Public` listeners; the admin socket and the probe listener do not use it.
     pub web_config: Option<WatchedConfig>,
     /// For each listener.
     pub limits: Limits,
@@ -125,7 +125,7 @@ async fn serve(
     let handler_for = |purpose: Purpose| {
         let limits = settings.limits;
         match purpose {
-            Purpose::Pages => ConnectionHandler { router: router.clone(), access: access.clone(), limits },
+            Purpose::Public => ConnectionHandler { router: router.clone(), access: access.clone(), limits },
             Purpose::Probes => {
                 let limits = Limits { connections: PROBE_CONNECTIONS, ..limits };
                 ConnectionHandler { router: probes.clone(), access: None, limits }

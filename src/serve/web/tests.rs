@@ -37,7 +37,7 @@ struct Server {
 
 impl Server {
     async fn start(unix: Option<&Path>) -> Self {
-        let mut listeners = vec![Listener::bind(&"127.0.0.1:0".parse().unwrap(), Purpose::Pages).await.unwrap()];
+        let mut listeners = vec![Listener::bind(&"127.0.0.1:0".parse().unwrap(), Purpose::Public).await.unwrap()];
         let ListenAddress::Tcp(tcp) = listeners[0].address() else { panic!("tcp") };
         if let Some(path) = unix {
             listeners.push(Listener::bind_private(path).await.unwrap());

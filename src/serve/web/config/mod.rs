@@ -32,7 +32,7 @@ pub enum WebConfigError {
 pub struct WebConfig {
     /// `None`: plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
-    /// For every response of the pages, unless it has the header already.
+    /// For every response of a `Public` listener, unless it has the header already.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Name → bcrypt hash; no password is required where it is empty.
     pub users: BTreeMap<String, String>,

@@ -44,7 +44,7 @@ impl WatchedConfig {
         Arc::clone(&self.state.lock().current)
     }
 
-    /// Whether pages are served over TLS.
+    /// Whether `Public` listeners use TLS.
     pub fn is_encrypted(&self) -> bool {
         self.current().tls.is_some()
     }
