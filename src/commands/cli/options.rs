@@ -221,7 +221,7 @@ options! {
         web_max_connections "N": usize = "64" in "4"..="10000", restart;
         /// Time limit to receive a request's head, and to wait for the next request on a connection
         web_read_timeout "DUR": Duration = "65s" in "1s"..="10m", restart;
-        /// Time limit for a client to accept a response
+        /// Time limit to accept 32 KiB of a response
         web_write_timeout "DUR": Duration = "10s" in "1s"..="10m", restart;
         /// Size limit of a request line with its headers
         web_max_header_bytes "N": usize = "32768" in "8192"..="1048576", restart;

@@ -1,4 +1,4 @@
-//! The limits of a listener's connections, and a client's stream that fails when a response is not taken in time.
+//! The limits of a listener's connections, and a client's stream that fails when a part of a response is not taken in time.
 //!
 //! Does not use: HTTP, TLS.
 
@@ -17,9 +17,10 @@ pub struct Limits {
     pub connections: usize,
     /// For the head of a request, and for the next request on a kept connection.
     pub read_timeout: Duration,
-    /// For a response, from the first time that the client does not take it as fast as it is sent.
+    /// For each part of a response, about `header_bytes`, from the first time that the client does not take it as fast as
+    /// it is sent.
     pub write_timeout: Duration,
-    /// Of the head of a request.
+    /// Of the head of a request. hyper flushes a response in parts of about this size, too.
     pub header_bytes: usize,
 }
 
@@ -41,7 +42,7 @@ impl Default for Limits {
 pub(super) trait ClientStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ClientStream for T {}
 
-/// A client's stream that fails when a response is not taken in time.
+/// A client's stream that fails when what was written is not taken in time.
 pub struct TimedStream<S> {
     stream: S,
     write_timeout: Duration,
@@ -81,8 +82,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
         self.timed(context, outcome)
     }
 
-    /// Ready when everything is sent: only then the deadline is reset, so that taking a byte now and then does not
-    /// help.
+    /// hyper flushes its buffer when it is full, and at the end of what a response has so far. Only when the flush is
+    /// ready, the deadline is reset, so that taking a byte now and then does not help.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.stream).poll_flush(context);
         if outcome.is_ready() {
@@ -104,13 +105,13 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_response_that_is_not_taken_in_time_fails() {
+    async fn a_part_of_a_response_that_is_not_taken_in_time_fails() {
         let (ours, mut theirs) = tokio::io::duplex(16);
         let mut ours = TimedStream::new(ours, Duration::from_secs(10));
         ours.write_all(&[0; 16]).await.unwrap();
         ours.flush().await.unwrap();
         let began = tokio::time::Instant::now();
-        // A byte every second is too slow: the whole response must be taken within the time.
+        // A byte every second is too slow: all until the next flush must be taken within the time.
         let reading = async {
             loop {
                 tokio::time::sleep(Duration::from_secs(1)).await;
