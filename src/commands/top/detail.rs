@@ -95,14 +95,14 @@ fn holders(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {
             None => format!("{}: ", clean(mig.as_str())),
         });
         let figures = &account.figures;
-        let (held, busy) = crate::domain::model::parts_of_device(&node.hardware.inventory, account);
+        let parts = crate::domain::model::parts_of_device(&node.hardware.inventory, account);
         words.push(format!(
             "{}{}: {}{method}, busy now {}, memory {}, held {}, GPU time {}: busy {} ({} borrowed), idle {}, unknown {}; \
              processes {}",
             device.unwrap_or_default(),
             clean(&account.container.to_string()),
-            table::sharing(holding, held),
-            percent(busy),
+            table::sharing(holding, parts.held),
+            percent(parts.busy),
             memory(account.memory_used_bytes, None),
             spanned(figures.held_seconds),
             spanned(figures.allocated_seconds),

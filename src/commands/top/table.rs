@@ -179,11 +179,11 @@ fn container(node: &NodeResponse, account: &Account, indent: usize) -> TableRow 
     let name = clean(&account.container.to_string());
     let used = account.memory_used_bytes.filter(|_| holding.is_some());
     let limit = account.memory_limit_bytes.filter(|_| holding.is_some());
-    let (held, busy) = parts_of_device(&node.hardware.inventory, account);
+    let parts = parts_of_device(&node.hardware.inventory, account);
     let cells = vec![
         format!("{}{name}", " ".repeat(indent)),
-        holding.map_or_else(|| "ended".to_owned(), |holding| sharing(holding, held)),
-        percent(busy),
+        holding.map_or_else(|| "ended".to_owned(), |holding| sharing(holding, parts.held)),
+        percent(parts.busy),
         memory(used, limit),
         known(None),
         known(None),

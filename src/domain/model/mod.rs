@@ -77,8 +77,8 @@ pub use inventory::{
 };
 pub use journal::JournalState;
 pub use overview::{
-    DeviceOverview, DeviceState, NodeOverview, Overview, ResourceCount, SlotCounts, allocated_ratio, busy_ratio,
-    equal_division, parts_of_device, served,
+    DeviceOverview, DeviceParts, DeviceState, NodeOverview, Overview, ResourceCount, SlotCounts, allocated_ratio,
+    busy_ratio, equal_division, parts_of_device, served,
 };
 pub use plugin::{AppliedProfile, PluginResource, PluginState, PluginUnhealthyReason};
 pub use pod_label::{PodLabel, PodLabelError};

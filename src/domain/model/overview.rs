@@ -147,17 +147,23 @@ pub fn busy_ratio(gpu: &Gpu, readings: Option<&DeviceReadings>, mig: Option<&Mig
 
 /// The parts of its device, the GPU or MIG device, that a holder holds and keeps busy now, each 0 to 1. `None`: unknown,
 /// or no holder.
-pub fn parts_of_device(inventory: &Inventory, account: &Account) -> (Option<f64>, Option<f64>) {
-    let Some(holding) = &account.holding else { return (None, None) };
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DeviceParts {
+    pub held: Option<f64>,
+    pub busy: Option<f64>,
+}
+
+pub fn parts_of_device(inventory: &Inventory, account: &Account) -> DeviceParts {
+    let Some(holding) = &account.holding else { return DeviceParts::default() };
     if matches!(holding.sharing, SharingForm::Exclusive | SharingForm::Mig) {
-        return (Some(1.0), account.utilization_ratio);
+        return DeviceParts { held: Some(1.0), busy: account.utilization_ratio };
     }
     let device = match &account.mig {
         None => Some(1.0),
         Some(mig) => inventory.gpus.get(&account.gpu).and_then(|gpu| gpu.slice_fraction(gpu.mig_device(mig)?.slices)),
     };
     let part = |of_gpu: Option<f64>| Some((of_gpu? / device?).min(1.0));
-    (part(holding.fraction), part(account.device_utilization_ratio))
+    DeviceParts { held: part(holding.fraction), busy: part(account.device_utilization_ratio) }
 }
 
 /// Where holders' use is divided equally: why, and the remedy.

@@ -61,7 +61,7 @@ fn idle(page: &NodePage<'_>, account: &Account) -> Option<f64> {
     let idle = page.history.figures(account, page.view.window)?.idle_ratio()?;
     match account.holding {
         None => Some(idle),
-        Some(_) => Some(idle * parts_of_device(&page.snapshot.hardware.inventory, account).0?),
+        Some(_) => Some(idle * parts_of_device(&page.snapshot.hardware.inventory, account).held?),
     }
 }
 
@@ -110,30 +110,30 @@ fn row(page: &NodePage<'_>, account: &Account) -> Markup {
     let container = &account.container;
     let uuid = account.mig.as_ref().map_or_else(|| account.gpu.to_string(), ToString::to_string);
     let key = format!("{container} {uuid}");
-    let held = account.holding.as_ref().map(|_| account);
-    let (part, busy) = parts_of_device(&page.snapshot.hardware.inventory, account);
+    let is_held = account.holding.is_some();
+    let parts = parts_of_device(&page.snapshot.hardware.inventory, account);
     let idle = idle(page, account);
-    let is_idle =
-        idle.zip(part).is_some_and(|(idle, part)| idle >= 0.9 * part) && account.figures.held_seconds >= Some(60.0);
+    let is_idle = idle.zip(parts.held).is_some_and(|(idle, held)| idle >= 0.9 * held)
+        && account.figures.held_seconds >= Some(60.0);
     let found = words([container], [device.clone(), uuid, account.gpu.to_string()]);
     let seconds = |seconds: f64| span(seconds as u64);
     let borrowed = account.figures.borrowed_seconds.filter(|borrowed| *borrowed >= 0.5);
     html! {
-        tr role="row" class=[held.is_none().then_some("ended")] data-key=(key) data-words=(found) {
+        tr role="row" class=[(!is_held).then_some("ended")] data-key=(key) data-words=(found) {
             th.name role="rowheader" scope="row" {
                 (container.pod)
                 div.muted { (container.namespace) " · " (container.container) }
             }
             td role="cell" data-label="device" {
                 (device)
-                div.muted { (account.holding.as_ref().map_or_else(|| "ended".to_owned(), |holding| sharing(holding, part))) }
+                div.muted { (account.holding.as_ref().map_or_else(|| "ended".to_owned(), |holding| sharing(holding, parts.held))) }
                 @if let Some(claim) = facts::claim(page.snapshot, account) { div.muted { (claim) } }
             }
-            td role="cell" data-label="busy" { (figure("busy-now", busy, percent)) }
+            td role="cell" data-label="busy" { (figure("busy-now", parts.busy, percent)) }
             td role="cell" data-label="idle" {
                 span class=[is_idle.then_some("idle")] { (figure("idle-window", idle, percent)) }
             }
-            td role="cell" data-label="memory" { (or_unknown(held.and_then(|account| account.memory_used_bytes).map(gibibytes))) }
+            td role="cell" data-label="memory" { (or_unknown(account.memory_used_bytes.filter(|_| is_held).map(gibibytes))) }
             td role="cell" data-label="held" { (figure("held", account.figures.held_seconds, seconds)) }
             td.total role="cell" { (figure("gpu-time", account.figures.allocated_seconds, seconds)) }
             td.total role="cell" {
@@ -148,7 +148,7 @@ fn row(page: &NodePage<'_>, account: &Account) -> Markup {
     }
 }
 
-/// `held`: the part of the device.
+/// `held`: the part of its device that the container holds.
 fn sharing(holding: &Holding, held: Option<f64>) -> String {
     let part = held.filter(|held| *held < 1.0).map_or_else(String::new, |held| format!(", holds {}", percent(held)));
     let sharing = match holding.sharing {

@@ -23,7 +23,8 @@ pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
     let bytes = |values: &[f64]| sum(values).map(|bytes| gibibytes(bytes as u64));
     let in_part = |known: usize| (known < gpus.len()).then(|| format!("{known} of {} GPUs known", gpus.len()));
     let held = || snapshot.accounts.iter().filter_map(|account| Some((account, account.holding.as_ref()?)));
-    let idle = held()
+    // In GPUs, not in devices as in the rows of containers.
+    let idle_gpus = held()
         .filter_map(|(account, holding)| {
             Some(page.history.figures(account, page.view.window)?.idle_ratio()? * holding.fraction?)
         })
@@ -39,9 +40,9 @@ pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
         dl.tiles {
             (tile("GPUs", html! { (gpus.len()) }, states, gpus_class))
             (tile("Allocated", figure("allocated", node.allocated_gpus, gpus_worth), format!("of {} GPUs", gpus.len()), ""))
-            (tile("Held and idle", figure("held-and-idle", idle, gpus_worth),
+            (tile("Held and idle", figure("held-and-idle", idle_gpus, gpus_worth),
                 format!("GPUs, {}", window_words(page.view.window)),
-                if idle.is_some_and(|idle| idle >= 0.95) { "warn" } else { "" }))
+                if idle_gpus.is_some_and(|gpus| gpus >= 0.95) { "warn" } else { "" }))
             (tile("Busy now", figure("busy-now", node.busy_ratio, percent),
                 in_part(node.busy_known).unwrap_or_else(|| "mean of the GPUs".to_owned()), ""))
             (tile("Memory", html! { (or_unknown(bytes(&used))) },
