@@ -30,20 +30,21 @@ const CAPABILITIES: &str = "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KIL
     SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG \
     WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE";
 
-/// The actual privileges and mounts of this process. `None` and, in the record, null: could not be read.
+/// The actual privileges and mounts of this process. `None` and, in the record, null: its file could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OwnProcess {
     /// Shown beside the node's name.
     #[serde(skip)]
-    pub kernel: Option<String>,
+    pub kernel: String,
     pub privileges: Option<Privileges>,
-    /// Of AppArmor or SELinux.
+    /// Of AppArmor or SELinux; `None` also without one.
     pub security_label: Option<String>,
     /// Whether there is a service account token; without one the Kubernetes API cannot be used.
     pub service_account_token: bool,
+    /// By type, without those that could not be read.
     pub namespaces: BTreeMap<&'static str, Namespace>,
     pub read_only_root: Option<bool>,
-    /// Without those of every container (under `/proc`, `/sys` and `/dev`, except device nodes).
+    /// Without those that every container has: under `/proc`, `/sys` and `/dev`, except the host's devtmpfs or parts of it.
     pub mounts: Option<Vec<Mount>>,
 }
 
@@ -59,7 +60,7 @@ pub struct Privileges {
     pub seccomp: Option<&'static str>,
 }
 
-/// Names in the kernel's order; `None` where unknown.
+/// Names in the kernel's order; `None` where the status has no such line.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Capabilities {
     pub effective: Option<Vec<String>>,
@@ -94,7 +95,7 @@ pub fn read(proc: &Path) -> OwnProcess {
         .as_deref()
         .and_then(|mounts| mounts.iter().rev().find(|mount| mount.path == "/").map(|mount| mount.read_only));
     OwnProcess {
-        kernel: Some(rustix::system::uname().release().to_string_lossy().into_owned()),
+        kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
         privileges: text("status").map(|text| status(&text)),
         security_label: label.filter(|label| !label.is_empty()),
         service_account_token: Path::new(TOKEN).exists(),
@@ -178,13 +179,22 @@ fn relevant_mounts(mounts: Vec<Mount>) -> Vec<Mount> {
 fn is_relevant(mount: &Mount) -> bool {
     let is_under =
         |top: &str| mount.path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    let usual = is_under("/proc") || is_under("/sys") || is_under("/dev");
-    !usual || mount.file_system == "devtmpfs"
+    let is_usual = is_under("/proc") || is_under("/sys") || is_under("/dev");
+    // A device node of the host, or its whole `/dev`; a container's own is a tmpfs.
+    let is_of_host_dev = mount.file_system == "devtmpfs";
+    !is_usual || is_of_host_dev
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_hosts_whole_dev_is_listed() {
+        let text = "602 600 0:6 / /dev rw,nosuid - devtmpfs udev rw\n603 602 0:25 / /dev/shm rw - tmpfs tmpfs rw\n";
+        let mounts = relevant_mounts(all_mounts(text));
+        assert_eq!(mounts.iter().map(|mount| mount.path.as_str()).collect::<Vec<_>>(), ["/dev"]);
+    }
 
     #[test]
     fn mounts_of_every_container_are_left_out() {
