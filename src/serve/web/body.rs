@@ -16,11 +16,12 @@ use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 use tokio::task::JoinError;
 
+use super::listener::SEND_BYTES;
 use crate::domain::model::Monotonic;
 use crate::serve::metrics::Format;
 
-/// A longer body is kept as gzip: this much the kernel takes from a connection at once.
-const PLAIN_BYTES: usize = 512 * 1024;
+/// A longer body is kept as gzip. The send buffer of a connection, which the kernel doubles, takes a body of this length.
+const PLAIN_BYTES: usize = 2 * SEND_BYTES as usize;
 const PIECE_BYTES: usize = 16 * 1024;
 
 /// The content coding of a response.
@@ -56,7 +57,7 @@ pub(super) enum BodyKey {
     History(Monotonic),
 }
 
-/// Bodies that several clients get, until the next snapshot.
+/// Bodies that several clients get, until the next snapshot: `streams::follow` forgets them.
 #[derive(Clone, Default)]
 pub struct CachedBodies(Arc<Mutex<BTreeMap<BodyKey, Arc<OnceCell<StoredBody>>>>>);
 

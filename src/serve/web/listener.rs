@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixStream};
 
-/// Bytes of a response that the client has not taken yet: a large node's page. The kernel doubles the number.
-const SEND_BYTES: u32 = 256 * 1024;
+/// Bytes of a response that the client has not taken yet: the metrics of a large node. The kernel doubles the number.
+pub(super) const SEND_BYTES: u32 = 256 * 1024;
 /// Bytes of requests that are not read yet: more than the longest head.
 const RECEIVE_BYTES: u32 = 64 * 1024;
 /// Connections that wait to be accepted.
@@ -35,12 +35,13 @@ pub struct ParseAddressError {
     text: String,
 }
 
-/// A listener could not be bound: the agent ends with exit code 3, except for an admin socket that was not configured.
+/// A listener could not be bound. The agent ends with exit code 3, except for an admin socket that is in use or was not
+/// configured.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     #[error("cannot listen on {address}: {source}; free the address or choose another with --listen")]
     Tcp { address: SocketAddr, source: io::Error },
-    #[error("cannot listen on {}: {source}; the directory must exist and be writable", path.display())]
+    #[error("cannot listen on {}: {source}; its directory must be writable", path.display())]
     Unix { path: PathBuf, source: io::Error },
     #[error("cannot listen on {}: another process listens there; stop it or choose another path", path.display())]
     InUse { path: PathBuf },
