@@ -41,10 +41,10 @@ const LAST_RESPONSE: Duration = Duration::from_secs(30);
 const GRACE: Duration = Duration::from_secs(3);
 /// The probe listener has a kubelet as its only client.
 const PROBE_CONNECTIONS: usize = 8;
-/// Blocking threads, whatever the number of clients: two may wait for the journal's disk, one for the web configuration's,
-/// and one may hash a password. Two always render.
-const RENDERERS: usize = 6;
-/// Then a thread that has rendered ends, with its memory.
+/// Whatever the number of clients: two may wait for the journal's disk, one for the web configuration's, and one may hash
+/// a password. Two always render.
+const BLOCKING_THREADS: usize = 6;
+/// After this time an idle blocking thread ends, with its memory.
 const IDLE_THREAD: Duration = Duration::from_millis(100);
 /// After a failed accept; usually file descriptors are missing.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
@@ -64,10 +64,10 @@ pub struct ServerSettings {
 pub struct WebThreads(Option<Runtime>);
 
 impl WebThreads {
-    /// One thread for connections, and a few that render and read the journal.
+    /// One thread for connections, and a few for what takes long or waits for a disk.
     pub fn start() -> io::Result<Self> {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        let runtime = runtime.worker_threads(1).max_blocking_threads(RENDERERS).thread_keep_alive(IDLE_THREAD);
+        let runtime = runtime.worker_threads(1).max_blocking_threads(BLOCKING_THREADS).thread_keep_alive(IDLE_THREAD);
         let runtime = runtime.thread_name("web").enable_all();
         runtime.build().map(|runtime| Self(Some(runtime)))
     }
@@ -87,8 +87,9 @@ impl Drop for WebThreads {
     }
 }
 
-/// Serves every listener until `servers` are stopped, then finishes the requests in progress. `tasks` update the
-/// history and the event streams, and read a changed web configuration.
+/// Serves every listener until `servers` are stopped, then finishes the requests in progress. `tasks`, which are aborted
+/// at the end, update the history and the event streams, and read a changed web configuration. Both run on the threads of
+/// the runtime that is entered: those of `WebThreads`.
 pub fn start(
     listeners: Vec<Listener>,
     state: WebState,
@@ -96,7 +97,7 @@ pub fn start(
     tasks: &mut Tasks,
     servers: &mut Tasks,
 ) {
-    tasks.spawn("live page", streams::follow(state.clone()));
+    tasks.spawn("history and streams", streams::follow(state.clone()));
     if let Some(config) = settings.web_config.clone() {
         tasks.spawn("web configuration", config.follow());
     }

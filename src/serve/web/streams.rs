@@ -1,5 +1,5 @@
-//! Server-sent events: encoded about once a second and for each new subscriber, only while there are subscribers, and once
-//! for all of them.
+//! The task that keeps the history, and server-sent events: encoded about once a second and for each new subscriber, only
+//! while there are subscribers, and once for all of them.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -113,8 +113,8 @@ impl Feed {
     }
 }
 
-/// Adds the latest snapshot to the history whenever there is a new one, and publishes events. Ends when the publisher of
-/// snapshots has ended.
+/// With each new snapshot, adds it to the history and forgets the cached bodies; and publishes events. Ends when the
+/// publisher of snapshots has ended.
 pub(super) async fn follow(state: WebState) {
     let mut snapshots = state.snapshots.clone();
     let (mut noted, mut sent) = (None::<Arc<Snapshot>>, None::<Monotonic>);

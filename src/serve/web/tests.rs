@@ -71,7 +71,7 @@ impl Server {
         assert!(matches!(ended, TaskError::Ended("web server")), "{ended}");
         drop(snapshots);
         let ended = tokio::time::timeout(Duration::from_secs(10), tasks.ended()).await.unwrap();
-        assert!(matches!(ended, TaskError::Ended("live page")), "{ended}");
+        assert!(matches!(ended, TaskError::Ended("history and streams")), "{ended}");
     }
 }
 

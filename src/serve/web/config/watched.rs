@@ -61,7 +61,8 @@ impl WatchedConfig {
         ConfigReload { successful: state.problem.is_none(), last_success: state.last_success }
     }
 
-    /// Checks the files every second. A file system that does not respond delays this, and holds one of the web server's threads.
+    /// Checks the files every second. A file system that does not respond delays this, and holds one of the web server's
+    /// blocking threads.
     pub(in crate::serve::web) async fn follow(self) {
         let mut checks = tokio::time::interval(CHECK_INTERVAL);
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
