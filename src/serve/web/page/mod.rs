@@ -176,7 +176,7 @@ const NUMBER: Option<&str> = Some("number");
 /// A small table: headings with the class of their column, and rows that begin with their name.
 fn table<const N: usize>(headings: [(&str, Option<&str>); N], rows: impl Iterator<Item = [Markup; N]>) -> Markup {
     html! {
-        table.sources {
+        table.small {
             thead { tr { @for (heading, class) in headings { th class=[class] scope="col" { (heading) } } } }
             tbody {
                 @for cells in rows {
