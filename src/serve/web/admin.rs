@@ -149,11 +149,8 @@ fn duration(body: &[u8]) -> Result<Duration, String> {
     let Some(text) = request.duration else { return Ok(DEFAULT_RELEASE) };
     let duration = humantime::parse_duration(&text)
         .map_err(|error| format!("for: {text:?} is not a duration: {error}; {wanted}"))?;
-    if (SHORTEST..=LONGEST).contains(&duration) {
-        Ok(duration)
-    } else {
-        Err(format!("for: {text:?} is not between 1s and 24h"))
-    }
+    let is_permitted = (SHORTEST..=LONGEST).contains(&duration);
+    is_permitted.then_some(duration).ok_or_else(|| format!("for: {text:?} is not between 1s and 24h"))
 }
 
 fn done(response: &serde_json::Value) -> Response {

@@ -154,7 +154,8 @@ async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>) {
         }
         for view in View::all().filter(|view| pages[view.index()].has_subscribers()) {
             let (history, now, not_ready) = (state.streams.history(), state.clock.now(), (state.ready)().err());
-            let part = NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.changing_part();
+            let part =
+                NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.changing_part().into_string();
             pages[view.index()].publish(Frame::Event(StoredBody::of(event("page", snapshot.sequence, &part))));
         }
     });

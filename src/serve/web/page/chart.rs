@@ -40,11 +40,8 @@ pub(super) fn chart(quantity: &ChartQuantity, window: Window, columns: &[Point],
     let show = |value: f64| format!("{:.0} {unit}", value * factor);
     let (lowest, highest) = known().fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
     let (count, all) = (known().count(), columns.len());
-    let mut words = format!("{name}, {}: ", window_words(window));
-    match count {
-        0 => words += "unknown",
-        _ => words += &format!("{} to {}", show(lowest), show(highest)),
-    }
+    let range = if count == 0 { "unknown".to_owned() } else { format!("{} to {}", show(lowest), show(highest)) };
+    let mut words = format!("{name}, {}: {range}", window_words(window));
     if 0 < count && count < all {
         let _ = write!(words, ", {} of the time unknown", percent(1.0 - count as f64 / all as f64));
     }

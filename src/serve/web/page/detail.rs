@@ -22,11 +22,9 @@ struct DetailSubject<'a> {
 impl<'a> DetailSubject<'a> {
     /// `key`: a UUID, or `namespace/pod/container UUID`. `None` for a device that is not in the inventory.
     fn find(snapshot: &'a Snapshot, key: &'a str) -> Option<Self> {
-        let (container, uuid) = key.rsplit_once(' ').map_or((None, key), |(container, uuid)| (Some(container), uuid));
-        let parts = |container: &'a str| container.split('/').collect::<Vec<_>>().try_into().ok();
-        let container = match container {
-            None => None,
-            Some(container) => Some(parts(container)?),
+        let (container, uuid) = match key.rsplit_once(' ') {
+            None => (None, key),
+            Some((container, uuid)) => (Some(container.split('/').collect::<Vec<_>>().try_into().ok()?), uuid),
         };
         snapshot.hardware.inventory.gpus.values().find_map(|gpu| {
             let mig = gpu.mig_devices.iter().find(|mig| mig.uuid.as_str() == uuid);

@@ -73,7 +73,7 @@ impl NodePage<'_> {
                     output #found for="filter" {}
                 }
             }
-            main #live { (self.content()) }
+            main #live { (self.changing_part()) }
             footer {
                 a href="/metrics/dcgm" { "metrics under DCGM names" } " · "
                 a href="/api/v1/node" { "snapshot as JSON" } " · " a href="/api/v1/history" { "history as JSON" } " · "
@@ -87,11 +87,7 @@ impl NodePage<'_> {
     }
 
     /// The part that changes, as sent in events.
-    pub fn changing_part(&self) -> String {
-        self.content().into_string()
-    }
-
-    fn content(&self) -> Markup {
+    pub fn changing_part(&self) -> Markup {
         let snapshot = self.snapshot;
         let journal = snapshot.journal.as_ref().and_then(|journal| journal.problem.as_deref());
         let journal = journal.map(|problem| format!("the journal of allocations is not written: {problem}"));
