@@ -26,7 +26,7 @@ pub(super) const POWER: ChartQuantity =
     ChartQuantity { name: "power", of: |point| point.power, factor: 1.0, unit: "W" };
 
 /// The mean of the known columns.
-pub(super) fn mean(columns: &[Point]) -> Option<f64> {
+pub(super) fn mean_busy(columns: &[Point]) -> Option<f64> {
     let known = || columns.iter().filter_map(|column| column.busy);
     let count = known().count();
     (count > 0).then(|| known().sum::<f64>() / count as f64)
@@ -129,7 +129,7 @@ mod tests {
         let columns = columns(&values);
         let chart = chart(&BUSY, Window::FiveMinutes, &columns, Some(1.0)).into_string();
         assert!(chart.contains("busy, last 5 min: 0 % to 100 %, 33\u{a0}% of the time unknown"), "{chart}");
-        assert_eq!(mean(&columns), Some(0.375));
+        assert_eq!(mean_busy(&columns), Some(0.375));
     }
 
     #[test]

@@ -40,7 +40,8 @@ impl<'a> DetailSubject<'a> {
         }
     }
 
-    /// The metrics of the device have no pod; those of a MIG device have its UUID or its GPU instance.
+    /// The metrics of the device have no pod; those of a MIG device have its UUID or its GPU instance. Of the metrics of a
+    /// container, `podmeter_container_device_info` has no `gpu_uuid`; its `device` is the UUID, or the UUID with a slot.
     fn has(&self, labels: &BTreeMap<&str, &str>) -> bool {
         let of = |name: &str| labels.get(name).copied();
         let on_gpu = of("gpu_uuid") == Some(self.gpu.as_str());

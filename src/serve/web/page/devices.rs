@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::chart::{BUSY, MEMORY, POWER, chart, mean};
+use super::chart::{BUSY, MEMORY, POWER, chart, mean_busy};
 use super::text::{ago, device_name, figure, gibibytes, gpu_name, or_unknown, percent, watts, words};
 use super::view::window_words;
 use super::{NodePage, facts, holders, more, section};
@@ -45,9 +45,9 @@ fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
     let containers = page.holders(gpu).map(|account| &account.container);
     let model = gpu.model.as_deref().unwrap_or(if passthrough.is_some() { "" } else { "model unknown" });
     let names = [gpu.uuid.to_string(), gpu_name(gpu), model.to_owned()];
-    let profiles = gpu.mig_devices.iter().map(|mig| mig.uuid.to_string());
+    let mig_uuids = gpu.mig_devices.iter().map(|mig| mig.uuid.to_string());
     html! {
-        li.device data-key=(gpu.uuid) data-words=(words(containers, names.into_iter().chain(profiles))) {
+        li.device data-key=(gpu.uuid) data-words=(words(containers, names.into_iter().chain(mig_uuids))) {
             div.head {
                 h3 { (gpu_name(gpu)) }
                 span.model { (model.trim_start_matches("NVIDIA ")) @if gpu.mig_enabled == Some(true) { ", MIG" } }
@@ -83,6 +83,8 @@ fn measures(page: &NodePage<'_>, gpu: &Gpu, medium: Option<&Medium>, capacity: O
     let columns = page.history.columns(&gpu.uuid, None, window);
     let division = page.history.division(&gpu.uuid, window);
     let busy = division.and_then(|division| division.known_ratio(division.busy.values().sum()));
+    // There is no division in the first second.
+    let busy = busy.or_else(|| mean_busy(&columns));
     let overview = page.snapshot.overview.device(&gpu.uuid, None);
     let readings = page.snapshot.hardware.readings.get(&gpu.uuid);
     let power = readings.and_then(|readings| readings.fast.as_ref()?.value.power_watts);
@@ -91,7 +93,7 @@ fn measures(page: &NodePage<'_>, gpu: &Gpu, medium: Option<&Medium>, capacity: O
         div.measures {
             div.measure.busy {
                 div { "busy now " (figure("busy-now", overview.and_then(|device| device.busy_ratio), percent)) }
-                div { (window_words(window)) " " (figure("busy-window", busy.or_else(|| mean(&columns)), percent)) }
+                div { (window_words(window)) " " (figure("busy-window", busy, percent)) }
                 (chart(&BUSY, window, &columns, Some(1.0)))
             }
             div.measure.memory {

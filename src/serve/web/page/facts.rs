@@ -15,7 +15,7 @@ pub(super) fn all_modules_watts(snapshot: &Snapshot) -> Option<f64> {
     modules.values().map(of).reduce(|one, other| Some(one? + other?))?
 }
 
-/// Conditions of the NVLink fabric that are faults or limits. Those of the registration are causes of health.
+/// Conditions of the NVLink fabric that are faults or limits. A missing registration with it is an unhealthy reason.
 pub(super) fn fabric_faults(snapshot: &Snapshot, gpu: &GpuUuid) -> Option<String> {
     let fabric: &FabricState = snapshot.hardware.readings.get(gpu)?.slow.as_ref()?.value.fabric.as_ref()?;
     let conditions = fabric.conditions.iter().filter(|(_, active)| **active).map(|(condition, _)| *condition);

@@ -18,22 +18,23 @@ const SHOWN: usize = 8;
 enum User {
     Holder(ContainerRef),
     /// All that held it in the window and no longer do.
-    Ended,
+    FormerHolders,
     Unattributed(UnattributedReason),
 }
 
 #[derive(Default)]
 struct Use {
-    /// Part of the device's time.
+    /// Part of the whole window.
     busy: Option<f64>,
+    /// Bytes, now.
     memory: Option<u64>,
 }
 
 pub(super) fn of_gpu(page: &NodePage<'_>, gpu: &Gpu, capacity: Option<u64>) -> Markup {
     let division = page.history.division(&gpu.uuid, page.view.window);
     let unknown = division.as_ref().map_or(1.0, |division| division.uncovered);
-    // In bars of all time, in numbers of the time that is known.
-    let shown = |ratio: Option<f64>| division.as_ref()?.known_ratio(ratio?).map(percent);
+    // Bars show `busy` as part of the whole window, text as part of its known time.
+    let of_known = |ratio: Option<f64>| division.as_ref()?.known_ratio(ratio?).map(percent);
     let uses = uses(page, gpu, division.as_ref());
     let is_partitioned = !gpu.mig_devices.is_empty();
     let is_memory_known = capacity.is_some() && uses.values().any(|used| used.memory.is_some());
@@ -53,7 +54,7 @@ pub(super) fn of_gpu(page: &NodePage<'_>, gpu: &Gpu, capacity: Option<u64>) -> M
         @if !uses.is_empty() && !is_partitioned {
             div.bars {
                 "busy"
-                (bar(&words(&busy_words, &|used| shown(used.busy)), segments(&|used| used.busy), unknown))
+                (bar(&words(&busy_words, &|used| of_known(used.busy)), segments(&|used| used.busy), unknown))
                 "memory"
                 (bar(&words("memory now", &|used| used.memory.map(gibibytes)), segments(&memory_ratio),
                     if is_memory_known { 0.0 } else { 1.0 }))
@@ -65,7 +66,7 @@ pub(super) fn of_gpu(page: &NodePage<'_>, gpu: &Gpu, capacity: Option<u64>) -> M
                     li {
                         svg.swatch viewBox="0 0 1 1" aria-hidden="true" { rect class=(class(user, index)) width="1" height="1" {} }
                         span.part { (name(user)) }
-                        span.number { (or_unknown(shown(used.busy))) }
+                        span.number { (or_unknown(of_known(used.busy))) }
                         span.number { (or_unknown(used.memory.map(gibibytes))) }
                     }
                 }
@@ -79,7 +80,6 @@ pub(super) fn of_gpu(page: &NodePage<'_>, gpu: &Gpu, capacity: Option<u64>) -> M
 fn uses(page: &NodePage<'_>, gpu: &Gpu, division: Option<&WindowShares>) -> BTreeMap<User, Use> {
     let mut uses: BTreeMap<User, Use> = BTreeMap::new();
     let is_partitioned = !gpu.mig_devices.is_empty();
-    // The MIG devices name theirs.
     for account in page.holders(gpu).filter(|_| !is_partitioned) {
         let used = uses.entry(User::Holder(account.container.clone())).or_default();
         if let Some(bytes) = account.memory_used_bytes {
@@ -92,7 +92,7 @@ fn uses(page: &NodePage<'_>, gpu: &Gpu, division: Option<&WindowShares>) -> BTre
         let user = match part {
             ShareOwner::Container(_) if is_partitioned => continue,
             ShareOwner::Container(container) => {
-                Some(User::Holder(container)).filter(|user| uses.contains_key(user)).unwrap_or(User::Ended)
+                Some(User::Holder(container)).filter(|user| uses.contains_key(user)).unwrap_or(User::FormerHolders)
             }
             ShareOwner::Unattributed(reason) => User::Unattributed(reason),
         };
@@ -109,12 +109,12 @@ fn uses(page: &NodePage<'_>, gpu: &Gpu, division: Option<&WindowShares>) -> BTre
     uses
 }
 
-/// Unattributed use, and that of ended containers, is grey; use without an allocation has the warning colour.
+/// Unattributed use, and that of former holders, is grey; use without an allocation has the warning colour.
 fn class(user: &User, index: usize) -> String {
     match user {
         User::Holder(_) => return format!("part-{}", index % 8),
         User::Unattributed(UnattributedReason::NotAllocated) => "part-taken",
-        User::Ended => "part-ended",
+        User::FormerHolders => "part-ended",
         User::Unattributed(_) => "part-rest",
     }
     .to_owned()
@@ -122,17 +122,15 @@ fn class(user: &User, index: usize) -> String {
 
 fn name(user: &User) -> String {
     match user {
-        User::Holder(container) => format!("{}/{}", container.namespace, container.pod),
-        User::Ended => "ended containers".to_owned(),
-        User::Unattributed(reason) => match reason {
-            UnattributedReason::Driver => "driver",
-            UnattributedReason::Ended => "of an allocation that has just ended",
-            UnattributedReason::Host => "processes outside of pods",
-            UnattributedReason::Idle => "idle power",
-            UnattributedReason::NotAllocated => "pods that do not hold it",
-            UnattributedReason::TerminatedPod => "processes of ended pods",
-            UnattributedReason::Unknown => "owner unknown",
-        }
-        .to_owned(),
+        User::Holder(container) => return format!("{}/{}", container.namespace, container.pod),
+        User::FormerHolders => "ended containers",
+        User::Unattributed(UnattributedReason::Driver) => "driver",
+        User::Unattributed(UnattributedReason::Ended) => "of an allocation that has just ended",
+        User::Unattributed(UnattributedReason::Host) => "processes outside of pods",
+        User::Unattributed(UnattributedReason::Idle) => "idle power",
+        User::Unattributed(UnattributedReason::NotAllocated) => "pods that do not hold it",
+        User::Unattributed(UnattributedReason::TerminatedPod) => "processes of ended pods",
+        User::Unattributed(UnattributedReason::Unknown) => "owner unknown",
     }
+    .to_owned()
 }
