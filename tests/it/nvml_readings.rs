@@ -157,7 +157,8 @@ fn counters_that_may_wrap_between_two_readings_are_absent() {
     };
     let (medium, slow) = read(0);
     assert_eq!((slow.pcie.transmitted_bytes, slow.pcie.received_bytes), (None, Some(9.0)));
-    assert_eq!((slow.nvlink.transmitted_bytes, slow.nvlink.received_bytes), (None, Some(10_240.0)));
+    let link = &slow.nvlink.of_links[&1];
+    assert_eq!((link.transmitted_bytes, link.received_bytes), (None, Some(5_120.0)));
     assert_eq!(medium.throttled_seconds.get("sw_power_cap"), None, "nanoseconds in 32 bits last four seconds");
     assert_eq!(slow.pcie.errors.get("correctable"), Some(&7), "errors fit into 32 bits");
     assert_eq!(slow.recovery_action, Some(7));

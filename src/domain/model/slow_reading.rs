@@ -59,6 +59,7 @@ pub struct Pcie {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct NvLink {
+    /// Sums over all links, those that went down included. A reader sets the sums of bytes only where no link has its own.
     pub transmitted_bytes: Option<f64>,
     pub received_bytes: Option<f64>,
     pub errors: BTreeMap<&'static str, u64>,
@@ -68,29 +69,9 @@ pub struct NvLink {
     pub error_sums: BTreeMap<&'static str, u64>,
     pub active_links: Option<u32>,
     pub inactive_links: Option<u32>,
-    /// By link, where the driver has counters for each. The sums above follow from them, and include links that went
-    /// down.
+    /// The active links, by number.
     #[serde(skip)]
     pub of_links: BTreeMap<u32, LinkCounters>,
-}
-
-impl NvLink {
-    /// Sets the sums of bytes from the counters of the links. A sum is absent without links, or where a link has no value.
-    pub fn sum_link_bytes<'a>(&mut self, links: impl Iterator<Item = &'a LinkCounters> + Clone) {
-        let has_links = links.clone().next().is_some();
-        let sum =
-            |read: fn(&LinkCounters) -> Option<f64>| links.clone().map(read).sum::<Option<f64>>().filter(|_| has_links);
-        self.transmitted_bytes = sum(|link| link.transmitted_bytes);
-        self.received_bytes = sum(|link| link.received_bytes);
-    }
-
-    /// Sums the errors of all links.
-    pub fn sum_link_errors<'a>(&mut self, links: impl Iterator<Item = &'a LinkCounters>) {
-        self.errors.clear();
-        for (error, count) in links.flat_map(|link| &link.errors) {
-            *self.errors.entry(error).or_default() += count;
-        }
-    }
 }
 
 /// The counters of one NVLink.

@@ -10,7 +10,7 @@ use super::energy_counter::EnergyCounter;
 use super::monotone::Monotone;
 use super::source::{Integrals, Pass, PassStatus};
 use crate::domain::model::{
-    DeviceReadings, DeviceTotals, Fast, Medium, Monotonic, ProcessSmSeconds, Slow, Stamped, Traffic,
+    DeviceReadings, DeviceTotals, Fast, LinkCounters, Medium, Monotonic, ProcessSmSeconds, Slow, Stamped, Traffic,
 };
 
 /// How long an idle process is kept: long enough for consumers, which take differences, to read the last value.
@@ -211,10 +211,16 @@ fn add_process_work(work: &mut BTreeMap<u32, ProcessSmSeconds>, at: Monotonic, w
     work.retain(|_, process| at.since(process.last_active) <= IDLE_PROCESS_RETENTION);
 }
 
+/// As the reader gave them. A sum of links is absent where one has no value.
 fn byte_counters(slow: &Slow) -> TrafficValues {
-    let (pcie, nvlink) = (&slow.pcie, &slow.nvlink);
-    let link0 = nvlink.of_links.get(&0).and_then(|link| Some(link.transmitted_bytes? + link.received_bytes?));
-    [pcie.transmitted_bytes, pcie.received_bytes, nvlink.transmitted_bytes, nvlink.received_bytes, link0]
+    let (pcie, nvlink, links) = (&slow.pcie, &slow.nvlink, &slow.nvlink.of_links);
+    let sum = |bytes: fn(&LinkCounters) -> Option<f64>| {
+        links.values().map(bytes).sum::<Option<f64>>().filter(|_| !links.is_empty())
+    };
+    let transmitted = nvlink.transmitted_bytes.or_else(|| sum(|link| link.transmitted_bytes));
+    let received = nvlink.received_bytes.or_else(|| sum(|link| link.received_bytes));
+    let link0 = links.get(&0).and_then(|link| Some(link.transmitted_bytes? + link.received_bytes?));
+    [pcie.transmitted_bytes, pcie.received_bytes, transmitted, received, link0]
 }
 
 /// No rate for a counter that fell: it restarted, and its last value before that is unknown.

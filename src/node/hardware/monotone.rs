@@ -101,14 +101,12 @@ impl Monotone {
         self.raise_nvlink(&mut slow.nvlink);
     }
 
-    /// By link, so that an inactive link is not a restart of the sum.
+    /// By link, so that an inactive link is not a restart of the sum. The sums are made here, except those of bytes that the
+    /// driver has.
     fn raise_nvlink(&mut self, nvlink: &mut NvLink) {
         for (error, count) in &mut nvlink.error_sums {
             self.raise_count("nvlink_error_sums", error, count);
         }
-        // Where no link has bytes, the driver's sums of all links are raised, below.
-        let has_bytes = nvlink.of_links.values().any(|link| link.transmitted_bytes.or(link.received_bytes).is_some());
-        let of_all = (nvlink.transmitted_bytes, nvlink.received_bytes);
         for (link, counters) in &mut nvlink.of_links {
             let (transmitted, received) = (&mut counters.transmitted_bytes, &mut counters.received_bytes);
             *transmitted = transmitted.map(|bytes| self.raise_of(LINK, TRANSMITTED, *link, bytes));
@@ -117,21 +115,17 @@ impl Monotone {
                 *count = self.raise_of(LINK, error, *link, *count as f64) as u64;
             }
         }
-        // A GPU whose links are, or once were, read one by one: the sums are ours.
-        if nvlink.active_links.is_some() && (!nvlink.of_links.is_empty() || self.links().next().is_some()) {
-            let mut sums = self.link_sums(&nvlink.of_links);
-            (nvlink.transmitted_bytes, nvlink.received_bytes) = (sums.remove(TRANSMITTED), sums.remove(RECEIVED));
-            nvlink.errors = sums.into_iter().map(|(error, sum)| (error, sum as u64)).collect();
-        } else {
-            for (error, count) in &mut nvlink.errors {
-                self.raise_count("nvlink_errors", error, count);
-            }
+        self.raise_optional("nvlink_sum", TRANSMITTED, &mut nvlink.transmitted_bytes);
+        self.raise_optional("nvlink_sum", RECEIVED, &mut nvlink.received_bytes);
+        if nvlink.active_links.is_none() {
+            return;
         }
-        if !has_bytes && of_all != (None, None) {
-            (nvlink.transmitted_bytes, nvlink.received_bytes) = of_all;
-            self.raise_optional("nvlink_sum", TRANSMITTED, &mut nvlink.transmitted_bytes);
-            self.raise_optional("nvlink_sum", RECEIVED, &mut nvlink.received_bytes);
+        let mut sums = self.link_sums(&nvlink.of_links);
+        let of_links = (sums.remove(TRANSMITTED), sums.remove(RECEIVED));
+        if (nvlink.transmitted_bytes, nvlink.received_bytes) == (None, None) {
+            (nvlink.transmitted_bytes, nvlink.received_bytes) = of_links;
         }
+        nvlink.errors = sums.into_iter().map(|(error, sum)| (error, sum as u64)).collect();
     }
 
     fn links(&self) -> impl Iterator<Item = (&'static str, u32, &Counter)> {

@@ -126,6 +126,7 @@ fn traffic_comes_from_counters_without_gpm() {
     let read = traffic(&state, 61);
     assert_eq!((read.pcie_transmitted, read.pcie_received), (Some(100.0), None));
     assert_eq!(read.nvlink_received, Some(7.0), "GPM takes precedence");
+    assert_eq!(read.nvlink_transmitted, Some(100.0), "of the links");
     assert_eq!(link0(&state, 61), Some(200.0), "both ways");
     state.add_pass(Monotonic::from_secs(121), true, pass(13_000.0));
     assert_eq!(traffic(&state, 121).pcie_transmitted, Some(100.0), "across a new reader");

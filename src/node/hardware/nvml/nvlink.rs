@@ -86,12 +86,10 @@ impl NvLinkReader {
         let mut nvlink = NvLink {
             active_links: u32::try_from(links.len()).ok(),
             inactive_links: u32::try_from(states.len() - links.len()).ok(),
+            of_links: links,
             ..NvLink::default()
         };
         rows::read(caller, handle, ERROR_SUMS.iter(), &mut nvlink);
-        nvlink.sum_link_bytes(links.values());
-        nvlink.sum_link_errors(links.values());
-        nvlink.of_links = links;
         if !has_bytes {
             rows::read(caller, handle, DATA_SUMS.iter(), &mut nvlink);
         }
