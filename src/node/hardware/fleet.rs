@@ -104,7 +104,7 @@ impl Fleet {
                     warn!(gpu = %uuid, "the driver no longer lists this GPU, or gets no answer from it");
                 }
                 member.lost_because_unlisted = !member.state.lost;
-                (member.generation, member.retry) = (self.generation, now + member.retries.next());
+                (member.generation, member.retry) = (self.generation, now + member.retries.pause());
             }
             member.listed = false;
             member.state.lost = true;

@@ -206,13 +206,7 @@ impl Supervisor {
             }
         }
         match &self.phase {
-            SessionPhase::Closed { retry }
-                if now >= *retry && self.stopping.is_none() && self.releases.released().is_none() =>
-            {
-                let retry = now + self.settings.reopen.1;
-                let is_sent = self.send(DriverCommand::Open, now);
-                self.phase = if is_sent { SessionPhase::Opening } else { SessionPhase::Closed { retry } };
-            }
+            SessionPhase::Closed { retry } if now >= *retry => self.open(now),
             SessionPhase::Open { session, next_inspection } => {
                 let session = Arc::clone(session);
                 if now >= *next_inspection && self.send(DriverCommand::Inspect(Arc::clone(&session)), now) {
@@ -228,9 +222,7 @@ impl Supervisor {
                 self.close_session(now);
             }
             // The driver does not close: that session is abandoned and another one opened.
-            SessionPhase::Closing { until } if now >= *until => {
-                self.phase = SessionPhase::Closed { retry: now + self.reopen.next() }
-            }
+            SessionPhase::Closing { until } if now >= *until => self.set_closed(now),
             _ => {}
         }
         self.answer_releases(now);
@@ -296,7 +288,7 @@ impl Supervisor {
             SupervisorMessage::Closed => {
                 self.driver_returned(now);
                 if matches!(self.phase, SessionPhase::Closing { .. }) {
-                    self.phase = SessionPhase::Closed { retry: now + self.reopen.next() };
+                    self.set_closed(now);
                 }
             }
             SupervisorMessage::Notice(notice) => self.apply_notice(*notice, now),

@@ -30,6 +30,14 @@ impl Supervisor {
         self.publish();
     }
 
+    /// Opens the driver, unless it is released, a stop is requested, or the driver thread runs another command.
+    pub(super) fn open(&mut self, now: Monotonic) {
+        let may_open = self.stopping.is_none() && self.releases.released().is_none();
+        if may_open && self.send(DriverCommand::Open, now) {
+            self.phase = SessionPhase::Opening;
+        }
+    }
+
     /// Starts the event thread, unless too many have never ended.
     pub(super) fn start_event_thread(&mut self, session: &Arc<dyn DriverSession>) {
         if self.leaked_waits.len() >= LEAKED_EVENT_THREADS {
@@ -76,8 +84,13 @@ impl Supervisor {
     pub(super) fn opening_failed(&mut self, failure: &Failure, now: Monotonic) {
         self.loads.refused(failure.cause);
         self.fail(failure);
-        self.phase = SessionPhase::Closed { retry: now + self.reopen.pause() };
+        self.set_closed(now);
         self.publish();
+    }
+
+    /// The driver is closed, or its session is abandoned; it is opened again after a pause.
+    pub(super) fn set_closed(&mut self, now: Monotonic) {
+        self.phase = SessionPhase::Closed { retry: now + self.reopen.pause() };
     }
 
     /// The layout has changed; `listed`: the new list, or why there is none.
@@ -148,14 +161,13 @@ impl Supervisor {
     pub(super) fn close_session(&mut self, now: Monotonic) {
         let SessionPhase::Draining { session, .. } = &self.phase else { return };
         let session = Arc::clone(session);
-        let retry = now + self.reopen.pause();
         if let Some(event_thread) = self.event_thread.take_if(|event_thread| !event_thread.has_ended()) {
             warn!("the wait for events has not returned and is abandoned");
             self.leaked_waits.push(event_thread);
         }
         self.phase = SessionPhase::Closing { until: now + self.settings.watchdog };
         if !self.send(DriverCommand::Close(session), now) {
-            self.phase = SessionPhase::Closed { retry };
+            self.set_closed(now);
         }
     }
 
@@ -203,9 +215,6 @@ impl Supervisor {
         self.driver_call_since = None;
         if std::mem::take(&mut self.driver_stuck) {
             info!("the overdue driver call has returned");
-            if let SessionPhase::Closed { retry } = &mut self.phase {
-                *retry = (*retry).min(now + self.reopen.next());
-            }
         }
         if let Some(session) = self.unclosed.pop() {
             self.send(DriverCommand::Close(session), now);
@@ -218,5 +227,42 @@ impl Drop for Supervisor {
         for session in self.unclosed.drain(..) {
             std::mem::forget(session);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::node::hardware::event_thread::XidSender;
+    use crate::node::hardware::pci::Bus;
+    use crate::node::hardware::settings::HardwareSettings;
+    use crate::node::hardware::simulated::{SimulatedDriver, SimulatedProfile};
+    use crate::node::hardware::worker::{Loading, spawn_driver_thread};
+
+    #[test]
+    fn the_first_pause_after_a_lost_session_is_the_shortest() {
+        let (clock, settings) = (Clock::start(), HardwareSettings::default());
+        let (to_supervisor, messages) = sync_channel(16);
+        let (loading, first_pause) = (Loading::new(clock), settings.reopen.0);
+        let driver = Box::new(SimulatedDriver::new(SimulatedProfile::A100, 1));
+        let bus = Bus::new("/nonexistent".into(), "/nonexistent".into());
+        let driver_thread = spawn_driver_thread(driver, bus, loading.clone(), to_supervisor.clone()).unwrap();
+        let publisher = tokio::sync::watch::Sender::default();
+        let xids = XidSender::new::<0>().0;
+        let mut supervisor = Supervisor::new(settings, clock, driver_thread, loading, to_supervisor, publisher, xids);
+        supervisor.act(Monotonic::default());
+        supervisor.handle(messages.recv().unwrap());
+        supervisor.end_session("it is over", Monotonic::default());
+        supervisor.act(Monotonic::default() + DRAIN_LIMIT);
+        let retry = loop {
+            match supervisor.phase {
+                SessionPhase::Closed { retry } => break retry,
+                _ => supervisor.handle(messages.recv().unwrap()),
+            }
+        };
+        assert!(retry <= clock.now().monotonic + first_pause);
     }
 }
