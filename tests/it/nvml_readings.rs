@@ -272,6 +272,19 @@ fn gpus_with_one_uuid_are_named_and_the_others_are_read() {
 }
 
 #[test]
+fn gpus_with_one_uuid_are_named_also_after_a_new_session() {
+    let twin = json!({"uuid": "GPU-twin"});
+    let fake = FakeNvml::start(json!({"gpus": [{}, twin, twin]}));
+    let hardware = run(&fake, quick());
+    let before = wait(&hardware, "readings", |state| has_fast(state, 0));
+    fake.update(|state| state["gpus"][0]["lost"] = json!(true));
+    wait(&hardware, "the loss of the only one read", |state| state.problem != before.problem);
+    fake.update(|state| state["gpus"][0]["lost"] = json!(false));
+    let state = wait(&hardware, "readings again", |state| has_fast(state, 0));
+    assert_eq!(state.problem, before.problem);
+}
+
+#[test]
 fn seventy_percent_is_seven_tenths() {
     let fake = FakeNvml::start(json!({"gpus": [{"utilization": {"gpu": 70, "memory": 70}}]}));
     let session = open(&fake);

@@ -353,7 +353,7 @@ impl Supervisor {
                 self.reopen.reset();
                 if std::mem::take(&mut self.awaits_an_answer) {
                     info!("readings resumed");
-                    self.state.problem = None;
+                    self.update_inventory_problem();
                 }
             }
             PassStatus::SessionOver => self.end_session(SESSION_OVER, now),

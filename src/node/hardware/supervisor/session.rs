@@ -114,12 +114,15 @@ impl Supervisor {
         }
     }
 
-    /// Sets the problem of the list (duplicate UUIDs, or no GPU although the bus has some), or clears the one before.
+    /// Sets the problem of the list (duplicate UUIDs, or no GPU of the bus was ever listed), or clears the one before. A
+    /// problem that awaits an answer stays, unless no GPU was ever listed.
     pub(super) fn update_inventory_problem(&mut self) {
-        if self.awaits_an_answer && !self.fleet.inventory().gpus.is_empty() {
+        let inventory = self.fleet.inventory();
+        let never_listed_any = inventory.gpus.is_empty();
+        if self.awaits_an_answer && !never_listed_any {
             return;
         }
-        if let Some((uuid, indices)) = self.fleet.inventory().duplicate_uuids.iter().next() {
+        if let Some((uuid, indices)) = inventory.duplicate_uuids.iter().next() {
             self.set_problem(format!(
                 "the GPUs with the indices {indices:?} have the same UUID, {uuid}: they cannot be distinguished, and none of \
                  them is read or offered; compare nvidia-smi -L, and update their firmware or the hypervisor that \
@@ -128,7 +131,7 @@ impl Supervisor {
             return;
         }
         let expected = self.state.node_devices.as_ref().map_or(0, |devices| devices.expected);
-        if expected > 0 && self.fleet.inventory().gpus.is_empty() {
+        if expected > 0 && never_listed_any {
             self.set_problem(format!(
                 "the driver lists none of the {expected} GPUs on the PCI bus; check whether nvidia-smi works on the \
                  node, and look for Xid and NVRM lines in the kernel log"
