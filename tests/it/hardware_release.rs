@@ -116,6 +116,17 @@ fn a_wait_for_events_that_hangs_is_named() {
 }
 
 #[test]
+fn a_driver_that_opens_while_it_is_released_is_closed_unread() {
+    let fake = FakeNvml::start(json!({"gpus": [{}, {}], "delay": {"nvmlInit_v2": 400}}));
+    let hardware = run(&fake, quick());
+    let released = release(&hardware, LONG).unwrap();
+    let state = wait(&hardware, "the release", |state| state.released == Some(released));
+    assert!(!is_loaded(&fake) && state.readings.values().all(|readings| readings.fast.is_none()));
+    let calls = fake.calls();
+    assert_eq!((state.sessions, calls["nvmlInit_v2"], calls["nvmlShutdown"]), (1, 1, 1));
+}
+
+#[test]
 fn whoever_resumes_ends_the_wait_for_a_release() {
     let fake = FakeNvml::start(json!({"gpus": [{}, {}], "delay": {"nvmlInit_v2": 400}}));
     let hardware = run(&fake, quick());

@@ -9,7 +9,7 @@
 //! | Closed | the pause is over, and the driver is not released | Opening | `a_driver_loaded_later_is_found_and_the_wait_is_explained` |
 //! | Opening | the opening fails | Closed | `a_driver_loaded_later_is_found_and_the_wait_is_explained` |
 //! | Opening | the opening hangs | Opening, with a problem | `a_library_that_hangs_while_it_is_loaded_is_reported_and_fails_the_liveness_check_in_the_end` |
-//! | Opening | the driver is open, and a release or the end was requested meanwhile | Draining | `whoever_resumes_ends_the_wait_for_a_release` |
+//! | Opening | the driver is open, and a release or the end was requested meanwhile | Draining | `a_driver_that_opens_while_it_is_released_is_closed_unread` |
 //! | Opening | the driver is open | Open | `every_tier_is_read_at_the_first_pass` |
 //! | Open | the layout has changed | Open | `a_gpu_that_is_added_or_removed_changes_the_inventory` |
 //! | Open | the layout cannot be listed | Draining | `a_driver_that_no_longer_lists_its_gpus_is_opened_again` |
