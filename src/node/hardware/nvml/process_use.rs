@@ -73,14 +73,19 @@ struct ProcessSample {
 
 /// How far each process has been read: the driver's samples have a timestamp for each process, and those of processes
 /// that take turns differ.
+///
+/// | `last_seen` | `newest` | |
+/// |---|---|---|
+/// | `None` | `None` | no sample so far |
+/// | `Some` | `Some` | the driver is asked for newer samples |
+/// | `None` | `Some` | all samples are requested again |
 #[derive(Default)]
 struct Cursors {
     of_pid: BTreeMap<u32, u64>,
-    /// The driver's argument "last seen": it returns each process's mean since then. 0 requests the mean over its whole
-    /// buffer.
-    last_seen: u64,
+    /// The driver's argument: it returns each process's mean since then; `None` requests the mean over its whole buffer.
+    last_seen: Option<u64>,
     /// The newest timestamp.
-    newest: u64,
+    newest: Option<u64>,
     empty_passes: u32,
 }
 
@@ -107,7 +112,7 @@ impl ProcessUse {
         } else if is_busy {
             self.missed(elapsed);
         }
-        let work = self.cursors.work(&samples, elapsed);
+        let work = self.cursors.advance(&samples, elapsed);
         // An empty list means that no process was active where the call has listed one before, or is untested on an idle GPU.
         (self.state == CallState::Answers || !is_busy && self.state == CallState::Untested).then_some(work)
     }
@@ -143,7 +148,7 @@ impl ProcessUse {
     }
 
     fn read(&self, caller: &mut Caller, handle: DeviceHandle) -> Result<Vec<ProcessSample>, CallRefusal> {
-        let last_seen = self.cursors.last_seen;
+        let last_seen = self.cursors.last_seen.unwrap_or(0);
         let read: Result<Vec<_>, _> = match self.source {
             UtilizationCall::ProcessUtilization => fill(BLANK_SAMPLE, CAPACITY, LARGEST, |samples, count| {
                 call!(caller, nvmlDeviceGetProcessUtilization(handle.0, samples, count, last_seen))
@@ -168,7 +173,7 @@ impl ProcessUse {
         };
         // Drivers return invalid samples for zombies.
         let plausible = |sample: &ProcessSample| {
-            sample.pid != 0 && caller.plausible(&plausible::PROCESS_UTILIZATION, sample.ratio).is_some()
+            sample.pid != 0 && sample.at != 0 && caller.plausible(&plausible::PROCESS_UTILIZATION, sample.ratio).is_some()
         };
         Ok(samples.into_iter().filter(plausible).collect())
     }
@@ -179,28 +184,28 @@ fn sample(pid: u32, at: u64, percent: u32) -> ProcessSample {
 }
 
 impl Cursors {
-    fn work(&mut self, samples: &[ProcessSample], elapsed: f64) -> Vec<(u32, f64)> {
+    /// SM-seconds by pid of the samples that are newer than their process's cursor, which moves to them.
+    fn advance(&mut self, samples: &[ProcessSample], elapsed: f64) -> Vec<(u32, f64)> {
         let mut samples = samples.to_vec();
         samples.sort_unstable_by_key(|sample| sample.at);
-        let (last_seen, newest) = (self.last_seen, self.newest);
+        let of_new_process = self.last_seen.or(self.newest).unwrap_or(0);
         let mut work: BTreeMap<u32, f64> = BTreeMap::new();
         let mut longest = 0.0_f64;
         for sample in &samples {
-            let since =
-                self.of_pid.get(&sample.pid).copied().unwrap_or(if last_seen == 0 { newest } else { last_seen });
+            let since = self.of_pid.get(&sample.pid).copied().unwrap_or(of_new_process);
             if sample.at <= since {
                 continue;
             }
-            let seconds = match last_seen {
+            let seconds = match self.last_seen {
                 // A mean over more than the elapsed time: rather too low.
-                0 => elapsed,
+                None => elapsed,
                 // After an idle time the interval begins when the GPU was last known to be idle.
-                _ => ((sample.at - since) as f64 / 1e6).min(elapsed + SAMPLE_SECONDS),
+                Some(_) => ((sample.at - since) as f64 / 1e6).min(elapsed + SAMPLE_SECONDS),
             };
             longest = longest.max(seconds);
             *work.entry(sample.pid).or_default() += sample.ratio * seconds;
         }
-        self.advance(&samples);
+        self.move_to(&samples);
         // All processes share one device.
         let sum: f64 = work.values().sum();
         let scale = if sum > longest { longest / sum } else { 1.0 };
@@ -208,28 +213,26 @@ impl Cursors {
         work.filter(|(_, seconds)| *seconds > 0.0).collect()
     }
 
-    /// The next "last seen" is the oldest cursor of the active processes.
-    fn advance(&mut self, samples: &[ProcessSample]) {
-        let newest = samples.last().map_or(0, |sample| sample.at);
-        if newest <= self.newest && (self.last_seen != 0 || newest == 0) {
+    /// Moves to these samples, sorted by time. The next "last seen" is the oldest cursor of the active processes.
+    fn move_to(&mut self, samples: &[ProcessSample]) {
+        let newest_sample = samples.last().map(|sample| sample.at);
+        let all_were_requested = self.last_seen.is_none();
+        if newest_sample > self.newest || (all_were_requested && newest_sample.is_some()) {
+            // Backwards where all were requested and the driver's clock has stepped back.
+            (self.newest, self.empty_passes) = (newest_sample, 0);
+        } else {
             let is_new = |sample: &ProcessSample| self.of_pid.get(&sample.pid).is_none_or(|cursor| sample.at > *cursor);
-            let any_new = self.last_seen != 0 && samples.iter().any(is_new);
-            self.empty_passes = if any_new { 0 } else { self.empty_passes + 1 };
+            self.empty_passes = if samples.iter().any(is_new) { 0 } else { self.empty_passes + 1 };
             if self.empty_passes >= EMPTY_PASSES {
-                (self.last_seen, self.empty_passes) = (0, 0);
+                (self.last_seen, self.empty_passes) = (None, 0);
                 return;
             }
-        } else {
-            // Also backwards, where the driver's clock has stepped back.
-            (self.newest, self.empty_passes) = (newest, 0);
         }
         self.of_pid.extend(samples.iter().map(|sample| (sample.pid, sample.at)));
-        let newest = self.newest;
+        let Some(newest) = self.newest else { return };
         self.of_pid.retain(|_, at| *at <= newest && newest - *at <= FORGOTTEN);
-        if newest != 0 {
-            let recent = self.of_pid.values().filter(|at| newest - **at <= SPREAD);
-            self.last_seen = recent.min().copied().unwrap_or(newest);
-        }
+        let recent = self.of_pid.values().filter(|at| newest - **at <= SPREAD);
+        self.last_seen = recent.min().copied().or(self.newest);
     }
 }
 
@@ -245,32 +248,32 @@ mod tests {
     #[test]
     fn each_interval_counts_once() {
         let mut cursors = Cursors::default();
-        assert_eq!(cursors.work(&samples(&[(1, 100.0, 50)]), 0.0), [], "use before the first reading is not counted");
-        assert_eq!(cursors.work(&samples(&[(1, 101.0, 50), (2, 101.0, 25)]), 1.0), [(1, 0.5), (2, 0.25)]);
-        assert_eq!(cursors.work(&samples(&[(1, 101.0, 50)]), 1.0), [], "a sample that was read already");
-        assert_eq!(cursors.work(&[], 1.0), []);
-        let late = cursors.work(&samples(&[(1, 104.0, 100)]), 1.0);
+        assert_eq!(cursors.advance(&samples(&[(1, 100.0, 50)]), 0.0), [], "use before the first reading is not counted");
+        assert_eq!(cursors.advance(&samples(&[(1, 101.0, 50), (2, 101.0, 25)]), 1.0), [(1, 0.5), (2, 0.25)]);
+        assert_eq!(cursors.advance(&samples(&[(1, 101.0, 50)]), 1.0), [], "a sample that was read already");
+        assert_eq!(cursors.advance(&[], 1.0), []);
+        let late = cursors.advance(&samples(&[(1, 104.0, 100)]), 1.0);
         assert_eq!(late, [(1, 2.0)], "no more than since the GPU was known to be idle, plus a sample period");
     }
 
     #[test]
     fn processes_share_one_device() {
         let mut cursors = Cursors::default();
-        cursors.work(&samples(&[(1, 1.0, 1)]), 0.0);
+        cursors.advance(&samples(&[(1, 1.0, 1)]), 0.0);
         let crowd = samples(&[(1, 2.0, 100), (2, 2.0, 60)]);
-        assert_eq!(cursors.work(&crowd, 1.0), [(1, 0.625), (2, 0.375)]);
+        assert_eq!(cursors.advance(&crowd, 1.0), [(1, 0.625), (2, 0.375)]);
     }
 
     #[test]
     fn the_sample_of_one_process_drops_none_of_another() {
         let mut cursors = Cursors::default();
-        cursors.work(&samples(&[(1, 100.0, 50), (2, 99.5, 50)]), 0.0);
-        assert_eq!(cursors.last_seen, 99_500_000, "the driver leaves out older samples");
+        cursors.advance(&samples(&[(1, 100.0, 50), (2, 99.5, 50)]), 0.0);
+        assert_eq!(cursors.last_seen, Some(99_500_000), "the driver leaves out older samples");
         // Under time slicing the two take turns; the sample of process 2 is always half a second behind.
         let mut sums = [0.0, 0.0];
         for second in 1..=10 {
             let at = 100.0 + f64::from(second);
-            for (pid, seconds) in cursors.work(&samples(&[(1, at, 50), (2, at - 0.5, 50)]), 1.0) {
+            for (pid, seconds) in cursors.advance(&samples(&[(1, at, 50), (2, at - 0.5, 50)]), 1.0) {
                 sums[pid as usize - 1] += seconds;
             }
         }
@@ -278,7 +281,7 @@ mod tests {
         // One sample in each pass, in turns.
         for second in 11..=20 {
             let (pid, at) = (1 + second % 2, 100.0 + f64::from(second));
-            for (pid, seconds) in cursors.work(&samples(&[(pid, at, 50)]), 1.0) {
+            for (pid, seconds) in cursors.advance(&samples(&[(pid, at, 50)]), 1.0) {
                 sums[pid as usize - 1] += seconds;
             }
         }
@@ -288,20 +291,20 @@ mod tests {
     #[test]
     fn a_clock_that_steps_back_is_followed_without_counting_twice() {
         let mut cursors = Cursors::default();
-        cursors.work(&samples(&[(1, 100.0, 50)]), 0.0);
+        cursors.advance(&samples(&[(1, 100.0, 50)]), 0.0);
         for _ in 0..EMPTY_PASSES {
-            assert_eq!(cursors.work(&[], 1.0), []);
+            assert_eq!(cursors.advance(&[], 1.0), []);
         }
-        assert_eq!(cursors.last_seen, 0);
-        assert_eq!(cursors.work(&samples(&[(1, 100.0, 50)]), 1.0), [], "still in the driver's buffer");
+        assert_eq!(cursors.last_seen, None);
+        assert_eq!(cursors.advance(&samples(&[(1, 100.0, 50)]), 1.0), [], "still in the driver's buffer");
         for _ in 0..EMPTY_PASSES {
-            cursors.work(&[], 1.0);
+            cursors.advance(&[], 1.0);
         }
-        assert_eq!(cursors.work(&samples(&[(1, 5.0, 50)]), 1.0), [], "a new clock");
-        assert_eq!(cursors.work(&samples(&[(1, 6.0, 50)]), 1.0), [(1, 0.5)]);
+        assert_eq!(cursors.advance(&samples(&[(1, 5.0, 50)]), 1.0), [], "a new clock");
+        assert_eq!(cursors.advance(&samples(&[(1, 6.0, 50)]), 1.0), [(1, 0.5)]);
         for _ in 0..EMPTY_PASSES {
-            cursors.work(&[], 1.0);
+            cursors.advance(&[], 1.0);
         }
-        assert_eq!(cursors.work(&samples(&[(1, 40.0, 30)]), 1.0), [(1, 0.3)], "active again after idle times");
+        assert_eq!(cursors.advance(&samples(&[(1, 40.0, 30)]), 1.0), [(1, 0.3)], "active again after idle times");
     }
 }
