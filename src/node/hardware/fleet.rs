@@ -39,12 +39,13 @@ struct FleetGpu {
     no_thread: Option<Arc<str>>,
     /// Since when, and what it reads.
     pass_under_way: Option<(Monotonic, Due)>,
-    /// Of its reader: the handles of an older one are invalid.
+    /// Of the last list that replaced its reader: the handles of an older one are invalid.
     generation: u64,
     /// The session's inventory names it.
     listed: bool,
+    /// Its loss was found by a list, or a pass, that does not have it.
     lost_because_unlisted: bool,
-    /// The generation in which it was last found lost.
+    /// The generation in which it was last found lost: a loss found with older handles does not count for `all_lost`.
     lost_in: Option<u64>,
     next_medium: Monotonic,
     next_slow: Monotonic,
@@ -100,10 +101,11 @@ impl Fleet {
                 found.gpus.insert(uuid.clone(), Gpu { present: false, ..known.clone() });
             }
             if member.listed {
+                // A GPU that was lost before keeps its cause until its next pass: the list may lack it for that cause.
                 if !member.state.lost {
                     warn!(gpu = %uuid, "the driver no longer lists this GPU, or gets no answer from it");
+                    member.lost_because_unlisted = true;
                 }
-                member.lost_because_unlisted = !member.state.lost;
                 (member.generation, member.retry) = (self.generation, now + member.retries.pause());
             }
             member.listed = false;

@@ -56,10 +56,10 @@ impl GpuState {
     pub fn add_pass(&mut self, at: Monotonic, fresh: bool, mut pass: Pass) {
         debug_assert_eq!(pass.status, PassStatus::Answers);
         self.counter_is_of_gpu = pass.counter_is_of_gpu.or(self.counter_is_of_gpu);
-        let gained = pass.energy_counter.map(|counter| self.energy_counter.add_reading(at, counter));
-        let gained = gained.filter(|_| self.counter_is_of_gpu == Some(true));
-        // `Some(None)`: no gain in this pass. The counter's gain is added below: also for a pass that ends a gap.
-        if gained.is_some() {
+        let is_counted = pass.energy_counter.is_some() && self.counter_is_of_gpu == Some(true);
+        let counted = pass.energy_counter.and_then(|counter| self.energy_counter.add_reading(at, counter));
+        if is_counted {
+            // What the counter gained is added below, also in a pass that ends a gap.
             pass.integrals.energy_joules = Some(0.0);
         }
         let ends_gap = std::mem::take(&mut self.interrupted) || fresh;
@@ -70,7 +70,7 @@ impl GpuState {
         } else {
             self.add(at, pass.integrals);
         }
-        if let Some(Some((since, joules))) = gained {
+        if let Some((since, joules)) = counted.filter(|_| is_counted) {
             raise(&mut self.totals.energy_joules, Some(joules));
             if since < self.totals.gaps.until {
                 self.totals.gaps.energy_joules += joules;
@@ -104,6 +104,7 @@ impl GpuState {
                 memory_busy_seconds: zero(known.memory_busy_seconds),
                 energy_joules: zero(known.energy_joules),
                 module_energy_joules: zero(known.module_energy_joules),
+                // Instances restart at 0 after a gap.
                 instance_busy_seconds: Some(vec![]),
                 process_sm_seconds: known.process_sm_seconds.as_ref().map(|_| vec![]),
                 ..Integrals::default()

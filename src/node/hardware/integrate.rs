@@ -80,7 +80,7 @@ impl RingIntegral {
         self.finish(Some(integral), Some(rate))
     }
 
-    /// Seconds and integral of the samples behind the cursor.
+    /// Seconds and integral of the samples newer than the cursor.
     fn integrate(&self, samples: &[RingSample]) -> (f64, f64) {
         if self.cursor == 0 {
             return (0.0, 0.0);

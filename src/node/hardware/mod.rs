@@ -12,7 +12,7 @@
 //! | `events` | `supervisor`, one for each session | `event_thread`: waits for XIDs | yes | with its session |
 //! | `ask-…` | `nvml::per_gpu_query`, one for each GPU | queries the GPU for a list | yes | with its answer |
 //!
-//! A `gpu-…` or `driver` thread that is stuck in a call goes on when the call returns; the others then end.
+//! A thread that is stuck in a call continues when the call returns, or ends if what the last column names has happened.
 //!
 //! - What is shared: `source` (the traits of a driver), `messages` (between threads), `settings`, `plausible` (ranges).
 //! - Control: `handle`, `supervisor`, `fleet` (the GPUs), `rounds` (one publication for each), `release`.

@@ -41,7 +41,7 @@ pub trait DriverSession: Send + Sync {
     /// returned as not present, with the values read before.
     fn inventory(&self) -> Result<(Inventory, Vec<CallProblem>), Failure>;
 
-    /// The reader of one GPU of the last inventory, for one worker thread.
+    /// The reader of one GPU, for one worker thread; `UnlistedGpu` where the last inventory does not have it.
     fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn GpuReader>, Failure>;
 
     /// True when the layout (MIG modes and instances, number of GPUs, driver version) differs from the last inventory.
@@ -58,7 +58,7 @@ pub trait DriverSession: Send + Sync {
         None
     }
 
-    /// Has strong references while the driver is open, where that may outlast the session.
+    /// A token that is alive until the driver is closed; `None` where that is when the session is dropped.
     fn open_marker(&self) -> Option<Weak<()>> {
         None
     }
@@ -140,7 +140,7 @@ pub struct Integrals {
     pub memory_busy_seconds: Option<f64>,
     /// encoder, decoder, jpeg, ofa
     pub engine_busy_seconds: Vec<(&'static str, f64)>,
-    /// `None` also where `Pass::energy_counter` has it.
+    /// Ignored where the energy counter is of the GPU.
     pub energy_joules: Option<f64>,
     pub module_energy_joules: Option<f64>,
     /// By GPU instance, of those that have a value. `None`: not read in this pass.

@@ -132,7 +132,7 @@ impl NvmlEvents {
         Some(EventSet { set: set?, library: Arc::clone(&self.library) })
     }
 
-    /// Makes a new set without the GPUs that make its wait fail: NVML cannot remove one from a set. The old one is freed
+    /// Makes a new set without GPUs that are lost or refuse: NVML cannot remove one from a set. The old one is freed
     /// last, so that no event is lost. True when a GPU was left out.
     fn rebuild(&mut self, now: Monotonic) -> bool {
         let before = mem::take(&mut self.registered);
@@ -142,7 +142,7 @@ impl NvmlEvents {
         for (gpu, handle) in before {
             let mut caller = Caller::new(Arc::clone(&self.library));
             if let Some(kinds) = supported(&mut caller, handle)
-                && !self.makes_wait_fail(handle)
+                && !self.is_lost_in_wait(handle)
             {
                 self.register((gpu, handle, kinds));
             }
@@ -156,8 +156,8 @@ impl NvmlEvents {
         is_left_out
     }
 
-    /// Whether the wait on a set of this GPU alone fails.
-    fn makes_wait_fail(&self, handle: DeviceHandle) -> bool {
+    /// Whether the GPU is lost for a wait on a set of it alone. No other failure counts.
+    fn is_lost_in_wait(&self, handle: DeviceHandle) -> bool {
         let mut caller = Caller::new(Arc::clone(&self.library));
         let Some(set) = value!(caller, nvmlEventSetCreate()) else { return false };
         let set = EventSet { set, library: Arc::clone(&self.library) };

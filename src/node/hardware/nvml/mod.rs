@@ -119,7 +119,7 @@ impl DriverSession for NvmlSession {
         let driver = inventory::driver(&mut caller);
         let count = inventory::count(&mut caller);
         let outcome = caller.finish();
-        let (Some(count), PassStatus::Answers | PassStatus::Lost) = (count, outcome.status) else {
+        let Some(count) = count.filter(|_| outcome.status != PassStatus::SessionOver) else {
             let implausible = CallProblem { call: "nvmlDeviceGetCount_v2", code: "implausible" };
             let problem = outcome.problems.last().copied().unwrap_or(implausible);
             let CallProblem { call, code } = problem;

@@ -173,7 +173,9 @@ impl ProcessUse {
         };
         // Drivers return invalid samples for zombies.
         let plausible = |sample: &ProcessSample| {
-            sample.pid != 0 && sample.at != 0 && caller.plausible(&plausible::PROCESS_UTILIZATION, sample.ratio).is_some()
+            sample.pid != 0
+                && sample.at != 0
+                && caller.plausible(&plausible::PROCESS_UTILIZATION, sample.ratio).is_some()
         };
         Ok(samples.into_iter().filter(plausible).collect())
     }
@@ -248,7 +250,11 @@ mod tests {
     #[test]
     fn each_interval_counts_once() {
         let mut cursors = Cursors::default();
-        assert_eq!(cursors.advance(&samples(&[(1, 100.0, 50)]), 0.0), [], "use before the first reading is not counted");
+        assert_eq!(
+            cursors.advance(&samples(&[(1, 100.0, 50)]), 0.0),
+            [],
+            "use before the first reading is not counted"
+        );
         assert_eq!(cursors.advance(&samples(&[(1, 101.0, 50), (2, 101.0, 25)]), 1.0), [(1, 0.5), (2, 0.25)]);
         assert_eq!(cursors.advance(&samples(&[(1, 101.0, 50)]), 1.0), [], "a sample that was read already");
         assert_eq!(cursors.advance(&[], 1.0), []);

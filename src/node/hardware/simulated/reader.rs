@@ -76,7 +76,6 @@ impl GpuReader for SimulatedReader {
                 module_energy_joules: module_joules,
                 memory_busy_seconds: busy_seconds.map(|busy| busy * 0.6),
                 engine_busy_seconds: reading.idle_engines(),
-                energy_joules: Some(reading.power.joules - last.power.joules),
                 instance_busy_seconds: (!is_whole).then(|| reading.instance_busy_seconds(&last)),
                 lacks_utilization: !is_whole,
                 process_sm_seconds: is_whole.then(|| reading.process_sm_seconds(&last)),
