@@ -82,11 +82,12 @@ impl GpuState {
     }
 
     /// Adds the values of a pass whose call hung. The time that they cover is unknown, so the totals do not include
-    /// them, and the next pass ends a gap.
+    /// them, the next pass ends a gap, and no byte rate begins with them.
     pub fn add_late_pass(&mut self, at: Monotonic, pass: Pass) {
         self.interrupted = true;
         self.clock_events.interrupt();
         self.set(at, pass.fast, pass.medium, pass.slow);
+        self.byte_counters = None;
     }
 
     /// Ends the gap since the last pass before it. Only the energy counter covers it; a reader's integrals

@@ -135,6 +135,27 @@ fn traffic_comes_from_counters_without_gpm() {
 }
 
 #[test]
+fn bytes_read_after_a_hung_call_are_not_divided_by_the_time_since_its_start() {
+    let mut state = GpuState::default();
+    let pass = |bytes| {
+        let mut slow = Slow::default();
+        slow.pcie.transmitted_bytes = Some(bytes);
+        Pass { slow: Some(slow), medium: Some(Medium::default()), ..Pass::default() }
+    };
+    let mut rates = vec![];
+    for (second, is_late, bytes) in [(1, true, 5_900.0), (61, false, 6_100.0), (121, false, 12_100.0)] {
+        let at = Monotonic::from_secs(second);
+        if is_late {
+            state.add_late_pass(at, pass(bytes));
+        } else {
+            state.add_pass(at, false, pass(bytes));
+        }
+        rates.push(state.readings(at, STALENESS).medium.unwrap().value.rates.traffic.pcie_transmitted);
+    }
+    assert_eq!(rates, [None, None, Some(100.0)]);
+}
+
+#[test]
 fn an_instance_without_a_value_restarts_at_zero() {
     let mut state = GpuState::default();
     let pass = |instances: Option<Vec<(u32, f64)>>| Pass {
