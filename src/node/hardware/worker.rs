@@ -193,10 +193,8 @@ fn run_commands(
                     let found = list_gpus(&*session, &mut bus)?;
                     Ok((session, found))
                 });
-                let node_devices = match &opened {
-                    Ok((session, _)) => session.node_devices().or_else(|| Some(bus.identify(on_bus?))),
-                    Err(_) => on_bus,
-                };
+                let node_devices = opened.as_ref().ok().and_then(|(session, _)| session.node_devices());
+                let node_devices = node_devices.or_else(|| Some(bus.identify(on_bus?)));
                 SupervisorMessage::Opened(Box::new(opened), node_devices)
             }
             DriverCommand::Inspect(session) => {
@@ -224,4 +222,34 @@ fn list_gpus(session: &dyn DriverSession, bus: &mut Bus) -> Result<ListedGpus, F
     }
     bus.set_listed(&inventory);
     Ok((inventory, problems))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::node::hardware::simulated::{SimulatedDriver, SimulatedProfile};
+
+    #[test]
+    fn an_excluded_gpu_is_known_while_the_driver_cannot_be_opened() {
+        let (root, bus_id) = (tempfile::tempdir().unwrap(), "0000:17:00.0");
+        let (device, information) = (format!("bus/pci/devices/{bus_id}"), format!("driver/nvidia/gpus/{bus_id}"));
+        for (directory, file, text) in [
+            (&device, "vendor", "0x10de"),
+            (&device, "class", "0x030200"),
+            (&information, "information", "GPU Excluded: Yes"),
+        ] {
+            fs::create_dir_all(root.path().join(directory)).unwrap();
+            fs::write(root.path().join(directory).join(file), text).unwrap();
+        }
+        let driver = SimulatedDriver::new(SimulatedProfile::A100, 1);
+        driver.set_driver_loaded(false);
+        let bus = Bus::new(root.path().into(), root.path().into());
+        let (to_supervisor, messages) = sync_channel(1);
+        let thread = spawn_driver_thread(Box::new(driver), bus, Loading::new(Clock::start()), to_supervisor).unwrap();
+        assert!(thread.send(DriverCommand::Open).is_ok());
+        let Ok(SupervisorMessage::Opened(opened, Some(node_devices))) = messages.recv() else { panic!() };
+        assert!(opened.is_err() && node_devices.on_bus[&bus_id.into()].excluded);
+    }
 }
