@@ -2,7 +2,7 @@
 
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
-use crate::node::hardware::source::FailureCause;
+use crate::node::hardware::source::{CallProblem, Failure, FailureCause};
 
 macro_rules! codes {
     ($($number:literal $(= $constant:ident)? : $name:literal;)*) => {
@@ -53,15 +53,17 @@ codes! {
     999 = UNKNOWN: "unknown";
 }
 
-/// Of an opening, or of a query for a GPU, that failed with this code.
-pub fn cause(code: &str) -> FailureCause {
-    match code {
+/// Of an opening, or of a query for a GPU; its cause is that of the code.
+pub fn failure(problem: CallProblem, reason: String, remedy: &'static str) -> Failure {
+    let cause = match problem.code {
         "driver_not_loaded" | "uninitialized" | "library_not_found" => FailureCause::DriverNotLoaded,
         "not_found" | "gpu_not_found" => FailureCause::UnlistedGpu,
         _ => FailureCause::Other,
-    }
+    };
+    Failure { problem, cause, reason, remedy }
 }
 
+pub const SEE_KERNEL_LOG: &str = "look for Xid lines in the kernel log";
 pub const SEE_NVIDIA_SMI: &str = "check whether nvidia-smi works on the node; podmeter keeps retrying";
 
 /// The remedy for a driver that cannot be initialised.

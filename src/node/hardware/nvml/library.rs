@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::codes;
 use crate::clock::Clock;
 use crate::domain::model::DurationHistogram;
-use crate::node::hardware::source::{CallProblem, Failure, FailureCause};
+use crate::node::hardware::source::{CallProblem, Failure};
 
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
@@ -97,16 +97,13 @@ impl Loaded {
                 }
             }
         }
-        Err(Failure {
-            problem: CallProblem { call: "dlopen", code: "library_not_found" },
-            cause: FailureCause::DriverNotLoaded,
-            reason: match refused {
-                Some(error) => format!("the driver library was found and could not be loaded: {error}"),
-                None => search.description(),
-            },
-            remedy: "install the NVIDIA driver on this node, mount it into the container below a --driver-root, \
-                     or name the library with --nvml-library",
-        })
+        let reason = match refused {
+            Some(error) => format!("the driver library was found and could not be loaded: {error}"),
+            None => search.description(),
+        };
+        let remedy = "install the NVIDIA driver on this node, mount it into the container below a --driver-root, \
+                      or name the library with --nvml-library";
+        Err(codes::failure(CallProblem { call: "dlopen", code: "library_not_found" }, reason, remedy))
     }
 
     pub fn initialise(self, statistics: Arc<Statistics>) -> Result<Arc<Library>, Failure> {
@@ -117,12 +114,8 @@ impl Loaded {
         });
         if code != codes::SUCCESS {
             let (path, name) = (self.path.to_string_lossy(), codes::name(code));
-            return Err(Failure {
-                problem: CallProblem { call: "nvmlInit_v2", code: name },
-                cause: codes::cause(name),
-                reason: format!("{path} cannot be initialised: {name} ({code})"),
-                remedy: codes::remedy(code),
-            });
+            let reason = format!("{path} cannot be initialised: {name} ({code})");
+            return Err(codes::failure(CallProblem { call: "nvmlInit_v2", code: name }, reason, codes::remedy(code)));
         }
         Ok(Arc::new(Library { symbols: self.symbols, statistics, open_marker: Arc::default() }))
     }

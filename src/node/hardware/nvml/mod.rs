@@ -123,12 +123,8 @@ impl DriverSession for NvmlSession {
             let implausible = CallProblem { call: "nvmlDeviceGetCount_v2", code: "implausible" };
             let problem = outcome.problems.last().copied().unwrap_or(implausible);
             let CallProblem { call, code } = problem;
-            return Err(Failure {
-                problem,
-                cause: codes::cause(code),
-                reason: format!("the driver does not list its GPUs: {call} returned {code}"),
-                remedy: codes::SEE_NVIDIA_SMI,
-            });
+            let reason = format!("the driver does not list its GPUs: {call} returned {code}");
+            return Err(codes::failure(problem, reason, codes::SEE_NVIDIA_SMI));
         };
         *self.driver_version.lock() = driver.as_ref().map(|driver| Arc::clone(&driver.driver_version));
         let mut problems = outcome.problems;
@@ -166,12 +162,9 @@ impl DriverSession for NvmlSession {
             // A listed GPU that does not return its UUID may be this one.
             let may_be_lost = indices.is_empty() && layout.values().any(Option::is_none);
             let code = if may_be_lost { "gpu_is_lost" } else { "not_found" };
-            return Err(Failure {
-                problem: CallProblem { call: "nvmlDeviceGetHandleByIndex_v2", code },
-                cause: codes::cause(code),
-                reason: format!("the driver lists {gpu} {} times", indices.len()),
-                remedy: "look for Xid lines in the kernel log",
-            });
+            let problem = CallProblem { call: "nvmlDeviceGetHandleByIndex_v2", code };
+            let reason = format!("the driver lists {gpu} {} times", indices.len());
+            return Err(codes::failure(problem, reason, codes::SEE_KERNEL_LOG));
         };
         Ok(Box::new(NvmlReader::new(&self.library, gpu, index)?))
     }
@@ -183,8 +176,7 @@ impl DriverSession for NvmlSession {
         if driver.is_some() && driver != known {
             return true;
         }
-        let count = inventory::count(&mut caller);
-        let Some(count) = count else { return false };
+        let Some(count) = inventory::count(&mut caller) else { return false };
         let mut answers = self.per_gpu.run(count, with_caller(&self.library, inventory::gpu_layout));
         let before = self.layout.lock();
         // A GPU that stops answering is handled by its reader; one that begins to answer is a change.

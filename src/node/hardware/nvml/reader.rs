@@ -37,12 +37,7 @@ impl NvmlReader {
         let Some((handle, uuid)) = found else {
             let unlisted = CallProblem { call: BY_INDEX, code: "not_found" };
             let problem = caller.finish().problems.first().copied().unwrap_or(unlisted);
-            return Err(Failure {
-                problem,
-                cause: codes::cause(problem.code),
-                reason: format!("{gpu} does not answer"),
-                remedy: "look for Xid lines in the kernel log",
-            });
+            return Err(codes::failure(problem, format!("{gpu} does not answer"), codes::SEE_KERNEL_LOG));
         };
         if *uuid != *gpu.as_str() {
             return Err(Failure {
