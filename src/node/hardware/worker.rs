@@ -3,6 +3,7 @@
 //!
 //! In: commands. Out: messages to the supervisor. They keep no deadlines and publish nothing.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::{Builder, JoinHandle};
@@ -30,7 +31,7 @@ pub struct Thread<T> {
 }
 
 impl<T: Send + 'static> Thread<T> {
-    fn spawn(name: String, body: impl FnOnce(Receiver<T>) + Send + 'static) -> std::io::Result<Self> {
+    fn spawn(name: String, body: impl FnOnce(Receiver<T>) + Send + 'static) -> io::Result<Self> {
         let (commands, received) = sync_channel(COMMANDS);
         let handle = Builder::new().name(name).stack_size(STACK_BYTES).spawn(move || body(received))?;
         Ok(Self { commands, handle })
@@ -49,11 +50,7 @@ impl<T: Send + 'static> Thread<T> {
 }
 
 /// Starts the thread that reads one GPU.
-pub fn spawn_worker(
-    gpu: GpuUuid,
-    clock: Clock,
-    to_supervisor: SupervisorSender,
-) -> std::io::Result<Thread<WorkerCommand>> {
+pub fn spawn_worker(gpu: GpuUuid, clock: Clock, to_supervisor: SupervisorSender) -> io::Result<Thread<WorkerCommand>> {
     // Linux shows fifteen bytes of a thread's name.
     let name = format!("gpu-{}", gpu.as_str().trim_start_matches("GPU-").get(..8).unwrap_or("reader"));
     Thread::spawn(name, move |commands| work(&gpu, clock, &commands, &to_supervisor))
@@ -164,50 +161,45 @@ impl Loading {
 
 /// Starts the thread that opens, inspects and closes the driver.
 pub fn spawn_driver_thread(
-    driver: Box<dyn Driver>,
-    bus: Bus,
-    loading: Loading,
-    to_supervisor: SupervisorSender,
-) -> std::io::Result<Thread<DriverCommand>> {
-    Thread::spawn("driver".to_owned(), move |commands| run_commands(driver, bus, &loading, &commands, &to_supervisor))
-}
-
-fn run_commands(
     mut driver: Box<dyn Driver>,
     mut bus: Bus,
-    loading: &Loading,
-    commands: &Receiver<DriverCommand>,
-    to_supervisor: &SupervisorSender,
-) {
-    while let Ok(command) = commands.recv() {
-        // Before the driver lists its GPUs, so that a GPU plugged in meanwhile is not missing from that list.
-        let on_bus = match &command {
-            DriverCommand::Open | DriverCommand::Inspect(_) => bus.scan(),
-            DriverCommand::Close(_) => None,
-        };
-        let message = match command {
-            DriverCommand::Open => {
-                let loaded = loading.during(|| driver.load());
-                let opened = loaded.and_then(|()| driver.open()).and_then(|session| {
-                    let session: Arc<dyn DriverSession> = session.into();
-                    let found = list_gpus(&*session, &mut bus)?;
-                    Ok((session, found))
-                });
-                let node_devices = opened.as_ref().ok().and_then(|(session, _)| session.node_devices());
-                let node_devices = node_devices.or_else(|| Some(bus.identify(on_bus?)));
-                SupervisorMessage::Opened(Box::new(opened), node_devices)
+    loading: Loading,
+    to_supervisor: SupervisorSender,
+) -> io::Result<Thread<DriverCommand>> {
+    Thread::spawn("driver".to_owned(), move |commands| {
+        while let Ok(command) = commands.recv() {
+            if to_supervisor.send(run_command(command, &mut *driver, &mut bus, &loading)).is_err() {
+                return;
             }
-            DriverCommand::Inspect(session) => {
-                let found = session.layout_changed().then(|| Box::new(list_gpus(&*session, &mut bus)));
-                SupervisorMessage::Inspected(found, session.node_devices().or_else(|| Some(bus.identify(on_bus?))))
-            }
-            DriverCommand::Close(session) => {
-                drop(session);
-                SupervisorMessage::Closed
-            }
-        };
-        if to_supervisor.send(message).is_err() {
-            return;
+        }
+    })
+}
+
+fn run_command(command: DriverCommand, driver: &mut dyn Driver, bus: &mut Bus, loading: &Loading) -> SupervisorMessage {
+    // Before the driver lists its GPUs, so that a GPU plugged in meanwhile is not missing from that list.
+    let on_bus = match &command {
+        DriverCommand::Open | DriverCommand::Inspect(_) => bus.scan(),
+        DriverCommand::Close(_) => None,
+    };
+    match command {
+        DriverCommand::Open => {
+            let loaded = loading.during(|| driver.load());
+            let opened = loaded.and_then(|()| driver.open()).and_then(|session| {
+                let session: Arc<dyn DriverSession> = session.into();
+                let found = list_gpus(&*session, bus)?;
+                Ok((session, found))
+            });
+            let node_devices = opened.as_ref().ok().and_then(|(session, _)| session.node_devices());
+            let node_devices = node_devices.or_else(|| Some(bus.identify(on_bus?)));
+            SupervisorMessage::Opened(Box::new(opened), node_devices)
+        }
+        DriverCommand::Inspect(session) => {
+            let found = session.layout_changed().then(|| Box::new(list_gpus(&*session, bus)));
+            SupervisorMessage::Inspected(found, session.node_devices().or_else(|| Some(bus.identify(on_bus?))))
+        }
+        DriverCommand::Close(session) => {
+            drop(session);
+            SupervisorMessage::Closed
         }
     }
 }
