@@ -158,14 +158,15 @@ impl Fleet {
         self.members.get(&report.gpu).is_some_and(|member| member.generation == report.generation)
     }
 
-    pub fn apply_pass(&mut self, report: PassReport, is_open: bool, now: Monotonic) {
+    /// A pass that is not current only ends.
+    pub fn apply_pass(&mut self, report: PassReport, is_current: bool, now: Monotonic) {
         let Some(member) = self.members.get_mut(&report.gpu) else { return };
         member.pass_under_way = None;
         let hung = std::mem::take(&mut member.state.stuck);
         if hung {
             info!(gpu = %report.gpu, "the stuck call has returned");
         }
-        if !is_open || member.generation != report.generation {
+        if !is_current {
             return;
         }
         let gpu = report.gpu;

@@ -339,12 +339,11 @@ impl Supervisor {
         self.count(&report.pass.problems);
         self.count_implausible(&report.pass.implausible);
         let status = report.pass.status;
-        let is_open = matches!(self.phase, SessionPhase::Open { .. });
         // A call that returns late used handles of an earlier session.
-        let is_current = is_open && self.fleet.is_current(&report);
+        let is_current = matches!(self.phase, SessionPhase::Open { .. }) && self.fleet.is_current(&report);
         let is_first = report.fresh && is_current && status == PassStatus::Answers;
         self.rounds.count_pass(&report, is_current);
-        self.fleet.apply_pass(report, is_open, now);
+        self.fleet.apply_pass(report, is_current, now);
         if !is_current {
             return;
         }
