@@ -1,5 +1,7 @@
 //! The fast tier: utilization, power, energy and use by process.
 
+use std::cell::OnceCell;
+
 use nvml_wrapper_sys::bindings::nvmlUtilization_t;
 
 use super::calls::{Caller, value};
@@ -44,8 +46,8 @@ impl FastReader {
     pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, elapsed: f64, pass: &mut Pass) -> Fast {
         let integrals = &mut pass.integrals;
         // One call serves both fallbacks, and is made only when one is needed.
-        let mut rates: Option<Option<(f64, f64)>> = None;
-        let mut rates = |caller: &mut Caller| *rates.get_or_insert_with(|| utilization_rates(caller, handle));
+        let rates = OnceCell::new();
+        let rates = |caller: &mut Caller| *rates.get_or_init(|| utilization_rates(caller, handle));
         let busy = self.busy.advance(caller, handle, elapsed, |caller| Some(rates(caller)?.0));
         let memory = self.memory_busy.advance(caller, handle, elapsed, |caller| Some(rates(caller)?.1));
         integrals.busy_seconds = busy.integral;

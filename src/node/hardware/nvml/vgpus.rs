@@ -24,18 +24,15 @@ const CAPACITY: usize = 8;
 #[derive(Default)]
 pub struct VgpuReader {
     /// The mode changes with the driver alone; read until the driver returns it.
-    mode: Option<Option<&'static str>>,
+    mode: Option<c_uint>,
     /// The time of the last sample, by the driver's clock.
     last_sample: u64,
 }
 
 impl VgpuReader {
     pub fn virtualization(&mut self, caller: &mut Caller, handle: DeviceHandle) -> Option<&'static str> {
-        if self.mode.is_none() {
-            let number: Option<c_uint> = value!(caller, nvmlDeviceGetVirtualizationMode(handle.0));
-            self.mode = number.map(|number| MODES.get(number as usize).copied().flatten());
-        }
-        self.mode.flatten()
+        self.mode = self.mode.or_else(|| value!(caller, nvmlDeviceGetVirtualizationMode(handle.0)));
+        MODES.get(self.mode? as usize).copied().flatten()
     }
 
     /// The vGPUs that run; empty on a GPU that is no host of vGPUs.
