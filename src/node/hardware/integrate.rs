@@ -68,8 +68,7 @@ impl RingIntegral {
         } else {
             self.empty_passes += 1;
             if self.empty_passes >= EMPTY_PASSES {
-                self.empty_passes = 0;
-                self.cursor = 0;
+                (self.cursor, self.empty_passes) = (0, 0);
             }
         }
         let Some(rate) = fallback() else {

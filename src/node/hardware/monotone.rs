@@ -128,19 +128,16 @@ impl Monotone {
         nvlink.errors = sums.into_iter().map(|(error, sum)| (error, sum as u64)).collect();
     }
 
-    fn links(&self) -> impl Iterator<Item = (&'static str, u32, &Counter)> {
-        let of_links = self.counters.range((LINK, "", 0)..).take_while(|((group, ..), _)| *group == LINK);
-        of_links.map(|((_, name, link), counter)| (*name, *link, counter))
-    }
-
     /// Sums of the last known values, so that none falls where a link is down or its value was not read. A sum is absent
     /// where no active link was read, or one never was.
     fn link_sums(&self, links: &BTreeMap<u32, LinkCounters>) -> BTreeMap<&'static str, f64> {
         let mut sums: BTreeMap<&'static str, (f64, usize)> = BTreeMap::new();
-        for (name, link, counter) in self.links() {
-            let (sum, of_active) = sums.entry(name).or_default();
+        for ((_, name, link), counter) in
+            self.counters.range((LINK, "", 0)..).take_while(|((group, ..), _)| *group == LINK)
+        {
+            let (sum, of_active) = sums.entry(*name).or_default();
             *sum += counter.total();
-            *of_active += usize::from(links.contains_key(&link));
+            *of_active += usize::from(links.contains_key(link));
         }
         let has = |link: &LinkCounters, name| match name {
             TRANSMITTED => link.transmitted_bytes.is_some(),

@@ -94,10 +94,11 @@ impl Caller {
         if let Some(refusal) = self.refused.get(&(name, variant)) {
             return Err(*refusal);
         }
-        let mut code = self.once(name, &mut body);
+        let mut once = || self.library.statistics.time(name, || body(&self.library.symbols));
+        let mut code = once();
         // An internal error of the driver, which may not recur.
         if code == codes::UNKNOWN {
-            code = self.once(name, &mut body);
+            code = once();
         }
         // An invalid variant (a link or fan that does not exist) stays invalid.
         let code = if code == codes::INVALID_ARGUMENT && variant > 0 { codes::NOT_SUPPORTED } else { code };
@@ -130,10 +131,6 @@ impl Caller {
         }
         self.pass.problems.push(CallProblem { call: name, code: codes::name(code) });
         Err(CallRefusal::Failed)
-    }
-
-    fn once(&self, name: &'static str, body: &mut impl FnMut(&NvmlLib) -> nvmlReturn_t) -> nvmlReturn_t {
-        self.library.statistics.time(name, || body(&self.library.symbols))
     }
 }
 

@@ -170,13 +170,8 @@ impl NvmlEvents {
     /// The result of a wait without a registered GPU: a failure where GPUs refused the registration. The event thread
     /// pauses after a wait that returns at once.
     fn without_registered(&self) -> Result<Option<RawEvent>, EventFailure> {
-        match self.retry {
-            None => Ok(None),
-            Some(_) => {
-                let problem = CallProblem { call: "nvmlDeviceRegisterEvents", code: "none_registered" };
-                Err(EventFailure { problem, session_over: false })
-            }
-        }
+        let problem = CallProblem { call: "nvmlDeviceRegisterEvents", code: "none_registered" };
+        self.retry.map_or(Ok(None), |_| Err(EventFailure { problem, session_over: false }))
     }
 
     /// The GPU of an event; queries the driver only for one that was never registered.
