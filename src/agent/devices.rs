@@ -88,7 +88,7 @@ async fn complete(
         let completed = {
             let (state, kubelet) = (hardware.borrow_and_update().clone(), kubelet.borrow_and_update().clone());
             let plan = reloadable.borrow().device_plugin.clone().unwrap_or_default();
-            let is_ours = |resource: &ResourceName| plan.all_entries().any(|entry| entry.may_offer(resource));
+            let is_ours = |resource: &ResourceName| plan.all_entries().any(|entry| entry.may_offer_gpus_as(resource));
             let completed = unlisted.add_to(&state, &kubelet, &is_ours, clock.now().monotonic);
             log(&completed, &kubelet, &mut missing_logged, &mut passthrough_logged);
             completed

@@ -10,7 +10,7 @@ pub struct GpuDrawbacks {
     /// Memory rows wait for a reset to be remapped: the reset interrupts every process on the GPU.
     pub row_remap_pending: bool,
     pub throttled: bool,
-    /// Processes of no known container use the GPU.
+    /// Processes use the GPU, and no container holds it.
     pub foreign_processes: bool,
     /// Use now as a ratio, 0 to 1; `None`: unknown.
     pub load: Option<f64>,

@@ -1,7 +1,7 @@
 //! The resources with a running lifecycle, from the side of the task that started it.
 //!
-//! In: the offers of configured entries, and what the host has. Out: both to a lifecycle for each resource; a log line and
-//! a count of each change of health. It does not know why an offer has changed.
+//! In: the offers of configured entries, and what the host has. Out: both to a lifecycle for each resource; a count of each
+//! change of health, and log lines of new devices and of the plugin's own reasons. Does not use: why an offer has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

@@ -45,15 +45,15 @@ pub fn preferred_allocation(
     for gpu in gpus.into_values() {
         *offered.entry(gpu.clone()).or_default() += 1;
     }
-    choose_slots(&request, topology, &drawbacks, &offered, nvidia.preferred)
+    choose_slots(&request, topology, &drawbacks, &offered, nvidia.slot_policy)
 }
 
 pub(super) fn device_ids(ids: &[String]) -> Vec<DeviceId> {
     ids.iter().map(|id| DeviceId::new(id.as_str())).collect()
 }
 
-/// GPUs with processes of no container: an ended container left them behind, or they were started outside Kubernetes.
-/// Empty while the allocations are unknown.
+/// GPUs with processes that no container holds: an ended container left the processes behind, or they were started
+/// outside Kubernetes. Empty while the allocations are unknown.
 fn gpus_of_foreign_processes(
     available: &[FreeDevice],
     hardware: &HardwareState,

@@ -95,8 +95,8 @@ impl EntryConfig {
         }
     }
 
-    /// Whether devices of this resource may be what this entry has offered to the kubelet.
-    pub fn may_offer(&self, resource: &ResourceName) -> bool {
+    /// Whether the entry may have offered GPUs, MIG devices or their slots as this resource. Only kind `nvidia` does.
+    pub fn may_offer_gpus_as(&self, resource: &ResourceName) -> bool {
         let Some(nvidia) = self.nvidia() else { return false };
         let renamed = |replication: &Replication| {
             let rules = replication.per_resource.values().filter_map(|rule| rule.rename.as_ref());

@@ -37,7 +37,8 @@ pub struct NvidiaConfig {
     pub device_id_strategy: DeviceIdStrategy,
     /// Name the device nodes in the answer too.
     pub pass_device_specs: bool,
-    pub preferred: SlotPolicy,
+    #[serde(rename = "preferred")]
+    pub slot_policy: SlotPolicy,
     pub on_conflict: OnConflict,
     pub pre_start_check: Option<PreStartCheck>,
     /// Where the host has the `dev` that holds the NVIDIA nodes: `/`, or the driver container's root.
@@ -80,7 +81,7 @@ pub enum MigStrategy {
     /// A GPU with MIG is offered whole.
     #[default]
     None,
-    /// MIG devices of one profile, under the name of a GPU.
+    /// Devices of one kind only: MIG devices of one profile, or whole GPUs.
     Single,
     /// A resource for each profile.
     Mixed,
@@ -184,7 +185,7 @@ impl Default for NvidiaConfig {
             device_list_strategy: vec![DeviceListStrategy::Envvar],
             device_id_strategy: DeviceIdStrategy::default(),
             pass_device_specs: false,
-            preferred: SlotPolicy::default(),
+            slot_policy: SlotPolicy::default(),
             on_conflict: OnConflict::default(),
             pre_start_check: None,
             device_root: "/".into(),

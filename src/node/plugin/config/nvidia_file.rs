@@ -177,7 +177,7 @@ fn replication(key: &str, mut section: Value) -> Result<Value, PluginConfigError
     Ok(section)
 }
 
-/// NVIDIA's plugin puts its domain before a name without one.
+/// NVIDIA's plugin puts its domain before each name that does not begin with it.
 fn with_domain(name: &mut Value) {
     if let Value::String(name) = name
         && !name.starts_with(DOMAIN)
@@ -240,7 +240,7 @@ imex: {channelIDs: [], required: false}
         assert_eq!(config.mig_strategy, MigStrategy::Mixed);
         assert_eq!(config.device_list_strategy, [DeviceListStrategy::Envvar, DeviceListStrategy::VolumeMounts]);
         assert_eq!(config.device_id_strategy, DeviceIdStrategy::Index);
-        assert_eq!(config.preferred, SlotPolicy::Packed);
+        assert_eq!(config.slot_policy, SlotPolicy::Packed);
         assert!(config.pass_device_specs);
         assert_eq!(config.device_root, PathBuf::from("/run/nvidia/driver"));
         let variables: Vec<&str> = config.environment.keys().map(String::as_str).collect();

@@ -45,7 +45,7 @@ pub struct PathConfig {
 pub struct NodeGroup {
     /// The device's id.
     pub id: String,
-    /// All must exist; a pattern means every path that matches.
+    /// Each must exist unless it is `optional`; a pattern means every path that matches, at least one.
     pub paths: Vec<GroupedNode>,
 }
 

@@ -38,7 +38,7 @@ pub struct PluginProfile {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct ProfileMatch {
-    /// Patterns with `*`, `?` and `[…]` for the model as `nvidia-smi -L` shows it. Every GPU of the node must match one.
+    /// Patterns with `*`, `?` and `[…]` for the model as `nvidia-smi -L` shows it. Every GPU that reports one must match.
     #[serde(deserialize_with = "one_or_several")]
     #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<String>"))]
     pub gpu_model: Vec<Pattern>,

@@ -201,11 +201,11 @@ profiles:
         assert_eq!(change("on"), unchanged);
         let file = change("{nvidiaConfig: /n.yaml, resources: [{kind: nvidia, preferred: packed}]}");
         assert_eq!((file.len(), nvidia(&file).mig_strategy), (2, MigStrategy::Mixed));
-        assert_eq!((nvidia(&file).preferred, &nvidia(&file).sharing), (SlotPolicy::Packed, &SharingConfig::None));
+        assert_eq!((nvidia(&file).slot_policy, &nvidia(&file).sharing), (SlotPolicy::Packed, &SharingConfig::None));
         let alone = first(
             "devicePlugin: {resources: []}\nprofiles: [{name: p, devicePlugin: {resources: [{kind: nvidia, preferred: packed}]}}]",
         );
-        assert_eq!(nvidia(&alone), &NvidiaConfig { preferred: SlotPolicy::Packed, ..NvidiaConfig::default() });
+        assert_eq!(nvidia(&alone), &NvidiaConfig { slot_policy: SlotPolicy::Packed, ..NvidiaConfig::default() });
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::node::wire::v1beta1::DeviceSpec;
 /// The host's directories, as this process sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostRoots {
-    /// For all but `/dev`: `/`, since what is mounted of the host has its own path here.
+    /// Below it are the host's paths other than `/dev`. `/` on a node: host directories are mounted at their own paths.
     pub host: PathBuf,
     /// The host's `/dev`.
     pub dev: PathBuf,

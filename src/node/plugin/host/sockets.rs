@@ -25,12 +25,12 @@ const POLL: Duration = Duration::from_secs(1);
 /// From a change of the sockets to a query of the kubelet: by then a plugin has registered, or the kubelet has seen its end.
 const AFTER_A_CHANGE: Duration = Duration::from_millis(500);
 
-/// A socket's file: another one differs, even if it got the same inode; a changed mode or time makes no difference.
+/// A socket's file: another one differs, even if it got the same inode; a changed mode makes no difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketIdentity {
     device: u64,
     inode: u64,
-    /// Where the file system has no time of creation, that of the last change.
+    /// Where the file system has no time of creation, that of the last modification.
     created: Option<SystemTime>,
 }
 
@@ -106,7 +106,8 @@ fn names(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Returns when the directory was removed: one in its place is not visible in this mount. Until then:
+/// Returns when the directory was removed: one in its place is not visible in this mount. A removed directory that is
+/// mounted has metadata with no links; without metadata it is not there yet. Until then:
 ///
 /// - each change in the directory wakes `changes`, and so does `POLL`;
 /// - a change of the sockets is followed by `refresh_allocatable`;

@@ -72,7 +72,7 @@ pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<
     let now = now
         .into_iter()
         .flat_map(|Offer { resource, devices }| devices.into_iter().map(move |device| (resource.clone(), device)));
-    // Those that are there overwrite themselves as absent.
+    // A device of `now` replaces its absent form: the later one counts.
     by_resource(before_as_absent.chain(now))
 }
 

@@ -7,7 +7,7 @@ use crate::node::plugin::config::EntryConfig;
 pub fn missing(config: &EntryConfig, inventory: &Inventory) -> Vec<(ResourceName, OfferedDevice)> {
     let mut devices = vec![];
     for (gpu, missing) in &inventory.missing {
-        for (resource, ids) in missing.kubelet_ids.iter().filter(|(resource, _)| config.may_offer(resource)) {
+        for (resource, ids) in missing.kubelet_ids.iter().filter(|(resource, _)| config.may_offer_gpus_as(resource)) {
             devices.extend(ids.iter().map(|id| {
                 let health = Err(PluginUnhealthy::device(UnhealthyReason::Lost, missing.detail.clone()));
                 let device = OfferedDevice::new(id.clone(), OfferedHardware::Missing(gpu.clone()));
@@ -75,8 +75,8 @@ mod tests {
         let unknown = listed("", &one_missing(&[]));
         let anothers = listed("", &one_missing(&[("example.com/a100", uuid(1))]));
         assert_eq!((unknown.len(), anothers.len()), (1, 1));
-        assert!(nvidia("name: example.com/a100").may_offer(&"example.com/a100".into()));
-        assert!(nvidia("").may_offer(&"nvidia.com/mig-1g.10gb.shared".into()));
-        assert!(!nvidia("").may_offer(&"nvidia.com/gpu-of-another".into()));
+        assert!(nvidia("name: example.com/a100").may_offer_gpus_as(&"example.com/a100".into()));
+        assert!(nvidia("").may_offer_gpus_as(&"nvidia.com/mig-1g.10gb.shared".into()));
+        assert!(!nvidia("").may_offer_gpus_as(&"nvidia.com/gpu-of-another".into()));
     }
 }

@@ -53,8 +53,8 @@ impl Comparisons {
         Self { from: now + SETTLE, compared: None, last: Comparison::Listed }
     }
 
-    /// Each answer counts once. `advertised` are the devices that earlier registrations sent to the kubelet, and `live`
-    /// the sockets that can matter.
+    /// Each answer counts once. `advertised` are the devices that ended registrations sent to the kubelet, and `live`
+    /// the sockets that can matter, without our own.
     pub fn compare(
         &mut self,
         offer: &Offer,
@@ -106,7 +106,7 @@ pub fn conflict(
     })
 }
 
-/// Whether a socket of this name can matter for the resource: of a known plugin, or of another podmeter.
+/// Whether a socket of this name can matter for the resource: of a known plugin, or of a podmeter, this one or another.
 pub fn may_matter(socket: &str, resource: &ResourceName) -> bool {
     known_resource(socket).as_ref() == Some(resource) || sockets::is_a_podmeters(socket, resource)
 }

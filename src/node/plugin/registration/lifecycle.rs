@@ -66,7 +66,7 @@ pub struct Lifecycle {
     pub changes: watch::Receiver<u64>,
     /// Why it is to end.
     pub stop: watch::Receiver<Option<&'static str>>,
-    /// The devices that earlier lifecycles of the resource sent to the kubelet.
+    /// The devices that ended registrations of the resource, this lifecycle's too, sent to the kubelet.
     pub advertised: BTreeSet<DeviceId>,
     pub deadlines: Deadlines,
 }

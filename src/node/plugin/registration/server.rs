@@ -98,7 +98,7 @@ mod tests {
     use crate::node::plugin::test_data::service_inputs;
 
     #[tokio::test]
-    async fn a_socket_whose_times_or_mode_were_changed_is_still_ours_and_is_removed_at_the_end() {
+    async fn a_socket_whose_mode_was_changed_is_still_ours_and_is_removed_at_the_end() {
         use std::os::unix::fs::PermissionsExt as _;
         let directory = tempfile::tempdir().unwrap();
         let device = OfferedDevice::new("toy-0", OfferedHardware::Nothing);
