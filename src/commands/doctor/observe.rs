@@ -189,8 +189,8 @@ fn choose_profile(settings: &DoctorSettings, driver: Option<&DriverState>) -> Ch
         Some(driver) => Some(NodeGpus::from_inventory(&driver.inventory)),
         None => (settings.hardware == HardwareSource::None).then(NodeGpus::default),
     };
-    let choice = plan.choose(&NodeView { node_name: &settings.node_name, gpus: gpus.clone() });
-    (plan.applied(&choice).map(|applied| (applied, gpus)), Some(plan.entries(&choice)))
+    let candidates = plan.candidates(&NodeView { node_name: &settings.node_name, gpus: gpus.clone() });
+    (plan.applied(&candidates).map(|applied| (applied, gpus)), Some(plan.entries(&candidates)))
 }
 
 async fn within<T>(limit: Duration, observation: impl Future<Output = T>) -> Observed<T> {

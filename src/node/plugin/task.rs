@@ -10,7 +10,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::config::{EntryConfig, NodeView, PluginPlan, ProfileChoice};
+use super::config::{EntryConfig, NodeView, PluginPlan, ProfileCandidates};
 use super::configured_entry::ConfiguredEntry;
 use super::host::{HostPaths, HostScans, ScanResult, sockets};
 use super::inputs::PluginInputs;
@@ -64,7 +64,7 @@ pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks
     let task = PluginTask {
         node_name: settings.node_name,
         plan: settings.plan,
-        choice: None,
+        candidates: None,
         host_scans: HostScans::new(settings.host_paths),
         clock,
         inputs,
@@ -80,8 +80,8 @@ pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks
 struct PluginTask {
     node_name: String,
     plan: PluginPlan,
-    /// What applies of the plan; `None` before it was chosen.
-    choice: Option<ProfileChoice>,
+    /// What of the plan may apply; `None` for a plan of which no entry is configured yet.
+    candidates: Option<ProfileCandidates>,
     host_scans: HostScans,
     clock: Clock,
     inputs: PluginInputs,
@@ -117,7 +117,7 @@ impl PluginTask {
             let health = Arc::clone(&inputs.health.borrow_and_update());
             let kubelet = Arc::clone(&inputs.kubelet.borrow_and_update());
             let now = self.clock.now().monotonic;
-            self.choose(&hardware);
+            self.apply_plan(&hardware);
             let needs_polling = self.entries.values().any(ConfiguredEntry::depends_on_host);
             let request = self.entries.iter().map(|(number, entry)| (*number, Arc::clone(&entry.config))).collect();
             self.host_scans.begin(request, &hardware.inventory, needs_polling, now);
@@ -136,7 +136,7 @@ impl PluginTask {
                 changed = inputs.health.changed() => if changed.is_err() { return },
                 changed = inputs.kubelet.changed(), if has_vanished => if changed.is_err() { return },
                 changed = plans.changed(), if may_reload => match changed {
-                    Ok(()) => (self.plan, self.choice) = (plans.borrow_and_update().clone(), None),
+                    Ok(()) => (self.plan, self.candidates) = (plans.borrow_and_update().clone(), None),
                     Err(_) => may_reload = false,
                 },
                 results = self.host_scans.done() => self.apply_scan(results.expect("a scan does not panic")),
@@ -155,19 +155,19 @@ impl PluginTask {
     }
 
     /// Configures what the plan has for the node as it is now.
-    fn choose(&mut self, hardware: &HardwareState) {
+    fn apply_plan(&mut self, hardware: &HardwareState) {
         let node = NodeView::new(&self.node_name, hardware);
-        let choice = self.plan.choose(&node);
-        if self.choice.as_ref() == Some(&choice) {
+        let candidates = self.plan.candidates(&node);
+        if self.candidates.as_ref() == Some(&candidates) {
             return;
         }
-        let applied = self.plan.applied(&choice);
+        let applied = self.plan.applied(&candidates);
         if self.publish.borrow().profile != applied {
             applied.iter().for_each(|applied| log_profile(applied, &node));
             self.publish.send_modify(|state| Arc::make_mut(state).profile = applied);
         }
-        let entries = self.plan.entries(&choice);
-        self.choice = Some(choice);
+        let entries = self.plan.entries(&candidates);
+        self.candidates = Some(candidates);
         self.configure(&entries);
     }
 

@@ -29,6 +29,6 @@ pub use path::PathConfig;
 #[cfg(test)]
 pub use path::{GroupedNode, NodeGroup};
 pub use pattern::{Pattern, has_wildcards};
-pub use profile::{NodeGpus, NodeView, PluginPlan, ProfileChoice};
+pub use profile::{NodeGpus, NodeView, PluginPlan, ProfileCandidates};
 pub use profile_config::ProfileConfig;
 pub use values::{DeviceReference, OnConflict, resource_name};

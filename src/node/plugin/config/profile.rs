@@ -1,7 +1,7 @@
 //! Which profile of the configuration applies to a node. Decides only; reads nothing.
 //!
-//! In: the plan that all nodes share, and what this node sees. Out: one profile, or the common settings, or that it
-//! cannot be decided yet. The first profile that matches applies.
+//! In: the plan that all nodes share, and what this node sees. Out: the candidates: one profile, or the common settings;
+//! several while it cannot be decided. The first profile that matches applies.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
+use self::ProfileCandidate::{Common, Profile};
 use super::entries::EntryConfig;
 use super::pattern::Pattern;
 use super::values::one_or_several;
@@ -74,9 +75,16 @@ pub struct NodeGpus {
     pub models: BTreeSet<Arc<str>>,
 }
 
-/// Which profiles of the plan may apply, by index and in order; `None`: the common settings. One, once it is decided.
+/// What of the plan may apply, the first that matches first. One, once it is decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProfileChoice(Vec<Option<usize>>);
+pub struct ProfileCandidates(Vec<ProfileCandidate>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ProfileCandidate {
+    /// By its index in the plan.
+    Profile(usize),
+    Common,
+}
 
 impl<'n> NodeView<'n> {
     pub fn new(node_name: &'n str, hardware: &HardwareState) -> Self {
@@ -108,26 +116,29 @@ impl From<Vec<EntryConfig>> for PluginPlan {
 }
 
 impl PluginPlan {
-    pub fn choose(&self, node: &NodeView<'_>) -> ProfileChoice {
-        let mut possible = vec![];
+    pub fn candidates(&self, node: &NodeView<'_>) -> ProfileCandidates {
+        let mut candidates = vec![];
         for (index, profile) in self.profiles.iter().enumerate() {
             let holds = profile.conditions.holds(node);
             if holds != Some(false) {
-                possible.push(Some(index));
+                candidates.push(Profile(index));
             }
             if holds == Some(true) {
-                return ProfileChoice(possible);
+                return ProfileCandidates(candidates);
             }
         }
-        possible.push(None);
-        ProfileChoice(possible)
+        candidates.push(Common);
+        ProfileCandidates(candidates)
     }
 
-    /// While it is undecided: the entries that are the same in every case.
-    pub fn entries(&self, choice: &ProfileChoice) -> Vec<EntryConfig> {
-        let entries_of = |index: &Option<usize>| index.map_or(&self.common, |index| &self.profiles[index].entries);
-        let is_in_all = |entry: &&EntryConfig| choice.0.iter().all(|index| entries_of(index).contains(entry));
-        choice.0.first().map(entries_of).into_iter().flatten().filter(is_in_all).cloned().collect()
+    /// The entries that all candidates have.
+    pub fn entries(&self, ProfileCandidates(candidates): &ProfileCandidates) -> Vec<EntryConfig> {
+        let entries_of = |candidate: &ProfileCandidate| match candidate {
+            Profile(index) => &self.profiles[*index].entries,
+            Common => &self.common,
+        };
+        let is_in_all = |entry: &&EntryConfig| candidates.iter().all(|one| entries_of(one).contains(entry));
+        candidates.first().map(entries_of).into_iter().flatten().filter(is_in_all).cloned().collect()
     }
 
     /// Of the common settings and of every profile.
@@ -136,10 +147,10 @@ impl PluginPlan {
     }
 
     /// `None` without profiles.
-    pub fn applied(&self, choice: &ProfileChoice) -> Option<AppliedProfile> {
-        let (decision, name) = match choice.0.as_slice() {
-            [None] => ("common", None),
-            [Some(index)] => ("profile", Some(Arc::clone(&self.profiles[*index].name))),
+    pub fn applied(&self, ProfileCandidates(candidates): &ProfileCandidates) -> Option<AppliedProfile> {
+        let (decision, name) = match candidates.as_slice() {
+            [Common] => ("common", None),
+            [Profile(index)] => ("profile", Some(Arc::clone(&self.profiles[*index].name))),
             _ => ("undecided", None),
         };
         (!self.profiles.is_empty()).then_some(AppliedProfile { decision, name })
@@ -212,36 +223,36 @@ mod tests {
         let (a100, t4, mixed) = (gpus(&[A100; 8]), gpus(&[T4]), gpus(&[A100, T4]));
         let none = gpus(&[]);
         for (profiles, gpus, expected) in [
-            (&[][..], &None, vec![None]),
-            (&["gpuModel: '*A100*'"], &a100, vec![Some(0)]),
-            (&["gpuModel: '*A100*'"], &t4, vec![None]),
-            (&["gpuModel: '*a100*'"], &a100, vec![None]),
-            (&["gpuModel: A100"], &a100, vec![None]),
-            (&["gpuModel: Tesla T4", "gpuModel: '*A100*'"], &a100, vec![Some(1)]),
-            (&["gpuModel: '*A100*'", "gpuModel: NVIDIA*"], &a100, vec![Some(0)]),
+            (&[][..], &None, vec![Common]),
+            (&["gpuModel: '*A100*'"], &a100, vec![Profile(0)]),
+            (&["gpuModel: '*A100*'"], &t4, vec![Common]),
+            (&["gpuModel: '*a100*'"], &a100, vec![Common]),
+            (&["gpuModel: A100"], &a100, vec![Common]),
+            (&["gpuModel: Tesla T4", "gpuModel: '*A100*'"], &a100, vec![Profile(1)]),
+            (&["gpuModel: '*A100*'", "gpuModel: NVIDIA*"], &a100, vec![Profile(0)]),
             // Every GPU must match.
-            (&["gpuModel: '*A100*'"], &mixed, vec![None]),
-            (&["gpuModel: ['*A100*', '*T4']"], &mixed, vec![Some(0)]),
-            (&["gpuModel: '*'"], &none, vec![None]),
-            (&["gpuCount: 0"], &none, vec![Some(0)]),
-            (&["gpuCount: 8"], &a100, vec![Some(0)]),
-            (&["gpuCount: {min: 9}", "gpuCount: {max: 8}"], &a100, vec![Some(1)]),
-            (&["gpuCount: {min: 2, max: 8}"], &t4, vec![None]),
-            (&["gpuModel: '*A100*', gpuCount: 4"], &a100, vec![None]),
-            (&["nodeName: other"], &a100, vec![None]),
-            (&["nodeName: [other, 'gpu-*']"], &a100, vec![Some(0)]),
-            (&["nodeName: 'gpu-[0-3]', gpuModel: '*T4*'", ""], &a100, vec![Some(1)]),
+            (&["gpuModel: '*A100*'"], &mixed, vec![Common]),
+            (&["gpuModel: ['*A100*', '*T4']"], &mixed, vec![Profile(0)]),
+            (&["gpuModel: '*'"], &none, vec![Common]),
+            (&["gpuCount: 0"], &none, vec![Profile(0)]),
+            (&["gpuCount: 8"], &a100, vec![Profile(0)]),
+            (&["gpuCount: {min: 9}", "gpuCount: {max: 8}"], &a100, vec![Profile(1)]),
+            (&["gpuCount: {min: 2, max: 8}"], &t4, vec![Common]),
+            (&["gpuModel: '*A100*', gpuCount: 4"], &a100, vec![Common]),
+            (&["nodeName: other"], &a100, vec![Common]),
+            (&["nodeName: [other, 'gpu-*']"], &a100, vec![Profile(0)]),
+            (&["nodeName: 'gpu-[0-3]', gpuModel: '*T4*'", ""], &a100, vec![Profile(1)]),
             // Before the driver was read.
-            (&["nodeName: 'gpu-?'"], &None, vec![Some(0)]),
-            (&["nodeName: other, gpuModel: '*'"], &None, vec![None]),
-            (&["gpuModel: '*'"], &None, vec![Some(0), None]),
-            (&["gpuModel: '*T4*'", "nodeName: gpu-1", "gpuCount: 1"], &None, vec![Some(0), Some(1)]),
+            (&["nodeName: 'gpu-?'"], &None, vec![Profile(0)]),
+            (&["nodeName: other, gpuModel: '*'"], &None, vec![Common]),
+            (&["gpuModel: '*'"], &None, vec![Profile(0), Common]),
+            (&["gpuModel: '*T4*'", "nodeName: gpu-1", "gpuCount: 1"], &None, vec![Profile(0), Profile(1)]),
             // Where no GPU reports its model.
-            (&["gpuModel: '*'"], &unnamed, vec![Some(0), None]),
-            (&["gpuModel: '*', gpuCount: 3"], &unnamed, vec![None]),
+            (&["gpuModel: '*'"], &unnamed, vec![Profile(0), Common]),
+            (&["gpuModel: '*', gpuCount: 3"], &unnamed, vec![Common]),
         ] {
             let node = NodeView { node_name: "gpu-1", gpus: gpus.clone() };
-            assert_eq!(plan(profiles).choose(&node).0, expected, "{profiles:?} {gpus:?}");
+            assert_eq!(plan(profiles).candidates(&node).0, expected, "{profiles:?} {gpus:?}");
         }
     }
 
@@ -252,13 +263,13 @@ mod tests {
         plan.common.push(same.clone());
         plan.profiles.iter_mut().for_each(|profile| profile.entries.insert(0, same.clone()));
         let view = NodeView { node_name: "n", gpus: None };
-        let choice = plan.choose(&view);
-        assert_eq!(plan.entries(&choice), [same]);
-        assert_eq!(plan.applied(&choice), Some(AppliedProfile { decision: "undecided", name: None }));
-        let decided = plan.choose(&NodeView { gpus: gpus(&[T4]), ..view });
+        let undecided = plan.candidates(&view);
+        assert_eq!(plan.entries(&undecided), [same]);
+        assert_eq!(plan.applied(&undecided), Some(AppliedProfile { decision: "undecided", name: None }));
+        let decided = plan.candidates(&NodeView { gpus: gpus(&[T4]), ..view });
         assert_eq!(plan.entries(&decided)[1].name().as_str(), "example.com/p1");
         assert_eq!(plan.applied(&decided).and_then(|applied| applied.name).as_deref(), Some("p1"));
-        assert_eq!(PluginPlan::from(vec![]).applied(&ProfileChoice(vec![None])), None);
+        assert_eq!(PluginPlan::from(vec![]).applied(&ProfileCandidates(vec![Common])), None);
     }
 
     #[test]
