@@ -165,13 +165,13 @@ pub struct KubeletState {
     /// The accepted allocations; `None` until the kubelet has answered once.
     #[serde(skip_deserializing)]
     pub allocations: Option<Arc<Allocations>>,
-    /// When an answer last confirmed the accepted allocations; its age grows while the kubelet is away.
+    /// When the call ended that last confirmed the accepted allocations; its age grows while the kubelet is away.
     pub allocations_at: Option<Moment>,
     /// False after a (re)connect until two equal answers with a second between them.
     pub settled: bool,
     #[serde(skip_deserializing)]
     pub allocatable: Option<Arc<Allocatable>>,
-    /// When the kubelet was asked for it.
+    /// When the call for it began.
     pub allocatable_at: Option<Moment>,
     /// The device ids of the kubelet's checkpoint, as it was when podmeter or the kubelet started.
     #[serde(skip)]

@@ -1,7 +1,7 @@
 //! One configured entry, of `devicePlugin.resources`: what it offers now, as one resource or several.
 //!
-//! In: its configuration, the last host scan, the inventory, device health. Out: offers and problems. It reads no
-//! files.
+//! In: its configuration, the last host scan, the inventory, device health. Out: offers and problems. Does not
+//! use: files of the host.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct ConfiguredEntry {
     pub last_scan: Option<ScanResult>,
     /// Merged: what was offered once is among them until it is dropped.
     pub offers: Vec<Offer>,
-    /// Those of the offers' devices that have left their GPU, until no container holds them.
+    /// Those of the offers' devices that have left their GPU, until all of a resource are dropped together.
     vanished: BTreeMap<ResourceName, Vanished>,
     pub problems: Vec<String>,
     made: Monotonic,
@@ -81,23 +81,17 @@ impl ConfiguredEntry {
         !self.vanished.is_empty()
     }
 
-    /// Drops vanished devices that no container holds from the offers. Returns the resources whose lists are now shorter.
+    /// Drops all vanished devices of each resource of which no container holds one. Returns these resources.
     pub fn drop_vanished(&mut self, kubelet: &KubeletState) -> Vec<ResourceName> {
-        let mut shorter = vec![];
-        self.vanished.retain(|resource, vanished| {
-            let dropped = layout::to_drop(resource, vanished, kubelet);
-            if dropped.is_empty() {
-                return true;
-            }
-            for offer in self.offers.iter_mut().filter(|offer| offer.resource == *resource) {
-                offer.devices.retain(|device| !dropped.contains(&device.id));
-            }
-            tracing::info!(%resource, devices = dropped.len(), "no container holds the devices that the change of layout removed");
-            shorter.push(resource.clone());
-            false
-        });
+        let may_drop = |resource: &ResourceName, vanished: &mut Vanished| layout::may_drop(resource, vanished, kubelet);
+        let dropped: BTreeMap<ResourceName, Vanished> = self.vanished.extract_if(.., may_drop).collect();
+        for Offer { resource, devices } in &mut self.offers {
+            let Some(vanished) = dropped.get(resource) else { continue };
+            devices.retain(|device| !vanished.contains_key(&device.id));
+            tracing::info!(%resource, devices = vanished.len(), "no container holds the devices that the change of layout removed");
+        }
         self.offers.retain(|offer| !offer.devices.is_empty());
-        shorter
+        dropped.into_keys().collect()
     }
 }
 
