@@ -62,12 +62,14 @@ impl HostScans {
         }
     }
 
-    /// When to check again whether a scan is due or hangs.
+    /// When to check again whether a scan is due or hangs, after `begin` of the same time.
     pub fn next_check(&self, needs_polling: bool, now: Monotonic) -> Option<Duration> {
-        (needs_polling || self.scanner.is_none()).then(|| INTERVAL.saturating_sub(now.since(self.began))).map(|left| {
-            // One that is under way already is not due.
-            if left.is_zero() { INTERVAL } else { left }
-        })
+        if !needs_polling && self.scanner.is_some() {
+            return None;
+        }
+        let left = INTERVAL.saturating_sub(now.since(self.began));
+        // Zero only while a scan is under way: `begin` has started the one that was due.
+        Some(if left.is_zero() { INTERVAL } else { left })
     }
 
     pub fn problem(&self, now: Monotonic) -> Option<String> {
