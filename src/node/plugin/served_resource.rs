@@ -27,7 +27,7 @@ const LOGGED_IDS: usize = 8;
 pub struct ServedResources {
     pub directory: PathBuf,
     /// Counts the changes of the directory.
-    pub changes: watch::Receiver<u64>,
+    pub directory_changes: watch::Receiver<u64>,
     pub inputs: PluginInputs,
     pub clock: Clock,
     pub publish: watch::Sender<Arc<PluginState>>,
@@ -68,7 +68,7 @@ impl ServedResources {
                 status: status.clone(),
                 clock: self.clock,
             },
-            changes: self.changes.clone(),
+            directory_changes: self.directory_changes.clone(),
             stop: stopped,
             advertised: self.advertised.get(&resource).cloned().unwrap_or_default(),
             deadlines: Deadlines::default(),

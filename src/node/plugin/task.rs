@@ -50,10 +50,10 @@ impl PluginHandle {
 pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks: &mut Tasks) -> PluginHandle {
     let (plan, plans) = watch::channel(settings.plan.clone());
     let (publish, states) = watch::channel(Arc::default());
-    let (publish_changes, changes) = watch::channel(0);
+    let (publish_directory_changes, directory_changes) = watch::channel(0);
     let served = ServedResources {
         directory: settings.directory,
-        changes,
+        directory_changes,
         inputs: inputs.clone(),
         clock,
         publish: publish.clone(),
@@ -73,7 +73,7 @@ pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks
         next_number: 0,
         served,
     };
-    tasks.spawn("device plugin", task.run(plans, publish_changes, tasks.stopping()));
+    tasks.spawn("device plugin", task.run(plans, publish_directory_changes, tasks.stopping()));
     PluginHandle { plan, states }
 }
 
@@ -96,13 +96,14 @@ impl PluginTask {
     async fn run(
         mut self,
         plans: watch::Receiver<PluginPlan>,
-        changes: watch::Sender<u64>,
+        directory_changes: watch::Sender<u64>,
         stop: watch::Receiver<bool>,
     ) {
         let directory = self.served.directory.clone();
         sockets::remove_stale(&directory).await;
         let refresh_allocatable = Arc::clone(&self.inputs.refresh_allocatable);
-        let directory_watch = sockets::watch_directory(directory, changes, refresh_allocatable, self.publish.clone());
+        let publish = self.publish.clone();
+        let directory_watch = sockets::watch_directory(directory, directory_changes, refresh_allocatable, publish);
         tokio::select! {
             () = self.serve(plans, stop) => {}
             () = directory_watch => {}

@@ -19,17 +19,17 @@ use crate::node::plugin::host::sockets;
 use crate::node::plugin::offer::Offer;
 
 const REMEDY: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
-/// What a kubelet may take to show a list; also the time between two answers without our devices.
-pub const SETTLE: Duration = Duration::from_secs(1);
+/// Longest time until the kubelet's answers show a list, or its end. Two answers without our devices are as far apart.
+pub const LIST_SHOWN: Duration = Duration::from_secs(1);
 
 /// The result for the kubelet's last answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Comparison {
     /// At least one of our healthy devices is listed, or there is nothing to compare.
     Listed,
-    /// Since the answer of this time none of them is. An answer `SETTLE` later decides.
+    /// Since the answer of this time none of them is. An answer `LIST_SHOWN` later decides.
     Absent(Monotonic),
-    /// Nor is any in an answer `SETTLE` later: the registration is lost.
+    /// Nor is any in an answer `LIST_SHOWN` later: the registration is lost.
     Unlisted,
     /// Another plugin has the resource: which, with a remedy.
     Conflict(String),
@@ -50,7 +50,7 @@ pub struct Comparisons {
 impl Comparisons {
     /// The kubelet has opened our list now.
     pub fn new(now: Monotonic) -> Self {
-        Self { from: now + SETTLE, compared: None, last: Comparison::Listed }
+        Self { from: now + LIST_SHOWN, compared: None, last: Comparison::Listed }
     }
 
     /// Each answer counts once. `advertised` are the devices that ended registrations sent to the kubelet, and `live`
@@ -77,7 +77,7 @@ impl Comparisons {
             let is_absent = healthy.peek().is_some() && healthy.all(|device| !listed.contains(&device.id));
             self.last = match self.last {
                 _ if !is_absent => Comparison::Listed,
-                Comparison::Absent(since) if at.since(since) >= SETTLE => Comparison::Unlisted,
+                Comparison::Absent(since) if at.since(since) >= LIST_SHOWN => Comparison::Unlisted,
                 Comparison::Absent(since) => Comparison::Absent(since),
                 _ => Comparison::Absent(at),
             };

@@ -24,8 +24,8 @@
 //!   kubelet up to 1.36 drops the resource, although it is another plugin's now. So our server is closed before the next
 //!   one registers, and in conflict it stays open until the other plugin has ended.
 //!
-//! In: the inputs of the service, the kubelet's socket and answers. Out: a registration, and the resource's status. It does not
-//! know which devices there are.
+//! In: the inputs of the service, the kubelet's socket and answers. Out: a registration, and the resource's status. Does not
+//! use: what is behind the devices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::conflict::{self, Comparison, Comparisons, SETTLE, conflict};
+use super::conflict::{self, Comparison, Comparisons, LIST_SHOWN, conflict};
 use super::register::{Deadlines, RegistrationEnd, register};
 use super::server::PluginServer;
 use crate::backoff::{Backoff, with_jitter};
@@ -62,8 +62,8 @@ const LASTED: Duration = Duration::from_secs(30);
 pub struct Lifecycle {
     pub directory: PathBuf,
     pub inputs: ServiceInputs,
-    /// Wakes when the directory changes.
-    pub changes: watch::Receiver<u64>,
+    /// Counts the changes of the directory.
+    pub directory_changes: watch::Receiver<u64>,
     /// Why it is to end.
     pub stop: watch::Receiver<Option<&'static str>>,
     /// The devices that ended registrations of the resource, this lifecycle's too, sent to the kubelet.
@@ -197,7 +197,7 @@ impl Lifecycle {
         let _ = tokio::time::timeout(FIRST_ANSWER, self.inputs.plugin.kubelet.wait_for(known)).await;
         let mut logged: Option<String> = None;
         loop {
-            self.changes.mark_unchanged();
+            self.directory_changes.mark_unchanged();
             let kubelet = Arc::clone(&self.inputs.plugin.kubelet.borrow_and_update());
             let nothing = BTreeSet::new();
             let resource = self.resource();
@@ -217,11 +217,11 @@ impl Lifecycle {
             }
             if before.is_none() {
                 // The devices of a podmeter that has just ended are listed for a moment longer.
-                tokio::time::sleep(SETTLE).await;
+                tokio::time::sleep(LIST_SHOWN).await;
                 self.inputs.plugin.refresh_allocatable.notify_one();
             }
             tokio::select! {
-                () = changed(&mut self.changes) => {}
+                () = changed(&mut self.directory_changes) => {}
                 () = changed(&mut self.inputs.plugin.kubelet) => {}
             }
         }
@@ -250,7 +250,7 @@ impl Lifecycle {
         let mut comparisons = Comparisons::new(self.now());
         let mut logged = None;
         loop {
-            self.changes.mark_unchanged();
+            self.directory_changes.mark_unchanged();
             if let Some(end) = self.sockets_changed(server, kubelet) {
                 return end;
             }
@@ -261,8 +261,11 @@ impl Lifecycle {
             let mut next_query = None;
             match comparisons.compare(&offer, &self.advertised, &answer, &live) {
                 Comparison::Listed => {}
-                // Requested `SETTLE` after the first answer without our devices, then each half of it until it is there.
-                Comparison::Absent(since) => next_query = Some((since + SETTLE).since(self.now()).max(SETTLE / 2)),
+                Comparison::Absent(since) => {
+                    // At `due`, but at the earliest after half of `LIST_SHOWN`.
+                    let due = since + LIST_SHOWN;
+                    next_query = Some(due.since(self.now()).max(LIST_SHOWN / 2));
+                }
                 Comparison::Unlisted => return RegistrationEnd::Unlisted,
                 Comparison::Conflict(by) if self.inputs.config.on_conflict() == OnConflict::Takeover => {
                     return RegistrationEnd::TakenOver(by);
@@ -276,7 +279,7 @@ impl Lifecycle {
                 Comparison::ConflictEnded => return RegistrationEnd::OtherPluginEnded,
             }
             tokio::select! {
-                () = changed(&mut self.changes) => {}
+                () = changed(&mut self.directory_changes) => {}
                 () = changed(&mut self.inputs.plugin.kubelet) => {}
                 () = tokio::time::sleep(next_query.unwrap_or_default()), if next_query.is_some() => {
                     self.inputs.plugin.refresh_allocatable.notify_one();
@@ -307,7 +310,7 @@ impl Lifecycle {
     }
 
     async fn until_sockets_change(&self, server: &PluginServer, kubelet: Option<SocketIdentity>) -> RegistrationEnd {
-        let mut changes = self.changes.clone();
+        let mut changes = self.directory_changes.clone();
         loop {
             if let Some(end) = self.sockets_changed(server, kubelet) {
                 return end;
@@ -324,7 +327,7 @@ impl Lifecycle {
             if now.is_some() && now != than {
                 return;
             }
-            changed(&mut self.changes).await;
+            changed(&mut self.directory_changes).await;
         }
     }
 

@@ -77,7 +77,7 @@ impl LifecycleHarness {
         let lifecycle = Lifecycle {
             directory: directory.to_owned(),
             inputs,
-            changes: changed,
+            directory_changes: changed,
             stop: stopped,
             advertised: std::collections::BTreeSet::new(),
             deadlines,
