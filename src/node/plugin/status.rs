@@ -1,7 +1,6 @@
 //! The published state of one resource: registration, devices, counts of the kubelet's calls.
 //!
-//! In: what the lifecycle and the service report. Out: the resource's part of the `PluginState`. It does not know what
-//! happens on the wire.
+//! In: what the lifecycle and the service report. Out: the resource's part of the `PluginState`. Does not use: gRPC.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

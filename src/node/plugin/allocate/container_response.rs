@@ -1,7 +1,7 @@
 //! The answer to Allocate for one container. Pure, and from memory: the kubelet waits without a timeout.
 //!
 //! In: the IDs that the kubelet has chosen, the offer, the configuration, the driver's files. Out: variables, mounts,
-//! device nodes and CDI names, or why the allocation is refused. It does not know who holds the devices.
+//! device nodes and CDI names, or why the allocation is refused. Does not use: who holds the devices.
 
 use std::path::Path;
 

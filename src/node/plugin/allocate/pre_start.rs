@@ -1,7 +1,6 @@
 //! The check before a container starts, from what was published last: no call waits for a driver.
 //!
-//! In: the configured checks, the offer, the last readings. Out: whether the container may start. It does not know the
-//! pod.
+//! In: the configured checks, the offer, the last readings. Out: whether the container may start. Does not use: the pod.
 
 use super::container_response::usable_device;
 use super::refusal::AllocationRefusal;

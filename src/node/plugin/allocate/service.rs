@@ -1,7 +1,7 @@
 //! The gRPC service of one resource. Every call is answered from memory: the kubelet's main loop waits for it.
 //!
 //! In: the offer, what the host has, the last readings and allocations. Out: the device list and the answers; a notice of
-//! each granted allocation. It does not know sockets and registrations.
+//! each granted allocation. Does not use: sockets, registrations.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! NVIDIA's device nodes, MIG capabilities and driver directories on the host, as the answers to Allocate name them.
 //!
-//! In: the host's `/dev` and `/proc/driver`. Out: what exists, and the nodes of one device. It does not know the
-//! strategies by which containers get them.
+//! In: the host's `/dev` and `/proc/driver`. Out: what exists, and the nodes of one device. Does not use: the strategies
+//! by which containers get them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,6 +1,6 @@
 //! NVIDIA's MPS control daemon, which podmeter does not start: whether it serves a resource.
 //!
-//! In: the daemon's files on the host, the offers. Out: the resources that it does not serve, and why. It does not know
+//! In: the daemon's files on the host, the offers. Out: the resources that it does not serve, and why. Does not use:
 //! what becomes of their devices.
 
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! How GPUs are linked: their PCI paths in sysfs, and the NVLinks of the inventory.
 //!
-//! In: sysfs, the inventory. Out: a `Topology`. It does not know which GPUs are free.
+//! In: sysfs, the inventory. Out: a `Topology`. Does not use: which GPUs are free.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! What each configured entry offers, from the inventory and the nodes found. Decides only; reads nothing.
 //!
 //! In: the configuration, the inventory, the nodes found, the offers before. Out: offers, and what is not offered, as
-//! problems. It does not know which of them the kubelet has.
+//! problems. Does not use: which of them the kubelet has.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

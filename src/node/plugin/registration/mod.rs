@@ -1,7 +1,7 @@
 //! The registration of a resource with the kubelet: `lifecycle` has all of it from listen to end.
 //!
 //! In: `ServiceInputs`, the device-plugin directory, the kubelet's answers. Out: the registration, and the resource's
-//! status. It does not know how devices are chosen and allocated.
+//! status. Does not use: how devices are chosen and allocated.
 
 mod conflict;
 mod lifecycle;

@@ -1,7 +1,7 @@
 //! One listening socket of a resource, from bind to removal.
 //!
-//! In: the service. Out: whether the kubelet has the list open, and whether the socket file is still ours. It does not
-//! know the kubelet's own socket.
+//! In: the service. Out: whether the kubelet has the list open, and whether the socket file is still ours. Does not
+//! use: the kubelet's own socket.
 
 use std::io;
 use std::path::{Path, PathBuf};
