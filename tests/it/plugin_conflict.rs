@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
+use tonic::Code;
 
-use crate::support::kubelet::{AdmissionOutcome, Node, Options, RULES, Rules, node, node_under};
+use crate::support::kubelet::{AdmissionOutcome, Method, Node, Options, RULES, Rules, node, node_under};
 use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, runs, uuid};
 use crate::support::polling::{PATIENCE, until_true};
 use podmeter::domain::model::PluginState;
@@ -77,6 +78,18 @@ async fn a_plugin_that_registers_later_is_noticed_by_its_socket() {
         runs(&node, pod("ours", 1)).await;
         assert_eq!(podmeter.now(GPU).allocations["ok"], 1);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_conflict_ends_with_the_other_plugin_also_where_the_next_register_fails() {
+    let (node, podmeter) = with_podmeter(Rules::From137, "{}").await;
+    let other = other(&node, same_ids(), Some("nvidia-gpu.sock")).await;
+    conflict(&podmeter).await;
+    node.fail(Method::Register, Code::Unavailable, "not now");
+    drop(other);
+    let is_refused = |problem: &Arc<str>| problem.contains("not now");
+    let state = podmeter.until(GPU, "a refusal", |state| state.problem.as_ref().is_some_and(is_refused)).await;
+    assert_eq!(state.conflict, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -99,12 +99,13 @@ impl ResourceStatus {
         });
     }
 
-    /// Also when there was no registration.
+    /// Also when there was no registration. Whether another plugin has the resource is then unknown.
     pub fn unregistered(&self, problem: &str) {
         self.change(|state, now| {
             state.registered = false;
             state.unregistered_since.get_or_insert(now.monotonic);
             state.problem = Some(problem.into());
+            state.conflict = None;
         });
     }
 
