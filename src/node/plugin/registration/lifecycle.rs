@@ -81,7 +81,7 @@ pub struct EndedLifecycle {
 
 /// One pass through the states.
 struct Attempt {
-    /// The kubelet's socket when it began.
+    /// The kubelet's socket, from `Serving` on.
     kubelet: Option<SocketIdentity>,
     /// From `Serving` on.
     server: Option<PluginServer>,
@@ -97,12 +97,12 @@ impl Lifecycle {
         let mut logged = String::new();
         let began = self.now();
         loop {
-            let kubelet = sockets::identity(&sockets::kubelet_socket(&self.directory));
-            let mut attempt = Attempt { kubelet, server: None, registered_at: None };
+            let mut attempt = Attempt { kubelet: None, server: None, registered_at: None };
             let end = tokio::select! {
                 Err(end) = self.attempt(&mut attempt, began) => Some(end),
                 _ = stop.wait_for(Option::is_some) => None,
             };
+            let kubelet = attempt.kubelet;
             if self.close(attempt, &mut backoff).await {
                 logged.clear();
             }
@@ -122,15 +122,14 @@ impl Lifecycle {
     /// From `Waiting` to the end of the registration, or of the attempt.
     async fn attempt(&mut self, attempt: &mut Attempt, began: Monotonic) -> Result<Infallible, RegistrationEnd> {
         // `Waiting`.
-        if attempt.kubelet.is_none() {
-            return Err(RegistrationEnd::NoKubelet(sockets::kubelet_socket(&self.directory)));
-        }
+        self.kubelet()?;
         if self.inputs.config.on_conflict() == OnConflict::Wait {
             self.until_free().await;
         }
         self.until_checked(began).await;
-        // `Serving`. With takeover, our registration replaces the plugins that serve now: their sockets do not count
-        // any more.
+        // `Serving`, with the kubelet that is there after the wait.
+        let kubelet = *attempt.kubelet.insert(self.kubelet()?);
+        // With takeover, our registration replaces the plugins that serve now: their sockets do not count any more.
         let replaced = match self.inputs.config.on_conflict() {
             OnConflict::Takeover => sockets::identities(&self.directory),
             OnConflict::Wait => BTreeMap::new(),
@@ -142,9 +141,9 @@ impl Lifecycle {
         // The kubelet dials our socket within Register, for up to ten seconds: not waited for where that was removed.
         tokio::select! {
             registered = self.register(server, &mut attempt.registered_at) => registered?,
-            end = self.until_sockets_change(server, attempt.kubelet) => return Err(end),
+            end = self.until_sockets_change(server, kubelet) => return Err(end),
         }
-        Err(self.stay_registered(server, attempt.kubelet, &replaced).await)
+        Err(self.stay_registered(server, kubelet, &replaced).await)
     }
 
     /// `Serving` → `Registered`, until the kubelet has opened the list.
@@ -244,7 +243,7 @@ impl Lifecycle {
     async fn stay_registered(
         &mut self,
         server: &PluginServer,
-        kubelet: Option<SocketIdentity>,
+        kubelet: SocketIdentity,
         replaced: &BTreeMap<String, SocketIdentity>,
     ) -> RegistrationEnd {
         let mut comparisons = Comparisons::new(self.now());
@@ -300,16 +299,16 @@ impl Lifecycle {
     }
 
     /// Whether the kubelet's socket is another one, or ours was removed.
-    fn sockets_changed(&self, server: &PluginServer, kubelet: Option<SocketIdentity>) -> Option<RegistrationEnd> {
+    fn sockets_changed(&self, server: &PluginServer, kubelet: SocketIdentity) -> Option<RegistrationEnd> {
         match sockets::identity(&sockets::kubelet_socket(&self.directory)) {
             None => Some(RegistrationEnd::KubeletSocketRemoved),
-            now if now != kubelet => Some(RegistrationEnd::KubeletRestarted),
+            Some(now) if now != kubelet => Some(RegistrationEnd::KubeletRestarted),
             _ if !server.socket_is_there() => Some(RegistrationEnd::SocketRemoved),
             _ => None,
         }
     }
 
-    async fn until_sockets_change(&self, server: &PluginServer, kubelet: Option<SocketIdentity>) -> RegistrationEnd {
+    async fn until_sockets_change(&self, server: &PluginServer, kubelet: SocketIdentity) -> RegistrationEnd {
         let mut changes = self.directory_changes.clone();
         loop {
             if let Some(end) = self.sockets_changed(server, kubelet) {
@@ -329,6 +328,11 @@ impl Lifecycle {
             }
             changed(&mut self.directory_changes).await;
         }
+    }
+
+    fn kubelet(&self) -> Result<SocketIdentity, RegistrationEnd> {
+        let socket = sockets::kubelet_socket(&self.directory);
+        sockets::identity(&socket).ok_or(RegistrationEnd::NoKubelet(socket))
     }
 
     fn now(&self) -> Monotonic {

@@ -174,6 +174,22 @@ async fn waiting_to_serving_when_the_check_takes_too_long() {
     drop(harness);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_kubelet_that_restarted_during_the_wait_is_no_reason_to_end_the_attempt() {
+    let root = tempfile::tempdir().unwrap();
+    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
+    let deadlines = Deadlines { register: Duration::from_millis(150), ..Deadlines::default() };
+    let harness = LifecycleHarness::offering(unchecked(), &kubelet.device_plugin_directory(), deadlines);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    kubelet.hang(Method::Register);
+    kubelet.restart().unwrap();
+    kubelet.ready().await;
+    harness.offer.send_replace(Arc::new(toy(Ok(()))));
+    harness.until("an end", |state| state.problem.is_some()).await;
+    let problem = harness.state.borrow().resources[&TOY.into()].problem.clone().unwrap();
+    assert!(problem.contains("no answer within 150ms"), "{problem}");
+}
+
 /// As a restarted kubelet does before it makes its own socket; it would then dial ours for ten seconds.
 #[tokio::test(flavor = "multi_thread")]
 async fn serving_to_waiting_when_our_socket_is_removed() {
