@@ -47,13 +47,18 @@ const KEYS: [(&str, Option<&str>); 25] = [
     ("imex.required", None),
 ];
 
-/// Keys that can have these values only; the last two while a CDI strategy needs NVIDIA's own specification.
-const ONLY: [(&str, &[&str], &str); 5] = [
-    ("version", &["v1"], "this reads v1"),
-    ("flags.deviceDiscoveryStrategy", &["auto", "nvml"], "accepted: auto, nvml"),
-    ("imex.channelIDs", &[], "IMEX channels are not supported"),
-    ("flags.plugin.nvidiaCTKPath", &["/usr/bin/nvidia-ctk"], DEVICE_NODES_ONLY),
-    ("flags.plugin.containerDriverRoot", &["/driver-root"], DEVICE_NODES_ONLY),
+/// A key, which of its values are accepted, and why the others are not.
+type Restriction = (&'static str, fn(&Value) -> bool, &'static str);
+
+const RESTRICTED: [Restriction; 3] = [
+    ("version", |value| value == "v1", "this reads v1"),
+    ("flags.deviceDiscoveryStrategy", |value| value == "auto" || value == "nvml", "accepted: auto, nvml"),
+    ("imex.channelIDs", |value| *value == json!([]), "IMEX channels are not supported"),
+];
+/// They shape NVIDIA's own specification, in whose place is ours; other strategies use none.
+const RESTRICTED_WITH_CDI: [Restriction; 2] = [
+    ("flags.plugin.nvidiaCTKPath", |value| value == "/usr/bin/nvidia-ctk", DEVICE_NODES_ONLY),
+    ("flags.plugin.containerDriverRoot", |value| value == "/driver-root", DEVICE_NODES_ONLY),
 ];
 const DEVICE_NODES_ONLY: &str =
     "our CDI specification holds device nodes only, without hooks or driver files; remove it";
@@ -95,13 +100,9 @@ pub fn parse(text: &str) -> Result<NvidiaConfig, PluginConfigError> {
             Some(other) => return refuse(field, other, "accepted: false, and true without a CDI strategy"),
         }
     }
-    for (field, accepted, reason) in ONLY {
-        let is_free = |value: &Value| {
-            accepted.iter().any(|accepted| value == accepted)
-                || *value == json!([])
-                || (reason == DEVICE_NODES_ONLY && !config.uses_cdi())
-        };
-        if let Some(other) = values.remove(field).filter(|value| !is_free(value)) {
+    let with_cdi = config.uses_cdi().then_some(RESTRICTED_WITH_CDI).into_iter().flatten();
+    for (field, is_accepted, reason) in RESTRICTED.into_iter().chain(with_cdi) {
+        if let Some(other) = values.remove(field).filter(|value| !is_accepted(value)) {
             return refuse(field, other, reason);
         }
     }
@@ -270,6 +271,8 @@ imex: {channelIDs: [], required: false}
         let sharing = |resources: &str| format!("sharing: {{timeSlicing: {{resources: [{resources}]}}}}");
         for (text, parts) in [
             ("version: v2".to_owned(), vec!["version", "v2", "v1"]),
+            ("version: []".to_owned(), vec!["version", "[]", "v1"]),
+            ("flags: {deviceDiscoveryStrategy: []}".to_owned(), vec!["flags.deviceDiscoveryStrategy", "[]"]),
             ("flag: {}".to_owned(), vec!["flag", "flags"]),
             ("flags: {migStrategy: double}".to_owned(), vec!["double", "single"]),
             ("flags: {passDeviceSpecs: true}".to_owned(), vec!["passDeviceSpecs", "plugin"]),
