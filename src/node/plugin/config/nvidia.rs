@@ -224,19 +224,19 @@ impl NvidiaConfig {
         self.uses_cdi() || self.pass_device_specs || self.includes(DeviceListStrategy::DeviceNodes)
     }
 
-    /// Whether the key of this name may have the value. It was written as `key`.
-    pub(super) fn check(key: &str, name: &str, value: &Value) -> Result<(), PluginConfigError> {
-        Self::deserialize(json!({ name: value })).map(drop).or_else(|error| refuse(key, value, error))
+    /// Whether the field may have the value that the user's file has under `key`.
+    pub(super) fn check(key: &str, field: &str, value: &Value) -> Result<(), PluginConfigError> {
+        Self::deserialize(json!({ field: value })).map(drop).or_else(|error| refuse(key, value, error))
     }
 
-    /// With the given keys in place of its own, each as a whole.
+    /// With the given fields in place of its own, each as a whole. The user's file has them under `key`.
     pub(super) fn with(&self, key: &str, given: &Map<String, Value>) -> Result<Self, PluginConfigError> {
-        for (name, value) in given {
-            Self::check(&format!("{key}.{name}"), name, value)?;
+        for (field, value) in given {
+            Self::check(&format!("{key}.{field}"), field, value)?;
         }
-        let mut keys = serde_json::to_value(self).expect("a configuration can be written as JSON");
-        keys.as_object_mut().into_iter().for_each(|keys| keys.extend(given.clone()));
-        Ok(Self::deserialize(keys).expect("each key was read before"))
+        let mut fields = serde_json::to_value(self).expect("a configuration can be written as JSON");
+        fields.as_object_mut().into_iter().for_each(|fields| fields.extend(given.clone()));
+        Ok(Self::deserialize(fields).expect("each field was read before"))
     }
 
     pub(super) fn validate(&self, key: &str) -> Result<(), PluginConfigError> {

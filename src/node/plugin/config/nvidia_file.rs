@@ -9,10 +9,11 @@
 
 use std::collections::BTreeMap;
 
+use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
 use super::check::{PluginConfigError, refuse};
-use super::nvidia::NvidiaConfig;
+use super::nvidia::{NvidiaConfig, ResourceReplication};
 use crate::input;
 
 const DOMAIN: &str = "nvidia.com/";
@@ -71,6 +72,7 @@ pub fn parse(text: &str) -> Result<NvidiaConfig, PluginConfigError> {
     collect("", file, &mut values)?;
     let mut keys = Map::new();
     for (path, ours) in KEYS.into_iter().filter_map(|(path, ours)| Some((path, ours?))) {
+        // An empty root is the default.
         if let Some(value) = values.remove(path).filter(|value| !(path.ends_with("Root") && value == "")) {
             NvidiaConfig::check(path, ours, &value)?;
             keys.insert(ours.to_owned(), value);
@@ -159,19 +161,16 @@ fn replication(key: &str, mut section: Value) -> Result<Value, PluginConfigError
         let mut name = keys.remove("name").unwrap_or_default();
         with_domain(&mut name);
         let Value::String(name) = name else { return refuse(&field, name, "a resource has a name") };
+        let field = format!("{field}[{name}]");
         keys.retain(|key, value| key != "rename" || *value != "");
         keys.get_mut("rename").into_iter().for_each(with_domain);
         if let Some(devices) = keys.remove("devices").filter(|devices| devices != "all") {
             let accepted = "accepted: all; to share some of the GPUs, use perGpu of devicePlugin.resources";
-            return refuse(&format!("{field}[{name}].devices"), devices, accepted);
+            return refuse(&format!("{field}.devices"), devices, accepted);
         }
-        NvidiaConfig::check(
-            &format!("{field}[{name}]"),
-            "sharing",
-            &json!({ "mps": { "perResource": { &name: resource } } }),
-        )?;
-        if by_name.insert(name.clone(), resource).is_some() {
-            return refuse(&format!("{field}[{name}]"), "a second time", "name each resource once");
+        ResourceReplication::deserialize(&resource).or_else(|error| refuse(&field, &resource, error))?;
+        if by_name.insert(name, resource).is_some() {
+            return refuse(&field, "a second time", "name each resource once");
         }
     }
     section["perResource"] = Value::Object(by_name);
