@@ -37,13 +37,15 @@ pub fn preferred_allocation(
     let readings = hardware.readings.iter();
     let drawbacks =
         readings.map(|(gpu, readings)| (gpu.clone(), drawbacks_of(readings, foreign.contains(gpu)))).collect();
-    let is_whole = gpus.values().collect::<BTreeSet<_>>().len() == gpus.len();
-    if is_whole {
-        return choose_gpus(&request, topology, &drawbacks);
-    }
     let mut offered: BTreeMap<GpuUuid, usize> = BTreeMap::new();
-    for gpu in gpus.into_values() {
-        *offered.entry(gpu.clone()).or_default() += 1;
+    for device in offer.devices.iter().filter(|device| !device.is_removed_by_layout()) {
+        if let Some(gpu) = device.hardware.gpu() {
+            *offered.entry(gpu.clone()).or_default() += 1;
+        }
+    }
+    let are_whole_gpus = offered.values().all(|devices| *devices == 1);
+    if are_whole_gpus {
+        return choose_gpus(&request, topology, &drawbacks);
     }
     choose_slots(&request, topology, &drawbacks, &offered, nvidia.slot_policy)
 }
@@ -90,11 +92,11 @@ mod tests {
 
     use super::*;
     use crate::domain::model::{
-        Container, ContainerRef, CpuSet, DeviceProcess, Fast, HeldDevice, Inventory, Medium, Monotonic, Pod, PodRef,
-        Stamped,
+        Container, ContainerRef, CpuSet, DeviceProcess, Fast, HeldDevice, Inventory, Medium, Monotonic,
+        PluginUnhealthyReason, Pod, PodRef, Stamped,
     };
     use crate::domain::preference::GpuLocation;
-    use crate::node::plugin::offer::{OfferedDevice, OfferedHardware};
+    use crate::node::plugin::offer::{OfferedDevice, OfferedHardware, PluginUnhealthy};
 
     fn offer(slots: usize) -> Offer {
         let device = |gpu: u32, slot: usize| {
@@ -116,20 +118,18 @@ mod tests {
     }
 
     fn chosen(slots: usize, size: usize, hardware: &HardwareState) -> Vec<String> {
-        chosen_beside(None, slots, size, hardware)
+        let offer = offer(slots);
+        chosen_of(&offer, &request(&offer, size), hardware)
     }
 
-    fn chosen_beside(
-        allocations: Option<&Allocations>,
-        slots: usize,
-        size: usize,
+    fn chosen_of(
+        offer: &Offer,
+        request: &ContainerPreferredAllocationRequest,
         hardware: &HardwareState,
     ) -> Vec<String> {
-        let offer = offer(slots);
         let location = |gpu| (GpuUuid::new(format!("GPU-{gpu}")), GpuLocation { index: gpu, numa_node: None });
         let topology = Topology::new((0..3).map(location).collect());
-        let request = request(&offer, size);
-        let choice = preferred_allocation(&NvidiaConfig::default(), &offer, &topology, hardware, allocations, &request);
+        let choice = preferred_allocation(&NvidiaConfig::default(), offer, &topology, hardware, None, request);
         choice.ids.iter().map(ToString::to_string).collect()
     }
 
@@ -201,6 +201,15 @@ mod tests {
         assert_eq!(first(Some(&allocations(vec![]))), uuids[1].as_str(), "the first is in use without a holder");
         assert_eq!(first(Some(&allocations(vec![held(&format!("{}::3", uuids[0]))]))), uuids[0].as_str());
         assert_eq!(first(None), uuids[0].as_str(), "the allocations are unknown");
+    }
+
+    #[test]
+    fn devices_that_a_change_of_layout_removed_are_no_slots_of_whole_gpus() {
+        let mut merged = offer(1);
+        let health = Err(PluginUnhealthy::new(PluginUnhealthyReason::Layout, "it is no longer present"));
+        let hardware = merged.devices[0].hardware.clone();
+        merged.devices.push(OfferedDevice { health, ..OfferedDevice::new("MIG-0", hardware) });
+        assert_eq!(chosen_of(&merged, &request(&offer(1), 1), &HardwareState::default()), ["GPU-0"]);
     }
 
     #[test]

@@ -68,6 +68,11 @@ impl OfferedDevice {
         Self { id: id.into(), numa_nodes: BTreeSet::new(), health: Ok(()), hardware }
     }
 
+    /// Its GPU is there without it: no container can get it any more.
+    pub fn is_removed_by_layout(&self) -> bool {
+        matches!(&self.health, Err(unhealthy) if unhealthy.reason == PluginUnhealthyReason::Layout)
+    }
+
     /// One of several slots of the same hardware. For the IDs of any plugin: `DeviceForm::is_slot`.
     pub fn is_slot(&self) -> bool {
         self.id.as_str().contains("::")
