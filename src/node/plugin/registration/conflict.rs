@@ -27,9 +27,9 @@ pub const LIST_SHOWN: Duration = Duration::from_secs(1);
 pub enum Comparison {
     /// At least one of our healthy devices is listed, or there is nothing to compare.
     Listed,
-    /// Since the answer of this time none of them is. An answer `LIST_SHOWN` later decides.
+    /// None of them is. The first answer that the kubelet is asked for from this time on decides.
     Absent(Monotonic),
-    /// Nor is any in an answer `LIST_SHOWN` later: the registration is lost.
+    /// Nor is any in that answer, `LIST_SHOWN` later: the registration is lost.
     Unlisted,
     /// Another plugin has the resource: which, with a remedy.
     Conflict(String),
@@ -77,9 +77,9 @@ impl Comparisons {
             let is_absent = healthy.peek().is_some() && healthy.all(|device| !listed.contains(&device.id));
             self.last = match self.last {
                 _ if !is_absent => Comparison::Listed,
-                Comparison::Absent(since) if at.since(since) >= LIST_SHOWN => Comparison::Unlisted,
-                Comparison::Absent(since) => Comparison::Absent(since),
-                _ => Comparison::Absent(at),
+                Comparison::Absent(decided_from) if at >= decided_from => Comparison::Unlisted,
+                Comparison::Absent(decided_from) => Comparison::Absent(decided_from),
+                _ => Comparison::Absent(at + LIST_SHOWN),
             };
         }
         self.last.clone()
@@ -187,10 +187,10 @@ mod tests {
         for (second, listed, expected) in [
             (9, &[][..], Comparison::Listed),
             (10, &[], Comparison::Listed),
-            (11, &[], Comparison::Absent(Monotonic::from_secs(11))),
-            (11, &[], Comparison::Absent(Monotonic::from_secs(11))),
+            (11, &[], Comparison::Absent(Monotonic::from_secs(12))),
+            (11, &[], Comparison::Absent(Monotonic::from_secs(12))),
             (12, &["x"], Comparison::Listed),
-            (22, &["earlier"], Comparison::Absent(Monotonic::from_secs(22))),
+            (22, &["earlier"], Comparison::Absent(Monotonic::from_secs(23))),
             (23, &["earlier"], Comparison::Unlisted),
         ] {
             assert_eq!(registration.answered(second, listed, &[]), expected, "{second}");

@@ -198,11 +198,10 @@ impl Lifecycle {
         loop {
             self.directory_changes.mark_unchanged();
             let kubelet = Arc::clone(&self.inputs.plugin.kubelet.borrow_and_update());
-            let nothing = BTreeSet::new();
             let resource = self.resource();
             let listed = kubelet.allocatable.as_ref().and_then(|answer| answer.devices.get(&resource));
             let live = self.live_sockets(&BTreeMap::new()).await;
-            let Some(reason) = conflict(&resource, listed.unwrap_or(&nothing), &self.advertised, &live) else {
+            let Some(reason) = conflict(&resource, listed.unwrap_or(&BTreeSet::new()), &self.advertised, &live) else {
                 if logged.is_some() {
                     tracing::info!(%resource, "no other device plugin serves the resource any more");
                     self.inputs.status.set_conflict(None);
@@ -259,12 +258,8 @@ impl Lifecycle {
             let offer = Arc::clone(&self.inputs.offer.borrow());
             let mut next_query = None;
             match comparisons.compare(&offer, &self.advertised, &answer, &live) {
-                Comparison::Listed => {}
-                Comparison::Absent(since) => {
-                    // At `due`, but at the earliest after half of `LIST_SHOWN`.
-                    let due = since + LIST_SHOWN;
-                    next_query = Some(due.since(self.now()).max(LIST_SHOWN / 2));
-                }
+                // At the earliest after half of `LIST_SHOWN`: it is asked again until there is an answer.
+                Comparison::Absent(due) => next_query = Some(due.since(self.now()).max(LIST_SHOWN / 2)),
                 Comparison::Unlisted => return RegistrationEnd::Unlisted,
                 Comparison::Conflict(by) if self.inputs.config.on_conflict() == OnConflict::Takeover => {
                     return RegistrationEnd::TakenOver(by);
@@ -274,7 +269,7 @@ impl Lifecycle {
                     self.inputs.status.registered_by_another(&by);
                     logged = Some(by);
                 }
-                Comparison::Conflict(_) => {}
+                Comparison::Listed | Comparison::Conflict(_) => {}
                 Comparison::ConflictEnded => return RegistrationEnd::OtherPluginEnded,
             }
             tokio::select! {
