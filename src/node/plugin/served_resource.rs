@@ -99,8 +99,7 @@ impl ServedResource {
         if !Arc::ptr_eq(&self.facts.borrow(), facts) {
             self.facts.send_replace(Arc::clone(facts));
         }
-        let changed = **self.offer.borrow() != *offer;
-        if changed {
+        if **self.offer.borrow() != *offer {
             log_changes(&self.offer.borrow(), offer);
             self.count_transitions(offer);
             self.status.offered(offer);

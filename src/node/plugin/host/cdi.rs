@@ -125,13 +125,9 @@ pub fn write(directory: &Path, text: &str) -> Result<WrittenSpecification, Strin
         // Runtimes without root read it too.
         Ok(identity(&files::replace(&file, text.as_bytes(), 0o644)?.metadata()?))
     };
-    match attempt() {
-        Ok(identity) => Ok(WrittenSpecification { file, identity }),
-        Err(error) => Err(format!(
-            "{}: {error}; make the directory writable for podmeter, or leave the cdi strategies out",
-            file.display()
-        )),
-    }
+    let remedy = "make the directory writable for podmeter, or leave the cdi strategies out";
+    let identity = attempt().map_err(|error| format!("{}: {error}; {remedy}", file.display()))?;
+    Ok(WrittenSpecification { file, identity })
 }
 
 impl WrittenSpecification {

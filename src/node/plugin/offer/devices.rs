@@ -223,18 +223,17 @@ fn share(nvidia: &NvidiaConfig, devices: Vec<NamedDevice>, problems: &mut Vec<St
     let Some(replication) = nvidia.sharing.replication() else { return devices };
     let mut slots = vec![];
     for (name, device) in devices {
-        let replicas = replicas(replication, &name, &device);
-        let Some(replicas) = replicas.filter(|replicas| *replicas > 1) else {
+        let replicas = replicas(replication, &name, &device).unwrap_or(1);
+        let is_mig = matches!(device.hardware, OfferedHardware::Mig { .. });
+        if replicas <= 1 {
             slots.push((name, device));
-            continue;
-        };
-        if nvidia.shares_through_mps() && matches!(device.hardware, OfferedHardware::Mig { .. }) {
+        } else if nvidia.shares_through_mps() && is_mig {
             problems.push(format!("{} is not shared: MPS cannot share MIG devices", device.id));
             slots.push((name, device));
-            continue;
+        } else {
+            let shared_name = shared_name(replication, &name);
+            slots.extend(slots_of(&device, replicas).into_iter().map(|slot| (shared_name.clone(), slot)));
         }
-        let shared_name = shared_name(replication, &name);
-        slots.extend(slots_of(&device, replicas).into_iter().map(|slot| (shared_name.clone(), slot)));
     }
     slots
 }
