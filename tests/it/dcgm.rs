@@ -28,9 +28,14 @@ fn board() -> Gpu {
     Gpu { memory_bytes: Some(81_920 * MEBIBYTE), mig_enabled: Some(false), ..Gpu::listed(GPU.into(), 0) }
 }
 
+/// The load begins a second after the agent.
+fn at(seconds: f64) -> Monotonic {
+    Monotonic::from_millis(1000 + (seconds * 1000.0) as u64)
+}
+
 /// After `seconds` of the guide's load.
 fn readings(seconds: f64) -> DeviceReadings {
-    let at = Monotonic::from_millis((seconds * 1000.0) as u64);
+    let at = at(seconds);
     let used = 64_512 * MEBIBYTE;
     let memory = MemoryUse { used, free: 17_408 * MEBIBYTE, reserved: None, total: 81_920 * MEBIBYTE };
     let gpm = GpmRatios { graphics_engine_active: Some(0.9), ..GpmRatios::default() };
@@ -87,7 +92,7 @@ fn page() -> String {
     let mut ledger = Ledger::new(Duration::from_secs(60));
     let mut snapshot = Snapshot::default();
     for seconds in [0.0, SECONDS] {
-        let monotonic = Monotonic::from_millis((seconds * 1000.0) as u64);
+        let monotonic = at(seconds);
         let now = Moment { monotonic, unix: UnixSeconds(1e9 + seconds) };
         let read: BTreeMap<GpuUuid, _> = [(GPU.into(), Arc::new(readings(seconds)))].into();
         let statement = ledger.advance(&Observation {

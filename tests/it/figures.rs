@@ -33,6 +33,11 @@ const WHOLE: &str = "nvidia.com/gpu";
 const SHARED: &str = "nvidia.com/gpu.shared";
 const SLICE: &str = "nvidia.com/mig-1g.10gb";
 
+/// The node begins a second after the agent.
+fn monotonic(second: u64) -> Monotonic {
+    Monotonic::from_secs(1 + second)
+}
+
 /// A node with four whole GPUs and four partitioned ones, a holder of each kind, and its history from second to second.
 struct Scene {
     born: f64,
@@ -124,7 +129,7 @@ impl Scene {
                 };
                 gpu.mig_devices.iter().map(ratio).collect::<BTreeMap<_, _>>()
             };
-            let at = Monotonic::from_secs(through);
+            let at = monotonic(through);
             let readings = DeviceReadings {
                 totals: DeviceTotals {
                     through: at,
@@ -135,7 +140,7 @@ impl Scene {
                     gaps: SessionGaps {
                         seconds: gap,
                         energy_joules: 0.0,
-                        until: Monotonic::from_secs(if gap > 0.0 { UNREAD.end } else { 0 }),
+                        until: if gap > 0.0 { monotonic(UNREAD.end) } else { Monotonic::default() },
                     },
                     ..DeviceTotals::default()
                 },
@@ -189,7 +194,7 @@ impl Scene {
     }
 
     fn step(&mut self, second: u64) -> Snapshot {
-        let now = Moment { monotonic: Monotonic::from_secs(second), unix: UnixSeconds(self.born + second as f64) };
+        let now = Moment { monotonic: monotonic(second), unix: UnixSeconds(self.born + second as f64) };
         let (allocations, allocatable) = (self.allocations(second), self.allocatable());
         let mut slots = Slots::default();
         slots.update_counts(&allocations, &allocatable, &self.inventory, true);

@@ -145,9 +145,9 @@ impl Ledger {
     fn account_readings(&mut self, observation: &Observation<'_>) {
         let now = observation.now;
         for (gpu, readings) in observation.readings {
+            let Some(through) = readings.totals.last_pass() else { continue };
             let device = self.devices.entry(gpu.clone()).or_insert_with(|| DeviceLedger::new(gpu, now));
             let processes = observation.processes.get(gpu);
-            let through = readings.totals.through;
             if device.clock.read && through <= device.clock.accounted {
                 continue;
             }

@@ -15,8 +15,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::domain::model::{
-    DeviceHealth, DeviceReadings, Gpu, GpuHealth, GpuUuid, HardwareSource, HealthCause, MigUuid, Moment, Monotonic,
-    Snapshot, Timestamp, UnhealthyReason, UnixSeconds, named, recovery_action,
+    DeviceHealth, DeviceReadings, Gpu, GpuHealth, GpuUuid, HardwareSource, HealthCause, MigUuid, Moment, Snapshot,
+    Timestamp, UnhealthyReason, UnixSeconds, named, recovery_action,
 };
 
 /// Changes with every incompatible change.
@@ -185,7 +185,7 @@ fn conditions(snapshot: &Snapshot, now: Moment, gpu: &GpuUuid, health: &GpuHealt
     let has_no_fault = health.whole.healthy || status(&health.whole) == ConditionStatus::Marked;
     if has_no_fault && !readings.is_some_and(|readings| is_read(readings, now)) {
         // Before the first reading: since it is listed.
-        let last = readings.map(|readings| readings.totals.through).filter(|at| *at > Monotonic::default());
+        let last = readings.and_then(|readings| readings.totals.last_pass());
         let since = last.map_or(health.whole.since.unix, |at| health.whole.since.unix_at(at));
         let reason = ConditionReason {
             reason: "no_readings".into(),

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use super::message::BYTES;
 use super::*;
-use crate::domain::model::HealthState;
+use crate::domain::model::{HealthState, Monotonic};
 use crate::serve::metrics::tests::fixture::{self, LOST, PARTITIONED, WHOLE};
 
 const LAST_PASS: Monotonic = Monotonic::from_secs(7);

@@ -90,8 +90,7 @@ impl UnlistedGpus {
         self.times.retain(|uuid, time| {
             let Some(readings) = state.readings.get_mut(uuid) else { return false };
             let totals = &mut Arc::make_mut(readings).totals;
-            let answered = (totals.through > Monotonic::default()).then_some(totals.through);
-            time.until = time.until.or(answered);
+            time.until = time.until.or(totals.last_pass());
             totals.uncovered_seconds += time.until.unwrap_or(now).since(time.since).as_secs_f64();
             true
         });

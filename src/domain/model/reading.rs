@@ -54,7 +54,7 @@ impl DeviceReadings {
 /// Integrals since the agent first read the GPU. They never fall, although the driver's counters may.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DeviceTotals {
-    /// The time up to which the integrals are complete.
+    /// The time up to which the integrals are complete; 0 before the GPU's first pass.
     pub through: Monotonic,
     pub busy_seconds: Option<f64>,
     pub memory_busy_seconds: Option<f64>,
@@ -79,6 +79,13 @@ pub struct DeviceTotals {
     /// restarts at zero.
     #[serde(skip)]
     pub process_sm_seconds: Option<BTreeMap<u32, ProcessSmSeconds>>,
+}
+
+impl DeviceTotals {
+    /// `through`; `None` before the GPU's first pass.
+    pub fn last_pass(&self) -> Option<Monotonic> {
+        Some(self.through).filter(|through| *through > Monotonic::default())
+    }
 }
 
 /// Time between two passes of different sessions: the driver was released or reloaded, the GPU was lost, a call hung,

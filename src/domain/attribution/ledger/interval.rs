@@ -18,7 +18,7 @@ pub fn is_nothing(seconds: f64) -> bool {
 #[derive(Debug, Default)]
 pub struct DeviceClock {
     pub accounted: Monotonic,
-    /// Whether it has been read; counting starts with the first reading.
+    /// Whether a pass has read it; counting starts with the first.
     pub read: bool,
     /// `accounted` has advanced without readings.
     late: bool,

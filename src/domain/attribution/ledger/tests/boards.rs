@@ -1,6 +1,7 @@
 //! Devices of random worlds.
 
 use super::super::*;
+use super::monotonic;
 use super::worlds::{GapReading, MigReading, Random, Reading, TICK_SECONDS, Tick};
 use crate::domain::attribution::OwnedProcess;
 use crate::domain::model::{
@@ -318,7 +319,7 @@ impl Board {
                 }),
             }
         }
-        let at = |tick: Tick| Monotonic::from_millis(tick as u64 * 100);
+        let at = |tick: Tick| monotonic(tick as u64 * 100);
         let of_instances = self.migs().into_iter();
         let instance_busy_seconds =
             of_instances.filter_map(|(device, _)| Some((device.gpu_instance, self.active_seconds(&device)?))).collect();

@@ -1,7 +1,7 @@
 //! The examples of docs/attribution.md, and regression cases.
 
 use super::super::*;
-use super::{GPU, World};
+use super::{GPU, World, monotonic};
 use crate::domain::attribution::OwnedProcess;
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
@@ -356,7 +356,7 @@ fn the_slots_of_a_gpu_are_as_busy_now_as_the_gpu_whatever_the_interval_was() {
         case.set_reading(second * 1000, Some(busy), Some(0.0), None);
         let readings = Arc::make_mut(case.readings.get_mut(&GPU.into()).unwrap());
         let value = Fast { utilization_ratio: Some(sample), ..Fast::default() };
-        readings.fast = Some(Stamped { at: Monotonic::from_secs(second), value });
+        readings.fast = Some(Stamped { at: monotonic(second * 1000), value });
         let now: Vec<_> = case.at(second).accounts.iter().map(|one| rounded(one.device_utilization_ratio)).collect();
         assert_eq!(now, [each; 3], "the driver's sample is {sample}");
     }

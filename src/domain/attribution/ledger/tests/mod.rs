@@ -12,9 +12,14 @@ use crate::domain::model::{DeviceTotals, Medium, Stamped, UnixSeconds};
 
 const GPU: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
 
+/// Tests count from a second after the agent's start, so that a reading at 0 is one.
+fn monotonic(milliseconds: u64) -> Monotonic {
+    Monotonic::from_millis(1000 + milliseconds)
+}
+
 fn moment(milliseconds: u64) -> Moment {
     let unix = UnixSeconds(1_700_000_000.0 + milliseconds as f64 / 1000.0);
-    Moment { monotonic: Monotonic::from_millis(milliseconds), unix }
+    Moment { monotonic: monotonic(milliseconds), unix }
 }
 
 /// A ledger with one device whose holders, processes and readings the test sets.
@@ -60,7 +65,7 @@ impl World {
     }
 
     fn set_reading(&mut self, milliseconds: u64, busy: Option<f64>, energy: Option<f64>, medium: Option<Medium>) {
-        let at = Monotonic::from_millis(milliseconds);
+        let at = monotonic(milliseconds);
         let totals = DeviceTotals { through: at, busy_seconds: busy, energy_joules: energy, ..self.totals.clone() };
         let medium = medium.map(|value| Stamped { at, value });
         self.readings.insert(GPU.into(), Arc::new(DeviceReadings { totals, medium, ..DeviceReadings::default() }));

@@ -174,7 +174,7 @@ impl World {
     }
 
     pub fn moment(&self) -> Moment {
-        let monotonic = Monotonic::from_millis(self.now as u64 * 100);
+        let monotonic = super::monotonic(self.now as u64 * 100);
         Moment { monotonic, unix: UnixSeconds(self.unix) }
     }
 
