@@ -75,9 +75,9 @@ impl DeviceLedger {
         audit: &mut Audit,
     ) {
         self.add_unattributed(interval, processes.is_some_and(|processes| processes.has_sm_seconds));
+        // Also of time that is not divided: its SM time weighs nothing later.
+        let increases = self.used_sm_time.advance(processes, now.monotonic);
         if interval.seconds() <= 0.0 {
-            // Skips the SM time of what is not divided.
-            self.used_sm_time.advance(processes, now.monotonic);
             return;
         }
         self.in_gap = false;
@@ -87,7 +87,6 @@ impl DeviceLedger {
         let mut sums = Part::default();
         if is_divided {
             let containers: Vec<&ContainerRef> = held.iter().map(|time| &time.key.container).collect();
-            let increases = self.used_sm_time.advance(processes, now.monotonic);
             let weighted = WeightedInterval {
                 interval,
                 sm: increases.map(|increases| SmWeights::new(&increases, &containers)),

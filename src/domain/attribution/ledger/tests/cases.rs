@@ -145,6 +145,23 @@ fn sm_time_of_a_silence_weighs_nothing_after_it() {
 }
 
 #[test]
+fn sm_time_of_an_interval_without_samples_weighs_nothing_after_it() {
+    let mut case = World::new(3600);
+    case.hold("a", None, SharingForm::TimeSlicing, 0.25);
+    case.hold("b", None, SharingForm::TimeSlicing, 0.25);
+    // A GPU without an energy counter: nothing of the first ten seconds is divided.
+    let mut read = |second, uncovered_seconds, busy, sm_seconds: [f64; 2]| {
+        case.totals.uncovered_seconds = uncovered_seconds;
+        case.run(&[(of("a"), sm_seconds[0], 5), (of("b"), sm_seconds[1], 2)]);
+        case.set_reading(second * 1000, Some(busy), None, None);
+        case.at(second).accounts.iter().map(|one| one.figures.busy_seconds).collect::<Vec<_>>()
+    };
+    read(0, 0.0, 0.0, [0.0, 0.0]);
+    assert_eq!(read(10, 10.0, 0.0, [6.0, 0.0]), [None, None]);
+    assert_eq!(read(20, 10.0, 4.0, [6.0, 2.0]), [Some(0.0), Some(4.0)]);
+}
+
+#[test]
 fn busy_time_that_no_process_explains_is_unknown() {
     let mut case = World::new(3600);
     case.idle_at_100_watts();

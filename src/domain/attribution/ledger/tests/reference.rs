@@ -134,13 +134,12 @@ impl Reference {
             let active = actives(reading, &before);
             let covered_ratio = if reading.mig_devices.is_some() { 1.0 } else { 1.0 - uncovered / length };
             self.divide((from, end), busy, energy, (reading, active, covered_ratio), history);
-        }
-        if from == end {
+        } else {
             self.skip_sm_seconds(reading);
         }
     }
 
-    /// Of time that is not divided by them.
+    /// Of time that is not divided.
     fn skip_sm_seconds(&mut self, reading: &Reading) {
         let processes = reading.processes.iter().filter(|processes| processes.has_sm_seconds);
         for process in processes.flat_map(|processes| &processes.processes) {
