@@ -55,8 +55,9 @@ pub struct PodUids {
 
 #[derive(Clone, Debug)]
 struct ListedPod {
+    /// `None` where it is unknown which pod of the name is listed.
     uid: Option<(UidSource, PodUid)>,
-    /// In references to its containers: the one first observed, so that a UID found later does not make it another pod.
+    /// In references to its containers, and the same for as long as the pod is: `None` where its UID was found later.
     reference_uid: Option<PodUid>,
 }
 
@@ -81,7 +82,7 @@ impl PodUids {
             let found = self.find(pod, running, sources);
             let identified = match self.listed.remove(&pod.reference) {
                 Some(before) => before.updated_by(found, sources.directory),
-                None => ListedPod { reference_uid: found.as_ref().map(|(_, uid)| uid.clone()), uid: found },
+                None => ListedPod::new(found),
             };
             pod.uid = identified.uid.as_ref().map(|(_, uid)| uid.clone());
             for container in &mut pod.containers {
@@ -126,24 +127,30 @@ impl PodUids {
 }
 
 impl ListedPod {
-    /// What is known of a pod that stays listed, after `found`:
+    fn new(uid: Option<(UidSource, PodUid)>) -> Self {
+        Self { reference_uid: uid.as_ref().map(|(_, uid)| uid.clone()), uid }
+    }
+
+    /// What is known of a pod whose name stays listed, after `found`:
     ///
-    /// | known | found | result |
-    /// |---|---|---|
-    /// | no UID | any | what was found |
-    /// | a UID that the Pods API no longer has | none | no UID |
-    /// | a UID | none | no change |
-    /// | a UID | the same | the source that found it now |
-    /// | a UID that the Pods API may have | another, of a lesser source | no change |
-    /// | a UID | another | another pod |
+    /// | `uid` | `reference_uid` | found | result |
+    /// |---|---|---|---|
+    /// | none | a UID: it has left the Pods API | another | another pod |
+    /// | none | any | any | the UID that was found |
+    /// | a UID that the Pods API no longer has | any | none | no `uid`: it may be the next pod of the name |
+    /// | a UID | any | none | no change |
+    /// | a UID | any | the same | the source that found it now |
+    /// | a UID that the Pods API may have | any | another, of a lesser source | no change |
+    /// | a UID | any | another | another pod |
     fn updated_by(self, found: Option<(UidSource, PodUid)>, directory: &PodDirectory) -> Self {
         match (&self.uid, &found) {
+            (None, Some((_, now))) if self.reference_uid.as_ref().is_some_and(|uid| uid != now) => Self::new(found),
             (None, _) => Self { uid: found, ..self },
             (Some((_, uid)), None) if is_gone(uid, directory) => Self { uid: None, ..self },
             (Some(_), None) => self,
             (Some((_, before)), Some((_, now))) if before == now => Self { uid: found, ..self },
             (Some((had, before)), Some((has, _))) if has < had && !is_gone(before, directory) => self,
-            (Some(_), Some((_, now))) => Self { reference_uid: Some(now.clone()), uid: found },
+            (Some(_), Some(_)) => Self::new(found),
         }
     }
 }

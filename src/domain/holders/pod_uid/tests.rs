@@ -153,6 +153,21 @@ fn of_two_pods_of_one_name_in_the_pods_api_none_is_guessed() {
 }
 
 #[test]
+fn a_pod_found_after_its_predecessor_has_left_the_pods_api_is_another() {
+    let mut world = World::default();
+    world.pods_api(&[("web-0", "old")]);
+    assert_eq!(world.list(&[("web-0", &["0"])]), both("old"));
+    world.pods_api(&[]);
+    assert_eq!(world.list(&[("web-0", &["0"])]), (None, Some("old".to_owned())), "which of both is listed is unknown");
+    world.pods_api(&[("web-0", "old")]);
+    assert_eq!(world.list(&[("web-0", &["0"])]), both("old"), "it was the old one");
+    world.pods_api(&[]);
+    world.list(&[("web-0", &["0"])]);
+    world.pods_api(&[("web-0", "new")]);
+    assert_eq!(world.list(&[("web-0", &["0"])]), both("new"));
+}
+
+#[test]
 fn a_kubelet_that_lists_a_part_of_its_pods_has_lost_none() {
     let mut world = World::default();
     world.write(&[("0", "a")]);
