@@ -67,14 +67,5 @@ pub fn holding(device: &str, sharing: SharingForm, fraction: f64) -> Holding {
 
 /// It runs, on a GPU that is not partitioned.
 pub fn process(pid: u32, owner: Owner, sm_seconds: f64) -> OwnedProcess {
-    OwnedProcess {
-        pid,
-        start_ticks: 1,
-        owner,
-        running: true,
-        memory_bytes: None,
-        gpu_instance: None,
-        compute_instance: None,
-        sm_seconds,
-    }
+    OwnedProcess { pid, owner, running: true, memory_bytes: None, gpu_instance: None, sm_seconds }
 }

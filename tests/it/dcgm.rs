@@ -58,12 +58,10 @@ fn readings(seconds: f64) -> DeviceReadings {
 fn processes(seconds: f64) -> DeviceProcesses {
     let process = |(pid, owner, sm_seconds, memory): (u32, Owner, f64, u64)| OwnedProcess {
         pid,
-        start_ticks: 1,
         owner,
         running: true,
         memory_bytes: Some(memory * MEBIBYTE),
         gpu_instance: None,
-        compute_instance: None,
         sm_seconds: sm_seconds * seconds / SECONDS,
     };
     let of_pods = (1..).zip(PODS).map(|(pid, (pod, namespace, sm_seconds, memory))| {

@@ -85,7 +85,6 @@ impl Node {
     /// The resolved processes run on the first GPU.
     pub fn work(&mut self, owners: &BTreeMap<u32, Process>, second: u64) {
         let process = |(pid, process): (&u32, &Process)| OwnedProcess {
-            start_ticks: process.key.map_or(0, |key| key.start_ticks),
             memory_bytes: Some(1 << 28),
             ..test_data::process(*pid, process.owner.clone(), second as f64 * 0.01)
         };

@@ -18,8 +18,6 @@ pub struct DeviceProcesses {
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnedProcess {
     pub pid: u32,
-    /// In clock ticks after boot; with the pid it identifies a process. 0 where it is unknown.
-    pub start_ticks: u64,
     pub owner: Owner,
     /// On the driver's list of processes now.
     pub running: bool,
@@ -27,7 +25,6 @@ pub struct OwnedProcess {
     pub memory_bytes: Option<u64>,
     /// `None` on a GPU that is not partitioned.
     pub gpu_instance: Option<u32>,
-    pub compute_instance: Option<u32>,
     /// Integral of its share of the SMs, complete up to the same time as the device's totals. Starts at 0 with the
     /// agent or the process, and again where the process works after a minute of idleness.
     pub sm_seconds: f64,
@@ -64,16 +61,13 @@ fn of_device(readings: &DeviceReadings, state: &ProcessState) -> Option<DevicePr
     let process = |pid: u32, listed: Option<&DeviceProcess>| {
         let known = state.processes.get(&pid)?;
         let owner = (known.owner != Owner::Unknown(UnknownOwner::NotResolved)).then(|| known.owner.clone())?;
-        let start_ticks = known.key.map_or(0, |key| key.start_ticks);
         let sm_seconds = worked.and_then(|worked| worked.get(&pid)).map_or(0.0, |work| work.sm_seconds);
         Some(OwnedProcess {
             pid,
-            start_ticks,
             owner,
             running: listed.is_some(),
             memory_bytes: listed.and_then(|listed| listed.memory_bytes),
             gpu_instance: listed.and_then(|listed| listed.gpu_instance),
-            compute_instance: listed.and_then(|listed| listed.compute_instance),
             sm_seconds,
         })
     };

@@ -24,7 +24,7 @@ pub enum Weights {
 /// Up to where the SM time of each process of one device has been used.
 #[derive(Debug, Default)]
 pub struct UsedSmTime {
-    /// By pid alone, because a process that can no longer be read has no start time: its total, and when it was last reported.
+    /// By pid alone, because a process that can no longer be read has no start time. Its total, and when that was last reported.
     used: BTreeMap<u32, (f64, Monotonic)>,
 }
 
@@ -165,9 +165,8 @@ mod tests {
     use super::*;
     use crate::domain::model::UnknownOwner;
 
-    fn process(owner: Owner, start_ticks: u64, sm_seconds: f64) -> DeviceProcesses {
-        let one = crate::test_data::process(7, owner, sm_seconds);
-        DeviceProcesses { has_sm_seconds: true, processes: vec![OwnedProcess { start_ticks, ..one }] }
+    fn process(owner: Owner, sm_seconds: f64) -> DeviceProcesses {
+        DeviceProcesses { has_sm_seconds: true, processes: vec![crate::test_data::process(7, owner, sm_seconds)] }
     }
 
     #[test]
@@ -177,8 +176,8 @@ mod tests {
         let mut weights = |second, processes: DeviceProcesses| {
             SmWeights::new(&used.advance(Some(&processes), Monotonic::from_secs(second)).unwrap(), &[&main])
         };
-        assert_eq!(weights(1, process(Owner::Container(main.clone()), 5, 30.0)).holders, [30.0]);
-        let after = weights(61, process(Owner::Unknown(UnknownOwner::Gone), 0, 30.0));
+        assert_eq!(weights(1, process(Owner::Container(main.clone()), 30.0)).holders, [30.0]);
+        let after = weights(61, process(Owner::Unknown(UnknownOwner::Gone), 30.0));
         assert_eq!(after, SmWeights { holders: vec![0.0], others: BTreeMap::new() });
     }
 
@@ -189,7 +188,7 @@ mod tests {
         };
         let (old, new, side) = (of("main", Some("old")), of("main", Some("new")), of("side", Some("new")));
         let holder = |owner: &ContainerRef, holders: &[&ContainerRef]| {
-            let listed = process(Owner::Container(owner.clone()), 5, 0.0);
+            let listed = process(Owner::Container(owner.clone()), 0.0);
             holder_of(&listed.processes[0], holders)
         };
         assert_eq!(holder(&old, &[&new]), Err(UnattributedReason::TerminatedPod));
