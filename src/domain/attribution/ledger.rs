@@ -5,9 +5,9 @@
 //! | step | input | output | module |
 //! |---|---|---|---|
 //! | 1 | readings | an interval with busy seconds and joules; the end of a gap | `interval` |
-//! | 2 | the interval, holdings | segments with constant holders | `segments` |
-//! | 3 | processes, MIG devices | weights | `weights` |
-//! | 4 | a segment, weights | parts, which add up to it | `parts` |
+//! | 2 | processes, MIG devices | the interval's weights | `weights` |
+//! | 3 | the interval, its weights, holdings | segments with constant holders, each with its weights | `segments` |
+//! | 4 | a segment | parts, which add up to it | `parts` |
 //! | 5 | parts | entries of accounts, unattributed use | `device_ledger`, `account` |
 //! | gap | segments, later the gap's joules | joules by holder | `gap` |
 //!
