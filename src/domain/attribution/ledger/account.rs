@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::interval::is_nothing;
 use super::parts::{Part, add_known};
-use super::segments::{HeldFraction, Span};
+use super::segments::{HeldForm, Span};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, Figures, Holding, Moment, Monotonic, SharingForm, UnixSeconds};
 
@@ -17,14 +17,15 @@ const FINAL_PAGES: u64 = 2;
 pub struct HolderAccount {
     pub account: Account,
     /// The current holding: since when, and how; not accounted yet.
-    open: Option<(Monotonic, HeldFraction)>,
-    /// Ended holdings, and ones with another fraction, since the device clock last moved.
+    open: Option<(Monotonic, HeldForm)>,
+    /// Ended holdings, and ones of another form, since the device clock last moved.
     closed: Vec<Span>,
     /// `Observation::scrapes` when the final figures were first published.
     pub final_since_scrape: Option<u64>,
     /// The observation that last saw it held.
     pub seen: u64,
-    /// Over the last known interval: its part of the GPU's busy time, or of the GPU's time where that is by MIG device.
+    /// Of the last interval: its part of the GPU's busy time, or of the GPU's time where that is by MIG device. `None` where
+    /// the busy time is unknown or zero, after a gap, and without a holding.
     pub busy_part: Option<f64>,
     /// Whether it was busy in the last interval is not known.
     is_unread: bool,
@@ -33,8 +34,7 @@ pub struct HolderAccount {
 /// What one account gets of one interval: the sum of its parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AccountEntry {
-    /// Clock time.
-    pub held: f64,
+    pub held_seconds: f64,
     /// `None` where no fraction was known.
     pub allocated: Option<f64>,
     pub part: Part,
@@ -54,8 +54,8 @@ impl AccountEntry {
         let mut entry = Self::default();
         for span in spans {
             let seconds = span.length().as_secs_f64();
-            entry.held += seconds;
-            add_known(&mut entry.allocated, span.held.fraction.map(|fraction| fraction * seconds));
+            entry.held_seconds += seconds;
+            add_known(&mut entry.allocated, span.form.fraction.map(|fraction| fraction * seconds));
         }
         entry
     }
@@ -83,15 +83,15 @@ impl HolderAccount {
             },
             ..Account::new(key.container.clone(), key.gpu.clone(), key.mig.clone(), now.unix)
         };
-        let open = Some((now.monotonic, HeldFraction::from(holding)));
+        let open = Some((now.monotonic, HeldForm::from(holding)));
         Self { account, open, closed: vec![], final_since_scrape: None, seen, busy_part: None, is_unread: false }
     }
 
     /// Continues the holding, or begins a new one.
     pub fn hold(&mut self, holding: &Holding, now: Moment, seen: u64) {
         self.seen = seen;
-        let held = HeldFraction::from(holding);
-        if self.account.holding.as_ref().is_none_or(|held| !is_same_holding(held, holding)) {
+        let form = HeldForm::from(holding);
+        if self.account.holding.as_ref().is_none_or(|before| !is_same_holding(before, holding)) {
             self.account.holding = Some(holding.clone());
         }
         if self.account.ended.take().is_some() {
@@ -100,20 +100,20 @@ impl HolderAccount {
             self.final_since_scrape = None;
         }
         match self.open {
-            Some((_, before)) if before == held => {}
+            Some((_, before)) if before == form => {}
             Some((from, before)) => {
-                self.closed.push(Span { from, to: now.monotonic, held: before });
-                self.open = Some((now.monotonic, held));
+                self.closed.push(Span { from, to: now.monotonic, form: before });
+                self.open = Some((now.monotonic, form));
             }
-            None => self.open = Some((now.monotonic, held)),
+            None => self.open = Some((now.monotonic, form)),
         }
     }
 
     /// Ends the holding, unless the observation `seen` has it. Returns whether it ends.
     pub fn close_unless_seen(&mut self, seen: u64, now: Moment) -> bool {
-        let Some((from, held)) = self.open.filter(|_| self.seen != seen) else { return false };
+        let Some((from, form)) = self.open.filter(|_| self.seen != seen) else { return false };
         self.open = None;
-        self.closed.push(Span { from, to: now.monotonic, held });
+        self.closed.push(Span { from, to: now.monotonic, form });
         self.account.holding = None;
         self.account.ended = Some(now);
         self.busy_part = None;
@@ -138,10 +138,10 @@ impl HolderAccount {
             span.from = span.from.max(to);
             span.from < span.to
         });
-        if let Some((open, held)) = &mut self.open
+        if let Some((open, form)) = &mut self.open
             && *open < to
         {
-            spans.extend(Span { from: *open, to, held: *held }.between(from, to));
+            spans.extend(Span { from: *open, to, form: *form }.between(from, to));
             *open = to;
         }
         spans
@@ -152,7 +152,7 @@ impl HolderAccount {
         let account = &mut self.account;
         let figures = &mut account.figures;
         let covered = entry.covered.unwrap_or_default();
-        add_known(&mut figures.held_seconds, Some(entry.held));
+        add_known(&mut figures.held_seconds, Some(entry.held_seconds));
         add_known(&mut figures.allocated_seconds, entry.allocated);
         let uncovered = entry.allocated.map(|allocated| allocated - covered.allocated);
         add_known(&mut figures.uncovered_seconds, uncovered.map(|time| if is_nothing(time) { 0.0 } else { time }));
@@ -177,14 +177,14 @@ impl HolderAccount {
     }
 }
 
-/// All fields but the method, which the ledger sets.
+/// All fields but `attribution`, which `present` sets.
 fn is_same_holding(one: &Holding, other: &Holding) -> bool {
     one.device_ids == other.device_ids
         && one.resource == other.resource
         && (one.sharing, one.fraction, one.weight) == (other.sharing, other.fraction, other.weight)
 }
 
-impl From<&Holding> for HeldFraction {
+impl From<&Holding> for HeldForm {
     fn from(holding: &Holding) -> Self {
         let exclusive = holding.sharing == SharingForm::Exclusive;
         Self { fraction: holding.fraction, weight: holding.weight, exclusive }

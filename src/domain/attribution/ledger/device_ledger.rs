@@ -81,22 +81,21 @@ impl DeviceLedger {
             return;
         }
         self.in_gap = false;
-        let (held, accounts) = drain_held_times(&mut self.accounts, interval.from, interval.to);
-        let mut entries: Vec<AccountEntry> = held.iter().map(|time| AccountEntry::unused(&time.spans)).collect();
+        let (held_times, accounts) = drain_held_times(&mut self.accounts, interval.from, interval.to);
+        let mut entries: Vec<AccountEntry> = held_times.iter().map(|time| AccountEntry::unused(&time.spans)).collect();
         let is_divided = interval.busy_seconds.is_some() || interval.energy_joules.is_some() || mig.is_some();
         let mut sums = Part::default();
         if is_divided {
-            let containers: Vec<&ContainerRef> = held.iter().map(|time| &time.key.container).collect();
+            let containers: Vec<&ContainerRef> = held_times.iter().map(|time| &time.key.container).collect();
             let weighted = WeightedInterval {
                 interval,
                 sm: increases.map(|increases| SmWeights::new(&increases, &containers)),
                 mig,
                 idle_watts: self.idle_power.watts(),
-                // Samples are of the whole device; MIG activity is of its part.
                 covered_ratio: if mig.is_some() { 1.0 } else { interval.covered_ratio() },
             };
             let has_ended = self.last_end >= Some(interval.from);
-            sums = divide(&weighted, has_ended, &held, &mut entries, &mut self.unattributed, audit);
+            sums = divide(&weighted, has_ended, &held_times, &mut entries, &mut self.unattributed, audit);
         }
         let busy_whole = if mig.is_some() { Some(interval.seconds()) } else { sums.busy };
         accounts.into_iter().zip(&entries).for_each(|(account, entry)| account.add(entry, busy_whole, now.unix));
@@ -160,9 +159,9 @@ impl DeviceLedger {
             return;
         }
         self.in_gap = true;
-        let (held, accounts) = drain_held_times(&mut self.accounts, from, to);
-        cut((from, to), &held, None, mig).iter().for_each(|segment| self.gap.add(segment, &held));
-        for (account, time) in accounts.into_iter().zip(&held) {
+        let (held_times, accounts) = drain_held_times(&mut self.accounts, from, to);
+        cut((from, to), &held_times, None, mig).iter().for_each(|segment| self.gap.add(segment, &held_times));
+        for (account, time) in accounts.into_iter().zip(&held_times) {
             account.add(&AccountEntry::unused(&time.spans), None, now.unix);
         }
     }
@@ -200,17 +199,17 @@ fn drain_held_times(
 fn divide(
     weighted: &WeightedInterval<'_>,
     has_ended: bool,
-    held: &[HeldTime<'_>],
+    held_times: &[HeldTime<'_>],
     entries: &mut [AccountEntry],
     unattributed: &mut Unattributed,
     audit: &mut Audit,
 ) -> Part {
     let (mut sums, mut unattributed_sums) = (Part::default(), Part::default());
-    for segment in weighted.segments(held) {
+    for segment in weighted.segments(held_times) {
         let parts = segment.divide();
         for (holder, part) in segment.holders.iter().zip(parts.holders) {
             let covered_seconds = segment.seconds * weighted.covered_ratio;
-            entries[holder.account].add(part, holder.held.fraction, covered_seconds);
+            entries[holder.held_time].add(part, holder.form.fraction, covered_seconds);
             sums.add(part);
         }
         for (reason, part) in parts.unattributed {

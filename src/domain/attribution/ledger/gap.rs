@@ -31,11 +31,11 @@ pub struct GapEnergy {
 }
 
 impl OpenGap {
-    /// `held`: what the segment was cut by.
-    pub fn add(&mut self, segment: &IntervalSegment, held: &[HeldTime<'_>]) {
+    /// `held_times`: what the segment was cut by.
+    pub fn add(&mut self, segment: &IntervalSegment, held_times: &[HeldTime<'_>]) {
         self.seconds += segment.seconds;
         for (position, fraction) in segment.fractions_by_holding() {
-            let key = held[segment.holders[position].account].key;
+            let key = held_times[segment.holders[position].held_time].key;
             *self.holders.entry(key.clone()).or_default() += segment.seconds * fraction;
         }
     }

@@ -16,7 +16,7 @@ pub const ROUNDING: f64 = 1e-12;
 
 /// How a device is held, as far as dividing goes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HeldFraction {
+pub struct HeldForm {
     /// Of the GPU; `None` while it is not known how many slots the device has.
     pub fraction: Option<f64>,
     /// As `Holding::weight`.
@@ -30,7 +30,7 @@ pub struct HeldFraction {
 pub struct Span {
     pub from: Monotonic,
     pub to: Monotonic,
-    pub held: HeldFraction,
+    pub form: HeldForm,
 }
 
 /// When one account held the device in an interval.
@@ -70,9 +70,9 @@ pub struct IntervalSegment {
 /// One holder in a segment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SegmentHolder {
-    /// By position among the `HeldTime`s of the interval.
-    pub account: usize,
-    pub held: HeldFraction,
+    /// The position of its `HeldTime`, as in all that is by `HeldTime`.
+    pub held_time: usize,
+    pub form: HeldForm,
     /// Of its processes; 0 where processes are not known.
     pub sm_seconds: f64,
     /// Its MIG device, by position in `MigWeights`.
@@ -82,40 +82,41 @@ pub struct SegmentHolder {
 /// Cuts the time between `from` and `to` wherever a holding begins or ends.
 pub fn cut(
     (from, to): (Monotonic, Monotonic),
-    held: &[HeldTime<'_>],
+    held_times: &[HeldTime<'_>],
     sm: Option<&SmWeights>,
     mig: Option<&MigWeights<'_>>,
 ) -> Vec<IntervalSegment> {
     let mut bounds = vec![from, to];
-    bounds.extend(held.iter().flat_map(|time| time.spans.iter().flat_map(|span| [span.from, span.to])));
+    bounds.extend(held_times.iter().flat_map(|time| time.spans.iter().flat_map(|span| [span.from, span.to])));
     bounds.sort_unstable();
     bounds.dedup();
-    let sm_rates: Vec<f64> = held.iter().enumerate().map(|(account, time)| sm_rate(account, time, sm)).collect();
-    let positions: Vec<Option<usize>> =
-        held.iter().map(|time| time.key.mig.as_ref().and_then(|uuid| mig?.position(uuid))).collect();
+    let sm_rates: Vec<f64> =
+        held_times.iter().enumerate().map(|(position, time)| sm_rate(position, time, sm)).collect();
+    let mig_positions: Vec<Option<usize>> =
+        held_times.iter().map(|time| time.key.mig.as_ref().and_then(|uuid| mig?.position(uuid))).collect();
     let mut segments = vec![];
     for bounds in bounds.windows(2) {
         let [from, to] = [bounds[0], bounds[1]];
         let seconds = to.since(from).as_secs_f64();
         let mut holders = vec![];
-        for (account, time) in held.iter().enumerate() {
+        for (held_time, time) in held_times.iter().enumerate() {
             let Some(span) = time.spans.iter().find(|span| span.covers(from, to)) else { continue };
-            if time.key.mig.is_some() && positions[account].is_none() {
+            if time.key.mig.is_some() && mig_positions[held_time].is_none() {
                 continue; // its MIG device no longer exists
             }
-            let (sm_seconds, mig) = (sm_rates[account] * seconds, positions[account]);
-            holders.push(SegmentHolder { account, held: span.held, sm_seconds, mig });
+            let (sm_seconds, mig) = (sm_rates[held_time] * seconds, mig_positions[held_time]);
+            holders.push(SegmentHolder { held_time, form: span.form, sm_seconds, mig });
         }
-        let weights = mig.map_or(Weights::Holding, |mig| Weights::MigDevices(mig.weights.clone()));
+        let weights = mig.map_or(Weights::HeldForms, |mig| Weights::MigDevices(mig.weights.clone()));
         segments.push(IntervalSegment { seconds, holders, busy: None, energy: None, idle_energy: None, weights });
     }
     segments
 }
 
 /// SM-seconds of an account for each second in which it held the device.
-fn sm_rate(account: usize, time: &HeldTime<'_>, sm: Option<&SmWeights>) -> f64 {
+fn sm_rate(position: usize, time: &HeldTime<'_>, sm: Option<&SmWeights>) -> f64 {
     let seconds: f64 = time.spans.iter().map(|span| span.length().as_secs_f64()).sum();
-    sm.map_or(0.0, |sm| sm.holders[account] / seconds)
+    sm.map_or(0.0, |sm| sm.holders[position] / seconds)
 }
 
 /// An interval, and by what it is divided.
@@ -124,14 +125,15 @@ pub struct WeightedInterval<'a> {
     pub sm: Option<SmWeights>,
     pub mig: Option<&'a MigWeights<'a>>,
     pub idle_watts: Option<f64>,
-    /// Part of the interval in which it is known whether the device was busy.
+    /// Part of the interval in which it is known whether the device was busy. With MIG devices 1: a part of one that
+    /// reports no activity has no busy time, and so is uncovered.
     pub covered_ratio: f64,
 }
 
 impl WeightedInterval<'_> {
     /// The segments, with their parts of the interval's busy time and energy.
-    pub fn segments(&self, held: &[HeldTime<'_>]) -> Vec<IntervalSegment> {
-        let mut segments = cut((self.interval.from, self.interval.to), held, self.sm.as_ref(), self.mig);
+    pub fn segments(&self, held_times: &[HeldTime<'_>]) -> Vec<IntervalSegment> {
+        let mut segments = cut((self.interval.from, self.interval.to), held_times, self.sm.as_ref(), self.mig);
         let lengths: Vec<f64> = segments.iter().map(|segment| segment.seconds).collect();
         let limits: Vec<f64> = lengths.iter().map(|seconds| seconds * self.covered_ratio).collect();
         let busy =
@@ -270,8 +272,8 @@ mod tests {
     #[test]
     fn a_mig_device_was_active_while_it_was_held() {
         let device = MigWeight { fraction: 0.5, active: Some(0.25), unheld_reason: UnattributedReason::Unknown };
-        let held = HeldFraction { fraction: None, weight: 1.0, exclusive: false };
-        let holder = SegmentHolder { account: 0, held, sm_seconds: 0.0, mig: Some(0) };
+        let form = HeldForm { fraction: None, weight: 1.0, exclusive: false };
+        let holder = SegmentHolder { held_time: 0, form, sm_seconds: 0.0, mig: Some(0) };
         let segment = |holders| {
             let weights = Weights::MigDevices(vec![device]);
             IntervalSegment { seconds: 1.0, holders, busy: None, energy: None, idle_energy: None, weights }
