@@ -27,8 +27,7 @@ pub struct DeviceLedger {
     pub idle_power: IdlePower,
     pub activity: InstanceActivity,
     gap: OpenGap,
-    /// Since when each pod has run here without holding the GPU.
-    pub unallocated_since: BTreeMap<UnallocatedUse, Monotonic>,
+    pub present: PresentState,
     /// The time accounted last was not read.
     pub in_gap: bool,
     /// The sum of the MIG devices' work, which no total of the driver has.
@@ -37,8 +36,15 @@ pub struct DeviceLedger {
     has_unknown_mig_devices: bool,
     /// When a holding last ended.
     pub last_end: Option<Monotonic>,
-    /// The last two that read memory, the later first.
-    pub passes: [Monotonic; 2],
+}
+
+/// What `present` keeps from one moment to the next.
+#[derive(Debug, Default)]
+pub struct PresentState {
+    /// Since when each pod has run here without holding the GPU.
+    pub unallocated_since: BTreeMap<UnallocatedUse, Monotonic>,
+    /// The last two passes that read memory, the later first.
+    pub memory_passes: [Monotonic; 2],
 }
 
 impl DeviceLedger {

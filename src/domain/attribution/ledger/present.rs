@@ -27,11 +27,11 @@ pub struct PresentInputs<'a> {
 }
 
 impl DeviceLedger {
-    /// Sets the gauges of each account, the method of each holding, and unattributed memory and processes.
+    /// Sets the gauges of each account, `attribution` of each holding, and unattributed memory and processes.
     pub fn update_gauges(&mut self, present: &PresentInputs<'_>, audit: &mut Audit) {
         let stamped = present.readings.and_then(|readings| readings.medium.as_ref());
-        if let Some(stamped) = stamped.filter(|stamped| stamped.at > self.passes[0]) {
-            self.passes = [stamped.at, self.passes[0]];
+        if let Some(stamped) = stamped.filter(|stamped| stamped.at > self.present.memory_passes[0]) {
+            self.present.memory_passes = [stamped.at, self.present.memory_passes[0]];
         }
         let medium = stamped.map(|stamped| &stamped.value);
         let by_process = present.processes.is_some_and(|processes| processes.has_sm_seconds);
@@ -39,7 +39,7 @@ impl DeviceLedger {
             clear(&mut holder.account);
             set_gauges(&mut holder.account, mig.as_ref(), holder.busy_part, present, medium);
             let Some(holding) = &mut holder.account.holding else { continue };
-            // Of a GPU that was never read nothing is attributed.
+            // Of a GPU without a pass nothing is attributed.
             holding.attribution = self.clock.read.then_some(match (mig, holding.sharing) {
                 (Some(_), _) => Attribution::Estimated,
                 _ if self.in_gap => Attribution::Estimated,
@@ -58,15 +58,15 @@ impl DeviceLedger {
         self.unattributed.processes.insert(UnattributedReason::Unknown, 0);
         self.unattributed.processes.extend(UnattributedReason::OF_PROCESSES.map(|reason| (reason, 0)));
         let holders: Vec<HoldingKey> = self.holding().cloned().collect();
-        let mut counts = vec![0; holders.len()];
+        let mut counts: BTreeMap<&HoldingKey, u64> = holders.iter().map(|key| (key, 0)).collect();
         for process in processes.processes.iter().filter(|process| process.running) {
-            let (positions, containers) = holders_in(&holders, present.gpu, process.gpu_instance);
+            let (keys, containers) = holders_in(&holders, present.gpu, process.gpu_instance);
             match holder_of(process, &containers) {
-                Ok(position) => counts[positions[position]] += 1,
+                Ok(position) => *counts.entry(keys[position]).or_default() += 1,
                 Err(reason) => *self.unattributed.processes.entry(reason).or_default() += 1,
             }
         }
-        for (key, count) in holders.iter().zip(counts) {
+        for (key, count) in counts {
             if let Some(holder) = self.accounts.get_mut(key) {
                 holder.account.processes = Some(count);
             }
@@ -115,9 +115,9 @@ impl DeviceLedger {
         audit: &mut Audit,
     ) {
         let holders: Vec<HoldingKey> = self.holding().cloned().collect();
-        let (positions, containers) = holders_in(&holders, present.gpu, instance);
-        let sharing = |position: &usize| Some(self.accounts[&holders[*position]].account.holding.as_ref()?.sharing);
-        let is_sole = sole_form.is_some() && matches!(&positions[..], [position] if sharing(position) == sole_form);
+        let (keys, containers) = holders_in(&holders, present.gpu, instance);
+        let sharing = |key: &HoldingKey| Some(self.accounts[key].account.holding.as_ref()?.sharing);
+        let is_sole = sole_form.is_some() && matches!(&keys[..], [key] if sharing(key) == sole_form);
         let is_in =
             |process: &&OwnedProcess| process.running && (instance.is_none() || process.gpu_instance == instance);
         let processes: Option<Vec<&OwnedProcess>> =
@@ -126,8 +126,8 @@ impl DeviceLedger {
         let MemoryDivision { holders: shares, unattributed: rest } = memory.divide();
         let parts = shares.iter().flatten().chain(rest.values()).map(|bytes| *bytes as f64);
         audit.check(DividedQuantity::Memory, memory.used as f64, parts);
-        for (position, share) in positions.iter().zip(shares) {
-            if let Some(holder) = self.accounts.get_mut(&holders[*position]) {
+        for (key, share) in keys.into_iter().zip(shares) {
+            if let Some(holder) = self.accounts.get_mut(key) {
                 holder.account.memory_used_bytes = share;
             }
         }
@@ -138,7 +138,7 @@ impl DeviceLedger {
 
     /// A holding has ended since the last but one pass that read memory.
     fn has_ended(&self) -> bool {
-        self.last_end >= Some(self.passes[1])
+        self.last_end >= Some(self.present.memory_passes[1])
     }
 
     /// Pods that have run here for some time and hold nothing here. A process may be seen shortly before the
@@ -165,8 +165,8 @@ impl DeviceLedger {
             .filter_map(pod_and_container)
             .map(|(pod, container)| UnallocatedUse { pod, container, gpu: gpu.clone() })
             .collect();
-        self.unallocated_since.retain(|one, _| uses.contains(one));
-        let mut since = |one: &UnallocatedUse| *self.unallocated_since.entry(one.clone()).or_insert(now);
+        self.present.unallocated_since.retain(|one, _| uses.contains(one));
+        let mut since = |one: &UnallocatedUse| *self.present.unallocated_since.entry(one.clone()).or_insert(now);
         uses.into_iter().filter(|one| now.since(since(one)) >= UNALLOCATED_AFTER).collect()
     }
 
@@ -248,12 +248,12 @@ fn clear(account: &mut Account) {
     account.processes = None;
 }
 
-/// The positions and containers of the holders in one GPU instance, or with `None` of all.
+/// The holders in one GPU instance, or with `None` all, and their containers.
 fn holders_in<'a>(
     holders: &'a [HoldingKey],
     gpu: Option<&Gpu>,
     instance: Option<u32>,
-) -> (Vec<usize>, Vec<&'a ContainerRef>) {
+) -> (Vec<&'a HoldingKey>, Vec<&'a ContainerRef>) {
     let fits = |key: &HoldingKey| match (instance, &key.mig) {
         (None, _) => true,
         (Some(_), None) => false,
@@ -261,7 +261,7 @@ fn holders_in<'a>(
             gpu.is_some_and(|gpu| gpu.mig_devices.iter().any(|one| one.uuid == *mig && one.gpu_instance == instance))
         }
     };
-    holders.iter().enumerate().filter(|(_, key)| fits(key)).map(|(position, key)| (position, &key.container)).unzip()
+    holders.iter().filter(|key| fits(key)).map(|key| (key, &key.container)).unzip()
 }
 
 /// The memory of a GPU, or of one GPU instance.
