@@ -54,6 +54,7 @@ fn resource_drift<'a>(
         }
     }
     let is_unlisted = |device: &&DeviceRef| kinds.contains(&kind(device, inventory)) && !listed.contains(*device);
+    // In these names "advertised" is what the driver lists as present, as in the metric's label.
     is_known_hardware.then(|| InventoryDrift {
         resource: resource.clone(),
         advertised_not_allocatable: present.iter().filter(is_unlisted).count(),

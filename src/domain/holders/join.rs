@@ -63,7 +63,7 @@ struct DeviceHolders {
 struct ResolvedAllocations<'a> {
     held: BTreeMap<HoldingKey, HoldingIds<'a>>,
     unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&'a DeviceId>>,
-    /// The first device of each. A claim of an IOMMU group holds all GPUs of the group.
+    /// Of each claim's device the first GPU or MIG device that it resolves to. One of an IOMMU group is all GPUs of the group.
     claims: BTreeMap<ClaimKey<'a>, ClaimGpu>,
     device_claims: BTreeMap<DeviceRef, DeviceClaims<'a>>,
 }
@@ -274,8 +274,7 @@ impl Slots {
         }
     }
 
-    /// Of the devices that are shared now.
-    pub fn counts(&self) -> SlotCounts {
+    pub fn shared_counts(&self) -> SlotCounts {
         let shared = self.shared.iter().filter_map(|device| Some((device, *self.counts.get(device)?)));
         shared.map(|(device, count)| ((device.gpu.clone(), device.mig.clone()), count)).collect()
     }

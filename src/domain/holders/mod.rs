@@ -3,7 +3,7 @@
 //! In: the kubelet's answers and checkpoint, the Pods API, the inventory, the GPUs on the PCI bus, the time. Out: holdings,
 //! the devices of claims, missing and passed-through GPUs, the UIDs of pods, pods to hold back, and where the kubelet's
 //! devices differ from the hardware. Does not know: processes and how use is divided
-//! (`attribution`); of readings only that a GPU has none (`unlisted`).
+//! (`attribution`). Of readings it uses only when a GPU first answered (`unlisted`).
 //!
 //! | question | module | state |
 //! |---|---|---|

@@ -1,8 +1,8 @@
 //! Pods that have been given devices and may still be rejected. The kubelet lists a pod's devices while it admits the
 //! pod, and a pod that it rejects for another device was listed with its first. So a pod that newly has devices is a
-//! holder only once it has been admitted: the Pods API has it, or the kubelet has written down the devices of the
-//! container, which it does when the container has all of them, and listed the pod twice. Without either it is one after ten
-//! seconds.
+//! holder only once it has been admitted: the Pods API has it; or, without a Pods API, the checkpoint has its devices,
+//! which the kubelet writes when a container has all of them, and the kubelet has listed it twice. Without either it is
+//! one after ten seconds.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -81,7 +81,8 @@ impl Unconfirmed {
     }
 }
 
-/// Whether a checkpoint other than `earlier` has its devices, or none is there to have them.
+/// Whether a checkpoint other than `earlier` has all its plugin devices. Also true without a checkpoint, and for a pod
+/// with claims only.
 fn is_written(pod: &Pod, checkpoint: &CheckpointAllocations, earlier: Option<FileStamp>) -> bool {
     let mut held = pod.containers.iter().flat_map(|container| {
         let name = &container.reference.container;
