@@ -3,9 +3,17 @@
 //!
 //! A GPU that was lost before podmeter started is one of them: a pod may hold it, and no other source reports it.
 //!
-//! Not missing is a GPU that a kernel driver reserves for virtual machines: vfio-pci, its variants, pci-stub. The PCI bus
-//! identifies it. One that the NVIDIA driver had before keeps its UUID. They have no readings: a holding of one has
-//! allocated and uncovered time.
+//! | a GPU that the driver does not list | is |
+//! |---|---|
+//! | on the bus, at a kernel driver for virtual machines: vfio-pci, its variants, pci-stub | passed through, with the UUID that the driver gave it before, else named by its address |
+//! | on the bus with a UUID: identified | missing, at its address |
+//! | the only one on the bus without a UUID (anonymous), and the only one at the kubelet that is not identified (unlocated) | one missing GPU |
+//! | anonymous, and none is unlocated | missing, named by its address |
+//! | anonymous, and some are unlocated | one of these |
+//! | unlocated | missing without an address |
+//! | at the kubelet, held by no container, and perhaps passed through (`of_kubelet`) | not missing |
+//!
+//! A holding of a GPU that is passed through has allocated and uncovered time: it has no readings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,8 +24,9 @@ use crate::domain::model::{
     MissingGpu, Monotonic, NodeDevices, PassthroughGpu, PciBusId, ResourceName,
 };
 
-/// Device ids by resource.
+/// Device IDs by resource.
 type DeviceIds = BTreeMap<ResourceName, BTreeSet<DeviceId>>;
+type IdsByGpu<'a> = BTreeMap<&'a GpuUuid, &'a DeviceIds>;
 
 /// Keeps the device IDs that the kubelet has and the driver has not listed, because the kubelet drops an unhealthy device
 /// that no pod holds. A GPU that was replaced is none of them: the driver lists every GPU on the bus, and only the kubelet's
@@ -30,7 +39,7 @@ pub struct UnlistedGpus {
     listed_migs: BTreeSet<MigUuid>,
     /// Of the last call: an equal one is the same `Arc`, so that nothing is joined again for it.
     last_inventory: Arc<Inventory>,
-    /// The time of each without readings, which is part of its uncovered time permanently.
+    /// The time of each before its first pass, uncovered for as long as the GPU has readings.
     times: BTreeMap<GpuUuid, UnlistedTime>,
 }
 
@@ -85,7 +94,7 @@ impl UnlistedGpus {
         Arc::new(completed)
     }
 
-    /// The driver's own totals begin when it first answers for the GPU.
+    /// The driver's own totals begin with the GPU's first pass; the time before it is added to them from then on.
     fn add_uncovered_time(&mut self, state: &mut HardwareState, now: Monotonic) {
         self.times.retain(|uuid, time| {
             let Some(readings) = state.readings.get_mut(uuid) else { return false };
@@ -143,48 +152,44 @@ impl UnlistedGpus {
         bus: Option<&NodeDevices>,
         kubelet: &KubeletState,
     ) -> Vec<(Gpu, MissingGpu)> {
-        let mut of_kubelet: BTreeMap<&GpuUuid, &DeviceIds> =
-            self.gpus.iter().filter(|(uuid, _)| !inventory.gpus.contains_key(*uuid)).collect();
-        // A device plugin may offer a GPU that was bound to vfio meanwhile, which no container holds.
-        let held = held(kubelet).filter_map(|device| parse_device_id(device.id.as_str()).gpu().cloned());
-        let held: BTreeSet<GpuUuid> = held.collect();
-        let unheld: Vec<&GpuUuid> = of_kubelet.keys().filter(|uuid| !held.contains(**uuid)).copied().collect();
-        let addresses = bus.into_iter().flat_map(|bus| bus.passthrough.keys());
-        // At most as many as the GPUs at vfio that the driver has never listed: all may be there. More: some are missing.
-        if unheld.len() <= addresses.filter(|address| gpu_at(inventory, address).is_none()).count() {
-            of_kubelet.retain(|uuid, _| held.contains(*uuid));
-        }
-        let mut unlocated: BTreeSet<&GpuUuid> = of_kubelet.keys().copied().collect();
-        unlocated.retain(|uuid| !identified.contains_key(*uuid));
+        let of_kubelet = self.of_kubelet(inventory, bus, kubelet);
+        let unlocated: Vec<&GpuUuid> =
+            of_kubelet.keys().copied().filter(|uuid| !identified.contains_key(*uuid)).collect();
         let no_ids = DeviceIds::new();
-        let ids = |uuid: &GpuUuid| of_kubelet.get(uuid).map_or(&no_ids, |ids| ids);
-        let mut found = vec![];
-        for (uuid, location) in &identified {
-            found.push(missing_gpu(uuid.clone(), Some(location), ids(uuid), &[]));
-        }
-        match (anonymous.as_slice(), unlocated.first()) {
-            // One of each: they are the same.
-            ([location], Some(uuid)) if unlocated.len() == 1 => {
-                found.push(missing_gpu((*uuid).clone(), Some(location), ids(uuid), &[]));
-            }
-            (locations, None) => {
-                let gpu = |at: &BusLocation<'_>| missing_gpu(GpuUuid::of_address(at.0), Some(at), &no_ids, &[]);
-                found.extend(locations.iter().map(gpu));
-            }
-            (locations, Some(_)) => {
-                found.extend(unlocated.iter().map(|uuid| missing_gpu((*uuid).clone(), None, ids(uuid), locations)));
-            }
+        let missing = |uuid: &GpuUuid, location: Option<&BusLocation<'_>>, one_of: &[BusLocation<'_>]| {
+            let ids = of_kubelet.get(uuid).copied().unwrap_or(&no_ids);
+            missing_gpu(uuid.clone(), location, ids, one_of)
+        };
+        let mut found: Vec<_> = identified.iter().map(|(uuid, location)| missing(uuid, Some(location), &[])).collect();
+        match (anonymous.as_slice(), unlocated.as_slice()) {
+            ([location], [uuid]) => found.push(missing(uuid, Some(location), &[])),
+            (places, []) => found.extend(places.iter().map(|at| missing(&GpuUuid::of_address(at.0), Some(at), &[]))),
+            (places, uuids) => found.extend(uuids.iter().map(|uuid| missing(uuid, None, places))),
         }
         // Which of several has a MIG device is unknown.
         if let [(_, missing)] = found.as_mut_slice() {
             for (mig, ids) in &self.migs {
                 missing.mig_devices.insert(mig.clone());
-                for (resource, ids) in ids {
-                    missing.kubelet_ids.entry(resource.clone()).or_default().extend(ids.iter().cloned());
-                }
+                add(&mut missing.kubelet_ids, Some(ids));
             }
         }
         found
+    }
+
+    /// The missing GPUs that the kubelet has. A device plugin may offer GPUs that were bound to vfio meanwhile, which no
+    /// container holds. Where the unheld are at most as many as the GPUs at vfio that the driver has never listed, none of
+    /// them is missing; where they are more, all are, because it is unknown which.
+    fn of_kubelet(&self, inventory: &Inventory, bus: Option<&NodeDevices>, kubelet: &KubeletState) -> IdsByGpu<'_> {
+        let is_unlisted = |(uuid, _): &(&GpuUuid, &DeviceIds)| !inventory.gpus.contains_key(*uuid);
+        let mut of_kubelet: IdsByGpu<'_> = self.gpus.iter().filter(is_unlisted).collect();
+        let held = held(kubelet).filter_map(|device| parse_device_id(device.id.as_str()).gpu().cloned());
+        let held: BTreeSet<GpuUuid> = held.collect();
+        let unheld = of_kubelet.keys().filter(|uuid| !held.contains(**uuid)).count();
+        let at_vfio = bus.into_iter().flat_map(|bus| bus.passthrough.keys());
+        if unheld <= at_vfio.filter(|address| gpu_at(inventory, address).is_none()).count() {
+            of_kubelet.retain(|uuid, _| held.contains(*uuid));
+        }
+        of_kubelet
     }
 }
 
@@ -228,19 +233,19 @@ impl<'a> UnlistedOnBus<'a> {
     fn find(inventory: &Inventory, bus: Option<&'a NodeDevices>) -> Self {
         let listed: BTreeSet<&PciBusId> = inventory.gpus.values().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
         let mut here = Self { identified: BTreeMap::new(), anonymous: vec![], all_listed: false };
-        let mut unlocated = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.is_none()).count();
+        let mut without_address = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.is_none()).count();
         for (address, gpu) in bus.into_iter().flat_map(|bus| &bus.on_bus) {
             if listed.contains(address) || gpu.excluded {
                 continue;
             }
             match &gpu.uuid {
-                Some(uuid) if inventory.gpus.contains_key(uuid) => unlocated = unlocated.saturating_sub(1),
+                Some(uuid) if inventory.gpus.contains_key(uuid) => without_address = without_address.saturating_sub(1),
                 Some(uuid) => drop(here.identified.insert(uuid.clone(), (address, gpu))),
                 None => here.anonymous.push((address, gpu)),
             }
         }
-        // They may be those that the driver lists without an address.
-        if unlocated > 0 {
+        // The anonymous may be those that the driver lists without an address.
+        if without_address > 0 {
             here.anonymous.clear();
         }
         let has_gpus = bus.is_some_and(|bus| !bus.on_bus.is_empty());
