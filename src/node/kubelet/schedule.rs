@@ -90,12 +90,15 @@ impl CallSchedule {
             None => interval,
         };
         let affordable = now + self.budget.wait_for(1.0, now);
-        let allocatable = self.allocatable.due.filter(|_| self.retry.is_none());
+        // These wait until `List` has succeeded.
+        let list_fails = self.retry.is_some();
+        let unconfirmed = pending.unconfirmed_due.filter(|_| !list_fails);
+        let allocatable = self.allocatable.due.filter(|_| !list_fails);
         let calls = [
             self.changed_at.map(|at| (at.max(affordable), NextCall::Refresh(None))),
             self.granted_due.map(|due| (due.max(affordable), NextCall::Refresh(Some(Trigger::Allocate)))),
-            (pending.has_ended_pods && self.retry.is_none()).then_some((affordable, NextCall::EndedPods)),
-            pending.unconfirmed_due.map(|due| (due.max(affordable), NextCall::Refresh(None))),
+            (pending.has_ended_pods && !list_fails).then_some((affordable, NextCall::EndedPods)),
+            unconfirmed.map(|due| (due.max(affordable), NextCall::Refresh(None))),
             Some(((self.refreshed_at + pause).max(affordable), NextCall::Refresh(Some(Trigger::Timer)))),
             // List comes first: it finds a call left after this one.
             allocatable.map(|due| (due.max(now + self.budget.wait_for(2.0, now)), NextCall::Allocatable)),
@@ -114,5 +117,24 @@ impl CallSchedule {
     pub fn request_allocatable(&mut self, pause: Duration) {
         let due = self.allocatable.queried_at.map_or(self.refreshed_at, |at| at + pause);
         self.allocatable.due = Some(self.allocatable.due.map_or(due, |already| already.min(due)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_back_pod_that_is_due_does_not_call_a_failing_kubelet_more_often() {
+        let now = Monotonic::from_secs(100);
+        let mut schedule = CallSchedule::new(now);
+        let due = Some(Monotonic::from_secs(90));
+        let pending = PendingAllocations { is_settled: true, has_ended_pods: false, unconfirmed_due: due };
+        let interval = Duration::from_secs(5);
+        assert!(matches!(schedule.next(interval, pending, now), (Duration::ZERO, NextCall::Refresh(None))));
+        let pause = Duration::from_secs(4);
+        schedule.retry = Some(pause);
+        let (wait, call) = schedule.next(interval, pending, now);
+        assert!(wait == pause && matches!(call, NextCall::Refresh(Some(Trigger::Timer))), "{call:?} after {wait:?}");
     }
 }
