@@ -11,7 +11,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::convert;
-use crate::domain::model::{Allocatable, Allocations, Pod, PodRef};
+use crate::domain::model::{Allocatable, Allocations, Pod, PodRef, named};
 use crate::node::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
 use crate::node::wire::{channel_over, v1};
 use crate::tasks::within;
@@ -61,20 +61,36 @@ pub enum CallError {
     Other { method: &'static str, code: Code, message: String },
 }
 
+named! {
+    /// The `code` label of failed calls.
+    pub enum CallErrorCode {
+        Unavailable = "unavailable",
+        NotASocket = "not_a_socket",
+        PermissionDenied = "permission_denied",
+        DeadlineExceeded = "deadline_exceeded",
+        RateLimited = "rate_limited",
+        Unimplemented = "unimplemented",
+        TooLarge = "too_large",
+        Malformed = "malformed",
+        Other = "other",
+    }
+}
+
 impl CallError {
     /// The value of the `code` label.
     pub fn code(&self) -> &'static str {
-        match self {
-            Self::SocketMissing(_) | Self::Refused(_) | Self::Unavailable { .. } => "unavailable",
-            Self::NotASocket(_) => "not_a_socket",
-            Self::PermissionDenied(_) => "permission_denied",
-            Self::DeadlineExceeded { .. } => "deadline_exceeded",
-            Self::RateLimited(_) => "rate_limited",
-            Self::Unimplemented(_) => "unimplemented",
-            Self::TooLarge { .. } => "too_large",
-            Self::Malformed { .. } => "malformed",
-            Self::Other { .. } => "other",
-        }
+        let code = match self {
+            Self::SocketMissing(_) | Self::Refused(_) | Self::Unavailable { .. } => CallErrorCode::Unavailable,
+            Self::NotASocket(_) => CallErrorCode::NotASocket,
+            Self::PermissionDenied(_) => CallErrorCode::PermissionDenied,
+            Self::DeadlineExceeded { .. } => CallErrorCode::DeadlineExceeded,
+            Self::RateLimited(_) => CallErrorCode::RateLimited,
+            Self::Unimplemented(_) => CallErrorCode::Unimplemented,
+            Self::TooLarge { .. } => CallErrorCode::TooLarge,
+            Self::Malformed { .. } => CallErrorCode::Malformed,
+            Self::Other { .. } => CallErrorCode::Other,
+        };
+        code.as_str()
     }
 
     /// Whether what answers next may be another kubelet than the one before.

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, watch};
 
 use super::accepted::{AcceptedAllocations, PodSources};
 use super::claim_files::ClaimDirectories;
-use super::client::{CallError, Client};
+use super::client::{CallError, CallErrorCode, Client};
 use super::schedule::{ALLOCATABLE_INTERVAL, ALLOCATABLE_PAUSE, CallSchedule, NextCall, PendingAllocations};
 use super::trigger::{FileEvents, Trigger};
 use crate::clock::Clock;
@@ -20,17 +20,6 @@ use crate::domain::model::{DurationHistogram, KubeletState, Moment, PodDirectory
 use crate::tasks::{Tasks, changed};
 
 const METHODS: [&str; 3] = ["List", "GetAllocatableResources", "Get"];
-const CODES: [&str; 9] = [
-    "unavailable",
-    "not_a_socket",
-    "permission_denied",
-    "deadline_exceeded",
-    "rate_limited",
-    "unimplemented",
-    "too_large",
-    "malformed",
-    "other",
-];
 
 pub struct KubeletSettings {
     pub pod_resources_socket: PathBuf,
@@ -142,7 +131,7 @@ impl KubeletWatch {
         }
         for method in METHODS {
             state.counters.durations.insert(method, DurationHistogram::default());
-            state.counters.errors.insert(method, CODES.into_iter().map(|code| (code, 0)).collect());
+            state.counters.errors.insert(method, CallErrorCode::ALL.map(|code| (code.as_str(), 0)).into());
         }
         Self {
             client: Client::new(&settings.pod_resources_socket, settings.deadline),
