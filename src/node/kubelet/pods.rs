@@ -69,10 +69,11 @@ async fn watch(settings: PodsApiSettings, publish: watch::Sender<Arc<PodDirector
     let mut retries = Backoff::new(RETRIES);
     loop {
         let Err(error) = watch.follow_stream().await;
-        if std::mem::take(&mut watch.directory.complete) {
+        let was_complete = watch.directory.complete;
+        watch.lost(&error);
+        if was_complete {
             retries.reset();
         }
-        watch.lost(&error);
         tokio::time::sleep(retries.pause()).await;
     }
 }
@@ -129,6 +130,7 @@ impl PodsApiWatch {
             WatchError::NotServed => None,
             error => Some(Arc::<str>::from(error.to_string())),
         };
+        self.directory.complete = false;
         if problem != self.directory.problem {
             if let Some(problem) = &problem {
                 tracing::info!("{problem}");
