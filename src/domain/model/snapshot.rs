@@ -190,11 +190,11 @@ pub struct KubeletState {
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KubeletCounters {
-    /// By method: List, GetAllocatableResources.
+    /// By method of the PodResources API.
     pub durations: BTreeMap<&'static str, DurationHistogram>,
     /// By method, by code.
     pub errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
-    /// By trigger: allocate, checkpoint, timer, reconnect.
+    /// By `Trigger` of `node::kubelet`.
     pub triggers: BTreeMap<&'static str, u64>,
 }
 

@@ -16,11 +16,11 @@ const SETTLING_INTERVAL: Duration = Duration::from_millis(1000);
 const CALLS_PER_SECOND: f64 = 2.0;
 /// Calls without a pause after a quiet time: a changed allocation is published at once.
 const BURST: f64 = 4.0;
-/// First and longest pause after a failure; at most the refresh interval.
+/// First and longest pause after a failure. Of `List`: at most the refresh interval.
 const RETRIES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 /// Allocatable devices are queried at this interval, and after a change that might concern them.
 pub const ALLOCATABLE_INTERVAL: Duration = Duration::from_secs(10);
-/// A busy node writes its checkpoint often; List comes first then.
+/// Between two queries of allocatable devices: a busy node writes its checkpoint often, and `List` comes first.
 pub const ALLOCATABLE_PAUSE: Duration = Duration::from_secs(2);
 /// After an allocation was granted the kubelet writes its checkpoint, which triggers a query. Where that is not seen,
 /// the kubelet shows the allocation after this long.
@@ -29,7 +29,8 @@ const UNSEEN_CHECKPOINT: Duration = Duration::from_millis(50);
 /// The next call.
 #[derive(Clone, Copy, Debug)]
 pub enum NextCall {
-    /// `List`. Without a trigger where that was counted on arrival.
+    /// `List`. Without a trigger where a file event or a failed `Get` was its cause, which is counted already, or where a
+    /// held-back pod is due, which is none.
     Refresh(Option<Trigger>),
     /// Query the pods that have ended.
     EndedPods,
@@ -100,7 +101,7 @@ impl CallSchedule {
             (pending.has_ended_pods && !list_fails).then_some((affordable, NextCall::EndedPods)),
             unconfirmed.map(|due| (due.max(affordable), NextCall::Refresh(None))),
             Some(((self.refreshed_at + pause).max(affordable), NextCall::Refresh(Some(Trigger::Timer)))),
-            // List comes first: it finds a call left after this one.
+            // Only with two tokens: one is left for `List`.
             allocatable.map(|due| (due.max(now + self.budget.wait_for(2.0, now)), NextCall::Allocatable)),
         ];
         let (due, call) = calls.into_iter().flatten().min_by_key(|(due, _)| *due).expect("the timer is always due");
@@ -113,7 +114,8 @@ impl CallSchedule {
         self.granted_due = Some(now + UNSEEN_CHECKPOINT);
     }
 
-    /// Allocatable devices are queried `pause` after the last time, once for each request.
+    /// Allocatable devices are queried no sooner than `pause` after their last query, and at once if there was none. Of
+    /// several requests the earliest counts.
     pub fn request_allocatable(&mut self, pause: Duration) {
         let due = self.allocatable.queried_at.map_or(self.refreshed_at, |at| at + pause);
         self.allocatable.due = Some(self.allocatable.due.map_or(due, |already| already.min(due)));

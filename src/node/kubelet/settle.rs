@@ -12,7 +12,8 @@ use crate::domain::model::{Allocations, ClaimDevice, Container, DeviceId, Monoto
 
 /// Two equal answers with this much time between them are accepted in full.
 const SETTLE: Duration = Duration::from_secs(1);
-/// An answer without a single pod takes longer: until the container runtime runs, a kubelet lists none.
+/// An answer without a single pod takes longer where pods are accepted: until the container runtime runs, a kubelet lists
+/// none. Where none is accepted, an empty answer removes nothing.
 const SETTLE_EMPTY: Duration = Duration::from_secs(30);
 /// A node whose pods change all the time never gives two equal answers; a kubelet that has run this long has all its
 /// pods.

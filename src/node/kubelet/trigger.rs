@@ -1,4 +1,4 @@
-//! When to query the kubelet again.
+//! Why the kubelet is queried again, and the file events that are two of the reasons.
 //!
 //! In: file events beside the kubelet's sockets. Out: triggers. Does not use: the queries.
 
