@@ -63,6 +63,7 @@ impl AcceptedAllocations {
     }
 
     /// The same after an answer about one pod; the others are as they were. `None`: the kubelet has no such active pod.
+    /// Not an answer of `List`: the versions of `unconfirmed` stay.
     pub async fn observe_pod(&mut self, now: Monotonic, reference: &PodRef, pod: Option<Pod>) -> Arc<Allocations> {
         let mut pods: BTreeMap<PodRef, Pod> =
             std::mem::take(&mut self.answer.pods).into_iter().map(|pod| (pod.reference.clone(), pod)).collect();
@@ -85,16 +86,16 @@ impl AcceptedAllocations {
     }
 
     async fn accept(&mut self, now: Monotonic) -> Arc<Allocations> {
-        let allocations = self.checkpoint.refresh().await;
+        let checkpoint = self.checkpoint.refresh().await;
         let directory = Arc::clone(&self.sources.directory.borrow());
         let from_pod_logs = Arc::clone(&self.sources.processes.borrow().pods);
-        let sources = UidSources { checkpoint: &allocations, directory: &directory, from_pod_logs: &from_pod_logs };
+        let sources = UidSources { checkpoint: &checkpoint, directory: &directory, from_pod_logs: &from_pod_logs };
         let is_whole = self.settle.is_settled();
         let mut answer = self.answer.clone();
         self.claim_files.complete(&mut answer, self.settle.accepted.as_deref()).await;
         self.uids.identify(now, &mut answer, is_whole, &sources);
         if is_whole {
-            self.unconfirmed.hold_back(now, &mut answer, self.settle.accepted.as_deref(), &directory, &allocations);
+            self.unconfirmed.hold_back(now, &mut answer, self.settle.accepted.as_deref(), &directory, &checkpoint);
         } else {
             self.unconfirmed = Unconfirmed::default();
         }

@@ -60,7 +60,7 @@ async fn run(
 ) {
     let mut events = FileEvents::new(&settings.pod_resources_socket, &settings.device_plugin_directory);
     let mut watch = KubeletWatch::new(settings, pods.clone(), clock, publish);
-    let mut logged_pods = Arc::default();
+    let mut last_pods_of_logs = Arc::default();
     // The first refresh has no trigger: a socket made a moment ago is already there.
     watch.refresh().await;
     loop {
@@ -91,7 +91,7 @@ async fn run(
             }
             () = changed(&mut pods.processes) => {
                 let now = Arc::clone(&pods.processes.borrow_and_update().pods);
-                if !Arc::ptr_eq(&std::mem::replace(&mut logged_pods, Arc::clone(&now)), &now) {
+                if !Arc::ptr_eq(&std::mem::replace(&mut last_pods_of_logs, Arc::clone(&now)), &now) {
                     watch.reconsider().await;
                 }
             }
@@ -108,8 +108,8 @@ struct KubeletWatch {
     accepted: AcceptedAllocations,
     schedule: CallSchedule,
     state: KubeletState,
-    /// As the Pods API last had it.
-    directory: Arc<PodDirectory>,
+    /// To find the pods that end with the next one; decisions use the `PodSources` of `accepted`.
+    previous_directory: Arc<PodDirectory>,
     /// Holders that have ended by the Pods API, and are to be queried.
     ended: BTreeSet<PodRef>,
     /// Methods that this kubelet does not have: a new connection may be to another.
@@ -145,7 +145,7 @@ impl KubeletWatch {
             clock,
             publish,
             state,
-            directory: Arc::default(),
+            previous_directory: Arc::default(),
             ended: BTreeSet::new(),
             unimplemented: BTreeSet::new(),
             checkpoint_due: true,
@@ -186,13 +186,13 @@ impl KubeletWatch {
 
     /// Accepts new pods now; queries the kubelet about ended ones.
     async fn pods_changed(&mut self, directory: Arc<PodDirectory>) {
-        let ended = self.accepted.ended(&self.directory, &directory);
+        let ended = self.accepted.ended(&self.previous_directory, &directory);
         if !ended.is_empty() {
             self.apply_trigger(Trigger::PodsApi);
             self.schedule.budget.add(self.clock.now().monotonic);
             self.ended.extend(ended);
         }
-        self.directory = directory;
+        self.previous_directory = directory;
         self.reconsider().await;
     }
 
