@@ -111,7 +111,8 @@ pub(super) fn changed_content(path: &Path, known: &mut Option<FileStamp>, larges
     let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() > largest {
-        return Err(io::Error::other(format!("not a file of at most {largest} bytes")));
+        let kind = if metadata.is_file() { io::ErrorKind::FileTooLarge } else { io::ErrorKind::Other };
+        return Err(io::Error::new(kind, format!("not a file of at most {largest} bytes")));
     }
     let version = Some(files::stamp(&metadata));
     if *known == version {

@@ -166,7 +166,7 @@ impl FileReader {
                 parse(&bytes)
             }
             Err(error) if is_absent(&error) => Ok(vec![]),
-            Err(error) if limit < LARGEST => Err(format!("{error}: the files of all claims may have {LARGEST_SUM}")),
+            Err(error) if limit < LARGEST && error.kind() == ErrorKind::FileTooLarge => Err(format!("{error}: the files of all claims may have {LARGEST_SUM}")),
             Err(error) => Err(error.to_string()),
         };
         parsed.unwrap_or_else(|problem| {

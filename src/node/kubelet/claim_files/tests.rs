@@ -146,6 +146,17 @@ async fn the_files_of_all_claims_are_read_up_to_a_sum() {
     assert!(problem.contains("8388608"), "{problem}");
 }
 
+#[test]
+fn a_file_that_cannot_be_opened_is_not_too_large() {
+    let node = Node::new();
+    let mut files = FileReader { bytes_left: 1, problems: Problems::new() };
+    let path = node.root.path().join("cycle");
+    std::os::unix::fs::symlink(&path, &path).unwrap();
+    files.read(ClaimSource::Cdi, path.clone(), &|_| Ok(vec![]));
+    let problem = &files.problems[&(ClaimSource::Cdi, path)];
+    assert!(!problem.contains("8388608"), "{problem}");
+}
+
 #[tokio::test]
 async fn no_name_of_a_claim_leads_out_of_the_directories() {
     let mut node = Node::new();
