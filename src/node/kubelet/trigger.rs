@@ -11,7 +11,7 @@ use crate::domain::model::named;
 use crate::tasks::DirectoryEvents;
 
 named! {
-    /// Why a refresh is due; the `trigger` label.
+    /// Why a refresh is due; the `trigger` label. Counted as it comes: one refresh may answer several.
     pub enum Trigger {
         /// The kubelet wrote its device checkpoint: an allocation changed.
         Checkpoint = "checkpoint",

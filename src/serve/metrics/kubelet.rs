@@ -63,7 +63,7 @@ pub(super) static GROUP: Group = Group {
                 family.push_known(Labels::default(), has_answered.then_some(snapshot.kubelet.truncated));
             },
         ),
-        counter("podmeter_refresh_triggers_total", "Refreshes of the allocations, by trigger.", |snapshot, family| {
+        counter("podmeter_refresh_triggers_total", "Triggers of refreshes of the allocations.", |snapshot, family| {
             for trigger in TRIGGER_NAMES {
                 let count = snapshot.kubelet.counters.triggers.get(trigger).copied().unwrap_or(0);
                 family.since(snapshot.started).push(Labels::of("trigger", trigger), count);
