@@ -1,5 +1,5 @@
 use podmeter::domain::model::ClaimHardware;
-use podmeter::node::kubelet::claim_files::formats::{RecordedDevice, cdi, checkpoint, metadata, mig_minors};
+use podmeter::node::kubelet::claim_files::formats::{RecordedDevice, capability_nodes, cdi, checkpoint, metadata};
 
 const KIND: &str = "k8s.gpu.nvidia.com/claim";
 const INSTANCE: &str = "kind: k8s.gpu.nvidia.com/claim
@@ -10,15 +10,15 @@ devices:
 ";
 const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
 
-/// A byte for the kind, then a file of a DRA driver: metadata, checkpoint, CDI specification or MIG minors.
+/// A byte for the kind, then a file of a DRA driver: metadata, checkpoint, CDI specification or `mig-minors`.
 pub fn claim_file(bytes: &[u8]) {
     let Some((kind, file)) = bytes.split_first() else { return };
     let text = String::from_utf8_lossy(file);
     let read = || match kind % 4 {
         0 => metadata(file),
         1 => checkpoint(file),
-        2 => cdi(&text, KIND, UID, || mig_minors("gpu0/gi1/ci0/access 13\n")),
-        _ => cdi(INSTANCE, KIND, UID, || mig_minors(&text)),
+        2 => cdi(&text, KIND, UID, || capability_nodes("gpu0/gi1/ci0/access 13\n")),
+        _ => cdi(INSTANCE, KIND, UID, || capability_nodes(&text)),
     };
     let recorded = match read() {
         Ok(recorded) => recorded,

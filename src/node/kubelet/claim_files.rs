@@ -112,6 +112,7 @@ impl ClaimFiles {
                 );
             }
         }
+        // The files are not known: each source counts as one.
         self.unreadable = Some(Arc::new(SOURCES.map(|source| (source.as_str(), 1)).into()));
         Records::new()
     }
@@ -166,7 +167,9 @@ impl FileReader {
                 parse(&bytes)
             }
             Err(error) if is_absent(&error) => Ok(vec![]),
-            Err(error) if limit < LARGEST && error.kind() == ErrorKind::FileTooLarge => Err(format!("{error}: the files of all claims may have {LARGEST_SUM}")),
+            Err(error) if limit < LARGEST && error.kind() == ErrorKind::FileTooLarge => {
+                Err(format!("{error}: the files of all claims may have {LARGEST_SUM}"))
+            }
             Err(error) => Err(error.to_string()),
         };
         parsed.unwrap_or_else(|problem| {
@@ -189,17 +192,20 @@ fn read_metadata(
             let files_of_requests = requests.into_iter().map(|request| request.join("metadata.json"));
             files_of_requests.map(|path| files.read(ClaimSource::Metadata, path, &formats::metadata)).collect()
         }
-        Err(error) => vec![files.read(ClaimSource::Metadata, requests, &|_| Err(error.to_string()))],
+        Err(error) => {
+            files.problems.insert((ClaimSource::Metadata, requests), error.to_string());
+            vec![]
+        }
     }
 }
 
 fn read_cdi(files: &mut FileReader, directories: &ClaimDirectories, driver: &str, uid: &str) -> Vec<RecordedDevice> {
     let kind = format!("k8s.{driver}/claim");
     let path = directories.cdi.join(format!("k8s.{driver}-claim_{uid}.yaml"));
-    let minors = || fs::read_to_string(directories.proc.join("driver/nvidia-caps/mig-minors"));
+    let mig_minors = || fs::read_to_string(directories.proc.join("driver/nvidia-caps/mig-minors"));
     let parse = |bytes: &[u8]| {
         let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
-        formats::cdi(text, &kind, uid, || formats::mig_minors(&minors().unwrap_or_default()))
+        formats::cdi(text, &kind, uid, || formats::capability_nodes(&mig_minors().unwrap_or_default()))
     };
     files.read(ClaimSource::Cdi, path, &parse)
 }

@@ -14,13 +14,14 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 
 use crate::domain::model::{ClaimHardware, GpuUuid, MigUuid, PciBusId};
 
-pub use cdi::{cdi, mig_minors};
+pub use cdi::{capability_nodes, cdi};
 
-/// What one file has of one device of one claim.
+/// One statement of a file on a device of a claim. NVIDIA's checkpoint has two: one with the allocation, one with the
+/// hardware.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordedDevice {
     pub claim_uid: Arc<str>,
-    /// `None` where the file is of one driver.
+    /// `None` where the statement leaves it out: the driver is that of the file.
     pub driver: Option<Arc<str>>,
     /// `None` where the file does not have it.
     pub pool: Option<Arc<str>>,
@@ -219,7 +220,7 @@ struct PreparedGroup {
 
 #[derive(Deserialize)]
 struct PreparedDevice {
-    // Boxed: an empty device has two bytes in the file.
+    // Boxed: a file may have millions of `{}`, and each must be small in memory.
     gpu: Option<Box<Prepared>>,
     mig: Option<Box<Prepared>>,
     vfio: Option<Box<Prepared>>,
@@ -227,7 +228,7 @@ struct PreparedDevice {
 
 #[derive(Deserialize)]
 struct Prepared {
-    /// Of a MIG device before 25.12.
+    /// Of a GPU, also for passthrough, and of a MIG device before 25.12.
     info: Option<PreparedInfo>,
     /// Of a MIG device from 25.12 on.
     concrete: Option<Concrete>,
@@ -295,14 +296,14 @@ fn claim_devices(claim_uid: Arc<str>, claim: PreparedClaim) -> Vec<RecordedDevic
 
 fn prepared(device: PreparedDevice) -> Option<(PreparedName, Option<ClaimHardware>)> {
     let PreparedDevice { gpu, mig, vfio } = device;
-    // The UUID of a device for passthrough is the driver's own.
+    // The DRA driver makes up the UUID of a device for passthrough: only the address names hardware.
     let is_passed_through = gpu.is_none() && mig.is_none();
     let Prepared { info, concrete, device } = *gpu.or(mig).or(vfio)?;
-    let uuid = concrete.map(|concrete| concrete.mig_uuid);
-    let (own_uuid, address) = info.map(|info| (info.uuid, info.pci_bus_id)).unwrap_or_default();
+    let mig_uuid = concrete.map(|concrete| concrete.mig_uuid);
+    let (uuid, address) = info.map(|info| (info.uuid, info.pci_bus_id)).unwrap_or_default();
     let hardware = match is_passed_through {
         true => address.map(|address| ClaimHardware::Pci(PciBusId::normalized(&address))),
-        false => uuid.or(own_uuid).as_deref().and_then(of_uuid),
+        false => mig_uuid.or(uuid).as_deref().and_then(of_uuid),
     };
     Some((device, hardware))
 }

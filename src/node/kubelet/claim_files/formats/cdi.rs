@@ -8,9 +8,8 @@ use super::RecordedDevice;
 use crate::domain::model::ClaimHardware;
 use crate::input;
 
-/// The GPU instance and the compute instance of `/dev/nvidia-caps/nvidia-cap<N>`, by N: `(minor, instance, compute
-/// instance)`.
-pub type MigMinors = BTreeMap<u32, (u32, u32, u32)>;
+/// The compute instance of each `/dev/nvidia-caps/nvidia-cap<N>`, by N: `(GPU's minor, GPU instance, compute instance)`.
+pub type CapabilityNodes = BTreeMap<u32, (u32, u32, u32)>;
 
 #[derive(Deserialize)]
 struct ClaimSpecification {
@@ -41,12 +40,12 @@ struct DeviceNode {
 
 /// The CDI specification of a claim, whose devices are named `<claim UID>-<device>`.
 ///
-/// The minors are read where a device has nodes of instances.
+/// `capability_nodes` is called where a device has such nodes.
 pub fn cdi(
     text: &str,
     kind: &str,
     claim_uid: &str,
-    minors: impl Fn() -> MigMinors,
+    capability_nodes: impl Fn() -> CapabilityNodes,
 ) -> Result<Vec<RecordedDevice>, String> {
     let specification = input::yaml::<ClaimSpecification>(text)?.ok_or("the file is empty")?;
     if specification.kind != kind {
@@ -59,7 +58,7 @@ pub fn cdi(
             driver: None,
             pool: None,
             device: name.into(),
-            hardware: nodes_hardware(&device.container_edits.device_nodes, &minors),
+            hardware: nodes_hardware(&device.container_edits.device_nodes, &capability_nodes),
             allocation: None,
         })
     };
@@ -67,7 +66,7 @@ pub fn cdi(
 }
 
 /// `None` where the nodes are of several devices, or of instances that are not known.
-fn nodes_hardware(nodes: &[DeviceNode], minors: &impl Fn() -> MigMinors) -> Option<ClaimHardware> {
+fn nodes_hardware(nodes: &[DeviceNode], capability_nodes: &impl Fn() -> CapabilityNodes) -> Option<ClaimHardware> {
     let one = |prefix: &'static str| {
         let mut numbers = nodes.iter().filter_map(|node| node.path.strip_prefix(prefix)?.parse::<u32>().ok());
         let first = numbers.next();
@@ -78,10 +77,10 @@ fn nodes_hardware(nodes: &[DeviceNode], minors: &impl Fn() -> MigMinors) -> Opti
     match (one("/dev/nvidia"), one("/dev/vfio/"), one("/dev/vfio/devices/vfio")) {
         ((Some(minor), true), (None, _), (None, _)) if capabilities.is_empty() => Some(ClaimHardware::Minor(minor)),
         ((Some(minor), true), (None, _), (None, _)) => {
-            let minors = minors();
-            let mut instances = capabilities.iter().filter_map(|number| minors.get(&(*number)?));
-            let (of, gpu_instance, compute_instance) = *instances.next()?;
-            let is_one = instances.next().is_none() && of == minor;
+            let known = capability_nodes();
+            let mut instances = capabilities.iter().filter_map(|number| known.get(&(*number)?));
+            let (minor_of_gpu, gpu_instance, compute_instance) = *instances.next()?;
+            let is_one = instances.next().is_none() && minor_of_gpu == minor;
             is_one.then_some(ClaimHardware::Instance { minor, gpu_instance, compute_instance })
         }
         ((None, _), (Some(group), true), (None, _)) => Some(ClaimHardware::IommuGroup(group)),
@@ -92,7 +91,7 @@ fn nodes_hardware(nodes: &[DeviceNode], minors: &impl Fn() -> MigMinors) -> Opti
 
 /// `/proc/driver/nvidia-caps/mig-minors`: lines such as `gpu0/gi1/ci0/access 13`. Those of GPU instances as a whole are
 /// left out.
-pub fn mig_minors(text: &str) -> MigMinors {
+pub fn capability_nodes(text: &str) -> CapabilityNodes {
     let line = |line: &str| {
         let (path, number) = line.split_once(' ')?;
         let mut parts = path.split('/');

@@ -97,7 +97,7 @@ fn a_checkpoint_names_hardware_by_uuid() {
 
 #[test]
 fn a_cdi_specification_names_hardware_by_its_device_nodes() {
-    let minors = || mig_minors("gpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu1/gi1/ci0/access 148\nconfig 1\n");
+    let known = || capability_nodes("gpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu1/gi1/ci0/access 148\nconfig 1\n");
     let check = |nodes: &[&str], expected: &str| {
         let nodes: Vec<String> = nodes.iter().map(|path| format!("{{path: {path}}}")).collect();
         let text = format!(
@@ -105,7 +105,7 @@ fn a_cdi_specification_names_hardware_by_its_device_nodes() {
              devices:\n- name: {UID}-gpu-2\n  containerEdits:\n    deviceNodes: [{}]\n- name: another\n",
             nodes.join(", ")
         );
-        let read = cdi(&text, "k8s.gpu.nvidia.com/claim", UID, minors);
+        let read = cdi(&text, "k8s.gpu.nvidia.com/claim", UID, known);
         assert_eq!(lines(read), [format!("- - gpu-2{expected}")], "{text}");
     };
     check(&["/dev/nvidia2", "/dev/dri/card3", "/dev/dri/renderD130"], " Minor(2)");
@@ -118,8 +118,8 @@ fn a_cdi_specification_names_hardware_by_its_device_nodes() {
     check(&["/dev/vfio/devices/vfio3"], r#" VfioDevice("vfio3")"#);
     check(&["/dev/vfio/vfio", "/dev/vfio/devices/vfio3", "/dev/vfio/devices/vfio4"], "");
     check(&[], "");
-    assert!(cdi("kind: other/claim\n", "k8s.gpu.nvidia.com/claim", UID, minors).unwrap_err().contains("other/claim"));
-    assert!(cdi("", "k8s.gpu.nvidia.com/claim", UID, minors).is_err());
+    assert!(cdi("kind: other/claim\n", "k8s.gpu.nvidia.com/claim", UID, known).unwrap_err().contains("other/claim"));
+    assert!(cdi("", "k8s.gpu.nvidia.com/claim", UID, known).is_err());
 }
 
 #[test]
@@ -148,6 +148,6 @@ proptest::proptest! {
     #[test]
     fn anything_is_survived(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200), text in "\\PC*") {
         let _ = (metadata(&bytes), checkpoint(&bytes));
-        let _ = (cdi(&text, "k", "u", || mig_minors(&text)), thousandths(&text));
+        let _ = (cdi(&text, "k", "u", || capability_nodes(&text)), thousandths(&text));
     }
 }
