@@ -114,7 +114,7 @@ impl Resolver {
             // A process that has ended keeps its owner for as long as device readings include it.
             Err(reason) => {
                 let Some(known) = self.known.get_mut(&pid) else { return Err(reason) };
-                known.gone = true;
+                known.gone = reason == UnknownOwner::Gone;
                 return Ok(());
             }
         };

@@ -114,6 +114,19 @@ fn an_ended_process_keeps_its_owner_while_readings_include_it() {
 }
 
 #[test]
+fn a_process_whose_files_cannot_be_read_has_not_ended_with_its_pod() {
+    let mut lab = Lab::with_pods();
+    lab.list(MAIN, UID, false, &["main"]);
+    assert_eq!(lab.owner(1, 100), container(MAIN));
+    lab.list(MAIN, UID, true, &["main"]);
+    assert_eq!(lab.owner(2, 100), ended(true));
+    lab.write(100, "stat", b"");
+    assert_eq!(lab.owner(3, 100), ended(true));
+    lab.tree.end(100).unwrap();
+    assert_eq!(lab.owner(4, 100), container(MAIN));
+}
+
+#[test]
 fn what_is_no_longer_requested_is_dropped() {
     let mut lab = Lab::with_pods();
     lab.resolve(1, &[100, 101, 102]);
