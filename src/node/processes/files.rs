@@ -26,10 +26,10 @@ pub struct ProcFiles {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sighting {
     pub owner: CgroupOwner,
-    /// By its mounts; `None` where there are none of the kubelet's.
+    /// Read where its cgroup names a container; `None` where there are none of the kubelet's.
     pub mounts: Option<mountinfo::KubeletMounts>,
-    /// False: its mounts could not be read.
-    pub mounts_read: bool,
+    /// Its mounts are needed and cannot be read.
+    pub mounts_failed: bool,
 }
 
 impl ProcFiles {
@@ -49,22 +49,22 @@ impl ProcFiles {
 
     /// What this very process is in; `NotResolved` when another one got its number meanwhile.
     pub fn sighting(&self, key: ProcessKey) -> Result<Sighting, UnknownOwner> {
-        let owner = cgroup::parse(&String::from_utf8_lossy(&self.read(key.pid, "cgroup", CGROUP_LIMIT)?));
-        let uid = match &owner {
-            CgroupOwner::Pod { uid, container: Some(_) } => Some(Some(uid)),
+        let owner = self.cgroup_owner(key.pid)?;
+        let mounts = match &owner {
+            CgroupOwner::Pod { uid, container: Some(_) } => self.mounts(key.pid, Some(uid)),
+            CgroupOwner::Container(_) => self.mounts(key.pid, None),
             // A monitor's mounts are the host's.
-            CgroupOwner::Pod { container: None, .. } | CgroupOwner::Host => None,
-            CgroupOwner::Container(_) => Some(None),
+            CgroupOwner::Pod { container: None, .. } | CgroupOwner::Host => Ok(None),
         };
-        let mounts = uid.map(|uid| self.mounts(key.pid, uid));
-        let sighting = Sighting {
-            mounts_read: mounts.as_ref().is_none_or(Result::is_ok),
-            mounts: mounts.and_then(Result::ok).flatten(),
-            owner,
-        };
+        let sighting = Sighting { owner, mounts_failed: mounts.is_err(), mounts: mounts.ok().flatten() };
         if self.key(key.pid)? == key { Ok(sighting) } else { Err(UnknownOwner::NotResolved) }
     }
 
+    pub fn cgroup_owner(&self, pid: u32) -> Result<CgroupOwner, UnknownOwner> {
+        Ok(cgroup::parse(&String::from_utf8_lossy(&self.read(pid, "cgroup", CGROUP_LIMIT)?)))
+    }
+
+    /// `uid`: only those of this pod.
     fn mounts(&self, pid: u32, uid: Option<&PodUid>) -> Result<Option<mountinfo::KubeletMounts>, UnknownOwner> {
         Ok(mountinfo::parse(&String::from_utf8_lossy(&self.read(pid, "mountinfo", MOUNTINFO_LIMIT)?), uid))
     }

@@ -233,7 +233,7 @@ impl Names<'_> {
             return self.in_pod(identity.uid_in_cgroups(), sighting);
         }
         // The kubelet's containers have the kubelet's mounts: this one is not the kubelet's.
-        if sighting.mounts_read { Owner::Host } else { Owner::Unknown(UnknownOwner::Unreadable) }
+        if sighting.mounts_failed { Owner::Unknown(UnknownOwner::Unreadable) } else { Owner::Host }
     }
 
     fn in_pod(&self, uid: &PodUid, sighting: &Sighting) -> Owner {

@@ -3,9 +3,10 @@
 use std::io;
 use std::path::Path;
 
-use super::cgroup::{self, CgroupOwner};
+use super::cgroup::CgroupOwner;
 use super::files::ProcFiles;
 use super::pod_logs;
+use crate::domain::model::UnknownOwner;
 
 /// The most processes that are read. A node has thousands.
 const MOST: usize = 20_000;
@@ -24,18 +25,16 @@ pub struct Survey {
 
 /// Reads every process under `proc_root` once.
 pub fn survey(proc_root: &Path) -> io::Result<Survey> {
-    let mut seen = Survey { of_the_host: ProcFiles::new(proc_root).are_the_hosts(), ..Survey::default() };
-    let processes = std::fs::read_dir(proc_root)?.filter_map(Result::ok).map(|entry| entry.path());
-    let is_process =
-        |path: &Path| path.file_name().is_some_and(|name| name.as_encoded_bytes().iter().all(u8::is_ascii_digit));
-    for process in processes.filter(|path| is_process(path)).take(MOST) {
-        match std::fs::read(process.join("cgroup")) {
-            Ok(text) => {
+    let files = ProcFiles::new(proc_root);
+    let mut seen = Survey { of_the_host: files.are_the_hosts(), ..Survey::default() };
+    let pids = std::fs::read_dir(proc_root)?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    for pid in pids.take(MOST) {
+        match files.cgroup_owner(pid) {
+            Ok(owner) => {
                 seen.processes += 1;
-                let owner = cgroup::parse(&String::from_utf8_lossy(&text));
                 seen.in_pods += usize::from(matches!(owner, CgroupOwner::Pod { .. }));
             }
-            Err(_) if !process.exists() => {}
+            Err(UnknownOwner::Gone) => {}
             Err(_) => (seen.processes, seen.unreadable) = (seen.processes + 1, seen.unreadable + 1),
         }
     }
