@@ -9,7 +9,6 @@
 
 pub mod cgroup;
 mod files;
-mod listing;
 pub mod mountinfo;
 mod pod_logs;
 mod resolver;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::cgroup::CgroupOwner;
 use super::files::{ProcFiles, Sighting};
-use super::listing::Listing;
+use super::pod_logs::PodLogs;
 use crate::domain::model::{
     ContainerId, ContainerRef, Monotonic, Owner, PodDirectory, PodIdentity, PodRef, PodUid, Process, ProcessKey,
     UnknownOwner,
@@ -24,7 +24,7 @@ const RESCAN: Duration = Duration::from_secs(5);
 /// Finds owners. Caches results for the requested processes only.
 pub struct Resolver {
     files: ProcFiles,
-    logs: Listing,
+    logs: PodLogs,
     known: BTreeMap<u32, Known>,
     pods: Pods,
 }
@@ -53,7 +53,7 @@ impl Resolver {
     pub fn new(proc_root: &Path, pod_logs: &Path) -> Self {
         Self {
             files: ProcFiles::new(proc_root),
-            logs: Listing::new(pod_logs),
+            logs: PodLogs::new(pod_logs),
             known: BTreeMap::new(),
             pods: Pods::default(),
         }
@@ -219,7 +219,7 @@ impl Sighting {
 struct Names<'a> {
     directory: &'a PodDirectory,
     by_runtime_uid: BTreeMap<&'a PodUid, &'a Arc<PodIdentity>>,
-    logs: &'a Listing,
+    logs: &'a PodLogs,
 }
 
 impl Names<'_> {
