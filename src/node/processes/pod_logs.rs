@@ -1,6 +1,6 @@
 //! The kubelet's log directories, whose names map UIDs to pods.
 //!
-//! In: `/var/log/pods`, the UIDs that are needed. Out: the pod of each UID, read no more often than needed.
+//! In: `/var/log/pods`, the UIDs that are wanted. Out: the pod of each UID, read no more often than needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,6 @@ const READ_AGAIN: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(200);
 /// More entries than this no node has; the rest is left unread.
 const MOST: usize = 16_384;
-
 /// The longest name that Kubernetes gives a pod.
 const LONGEST_POD: usize = 253;
 
@@ -25,7 +24,7 @@ const LONGEST_POD: usize = 253;
 pub struct PodLogs {
     pub root: PathBuf,
     read: Option<PodLogsRead>,
-    /// Needed, and absent in the last read: no reason to read again.
+    /// Wanted, and absent in the last read: no reason to read again.
     missed: BTreeSet<PodUid>,
     /// Rises whenever the entries are others than before.
     pub generation: u64,
@@ -43,27 +42,27 @@ impl PodLogs {
         Self { root: root.to_owned(), read: None, missed: BTreeSet::new(), generation: 0 }
     }
 
-    /// Reads the directory if it has changed, if it was read long ago, or if a needed key is not known yet.
+    /// Reads the directory if it has changed, if it was read long ago, or if a wanted UID is not known yet.
     pub fn refresh(&mut self, now: Monotonic, wanted: &BTreeSet<PodUid>) {
         let stamp = std::fs::metadata(&self.root).ok().map(|metadata| files::stamp(&metadata));
         let due = self.read.as_ref().is_none_or(|read| {
             let age = now.since(read.at);
-            let known = |key: &PodUid| self.missed.contains(key) || read.has(key);
+            let known = |uid: &PodUid| self.missed.contains(uid) || read.has(uid);
             age >= READ_AGAIN || (age >= PAUSE && (read.stamp != stamp || !wanted.iter().all(known)))
         });
         if !due {
             return;
         }
         let read = PodLogsRead { at: now, stamp, entries: self.read_entries() };
-        self.missed = wanted.iter().filter(|key| !read.has(key)).cloned().collect();
+        self.missed = wanted.iter().filter(|uid| !read.has(uid)).cloned().collect();
         let before = self.read.replace(read);
         if before.and_then(|before| before.entries.ok()).as_ref() != self.entries() {
             self.generation += 1;
         }
     }
 
-    pub fn get(&self, key: &PodUid) -> Option<&PodRef> {
-        self.entries()?.get(key)
+    pub fn get(&self, uid: &PodUid) -> Option<&PodRef> {
+        self.entries()?.get(uid)
     }
 
     /// Whether it was read before `moment`.
@@ -89,8 +88,8 @@ impl PodLogs {
 }
 
 impl PodLogsRead {
-    fn has(&self, key: &PodUid) -> bool {
-        self.entries.as_ref().is_ok_and(|entries| entries.contains_key(key))
+    fn has(&self, uid: &PodUid) -> bool {
+        self.entries.as_ref().is_ok_and(|entries| entries.contains_key(uid))
     }
 }
 

@@ -34,7 +34,7 @@ struct Known {
     seen: Result<Sighting, UnknownOwner>,
     first_seen: Monotonic,
     read_at: Monotonic,
-    /// It existed, and has ended.
+    /// It has ended.
     gone: bool,
     /// A container or pod; kept after the pod and its process end.
     owner: Option<Owner>,
@@ -93,7 +93,7 @@ impl Resolver {
             let owner = match (owner, &known.owner) {
                 // It ended with its pod, to which its use belongs.
                 (Owner::EndedPod { .. }, Some(owner)) if known.gone => owner.clone(),
-                // Its pod may have started after the directory was read.
+                // Its pod may have started after the log directories were read.
                 (Owner::EndedPod { .. }, None) if !directory.complete && names.logs.is_older_than(known.first_seen) => {
                     Owner::Unknown(UnknownOwner::NotResolved)
                 }
@@ -107,7 +107,7 @@ impl Resolver {
         processes
     }
 
-    /// Updates `known` for one process; `Err` when its owner cannot be determined.
+    /// Updates `known` for one process; `Err` for one that is not in it and whose key cannot be read.
     fn update(&mut self, now: Monotonic, pid: u32) -> Result<(), UnknownOwner> {
         let key = match self.files.key(pid) {
             Ok(key) => key,
@@ -120,14 +120,14 @@ impl Resolver {
         };
         if let Some(known) = self.known.get_mut(&pid) {
             known.gone = false;
-            if known.key == key && (known.is_settled() || now.since(known.read_at) < RESCAN) {
+            if known.key == key && (known.is_final() || now.since(known.read_at) < RESCAN) {
                 return Ok(());
             }
         }
         let seen = self.files.sighting(key);
-        if let (Some(known), true) = (self.known.get_mut(&pid), seen.as_ref().map_or(true, Sighting::is_nowhere)) {
+        if let (Some(known), true) = (self.known.get_mut(&pid), seen.as_ref().map_or(true, Sighting::is_host)) {
             // A process that ends leaves its cgroup before it leaves /proc: it keeps its owner.
-            if known.key == key && known.seen.as_ref().is_ok_and(|seen| !seen.is_nowhere()) {
+            if known.key == key && known.seen.as_ref().is_ok_and(|seen| !seen.is_host()) {
                 known.read_at = now;
                 return Ok(());
             }
@@ -138,7 +138,7 @@ impl Resolver {
         Ok(())
     }
 
-    /// The directory is searched for names where a UID is not known yet.
+    /// The log directories are read for UIDs that the Pods API has not listed.
     fn refresh_names(&mut self, now: Monotonic, directory: &PodDirectory) {
         let uids = self.known.values().filter_map(|known| known.seen.as_ref().ok()?.uid());
         let uids = uids.filter(|uid| !directory.pods.contains_key(*uid)).cloned().collect();
@@ -182,14 +182,14 @@ impl Resolver {
 
 impl Known {
     /// Its owner is final while it runs.
-    fn is_settled(&self) -> bool {
+    fn is_final(&self) -> bool {
         let Ok(Sighting { owner: CgroupOwner::Pod { container, .. }, mounts, .. }) = &self.seen else { return false };
         container.is_none() || mounts.as_ref().is_some_and(|mounts| mounts.container.is_some())
     }
 }
 
 impl Sighting {
-    fn is_nowhere(&self) -> bool {
+    fn is_host(&self) -> bool {
         self.owner == CgroupOwner::Host
     }
 
@@ -238,16 +238,23 @@ impl Names<'_> {
 
     fn in_pod(&self, uid: &PodUid, sighting: &Sighting) -> Owner {
         let identity = self.directory.pods.get(uid).or_else(|| self.by_runtime_uid.get(uid).copied());
+        // A pod from a manifest has another UID in the API than in its cgroup and in the name of its log directory.
         let logged = self.logs.get(uid);
-        let is_logged = identity.map(|identity| &identity.uid).is_some_and(|uid| self.logs.get(uid).is_some());
+        let is_logged_by_api_uid =
+            identity.map(|identity| &identity.uid).is_some_and(|uid| self.logs.get(uid).is_some());
         let ended = || {
             let pod = identity.map(|identity| &identity.pod).or(logged).cloned();
             Owner::EndedPod { uid: uid.clone(), pod }
         };
         let pod = match identity {
             Some(identity) if identity.terminal => return ended(),
-            // The directory may be old; then the logs show which pods were removed.
-            Some(_) if !self.directory.complete && self.logs.entries().is_some() && logged.is_none() && !is_logged => {
+            // The list of the Pods API may be old; then the log directories show which pods were removed.
+            Some(_)
+                if !self.directory.complete
+                    && self.logs.entries().is_some()
+                    && logged.is_none()
+                    && !is_logged_by_api_uid =>
+            {
                 return ended();
             }
             Some(identity) => &identity.pod,
