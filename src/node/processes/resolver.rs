@@ -238,10 +238,10 @@ impl Names<'_> {
 
     fn in_pod(&self, uid: &PodUid, sighting: &Sighting) -> Owner {
         let identity = self.directory.pods.get(uid).or_else(|| self.by_runtime_uid.get(uid).copied());
-        // A pod from a manifest has another UID in the API than in its cgroup and in the name of its log directory.
         let logged = self.logs.get(uid);
-        let is_logged_by_api_uid =
-            identity.map(|identity| &identity.uid).is_some_and(|uid| self.logs.get(uid).is_some());
+        // A pod from a manifest has two UIDs: that of its cgroup and that of the API.
+        let is_in_logs = logged.is_some() || identity.is_some_and(|identity| self.logs.get(&identity.uid).is_some());
+        let logs_are_read = self.logs.entries().is_some();
         let ended = || {
             let pod = identity.map(|identity| &identity.pod).or(logged).cloned();
             Owner::EndedPod { uid: uid.clone(), pod }
@@ -249,19 +249,12 @@ impl Names<'_> {
         let pod = match identity {
             Some(identity) if identity.terminal => return ended(),
             // The list of the Pods API may be old; then the log directories show which pods were removed.
-            Some(_)
-                if !self.directory.complete
-                    && self.logs.entries().is_some()
-                    && logged.is_none()
-                    && !is_logged_by_api_uid =>
-            {
-                return ended();
-            }
+            Some(_) if !self.directory.complete && logs_are_read && !is_in_logs => return ended(),
             Some(identity) => &identity.pod,
             None if self.directory.complete => return ended(),
             None => match logged {
                 Some(pod) => pod,
-                None if self.logs.entries().is_some() => return ended(),
+                None if logs_are_read => return ended(),
                 None => return Owner::Unknown(UnknownOwner::NoNames),
             },
         };
