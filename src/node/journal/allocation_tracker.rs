@@ -2,11 +2,12 @@
 //!
 //! In: successive snapshots, the open records of an earlier agent. Out: the records to write. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::allocation_record::{AllocationRecord, Ending, Xid};
-use super::subject::{self, RecordKey};
+use super::subject;
+use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, Figures, Moment, Monotonic, Snapshot, UnixSeconds};
 
 /// Open holdings are written this often: a crash loses their figures of at most this time.
@@ -19,9 +20,9 @@ const WAITING_LIMIT: usize = 4096;
 /// Derives allocation records from successive snapshots. In memory only.
 #[derive(Debug, Default)]
 pub struct AllocationTracker {
-    tracked: BTreeMap<RecordKey, Tracked>,
+    tracked: BTreeMap<HoldingKey, Tracked>,
     /// The part of each account that is in a record already.
-    counted: BTreeMap<RecordKey, Counted>,
+    counted: BTreeMap<HoldingKey, Counted>,
     /// Open when the last agent ended, and not matched yet.
     orphans: Vec<AllocationRecord>,
     /// Not on disk yet, by id.
@@ -121,7 +122,7 @@ impl AllocationTracker {
     }
 
     fn follow(&mut self, account: &Account, snapshot: &Snapshot) -> bool {
-        let key = (account.container.clone(), account.gpu.clone(), account.mig.clone());
+        let key = subject::account_key(account);
         let figures = account.figures;
         let counted = Counted { created: account.created, figures };
         let known = self.counted.insert(key.clone(), counted);
@@ -171,7 +172,7 @@ impl AllocationTracker {
         }
     }
 
-    fn open(&mut self, key: RecordKey, account: &Account, known: Option<Counted>, snapshot: &Snapshot) {
+    fn open(&mut self, key: HoldingKey, account: &Account, known: Option<Counted>, snapshot: &Snapshot) {
         let first = known.is_none();
         let began = if first { account.created } else { snapshot.at.unix };
         let mut tracked = Tracked {
@@ -191,8 +192,7 @@ impl AllocationTracker {
 
     /// Ends holdings without an account, and drops those with their last figures.
     fn settle(&mut self, snapshot: &Snapshot) -> bool {
-        let of = |account: &Account| (account.container.clone(), account.gpu.clone(), account.mig.clone());
-        let present: std::collections::BTreeSet<RecordKey> = snapshot.accounts.iter().map(of).collect();
+        let present: BTreeSet<HoldingKey> = snapshot.accounts.iter().map(subject::account_key).collect();
         self.counted.retain(|key, _| present.contains(key));
         let Self { tracked, waiting, .. } = self;
         let mut urgent = false;
@@ -217,8 +217,8 @@ impl AllocationTracker {
         let mut urgent = false;
         let transitions = &snapshot.health.transitions;
         for transition in transitions.iter().filter(|transition| transition.number > self.last_transition) {
-            for ((_, gpu, mig), tracked) in &mut self.tracked {
-                let concerned = *gpu == transition.gpu && (transition.mig.is_none() || transition.mig == *mig);
+            for (key, tracked) in &mut self.tracked {
+                let concerned = key.gpu == transition.gpu && (transition.mig.is_none() || transition.mig == key.mig);
                 if concerned && tracked.ended.is_none() && transition.at.monotonic >= tracked.since {
                     subject::note(&mut tracked.record, subject::health_event(transition));
                     self.waiting.insert(tracked.record.id, tracked.record.clone());
@@ -311,10 +311,11 @@ impl Tracked {
         &mut self,
         orphans: &mut Vec<AllocationRecord>,
         waiting: &mut BTreeMap<u64, AllocationRecord>,
-        key: &RecordKey,
+        key: &HoldingKey,
         now: UnixSeconds,
     ) {
-        if let Some(index) = orphans.iter().position(|old| subject::is_named(old, key) && self.may_continue(old)) {
+        let is_same = |old: &AllocationRecord| subject::is_same_name_and_device(&subject::record_key(old), key);
+        if let Some(index) = orphans.iter().position(|old| is_same(old) && self.may_continue(old)) {
             waiting.remove(&self.record.id);
             self.continue_from(orphans.remove(index), now);
             waiting.insert(self.record.id, self.record.clone());

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::allocation_record::{AllocationRecord, HealthEvent, JournalDevice, Xid};
+use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
     Account, Attribution, ContainerRef, ContainerXid, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic,
     PciBusId, ResourceName, Snapshot, UnixSeconds,
@@ -13,32 +14,32 @@ use crate::domain::model::{
 const HEALTH_EVENTS: usize = 32;
 /// XID codes kept for one holding.
 const XID_CODES: usize = 32;
-/// By then the kubelet has reported what is allocatable, if it ever does.
+/// So long after the agent's start the kubelet has reported what is allocatable, if it ever does.
 const JOINED: Monotonic = Monotonic::from_secs(120);
 
-pub type RecordKey = (ContainerRef, GpuUuid, Option<MigUuid>);
-
-pub fn key_of(record: &AllocationRecord) -> RecordKey {
-    let container = ContainerRef::new(&record.namespace, &record.pod, &record.container);
-    let gpu = GpuUuid::new(Arc::clone(&record.device.gpu_uuid));
-    (container, gpu, record.device.mig_uuid.as_ref().map(|mig| MigUuid::new(Arc::clone(mig))))
+pub fn account_key(account: &Account) -> HoldingKey {
+    HoldingKey { container: account.container.clone(), gpu: account.gpu.clone(), mig: account.mig.clone() }
 }
 
-/// Whether the record is of this holder or of another pod of the same name.
-pub fn is_named(record: &AllocationRecord, (container, gpu, mig): &RecordKey) -> bool {
-    let (named, of_gpu, of_mig) = key_of(record);
-    named.has_names_of(container) && (of_gpu, of_mig) == (gpu.clone(), mig.clone())
+/// Without the pod's UID, which a record may lack.
+pub fn record_key(record: &AllocationRecord) -> HoldingKey {
+    HoldingKey {
+        container: ContainerRef::new(&record.namespace, &record.pod, &record.container),
+        gpu: GpuUuid::new(Arc::clone(&record.device.gpu_uuid)),
+        mig: record.device.mig_uuid.as_ref().map(|mig| MigUuid::new(Arc::clone(mig))),
+    }
+}
+
+/// The pods may differ in their UIDs.
+pub fn is_same_name_and_device(one: &HoldingKey, other: &HoldingKey) -> bool {
+    one.container.has_names_of(&other.container) && (&one.gpu, &one.mig) == (&other.gpu, &other.mig)
 }
 
 /// Whether another pod of the same name has the device now.
 pub fn is_replaced(account: &Account, snapshot: &Snapshot) -> bool {
+    let key = account_key(account);
     let is_other = |other: &&Account| other.container != account.container && other.holding.is_some();
-    let mut others = snapshot.accounts.iter().filter(is_other);
-    others.any(|other| has_names(other, &account.container, &account.gpu, account.mig.as_ref()))
-}
-
-fn has_names(account: &Account, container: &ContainerRef, gpu: &GpuUuid, mig: Option<&MigUuid>) -> bool {
-    account.container.has_names_of(container) && account.gpu == *gpu && account.mig.as_ref() == mig
+    snapshot.accounts.iter().filter(is_other).any(|other| is_same_name_and_device(&account_key(other), &key))
 }
 
 /// A holding as it begins.
@@ -151,21 +152,21 @@ pub fn note(record: &mut AllocationRecord, event: HealthEvent) {
 pub fn has_ended(record: &AllocationRecord, snapshot: &Snapshot) -> bool {
     let kubelet = &snapshot.kubelet;
     let Some(allocations) = kubelet.allocations.as_ref().filter(|_| kubelet.settled) else { return false };
-    let (container, gpu, mig) = key_of(record);
-    let Some(listed) = allocations.containers().find(|listed| listed.reference.has_names_of(&container)) else {
+    let key = record_key(record);
+    let Some(listed) = allocations.containers().find(|listed| listed.reference.has_names_of(&key.container)) else {
         return true;
     };
     if listed.devices.is_empty() && listed.claims.is_empty() {
         return true;
     }
     let is_holder =
-        |account: &&Account| has_names(account, &container, &gpu, mig.as_ref()) && account.holding.is_some();
+        |account: &&Account| account.holding.is_some() && is_same_name_and_device(&account_key(account), &key);
     if let Some(holder) = snapshot.accounts.iter().find(is_holder) {
         // It did not continue this record: another pod holds the device, or its UID is not known yet.
         return record.pod_uid.is_none() || pod_uid(snapshot, &holder.container).is_some();
     }
-    let Some(known) = snapshot.hardware.inventory.gpus.get(&gpu).filter(|gpu| gpu.present) else { return false };
-    let is_there = mig.is_none() || known.mig_devices.iter().any(|device| Some(&device.uuid) == mig.as_ref());
+    let Some(known) = snapshot.hardware.inventory.gpus.get(&key.gpu).filter(|gpu| gpu.present) else { return false };
+    let is_there = key.mig.is_none() || known.mig_devices.iter().any(|device| Some(&device.uuid) == key.mig.as_ref());
     // Device IDs can be joined, and none of its devices is this one.
     !is_there || kubelet.allocatable.is_some() || snapshot.at.monotonic >= JOINED
 }
