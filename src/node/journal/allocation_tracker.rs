@@ -13,16 +13,16 @@ use crate::domain::model::{Account, Figures, Moment, Monotonic, Snapshot, UnixSe
 /// Open holdings are written this often: a crash loses their figures of at most this time.
 pub const PROGRESS: Duration = Duration::from_secs(30);
 /// The last seconds of a holding come with the next readings: its figures may grow for this time after its end.
-const SETTLING: Duration = Duration::from_secs(20);
-/// Records that wait for the disk; beyond that, those that ended first are dropped.
+const FINAL_FIGURES: Duration = Duration::from_secs(20);
+/// Records that wait for the disk; beyond that, of the ended ones those that began first are dropped.
 const WAITING_LIMIT: usize = 4096;
 
 /// Derives allocation records from successive snapshots. In memory only.
 #[derive(Debug, Default)]
 pub struct AllocationTracker {
     tracked: BTreeMap<HoldingKey, Tracked>,
-    /// The part of each account that is in a record already.
-    counted: BTreeMap<HoldingKey, Counted>,
+    /// Each account as the last snapshot had it: where a next holding starts to count.
+    last_accounts: BTreeMap<HoldingKey, LastAccount>,
     /// Open when the last agent ended, and not matched yet.
     orphans: Vec<AllocationRecord>,
     /// Not on disk yet, by id.
@@ -36,29 +36,29 @@ pub struct AllocationTracker {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Counted {
-    /// Of the account: another one starts at zero.
+struct LastAccount {
     created: UnixSeconds,
     figures: Figures,
 }
 
-/// A holding that continues, or that still lacks its final figures.
+/// A holding that continues, or that still lacks its final figures. For figures and XIDs, what the record has is
+/// `carried` + (account − `base`).
 #[derive(Clone, Debug)]
 struct Tracked {
     record: AllocationRecord,
-    /// The account's figures at the beginning of this holding.
+    /// Of the account at the beginning of this holding.
     base: Figures,
     base_xids: Vec<Xid>,
-    since: Monotonic,
-    /// The record of an earlier agent that this holding continues.
-    earlier: Option<AllocationRecord>,
-    /// The figures of the earlier agent.
+    /// Of the record of an earlier agent that this one continues, less the figures of time that both observed.
     carried: Figures,
+    carried_xids: Vec<Xid>,
+    continues_earlier: bool,
+    since: Monotonic,
     ended: Option<Monotonic>,
 }
 
 impl AllocationTracker {
-    /// True when something must be written soon: a beginning, an end, an event.
+    /// True when something must be written soon: a beginning, an end, an event, or progress that is due.
     pub fn observe(&mut self, snapshot: &Snapshot) -> bool {
         let before = self.waiting.len();
         let mut urgent = false;
@@ -66,7 +66,7 @@ impl AllocationTracker {
             urgent |= self.follow(account, snapshot);
         }
         let at = snapshot.at;
-        urgent |= self.settle(snapshot);
+        urgent |= self.finish_ended(snapshot);
         urgent |= self.add_transitions(snapshot);
         urgent |= self.end_orphans(snapshot);
         if at.monotonic.since(self.last_progress) >= PROGRESS {
@@ -106,7 +106,7 @@ impl AllocationTracker {
         }
     }
 
-    /// All open holdings wait for the disk: for a new file, or at the end.
+    /// All records in memory wait for the disk: for a new file, or at the end.
     pub fn requeue_all(&mut self) {
         self.waiting.extend(self.tracked.values().map(|tracked| (tracked.record.id, tracked.record.clone())));
         self.waiting.extend(self.orphans.iter().map(|record| (record.id, record.clone())));
@@ -124,9 +124,12 @@ impl AllocationTracker {
     fn follow(&mut self, account: &Account, snapshot: &Snapshot) -> bool {
         let key = subject::account_key(account);
         let figures = account.figures;
-        let counted = Counted { created: account.created, figures };
-        let known = self.counted.insert(key.clone(), counted);
-        let known = known.filter(|known| known.created == account.created && !figures.fell_since(known.figures));
+        let last = self.last_accounts.insert(key.clone(), LastAccount { created: account.created, figures });
+        // Another account starts at zero; after a clock that was set back it may be of the same second.
+        let last = last.filter(|last| last.created == account.created && !figures.fell_since(last.figures));
+        if last.is_none() {
+            self.finish(&key, snapshot.at);
+        }
         let is_held = account.holding.is_some();
         let uid = subject::pod_uid(snapshot, &account.container);
         let mut urgent = false;
@@ -139,10 +142,8 @@ impl AllocationTracker {
         }
         let goes_on = self.tracked.get(&key).is_some_and(|tracked| tracked.ended.is_none());
         if is_held && !goes_on {
-            if let Some(tracked) = self.tracked.remove(&key) {
-                self.waiting.insert(tracked.record.id, tracked.record);
-            }
-            self.open(key, account, known, snapshot);
+            self.finish(&key, snapshot.at);
+            self.open(key, account, last, snapshot);
             return true;
         }
         match self.tracked.get_mut(&key) {
@@ -160,7 +161,7 @@ impl AllocationTracker {
                 urgent
             }
             // It began and ended between two snapshots.
-            None if known.is_none() && !is_held => {
+            None if last.is_none() && !is_held => {
                 self.open(key.clone(), account, None, snapshot);
                 if let Some(tracked) = self.tracked.get_mut(&key) {
                     tracked.end(snapshot.at, Ending::Released);
@@ -172,16 +173,28 @@ impl AllocationTracker {
         }
     }
 
-    fn open(&mut self, key: HoldingKey, account: &Account, known: Option<Counted>, snapshot: &Snapshot) {
-        let first = known.is_none();
+    /// Another holding follows under the key, or another account: what is tracked there has all of its figures.
+    fn finish(&mut self, key: &HoldingKey, now: Moment) {
+        if let Some(mut tracked) = self.tracked.remove(key) {
+            if tracked.ended.is_none() {
+                tracked.end(now, Ending::Released);
+            }
+            self.waiting.insert(tracked.record.id, tracked.record);
+        }
+    }
+
+    /// `last`: the account as the last snapshot had it.
+    fn open(&mut self, key: HoldingKey, account: &Account, last: Option<LastAccount>, snapshot: &Snapshot) {
+        let first = last.is_none();
         let began = if first { account.created } else { snapshot.at.unix };
         let mut tracked = Tracked {
             record: subject::record(account, snapshot, began, self.next_id(snapshot.at)),
-            base: known.map_or_else(Figures::default, |known| known.figures),
+            base: last.map_or_else(Figures::default, |last| last.figures),
             base_xids: if first { vec![] } else { subject::xids(account, snapshot) },
-            since: snapshot.at.monotonic,
-            earlier: None,
             carried: Figures::default(),
+            carried_xids: vec![],
+            continues_earlier: false,
+            since: snapshot.at.monotonic,
             ended: None,
         };
         tracked.update(account, snapshot);
@@ -190,10 +203,10 @@ impl AllocationTracker {
         self.tracked.insert(key, tracked);
     }
 
-    /// Ends holdings without an account, and drops those with their last figures.
-    fn settle(&mut self, snapshot: &Snapshot) -> bool {
+    /// Ends holdings without an account, and removes those that have their final figures.
+    fn finish_ended(&mut self, snapshot: &Snapshot) -> bool {
         let present: BTreeSet<HoldingKey> = snapshot.accounts.iter().map(subject::account_key).collect();
-        self.counted.retain(|key, _| present.contains(key));
+        self.last_accounts.retain(|key, _| present.contains(key));
         let Self { tracked, waiting, .. } = self;
         let mut urgent = false;
         tracked.retain(|key, tracked| {
@@ -203,7 +216,7 @@ impl AllocationTracker {
                 waiting.insert(tracked.record.id, tracked.record.clone());
             }
             let Some(ended) = tracked.ended else { return true };
-            let is_over = snapshot.at.monotonic.since(ended) >= SETTLING || !present.contains(key);
+            let is_over = snapshot.at.monotonic.since(ended) >= FINAL_FIGURES || !present.contains(key);
             if is_over {
                 waiting.insert(tracked.record.id, tracked.record.clone());
             }
@@ -268,19 +281,13 @@ impl AllocationTracker {
 impl Tracked {
     /// Updates the record from the account. True when more than the figures changed.
     fn update(&mut self, account: &Account, snapshot: &Snapshot) -> bool {
-        let figures = account.figures;
-        if figures.fell_since(self.base) {
-            // The account of another holding under the same name.
-            self.carried = self.record.figures;
-            self.base = Figures::default();
-        }
-        self.record.figures = self.carried.plus(figures.since(self.base));
+        self.record.figures = self.carried.plus(account.figures.since(self.base));
         if self.ended.is_none() {
             self.set_seen(snapshot.at.unix);
             subject::describe(&mut self.record, account, snapshot);
         }
-        let earlier = self.earlier.as_ref().map_or(&[][..], |earlier| &earlier.xids);
-        let xids = subject::xids_since(account, snapshot, &self.base_xids, earlier);
+        let own = subject::xids_since(account, snapshot, &self.base_xids);
+        let xids = subject::together(&self.carried_xids, &own);
         let changed = xids != self.record.xids;
         self.record.xids = xids;
         changed
@@ -304,7 +311,7 @@ impl Tracked {
     /// A record with a pod UID waits until the UID of this pod is known.
     fn may_continue(&self, old: &AllocationRecord) -> bool {
         let same_pod = old.pod_uid.is_none() || old.pod_uid == self.record.pod_uid;
-        same_pod && self.earlier.is_none() && old.is_open()
+        same_pod && !self.continues_earlier && old.is_open()
     }
 
     fn continue_one_of(
@@ -322,15 +329,14 @@ impl Tracked {
         }
     }
 
-    /// Continues the record of an earlier agent. Time that both agents observed counts once.
+    /// Continues the record of an earlier agent. Figures of time that both agents observed count once; XIDs have no times,
+    /// and one that both attributed counts twice.
     fn continue_from(&mut self, old: AllocationRecord, now: UnixSeconds) {
-        let watched = now.0 - self.record.began;
-        let both = (old.seen - self.record.began).clamp(0.0, watched.max(0.0));
-        let own = if watched > 0.0 { 1.0 - both / watched } else { 1.0 };
-        // Less the figures of the time that both observed.
-        let twice = self.record.figures.times(-(1.0 - own));
-        self.carried = if own < 1.0 { old.figures.plus(twice) } else { old.figures };
-        self.record.figures = old.figures.plus(self.record.figures.times(own));
+        let observed = now.0 - self.record.began;
+        // The part of it that the earlier agent observed too.
+        let overlap = if observed > 0.0 { ((old.seen - self.record.began) / observed).clamp(0.0, 1.0) } else { 0.0 };
+        self.carried = old.figures.plus(self.record.figures.times(-overlap));
+        self.record.figures = self.carried.plus(self.record.figures);
         self.record.unseen_seconds = old.unseen_seconds + (self.record.began - old.seen).max(0.0);
         self.record.agent_restarts = old.agent_restarts + 1;
         self.record.id = old.id;
@@ -346,7 +352,8 @@ impl Tracked {
                 subject::note(&mut self.record, event);
             }
         }
-        self.earlier = Some(old);
+        self.carried_xids = old.xids;
+        self.continues_earlier = true;
     }
 }
 

@@ -107,15 +107,15 @@ pub fn xids(account: &Account, snapshot: &Snapshot) -> Vec<Xid> {
     together(&[], &snapshot.container_xids.iter().filter(is_here).map(xid).collect::<Vec<_>>())
 }
 
-/// Less `base`, from before the holding, plus those that an earlier agent counted.
-pub fn xids_since(account: &Account, snapshot: &Snapshot, base: &[Xid], earlier: &[Xid]) -> Vec<Xid> {
+/// Less `base`, from before the holding.
+pub fn xids_since(account: &Account, snapshot: &Snapshot, base: &[Xid]) -> Vec<Xid> {
     let mut own = xids(account, snapshot);
     for xid in &mut own {
         let before = base.iter().find(|before| before.code == xid.code).map_or(0, |before| before.count);
         xid.count = xid.count.saturating_sub(before);
     }
     own.retain(|xid| xid.count > 0);
-    together(earlier, &own)
+    own
 }
 
 /// Sums by code, sorted.

@@ -210,6 +210,21 @@ fn two_holdings_of_one_name_are_two_records() {
 }
 
 #[test]
+fn another_account_under_the_name_of_a_holding_takes_nothing_from_its_record() {
+    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
+    for seconds in [10, 3] {
+        node.forget("a");
+        node.hold("a");
+        node.pass(seconds);
+        tracker.observe(&node.snapshot());
+    }
+    tracker.requeue_all();
+    write(&mut disk, &mut tracker);
+    let records: Vec<_> = disk.values().map(|record| (record.figures.allocated_seconds, record.is_open())).collect();
+    assert_eq!(records, [(Some(10.0), false), (Some(3.0), true)]);
+}
+
+#[test]
 fn xids_and_transitions_belong_to_the_holding_at_their_time() {
     let (mut node, mut tracker) = (Node::new(BIRTH), loaded());
     node.hold("a");
@@ -250,7 +265,7 @@ fn xids_and_transitions_belong_to_the_holding_at_their_time() {
 }
 
 #[test]
-fn beyond_the_limit_the_first_ended_are_dropped_and_counted() {
+fn beyond_the_limit_the_oldest_ended_records_are_dropped_and_counted() {
     let (mut node, mut tracker) = (Node::new(BIRTH), AllocationTracker::default());
     node.hold("stays");
     for number in 0..WAITING_LIMIT + 10 {
