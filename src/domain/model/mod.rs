@@ -91,7 +91,7 @@ pub use recent_count::RecentCount;
 pub use slow_reading::{C2c, EccLocation, FabricDomain, FabricState, LinkCounters, NvLink, Pcie, RowRemap, Slow};
 pub use snapshot::{
     Account, Attribution, Collector, ConfigReload, ENDED_SHOWN, HardwareSource, HardwareState, Holding, InventoryDrift,
-    KubeletCounters, KubeletState, Released, SelfUse, SharingForm, Snapshot, UnresolvedDevices,
+    KubeletCounters, KubeletState, LISTS_NONE_AT_START, Released, SelfUse, SharingForm, Snapshot, UnresolvedDevices,
 };
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
 pub use timestamp::Timestamp;

@@ -159,6 +159,9 @@ pub struct Collector {
     pub duration: Option<Duration>,
 }
 
+/// Until the container runtime runs, a kubelet that has just started lists no pod, for at most this long.
+pub const LISTS_NONE_AT_START: Duration = Duration::from_secs(30);
+
 /// The state of the kubelet client.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct KubeletState {
@@ -186,6 +189,13 @@ pub struct KubeletState {
     /// How many files of DRA drivers cannot be read or parsed, by source. `None` where no claim is listed.
     #[serde(skip_deserializing)]
     pub unreadable_claim_files: Option<Arc<BTreeMap<&'static str, u64>>>,
+}
+
+impl KubeletState {
+    /// Whether a settled answer has no pod at all.
+    pub fn lists_none(&self) -> bool {
+        self.settled && self.allocations.as_ref().is_some_and(|allocations| allocations.pods.is_empty())
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::allocation_record::{AllocationRecord, Ending, Xid};
 use super::subject;
 use crate::domain::holders::HoldingKey;
-use crate::domain::model::{Account, Figures, Moment, Monotonic, Snapshot, UnixSeconds};
+use crate::domain::model::{Account, Figures, LISTS_NONE_AT_START, Moment, Monotonic, Snapshot, UnixSeconds};
 
 /// Open holdings are written this often: a crash loses their figures of at most this time.
 pub const PROGRESS: Duration = Duration::from_secs(30);
@@ -25,6 +25,8 @@ pub struct AllocationTracker {
     last_accounts: BTreeMap<HoldingKey, LastAccount>,
     /// Open when the last agent ended, and not matched yet.
     orphans: Vec<AllocationRecord>,
+    /// Since when the settled answers of the kubelet list no pod.
+    lists_none_since: Option<Monotonic>,
     /// Not on disk yet, by id.
     waiting: BTreeMap<u64, AllocationRecord>,
     /// The records of the last agent have been read.
@@ -245,8 +247,10 @@ impl AllocationTracker {
 
     /// Ends the orphans that certainly no longer hold the device, at the time they were last seen.
     fn end_orphans(&mut self, snapshot: &Snapshot) -> bool {
+        let now = snapshot.at.monotonic;
+        self.lists_none_since = snapshot.kubelet.lists_none().then(|| self.lists_none_since.unwrap_or(now));
         let before = self.orphans.len();
-        if before == 0 {
+        if before == 0 || self.lists_none_since.is_some_and(|since| now.since(since) < LISTS_NONE_AT_START) {
             return false;
         }
         let Self { orphans, waiting, .. } = self;

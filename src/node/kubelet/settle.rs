@@ -8,13 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::domain::model::{Allocations, ClaimDevice, Container, DeviceId, Monotonic, Pod, PodRef};
+use crate::domain::model::{
+    Allocations, ClaimDevice, Container, DeviceId, LISTS_NONE_AT_START, Monotonic, Pod, PodRef,
+};
 
 /// Two equal answers with this much time between them are accepted in full.
 const SETTLE: Duration = Duration::from_secs(1);
-/// An answer without a single pod takes longer where pods are accepted: until the container runtime runs, a kubelet lists
-/// none. Where none is accepted, an empty answer removes nothing.
-const SETTLE_EMPTY: Duration = Duration::from_secs(30);
+/// An answer without a single pod takes longer where pods are accepted. Where none is, it removes nothing.
+const SETTLE_EMPTY: Duration = LISTS_NONE_AT_START;
 /// A node whose pods change all the time never gives two equal answers; a kubelet that has run this long has all its
 /// pods.
 const SETTLE_AT_LAST: Duration = Duration::from_secs(10);

@@ -110,11 +110,33 @@ fn a_holding_that_ended_during_a_restart_ends_once_the_kubelet_has_responded() {
     tracker.observe(&node.snapshot());
     assert_eq!(tracker.to_write(), [], "not before the kubelet has responded");
     node.settled = true;
+    node.hold("b");
     assert!(tracker.observe(&node.snapshot()));
     write(&mut disk, &mut tracker);
     let record = disk.values().next().expect("one");
     assert_eq!((record.ended, record.ending), (Some(BIRTH + 40.0), Some(Ending::Unseen)));
     assert_eq!(record.figures.allocated_seconds, Some(40.0));
+}
+
+#[test]
+fn a_kubelet_that_lists_no_pod_yet_ends_no_holding_of_an_earlier_agent() {
+    let (mut node, mut tracker) = (second_agent(), AllocationTracker::default());
+    tracker.load(open(&first_life(None)), 0, node.now());
+    for _ in 0..3 {
+        tracker.observe(&node.snapshot());
+        node.pass(10);
+    }
+    assert_eq!(tracker.to_write(), []);
+    // Nothing of a kubelet that starts again in between.
+    node.settled = false;
+    tracker.observe(&node.snapshot());
+    node.settled = true;
+    for _ in 0..3 {
+        assert!(!tracker.observe(&node.snapshot()));
+        node.pass(10);
+    }
+    assert!(tracker.observe(&node.snapshot()), "it has started");
+    assert_eq!(tracker.to_write().len(), 1);
 }
 
 #[test]
