@@ -35,6 +35,17 @@ pub struct JournalSettings {
     pub bounds: Bounds,
 }
 
+/// Why nothing is written.
+#[derive(Debug, thiserror::Error)]
+enum WriterError {
+    /// Not a failure: an update of the agent starts the next one before the last one ends.
+    #[error("another podmeter writes to {}; waiting until it ends", .0.display())]
+    Locked(PathBuf),
+    /// A sentence for the log and the page.
+    #[error("{0}")]
+    Failed(String),
+}
+
 /// The running journal: it observes every snapshot, and writes on its own thread.
 #[derive(Debug)]
 pub struct Journal {
@@ -159,9 +170,9 @@ impl JournalWriter {
                     self.shared.set_problem(None);
                     PROGRESS
                 }
-                Err(problem) => {
-                    self.shared.state.lock().errors += u64::from(self.lock.is_some());
-                    self.shared.set_problem(Some(problem));
+                Err(error) => {
+                    self.shared.state.lock().errors += u64::from(matches!(error, WriterError::Failed(_)));
+                    self.shared.set_problem(Some(error.to_string()));
                     RETRY
                 }
             };
@@ -171,8 +182,8 @@ impl JournalWriter {
         }
     }
 
-    /// Writes the records that wait. The error is a sentence for the log and the page.
-    fn work(&mut self) -> Result<(), String> {
+    /// Writes the records that wait.
+    fn work(&mut self) -> Result<(), WriterError> {
         let now = self.shared.clock.now();
         let began = u64::try_from(now.monotonic.as_duration().as_millis()).unwrap_or(u64::MAX).max(1);
         self.shared.busy_since.store(began, Ordering::Relaxed);
@@ -183,7 +194,7 @@ impl JournalWriter {
         outcome
     }
 
-    fn open(&mut self) -> Result<(), String> {
+    fn open(&mut self) -> Result<(), WriterError> {
         if self.store.is_some() {
             return Ok(());
         }
@@ -198,8 +209,14 @@ impl JournalWriter {
         let opened = Store::open(&file, bounds).and_then(|store| store.open_records().map(|records| (store, records)));
         let (store, (open, last)) = match opened {
             Ok(opened) => opened,
-            Err(error @ StoreError::Failed(_)) => return Err(format!("{}: {error}", file.display())),
-            Err(error) => (self.begin_new(&file, &error)?, Default::default()),
+            Err(error @ StoreError::Failed(_)) => {
+                return Err(WriterError::Failed(format!("{}: {error}", file.display())));
+            }
+            Err(error) => {
+                let store = self.begin_new(&file, &error).map_err(WriterError::Failed)?;
+                self.shared.state.lock().errors += 1;
+                (store, Default::default())
+            }
         };
         self.shared.tracker.lock().load(open, last, self.shared.clock.now());
         self.store = Some(store);
@@ -208,7 +225,6 @@ impl JournalWriter {
 
     /// Renames a file that cannot be used and begins a new one in its place.
     fn begin_new(&mut self, file: &Path, error: &StoreError) -> Result<Store, String> {
-        self.shared.state.lock().errors += 1;
         let renamed_to = set_aside(file, self.shared.clock.now().unix.0)
             .map_err(|cause| format!("{}: {error}; and it cannot be renamed: {cause}", file.display()))?;
         tracing::error!(
@@ -220,13 +236,13 @@ impl JournalWriter {
         Store::open(file, self.shared.settings.bounds).map_err(|error| format!("{}: {error}", file.display()))
     }
 
-    fn write(&mut self) -> Result<(), String> {
+    fn write(&mut self) -> Result<(), WriterError> {
         let Some(store) = &mut self.store else { return Ok(()) };
         let now = self.shared.clock.now();
         let due = self.pruned.is_none_or(|last| now.monotonic.since(last) >= PRUNE);
         let records = self.shared.tracker.lock().to_write();
         let outcome = if records.is_empty() { Ok(()) } else { store.write(&records) };
-        let outcome = outcome.and_then(|()| if due { store.prune(now.unix.0).map(drop) } else { Ok(()) });
+        let outcome = outcome.and_then(|()| if due { store.prune(now.unix.0) } else { Ok(()) });
         match outcome {
             Ok(()) => {
                 self.pruned = if due { Some(now.monotonic) } else { self.pruned };
@@ -236,24 +252,24 @@ impl JournalWriter {
             }
             Err(error) => {
                 self.store = None;
-                Err(format!("{}: {error}; check the disk under --state-dir", self.shared.file().display()))
+                let file = self.shared.file();
+                Err(WriterError::Failed(format!("{}: {error}; check the disk under --state-dir", file.display())))
             }
         }
     }
 }
 
-pub(super) fn lock_directory(directory: &Path) -> Result<File, String> {
-    directory::prepare(directory)?;
+fn lock_directory(directory: &Path) -> Result<File, WriterError> {
+    directory::prepare(directory).map_err(WriterError::Failed)?;
     let path = directory.join(LOCK);
     let failed = |error: std::io::Error| {
-        format!("{}: {error}; give --state-dir a directory that podmeter may write to", path.display())
+        let problem = format!("{}: {error}; give --state-dir a directory that podmeter may write to", path.display());
+        WriterError::Failed(problem)
     };
     let file = files::open(&path, files::OWNER_ONLY).map_err(failed)?;
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            Err(format!("another podmeter writes to {}; waiting until it ends", directory.display()))
-        }
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(WriterError::Locked(directory.to_owned())),
         Err(error) => Err(failed(error.into())),
     }
 }

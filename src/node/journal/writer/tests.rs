@@ -123,7 +123,7 @@ fn the_rollback_journal_goes_with_the_damaged_file() {
 }
 
 #[test]
-fn an_unusable_directory_is_reported_and_used_once_it_can_be() {
+fn an_unusable_directory_is_reported_and_counted_and_used_once_it_can_be() {
     let directory = tempfile::tempdir().unwrap();
     let place = directory.path().join("state");
     std::fs::write(&place, "a file, where a directory should be").unwrap();
@@ -131,6 +131,7 @@ fn an_unusable_directory_is_reported_and_used_once_it_can_be() {
     let journal = Journal::start(settings(&place), clock).unwrap();
     journal.feed().observe(&snapshot(&clock, "a"));
     until("reported", &journal, |state| state.problem.as_deref().is_some_and(|text| text.contains("--state-dir")));
+    assert!(journal.reader().state().errors > 0, "a failed opening is counted");
     std::fs::remove_file(&place).unwrap();
     until("written again", &journal, |state| state.problem.is_none() && state.written > 0);
     journal.stop();
