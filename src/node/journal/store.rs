@@ -80,7 +80,7 @@ impl Store {
         files::open(file, files::OWNER_ONLY).map_err(|error| StoreError::Failed(error.to_string()))?;
         let connection = connect(file, OpenFlags::SQLITE_OPEN_CREATE)?;
         connection.pragma_update(None, "synchronous", "FULL")?;
-        // During a change a second file.
+        // The rollback journal stays beside the file, emptied. Why not WAL: docs/engineering/decisions/2026-11-21-journal-in-sqlite.md.
         connection.query_row("PRAGMA journal_mode = TRUNCATE", [], |_| Ok(()))?;
         if pragma(&connection, "page_count")? == 0 {
             connection.execute_batch(&format!(

@@ -27,7 +27,7 @@ pub struct UsageTotals {
     /// `Figures::busy_ratio`: of the GPU, whatever part of it is held.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization_ratio: Option<f64>,
-    /// Those of containers. `None` by device, whose others are not recorded.
+    /// `None` by device: XIDs that are attributed to no container are not in the journal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub xids: Option<u64>,
     /// Transitions to unhealthy while held.
@@ -108,7 +108,7 @@ impl UsageTotals {
     fn add(&mut self, record: &AllocationRecord, part: f64, (since, until): (f64, f64)) {
         self.holdings += 1;
         self.figures = self.figures.plus(record.figures.times(part));
-        // Their times are not recorded.
+        // XIDs have no times, so `part` does not scale them.
         self.xids = Some(record.xids.iter().fold(self.xids.unwrap_or(0), |sum, xid| sum.saturating_add(xid.count)));
         let within = |at: f64| (since..=until).contains(&at);
         self.unhealthy += record.health.iter().filter(|event| !event.healthy && within(event.at)).count() as u64;
