@@ -110,8 +110,7 @@ impl AllocationTracker {
 
     /// All records in memory wait for the disk: for a new file, or at the end.
     pub fn requeue_all(&mut self) {
-        self.waiting.extend(self.tracked.values().map(|tracked| (tracked.record.id, tracked.record.clone())));
-        self.waiting.extend(self.orphans.iter().map(|record| (record.id, record.clone())));
+        self.waiting = self.live();
     }
 
     /// Records that are newer than those on disk.
@@ -129,50 +128,33 @@ impl AllocationTracker {
         let last = self.last_accounts.insert(key.clone(), LastAccount { created: account.created, figures });
         // Another account starts at zero; after a clock that was set back it may be of the same second.
         let last = last.filter(|last| last.created == account.created && !figures.fell_since(last.figures));
-        if last.is_none() {
-            self.finish(&key, snapshot.at);
-        }
         let is_held = account.holding.is_some();
-        let uid = subject::pod_uid(snapshot, &account.container);
-        let mut urgent = false;
-        if uid.is_some()
-            && let Some(tracked) = self.tracked.get_mut(&key).filter(|tracked| tracked.record.pod_uid.is_none())
-        {
-            tracked.record.pod_uid = uid;
-            tracked.continue_one_of(&mut self.orphans, &mut self.waiting, &key, snapshot.at.unix);
-            urgent = true;
-        }
-        let goes_on = self.tracked.get(&key).is_some_and(|tracked| tracked.ended.is_none());
-        if is_held && !goes_on {
+        let goes_on = last.is_some() && self.tracked.get(&key).is_some_and(|tracked| tracked.ended.is_none());
+        // Not held and new: it began and ended between two snapshots.
+        let begins = if is_held { !goes_on } else { last.is_none() };
+        if begins {
             self.finish(&key, snapshot.at);
             self.open(key, account, last, snapshot);
             return true;
         }
-        match self.tracked.get_mut(&key) {
-            Some(tracked) => {
-                let now_ended = !is_held && tracked.ended.is_none();
-                urgent |= tracked.update(account, snapshot);
-                if now_ended {
-                    let replaced = subject::is_replaced(account, snapshot);
-                    tracked.end(snapshot.at, if replaced { Ending::Replaced } else { Ending::Released });
-                    urgent = true;
-                }
-                if urgent {
-                    self.waiting.insert(tracked.record.id, tracked.record.clone());
-                }
-                urgent
-            }
-            // It began and ended between two snapshots.
-            None if last.is_none() && !is_held => {
-                self.open(key.clone(), account, None, snapshot);
-                if let Some(tracked) = self.tracked.get_mut(&key) {
-                    tracked.end(snapshot.at, Ending::Released);
-                    self.waiting.insert(tracked.record.id, tracked.record.clone());
-                }
-                true
-            }
-            None => false,
+        let Some(tracked) = self.tracked.get_mut(&key) else { return false };
+        let mut urgent = false;
+        let uid = subject::pod_uid(snapshot, &account.container);
+        if uid.is_some() && tracked.record.pod_uid.is_none() {
+            tracked.record.pod_uid = uid;
+            tracked.continue_one_of(&mut self.orphans, &mut self.waiting, &key, snapshot.at.unix);
+            urgent = true;
         }
+        urgent |= tracked.update(account, snapshot);
+        if !is_held && goes_on {
+            let replaced = subject::is_replaced(account, snapshot);
+            tracked.end(snapshot.at, if replaced { Ending::Replaced } else { Ending::Released });
+            urgent = true;
+        }
+        if urgent {
+            self.waiting.insert(tracked.record.id, tracked.record.clone());
+        }
+        urgent
     }
 
     /// Another holding follows under the key, or another account: what is tracked there has all of its figures.
@@ -201,6 +183,9 @@ impl AllocationTracker {
         };
         tracked.update(account, snapshot);
         tracked.continue_one_of(&mut self.orphans, &mut self.waiting, &key, snapshot.at.unix);
+        if account.holding.is_none() {
+            tracked.end(snapshot.at, Ending::Released);
+        }
         self.waiting.insert(tracked.record.id, tracked.record.clone());
         self.tracked.insert(key, tracked);
     }
