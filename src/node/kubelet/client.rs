@@ -78,8 +78,8 @@ named! {
 
 impl CallError {
     /// The value of the `code` label.
-    pub fn code(&self) -> &'static str {
-        let code = match self {
+    pub fn code(&self) -> CallErrorCode {
+        match self {
             Self::SocketMissing(_) | Self::Refused(_) | Self::Unavailable { .. } => CallErrorCode::Unavailable,
             Self::NotASocket(_) => CallErrorCode::NotASocket,
             Self::PermissionDenied(_) => CallErrorCode::PermissionDenied,
@@ -89,8 +89,7 @@ impl CallError {
             Self::TooLarge { .. } => CallErrorCode::TooLarge,
             Self::Malformed { .. } => CallErrorCode::Malformed,
             Self::Other { .. } => CallErrorCode::Other,
-        };
-        code.as_str()
+        }
     }
 
     /// Whether what answers next may be another kubelet than the one before.

@@ -217,7 +217,7 @@ impl KubeletWatch {
                 self.publish();
             }
             Err(error) => {
-                tracing::debug!(code = error.code(), "{error}");
+                tracing::debug!(code = error.code().as_str(), "{error}");
                 self.schedule.changed_at = Some(now.monotonic);
             }
         }
@@ -277,7 +277,7 @@ impl KubeletWatch {
                 self.state.settled &= !error.lost_connection();
                 let problem = error.to_string();
                 if self.state.problem.as_deref() != Some(&problem) {
-                    tracing::warn!(code = error.code(), "{problem}");
+                    tracing::warn!(code = error.code().as_str(), "{problem}");
                     self.state.problem = Some(problem.into());
                 }
                 self.schedule.retry = Some(self.schedule.retries.pause());
@@ -308,7 +308,7 @@ impl KubeletWatch {
             Err(error) => {
                 let allocatable = &mut self.schedule.allocatable;
                 allocatable.due = Some(now.monotonic + allocatable.retries.pause());
-                tracing::debug!(code = error.code(), "{error}");
+                tracing::debug!(code = error.code().as_str(), "{error}");
             }
         }
         self.publish();
@@ -327,7 +327,7 @@ impl KubeletWatch {
         let counters = &mut self.state.counters;
         counters.durations.entry(method).or_default().observe(now.monotonic.since(started.monotonic));
         if let Some(error) = error {
-            *counters.errors.entry(method).or_default().entry(error.code()).or_default() += 1;
+            *counters.errors.entry(method).or_default().entry(error.code().as_str()).or_default() += 1;
             if let CallError::Unimplemented(method) = error {
                 self.unimplemented.insert(method);
             }
