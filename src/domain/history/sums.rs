@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use super::Window;
-use crate::domain::model::{Account, ContainerRef, Figures, GpuUuid, MigUuid, Monotonic, Snapshot, UnattributedReason};
+use crate::domain::model::{
+    Account, ContainerRef, DeviceReadings, Figures, GpuUuid, MigUuid, Monotonic, Snapshot, UnattributedReason,
+};
 
 /// A window is nine to ten of these steps long.
 const STEPS: usize = 10;
@@ -31,131 +33,166 @@ impl WindowShares {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum CounterSubject {
-    Holder(ContainerRef, Option<MigUuid>),
-    Unattributed(UnattributedReason),
-    /// Its busy time is all time.
-    Gpu,
-}
-
+/// What the last snapshot has, with what was added in the windows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WindowSums {
-    noted: Option<(Monotonic, u64)>,
-    rows: BTreeMap<(GpuUuid, CounterSubject), CounterWindows>,
+    last: Option<Monotonic>,
+    gpus: BTreeMap<GpuUuid, GpuTime>,
+    holders: BTreeMap<GpuUuid, BTreeMap<Holder, HolderTime>>,
+    unattributed_busy_seconds: BTreeMap<GpuUuid, BTreeMap<UnattributedReason, WindowedCounter>>,
 }
 
-/// What was added to four counters, by window and step.
+type Holder = (ContainerRef, Option<MigUuid>);
+
 #[derive(Clone, Debug, Default)]
-struct CounterWindows {
-    counters: [f64; 4],
-    added: [[[f32; 4]; STEPS]; Window::ALL.len()],
-    is_current: bool,
+struct GpuTime {
+    seconds: WindowedCounter,
+    uncovered_seconds: WindowedCounter,
 }
 
-impl CounterWindows {
+#[derive(Clone, Debug, Default)]
+struct HolderTime {
+    busy_seconds: WindowedCounter,
+    idle_seconds: WindowedCounter,
+    borrowed_seconds: WindowedCounter,
+    uncovered_seconds: WindowedCounter,
+}
+
+/// A counter, and what was added to it by window and step. The steps of a window are a ring.
+#[derive(Clone, Debug, Default)]
+struct WindowedCounter {
+    last: f64,
+    added: [[f32; STEPS]; Window::ALL.len()],
+}
+
+/// From the last snapshot to this one.
+struct SnapshotInterval {
+    seconds: f64,
+    /// Use before the first snapshot is in no window.
+    is_first: bool,
+    /// By window: the number of the current step, and how many steps began.
+    steps: [(u64, u64); Window::ALL.len()],
+}
+
+impl SnapshotInterval {
+    fn new(last: Option<Monotonic>, at: Monotonic) -> Self {
+        let from = last.unwrap_or(at);
+        let steps = Window::ALL.map(|window| {
+            let step = |at: Monotonic| at.as_duration().as_secs() / (window.seconds() / STEPS as u64);
+            (step(at), step(at) - step(from))
+        });
+        Self { seconds: at.since(from).as_secs_f64(), is_first: last.is_none(), steps }
+    }
+}
+
+impl WindowedCounter {
     /// A counter that is new or has fallen began at zero.
-    fn note(&mut self, counters: [f64; 4], slots: [usize; Window::ALL.len()]) {
-        for (quantity, counter) in counters.into_iter().enumerate() {
-            let before = self.counters[quantity];
-            let more = if counter < before { counter } else { counter - before };
-            for (steps, slot) in self.added.iter_mut().zip(slots) {
-                steps[slot][quantity] += more as f32;
+    fn note(&mut self, counter: f64, interval: &SnapshotInterval) {
+        let more = if counter < self.last { counter } else { counter - self.last };
+        self.last = counter;
+        for (added, (current, begun)) in self.added.iter_mut().zip(interval.steps) {
+            for step in (current - begun + 1..=current).rev().take(STEPS) {
+                added[step as usize % STEPS] = 0.0;
+            }
+            if !interval.is_first {
+                added[current as usize % STEPS] += more as f32;
             }
         }
-        (self.counters, self.is_current) = (counters, true);
     }
 
-    fn sums(&self, window: Window) -> [f64; 4] {
-        std::array::from_fn(|quantity| self.added[window as usize].iter().map(|step| f64::from(step[quantity])).sum())
+    fn sum(&self, window: Window) -> f64 {
+        self.added[window as usize].iter().copied().map(f64::from).sum()
+    }
+}
+
+impl GpuTime {
+    fn note(&mut self, readings: Option<&DeviceReadings>, interval: &SnapshotInterval) {
+        let readings = readings.filter(|readings| readings.fast.is_some() && readings.totals.busy_seconds.is_some());
+        // The driver's uncovered time includes that of a gap once there are readings again.
+        let uncovered = match readings {
+            Some(readings) => readings.totals.uncovered_seconds.max(self.uncovered_seconds.last),
+            None => self.uncovered_seconds.last + interval.seconds,
+        };
+        self.seconds.note(self.seconds.last + interval.seconds, interval);
+        self.uncovered_seconds.note(uncovered, interval);
+    }
+}
+
+impl HolderTime {
+    fn note(&mut self, figures: &Figures, interval: &SnapshotInterval) {
+        self.busy_seconds.note(figures.busy_seconds.unwrap_or_default(), interval);
+        self.idle_seconds.note(figures.idle_seconds.unwrap_or_default(), interval);
+        self.borrowed_seconds.note(figures.borrowed_seconds.unwrap_or_default(), interval);
+        self.uncovered_seconds.note(figures.uncovered_seconds.unwrap_or_default(), interval);
     }
 }
 
 impl WindowSums {
     pub(super) fn note(&mut self, snapshot: &Snapshot) {
         let at = snapshot.at.monotonic;
-        let second = at.as_duration().as_secs();
-        // Use before the first snapshot is in no window.
-        let is_first = self.noted.is_none();
-        let (last, last_second) = self.noted.replace((at, second)).unwrap_or((at, second));
-        let number = |window: Window, second: u64| second / (window.seconds() / STEPS as u64);
-        let slots = Window::ALL.map(|window| number(window, second) as usize % STEPS);
-        for (index, window) in Window::ALL.into_iter().enumerate() {
-            let (from, to) = (number(window, last_second), number(window, second));
-            for step in (from + 1..=to).rev().take(STEPS) {
-                self.rows.values_mut().for_each(|row| row.added[index][step as usize % STEPS] = [0.0; 4]);
-            }
+        let interval = SnapshotInterval::new(self.last.replace(at), at);
+        let mut before = std::mem::take(self);
+        self.last = before.last;
+        for gpu in snapshot.hardware.inventory.gpus.keys() {
+            let mut time = before.gpus.remove(gpu).unwrap_or_default();
+            time.note(snapshot.hardware.readings.get(gpu).map(|readings| &**readings), &interval);
+            self.gpus.insert(gpu.clone(), time);
         }
-        let elapsed = at.since(last).as_secs_f64();
         for account in &snapshot.accounts {
-            let usage = [
-                account.figures.busy_seconds,
-                account.figures.idle_seconds,
-                account.figures.borrowed_seconds,
-                account.figures.uncovered_seconds,
-            ];
-            self.row(&account.gpu, holder(account)).note(usage.map(Option::unwrap_or_default), slots);
+            let holder = holder(account);
+            let of_gpu = before.holders.get_mut(&account.gpu);
+            let mut time = of_gpu.and_then(|of_gpu| of_gpu.remove(&holder)).unwrap_or_default();
+            time.note(&account.figures, &interval);
+            self.holders.entry(account.gpu.clone()).or_default().insert(holder, time);
         }
         for unattributed in &snapshot.unattributed {
+            let mut by_reason = before.unattributed_busy_seconds.remove(&unattributed.gpu).unwrap_or_default();
+            by_reason.retain(|reason, _| unattributed.busy_seconds.contains_key(reason));
             for (reason, seconds) in &unattributed.busy_seconds {
-                self.row(&unattributed.gpu, CounterSubject::Unattributed(*reason))
-                    .note([*seconds, 0.0, 0.0, 0.0], slots);
+                by_reason.entry(*reason).or_default().note(*seconds, &interval);
             }
+            self.unattributed_busy_seconds.insert(unattributed.gpu.clone(), by_reason);
         }
-        for gpu in snapshot.hardware.inventory.gpus.keys() {
-            let readings = snapshot.hardware.readings.get(gpu);
-            let readings =
-                readings.filter(|readings| readings.fast.is_some() && readings.totals.busy_seconds.is_some());
-            let row = self.row(gpu, CounterSubject::Gpu);
-            // The driver's uncovered time includes that of a gap once there are readings again.
-            let uncovered = match readings {
-                Some(readings) => readings.totals.uncovered_seconds.max(row.counters[3]),
-                None => row.counters[3] + elapsed,
-            };
-            row.note([row.counters[0] + elapsed, 0.0, 0.0, uncovered], slots);
-        }
-        self.rows.retain(|_, row| std::mem::take(&mut row.is_current));
-        if is_first {
-            self.rows.values_mut().for_each(|row| row.added = Default::default());
-        }
-    }
-
-    fn row(&mut self, gpu: &GpuUuid, subject: CounterSubject) -> &mut CounterWindows {
-        self.rows.entry((gpu.clone(), subject)).or_default()
     }
 
     /// Busy, idle, borrowed and uncovered seconds.
     pub(super) fn figures(&self, account: &Account, window: Window) -> Option<Figures> {
-        let row = self.rows.get(&(account.gpu.clone(), holder(account)))?;
-        let [busy_seconds, idle_seconds, borrowed_seconds, uncovered_seconds] = row.sums(window).map(Some);
-        Some(Figures { busy_seconds, idle_seconds, borrowed_seconds, uncovered_seconds, ..Figures::default() })
+        let time = self.holders.get(&account.gpu)?.get(&holder(account))?;
+        Some(Figures {
+            busy_seconds: Some(time.busy_seconds.sum(window)),
+            idle_seconds: Some(time.idle_seconds.sum(window)),
+            borrowed_seconds: Some(time.borrowed_seconds.sum(window)),
+            uncovered_seconds: Some(time.uncovered_seconds.sum(window)),
+            ..Figures::default()
+        })
     }
 
     /// `None` in the first second.
     pub(super) fn division(&self, gpu: &GpuUuid, window: Window) -> Option<WindowShares> {
-        let [all, _, _, uncovered] = self.rows.get(&(gpu.clone(), CounterSubject::Gpu))?.sums(window);
+        let time = self.gpus.get(gpu)?;
+        let all = time.seconds.sum(window);
         if all < 1.0 {
             return None;
         }
-        let mut division = WindowShares { uncovered: (uncovered / all).min(1.0), ..WindowShares::default() };
-        let first = (gpu.clone(), CounterSubject::Holder(ContainerRef::new("", "", ""), None));
-        for ((_, subject), row) in self.rows.range(first..).take_while(|((of, _), _)| of == gpu) {
-            let part = match subject {
-                CounterSubject::Holder(container, _) => ShareOwner::Container(container.clone()),
-                CounterSubject::Unattributed(reason) => ShareOwner::Unattributed(*reason),
-                CounterSubject::Gpu => continue,
-            };
-            *division.busy.entry(part).or_default() += row.sums(window)[0] / all;
+        let uncovered = (time.uncovered_seconds.sum(window) / all).min(1.0);
+        let holders = self.holders.get(gpu).into_iter().flatten();
+        let holders =
+            holders.map(|((container, _), time)| (ShareOwner::Container(container.clone()), &time.busy_seconds));
+        let unattributed = self.unattributed_busy_seconds.get(gpu).into_iter().flatten();
+        let unattributed = unattributed.map(|(reason, seconds)| (ShareOwner::Unattributed(*reason), seconds));
+        let mut busy: BTreeMap<ShareOwner, f64> = BTreeMap::new();
+        for (owner, seconds) in holders.chain(unattributed) {
+            *busy.entry(owner).or_default() += seconds.sum(window) / all;
         }
         // Counters lag behind by varying amounts, so a window may have a little more busy time than its length.
-        let excess = division.busy.values().sum::<f64>() / (1.0 - division.uncovered).max(f64::MIN_POSITIVE);
+        let excess = busy.values().sum::<f64>() / (1.0 - uncovered).max(f64::MIN_POSITIVE);
         if excess > 1.0 {
-            division.busy.values_mut().for_each(|ratio| *ratio /= excess);
+            busy.values_mut().for_each(|ratio| *ratio /= excess);
         }
-        Some(division)
+        Some(WindowShares { busy, uncovered })
     }
 }
 
-fn holder(account: &Account) -> CounterSubject {
-    CounterSubject::Holder(account.container.clone(), account.mig.clone())
+fn holder(account: &Account) -> Holder {
+    (account.container.clone(), account.mig.clone())
 }
