@@ -48,6 +48,8 @@ type Holder = (ContainerRef, Option<MigUuid>);
 struct GpuTime {
     seconds: WindowedCounter,
     uncovered_seconds: WindowedCounter,
+    /// Uncovered seconds before the first readings that are not in the driver's total; `None` until then.
+    uncovered_before_readings: Option<f64>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -108,10 +110,15 @@ impl WindowedCounter {
 impl GpuTime {
     fn note(&mut self, readings: Option<&DeviceReadings>, interval: &SnapshotInterval) {
         let readings = readings.filter(|readings| readings.fast.is_some() && readings.totals.busy_seconds.is_some());
-        // The driver's uncovered time includes that of a gap once there are readings again.
+        let counted = self.uncovered_seconds.last;
         let uncovered = match readings {
-            Some(readings) => readings.totals.uncovered_seconds.max(self.uncovered_seconds.last),
-            None => self.uncovered_seconds.last + interval.seconds,
+            Some(readings) => {
+                let total = readings.totals.uncovered_seconds;
+                let before = *self.uncovered_before_readings.get_or_insert((counted - total).max(0.0));
+                // The total includes a gap, which was counted here, only once there are readings again.
+                (before + total).max(counted)
+            }
+            None => counted + interval.seconds,
         };
         self.seconds.note(self.seconds.last + interval.seconds, interval);
         self.uncovered_seconds.note(uncovered, interval);

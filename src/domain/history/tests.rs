@@ -228,6 +228,31 @@ fn a_division_is_counter_differences_of_the_window() {
 }
 
 #[test]
+fn a_gap_is_uncovered_also_where_the_first_readings_came_late() {
+    let mut history = NodeHistory::default();
+    let gpu = GpuUuid::from(fixture::WHOLE);
+    let mut note = |second: u64, uncovered: Option<f64>| {
+        let mut snapshot = later(second);
+        change(&mut snapshot.hardware, |hardware| match uncovered {
+            Some(seconds) => {
+                Arc::make_mut(hardware.readings.get_mut(&gpu).unwrap()).totals.uncovered_seconds = seconds;
+            }
+            None => drop(hardware.readings.remove(&gpu)),
+        });
+        history.note(&snapshot);
+        history.division(&gpu, Window::HalfHour).map(|division| (division.uncovered * second as f64).round())
+    };
+    note(0, None);
+    assert_eq!(note(100, None), Some(100.0));
+    // The driver's total begins with the first readings.
+    assert_eq!(note(101, Some(0.0)), Some(100.0));
+    assert_eq!(note(151, Some(50.0)), Some(150.0), "a gap that only the total has");
+    assert_eq!(note(171, None), Some(170.0));
+    assert_eq!(note(172, Some(70.0)), Some(170.0), "a gap is not counted twice");
+    assert_eq!(note(182, Some(70.0)), Some(170.0));
+}
+
+#[test]
 fn in_json_each_quantity_is_a_list_with_null_for_absent() {
     let mut history = NodeHistory::default();
     history.note(&later(0));
