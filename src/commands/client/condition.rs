@@ -62,7 +62,7 @@ pub fn condition_in(file: &Path, now: f64) -> Result<NodeCondition, NoCondition>
         return Err(NoCondition::Ahead { file: name });
     }
     if now > condition.until as f64 {
-        return Err(NoCondition::Stale { file: name, age: now as u64 - condition.written });
+        return Err(NoCondition::Stale { file: name, age: (now as u64).saturating_sub(condition.written) });
     }
     Ok(condition)
 }
@@ -101,6 +101,12 @@ mod tests {
         }
         assert!(matches!(read(text, 1061.0), Err(NoCondition::Stale { age: 61, .. })));
         assert!(matches!(read(text, 994.0), Err(NoCondition::Ahead { .. })));
+    }
+
+    #[test]
+    fn a_file_that_ends_before_it_was_written_is_stale() {
+        let text = HEALTHY.replace("1060", "900");
+        assert!(matches!(read(&text, 998.0), Err(NoCondition::Stale { age: 0, .. })));
     }
 
     #[test]
