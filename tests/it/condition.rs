@@ -150,6 +150,16 @@ fn a_file_that_is_damaged_or_missing_is_no_evidence() {
 }
 
 #[test]
+fn the_file_is_read_where_the_chart_disables_the_admin_socket() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, written) = written_by_an_agent(directory.path());
+    std::fs::write(&file, with_status(&written, "healthy", 0)).unwrap();
+    let mut command = Command::new(agent::binary());
+    let output = command.args(["health", "--file", &file]).env("PODMETER_ADMIN_SOCKET", "none").output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn a_failed_write_is_no_fault_of_a_device() {
     let directory = tempfile::tempdir().unwrap();
     let (file, written) = written_by_an_agent(directory.path());

@@ -280,7 +280,8 @@ pub struct HealthArguments {
     #[arg(short, long, value_enum, default_value_t = HealthFormat::Text)]
     pub output: HealthFormat,
     /// The agent's condition file, in place of the agent.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["url", "admin_socket"])]
+    // No conflict with the admin socket: clap counts its variable, which the chart may set, as given.
+    #[arg(long, value_name = "FILE", conflicts_with = "url")]
     pub file: Option<PathBuf>,
     #[command(flatten)]
     pub agent: AgentAddress,
