@@ -36,10 +36,10 @@ pub enum ClientError {
     #[error("{socket} can be opened by its owner only: run this as root, or give --url http://HOST:9410")]
     Forbidden { socket: String },
     #[error(
-        "no agent was found on this node, neither on {DEFAULT_SOCKET} ({socket}) nor at {DEFAULT_URL} ({port}): start \
+        "no agent was found on this node, neither on {DEFAULT_SOCKET} (no listener) nor at {DEFAULT_URL} ({port}): start \
          `podmeter agent` or `podmeter demo`, or give --url http://HOST:9410"
     )]
-    NoAgentFound { socket: String, port: String },
+    NoAgentFound { port: String },
     #[error("{target} cannot be reached: {error}; is an agent running there, and is the port right?")]
     Unreachable { target: String, error: io::Error },
     #[error("{target} did not respond within {} s; try again, or check the agent's log", limit.as_secs())]
@@ -86,7 +86,9 @@ async fn call(target: &AgentTarget, call: &Call<'_>) -> Result<Vec<u8>, ClientEr
         match target {
             AgentTarget::Socket(socket) => exchange(connect_socket(socket).await?, call, target).await,
             AgentTarget::Url(url) => exchange_at(url, connect(url).await?, call, target).await,
-            AgentTarget::Local => find_local(call).await,
+            AgentTarget::Local => {
+                find_local(Path::new(DEFAULT_SOCKET), DEFAULT_URL.parse().expect("a URL"), call).await
+            }
         }
     };
     tokio::time::timeout(call.limit, request).await.map_err(|_| late())?
@@ -107,21 +109,18 @@ async fn exchange_at(
 }
 
 /// The admin socket first: it also exists where no port is open.
-async fn find_local(call: &Call<'_>) -> Result<Vec<u8>, ClientError> {
-    let socket = AgentTarget::Socket(DEFAULT_SOCKET.into());
-    let refusal = match connect_socket(Path::new(DEFAULT_SOCKET)).await {
-        Ok(stream) => return exchange(stream, call, &socket).await,
-        Err(ClientError::NoAgentOnSocket { .. }) => "no listener",
-        Err(ClientError::Forbidden { .. }) => "for its owner only",
-        Err(_) => "cannot be opened",
+async fn find_local(socket: &Path, url: HttpUrl, call: &Call<'_>) -> Result<Vec<u8>, ClientError> {
+    let socket_error = match connect_socket(socket).await {
+        Ok(stream) => return exchange(stream, call, &AgentTarget::Socket(socket.into())).await,
+        Err(error) => error,
     };
-    let url: HttpUrl = DEFAULT_URL.parse().expect("a URL");
     match connect(&url).await {
         Ok(stream) => exchange(stream, call, &AgentTarget::Url(url)).await,
-        Err(ClientError::Unreachable { error, .. }) => {
-            Err(ClientError::NoAgentFound { socket: refusal.to_owned(), port: error.to_string() })
+        Err(ClientError::Unreachable { error, .. }) if socket_error.is_no_agent() => {
+            Err(ClientError::NoAgentFound { port: error.to_string() })
         }
-        Err(error) => Err(error),
+        // An agent may serve a socket that cannot be opened here.
+        Err(_) => Err(socket_error),
     }
 }
 
@@ -199,7 +198,7 @@ async fn answer(response: Response<Incoming>, target: &AgentTarget) -> Result<Ve
 }
 
 impl ClientError {
-    /// No agent was found at all.
+    /// Nothing listens there: no agent runs.
     pub fn is_no_agent(&self) -> bool {
         match self {
             Self::NoAgentOnSocket { .. } | Self::NoAgentFound { .. } => true,
@@ -229,4 +228,21 @@ fn first_line(body: &[u8]) -> String {
     };
     let first = text.lines().next().unwrap_or_default().trim();
     harmless(&first.chars().take(DETAIL_CHARACTERS).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_agent_on_a_socket_that_cannot_be_opened_is_not_taken_for_none() {
+        let call = Call { method: Method::GET, path: "/", body: Bytes::new(), limit: DEADLINE };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let closed = format!("http://{}", listener.local_addr().unwrap());
+        drop(listener);
+        for (socket, is_no_agent) in [("/nowhere/a.sock".to_owned(), true), (format!("/{:0200}", 0), false)] {
+            let error = find_local(Path::new(&socket), closed.parse().unwrap(), &call).await.unwrap_err();
+            assert_eq!(error.is_no_agent(), is_no_agent, "{error}");
+        }
+    }
 }
