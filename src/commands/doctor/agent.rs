@@ -1,4 +1,4 @@
-//! Checks of the agent that may run here, by its own responses.
+//! Checks of the agent that may run here, by its own responses: JSON without types, because it may be of another version.
 
 use serde_json::Value;
 

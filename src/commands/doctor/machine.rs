@@ -58,18 +58,18 @@ fn allocatable(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
 }
 
 fn registration(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
-    plugin_is_on(machine)?;
+    offers(machine)?;
     machine.registration.as_ref().map_err(call_failed)?;
     Ok(Finding::ok(format!("{} answers", plugin::kubelet_socket(&settings.device_plugin_directory).display())))
 }
 
-/// What the plugin offers.
-fn plugin_is_on(machine: &ObservedMachine) -> Result<&[EntryConfig], Finding> {
+/// What the plugin offers, or the finding that it is off.
+fn offers(machine: &ObservedMachine) -> Result<&[EntryConfig], Finding> {
     machine.offers.as_deref().ok_or_else(|| Finding::skipped("the bundled device plugin is off"))
 }
 
 fn plugin_directory(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
-    plugin_is_on(machine)?;
+    offers(machine)?;
     let directory = settings.device_plugin_directory.display();
     let to_do = "mount the kubelet's device-plugins directory without readOnly, and run as uid 0; for another directory set \
                  --device-plugin-dir; without the plugin, --device-plugin=off";
@@ -78,7 +78,7 @@ fn plugin_directory(settings: &DoctorSettings, machine: &ObservedMachine) -> Che
 }
 
 fn conflicts(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
-    let offers = plugin_is_on(machine)?;
+    let offers = offers(machine)?;
     let live = machine.plugin_sockets.as_ref();
     let live = live.map_err(|missing| missing.finding("check what hangs in the device-plugin directory"))?;
     let listed = machine.allocatable.as_ref().and_then(|answer| answer.as_ref().ok()).map(|listed| &listed.devices);
@@ -90,6 +90,7 @@ fn conflicts(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     };
     for resource in resources.into_iter().filter(|resource| is_ours(resource)) {
         let ids = listed.and_then(|listed| listed.get(resource)).cloned().unwrap_or_default();
+        // The doctor has sent no IDs itself; those of a running podmeter do not conflict, because its socket is live.
         if let Some(conflict) = plugin::conflict(resource, &ids, &BTreeSet::new(), live) {
             return Ok(match known.contains(resource) {
                 true => Finding::failed(conflict, "remove one of the two plugins"),

@@ -29,9 +29,9 @@ pub use report::{Check, CheckStatus, DoctorReport};
 /// Where to observe what, with the agent's settings.
 #[derive(Clone, Debug)]
 pub struct DoctorSettings {
-    /// `None`: no agent is queried.
+    /// `None`: no admin socket is configured; only the listeners are queried.
     pub agent: Option<AgentTarget>,
-    /// Its public listeners: queried when it is not found otherwise.
+    /// The listeners that the settings name: queried when the agent is not found at `agent`.
     pub listeners: Vec<AgentTarget>,
     /// This machine is not observed: its checks are left out.
     pub only_agent: bool,

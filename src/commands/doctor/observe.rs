@@ -120,7 +120,7 @@ pub async fn observe(settings: DoctorSettings, driver: Option<Box<dyn Driver>>, 
     Observations { settings, version: env!("CARGO_PKG_VERSION"), now: clock.now().unix, agent, machine }
 }
 
-/// File systems hang, each on its own.
+/// Each check of a file system has a blocking thread of its own, because any one of them may hang.
 async fn observe_machine(
     settings: &DoctorSettings,
     driver: Option<Box<dyn Driver>>,
@@ -157,8 +157,8 @@ async fn observe_machine(
         blocking(move || processes::named_pods(&pod_logs_root).map_err(|error| error.to_string())),
         blocking(move || Ok(survey(&claims).to_vec())),
     );
-    // A library that hangs while it is loaded delays checks that start a thread: it runs last.
-    let driver = observe_driver(driver, settings, driver_is_released(&agent)).await;
+    // Last, because a library that hangs while it is loaded delays checks that start a thread.
+    let driver = observe_driver(driver, settings, why_not_opened(&agent)).await;
     let (profile, offers) = choose_profile(settings, driver.as_ref().ok());
     let (list, allocatable) = kubelet;
     let (registration, pods_api) = (registration.map(drop), pods_api.map(drop));
@@ -220,8 +220,8 @@ async fn ask_kubelet(
     (Ok(listed), Some(client.allocatable().await))
 }
 
-/// Why the driver must not be opened: an agent has released it on request, or may have.
-fn driver_is_released(agent: &ObservedAgent) -> Option<&'static str> {
+/// An agent has released the driver on request, or may have.
+fn why_not_opened(agent: &ObservedAgent) -> Option<&'static str> {
     match agent {
         ObservedAgent::NotConfigured => None,
         ObservedAgent::Silent(error) if error.is_no_agent() => None,
@@ -240,12 +240,12 @@ fn driver_is_released(agent: &ObservedAgent) -> Option<&'static str> {
 async fn observe_driver(
     driver: Option<Box<dyn Driver>>,
     settings: &DoctorSettings,
-    driver_is_released: Option<&'static str>,
+    why_not_opened: Option<&'static str>,
 ) -> Observed<DriverState> {
     const HUNG: &str = "the driver hangs: see dmesg, reset the GPU or drain the node";
     let no_driver = || NotObserved::Skipped(format!("--hardware {}: no driver is opened", settings.hardware.as_str()));
     let mut driver = driver.ok_or_else(no_driver)?;
-    if let Some(reason) = driver_is_released {
+    if let Some(reason) = why_not_opened {
         return Err(NotObserved::Skipped(reason.to_owned()));
     }
     let (answer, answered) = oneshot::channel();

@@ -44,7 +44,8 @@ pub async fn observe_agent(settings: &DoctorSettings) -> ObservedAgent {
     agent
 }
 
-/// At the given target; else at the default socket, then at the listeners.
+/// At the target; without one, and where it was not named and no agent answers or only its owner may open it, at the
+/// listeners.
 async fn find_agent(settings: &DoctorSettings) -> ObservedAgent {
     let Some(target) = &settings.agent else {
         return ask_listeners(settings).await.unwrap_or(ObservedAgent::NotConfigured);
