@@ -138,7 +138,7 @@ impl RemoteAgent {
 }
 
 impl AdminSocket {
-    /// `None`: the default.
+    /// `None`: the default; also for `none`, which disables the socket in the agent's option of the same variable.
     pub fn path(self) -> Option<PathBuf> {
         self.admin_socket.filter(|socket| socket.as_os_str() != "none")
     }

@@ -1,7 +1,7 @@
 //! The command line. It validates settings before anything is opened or bound.
 //!
-//! In: arguments, environment, a configuration file. Out: a command's output and an exit code. Does not contain: how a
-//! command does its work.
+//! In: arguments, environment, a configuration file. Out: a command's output and an exit code. Does not contain: the work
+//! of `agent`, `demo`, `top` and `doctor`, which are modules of their own.
 
 mod admin;
 mod arguments;
@@ -195,7 +195,7 @@ fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failed> {
     Ok(outcome)
 }
 
-/// The only writer to standard output. A closed pipe (`| head`) is not a failure.
+/// The only writer to standard output, except `top` in a terminal. A closed pipe (`| head`) is not a failure.
 fn print(text: &str) -> Result<(), Failed> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {

@@ -77,8 +77,8 @@ pub fn misspelt_variables(present: impl Iterator<Item = String>) -> Vec<(String,
 
 /// A row `name "VALUE": Type = "default" in "low"..="high", reload` is the flag `--name`, the variable `PODMETER_NAME` and the key
 /// `name` of the configuration file. `=> "words"` describes a default that depends on more than the option. A changed
-/// option takes effect on `reload` or needs a `restart`. `arg` has more attributes of the flag, `key` another key. `-h` shows the
-/// group without a heading, `--help` all.
+/// option takes effect on `reload` or needs a `restart`. `arg` has more attributes of the flag. `key("other": …)` has another key and
+/// serde's attributes of the field; with `skip` the row does not read the file. `-h` shows the group without a heading, `--help` all.
 macro_rules! options {
     (
         $($group:literal {
@@ -126,7 +126,7 @@ macro_rules! options {
             /// Only in the file.
             #[arg(skip)]
             pub health: HealthConfig,
-            /// Only in the file, and beside the flag.
+            /// The key `devicePlugin`: a switch, over which the flag takes precedence, or a section.
             #[arg(skip)]
             #[serde(rename = "devicePlugin")]
             pub plugin_section: SwitchOr<PluginConfig>,
@@ -175,7 +175,7 @@ macro_rules! options {
         }
 
         impl OptionValues {
-            /// Keys of what differs in `other` and takes effect only after a restart.
+            /// Keys of what differs in `other` and takes effect only after a restart. Of the sections only `health` needs one.
             pub fn restart_needed_for(&self, other: &Self) -> Vec<&'static str> {
                 let changed = [$($((stringify!($name), self.$name != other.$name)),*),*];
                 let changed = changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| row(name));

@@ -131,6 +131,7 @@ fn device_plugin(
 }
 
 fn settings(values: OptionValues, reloadable: Reloadable) -> Result<AgentSettings, PodLabelError> {
+    // `none` counts as given explicitly, too.
     let admin_socket_required = values.admin_socket.is_some();
     let admin_socket = values.admin_socket.unwrap_or_else(|| DEFAULT_SOCKET.into());
     let kubelet = &values.kubelet_root;

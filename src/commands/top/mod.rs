@@ -1,9 +1,10 @@
 //! `podmeter top`: devices and the containers on them, live in a terminal or once as plain text.
 //!
-//! Inputs: the agent's responses, keys, the terminal's size. Outputs: a screen, or text. Does not use: connections to
-//! the agent. Unknown values are shown as a dash.
+//! Inputs: the agent's responses, keys, the terminal's size. Outputs: a screen, or text. Unknown values are shown as a
+//! dash.
 //!
-//! `table` and `detail` make lines of a response, `screen` selects among them, and only `run` uses the terminal.
+//! `table` and `detail` make lines of a response, `screen` selects among them, and only `run` uses the terminal and the
+//! client.
 
 mod detail;
 mod format;

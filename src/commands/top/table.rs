@@ -31,9 +31,10 @@ const COLUMNS: [&str; 15] = [
     "LAST_ACTIVE",
     "UUID",
 ];
-/// Least width of a name that is cut, and width of a state that is, so that the columns after them are on the screen.
-const NAME: usize = 30;
-const STATE: usize = 18;
+/// Least width of a name that is cut, so that the columns after it are on the screen.
+const LEAST_NAME_WIDTH: usize = 30;
+/// Width of a state that is cut.
+const CUT_STATE_WIDTH: usize = 18;
 
 /// A device, or a container on one.
 pub struct TableRow {
@@ -216,8 +217,8 @@ pub fn lines(rows: &[TableRow], width: usize) -> Vec<Line> {
         }
     }
     if widths.iter().sum::<usize>() + widths.len() > width {
-        widths[0] = widths[0].min(NAME.max(width / 3));
-        widths[1] = widths[1].min(STATE);
+        widths[0] = widths[0].min(LEAST_NAME_WIDTH.max(width / 3));
+        widths[1] = widths[1].min(CUT_STATE_WIDTH);
     }
     let line = |cells: &[String], style| {
         let cells = cells.iter().zip(widths).map(|(cell, width)| fit(cell, width, false));
