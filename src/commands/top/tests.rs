@@ -88,7 +88,7 @@ fn a_slot_shows_its_part_of_the_device_and_equal_division_its_remedy() {
     let mut node = node();
     node.processes = None;
     let account = &mut node.accounts[0];
-    (account.utilization_ratio, account.device_utilization_ratio) = (Some(1.0), Some(0.34));
+    (account.utilization_ratio, account.gpu_utilization_ratio) = (Some(1.0), Some(0.34));
     let holding = account.holding.as_mut().unwrap();
     (holding.sharing, holding.fraction) = (SharingForm::TimeSlicing, Some(0.25));
     holding.attribution = Some(Attribution::EqualShare);

@@ -37,7 +37,8 @@ impl Figures {
         (held > 0.0).then(|| (allocated / held).min(1.0))
     }
 
-    /// Busy as a part of the GPU while it is held, whatever part of it is held, 0 to 1: of the time for which it is known.
+    /// Busy as a part of the GPU while it is held, whatever part of it is held, 0 to 1: of the time for which it is known,
+    /// which by the clock is `known_seconds / held_ratio`.
     #[must_use]
     pub fn busy_ratio(&self) -> Option<f64> {
         Some((self.busy_seconds? / self.known_seconds()? * self.held_ratio()?).min(1.0))

@@ -100,8 +100,8 @@ pub struct ContainerRef {
     pub namespace: Arc<str>,
     pub pod: Arc<str>,
     pub container: Arc<str>,
-    /// Distinguishes pods of the same name: references with different UIDs are different containers. `None`, also
-    /// later, where no source had the UID when the pod was first listed. As in cgroups and the kubelet's checkpoint.
+    /// Distinguishes pods of the same name: references with different UIDs are different containers. As in cgroups and the
+    /// kubelet's checkpoint. `None`, also later, where no source had it in the first answer that listed the pod.
     #[serde(skip)]
     pub pod_uid: Option<PodUid>,
 }

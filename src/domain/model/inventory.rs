@@ -10,7 +10,7 @@ use super::{DeviceId, GpuUuid, MigUuid, PciBusId, ResourceName};
 /// The devices of the node. A GPU that was listed once stays, marked as not present.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Inventory {
-    /// Rises when handles are read again: after a driver reload, a MIG change, a hot-plug.
+    /// 0: nothing has been read yet. Rises when handles are read again: after a driver reload, a MIG change, a hot-plug.
     pub generation: u64,
     pub driver: Option<DriverInfo>,
     pub gpus: BTreeMap<GpuUuid, Gpu>,
@@ -242,9 +242,8 @@ impl Gpu {
         self.mig_devices.iter().find(|mig| mig.uuid == *uuid)
     }
 
-    /// The slices of the MIG device's GPU instance, for each slice of its compute instances: these share the activity of
-    /// the instance, which is a mean over all its slices.
-    pub fn slices_of_instance(&self, mig: &MigDevice) -> f64 {
+    /// At least 1. The activity of a GPU instance is a mean over all its slices; times this, over those in use.
+    pub fn instance_slices_per_used_slice(&self, mig: &MigDevice) -> f64 {
         let members = self.mig_devices.iter().filter(|other| other.gpu_instance == mig.gpu_instance);
         let used: u32 = members.map(|member| member.slices).sum();
         f64::from(profile_slices(&mig.profile).unwrap_or(used).max(used)) / f64::from(used.max(1))

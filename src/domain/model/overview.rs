@@ -64,7 +64,7 @@ pub struct ResourceCount {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeOverview {
     pub gpus: usize,
-    /// Of the GPUs, the sum of the shares held; `None` where one is unknown.
+    /// Of the GPUs, the sum of the fractions held; `None` where one is unknown.
     pub allocated_gpus: Option<f64>,
     pub free_gpus: usize,
     pub mig_devices: usize,
@@ -133,7 +133,7 @@ pub fn busy_ratio(gpu: &Gpu, readings: Option<&DeviceReadings>, mig: Option<&Mig
     let fast = &readings?.fast.as_ref()?.value;
     let of_part = |mig: &MigDevice| {
         let instance = fast.instance_utilization_ratios.get(&mig.gpu_instance)?;
-        Some((instance * gpu.slices_of_instance(mig)).clamp(0.0, 1.0))
+        Some((instance * gpu.instance_slices_per_used_slice(mig)).clamp(0.0, 1.0))
     };
     match mig {
         Some(mig) => of_part(mig),
@@ -163,7 +163,7 @@ pub fn parts_of_device(inventory: &Inventory, account: &Account) -> DeviceParts 
         Some(mig) => inventory.gpus.get(&account.gpu).and_then(|gpu| gpu.slice_fraction(gpu.mig_device(mig)?.slices)),
     };
     let part = |of_gpu: Option<f64>| Some((of_gpu? / device?).min(1.0));
-    DeviceParts { held: part(holding.fraction), busy: part(account.device_utilization_ratio) }
+    DeviceParts { held: part(holding.fraction), busy: part(account.gpu_utilization_ratio) }
 }
 
 /// Where holders' use is divided equally: why, and the remedy.
@@ -184,7 +184,7 @@ pub fn allocated_ratio(snapshot: &Snapshot, gpu: &GpuUuid) -> Option<f64> {
     let mut holdings = accounts.filter_map(|account| account.holding.as_ref());
     // From plain zero: the sum of no floats is -0. One unknown fraction makes the sum unknown.
     let allocated = holdings.try_fold(0.0, |sum, holding| Some(sum + holding.fraction?));
-    // Shares such as 1/3 do not add up exactly.
+    // Fractions such as 1/3 do not add up exactly.
     allocated.map(|allocated: f64| allocated.min(1.0))
 }
 

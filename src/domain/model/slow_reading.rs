@@ -9,8 +9,9 @@ use serde::Serialize;
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Slow {
     pub ecc: Vec<EccLocation>,
-    /// Board lifetime: (corrected, uncorrected).
+    /// Over the board's lifetime.
     pub ecc_lifetime_corrected: Option<u64>,
+    /// Over the board's lifetime.
     pub ecc_lifetime_uncorrected: Option<u64>,
     pub row_remap: Option<RowRemap>,
     /// Banks by availability: max, high, partial, low, none.

@@ -225,7 +225,8 @@ pub struct Account {
     /// Of the fraction held, 0 to 1.
     pub utilization_ratio: Option<f64>,
     /// Of the whole GPU, 0 to 1.
-    pub device_utilization_ratio: Option<f64>,
+    #[serde(rename = "device_utilization_ratio")]
+    pub gpu_utilization_ratio: Option<f64>,
     pub sm_active_ratio: Option<f64>,
     pub dram_active_ratio: Option<f64>,
     pub memory_used_bytes: Option<u64>,
@@ -265,8 +266,8 @@ pub struct Holding {
     /// device, is unknown. In JSON it is the `share` held; elsewhere a share is use.
     #[serde(rename = "share")]
     pub fraction: Option<f64>,
-    /// Where use is divided without process data: 1, but for DRA claims, which have 1 on average by the capacity that each
-    /// consumes. The containers of a claim divide its weight.
+    /// Where use is divided without process data: 1 for a device plugin's devices; the claims of a device have weights in
+    /// proportion to the capacity that each consumes, with mean 1. The containers of a claim divide its weight.
     pub weight: f64,
 }
 
@@ -280,10 +281,15 @@ named! {
 }
 
 named! {
+    /// How use is divided among holders, as in docs/attribution.md.
     pub enum Attribution {
+        /// One holder has all, except other processes' SM time.
         Exclusive = "exclusive",
+        /// By the SM time of processes.
         Process = "process",
+        /// Several holders without SM time: equally, claims by weight.
         EqualShare = "equal_share",
+        /// Of MIG devices by activity and slices; in a gap energy as without SM time or activity.
         Estimated = "estimated",
     }
 }

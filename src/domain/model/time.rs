@@ -42,7 +42,7 @@ impl std::ops::Add<Duration> for Monotonic {
     }
 }
 
-/// Seconds since 1970-01-01 UTC. May step; for display only, never subtracted.
+/// Seconds since 1970-01-01 UTC. May step: subtracted only for ages that people read and for times kept over a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct UnixSeconds(pub f64);

@@ -38,11 +38,11 @@ named! {
     pub enum UnattributedReason {
         /// Memory of no process.
         Driver = "driver",
-        /// Of unknown or other owners, read just after an allocation on the GPU ended: it may be that one's.
+        /// Of unknown or other owners, read just after an allocation on the GPU ended: it may belong to that one.
         Ended = "ended",
         /// Processes of no pod.
         Host = "host",
-        /// Energy: idle power of the board, and all of time without work.
+        /// Energy at the board's idle power, and all energy of time without work.
         Idle = "idle",
         /// Processes of a pod to which the device is not allocated.
         NotAllocated = "not_allocated",

@@ -194,8 +194,7 @@ fn set_gauges(
     account.dram_active_ratio = gpm.and_then(|gpm| gpm.dram_active);
     let mig_device = mig.zip(present.gpu).and_then(|(mig, gpu)| gpu.mig_device(mig));
     let device = present.gpu.and_then(|gpu| busy_ratio(gpu, present.readings, mig_device));
-    (account.utilization_ratio, account.device_utilization_ratio) =
-        utilization(holding, mig.is_some(), device, busy_part);
+    (account.utilization_ratio, account.gpu_utilization_ratio) = utilization(holding, mig.is_some(), device, busy_part);
     account.memory_limit_bytes = match mig {
         Some(_) => mig_device.and_then(|device| device.memory_bytes),
         None => present.gpu.and_then(|gpu| memory_limit(gpu.memory_bytes?, holding)),
@@ -240,7 +239,7 @@ fn instance_of<'a>(medium: &'a Medium, mig: &MigUuid) -> Option<&'a InstanceRead
 
 fn clear(account: &mut Account) {
     account.utilization_ratio = None;
-    account.device_utilization_ratio = None;
+    account.gpu_utilization_ratio = None;
     account.sm_active_ratio = None;
     account.dram_active_ratio = None;
     account.memory_used_bytes = None;

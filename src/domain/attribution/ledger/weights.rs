@@ -100,7 +100,7 @@ impl<'a> MigWeights<'a> {
         let gpu = gpu.filter(|gpu| !gpu.mig_devices.is_empty())?;
         let weight = |mig: &'a MigDevice| {
             let active = active.get(&mig.gpu_instance);
-            let active = active.map(|active| (active * gpu.slices_of_instance(mig)).clamp(0.0, 1.0));
+            let active = active.map(|active| (active * gpu.instance_slices_per_used_slice(mig)).clamp(0.0, 1.0));
             let unheld_reason = processes
                 .map_or(UnattributedReason::Unknown, |processes| unheld_reason(&processes.processes, mig.gpu_instance));
             Some(MigWeight { fraction: gpu.slice_fraction(mig.slices)?, active, unheld_reason })

@@ -187,7 +187,7 @@ fn shared() -> Snapshot {
         let holding = account.holding.as_mut().unwrap();
         holding.sharing = SharingForm::TimeSlicing;
         holding.device_ids = slots.map(|slot| format!("{}::{slot}", fixture::WHOLE).as_str().into()).collect();
-        account.device_utilization_ratio = Some(ratio);
+        account.gpu_utilization_ratio = Some(ratio);
         account.memory_used_bytes = Some(gibibytes << 30);
         snapshot.accounts.push(account);
     }
@@ -291,7 +291,7 @@ fn the_labels_of_a_slot_are_made_once() {
 #[test]
 fn little_work_of_many_is_not_rounded_to_none() {
     let mut snapshot = shared();
-    snapshot.accounts.iter_mut().for_each(|account| account.device_utilization_ratio = Some(0.004));
+    snapshot.accounts.iter_mut().for_each(|account| account.gpu_utilization_ratio = Some(0.004));
     let pods = value(&old(&snapshot), "DCGM_FI_DEV_GPU_UTIL", &[("UUID", fixture::WHOLE), ("pod", "two")]);
     assert_eq!(pods, Some(0.4));
 }

@@ -81,7 +81,7 @@ impl ValueSource {
         match self {
             Self::Podmeter => page.selected(series, query.expect("a test checks the table")),
             Self::Utilization => {
-                let own = |account: &Account| account.device_utilization_ratio;
+                let own = |account: &Account| account.gpu_utilization_ratio;
                 page.each_gpu(series, Some(own), &|gpu, readings| busy_ratio(gpu, Some(readings), None));
             }
             Self::MemoryUtilization => page.medium(series, &|medium| medium.rates.memory_utilization_ratio),

@@ -345,7 +345,7 @@ fn accounts() -> Vec<Account> {
         figures: figures(499.5, 300.5, 199.0, Some(200_000.0)),
         last_active: Some(UnixSeconds(STARTED.0 + 599.0)),
         utilization_ratio: Some(0.87),
-        device_utilization_ratio: Some(0.87),
+        gpu_utilization_ratio: Some(0.87),
         processes: Some(2),
         sm_active_ratio: Some(0.25),
         dram_active_ratio: Some(0.0625),

@@ -248,7 +248,7 @@ mod tests {
         assert!(!of(&snapshot, None).contains("divided equally"));
         snapshot.processes = None;
         let account = &mut snapshot.accounts[0];
-        (account.utilization_ratio, account.device_utilization_ratio) = (Some(1.0), Some(0.34));
+        (account.utilization_ratio, account.gpu_utilization_ratio) = (Some(1.0), Some(0.34));
         let holding = account.holding.as_mut().unwrap();
         (holding.sharing, holding.fraction) = (SharingForm::TimeSlicing, Some(0.25));
         holding.attribution = Some(Attribution::EqualShare);

@@ -374,7 +374,7 @@ fn the_slots_of_a_gpu_are_as_busy_now_as_the_gpu_whatever_the_interval_was() {
         let readings = Arc::make_mut(case.readings.get_mut(&GPU.into()).unwrap());
         let value = Fast { utilization_ratio: Some(sample), ..Fast::default() };
         readings.fast = Some(Stamped { at: monotonic(second * 1000), value });
-        let now: Vec<_> = case.at(second).accounts.iter().map(|one| rounded(one.device_utilization_ratio)).collect();
+        let now: Vec<_> = case.at(second).accounts.iter().map(|one| rounded(one.gpu_utilization_ratio)).collect();
         assert_eq!(now, [each; 3], "the driver's sample is {sample}");
     }
 }
