@@ -207,7 +207,7 @@ impl Publisher {
             processes: Some(processes),
             overview: Overview::default(),
         };
-        Snapshot { overview: Overview::of(&snapshot, &self.cache.slots.shared_counts()), ..snapshot }
+        Snapshot { overview: Overview::summarize(&snapshot, &self.cache.slots.shared_counts()), ..snapshot }
     }
 
     /// Divides the interval since the last snapshot among the holders, and its XIDs.

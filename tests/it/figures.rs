@@ -231,7 +231,7 @@ impl Scene {
             unallocated_uses: output.unallocated_uses,
             ..Snapshot::default()
         };
-        let snapshot = Snapshot { overview: Overview::of(&snapshot, &slots.shared_counts()), ..snapshot };
+        let snapshot = Snapshot { overview: Overview::summarize(&snapshot, &slots.shared_counts()), ..snapshot };
         self.tracker.observe(&snapshot);
         let records = self.tracker.to_write();
         self.tracker.written(&records);

@@ -40,8 +40,10 @@ macro_rules! named {
 
 pub(crate) use named;
 
+mod account;
 mod allocations;
 mod claims;
+mod collector;
 mod device_health;
 mod figures;
 mod file_stamp;
@@ -56,13 +58,16 @@ mod reading;
 mod recent_count;
 mod slow_reading;
 mod snapshot;
+mod summary;
 mod time;
 mod timestamp;
 mod token_bucket;
 mod unattributed;
 
+pub use account::{Account, Attribution, ENDED_SHOWN, Holding, SharingForm};
 pub use allocations::{Allocatable, Allocations, Container, CpuSet, HeldDevice, MemoryBlock, Pod};
 pub use claims::{ClaimAllocation, ClaimDevice, ClaimGpu, ClaimHardware, ClaimRecord, ClaimSource};
+pub use collector::Collector;
 pub use device_health::{
     ContainerXid, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, RECOVERY_ACTIONS,
     UnhealthyReason, XidClass, XidCount, XidCounts, XidEvent, XidInstance, recovery_action,
@@ -76,10 +81,7 @@ pub use inventory::{
     BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers, PassthroughGpu, Platform,
 };
 pub use journal::JournalState;
-pub use overview::{
-    DeviceOverview, DeviceParts, DeviceState, NodeOverview, Overview, ResourceCount, SlotCounts, allocated_ratio,
-    busy_ratio, equal_division, parts_of_device, served,
-};
+pub use overview::{DeviceOverview, DeviceState, NodeOverview, Overview, ResourceCount};
 pub use plugin::{AppliedProfile, PluginResource, PluginState, PluginUnhealthyReason};
 pub use pod_label::{PodLabel, PodLabelError};
 pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};
@@ -90,9 +92,10 @@ pub use reading::{
 pub use recent_count::RecentCount;
 pub use slow_reading::{C2c, EccLocation, FabricDomain, FabricState, LinkCounters, NvLink, Pcie, RowRemap, Slow};
 pub use snapshot::{
-    Account, Attribution, Collector, ConfigReload, ENDED_SHOWN, HardwareSource, HardwareState, Holding, InventoryDrift,
-    KubeletCounters, KubeletState, LISTS_NONE_AT_START, Released, SelfUse, SharingForm, Snapshot, UnresolvedDevices,
+    ConfigReload, HardwareSource, HardwareState, InventoryDrift, KubeletCounters, KubeletState, LISTS_NONE_AT_START,
+    Released, SelfUse, Snapshot, UnresolvedDevices,
 };
+pub use summary::{DeviceParts, SlotCounts, allocated_ratio, busy_ratio, equal_division, parts_of_device, served};
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
 pub use timestamp::Timestamp;
 pub use token_bucket::TokenBucket;

@@ -86,7 +86,7 @@ pub(crate) fn snapshot() -> Snapshot {
         config_reload: Some(ConfigReload { successful: true, last_success: STARTED }),
         overview: Overview::default(),
     };
-    Snapshot { overview: Overview::of(&snapshot, &SlotCounts::new()), ..snapshot }
+    Snapshot { overview: Overview::summarize(&snapshot, &SlotCounts::new()), ..snapshot }
 }
 
 fn durations(microseconds: &[u64]) -> DurationHistogram {

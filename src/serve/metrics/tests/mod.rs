@@ -200,7 +200,7 @@ fn an_empty_snapshot_has_no_device_metrics() {
 #[test]
 fn metrics_and_page_have_the_same_utilization_of_each_gpu() {
     let snapshot = fixture::snapshot();
-    let overview = crate::domain::model::Overview::of(&snapshot, &BTreeMap::new());
+    let overview = crate::domain::model::Overview::summarize(&snapshot, &BTreeMap::new());
     let page = Page::parse(&rendered(Format::Text), Dialect::Text).unwrap();
     let mut shown = 0;
     for device in overview.devices.iter().filter(|device| device.mig.is_none()) {

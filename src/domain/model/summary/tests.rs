@@ -4,9 +4,9 @@ use super::*;
 use crate::domain::model::{Allocatable, DeviceId, Fast, SharingForm};
 use crate::serve::metrics::tests::fixture;
 
-fn of(snapshot: &Snapshot, uuid: &str) -> DeviceOverview {
+fn device_overview(snapshot: &Snapshot, uuid: &str) -> DeviceOverview {
     let slots = [((fixture::WHOLE.into(), None), 4)].into();
-    let overview = Overview::of(snapshot, &slots);
+    let overview = Overview::summarize(snapshot, &slots);
     let is_it = |device: &&DeviceOverview| device.mig.as_ref().map_or(device.gpu.as_str(), MigUuid::as_str) == uuid;
     overview.devices.iter().find(is_it).cloned().expect("a device of the fixture")
 }
@@ -15,7 +15,8 @@ fn of(snapshot: &Snapshot, uuid: &str) -> DeviceOverview {
 fn a_device_is_free_where_it_can_be_had() {
     let mut snapshot = fixture::snapshot();
     let states = |snapshot: &Snapshot| {
-        [fixture::WHOLE, fixture::LOST, fixture::PARTITIONED, fixture::SLICE].map(|uuid| of(snapshot, uuid).state)
+        [fixture::WHOLE, fixture::LOST, fixture::PARTITIONED, fixture::SLICE]
+            .map(|uuid| device_overview(snapshot, uuid).state)
     };
     let [held, unavailable, partitioned] =
         [DeviceState::Held, DeviceState::Unavailable, DeviceState::Partitioned].map(Some);
@@ -30,11 +31,13 @@ fn a_device_is_free_where_it_can_be_had() {
 #[test]
 fn slots_are_free_that_no_container_holds() {
     let mut snapshot = fixture::snapshot();
-    let slots = |snapshot: &Snapshot| (of(snapshot, fixture::WHOLE).slots, of(snapshot, fixture::WHOLE).free_slots);
+    let slots = |snapshot: &Snapshot| {
+        (device_overview(snapshot, fixture::WHOLE).slots, device_overview(snapshot, fixture::WHOLE).free_slots)
+    };
     let holding = snapshot.accounts[0].holding.as_mut().unwrap();
     (holding.sharing, holding.device_ids) = (SharingForm::TimeSlicing, vec!["one".into(), "two".into()]);
     assert_eq!(slots(&snapshot), (Some(4), Some(2)));
-    assert_eq!(of(&snapshot, fixture::LOST).slots, None, "it is not shared");
+    assert_eq!(device_overview(&snapshot, fixture::LOST).slots, None, "it is not shared");
 }
 
 #[test]
@@ -63,7 +66,8 @@ fn busy_now_of_a_partitioned_gpu_is_the_sum_by_slices() {
         let readings = Arc::make_mut(hardware.readings.get_mut(&uuid).unwrap());
         readings.fast.as_mut().unwrap().value =
             Fast { instance_utilization_ratios: ratios.iter().copied().collect(), ..Fast::default() };
-        [fixture::SLICE, fixture::OTHER_SLICE, fixture::PARTITIONED].map(|uuid| of(&snapshot, uuid).busy_ratio)
+        [fixture::SLICE, fixture::OTHER_SLICE, fixture::PARTITIONED]
+            .map(|uuid| device_overview(&snapshot, uuid).busy_ratio)
     };
     assert_eq!(set(&[(7, 0.7), (8, 0.0)]), [Some(0.7), Some(0.0), Some(0.7 / 7.0)]);
     assert_eq!(set(&[(7, 0.7)]), [Some(0.7), None, None], "unknown is not idle");

@@ -1,0 +1,93 @@
+//! What one container used of one device, and how it holds the device.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ContainerRef, DeviceId, Figures, GpuUuid, MigUuid, Moment, Monotonic, ResourceName, UnixSeconds};
+
+/// The use of one device by one container, kept for the retention after the end of the holding.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Account {
+    pub container: ContainerRef,
+    pub gpu: GpuUuid,
+    pub mig: Option<MigUuid>,
+    /// `None` after the end of the holding.
+    pub holding: Option<Holding>,
+    /// The start of this account.
+    pub created: UnixSeconds,
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// `None` while its activity is unknown.
+    pub last_active: Option<UnixSeconds>,
+    /// Of the fraction held, 0 to 1.
+    pub utilization_ratio: Option<f64>,
+    /// Of the whole GPU, 0 to 1.
+    #[serde(rename = "device_utilization_ratio")]
+    pub gpu_utilization_ratio: Option<f64>,
+    pub sm_active_ratio: Option<f64>,
+    pub dram_active_ratio: Option<f64>,
+    pub memory_used_bytes: Option<u64>,
+    pub memory_limit_bytes: Option<u64>,
+    /// On the device now; `None` where processes are unknown.
+    pub processes: Option<u64>,
+    /// Not in the metrics: over the series limit, or another pod of the same name has the series.
+    pub over_limit: bool,
+    /// When the holding ended.
+    pub ended: Option<Moment>,
+}
+
+/// An ended holding is shown for so long; then it is only counted.
+pub const ENDED_SHOWN: Duration = Duration::from_secs(60);
+
+impl Account {
+    pub fn has_long_ended(&self, now: Monotonic) -> bool {
+        self.ended.is_some_and(|ended| now.since(ended.monotonic) >= ENDED_SHOWN)
+    }
+
+    /// An account without any value yet.
+    pub fn new(container: ContainerRef, gpu: GpuUuid, mig: Option<MigUuid>, created: UnixSeconds) -> Self {
+        Self { container, gpu, mig, created, ..Self::default() }
+    }
+}
+
+/// How a container holds a device now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Holding {
+    /// `None` for a DRA claim.
+    pub resource: Option<ResourceName>,
+    pub device_ids: Vec<DeviceId>,
+    pub sharing: SharingForm,
+    /// The method by which busy time and energy are attributed; `None`: they are not.
+    pub attribution: Option<Attribution>,
+    /// Of the GPU: GPU-seconds for each second of the holding. `None` while the number of slots, or the size of the MIG
+    /// device, is unknown. In JSON it is the `share` held; elsewhere a share is use.
+    #[serde(rename = "share")]
+    pub fraction: Option<f64>,
+    /// Where use is divided without process data: 1 for a device plugin's devices; the claims of a device have weights in
+    /// proportion to the capacity that each consumes, with mean 1. The containers of a claim divide its weight.
+    pub weight: f64,
+}
+
+named! {
+    pub enum SharingForm {
+        Exclusive = "exclusive",
+        TimeSlicing = "time_slicing",
+        Mps = "mps",
+        Mig = "mig",
+    }
+}
+
+named! {
+    /// How use is divided among holders, as in docs/attribution.md.
+    pub enum Attribution {
+        /// One holder has all, except other processes' SM time.
+        Exclusive = "exclusive",
+        /// By the SM time of processes.
+        Process = "process",
+        /// Several holders without SM time: equally, claims by weight.
+        EqualShare = "equal_share",
+        /// Of MIG devices by activity and slices; in a gap energy as without SM time or activity.
+        Estimated = "estimated",
+    }
+}

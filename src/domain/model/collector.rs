@@ -1,0 +1,16 @@
+//! Whether a source is read.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::Moment;
+
+/// One source: a tier of the hardware or its events, the kubelet, the processes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Collector {
+    pub success: bool,
+    pub stuck: bool,
+    pub last_success: Option<Moment>,
+    pub duration: Option<Duration>,
+}

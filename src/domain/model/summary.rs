@@ -1,0 +1,156 @@
+//! Sums over devices, resources and the node, computed once for page, `top` and metrics.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    Account, Allocations, Attribution, DeviceOverview, DeviceReadings, DeviceState, Gpu, GpuUuid, Inventory, MigDevice,
+    MigUuid, NodeOverview, Overview, PluginResource, ProcessState, ResourceCount, ResourceName, SharingForm, Snapshot,
+};
+
+/// How many slots each shared device has.
+pub type SlotCounts = BTreeMap<(GpuUuid, Option<MigUuid>), usize>;
+
+impl Overview {
+    pub fn summarize(snapshot: &Snapshot, slots: &SlotCounts) -> Self {
+        let mut devices = vec![];
+        for gpu in snapshot.hardware.inventory.gpus.values() {
+            devices.push(device(snapshot, slots, gpu, None));
+            devices.extend(gpu.mig_devices.iter().map(|mig| device(snapshot, slots, gpu, Some(mig))));
+        }
+        let node = NodeOverview::summarize(snapshot, &devices);
+        Self { devices, resources: ResourceCount::all(snapshot), node }
+    }
+}
+
+fn device(snapshot: &Snapshot, slots: &SlotCounts, gpu: &Gpu, mig: Option<&MigDevice>) -> DeviceOverview {
+    let mig_uuid = mig.map(|mig| &mig.uuid);
+    let on_it = |account: &&Account| account.gpu == gpu.uuid && account.mig.as_ref() == mig_uuid;
+    let holdings = || snapshot.accounts.iter().filter(on_it).filter_map(|account| account.holding.as_ref());
+    let slots = slots.get(&(gpu.uuid.clone(), mig_uuid.cloned())).copied();
+    let held: usize = holdings().map(|holding| holding.device_ids.len()).sum();
+    let is_healthy = snapshot.health.device(&gpu.uuid, mig_uuid).is_some_and(|health| health.healthy);
+    let state = match holdings().next() {
+        Some(_) => DeviceState::Held,
+        None if snapshot.hardware.inventory.passthrough.contains_key(&gpu.uuid) => DeviceState::Passthrough,
+        None if mig.is_none() && !gpu.mig_devices.is_empty() => DeviceState::Partitioned,
+        None if gpu.present && is_healthy => DeviceState::Free,
+        None => DeviceState::Unavailable,
+    };
+    DeviceOverview {
+        gpu: gpu.uuid.clone(),
+        mig: mig_uuid.cloned(),
+        state: snapshot.kubelet.allocations.is_some().then_some(state),
+        busy_ratio: busy_ratio(gpu, snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings), mig),
+        slots,
+        free_slots: slots.filter(|_| snapshot.kubelet.allocations.is_some()).map(|slots| slots.saturating_sub(held)),
+    }
+}
+
+/// Busy now: the part of the last second in which a kernel ran, 0 to 1. Of a MIG device by the activity of its GPU
+/// instance; of a GPU with MIG devices their sum by slices. `None`: unknown.
+pub fn busy_ratio(gpu: &Gpu, readings: Option<&DeviceReadings>, mig: Option<&MigDevice>) -> Option<f64> {
+    let fast = &readings?.fast.as_ref()?.value;
+    let of_part = |mig: &MigDevice| {
+        let instance = fast.instance_utilization_ratios.get(&mig.gpu_instance)?;
+        Some((instance * gpu.instance_slices_per_used_slice(mig)).clamp(0.0, 1.0))
+    };
+    match mig {
+        Some(mig) => of_part(mig),
+        None if gpu.mig_devices.is_empty() => fast.utilization_ratio,
+        None => {
+            let parts = gpu.mig_devices.iter().map(|mig| Some(of_part(mig)? * gpu.slice_fraction(mig.slices)?));
+            parts.sum::<Option<f64>>().map(|sum| sum.min(1.0))
+        }
+    }
+}
+
+/// The parts of its device, the GPU or MIG device, that a holder holds and keeps busy now, each 0 to 1. `None`: unknown,
+/// or no holder.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DeviceParts {
+    pub held: Option<f64>,
+    pub busy: Option<f64>,
+}
+
+pub fn parts_of_device(inventory: &Inventory, account: &Account) -> DeviceParts {
+    let Some(holding) = &account.holding else { return DeviceParts::default() };
+    if matches!(holding.sharing, SharingForm::Exclusive | SharingForm::Mig) {
+        return DeviceParts { held: Some(1.0), busy: account.utilization_ratio };
+    }
+    let device = match &account.mig {
+        None => Some(1.0),
+        Some(mig) => inventory.gpus.get(&account.gpu).and_then(|gpu| gpu.slice_fraction(gpu.mig_device(mig)?.slices)),
+    };
+    let part = |of_gpu: Option<f64>| Some((of_gpu? / device?).min(1.0));
+    DeviceParts { held: part(holding.fraction), busy: part(account.gpu_utilization_ratio) }
+}
+
+/// Where holders' use is divided equally: why, and the remedy.
+pub fn equal_division(accounts: &[Account], processes: Option<&ProcessState>) -> Option<String> {
+    let mut holdings = accounts.iter().filter_map(|account| account.holding.as_ref());
+    let why = match processes.is_some_and(|processes| processes.enabled) {
+        true => "the driver reports no use by process",
+        false => "hostPID is off; with hostPID=true in the chart it is divided by process",
+    };
+    let is_divided = holdings.any(|holding| holding.attribution == Some(Attribution::EqualShare));
+    is_divided.then(|| format!("the use of shared devices is divided equally among their holders: {why}"))
+}
+
+/// The part of the GPU that is allocated, 0 to 1. `None` until the kubelet has answered, and where a fraction is unknown.
+pub fn allocated_ratio(snapshot: &Snapshot, gpu: &GpuUuid) -> Option<f64> {
+    snapshot.kubelet.allocations.as_ref()?;
+    let accounts = snapshot.accounts.iter().filter(|account| account.gpu == *gpu);
+    let mut holdings = accounts.filter_map(|account| account.holding.as_ref());
+    // From plain zero: the sum of no floats is -0. One unknown fraction makes the sum unknown.
+    let allocated = holdings.try_fold(0.0, |sum, holding| Some(sum + holding.fraction?));
+    // Fractions such as 1/3 do not add up exactly.
+    allocated.map(|allocated: f64| allocated.min(1.0))
+}
+
+impl ResourceCount {
+    /// Every resource that the kubelet has; empty until it has reported what is allocatable.
+    pub fn all(snapshot: &Snapshot) -> BTreeMap<ResourceName, Self> {
+        let Some(allocatable) = snapshot.kubelet.allocatable.as_deref() else { return BTreeMap::new() };
+        let held = snapshot.kubelet.allocations.as_deref().map(Allocations::held_devices);
+        let resources = allocatable.devices.keys().chain(held.iter().flat_map(|held| held.keys().copied()));
+        let count = |resource: &ResourceName| {
+            let none = BTreeSet::new();
+            let offered = allocatable.devices.get(resource).unwrap_or(&none);
+            let held = held.as_ref().map(|held| held.get(resource).cloned().unwrap_or_default());
+            let allocated = held.as_ref().map(BTreeSet::len);
+            Self {
+                allocatable: offered.len(),
+                allocated,
+                free: allocated.map(|allocated| offered.len().saturating_sub(allocated)),
+                held_unhealthy: held.as_ref().map(|held| held.iter().filter(|id| !offered.contains(**id)).count()),
+                unhealthy: served(snapshot, resource).map(|ours| ours.count().1),
+            }
+        };
+        resources.map(|resource| (resource.clone(), count(resource))).collect()
+    }
+}
+
+/// The bundled plugin's state of a resource that it is registered for.
+pub fn served<'a>(snapshot: &'a Snapshot, resource: &ResourceName) -> Option<&'a PluginResource> {
+    snapshot.plugin.as_ref()?.resources.get(resource).filter(|ours| ours.registered)
+}
+
+impl NodeOverview {
+    fn summarize(snapshot: &Snapshot, devices: &[DeviceOverview]) -> Self {
+        let of_kind = |is_mig: bool| devices.iter().filter(move |device| device.mig.is_some() == is_mig);
+        let free = |is_mig| of_kind(is_mig).filter(|device| device.state == Some(DeviceState::Free)).count();
+        let busy: Vec<f64> = of_kind(false).filter_map(|gpu| gpu.busy_ratio).collect();
+        Self {
+            gpus: of_kind(false).count(),
+            allocated_gpus: of_kind(false).try_fold(0.0, |sum, gpu| Some(sum + allocated_ratio(snapshot, &gpu.gpu)?)),
+            free_gpus: free(false),
+            mig_devices: of_kind(true).count(),
+            free_mig_devices: free(true),
+            busy_ratio: (!busy.is_empty()).then(|| busy.iter().sum::<f64>() / busy.len() as f64),
+            busy_known: busy.len(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
