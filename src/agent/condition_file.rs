@@ -38,7 +38,7 @@ async fn follow(path: PathBuf, mut snapshots: watch::Receiver<Arc<Snapshot>>, cl
                 Err(_) => return,
             },
         };
-        let condition = NodeCondition::of(&snapshots.borrow_and_update(), clock.now());
+        let condition = NodeCondition::assess(&snapshots.borrow_and_update(), clock.now());
         if is_due || written.as_ref().is_none_or(|written| written.differs_from(&condition)) {
             written = file.write(condition.json()).await.then_some(condition);
         }

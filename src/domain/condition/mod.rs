@@ -55,7 +55,8 @@ pub struct NodeCondition {
     pub message: String,
     /// Healthy GPUs.
     pub healthy_gpus: usize,
-    /// Those that are not healthy, in the order of their GPUs: a GPU, or its MIG devices where only these are not.
+    /// Those that are not healthy, in the order of their GPUs: a GPU, or its MIG devices where only these are not. A GPU
+    /// without current readings is a further one beside its MIG devices, or beside itself as marked.
     pub devices: Vec<DeviceCondition>,
 }
 
@@ -88,7 +89,7 @@ pub struct ConditionReason {
 }
 
 impl NodeCondition {
-    pub fn of(snapshot: &Snapshot, now: Moment) -> Self {
+    pub fn assess(snapshot: &Snapshot, now: Moment) -> Self {
         let mut healthy_gpus = 0;
         let mut devices = vec![];
         for (gpu, health) in in_order(snapshot) {

@@ -31,7 +31,7 @@ fn healthy() -> Snapshot {
 }
 
 fn condition(snapshot: &Snapshot) -> NodeCondition {
-    NodeCondition::of(snapshot, snapshot.at)
+    NodeCondition::assess(snapshot, snapshot.at)
 }
 
 fn fail(snapshot: &mut Snapshot, gpu: &str, reason: UnhealthyReason, detail: &str) {
@@ -56,8 +56,8 @@ fn a_healthy_node_is_healthy_with_current_readings_only() {
     assert_eq!(condition(&single).message, "1 GPU is healthy");
 
     let later = |seconds| Moment { monotonic: snapshot.at.monotonic + Duration::from_secs(seconds), ..snapshot.at };
-    assert_eq!(NodeCondition::of(&snapshot, later(15)).status, ConditionStatus::Healthy);
-    let old = NodeCondition::of(&snapshot, later(16));
+    assert_eq!(NodeCondition::assess(&snapshot, later(15)).status, ConditionStatus::Healthy);
+    let old = NodeCondition::assess(&snapshot, later(16));
     assert_eq!((old.status, &*old.message), (ConditionStatus::Unknown, "podmeter no longer publishes its state"));
 
     // Readings that have ended, and snapshots that have not.
@@ -98,7 +98,7 @@ fn what_is_not_known_is_never_healthy() {
         assert!(condition.message.contains(part), "{part}: {}", condition.message);
     }
     assert_eq!(
-        NodeCondition::of(&Snapshot::default(), Moment::default()).status,
+        NodeCondition::assess(&Snapshot::default(), Moment::default()).status,
         ConditionStatus::Unknown,
         "before the start"
     );
@@ -188,7 +188,7 @@ fn time_alone_changes_nothing_that_a_reader_acts_on() {
         monotonic: snapshot.at.monotonic + Duration::from_secs(5),
         unix: UnixSeconds(snapshot.at.unix.0 + 5.0),
     };
-    assert!(!condition(&snapshot).differs_from(&NodeCondition::of(&snapshot, later)));
+    assert!(!condition(&snapshot).differs_from(&NodeCondition::assess(&snapshot, later)));
     let mut failed = snapshot.clone();
     fail(&mut failed, WHOLE, UnhealthyReason::Lost, "lost");
     assert!(condition(&snapshot).differs_from(&condition(&failed)));

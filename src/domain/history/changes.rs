@@ -17,7 +17,7 @@ pub(super) struct Changes {
 
 #[derive(Clone, Debug, Default)]
 struct SnapshotValues {
-    /// `None` until the kubelet has responded: the holdings in its first response are no events.
+    /// `None` until kubelet and driver have both answered: the holdings that are then known are no events.
     holdings: Option<BTreeMap<ContainerRef, BTreeSet<DeviceRef>>>,
     transitions: u64,
     xids: XidTotals,
@@ -34,10 +34,10 @@ impl Changes {
     /// The events since the last snapshot, without their `number`. None for the first one.
     pub(super) fn between(&mut self, snapshot: &Snapshot) -> Vec<HistoryEvent> {
         let Some(before) = self.seen.take() else {
-            self.seen = Some(SnapshotValues::of(snapshot, None));
+            self.seen = Some(SnapshotValues::from_snapshot(snapshot, false));
             return vec![];
         };
-        let now = SnapshotValues::of(snapshot, before.holdings.as_ref());
+        let now = SnapshotValues::from_snapshot(snapshot, before.holdings.is_some());
         let mut events = vec![];
         driver(&before, &now, snapshot, &mut events);
         kubelet(&before, &now, snapshot, &mut events);
@@ -58,10 +58,11 @@ impl Changes {
 }
 
 impl SnapshotValues {
-    fn of(snapshot: &Snapshot, held_before: Option<&BTreeMap<ContainerRef, BTreeSet<DeviceRef>>>) -> Self {
+    /// Holdings that were `known_before` stay known.
+    fn from_snapshot(snapshot: &Snapshot, known_before: bool) -> Self {
         let plugin = snapshot.plugin.as_deref();
         Self {
-            holdings: holdings(snapshot, held_before.is_some()),
+            holdings: holdings(snapshot, known_before),
             transitions: snapshot.health.transitions.last().map_or(0, |transition| transition.number),
             xids: counted(snapshot),
             kubelet_problem: snapshot.kubelet.problem.clone(),

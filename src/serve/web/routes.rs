@@ -196,7 +196,7 @@ fn json(value: &impl Serialize) -> StoredBody {
 }
 
 async fn health(State(state): State<WebState>) -> Response {
-    uncached(JSON, NodeCondition::of(&state.snapshot(), state.clock.now()).json())
+    uncached(JSON, NodeCondition::assess(&state.snapshot(), state.clock.now()).json())
 }
 
 async fn record(
