@@ -1,4 +1,5 @@
-//! The only module that reads the time. The pure modules take it as an argument.
+//! The only module that reads the wall clock, and the origin of [`Monotonic`]. The pure modules take the time as an argument;
+//! durations are also measured elsewhere.
 
 use std::time::UNIX_EPOCH;
 

@@ -1,7 +1,7 @@
 //! Files of this process in directories that others may write to.
 //!
 //! In: paths and contents. Out: only files of this user, never the target of a symbolic link. Does not depend on what the
-//! files contain.
+//! files contain. [`unescaped`] is for paths in `mountinfo`, which `node` and `serve` both read.
 
 use std::borrow::Cow;
 use std::fs::{File, Metadata, OpenOptions, Permissions};

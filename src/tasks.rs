@@ -1,7 +1,10 @@
-//! The tasks that run for as long as the process: each has a name and an owner, and its end is observed. And how a task
-//! waits: with a deadline, for a change, for entries of directories, for a file system that may hang.
+//! The tasks that run for as long as the process, and four ways in which a task waits. Does not depend on what a task does.
 //!
-//! In: futures with their names. Out: which of them has ended, and why. Deliberately unknown: what a task does.
+//! - [`Tasks`]: each has a name and an owner, and its end is observed.
+//! - [`changed`]: for a change of a watched value.
+//! - [`within`]: with a deadline, which does not count time in which the process was stopped.
+//! - [`SlowRead`]: for a file system that may hang.
+//! - [`DirectoryEvents`]: for changed entries of directories.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -59,6 +59,7 @@ impl<'a> FreeGpus<'a> {
         if free.iter().filter(|free| good(free)).count() >= size {
             free.retain(good);
         } else {
+            // All good ones are chosen, and ones to avoid complete the set.
             for free in &mut free {
                 free.required = good(free);
             }

@@ -53,8 +53,8 @@ impl Subsets {
 impl Iterator for Subsets {
     type Item = u32;
 
-    /// The next number with as many ones, counted only in the places of `set`: the other bits are raised, so that a
-    /// carry runs through them.
+    /// Gosper's hack in the places of `set` alone: the other bits are raised, so that a carry runs through them. In the set
+    /// 0b11011, the carry of 0b00011 is 0b01000 (`raised`) and frees two members; all but one become the lowest: 0b01001.
     #[inline]
     fn next(&mut self) -> Option<u32> {
         let now = self.next?;
