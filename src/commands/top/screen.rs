@@ -23,18 +23,19 @@ pub struct Screen {
     changed: Monotonic,
     /// Why the last poll failed.
     pub failure: Option<String>,
-    /// The selected row, and its last index.
-    key: Option<String>,
-    index: usize,
-    /// The GPU whose details are shown, and the lines scrolled down.
+    selected_key: Option<String>,
+    /// Where the selected row was last: the selection stays there when the row is gone.
+    selected_index: usize,
+    /// Whose details are shown.
     detail: Option<GpuUuid>,
+    /// Lines of the details above the screen.
     scrolled: usize,
 }
 
 impl Screen {
     pub fn new(target: String, interval: Duration, now: Monotonic) -> Self {
-        let (node, failure, key, detail) = (None, None, None, None);
-        Self { target, interval, node, changed: now, failure, key, index: 0, detail, scrolled: 0 }
+        let (node, failure, selected_key, detail) = (None, None, None, None);
+        Self { target, interval, node, changed: now, failure, selected_key, selected_index: 0, detail, scrolled: 0 }
     }
 
     pub fn update(&mut self, node: NodeResponse, now: Monotonic) {
@@ -74,16 +75,16 @@ impl Screen {
         }
         let rows = self.rows();
         if let Some(index) = self.selected(&rows) {
-            self.index = index.saturating_add_signed(step).min(rows.len() - 1);
-            self.key = Some(rows[self.index].key.clone());
+            self.selected_index = index.saturating_add_signed(step).min(rows.len() - 1);
+            self.selected_key = Some(rows[self.selected_index].key.clone());
         }
         true
     }
 
     /// Which row is selected; `None` where there are none.
     fn selected(&self, rows: &[TableRow]) -> Option<usize> {
-        let found = self.key.as_ref().and_then(|key| rows.iter().position(|row| row.key == *key));
-        found.or_else(|| Some(self.index.min(rows.len().checked_sub(1)?)))
+        let found = self.selected_key.as_ref().and_then(|key| rows.iter().position(|row| row.key == *key));
+        found.or_else(|| Some(self.selected_index.min(rows.len().checked_sub(1)?)))
     }
 
     /// At most `height` lines of at most `width` columns.

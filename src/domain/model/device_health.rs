@@ -39,13 +39,6 @@ pub struct DeviceHealth {
     pub causes: Vec<HealthCause>,
 }
 
-impl DeviceHealth {
-    /// Unhealthy to the kubelet by an operator's decision alone: no fault.
-    pub fn is_only_marked(&self) -> bool {
-        !self.healthy && self.causes.iter().all(|cause| cause.reason == UnhealthyReason::Admin)
-    }
-}
-
 /// One cause for which a device is unhealthy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HealthCause {
@@ -209,6 +202,11 @@ impl GpuHealth {
 }
 
 impl DeviceHealth {
+    /// Unhealthy to the kubelet by an operator's decision alone: no fault.
+    pub fn is_only_marked(&self) -> bool {
+        !self.healthy && self.causes.iter().all(|cause| cause.reason == UnhealthyReason::Admin)
+    }
+
     /// `Err` with the details of all causes.
     pub fn ensure_healthy(&self) -> Result<(), String> {
         if self.healthy {

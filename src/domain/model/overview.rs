@@ -23,13 +23,14 @@ pub struct DeviceOverview {
     pub state: Option<DeviceState>,
     /// `busy_ratio`.
     pub busy_ratio: Option<f64>,
-    /// How many slots a shared device has, and how many of them no container holds.
+    /// Of a shared device.
     pub slots: Option<usize>,
+    /// Slots that no container holds.
     pub free_slots: Option<usize>,
 }
 
 named! {
-    /// Whether a device can be had.
+    /// Whether a device can be allocated.
     pub enum DeviceState {
         /// No container holds it, and it is healthy and present.
         Free = "free",
@@ -66,8 +67,9 @@ pub struct NodeOverview {
     pub free_gpus: usize,
     pub mig_devices: usize,
     pub free_mig_devices: usize,
-    /// The mean of the GPUs whose `busy_ratio` is known, and how many these are.
+    /// The mean of the GPUs whose `busy_ratio` is known.
     pub busy_ratio: Option<f64>,
+    /// How many GPUs these are.
     pub busy_known: usize,
 }
 
