@@ -38,11 +38,11 @@ impl WindowShares {
 pub(super) struct WindowSums {
     last: Option<Monotonic>,
     gpus: BTreeMap<GpuUuid, GpuTime>,
-    holders: BTreeMap<GpuUuid, BTreeMap<Holder, HolderTime>>,
-    unattributed_busy_seconds: BTreeMap<GpuUuid, BTreeMap<UnattributedReason, WindowedCounter>>,
+    shares: BTreeMap<GpuUuid, BTreeMap<ShareKey, ShareTime>>,
 }
 
-type Holder = (ContainerRef, Option<MigUuid>);
+/// A container may have a share of several MIG devices.
+type ShareKey = (ShareOwner, Option<MigUuid>);
 
 #[derive(Clone, Debug, Default)]
 struct GpuTime {
@@ -53,7 +53,7 @@ struct GpuTime {
 }
 
 #[derive(Clone, Debug, Default)]
-struct HolderTime {
+struct ShareTime {
     busy_seconds: WindowedCounter,
     idle_seconds: WindowedCounter,
     borrowed_seconds: WindowedCounter,
@@ -125,7 +125,7 @@ impl GpuTime {
     }
 }
 
-impl HolderTime {
+impl ShareTime {
     fn note(&mut self, figures: &Figures, interval: &SnapshotInterval) {
         self.busy_seconds.note(figures.busy_seconds.unwrap_or_default(), interval);
         self.idle_seconds.note(figures.idle_seconds.unwrap_or_default(), interval);
@@ -145,26 +145,24 @@ impl WindowSums {
             time.note(snapshot.hardware.readings.get(gpu).map(|readings| &**readings), &interval);
             self.gpus.insert(gpu.clone(), time);
         }
-        for account in &snapshot.accounts {
-            let holder = holder(account);
-            let of_gpu = before.holders.get_mut(&account.gpu);
-            let mut time = of_gpu.and_then(|of_gpu| of_gpu.remove(&holder)).unwrap_or_default();
-            time.note(&account.figures, &interval);
-            self.holders.entry(account.gpu.clone()).or_default().insert(holder, time);
-        }
-        for unattributed in &snapshot.unattributed {
-            let mut by_reason = before.unattributed_busy_seconds.remove(&unattributed.gpu).unwrap_or_default();
-            by_reason.retain(|reason, _| unattributed.busy_seconds.contains_key(reason));
-            for (reason, seconds) in &unattributed.busy_seconds {
-                by_reason.entry(*reason).or_default().note(*seconds, &interval);
-            }
-            self.unattributed_busy_seconds.insert(unattributed.gpu.clone(), by_reason);
+        let attributed = snapshot.accounts.iter().map(|account| (&account.gpu, share_key(account), account.figures));
+        let unattributed = snapshot.unattributed.iter().flat_map(|unattributed| {
+            unattributed.busy_seconds.iter().map(|(reason, seconds)| {
+                let figures = Figures { busy_seconds: Some(*seconds), ..Figures::default() };
+                (&unattributed.gpu, (ShareOwner::Unattributed(*reason), None), figures)
+            })
+        });
+        for (gpu, key, figures) in attributed.chain(unattributed) {
+            let of_gpu = before.shares.get_mut(gpu);
+            let mut time = of_gpu.and_then(|of_gpu| of_gpu.remove(&key)).unwrap_or_default();
+            time.note(&figures, &interval);
+            self.shares.entry(gpu.clone()).or_default().insert(key, time);
         }
     }
 
     /// Busy, idle, borrowed and uncovered seconds.
     pub(super) fn figures(&self, account: &Account, window: Window) -> Option<Figures> {
-        let time = self.holders.get(&account.gpu)?.get(&holder(account))?;
+        let time = self.shares.get(&account.gpu)?.get(&share_key(account))?;
         Some(Figures {
             busy_seconds: Some(time.busy_seconds.sum(window)),
             idle_seconds: Some(time.idle_seconds.sum(window)),
@@ -182,14 +180,9 @@ impl WindowSums {
             return None;
         }
         let uncovered = (time.uncovered_seconds.sum(window) / all).min(1.0);
-        let holders = self.holders.get(gpu).into_iter().flatten();
-        let holders =
-            holders.map(|((container, _), time)| (ShareOwner::Container(container.clone()), &time.busy_seconds));
-        let unattributed = self.unattributed_busy_seconds.get(gpu).into_iter().flatten();
-        let unattributed = unattributed.map(|(reason, seconds)| (ShareOwner::Unattributed(*reason), seconds));
         let mut busy: BTreeMap<ShareOwner, f64> = BTreeMap::new();
-        for (owner, seconds) in holders.chain(unattributed) {
-            *busy.entry(owner).or_default() += seconds.sum(window) / all;
+        for ((owner, _), time) in self.shares.get(gpu).into_iter().flatten() {
+            *busy.entry(owner.clone()).or_default() += time.busy_seconds.sum(window) / all;
         }
         // Counters lag behind by varying amounts, so a window may have a little more busy time than its length.
         let excess = busy.values().sum::<f64>() / (1.0 - uncovered).max(f64::MIN_POSITIVE);
@@ -200,6 +193,6 @@ impl WindowSums {
     }
 }
 
-fn holder(account: &Account) -> Holder {
-    (account.container.clone(), account.mig.clone())
+fn share_key(account: &Account) -> ShareKey {
+    (ShareOwner::Container(account.container.clone()), account.mig.clone())
 }
