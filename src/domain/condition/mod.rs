@@ -123,8 +123,8 @@ impl NodeCondition {
     /// Whether a reader would act differently.
     #[must_use]
     pub fn differs_from(&self, other: &Self) -> bool {
-        let of = |condition: &Self| Self { written: 0, until: 0, ..condition.clone() };
-        of(self) != of(other)
+        let without_times = |condition: &Self| Self { written: 0, until: 0, ..condition.clone() };
+        without_times(self) != without_times(other)
     }
 }
 
