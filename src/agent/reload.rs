@@ -25,13 +25,16 @@ impl ConfigReloader {
     /// Reads the settings again. Settings with an error change nothing.
     pub fn reload(&mut self, plugin: Option<&plugin::PluginHandle>) {
         match (self.read)() {
-            Ok(reloadable) => {
+            Ok(mut reloadable) => {
                 let files: Vec<_> = reloadable.files.iter().map(|file| file.path.display().to_string()).collect();
                 tracing::info!(files = files.join(","), "configuration re-read");
-                match (plugin, &reloadable.device_plugin) {
-                    (Some(plugin), Some(plan)) => plugin.configure(plan),
-                    (None, None) => {}
-                    _ => tracing::warn!("switching the device plugin on or off needs a restart of podmeter"),
+                let plan_in_force = self.reloadable.borrow().device_plugin.clone();
+                if plan_in_force.is_some() != reloadable.device_plugin.is_some() {
+                    tracing::warn!("switching the device plugin on or off needs a restart of podmeter");
+                    reloadable.device_plugin = plan_in_force;
+                }
+                if let (Some(plugin), Some(plan)) = (plugin, &reloadable.device_plugin) {
+                    plugin.configure(plan);
                 }
                 self.reloadable.send_replace(reloadable);
                 self.outcome.send_replace(ConfigReload { successful: true, last_success: self.clock.now().unix });
@@ -40,6 +43,35 @@ impl ConfigReloader {
                 tracing::error!(%problem, "configuration not re-read: the old one stays in force");
                 self.outcome.send_modify(|outcome| outcome.successful = false);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::node::plugin::PluginPlan;
+
+    #[test]
+    fn a_plan_that_needs_a_restart_is_not_in_force() {
+        let settings = |device_plugin: Option<PluginPlan>, seconds| Reloadable {
+            refresh_interval: Duration::from_secs(seconds),
+            retention: Duration::ZERO,
+            series_limit: 0,
+            nvlink_links: false,
+            log_level: String::new(),
+            files: vec![],
+            device_plugin,
+        };
+        let plan = Some(PluginPlan::default());
+        for (running, new) in [(None, plan.clone()), (plan, None)] {
+            let reread = settings(new, 2);
+            let read = Box::new(move || Ok(reread.clone()));
+            let mut config = ConfigReloader::new(settings(running.clone(), 1), read, Clock::start());
+            config.reload(None);
+            assert_eq!(*config.reloadable.borrow(), settings(running, 2));
         }
     }
 }
