@@ -96,7 +96,8 @@ pub async fn demo(
     let agent = settings.on(&node, directory.path());
     tasks.spawn("workloads", node.run());
     let reload = Box::new(|| Err("the demo has no configuration".to_owned()));
-    let outcome = run_on(Setup { driver: Some(driver), clock, reload, dropped_lines }, agent, opened).await;
+    let setup = Setup { driver: Some(driver), clock, reload, dropped_lines };
+    let outcome = run_on(setup, agent, opened, &mut tasks).await;
     // Ends the kubelet, its plugins and its pods; their directory is removed after them.
     tasks.abort().await;
     Ok(outcome?)
@@ -167,7 +168,7 @@ fn stand_in(directory: &Path, resource: &SimulatedResource) -> StandInPlugin {
     StandInPlugin::start(directory, &resource.name, resource.devices.iter().map(device).collect())
 }
 
-/// Appends a line `{"unix": …, "holdings": […]}` at each interval.
+/// Appends a line `{"unix": …, "holdings": […]}` at each interval, until one cannot be written.
 async fn write_truth(mut output: File, truth: Arc<Mutex<Truth>>, clock: Clock) {
     let mut due = tokio::time::interval(TRUTH_INTERVAL);
     loop {
@@ -176,7 +177,7 @@ async fn write_truth(mut output: File, truth: Arc<Mutex<Truth>>, clock: Clock) {
         let holdings = truth.lock().at(now.monotonic);
         let line = serde_json::json!({ "unix": now.unix, "holdings": holdings });
         if let Err(error) = writeln!(output, "{line}") {
-            tracing::error!(%error, "the ground truth is no longer written");
+            tracing::error!(%error, "the ground truth cannot be written");
             return;
         }
     }

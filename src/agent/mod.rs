@@ -85,7 +85,8 @@ pub type OnListening = Box<dyn FnOnce(&ListenAddress) + Send>;
 pub async fn run(settings: AgentSettings, reload: Reload, dropped_lines: DroppedLogLines) -> Result<(), AgentError> {
     let clock = Clock::start();
     let driver = settings.driver(clock);
-    run_on(Setup { driver, clock, reload, dropped_lines }, settings, Box::new(|_| {})).await
+    let setup = Setup { driver, clock, reload, dropped_lines };
+    run_on(setup, settings, Box::new(|_| {}), &mut Tasks::default()).await
 }
 
 /// What the agent gets besides its settings: for `demo`, a simulated driver.
@@ -96,7 +97,13 @@ struct Setup {
     dropped_lines: DroppedLogLines,
 }
 
-async fn run_on(setup: Setup, settings: AgentSettings, opened: OnListening) -> Result<(), AgentError> {
+/// Also ends when one of the `simulation`'s tasks does; they are left running.
+async fn run_on(
+    setup: Setup,
+    settings: AgentSettings,
+    opened: OnListening,
+    simulation: &mut Tasks,
+) -> Result<(), AgentError> {
     let mut signals = Signals::receive()?;
     let web_config = settings.web_config.as_deref().map(|file| WatchedConfig::load(file, setup.clock)).transpose()?;
     let bound = listeners::bind(&settings).await?;
@@ -104,7 +111,7 @@ async fn run_on(setup: Setup, settings: AgentSettings, opened: OnListening) -> R
     let mut agent = RunningAgent::start(setup, &settings, web_config.clone());
     bound.announce(web_config.as_ref().is_some_and(WatchedConfig::is_encrypted), opened);
     agent.serve(settings, bound, web_config, &web_threads);
-    let outcome = agent.wait(&mut signals).await;
+    let outcome = agent.wait(&mut signals, simulation).await;
     agent.stop(outcome.is_ok(), &mut signals).await;
     outcome
 }
@@ -232,12 +239,13 @@ impl RunningAgent {
     }
 
     /// Reloads the configuration on request, until a signal ends the process or a task ends unexpectedly.
-    async fn wait(&mut self, signals: &mut Signals) -> Result<(), AgentError> {
+    async fn wait(&mut self, signals: &mut Signals, simulation: &mut Tasks) -> Result<(), AgentError> {
         loop {
             tokio::select! {
                 ended = self.tasks.ended() => return Err(ended.into()),
                 ended = self.web.ended() => return Err(ended.into()),
                 ended = self.plugin_task.ended() => return Err(ended.into()),
+                ended = simulation.ended() => return Err(ended.into()),
                 request = signals.next() => match request {
                     SignalRequest::End => return Ok(()),
                     SignalRequest::Reload => self.config.reload(self.plugin.as_ref()),

@@ -289,6 +289,13 @@ fn wrong_usage_is_reported_before_anything_is_opened() {
 }
 
 #[test]
+fn a_demo_with_a_part_that_has_ended_ends() {
+    let (code, printed) = ended(&["demo", "--listen", "127.0.0.1:0", "--ground-truth", "/dev/full"]);
+    assert_eq!(code, 1, "{printed}");
+    assert!(printed.contains("the ground truth task ended unexpectedly"), "{printed}");
+}
+
+#[test]
 fn a_valid_file_is_reported_as_valid() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("podmeter.yaml");
