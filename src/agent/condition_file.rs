@@ -1,6 +1,6 @@
 //! The condition file, for repair systems.
 //!
-//! In: snapshots. Out: a file that is never older than ten seconds while the agent runs.
+//! In: snapshots. Out: a file, written when the condition changes and every ten seconds.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 /// Checks of other users read the file.
 const MODE: u32 = 0o644;
 
-/// Writes the condition of each changed snapshot to the file, and again every ten seconds. Nothing without a file.
+/// Writes the condition to the file when it changes, and again every ten seconds. Nothing without a file.
 pub fn start(file: Option<PathBuf>, snapshots: watch::Receiver<Arc<Snapshot>>, clock: Clock, tasks: &mut Tasks) {
     if let Some(file) = file {
         tasks.spawn("condition file", follow(file, snapshots, clock));

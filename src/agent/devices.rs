@@ -46,7 +46,7 @@ pub fn start(
     let no_driver = watch::Sender::new(Arc::<HardwareState>::default());
     let listed = hardware.as_ref().map_or_else(|| no_driver.subscribe(), HardwareHandle::watch);
     let (publish, states) = watch::channel(listed.borrow().clone());
-    tasks.spawn("hardware", complete(listed, inputs, clock, publish));
+    tasks.spawn("devices", complete(listed, inputs, clock, publish));
     Devices { hardware, call_durations, states, _no_driver: no_driver }
 }
 
@@ -73,8 +73,8 @@ impl Devices {
     }
 }
 
-/// Publishes `hardware` with the GPUs that are missing. After the last state of `hardware` the channel is closed; the
-/// task itself does not end.
+/// Publishes `hardware` with the GPUs that are missing. Once the hardware threads have ended it closes the channel, which
+/// the publisher logs, and stays pending: the agent continues to serve metrics without hardware.
 async fn complete(
     mut hardware: watch::Receiver<Arc<HardwareState>>,
     DeviceInputs { mut kubelet, reloadable }: DeviceInputs,

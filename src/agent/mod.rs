@@ -1,4 +1,4 @@
-//! Wiring and supervision: the only module that depends on all others.
+//! Wiring and supervision: starts every module, connects them and ends them.
 //!
 //! In: validated settings. Out: a running node agent, or the reason why it ended. Deliberately unknown: how a module
 //! does its work, and where settings come from.
@@ -258,7 +258,8 @@ impl RunningAgent {
     /// for. The driver is not closed: a wait for its events takes up to a second, and the end of the process closes it.
     async fn stop(mut self, orderly: bool, signals: &mut Signals) {
         tracing::info!("ending");
-        // The journal ends with the last snapshot.
+        // Closes the channel of the snapshots, with which `journal::follow` ends and drops its feed: `Journal::stop` waits
+        // for that.
         self.publisher.abort();
         let journal = self.journal.map(|journal| tokio::task::spawn_blocking(move || journal.stop()));
         let ending = async {

@@ -13,7 +13,7 @@ pub fn is_live(last: &Snapshot, now: Monotonic) -> Result<(), String> {
     if age <= LIVENESS_LIMIT { Ok(()) } else { Err(format!("no snapshot has been published for {} s", age.as_secs())) }
 }
 
-/// Whether the node's metrics are complete. The error names what is missing.
+/// Whether every source has answered or failed once. The error names the one that has not.
 pub fn is_ready(snapshot: &Snapshot) -> Result<(), String> {
     let kubelet = &snapshot.kubelet;
     if kubelet.allocations.is_none() && kubelet.problem.is_none() {

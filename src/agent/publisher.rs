@@ -1,6 +1,7 @@
 //! The publisher of snapshots.
 //!
-//! In: the states of all modules. Out: one immutable snapshot on each change, and at least every second. Reads no disk but `/proc/self`.
+//! In: the states of all modules. Out: one immutable snapshot on each change, and at least every second. Reads no
+//! file outside `/proc`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ use crate::tasks::{self, Tasks};
 
 /// The longest time between two snapshots: the ages on the page grow while nothing else changes.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// Readings that are later than this, or than three sample intervals, make the time uncovered.
+/// Readings that are later than the longer of this and three sample intervals make the time uncovered.
 const READINGS_LATE: Duration = Duration::from_secs(5);
 /// Some files of each process are read. A process that hangs in the kernel delays a snapshot no longer than this.
 const OWNERS_WAIT: Duration = Duration::from_millis(50);
@@ -119,7 +120,7 @@ struct JoinCache {
 }
 
 impl Publisher {
-    /// Returns only when another module has ended.
+    /// Never returns: it is aborted.
     async fn run(mut self, publish: watch::Sender<Arc<Snapshot>>) {
         let started = self.clock.now().unix;
         let mut hardware_runs = true;
@@ -127,12 +128,13 @@ impl Publisher {
             self.request_owners().await;
             let snapshot = self.snapshot(sequence, started);
             publish.send_replace(Arc::new(snapshot));
-            self.change(&mut hardware_runs).await;
+            self.wait_until_due(&mut hardware_runs).await;
         }
     }
 
-    /// Returns when the next snapshot is due. The end of another task is reported by its owner, not here.
-    async fn change(&mut self, hardware_runs: &mut bool) {
+    /// Returns when the next snapshot is due. The end of the hardware threads is logged here, as the agent continues
+    /// without them; with another task the agent ends.
+    async fn wait_until_due(&mut self, hardware_runs: &mut bool) {
         let PublisherInputs { hardware, kubelet, health, plugin, xids, reloadable, .. } = &mut self.inputs;
         tokio::select! {
             changed = hardware.changed(), if *hardware_runs => {
@@ -256,8 +258,8 @@ impl JoinCache {
         let allocatable = kubelet.allocatable.clone().unwrap_or_default();
         let resources = plugin.into_iter().flat_map(|plugin| &plugin.resources);
         let by_mps = resources.filter(|(_, served)| served.mps && served.conflict.is_none());
-        let other_mps = self.slots.set_mps(by_mps.map(|(resource, _)| resource.clone()).collect());
-        let same = !other_mps
+        let mps_changed = self.slots.set_mps(by_mps.map(|(resource, _)| resource.clone()).collect());
+        let same = !mps_changed
             && Arc::ptr_eq(&self.allocations, &allocations)
             && Arc::ptr_eq(&self.allocatable, &allocatable)
             && Arc::ptr_eq(&self.inventory, &hardware.inventory)

@@ -4,7 +4,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::domain::model::{SelfUse, UnixSeconds};
 
-/// The resources that this process uses, from `/proc/self` and its limits. A value that cannot be read is absent.
+/// The resources that this process uses, from `/proc` and its limits. A value that cannot be read is absent.
 pub fn read() -> SelfUse {
     let stat = std::fs::read_to_string("/proc/self/stat").ok();
     // The second field is the command in parentheses and may contain anything; the rest is numbers.
@@ -13,7 +13,7 @@ pub fn read() -> SelfUse {
     let number = |position: usize| fields.get(position).and_then(|field| field.parse::<f64>().ok());
     let ticks = rustix::param::clock_ticks_per_second() as f64;
     let count = |value: f64| value as u64;
-    // Fields 14, 15, 22, 23 and 24 of proc_pid_stat(5), counted from the third.
+    // Fields 14, 15, 22, 23 and 24 of proc_pid_stat(5). Field n is at index n - 2: the text before the first space is empty.
     let (user, system, start, virtual_bytes, pages) = (number(12), number(13), number(20), number(21), number(22));
     SelfUse {
         cpu_seconds: user.zip(system).map(|(user, system)| (user + system) / ticks),
