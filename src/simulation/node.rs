@@ -65,10 +65,16 @@ pub struct SimulatedNode {
     random: Random,
     churn: bool,
     running: Vec<RunningPod>,
-    /// Pods that ended and whose kind is to start again, each with the step it is due at.
-    waiting: Vec<(u64, PodStart)>,
+    waiting: Vec<WaitingPod>,
     step: u64,
     started: usize,
+}
+
+/// A pod that ended or was rejected. Its controller replaces it at a step.
+struct WaitingPod {
+    name: String,
+    start: PodStart,
+    due_step: u64,
 }
 
 struct RunningPod {
@@ -150,8 +156,8 @@ impl SimulatedNode {
             self.work();
             if self.churn {
                 self.end_due();
-                self.start_due().await;
             }
+            self.replace_due().await;
         }
     }
 
@@ -242,15 +248,17 @@ impl SimulatedNode {
                     driver.end_process(&device.gpu, running.pid, now);
                 }
             }
-            self.waiting.push((step + self.random.below(60) as u64 + 8, running.start));
+            let due_step = step + self.random.below(60) as u64 + 8;
+            self.waiting.push(WaitingPod { name: running.container.pod.to_string(), start: running.start, due_step });
         }
         self.apply_loads(now);
     }
 
-    async fn start_due(&mut self) {
+    async fn replace_due(&mut self) {
         let step = self.step;
-        let due: Vec<(u64, PodStart)> = self.waiting.extract_if(.., |(at, _)| step >= *at).collect();
-        for (_, start) in due {
+        let due: Vec<WaitingPod> = self.waiting.extract_if(.., |pod| step >= pod.due_step).collect();
+        for WaitingPod { name, start, .. } in due {
+            self.kubelet.remove_pod(start.namespace, &name);
             self.admit(start).await;
         }
     }
@@ -269,11 +277,9 @@ impl SimulatedNode {
         let pod = PodSpec::new(start.namespace, &name).label("app", start.name).container(container);
         match self.kubelet.add_pod(pod).await {
             AdmissionOutcome::Running => {}
-            // As on a real node: the pod's controller tries again later.
             AdmissionOutcome::Rejected { reason, message } => {
                 tracing::debug!(pod = name, reason, message, "a simulated pod was rejected");
-                self.kubelet.remove_pod(start.namespace, &name);
-                self.waiting.push((self.step + 40, start));
+                self.waiting.push(WaitingPod { name, start, due_step: self.step + 40 });
                 return;
             }
         }
@@ -338,4 +344,27 @@ fn load(gpu: &Gpu, gpu_instance: Option<u32>, level: Level) -> Load {
     };
     let used = (total.unwrap_or(0) as f64 * level.memory.min(FULLEST)) as u64;
     Load::new(level.utilization, used)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulation::kubelet::PodPhase;
+
+    #[tokio::test]
+    async fn a_pod_that_ended_is_not_listed_for_ever() {
+        let root = tempfile::tempdir().unwrap();
+        let plan = NodePlan { resources: vec![], claims: vec![], seed: 1, churn: true };
+        let mut node = SimulatedNode::start(root.path(), plan, None, Clock::start()).await.unwrap();
+        let devices = DeviceRequest::Resource("example.com/unregistered".to_owned());
+        node.admit(PodStart { namespace: "research", name: "sweep", kind: WorkloadKind::Batch, devices, life: Some(0) }).await;
+        let ended = node.running[0].container.pod.to_string();
+        node.step = 1_000;
+        node.end_due();
+        assert_eq!(node.kubelet.phase("research", &ended), Some(PodPhase::Succeeded));
+        node.step = 2_000;
+        node.replace_due().await;
+        assert_eq!(node.kubelet.phase("research", &ended), None);
+        assert_eq!(node.running.len(), 1, "its successor");
+    }
 }
