@@ -31,7 +31,7 @@ const STEP: Duration = Duration::from_millis(250);
 const CONTAINER: &str = "main";
 /// The process of the first pod comes after this.
 const FIRST_PID: u32 = 20_000;
-/// Of a device's memory.
+/// The largest part of a device's memory that its pods use together.
 const FULLEST: f64 = 0.95;
 /// The kernel counts a hundred a second.
 const TICKS_PER_STEP: u64 = STEP.as_millis() as u64 / 10;
@@ -86,6 +86,8 @@ struct RunningPod {
     uid: String,
     devices: Vec<String>,
     since_step: u64,
+    /// `None`: it runs as long as the node.
+    ends_at_step: Option<u64>,
     level: Option<Level>,
 }
 
@@ -231,8 +233,8 @@ impl SimulatedNode {
 
     fn end_due(&mut self) {
         let step = self.step;
-        let over = |running: &RunningPod| running.start.life.is_some_and(|life| step >= running.since_step + life);
-        let ended: Vec<RunningPod> = self.running.extract_if(.., |running| over(running)).collect();
+        let is_over = |running: &mut RunningPod| running.ends_at_step.is_some_and(|end| step >= end);
+        let ended: Vec<RunningPod> = self.running.extract_if(.., is_over).collect();
         if ended.is_empty() {
             return;
         }
@@ -263,11 +265,10 @@ impl SimulatedNode {
         }
     }
 
-    async fn admit(&mut self, mut start: PodStart) {
-        if start.kind == WorkloadKind::Batch && start.life.is_some() {
-            // 20 to 120 seconds.
-            start.life = Some(80 + self.random.below(400) as u64);
-        }
+    async fn admit(&mut self, start: PodStart) {
+        // A job ends after 20 to 120 seconds.
+        let is_job = start.kind == WorkloadKind::Batch;
+        let ends_at_step = is_job.then(|| self.step + 80 + self.random.below(400) as u64);
         let name = self.unique(start.name);
         let container = ContainerSpec::new(CONTAINER);
         let container = match &start.devices {
@@ -303,6 +304,7 @@ impl SimulatedNode {
             uid,
             pid,
             since_step: self.step,
+            ends_at_step,
             level: None,
             start,
         };
@@ -357,7 +359,7 @@ mod tests {
         let plan = NodePlan { resources: vec![], claims: vec![], seed: 1, churn: true };
         let mut node = SimulatedNode::start(root.path(), plan, None, Clock::start()).await.unwrap();
         let devices = DeviceRequest::Resource("example.com/unregistered".to_owned());
-        node.admit(PodStart { namespace: "research", name: "sweep", kind: WorkloadKind::Batch, devices, life: Some(0) }).await;
+        node.admit(PodStart { namespace: "research", name: "sweep", kind: WorkloadKind::Batch, devices }).await;
         let ended = node.running[0].container.pod.to_string();
         node.step = 1_000;
         node.end_due();

@@ -10,7 +10,7 @@ pub enum WorkloadKind {
     Inference,
     /// An interactive notebook: idle, with short bursts.
     Notebook,
-    /// A steady job of some minutes.
+    /// A steady job; with churn it ends after 20 to 120 seconds.
     Batch,
 }
 

@@ -13,8 +13,6 @@ pub struct PodStart {
     pub name: &'static str,
     pub kind: WorkloadKind,
     pub devices: DeviceRequest,
-    /// Its lifetime in steps; `None`: as long as the node.
-    pub life: Option<u64>,
 }
 
 #[derive(Clone, Debug)]
@@ -37,7 +35,7 @@ const DEVICE_PODS: [(&str, &str, WorkloadKind); 8] = [
 ];
 const MACHINES: [&str; 3] = ["virt-launcher-desktop", "virt-launcher-render", "virt-launcher-simulator"];
 
-/// Eight pods with devices where there are enough: some busy, one held and idle, and something left over.
+/// For each resource up to eight pods, more where its devices are shared or many, and a few devices that stay free.
 pub fn pods_with_devices(resources: &[SimulatedResource]) -> Vec<PodStart> {
     let mut starts = vec![];
     for resource in resources {
@@ -46,7 +44,6 @@ pub fn pods_with_devices(resources: &[SimulatedResource]) -> Vec<PodStart> {
             name,
             kind,
             devices: DeviceRequest::Resource(resource.name.clone()),
-            life: (kind == WorkloadKind::Batch).then_some(0),
         };
         if resource.name == PASSTHROUGH_RESOURCE {
             // One stays free.
@@ -77,8 +74,7 @@ pub fn pods_with_claims(claims: Vec<AllocatedClaim>) -> Vec<PodStart> {
             "slice" | "some-memory" => ("render", WorkloadKind::Inference, 1),
             _ => ("trainer", WorkloadKind::Training, 1),
         };
-        let start =
-            PodStart { namespace: claim.namespace, name, kind, devices: DeviceRequest::Claim(claim), life: None };
+        let start = PodStart { namespace: claim.namespace, name, kind, devices: DeviceRequest::Claim(claim) };
         std::iter::repeat_n(start, count)
     };
     claims.into_iter().flat_map(starts).collect()
