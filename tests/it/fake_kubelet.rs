@@ -1,7 +1,7 @@
 //! The situations in which a real kubelet was recorded, built on the fake one: the answers must be the same.
 
 use crate::support::captures;
-use crate::support::kubelet::{Claim, ContainerSpec, Options, PodPhase, PodSpec, Rules, memory_block, node};
+use crate::support::kubelet::{Claim, ContainerSpec, KubeletVersion, Options, PodPhase, PodSpec, memory_block, node};
 use crate::support::lab::{self, GPU, Lab, SAMPLE, one_container};
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
@@ -293,7 +293,7 @@ async fn claims_are_listed_whole_with_growing_cdi_names() {
 /// The second plugin goes, and the first carries on: devices stay healthy throughout.
 #[tokio::test]
 async fn from_1_37_a_surviving_plugin_is_promoted() {
-    let mut lab = lab::empty(Options { rules: Rules::From137, ..Options::default() }).await;
+    let mut lab = lab::empty(Options { version: KubeletVersion::From137, ..Options::default() }).await;
     let devices = ["new-0", "new-1"].map(ListedDevice::new).to_vec();
     let second = StandInPlugin::start(&lab.device_plugin_directory(), GPU, devices.clone());
     lab.allocatable_becomes(GPU, 2).await;
@@ -324,7 +324,7 @@ async fn up_to_1_36_the_old_stream_takes_the_new_plugin_with_it() {
 /// From 1.37 a socket path that the kubelet still tracks is refused.
 #[tokio::test]
 async fn from_1_37_a_path_that_is_connected_is_refused() {
-    let node = node(Options { rules: Rules::From137, ..Options::default() }).await;
+    let node = node(Options { version: KubeletVersion::From137, ..Options::default() }).await;
     let directory = node.device_plugin_directory();
     let plugin = StandInPlugin::start_on(&directory, GPU, vec![ListedDevice::new("gpu-0")], Some("fixed.sock"));
     assert!(plugin.registered().await);

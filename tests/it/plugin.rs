@@ -1,12 +1,12 @@
-//! The device plugin, and the kubelet client beside it, against a fake kubelet on real sockets under both sets of
-//! rules.
+//! The device plugin, and the kubelet client beside it, against a fake kubelet on real sockets under both versions
+//! of the kubelet.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::kubelet::{
-    AdmissionOutcome, ContainerSpec, FakeKubelet, Node, Options, PodSpec, RULES, Rules, node, node_under,
+    AdmissionOutcome, ContainerSpec, FakeKubelet, KubeletVersion, Node, Options, PodSpec, VERSIONS, node, node_under,
 };
 use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
 use crate::support::polling::PATIENCE;
@@ -19,8 +19,8 @@ use tonic::Code;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_container_is_given_reaches_it_and_the_page() {
-    for rules in RULES {
-        let node = node_under(rules).await;
+    for version in VERSIONS {
+        let node = node_under(version).await;
         let podmeter = PluginHarness::start(node.root.path());
         podmeter.registered(GPU, 1).await;
         counts(&node, GPU, 4, 4).await;
@@ -49,8 +49,8 @@ async fn what_a_container_is_given_reaches_it_and_the_page() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn registered_to_waiting_when_kubelet_sock_is_replaced() {
-    for rules in RULES {
-        let node = node_under(rules).await;
+    for version in VERSIONS {
+        let node = node_under(version).await;
         let podmeter = PluginHarness::start(node.root.path());
         podmeter.registered(GPU, 1).await;
         for restart in 1..4 {
@@ -77,7 +77,7 @@ async fn registered_to_waiting_when_our_socket_is_removed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn registered_to_waiting_when_the_stream_ends() {
-    let node = node_under(Rules::UpTo136).await;
+    let node = node_under(KubeletVersion::UpTo136).await;
     let other = StandInPlugin::start(&node.device_plugin_directory(), GPU, vec![ListedDevice::new("other-0")]);
     assert!(other.registered().await);
     let podmeter = configured(&node, "onConflict: takeover");
@@ -159,8 +159,8 @@ async fn a_removed_gpu_stays_listed_as_unhealthy_and_returns() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn waiting_to_serving_when_the_other_plugin_has_ended() {
-    for rules in RULES {
-        let node = node_under(rules).await;
+    for version in VERSIONS {
+        let node = node_under(version).await;
         // The very ids that we would offer.
         let devices = (0..4).map(|index| ListedDevice::new(&uuid(index))).collect();
         let other = StandInPlugin::start(&node.device_plugin_directory(), GPU, devices);

@@ -8,15 +8,15 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tonic::Code;
 
-use crate::support::kubelet::{AdmissionOutcome, Method, Node, Options, RULES, Rules, node, node_under};
+use crate::support::kubelet::{AdmissionOutcome, KubeletVersion, Method, Node, Options, VERSIONS, node, node_under};
 use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, runs, uuid};
 use crate::support::polling::{PATIENCE, until_true};
 use podmeter::domain::model::PluginState;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
 
-async fn with_podmeter(rules: Rules, yaml: &str) -> (Node, PluginHarness) {
-    let node = node_under(rules).await;
+async fn with_podmeter(version: KubeletVersion, yaml: &str) -> (Node, PluginHarness) {
+    let node = node_under(version).await;
     let podmeter = PluginHarness::configured(node.root.path(), yaml, gpus(4));
     podmeter.registered(GPU, 1).await;
     counts(&node, GPU, 4, 4).await;
@@ -63,8 +63,8 @@ async fn asked_again(podmeter: &PluginHarness) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_that_registers_later_is_noticed_by_its_socket() {
-    for rules in RULES {
-        let (node, podmeter) = with_podmeter(rules, "{}").await;
+    for version in VERSIONS {
+        let (node, podmeter) = with_podmeter(version, "{}").await;
         let other = other(&node, same_ids(), Some("nvidia-gpu.sock")).await;
         let text = conflict(&podmeter).await;
         assert!(text.contains("nvidia-gpu.sock") && text.contains("onConflict"), "{text}");
@@ -82,7 +82,7 @@ async fn a_plugin_that_registers_later_is_noticed_by_its_socket() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_conflict_ends_with_the_other_plugin_also_where_the_next_register_fails() {
-    let (node, podmeter) = with_podmeter(Rules::From137, "{}").await;
+    let (node, podmeter) = with_podmeter(KubeletVersion::From137, "{}").await;
     let other = other(&node, same_ids(), Some("nvidia-gpu.sock")).await;
     conflict(&podmeter).await;
     node.fail(Method::Register, Code::Unavailable, "not now");
@@ -94,8 +94,8 @@ async fn a_conflict_ends_with_the_other_plugin_also_where_the_next_register_fail
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_plugin_that_registers_later_is_noticed_by_its_devices() {
-    for rules in RULES {
-        let (node, podmeter) = with_podmeter(rules, "{}").await;
+    for version in VERSIONS {
+        let (node, podmeter) = with_podmeter(version, "{}").await;
         let other = other(&node, vec![ListedDevice::new("slot-0"), ListedDevice::new("slot-1")], None).await;
         let text = conflict(&podmeter).await;
         assert!(text.contains("lists 2 devices"), "{text}");
@@ -109,7 +109,7 @@ async fn a_plugin_that_registers_later_is_noticed_by_its_devices() {
 /// Its devices are podmeter's and its socket has an unknown name: the kubelet's lists are equal until it ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn registered_to_waiting_when_our_ids_are_gone_in_two_answers() {
-    let (node, podmeter) = with_podmeter(Rules::UpTo136, "{}").await;
+    let (node, podmeter) = with_podmeter(KubeletVersion::UpTo136, "{}").await;
     let other = other(&node, same_ids(), None).await;
     drop(other);
     podmeter.registered(GPU, 2).await;
@@ -119,7 +119,7 @@ async fn registered_to_waiting_when_our_ids_are_gone_in_two_answers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn health_reaches_the_kubelet_during_a_conflict() {
-    let (node, podmeter) = with_podmeter(Rules::From137, "{}").await;
+    let (node, podmeter) = with_podmeter(KubeletVersion::From137, "{}").await;
     let _other = other(&node, same_ids(), Some("nvidia-gpu.sock")).await;
     conflict(&podmeter).await;
     until_true("the first list of both", || node.received(GPU).len() == 2);
@@ -135,7 +135,7 @@ async fn health_reaches_the_kubelet_during_a_conflict() {
 async fn registered_to_waiting_with_takeover_when_another_plugin_registers() {
     for socket in [Some("nvidia-gpu.sock"), None] {
         let yaml = "resources: [{kind: nvidia, onConflict: takeover}]";
-        let (node, podmeter) = with_podmeter(Rules::From137, yaml).await;
+        let (node, podmeter) = with_podmeter(KubeletVersion::From137, yaml).await;
         let other = other(&node, vec![ListedDevice::new("slot-0")], socket).await;
         podmeter.registered(GPU, 2).await;
         counts(&node, GPU, 4, 4).await;
@@ -149,23 +149,23 @@ async fn registered_to_waiting_with_takeover_when_another_plugin_registers() {
 /// What pods hold from before the start, and what another podmeter granted, is no other plugin's.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rolling_update_is_no_conflict() {
-    for rules in RULES {
-        let (node, old) = with_podmeter(rules, "{}").await;
+    for version in VERSIONS {
+        let (node, old) = with_podmeter(version, "{}").await;
         runs(&node, pod("before", 1)).await;
         let new = PluginHarness::start(node.root.path());
         let conflicts = [in_conflict(&old), in_conflict(&new)];
         new.registered(GPU, 1).await;
         runs(&node, pod("during", 1)).await;
-        assert!(!conflicts[0].is_finished(), "{rules:?}");
+        assert!(!conflicts[0].is_finished(), "{version:?}");
         conflicts[0].abort();
         old.end().await;
-        let times = if rules == Rules::UpTo136 { 2 } else { 1 };
+        let times = if version == KubeletVersion::UpTo136 { 2 } else { 1 };
         new.registered(GPU, times).await;
         counts(&node, GPU, 4, 4).await;
         runs(&node, pod("after", 1)).await;
         asked_again(&new).await;
-        assert!(!conflicts[1].is_finished(), "{rules:?}");
-        assert_eq!((new.now(GPU).registered, new.now(GPU).registrations), (true, times), "{rules:?}");
+        assert!(!conflicts[1].is_finished(), "{version:?}");
+        assert_eq!((new.now(GPU).registered, new.now(GPU).registrations), (true, times), "{version:?}");
     }
 }
 
@@ -173,10 +173,10 @@ async fn a_rolling_update_is_no_conflict() {
 /// checkpoint seconds after the registration, and calls no plugin for them.
 #[tokio::test(flavor = "multi_thread")]
 async fn devices_from_the_kubelets_checkpoint_are_no_conflict() {
-    let start_together = async |rules: Rules| {
+    let start_together = async |version: KubeletVersion| {
         // Registrations are accepted after three quarters of it; pods are listed after all of it.
         let early_window = Duration::from_secs(12);
-        let node = node(Options { rules, early_window, ..Options::default() }).await;
+        let node = node(Options { version, early_window, ..Options::default() }).await;
         let before = PluginHarness::start(node.root.path());
         before.registered(GPU, 1).await;
         counts(&node, GPU, 4, 4).await;
@@ -189,7 +189,7 @@ async fn devices_from_the_kubelets_checkpoint_are_no_conflict() {
         let admitted = node.reboot().await.unwrap();
         assert!(admitted.len() == 2 && admitted.values().all(|pod| *pod == AdmissionOutcome::Running), "{admitted:?}");
         podmeter.registered(GPU, 1).await;
-        assert_eq!(podmeter.now(GPU).allocations["ok"], 0, "{rules:?}");
+        assert_eq!(podmeter.now(GPU).allocations["ok"], 0, "{version:?}");
         counts(&node, GPU, 4, 4).await;
         // Health is sent before any Allocate.
         podmeter.lose(3, true);
@@ -201,9 +201,9 @@ async fn devices_from_the_kubelets_checkpoint_are_no_conflict() {
         let all: BTreeSet<String> =
             ["first", "second", "third"].into_iter().flat_map(|pod| held(&node, pod, "main")).collect();
         assert_eq!(all.len(), 4, "{all:?}");
-        assert!(!conflict.is_finished(), "{rules:?}");
+        assert!(!conflict.is_finished(), "{version:?}");
         let state = podmeter.now(GPU);
-        assert_eq!((state.registered, state.registrations, state.allocations["ok"]), (true, 1, 1), "{rules:?}");
+        assert_eq!((state.registered, state.registrations, state.allocations["ok"]), (true, 1, 1), "{version:?}");
     };
-    tokio::join!(start_together(Rules::UpTo136), start_together(Rules::From137));
+    tokio::join!(start_together(KubeletVersion::UpTo136), start_together(KubeletVersion::From137));
 }

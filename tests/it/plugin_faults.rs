@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::support::kubelet::{FakeKubelet, Method, Node, Options, Rules, node};
+use crate::support::kubelet::{FakeKubelet, KubeletVersion, Method, Node, Options, node};
 use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
 use crate::support::polling::{PATIENCE, until_true};
 use podmeter::domain::model::PluginState;
@@ -163,8 +163,8 @@ async fn serving(node: &FakeKubelet) {
 async fn an_upgraded_kubelet_is_registered_with_under_its_rules() {
     let root = tempfile::tempdir().unwrap();
     let podmeter = PluginHarness::start(root.path());
-    for (times, rules) in (1..).zip([Rules::UpTo136, Rules::From137, Rules::UpTo136]) {
-        let kubelet = FakeKubelet::start(root.path(), Options { rules, ..Options::default() }).await.unwrap();
+    for (times, version) in (1..).zip([KubeletVersion::UpTo136, KubeletVersion::From137, KubeletVersion::UpTo136]) {
+        let kubelet = FakeKubelet::start(root.path(), Options { version, ..Options::default() }).await.unwrap();
         podmeter.registered(GPU, times).await;
         counts(&kubelet, GPU, 4, 4).await;
         drop(kubelet);
@@ -174,8 +174,8 @@ async fn an_upgraded_kubelet_is_registered_with_under_its_rules() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_podmeters_for_good_leave_the_resource_served() {
-    for rules in [Rules::UpTo136, Rules::From137] {
-        let node = node(Options { rules, ..Options::default() }).await;
+    for version in [KubeletVersion::UpTo136, KubeletVersion::From137] {
+        let node = node(Options { version, ..Options::default() }).await;
         let (one, other) = (PluginHarness::start(node.root.path()), PluginHarness::start(node.root.path()));
         one.registered(GPU, 1).await;
         other.registered(GPU, 1).await;

@@ -1,8 +1,8 @@
-//! What a change of MIG layout, or of the configuration, does to the registrations, under both sets of rules.
+//! What a change of MIG layout, or of the configuration, does to the registrations, under both versions of the kubelet.
 
 use std::time::Duration;
 
-use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, Node, PodSpec, RULES, Rules, node_under};
+use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, KubeletVersion, Node, PodSpec, VERSIONS, node_under};
 use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpu, hardware, mig_devices, mig_uuid, sockets, uuid};
 use podmeter::domain::model::{Gpu, PluginState};
 use podmeter::node::plugin::{EntryConfig, MigStrategy, NvidiaConfig, SimulatedConfig};
@@ -25,8 +25,8 @@ fn pod(name: &str, resource: &str) -> PodSpec {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn registered_ends_when_the_layout_has_changed_and_no_pod_holds_the_old_one() {
-    for rules in RULES {
-        let node = node_under(rules).await;
+    for version in VERSIONS {
+        let node = node_under(version).await;
         let harness = start(&node, mixed(), (0..2).map(gpu));
         harness.registered(GPU, 1).await;
         harness.partition(1, mig_devices("1g.10gb", &[1, 2]));
@@ -61,8 +61,8 @@ async fn registered_ends_when_the_layout_has_changed_and_no_pod_holds_the_old_on
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resource_whose_last_device_was_unmade_ends_and_begins_with_the_next() {
-    for rules in RULES {
-        let node = node_under(rules).await;
+    for version in VERSIONS {
+        let node = node_under(version).await;
         let harness = start(&node, mixed(), [gpu(0)]);
         harness.registered(GPU, 1).await;
         harness.partition(0, mig_devices("1g.10gb", &[1]));
@@ -83,7 +83,7 @@ async fn a_resource_whose_last_device_was_unmade_ends_and_begins_with_the_next()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_gpu_keeps_its_place() {
-    let node = node_under(Rules::UpTo136).await;
+    let node = node_under(KubeletVersion::UpTo136).await;
     let harness = start(&node, mixed(), [gpu(0), gpu(1)]);
     harness.partition(1, mig_devices("1g.10gb", &[1, 2]));
     harness.registered(MIG, 1).await;
@@ -109,7 +109,7 @@ fn toys(name: &str, devices: u32) -> EntryConfig {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_offered_is_reported_while_it_is_so() {
-    let node = node_under(Rules::From137).await;
+    let node = node_under(KubeletVersion::From137).await;
     let resources = [mixed(), vec![toys(GPU, 2)]].concat();
     let harness = start(&node, resources, [gpu(0)]);
     harness.registered(GPU, 1).await;
@@ -128,8 +128,8 @@ async fn what_cannot_be_offered_is_reported_while_it_is_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn registered_ends_when_the_configuration_has_changed() {
-    for rules in RULES {
-        let node = node_under(rules).await;
+    for version in VERSIONS {
+        let node = node_under(version).await;
         let (kept, gone, changed, new) =
             ("example.com/kept", "example.com/gone", "example.com/changed", "example.com/new");
         let harness = start(&node, vec![toys(kept, 1), toys(gone, 1), toys(changed, 1)], []);

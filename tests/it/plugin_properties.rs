@@ -1,5 +1,5 @@
 //! Random walks of kubelet restarts, lost streams, health changes, allocations, hot-plug and MIG layout changes over
-//! the real plugin, under both sets of rules, against a model of what the kubelet must end up with.
+//! the real plugin, under both versions of the kubelet, against a model of what the kubelet must end up with.
 //!
 //! `WALK_SEED=n` walks another way.
 
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, Node, Options, PodSpec, Rules, node};
+use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, KubeletVersion, Node, Options, PodSpec, node};
 use crate::support::links::Random;
 use crate::support::plugin_harness::{GPU, PluginHarness, gpu, hardware, mig_devices, uuid};
 use crate::support::polling::poll;
@@ -37,8 +37,8 @@ struct World {
 }
 
 impl World {
-    async fn start(rules: Rules, seed: u64) -> Self {
-        let node = node(Options { rules, seed, ..Options::default() }).await;
+    async fn start(version: KubeletVersion, seed: u64) -> Self {
+        let node = node(Options { version, seed, ..Options::default() }).await;
         // A kubelet that lists no pod at all is accepted only after half a minute.
         assert_eq!(node.add_pod(PodSpec::new("team", "idle")).await, AdmissionOutcome::Running);
         let gpus: BTreeMap<u32, Gpu> = (0..4).map(|index| (index, gpu(index))).collect();
@@ -51,7 +51,7 @@ impl World {
             Duration::from_secs(1),
         );
         let random = links::seeded(seed);
-        let steps = vec![format!("{rules:?}, WALK_SEED={seed}")];
+        let steps = vec![format!("{version:?}, WALK_SEED={seed}")];
         Self { node, harness, random, gpus, ill: BTreeSet::new(), sent: BTreeMap::new(), pods: vec![], made: 0, steps }
     }
 
@@ -240,9 +240,9 @@ impl World {
     }
 }
 
-async fn walk(rules: Rules) {
+async fn walk(version: KubeletVersion) {
     let seed = std::env::var("WALK_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(20_261_121);
-    let mut world = World::start(rules, seed).await;
+    let mut world = World::start(version, seed).await;
     world.settle();
     for _ in 0..STEPS {
         for _ in 0..1 + world.random.below(3) {
@@ -258,10 +258,10 @@ async fn walk(rules: Rules) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_happens_an_older_kubelet_ends_up_with_what_there_is() {
-    walk(Rules::UpTo136).await;
+    walk(KubeletVersion::UpTo136).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_happens_a_newer_kubelet_ends_up_with_what_there_is() {
-    walk(Rules::From137).await;
+    walk(KubeletVersion::From137).await;
 }

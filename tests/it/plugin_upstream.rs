@@ -1,5 +1,5 @@
-//! What Kubernetes' own end-to-end tests require of a device plugin, checked on ours, under the rules of kubelets
-//! before and after 1.37.
+//! What Kubernetes' own end-to-end tests require of a device plugin, checked on ours, under kubelets
+//! up to 1.36 and from 1.37.
 //!
 //! | upstream test | here, or why not here |
 //! |---|---|
@@ -35,32 +35,32 @@
 
 use parking_lot::Mutex;
 
-use crate::support::kubelet::{DeviceCount, FakeKubelet, Method, Node, PodPhase, Rules, node_under};
+use crate::support::kubelet::{DeviceCount, FakeKubelet, KubeletVersion, Method, Node, PodPhase, node_under};
 use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, rejected, runs, sockets, uuid};
 use podmeter::domain::model::HardwareState;
 use podmeter::simulation::kubelet::STOP_GRACE;
 use tonic::Code;
 
 /// Each as two tests: `<name>::up_to_1_36` and `<name>::from_1_37`.
-macro_rules! under_both_rules {
+macro_rules! under_both_versions {
     ($($name:ident)*) => {$(
         mod $name {
-            use super::Rules;
+            use super::KubeletVersion;
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn up_to_1_36() {
-                super::$name(Rules::UpTo136).await;
+                super::$name(KubeletVersion::UpTo136).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn from_1_37() {
-                super::$name(Rules::From137).await;
+                super::$name(KubeletVersion::From137).await;
             }
         }
     )*};
 }
 
-under_both_rules! {
+under_both_versions! {
     devices_are_allocatable_only_with_a_plugin
     without_topology_none_is_shown_before_and_after_a_restart
     a_cdi_device_reaches_the_container
@@ -74,12 +74,12 @@ under_both_rules! {
 }
 
 /// A kubelet to which our plugin has offered four GPUs.
-async fn with_plugin(rules: Rules) -> (Node, PluginHarness) {
-    with_hardware(rules, gpus(4)).await
+async fn with_plugin(version: KubeletVersion) -> (Node, PluginHarness) {
+    with_hardware(version, gpus(4)).await
 }
 
-async fn with_hardware(rules: Rules, hardware: HardwareState) -> (Node, PluginHarness) {
-    let node = node_under(rules).await;
+async fn with_hardware(version: KubeletVersion, hardware: HardwareState) -> (Node, PluginHarness) {
+    let node = node_under(version).await;
     let count = hardware.inventory.gpus.len();
     let podmeter = PluginHarness::configured(node.root.path(), "{}", hardware);
     podmeter.registered(GPU, 1).await;
@@ -92,8 +92,8 @@ async fn restarted(node: &Node) {
     node.ready().await;
 }
 
-async fn devices_are_allocatable_only_with_a_plugin(rules: Rules) {
-    let node = node_under(rules).await;
+async fn devices_are_allocatable_only_with_a_plugin(version: KubeletVersion) {
+    let node = node_under(version).await;
     assert_eq!(node.allocatable().await.devices, []);
     let podmeter = PluginHarness::start(node.root.path());
     podmeter.registered(GPU, 1).await;
@@ -112,11 +112,11 @@ async fn devices_are_allocatable_only_with_a_plugin(rules: Rules) {
     assert_eq!(node.allocatable().await.devices, []);
 }
 
-async fn without_topology_none_is_shown_before_and_after_a_restart(rules: Rules) {
+async fn without_topology_none_is_shown_before_and_after_a_restart(version: KubeletVersion) {
     let mut hardware = gpus(2);
     let inventory = std::sync::Arc::make_mut(&mut hardware.inventory);
     inventory.gpus.values_mut().for_each(|gpu| gpu.numa_node = None);
-    let (node, podmeter) = with_hardware(rules, hardware).await;
+    let (node, podmeter) = with_hardware(version, hardware).await;
     runs(&node, pod("trainer", 1)).await;
     let answers = async || {
         let mut allocatable = node.allocatable().await.devices;
@@ -135,8 +135,8 @@ async fn without_topology_none_is_shown_before_and_after_a_restart(rules: Rules)
     assert_eq!(answers().await, before);
 }
 
-async fn a_cdi_device_reaches_the_container(rules: Rules) {
-    let node = node_under(rules).await;
+async fn a_cdi_device_reaches_the_container(version: KubeletVersion) {
+    let node = node_under(version).await;
     let yaml = "resources: [{kind: nvidia, deviceListStrategy: cdi-cri}]";
     let podmeter = PluginHarness::configured(node.root.path(), yaml, gpus(4));
     podmeter.registered(GPU, 1).await;
@@ -172,8 +172,8 @@ async fn listed_devices(node: &Node) -> Vec<String> {
     ids
 }
 
-async fn an_assignment_outlives_every_restart(rules: Rules) {
-    let (node, mut podmeter) = with_plugin(rules).await;
+async fn an_assignment_outlives_every_restart(version: KubeletVersion) {
+    let (node, mut podmeter) = with_plugin(version).await;
     runs(&node, pod("trainer", 2)).await;
     let given = held(&node, "trainer", "main");
     let restarts: [(&str, bool, bool, bool); 6] = [
@@ -212,8 +212,8 @@ async fn an_assignment_outlives_every_restart(rules: Rules) {
     runs(&node, pod("rest", 2)).await;
 }
 
-async fn a_registration_whose_options_call_fails_is_tried_again(rules: Rules) {
-    let node = node_under(rules).await;
+async fn a_registration_whose_options_call_fails_is_tried_again(version: KubeletVersion) {
+    let node = node_under(version).await;
     node.fail(Method::GetDevicePluginOptions, Code::Unknown, "no options today");
     let podmeter = PluginHarness::start(node.root.path());
     let text = "failed to get device plugin options: rpc error: code = Unknown desc = no options today";
@@ -226,8 +226,8 @@ async fn a_registration_whose_options_call_fails_is_tried_again(rules: Rules) {
     counts(&node, GPU, 4, 4).await;
 }
 
-async fn a_list_that_breaks_later_is_offered_again(rules: Rules) {
-    let (node, podmeter) = with_plugin(rules).await;
+async fn a_list_that_breaks_later_is_offered_again(version: KubeletVersion) {
+    let (node, podmeter) = with_plugin(version).await;
     runs(&node, pod("trainer", 1)).await;
     node.fail(Method::Register, Code::Unknown, "not now");
     assert!(node.lose_stream(GPU));
@@ -244,8 +244,8 @@ async fn a_list_that_breaks_later_is_offered_again(rules: Rules) {
     assert!(rejected(&node, pod("big", 4)).await.contains("Requested: 4, Available: 3"));
 }
 
-async fn the_status_of_a_pod_follows_its_device(rules: Rules) {
-    let (node, podmeter) = with_hardware(rules, gpus(1)).await;
+async fn the_status_of_a_pod_follows_its_device(version: KubeletVersion) {
+    let (node, podmeter) = with_hardware(version, gpus(1)).await;
     runs(&node, pod("trainer", 1)).await;
     let status = |healthy| vec![("main".to_owned(), GPU.to_owned(), uuid(0), healthy)];
     // Its image is still being pulled, then it runs.
@@ -282,8 +282,8 @@ async fn lowest(node: &FakeKubelet, steps: impl Future<Output = ()>) -> DeviceCo
     *lowest.lock()
 }
 
-async fn a_rollout_keeps_the_capacity(rules: Rules) {
-    let (node, old) = with_plugin(rules).await;
+async fn a_rollout_keeps_the_capacity(version: KubeletVersion) {
+    let (node, old) = with_plugin(version).await;
     let new = PluginHarness::start(node.root.path());
     let least = lowest(&node, async {
         new.registered(GPU, 1).await;
@@ -294,7 +294,7 @@ async fn a_rollout_keeps_the_capacity(rules: Rules) {
     let least = lowest(&node, async {
         old.end().await;
         // An older kubelet takes the old one's end for the new one's, which registers again.
-        new.registered(GPU, if rules == Rules::UpTo136 { 2 } else { 1 }).await;
+        new.registered(GPU, if version == KubeletVersion::UpTo136 { 2 } else { 1 }).await;
         // It would still call one whose end it has not seen.
         assert!(node.node_status_becomes(|_| node.connected_plugins(GPU) == 1).await);
         counts(&node, GPU, 4, 4).await;
@@ -302,12 +302,12 @@ async fn a_rollout_keeps_the_capacity(rules: Rules) {
     });
     let least = least.await;
     assert_eq!(least.capacity, 4);
-    assert!(rules == Rules::UpTo136 || least.allocatable == 4, "{least:?}");
+    assert!(version == KubeletVersion::UpTo136 || least.allocatable == 4, "{least:?}");
     assert_eq!(sockets(&node.device_plugin_directory()).len(), 1);
 }
 
-async fn a_second_plugin_that_cannot_register_leaves_the_first_alone(rules: Rules) {
-    let (node, first) = with_plugin(rules).await;
+async fn a_second_plugin_that_cannot_register_leaves_the_first_alone(version: KubeletVersion) {
+    let (node, first) = with_plugin(version).await;
     node.fail(Method::Register, Code::Unknown, "not you");
     let second = PluginHarness::start(node.root.path());
     let least = lowest(&node, async {
@@ -322,20 +322,20 @@ async fn a_second_plugin_that_cannot_register_leaves_the_first_alone(rules: Rule
     assert_eq!((first.now(GPU).registered, first.now(GPU).registrations), (true, 1));
 }
 
-async fn the_first_plugin_goes_on_when_the_second_is_withdrawn(rules: Rules) {
-    let (node, first) = with_plugin(rules).await;
+async fn the_first_plugin_goes_on_when_the_second_is_withdrawn(version: KubeletVersion) {
+    let (node, first) = with_plugin(version).await;
     let second = PluginHarness::start(node.root.path());
     second.registered(GPU, 1).await;
     let least = lowest(&node, async {
         second.end().await;
         // An older kubelet drops the first one too, without a notice: the plugin must detect it.
-        first.registered(GPU, if rules == Rules::UpTo136 { 2 } else { 1 }).await;
+        first.registered(GPU, if version == KubeletVersion::UpTo136 { 2 } else { 1 }).await;
         assert!(node.node_status_becomes(|_| node.connected_plugins(GPU) == 1).await);
         counts(&node, GPU, 4, 4).await;
         runs(&node, pod("trainer", 1)).await;
     });
     let least = least.await;
-    assert_eq!(first.now(GPU).registrations, if rules == Rules::UpTo136 { 2 } else { 1 });
+    assert_eq!(first.now(GPU).registrations, if version == KubeletVersion::UpTo136 { 2 } else { 1 });
     assert_eq!(least.capacity, 4);
-    assert!(rules == Rules::UpTo136 || least.allocatable == 4, "{least:?}");
+    assert!(version == KubeletVersion::UpTo136 || least.allocatable == 4, "{least:?}");
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::kubelet::{ContainerSpec, Gates, Options, PodPhase, PodSpec, Rules, node};
+use crate::support::kubelet::{ContainerSpec, Gates, KubeletVersion, Options, PodPhase, PodSpec, node};
 use crate::support::polling::PATIENCE;
 use podmeter::clock::Clock;
 use podmeter::domain::model::{
@@ -25,7 +25,7 @@ const MAIN: ContainerIdentity<'_> =
     ContainerIdentity { namespace: "research", pod: "training-0", uid: UID, container: "main" };
 
 fn new_kubelet() -> Options {
-    Options { rules: Rules::From137, ..Options::default() }
+    Options { version: KubeletVersion::From137, ..Options::default() }
 }
 
 fn training() -> PodSpec {

@@ -13,8 +13,8 @@ use tonic::transport::Channel;
 
 pub use podmeter::simulation::kubelet::channel as connect;
 pub use podmeter::simulation::kubelet::{
-    AdmissionOutcome, Claim, ContainerSpec, DeviceCount, FakeKubelet, Gates, GivenDevice, ListedDevice, Method,
-    Options, PodPhase, PodSpec, Rules, memory_block,
+    AdmissionOutcome, Claim, ContainerSpec, DeviceCount, FakeKubelet, Gates, GivenDevice, KubeletVersion, ListedDevice,
+    Method, Options, PodPhase, PodSpec, memory_block,
 };
 
 /// A kubelet and its directory in place of `/var/lib/kubelet`, removed with it.
@@ -32,10 +32,10 @@ impl std::ops::Deref for Node {
 }
 
 /// Of kubelets before and from 1.37.
-pub const RULES: [Rules; 2] = [Rules::UpTo136, Rules::From137];
+pub const VERSIONS: [KubeletVersion; 2] = [KubeletVersion::UpTo136, KubeletVersion::From137];
 
-pub async fn node_under(rules: Rules) -> Node {
-    node(Options { rules, ..Options::default() }).await
+pub async fn node_under(version: KubeletVersion) -> Node {
+    node(Options { version, ..Options::default() }).await
 }
 
 /// For a client of the kubelet whose directory is `root`.

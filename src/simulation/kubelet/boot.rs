@@ -12,7 +12,7 @@ use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 
 use super::checkpoint::SimulatedCheckpoint;
-use super::device_manager::{DeviceManager, Rules};
+use super::device_manager::{DeviceManager, KubeletVersion};
 use super::lister::Lister;
 use super::pods_api::PodsApi;
 use super::registration::Registry;
@@ -45,7 +45,7 @@ impl FakeKubelet {
         let router = tonic::transport::Server::builder().add_service(PodResourcesListerServer::new(lister));
         let mut running = self.running.lock();
         running.pod_resources = Some(SocketServer::start(listener, router));
-        if shared.options.rules == Rules::From137 || shared.state.lock().gates.pods_api {
+        if shared.options.version == KubeletVersion::From137 || shared.state.lock().gates.pods_api {
             running.pods_api = Some(self.serve_pods()?);
         }
         running.boot.spawn(boot(Arc::clone(shared), window));
@@ -87,10 +87,10 @@ async fn boot(shared: Arc<SharedKubelet>, window: Duration) {
 fn start_device_manager(shared: &Arc<SharedKubelet>) -> io::Result<SocketServer> {
     let now = shared.now();
     let known = SimulatedCheckpoint::read(&shared.device_plugins);
-    let rules = shared.options.rules;
+    let version = shared.options.version;
     {
         let mut state = shared.state.lock();
-        state.devices = DeviceManager::restored(rules, &known.unwrap_or_default(), now, &state.devices);
+        state.devices = DeviceManager::restored(version, &known.unwrap_or_default(), now, &state.devices);
         state.visible_pods = VisiblePods::Partial;
     }
     for entry in fs::read_dir(&shared.device_plugins)? {

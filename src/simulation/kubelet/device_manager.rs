@@ -18,9 +18,10 @@ pub const STOP_GRACE: Duration = Duration::from_secs(300);
 /// Lists that are remembered.
 const HISTORY: usize = 256;
 
-/// How a second registration of the same resource is treated.
+/// Which kubelet is simulated. The versions differ in second registrations of a resource, and from 1.37 the Pods API is
+/// always served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Rules {
+pub enum KubeletVersion {
     /// Up to 1.36: the last registration counts, and the end of any old stream disconnects the current plugin.
     #[default]
     UpTo136,
@@ -86,7 +87,7 @@ pub type Serial = u64;
 
 #[derive(Debug, Default)]
 pub struct DeviceManager {
-    rules: Rules,
+    version: KubeletVersion,
     resources: BTreeMap<String, ManagedResource>,
     assignments: BTreeMap<AssignmentKey, Assignment>,
     connections: BTreeMap<Serial, Connection>,
@@ -109,16 +110,21 @@ pub struct DeviceCount {
 }
 
 impl DeviceManager {
-    pub fn new(rules: Rules) -> Self {
-        Self { rules, ..Self::default() }
+    pub fn new(version: KubeletVersion) -> Self {
+        Self { version, ..Self::default() }
     }
 
     /// The state of a kubelet after a restart. The connections are closed, and known resources have no devices until
     /// their plugins register again. Connections are numbered on from those of the `previous` run.
-    pub fn restored(rules: Rules, checkpoint: &SimulatedCheckpoint, now: Monotonic, previous: &Self) -> Self {
+    pub fn restored(
+        version: KubeletVersion,
+        checkpoint: &SimulatedCheckpoint,
+        now: Monotonic,
+        previous: &Self,
+    ) -> Self {
         let (last_serial, dropped) = (previous.last_serial, previous.dropped.clone());
         let history = previous.history.clone();
-        let mut manager = Self { last_serial, dropped, history, ..Self::new(rules) };
+        let mut manager = Self { last_serial, dropped, history, ..Self::new(version) };
         for entry in &checkpoint.data.pod_device_entries {
             let key = (entry.pod_uid.clone(), entry.container_name.clone(), entry.resource_name.clone());
             manager.assignments.insert(key, entry.assignment());
@@ -142,7 +148,7 @@ impl DeviceManager {
     /// A plugin was dialled and answered its options.
     pub fn connected(&mut self, resource: &str, endpoint: &str) -> Result<Serial, String> {
         let same_path = |connection: &Connection| connection.endpoint == endpoint && connection.resource == resource;
-        if self.rules == Rules::From137 && self.connections.values().any(same_path) {
+        if self.version == KubeletVersion::From137 && self.connections.values().any(same_path) {
             return Err(format!("device plugin already connected: {endpoint}"));
         }
         self.last_serial += 1;
@@ -159,7 +165,7 @@ impl DeviceManager {
     /// A plugin could not be dialled, or did not answer its options. Up to 1.36 the kubelet then drops the client of
     /// the resource, whose devices stay allocatable: the later end of that stream has no effect.
     pub fn registration_failed(&mut self, resource: &str) {
-        if self.rules == Rules::UpTo136 {
+        if self.version == KubeletVersion::UpTo136 {
             self.clients.remove(resource);
         }
     }
@@ -175,7 +181,7 @@ impl DeviceManager {
             self.history.pop_front();
         }
         self.history.push_back((resource.clone(), list.clone()));
-        if self.rules == Rules::From137 && self.current.get(&resource) != Some(&serial) {
+        if self.version == KubeletVersion::From137 && self.current.get(&resource) != Some(&serial) {
             return false;
         }
         self.set_devices(&resource, list);
@@ -199,15 +205,15 @@ impl DeviceManager {
     pub fn stream_ended(&mut self, serial: Serial, now: Monotonic) -> Vec<Serial> {
         let Some(connection) = self.connections.remove(&serial) else { return Vec::new() };
         let name = connection.resource;
-        match self.rules {
-            Rules::UpTo136 => {
+        match self.version {
+            KubeletVersion::UpTo136 => {
                 let Some(client) = self.clients.remove(&name) else { return Vec::new() };
                 self.current.remove(&name);
                 self.connections.remove(&client);
                 self.stop(&name, now);
                 if client == serial { Vec::new() } else { vec![client] }
             }
-            Rules::From137 => {
+            KubeletVersion::From137 => {
                 if self.current.get(&name) != Some(&serial) {
                     return Vec::new();
                 }

@@ -30,7 +30,7 @@ use tonic::{Code, Status};
 
 pub use admission::AdmissionOutcome;
 pub use checkpoint::{SimulatedCheckpoint, SimulatedCheckpointData, SimulatedPodDevices};
-pub use device_manager::{DeviceCount, ListedDevice, Rules, STOP_GRACE};
+pub use device_manager::{DeviceCount, KubeletVersion, ListedDevice, STOP_GRACE};
 pub use faults::Method;
 pub use pods_api::container_id;
 pub use socket::{SocketServer, channel};
@@ -46,7 +46,7 @@ use crate::node::wire::v1::ContainerMemory;
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    pub rules: Rules,
+    pub version: KubeletVersion,
     pub gates: Gates,
     /// Ends the names of pods from manifests.
     pub node_name: String,
@@ -64,7 +64,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            rules: Rules::default(),
+            version: KubeletVersion::default(),
             gates: Gates::default(),
             node_name: "lab-node".to_owned(),
             seed: 1,

@@ -76,7 +76,7 @@ pub struct FakeKubeletState {
 impl FakeKubeletState {
     pub fn new(options: Options) -> Self {
         Self {
-            devices: DeviceManager::new(options.rules),
+            devices: DeviceManager::new(options.version),
             pods: Vec::new(),
             claims: BTreeMap::new(),
             gates: options.gates,

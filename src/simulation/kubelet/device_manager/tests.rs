@@ -33,7 +33,7 @@ fn count(manager: &DeviceManager) -> Option<(usize, usize)> {
 #[test]
 fn selection_by_what_is_there() {
     let strings = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<Vec<_>>();
-    let mut manager = DeviceManager::new(Rules::UpTo136);
+    let mut manager = DeviceManager::new(KubeletVersion::UpTo136);
     assert_eq!(select(&manager, 1, &[]), Ok(Selection::Nothing), "no plugin serves the resource");
     manager.set_devices(GPU, list(&[("a", false)]));
     let error = "no healthy devices present; cannot allocate unhealthy devices example.com/gpu";
@@ -70,7 +70,7 @@ fn preferences_are_intersected_and_filled_up() {
 
 #[test]
 fn up_to_1_36_the_end_of_the_second_plugin_takes_the_resource_and_leaves_the_first_stream_open() {
-    let mut manager = DeviceManager::new(Rules::UpTo136);
+    let mut manager = DeviceManager::new(KubeletVersion::UpTo136);
     let first = manager.connected(GPU, "/a.sock").unwrap();
     manager.listed(first, healthy(&["a"]));
     let second = manager.connected(GPU, "/b.sock").unwrap();
@@ -84,7 +84,7 @@ fn up_to_1_36_the_end_of_the_second_plugin_takes_the_resource_and_leaves_the_fir
 
 #[test]
 fn up_to_1_36_a_failed_registration_hides_the_end_of_the_plugin_before() {
-    let mut manager = DeviceManager::new(Rules::UpTo136);
+    let mut manager = DeviceManager::new(KubeletVersion::UpTo136);
     let first = manager.connected(GPU, "/a.sock").unwrap();
     manager.listed(first, healthy(&["a"]));
     manager.registration_failed(GPU);
