@@ -65,8 +65,9 @@ impl FakeKubelet {
         outcome.err().unwrap_or(AdmissionOutcome::Running)
     }
 
-    /// The machine restarts: when the kubelet is ready again no container runs, and every pod that is not over goes
-    /// through admission again, with what it holds. Returns the outcome of each, by `<namespace>/<name>`.
+    /// The machine restarts: when the kubelet is ready again, every pod that is not over goes through admission again,
+    /// with what it holds. The phase of an admitted pod stays; the caller ends its processes. Returns the outcome of each
+    /// pod, by `<namespace>/<name>`.
     pub async fn reboot(&self) -> io::Result<BTreeMap<String, AdmissionOutcome>> {
         self.restart()?;
         self.ready().await;

@@ -1,4 +1,4 @@
-//! The start of the fake kubelet: its servers, then the device manager, then the pods.
+//! Start, stop and restart of the fake kubelet. It starts its servers, then the device manager, then the pods.
 //!
 //! In: the shared state and the early window. Out: the servers that run. Does not use: pods, plugins.
 
@@ -19,7 +19,7 @@ use super::registration::Registry;
 use super::shared::{self, Power, SharedKubelet};
 use super::socket::{self, SocketServer};
 use super::state::VisiblePods;
-use super::{FakeKubelet, SOCKET};
+use super::{FakeKubelet, Options, SOCKET};
 use crate::node::wire::v1::pod_resources_lister_server::PodResourcesListerServer;
 use crate::node::wire::v1alpha1::pods_server::PodsServer;
 use crate::node::wire::v1beta1::registration_server::RegistrationServer;
@@ -33,6 +33,29 @@ pub struct RunningServers {
 }
 
 impl FakeKubelet {
+    /// Breaks all connections and leaves its sockets behind as stale files. Pods, claims and options stay; the device
+    /// manager's allocations are read from the checkpoint at the next start.
+    pub fn stop(&self) {
+        drop(std::mem::take(&mut *self.running.lock()));
+        self.shared.power.send_replace(Power::Off);
+        self.shared.plugins.lock().clear();
+        self.shared.state.lock().visible_pods = VisiblePods::Nothing;
+        self.shared.changed();
+    }
+
+    /// Begins to serve again. Returns at the beginning of the early window.
+    pub fn restart(&self) -> io::Result<()> {
+        self.stop();
+        let early_window = self.shared.state.lock().options.early_window;
+        self.switch_on(early_window)
+    }
+
+    /// Until the early window is over. Returns at once from a stopped kubelet.
+    pub async fn ready(&self) {
+        // `self` holds the sender: this cannot fail.
+        let _ = self.shared.power.subscribe().wait_for(|power| *power != Power::Starting).await;
+    }
+
     pub(super) fn switch_on(&self, window: Duration) -> io::Result<()> {
         let shared = &self.shared;
         let path = self.pod_resources_socket();
@@ -40,12 +63,13 @@ impl FakeKubelet {
         fs::set_permissions(&path, Permissions::from_mode(0o755))?;
         *shared.limiter.lock() = shared::rate_limit(shared.now());
         shared.state.lock().visible_pods = VisiblePods::Nothing;
+        let Options { version, gates, .. } = shared.state.lock().options.clone();
         shared.power.send_replace(Power::Starting);
         let lister = Lister(Arc::clone(shared));
         let router = tonic::transport::Server::builder().add_service(PodResourcesListerServer::new(lister));
         let mut running = self.running.lock();
         running.pod_resources = Some(SocketServer::start(listener, router));
-        if shared.options.version == KubeletVersion::From137 || shared.state.lock().gates.pods_api {
+        if version == KubeletVersion::From137 || gates.pods_api {
             running.pods_api = Some(self.serve_pods()?);
         }
         running.boot.spawn(boot(Arc::clone(shared), window));
@@ -53,9 +77,10 @@ impl FakeKubelet {
     }
 
     fn serve_pods(&self) -> io::Result<SocketServer> {
-        fs::create_dir_all(&self.pods_api)?;
-        fs::set_permissions(&self.pods_api, Permissions::from_mode(0o750))?;
         let path = self.pods_api_socket();
+        let directory = path.parent().expect("it is below the root");
+        fs::create_dir_all(directory)?;
+        fs::set_permissions(directory, Permissions::from_mode(0o750))?;
         let listener = socket::bind_by_rename(&path)?;
         let api = PodsServer::new(PodsApi(Arc::clone(&self.shared)));
         Ok(SocketServer::start(listener, tonic::transport::Server::builder().add_service(api)))
@@ -87,10 +112,9 @@ async fn boot(shared: Arc<SharedKubelet>, window: Duration) {
 fn start_device_manager(shared: &Arc<SharedKubelet>) -> io::Result<SocketServer> {
     let now = shared.now();
     let known = SimulatedCheckpoint::read(&shared.device_plugins);
-    let version = shared.options.version;
     {
         let mut state = shared.state.lock();
-        state.devices = DeviceManager::restored(version, &known.unwrap_or_default(), now, &state.devices);
+        state.devices = DeviceManager::restored(&known.unwrap_or_default(), now, &state.devices);
         state.visible_pods = VisiblePods::Partial;
     }
     for entry in fs::read_dir(&shared.device_plugins)? {

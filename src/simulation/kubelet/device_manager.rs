@@ -116,15 +116,10 @@ impl DeviceManager {
 
     /// The state of a kubelet after a restart. The connections are closed, and known resources have no devices until
     /// their plugins register again. Connections are numbered on from those of the `previous` run.
-    pub fn restored(
-        version: KubeletVersion,
-        checkpoint: &SimulatedCheckpoint,
-        now: Monotonic,
-        previous: &Self,
-    ) -> Self {
+    pub fn restored(checkpoint: &SimulatedCheckpoint, now: Monotonic, previous: &Self) -> Self {
         let (last_serial, dropped) = (previous.last_serial, previous.dropped.clone());
         let history = previous.history.clone();
-        let mut manager = Self { last_serial, dropped, history, ..Self::new(version) };
+        let mut manager = Self { last_serial, dropped, history, ..Self::new(previous.version) };
         for entry in &checkpoint.data.pod_device_entries {
             let key = (entry.pod_uid.clone(), entry.container_name.clone(), entry.resource_name.clone());
             manager.assignments.insert(key, entry.assignment());
@@ -282,8 +277,8 @@ impl DeviceManager {
         self.current.get(resource).copied()
     }
 
-    /// Whether the plugin called last has ended. An earlier plugin whose stream is still open may list devices all
-    /// the same, and none of them can be allocated.
+    /// Whether the plugin that Allocate called has ended and none has registered since. An earlier plugin whose stream is
+    /// still open may list devices all the same, and none of them can be allocated.
     pub fn is_stopped(&self, resource: &str) -> bool {
         self.resources.get(resource).is_some_and(|resource| resource.stopped.is_some())
     }

@@ -49,7 +49,7 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Lister {
         self.admit(Method::Get).await?;
         let v1::GetPodResourcesRequest { pod_name, pod_namespace } = request.into_inner();
         let state = self.0.state.lock();
-        if !state.gates.get {
+        if !state.options.gates.get {
             return Err(Status::unknown("PodResources API Get method disabled"));
         }
         let Some(pod) = state.get(&pod_namespace, &pod_name) else {

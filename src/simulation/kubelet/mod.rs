@@ -39,7 +39,7 @@ pub use state::{Gates, PodPhase, SimulatedPod};
 
 use boot::RunningServers;
 use faults::InjectedFaults;
-use shared::{Power, SharedKubelet};
+use shared::SharedKubelet;
 use state::FakeKubeletState;
 
 use crate::node::wire::v1::ContainerMemory;
@@ -81,7 +81,7 @@ impl Default for Options {
 pub struct FakeKubelet {
     shared: Arc<SharedKubelet>,
     running: Mutex<RunningServers>,
-    pods_api: PathBuf,
+    root: PathBuf,
 }
 
 impl FakeKubelet {
@@ -93,7 +93,7 @@ impl FakeKubelet {
             fs::set_permissions(directory, Permissions::from_mode(mode))?;
         }
         let shared = Arc::new(SharedKubelet::new(options, pod_resources, device_plugins));
-        let kubelet = Self { shared, running: Mutex::default(), pods_api: root.join("pods-api") };
+        let kubelet = Self { shared, running: Mutex::default(), root: root.to_owned() };
         kubelet.switch_on(Duration::ZERO)?;
         kubelet.ready().await;
         Ok(kubelet)
@@ -109,30 +109,12 @@ impl FakeKubelet {
 
     /// With a directory for each DRA driver, which the driver makes.
     pub fn dra_plugin_directory(&self) -> PathBuf {
-        self.pods_api.with_file_name("plugins")
+        self.root.join("plugins")
     }
 
     /// There from 1.37, or with the gate on.
     pub fn pods_api_socket(&self) -> PathBuf {
-        self.pods_api.join("pods-api.sock")
-    }
-
-    /// Breaks all connections and leaves its sockets behind as stale files.
-    pub fn stop(&self) {
-        drop(std::mem::take(&mut *self.running.lock()));
-        self.shared.switch_off();
-    }
-
-    /// Begins to serve again. Returns at the beginning of the early window.
-    pub fn restart(&self) -> io::Result<()> {
-        self.stop();
-        self.switch_on(self.shared.options.early_window)
-    }
-
-    /// Until the early window is over. Returns at once from a stopped kubelet.
-    pub async fn ready(&self) {
-        // `self` holds the sender: this cannot fail.
-        let _ = self.shared.power.subscribe().wait_for(|power| *power != Power::Starting).await;
+        self.root.join("pods-api/pods-api.sock")
     }
 
     /// Replaces all pods by running ones. Their `requests` are ignored: what they hold is given. A pod that was
@@ -302,8 +284,9 @@ impl FakeKubelet {
         drop(self.node_status());
     }
 
+    /// `get` takes effect at once, `pods_api` with the next restart.
     pub fn set_gates(&self, gates: Gates) {
-        self.shared.state.lock().gates = gates;
+        self.shared.state.lock().options.gates = gates;
     }
 
     /// Calls of this method wait until `heal`.

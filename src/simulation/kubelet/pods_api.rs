@@ -78,20 +78,20 @@ fn picture(shared: &SharedKubelet, is_shown: impl Fn(&SimulatedPod) -> bool) -> 
     }
     let entry = |pod: &SimulatedPod| {
         let whole = message(pod);
-        let mut name = whole.clone();
-        name.status = None;
-        if let Some(metadata) = &mut name.metadata {
+        let mut deleted = whole.clone();
+        deleted.status = None;
+        if let Some(metadata) = &mut deleted.metadata {
             metadata.labels.clear();
             metadata.annotations.clear();
         }
-        (pod.uid.clone(), (whole.encode_to_vec(), name.encode_to_vec()))
+        (pod.uid.clone(), (whole.encode_to_vec(), deleted.encode_to_vec()))
     };
     Ok(state.pods.iter().filter(|pod| is_shown(pod)).map(entry).collect())
 }
 
 fn difference(before: &Picture, now: &Picture) -> Vec<WatchPodsEvent> {
     let gone = before.iter().filter(|(uid, _)| !now.contains_key(*uid));
-    let gone = gone.map(|(_, (_, name))| event(EventType::Deleted, name));
+    let gone = gone.map(|(_, (_, deleted))| event(EventType::Deleted, deleted));
     let changed = now.iter().filter_map(|(uid, (pod, _))| match before.get(uid) {
         None => Some(event(EventType::Added, pod)),
         Some((known, _)) if known != pod => Some(event(EventType::Modified, pod)),

@@ -40,7 +40,8 @@ impl Registry {
     async fn connect(&self, request: &RegisterRequest) -> Result<(), String> {
         let shared = &self.0;
         let path = shared.device_plugins.join(&request.endpoint);
-        let channel = dial(&path, shared.options.dial_timeout).await?;
+        let timeout = shared.state.lock().options.dial_timeout;
+        let channel = dial(&path, timeout).await?;
         let mut client = DevicePluginClient::new(channel);
         let failed = |status| format!("failed to get device plugin options: {}", in_go(&status));
         shared.fault(Method::GetDevicePluginOptions).await.map_err(failed)?;

@@ -13,14 +13,13 @@ use tonic::transport::Channel;
 use super::Options;
 use super::device_manager::Serial;
 use super::faults::{InjectedFaults, Method};
-use super::state::{FakeKubeletState, VisiblePods};
+use super::state::FakeKubeletState;
 use crate::clock::Clock;
 use crate::domain::model::{Monotonic, TokenBucket};
 use crate::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
 
 #[derive(Debug)]
 pub struct SharedKubelet {
-    pub options: Options,
     pub pod_resources: PathBuf,
     pub device_plugins: PathBuf,
     pub power: watch::Sender<Power>,
@@ -58,8 +57,7 @@ impl SharedKubelet {
     pub fn new(options: Options, pod_resources: PathBuf, device_plugins: PathBuf) -> Self {
         let clock = Clock::start();
         Self {
-            state: Mutex::new(FakeKubeletState::new(options.clone())),
-            options,
+            state: Mutex::new(FakeKubeletState::new(options)),
             pod_resources,
             device_plugins,
             power: watch::Sender::new(Power::Off),
@@ -108,14 +106,6 @@ impl SharedKubelet {
         plugins.remove(&serial);
         closed.iter().for_each(|serial| drop(plugins.remove(serial)));
         drop(plugins);
-        self.changed();
-    }
-
-    /// Drops everything that does not survive a kubelet.
-    pub fn switch_off(&self) {
-        self.power.send_replace(Power::Off);
-        self.plugins.lock().clear();
-        self.state.lock().visible_pods = VisiblePods::Nothing;
         self.changed();
     }
 }

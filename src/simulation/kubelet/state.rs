@@ -57,7 +57,7 @@ pub struct SimulatedPod {
     pub name: String,
     pub spec: PodSpec,
     pub phase: PodPhase,
-    /// Its admission is over, with any result: the Pods API lists it.
+    /// Its admission is over, with any result: a running watch of the Pods API has it; a new one begins with all pods.
     pub admitted: bool,
     finished: BTreeSet<String>,
 }
@@ -67,7 +67,6 @@ pub struct FakeKubeletState {
     pub devices: DeviceManager,
     pub pods: Vec<SimulatedPod>,
     pub claims: BTreeMap<(String, String), Claim>,
-    pub gates: Gates,
     pub visible_pods: VisiblePods,
     pub random: Random,
     pub options: Options,
@@ -79,7 +78,6 @@ impl FakeKubeletState {
             devices: DeviceManager::new(options.version),
             pods: Vec::new(),
             claims: BTreeMap::new(),
-            gates: options.gates,
             visible_pods: VisiblePods::All,
             random: Random::seeded(options.seed),
             options,
