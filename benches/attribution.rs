@@ -97,7 +97,7 @@ fn week() {
         if running.len() > WEEK_PROCESSES {
             let (pid, name) = running.pop_front().unwrap();
             tree.end(pid).unwrap();
-            tree.remove_container(identity(&name, &uid(pid))).unwrap();
+            tree.remove_pod_logs(identity(&name, &uid(pid))).unwrap();
         }
         let wanted: BTreeSet<u32> = running.iter().map(|(pid, _)| *pid).collect();
         let owners = resolver.resolve(Monotonic::from_secs(second), &wanted, &PodDirectory::default());

@@ -2,8 +2,8 @@
 //! a day of faults.
 //!
 //! In: a description (pods, devices, a seed). Out: gRPC on unix sockets, loads for simulated GPUs, directories laid out
-//! as `/proc` and the kubelet's logs, and the truth to check accounts against. Does not use: the agent. Only `demo` and
-//! the tests use it.
+//! as `/proc` and the kubelet's logs, and the truth to check accounts against. Does not use: the agent. Only `demo`,
+//! tests, benches and examples use it.
 
 pub mod day;
 pub mod dra_driver;

@@ -243,7 +243,7 @@ impl SimulatedNode {
             let ContainerRef { namespace, pod, container, .. } = &running.container;
             self.kubelet.finish_container(namespace, pod, container);
             let identity = ContainerIdentity { namespace, pod, uid: &running.uid, container };
-            warn_on_failure(self.files.end(running.pid).and_then(|()| self.files.remove_container(identity)));
+            warn_on_failure(self.files.end(running.pid).and_then(|()| self.files.remove_pod_logs(identity)));
             for id in &running.devices {
                 self.truth.lock().release(now, &running.container, id);
                 if let (Some(driver), Some(device)) = (&self.driver, self.devices.get(id)) {

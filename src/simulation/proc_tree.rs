@@ -11,7 +11,7 @@ use super::kubelet::container_id;
 const KERNEL_THREAD: u32 = 0x0020_8040;
 const PLAIN: u32 = 0x0040_0100;
 
-/// Three directories under one. Its creator removes that one.
+/// The directories `proc` and `pods` under a root, which its creator removes.
 #[derive(Clone, Debug)]
 pub struct ProcTree {
     root: PathBuf,
@@ -52,8 +52,8 @@ impl ProcTree {
         fs::create_dir_all(self.logs_of(identity).join(identity.container))
     }
 
-    /// As the kubelet does some time after the pod's removal.
-    pub fn remove_container(&self, identity: ContainerIdentity<'_>) -> io::Result<()> {
+    /// Of all its containers, as the kubelet does some time after the pod's removal.
+    pub fn remove_pod_logs(&self, identity: ContainerIdentity<'_>) -> io::Result<()> {
         gone(fs::remove_dir_all(self.logs_of(identity)))
     }
 

@@ -231,7 +231,7 @@ impl Node {
         self.tree.end(tenant.pid).unwrap();
         let pod = &tenant.container.pod;
         let identity = ContainerIdentity { namespace: "team", pod, uid: &tenant.uid, container: "main" };
-        self.tree.remove_container(identity).unwrap();
+        self.tree.remove_pod_logs(identity).unwrap();
         self.driver.end_process(&device.gpu, tenant.pid, at(now));
         self.settle(now, place);
         self.events.insert((now + 1000 + self.random.below(4_000) as u64, Event::Start(place)));

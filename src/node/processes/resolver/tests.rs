@@ -160,7 +160,7 @@ fn a_process_may_get_its_cgroup_late() {
 fn a_pod_whose_directory_was_removed_has_ended() {
     let mut lab = Lab::with_pods();
     assert_eq!(lab.owner(1, 100), container(MAIN));
-    lab.tree.remove_container(MAIN).unwrap();
+    lab.tree.remove_pod_logs(MAIN).unwrap();
     assert_eq!(lab.owner(12, 100), ended(false));
     assert_eq!(lab.owner(12, 100).unattributed_reason(), Some(UnattributedReason::TerminatedPod));
 }
@@ -220,7 +220,7 @@ fn without_the_pods_api_directories_show_removed_pods() {
     lab.list(MAIN, UID, false, &["main"]);
     lab.pods.complete = false;
     assert_eq!(lab.owner(1, 100), container(MAIN));
-    lab.tree.remove_container(MAIN).unwrap();
+    lab.tree.remove_pod_logs(MAIN).unwrap();
     assert_eq!(lab.owner(12, 100), ended(true));
 }
 
