@@ -40,9 +40,9 @@ impl Labels {
         self
     }
 
-    /// With others after the first labels.
-    pub fn with(&self, first: usize, others: &Self) -> Self {
-        let (before, after) = self.0.split_at(first);
+    /// With others before the label at this index.
+    pub fn insert_at(&self, index: usize, others: &Self) -> Self {
+        let (before, after) = self.0.split_at(index);
         Self([before, &others.0, after].concat())
     }
 

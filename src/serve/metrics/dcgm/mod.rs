@@ -35,7 +35,7 @@ named! {
     }
 }
 
-/// Only where there are some.
+/// Shown only while accounts are dropped.
 static DROPPED: Descriptor = Descriptor {
     name: "podmeter_dcgm_allocations_dropped",
     kind: MetricKind::Gauge,
@@ -45,7 +45,7 @@ static DROPPED: Descriptor = Descriptor {
 };
 
 /// Each family of `/metrics/dcgm`, for text 0.0.4 alone: their counters do not end in `_total`. Returns how many
-/// allocations are left off, as the series of their slots would be over the limit.
+/// accounts are left off, as the series of their slots would be over the limit.
 pub(super) fn each_family(
     snapshot: &Snapshot,
     generation: Generation,
@@ -55,28 +55,22 @@ pub(super) fn each_family(
         Generation::Both => vec![Generation::Both, Generation::Old, Generation::New],
         one => vec![one],
     };
-    let pages = |without: &dyn Fn(usize) -> bool| -> Vec<DcgmPage<'_>> {
-        generations.iter().map(|one| DcgmPage::of(snapshot, *one, without)).collect()
-    };
+    let mut pages: Vec<_> = generations.iter().map(|one| DcgmPage::of(snapshot, *one)).collect();
     let mut rows = vec![];
+    // A page for `Both` has the names that did not change; the others are on the page of their generation.
     for (index, one) in generations.iter().enumerate() {
         let is_both = *one == Generation::Both;
         let is_wanted = |name: &&DcgmName| generation != Generation::Both || name.is_unchanged() == is_both;
-        rows.extend(names().filter(is_wanted).map(|name| (index, name)));
+        rows.extend(names().filter(is_wanted).map(|name| (index, name, pages[index].values(name))));
     }
-    rows.sort_by_key(|(index, name)| name.of(generations[*index]).0.name);
-    let limit = snapshot.series_limit.unwrap_or(usize::MAX);
-    let mut dropped = BTreeSet::new();
-    if rows.len() * snapshot.accounts.iter().map(page::slots).sum::<usize>() > limit {
-        let alone = pages(&|_| true);
-        rows.iter().for_each(|(index, name)| drop(alone[*index].family(name)));
-        let mut series = vec![0; snapshot.accounts.len()];
-        alone.iter().for_each(|page| page.count(&mut series));
-        dropped = over_limit(&snapshot.accounts, &series, limit).into_iter().map(|(index, _)| index).collect();
-    }
-    let pages = pages(&|index| dropped.contains(&index));
-    for (index, name) in rows {
-        pages[index].family(name).map_or(Ok(()), &mut *visit)?;
+    rows.sort_by_key(|(index, name, _)| name.of(generations[*index]).0.name);
+    let mut series = vec![0; snapshot.accounts.len()];
+    rows.iter().for_each(|(index, _, values)| pages[*index].count(values, &mut series));
+    let over = over_limit(&snapshot.accounts, &series, snapshot.series_limit.unwrap_or(usize::MAX));
+    let dropped: BTreeSet<usize> = over.into_iter().map(|(account, _)| account).collect();
+    pages.iter_mut().for_each(|page| page.add_holders(&dropped));
+    for (index, name, values) in rows {
+        pages[index].family(name, &values).map_or(Ok(()), &mut *visit)?;
     }
     if !dropped.is_empty() {
         let mut family = Family::new(&DROPPED);

@@ -3,8 +3,7 @@
 //! As in dcgm-exporter, a value of a shared device is repeated for each slot that a container holds. Utilization and
 //! memory in use are each container's own, beside the device's without a pod.
 
-use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::domain::model::{
@@ -18,31 +17,38 @@ use crate::serve::metrics::mig;
 
 use super::{DcgmName, Generation};
 
-/// One family of the page while it is filled, from values in base units.
-pub struct Series {
-    pub(super) family: Family,
-    /// What values in base units are multiplied by.
-    pub(super) per_base: f64,
+/// One value of a device, before it is repeated for the device's holders.
+pub struct DcgmValue {
+    /// Index in the page's devices.
+    device: usize,
+    /// Labels beside the device's.
+    more: Labels,
+    /// In base units.
+    value: f64,
+    /// On a shared device each holder has its own value instead of this one, where any is known.
+    own: Option<Own>,
 }
+
+pub type Values = Vec<DcgmValue>;
 
 /// The devices of a snapshot, with the labels of one generation.
 pub struct DcgmPage<'snapshot> {
     pub(super) snapshot: &'snapshot Snapshot,
-    pub(super) generation: Generation,
-    gpus: BTreeMap<&'snapshot GpuUuid, DcgmDevice<'snapshot>>,
-    instances: Vec<DcgmDevice<'snapshot>>,
+    generation: Generation,
+    devices: Vec<DcgmDevice<'snapshot>>,
 }
 
 /// A device that has series.
 struct DcgmDevice<'snapshot> {
+    gpu: &'snapshot Gpu,
+    /// `None`: the GPU as a whole.
     instance: Option<&'snapshot InstanceReading>,
     labels: Arc<Labels>,
-    /// Of its holders, by index.
-    accounts: Vec<(usize, &'snapshot Account)>,
-    holders: Vec<DcgmHolder<'snapshot>>,
     is_shared: bool,
-    /// How many it has had so far.
-    values: Cell<usize>,
+    /// Of every container that holds it, with their indices in the snapshot.
+    accounts: Vec<(usize, &'snapshot Account)>,
+    /// Those of the accounts that have series; none before `add_holders`.
+    holders: Vec<DcgmHolder<'snapshot>>,
 }
 
 struct DcgmHolder<'snapshot> {
@@ -56,68 +62,82 @@ struct DcgmHolder<'snapshot> {
 /// The value of one holder of a shared device, in base units.
 type Own = fn(&Account) -> Option<f64>;
 
-impl Series {
-    fn push(&mut self, labels: Arc<Labels>, value: f64) {
-        let value = if self.per_base == 1.0 {
-            value
-        } else {
-            // Enough digits for the smallest share, and none that the conversion alone has made.
-            (value * self.per_base * 1000.0).round() / 1000.0
-        };
-        let is_whole = value.fract() == 0.0 && (0.0..9e15).contains(&value);
-        self.family.push(labels, if is_whole { SampleValue::Integer(value as u64) } else { SampleValue::Float(value) });
-    }
+fn in_unit(value: f64, per_base: f64) -> SampleValue {
+    // A conversion leaves rounding errors beyond three decimals.
+    let value = if per_base == 1.0 { value } else { (value * per_base * 1000.0).round() / 1000.0 };
+    let is_whole = value.fract() == 0.0 && (0.0..9e15).contains(&value);
+    if is_whole { SampleValue::Integer(value as u64) } else { SampleValue::Float(value) }
 }
 
 impl<'snapshot> DcgmPage<'snapshot> {
-    /// Without the allocations at some indices.
-    pub fn of(snapshot: &'snapshot Snapshot, generation: Generation, without: &dyn Fn(usize) -> bool) -> Self {
-        let device = |gpu, instance| DcgmDevice::of(snapshot, generation, gpu, instance, without);
-        let gpus = snapshot.hardware.inventory.gpus.values();
-        let instances = mig::instances(snapshot);
-        Self {
-            snapshot,
-            generation,
-            gpus: gpus.map(|gpu| (&gpu.uuid, device(gpu, None))).collect(),
-            instances: instances.map(|(gpu, instance)| device(gpu, Some(instance))).collect(),
+    /// Without holders.
+    pub fn of(snapshot: &'snapshot Snapshot, generation: Generation) -> Self {
+        let gpus = snapshot.hardware.inventory.gpus.values().map(|gpu| (gpu, None));
+        let instances = mig::instances(snapshot).map(|(gpu, instance)| (gpu, Some(instance)));
+        let device = |(gpu, instance)| DcgmDevice::of(snapshot, generation, gpu, instance);
+        Self { snapshot, generation, devices: gpus.chain(instances).map(device).collect() }
+    }
+
+    /// Adds the holders of each device, except the accounts at the indices `dropped`.
+    pub fn add_holders(&mut self, dropped: &BTreeSet<usize>) {
+        for device in &mut self.devices {
+            let shown = device.accounts.iter().filter(|(index, _)| !dropped.contains(index));
+            let holder =
+                |(_, account): &(usize, &'snapshot Account)| DcgmHolder::of(self.snapshot, &device.labels, account);
+            device.holders = shown.filter_map(holder).collect();
         }
     }
 
-    /// Adds to each account the series that its slots have, from the values that its device has had.
-    pub fn count(&self, series: &mut [usize]) {
-        for device in self.gpus.values().chain(&self.instances) {
-            for (index, account) in &device.accounts {
-                series[*index] += device.values.get() * slots(account);
+    /// Empty where podmeter does not serve it.
+    pub fn values(&self, name: &DcgmName) -> Values {
+        let mut values = vec![];
+        if let Some(source) = name.row.source {
+            source.fill(self, &mut values, name.row.podmeter.as_deref());
+        }
+        values
+    }
+
+    /// Adds to each account the series that its slots have of these values.
+    pub fn count(&self, values: &[DcgmValue], series: &mut [usize]) {
+        for value in values {
+            for (index, account) in &self.devices[value.device].accounts {
+                series[*index] += slots(account);
             }
         }
     }
 
-    /// `None` where podmeter does not serve it.
-    pub fn family(&self, name: &'static DcgmName) -> Option<Family> {
-        let source = name.row.source?;
+    /// `None` without values.
+    pub fn family(&self, name: &'static DcgmName, values: &[DcgmValue]) -> Option<Family> {
         let (descriptor, per_base) = name.of(self.generation);
-        let mut series = Series { family: Family::new(descriptor), per_base };
-        source.fill(self, &mut series, name.row.podmeter.as_deref());
-        series.family.ordered()
+        let mut family = Family::new(descriptor);
+        for value in values {
+            let device = &self.devices[value.device];
+            device.each_series(value, |labels, value| family.push(labels, in_unit(value, per_base)));
+        }
+        family.ordered()
     }
 
-    pub fn gpus(&self, series: &mut Series, own: Option<Own>, read: &dyn Fn(&DeviceReadings) -> Option<f64>) {
-        self.each_gpu(series, own, &|_, readings| read(readings));
+    fn gpu(&self, uuid: &GpuUuid) -> Option<usize> {
+        self.devices.iter().position(|device| device.instance.is_none() && device.gpu.uuid == *uuid)
     }
 
-    pub fn medium(&self, series: &mut Series, read: &dyn Fn(&Medium) -> Option<f64>) {
-        self.gpus(series, None, &|readings| read(medium(readings)?));
+    pub fn gpus(&self, values: &mut Values, own: Option<Own>, read: &dyn Fn(&DeviceReadings) -> Option<f64>) {
+        self.each_gpu(values, own, &|_, readings| read(readings));
     }
 
-    pub fn slow(&self, series: &mut Series, read: &dyn Fn(&Slow) -> Option<f64>) {
-        self.gpus(series, None, &|readings| read(slow(readings)?));
+    pub fn medium(&self, values: &mut Values, read: &dyn Fn(&Medium) -> Option<f64>) {
+        self.gpus(values, None, &|readings| read(medium(readings)?));
+    }
+
+    pub fn slow(&self, values: &mut Values, read: &dyn Fn(&Slow) -> Option<f64>) {
+        self.gpus(values, None, &|readings| read(slow(readings)?));
     }
 
     /// Of each GPU; of a shared one also of each holder, where `own` has its value.
-    pub fn each_gpu(&self, series: &mut Series, own: Option<Own>, read: &dyn Fn(&Gpu, &DeviceReadings) -> Option<f64>) {
+    pub fn each_gpu(&self, values: &mut Values, own: Option<Own>, read: &dyn Fn(&Gpu, &DeviceReadings) -> Option<f64>) {
         for (gpu, readings) in with_readings(self.snapshot) {
-            if let (Some(device), Some(value)) = (self.gpus.get(&gpu.uuid), read(gpu, readings)) {
-                device.push(series, own, &Labels::default(), value);
+            if let (Some(device), Some(value)) = (self.gpu(&gpu.uuid), read(gpu, readings)) {
+                values.push(DcgmValue { device, more: Labels::default(), value, own });
             }
         }
     }
@@ -125,40 +145,39 @@ impl<'snapshot> DcgmPage<'snapshot> {
     /// Of each GPU, or of its GPU instances while it is partitioned; of a shared device also of each holder.
     pub fn parts(
         &self,
-        series: &mut Series,
+        values: &mut Values,
         own: Option<Own>,
         read: &dyn Fn(Option<MemoryUse>, &GpmRatios) -> Option<f64>,
     ) {
-        self.gpus(series, own, &|readings| {
+        self.gpus(values, own, &|readings| {
             let medium = medium(readings).filter(|medium| medium.instances.is_empty())?;
             read(medium.memory, &medium.gpm)
         });
-        for device in &self.instances {
+        for (index, device) in self.devices.iter().enumerate() {
             if let Some(value) = device.instance.and_then(|instance| read(instance.memory, &instance.gpm)) {
-                device.push(series, own, &Labels::default(), value);
+                values.push(DcgmValue { device: index, more: Labels::default(), value, own });
             }
         }
     }
 
     /// Of each GPU with a series of podmeter's that the selector, with at most one label, matches.
-    pub fn selected(&self, series: &mut Series, selector: &str) {
+    pub fn selected(&self, values: &mut Values, selector: &str) {
         let (name, matcher) = selector.split_once('{').unwrap_or((selector, ""));
         let matcher = matcher.trim_end_matches("\"}").split_once("=\"");
         for sample in metrics::family(self.snapshot, name).iter().flat_map(|family| &family.samples) {
             let has = |label: (&str, &str)| sample.labels.iter().any(|its| its == label);
-            let device = self.gpus.iter().find(|(uuid, _)| has(("gpu_uuid", uuid.as_str())));
-            if let (Some((_, device)), Some(value)) =
-                (device.filter(|_| matcher.is_none_or(has)), sample.value.as_f64())
-            {
-                device.push(series, None, &Labels::default(), value);
+            let is_its = |one: &DcgmDevice<'_>| one.instance.is_none() && has(("gpu_uuid", one.gpu.uuid.as_str()));
+            let device = self.devices.iter().position(is_its).filter(|_| matcher.is_none_or(has));
+            if let (Some(device), Some(value)) = (device, sample.value.as_f64()) {
+                values.push(DcgmValue { device, more: Labels::default(), value, own: None });
             }
         }
     }
 
     /// Of one GPU, with more labels.
-    pub fn gpu_and(&self, series: &mut Series, gpu: &Gpu, more: &Labels, value: f64) {
-        if let Some(device) = self.gpus.get(&gpu.uuid) {
-            device.push(series, None, more, value);
+    pub fn gpu_and(&self, values: &mut Values, gpu: &Gpu, more: Labels, value: f64) {
+        if let Some(device) = self.gpu(&gpu.uuid) {
+            values.push(DcgmValue { device, more, value, own: None });
         }
     }
 }
@@ -169,7 +188,6 @@ impl<'snapshot> DcgmDevice<'snapshot> {
         generation: Generation,
         gpu: &'snapshot Gpu,
         instance: Option<&'snapshot InstanceReading>,
-        without: &dyn Fn(usize) -> bool,
     ) -> Self {
         // A partitioned GPU has no holder as a whole, even while one container holds a part of it.
         let holds = |account: &&Account| match (instance, &account.mig) {
@@ -180,37 +198,32 @@ impl<'snapshot> DcgmDevice<'snapshot> {
         let accounts = snapshot.accounts.iter().enumerate();
         let accounts: Vec<_> = accounts.filter(|(_, account)| slots(account) > 0 && holds(account)).collect();
         let is_shared = |holding: &Holding| [SharingForm::TimeSlicing, SharingForm::Mps].contains(&holding.sharing);
-        let labels = Arc::new(device_labels(snapshot, generation, gpu, instance));
-        let shown = accounts.iter().filter(|(index, _)| !without(*index));
         Self {
+            gpu,
             instance,
+            labels: Arc::new(device_labels(snapshot, generation, gpu, instance)),
             is_shared: accounts.iter().any(|(_, account)| account.holding.as_ref().is_some_and(is_shared)),
-            holders: shown.filter_map(|(_, account)| DcgmHolder::of(snapshot, &labels, account)).collect(),
             accounts,
-            labels,
-            values: Cell::default(),
+            holders: vec![],
         }
     }
 
-    fn push(&self, series: &mut Series, own: Option<Own>, more: &Labels, value: f64) {
+    /// Calls `push` with the labels and the number of each series that the value has.
+    fn each_series(&self, value: &DcgmValue, mut push: impl FnMut(Arc<Labels>, f64)) {
+        let DcgmValue { more, value, own, .. } = value;
         let has_own = |own: &Own| self.is_shared && self.holders.iter().any(|holder| own(holder.account).is_some());
         let own = own.filter(has_own);
         let labels = |of: &Arc<Labels>| match more.iter().next() {
             None => Arc::clone(of),
-            Some(_) => Arc::new(of.with(self.labels.iter().count(), more)),
+            Some(_) => Arc::new(of.insert_at(self.labels.iter().count(), more)),
         };
-        self.values.set(self.values.get() + 1);
         if self.holders.is_empty() || own.is_some() {
-            series.push(labels(&self.labels), value);
+            push(labels(&self.labels), *value);
         }
         for holder in &self.holders {
             match own {
-                Some(own) => {
-                    if let Some(value) = own(holder.account) {
-                        series.push(labels(&holder.own), value);
-                    }
-                }
-                None => holder.slots.iter().for_each(|slot| series.push(labels(slot), value)),
+                Some(own) => own(holder.account).into_iter().for_each(|value| push(labels(&holder.own), value)),
+                None => holder.slots.iter().for_each(|slot| push(labels(slot), *value)),
             }
         }
     }

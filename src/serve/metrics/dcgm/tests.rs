@@ -276,6 +276,24 @@ fn copies_for_slots_count_against_the_series_limit_and_the_page_shows_what_it_la
 }
 
 #[test]
+fn rows_with_many_values_of_a_device_count_against_the_series_limit() {
+    let crowded = |limit| {
+        let mut snapshot = crowded(limit);
+        let health = std::sync::Arc::make_mut(&mut snapshot.health);
+        let by_code = &mut health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids.by_code;
+        let xid = by_code[&31].clone();
+        by_code.extend((1000..1200).map(|code| (code, xid.clone())));
+        families(&snapshot, Generation::Old)
+    };
+    let is_copy = |sample: &&crate::serve::metrics::family::MetricSample| {
+        sample.labels.iter().any(|(name, value)| name == "pod" && value.starts_with("pod-"))
+    };
+    let copies = crowded(None).iter().flat_map(|family| &family.samples).filter(is_copy).count();
+    assert_eq!(value(&crowded(Some(copies)), DROPPED.name, &[]), None);
+    assert_eq!(value(&crowded(Some(copies - 1)), DROPPED.name, &[]), Some(1.0));
+}
+
+#[test]
 fn the_labels_of_a_slot_are_made_once() {
     let page = old(&crowded(None));
     let labels = |name: &str| {

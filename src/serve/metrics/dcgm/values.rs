@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::page::{DcgmPage, Series};
+use super::page::{DcgmPage, Values};
 use crate::domain::model::{Account, EccLocation, Medium, RecentCount, Slow, UnhealthyReason, busy_ratio};
 use crate::serve::metrics::labels::{Labels, medium, with_health, with_readings};
 
@@ -71,63 +71,64 @@ const CLOCK_EVENTS: [(&str, &str); 9] = [
 /// By DCGM's numbers, which are those of NVML except for the last.
 const FABRIC_STATES: [&str; 5] = ["not_supported", "not_started", "in_progress", "completed", "failed"];
 
-/// What podmeter's health state covers, by the name of DCGM's health watch.
+/// What podmeter's health state covers, by the name of DCGM's health watch. As in DCGM, `ALL` has what none of the others
+/// covers; it is not their sum.
 const WATCHES: [&str; 4] = ["NVLINK", "MEM", "DRIVER", "ALL"];
 const FAILED: f64 = 20.0;
 
 impl ValueSource {
     /// Adds the samples of a row with this query of podmeter's metrics.
-    pub fn fill(self, page: &DcgmPage<'_>, series: &mut Series, query: Option<&str>) {
+    pub fn fill(self, page: &DcgmPage<'_>, values: &mut Values, query: Option<&str>) {
         match self {
-            Self::Podmeter => page.selected(series, query.expect("a test checks the table")),
+            Self::Podmeter => page.selected(values, query.expect("a test checks the table")),
             Self::Utilization => {
                 let own = |account: &Account| account.gpu_utilization_ratio;
-                page.each_gpu(series, Some(own), &|gpu, readings| busy_ratio(gpu, Some(readings), None));
+                page.each_gpu(values, Some(own), &|gpu, readings| busy_ratio(gpu, Some(readings), None));
             }
-            Self::MemoryUtilization => page.medium(series, &|medium| medium.rates.memory_utilization_ratio),
+            Self::MemoryUtilization => page.medium(values, &|medium| medium.rates.memory_utilization_ratio),
             Self::Engine(engine) => {
-                page.medium(series, &|medium| medium.rates.engine_utilization_ratios.get(engine).copied());
+                page.medium(values, &|medium| medium.rates.engine_utilization_ratios.get(engine).copied());
             }
-            Self::GraphicsEngineActive => page.parts(series, None, &|_, gpm| gpm.graphics_engine_active),
-            Self::SmActive => page.parts(series, None, &|_, gpm| gpm.sm_active),
-            Self::SmOccupancy => page.parts(series, None, &|_, gpm| gpm.sm_occupancy),
-            Self::DramActive => page.parts(series, None, &|_, gpm| gpm.dram_active),
-            Self::Pipe(pipe) => page.parts(series, None, &|_, gpm| gpm.pipes.get(pipe).copied()),
-            Self::PipeCycles(pipe) => page.medium(series, &|medium| medium.pipe_cycles.get(pipe).copied()),
+            Self::GraphicsEngineActive => page.parts(values, None, &|_, gpm| gpm.graphics_engine_active),
+            Self::SmActive => page.parts(values, None, &|_, gpm| gpm.sm_active),
+            Self::SmOccupancy => page.parts(values, None, &|_, gpm| gpm.sm_occupancy),
+            Self::DramActive => page.parts(values, None, &|_, gpm| gpm.dram_active),
+            Self::Pipe(pipe) => page.parts(values, None, &|_, gpm| gpm.pipes.get(pipe).copied()),
+            Self::PipeCycles(pipe) => page.medium(values, &|medium| medium.pipe_cycles.get(pipe).copied()),
             Self::MemoryUsed => {
                 let own = |account: &Account| Some(account.memory_used_bytes? as f64);
-                page.parts(series, Some(own), &|memory, _| Some(memory?.used as f64));
+                page.parts(values, Some(own), &|memory, _| Some(memory?.used as f64));
             }
-            Self::MemoryFree => page.parts(series, None, &|memory, _| Some(memory?.free as f64)),
-            Self::MemoryReserved => page.parts(series, None, &|memory, _| Some(memory?.reserved? as f64)),
-            Self::MemoryTotal => page.parts(series, None, &|memory, _| Some(memory?.total as f64)),
-            Self::Energy => page.gpus(series, None, &|readings| readings.totals.energy_joules),
-            Self::PowerLimitRequested => page.medium(series, &|medium| medium.power_limit_requested_watts),
+            Self::MemoryFree => page.parts(values, None, &|memory, _| Some(memory?.free as f64)),
+            Self::MemoryReserved => page.parts(values, None, &|memory, _| Some(memory?.reserved? as f64)),
+            Self::MemoryTotal => page.parts(values, None, &|memory, _| Some(memory?.total as f64)),
+            Self::Energy => page.gpus(values, None, &|readings| readings.totals.energy_joules),
+            Self::PowerLimitRequested => page.medium(values, &|medium| medium.power_limit_requested_watts),
             Self::PolicyViolation(policy) => {
-                page.medium(series, &|medium| medium.policy_violation_seconds.get(policy).copied());
+                page.medium(values, &|medium| medium.policy_violation_seconds.get(policy).copied());
             }
-            Self::ClockEventMask => page.medium(series, &clock_event_mask),
-            Self::LastXid => last_xid(page, series),
-            Self::EccCorrected => page.slow(series, &|slow| ecc(slow, |location| location.corrected)),
-            Self::EccUncorrected => page.slow(series, &|slow| ecc(slow, |location| location.uncorrected)),
-            Self::VgpuLicensed => page.slow(series, &|slow| flag(slow.vgpu_licensed?)),
-            Self::PcieTransmitRate => page.medium(series, &|medium| medium.rates.traffic.pcie_transmitted),
-            Self::PcieReceiveRate => page.medium(series, &|medium| medium.rates.traffic.pcie_received),
-            Self::NvlinkRate => page.medium(series, &nvlink_rate),
-            Self::Nvlink0Rate => page.medium(series, &|medium| medium.rates.link0_bytes_per_second),
+            Self::ClockEventMask => page.medium(values, &clock_event_mask),
+            Self::LastXid => last_xid(page, values),
+            Self::EccCorrected => page.slow(values, &|slow| ecc(slow, |location| location.corrected)),
+            Self::EccUncorrected => page.slow(values, &|slow| ecc(slow, |location| location.uncorrected)),
+            Self::VgpuLicensed => page.slow(values, &|slow| flag(slow.vgpu_licensed?)),
+            Self::PcieTransmitRate => page.medium(values, &|medium| medium.rates.traffic.pcie_transmitted),
+            Self::PcieReceiveRate => page.medium(values, &|medium| medium.rates.traffic.pcie_received),
+            Self::NvlinkRate => page.medium(values, &nvlink_rate),
+            Self::Nvlink0Rate => page.medium(values, &|medium| medium.rates.link0_bytes_per_second),
             Self::NvlinkErrorSum(error) => {
-                page.slow(series, &|slow| Some(*slow.nvlink.error_sums.get(error)? as f64));
+                page.slow(values, &|slow| Some(*slow.nvlink.error_sums.get(error)? as f64));
             }
-            Self::Nvlink4Errors(error) => page.slow(series, &|slow| link_errors(slow, "crc", error)),
-            Self::Nvlink5Errors(error) => page.slow(series, &|slow| link_errors(slow, "recovery_failed", error)),
-            Self::FabricHealthMask => page.slow(series, &|slow| Some(slow.fabric.as_ref()?.health_mask?.into())),
-            Self::FabricHealthSummary => page.slow(series, &|slow| Some(slow.fabric.as_ref()?.health_summary?.into())),
-            Self::FabricState => page.slow(series, &fabric_state),
-            Self::ClockEventsRecent => clock_events_recent(page, series),
-            Self::ClockEventStarts => clock_event_starts(page, series),
-            Self::XidsRecent => xids_recent(page, series),
-            Self::Xids => xids(page, series),
-            Self::Health => health(page, series),
+            Self::Nvlink4Errors(error) => page.slow(values, &|slow| link_errors(slow, "crc", error)),
+            Self::Nvlink5Errors(error) => page.slow(values, &|slow| link_errors(slow, "recovery_failed", error)),
+            Self::FabricHealthMask => page.slow(values, &|slow| Some(slow.fabric.as_ref()?.health_mask?.into())),
+            Self::FabricHealthSummary => page.slow(values, &|slow| Some(slow.fabric.as_ref()?.health_summary?.into())),
+            Self::FabricState => page.slow(values, &fabric_state),
+            Self::ClockEventsRecent => clock_events_recent(page, values),
+            Self::ClockEventStarts => clock_event_starts(page, values),
+            Self::XidsRecent => xids_recent(page, values),
+            Self::Xids => xids(page, values),
+            Self::Health => health(page, values),
         }
     }
 }
@@ -157,75 +158,75 @@ fn ecc(slow: &Slow, count: fn(&EccLocation) -> Option<u64>) -> Option<f64> {
     slow.ecc.iter().filter_map(count).reduce(|sum, count| sum + count).map(|sum| sum as f64)
 }
 
-/// `kind` is the kind of error that only one family of NVLinks counts.
+/// `kind`: an error that only the wanted generation of NVLink counts; without it the links are of another.
 fn link_errors(slow: &Slow, kind: &str, error: &str) -> Option<f64> {
     let errors = &slow.nvlink.errors;
     errors.contains_key(kind).then(|| errors.get(error)).flatten().map(|count| *count as f64)
 }
 
-fn last_xid(page: &DcgmPage<'_>, series: &mut Series) {
+fn last_xid(page: &DcgmPage<'_>, values: &mut Values) {
     for (gpu, health) in with_health(page.snapshot) {
         let last = health.xids.by_code.iter().max_by_key(|(_, xid)| xid.at.monotonic);
-        page.gpu_and(series, gpu, &Labels::default(), last.map_or(0, |(code, _)| *code).into());
+        page.gpu_and(values, gpu, Labels::default(), last.map_or(0, |(code, _)| *code).into());
     }
 }
 
-fn clock_events_recent(page: &DcgmPage<'_>, series: &mut Series) {
+fn clock_events_recent(page: &DcgmPage<'_>, values: &mut Values) {
     for (gpu, readings) in with_readings(page.snapshot) {
         let samples = medium(readings).map(|medium| &medium.clock_event_samples);
         let Some(samples) = samples.filter(|samples| !samples.is_empty()) else { continue };
         let named = CLOCK_EVENTS.iter().filter_map(|(reason, event)| Some((*event, *samples.get(reason)?)));
         let active: Vec<_> = named.filter(|(_, count)| *count > 0).collect();
         if active.is_empty() {
-            page.gpu_and(series, gpu, &window(), 0.0);
+            page.gpu_and(values, gpu, window(), 0.0);
         }
         for (event, count) in active {
-            page.gpu_and(series, gpu, &Labels::of("clock_event", event).and_all(&window()), count as f64);
+            page.gpu_and(values, gpu, Labels::of("clock_event", event).and_all(&window()), count as f64);
         }
     }
 }
 
-fn clock_event_starts(page: &DcgmPage<'_>, series: &mut Series) {
+fn clock_event_starts(page: &DcgmPage<'_>, values: &mut Values) {
     for (gpu, readings) in with_readings(page.snapshot) {
         let Some(starts) = medium(readings).map(|medium| &medium.clock_event_starts) else { continue };
         for (reason, event) in CLOCK_EVENTS {
             if let Some(count) = starts.get(reason) {
-                page.gpu_and(series, gpu, &Labels::of("clock_event", event), *count as f64);
+                page.gpu_and(values, gpu, Labels::of("clock_event", event), *count as f64);
             }
         }
     }
 }
 
-fn xids_recent(page: &DcgmPage<'_>, series: &mut Series) {
+fn xids_recent(page: &DcgmPage<'_>, values: &mut Values) {
     let now = page.snapshot.at.monotonic;
     for (gpu, health) in with_health(page.snapshot) {
         let counts = health.xids.by_code.iter().map(|(code, count)| (*code, count.recent.at(now)));
         let recent: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
         if recent.is_empty() {
-            page.gpu_and(series, gpu, &window(), 0.0);
+            page.gpu_and(values, gpu, window(), 0.0);
         }
         for (code, count) in recent {
-            page.gpu_and(series, gpu, &window().and("xid", code), count as f64);
+            page.gpu_and(values, gpu, window().and("xid", code), count as f64);
         }
     }
 }
 
-fn xids(page: &DcgmPage<'_>, series: &mut Series) {
+fn xids(page: &DcgmPage<'_>, values: &mut Values) {
     for (gpu, health) in with_health(page.snapshot) {
         for (code, xid) in &health.xids.by_code {
-            page.gpu_and(series, gpu, &Labels::of("xid", *code), xid.count as f64);
+            page.gpu_and(values, gpu, Labels::of("xid", *code), xid.count as f64);
         }
     }
 }
 
-fn health(page: &DcgmPage<'_>, series: &mut Series) {
+fn health(page: &DcgmPage<'_>, values: &mut Values) {
     for (gpu, health) in with_health(page.snapshot) {
         let causes: Vec<_> =
-            health.devices().flat_map(|device| &device.causes).map(|cause| area(cause.reason)).collect();
+            health.devices().flat_map(|device| &device.causes).map(|cause| watch_and_code(cause.reason)).collect();
         for watch in WATCHES {
-            let code = causes.iter().find(|(area, _)| *area == watch).map(|(_, code)| *code);
+            let code = causes.iter().find(|(failed, _)| *failed == watch).map(|(_, code)| *code);
             let labels = Labels::of("health_watch", watch).and("health_error_code", code.unwrap_or("DCGM_FR_OK"));
-            page.gpu_and(series, gpu, &labels, if code.is_some() { FAILED } else { 0.0 });
+            page.gpu_and(values, gpu, labels, if code.is_some() { FAILED } else { 0.0 });
         }
     }
 }
@@ -235,8 +236,8 @@ fn window() -> Labels {
     Labels::of("window_size_in_ms", RecentCount::WINDOW.as_millis().to_string())
 }
 
-/// DCGM's health watch, and its error code for it.
-const fn area(reason: UnhealthyReason) -> (&'static str, &'static str) {
+/// DCGM's health watch and error code.
+const fn watch_and_code(reason: UnhealthyReason) -> (&'static str, &'static str) {
     match reason {
         UnhealthyReason::Xid => ("ALL", "DCGM_FR_XID_ERROR"),
         UnhealthyReason::Lost => ("ALL", "DCGM_FR_FALLEN_OFF_BUS"),
