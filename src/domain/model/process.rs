@@ -145,6 +145,11 @@ pub struct PodDirectory {
 }
 
 impl PodIdentity {
+    /// Whether the UID is the pod's, the API server's or the one in cgroups.
+    pub fn has_uid(&self, uid: &PodUid) -> bool {
+        self.uid == *uid || self.runtime_uid.as_ref() == Some(uid)
+    }
+
     /// The UID in cgroups, directories and the kubelet's checkpoint.
     pub fn uid_in_cgroups(&self) -> &PodUid {
         self.runtime_uid.as_ref().unwrap_or(&self.uid)

@@ -17,7 +17,7 @@ pub(super) static GROUP: Group = Group {
                     let Some(uid) = &pod.uid else { continue };
                     // Labels of another pod of the same name are not this one's.
                     let identity = processes.pods.get(&pod.reference);
-                    let identity = identity.filter(|identity| identity.uid_in_cgroups() == uid || identity.uid == *uid);
+                    let identity = identity.filter(|identity| identity.has_uid(uid));
                     if identity.is_none() && !processes.pod_labels.is_empty() {
                         continue;
                     }

@@ -278,7 +278,7 @@ fn device_labels(snapshot: &Snapshot, generation: Generation, gpu: &Gpu, instanc
 fn pod_labels(snapshot: &Snapshot, container: &ContainerRef) -> Labels {
     let Some(processes) = &snapshot.processes else { return Labels::default() };
     let identity = processes.pods.get(&container.pod_ref());
-    let identity = identity.filter(|identity| container.pod_uid.as_ref().is_none_or(|uid| identity.uid == *uid));
+    let identity = identity.filter(|identity| container.pod_uid.as_ref().is_none_or(|uid| identity.has_uid(uid)));
     let Some(identity) = identity else { return Labels::default() };
     processes.pod_labels.iter().fold(Labels::default(), |labels, label| {
         let name = label.name.strip_prefix("label_").unwrap_or(label.name);

@@ -338,3 +338,14 @@ fn a_partitioned_gpu_as_a_whole_has_no_pod() {
     let labels = [("UUID", fixture::PARTITIONED), ("pod", "claiming")];
     assert_eq!(value(&old(&snapshot), "DCGM_FI_DEV_POWER_USAGE", &labels), None);
 }
+
+#[test]
+fn a_pod_from_a_manifest_has_its_pod_labels() {
+    let mut snapshot = fixture::snapshot();
+    let pods = &mut std::sync::Arc::make_mut(snapshot.processes.as_mut().unwrap()).pods;
+    let pod = snapshot.accounts[0].container.pod_ref();
+    let identity = std::sync::Arc::make_mut(std::sync::Arc::make_mut(pods).get_mut(&pod).unwrap());
+    identity.runtime_uid = Some(std::mem::replace(&mut identity.uid, "of-the-mirror-pod".into()));
+    let labels = [("UUID", fixture::WHOLE), ("app_kubernetes_io_name", "trainer")];
+    assert!(value(&old(&snapshot), "DCGM_FI_DEV_POWER_USAGE", &labels).is_some());
+}
