@@ -88,12 +88,17 @@ pub(super) static GROUP: Group = Group {
     ],
 };
 
-/// Labels have no UID: of the pods of one name, the last has the series. What the series limit drops is not shown.
+/// Labels have no UID, and of the pods of one name one has the series. Where the container has accounts of the device,
+/// these decide: `SeriesBudget` marks those of replaced pods. Without any, an account that is shown or a later XID of
+/// another pod of the name decides.
 fn is_shown(snapshot: &Snapshot, xid: &ContainerXid) -> bool {
-    let is_its = |account: &&Account| account.container == xid.container && account.gpu == xid.gpu;
-    if let Some(account) = snapshot.accounts.iter().find(is_its) {
-        return !account.over_limit;
+    let is_of_device = |account: &Account| account.gpu == xid.gpu && (xid.mig.is_none() || account.mig == xid.mig);
+    let is_its = |account: &&Account| account.container == xid.container && is_of_device(account);
+    let mut its = snapshot.accounts.iter().filter(is_its).peekable();
+    if its.peek().is_some() {
+        return its.any(|account| !account.over_limit);
     }
+    // A container without UID may be the same one.
     let is_successor = |container: &ContainerRef| {
         *container != xid.container && container.has_names_of(&xid.container) && container.pod_uid.is_some()
     };
@@ -108,8 +113,36 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::domain::model::{UnixSeconds, XidClass};
     use crate::serve::metrics::tests::fixture::{self, LOST, WHOLE};
     use crate::serve::metrics::tests::value;
+
+    #[test]
+    fn the_series_limit_of_one_mig_device_does_not_hide_the_xids_of_another() {
+        let container = ContainerRef::new("team", "two-slices", "main");
+        let device = |mig: &str| ("GPU-1".into(), Some(mig.into()));
+        let (gpu, mig) = device("MIG-dropped");
+        let mut dropped = Account::new(container.clone(), gpu, mig, UnixSeconds(1.0));
+        dropped.over_limit = true;
+        let (gpu, mig) = device("MIG-shown");
+        let shown = Account::new(container.clone(), gpu, mig, UnixSeconds(1.0));
+        let xid = |mig: &str| {
+            let ((gpu, mig), class) = (device(mig), XidClass::Application);
+            ContainerXid {
+                container: container.clone(),
+                gpu,
+                mig,
+                code: 31,
+                class,
+                count: 1,
+                created: UnixSeconds(1.0),
+            }
+        };
+        let container_xids = vec![xid("MIG-dropped"), xid("MIG-shown")];
+        let page = GROUP.families(&Snapshot { accounts: vec![dropped, shown], container_xids, ..Snapshot::default() });
+        let xids = |mig| value(&page, "podmeter_container_xid_errors_total", &[("mig_uuid", mig)]);
+        assert_eq!((xids("MIG-dropped"), xids("MIG-shown")), (None, Some(1.0)));
+    }
 
     #[test]
     fn an_unknown_or_absent_recovery_action_is_no_state() {
