@@ -113,7 +113,7 @@ fn current<V: Into<SampleValue>>(snapshot: &Snapshot, family: &mut Family, read:
     }
 }
 
-/// How many series an account has on the page.
+/// How many series an account has in this group.
 pub(super) fn series_of(account: &Account) -> usize {
     let figures = &account.figures;
     let totals = [

@@ -2,7 +2,7 @@
 
 use super::family::{Group, gauge};
 use super::labels::{Labels, of_device, slow, with_health, with_readings};
-use super::plugin::served;
+use super::plugin::schedulable_gpus;
 use crate::domain::model::{HardwareSource, Platform};
 
 pub(super) static GROUP: Group = Group {
@@ -99,13 +99,13 @@ pub(super) static GROUP: Group = Group {
                 let mut push = |state, count: Option<usize>| family.push_known(Labels::of("state", state), count);
                 push("expected", hardware.node_devices.as_ref().map(|counts| counts.expected));
                 push("vfio", hardware.node_devices.as_ref().map(|counts| counts.vfio));
-                // Without a driver no GPU is visible: that is a count, not a missing value.
+                // Zero while the driver is not loaded; absent only where no hardware is read.
                 let reads = hardware.source != HardwareSource::None;
                 push("visible", reads.then(|| hardware.inventory.visible()));
                 push("healthy", reads.then(|| with_health(snapshot).filter(|(_, health)| health.is_healthy()).count()));
                 // Only of the bundled plugin is it known what is schedulable.
                 let schedulable =
-                    |plugin| served(plugin).into_values().filter(|is_schedulable| *is_schedulable).count();
+                    |plugin| schedulable_gpus(plugin).into_values().filter(|is_schedulable| *is_schedulable).count();
                 push("schedulable", snapshot.plugin.as_deref().map(schedulable));
             },
         )

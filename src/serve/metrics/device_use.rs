@@ -113,8 +113,8 @@ pub(super) static GROUP: Group = Group {
     ],
 };
 
-/// One series per GPU that has the quantity, to which holders' shares and the unattributed part add up at any time. The
-/// integrals were zero when the agent started, or when the GPU appeared after that.
+/// One series per GPU that has the quantity: `divided`, the total that the ledger has divided, to which holders' shares
+/// and the unattributed part add up at any time. It was zero when the agent started, or when the GPU appeared after that.
 pub(super) fn divided(snapshot: &Snapshot, family: &mut Family, read: impl Fn(&Divided) -> Option<f64>) {
     family.since(snapshot.started);
     for (gpu, _) in with_readings(snapshot) {

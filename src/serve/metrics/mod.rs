@@ -1,6 +1,6 @@
 //! The metrics pages.
 //!
-//! Inputs: a `Snapshot`; before it, the accounts that the series limit is applied to. Outputs: pages as bytes (text
+//! Inputs: a `Snapshot`, before which the publisher calls `SeriesBudget::mark` on the accounts. Outputs: pages as bytes (text
 //! 0.0.4, OpenMetrics, protobuf, dcgm-exporter's names) and the catalogue of every metric. Does not use: HTTP, the
 //! kubelet, drivers, files, the time. What is not in the snapshot is not on the page, so a scrape waits for nothing.
 

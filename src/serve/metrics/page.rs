@@ -20,7 +20,7 @@ pub enum Format {
 }
 
 /// Writes the page of a snapshot, one family after the other: no page is in memory as a whole. Returns how many
-/// allocations it lacks. An error is one of `to`.
+/// accounts `Format::Dcgm` leaves off; 0 for the others, whose accounts `SeriesBudget` has marked. An error is one of `to`.
 pub fn write(snapshot: &Snapshot, format: Format, to: &mut impl Write) -> io::Result<usize> {
     let mut text = String::new();
     let mut one = |family: Family| {

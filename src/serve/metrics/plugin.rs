@@ -108,7 +108,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_schedulable",
             "Whether the bundled plugin offers a healthy device on the GPU to a kubelet that has its registration.",
             |snapshot, family| {
-                let gpus = snapshot.plugin.as_deref().map(served).unwrap_or_default();
+                let gpus = snapshot.plugin.as_deref().map(schedulable_gpus).unwrap_or_default();
                 for gpu in snapshot.hardware.inventory.gpus.values() {
                     family.push_known(of_device(gpu), gpus.get(&gpu.uuid).copied());
                 }
@@ -119,7 +119,7 @@ pub(super) static GROUP: Group = Group {
 };
 
 /// Every GPU that the plugin serves, and whether a device on it can be allocated now.
-pub(super) fn served(plugin: &PluginState) -> BTreeMap<&GpuUuid, bool> {
+pub(super) fn schedulable_gpus(plugin: &PluginState) -> BTreeMap<&GpuUuid, bool> {
     let mut gpus: BTreeMap<&GpuUuid, bool> = BTreeMap::new();
     for state in plugin.resources.values() {
         for (device, gpu) in state.gpus.iter() {

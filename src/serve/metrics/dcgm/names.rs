@@ -14,7 +14,7 @@ pub struct DcgmName {
     pub(super) row: DcgmRow,
     /// Of 4.8 and of 4.9.
     pub(super) descriptors: [Descriptor; 2],
-    /// Where 4.9 has the base unit.
+    /// Where 4.9 has the base unit in place of another.
     unit: Option<Unit>,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct DcgmRow {
     pub(super) podmeter: Option<String>,
 }
 
-/// A unit of 4.8 for which 4.9 has the base unit: the base unit, and how many of these it is, as a fraction.
+/// The base unit of 4.9 in place of a unit of 4.8, and how many of the old unit one base unit is: numerator, denominator.
 type Unit = (&'static str, u32, u32);
 
 #[derive(Deserialize)]
@@ -85,7 +85,7 @@ impl DcgmName {
         self.row.new
     }
 
-    /// Both names have the same series.
+    /// Whether the name is the same in both.
     pub fn is_unchanged(&self) -> bool {
         self.row.old == self.row.new
     }
@@ -98,7 +98,7 @@ impl DcgmName {
         }
     }
 
-    /// podmeter's value, or that under the new name where its unit differs, times this is that under the old name.
+    /// How many of the old name's unit one base unit is: base units times this are the value under the old name.
     pub(super) fn per_base(&self) -> f64 {
         self.unit.map_or(1.0, |(_, numerator, denominator)| f64::from(numerator) / f64::from(denominator))
     }
