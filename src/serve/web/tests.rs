@@ -1,5 +1,7 @@
 //! The routes over real sockets, with a client that shares only hyper with the server.
 
+mod journal_reads;
+
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +14,8 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::{mpsc, watch};
-use tower::ServiceExt as _;
+use tokio::sync::watch;
 
-use super::routes::JOURNAL_READS;
 use super::{
     Admin, AdminCommand, CachedBodies, DriverCommands, EventStreams, ListenAddress, Listener, Marking, Purpose,
     Scrapes, ServerSettings, WebState, start,
@@ -165,31 +165,6 @@ async fn an_invalid_query_is_a_client_error_and_a_panic_a_server_error() {
     let status = async |query: &str| server.get(&format!("/api/v1/allocations{query}"), &[]).await.status().as_u16();
     assert_eq!([status("").await, status("?nonsense").await, status("?panics").await], [200, 400, 500]);
     server.stop().await;
-}
-
-#[tokio::test]
-async fn a_read_of_the_journal_counts_although_its_client_disconnected() {
-    let (_snapshots, latest) = watch::channel(Arc::default());
-    let (begin, mut begun) = mpsc::unbounded_channel();
-    // A read waits until `hanging` is dropped.
-    let (hanging, disk) = std::sync::mpsc::channel::<()>();
-    let disk = parking_lot::Mutex::new(disk);
-    let allocations = Arc::new(move |_: &str| {
-        begin.send(()).unwrap();
-        let _ = disk.lock().recv();
-        Ok(vec![])
-    });
-    let router = super::router(WebState { allocations, ..state(latest) });
-    let request = || Request::get("/api/v1/allocations").body(axum::body::Body::empty()).unwrap();
-    for _ in 0..2 {
-        let client = tokio::spawn(router.clone().oneshot(request()));
-        begun.recv().await.unwrap();
-        client.abort();
-        assert!(client.await.unwrap_err().is_cancelled());
-    }
-    assert!(JOURNAL_READS.try_acquire().is_err(), "both wait for the disk");
-    drop(hanging);
-    assert_eq!(router.oneshot(request()).await.unwrap().status(), StatusCode::OK);
 }
 
 #[tokio::test]
