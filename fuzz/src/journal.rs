@@ -20,7 +20,7 @@ pub fn journal_answer(bytes: &[u8]) {
     let Ok(answer) = serde_json::from_slice::<AllocationsResponse>(bytes) else { return };
     let records = &answer.allocations;
     for by in [By::Namespace, By::Pod, By::Device] {
-        let usage = Usage::of(records, by, answer.since, answer.until);
+        let usage = Usage::sum(records, by, answer.since, answer.until);
         assert_eq!(usage.total.holdings, usage.rows.iter().map(|row| row.totals.holdings).sum::<u64>(), "{answer:?}");
         let lines = report::usage_table(&usage, by).lines().count();
         assert!(lines >= usage.rows.len() + 3, "{usage:?}");

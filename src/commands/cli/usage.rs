@@ -39,7 +39,7 @@ pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
         UsageBy::Pod => By::Pod,
         UsageBy::Device => By::Device,
     };
-    let usage = Usage::of(records, by, since, until);
+    let usage = Usage::sum(records, by, since, until);
     print(&match arguments.output {
         UsageFormat::Table => report::usage_table(&usage, by),
         UsageFormat::Csv => report::usage_csv(&usage, by),

@@ -191,7 +191,7 @@ mod tests {
         record.figures.held_seconds = Some(100.0);
         (record.figures.allocated_seconds, record.figures.busy_seconds) = (Some(25.0), Some(20.0));
         record.figures.idle_seconds = Some(5.0);
-        let table = |since| usage_table(&Usage::of([&record], By::Namespace, since, 1000.0), By::Namespace);
+        let table = |since| usage_table(&Usage::sum([&record], By::Namespace, since, 1000.0), By::Namespace);
         let young = table(0.0);
         assert!(young.contains("; the first recorded holding began at 1970-01-01T00:01:40Z\n"), "{young}");
         assert!(young.contains(" 25.0 ") && young.contains(" 20.0 "), "a quarter is held: {young}");

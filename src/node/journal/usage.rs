@@ -58,7 +58,7 @@ pub struct Usage {
 impl Usage {
     /// A holding that crosses a bound of the window counts in proportion to its time inside; its figures have no finer
     /// resolution.
-    pub fn of<'a>(records: impl IntoIterator<Item = &'a AllocationRecord>, by: By, since: f64, until: f64) -> Self {
+    pub fn sum<'a>(records: impl IntoIterator<Item = &'a AllocationRecord>, by: By, since: f64, until: f64) -> Self {
         let mut rows: BTreeMap<Vec<Arc<str>>, UsageRow> = BTreeMap::new();
         let (mut total, mut first_began) = (UsageTotals::default(), None);
         for record in records {

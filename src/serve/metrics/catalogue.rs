@@ -17,7 +17,7 @@ pub fn markdown() -> String {
          `namespace`, `pod`, `container`. `podmeter metrics -o json` has the source of each value.\n",
     );
     for group in GROUPS {
-        let rows: Vec<CatalogueRow> = group.metrics.iter().map(|metric| CatalogueRow::of(group, metric)).collect();
+        let rows: Vec<CatalogueRow> = group.metrics.iter().map(|metric| CatalogueRow::new(group, metric)).collect();
         let labels = shared_labels(&rows);
         let _ = write!(page, "\n## {}\n\n", group.section);
         if !labels.is_empty() {
@@ -57,7 +57,7 @@ pub fn json() -> String {
 
 /// Each metric, in the order of the page.
 pub fn all() -> impl Iterator<Item = CatalogueRow> {
-    GROUPS.iter().flat_map(|group| group.metrics.iter().map(|metric| CatalogueRow::of(group, metric)))
+    GROUPS.iter().flat_map(|group| group.metrics.iter().map(|metric| CatalogueRow::new(group, metric)))
 }
 
 /// The description of a metric with what its group has for all.
@@ -74,7 +74,7 @@ pub struct CatalogueRow {
 }
 
 impl CatalogueRow {
-    fn of(group: &Group, metric: &'static Metric) -> Self {
+    fn new(group: &Group, metric: &'static Metric) -> Self {
         let descriptor = &metric.descriptor;
         Self {
             name: descriptor.name,

@@ -83,7 +83,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML GetGpuFabricInfoV"),
         gauge("podmeter_driver_info", "Versions of the driver.", |snapshot, family| {
             if let Some(driver) = &snapshot.hardware.inventory.driver {
-                let labels = Labels::of("driver_version", &driver.driver_version)
+                let labels = Labels::new("driver_version", &driver.driver_version)
                     .and_known("cuda_version", driver.cuda_version.as_ref())
                     .and_known("nvml_version", driver.nvml_version.as_ref());
                 family.push(labels, 1u64);
@@ -96,7 +96,7 @@ pub(super) static GROUP: Group = Group {
              bound to vfio.",
             |snapshot, family| {
                 let hardware = &snapshot.hardware;
-                let mut push = |state, count: Option<usize>| family.push_known(Labels::of("state", state), count);
+                let mut push = |state, count: Option<usize>| family.push_known(Labels::new("state", state), count);
                 push("expected", hardware.node_devices.as_ref().map(|counts| counts.expected));
                 push("vfio", hardware.node_devices.as_ref().map(|counts| counts.vfio));
                 // Zero while the driver is not loaded; absent only where no hardware is read.

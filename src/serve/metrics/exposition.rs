@@ -177,8 +177,8 @@ mod tests {
             }),
             family::gauge("x_info", "One.", |_, family| family.push(Labels::default(), 1u64)),
             family::counter("x_seconds_total", HELP, |_, family| {
-                family.push(Labels::of("who", "z"), 2.0);
-                family.since(UnixSeconds(1_700_000_000.25)).push(Labels::of("who", "a \"b\"{} 1\\\nc"), 1.5);
+                family.push(Labels::new("who", "z"), 2.0);
+                family.since(UnixSeconds(1_700_000_000.25)).push(Labels::new("who", "a \"b\"{} 1\\\nc"), 1.5);
             }),
         ],
     };

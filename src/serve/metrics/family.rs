@@ -242,7 +242,7 @@ mod tests {
     static METRICS: [Metric; 2] = [
         gauge("podmeter_thing", "A thing.", |_, family| {
             for (name, value) in [("b", 1u64), ("a", 2), ("a", 3)] {
-                family.push(Labels::of("name", name), value);
+                family.push(Labels::new("name", name), value);
             }
         }),
         gauge("podmeter_other", "Another.", |_, family| family.push(Labels::default(), 1u64)),

@@ -19,7 +19,7 @@ pub(super) static GROUP: Group = Group {
                 let durations = &snapshot.kubelet.counters.durations;
                 let unused = DurationHistogram::default();
                 for method in METHODS {
-                    family.push(Labels::of("method", method), durations.get(method).unwrap_or(&unused));
+                    family.push(Labels::new("method", method), durations.get(method).unwrap_or(&unused));
                 }
             },
         )
@@ -30,7 +30,7 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| {
                 for (method, codes) in &snapshot.kubelet.counters.errors {
                     for (code, count) in codes {
-                        family.since(snapshot.started).push(Labels::of("method", *method).and("code", *code), *count);
+                        family.since(snapshot.started).push(Labels::new("method", *method).and("code", *code), *count);
                     }
                 }
             },
@@ -41,7 +41,7 @@ pub(super) static GROUP: Group = Group {
             "Files of DRA drivers about listed claims that cannot be read or parsed.",
             |snapshot, family| {
                 for (source, count) in snapshot.kubelet.unreadable_claim_files.iter().flat_map(|files| &**files) {
-                    family.push(Labels::of("source", *source), *count as f64);
+                    family.push(Labels::new("source", *source), *count as f64);
                 }
             },
         )
@@ -66,7 +66,7 @@ pub(super) static GROUP: Group = Group {
         counter("podmeter_refresh_triggers_total", "Triggers of refreshes of the allocations.", |snapshot, family| {
             for trigger in TRIGGER_NAMES {
                 let count = snapshot.kubelet.counters.triggers.get(trigger).copied().unwrap_or(0);
-                family.since(snapshot.started).push(Labels::of("trigger", trigger), count);
+                family.since(snapshot.started).push(Labels::new("trigger", trigger), count);
             }
         })
         .labels("trigger"),

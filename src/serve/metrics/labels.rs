@@ -14,7 +14,7 @@ pub(super) const DEVICE: &str = "gpu_uuid gpu";
 pub struct Labels(Vec<(&'static str, String)>);
 
 impl Labels {
-    pub fn of(name: &'static str, value: impl Display) -> Self {
+    pub fn new(name: &'static str, value: impl Display) -> Self {
         // With capacity for the labels that most samples add.
         Self(Vec::with_capacity(5)).and(name, value)
     }
@@ -52,16 +52,16 @@ impl Labels {
 }
 
 pub(super) fn of_device(gpu: &Gpu) -> Labels {
-    Labels::of("gpu_uuid", &gpu.uuid).and_known("gpu", gpu.index)
+    Labels::new("gpu_uuid", &gpu.uuid).and_known("gpu", gpu.index)
 }
 
 pub(super) fn of_pod(pod: &PodRef) -> Labels {
-    Labels::of("namespace", &pod.namespace).and("pod", &pod.pod)
+    Labels::new("namespace", &pod.namespace).and("pod", &pod.pod)
 }
 
 pub(super) fn of_container(container: &ContainerRef) -> Labels {
     let ContainerRef { namespace, pod, container, .. } = container;
-    Labels::of("namespace", namespace).and("pod", pod).and("container", container)
+    Labels::new("namespace", namespace).and("pod", pod).and("container", container)
 }
 
 pub(super) fn of_account(account: &Account) -> Labels {

@@ -13,7 +13,7 @@ pub(super) static GROUP: Group = Group {
         gauge("podmeter_mig_device_info", "A MIG device and its GPU.", |snapshot, family| {
             for gpu in snapshot.hardware.inventory.gpus.values() {
                 for mig in &gpu.mig_devices {
-                    let labels = Labels::of("gpu_uuid", &gpu.uuid)
+                    let labels = Labels::new("gpu_uuid", &gpu.uuid)
                         .and("mig_uuid", &mig.uuid)
                         .and("gpu_instance", mig.gpu_instance)
                         .and("compute_instance", mig.compute_instance)
@@ -52,7 +52,7 @@ pub(super) static GROUP: Group = Group {
                 for (gpu, readings) in with_readings(snapshot) {
                     let ratios = readings.fast.iter().flat_map(|fast| &fast.value.instance_utilization_ratios);
                     for (instance, ratio) in ratios {
-                        family.push(Labels::of("gpu_uuid", &gpu.uuid).and("gpu_instance", *instance), *ratio);
+                        family.push(Labels::new("gpu_uuid", &gpu.uuid).and("gpu_instance", *instance), *ratio);
                     }
                 }
             },
@@ -99,7 +99,7 @@ fn per_instance(snapshot: &Snapshot, family: &mut Family, read: impl Fn(&Instanc
 }
 
 fn of_instance(gpu: &Gpu, instance: &InstanceReading) -> Labels {
-    Labels::of("gpu_uuid", &gpu.uuid).and("gpu_instance", instance.gpu_instance)
+    Labels::new("gpu_uuid", &gpu.uuid).and("gpu_instance", instance.gpu_instance)
 }
 
 pub(super) fn instances(snapshot: &Snapshot) -> impl Iterator<Item = (&Gpu, &InstanceReading)> {

@@ -37,7 +37,7 @@ pub(super) static GROUP: Group = Group {
 /// One series per module that has the value. `scope` is NVML's power scope, of which there is only this one here.
 fn of_each(snapshot: &Snapshot, family: &mut Family, value: impl Fn(&PciBusId, &[&Gpu]) -> Option<f64>) {
     for (module, gpus) in snapshot.hardware.inventory.modules() {
-        family.push_known(Labels::of("module", module).and("scope", "module"), value(module, &gpus));
+        family.push_known(Labels::new("module", module).and("scope", "module"), value(module, &gpus));
     }
 }
 

@@ -98,7 +98,7 @@ pub(super) static GROUP: Group = Group {
              the driver is read; absent without profiles.",
             |snapshot, family| {
                 if let Some(applied) = snapshot.plugin.as_deref().and_then(|plugin| plugin.profile.as_ref()) {
-                    let labels = Labels::of("decision", applied.decision);
+                    let labels = Labels::new("decision", applied.decision);
                     family.push(labels.and_known("profile", applied.name.as_ref()), 1u64);
                 }
             },
@@ -132,7 +132,7 @@ pub(super) fn schedulable_gpus(plugin: &PluginState) -> BTreeMap<&GpuUuid, bool>
 
 fn resources(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &PluginResource)> {
     let resources = snapshot.plugin.iter().flat_map(|plugin| &plugin.resources);
-    resources.map(|(resource, state)| (Labels::of("resource", resource), state))
+    resources.map(|(resource, state)| (Labels::new("resource", resource), state))
 }
 
 /// One series per resource that has the value. A counter began when its resource did.

@@ -124,13 +124,13 @@ pub(super) static GROUP: Group = Group {
                 // Without CPUs in its answer the kubelet does not report them.
                 let cpus = allocatable(snapshot).map(|allocatable| &allocatable.cpus);
                 let Some(cpus) = cpus.filter(|cpus| !cpus.is_empty()) else { return };
-                family.push(Labels::of("state", "allocatable"), cpus.len());
+                family.push(Labels::new("state", "allocatable"), cpus.len());
                 for allocations in allocations(snapshot) {
                     let of_pods = allocations.pods.iter().map(|pod| &pod.exclusive_cpus);
                     let all = of_pods.chain(allocations.containers().map(|container| &container.exclusive_cpus));
                     let held = all.fold(CpuSet::default(), |held, cpus| held.union(cpus));
-                    family.push(Labels::of("state", "exclusive"), held.len());
-                    family.push(Labels::of("state", "shared"), cpus.difference(&held).len());
+                    family.push(Labels::new("state", "exclusive"), held.len());
+                    family.push(Labels::new("state", "shared"), cpus.difference(&held).len());
                 }
             },
         )
@@ -161,7 +161,7 @@ pub(super) static GROUP: Group = Group {
         .source(BOTH),
         gauge("podmeter_unresolved_devices", "Held devices whose ID matches no hardware.", |snapshot, family| {
             for unresolved in &snapshot.unresolved {
-                let labels = Labels::of("resource", &unresolved.resource).and("form", unresolved.form);
+                let labels = Labels::new("resource", &unresolved.resource).and("form", unresolved.form);
                 family.push(labels, unresolved.devices);
             }
         })
@@ -169,9 +169,9 @@ pub(super) static GROUP: Group = Group {
         .source("podmeter"),
         gauge("podmeter_pods", "Pods that the kubelet lists; listed includes with_devices.", |snapshot, family| {
             for allocations in allocations(snapshot) {
-                family.push(Labels::of("state", "listed"), allocations.pods.len());
+                family.push(Labels::new("state", "listed"), allocations.pods.len());
                 let with_devices = allocations.pods.iter().filter(|pod| pod.has_devices()).count();
-                family.push(Labels::of("state", "with_devices"), with_devices);
+                family.push(Labels::new("state", "with_devices"), with_devices);
             }
         })
         .labels("state"),
@@ -224,14 +224,14 @@ fn resource_devices(snapshot: &Snapshot, family: &mut Family) {
             ("unhealthy", count.unhealthy),
         ];
         for (state, count) in states {
-            family.push_known(Labels::of("resource", &resource).and("state", state), count);
+            family.push_known(Labels::new("resource", &resource).and("state", state), count);
         }
     }
 }
 
 fn drift(snapshot: &Snapshot, family: &mut Family) {
     let mut push = |resource: &ResourceName, drift: &'static str, count: usize| {
-        family.push(Labels::of("resource", resource).and("drift", drift), count);
+        family.push(Labels::new("resource", resource).and("drift", drift), count);
     };
     // Of a resource of the bundled plugin it is known what is advertised: no need to infer it from the hardware.
     for drift in snapshot.drift.iter().filter(|drift| served(snapshot, &drift.resource).is_none()) {
@@ -261,7 +261,7 @@ fn drift(snapshot: &Snapshot, family: &mut Family) {
 fn by_type_and_numa<'blocks>(blocks: impl IntoIterator<Item = &'blocks MemoryBlock>) -> BTreeMap<Labels, u64> {
     let mut sums = BTreeMap::new();
     for block in blocks {
-        let labels = Labels::of("memory_type", &block.memory_type);
+        let labels = Labels::new("memory_type", &block.memory_type);
         let sum: &mut u64 = sums.entry(labels.and_known("numa_node", numa_nodes(&block.numa_nodes))).or_default();
         *sum = sum.saturating_add(block.bytes);
     }

@@ -43,7 +43,7 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| {
                 for (call, codes) in &snapshot.hardware.errors {
                     for (code, count) in codes {
-                        family.since(snapshot.started).push(Labels::of("call", *call).and("code", *code), *count);
+                        family.since(snapshot.started).push(Labels::new("call", *call).and("code", *code), *count);
                     }
                 }
             },
@@ -64,7 +64,7 @@ pub(super) static GROUP: Group = Group {
             "Duration of NVML calls, including failed ones; only with --nvml-call-durations.",
             |snapshot, family| {
                 for (call, durations) in &snapshot.nvml_call_durations {
-                    family.push(Labels::of("call", *call), durations);
+                    family.push(Labels::new("call", *call), durations);
                 }
             },
         )
@@ -114,7 +114,7 @@ pub(super) static GROUP: Group = Group {
             },
         ),
         gauge("podmeter_build_info", "Version, revision and compiler of this podmeter.", |_, family| {
-            let labels = Labels::of("version", env!("CARGO_PKG_VERSION"))
+            let labels = Labels::new("version", env!("CARGO_PKG_VERSION"))
                 .and("revision", env!("PODMETER_BUILD_REVISION"))
                 .and("rustc_version", env!("PODMETER_BUILD_RUSTC"));
             family.push(labels, 1u64);
@@ -161,7 +161,7 @@ fn per_collector<V: Into<SampleValue>>(
     let others = [("kubelet", Some(&snapshot.kubelet.collector)), ("processes", processes)];
     let others = others.into_iter().filter_map(|(name, collector)| Some((name, collector?)));
     for (name, collector) in tiers.chain(others) {
-        family.push_known(Labels::of("collector", name), read(collector));
+        family.push_known(Labels::new("collector", name), read(collector));
     }
 }
 
@@ -174,6 +174,6 @@ fn counted<K: Copy>(
 ) {
     let label = family.last_label();
     for (key, count) in counts {
-        family.since(snapshot.started).push(Labels::of(label, name(*key)), *count);
+        family.since(snapshot.started).push(Labels::new(label, name(*key)), *count);
     }
 }

@@ -78,7 +78,7 @@ fn vgpus(snapshot: &Snapshot) -> impl Iterator<Item = (&Gpu, &Vgpu)> {
 }
 
 fn of_vgpu(gpu: &Gpu, vgpu: &Vgpu) -> Labels {
-    Labels::of("gpu_uuid", &gpu.uuid).and("vgpu_uuid", &vgpu.uuid)
+    Labels::new("gpu_uuid", &gpu.uuid).and("vgpu_uuid", &vgpu.uuid)
 }
 
 fn per_vgpu<V: Into<SampleValue>>(snapshot: &Snapshot, family: &mut Family, read: impl Fn(&Vgpu) -> Option<V>) {

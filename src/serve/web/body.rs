@@ -99,7 +99,7 @@ impl Write for BodyWriter {
 }
 
 impl StoredBody {
-    pub fn of(text: impl AsRef<[u8]>) -> Self {
+    pub fn from_text(text: impl AsRef<[u8]>) -> Self {
         let mut writer = BodyWriter::new(Coding::Identity);
         writer.write_all(text.as_ref()).expect("writing to memory does not fail");
         writer.finish()
@@ -156,7 +156,7 @@ mod tests {
                 let make = move || {
                     let number = made.fetch_add(1, Ordering::Relaxed);
                     assert!(!fails);
-                    StoredBody::of([u8::try_from(number).unwrap()])
+                    StoredBody::from_text([u8::try_from(number).unwrap()])
                 };
                 bodies.get(BodyKey::Node(key), make).await.ok().map(|body| body.bytes)
             })
@@ -177,8 +177,8 @@ mod tests {
         let mut writer = BodyWriter::new(Coding::Gzip);
         text.as_bytes().chunks(1000).for_each(|part| writer.write_all(part).unwrap());
         for (stored, coding) in [
-            (StoredBody::of("short"), Coding::Identity),
-            (StoredBody::of(&text), Coding::Identity),
+            (StoredBody::from_text("short"), Coding::Identity),
+            (StoredBody::from_text(&text), Coding::Identity),
             (writer.finish(), Coding::Gzip),
         ] {
             assert!(stored.bytes.len() <= PLAIN_BYTES, "{} of {} bytes", stored.bytes.len(), stored.length);

@@ -145,8 +145,9 @@ async fn index(State(state): State<WebState>, uri: Uri) -> Result<Response, Resp
         not_ready: not_ready.clone(),
         view: view.index(),
     };
-    let page =
-        move || StoredBody::of(NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.whole());
+    let page = move || {
+        StoredBody::from_text(NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.whole())
+    };
     let made = state.cached_bodies.get(key, page).await;
     made.map(document).map_err(|problem| defect(&uri, &problem))
 }
@@ -156,7 +157,7 @@ async fn detail(State(state): State<WebState>, uri: Uri) -> Result<Response, Res
     let key = uri.query().and_then(|query| query.strip_prefix("key=")).unwrap_or_default();
     let key = percent_decode_str(key).decode_utf8_lossy().into_owned();
     let (snapshot, history) = (state.snapshot(), state.streams.history());
-    let page = rendered(&uri, move || detail::page(&snapshot, &history, &key).map(StoredBody::of)).await?;
+    let page = rendered(&uri, move || detail::page(&snapshot, &history, &key).map(StoredBody::from_text)).await?;
     let expected = "the node has no such device; key must be a UUID, or container and UUID";
     page.map(document).ok_or_else(|| text(StatusCode::NOT_FOUND, expected))
 }
@@ -211,7 +212,7 @@ async fn record(
     };
     let request = GovernanceRequest { yaml, private: private.is_some() };
     let snapshot = state.snapshot();
-    let written = rendered(&uri, move || (state.governance)(&snapshot, request).map(StoredBody::of)).await?;
+    let written = rendered(&uri, move || (state.governance)(&snapshot, request).map(StoredBody::from_text)).await?;
     written.map(|text| uncached(kind, text)).map_err(|problem| defect(&uri, &problem))
 }
 
@@ -219,7 +220,7 @@ async fn allocations(State(state): State<WebState>, uri: Uri) -> Result<Response
     let permit = JOURNAL_READS.acquire().await.expect("the semaphore is never closed");
     let query = uri.query().unwrap_or_default().to_owned();
     // The permit is in the closure: a client that disconnects does not free it.
-    let read = move || (permit, (state.allocations)(&query).map(StoredBody::of));
+    let read = move || (permit, (state.allocations)(&query).map(StoredBody::from_text));
     let (_permit, read) = rendered(&uri, read).await?;
     read.map(|body| uncached(JSON, body)).map_err(|problem| api_problem(StatusCode::BAD_REQUEST, &problem))
 }

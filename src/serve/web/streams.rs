@@ -80,7 +80,7 @@ impl EventStreams {
         let events = WatchStream::from_changes(events)
             .take_while(|frame| !matches!(frame, Frame::End))
             .filter_map(|frame| if let Frame::Event(body) = frame { Some(body) } else { None });
-        let events = tokio_stream::once(StoredBody::of(RETRY)).chain(events);
+        let events = tokio_stream::once(StoredBody::from_text(RETRY)).chain(events);
         let pieces = |event: StoredBody| tokio_stream::iter(event.pieces().map(Ok::<_, Infallible>));
         let body = futures_util::StreamExt::flat_map(events, pieces);
         self.0.subscribed.notify_one();
@@ -150,13 +150,13 @@ async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>) {
         let Feeds { node, pages, .. } = &*state.streams.0;
         if node.has_subscribers() {
             let json = serde_json::to_string(&NodeResponse::from(&*snapshot)).expect("keys are strings");
-            node.publish(Frame::Event(StoredBody::of(event("node", snapshot.sequence, &json))));
+            node.publish(Frame::Event(StoredBody::from_text(event("node", snapshot.sequence, &json))));
         }
         for view in View::all().filter(|view| pages[view.index()].has_subscribers()) {
             let (history, now, not_ready) = (state.streams.history(), state.clock.now(), (state.ready)().err());
             let part =
                 NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.changing_part().into_string();
-            pages[view.index()].publish(Frame::Event(StoredBody::of(event("page", snapshot.sequence, &part))));
+            pages[view.index()].publish(Frame::Event(StoredBody::from_text(event("page", snapshot.sequence, &part))));
         }
     });
     if let Err(problem) = encoded.await {

@@ -42,7 +42,7 @@ impl FieldRow {
         Self { is_wide: true, ..Self::field(id, range, to_our_unit) }
     }
 
-    pub const fn of(self, scope: u32) -> Self {
+    pub const fn with_scope(self, scope: u32) -> Self {
         Self { scope, ..self }
     }
 

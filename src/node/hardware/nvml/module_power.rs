@@ -21,7 +21,7 @@ const PROOF: u32 = 5;
 const BELOW_MODULE: f64 = 0.98;
 
 const fn watts(id: u32, scope: u32) -> FieldRow {
-    FieldRow::field(id, &plausible::POWER, |milliwatts| milliwatts / 1e3).of(scope)
+    FieldRow::field(id, &plausible::POWER, |milliwatts| milliwatts / 1e3).with_scope(scope)
 }
 
 pub struct ModulePower {

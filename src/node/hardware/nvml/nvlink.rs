@@ -118,7 +118,7 @@ fn read_links(
     rows: &[ReadingRow<LinkCounters>],
     links: &mut LinkCountersByNumber,
 ) -> bool {
-    let fields_of = |link: u32| rows.iter().filter_map(move |row| Some(row.field()?.of(link)));
+    let fields_of = |link: u32| rows.iter().filter_map(move |row| Some(row.field()?.with_scope(link)));
     let fields: Vec<FieldRow> = links.keys().copied().flat_map(fields_of).collect();
     let values = fields::read(caller, handle, &fields);
     let mut any = false;

@@ -87,7 +87,8 @@ pub fn c2c(caller: &mut Caller, handle: DeviceHandle) -> C2c {
     }
     let links = fields::read(caller, handle, &[C2C_LINK_COUNT])[0].map_or(0, |count| count as u32);
     let links: Vec<u32> = (0..links.min(C2C_LINK_LIMIT)).collect();
-    let wanted: Vec<_> = links.iter().flat_map(|link| [C2C_LINK_STATUS.of(*link), C2C_LINK_SPEED.of(*link)]).collect();
+    let wanted: Vec<_> =
+        links.iter().flat_map(|link| [C2C_LINK_STATUS.with_scope(*link), C2C_LINK_SPEED.with_scope(*link)]).collect();
     let values = fields::read(caller, handle, &wanted);
     let status = |pair: &[Option<f64>]| pair[0].map(|status| status != 0.0);
     // A link whose state is unknown makes the numbers of both unknown.

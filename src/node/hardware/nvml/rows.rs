@@ -88,7 +88,7 @@ macro_rules! row {
     ($($target:ident).+ $([$key:literal])? = $kind:ident $id:literal $([$scope:expr])?: $range:ident $($unit:tt)*) => {
         ReadingRow {
             source: ReadingSource::Field(
-                FieldRow::$kind($id, &plausible::$range, |value| value $($unit)*) $(.of($scope))?,
+                FieldRow::$kind($id, &plausible::$range, |value| value $($unit)*) $(.with_scope($scope))?,
             ),
             set: row!(@set $($target).+ $([$key])?),
         }

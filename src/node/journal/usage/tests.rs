@@ -30,7 +30,7 @@ fn record(id: u64, pod: &str, gpu: &str, (began, ended): (f64, f64), busy: Optio
 #[test]
 fn a_holding_across_a_bound_counts_in_proportion() {
     let records = [record(1, "a-1", "GPU-1", (100.0, 200.0), Some(0.25)), record(2, "b-1", "GPU-1", (0.0, 50.0), None)];
-    let usage = Usage::of(&records, By::Namespace, 150.0, 1000.0);
+    let usage = Usage::sum(&records, By::Namespace, 150.0, 1000.0);
     let [row] = &usage.rows[..] else { panic!("one row: {usage:?}") };
     assert_eq!(
         (row.names.get("namespace").map(|name| &**name), row.totals.figures.allocated_seconds),
@@ -41,7 +41,7 @@ fn a_holding_across_a_bound_counts_in_proportion() {
 
 #[test]
 fn unknown_is_absent_and_not_zero() {
-    let usage = Usage::of(&[record(2, "b-1", "GPU-1", (0.0, 50.0), None)], By::Pod, 0.0, 100.0);
+    let usage = Usage::sum(&[record(2, "b-1", "GPU-1", (0.0, 50.0), None)], By::Pod, 0.0, 100.0);
     assert_eq!((usage.total.figures.busy_seconds, usage.total.utilization_ratio), (None, None));
     assert_eq!(usage.total.figures.allocated_seconds, Some(50.0));
     let json = serde_json::to_value(&usage).unwrap();
@@ -54,14 +54,14 @@ fn xids_of_a_device_are_unknown_as_those_of_no_container_are_not_recorded() {
     held.xids = vec![Xid { code: 31, class: "application".into(), count: 2 }];
     let records = [held, record(2, "b-1", "GPU-2", (0.0, 50.0), None)];
     let xids = |by| {
-        let usage = Usage::of(&records, by, 0.0, 100.0);
+        let usage = Usage::sum(&records, by, 0.0, 100.0);
         (usage.rows.iter().map(|row| row.totals.xids).collect::<Vec<_>>(), usage.total.xids)
     };
     assert_eq!(xids(By::Namespace), (vec![Some(2), Some(0)], Some(2)));
     assert_eq!(xids(By::Device), (vec![None, None], None));
-    let device = Usage::of(&records, By::Device, 0.0, 100.0);
+    let device = Usage::sum(&records, By::Device, 0.0, 100.0);
     assert!(!usage_table(&device, By::Device).contains(" 0 "), "{}", usage_table(&device, By::Device));
-    assert_eq!(Usage::of([], By::Pod, 0.0, 100.0).total.xids, Some(0));
+    assert_eq!(Usage::sum([], By::Pod, 0.0, 100.0).total.xids, Some(0));
 }
 
 proptest! {
@@ -87,14 +87,14 @@ proptest! {
             |totals: &UsageTotals| totals.figures.busy_seconds,
             |totals: &UsageTotals| totals.figures.energy_joules,
         ] {
-            let views = [By::Namespace, By::Pod, By::Device].map(|by| Usage::of(&records, by, 0.0, 2000.0));
+            let views = [By::Namespace, By::Pod, By::Device].map(|by| Usage::sum(&records, by, 0.0, 2000.0));
             let whole = sum(&views[0], read).1;
             for view in &views {
                 let (rows, total) = sum(view, read);
                 prop_assert!(near(rows, total) && near(total, whole), "{rows} {total} {whole}");
             }
             let (before, after) =
-                (Usage::of(&records, By::Pod, 0.0, cut), Usage::of(&records, By::Pod, cut, 2000.0));
+                (Usage::sum(&records, By::Pod, 0.0, cut), Usage::sum(&records, By::Pod, cut, 2000.0));
             prop_assert!(near(sum(&before, read).1 + sum(&after, read).1, whole));
         }
     }

@@ -55,7 +55,7 @@ pub(super) fn each_family(
         Generation::Both => vec![Generation::Both, Generation::Old, Generation::New],
         one => vec![one],
     };
-    let mut pages: Vec<_> = generations.iter().map(|one| DcgmPage::of(snapshot, *one)).collect();
+    let mut pages: Vec<_> = generations.iter().map(|one| DcgmPage::new(snapshot, *one)).collect();
     let mut rows = vec![];
     // A page for `Both` has the names that did not change; the others are on the page of their generation.
     for (index, one) in generations.iter().enumerate() {
@@ -63,7 +63,7 @@ pub(super) fn each_family(
         let is_wanted = |name: &&DcgmName| generation != Generation::Both || name.is_unchanged() == is_both;
         rows.extend(names().filter(is_wanted).map(|name| (index, name, pages[index].values(name))));
     }
-    rows.sort_by_key(|(index, name, _)| name.of(generations[*index]).0.name);
+    rows.sort_by_key(|(index, name, _)| name.in_generation(generations[*index]).0.name);
     let mut series = vec![0; snapshot.accounts.len()];
     rows.iter().for_each(|(index, _, values)| pages[*index].count(values, &mut series));
     let over = over_limit(&snapshot.accounts, &series, snapshot.series_limit.unwrap_or(usize::MAX));

@@ -91,7 +91,7 @@ impl DcgmName {
     }
 
     /// In a generation, and what values in base units are multiplied by.
-    pub(super) fn of(&'static self, generation: Generation) -> (&'static Descriptor, f64) {
+    pub(super) fn in_generation(&'static self, generation: Generation) -> (&'static Descriptor, f64) {
         match generation {
             Generation::New => (&self.descriptors[1], 1.0),
             Generation::Old | Generation::Both => (&self.descriptors[0], self.per_base()),

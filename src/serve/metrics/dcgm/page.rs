@@ -71,10 +71,10 @@ fn in_unit(value: f64, per_base: f64) -> SampleValue {
 
 impl<'snapshot> DcgmPage<'snapshot> {
     /// Without holders.
-    pub fn of(snapshot: &'snapshot Snapshot, generation: Generation) -> Self {
+    pub fn new(snapshot: &'snapshot Snapshot, generation: Generation) -> Self {
         let gpus = snapshot.hardware.inventory.gpus.values().map(|gpu| (gpu, None));
         let instances = mig::instances(snapshot).map(|(gpu, instance)| (gpu, Some(instance)));
-        let device = |(gpu, instance)| DcgmDevice::of(snapshot, generation, gpu, instance);
+        let device = |(gpu, instance)| DcgmDevice::new(snapshot, generation, gpu, instance);
         Self { snapshot, generation, devices: gpus.chain(instances).map(device).collect() }
     }
 
@@ -83,7 +83,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
         for device in &mut self.devices {
             let shown = device.accounts.iter().filter(|(index, _)| !dropped.contains(index));
             let holder =
-                |(_, account): &(usize, &'snapshot Account)| DcgmHolder::of(self.snapshot, &device.labels, account);
+                |(_, account): &(usize, &'snapshot Account)| DcgmHolder::new(self.snapshot, &device.labels, account);
             device.holders = shown.filter_map(holder).collect();
         }
     }
@@ -108,7 +108,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
 
     /// `None` without values.
     pub fn family(&self, name: &'static DcgmName, values: &[DcgmValue]) -> Option<Family> {
-        let (descriptor, per_base) = name.of(self.generation);
+        let (descriptor, per_base) = name.in_generation(self.generation);
         let mut family = Family::new(descriptor);
         for value in values {
             let device = &self.devices[value.device];
@@ -183,7 +183,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
 }
 
 impl<'snapshot> DcgmDevice<'snapshot> {
-    fn of(
+    fn new(
         snapshot: &'snapshot Snapshot,
         generation: Generation,
         gpu: &'snapshot Gpu,
@@ -230,7 +230,7 @@ impl<'snapshot> DcgmDevice<'snapshot> {
 }
 
 impl<'snapshot> DcgmHolder<'snapshot> {
-    fn of(snapshot: &'snapshot Snapshot, device: &Labels, account: &'snapshot Account) -> Option<Self> {
+    fn new(snapshot: &'snapshot Snapshot, device: &Labels, account: &'snapshot Account) -> Option<Self> {
         let container = &account.container;
         let more = claim_labels(snapshot, pod_labels(snapshot, container), account);
         let labels = |slot: Option<&str>| {

@@ -181,7 +181,7 @@ fn clock_events_recent(page: &DcgmPage<'_>, values: &mut Values) {
             page.gpu_and(values, gpu, window(), 0.0);
         }
         for (event, count) in active {
-            page.gpu_and(values, gpu, Labels::of("clock_event", event).and_all(&window()), count as f64);
+            page.gpu_and(values, gpu, Labels::new("clock_event", event).and_all(&window()), count as f64);
         }
     }
 }
@@ -191,7 +191,7 @@ fn clock_event_starts(page: &DcgmPage<'_>, values: &mut Values) {
         let Some(starts) = medium(readings).map(|medium| &medium.clock_event_starts) else { continue };
         for (reason, event) in CLOCK_EVENTS {
             if let Some(count) = starts.get(reason) {
-                page.gpu_and(values, gpu, Labels::of("clock_event", event), *count as f64);
+                page.gpu_and(values, gpu, Labels::new("clock_event", event), *count as f64);
             }
         }
     }
@@ -214,7 +214,7 @@ fn xids_recent(page: &DcgmPage<'_>, values: &mut Values) {
 fn xids(page: &DcgmPage<'_>, values: &mut Values) {
     for (gpu, health) in with_health(page.snapshot) {
         for (code, xid) in &health.xids.by_code {
-            page.gpu_and(values, gpu, Labels::of("xid", *code), xid.count as f64);
+            page.gpu_and(values, gpu, Labels::new("xid", *code), xid.count as f64);
         }
     }
 }
@@ -225,7 +225,7 @@ fn health(page: &DcgmPage<'_>, values: &mut Values) {
             health.devices().flat_map(|device| &device.causes).map(|cause| watch_and_code(cause.reason)).collect();
         for watch in WATCHES {
             let code = causes.iter().find(|(failed, _)| *failed == watch).map(|(_, code)| *code);
-            let labels = Labels::of("health_watch", watch).and("health_error_code", code.unwrap_or("DCGM_FR_OK"));
+            let labels = Labels::new("health_watch", watch).and("health_error_code", code.unwrap_or("DCGM_FR_OK"));
             page.gpu_and(values, gpu, labels, if code.is_some() { FAILED } else { 0.0 });
         }
     }
@@ -233,7 +233,7 @@ fn health(page: &DcgmPage<'_>, values: &mut Values) {
 
 /// The window of a count.
 fn window() -> Labels {
-    Labels::of("window_size_in_ms", RecentCount::WINDOW.as_millis().to_string())
+    Labels::new("window_size_in_ms", RecentCount::WINDOW.as_millis().to_string())
 }
 
 /// DCGM's health watch and error code.

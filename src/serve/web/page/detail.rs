@@ -43,22 +43,22 @@ impl<'a> DetailSubject<'a> {
     /// The metrics of the device have no pod; those of a MIG device have its UUID or its GPU instance. Of the metrics of a
     /// container, `podmeter_container_device_info` has no `gpu_uuid`; its `device` is the UUID, or the UUID with a slot.
     fn has(&self, labels: &BTreeMap<&str, &str>) -> bool {
-        let of = |name: &str| labels.get(name).copied();
-        let on_gpu = of("gpu_uuid") == Some(self.gpu.as_str());
+        let label = |name: &str| labels.get(name).copied();
+        let on_gpu = label("gpu_uuid") == Some(self.gpu.as_str());
         let on_device = match self.mig {
-            None => on_gpu && of("mig_uuid").is_none() && of("gpu_instance").is_none(),
-            Some(mig) => match of("mig_uuid") {
+            None => on_gpu && label("mig_uuid").is_none() && label("gpu_instance").is_none(),
+            Some(mig) => match label("mig_uuid") {
                 Some(uuid) => uuid == mig.uuid.as_str(),
-                None => on_gpu && of("gpu_instance") == Some(&mig.gpu_instance.to_string()),
+                None => on_gpu && label("gpu_instance") == Some(&mig.gpu_instance.to_string()),
             },
         };
-        let Some([namespace, pod, container]) = self.container else { return on_device && of("pod").is_none() };
+        let Some([namespace, pod, container]) = self.container else { return on_device && label("pod").is_none() };
         let uuid = self.mig.map_or(self.gpu.as_str(), |mig| mig.uuid.as_str());
-        of("namespace") == Some(namespace)
-            && of("pod") == Some(pod)
-            && of("container").is_none_or(|label| label == container)
-            && (on_device || of("gpu_uuid").is_none())
-            && of("device").is_none_or(|device| device.starts_with(uuid))
+        label("namespace") == Some(namespace)
+            && label("pod") == Some(pod)
+            && label("container").is_none_or(|name| name == container)
+            && (on_device || label("gpu_uuid").is_none())
+            && label("device").is_none_or(|device| device.starts_with(uuid))
     }
 
     fn concerns(&self, event: &HistoryEvent) -> bool {
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
     use crate::serve::metrics::tests::fixture;
 
-    fn of(key: &str) -> Option<String> {
+    fn detail(key: &str) -> Option<String> {
         let snapshot = fixture::snapshot();
         let mut history = NodeHistory::default();
         history.note(&snapshot);
@@ -161,27 +161,27 @@ mod tests {
 
     #[test]
     fn a_device_has_its_metrics_and_no_others() {
-        let page = of(fixture::WHOLE).unwrap();
+        let page = detail(fixture::WHOLE).unwrap();
         assert!(page.contains("podmeter_device_power_watts") && page.contains("podmeter_device_info"), "{page}");
         assert!(!page.contains("podmeter_container_") && !page.contains("podmeter_mig_memory"), "{page}");
-        let slice = of(fixture::SLICE).unwrap();
+        let slice = detail(fixture::SLICE).unwrap();
         assert!(slice.contains("podmeter_mig_device_info") && slice.contains("podmeter_mig_memory_bytes"), "{slice}");
         assert!(!slice.contains("podmeter_device_power_watts"), "{slice}");
     }
 
     #[test]
     fn values_have_units_and_no_digits_of_rounding() {
-        let page = of(fixture::WHOLE).unwrap();
+        let page = detail(fixture::WHOLE).unwrap();
         assert!(page.contains("<b>40.0 GiB</b>") && page.contains("<b>61 °C</b>"), "{page}");
-        let of = |name, unit, value| shown(name, unit, &SampleValue::Float(value)).unwrap().into_string();
-        assert_eq!(of("podmeter_x", "", 0.999_999_999_999_993_6), "1");
-        assert_eq!(of("podmeter_x_ratio", "ratio", 1.5e-14), "1.5e-14");
+        let text = |name, unit, value| shown(name, unit, &SampleValue::Float(value)).unwrap().into_string();
+        assert_eq!(text("podmeter_x", "", 0.999_999_999_999_993_6), "1");
+        assert_eq!(text("podmeter_x_ratio", "ratio", 1.5e-14), "1.5e-14");
     }
 
     #[test]
     fn a_container_has_the_metrics_of_its_device() {
         let key = format!("research/training-0/main {}", fixture::WHOLE);
-        let page = of(&key).unwrap();
+        let page = detail(&key).unwrap();
         assert!(page.contains("research/training-0/main on GPU"), "{page}");
         assert!(page.contains("podmeter_container_busy_seconds_total") && !page.contains("podmeter_device_"), "{page}");
         let busy = page.split("podmeter_container_busy_seconds_total").nth(1).unwrap().split("</div>").next().unwrap();
@@ -190,9 +190,9 @@ mod tests {
 
     #[test]
     fn an_unknown_device_has_no_page() {
-        assert_eq!(of("GPU-9"), None);
-        assert_eq!(of(""), None);
-        assert_eq!(of(&format!("a/b {}", fixture::WHOLE)), None);
-        assert!(of(&format!("<b>/x/y {}", fixture::WHOLE)).unwrap().contains("&lt;b&gt;/x/y on"));
+        assert_eq!(detail("GPU-9"), None);
+        assert_eq!(detail(""), None);
+        assert_eq!(detail(&format!("a/b {}", fixture::WHOLE)), None);
+        assert!(detail(&format!("<b>/x/y {}", fixture::WHOLE)).unwrap().contains("&lt;b&gt;/x/y on"));
     }
 }

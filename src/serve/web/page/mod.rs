@@ -209,7 +209,7 @@ mod tests {
     use crate::domain::model::{Attribution, SharingForm, UnhealthyReason};
     use crate::serve::metrics::tests::fixture;
 
-    fn of(snapshot: &Snapshot, not_ready: Option<&str>) -> String {
+    fn rendered(snapshot: &Snapshot, not_ready: Option<&str>) -> String {
         seen(snapshot, not_ready, View::default())
     }
 
@@ -230,7 +230,7 @@ mod tests {
     fn a_tile_tells_a_part_of_the_gpus_from_all_and_unknown_from_none() {
         let mut snapshot = fixture::snapshot();
         let tile = |snapshot: &Snapshot, label| {
-            let page = of(snapshot, None);
+            let page = rendered(snapshot, None);
             let tile = page.split(&format!("<dt>{label}</dt>")).nth(1).unwrap();
             tile.split("</dd>").next().unwrap().to_owned()
         };
@@ -245,14 +245,14 @@ mod tests {
     #[test]
     fn equal_division_is_shown_with_its_remedy_and_each_percentage_is_of_the_device() {
         let mut snapshot = fixture::snapshot();
-        assert!(!of(&snapshot, None).contains("divided equally"));
+        assert!(!rendered(&snapshot, None).contains("divided equally"));
         snapshot.processes = None;
         let account = &mut snapshot.accounts[0];
         (account.utilization_ratio, account.gpu_utilization_ratio) = (Some(1.0), Some(0.34));
         let holding = account.holding.as_mut().unwrap();
         (holding.sharing, holding.fraction) = (SharingForm::TimeSlicing, Some(0.25));
         holding.attribution = Some(Attribution::EqualShare);
-        let page = of(&snapshot, None);
+        let page = rendered(&snapshot, None);
         assert!(page.contains("is divided equally among their holders: hostPID is off; with hostPID=true"), "{page}");
         let row = row(&page, &format!("research/training-0/main {}", fixture::WHOLE));
         assert!(
@@ -268,14 +268,14 @@ mod tests {
         for health in Arc::make_mut(&mut snapshot.health).gpus.values_mut() {
             health.whole.causes.iter_mut().for_each(|cause| cause.reason = UnhealthyReason::Admin);
         }
-        let page = of(&snapshot, None);
+        let page = rendered(&snapshot, None);
         assert!(page.contains("1 marked, 1 passed through") && !page.contains(" unhealthy, "), "{page}");
         assert!(page.contains(">marked</span>") && !page.contains("model unknown"), "{page}");
     }
 
     #[test]
     fn it_is_visible_that_no_container_holds_a_passed_through_gpu() {
-        let page = of(&fixture::snapshot(), None);
+        let page = rendered(&fixture::snapshot(), None);
         let gpu = row(&page, fixture::PASSED_THROUGH);
         assert!(gpu.contains("<p class=\"muted\">No container holds it.</p>"), "{gpu}");
     }
@@ -284,7 +284,7 @@ mod tests {
     fn names_are_escaped() {
         let mut snapshot = fixture::snapshot();
         snapshot.node_name = "<script>alert(1)</script>".into();
-        let page = of(&snapshot, Some("<img src=x>"));
+        let page = rendered(&snapshot, Some("<img src=x>"));
         assert_eq!(page.matches("<script").count(), 1, "our own");
         assert!(!page.contains("<img") && !page.contains("<b>&amp;"), "{page}");
         assert!(page.contains("ev&quot;il\\pod\n") && page.contains(" 1 &lt;b&gt;&amp;amp;β€"), "{page}");
@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn unknown_is_a_dash_and_a_hatched_chart() {
-        let page = of(&fixture::snapshot(), None);
+        let page = rendered(&fixture::snapshot(), None);
         let lost = row(&page, fixture::LOST);
         assert!(lost.contains("<b data-figure=\"busy-now\">–</b>"), "{lost}");
         for chart in ["busy, last 5 min: unknown", "power, last 5 min: unknown"] {
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn nothing_is_loaded_from_other_servers() {
-        let page = of(&fixture::snapshot(), None);
+        let page = rendered(&fixture::snapshot(), None);
         // An XML namespace, which is not loaded.
         let page = page.replace("xmlns='http://www.w3.org/2000/svg'", "");
         for word in ["http:", "https:", "src=", "@import", "url("] {
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn the_health_is_shown_with_its_cause_and_the_unhealthy_part() {
-        let page = of(&fixture::snapshot(), None);
+        let page = rendered(&fixture::snapshot(), None);
         assert!(row(&page, fixture::WHOLE).contains(">healthy<"));
         let lost = row(&page, fixture::LOST);
         assert!(lost.contains("the driver no longer lists it; recovers after a reset.</p>"), "{lost}");
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn every_link_has_a_target() {
-        let page = of(&fixture::snapshot(), None);
+        let page = rendered(&fixture::snapshot(), None);
         let links: BTreeSet<&str> = page.split("href=\"#").skip(1).filter_map(|rest| rest.split('"').next()).collect();
         for link in &links {
             assert!(page.contains(&format!("id=\"{link}\"")), "#{link} has no target");
@@ -357,10 +357,10 @@ mod tests {
         let mut snapshot = fixture::snapshot();
         snapshot.accounts.truncate(1);
         snapshot.accounts[0].figures.borrowed_seconds = None;
-        assert!(!of(&snapshot, None).contains(" borrowed"));
+        assert!(!rendered(&snapshot, None).contains(" borrowed"));
         (snapshot.accounts[0].figures.busy_seconds, snapshot.accounts[0].figures.borrowed_seconds) =
             (Some(20.0), Some(10.0));
-        assert!(of(&snapshot, None).contains("data-value=\"10.000\">10 s</b> borrowed"));
+        assert!(rendered(&snapshot, None).contains("data-value=\"10.000\">10 s</b> borrowed"));
     }
 
     #[test]
@@ -369,9 +369,9 @@ mod tests {
         snapshot.accounts.truncate(1);
         snapshot.accounts[0].holding = None;
         snapshot.accounts[0].ended = Some(snapshot.at);
-        assert!(!of(&snapshot, None).contains("ended over a minute ago"));
+        assert!(!rendered(&snapshot, None).contains("ended over a minute ago"));
         snapshot.at.monotonic = snapshot.at.monotonic + std::time::Duration::from_secs(60);
-        assert!(of(&snapshot, None).contains("1 ended over a minute ago"));
+        assert!(rendered(&snapshot, None).contains("1 ended over a minute ago"));
     }
 
     #[test]

@@ -47,7 +47,7 @@ impl World {
     }
 }
 
-fn of(pod: &str) -> Owner {
+fn owner(pod: &str) -> Owner {
     Owner::Container(ContainerRef::new("team", pod, "main"))
 }
 
@@ -84,7 +84,7 @@ fn a_host_process_beside_an_exclusive_holder_has_its_part() {
     case.idle_at_100_watts();
     case.hold("train", None, SharingForm::Exclusive, 1.0);
     case.at(10);
-    case.run(&[(of("train"), 3.0, 6), (Owner::Host, 1.0, 1)]);
+    case.run(&[(owner("train"), 3.0, 6), (Owner::Host, 1.0, 1)]);
     let medium = Medium { memory: memory(10), ..Medium::default() };
     let published = case.reading(20, Some(8.0), 4000.0, Some(medium));
     assert_eq!(rows(&published), [row("train", [10.0, 6.0, 4.0, 2500.0])]);
@@ -104,7 +104,7 @@ fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
     case.hold("a", None, SharingForm::TimeSlicing, 0.25);
     case.hold("b", None, SharingForm::TimeSlicing, 0.25);
     case.at(10);
-    case.run(&[(of("a"), 3.0, 5), (of("b"), 1.0, 2)]);
+    case.run(&[(owner("a"), 3.0, 5), (owner("b"), 1.0, 2)]);
     // A GPU on a superchip: the module has drawn 9 kJ, of which its GPU 4 kJ.
     case.totals.module_energy_joules = Some(9000.0);
     let medium = Medium { memory: memory(10), ..Medium::default() };
@@ -132,15 +132,15 @@ fn sm_time_of_a_silence_weighs_nothing_after_it() {
     case.hold("a", None, SharingForm::TimeSlicing, 0.25);
     case.hold("b", None, SharingForm::TimeSlicing, 0.25);
     case.at(10);
-    case.run(&[(of("a"), 1.0, 5), (of("b"), 1.0, 2)]);
+    case.run(&[(owner("a"), 1.0, 5), (owner("b"), 1.0, 2)]);
     case.reading(14, Some(4.0), 3000.0, None);
     case.at(40);
     // `a` has worked in the gap, `b` works after it.
-    case.run(&[(of("a"), 21.0, 5), (of("b"), 1.0, 2)]);
+    case.run(&[(owner("a"), 21.0, 5), (owner("b"), 1.0, 2)]);
     let busy =
         |published: &LedgerOutput| published.accounts.iter().map(|one| one.figures.busy_seconds).collect::<Vec<_>>();
     assert_eq!(busy(&case.reading(44, Some(24.0), 20_000.0, None)), [Some(2.0), Some(2.0)]);
-    case.run(&[(of("a"), 21.0, 5), (of("b"), 3.0, 2)]);
+    case.run(&[(owner("a"), 21.0, 5), (owner("b"), 3.0, 2)]);
     assert_eq!(busy(&case.reading(48, Some(26.0), 21_000.0, None)), [Some(2.0), Some(4.0)]);
 }
 
@@ -152,7 +152,7 @@ fn sm_time_of_an_interval_without_samples_weighs_nothing_after_it() {
     // A GPU without an energy counter: nothing of the first ten seconds is divided.
     let mut read = |second, uncovered_seconds, busy, sm_seconds: [f64; 2]| {
         case.totals.uncovered_seconds = uncovered_seconds;
-        case.run(&[(of("a"), sm_seconds[0], 5), (of("b"), sm_seconds[1], 2)]);
+        case.run(&[(owner("a"), sm_seconds[0], 5), (owner("b"), sm_seconds[1], 2)]);
         case.set_reading(second * 1000, Some(busy), None, None);
         case.at(second).accounts.iter().map(|one| one.figures.busy_seconds).collect::<Vec<_>>()
     };
@@ -182,7 +182,7 @@ fn a_pod_on_a_gpu_that_it_does_not_hold_is_named() {
     case.at(10);
     // An init container of the holder's own pod uses what the pod holds.
     let init = Owner::Container(ContainerRef::new("team", "a", "init"));
-    case.run(&[(init, 1.0, 1), (of("guest"), 1.0, 1), (Owner::EndedPod { uid: "ended".into(), pod: None }, 2.0, 1)]);
+    case.run(&[(init, 1.0, 1), (owner("guest"), 1.0, 1), (Owner::EndedPod { uid: "ended".into(), pod: None }, 2.0, 1)]);
     let published = case.reading(20, Some(8.0), 1000.0, None);
     assert_eq!(rounded(published.accounts[0].figures.busy_seconds), Some(2.0));
     let unattributed = &published.unattributed[0];
@@ -207,7 +207,7 @@ fn use_after_the_end_of_a_holding_is_another_ones_only_once_two_passes_have_show
     case.hold("a", None, SharingForm::Exclusive, 1.0);
     case.at(10);
     let full = |used| Some(Medium { memory: memory(used), ..Medium::default() });
-    case.run(&[(of("a"), 5.0, 40)]);
+    case.run(&[(owner("a"), 5.0, 40)]);
     case.reading(20, Some(5.0), 2500.0, full(40));
     // The kubelet no longer lists it; its process is on the list that was read before, and has worked since.
     case.join = Join::default();
@@ -220,10 +220,10 @@ fn use_after_the_end_of_a_holding_is_another_ones_only_once_two_passes_have_show
         memory
     };
     assert_eq!(memory_of(&published), of_ended(40));
-    case.run(&[(of("a"), 6.0, 30)]);
+    case.run(&[(owner("a"), 6.0, 30)]);
     let published = case.reading(21, Some(6.0), 3000.0, full(30));
     assert_eq!(memory_of(&published), of_ended(30), "the first pass after it");
-    case.run(&[(of("a"), 7.0, 30)]);
+    case.run(&[(owner("a"), 7.0, 30)]);
     let published = case.reading(22, Some(7.0), 3500.0, full(30));
     assert_eq!(memory_of(&published), of_ended(30));
     let busy = |published: &LedgerOutput| {
@@ -232,7 +232,7 @@ fn use_after_the_end_of_a_holding_is_another_ones_only_once_two_passes_have_show
     };
     assert_eq!(busy(&published), (1.0, 0.0));
     // It is still there.
-    case.run(&[(of("a"), 8.0, 30)]);
+    case.run(&[(owner("a"), 8.0, 30)]);
     let published = case.reading(32, Some(8.0), 4000.0, full(30));
     assert_eq!(memory_of(&published), BTreeMap::from([(UnattributedReason::NotAllocated, 30)]));
     assert_eq!(busy(&published), (1.0, 1.0));
