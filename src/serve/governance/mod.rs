@@ -28,8 +28,9 @@ pub struct GovernanceFacts {
     pub configuration: ConfigurationDigests,
     /// The addresses that are bound, with that of the probes; last the admin socket, bound or awaited.
     pub listeners: Vec<ListenerSummary>,
-    /// `auto` or `manual`.
+    /// Of device health: `auto` or `manual`.
     pub recovery: &'static str,
+    /// How long a device stays unhealthy after its fault ended.
     pub hold_down: Duration,
     pub process: OwnProcess,
     /// Serial numbers of devices are for the owner of the node only.
@@ -136,10 +137,12 @@ fn hardware(snapshot: &Snapshot, with_serials: bool) -> Value {
 
 fn monitoring(snapshot: &Snapshot, facts: &GovernanceFacts) -> Value {
     let collectors = &snapshot.hardware.collectors;
-    // There is a driver; it was opened once and has events; an admin socket, bound or awaited, accepts marks.
     let sources = [
+        // There is a driver: `hardware::rounds` publishes its tiers.
         ("readings", collectors.contains_key("fast")),
+        // The driver was opened with events once: its supervisor publishes them from then on.
         ("events", collectors.contains_key("events")),
+        // An admin socket, bound or awaited, accepts marks.
         ("operator", facts.listeners.iter().any(|listener| listener.admin)),
     ];
     json!({

@@ -13,7 +13,7 @@ use crate::files::unescaped;
 /// Where Kubernetes puts the token of a service account.
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 /// The numbers that the kernel gives its first namespaces (`include/linux/proc_ns.h`, `nsfs.h`), and whether every kernel
-/// does: net and mnt have theirs in new kernels only.
+/// does: only there does another number show a namespace of its own.
 const FIRST: [(&str, u64, bool); 7] = [
     ("cgroup", 0xEFFF_FFFB, true),
     ("ipc", 0xEFFF_FFFF, true),

@@ -14,7 +14,7 @@ use axum::response::Response;
 use axum::routing::post;
 use serde::Deserialize;
 
-use super::responses::{JSON, api_problem, uncached};
+use super::responses::{JSON, api_problem, no_store};
 use crate::domain::model::Released;
 
 /// How long the driver stays closed by default.
@@ -154,7 +154,7 @@ fn duration(body: &[u8]) -> Result<Duration, String> {
 }
 
 fn done(response: &serde_json::Value) -> Response {
-    uncached(JSON, response.to_string())
+    no_store(JSON, response.to_string())
 }
 
 fn no_driver() -> Response {

@@ -35,8 +35,8 @@ pub struct ParseAddressError {
     text: String,
 }
 
-/// A listener could not be bound. The agent ends with exit code 3, except for an admin socket that is in use or was not
-/// configured.
+/// A listener could not be bound. The agent ends with exit code 3, except for an admin socket that is in use or not
+/// required.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     #[error("cannot listen on {address}: {source}; free the address or choose another with --listen")]

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 
 pub(super) const JSON: &str = "application/json";
 
-pub(super) fn uncached(content_type: &'static str, body: impl IntoResponse) -> Response {
+pub(super) fn no_store(content_type: &'static str, body: impl IntoResponse) -> Response {
     ([(CONTENT_TYPE, content_type), (CACHE_CONTROL, "no-store")], body).into_response()
 }
 

@@ -22,7 +22,7 @@ use tracing::{error, warn};
 
 use super::body::{BodyKey, BodyWriter, Coding, StoredBody};
 use super::page::{self, NodePage, View, detail};
-use super::responses::{JSON, api_problem, refuse, text, uncached};
+use super::responses::{JSON, api_problem, no_store, refuse, text};
 use super::state::{GovernanceRequest, Private, WebState};
 use super::{negotiation, streams};
 use crate::serve::api::{HistoryResponse, NodeCondition, NodeResponse};
@@ -102,7 +102,7 @@ async fn exposition(state: WebState, uri: &Uri, format: Format, coding: Coding) 
     });
     let body = made.await.map_err(|problem| defect(uri, &problem))?;
     state.scrapes.record_duration(state.clock.now().monotonic.since(began.monotonic));
-    let mut response = uncached(negotiation::content_type(format), body);
+    let mut response = no_store(negotiation::content_type(format), body);
     let headers = response.headers_mut();
     headers.insert(VARY, HeaderValue::from_static("Accept, Accept-Encoding"));
     if coding == Coding::Gzip {
@@ -111,7 +111,7 @@ async fn exposition(state: WebState, uri: &Uri, format: Format, coding: Coding) 
     Ok(response)
 }
 
-/// Once for each format, until it has all of them again.
+/// One warning for each format, until its pages have all allocations again.
 fn warn_of_dropped(format: Format, allocations: usize) {
     static DROPPED: Mutex<BTreeSet<Format>> = Mutex::new(BTreeSet::new());
     let mut dropped = DROPPED.lock();
@@ -177,7 +177,7 @@ async fn node(State(state): State<WebState>, uri: Uri) -> Result<Response, Respo
     let snapshot = state.snapshot();
     let made =
         state.cached_bodies.get(BodyKey::Node(snapshot.sequence), move || json(&NodeResponse::from(&*snapshot))).await;
-    made.map(|body| uncached(JSON, body)).map_err(|problem| defect(&uri, &problem))
+    made.map(|body| no_store(JSON, body)).map_err(|problem| defect(&uri, &problem))
 }
 
 /// The points of the last minutes, and the events.
@@ -187,7 +187,7 @@ async fn history(State(state): State<WebState>, uri: Uri) -> Result<Response, Re
         .cached_bodies
         .get(BodyKey::History(history.at().monotonic), move || json(&HistoryResponse::from(&*history)))
         .await;
-    made.map(|body| uncached(JSON, body)).map_err(|problem| defect(&uri, &problem))
+    made.map(|body| no_store(JSON, body)).map_err(|problem| defect(&uri, &problem))
 }
 
 fn json(value: &impl Serialize) -> StoredBody {
@@ -197,7 +197,7 @@ fn json(value: &impl Serialize) -> StoredBody {
 }
 
 async fn health(State(state): State<WebState>) -> Response {
-    uncached(JSON, NodeCondition::assess(&state.snapshot(), state.clock.now()).json())
+    no_store(JSON, NodeCondition::assess(&state.snapshot(), state.clock.now()).json())
 }
 
 async fn record(
@@ -213,7 +213,7 @@ async fn record(
     let request = GovernanceRequest { yaml, private: private.is_some() };
     let snapshot = state.snapshot();
     let written = rendered(&uri, move || (state.governance)(&snapshot, request).map(StoredBody::from_text)).await?;
-    written.map(|text| uncached(kind, text)).map_err(|problem| defect(&uri, &problem))
+    written.map(|text| no_store(kind, text)).map_err(|problem| defect(&uri, &problem))
 }
 
 async fn allocations(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
@@ -222,7 +222,7 @@ async fn allocations(State(state): State<WebState>, uri: Uri) -> Result<Response
     // The permit is in the closure: a client that disconnects does not free it.
     let read = move || (permit, (state.allocations)(&query).map(StoredBody::from_text));
     let (_permit, read) = rendered(&uri, read).await?;
-    read.map(|body| uncached(JSON, body)).map_err(|problem| api_problem(StatusCode::BAD_REQUEST, &problem))
+    read.map(|body| no_store(JSON, body)).map_err(|problem| api_problem(StatusCode::BAD_REQUEST, &problem))
 }
 
 async fn healthy(State(state): State<WebState>) -> Response {

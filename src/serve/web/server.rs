@@ -154,7 +154,7 @@ async fn serve(
         () = shutdown => None,
         ended = accepting.join_next(), if !accepting.is_empty() => ended,
     };
-    drop(stopped);
+    // Without the sender `changed` returns an error: the signal to stop.
     drop(stop);
     // Open streams would delay the end.
     streams.close();

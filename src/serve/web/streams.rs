@@ -120,7 +120,7 @@ pub(super) async fn follow(state: WebState) {
     let (mut noted, mut sent) = (None::<Arc<Snapshot>>, None::<Monotonic>);
     loop {
         let snapshot = Arc::clone(&snapshots.borrow_and_update());
-        // A new subscriber gets the same snapshot again.
+        // A new subscriber wakes this loop, too, with a snapshot that was noted.
         if noted.as_ref().is_none_or(|noted| !Arc::ptr_eq(noted, &snapshot)) {
             noted = Some(Arc::clone(&snapshot));
             Arc::make_mut(&mut state.streams.0.history.lock()).note(&snapshot);

@@ -104,12 +104,13 @@ fn values(subject: &DetailSubject<'_>, family: &Family) -> Option<Markup> {
         .iter()
         .filter_map(|sample| {
             let labels: BTreeMap<&str, &str> = sample.labels.iter().collect();
+            if !subject.has(&labels) {
+                return None;
+            }
             let others = sample.labels.iter().filter(|(name, _)| !OF_SUBJECT.contains(name));
             let others: Vec<String> =
                 others.map(|(name, value)| format!("{} {value}", name.replace('_', " "))).collect();
-            subject
-                .has(&labels)
-                .then(|| Some((others.join(", "), shown(name, family.descriptor.unit(), &sample.value)?)))?
+            Some((others.join(", "), shown(name, family.descriptor.unit(), &sample.value)?))
         })
         .collect();
     (!samples.is_empty()).then(|| {

@@ -192,7 +192,7 @@ fn table<const N: usize>(headings: [(&str, Option<&str>); N], rows: impl Iterato
 fn more(key: &str, name: &str) -> Markup {
     let encoded = utf8_percent_encode(key, NON_ALPHANUMERIC);
     html! {
-        details.more {
+        details.more data-key="more" {
             summary aria-label={ "Metrics and events of " (name) } {}
             div data-keep { a href={ "/detail?key=" (encoded) } { "Metrics and events" } }
         }
@@ -337,7 +337,8 @@ mod tests {
         let pods = |sort: Sort| -> Vec<String> {
             let page = seen(&snapshot, None, View { sort, ..View::default() });
             let table = page.split("<table class=\"containers\"").nth(1).unwrap().to_owned();
-            table.split("data-key=\"").skip(1).map(|row| row.split('"').next().unwrap().to_owned()).collect()
+            let keys = table.split("<tr").filter_map(|row| row.split('>').next()?.split("data-key=\"").nth(1));
+            keys.map(|key| key.split('"').next().unwrap().to_owned()).collect()
         };
         let by_name = pods(Sort::Name);
         let held = snapshot.accounts.iter().filter(|account| account.holding.is_some()).count();

@@ -42,7 +42,7 @@ fn label(name: &str) -> &str {
     }
 }
 
-/// Of the kubelet a failed call has a duration, too.
+/// The kubelet has a duration once it was called, a tier of the driver once a call succeeded: until then it is "not yet".
 fn outcome(collector: &Collector) -> Markup {
     match collector {
         Collector { stuck: true, .. } => html! { span.badge.bad { "stuck" } },
