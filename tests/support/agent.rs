@@ -148,7 +148,8 @@ impl Running {
     /// As a user without rights, from a copy of the binary in this directory: it may have no access to the original.
     pub fn start_unprivileged(directory: &Path, arguments: &[&str]) -> Self {
         let binary_here = directory.join("podmeter");
-        std::fs::copy(binary(), &binary_here).expect("copy the binary");
+        // By another process: a child that this one starts meanwhile would have the copy open for writing until it is executed.
+        assert!(Command::new("cp").args([binary(), binary_here.clone()]).status().expect("cp").success());
         for path in [directory, &binary_here] {
             std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("an own file");
         }
