@@ -9,7 +9,7 @@ use crate::support::hardware::{
 };
 use crate::support::watching::wait;
 use podmeter::domain::model::{
-    DeviceProcess, DeviceReadings, DurationHistogram, HardwareState, MemoryUse, NvLinkPeers, PciBusId, RowRemap,
+    DeviceProcess, DeviceReadings, DurationHistogram, HardwareState, MemoryUse, NvLink, NvLinkPeers, PciBusId, RowRemap,
 };
 use podmeter::node::hardware::{Driver, Due, HardwareHandle, HardwareSettings, PassStatus};
 use serde_json::{Value, json};
@@ -231,6 +231,26 @@ fn pcie_nvlink_and_fabric_are_those_of_the_driver() {
     assert_eq!(slow.nvlink.error_sums, [("crc_flit", 1), ("crc_data", 2), ("recovery_successful", 3)].into());
     let fabric = slow.fabric.as_ref().unwrap();
     assert_eq!((fabric.state, fabric.health_mask, fabric.health_summary), ("completed", Some(0x51AA), Some(1)));
+}
+
+#[test]
+fn nvlink_bytes_are_those_of_the_links_while_these_are_down_or_not_read() {
+    let fake = FakeNvml::start(json!({"gpus": [{"nvlink": {"links": 2, "down": [0, 1], "data_tx_kib": 10}}]}));
+    let hardware = run(&fake, quick());
+    let read = |what, is_wanted: &dyn Fn(&NvLink) -> bool| {
+        let state = wait(&hardware, what, |state| slow(state, 0).is_some_and(|slow| is_wanted(&slow.nvlink)));
+        slow(&state, 0).unwrap().nvlink.transmitted_bytes
+    };
+    let set_down = |down| fake.update(|state| state["gpus"][0]["nvlink"]["down"] = down);
+    assert_eq!(read("no active link", &|nvlink| nvlink.active_links == Some(0)), None, "the driver's sum is 0");
+    set_down(json!([]));
+    assert_eq!(read("active links", &|nvlink| nvlink.active_links == Some(2)), Some(20_480.0));
+    set_down(json!([0, 1]));
+    assert_eq!(read("no active link", &|nvlink| nvlink.active_links == Some(0)), Some(20_480.0));
+    set_down(json!([]));
+    let only_sum = json!({"by_scope": {u32::MAX.to_string(): 1}});
+    fake.update(|state| state["gpus"][0]["fields"] = json!({"138": only_sum, "139": only_sum}));
+    assert_eq!(read("no bytes of links", &|nvlink| nvlink.transmitted_bytes != Some(20_480.0)), None);
 }
 
 #[test]

@@ -69,6 +69,14 @@ type LinkCountersByNumber = BTreeMap<u32, LinkCounters>;
 pub struct NvLinkReader {
     /// The GPU has the error counters of NVLink 5.
     nvlink5: bool,
+    /// Those of the first reading that has bytes: another one's would be a fall or a jump.
+    bytes: Option<ByteCounters>,
+}
+
+#[derive(PartialEq)]
+enum ByteCounters {
+    OfLinks,
+    OfDriver,
 }
 
 impl NvLinkReader {
@@ -76,7 +84,11 @@ impl NvLinkReader {
         let Some(states) = states(caller, handle) else { return NvLink::default() };
         let active = (0..).zip(&states).filter(|(_, is_active)| **is_active);
         let mut links: LinkCountersByNumber = active.map(|(link, _)| (link, LinkCounters::default())).collect();
-        let has_bytes = read_links(caller, handle, &DATA, &mut links) || read_links(caller, handle, &BYTES, &mut links);
+        if self.bytes != Some(ByteCounters::OfDriver)
+            && (read_links(caller, handle, &DATA, &mut links) || read_links(caller, handle, &BYTES, &mut links))
+        {
+            self.bytes = Some(ByteCounters::OfLinks);
+        }
         if self.nvlink5 || !read_links(caller, handle, &ERRORS, &mut links) {
             self.nvlink5 = read_links(caller, handle, &ERRORS5, &mut links);
         }
@@ -90,8 +102,11 @@ impl NvLinkReader {
             ..NvLink::default()
         };
         rows::read(caller, handle, ERROR_SUMS.iter(), &mut nvlink);
-        if !has_bytes {
+        if self.bytes == Some(ByteCounters::OfDriver) || self.bytes.is_none() && nvlink.active_links != Some(0) {
             rows::read(caller, handle, DATA_SUMS.iter(), &mut nvlink);
+            if nvlink.transmitted_bytes.or(nvlink.received_bytes).is_some() {
+                self.bytes = Some(ByteCounters::OfDriver);
+            }
         }
         nvlink
     }
