@@ -40,10 +40,10 @@ pub struct XidFault {
 pub struct DeviceFaults {
     /// `None`: the whole GPU.
     pub mig: Option<MigUuid>,
-    /// Unhealthy since; `None` if it was never evaluated, or is a MIG device that is gone.
+    /// Unhealthy since; `None` if no agent has evaluated it, or it is a MIG device that was removed meanwhile.
     pub since: Option<UnixSeconds>,
     pub mark: Option<MarkFault>,
-    /// Those whose end was not observed, or not long enough ago; of XIDs only those that have ended.
+    /// Those that are current or held down; of XIDs only those held down.
     #[serde(rename = "reasons")]
     pub causes: Vec<CauseFault>,
 }

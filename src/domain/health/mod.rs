@@ -11,7 +11,8 @@
 //!                            └── of an XID or a mark: unmark, the mark's end ────────────────► removed
 //! ```
 //!
-//! Removed at once are an ended `admin` or `unknown`, and an XID that the recovery action overrules. No hold-down ends while
+//! Removed at once are an ended `admin` or `unknown`, an XID that the recovery action overrules, and by an unmark a cause of
+//! an earlier agent whose value was not read. No hold-down ends while
 //! the GPUs are released, or with `recovery: manual`. A reset is of one GPU, a reload of the driver and thereby of all;
 //! a reload, or a reset that the energy counter shows, is a restart of the GPU.
 //!
@@ -43,8 +44,8 @@ use crate::domain::model::{
 use marks::Mark;
 use tracked_gpu::{Subject, SubjectTransition, TrackedGpu};
 
-/// How long a device that was never checked is `unknown`, or longer while a response is awaited: the first reads may
-/// take as long to be requested.
+/// How long a device is `unknown` that was never checked and awaits no response (`GpuSignals::unknown`): the first reads
+/// may be requested so late.
 const UNKNOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Older ones are dropped.
 const MAX_TRANSITIONS: usize = 256;
@@ -80,6 +81,13 @@ struct EvaluationContext<'a> {
     config: &'a HealthConfig,
     driver: &'a DriverStatus,
     now: Moment,
+}
+
+impl EvaluationContext<'_> {
+    /// The time against which limits of calls and reads are checked: none is made while the GPUs are released.
+    fn now_or_release(&self) -> Monotonic {
+        self.driver.released_since.unwrap_or(self.now.monotonic)
+    }
 }
 
 /// What is common to all GPUs.
@@ -201,7 +209,8 @@ impl Health {
 
     /// The device of this UUID or index: its UUID, its GPU, and which part of it.
     fn find(&mut self, name: &str) -> Result<(String, &mut TrackedGpu, Subject), MarkError> {
-        let listed = self.gpus.iter_mut().filter(|(_, gpu)| gpu.was_listed());
+        // One without a UUID loses its state when the UUID is read.
+        let listed = self.gpus.iter_mut().filter(|(uuid, gpu)| gpu.was_listed() && !uuid.is_of_address());
         let named = listed.filter_map(|(uuid, gpu)| {
             if uuid.as_str() == name || gpu.index.is_some_and(|index| index.to_string() == name) {
                 return Some((uuid.to_string(), gpu, Subject::Whole));

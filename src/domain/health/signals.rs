@@ -41,7 +41,7 @@ pub struct GpuSignals {
     /// Why it is lost, where that is because the driver does not list it.
     unlisted: Option<Arc<str>>,
     /// Since when there are no readings because the driver cannot be opened, or this process cannot read the GPU, and
-    /// why; also until it is lost while the driver is open.
+    /// why. Also ends where the driver is open and reports that it is lost.
     pub refused: Option<(Monotonic, Arc<str>)>,
     /// When a release had lasted for too long.
     release_expired_at: Option<Monotonic>,
@@ -60,7 +60,8 @@ pub struct GpuSignals {
     energy_counter: Option<u64>,
     /// The energy counter in the faults, and when it was updated.
     saved_energy_counter: Option<(Monotonic, u64)>,
-    /// When its energy counter last fell: it was certainly reset, or the driver reloaded.
+    /// When a fall of its energy counter was last confirmed: it was certainly reset, or the driver reloaded, and that a
+    /// pass or two before.
     pub counter_fell_at: Option<Monotonic>,
     /// When it last stopped being lost or needing a recovery action.
     pub probably_reset_at: Option<Monotonic>,
@@ -180,7 +181,7 @@ impl GpuSignals {
         }
     }
 
-    /// Whether the value that decides this reason was read since podmeter started.
+    /// Whether the value of the slow tier that decides this reason, if there is one, was read since podmeter started.
     pub fn was_read(&self, reason: UnhealthyReason) -> bool {
         match reason {
             UnhealthyReason::RecoveryAction => self.recovery_action.is_some(),
@@ -193,7 +194,7 @@ impl GpuSignals {
 
     pub fn causes(&self, context: EvaluationContext<'_>, first_listed: Monotonic) -> Vec<SignalCause> {
         use UnhealthyReason as Reason;
-        let (config, now) = (context.config, context.now.monotonic);
+        let (config, now) = (context.config, context.now_or_release());
         let mut causes: Vec<SignalCause> = vec![];
         if let Some(action) = self.recovery_action.filter(|action| *action != 0).and_then(recovery_action) {
             let detail = format!("the driver requests recovery: {}", action.replace('_', " "));
@@ -236,8 +237,8 @@ impl GpuSignals {
     /// | never checked nor lost, a read was requested or the driver refused, and it has not responded | until it responds |
     /// | never checked, otherwise | for `UNKNOWN_LIMIT` after it was listed |
     fn unknown(&self, context: EvaluationContext<'_>, first_listed: Monotonic) -> Option<(Arc<str>, &'static str)> {
-        let EvaluationContext { config, driver, now } = context;
-        let now = now.monotonic;
+        let EvaluationContext { config, driver, .. } = context;
+        let now = context.now_or_release();
         if self.release_expired_at.is_some() {
             return Some(match driver.released_since {
                 Some(_) => (

@@ -53,7 +53,7 @@ pub struct SubjectTransition {
 
 #[derive(Debug, Default)]
 pub struct TrackedGpu {
-    /// While it is present: the driver gives that of a GPU that is gone to another.
+    /// While it is present: the driver reuses indexes.
     pub index: Option<u32>,
     /// As the inventory last listed them.
     pub mig_devices: Vec<MigDevice>,
@@ -89,6 +89,7 @@ impl TrackedGpu {
             self.xids.restore(*code, fault);
             let migs = fault.mig_devices.iter().cloned().map(Subject::Mig);
             let subjects: Vec<Subject> = if fault.whole { vec![Subject::Whole] } else { migs.collect() };
+            // As a cause too: an XID that the first evaluation clears is held down.
             for subject in subjects {
                 restored.push(self.restore_cause(subject, (UnhealthyReason::Xid, *code)));
             }
@@ -125,8 +126,8 @@ impl TrackedGpu {
         (subject, restored)
     }
 
-    /// What an agent that starts later restores. `None`: nothing. An entry with neither a mark nor causes has the time
-    /// since when a MIG device is unhealthy by its GPU.
+    /// What an agent that starts later restores. `None`: nothing. A device has an entry without a mark or causes for its
+    /// `since`, where it is unhealthy by its GPU, by a current XID or as `unknown`.
     pub fn faults(&self) -> Option<GpuFaults> {
         let unhealthy = self.health.iter().filter(|(_, health)| !health.healthy).map(|(subject, _)| subject);
         // Also of MIG devices that are gone, and of a GPU that was not evaluated or is passed through.

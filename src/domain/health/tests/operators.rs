@@ -50,6 +50,18 @@ fn an_index_names_a_gpu_that_is_present_and_an_order_returns_its_uuid() {
     assert_eq!(order(&mut world, "0"), Err(MarkError::UnknownDevice("0".to_owned())));
 }
 
+/// Its mark would be lost when its UUID is read.
+#[test]
+fn a_gpu_that_is_known_by_its_address_only_has_no_mark() {
+    let mut world = World::checked();
+    let address = GpuUuid::of_address(&"0000:17:00.0".into());
+    let gpu = Gpu::not_present(address.clone());
+    Arc::make_mut(&mut world.hardware.inventory).gpus.insert(address.clone(), gpu);
+    assert!(!world.at(2).device(&address, None).unwrap().healthy);
+    let mark = OperatorOrder::Mark { device: address.to_string(), reason: "smells".to_owned(), until: None };
+    assert_eq!(world.health.execute(moment(2), &mark), Err(MarkError::UnknownDevice(address.to_string())));
+}
+
 #[test]
 fn in_manual_only_an_unmark_brings_a_device_back_and_only_if_it_has_recovered() {
     let mut world = World::new(HealthConfig { recovery: Recovery::Manual, ..HealthConfig::default() });

@@ -359,6 +359,8 @@ fn a_device_whose_first_check_hangs_goes_from_unknown_to_stuck() {
 #[test]
 fn released_devices_keep_their_health_for_a_while() {
     let mut world = World::checked();
+    world.stop_responding(|readings| readings.stuck = true);
+    world.at(2);
     world.release();
     world.gpu(|gpu| gpu.present = false);
     world.at(2);
@@ -369,7 +371,7 @@ fn released_devices_keep_their_health_for_a_while() {
     let whole = &world.health.state().gpus[&GPU.into()].whole.clone();
     assert_eq!(whole.reason(), Some(UnhealthyReason::Unknown));
     world.hardware.released = None;
-    world.gpu(|gpu| gpu.present = true);
+    world.respond();
     world.at(603);
     assert_eq!(world.reasons(), WELL);
 }
