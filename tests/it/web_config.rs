@@ -185,6 +185,16 @@ fn an_invalid_file_changes_nothing_and_is_logged_once_and_visible_in_the_metrics
     until_true("the valid file counts", || successful(1.0));
 }
 
+/// The file may have been read while it was written.
+#[test]
+fn clients_need_certificates_until_a_restart() {
+    let node = Node::new(&format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n"));
+    let running = node.start();
+    node.configure(TLS);
+    until_true("the refusal is logged", || running.log().contains("restart podmeter to serve clients without them"));
+    assert!(node.client().status(&running.address, "/metrics", "").is_err());
+}
+
 #[test]
 fn commands_use_the_authority_and_a_password() {
     let node = Node::new(&format!("{TLS}basic_auth_users:\n  alice: {}\n", hash("secret")));

@@ -32,6 +32,8 @@ pub enum WebConfigError {
 pub struct WebConfig {
     /// `None`: plain HTTP.
     pub tls: Option<Arc<ServerConfig>>,
+    /// Of clients.
+    requires_certificates: bool,
     /// For every response of a `Public` listener, unless it has the header already.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Name → bcrypt hash; no password is required where it is empty.
@@ -63,13 +65,15 @@ impl WebConfig {
     }
 
     fn checked(written: file::File, directory: &Path, mut files: Files) -> Result<Self, String> {
+        let client_auth = written.tls_server_config.as_ref().and_then(|section| section.client_auth_type);
+        let requires_certificates = client_auth == Some(file::ClientAuth::RequireAndVerifyClientCert);
         let tls = match written.tls_server_config {
             Some(section) => tls::server_config(section, directory, &mut files)
                 .map_err(|problem| format!("tls_server_config: {problem}"))?,
             None => None,
         };
         let (headers, users) = (file::headers(written.http_server_config)?, file::users(written.basic_auth_users)?);
-        Ok(Self { tls, headers, users, files })
+        Ok(Self { tls, requires_certificates, headers, users, files })
     }
 }
 

@@ -108,6 +108,8 @@ impl WatchedConfig {
             "tls_server_config is missing; restart podmeter to serve plain HTTP"
         } else if !current.users.is_empty() && read.users.is_empty() {
             "basic_auth_users is missing; restart podmeter to serve without passwords"
+        } else if current.requires_certificates && !read.requires_certificates {
+            "client_auth_type no longer requires certificates; restart podmeter to serve clients without them"
         } else {
             return Ok(read);
         };
