@@ -20,7 +20,8 @@ use super::listener::SEND_BYTES;
 use crate::domain::model::Monotonic;
 use crate::serve::metrics::Format;
 
-/// A longer body is kept as gzip. The send buffer of a connection, which the kernel doubles, takes a body of this length.
+/// A longer body is kept as gzip. The send buffer of a connection, which the kernel doubles as far as
+/// `net.core.wmem_max` permits, takes about a body of this length.
 const PLAIN_BYTES: usize = 2 * SEND_BYTES as usize;
 const PIECE_BYTES: usize = 16 * 1024;
 

@@ -28,14 +28,15 @@ use super::{negotiation, streams};
 use crate::serve::api::{HistoryResponse, NodeCondition, NodeResponse};
 use crate::serve::metrics::{self, Format};
 
-/// Reads of the journal at once, for all clients together: the response to each has some megabytes.
+/// Reads of the journal at once, for all clients together: each has some megabytes and waits for the disk on a blocking
+/// thread (`server`).
 pub(super) static JOURNAL_READS: Semaphore = Semaphore::const_new(2);
 
 /// Those for clients. `/detail` and `/live` are requested by the page's links and script only.
 const ROUTES: &str = "/  /metrics  /metrics/dcgm  /api/v1/node  /api/v1/health  /api/v1/record  /api/v1/allocations  \
                       /api/v1/history  /api/v1/stream  /-/healthy  /-/ready";
 
-/// The routes of the page, the metrics, the API and the probes. None changes anything.
+/// The routes of the page, the metrics, the API and the probes. None changes anything but the count of scrapes.
 pub fn router(state: WebState) -> Router {
     Router::new()
         .route("/", get(index))

@@ -21,7 +21,7 @@ pub struct GovernanceRequest {
     pub private: bool,
 }
 
-/// Writes the governance record of a snapshot. It reads files, so it is called on blocking threads.
+/// Writes the governance record of a snapshot. It reads files of the kernel, on blocking threads, and waits for no disk.
 pub type GovernanceSource = Arc<dyn Fn(&Snapshot, GovernanceRequest) -> Result<String, String> + Send + Sync>;
 
 /// Takes the query string of `/api/v1/allocations` and returns JSON; the error names what is wrong with the query. It

@@ -35,7 +35,7 @@ pub struct EventStreams(Arc<Feeds>);
 
 #[derive(Default)]
 struct Feeds {
-    /// Renderers have an immutable copy: none delays the next snapshot, or another request.
+    /// Renderers have an immutable copy: none holds the lock.
     history: Mutex<Arc<NodeHistory>>,
     node: Feed,
     /// By the index of their view.

@@ -109,7 +109,9 @@ fn row(page: &NodePage<'_>, account: &Account) -> Markup {
     let device = device_name(page.snapshot, &account.gpu, account.mig.as_ref());
     let container = &account.container;
     let uuid = account.mig.as_ref().map_or_else(|| account.gpu.to_string(), ToString::to_string);
-    let key = format!("{container} {uuid}");
+    let detail_key = format!("{container} {uuid}");
+    // A pod of the same name that came before has a row too.
+    let key = format!("{detail_key} {}", account.created.0);
     let is_held = account.holding.is_some();
     let parts = parts_of_device(&page.snapshot.hardware.inventory, account);
     let idle = idle(page, account);
@@ -143,7 +145,7 @@ fn row(page: &NodePage<'_>, account: &Account) -> Markup {
             td.total role="cell" { (figure("idle", account.figures.idle_seconds, seconds)) }
             td.total role="cell" { (figure("unknown", account.figures.uncovered_seconds, seconds)) }
             td.total role="cell" { (figure("energy", account.figures.energy_joules, kilowatt_hours)) }
-            td.detail role="cell" { (more(&key, &format!("{container} on {device}"))) }
+            td.detail role="cell" { (more(&detail_key, &format!("{container} on {device}"))) }
         }
     }
 }

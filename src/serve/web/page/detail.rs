@@ -8,7 +8,7 @@ use maud::{Markup, html};
 use super::text::{device_name, gibibytes, kilowatt_hours, percent, span, time, watts};
 use super::{document, events};
 use crate::domain::history::{HistoryEvent, NodeHistory};
-use crate::domain::model::{GpuUuid, MigDevice, Snapshot, UnixSeconds};
+use crate::domain::model::{ClaimGpu, GpuUuid, MigDevice, Snapshot, UnixSeconds};
 use crate::serve::metrics::{self, Family, SampleValue};
 
 /// What a row of the page is about.
@@ -17,6 +17,8 @@ struct DetailSubject<'a> {
     container: Option<[&'a str; 3]>,
     gpu: &'a GpuUuid,
     mig: Option<&'a MigDevice>,
+    /// The names that DRA drivers have for it.
+    claimed: Vec<&'a str>,
 }
 
 impl<'a> DetailSubject<'a> {
@@ -28,7 +30,16 @@ impl<'a> DetailSubject<'a> {
         };
         snapshot.hardware.inventory.gpus.values().find_map(|gpu| {
             let mig = gpu.mig_devices.iter().find(|mig| mig.uuid.as_str() == uuid);
-            (gpu.uuid.as_str() == uuid || mig.is_some()).then_some(Self { container, gpu: &gpu.uuid, mig })
+            let mig_uuid = mig.map(|mig| &mig.uuid);
+            let is_it = |joined: &&ClaimGpu| joined.gpu == gpu.uuid && joined.mig.as_ref() == mig_uuid;
+            let claims = snapshot.claim_gpus.iter().filter(is_it);
+            let claimed = || claims.map(|joined| joined.claim.device.as_str()).collect();
+            (gpu.uuid.as_str() == uuid || mig.is_some()).then(|| Self {
+                container,
+                gpu: &gpu.uuid,
+                mig,
+                claimed: claimed(),
+            })
         })
     }
 
@@ -41,7 +52,7 @@ impl<'a> DetailSubject<'a> {
     }
 
     /// The metrics of the device have no pod; those of a MIG device have its UUID or its GPU instance. Of the metrics of a
-    /// container, `podmeter_container_device_info` has no `gpu_uuid`; its `device` is the UUID, or the UUID with a slot.
+    /// container, those with a `device` name it as the kubelet does: by its UUID, that with a slot, or as claimed.
     fn has(&self, labels: &BTreeMap<&str, &str>) -> bool {
         let label = |name: &str| labels.get(name).copied();
         let on_gpu = label("gpu_uuid") == Some(self.gpu.as_str());
@@ -54,11 +65,12 @@ impl<'a> DetailSubject<'a> {
         };
         let Some([namespace, pod, container]) = self.container else { return on_device && label("pod").is_none() };
         let uuid = self.mig.map_or(self.gpu.as_str(), |mig| mig.uuid.as_str());
-        label("namespace") == Some(namespace)
-            && label("pod") == Some(pod)
-            && label("container").is_none_or(|name| name == container)
-            && (on_device || label("gpu_uuid").is_none())
-            && label("device").is_none_or(|device| device.starts_with(uuid))
+        let is_it = match label("device") {
+            Some(device) => device.starts_with(uuid) || self.claimed.contains(&device),
+            None => on_device || label("gpu_uuid").is_none(),
+        };
+        let in_pod = label("namespace") == Some(namespace) && label("pod") == Some(pod);
+        in_pod && label("container").is_none_or(|name| name == container) && is_it
     }
 
     fn concerns(&self, event: &HistoryEvent) -> bool {
@@ -187,6 +199,13 @@ mod tests {
         assert!(page.contains("podmeter_container_busy_seconds_total") && !page.contains("podmeter_device_"), "{page}");
         let busy = page.split("podmeter_container_busy_seconds_total").nth(1).unwrap().split("</div>").next().unwrap();
         assert_eq!(busy.matches("<dd>").count(), 1, "{busy}");
+    }
+
+    #[test]
+    fn a_container_has_the_metrics_of_its_claim() {
+        let mig = fixture::snapshot().claim_gpus[0].mig.clone().unwrap();
+        let page = detail(&format!("research/claiming/main {mig}")).unwrap();
+        assert!(page.contains("podmeter_container_claim_info") && page.contains("source dra"), "{page}");
     }
 
     #[test]

@@ -69,7 +69,7 @@ fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
                 ul.migs { @for mig in &gpu.mig_devices { (mig_row(page, gpu, mig, medium)) } }
             }
             (holders::of_gpu(page, gpu, capacity))
-            // The state is of a GPU without holders; `passthrough` may be of a held one.
+            // A held GPU has no state, and may be passed through.
             @if overview.is_some_and(|device| device.state == Some(DeviceState::Passthrough)) { p.muted { "No container holds it." } }
             // What is free of an unhealthy GPU cannot be had.
             @if health.is_none_or(|health| health.whole.healthy) { (state(page, overview)) }

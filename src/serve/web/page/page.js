@@ -39,7 +39,7 @@
     });
   }
 
-  // A hidden page receives no events.
+  // A page that is no longer visible receives no events.
   document.addEventListener('visibilitychange', () => {
     if (document.hidden) {
       clearTimeout(reconnect);
@@ -66,7 +66,8 @@
       : state === 'live' ? 'Live' : '';
   }
 
-  // Changes only what differs, to keep focus, selection and scroll position.
+  // Changes only what differs, to keep focus, selection and scroll position. What can come, go or move beside others of its
+  // kind, or has state, has an `id` or `data-key`, which no sibling has.
 
   const parser = document.createElement('template');
   function show(text) {
@@ -191,7 +192,8 @@
     const filtering = filter.value.trim() !== '';
     let shown = 0;
     for (const section of live.querySelectorAll('section')) {
-      const rows = section.querySelectorAll('[data-words]');
+      // Not those inside an open row.
+      const rows = section.querySelectorAll('[data-words]:not(.more *)');
       let here = 0;
       for (const row of rows) {
         row.hidden = filtering && !matches(row.dataset.words);

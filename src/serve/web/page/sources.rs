@@ -42,7 +42,7 @@ fn label(name: &str) -> &str {
     }
 }
 
-/// The kubelet has a duration once it was called, a tier of the driver once a call succeeded: until then it is "not yet".
+/// "Not yet" is a kubelet that was not called, and a tier of the driver of which no pass has succeeded.
 fn outcome(collector: &Collector) -> Markup {
     match collector {
         Collector { stuck: true, .. } => html! { span.badge.bad { "stuck" } },

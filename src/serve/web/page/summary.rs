@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::text::{figure, gibibytes, or_unknown, percent, watts};
 use super::view::window_words;
 use super::{NodePage, facts};
-use crate::domain::model::{DeviceReadings, Gpu, Snapshot};
+use crate::domain::model::{Account, DeviceReadings, Gpu, Holding, Snapshot};
 
 pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
     let snapshot = page.snapshot;
@@ -22,14 +22,18 @@ pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
     let sum = |values: &[f64]| (!values.is_empty()).then(|| values.iter().sum::<f64>());
     let bytes = |values: &[f64]| sum(values).map(|bytes| gibibytes(bytes as u64));
     let in_part = |known: usize| (known < gpus.len()).then(|| format!("{known} of {} GPUs known", gpus.len()));
-    let held = || snapshot.accounts.iter().filter_map(|account| Some((account, account.holding.as_ref()?)));
     // In GPUs, not in devices as in the rows of containers.
-    let idle_gpus = held()
-        .filter_map(|(account, holding)| {
-            Some(page.history.figures(account, page.view.window)?.idle_ratio()? * holding.fraction?)
-        })
-        .reduce(|one, other| one + other)
-        .or_else(|| held().next().is_none().then_some(0.0));
+    let idle_of = |(account, holding): (&Account, &Holding)| {
+        Some(page.history.figures(account, page.view.window)?.idle_ratio()? * holding.fraction?)
+    };
+    let held = snapshot.accounts.iter().filter_map(|account| Some((account, account.holding.as_ref()?)));
+    let idle: Vec<Option<f64>> = held.map(idle_of).collect();
+    let known = idle.iter().flatten().count();
+    let idle_gpus = (known > 0 || idle.is_empty()).then(|| idle.iter().flatten().fold(0.0, |sum, idle| sum + idle));
+    let mut of_idle = format!("GPUs, {}", window_words(page.view.window));
+    if known < idle.len() {
+        of_idle += &format!("; {known} of {} holdings known", idle.len());
+    }
     let gpus_worth = |gpus: f64| format!("{gpus:.1}");
     let of_memory = [bytes(&total).map(|total| format!("of {total}")), in_part(used.len())];
     let mut of_power = in_part(power.len()).unwrap_or_else(|| "of all GPUs".to_owned());
@@ -41,8 +45,7 @@ pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
             (tile("GPUs", html! { (gpus.len()) }, states, gpus_class))
             (tile("Allocated", figure("allocated", node.allocated_gpus, gpus_worth), format!("of {} GPUs", gpus.len()), ""))
             (tile("Held and idle", figure("held-and-idle", idle_gpus, gpus_worth),
-                format!("GPUs, {}", window_words(page.view.window)),
-                if idle_gpus.is_some_and(|gpus| gpus >= 0.95) { "warn" } else { "" }))
+                of_idle, if idle_gpus.is_some_and(|gpus| gpus >= 0.95) { "warn" } else { "" }))
             (tile("Busy now", figure("busy-now", node.busy_ratio, percent),
                 in_part(node.busy_known).unwrap_or_else(|| "mean of the GPUs".to_owned()), ""))
             (tile("Memory", html! { (or_unknown(bytes(&used))) },

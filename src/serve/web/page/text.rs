@@ -10,10 +10,10 @@ pub(super) fn or_unknown(text: Option<String>) -> String {
     text.unwrap_or_else(|| "–".to_owned())
 }
 
-/// A figure with its exact value, for programs.
+/// A figure, with three decimals for programs.
 pub(super) fn figure(name: &'static str, value: Option<f64>, show: impl Fn(f64) -> String) -> Markup {
-    let exact = value.map(|value| format!("{value:.3}"));
-    html! { b data-figure=(name) data-value=[exact] { (or_unknown(value.map(show))) } }
+    let decimal = value.map(|value| format!("{value:.3}"));
+    html! { b data-figure=(name) data-value=[decimal] { (or_unknown(value.map(show))) } }
 }
 
 /// With a no-break space.
