@@ -71,7 +71,7 @@ struct Turn {
 }
 
 /// Prints throughput, latency and processor time of both, ours first.
-pub fn compare(what: &str, sides: [&Side; 2], load: Load, rounds: usize, limit: &str) {
+pub fn compare(what: &str, sides: [&Side; 2], load: Load, rounds: usize) {
     let turns: Vec<[Turn; 2]> = (0..rounds)
         .map(|round| {
             // Alternate which side is first.
@@ -96,7 +96,7 @@ pub fn compare(what: &str, sides: [&Side; 2], load: Load, rounds: usize, limit: 
     };
     let conditions = format!("{what}, {connections}, median of {rounds} rounds in turns");
     let (ours, other, ratio) = of(|turn| turn.answered.per_second);
-    row(&format!("{conditions}: requests per second, {names}"), &format!("{ours:.0} / {other:.0} = {ratio:.2}"), limit);
+    row(&format!("{conditions}: requests per second, {names}"), &format!("{ours:.0} / {other:.0} = {ratio:.2}"), "–");
     for (figure, value) in [
         ("processor time per request", (|turn| turn.cpu) as fn(&Turn) -> f64),
         ("median latency", |turn| turn.answered.median),

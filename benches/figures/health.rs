@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::measure::{Connection, process_seconds, quantiles, row};
+use crate::measure::{Connection, quantiles, row};
 use crate::support::agent::{self, Running};
 use crate::{Bench, GPUS, uuid};
 
@@ -56,17 +56,4 @@ pub fn measure(bench: &Bench) {
     row("the same with a full log pipe", &quantiles(to_kubelet_blocked), "≤ 50 ms / –");
     row("XID → on the page, median / worst of 30", &quantiles(to_page), "– / ≤ 1000 ms");
     row("the same with a full log pipe", &quantiles(to_page_blocked), "– / ≤ 1000 ms");
-
-    let demo = Running::start(&["demo", "--faults", "--listen", "127.0.0.1:0"], &[], None);
-    let days = || demo.log().matches("a day begins").count();
-    while days() < 1 {
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let (cpu, began) = (process_seconds(demo.pid()), Instant::now());
-    while days() < 2 {
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    let share = (process_seconds(demo.pid()) - cpu) / began.elapsed().as_secs_f64() * 100.0;
-    let figure = "processor time over the demo's day of faults, simulated kubelet, pods and driver included";
-    row(figure, &format!("{share:.2} % of a core"), "≤ 2 %");
 }

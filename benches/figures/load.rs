@@ -7,8 +7,6 @@ use std::process::Command;
 pub struct Load {
     pub connections: usize,
     pub seconds: u32,
-    /// `Name: value`.
-    pub header: &'static str,
 }
 
 /// wrk's results; times in milliseconds.
@@ -21,12 +19,12 @@ pub struct Answered {
 
 impl Load {
     pub fn on(self, url: &str) -> Answered {
-        // As many threads as nginx has workers, but no more than connections.
+        // No more than connections.
         let threads = self.connections.min(2).to_string();
         let (connections, seconds) = (self.connections.to_string(), format!("{}s", self.seconds));
         let output = Command::new("wrk")
             .args(["--threads", &threads, "--connections", &connections, "--duration", &seconds])
-            .args(["--latency", "--header", self.header, url])
+            .args(["--latency", "--header", "Accept: text/plain", url])
             .output()
             .expect("wrk is installed (Debian: apt-get install wrk)");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

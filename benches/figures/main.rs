@@ -18,7 +18,6 @@ mod idle;
 mod line;
 mod load;
 mod measure;
-mod nginx;
 mod peer;
 mod plugin;
 mod resident;
@@ -41,7 +40,7 @@ const PLAIN_PODS: usize = 30;
 
 type Part = fn(&Bench);
 
-const PARTS: [(&str, Part); 13] = [
+const PARTS: [(&str, Part); 12] = [
     ("start", usual::start),
     ("steady", usual::steady),
     ("allocations", usual::new_allocations),
@@ -51,7 +50,6 @@ const PARTS: [(&str, Part); 13] = [
     ("health", health::measure),
     ("resident", resident::measure),
     ("faults", faults::measure),
-    ("nginx", nginx::measure),
     ("hostile", hostile::measure),
     ("scale", scale::measure),
     ("allocate", allocate::measure),

@@ -50,8 +50,8 @@ pub fn measure(bench: &Bench, command: &str, url: &str) {
     let figure = format!("idle processor time over {} s, podmeter / peer", IDLE.as_secs());
     row(&figure, &format!("{:.2} / {:.2} % of a core", idle[0], idle[1]), "–");
     for connections in [1, 8] {
-        let load = Load { connections, seconds: 2, header: "Accept: text/plain" };
-        compare("scrape", sides, load, ROUNDS, "–");
+        let load = Load { connections, seconds: 2 };
+        compare("scrape", sides, load, ROUNDS);
     }
     let resident = sides.map(|side| family(side.pid).into_iter().map(|pid| Resident::of(pid).all).sum::<f64>());
     let ratio = resident[0] / resident[1];
