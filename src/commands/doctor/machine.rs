@@ -91,7 +91,7 @@ fn conflicts(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     for resource in resources.into_iter().filter(|resource| is_ours(resource)) {
         let ids = listed.and_then(|listed| listed.get(resource)).cloned().unwrap_or_default();
         // The doctor has sent no IDs itself; those of a running podmeter do not conflict, because its socket is live.
-        if let Some(conflict) = plugin::conflict(resource, &ids, &BTreeSet::new(), live) {
+        if let Some(conflict) = plugin::other_plugin(resource, &ids, &BTreeSet::new(), live) {
             return Ok(match known.contains(resource) {
                 true => Finding::failed(conflict, "remove one of the two plugins"),
                 false => {

@@ -31,5 +31,5 @@ pub use config::{
 pub use host::HostPaths;
 pub use host::sockets::{kubelet_socket, live as live_sockets};
 pub use inputs::PluginInputs;
-pub use registration::{conflict, known_resource};
+pub use registration::{known_resource, other_plugin};
 pub use task::{PluginHandle, PluginSettings, start};

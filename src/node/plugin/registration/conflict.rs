@@ -5,7 +5,7 @@
 //! plugin that it uses. It is compared after each change in the plugin directory and every ten seconds
 //! (`kubelet::schedule`):
 //!
-//! - device IDs that podmeter never sent, or a live socket of a known plugin: a conflict;
+//! - device IDs that this process never sent, or a live socket of a known plugin: a conflict;
 //! - none of our healthy IDs, in two answers: unlisted. A single answer may be from the moment of a change.
 //!
 //! In: answers of the kubelet, names of live sockets, the offer. Out: a `Comparison`. Pure. What containers hold is not
@@ -66,9 +66,9 @@ impl Comparisons {
         let answer = answer.filter(|(_, at)| at.monotonic >= self.from);
         let nothing = BTreeSet::new();
         let listed = answer.and_then(|(listed, _)| listed.devices.get(&offer.resource)).unwrap_or(&nothing);
-        let ours = offer.devices.iter().map(|device| device.id.clone()).chain(advertised.iter().cloned()).collect();
-        if let Some(conflict) = conflict(&offer.resource, listed, &ours, live) {
-            self.last = Comparison::Conflict(conflict);
+        let sent = offer.devices.iter().map(|device| device.id.clone()).chain(advertised.iter().cloned()).collect();
+        if let Some(other) = other_plugin(&offer.resource, listed, &sent, live) {
+            self.last = Comparison::Conflict(other);
         } else if let Comparison::Conflict(_) = self.last {
             self.last = Comparison::ConflictEnded;
         } else if let Some(at) = answer.map(|(_, at)| at.monotonic).filter(|at| self.compared != Some(*at)) {
@@ -88,18 +88,19 @@ impl Comparisons {
 
 /// Which other plugin serves the resource, with a remedy. `None`: none, or another podmeter, in a rolling update.
 ///
-/// `allocatable` are the kubelet's devices of the resource, `ours` those that podmeter has sent it, and `live` the names
-/// of the sockets that accept connections.
-pub fn conflict(
+/// `allocatable` are the kubelet's devices of the resource, `sent` those that this process has sent it, and `live` the
+/// names of the sockets that accept connections. A device that is offered and was not sent is not in `sent`: another
+/// plugin may list the same GPU by the same UUID.
+pub fn other_plugin(
     resource: &ResourceName,
     allocatable: &BTreeSet<DeviceId>,
-    ours: &BTreeSet<DeviceId>,
+    sent: &BTreeSet<DeviceId>,
     live: &[String],
 ) -> Option<String> {
     if let Some(socket) = live.iter().find(|name| known_resource(name).as_ref() == Some(resource)) {
         return Some(format!("another device plugin serves {resource} on {socket}; {REMEDY}"));
     }
-    let others = allocatable.difference(ours).count();
+    let others = allocatable.difference(sent).count();
     let rolling_update = live.iter().any(|name| sockets::is_a_podmeters(name, resource));
     (others > 0 && !rolling_update).then(|| {
         format!("the kubelet lists {others} devices of {resource} that another device plugin advertised; {REMEDY}")
@@ -127,10 +128,10 @@ mod tests {
     use crate::domain::model::{Allocatable, Moment};
     use crate::node::plugin::offer::{OfferedDevice, OfferedHardware, OfferedHealth, PluginUnhealthy};
 
-    fn found(allocatable: &[&str], ours: &[&str], live: &[&str]) -> Option<String> {
+    fn found(allocatable: &[&str], sent: &[&str], live: &[&str]) -> Option<String> {
         let ids = |ids: &[&str]| ids.iter().map(|id| DeviceId::new(*id)).collect();
         let live: Vec<String> = live.iter().map(|name| (*name).to_owned()).collect();
-        conflict(&"nvidia.com/gpu".into(), &ids(allocatable), &ids(ours), &live)
+        other_plugin(&"nvidia.com/gpu".into(), &ids(allocatable), &ids(sent), &live)
     }
 
     #[test]

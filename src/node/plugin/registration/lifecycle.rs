@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::conflict::{self, Comparison, Comparisons, LIST_SHOWN, conflict};
+use super::conflict::{self, Comparison, Comparisons, LIST_SHOWN, other_plugin};
 use super::register::{Deadlines, RegistrationEnd, register};
 use super::server::PluginServer;
 use crate::backoff::{Backoff, with_jitter};
@@ -201,7 +201,8 @@ impl Lifecycle {
             let resource = self.resource();
             let listed = kubelet.allocatable.as_ref().and_then(|answer| answer.devices.get(&resource));
             let live = self.live_sockets(&BTreeMap::new()).await;
-            let Some(reason) = conflict(&resource, listed.unwrap_or(&BTreeSet::new()), &self.advertised, &live) else {
+            let other = other_plugin(&resource, listed.unwrap_or(&BTreeSet::new()), &self.advertised, &live);
+            let Some(reason) = other else {
                 if logged.is_some() {
                     tracing::info!(%resource, "no other device plugin serves the resource any more");
                     self.inputs.status.set_conflict(None);

@@ -10,6 +10,6 @@ mod server;
 #[cfg(test)]
 mod tests;
 
-pub use conflict::{conflict, known_resource};
+pub use conflict::{known_resource, other_plugin};
 pub use lifecycle::{EndedLifecycle, Lifecycle};
 pub use register::Deadlines;
