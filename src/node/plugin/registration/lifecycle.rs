@@ -81,8 +81,8 @@ pub struct EndedLifecycle {
 
 /// One pass through the states.
 struct Attempt {
-    /// The kubelet's socket, from `Serving` on.
-    kubelet: Option<SocketIdentity>,
+    /// From `Serving` on.
+    kubelet_socket: Option<SocketIdentity>,
     /// From `Serving` on.
     server: Option<PluginServer>,
     /// In `Registered`.
@@ -97,12 +97,12 @@ impl Lifecycle {
         let mut logged = String::new();
         let began = self.now();
         loop {
-            let mut attempt = Attempt { kubelet: None, server: None, registered_at: None };
+            let mut attempt = Attempt { kubelet_socket: None, server: None, registered_at: None };
             let end = tokio::select! {
                 Err(end) = self.attempt(&mut attempt, began) => Some(end),
                 _ = stop.wait_for(Option::is_some) => None,
             };
-            let kubelet = attempt.kubelet;
+            let kubelet_socket = attempt.kubelet_socket;
             if self.close(attempt, &mut backoff).await {
                 logged.clear();
             }
@@ -110,7 +110,7 @@ impl Lifecycle {
             self.publish_end(&end, &mut logged);
             tokio::select! {
                 () = tokio::time::sleep(with_jitter(backoff.pause(), random())) => {}
-                () = self.until_other_kubelet(kubelet) => backoff.reset(),
+                () = self.until_other_kubelet(kubelet_socket) => backoff.reset(),
                 _ = stop.wait_for(Option::is_some) => break,
             }
         }
@@ -122,13 +122,13 @@ impl Lifecycle {
     /// From `Waiting` to the end of the registration, or of the attempt.
     async fn attempt(&mut self, attempt: &mut Attempt, began: Monotonic) -> Result<Infallible, RegistrationEnd> {
         // `Waiting`.
-        self.kubelet()?;
+        self.kubelet_socket()?;
         if self.inputs.config.on_conflict() == OnConflict::Wait {
             self.until_free().await;
         }
         self.until_checked(began).await;
         // `Serving`, with the kubelet that is there after the wait.
-        let kubelet = *attempt.kubelet.insert(self.kubelet()?);
+        let kubelet_socket = *attempt.kubelet_socket.insert(self.kubelet_socket()?);
         // With takeover, our registration replaces the plugins that serve now: their sockets do not count any more.
         let replaced = match self.inputs.config.on_conflict() {
             OnConflict::Takeover => sockets::identities(&self.directory),
@@ -141,9 +141,9 @@ impl Lifecycle {
         // The kubelet dials our socket within Register, for up to ten seconds: not waited for where that was removed.
         tokio::select! {
             registered = self.register(server, &mut attempt.registered_at) => registered?,
-            end = self.until_sockets_change(server, kubelet) => return Err(end),
+            end = self.until_sockets_change(server, kubelet_socket) => return Err(end),
         }
-        Err(self.stay_registered(server, kubelet, &replaced).await)
+        Err(self.stay_registered(server, kubelet_socket, &replaced).await)
     }
 
     /// `Serving` → `Registered`, until the kubelet has opened the list.
@@ -197,9 +197,9 @@ impl Lifecycle {
         let mut logged: Option<String> = None;
         loop {
             self.directory_changes.mark_unchanged();
-            let kubelet = Arc::clone(&self.inputs.plugin.kubelet.borrow_and_update());
+            let answer = Arc::clone(&self.inputs.plugin.kubelet.borrow_and_update());
             let resource = self.resource();
-            let listed = kubelet.allocatable.as_ref().and_then(|answer| answer.devices.get(&resource));
+            let listed = answer.allocatable.as_ref().and_then(|allocatable| allocatable.devices.get(&resource));
             let live = self.live_sockets(&BTreeMap::new()).await;
             let other = other_plugin(&resource, listed.unwrap_or(&BTreeSet::new()), &self.advertised, &live);
             let Some(reason) = other else {
@@ -243,14 +243,14 @@ impl Lifecycle {
     async fn stay_registered(
         &mut self,
         server: &PluginServer,
-        kubelet: SocketIdentity,
+        kubelet_socket: SocketIdentity,
         replaced: &BTreeMap<String, SocketIdentity>,
     ) -> RegistrationEnd {
         let mut comparisons = Comparisons::new(self.now());
         let mut logged = None;
         loop {
             self.directory_changes.mark_unchanged();
-            if let Some(end) = self.sockets_changed(server, kubelet) {
+            if let Some(end) = self.sockets_changed(server, kubelet_socket) {
                 return end;
             }
             let live = self.live_sockets(replaced).await;
@@ -295,19 +295,19 @@ impl Lifecycle {
     }
 
     /// Whether the kubelet's socket is another one, or ours was removed.
-    fn sockets_changed(&self, server: &PluginServer, kubelet: SocketIdentity) -> Option<RegistrationEnd> {
+    fn sockets_changed(&self, server: &PluginServer, kubelet_socket: SocketIdentity) -> Option<RegistrationEnd> {
         match sockets::identity(&sockets::kubelet_socket(&self.directory)) {
             None => Some(RegistrationEnd::KubeletSocketRemoved),
-            Some(now) if now != kubelet => Some(RegistrationEnd::KubeletRestarted),
+            Some(now) if now != kubelet_socket => Some(RegistrationEnd::KubeletRestarted),
             _ if !server.socket_is_there() => Some(RegistrationEnd::SocketRemoved),
             _ => None,
         }
     }
 
-    async fn until_sockets_change(&self, server: &PluginServer, kubelet: SocketIdentity) -> RegistrationEnd {
+    async fn until_sockets_change(&self, server: &PluginServer, kubelet_socket: SocketIdentity) -> RegistrationEnd {
         let mut changes = self.directory_changes.clone();
         loop {
-            if let Some(end) = self.sockets_changed(server, kubelet) {
+            if let Some(end) = self.sockets_changed(server, kubelet_socket) {
                 return end;
             }
             changed(&mut changes).await;
@@ -326,7 +326,7 @@ impl Lifecycle {
         }
     }
 
-    fn kubelet(&self) -> Result<SocketIdentity, RegistrationEnd> {
+    fn kubelet_socket(&self) -> Result<SocketIdentity, RegistrationEnd> {
         let socket = sockets::kubelet_socket(&self.directory);
         sockets::identity(&socket).ok_or(RegistrationEnd::NoKubelet(socket))
     }
