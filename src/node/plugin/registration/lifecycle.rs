@@ -79,13 +79,13 @@ pub struct EndedLifecycle {
     pub advertised: BTreeSet<DeviceId>,
 }
 
-/// One pass through the states.
+/// How far one pass through the states came. `close` needs it also when `stop` has cancelled the pass.
 struct Attempt {
     /// From `Serving` on.
     kubelet_socket: Option<SocketIdentity>,
     /// From `Serving` on.
     server: Option<PluginServer>,
-    /// In `Registered`.
+    /// From `Registered` on.
     registered_at: Option<Monotonic>,
 }
 
@@ -163,7 +163,8 @@ impl Lifecycle {
         listed.map_err(|_| RegistrationEnd::NotListed(self.deadlines.list))
     }
 
-    /// Any state → `Waiting`: closes the server. Returns whether there was a registration.
+    /// Any state → `Waiting`: closes the server. If there was a registration: keeps the devices that it advertised,
+    /// resets the backoff if it lasted, and returns true.
     async fn close(&mut self, attempt: Attempt, backoff: &mut Backoff) -> bool {
         if let Some(server) = attempt.server {
             server.close().await;
