@@ -60,7 +60,7 @@ impl ServedResources {
         let (stop, stopped) = watch::channel(None);
         let lifecycle = Lifecycle {
             directory: self.directory.clone(),
-            inputs: ServiceInputs {
+            service: ServiceInputs {
                 config: Arc::clone(config),
                 offer,
                 facts,

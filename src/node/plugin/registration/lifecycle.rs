@@ -61,7 +61,7 @@ const LASTED: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Lifecycle {
     pub directory: PathBuf,
-    pub inputs: ServiceInputs,
+    pub service: ServiceInputs,
     /// Counts the changes of the directory.
     pub directory_changes: watch::Receiver<u64>,
     /// Why it is to end.
@@ -115,7 +115,7 @@ impl Lifecycle {
             }
         }
         let reason = stop.borrow().unwrap_or("podmeter is ending");
-        self.inputs.status.unregistered(reason);
+        self.service.status.unregistered(reason);
         EndedLifecycle { resource: self.resource(), advertised: self.advertised }
     }
 
@@ -123,19 +123,19 @@ impl Lifecycle {
     async fn attempt(&mut self, attempt: &mut Attempt, began: Monotonic) -> Result<Infallible, RegistrationEnd> {
         // `Waiting`.
         self.kubelet_socket()?;
-        if self.inputs.config.on_conflict() == OnConflict::Wait {
+        if self.service.config.on_conflict() == OnConflict::Wait {
             self.until_free().await;
         }
         self.until_checked(began).await;
         // `Serving`, with the kubelet that is there after the wait.
         let kubelet_socket = *attempt.kubelet_socket.insert(self.kubelet_socket()?);
         // With takeover, our registration replaces the plugins that serve now: their sockets do not count any more.
-        let replaced = match self.inputs.config.on_conflict() {
+        let replaced = match self.service.config.on_conflict() {
             OnConflict::Takeover => sockets::identities(&self.directory),
             OnConflict::Wait => BTreeMap::new(),
         };
         let name = sockets::fresh_name(&self.resource());
-        let server = PluginServer::start(&self.directory, &name, self.inputs.clone())
+        let server = PluginServer::start(&self.directory, &name, self.service.clone())
             .map_err(|error| RegistrationEnd::Socket { path: self.directory.join(name), error })?;
         let server = attempt.server.insert(server);
         // The kubelet dials our socket within Register, for up to ten seconds: not waited for where that was removed.
@@ -156,8 +156,8 @@ impl Lifecycle {
         let registered = register(&socket, server.name(), resource.as_str(), self.deadlines.register).await;
         registered.map_err(RegistrationEnd::Register)?;
         *registered_at = Some(self.now());
-        self.inputs.status.registered();
-        let devices = self.inputs.offer.borrow().devices.len();
+        self.service.status.registered();
+        let devices = self.service.offer.borrow().devices.len();
         tracing::info!(%resource, devices, "registered with the kubelet");
         let listed = tokio::time::timeout(self.deadlines.list, server.list_opened()).await;
         listed.map_err(|_| RegistrationEnd::NotListed(self.deadlines.list))
@@ -170,7 +170,7 @@ impl Lifecycle {
             server.close().await;
         }
         let Some(at) = attempt.registered_at else { return false };
-        self.advertised.extend(self.inputs.offer.borrow().devices.iter().map(|device| device.id.clone()));
+        self.advertised.extend(self.service.offer.borrow().devices.iter().map(|device| device.id.clone()));
         if self.now().since(at) >= LASTED {
             backoff.reset();
         }
@@ -180,9 +180,9 @@ impl Lifecycle {
     /// Logs a reason once, until there is a registration.
     fn publish_end(&self, end: &RegistrationEnd, logged: &mut String) {
         let reason = end.to_string();
-        self.inputs.status.unregistered(&reason);
+        self.service.status.unregistered(&reason);
         if let RegistrationEnd::TakenOver(by) = end {
-            self.inputs.status.set_conflict(Some(by));
+            self.service.status.set_conflict(Some(by));
         }
         if *logged != reason {
             tracing::warn!(resource = %self.resource(), "not registered: {reason}");
@@ -194,11 +194,11 @@ impl Lifecycle {
     async fn until_free(&mut self) {
         let known = |state: &Arc<KubeletState>| state.allocatable_at.is_some() || state.problem.is_some();
         // No answer is no conflict; an error is the agent ending.
-        let _ = tokio::time::timeout(FIRST_ANSWER, self.inputs.plugin.kubelet.wait_for(known)).await;
+        let _ = tokio::time::timeout(FIRST_ANSWER, self.service.plugin.kubelet.wait_for(known)).await;
         let mut logged: Option<String> = None;
         loop {
             self.directory_changes.mark_unchanged();
-            let answer = Arc::clone(&self.inputs.plugin.kubelet.borrow_and_update());
+            let answer = Arc::clone(&self.service.plugin.kubelet.borrow_and_update());
             let resource = self.resource();
             let listed = answer.allocatable.as_ref().and_then(|allocatable| allocatable.devices.get(&resource));
             let live = self.live_sockets(&BTreeMap::new()).await;
@@ -206,23 +206,23 @@ impl Lifecycle {
             let Some(reason) = other else {
                 if logged.is_some() {
                     tracing::info!(%resource, "no other device plugin serves the resource any more");
-                    self.inputs.status.set_conflict(None);
+                    self.service.status.set_conflict(None);
                 }
                 return;
             };
             let before = logged.replace(reason.clone());
             if before.as_ref() != Some(&reason) {
                 tracing::warn!(%resource, "waiting: {reason}");
-                self.inputs.status.set_conflict(Some(&reason));
+                self.service.status.set_conflict(Some(&reason));
             }
             if before.is_none() {
                 // The devices of a podmeter that has just ended are listed for a moment longer.
                 tokio::time::sleep(LIST_SHOWN).await;
-                self.inputs.plugin.refresh_allocatable.notify_one();
+                self.service.plugin.refresh_allocatable.notify_one();
             }
             tokio::select! {
                 () = changed(&mut self.directory_changes) => {}
-                () = changed(&mut self.inputs.plugin.kubelet) => {}
+                () = changed(&mut self.service.plugin.kubelet) => {}
             }
         }
     }
@@ -237,7 +237,7 @@ impl Lifecycle {
         let checked = |offer: &Arc<Offer>| !offer.devices.iter().any(is_unchecked);
         let left = FIRST_CHECK.saturating_sub(self.now().since(began));
         // Unchecked devices are then sent as they are; an error means that the agent is ending.
-        let _ = tokio::time::timeout(left, self.inputs.offer.wait_for(checked)).await;
+        let _ = tokio::time::timeout(left, self.service.offer.wait_for(checked)).await;
     }
 
     /// `Registered` and `In conflict`, with the list open.
@@ -256,19 +256,19 @@ impl Lifecycle {
             }
             let live = self.live_sockets(replaced).await;
             let live: Vec<String> = live.into_iter().filter(|name| *name != server.name()).collect();
-            let answer = Arc::clone(&self.inputs.plugin.kubelet.borrow_and_update());
-            let offer = Arc::clone(&self.inputs.offer.borrow());
+            let answer = Arc::clone(&self.service.plugin.kubelet.borrow_and_update());
+            let offer = Arc::clone(&self.service.offer.borrow());
             let mut next_query = None;
             match comparisons.compare(&offer, &self.advertised, &answer, &live) {
                 // At the earliest after half of `LIST_SHOWN`: it is asked again until there is an answer.
                 Comparison::Absent(due) => next_query = Some(due.since(self.now()).max(LIST_SHOWN / 2)),
                 Comparison::Unlisted => return RegistrationEnd::Unlisted,
-                Comparison::Conflict(by) if self.inputs.config.on_conflict() == OnConflict::Takeover => {
+                Comparison::Conflict(by) if self.service.config.on_conflict() == OnConflict::Takeover => {
                     return RegistrationEnd::TakenOver(by);
                 }
                 Comparison::Conflict(by) if logged.as_ref() != Some(&by) => {
                     tracing::warn!(resource = %offer.resource, "waiting: {by}");
-                    self.inputs.status.registered_by_another(&by);
+                    self.service.status.registered_by_another(&by);
                     logged = Some(by);
                 }
                 Comparison::Listed | Comparison::Conflict(_) => {}
@@ -276,9 +276,9 @@ impl Lifecycle {
             }
             tokio::select! {
                 () = changed(&mut self.directory_changes) => {}
-                () = changed(&mut self.inputs.plugin.kubelet) => {}
+                () = changed(&mut self.service.plugin.kubelet) => {}
                 () = tokio::time::sleep(next_query.unwrap_or_default()), if next_query.is_some() => {
-                    self.inputs.plugin.refresh_allocatable.notify_one();
+                    self.service.plugin.refresh_allocatable.notify_one();
                 }
                 () = server.stream_lost() => return RegistrationEnd::StreamLost,
             }
@@ -333,10 +333,10 @@ impl Lifecycle {
     }
 
     fn now(&self) -> Monotonic {
-        self.inputs.clock.now().monotonic
+        self.service.clock.now().monotonic
     }
 
     fn resource(&self) -> ResourceName {
-        self.inputs.offer.borrow().resource.clone()
+        self.service.offer.borrow().resource.clone()
     }
 }

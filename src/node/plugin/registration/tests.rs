@@ -66,7 +66,7 @@ impl LifecycleHarness {
         let directory_watch = tokio::spawn(watch);
         let config = entry(&format!("kind: simulated, name: {TOY}, devices: 1, onConflict: takeover"));
         let (offer, offers) = watch::channel(Arc::new(first));
-        let inputs = ServiceInputs {
+        let service = ServiceInputs {
             status: ResourceStatus::begin(TOY.into(), &config, clock, publish),
             config: Arc::new(config),
             offer: offers,
@@ -76,7 +76,7 @@ impl LifecycleHarness {
         };
         let lifecycle = Lifecycle {
             directory: directory.to_owned(),
-            inputs,
+            service,
             directory_changes: changed,
             stop: stopped,
             advertised: std::collections::BTreeSet::new(),
