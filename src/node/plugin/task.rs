@@ -19,7 +19,7 @@ use crate::clock::Clock;
 use crate::domain::model::{
     AppliedProfile, HardwareSource, HardwareState, HealthState, KubeletState, Monotonic, PluginState,
 };
-use crate::tasks::Tasks;
+use crate::tasks::{Tasks, changed};
 
 #[derive(Clone, Debug)]
 pub struct PluginSettings {
@@ -112,7 +112,7 @@ impl PluginTask {
     }
 
     async fn serve(&mut self, mut plans: watch::Receiver<PluginPlan>, mut stop: watch::Receiver<bool>) {
-        let (mut inputs, mut may_reload) = (self.inputs.clone(), true);
+        let mut inputs = self.inputs.clone();
         loop {
             let hardware = Arc::clone(&inputs.hardware.borrow_and_update());
             let health = Arc::clone(&inputs.health.borrow_and_update());
@@ -136,10 +136,7 @@ impl PluginTask {
                 changed = inputs.hardware.changed() => if changed.is_err() { return },
                 changed = inputs.health.changed() => if changed.is_err() { return },
                 changed = inputs.kubelet.changed(), if has_vanished => if changed.is_err() { return },
-                changed = plans.changed(), if may_reload => match changed {
-                    Ok(()) => (self.plan, self.candidates) = (plans.borrow_and_update().clone(), None),
-                    Err(_) => may_reload = false,
-                },
+                () = changed(&mut plans) => (self.plan, self.candidates) = (plans.borrow_and_update().clone(), None),
                 results = self.host_scans.done() => self.apply_scan(results.expect("a scan does not panic")),
                 () = tokio::time::sleep(scan_in.unwrap_or_default()), if scan_in.is_some() => {}
                 Some(ended) = self.served.lifecycles.join_next() => {
