@@ -24,7 +24,7 @@ pub fn is_ready(snapshot: &Snapshot) -> Result<(), String> {
         return Err("the devices have not been read yet".into());
     }
     let Some(plugin) = &snapshot.plugin else { return Ok(()) };
-    if !plugin.checked {
+    if !plugin.resources_complete {
         return Err("the device plugin has not checked the devices yet".into());
     }
     // One registration is enough: a restart of the kubelet does not make the metrics unready.

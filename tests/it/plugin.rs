@@ -260,5 +260,5 @@ async fn devices_that_exist_nowhere_are_served_without_a_driver() {
     counts(&node, "example.com/toy", 3, 3).await;
     let container = ContainerSpec::new("main").asks("example.com/toy", 2);
     assert_eq!(node.add_pod(PodSpec::new("team", "player").container(container)).await, AdmissionOutcome::Running);
-    assert!(podmeter.state.borrow().checked);
+    assert!(podmeter.state.borrow().resources_complete);
 }

@@ -11,8 +11,9 @@ use super::{DeviceId, DurationHistogram, GpuUuid, Monotonic, ResourceName, Unhea
 /// The state of the device plugin.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PluginState {
-    /// Whether the devices have been scanned: `resources` is then complete.
-    pub checked: bool,
+    /// Whether `resources` has all that is offered: the driver was read, or has a problem, and the host was scanned.
+    #[serde(rename = "checked")]
+    pub resources_complete: bool,
     /// Kubelets that replaced another one since the start.
     pub kubelet_restarts: u64,
     /// What is not offered as configured, each a sentence with its remedy. Sorted.

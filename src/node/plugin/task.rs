@@ -127,8 +127,8 @@ impl PluginTask {
                 || hardware.inventory.generation > 0
                 || hardware.problem.is_some();
             let may_begin = self.entries.values().all(|entry| entry.may_begin(&hardware, now));
-            if driver_is_known && may_begin && !self.publish.borrow().checked {
-                self.publish.send_modify(|state| Arc::make_mut(state).checked = true);
+            if driver_is_known && may_begin && !self.publish.borrow().resources_complete {
+                self.publish.send_modify(|state| Arc::make_mut(state).resources_complete = true);
             }
             let scan_in = self.host_scans.next_check(needs_polling, now);
             let has_vanished = self.entries.values().any(ConfiguredEntry::has_vanished);

@@ -143,7 +143,7 @@ fn plugin() -> PluginState {
         ..PluginResource::default()
     };
     PluginState {
-        checked: true,
+        resources_complete: true,
         kubelet_restarts: 1,
         problems: vec!["MIG-9 <b>is not offered</b>".into()],
         profile: Some(AppliedProfile { decision: "profile", name: Some("h100-mig".into()) }),

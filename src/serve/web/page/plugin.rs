@@ -29,7 +29,7 @@ pub fn plugin(plugin: &PluginState) -> Markup {
             p.problem { (problem) }
         }
         @if plugin.resources.is_empty() {
-            p { @if plugin.checked { "There are no devices to offer." } @else { "Devices not read yet." } }
+            p { @if plugin.resources_complete { "There are no devices to offer." } @else { "Devices not read yet." } }
         } @else {
             (table(
                 [("Resource", None), ("State", None), ("Healthy", NUMBER), ("Unhealthy", NUMBER), ("Why unhealthy", None)],
@@ -127,6 +127,8 @@ mod tests {
     #[test]
     fn no_devices_and_devices_not_read_yet_differ() {
         assert!(page(&PluginState::default()).contains("not read yet"));
-        assert!(page(&PluginState { checked: true, ..PluginState::default() }).contains("no devices to offer"));
+        assert!(
+            page(&PluginState { resources_complete: true, ..PluginState::default() }).contains("no devices to offer")
+        );
     }
 }
