@@ -25,7 +25,7 @@ pub struct ConfiguredEntry {
     pub last_scan: Option<ScanResult>,
     /// Merged: what was offered once is among them until it is dropped.
     pub offers: Vec<Offer>,
-    /// Those of the offers' devices that have left their GPU, until all of a resource are dropped together.
+    /// Of the offers' devices, until all of a resource are dropped together.
     vanished: BTreeMap<ResourceName, Vanished>,
     pub problems: Vec<String>,
     made: Monotonic,
@@ -49,7 +49,8 @@ impl ConfiguredEntry {
         }
     }
 
-    /// Updates the offers.
+    /// Updates the offers. An unhealthy device has the first reason of: its GPU is lost, its hardware is unhealthy, no
+    /// MPS daemon serves it.
     pub fn update(&mut self, hardware: &HardwareState, health: &HealthState, now: Monotonic) {
         let nothing = ScanResult::default();
         let scan = self.last_scan.as_ref().unwrap_or(&nothing);
@@ -60,7 +61,7 @@ impl ConfiguredEntry {
         self.problems = [problems, scan.problem.iter().cloned().collect()].concat();
     }
 
-    /// The devices of the offers before that have left their GPU: since when, `at` for those that did so now.
+    /// The vanished devices of the offers before: since when, `at` for those that vanish now.
     fn vanished_from(&self, now: &[Offer], inventory: &Inventory, at: Monotonic) -> BTreeMap<ResourceName, Vanished> {
         let mut vanished: BTreeMap<ResourceName, Vanished> = BTreeMap::new();
         for before in &self.offers {

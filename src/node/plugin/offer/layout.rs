@@ -11,16 +11,17 @@ use super::offered_device::{Offer, OfferedHardware};
 use crate::domain::holders::Unconfirmed;
 use crate::domain::model::{DeviceId, Inventory, KubeletState, Monotonic, ResourceName};
 
-/// Since when each vanished device is not on its GPU.
+/// When each device vanished.
 pub type Vanished = BTreeMap<DeviceId, Monotonic>;
 
 /// Longest time from our answer to `Allocate` until the kubelet's allocations have the holder: the kubelet lists it
 /// within a second, and as long as its pod may still be rejected, it is held back.
 const GRANT_SHOWN: Duration = Duration::from_secs(1).saturating_add(Unconfirmed::LONGEST);
 
-/// The devices of `before` whose GPU is there and no longer has them: a MIG device that was unmade, a whole GPU that
-/// was partitioned, and their slots; and those of a missing GPU that the inventory no longer has: it was replaced. A lost
-/// GPU may return, and host devices may be plugged in again.
+/// The devices of `before` that its resource no longer offers although their GPU is there: a MIG device that was
+/// deleted, a whole GPU that was partitioned, one that another resource offers now, and their slots; and those of a
+/// missing GPU that the inventory no longer has: it was replaced. A lost GPU may return, and host devices may be
+/// plugged in again.
 pub fn vanished(before: &Offer, now: &[Offer], inventory: &Inventory) -> BTreeSet<DeviceId> {
     let offered = now.iter().filter(|offer| offer.resource == before.resource).flat_map(|offer| &offer.devices);
     let offered: BTreeSet<&DeviceId> = offered.map(|device| &device.id).collect();
@@ -91,13 +92,13 @@ mod tests {
         for (what, before, now, inventory, expected) in [
             ("nothing changed", offer(mig, both()), vec![offer(mig, both())], gpus(&[("GPU-a", true)]), vec![]),
             (
-                "one was unmade",
+                "one was deleted",
                 offer(mig, both()),
                 vec![offer(mig, vec![slice("MIG-2", "GPU-a")])],
                 gpus(&[("GPU-a", true)]),
                 vec!["MIG-1"],
             ),
-            ("all were unmade", offer(mig, both()), vec![], gpus(&[("GPU-a", true)]), vec!["MIG-1", "MIG-2"]),
+            ("all were deleted", offer(mig, both()), vec![], gpus(&[("GPU-a", true)]), vec!["MIG-1", "MIG-2"]),
             ("the GPU is lost", offer(mig, both()), vec![], gpus(&[("GPU-a", false)]), vec![]),
             ("the driver lists nothing", offer(mig, both()), vec![], gpus(&[]), vec![]),
             (

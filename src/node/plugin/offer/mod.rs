@@ -10,7 +10,8 @@
 //! - unplugged: its device nodes are not there, and may return;
 //! - passed through: its GPU is reserved for a virtual machine;
 //! - without MPS: NVIDIA's MPS daemon does not serve its slot;
-//! - vanished: its GPU is there without it, or was replaced (`layout`). Dropped from the offer once no container holds it.
+//! - vanished: its resource no longer offers it although its GPU is there, or its GPU was replaced (`layout`). Dropped
+//!   from the offer once no container holds it.
 
 mod devices;
 pub mod layout;
