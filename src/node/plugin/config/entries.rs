@@ -1,4 +1,4 @@
-//! The section `devicePlugin` of the configuration file: its entries, with NVIDIA's file in place of kind `nvidia`.
+//! The section `devicePlugin` of the configuration file: its entries. NVIDIA's file may give the one of kind `nvidia`.
 
 use std::path::{Path, PathBuf};
 
@@ -48,8 +48,8 @@ pub struct SimulatedConfig {
 }
 
 impl PluginConfig {
-    /// The entries to serve, validated: `resources`, with NVIDIA's file in place of kind `nvidia`.
-    /// `read` gives the text of a file.
+    /// The entries to serve, validated. NVIDIA's file replaces the default entry; beside an entry of kind `nvidia` it
+    /// is an error. `read` gives the text of a file.
     pub fn resolve(
         &self,
         read: impl FnOnce(&Path) -> std::io::Result<String>,

@@ -1,4 +1,4 @@
-//! An entry of kind `path`: nodes of the host's `/dev`.
+//! An entry of kind `path`: device nodes of the host, usually below `/dev`.
 
 use std::path::Path;
 

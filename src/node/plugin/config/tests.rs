@@ -109,7 +109,7 @@ fn an_error_deep_inside_names_its_line() {
 }
 
 #[test]
-fn nvidias_file_replaces_entries_of_kind_nvidia() {
+fn nvidias_file_gives_the_entry_of_kind_nvidia() {
     let text = "nvidiaConfig: /nv.yaml\nresources: [{kind: simulated, name: a.b/c, devices: 1}]";
     let config: PluginConfig = serde_saphyr::from_str(text).unwrap();
     let entries = config

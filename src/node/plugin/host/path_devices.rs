@@ -1,7 +1,7 @@
 //! The host's device nodes that entries of kind `path` name.
 //!
-//! In: the configuration, the host's `/dev` and `/sys`. Out: the nodes that exist now. Does not use: notifications of
-//! changes.
+//! In: the configuration, the host's directories that it names (usually below `/dev`), `/sys`. Out: the nodes that
+//! exist now. Does not use: notifications of changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
