@@ -60,7 +60,7 @@ async fn registered_ends_when_the_layout_has_changed_and_no_pod_holds_the_old_on
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_resource_whose_last_device_was_unmade_ends_and_begins_with_the_next() {
+async fn a_resource_whose_last_device_was_deleted_ends_and_begins_with_the_next() {
     for version in VERSIONS {
         let node = node_under(version).await;
         let harness = start(&node, mixed(), [gpu(0)]);
