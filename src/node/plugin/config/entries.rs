@@ -113,7 +113,7 @@ impl EntryConfig {
 
     pub(super) fn validate(&self, key: &str) -> Result<(), PluginConfigError> {
         match self {
-            Self::Nvidia(nvidia) => nvidia.validate(key),
+            Self::Nvidia(nvidia) => nvidia.validate(|field| format!("{key}.{field}")),
             Self::Path(path) => path.validate(key),
             Self::Simulated(simulated) => check_range(&format!("{key}.devices"), simulated.devices, 1, MOST_SIMULATED),
         }

@@ -239,29 +239,29 @@ impl NvidiaConfig {
         Ok(Self::deserialize(fields).expect("each field was read before"))
     }
 
-    pub(super) fn validate(&self, key: &str) -> Result<(), PluginConfigError> {
+    /// `key` gives the key under which the user's file has one of the fields.
+    pub(super) fn validate(&self, key: impl Fn(&str) -> String) -> Result<(), PluginConfigError> {
         if self.device_list_strategy.is_empty() {
             let accepted =
                 "accepted: envvar, volume-mounts, cdi-annotations, cdi-cri, device-nodes, or several of them";
-            return refuse(&format!("{key}.deviceListStrategy"), "[]", accepted);
+            return refuse(&key("deviceListStrategy"), "[]", accepted);
         }
         if self.cdi_annotation_prefix.trim_end_matches('/').is_empty() || !self.cdi_annotation_prefix.ends_with('/') {
             let accepted = "accepted: a domain and a slash, as cdi.k8s.io/";
-            return refuse(&format!("{key}.cdiAnnotationPrefix"), &self.cdi_annotation_prefix, accepted);
+            return refuse(&key("cdiAnnotationPrefix"), &self.cdi_annotation_prefix, accepted);
         }
-        check_absolute(&format!("{key}.deviceRoot"), &self.device_root)?;
-        check_absolute(&format!("{key}.mpsRoot"), &self.mps_root)?;
+        check_absolute(&key("deviceRoot"), &self.device_root)?;
+        check_absolute(&key("mpsRoot"), &self.mps_root)?;
         for mount in &self.driver_mounts {
-            check_absolute(&format!("{key}.driverMounts.hostPath"), &mount.host_path)?;
-            check_absolute(&format!("{key}.driverMounts.containerPath"), &mount.container_path)?;
+            check_absolute(&key("driverMounts.hostPath"), &mount.host_path)?;
+            check_absolute(&key("driverMounts.containerPath"), &mount.container_path)?;
         }
         if self.shares_through_mps() && self.mig_strategy == MigStrategy::Mixed {
             let accepted = "MPS cannot share MIG devices: use none or single, or timeSlicing";
-            return refuse(&format!("{key}.migStrategy"), "mixed with sharing.mps", accepted);
+            return refuse(&key("migStrategy"), "mixed with sharing.mps", accepted);
         }
-        let sharing = if self.shares_through_mps() { "mps" } else { "timeSlicing" };
-        let replication = self.sharing.replication();
-        replication.map_or(Ok(()), |replication| replication.validate(&format!("{key}.sharing.{sharing}")))
+        let section = if self.shares_through_mps() { "sharing.mps" } else { "sharing.timeSlicing" };
+        self.sharing.replication().map_or(Ok(()), |replication| replication.validate(section, key))
     }
 }
 
@@ -275,18 +275,18 @@ impl SharingConfig {
 }
 
 impl Replication {
-    fn validate(&self, key: &str) -> Result<(), PluginConfigError> {
+    fn validate(&self, section: &str, key: impl Fn(&str) -> String) -> Result<(), PluginConfigError> {
         if self.replicas.is_none() && self.per_gpu.is_empty() && self.per_resource.is_empty() {
-            return refuse(key, "{}", "give at least one of replicas, perGpu, perResource");
+            return refuse(&key(section), "{}", "give at least one of replicas, perGpu, perResource");
         }
         if let Some(replicas) = self.replicas {
-            check_range(&format!("{key}.replicas"), replicas, 2, MOST_SLOTS)?;
+            check_range(&key(&format!("{section}.replicas")), replicas, 2, MOST_SLOTS)?;
         }
         for (reference, replicas) in &self.per_gpu {
-            check_range(&format!("{key}.perGpu[{}]", reference.as_str()), *replicas, 1, MOST_SLOTS)?;
+            check_range(&key(&format!("{section}.perGpu[{}]", reference.as_str())), *replicas, 1, MOST_SLOTS)?;
         }
         for (name, replication) in &self.per_resource {
-            check_range(&format!("{key}.perResource[{name}].replicas"), replication.replicas, 2, MOST_SLOTS)?;
+            check_range(&key(&format!("{section}.perResource[{name}].replicas")), replication.replicas, 2, MOST_SLOTS)?;
         }
         Ok(())
     }

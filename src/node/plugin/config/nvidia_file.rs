@@ -13,7 +13,7 @@ use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
 use super::check::{PluginConfigError, refuse};
-use super::nvidia::{NvidiaConfig, ResourceReplication};
+use super::nvidia::{NvidiaConfig, ResourceReplication, SharingConfig};
 use crate::input;
 
 const DOMAIN: &str = "nvidia.com/";
@@ -70,20 +70,21 @@ pub fn parse(text: &str) -> Result<NvidiaConfig, PluginConfigError> {
     let file: Value = input::yaml(text).map_err(PluginConfigError)?.unwrap_or_default();
     let mut values = BTreeMap::new();
     collect("", file, &mut values)?;
-    let mut keys = Map::new();
+    let (mut keys, mut paths) = (Map::new(), BTreeMap::new());
     for (path, ours) in KEYS.into_iter().filter_map(|(path, ours)| Some((path, ours?))) {
         // An empty root is the default.
         if let Some(value) = values.remove(path).filter(|value| !(path.ends_with("Root") && value == "")) {
             NvidiaConfig::check(path, ours, &value)?;
             keys.insert(ours.to_owned(), value);
+            paths.insert(ours, path);
         }
     }
     keys.insert("names".to_owned(), names(&mut values)?);
     for kind in ["timeSlicing", "mps"] {
         let key = format!("sharing.{kind}");
         let Some(section) = values.remove(&key) else { continue };
-        let sharing = json!({ kind: replication(&key, section)? });
-        NvidiaConfig::check(&key, "sharing", &sharing)?;
+        let sharing = json!({ kind: replication(&key, section.clone())? });
+        SharingConfig::deserialize(&sharing).or_else(|error| refuse(&key, section, error))?;
         if keys.insert("sharing".to_owned(), sharing).is_some() {
             return refuse("sharing.timeSlicing", "beside sharing.mps", "a GPU is shared in one way: remove one");
         }
@@ -108,7 +109,8 @@ pub fn parse(text: &str) -> Result<NvidiaConfig, PluginConfigError> {
             return refuse(field, other, reason);
         }
     }
-    config.validate("flags")?;
+    // Other keys are those of `sharing`, equal but for the list of resources.
+    config.validate(|ours| paths.get(ours).copied().unwrap_or(ours).replace(".perResource[", ".resources["))?;
     Ok(config)
 }
 
@@ -148,7 +150,7 @@ fn names(values: &mut BTreeMap<String, Value>) -> Result<Value, PluginConfigErro
     Ok(Value::Object(names))
 }
 
-/// Its list of resources becomes our map by name.
+/// The section with its list of resources as our map by name.
 fn replication(key: &str, mut section: Value) -> Result<Value, PluginConfigError> {
     let resources = section.as_object_mut().and_then(|keys| keys.remove("resources"));
     let field = format!("{key}.resources");
@@ -195,9 +197,7 @@ mod tests {
     use super::*;
     use crate::domain::model::ResourceName;
     use crate::domain::preference::SlotPolicy;
-    use crate::node::plugin::config::nvidia::{
-        DeviceIdStrategy, DeviceListStrategy, MigStrategy, NewName, SharingConfig,
-    };
+    use crate::node::plugin::config::nvidia::{DeviceIdStrategy, DeviceListStrategy, MigStrategy, NewName};
 
     /// With every key of that plugin, as its documentation and chart write them.
     const FULL: &str = "
@@ -268,59 +268,110 @@ imex: {channelIDs: [], required: false}
     #[test]
     fn what_cannot_be_honoured_is_named() {
         let sharing = |resources: &str| format!("sharing: {{timeSlicing: {{resources: [{resources}]}}}}");
-        for (text, parts) in [
-            ("version: v2".to_owned(), vec!["version", "v2", "v1"]),
-            ("version: []".to_owned(), vec!["version", "[]", "v1"]),
-            ("flags: {deviceDiscoveryStrategy: []}".to_owned(), vec!["flags.deviceDiscoveryStrategy", "[]"]),
-            ("flag: {}".to_owned(), vec!["flag", "flags"]),
-            ("flags: {migStrategy: double}".to_owned(), vec!["double", "single"]),
-            ("flags: {passDeviceSpecs: true}".to_owned(), vec!["passDeviceSpecs", "plugin"]),
-            ("flags: {deviceDiscoveryStrategy: tegra}".to_owned(), vec!["flags.deviceDiscoveryStrategy", "tegra"]),
-            ("flags: {plugin: {deviceListStrategy: env}}".to_owned(), vec!["env", "envvar"]),
-            ("flags: {plugin: {deviceListStrategy: []}}".to_owned(), vec!["deviceListStrategy"]),
-            ("flags: {plugin: {deviceIDStrategy: name}}".to_owned(), vec!["name", "uuid"]),
+        let cdi = |key: &str| format!("flags: {{plugin: {{deviceListStrategy: cdi-cri, {key}: /x}}}}");
+        for (text, start, part) in [
+            ("version: v2".to_owned(), "version: \"v2\"", "v1"),
+            ("version: []".to_owned(), "version: []", "v1"),
+            ("flag: {}".to_owned(), "unknown key `flag`", "`flags`"),
+            ("flags: {migStrategy: double}".to_owned(), "flags.migStrategy: \"double\"", "`single`"),
+            ("flags: {passDeviceSpecs: true}".to_owned(), "unknown key `flags.passDeviceSpecs`", "plugin"),
+            ("flags: {deviceDiscoveryStrategy: []}".to_owned(), "flags.deviceDiscoveryStrategy: []", "nvml"),
+            ("flags: {deviceDiscoveryStrategy: tegra}".to_owned(), "flags.deviceDiscoveryStrategy: \"tegra\"", "nvml"),
+            (
+                "flags: {plugin: {deviceListStrategy: env}}".to_owned(),
+                "flags.plugin.deviceListStrategy: \"env\"",
+                "`envvar`",
+            ),
+            (
+                "flags: {plugin: {deviceIDStrategy: name}}".to_owned(),
+                "flags.plugin.deviceIDStrategy: \"name\"",
+                "`uuid`",
+            ),
             (
                 "flags: {gdsEnabled: true, plugin: {deviceListStrategy: cdi-cri}}".to_owned(),
-                vec!["flags.gdsEnabled", "CDI"],
+                "flags.gdsEnabled: true",
+                "CDI",
+            ),
+            (cdi("nvidiaCTKPath"), "flags.plugin.nvidiaCTKPath: \"/x\"", "remove it"),
+            (cdi("containerDriverRoot"), "flags.plugin.containerDriverRoot: \"/x\"", "remove it"),
+            ("imex: {channelIDs: [0]}".to_owned(), "imex.channelIDs: [0]", "not supported"),
+            ("resources: {migs: []}".to_owned(), "unknown key `resources.migs`", "`mig`"),
+            ("resources: {gpus: [{pattern: '*'}]}".to_owned(), "resources.gpus: ", "name"),
+            ("resources: {gpus: [{pattern: '*', name: a/b}]}".to_owned(), "resources.gpus: ", "a/b"),
+            ("sharing: {timeSlicing: {}}".to_owned(), "sharing.timeSlicing.resources: an empty list", "at least one"),
+            (sharing(""), "sharing.timeSlicing.resources: an empty list", "at least one"),
+            (sharing("{name: gpu, replicas: -4}"), "sharing.timeSlicing.resources[nvidia.com/gpu]: ", "-4"),
+            (sharing("{name: gpu}"), "sharing.timeSlicing.resources[nvidia.com/gpu]: ", "replicas"),
+            (
+                sharing("{name: gpu, replicas: 2, devices: some}"),
+                "sharing.timeSlicing.resources[nvidia.com/gpu].devices: \"some\"",
+                "all",
             ),
             (
-                "flags: {plugin: {deviceListStrategy: cdi-cri, nvidiaCTKPath: /x}}".to_owned(),
-                vec!["flags.plugin.nvidiaCTKPath", "/x"],
+                sharing("{name: gpu, replicas: 2, devices: [0]}"),
+                "sharing.timeSlicing.resources[nvidia.com/gpu].devices: [0]",
+                "perGpu of devicePlugin.resources",
             ),
             (
-                "flags: {plugin: {deviceListStrategy: cdi-cri, containerDriverRoot: /x}}".to_owned(),
-                vec!["flags.plugin.containerDriverRoot", "/x"],
+                sharing("{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3}"),
+                "sharing.timeSlicing.resources[nvidia.com/gpu]: a second time",
+                "once",
             ),
-            ("imex: {channelIDs: [0]}".to_owned(), vec!["imex.channelIDs", "[0]"]),
-            ("resources: {migs: []}".to_owned(), vec!["migs", "mig"]),
-            ("resources: {gpus: [{pattern: '*'}]}".to_owned(), vec!["name"]),
-            ("resources: {gpus: [{pattern: '*', name: a/b}]}".to_owned(), vec!["resources.gpus", "a/b"]),
-            ("sharing: {timeSlicing: {}}".to_owned(), vec!["resources"]),
-            ("sharing: {timeSlicing: {resources: []}}".to_owned(), vec!["sharing.timeSlicing.resources"]),
-            (
-                sharing("{name: gpu, replicas: 1}"),
-                vec!["sharing.timeSlicing", "[nvidia.com/gpu].replicas", "1", "2 to"],
-            ),
-            (sharing("{name: gpu, replicas: -4}"), vec!["replicas", "-4"]),
-            (sharing("{name: gpu}"), vec!["replicas"]),
-            (sharing("{name: gpu, replicas: 2, devices: some}"), vec!["some", "all"]),
-            (sharing("{name: gpu, replicas: 2, devices: [0]}"), vec!["resources[nvidia.com/gpu].devices", "perGpu"]),
-            (sharing("{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3}"), vec!["second time"]),
             (
                 "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, \
                  mps: {resources: [{name: gpu, replicas: 2}]}}"
                     .to_owned(),
-                vec!["sharing.timeSlicing", "sharing.mps"],
-            ),
-            (
-                "flags: {migStrategy: mixed}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}".to_owned(),
-                vec!["migStrategy", "MPS"],
+                "sharing.timeSlicing: beside sharing.mps",
+                "in one way",
             ),
         ] {
             let error = parse(&text).expect_err(&text).to_string();
-            for part in parts {
-                assert!(error.contains(part), "{part:?} in {error} of {text}");
-            }
+            assert!(error.starts_with(start) && error.contains(part), "{error} of {text}");
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_key_of_nvidias_file() {
+        let absolute = "accepted: an absolute path without ..";
+        let sharing = |kind: &str, rest: &str| format!("sharing: {{{kind}: {{resources: [{{name: gpu, {rest}}}]}}}}");
+        for (text, key_and_value, accepted) in [
+            (
+                "flags: {plugin: {deviceListStrategy: []}}".to_owned(),
+                "flags.plugin.deviceListStrategy: []",
+                "accepted: envvar, volume-mounts, cdi-annotations, cdi-cri, device-nodes, or several of them",
+            ),
+            (
+                "flags: {plugin: {cdiAnnotationPrefix: x}}".to_owned(),
+                "flags.plugin.cdiAnnotationPrefix: x",
+                "accepted: a domain and a slash, as cdi.k8s.io/",
+            ),
+            ("flags: {mpsRoot: mps}".to_owned(), "flags.mpsRoot: mps", absolute),
+            ("flags: {nvidiaDriverRoot: run}".to_owned(), "flags.nvidiaDriverRoot: run", absolute),
+            ("flags: {nvidiaDriverRoot: run, nvidiaDevRoot: ''}".to_owned(), "flags.nvidiaDriverRoot: run", absolute),
+            ("flags: {nvidiaDriverRoot: /run, nvidiaDevRoot: dev}".to_owned(), "flags.nvidiaDevRoot: dev", absolute),
+            (
+                sharing("timeSlicing", "replicas: 1"),
+                "sharing.timeSlicing.resources[nvidia.com/gpu].replicas: 1",
+                "accepted: 2 to 1024",
+            ),
+            (
+                sharing("mps", "replicas: 2000"),
+                "sharing.mps.resources[nvidia.com/gpu].replicas: 2000",
+                "accepted: 2 to 1024",
+            ),
+            (
+                format!("flags: {{migStrategy: mixed}}\n{}", sharing("mps", "replicas: 2")),
+                "flags.migStrategy: mixed with sharing.mps",
+                "MPS cannot share MIG devices: use none or single, or timeSlicing",
+            ),
+            (
+                "sharing: {timeSlicing: {renameByDefault: 3, resources: [{name: gpu, replicas: 2}]}}".to_owned(),
+                "sharing.timeSlicing: {\"renameByDefault\":3,\"resources\":[{\"name\":\"gpu\",\"replicas\":2}]}",
+                "invalid type: integer `3`, expected a boolean",
+            ),
+        ] {
+            let error = parse(&text).expect_err(&text).to_string();
+            assert_eq!(error, format!("{key_and_value} cannot be used; {accepted}"), "{text}");
         }
     }
 
