@@ -43,8 +43,8 @@ pub fn preferred_allocation(
             *offered.entry(gpu.clone()).or_default() += 1;
         }
     }
-    let are_whole_gpus = offered.values().all(|devices| *devices == 1);
-    if are_whole_gpus {
+    let one_device_per_gpu = offered.values().all(|devices| *devices == 1);
+    if one_device_per_gpu {
         return choose_gpus(&request, topology, &drawbacks);
     }
     choose_slots(&request, topology, &drawbacks, &offered, nvidia.slot_policy)
@@ -54,8 +54,8 @@ pub(super) fn device_ids(ids: &[String]) -> Vec<DeviceId> {
     ids.iter().map(|id| DeviceId::new(id.as_str())).collect()
 }
 
-/// GPUs with processes that no container holds: an ended container left the processes behind, or they were started
-/// outside Kubernetes. Empty while the allocations are unknown.
+/// The available GPUs that processes use and no container holds: the processes are left from a container that ended, or
+/// were started outside Kubernetes. Empty while the allocations are unknown.
 fn gpus_of_foreign_processes(
     available: &[FreeDevice],
     hardware: &HardwareState,
