@@ -38,7 +38,7 @@ pub fn preferred_allocation(
     let drawbacks =
         readings.map(|(gpu, readings)| (gpu.clone(), drawbacks_of(readings, foreign.contains(gpu)))).collect();
     let mut offered: BTreeMap<GpuUuid, usize> = BTreeMap::new();
-    for device in offer.devices.iter().filter(|device| !device.is_removed_by_layout()) {
+    for device in offer.devices.iter().filter(|device| !device.is_absent()) {
         if let Some(gpu) = device.hardware.gpu() {
             *offered.entry(gpu.clone()).or_default() += 1;
         }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::domain::model::{
         Container, ContainerRef, CpuSet, DeviceProcess, Fast, HeldDevice, Inventory, Medium, Monotonic,
-        PluginUnhealthyReason, Pod, PodRef, Stamped,
+        PluginUnhealthyReason, Pod, PodRef, Stamped, UnhealthyReason,
     };
     use crate::domain::preference::GpuLocation;
     use crate::node::plugin::offer::{OfferedDevice, OfferedHardware, PluginUnhealthy};
@@ -210,6 +210,27 @@ mod tests {
         let hardware = merged.devices[0].hardware.clone();
         merged.devices.push(OfferedDevice { health, ..OfferedDevice::new("MIG-0", hardware) });
         assert_eq!(chosen_of(&merged, &request(&offer(1), 1), &HardwareState::default()), ["GPU-0"]);
+    }
+
+    /// GPU 0 and GPU 2 are on one NUMA node: slots would be spread over GPU 0 and GPU 1.
+    #[test]
+    fn mig_devices_of_an_absent_gpu_are_no_slots_of_whole_gpus() {
+        let whole = offer(1);
+        let location = |gpu: u32| {
+            (GpuUuid::new(format!("GPU-{gpu}")), GpuLocation { index: gpu, numa_node: Some(i64::from(gpu % 2)) })
+        };
+        let topology = Topology::new((0..3).map(location).collect());
+        for reason in [PluginUnhealthyReason::Device(UnhealthyReason::Lost), PluginUnhealthyReason::Passthrough] {
+            let mut merged = whole.clone();
+            for id in ["MIG-0", "MIG-1"] {
+                let health = Err(PluginUnhealthy::new(reason, "it is no longer present"));
+                let device = OfferedDevice::new(id, OfferedHardware::Missing("GPU-3".into()));
+                merged.devices.push(OfferedDevice { health, ..device });
+            }
+            let (nvidia, hardware) = (NvidiaConfig::default(), HardwareState::default());
+            let choice = preferred_allocation(&nvidia, &merged, &topology, &hardware, None, &request(&whole, 2));
+            assert_eq!(choice.ids, ["GPU-0".into(), "GPU-2".into()], "{reason:?}");
+        }
     }
 
     #[test]

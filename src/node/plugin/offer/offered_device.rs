@@ -68,9 +68,11 @@ impl OfferedDevice {
         Self { id: id.into(), numa_nodes: BTreeSet::new(), health: Ok(()), hardware }
     }
 
-    /// Its GPU is there without it: no container can get it any more.
-    pub fn is_removed_by_layout(&self) -> bool {
-        matches!(&self.health, Err(unhealthy) if unhealthy.reason == PluginUnhealthyReason::Layout)
+    /// Its hardware is not there, or its GPU no longer has it.
+    pub fn is_absent(&self) -> bool {
+        use PluginUnhealthyReason::{Device, Layout, Passthrough, Unplugged};
+        let reason = self.health.as_ref().err().map(|unhealthy| unhealthy.reason);
+        matches!(reason, Some(Layout | Passthrough | Unplugged | Device(UnhealthyReason::Lost)))
     }
 
     /// One of several slots of the same hardware. For the IDs of any plugin: `DeviceForm::is_slot`.
