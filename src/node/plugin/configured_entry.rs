@@ -28,13 +28,13 @@ pub struct ConfiguredEntry {
     /// Of the offers' devices, until all of a resource are dropped together.
     vanished: BTreeMap<ResourceName, Vanished>,
     pub problems: Vec<String>,
-    made: Monotonic,
+    created: Monotonic,
 }
 
 impl ConfiguredEntry {
     pub fn new(config: EntryConfig, now: Monotonic) -> Self {
         let config = Arc::new(config);
-        Self { config, last_scan: None, offers: vec![], vanished: BTreeMap::new(), problems: vec![], made: now }
+        Self { config, last_scan: None, offers: vec![], vanished: BTreeMap::new(), problems: vec![], created: now }
     }
 
     pub fn facts(&self) -> Arc<HostFacts> {
@@ -45,7 +45,7 @@ impl ConfiguredEntry {
     pub fn may_begin(&self, hardware: &HardwareState, now: Monotonic) -> bool {
         match &self.last_scan {
             Some(scan) => !self.depends_on_host() || scan.generation == hardware.inventory.generation,
-            None => !self.depends_on_host() && now.since(self.made) >= FIRST_SCAN,
+            None => !self.depends_on_host() && now.since(self.created) >= FIRST_SCAN,
         }
     }
 

@@ -53,7 +53,7 @@ impl ServedResources {
         let resource = offer.resource.clone();
         let status = ResourceStatus::begin(resource.clone(), config, self.clock, self.publish.clone());
         status.offered(&offer);
-        // Their number is logged when they are registered; here, those with a reason of the plugin's own.
+        // The number of devices is logged at the registration. Here: those unhealthy for a reason of the plugin's own.
         log_changes(&offer.as_healthy(), &offer);
         let (publish_offer, offer) = watch::channel(Arc::new(offer));
         let (publish_facts, facts) = watch::channel(facts);

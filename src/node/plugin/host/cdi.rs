@@ -1,8 +1,7 @@
 //! Container Device Interface: the vendor's specification if there is one, else our own, which has device nodes only.
 //!
 //! In: the runtime's directories of specifications, the devices that one entry offers. Out: the vendor's specification
-//! that describes them all, and our file. Does not use: how answers to
-//! the kubelet name the devices.
+//! that describes them all, and our file. Does not use: how answers to the kubelet name the devices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
