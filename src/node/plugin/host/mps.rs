@@ -15,7 +15,7 @@ use crate::node::plugin::offer::{Offer, OfferedDevice};
 /// The files of a running daemon in the directory of its resource. NVIDIA's container makes the first when compute mode
 /// and limits are set, and removes it when it ends; the daemon itself removes the last. A killed daemon leaves its
 /// files behind and still counts as running.
-const SIGNS: [&str; 3] = [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"];
+const DAEMON_FILES: [&str; 3] = [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"];
 
 /// The resources with shared devices that no running daemon serves, and why.
 pub fn resources_without_daemon(
@@ -25,14 +25,14 @@ pub fn resources_without_daemon(
 ) -> BTreeMap<ResourceName, Arc<str>> {
     let shared = |offer: &&Offer| nvidia.shares_through_mps() && offer.devices.iter().any(OfferedDevice::is_slot);
     let without_daemon = |offer: &Offer| {
-        Some((offer.resource.clone(), sign_missing(&nvidia.mps_root, roots, offer.resource.as_str())?.into()))
+        Some((offer.resource.clone(), missing_file(&nvidia.mps_root, roots, offer.resource.as_str())?.into()))
     };
     offers.iter().filter(shared).filter_map(without_daemon).collect()
 }
 
-fn sign_missing(root: &Path, roots: &HostRoots, resource: &str) -> Option<String> {
+fn missing_file(root: &Path, roots: &HostRoots, resource: &str) -> Option<String> {
     let directory = root.join(resource);
-    let missing = SIGNS.iter().find(|sign| !roots.local_path(&directory.join(sign)).exists())?;
+    let missing = DAEMON_FILES.iter().find(|file| !roots.local_path(&directory.join(file)).exists())?;
     Some(format!(
         "NVIDIA's MPS control daemon does not serve {resource}: there is no {}; start the DaemonSet \
          nvidia-device-plugin-mps-control-daemon with the same sharing configuration, and mount {} into podmeter",
@@ -64,13 +64,13 @@ mod tests {
         };
         let own = host.path().join("run/nvidia/mps/nvidia.com/gpu");
         fs::create_dir_all(own.join("pipe")).unwrap();
-        for sign in [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"] {
+        for file in [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"] {
             let now = health();
             let PluginUnhealthy { reason, detail } = now[0].clone().unwrap_err();
             assert_eq!(reason, PluginUnhealthyReason::Mps);
-            assert!(detail.contains(&format!("no /run/nvidia/mps/nvidia.com/gpu/{sign};")), "{detail}");
+            assert!(detail.contains(&format!("no /run/nvidia/mps/nvidia.com/gpu/{file};")), "{detail}");
             assert_eq!((now[1].is_err(), now[2].is_ok()), (true, true), "{now:?}");
-            fs::write(own.join(sign), "").unwrap();
+            fs::write(own.join(file), "").unwrap();
         }
         assert_eq!(health(), [Ok(()), Ok(()), Ok(())]);
         fs::remove_file(own.join(".started")).unwrap();

@@ -1,4 +1,4 @@
-//! What the plugin reads of the host: device nodes, MIG capabilities, PCI topology, CDI specifications, signs of MPS.
+//! What the plugin reads of the host: device nodes, MIG capabilities, PCI topology, CDI specifications, MPS files.
 //!
 //! In: the configured entries and the inventory. Out: a `ScanResult` for each, and our CDI specification on disk. It
 //! runs on a blocking thread, because a file system may hang.
