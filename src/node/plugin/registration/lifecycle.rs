@@ -159,8 +159,8 @@ impl Lifecycle {
         self.service.status.registered();
         let devices = self.service.offer.borrow().devices.len();
         tracing::info!(%resource, devices, "registered with the kubelet");
-        let listed = tokio::time::timeout(self.deadlines.list, server.list_opened()).await;
-        listed.map_err(|_| RegistrationEnd::NotListed(self.deadlines.list))
+        let opened = tokio::time::timeout(self.deadlines.list, server.list_opened()).await;
+        opened.map_err(|_| RegistrationEnd::ListNotOpened(self.deadlines.list))
     }
 
     /// Any state → `Waiting`: closes the server. If there was a registration: keeps the devices that it advertised,

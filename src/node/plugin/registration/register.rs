@@ -36,7 +36,7 @@ pub enum RegistrationEnd {
     #[error("the kubelet does not register the plugin: {0}")]
     Register(String),
     #[error("the kubelet registered the plugin but did not ask for its devices within {0:?}")]
-    NotListed(Duration),
+    ListNotOpened(Duration),
     #[error("the kubelet ended the device list")]
     StreamLost,
     #[error("our socket file was removed")]
