@@ -119,11 +119,11 @@ impl PluginPlan {
     pub fn candidates(&self, node: &NodeView<'_>) -> ProfileCandidates {
         let mut candidates = vec![];
         for (index, profile) in self.profiles.iter().enumerate() {
-            let holds = profile.conditions.holds(node);
-            if holds != Some(false) {
+            let matches = profile.conditions.matches(node);
+            if matches != Some(false) {
                 candidates.push(Profile(index));
             }
-            if holds == Some(true) {
+            if matches == Some(true) {
                 return ProfileCandidates(candidates);
             }
         }
@@ -159,7 +159,7 @@ impl PluginPlan {
 
 impl ProfileMatch {
     /// `None`: not known yet.
-    fn holds(&self, node: &NodeView<'_>) -> Option<bool> {
+    fn matches(&self, node: &NodeView<'_>) -> Option<bool> {
         let fits_one = |patterns: &[Pattern], text: &str| patterns.iter().any(|pattern| pattern.matches(text));
         if !self.node_name.is_empty() && !fits_one(&self.node_name, node.node_name) {
             return Some(false);
