@@ -24,8 +24,8 @@ const CLOSING: Duration = Duration::from_secs(1);
 pub struct PluginServer {
     path: PathBuf,
     file: Option<SocketIdentity>,
-    closing: watch::Sender<bool>,
-    streams: watch::Receiver<OpenStreams>,
+    close: watch::Sender<bool>,
+    open_streams: watch::Receiver<OpenStreams>,
     task: JoinHandle<()>,
 }
 
@@ -34,19 +34,18 @@ impl PluginServer {
         let path = directory.join(name);
         let listener = UnixListener::bind(&path)?;
         let file = sockets::identity(&path);
-        let (closing, closed) = watch::channel(false);
-        let (streams, open) = watch::channel(None);
-        let service = PluginService { inputs, closing: closed.clone(), streams };
+        let (close, mut closing) = watch::channel(false);
+        let (streams, open_streams) = watch::channel(None);
+        let service = PluginService { inputs, closing: closing.clone(), streams };
         let task = tokio::spawn(async move {
-            let mut closed = closed;
             let router = tonic::transport::Server::builder().add_service(DevicePluginServer::new(service));
             // An error of `wait_for` is the server being dropped.
-            let until = async move { drop(closed.wait_for(|closed| *closed).await) };
-            if let Err(error) = router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), until).await {
+            let closed = async move { drop(closing.wait_for(|closing| *closing).await) };
+            if let Err(error) = router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), closed).await {
                 tracing::warn!(%error, "a device plugin server ended");
             }
         });
-        Ok(Self { path, file, closing, streams: open, task })
+        Ok(Self { path, file, close, open_streams, task })
     }
 
     pub fn name(&self) -> String {
@@ -59,7 +58,7 @@ impl PluginServer {
 
     /// Until the kubelet has opened the list.
     pub async fn list_opened(&self) {
-        let mut streams = self.streams.clone();
+        let mut streams = self.open_streams.clone();
         if streams.wait_for(OpenStreams::is_some).await.is_err() {
             std::future::pending::<()>().await;
         }
@@ -67,13 +66,13 @@ impl PluginServer {
 
     /// Until there was a stream and none is left, or the server has ended.
     pub async fn stream_lost(&self) {
-        let mut streams = self.streams.clone();
+        let mut streams = self.open_streams.clone();
         let _ = streams.wait_for(|streams| *streams == Some(0)).await;
     }
 
     /// Ends the streams, then the connections.
     pub async fn close(mut self) {
-        self.closing.send_replace(true);
+        self.close.send_replace(true);
         if tokio::time::timeout(CLOSING, &mut self.task).await.is_err() {
             tracing::debug!(socket = %self.path.display(), "calls under way were cut off");
         }
