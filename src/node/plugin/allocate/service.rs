@@ -176,8 +176,8 @@ async fn send_lists(
                 }
                 sent = Some(list);
             }
-            // The first change after a pause is sent at once; changes within the time are sent together at its end.
-            let rest = async {
+            // The first change after the pause is sent at once; changes within it are sent together at its end.
+            let pause = async {
                 if is_new {
                     tokio::time::sleep(LIST_PROCESSED).await;
                     inputs.plugin.refresh_allocatable.notify_one();
@@ -185,7 +185,7 @@ async fn send_lists(
                 }
             };
             tokio::select! {
-                ((), changed) = async { tokio::join!(rest, offers.changed()) } => if changed.is_err() { return },
+                ((), changed) = async { tokio::join!(pause, offers.changed()) } => if changed.is_err() { return },
                 () = sender.closed() => return,
             }
         }
