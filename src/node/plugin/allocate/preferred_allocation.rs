@@ -38,10 +38,8 @@ pub fn preferred_allocation(
     let drawbacks =
         readings.map(|(gpu, readings)| (gpu.clone(), drawbacks_of(readings, foreign.contains(gpu)))).collect();
     let mut offered: BTreeMap<GpuUuid, usize> = BTreeMap::new();
-    for device in offer.devices.iter().filter(|device| !device.is_absent()) {
-        if let Some(gpu) = device.hardware.gpu() {
-            *offered.entry(gpu.clone()).or_default() += 1;
-        }
+    for gpu in offer.devices.iter().filter(|device| !device.is_absent()).filter_map(|device| device.hardware.gpu()) {
+        *offered.entry(gpu.clone()).or_default() += 1;
     }
     let one_device_per_gpu = offered.values().all(|devices| *devices == 1);
     if one_device_per_gpu {
