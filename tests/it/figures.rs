@@ -11,7 +11,7 @@ use podmeter::domain::holders::{self, Slots};
 use podmeter::domain::model::{
     Allocatable, Allocations, ContainerRef, CpuSet, DeviceHealth, DeviceId, DeviceReadings, DeviceTotals, Fast, Gpu,
     GpuHealth, GpuUuid, HardwareSource, HardwareState, HealthState, Inventory, KubeletState, Moment, Monotonic,
-    Overview, Owner, SessionGaps, Snapshot, Stamped, UnixSeconds, XidCounts,
+    Overview, Owner, ReadingGaps, Snapshot, Stamped, UnixSeconds, XidCounts,
 };
 use podmeter::node::hardware::simulated::{SimulatedDriver, SimulatedProfile};
 use podmeter::node::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
@@ -137,7 +137,7 @@ impl Scene {
                     energy_joules: Some(through as f64 * (100.0 + 400.0 * BUSY[number])),
                     instance_busy_seconds: of_instances(SLICE_BUSY * through as f64),
                     uncovered_seconds: gap,
-                    gaps: SessionGaps {
+                    gaps: ReadingGaps {
                         seconds: gap,
                         energy_joules: 0.0,
                         until: if gap > 0.0 { monotonic(UNREAD.end) } else { Monotonic::default() },

@@ -70,7 +70,7 @@ pub struct DeviceTotals {
     /// Time that no sample covers: the gaps, and time in a session with neither samples nor a rate.
     pub uncovered_seconds: f64,
     #[serde(skip)]
-    pub gaps: SessionGaps,
+    pub gaps: ReadingGaps,
     /// By pid: the SM use of each process. `None` while the driver has no values, as always on a partitioned GPU. A
     /// process that is not listed has not been active for a minute.
     ///
@@ -88,15 +88,15 @@ impl DeviceTotals {
     }
 }
 
-/// Time between two passes of different sessions: the driver was released or reloaded, the GPU was lost, a call hung,
+/// Time between two passes that no reader covers: the driver was released or reloaded, the GPU was lost, a call hung,
 /// or the reader was replaced. Sums since the agent first read the GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct SessionGaps {
+pub struct ReadingGaps {
     /// Part of `DeviceTotals::uncovered_seconds`.
     pub seconds: f64,
     /// Part of `DeviceTotals::energy_joules`: of gaps that the driver's energy counter spans.
     pub energy_joules: f64,
-    /// The end of the last gap: the first pass of the current session.
+    /// The end of the last gap: the first pass after it.
     pub until: Monotonic,
 }
 

@@ -50,7 +50,7 @@ impl ModuleEnergy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::model::SessionGaps;
+    use crate::domain::model::ReadingGaps;
 
     /// Two GPUs of a module of 600 W, each read once a second, half a second apart, except while it is lost.
     #[test]
@@ -72,7 +72,7 @@ mod tests {
             let of_gpu = &mut totals[gpu];
             let begins = tick < 2 || is_lost(gpu, tick - 2);
             if begins && tick >= 2 {
-                of_gpu.gaps = SessionGaps { until: at, ..of_gpu.gaps };
+                of_gpu.gaps = ReadingGaps { until: at, ..of_gpu.gaps };
             }
             *of_gpu.module_energy_joules.get_or_insert(0.0) += if begins { 0.0 } else { 600.0 };
             of_gpu.through = at;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::domain::model::{DeviceTotals, Divided, Monotonic, SessionGaps};
+use crate::domain::model::{DeviceTotals, Divided, Monotonic, ReadingGaps};
 
 /// At most this much busy time is carried to the next interval: the driver's samples are up to two seconds late.
 const CARRY_LIMIT_SECONDS: f64 = 2.0;
@@ -25,7 +25,7 @@ pub struct DeviceClock {
     busy_seconds: Option<f64>,
     energy_joules: Option<f64>,
     uncovered_seconds: f64,
-    session_gaps: SessionGaps,
+    gaps: ReadingGaps,
     /// Reported by the driver, and not divided yet.
     pub busy_carry: f64,
 }
@@ -75,7 +75,7 @@ impl DeviceClock {
         self.read = true;
         self.late = false;
         self.accounted = totals.through;
-        (self.uncovered_seconds, self.session_gaps) = (totals.uncovered_seconds, totals.gaps);
+        (self.uncovered_seconds, self.gaps) = (totals.uncovered_seconds, totals.gaps);
     }
 
     /// Advances to `now` without a reading. Returns the previous time.
@@ -103,7 +103,7 @@ impl DeviceClock {
         let through = totals.through;
         let from = std::mem::replace(&mut self.accounted, through);
         let was_late = std::mem::take(&mut self.late);
-        let before = std::mem::replace(&mut self.session_gaps, totals.gaps);
+        let before = std::mem::replace(&mut self.gaps, totals.gaps);
         let session_began = (totals.gaps.until > before.until).then(|| totals.gaps.until.clamp(from, through));
         let gap_until = session_began.or(was_late.then_some(through));
         let start = gap_until.unwrap_or(from);
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(activity.ratios(&totals(15, &[(2, 1.0)])), [(2, 0.0)].into());
         assert_eq!(activity.ratios(&totals(16, &[(1, 0.5)])), [(1, 0.5)].into(), "it began anew");
         let after_gap = |second, until, instances: &[(u32, f64)]| DeviceTotals {
-            gaps: SessionGaps { until: Monotonic::from_secs(until), ..SessionGaps::default() },
+            gaps: ReadingGaps { until: Monotonic::from_secs(until), ..ReadingGaps::default() },
             ..totals(second, instances)
         };
         assert_eq!(activity.ratios(&after_gap(60, 60, &[])), [].into(), "the gap has no ratio");

@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::model::{LinkCounters, SessionGaps};
+use crate::domain::model::{LinkCounters, ReadingGaps};
 
 const STALENESS: Staleness =
     Staleness { fast: Duration::from_secs(5), medium: Duration::from_secs(30), slow: Duration::from_secs(180) };
@@ -52,7 +52,7 @@ fn a_gap_has_the_joules_of_a_counter_that_spans_it() {
     state.withdraw();
     state.add_pass(Monotonic::from_secs(62), true, counting(18_301_000, 0.0));
     let totals = |state: &GpuState| state.readings(Monotonic::from_secs(62), STALENESS).totals;
-    let gaps = SessionGaps { seconds: 60.0, energy_joules: 18_000.0, until: Monotonic::from_secs(62) };
+    let gaps = ReadingGaps { seconds: 60.0, energy_joules: 18_000.0, until: Monotonic::from_secs(62) };
     assert_eq!((totals(&state).energy_joules, totals(&state).gaps), (Some(18_300.0), gaps));
     // A reload: the counter restarts.
     state.add_pass(Monotonic::from_secs(92), true, counting(5_000, 0.0));

@@ -6,7 +6,7 @@ use super::worlds::{GapReading, MigReading, Random, Reading, TICK_SECONDS, Tick}
 use crate::domain::attribution::OwnedProcess;
 use crate::domain::model::{
     ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource, ContainerRef, DeviceId, DeviceTotals, Fast,
-    GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, Owner, PodRef, SessionGaps, Stamped, UnknownOwner,
+    GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigDevice, Owner, PodRef, ReadingGaps, Stamped, UnknownOwner,
 };
 use crate::test_data;
 
@@ -333,7 +333,7 @@ impl Board {
                 module_energy_joules: reading.energy.map(|joules| joules * 2.5 + 1000.0),
                 instance_busy_seconds,
                 uncovered_seconds: reading.gaps.seconds + reading.sampleless_seconds,
-                gaps: SessionGaps {
+                gaps: ReadingGaps {
                     seconds: reading.gaps.seconds,
                     energy_joules: reading.gaps.energy,
                     until: at(reading.gaps.until),

@@ -2,7 +2,7 @@ use super::super::*;
 use super::{GPU, World, moment, monotonic};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
-    Account, Attribution, ContainerRef, DeviceTotals, SessionGaps, SharingForm, UnattributedReason,
+    Account, Attribution, ContainerRef, DeviceTotals, ReadingGaps, SharingForm, UnattributedReason,
 };
 use crate::test_data;
 
@@ -102,7 +102,7 @@ fn released_for_45_seconds(spans: bool, notice: impl Fn(&[Account], bool)) -> Wo
         notice(&world.tick(second * 1000), second > 7);
     });
     let joules = if spans { 13_500.0 } else { 0.0 };
-    let gaps = SessionGaps { seconds: 45.0, energy_joules: joules, until: monotonic(47_000) };
+    let gaps = ReadingGaps { seconds: 45.0, energy_joules: joules, until: monotonic(47_000) };
     world.totals = DeviceTotals { uncovered_seconds: 45.0, gaps, ..DeviceTotals::default() };
     world.read(47_000, Some(1.0), Some(600.0 + joules));
     notice(&world.read(48_000, Some(1.5), Some(900.0 + joules)), false);
@@ -136,7 +136,7 @@ fn a_gap_that_the_energy_counter_does_not_span_has_no_energy() {
 #[test]
 fn a_new_reader_after_a_second_is_a_gap_too() {
     let mut world = World::held(Some(0.0));
-    let gaps = SessionGaps { seconds: 2.0, energy_joules: 600.0, until: monotonic(2000) };
+    let gaps = ReadingGaps { seconds: 2.0, energy_joules: 600.0, until: monotonic(2000) };
     world.totals = DeviceTotals { uncovered_seconds: 2.0, gaps, ..DeviceTotals::default() };
     let accounts = world.read(2000, Some(0.0), Some(600.0));
     assert_eq!(figures(&accounts), [("a".into(), 2.0, None, None, Some(600.0))]);
@@ -150,7 +150,7 @@ fn a_new_reader_after_a_second_is_a_gap_too() {
 #[test]
 fn energy_of_a_gap_reported_later_is_not_of_the_time_after_it() {
     let mut world = World::held(Some(0.0));
-    let gaps = SessionGaps { seconds: 45.0, energy_joules: 0.0, until: monotonic(45_000) };
+    let gaps = ReadingGaps { seconds: 45.0, energy_joules: 0.0, until: monotonic(45_000) };
     world.totals = DeviceTotals { uncovered_seconds: 45.0, gaps, ..DeviceTotals::default() };
     world.read(45_000, Some(0.0), Some(0.0));
     world.totals.gaps.energy_joules = 13_500.0;
@@ -206,7 +206,7 @@ fn the_energy_of_a_gap_is_divided_by_holding() {
     world.relate(20_000, exclusive(&[]));
     world.relate(30_000, exclusive(&["b"]));
     world.tick(40_000);
-    let gaps = SessionGaps { seconds: 40.0, energy_joules: 4000.0, until: monotonic(50_000) };
+    let gaps = ReadingGaps { seconds: 40.0, energy_joules: 4000.0, until: monotonic(50_000) };
     world.totals = DeviceTotals { uncovered_seconds: 40.0, gaps, ..DeviceTotals::default() };
     let accounts = world.read(50_000, Some(0.0), Some(4500.0));
     let energy: Vec<Option<f64>> =
