@@ -18,8 +18,8 @@
 //! | Open | a release is requested | Draining | `a_released_driver_is_closed_unloaded_and_left_alone_until_the_release_ends` |
 //! | Open | the handle is dropped | Draining | `stopping_closes_the_driver_and_waits_for_no_stuck_call` |
 //! | Draining | every thread has dropped the session | Closing | `a_session_that_is_over_is_opened_again_and_no_counter_falls` |
-//! | Draining | a call is stuck | Closing, without its thread | `a_stuck_call_is_named_and_the_driver_closes_when_it_returns` |
-//! | Draining | the wait for events is stuck | Closing, without its thread | `a_wait_for_events_that_hangs_is_named` |
+//! | Draining | a call has not returned within `DRAIN_LIMIT` | Closing, without its thread | `a_stuck_call_is_named_and_the_driver_closes_when_it_returns` |
+//! | Draining | the wait for events has not returned within `DRAIN_LIMIT` | Closing, without its thread | `a_wait_for_events_that_hangs_is_named` |
 //! | Draining | the driver thread is stuck | Closed; the session closes when the call returns | `a_session_over_while_the_driver_thread_is_stuck_is_closed_when_its_call_returns` |
 //! | Closing | the driver is closed, or does not close in time | Closed | `a_released_driver_is_closed_unloaded_and_left_alone_until_the_release_ends` |
 //! | Closed | the driver is resumed, or its release expires | Closed, without a pause | `a_release_ends_by_itself` |
@@ -221,7 +221,7 @@ impl Supervisor {
             {
                 self.close_session(now);
             }
-            // The driver does not close: that session is abandoned and another one opened.
+            // The driver does not close: a stop no longer waits for it. It is opened again once the close has returned.
             SessionPhase::Closing { until } if now >= *until => self.set_closed(now),
             _ => {}
         }

@@ -88,7 +88,8 @@ impl Supervisor {
         self.publish();
     }
 
-    /// The driver is closed, or its session is abandoned; it is opened again after a pause.
+    /// No session is open, or the driver thread closes it later. The driver is opened again after a pause, once that thread
+    /// runs no other command.
     pub(super) fn set_closed(&mut self, now: Monotonic) {
         self.phase = SessionPhase::Closed { retry: now + self.reopen.pause() };
     }
