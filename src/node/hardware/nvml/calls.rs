@@ -36,7 +36,7 @@ pub enum CallRefusal {
     Empty,
     TooSmall,
     WrongVersion,
-    /// Recorded as a problem.
+    /// Recorded as a problem. Also of a call that is not made, as it is not permitted or the GPU is lost.
     Failed,
 }
 
@@ -100,7 +100,6 @@ impl Caller {
         if code == codes::UNKNOWN {
             code = once();
         }
-        // An invalid variant (a link or fan that does not exist) stays invalid.
         let code = if code == codes::INVALID_ARGUMENT && variant > 0 { codes::NOT_SUPPORTED } else { code };
         match code {
             codes::SUCCESS => {
@@ -135,8 +134,13 @@ impl Caller {
 }
 
 /// `call!(caller, nvmlSymbol(arguments))` or `call!(caller, nvmlSymbol[variant](arguments))`: a raw call by name.
-/// A variant distinguishes what a device may support separately. Never use the bindings' methods: they panic where a
-/// symbol is missing.
+/// Never use the bindings' methods: they panic where a symbol is missing.
+///
+/// A variant distinguishes what a device may support separately, such as a link or a fan. An invalid argument with a
+/// variant above 0 means that the device does not have it: the call is unsupported for good. With 0 it may mean that the
+/// handle is invalid: the call has failed, and is repeated. A number of the driver is the variant, also where it begins
+/// with 0 (fans, links, ECC locations, causes of retired pages, GPU instances): on a device without number 0, a problem
+/// is counted in each pass, and no reading is wrong. Where that is not acceptable, the variant is the number plus 1.
 macro_rules! call {
     ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
         $crate::node::hardware::nvml::calls::call!($caller, $symbol[0]($($argument),*))

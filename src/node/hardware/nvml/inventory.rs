@@ -136,7 +136,7 @@ fn mig_profiles(caller: &mut Caller, handle: DeviceHandle) -> (MigProfiles, bool
     for constant in 0..PROFILE_LIMIT {
         // SAFETY: numbers only; all zeroes is a valid value.
         let mut info: nvmlGpuInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
-        // From 1: for a variant above 0, an invalid argument means a profile that does not exist.
+        // From 1: a board may lack the first profile, too.
         let variant = constant + 1;
         match call!(caller, nvmlDeviceGetGpuInstanceProfileInfo[variant](handle.0, constant, &raw mut info)) {
             Ok(()) => {
