@@ -1,4 +1,4 @@
-//! Counts the loads of the driver, from what each opening finds.
+//! Counts the loads of the driver, from failed openings and lists of the GPUs.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ impl DriverLoads {
         self.was_unloaded |= cause == FailureCause::DriverNotLoaded;
     }
 
-    /// An opening succeeded.
-    pub fn found(&mut self, driver: Option<&DriverInfo>) {
+    /// A list was read, by an opening or an inspection.
+    pub fn listed(&mut self, driver: Option<&DriverInfo>) {
         let version = driver.map(|driver| &driver.driver_version);
         let is_other = version.is_some() && self.version.is_some() && version != self.version.as_ref();
         if self.count == 0 || is_other || self.was_unloaded {
@@ -44,17 +44,17 @@ mod tests {
             |version: &str| DriverInfo { driver_version: version.into(), cuda_version: None, nvml_version: None };
         let mut loads = DriverLoads::default();
         loads.refused(FailureCause::DriverNotLoaded);
-        loads.found(Some(&driver("580.1")));
+        loads.listed(Some(&driver("580.1")));
         assert_eq!(loads.count, 1, "the first");
-        loads.found(Some(&driver("580.1")));
-        loads.found(None);
+        loads.listed(Some(&driver("580.1")));
+        loads.listed(None);
         loads.refused(FailureCause::Other);
-        loads.found(Some(&driver("580.1")));
+        loads.listed(Some(&driver("580.1")));
         assert_eq!(loads.count, 1, "opened again only");
-        loads.found(Some(&driver("590.2")));
+        loads.listed(Some(&driver("590.2")));
         assert_eq!(loads.count, 2, "another version");
         loads.refused(FailureCause::DriverNotLoaded);
-        loads.found(Some(&driver("590.2")));
+        loads.listed(Some(&driver("590.2")));
         assert_eq!(loads.count, 3, "it was unloaded");
     }
 }

@@ -65,7 +65,7 @@ impl Supervisor {
         }
         self.count(&problems);
         self.state.sessions += 1;
-        self.loads.found(inventory.driver.as_ref());
+        self.loads.listed(inventory.driver.as_ref());
         self.fleet.apply_inventory(inventory, true, now);
         self.update_inventory_problem();
         self.rounds.clear();
@@ -100,7 +100,7 @@ impl Supervisor {
             Ok((inventory, problems)) if matches!(self.phase, SessionPhase::Open { .. }) => {
                 info!(gpus = inventory.gpus.len(), "the layout of the GPUs has changed");
                 self.count(&problems);
-                self.loads.found(inventory.driver.as_ref());
+                self.loads.listed(inventory.driver.as_ref());
                 self.fleet.apply_inventory(inventory, false, now);
                 self.update_inventory_problem();
                 if let Some(event_thread) = &self.event_thread {
