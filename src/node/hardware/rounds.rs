@@ -46,7 +46,7 @@ impl Rounds {
         self.current.as_ref().map(|round| round.until)
     }
 
-    pub fn give_up(&mut self, gpu: &GpuUuid) {
+    pub fn stop_waiting_for(&mut self, gpu: &GpuUuid) {
         if let Some(round) = &mut self.current {
             round.waiting.remove(gpu);
         }
@@ -56,9 +56,10 @@ impl Rounds {
         self.current = None;
     }
 
-    /// Counts a pass of the current session for the collectors of its tiers.
+    /// Ends the wait for the GPU of a pass. One of the current session counts for the collectors of its tiers, unless the GPU
+    /// is lost.
     pub fn count_pass(&mut self, report: &PassReport, is_current: bool) {
-        self.give_up(&report.gpu);
+        self.stop_waiting_for(&report.gpu);
         if !is_current || matches!(report.pass.status, PassStatus::Lost | PassStatus::Unlisted) {
             return;
         }
@@ -69,7 +70,7 @@ impl Rounds {
                 _ => report.pass.slow.is_some(),
             };
             let collector = self.collectors.entry(tier).or_default();
-            // A tier succeeds when every GPU answered; its duration is that of the slowest pass, whose other tiers count, too.
+            // A tier succeeds when every GPU answered. Its duration is that of the slowest pass, which may read other tiers, too.
             let first = self.reported.insert(tier);
             collector.success = answered && (first || collector.success);
             if answered {

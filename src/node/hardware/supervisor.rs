@@ -200,7 +200,7 @@ impl Supervisor {
         }
         let has_event_thread = self.event_thread.as_ref().is_some_and(|event_thread| !event_thread.has_ended());
         for gpu in self.fleet.mark_stuck(now) {
-            self.rounds.give_up(&gpu);
+            self.rounds.stop_waiting_for(&gpu);
             if let SessionPhase::Draining { pending, .. } = &mut self.phase {
                 pending.remove(&gpu);
             }
