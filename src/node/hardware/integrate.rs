@@ -55,10 +55,11 @@ impl RingIntegral {
         let (covered, integral) = self.integrate(samples);
         let newest = samples.last().copied();
         if let Some(newest) = newest.filter(|newest| newest.timestamp > self.cursor) {
-            let primed = self.cursor != 0;
+            let had_cursor = self.cursor != 0;
             self.cursor = newest.timestamp;
             self.empty_passes = 0;
-            if primed || self.pending <= 0.0 {
+            // Without a cursor the samples cover nothing: the fallback does, where time is pending.
+            if had_cursor || self.pending <= 0.0 {
                 // More sample time than real time can only be a ring that overlaps what is covered already.
                 let counted = covered.min(self.pending);
                 let share = if covered > 0.0 { counted / covered } else { 0.0 };

@@ -208,8 +208,8 @@ fn list_gpus(session: &dyn DriverSession, bus: &mut Bus) -> Result<ListedGpus, F
     let (mut inventory, problems) = session.inventory()?;
     // Pods are placed by the NUMA node of the PCI device. NVML has another one where the GPU's memory is a node: that
     // node, which has no CPUs.
-    let is_on_bus = session.node_devices().is_none();
-    for gpu in inventory.gpus.values_mut().filter(|_| is_on_bus) {
+    let are_on_bus = session.node_devices().is_none();
+    for gpu in inventory.gpus.values_mut().filter(|_| are_on_bus) {
         gpu.numa_node = gpu.pci_bus_id.as_ref().and_then(|bus_id| bus.numa_node(bus_id));
     }
     bus.set_listed(&inventory);
