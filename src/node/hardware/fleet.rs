@@ -247,7 +247,8 @@ impl Fleet {
         self.members.iter().filter(|(_, member)| member.state.stuck).map(|(uuid, _)| uuid)
     }
 
-    /// Withdraws all readings and requests that the workers drop their readers; returns those that still have one.
+    /// Withdraws all readings and requests that the workers drop their readers. Returns the GPUs whose workers will report
+    /// that: not stuck ones.
     pub fn drop_readers(&mut self) -> BTreeSet<GpuUuid> {
         let mut pending = BTreeSet::new();
         for (uuid, member) in &mut self.members {

@@ -209,7 +209,7 @@ fn add_process_work(work: &mut BTreeMap<u32, ProcessSmSeconds>, at: Monotonic, w
         process.sm_seconds += seconds;
         process.last_active = at;
     }
-    // Last: a process that restarts at zero has been absent from at least one pass.
+    // After the additions, so that a process is absent from at least one pass before it restarts at zero.
     work.retain(|_, process| at.since(process.last_active) <= IDLE_PROCESS_RETENTION);
 }
 

@@ -53,7 +53,7 @@ impl FastReader {
         integrals.busy_seconds = busy.integral;
         integrals.memory_busy_seconds = memory.integral;
         self.memory_utilization_ratio = memory.latest;
-        // As a partitioned GPU does: its passes add no uncovered time.
+        // Without utilization, as on a partitioned GPU, a pass adds no uncovered time.
         integrals.lacks_utilization =
             self.busy.is_refused(caller) && caller.is_refused("nvmlDeviceGetUtilizationRates", 0);
         if !integrals.lacks_utilization {

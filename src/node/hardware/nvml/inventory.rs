@@ -126,11 +126,11 @@ type MigProfiles = BTreeMap<u32, MigProfile>;
 struct MigProfile {
     slices: u32,
     megabytes: u64,
-    /// As nvidia-smi prints it: `1g.24gb+me.all`. Drivers before 525 have none, and name the MIG device by it.
+    /// As nvidia-smi prints it: `1g.24gb+me.all`. `None` with drivers before 525, which name MIG devices by it.
     name: Option<Arc<str>>,
 }
 
-/// Whether all have been read: the driver refused none.
+/// The profiles, and whether no call failed. A profile that the board lacks does not count.
 fn mig_profiles(caller: &mut Caller, handle: DeviceHandle) -> (MigProfiles, bool) {
     let (mut profiles, mut all_read) = (MigProfiles::new(), true);
     for constant in 0..PROFILE_LIMIT {

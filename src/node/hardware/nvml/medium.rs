@@ -113,7 +113,8 @@ impl MediumReader {
         let performance_state: Option<u32> = value!(caller, nvmlDeviceGetPerformanceState(handle.0));
         let performance_state = performance_state.filter(|state| *state != 32);
         let virtualization = self.vgpus.virtualization(caller, handle);
-        // The reader and `GpuState` add the rest.
+        // `NvmlReader` adds memory utilization and the source of use by process; `GpuState` traffic from counters and the
+        // counts of clock events.
         Medium {
             memory,
             gpu_temperature_celsius: temperature(caller, handle),

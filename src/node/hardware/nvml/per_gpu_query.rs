@@ -23,6 +23,7 @@ const STACK_BYTES: usize = 256 * 1024;
 #[derive(Default)]
 pub struct PerGpuQuery {
     pending: Arc<Mutex<BTreeSet<u32>>>,
+    /// `None` outside tests.
     stack_bytes: Option<usize>,
 }
 

@@ -27,7 +27,8 @@ const C2C_LINK_LIMIT: u32 = 64;
 const STATES: [&str; 4] = ["not_supported", "not_started", "in_progress", "completed"];
 const COMPLETED: u8 = 3;
 
-/// Two bits each at this position of the health mask: 0 unsupported, and the value that means true; the other is false.
+/// The position of a condition's two bits in the health mask, their value where it is true, and its name. Of 1 and 2 the
+/// other value means false; 0 means that it is not supported.
 const CONDITIONS: [(u32, u32, &str); 6] = [
     (0, 1, "degraded_bandwidth"),
     (2, 1, "route_recovery"),

@@ -57,7 +57,7 @@ impl Supervisor {
         }));
     }
 
-    /// The state of the event wait; `None` until a driver with events has been opened.
+    /// The state of the event wait; `None` until a driver with events has been opened, or its thread has not started.
     fn event_collector(&mut self, is_open: bool, now: Monotonic) -> Option<Collector> {
         let current = self.event_thread.as_ref().and_then(|event_thread| event_thread.collector(now));
         if current.is_some() {

@@ -51,6 +51,7 @@ impl Supervisor {
             .inspect_err(|problem| warn!(%problem, "cannot start a thread for the driver's events"))
             .ok();
         if self.event_thread.is_none() {
+            // Events are then a collector that fails, also in the first session.
             self.event_collector.get_or_insert_default();
         }
     }
