@@ -46,8 +46,8 @@ impl Monotone {
         counter.total()
     }
 
-    /// The same for a counter that may wrap at an unknown value: after a fall that may have been a wrap, it is absent
-    /// until a value proves that it is wider than 32 bits.
+    /// The same for PCIe bytes, which may wrap at 32 bits although the driver returns 64: at 60 GB/s many times between two
+    /// readings. After a fall that may have been a wrap they are absent until a value proves that the counter is wider.
     fn raise_if_wide(&mut self, group: &'static str, name: &'static str, value: &mut Option<f64>) {
         self.raise_optional(group, name, value);
         if self.counters.get(&(group, name, 0)).is_some_and(|counter| counter.is_doubtful) {
