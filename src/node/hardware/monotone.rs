@@ -101,8 +101,8 @@ impl Monotone {
         self.raise_nvlink(&mut slow.nvlink);
     }
 
-    /// By link, so that an inactive link is not a restart of the sum. The sums are made here, except those of bytes that the
-    /// driver has.
+    /// By link, so that an inactive link is not a restart of a sum. Sums the links' errors, and their bytes where the driver
+    /// has no sum of bytes.
     fn raise_nvlink(&mut self, nvlink: &mut NvLink) {
         for (error, count) in &mut nvlink.error_sums {
             self.raise_count("nvlink_error_sums", error, count);
