@@ -188,8 +188,9 @@ impl EventWait {
             let needs_pause = self.wait(source);
             self.xids.send();
             self.notice.problems.extend(source.problems());
+            let session_over = self.notice.session_over;
             self.send_notice();
-            if self.notice.session_over {
+            if session_over {
                 return;
             }
             if !needs_pause {
@@ -256,12 +257,11 @@ impl EventWait {
     /// With a full queue the notice is sent with the next one; the last one of a session waits.
     fn send_notice(&mut self) {
         self.notice.problems.truncate(PROBLEMS);
-        let Notice { slow_due, layout_may_have_changed, problems, session_over, .. } = &self.notice;
+        let Notice { event_thread, slow_due, layout_may_have_changed, problems, session_over } = &self.notice;
         if slow_due.is_empty() && !layout_may_have_changed && problems.is_empty() && !session_over {
             return;
         }
-        let (event_thread, session_over) = (self.notice.event_thread, *session_over);
-        let fresh = Notice { event_thread, session_over, ..Notice::default() };
+        let (session_over, fresh) = (*session_over, Notice { event_thread: *event_thread, ..Notice::default() });
         let notice = SupervisorMessage::Notice(Box::new(std::mem::replace(&mut self.notice, fresh)));
         if session_over {
             // An error means that the supervisor has ended.
