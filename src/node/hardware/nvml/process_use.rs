@@ -13,6 +13,8 @@ use super::library::DeviceHandle;
 use super::processes::{CAPACITY, LARGEST};
 use crate::node::hardware::plausible;
 
+use UtilizationCall::{Newer, Older};
+
 /// The longest sample period of the driver.
 const SAMPLE_SECONDS: f64 = 1.0;
 /// The largest time between samples of processes that run at the same time, in microseconds.
@@ -33,23 +35,26 @@ const BLANK_SAMPLE: nvmlProcessUtilizationSample_t = unsafe { std::mem::zeroed()
 // SAFETY: as above.
 const BLANK_INFO: nvmlProcessUtilizationInfo_v1_t = unsafe { std::mem::zeroed() };
 
+const OLDER: &str = "nvmlDeviceGetProcessUtilization";
+
 /// The driver's two calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum UtilizationCall {
     #[default]
-    ProcessUtilization,
-    /// Newer; on some GPUs the only one that lists anything.
-    ProcessesUtilizationInfo,
+    Older,
+    /// On some GPUs the only one that lists anything.
+    Newer,
 }
 
-/// Whether the source lists processes.
+/// Whether the source lists processes, and what an empty list of it means.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum CallState {
-    /// No sample so far.
+    /// No sample so far: on an idle GPU no process is active; on a busy one use by process is unknown.
     #[default]
     Untested,
+    /// It has listed a process: none is active.
     Answers,
-    /// The GPU was busy, and neither call listed a process.
+    /// The GPU was busy, and neither call listed a process: use by process is unknown.
     ListsNothing,
 }
 
@@ -91,7 +96,7 @@ struct Cursors {
 
 impl ProcessUse {
     /// SM-seconds by pid since the reading before, `elapsed` seconds ago, while the GPU's own utilization was `busy`.
-    /// `None` where that is unknown: an empty list on an idle GPU proves nothing about a busy one.
+    /// `None`: unknown.
     pub fn advance(
         &mut self,
         caller: &mut Caller,
@@ -100,9 +105,8 @@ impl ProcessUse {
         busy: Option<f64>,
     ) -> Option<Vec<(u32, f64)>> {
         let mut read = self.read(caller, handle);
-        let is_refused = caller.is_refused("nvmlDeviceGetProcessUtilization", 0);
-        if read.is_err() && is_refused && self.source == UtilizationCall::ProcessUtilization {
-            self.source = UtilizationCall::ProcessesUtilizationInfo;
+        if read.is_err() && self.source == Older && caller.is_refused(OLDER, 0) {
+            self.source = Newer;
             read = self.read(caller, handle);
         }
         let samples = read.ok()?;
@@ -110,11 +114,14 @@ impl ProcessUse {
         if !samples.is_empty() {
             (self.state, self.empty_seconds) = (CallState::Answers, 0.0);
         } else if is_busy {
-            self.missed(elapsed);
+            self.count_empty(elapsed);
         }
         let work = self.cursors.advance(&samples, elapsed);
-        // An empty list means that no process was active where the call has listed one before, or is untested on an idle GPU.
-        (self.state == CallState::Answers || !is_busy && self.state == CallState::Untested).then_some(work)
+        match self.state {
+            CallState::Answers => Some(work),
+            CallState::Untested => Some(work).filter(|_| !is_busy),
+            CallState::ListsNothing => None,
+        }
     }
 
     /// The driver's name of the call in use, or `none` where a busy GPU has no process in either. `None`: not known
@@ -123,10 +130,8 @@ impl ProcessUse {
         match (self.state, self.source) {
             (CallState::Untested, _) => None,
             (CallState::ListsNothing, _) => Some("none"),
-            (CallState::Answers, UtilizationCall::ProcessUtilization) => Some("nvmlDeviceGetProcessUtilization"),
-            (CallState::Answers, UtilizationCall::ProcessesUtilizationInfo) => {
-                Some("nvmlDeviceGetProcessesUtilizationInfo")
-            }
+            (CallState::Answers, Older) => Some(OLDER),
+            (CallState::Answers, Newer) => Some("nvmlDeviceGetProcessesUtilizationInfo"),
         }
     }
 
@@ -135,26 +140,25 @@ impl ProcessUse {
     }
 
     /// No process was listed on a busy GPU. The two calls are tried in turns while neither lists any.
-    fn missed(&mut self, elapsed: f64) {
+    fn count_empty(&mut self, elapsed: f64) {
         self.empty_seconds += elapsed;
-        if self.empty_seconds < EMPTY_SECONDS {
-            return;
+        if self.empty_seconds >= EMPTY_SECONDS {
+            self.empty_seconds = 0.0;
+            (self.source, self.state) = match self.source {
+                Older => (Newer, self.state),
+                Newer => (Older, CallState::ListsNothing),
+            };
         }
-        self.empty_seconds = 0.0;
-        (self.source, self.state) = match self.source {
-            UtilizationCall::ProcessUtilization => (UtilizationCall::ProcessesUtilizationInfo, self.state),
-            UtilizationCall::ProcessesUtilizationInfo => (UtilizationCall::ProcessUtilization, CallState::ListsNothing),
-        };
     }
 
     fn read(&self, caller: &mut Caller, handle: DeviceHandle) -> Result<Vec<ProcessSample>, CallRefusal> {
         let last_seen = self.cursors.last_seen.unwrap_or(0);
         let read: Result<Vec<_>, _> = match self.source {
-            UtilizationCall::ProcessUtilization => fill(BLANK_SAMPLE, CAPACITY, LARGEST, |samples, count| {
+            Older => fill(BLANK_SAMPLE, CAPACITY, LARGEST, |samples, count| {
                 call!(caller, nvmlDeviceGetProcessUtilization(handle.0, samples, count, last_seen))
             })
             .map(|samples| samples.iter().map(|one| sample(one.pid, one.timeStamp, one.smUtil)).collect()),
-            UtilizationCall::ProcessesUtilizationInfo => fill(BLANK_INFO, CAPACITY, LARGEST, |infos, count| {
+            Newer => fill(BLANK_INFO, CAPACITY, LARGEST, |infos, count| {
                 let mut list = nvmlProcessesUtilizationInfo_v1_t {
                     version: version::<nvmlProcessesUtilizationInfo_v1_t>(1),
                     processSamplesCount: *count,
@@ -218,17 +222,14 @@ impl Cursors {
     /// Moves to these samples, sorted by time. The next "last seen" is the oldest cursor of the active processes.
     fn move_to(&mut self, samples: &[ProcessSample]) {
         let newest_sample = samples.last().map(|sample| sample.at);
-        let all_were_requested = self.last_seen.is_none();
-        if newest_sample > self.newest || (all_were_requested && newest_sample.is_some()) {
-            // Backwards where all were requested and the driver's clock has stepped back.
-            (self.newest, self.empty_passes) = (newest_sample, 0);
-        } else {
-            let is_new = |sample: &ProcessSample| self.of_pid.get(&sample.pid).is_none_or(|cursor| sample.at > *cursor);
-            self.empty_passes = if samples.iter().any(is_new) { 0 } else { self.empty_passes + 1 };
-            if self.empty_passes >= EMPTY_PASSES {
-                (self.last_seen, self.empty_passes) = (None, 0);
-                return;
-            }
+        // All were requested: the newest one is older than before where the driver's clock has stepped back.
+        let restarts = self.last_seen.is_none() && newest_sample.is_some();
+        self.newest = if restarts { newest_sample } else { self.newest.max(newest_sample) };
+        let is_new = |sample: &ProcessSample| self.of_pid.get(&sample.pid).is_none_or(|cursor| sample.at > *cursor);
+        self.empty_passes = if restarts || samples.iter().any(is_new) { 0 } else { self.empty_passes + 1 };
+        if self.empty_passes >= EMPTY_PASSES {
+            (self.last_seen, self.empty_passes) = (None, 0);
+            return;
         }
         self.of_pid.extend(samples.iter().map(|sample| (sample.pid, sample.at)));
         let Some(newest) = self.newest else { return };
