@@ -26,11 +26,16 @@ const fn watts(id: u32, scope: u32) -> FieldRow {
 
 pub struct ModulePower {
     ring: Ring,
-    /// The module's power has been read: the GPU is on one.
-    was_read: bool,
-    /// Before it was read.
-    refusals: u32,
+    place: GpuPlace,
     gpu: GpuPower,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum GpuPlace {
+    /// The module's power has been refused so often.
+    Unknown(u32),
+    OnModule,
+    NotOnModule,
 }
 
 /// What a pass adds.
@@ -45,40 +50,43 @@ pub struct ModuleStep {
 
 impl Default for ModulePower {
     fn default() -> Self {
-        Self { ring: Ring::power(MODULE_POWER), was_read: false, refusals: 0, gpu: GpuPower::default() }
+        Self { ring: Ring::power(MODULE_POWER), place: GpuPlace::Unknown(0), gpu: GpuPower::default() }
     }
 }
 
 impl ModulePower {
-    /// `None`: not known yet; `Some(false)` may still change until `ATTEMPTS`. On a module the GPU's power is that of
+    /// `None`: not known yet; after the first refusal `Some(false)` may still change. On a module the GPU's power is that of
     /// `POWER`, and its energy that power's integral: the header does not name the scope of other calls, and on Grace
     /// Hopper the energy counter has been seen to count the CPU, too.
     pub fn is_on_module(&self) -> Option<bool> {
-        (self.was_read || self.refusals > 0).then_some(self.was_read)
+        (self.place != GpuPlace::Unknown(0)).then_some(self.place == GpuPlace::OnModule)
     }
 
     /// Nothing for a GPU whose driver has no module power, or that has no CPU on its module: its power and its counter
     /// are its own. The driver has no energy counter of the module, so its power is integrated; time without readings
     /// adds nothing.
     pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, elapsed: f64) -> ModuleStep {
-        if !self.was_read && self.refusals >= ATTEMPTS {
+        if self.place == GpuPlace::NotOnModule {
             return ModuleStep::default();
         }
         let values = fields::results(caller, handle, &POWER);
         let (of_gpu, of_module) = values.split_at(POWER.len() / 2);
         let first = |values: &[Result<f64, CallRefusal>]| values.iter().flatten().next().copied();
         let (gpu, module) = (first(of_gpu), first(of_module));
-        if module.is_none() && !self.was_read {
-            self.refusals += u32::from(of_module.iter().all(|value| *value == Err(CallRefusal::Unsupported)));
+        if let GpuPlace::Unknown(refusals) = self.place {
+            let is_refused = of_module.iter().all(|value| *value == Err(CallRefusal::Unsupported));
+            self.place = match (module, refusals + u32::from(is_refused)) {
+                (None, ATTEMPTS..) => GpuPlace::NotOnModule,
+                (None, refusals) => GpuPlace::Unknown(refusals),
+                (Some(_), _) => match platform::is_c2c_enabled(caller, handle) {
+                    Ok(false) | Err(CallRefusal::Unsupported) => GpuPlace::NotOnModule,
+                    _ => GpuPlace::OnModule,
+                },
+            };
+        }
+        if self.place != GpuPlace::OnModule {
             return ModuleStep::default();
         }
-        if !self.was_read
-            && matches!(platform::is_c2c_enabled(caller, handle), Ok(false) | Err(CallRefusal::Unsupported))
-        {
-            self.refusals = ATTEMPTS;
-            return ModuleStep::default();
-        }
-        self.was_read = true;
         let joules = self.ring.advance(caller, handle, elapsed, |_| module).integral;
         let (gpu_watts, gpu_joules) = self.gpu.advance(elapsed, gpu, module);
         ModuleStep { watts: module, joules, gpu_watts, gpu_joules }
