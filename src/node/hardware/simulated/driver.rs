@@ -1,22 +1,28 @@
-//! The simulated driver: the state of its GPUs, which any thread may set, and a session's view of it.
+//! The simulated driver: the state of its GPUs, which any thread may set, and its sessions.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
 use super::curve::{Curve, Load};
 use super::profile::{SimulatedProfile, fabric_domain, inventory, node_devices, scramble};
+use super::reader::SimulatedReader;
 use crate::domain::model::{
     FabricDomain, Gpu, GpuUuid, HardwareSource, Inventory, Monotonic, NodeDevices, XidInstance,
 };
 use crate::node::hardware::source::{
-    CallProblem, Driver, DriverEventKind, DriverSession, Failure, FailureCause, PassStatus, RawEvent,
+    CallProblem, Driver, DriverEventKind, DriverSession, EventFailure, EventSource, Failure, FailureCause, GpuReader,
+    PassStatus, RawEvent,
 };
 
 /// Of every call after the driver was unloaded.
-pub(super) const UNLOADED: CallProblem = CallProblem { call: "simulated", code: "uninitialized" };
+const UNLOADED: CallProblem = CallProblem { call: "simulated", code: "uninitialized" };
 const LOST: CallProblem = CallProblem { call: "simulated", code: "gpu_is_lost" };
+
+/// Of a wait for events. Short, so that a session ends soon.
+const LONGEST_WAIT: Duration = Duration::from_millis(200);
 
 /// The recovery action after a memory error that is not contained.
 const RESET: u32 = 1;
@@ -27,17 +33,17 @@ pub struct SimulatedDriver {
     pub(super) profile: SimulatedProfile,
     pub(super) inventory: Arc<Inventory>,
     pub(super) fabric_domain: Option<FabricDomain>,
-    pub(super) state: Arc<Mutex<SharedGpus>>,
-    pub(super) changed: Arc<Condvar>,
+    state: Arc<Mutex<SharedGpus>>,
+    changed: Arc<Condvar>,
 }
 
 #[derive(Debug)]
-pub(super) struct SharedGpus {
+struct SharedGpus {
     gpus: BTreeMap<GpuUuid, SimulatedGpu>,
     /// Until the first load is set.
     has_constant_loads: bool,
     /// Events to deliver.
-    pub events: VecDeque<RawEvent>,
+    events: VecDeque<RawEvent>,
     is_loaded: bool,
     /// How often the driver was loaded.
     driver_loads: u64,
@@ -257,7 +263,7 @@ pub(super) struct SimulatedSession {
 }
 
 impl SimulatedSession {
-    pub fn is_over(&self, state: &SharedGpus) -> bool {
+    fn is_over(&self, state: &SharedGpus) -> bool {
         !state.is_loaded || self.number != state.driver_loads
     }
 
@@ -274,6 +280,42 @@ impl SimulatedSession {
         let reading = gpu.clone();
         gpu.processes.retain(|_, process| process.running);
         Ok(reading)
+    }
+}
+
+impl DriverSession for SimulatedSession {
+    fn inventory(&self) -> Result<(Inventory, Vec<CallProblem>), Failure> {
+        Ok((self.driver.inventory(), Vec::new()))
+    }
+
+    fn reader(&self, gpu: &GpuUuid) -> Result<Box<dyn GpuReader>, Failure> {
+        Ok(Box::new(SimulatedReader::new(self.clone(), gpu)))
+    }
+
+    fn layout_changed(&self) -> bool {
+        false
+    }
+
+    fn node_devices(&self) -> Option<NodeDevices> {
+        Some(self.driver.node_devices())
+    }
+
+    /// As with a driver, earlier events are lost.
+    fn events(&self) -> Option<Box<dyn EventSource>> {
+        self.driver.state.lock().events.clear();
+        Some(Box::new(self.clone()))
+    }
+}
+
+impl EventSource for SimulatedSession {
+    fn wait(&mut self, patience: Duration, _now: Monotonic) -> Result<Option<RawEvent>, EventFailure> {
+        let quiet = |state: &mut SharedGpus| state.events.is_empty() && !self.is_over(state);
+        let mut state = self.driver.state.lock();
+        self.driver.changed.wait_while_for(&mut state, quiet, patience.min(LONGEST_WAIT));
+        if self.is_over(&state) {
+            return Err(EventFailure { problem: UNLOADED, session_over: true });
+        }
+        Ok(state.events.pop_front())
     }
 }
 

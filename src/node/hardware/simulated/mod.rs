@@ -8,7 +8,6 @@ mod driver;
 mod machine;
 mod profile;
 mod reader;
-mod session;
 
 pub use curve::Load;
 pub use driver::SimulatedDriver;
