@@ -75,9 +75,9 @@ pub(super) struct ProcessCurve {
 impl SimulatedGpu {
     /// With constant loads.
     fn new(gpu: &Gpu, seed: u64) -> Self {
-        let number = 50_000 + 100 * u64::from(gpu.index.unwrap_or_default());
+        let first = 50_000 + 100 * u64::from(gpu.index.unwrap_or_default());
         let curve = |part: u32, memory: Option<u64>| {
-            let level = 0.35 + 0.6 * ((scramble(seed, number + u64::from(part)) % 1_000) as f64 / 1_000.0);
+            let level = 0.35 + 0.6 * ((scramble(seed, first + u64::from(part)) % 1_000) as f64 / 1_000.0);
             Curve::new(Monotonic::default(), Load::new(level, (memory.unwrap_or_default() as f64 * level) as u64))
         };
         let instances = gpu.mig_devices.iter().map(|mig| (mig.gpu_instance, mig.memory_bytes));

@@ -106,7 +106,7 @@ struct Partition {
     memory_bytes: u64,
 }
 
-/// Numbers of what is no device, for its identifiers.
+/// Numbers for `scramble`.
 const CHASSIS: u64 = 100_000;
 const CLUSTER: u64 = 100_001;
 /// H100 SXM5 80 GB in the PCI database.
@@ -249,7 +249,9 @@ fn uuid(seed: u64, number: u64) -> String {
     format!("{time:08x}-{:04x}-4{:03x}-{variant:04x}-{node:012x}", (high >> 16) & 0xffff, high & 0xfff)
 }
 
-/// A well-mixed number from two; the same on every machine.
+/// A well-mixed number from a seed and a number; the same on every machine. The numbers are those of GPUs and boards from 0
+/// on, of MIG devices from 1,000, of constant loads from 50,000, and of the chassis and the cluster from 100,000. A UUID
+/// takes two, so that its own number is doubled.
 pub(super) fn scramble(seed: u64, number: u64) -> u64 {
     let mut mixed = seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for multiplier in [0xbf58_476d_1ce4_e5b9, 0x94d0_49bb_1331_11eb] {
