@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -178,12 +178,12 @@ impl EventWait {
     }
 
     fn wait_repeatedly(&mut self, source: &mut dyn EventSource) {
-        let mut pauses = Backoff::new(PAUSES);
+        let (mut pauses, mut pause) = (Backoff::new(PAUSES), Duration::ZERO);
         loop {
-            match self.changed.try_recv() {
+            match self.changed.recv_timeout(pause) {
                 Ok(()) => source.gpus_changed(),
-                Err(TryRecvError::Empty) => {}
-                Err(TryRecvError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
             }
             let needs_pause = self.wait(source);
             self.xids.send();
@@ -195,13 +195,8 @@ impl EventWait {
             }
             if !needs_pause {
                 pauses.reset();
-                continue;
             }
-            match self.changed.recv_timeout(pauses.pause()) {
-                Ok(()) => source.gpus_changed(),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => return,
-            }
+            pause = if needs_pause { pauses.pause() } else { Duration::ZERO };
         }
     }
 
