@@ -177,10 +177,7 @@ pub fn spawn_driver_thread(
 
 fn run_command(command: DriverCommand, driver: &mut dyn Driver, bus: &mut Bus, loading: &Loading) -> SupervisorMessage {
     // Before the driver lists its GPUs, so that a GPU plugged in meanwhile is not missing from that list.
-    let on_bus = match &command {
-        DriverCommand::Open | DriverCommand::Inspect(_) => bus.scan(),
-        DriverCommand::Close(_) => None,
-    };
+    let on_bus = if matches!(command, DriverCommand::Close(_)) { None } else { bus.scan() };
     match command {
         DriverCommand::Open => {
             let loaded = loading.during(|| driver.load());

@@ -180,17 +180,14 @@ impl Supervisor {
     pub(super) fn send(&mut self, command: DriverCommand, now: Monotonic) -> bool {
         let refused =
             if self.driver_call_since.is_some() { Some(command) } else { self.driver_thread.send(command).err() };
-        match refused {
-            None => {
-                self.driver_call_since = Some(now);
-                true
-            }
-            Some(DriverCommand::Close(session)) => {
-                self.unclosed.push(session);
-                false
-            }
-            Some(_) => false,
+        let is_sent = refused.is_none();
+        if is_sent {
+            self.driver_call_since = Some(now);
         }
+        if let Some(DriverCommand::Close(session)) = refused {
+            self.unclosed.push(session);
+        }
+        is_sent
     }
 
     pub(super) fn watch_driver_thread(&mut self, now: Monotonic) {
