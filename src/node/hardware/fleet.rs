@@ -100,13 +100,16 @@ impl Fleet {
             if let Some(known) = self.inventory.gpus.get(uuid) {
                 found.gpus.insert(uuid.clone(), Gpu { present: false, ..known.clone() });
             }
+            if new_session || member.listed {
+                member.generation = self.generation;
+            }
             if member.listed {
                 // A GPU that was lost before keeps its cause until its next pass: the list may lack it for that cause.
                 if !member.state.lost {
                     warn!(gpu = %uuid, "the driver no longer lists this GPU, or gets no answer from it");
                     member.lost_because_unlisted = true;
                 }
-                (member.generation, member.retry) = (self.generation, now + member.retries.pause());
+                member.retry = now + member.retries.pause();
             }
             member.listed = false;
             member.state.lost = true;
@@ -309,5 +312,37 @@ impl FleetGpu {
             warn!(gpu = %uuid, %problem, "no readings");
         }
         self.worker = spawned.ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::domain::model::Moment;
+    use crate::node::hardware::source::Pass;
+
+    #[test]
+    fn a_loss_in_an_earlier_session_does_not_end_one_that_lists_no_gpu() {
+        let (now, to_supervisor) = (Monotonic::from_secs(1), sync_channel(1).0);
+        let mut fleet = Fleet::new(HardwareSettings::default(), Clock::start(), to_supervisor);
+        let gpus = ["GPU-a", "GPU-b"].map(|uuid| (uuid.into(), Gpu::listed(uuid.into(), 0))).into();
+        fleet.apply_inventory(Inventory { gpus, ..Inventory::default() }, true, now);
+        fleet.apply_inventory(Inventory::default(), false, now);
+        let lose = |fleet: &mut Fleet, gpu: &str, generation| {
+            let (due, at, pass) =
+                (Due::default(), Moment::default(), Pass { status: PassStatus::Lost, ..Pass::default() });
+            let report =
+                PassReport { gpu: gpu.into(), generation, due, at, duration: Duration::ZERO, fresh: true, pass };
+            let is_current = fleet.is_current(&report);
+            fleet.apply_pass(report, is_current, now);
+            (is_current, fleet.all_lost())
+        };
+        assert_eq!([lose(&mut fleet, "GPU-a", 2), lose(&mut fleet, "GPU-b", 2)], [(true, false), (true, true)]);
+        fleet.apply_inventory(Inventory::default(), true, now);
+        assert_eq!(lose(&mut fleet, "GPU-a", 2), (false, false), "it returned late");
+        assert_eq!([lose(&mut fleet, "GPU-a", 3), lose(&mut fleet, "GPU-b", 3)], [(true, false), (true, true)]);
     }
 }
