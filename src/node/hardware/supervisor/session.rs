@@ -224,39 +224,52 @@ impl Supervisor {
     }
 }
 
+/// Leaves open sessions to the driver thread: to close one may block without limit.
 impl Drop for Supervisor {
     fn drop(&mut self) {
+        let phase = std::mem::replace(&mut self.phase, SessionPhase::Opening);
+        if let SessionPhase::Open { session, .. } | SessionPhase::Draining { session, .. } = phase {
+            self.unclosed.push(session);
+        }
         for session in self.unclosed.drain(..) {
-            std::mem::forget(session);
+            // Refused by a full queue.
+            let _ = self.driver_thread.send(DriverCommand::Close(session)).map_err(std::mem::forget);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::sync_channel;
+    use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 
     use super::*;
     use crate::clock::Clock;
+    use crate::domain::model::{GpuUuid, HardwareSource, Inventory};
     use crate::node::hardware::event_thread::XidSender;
+    use crate::node::hardware::messages::SupervisorMessage;
     use crate::node::hardware::pci::Bus;
     use crate::node::hardware::settings::HardwareSettings;
     use crate::node::hardware::simulated::{SimulatedDriver, SimulatedProfile};
+    use crate::node::hardware::source::{Driver, GpuReader};
     use crate::node::hardware::worker::{Loading, spawn_driver_thread};
 
-    #[test]
-    fn the_first_pause_after_a_lost_session_is_the_shortest() {
+    /// With a session.
+    fn open(driver: impl Driver) -> (Supervisor, Receiver<SupervisorMessage>) {
         let (clock, settings) = (Clock::start(), HardwareSettings::default());
         let (to_supervisor, messages) = sync_channel(16);
-        let (loading, first_pause) = (Loading::new(clock), settings.reopen.0);
-        let driver = Box::new(SimulatedDriver::new(SimulatedProfile::A100, 1));
-        let bus = Bus::new("/nonexistent".into(), "/nonexistent".into());
-        let driver_thread = spawn_driver_thread(driver, bus, loading.clone(), to_supervisor.clone()).unwrap();
+        let (loading, bus) = (Loading::new(clock), Bus::new("/nonexistent".into(), "/nonexistent".into()));
+        let driver_thread = spawn_driver_thread(Box::new(driver), bus, loading.clone(), to_supervisor.clone()).unwrap();
         let publisher = tokio::sync::watch::Sender::default();
         let xids = XidSender::new::<0>().0;
         let mut supervisor = Supervisor::new(settings, clock, driver_thread, loading, to_supervisor, publisher, xids);
         supervisor.act(Monotonic::default());
         supervisor.handle(messages.recv().unwrap());
+        (supervisor, messages)
+    }
+
+    #[test]
+    fn the_first_pause_after_a_lost_session_is_the_shortest() {
+        let (mut supervisor, messages) = open(SimulatedDriver::new(SimulatedProfile::A100, 1));
         supervisor.end_session("it is over", Monotonic::default());
         supervisor.act(Monotonic::default() + DRAIN_LIMIT);
         let retry = loop {
@@ -265,6 +278,55 @@ mod tests {
                 _ => supervisor.handle(messages.recv().unwrap()),
             }
         };
-        assert!(retry <= clock.now().monotonic + first_pause);
+        assert!(retry <= supervisor.clock.now().monotonic + supervisor.settings.reopen.0);
+    }
+
+    /// Its sessions send the name of the thread that closes them.
+    struct TestDriver(Sender<Option<String>>);
+
+    impl Driver for TestDriver {
+        fn source(&self) -> HardwareSource {
+            HardwareSource::Simulated
+        }
+
+        fn open(&mut self) -> Result<Box<dyn DriverSession>, Failure> {
+            Ok(Box::new(TestSession(self.0.clone())))
+        }
+    }
+
+    struct TestSession(Sender<Option<String>>);
+
+    impl DriverSession for TestSession {
+        fn inventory(&self) -> Result<ListedGpus, Failure> {
+            Ok((Inventory::default(), vec![]))
+        }
+
+        fn reader(&self, _gpu: &GpuUuid) -> Result<Box<dyn GpuReader>, Failure> {
+            panic!("it lists no GPU")
+        }
+
+        fn layout_changed(&self) -> bool {
+            false
+        }
+    }
+
+    impl Drop for TestSession {
+        fn drop(&mut self) {
+            let _ = self.0.send(std::thread::current().name().map(str::to_owned));
+        }
+    }
+
+    #[test]
+    fn a_session_is_closed_by_the_driver_thread_when_the_end_comes_before_its_message() {
+        let (names, closed_by) = channel();
+        let (mut supervisor, messages) = open(TestDriver(names));
+        let SessionPhase::Open { session, .. } = &supervisor.phase else { panic!() };
+        let session = Arc::clone(session);
+        assert!(supervisor.send(DriverCommand::Inspect(session), Monotonic::default()));
+        supervisor.drain(Monotonic::default());
+        // Inspected, and the end of the event thread: both threads have dropped the session.
+        let unread = [messages.recv().unwrap(), messages.recv().unwrap()];
+        drop((supervisor, unread));
+        assert_eq!(closed_by.recv().unwrap().as_deref(), Some("driver"));
     }
 }
