@@ -73,10 +73,10 @@ impl Rounds {
             // A tier succeeds when every GPU answered. Its duration is that of the slowest pass, which may read other tiers, too.
             let first = self.reported.insert(tier);
             collector.success = answered && (first || collector.success);
+            let before = collector.duration.filter(|_| !first).unwrap_or_default();
+            collector.duration = Some(report.duration.max(before));
             if answered {
                 collector.last_success = Some(report.at);
-                let before = collector.duration.filter(|_| !first).unwrap_or_default();
-                collector.duration = Some(report.duration.max(before));
             }
         }
     }
@@ -142,5 +142,12 @@ mod tests {
         let (_, lost) = round(&[report("a", None, PassStatus::Lost), report("bbb", some.clone(), PassStatus::Answers)]);
         assert!(lost.success, "a lost GPU is its own trouble");
         assert!(!round(&[report("a", some, PassStatus::Answers)]).0, "the other is waited for");
+    }
+
+    #[test]
+    fn a_tier_that_has_only_failed_has_been_read() {
+        let (_, failed) = round(&[report("a", None, PassStatus::SessionOver)]);
+        let expected = Collector { duration: Some(Duration::from_millis(1)), ..Collector::default() };
+        assert_eq!(failed, expected);
     }
 }

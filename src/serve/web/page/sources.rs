@@ -42,7 +42,7 @@ fn label(name: &str) -> &str {
     }
 }
 
-/// "Not yet" is a kubelet that was not called, and a tier of the driver of which no pass has succeeded.
+/// "Not yet" is a kubelet that was not called, and a tier of the driver that was not read.
 fn outcome(collector: &Collector) -> Markup {
     match collector {
         Collector { stuck: true, .. } => html! { span.badge.bad { "stuck" } },
