@@ -323,10 +323,10 @@ impl Shown {
         self.metrics.value(metric, &[&format!("pod=\"{pod}\"")])
     }
 
-    /// The figure of this name on the page, in the row with this key.
+    /// The figure of this name on the page, in the row whose key is or begins with this.
     fn on_page(&self, key: &str, figure: &str) -> Option<f64> {
-        let row = self.page.split(&format!("data-key=\"{key}\"")).nth(1).unwrap_or_else(|| panic!("no row {key}"));
-        let row = row.split("data-key=").next()?;
+        let is_its = |row: &&str| row.strip_prefix(key).is_some_and(|rest| rest.starts_with(['"', ' ']));
+        let row = self.page.split("data-key=\"").find(is_its).unwrap_or_else(|| panic!("no row {key}"));
         let element = row.split(&format!("data-figure=\"{figure}\"")).nth(1)?.split('>').next()?;
         element.split("data-value=\"").nth(1)?.split('"').next()?.parse().ok()
     }
