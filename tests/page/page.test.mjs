@@ -243,6 +243,9 @@ test('the filter matches pods, namespaces and devices, and is kept in the URL', 
   assert.equal(await page.ask('location.hash'), '#filter=device%3Agpu-');
   await page.press('Escape');
   assert.equal(await page.ask('location.hash'), '');
+  await page.type('device:3');
+  assert.equal(await count('devices'), 1, 'UUIDs have a 3 too');
+  await page.press('Escape');
 
   const pod = await page.until('a pod', "document.querySelector('.containers tbody tr:not(.ended) th')?.firstChild.data.trim()");
   await page.type(`pod:${pod}`);

@@ -174,7 +174,7 @@
 
   const FIELDS = ['namespace', 'pod', 'container', 'device'];
 
-  // Each word must match; `pod:x` matches pods only, `x` everything.
+  // Each word must match; `pod:x` matches pods only, `x` everything. `device:3` is no part of a UUID, but begins a word.
   function matcher(text) {
     const words = text.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
       const [field, rest] = word.split(/:(.*)/s);
@@ -183,7 +183,11 @@
     return (found) => {
       const lines = found.split('\n');
       return words.every(({ field, rest }) =>
-        lines.some((line) => line.startsWith(field) && (field ? line.slice(field.length) : line.slice(line.indexOf(':') + 1)).includes(rest)));
+        lines.some((line) => {
+          const value = line.slice(line.indexOf(':') + 1);
+          const matches = field === 'device:' ? value.split(' ').some((part) => part.startsWith(rest)) : value.includes(rest);
+          return matches && line.startsWith(field);
+        }));
     };
   }
 
