@@ -27,7 +27,7 @@ pub struct PluginState {
 /// Which of the configuration's profiles applies to this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AppliedProfile {
-    /// `profile`, `common` where none matches, `undecided` until the driver has been read.
+    /// `profile`, `common` where none matches, `undecided` until the GPUs are known as far as it depends on them.
     pub decision: &'static str,
     pub name: Option<Arc<str>>,
 }

@@ -62,10 +62,15 @@ impl ConfiguredEntry {
     }
 
     /// The vanished devices of the offers before: since when, `at` for those that vanish now.
-    fn vanished_from(&self, now: &[Offer], inventory: &Inventory, at: Monotonic) -> BTreeMap<ResourceName, Vanished> {
+    fn vanished_from(
+        &self,
+        offers: &[Offer],
+        inventory: &Inventory,
+        at: Monotonic,
+    ) -> BTreeMap<ResourceName, Vanished> {
         let mut vanished: BTreeMap<ResourceName, Vanished> = BTreeMap::new();
         for before in &self.offers {
-            for id in layout::vanished(before, now, inventory) {
+            for id in layout::vanished(before, offers, inventory) {
                 let since = self.vanished.get(&before.resource).and_then(|known| known.get(&id)).copied().unwrap_or(at);
                 vanished.entry(before.resource.clone()).or_default().insert(id, since);
             }

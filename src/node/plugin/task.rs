@@ -127,6 +127,7 @@ impl PluginTask {
                 || hardware.inventory.generation > 0
                 || hardware.problem.is_some();
             let may_begin = self.entries.values().all(|entry| entry.may_begin(&hardware, now));
+            // For readiness.
             if driver_is_known && may_begin && !self.publish.borrow().resources_complete {
                 self.publish.send_modify(|state| Arc::make_mut(state).resources_complete = true);
             }

@@ -125,7 +125,7 @@ fn each_hardware_once<'o>(devices: &[&'o OfferedDevice]) -> Vec<&'o OfferedDevic
     once
 }
 
-/// The device's name by the strategy, then the one by the other strategy.
+/// The device's name by the strategy, then the one by the other strategy. Devices without hardware were refused.
 fn names(strategy: DeviceIdStrategy, hardware: &OfferedHardware) -> [String; 2] {
     let [uuid, index] = hardware.names().unwrap_or_default();
     match strategy {

@@ -61,22 +61,25 @@ const RESTRICTED_WITH_CDI: [Restriction; 2] = [
     ("flags.plugin.nvidiaCTKPath", |value| value == "/usr/bin/nvidia-ctk", DEVICE_NODES_ONLY),
     ("flags.plugin.containerDriverRoot", |value| value == "/driver-root", DEVICE_NODES_ONLY),
 ];
+/// Of `sharing.timeSlicing` and `sharing.mps`.
+const SHARING: [&str; 3] = ["renameByDefault", "failRequestsGreaterThanOne", "resources"];
 const DEVICE_NODES_ONLY: &str =
     "our CDI specification holds device nodes only, without hooks or driver files; remove it";
 
-/// The text of such a file as our own configuration of one entry. Any text gives a result; none panics.
+/// The text of such a file as our own configuration of one entry. Any text gives a result; none panics. `values` are those
+/// that have not been converted or checked yet: first those with a key of ours, then the others.
 pub fn parse(text: &str) -> Result<NvidiaConfig, PluginConfigError> {
     // A file of comments alone is a file with every default.
     let file: Value = input::yaml(text).map_err(PluginConfigError)?.unwrap_or_default();
     let mut values = BTreeMap::new();
     collect("", file, &mut values)?;
-    let (mut keys, mut paths) = (Map::new(), BTreeMap::new());
+    let (mut keys, mut path_by_key) = (Map::new(), BTreeMap::new());
     for (path, ours) in KEYS.into_iter().filter_map(|(path, ours)| Some((path, ours?))) {
         // An empty root is the default.
         if let Some(value) = values.remove(path).filter(|value| !(path.ends_with("Root") && value == "")) {
             NvidiaConfig::check(path, ours, &value)?;
             keys.insert(ours.to_owned(), value);
-            paths.insert(ours, path);
+            path_by_key.insert(ours, path);
         }
     }
     keys.insert("names".to_owned(), names(&mut values)?);
@@ -109,8 +112,8 @@ pub fn parse(text: &str) -> Result<NvidiaConfig, PluginConfigError> {
             return refuse(field, other, reason);
         }
     }
-    // Other keys are those of `sharing`, equal but for the list of resources.
-    config.validate(|ours| paths.get(ours).copied().unwrap_or(ours).replace(".perResource[", ".resources["))?;
+    // Keys of `sharing` are equal, but for the list of resources.
+    config.validate(|ours| path_by_key.get(ours).copied().unwrap_or(ours).replace(".perResource[", ".resources["))?;
     Ok(config)
 }
 
@@ -152,10 +155,15 @@ fn names(values: &mut BTreeMap<String, Value>) -> Result<Value, PluginConfigErro
 
 /// The section with its list of resources as our map by name.
 fn replication(key: &str, mut section: Value) -> Result<Value, PluginConfigError> {
-    let resources = section.as_object_mut().and_then(|keys| keys.remove("resources"));
+    let Some(keys) = section.as_object_mut() else { return refuse(key, section, "it is no section with keys") };
+    if let Some(unknown) = keys.keys().find(|key| !SHARING.contains(&key.as_str())) {
+        let suggestion = input::suggestion(unknown, &SHARING);
+        return Err(PluginConfigError(format!("unknown key `{key}.{unknown}`{suggestion}")));
+    }
     let field = format!("{key}.resources");
-    let Some(Value::Array(resources)) = resources.filter(|resources| *resources != json!([])) else {
-        return refuse(&field, "an empty list", "name at least one resource");
+    let resources = match keys.remove("resources").unwrap_or(json!([])) {
+        Value::Array(resources) if !resources.is_empty() => resources,
+        other => return refuse(&field, other, "give a list of at least one resource"),
     };
     let mut by_name = Map::new();
     for mut resource in resources {
@@ -298,8 +306,9 @@ imex: {channelIDs: [], required: false}
             ("resources: {migs: []}".to_owned(), "unknown key `resources.migs`", "`mig`"),
             ("resources: {gpus: [{pattern: '*'}]}".to_owned(), "resources.gpus: ", "name"),
             ("resources: {gpus: [{pattern: '*', name: a/b}]}".to_owned(), "resources.gpus: ", "a/b"),
-            ("sharing: {timeSlicing: {}}".to_owned(), "sharing.timeSlicing.resources: an empty list", "at least one"),
-            (sharing(""), "sharing.timeSlicing.resources: an empty list", "at least one"),
+            ("sharing: {timeSlicing: {}}".to_owned(), "sharing.timeSlicing.resources: []", "at least one"),
+            ("sharing: {mps: {resources: {}}}".to_owned(), "sharing.mps.resources: {}", "a list"),
+            ("sharing: {mps: {perResource: {}}}".to_owned(), "unknown key `sharing.mps.perResource`", "`resources`"),
             (sharing("{name: gpu, replicas: -4}"), "sharing.timeSlicing.resources[nvidia.com/gpu]: ", "-4"),
             (sharing("{name: gpu}"), "sharing.timeSlicing.resources[nvidia.com/gpu]: ", "replicas"),
             (

@@ -11,7 +11,7 @@ use super::values::schema;
 use super::values::{OnConflict, a_resource_name, one_or_several};
 use crate::domain::model::ResourceName;
 
-/// Nodes of the host's `/dev`.
+/// Device nodes of the host, usually in `/dev`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]

@@ -19,16 +19,18 @@ impl DeviceReference {
     }
 
     pub fn parse(text: &str) -> Option<Self> {
-        let is_index = |text: &str| text.parse::<u32>().is_ok();
-        let is_uuid = |text: &str| {
-            let uuid = text.strip_prefix("MIG-").or_else(|| text.strip_prefix("GPU-")).unwrap_or_default();
-            !uuid.is_empty() && uuid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
+        let index = |text: &str| text.parse::<u32>().ok();
+        let uuid = |text: &str| {
+            let (kind, digits) = text.split_at_checked(4).filter(|(_, digits)| !digits.is_empty())?;
+            let is_uuid = digits.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+            (is_uuid && matches!(kind, "GPU-" | "MIG-")).then(|| format!("{kind}{}", digits.to_ascii_lowercase()))
         };
-        let is_reference = match text.split_once(':') {
-            Some((gpu, index)) => is_index(gpu) && is_index(index),
-            None => is_index(text) || is_uuid(text),
+        // As the driver writes them.
+        let reference = match text.split_once(':') {
+            Some((gpu, mig)) => Some(format!("{}:{}", index(gpu)?, index(mig)?)),
+            None => index(text).map(|gpu| gpu.to_string()).or_else(|| uuid(text)),
         };
-        is_reference.then(|| Self(text.to_owned()))
+        reference.map(Self)
     }
 }
 
@@ -182,8 +184,14 @@ mod tests {
 
     #[test]
     fn devices_are_named_by_index_or_uuid() {
-        for text in ["0", "0:1", "GPU-b1028956-cfa2", "MIG-b1028956-cfa2"] {
-            assert!(DeviceReference::parse(text).is_some(), "{text}");
+        for (text, reference) in [
+            ("0", "0"),
+            ("007", "7"),
+            ("0:01", "0:1"),
+            ("GPU-B1028956-cfa2", "GPU-b1028956-cfa2"),
+            ("MIG-b1028956-cfa2", "MIG-b1028956-cfa2"),
+        ] {
+            assert_eq!(DeviceReference::parse(text).unwrap().as_str(), reference, "{text}");
         }
         for text in ["MIG-GPU-b1028956/3/0", "-1", "0:", "0:1:2", "GPU-", "GPU-xyz", "b1028956x", "all"] {
             assert_eq!(DeviceReference::parse(text), None, "{text}");

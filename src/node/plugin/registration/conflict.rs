@@ -89,8 +89,8 @@ impl Comparisons {
 /// Which other plugin serves the resource, with a remedy. `None`: none, or another podmeter, in a rolling update.
 ///
 /// `allocatable` are the kubelet's devices of the resource, `sent` those that this process has sent it, and `live` the
-/// names of the sockets that accept connections. A device that is offered and was not sent is not in `sent`: another
-/// plugin may list the same GPU by the same UUID.
+/// names of the sockets that accept connections. Before the first registration nothing is `sent`: another plugin may list
+/// the same GPU by the same UUID as our offer.
 pub fn other_plugin(
     resource: &ResourceName,
     allocatable: &BTreeSet<DeviceId>,

@@ -163,14 +163,16 @@ impl Lifecycle {
         opened.map_err(|_| RegistrationEnd::ListNotOpened(self.deadlines.list))
     }
 
-    /// Any state → `Waiting`: closes the server. If there was a registration: keeps the devices that it advertised,
-    /// resets the backoff if it lasted, and returns true.
+    /// Any state → `Waiting`: closes the server, and keeps the devices that it sent. If there was a registration: resets
+    /// the backoff if it lasted, and returns true.
     async fn close(&mut self, attempt: Attempt, backoff: &mut Backoff) -> bool {
         if let Some(server) = attempt.server {
+            let sent = server.list_was_opened();
             server.close().await;
+            let offer = self.service.offer.borrow();
+            self.advertised.extend(offer.devices.iter().filter(|_| sent).map(|device| device.id.clone()));
         }
         let Some(at) = attempt.registered_at else { return false };
-        self.advertised.extend(self.service.offer.borrow().devices.iter().map(|device| device.id.clone()));
         if self.now().since(at) >= LASTED {
             backoff.reset();
         }
@@ -260,7 +262,7 @@ impl Lifecycle {
             let offer = Arc::clone(&self.service.offer.borrow());
             let mut next_query = None;
             match comparisons.compare(&offer, &self.advertised, &answer, &live) {
-                // At the earliest after half of `LIST_SHOWN`: it is asked again until there is an answer.
+                // At the earliest after half of `LIST_SHOWN`: this is repeated until there is an answer.
                 Comparison::Absent(due) => next_query = Some(due.since(self.now()).max(LIST_SHOWN / 2)),
                 Comparison::Unlisted => return RegistrationEnd::Unlisted,
                 Comparison::Conflict(by) if self.service.config.on_conflict() == OnConflict::Takeover => {

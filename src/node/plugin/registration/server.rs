@@ -64,6 +64,10 @@ impl PluginServer {
         }
     }
 
+    pub fn list_was_opened(&self) -> bool {
+        self.open_streams.borrow().is_some()
+    }
+
     /// Until there was a stream and none is left, or the server has ended.
     pub async fn stream_lost(&self) {
         let mut streams = self.open_streams.clone();
