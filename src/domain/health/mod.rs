@@ -11,8 +11,8 @@
 //!                            └── of an XID or a mark: unmark, the mark's end ────────────────► removed
 //! ```
 //!
-//! Removed at once are an ended `admin` or `unknown`, an XID that the recovery action overrules, and by an unmark a cause of
-//! an earlier agent whose value was not read. No hold-down ends while
+//! Without a hold-down end `admin`, `unknown` and an XID that the recovery action overrules. An unmark also removes a cause
+//! that an earlier agent left and this one has not read. No hold-down ends while
 //! the GPUs are released, or with `recovery: manual`. A reset is of one GPU, a reload of the driver and thereby of all;
 //! a reload, or a reset that the energy counter shows, is a restart of the GPU.
 //!
@@ -44,8 +44,7 @@ use crate::domain::model::{
 use marks::Mark;
 use tracked_gpu::{Subject, SubjectTransition, TrackedGpu};
 
-/// How long a device is `unknown` that was never checked and awaits no response (`GpuSignals::unknown`): the first reads
-/// may be requested so late.
+/// How long after it was listed a device is `unknown` of which no read was requested (`GpuSignals::unknown`).
 const UNKNOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Older ones are dropped.
 const MAX_TRANSITIONS: usize = 256;

@@ -60,8 +60,8 @@ pub struct GpuSignals {
     energy_counter: Option<u64>,
     /// The energy counter in the faults, and when it was updated.
     saved_energy_counter: Option<(Monotonic, u64)>,
-    /// When a fall of its energy counter was last confirmed: it was certainly reset, or the driver reloaded, and that a
-    /// pass or two before.
+    /// When a fall of its energy counter was last confirmed, by a second reading that continues from it: it was certainly
+    /// reset, or the driver reloaded, a pass or two before.
     pub counter_fell_at: Option<Monotonic>,
     /// When it last stopped being lost or needing a recovery action.
     pub probably_reset_at: Option<Monotonic>,

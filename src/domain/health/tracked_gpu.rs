@@ -73,7 +73,7 @@ pub struct TrackedGpu {
 struct CauseState {
     detail: Arc<str>,
     clears: &'static str,
-    /// When it ended; it then stays for the hold-down.
+    /// When it ended; it then stays for the hold-down. `None`: it is current, or restored and not evaluated yet.
     ended: Option<Monotonic>,
 }
 
@@ -149,9 +149,10 @@ impl TrackedGpu {
         let since = self.health.get(subject).map(|health| health.since.unix);
         let mark_fault =
             |mark: &Mark| MarkFault { reason: Arc::clone(&mark.reason), until: mark.until.map(|at| at.unix) };
-        // A current XID is restored from `xids`.
-        let is_kept = |((reason, _), cause): &(&CauseKey, &CauseState)| {
-            is_held_down(*reason) && (*reason != UnhealthyReason::Xid || cause.ended.is_some())
+        // An active XID is restored from `xids`.
+        let is_active = |code: &u32| self.xids.active.contains_key(code);
+        let is_kept = |((reason, code), cause): &(&CauseKey, &CauseState)| {
+            is_held_down(*reason) && (*reason != UnhealthyReason::Xid || cause.ended.is_some() || !is_active(code))
         };
         let causes = self.causes.get(subject).into_iter().flatten();
         DeviceFaults {
@@ -180,9 +181,10 @@ impl TrackedGpu {
         let concerned = |subject: &Subject| *unmarked == Subject::Whole || subject == unmarked;
         self.marks.retain(|subject, _| !concerned(subject));
         for (_, causes) in self.causes.iter_mut().filter(|(subject, _)| concerned(subject)) {
+            // A current signal stays, if this agent has read it.
             let is_signal = |reason| !matches!(reason, UnhealthyReason::Xid | UnhealthyReason::Admin);
-            let is_reported = |reason| is_signal(reason) && self.signals.was_read(reason);
-            causes.retain(|(reason, _), cause| cause.ended.is_none() && is_reported(*reason));
+            let is_read = |reason| is_signal(reason) && self.signals.was_read(reason);
+            causes.retain(|(reason, _), cause| cause.ended.is_none() && is_read(*reason));
         }
     }
 
@@ -234,7 +236,8 @@ impl TrackedGpu {
         current
     }
 
-    /// Makes the health of the GPU, or of one MIG device, follow its causes.
+    /// Makes the health of the GPU, or of one MIG device, follow its causes. The first evaluation is no transition, and
+    /// neither is another cause of an unhealthy device.
     fn update_health(&mut self, subject: Subject, context: EvaluationContext<'_>) -> Option<SubjectTransition> {
         let EvaluationContext { config, now, .. } = context;
         let own = subject.mig().and_then(|_| self.causes.get(&subject));
@@ -274,7 +277,8 @@ impl TrackedGpu {
         }
     }
 
-    /// The recovery action of the driver, be it `none`, replaces some XIDs, whichever came first. They are not held down.
+    /// The recovery action of the driver, be it `none`, replaces some XIDs, whichever came first. They are not held down: they
+    /// counted only while it was unknown.
     fn remove_overruled_xids(&mut self, config: &HealthConfig) {
         if self.signals.recovery_action.is_none() {
             return;
@@ -298,7 +302,7 @@ impl TrackedGpu {
         let reset_at = restarted_at.max(signals.probably_reset_at);
         self.xids.active.retain(|code, xid| {
             let cleared_at = if needs_restart(*code) { restarted_at } else { reset_at };
-            cleared_at.is_none_or(|at| at <= xid.at.monotonic || signals.responded_at < Some(at))
+            !cleared_at.is_some_and(|at| xid.at.monotonic < at && signals.responded_at >= Some(at))
         });
     }
 

@@ -175,6 +175,7 @@ fn a_fault_that_has_ended_is_held_down_by_the_next_agent() {
         world.at(4);
         assert_eq!(world.reasons(), ["xid", "row_remap_failed"]);
         let mut next = world.restarted(10, config);
+        assert_eq!(next.faults(), world.faults(), "before the driver is open");
         next.at(10);
         next.at(69);
         assert_eq!(next.reasons(), ["xid", "row_remap_failed"]);
