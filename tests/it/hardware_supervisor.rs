@@ -435,6 +435,26 @@ fn a_session_over_while_the_driver_thread_is_stuck_is_closed_when_its_call_retur
 }
 
 #[test]
+fn a_session_that_is_over_after_the_driver_thread_is_stuck_reports_that() {
+    let script = Script::new(2);
+    let hardware = run_impatiently(&script);
+    wait(&hardware, "readings", |state| has_fast(state, 0) && has_fast(state, 1));
+    script.set(|acts| acts.inspection_hangs = true);
+    until_true("the call", || script.set(|acts| acts.is_inspecting));
+    // A later call that is overdue: the inspection is, too.
+    script.set(|acts| acts.stuck = Some(gpu(1)));
+    wait(&hardware, "the mark", |state| state.readings[&gpu(1)].stuck);
+    script.set(|acts| {
+        acts.stuck = None;
+        acts.statuses.insert(gpu(0), PassStatus::SessionOver);
+    });
+    wait(&hardware, "the problem", |state| {
+        state.problem.as_deref().is_some_and(|text| text.contains("the whole node has not come back"))
+    });
+    script.set(|acts| acts.inspection_hangs = false);
+}
+
+#[test]
 fn stopping_closes_the_driver_and_waits_for_no_stuck_call() {
     let script = Script::new(2);
     let hardware = run(&script);

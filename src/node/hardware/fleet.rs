@@ -39,11 +39,11 @@ struct FleetGpu {
     no_thread: Option<Arc<str>>,
     /// Since when, and what it reads.
     pass_under_way: Option<(Monotonic, Due)>,
-    /// Of the last list that replaced its reader: the handles of an older one are invalid.
+    /// Of the last list that replaced or ended its reader: a pass by the handles of an older list does not count.
     generation: u64,
     /// The session's inventory names it.
     listed: bool,
-    /// Its loss was found by a list, or a pass, that does not have it.
+    /// It was found lost because the driver did not list it any more.
     lost_because_unlisted: bool,
     /// The generation in which it was last found lost: a loss found with older handles does not count for `all_lost`.
     lost_in: Option<u64>,
@@ -233,6 +233,7 @@ impl Fleet {
                 warn!(gpu = %uuid, "a driver call on this GPU has not come back");
                 member.state.stuck = true;
                 member.state.withdraw();
+                (member.next_medium, member.next_slow) = (now, now);
                 marked.push(uuid.clone());
             }
         }

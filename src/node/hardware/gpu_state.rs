@@ -24,7 +24,7 @@ pub struct GpuState {
     fast: Option<Stamped<Fast>>,
     medium: Option<Stamped<Medium>>,
     slow: Option<Stamped<Slow>>,
-    /// Bytes a second between the last two slow passes, for a GPU without GPM.
+    /// Bytes a second between the last two slow passes, where GPM has none.
     byte_rates: TrafficValues,
     /// The byte counters of the last slow pass, as the driver gave them.
     byte_counters: Option<(Monotonic, TrafficValues)>,

@@ -72,6 +72,7 @@ impl RingIntegral {
                 (self.cursor, self.empty_passes) = (0, 0);
             }
         }
+        // Without a rate it is 0 where there are samples.
         let Some(rate) = fallback() else {
             return self.finish(newest.map(|_| 0.0), newest.map(|newest| newest.value));
         };

@@ -281,8 +281,10 @@ impl Supervisor {
             SupervisorMessage::Inspected(listed, node_devices) => {
                 self.driver_returned(now);
                 self.state.node_devices = node_devices;
-                if let Some(listed) = listed {
-                    self.apply_changed_layout(*listed, now);
+                match listed {
+                    Some(listed) => self.apply_changed_layout(*listed, now),
+                    // It depends on the bus, too.
+                    None => self.update_inventory_problem(),
                 }
             }
             SupervisorMessage::Closed => {

@@ -18,7 +18,7 @@ use super::source::{Driver, DriverSession, Due, Failure, FailureCause, GpuReader
 use crate::clock::Clock;
 use crate::domain::model::{GpuUuid, Moment, Monotonic};
 
-/// One to read, and one to drop the reader.
+/// To a GPU's thread: one to read, and one to drop the reader. To the driver's: one at a time, and one at the end.
 const COMMANDS: usize = 2;
 const STACK_BYTES: usize = 512 * 1024;
 /// Loading the library takes milliseconds; on a slow disk, seconds.
@@ -205,8 +205,8 @@ fn list_gpus(session: &dyn DriverSession, bus: &mut Bus) -> Result<ListedGpus, F
     let (mut inventory, problems) = session.inventory()?;
     // Pods are placed by the NUMA node of the PCI device. NVML has another one where the GPU's memory is a node: that
     // node, which has no CPUs.
-    let are_on_bus = session.node_devices().is_none();
-    for gpu in inventory.gpus.values_mut().filter(|_| are_on_bus) {
+    let is_simulated = session.node_devices().is_some();
+    for gpu in inventory.gpus.values_mut().filter(|_| !is_simulated) {
         gpu.numa_node = gpu.pci_bus_id.as_ref().and_then(|bus_id| bus.numa_node(bus_id));
     }
     bus.set_listed(&inventory);

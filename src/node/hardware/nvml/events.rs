@@ -132,8 +132,8 @@ impl NvmlEvents {
         Some(EventSet { set: set?, library: Arc::clone(&self.library) })
     }
 
-    /// Makes a new set without GPUs that are lost or refuse: NVML cannot remove one from a set. The old one is freed
-    /// last, so that no event is lost. True when a GPU was left out.
+    /// Makes a new set without GPUs that are lost or refuse: NVML cannot remove one from a set. Events that the old one
+    /// has not returned are lost with it. True when a GPU was left out.
     fn rebuild(&mut self, now: Monotonic) -> bool {
         let before = mem::take(&mut self.registered);
         let old = self.set.take();

@@ -55,11 +55,15 @@ impl Default for ModulePower {
 }
 
 impl ModulePower {
-    /// `None`: not known yet; after the first refusal `Some(false)` may still change. On a module the GPU's power is that of
-    /// `POWER`, and its energy that power's integral: the header does not name the scope of other calls, and on Grace
-    /// Hopper the energy counter has been seen to count the CPU, too.
+    /// `None`: not known yet. On a module the GPU's power is that of `POWER`, and its energy that power's integral: the
+    /// header does not name the scope of other calls, and on Grace Hopper the energy counter has been seen to count the
+    /// CPU, too.
     pub fn is_on_module(&self) -> Option<bool> {
-        (self.place != GpuPlace::Unknown(0)).then_some(self.place == GpuPlace::OnModule)
+        match self.place {
+            GpuPlace::Unknown(_) => None,
+            GpuPlace::OnModule => Some(true),
+            GpuPlace::NotOnModule => Some(false),
+        }
     }
 
     /// Nothing for a GPU whose driver has no module power, or that has no CPU on its module: its power and its counter

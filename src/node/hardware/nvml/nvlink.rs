@@ -69,7 +69,7 @@ type LinkCountersByNumber = BTreeMap<u32, LinkCounters>;
 pub struct NvLinkReader {
     /// The GPU has the error counters of NVLink 5.
     nvlink5: bool,
-    /// Those of the first reading that has bytes: another one's would be a fall or a jump.
+    /// The source of the first bytes, which is kept: another's total differs, and the published counter would fall or jump.
     bytes: Option<ByteCounters>,
 }
 

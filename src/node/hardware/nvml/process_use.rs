@@ -228,6 +228,7 @@ impl Cursors {
         let is_new = |sample: &ProcessSample| self.of_pid.get(&sample.pid).is_none_or(|cursor| sample.at > *cursor);
         self.empty_passes = if restarts || samples.iter().any(is_new) { 0 } else { self.empty_passes + 1 };
         if self.empty_passes >= EMPTY_PASSES {
+            // All are requested next. What was counted already is told by the cursors, which stay until then.
             (self.last_seen, self.empty_passes) = (None, 0);
             return;
         }

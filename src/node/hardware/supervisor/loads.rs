@@ -10,7 +10,7 @@ use crate::node::hardware::source::FailureCause;
 pub struct DriverLoads {
     pub count: u64,
     version: Option<Arc<str>>,
-    /// The last opening found it not loaded.
+    /// An opening since the last list found it not loaded.
     was_unloaded: bool,
 }
 

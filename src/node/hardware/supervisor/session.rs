@@ -191,25 +191,31 @@ impl Supervisor {
     }
 
     pub(super) fn watch_driver_thread(&mut self, now: Monotonic) {
-        let overdue = self.driver_call_since.is_some_and(|since| now.since(since) >= self.settings.watchdog);
-        if overdue && !self.driver_stuck {
-            self.driver_stuck = true;
+        if self.driver_call_since.is_none_or(|since| now.since(since) < self.settings.watchdog) {
+            return;
+        }
+        if !std::mem::replace(&mut self.driver_stuck, true) {
             warn!("a driver call that concerns the whole node has not come back");
-            if !matches!(self.phase, SessionPhase::Open { .. }) {
-                let seconds = self.settings.watchdog.as_secs_f64();
-                self.set_problem(if self.loading.is_under_way() {
-                    format!(
-                        "loading the driver library has not returned for {seconds} s; check its file and disk: after \
-                         five minutes /-/healthy fails"
-                    )
-                } else {
-                    format!(
-                        "opening or closing the driver has not come back for {seconds} s; look for Xid or NVRM lines \
-                         in the kernel log, the node may need a reboot"
-                    )
-                });
-                self.publish();
-            }
+        }
+        // The phase may have changed since.
+        if matches!(self.phase, SessionPhase::Open { .. }) {
+            return;
+        }
+        let seconds = self.settings.watchdog.as_secs_f64();
+        let problem = if self.loading.is_under_way() {
+            format!(
+                "loading the driver library has not returned for {seconds} s; check its file and disk: after five minutes \
+                 /-/healthy fails"
+            )
+        } else {
+            format!(
+                "a driver call that concerns the whole node has not come back for {seconds} s; look for Xid or NVRM \
+                 lines in the kernel log, the node may need a reboot"
+            )
+        };
+        if self.state.problem.as_deref() != Some(&*problem) {
+            self.set_problem(problem);
+            self.publish();
         }
     }
 
