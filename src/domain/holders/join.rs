@@ -63,7 +63,8 @@ struct DeviceHolders {
 struct ResolvedAllocations<'a> {
     held: BTreeMap<HoldingKey, HoldingIds<'a>>,
     unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&'a DeviceId>>,
-    /// Of each claim's device the first GPU or MIG device that it resolves to. One of an IOMMU group is all GPUs of the group.
+    /// Of each claim's device the first GPU or MIG device that it resolves to. A device that is an IOMMU group resolves to all
+    /// GPUs of the group.
     claims: BTreeMap<ClaimKey<'a>, ClaimGpu>,
     device_claims: BTreeMap<DeviceRef, DeviceClaims<'a>>,
 }

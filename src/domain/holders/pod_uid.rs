@@ -57,7 +57,8 @@ pub struct PodUids {
 struct ListedPod {
     /// `None` where it is unknown which pod of the name is listed.
     uid: Option<(UidSource, PodUid)>,
-    /// In references to its containers, and the same for as long as the pod is: `None` where its UID was found later.
+    /// In references to its containers, and the same for as long as the pod is, so that its account is one: `None` where its
+    /// UID was found later.
     reference_uid: Option<PodUid>,
 }
 

@@ -1,8 +1,8 @@
 //! Pods that have been given devices and may still be rejected. The kubelet lists a pod's devices while it admits the
 //! pod, and a pod that it rejects for another device was listed with its first. So a pod that newly has devices is a
 //! holder only once it has been admitted: the Pods API has it; or, without a Pods API, the checkpoint has its devices,
-//! which the kubelet writes when a container has all of them, and the kubelet has listed it twice. Without either it is
-//! one after ten seconds.
+//! which the kubelet writes when a container has all of them, and the kubelet has listed it twice. One that is missing in
+//! these sources is a holder after ten seconds; where neither can be read, once it is listed twice.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -9,8 +9,7 @@
 //! | on the bus with a UUID: identified | missing, at its address |
 //! | the only one on the bus without a UUID (anonymous), and the only one at the kubelet that is not identified (unlocated) | one missing GPU |
 //! | anonymous, and none is unlocated | missing, named by its address |
-//! | anonymous, and some are unlocated | one of these |
-//! | unlocated | missing without an address |
+//! | unlocated | missing without an address; its text names the addresses of the anonymous ones, one of which is its |
 //! | at the kubelet, held by no container, and perhaps passed through (`of_kubelet`) | not missing |
 //!
 //! A holding of a GPU that is passed through has allocated and uncovered time: it has no readings.
@@ -35,7 +34,7 @@ type IdsByGpu<'a> = BTreeMap<&'a GpuUuid, &'a DeviceIds>;
 pub struct UnlistedGpus {
     gpus: BTreeMap<GpuUuid, DeviceIds>,
     migs: BTreeMap<MigUuid, DeviceIds>,
-    /// By the driver, at any time: one of them that it no longer lists was unmade.
+    /// By the driver, at any time: one of them that it no longer lists was deleted.
     listed_migs: BTreeSet<MigUuid>,
     /// Of the last call: an equal one is the same `Arc`, so that nothing is joined again for it.
     last_inventory: Arc<Inventory>,
@@ -117,7 +116,9 @@ impl UnlistedGpus {
             add(&mut named, kubelet.checkpoint.as_deref());
         } else if kubelet.settled && kubelet.allocatable.is_some() {
             let ids: BTreeSet<&DeviceId> = named.values().flatten().collect();
-            self.gpus.retain(|_, of_gpu| of_gpu.values().flatten().any(|id| ids.contains(id)));
+            let are_named = |kept: &DeviceIds| kept.values().flatten().any(|id| ids.contains(id));
+            self.gpus.retain(|_, of_gpu| are_named(of_gpu));
+            self.migs.retain(|_, of_mig| are_named(of_mig));
         }
         let listed = inventory.gpus.values().flat_map(|gpu| &gpu.mig_devices).map(|mig| mig.uuid.clone());
         self.listed_migs.extend(listed);

@@ -24,8 +24,8 @@ pub struct HolderAccount {
     pub final_since_scrape: Option<u64>,
     /// The observation that last saw it held.
     pub seen: u64,
-    /// Of the last interval: its part of the GPU's busy time, or of the GPU's time where that is by MIG device. `None` where
-    /// the busy time is unknown or zero, after a gap, and without a holding.
+    /// Of the last interval: its busy time divided by the GPU's; on a partitioned GPU by the interval's length. `None` where
+    /// that is unknown or zero, after a gap, and without a holding.
     pub busy_part: Option<f64>,
     /// Whether it was busy in the last interval is not known.
     is_unread: bool,

@@ -81,7 +81,7 @@ impl DeviceLedger {
         audit: &mut Audit,
     ) {
         self.add_unattributed(interval, processes.is_some_and(|processes| processes.has_sm_seconds));
-        // Also of time that is not divided: its SM time weighs nothing later.
+        // Also of time that is not divided. Where processes were not read, their SM time weighs in the next interval.
         let increases = self.used_sm_time.advance(processes, now.monotonic);
         if interval.seconds() <= 0.0 {
             return;

@@ -85,13 +85,14 @@ impl DeviceClock {
     }
 
     /// The time since the clock last moved, as the end of a gap and the interval after it. `busy` and `energy`: the totals,
-    /// where they are amounts.
+    /// where they are amounts. What the driver counted in a gap may be in a total only a reading after the gap's end.
     ///
     /// | the reading | gap | interval | energy |
     /// |---|---|---|---|
-    /// | is in time, of the same session | none | all | the interval's; what the driver counts in gaps comes too late: unattributed |
-    /// | is of a new session | up to its begin | the rest | what the driver counts in gaps is the gap's; with an empty rest, all |
-    /// | is late, of the same session | all | empty | the gap's |
+    /// | is in time, of the same session | none | all | the interval's; that of an earlier gap is unattributed |
+    /// | is of a new session, late or not | up to its begin | the rest | that of gaps is the gap's, the other the interval's |
+    /// | the same, which began just now | all | empty | all is the gap's |
+    /// | is late, of the same session | all | empty | all is the gap's |
     ///
     /// Busy time is of the interval. After a gap none is carried to the next interval.
     pub fn advance(

@@ -94,10 +94,12 @@ impl DeviceLedger {
                 let sole_form = Some(SharingForm::Exclusive);
                 self.attribute_memory(memory.used, None, sole_form, present, &mut unattributed, audit);
             }
-            // The parts are exact, but are read a moment after the device total.
+            // The parts are exact, but are read a moment after the device total. The use of one that is not read is in the rest.
             Some(memory) => {
                 let rest = memory.used.saturating_sub(used_by_instances);
-                *unattributed.entry(UnattributedReason::Driver).or_default() += rest;
+                let all_read = medium.instances.iter().all(|instance| instance.memory.is_some());
+                let reason = if all_read { UnattributedReason::Driver } else { UnattributedReason::Unknown };
+                *unattributed.entry(reason).or_default() += rest;
             }
             None => {}
         }

@@ -193,7 +193,22 @@ fn a_mig_device_is_on_the_only_gpu_that_is_missing() {
     let two = complete(hardware(&[0], &[0, 1, 2]), &kubelet);
     assert_eq!(two.inventory.missing_parent(&mig(7).as_str().into()), None);
     let none = complete(hardware(&[0, 1], &[0, 1]), &kubelet);
-    assert_eq!(missing(&none), [], "it was unmade, and its GPU is there");
+    assert_eq!(missing(&none), [], "it was deleted, and its GPU is there");
+}
+
+#[test]
+fn a_mig_device_of_a_gpu_that_was_replaced_is_on_no_other() {
+    let mut memory = UnlistedGpus::default();
+    let mut complete = |listed: &[usize], kubelet: &KubeletState| {
+        memory.add_to(&Arc::new(hardware(listed, &[0, 1])), kubelet, &|_| false, Monotonic::from_secs(1))
+    };
+    complete(&[0], &held("nvidia.com/mig-1g.10gb", &[&mig(7)]));
+    let of_gpus = allocatable(ids("nvidia.com/gpu", &[&uuid(0), &uuid(1)]));
+    let settled = KubeletState { settled: true, ..of_gpus };
+    complete(&[0, 1], &settled);
+    let state = complete(&[0], &settled);
+    assert_eq!(missing(&state), [(uuid(1), at(1))]);
+    assert_eq!(state.inventory.missing_parent(&mig(7).as_str().into()), None);
 }
 
 #[test]
