@@ -358,11 +358,14 @@ fn an_invalid_file_at_the_start_is_exit_code_2() {
 }
 
 #[test]
-fn check_config_reads_the_web_configuration_too() {
+fn check_config_reads_the_configuration_and_the_web_configuration() {
     let node = Node::new(&format!("basic_auth_users: {{a: {}}}\n", hash("x")));
     let (code, output) = agent::ended(&["check-config", "--web-config", node.file().to_str().unwrap()]);
     assert!(code == 0 && output.contains("plain text") && output.contains(": valid\n"), "{output}");
     let config = node.path().join("podmeter.yaml");
+    std::fs::write(&config, "refreshInterval: 5s\n").unwrap();
+    let valid = (0, format!("{}: valid\n", config.display()));
+    assert_eq!(agent::ended(&["check-config", config.to_str().unwrap()]), valid);
     std::fs::write(&config, format!("webConfig: {}\n", node.path().join("none.yaml").display())).unwrap();
     let (code, output) = agent::ended(&["check-config", config.to_str().unwrap()]);
     assert!(code == 2 && output.contains("none.yaml"), "{output}");
