@@ -32,7 +32,6 @@ mod health;
 mod hostile_clients;
 mod journal;
 mod kubelet;
-mod log;
 mod lost_before_start;
 mod machines;
 mod mig_boards;

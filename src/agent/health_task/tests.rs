@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::domain::model::{
-    Account, DeviceReadings, Gpu, HardwareSource, Holding, Inventory, Moment, SharingForm, Slow, Stamped,
-    UnhealthyReason, UnixSeconds, XidEvent,
+    Account, DeviceReadings, Gpu, HardwareSource, Inventory, Moment, SharingForm, Slow, Stamped, UnhealthyReason,
+    UnixSeconds, XidEvent,
 };
 
 const GPU: &str = "GPU-1";
@@ -57,16 +57,8 @@ impl Harness {
 
 /// A pod that holds the GPU.
 fn held() -> Snapshot {
-    let holding = Holding {
-        resource: None,
-        device_ids: vec![],
-        sharing: SharingForm::Exclusive,
-        attribution: None,
-        fraction: None,
-        weight: 1.0,
-    };
     let account = Account {
-        holding: Some(holding),
+        holding: Some(crate::test_data::holding(GPU, SharingForm::Exclusive, 1.0)),
         ..Account::new(ContainerRef::new("team", "train", "main"), GPU.into(), None, UnixSeconds(0.0))
     };
     Snapshot { accounts: vec![account], ..Snapshot::default() }
