@@ -151,27 +151,15 @@ fn claim_key(device: &ClaimDevice) -> (&str, &str, &DeviceId, Option<&str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::model::{ClaimAllocation, ClaimRecord};
-    use crate::domain::model::{ContainerRef, CpuSet, HeldDevice};
+    use crate::domain::model::{ClaimAllocation, ContainerRef};
+    use crate::test_data;
 
     /// Pods with their devices: `a=0,1 b=`.
     fn allocations_of(pods: &str) -> Allocations {
         let pods = pods.split_whitespace().map(|pod| {
             let (name, devices) = pod.split_once('=').unwrap();
-            let reference = PodRef::new("team", name);
-            let devices = devices.split(',').filter(|id| !id.is_empty()).map(|id| HeldDevice {
-                resource: "nvidia.com/gpu".into(),
-                id: id.into(),
-                numa_nodes: BTreeSet::new(),
-            });
-            let container = Container {
-                reference: ContainerRef::in_pod(&reference, "main"),
-                devices: devices.collect(),
-                claims: vec![],
-                exclusive_cpus: CpuSet::default(),
-                memory: vec![],
-            };
-            Pod { uid: None, reference, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] }
+            let devices = devices.split(',').filter(|id| !id.is_empty()).map(|id| ("nvidia.com/gpu", id));
+            test_data::pod(test_data::container(ContainerRef::new("team", name, "main"), &devices.collect::<Vec<_>>()))
         });
         Allocations { pods: pods.collect() }
     }
@@ -228,16 +216,8 @@ mod tests {
     fn a_claimed_device_listed_under_another_claim_has_moved_and_a_shared_claim_has_not() {
         let claiming = |pod: &str, claim: &str| {
             let mut claiming = allocations_of(&format!("{pod}="));
-            claiming.pods[0].containers[0].claims = vec![ClaimDevice {
-                claim_namespace: "team".into(),
-                claim: claim.into(),
-                driver: "gpu.nvidia.com".into(),
-                pool: "node".into(),
-                device: "gpu-0".into(),
-                share_id: None,
-                claim_uid: None,
-                record: ClaimRecord::default(),
-            }];
+            let device = test_data::claim("gpu.nvidia.com", "gpu-0");
+            claiming.pods[0].containers[0].claims = vec![ClaimDevice { claim: claim.into(), ..device }];
             claiming
         };
         let claims = |allocations: &Allocations| {
