@@ -112,16 +112,6 @@ async fn a_container_between_two_scrapes_is_on_the_next_two_with_its_seconds_and
     running.until("it to leave", |page| page.count("podmeter_container_allocated_seconds_total", BURST) == 0);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn energy_drawn_before_the_agent_started_is_not_exported() {
-    let driver = FakeNvml::start(two_gpus());
-    let started = Instant::now();
-    let (_node, running) = with_trainer(&driver).await;
-    let page = running.metrics();
-    let drawn: f64 = page.samples("podmeter_device_energy_joules_total", &[]).map(|(_, joules)| joules).sum();
-    assert!(drawn > 0.0 && drawn <= 2.0 * WATTS * (started.elapsed().as_secs_f64() + 1.0), "{drawn} J");
-}
-
 /// `burst` with UID `old` has held a GPU for three seconds.
 async fn with_old_burst(driver: &FakeNvml, state: &Path) -> (Node, Running) {
     let node = node(Options::default()).await;

@@ -132,6 +132,7 @@ fn an_unusable_directory_is_reported_and_counted_and_used_once_it_can_be() {
     journal.feed().observe(&snapshot(&clock, "a"));
     until("reported", &journal, |state| state.problem.as_deref().is_some_and(|text| text.contains("--state-dir")));
     assert!(journal.reader().state().errors > 0, "a failed opening is counted");
+    assert!(journal.reader().respond(&Query::all(), "node-a", clock.now().unix).problem.is_some());
     std::fs::remove_file(&place).unwrap();
     until("written again", &journal, |state| state.problem.is_none() && state.written > 0);
     journal.stop();
