@@ -1,16 +1,13 @@
 //! The device plugin, and the kubelet client beside it, against a fake kubelet on real sockets under both versions
 //! of the kubelet.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::kubelet::{
-    AdmissionOutcome, ContainerSpec, FakeKubelet, KubeletVersion, Node, Options, PodSpec, VERSIONS, node, node_under,
-};
+use crate::support::kubelet::{FakeKubelet, KubeletVersion, Node, Options, VERSIONS, node, node_under};
 use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
 use crate::support::polling::PATIENCE;
-use podmeter::domain::model::{DeviceReadings, GpuUuid, HardwareState};
+use podmeter::domain::model::{DeviceReadings, GpuUuid};
 use podmeter::node::wire::v1beta1;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
@@ -177,19 +174,6 @@ async fn waiting_to_serving_when_the_other_plugin_has_ended() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_ending_podmeter_leaves_nothing_behind() {
-    let node = node(Options::default()).await;
-    let podmeter = PluginHarness::start(node.root.path());
-    podmeter.registered(GPU, 1).await;
-    counts(&node, GPU, 4, 4).await;
-    // A client that does not leave by itself.
-    let _list = PluginClient::connect(&node).await.0.list_and_watch(v1beta1::Empty {}).await.unwrap();
-    podmeter.end().await;
-    assert_eq!(sockets(&node.device_plugin_directory()), Vec::<PathBuf>::new());
-    counts(&node, GPU, 4, 0).await;
-}
-
 /// One resource of kind `nvidia` with these keys.
 fn configured(node: &Node, keys: &str) -> PluginHarness {
     let yaml = format!("resources: [{{kind: nvidia, {keys}}}]");
@@ -249,16 +233,4 @@ async fn the_check_before_a_start_runs_where_it_is_enabled() {
     assert!(refused.message().contains(&uuid(1)) && refused.message().contains("come back"), "{refused}");
     let state = podmeter.now(GPU);
     assert_eq!((state.pre_starts["ok"], state.pre_starts["unhealthy"]), (1, 1));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn devices_that_exist_nowhere_are_served_without_a_driver() {
-    let node = node(Options::default()).await;
-    let yaml = "resources: [{kind: simulated, name: example.com/toy, devices: 3}]";
-    let no_driver = HardwareState::default();
-    let podmeter = PluginHarness::configured(node.root.path(), yaml, no_driver);
-    counts(&node, "example.com/toy", 3, 3).await;
-    let container = ContainerSpec::new("main").asks("example.com/toy", 2);
-    assert_eq!(node.add_pod(PodSpec::new("team", "player").container(container)).await, AdmissionOutcome::Running);
-    assert!(podmeter.state.borrow().resources_complete);
 }

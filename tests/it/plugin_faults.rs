@@ -12,8 +12,6 @@ use crate::support::kubelet::{FakeKubelet, KubeletVersion, Method, Node, Options
 use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
 use crate::support::polling::{PATIENCE, until_true};
 use podmeter::domain::model::PluginState;
-use podmeter::node::wire::v1beta1::AllocateResponse;
-use tonic::Code;
 
 fn strings(ids: &[&str]) -> Vec<String> {
     ids.iter().map(|id| (*id).to_owned()).collect()
@@ -32,66 +30,19 @@ fn slots(replicas: u32) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strange_ids_in_allocate_are_refused_by_name() {
-    let (node, podmeter) = with("{}", 4, 4).await;
-    let mut client = PluginClient::connect(&node).await;
-    let other_form = uuid(0).to_lowercase();
-    let slot = format!("{}::0", uuid(0));
-    for strange in ["", " ", "GPU-", "MIG-00000000-0000-0000-0000-000000000001", "0", "\u{0}", &other_form, &slot] {
-        let status = client.allocate(&[vec![uuid(1)], strings(&[strange])]).await.unwrap_err();
-        assert_eq!(status.code(), Code::InvalidArgument, "{strange:?}: {status}");
-        assert!(status.message().contains("is not one of this resource's"), "{status}");
-    }
-    assert_eq!(podmeter.now(GPU).allocations["unknown_device"], 8);
-    client.allocate(&[vec![uuid(1)]]).await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_duplicate_in_allocate_is_given_once() {
-    let (node, _podmeter) = with("{}", 4, 4).await;
-    let mut client = PluginClient::connect(&node).await;
-    let ids = vec![uuid(2), uuid(0), uuid(2)];
-    let answer = client.allocate(&[ids.clone(), ids]).await.unwrap();
-    let visible: Vec<&str> =
-        answer.container_responses.iter().map(|one| one.envs["NVIDIA_VISIBLE_DEVICES"].as_str()).collect();
-    let once = format!("{},{}", uuid(2), uuid(0));
-    assert_eq!(visible, [once.as_str(); 2]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_request_for_nothing_gets_no_device() {
-    let (node, _podmeter) = with("{}", 4, 4).await;
-    let mut client = PluginClient::connect(&node).await;
-    let answer = client.allocate(&[vec![]]).await.unwrap();
-    assert_eq!(answer.container_responses[0].envs["NVIDIA_VISIBLE_DEVICES"], "void");
-    assert_eq!(client.allocate(&[]).await.unwrap(), AllocateResponse::default());
-    assert_eq!(client.preferred(&[uuid(0)], &[], 0).await, Vec::<String>::new());
-    client.pre_start(&[]).await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_preference_among_strange_ids_is_no_preference() {
     let (node, podmeter) = with("{}", 4, 4).await;
     let mut client = PluginClient::connect(&node).await;
     let all: Vec<String> = (0..4).map(uuid).collect();
     let none = Vec::<String>::new();
-    let mut fallbacks = 0;
     for (what, available, must, size) in [
         ("unknown", [all.clone(), strings(&["GPU-unknown"])].concat(), vec![], 2),
-        ("empty", strings(&["", ""]), vec![], 1),
-        ("foreign", strings(&["MIG-00000000-0000-0000-0000-000000000001"]), vec![], 1),
         ("must that is not available", all[..2].to_vec(), all[3..].to_vec(), 1),
-        ("more musts than wanted", all.clone(), all[..3].to_vec(), 2),
-        ("more than there are", all.clone(), vec![], 5),
         ("negative", all.clone(), vec![], -1),
-        ("the most", all.clone(), vec![], i32::MAX),
     ] {
         assert_eq!(client.preferred(&available, &must, size).await, none, "{what}");
-        let counted: u64 = podmeter.now(GPU).preferred_fallbacks.values().sum();
-        assert!(counted >= fallbacks, "{what}");
-        fallbacks = counted;
     }
-    assert!(fallbacks >= 6, "{:?}", podmeter.now(GPU).preferred_fallbacks);
+    assert_eq!(podmeter.now(GPU).preferred_fallbacks.values().sum::<u64>(), 2);
     let twice = [all.clone(), all.clone()].concat();
     let mut chosen = client.preferred(&twice, &[], 2).await;
     chosen.sort();
@@ -101,17 +52,8 @@ async fn a_preference_among_strange_ids_is_no_preference() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strange_ids_before_a_start_are_refused_by_name() {
+async fn the_refusal_of_a_device_before_a_start_reaches_the_pod() {
     let (node, podmeter) = with("resources: [{kind: nvidia, preStartCheck: {}}]", 4, 4).await;
-    let mut client = PluginClient::connect(&node).await;
-    for strange in ["", "GPU-unknown", "MIG-00000000-0000-0000-0000-000000000001"] {
-        let status = client.pre_start(&strings(&[&uuid(0), strange])).await.unwrap_err();
-        assert_eq!(status.code(), Code::InvalidArgument);
-        assert!(status.message().contains(strange) && status.message().contains("not one of"), "{status}");
-    }
-    client.pre_start(&strings(&[&uuid(0), &uuid(0)])).await.unwrap();
-    assert_eq!((podmeter.now(GPU).pre_starts["unknown_device"], podmeter.now(GPU).pre_starts["ok"]), (3, 1));
-    // What the kubelet passes on to the pod.
     runs(&node, pod("trainer", 1)).await;
     node.start_container("team", "trainer", "main").await.unwrap().unwrap();
     let index = (0..4).find(|index| held(&node, "trainer", "main") == [uuid(*index)]).unwrap();
@@ -157,19 +99,6 @@ async fn serving(node: &FakeKubelet) {
     until_true("a socket", || !sockets(&node.device_plugin_directory()).is_empty());
     // The Register follows within a moment; before it, the same must hold.
     tokio::time::sleep(Duration::from_millis(30)).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_upgraded_kubelet_is_registered_with_under_its_rules() {
-    let root = tempfile::tempdir().unwrap();
-    let podmeter = PluginHarness::start(root.path());
-    for (times, version) in (1..).zip([KubeletVersion::UpTo136, KubeletVersion::From137, KubeletVersion::UpTo136]) {
-        let kubelet = FakeKubelet::start(root.path(), Options { version, ..Options::default() }).await.unwrap();
-        podmeter.registered(GPU, times).await;
-        counts(&kubelet, GPU, 4, 4).await;
-        drop(kubelet);
-        podmeter.until(GPU, "unregistered", |state| !state.registered).await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -233,22 +162,6 @@ async fn it_ends_when_its_directory_was_replaced_under_a_mount() {
     while std::fs::remove_dir_all(&directory).is_err() {}
     std::fs::create_dir(&directory).unwrap();
     podmeter.ended().await;
-}
-
-#[test]
-fn a_configuration_over_a_limit_ends_the_start_with_the_limit() {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("config.yaml");
-    let text = "devicePlugin:\n  resources:\n  - kind: nvidia\n    sharing: {timeSlicing: {replicas: 70000}}\n";
-    std::fs::write(&file, text).unwrap();
-    let path = file.to_str().unwrap();
-    for command in [vec!["agent", "--config", path], vec!["check-config", path]] {
-        let (code, printed) = agent::ended(&command);
-        assert_eq!(code, 2, "{printed}");
-        for part in [path, "devicePlugin.resources[0].sharing.timeSlicing.replicas", "70000", "accepted: 2 to 1024"] {
-            assert!(printed.contains(part), "{part:?} in {printed}");
-        }
-    }
 }
 
 /// A file whose reader hangs until this is dropped.
