@@ -105,18 +105,12 @@ fn both_checks_say(file: &str, text: &str, code: i32, part: &str) {
 }
 
 #[test]
-fn the_agent_writes_a_file_that_is_evidence_for_a_minute() {
+fn the_agent_writes_a_file_that_both_checks_judge_by_its_status_and_age() {
     let directory = tempfile::tempdir().unwrap();
     let (file, written) = written_by_an_agent(directory.path());
     let condition: Value = serde_json::from_str(&written).unwrap();
     assert_eq!(condition["until"].as_u64().unwrap() - condition["written"].as_u64().unwrap(), 60);
     both_checks_say(&file, &written, 0, "8 GPUs are healthy\n");
-}
-
-#[test]
-fn both_checks_judge_a_file_by_its_status_and_age() {
-    let directory = tempfile::tempdir().unwrap();
-    let (file, written) = written_by_an_agent(directory.path());
     for (status, age_seconds, code, part) in [
         ("healthy", 0, 0, "GPU 3"),
         ("unhealthy", 0, 1, "pods a/b"),
@@ -150,19 +144,14 @@ fn a_file_that_is_damaged_or_missing_is_no_evidence() {
 }
 
 #[test]
-fn the_file_is_read_where_the_chart_disables_the_admin_socket() {
+fn the_file_is_read_where_the_chart_disables_the_admin_socket_and_a_failed_write_is_code_2() {
     let directory = tempfile::tempdir().unwrap();
     let (file, written) = written_by_an_agent(directory.path());
     std::fs::write(&file, with_status(&written, "healthy", 0)).unwrap();
     let mut command = Command::new(agent::binary());
     let output = command.args(["health", "--file", &file]).env("PODMETER_ADMIN_SOCKET", "none").output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-#[test]
-fn a_failed_write_is_no_fault_of_a_device() {
-    let directory = tempfile::tempdir().unwrap();
-    let (file, written) = written_by_an_agent(directory.path());
+    // A failed write is no fault of a device.
     std::fs::write(&file, with_status(&written, "unhealthy", 0)).unwrap();
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let status = Command::new(agent::binary()).args(["health", "--file", &file]).stdout(full).status().unwrap();

@@ -94,14 +94,3 @@ fn the_digest_changes_with_the_configuration() {
     let _running = agent::Running::start(&on_another_node, &variables, None);
     assert_eq!(read()["configuration"]["settings_sha256"], after["configuration"]["settings_sha256"]);
 }
-
-#[test]
-fn without_an_agent_the_error_names_the_addresses() {
-    let directory = tempfile::tempdir().unwrap();
-    let socket = directory.path().join("none.sock");
-    let (code, output) = agent::ended(&["record", "--admin-socket", socket.to_str().unwrap()]);
-    assert_eq!(code, 1, "{output}");
-    assert!(output.contains("none.sock") && output.contains("--url"), "{output}");
-    let (code, output) = agent::ended(&["record", "--url", "ftp://127.0.0.1"]);
-    assert_eq!(code, 2, "{output}");
-}

@@ -186,6 +186,8 @@ mod tests {
         assert_eq!(report.text(false, 40), wanted);
         assert!(report.text(true, 40).contains("\x1b[1;31mfailed"));
         assert!(!report.is_ok());
+        let warned = check("Odd", CheckStatus::Warning, None);
+        assert!(DoctorReport::new(UnixSeconds(0.0), vec![warned], 0).is_ok());
         let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
         assert_eq!(json["checks"][0]["status"], "ok", "in their order");
         assert_eq!((&json["failed"], &json["at"]), (&1.into(), &"2023-11-14T22:13:20Z".into()));

@@ -225,6 +225,12 @@ fn agent_cases() -> Vec<Case> {
             Failed,
             "MIG-1 is unhealthy: XID 79 (recovers after a reset)",
         ),
+        (
+            "device_health",
+            says("/health/gpus/GPU-1/whole", json!({"causes": [{"reason": "admin", "detail": "smells"}]})),
+            Warning,
+            "GPU-1 is marked: smells",
+        ),
         ("device_health", says("/health/gpus", json!({})), Skipped, "no devices"),
         (
             "registrations",
