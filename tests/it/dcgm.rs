@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use crate::support::agent::Running;
 use crate::support::polling::until_true;
+use crate::support::test_data;
 use podmeter::domain::attribution::{DeviceProcesses, Ledger, Observation, OwnedProcess};
 use podmeter::domain::holders::{HoldingKey, Join};
 use podmeter::domain::model::{
-    ContainerRef, DeviceReadings, DeviceTotals, Fast, GpmRatios, Gpu, GpuUuid, HardwareSource, HardwareState, Holding,
+    ContainerRef, DeviceReadings, DeviceTotals, Fast, GpmRatios, Gpu, GpuUuid, HardwareSource, HardwareState,
     Inventory, Medium, MemoryUse, Moment, Monotonic, Owner, SharingForm, Snapshot, Stamped, UnixSeconds,
 };
 use podmeter::serve::metrics::dcgm::{self, Generation};
@@ -74,14 +75,7 @@ fn processes(seconds: f64) -> DeviceProcesses {
 /// The guide's scenario, through the ledger, on the page.
 fn page() -> String {
     let inventory = Inventory { generation: 1, gpus: [(GPU.into(), board())].into(), ..Inventory::default() };
-    let holding = |slot: usize| Holding {
-        resource: Some("nvidia.com/gpu".into()),
-        device_ids: vec![format!("{GPU}::{slot}").as_str().into()],
-        sharing: SharingForm::TimeSlicing,
-        attribution: None,
-        fraction: Some(0.25),
-        weight: 1.0,
-    };
+    let holding = |slot: usize| test_data::holding(&format!("{GPU}::{slot}"), SharingForm::TimeSlicing, 0.25);
     let holdings = PODS.iter().enumerate().map(|(slot, (pod, namespace, ..))| {
         let container = ContainerRef::new(namespace, pod, "main");
         (HoldingKey { container, gpu: GPU.into(), mig: None }, holding(slot))

@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
     use crate::domain::model::{UnixSeconds, XidClass};
-    use crate::serve::metrics::tests::fixture::{self, LOST, WHOLE};
+    use crate::serve::metrics::tests::fixture::{self, WHOLE};
     use crate::serve::metrics::tests::value;
 
     #[test]
@@ -145,12 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_or_absent_recovery_action_is_no_state() {
-        let page = GROUP.families(&fixture::snapshot());
-        let action =
-            |uuid, action| value(&page, "podmeter_device_recovery_action", &[("gpu_uuid", uuid), ("action", action)]);
-        assert_eq!((action(WHOLE, "none"), action(WHOLE, "gpu_reset")), (Some(1.0), Some(0.0)));
-        assert_eq!(action(LOST, "none"), None);
+    fn an_unknown_recovery_action_is_no_state() {
         let mut snapshot = fixture::snapshot();
         let hardware = Arc::make_mut(&mut snapshot.hardware);
         let readings = Arc::make_mut(hardware.readings.get_mut(&WHOLE.into()).unwrap());

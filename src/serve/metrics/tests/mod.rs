@@ -213,19 +213,3 @@ fn metrics_and_page_have_the_same_utilization_of_each_gpu() {
     }
     assert_eq!(shown, 2, "a whole one and a partitioned one");
 }
-
-#[test]
-fn absent_is_not_zero() {
-    let page = Page::parse(&rendered(Format::Text), Dialect::Text).unwrap();
-    let of = |name: &str, uuid: &str| {
-        page.samples
-            .iter()
-            .filter(|((sample, labels), _)| sample == name && labels.iter().any(|(_, value)| value == uuid))
-            .count()
-    };
-    assert_eq!(of("podmeter_device_power_watts", fixture::LOST), 0, "a lost GPU draws an unknown power, not none");
-    assert_eq!(of("podmeter_device_busy_seconds_total", fixture::LOST), 1, "its counters stand");
-    assert_eq!(of("podmeter_device_pcie_replays_total", fixture::PARTITIONED), 0, "stale is dropped");
-    assert_eq!(of("podmeter_container_busy_seconds_total", fixture::SLICE), 0, "unknown busy time is absent");
-    assert_eq!(of("podmeter_container_utilization_ratio", fixture::LOST), 0, "an ended container has no now");
-}
