@@ -228,21 +228,6 @@ async fn the_agent_shows_who_pods_are() {
     running.until_logged("hostPID: true");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn pods_have_their_uids_from_log_directories_alone() {
-    let node = node(Options::default()).await;
-    node.add_pod(training()).await;
-    let directory = tempfile::tempdir().unwrap();
-    let tree = ProcTree::create(directory.path()).unwrap();
-    tree.add_container(MAIN).unwrap();
-    let pod_logs = tree.pod_logs_root();
-    let flags = ["--hardware", "none", "--device-plugin", "off", "--pod-logs-root", pod_logs.to_str().unwrap()];
-    let running = agent::agent(node.root.path(), &[&flags[..], &["--process-attribution", "off"]].concat(), &[]);
-    let uid = r#"uid="8f5d2c1e-90ab-4cde-8123-456789abcdef""#;
-    let page = running.until("the pod", |page| page.value("podmeter_pod_info", &[uid]) == Some(1.0));
-    assert_eq!(page.value("podmeter_process_attribution_enabled", &[]), Some(0.0));
-}
-
 #[test]
 fn the_demo_names_its_pods() {
     let running = agent::Running::start(&["demo", "--listen", "127.0.0.1:0", "--refresh-interval", "1s"], &[], None);

@@ -127,17 +127,6 @@ fn a_process_whose_files_cannot_be_read_has_not_ended_with_its_pod() {
 }
 
 #[test]
-fn what_is_no_longer_requested_is_dropped() {
-    let mut lab = Lab::with_pods();
-    lab.resolve(1, &[100, 101, 102]);
-    assert_eq!(lab.resolver.known.len(), 3);
-    lab.resolve(2, &[101]);
-    assert_eq!(lab.resolver.known.len(), 1);
-    lab.tree.end(100).unwrap();
-    assert_eq!(lab.owner(3, 100), Owner::Unknown(UnknownOwner::Gone));
-}
-
-#[test]
 fn a_zombie_that_has_left_its_cgroup_keeps_its_owner() {
     let mut lab = Lab::with_pods();
     lab.write(101, "mountinfo", b"");
@@ -163,13 +152,6 @@ fn a_pod_whose_directory_was_removed_has_ended() {
     lab.tree.remove_pod_logs(MAIN).unwrap();
     assert_eq!(lab.owner(12, 100), ended(false));
     assert_eq!(lab.owner(12, 100).unattributed_reason(), Some(UnattributedReason::TerminatedPod));
-}
-
-#[test]
-fn an_unnamed_container_is_still_in_its_pod() {
-    let mut lab = Lab::with_pods();
-    lab.write(100, "mountinfo", b"");
-    assert_eq!(lab.owner(1, 100), Owner::Pod(PodRef::new(MAIN.namespace, MAIN.pod)));
 }
 
 #[test]
