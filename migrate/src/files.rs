@@ -583,18 +583,6 @@ mod tests {
     }
 
     #[test]
-    fn errors_have_their_line() {
-        let error = |text: &str| File::parse("f", text.to_owned(), false).unwrap_err().to_string();
-        assert_eq!(error("{\n  \"a\": 1,\n}"), "f:3: not JSON: key must be a string (column 1)");
-        assert!(error("a: 1\nb: [\n").starts_with("f:"), "{}", error("a: 1\nb: [\n"));
-        assert!(error("a: {{ .Values.x }}\n").contains("a template"), "{}", error("a: {{ .Values.x }}\n"));
-        assert!(error("a: 1\na: 2\n").starts_with("f:2: the key `a` stands twice"));
-        for deep in ["[".repeat(100_000), "{\"a\":".repeat(100_000)] {
-            assert!(File::parse("f", deep, false).is_err());
-        }
-    }
-
-    #[test]
     fn paragraphs_are_queries() {
         let text = "# first\nsum(\n  a)\n\n\nb # c\n# still\n";
         let file = File::parse("f", text.to_owned(), true).unwrap();
