@@ -30,20 +30,6 @@ fn in_a_pipe_the_table_is_printed_once() {
 }
 
 #[test]
-fn errors_name_the_next_step() {
-    let (code, text) = ended(&["top", "--admin-socket", "/nowhere/podmeter.sock"]);
-    assert_eq!(code, 1);
-    assert_eq!(
-        text,
-        "podmeter: no agent listens on /nowhere/podmeter.sock: start `podmeter agent`, or give --url http://HOST:9410\n"
-    );
-    let (code, text) = ended(&["top", "--url", "https://me:secret@node-a:9410"]);
-    assert!(code == 2 && text.contains("--password-file"), "{text}");
-    let (code, text) = ended(&["top", "--interval", "1ms"]);
-    assert!(code == 2 && text.contains("must be 200ms to 1h"), "{text}");
-}
-
-#[test]
 fn the_demo_prints_its_addresses_once_it_listens() {
     let mut child = Command::new(binary())
         .args(["demo", "--listen", "127.0.0.1:0"])
