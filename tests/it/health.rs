@@ -4,22 +4,15 @@
 use crate::support::agent;
 use std::collections::BTreeMap;
 
-use crate::support::sick_node::{SickNode, eight_gpus, mig, on_gpu, partitioned, slot, uuid};
+use crate::support::sick_node::{GPU, MIXED, QUICK, SickNode, eight_gpus, mig, on_gpu, partitioned, slot, uuid};
 use serde_json::{Value, json};
 
-const GPU: &str = "nvidia.com/gpu";
 const SLICE: &str = "nvidia.com/mig-1g.10gb";
 const FOUR_SLOTS: &str = "devicePlugin: {resources: [{kind: nvidia, sharing: {timeSlicing: {replicas: 4}}}]}\n";
-const MIXED: &str = "devicePlugin: {resources: [{kind: nvidia, migStrategy: mixed}]}\n";
-const QUICK: &str = "health: {holdDown: 300ms}\n";
-
-fn shared() -> String {
-    format!("{FOUR_SLOTS}{QUICK}")
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_xid_79_takes_every_slot_of_its_gpu_and_a_reload_brings_them_back() {
-    let node = SickNode::healthy(&shared()).await;
+    let node = SickNode::healthy(&format!("{FOUR_SLOTS}{QUICK}")).await;
     let holder = node.runs("trainer", GPU).await;
     let sick = (0..8).find(|gpu| holder.starts_with(&uuid(*gpu))).unwrap();
     node.until_page("the holder", |page| page.count("podmeter_container_allocation_info", &["pod=\"trainer\""]) == 1);
@@ -222,39 +215,6 @@ async fn the_first_list_after_a_kubelet_restart_has_the_unhealthy_gpu() {
     let lists = node.kubelet.received(GPU);
     assert!(lists[before..].iter().all(|list| !list[&uuid(1)] && list[&uuid(0)]), "{lists:?}");
     node.until_unhealthy(GPU, &[uuid(1)]).await;
-    node.assert_others_stay_healthy(&[1]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_release_unloads_the_library_and_keeps_health_until_a_reset() {
-    let node = SickNode::healthy(QUICK).await;
-    node.inject(1, json!([{"sequence": 1, "xid": 119}]));
-    node.until_unhealthy(GPU, &[uuid(1)]).await;
-    assert!(node.has_loaded_the_library());
-    let answer = node.post("/release", r#"{"for": "10m"}"#);
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    assert!(!node.has_loaded_the_library());
-    let released = node.until_page("the release", |page| page.value("podmeter_released", &[]) == Some(1.0));
-    assert_eq!(released.count("podmeter_device_power_watts", &[]), 0);
-    assert_eq!(released.value("podmeter_device_healthy", &[&on_gpu(1)]), Some(0.0));
-    assert_eq!(released.value("podmeter_node_devices", &["state=\"healthy\""]), Some(7.0));
-    assert_eq!(node.unhealthy(GPU), [uuid(1)]);
-    let calls = node.driver.calls();
-
-    assert_eq!(node.running.get("/-/healthy").status, 200);
-    assert_eq!(node.driver.calls(), calls, "left alone");
-    // Closed and opened again, nothing has been reset.
-    node.driver.update(|state| count_energy_from(state, 50_000_000));
-    assert_eq!(node.post("/resume", "").status, 200);
-    node.until_page("readings", |page| page.count("podmeter_device_power_watts", &[]) == 8);
-    // Several times the hold-down.
-    node.until_read_for(2.0);
-    assert_eq!(node.unhealthy(GPU), [uuid(1)]);
-
-    assert_eq!(node.post("/release", "").status, 200);
-    node.reload();
-    assert_eq!(node.post("/resume", "").status, 200);
-    node.until_unhealthy(GPU, &[]).await;
     node.assert_others_stay_healthy(&[1]);
 }
 

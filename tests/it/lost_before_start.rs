@@ -5,12 +5,9 @@ use std::path::Path;
 use crate::support::agent::Page;
 use crate::support::hardware::{add_pci_device, pci_bus_id};
 use crate::support::polling::until_true;
-use crate::support::sick_node::{SickNode, eight_gpus, mig, on_gpu, partitioned, uuid};
+use crate::support::sick_node::{GPU, MIXED, QUICK, SickNode, eight_gpus, mig, on_gpu, partitioned, uuid};
 use serde_json::{Value, json};
 
-const GPU: &str = "nvidia.com/gpu";
-const QUICK: &str = "health: {holdDown: 300ms}\n";
-const MIXED: &str = "devicePlugin: {resources: [{kind: nvidia, migStrategy: mixed}]}\n";
 const TRAINER: &[&str] = &["namespace=\"team\"", "pod=\"trainer\""];
 
 /// What sysfs shows of the fake driver's GPUs.

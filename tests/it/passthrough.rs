@@ -9,12 +9,10 @@ use podmeter::simulation::plugin::StandInPlugin;
 use crate::support::hardware::{add_pci_device, pci_bus_id};
 use crate::support::kubelet::{ContainerSpec, PodSpec};
 use crate::support::plugin_harness::counts;
-use crate::support::sick_node::{SickNode, eight_gpus, on_gpu, uuid};
+use crate::support::sick_node::{GPU, QUICK, SickNode, eight_gpus, on_gpu, uuid};
 use serde_json::json;
 
-const GPU: &str = "nvidia.com/gpu";
 const VM_GPU: &str = "nvidia.com/GH100_H100_SXM5_80GB";
-const QUICK: &str = "health: {holdDown: 300ms}\n";
 const REBOUND: usize = 7;
 const GROUP: &str = "51";
 

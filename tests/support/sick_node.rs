@@ -9,6 +9,10 @@ use super::fake_nvml::FakeNvml;
 use super::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, Node, Options, PodSpec, node};
 pub use super::test_data::uuid;
 
+pub const GPU: &str = "nvidia.com/gpu";
+pub const QUICK: &str = "health: {holdDown: 300ms}\n";
+pub const MIXED: &str = "devicePlugin: {resources: [{kind: nvidia, migStrategy: mixed}]}\n";
+
 pub struct SickNode {
     pub kubelet: Node,
     pub driver: FakeNvml,
@@ -197,11 +201,6 @@ impl SickNode {
 
     pub fn calls(&self, name: &str) -> u64 {
         self.driver.calls().get(name).copied().unwrap_or(0)
-    }
-
-    pub fn has_loaded_the_library(&self) -> bool {
-        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.running.pid())).unwrap();
-        maps.contains(self.driver.library_path().to_str().unwrap())
     }
 
     /// Of all running threads, from the scheduler's account.
