@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::agent::Running;
 use crate::support::certificates::{Authority, Client, basic};
-use crate::support::polling::{PATIENCE, until_true};
+use crate::support::polling::PATIENCE;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const MIB: u64 = 1024 * 1024;
@@ -123,31 +123,6 @@ fn a_thousand_idle_connections() {
     assert_eq!(log.matches("the limit of connections is reached").count(), 1, "{log}");
     drop(idle);
     honest.new_clients_are_served();
-}
-
-#[test]
-fn responses_that_are_not_read() {
-    let directory = tempfile::tempdir().unwrap();
-    // A client that has read its responses is idle; for the others the write timeout applies.
-    let running = start(directory.path(), &["--web-write-timeout=2s", "--web-read-timeout=3s"]);
-    let honest = Honest::new(&running);
-    let before = open_files(&running);
-    let mut slow = vec![];
-    for round in 0..5 {
-        for path in ["/metrics", "/", "/api/v1/node", "/metrics/dcgm"] {
-            for _ in 0..3 {
-                let mut stream = connect(&running.address);
-                // More than all buffers in between.
-                let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").repeat(60);
-                let _ = stream.write_all(request.as_bytes());
-                slow.push(stream);
-            }
-        }
-        honest.new_clients_are_served();
-        println!("round {round}: {} bytes", resident(&running));
-    }
-    honest.finds_memory_within_bounds();
-    until_true("all are let go", || open_files(&running) <= before + 4);
 }
 
 #[test]
