@@ -155,18 +155,23 @@ fn add_cdi(
     Ok(())
 }
 
+/// A vendor's specification describes all devices, or ours is used for all of them, from the next scan on.
 fn cdi_name(
     nvidia: &NvidiaConfig,
     driver_files: &DriverFiles,
     device: &OfferedDevice,
 ) -> Result<String, AllocationRefusal> {
     let names = names(nvidia.device_id_strategy, &device.hardware);
-    let Some(vendor) = &driver_files.cdi else { return Ok(format!("{}={}", cdi::PLUGIN_KIND, names[0])) };
+    let refused = |reason: String| AllocationRefusal::unhealthy(&device.id, &reason);
+    let Some(vendor) = &driver_files.cdi else {
+        // Ours has no others.
+        driver_files.device_nodes(&device.hardware).map_err(refused)?;
+        return Ok(format!("{}={}", cdi::PLUGIN_KIND, names[0]));
+    };
     let described = names.into_iter().find(|name| vendor.devices.contains(name));
     described.map(|name| format!("{}={name}", vendor.kind)).ok_or_else(|| {
         let file = vendor.file.display();
-        let reason = format!("{file} does not describe it; generate that CDI specification again");
-        AllocationRefusal::unhealthy(&device.id, &reason)
+        refused(format!("{file} does not describe it; generate that CDI specification again"))
     })
 }
 

@@ -252,13 +252,12 @@ fn mig_devices_come_with_their_capability_nodes() {
     let caps = [10, 11, 20, 21].map(|number| format!("/dev/nvidia-caps/nvidia-cap{number}"));
     let own = ["/dev/nvidia7", &caps[0], &caps[1], &caps[2], &caps[3]];
     assert_eq!(container_paths(&given)[4..], own, "the GPU's node once");
-    let unknown = container_response(
-        &config,
-        &offers(&config, &two_with_mig(), &[]).offers[0],
-        &[mig_uuid(0, 0).as_str().into()],
-        &DriverFiles::default(),
-    );
-    assert!(unknown.unwrap_err().to_string().contains("capability"));
+    for strategy in ["passDeviceSpecs: true", "deviceListStrategy: cdi-cri"] {
+        let config = nvidia(&format!("migStrategy: single, {strategy}"));
+        let offer = &offers(&config, &two_with_mig(), &[]).offers[0];
+        let unknown = container_response(&config, offer, &[mig_uuid(0, 0).as_str().into()], &DriverFiles::default());
+        assert!(unknown.unwrap_err().to_string().contains("capability"), "{strategy}");
+    }
 }
 
 #[test]
