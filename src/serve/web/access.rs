@@ -97,7 +97,7 @@ impl Authenticator {
     async fn accepts(&self, users: &BTreeMap<String, String>, headers: &HeaderMap) -> bool {
         let Some((user, password)) = headers.get(AUTHORIZATION).and_then(credentials) else { return false };
         let stored = std::str::from_utf8(&user).ok().and_then(|user| users.get_key_value(user));
-        // An unknown name costs a hash too, so that the time does not reveal which names exist.
+        // An unknown name costs a hash too, so that the time does not reveal which names exist where all hashes have one cost.
         let Some((_, hash)) = stored.or_else(|| users.iter().next()) else { return false };
         let digest = self.digest(&user, hash, &password);
         let name = stored.map(|(name, _)| name.clone());

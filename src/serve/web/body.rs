@@ -127,14 +127,15 @@ impl IntoResponse for StoredBody {
 }
 
 impl CachedBodies {
-    /// Makes it on a blocking thread, once for all requests meanwhile. An error where `make` panicked.
+    /// Makes it on a blocking thread, once for all requests meanwhile, also where the first client disconnects. An error
+    /// where `make` panicked.
     pub(super) async fn get(
         &self,
         key: BodyKey,
         make: impl FnOnce() -> StoredBody + Send + 'static,
     ) -> Result<StoredBody, JoinError> {
         let body = Arc::clone(self.0.lock().entry(key).or_default());
-        body.get_or_try_init(|| tokio::task::spawn_blocking(make)).await.cloned()
+        tokio::spawn(async move { body.get_or_try_init(|| tokio::task::spawn_blocking(make)).await.cloned() }).await?
     }
 
     pub(super) fn forget(&self) {
@@ -145,6 +146,7 @@ impl CachedBodies {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
 
     use super::*;
 
@@ -170,6 +172,21 @@ mod tests {
         assert_eq!(get(2, false).await.unwrap().unwrap(), [2][..]);
         bodies.forget();
         assert_eq!(get(2, false).await.unwrap().unwrap(), [3][..]);
+    }
+
+    #[tokio::test]
+    async fn a_body_is_made_once_also_where_the_first_client_disconnects() {
+        let bodies = CachedBodies::default();
+        let (go, wait) = std::sync::mpsc::channel();
+        let make = move || {
+            wait.recv().unwrap();
+            StoredBody::from_text("first")
+        };
+        let first = tokio::time::timeout(Duration::ZERO, bodies.get(BodyKey::Node(1), make)).await;
+        assert!(first.is_err(), "the client has disconnected");
+        go.send(()).unwrap();
+        let second = bodies.get(BodyKey::Node(1), || StoredBody::from_text("second")).await.unwrap();
+        assert_eq!(second.bytes, "first");
     }
 
     #[test]

@@ -113,8 +113,8 @@ impl Feed {
     }
 }
 
-/// With each new snapshot, adds it to the history and forgets the cached bodies; and publishes events. Ends when the
-/// publisher of snapshots has ended.
+/// With each new snapshot, adds it to the history and forgets the cached bodies; and publishes events. A snapshot that is
+/// replaced while events are rendered is in neither. Ends when the publisher of snapshots has ended.
 pub(super) async fn follow(state: WebState) {
     let mut snapshots = state.snapshots.clone();
     let (mut noted, mut sent) = (None::<Arc<Snapshot>>, None::<Monotonic>);

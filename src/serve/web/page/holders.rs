@@ -11,7 +11,7 @@ use super::view::window_words;
 use crate::domain::history::{ShareOwner, WindowShares};
 use crate::domain::model::{ContainerRef, Gpu, UnattributedReason};
 
-/// Per device; the table of containers has all.
+/// Per device; the table of containers has all of these.
 const SHOWN: usize = 8;
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
