@@ -52,7 +52,7 @@ pub struct Deployment {
 pub struct ConfigurationDigests {
     /// Of the settings in force, defaults, flags and variables included; comparable between agents of one version.
     pub settings_sha256: String,
-    /// Of each file read for them, as `sha256sum` prints it.
+    /// Of the configuration file and NVIDIA's file, as `sha256sum` prints it.
     pub files: Vec<ReadFile>,
 }
 
@@ -79,7 +79,7 @@ pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A pure function. Null is unknown; `resources` is null while the bundled device plugin is off.
+/// A pure function. Null is unknown, a list has what is known; `resources` is null while the bundled device plugin is off.
 pub fn record(snapshot: &Snapshot, facts: &GovernanceFacts) -> Value {
     let plugin = snapshot.plugin.as_deref();
     json!({
@@ -138,7 +138,7 @@ fn hardware(snapshot: &Snapshot, with_serials: bool) -> Value {
 fn monitoring(snapshot: &Snapshot, facts: &GovernanceFacts) -> Value {
     let collectors = &snapshot.hardware.collectors;
     let sources = [
-        // There is a driver: `hardware::rounds` publishes its tiers.
+        // A driver is configured, whether or not it can be opened: `hardware::rounds` always publishes its tiers.
         ("readings", collectors.contains_key("fast")),
         // The driver was opened with events once: its supervisor publishes them from then on.
         ("events", collectors.contains_key("events")),

@@ -13,7 +13,7 @@ use crate::files::unescaped;
 /// Where Kubernetes puts the token of a service account.
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 /// The numbers that the kernel gives its first namespaces (`include/linux/proc_ns.h`, `nsfs.h`), and whether every kernel
-/// does: only there does another number show a namespace of its own.
+/// does. Older ones give the first `mnt` and `net` any number, so that another number proves nothing.
 const FIRST: [(&str, u64, bool); 7] = [
     ("cgroup", 0xEFFF_FFFB, true),
     ("ipc", 0xEFFF_FFFF, true),
@@ -44,7 +44,7 @@ pub struct OwnProcess {
     /// By type, without those that could not be read.
     pub namespaces: BTreeMap<&'static str, Namespace>,
     pub read_only_root: Option<bool>,
-    /// Without those that every container has: under `/proc`, `/sys` and `/dev`, except the host's devtmpfs or parts of it.
+    /// Without those under `/proc`, `/sys` and `/dev`, where every container has some, except the host's devtmpfs.
     pub mounts: Option<Vec<Mount>>,
 }
 
@@ -105,14 +105,14 @@ pub fn read(proc: &Path) -> OwnProcess {
     }
 }
 
-fn namespace(proc: &Path, (name, first, always): (&str, u64, bool)) -> Option<Namespace> {
+fn namespace(proc: &Path, (name, first, of_every_kernel): (&str, u64, bool)) -> Option<Namespace> {
     let link = std::fs::read_link(proc.join("ns").join(name)).ok()?;
     let id = link.to_str()?.strip_prefix(name)?.strip_prefix(":[")?.strip_suffix(']')?.parse().ok()?;
-    Some(Namespace { id, host: (id == first || always).then_some(id == first) })
+    Some(Namespace { id, host: (id == first || of_every_kernel).then_some(id == first) })
 }
 
 /// Of the text of `/proc/<pid>/status`.
-pub fn status(text: &str) -> Privileges {
+fn status(text: &str) -> Privileges {
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':')).map(str::trim);
     // Real, effective, saved, file system.
     let effective = |key| value(key)?.split_whitespace().nth(1)?.parse().ok();
@@ -149,7 +149,7 @@ fn capability_names(bits: u64) -> Vec<String> {
 }
 
 /// Of the text of `/proc/<pid>/mountinfo`, in the kernel's order. Invalid lines are left out.
-pub fn all_mounts(text: &str) -> Vec<Mount> {
+fn all_mounts(text: &str) -> Vec<Mount> {
     text.lines().filter_map(mount).collect()
 }
 
