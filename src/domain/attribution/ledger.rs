@@ -108,8 +108,7 @@ impl Ledger {
                 processes: observation.processes.get(gpu),
             };
             device.update_gauges(&present, &mut self.audit);
-            unallocated_uses
-                .extend(present.processes.map_or_else(Vec::new, |all| device.unallocated_uses(all, gpu, now)));
+            unallocated_uses.extend(device.unallocated_uses(&present, gpu, now));
             device.forget(now, observation.retention, observation.scrapes);
         }
         self.forget_surplus();

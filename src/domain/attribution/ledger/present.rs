@@ -143,17 +143,19 @@ impl DeviceLedger {
         self.last_end >= Some(self.present.memory_passes[1])
     }
 
-    /// Pods that have run here for some time and hold nothing here. A process may be seen shortly before the
-    /// allocation that it belongs to.
+    /// Pods that have run here, or in a GPU instance here, for some time and do not hold it. A process may be seen shortly
+    /// before the allocation that it belongs to.
     pub fn unallocated_uses(
         &mut self,
-        processes: &DeviceProcesses,
+        present: &PresentInputs<'_>,
         gpu: &GpuUuid,
         now: Monotonic,
     ) -> Vec<UnallocatedUse> {
-        let containers: Vec<&ContainerRef> = self.holding().map(|key| &key.container).collect();
+        let Some(processes) = present.processes else { return vec![] };
+        let holders: Vec<HoldingKey> = self.holding().cloned().collect();
         let is_unallocated = |process: &&OwnedProcess| {
-            process.running && holder_of(process, &containers) == Err(UnattributedReason::NotAllocated)
+            let (_, containers) = holders_in(&holders, present.gpu, process.gpu_instance);
+            holder_of(process, &containers) == Err(UnattributedReason::NotAllocated)
         };
         let pod_and_container = |process: &OwnedProcess| match &process.owner {
             Owner::Container(one) => Some((one.pod_ref(), Some(one.container.clone()))),
@@ -163,6 +165,7 @@ impl DeviceLedger {
         let uses: BTreeSet<UnallocatedUse> = processes
             .processes
             .iter()
+            .filter(|process| process.running)
             .filter(is_unallocated)
             .filter_map(pod_and_container)
             .map(|(pod, container)| UnallocatedUse { pod, container, gpu: gpu.clone() })

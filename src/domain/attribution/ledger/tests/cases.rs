@@ -309,6 +309,30 @@ fn mig_without_gpm_has_no_busy_time_and_energy_by_slices() {
 }
 
 #[test]
+fn memory_of_an_instance_that_was_not_read_is_unknown() {
+    let mut case = World::new(3600);
+    let mut medium = partitioned(&mut case, None);
+    medium.instances[1].memory = None;
+    let published = case.reading(0, None, 0.0, Some(medium));
+    assert_eq!(published.accounts.iter().map(|one| one.memory_used_bytes).collect::<Vec<_>>(), [Some(10), None]);
+    assert_eq!(published.unattributed[0].memory_bytes, [(UnattributedReason::Unknown, 25)].into());
+}
+
+#[test]
+fn a_pod_in_an_instance_that_another_holds_is_named() {
+    let mut case = World::new(3600);
+    partitioned(&mut case, None);
+    let process = |number| OwnedProcess { gpu_instance: Some(number), ..test_data::process(number, owner("a"), 0.0) };
+    let processes = DeviceProcesses { has_sm_seconds: false, processes: vec![process(1), process(2)] };
+    case.processes.insert(GPU.into(), processes);
+    case.reading(0, None, 0.0, None);
+    let published = case.at(30);
+    assert_eq!(published.unattributed[0].processes[&UnattributedReason::NotAllocated], 1);
+    let pods: Vec<PodRef> = published.unallocated_uses.iter().map(|one| one.pod.clone()).collect();
+    assert_eq!(pods, [PodRef::new("team", "a")]);
+}
+
+#[test]
 fn an_mps_slot_is_limited_to_its_part_of_the_memory() {
     for (sharing, share, expected) in [
         (SharingForm::Mps, 0.25, 20 << 30),
