@@ -165,7 +165,8 @@ impl Ledger {
                 device.close_gap(gap.energy_joules, &mut self.audit);
             }
             let mig = MigWeights::new(known_gpu, &active, processes);
-            device.account(&interval, processes, mig.as_ref(), now, &mut self.audit);
+            let increases = device.used_sm_time.advance(processes, &readings.totals, now.monotonic);
+            device.account(&interval, increases, mig.as_ref(), now, &mut self.audit);
         }
         for (gpu, device) in &mut self.devices {
             let held = device.accounts.values().any(|holder| !holder.is_final());

@@ -9,8 +9,7 @@ use super::gap::OpenGap;
 use super::interval::{DeviceClock, IdlePower, InstanceActivity, Interval, is_nothing};
 use super::parts::{Audit, Part, add_known, reason_or_ended};
 use super::segments::{HeldTime, WeightedInterval, cut};
-use super::weights::{MigWeight, MigWeights, SmWeights, UsedSmTime};
-use crate::domain::attribution::owners::DeviceProcesses;
+use super::weights::{MigWeight, MigWeights, SmIncreases, SmWeights, UsedSmTime};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
     ContainerRef, DeviceTotals, DividedQuantity, GpuUuid, Moment, Monotonic, UnallocatedUse, Unattributed,
@@ -71,18 +70,16 @@ impl DeviceLedger {
         Unattributed { divided, ..self.unattributed.clone() }
     }
 
-    /// Divides an interval among the device's holders in it.
+    /// Divides an interval among the device's holders in it. `increases`: the SM time in it.
     pub fn account(
         &mut self,
         interval: &Interval,
-        processes: Option<&DeviceProcesses>,
+        increases: Option<SmIncreases<'_>>,
         mig: Option<&MigWeights<'_>>,
         now: Moment,
         audit: &mut Audit,
     ) {
-        self.add_unattributed(interval, processes.is_some_and(|processes| processes.has_sm_seconds));
-        // Also of time that is not divided. Where processes were not read, their SM time weighs in the next interval.
-        let increases = self.used_sm_time.advance(processes, now.monotonic);
+        self.add_unattributed(interval, increases.is_some());
         if interval.seconds() <= 0.0 {
             return;
         }

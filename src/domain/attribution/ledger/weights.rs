@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::domain::attribution::owners::{DeviceProcesses, OwnedProcess};
-use crate::domain::model::{ContainerRef, Gpu, MigDevice, MigUuid, Monotonic, Owner, PodRef, UnattributedReason};
+use crate::domain::model::{
+    ContainerRef, DeviceTotals, Gpu, MigDevice, MigUuid, Monotonic, Owner, PodRef, UnattributedReason,
+};
 
 /// A process that was not reported for so long has ended.
 const PROCESS_ENDED: Duration = Duration::from_secs(120);
@@ -40,18 +42,28 @@ pub struct SmWeights {
 }
 
 impl UsedSmTime {
-    /// Uses the SM time up to now. Returns that since the last call; `None` where the driver reports none by process.
-    pub fn advance<'a>(&mut self, processes: Option<&'a DeviceProcesses>, now: Monotonic) -> Option<SmIncreases<'a>> {
-        let processes = processes.filter(|processes| processes.has_sm_seconds)?;
-        let mut increases = vec![];
-        for process in &processes.processes {
+    /// Uses the SM time up to now, also of an interval that is not divided or whose processes have no known owners: it weighs
+    /// nothing later. Returns that since the last call; `None` without owners, and where the driver reports none by process.
+    pub fn advance<'a>(
+        &mut self,
+        processes: Option<&'a DeviceProcesses>,
+        totals: &DeviceTotals,
+        now: Monotonic,
+    ) -> Option<SmIncreases<'a>> {
+        let increase = |process: &'a OwnedProcess| {
             let total = if process.sm_seconds.is_finite() { process.sm_seconds.max(0.0) } else { 0.0 };
             let (before, _) = self.used.insert(process.pid, (total, now)).unwrap_or((0.0, now));
             // The count of a process that was idle for long restarts at zero.
-            increases.push((process, if total < before { total } else { total - before }));
+            (process, if total < before { total } else { total - before })
+        };
+        let processes = processes.filter(|processes| processes.has_sm_seconds);
+        let increases = processes.map(|processes| processes.processes.iter().map(increase).collect());
+        if increases.is_none() {
+            let totals = totals.process_sm_seconds.iter().flatten();
+            self.used.extend(totals.map(|(pid, process)| (*pid, (process.sm_seconds, now))));
         }
         self.used.retain(|_, (_, reported)| now.since(*reported) < PROCESS_ENDED);
-        Some(increases)
+        increases
     }
 }
 
@@ -163,7 +175,7 @@ pub fn holder_of(process: &OwnedProcess, holders: &[&ContainerRef]) -> Result<us
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::model::UnknownOwner;
+    use crate::domain::model::{ProcessSmSeconds, UnknownOwner};
 
     fn process(owner: Owner, sm_seconds: f64) -> DeviceProcesses {
         DeviceProcesses { has_sm_seconds: true, processes: vec![crate::test_data::process(7, owner, sm_seconds)] }
@@ -174,11 +186,24 @@ mod tests {
         let main = ContainerRef::new("team", "train", "main");
         let mut used = UsedSmTime::default();
         let mut weights = |second, processes: DeviceProcesses| {
-            SmWeights::new(&used.advance(Some(&processes), Monotonic::from_secs(second)).unwrap(), &[&main])
+            let (totals, now) = (DeviceTotals::default(), Monotonic::from_secs(second));
+            SmWeights::new(&used.advance(Some(&processes), &totals, now).unwrap(), &[&main])
         };
         assert_eq!(weights(1, process(Owner::Container(main.clone()), 30.0)).holders, [30.0]);
         let after = weights(61, process(Owner::Unknown(UnknownOwner::Gone), 30.0));
         assert_eq!(after, SmWeights { holders: vec![0.0], others: BTreeMap::new() });
+    }
+
+    #[test]
+    fn ended_processes_without_known_owners_are_forgotten() {
+        let mut used = UsedSmTime::default();
+        for second in 0..1000 {
+            let now = Monotonic::from_secs(second);
+            let worked = [(second as u32, ProcessSmSeconds { sm_seconds: 1.0, last_active: now })];
+            let totals = DeviceTotals { process_sm_seconds: Some(worked.into()), ..DeviceTotals::default() };
+            assert_eq!(used.advance(None, &totals, now), None);
+        }
+        assert_eq!(used.used.len(), 120);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::domain::attribution::OwnedProcess;
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
     Attribution, ContainerRef, Fast, GpmRatios, Gpu, InstanceReading, Medium, MemoryUse, MigUuid, Owner, PodRef,
-    SharingForm, Stamped, UnattributedReason,
+    ProcessSmSeconds, SharingForm, Stamped, UnattributedReason,
 };
 
 use crate::test_data;
@@ -159,6 +159,25 @@ fn sm_time_of_an_interval_without_samples_weighs_nothing_after_it() {
     read(0, 0.0, 0.0, [0.0, 0.0]);
     assert_eq!(read(10, 10.0, 0.0, [6.0, 0.0]), [None, None]);
     assert_eq!(read(20, 10.0, 4.0, [6.0, 2.0]), [Some(0.0), Some(4.0)]);
+}
+
+#[test]
+fn sm_time_during_a_hung_process_scan_weighs_nothing_after_it() {
+    let mut case = World::new(3600);
+    case.hold("a", None, SharingForm::TimeSlicing, 0.25);
+    case.hold("b", None, SharingForm::TimeSlicing, 0.25);
+    let mut read = |second, busy, sm_seconds: [f64; 2], has_owners: bool| {
+        case.run(&[(owner("a"), sm_seconds[0], 5), (owner("b"), sm_seconds[1], 2)]);
+        case.processes.retain(|_, _| has_owners);
+        let last_active = monotonic(second * 1000);
+        let worked = sm_seconds.map(|sm_seconds| ProcessSmSeconds { sm_seconds, last_active });
+        case.totals.process_sm_seconds = Some((0..).zip(worked).collect());
+        case.set_reading(second * 1000, Some(busy), None, None);
+        case.at(second).accounts.iter().map(|one| one.figures.busy_seconds).collect::<Vec<_>>()
+    };
+    read(0, 0.0, [0.0, 0.0], true);
+    assert_eq!(read(10, 8.0, [8.0, 0.0], false), [Some(4.0), Some(4.0)]);
+    assert_eq!(read(20, 10.0, [8.0, 2.0], true), [Some(4.0), Some(6.0)]);
 }
 
 #[test]
