@@ -20,7 +20,7 @@ pub struct DeviceClock {
     pub accounted: Monotonic,
     /// Whether a pass has read it; counting starts with the first.
     pub read: bool,
-    /// `accounted` has advanced without readings.
+    /// `accounted` has advanced without readings: the next one ends a gap.
     late: bool,
     busy_seconds: Option<f64>,
     energy_joules: Option<f64>,
@@ -39,7 +39,7 @@ pub struct GapEnd {
     pub energy_joules: Option<f64>,
 }
 
-/// Time that was read at both ends by the same session; perhaps none.
+/// Time without a gap between two readings; perhaps none.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Interval {
     pub from: Monotonic,
@@ -87,14 +87,14 @@ impl DeviceClock {
     /// The time since the clock last moved, as the end of a gap and the interval after it. `busy` and `energy`: the totals,
     /// where they are amounts. What the driver counted in a gap may be in a total only a reading after the gap's end.
     ///
-    /// | the reading | gap | interval | energy |
-    /// |---|---|---|---|
-    /// | is in time, of the same session | none | all | the interval's; that of an earlier gap is unattributed |
-    /// | is of a new session, late or not | up to its begin | the rest | that of gaps is the gap's, the other the interval's |
-    /// | the same, which began just now | all | empty | all is the gap's |
-    /// | is late, of the same session | all | empty | all is the gap's |
+    /// | the totals have a new gap | `late` | gap | interval | energy of gaps | other energy |
+    /// |---|---|---|---|---|---|
+    /// | no | no | none | all | unattributed: its gap is closed | the interval's |
+    /// | no | yes | all | empty | the gap's | the gap's |
+    /// | yes | either | up to the end of the new gap | the rest | the gap's | the interval's; with an empty rest the gap's |
     ///
-    /// Busy time is of the interval. After a gap none is carried to the next interval.
+    /// The totals may have the energy of a gap a reading after the gap itself: where the driver's counter could not be read
+    /// at its end, or had a wrong value. Busy time is of the interval. After a gap none is carried to the next interval.
     pub fn advance(
         &mut self,
         totals: &DeviceTotals,
@@ -105,9 +105,12 @@ impl DeviceClock {
         let from = std::mem::replace(&mut self.accounted, through);
         let was_late = std::mem::take(&mut self.late);
         let before = std::mem::replace(&mut self.gaps, totals.gaps);
-        let session_began = (totals.gaps.until > before.until).then(|| totals.gaps.until.clamp(from, through));
-        let gap_until = session_began.or(was_late.then_some(through));
-        let start = gap_until.unwrap_or(from);
+        let has_new_gap = totals.gaps.until > before.until;
+        let start = match (has_new_gap, was_late) {
+            (false, false) => from,
+            (false, true) => through,
+            (true, _) => totals.gaps.until.clamp(from, through),
+        };
         let uncovered = totals.uncovered_seconds - self.uncovered_seconds - (totals.gaps.seconds - before.seconds);
         self.uncovered_seconds = totals.uncovered_seconds;
         let mut interval = Interval {
@@ -116,15 +119,14 @@ impl DeviceClock {
             uncovered_seconds: uncovered.max(0.0).min(through.since(start).as_secs_f64()),
             ..Interval::default()
         };
-        let mut gap = gap_until.map(|to| GapEnd { from, to, energy_joules: None });
-        let in_gaps = totals.gaps.energy_joules - before.energy_joules;
-        self.set_energy(energy, in_gaps, gap.as_mut(), &mut interval);
+        let mut gap = (has_new_gap || was_late).then_some(GapEnd { from, to: start, energy_joules: None });
+        let of_gaps = totals.gaps.energy_joules - before.energy_joules;
+        self.set_energy(energy, of_gaps, gap.as_mut(), &mut interval);
         self.set_busy(busy, gap.is_some(), &mut interval);
         (gap, interval)
     }
 
-    /// `in_gaps`: what the driver counted in gaps.
-    fn set_energy(&mut self, total: Option<f64>, in_gaps: f64, gap: Option<&mut GapEnd>, interval: &mut Interval) {
+    fn set_energy(&mut self, total: Option<f64>, of_gaps: f64, gap: Option<&mut GapEnd>, interval: &mut Interval) {
         let Some(total) = total else { return };
         let Some(before) = self.energy_joules.replace(total) else {
             // A total starts when it is first read: what it had before is unattributed.
@@ -132,12 +134,12 @@ impl DeviceClock {
             return;
         };
         let energy = (total - before).max(0.0);
-        let in_gaps = in_gaps.clamp(0.0, energy);
-        interval.energy_joules = Some(energy - in_gaps);
+        let is_empty = interval.from == interval.to;
+        let of_gaps = if is_empty { energy } else { of_gaps.clamp(0.0, energy) };
+        interval.energy_joules = (!is_empty).then_some(energy - of_gaps);
         match gap {
-            None => interval.unattributed_energy_joules = in_gaps,
-            Some(gap) if interval.from < interval.to => gap.energy_joules = Some(in_gaps),
-            Some(gap) => (gap.energy_joules, interval.energy_joules) = (Some(energy), None),
+            Some(gap) => gap.energy_joules = Some(of_gaps),
+            None => interval.unattributed_energy_joules = of_gaps,
         }
     }
 
