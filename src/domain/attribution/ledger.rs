@@ -17,7 +17,7 @@
 //! | type | what |
 //! |---|---|
 //! | `HoldingKey`, `Holding` | a container and its device; how it holds that |
-//! | `HeldForm`, `Span`, `HeldTime` | how it holds that, as far as dividing goes; a time of it; all times of one account in an interval |
+//! | `HoldingTerms`, `Span`, `HeldTime` | the part of a `Holding` that divides use; a time with it; all times of one account in an interval |
 //! | `SegmentHolder` | one account in one segment, with its weights |
 //! | `AccountEntry` | what one account gets of an interval |
 //! | `HolderAccount` | the account, and the time held that is not accounted yet |

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::interval::is_nothing;
 use super::parts::{Part, add_known};
-use super::segments::{HeldForm, Span};
+use super::segments::{HoldingTerms, Span};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, Figures, Holding, Moment, Monotonic, SharingForm, UnixSeconds};
 
@@ -17,8 +17,8 @@ const FINAL_PAGES: u64 = 2;
 pub struct HolderAccount {
     pub account: Account,
     /// The current holding: since when, and how; not accounted yet.
-    open: Option<(Monotonic, HeldForm)>,
-    /// Ended holdings, and ones of another form, since the device clock last moved.
+    open: Option<(Monotonic, HoldingTerms)>,
+    /// Ended holdings, and those whose terms have changed, since the device clock last moved.
     closed: Vec<Span>,
     /// `Observation::scrapes` when the final figures were first published.
     pub final_since_scrape: Option<u64>,
@@ -55,7 +55,7 @@ impl AccountEntry {
         for span in spans {
             let seconds = span.length().as_secs_f64();
             entry.held_seconds += seconds;
-            add_known(&mut entry.allocated, span.form.fraction.map(|fraction| fraction * seconds));
+            add_known(&mut entry.allocated, span.terms.fraction.map(|fraction| fraction * seconds));
         }
         entry
     }
@@ -83,14 +83,14 @@ impl HolderAccount {
             },
             ..Account::new(key.container.clone(), key.gpu.clone(), key.mig.clone(), now.unix)
         };
-        let open = Some((now.monotonic, HeldForm::from(holding)));
+        let open = Some((now.monotonic, HoldingTerms::from(holding)));
         Self { account, open, closed: vec![], final_since_scrape: None, seen, busy_part: None, is_unread: false }
     }
 
     /// Continues the holding, or begins a new one.
     pub fn hold(&mut self, holding: &Holding, now: Moment, seen: u64) {
         self.seen = seen;
-        let form = HeldForm::from(holding);
+        let terms = HoldingTerms::from(holding);
         if self.account.holding.as_ref().is_none_or(|before| !is_same_holding(before, holding)) {
             self.account.holding = Some(holding.clone());
         }
@@ -100,20 +100,20 @@ impl HolderAccount {
             self.final_since_scrape = None;
         }
         match self.open {
-            Some((_, before)) if before == form => {}
+            Some((_, before)) if before == terms => {}
             Some((from, before)) => {
-                self.closed.push(Span { from, to: now.monotonic, form: before });
-                self.open = Some((now.monotonic, form));
+                self.closed.push(Span { from, to: now.monotonic, terms: before });
+                self.open = Some((now.monotonic, terms));
             }
-            None => self.open = Some((now.monotonic, form)),
+            None => self.open = Some((now.monotonic, terms)),
         }
     }
 
     /// Ends the holding, unless the observation `seen` has it. Returns whether it ends.
     pub fn close_unless_seen(&mut self, seen: u64, now: Moment) -> bool {
-        let Some((from, form)) = self.open.filter(|_| self.seen != seen) else { return false };
+        let Some((from, terms)) = self.open.filter(|_| self.seen != seen) else { return false };
         self.open = None;
-        self.closed.push(Span { from, to: now.monotonic, form });
+        self.closed.push(Span { from, to: now.monotonic, terms });
         self.account.holding = None;
         self.account.ended = Some(now);
         self.busy_part = None;
@@ -138,10 +138,10 @@ impl HolderAccount {
             span.from = span.from.max(to);
             span.from < span.to
         });
-        if let Some((open, form)) = &mut self.open
+        if let Some((open, terms)) = &mut self.open
             && *open < to
         {
-            spans.extend(Span { from: *open, to, form: *form }.between(from, to));
+            spans.extend(Span { from: *open, to, terms: *terms }.between(from, to));
             *open = to;
         }
         spans
@@ -184,7 +184,7 @@ fn is_same_holding(one: &Holding, other: &Holding) -> bool {
         && (one.sharing, one.fraction, one.weight) == (other.sharing, other.fraction, other.weight)
 }
 
-impl From<&Holding> for HeldForm {
+impl From<&Holding> for HoldingTerms {
     fn from(holding: &Holding) -> Self {
         let exclusive = holding.sharing == SharingForm::Exclusive;
         Self { fraction: holding.fraction, weight: holding.weight, exclusive }

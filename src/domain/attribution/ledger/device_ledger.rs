@@ -212,7 +212,7 @@ fn divide(
         let parts = segment.divide();
         for (holder, part) in segment.holders.iter().zip(parts.holders) {
             let covered_seconds = segment.seconds * weighted.covered_ratio;
-            entries[holder.held_time].add(part, holder.form.fraction, covered_seconds);
+            entries[holder.held_time].add(part, holder.terms.fraction, covered_seconds);
             sums.add(part);
         }
         for (reason, part) in parts.unattributed {

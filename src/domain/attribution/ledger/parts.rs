@@ -89,8 +89,8 @@ impl IntervalSegment {
             Weights::MigDevices(devices) => self.divide_by_mig_device(devices, &mut parts),
             Weights::Processes(others) => self.divide_by_process(others, &mut parts),
             // As `Processes` without SM time: idle power is `idle`; the rest too in a segment without work, else `unknown`.
-            Weights::HeldForms if self.holders.is_empty() => self.divide_by_process(&BTreeMap::new(), &mut parts),
-            Weights::HeldForms => parts.add(Part { busy: self.busy, energy: self.energy }, &self.holders_of(None)),
+            Weights::Holdings if self.holders.is_empty() => self.divide_by_process(&BTreeMap::new(), &mut parts),
+            Weights::Holdings => parts.add(Part { busy: self.busy, energy: self.energy }, &self.holders_of(None)),
         }
         parts
     }
@@ -111,16 +111,16 @@ impl IntervalSegment {
         if holders.is_empty() { self.holders_of(None) } else { holders }
     }
 
-    /// The holders of a MIG device, or with `None` of the GPU: 1 in all, by `HeldForm::weight`.
+    /// The holders of a MIG device, or with `None` of the GPU: 1 in all, by `HoldingTerms::weight`.
     fn holders_of(&self, mig: Option<usize>) -> HolderFractions {
         let holders = || self.holders.iter().enumerate().filter(|(_, holder)| holder.mig == mig);
-        let sum: f64 = holders().map(|(_, holder)| holder.form.weight).sum();
-        holders().map(|(position, holder)| (position, holder.form.weight / sum)).collect()
+        let sum: f64 = holders().map(|(_, holder)| holder.terms.weight).sum();
+        holders().map(|(position, holder)| (position, holder.terms.weight / sum)).collect()
     }
 
     /// An exclusive holder also gets what no process explains, and idle power.
     fn has_exclusive_holder(&self) -> bool {
-        matches!(&self.holders[..], [SegmentHolder { form, .. }] if form.exclusive)
+        matches!(&self.holders[..], [SegmentHolder { terms, .. }] if terms.exclusive)
     }
 
     fn divide_by_process(&self, others: &BTreeMap<UnattributedReason, f64>, parts: &mut Parts) {

@@ -85,14 +85,14 @@ impl DeviceLedger {
         for instance in &medium.instances {
             let Some(memory) = instance.memory else { continue };
             used_by_instances += memory.used;
-            let sole_form = (instance.members.len() == 1).then_some(SharingForm::Mig);
+            let sole_sharing = (instance.members.len() == 1).then_some(SharingForm::Mig);
             let of_instance = Some(instance.gpu_instance);
-            self.attribute_memory(memory.used, of_instance, sole_form, present, &mut unattributed, audit);
+            self.attribute_memory(memory.used, of_instance, sole_sharing, present, &mut unattributed, audit);
         }
         match medium.memory {
             Some(memory) if medium.instances.is_empty() => {
-                let sole_form = Some(SharingForm::Exclusive);
-                self.attribute_memory(memory.used, None, sole_form, present, &mut unattributed, audit);
+                let sole_sharing = Some(SharingForm::Exclusive);
+                self.attribute_memory(memory.used, None, sole_sharing, present, &mut unattributed, audit);
             }
             // The parts are exact, but are read a moment after the device total. The use of one that is not read is in the rest.
             Some(memory) => {
@@ -106,12 +106,12 @@ impl DeviceLedger {
         self.unattributed.memory_bytes = unattributed;
     }
 
-    /// The memory of one GPU instance, or of the whole GPU. `sole_form`: a holder of this form, if alone, has all of it.
+    /// The memory of one GPU instance, or of the whole GPU. All of it is a sole holder's whose sharing is `sole_sharing`.
     fn attribute_memory(
         &mut self,
         used: u64,
         instance: Option<u32>,
-        sole_form: Option<SharingForm>,
+        sole_sharing: Option<SharingForm>,
         present: &PresentInputs<'_>,
         unattributed: &mut BTreeMap<UnattributedReason, u64>,
         audit: &mut Audit,
@@ -119,7 +119,7 @@ impl DeviceLedger {
         let holders: Vec<HoldingKey> = self.holding().cloned().collect();
         let (keys, containers) = holders_in(&holders, present.gpu, instance);
         let sharing = |key: &HoldingKey| Some(self.accounts[key].account.holding.as_ref()?.sharing);
-        let is_sole = sole_form.is_some() && matches!(&keys[..], [key] if sharing(key) == sole_form);
+        let is_sole = sole_sharing.is_some() && matches!(&keys[..], [key] if sharing(key) == sole_sharing);
         let is_in =
             |process: &&OwnedProcess| process.running && (instance.is_none() || process.gpu_instance == instance);
         let processes: Option<Vec<&OwnedProcess>> =

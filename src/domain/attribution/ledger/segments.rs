@@ -14,9 +14,9 @@ use crate::domain::model::Monotonic;
 /// What rounding leaves over.
 pub const ROUNDING: f64 = 1e-12;
 
-/// How a device is held, as far as dividing goes.
+/// What of a `Holding` decides how use is divided.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HeldForm {
+pub struct HoldingTerms {
     /// Of the GPU; `None` while it is not known how many slots the device has.
     pub fraction: Option<f64>,
     /// As `Holding::weight`.
@@ -25,12 +25,12 @@ pub struct HeldForm {
     pub exclusive: bool,
 }
 
-/// Time in which one account held the device in one way.
+/// Time in which one account held the device on the same terms.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
     pub from: Monotonic,
     pub to: Monotonic,
-    pub form: HeldForm,
+    pub terms: HoldingTerms,
 }
 
 /// When one account held the device in an interval.
@@ -72,7 +72,7 @@ pub struct IntervalSegment {
 pub struct SegmentHolder {
     /// Its position in the list of `HeldTime`s.
     pub held_time: usize,
-    pub form: HeldForm,
+    pub terms: HoldingTerms,
     /// Of its processes; 0 where processes are not known.
     pub sm_seconds: f64,
     /// Its MIG device, by position in `MigWeights`.
@@ -105,9 +105,9 @@ pub fn cut(
                 continue; // its MIG device no longer exists, or no slices are known
             }
             let (sm_seconds, mig) = (sm_rates[held_time] * seconds, mig_positions[held_time]);
-            holders.push(SegmentHolder { held_time, form: span.form, sm_seconds, mig });
+            holders.push(SegmentHolder { held_time, terms: span.terms, sm_seconds, mig });
         }
-        let weights = mig.map_or(Weights::HeldForms, |mig| Weights::MigDevices(mig.weights.clone()));
+        let weights = mig.map_or(Weights::Holdings, |mig| Weights::MigDevices(mig.weights.clone()));
         segments.push(IntervalSegment { seconds, holders, busy: None, energy: None, idle_energy: None, weights });
     }
     segments
@@ -272,8 +272,8 @@ mod tests {
     #[test]
     fn a_mig_device_was_active_while_it_was_held() {
         let device = MigWeight { fraction: 0.5, active: Some(0.25), unheld_reason: UnattributedReason::Unknown };
-        let form = HeldForm { fraction: None, weight: 1.0, exclusive: false };
-        let holder = SegmentHolder { held_time: 0, form, sm_seconds: 0.0, mig: Some(0) };
+        let terms = HoldingTerms { fraction: None, weight: 1.0, exclusive: false };
+        let holder = SegmentHolder { held_time: 0, terms, sm_seconds: 0.0, mig: Some(0) };
         let segment = |holders| {
             let weights = Weights::MigDevices(vec![device]);
             IntervalSegment { seconds: 1.0, holders, busy: None, energy: None, idle_energy: None, weights }

@@ -15,8 +15,8 @@ const PROCESS_ENDED: Duration = Duration::from_secs(120);
 /// By what a segment is divided.
 #[derive(Clone, Debug)]
 pub enum Weights {
-    /// By `HeldForm::weight`: without SM time and MIG devices.
-    HeldForms,
+    /// By `HoldingTerms::weight`: without SM time and MIG devices.
+    Holdings,
     /// By SM time: the SM-seconds of processes that belong to no holder; each holder has its own.
     Processes(BTreeMap<UnattributedReason, f64>),
     /// By the activity and the slices of each MIG device.
