@@ -99,13 +99,9 @@ impl HolderAccount {
             self.account.last_active = self.account.last_active.map(|_| now.unix);
             self.final_since_scrape = None;
         }
-        match self.open {
-            Some((_, before)) if before == terms => {}
-            Some((from, before)) => {
-                self.closed.push(Span { from, to: now.monotonic, terms: before });
-                self.open = Some((now.monotonic, terms));
-            }
-            None => self.open = Some((now.monotonic, terms)),
+        if self.open.is_none_or(|(_, before)| before != terms) {
+            let before = self.open.replace((now.monotonic, terms));
+            self.closed.extend(before.map(|(from, terms)| Span { from, to: now.monotonic, terms }));
         }
     }
 

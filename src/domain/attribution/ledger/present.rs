@@ -162,14 +162,10 @@ impl DeviceLedger {
             Owner::Pod(pod) => Some((pod.clone(), None)),
             _ => None,
         };
-        let uses: BTreeSet<UnallocatedUse> = processes
-            .processes
-            .iter()
-            .filter(|process| process.running)
-            .filter(is_unallocated)
-            .filter_map(pod_and_container)
-            .map(|(pod, container)| UnallocatedUse { pod, container, gpu: gpu.clone() })
-            .collect();
+        let running = processes.processes.iter().filter(|process| process.running);
+        let pods = running.filter(is_unallocated).filter_map(pod_and_container);
+        let uses: BTreeSet<UnallocatedUse> =
+            pods.map(|(pod, container)| UnallocatedUse { pod, container, gpu: gpu.clone() }).collect();
         self.present.unallocated_since.retain(|one, _| uses.contains(one));
         let mut since = |one: &UnallocatedUse| *self.present.unallocated_since.entry(one.clone()).or_insert(now);
         uses.into_iter().filter(|one| now.since(since(one)) >= UNALLOCATED_AFTER).collect()
@@ -258,14 +254,9 @@ fn holders_in<'a>(
     gpu: Option<&Gpu>,
     instance: Option<u32>,
 ) -> (Vec<&'a HoldingKey>, Vec<&'a ContainerRef>) {
-    let fits = |key: &HoldingKey| match (instance, &key.mig) {
-        (None, _) => true,
-        (Some(_), None) => false,
-        (Some(instance), Some(mig)) => {
-            gpu.is_some_and(|gpu| gpu.mig_devices.iter().any(|one| one.uuid == *mig && one.gpu_instance == instance))
-        }
-    };
-    holders.iter().filter(|key| fits(key)).map(|key| (key, &key.container)).unzip()
+    let instance_of = |key: &HoldingKey| Some(gpu?.mig_device(key.mig.as_ref()?)?.gpu_instance);
+    let is_in = |key: &&HoldingKey| instance.is_none() || instance_of(key) == instance;
+    holders.iter().filter(is_in).map(|key| (key, &key.container)).unzip()
 }
 
 /// The memory of a GPU, or of one GPU instance.

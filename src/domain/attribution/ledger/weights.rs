@@ -140,12 +140,9 @@ impl<'a> MigWeights<'a> {
 /// so that it is stable.
 fn unheld_reason(processes: &[OwnedProcess], gpu_instance: u32) -> UnattributedReason {
     let running = |process: &&OwnedProcess| process.running && process.gpu_instance == Some(gpu_instance);
-    processes
-        .iter()
-        .filter(running)
-        .map(|process| process.owner.unattributed_reason().unwrap_or(UnattributedReason::NotAllocated))
-        .min()
-        .unwrap_or(UnattributedReason::Unknown)
+    let reason =
+        |process: &OwnedProcess| process.owner.unattributed_reason().unwrap_or(UnattributedReason::NotAllocated);
+    processes.iter().filter(running).map(reason).min().unwrap_or(UnattributedReason::Unknown)
 }
 
 /// The index of the holder that owns the process: its own container, else the first of its pod. A container that takes
