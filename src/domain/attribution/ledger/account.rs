@@ -24,8 +24,8 @@ pub struct HolderAccount {
     pub final_since_scrape: Option<u64>,
     /// The observation that last saw it held.
     pub seen: u64,
-    /// Of the last interval: its busy time divided by the GPU's; on a partitioned GPU by the interval's length. `None` where
-    /// that is unknown or zero, after a gap, and without a holding.
+    /// In the last interval, its busy seconds as a part of the GPU's; on a partitioned GPU as a part of the interval, which is
+    /// its utilization of the GPU. `None` where either is unknown or the whole is zero, after a gap, and without a holding.
     pub busy_part: Option<f64>,
     /// Whether it was busy in the last interval is not known.
     is_unread: bool,
@@ -143,7 +143,7 @@ impl HolderAccount {
         spans
     }
 
-    /// Adds an interval. `busy_whole`: what its busy seconds are a part of.
+    /// Adds an interval. `busy_whole`: the seconds of which `busy_part` is a part.
     pub fn add(&mut self, entry: &AccountEntry, busy_whole: Option<f64>, now: UnixSeconds) {
         let account = &mut self.account;
         let figures = &mut account.figures;

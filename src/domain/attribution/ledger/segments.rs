@@ -70,7 +70,7 @@ pub struct IntervalSegment {
 /// One holder in a segment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SegmentHolder {
-    /// Its position in the list of `HeldTime`s.
+    /// The position of its `HeldTime` among those of the interval; its `AccountEntry` has the same.
     pub held_time: usize,
     pub terms: HoldingTerms,
     /// Of its processes; 0 where processes are not known.
@@ -102,7 +102,7 @@ pub fn cut(
         for (held_time, time) in held_times.iter().enumerate() {
             let Some(span) = time.spans.iter().find(|span| span.covers(from, to)) else { continue };
             if time.key.mig.is_some() && mig_positions[held_time].is_none() {
-                continue; // its MIG device no longer exists, or no slices are known
+                continue; // its MIG device was removed, or the slices of the GPU's MIG devices are unknown
             }
             let (sm_seconds, mig) = (sm_rates[held_time] * seconds, mig_positions[held_time]);
             holders.push(SegmentHolder { held_time, terms: span.terms, sm_seconds, mig });
@@ -125,8 +125,8 @@ pub struct WeightedInterval<'a> {
     pub sm: Option<SmWeights>,
     pub mig: Option<&'a MigWeights<'a>>,
     pub idle_watts: Option<f64>,
-    /// Part of the interval in which it is known whether the device was busy. With MIG devices 1: the part of one that
-    /// reports no activity has `None` as busy time, which makes it uncovered (`AccountEntry::add`).
+    /// Part of the interval in which it is known whether the device was busy. With MIG devices 1, because each of them is
+    /// covered or not: one without activity has parts without busy time, which `AccountEntry::add` does not count as covered.
     pub covered_ratio: f64,
 }
 
