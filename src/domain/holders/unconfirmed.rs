@@ -1,8 +1,14 @@
 //! Pods that have been given devices and may still be rejected. The kubelet lists a pod's devices while it admits the
 //! pod, and a pod that it rejects for another device was listed with its first. So a pod that newly has devices is a
-//! holder only once it has been admitted: the Pods API has it; or, without a Pods API, the checkpoint has its devices,
-//! which the kubelet writes when a container has all of them, and the kubelet has listed it twice. One that is missing in
-//! these sources is a holder after ten seconds; where neither can be read, once it is listed twice.
+//! holder only once it has been admitted, as far as a source shows that:
+//!
+//! | source | it is a holder |
+//! |---|---|
+//! | the Pods API | once the API has it, or after ten seconds |
+//! | else the checkpoint | once it is listed twice and the checkpoint has its devices, or after ten seconds |
+//! | neither | once it is listed twice |
+//!
+//! The kubelet writes the checkpoint when a container has all its devices.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,8 +25,10 @@ const LATE: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub struct Unconfirmed {
     pods: BTreeMap<PodRef, HeldBack>,
-    /// Of the checkpoint, as it was read after each of the last two answers.
-    versions: [Option<FileStamp>; 2],
+    /// Of the checkpoint, as it was read before the previous answer.
+    version_before: Option<FileStamp>,
+    /// As it was read after the previous answer: it may have devices of pods that only the next answer lists.
+    version_after: Option<FileStamp>,
 }
 
 #[derive(Debug)]
@@ -54,7 +62,7 @@ impl Unconfirmed {
             }
             let same = |waiting: &HeldBack| waiting.uid.is_none() || pod.uid.is_none() || waiting.uid == pod.uid;
             let waiting = before.remove(&pod.reference).filter(same);
-            let (since, earlier) = waiting.map_or((now, self.versions[0]), |waiting| (waiting.since, waiting.earlier));
+            let (since, earlier) = waiting.map_or((now, self.version_before), |waiting| (waiting.since, waiting.earlier));
             // In the Pods API it is admitted, or has ended: rejected, or before it was observed.
             if let Some(has_ended) = has_ended(pod, directory) {
                 return !has_ended;
@@ -69,10 +77,9 @@ impl Unconfirmed {
         });
     }
 
-    /// After each answer of `List`, with the version of the checkpoint that was read after it. That may have devices of
-    /// pods that only the next answer lists; the version before it cannot.
+    /// After each answer of `List`, with the version of the checkpoint that was read after it.
     pub fn answered(&mut self, version: Option<FileStamp>) {
-        self.versions = [self.versions[1], version];
+        self.version_before = std::mem::replace(&mut self.version_after, version);
     }
 
     /// When the first of them is due.
