@@ -55,10 +55,10 @@ pub struct PodUids {
 
 #[derive(Clone, Debug)]
 struct ListedPod {
-    /// `None` where it is unknown which pod of the name is listed.
+    /// `None` while it is unknown which pod of the name is listed.
     uid: Option<(UidSource, PodUid)>,
-    /// In references to its containers, and the same for as long as the pod is, so that its account is one: `None` where its
-    /// UID was found later.
+    /// In references to its containers. These are keys of accounts, and another key would split an account: so it stays as it
+    /// was when the pod was first listed, `None` also once `uid` is found.
     reference_uid: Option<PodUid>,
 }
 
@@ -136,8 +136,8 @@ impl ListedPod {
     ///
     /// | `uid` | `reference_uid` | found | result |
     /// |---|---|---|---|
-    /// | none | a UID: it has left the Pods API | another | another pod |
-    /// | none | any | any | the UID that was found |
+    /// | none | a UID: it has left the Pods API | another | another pod: both UIDs are the one that was found |
+    /// | none | any | any | the same pod: `uid` is what was found |
     /// | a UID that the Pods API no longer has | any | none | no `uid`: it may be the next pod of the name |
     /// | a UID | any | none | no change |
     /// | a UID | any | the same | the source that found it now |
