@@ -3,14 +3,14 @@
 //!
 //! A GPU that was lost before podmeter started is one of them: a pod may hold it, and no other source reports it.
 //!
-//! | a GPU that the driver does not list | is |
-//! |---|---|
-//! | on the bus, at a kernel driver for virtual machines: vfio-pci, its variants, pci-stub | passed through, with the UUID that the driver gave it before, else named by its address |
-//! | on the bus with a UUID: identified | missing, at its address |
-//! | the only one on the bus without a UUID (anonymous), and the only one at the kubelet that is not identified (unlocated) | one missing GPU |
-//! | anonymous, and none is unlocated | missing, named by its address |
-//! | unlocated | missing without an address; its text names the addresses of the anonymous ones, one of which is its |
-//! | at the kubelet, held by no container, and perhaps passed through (`of_kubelet`) | not missing |
+//! | the driver does not list | example | result |
+//! |---|---|---|
+//! | a GPU on the bus, at a kernel driver for virtual machines: vfio-pci, its variants, pci-stub | 3b:00.0 at vfio-pci | passed through, with the UUID that the driver gave it before, else named by its address |
+//! | a GPU on the bus with a UUID | 3b:00.0 is GPU-a | GPU-a is missing, at 3b:00.0 |
+//! | one GPU on the bus without a UUID, one UUID that only the kubelet has | 3b:00.0; GPU-a | GPU-a is missing, at 3b:00.0 |
+//! | GPUs on the bus without a UUID, no UUID that only the kubelet has | 3b:00.0, 86:00.0 | PCI-0000:3b:00.0 and PCI-0000:86:00.0 are missing |
+//! | in all other cases, UUIDs that only the kubelet has | GPU-a, GPU-b; 3b:00.0, 86:00.0 | GPU-a and GPU-b are missing without an address; `detail` of each names both addresses |
+//! | UUIDs that only the kubelet has and no container holds, and that may be passed through (`of_kubelet`) | GPU-a; 3b:00.0 at vfio-pci | 3b:00.0 is passed through, GPU-a is not missing |
 //!
 //! A holding of a GPU that is passed through has allocated and uncovered time: it has no readings.
 
@@ -149,20 +149,19 @@ impl UnlistedGpus {
     fn missing(
         &self,
         inventory: &Inventory,
-        UnlistedOnBus { identified, anonymous, .. }: UnlistedOnBus<'_>,
+        UnlistedOnBus { with_uuid, without_uuid, .. }: UnlistedOnBus<'_>,
         bus: Option<&NodeDevices>,
         kubelet: &KubeletState,
     ) -> Vec<(Gpu, MissingGpu)> {
         let of_kubelet = self.of_kubelet(inventory, bus, kubelet);
-        let unlocated: Vec<&GpuUuid> =
-            of_kubelet.keys().copied().filter(|uuid| !identified.contains_key(*uuid)).collect();
-        let no_ids = DeviceIds::new();
+        let only_kubelet: Vec<&GpuUuid> =
+            of_kubelet.keys().copied().filter(|uuid| !with_uuid.contains_key(*uuid)).collect();
         let missing = |uuid: &GpuUuid, location: Option<&BusLocation<'_>>, one_of: &[BusLocation<'_>]| {
-            let ids = of_kubelet.get(uuid).copied().unwrap_or(&no_ids);
+            let ids = of_kubelet.get(uuid).map(|ids| (*ids).clone()).unwrap_or_default();
             missing_gpu(uuid.clone(), location, ids, one_of)
         };
-        let mut found: Vec<_> = identified.iter().map(|(uuid, location)| missing(uuid, Some(location), &[])).collect();
-        match (anonymous.as_slice(), unlocated.as_slice()) {
+        let mut found: Vec<_> = with_uuid.iter().map(|(uuid, location)| missing(uuid, Some(location), &[])).collect();
+        match (without_uuid.as_slice(), only_kubelet.as_slice()) {
             ([location], [uuid]) => found.push(missing(uuid, Some(location), &[])),
             (places, []) => found.extend(places.iter().map(|at| missing(&GpuUuid::of_address(at.0), Some(at), &[]))),
             (places, uuids) => found.extend(uuids.iter().map(|uuid| missing(uuid, None, places))),
@@ -177,9 +176,9 @@ impl UnlistedGpus {
         found
     }
 
-    /// The missing GPUs that the kubelet has. A device plugin may offer GPUs that were bound to vfio meanwhile, which no
-    /// container holds. Where the unheld are at most as many as the GPUs at vfio that the driver has never listed, none of
-    /// them is missing; where they are more, all are, because it is unknown which.
+    /// The UUIDs that the kubelet has and the driver does not list. Those that no container holds may be of GPUs that were
+    /// bound to vfio after a plugin offered them: they are left out where at least as many GPUs at vfio were never listed by
+    /// the driver. Where fewer were, some of them are missing, and all stay, because it is unknown which.
     fn of_kubelet(&self, inventory: &Inventory, bus: Option<&NodeDevices>, kubelet: &KubeletState) -> IdsByGpu<'_> {
         let is_unlisted = |(uuid, _): &(&GpuUuid, &DeviceIds)| !inventory.gpus.contains_key(*uuid);
         let mut of_kubelet: IdsByGpu<'_> = self.gpus.iter().filter(is_unlisted).collect();
@@ -224,8 +223,8 @@ type BusLocation<'a> = (&'a PciBusId, &'a BusGpu);
 
 /// The GPUs on the bus that the driver does not list.
 struct UnlistedOnBus<'a> {
-    identified: BTreeMap<GpuUuid, BusLocation<'a>>,
-    anonymous: Vec<BusLocation<'a>>,
+    with_uuid: BTreeMap<GpuUuid, BusLocation<'a>>,
+    without_uuid: Vec<BusLocation<'a>>,
     /// There are GPUs on the bus, and the driver lists each of them.
     all_listed: bool,
 }
@@ -233,7 +232,7 @@ struct UnlistedOnBus<'a> {
 impl<'a> UnlistedOnBus<'a> {
     fn find(inventory: &Inventory, bus: Option<&'a NodeDevices>) -> Self {
         let listed: BTreeSet<&PciBusId> = inventory.gpus.values().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
-        let mut here = Self { identified: BTreeMap::new(), anonymous: vec![], all_listed: false };
+        let mut here = Self { with_uuid: BTreeMap::new(), without_uuid: vec![], all_listed: false };
         let mut without_address = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.is_none()).count();
         for (address, gpu) in bus.into_iter().flat_map(|bus| &bus.on_bus) {
             if listed.contains(address) || gpu.excluded {
@@ -241,16 +240,16 @@ impl<'a> UnlistedOnBus<'a> {
             }
             match &gpu.uuid {
                 Some(uuid) if inventory.gpus.contains_key(uuid) => without_address = without_address.saturating_sub(1),
-                Some(uuid) => drop(here.identified.insert(uuid.clone(), (address, gpu))),
-                None => here.anonymous.push((address, gpu)),
+                Some(uuid) => drop(here.with_uuid.insert(uuid.clone(), (address, gpu))),
+                None => here.without_uuid.push((address, gpu)),
             }
         }
-        // The anonymous may be those that the driver lists without an address.
+        // They may be those that the driver lists without an address.
         if without_address > 0 {
-            here.anonymous.clear();
+            here.without_uuid.clear();
         }
         let has_gpus = bus.is_some_and(|bus| !bus.on_bus.is_empty());
-        here.all_listed = has_gpus && here.identified.is_empty() && here.anonymous.is_empty();
+        here.all_listed = has_gpus && here.with_uuid.is_empty() && here.without_uuid.is_empty();
         here
     }
 }
@@ -258,7 +257,7 @@ impl<'a> UnlistedOnBus<'a> {
 fn missing_gpu(
     uuid: GpuUuid,
     location: Option<&BusLocation<'_>>,
-    ids: &DeviceIds,
+    ids: DeviceIds,
     one_of: &[BusLocation<'_>],
 ) -> (Gpu, MissingGpu) {
     let mut gpu = Gpu::not_present(uuid);
@@ -280,7 +279,7 @@ fn missing_gpu(
     let missing = MissingGpu {
         detail: format!("the driver does not list it: {}", known.join("; ")).into(),
         mig_devices: BTreeSet::new(),
-        kubelet_ids: ids.clone(),
+        kubelet_ids: ids,
     };
     (gpu, missing)
 }
