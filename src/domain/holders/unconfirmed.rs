@@ -62,7 +62,7 @@ impl Unconfirmed {
             }
             let same = |waiting: &HeldBack| waiting.uid.is_none() || pod.uid.is_none() || waiting.uid == pod.uid;
             let waiting = before.remove(&pod.reference).filter(same);
-            let (since, earlier) = waiting.map_or((now, self.version_before), |waiting| (waiting.since, waiting.earlier));
+            let (since, earlier) = waiting.map_or((now, self.version_before), |held| (held.since, held.earlier));
             // In the Pods API it is admitted, or has ended: rejected, or before it was observed.
             if let Some(has_ended) = has_ended(pod, directory) {
                 return !has_ended;

@@ -27,12 +27,9 @@ pub fn add_known(sum: &mut Option<f64>, amount: Option<f64>) {
 /// | memory | the last but one pass that read it |
 /// | processes, energy of a gap | not considered |
 pub fn reason_or_ended(reason: UnattributedReason, has_ended: bool) -> UnattributedReason {
+    use UnattributedReason::{Ended, NotAllocated, TerminatedPod, Unknown};
     match reason {
-        UnattributedReason::NotAllocated | UnattributedReason::TerminatedPod | UnattributedReason::Unknown
-            if has_ended =>
-        {
-            UnattributedReason::Ended
-        }
+        NotAllocated | TerminatedPod | Unknown if has_ended => Ended,
         reason => reason,
     }
 }
