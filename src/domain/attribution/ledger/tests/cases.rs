@@ -280,15 +280,6 @@ fn partitioned(case: &mut World, gpm: Option<[f64; 2]>) -> Medium {
 }
 
 #[test]
-fn memory_of_an_instance_that_is_not_read_is_unknown() {
-    let mut case = World::new(3600);
-    let mut medium = partitioned(&mut case, None);
-    medium.instances[1].memory = None;
-    let published = case.reading(20, None, 4000.0, Some(medium));
-    assert_eq!(published.unattributed[0].memory_bytes, [(UnattributedReason::Unknown, 25)].into());
-}
-
-#[test]
 fn mig_with_gpm_goes_by_activity_times_slices() {
     let mut case = World::new(3600);
     case.idle_at_100_watts();
