@@ -31,7 +31,7 @@ pub enum DeviceForm {
     /// DRA `gpu-vfio-<n>`: passed through. The number is its place among all NVIDIA GPUs of the bus, by address.
     DraVfio { bus_index: u32 },
     /// `12`, `/dev/vfio/12`: an IOMMU group, as KubeVirt writes a PCI device, and the device plugins of NVIDIA for KubeVirt
-    /// and Kata. A bare number is one only under a resource of NVIDIA.
+    /// and Kata. A bare number, and a bare name as below, is one only under a resource of NVIDIA.
     IommuGroup { group: u32 },
     /// `vfio3`, `/dev/vfio/devices/vfio3`: a device of iommufd.
     VfioDevice { name: String },

@@ -16,7 +16,7 @@ pub struct Figures {
     /// `None` where busy time is unknown or not attributable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_seconds: Option<f64>,
-    /// The part of `busy_seconds` beyond the fraction held, while other holders left theirs idle.
+    /// The part of `busy_seconds` beyond the fraction held.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub borrowed_seconds: Option<f64>,
     /// Held and not busy, in time for which busy seconds are known.

@@ -124,7 +124,7 @@ impl DeviceLedger {
         }
     }
 
-    /// Adds what cannot be attributed; every reason but `ended` starts at zero.
+    /// Adds what cannot be attributed. Reasons that are possible with these readings start at zero, but `ended`.
     fn add_unattributed(&mut self, interval: &Interval, by_process: bool) {
         let Unattributed { busy_seconds, energy_joules, .. } = &mut self.unattributed;
         for reason in UnattributedReason::OF_PROCESSES.into_iter().filter(|_| by_process) {

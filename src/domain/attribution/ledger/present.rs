@@ -248,7 +248,8 @@ fn clear(account: &mut Account) {
     account.processes = None;
 }
 
-/// The holders in one GPU instance, or with `None` all, and their containers.
+/// The holders in one GPU instance, or with `None` all, and their containers. A holder of the whole GPU is in no instance:
+/// only what cannot be read by process, busy time and energy, is divided among such.
 fn holders_in<'a>(
     holders: &'a [HoldingKey],
     gpu: Option<&Gpu>,
