@@ -283,8 +283,9 @@ impl Supervisor {
                 self.state.node_devices = node_devices;
                 match listed {
                     Some(listed) => self.apply_changed_layout(*listed, now),
-                    // It depends on the bus, too.
-                    None => self.update_inventory_problem(),
+                    // The problem depends on the bus, too.
+                    None if matches!(self.phase, SessionPhase::Open { .. }) => self.update_inventory_problem(),
+                    None => {}
                 }
             }
             SupervisorMessage::Closed => {
