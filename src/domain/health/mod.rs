@@ -11,10 +11,10 @@
 //!                            └── of an XID or a mark: unmark, the mark's end ────────────────► removed
 //! ```
 //!
-//! Without a hold-down end `admin`, `unknown` and an XID that the recovery action overrules. An unmark also removes a cause
-//! that an earlier agent left and this one has not read. No hold-down ends while
-//! the GPUs are released, or with `recovery: manual`. A reset is of one GPU, a reload of the driver and thereby of all;
-//! a reload, or a reset that the energy counter shows, is a restart of the GPU.
+//! `admin`, `unknown` and an XID that the recovery action overrules end without a hold-down. An unmark also removes a cause
+//! that an earlier agent left and this one has not read. No hold-down ends while the GPUs are released, or with
+//! `recovery: manual`. A reset is of one GPU, a reload of the driver and thereby of all; a reload, or a reset that the
+//! energy counter shows, is a restart of the GPU.
 //!
 //! Time alone ends a hold-down, a mark that has an end, and one case of `unknown`: the table of `GpuSignals::unknown`.
 

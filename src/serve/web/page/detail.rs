@@ -94,7 +94,7 @@ pub(in crate::serve::web) fn page(snapshot: &Snapshot, history: &NodeHistory, ke
             h1 { (name) }
             p.muted { (key) }
             h2 { "Events" }
-            @if found.is_empty() { p.muted { "None among the last of the node." } }
+            @if found.is_empty() { p.muted { "None among the node's last events." } }
             @else { ol.events { @for event in found { (events::item(snapshot, event)) } } }
             @for (section, families) in metrics::sections(snapshot) {
                 @let values: Vec<Markup> = families.filter_map(|family| values(&subject, &family)).collect();
