@@ -215,12 +215,11 @@ fn add_process_work(work: &mut BTreeMap<u32, ProcessSmSeconds>, at: Monotonic, w
 
 /// As the reader gave them. A sum of links is absent where one has no value.
 fn byte_counters(slow: &Slow) -> TrafficValues {
-    let (pcie, nvlink, links) = (&slow.pcie, &slow.nvlink, &slow.nvlink.of_links);
+    let (pcie, links) = (&slow.pcie, &slow.nvlink.of_links);
     let sum = |bytes: fn(&LinkCounters) -> Option<f64>| {
         links.values().map(bytes).sum::<Option<f64>>().filter(|_| !links.is_empty())
     };
-    let transmitted = nvlink.transmitted_bytes.or_else(|| sum(|link| link.transmitted_bytes));
-    let received = nvlink.received_bytes.or_else(|| sum(|link| link.received_bytes));
+    let (transmitted, received) = (sum(|link| link.transmitted_bytes), sum(|link| link.received_bytes));
     let link0 = links.get(&0).and_then(|link| Some(link.transmitted_bytes? + link.received_bytes?));
     [pcie.transmitted_bytes, pcie.received_bytes, transmitted, received, link0]
 }

@@ -101,8 +101,7 @@ impl Monotone {
         self.raise_nvlink(&mut slow.nvlink);
     }
 
-    /// By link, so that an inactive link is not a restart of a sum. Sums the links' errors, and their bytes where the driver
-    /// has no sum of bytes.
+    /// By link, so that an inactive link is not a restart of a sum. The sums over the links are made here.
     fn raise_nvlink(&mut self, nvlink: &mut NvLink) {
         for (error, count) in &mut nvlink.error_sums {
             self.raise_count("nvlink_error_sums", error, count);
@@ -115,16 +114,11 @@ impl Monotone {
                 *count = self.raise_of(LINK, error, *link, *count as f64) as u64;
             }
         }
-        self.raise_optional("nvlink_sum", TRANSMITTED, &mut nvlink.transmitted_bytes);
-        self.raise_optional("nvlink_sum", RECEIVED, &mut nvlink.received_bytes);
         if nvlink.active_links.is_none() {
             return;
         }
         let mut sums = self.link_sums(&nvlink.of_links);
-        let of_links = (sums.remove(TRANSMITTED), sums.remove(RECEIVED));
-        if (nvlink.transmitted_bytes, nvlink.received_bytes) == (None, None) {
-            (nvlink.transmitted_bytes, nvlink.received_bytes) = of_links;
-        }
+        (nvlink.transmitted_bytes, nvlink.received_bytes) = (sums.remove(TRANSMITTED), sums.remove(RECEIVED));
         nvlink.errors = sums.into_iter().map(|(error, sum)| (error, sum as u64)).collect();
     }
 

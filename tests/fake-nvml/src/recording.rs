@@ -60,10 +60,9 @@ const PCIE_ERRORS: [(u32, &str); 11] = [
     (182, "lcrc"),
     (183, "lane"),
 ];
-/// KiB over all links, up to NVLink 4; bytes of one link, NVLink 5.
+/// Of one link: KiB, up to NVLink 4; bytes, NVLink 5.
 const NVLINK_DATA: [u32; 2] = [138, 139];
 const NVLINK_BYTES: [u32; 2] = [202, 204];
-const ALL_LINKS: u32 = u32::MAX;
 const NVLINK_ERRORS: [(u32, &str); 3] = [(161, "replay"), (162, "recovery"), (163, "crc")];
 const NVLINK5_ERRORS: [(u32, &str); 9] = [
     (206, "malformed_packet"),
@@ -293,7 +292,7 @@ fn ecc(slow: &Value) -> Value {
     })
 }
 
-/// Sums over links: as the driver's own sum, or all on the first link.
+/// Sums over links: all on the first link.
 fn nvlink(fields: &mut Map<String, Value>, gpu: &Value, slow: &Value) -> Value {
     let nvlink = &slow["nvlink"];
     let count = |name: &str| nvlink[name].as_u64().unwrap_or(0);
@@ -315,8 +314,7 @@ fn nvlink(fields: &mut Map<String, Value>, gpu: &Value, slow: &Value) -> Value {
             if is_newer {
                 fields.insert(each.to_string(), on_first_link(whole(bytes)));
             } else {
-                let kibibytes = whole(bytes / 1024.0);
-                fields.insert(sum.to_string(), json!({ "by_scope": { ALL_LINKS.to_string(): kibibytes } }));
+                fields.insert(sum.to_string(), on_first_link(whole(bytes / 1024.0)));
             }
         }
     }

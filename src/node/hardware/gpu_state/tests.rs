@@ -106,7 +106,6 @@ fn traffic_comes_from_counters_without_gpm() {
     let pass = |bytes: f64| {
         let mut slow = Slow::default();
         slow.pcie.transmitted_bytes = Some(bytes);
-        slow.nvlink.received_bytes = Some(bytes);
         let link =
             LinkCounters { transmitted_bytes: Some(bytes), received_bytes: Some(bytes), ..LinkCounters::default() };
         slow.nvlink.of_links = [(0, link)].into();

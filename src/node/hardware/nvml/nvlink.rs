@@ -17,11 +17,6 @@ const ALL_LINKS: u32 = u32::MAX;
 /// KiB of one link, up to NVLink 4.
 const DATA: [ReadingRow<LinkCounters>; 2] =
     [row!(transmitted_bytes = wide 138: TRANSFERRED * 1024.0), row!(received_bytes = wide 139: TRANSFERRED * 1024.0)];
-/// KiB over all links, up to NVLink 4.
-const DATA_SUMS: [ReadingRow<NvLink>; 2] = [
-    row!(transmitted_bytes = wide 138[ALL_LINKS]: TRANSFERRED * 1024.0),
-    row!(received_bytes = wide 139[ALL_LINKS]: TRANSFERRED * 1024.0),
-];
 /// Bytes of one link, NVLink 5.
 const BYTES: [ReadingRow<LinkCounters>; 2] =
     [row!(transmitted_bytes = wide 202: TRANSFERRED), row!(received_bytes = wide 204: TRANSFERRED)];
@@ -69,14 +64,6 @@ type LinkCountersByNumber = BTreeMap<u32, LinkCounters>;
 pub struct NvLinkReader {
     /// The GPU has the error counters of NVLink 5.
     nvlink5: bool,
-    /// The source of the first bytes, which is kept: another's total differs, and the published counter would fall or jump.
-    bytes: Option<ByteCounters>,
-}
-
-#[derive(PartialEq)]
-enum ByteCounters {
-    OfLinks,
-    OfDriver,
 }
 
 impl NvLinkReader {
@@ -84,10 +71,9 @@ impl NvLinkReader {
         let Some(states) = states(caller, handle) else { return NvLink::default() };
         let active = (0..).zip(&states).filter(|(_, is_active)| **is_active);
         let mut links: LinkCountersByNumber = active.map(|(link, _)| (link, LinkCounters::default())).collect();
-        if self.bytes != Some(ByteCounters::OfDriver)
-            && (read_links(caller, handle, &DATA, &mut links) || read_links(caller, handle, &BYTES, &mut links))
-        {
-            self.bytes = Some(ByteCounters::OfLinks);
+        // `Monotone` sums them, with the links that are down.
+        if !read_links(caller, handle, &DATA, &mut links) {
+            read_links(caller, handle, &BYTES, &mut links);
         }
         if self.nvlink5 || !read_links(caller, handle, &ERRORS, &mut links) {
             self.nvlink5 = read_links(caller, handle, &ERRORS5, &mut links);
@@ -102,12 +88,6 @@ impl NvLinkReader {
             ..NvLink::default()
         };
         rows::read(caller, handle, ERROR_SUMS.iter(), &mut nvlink);
-        if self.bytes == Some(ByteCounters::OfDriver) || self.bytes.is_none() && nvlink.active_links != Some(0) {
-            rows::read(caller, handle, DATA_SUMS.iter(), &mut nvlink);
-            if nvlink.transmitted_bytes.or(nvlink.received_bytes).is_some() {
-                self.bytes = Some(ByteCounters::OfDriver);
-            }
-        }
         nvlink
     }
 }
