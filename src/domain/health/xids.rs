@@ -72,18 +72,23 @@ const TABLE: &[XidRow] = &[
         effect: Effect::Unhealthy,
         codes: &[46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158],
     },
+    // The catalogue has no action for these: a PCIe timeout, a damaged protected region, a halted controller.
+    XidRow { class: XidClass::GpuReset, effect: Effect::UnhealthyUnlessRecoveryActionKnown, codes: &[167, 168, 169] },
     XidRow { class: XidClass::NodeReboot, effect: Effect::Unhealthy, codes: &[79] },
     XidRow { class: XidClass::Nvlink, effect: Effect::UnhealthyUnlessRecoveryActionKnown, codes: &[74] },
     // How bad these are depends on details that only the kernel log has.
-    XidRow { class: XidClass::Nvlink, effect: Effect::Count, codes: &[144, 145, 146, 147, 148, 149, 150] },
+    XidRow { class: XidClass::Nvlink, effect: Effect::Count, codes: &[144, 145, 146, 147, 148, 149, 150, 166, 170] },
     XidRow { class: XidClass::Hardware, effect: Effect::Unhealthy, codes: &[54] },
     XidRow {
         class: XidClass::Informational,
         effect: Effect::Count,
-        codes: &[14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141, 152, 153, 157, 160, 161],
+        codes: &[
+            14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141, 152, 153, 157, 160, 161, 162, 163,
+            164, 165,
+        ],
     },
-    // A job that ends leaves hundreds of these on healthy GPUs.
-    XidRow { class: XidClass::Corroborating, effect: Effect::Count, codes: &[45] },
+    // A job that ends leaves hundreds of 45 on healthy GPUs; 171 and 172 say where the memory error of a 48 was.
+    XidRow { class: XidClass::Corroborating, effect: Effect::Count, codes: &[45, 171, 172] },
     XidRow { class: XidClass::RecoveryAction, effect: Effect::Count, codes: &[154] },
     XidRow { class: XidClass::Software, effect: Effect::Count, codes: &[78, 151, 159] },
 ];
@@ -116,6 +121,17 @@ const NAMES: &[(u32, &str)] = &[
     (155, "NVLink software error"),
     (156, "a resource was retired"),
     (158, "fatal timeout"),
+    (162, "power smoothing works again"),
+    (163, "power smoothing is disengaged"),
+    (164, "power smoothing is near the end of its life"),
+    (165, "power smoothing is at the end of its life"),
+    (166, "unencrypted NVLink traffic in confidential computing"),
+    (167, "fatal PCIe timeout"),
+    (168, "errors in the write-protected memory region"),
+    (169, "security controller halted"),
+    (170, "NVLink interrupt in confidential computing"),
+    (171, "uncorrectable error in DRAM"),
+    (172, "uncorrectable error in SRAM"),
 ];
 
 pub fn class(code: u32) -> XidClass {
@@ -236,15 +252,20 @@ mod tests {
             (&[8, 13, 31, 32, 39, 41, 68, 72, 82, 86, 96, 105, 126, 135, 139][..], Application, Count),
             (&[94], ContainedMemory, Count),
             (&[46, 48, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158], GpuReset, Unhealthy),
+            (&[167, 168, 169], GpuReset, UnhealthyUnlessRecoveryActionKnown),
             (&[79], NodeReboot, Unhealthy),
             (&[74], Nvlink, UnhealthyUnlessRecoveryActionKnown),
-            (&[144, 145, 146, 147, 148, 149, 150], Nvlink, Count),
+            (&[144, 145, 146, 147, 148, 149, 150, 166, 170], Nvlink, Count),
             (&[54], Hardware, Unhealthy),
-            (&[14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 108, 121, 137, 141, 152, 157, 160], Informational, Count),
-            (&[45], Corroborating, Count),
+            (
+                &[14, 37, 38, 43, 44, 63, 66, 67, 92, 93, 106, 108, 121, 137, 141, 152, 157, 160, 165],
+                Informational,
+                Count,
+            ),
+            (&[45, 171, 172], Corroborating, Count),
             (&[154], RecoveryAction, Count),
             (&[78, 151, 159], Software, Count),
-            (&[0, 1, 47, 73, 87, 142, 162, 172, 999, u32::MAX], Unknown, Count),
+            (&[0, 1, 47, 73, 87, 142, 173, 999, u32::MAX], Unknown, Count),
         ] {
             for code in codes {
                 assert_eq!(

@@ -8,6 +8,7 @@ fn what_xids_do_by_class_with_and_without_a_recovery_action() {
         (48, true, true),
         (79, true, true),
         (74, false, true),
+        (169, false, true),
         (145, false, false),
         (54, true, true),
         (43, false, false),
@@ -44,14 +45,14 @@ fn configured_xids_go_before_their_class() {
 /// It was noted as one that does not change the health, by its class alone.
 #[test]
 fn an_xid_that_makes_a_device_unhealthy_by_configuration_is_in_no_note() {
-    let xids = [(162, XidRule::Unhealthy), (78, XidRule::Unhealthy)].into();
+    let xids = [(182, XidRule::Unhealthy), (78, XidRule::Unhealthy)].into();
     let mut world = World::new(HealthConfig { xids, ..HealthConfig::default() });
     world.at(1);
-    world.with(2, &[xid(162, 2), xid(78, 2), xid(163, 2), xid(151, 2), xid(31, 2)]);
-    let notes = ["GPU-0: XID 151, class software", "GPU-0: XID 163, class unknown"];
+    world.with(2, &[xid(182, 2), xid(78, 2), xid(183, 2), xid(151, 2), xid(31, 2)]);
+    let notes = ["GPU-0: XID 151, class software", "GPU-0: XID 183, class unknown"];
     let notes = notes.map(|note| format!("{note}: counted; it does not change the health"));
     assert_eq!(world.health.drain_notes(), notes);
-    world.with(3, &[xid(151, 3), xid(163, 3)]);
+    world.with(3, &[xid(151, 3), xid(183, 3)]);
     assert_eq!((world.reasons(), world.health.drain_notes()), (vec!["xid", "xid"], vec![]));
 }
 
