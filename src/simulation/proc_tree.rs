@@ -34,8 +34,8 @@ impl ProcTree {
         for directory in [tree.proc_root(), tree.pod_logs_root()] {
             fs::create_dir_all(directory)?;
         }
-        tree.write(1, "systemd", PLAIN, 3, "/init.scope", HOST_MOUNTS)?;
-        tree.write(2, "kthreadd", KERNEL_THREAD, 3, "/", HOST_MOUNTS)?;
+        tree.write(1, ("systemd", PLAIN, 0, 3), "/init.scope", HOST_MOUNTS)?;
+        tree.write(2, ("kthreadd", KERNEL_THREAD, 0, 3), "/", HOST_MOUNTS)?;
         Ok(tree)
     }
 
@@ -71,12 +71,17 @@ impl ProcTree {
              703 700 8:1 /var/lib/kubelet/pods/{uid}/containers/{container}/8a1b2c3d /dev/termination-log rw,relatime \
              - ext4 /dev/sda1 rw\n"
         );
-        self.write(pid, "python3", PLAIN, start_ticks, &cgroup, &mounts)
+        self.write(pid, ("python3", PLAIN, 1, start_ticks), &cgroup, &mounts)
     }
 
     /// A process of the host's own.
     pub fn start_on_host(&self, pid: u32, start_ticks: u64) -> io::Result<()> {
-        self.write(pid, "Xorg", PLAIN, start_ticks, "/system.slice/display-manager.service", HOST_MOUNTS)
+        self.start_child(pid, start_ticks, 1, "/system.slice/display-manager.service")
+    }
+
+    /// A process in a cgroup that its parent does not determine, with the host's mounts.
+    pub fn start_child(&self, pid: u32, start_ticks: u64, parent: u32, cgroup: &str) -> io::Result<()> {
+        self.write(pid, ("Xorg", PLAIN, parent, start_ticks), cgroup, HOST_MOUNTS)
     }
 
     pub fn end(&self, pid: u32) -> io::Result<()> {
@@ -84,11 +89,18 @@ impl ProcTree {
     }
 
     /// The directory appears with all its files, as a real one does.
-    fn write(&self, pid: u32, name: &str, flags: u32, start: u64, cgroup: &str, mounts: &str) -> io::Result<()> {
+    fn write(
+        &self,
+        pid: u32,
+        (name, flags, parent, start): (&str, u32, u32, u64),
+        cgroup: &str,
+        mounts: &str,
+    ) -> io::Result<()> {
         let hidden = self.root.join(format!("making-{pid}"));
         gone(fs::remove_dir_all(&hidden))?;
         fs::create_dir_all(&hidden)?;
-        let stat = format!("{pid} ({name}) S 1 {pid} {pid} 0 -1 {flags} 0 0 0 0 5 4 0 0 20 0 1 0 {start} 10000 99\n");
+        let stat =
+            format!("{pid} ({name}) S {parent} {pid} {pid} 0 -1 {flags} 0 0 0 0 5 4 0 0 20 0 1 0 {start} 10000 99\n");
         fs::write(hidden.join("stat"), stat)?;
         fs::write(hidden.join("cgroup"), format!("0::{cgroup}\n"))?;
         fs::write(hidden.join("mountinfo"), mounts)?;

@@ -23,13 +23,14 @@ pub enum Owner {
     Container(ContainerRef),
     /// A running pod, of which the container is unknown.
     Pod(PodRef),
-    /// In the cgroup of a pod that no source lists any more, or that has finished.
+    /// In the cgroup of a pod that was listed and is no more, or that has finished.
     EndedPod {
         uid: PodUid,
         /// While its name is known.
         pod: Option<PodRef>,
     },
-    /// In no pod's cgroup: a daemon, a display server, a container that is not the kubelet's.
+    /// Neither it nor an ancestor is in the cgroup of a pod: a daemon, a display server, a container that is not the
+    /// kubelet's.
     Host,
     Unknown(UnknownOwner),
 }

@@ -22,13 +22,17 @@ pub struct ProcFiles {
     root: PathBuf,
 }
 
-/// What one read of a process found.
+/// The most ancestors that are read; a container engine within a pod puts some ten between them.
+const MOST_ANCESTORS: usize = 32;
+
+/// A pod or container that a process is in, by its own cgroup or that of an ancestor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sighting {
+    /// Never the host.
     pub owner: CgroupOwner,
-    /// Read where its cgroup names a container; `None` where there are none of the kubelet's.
+    /// Read where the cgroup names a container; `None` where there are none of the kubelet's.
     pub mounts: Option<mountinfo::KubeletMounts>,
-    /// Its mounts are needed and cannot be read.
+    /// They are needed and cannot be read.
     pub mounts_failed: bool,
 }
 
@@ -47,17 +51,38 @@ impl ProcFiles {
         Ok(ProcessKey { pid, start_ticks: self.stat(pid)?.start_ticks })
     }
 
-    /// What this very process is in; `NotResolved` when another one got its number meanwhile.
-    pub fn sighting(&self, key: ProcessKey) -> Result<Sighting, UnknownOwner> {
-        let owner = self.cgroup_owner(key.pid)?;
+    /// What this very process and its ancestors are in, the nearest first; nothing for a process of the host's.
+    /// `NotResolved` when another process got its number meanwhile.
+    ///
+    /// What runs a container within a pod may put it into a cgroup outside of the pod's, but remains its ancestor.
+    pub fn sightings(&self, key: ProcessKey) -> Result<Vec<Sighting>, UnknownOwner> {
+        let own = self.cgroup_owner(key.pid)?;
+        let mut sightings: Vec<Sighting> = self.sighting(key.pid, own).into_iter().collect();
+        let mut child = self.stat(key.pid)?;
+        for _ in 0..MOST_ANCESTORS {
+            let pid = child.parent;
+            let Ok(parent) = self.stat(pid) else { break };
+            if pid == 0 || parent.start_ticks > child.start_ticks {
+                break; // no ancestor is visible here, or another process has its number
+            }
+            let Ok(owner) = self.cgroup_owner(pid) else { break };
+            if sightings.last().is_none_or(|nearest| nearest.owner != owner) {
+                sightings.extend(self.sighting(pid, owner));
+            }
+            child = parent;
+        }
+        if self.key(key.pid)? == key { Ok(sightings) } else { Err(UnknownOwner::NotResolved) }
+    }
+
+    fn sighting(&self, pid: u32, owner: CgroupOwner) -> Option<Sighting> {
         let mounts = match &owner {
-            CgroupOwner::Pod { uid, container: Some(_) } => self.mounts(key.pid, Some(uid)),
-            CgroupOwner::Container(_) => self.mounts(key.pid, None),
+            CgroupOwner::Pod { uid, container: Some(_) } => self.mounts(pid, Some(uid)),
+            CgroupOwner::Container(_) => self.mounts(pid, None),
             // A monitor's mounts are the host's.
-            CgroupOwner::Pod { container: None, .. } | CgroupOwner::Host => Ok(None),
+            CgroupOwner::Pod { container: None, .. } => Ok(None),
+            CgroupOwner::Host => return None,
         };
-        let sighting = Sighting { owner, mounts_failed: mounts.is_err(), mounts: mounts.ok().flatten() };
-        if self.key(key.pid)? == key { Ok(sighting) } else { Err(UnknownOwner::NotResolved) }
+        Some(Sighting { owner, mounts_failed: mounts.is_err(), mounts: mounts.ok().flatten() })
     }
 
     pub fn cgroup_owner(&self, pid: u32) -> Result<CgroupOwner, UnknownOwner> {

@@ -18,7 +18,8 @@ pub struct KubeletMounts {
 const LONGEST_NAME: usize = 63;
 
 /// The text of `/proc/<pid>/mountinfo`. The kubelet mounts `<root>/pods/<uid>/containers/<name>/<file>` (the
-/// termination log) and `<root>/pods/<uid>/etc-hosts` into each container.
+/// termination log) and `<root>/pods/<uid>/etc-hosts` into each container; where `pods` is a file system of its own, the
+/// paths begin with the UID.
 ///
 /// A process may mount more, so the runtime's mounts, which come first, count; mounts inside a pod's volumes do not;
 /// and where the cgroup names the pod, mounts of other pods are ignored. Without that, mounts of two pods
@@ -42,12 +43,11 @@ pub fn parse(text: &str, uid: Option<&PodUid>) -> Option<KubeletMounts> {
     found
 }
 
-/// The first `pods/<uid>` of the path, when the kubelet's own files of a container follow.
+/// A UID that begins the path, or else the first `pods/<uid>`, when the kubelet's own files of a container follow.
 fn kubelet_mount(root: &str) -> Option<KubeletMounts> {
-    let (_, rest) = root
-        .match_indices("/pods/")
-        .map(|(position, word)| (position, &root[position + word.len()..]))
-        .find(|(_, rest)| rest.split('/').next().is_some_and(is_uid))?;
+    let below_pods = root.match_indices("/pods/").map(|(position, word)| &root[position + word.len()..]);
+    let mut candidates = root.strip_prefix('/').into_iter().chain(below_pods);
+    let rest = candidates.find(|rest| rest.split('/').next().is_some_and(is_uid))?;
     let mut parts = rest.split('/');
     let uid = PodUid::from(parts.next()?);
     let (kind, name) = (parts.next()?, parts.next());
@@ -89,9 +89,11 @@ mod tests {
 
     #[test]
     fn the_termination_log_names_the_container() {
-        for root in ["/var/lib/kubelet", "/kubelet", "", "/mnt/my\\040disk/kubelet", "/data\\134x\\011/k"] {
-            let hosts = mount(&format!("{root}/pods/{UID}/etc-hosts"), "/etc/hosts");
-            let log = mount(&format!("{root}/pods/{UID}/containers/main/8a1b2c3d"), "/dev/termination-log");
+        let roots =
+            ["/var/lib/kubelet/pods", "/kubelet/pods", "/pods", "", "/mnt/my\\040disk/k/pods", "/d\\134x\\011/pods"];
+        for root in roots {
+            let hosts = mount(&format!("{root}/{UID}/etc-hosts"), "/etc/hosts");
+            let log = mount(&format!("{root}/{UID}/containers/main/8a1b2c3d"), "/dev/termination-log");
             assert_eq!(container(&format!("{ROOT}{hosts}{log}")).as_deref(), Some("main"), "{root}");
             assert_eq!(container(&format!("{ROOT}{log}{hosts}")).as_deref(), Some("main"), "{root}");
             let found = parse(&format!("{ROOT}{hosts}"), None);

@@ -20,18 +20,22 @@ use crate::domain::model::{
 const MOST_PROCESSES: usize = 4096;
 /// A process may still be put into its cgroup, and a container's name may appear later: read again after this long.
 const RESCAN: Duration = Duration::from_secs(5);
+/// A pod that is no longer listed is remembered for this long, and while it has processes.
+const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// Finds owners. Caches results for the requested processes only.
 pub struct Resolver {
     files: ProcFiles,
     logs: PodLogs,
     known: BTreeMap<u32, Known>,
+    /// When the Pods API or the log directories last had each pod.
+    listed: BTreeMap<PodUid, Monotonic>,
     pods: Pods,
 }
 
 struct Known {
     key: ProcessKey,
-    seen: Result<Sighting, UnknownOwner>,
+    seen: Result<Vec<Sighting>, UnknownOwner>,
     first_seen: Monotonic,
     read_at: Monotonic,
     /// It has ended.
@@ -55,6 +59,7 @@ impl Resolver {
             files: ProcFiles::new(proc_root),
             logs: PodLogs::new(pod_logs),
             known: BTreeMap::new(),
+            listed: BTreeMap::new(),
             pods: Pods::default(),
         }
     }
@@ -84,10 +89,11 @@ impl Resolver {
             }
         }
         self.refresh_names(now, directory);
-        let names = Names { directory, by_runtime_uid: runtime_uids(directory), logs: &self.logs };
+        let names =
+            Names { directory, by_runtime_uid: runtime_uids(directory), logs: &self.logs, listed: &self.listed };
         for (pid, known) in &mut self.known {
             let owner = match &known.seen {
-                Ok(sighting) => names.owner(sighting),
+                Ok(sightings) => names.owner(sightings, known.first_seen),
                 Err(reason) => Owner::Unknown(*reason),
             };
             let owner = match (owner, &known.owner) {
@@ -124,13 +130,11 @@ impl Resolver {
                 return Ok(());
             }
         }
-        let seen = self.files.sighting(key);
-        if let (Some(known), true) = (self.known.get_mut(&pid), seen.as_ref().map_or(true, Sighting::is_host)) {
-            // A process that ends leaves its cgroup before it leaves /proc: it keeps its owner.
-            if known.key == key && known.seen.as_ref().is_ok_and(|seen| !seen.is_host()) {
-                known.read_at = now;
-                return Ok(());
-            }
+        let seen = self.files.sightings(key);
+        if let Some(known) = self.known.get_mut(&pid).filter(|known| known.key == key && shows_less(&seen, &known.seen))
+        {
+            known.read_at = now;
+            return Ok(());
         }
         let before = self.known.remove(&pid).filter(|known| known.key == key);
         let (first_seen, owner) = before.map_or((now, None), |known| (known.first_seen, known.owner));
@@ -140,9 +144,18 @@ impl Resolver {
 
     /// The log directories are read for UIDs that the Pods API has not listed.
     fn refresh_names(&mut self, now: Monotonic, directory: &PodDirectory) {
-        let uids = self.known.values().filter_map(|known| known.seen.as_ref().ok()?.uid());
-        let uids = uids.filter(|uid| !directory.pods.contains_key(*uid)).cloned().collect();
-        self.logs.refresh(now, &uids);
+        let seen = self.known.values().filter_map(|known| known.seen.as_ref().ok()).flatten();
+        let uids: BTreeSet<PodUid> = seen.filter_map(Sighting::uid).cloned().collect();
+        let unlisted = uids.iter().filter(|uid| !directory.pods.contains_key(*uid)).cloned().collect();
+        self.logs.refresh(now, &unlisted);
+        let of_api = directory.pods.values().flat_map(|pod| [Some(&pod.uid), pod.runtime_uid.as_ref()]).flatten();
+        for uid in of_api.chain(self.logs.entries().into_iter().flat_map(BTreeMap::keys)) {
+            match self.listed.get_mut(uid) {
+                Some(at) => *at = now,
+                None => drop(self.listed.insert(uid.clone(), now)),
+            }
+        }
+        self.listed.retain(|uid, at| now.since(*at) < REMEMBERED || uids.contains(uid));
     }
 
     /// The running pods by name: as the Pods API has them, or else as the log directories do.
@@ -183,16 +196,20 @@ impl Resolver {
 impl Known {
     /// Its owner is final while it runs.
     fn is_final(&self) -> bool {
-        let Ok(Sighting { owner: CgroupOwner::Pod { container, .. }, mounts, .. }) = &self.seen else { return false };
+        let own = self.seen.as_ref().ok().and_then(|seen| seen.first());
+        let Some(Sighting { owner: CgroupOwner::Pod { container, .. }, mounts, .. }) = own else { return false };
         container.is_none() || mounts.as_ref().is_some_and(|mounts| mounts.container.is_some())
     }
 }
 
-impl Sighting {
-    fn is_host(&self) -> bool {
-        self.owner == CgroupOwner::Host
-    }
+/// A process that ends leaves its cgroup before it leaves `/proc`, and its parents may end before it: it keeps its owner.
+fn shows_less(now: &Result<Vec<Sighting>, UnknownOwner>, before: &Result<Vec<Sighting>, UnknownOwner>) -> bool {
+    let (now, before) = (now.as_deref().unwrap_or_default(), before.as_deref().unwrap_or_default());
+    let names_pod = |seen: &[Sighting]| seen.iter().any(|sighting| sighting.uid().is_some());
+    !before.is_empty() && !names_pod(now) && (now.is_empty() || names_pod(before))
+}
 
+impl Sighting {
     /// The identity from the cgroup, or from mounts where the cgroup names no pod.
     fn uid(&self) -> Option<&PodUid> {
         match &self.owner {
@@ -220,23 +237,38 @@ struct Names<'a> {
     directory: &'a PodDirectory,
     by_runtime_uid: BTreeMap<&'a PodUid, &'a Arc<PodIdentity>>,
     logs: &'a PodLogs,
+    listed: &'a BTreeMap<PodUid, Monotonic>,
 }
 
 impl Names<'_> {
-    fn owner(&self, sighting: &Sighting) -> Owner {
+    /// The nearest running pod. `first_seen`: the process.
+    fn owner(&self, sightings: &[Sighting], first_seen: Monotonic) -> Owner {
+        let mut none = Owner::Host;
+        for sighting in sightings {
+            match (self.owner_by(sighting, first_seen), &none) {
+                (owner @ (Owner::Container(_) | Owner::Pod(_)), _) => return owner,
+                (owner @ Owner::EndedPod { .. }, Owner::Host | Owner::Unknown(_)) => none = owner,
+                (owner @ Owner::Unknown(_), Owner::Host) => none = owner,
+                _ => {}
+            }
+        }
+        none
+    }
+
+    fn owner_by(&self, sighting: &Sighting, first_seen: Monotonic) -> Owner {
         if let Some(uid) = sighting.uid() {
-            return self.in_pod(uid, sighting);
+            return self.in_pod(uid, sighting, first_seen);
         }
         let Some(id) = sighting.id() else { return Owner::Host };
         let named = |identity: &&Arc<PodIdentity>| identity.containers.contains_key(id) && !identity.terminal;
         if let Some(identity) = self.directory.pods.values().find(named) {
-            return self.in_pod(identity.uid_in_cgroups(), sighting);
+            return self.in_pod(identity.uid_in_cgroups(), sighting, first_seen);
         }
         // The kubelet's containers have the kubelet's mounts: this one is not the kubelet's.
         if sighting.mounts_failed { Owner::Unknown(UnknownOwner::Unreadable) } else { Owner::Host }
     }
 
-    fn in_pod(&self, uid: &PodUid, sighting: &Sighting) -> Owner {
+    fn in_pod(&self, uid: &PodUid, sighting: &Sighting, first_seen: Monotonic) -> Owner {
         let identity = self.directory.pods.get(uid).or_else(|| self.by_runtime_uid.get(uid).copied());
         let logged = self.logs.get(uid);
         // A pod from a manifest has two UIDs: that of its cgroup and that of the API.
@@ -251,11 +283,17 @@ impl Names<'_> {
             // The list of the Pods API may be old; then the log directories show which pods were removed.
             Some(_) if !self.directory.complete && logs_are_read && !is_in_logs => return ended(),
             Some(identity) => &identity.pod,
-            None if self.directory.complete => return ended(),
+            None if self.directory.complete && logged.is_some() => return ended(),
             None => match logged {
                 Some(pod) => pod,
-                None if logs_are_read => return ended(),
-                None => return Owner::Unknown(UnknownOwner::NoNames),
+                None if !self.directory.complete && !logs_are_read => return Owner::Unknown(UnknownOwner::NoNames),
+                None if self.listed.contains_key(uid) => return ended(),
+                // Its pod may have started after the log directories were read.
+                None if !self.directory.complete && self.logs.is_older_than(first_seen) => {
+                    return Owner::Unknown(UnknownOwner::NotResolved);
+                }
+                // A pod of another kubelet, such as one that runs in a pod.
+                None => return Owner::Host,
             },
         };
         // The kubelet's data on an ID takes precedence over a process's mounts.

@@ -1,8 +1,10 @@
-//! When a process started, and whether it is a kernel thread, by `/proc/<pid>/stat`. Pure.
+//! When a process started, its parent, and whether it is a kernel thread, by `/proc/<pid>/stat`. Pure.
 
 /// The fields of `/proc/<pid>/stat` that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
+    /// 0: none that is visible here.
+    pub parent: u32,
     /// Clock ticks after boot.
     pub start_ticks: u64,
     /// Kernel threads are seen from the host's process namespace alone.
@@ -11,7 +13,8 @@ pub struct Stat {
 
 /// The kernel's PF_KTHREAD.
 const KERNEL_THREAD: u64 = 0x0020_0000;
-/// Fields after the name, from 0: the kernel's field 9 and field 22.
+/// Fields after the name, from 0: the kernel's fields 4, 9 and 22.
+const PARENT: usize = 1;
 const FLAGS: usize = 6;
 const START_TIME: usize = 19;
 
@@ -22,7 +25,11 @@ pub fn parse(bytes: &[u8]) -> Option<Stat> {
     let rest = std::str::from_utf8(&bytes[end + 1..]).ok()?;
     let field = |number: usize| rest.split_ascii_whitespace().nth(number);
     let flags: u64 = field(FLAGS)?.parse().ok()?;
-    Some(Stat { start_ticks: field(START_TIME)?.parse().ok()?, kernel_thread: flags & KERNEL_THREAD != 0 })
+    Some(Stat {
+        parent: field(PARENT)?.parse().ok()?,
+        start_ticks: field(START_TIME)?.parse().ok()?,
+        kernel_thread: flags & KERNEL_THREAD != 0,
+    })
 }
 
 #[cfg(test)]
@@ -31,15 +38,15 @@ mod tests {
 
     fn line(name: &[u8], flags: u64, start: u64) -> Vec<u8> {
         let after =
-            format!(") S 1 10 10 0 -1 {flags} 0 0 0 0 5 4 0 0 20 0 1 0 {start} 10000 99 18446744073709551615\n");
+            format!(") S 77 10 10 0 -1 {flags} 0 0 0 0 5 4 0 0 20 0 1 0 {start} 10000 99 18446744073709551615\n");
         [b"4242 (", name, after.as_bytes()].concat()
     }
 
     #[test]
-    fn the_start_time_is_found_behind_any_name() {
+    fn parent_and_start_time_are_found_behind_any_name() {
         let names: [&[u8]; 8] = [b"python3", b"a b", b"a) S 1 2 3", b"((", b")", b"\n\n", b"\xff\xfe) (", b""];
         for name in names {
-            let expected = Some(Stat { start_ticks: 123_456, kernel_thread: false });
+            let expected = Some(Stat { parent: 77, start_ticks: 123_456, kernel_thread: false });
             assert_eq!(parse(&line(name, 0x0040_0100, 123_456)), expected, "{name:?}");
         }
         assert!(parse(&line(b"kthreadd", 0x0020_8040, 0)).unwrap().kernel_thread);

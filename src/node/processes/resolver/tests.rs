@@ -154,6 +154,80 @@ fn a_pod_whose_directory_was_removed_has_ended() {
     assert_eq!(lab.owner(12, 100).unattributed_reason(), Some(UnattributedReason::TerminatedPod));
 }
 
+/// As an engine in the container makes them: it starts 110 in the container's cgroup, that 111 and 112 elsewhere.
+fn with_engine_in_main() -> Lab {
+    let lab = Lab::with_pods();
+    let id = container_id(UID, "nested");
+    lab.tree.start_child(110, 5010, 100, "/system.slice/docker.service").unwrap();
+    lab.tree.start_child(111, 5020, 110, &format!("/docker/{id}")).unwrap();
+    lab.tree.start_child(112, 5020, 110, &format!("/kubepods/burstable/pod{HASH}/{id}")).unwrap();
+    lab
+}
+
+#[test]
+fn a_cgroup_without_a_listed_pod_leaves_the_nearest_ancestor_with_one() {
+    let mut lab = with_engine_in_main();
+    lab.tree.start_child(113, 5020, 101, "/user.slice/session-4.scope").unwrap();
+    for pid in [110, 111, 112] {
+        assert_eq!(lab.owner(1, pid), container(MAIN), "{pid}");
+    }
+    assert_eq!(lab.owner(1, 113), container(SIDE), "moved to a session's");
+    lab.list(MAIN, UID, false, &["main"]);
+    lab.without_logs();
+    assert_eq!(lab.owner(2, 112), container(MAIN), "by the Pods API");
+}
+
+#[test]
+fn the_own_pod_of_a_process_precedes_its_ancestors() {
+    let mut lab = with_engine_in_main();
+    let inner = ContainerIdentity { uid: HASH, ..MANIFEST };
+    lab.tree.add_container(inner).unwrap();
+    assert_eq!(lab.owner(1, 112), Owner::Pod(PodRef::new(inner.namespace, inner.pod)));
+}
+
+#[test]
+fn a_pod_that_was_never_listed_has_not_ended() {
+    let mut lab = Lab::with_pods();
+    lab.tree.start_child(120, 1, 1, &format!("/docker/x/kubepods/pod{HASH}/{}", container_id(HASH, "a"))).unwrap();
+    assert_eq!(lab.owner(1, 120), Owner::Host, "of a cluster in a container of the host");
+    lab.list(MAIN, UID, false, &["main"]);
+    assert_eq!(lab.owner(2, 120), Owner::Host);
+    lab.tree.add_container(MANIFEST).unwrap();
+    let ended = Owner::EndedPod { uid: HASH.into(), pod: Some(PodRef::new(MANIFEST.namespace, MANIFEST.pod)) };
+    assert_eq!(lab.owner(3, 120), ended, "its directory is still there");
+    lab.tree.remove_pod_logs(MANIFEST).unwrap();
+    let ended = Owner::EndedPod { uid: HASH.into(), pod: None };
+    assert_eq!(lab.owner(4, 120), ended, "it was");
+    assert_eq!(lab.owner(4000, 120), ended, "for as long as it has processes");
+}
+
+#[test]
+fn a_parent_that_ends_takes_no_owner_along() {
+    let mut lab = with_engine_in_main();
+    assert_eq!(lab.owner(1, 111), container(MAIN));
+    lab.tree.end(110).unwrap();
+    lab.tree.start_child(111, 5020, 1, &format!("/docker/{}", container_id(UID, "nested"))).unwrap();
+    assert_eq!(lab.owner(20, 111), container(MAIN));
+}
+
+#[test]
+fn a_process_that_started_later_is_no_ancestor() {
+    let mut lab = with_engine_in_main();
+    lab.tree.start(110, 9000, MAIN).unwrap();
+    assert_eq!(lab.owner(1, 111), Owner::Host, "the number of its parent was given out again");
+}
+
+#[test]
+fn ancestors_without_end_are_the_hosts() {
+    let mut lab = Lab::with_pods();
+    for pid in 1000..1100 {
+        lab.tree.start_child(pid, 5001, if pid == 1000 { 100 } else { pid - 1 }, "/user.slice").unwrap();
+    }
+    lab.tree.start_child(1100, 5001, 1100, "/user.slice").unwrap();
+    let found = [1000, 1030, 1099, 1100].map(|pid| lab.owner(1, pid));
+    assert_eq!(found, [container(MAIN), container(MAIN), Owner::Host, Owner::Host]);
+}
+
 #[test]
 fn without_a_source_of_pod_names_the_owner_is_unknown() {
     let mut lab = Lab::with_pods();
