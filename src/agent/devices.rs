@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::settings::Reloadable;
 use crate::clock::Clock;
 use crate::domain::holders::{UnlistedGpus, held_gpus};
-use crate::domain::model::{GpuUuid, HardwareState, KubeletState, ResourceName};
+use crate::domain::model::{GpuUuid, HardwareState, KubeletState, PciBusId, ResourceName};
 use crate::node::hardware::{self, CallDurations, Driver, HardwareHandle, Loading, XidSender};
 use crate::serve::web::DriverCommands;
 use crate::tasks::Tasks;
@@ -21,6 +21,8 @@ pub struct DeviceInputs {
     pub kubelet: watch::Receiver<Arc<KubeletState>>,
     /// With the resources that the bundled plugin offers.
     pub reloadable: watch::Receiver<Reloadable>,
+    /// Where an earlier agent had GPUs that the driver served.
+    pub served: BTreeSet<PciBusId>,
 }
 
 /// The hardware threads, and the device states with the GPUs that the driver does not list.
@@ -77,12 +79,12 @@ impl Devices {
 /// the publisher logs, and stays pending: the agent continues to serve metrics without hardware.
 async fn complete(
     mut hardware: watch::Receiver<Arc<HardwareState>>,
-    DeviceInputs { mut kubelet, reloadable }: DeviceInputs,
+    DeviceInputs { mut kubelet, reloadable, served }: DeviceInputs,
     clock: Clock,
     publish: watch::Sender<Arc<HardwareState>>,
 ) {
-    let mut unlisted = UnlistedGpus::default();
-    let (mut missing_logged, mut passthrough_logged) = (BTreeSet::new(), BTreeSet::new());
+    let mut unlisted = UnlistedGpus::new(served);
+    let mut logged = LoggedGpus::default();
     let mut kubelet_lives = true;
     loop {
         let completed = {
@@ -90,7 +92,7 @@ async fn complete(
             let plan = reloadable.borrow().device_plugin.clone().unwrap_or_default();
             let is_ours = |resource: &ResourceName| plan.all_entries().any(|entry| entry.may_offer_gpus_as(resource));
             let completed = unlisted.add_to(&state, &kubelet, &is_ours, clock.now().monotonic);
-            log(&completed, &kubelet, &mut missing_logged, &mut passthrough_logged);
+            log(&completed, &kubelet, &mut logged);
             completed
         };
         publish.send_replace(completed);
@@ -103,22 +105,33 @@ async fn complete(
     std::future::pending::<()>().await;
 }
 
-fn log(
-    state: &HardwareState,
-    kubelet: &KubeletState,
-    missing: &mut BTreeSet<GpuUuid>,
-    passthrough: &mut BTreeSet<GpuUuid>,
-) {
+#[derive(Default)]
+struct LoggedGpus {
+    missing: BTreeSet<GpuUuid>,
+    passthrough: BTreeSet<GpuUuid>,
+    unserved: BTreeSet<GpuUuid>,
+}
+
+fn log(state: &HardwareState, kubelet: &KubeletState, logged: &mut LoggedGpus) {
     let inventory = &state.inventory;
-    log_changes(&inventory.missing, missing, "the GPU is no longer missing", |gpu, missing| {
+    log_changes(&inventory.missing, &mut logged.missing, "the GPU is no longer missing", |gpu, missing| {
         let held =
             kubelet.allocations.as_ref().is_some_and(|allocations| held_gpus(allocations, inventory).contains(gpu));
         tracing::warn!(%gpu, held, "a GPU is missing: {}; see nvidia-smi and the Xid lines of the kernel log", missing.detail);
     });
     let ended = "the GPU is no longer passed through to virtual machines";
-    log_changes(&inventory.passthrough, passthrough, ended, |gpu, of_kernel| {
+    log_changes(&inventory.passthrough, &mut logged.passthrough, ended, |gpu, of_kernel| {
         let kernel_driver = &of_kernel.kernel_driver;
         tracing::info!(%gpu, %kernel_driver, "the GPU is passed through to virtual machines");
+    });
+    let ended = "the display card is gone, or the NVIDIA driver should serve it now";
+    log_changes(&inventory.unserved, &mut logged.unserved, ended, |gpu, of_kernel| {
+        let address = inventory.gpus.get(gpu).and_then(|gpu| gpu.pci_bus_id.as_ref()).map_or("", PciBusId::as_str);
+        tracing::warn!(
+            %gpu,
+            "the NVIDIA driver does not serve this display card ({of_kernel}), so it is not offered and has no health; if it \
+             should, install a driver that supports it or bind it to nvidia, else set ignoreGpus: [\"{address}\"]"
+        );
     });
 }
 

@@ -151,7 +151,8 @@ impl RunningAgent {
         let processes = processes::start(settings.processes.clone(), pods.clone(), clock, &mut tasks);
         let sources = PodSources { directory: pods, processes: processes.states.clone() };
         let kubelet = kubelet::start(settings.kubelet_settings(reloadable()), sources, clock, &mut tasks);
-        let inputs = DeviceInputs { kubelet: kubelet.states.clone(), reloadable: reloadable() };
+        let served = faults.gpus.values().filter_map(|of_gpu| of_gpu.pci_bus_id.clone()).collect();
+        let inputs = DeviceInputs { kubelet: kubelet.states.clone(), reloadable: reloadable(), served };
         let (xids, [health_xids, container_xids]) = XidSender::new();
         let devices = devices::start(driver, settings.hardware_settings(), xids, inputs, clock, &mut tasks);
         let inputs = health_task::HealthTaskInputs {

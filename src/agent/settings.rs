@@ -2,6 +2,7 @@
 //!
 //! In: validated values. Out: one settings value for each module. Does not use: where the values come from.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::domain::health::HealthConfig;
-use crate::domain::model::HardwareSource;
+use crate::domain::model::{HardwareSource, PciBusId};
 use crate::node::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::node::hardware::simulated::{SimulatedDriver, SimulatedProfile};
 use crate::node::journal::JournalSettings;
@@ -60,6 +61,7 @@ pub struct AgentSettings {
     /// Where the host's `/proc`, `/sys` and `/dev` are mounted.
     pub proc_root: PathBuf,
     pub sys_root: PathBuf,
+    pub ignored_gpus: BTreeSet<PciBusId>,
     pub dev_root: PathBuf,
     pub pods_api: PodsApiSettings,
     pub processes: ProcessesSettings,
@@ -110,6 +112,7 @@ impl AgentSettings {
         let settings = hardware::HardwareSettings {
             sample_interval: self.sample_interval,
             sys_root: self.sys_root.clone(),
+            ignored_gpus: self.ignored_gpus.clone(),
             proc_root: self.proc_root.clone(),
             ..hardware::HardwareSettings::default()
         };

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::support::agent::{self, Answer, Page, Running, binary, post};
 use crate::support::fake_nvml::FakeNvml;
-use crate::support::hardware::{add_pci_device, pci_bus_id};
+use crate::support::hardware::{add_pci_device, bind, pci_bus_id};
 use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, DeviceCount, Node, Options, PodSpec, connect, node};
 pub use crate::support::polling::until_true as until;
 use crate::support::sick_node::eight_gpus;
@@ -206,9 +206,7 @@ impl Rig {
     pub fn bind(&self, gpu: usize, driver: &str) {
         let attributes = [("device", "0x2330"), ("numa_node", "-1")];
         let device = add_pci_device(&self.path("sys"), &pci_bus_id(gpu), &attributes);
-        let link = device.join("driver");
-        let _ = std::fs::remove_file(&link);
-        std::os::unix::fs::symlink(format!("../../../../bus/pci/drivers/{driver}"), link).unwrap();
+        bind(&device, driver);
         let group = device.join("iommu_group");
         let _ = std::fs::remove_file(&group);
         std::os::unix::fs::symlink(format!("../../../../kernel/iommu_groups/{}", 40 + gpu), group).unwrap();

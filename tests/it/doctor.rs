@@ -48,6 +48,7 @@ fn settings(root: &Path) -> DoctorSettings {
         attribution: ProcessAttribution::Auto,
         proc_root: "/proc".into(),
         sys_root: "/sys".into(),
+        ignored_gpus: std::collections::BTreeSet::new(),
         pod_logs_root: root.join("logs"),
     }
 }
@@ -228,6 +229,7 @@ async fn the_driver_is_opened_and_compared_with_the_bus_and_its_module() {
     let settings = DoctorSettings {
         proc_root: proc,
         sys_root: root.path().join("sys"),
+        ignored_gpus: std::collections::BTreeSet::new(),
         hardware: HardwareSource::Nvml,
         ..settings(root.path())
     };

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use crate::support::agent::Page;
-use crate::support::hardware::{add_pci_device, pci_bus_id};
+use crate::support::agent::ended;
+use crate::support::hardware::{add_pci_device, bind, pci_bus_id};
 use crate::support::polling::until_true;
 use crate::support::sick_node::{GPU, MIXED, QUICK, SickNode, eight_gpus, mig, on_gpu, partitioned, uuid};
 use serde_json::{Value, json};
@@ -116,6 +117,45 @@ async fn a_gpu_that_only_the_pci_bus_has_is_shown_by_its_address_and_not_offered
     assert_eq!((page.count("podmeter_device_info", &[]), page.count("podmeter_device_healthy", &[])), (8, 8));
     assert_eq!(page.count("podmeter_device_info", &[&gpu]), 0);
     assert!(node.kubelet.node_status_becomes(|status| status.get(GPU).is_some_and(|gpu| gpu.allocatable == 8)).await);
+}
+
+/// The exit code of `podmeter health`.
+fn health(node: &SickNode) -> i32 {
+    ended(&["health", "--url", &format!("http://{}", node.running.address)]).0
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_display_card_that_the_driver_does_not_serve_needs_no_repair() {
+    let sys = pci_bus(8);
+    let card = |bus_id, device_id| add_pci_device(sys.path(), bus_id, &[("device", device_id)]);
+    let without_driver = card("0000:e9:00.0", "0x1288");
+    std::fs::remove_file(without_driver.join("driver")).unwrap();
+    bind(&card("0000:ea:00.0", "0x1288"), "nouveau");
+    let mut node = start(eight_gpus(), QUICK, sys.path()).await;
+    let counted = |page: &Page, state: &str| page.value("podmeter_node_devices", &[&format!("state=\"{state}\"")]);
+    let page = node.until_page("two cards that are not served", |page| counted(page, "unserved") == Some(2.0));
+    assert_eq!((counted(&page, "expected"), counted(&page, "visible")), (Some(8.0), Some(8.0)));
+    node.until_unhealthy(GPU, &[]).await;
+    until_true("a healthy node", || health(&node) == 0);
+    let page = node.running.metrics();
+    assert_eq!((page.count("podmeter_device_info", &[]), page.count("podmeter_device_healthy", &[])), (10, 8));
+    let html = node.running.get("/").body;
+    assert!(html.contains("kernel driver nouveau") && html.contains("2 not served"), "{html}");
+    let log = node.running.until_logged("set ignoreGpus: [\"0000:e9:00.0\"]");
+    assert!(!log.contains("a GPU is missing"), "{log}");
+
+    // It had NVIDIA's driver once: it is lost.
+    bind(&without_driver, "nvidia");
+    node.until_page("a lost card", |page| is_lost(page, "gpu_uuid=\"PCI-0000:e9:00.0\""));
+    std::fs::remove_file(without_driver.join("driver")).unwrap();
+    until_true("a node to repair", || health(&node) == 1);
+
+    let config = format!("{QUICK}\nignoreGpus: [\"0000:e9:00.0\", \"00000000:EA:00.0\"]\n");
+    std::fs::write(node.kubelet.root.path().join("podmeter.yaml"), config).unwrap();
+    node.restart().await;
+    let page = node.until_page("eight GPUs", |page| page.count("podmeter_device_healthy", &[]) == 8);
+    assert_eq!((counted(&page, "unserved"), page.count("podmeter_device_info", &[])), (Some(0.0), 8));
+    until_true("a healthy node", || health(&node) == 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,7 +6,7 @@ use std::path::Path;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
 
-use crate::support::hardware::{add_pci_device, pci_bus_id};
+use crate::support::hardware::{add_pci_device, bind, pci_bus_id};
 use crate::support::kubelet::{ContainerSpec, PodSpec};
 use crate::support::plugin_harness::counts;
 use crate::support::sick_node::{GPU, QUICK, SickNode, eight_gpus, on_gpu, uuid};
@@ -20,7 +20,6 @@ fn pci_bus() -> tempfile::TempDir {
     let sys = tempfile::tempdir().unwrap();
     for gpu in 0..8 {
         add_pci_device(sys.path(), &pci_bus_id(gpu), &[("device", "0x2330")]);
-        bind(sys.path(), gpu, "nvidia");
     }
     let group = format!("../../../../kernel/iommu_groups/{GROUP}");
     symlink(group, device(sys.path(), REBOUND).join("iommu_group")).unwrap();
@@ -31,16 +30,10 @@ fn device(sys: &Path, gpu: usize) -> std::path::PathBuf {
     sys.join("bus/pci/devices").join(pci_bus_id(gpu))
 }
 
-fn bind(sys: &Path, gpu: usize, driver: &str) {
-    let link = device(sys, gpu).join("driver");
-    let _ = std::fs::remove_file(&link);
-    symlink(format!("../../../../bus/pci/drivers/{driver}"), link).unwrap();
-}
-
 /// As the driver has to be closed for it, and is in `podmeter release`.
 fn rebind(node: &SickNode, sys: &Path, driver: &str) {
     assert_eq!(node.post("/release", r#"{"for": "10m"}"#).status, 200);
-    bind(sys, REBOUND, driver);
+    bind(&device(sys, REBOUND), driver);
     let fail = if driver == "nvidia" { json!({}) } else { json!({"*": 6}) };
     node.driver.update(|state| state["gpus"][REBOUND]["fail"] = fail.clone());
     assert_eq!(node.post("/resume", "").status, 200);

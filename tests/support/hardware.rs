@@ -71,14 +71,22 @@ pub fn pci_bus_id(gpu: usize) -> String {
     format!("0000:{:02x}:00.0", 0x10 + gpu)
 }
 
-/// A device on the simulated PCI bus, whose directory is returned. NVIDIA's GPUs have vendor 0x10de.
+/// A device on the simulated PCI bus, bound to NVIDIA's driver, whose directory is returned. NVIDIA's GPUs have vendor 0x10de.
 pub fn add_pci_device(sys: &Path, bus_id: &str, attributes: &[(&str, &str)]) -> PathBuf {
     let device = sys.join("bus/pci/devices").join(bus_id);
     std::fs::create_dir_all(&device).unwrap();
     for (name, text) in [("vendor", "0x10de"), ("class", "0x030200")].iter().chain(attributes) {
         std::fs::write(device.join(name), format!("{text}\n")).unwrap();
     }
+    bind(&device, "nvidia");
     device
+}
+
+/// Binds a device on the PCI bus to a kernel driver.
+pub fn bind(device: &Path, driver: &str) {
+    let link = device.join("driver");
+    let _ = std::fs::remove_file(&link);
+    std::os::unix::fs::symlink(format!("../../../../bus/pci/drivers/{driver}"), link).unwrap();
 }
 
 pub fn medium(state: &HardwareState, index: usize) -> Option<&Medium> {

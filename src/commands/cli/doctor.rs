@@ -50,6 +50,7 @@ fn settings_of(agent: AgentSettings, remote: Option<AgentTarget>) -> DoctorSetti
         node_name: agent.node_name,
         proc_root: agent.proc_root,
         sys_root: agent.sys_root,
+        ignored_gpus: agent.ignored_gpus,
         pod_logs_root: agent.processes.pod_logs_root,
     }
 }

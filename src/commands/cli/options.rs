@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use super::value::{LogFilter, OptionType, PathOrNone, Switch, parsed, read};
 use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProfileConfig};
+use crate::domain::model::PciBusId;
 use crate::input::{Size, SwitchOr};
 use crate::node::processes::ProcessAttribution;
 use crate::serve::metrics::dcgm::Generation;
@@ -243,6 +244,8 @@ options! {
     "Driver" {
         /// Path of `libnvidia-ml.so.1`
         nvml_library "PATH": PathBuf => "the loader's search path, then the driver roots", restart;
+        /// PCI address of a display card that is none of the node's GPUs, where the driver does not list it; repeatable
+        ignore_gpu "ADDRESS": Vec<PciBusId> => "none", restart, key("ignoreGpus": rename = "ignoreGpus");
         /// Interval between fast device readings
         sample_interval "DUR": Duration = "1s" in "100ms"..="1m", restart;
         /// Export the duration of each NVML call, as a histogram by call
@@ -308,6 +311,7 @@ mod tests {
             "series_limit" | "web_max_connections" | "web_max_header_bytes" => "9999",
             "dcgm_generation" => "both",
             "driver_root" | "pod_label" => "a,b",
+            "ignore_gpu" => "0000:65:00.0,00000000:B3:00.0",
             "condition_file" => "/x",
             "state_max_age" => "1day",
             _ if !row.range.is_empty() => "20s",

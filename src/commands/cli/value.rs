@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use crate::agent::{HardwareSource, ListenAddress, LogFormat};
+use crate::domain::model::PciBusId;
 use crate::input::Size;
 use crate::node::processes::ProcessAttribution;
 use crate::serve::metrics::dcgm::Generation;
@@ -110,6 +111,7 @@ macro_rules! values {
 values! {
     text: String = { "type": "string" },
         PathBuf = { "type": "string" },
+        PciBusId = { "type": "string", "pattern": "^([0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}[.][0-9a-fA-F]$" },
         usize = { "type": "integer" },
         bool = { "type": "boolean" },
         Size = (<Size as schemars::JsonSchema>::json_schema(&mut schemars::SchemaGenerator::default())),

@@ -6,6 +6,7 @@ use super::observe::{NotObserved, Observations};
 use super::observe_agent::{AgentResponses, ObservedAgent};
 use super::report::{CheckOutcome, Finding};
 use crate::commands::client::ClientError;
+use crate::domain::holders::expected_on_bus;
 
 /// Id, title, why it matters, and the check.
 type AgentCheck = (&'static str, &'static str, &'static str, fn(&Observations) -> CheckOutcome);
@@ -129,9 +130,11 @@ fn few(sentences: &[String]) -> String {
 /// By the driver, where it was opened here; else by the agent.
 fn devices(observations: &Observations) -> CheckOutcome {
     let machine = observations.machine.as_ref();
-    let of_bus = || machine.and_then(|machine| machine.bus.as_ref().ok().copied());
+    let bus = machine.and_then(|machine| machine.bus.as_ref().ok());
     let (expected, seen) = match (machine.map(|machine| &machine.driver), &observations.agent) {
-        (Some(Ok(driver)), _) => (of_bus(), Some(driver.inventory.visible())),
+        (Some(Ok(driver)), _) => {
+            (bus.map(|bus| expected_on_bus(&driver.inventory, bus)), Some(driver.inventory.visible()))
+        }
         (_, ObservedAgent::Responding(_)) => {
             let node = node(observations)?;
             if value(node, "/hardware/source")? == "none" {
@@ -141,7 +144,7 @@ fn devices(observations: &Observations) -> CheckOutcome {
             let present = members(node, "/hardware/inventory/gpus")?.filter(|(_, gpu)| gpu["present"] == true);
             (expected.and_then(|expected| usize::try_from(expected).ok()), Some(present.count()))
         }
-        (Some(Err(NotObserved::Failed(..))), _) => (of_bus(), None),
+        (Some(Err(NotObserved::Failed(..))), _) => (bus.map(|bus| bus.expected), None),
         (Some(Err(NotObserved::Skipped(reason))), _) => return Ok(Finding::skipped(reason)),
         (None, _) => return Ok(Finding::skipped("no agent answers")),
     };

@@ -13,12 +13,13 @@ mod report;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::commands::client::AgentTarget;
-use crate::domain::model::HardwareSource;
+use crate::domain::model::{HardwareSource, PciBusId};
 use crate::node::hardware::Driver;
 use crate::node::kubelet::claim_files::ClaimDirectories;
 use crate::node::plugin::PluginPlan;
@@ -55,6 +56,7 @@ pub struct DoctorSettings {
     pub attribution: ProcessAttribution,
     pub proc_root: PathBuf,
     pub sys_root: PathBuf,
+    pub ignored_gpus: BTreeSet<PciBusId>,
     pub pod_logs_root: PathBuf,
 }
 

@@ -12,7 +12,7 @@ use super::DoctorSettings;
 use super::observe_agent::{ObservedAgent, observe_agent};
 use super::report::Finding;
 use crate::clock::Clock;
-use crate::domain::model::{Allocatable, AppliedProfile, HardwareSource, Inventory, UnixSeconds};
+use crate::domain::model::{Allocatable, AppliedProfile, HardwareSource, Inventory, NodeDevices, UnixSeconds};
 use crate::node::hardware::{Driver, Failure, scan_pci_bus};
 use crate::node::kubelet::claim_files::{is_of_nvidia, survey};
 use crate::node::kubelet::{CallError, Client, dial};
@@ -85,7 +85,7 @@ pub struct ObservedMachine {
     /// Of the kernel's module; `None` where it is not loaded, or does not show here.
     pub module_version: Observed<Option<String>>,
     /// GPUs on the PCI bus.
-    pub bus: Observed<usize>,
+    pub bus: Observed<NodeDevices>,
     pub processes: Observed<Survey>,
     /// Pods that log directories name.
     pub named_pods: Observed<usize>,
@@ -125,7 +125,8 @@ async fn observe_machine(
     settings: &DoctorSettings,
     driver: Option<Box<dyn Driver>>,
 ) -> (ObservedAgent, ObservedMachine) {
-    let DoctorSettings { device_plugin_directory, proc_root, sys_root, pod_logs_root, .. } = settings.clone();
+    let DoctorSettings { device_plugin_directory, proc_root, sys_root, ignored_gpus, pod_logs_root, .. } =
+        settings.clone();
     let registration = plugin::kubelet_socket(&device_plugin_directory);
     let (plugins, claims) = (device_plugin_directory.clone(), settings.claim_directories.clone());
     let (module, proc) = (proc_root.join("driver/nvidia/version"), proc_root.clone());
@@ -149,9 +150,8 @@ async fn observe_machine(
         within(OBSERVATION_DEADLINE, plugin::live_sockets(&device_plugin_directory, |_| true)),
         blocking(move || writable(&plugins)),
         blocking(move || Ok(std::fs::read_to_string(module).ok().and_then(|text| module_version(&text)))),
-        blocking(move || match scan_pci_bus(&sys_root) {
-            Some(bus) => Ok(bus.expected),
-            None => Err(format!("{}: no PCI bus found", sys_root.display())),
+        blocking(move || {
+            scan_pci_bus(&sys_root, &ignored_gpus).ok_or_else(|| format!("{}: no PCI bus found", sys_root.display()))
         }),
         blocking(move || processes::survey(&proc).map_err(|error| format!("{}: {error}", proc.display()))),
         blocking(move || processes::named_pods(&pod_logs_root).map_err(|error| error.to_string())),

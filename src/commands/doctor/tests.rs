@@ -126,7 +126,7 @@ fn driver_and_host_cases() -> Vec<Case> {
         ),
         ("driver_versions", on(|machine| machine.module_version = Ok(None)), Warning, "not found"),
         ("driver_versions", on(|machine| machine.driver = failed("late")), Skipped, "does not answer"),
-        ("devices", on(|machine| machine.bus = Ok(8)), Failed, "8 expected, 1 seen"),
+        ("devices", on(|machine| machine.bus = Ok(bus(8))), Failed, "8 expected, 1 seen"),
         ("devices", on(|machine| machine.bus = failed("no bus")), Warning, "an unknown number expected"),
         (
             "devices",
@@ -139,7 +139,7 @@ fn driver_and_host_cases() -> Vec<Case> {
         ),
         (
             "devices",
-            on(|machine| (machine.bus, machine.driver) = (Ok(0), Ok(driver("570.1", 0)))),
+            on(|machine| (machine.bus, machine.driver) = (Ok(bus(0)), Ok(driver("570.1", 0)))),
             Warning,
             "0 expected, 0 seen",
         ),

@@ -136,6 +136,9 @@ pub fn state(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> (String
     if let Some(passthrough) = node.hardware.inventory.passthrough.get(&gpu.uuid) {
         return (format!("passthrough:{}", clean(&passthrough.kernel_driver)), false);
     }
+    if let Some(unserved) = node.hardware.inventory.unserved.get(&gpu.uuid) {
+        return (format!("unserved:{}", clean(unserved.kernel_driver.as_deref().unwrap_or("no driver"))), false);
+    }
     match node.health.device(&gpu.uuid, mig.map(|mig| &mig.uuid)) {
         Some(health) if health.healthy => ("healthy".to_owned(), false),
         Some(health) if health.is_only_marked() => ("marked".to_owned(), false),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::domain::model::{GpuUuid, MigUuid, UnhealthyReason, UnixSeconds};
+use crate::domain::model::{GpuUuid, MigUuid, PciBusId, UnhealthyReason, UnixSeconds};
 
 /// The faults and marks of a node. Empty when every device is healthy, or only `unknown`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -23,6 +23,9 @@ pub struct GpuFaults {
     /// The last one that the driver reported, by its number.
     pub recovery_action: Option<u32>,
     pub lost: bool,
+    /// Where the driver served it.
+    #[serde(default)]
+    pub pci_bus_id: Option<PciBusId>,
     /// The driver's, in millijoules.
     pub energy_counter: Option<u64>,
 }

@@ -61,8 +61,8 @@ pub struct HealthInputs<'a> {
 pub struct Health {
     config: HealthConfig,
     gpus: BTreeMap<GpuUuid, TrackedGpu>,
-    /// Those that are passed through now: they keep their signals and have no health.
-    passthrough: BTreeSet<GpuUuid>,
+    /// Those that the driver is not expected to serve now: they keep their signals and have no health.
+    unexpected: BTreeSet<GpuUuid>,
     driver: DriverStatus,
     state: Arc<HealthState>,
     transition_count: u64,
@@ -139,10 +139,11 @@ impl Health {
         let hardware = inputs.hardware;
         self.driver.update(hardware, now.monotonic);
         self.remove_unlisted_addresses(hardware);
-        self.passthrough = hardware.inventory.passthrough.keys().cloned().collect();
+        let inventory = &hardware.inventory;
+        self.unexpected = inventory.passthrough.keys().chain(inventory.unserved.keys()).cloned().collect();
         self.add_events(now, inputs.events);
         self.gpus.values_mut().for_each(|gpu| gpu.index = None);
-        let with_health = hardware.inventory.gpus.iter().filter(|(uuid, _)| !self.passthrough.contains(*uuid));
+        let with_health = inventory.gpus.iter().filter(|(uuid, _)| !self.unexpected.contains(*uuid));
         for (uuid, listed) in with_health {
             let gpu = self.gpus.entry(uuid.clone()).or_insert_with(|| TrackedGpu::new(now));
             gpu.apply_inventory(listed, now.monotonic);
@@ -234,13 +235,13 @@ impl Health {
         }
     }
 
-    /// Evaluates every GPU that was listed and is not passed through.
+    /// Evaluates every GPU that was listed and that the driver is expected to serve.
     fn evaluate(&mut self, now: Moment) -> Arc<HealthState> {
         let mut next = (*self.state).clone();
         let mut deadlines: Vec<Monotonic> = vec![];
         let context = EvaluationContext { config: &self.config, driver: &self.driver, now };
         for (uuid, gpu) in &mut self.gpus {
-            if self.passthrough.contains(uuid) {
+            if self.unexpected.contains(uuid) {
                 next.gpus.remove(uuid);
                 continue;
             }

@@ -10,8 +10,8 @@ use super::signals::GpuSignals;
 use super::xids::{self, Effect, GpuXids};
 use super::{DriverStatus, EvaluationContext, UNKNOWN_LIMIT};
 use crate::domain::model::{
-    DeviceHealth, Gpu, GpuHealth, HealthCause, MigDevice, MigUuid, Moment, Monotonic, UnhealthyReason, UnixSeconds,
-    XidClass,
+    DeviceHealth, Gpu, GpuHealth, HealthCause, MigDevice, MigUuid, Moment, Monotonic, PciBusId, UnhealthyReason,
+    UnixSeconds, XidClass,
 };
 
 const AFTER_RESET: &str = "recovers after a reset of the GPU, a reload of the driver, or an unmark";
@@ -58,6 +58,7 @@ pub struct TrackedGpu {
     /// As the inventory last listed them.
     pub mig_devices: Vec<MigDevice>,
     first_listed: Option<Monotonic>,
+    pci_bus_id: Option<PciBusId>,
     pub signals: GpuSignals,
     pub xids: GpuXids,
     pub marks: BTreeMap<Subject, Mark>,
@@ -111,6 +112,7 @@ impl TrackedGpu {
             }
             self.earlier_since.extend(device.since.map(|since| (subject, since)));
         }
+        self.pci_bus_id.clone_from(&faults.pci_bus_id);
         self.signals.restore(faults);
         restored
     }
@@ -141,6 +143,7 @@ impl TrackedGpu {
             devices,
             recovery_action,
             lost: self.signals.lost,
+            pci_bus_id: self.pci_bus_id.clone(),
             energy_counter,
         })
     }
@@ -170,6 +173,9 @@ impl TrackedGpu {
 
     pub fn apply_inventory(&mut self, listed: &Gpu, now: Monotonic) {
         self.first_listed.get_or_insert(now);
+        if self.pci_bus_id != listed.pci_bus_id {
+            self.pci_bus_id.clone_from(&listed.pci_bus_id);
+        }
         self.index = listed.index.filter(|_| listed.present);
         if self.mig_devices != listed.mig_devices {
             self.mig_devices.clone_from(&listed.mig_devices);

@@ -170,8 +170,8 @@ pub fn parse_host_device(resource: &ResourceName, id: &str) -> Option<DeviceForm
     if let Some(group) = id.strip_prefix("/dev/vfio/") {
         return number(group).map(|group| DeviceForm::IommuGroup { group });
     }
-    if is_pci_address(id) {
-        return Some(DeviceForm::PciAddress { address: PciBusId::normalized(id) });
+    if let Ok(address) = id.parse() {
+        return Some(DeviceForm::PciAddress { address });
     }
     if !is_domain_of_nvidia(resource) {
         return None;
@@ -219,19 +219,6 @@ fn parse_nvidia_claim_device(device: &str) -> Option<DeviceForm> {
 /// Decimal digits only: no sign, no white space.
 fn number(text: &str) -> Option<u32> {
     (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then(|| text.parse().ok())?
-}
-
-/// Four or eight digits of the domain, the bus, the device and the function.
-fn is_pci_address(text: &str) -> bool {
-    let has_digits = |part: &str, count| part.len() == count && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let parts: Vec<&str> = text.split([':', '.']).collect();
-    let [domain, bus, device, function] = parts[..] else { return false };
-    let is_joined = text.rfind(':') < text.find('.');
-    is_joined
-        && (has_digits(domain, 4) || has_digits(domain, 8))
-        && has_digits(bus, 2)
-        && has_digits(device, 2)
-        && has_digits(function, 1)
 }
 
 /// 8-4-4-4-12 hexadecimal digits.

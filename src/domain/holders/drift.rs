@@ -35,15 +35,15 @@ fn resource_drift<'a>(
     present: &BTreeSet<DeviceRef>,
     inventory: &Inventory,
 ) -> Option<InventoryDrift> {
-    let is_passed_through = |device: &DeviceRef| inventory.passthrough.contains_key(&device.gpu);
-    let is_of_driver = |device: &&DeviceRef| !inventory.missing.contains_key(&device.gpu) && !is_passed_through(device);
+    let is_expected = |device: &DeviceRef| inventory.is_expected(&device.gpu);
+    let is_of_driver = |device: &&DeviceRef| !inventory.missing.contains_key(&device.gpu) && is_expected(device);
     let (mut is_known_hardware, mut without_hardware) = (false, 0);
     // Whole GPUs and MIG devices are resources of their own: a resource is compared with devices of its kind.
     let (mut kinds, mut listed) = (BTreeSet::new(), BTreeSet::new());
     for id in allocatable.iter().chain(held) {
         let (form, devices) = resolve_device(resource, id, inventory);
         // Which of the GPUs that are passed through should be allocatable is unknown.
-        if form == DeviceForm::Other || form.is_of_host() && devices.iter().all(is_passed_through) {
+        if form == DeviceForm::Other || form.is_of_host() && !devices.iter().any(is_expected) {
             continue;
         }
         is_known_hardware = true;

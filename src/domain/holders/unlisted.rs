@@ -1,18 +1,21 @@
-//! The GPUs that the PCI bus or the kubelet has and the driver does not list: missing or passed through. In: the state of
-//! the hardware, with the PCI bus, and of the kubelet. Out: the hardware with these GPUs, whose time is uncovered.
+//! The GPUs that the PCI bus or the kubelet has and the driver does not list: missing, passed through, or not served.
+//! In: the state of the hardware, with the PCI bus, and of the kubelet. Out: the hardware with these GPUs, whose time is
+//! uncovered.
 //!
 //! A GPU that was lost before podmeter started is one of them: a pod may hold it, and no other source reports it.
 //!
 //! | the driver does not list | example | result |
 //! |---|---|---|
 //! | a GPU on the bus, at a kernel driver for virtual machines: vfio-pci, its variants, pci-stub | 3b:00.0 at vfio-pci | passed through, with the UUID that the driver gave it before, else named by its address |
+//! | a GPU on the bus, at another kernel driver than NVIDIA's | 3b:00.0 at nouveau | not served, named as one that is passed through |
+//! | a GPU on the bus without a kernel driver, and without evidence that NVIDIA's should serve it (`is_evident`) | 3b:00.0, an old display card | not served; but as below where the kubelet has more UUIDs, or MIG devices, than the other cases explain |
 //! | a GPU on the bus with a UUID | 3b:00.0 is GPU-a | GPU-a is missing, at 3b:00.0 |
 //! | one GPU on the bus without a UUID, one UUID that only the kubelet has | 3b:00.0; GPU-a | GPU-a is missing, at 3b:00.0 |
 //! | GPUs on the bus without a UUID, no UUID that only the kubelet has | 3b:00.0, 86:00.0 | PCI-0000:3b:00.0 and PCI-0000:86:00.0 are missing |
 //! | in all other cases, UUIDs that only the kubelet has | GPU-a, GPU-b; 3b:00.0, 86:00.0 | GPU-a and GPU-b are missing without an address; `detail` of each names both addresses |
 //! | UUIDs that only the kubelet has and no container holds, and that may be passed through (`of_kubelet`) | GPU-a; 3b:00.0 at vfio-pci | 3b:00.0 is passed through, GPU-a is not missing |
 //!
-//! A holding of a GPU that is passed through has allocated and uncovered time: it has no readings.
+//! A holding of a GPU that is passed through or not served has allocated and uncovered time: it has no readings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +23,7 @@ use std::sync::Arc;
 use super::device_id::{DeviceForm, is_domain_of_nvidia, parse_device_id};
 use crate::domain::model::{
     BusGpu, DeviceId, DeviceReadings, Gpu, GpuUuid, HardwareState, HeldDevice, Inventory, KubeletState, MigUuid,
-    MissingGpu, Monotonic, NodeDevices, PassthroughGpu, PciBusId, ResourceName,
+    MissingGpu, Monotonic, NodeDevices, PciBusId, ResourceName, UnservedGpu,
 };
 
 /// Device IDs by resource.
@@ -34,6 +37,8 @@ type IdsByGpu<'a> = BTreeMap<&'a GpuUuid, &'a DeviceIds>;
 pub struct UnlistedGpus {
     gpus: BTreeMap<GpuUuid, DeviceIds>,
     migs: BTreeMap<MigUuid, DeviceIds>,
+    /// Where the NVIDIA driver had a GPU, at any time.
+    served: BTreeSet<PciBusId>,
     /// By the driver, at any time: one of them that it no longer lists was deleted.
     listed_migs: BTreeSet<MigUuid>,
     /// Of the last call: an equal one is the same `Arc`, so that nothing is joined again for it.
@@ -49,6 +54,11 @@ struct UnlistedTime {
 }
 
 impl UnlistedGpus {
+    /// `served`: where an earlier agent had GPUs that the driver served.
+    pub fn new(served: BTreeSet<PciBusId>) -> Self {
+        Self { served, ..Self::default() }
+    }
+
     /// The hardware with these GPUs as devices that are not present, and with their uncovered time; itself where there
     /// are none. Without a driver that has been opened nothing is missing from its list. `is_ours`: what the bundled
     /// plugin may offer.
@@ -61,14 +71,20 @@ impl UnlistedGpus {
     ) -> Arc<HardwareState> {
         let inventory = &hardware.inventory;
         let bus = hardware.node_devices.as_ref();
-        let passed_through = passed_through(inventory, bus);
-        let mut found = vec![];
+        let passed_through = bus.into_iter().flat_map(|bus| &bus.passthrough).filter_map(|(address, of_kernel)| {
+            Some((not_present(inventory, address, of_kernel.numa_node)?, of_kernel.clone()))
+        });
+        let passed_through: Vec<_> = passed_through.collect();
+        let (mut found, mut unserved) = (vec![], vec![]);
         if inventory.generation > 0 {
-            let on_bus = UnlistedOnBus::find(inventory, bus);
+            let of_nvidia = bus.into_iter().flat_map(|bus| &bus.on_bus).filter(|(_, gpu)| gpu.is_of_nvidia());
+            self.served.extend(of_nvidia.map(|(address, _)| address.clone()));
+            let mut on_bus = UnlistedOnBus::find(inventory, bus, &self.served);
             self.update_unlisted(inventory, &on_bus, kubelet, is_ours);
-            found = self.missing(inventory, on_bus, bus, kubelet);
+            found = self.missing(inventory, &mut on_bus, bus, kubelet);
+            unserved = on_bus.unserved;
         }
-        if found.is_empty() && passed_through.is_empty() && self.times.is_empty() {
+        if found.is_empty() && passed_through.is_empty() && unserved.is_empty() && self.times.is_empty() {
             return Arc::clone(hardware);
         }
         let mut completed = (**hardware).clone();
@@ -76,6 +92,16 @@ impl UnlistedGpus {
         for (gpu, of_kernel) in passed_through {
             completed.readings.remove(&gpu.uuid);
             inventory.passthrough.insert(gpu.uuid.clone(), of_kernel);
+            inventory.gpus.insert(gpu.uuid.clone(), gpu);
+        }
+        for (address, of_kernel) in unserved {
+            let Some(gpu) = not_present(inventory, address, of_kernel.numa_node) else { continue };
+            let BusGpu { kernel_driver, pci_device_id, .. } = of_kernel.clone();
+            if let Some(bus) = completed.node_devices.as_mut().filter(|_| kernel_driver.is_none()) {
+                bus.expected = bus.expected.saturating_sub(1);
+            }
+            completed.readings.remove(&gpu.uuid);
+            inventory.unserved.insert(gpu.uuid.clone(), UnservedGpu { kernel_driver, pci_device_id });
             inventory.gpus.insert(gpu.uuid.clone(), gpu);
         }
         for (gpu, missing) in found {
@@ -112,9 +138,11 @@ impl UnlistedGpus {
         is_ours: &dyn Fn(&ResourceName) -> bool,
     ) {
         let mut named = answered(kubelet);
-        if !on_bus.all_listed {
-            add(&mut named, kubelet.checkpoint.as_deref());
-        } else if kubelet.settled && kubelet.allocatable.is_some() {
+        let checkpoint = kubelet.checkpoint.as_deref();
+        let names_others = || checkpoint.is_some_and(|ids| names_every_listed(ids, inventory));
+        if !on_bus.all_listed || !on_bus.without_evidence.is_empty() && names_others() {
+            add(&mut named, checkpoint);
+        } else if on_bus.without_evidence.is_empty() && kubelet.settled && kubelet.allocatable.is_some() {
             let ids: BTreeSet<&DeviceId> = named.values().flatten().collect();
             let are_named = |kept: &DeviceIds| kept.values().flatten().any(|id| ids.contains(id));
             self.gpus.retain(|_, of_gpu| are_named(of_gpu));
@@ -146,16 +174,22 @@ impl UnlistedGpus {
         self.migs.retain(|mig, _| !self.listed_migs.contains(mig));
     }
 
+    /// GPUs without evidence are among them where the kubelet has an ID that only they can explain; else they are not
+    /// served.
     fn missing(
         &self,
         inventory: &Inventory,
-        UnlistedOnBus { with_uuid, without_uuid, .. }: UnlistedOnBus<'_>,
+        on_bus: &mut UnlistedOnBus<'_>,
         bus: Option<&NodeDevices>,
         kubelet: &KubeletState,
     ) -> Vec<(Gpu, MissingGpu)> {
+        let UnlistedOnBus { with_uuid, without_uuid, without_evidence, unserved, .. } = on_bus;
         let of_kubelet = self.of_kubelet(inventory, bus, kubelet);
         let only_kubelet: Vec<&GpuUuid> =
             of_kubelet.keys().copied().filter(|uuid| !with_uuid.contains_key(*uuid)).collect();
+        let has_unexplained_migs = !self.migs.is_empty() && with_uuid.is_empty() && without_uuid.is_empty();
+        let is_explained = only_kubelet.len() <= without_uuid.len() && !has_unexplained_migs;
+        if is_explained { &mut *unserved } else { &mut *without_uuid }.append(without_evidence);
         let missing = |uuid: &GpuUuid, location: Option<&BusLocation<'_>>, one_of: &[BusLocation<'_>]| {
             let ids = of_kubelet.get(uuid).map(|ids| (*ids).clone()).unwrap_or_default();
             missing_gpu(uuid.clone(), location, ids, one_of)
@@ -177,39 +211,42 @@ impl UnlistedGpus {
     }
 
     /// The UUIDs that the kubelet has and the driver does not list. Those that no container holds may be of GPUs that were
-    /// bound to vfio after a plugin offered them: they are left out where at least as many GPUs at vfio were never listed by
-    /// the driver. Where fewer were, some of them are missing, and all stay, because it is unknown which.
+    /// bound to vfio or another driver after a plugin offered them: they are left out where at least as many such GPUs were
+    /// never listed by the driver. Where fewer were, some of them are missing, and all stay, because it is unknown which.
     fn of_kubelet(&self, inventory: &Inventory, bus: Option<&NodeDevices>, kubelet: &KubeletState) -> IdsByGpu<'_> {
         let is_unlisted = |(uuid, _): &(&GpuUuid, &DeviceIds)| !inventory.gpus.contains_key(*uuid);
         let mut of_kubelet: IdsByGpu<'_> = self.gpus.iter().filter(is_unlisted).collect();
         let held = held(kubelet).filter_map(|device| parse_device_id(device.id.as_str()).gpu().cloned());
         let held: BTreeSet<GpuUuid> = held.collect();
         let unheld = of_kubelet.keys().filter(|uuid| !held.contains(**uuid)).count();
-        let at_vfio = bus.into_iter().flat_map(|bus| bus.passthrough.keys());
-        if unheld <= at_vfio.filter(|address| gpu_at(inventory, address).is_none()).count() {
+        let elsewhere = bus.into_iter().flat_map(|bus| {
+            let of_other = bus.on_bus.iter().filter(|(_, gpu)| gpu.is_of_another_driver());
+            bus.passthrough.keys().chain(of_other.map(|(address, _)| address))
+        });
+        if unheld <= elsewhere.filter(|address| gpu_at(inventory, address).is_none()).count() {
             of_kubelet.retain(|uuid, _| held.contains(*uuid));
         }
         of_kubelet
     }
 }
 
-/// The GPUs that are passed through now. None of them is present.
-fn passed_through(inventory: &Inventory, bus: Option<&NodeDevices>) -> Vec<(Gpu, PassthroughGpu)> {
-    let on_bus = bus.into_iter().flat_map(|bus| &bus.passthrough);
-    let gpu = |(address, of_kernel): (&PciBusId, &PassthroughGpu)| {
-        let gpu = match gpu_at(inventory, address) {
-            // Bound to the NVIDIA driver again since the bus was scanned.
-            Some(known) if known.present => return None,
-            Some(known) => Gpu { mig_enabled: None, mig_devices: vec![], ..known.clone() },
-            None => Gpu {
-                pci_bus_id: Some(address.clone()),
-                numa_node: of_kernel.numa_node,
-                ..Gpu::not_present(GpuUuid::of_address(address))
-            },
-        };
-        Some((gpu, of_kernel.clone()))
-    };
-    on_bus.filter_map(gpu).collect()
+/// The GPU at this address, which another driver has or none.
+fn not_present(inventory: &Inventory, address: &PciBusId, numa_node: Option<u32>) -> Option<Gpu> {
+    match gpu_at(inventory, address) {
+        // Bound to the NVIDIA driver again since the bus was scanned.
+        Some(known) if known.present => None,
+        Some(known) => Some(Gpu { mig_enabled: None, mig_devices: vec![], ..known.clone() }),
+        None => {
+            let gpu = Gpu::not_present(GpuUuid::of_address(address));
+            Some(Gpu { pci_bus_id: Some(address.clone()), numa_node, ..gpu })
+        }
+    }
+}
+
+/// How many GPUs on the bus the driver should list, as far as the driver and the bus show it.
+pub fn expected_on_bus(inventory: &Inventory, bus: &NodeDevices) -> usize {
+    let on_bus = UnlistedOnBus::find(inventory, Some(bus), &BTreeSet::new());
+    bus.expected.saturating_sub(on_bus.without_evidence.len())
 }
 
 /// The GPU that the driver lists or has listed there. Of several it is the one that is present.
@@ -222,36 +259,73 @@ fn gpu_at<'a>(inventory: &'a Inventory, address: &PciBusId) -> Option<&'a Gpu> {
 type BusLocation<'a> = (&'a PciBusId, &'a BusGpu);
 
 /// The GPUs on the bus that the driver does not list.
+#[derive(Default)]
 struct UnlistedOnBus<'a> {
     with_uuid: BTreeMap<GpuUuid, BusLocation<'a>>,
     without_uuid: Vec<BusLocation<'a>>,
-    /// There are GPUs on the bus, and the driver lists each of them.
+    /// Without a UUID and a kernel driver.
+    without_evidence: Vec<BusLocation<'a>>,
+    /// At another kernel driver.
+    unserved: Vec<BusLocation<'a>>,
+    /// There are GPUs on the bus, and the driver lists each of them that it is known to serve.
     all_listed: bool,
 }
 
 impl<'a> UnlistedOnBus<'a> {
-    fn find(inventory: &Inventory, bus: Option<&'a NodeDevices>) -> Self {
+    /// `served`: where the NVIDIA driver had a GPU before.
+    fn find(inventory: &Inventory, bus: Option<&'a NodeDevices>, served: &BTreeSet<PciBusId>) -> Self {
         let listed: BTreeSet<&PciBusId> = inventory.gpus.values().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
-        let mut here = Self { with_uuid: BTreeMap::new(), without_uuid: vec![], all_listed: false };
+        let mut here = Self::default();
         let mut without_address = inventory.gpus.values().filter(|gpu| gpu.pci_bus_id.is_none()).count();
         for (address, gpu) in bus.into_iter().flat_map(|bus| &bus.on_bus) {
+            if gpu.is_of_another_driver() && gpu_at(inventory, address).is_none_or(|known| !known.present) {
+                here.unserved.push((address, gpu));
+                continue;
+            }
             if listed.contains(address) || gpu.excluded {
                 continue;
             }
             match &gpu.uuid {
                 Some(uuid) if inventory.gpus.contains_key(uuid) => without_address = without_address.saturating_sub(1),
                 Some(uuid) => drop(here.with_uuid.insert(uuid.clone(), (address, gpu))),
-                None => here.without_uuid.push((address, gpu)),
+                None if is_evident(gpu, address, served, &listed, bus) => here.without_uuid.push((address, gpu)),
+                None => here.without_evidence.push((address, gpu)),
             }
         }
         // They may be those that the driver lists without an address.
         if without_address > 0 {
             here.without_uuid.clear();
+            here.without_evidence.clear();
         }
         let has_gpus = bus.is_some_and(|bus| !bus.on_bus.is_empty());
         here.all_listed = has_gpus && here.with_uuid.is_empty() && here.without_uuid.is_empty();
         here
     }
+}
+
+/// Whether the NVIDIA driver should serve a GPU that it does not list: it has or had it, or it serves one of its kind.
+fn is_evident(
+    gpu: &BusGpu,
+    address: &PciBusId,
+    served: &BTreeSet<PciBusId>,
+    listed: &BTreeSet<&PciBusId>,
+    bus: Option<&NodeDevices>,
+) -> bool {
+    let of_kind = |other: &&PciBusId| {
+        let other = bus.and_then(|bus| bus.on_bus.get(*other));
+        gpu.pci_device_id.is_some() && other.is_some_and(|other| other.pci_device_id == gpu.pci_device_id)
+    };
+    gpu.is_of_nvidia() || served.contains(address) || listed.iter().any(of_kind)
+}
+
+/// Where it names others than these, they are not of GPUs that were replaced: those would be missing here.
+fn names_every_listed(ids: &DeviceIds, inventory: &Inventory) -> bool {
+    let forms: Vec<DeviceForm> = ids.values().flatten().map(|id| parse_device_id(id.as_str())).collect();
+    let is_named = |gpu: &Gpu| {
+        let mut forms = forms.iter();
+        forms.any(|form| form.gpu() == Some(&gpu.uuid) || form.mig().is_some_and(|mig| gpu.mig_device(mig).is_some()))
+    };
+    inventory.gpus.values().filter(|gpu| gpu.present).all(is_named)
 }
 
 fn missing_gpu(

@@ -1,6 +1,7 @@
 //! Names of devices, pods and containers. Every string-shaped ID is a type of its own.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -175,6 +176,23 @@ impl PciBusId {
             }
             _ => Self::new(lower),
         }
+    }
+}
+
+impl FromStr for PciBusId {
+    type Err = &'static str;
+
+    /// Four or eight digits of the domain, the bus, the device and the function.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let has_digits = |part: &str, count| part.len() == count && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let parts: Vec<&str> = text.split([':', '.']).collect();
+        let is_address = matches!(parts[..], [domain, bus, device, function]
+            if text.rfind(':') < text.find('.')
+                && (has_digits(domain, 4) || has_digits(domain, 8))
+                && has_digits(bus, 2)
+                && has_digits(device, 2)
+                && has_digits(function, 1));
+        if is_address { Ok(Self::normalized(text)) } else { Err("must be a PCI address such as 0000:65:00.0") }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The devices of the node: GPUs, their MIG devices, what the PCI bus has of them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,19 @@ pub struct Inventory {
     /// no health.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub passthrough: BTreeMap<GpuUuid, PassthroughGpu>,
+    /// GPUs of `gpus` that the NVIDIA driver is not expected to serve: an old display card, or one that another kernel
+    /// driver has. They are not missing, and have no readings and no health.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub unserved: BTreeMap<GpuUuid, UnservedGpu>,
+}
+
+/// What the kernel reports of a GPU on the PCI bus that the NVIDIA driver is not expected to serve.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnservedGpu {
+    /// `nouveau`; `None`: it has none.
+    pub kernel_driver: Option<Arc<str>>,
+    /// The product in the PCI database: `1288`.
+    pub pci_device_id: Option<Arc<str>>,
 }
 
 /// What the kernel reports of a GPU on the PCI bus that is bound to vfio-pci, a variant of it, or pci-stub.
@@ -144,11 +158,11 @@ pub struct MigDevice {
 /// A scan of the PCI bus, independent of the driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeDevices {
-    /// GPUs on the bus, without those that are passed through.
+    /// GPUs on the bus that the NVIDIA driver should serve.
     pub expected: usize,
     /// GPUs that are passed through.
     pub vfio: usize,
-    /// The expected ones by address. Empty where GPUs are simulated.
+    /// All but those that are passed through, by address. Empty where GPUs are simulated.
     #[serde(skip)]
     pub on_bus: BTreeMap<PciBusId, BusGpu>,
     /// Those that are passed through, by address.
@@ -161,6 +175,8 @@ pub struct NodeDevices {
 pub struct BusGpu {
     /// The kernel driver that is bound to it.
     pub kernel_driver: Option<Arc<str>>,
+    /// The product in the PCI database: `2330`.
+    pub pci_device_id: Option<Arc<str>>,
     pub numa_node: Option<u32>,
     /// This and the next fields are from the NVIDIA kernel driver, read only for a GPU that the library does not list.
     pub uuid: Option<GpuUuid>,
@@ -175,6 +191,11 @@ impl Inventory {
     pub fn by_minor(&self, minor: u32) -> Option<&Gpu> {
         let numbered = || self.gpus.values().filter(|gpu| gpu.minor == Some(minor));
         numbered().find(|gpu| gpu.present).or_else(|| numbered().next())
+    }
+
+    /// Whether the NVIDIA driver should serve the GPU: it is neither passed through nor another driver's.
+    pub fn is_expected(&self, uuid: &GpuUuid) -> bool {
+        !self.passthrough.contains_key(uuid) && !self.unserved.contains_key(uuid)
     }
 
     pub fn mig(&self, uuid: &MigUuid) -> Option<(&Gpu, &MigDevice)> {
@@ -218,6 +239,27 @@ impl Inventory {
 
     pub fn visible(&self) -> usize {
         self.gpus.values().filter(|gpu| gpu.present).count()
+    }
+}
+
+impl BusGpu {
+    pub fn is_of_nvidia(&self) -> bool {
+        self.kernel_driver.as_deref() == Some("nvidia")
+    }
+
+    /// `nouveau`, for one.
+    pub fn is_of_another_driver(&self) -> bool {
+        self.kernel_driver.is_some() && !self.is_of_nvidia()
+    }
+}
+
+impl fmt::Display for UnservedGpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.kernel_driver {
+            Some(driver) => write!(f, "kernel driver {driver}")?,
+            None => f.write_str("without a kernel driver")?,
+        }
+        self.pci_device_id.as_ref().map_or(Ok(()), |id| write!(f, ", PCI device 10de:{id}"))
     }
 }
 

@@ -79,6 +79,7 @@ pub use identity::{
 };
 pub use inventory::{
     BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers, PassthroughGpu, Platform,
+    UnservedGpu,
 };
 pub use journal::JournalState;
 pub use overview::{DeviceOverview, DeviceState, NodeOverview, Overview, ResourceCount};

@@ -39,6 +39,8 @@ named! {
         Partitioned = "partitioned",
         /// No container holds it, and a kernel driver reserves it for virtual machines.
         Passthrough = "passthrough",
+        /// No container holds it, and the NVIDIA driver is not expected to serve it.
+        Unserved = "unserved",
         /// No container holds it, and it is not healthy or not present.
         Unavailable = "unavailable",
     }

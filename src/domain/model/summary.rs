@@ -32,6 +32,7 @@ fn device(snapshot: &Snapshot, slots: &SlotCounts, gpu: &Gpu, mig: Option<&MigDe
     let state = match holdings().next() {
         Some(_) => DeviceState::Held,
         None if snapshot.hardware.inventory.passthrough.contains_key(&gpu.uuid) => DeviceState::Passthrough,
+        None if snapshot.hardware.inventory.unserved.contains_key(&gpu.uuid) => DeviceState::Unserved,
         None if mig.is_none() && !gpu.mig_devices.is_empty() => DeviceState::Partitioned,
         None if gpu.present && is_healthy => DeviceState::Free,
         None => DeviceState::Unavailable,

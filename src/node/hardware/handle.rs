@@ -64,7 +64,7 @@ pub fn start(driver: Box<dyn Driver>, settings: HardwareSettings, xids: XidSende
     let (sender, loading) = (to_supervisor.clone(), Loading::new(clock));
     let to_load = loading.clone();
     let started = Builder::new().name("hardware".to_owned()).stack_size(STACK_BYTES).spawn(move || {
-        let bus = Bus::new(settings.sys_root.clone(), settings.proc_root.clone());
+        let bus = Bus::new(settings.sys_root.clone(), settings.proc_root.clone(), settings.ignored_gpus.clone());
         match spawn_driver_thread(driver, bus, to_load.clone(), sender.clone()) {
             Ok(driver_thread) => {
                 Supervisor::new(settings, clock, driver_thread, to_load, sender, publisher, xids).run(&messages);

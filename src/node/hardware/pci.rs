@@ -15,8 +15,8 @@ const GPU_CLASSES: [&str; 2] = ["0x0300", "0x0302"];
 /// The NVIDIA kernel driver's file about a GPU has a dozen lines.
 const INFORMATION_LIMIT: u64 = 16 << 10;
 
-/// The GPUs under `<sys_root>/bus/pci/devices`; `None` where it cannot be read.
-pub fn scan(sys_root: &Path) -> Option<NodeDevices> {
+/// The GPUs under `<sys_root>/bus/pci/devices`, without those at the `ignored` addresses; `None` where it cannot be read.
+pub fn scan(sys_root: &Path, ignored: &BTreeSet<PciBusId>) -> Option<NodeDevices> {
     let mut devices = NodeDevices::default();
     let mut gpus = vec![];
     for entry in fs::read_dir(sys_root.join("bus/pci/devices")).ok()? {
@@ -29,28 +29,32 @@ pub fn scan(sys_root: &Path) -> Option<NodeDevices> {
     }
     // As numbers: a domain may have more than four digits.
     gpus.sort_by(|(one, _), (other, _)| (one.as_str().len(), one).cmp(&(other.as_str().len(), other)));
-    for (bus_index, (address, device)) in (0..).zip(gpus) {
+    // Every GPU of NVIDIA's has an index, also one that is ignored.
+    for (bus_index, (address, device)) in (0..).zip(gpus).filter(|(_, (address, _))| !ignored.contains(address)) {
         let kernel_driver = link(&device, "driver");
         let numa_node = attribute(&device, "numa_node").and_then(|node| node.parse().ok());
+        let pci_device_id = attribute(&device, "device").and_then(|id| id.strip_prefix("0x").map(Arc::from));
         match kernel_driver {
             Some(kernel_driver) if passes_through(&kernel_driver) => {
                 let gpu = PassthroughGpu {
                     kernel_driver: kernel_driver.into(),
                     iommu_group: link(&device, "iommu_group").and_then(|group| group.parse().ok()),
                     vfio_device: vfio_device(&device),
-                    pci_device_id: attribute(&device, "device").and_then(|id| id.strip_prefix("0x").map(Arc::from)),
+                    pci_device_id,
                     numa_node,
                     bus_index,
                 };
                 devices.passthrough.insert(address, gpu);
             }
             kernel_driver => {
-                let gpu = BusGpu { kernel_driver: kernel_driver.map(Arc::from), numa_node, ..BusGpu::default() };
+                let kernel_driver = kernel_driver.map(Arc::from);
+                let gpu = BusGpu { kernel_driver, pci_device_id, numa_node, ..BusGpu::default() };
+                devices.expected += usize::from(!gpu.is_of_another_driver());
                 devices.on_bus.insert(address, gpu);
             }
         }
     }
-    (devices.expected, devices.vfio) = (devices.on_bus.len(), devices.passthrough.len());
+    devices.vfio = devices.passthrough.len();
     Some(devices)
 }
 
@@ -58,12 +62,13 @@ pub fn scan(sys_root: &Path) -> Option<NodeDevices> {
 pub struct Bus {
     sys_root: PathBuf,
     proc_root: PathBuf,
+    ignored: BTreeSet<PciBusId>,
     listed: BTreeSet<PciBusId>,
 }
 
 impl Bus {
-    pub fn new(sys_root: PathBuf, proc_root: PathBuf) -> Self {
-        Self { sys_root, proc_root, listed: BTreeSet::new() }
+    pub fn new(sys_root: PathBuf, proc_root: PathBuf, ignored: BTreeSet<PciBusId>) -> Self {
+        Self { sys_root, proc_root, ignored, listed: BTreeSet::new() }
     }
 
     /// The NUMA node that the kernel gives a PCI device; `None` where it has none (-1) or cannot be read.
@@ -72,7 +77,7 @@ impl Bus {
     }
 
     pub fn scan(&self) -> Option<NodeDevices> {
-        scan(&self.sys_root)
+        scan(&self.sys_root, &self.ignored)
     }
 
     /// Sets the GPUs that the library lists.
@@ -163,7 +168,7 @@ mod tests {
     }
 
     fn numa_node(sys_root: &Path, bus_id: &str) -> Option<u32> {
-        Bus::new(sys_root.to_owned(), PathBuf::new()).numa_node(&bus_id.into())
+        Bus::new(sys_root.to_owned(), PathBuf::new(), BTreeSet::new()).numa_node(&bus_id.into())
     }
 
     #[test]
@@ -179,10 +184,15 @@ mod tests {
         device(root.path(), "0000:03:00.0", "0x1a03", "0x030000", Some("ast"), "0");
         device(root.path(), "0000:17:00.4", "0x10de", "0x030200", Some("nvidia"), "0");
         symlink("../0000:17:00.0", root.path().join("bus/pci/devices/0000:17:00.4/physfn")).unwrap();
-        let found = scan(root.path()).unwrap();
+        device(root.path(), "0000:66:00.0", "0x10de", "0x030000", Some("nouveau"), "0");
+        let found = scan(root.path(), &BTreeSet::new()).unwrap();
         assert_eq!((found.expected, found.vfio), (2, 2));
         let addresses: Vec<&str> = found.on_bus.keys().map(PciBusId::as_str).collect();
-        assert_eq!(addresses, ["0000:17:00.0", "0000:65:00.0"]);
+        assert_eq!(addresses, ["0000:17:00.0", "0000:65:00.0", "0000:66:00.0"]);
+        let ignored = ["0000:65:00.0", "0000:66:00.0"].map(PciBusId::from).into();
+        let without = scan(root.path(), &ignored).unwrap();
+        assert_eq!((without.expected, without.on_bus.len()), (1, 1));
+        assert_eq!(without.passthrough, found.passthrough);
         assert_eq!(found.on_bus[&"0000:17:00.0".into()].kernel_driver.as_deref(), Some("nvidia"));
         assert_eq!(numa_node(root.path(), "0000:ca:00.0"), Some(1));
         let passthrough: Vec<(&str, &str, u32)> = found
@@ -190,7 +200,7 @@ mod tests {
             .iter()
             .map(|(address, gpu)| (address.as_str(), &*gpu.kernel_driver, gpu.bus_index))
             .collect();
-        assert_eq!(passthrough, [("0000:ca:00.0", "vfio-pci", 2), ("0000:cb:00.0", "nvgrace-gpu-vfio-pci", 3)]);
+        assert_eq!(passthrough, [("0000:ca:00.0", "vfio-pci", 3), ("0000:cb:00.0", "nvgrace-gpu-vfio-pci", 4)]);
         assert_eq!(numa_node(root.path(), "0000:65:00.0"), None);
     }
 
@@ -203,7 +213,7 @@ mod tests {
         symlink("../../../../kernel/iommu_groups/51", path.join("iommu_group")).unwrap();
         fs::create_dir_all(path.join("vfio-dev/vfio3")).unwrap();
         fs::write(path.join("device"), "0x2330\n").unwrap();
-        let found = scan(root.path()).unwrap().passthrough;
+        let found = scan(root.path(), &BTreeSet::new()).unwrap().passthrough;
         let known = PassthroughGpu {
             kernel_driver: "vfio-pci".into(),
             iommu_group: Some(51),
@@ -219,7 +229,7 @@ mod tests {
 
     #[test]
     fn an_unreadable_bus_is_not_an_empty_one() {
-        assert_eq!(scan(Path::new("/nonexistent")), None);
+        assert_eq!(scan(Path::new("/nonexistent"), &BTreeSet::new()), None);
     }
 
     #[test]

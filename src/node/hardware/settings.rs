@@ -1,7 +1,10 @@
 //! Intervals, time limits and roots of the hardware threads.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use crate::domain::model::PciBusId;
 
 #[derive(Clone, Debug)]
 pub struct HardwareSettings {
@@ -16,6 +19,8 @@ pub struct HardwareSettings {
     /// First and longest wait before a lost GPU is queried again.
     pub lost_retry: (Duration, Duration),
     pub sys_root: PathBuf,
+    /// PCI addresses of cards that are none of the node's GPUs.
+    pub ignored_gpus: BTreeSet<PciBusId>,
     /// Root of the NVIDIA kernel driver's files about GPUs that the library does not list.
     pub proc_root: PathBuf,
     /// A release that takes longer is answered with what keeps the driver open.
@@ -32,6 +37,7 @@ impl Default for HardwareSettings {
             reopen: (Duration::from_millis(500), Duration::from_secs(10)),
             lost_retry: (Duration::from_secs(1), Duration::from_secs(30)),
             sys_root: PathBuf::from("/sys"),
+            ignored_gpus: BTreeSet::new(),
             proc_root: PathBuf::from("/proc"),
             release_limit: Duration::from_secs(30),
         }

@@ -215,6 +215,7 @@ fn list_gpus(session: &dyn DriverSession, bus: &mut Bus) -> Result<ListedGpus, F
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::fs;
 
     use super::*;
@@ -234,7 +235,7 @@ mod tests {
         }
         let driver = SimulatedDriver::new(SimulatedProfile::A100, 1);
         driver.set_driver_loaded(false);
-        let bus = Bus::new(root.path().into(), root.path().into());
+        let bus = Bus::new(root.path().into(), root.path().into(), BTreeSet::new());
         let (to_supervisor, messages) = sync_channel(1);
         let thread = spawn_driver_thread(Box::new(driver), bus, Loading::new(Clock::start()), to_supervisor).unwrap();
         assert!(thread.send(DriverCommand::Open).is_ok());

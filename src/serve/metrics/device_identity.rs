@@ -93,12 +93,13 @@ pub(super) static GROUP: Group = Group {
         gauge(
             "podmeter_node_devices",
             "GPUs of the node by state: expected from the PCI bus, visible to the driver, healthy, schedulable, \
-             bound to vfio.",
+             bound to vfio, unserved (of another driver or none).",
             |snapshot, family| {
                 let hardware = &snapshot.hardware;
                 let mut push = |state, count: Option<usize>| family.push_known(Labels::new("state", state), count);
                 push("expected", hardware.node_devices.as_ref().map(|counts| counts.expected));
                 push("vfio", hardware.node_devices.as_ref().map(|counts| counts.vfio));
+                push("unserved", hardware.node_devices.as_ref().map(|_| hardware.inventory.unserved.len()));
                 // Zero while the driver is not loaded; absent only where no hardware is read.
                 let reads = hardware.source != HardwareSource::None;
                 push("visible", reads.then(|| hardware.inventory.visible()));

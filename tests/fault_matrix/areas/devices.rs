@@ -3,9 +3,11 @@ use serde_json::{Value, json};
 use super::driver::reload;
 use crate::rig::{Rig, until};
 use crate::row::{Area, GoesOn, Is, Log, Metric, ROW, Row, Text};
+use crate::support::hardware::{add_pci_device, bind};
 
 const GPU_3: &[&str] = &["gpu=\"3\""];
 const GPU_3_UUID: &[&str] = &["gpu_uuid=\"GPU-00000000-0000-0000-0000-000000000003\""];
+const CARDS: [&str; 2] = ["0000:e9:00.0", "0000:ea:00.0"];
 const UNHEALTHY: Metric = Metric("podmeter_device_healthy", GPU_3, Is::Value(0.0));
 const NO_READINGS: Metric = Metric("podmeter_device_power_watts", GPU_3, Is::Absent);
 /// The pod keeps its GPU, whether it is this one or another.
@@ -64,6 +66,34 @@ pub const AREA: Area = Area {
             undone: "the driver lists it",
             undo: Some(|rig| rig.gpu(3, |gpu| gpu["fail"] = json!({}))),
             within: 30,
+        },
+        Row {
+            id: "display-card",
+            happens: "An old display card without a kernel driver is on the PCI bus, and one that nouveau has",
+            how: |rig| {
+                add_pci_device(&rig.path("sys"), CARDS[0], &[("device", "0x1288")]);
+                let device = add_pci_device(&rig.path("sys"), CARDS[1], &[("device", "0x1288")]);
+                bind(&device, "nouveau");
+                std::fs::remove_file(rig.path("sys/bus/pci/devices").join(CARDS[0]).join("driver")).unwrap();
+                rig.stop();
+                rig.begin();
+            },
+            metrics: &[
+                Metric("podmeter_node_devices", &["state=\"unserved\""], Is::Value(2.0)),
+                Metric("podmeter_node_devices", &["state=\"expected\""], Is::Value(8.0)),
+                Metric("podmeter_device_healthy", &[], Is::Value(1.0)),
+                Metric("podmeter_device_healthy", &[], Is::Series(8)),
+            ],
+            log: Log::Line("the NVIDIA driver does not serve this display card"),
+            page: Some(Text("/api/v1/health", "\"status\": \"healthy\"")),
+            undone: "the cards are removed",
+            undo: Some(|rig| {
+                for card in CARDS {
+                    std::fs::remove_dir_all(rig.path("sys/bus/pci/devices").join(card)).unwrap();
+                }
+            }),
+            within: 10,
+            ..ROW
         },
         Row {
             id: "gpu-sentinels",

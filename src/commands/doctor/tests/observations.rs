@@ -1,6 +1,6 @@
 //! A node that passes every check, and changes of what is observed of it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::commands::doctor::DoctorSettings;
 use crate::commands::doctor::observe::{DriverState, ListSummary, NotObserved, Observations, ObservedMachine};
 use crate::commands::doctor::observe_agent::{AgentResponses, ObservedAgent};
 use crate::domain::model::{
-    Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, HardwareSource, Inventory, UnixSeconds,
+    Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, HardwareSource, Inventory, NodeDevices, UnixSeconds,
 };
 use crate::node::kubelet::CallError;
 use crate::node::kubelet::claim_files::ClaimDirectories;
@@ -43,6 +43,7 @@ pub fn settings() -> DoctorSettings {
         attribution: ProcessAttribution::Auto,
         proc_root: "/proc".into(),
         sys_root: "/sys".into(),
+        ignored_gpus: BTreeSet::new(),
         pod_logs_root: "/var/log/pods".into(),
     }
 }
@@ -72,6 +73,11 @@ pub fn answers() -> AgentResponses {
         pages: vec![(AgentTarget::Url("http://127.0.0.1:9410".parse().unwrap()), Ok(2))],
         guarded: vec![],
     }
+}
+
+/// A bus on which the kernel shows as many GPUs, and nothing of each.
+pub fn bus(expected: usize) -> NodeDevices {
+    NodeDevices { expected, ..NodeDevices::default() }
 }
 
 pub fn driver(version: &str, gpus: usize) -> DriverState {
@@ -121,7 +127,7 @@ pub fn well() -> Observations {
             profile: profile("profile"),
             offers: offers(OnConflict::default()),
             module_version: Ok(Some("570.1".to_owned())),
-            bus: Ok(1),
+            bus: Ok(bus(1)),
             processes: Ok(Survey { of_the_host: true, processes: 9, in_pods: 3, unreadable: 0 }),
             named_pods: Ok(3),
             claim_files: Ok(vec![("/k/plugins/gpu.nvidia.com/checkpoint.json".into(), Ok(()))]),

@@ -265,3 +265,16 @@ fn faults_change_with_the_health_and_the_energy_counter_once_a_minute() {
     }
     assert_eq!(world.health.faults().gpus.len(), 1);
 }
+
+#[test]
+fn a_lost_gpu_leaves_its_address_so_that_the_next_agent_expects_it() {
+    let mut world = World::checked();
+    world.gpu(|gpu| gpu.pci_bus_id = Some("0000:65:00.0".into()));
+    world.at(2);
+    assert_eq!(world.health.faults().gpus.len(), 0);
+    world.stop_responding(|readings| readings.lost = true);
+    world.at(3);
+    let next = world.restarted(10, HealthConfig::default());
+    let address = |world: &World| world.health.faults().gpus[&GPU.into()].pci_bus_id.clone();
+    assert_eq!((address(&world), address(&next)), (Some("0000:65:00.0".into()), Some("0000:65:00.0".into())));
+}

@@ -1,6 +1,6 @@
 use super::*;
 use crate::domain::holders::{Slots, join};
-use crate::domain::model::{Allocatable, Allocations, ContainerRef};
+use crate::domain::model::{Allocatable, Allocations, ContainerRef, PassthroughGpu};
 use crate::test_data::{container, pod, uuid};
 
 fn mig(number: u32) -> String {
@@ -11,7 +11,7 @@ fn address(number: usize) -> PciBusId {
     PciBusId::new(format!("0000:{number:02x}:00.0"))
 }
 
-/// The driver lists GPUs `listed`; the bus has those of `on_bus`.
+/// The driver lists GPUs `listed`; the bus has those of `on_bus`, bound to NVIDIA's kernel driver.
 fn hardware(listed: &[usize], on_bus: &[usize]) -> HardwareState {
     let gpu = |number: &usize| {
         let gpu = Gpu::not_present(GpuUuid::new(uuid(*number)));
@@ -20,9 +20,27 @@ fn hardware(listed: &[usize], on_bus: &[usize]) -> HardwareState {
     };
     let inventory = Inventory { generation: 1, gpus: listed.iter().map(gpu).collect(), ..Inventory::default() };
     let on_bus: BTreeMap<PciBusId, BusGpu> =
-        on_bus.iter().map(|number| (address(*number), BusGpu::default())).collect();
+        on_bus.iter().map(|number| (address(*number), bus_gpu(Some("nvidia"), "2330"))).collect();
     let node_devices = NodeDevices { expected: on_bus.len(), on_bus, ..NodeDevices::default() };
     HardwareState { inventory: Arc::new(inventory), node_devices: Some(node_devices), ..HardwareState::default() }
+}
+
+fn bus_gpu(kernel_driver: Option<&str>, device_id: &str) -> BusGpu {
+    let kernel_driver = kernel_driver.map(Arc::from);
+    BusGpu { kernel_driver, pci_device_id: Some(device_id.into()), ..BusGpu::default() }
+}
+
+/// The driver lists GPU 0 of the bus, which also has `card` as number 1.
+fn beside(card: BusGpu) -> HardwareState {
+    let mut state = hardware(&[0], &[0]);
+    let bus = state.node_devices.as_mut().unwrap();
+    bus.expected += usize::from(!card.is_of_another_driver());
+    bus.on_bus.insert(address(1), card);
+    state
+}
+
+fn expected(state: &HardwareState) -> usize {
+    state.node_devices.as_ref().unwrap().expected
 }
 
 fn ids(resource: &str, ids: &[&str]) -> DeviceIds {
@@ -140,6 +158,78 @@ fn excluded_gpus_and_other_vendors_ids_are_none() {
     let offered =
         UnlistedGpus::default().add_to(&Arc::new(hardware(&[0], &[0])), &own, &|_| true, Monotonic::from_secs(1));
     assert_eq!(missing(&offered), [(uuid(1), None)]);
+}
+
+#[test]
+fn a_card_that_the_driver_does_not_serve_is_missing_only_with_evidence() {
+    let old = || bus_gpu(None, "1288");
+    let none = KubeletState::default();
+    let named = |id: &str| ids("nvidia.com/gpu", &[&uuid(0), id]);
+    let settled = |devices| KubeletState { settled: true, ..allocatable(devices) };
+    for (card, kubelet, is_missing, case) in [
+        (bus_gpu(Some("nouveau"), "2330"), none.clone(), false, "another driver's"),
+        (old(), none.clone(), false, "no evidence"),
+        (BusGpu::default(), none.clone(), false, "an unreadable device ID equals no other"),
+        (old(), settled(ids("nvidia.com/gpu", &[&uuid(0)])), false, "the kubelet has the other one"),
+        (old(), checkpoint(ids("nvidia.com/gpu", &[&uuid(1)])), false, "one that GPU 0 replaced"),
+        (bus_gpu(Some("nouveau"), "1288"), allocatable(named(&uuid(1))), false, "rebound after it was offered"),
+        (bus_gpu(Some("nvidia"), "1288"), none.clone(), true, "bound"),
+        (bus_gpu(None, "2330"), none.clone(), true, "the model of GPU 0"),
+        (BusGpu { uuid: Some(uuid(1).as_str().into()), ..old() }, none, true, "the kernel driver has its UUID"),
+        (old(), held("nvidia.com/gpu", &[&uuid(1)]), true, "held"),
+        (old(), allocatable(named(&uuid(1))), true, "offered"),
+        (old(), checkpoint(named(&uuid(1))), true, "offered before the kubelet's start"),
+        (old(), held("nvidia.com/mig-1g.10gb", &[&mig(7)]), true, "a MIG device of it"),
+    ] {
+        let state = complete(beside(card), &kubelet);
+        let inventory = &state.inventory;
+        assert_eq!((inventory.missing.len() == 1, inventory.unserved.is_empty()), (is_missing, is_missing), "{case}");
+        assert_eq!(expected(&state), 1 + usize::from(is_missing), "{case}");
+        assert!(inventory.gpus.values().filter(|gpu| gpu.pci_bus_id == Some(address(1))).count() == 1, "{case}");
+        assert_eq!(state.readings.len(), usize::from(is_missing), "{case}");
+    }
+    let doctors = |card| {
+        let state = beside(card);
+        super::expected_on_bus(&state.inventory, state.node_devices.as_ref().unwrap())
+    };
+    assert_eq!([old(), bus_gpu(Some("nouveau"), "1288"), bus_gpu(None, "2330")].map(doctors), [1, 1, 2]);
+}
+
+#[test]
+fn a_card_that_the_driver_had_is_missing_until_another_driver_has_it() {
+    let card = |driver| beside(bus_gpu(driver, "1288"));
+    let mut memory = UnlistedGpus::default();
+    let mut states = |hardware: HardwareState| {
+        let state = memory.add_to(&Arc::new(hardware), &KubeletState::default(), &|_| false, Monotonic::from_secs(1));
+        (state.inventory.missing.len(), state.inventory.unserved.len())
+    };
+    let found = [None, Some("nvidia"), None, Some("nouveau"), None].map(|driver| states(card(driver)));
+    assert_eq!(found, [(0, 1), (1, 0), (1, 0), (0, 1), (1, 0)]);
+    let state = UnlistedGpus::new([address(1)].into()).add_to(
+        &Arc::new(card(None)),
+        &KubeletState::default(),
+        &|_| false,
+        Monotonic::from_secs(1),
+    );
+    assert_eq!(state.inventory.missing.len(), 1, "served for an earlier agent");
+
+    // Listed until it was rebound: it keeps its UUID, and is no longer lost.
+    let mut rebound = card(Some("nouveau"));
+    let gpu = Gpu { pci_bus_id: Some(address(1)), ..Gpu::not_present(GpuUuid::new(uuid(1))) };
+    Arc::make_mut(&mut rebound.inventory).gpus.insert(gpu.uuid.clone(), gpu);
+    rebound.readings.insert(uuid(1).as_str().into(), Arc::new(DeviceReadings { lost: true, ..Default::default() }));
+    let state = complete(rebound, &KubeletState::default());
+    assert!(state.inventory.unserved.contains_key(&uuid(1).as_str().into()) && state.readings.is_empty());
+}
+
+#[test]
+fn an_old_card_beside_a_lost_gpu_takes_no_uuid() {
+    let mut state = hardware(&[0], &[0, 1]);
+    state.node_devices.as_mut().unwrap().on_bus.insert(address(2), bus_gpu(None, "1288"));
+    let one = complete(state.clone(), &held("nvidia.com/gpu", &[&uuid(1)]));
+    assert_eq!((missing(&one), one.inventory.unserved.len()), (vec![(uuid(1), at(1))], 1));
+    let two = complete(state, &held("nvidia.com/gpu", &[&uuid(1), &uuid(2)]));
+    assert_eq!((missing(&two), two.inventory.unserved.len()), (vec![(uuid(1), None), (uuid(2), None)], 0));
 }
 
 #[test]

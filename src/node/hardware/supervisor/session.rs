@@ -246,6 +246,7 @@ impl Drop for Supervisor {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 
     use super::*;
@@ -263,7 +264,8 @@ mod tests {
     fn open(driver: impl Driver) -> (Supervisor, Receiver<SupervisorMessage>) {
         let (clock, settings) = (Clock::start(), HardwareSettings::default());
         let (to_supervisor, messages) = sync_channel(16);
-        let (loading, bus) = (Loading::new(clock), Bus::new("/nonexistent".into(), "/nonexistent".into()));
+        let (loading, bus) =
+            (Loading::new(clock), Bus::new("/nonexistent".into(), "/nonexistent".into(), BTreeSet::new()));
         let driver_thread = spawn_driver_thread(Box::new(driver), bus, loading.clone(), to_supervisor.clone()).unwrap();
         let publisher = tokio::sync::watch::Sender::default();
         let xids = XidSender::new::<0>().0;

@@ -106,9 +106,9 @@ impl Offer {
 
 type NamedDevice = (ResourceName, OfferedDevice);
 
-/// The GPUs that the driver has listed, with their indexes; without those that are passed through now.
+/// The GPUs that the driver has listed, with their indexes; without those that it is not expected to serve now.
 fn listed(inventory: &Inventory) -> impl Iterator<Item = (&Gpu, u32)> {
-    let gpus = inventory.gpus.values().filter(|gpu| !inventory.passthrough.contains_key(&gpu.uuid));
+    let gpus = inventory.gpus.values().filter(|gpu| inventory.is_expected(&gpu.uuid));
     gpus.filter_map(|gpu| Some((gpu, gpu.index?)))
 }
 

@@ -8,7 +8,7 @@ use super::view::window_words;
 use super::{NodePage, facts, holders, more, section};
 use crate::domain::model::{
     Account, DeviceHealth, DeviceOverview, DeviceState, Gpu, InstanceReading, Medium, MigDevice, Monotonic,
-    PassthroughGpu,
+    PassthroughGpu, UnservedGpu,
 };
 
 pub(super) fn devices(page: &NodePage<'_>) -> Markup {
@@ -41,9 +41,12 @@ fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
     let capacity = medium.and_then(|medium| medium.memory).map(|memory| memory.total).or(gpu.memory_bytes);
     let health = page.snapshot.health.gpus.get(&gpu.uuid);
     let overview = page.snapshot.overview.device(&gpu.uuid, None);
-    let passthrough = page.snapshot.hardware.inventory.passthrough.get(&gpu.uuid);
+    let inventory = &page.snapshot.hardware.inventory;
+    let without_health = inventory.passthrough.get(&gpu.uuid).map(|gpu| ("passed through", passthrough_words(gpu)));
+    let without_health =
+        without_health.or_else(|| inventory.unserved.get(&gpu.uuid).map(|gpu| ("not served", unserved_words(gpu))));
     let containers = page.holders(gpu).map(|account| &account.container);
-    let model = gpu.model.as_deref().unwrap_or(if passthrough.is_some() { "" } else { "model unknown" });
+    let model = gpu.model.as_deref().unwrap_or(if without_health.is_some() { "" } else { "model unknown" });
     let names = [gpu.uuid.to_string(), gpu_name(gpu), model.to_owned()];
     let mig_uuids = gpu.mig_devices.iter().map(|mig| mig.uuid.to_string());
     html! {
@@ -51,8 +54,8 @@ fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
             div.head {
                 h3 { (gpu_name(gpu)) }
                 span.model { (model.trim_start_matches("NVIDIA ")) @if gpu.mig_enabled == Some(true) { ", MIG" } }
-                @match passthrough {
-                    Some(_) => span.badge.plain { "passed through" },
+                @match &without_health {
+                    Some((state, _)) => span.badge.plain { (state) },
                     None => (badge(health.map(|health| &health.whole))),
                 }
             }
@@ -60,8 +63,8 @@ fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
             @if let Some(faults) = facts::fabric_faults(page.snapshot, &gpu.uuid) {
                 p.cause { b { "NVLink fabric: " } (faults) "." }
             }
-            @if let Some(of_kernel) = passthrough {
-                p.cause { (passthrough_words(of_kernel)) }
+            @if let Some((_, why)) = &without_health {
+                p.cause { (why) }
             } @else {
                 (measures(page, gpu, medium, capacity))
             }
@@ -168,6 +171,10 @@ fn passthrough_words(gpu: &PassthroughGpu) -> String {
         "For virtual machines: kernel driver {}{group}{product}. The host has no readings of it.",
         gpu.kernel_driver
     )
+}
+
+fn unserved_words(gpu: &UnservedGpu) -> String {
+    format!("The NVIDIA driver does not serve this card: {gpu}. It has no readings and is not offered.")
 }
 
 fn badge(health: Option<&DeviceHealth>) -> Markup {
