@@ -19,6 +19,7 @@ mod health;
 mod journal;
 mod kubelet;
 mod labels;
+mod memory_manager;
 mod mig;
 mod module;
 mod page;
