@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::support::kubelet::{FakeKubelet, KubeletVersion, Node, Options, VERSIONS, node, node_under};
 use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
 use crate::support::polling::PATIENCE;
-use podmeter::domain::model::{DeviceReadings, GpuUuid};
+use podmeter::domain::model::{DeviceReadings, GpuUuid, Medium, Monotonic, Stamped};
 use podmeter::node::wire::v1beta1;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
@@ -233,4 +233,18 @@ async fn the_check_before_a_start_runs_where_it_is_enabled() {
     assert!(refused.message().contains(&uuid(1)) && refused.message().contains("come back"), "{refused}");
     let state = podmeter.now(GPU);
     assert_eq!((state.pre_starts["ok"], state.pre_starts["unhealthy"]), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_check_of_memory_that_no_driver_reports_is_a_problem() {
+    let node = node(Options::default()).await;
+    let podmeter = configured(&node, "preStartCheck: {minimumFreeMemory: 1Gi}");
+    podmeter.registered(GPU, 1).await;
+    podmeter.change_gpu(1, |gpu| gpu.memory_bytes = None);
+    let medium = Stamped { at: Monotonic::default(), value: Medium::default() };
+    podmeter.set_readings(1, DeviceReadings { medium: Some(medium), ..DeviceReadings::default() });
+    let state = podmeter.until_state("a problem", |state| !state.problems.is_empty()).await;
+    assert_eq!(state.problems.len(), 1);
+    assert!(state.problems[0].contains(&format!("has no effect on {}:", uuid(1))), "{:?}", state.problems);
+    PluginClient::connect(&node).await.pre_start(&[uuid(2)]).await.unwrap();
 }

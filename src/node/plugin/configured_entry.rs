@@ -3,7 +3,7 @@
 //! In: its configuration, the last host scan, the inventory, device health. Out: offers and problems. Does not
 //! use: files of the host.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::host::{self, HostFacts, ScanResult};
 use super::offer::layout::{self, Vanished};
 use super::offer::{Offer, OfferedHardware, OfferedHealth, Offers, PluginUnhealthy, merge, offers};
 use crate::domain::model::{
-    HardwareState, HealthState, Inventory, KubeletState, Monotonic, ResourceName, UnhealthyReason,
+    GpuUuid, HardwareState, HealthState, Inventory, KubeletState, Monotonic, ResourceName, UnhealthyReason,
 };
 
 /// Longest wait for the first host scan, where it decides only which devices are preferred.
@@ -59,6 +59,7 @@ impl ConfiguredEntry {
         let offers = offers.into_iter().map(|offer| with_health(offer, health).with_mps_health(&scan.without_mps));
         self.offers = merge(&self.offers, offers.collect(), &hardware.inventory);
         self.problems = [problems, scan.problem.iter().cloned().collect()].concat();
+        self.problems.extend(without_memory(&self.config, &self.offers, hardware));
     }
 
     /// The vanished devices of the offers before: since when, `at` for those that vanish now.
@@ -99,6 +100,26 @@ impl ConfiguredEntry {
         self.offers.retain(|offer| !offer.devices.is_empty());
         dropped.into_keys().collect()
     }
+}
+
+/// The GPUs whose free memory is required and never known. Containers start on them regardless.
+fn without_memory(config: &EntryConfig, offers: &[Offer], hardware: &HardwareState) -> Option<String> {
+    config.pre_start_check()?.minimum_free_memory?;
+    let is_without = |gpu: &&GpuUuid| {
+        let medium = hardware.readings.get(*gpu).and_then(|readings| readings.medium.as_ref());
+        let known = hardware.inventory.gpus.get(*gpu);
+        known.is_some_and(|known| known.memory_bytes.is_none())
+            && medium.is_some_and(|medium| medium.value.memory.is_none())
+    };
+    let offered = offers.iter().flat_map(|offer| &offer.devices).filter_map(|device| device.hardware.gpu());
+    let without: BTreeSet<&str> = offered.filter(is_without).map(GpuUuid::as_str).collect();
+    (!without.is_empty()).then(|| {
+        format!(
+            "preStartCheck.minimumFreeMemory has no effect on {}: the driver reports no memory of theirs, as where GPU and CPU \
+             share it; remove it, or require noProcesses",
+            without.into_iter().collect::<Vec<_>>().join(", ")
+        )
+    })
 }
 
 /// With the health of each device's hardware, where the device is not already unhealthy.

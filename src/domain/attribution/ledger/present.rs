@@ -1,7 +1,8 @@
 //! The present values of the accounts of one GPU. In: fresh readings, processes with their owners. Out: gauges of each
 //! holder, memory by holder and by reason, pods that use the GPU without holding it. Does not know intervals.
 //!
-//! Memory has an owner where a process list names it; without one, only an exclusive holder is known to use it.
+//! Memory has an owner where a process list names it; without one, only an exclusive holder is known to use it. Of memory that a
+//! GPU shares with the CPU, the driver has an amount for each process alone: these add up to what is divided.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -101,9 +102,26 @@ impl DeviceLedger {
                 let reason = if all_read { UnattributedReason::Driver } else { UnattributedReason::Unknown };
                 *unattributed.entry(reason).or_default() += rest;
             }
-            None => {}
+            None => self.attribute_unified_memory(present, medium, &mut unattributed, audit),
         }
         self.unattributed.memory_bytes = unattributed;
+    }
+
+    /// That of the processes, where the driver has no memory of the GPU's own. A reading that only failed is none.
+    fn attribute_unified_memory(
+        &mut self,
+        present: &PresentInputs<'_>,
+        medium: &Medium,
+        unattributed: &mut BTreeMap<UnattributedReason, u64>,
+        audit: &mut Audit,
+    ) {
+        let is_unified = medium.instances.is_empty() && present.gpu.is_some_and(|gpu| gpu.memory_bytes.is_none());
+        let Some(processes) = present.processes.filter(|_| is_unified) else { return };
+        let running = processes.processes.iter().filter(|process| process.running);
+        let used = running.filter_map(|process| process.memory_bytes).sum();
+        self.attribute_memory(used, None, None, present, unattributed, audit);
+        // No process accounts for nothing of it.
+        unattributed.retain(|_, bytes| *bytes > 0);
     }
 
     /// The memory of one GPU instance, or of the whole GPU. All of it is a sole holder's whose sharing is `sole_sharing`.

@@ -23,9 +23,9 @@ pub struct DcgmValue {
     device: usize,
     /// Labels beside the device's.
     more: Labels,
-    /// In base units.
-    value: f64,
-    /// On a shared device each holder has its own value instead of this one, where any is known.
+    /// In base units. `None`: only its holders have one.
+    value: Option<f64>,
+    /// On a shared device, and without `value`, each holder has its own instead, where any is known.
     own: Option<Own>,
 }
 
@@ -137,7 +137,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
     pub fn each_gpu(&self, values: &mut Values, own: Option<Own>, read: &dyn Fn(&Gpu, &DeviceReadings) -> Option<f64>) {
         for (gpu, readings) in with_readings(self.snapshot) {
             if let (Some(device), Some(value)) = (self.gpu(&gpu.uuid), read(gpu, readings)) {
-                values.push(DcgmValue { device, more: Labels::default(), value, own });
+                values.push(DcgmValue { device, more: Labels::default(), value: Some(value), own });
             }
         }
     }
@@ -155,7 +155,18 @@ impl<'snapshot> DcgmPage<'snapshot> {
         });
         for (index, device) in self.devices.iter().enumerate() {
             if let Some(value) = device.instance.and_then(|instance| read(instance.memory, &instance.gpm)) {
-                values.push(DcgmValue { device: index, more: Labels::default(), value, own });
+                values.push(DcgmValue { device: index, more: Labels::default(), value: Some(value), own });
+            }
+        }
+    }
+
+    /// Of the holders of each GPU for which the driver has no memory.
+    pub fn without_memory(&self, values: &mut Values, own: Own) {
+        for (gpu, readings) in with_readings(self.snapshot) {
+            let is_without =
+                medium(readings).is_some_and(|medium| medium.memory.is_none() && medium.instances.is_empty());
+            if let Some(device) = self.gpu(&gpu.uuid).filter(|_| is_without) {
+                values.push(DcgmValue { device, more: Labels::default(), value: None, own: Some(own) });
             }
         }
     }
@@ -169,7 +180,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
             let is_its = |one: &DcgmDevice<'_>| one.instance.is_none() && has(("gpu_uuid", one.gpu.uuid.as_str()));
             let device = self.devices.iter().position(is_its).filter(|_| matcher.is_none_or(has));
             if let (Some(device), Some(value)) = (device, sample.value.as_f64()) {
-                values.push(DcgmValue { device, more: Labels::default(), value, own: None });
+                values.push(DcgmValue { device, more: Labels::default(), value: Some(value), own: None });
             }
         }
     }
@@ -177,7 +188,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
     /// Of one GPU, with more labels.
     pub fn gpu_and(&self, values: &mut Values, gpu: &Gpu, more: Labels, value: f64) {
         if let Some(device) = self.gpu(&gpu.uuid) {
-            values.push(DcgmValue { device, more, value, own: None });
+            values.push(DcgmValue { device, more, value: Some(value), own: None });
         }
     }
 }
@@ -211,19 +222,23 @@ impl<'snapshot> DcgmDevice<'snapshot> {
     /// Calls `push` with the labels and the number of each series that the value has.
     fn each_series(&self, value: &DcgmValue, mut push: impl FnMut(Arc<Labels>, f64)) {
         let DcgmValue { more, value, own, .. } = value;
-        let has_own = |own: &Own| self.is_shared && self.holders.iter().any(|holder| own(holder.account).is_some());
+        let has_own = |own: &Own| {
+            (self.is_shared || value.is_none()) && self.holders.iter().any(|holder| own(holder.account).is_some())
+        };
         let own = own.filter(has_own);
         let labels = |of: &Arc<Labels>| match more.iter().next() {
             None => Arc::clone(of),
             Some(_) => Arc::new(of.insert_at(self.labels.iter().count(), more)),
         };
         if self.holders.is_empty() || own.is_some() {
-            push(labels(&self.labels), *value);
+            value.iter().for_each(|value| push(labels(&self.labels), *value));
         }
         for holder in &self.holders {
             match own {
                 Some(own) => own(holder.account).into_iter().for_each(|value| push(labels(&holder.own), value)),
-                None => holder.slots.iter().for_each(|slot| push(labels(slot), *value)),
+                None => value.iter().for_each(|value| {
+                    holder.slots.iter().for_each(|slot| push(labels(slot), *value));
+                }),
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use serde_json::Value as Json;
 
@@ -234,6 +235,24 @@ fn utilization_and_memory_of_a_shared_device_are_each_containers_own() {
             own(Some("two"), Some("2"), SampleValue::Integer(8192)),
         ]
     );
+}
+
+#[test]
+fn without_memory_of_the_device_its_holders_have_their_own() {
+    for (mut snapshot, expected) in
+        [(shared(), vec![(None, 16384), (Some("2"), 8192)]), (fixture::snapshot(), vec![(None, 7)])]
+    {
+        let readings = Arc::make_mut(&mut snapshot.hardware).readings.get_mut(&fixture::WHOLE.into()).unwrap();
+        Arc::make_mut(readings).medium.as_mut().unwrap().value.memory = None;
+        if expected.len() == 1 {
+            snapshot.accounts[0].memory_used_bytes = Some(7 << 20);
+        }
+        let found = series(&old(&snapshot), "DCGM_FI_DEV_FB_USED");
+        assert!(found.iter().all(|(pod, _, _)| pod.is_some()), "{found:?}");
+        let found: Vec<_> = found.into_iter().map(|(_, slot, value)| (slot, value)).collect();
+        let expected = expected.into_iter().map(|(slot, value)| (slot.map(str::to_owned), SampleValue::Integer(value)));
+        assert_eq!(found, expected.collect::<Vec<_>>());
+    }
 }
 
 /// 60 pods with a slot each; the first is the oldest.

@@ -98,6 +98,7 @@ impl ValueSource {
             Self::MemoryUsed => {
                 let own = |account: &Account| Some(account.memory_used_bytes? as f64);
                 page.parts(values, Some(own), &|memory, _| Some(memory?.used as f64));
+                page.without_memory(values, own);
             }
             Self::MemoryFree => page.parts(values, None, &|memory, _| Some(memory?.free as f64)),
             Self::MemoryReserved => page.parts(values, None, &|memory, _| Some(memory?.reserved? as f64)),

@@ -343,6 +343,23 @@ fn a_pod_in_an_instance_that_another_holds_is_named() {
 }
 
 #[test]
+fn memory_of_a_gpu_without_its_own_is_that_of_its_processes() {
+    let mut case = World::new(3600);
+    case.inventory.gpus.insert(GPU.into(), Gpu::listed(GPU.into(), 0));
+    case.idle_at_100_watts();
+    case.hold("a", None, SharingForm::Exclusive, 1.0);
+    case.run(&[(owner("a"), 0.0, 5), (owner("a"), 0.0, 4), (Owner::Host, 0.0, 2)]);
+    let published = case.reading(20, Some(0.0), 2000.0, Some(Medium::default()));
+    let used = |published: &LedgerOutput| published.accounts[0].memory_used_bytes;
+    assert_eq!(used(&published), Some(9));
+    assert_eq!(published.unattributed[0].memory_bytes, [(UnattributedReason::Host, 2)].into());
+    assert_eq!(published.violations.values().sum::<u64>(), 0);
+    case.inventory.gpus.get_mut(&GPU.into()).unwrap().memory_bytes = Some(80 << 30);
+    let published = case.reading(30, Some(0.0), 3000.0, Some(Medium::default()));
+    assert_eq!((used(&published), published.unattributed[0].memory_bytes.len()), (None, 0), "it could not be read");
+}
+
+#[test]
 fn an_mps_slot_is_limited_to_its_part_of_the_memory() {
     for (sharing, share, expected) in [
         (SharingForm::Mps, 0.25, 20 << 30),
