@@ -178,7 +178,7 @@ impl Publisher {
         let processes = Arc::clone(&inputs.processes.borrow_and_update());
         let settings = inputs.reloadable.borrow_and_update().clone();
         self.cache.update(&hardware, &kubelet, plugin.as_deref());
-        let (statement, container_xids) = self.account(now, &hardware, &processes, &settings);
+        let (statement, container_xids) = self.account(now, &hardware, &processes, plugin.as_deref(), &settings);
         let (inputs, join) = (&self.inputs, &self.cache.join);
         let snapshot = Snapshot {
             sequence,
@@ -218,6 +218,7 @@ impl Publisher {
         now: Moment,
         hardware: &HardwareState,
         processes: &ProcessState,
+        plugin: Option<&PluginState>,
         settings: &Reloadable,
     ) -> (LedgerOutput, Vec<ContainerXid>) {
         let (join, scrapes) = (&self.cache.join, self.inputs.scrapes.count());
@@ -226,7 +227,7 @@ impl Publisher {
             join,
             inventory: &hardware.inventory,
             readings: &hardware.readings,
-            processes: &processes_by_device(hardware, processes),
+            processes: &processes_by_device(hardware, processes, plugin),
             retention: settings.retention,
             scrapes,
         });

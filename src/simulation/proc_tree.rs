@@ -60,17 +60,7 @@ impl ProcTree {
     /// A process of a container, under containerd and systemd's cgroups. It takes the place of an earlier one of its
     /// number.
     pub fn start(&self, pid: u32, start_ticks: u64, identity: ContainerIdentity<'_>) -> io::Result<()> {
-        let ContainerIdentity { uid, container, .. } = identity;
-        let id = container_id(uid, container);
-        let slice = uid.replace('-', "_");
-        let cgroup = format!("/kubepods.slice/kubepods-pod{slice}.slice/cri-containerd-{id}.scope");
-        let mounts = format!(
-            "700 600 0:150 / / rw,relatime - overlay overlay rw\n\
-             701 700 0:60 / /proc rw,nosuid,nodev,noexec,relatime - proc proc rw\n\
-             702 700 8:1 /var/lib/kubelet/pods/{uid}/etc-hosts /etc/hosts rw,relatime - ext4 /dev/sda1 rw\n\
-             703 700 8:1 /var/lib/kubelet/pods/{uid}/containers/{container}/8a1b2c3d /dev/termination-log rw,relatime \
-             - ext4 /dev/sda1 rw\n"
-        );
+        let (cgroup, mounts) = files_of(identity);
         self.write(pid, ("python3", PLAIN, 1, start_ticks), &cgroup, &mounts)
     }
 
@@ -82,6 +72,17 @@ impl ProcTree {
     /// A process in a cgroup that its parent does not determine, with the host's mounts.
     pub fn start_child(&self, pid: u32, start_ticks: u64, parent: u32, cgroup: &str) -> io::Result<()> {
         self.write(pid, ("Xorg", PLAIN, parent, start_ticks), cgroup, HOST_MOUNTS)
+    }
+
+    /// A server of NVIDIA's MPS in a container and its parent, the control daemon, which has number `inner` in the container's
+    /// namespace.
+    pub fn start_mps(&self, server: u32, daemon: u32, inner: u32, identity: ContainerIdentity<'_>) -> io::Result<()> {
+        let (cgroup, mounts) = files_of(identity);
+        for (pid, parent) in [(daemon, 1), (server, daemon)] {
+            self.write(pid, ("nvidia-cuda-mps", PLAIN, parent, 9), &cgroup, &mounts)?;
+        }
+        let status = format!("Name:\tnvidia-cuda-mps\nNSpid:\t{daemon}\t{inner}\n");
+        fs::write(self.proc_root().join(daemon.to_string()).join("status"), status)
     }
 
     pub fn end(&self, pid: u32) -> io::Result<()> {
@@ -111,6 +112,21 @@ impl ProcTree {
     fn logs_of(&self, ContainerIdentity { namespace, pod, uid, .. }: ContainerIdentity<'_>) -> PathBuf {
         self.pod_logs_root().join(format!("{namespace}_{pod}_{uid}"))
     }
+}
+
+/// The cgroup and the mounts of its processes.
+fn files_of(ContainerIdentity { uid, container, .. }: ContainerIdentity<'_>) -> (String, String) {
+    let id = container_id(uid, container);
+    let slice = uid.replace('-', "_");
+    let cgroup = format!("/kubepods.slice/kubepods-pod{slice}.slice/cri-containerd-{id}.scope");
+    let mounts = format!(
+        "700 600 0:150 / / rw,relatime - overlay overlay rw\n\
+         701 700 0:60 / /proc rw,nosuid,nodev,noexec,relatime - proc proc rw\n\
+         702 700 8:1 /var/lib/kubelet/pods/{uid}/etc-hosts /etc/hosts rw,relatime - ext4 /dev/sda1 rw\n\
+         703 700 8:1 /var/lib/kubelet/pods/{uid}/containers/{container}/8a1b2c3d /dev/termination-log rw,relatime \
+         - ext4 /dev/sda1 rw\n"
+    );
+    (cgroup, mounts)
 }
 
 const HOST_MOUNTS: &str = "25 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n";

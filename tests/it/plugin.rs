@@ -206,9 +206,11 @@ async fn mps_slots_are_healthy_while_their_daemon_is_there() {
     let own = node.root.path().join("host/run/nvidia/mps/nvidia.com/gpu");
     std::fs::create_dir_all(own.join("pipe")).unwrap();
     for sign in ["pipe/nvidia-cuda-mps-control.pid", "pipe/control", ".started"] {
-        std::fs::write(own.join(sign), "").unwrap();
+        std::fs::write(own.join(sign), "86\n").unwrap();
     }
     counts(&node, GPU, 8, 8).await;
+    let daemons = podmeter.state.borrow().mps_daemons.clone();
+    assert_eq!(daemons, (0..4).map(|index| (GpuUuid::from(&*uuid(index)), [86].into())).collect(), "of each GPU");
     std::fs::remove_file(own.join(".started")).unwrap();
     counts(&node, GPU, 8, 0).await;
     let transitions = podmeter.now(GPU).health_transitions.clone();

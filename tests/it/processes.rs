@@ -155,14 +155,21 @@ async fn owners_follow_processes_and_pods() {
     // Of a container engine and a cluster in the pod: the cgroups are outside of the pod's.
     let id = container_id(UID, "nested");
     resolving.tree.start_child(104, 2, 100, &format!("/docker/{id}")).unwrap();
+    let unlisted = "/kubepods/burstable/pod00000000-0000-4000-8000-000000000001";
+    resolving.tree.start_child(105, 2, 104, &format!("{unlisted}/{id}")).unwrap();
     let pod = "229836ee3ad078911e99a2b8134d6713";
-    resolving.tree.start_child(105, 2, 104, &format!("/kubepods/burstable/pod{pod}/{id}")).unwrap();
-    resolving.want(&[100, 101, 102, 104, 105]);
+    let daemons = ContainerIdentity { uid: pod, pod: "mps-daemon", ..MAIN };
+    resolving.tree.add_container(daemons).unwrap();
+    resolving.tree.start_mps(107, 106, 86, daemons).unwrap();
+    resolving.want(&[100, 101, 102, 104, 105, 106, 107]);
     let main =
         Owner::Container(ContainerRef::new(MAIN.namespace, MAIN.pod, MAIN.container).with_uid(Some(MAIN.uid.into())));
     let state = resolving.until("the container", |state| *state.owner(100) == main).await;
     assert_eq!(*state.owner(101), Owner::Host);
     assert_eq!([state.owner(104), state.owner(105)], [&main, &main]);
+    let mps_daemon = |pid| state.processes[&pid].mps_daemon;
+    assert_eq!([100, 106, 107].map(mps_daemon), [None, None, Some(86)], "what the control daemon has started");
+    assert_eq!(state.owner(107).pod().map(|pod| pod.pod), Some(daemons.pod.into()));
     assert_eq!(*state.owner(102), Owner::Unknown(UnknownOwner::Gone));
     assert_eq!(*state.owner(103), Owner::Unknown(UnknownOwner::NotResolved), "it is not wanted");
     assert!(state.collector.as_ref().is_some_and(|collector| collector.success));

@@ -286,7 +286,7 @@ impl Node {
             join: &self.join,
             inventory: &self.inventory,
             readings: &self.hardware.readings,
-            processes: &processes_by_device(&self.hardware, &state),
+            processes: &processes_by_device(&self.hardware, &state, None),
             retention: Duration::from_secs(60),
             scrapes: now / 15_000,
         });

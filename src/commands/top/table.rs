@@ -158,13 +158,16 @@ fn free(node: &NodeResponse, gpu: &GpuUuid, mig: Option<&MigDevice>) -> Option<S
     }
 }
 
-/// `+host`: reasons with processes; the driver's own use is on every device and has none. A process may be seen shortly
+/// `+host`: reasons with processes, other than the driver's own. A process may be seen shortly
 /// before its allocation: `+not_allocated` is shown where the agent names the pod.
 fn unattributed(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> Vec<String> {
     let unattributed = node.unattributed.iter().filter(|one| one.gpu == gpu.uuid && mig.is_none());
     let is_foreign = node.unallocated_uses.iter().any(|one| one.gpu == gpu.uuid);
     let present = unattributed.flat_map(|one| &one.processes).filter(|(_, count)| **count > 0);
-    let shown = present.filter(|(reason, _)| **reason != UnattributedReason::NotAllocated || is_foreign);
+    let shown = present.filter(|(reason, _)| match reason {
+        UnattributedReason::NotAllocated => is_foreign,
+        reason => **reason != UnattributedReason::Driver,
+    });
     shown.map(|(reason, _)| format!("+{}", reason.as_str())).collect()
 }
 

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::domain::model::{DeviceProcess, DeviceReadings, GpuUuid, HardwareState, Owner, ProcessState, UnknownOwner};
+use crate::domain::model::{
+    DeviceProcess, DeviceReadings, GpuUuid, HardwareState, Owner, PluginState, Process, ProcessState, UnknownOwner,
+};
 
 /// The processes on one GPU at one moment: those that run, and those that still have SM time in the totals.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,11 +44,18 @@ pub fn are_scanned(wanted: &BTreeSet<u32>, state: &ProcessState) -> bool {
 
 /// What the ledger divides by. Absent for a GPU without a process list, and for all without host process ids. A process
 /// that is not scanned yet is left out until it is: its use is not lost, because its total continues.
-pub fn processes_by_device(hardware: &HardwareState, state: &ProcessState) -> BTreeMap<GpuUuid, DeviceProcesses> {
+pub fn processes_by_device(
+    hardware: &HardwareState,
+    state: &ProcessState,
+    plugin: Option<&PluginState>,
+) -> BTreeMap<GpuUuid, DeviceProcesses> {
     if !is_scanning(state) {
         return BTreeMap::new();
     }
-    let known = |(gpu, readings): (&GpuUuid, _)| Some((gpu.clone(), of_device(readings, state)?));
+    let known = |(gpu, readings): (&GpuUuid, _)| {
+        let daemons = plugin.and_then(|plugin| plugin.mps_daemons.get(gpu));
+        Some((gpu.clone(), of_device(readings, state, daemons)?))
+    };
     hardware.readings.iter().map(|(gpu, readings)| (gpu, &**readings)).filter_map(known).collect()
 }
 
@@ -55,12 +64,21 @@ fn is_scanning(state: &ProcessState) -> bool {
     state.enabled && state.collector.as_ref().is_none_or(|collector| !collector.stuck)
 }
 
-fn of_device(readings: &DeviceReadings, state: &ProcessState) -> Option<DeviceProcesses> {
+/// `mps_daemons`: those that serve the GPU. What one of them has started is their server.
+fn of_device(
+    readings: &DeviceReadings,
+    state: &ProcessState,
+    mps_daemons: Option<&BTreeSet<u32>>,
+) -> Option<DeviceProcesses> {
     let listed = readings.medium.as_ref()?.value.processes.as_ref()?;
     let worked = readings.totals.process_sm_seconds.as_ref();
     let process = |pid: u32, listed: Option<&DeviceProcess>| {
         let known = state.processes.get(&pid)?;
-        let owner = (known.owner != Owner::Unknown(UnknownOwner::NotResolved)).then(|| known.owner.clone())?;
+        let is_server = |known: &Process| mps_daemons?.get(&known.mps_daemon?);
+        let owner = if is_server(known).is_some() { Owner::MpsServer } else { known.owner.clone() };
+        if owner == Owner::Unknown(UnknownOwner::NotResolved) {
+            return None;
+        }
         let sm_seconds = worked.and_then(|worked| worked.get(&pid)).map_or(0.0, |work| work.sm_seconds);
         Some(OwnedProcess {
             pid,
@@ -109,7 +127,8 @@ mod tests {
 
     fn state(owners: &[(u32, Owner)]) -> ProcessState {
         let process = |(pid, owner): &(u32, Owner)| {
-            (*pid, Process { key: Some(ProcessKey { pid: *pid, start_ticks: 5 }), owner: owner.clone() })
+            let key = Some(ProcessKey { pid: *pid, start_ticks: 5 });
+            (*pid, Process { key, owner: owner.clone(), mps_daemon: Some(86) })
         };
         ProcessState { enabled: true, processes: owners.iter().map(process).collect(), ..ProcessState::default() }
     }
@@ -127,7 +146,7 @@ mod tests {
         ];
         let state = state(&owners);
         assert!(are_scanned(&wanted_processes(&hardware), &state));
-        let found = &processes_by_device(&hardware, &state)[&"GPU-1".into()];
+        let found = &processes_by_device(&hardware, &state, None)[&"GPU-1".into()];
         assert!(found.has_sm_seconds);
         let found: Vec<_> = found
             .processes
@@ -145,17 +164,30 @@ mod tests {
     }
 
     #[test]
+    fn only_what_the_daemon_of_the_gpu_has_started_is_its_mps_server() {
+        let (hardware, state) = (hardware(Some(&[1]), None), state(&[(1, Owner::Host)]));
+        for (gpu, daemon, expected) in
+            [("GPU-1", 86, Owner::MpsServer), ("GPU-1", 87, Owner::Host), ("GPU-2", 86, Owner::Host)]
+        {
+            let mps_daemons = [(gpu.into(), [daemon].into())].into();
+            let plugin = PluginState { mps_daemons, ..PluginState::default() };
+            let found = &processes_by_device(&hardware, &state, Some(&plugin))[&"GPU-1".into()];
+            assert_eq!(found.processes[0].owner, expected, "{gpu} {daemon}");
+        }
+    }
+
+    #[test]
     fn what_is_not_known_is_not_divided_by() {
         let owners = state(&[(1, Owner::Host)]);
-        assert_eq!(processes_by_device(&hardware(None, Some(&[(1, 1.0)])), &owners), BTreeMap::new(), "no list");
-        let found = &processes_by_device(&hardware(Some(&[1]), None), &owners)[&"GPU-1".into()];
+        assert_eq!(processes_by_device(&hardware(None, Some(&[(1, 1.0)])), &owners, None), BTreeMap::new(), "no list");
+        let found = &processes_by_device(&hardware(Some(&[1]), None), &owners, None)[&"GPU-1".into()];
         assert!(!found.has_sm_seconds && found.processes.len() == 1, "a partitioned GPU");
         let hidden = ProcessState { enabled: false, ..owners };
-        assert_eq!(processes_by_device(&hardware(Some(&[1]), Some(&[])), &hidden), BTreeMap::new());
+        assert_eq!(processes_by_device(&hardware(Some(&[1]), Some(&[])), &hidden, None), BTreeMap::new());
         assert!(are_scanned(&[9].into(), &hidden), "no scan");
         let collector = Some(Collector { stuck: true, ..Collector::default() });
         let stuck = ProcessState { enabled: true, collector, ..hidden };
-        assert_eq!(processes_by_device(&hardware(Some(&[1]), Some(&[])), &stuck), BTreeMap::new());
+        assert_eq!(processes_by_device(&hardware(Some(&[1]), Some(&[])), &stuck, None), BTreeMap::new());
         assert!(are_scanned(&[9].into(), &stuck), "a scan that hangs is not waited for");
         assert!(!are_scanned(&[9].into(), &state(&[])));
     }

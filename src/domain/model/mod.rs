@@ -83,7 +83,7 @@ pub use inventory::{
 };
 pub use journal::JournalState;
 pub use overview::{DeviceOverview, DeviceState, NodeOverview, Overview, ResourceCount};
-pub use plugin::{AppliedProfile, PluginResource, PluginState, PluginUnhealthyReason};
+pub use plugin::{AppliedProfile, MpsDaemons, PluginResource, PluginState, PluginUnhealthyReason};
 pub use pod_label::{PodLabel, PodLabelError};
 pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};
 pub use reading::{

@@ -1,6 +1,6 @@
 //! The state of the device plugin: registrations, offers, health as the kubelet gets it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +22,12 @@ pub struct PluginState {
     #[serde(skip_deserializing)]
     pub profile: Option<AppliedProfile>,
     pub resources: BTreeMap<ResourceName, PluginResource>,
+    /// The control daemons of the GPUs that are shared through MPS, by their process IDs in their own namespaces.
+    #[serde(skip)]
+    pub mps_daemons: MpsDaemons,
 }
+
+pub type MpsDaemons = BTreeMap<GpuUuid, BTreeSet<u32>>;
 
 /// Which of the configuration's profiles applies to this node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

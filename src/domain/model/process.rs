@@ -32,6 +32,8 @@ pub enum Owner {
     /// Neither it nor an ancestor is in the cgroup of a pod: a daemon, a display server, a container that is not the
     /// kubelet's.
     Host,
+    /// The MPS server of a GPU that podmeter shares through MPS: what it does it does for the holders.
+    MpsServer,
     Unknown(UnknownOwner),
 }
 
@@ -72,6 +74,7 @@ impl Owner {
             Self::Container(_) | Self::Pod(_) => None,
             Self::EndedPod { .. } => Some(UnattributedReason::TerminatedPod),
             Self::Host => Some(UnattributedReason::Host),
+            Self::MpsServer => Some(UnattributedReason::Driver),
             Self::Unknown(_) => Some(UnattributedReason::Unknown),
         }
     }
@@ -83,6 +86,9 @@ pub struct Process {
     /// `None`: it had ended before.
     pub key: Option<ProcessKey>,
     pub owner: Owner,
+    /// Of a process that has the name of NVIDIA's MPS server: its parent, which has that of the control daemon, by its process ID in
+    /// its own namespace.
+    pub mps_daemon: Option<u32>,
 }
 
 /// The processes on the devices and their owners.
@@ -199,7 +205,7 @@ mod tests {
                 Some(UnattributedReason::Unknown)
             ]
         );
-        let process = |(pid, owner)| (pid, Process { key, owner });
+        let process = |(pid, owner)| (pid, Process { key, owner, mps_daemon: None });
         let state = ProcessState {
             processes: (0..).zip(owners).map(process).collect(),
             pods: Arc::new(BTreeMap::from([(pod, Arc::new(identity))])),

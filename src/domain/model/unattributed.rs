@@ -36,7 +36,7 @@ pub struct Divided {
 named! {
     /// Why a part of a device's use is unattributed.
     pub enum UnattributedReason {
-        /// Memory of no process.
+        /// Memory of no process, and the MPS server's.
         Driver = "driver",
         /// Of unknown or other owners, read just after an allocation on the GPU ended: it may belong to that one.
         Ended = "ended",

@@ -79,6 +79,16 @@ impl ConfiguredEntry {
         vanished
     }
 
+    /// The MPS control daemon of each GPU that it shares through one.
+    pub fn mps_daemons(&self) -> impl Iterator<Item = (GpuUuid, u32)> {
+        let daemons = self.last_scan.iter().flat_map(|scan| &scan.mps_daemons);
+        daemons.flat_map(|(resource, pid)| {
+            let offers = self.offers.iter().filter(move |offer| offer.resource == *resource);
+            let slots = offers.flat_map(|offer| &offer.devices).filter(|device| device.is_slot());
+            slots.filter_map(move |device| Some((device.hardware.gpu()?.clone(), *pid)))
+        })
+    }
+
     pub fn depends_on_host(&self) -> bool {
         host::depends_on_host(&self.config)
     }

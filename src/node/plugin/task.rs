@@ -17,7 +17,7 @@ use super::inputs::PluginInputs;
 use super::served_resource::ServedResources;
 use crate::clock::Clock;
 use crate::domain::model::{
-    AppliedProfile, HardwareSource, HardwareState, HealthState, KubeletState, Monotonic, PluginState,
+    AppliedProfile, HardwareSource, HardwareState, HealthState, KubeletState, Monotonic, MpsDaemons, PluginState,
 };
 use crate::tasks::{Tasks, changed};
 
@@ -204,6 +204,7 @@ impl PluginTask {
     /// Updates the offers, ends lifecycles that must restart, and starts those that are missing.
     fn update(&mut self, hardware: &HardwareState, health: &HealthState, kubelet: &KubeletState, now: Monotonic) {
         let mut problems = BTreeSet::from_iter(self.host_scans.problem(now));
+        let mut mps_daemons = MpsDaemons::new();
         for (number, entry) in &mut self.entries {
             entry.update(hardware, health, now);
             for resource in entry.drop_vanished(kubelet) {
@@ -212,6 +213,9 @@ impl PluginTask {
                 {
                     served.end("the layout of its GPUs was changed");
                 }
+            }
+            for (gpu, pid) in entry.mps_daemons() {
+                mps_daemons.entry(gpu).or_default().insert(pid);
             }
             problems.extend(entry.problems.iter().map(|problem| format!("{}: {problem}", entry.config.name())));
             let (facts, may_begin) = (entry.facts(), entry.may_begin(hardware, now));
@@ -232,6 +236,9 @@ impl PluginTask {
             }
         }
         self.publish_problems(problems);
+        if self.publish.borrow().mps_daemons != mps_daemons {
+            self.publish.send_modify(|state| Arc::make_mut(state).mps_daemons = mps_daemons);
+        }
     }
 
     /// Logs each problem once when it appears and once when it disappears.

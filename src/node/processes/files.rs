@@ -22,6 +22,8 @@ pub struct ProcFiles {
     root: PathBuf,
 }
 
+/// Some fifty lines; one grows with the groups of the process.
+const STATUS_LIMIT: u64 = 64 << 10;
 /// The most ancestors that are read; a container engine within a pod puts some ten between them.
 const MOST_ANCESTORS: usize = 32;
 
@@ -83,6 +85,17 @@ impl ProcFiles {
             CgroupOwner::Host => return None,
         };
         Some(Sighting { owner, mounts_failed: mounts.is_err(), mounts: mounts.ok().flatten() })
+    }
+
+    /// `Process::mps_daemon`. Any process may take these names: they are evidence only with the daemon's own file.
+    pub fn mps_daemon(&self, pid: u32) -> Option<u32> {
+        let server = self.stat(pid).ok().filter(|stat| stat.is_mps)?;
+        self.stat(server.parent).ok().filter(|stat| stat.is_mps)?;
+        let status = self.read(server.parent, "status", STATUS_LIMIT).ok()?;
+        // From the namespace of this `/proc` to the innermost.
+        let ids =
+            String::from_utf8_lossy(&status).lines().find_map(|line| Some(line.strip_prefix("NSpid:")?.to_owned()))?;
+        ids.split_ascii_whitespace().next_back()?.parse().ok()
     }
 
     pub fn cgroup_owner(&self, pid: u32) -> Result<CgroupOwner, UnknownOwner> {

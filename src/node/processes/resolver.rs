@@ -36,6 +36,7 @@ pub struct Resolver {
 struct Known {
     key: ProcessKey,
     seen: Result<Vec<Sighting>, UnknownOwner>,
+    mps_daemon: Option<u32>,
     first_seen: Monotonic,
     read_at: Monotonic,
     /// It has ended.
@@ -85,7 +86,7 @@ impl Resolver {
         let mut processes = BTreeMap::new();
         for pid in wanted.iter().copied().take(MOST_PROCESSES) {
             if let Err(reason) = self.update(now, pid) {
-                processes.insert(pid, Process { key: None, owner: Owner::Unknown(reason) });
+                processes.insert(pid, Process { key: None, owner: Owner::Unknown(reason), mps_daemon: None });
             }
         }
         self.refresh_names(now, directory);
@@ -108,7 +109,7 @@ impl Resolver {
             if matches!(owner, Owner::Container(_) | Owner::Pod(_)) && known.owner.as_ref() != Some(&owner) {
                 known.owner = Some(owner.clone());
             }
-            processes.insert(*pid, Process { key: Some(known.key), owner });
+            processes.insert(*pid, Process { key: Some(known.key), owner, mps_daemon: known.mps_daemon });
         }
         processes
     }
@@ -138,7 +139,8 @@ impl Resolver {
         }
         let before = self.known.remove(&pid).filter(|known| known.key == key);
         let (first_seen, owner) = before.map_or((now, None), |known| (known.first_seen, known.owner));
-        self.known.insert(pid, Known { key, seen, first_seen, read_at: now, gone: false, owner });
+        let mps_daemon = self.files.mps_daemon(pid);
+        self.known.insert(pid, Known { key, seen, mps_daemon, first_seen, read_at: now, gone: false, owner });
         Ok(())
     }
 

@@ -10,9 +10,10 @@ use super::interval::{DeviceClock, IdlePower, InstanceActivity, Interval, is_not
 use super::parts::{Audit, Part, add_known, reason_or_ended};
 use super::segments::{HeldTime, WeightedInterval, cut};
 use super::weights::{MigWeight, MigWeights, SmIncreases, SmWeights, UsedSmTime};
+use crate::domain::attribution::owners::OwnedProcess;
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
-    ContainerRef, DeviceTotals, DividedQuantity, GpuUuid, Moment, Monotonic, UnallocatedUse, Unattributed,
+    ContainerRef, DeviceTotals, DividedQuantity, GpuUuid, Moment, Monotonic, Owner, UnallocatedUse, Unattributed,
     UnattributedReason,
 };
 
@@ -27,6 +28,8 @@ pub struct DeviceLedger {
     pub activity: InstanceActivity,
     gap: OpenGap,
     pub present: PresentState,
+    /// The driver reports SM time of clients as the MPS server's.
+    pub has_mps_server: bool,
     /// The time accounted last was not read.
     pub in_gap: bool,
     /// The sum of the MIG devices' work, which no total of the driver has.
@@ -80,6 +83,9 @@ impl DeviceLedger {
         audit: &mut Audit,
     ) {
         self.add_unattributed(interval, increases.is_some());
+        let by_server =
+            |(process, sm_seconds): &(&OwnedProcess, f64)| process.owner == Owner::MpsServer && *sm_seconds > 0.0;
+        self.has_mps_server |= increases.as_ref().is_some_and(|increases| increases.iter().any(by_server));
         if interval.seconds() <= 0.0 {
             return;
         }

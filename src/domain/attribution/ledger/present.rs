@@ -45,6 +45,7 @@ impl DeviceLedger {
                 (Some(_), _) => Attribution::Estimated,
                 _ if self.in_gap => Attribution::Estimated,
                 (None, SharingForm::Exclusive) => Attribution::Exclusive,
+                (None, SharingForm::Mps) if self.has_mps_server => Attribution::Estimated,
                 (None, _) if by_process => Attribution::Process,
                 (None, _) => Attribution::EqualShare,
             });

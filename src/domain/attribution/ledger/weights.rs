@@ -71,13 +71,39 @@ impl SmWeights {
     /// `holders` are sorted.
     pub fn new(increases: &SmIncreases<'_>, holders: &[&ContainerRef]) -> Self {
         let mut weights = Self { holders: vec![0.0; holders.len()], others: BTreeMap::new() };
+        let mut of_mps_server = 0.0;
         for (process, sm_seconds) in increases.iter().filter(|(_, sm_seconds)| *sm_seconds > 0.0) {
             match holder_of(process, holders) {
                 Ok(position) => weights.holders[position] += sm_seconds,
+                Err(UnattributedReason::Driver) => of_mps_server += sm_seconds,
                 Err(reason) => *weights.others.entry(reason).or_default() += sm_seconds,
             }
         }
+        weights.add_mps_server(of_mps_server, increases, holders);
         weights
+    }
+
+    /// The SM time of the MPS server is its clients': by their memory, equally where that is unknown.
+    fn add_mps_server(&mut self, sm_seconds: f64, increases: &SmIncreases<'_>, holders: &[&ContainerRef]) {
+        if sm_seconds <= 0.0 {
+            return;
+        }
+        let mut memory = vec![0; holders.len()];
+        for (process, _) in increases {
+            if let (Ok(position), Some(bytes)) = (holder_of(process, holders), process.memory_bytes) {
+                memory[position] += u128::from(bytes);
+            }
+        }
+        if memory.iter().all(|bytes| *bytes == 0) {
+            memory.fill(1);
+        }
+        let sum: u128 = memory.iter().sum();
+        for (own, bytes) in self.holders.iter_mut().zip(&memory) {
+            *own += sm_seconds * *bytes as f64 / sum as f64;
+        }
+        if holders.is_empty() {
+            *self.others.entry(UnattributedReason::Unknown).or_default() += sm_seconds;
+        }
     }
 }
 

@@ -1,11 +1,16 @@
-//! NVIDIA's MPS control daemon, which podmeter does not start: whether it serves a resource.
+//! NVIDIA's MPS control daemon, which podmeter does not start: whether it serves a resource, and its process.
 //!
 //! In: the daemon's files on the host, the offers. Out: the resources that it does not serve, and why. Does not use:
 //! what becomes of their devices.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
+
+use rustix::fs::OFlags;
 
 use super::path_devices::HostRoots;
 use crate::domain::model::ResourceName;
@@ -15,7 +20,8 @@ use crate::node::plugin::offer::{Offer, OfferedDevice};
 /// The files of a running daemon in the directory of its resource. NVIDIA's container makes the first when compute mode
 /// and limits are set, and removes it when it ends; the daemon itself removes the last. A killed daemon leaves its
 /// files behind and still counts as running.
-const DAEMON_FILES: [&str; 3] = [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"];
+const DAEMON_FILES: [&str; 3] = [".started", "pipe/control", PID_FILE];
+const PID_FILE: &str = "pipe/nvidia-cuda-mps-control.pid";
 
 /// The resources with shared devices that no running daemon serves, and why.
 pub fn resources_without_daemon(
@@ -23,11 +29,32 @@ pub fn resources_without_daemon(
     roots: &HostRoots,
     offers: &[Offer],
 ) -> BTreeMap<ResourceName, Arc<str>> {
-    let shared = |offer: &&Offer| nvidia.shares_through_mps() && offer.devices.iter().any(OfferedDevice::is_slot);
     let without_daemon = |offer: &Offer| {
         Some((offer.resource.clone(), missing_file(&nvidia.mps_root, roots, offer.resource.as_str())?.into()))
     };
-    offers.iter().filter(shared).filter_map(without_daemon).collect()
+    shared(nvidia, offers).filter_map(without_daemon).collect()
+}
+
+/// The processes of the daemons that serve them, each by its ID in its own namespace.
+pub fn daemons(nvidia: &NvidiaConfig, roots: &HostRoots, offers: &[Offer]) -> BTreeMap<ResourceName, u32> {
+    let daemon = |offer: &Offer| {
+        let file = roots.local_path(&nvidia.mps_root.join(offer.resource.as_str()).join(PID_FILE));
+        Some((offer.resource.clone(), pid_in(&file)?))
+    };
+    shared(nvidia, offers).filter_map(daemon).collect()
+}
+
+fn shared<'o>(nvidia: &NvidiaConfig, offers: &'o [Offer]) -> impl Iterator<Item = &'o Offer> {
+    let by_mps = nvidia.shares_through_mps();
+    offers.iter().filter(move |offer| by_mps && offer.devices.iter().any(OfferedDevice::is_slot))
+}
+
+/// Clients may write to the directory: what is there may be no file of the daemon's, and opening it must not wait.
+fn pid_in(file: &Path) -> Option<u32> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let mut text = String::new();
+    File::options().read(true).custom_flags(flags).open(file).ok()?.take(32).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
 }
 
 fn missing_file(root: &Path, roots: &HostRoots, resource: &str) -> Option<String> {
@@ -73,6 +100,10 @@ mod tests {
             fs::write(own.join(file), "").unwrap();
         }
         assert_eq!(health(), [Ok(()), Ok(()), Ok(())]);
+        let daemons = || daemons(nvidia, &roots, std::slice::from_ref(&offer));
+        assert_eq!(daemons(), BTreeMap::new());
+        fs::write(own.join(PID_FILE), "86\n").unwrap();
+        assert_eq!(daemons(), [("nvidia.com/gpu".into(), 86)].into());
         fs::remove_file(own.join(".started")).unwrap();
         assert!(health()[0].is_err());
     }

@@ -47,6 +47,8 @@ pub struct ScanResult {
     pub facts: Arc<HostFacts>,
     /// The resources that NVIDIA's MPS control daemon does not serve, and why.
     pub without_mps: BTreeMap<ResourceName, Arc<str>>,
+    /// The processes of those that serve the others, each by its ID in its own namespace.
+    pub mps_daemons: BTreeMap<ResourceName, u32>,
     /// Why our CDI specification, or the driver's directory, is not there.
     pub problem: Option<String>,
 }
@@ -110,7 +112,8 @@ impl HostScanner {
                 let problem = entry_scan.write_cdi(nvidia, &offers, &self.paths, &self.specifications);
                 let problem = problem.or_else(|| without_driver(nvidia, &entry_scan.facts.driver_files));
                 let without_mps = mps::resources_without_daemon(nvidia, &self.paths.roots, &offers);
-                ScanResult { facts: Arc::clone(&entry_scan.facts), without_mps, problem, ..result }
+                let mps_daemons = mps::daemons(nvidia, &self.paths.roots, &offers);
+                ScanResult { facts: Arc::clone(&entry_scan.facts), without_mps, mps_daemons, problem, ..result }
             }
         }
     }

@@ -88,7 +88,7 @@ fn directories_and_mounts_name_the_container() {
     assert_eq!(processes[&100].key, Some(ProcessKey { pid: 100, start_ticks: 5000 }));
     assert_eq!(processes[&101].owner, container(SIDE));
     assert_eq!(processes[&102].owner, Owner::Host);
-    assert_eq!(processes[&103], Process { key: None, owner: Owner::Unknown(UnknownOwner::Gone) });
+    assert_eq!(processes[&103], Process { key: None, owner: Owner::Unknown(UnknownOwner::Gone), mps_daemon: None });
     assert!(lab.resolver.sees_the_host());
 }
 

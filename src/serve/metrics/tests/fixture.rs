@@ -143,6 +143,7 @@ fn plugin() -> PluginState {
         ..PluginResource::default()
     };
     PluginState {
+        mps_daemons: BTreeMap::new(),
         resources_complete: true,
         kubelet_restarts: 1,
         problems: vec!["MIG-9 <b>is not offered</b>".into()],

@@ -202,6 +202,7 @@ impl Board {
         }
         if random.chance(15) && self.processes.len() < 12 {
             let owner = match (random.below(8), holders) {
+                (0, _) if self.number % 2 == 1 => Owner::MpsServer,
                 (0, _) => Owner::Host,
                 (1, _) => Owner::EndedPod { uid: "ended".into(), pod: None },
                 (2, _) => Owner::Unknown(UnknownOwner::Gone),

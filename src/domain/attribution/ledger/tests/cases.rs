@@ -126,6 +126,32 @@ fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
 }
 
 #[test]
+fn sm_time_of_the_mps_server_is_its_clients_by_their_memory() {
+    let mut case = World::new(3600);
+    case.idle_at_100_watts();
+    case.hold("a", None, SharingForm::Mps, 0.25);
+    case.hold("b", None, SharingForm::Mps, 0.25);
+    case.at(10);
+    let holding = |account: &Account| account.holding.as_ref().unwrap().attribution;
+    case.run(&[(owner("a"), 0.0, 6), (owner("b"), 0.0, 2), (Owner::MpsServer, 0.0, 1)]);
+    let medium = || Some(Medium { memory: memory(10), ..Medium::default() });
+    let idle = case.reading(20, Some(0.0), 2000.0, medium());
+    assert_eq!(idle.accounts.iter().map(holding).collect::<Vec<_>>(), [Some(Attribution::Process); 2]);
+    case.run(&[(owner("a"), 0.0, 6), (owner("b"), 0.0, 2), (Owner::MpsServer, 9.0, 1)]);
+    let published = case.reading(30, Some(8.0), 5000.0, medium());
+    assert_eq!(rows(&published), [row("a", [5.0, 6.0, 2.5, 1500.0]), row("b", [5.0, 2.0, 3.0, 500.0])]);
+    assert_eq!(published.accounts.iter().map(holding).collect::<Vec<_>>(), [Some(Attribution::Estimated); 2]);
+    let unattributed = &published.unattributed[0];
+    assert_eq!(unattributed.memory_bytes[&UnattributedReason::Driver], 2, "the server's, and the rest");
+    assert_eq!(unattributed.processes[&UnattributedReason::NotAllocated], 0);
+    assert_eq!((unattributed.processes[&UnattributedReason::Driver], &published.unallocated_uses[..]), (1, &[][..]));
+    // Without their memory equally.
+    case.run(&[(Owner::MpsServer, 13.0, 1)]);
+    let published = case.reading(40, Some(12.0), 8000.0, None);
+    assert_eq!(rows(&published).iter().map(|(_, figures)| figures[1]).collect::<Vec<_>>(), [Some(8.0), Some(4.0)]);
+}
+
+#[test]
 fn sm_time_of_a_silence_weighs_nothing_after_it() {
     let mut case = World::new(5);
     case.idle_at_100_watts();

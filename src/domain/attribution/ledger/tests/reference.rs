@@ -276,17 +276,36 @@ impl Reference {
         for key in history[from..to].iter().flat_map(|holders| holders.keys()) {
             holders.insert(key.clone(), vec![0.0; to - from]);
         }
+        let keys: BTreeSet<HoldingKey> = holders.keys().cloned().collect();
         let mut others = UseByReason::new();
+        let mut add = |owner: Result<HoldingKey, UnattributedReason>, gain: f64| match owner {
+            Ok(key) => {
+                let held: Vec<Tick> = (from..to).filter(|tick| history[*tick].contains_key(&key)).collect();
+                for tick in &held {
+                    holders.get_mut(&key).unwrap()[tick - from] += gain / held.len() as f64;
+                }
+            }
+            Err(reason) => *others.entry(reason).or_default() += gain,
+        };
         for process in &processes.processes {
             let gain = process.sm_seconds - self.used_sm.insert(process.pid, process.sm_seconds).unwrap_or(0.0);
-            match holder_of(process, holders.keys()) {
-                Ok(key) => {
-                    let held: Vec<Tick> = (from..to).filter(|tick| history[*tick].contains_key(&key)).collect();
-                    for tick in &held {
-                        holders.get_mut(&key).unwrap()[tick - from] += gain / held.len() as f64;
-                    }
-                }
-                Err(reason) => *others.entry(reason).or_default() += gain,
+            if process.owner != Owner::MpsServer {
+                add(holder_of(process, keys.iter()), gain);
+                continue;
+            }
+            // Each byte of a client has the same part of it; without any, each holder.
+            let client = |process: &OwnedProcess| Some((holder_of(process, keys.iter()).ok()?, process.memory_bytes?));
+            let mut clients: Vec<_> =
+                processes.processes.iter().filter_map(client).filter(|(_, bytes)| *bytes > 0).collect();
+            if clients.is_empty() {
+                clients = keys.iter().map(|key| (key.clone(), 1)).collect();
+            }
+            let bytes: u64 = clients.iter().map(|(_, bytes)| bytes).sum();
+            if clients.is_empty() {
+                add(Err(UnattributedReason::Unknown), gain);
+            }
+            for (key, part) in clients {
+                add(Ok(key), gain * part as f64 / bytes as f64);
             }
         }
         Some((holders, others))
@@ -378,6 +397,7 @@ pub fn holder_of<'a>(
         Owner::Pod(pod) => (pod.namespace.clone(), pod.pod.clone()),
         Owner::EndedPod { .. } => return Err(UnattributedReason::TerminatedPod),
         Owner::Host => return Err(UnattributedReason::Host),
+        Owner::MpsServer => return Err(UnattributedReason::Driver),
         Owner::Unknown(_) => return Err(UnattributedReason::Unknown),
     };
     let mate = |key: &&HoldingKey| (key.container.namespace.clone(), key.container.pod.clone()) == pod;
