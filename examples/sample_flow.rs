@@ -76,6 +76,7 @@ fn start_podmeter(root: &Path, tasks: &mut Tasks) -> anyhow::Result<watch::Recei
             roots: HostRoots { host: root.to_owned(), dev: root.join("dev"), sys: root.join("sys") },
             proc: root.join("proc"),
             cdi: vec![root.join("cdi")],
+            shows_files: true,
         },
     };
     let no_driver = HardwareState::default();

@@ -1,5 +1,6 @@
 use podmeter::domain::model::ClaimHardware;
 use podmeter::node::kubelet::claim_files::formats::{RecordedDevice, capability_nodes, cdi, checkpoint, metadata};
+use podmeter::node::plugin::host::cdi::format;
 
 const KIND: &str = "k8s.gpu.nvidia.com/claim";
 const INSTANCE: &str = "kind: k8s.gpu.nvidia.com/claim
@@ -14,6 +15,10 @@ const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
 pub fn claim_file(bytes: &[u8]) {
     let Some((kind, file)) = bytes.split_first() else { return };
     let text = String::from_utf8_lossy(file);
+    // By the plugin it is read as a vendor's.
+    if let Err(problem) = format::parse(&text) {
+        assert!(!problem.trim().is_empty(), "refused without a reason: {text:?}");
+    }
     let read = || match kind % 4 {
         0 => metadata(file),
         1 => checkpoint(file),

@@ -132,6 +132,7 @@ impl AgentSettings {
                 },
                 proc: self.proc_root.clone(),
                 cdi: plugin::host::cdi::DIRECTORIES.map(PathBuf::from).to_vec(),
+                shows_files: plugin::host::shows_files(&self.proc_root),
             },
         })
     }

@@ -38,6 +38,7 @@ mod mig_boards;
 mod nvml_readings;
 mod passthrough;
 mod plugin;
+mod plugin_cdi;
 mod plugin_conflict;
 mod plugin_faults;
 mod plugin_layout;

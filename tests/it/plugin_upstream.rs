@@ -145,11 +145,11 @@ async fn a_cdi_device_reaches_the_container(version: KubeletVersion) {
     let options = node.start_container("team", "trainer", "main").await.unwrap().unwrap();
     let given = &held(&node, "trainer", "main")[0];
     let names: Vec<&str> = options.cdi_devices.iter().map(|device| device.name.as_str()).collect();
-    assert_eq!(names, [format!("k8s.device-plugin.nvidia.com/gpu={given}")]);
+    assert_eq!(names, [format!("podmeter.device-plugin/gpu={given}")]);
     // The runtime finds that name, with the GPU's node, in the specification.
     let file = std::fs::read_dir(node.root.path().join("cdi")).unwrap().next().unwrap().unwrap().path();
     let specification: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
-    assert_eq!(specification["kind"], "k8s.device-plugin.nvidia.com/gpu");
+    assert_eq!(specification["kind"], "podmeter.device-plugin/gpu");
     let devices = specification["devices"].as_array().unwrap();
     let device = devices.iter().find(|device| device["name"] == given.as_str()).unwrap();
     let index = (0..4).find(|index| uuid(*index) == *given).unwrap();

@@ -110,6 +110,7 @@ impl PluginHarness {
                 roots: HostRoots { host: root.join("host"), dev: root.join("host/dev"), sys: root.join("sys") },
                 proc: root.join("proc"),
                 cdi: vec![root.join("cdi")],
+                shows_files: true,
             },
         };
         let inputs = plugin::PluginInputs {

@@ -18,6 +18,9 @@ pub struct PluginState {
     pub kubelet_restarts: u64,
     /// What is not offered as configured, each a sentence with its remedy. Sorted.
     pub problems: Vec<Arc<str>>,
+    /// For how many devices a vendor's CDI specification is not used, by file and reason; `problems` has the sentences.
+    #[serde(skip)]
+    pub unused_cdi_files: BTreeMap<(Arc<str>, &'static str), usize>,
     /// Which profile of the configuration applies; `None` where it has none.
     #[serde(skip_deserializing)]
     pub profile: Option<AppliedProfile>,

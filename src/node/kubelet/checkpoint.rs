@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use prost::Message as _;
 use rustix::fs::OFlags;
 use serde::Deserialize;
 
@@ -18,6 +21,7 @@ use super::trigger::CHECKPOINT;
 use crate::domain::holders::CheckpointAllocations;
 use crate::domain::model::{DeviceId, FileStamp, PodUid, ResourceName};
 use crate::files;
+use crate::node::wire::v1beta1::ContainerAllocateResponse;
 use crate::tasks::SlowRead;
 
 /// The file of a node with a hundred pods has some ten kilobytes, with answers of Allocate; a DRA driver's checkpoint has
@@ -52,6 +56,9 @@ struct PodDevicesEntry {
     /// By NUMA node.
     #[serde(rename = "DeviceIDs", default)]
     devices: Option<BTreeMap<String, Option<Vec<String>>>>,
+    /// The plugin's answer, as protobuf in base64.
+    #[serde(rename = "AllocResp", default)]
+    answer: Option<String>,
 }
 
 /// The checkpoint as it was last read. An unreadable one counts as absent: UIDs then come from other sources.
@@ -146,9 +153,53 @@ pub fn parse(text: &[u8]) -> io::Result<CheckpointAllocations> {
     Ok(CheckpointAllocations { version: None, pods, devices: Some(Arc::new(all)) })
 }
 
+/// The qualified CDI names that the kubelet gives at each start of the containers that hold devices, from the checkpoint in
+/// this directory. `None`: the file is as it was when `known` was its version.
+pub fn cdi_names(
+    device_plugin_directory: &Path,
+    known: &mut Option<FileStamp>,
+) -> io::Result<Option<BTreeSet<String>>> {
+    let content = changed_content(&device_plugin_directory.join(CHECKPOINT), known, LARGEST)?;
+    content.map(|text| parse_cdi_names(&text)).transpose()
+}
+
+fn parse_cdi_names(text: &[u8]) -> io::Result<BTreeSet<String>> {
+    let checkpoint: KubeletCheckpoint = serde_json::from_slice(text)?;
+    let mut names = BTreeSet::new();
+    let entries = checkpoint.data.pod_device_entries.into_iter().flatten();
+    for answer in entries.filter_map(|entry| entry.answer) {
+        let answer = BASE64_STANDARD.decode(answer).map_err(io::Error::other)?;
+        let answer = ContainerAllocateResponse::decode(answer.as_slice()).map_err(io::Error::other)?;
+        names.extend(answer.cdi_devices.into_iter().map(|device| device.name));
+        // Those of any prefix, as a name has the form `<vendor>/<class>=<device>`.
+        let annotated = answer.annotations.values().flat_map(|names| names.split(','));
+        names.extend(annotated.filter(|name| name.contains('/') && name.contains('=')).map(str::to_owned));
+    }
+    Ok(names)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::wire::v1beta1::CdiDevice;
+
+    #[test]
+    fn cdi_names_come_from_the_answers_to_allocate() {
+        let answer = ContainerAllocateResponse {
+            cdi_devices: vec![CdiDevice { name: "a.b/c=1".to_owned() }],
+            annotations: [("cdi.k8s.io/x".to_owned(), "a.b/c=2,a.b/c=3".to_owned()), ("y".to_owned(), "z".to_owned())]
+                .into(),
+            ..ContainerAllocateResponse::default()
+        };
+        let entry = |answer: &str| {
+            let entry = format!(r#"{{"PodUID":"u","ContainerName":"c","ResourceName":"r/r","AllocResp":{answer}}}"#);
+            parse_cdi_names(format!(r#"{{"Data":{{"PodDeviceEntries":[{entry}]}},"Checksum":1}}"#).as_bytes())
+        };
+        let encoded = format!("\"{}\"", BASE64_STANDARD.encode(answer.encode_to_vec()));
+        assert_eq!(entry(&encoded).unwrap(), ["a.b/c=1", "a.b/c=2", "a.b/c=3"].map(str::to_owned).into());
+        assert_eq!(entry("null").unwrap(), BTreeSet::new());
+        assert!(entry("\"?\"").is_err() && entry("\"AAAA\"").is_err(), "not known, and not none");
+    }
 
     fn uid<'a>(
         allocations: &'a CheckpointAllocations,
@@ -250,7 +301,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn anything_is_survived(text in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
-            let _ = parse(&text);
+            let _ = (parse(&text), parse_cdi_names(&text));
         }
     }
 }

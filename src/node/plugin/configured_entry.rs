@@ -58,7 +58,7 @@ impl ConfiguredEntry {
         self.vanished = self.vanished_from(&offers, &hardware.inventory, now);
         let offers = offers.into_iter().map(|offer| with_health(offer, health).with_mps_health(&scan.without_mps));
         self.offers = merge(&self.offers, offers.collect(), &hardware.inventory);
-        self.problems = [problems, scan.problem.iter().cloned().collect()].concat();
+        self.problems = [problems, scan.problems.clone()].concat();
         self.problems.extend(without_memory(&self.config, &self.offers, hardware));
     }
 
@@ -87,6 +87,12 @@ impl ConfiguredEntry {
             let slots = offers.flat_map(|offer| &offer.devices).filter(|device| device.is_slot());
             slots.filter_map(move |device| Some((device.hardware.gpu()?.clone(), *pid)))
         })
+    }
+
+    /// The vendor's CDI specifications that are not used, and why, with the number of devices.
+    pub fn unused_cdi_files(&self) -> impl Iterator<Item = ((Arc<str>, &'static str), usize)> {
+        let unused = self.last_scan.iter().flat_map(|scan| &scan.unused);
+        unused.map(|((file, reason), unused)| ((file.to_string_lossy().into(), reason.as_str()), unused.devices.len()))
     }
 
     pub fn depends_on_host(&self) -> bool {

@@ -51,6 +51,7 @@ pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks
     let (plan, plans) = watch::channel(settings.plan.clone());
     let (publish, states) = watch::channel(Arc::default());
     let (publish_directory_changes, directory_changes) = watch::channel(0);
+    let host_scans = HostScans::new(settings.host_paths, settings.directory.clone());
     let served = ServedResources {
         directory: settings.directory,
         directory_changes,
@@ -65,7 +66,7 @@ pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks
         node_name: settings.node_name,
         plan: settings.plan,
         candidates: None,
-        host_scans: HostScans::new(settings.host_paths),
+        host_scans,
         clock,
         inputs,
         publish,
@@ -108,7 +109,6 @@ impl PluginTask {
             () = self.serve(plans, stop) => {}
             () = directory_watch => {}
         }
-        self.host_scans.end().await;
     }
 
     async fn serve(&mut self, mut plans: watch::Receiver<PluginPlan>, mut stop: watch::Receiver<bool>) {
@@ -238,6 +238,17 @@ impl PluginTask {
         self.publish_problems(problems);
         if self.publish.borrow().mps_daemons != mps_daemons {
             self.publish.send_modify(|state| Arc::make_mut(state).mps_daemons = mps_daemons);
+        }
+        self.publish_unused_cdi_files();
+    }
+
+    fn publish_unused_cdi_files(&self) {
+        let mut unused = BTreeMap::new();
+        for (file, devices) in self.entries.values().flat_map(ConfiguredEntry::unused_cdi_files) {
+            *unused.entry(file).or_default() += devices;
+        }
+        if self.publish.borrow().unused_cdi_files != unused {
+            self.publish.send_modify(|state| Arc::make_mut(state).unused_cdi_files = unused);
         }
     }
 

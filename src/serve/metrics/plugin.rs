@@ -93,6 +93,18 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| of_resources(snapshot, family, |state| Some(state.conflict.is_some())),
         ),
         gauge(
+            "podmeter_plugin_unused_cdi_file_devices",
+            "Devices for which a vendor's CDI specification is not used, by file and reason. Their containers get \
+             podmeter's CDI devices, without files of the driver.",
+            |snapshot, family| {
+                let unused = snapshot.plugin.iter().flat_map(|plugin| &plugin.unused_cdi_files);
+                for ((file, reason), devices) in unused {
+                    family.push(Labels::new("file", file).and("reason", *reason), *devices);
+                }
+            },
+        )
+        .labels("file reason"),
+        gauge(
             "podmeter_plugin_profile_info",
             "Which profile of the configuration applies: `profile`, `common` where none matches, `undecided` until \
              the driver is read; absent without profiles.",

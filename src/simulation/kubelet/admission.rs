@@ -211,14 +211,17 @@ fn preference(available: &[String], must: &[String], wanted: usize) -> Preferred
 }
 
 async fn pre_start(shared: &SharedKubelet, resource: &str, devices_ids: Vec<String>) -> Result<(), String> {
-    let serial = shared.state.lock().devices.plugin(resource);
-    let client = {
-        let plugins = shared.plugins.lock();
-        serial.and_then(|serial| plugins.get(&serial)).filter(|plugin| plugin.pre_start).map(|one| one.client.clone())
-    };
-    let Some(mut client) = client else { return Ok(()) };
-    let call = client.pre_start_container(PreStartContainerRequest { devices_ids });
     let failed = |text| format!("device plugin PreStartContainer rpc failed with err: {text}");
+    let serial = {
+        let state = shared.state.lock();
+        if !state.devices.pre_start.contains(resource) {
+            return Ok(());
+        }
+        state.devices.plugin(resource)
+    };
+    let client = serial.and_then(|serial| shared.plugins.lock().get(&serial).map(|plugin| plugin.client.clone()));
+    let Some(mut client) = client else { return Err(failed(format!("endpoint of {resource} has been stopped"))) };
+    let call = client.pre_start_container(PreStartContainerRequest { devices_ids });
     match tokio::time::timeout(PRE_START_DEADLINE, call).await {
         Ok(answer) => answer.map(drop).map_err(|status| failed(in_go(&status))),
         Err(_) => Err(failed("context deadline exceeded".to_owned())),

@@ -96,6 +96,8 @@ pub struct DeviceManager {
     /// Up to 1.36: by resource, the client that is disconnected when a stream of the resource ends.
     clients: BTreeMap<String, Serial>,
     last_serial: Serial,
+    /// Resources whose plugin is called before each start of a container. A kubelet that restarts no longer has them.
+    pub pre_start: BTreeSet<String>,
     /// Devices (resource, id) that a stream left out after it had listed them. A kubelet may panic over each.
     pub dropped: Vec<(String, String)>,
     /// The latest lists received from every plugin, whether or not they took effect, with their resources.

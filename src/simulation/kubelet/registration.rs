@@ -52,10 +52,17 @@ impl Registry {
         if *shared.power.borrow() == Power::Off {
             return Err("the kubelet is stopped".to_owned());
         }
-        let serial = shared.state.lock().devices.connected(&request.resource_name, &path.to_string_lossy())?;
-        let watch = JoinSet::from_iter([watch(Arc::clone(shared), serial, client.clone())]);
         let (prefers, pre_start) = (options.get_preferred_allocation_available, options.pre_start_required);
-        plugins.insert(serial, Plugin { client, prefers, pre_start, _watch: watch });
+        let mut state = shared.state.lock();
+        let serial = state.devices.connected(&request.resource_name, &path.to_string_lossy())?;
+        if pre_start {
+            state.devices.pre_start.insert(request.resource_name.clone());
+        } else {
+            state.devices.pre_start.remove(&request.resource_name);
+        }
+        drop(state);
+        let watch = JoinSet::from_iter([watch(Arc::clone(shared), serial, client.clone())]);
+        plugins.insert(serial, Plugin { client, prefers, _watch: watch });
         Ok(())
     }
 }

@@ -47,8 +47,6 @@ pub enum Power {
 pub struct Plugin {
     pub client: DevicePluginClient<Channel>,
     pub prefers: bool,
-    /// Called before each start of a container.
-    pub pre_start: bool,
     /// Ends with it.
     pub _watch: JoinSet<()>,
 }

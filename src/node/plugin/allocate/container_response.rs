@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::refusal::AllocationRefusal;
 use crate::domain::model::DeviceId;
-use crate::node::plugin::config::{DeviceIdStrategy, DeviceListStrategy, DriverMount, EntryConfig, NvidiaConfig};
+use crate::node::plugin::config::{DeviceListStrategy, DriverMount, EntryConfig, NvidiaConfig};
 use crate::node::plugin::hash::stable_hash;
 use crate::node::plugin::host::{DriverFiles, cdi};
 use crate::node::plugin::offer::{Offer, OfferedDevice, OfferedHardware};
@@ -70,7 +70,11 @@ fn nvidia_response(
     if nvidia.uses_cdi() {
         add_cdi(&mut answer, nvidia, offer, &devices, driver_files)?;
     }
-    let name = |device: &&OfferedDevice| names(nvidia.device_id_strategy, &device.hardware)[0].clone();
+    let name = |device: &&OfferedDevice| {
+        // Devices without hardware were refused.
+        let [name, _] = nvidia.device_id_strategy.ordered(device.hardware.names().unwrap_or_default());
+        name
+    };
     let names: Vec<String> = devices.iter().map(name).collect();
     if nvidia.includes(DeviceListStrategy::Envvar) {
         answer.envs.insert(VISIBLE_DEVICES.to_owned(), names.join(","));
@@ -125,15 +129,6 @@ fn each_hardware_once<'o>(devices: &[&'o OfferedDevice]) -> Vec<&'o OfferedDevic
     once
 }
 
-/// The device's name by the strategy, then the one by the other strategy. Devices without hardware were refused.
-fn names(strategy: DeviceIdStrategy, hardware: &OfferedHardware) -> [String; 2] {
-    let [uuid, index] = hardware.names().unwrap_or_default();
-    match strategy {
-        DeviceIdStrategy::Uuid => [uuid, index],
-        DeviceIdStrategy::Index => [index, uuid],
-    }
-}
-
 fn add_cdi(
     answer: &mut ContainerAllocateResponse,
     nvidia: &NvidiaConfig,
@@ -141,7 +136,7 @@ fn add_cdi(
     devices: &[&OfferedDevice],
     driver_files: &DriverFiles,
 ) -> Result<(), AllocationRefusal> {
-    let name = |device: &&OfferedDevice| cdi_name(nvidia, driver_files, device);
+    let name = |device: &&OfferedDevice| cdi_name(driver_files, device);
     let names = devices.iter().map(name).collect::<Result<Vec<_>, _>>()?;
     if nvidia.includes(DeviceListStrategy::CdiAnnotations) {
         // The same key for the same request, and another for another resource of the same container.
@@ -155,24 +150,17 @@ fn add_cdi(
     Ok(())
 }
 
-/// A vendor's specification describes all devices, or ours is used for all of them, from the next scan on.
-fn cdi_name(
-    nvidia: &NvidiaConfig,
-    driver_files: &DriverFiles,
-    device: &OfferedDevice,
-) -> Result<String, AllocationRefusal> {
-    let names = names(nvidia.device_id_strategy, &device.hardware);
+/// The vendor's name, or that of our specification, which has UUIDs: an index may be another GPU's after a restart of the
+/// driver, and the kubelet keeps names.
+fn cdi_name(driver_files: &DriverFiles, device: &OfferedDevice) -> Result<String, AllocationRefusal> {
+    let [uuid, _] = device.hardware.names().unwrap_or_default();
+    if let Some(name) = driver_files.vendor_cdi_names.get(&uuid) {
+        return Ok(name.clone());
+    }
+    // Ours has no others.
     let refused = |reason: String| AllocationRefusal::unhealthy(&device.id, &reason);
-    let Some(vendor) = &driver_files.cdi else {
-        // Ours has no others.
-        driver_files.device_nodes(&device.hardware).map_err(refused)?;
-        return Ok(format!("{}={}", cdi::PLUGIN_KIND, names[0]));
-    };
-    let described = names.into_iter().find(|name| vendor.devices.contains(name));
-    described.map(|name| format!("{}={name}", vendor.kind)).ok_or_else(|| {
-        let file = vendor.file.display();
-        refused(format!("{file} does not describe it; generate that CDI specification again"))
-    })
+    driver_files.device_nodes(&device.hardware).map_err(refused)?;
+    Ok(format!("{}={uuid}", cdi::KIND))
 }
 
 fn add_device_nodes(

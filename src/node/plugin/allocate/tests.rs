@@ -8,7 +8,7 @@ use super::container_response::container_response;
 use super::refusal::AllocationRefusal;
 use crate::domain::model::{DeviceId, Gpu, Inventory};
 use crate::node::plugin::config::{EntryConfig, NvidiaConfig, PluginConfig};
-use crate::node::plugin::host::{DriverFiles, MigCapabilities, VendorSpecification};
+use crate::node::plugin::host::{DriverFiles, MigCapabilities};
 use crate::node::plugin::offer::{PathDevice, offers};
 use crate::node::plugin::status::CallResult;
 use crate::node::plugin::test_data::{
@@ -25,7 +25,7 @@ fn driver_files() -> DriverFiles {
         control_nodes: CONTROL.map(str::to_owned).to_vec(),
         mig_capabilities: MigCapabilities((6..=7).flat_map(capabilities).collect()),
         driver_mounts: NvidiaConfig::default().driver_mounts,
-        cdi: None,
+        vendor_cdi_names: BTreeMap::new(),
     }
 }
 
@@ -97,7 +97,7 @@ fn the_index_strategy_changes_the_answer_and_not_the_ids() {
 
 #[test]
 fn cdi_names_go_into_the_field_or_into_an_annotation() {
-    let name = |number| format!("k8s.device-plugin.nvidia.com/gpu={}", uuid(number));
+    let name = |number| format!("podmeter.device-plugin/gpu={}", uuid(number));
     let device = |number| CdiDevice { name: name(number) };
     let given = ask(&nvidia("deviceListStrategy: cdi-cri, passDeviceSpecs: true"), &four_gpus(), &[&uuid(1), &uuid(0)]);
     let expected =
@@ -132,19 +132,15 @@ fn strategies_add_up() {
 }
 
 #[test]
-fn a_vendors_specification_lends_its_kind_and_names() {
-    let config = nvidia("deviceListStrategy: cdi-cri");
+fn each_device_has_the_vendors_name_or_ours() {
+    let config = nvidia("deviceListStrategy: cdi-cri, deviceIDStrategy: index");
     let offered = offers(&config, &four_gpus(), &[]).offers.remove(0);
-    let vendor = VendorSpecification {
-        file: "/etc/cdi/nvidia.yaml".into(),
-        kind: "nvidia.com/gpu".to_owned(),
-        devices: BTreeSet::from(["0".to_owned(), uuid(1)]),
-    };
-    let driver_files = DriverFiles { cdi: Some(vendor), ..driver_files() };
-    let given = |number| container_response(&config, &offered, &[uuid(number).as_str().into()], &driver_files);
-    assert_eq!(given(0).unwrap().cdi_devices[0].name, "nvidia.com/gpu=0");
-    assert_eq!(given(1).unwrap().cdi_devices[0].name, format!("nvidia.com/gpu={}", uuid(1)));
-    assert!(given(2).is_err_and(|refusal| refusal.result == CallResult::Unhealthy));
+    let vendor_cdi_names = [(uuid(0), "nvidia.com/gpu=0".to_owned())].into();
+    let driver_files = DriverFiles { vendor_cdi_names, ..driver_files() };
+    let ids = [1, 0].map(|number| DeviceId::new(uuid(number)));
+    let given = container_response(&config, &offered, &ids, &driver_files).unwrap();
+    let names: Vec<String> = given.cdi_devices.into_iter().map(|device| device.name).collect();
+    assert_eq!(names, [format!("podmeter.device-plugin/gpu={}", uuid(1)), "nvidia.com/gpu=0".to_owned()]);
 }
 
 #[test]

@@ -21,8 +21,7 @@ mod values;
 pub use check::{LONGEST_UNSHARED_ID, PluginConfigError};
 pub use entries::{EntryConfig, PluginConfig, SimulatedConfig};
 pub use nvidia::{
-    DeviceIdStrategy, DeviceListStrategy, DriverMount, MigStrategy, NamePattern, NvidiaConfig, PreStartCheck,
-    Replication, SharingConfig,
+    DeviceListStrategy, DriverMount, MigStrategy, NamePattern, NvidiaConfig, PreStartCheck, Replication, SharingConfig,
 };
 pub use nvidia_file::parse as parse_nvidia_config;
 pub use path::PathConfig;

@@ -32,7 +32,7 @@ pub struct NvidiaConfig {
     #[serde(deserialize_with = "one_or_several")]
     #[cfg_attr(test, schemars(schema_with = "schema::one_or_several::<DeviceListStrategy>"))]
     pub device_list_strategy: Vec<DeviceListStrategy>,
-    /// How `envvar`, `volume-mounts` and CDI name a device.
+    /// How `envvar`, `volume-mounts` and, where it has both, a vendor's CDI specification name a device.
     #[serde(rename = "deviceIDStrategy")]
     pub device_id_strategy: DeviceIdStrategy,
     /// Name the device nodes in the answer too.
@@ -150,6 +150,16 @@ pub enum DeviceIdStrategy {
     #[default]
     Uuid,
     Index,
+}
+
+impl DeviceIdStrategy {
+    /// A device's two names, the one to use first.
+    pub fn ordered(self, [uuid, index]: [String; 2]) -> [String; 2] {
+        match self {
+            Self::Uuid => [uuid, index],
+            Self::Index => [index, uuid],
+        }
+    }
 }
 
 /// Checks before each start of a container.

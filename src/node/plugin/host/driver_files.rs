@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::node::plugin::config::{DriverMount, NvidiaConfig};
 use crate::node::plugin::offer::OfferedHardware;
@@ -21,17 +21,8 @@ pub struct DriverFiles {
     pub mig_capabilities: MigCapabilities,
     /// What `device-nodes` mounts of the driver.
     pub driver_mounts: Vec<DriverMount>,
-    /// The specification whose names CDI answers give; ours where `None`.
-    pub cdi: Option<VendorSpecification>,
-}
-
-/// A specification that podmeter did not write.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VendorSpecification {
-    pub file: PathBuf,
-    pub kind: String,
-    /// The names that it describes.
-    pub devices: BTreeSet<String>,
+    /// By UUID, the names that CDI answers give of a vendor's specification. Of the other devices they give ours.
+    pub vendor_cdi_names: BTreeMap<String, String>,
 }
 
 /// The N of `/dev/nvidia-caps/nvidia-capN`, by GPU minor, GPU instance and compute instance (`None`: the GPU instance).

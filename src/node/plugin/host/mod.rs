@@ -13,6 +13,6 @@ mod scans;
 pub mod sockets;
 mod topology;
 
-pub use driver_files::{DriverFiles, MigCapabilities, VendorSpecification};
-pub use scanner::{HostFacts, HostPaths, ScanResult, depends_on_host};
+pub use driver_files::{DriverFiles, MigCapabilities};
+pub use scanner::{HostFacts, HostPaths, ScanResult, depends_on_host, shows_files};
 pub use scans::HostScans;

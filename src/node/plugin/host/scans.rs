@@ -3,6 +3,7 @@
 //! In: the configured entries to scan for, the time. Out: scan results and a problem. Does not use: what a scan reads.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,8 +16,6 @@ use crate::domain::model::{Inventory, Monotonic};
 const INTERVAL: Duration = Duration::from_secs(1);
 /// A scan that takes longer than this is reported as hanging.
 const HANGS_AFTER: Duration = Duration::from_secs(10);
-/// Longest wait for the last scan, which removes what was written.
-const LAST_SCAN: Duration = Duration::from_secs(1);
 
 type Finished = (HostScanner, BTreeMap<u64, ScanResult>);
 
@@ -31,8 +30,8 @@ pub struct HostScans {
 }
 
 impl HostScans {
-    pub fn new(paths: HostPaths) -> Self {
-        let scanner = Some(HostScanner::new(paths));
+    pub fn new(paths: HostPaths, device_plugins: PathBuf) -> Self {
+        let scanner = Some(HostScanner::new(paths, device_plugins));
         Self { scanner, under_way: JoinSet::new(), began: Monotonic::default(), last: None }
     }
 
@@ -81,23 +80,6 @@ impl HostScans {
                 HANGS_AFTER.as_secs()
             )
         })
-    }
-
-    /// Removes what was written on the host.
-    pub async fn end(mut self) {
-        let last = async {
-            if self.scanner.is_none() {
-                self.done().await?;
-            }
-            if let Some(scanner) = self.scanner.take() {
-                self.under_way.spawn_blocking(move || scan(scanner, &ScanRequest::new(), &Inventory::default()));
-                self.done().await?;
-            }
-            Ok::<(), JoinError>(())
-        };
-        if !matches!(tokio::time::timeout(LAST_SCAN, last).await, Ok(Ok(()))) {
-            tracing::warn!("reading the host hangs: a CDI specification of podmeter may stay behind");
-        }
     }
 }
 

@@ -193,21 +193,11 @@ fn mixed_name(nvidia: &NvidiaConfig, mig: &MigDevice) -> Result<ResourceName, St
 fn whole_gpu(nvidia: &NvidiaConfig, gpu: &Gpu, index: u32) -> NamedDevice {
     let model = gpu.model.as_deref().unwrap_or_default();
     let name = name_by_pattern(&nvidia.names.gpus, model).unwrap_or_else(|| nvidia.name.clone());
-    let hardware = OfferedHardware::Gpu { uuid: gpu.uuid.clone(), index, minor: gpu.minor };
-    (name, device_on(gpu, gpu.uuid.as_str(), hardware))
+    (name, device_on(gpu, gpu.uuid.as_str(), OfferedHardware::of_gpu(gpu, index)))
 }
 
 fn mig_device(gpu: &Gpu, gpu_index: u32, mig: &MigDevice) -> OfferedDevice {
-    let hardware = OfferedHardware::Mig {
-        uuid: mig.uuid.clone(),
-        gpu: gpu.uuid.clone(),
-        gpu_index,
-        index: mig.index,
-        minor: gpu.minor,
-        gpu_instance: mig.gpu_instance,
-        compute_instance: mig.compute_instance,
-    };
-    device_on(gpu, mig.uuid.as_str(), hardware)
+    device_on(gpu, mig.uuid.as_str(), OfferedHardware::of_mig(gpu, gpu_index, mig))
 }
 
 fn device_on(gpu: &Gpu, id: &str, hardware: OfferedHardware) -> OfferedDevice {

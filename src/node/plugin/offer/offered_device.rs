@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::domain::model::{DeviceId, GpuUuid, MigUuid, PluginUnhealthyReason, ResourceName, UnhealthyReason};
+use crate::domain::model::{
+    DeviceId, Gpu, GpuUuid, MigDevice, MigUuid, PluginUnhealthyReason, ResourceName, UnhealthyReason,
+};
 use crate::node::wire::v1beta1::DeviceSpec;
 
 /// One resource name and its devices, sorted by id. A device that was offered once stays for the time of its
@@ -107,6 +109,24 @@ pub enum OfferedHardware {
 }
 
 impl OfferedHardware {
+    /// A whole GPU with this index of the driver.
+    pub fn of_gpu(gpu: &Gpu, index: u32) -> Self {
+        Self::Gpu { uuid: gpu.uuid.clone(), index, minor: gpu.minor }
+    }
+
+    /// A MIG device of the GPU with this index.
+    pub fn of_mig(gpu: &Gpu, gpu_index: u32, mig: &MigDevice) -> Self {
+        Self::Mig {
+            uuid: mig.uuid.clone(),
+            gpu: gpu.uuid.clone(),
+            gpu_index,
+            index: mig.index,
+            minor: gpu.minor,
+            gpu_instance: mig.gpu_instance,
+            compute_instance: mig.compute_instance,
+        }
+    }
+
     /// Its UUID and its index, as the two device-id strategies name it.
     pub fn names(&self) -> Option<[String; 2]> {
         match self {

@@ -147,6 +147,7 @@ fn plugin() -> PluginState {
         resources_complete: true,
         kubelet_restarts: 1,
         problems: vec!["MIG-9 <b>is not offered</b>".into()],
+        unused_cdi_files: [(("/etc/cdi/nvidia.yaml".into(), "device_nodes"), 2)].into(),
         profile: Some(AppliedProfile { decision: "profile", name: Some("h100-mig".into()) }),
         resources: [("nvidia.com/gpu".into(), served), ("nvidia.com/mig-1g.10gb".into(), in_conflict)].into(),
     }
