@@ -148,7 +148,10 @@ fn full_gpu() -> Value {
         "retired_pages": {"single_bit": [4096, 8192], "double_bit": [], "pending": true},
         "pcie": {"generation": 4, "width": 8, "replay": 9, "tx_bytes": 111, "rx_bytes": 222, "correctable_errors": 3},
         "nvlink": {"links": 4, "down": [3], "data_tx_kib": 10, "data_rx_kib": 20, "crc_errors": 2},
-        "fields": {"38": 1, "45": 2, "213": {"by_scope": {"4294967295": 3}}},
+        "fields": {
+            "38": 1, "45": 2, "213": {"by_scope": {"4294967295": 3}},
+            "303": 4, "304": 1, "305": 30, "306": 2, "307": {"word": 1}
+        },
         "recovery_action": 1, "vgpu_license": true
     }]})
 }
@@ -212,6 +215,9 @@ fn memory_errors_and_the_recovery_action_are_those_of_the_driver() {
     assert_eq!((slow.ecc_lifetime_corrected, slow.ecc_lifetime_uncorrected), (Some(50), Some(3)));
     assert_eq!(slow.row_remap, Some(RowRemap { correctable: 1, uncorrectable: 2, pending: true, failed: false }));
     assert_eq!((slow.row_remap_banks["max"], slow.row_remap_banks["high"]), (639, 1));
+    let counts = ["active", "inactive"].map(|state| slow.bank_remaps[state]);
+    assert_eq!((counts, slow.bank_remap_groups["max"], slow.bank_remap_groups["none"]), ([4, 1], 30, 2));
+    assert_eq!((slow.bank_remap_pending, slow.remap_pending()), (Some(true), Some(true)));
     assert_eq!((slow.retired_pages["single_bit"], slow.retired_pages["double_bit"]), (2, 0));
     assert_eq!(slow.retired_pages_pending, Some(true));
     assert_eq!((slow.recovery_action, slow.vgpu_licensed), (Some(1), Some(true)));
@@ -648,7 +654,8 @@ fn a_hanging_driver_start_is_explained() {
 
 #[test]
 fn throttle_counters_keep_their_meaning_over_a_driver_upgrade() {
-    let fake = FakeNvml::start(json!({"driver_version": "580.65.06", "gpus": [{
+    let fake = FakeNvml::start(json!({"driver_version": "570.172.08", "gpus": [{
+        "fields": {"256": 1, "257": 2, "258": 1},
         "energy_millijoules": 900_000_000, "clock_event_reasons": {
             "sw_thermal_nanoseconds": 1_000_000_000_u64, "hw_thermal_nanoseconds": 2_000_000_000_u64,
             "hw_power_brake_nanoseconds": 3_000_000_000_u64
@@ -663,16 +670,20 @@ fn throttle_counters_keep_their_meaning_over_a_driver_upgrade() {
     let seen = |state: &HardwareState| {
         ["sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"].map(|reason| throttled(state, reason))
     };
-    assert_eq!(seen(&state), [Some(1.0), Some(2.0), Some(3.0)]);
-    fake.update(|state| {
-        state["generation"] = json!(2);
-        state["driver_version"] = json!("580.95.05");
-        state["gpus"][0]["clock_event_reasons"]["hw_thermal_nanoseconds"] = json!(500_000_000);
-    });
-    let state = wait(&hardware, "the new driver", |state| {
-        let driver = state.inventory.driver.as_ref();
-        driver.is_some_and(|driver| &*driver.driver_version == "580.95.05") && readings(state, 0).medium.is_some()
-    });
+    assert_eq!(seen(&state), [None, None, None], "its fields with these numbers are of power smoothing");
+    let upgrade = |generation: u32, version: &'static str, hw_thermal_nanoseconds: u64| {
+        fake.update(|state| {
+            state["generation"] = json!(generation);
+            state["driver_version"] = json!(version);
+            state["gpus"][0]["clock_event_reasons"]["hw_thermal_nanoseconds"] = json!(hw_thermal_nanoseconds);
+        });
+        wait(&hardware, "the new driver", |state| {
+            let driver = state.inventory.driver.as_ref();
+            driver.is_some_and(|driver| &*driver.driver_version == version) && readings(state, 0).medium.is_some()
+        })
+    };
+    assert_eq!(seen(&upgrade(2, "580.65.06", 2_000_000_000)), [Some(1.0), Some(2.0), Some(3.0)]);
+    let state = upgrade(3, "580.95.05", 500_000_000);
     assert_eq!(seen(&state), [Some(1.0), Some(2.5), Some(3.0)]);
     assert!(readings(&state, 0).totals.energy_joules < Some(10_000.0), "{:?}", readings(&state, 0).totals);
 }

@@ -16,6 +16,11 @@ pub struct Slow {
     pub row_remap: Option<RowRemap>,
     /// Banks by availability: max, high, partial, low, none.
     pub row_remap_banks: BTreeMap<&'static str, u64>,
+    /// Bank remaps: active, inactive. On Rubin and newer.
+    pub bank_remaps: BTreeMap<&'static str, u64>,
+    /// Groups of banks by the spare ones they have left: max, none.
+    pub bank_remap_groups: BTreeMap<&'static str, u64>,
+    pub bank_remap_pending: Option<bool>,
     /// Pages by cause: single_bit, double_bit.
     pub retired_pages: BTreeMap<&'static str, u64>,
     pub retired_pages_pending: Option<bool>,
@@ -28,6 +33,14 @@ pub struct Slow {
     /// False on a GPU without vGPU licensing, too.
     #[serde(skip)]
     pub vgpu_licensed: Option<bool>,
+}
+
+impl Slow {
+    /// Rows or banks wait for a reset of the GPU. `None`: unknown.
+    pub fn remap_pending(&self) -> Option<bool> {
+        let rows = self.row_remap.map(|remap| remap.pending);
+        rows.into_iter().chain(self.bank_remap_pending).reduce(|rows, banks| rows || banks)
+    }
 }
 
 /// Volatile ECC counts of one location, since the driver was loaded, monotonic.

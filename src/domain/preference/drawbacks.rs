@@ -7,7 +7,7 @@ use crate::domain::model::GpuUuid;
 /// What speaks against a GPU now. By default nothing is known of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct GpuDrawbacks {
-    /// Memory rows wait for a reset to be remapped: the reset interrupts every process on the GPU.
+    /// Memory rows or banks wait for a reset to be remapped: the reset interrupts every process on the GPU.
     pub row_remap_pending: bool,
     pub throttled: bool,
     /// Processes use the GPU, and no container holds it.

@@ -64,6 +64,30 @@ pub(super) static GROUP: Group = Group {
         )
         .labels("gpu_uuid gpu availability")
         .source("NVML GetRowRemapperHistogram"),
+        gauge(
+            "podmeter_device_bank_remaps",
+            "Memory banks remapped, by whether the remap is active, on Rubin and newer.",
+            |snapshot, family| {
+                per_device_and(snapshot, family, |readings| Some(named(&slow(readings)?.bank_remaps)));
+            },
+        )
+        .labels("gpu_uuid gpu state")
+        .source("NVML fields 303 and 304"),
+        gauge(
+            "podmeter_device_bank_remap_pending",
+            "Whether a bank remap is pending, on Rubin and newer.",
+            |snapshot, family| per_device(snapshot, family, |readings| slow(readings)?.bank_remap_pending),
+        )
+        .source("NVML field 307"),
+        gauge(
+            "podmeter_device_bank_remap_groups",
+            "Groups of memory banks by whether they have all their spare banks left or none, on Rubin and newer.",
+            |snapshot, family| {
+                per_device_and(snapshot, family, |readings| Some(named(&slow(readings)?.bank_remap_groups)));
+            },
+        )
+        .labels("gpu_uuid gpu availability")
+        .source("NVML fields 305 and 306"),
         gauge("podmeter_device_retired_pages", "Pages retired, on GPUs before Ampere.", |snapshot, family| {
             per_device_and(snapshot, family, |readings| Some(named(&slow(readings)?.retired_pages)));
         })

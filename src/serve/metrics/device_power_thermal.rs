@@ -58,7 +58,7 @@ pub(super) static GROUP: Group = Group {
             },
         )
         .labels("gpu_uuid gpu reason")
-        .source("NVML fields 74, 76, 251-253 or 269-271"),
+        .source("NVML fields 74, 76, 251-253 (from driver 575 on) or 269-271 (580.82)"),
         gauge(
             "podmeter_device_clock_event_active",
             "Whether a reason limits the clocks now: one series per reason.",

@@ -1,4 +1,4 @@
-//! nvmlDeviceGetFieldValues: one status for each value, scopes, and the renumbering at driver 580.82.
+//! nvmlDeviceGetFieldValues: one status for each value, scopes, and the numbering of the driver's version.
 
 use std::ffi::c_int;
 use std::mem::size_of;
@@ -14,10 +14,6 @@ use crate::gate::Target;
 use crate::out::Many;
 use crate::state::NvLink;
 
-/// One past the last id, before and since the renumbering.
-const MAX_BEFORE: u32 = 274;
-const MAX_SINCE: u32 = 308;
-
 const ALL_LINKS: u32 = u32::MAX;
 const SCOPE_MODULE: u32 = 1;
 
@@ -28,7 +24,7 @@ on_device! {
         }
         for index in 0..count as usize {
             let asked = values.get(index);
-            let answer = canonical(target.machine.fields_renumbered(), asked.fieldId)
+            let answer = canonical(target.machine.driver_number(), asked.fieldId)
                 .and_then(|id| field(target, id, asked.scopeId));
             values.put(index, filled(asked, answer));
         }
@@ -72,12 +68,19 @@ fn filled(asked: nvmlFieldValue_t, answer: Result<Number, Code>) -> nvmlFieldVal
     nvmlFieldValue_t { timestamp, latencyUsec: 1, valueType: kind, nvmlReturn: code, value, ..asked }
 }
 
-/// The id of nvml-wrapper-sys 0.10 for the one requested from this driver.
-fn canonical(renumbered: bool, id: u32) -> Result<u32, Code> {
-    match (renumbered, id) {
-        (false, 0) | (true, 0) | (false, MAX_BEFORE..) | (true, MAX_SINCE..) => Err(INVALID_ARGUMENT),
-        (true, 251..=268) => Ok(id + 5),
-        (true, 269..=273) => Ok(id - 18),
+/// The id of nvml-wrapper-sys 0.10, which has the numbering of driver 575, for the one requested from this driver.
+/// Power smoothing is at 251 to 268 before 575 and since 580.82.
+fn canonical(driver: (u32, u32), id: u32) -> Result<u32, Code> {
+    let (is_of_575, first_unknown) = match driver {
+        (..575, _) => (false, 269),
+        driver if driver < (580, 82) => (true, 274),
+        _ => (false, 308),
+    };
+    match id {
+        0 => Err(INVALID_ARGUMENT),
+        _ if id >= first_unknown => Err(INVALID_ARGUMENT),
+        251..=268 if !is_of_575 => Ok(id + 5),
+        269..=273 if !is_of_575 => Ok(id - 18),
         _ => Ok(id),
     }
 }

@@ -34,7 +34,8 @@ const READINGS: [ReadingRow<Medium>; 13] = [
     row!(clocks.memory_hertz = nvmlDeviceGetClockInfo[2](2): CLOCK * 1e6),
     row!(clocks.video_hertz = nvmlDeviceGetClockInfo[3](3): CLOCK * 1e6),
 ];
-/// The fields of three reasons changed at driver 580.82; a wrong id reads another quantity without an error.
+/// The fields of three reasons came with driver 575, and changed at 580.82; a wrong id reads another quantity, such as
+/// power smoothing before 575, without an error.
 const SLOWDOWNS_BEFORE_580_82: [ReadingRow<Medium>; 3] = [
     row!(throttled_seconds["sw_thermal_slowdown"] = wide 251: THROTTLED / 1e9),
     row!(throttled_seconds["hw_thermal_slowdown"] = wide 252: THROTTLED / 1e9),
@@ -50,11 +51,11 @@ const RARE_CLOCK_EVENTS: [(u32, &str); 2] = [(9, "board_limit"), (10, "reliabili
 /// More fans than any board has.
 const FAN_LIMIT: u32 = 16;
 
-/// None of them for an unknown version.
+/// None of them before 575, and for an unknown version.
 fn slowdowns(driver_version: Option<&str>) -> &'static [ReadingRow<Medium>] {
     let mut numbers = driver_version.unwrap_or_default().split('.').map(|number| number.parse::<u32>().ok());
     match (numbers.next().flatten(), numbers.next().flatten().unwrap_or(0)) {
-        (None, _) => &[],
+        (None | Some(..575), _) => &[],
         (Some(major), minor) if (major, minor) < (580, 82) => &SLOWDOWNS_BEFORE_580_82,
         _ => &SLOWDOWNS,
     }
@@ -218,7 +219,9 @@ mod tests {
     #[test]
     fn the_fields_of_slowdowns_follow_the_driver_version() {
         for (version, expected) in [
-            (Some("570.124.06"), Some(251)),
+            (Some("535.183.01"), None),
+            (Some("570.172.08"), None),
+            (Some("575.51.02"), Some(251)),
             (Some("580.65.06"), Some(251)),
             (Some("580.82.07"), Some(269)),
             (Some("590.1"), Some(269)),

@@ -24,8 +24,16 @@ const UNCORRECTED: u32 = 1;
 const VOLATILE: u32 = 0;
 const AGGREGATE: u32 = 1;
 
-const READINGS: [ReadingRow<Slow>; 21] = [
+const READINGS: [ReadingRow<Slow>; 26] = [
     row!(recovery_action = code 230),
+    row!(bank_remaps["active"] = field 303: ROWS),
+    row!(bank_remaps["inactive"] = field 304: ROWS),
+    row!(bank_remap_groups["max"] = field 305: ROWS),
+    row!(bank_remap_groups["none"] = field 306: ROWS),
+    ReadingRow {
+        source: ReadingSource::Field(FieldRow::plain(307)),
+        set: |slow, pending| slow.bank_remap_pending = (pending <= 1.0).then_some(pending > 0.0),
+    },
     row!(pcie.transmitted_bytes = wide 197: TRANSFERRED),
     row!(pcie.received_bytes = wide 198: TRANSFERRED),
     row!(pcie.errors["correctable"] = field 173: ERRORS),

@@ -75,9 +75,9 @@ fn gpus_of_foreign_processes(
 fn drawbacks_of(readings: &DeviceReadings, foreign_processes: bool) -> GpuDrawbacks {
     let medium = readings.medium.as_ref().map(|medium| &medium.value);
     let active = |event: &&str| medium.is_some_and(|medium| medium.clock_events.get(*event) == Some(&true));
-    let remap = readings.slow.as_ref().and_then(|slow| slow.value.row_remap);
+    let remap_pending = readings.slow.as_ref().and_then(|slow| slow.value.remap_pending());
     GpuDrawbacks {
-        row_remap_pending: remap.is_some_and(|remap| remap.pending),
+        row_remap_pending: remap_pending == Some(true),
         throttled: THROTTLING.iter().any(active),
         foreign_processes,
         load: readings.fast.as_ref().and_then(|fast| fast.value.utilization_ratio),

@@ -78,10 +78,10 @@ impl Machine {
         self.gpus.iter().find(|gpu| gpu.index == Some(index))
     }
 
-    /// Driver 580.82 moved some field ids.
-    pub fn fields_renumbered(&self) -> bool {
+    /// `(580, 95)` of 580.95.05.
+    pub fn driver_number(&self) -> (u32, u32) {
         let mut numbers = self.driver_version.split('.').map(|part| part.parse().unwrap_or(0_u32));
-        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (580, 82)
+        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
     }
 
     /// Drops the wildcards.
