@@ -9,7 +9,8 @@ use crate::support::hardware::{
 };
 use crate::support::watching::wait;
 use podmeter::domain::model::{
-    DeviceProcess, DeviceReadings, DurationHistogram, HardwareState, MemoryUse, NvLink, NvLinkPeers, PciBusId, RowRemap,
+    DeviceProcess, DeviceReadings, DurationHistogram, GpmRatios, HardwareState, MemoryUse, NvLink, NvLinkPeers,
+    PciBusId, RowRemap,
 };
 use podmeter::node::hardware::{Driver, Due, HardwareHandle, HardwareSettings, PassStatus};
 use serde_json::{Value, json};
@@ -322,6 +323,39 @@ fn a_partitioned_gpu_is_read_by_instance_and_has_no_utilization_of_its_own() {
         instances.iter().map(|one| (one.gpu_instance, one.memory.unwrap().used, one.gpm.sm_active)).collect();
     assert_eq!(used[0].0, 2);
     assert_eq!((used[1].0, used[1].1, used[1].2), (7, 100, Some(0.5)));
+}
+
+#[test]
+fn gpm_with_nothing_but_zeroes_of_a_gpu_that_works_is_discarded_and_counted() {
+    let zeroes = json!({"metrics": {"1": 0, "2": 0, "3": 0, "10": 0, "5": 0}});
+    let instance = |gpu_instance, gpm: &Value| json!({"gpu_instance": gpu_instance, "profile": "1g.10gb", "gpm": gpm});
+    let mig = json!({"enabled": true, "instances": [instance(7, &zeroes), instance(8, &zeroes)]});
+    let one_works = [instance(7, &zeroes), instance(8, &json!({"metrics": {"1": 30, "2": 20}}))];
+    let fake = FakeNvml::start(json!({"gpus": [
+        {"utilization": {"gpu": 80}, "gpm": zeroes},
+        {"utilization": {"gpu": 3}, "gpm": zeroes},
+        {"power_milliwatts": 500_000, "mig": mig},
+        {"power_milliwatts": 70_000, "mig": mig},
+        {"power_milliwatts": 500_000, "mig": {"enabled": true, "instances": one_works}},
+    ]}));
+    let hardware = run(&fake, quick());
+    let has_use = |state: &HardwareState, index| {
+        !readings(state, index).fast.as_ref().unwrap().value.instance_utilization_ratios.is_empty()
+    };
+    let state = wait(&hardware, "GPM of the others", |state| {
+        (0..5).all(|index| medium(state, index).is_some())
+            && medium(state, 1).unwrap().gpm.sm_active == Some(0.0)
+            && has_use(state, 3)
+            && has_use(state, 4)
+            && state.implausible_readings["gpm_ratio"] >= 4
+    });
+    assert_eq!(medium(&state, 0).unwrap().gpm, GpmRatios::default());
+    assert_eq!(readings(&state, 0).fast.as_ref().unwrap().value.utilization_ratio, Some(0.8));
+    let busy = |index| readings(&state, index).totals.instance_busy_seconds.clone();
+    assert!(busy(2).is_empty() && !has_use(&state, 2), "its time is unknown, not idle");
+    assert!(medium(&state, 2).unwrap().instances.iter().all(|instance| instance.gpm == GpmRatios::default()));
+    assert_eq!(busy(3), [(7, 0.0), (8, 0.0)].into(), "a board that draws little is idle");
+    assert!(busy(4)[&7] <= 0.0 && busy(4).contains_key(&8), "one instance may be idle");
 }
 
 #[test]

@@ -284,18 +284,23 @@ impl Gpu {
         self.mig_devices.iter().find(|mig| mig.uuid == *uuid)
     }
 
-    /// At least 1. The activity of a GPU instance is a mean over all its slices; times this, over those in use.
-    pub fn instance_slices_per_used_slice(&self, mig: &MigDevice) -> f64 {
+    /// How busy a MIG device is, 0 to 1, by the activity of its GPU instance: a mean over all slices of the instance, of
+    /// which only some may be in use.
+    pub fn mig_activity(&self, mig: &MigDevice, of_instance: f64) -> f64 {
         let members = self.mig_devices.iter().filter(|other| other.gpu_instance == mig.gpu_instance);
         let used: u32 = members.map(|member| member.slices).sum();
-        f64::from(profile_slices(&mig.profile).unwrap_or(used).max(used)) / f64::from(used.max(1))
+        let slices_per_used =
+            f64::from(profile_slices(&mig.profile).unwrap_or(used).max(used)) / f64::from(used.max(1));
+        (of_instance * slices_per_used).clamp(0.0, 1.0)
     }
 
     /// The part of the GPU that `slices` compute slices are. `None` where either number is unknown: models have seven
-    /// slices or four, so a guess would be wrong by almost a half.
+    /// slices or four, so a guess would be wrong by almost a half. The fractions of a GPU's MIG devices never exceed it,
+    /// whatever slices the driver reports.
     pub fn slice_fraction(&self, slices: u32) -> Option<f64> {
         let total = self.mig_slices.filter(|total| *total > 0 && slices > 0)?;
-        Some((f64::from(slices) / f64::from(total)).min(1.0))
+        let used: u32 = self.mig_devices.iter().map(|mig| mig.slices).sum();
+        Some(f64::from(slices) / f64::from(total.max(used).max(slices)))
     }
 }
 
@@ -360,5 +365,8 @@ mod tests {
         ] {
             assert_eq!(gpu(of).slice_fraction(slices), expected, "{slices} of {of:?}");
         }
+        let eight = [1, 2].map(|instance| crate::test_data::mig(&format!("MIG-{instance}"), instance, "4g.40gb", 4));
+        let crowded = Gpu { mig_devices: eight.into(), ..gpu(Some(7)) };
+        assert_eq!(crowded.slice_fraction(4), Some(0.5), "more slices than the board has");
     }
 }

@@ -51,10 +51,8 @@ fn device(snapshot: &Snapshot, slots: &SlotCounts, gpu: &Gpu, mig: Option<&MigDe
 /// instance; of a GPU with MIG devices their sum by slices. `None`: unknown.
 pub fn busy_ratio(gpu: &Gpu, readings: Option<&DeviceReadings>, mig: Option<&MigDevice>) -> Option<f64> {
     let fast = &readings?.fast.as_ref()?.value;
-    let of_part = |mig: &MigDevice| {
-        let instance = fast.instance_utilization_ratios.get(&mig.gpu_instance)?;
-        Some((instance * gpu.instance_slices_per_used_slice(mig)).clamp(0.0, 1.0))
-    };
+    let of_part =
+        |mig: &MigDevice| Some(gpu.mig_activity(mig, *fast.instance_utilization_ratios.get(&mig.gpu_instance)?));
     match mig {
         Some(mig) => of_part(mig),
         None if gpu.mig_devices.is_empty() => fast.utilization_ratio,

@@ -1,8 +1,12 @@
-//! The range of each quantity. Drivers and firmware report sentinels (4294967295 °C, all ones) without an error.
+//! The range of each quantity. Drivers and firmware report sentinels (4294967295 °C, all ones) without an error; and GPM
+//! nothing but zeroes of a GPU that works.
 //!
 //! Does not use: where a reading comes from.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::domain::model::Monotonic;
 
 /// A quantity with its range, both ends included: values that a device of today or of the next years can have.
 #[derive(Debug)]
@@ -12,7 +16,7 @@ pub struct QuantityRange {
     most: f64,
 }
 
-/// How many readings were outside their range, by quantity.
+/// How many readings were outside their range, or contradicted by another, by quantity.
 pub type Implausible = BTreeMap<&'static str, u64>;
 
 macro_rules! quantities {
@@ -66,6 +70,49 @@ impl QuantityRange {
     }
 }
 
+/// How long GPM may be zero before it contradicts the power, which is a mean over a second.
+const SETTLING: Duration = Duration::from_secs(3);
+/// An idle board with GPM draws less, with processes on it too.
+const IDLE_WATTS: f64 = 200.0;
+
+/// Whether a GPU works by its utilization and power, so that GPM with zeroes only is a fault of GPM.
+#[derive(Debug, Default)]
+pub struct Work {
+    busy_seconds: f64,
+    seconds: f64,
+    last_active: Option<Monotonic>,
+}
+
+impl Work {
+    /// Busy seconds of the last `seconds`.
+    pub fn add(&mut self, busy_seconds: Option<f64>, seconds: f64) {
+        self.busy_seconds += busy_seconds.unwrap_or(0.0);
+        self.seconds += seconds;
+    }
+
+    /// Of a GPU with utilization: whether a kernel ran for half of the time since the last call.
+    pub fn is_busy(&mut self) -> bool {
+        let (busy_seconds, seconds) = (std::mem::take(&mut self.busy_seconds), std::mem::take(&mut self.seconds));
+        seconds > 0.0 && busy_seconds >= 0.5 * seconds
+    }
+
+    /// Of a partitioned GPU: whether GPM's `ratios` are zero though the board draws far more than an idle one.
+    pub fn contradicts(
+        &mut self,
+        ratios: impl IntoIterator<Item = f64>,
+        power_watts: Option<f64>,
+        power_limit_watts: Option<f64>,
+        now: Monotonic,
+    ) -> bool {
+        if ratios.into_iter().any(|ratio| ratio > 0.0) {
+            self.last_active = Some(now);
+        }
+        let is_settled = self.last_active.is_none_or(|at| now.since(at) > SETTLING);
+        let draws = |(watts, limit): (f64, f64)| watts > (limit / 3.0).max(IDLE_WATTS);
+        is_settled && power_watts.zip(power_limit_watts).is_some_and(draws)
+    }
+}
+
 /// Every quantity with 0: `increase()` does not see the first event of a counter that appears with it.
 pub fn all_zero() -> Implausible {
     ALL.iter().map(|quantity| (quantity.name, 0)).collect()
@@ -76,6 +123,21 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn gpm_of_zeroes_is_contradicted_by_a_high_power_after_a_while() {
+        let mut work = Work::default();
+        let mut contradicts =
+            |second, ratio, watts| work.contradicts([0.0, ratio], watts, Some(700.0), Monotonic::from_secs(second));
+        let high = Some(500.0);
+        assert!(contradicts(1, 0.0, high), "since the start");
+        assert!(!contradicts(2, 0.1, high));
+        assert!(!contradicts(4, 0.0, high), "the power still falls");
+        assert!(contradicts(6, 0.0, high));
+        assert!(!contradicts(7, 0.0, Some(120.0)) && !contradicts(8, 0.0, None));
+        let lowered = Work::default().contradicts([0.0], Some(130.0), Some(200.0), Monotonic::from_secs(1));
+        assert!(!lowered, "an idle board with a low limit");
+    }
 
     #[test]
     fn every_quantity_has_one_row_and_refuses_the_sentinels() {

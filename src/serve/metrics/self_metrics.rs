@@ -52,7 +52,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML"),
         counter(
             "podmeter_nvml_implausible_readings_total",
-            "Readings outside the plausible range of their quantity; they are discarded.",
+            "Readings outside the plausible range of their quantity, or contradicted by another; they are discarded.",
             |snapshot, family| {
                 counted(snapshot, family, &snapshot.hardware.implausible_readings, |name| name);
             },

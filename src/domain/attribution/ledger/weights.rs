@@ -137,18 +137,14 @@ impl<'a> MigWeights<'a> {
     pub fn new(gpu: Option<&'a Gpu>, active: &BTreeMap<u32, f64>, processes: Option<&DeviceProcesses>) -> Option<Self> {
         let gpu = gpu.filter(|gpu| !gpu.mig_devices.is_empty())?;
         let weight = |mig: &'a MigDevice| {
-            let active = active.get(&mig.gpu_instance);
-            let active = active.map(|active| (active * gpu.instance_slices_per_used_slice(mig)).clamp(0.0, 1.0));
+            let active = active.get(&mig.gpu_instance).map(|active| gpu.mig_activity(mig, *active));
             let unheld_reason = processes
                 .map_or(UnattributedReason::Unknown, |processes| unheld_reason(&processes.processes, mig.gpu_instance));
             Some(MigWeight { fraction: gpu.slice_fraction(mig.slices)?, active, unheld_reason })
         };
-        let Some(mut weights) = gpu.mig_devices.iter().map(weight).collect::<Option<Vec<_>>>() else {
+        let Some(weights) = gpu.mig_devices.iter().map(weight).collect::<Option<Vec<_>>>() else {
             return Some(Self { mig_devices: &[], weights: vec![] });
         };
-        // The fractions never exceed the GPU, whatever slices the driver reports.
-        let sum: f64 = weights.iter().map(|weight| weight.fraction).sum();
-        weights.iter_mut().for_each(|weight| weight.fraction /= sum.max(1.0));
         Some(Self { mig_devices: &gpu.mig_devices, weights })
     }
 

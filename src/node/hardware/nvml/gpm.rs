@@ -13,7 +13,7 @@ use super::inventory::Mig;
 use super::library::{DeviceHandle, Library};
 use super::rows::{self, ReadingRow, ReadingSource, row};
 use crate::domain::model::{GpmRatios, Medium, Monotonic};
-use crate::node::hardware::plausible;
+use crate::node::hardware::plausible::{self, Work};
 
 /// The driver's documented minimum, and a maximum beyond which a mean is of little use.
 const WINDOW: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(600);
@@ -130,6 +130,9 @@ pub struct InstanceUse {
     last: Option<Monotonic>,
     /// By instance, over the time of the last call.
     pub ratios: BTreeMap<u32, f64>,
+    work: Work,
+    /// The last ratios were zeroes on a GPU that works.
+    pub is_contradicted: bool,
 }
 
 impl InstanceUse {
@@ -138,11 +141,24 @@ impl InstanceUse {
             return None;
         }
         let gpm = Gpm::new(caller, handle, migs);
-        gpm.request.is_some().then_some(Self { gpm, last: None, ratios: BTreeMap::new() })
+        gpm.request.is_some().then(|| Self {
+            gpm,
+            last: None,
+            ratios: BTreeMap::new(),
+            work: Work::default(),
+            is_contradicted: false,
+        })
     }
 
-    /// Busy seconds since the last call, of the instances that have a value. `None`: too soon to read.
-    pub fn advance(&mut self, caller: &mut Caller, handle: DeviceHandle, now: Monotonic) -> Option<Vec<(u32, f64)>> {
+    /// Busy seconds since the last call, of the instances that have a value: none where `power`, in watts with its limit,
+    /// contradicts zeroes. `None`: too soon to read.
+    pub fn advance(
+        &mut self,
+        caller: &mut Caller,
+        handle: DeviceHandle,
+        now: Monotonic,
+        power: [Option<f64>; 2],
+    ) -> Option<Vec<(u32, f64)>> {
         let elapsed = self.last.map(|last| now.since(last));
         if elapsed.is_some_and(|elapsed| elapsed < *WINDOW.start()) {
             return None;
@@ -154,9 +170,24 @@ impl InstanceUse {
             Some((instance, ratios.graphics_engine_active.or(ratios.sm_active)?))
         };
         self.ratios = instances.into_iter().filter_map(ratio).collect();
+        let [watts, limit] = power;
+        self.is_contradicted =
+            self.work.contradicts(self.ratios.values().copied(), watts, limit, now) && !self.ratios.is_empty();
+        if self.is_contradicted {
+            self.ratios.clear();
+            caller.count_implausible(&plausible::GPM);
+        }
         let seconds = elapsed.map_or(0.0, |elapsed| elapsed.as_secs_f64());
         Some(self.ratios.iter().map(|(instance, ratio)| (*instance, ratio * seconds)).collect())
     }
+}
+
+/// Whether there are ratios, and nothing but zeroes.
+pub fn is_zero(ratios: &GpmRatios) -> bool {
+    let GpmRatios { graphics_engine_active, sm_active, sm_occupancy, dram_active, pipes } = ratios;
+    let single = [graphics_engine_active, sm_active, sm_occupancy, dram_active].into_iter().flatten();
+    let mut ratios = single.chain(pipes.values()).peekable();
+    ratios.peek().is_some() && ratios.all(|ratio| *ratio <= 0.0)
 }
 
 impl GpmRequest {

@@ -6,7 +6,7 @@ use nvml_wrapper_sys::bindings::{nvmlMarginTemperature_t, nvmlTemperature_t};
 
 use super::calls::{Caller, call, value, version};
 use super::fields::FieldRow;
-use super::gpm::Gpm;
+use super::gpm::{self, Gpm};
 use super::inventory::Mig;
 use super::library::DeviceHandle;
 use super::memory;
@@ -14,7 +14,7 @@ use super::processes::ProcessLists;
 use super::rows::{self, ReadingRow, ReadingSource, row};
 use super::samples::Ring;
 use super::vgpus::VgpuReader;
-use crate::domain::model::{InstanceReading, Medium, MemoryUse, Monotonic};
+use crate::domain::model::{GpmRatios, InstanceReading, Medium, MemoryUse, Monotonic};
 use crate::node::hardware::CLOCK_EVENTS;
 use crate::node::hardware::plausible;
 use crate::node::hardware::source::Integrals;
@@ -89,16 +89,22 @@ impl MediumReader {
         }
     }
 
+    /// `works`: the GPU does so by other readings than GPM.
     pub fn read(
         &mut self,
         caller: &mut Caller,
         handle: DeviceHandle,
         migs: &[Mig],
         now: Monotonic,
+        works: bool,
         integrals: &mut Integrals,
     ) -> Medium {
         let elapsed = self.last.replace(now).map_or(0.0, |last| now.since(last).as_secs_f64());
         let mut medium = self.gpm.read(caller, handle, None, now);
+        if works && gpm::is_zero(&medium.gpm) {
+            caller.count_implausible(&plausible::GPM);
+            medium = Medium::default();
+        }
         for (engine, ring) in &mut self.engines {
             let step = ring.advance(caller, handle, elapsed, |caller| engine_rate(caller, handle, engine));
             if let Some(seconds) = step.integral {
@@ -116,7 +122,7 @@ impl MediumReader {
         let virtualization = self.vgpus.virtualization(caller, handle);
         // `NvmlReader` adds memory utilization and the source of use by process; `GpuState` traffic from counters and the
         // counts of clock events.
-        Medium {
+        let mut medium = Medium {
             memory,
             gpu_temperature_celsius: temperature(caller, handle),
             temperature_margin_celsius: margin(caller, handle),
@@ -129,7 +135,11 @@ impl MediumReader {
             virtualization,
             vgpus: self.vgpus.read(caller, handle, virtualization),
             ..medium
+        };
+        if works && medium.instances.iter().all(|instance| gpm::is_zero(&instance.gpm)) {
+            medium.instances.iter_mut().for_each(|instance| instance.gpm = GpmRatios::default());
         }
+        medium
     }
 
     fn clock_events(&mut self, caller: &mut Caller, handle: DeviceHandle) -> BTreeMap<&'static str, bool> {

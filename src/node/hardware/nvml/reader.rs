@@ -11,6 +11,7 @@ use super::library::{DeviceHandle, Library};
 use super::medium::MediumReader;
 use super::slow::SlowReader;
 use crate::domain::model::{GpuUuid, Moment, Monotonic};
+use crate::node::hardware::plausible::Work;
 use crate::node::hardware::source::{CallProblem, Due, Failure, FailureCause, GpuReader, Pass, PassStatus};
 
 const BY_INDEX: &str = "nvmlDeviceGetHandleByIndex_v2";
@@ -24,6 +25,8 @@ pub struct NvmlReader {
     instances: Option<InstanceUse>,
     medium: MediumReader,
     slow: SlowReader,
+    work: Work,
+    power_limit_watts: Option<f64>,
     last: Option<Monotonic>,
 }
 
@@ -58,6 +61,8 @@ impl NvmlReader {
             instances,
             medium: MediumReader::new(version.as_deref(), gpm),
             slow: SlowReader::default(),
+            work: Work::default(),
+            power_limit_watts: None,
             caller,
             handle,
             migs,
@@ -72,12 +77,18 @@ impl GpuReader for NvmlReader {
         let mut pass = Pass::default();
         let mut fast = self.fast.read(&mut self.caller, self.handle, elapsed, &mut pass);
         if let Some(instances) = &mut self.instances {
-            pass.integrals.instance_busy_seconds = instances.advance(&mut self.caller, self.handle, now.monotonic);
+            let power = [fast.power_watts, self.power_limit_watts];
+            pass.integrals.instance_busy_seconds =
+                instances.advance(&mut self.caller, self.handle, now.monotonic, power);
             fast.instance_utilization_ratios = instances.ratios.clone();
         }
+        self.work.add(pass.integrals.busy_seconds, elapsed);
         let medium = due.medium.then(|| {
-            let migs = &self.migs;
-            let mut medium = self.medium.read(&mut self.caller, self.handle, migs, now.monotonic, &mut pass.integrals);
+            let is_busy = self.work.is_busy();
+            let works = self.instances.as_ref().map_or(is_busy, |instances| instances.is_contradicted);
+            let (caller, integrals) = (&mut self.caller, &mut pass.integrals);
+            let mut medium = self.medium.read(caller, self.handle, &self.migs, now.monotonic, works, integrals);
+            self.power_limit_watts = medium.power_limit_watts;
             medium.rates.memory_utilization_ratio = self.fast.memory_utilization_ratio;
             medium.process_utilization_source = self.fast.processes.source().map(Into::into);
             medium
