@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use podmeter::commands::cli;
-use podmeter::node::plugin::{EntryConfig, NvidiaConfig, PluginConfig, parse_nvidia_config, resource_name};
+use podmeter::node::plugin::{EntryConfig, Environment, PluginConfig, parse_nvidia_config, resource_name};
 use podmeter::serve::web::WebConfig;
 
 /// The text of our own configuration file.
@@ -31,11 +31,11 @@ pub fn configuration(bytes: &[u8]) {
 /// The text of a configuration file of NVIDIA's plugin.
 pub fn nvidia_config(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    match parse_nvidia_config(&text) {
+    match parse_nvidia_config(&text, &Environment::new()) {
         Ok(config) => {
-            let NvidiaConfig { names, .. } = &config;
-            for named in names.gpus.iter().chain(&names.mig) {
-                assert!(resource_name(named.name.as_str()).is_ok(), "{:?} in {text:?}", named.name);
+            let names = config.sharing.replication().into_iter().flat_map(|sharing| sharing.per_resource.keys());
+            for name in names {
+                assert!(resource_name(name.as_str()).is_ok(), "{name:?} in {text:?}");
             }
             assert_valid(vec![EntryConfig::Nvidia(Box::new(config))]);
         }

@@ -17,6 +17,7 @@ mod usage;
 mod value;
 
 use std::io::{IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -104,17 +105,7 @@ fn run(command: CliCommand) -> Result<u8, Failed> {
         CliCommand::Metrics { output } => {
             print(&if output == "json" { catalogue::json() } else { catalogue::markdown() })
         }
-        CliCommand::CheckConfig { file, web_config } => {
-            if let Some(file) = file {
-                settings::check_file(&file).map_err(misused)?;
-                print(&format!("{}: valid\n", file.display()))?;
-            }
-            let Some(file) = web_config else { return Ok(ENDED) };
-            if let Some(warning) = settings::check_web_config(&file).map_err(misused)? {
-                print(&format!("{}: {warning}\n", file.display()))?;
-            }
-            print(&format!("{}: valid\n", file.display()))
-        }
+        CliCommand::CheckConfig { file, web_config } => check_config(file, web_config),
         CliCommand::Doctor(arguments) => doctor::run(*arguments),
         CliCommand::Health(arguments) => return health::run(arguments),
         CliCommand::Mark(arguments) => admin::mark(arguments),
@@ -125,6 +116,19 @@ fn run(command: CliCommand) -> Result<u8, Failed> {
         CliCommand::Usage(arguments) => usage::run(arguments),
     }
     .map(|()| ENDED)
+}
+
+fn check_config(file: Option<PathBuf>, web_config: Option<PathBuf>) -> Result<(), Failed> {
+    let valid = |file: &Path, warnings: Vec<String>| {
+        let lines = warnings.iter().map(String::as_str).chain(["valid"]);
+        print(&lines.map(|line| format!("{}: {line}\n", file.display())).collect::<String>())
+    };
+    if let Some(file) = file {
+        valid(&file, settings::check_file(&file).map_err(misused)?)?;
+    }
+    let Some(file) = web_config else { return Ok(()) };
+    let warning = settings::check_web_config(&file).map_err(misused)?;
+    valid(&file, warning.into_iter().map(str::to_owned).collect())
 }
 
 fn run_top(TopArguments { agent, once, interval }: TopArguments) -> Result<(), Failed> {

@@ -3,14 +3,16 @@
 //! In: options from flags, variables and a file. Out: validated settings, or what is wrong and where. Does not use:
 //! what the settings do.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::options::{AgentOptions, OptionRow, OptionValues};
 use super::value::Switch;
 use crate::agent::{
-    AgentSettings, HardwareSource, JournalBounds, JournalSettings, LibrarySearch, PluginConfig, PluginConfigError,
-    PluginPlan, PodLabel, PodLabelError, ReadFile, Reloadable, WebConfig, WebConfigError, WebLimits, sha256,
+    AgentSettings, EntryConfig, HardwareSource, JournalBounds, JournalSettings, LibrarySearch, PluginConfig,
+    PluginConfigError, PluginPlan, PodLabel, PodLabelError, ReadFile, Reloadable, WebConfig, WebConfigError, WebLimits,
+    sha256,
 };
 use crate::commands::client::DEFAULT_SOCKET;
 use crate::input::{self, SwitchOr};
@@ -63,7 +65,13 @@ pub fn resolve(options: AgentOptions) -> Result<ResolvedOptions, InvalidSettings
 
 /// The options that the text of a configuration file sets. An error names the key and the line.
 pub fn parse(text: &str) -> Result<AgentOptions, String> {
-    input::yaml(text).map(Option::unwrap_or_default)
+    let is_nvidias = text.lines().any(|line| line.starts_with("version:"));
+    input::yaml(text).map(Option::unwrap_or_default).map_err(|error| match is_nvidias {
+        true => {
+            format!("a file of NVIDIA's plugin: give it with --nvidia-config (key devicePlugin.nvidiaConfig)\n{error}")
+        }
+        false => error,
+    })
 }
 
 /// Checks the text of a configuration file without any other file: one that it names counts as unreadable, and the web
@@ -188,9 +196,12 @@ fn settings(values: OptionValues, reloadable: Reloadable) -> Result<AgentSetting
     })
 }
 
-/// `podmeter check-config`.
-pub fn check_file(file: &Path) -> Result<(), InvalidSettings> {
-    resolve(AgentOptions { config: Some(file.to_owned()), ..AgentOptions::default() }).map(|_| ())
+/// `podmeter check-config`: what has no effect, each a sentence.
+pub fn check_file(file: &Path) -> Result<Vec<String>, InvalidSettings> {
+    let resolved = resolve(AgentOptions { config: Some(file.to_owned()), ..AgentOptions::default() })?;
+    let plan = resolved.settings.reloadable.device_plugin.unwrap_or_default();
+    let warnings: BTreeSet<String> = plan.all_entries().flat_map(EntryConfig::warnings).collect();
+    Ok(warnings.into_iter().collect())
 }
 
 /// `podmeter check-config --web-config`.
@@ -255,6 +266,7 @@ mod tests {
             ("refreshInterval: soon\n", ["soon", "line 1"]),
             ("hardware: gpu\n", ["gpu", "line 1"]),
             ("listen: [\"nowhere\"]\n", ["nowhere", "line 1"]),
+            ("version: v1\nflags: {}\n", ["unknown key `version`", "--nvidia-config"]),
         ] {
             let error = parse(text).expect_err("must not parse");
             for part in parts {

@@ -58,7 +58,7 @@ impl ConfiguredEntry {
         self.vanished = self.vanished_from(&offers, &hardware.inventory, now);
         let offers = offers.into_iter().map(|offer| with_health(offer, health).with_mps_health(&scan.without_mps));
         self.offers = merge(&self.offers, offers.collect(), &hardware.inventory);
-        self.problems = [problems, scan.problems.clone()].concat();
+        self.problems = [self.config.warnings(), problems, scan.problems.clone()].concat();
         self.problems.extend(without_memory(&self.config, &self.offers, hardware));
     }
 

@@ -25,8 +25,9 @@ mod task;
 mod test_data;
 
 pub use config::{
-    EntryConfig, MigStrategy, NodeGpus, NodeView, NvidiaConfig, OnConflict, PluginConfig, PluginConfigError,
-    PluginPlan, ProfileConfig, Replication, SharingConfig, SimulatedConfig, parse_nvidia_config, resource_name,
+    EntryConfig, Environment, MigStrategy, NodeGpus, NodeView, NvidiaConfig, OnConflict, PluginConfig,
+    PluginConfigError, PluginPlan, ProfileConfig, Replication, SharingConfig, SimulatedConfig, parse_nvidia_config,
+    resource_name,
 };
 pub use host::HostPaths;
 pub use host::sockets::{kubelet_socket, live as live_sockets};

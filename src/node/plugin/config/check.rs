@@ -3,10 +3,11 @@
 use std::fmt;
 use std::path::Path;
 
-/// 16 GPUs of this many slots take a third of what the kubelet accepts in one message (4 MiB).
-pub const MOST_SLOTS: u32 = 1024;
-/// Bytes of a device's id without a slot's number: the API limits an id to 63, which the kubelet does not check.
-pub const LONGEST_UNSHARED_ID: usize = 63 - "::1023".len();
+/// Of one device: with more its list alone exceeds what the kubelet accepts. `offer` has the limit for all devices.
+pub const MOST_SLOTS: u32 = 60_000;
+/// Bytes of a device's id without a slot's number, of four digits here: the API limits an id to 63, which the kubelet does
+/// not check.
+pub const LONGEST_UNSHARED_ID: usize = 63 - "::9999".len();
 
 /// What in the section cannot be used, and why: for people. The caller adds the file's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use super::check::{PluginConfigError, check_range, refuse};
 use super::nvidia::{NvidiaConfig, PreStartCheck, Replication};
 use super::nvidia_file;
+use super::nvidia_keys::Environment;
 use super::path::PathConfig;
 use super::values::{OnConflict, a_resource_name};
 use crate::domain::model::ResourceName;
@@ -104,11 +105,14 @@ impl EntryConfig {
         };
         let base = resource.as_str().strip_suffix(".shared").unwrap_or(resource.as_str());
         let names = nvidia.names.gpus.iter().chain(&nvidia.names.mig).map(|named| &named.name);
-        let domain = nvidia.name.as_str().split_once('/').map_or("", |(domain, _)| domain);
-        let is_profile = |name: &str| name.strip_prefix(domain).is_some_and(|rest| rest.starts_with("/mig-"));
         std::iter::once(&nvidia.name).chain(names).any(|name| name.as_str() == base)
-            || is_profile(base)
+            || nvidia.is_profile(base)
             || nvidia.sharing.replication().is_some_and(renamed)
+    }
+
+    /// What of it has no effect, each a sentence for people.
+    pub fn warnings(&self) -> Vec<String> {
+        self.nvidia().map(NvidiaConfig::warnings).unwrap_or_default()
     }
 
     pub(super) fn validate(&self, key: &str) -> Result<(), PluginConfigError> {
@@ -127,7 +131,8 @@ impl EntryConfig {
     ) -> Result<Self, PluginConfigError> {
         let failed = |error: String| PluginConfigError(format!("{key}: {}: {error}", file.display()));
         let text = read(file).map_err(|error| failed(format!("{error}; name a file that can be read")))?;
-        let nvidia = nvidia_file::parse(&text).map_err(|PluginConfigError(error)| failed(error))?;
+        let nvidia =
+            nvidia_file::parse(&text, &Environment::new()).map_err(|PluginConfigError(error)| failed(error))?;
         Ok(Self::Nvidia(Box::new(nvidia)))
     }
 }

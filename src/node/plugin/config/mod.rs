@@ -4,12 +4,13 @@
 //! Of the node it uses only what profiles match: its name, and how many GPUs of which models it has.
 //!
 //! `entries` has the section and its kinds, of which `nvidia` and `path` have a file each; `nvidia_file` reads NVIDIA's own
-//! format; `profile_config` makes profiles into the plan, and `profile` chooses one for a node.
+//! format, with `nvidia_keys`, the names in it; `profile_config` makes profiles into the plan, and `profile` chooses one for a node.
 
 mod check;
 mod entries;
 mod nvidia;
 mod nvidia_file;
+mod nvidia_keys;
 mod path;
 mod pattern;
 mod profile;
@@ -24,6 +25,7 @@ pub use nvidia::{
     DeviceListStrategy, DriverMount, MigStrategy, NamePattern, NvidiaConfig, PreStartCheck, Replication, SharingConfig,
 };
 pub use nvidia_file::parse as parse_nvidia_config;
+pub use nvidia_keys::Environment;
 pub use path::PathConfig;
 #[cfg(test)]
 pub use path::{GroupedNode, NodeGroup};

@@ -51,6 +51,9 @@ pub struct NvidiaConfig {
     pub cdi_annotation_prefix: String,
     /// Variables that every container gets, as NVIDIA's flags for GDRCopy, GPUDirect Storage and MOFED set them.
     pub environment: BTreeMap<String, String>,
+    /// Of NVIDIA's file: what has no effect, each a sentence.
+    #[serde(skip)]
+    pub ignored: Vec<String>,
 }
 
 /// Names by model (`NVIDIA H100*`) and by MIG profile (`1g.*`).
@@ -207,6 +210,7 @@ impl Default for NvidiaConfig {
             mps_root: "/run/nvidia/mps".into(),
             cdi_annotation_prefix: "cdi.k8s.io/".to_owned(),
             environment: BTreeMap::new(),
+            ignored: vec![],
         }
     }
 }
@@ -234,6 +238,30 @@ impl NvidiaConfig {
         self.uses_cdi() || self.pass_device_specs || self.includes(DeviceListStrategy::DeviceNodes)
     }
 
+    /// What of it has no effect, each a sentence.
+    pub fn warnings(&self) -> Vec<String> {
+        let rules = self.sharing.replication().into_iter().flat_map(|replication| replication.per_resource.keys());
+        let idle = rules.filter(|name| !self.may_offer(name)).map(|name| {
+            let strategy = self.mig_strategy.as_str();
+            format!("sharing: the rule for {name} has no effect: with migStrategy {strategy} no resource of this name is offered")
+        });
+        self.ignored.iter().cloned().chain(idle).collect()
+    }
+
+    /// Before a shared resource gets another name.
+    pub fn may_offer(&self, resource: &ResourceName) -> bool {
+        let mig = if self.mig_strategy == MigStrategy::None { &[][..] } else { &self.names.mig };
+        let mut names = self.names.gpus.iter().chain(mig).map(|named| &named.name).chain([&self.name]);
+        names.any(|name| name == resource)
+            || self.mig_strategy == MigStrategy::Mixed && self.is_profile(resource.as_str())
+    }
+
+    /// Whether it is the name of a MIG profile under `mixed`.
+    pub(super) fn is_profile(&self, name: &str) -> bool {
+        let domain = self.name.as_str().split_once('/').map_or("", |(domain, _)| domain);
+        name.strip_prefix(domain).is_some_and(|rest| rest.starts_with("/mig-"))
+    }
+
     /// Whether the field may have the value that the user's file has under `key`.
     pub(super) fn check(key: &str, field: &str, value: &Value) -> Result<(), PluginConfigError> {
         Self::deserialize(json!({ field: value })).map(drop).or_else(|error| refuse(key, value, error))
@@ -246,7 +274,8 @@ impl NvidiaConfig {
         }
         let mut fields = serde_json::to_value(self).expect("a configuration can be written as JSON");
         fields.as_object_mut().into_iter().for_each(|fields| fields.extend(given.clone()));
-        Ok(Self::deserialize(fields).expect("each field was read before"))
+        let config = Self::deserialize(fields).expect("each field was read before");
+        Ok(Self { ignored: self.ignored.clone(), ..config })
     }
 
     /// `key` gives the key under which the user's file has one of the fields.
@@ -272,6 +301,16 @@ impl NvidiaConfig {
         }
         let section = if self.shares_through_mps() { "sharing.mps" } else { "sharing.timeSlicing" };
         self.sharing.replication().map_or(Ok(()), |replication| replication.validate(section, key))
+    }
+}
+
+impl MigStrategy {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Single => "single",
+            Self::Mixed => "mixed",
+        }
     }
 }
 

@@ -3,50 +3,20 @@
 //!
 //! What is read is honoured, or is an error that names the field. Accepted without any effect are only:
 //! `failOnInitError` (we wait for the driver either way), `useNodeFeatureAPI` and `gfd` (feature discovery reads the
-//! same file for itself), `imex.required` (channels are refused), and what shapes NVIDIA's own CDI specification while no
-//! CDI strategy needs one. `resources`, and `rename` under `sharing`, are honoured; NVIDIA's plugin ignores them with a
-//! warning.
+//! same file for itself), `imex.required` (channels are refused), what shapes NVIDIA's own CDI specification while no
+//! CDI strategy needs one, and with a warning what NVIDIA's plugin ignores since v0.12: `resources`, and under `sharing`
+//! each resource's `rename` and `devices`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
 use super::check::{PluginConfigError, refuse};
 use super::nvidia::{NvidiaConfig, ResourceReplication, SharingConfig};
-use crate::input;
+use super::nvidia_keys::{self, Environment, KEYS, SHARED_RESOURCE, SHARING, unknown_key};
 
 const DOMAIN: &str = "nvidia.com/";
-
-/// Every key of such a file. With a second name: it becomes that key of an entry of kind nvidia; where two do, the later
-/// one counts.
-const KEYS: [(&str, Option<&str>); 25] = [
-    ("version", None),
-    ("flags.migStrategy", Some("migStrategy")),
-    ("flags.failOnInitError", None),
-    ("flags.mpsRoot", Some("mpsRoot")),
-    ("flags.nvidiaDriverRoot", Some("deviceRoot")),
-    ("flags.nvidiaDevRoot", Some("deviceRoot")),
-    ("flags.gdrcopyEnabled", None),
-    ("flags.gdsEnabled", None),
-    ("flags.mofedEnabled", None),
-    ("flags.useNodeFeatureAPI", None),
-    ("flags.deviceDiscoveryStrategy", None),
-    ("flags.plugin.passDeviceSpecs", Some("passDeviceSpecs")),
-    ("flags.plugin.deviceListStrategy", Some("deviceListStrategy")),
-    ("flags.plugin.deviceIDStrategy", Some("deviceIDStrategy")),
-    ("flags.plugin.cdiAnnotationPrefix", Some("cdiAnnotationPrefix")),
-    ("flags.plugin.nvidiaCTKPath", None),
-    ("flags.plugin.containerDriverRoot", None),
-    ("flags.plugin.sharedDevicesAllocationPolicy", Some("preferred")),
-    ("flags.gfd", None),
-    ("resources.gpus", None),
-    ("resources.mig", None),
-    ("sharing.timeSlicing", None),
-    ("sharing.mps", None),
-    ("imex.channelIDs", None),
-    ("imex.required", None),
-];
 
 /// A key, which of its values are accepted, and why the others are not.
 type Restriction = (&'static str, fn(&Value) -> bool, &'static str);
@@ -61,129 +31,109 @@ const RESTRICTED_WITH_CDI: [Restriction; 2] = [
     ("flags.plugin.nvidiaCTKPath", |value| value == "/usr/bin/nvidia-ctk", DEVICE_NODES_ONLY),
     ("flags.plugin.containerDriverRoot", |value| value == "/driver-root", DEVICE_NODES_ONLY),
 ];
-/// Of `sharing.timeSlicing` and `sharing.mps`.
-const SHARING: [&str; 3] = ["renameByDefault", "failRequestsGreaterThanOne", "resources"];
 const DEVICE_NODES_ONLY: &str =
     "our CDI specification holds device nodes only, without hooks or driver files; remove it";
 
-/// The text of such a file as our own configuration of one entry. Any text gives a result; none panics. `values` are those
-/// that have not been converted or checked yet: first those with a key of ours, then the others.
-pub fn parse(text: &str) -> Result<NvidiaConfig, PluginConfigError> {
-    // A file of comments alone is a file with every default.
-    let file: Value = input::yaml(text).map_err(PluginConfigError)?.unwrap_or_default();
-    let mut values = BTreeMap::new();
-    collect("", file, &mut values)?;
-    let (mut keys, mut path_by_key) = (Map::new(), BTreeMap::new());
-    for (path, ours) in KEYS.into_iter().filter_map(|(path, ours)| Some((path, ours?))) {
+/// The text of such a file, with the variables of the plugin's container, as our own configuration of one entry. Any text
+/// gives a result; none panics. `values` are those that have not been converted or checked yet: first those with a key of
+/// ours, then the others.
+pub fn parse(text: &str, environment: &Environment) -> Result<NvidiaConfig, PluginConfigError> {
+    let mut values = nvidia_keys::values(text, environment)?;
+    let mut ignored = BTreeSet::new();
+    let (mut keys, mut name_by_key) = (Map::new(), BTreeMap::new());
+    for (path, ours) in KEYS.into_iter().filter_map(|(path, ours, ..)| Some((path, ours?))) {
         // An empty root is the default.
-        if let Some(value) = values.remove(path).filter(|value| !(path.ends_with("Root") && value == "")) {
-            NvidiaConfig::check(path, ours, &value)?;
-            keys.insert(ours.to_owned(), value);
-            path_by_key.insert(ours, path);
+        if let Some(given) = values.remove(path).filter(|given| !(path.ends_with("Root") && given.value == "")) {
+            NvidiaConfig::check(&given.name, ours, &given.value)?;
+            keys.insert(ours.to_owned(), given.value);
+            name_by_key.insert(ours, given.name);
         }
     }
-    keys.insert("names".to_owned(), names(&mut values)?);
+    for (path, ours) in [("resources.gpus", "names.gpus"), ("resources.mig", "names.mig")] {
+        if values.remove(path).is_some_and(|given| given.value != json!([])) {
+            ignored.insert(ignored_key(path, ours));
+        }
+    }
     for kind in ["timeSlicing", "mps"] {
         let key = format!("sharing.{kind}");
-        let Some(section) = values.remove(&key) else { continue };
-        let sharing = json!({ kind: replication(&key, section.clone())? });
+        let Some(section) = values.remove(key.as_str()).map(|given| given.value) else { continue };
+        let sharing = json!({ kind: replication(&key, section.clone(), &mut ignored)? });
         SharingConfig::deserialize(&sharing).or_else(|error| refuse(&key, section, error))?;
         if keys.insert("sharing".to_owned(), sharing).is_some() {
             return refuse("sharing.timeSlicing", "beside sharing.mps", "a GPU is shared in one way: remove one");
         }
     }
     let mut config = NvidiaConfig::default().with("flags", &keys)?;
-    for (field, variable) in [
+    for (path, variable) in [
         ("flags.gdrcopyEnabled", "NVIDIA_GDRCOPY"),
         ("flags.gdsEnabled", "NVIDIA_GDS"),
         ("flags.mofedEnabled", "NVIDIA_MOFED"),
     ] {
-        match values.remove(field) {
-            None | Some(Value::Bool(false)) => {}
-            Some(Value::Bool(true)) if !config.uses_cdi() => {
-                config.environment.insert(variable.to_owned(), "enabled".to_owned());
-            }
-            Some(other) => return refuse(field, other, "accepted: false, and true without a CDI strategy"),
+        let Some(given) = values.remove(path).filter(|given| given.value != json!(false)) else { continue };
+        if given.value != json!(true) || config.uses_cdi() {
+            return refuse(&given.name, given.value, "accepted: false, and true without a CDI strategy");
         }
+        config.environment.insert(variable.to_owned(), "enabled".to_owned());
     }
     let with_cdi = config.uses_cdi().then_some(RESTRICTED_WITH_CDI).into_iter().flatten();
-    for (field, is_accepted, reason) in RESTRICTED.into_iter().chain(with_cdi) {
-        if let Some(other) = values.remove(field).filter(|value| !is_accepted(value)) {
-            return refuse(field, other, reason);
+    for (path, is_accepted, reason) in RESTRICTED.into_iter().chain(with_cdi) {
+        let Some(given) = values.remove(path).filter(|given| !is_accepted(&given.value)) else { continue };
+        if !given.is_variable {
+            return refuse(&given.name, given.value, reason);
         }
+        ignored.insert(format!("{}={}: {reason}", given.name, given.value));
     }
     // Keys of `sharing` are equal, but for the list of resources.
-    config.validate(|ours| path_by_key.get(ours).copied().unwrap_or(ours).replace(".perResource[", ".resources["))?;
-    Ok(config)
+    config
+        .validate(|ours| name_by_key.get(ours).map_or(ours, String::as_str).replace(".perResource[", ".resources["))?;
+    Ok(NvidiaConfig { ignored: ignored.into_iter().collect(), ..config })
 }
 
-/// The values by the paths of `KEYS`. A key without a value is not given.
-fn collect(path: &str, value: Value, values: &mut BTreeMap<String, Value>) -> Result<(), PluginConfigError> {
-    if value.is_null() {
-        return Ok(());
-    }
-    if KEYS.iter().any(|(key, _)| *key == path) {
-        values.insert(path.to_owned(), value);
-        return Ok(());
-    }
-    let Value::Object(section) = value else { return refuse(path, value, "it is no section with keys") };
-    let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
-    let known = KEYS.iter().filter_map(|(key, _)| key.strip_prefix(&prefix)?.split('.').next());
-    let mut known: Vec<&str> = known.collect();
-    known.dedup();
-    for (key, value) in section {
-        if !known.contains(&key.as_str()) {
-            return Err(PluginConfigError(format!("unknown key `{prefix}{key}`{}", input::suggestion(&key, &known))));
-        }
-        collect(&format!("{prefix}{key}"), value, values)?;
-    }
-    Ok(())
-}
-
-fn names(values: &mut BTreeMap<String, Value>) -> Result<Value, PluginConfigError> {
-    let mut names = Map::new();
-    for kind in ["gpus", "mig"] {
-        let field = format!("resources.{kind}");
-        let Some(mut patterns) = values.remove(&field) else { continue };
-        let patterns_of = patterns.as_array_mut().into_iter().flatten();
-        patterns_of.filter_map(|pattern| pattern.get_mut("name")).for_each(with_domain);
-        NvidiaConfig::check(&field, "names", &json!({ kind: patterns }))?;
-        names.insert(kind.to_owned(), patterns);
-    }
-    Ok(Value::Object(names))
+fn ignored_key(key: &str, ours: &str) -> String {
+    format!("{key} has no effect, as in NVIDIA's plugin; podmeter's own key is devicePlugin.resources[].{ours}")
 }
 
 /// The section with its list of resources as our map by name.
-fn replication(key: &str, mut section: Value) -> Result<Value, PluginConfigError> {
+fn replication(key: &str, mut section: Value, ignored: &mut BTreeSet<String>) -> Result<Value, PluginConfigError> {
     let Some(keys) = section.as_object_mut() else { return refuse(key, section, "it is no section with keys") };
     if let Some(unknown) = keys.keys().find(|key| !SHARING.contains(&key.as_str())) {
-        let suggestion = input::suggestion(unknown, &SHARING);
-        return Err(PluginConfigError(format!("unknown key `{key}.{unknown}`{suggestion}")));
+        return Err(unknown_key(key, unknown, &SHARING));
     }
+    let suffix = if keys.get("renameByDefault") == Some(&json!(true)) { ".shared" } else { "" };
     let field = format!("{key}.resources");
     let resources = match keys.remove("resources").unwrap_or(json!([])) {
         Value::Array(resources) if !resources.is_empty() => resources,
         other => return refuse(&field, other, "give a list of at least one resource"),
     };
-    let mut by_name = Map::new();
+    let mut by_name: BTreeMap<String, u32> = BTreeMap::new();
     for mut resource in resources {
         let Some(keys) = resource.as_object_mut() else { return refuse(&field, resource, "a resource has a name") };
         let mut name = keys.remove("name").unwrap_or_default();
         with_domain(&mut name);
         let Value::String(name) = name else { return refuse(&field, name, "a resource has a name") };
+        let mut rename =
+            keys.remove("rename").filter(|rename| *rename != "").unwrap_or_else(|| json!(format!("{name}{suffix}")));
+        with_domain(&mut rename);
+        if rename != format!("{name}{suffix}") {
+            ignored.insert(ignored_key(&format!("{field}[].rename"), &format!("{key}.perResource.*.rename")));
+        }
+        if keys.remove("devices").is_some_and(|devices| devices != "all") {
+            ignored.insert(ignored_key(&format!("{field}[].devices"), &format!("{key}.perGpu")));
+        }
         let field = format!("{field}[{name}]");
-        keys.retain(|key, value| key != "rename" || *value != "");
-        keys.get_mut("rename").into_iter().for_each(with_domain);
-        if let Some(devices) = keys.remove("devices").filter(|devices| devices != "all") {
-            let accepted = "accepted: all; to share some of the GPUs, use perGpu of devicePlugin.resources";
-            return refuse(&format!("{field}.devices"), devices, accepted);
+        if let Some(unknown) = keys.keys().find(|key| *key != "replicas") {
+            return Err(unknown_key(&format!("{key}.resources[]"), unknown, &SHARED_RESOURCE));
         }
-        ResourceReplication::deserialize(&resource).or_else(|error| refuse(&field, &resource, error))?;
-        if by_name.insert(name, resource).is_some() {
-            return refuse(&field, "a second time", "name each resource once");
+        let rule = ResourceReplication::deserialize(&resource).or_else(|error| refuse(&field, &resource, error))?;
+        let earlier = by_name.get(&name).copied();
+        if earlier.is_some() {
+            ignored
+                .insert(format!("{field} is there more than once: the largest replicas count, as in NVIDIA's plugin"));
         }
+        by_name.insert(name, rule.replicas.max(earlier.unwrap_or_default()));
     }
-    section["perResource"] = Value::Object(by_name);
+    let rules = by_name.into_iter().map(|(name, replicas)| (name, json!({ "replicas": replicas })));
+    section["perResource"] = Value::Object(rules.collect());
     Ok(section)
 }
 
@@ -205,7 +155,11 @@ mod tests {
     use super::*;
     use crate::domain::model::ResourceName;
     use crate::domain::preference::SlotPolicy;
-    use crate::node::plugin::config::nvidia::{DeviceIdStrategy, DeviceListStrategy, MigStrategy, NewName};
+    use crate::node::plugin::config::nvidia::{DeviceIdStrategy, DeviceListStrategy, MigStrategy, NamePatterns};
+
+    fn parse(text: &str) -> Result<NvidiaConfig, PluginConfigError> {
+        super::parse(text, &Environment::new())
+    }
 
     /// With every key of that plugin, as its documentation and chart write them.
     const FULL: &str = "
@@ -237,8 +191,8 @@ sharing:
     renameByDefault: true
     failRequestsGreaterThanOne: true
     resources:
-    - {name: nvidia.com/gpu, replicas: 10}
-    - {name: mig-1g.10gb, rename: mig-part, devices: all, replicas: 2}
+    - {name: nvidia.com/gpu, rename: gpu.shared, replicas: 10}
+    - {name: mig-1g.10gb, rename: mig-part, devices: [0, '1:0'], replicas: 2}
 imex: {channelIDs: [], required: false}
 ";
 
@@ -253,13 +207,59 @@ imex: {channelIDs: [], required: false}
         assert_eq!(config.device_root, PathBuf::from("/run/nvidia/driver"));
         let variables: Vec<&str> = config.environment.keys().map(String::as_str).collect();
         assert_eq!(variables, ["NVIDIA_GDRCOPY", "NVIDIA_MOFED"]);
-        assert_eq!(config.names.gpus[0].name.as_str(), "nvidia.com/h100");
-        let SharingConfig::TimeSlicing(sharing) = config.sharing else { panic!("time-slicing") };
+        let SharingConfig::TimeSlicing(sharing) = &config.sharing else { panic!("time-slicing") };
         assert_eq!(sharing.replicas, None, "what is not named is not shared");
         assert_eq!(sharing.fail_requests_greater_than_one, Some(true));
         let rule = |name: &str| &sharing.per_resource[&ResourceName::from(name)];
         assert_eq!(rule("nvidia.com/gpu").replicas, 10);
-        assert_eq!(rule("nvidia.com/mig-1g.10gb").rename, Some(NewName("nvidia.com/mig-part".into())));
+        assert_eq!((config.names, rule("nvidia.com/mig-1g.10gb").rename.clone()), (NamePatterns::default(), None));
+        let own = |key: &str, ours: &str| {
+            format!("{key} has no effect, as in NVIDIA's plugin; podmeter's own key is devicePlugin.resources[].{ours}")
+        };
+        let slices = "sharing.timeSlicing";
+        assert_eq!(
+            config.ignored,
+            [
+                own("resources.gpus", "names.gpus"),
+                own("resources.mig", "names.mig"),
+                own(&format!("{slices}.resources[].devices"), &format!("{slices}.perGpu")),
+                own(&format!("{slices}.resources[].rename"), &format!("{slices}.perResource.*.rename")),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_key_without_a_value_is_not_given() {
+        let rule = "resources: [{name: gpu, rename: null, devices: null, replicas: 2}]";
+        let text = format!("sharing: {{mps: null, timeSlicing: {{renameByDefault: null, {rule}}}}}");
+        let plain = parse("sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}}").unwrap();
+        assert_eq!((parse(&text), plain.ignored.len()), (Ok(plain.clone()), 0));
+    }
+
+    /// As people write it who mean to name each GPU.
+    #[test]
+    fn of_several_rules_for_one_resource_the_largest_counts() {
+        let rule = |number: u32, replicas: u32| {
+            format!(
+                "{{name: nvidia.com/gpu, rename: nvidia.com/gpu-{number}, devices: ['{number}'], replicas: {replicas}}}"
+            )
+        };
+        let text = format!("sharing: {{timeSlicing: {{resources: [{}, {}]}}}}", rule(0, 8), rule(1, 4));
+        let config = parse(&text).unwrap();
+        let rules = &config.sharing.replication().unwrap().per_resource;
+        assert_eq!(rules.values().map(|rule| rule.replicas).collect::<Vec<_>>(), [8]);
+        assert_eq!(config.ignored.len(), 3, "{:?}", config.ignored);
+    }
+
+    #[test]
+    fn a_variable_is_named_in_an_error_and_one_without_effect_is_told() {
+        let given = |name: &str, value: &str| [(name.to_owned(), value.to_owned())].into();
+        let text = "flags: {plugin: {deviceListStrategy: cdi-cri}}";
+        let error = super::parse("flags: {mpsRoot: /mps}", &given("MPS_ROOT", "mps")).unwrap_err().to_string();
+        assert_eq!(error, "MPS_ROOT: mps cannot be used; accepted: an absolute path without ..");
+        let hooks = super::parse(text, &given("NVIDIA_CDI_HOOK_PATH", "/x")).unwrap().ignored;
+        assert!(hooks[0].starts_with("NVIDIA_CDI_HOOK_PATH=\"/x\": our CDI specification"), "{hooks:?}");
+        assert!(parse("flags: {plugin: {deviceListStrategy: cdi-cri, nvidiaCTKPath: /x}}").is_err());
     }
 
     #[test]
@@ -304,27 +304,15 @@ imex: {channelIDs: [], required: false}
             (cdi("containerDriverRoot"), "flags.plugin.containerDriverRoot: \"/x\"", "remove it"),
             ("imex: {channelIDs: [0]}".to_owned(), "imex.channelIDs: [0]", "not supported"),
             ("resources: {migs: []}".to_owned(), "unknown key `resources.migs`", "`mig`"),
-            ("resources: {gpus: [{pattern: '*'}]}".to_owned(), "resources.gpus: ", "name"),
-            ("resources: {gpus: [{pattern: '*', name: a/b}]}".to_owned(), "resources.gpus: ", "a/b"),
             ("sharing: {timeSlicing: {}}".to_owned(), "sharing.timeSlicing.resources: []", "at least one"),
             ("sharing: {mps: {resources: {}}}".to_owned(), "sharing.mps.resources: {}", "a list"),
             ("sharing: {mps: {perResource: {}}}".to_owned(), "unknown key `sharing.mps.perResource`", "`resources`"),
             (sharing("{name: gpu, replicas: -4}"), "sharing.timeSlicing.resources[nvidia.com/gpu]: ", "-4"),
             (sharing("{name: gpu}"), "sharing.timeSlicing.resources[nvidia.com/gpu]: ", "replicas"),
             (
-                sharing("{name: gpu, replicas: 2, devices: some}"),
-                "sharing.timeSlicing.resources[nvidia.com/gpu].devices: \"some\"",
-                "all",
-            ),
-            (
-                sharing("{name: gpu, replicas: 2, devices: [0]}"),
-                "sharing.timeSlicing.resources[nvidia.com/gpu].devices: [0]",
-                "perGpu of devicePlugin.resources",
-            ),
-            (
-                sharing("{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3}"),
-                "sharing.timeSlicing.resources[nvidia.com/gpu]: a second time",
-                "once",
+                sharing("{name: gpu, replicas: 2, renameByDefault: true}"),
+                "unknown key `sharing.timeSlicing.resources[].renameByDefault`",
+                "belongs to `sharing.timeSlicing`",
             ),
             (
                 "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, \
@@ -361,12 +349,12 @@ imex: {channelIDs: [], required: false}
             (
                 sharing("timeSlicing", "replicas: 1"),
                 "sharing.timeSlicing.resources[nvidia.com/gpu].replicas: 1",
-                "accepted: 2 to 1024",
+                "accepted: 2 to 60000",
             ),
             (
-                sharing("mps", "replicas: 2000"),
-                "sharing.mps.resources[nvidia.com/gpu].replicas: 2000",
-                "accepted: 2 to 1024",
+                sharing("mps", "replicas: 70000"),
+                "sharing.mps.resources[nvidia.com/gpu].replicas: 70000",
+                "accepted: 2 to 60000",
             ),
             (
                 format!("flags: {{migStrategy: mixed}}\n{}", sharing("mps", "replicas: 2")),

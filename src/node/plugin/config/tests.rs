@@ -72,7 +72,7 @@ fn what_is_wrong_is_named_with_what_would_be_right() {
         ("resources: [{kind: nvidia, deviceListStrategy: env}]", vec!["env", "envvar", "cdi-cri"]),
         ("resources: [{kind: nvidia, deviceListStrategy: []}]", vec!["deviceListStrategy", "envvar"]),
         ("resources: [{kind: nvidia, sharing: {timeSlicing: {}}}]", vec!["timeSlicing", "replicas"]),
-        ("resources: [{kind: nvidia, sharing: {timeSlicing: {replicas: 1}}}]", vec!["replicas", "1", "2 to 1024"]),
+        ("resources: [{kind: nvidia, sharing: {timeSlicing: {replicas: 1}}}]", vec!["replicas", "1", "2 to 60000"]),
         ("resources: [{kind: nvidia, sharing: {mps: {perGpu: {all: 2}}}}]", vec!["all", "GPU index"]),
         ("resources: [{kind: nvidia, migStrategy: mixed, sharing: {mps: {replicas: 2}}}]", vec!["migStrategy", "MPS"]),
         ("resources: [{kind: nvidia, deviceRoot: dev}]", vec!["deviceRoot", "dev", "absolute"]),
@@ -98,6 +98,25 @@ fn what_is_wrong_is_named_with_what_would_be_right() {
         for part in parts {
             assert!(error.contains(part), "{part:?} in {error}");
         }
+    }
+}
+
+#[test]
+fn a_rule_for_a_resource_that_is_never_offered_is_a_warning() {
+    let rules =
+        "sharing: {timeSlicing: {perResource: {nvidia.com/gpu: {replicas: 2}, nvidia.com/mig-1g.10gb: {replicas: 2},
+        nvidia.com/a100: {replicas: 2}}}}";
+    let names = "names: {gpus: [{pattern: '*', name: nvidia.com/a100}]}";
+    for (rest, idle) in [
+        ("", &["nvidia.com/a100", "nvidia.com/mig-1g.10gb"][..]),
+        ("migStrategy: single", &["nvidia.com/a100", "nvidia.com/mig-1g.10gb"]),
+        ("migStrategy: mixed", &["nvidia.com/a100"]),
+        (names, &["nvidia.com/mig-1g.10gb"]),
+    ] {
+        let entry: EntryConfig = serde_saphyr::from_str(&format!("{{kind: nvidia, {rules}, {rest}}}")).expect(rest);
+        let warnings = entry.warnings();
+        assert_eq!(warnings.len(), idle.len(), "{warnings:?} of {rest:?}");
+        assert!(warnings.iter().zip(idle).all(|(warning, name)| warning.contains(name)), "{warnings:?}");
     }
 }
 

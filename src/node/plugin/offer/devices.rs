@@ -58,7 +58,8 @@ pub fn offers(config: &EntryConfig, inventory: &Inventory, path_devices: &[PathD
             })
             .collect(),
     };
-    Offers { offers: by_resource(slots), problems }
+    let offers = acceptable(by_resource(slots), &mut problems);
+    Offers { offers, problems }
 }
 
 /// `now`, with every device of `previous` that is not in it as unhealthy: a device that was sent to the kubelet stays
@@ -266,4 +267,26 @@ fn by_resource(devices: impl IntoIterator<Item = NamedDevice>) -> Vec<Offer> {
     }
     let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
     resources.into_iter().map(offer).collect()
+}
+
+/// Of the kubelet's client, gRPC's default: with a longer list the stream ends, and with it the resource.
+const MOST_LIST_BYTES: usize = 4 << 20;
+
+fn acceptable(offers: Vec<Offer>, problems: &mut Vec<String>) -> Vec<Offer> {
+    let (short, long): (Vec<_>, Vec<_>) = offers.into_iter().partition(|offer| list_bytes(offer) <= MOST_LIST_BYTES);
+    problems.extend(long.iter().map(|offer| {
+        let devices = offer.devices.len();
+        let most = MOST_LIST_BYTES / list_bytes(offer).div_ceil(devices);
+        let name = &offer.resource;
+        format!(
+            "{name} is not offered: its list of {devices} devices and slots exceeds the 4 MiB that the kubelet accepts; configure \
+             {most} at most"
+        )
+    }));
+    short
+}
+
+/// At most, with every device unhealthy: 17 bytes of a device and 4 of a NUMA node are no part of the ID.
+pub(super) fn list_bytes(offer: &Offer) -> usize {
+    offer.devices.iter().map(|device| 17 + device.id.as_str().len() + 4 * device.numa_nodes.len()).sum()
 }

@@ -2,11 +2,15 @@
 
 use std::collections::BTreeSet;
 
+use prost::Message as _;
+
+use super::devices::list_bytes;
 use super::*;
-use crate::domain::model::{Gpu, Inventory};
+use crate::domain::model::{Gpu, Inventory, UnhealthyReason};
 use crate::node::plugin::test_data::{
     four_gpus, gpu, inventory, listed, mig_uuid, nvidia, resources, two_with_mig, uuid,
 };
+use crate::node::wire::v1beta1::{Device, ListAndWatchResponse, NumaNode, TopologyInfo};
 
 #[test]
 fn numa_nodes_come_from_the_inventory_and_are_left_out_when_unknown() {
@@ -46,6 +50,33 @@ fn single_with_unequal_layouts_offers_the_commonest_and_names_the_rest() {
     assert_eq!(ids(&offered), [mig_uuid(1, 0)], "a tie goes to the first by name");
     let offered = uneven(vec![gpu(0, Some(&["1g.10gb"])), gpu(1, Some(&[]))]);
     assert_eq!((ids(&offered).len(), offered.problems.len()), (1, 1));
+}
+
+#[test]
+fn the_number_of_slots_is_limited_by_what_the_kubelet_accepts() {
+    let offered = |gpus: u32, replicas: u32| {
+        let config = nvidia(&format!("sharing: {{timeSlicing: {{replicas: {replicas}}}}}"));
+        offers(&config, &inventory((0..gpus).map(|index| gpu(index, None))), &[])
+    };
+    for (gpus, replicas) in [(1, 60_000), (8, 7_000)] {
+        let offers = offered(gpus, replicas);
+        assert_eq!((offers.offers[0].devices.len(), offers.problems.len()), ((gpus * replicas) as usize, 0));
+    }
+    let mut offer = offered(2, 1_000).offers.remove(0);
+    let lost = PluginUnhealthy::device(UnhealthyReason::Lost, "");
+    offer.devices.iter_mut().for_each(|device| device.health = Err(lost.clone()));
+    let nodes = |device: &OfferedDevice| device.numa_nodes.iter().map(|id| NumaNode { id: *id }).collect();
+    let device = |device: &OfferedDevice| Device {
+        id: device.id.to_string(),
+        health: "Unhealthy".to_owned(),
+        topology: Some(TopologyInfo { nodes: nodes(device) }),
+    };
+    let list = ListAndWatchResponse { devices: offer.devices.iter().map(device).collect() };
+    assert!((list.encoded_len()..=list.encoded_len() + 2 * list.devices.len()).contains(&list_bytes(&offer)));
+    let offers = offered(8, 9_000);
+    assert!(offers.offers.is_empty());
+    let problem = &offers.problems[0];
+    assert!(problem.contains("nvidia.com/gpu is not offered: its list of 72000 devices"), "{problem}");
 }
 
 #[test]
