@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use podmeter::commands::cli;
-use podmeter::node::plugin::{EntryConfig, Environment, PluginConfig, parse_nvidia_config, resource_name};
+use podmeter::node::plugin::{EntryConfig, PluginConfig, parse_nvidia_config, resource_name};
 use podmeter::serve::web::WebConfig;
 
 /// The text of our own configuration file.
@@ -28,10 +28,12 @@ pub fn configuration(bytes: &[u8]) {
     assert_eq!(again, Ok(format!("{settings:?}")), "{text:?}");
 }
 
-/// The text of a configuration file of NVIDIA's plugin.
+/// The text of a configuration file of NVIDIA's plugin, and after a line `---` its environment variables.
 pub fn nvidia_config(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
-    match parse_nvidia_config(&text, &Environment::new()) {
+    let (file, variables) = text.split_once("\n---\n").unwrap_or((&text, ""));
+    let Ok(environment) = cli::environment(variables) else { return };
+    match parse_nvidia_config(file, &environment) {
         Ok(config) => {
             let names = config.sharing.replication().into_iter().flat_map(|sharing| sharing.per_resource.keys());
             for name in names {

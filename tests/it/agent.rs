@@ -220,6 +220,26 @@ fn wrong_usage_is_reported_before_anything_is_opened() {
 }
 
 #[test]
+fn check_config_converts_the_configuration_of_nvidias_plugin() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let file = path("nvidia.yaml", "version: v1\nflags: {migStrategy: single}\n");
+    let variables = path("variables", "MIG_STRATEGY=mixed\n");
+    let (code, printed) = ended(&["check-config", "--nvidia-config", &file, "--env-file", &variables]);
+    assert!(code == 0 && printed.contains("migStrategy: mixed"), "{printed}");
+    let (code, checked) = ended(&["check-config", &path("podmeter.yaml", &printed)]);
+    assert!(code == 0 && checked.ends_with(": valid\n"), "{checked}");
+    let (code, printed) = ended(&["check-config", "--env-file", &path("wrong", "MIG_STRATEGY=double\n")]);
+    assert!(code == 2 && printed.contains("MIG_STRATEGY: \"double\""), "{printed}");
+    let (code, printed) = ended(&["check-config", &file]);
+    assert!(code == 2 && printed.contains("--nvidia-config"), "{printed}");
+}
+
+#[test]
 fn a_demo_with_a_part_that_has_ended_ends() {
     let (code, printed) = ended(&["demo", "--listen", "127.0.0.1:0", "--ground-truth", "/dev/full"]);
     assert_eq!(code, 1, "{printed}");

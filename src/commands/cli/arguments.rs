@@ -40,11 +40,17 @@ pub enum CliCommand {
     },
     /// Validate a configuration file.
     CheckConfig {
-        #[arg(required_unless_present = "web_config")]
+        #[arg(required_unless_present_any = ["web_config", "nvidia_config", "env_file"])]
         file: Option<PathBuf>,
         /// A web configuration, with the certificates that it names.
         #[arg(long, value_name = "FILE")]
         web_config: Option<PathBuf>,
+        /// A file of NVIDIA's plugin: prints podmeter's own for the same, what it offers and what differs.
+        #[arg(long, value_name = "FILE")]
+        nvidia_config: Option<PathBuf>,
+        /// Variables of the plugin's container, which win over its file: lines NAME=VALUE.
+        #[arg(long, value_name = "FILE")]
+        env_file: Option<PathBuf>,
     },
     /// Check everything that the agent needs on this node, and a running agent; each failed check names the remedy.
     Doctor(Box<DoctorArguments>),

@@ -9,6 +9,7 @@ mod demo;
 mod doctor;
 mod health;
 mod logging;
+mod nvidia;
 mod options;
 mod settings;
 #[cfg(test)]
@@ -33,6 +34,8 @@ use options::AgentOptions;
 use settings::ResolvedOptions;
 
 #[doc(hidden)] // for the fuzz targets
+pub use nvidia::environment;
+#[doc(hidden)]
 pub use settings::check_text;
 
 /// Success.
@@ -105,7 +108,12 @@ fn run(command: CliCommand) -> Result<u8, Failed> {
         CliCommand::Metrics { output } => {
             print(&if output == "json" { catalogue::json() } else { catalogue::markdown() })
         }
-        CliCommand::CheckConfig { file, web_config } => check_config(file, web_config),
+        CliCommand::CheckConfig { file, web_config, nvidia_config, env_file } => {
+            if nvidia_config.is_some() || env_file.is_some() {
+                print(&nvidia::check(nvidia_config.as_deref(), env_file.as_deref()).map_err(misused)?)?;
+            }
+            check_config(file, web_config)
+        }
         CliCommand::Doctor(arguments) => doctor::run(*arguments),
         CliCommand::Health(arguments) => return health::run(arguments),
         CliCommand::Mark(arguments) => admin::mark(arguments),
