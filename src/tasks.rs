@@ -130,17 +130,16 @@ impl<T: Send + 'static> SlowRead<T> {
 pub struct DirectoryEvents {
     /// `None` where there is no inotify: the owner polls.
     stream: Option<EventStream<[u8; 1024]>>,
-    directories: Vec<PathBuf>,
-    mask: WatchMask,
+    directories: Vec<(PathBuf, WatchMask)>,
 }
 
 impl DirectoryEvents {
-    pub fn new(directories: Vec<PathBuf>, mask: WatchMask) -> Self {
+    pub fn new(directories: Vec<(PathBuf, WatchMask)>) -> Self {
         let stream = Inotify::init().and_then(|inotify| inotify.into_event_stream([0; 1024]));
         if let Err(error) = &stream {
             tracing::warn!(%error, "no inotify (fs.inotify.max_user_instances?): changes of files are noticed at intervals only");
         }
-        let mut events = Self { stream: stream.ok(), directories, mask: mask | WatchMask::ONLYDIR };
+        let mut events = Self { stream: stream.ok(), directories };
         events.watch();
         events
     }
@@ -148,11 +147,17 @@ impl DirectoryEvents {
     /// To be called at intervals: a directory may have been made or replaced. Watching one twice is harmless.
     pub fn watch(&mut self) {
         let Some(stream) = &self.stream else { return };
-        for directory in &self.directories {
-            if let Err(error) = stream.watches().add(directory, self.mask) {
+        for (directory, mask) in &self.directories {
+            if let Err(error) = stream.watches().add(directory, *mask | WatchMask::ONLYDIR) {
                 tracing::debug!(directory = %directory.display(), %error, "cannot be watched yet");
             }
         }
+    }
+
+    /// Other events than before, of each directory.
+    pub fn watch_for(&mut self, mask: WatchMask) {
+        self.directories.iter_mut().for_each(|(_, watched)| *watched = mask);
+        self.watch();
     }
 
     /// The name of the next entry that changes; pending without inotify. Cancel safe.

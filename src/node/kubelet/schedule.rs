@@ -25,6 +25,9 @@ pub const ALLOCATABLE_PAUSE: Duration = Duration::from_secs(2);
 /// After an allocation was granted the kubelet writes its checkpoint, which triggers a query. Where that is not seen,
 /// the kubelet shows the allocation after this long.
 const UNSEEN_CHECKPOINT: Duration = Duration::from_millis(50);
+/// From a new kubelet's socket to the first call. About 1 s after it the kubelet admits the pods that run, and kills one
+/// whose plugin has not registered: all that it does until then delays the plugins, and its answers lack their devices.
+pub const KUBELET_START: Duration = Duration::from_secs(2);
 
 /// The next call.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +54,8 @@ pub struct PendingAllocations {
 pub struct CallSchedule {
     /// Of calls to the kubelet.
     pub budget: TokenBucket,
+    /// No call before: the kubelet is starting.
+    pub quiet_until: Monotonic,
     /// After a failure of `List`.
     pub retry: Option<Duration>,
     pub retries: Backoff,
@@ -74,6 +79,7 @@ impl CallSchedule {
     pub fn new(now: Monotonic) -> Self {
         Self {
             budget: TokenBucket::full(CALLS_PER_SECOND, BURST, now),
+            quiet_until: now,
             retry: None,
             retries: Backoff::new(RETRIES),
             allocatable: AllocatableSchedule { due: None, queried_at: None, retries: Backoff::new(RETRIES) },
@@ -105,11 +111,13 @@ impl CallSchedule {
             allocatable.map(|due| (due.max(now + self.budget.wait_for(2.0, now)), NextCall::Allocatable)),
         ];
         let (due, call) = calls.into_iter().flatten().min_by_key(|(due, _)| *due).expect("the timer is always due");
-        (due.since(now), call)
+        (due.max(self.quiet_until).since(now), call)
     }
 
-    /// An allocation was granted. The kubelet shows it only after it has our answer: a query now would waste a call.
+    /// An allocation was granted. The kubelet shows it only after it has our answer: a query now would waste a call. A
+    /// kubelet that allocates has started.
     pub fn allocation_granted(&mut self, now: Monotonic) {
+        self.quiet_until = now;
         self.budget.add(now);
         self.granted_due = Some(now + UNSEEN_CHECKPOINT);
     }
@@ -138,5 +146,19 @@ mod tests {
         schedule.retry = Some(pause);
         let (wait, call) = schedule.next(interval, pending, now);
         assert!(wait == pause && matches!(call, NextCall::Refresh(Some(Trigger::Timer))), "{call:?} after {wait:?}");
+    }
+
+    #[test]
+    fn a_kubelet_that_starts_is_not_called_until_it_allocates_through_us() {
+        let now = Monotonic::from_secs(100);
+        let interval = Duration::from_secs(1);
+        let mut schedule = CallSchedule::new(now);
+        schedule.changed_at = Some(now);
+        schedule.request_allocatable(Duration::ZERO);
+        schedule.quiet_until = now + KUBELET_START;
+        let pending = PendingAllocations { is_settled: false, has_ended_pods: true, unconfirmed_due: Some(now) };
+        assert!(matches!(schedule.next(interval, pending, now), (KUBELET_START, NextCall::Refresh(None))));
+        schedule.allocation_granted(now);
+        assert_eq!(schedule.next(interval, pending, now).0, Duration::ZERO);
     }
 }

@@ -36,8 +36,15 @@ pub struct FileEvents {
 impl FileEvents {
     pub fn new(socket: &Path, device_plugin_directory: &Path) -> Self {
         let directory = socket.parent().unwrap_or_else(|| Path::new("/")).to_owned();
-        let mask = WatchMask::CREATE | WatchMask::MOVED_TO | WatchMask::CLOSE_WRITE;
-        let events = DirectoryEvents::new(vec![directory, device_plugin_directory.to_owned()], mask);
+        // A kubelet of earlier releases makes the socket in place.
+        let socket_events = WatchMask::CREATE | WatchMask::MOVED_TO;
+        // Nothing is read at the creation of a file, and a reader that is woken by the kubelet's registration socket there
+        // runs in place of the kubelet, between bind and listen, where a plugin that dials is refused.
+        let checkpoint_events = WatchMask::MOVED_TO | WatchMask::CLOSE_WRITE;
+        let events = DirectoryEvents::new(vec![
+            (directory, socket_events),
+            (device_plugin_directory.to_owned(), checkpoint_events),
+        ]);
         Self { events, socket_name: socket.file_name().map(ToOwned::to_owned) }
     }
 
@@ -64,5 +71,22 @@ impl FileEvents {
             trigger = self.next() => Some(trigger),
             () = std::future::ready(()) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_of_the_kubelet_or_of_a_plugin_is_no_event_and_a_renamed_checkpoint_is_one() {
+        let (root, plugins) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut files = FileEvents::new(&root.path().join("kubelet.sock"), plugins.path());
+        let _kubelet = std::os::unix::net::UnixListener::bind(plugins.path().join("kubelet.sock")).unwrap();
+        let elsewhere = tempfile::NamedTempFile::new().unwrap();
+        std::fs::rename(elsewhere.path(), plugins.path().join(CHECKPOINT)).unwrap();
+        assert_eq!(files.events.next().await.unwrap(), CHECKPOINT, "nothing before");
+        std::fs::write(root.path().join("kubelet.sock"), "").unwrap();
+        assert_eq!(files.next().await, Trigger::Reconnect);
     }
 }

@@ -13,7 +13,9 @@ use tokio::sync::{Notify, watch};
 use super::accepted::{AcceptedAllocations, PodSources};
 use super::claim_files::ClaimDirectories;
 use super::client::{CallError, CallErrorCode, Client};
-use super::schedule::{ALLOCATABLE_INTERVAL, ALLOCATABLE_PAUSE, CallSchedule, NextCall, PendingAllocations};
+use super::schedule::{
+    ALLOCATABLE_INTERVAL, ALLOCATABLE_PAUSE, CallSchedule, KUBELET_START, NextCall, PendingAllocations,
+};
 use super::trigger::{FileEvents, Trigger};
 use crate::clock::Clock;
 use crate::domain::model::{DurationHistogram, KubeletState, Moment, PodDirectory, PodRef};
@@ -173,6 +175,7 @@ impl KubeletWatch {
             }
             Trigger::Reconnect => {
                 self.schedule.changed_at = Some(now);
+                self.schedule.quiet_until = now + KUBELET_START;
                 self.checkpoint_due = true;
                 self.reset_connection();
                 self.schedule.request_allocatable(ALLOCATABLE_PAUSE);

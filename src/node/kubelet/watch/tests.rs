@@ -60,3 +60,12 @@ async fn a_holder_that_the_pods_api_first_lists_as_failed_is_queried() {
     watch.pods_changed(directory(&[("a", false), ("b", true)])).await;
     assert!(watch.ended.is_empty(), "once");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_kubelet_that_starts_is_called_after_two_seconds() {
+    let mut watch = watch_of_two_holders().await;
+    watch.apply_trigger(Trigger::Reconnect);
+    assert_eq!(watch.next_call().0, KUBELET_START);
+    tokio::time::advance(KUBELET_START).await;
+    assert!(matches!(watch.next_call(), (Duration::ZERO, NextCall::Refresh(None))));
+}

@@ -25,6 +25,12 @@ const POLL: Duration = Duration::from_secs(1);
 /// From a change of the sockets to a query of the kubelet: by then a plugin has registered, or the kubelet has seen its end.
 const AFTER_A_CHANGE: Duration = Duration::from_millis(500);
 
+/// From the event of a socket's creation, which is within bind, to listen. A reader that runs at once takes the processor
+/// from the kubelet in between, and then the first plugin that dials it is refused, which NVIDIA's repeats after 1 s.
+const BIND_TO_LISTEN: Duration = Duration::from_millis(5);
+const EVENTS: WatchMask =
+    WatchMask::CREATE.union(WatchMask::DELETE).union(WatchMask::MOVED_TO).union(WatchMask::MOVED_FROM);
+
 /// A socket's file: another one differs, even if it got the same inode; a changed mode makes no difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketIdentity {
@@ -109,7 +115,8 @@ fn names(directory: &Path) -> Vec<String> {
 /// Returns when the directory was removed: one in its place is not visible in this mount. A removed directory that is
 /// mounted has metadata with no links; without metadata it is not there yet. Until then:
 ///
-/// - each change in the directory wakes `changes`, and so does `POLL`;
+/// - each change in the directory wakes `changes`, and so does `POLL`; where every resource is another plugin's, a socket
+///   that was made is noticed by `POLL` only: see `BIND_TO_LISTEN`;
 /// - a change of the sockets is followed by `refresh_allocatable`;
 /// - a kubelet after the first is counted in the published state.
 pub async fn watch_directory(
@@ -118,11 +125,11 @@ pub async fn watch_directory(
     refresh_allocatable: Arc<Notify>,
     publish: watch::Sender<Arc<PluginState>>,
 ) {
-    let mask = WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVED_TO | WatchMask::MOVED_FROM;
-    let mut events = DirectoryEvents::new(vec![directory.clone()], mask);
+    let mut events = DirectoryEvents::new(vec![(directory.clone(), EVENTS)]);
     let (mut last, mut kubelet, mut due) = (BTreeMap::new(), None, false);
     while std::fs::metadata(&directory).map_or(true, |metadata| metadata.nlink() > 0) {
-        events.watch();
+        let is_waiting = waits_for_others(&publish.borrow());
+        events.watch_for(if is_waiting { EVENTS.difference(WatchMask::CREATE) } else { EVENTS });
         changes.send_modify(|changes| *changes += 1);
         let now = identities(&directory);
         if let Some(now) = now.get(KUBELET)
@@ -133,12 +140,20 @@ pub async fn watch_directory(
         due |= last != now;
         last = now;
         let pause = if due { AFTER_A_CHANGE } else { POLL };
-        if tokio::time::timeout(pause, events.next()).await.is_err() && std::mem::take(&mut due) {
-            refresh_allocatable.notify_one();
+        match tokio::time::timeout(pause, events.next()).await {
+            Ok(_) => tokio::time::sleep(BIND_TO_LISTEN).await,
+            Err(_) if std::mem::take(&mut due) => refresh_allocatable.notify_one(),
+            Err(_) => {}
         }
     }
     let directory = directory.display();
     tracing::error!(%directory, "the directory was removed, and the one in its place is not visible in this mount");
+}
+
+/// Whether this process registers nothing: every resource is another plugin's.
+fn waits_for_others(state: &PluginState) -> bool {
+    let mut resources = state.resources.values().filter(|resource| resource.ended.is_none()).peekable();
+    resources.peek().is_some() && resources.all(|resource| resource.conflict.is_some())
 }
 
 #[cfg(test)]
@@ -148,6 +163,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+    use crate::domain::model::PluginResource;
 
     #[test]
     fn names_are_fresh_short_and_known_again() {
@@ -178,6 +194,31 @@ mod tests {
         assert!(identity(&path).is_some_and(|now| Some(now) != before));
         std::fs::remove_file(&path).unwrap();
         assert_eq!(identity(&path), None);
+    }
+
+    /// How long after a kubelet's socket was made a change is published.
+    async fn noticed_after(state: PluginState) -> Duration {
+        let directory = tempfile::tempdir().unwrap();
+        let (changes, mut changed) = watch::channel(0);
+        let publish = watch::channel(Arc::new(state)).0;
+        let watching = tokio::spawn(watch_directory(directory.path().to_owned(), changes, Arc::default(), publish));
+        changed.changed().await.unwrap();
+        let _kubelet = UnixListener::bind(directory.path().join(KUBELET)).unwrap();
+        let made = tokio::time::Instant::now();
+        changed.changed().await.unwrap();
+        watching.abort();
+        made.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_kubelet_listens_before_the_directory_is_read_and_wakes_no_plugin_that_waits() {
+        let resource = |conflict: Option<Arc<str>>| PluginResource { conflict, ..PluginResource::default() };
+        let node = |conflicts: [Option<Arc<str>>; 2]| {
+            let resources = ["a/a", "b/b"].map(ResourceName::new).into_iter().zip(conflicts.map(resource));
+            PluginState { resources: resources.collect(), ..PluginState::default() }
+        };
+        assert_eq!(noticed_after(node([None, Some("another's".into())])).await, BIND_TO_LISTEN);
+        assert_eq!(noticed_after(node(["another's", "another's"].map(|text| Some(text.into())))).await, POLL);
     }
 
     #[tokio::test]
