@@ -36,6 +36,7 @@ pub use config::schema::DURATION;
 pub use config::{EccPolicy, FabricPolicy, HealthConfig, Recovery, XidRule};
 pub use faults::NodeFaults;
 pub use marks::{MarkError, OperatorOrder};
+pub use xids::name as xid_name;
 
 use crate::domain::model::{
     ContainerRef, GpuUuid, HardwareState, HealthCause, HealthState, HealthTransition, MigUuid, Moment, Monotonic,

@@ -303,7 +303,11 @@ fn pod_labels(snapshot: &Snapshot, container: &ContainerRef) -> Labels {
 }
 
 /// A pod label of such a name keeps podmeter's prefix.
-const OWN_LABELS: &str = "gpu UUID pci_bus_id device modelName Hostname hostname container namespace pod vgpu";
+pub(super) const OWN_LABELS: &str = "gpu UUID pci_bus_id device modelName Hostname hostname container namespace pod vgpu pod_uid \
+                          GPU_I_PROFILE GPU_I_ID DCGM_FI_DRIVER_VERSION DCGM_FI_SYSTEM_DRIVER_VERSION err_code err_msg \
+                          clock_event xid window_size_in_ms health_watch health_error_code dra_claim_name \
+                          dra_claim_namespace dra_driver_name dra_pool_name dra_device_name dra_mig_profile \
+                          dra_mig_device_uuid";
 
 /// Of a device that the container holds by a DRA claim.
 fn claim_labels(snapshot: &Snapshot, labels: Labels, account: &Account) -> Labels {

@@ -351,6 +351,39 @@ fn the_last_xid_of_any_code_is_shown_and_0_without_one() {
 }
 
 #[test]
+fn the_last_xid_has_its_code_and_a_text_in_both_generations() {
+    let mut snapshot = fixture::snapshot();
+    let last = |snapshot: &Snapshot, generation, name, [uuid, code, text]: [&str; 3]| {
+        let labels = [("UUID", uuid), ("err_code", code), ("err_msg", text)];
+        value(&families(snapshot, generation), name, &labels)
+    };
+    for (generation, name) in [(Generation::Old, "DCGM_FI_DEV_XID_ERRORS"), (Generation::New, "DCGM_FI_DEV_XID_ERROR")]
+    {
+        let fault = [fixture::WHOLE, "31", "memory page fault of an application"];
+        assert_eq!(last(&snapshot, generation, name, fault), Some(31.0));
+        assert_eq!(last(&snapshot, generation, name, [fixture::LOST, "0", "No Error"]), Some(0.0));
+    }
+    let health = std::sync::Arc::make_mut(&mut snapshot.health);
+    let by_code = &mut health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids.by_code;
+    let xid = by_code.remove(&31).unwrap();
+    by_code.insert(999, xid);
+    let unknown = [fixture::WHOLE, "999", "Unknown Error"];
+    assert_eq!(last(&snapshot, Generation::Old, "DCGM_FI_DEV_XID_ERRORS", unknown), Some(999.0));
+}
+
+#[test]
+fn a_pod_label_is_no_second_label_of_the_pages_own() {
+    let own: BTreeSet<_> = page::OWN_LABELS.split(' ').collect();
+    let mut snapshot = shared();
+    snapshot.accounts.extend(fixture::snapshot().accounts);
+    let page = families(&snapshot, Generation::Both);
+    let labels = page.iter().flat_map(|family| &family.samples).flat_map(|sample| sample.labels.iter());
+    let of_pods = ["app_kubernetes_io_name", "team"];
+    let missing: BTreeSet<_> = labels.map(|(name, _)| name).filter(|name| !own.contains(name)).collect();
+    assert!(missing.iter().all(|name| of_pods.contains(name)), "{missing:?}");
+}
+
+#[test]
 fn a_partitioned_gpu_as_a_whole_has_no_pod() {
     let mut snapshot = fixture::snapshot();
     snapshot.accounts.retain(|account| &*account.container.pod == "claiming");

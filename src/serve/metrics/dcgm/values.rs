@@ -3,6 +3,7 @@
 use serde::Deserialize;
 
 use super::page::{DcgmPage, Values};
+use crate::domain::health::xid_name;
 use crate::domain::model::{Account, EccLocation, Medium, RecentCount, Slow, UnhealthyReason, busy_ratio};
 use crate::serve::metrics::labels::{Labels, medium, with_health, with_readings};
 
@@ -168,7 +169,10 @@ fn link_errors(slow: &Slow, kind: &str, error: &str) -> Option<f64> {
 fn last_xid(page: &DcgmPage<'_>, values: &mut Values) {
     for (gpu, health) in with_health(page.snapshot) {
         let last = health.xids.by_code.iter().max_by_key(|(_, xid)| xid.at.monotonic);
-        page.gpu_and(values, gpu, Labels::default(), last.map_or(0, |(code, _)| *code).into());
+        let code = last.map_or(0, |(code, _)| *code);
+        // Both other texts are dcgm-exporter's.
+        let message = if code == 0 { "No Error" } else { xid_name(code).unwrap_or("Unknown Error") };
+        page.gpu_and(values, gpu, Labels::new("err_code", code).and("err_msg", message), code.into());
     }
 }
 
