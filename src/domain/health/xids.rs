@@ -11,6 +11,8 @@ use crate::domain::model::{
 
 /// Codes with an entry of their own; about two hundred exist.
 pub const MAX_CODES: usize = 256;
+/// GPU instances with an entry of their own; a GPU has at most 7.
+const MAX_INSTANCES: usize = 16;
 /// The entry of the others. Events without a code have it too.
 const OVERFLOW_CODE: u32 = 999;
 
@@ -203,13 +205,19 @@ impl GpuXids {
         let has_entry = self.counts.by_code.contains_key(&event.code) || self.counts.by_code.len() < MAX_CODES;
         let code = if has_entry { event.code } else { OVERFLOW_CODE };
         *self.counts.by_class.entry(class(event.code)).or_default() += event.count;
-        let first = || XidCount { class: class(code), at: event.at, count: 0, recent: RecentCount::default() };
+        let (recent, last_of) = (RecentCount::default(), BTreeMap::new());
+        let first = || XidCount { class: class(code), at: event.at, count: 0, recent, last_of };
         let of_code = self.counts.by_code.entry(code).or_insert_with(first);
         of_code.count = of_code.count.saturating_add(event.count);
         of_code.recent.add(event.at.monotonic, event.count);
         if event.at.monotonic >= of_code.at.monotonic {
             of_code.at = event.at;
         }
+        // The driver may name more instances than a GPU has: such a one may be anywhere on it.
+        let instance = event.instance.map(|instance| instance.gpu_instance);
+        let instance = instance.filter(|_| of_code.last_of.len() < MAX_INSTANCES);
+        let last = of_code.last_of.entry(instance).or_default();
+        *last = event.at.monotonic.max(*last);
         if effect.makes_unhealthy() && self.active.len() < MAX_CODES {
             self.active.entry(event.code).or_default().add_event(event);
         }

@@ -94,7 +94,8 @@ fn new_xids_are_an_event_with_their_number() {
     let mut history = NodeHistory::default();
     history.note(&later(0));
     let mut more = later(1);
-    let last = XidCount { class: XidClass::GpuReset, at: more.at, count: 2, recent: RecentCount::default() };
+    let (recent, last_of) = (RecentCount::default(), BTreeMap::new());
+    let last = XidCount { class: XidClass::GpuReset, at: more.at, count: 2, recent, last_of };
     change(&mut more.health, |health| {
         let gpu = health.gpus.get_mut(&fixture::WHOLE.into()).unwrap();
         gpu.xids.by_code.insert(79, last);

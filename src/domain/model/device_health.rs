@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ContainerRef, GpuUuid, MigDevice, MigUuid, Moment, RecentCount, UnixSeconds};
+use super::{ContainerRef, GpuUuid, MigDevice, MigUuid, Moment, Monotonic, RecentCount, UnixSeconds};
 
 /// The health of every GPU that was ever listed, and of its present MIG devices. A GPU that is passed through has none; one
 /// known by its PCI address is removed once its UUID is known.
@@ -137,6 +137,9 @@ pub struct XidCount {
     pub count: u64,
     #[serde(skip)]
     pub recent: RecentCount,
+    /// When the last of them concerned a GPU instance, by its number; `None`: the whole GPU.
+    #[serde(skip)]
+    pub last_of: BTreeMap<Option<u32>, Monotonic>,
 }
 
 named! {
@@ -176,6 +179,18 @@ pub const RECOVERY_ACTIONS: [&str; 8] = [
 /// `None` for an unknown number.
 pub fn recovery_action(number: u32) -> Option<&'static str> {
     RECOVERY_ACTIONS.get(usize::try_from(number).ok()?).copied()
+}
+
+impl XidCounts {
+    /// The codes of a GPU instance, with those of the whole GPU, each with the time of the last one;
+    /// without an instance all.
+    pub fn concerning(&self, instance: Option<u32>) -> impl Iterator<Item = (u32, &XidCount, Monotonic)> {
+        self.by_code.iter().filter_map(move |(code, xid)| {
+            let of_instance = || xid.last_of.get(&instance).max(xid.last_of.get(&None)).copied();
+            let at = if instance.is_some() { of_instance()? } else { xid.at.monotonic };
+            Some((*code, xid, at))
+        })
+    }
 }
 
 impl XidInstance {

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::{
     Account, Allocatable, Allocations, ClaimDevice, ClaimGpu, Collector, ContainerRef, ContainerXid, DeviceId,
     DeviceReadings, DividedQuantity, DurationHistogram, GpuUuid, HealthState, Inventory, JournalState, MigUuid, Moment,
-    Monotonic, NodeDevices, Overview, PciBusId, PluginState, ProcessState, ResourceName, UnallocatedUse, Unattributed,
-    UnixSeconds,
+    Monotonic, NodeDevices, Overview, PciBusId, PluginState, PodUid, ProcessState, ResourceName, UnallocatedUse,
+    Unattributed, UnixSeconds,
 };
 
 /// The state that metrics, page and API are made from. Published by the agent alone, immutable.
@@ -69,6 +69,13 @@ impl Snapshot {
             account.holding.is_some() && account.gpu == *gpu && (mig.is_none() || account.mig.as_ref() == mig)
         };
         self.accounts.iter().filter(holds).map(|account| &account.container)
+    }
+
+    /// The UID of a container's pod, as in cgroups: that of its allocation, else what is known now of the pod that is
+    /// listed.
+    pub fn pod_uid<'a>(&'a self, container: &'a ContainerRef) -> Option<&'a PodUid> {
+        let listed = || self.kubelet.allocations.as_ref()?.pod(&container.pod_ref())?.uid.as_ref();
+        container.pod_uid.as_ref().or_else(listed)
     }
 
     /// The DRA claim by which a container holds a device; `None` where it holds it by a device plugin.

@@ -94,8 +94,7 @@ fn set(field: &mut Option<Arc<str>>, value: Option<&str>) {
 }
 
 pub fn pod_uid(snapshot: &Snapshot, container: &ContainerRef) -> Option<Arc<str>> {
-    let listed = || snapshot.kubelet.allocations.as_ref()?.pod(&container.pod_ref())?.uid.as_ref();
-    Some(container.pod_uid.as_ref().or_else(listed)?.to_shared())
+    Some(snapshot.pod_uid(container)?.to_shared())
 }
 
 /// The container's XIDs on this device, by code.

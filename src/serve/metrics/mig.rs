@@ -102,7 +102,7 @@ fn of_instance(gpu: &Gpu, instance: &InstanceReading) -> Labels {
     Labels::new("gpu_uuid", &gpu.uuid).and("gpu_instance", instance.gpu_instance)
 }
 
-pub(super) fn instances(snapshot: &Snapshot) -> impl Iterator<Item = (&Gpu, &InstanceReading)> {
+fn instances(snapshot: &Snapshot) -> impl Iterator<Item = (&Gpu, &InstanceReading)> {
     with_readings(snapshot).flat_map(|(gpu, readings)| {
         let instances = medium(readings).map_or(&[][..], |medium| &medium.instances);
         instances.iter().map(move |instance| (gpu, instance))

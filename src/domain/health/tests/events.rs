@@ -49,7 +49,7 @@ fn an_xid_that_makes_a_device_unhealthy_by_configuration_is_in_no_note() {
     let mut world = World::new(HealthConfig { xids, ..HealthConfig::default() });
     world.at(1);
     world.with(2, &[xid(182, 2), xid(78, 2), xid(183, 2), xid(151, 2), xid(31, 2)]);
-    let notes = ["GPU-0: XID 151, class software", "GPU-0: XID 183, class unknown"];
+    let notes = ["GPU-0: XID 151 (key rotation error), class software", "GPU-0: XID 183, class unknown"];
     let notes = notes.map(|note| format!("{note}: counted; it does not change the health"));
     assert_eq!(world.health.drain_notes(), notes);
     world.with(3, &[xid(151, 3), xid(183, 3)]);
@@ -204,6 +204,23 @@ fn xids_count_by_class_and_by_code() {
     let recent = [120, 310, 1_000].map(|seconds| of_code.recent.at(moment(seconds).monotonic));
     assert_eq!((xids.by_class[&XidClass::Application], of_code.count, of_code.at), (5, 5, moment(120)));
     assert_eq!(recent, [5, 2, 0]);
+}
+
+#[test]
+fn an_xid_concerns_its_gpu_instance_and_one_of_the_whole_gpu_each() {
+    let mut world = World::checked();
+    let unlikely: Vec<_> = (1_000..1_100).map(|instance| in_instance(13, 5, instance, None)).collect();
+    let events = [in_instance(31, 2, 7, Some(0)), in_instance(31, 4, 8, None), xid(79, 3)];
+    world.with(2, &events);
+    let state = world.with(6, &unlikely);
+    let concerning = |instance| -> Vec<_> {
+        let xids = &state.gpus[&GPU.into()].xids;
+        xids.concerning(instance).map(|(code, _, at)| (code, at)).collect()
+    };
+    let at = |seconds| moment(seconds).monotonic;
+    assert_eq!(concerning(Some(7)), [(13, at(5)), (31, at(2)), (79, at(3))], "13: of more instances than there are");
+    assert_eq!(concerning(Some(8)), [(13, at(5)), (31, at(4)), (79, at(3))]);
+    assert_eq!(concerning(None), [(13, at(5)), (31, at(4)), (79, at(3))]);
 }
 
 #[test]

@@ -1,19 +1,18 @@
 //! The series of `/metrics/dcgm`: each value with the labels of the device and of its holders.
 //!
-//! As in dcgm-exporter, a value of a shared device is repeated for each slot that a container holds. Utilization and
-//! memory in use are each container's own, beside the device's without a pod.
+//! As in dcgm-exporter, a GPU that has GPU instances is on the page as these, with its values in each of them, and a value
+//! of a shared device is repeated for each slot that a container holds. Utilization and memory in use are each
+//! container's own, beside the device's without a pod.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::domain::model::{
-    Account, ContainerRef, DeviceReadings, GpmRatios, Gpu, GpuUuid, Holding, InstanceReading, Medium, MemoryUse,
-    SharingForm, Slow, Snapshot,
+    Account, DeviceReadings, GpmRatios, Gpu, Holding, Medium, MemoryUse, PodIdentity, SharingForm, Slow, Snapshot,
 };
 use crate::serve::metrics;
 use crate::serve::metrics::family::{Family, SampleValue};
-use crate::serve::metrics::labels::{Labels, medium, slow, with_readings};
-use crate::serve::metrics::mig;
+use crate::serve::metrics::labels::{Labels, medium, slow};
 
 use super::{DcgmName, Generation};
 
@@ -41,8 +40,7 @@ pub struct DcgmPage<'snapshot> {
 /// A device that has series.
 struct DcgmDevice<'snapshot> {
     gpu: &'snapshot Gpu,
-    /// `None`: the GPU as a whole.
-    instance: Option<&'snapshot InstanceReading>,
+    instance: GpuInstance,
     labels: Arc<Labels>,
     is_shared: bool,
     /// Of every container that holds it, with their indices in the snapshot.
@@ -59,8 +57,11 @@ struct DcgmHolder<'snapshot> {
     own: Arc<Labels>,
 }
 
-/// The value of one holder of a shared device, in base units.
-type Own = fn(&Account) -> Option<f64>;
+/// The number of a GPU instance; `None`: the GPU as a whole, which has none.
+pub type GpuInstance = Option<u32>;
+
+/// The value of one holder of a shared device, beside this one of the device, in base units.
+pub type Own = fn(&Snapshot, &Account, Option<f64>) -> Option<f64>;
 
 fn in_unit(value: f64, per_base: f64) -> SampleValue {
     // A conversion leaves rounding errors beyond three decimals.
@@ -72,10 +73,16 @@ fn in_unit(value: f64, per_base: f64) -> SampleValue {
 impl<'snapshot> DcgmPage<'snapshot> {
     /// Without holders.
     pub fn new(snapshot: &'snapshot Snapshot, generation: Generation) -> Self {
-        let gpus = snapshot.hardware.inventory.gpus.values().map(|gpu| (gpu, None));
-        let instances = mig::instances(snapshot).map(|(gpu, instance)| (gpu, Some(instance)));
-        let device = |(gpu, instance)| DcgmDevice::new(snapshot, generation, gpu, instance);
-        Self { snapshot, generation, devices: gpus.chain(instances).map(device).collect() }
+        let instances = |gpu: &Gpu| -> BTreeSet<u32> { gpu.mig_devices.iter().map(|mig| mig.gpu_instance).collect() };
+        let devices = |gpu| match instances(gpu) {
+            instances if instances.is_empty() => vec![DcgmDevice::new(snapshot, generation, gpu, None)],
+            instances => {
+                let device = |instance| DcgmDevice::new(snapshot, generation, gpu, Some(instance));
+                instances.into_iter().map(device).collect()
+            }
+        };
+        let devices = snapshot.hardware.inventory.gpus.values().flat_map(devices).collect();
+        Self { snapshot, generation, devices }
     }
 
     /// Adds the holders of each device, except the accounts at the indices `dropped`.
@@ -112,60 +119,65 @@ impl<'snapshot> DcgmPage<'snapshot> {
         let mut family = Family::new(descriptor);
         for value in values {
             let device = &self.devices[value.device];
-            device.each_series(value, |labels, value| family.push(labels, in_unit(value, per_base)));
+            device.each_series(self.snapshot, value, |labels, value| family.push(labels, in_unit(value, per_base)));
         }
         family.ordered()
     }
 
-    fn gpu(&self, uuid: &GpuUuid) -> Option<usize> {
-        self.devices.iter().position(|device| device.instance.is_none() && device.gpu.uuid == *uuid)
+    /// Every device by its index.
+    pub fn devices(&self) -> impl Iterator<Item = (usize, &'snapshot Gpu, GpuInstance)> {
+        self.devices.iter().enumerate().map(|(index, device)| (index, device.gpu, device.instance))
     }
 
-    pub fn gpus(&self, values: &mut Values, own: Option<Own>, read: &dyn Fn(&DeviceReadings) -> Option<f64>) {
-        self.each_gpu(values, own, &|_, readings| read(readings));
+    /// Those with readings of their GPU.
+    pub fn with_readings(
+        &self,
+    ) -> impl Iterator<Item = (usize, &'snapshot Gpu, GpuInstance, &'snapshot DeviceReadings)> {
+        let readings = &self.snapshot.hardware.readings;
+        self.devices().filter_map(|(device, gpu, part)| Some((device, gpu, part, readings.get(&gpu.uuid)?.as_ref())))
     }
 
-    pub fn medium(&self, values: &mut Values, read: &dyn Fn(&Medium) -> Option<f64>) {
-        self.gpus(values, None, &|readings| read(medium(readings)?));
-    }
-
-    pub fn slow(&self, values: &mut Values, read: &dyn Fn(&Slow) -> Option<f64>) {
-        self.gpus(values, None, &|readings| read(slow(readings)?));
-    }
-
-    /// Of each GPU; of a shared one also of each holder, where `own` has its value.
-    pub fn each_gpu(&self, values: &mut Values, own: Option<Own>, read: &dyn Fn(&Gpu, &DeviceReadings) -> Option<f64>) {
-        for (gpu, readings) in with_readings(self.snapshot) {
-            if let (Some(device), Some(value)) = (self.gpu(&gpu.uuid), read(gpu, readings)) {
+    /// Of each GPU, or of its GPU instances; of a shared one also of each holder, where `own` has its value.
+    pub fn each(
+        &self,
+        values: &mut Values,
+        own: Option<Own>,
+        read: &dyn Fn(&Gpu, GpuInstance, &DeviceReadings) -> Option<f64>,
+    ) {
+        for (device, gpu, instance, readings) in self.with_readings() {
+            if let Some(value) = read(gpu, instance, readings) {
                 values.push(DcgmValue { device, more: Labels::default(), value: Some(value), own });
             }
         }
     }
 
-    /// Of each GPU, or of its GPU instances while it is partitioned; of a shared device also of each holder.
+    pub fn medium(&self, values: &mut Values, read: &dyn Fn(&Medium) -> Option<f64>) {
+        self.each(values, None, &|_, _, readings| read(medium(readings)?));
+    }
+
+    pub fn slow(&self, values: &mut Values, read: &dyn Fn(&Slow) -> Option<f64>) {
+        self.each(values, None, &|_, _, readings| read(slow(readings)?));
+    }
+
+    /// What each GPU instance has of its own.
     pub fn parts(
         &self,
         values: &mut Values,
         own: Option<Own>,
         read: &dyn Fn(Option<MemoryUse>, &GpmRatios) -> Option<f64>,
     ) {
-        self.gpus(values, own, &|readings| {
-            let medium = medium(readings).filter(|medium| medium.instances.is_empty())?;
-            read(medium.memory, &medium.gpm)
+        self.each(values, own, &|_, instance, readings| {
+            let medium = medium(readings)?;
+            let Some(instance) = instance else { return read(medium.memory, &medium.gpm) };
+            let its = medium.instances.iter().find(|reading| reading.gpu_instance == instance)?;
+            read(its.memory, &its.gpm)
         });
-        for (index, device) in self.devices.iter().enumerate() {
-            if let Some(value) = device.instance.and_then(|instance| read(instance.memory, &instance.gpm)) {
-                values.push(DcgmValue { device: index, more: Labels::default(), value: Some(value), own });
-            }
-        }
     }
 
     /// Of the holders of each GPU for which the driver has no memory.
     pub fn without_memory(&self, values: &mut Values, own: Own) {
-        for (gpu, readings) in with_readings(self.snapshot) {
-            let is_without =
-                medium(readings).is_some_and(|medium| medium.memory.is_none() && medium.instances.is_empty());
-            if let Some(device) = self.gpu(&gpu.uuid).filter(|_| is_without) {
+        for (device, _, instance, readings) in self.with_readings() {
+            if instance.is_none() && medium(readings).is_some_and(|medium| medium.memory.is_none()) {
                 values.push(DcgmValue { device, more: Labels::default(), value: None, own: Some(own) });
             }
         }
@@ -177,37 +189,29 @@ impl<'snapshot> DcgmPage<'snapshot> {
         let matcher = matcher.trim_end_matches("\"}").split_once("=\"");
         for sample in metrics::family(self.snapshot, name).iter().flat_map(|family| &family.samples) {
             let has = |label: (&str, &str)| sample.labels.iter().any(|its| its == label);
-            let is_its = |one: &DcgmDevice<'_>| one.instance.is_none() && has(("gpu_uuid", one.gpu.uuid.as_str()));
-            let device = self.devices.iter().position(is_its).filter(|_| matcher.is_none_or(has));
-            if let (Some(device), Some(value)) = (device, sample.value.as_f64()) {
-                values.push(DcgmValue { device, more: Labels::default(), value: Some(value), own: None });
+            let Some(value) = sample.value.as_f64().filter(|_| matcher.is_none_or(has)) else { continue };
+            for (device, _, _) in self.devices().filter(|(_, gpu, _)| has(("gpu_uuid", gpu.uuid.as_str()))) {
+                self.push(values, device, Labels::default(), value);
             }
         }
     }
 
-    /// Of one GPU, with more labels.
-    pub fn gpu_and(&self, values: &mut Values, gpu: &Gpu, more: Labels, value: f64) {
-        if let Some(device) = self.gpu(&gpu.uuid) {
-            values.push(DcgmValue { device, more, value: Some(value), own: None });
-        }
+    /// Of one device, with more labels.
+    pub fn push(&self, values: &mut Values, device: usize, more: Labels, value: f64) {
+        values.push(DcgmValue { device, more, value: Some(value), own: None });
     }
 }
 
 impl<'snapshot> DcgmDevice<'snapshot> {
-    fn new(
-        snapshot: &'snapshot Snapshot,
-        generation: Generation,
-        gpu: &'snapshot Gpu,
-        instance: Option<&'snapshot InstanceReading>,
-    ) -> Self {
-        // A partitioned GPU has no holder as a whole, even while one container holds a part of it.
-        let holds = |account: &&Account| match (instance, &account.mig) {
-            (Some(instance), Some(mig)) => instance.members.contains(mig),
-            (None, None) => gpu.mig_enabled != Some(true) && account.gpu == gpu.uuid,
-            _ => false,
+    fn new(snapshot: &'snapshot Snapshot, generation: Generation, gpu: &'snapshot Gpu, instance: GpuInstance) -> Self {
+        // A GPU in MIG mode has no holder as a whole.
+        let holds = |account: &Account| match &account.mig {
+            Some(mig) => gpu.mig_device(mig).map(|mig| mig.gpu_instance) == instance && instance.is_some(),
+            None => instance.is_none() && gpu.mig_enabled != Some(true),
         };
         let accounts = snapshot.accounts.iter().enumerate();
-        let accounts: Vec<_> = accounts.filter(|(_, account)| slots(account) > 0 && holds(account)).collect();
+        let accounts: Vec<_> =
+            accounts.filter(|(_, account)| account.gpu == gpu.uuid && slots(account) > 0 && holds(account)).collect();
         let is_shared = |holding: &Holding| [SharingForm::TimeSlicing, SharingForm::Mps].contains(&holding.sharing);
         Self {
             gpu,
@@ -220,12 +224,11 @@ impl<'snapshot> DcgmDevice<'snapshot> {
     }
 
     /// Calls `push` with the labels and the number of each series that the value has.
-    fn each_series(&self, value: &DcgmValue, mut push: impl FnMut(Arc<Labels>, f64)) {
+    fn each_series(&self, snapshot: &Snapshot, value: &DcgmValue, mut push: impl FnMut(Arc<Labels>, f64)) {
         let DcgmValue { more, value, own, .. } = value;
-        let has_own = |own: &Own| {
-            (self.is_shared || value.is_none()) && self.holders.iter().any(|holder| own(holder.account).is_some())
-        };
-        let own = own.filter(has_own);
+        let own = own.map(|own| move |holder: &DcgmHolder<'_>| own(snapshot, holder.account, *value));
+        let takes_own = self.is_shared || value.is_none();
+        let own = own.filter(|own| takes_own && self.holders.iter().any(|holder| own(holder).is_some()));
         let labels = |of: &Arc<Labels>| match more.iter().next() {
             None => Arc::clone(of),
             Some(_) => Arc::new(of.insert_at(self.labels.iter().count(), more)),
@@ -235,7 +238,7 @@ impl<'snapshot> DcgmDevice<'snapshot> {
         }
         for holder in &self.holders {
             match own {
-                Some(own) => own(holder.account).into_iter().for_each(|value| push(labels(&holder.own), value)),
+                Some(own) => own(holder).into_iter().for_each(|value| push(labels(&holder.own), value)),
                 None => value.iter().for_each(|value| {
                     holder.slots.iter().for_each(|slot| push(labels(slot), *value));
                 }),
@@ -247,16 +250,24 @@ impl<'snapshot> DcgmDevice<'snapshot> {
 impl<'snapshot> DcgmHolder<'snapshot> {
     fn new(snapshot: &'snapshot Snapshot, device: &Labels, account: &'snapshot Account) -> Option<Self> {
         let container = &account.container;
-        let more = claim_labels(snapshot, pod_labels(snapshot, container), account);
-        let labels = |slot: Option<&str>| {
+        // Labels and UID of another pod of the same name are not this one's.
+        let uid = snapshot.pod_uid(container);
+        let identity = snapshot.processes.as_ref().and_then(|processes| processes.pods.get(&container.pod_ref()));
+        let identity = identity.filter(|identity| uid.is_none_or(|uid| identity.has_uid(uid)));
+        let uid = identity.map(|identity| &identity.uid).or(uid);
+        let pod = identity.map_or_else(Labels::default, |identity| pod_labels(snapshot, identity));
+        let more = claim_labels(snapshot, Labels::default().and_known("pod_uid", uid).and_all(&pod), account);
+        let labels = |slot: Option<&str>| -> Arc<Labels> {
             let labels = device.clone().and("container", &container.container).and("namespace", &container.namespace);
-            labels.and("pod", &container.pod).and_known("vgpu", slot).and_all(&more)
+            labels.and("pod", &container.pod).and_known("vgpu", slot).and_all(&more).into()
         };
-        let slots: Vec<_> = account.holding.as_ref()?.device_ids.iter().map(|id| slot_number(id.as_str())).collect();
-        let only = slots.first().copied().flatten().filter(|_| slots.len() == 1);
-        let own = labels(only).and_known("pod_uid", container.pod_uid.as_ref()).into();
-        let slots = if slots.is_empty() { vec![None] } else { slots };
-        Some(Self { account, slots: slots.into_iter().map(|slot| labels(slot).into()).collect(), own })
+        let slots = account.holding.as_ref()?.device_ids.iter().map(|id| labels(slot_number(id.as_str())));
+        let mut slots: Vec<_> = slots.collect();
+        if slots.is_empty() {
+            slots.push(labels(None));
+        }
+        let own = if slots.len() == 1 { Arc::clone(&slots[0]) } else { labels(None) };
+        Some(Self { account, slots, own })
     }
 }
 
@@ -266,7 +277,7 @@ pub(super) fn slots(account: &Account) -> usize {
     holding.map_or(0, |holding| holding.device_ids.len().max(1))
 }
 
-fn device_labels(snapshot: &Snapshot, generation: Generation, gpu: &Gpu, instance: Option<&InstanceReading>) -> Labels {
+fn device_labels(snapshot: &Snapshot, generation: Generation, gpu: &Gpu, instance: GpuInstance) -> Labels {
     // dcgm-exporter puts the index into `device`, not the minor number.
     let mut labels = Labels::default()
         .and_known("gpu", gpu.index)
@@ -275,9 +286,8 @@ fn device_labels(snapshot: &Snapshot, generation: Generation, gpu: &Gpu, instanc
         .and_known("device", gpu.index.map(|index| format!("nvidia{index}")))
         .and_known("modelName", gpu.model.as_ref());
     if let Some(instance) = instance {
-        let profile = gpu.mig_devices.iter().find(|mig| mig.gpu_instance == instance.gpu_instance);
-        labels =
-            labels.and_known("GPU_I_PROFILE", profile.map(|mig| &mig.profile)).and("GPU_I_ID", instance.gpu_instance);
+        let profile = gpu.mig_devices.iter().find(|mig| mig.gpu_instance == instance).map(|mig| &mig.profile);
+        labels = labels.and_known("GPU_I_PROFILE", profile).and("GPU_I_ID", instance);
     }
     let node = Some(&snapshot.node_name).filter(|name| !name.is_empty());
     let driver = snapshot.hardware.inventory.driver.as_ref().map(|driver| &driver.driver_version);
@@ -290,12 +300,9 @@ fn device_labels(snapshot: &Snapshot, generation: Generation, gpu: &Gpu, instanc
 }
 
 /// The pod labels that are configured to be shown. One that the pod does not have is absent.
-fn pod_labels(snapshot: &Snapshot, container: &ContainerRef) -> Labels {
-    let Some(processes) = &snapshot.processes else { return Labels::default() };
-    let identity = processes.pods.get(&container.pod_ref());
-    let identity = identity.filter(|identity| container.pod_uid.as_ref().is_none_or(|uid| identity.has_uid(uid)));
-    let Some(identity) = identity else { return Labels::default() };
-    processes.pod_labels.iter().fold(Labels::default(), |labels, label| {
+fn pod_labels(snapshot: &Snapshot, identity: &PodIdentity) -> Labels {
+    let shown = snapshot.processes.iter().flat_map(|processes| processes.pod_labels.iter());
+    shown.fold(Labels::default(), |labels, label| {
         let name = label.name.strip_prefix("label_").unwrap_or(label.name);
         let name = if OWN_LABELS.split(' ').any(|own| own == name) { label.name } else { name };
         labels.and_known(name, identity.labels.get(label.key.as_str()))

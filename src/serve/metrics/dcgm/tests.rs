@@ -12,6 +12,8 @@ use crate::serve::metrics::catalogue;
 use crate::serve::metrics::family::SampleValue;
 use crate::serve::metrics::tests::{fixture, value};
 
+mod devices;
+
 fn families(snapshot: &Snapshot, generation: Generation) -> Vec<Family> {
     let mut found = vec![];
     let visit = &mut |family| {
@@ -334,44 +336,6 @@ fn little_work_of_many_is_not_rounded_to_none() {
 }
 
 #[test]
-fn the_last_xid_of_any_code_is_shown_and_0_without_one() {
-    let mut snapshot = fixture::snapshot();
-    let last = |snapshot: &Snapshot, uuid| value(&old(snapshot), "DCGM_FI_DEV_XID_ERRORS", &[("UUID", uuid)]);
-    assert_eq!([fixture::WHOLE, fixture::LOST].map(|uuid| last(&snapshot, uuid)), [Some(31.0), Some(0.0)]);
-    let health = std::sync::Arc::make_mut(&mut snapshot.health);
-    let xids = &mut health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids;
-    let mut earlier = xids.by_code[&31].clone();
-    earlier.at.monotonic = crate::domain::model::Monotonic::from_secs(399);
-    xids.by_code.insert(94, earlier.clone());
-    assert_eq!(last(&snapshot, fixture::WHOLE), Some(31.0));
-    earlier.at.monotonic = crate::domain::model::Monotonic::from_secs(401);
-    let health = std::sync::Arc::make_mut(&mut snapshot.health);
-    health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids.by_code.insert(94, earlier);
-    assert_eq!(last(&snapshot, fixture::WHOLE), Some(94.0));
-}
-
-#[test]
-fn the_last_xid_has_its_code_and_a_text_in_both_generations() {
-    let mut snapshot = fixture::snapshot();
-    let last = |snapshot: &Snapshot, generation, name, [uuid, code, text]: [&str; 3]| {
-        let labels = [("UUID", uuid), ("err_code", code), ("err_msg", text)];
-        value(&families(snapshot, generation), name, &labels)
-    };
-    for (generation, name) in [(Generation::Old, "DCGM_FI_DEV_XID_ERRORS"), (Generation::New, "DCGM_FI_DEV_XID_ERROR")]
-    {
-        let fault = [fixture::WHOLE, "31", "memory page fault of an application"];
-        assert_eq!(last(&snapshot, generation, name, fault), Some(31.0));
-        assert_eq!(last(&snapshot, generation, name, [fixture::LOST, "0", "No Error"]), Some(0.0));
-    }
-    let health = std::sync::Arc::make_mut(&mut snapshot.health);
-    let by_code = &mut health.gpus.get_mut(&fixture::WHOLE.into()).unwrap().xids.by_code;
-    let xid = by_code.remove(&31).unwrap();
-    by_code.insert(999, xid);
-    let unknown = [fixture::WHOLE, "999", "Unknown Error"];
-    assert_eq!(last(&snapshot, Generation::Old, "DCGM_FI_DEV_XID_ERRORS", unknown), Some(999.0));
-}
-
-#[test]
 fn a_pod_label_is_no_second_label_of_the_pages_own() {
     let own: BTreeSet<_> = page::OWN_LABELS.split(' ').collect();
     let mut snapshot = shared();
@@ -381,23 +345,4 @@ fn a_pod_label_is_no_second_label_of_the_pages_own() {
     let of_pods = ["app_kubernetes_io_name", "team"];
     let missing: BTreeSet<_> = labels.map(|(name, _)| name).filter(|name| !own.contains(name)).collect();
     assert!(missing.iter().all(|name| of_pods.contains(name)), "{missing:?}");
-}
-
-#[test]
-fn a_partitioned_gpu_as_a_whole_has_no_pod() {
-    let mut snapshot = fixture::snapshot();
-    snapshot.accounts.retain(|account| &*account.container.pod == "claiming");
-    let labels = [("UUID", fixture::PARTITIONED), ("pod", "claiming")];
-    assert_eq!(value(&old(&snapshot), "DCGM_FI_DEV_POWER_USAGE", &labels), None);
-}
-
-#[test]
-fn a_pod_from_a_manifest_has_its_pod_labels() {
-    let mut snapshot = fixture::snapshot();
-    let pods = &mut std::sync::Arc::make_mut(snapshot.processes.as_mut().unwrap()).pods;
-    let pod = snapshot.accounts[0].container.pod_ref();
-    let identity = std::sync::Arc::make_mut(std::sync::Arc::make_mut(pods).get_mut(&pod).unwrap());
-    identity.runtime_uid = Some(std::mem::replace(&mut identity.uid, "of-the-mirror-pod".into()));
-    let labels = [("UUID", fixture::WHOLE), ("app_kubernetes_io_name", "trainer")];
-    assert!(value(&old(&snapshot), "DCGM_FI_DEV_POWER_USAGE", &labels).is_some());
 }

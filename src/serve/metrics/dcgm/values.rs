@@ -2,10 +2,12 @@
 
 use serde::Deserialize;
 
-use super::page::{DcgmPage, Values};
+use super::page::{DcgmPage, GpuInstance, Own, Values};
 use crate::domain::health::xid_name;
-use crate::domain::model::{Account, EccLocation, Medium, RecentCount, Slow, UnhealthyReason, busy_ratio};
-use crate::serve::metrics::labels::{Labels, medium, with_health, with_readings};
+use crate::domain::model::{
+    EccLocation, Medium, RecentCount, Slow, UnhealthyReason, XidCounts, busy_ratio, parts_of_device,
+};
+use crate::serve::metrics::labels::{Labels, medium};
 
 /// Where the values of a metric come from.
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -77,14 +79,20 @@ const FABRIC_STATES: [&str; 5] = ["not_supported", "not_started", "in_progress",
 const WATCHES: [&str; 4] = ["NVLINK", "MEM", "DRIVER", "ALL"];
 const FAILED: f64 = 20.0;
 
+/// The device's value, with the labels of each memory in use, so that a query may divide one by the other.
+const BESIDE_USED: Own = |_, account, of_device| account.memory_used_bytes.and(of_device);
+
 impl ValueSource {
     /// Adds the samples of a row with this query of podmeter's metrics.
     pub fn fill(self, page: &DcgmPage<'_>, values: &mut Values, query: Option<&str>) {
         match self {
             Self::Podmeter => page.selected(values, query.expect("a test checks the table")),
             Self::Utilization => {
-                let own = |account: &Account| account.gpu_utilization_ratio;
-                page.each_gpu(values, Some(own), &|gpu, readings| busy_ratio(gpu, Some(readings), None));
+                let own: Own = |snapshot, account, _| parts_of_device(&snapshot.hardware.inventory, account).busy;
+                page.each(values, Some(own), &|gpu, instance, readings| match instance {
+                    Some(instance) => readings.fast.as_ref()?.value.instance_utilization_ratios.get(&instance).copied(),
+                    None => busy_ratio(gpu, Some(readings), None),
+                });
             }
             Self::MemoryUtilization => page.medium(values, &|medium| medium.rates.memory_utilization_ratio),
             Self::Engine(engine) => {
@@ -97,14 +105,14 @@ impl ValueSource {
             Self::Pipe(pipe) => page.parts(values, None, &|_, gpm| gpm.pipes.get(pipe).copied()),
             Self::PipeCycles(pipe) => page.medium(values, &|medium| medium.pipe_cycles.get(pipe).copied()),
             Self::MemoryUsed => {
-                let own = |account: &Account| Some(account.memory_used_bytes? as f64);
+                let own: Own = |_, account, _| Some(account.memory_used_bytes? as f64);
                 page.parts(values, Some(own), &|memory, _| Some(memory?.used as f64));
                 page.without_memory(values, own);
             }
-            Self::MemoryFree => page.parts(values, None, &|memory, _| Some(memory?.free as f64)),
-            Self::MemoryReserved => page.parts(values, None, &|memory, _| Some(memory?.reserved? as f64)),
-            Self::MemoryTotal => page.parts(values, None, &|memory, _| Some(memory?.total as f64)),
-            Self::Energy => page.gpus(values, None, &|readings| readings.totals.energy_joules),
+            Self::MemoryFree => page.parts(values, Some(BESIDE_USED), &|memory, _| Some(memory?.free as f64)),
+            Self::MemoryReserved => page.parts(values, Some(BESIDE_USED), &|memory, _| Some(memory?.reserved? as f64)),
+            Self::MemoryTotal => page.parts(values, Some(BESIDE_USED), &|memory, _| Some(memory?.total as f64)),
+            Self::Energy => page.each(values, None, &|_, _, readings| readings.totals.energy_joules),
             Self::PowerLimitRequested => page.medium(values, &|medium| medium.power_limit_requested_watts),
             Self::PolicyViolation(policy) => {
                 page.medium(values, &|medium| medium.policy_violation_seconds.get(policy).copied());
@@ -167,36 +175,41 @@ fn link_errors(slow: &Slow, kind: &str, error: &str) -> Option<f64> {
 }
 
 fn last_xid(page: &DcgmPage<'_>, values: &mut Values) {
-    for (gpu, health) in with_health(page.snapshot) {
-        let last = health.xids.by_code.iter().max_by_key(|(_, xid)| xid.at.monotonic);
-        let code = last.map_or(0, |(code, _)| *code);
+    for (device, instance, xids) in with_xids(page) {
+        let last = xids.concerning(instance).max_by_key(|(_, _, at)| *at);
+        let code = last.map_or(0, |(code, _, _)| code);
         // Both other texts are dcgm-exporter's.
         let message = if code == 0 { "No Error" } else { xid_name(code).unwrap_or("Unknown Error") };
-        page.gpu_and(values, gpu, Labels::new("err_code", code).and("err_msg", message), code.into());
+        page.push(values, device, Labels::new("err_code", code).and("err_msg", message), code.into());
     }
 }
 
+fn with_xids<'a>(page: &DcgmPage<'a>) -> impl Iterator<Item = (usize, GpuInstance, &'a XidCounts)> {
+    let health = &page.snapshot.health;
+    page.devices().filter_map(|(device, gpu, instance)| Some((device, instance, &health.gpus.get(&gpu.uuid)?.xids)))
+}
+
 fn clock_events_recent(page: &DcgmPage<'_>, values: &mut Values) {
-    for (gpu, readings) in with_readings(page.snapshot) {
+    for (device, _, _, readings) in page.with_readings() {
         let samples = medium(readings).map(|medium| &medium.clock_event_samples);
         let Some(samples) = samples.filter(|samples| !samples.is_empty()) else { continue };
         let named = CLOCK_EVENTS.iter().filter_map(|(reason, event)| Some((*event, *samples.get(reason)?)));
         let active: Vec<_> = named.filter(|(_, count)| *count > 0).collect();
         if active.is_empty() {
-            page.gpu_and(values, gpu, window(), 0.0);
+            page.push(values, device, window(), 0.0);
         }
         for (event, count) in active {
-            page.gpu_and(values, gpu, Labels::new("clock_event", event).and_all(&window()), count as f64);
+            page.push(values, device, Labels::new("clock_event", event).and_all(&window()), count as f64);
         }
     }
 }
 
 fn clock_event_starts(page: &DcgmPage<'_>, values: &mut Values) {
-    for (gpu, readings) in with_readings(page.snapshot) {
+    for (device, _, _, readings) in page.with_readings() {
         let Some(starts) = medium(readings).map(|medium| &medium.clock_event_starts) else { continue };
         for (reason, event) in CLOCK_EVENTS {
             if let Some(count) = starts.get(reason) {
-                page.gpu_and(values, gpu, Labels::new("clock_event", event), *count as f64);
+                page.push(values, device, Labels::new("clock_event", event), *count as f64);
             }
         }
     }
@@ -204,34 +217,37 @@ fn clock_event_starts(page: &DcgmPage<'_>, values: &mut Values) {
 
 fn xids_recent(page: &DcgmPage<'_>, values: &mut Values) {
     let now = page.snapshot.at.monotonic;
-    for (gpu, health) in with_health(page.snapshot) {
-        let counts = health.xids.by_code.iter().map(|(code, count)| (*code, count.recent.at(now)));
+    for (device, instance, xids) in with_xids(page) {
+        let counts = xids.concerning(instance).map(|(code, xid, _)| (code, xid.recent.at(now)));
         let recent: Vec<_> = counts.filter(|(_, count)| *count > 0).collect();
         if recent.is_empty() {
-            page.gpu_and(values, gpu, window(), 0.0);
+            page.push(values, device, window(), 0.0);
         }
         for (code, count) in recent {
-            page.gpu_and(values, gpu, window().and("xid", code), count as f64);
+            page.push(values, device, window().and("xid", code), count as f64);
         }
     }
 }
 
 fn xids(page: &DcgmPage<'_>, values: &mut Values) {
-    for (gpu, health) in with_health(page.snapshot) {
-        for (code, xid) in &health.xids.by_code {
-            page.gpu_and(values, gpu, Labels::new("xid", *code), xid.count as f64);
+    for (device, instance, xids) in with_xids(page) {
+        for (code, xid, _) in xids.concerning(instance) {
+            page.push(values, device, Labels::new("xid", code), xid.count as f64);
         }
     }
 }
 
 fn health(page: &DcgmPage<'_>, values: &mut Values) {
-    for (gpu, health) in with_health(page.snapshot) {
-        let causes: Vec<_> =
-            health.devices().flat_map(|device| &device.causes).map(|cause| watch_and_code(cause.reason)).collect();
+    for (device, gpu, instance) in page.devices() {
+        let Some(health) = page.snapshot.health.gpus.get(&gpu.uuid) else { continue };
+        let is_here = |mig| instance.is_none() || gpu.mig_device(mig).map(|mig| mig.gpu_instance) == instance;
+        let parts = health.mig_devices.iter().filter(|(mig, _)| is_here(mig)).map(|(_, health)| health);
+        let causes = std::iter::once(&health.whole).chain(parts).flat_map(|part| &part.causes);
+        let causes: Vec<_> = causes.map(|cause| watch_and_code(cause.reason)).collect();
         for watch in WATCHES {
             let code = causes.iter().find(|(failed, _)| *failed == watch).map(|(_, code)| *code);
             let labels = Labels::new("health_watch", watch).and("health_error_code", code.unwrap_or("DCGM_FR_OK"));
-            page.gpu_and(values, gpu, labels, if code.is_some() { FAILED } else { 0.0 });
+            page.push(values, device, labels, if code.is_some() { FAILED } else { 0.0 });
         }
     }
 }

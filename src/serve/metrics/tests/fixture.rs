@@ -172,7 +172,8 @@ fn health() -> HealthState {
     xids.by_class.insert(XidClass::Application, 3);
     let mut recent = RecentCount::default();
     recent.add(Monotonic::from_secs(400), 2);
-    xids.by_code.insert(31, XidCount { class: XidClass::Application, at: moment(400), count: 3, recent });
+    let last_of = [(None, Monotonic::from_secs(400))].into();
+    xids.by_code.insert(31, XidCount { class: XidClass::Application, at: moment(400), count: 3, recent, last_of });
     let gpus = [(WHOLE.into(), of(well(), &xids)), (LOST.into(), lost), (PARTITIONED.into(), partitioned)].into();
     HealthState { gpus, ..HealthState::default() }
 }
