@@ -51,11 +51,12 @@ fn push_sample(page: &mut String, name: &str, sample: &MetricSample) {
         SampleValue::Integer(number) => line("", None, number),
         SampleValue::Float(number) => line("", None, number),
         SampleValue::Histogram(histogram) => {
-            line("_sum", None, &histogram.sum_seconds());
-            line("_count", None, &histogram.count());
+            // In the order of the formats' own encoders: a parser may drop what it does not expect.
             for (bound, count) in cumulative(histogram) {
                 line("_bucket", Some(bound), &count);
             }
+            line("_sum", None, &histogram.sum_seconds());
+            line("_count", None, &histogram.count());
         }
     }
 }
@@ -203,6 +204,8 @@ mod tests {
             "{page}"
         );
         assert!(page.contains("x_duration_seconds_bucket{le=\"0.0025\"} 1\n"), "{page}");
+        let end = "_bucket{le=\"+Inf\"} 1\nx_duration_seconds_sum 0.002\nx_duration_seconds_count 1\n# HELP x_info";
+        assert!(page.contains(end), "{page}");
         assert!(!page.contains("_created") && !page.contains("# EOF"));
     }
 
