@@ -126,8 +126,9 @@ async function picture(name, prometheus, to) {
     const one = variable.name === 'gpu' ? gpus[0].metric.gpu_uuid : NODE;
     return { name: variable.name, label: variable.label, all: variable.allValue, value: variable.includeAll ? 'All' : one };
   });
+  const window = Math.max(step + SCRAPE_SECONDS, 4 * SCRAPE_SECONDS);
   const fill = (query) => [
-    ['$__rate_interval', `${Math.max(step + SCRAPE_SECONDS, 4 * SCRAPE_SECONDS)}s`], ['$__range', `${seconds}s`],
+    ['$__rate_interval_ms', `${window * 1000}`], ['$__rate_interval', `${window}s`], ['$__range', `${seconds}s`],
     ...variables.map(({ name: variable, all, value }) => [`$${variable}`, all ?? value]),
   ].reduce((text, [variable, value]) => text.replaceAll(variable, value), query);
   const answer = ({ expr, instant }) => (instant ? vector(prometheus, fill(expr), to) : range(prometheus, fill(expr), from, to, step));

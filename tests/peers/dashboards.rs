@@ -82,13 +82,14 @@ fn elsewhere(place: &str) -> Option<&'static Elsewhere> {
 }
 
 /// With all variables at "All", but for the job and the GPU.
-fn substituted(expression: &str, job: &str, gpu: &str) -> String {
-    let values = [("$__rate_interval", "10s"), ("$__range", "20s"), ("$job", job), ("$gpu", gpu)];
+pub fn substituted(expression: &str, job: &str, gpu: &str) -> String {
+    let interval = [("$__rate_interval_ms", "10000"), ("$__rate_interval", "10s"), ("$__range", "20s")];
+    let values = interval.into_iter().chain([("$job", job), ("$gpu", gpu)]);
     let all = [("$cluster", ".*"), ("$node", ".*"), ("$namespace", ".+"), ("$pod", ".+")];
-    values.iter().chain(&all).fold(expression.to_owned(), |text, (name, value)| text.replace(name, value))
+    values.chain(all).fold(expression.to_owned(), |text, (name, value)| text.replace(name, value))
 }
 
-fn configuration(targets: &[(&str, &str)]) -> String {
+pub fn configuration(targets: &[(&str, &str)]) -> String {
     let mut text = "global: { scrape_interval: 1s }\nscrape_configs:\n".to_owned();
     for (job, address) in targets {
         let node = format!("{{ target_label: node, replacement: {job} }}");

@@ -8,4 +8,5 @@ mod support;
 mod dashboards;
 mod prometheus;
 mod top;
+mod victoria;
 mod web_config;

@@ -132,9 +132,9 @@ pub fn selectors(query: &str) -> Vec<Selector> {
                 rest = after;
             }
             before = if rest.starts_with('(') { word.to_owned() } else { String::new() };
-        } else if first.is_ascii_digit() {
-            // A number, which may have letters: 3.6e6.
-            rest = rest.trim_start_matches(|letter: char| is_word(letter) || letter == '.');
+        } else if first.is_ascii_digit() || first == '$' {
+            // A number, which may have letters, as 3.6e6, or be a variable.
+            rest = rest[1..].trim_start_matches(|letter: char| is_word(letter) || letter == '.');
         } else {
             if first != '(' {
                 before.clear();
