@@ -10,9 +10,8 @@ use clap::Args;
 use humantime::Duration;
 use serde::Deserialize;
 
-use super::value::{LogFilter, OptionType, PathOrNone, Switch, parsed, read};
+use super::value::{LogFilter, OptionType, PathOrNone, PciAddress, Switch, parsed, read};
 use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProfileConfig};
-use crate::domain::model::PciBusId;
 use crate::input::{Size, SwitchOr};
 use crate::node::processes::ProcessAttribution;
 use crate::serve::metrics::dcgm::Generation;
@@ -245,7 +244,7 @@ options! {
         /// Path of `libnvidia-ml.so.1`
         nvml_library "PATH": PathBuf => "the loader's search path, then the driver roots", restart;
         /// PCI address of a display card that is none of the node's GPUs, where the driver does not list it; repeatable
-        ignore_gpu "ADDRESS": Vec<PciBusId> => "none", restart, key("ignoreGpus": rename = "ignoreGpus");
+        ignore_gpu "ADDRESS": Vec<PciAddress> => "none", restart, key("ignoreGpus": rename = "ignoreGpus");
         /// Interval between fast device readings
         sample_interval "DUR": Duration = "1s" in "100ms"..="1m", restart;
         /// Export the duration of each NVML call, as a histogram by call

@@ -172,7 +172,7 @@ fn settings(values: OptionValues, reloadable: Reloadable) -> Result<AgentSetting
         hardware_pace: 1,
         proc_root: values.proc_root.clone(),
         sys_root: values.sys_root,
-        ignored_gpus: values.ignore_gpu.into_iter().flatten().collect(),
+        ignored_gpus: values.ignore_gpu.into_iter().flatten().map(|address| address.0).collect(),
         dev_root: values.dev_root,
         pods_api: PodsApiSettings {
             socket: kubelet.join("pods-api/pods-api.sock"),

@@ -22,6 +22,18 @@ pub enum Switch {
     Off,
 }
 
+/// A PCI address. Of a `PciBusId` itself clap would take any text, by its `From`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PciAddress(pub PciBusId);
+
+impl FromStr for PciAddress {
+    type Err = <PciBusId as FromStr>::Err;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse().map(Self)
+    }
+}
+
 /// An absolute path, or `none`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathOrNone(pub Option<PathBuf>);
@@ -111,7 +123,7 @@ macro_rules! values {
 values! {
     text: String = { "type": "string" },
         PathBuf = { "type": "string" },
-        PciBusId = { "type": "string", "pattern": "^([0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}[.][0-9a-fA-F]$" },
+        PciAddress = { "type": "string", "pattern": "^([0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}[.][0-9a-fA-F]$" },
         usize = { "type": "integer" },
         bool = { "type": "boolean" },
         Size = (<Size as schemars::JsonSchema>::json_schema(&mut schemars::SchemaGenerator::default())),
