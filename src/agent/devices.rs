@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::settings::Reloadable;
 use crate::clock::Clock;
-use crate::domain::holders::{UnlistedGpus, held_gpus};
+use crate::domain::holders::{HeldHardware, UnlistedGpus};
 use crate::domain::model::{GpuUuid, HardwareState, KubeletState, PciBusId, ResourceName};
 use crate::node::hardware::{self, CallDurations, Driver, HardwareHandle, Loading, XidSender};
 use crate::serve::web::DriverCommands;
@@ -115,8 +115,7 @@ struct LoggedGpus {
 fn log(state: &HardwareState, kubelet: &KubeletState, logged: &mut LoggedGpus) {
     let inventory = &state.inventory;
     log_changes(&inventory.missing, &mut logged.missing, "the GPU is no longer missing", |gpu, missing| {
-        let held =
-            kubelet.allocations.as_ref().is_some_and(|allocations| held_gpus(allocations, inventory).contains(gpu));
+        let held = HeldHardware::new(kubelet.holding_containers(), inventory).contains(gpu);
         tracing::warn!(%gpu, held, "a GPU is missing: {}; see nvidia-smi and the Xid lines of the kernel log", missing.detail);
     });
     let ended = "the GPU is no longer passed through to virtual machines";

@@ -195,6 +195,7 @@ impl Publisher {
             unresolved: join.unresolved.clone(),
             claim_gpus: join.claims.clone(),
             drift: join.drift.clone(),
+            unavailable: join.unavailable.clone(),
             scrape_durations: inputs.scrapes.durations(),
             nvml_call_durations: inputs.call_durations.as_ref().map(|read| read()).unwrap_or_default(),
             process: self_use::read(),

@@ -84,6 +84,12 @@ impl StandInPlugin {
         self.inner.registrations.load(Ordering::Relaxed)
     }
 
+    /// Calls Register once more, with the socket that listens. False when the kubelet does not accept it.
+    pub async fn register_again(&self) -> bool {
+        let Some(endpoint) = self.inner.socket_name.clone() else { return false };
+        call_register(&self.inner, endpoint).await.is_ok()
+    }
+
     /// Calls of Allocate so far.
     pub fn allocations(&self) -> usize {
         self.inner.allocations.load(Ordering::Relaxed)
@@ -100,7 +106,7 @@ async fn run(inner: Arc<StandInState>) {
         let kubelet = inner.directory.join("kubelet.sock");
         let inode = inode(&kubelet);
         let ended = inner.ended.subscribe();
-        match register(&inner, &kubelet, attempt, &mut server).await {
+        match register(&inner, attempt, &mut server).await {
             Ok(()) => {
                 inner.registered.send_replace(true);
                 until_lost(&kubelet, inode, attempt, ended).await;
@@ -112,12 +118,7 @@ async fn run(inner: Arc<StandInState>) {
     }
 }
 
-async fn register(
-    inner: &Arc<StandInState>,
-    kubelet: &Path,
-    attempt: u64,
-    server: &mut Option<SocketServer>,
-) -> Result<(), String> {
+async fn register(inner: &Arc<StandInState>, attempt: u64, server: &mut Option<SocketServer>) -> Result<(), String> {
     let name = inner.resource.replace(['/', '.'], "-");
     let fresh = || format!("{name}-{:p}-{attempt}.sock", Arc::as_ptr(inner));
     let endpoint = inner.socket_name.clone().unwrap_or_else(fresh);
@@ -129,7 +130,11 @@ async fn register(
     let service = DevicePluginServer::new(StandInService { inner: Arc::clone(inner), attempt });
     *server = Some(SocketServer::start(listener, tonic::transport::Server::builder().add_service(service)));
 
-    let channel = channel(kubelet).await.map_err(|error| error.to_string())?;
+    call_register(inner, endpoint).await
+}
+
+async fn call_register(inner: &StandInState, endpoint: String) -> Result<(), String> {
+    let channel = channel(&inner.directory.join("kubelet.sock")).await.map_err(|error| error.to_string())?;
     let request = RegisterRequest {
         version: "v1beta1".to_owned(),
         endpoint,

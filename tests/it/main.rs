@@ -41,6 +41,7 @@ mod plugin;
 mod plugin_cdi;
 mod plugin_conflict;
 mod plugin_faults;
+mod plugin_held;
 mod plugin_layout;
 mod plugin_properties;
 mod plugin_upstream;

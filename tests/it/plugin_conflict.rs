@@ -9,9 +9,9 @@ use tokio::task::JoinHandle;
 use tonic::Code;
 
 use crate::support::kubelet::{AdmissionOutcome, KubeletVersion, Method, Node, Options, VERSIONS, node, node_under};
-use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, runs, uuid};
+use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, resources, runs, uuid};
 use crate::support::polling::{PATIENCE, until_true};
-use podmeter::domain::model::PluginState;
+use podmeter::domain::model::{KubeletState, PluginState};
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
 
@@ -53,7 +53,7 @@ fn in_conflict(podmeter: &PluginHarness) -> JoinHandle<()> {
 /// Until the kubelet was asked twice more, after all that it did before.
 async fn asked_again(podmeter: &PluginHarness) {
     let mut kubelet = podmeter.kubelet.clone();
-    let asked = |kubelet: &podmeter::domain::model::KubeletState| kubelet.allocatable_at.map(|at| at.monotonic);
+    let asked = |kubelet: &KubeletState| kubelet.allocatable_at.map(|at| at.monotonic);
     for _ in 0..2 {
         let before = asked(&kubelet.borrow());
         let again = tokio::time::timeout(PATIENCE, kubelet.wait_for(|kubelet| asked(kubelet) != before)).await;
@@ -206,4 +206,55 @@ async fn devices_from_the_kubelets_checkpoint_are_no_conflict() {
         assert_eq!((state.registered, state.registrations, state.allocations["ok"]), (true, 1, 1), "{version:?}");
     };
     tokio::join!(start_together(KubeletVersion::UpTo136), start_together(KubeletVersion::From137));
+}
+
+/// As NVIDIA's plugin after a kubelet up to 1.36 has dropped both: it listens, and is not registered.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plugin_that_listens_and_has_no_registration_is_named() {
+    let node = node_under(KubeletVersion::UpTo136).await;
+    let socket = node.device_plugin_directory().join("nvidia-gpu.sock");
+    let _listener = tokio::net::UnixListener::bind(socket).unwrap();
+    let podmeter = PluginHarness::configured(node.root.path(), "{}", gpus(4));
+    let state = podmeter.until(GPU, "no service", |state| state.unserved).await;
+    let text = state.conflict.unwrap();
+    assert!(text.contains("lists no healthy device of nvidia.com/gpu") && text.contains("nvidia-gpu.sock"), "{text}");
+    assert!(text.contains("waitWhileServed"), "{text}");
+}
+
+/// It listens before podmeter takes over, and registers after that: podmeter sees a device that it did not grant.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_that_was_taken_over_is_noticed_at_the_first_allocation() {
+    let node = node_under(KubeletVersion::UpTo136).await;
+    let other = other(&node, same_ids(), Some("nvidia-gpu.sock")).await;
+    let podmeter = PluginHarness::start_with(
+        node.root.path(),
+        resources("resources: [{kind: nvidia, onConflict: takeover}]"),
+        gpus(4),
+        Duration::from_secs(1),
+    );
+    podmeter.registered(GPU, 1).await;
+    counts(&node, GPU, 4, 4).await;
+    // By then podmeter has seen what is held.
+    let mut kubelet = podmeter.kubelet.clone();
+    let listed_at = |kubelet: &KubeletState| kubelet.allocations_at.map(|at| at.monotonic);
+    let later = listed_at(&kubelet.borrow()).unwrap() + Duration::from_secs(3);
+    kubelet.wait_for(|kubelet| kubelet.settled && listed_at(kubelet) > Some(later)).await.unwrap();
+    assert!(other.register_again().await);
+    runs(&node, pod("theirs", 1)).await;
+    assert_eq!(other.allocations(), 1);
+    podmeter.registered(GPU, 2).await;
+}
+
+/// A socket of a known name alone is no conflict: the kubelet calls podmeter.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_of_the_kubelet_ends_a_conflict() {
+    let (node, podmeter) = with_podmeter(KubeletVersion::UpTo136, "{}").await;
+    let socket = node.device_plugin_directory().join("nvidia-gpu.sock");
+    let _listener = tokio::net::UnixListener::bind(socket).unwrap();
+    conflict(&podmeter).await;
+    runs(&node, pod("ours", 1)).await;
+    let state = podmeter.until(GPU, "no conflict", |state| state.conflict.is_none() && state.registered).await;
+    assert_eq!((state.registrations, state.allocations["ok"]), (1, 1));
+    asked_again(&podmeter).await;
+    assert!(podmeter.now(GPU).registered);
 }

@@ -58,8 +58,11 @@ impl World {
     fn offered(&self, resource: &str) -> Offered {
         let mut offered = Offered::new();
         for (index, gpu) in &self.gpus {
-            let state = (*index, gpu.present && !self.ill.contains(index));
-            if gpu.mig_enabled == Some(true) {
+            let is_partitioned = gpu.mig_enabled == Some(true);
+            // A pod that holds the whole of it keeps its MIG devices from others.
+            let is_held = is_partitioned && self.held(RESOURCES[0]).contains(gpu.uuid.as_str());
+            let state = (*index, gpu.present && !self.ill.contains(index) && !is_held);
+            if is_partitioned {
                 let of_resource = gpu.mig_devices.iter().filter(|mig| resource.ends_with(&*mig.profile));
                 offered.extend(of_resource.map(|mig| (mig.uuid.to_string(), state)));
             } else if resource == RESOURCES[0] {

@@ -106,7 +106,7 @@ fn gpus_to_avoid_are_taken_only_when_the_others_are_not_enough() {
     let troubles = [
         GpuDrawbacks { row_remap_pending: true, ..GpuDrawbacks::default() },
         GpuDrawbacks { throttled: true, ..GpuDrawbacks::default() },
-        GpuDrawbacks { foreign_processes: true, ..GpuDrawbacks::default() },
+        GpuDrawbacks { use_without_allocation: true, ..GpuDrawbacks::default() },
     ];
     for trouble in troubles {
         let drawbacks = [0, 4, 5].map(|gpu: usize| (node.gpus[gpu].clone(), trouble)).into();

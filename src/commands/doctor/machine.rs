@@ -1,13 +1,14 @@
 //! Checks of the kubelet, its directories, the driver and the host.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::DoctorSettings;
 use super::observe::{DriverState, NotObserved, ObservedMachine};
 use super::report::{CheckOutcome, Finding};
-use crate::domain::model::ResourceName;
+use crate::domain::holders::{DeviceForm, parse_device_id};
+use crate::domain::model::{DeviceId, ResourceName};
 use crate::node::kubelet::CallError;
-use crate::node::plugin::{self, EntryConfig, MigStrategy, OnConflict};
+use crate::node::plugin::{self, EntryConfig, MigStrategy, OnConflict, OtherPlugin};
 use crate::node::processes::ProcessAttribution;
 
 /// Id, title, why it matters, and the check.
@@ -91,19 +92,38 @@ fn conflicts(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     for resource in resources.into_iter().filter(|resource| is_ours(resource)) {
         let ids = listed.and_then(|listed| listed.get(resource)).cloned().unwrap_or_default();
         // The doctor has sent no IDs itself; those of a running podmeter do not conflict, because its socket is live.
-        if let Some(conflict) = plugin::other_plugin(resource, &ids, &BTreeSet::new(), live) {
-            return Ok(match known.contains(resource) {
-                true => Finding::failed(conflict, "remove one of the two plugins"),
-                false => {
-                    Finding::warning(conflict, "nothing if a podmeter has just ended: they disappear within minutes")
-                }
-            });
-        }
+        let Some(other) = plugin::other_plugin(resource, &ids, &BTreeSet::new(), live) else { continue };
+        return Ok(match &other {
+            OtherPlugin::Socket(socket) if listed.is_some() && ids.is_empty() => {
+                Finding::failed(plugin::unserved(resource, socket), "restart that plugin's pod, or remove it")
+            }
+            OtherPlugin::Socket(_) => Finding::failed(other.text(resource), "remove one of the two plugins"),
+            OtherPlugin::Listed(_) => Finding::warning(
+                other.text(resource),
+                "nothing if a podmeter has just ended: they disappear within minutes",
+            ),
+        });
+    }
+    if let Some(conflict) = offers.iter().find_map(|entry| other_resource(entry, listed?)) {
+        return Ok(Finding::failed(conflict, "remove one of the two plugins"));
     }
     let unknown = "the kubelet's list, which shows the devices of an unknown plugin, is unknown";
     listed.ok_or_else(|| Finding::warning(unknown, "fix the check of allocatable devices"))?;
     let names = offers.iter().map(|entry| entry.name().to_string());
     Ok(Finding::ok(format!("no conflict over {}", joined(names, "any resource: none is offered"))))
+}
+
+/// A plugin that offers GPUs as a resource that is not of this entry, which offers all of them.
+fn other_resource(entry: &EntryConfig, listed: &BTreeMap<ResourceName, BTreeSet<DeviceId>>) -> Option<String> {
+    entry.nvidia().filter(|nvidia| nvidia.on_conflict != OnConflict::Takeover)?;
+    let names_gpu = |id: &&DeviceId| {
+        let form = parse_device_id(id.as_str());
+        form.gpu().is_some() || form.mig().is_some() || matches!(form, DeviceForm::Minor { .. })
+    };
+    let count = |(resource, ids): (_, &BTreeSet<DeviceId>)| (resource, ids.iter().filter(names_gpu).count());
+    let others = listed.iter().filter(|(resource, _)| !entry.may_offer_gpus_as(resource));
+    let (other, count) = others.map(count).find(|(_, count)| *count > 0)?;
+    Some(plugin::other_resource_text(other, count, entry.name()))
 }
 
 /// As far as it is known without devices.

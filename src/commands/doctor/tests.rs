@@ -80,6 +80,25 @@ fn kubelet_cases() -> Vec<Case> {
             Warning,
             "lists 1 devices of nvidia.com/gpu",
         ),
+        (
+            "plugin_conflicts",
+            on(|machine| {
+                let listed = machine.allocatable.as_mut().unwrap().as_mut().unwrap();
+                let id = "GPU-5fb06b79-9d4d-4a0e-9d37-1c3c8f5a7e21::3".into();
+                listed.devices.insert("nvidia.com/gpu.shares".into(), [id].into());
+            }),
+            Failed,
+            "the device plugin of nvidia.com/gpu.shares offers 1 devices on the GPUs of nvidia.com/gpu",
+        ),
+        (
+            "plugin_conflicts",
+            on(|machine| {
+                machine.allocatable.as_mut().unwrap().as_mut().unwrap().devices.clear();
+                machine.plugin_sockets = Ok(vec!["nvidia-gpu.sock".into()]);
+            }),
+            Failed,
+            "lists no healthy device of nvidia.com/gpu, although a device plugin listens on nvidia-gpu.sock",
+        ),
         ("plugin_conflicts", call(CallError::Refused), Warning, "is unknown"),
         ("plugin_conflicts", on(|machine| machine.offers = None), Skipped, "plugin is off"),
         ("plugin_profile", on(|_| {}), Good, "profile h100 applies to node node with 2 GPUs (NVIDIA H100)"),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::claims::{claim_weights, resolve_claim};
 use super::device_id::parse_device_id;
 use super::drift::drift;
+use super::held::HeldHardware;
 use super::resolve::{resolve, resolve_device};
 use crate::domain::model::{
     Allocatable, Allocations, ClaimDevice, ClaimGpu, ContainerRef, DeviceId, DeviceRef, GpuUuid, HeldDevice, Holding,
@@ -27,6 +28,8 @@ pub struct Join {
     pub unresolved: Vec<UnresolvedDevices>,
     pub claims: Vec<ClaimGpu>,
     pub drift: Vec<InventoryDrift>,
+    /// Of each resource the allocatable devices whose hardware is held under another name.
+    pub unavailable: BTreeMap<ResourceName, usize>,
 }
 
 /// By which device IDs and claims one container holds one device.
@@ -78,6 +81,7 @@ pub fn join(allocations: &Allocations, allocatable: &Allocatable, inventory: &In
         unresolved: resolved.unresolved.into_iter().map(unresolved).collect(),
         claims: resolved.claims.into_values().collect(),
         drift: drift(allocations, allocatable, inventory),
+        unavailable: HeldHardware::new(allocations.containers(), inventory).unavailable(allocatable, inventory),
     }
 }
 
@@ -227,11 +231,6 @@ fn within_each_gpu(mut holdings: BTreeMap<HoldingKey, Holding>) -> BTreeMap<Hold
         holding.fraction = holding.fraction.map(|fraction| fraction / sums[&key.gpu].max(1.0));
     }
     holdings
-}
-
-/// The GPUs that some container holds, or a part of.
-pub fn held_gpus(allocations: &Allocations, inventory: &Inventory) -> BTreeSet<GpuUuid> {
-    ResolvedAllocations::new(allocations, inventory).held.into_keys().map(|key| key.gpu).collect()
 }
 
 /// How many slots each shared device has, as the kubelet last listed them as allocatable. It lists healthy devices only,

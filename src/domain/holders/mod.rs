@@ -11,20 +11,25 @@
 //! | May the kubelet still reject it? | `unconfirmed` | pods held back |
 //! | Which hardware does a device ID or a claim name? | `device_id`, `resolve`, `claims` | |
 //! | Which GPUs are missing, passed through or not served? | `unlisted` | what the kubelet and the driver have listed |
+//! | Who else holds or offers it? | `held` | |
 //! | Which part of which device does a container hold? | `join` | slots of each device |
 //! | Do the kubelet and the driver list the same devices? | `drift` | |
 
 mod claims;
 mod device_id;
 mod drift;
+mod held;
 mod join;
 mod pod_uid;
 mod resolve;
+#[cfg(test)]
+mod test_data;
 mod unconfirmed;
 mod unlisted;
 
 pub use device_id::{DeviceForm, is_uuid, parse_claim_device, parse_device_id};
-pub use join::{HoldingKey, Join, Slots, held_gpus, join};
+pub use held::{HeldHardware, OtherHolders, other_offer};
+pub use join::{HoldingKey, Join, Slots, join};
 pub use pod_uid::{CheckpointAllocations, PodUids, UidSources};
 pub use unconfirmed::Unconfirmed;
 pub use unlisted::{UnlistedGpus, expected_on_bus};

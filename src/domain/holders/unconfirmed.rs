@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::pod_uid::CheckpointAllocations;
-use crate::domain::model::{Allocations, FileStamp, Monotonic, Pod, PodDirectory, PodRef, PodUid};
+use crate::domain::model::{Allocations, FileStamp, Monotonic, Pod, PodDirectory, PodRef};
 
 /// Listed twice, at least so far apart. An admission that fails does so within milliseconds, unless a plugin is slow.
 const LISTED_TWICE: Duration = Duration::from_millis(200);
@@ -33,7 +33,7 @@ pub struct Unconfirmed {
 
 #[derive(Debug)]
 struct HeldBack {
-    uid: Option<PodUid>,
+    pod: Pod,
     /// Since when it is listed with devices.
     since: Monotonic,
     /// From when on an answer that lists it is accepted.
@@ -60,7 +60,8 @@ impl Unconfirmed {
             if !pod.has_devices() || accepted.is_some_and(|accepted| holds_in(accepted, pod)) {
                 return true;
             }
-            let same = |waiting: &HeldBack| waiting.uid.is_none() || pod.uid.is_none() || waiting.uid == pod.uid;
+            let same =
+                |waiting: &HeldBack| waiting.pod.uid.is_none() || pod.uid.is_none() || waiting.pod.uid == pod.uid;
             let waiting = before.remove(&pod.reference).filter(same);
             let (since, earlier) = waiting.map_or((now, self.version_before), |held| (held.since, held.earlier));
             // In the Pods API it is admitted, or has ended: rejected, or before it was observed.
@@ -72,7 +73,7 @@ impl Unconfirmed {
             if now >= due {
                 return true;
             }
-            self.pods.insert(pod.reference.clone(), HeldBack { uid: pod.uid.clone(), since, due, earlier });
+            self.pods.insert(pod.reference.clone(), HeldBack { pod: pod.clone(), since, due, earlier });
             false
         });
     }
@@ -80,6 +81,11 @@ impl Unconfirmed {
     /// After each answer of `List`, with the version of the checkpoint that was read after it.
     pub fn answered(&mut self, version: Option<FileStamp>) {
         self.version_before = std::mem::replace(&mut self.version_after, version);
+    }
+
+    /// Those that are held back.
+    pub fn pods(&self) -> impl Iterator<Item = &Pod> {
+        self.pods.values().map(|waiting| &waiting.pod)
     }
 
     /// When the first of them is due.

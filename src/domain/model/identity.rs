@@ -153,6 +153,14 @@ pub struct DeviceRef {
     pub mig: Option<MigUuid>,
 }
 
+impl DeviceRef {
+    /// Whether they are the same device, or one is the GPU of the other.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        self.gpu == other.gpu && (self.mig.is_none() || other.mig.is_none() || self.mig == other.mig)
+    }
+}
+
 impl GpuUuid {
     /// The placeholder for the UUID of a GPU of which only the PCI address is known: `PCI-0000:17:00.0`.
     pub fn of_address(address: &PciBusId) -> Self {

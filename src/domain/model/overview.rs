@@ -53,7 +53,8 @@ pub struct ResourceCount {
     pub allocatable: usize,
     /// `None` until the kubelet has answered.
     pub allocated: Option<usize>,
-    /// What the scheduler can still place: allocatable minus allocated, at least 0.
+    /// What pods can still get: allocatable minus allocated, at least 0, without devices whose hardware is held under another
+    /// name.
     pub free: Option<usize>,
     /// Allocated and no longer allocatable. The scheduler subtracts them twice, until their pods end.
     pub held_unhealthy: Option<usize>,

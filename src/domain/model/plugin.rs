@@ -28,6 +28,9 @@ pub struct PluginState {
     /// The control daemons of the GPUs that are shared through MPS, by their process IDs in their own namespaces.
     #[serde(skip)]
     pub mps_daemons: MpsDaemons,
+    /// Why pods get a GPU only when there is no other.
+    #[serde(skip_deserializing)]
+    pub avoided: BTreeMap<GpuUuid, &'static str>,
 }
 
 pub type MpsDaemons = BTreeMap<GpuUuid, BTreeSet<u32>>;
@@ -51,8 +54,12 @@ pub struct PluginResource {
     pub problem: Option<Arc<str>>,
     /// Why it is no longer served; `None` while it is served or about to be.
     pub ended: Option<Arc<str>>,
-    /// The other plugin that serves this resource, in words with a remedy.
+    #[serde(skip)]
+    pub ended_at: Option<Monotonic>,
+    /// The other plugin that serves this resource, or offers its hardware under another, in words with a remedy.
     pub conflict: Option<Arc<str>>,
+    /// It waits for a plugin that listens, although the kubelet lists no device of the resource.
+    pub unserved: bool,
     /// Time without a registration, up to `unregistered_since`.
     pub unregistered: Duration,
     /// `None` while registered, and once it has ended.
@@ -61,7 +68,7 @@ pub struct PluginResource {
     pub devices: Arc<BTreeMap<DeviceId, Option<Arc<str>>>>,
     /// The GPU behind each of the devices that have one; a MIG device's is the one that it is part of.
     pub gpus: Arc<BTreeMap<DeviceId, GpuUuid>>,
-    /// Allocate calls by result: ok, unknown_device, unhealthy, not_allowed.
+    /// Allocate calls by result: ok, unknown_device, unhealthy, held, not_allowed.
     #[serde(skip_deserializing)]
     pub allocations: BTreeMap<&'static str, u64>,
     #[serde(skip)]
@@ -94,13 +101,15 @@ pub enum PluginUnhealthyReason {
     Layout,
     /// Its device nodes are no longer there.
     Unplugged,
+    /// A container holds its hardware under another name.
+    Held,
     /// Its GPU is passed through to virtual machines.
     Passthrough,
 }
 
 impl PluginUnhealthyReason {
     pub fn all() -> impl Iterator<Item = Self> {
-        let own = [Self::Mps, Self::Layout, Self::Unplugged, Self::Passthrough];
+        let own = [Self::Mps, Self::Layout, Self::Unplugged, Self::Passthrough, Self::Held];
         UnhealthyReason::ALL.into_iter().map(Self::Device).chain(own)
     }
 
@@ -112,6 +121,7 @@ impl PluginUnhealthyReason {
             Self::Layout => "layout",
             Self::Unplugged => "unplugged",
             Self::Passthrough => "passthrough",
+            Self::Held => "held",
         }
     }
 }

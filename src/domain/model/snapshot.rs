@@ -7,10 +7,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Account, Allocatable, Allocations, ClaimDevice, ClaimGpu, Collector, ContainerRef, ContainerXid, DeviceId,
-    DeviceReadings, DividedQuantity, DurationHistogram, GpuUuid, HealthState, Inventory, JournalState, MigUuid, Moment,
-    Monotonic, NodeDevices, Overview, PciBusId, PluginState, PodUid, ProcessState, ResourceName, UnallocatedUse,
-    Unattributed, UnixSeconds,
+    Account, Allocatable, Allocations, ClaimDevice, ClaimGpu, Collector, Container, ContainerRef, ContainerXid,
+    DeviceId, DeviceReadings, DividedQuantity, DurationHistogram, GpuUuid, HealthState, Inventory, JournalState,
+    MigUuid, Moment, Monotonic, NodeDevices, Overview, PciBusId, PluginState, Pod, PodUid, ProcessState, ResourceName,
+    UnallocatedUse, Unattributed, UnixSeconds,
 };
 
 /// The state that metrics, page and API are made from. Published by the agent alone, immutable.
@@ -46,6 +46,8 @@ pub struct Snapshot {
     pub claim_gpus: Vec<ClaimGpu>,
     /// Hardware against the kubelet, one per resource whose ids name whole GPUs or MIG devices.
     pub drift: Vec<InventoryDrift>,
+    /// Of each resource the allocatable devices whose hardware is held under another name.
+    pub unavailable: BTreeMap<ResourceName, usize>,
     /// Durations of scrapes.
     pub scrape_durations: DurationHistogram,
     /// Durations of NVML calls, by call. Empty unless configured.
@@ -167,6 +169,9 @@ pub struct KubeletState {
     /// The accepted allocations; `None` until the kubelet has answered once.
     #[serde(skip_deserializing)]
     pub allocations: Option<Arc<Allocations>>,
+    /// Pods that the kubelet may still reject: no holders yet, and nothing of theirs is given to others.
+    #[serde(skip)]
+    pub unconfirmed: Vec<Pod>,
     /// When the call ended that last confirmed the accepted allocations; its age grows while the kubelet is away.
     pub allocations_at: Option<Moment>,
     /// False after a (re)connect until two equal answers with a second between them.
@@ -178,6 +183,9 @@ pub struct KubeletState {
     /// The device ids of the kubelet's checkpoint, as it was when podmeter or the kubelet started.
     #[serde(skip)]
     pub checkpoint: Option<Arc<BTreeMap<ResourceName, BTreeSet<DeviceId>>>>,
+    /// Those of them that containers held.
+    #[serde(skip)]
+    pub held_in_checkpoint: Arc<BTreeSet<(ResourceName, DeviceId)>>,
     /// The last answer was over the size limit.
     pub truncated: bool,
     /// Why the last call failed, with a remedy; `None` after a success.
@@ -191,6 +199,12 @@ pub struct KubeletState {
 }
 
 impl KubeletState {
+    /// The containers that hold devices, or will unless the kubelet rejects their pod.
+    pub fn holding_containers(&self) -> impl Iterator<Item = &Container> {
+        let accepted = self.allocations.iter().flat_map(|allocations| &allocations.pods);
+        accepted.chain(&self.unconfirmed).flat_map(|pod| &pod.containers)
+    }
+
     /// Whether a settled answer has no pod at all.
     pub fn lists_none(&self) -> bool {
         self.settled && self.allocations.as_ref().is_some_and(|allocations| allocations.pods.is_empty())

@@ -117,10 +117,11 @@ impl ResourceCount {
             let offered = allocatable.devices.get(resource).unwrap_or(&none);
             let held = held.as_ref().map(|held| held.get(resource).cloned().unwrap_or_default());
             let allocated = held.as_ref().map(BTreeSet::len);
+            let taken = |allocated| allocated + snapshot.unavailable.get(resource).copied().unwrap_or(0);
             Self {
                 allocatable: offered.len(),
                 allocated,
-                free: allocated.map(|allocated| offered.len().saturating_sub(allocated)),
+                free: allocated.map(|allocated| offered.len().saturating_sub(taken(allocated))),
                 held_unhealthy: held.as_ref().map(|held| held.iter().filter(|id| !offered.contains(**id)).count()),
                 unhealthy: served(snapshot, resource).map(|ours| ours.count().1),
             }

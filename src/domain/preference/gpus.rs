@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::drawbacks::{GpuDrawbacks, Rank};
+use super::drawbacks::{Avoided, GpuDrawbacks, Rank};
 use super::links::Links;
 use super::request::{CheckedRequest, FallbackReason, PreferenceRequest, PreferredDevices};
 use super::sets::{MOST, Scores, Subsets, before, members};
@@ -55,14 +55,13 @@ impl<'a> FreeGpus<'a> {
         };
         let mut free: Vec<FreeGpu> = gpus.into_iter().map(free).collect();
         free.sort_by_key(|free| (topology.location(free.gpu).map(|location| location.index), free.gpu));
-        let good = |free: &FreeGpu| free.required || !free.rank.avoided;
-        if free.iter().filter(|free| good(free)).count() >= size {
-            free.retain(good);
-        } else {
-            // All good ones are chosen, and ones to avoid complete the set.
-            for free in &mut free {
-                free.required = good(free);
-            }
+        // Those that less is against are all chosen where they are too few, and the next ones complete the set.
+        let usable = |free: &FreeGpu, most: Avoided| free.required || free.rank.avoided <= most;
+        let is_enough = |most: &Avoided| free.iter().filter(|free| usable(free, *most)).count() >= size;
+        let most = Avoided::ALL.into_iter().find(is_enough).unwrap_or(Avoided::InUse);
+        free.retain(|free| usable(free, most));
+        for free in &mut free {
+            free.required |= free.rank.avoided < most;
         }
         Ok(Self { free, size })
     }

@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn trouble_is_avoided_and_load_decides_between_equals() {
         let load = |ratio| GpuDrawbacks { load: Some(ratio), ..GpuDrawbacks::default() };
-        let trouble = GpuDrawbacks { foreign_processes: true, ..load(0.0) };
+        let trouble = GpuDrawbacks { use_without_allocation: true, ..load(0.0) };
         let drawbacks = [("GPU-c".into(), load(0.9)), ("GPU-b".into(), load(0.2)), ("GPU-a".into(), trouble)].into();
         for (policy, free, size, expected) in [
             (SlotPolicy::Distributed, [3, 3, 3], 1, [0, 1, 0]),

@@ -18,7 +18,7 @@ use super::schedule::{
 };
 use super::trigger::{FileEvents, Trigger};
 use crate::clock::Clock;
-use crate::domain::model::{DurationHistogram, KubeletState, Moment, PodDirectory, PodRef};
+use crate::domain::model::{Allocations, DurationHistogram, KubeletState, Moment, PodDirectory, PodRef};
 use crate::tasks::{Tasks, changed};
 
 const METHODS: [&str; 3] = ["List", "GetAllocatableResources", "Get"];
@@ -201,9 +201,14 @@ impl KubeletWatch {
 
     async fn reconsider(&mut self) {
         if let Some(allocations) = self.accepted.reconsider(self.clock.now().monotonic).await {
-            self.state.allocations = Some(allocations);
+            self.set_allocations(allocations);
             self.publish();
         }
+    }
+
+    fn set_allocations(&mut self, accepted: Arc<Allocations>) {
+        self.state.allocations = Some(accepted);
+        self.state.unconfirmed = self.accepted.unconfirmed.pods().cloned().collect();
     }
 
     /// `Get` for one pod; for several, and of a kubelet that has no `Get`, one `List` is less.
@@ -216,7 +221,8 @@ impl KubeletWatch {
         let now = self.finish_call("Get", started, answer.as_ref().err());
         match answer {
             Ok(answer) => {
-                self.state.allocations = Some(self.accepted.observe_pod(now.monotonic, pod, answer).await);
+                let allocations = self.accepted.observe_pod(now.monotonic, pod, answer).await;
+                self.set_allocations(allocations);
                 self.publish();
             }
             Err(error) => {
@@ -249,8 +255,10 @@ impl KubeletWatch {
     /// and `GetAllocatableResources` name them.
     async fn read_checkpoint(&mut self) {
         if std::mem::take(&mut self.checkpoint_due) {
-            self.state.checkpoint =
-                self.accepted.checkpoint.refresh().await.devices.clone().or(self.state.checkpoint.take());
+            let checkpoint = self.accepted.checkpoint.refresh().await;
+            self.state.checkpoint = checkpoint.devices.clone().or(self.state.checkpoint.take());
+            let held = checkpoint.pods.keys().map(|(_, resource, id)| (resource.clone(), id.clone()));
+            self.state.held_in_checkpoint = Arc::new(held.collect());
         }
     }
 
@@ -261,7 +269,8 @@ impl KubeletWatch {
         self.state.collector.duration = Some(now.monotonic.since(started.monotonic));
         match answer {
             Ok(allocations) => {
-                self.state.allocations = Some(self.accepted.observe(now.monotonic, allocations).await);
+                let allocations = self.accepted.observe(now.monotonic, allocations).await;
+                self.set_allocations(allocations);
                 self.state.allocations_at = Some(now);
                 self.state.unreadable_claim_files = self.accepted.claim_files.unreadable.clone();
                 self.state.settled = self.accepted.settle.is_settled();

@@ -11,6 +11,7 @@ use super::config::EntryConfig;
 use super::host::{self, HostFacts, ScanResult};
 use super::offer::layout::{self, Vanished};
 use super::offer::{Offer, OfferedHardware, OfferedHealth, Offers, PluginUnhealthy, merge, offers};
+use crate::domain::holders::HeldHardware;
 use crate::domain::model::{
     GpuUuid, HardwareState, HealthState, Inventory, KubeletState, Monotonic, ResourceName, UnhealthyReason,
 };
@@ -50,13 +51,15 @@ impl ConfiguredEntry {
     }
 
     /// Updates the offers. An unhealthy device has the first reason of: its GPU is lost, its hardware is unhealthy, no
-    /// MPS daemon serves it.
-    pub fn update(&mut self, hardware: &HardwareState, health: &HealthState, now: Monotonic) {
+    /// MPS daemon serves it, its hardware is held under another name.
+    pub fn update(&mut self, hardware: &HardwareState, health: &HealthState, held: &HeldHardware, now: Monotonic) {
         let nothing = ScanResult::default();
         let scan = self.last_scan.as_ref().unwrap_or(&nothing);
         let Offers { offers, problems } = offers(&self.config, &hardware.inventory, &scan.path_devices);
         self.vanished = self.vanished_from(&offers, &hardware.inventory, now);
-        let offers = offers.into_iter().map(|offer| with_health(offer, health).with_mps_health(&scan.without_mps));
+        let offers = offers
+            .into_iter()
+            .map(|offer| with_health(offer, health).with_mps_health(&scan.without_mps).with_holders(held));
         self.offers = merge(&self.offers, offers.collect(), &hardware.inventory);
         self.problems = [self.config.warnings(), problems, scan.problems.clone()].concat();
         self.problems.extend(without_memory(&self.config, &self.offers, hardware));
@@ -97,11 +100,6 @@ impl ConfiguredEntry {
 
     pub fn depends_on_host(&self) -> bool {
         host::depends_on_host(&self.config)
-    }
-
-    /// Whether it waits until no container holds a vanished device.
-    pub fn has_vanished(&self) -> bool {
-        !self.vanished.is_empty()
     }
 
     /// Drops all vanished devices of each resource of which no container holds one. Returns these resources.

@@ -32,5 +32,5 @@ pub use config::{
 pub use host::HostPaths;
 pub use host::sockets::{kubelet_socket, live as live_sockets};
 pub use inputs::PluginInputs;
-pub use registration::{known_resource, other_plugin};
+pub use registration::{OtherPlugin, known_resource, other_plugin, other_resource_text, unserved};
 pub use task::{PluginHandle, PluginSettings, start};

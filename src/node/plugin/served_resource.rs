@@ -72,6 +72,8 @@ impl ServedResources {
             stop: stopped,
             advertised: self.advertised.get(&resource).cloned().unwrap_or_default(),
             deadlines: Deadlines::default(),
+            is_waiting: false,
+            kubelet_seen: None,
         };
         self.lifecycles.spawn(lifecycle.run());
         let served = ServedResource { entry_number, offer: publish_offer, facts: publish_facts, status, stop };

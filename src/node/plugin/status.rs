@@ -12,8 +12,11 @@ use super::config::{EntryConfig, NvidiaConfig};
 use super::offer::Offer;
 use crate::clock::Clock;
 use crate::domain::model::{
-    Moment, PluginResource, PluginState, PluginUnhealthyReason, ResourceName, UnixSeconds, named,
+    Moment, Monotonic, PluginResource, PluginState, PluginUnhealthyReason, ResourceName, UnixSeconds, named,
 };
+
+/// Longest time until the kubelet's answers show a list, or its end. Two answers without our devices are as far apart.
+pub const LIST_SHOWN: Duration = Duration::from_secs(1);
 
 named! {
     /// The result of Allocate or PreStartContainer; the `result` label.
@@ -21,6 +24,7 @@ named! {
         Ok = "ok",
         UnknownDevice = "unknown_device",
         Unhealthy = "unhealthy",
+        Held = "held",
         NotAllowed = "not_allowed",
         MemoryInUse = "memory_in_use",
         ProcessesLeft = "processes_left",
@@ -29,7 +33,7 @@ named! {
 
 impl CallResult {
     /// Those of Allocate: each has a counter from the beginning.
-    pub const ALLOCATE: [Self; 4] = [Self::Ok, Self::UnknownDevice, Self::Unhealthy, Self::NotAllowed];
+    pub const ALLOCATE: [Self; 5] = [Self::Ok, Self::UnknownDevice, Self::Unhealthy, Self::Held, Self::NotAllowed];
     /// Those of PreStartContainer, likewise.
     pub const PRE_START: [Self; 5] =
         [Self::Ok, Self::UnknownDevice, Self::Unhealthy, Self::MemoryInUse, Self::ProcessesLeft];
@@ -90,12 +94,8 @@ impl ResourceStatus {
 
     pub fn registered(&self) {
         self.change(|state, now| {
-            state.unregistered = state.unregistered_until(now.monotonic);
-            state.unregistered_since = None;
-            state.registered = true;
-            state.registrations += 1;
-            state.problem = None;
-            state.conflict = None;
+            serve(state, now, None);
+            (state.registrations, state.problem) = (state.registrations + 1, None);
         });
     }
 
@@ -105,7 +105,7 @@ impl ResourceStatus {
             state.registered = false;
             state.unregistered_since.get_or_insert(now.monotonic);
             state.problem = Some(problem.into());
-            state.conflict = None;
+            (state.conflict, state.unserved) = (None, false);
         });
     }
 
@@ -118,20 +118,34 @@ impl ResourceStatus {
         });
     }
 
+    /// The kubelet uses our registration. `other_resource`: a plugin of another resource offers its hardware.
+    pub fn served(&self, other_resource: Option<&str>) {
+        self.change(|state, now| serve(state, now, other_resource));
+    }
+
+    /// Whether this process serves the resource, or may have done so when the kubelet answered.
+    pub fn serves(&self, resource: &ResourceName, answered: Monotonic) -> bool {
+        let state = self.publish.borrow();
+        let resource = state.resources.get(resource);
+        resource
+            .is_some_and(|state| state.ended.is_none() || state.ended_at.is_some_and(|at| answered < at + LIST_SHOWN))
+    }
+
     /// The resource is no longer offered: no registration is expected.
     pub fn ended(&self, reason: &str) {
         self.change(|state, now| {
             state.unregistered = state.unregistered_until(now.monotonic);
             state.unregistered_since = None;
             state.registered = false;
-            (state.problem, state.conflict) = (None, None);
+            (state.problem, state.conflict, state.unserved) = (None, None, false);
             (state.devices, state.gpus) = Default::default();
-            state.ended = Some(reason.into());
+            (state.ended, state.ended_at) = (Some(reason.into()), Some(now.monotonic));
         });
     }
 
-    pub fn set_conflict(&self, with: Option<&str>) {
-        self.change(|state, _| state.conflict = with.map(Arc::from));
+    /// `unserved`: the other plugin listens, and the kubelet lists no device of the resource.
+    pub fn set_conflict(&self, with: Option<&str>, unserved: bool) {
+        self.change(|state, _| (state.conflict, state.unserved) = (with.map(Arc::from), unserved));
     }
 
     pub fn allocated(&self, result: CallResult, duration: Duration) {
@@ -170,4 +184,11 @@ impl ResourceStatus {
     fn state<'a>(&self, state: &'a mut Arc<PluginState>) -> &'a mut PluginResource {
         Arc::make_mut(state).resources.entry(self.resource.clone()).or_default()
     }
+}
+
+fn serve(state: &mut PluginResource, now: Moment, other_resource: Option<&str>) {
+    state.unregistered = state.unregistered_until(now.monotonic);
+    state.unregistered_since = None;
+    state.registered = true;
+    (state.conflict, state.unserved) = (other_resource.map(Arc::from), false);
 }

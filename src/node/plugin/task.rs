@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -16,10 +17,16 @@ use super::host::{HostPaths, HostScans, ScanResult, sockets};
 use super::inputs::PluginInputs;
 use super::served_resource::ServedResources;
 use crate::clock::Clock;
+use crate::domain::holders::HeldHardware;
 use crate::domain::model::{
-    AppliedProfile, HardwareSource, HardwareState, HealthState, KubeletState, Monotonic, MpsDaemons, PluginState,
+    AppliedProfile, DeviceReadings, GpuUuid, HardwareSource, HardwareState, HealthState, KubeletState, Monotonic,
+    MpsDaemons, PluginState,
 };
+use crate::domain::preference::GpuDrawbacks;
 use crate::tasks::{Tasks, changed};
+
+/// Longest wait for the kubelet's first list.
+const FIRST_LIST: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
 pub struct PluginSettings {
@@ -73,6 +80,7 @@ pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks
         entries: BTreeMap::new(),
         next_number: 0,
         served,
+        started: clock.now().monotonic,
     };
     tasks.spawn("device plugin", task.run(plans, publish_directory_changes, tasks.stopping()));
     PluginHandle { plan, states }
@@ -91,6 +99,7 @@ struct PluginTask {
     entries: BTreeMap<u64, ConfiguredEntry>,
     next_number: u64,
     served: ServedResources,
+    started: Monotonic,
 }
 
 impl PluginTask {
@@ -126,17 +135,17 @@ impl PluginTask {
             let driver_is_known = hardware.source == HardwareSource::None
                 || hardware.inventory.generation > 0
                 || hardware.problem.is_some();
-            let may_begin = self.entries.values().all(|entry| entry.may_begin(&hardware, now));
+            let may_begin = self.holders_are_known(&kubelet, now)
+                && self.entries.values().all(|entry| entry.may_begin(&hardware, now));
             // For readiness.
             if driver_is_known && may_begin && !self.publish.borrow().resources_complete {
                 self.publish.send_modify(|state| Arc::make_mut(state).resources_complete = true);
             }
             let scan_in = self.host_scans.next_check(needs_polling, now);
-            let has_vanished = self.entries.values().any(ConfiguredEntry::has_vanished);
             tokio::select! {
                 changed = inputs.hardware.changed() => if changed.is_err() { return },
                 changed = inputs.health.changed() => if changed.is_err() { return },
-                changed = inputs.kubelet.changed(), if has_vanished => if changed.is_err() { return },
+                changed = inputs.kubelet.changed() => if changed.is_err() { return },
                 () = changed(&mut plans) => (self.plan, self.candidates) = (plans.borrow_and_update().clone(), None),
                 results = self.host_scans.done() => self.apply_scan(results.expect("a scan does not panic")),
                 () = tokio::time::sleep(scan_in.unwrap_or_default()), if scan_in.is_some() => {}
@@ -205,8 +214,10 @@ impl PluginTask {
     fn update(&mut self, hardware: &HardwareState, health: &HealthState, kubelet: &KubeletState, now: Monotonic) {
         let mut problems = BTreeSet::from_iter(self.host_scans.problem(now));
         let mut mps_daemons = MpsDaemons::new();
+        let held = HeldHardware::new(kubelet.holding_containers(), &hardware.inventory);
+        let holders_known = self.holders_are_known(kubelet, now);
         for (number, entry) in &mut self.entries {
-            entry.update(hardware, health, now);
+            entry.update(hardware, health, &held, now);
             for resource in entry.drop_vanished(kubelet) {
                 // Only another registration may leave them out: `offer::layout`.
                 if let Some(served) = self.served.running.get(&resource).filter(|served| served.entry_number == *number)
@@ -218,7 +229,8 @@ impl PluginTask {
                 mps_daemons.entry(gpu).or_default().insert(pid);
             }
             problems.extend(entry.problems.iter().map(|problem| format!("{}: {problem}", entry.config.name())));
-            let (facts, may_begin) = (entry.facts(), entry.may_begin(hardware, now));
+            let may_begin = holders_known && entry.may_begin(hardware, now);
+            let facts = entry.facts();
             for offer in &entry.offers {
                 match self.served.running.get(&offer.resource) {
                     Some(served) if served.entry_number == *number => served.update(offer, &facts),
@@ -240,6 +252,7 @@ impl PluginTask {
             self.publish.send_modify(|state| Arc::make_mut(state).mps_daemons = mps_daemons);
         }
         self.publish_unused_cdi_files();
+        self.publish_avoided(hardware, kubelet.allocations.is_some().then_some(&held));
     }
 
     fn publish_unused_cdi_files(&self) {
@@ -249,6 +262,24 @@ impl PluginTask {
         }
         if self.publish.borrow().unused_cdi_files != unused {
             self.publish.send_modify(|state| Arc::make_mut(state).unused_cdi_files = unused);
+        }
+    }
+
+    /// Nothing is offered before the kubelet has shown what is held. One that does not answer is waited for no longer than it takes
+    /// to start.
+    fn holders_are_known(&self, kubelet: &KubeletState, now: Monotonic) -> bool {
+        kubelet.allocations.is_some() || kubelet.problem.is_some() || now.since(self.started) >= FIRST_LIST
+    }
+
+    fn publish_avoided(&self, hardware: &HardwareState, held: Option<&HeldHardware>) {
+        let reason = |(gpu, readings): (&GpuUuid, &Arc<DeviceReadings>)| {
+            let by_mps = self.publish.borrow().mps_daemons.contains_key(gpu);
+            Some((gpu.clone(), GpuDrawbacks::new(gpu, readings, held, by_mps).reason()?))
+        };
+        let prefers = self.entries.values().any(|entry| entry.config.nvidia().is_some());
+        let avoided: BTreeMap<_, _> = hardware.readings.iter().filter(|_| prefers).filter_map(reason).collect();
+        if self.publish.borrow().avoided != avoided {
+            self.publish.send_modify(|state| Arc::make_mut(state).avoided = avoided);
         }
     }
 

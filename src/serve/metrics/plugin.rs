@@ -89,7 +89,8 @@ pub(super) static GROUP: Group = Group {
         ),
         gauge(
             "podmeter_plugin_conflict",
-            "Whether another live plugin serves the resource and podmeter waits for it to end.",
+            "Whether another live plugin serves the resource, or offers its hardware as another resource; podmeter waits \
+             for it to end, or is registered beside it.",
             |snapshot, family| of_resources(snapshot, family, |state| Some(state.conflict.is_some())),
         ),
         gauge(
@@ -104,6 +105,11 @@ pub(super) static GROUP: Group = Group {
             },
         )
         .labels("file reason"),
+        gauge(
+            "podmeter_plugin_unserved",
+            "Whether podmeter waits for a plugin that listens although the kubelet lists no healthy device of the resource.",
+            |snapshot, family| of_resources(snapshot, family, |state| Some(state.unserved)),
+        ),
         gauge(
             "podmeter_plugin_profile_info",
             "Which profile of the configuration applies: `profile`, `common` where none matches, `undecided` until \

@@ -1,4 +1,4 @@
-use podmeter::simulation::kubelet::ListedDevice;
+use podmeter::simulation::kubelet::{AdmissionOutcome, ContainerSpec, ListedDevice, PodSpec};
 use podmeter::simulation::plugin::StandInPlugin;
 use tonic::Code;
 
@@ -6,15 +6,16 @@ use crate::rig::{GPU, Rig, wait_for};
 use crate::row::{Area, GoesOn, Is, Log, Metric, READY, ROW, Row, Text};
 use crate::support::kubelet::Method;
 
+const SHARED: &str = "nvidia.com/gpu.shared";
 const UNREGISTERED: Metric = Metric("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""], Is::Value(0.0));
 const REGISTERED_AGAIN: Metric =
     Metric("podmeter_plugin_registrations_total", &["resource=\"nvidia.com/gpu\""], Is::Rises);
 const EXPORTER: &[GoesOn] = &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Pod];
 
 /// A registered plugin with the devices of podmeter.
-fn other_plugin(rig: &Rig, socket: Option<&str>) -> StandInPlugin {
+fn other_plugin(rig: &Rig, resource: &str, socket: Option<&str>) -> StandInPlugin {
     let devices = rig.kubelet.allocatable_ids(GPU).iter().map(|id| ListedDevice::new(id)).collect();
-    let plugin = StandInPlugin::start_on(&rig.kubelet.device_plugin_directory(), GPU, devices, socket);
+    let plugin = StandInPlugin::start_on(&rig.kubelet.device_plugin_directory(), resource, devices, socket);
     assert!(wait_for(plugin.registered()));
     plugin
 }
@@ -113,7 +114,7 @@ pub const AREA: Area = Area {
         Row {
             id: "plugin-conflict",
             happens: "Another vendor's plugin registers the resource after podmeter",
-            how: |rig| rig.hold(other_plugin(rig, Some("nvidia-gpu.sock"))),
+            how: |rig| rig.hold(other_plugin(rig, GPU, Some("nvidia-gpu.sock"))),
             metrics: &[
                 Metric("podmeter_plugin_conflict", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
                 UNREGISTERED,
@@ -123,6 +124,35 @@ pub const AREA: Area = Area {
             goes_on: EXPORTER,
             undone: "the other plugin ends",
             undo: Some(Rig::drop_held),
+            within: 15,
+        },
+        Row {
+            id: "plugin-other-resource",
+            happens: "Another plugin offers the same GPUs as another resource, and a container holds one of them so",
+            how: |rig| {
+                let free = rig.kubelet.allocatable_ids(GPU).into_iter().next_back().unwrap();
+                let held = ContainerSpec::new("main").holds(SHARED, &format!("{free}::0"), &[]);
+                rig.hold(other_plugin(rig, SHARED, None));
+                let pod = PodSpec::new("team", "sharer").container(held);
+                assert_eq!(wait_for(rig.kubelet.add_pod(pod)), AdmissionOutcome::Running);
+            },
+            metrics: &[
+                Metric("podmeter_plugin_conflict", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
+                Metric(
+                    "podmeter_plugin_devices",
+                    &["resource=\"nvidia.com/gpu\"", "health=\"unhealthy\""],
+                    Is::Value(1.0),
+                ),
+                Metric("podmeter_plugin_registered", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
+            ],
+            log: Log::Line("the device plugin of nvidia.com/gpu.shared offers"),
+            page: Some(Text("/", "held by team/sharer as nvidia.com/gpu.shared")),
+            goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(7), GoesOn::Pod],
+            undone: "the other plugin and the pod end",
+            undo: Some(|rig| {
+                rig.drop_held();
+                assert!(rig.kubelet.remove_pod("team", "sharer"));
+            }),
             within: 15,
         },
     ],

@@ -1,36 +1,7 @@
 use super::*;
-use crate::domain::model::{ClaimAllocation, Container, Gpu, MigDevice};
+use crate::domain::holders::test_data::{A, B, M1, M2, container, inventory};
+use crate::domain::model::{ClaimAllocation, Container};
 use crate::test_data;
-
-const A: &str = "GPU-aaaaaaaa-0000-0000-0000-000000000000";
-const B: &str = "GPU-bbbbbbbb-0000-0000-0000-000000000000";
-const M1: &str = "MIG-11111111-0000-0000-0000-000000000000";
-const M2: &str = "MIG-22222222-0000-0000-0000-000000000000";
-
-/// A: whole, index 0, minor 1. B: partitioned, index 1, minor 0, two MIG devices.
-fn inventory() -> Inventory {
-    let gpu = |uuid: &str, index, minor, mig_devices: Vec<MigDevice>| Gpu {
-        minor: Some(minor),
-        model: Some("NVIDIA H100 80GB HBM3".into()),
-        mig_enabled: Some(!mig_devices.is_empty()),
-        mig_devices,
-        mig_slices: Some(7),
-        ..Gpu::listed(uuid.into(), index)
-    };
-    let mig = |uuid, gpu_instance, profile, profile_id, placement_start, slices| MigDevice {
-        profile_id: Some(profile_id),
-        placement_start: Some(placement_start),
-        ..test_data::mig(uuid, gpu_instance, profile, slices)
-    };
-    let partitions = vec![mig(M1, 7, "1g.10gb", 19, 4, 1), mig(M2, 2, "3g.40gb", 9, 0, 3)];
-    let gpus = [gpu(A, 0, 1, vec![]), gpu(B, 1, 0, partitions)];
-    Inventory { gpus: gpus.into_iter().map(|gpu| (gpu.uuid.clone(), gpu)).collect(), ..Inventory::default() }
-}
-
-fn container(name: &str, devices: &[(&str, &str)], claims: &[(&str, &str)]) -> Container {
-    let claims = claims.iter().map(|(driver, device)| test_data::claim(driver, device)).collect();
-    Container { claims, ..test_data::container(ContainerRef::new("team", name, "main"), devices) }
-}
 
 fn allocations(containers: Vec<Container>) -> Allocations {
     Allocations { pods: containers.into_iter().map(test_data::pod).collect() }
@@ -249,7 +220,7 @@ fn an_observer_is_joined_and_holds_nothing() {
     let mut lost = container("lost", &[], &[("gpu.nvidia.com", "gpu-9")]);
     lost.claims[0].record.allocation = Some(allocation);
     let containers = vec![container("holder", &[], &claim), observer, lost];
-    assert!(!held_gpus(&allocations(containers[1..].to_vec()), &inventory()).contains(&A.into()));
+    assert!(!HeldHardware::new(&containers[1..], &inventory()).contains(&A.into()));
     let join = check(containers, &Allocatable::default(), &["holder GPU-a exclusive 1.0000"]);
     assert_eq!(join.claims.len(), 2);
     assert_eq!(join.unresolved, [], "of what is held");

@@ -11,4 +11,4 @@ mod service;
 #[cfg(test)]
 mod tests;
 
-pub use service::{OpenStreams, PluginService, ServiceInputs};
+pub use service::{AnsweredCalls, OpenStreams, PluginService, ServiceInputs};

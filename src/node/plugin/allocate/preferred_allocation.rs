@@ -1,9 +1,10 @@
 //! GetPreferredAllocation: from the kubelet's request to one of `domain::preference`, with each GPU's drawbacks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use crate::domain::holders::held_gpus;
-use crate::domain::model::{Allocations, DeviceId, DeviceReadings, GpuUuid, HardwareState};
+use crate::domain::holders::HeldHardware;
+use crate::domain::model::{DeviceId, DeviceReadings, GpuUuid, HardwareState, KubeletState};
 use crate::domain::preference::{
     FallbackReason, FreeDevice, GpuDrawbacks, PreferenceRequest, PreferredDevices, Topology, choose_gpus, choose_slots,
 };
@@ -11,16 +12,13 @@ use crate::node::plugin::config::NvidiaConfig;
 use crate::node::plugin::offer::Offer;
 use crate::node::wire::v1beta1::ContainerPreferredAllocationRequest;
 
-/// Clock events that mean throttling.
-const THROTTLING: [&str; 4] = ["hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"];
-
 /// The devices that one container should get.
 pub fn preferred_allocation(
     nvidia: &NvidiaConfig,
     offer: &Offer,
     topology: &Topology,
     hardware: &HardwareState,
-    allocations: Option<&Allocations>,
+    kubelet: &KubeletState,
     container: &ContainerPreferredAllocationRequest,
 ) -> PreferredDevices {
     let gpus: BTreeMap<&DeviceId, &GpuUuid> =
@@ -30,13 +28,15 @@ pub fn preferred_allocation(
     let Some(available) = available.collect::<Option<Vec<_>>>() else {
         return PreferredDevices { ids: vec![], fallback: Some(FallbackReason::UnknownGpu) };
     };
-    let foreign = gpus_of_foreign_processes(&available, hardware, allocations);
     let must_include = device_ids(&container.must_include_device_i_ds);
     let request =
         PreferenceRequest { available, must_include, size: usize::try_from(container.allocation_size).unwrap_or(0) };
-    let readings = hardware.readings.iter();
-    let drawbacks =
-        readings.map(|(gpu, readings)| (gpu.clone(), drawbacks_of(readings, foreign.contains(gpu)))).collect();
+    let held =
+        kubelet.allocations.is_some().then(|| HeldHardware::new(kubelet.holding_containers(), &hardware.inventory));
+    let drawbacks = |(gpu, readings): (&GpuUuid, &Arc<DeviceReadings>)| {
+        (gpu.clone(), GpuDrawbacks::new(gpu, readings, held.as_ref(), nvidia.shares_through_mps()))
+    };
+    let drawbacks = hardware.readings.iter().map(drawbacks).collect();
     let mut offered: BTreeMap<GpuUuid, usize> = BTreeMap::new();
     for gpu in offer.devices.iter().filter(|device| !device.is_absent()).filter_map(|device| device.hardware.gpu()) {
         *offered.entry(gpu.clone()).or_default() += 1;
@@ -52,45 +52,13 @@ pub(super) fn device_ids(ids: &[String]) -> Vec<DeviceId> {
     ids.iter().map(|id| DeviceId::new(id.as_str())).collect()
 }
 
-/// The available GPUs that processes use and no container holds: the processes are left from a container that ended, or
-/// were started outside Kubernetes. Empty while the allocations are unknown.
-fn gpus_of_foreign_processes(
-    available: &[FreeDevice],
-    hardware: &HardwareState,
-    allocations: Option<&Allocations>,
-) -> BTreeSet<GpuUuid> {
-    let Some(allocations) = allocations else { return BTreeSet::new() };
-    let in_use = |gpu: &&GpuUuid| {
-        let readings = hardware.readings.get(*gpu).and_then(|readings| readings.medium.as_ref());
-        readings.and_then(|medium| medium.value.processes.as_ref()).is_some_and(|processes| !processes.is_empty())
-    };
-    let in_use: BTreeSet<&GpuUuid> = available.iter().map(|free_device| &free_device.gpu).filter(in_use).collect();
-    if in_use.is_empty() {
-        return BTreeSet::new();
-    }
-    let held = held_gpus(allocations, &hardware.inventory);
-    in_use.into_iter().filter(|gpu| !held.contains(*gpu)).cloned().collect()
-}
-
-fn drawbacks_of(readings: &DeviceReadings, foreign_processes: bool) -> GpuDrawbacks {
-    let medium = readings.medium.as_ref().map(|medium| &medium.value);
-    let active = |event: &&str| medium.is_some_and(|medium| medium.clock_events.get(*event) == Some(&true));
-    let remap_pending = readings.slow.as_ref().and_then(|slow| slow.value.remap_pending());
-    GpuDrawbacks {
-        row_remap_pending: remap_pending == Some(true),
-        throttled: THROTTLING.iter().any(active),
-        foreign_processes,
-        load: readings.fast.as_ref().and_then(|fast| fast.value.utilization_ratio),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::collections::BTreeSet;
 
     use super::*;
     use crate::domain::model::{
-        Container, ContainerRef, CpuSet, DeviceProcess, Fast, HeldDevice, Inventory, Medium, Monotonic,
+        Allocations, Container, ContainerRef, CpuSet, DeviceProcess, Fast, HeldDevice, Inventory, Medium, Monotonic,
         PluginUnhealthyReason, Pod, PodRef, Stamped, UnhealthyReason,
     };
     use crate::domain::preference::GpuLocation;
@@ -127,7 +95,8 @@ mod tests {
     ) -> Vec<String> {
         let location = |gpu| (GpuUuid::new(format!("GPU-{gpu}")), GpuLocation { index: gpu, numa_node: None });
         let topology = Topology::new((0..3).map(location).collect());
-        let choice = preferred_allocation(&NvidiaConfig::default(), offer, &topology, hardware, None, request);
+        let kubelet = KubeletState::default();
+        let choice = preferred_allocation(&NvidiaConfig::default(), offer, &topology, hardware, &kubelet, request);
         choice.ids.iter().map(ToString::to_string).collect()
     }
 
@@ -191,13 +160,14 @@ mod tests {
                 memory: vec![],
             }],
         };
-        let first = |allocations: Option<&Allocations>| {
+        let first = |allocations: Option<Allocations>| {
             let (nvidia, request) = (NvidiaConfig::default(), request(&offer, 1));
-            let choice = preferred_allocation(&nvidia, &offer, &topology, &hardware, allocations, &request);
+            let kubelet = KubeletState { allocations: allocations.map(Arc::new), ..KubeletState::default() };
+            let choice = preferred_allocation(&nvidia, &offer, &topology, &hardware, &kubelet, &request);
             choice.ids[0].to_string()
         };
-        assert_eq!(first(Some(&allocations(vec![]))), uuids[1].as_str(), "the first is in use without a holder");
-        assert_eq!(first(Some(&allocations(vec![held(&format!("{}::3", uuids[0]))]))), uuids[0].as_str());
+        assert_eq!(first(Some(allocations(vec![]))), uuids[1].as_str(), "the first is in use without a holder");
+        assert_eq!(first(Some(allocations(vec![held(&format!("{}::3", uuids[0]))]))), uuids[0].as_str());
         assert_eq!(first(None), uuids[0].as_str(), "the allocations are unknown");
     }
 
@@ -225,8 +195,9 @@ mod tests {
                 let device = OfferedDevice::new(id, OfferedHardware::Missing("GPU-3".into()));
                 merged.devices.push(OfferedDevice { health, ..device });
             }
-            let (nvidia, hardware) = (NvidiaConfig::default(), HardwareState::default());
-            let choice = preferred_allocation(&nvidia, &merged, &topology, &hardware, None, &request(&whole, 2));
+            let (nvidia, hardware, kubelet) =
+                (NvidiaConfig::default(), HardwareState::default(), KubeletState::default());
+            let choice = preferred_allocation(&nvidia, &merged, &topology, &hardware, &kubelet, &request(&whole, 2));
             assert_eq!(choice.ids, ["GPU-0".into(), "GPU-2".into()], "{reason:?}");
         }
     }

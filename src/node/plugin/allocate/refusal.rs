@@ -12,6 +12,10 @@ pub struct AllocationRefusal {
 }
 
 impl AllocationRefusal {
+    pub fn held(id: &DeviceId, holder: &str) -> Self {
+        Self { result: CallResult::Held, message: format!("device {id} is {holder}") }
+    }
+
     pub fn unhealthy(id: &DeviceId, reason: &str) -> Self {
         Self { result: CallResult::Unhealthy, message: format!("device {id} is unhealthy: {reason}") }
     }

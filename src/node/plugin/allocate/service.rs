@@ -3,6 +3,7 @@
 //! In: the offer, what the host has, the last readings and allocations. Out: the device list and the answers; a notice of
 //! each granted allocation. Does not use: sockets, registrations.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,13 +53,22 @@ impl ServiceInputs {
         let Some(nvidia) = self.config.nvidia() else { return PreferredDevices::default() };
         let (offer, facts) = (Arc::clone(&self.offer.borrow()), Arc::clone(&self.facts.borrow()));
         let hardware = Arc::clone(&self.plugin.hardware.borrow());
-        let allocations = self.plugin.kubelet.borrow().allocations.clone();
-        preferred_allocation(nvidia, &offer, &facts.topology, &hardware, allocations.as_deref(), request)
+        let kubelet = Arc::clone(&self.plugin.kubelet.borrow());
+        preferred_allocation(nvidia, &offer, &facts.topology, &hardware, &kubelet, request)
     }
 }
 
 /// How many streams of the list are open; `None` before the first.
 pub type OpenStreams = Option<usize>;
+
+/// The kubelet's calls of one server that show that it uses this plugin.
+#[derive(Clone, Debug, Default)]
+pub struct AnsweredCalls {
+    /// Of Allocate and GetPreferredAllocation.
+    pub count: u64,
+    /// How often each device was granted.
+    pub granted: BTreeMap<DeviceId, u64>,
+}
 
 /// Counts a stream as long as it lives, also where its task panics.
 struct CountedStream(watch::Sender<OpenStreams>);
@@ -83,6 +93,7 @@ pub struct PluginService {
     /// Ends the streams.
     pub closing: watch::Receiver<bool>,
     pub streams: watch::Sender<OpenStreams>,
+    pub calls: watch::Sender<AnsweredCalls>,
 }
 
 #[async_trait]
@@ -98,7 +109,7 @@ impl DevicePlugin for PluginService {
 
     async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
         let (sender, receiver) = mpsc::channel(1);
-        let Self { inputs, closing, streams } = self.clone();
+        let Self { inputs, closing, streams, .. } = self.clone();
         let counted = CountedStream::open(streams);
         tokio::spawn(async move {
             let _counted = counted;
@@ -121,6 +132,7 @@ impl DevicePlugin for PluginService {
             let device_i_ds = choice.ids.iter().map(ToString::to_string).collect();
             container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
         }
+        self.calls.send_modify(|calls| calls.count += 1);
         inputs.status.preferred(&fallbacks, inputs.clock.now().monotonic.since(began));
         Ok(Response::new(PreferredAllocationResponse { container_responses }))
     }
@@ -136,6 +148,12 @@ impl DevicePlugin for PluginService {
         let result = answers.as_ref().map_or_else(|refusal| refusal.result, |_| CallResult::Ok);
         let response = answers.map_err(|refusal| refused(&offer, "an allocation was refused", &refusal));
         inputs.status.allocated(result, inputs.clock.now().monotonic.since(began));
+        self.calls.send_modify(|calls| {
+            calls.count += 1;
+            for id in asked.into_iter().flatten().filter(|_| response.is_ok()) {
+                *calls.granted.entry(id).or_default() += 1;
+            }
+        });
         if response.is_ok() {
             inputs.plugin.allocated.notify_one();
         }

@@ -45,13 +45,15 @@ impl TryFrom<Value> for DeviceReference {
     }
 }
 
-/// What to do while another plugin serves the resource.
+/// What to do while another plugin serves the resource, or offers its hardware.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "camelCase")]
 pub enum OnConflict {
     #[default]
     Wait,
+    /// As `wait`, but registers once the kubelet has listed no device of the resource for a minute.
+    WaitWhileServed,
     Takeover,
 }
 

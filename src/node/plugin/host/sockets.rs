@@ -1,6 +1,6 @@
 //! The device-plugin directory: our sockets in it, others', and the kubelet's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
@@ -86,6 +86,11 @@ pub async fn live(directory: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<Str
 pub fn identities(directory: &Path) -> BTreeMap<String, SocketIdentity> {
     let named = |name: String| identity(&directory.join(&name)).map(|identity| (name, identity));
     names(directory).into_iter().filter_map(named).collect()
+}
+
+/// Names of the sockets in the directory, without the kubelet's.
+pub fn others(directory: &Path) -> BTreeSet<String> {
+    names(directory).into_iter().filter(|name| name != KUBELET).collect()
 }
 
 /// Removes sockets of an earlier podmeter that refuse connections.

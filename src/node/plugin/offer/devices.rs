@@ -8,7 +8,10 @@ use std::sync::Arc;
 
 use super::missing;
 use super::offered_device::{Offer, OfferedDevice, OfferedHardware, PluginUnhealthy};
-use crate::domain::model::{DeviceId, Gpu, Inventory, MigDevice, PluginUnhealthyReason, ResourceName, UnhealthyReason};
+use crate::domain::holders::HeldHardware;
+use crate::domain::model::{
+    DeviceId, DeviceRef, Gpu, Inventory, MigDevice, PluginUnhealthyReason, ResourceName, UnhealthyReason,
+};
 use crate::node::plugin::config::{
     DeviceReference, EntryConfig, MigStrategy, NamePattern, NvidiaConfig, Replication, resource_name,
 };
@@ -100,6 +103,33 @@ impl Offer {
         let Some(detail) = without_mps.get(&self.resource) else { return self };
         for device in self.devices.iter_mut().filter(|device| device.is_slot() && device.health.is_ok()) {
             device.health = Err(PluginUnhealthy::new(PluginUnhealthyReason::Mps, Arc::clone(detail)));
+        }
+        self
+    }
+}
+
+impl Offer {
+    /// With the devices whose hardware containers hold under other names than the resource's own. Its slots share hardware with
+    /// each other; a slot or GPU that is no longer offered does not.
+    #[must_use]
+    pub fn with_holders(mut self, held: &HeldHardware) -> Self {
+        let offered: BTreeSet<&DeviceId> = self.devices.iter().map(|device| &device.id).collect();
+        let others = held.others(|resource, id| *resource == self.resource && offered.contains(id));
+        // Slots of the same hardware follow each other.
+        let mut last: (Option<DeviceRef>, Option<Arc<str>>) = (None, None);
+        for device in &mut self.devices {
+            let hardware = device.hardware.device();
+            if hardware != last.0 {
+                let holder = hardware.as_ref().and_then(|hardware| others.of(hardware)).map(Arc::from);
+                last = (hardware, holder);
+            }
+            device.held.clone_from(&last.1);
+            if let Some(holder) = &device.held
+                && device.health.is_ok()
+                && !held.contains_id(&self.resource, &device.id)
+            {
+                device.health = Err(PluginUnhealthy::new(PluginUnhealthyReason::Held, Arc::clone(holder)));
+            }
         }
         self
     }

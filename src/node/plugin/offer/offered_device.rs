@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::domain::model::{
-    DeviceId, Gpu, GpuUuid, MigDevice, MigUuid, PluginUnhealthyReason, ResourceName, UnhealthyReason,
+    DeviceId, DeviceRef, Gpu, GpuUuid, MigDevice, MigUuid, PluginUnhealthyReason, ResourceName, UnhealthyReason,
 };
 use crate::node::wire::v1beta1::DeviceSpec;
 
@@ -22,6 +22,9 @@ pub struct OfferedDevice {
     /// Empty when unknown: the topology is then left out.
     pub numa_nodes: BTreeSet<i64>,
     pub health: OfferedHealth,
+    /// Who holds its hardware under a name that this resource does not account for. Such a device is not given out; it is
+    /// unhealthy, except while a container also holds it under its own name.
+    pub held: Option<Arc<str>>,
     pub hardware: OfferedHardware,
 }
 
@@ -67,7 +70,7 @@ impl Offer {
 impl OfferedDevice {
     /// A healthy one, of which no NUMA node is known.
     pub fn new(id: impl Into<DeviceId>, hardware: OfferedHardware) -> Self {
-        Self { id: id.into(), numa_nodes: BTreeSet::new(), health: Ok(()), hardware }
+        Self { id: id.into(), numa_nodes: BTreeSet::new(), health: Ok(()), held: None, hardware }
     }
 
     /// Its hardware is not there, or its GPU no longer has it.
@@ -132,6 +135,15 @@ impl OfferedHardware {
         match self {
             Self::Gpu { uuid, index, .. } => Some([uuid.to_string(), index.to_string()]),
             Self::Mig { uuid, gpu_index, index, .. } => Some([uuid.to_string(), format!("{gpu_index}:{index}")]),
+            Self::Missing(_) | Self::Nodes(_) | Self::Nothing => None,
+        }
+    }
+
+    /// `None`: no GPU that the driver lists.
+    pub fn device(&self) -> Option<DeviceRef> {
+        match self {
+            Self::Gpu { uuid, .. } => Some(DeviceRef { gpu: uuid.clone(), mig: None }),
+            Self::Mig { uuid, gpu, .. } => Some(DeviceRef { gpu: gpu.clone(), mig: Some(uuid.clone()) }),
             Self::Missing(_) | Self::Nodes(_) | Self::Nothing => None,
         }
     }

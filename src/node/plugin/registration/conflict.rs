@@ -1,4 +1,4 @@
-//! Whether another plugin serves the resource, or the kubelet no longer has our registration.
+//! Whether another plugin serves the resource or offers its hardware, or the kubelet no longer has our registration.
 //!
 //! A plugin that registers the resource after us replaces us without a notice; when it ends, a kubelet up to 1.36 drops
 //! the resource, without a notice too. Both show in what the kubelet lists as allocatable: the healthy devices of the
@@ -6,21 +6,22 @@
 //! (`kubelet::schedule`):
 //!
 //! - device IDs that this process never sent, or a live socket of a known plugin: a conflict;
+//! - a device that a container was given and this process did not grant: a conflict; a kubelet that restarts gives out the
+//!   devices of its checkpoint without a call, which are none;
 //! - none of our healthy IDs, in two answers: unlisted. A single answer may be from the moment of a change.
 //!
-//! In: answers of the kubelet, names of live sockets, the offer. Out: a `Comparison`. Pure. What containers hold is not
-//! used: a restarted kubelet reads it from its checkpoint, whichever plugin there is.
+//! A call of the kubelet shows that it uses this process, whatever sockets there are: `Comparisons::called`.
+//!
+//! In: answers of the kubelet, names of live sockets, the offer, calls. Out: a `Comparison`. Pure.
 
-use std::collections::BTreeSet;
-use std::time::Duration;
-
-use crate::domain::model::{DeviceId, KubeletState, Monotonic, ResourceName};
+use crate::domain::holders::other_offer;
+use crate::domain::model::{DeviceId, Inventory, KubeletState, Monotonic, ResourceName};
 use crate::node::plugin::host::sockets;
 use crate::node::plugin::offer::Offer;
+use crate::node::plugin::status::LIST_SHOWN;
+use std::collections::{BTreeMap, BTreeSet};
 
 const REMEDY: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
-/// Longest time until the kubelet's answers show a list, or its end. Two answers without our devices are as far apart.
-pub const LIST_SHOWN: Duration = Duration::from_secs(1);
 
 /// The result for the kubelet's last answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,36 +46,51 @@ pub struct Comparisons {
     /// The time of the last answer.
     compared: Option<Monotonic>,
     last: Comparison,
+    grants: Grants,
+}
+
+/// What a comparison uses beside the offer.
+pub struct Compared<'a> {
+    /// The devices that ended registrations sent to the kubelet.
+    pub advertised: &'a BTreeSet<DeviceId>,
+    pub kubelet: &'a KubeletState,
+    /// The sockets that can matter, without our own and those that do not serve.
+    pub live: &'a [String],
+    /// How often this registration granted each device.
+    pub granted: &'a BTreeMap<DeviceId, u64>,
 }
 
 impl Comparisons {
     /// The kubelet has opened our list now.
     pub fn new(now: Monotonic) -> Self {
-        Self { from: now + LIST_SHOWN, compared: None, last: Comparison::Listed }
+        Self { from: now + LIST_SHOWN, compared: None, last: Comparison::Listed, grants: Grants::default() }
     }
 
-    /// Each answer counts once. `advertised` are the devices that ended registrations sent to the kubelet, and `live`
-    /// the sockets that can matter, without our own.
-    pub fn compare(
-        &mut self,
-        offer: &Offer,
-        advertised: &BTreeSet<DeviceId>,
-        kubelet: &KubeletState,
-        live: &[String],
-    ) -> Comparison {
-        let answer = kubelet.allocatable.as_ref().zip(kubelet.allocatable_at);
+    /// The kubelet has called us: it uses this plugin now, and a conflict is over.
+    pub fn called(&mut self, now: Monotonic) {
+        (self.from, self.last, self.grants.other) = (now, Comparison::Listed, None);
+    }
+
+    /// Each answer counts once.
+    pub fn compare(&mut self, offer: &Offer, now: &Compared<'_>) -> Comparison {
+        let answer = now.kubelet.allocatable.as_ref().zip(now.kubelet.allocatable_at);
         let answer = answer.filter(|(_, at)| at.monotonic >= self.from);
         let nothing = BTreeSet::new();
         let listed = answer.and_then(|(listed, _)| listed.devices.get(&offer.resource)).unwrap_or(&nothing);
-        let sent = offer.devices.iter().map(|device| device.id.clone()).chain(advertised.iter().cloned()).collect();
-        if let Some(other) = other_plugin(&offer.resource, listed, &sent, live) {
+        let sent = offer.devices.iter().map(|device| device.id.clone()).chain(now.advertised.iter().cloned()).collect();
+        let mut healthy = offer.devices.iter().filter(|device| device.health.is_ok()).peekable();
+        let is_absent = healthy.peek().is_some() && healthy.all(|device| !listed.contains(&device.id));
+        if now.kubelet.allocations_at.is_some_and(|at| at.monotonic >= self.from) {
+            self.grants.compare(&offer.resource, now);
+        }
+        self.grants.other.take_if(|_| answer.is_some() && is_absent);
+        let other = other_plugin(&offer.resource, listed, &sent, now.live).map(|other| other.text(&offer.resource));
+        if let Some(other) = other.or_else(|| self.grants.other.clone()) {
             self.last = Comparison::Conflict(other);
         } else if let Comparison::Conflict(_) = self.last {
             self.last = Comparison::ConflictEnded;
         } else if let Some(at) = answer.map(|(_, at)| at.monotonic).filter(|at| self.compared != Some(*at)) {
             self.compared = Some(at);
-            let mut healthy = offer.devices.iter().filter(|device| device.health.is_ok()).peekable();
-            let is_absent = healthy.peek().is_some() && healthy.all(|device| !listed.contains(&device.id));
             self.last = match self.last {
                 _ if !is_absent => Comparison::Listed,
                 Comparison::Absent(decided_from) if at >= decided_from => Comparison::Unlisted,
@@ -86,7 +102,77 @@ impl Comparisons {
     }
 }
 
-/// Which other plugin serves the resource, with a remedy. `None`: none, or another podmeter, in a rolling update.
+/// Which of the held devices of a resource were granted by this process.
+#[derive(Debug, Default)]
+struct Grants {
+    /// Held in the last answer; `None` before the first.
+    held: Option<BTreeSet<DeviceId>>,
+    /// Of the kubelet's checkpoint, and not listed yet.
+    checkpoint: BTreeSet<DeviceId>,
+    /// Grants of each device that were listed.
+    seen: BTreeMap<DeviceId, u64>,
+    /// A device that another plugin granted, as the text of a conflict.
+    other: Option<String>,
+}
+
+impl Grants {
+    fn compare(&mut self, resource: &ResourceName, now: &Compared<'_>) {
+        if !now.kubelet.settled {
+            return;
+        }
+        let devices = now.kubelet.holding_containers().flat_map(|container| &container.devices);
+        let held: BTreeSet<DeviceId> =
+            devices.filter(|device| device.resource == *resource).map(|device| device.id.clone()).collect();
+        let rolling_update = now.live.iter().any(|name| sockets::is_a_podmeters(name, resource));
+        let before = self.held.replace(held);
+        let held = self.held.iter().flatten();
+        let Some(before) = before.filter(|_| !rolling_update) else {
+            // What an earlier plugin granted, or another podmeter.
+            let checkpoint =
+                now.kubelet.held_in_checkpoint.iter().filter(|(held, _)| held == resource).map(|(_, id)| id);
+            let is_held = |id: &&DeviceId| held.clone().any(|held| held == *id);
+            self.checkpoint = checkpoint.filter(|id| !is_held(id)).cloned().collect();
+            let granted = now.granted.iter().filter(|(id, _)| is_held(id));
+            self.seen = granted.map(|(id, count)| (id.clone(), *count)).collect();
+            return;
+        };
+        for id in held.filter(|id| !before.contains(*id)) {
+            let granted = now.granted.get(id).copied().unwrap_or(0);
+            let is_ours = self.seen.insert(id.clone(), granted).unwrap_or(0) < granted;
+            if !self.checkpoint.remove(id) && !is_ours {
+                self.other = Some(format!(
+                    "the kubelet gave {id} to a container without a call to this plugin: another device plugin serves {resource}; \
+                     {REMEDY}"
+                ));
+            }
+        }
+    }
+}
+
+/// Another plugin that has the resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OtherPlugin {
+    /// The socket of a known plugin accepts connections.
+    Socket(String),
+    /// The kubelet lists so many devices that this process did not send.
+    Listed(usize),
+}
+
+impl OtherPlugin {
+    /// With a remedy.
+    pub fn text(&self, resource: &ResourceName) -> String {
+        match self {
+            Self::Socket(socket) => format!("another device plugin serves {resource} on {socket}; {REMEDY}"),
+            Self::Listed(count) => {
+                format!(
+                    "the kubelet lists {count} devices of {resource} that another device plugin advertised; {REMEDY}"
+                )
+            }
+        }
+    }
+}
+
+/// Which other plugin serves the resource. `None`: none, or another podmeter, in a rolling update.
 ///
 /// `allocatable` are the kubelet's devices of the resource, `sent` those that this process has sent it, and `live` the
 /// names of the sockets that accept connections. Before the first registration nothing is `sent`: another plugin may list
@@ -96,15 +182,40 @@ pub fn other_plugin(
     allocatable: &BTreeSet<DeviceId>,
     sent: &BTreeSet<DeviceId>,
     live: &[String],
-) -> Option<String> {
+) -> Option<OtherPlugin> {
     if let Some(socket) = live.iter().find(|name| known_resource(name).as_ref() == Some(resource)) {
-        return Some(format!("another device plugin serves {resource} on {socket}; {REMEDY}"));
+        return Some(OtherPlugin::Socket(socket.clone()));
     }
     let others = allocatable.difference(sent).count();
     let rolling_update = live.iter().any(|name| sockets::is_a_podmeters(name, resource));
-    (others > 0 && !rolling_update).then(|| {
-        format!("the kubelet lists {others} devices of {resource} that another device plugin advertised; {REMEDY}")
-    })
+    (others > 0 && !rolling_update).then_some(OtherPlugin::Listed(others))
+}
+
+/// A plugin of a resource that is not `is_own`, whose devices are on the hardware of the offer: which, with a remedy. The kubelet
+/// accounts for each resource alone, and would give the same hardware to two pods.
+pub fn other_resource(
+    offer: &Offer,
+    kubelet: &KubeletState,
+    inventory: &Inventory,
+    is_own: impl Fn(&ResourceName) -> bool,
+) -> Option<String> {
+    let hardware = offer.devices.iter().filter_map(|device| device.hardware.device()).collect();
+    let (other, count) = other_offer(&hardware, kubelet.allocatable.as_ref()?, inventory, is_own)?;
+    Some(other_resource_text(other, count, &offer.resource))
+}
+
+/// The conflict with a plugin that offers the hardware of `resource` as another one, with a remedy.
+pub fn other_resource_text(other: &ResourceName, count: usize, resource: &ResourceName) -> String {
+    format!("the device plugin of {other} offers {count} devices on the GPUs of {resource}; {REMEDY}")
+}
+
+/// Why the resource has no device although a plugin's socket accepts connections, with a remedy.
+pub fn unserved(resource: &ResourceName, socket: &str) -> String {
+    format!(
+        "the kubelet lists no healthy device of {resource}, although a device plugin listens on {socket}: it is not registered, or all \
+         its devices are unhealthy; restart that plugin's pod or remove it, or set onConflict: waitWhileServed or takeover for \
+         the resource"
+    )
 }
 
 /// Whether a socket of this name can matter for the resource: of a known plugin, or of a podmeter, this one or another.
@@ -125,13 +236,14 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::domain::model::{Allocatable, Moment};
+    use crate::domain::model::{Allocatable, Allocations, ContainerRef, Moment};
     use crate::node::plugin::offer::{OfferedDevice, OfferedHardware, OfferedHealth, PluginUnhealthy};
 
     fn found(allocatable: &[&str], sent: &[&str], live: &[&str]) -> Option<String> {
         let ids = |ids: &[&str]| ids.iter().map(|id| DeviceId::new(*id)).collect();
         let live: Vec<String> = live.iter().map(|name| (*name).to_owned()).collect();
-        other_plugin(&"nvidia.com/gpu".into(), &ids(allocatable), &ids(sent), &live)
+        let resource = "nvidia.com/gpu".into();
+        other_plugin(&resource, &ids(allocatable), &ids(sent), &live).map(|other| other.text(&resource))
     }
 
     #[test]
@@ -178,7 +290,14 @@ mod tests {
                 ..KubeletState::default()
             };
             let live: Vec<String> = live.iter().map(|name| (*name).to_owned()).collect();
-            self.comparisons.compare(&self.offer, &BTreeSet::from(["earlier".into()]), &kubelet, &live)
+            self.compare(&kubelet, &live, &[])
+        }
+
+        fn compare(&mut self, kubelet: &KubeletState, live: &[String], granted: &[(&str, u64)]) -> Comparison {
+            let granted = granted.iter().map(|(id, count)| (DeviceId::from(*id), *count)).collect();
+            let advertised = BTreeSet::from(["earlier".into()]);
+            self.comparisons
+                .compare(&self.offer, &Compared { advertised: &advertised, kubelet, live, granted: &granted })
         }
     }
 
@@ -206,16 +325,8 @@ mod tests {
         for second in 11..15 {
             assert_eq!(registration.answered(second, &[], &[]), Comparison::Listed);
         }
-        assert_eq!(
-            Registration::new(Ok(())).comparisons.compare(
-                &registration.offer,
-                &BTreeSet::new(),
-                &KubeletState::default(),
-                &[],
-            ),
-            Comparison::Listed,
-            "a kubelet that does not answer"
-        );
+        let silent = Registration::new(Ok(())).compare(&KubeletState::default(), &[], &[]);
+        assert_eq!(silent, Comparison::Listed, "a kubelet that does not answer");
     }
 
     #[test]
@@ -231,5 +342,66 @@ mod tests {
         assert!(compare(14, &["x"], &["nvidia-gpu.sock"]).contains("nvidia-gpu.sock"));
         assert!(compare(14, &["x"], &["nvidia-gpu.sock"]).contains("nvidia-gpu.sock"));
         assert_eq!(compare(14, &["x"], &[]), "ConflictEnded", "without another answer");
+    }
+
+    /// The devices that containers hold at this second, of a kubelet whose checkpoint had `c` at its start.
+    fn holding(second: u64, ids: &[&str]) -> KubeletState {
+        let gpu = ResourceName::new("nvidia.com/gpu");
+        let at = Some(Moment { monotonic: Monotonic::from_secs(second), ..Moment::default() });
+        let held: Vec<(&str, &str)> = ids.iter().map(|id| ("nvidia.com/gpu", *id)).collect();
+        let container = crate::test_data::container(ContainerRef::new("team", "trainer", "main"), &held);
+        KubeletState {
+            allocations: Some(Arc::new(Allocations { pods: vec![crate::test_data::pod(container)] })),
+            allocations_at: at,
+            allocatable: Some(Arc::new(Allocatable {
+                devices: [(gpu.clone(), ["x".into()].into())].into(),
+                ..Allocatable::default()
+            })),
+            allocatable_at: at,
+            settled: true,
+            held_in_checkpoint: Arc::new(["a", "c"].map(|id| (gpu.clone(), id.into())).into()),
+            ..KubeletState::default()
+        }
+    }
+
+    #[test]
+    fn a_device_that_was_held_without_a_call_is_another_plugins() {
+        let mut registration = Registration::new(Ok(()));
+        let mut conflict = |second, ids: &[&str], granted: &[(&str, u64)]| match registration.compare(
+            &holding(second, ids),
+            &[],
+            granted,
+        ) {
+            Comparison::Conflict(text) => text.split_whitespace().nth(3).unwrap().to_owned(),
+            _ => "-".to_owned(),
+        };
+        assert_eq!(conflict(10, &[], &[]), "-", "from before our list");
+        assert_eq!(conflict(12, &["a"], &[]), "-", "from before");
+        assert_eq!(conflict(13, &["a", "c"], &[]), "-", "from the kubelet's checkpoint");
+        assert_eq!(conflict(14, &["a", "c", "b"], &[("b", 1)]), "-", "granted");
+        assert_eq!(conflict(15, &["c"], &[("b", 1)]), "-", "released");
+        assert_eq!(conflict(16, &["c", "b"], &[("b", 2)]), "-", "granted again");
+        assert_eq!(conflict(17, &["c"], &[("b", 2)]), "-", "released");
+        assert_eq!(conflict(18, &["c", "b"], &[("b", 2)]), "b", "without a grant");
+        assert_eq!(conflict(19, &[], &[("b", 2)]), "b", "until a call or the end of the other plugin");
+        registration.comparisons.called(Monotonic::from_secs(20));
+        assert_eq!(registration.compare(&holding(21, &[]), &[], &[]), Comparison::Listed);
+    }
+
+    #[test]
+    fn what_was_granted_before_the_first_comparison_is_ours() {
+        let mut registration = Registration::new(Ok(()));
+        for (second, held) in [(11, &[][..]), (12, &["b"])] {
+            assert_eq!(registration.compare(&holding(second, held), &[], &[("b", 1)]), Comparison::Listed, "{second}");
+        }
+    }
+
+    #[test]
+    fn what_another_podmeter_grants_in_a_rolling_update_is_no_conflict() {
+        let mut registration = Registration::new(Ok(()));
+        let other = ["podmeter-nvidia.com_gpu-0123456789ab.sock".to_owned()];
+        registration.compare(&holding(12, &[]), &other, &[]);
+        assert_eq!(registration.compare(&holding(13, &["d"]), &other, &[]), Comparison::Listed);
+        assert_eq!(registration.compare(&holding(14, &["d"]), &[], &[]), Comparison::Listed);
     }
 }

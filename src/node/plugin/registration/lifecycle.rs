@@ -3,12 +3,13 @@
 //! ```text
 //! state        the next one when                          back to Waiting when
 //! ───────────  ─────────────────────────────────────────  ────────────────────────────────────────────────────
-//! Waiting      with onConflict: wait, no other plugin;    no kubelet.sock
+//! Waiting      unless onConflict: takeover, no plugin of  no kubelet.sock
+//!              the resource or its hardware (`waiting`);
 //!              the devices are checked, or 2 s have passed
 //! Serving      Register succeeds                          our socket cannot be made; Register fails *
-//! Registered   another plugin, with onConflict: wait      the list is not opened, or ended; our devices are not
-//!                                                         listed; another plugin, with onConflict: takeover *
-//! In conflict                                             the other plugin has ended; the list has ended *
+//! Registered   another plugin of the resource, unless     the list is not opened, or ended; our devices are not
+//!              onConflict: takeover (`conflict`)          listed; another plugin, with onConflict: takeover *
+//! In conflict  the kubelet calls us: Registered           the other plugin has ended; the list has ended *
 //!
 //! * or kubelet.sock was removed or replaced, or our socket removed
 //! ```
@@ -35,9 +36,10 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::conflict::{self, Comparison, Comparisons, LIST_SHOWN, other_plugin};
+use super::conflict::{self, Compared, Comparison, Comparisons};
 use super::register::{Deadlines, RegistrationEnd, register};
 use super::server::PluginServer;
+use super::waiting::{Others, Wait, Waiting};
 use crate::backoff::{Backoff, with_jitter};
 use crate::domain::model::{DeviceId, KubeletState, Monotonic, ResourceName};
 use crate::node::plugin::allocate::ServiceInputs;
@@ -45,6 +47,7 @@ use crate::node::plugin::config::OnConflict;
 use crate::node::plugin::hash::random;
 use crate::node::plugin::host::sockets::{self, SocketIdentity};
 use crate::node::plugin::offer::{Offer, OfferedDevice, PluginUnhealthy};
+use crate::node::plugin::status::LIST_SHOWN;
 use crate::tasks::changed;
 
 /// First and longest pause between attempts to register.
@@ -54,6 +57,12 @@ const RETRIES: (Duration, Duration) = (Duration::from_millis(50), Duration::from
 const FIRST_CHECK: Duration = Duration::from_secs(2);
 /// Longest wait for the kubelet's first answer on what it can allocate. Some kubelets have none.
 const FIRST_ANSWER: Duration = Duration::from_secs(1);
+/// Between two queries of the kubelet while a plugin ends.
+const ENDING_QUERIES: Duration = Duration::from_millis(50);
+/// With `onConflict: waitWhileServed`, how long the kubelet lists no device before we register.
+const UNSERVED: Duration = Duration::from_mins(1);
+/// By then another plugin has registered with a kubelet that has just started.
+const KUBELET_START: Duration = Duration::from_secs(2);
 /// A registration that lasted this long was a good one: the next failure is a first one.
 const LASTED: Duration = Duration::from_secs(30);
 
@@ -69,6 +78,10 @@ pub struct Lifecycle {
     /// The devices that ended registrations of the resource, this lifecycle's too, sent to the kubelet.
     pub advertised: BTreeSet<DeviceId>,
     pub deadlines: Deadlines,
+    /// Another plugin has the resource, or had it a moment ago.
+    pub is_waiting: bool,
+    /// The kubelet's socket when it was last looked at.
+    pub kubelet_seen: Option<SocketIdentity>,
 }
 
 /// The result of a lifecycle.
@@ -123,15 +136,15 @@ impl Lifecycle {
     async fn attempt(&mut self, attempt: &mut Attempt, began: Monotonic) -> Result<Infallible, RegistrationEnd> {
         // `Waiting`.
         self.kubelet_socket()?;
-        if self.service.config.on_conflict() == OnConflict::Wait {
+        if self.service.config.on_conflict() != OnConflict::Takeover {
             self.until_free().await;
         }
         self.until_checked(began).await;
         // `Serving`, with the kubelet that is there after the wait.
         let kubelet_socket = *attempt.kubelet_socket.insert(self.kubelet_socket()?);
-        // With takeover, our registration replaces the plugins that serve now: their sockets do not count any more.
+        // Our registration replaces the plugins that serve now: their sockets do not count any more.
         let replaced = match self.service.config.on_conflict() {
-            OnConflict::Takeover => sockets::identities(&self.directory),
+            OnConflict::Takeover | OnConflict::WaitWhileServed => sockets::identities(&self.directory),
             OnConflict::Wait => BTreeMap::new(),
         };
         let name = sockets::fresh_name(&self.resource());
@@ -143,7 +156,7 @@ impl Lifecycle {
             registered = self.register(server, &mut attempt.registered_at) => registered?,
             end = self.until_sockets_change(server, kubelet_socket) => return Err(end),
         }
-        Err(self.stay_registered(server, kubelet_socket, &replaced).await)
+        Err(self.stay_registered(server, kubelet_socket, replaced).await)
     }
 
     /// `Serving` → `Registered`, until the kubelet has opened the list.
@@ -184,7 +197,7 @@ impl Lifecycle {
         let reason = end.to_string();
         self.service.status.unregistered(&reason);
         if let RegistrationEnd::TakenOver(by) = end {
-            self.service.status.set_conflict(Some(by));
+            self.service.status.set_conflict(Some(by), false);
         }
         if *logged != reason {
             tracing::warn!(resource = %self.resource(), "not registered: {reason}");
@@ -192,41 +205,98 @@ impl Lifecycle {
         }
     }
 
-    /// Returns when no other plugin serves the resource.
+    /// Returns when no other plugin serves the resource or offers its hardware.
     async fn until_free(&mut self) {
         let known = |state: &Arc<KubeletState>| state.allocatable_at.is_some() || state.problem.is_some();
         // No answer is no conflict; an error is the agent ending.
         let _ = tokio::time::timeout(FIRST_ANSWER, self.service.plugin.kubelet.wait_for(known)).await;
-        let mut logged: Option<String> = None;
+        let resource = self.resource();
+        let registers_unserved = self.service.config.on_conflict() == OnConflict::WaitWhileServed;
+        let (mut waiting, mut logged, mut queried) = (Waiting::default(), None, None);
         loop {
             self.directory_changes.mark_unchanged();
+            self.leave_new_kubelet_alone().await;
             let answer = Arc::clone(&self.service.plugin.kubelet.borrow_and_update());
-            let resource = self.resource();
-            let listed = answer.allocatable.as_ref().and_then(|allocatable| allocatable.devices.get(&resource));
-            let live = self.live_sockets(&BTreeMap::new()).await;
-            let other = other_plugin(&resource, listed.unwrap_or(&BTreeSet::new()), &self.advertised, &live);
-            let Some(reason) = other else {
-                if logged.is_some() {
-                    tracing::info!(%resource, "no other device plugin serves the resource any more");
-                    self.service.status.set_conflict(None);
-                }
-                return;
+            let others = Others {
+                now: self.now(),
+                kubelet: &answer,
+                sockets: &sockets::others(&self.directory),
+                live: &self.live_sockets(&BTreeMap::new()).await,
+                other_resource: self.other_resource(&answer),
             };
-            let before = logged.replace(reason.clone());
-            if before.as_ref() != Some(&reason) {
-                tracing::warn!(%resource, "waiting: {reason}");
-                self.service.status.set_conflict(Some(&reason));
+            let now = others.now;
+            let reason = match waiting.observe(&resource, &self.advertised, others) {
+                Wait::Free => break,
+                Wait::Unserved(text, duration) if registers_unserved && duration >= UNSERVED => {
+                    tracing::warn!(%resource, "registering: {text}");
+                    break;
+                }
+                Wait::Conflict(text) => Some((text, false)),
+                Wait::Unserved(text, _) => Some((text, true)),
+                Wait::Ending => None,
+            };
+            let first = !std::mem::replace(&mut self.is_waiting, true);
+            if let Some((text, unserved)) = &reason
+                && reason != logged
+            {
+                tracing::warn!(%resource, "waiting: {text}");
+                self.service.status.set_conflict(Some(text), *unserved);
+                logged.clone_from(&reason);
             }
-            if before.is_none() {
+            let next_query = match reason {
+                None => Some(self.query_ending(&mut queried, now)),
                 // The devices of a podmeter that has just ended are listed for a moment longer.
-                tokio::time::sleep(LIST_SHOWN).await;
-                self.service.plugin.refresh_allocatable.notify_one();
-            }
+                Some(_) if first => Some(LIST_SHOWN),
+                Some(_) => None,
+            };
             tokio::select! {
                 () = changed(&mut self.directory_changes) => {}
                 () = changed(&mut self.service.plugin.kubelet) => {}
+                () = tokio::time::sleep(next_query.unwrap_or_default()), if next_query.is_some() => {
+                    if reason.is_some() {
+                        self.service.plugin.refresh_allocatable.notify_one();
+                    }
+                }
             }
         }
+        if std::mem::take(&mut self.is_waiting) {
+            tracing::info!(%resource, "no other device plugin serves the resource any more");
+            self.service.status.set_conflict(None, false);
+        }
+    }
+
+    /// At once, then at intervals: arriving pods fail until the resource is registered again. Returns the time to the next query.
+    fn query_ending(&self, queried: &mut Option<Monotonic>, now: Monotonic) -> Duration {
+        let since = queried.map_or(ENDING_QUERIES, |at| now.since(at));
+        if since >= ENDING_QUERIES {
+            *queried = Some(now);
+            self.service.plugin.refresh_allocatable.notify_one();
+            return ENDING_QUERIES;
+        }
+        ENDING_QUERIES - since
+    }
+
+    /// While another plugin is the one that registers, a kubelet that has just started is left to it.
+    async fn leave_new_kubelet_alone(&mut self) {
+        let socket = sockets::kubelet_socket(&self.directory);
+        let seen = std::mem::replace(&mut self.kubelet_seen, sockets::identity(&socket));
+        if self.is_waiting && seen.is_some() && seen != self.kubelet_seen {
+            tokio::time::sleep(KUBELET_START).await;
+            self.service.plugin.refresh_allocatable.notify_one();
+        }
+    }
+
+    /// The plugin of another resource that offers our hardware, with a remedy. This process keeps its own resources apart, and two
+    /// podmeters in a rolling update do not give out what is held.
+    fn other_resource(&self, kubelet: &KubeletState) -> Option<String> {
+        let sockets = sockets::others(&self.directory);
+        let answered = kubelet.allocatable_at?.monotonic;
+        let is_own = |resource: &ResourceName| {
+            self.service.status.serves(resource, answered)
+                || sockets.iter().any(|name| sockets::is_a_podmeters(name, resource))
+        };
+        let hardware = Arc::clone(&self.service.plugin.hardware.borrow());
+        conflict::other_resource(&self.service.offer.borrow(), kubelet, &hardware.inventory, is_own)
     }
 
     /// Until every device has been checked, or `FIRST_CHECK` after the lifecycle `began`. Not where the kubelet has had the
@@ -242,49 +312,76 @@ impl Lifecycle {
         let _ = tokio::time::timeout(left, self.service.offer.wait_for(checked)).await;
     }
 
-    /// `Registered` and `In conflict`, with the list open.
+    /// `Registered` and `In conflict`, with the list open. The sockets of `not_serving` belong to plugins that the kubelet does not
+    /// use for the resource.
     async fn stay_registered(
         &mut self,
         server: &PluginServer,
         kubelet_socket: SocketIdentity,
-        replaced: &BTreeMap<String, SocketIdentity>,
+        mut not_serving: BTreeMap<String, SocketIdentity>,
     ) -> RegistrationEnd {
         let mut comparisons = Comparisons::new(self.now());
+        let mut calls = server.calls();
         let mut logged = None;
         loop {
             self.directory_changes.mark_unchanged();
             if let Some(end) = self.sockets_changed(server, kubelet_socket) {
                 return end;
             }
-            let live = self.live_sockets(replaced).await;
+            let live = self.live_sockets(&not_serving).await;
             let live: Vec<String> = live.into_iter().filter(|name| *name != server.name()).collect();
             let answer = Arc::clone(&self.service.plugin.kubelet.borrow_and_update());
             let offer = Arc::clone(&self.service.offer.borrow());
+            let granted = calls.borrow().granted.clone();
+            let compared = Compared { advertised: &self.advertised, kubelet: &answer, live: &live, granted: &granted };
             let mut next_query = None;
-            match comparisons.compare(&offer, &self.advertised, &answer, &live) {
+            match comparisons.compare(&offer, &compared) {
                 // At the earliest after half of `LIST_SHOWN`: this is repeated until there is an answer.
                 Comparison::Absent(due) => next_query = Some(due.since(self.now()).max(LIST_SHOWN / 2)),
                 Comparison::Unlisted => return RegistrationEnd::Unlisted,
                 Comparison::Conflict(by) if self.service.config.on_conflict() == OnConflict::Takeover => {
                     return RegistrationEnd::TakenOver(by);
                 }
-                Comparison::Conflict(by) if logged.as_ref() != Some(&by) => {
-                    tracing::warn!(resource = %offer.resource, "waiting: {by}");
-                    self.service.status.registered_by_another(&by);
-                    logged = Some(by);
+                Comparison::Conflict(by) => {
+                    self.is_waiting = true;
+                    if logged.as_ref() != Some(&by) {
+                        tracing::warn!(resource = %offer.resource, "waiting: {by}");
+                        self.service.status.registered_by_another(&by);
+                        logged = Some(by);
+                    }
                 }
-                Comparison::Listed | Comparison::Conflict(_) => {}
                 Comparison::ConflictEnded => return RegistrationEnd::OtherPluginEnded,
+                Comparison::Listed => {
+                    let other = self.other_resource(&answer);
+                    if std::mem::take(&mut self.is_waiting) || other != logged {
+                        self.publish_served(&offer.resource, other.as_deref());
+                        logged = other;
+                    }
+                }
             }
             tokio::select! {
                 () = changed(&mut self.directory_changes) => {}
                 () = changed(&mut self.service.plugin.kubelet) => {}
+                () = changed(&mut calls) => {
+                    calls.mark_unchanged();
+                    not_serving = sockets::identities(&self.directory);
+                    comparisons.called(self.now());
+                }
                 () = tokio::time::sleep(next_query.unwrap_or_default()), if next_query.is_some() => {
                     self.service.plugin.refresh_allocatable.notify_one();
                 }
                 () = server.stream_lost() => return RegistrationEnd::StreamLost,
             }
         }
+    }
+
+    /// The kubelet uses this plugin; the plugin of another resource may offer the same hardware.
+    fn publish_served(&self, resource: &ResourceName, other_resource: Option<&str>) {
+        match other_resource {
+            Some(other) => tracing::warn!(%resource, "what containers hold is not given out again, but: {other}"),
+            None => tracing::info!(%resource, "no conflict with another device plugin any more"),
+        }
+        self.service.status.served(other_resource);
     }
 
     /// Names of live sockets of the resource's known plugins and of podmeters, without those that were `replaced`.

@@ -9,7 +9,8 @@ mod register;
 mod server;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
-pub use conflict::{known_resource, other_plugin};
+pub use conflict::{OtherPlugin, known_resource, other_plugin, other_resource_text, unserved};
 pub use lifecycle::{EndedLifecycle, Lifecycle};
 pub use register::Deadlines;

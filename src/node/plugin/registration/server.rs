@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 
-use crate::node::plugin::allocate::{OpenStreams, PluginService, ServiceInputs};
+use crate::node::plugin::allocate::{AnsweredCalls, OpenStreams, PluginService, ServiceInputs};
 use crate::node::plugin::host::sockets::{self, SocketIdentity};
 use crate::node::wire::v1beta1::device_plugin_server::DevicePluginServer;
 
@@ -26,6 +26,7 @@ pub struct PluginServer {
     file: Option<SocketIdentity>,
     close: watch::Sender<bool>,
     open_streams: watch::Receiver<OpenStreams>,
+    calls: watch::Receiver<AnsweredCalls>,
     task: JoinHandle<()>,
 }
 
@@ -36,7 +37,8 @@ impl PluginServer {
         let file = sockets::identity(&path);
         let (close, mut closing) = watch::channel(false);
         let (streams, open_streams) = watch::channel(None);
-        let service = PluginService { inputs, closing: closing.clone(), streams };
+        let (answered, calls) = watch::channel(AnsweredCalls::default());
+        let service = PluginService { inputs, closing: closing.clone(), streams, calls: answered };
         let task = tokio::spawn(async move {
             let router = tonic::transport::Server::builder().add_service(DevicePluginServer::new(service));
             // An error of `wait_for` is the server being dropped.
@@ -45,11 +47,15 @@ impl PluginServer {
                 tracing::warn!(%error, "a device plugin server ended");
             }
         });
-        Ok(Self { path, file, close, open_streams, task })
+        Ok(Self { path, file, close, open_streams, calls, task })
     }
 
     pub fn name(&self) -> String {
         self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    pub fn calls(&self) -> watch::Receiver<AnsweredCalls> {
+        self.calls.clone()
     }
 
     pub fn socket_is_there(&self) -> bool {

@@ -11,7 +11,7 @@ use super::lifecycle::{EndedLifecycle, Lifecycle};
 use super::register::Deadlines;
 use crate::clock::Clock;
 use crate::domain::model::{
-    HardwareState, KubeletState, Moment, Monotonic, PluginResource, PluginState, UnhealthyReason,
+    HardwareState, KubeletState, Moment, Monotonic, PluginResource, PluginState, ResourceName, UnhealthyReason,
 };
 use crate::node::plugin::allocate::ServiceInputs;
 use crate::node::plugin::host::sockets;
@@ -34,6 +34,7 @@ fn unchecked() -> Offer {
 
 /// A lifecycle and the senders of its inputs.
 struct LifecycleHarness {
+    resource: ResourceName,
     state: watch::Receiver<Arc<PluginState>>,
     offer: watch::Sender<Arc<Offer>>,
     task: JoinHandle<EndedLifecycle>,
@@ -56,6 +57,11 @@ impl LifecycleHarness {
     }
 
     fn offering(first: Offer, directory: &Path, deadlines: Deadlines) -> Self {
+        Self::configured("takeover", first, directory, deadlines)
+    }
+
+    fn configured(on_conflict: &str, first: Offer, directory: &Path, deadlines: Deadlines) -> Self {
+        let resource = first.resource.clone();
         let clock = Clock::start();
         let (publish, state) = watch::channel(Arc::default());
         let (stop, stopped) = watch::channel(None);
@@ -64,10 +70,10 @@ impl LifecycleHarness {
         let (changes, changed) = watch::channel(0);
         let watch = sockets::watch_directory(directory.to_owned(), changes, Arc::default(), publish.clone());
         let directory_watch = tokio::spawn(watch);
-        let config = entry(&format!("kind: simulated, name: {TOY}, devices: 1, onConflict: takeover"));
+        let config = entry(&format!("kind: simulated, name: {resource}, devices: 1, onConflict: {on_conflict}"));
         let (offer, offers) = watch::channel(Arc::new(first));
         let service = ServiceInputs {
-            status: ResourceStatus::begin(TOY.into(), &config, clock, publish),
+            status: ResourceStatus::begin(resource.clone(), &config, clock, publish),
             config: Arc::new(config),
             offer: offers,
             facts: watch::channel(Arc::default()).1,
@@ -81,14 +87,16 @@ impl LifecycleHarness {
             stop: stopped,
             advertised: std::collections::BTreeSet::new(),
             deadlines,
+            is_waiting: false,
+            kubelet_seen: None,
         };
         let task = tokio::spawn(lifecycle.run());
-        Self { state, offer, task, directory_watch, _hardware: hardware, kubelet_state, _stop: stop }
+        Self { resource, state, offer, task, directory_watch, _hardware: hardware, kubelet_state, _stop: stop }
     }
 
     async fn until(&self, what: &str, condition: impl Fn(&PluginResource) -> bool) {
         let mut state = self.state.clone();
-        let becomes = state.wait_for(|state| state.resources.get(&TOY.into()).is_some_and(&condition));
+        let becomes = state.wait_for(|state| state.resources.get(&self.resource).is_some_and(&condition));
         let became = tokio::time::timeout(Duration::from_secs(20), becomes).await.is_ok();
         assert!(became, "never: {what}; now {:?}", self.state.borrow());
     }
@@ -241,4 +249,27 @@ async fn waiting_is_retried_without_end_with_jitter_and_its_time_counts() {
     assert!(state.problem.is_some_and(|problem| problem.contains("kubelet.sock is not there")));
     let since = state.unregistered_since.expect("not registered");
     assert!(clock.now().monotonic.since(since) >= Duration::from_hours(24) - Duration::from_secs(1));
+}
+
+/// The kubelet's answers come at these seconds, and list nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn waiting_to_serving_when_the_kubelet_lists_nothing_of_the_other_plugin_for_a_minute() {
+    let root = tempfile::tempdir().unwrap();
+    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
+    let directory = kubelet.device_plugin_directory();
+    let _listener = tokio::net::UnixListener::bind(directory.join("nvidia-gpu.sock")).unwrap();
+    let offer = Offer { resource: "nvidia.com/gpu".into(), ..toy(Ok(())) };
+    let harness = LifecycleHarness::configured("waitWhileServed", offer, &directory, Deadlines::default());
+    let answered = |second| {
+        let at = Moment { monotonic: Monotonic::from_secs(second), ..Moment::default() };
+        let state =
+            KubeletState { allocatable: Some(Arc::default()), allocatable_at: Some(at), ..KubeletState::default() };
+        harness.kubelet_state.send_replace(Arc::new(state));
+    };
+    answered(100);
+    harness.until("a conflict", |state| state.conflict.is_some() && !state.unserved).await;
+    answered(159);
+    harness.until("no service", |state| state.unserved && state.registrations == 0).await;
+    answered(160);
+    harness.until("registered", |state| state.registered && state.conflict.is_none()).await;
 }

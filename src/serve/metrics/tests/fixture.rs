@@ -65,6 +65,7 @@ pub(crate) fn snapshot() -> Snapshot {
             mig: Some(OTHER_SLICE.into()),
             source: ClaimSource::DeviceName,
         }],
+        unavailable: BTreeMap::new(),
         drift: vec![InventoryDrift {
             resource: "nvidia.com/gpu".into(),
             advertised_not_allocatable: 1,
@@ -144,6 +145,7 @@ fn plugin() -> PluginState {
     };
     PluginState {
         mps_daemons: BTreeMap::new(),
+        avoided: BTreeMap::new(),
         resources_complete: true,
         kubelet_restarts: 1,
         problems: vec!["MIG-9 <b>is not offered</b>".into()],

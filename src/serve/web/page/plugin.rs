@@ -28,6 +28,9 @@ pub fn plugin(plugin: &PluginState) -> Markup {
         @for problem in &plugin.problems {
             p.problem { (problem) }
         }
+        @for (gpu, reason) in &plugin.avoided {
+            p { "Given to pods last: " span.id { (gpu) } ": " (reason) "." }
+        }
         @if plugin.resources.is_empty() {
             p { @if plugin.resources_complete { "There are no devices to offer." } @else { "Devices not read yet." } }
         } @else {
@@ -58,6 +61,7 @@ fn profile(profile: &AppliedProfile) -> String {
 fn state(resource: &PluginResource) -> String {
     let why = |state: &str, reason: &Arc<str>| format!("{state}: {reason}");
     match resource {
+        PluginResource { registered: true, conflict: Some(reason), .. } => why("registered", reason),
         PluginResource { registered: true, .. } => "registered".to_owned(),
         PluginResource { ended: Some(reason), .. } => why("ended", reason),
         PluginResource { conflict: Some(reason), .. } => why("waiting", reason),

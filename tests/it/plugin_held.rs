@@ -1,0 +1,211 @@
+//! Hardware that a container holds is not given out again, under whichever name it is held.
+
+use std::time::Duration;
+
+use crate::support::kubelet::{
+    AdmissionOutcome, Claim, ContainerSpec, KubeletVersion, ListedDevice, Node, PodSpec, VERSIONS, node_under,
+};
+use crate::support::plugin_harness::{
+    GPU, PluginClient, PluginHarness, counts, gpus, held, pod, rejected, resources, runs, uuid,
+};
+use podmeter::domain::model::{DeviceProcess, DeviceReadings, Medium, Monotonic, PluginResource, Stamped};
+use podmeter::simulation::plugin::StandInPlugin;
+
+const SHARED: &str = "nvidia.com/gpu.shared";
+const TAKEOVER: &str = "resources: [{kind: nvidia, onConflict: takeover}]";
+
+fn slots(replicas: u32) -> String {
+    format!("resources: [{{kind: nvidia, sharing: {{timeSlicing: {{replicas: {replicas}}}}}}}]")
+}
+
+/// As NVIDIA's plugin with `renameByDefault`.
+async fn sharing_plugin(node: &Node) -> StandInPlugin {
+    let slots = (0..4).flat_map(|gpu| (0..8).map(move |slot| ListedDevice::new(&format!("{}::{slot}", uuid(gpu)))));
+    let socket = Some("nvidia-gpu.shared.sock");
+    let plugin = StandInPlugin::start_on(&node.device_plugin_directory(), SHARED, slots.collect(), socket);
+    assert!(plugin.registered().await);
+    counts(node, SHARED, 32, 32).await;
+    plugin
+}
+
+/// The GPU of a device ID.
+fn gpu_of(id: &str) -> &str {
+    id.split("::").next().unwrap()
+}
+
+fn start(node: &Node, yaml: &str) -> PluginHarness {
+    PluginHarness::configured(node.root.path(), yaml, gpus(4))
+}
+
+/// A pod that was given this device by a plugin of before.
+fn holding(name: &str, resource: &str, id: &str) -> PodSpec {
+    PodSpec::new("team", name).container(ContainerSpec::new("main").holds(resource, id, &[]))
+}
+
+/// Until the kubelet is sent so many devices that are healthy, of all.
+async fn offers(podmeter: &PluginHarness, healthy: usize, all: usize) -> PluginResource {
+    podmeter.until(GPU, "the offer", |state| state.registered && state.count() == (healthy, all - healthy)).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plugin_that_offers_the_gpus_as_another_resource_is_a_conflict() {
+    for version in VERSIONS {
+        let node = node_under(version).await;
+        let other = sharing_plugin(&node).await;
+        runs(&node, PodSpec::new("team", "theirs").container(ContainerSpec::new("main").asks(SHARED, 1))).await;
+        let podmeter = start(&node, "{}");
+        let state = podmeter.until(GPU, "a conflict", |state| state.conflict.is_some()).await;
+        let text = state.conflict.unwrap();
+        assert!(text.contains(SHARED) && text.contains("offers 32 devices on the GPUs of nvidia.com/gpu;"), "{text}");
+        assert_eq!((state.registered, state.registrations), (false, 0));
+        drop(other);
+        podmeter.registered(GPU, 1).await;
+        // Its pod still holds a slot.
+        let state = offers(&podmeter, 3, 4).await;
+        assert_eq!(state.conflict, None);
+        counts(&node, GPU, 4, 3).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plugin_of_another_resource_that_comes_later_is_shown_and_the_registration_stays() {
+    let node = node_under(KubeletVersion::UpTo136).await;
+    let podmeter = start(&node, "{}");
+    podmeter.registered(GPU, 1).await;
+    let other = sharing_plugin(&node).await;
+    let state = podmeter.until(GPU, "a conflict", |state| state.conflict.is_some()).await;
+    assert!(state.registered, "{state:?}");
+    let theirs = PodSpec::new("team", "theirs").container(ContainerSpec::new("main").asks(SHARED, 1));
+    runs(&node, theirs).await;
+    offers(&podmeter, 3, 4).await;
+    drop(other);
+    let state = podmeter.until(GPU, "no conflict", |state| state.conflict.is_none()).await;
+    assert_eq!((state.registered, state.registrations), (true, 1));
+}
+
+/// Their plugin lives, or has ended with its pods left: two pods that ask for GPUs get those that nobody holds.
+#[tokio::test(flavor = "multi_thread")]
+async fn gpus_that_pods_of_another_resource_hold_are_not_given_out() {
+    for (lives, yaml) in [(true, TAKEOVER), (false, "{}")] {
+        let node = node_under(KubeletVersion::UpTo136).await;
+        let other = sharing_plugin(&node).await;
+        for (name, slot) in [("a", format!("{}::3", uuid(0))), ("b", format!("{}::0", uuid(2)))] {
+            assert_eq!(node.add_pod(holding(name, SHARED, &slot)).await, AdmissionOutcome::Running);
+        }
+        let _other = lives.then_some(other);
+        let podmeter = start(&node, yaml);
+        let state = offers(&podmeter, 2, 4).await;
+        let reason = |gpu: u32| state.devices[&uuid(gpu).as_str().into()].clone().unwrap();
+        assert_eq!(&*reason(0), format!("held by team/a as {SHARED} {}::3", uuid(0)));
+        assert_eq!(&*reason(2), format!("held by team/b as {SHARED} {}::0", uuid(2)));
+        counts(&node, GPU, 4, 2).await;
+        let refusal = PluginClient::connect(&node).await.allocate(&[vec![uuid(2)]]).await.unwrap_err();
+        assert!(refusal.message().contains("is held by team/b as"), "{refusal}");
+        assert_eq!(podmeter.now(GPU).allocations["held"], 1);
+        runs(&node, pod("two", 2)).await;
+        assert_eq!(held(&node, "two", "main"), [uuid(1), uuid(3)]);
+        assert!(node.remove_pod("team", "a"));
+        counts(&node, GPU, 4, 3).await;
+        runs(&node, pod("one", 1)).await;
+        assert_eq!(held(&node, "one", "main"), [uuid(0)]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn gpus_of_a_claim_are_not_given_out() {
+    let node = node_under(KubeletVersion::From137).await;
+    let claim = Claim::new("team", "three");
+    node.set_claim((0..3).fold(claim, |claim, gpu| claim.device("gpu.nvidia.com", "node", &format!("gpu-{gpu}"), &[])));
+    let claiming = PodSpec::new("team", "claiming").container(ContainerSpec::new("main").claim("three"));
+    assert_eq!(node.add_pod(claiming).await, AdmissionOutcome::Running);
+    let podmeter = start(&node, "{}");
+    let state = offers(&podmeter, 1, 4).await;
+    counts(&node, GPU, 4, 1).await;
+    assert_eq!(state.devices[&uuid(1).as_str().into()].as_deref(), Some("held by team/claiming as claim team/three"));
+    runs(&node, pod("one", 1)).await;
+    assert_eq!(held(&node, "one", "main"), [uuid(3)]);
+    rejected(&node, pod("two", 1)).await;
+}
+
+/// From whole GPUs to slots, by SIGHUP and by a restart: the GPUs change one by one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_sharing_waits_for_each_gpu_until_it_is_free() {
+    for restart in [false, true] {
+        let node = node_under(KubeletVersion::UpTo136).await;
+        let mut podmeter = start(&node, "{}");
+        counts(&node, GPU, 4, 4).await;
+        for name in ["a", "b", "c"] {
+            runs(&node, pod(name, 1)).await;
+        }
+        let of_c = held(&node, "c", "main").remove(0);
+        if restart {
+            podmeter.end().await;
+            podmeter = start(&node, &slots(4));
+        } else {
+            podmeter.plugin.configure(&resources(&slots(4)).into());
+        }
+        let state = offers(&podmeter, 4, 16).await;
+        let waits = format!("held by team/c as {GPU} {of_c}");
+        assert_eq!(state.devices[&format!("{of_c}::0").as_str().into()].as_deref(), Some(&*waits));
+        counts(&node, GPU, 16, 4).await;
+        for name in ["d", "e"] {
+            runs(&node, pod(name, 1)).await;
+            let slot = held(&node, name, "main").remove(0);
+            assert!(["a", "b", "c"].iter().all(|whole| held(&node, whole, "main")[0] != gpu_of(&slot)), "{slot}");
+        }
+        assert!(node.remove_pod("team", "c"));
+        offers(&podmeter, 8, 16).await;
+    }
+}
+
+/// Six pods on two GPUs with four slots each; then the GPUs are whole again, or have two slots.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_gets_no_gpu_beside_holders_of_slots_that_are_no_longer_offered() {
+    for (yaml, healthy, all) in [("{}".to_owned(), 2, 4), (slots(2), 4, 8)] {
+        let node = node_under(KubeletVersion::UpTo136).await;
+        for pod in 0..6 {
+            let slot = format!("{}::{}", uuid(2 + pod / 3), 1 + pod % 3);
+            assert_eq!(node.add_pod(holding(&format!("old-{pod}"), GPU, &slot)).await, AdmissionOutcome::Running);
+        }
+        let podmeter = start(&node, &yaml);
+        // Of the two slots, number 1 is held by the pods of before, and stays as it is.
+        let still_held = if all == 8 { 2 } else { 0 };
+        offers(&podmeter, healthy + still_held, all).await;
+        counts(&node, GPU, all, healthy + still_held).await;
+        let mut client = PluginClient::connect(&node).await;
+        let id = if all == 8 { format!("{}::1", uuid(2)) } else { uuid(2) };
+        let refusal = client.allocate(&[vec![id]]).await.unwrap_err();
+        assert!(refusal.message().contains("is held by team/old-"), "{refusal}");
+        runs(&node, pod("new", 1)).await;
+        let new = held(&node, "new", "main").remove(0);
+        assert!([uuid(0), uuid(1)].iter().any(|free| free == gpu_of(&new)), "{new}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gpu_in_use_without_a_holder_is_given_out_last() {
+    let node = node_under(KubeletVersion::UpTo136).await;
+    let podmeter = start(&node, "{}");
+    podmeter.registered(GPU, 1).await;
+    let process = DeviceProcess { pid: 1, gpu_instance: None, compute_instance: None, memory_bytes: None };
+    let value = Medium { processes: Some(vec![process]), ..Medium::default() };
+    let medium = Some(Stamped { at: Monotonic::default(), value });
+    podmeter.set_readings(0, DeviceReadings { medium, ..DeviceReadings::default() });
+    let state = podmeter.until_state("the reason", |state| !state.avoided.is_empty()).await;
+    assert_eq!(state.avoided[&uuid(0).as_str().into()], "it is in use although no container holds it");
+    counts(&node, GPU, 4, 4).await;
+    runs(&node, pod("three", 3)).await;
+    assert_eq!(held(&node, "three", "main"), [uuid(1), uuid(2), uuid(3)]);
+    runs(&node, pod("last", 1)).await;
+}
+
+/// Before the kubelet's first list nothing is known of what is held.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_offered_before_the_holders_are_known() {
+    let node = node_under(KubeletVersion::UpTo136).await;
+    assert_eq!(node.add_pod(holding("a", SHARED, &format!("{}::1", uuid(0)))).await, AdmissionOutcome::Running);
+    let podmeter = PluginHarness::start_with(node.root.path(), resources("{}"), gpus(4), Duration::from_secs(1));
+    podmeter.registered(GPU, 1).await;
+    counts(&node, GPU, 4, 3).await;
+    assert_eq!(node.received(GPU)[0].get(&uuid(0)), Some(&false), "in the first list already");
+}
