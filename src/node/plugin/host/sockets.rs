@@ -158,7 +158,7 @@ pub async fn watch_directory(
 /// Whether this process registers nothing: every resource is another plugin's.
 fn waits_for_others(state: &PluginState) -> bool {
     let mut resources = state.resources.values().filter(|resource| resource.ended.is_none()).peekable();
-    resources.peek().is_some() && resources.all(|resource| resource.conflict.is_some())
+    resources.peek().is_some() && resources.all(|resource| resource.conflict.is_some() && !resource.registered)
 }
 
 #[cfg(test)]
@@ -223,7 +223,11 @@ mod tests {
             PluginState { resources: resources.collect(), ..PluginState::default() }
         };
         assert_eq!(noticed_after(node([None, Some("another's".into())])).await, BIND_TO_LISTEN);
-        assert_eq!(noticed_after(node(["another's", "another's"].map(|text| Some(text.into())))).await, POLL);
+        let mut waits = node(["another's", "another's"].map(|text| Some(text.into())));
+        assert_eq!(noticed_after(waits.clone()).await, POLL);
+        // Of which another plugin offers the hardware as another resource.
+        waits.resources.values_mut().for_each(|resource| resource.registered = true);
+        assert_eq!(noticed_after(waits).await, BIND_TO_LISTEN);
     }
 
     #[tokio::test]
