@@ -3,13 +3,16 @@
 use serde_json::json;
 
 use crate::rig::{Rig, wait_for};
-use crate::row::{Area, Is, Log, Metric, ROW, Row};
+use crate::row::{Area, GoesOn, Is, Log, Metric, ROW, Row};
 use crate::support::kubelet::{AdmissionOutcome, Claim, ContainerSpec, PodSpec};
 
 const DRIVER: &str = "gpu.nvidia.com";
 const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
 const BY_NAME: Metric = Metric("podmeter_container_claim_info", &["join=\"device_name\""], Is::Series(1));
 const UNJOINED: Metric = Metric("podmeter_container_claim_info", &["gpu_uuid="], Is::Absent);
+/// The plugin does not give out the GPU of the claim.
+const ONE_CLAIMED: &[GoesOn] =
+    &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(7), GoesOn::Admits];
 
 pub const AREA: Area = Area {
     name: "DRA claims",
@@ -24,6 +27,8 @@ pub const AREA: Area = Area {
                 Metric("podmeter_claim_files_unreadable", &[], Is::Value(0.0)),
                 Metric("podmeter_unresolved_devices", &[], Is::Absent),
             ],
+            log: Log::Line("held by team/claiming as claim team/gpu"),
+            goes_on: ONE_CLAIMED,
             undone: "the claim ends",
             undo: Some(unclaim),
             ..ROW
@@ -37,6 +42,7 @@ pub const AREA: Area = Area {
             },
             metrics: &[BY_NAME, Metric("podmeter_claim_files_unreadable", &["source=\"checkpoint\""], Is::Value(1.0))],
             log: Log::Line("new claims are joined without it"),
+            goes_on: ONE_CLAIMED,
             undone: "the claim ends",
             undo: Some(unclaim),
             ..ROW
