@@ -7,7 +7,7 @@
 # has a sample every 5 s.
 # Seen: sum(rate(busy_seconds_total[5m])) is 5.0 in VictoriaMetrics and 1.03 in Prometheus;
 # sum(increase(busy_seconds_total[5m])) / 300 is 1.0 and 1.03.
-# Expected: about 1, one busy GPU, from both. A sum of rates over series that come and go is too large, without a sign.
+# Expected: about 1, one busy GPU, from both. A sum of rates over series that come and go is too large, without a warning.
 # Concerns: every sum of rates over counters of pods or containers in VictoriaMetrics (CPU seconds too).
 #
 # Needs apt-get with Debian 12, python3 and curl. Exits 1 if this has changed.

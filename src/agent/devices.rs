@@ -123,13 +123,13 @@ fn log(state: &HardwareState, kubelet: &KubeletState, logged: &mut LoggedGpus) {
         let kernel_driver = &of_kernel.kernel_driver;
         tracing::info!(%gpu, %kernel_driver, "the GPU is passed through to virtual machines");
     });
-    let ended = "the display card is gone, or the NVIDIA driver should serve it now";
+    let ended = "the display card was removed, or the NVIDIA driver is now expected to serve it";
     log_changes(&inventory.unserved, &mut logged.unserved, ended, |gpu, of_kernel| {
         let address = inventory.gpus.get(gpu).and_then(|gpu| gpu.pci_bus_id.as_ref()).map_or("", PciBusId::as_str);
         tracing::warn!(
             %gpu,
-            "the NVIDIA driver does not serve this display card ({of_kernel}), so it is not offered and has no health; if it \
-             should, install a driver that supports it or bind it to nvidia, else set ignoreGpus: [\"{address}\"]"
+            "the NVIDIA driver does not serve this display card ({of_kernel}), so it is not offered and has no health; to use it, \
+             install a driver that supports it or bind it to nvidia; to hide it, set ignoreGpus: [\"{address}\"]"
         );
     });
 }

@@ -326,7 +326,7 @@ fn a_partitioned_gpu_is_read_by_instance_and_has_no_utilization_of_its_own() {
 }
 
 #[test]
-fn gpm_with_nothing_but_zeroes_of_a_gpu_that_works_is_discarded_and_counted() {
+fn gpm_with_nothing_but_zeroes_of_a_busy_gpu_is_discarded_and_counted() {
     let zeroes = json!({"metrics": {"1": 0, "2": 0, "3": 0, "10": 0, "5": 0}});
     let instance = |gpu_instance, gpm: &Value| json!({"gpu_instance": gpu_instance, "profile": "1g.10gb", "gpm": gpm});
     let mig = json!({"enabled": true, "instances": [instance(7, &zeroes), instance(8, &zeroes)]});

@@ -75,7 +75,7 @@ async fn a_container_starts_again_after_sigterm_and_an_uninstall() {
         let (node, podmeter) = with_trainer(strategy).await;
         podmeter.end().await;
         starts(&node, strategy).await;
-        // The kubelet has its names from the checkpoint too, and no podmeter comes back.
+        // The kubelet has its names from the checkpoint too, and podmeter does not start again.
         node.restart().unwrap();
         node.ready().await;
         starts(&node, strategy).await;

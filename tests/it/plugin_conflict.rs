@@ -221,9 +221,9 @@ async fn a_plugin_that_listens_and_has_no_registration_is_named() {
     assert!(text.contains("waitWhileServed"), "{text}");
 }
 
-/// It listens before podmeter takes over, and registers after that: podmeter sees a device that it did not grant.
+/// It listens before podmeter takes over, and registers after that: podmeter detects a device that it did not grant.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_takeover_that_was_taken_over_is_noticed_at_the_first_allocation() {
+async fn a_plugin_that_registers_after_a_takeover_is_a_conflict_at_its_first_allocation() {
     let node = node_under(KubeletVersion::UpTo136).await;
     let other = other(&node, same_ids(), Some("nvidia-gpu.sock")).await;
     let podmeter = PluginHarness::start_with(
@@ -234,7 +234,7 @@ async fn a_takeover_that_was_taken_over_is_noticed_at_the_first_allocation() {
     );
     podmeter.registered(GPU, 1).await;
     counts(&node, GPU, 4, 4).await;
-    // By then podmeter has seen what is held.
+    // By then podmeter has the kubelet's first list.
     let mut kubelet = podmeter.kubelet.clone();
     let listed_at = |kubelet: &KubeletState| kubelet.allocations_at.map(|at| at.monotonic);
     let later = listed_at(&kubelet.borrow()).unwrap() + Duration::from_secs(3);

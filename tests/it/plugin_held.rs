@@ -37,7 +37,7 @@ fn start(node: &Node, yaml: &str) -> PluginHarness {
     PluginHarness::configured(node.root.path(), yaml, gpus(4))
 }
 
-/// A pod that was given this device by a plugin of before.
+/// A pod that was given this device by an earlier plugin.
 fn holding(name: &str, resource: &str, id: &str) -> PodSpec {
     PodSpec::new("team", name).container(ContainerSpec::new("main").holds(resource, id, &[]))
 }
@@ -168,7 +168,7 @@ async fn a_pod_gets_no_gpu_beside_holders_of_slots_that_are_no_longer_offered() 
             assert_eq!(node.add_pod(holding(&format!("old-{pod}"), GPU, &slot)).await, AdmissionOutcome::Running);
         }
         let podmeter = start(&node, &yaml);
-        // Of the two slots, number 1 is held by the pods of before, and stays as it is.
+        // Of the two slots, number 1 is held by the earlier pods, and stays as it is.
         let still_held = if all == 8 { 2 } else { 0 };
         offers(&podmeter, healthy + still_held, all).await;
         counts(&node, GPU, all, healthy + still_held).await;

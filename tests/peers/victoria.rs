@@ -1,5 +1,5 @@
 //! The queries of dashboards and rules in a real VictoriaMetrics beside Prometheus, with pods that come and go. Both have
-//! the same samples, so that only what the servers make of them differs.
+//! the same samples, so that only the servers' evaluation differs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -57,7 +57,8 @@ fn converted(config: &NvidiaConfig, environment: &Environment) -> String {
     let mut text = serde_saphyr::to_string(&file).expect("a configuration can be written as YAML");
     let differences = config.warnings().into_iter().chain(health_notes).chain([
         "podmeter reads no variables of NVIDIA's plugin: this file has their values".to_owned(),
-        "XIDs: by class, until a reset; NVIDIA's plugin: all but 13, 31, 43, 45, 68 and 109, for ever".to_owned(),
+        "XIDs: podmeter decides by class, until a reset; NVIDIA's plugin: all but 13, 31, 43, 45, 68 and 109, until it \
+         restarts".to_owned(),
     ]);
     for (title, lines) in [("Offered", offered(config)), ("Differs from NVIDIA's plugin", differences.collect())] {
         let _ = writeln!(text, "# {title}:");
@@ -117,7 +118,7 @@ fn xids(environment: &Environment) -> (BTreeMap<u32, &'static str>, Vec<String>)
                     rules.extend((0..XIDS).filter(|code| makes_unhealthy(*code)).map(|code| (code, rule)));
                 }
                 ("all" | "xids", _) => {
-                    notes.push(format!("{variable}={word}: health.xids has no word for all; name the codes"));
+                    notes.push(format!("{variable}={word}: health.xids has no value for all codes; list them"));
                 }
                 (_, Err(_)) => notes.push(format!("{variable}: {word:?} is no XID, and has no effect")),
                 (_, Ok(code)) if makes_unhealthy(code) == is_disabled => drop(rules.insert(code, rule)),

@@ -243,7 +243,7 @@ options! {
     "Driver" {
         /// Path of `libnvidia-ml.so.1`
         nvml_library "PATH": PathBuf => "the loader's search path, then the driver roots", restart;
-        /// PCI address of a display card that is none of the node's GPUs, where the driver does not list it; repeatable
+        /// PCI address of a display card that the driver does not list and podmeter ignores; repeatable
         ignore_gpu "ADDRESS": Vec<PciAddress> => "none", restart, key("ignoreGpus": rename = "ignoreGpus");
         /// Interval between fast device readings
         sample_interval "DUR": Duration = "1s" in "100ms"..="1m", restart;

@@ -318,7 +318,7 @@ fn is_evident(
     gpu.is_of_nvidia() || served.contains(address) || listed.iter().any(of_kind)
 }
 
-/// Where it names others than these, they are not of GPUs that were replaced: those would be missing here.
+/// If so, other IDs among them are not of replaced GPUs: the GPU that replaced one would not be named.
 fn names_every_listed(ids: &DeviceIds, inventory: &Inventory) -> bool {
     let forms: Vec<DeviceForm> = ids.values().flatten().map(|id| parse_device_id(id.as_str())).collect();
     let is_named = |gpu: &Gpu| {

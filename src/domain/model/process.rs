@@ -32,7 +32,7 @@ pub enum Owner {
     /// Neither it nor an ancestor is in the cgroup of a pod: a daemon, a display server, a container that is not the
     /// kubelet's.
     Host,
-    /// The MPS server of a GPU that podmeter shares through MPS: what it does it does for the holders.
+    /// The MPS server of a GPU that podmeter shares through MPS: its use counts as the holders'.
     MpsServer,
     Unknown(UnknownOwner),
 }

@@ -63,7 +63,7 @@ pub(super) struct Rank {
     pub load: u32,
 }
 
-/// How much is against a GPU, in the order in which GPUs are chosen.
+/// The drawbacks of a GPU as an order: the least is chosen first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Avoided {
     Not,

@@ -55,7 +55,7 @@ impl<'a> FreeGpus<'a> {
         };
         let mut free: Vec<FreeGpu> = gpus.into_iter().map(free).collect();
         free.sort_by_key(|free| (topology.location(free.gpu).map(|location| location.index), free.gpu));
-        // Those that less is against are all chosen where they are too few, and the next ones complete the set.
+        // If the GPUs with the least drawbacks are too few, all are chosen and the next ones complete the set.
         let usable = |free: &FreeGpu, most: Avoided| free.required || free.rank.avoided <= most;
         let is_enough = |most: &Avoided| free.iter().filter(|free| usable(free, *most)).count() >= size;
         let most = Avoided::ALL.into_iter().find(is_enough).unwrap_or(Avoided::InUse);

@@ -1,5 +1,5 @@
 //! The range of each quantity. Drivers and firmware report sentinels (4294967295 °C, all ones) without an error; and GPM
-//! nothing but zeroes of a GPU that works.
+//! nothing but zeroes of a busy GPU.
 //!
 //! Does not use: where a reading comes from.
 

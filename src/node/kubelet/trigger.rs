@@ -38,8 +38,8 @@ impl FileEvents {
         let directory = socket.parent().unwrap_or_else(|| Path::new("/")).to_owned();
         // A kubelet of earlier releases makes the socket in place.
         let socket_events = WatchMask::CREATE | WatchMask::MOVED_TO;
-        // Nothing is read at the creation of a file, and a reader that is woken by the kubelet's registration socket there
-        // runs in place of the kubelet, between bind and listen, where a plugin that dials is refused.
+        // Creation is not watched: a new file is still empty, and the event of the kubelet's registration socket comes
+        // between bind and listen. A reader that runs then delays listen, and plugins that connect are refused.
         let checkpoint_events = WatchMask::MOVED_TO | WatchMask::CLOSE_WRITE;
         let events = DirectoryEvents::new(vec![
             (directory, socket_events),

@@ -265,8 +265,7 @@ impl PluginTask {
         }
     }
 
-    /// Nothing is offered before the kubelet has shown what is held. One that does not answer is waited for no longer than it takes
-    /// to start.
+    /// No device is offered before the kubelet's first answer on allocations, or before `FIRST_LIST` has passed.
     fn holders_are_known(&self, kubelet: &KubeletState, now: Monotonic) -> bool {
         kubelet.allocations.is_some() || kubelet.problem.is_some() || now.since(self.started) >= FIRST_LIST
     }

@@ -5,7 +5,8 @@
 //! use: NVML, metrics, gRPC, device readings.
 //!
 //! Everything read from `/proc` is untrusted: it is read up to a limit, none of it can stop the module, and what a
-//! process controls affects the owner of that process only, but for one that poses as the MPS server of a shared GPU.
+//! process controls affects the owner of that process only, except a process that
+//! takes the name of the MPS server of a shared GPU.
 
 pub mod cgroup;
 mod files;

@@ -93,7 +93,7 @@ pub(super) static GROUP: Group = Group {
         gauge(
             "podmeter_node_devices",
             "GPUs of the node by state: expected from the PCI bus, visible to the driver, healthy, schedulable, \
-             bound to vfio, unserved (of another driver or none).",
+             bound to vfio, unserved by the NVIDIA driver.",
             |snapshot, family| {
                 let hardware = &snapshot.hardware;
                 let mut push = |state, count: Option<usize>| family.push_known(Labels::new("state", state), count);

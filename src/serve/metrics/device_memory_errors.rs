@@ -81,7 +81,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML field 307"),
         gauge(
             "podmeter_device_bank_remap_groups",
-            "Groups of memory banks by whether they have all their spare banks left or none, on Rubin and newer.",
+            "Groups of memory banks with all or no spare banks left, on Rubin and newer.",
             |snapshot, family| {
                 per_device_and(snapshot, family, |readings| Some(named(&slow(readings)?.bank_remap_groups)));
             },

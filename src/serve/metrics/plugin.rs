@@ -89,8 +89,7 @@ pub(super) static GROUP: Group = Group {
         ),
         gauge(
             "podmeter_plugin_conflict",
-            "Whether another live plugin serves the resource, or offers its hardware as another resource; podmeter waits \
-             for it to end, or is registered beside it.",
+            "Whether another plugin serves the resource, or offers its hardware as another resource.",
             |snapshot, family| of_resources(snapshot, family, |state| Some(state.conflict.is_some())),
         ),
         gauge(

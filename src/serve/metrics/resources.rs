@@ -146,8 +146,7 @@ pub(super) static GROUP: Group = Group {
         .source(BOTH),
         gauge(
             "podmeter_node_memory_excess_bytes",
-            "Memory listed as reserved beyond what is allocatable, as kubelets up to 1.33 list the blocks of ended pods; \
-             reserved is then absent.",
+            "Reserved memory beyond the allocatable, from blocks of ended pods (kubelets up to 1.33); reserved is then absent.",
             |snapshot, family| {
                 for (memory_type, bytes) in memory_excess(snapshot) {
                     family.push(Labels::new("memory_type", memory_type), bytes);

@@ -131,7 +131,7 @@ pub struct InstanceUse {
     /// By instance, over the time of the last call.
     pub ratios: BTreeMap<u32, f64>,
     work: Work,
-    /// The last ratios were zeroes on a GPU that works.
+    /// The last ratios were zeroes on a busy GPU.
     pub is_contradicted: bool,
 }
 

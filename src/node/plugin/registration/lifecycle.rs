@@ -215,7 +215,7 @@ impl Lifecycle {
         let (mut waiting, mut logged, mut queried) = (Waiting::default(), None, None);
         loop {
             self.directory_changes.mark_unchanged();
-            self.leave_new_kubelet_alone().await;
+            self.wait_for_new_kubelet().await;
             let answer = Arc::clone(&self.service.plugin.kubelet.borrow_and_update());
             let others = Others {
                 now: self.now(),
@@ -276,8 +276,8 @@ impl Lifecycle {
         ENDING_QUERIES - since
     }
 
-    /// While another plugin is the one that registers, a kubelet that has just started is left to it.
-    async fn leave_new_kubelet_alone(&mut self) {
+    /// While another plugin has the resource, waits before it queries a kubelet that has just started.
+    async fn wait_for_new_kubelet(&mut self) {
         let socket = sockets::kubelet_socket(&self.directory);
         let seen = std::mem::replace(&mut self.kubelet_seen, sockets::identity(&socket));
         if self.is_waiting && seen.is_some() && seen != self.kubelet_seen {

@@ -1,4 +1,4 @@
-//! Until when a resource waits for another plugin. Pure.
+//! Whether a resource still waits for another plugin. Pure.
 //!
 //! In: answers of the kubelet, sockets, times. Out: whether the resource is free, or who has it. The kubelet decides: a socket
 //! alone shows no registration, and an answer from before a socket's end shows a plugin that has ended.
@@ -30,13 +30,13 @@ pub enum Wait {
     Free,
     /// Another plugin has the resource or its hardware: which, with a remedy.
     Conflict(String),
-    /// As far as the kubelet's last answer shows, but that plugin has just ended: ask again.
+    /// The kubelet's last answer lists its devices, but the plugin has just ended: query again.
     Ending,
     /// A plugin listens, of which the kubelet has listed no device for this long: with a remedy.
     Unserved(String, Duration),
 }
 
-/// One wait, from the first look to the end of the conflict.
+/// One wait, from the first observation to the end of the conflict.
 #[derive(Debug, Default)]
 pub struct Waiting {
     sockets: BTreeSet<String>,

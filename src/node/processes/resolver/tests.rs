@@ -202,7 +202,7 @@ fn a_pod_that_was_never_listed_has_not_ended() {
 }
 
 #[test]
-fn a_parent_that_ends_takes_no_owner_along() {
+fn a_process_keeps_its_owner_when_its_parent_ends() {
     let mut lab = with_engine_in_main();
     assert_eq!(lab.owner(1, 111), container(MAIN));
     lab.tree.end(110).unwrap();
@@ -218,7 +218,7 @@ fn a_process_that_started_later_is_no_ancestor() {
 }
 
 #[test]
-fn ancestors_without_end_are_the_hosts() {
+fn a_process_with_too_many_ancestors_is_the_hosts() {
     let mut lab = Lab::with_pods();
     for pid in 1000..1100 {
         lab.tree.start_child(pid, 5001, if pid == 1000 { 100 } else { pid - 1 }, "/user.slice").unwrap();

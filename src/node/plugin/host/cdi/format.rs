@@ -262,7 +262,7 @@ impl Edits {
         for net in self.net_devices.iter().flatten() {
             let is_whole = !net.host_interface_name.is_empty() && !net.name.is_empty();
             if !is_whole || !hosts.insert(&net.host_interface_name) || !names.insert(&net.name) {
-                return Err(format!("its net device `{}` has no two names, or one of another", net.name));
+                return Err(format!("its net device `{}` lacks a name, or has that of another net device", net.name));
             }
         }
         Ok(())

@@ -28,7 +28,7 @@ const VERSION: &str = "0.5.0";
 const LARGEST: u64 = 4 << 20;
 /// The second is of the kind that podmeter used before it had one of its own.
 pub const FILES: [&str; 2] = ["podmeter.device-plugin-gpu.json", "podmeter-k8s.device-plugin.nvidia.com-gpu.json"];
-/// Tells a container which of its devices is gone; edits must not be empty.
+/// The variable that names a device which no longer exists, as edits must not be empty.
 const ABSENT_DEVICE: &str = "PODMETER_ABSENT_DEVICE";
 
 /// The nodes of each device, as containers see them.
@@ -197,7 +197,8 @@ impl OwnFile {
         let mut problems = vec![];
         if !absent.is_empty() {
             problems.push(format!(
-                "a container holds {}, which this node no longer has, and started again it gets {ABSENT_DEVICE} instead: delete \
+                "a container holds {}, which this node no longer has; when the container restarts, it gets {ABSENT_DEVICE} \
+                 instead: delete \
                  its pod",
                 absent.join(", ")
             ));

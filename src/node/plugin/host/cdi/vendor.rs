@@ -287,7 +287,7 @@ fn other_hardware(
     };
     let own: BTreeSet<(&str, i64)> = match driver_files.device_nodes(hardware) {
         Ok(paths) => paths.iter().filter_map(|path| numbered_node(path)).collect(),
-        // Nothing speaks against the UUID.
+        // The nodes are unknown: the UUID decides.
         Err(_) if by_uuid => return None,
         Err(error) => {
             let detail = format!("its entry `{name}` cannot be compared with the GPU: {error}");
