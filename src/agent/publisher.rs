@@ -259,7 +259,7 @@ impl JoinCache {
         let allocations = kubelet.allocations.clone().unwrap_or_default();
         let allocatable = kubelet.allocatable.clone().unwrap_or_default();
         let resources = plugin.into_iter().flat_map(|plugin| &plugin.resources);
-        let by_mps = resources.filter(|(_, served)| served.mps && served.conflict.is_none());
+        let by_mps = resources.filter(|(_, served)| served.mps && (served.registered || served.conflict.is_none()));
         let mps_changed = self.slots.set_mps(by_mps.map(|(resource, _)| resource.clone()).collect());
         let same = !mps_changed
             && Arc::ptr_eq(&self.allocations, &allocations)

@@ -6,9 +6,10 @@ use crate::support::kubelet::{
     AdmissionOutcome, Claim, ContainerSpec, KubeletVersion, ListedDevice, Node, PodSpec, VERSIONS, node_under,
 };
 use crate::support::plugin_harness::{
-    GPU, PluginClient, PluginHarness, counts, gpus, held, pod, rejected, resources, runs, uuid,
+    GPU, PluginClient, PluginHarness, counts, gpu, gpus, hardware, held, mig_devices, pod, rejected, resources, runs,
+    uuid,
 };
-use podmeter::domain::model::{DeviceProcess, DeviceReadings, Medium, Monotonic, PluginResource, Stamped};
+use podmeter::domain::model::{DeviceProcess, DeviceReadings, Gpu, Medium, Monotonic, PluginResource, Stamped};
 use podmeter::simulation::plugin::StandInPlugin;
 
 const SHARED: &str = "nvidia.com/gpu.shared";
@@ -58,6 +59,7 @@ async fn a_plugin_that_offers_the_gpus_as_another_resource_is_a_conflict() {
         let text = state.conflict.unwrap();
         assert!(text.contains(SHARED) && text.contains("offers 32 devices on the GPUs of nvidia.com/gpu;"), "{text}");
         assert_eq!((state.registered, state.registrations), (false, 0));
+        // As if it was killed: its socket stays.
         drop(other);
         podmeter.registered(GPU, 1).await;
         // Its pod still holds a slot.
@@ -81,6 +83,26 @@ async fn a_plugin_of_another_resource_that_comes_later_is_shown_and_the_registra
     drop(other);
     let state = podmeter.until(GPU, "no conflict", |state| state.conflict.is_none()).await;
     assert_eq!((state.registered, state.registrations), (true, 1));
+}
+
+/// The other plugin offers all GPUs whole, under the name for which podmeter only waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn mig_devices_of_gpus_that_another_plugin_offers_whole_are_not_registered() {
+    let node = node_under(KubeletVersion::UpTo136).await;
+    let whole = (0..4).map(|gpu| ListedDevice::new(&uuid(gpu))).collect();
+    let other = StandInPlugin::start_on(&node.device_plugin_directory(), GPU, whole, Some("nvidia-gpu.sock"));
+    assert!(other.registered().await);
+    counts(&node, GPU, 4, 4).await;
+    let partitioned =
+        |index| Gpu { mig_enabled: Some(true), mig_devices: mig_devices("1g.10gb", &[index + 1]), ..gpu(index) };
+    let gpus = hardware([gpu(0), gpu(1), partitioned(2), partitioned(3)]);
+    let podmeter = PluginHarness::configured(node.root.path(), "resources: [{kind: nvidia, migStrategy: mixed}]", gpus);
+    for resource in [GPU, "nvidia.com/mig-1g.10gb"] {
+        let state = podmeter.until(resource, "a conflict", |state| state.conflict.is_some()).await;
+        assert_eq!((state.registered, state.registrations), (false, 0), "{resource}");
+    }
+    drop(other);
+    podmeter.registered("nvidia.com/mig-1g.10gb", 1).await;
 }
 
 /// Their plugin lives, or has ended with its pods left: two pods that ask for GPUs get those that nobody holds.
@@ -173,7 +195,7 @@ async fn a_pod_gets_no_gpu_beside_holders_of_slots_that_are_no_longer_offered() 
         offers(&podmeter, healthy + still_held, all).await;
         counts(&node, GPU, all, healthy + still_held).await;
         let mut client = PluginClient::connect(&node).await;
-        let id = if all == 8 { format!("{}::1", uuid(2)) } else { uuid(2) };
+        let id = if all == 8 { format!("{}::0", uuid(2)) } else { uuid(2) };
         let refusal = client.allocate(&[vec![id]]).await.unwrap_err();
         assert!(refusal.message().contains("is held by team/old-"), "{refusal}");
         runs(&node, pod("new", 1)).await;

@@ -27,7 +27,8 @@ pub struct OtherHolders<'a>(BTreeMap<&'a GpuUuid, Vec<&'a HeldPart>>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct HeldPart {
     device: DeviceRef,
-    pod: PodRef,
+    /// `None`: only the kubelet's checkpoint has it.
+    pod: Option<PodRef>,
     name: HeldName,
 }
 
@@ -67,11 +68,26 @@ impl HeldHardware {
                 if let HeldName::Device(resource, id) = &name {
                     held.ids.insert((resource.clone(), id.clone()));
                 }
-                let part = HeldPart { device, pod: container.reference.pod_ref(), name };
+                let part = HeldPart { device, pod: Some(container.reference.pod_ref()), name };
                 held.parts.entry(part.device.gpu.clone()).or_default().push(part);
             }
         }
         held
+    }
+
+    /// With the IDs of the kubelet's checkpoint, of which no pod is known.
+    #[must_use]
+    pub fn with_checkpoint(mut self, ids: &BTreeSet<(ResourceName, DeviceId)>, inventory: &Inventory) -> Self {
+        for (resource, id) in ids {
+            if self.ids.insert((resource.clone(), id.clone())) {
+                for device in resolve_device(resource, id, inventory).1 {
+                    let name = HeldName::Device(resource.clone(), id.clone());
+                    let part = HeldPart { device, pod: None, name };
+                    self.parts.entry(part.device.gpu.clone()).or_default().push(part);
+                }
+            }
+        }
+        self
     }
 
     /// Whether a container holds the GPU, or a part of it.
@@ -123,7 +139,9 @@ impl OtherHolders<'_> {
         let first = holders.next()?;
         let more = holders.count();
         let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-        Some(format!("held by {} as {}{more}", first.pod, first.name))
+        let holder =
+            first.pod.as_ref().map_or_else(|| "a pod of the kubelet's checkpoint".to_owned(), ToString::to_string);
+        Some(format!("held by {holder} as {}{more}", first.name))
     }
 }
 
@@ -177,6 +195,16 @@ mod tests {
             let others = held.others(|resource, id| resource.as_str() == GPU && id.as_str() == A);
             assert_eq!(others.of(device), expected.map(|name| format!("held by team/p as {name}")), "{what}");
         }
+    }
+
+    #[test]
+    fn what_only_the_checkpoint_has_is_held_too() {
+        let ids = [(GPU.into(), A.into()), ("x.io/y".into(), format!("{A}::1").as_str().into())].into();
+        let held = held(vec![container("p", &[(GPU, A)], &[])]).with_checkpoint(&ids, &inventory());
+        let others = held.others(|resource, _| resource.as_str() == GPU);
+        let text = others.of(&DeviceRef { gpu: A.into(), mig: None }).unwrap();
+        assert_eq!(text, format!("held by a pod of the kubelet's checkpoint as x.io/y {A}::1"));
+        assert!(held.others(|_, _| true).of(&DeviceRef { gpu: A.into(), mig: None }).is_none());
     }
 
     #[test]

@@ -200,7 +200,10 @@ impl KubeletWatch {
     }
 
     async fn reconsider(&mut self) {
-        if let Some(allocations) = self.accepted.reconsider(self.clock.now().monotonic).await {
+        let allocations = self.accepted.reconsider(self.clock.now().monotonic).await;
+        // A pod that was rejected changes only what is held back.
+        let changed = !self.accepted.unconfirmed.pods().eq(&self.state.unconfirmed);
+        if let Some(allocations) = allocations.or_else(|| self.state.allocations.clone().filter(|_| changed)) {
             self.set_allocations(allocations);
             self.publish();
         }

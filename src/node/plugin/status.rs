@@ -99,13 +99,14 @@ impl ResourceStatus {
         });
     }
 
-    /// Also when there was no registration. Whether another plugin has the resource is then unknown.
-    pub fn unregistered(&self, problem: &str) {
+    /// Also when there was no registration. `in_conflict`: another plugin had the resource.
+    pub fn unregistered(&self, problem: &str, in_conflict: bool) {
         self.change(|state, now| {
             state.registered = false;
             state.unregistered_since.get_or_insert(now.monotonic);
             state.problem = Some(problem.into());
-            (state.conflict, state.unserved) = (None, false);
+            state.conflict.take_if(|_| !in_conflict);
+            state.unserved = false;
         });
     }
 
@@ -123,12 +124,15 @@ impl ResourceStatus {
         self.change(|state, now| serve(state, now, other_resource));
     }
 
-    /// Whether this process serves the resource, or may have done so when the kubelet answered.
+    /// Whether this process serves the resource, or may have done so when the kubelet answered. One that it only waits for is
+    /// another plugin's.
     pub fn serves(&self, resource: &ResourceName, answered: Monotonic) -> bool {
-        let state = self.publish.borrow();
-        let resource = state.resources.get(resource);
-        resource
-            .is_some_and(|state| state.ended.is_none() || state.ended_at.is_some_and(|at| answered < at + LIST_SHOWN))
+        self.publish.borrow().resources.get(resource).is_some_and(|state| {
+            match state.ended_at.filter(|_| state.ended.is_some()) {
+                Some(ended) => answered < ended + LIST_SHOWN,
+                None => state.registrations > 0 && (state.registered || state.conflict.is_none()),
+            }
+        })
     }
 
     /// The resource is no longer offered: no registration is expected.

@@ -19,8 +19,8 @@ use super::served_resource::ServedResources;
 use crate::clock::Clock;
 use crate::domain::holders::HeldHardware;
 use crate::domain::model::{
-    AppliedProfile, DeviceReadings, GpuUuid, HardwareSource, HardwareState, HealthState, KubeletState, Monotonic,
-    MpsDaemons, PluginState,
+    AppliedProfile, DeviceReadings, GpuUuid, HardwareSource, HardwareState, HealthState, Inventory, KubeletState,
+    Monotonic, MpsDaemons, PluginState,
 };
 use crate::domain::preference::GpuDrawbacks;
 use crate::tasks::{Tasks, changed};
@@ -81,6 +81,7 @@ pub fn start(settings: PluginSettings, inputs: PluginInputs, clock: Clock, tasks
         next_number: 0,
         served,
         started: clock.now().monotonic,
+        has_settled: false,
     };
     tasks.spawn("device plugin", task.run(plans, publish_directory_changes, tasks.stopping()));
     PluginHandle { plan, states }
@@ -100,6 +101,8 @@ struct PluginTask {
     next_number: u64,
     served: ServedResources,
     started: Monotonic,
+    /// Whether an answer of the kubelet has settled since.
+    has_settled: bool,
 }
 
 impl PluginTask {
@@ -135,8 +138,9 @@ impl PluginTask {
             let driver_is_known = hardware.source == HardwareSource::None
                 || hardware.inventory.generation > 0
                 || hardware.problem.is_some();
-            let may_begin = self.holders_are_known(&kubelet, now)
-                && self.entries.values().all(|entry| entry.may_begin(&hardware, now));
+            let holders_known_in = self.until_holders_known(&kubelet, now);
+            let may_begin =
+                holders_known_in.is_zero() && self.entries.values().all(|entry| entry.may_begin(&hardware, now));
             // For readiness.
             if driver_is_known && may_begin && !self.publish.borrow().resources_complete {
                 self.publish.send_modify(|state| Arc::make_mut(state).resources_complete = true);
@@ -149,6 +153,7 @@ impl PluginTask {
                 () = changed(&mut plans) => (self.plan, self.candidates) = (plans.borrow_and_update().clone(), None),
                 results = self.host_scans.done() => self.apply_scan(results.expect("a scan does not panic")),
                 () = tokio::time::sleep(scan_in.unwrap_or_default()), if scan_in.is_some() => {}
+                () = tokio::time::sleep(holders_known_in), if !holders_known_in.is_zero() => {}
                 Some(ended) = self.served.lifecycles.join_next() => {
                     let ended = ended.expect("a lifecycle does not panic");
                     let mut offers = self.entries.values().flat_map(|entry| &entry.offers);
@@ -214,8 +219,8 @@ impl PluginTask {
     fn update(&mut self, hardware: &HardwareState, health: &HealthState, kubelet: &KubeletState, now: Monotonic) {
         let mut problems = BTreeSet::from_iter(self.host_scans.problem(now));
         let mut mps_daemons = MpsDaemons::new();
-        let held = HeldHardware::new(kubelet.holding_containers(), &hardware.inventory);
-        let holders_known = self.holders_are_known(kubelet, now);
+        let held = self.held(kubelet, &hardware.inventory);
+        let holders_known = self.until_holders_known(kubelet, now).is_zero();
         for (number, entry) in &mut self.entries {
             entry.update(hardware, health, &held, now);
             for resource in entry.drop_vanished(kubelet) {
@@ -265,9 +270,18 @@ impl PluginTask {
         }
     }
 
-    /// No device is offered before the kubelet's first answer on allocations, or before `FIRST_LIST` has passed.
-    fn holders_are_known(&self, kubelet: &KubeletState, now: Monotonic) -> bool {
-        kubelet.allocations.is_some() || kubelet.problem.is_some() || now.since(self.started) >= FIRST_LIST
+    /// No device is offered before the kubelet's first answer on allocations, or before `FIRST_LIST` has passed: how long it takes
+    /// from now, zero where it is over.
+    fn until_holders_known(&self, kubelet: &KubeletState, now: Monotonic) -> Duration {
+        if kubelet.allocations.is_some() { Duration::ZERO } else { FIRST_LIST.saturating_sub(now.since(self.started)) }
+    }
+
+    /// What containers hold. Until the kubelet's first settled answer, which may be of one that has just started, also what its
+    /// checkpoint has.
+    fn held(&mut self, kubelet: &KubeletState, inventory: &Inventory) -> HeldHardware {
+        self.has_settled |= kubelet.settled;
+        let held = HeldHardware::new(kubelet.holding_containers(), inventory);
+        if self.has_settled { held } else { held.with_checkpoint(&kubelet.held_in_checkpoint, inventory) }
     }
 
     fn publish_avoided(&self, hardware: &HardwareState, held: Option<&HeldHardware>) {

@@ -31,7 +31,7 @@ pub fn container_response(
     ids: &[DeviceId],
     driver_files: &DriverFiles,
 ) -> Result<ContainerAllocateResponse, AllocationRefusal> {
-    let devices = ids.iter().map(|id| free_device(offer, id)).collect::<Result<Vec<_>, _>>()?;
+    let devices = ids.iter().map(|id| usable_device(offer, id)).collect::<Result<Vec<_>, _>>()?;
     match config {
         EntryConfig::Nvidia(nvidia) => nvidia_response(nvidia, offer, &devices, driver_files),
         EntryConfig::Path(_) => Ok(path_response(&devices)),
@@ -39,16 +39,6 @@ pub fn container_response(
     }
 }
 
-/// One that may be given out.
-fn free_device<'o>(offer: &'o Offer, id: &DeviceId) -> Result<&'o OfferedDevice, AllocationRefusal> {
-    let device = usable_device(offer, id)?;
-    match &device.held {
-        Some(holder) => Err(AllocationRefusal::held(id, holder)),
-        None => Ok(device),
-    }
-}
-
-/// Healthy, or unhealthy only because others hold its hardware too.
 pub(super) fn usable_device<'o>(offer: &'o Offer, id: &DeviceId) -> Result<&'o OfferedDevice, AllocationRefusal> {
     let Ok(position) = offer.devices.binary_search_by(|device| device.id.cmp(id)) else {
         let message = format!("device {id} is not one of this resource's");
@@ -56,10 +46,11 @@ pub(super) fn usable_device<'o>(offer: &'o Offer, id: &DeviceId) -> Result<&'o O
     };
     let device = &offer.devices[position];
     match &device.health {
-        Err(unhealthy) if unhealthy.reason != PluginUnhealthyReason::Held => {
-            Err(AllocationRefusal::unhealthy(id, &unhealthy.detail))
+        Ok(()) => Ok(device),
+        Err(unhealthy) if unhealthy.reason == PluginUnhealthyReason::Held => {
+            Err(AllocationRefusal::held(id, &unhealthy.detail))
         }
-        _ => Ok(device),
+        Err(unhealthy) => Err(AllocationRefusal::unhealthy(id, &unhealthy.detail)),
     }
 }
 

@@ -1,6 +1,6 @@
 //! GetPreferredAllocation: from the kubelet's request to one of `domain::preference`, with each GPU's drawbacks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::domain::holders::HeldHardware;
@@ -29,8 +29,14 @@ pub fn preferred_allocation(
         return PreferredDevices { ids: vec![], fallback: Some(FallbackReason::UnknownGpu) };
     };
     let must_include = device_ids(&container.must_include_device_i_ds);
-    let request =
-        PreferenceRequest { available, must_include, size: usize::try_from(container.allocation_size).unwrap_or(0) };
+    let size = usize::try_from(container.allocation_size).unwrap_or(0);
+    // The kubelet may not have the list yet in which a device is unhealthy: it would be refused.
+    let healthy: BTreeSet<&DeviceId> =
+        offer.devices.iter().filter(|device| device.health.is_ok()).map(|device| &device.id).collect();
+    let usable = |free: &&FreeDevice| healthy.contains(&free.id) || must_include.contains(&free.id);
+    let usable: Vec<FreeDevice> = available.iter().filter(usable).cloned().collect();
+    let available = if usable.len() >= size { usable } else { available };
+    let request = PreferenceRequest { available, must_include, size };
     let held =
         kubelet.allocations.is_some().then(|| HeldHardware::new(kubelet.holding_containers(), &hardware.inventory));
     let drawbacks = |(gpu, readings): (&GpuUuid, &Arc<DeviceReadings>)| {
@@ -54,8 +60,6 @@ pub(super) fn device_ids(ids: &[String]) -> Vec<DeviceId> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
     use crate::domain::model::{
         Allocations, Container, ContainerRef, CpuSet, DeviceProcess, Fast, HeldDevice, Inventory, Medium, Monotonic,
@@ -200,6 +204,15 @@ mod tests {
             let choice = preferred_allocation(&nvidia, &merged, &topology, &hardware, &kubelet, &request(&whole, 2));
             assert_eq!(choice.ids, ["GPU-0".into(), "GPU-2".into()], "{reason:?}");
         }
+    }
+
+    #[test]
+    fn a_device_that_is_held_under_another_name_is_not_preferred() {
+        let mut offer = offer(1);
+        offer.devices[0].health = Err(PluginUnhealthy::new(PluginUnhealthyReason::Held, "held by team/a"));
+        let chosen = |size| chosen_of(&offer, &request(&offer, size), &HardwareState::default());
+        assert_eq!(chosen(2), ["GPU-1", "GPU-2"]);
+        assert_eq!(chosen(3), ["GPU-0", "GPU-1", "GPU-2"], "too few others");
     }
 
     #[test]

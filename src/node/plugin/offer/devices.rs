@@ -109,23 +109,22 @@ impl Offer {
 }
 
 impl Offer {
-    /// With the devices whose hardware containers hold under other names than the resource's own. Its slots share hardware with
-    /// each other; a slot or GPU that is no longer offered does not.
+    /// With the devices unhealthy whose hardware containers hold under other names than the resource's own. Its slots share hardware
+    /// with each other; a slot or GPU that is no longer offered does not. A device that is held under its own name too stays
+    /// healthy: a kubelet that restarts may ask for it again.
     #[must_use]
     pub fn with_holders(mut self, held: &HeldHardware) -> Self {
         let offered: BTreeSet<&DeviceId> = self.devices.iter().map(|device| &device.id).collect();
         let others = held.others(|resource, id| *resource == self.resource && offered.contains(id));
         // Slots of the same hardware follow each other.
         let mut last: (Option<DeviceRef>, Option<Arc<str>>) = (None, None);
-        for device in &mut self.devices {
+        for device in self.devices.iter_mut().filter(|device| device.health.is_ok()) {
             let hardware = device.hardware.device();
             if hardware != last.0 {
                 let holder = hardware.as_ref().and_then(|hardware| others.of(hardware)).map(Arc::from);
                 last = (hardware, holder);
             }
-            device.held.clone_from(&last.1);
-            if let Some(holder) = &device.held
-                && device.health.is_ok()
+            if let Some(holder) = &last.1
                 && !held.contains_id(&self.resource, &device.id)
             {
                 device.health = Err(PluginUnhealthy::new(PluginUnhealthyReason::Held, Arc::clone(holder)));

@@ -22,9 +22,6 @@ pub struct OfferedDevice {
     /// Empty when unknown: the topology is then left out.
     pub numa_nodes: BTreeSet<i64>,
     pub health: OfferedHealth,
-    /// Who holds its hardware under a name that this resource does not account for. Such a device is not given out; it is
-    /// unhealthy, except while a container also holds it under its own name.
-    pub held: Option<Arc<str>>,
     pub hardware: OfferedHardware,
 }
 
@@ -70,7 +67,7 @@ impl Offer {
 impl OfferedDevice {
     /// A healthy one, of which no NUMA node is known.
     pub fn new(id: impl Into<DeviceId>, hardware: OfferedHardware) -> Self {
-        Self { id: id.into(), numa_nodes: BTreeSet::new(), health: Ok(()), held: None, hardware }
+        Self { id: id.into(), numa_nodes: BTreeSet::new(), health: Ok(()), hardware }
     }
 
     /// Its hardware is not there, or its GPU no longer has it.

@@ -130,7 +130,7 @@ impl Grants {
             // What an earlier plugin granted, or another podmeter.
             let checkpoint =
                 now.kubelet.held_in_checkpoint.iter().filter(|(held, _)| held == resource).map(|(_, id)| id);
-            let is_held = |id: &&DeviceId| held.clone().any(|held| held == *id);
+            let is_held = |id: &&DeviceId| self.held.as_ref().is_some_and(|held| held.contains(*id));
             self.checkpoint = checkpoint.filter(|id| !is_held(id)).cloned().collect();
             let granted = now.granted.iter().filter(|(id, _)| is_held(id));
             self.seen = granted.map(|(id, count)| (id.clone(), *count)).collect();
@@ -199,7 +199,8 @@ pub fn other_resource(
     inventory: &Inventory,
     is_own: impl Fn(&ResourceName) -> bool,
 ) -> Option<String> {
-    let hardware = offer.devices.iter().filter_map(|device| device.hardware.device()).collect();
+    let present = offer.devices.iter().filter(|device| !device.is_absent());
+    let hardware = present.filter_map(|device| device.hardware.device()).collect();
     let (other, count) = other_offer(&hardware, kubelet.allocatable.as_ref()?, inventory, is_own)?;
     Some(other_resource_text(other, count, &offer.resource))
 }
@@ -236,7 +237,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::domain::model::{Allocatable, Allocations, ContainerRef, Moment};
+    use crate::domain::model::{Allocatable, Allocations, ContainerRef, Gpu, Moment, PluginUnhealthyReason};
     use crate::node::plugin::offer::{OfferedDevice, OfferedHardware, OfferedHealth, PluginUnhealthy};
 
     fn found(allocatable: &[&str], sent: &[&str], live: &[&str]) -> Option<String> {
@@ -403,5 +404,21 @@ mod tests {
         registration.compare(&holding(12, &[]), &other, &[]);
         assert_eq!(registration.compare(&holding(13, &["d"]), &other, &[]), Comparison::Listed);
         assert_eq!(registration.compare(&holding(14, &["d"]), &[], &[]), Comparison::Listed);
+    }
+
+    #[test]
+    fn a_gpu_that_is_passed_through_is_no_conflict_with_the_plugin_that_offers_it() {
+        let uuid = "GPU-5fb06b79-9d4d-4a0e-9d37-1c3c8f5a7e21";
+        let inventory = crate::node::plugin::test_data::inventory([Gpu::listed(uuid.into(), 0)]);
+        let hardware = OfferedHardware::Gpu { uuid: uuid.into(), index: 0, minor: None };
+        let passed_through = PluginUnhealthy::new(PluginUnhealthyReason::Passthrough, "to a virtual machine");
+        for (health, expected) in [(Ok(()), true), (Err(passed_through), false)] {
+            let device = OfferedDevice { health, ..OfferedDevice::new(uuid, hardware.clone()) };
+            let offer = Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] };
+            let listed = [("nvidia.com/vm".into(), [uuid.into()].into())].into();
+            let allocatable = Some(Arc::new(Allocatable { devices: listed, ..Allocatable::default() }));
+            let kubelet = KubeletState { allocatable, ..KubeletState::default() };
+            assert_eq!(other_resource(&offer, &kubelet, &inventory, |_| false).is_some(), expected);
+        }
     }
 }

@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::conflict::{self, Compared, Comparison, Comparisons};
+use super::conflict::{self, Compared, Comparison, Comparisons, known_resource};
 use super::register::{Deadlines, RegistrationEnd, register};
 use super::server::PluginServer;
 use super::waiting::{Others, Wait, Waiting};
@@ -128,7 +128,7 @@ impl Lifecycle {
             }
         }
         let reason = stop.borrow().unwrap_or("podmeter is ending");
-        self.service.status.unregistered(reason);
+        self.service.status.unregistered(reason, false);
         EndedLifecycle { resource: self.resource(), advertised: self.advertised }
     }
 
@@ -144,7 +144,7 @@ impl Lifecycle {
         let kubelet_socket = *attempt.kubelet_socket.insert(self.kubelet_socket()?);
         // Our registration replaces the plugins that serve now: their sockets do not count any more.
         let replaced = match self.service.config.on_conflict() {
-            OnConflict::Takeover | OnConflict::WaitWhileServed => sockets::identities(&self.directory),
+            OnConflict::Takeover | OnConflict::WaitWhileServed => self.sockets_of_others(),
             OnConflict::Wait => BTreeMap::new(),
         };
         let name = sockets::fresh_name(&self.resource());
@@ -195,7 +195,7 @@ impl Lifecycle {
     /// Logs a reason once, until there is a registration.
     fn publish_end(&self, end: &RegistrationEnd, logged: &mut String) {
         let reason = end.to_string();
-        self.service.status.unregistered(&reason);
+        self.service.status.unregistered(&reason, self.is_waiting);
         if let RegistrationEnd::TakenOver(by) = end {
             self.service.status.set_conflict(Some(by), false);
         }
@@ -222,7 +222,8 @@ impl Lifecycle {
                 kubelet: &answer,
                 sockets: &sockets::others(&self.directory),
                 live: &self.live_sockets(&BTreeMap::new()).await,
-                other_resource: self.other_resource(&answer),
+                // A registration that was there before the other plugin continues.
+                other_resource: self.advertised.is_empty().then(|| self.other_resource(&answer)).flatten(),
             };
             let now = others.now;
             let reason = match waiting.observe(&resource, &self.advertised, others) {
@@ -364,7 +365,7 @@ impl Lifecycle {
                 () = changed(&mut self.service.plugin.kubelet) => {}
                 () = changed(&mut calls) => {
                     calls.mark_unchanged();
-                    not_serving = sockets::identities(&self.directory);
+                    not_serving = self.sockets_of_others();
                     comparisons.called(self.now());
                 }
                 () = tokio::time::sleep(next_query.unwrap_or_default()), if next_query.is_some() => {
@@ -384,11 +385,19 @@ impl Lifecycle {
         self.service.status.served(other_resource);
     }
 
-    /// Names of live sockets of the resource's known plugins and of podmeters, without those that were `replaced`.
+    /// Without those of podmeters.
+    fn sockets_of_others(&self) -> BTreeMap<String, SocketIdentity> {
+        let resource = self.resource();
+        let sockets = sockets::identities(&self.directory).into_iter();
+        sockets.filter(|(name, _)| !sockets::is_a_podmeters(name, &resource)).collect()
+    }
+
+    /// Names of live sockets of the resource's known plugins and of podmeters, without those that were `replaced`. While another
+    /// plugin has the resource or its hardware, of all known plugins: one that is killed leaves its socket behind.
     async fn live_sockets(&self, replaced: &BTreeMap<String, SocketIdentity>) -> Vec<String> {
         let resource = self.resource();
         let is_wanted = |name: &str| {
-            conflict::may_matter(name, &resource)
+            (conflict::may_matter(name, &resource) || self.is_waiting && known_resource(name).is_some())
                 && replaced.get(name).is_none_or(|known| sockets::identity(&self.directory.join(name)) != Some(*known))
         };
         sockets::live(&self.directory, is_wanted).await

@@ -69,10 +69,10 @@ impl Waiting {
                 return Wait::Conflict(OtherPlugin::Socket(socket.clone()).text(resource));
             };
             let since = *self.unlisted_since.get_or_insert(at);
-            return if at >= since + LIST_SHOWN {
-                Wait::Unserved(unserved(resource, socket), at.since(since))
-            } else {
-                Wait::Conflict(OtherPlugin::Socket(socket.clone()).text(resource))
+            return match other_resource {
+                Some(text) => Wait::Conflict(text),
+                None if at >= since + LIST_SHOWN => Wait::Unserved(unserved(resource, socket), at.since(since)),
+                None => Wait::Conflict(OtherPlugin::Socket(socket.clone()).text(resource)),
             };
         }
         match other.map(|other| other.text(resource)).or(other_resource) {
