@@ -14,6 +14,7 @@
 //!
 //! In: answers of the kubelet, names of live sockets, the offer, calls. Out: a `Comparison`. Pure.
 
+use super::grants::Grants;
 use crate::domain::holders::other_offer;
 use crate::domain::model::{DeviceId, Inventory, KubeletState, Monotonic, ResourceName};
 use crate::node::plugin::host::sockets;
@@ -21,7 +22,7 @@ use crate::node::plugin::offer::Offer;
 use crate::node::plugin::status::LIST_SHOWN;
 use std::collections::{BTreeMap, BTreeSet};
 
-const REMEDY: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
+pub(super) const REMEDY: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
 
 /// The result for the kubelet's last answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,53 +100,6 @@ impl Comparisons {
             };
         }
         self.last.clone()
-    }
-}
-
-/// Which of the held devices of a resource were granted by this process.
-#[derive(Debug, Default)]
-struct Grants {
-    /// Held in the last answer; `None` before the first.
-    held: Option<BTreeSet<DeviceId>>,
-    /// Of the kubelet's checkpoint, and not listed yet.
-    checkpoint: BTreeSet<DeviceId>,
-    /// Grants of each device that were listed.
-    seen: BTreeMap<DeviceId, u64>,
-    /// A device that another plugin granted, as the text of a conflict.
-    other: Option<String>,
-}
-
-impl Grants {
-    fn compare(&mut self, resource: &ResourceName, now: &Compared<'_>) {
-        if !now.kubelet.settled {
-            return;
-        }
-        let devices = now.kubelet.holding_containers().flat_map(|container| &container.devices);
-        let held: BTreeSet<DeviceId> =
-            devices.filter(|device| device.resource == *resource).map(|device| device.id.clone()).collect();
-        let rolling_update = now.live.iter().any(|name| sockets::is_a_podmeters(name, resource));
-        let before = self.held.replace(held);
-        let held = self.held.iter().flatten();
-        let Some(before) = before.filter(|_| !rolling_update) else {
-            // What an earlier plugin granted, or another podmeter.
-            let checkpoint =
-                now.kubelet.held_in_checkpoint.iter().filter(|(held, _)| held == resource).map(|(_, id)| id);
-            let is_held = |id: &&DeviceId| self.held.as_ref().is_some_and(|held| held.contains(*id));
-            self.checkpoint = checkpoint.filter(|id| !is_held(id)).cloned().collect();
-            let granted = now.granted.iter().filter(|(id, _)| is_held(id));
-            self.seen = granted.map(|(id, count)| (id.clone(), *count)).collect();
-            return;
-        };
-        for id in held.filter(|id| !before.contains(*id)) {
-            let granted = now.granted.get(id).copied().unwrap_or(0);
-            let is_ours = self.seen.insert(id.clone(), granted).unwrap_or(0) < granted;
-            if !self.checkpoint.remove(id) && !is_ours {
-                self.other = Some(format!(
-                    "the kubelet gave {id} to a container without a call to this plugin: another device plugin serves {resource}; \
-                     {REMEDY}"
-                ));
-            }
-        }
     }
 }
 

@@ -39,9 +39,8 @@ use tokio::sync::watch;
 use super::conflict::{self, Compared, Comparison, Comparisons, known_resource};
 use super::register::{Deadlines, RegistrationEnd, register};
 use super::server::PluginServer;
-use super::waiting::{Others, Wait, Waiting};
 use crate::backoff::{Backoff, with_jitter};
-use crate::domain::model::{DeviceId, KubeletState, Monotonic, ResourceName};
+use crate::domain::model::{DeviceId, Monotonic, ResourceName};
 use crate::node::plugin::allocate::ServiceInputs;
 use crate::node::plugin::config::OnConflict;
 use crate::node::plugin::hash::random;
@@ -55,14 +54,6 @@ const RETRIES: (Duration, Duration) = (Duration::from_millis(50), Duration::from
 /// Longest wait for the first health of the devices. A kubelet that is sent devices before they are checked shows them
 /// as unhealthy on every pod that holds one, at each start of podmeter.
 const FIRST_CHECK: Duration = Duration::from_secs(2);
-/// Longest wait for the kubelet's first answer on what it can allocate. Some kubelets have none.
-const FIRST_ANSWER: Duration = Duration::from_secs(1);
-/// Between two queries of the kubelet while a plugin ends.
-const ENDING_QUERIES: Duration = Duration::from_millis(50);
-/// With `onConflict: waitWhileServed`, how long the kubelet lists no device before we register.
-const UNSERVED: Duration = Duration::from_mins(1);
-/// By then another plugin has registered with a kubelet that has just started.
-const KUBELET_START: Duration = Duration::from_secs(2);
 /// A registration that lasted this long was a good one: the next failure is a first one.
 const LASTED: Duration = Duration::from_secs(30);
 
@@ -205,101 +196,6 @@ impl Lifecycle {
         }
     }
 
-    /// Returns when no other plugin serves the resource or offers its hardware.
-    async fn until_free(&mut self) {
-        let known = |state: &Arc<KubeletState>| state.allocatable_at.is_some() || state.problem.is_some();
-        // No answer is no conflict; an error is the agent ending.
-        let _ = tokio::time::timeout(FIRST_ANSWER, self.service.plugin.kubelet.wait_for(known)).await;
-        let resource = self.resource();
-        let registers_unserved = self.service.config.on_conflict() == OnConflict::WaitWhileServed;
-        let (mut waiting, mut logged, mut queried) = (Waiting::default(), None, None);
-        loop {
-            self.directory_changes.mark_unchanged();
-            self.wait_for_new_kubelet().await;
-            let answer = Arc::clone(&self.service.plugin.kubelet.borrow_and_update());
-            let others = Others {
-                now: self.now(),
-                kubelet: &answer,
-                sockets: &sockets::others(&self.directory),
-                live: &self.live_sockets(&BTreeMap::new()).await,
-                // A registration that was there before the other plugin continues.
-                other_resource: self.advertised.is_empty().then(|| self.other_resource(&answer)).flatten(),
-            };
-            let now = others.now;
-            let reason = match waiting.observe(&resource, &self.advertised, others) {
-                Wait::Free => break,
-                Wait::Unserved(text, duration) if registers_unserved && duration >= UNSERVED => {
-                    tracing::warn!(%resource, "registering: {text}");
-                    break;
-                }
-                Wait::Conflict(text) => Some((text, false)),
-                Wait::Unserved(text, _) => Some((text, true)),
-                Wait::Ending => None,
-            };
-            let first = !std::mem::replace(&mut self.is_waiting, true);
-            if let Some((text, unserved)) = &reason
-                && reason != logged
-            {
-                tracing::warn!(%resource, "waiting: {text}");
-                self.service.status.set_conflict(Some(text), *unserved);
-                logged.clone_from(&reason);
-            }
-            let next_query = match reason {
-                None => Some(self.query_ending(&mut queried, now)),
-                // The devices of a podmeter that has just ended are listed for a moment longer.
-                Some(_) if first => Some(LIST_SHOWN),
-                Some(_) => None,
-            };
-            tokio::select! {
-                () = changed(&mut self.directory_changes) => {}
-                () = changed(&mut self.service.plugin.kubelet) => {}
-                () = tokio::time::sleep(next_query.unwrap_or_default()), if next_query.is_some() => {
-                    if reason.is_some() {
-                        self.service.plugin.refresh_allocatable.notify_one();
-                    }
-                }
-            }
-        }
-        if std::mem::take(&mut self.is_waiting) {
-            tracing::info!(%resource, "no other device plugin serves the resource any more");
-            self.service.status.set_conflict(None, false);
-        }
-    }
-
-    /// At once, then at intervals: arriving pods fail until the resource is registered again. Returns the time to the next query.
-    fn query_ending(&self, queried: &mut Option<Monotonic>, now: Monotonic) -> Duration {
-        let since = queried.map_or(ENDING_QUERIES, |at| now.since(at));
-        if since >= ENDING_QUERIES {
-            *queried = Some(now);
-            self.service.plugin.refresh_allocatable.notify_one();
-            return ENDING_QUERIES;
-        }
-        ENDING_QUERIES - since
-    }
-
-    /// While another plugin has the resource, waits before it queries a kubelet that has just started.
-    async fn wait_for_new_kubelet(&mut self) {
-        let socket = sockets::kubelet_socket(&self.directory);
-        let seen = std::mem::replace(&mut self.kubelet_seen, sockets::identity(&socket));
-        if self.is_waiting && seen.is_some() && seen != self.kubelet_seen {
-            tokio::time::sleep(KUBELET_START).await;
-            self.service.plugin.refresh_allocatable.notify_one();
-        }
-    }
-
-    /// The plugin of another resource that offers our hardware, with a remedy. This process keeps its own resources apart, and two
-    /// podmeters in a rolling update do not give out what is held.
-    fn other_resource(&self, kubelet: &KubeletState) -> Option<String> {
-        let sockets = sockets::others(&self.directory);
-        let answered = kubelet.allocatable_at?.monotonic;
-        let is_own = |resource: &ResourceName| {
-            self.service.status.serves(resource, answered)
-                || sockets.iter().any(|name| sockets::is_a_podmeters(name, resource))
-        };
-        let hardware = Arc::clone(&self.service.plugin.hardware.borrow());
-        conflict::other_resource(&self.service.offer.borrow(), kubelet, &hardware.inventory, is_own)
-    }
-
     /// Until every device has been checked, or `FIRST_CHECK` after the lifecycle `began`. Not where the kubelet has had the
     /// resource before: without it pods are refused.
     async fn until_checked(&mut self, began: Monotonic) {
@@ -394,7 +290,7 @@ impl Lifecycle {
 
     /// Names of live sockets of the resource's known plugins and of podmeters, without those that were `replaced`. While another
     /// plugin has the resource or its hardware, of all known plugins: one that is killed leaves its socket behind.
-    async fn live_sockets(&self, replaced: &BTreeMap<String, SocketIdentity>) -> Vec<String> {
+    pub(super) async fn live_sockets(&self, replaced: &BTreeMap<String, SocketIdentity>) -> Vec<String> {
         let resource = self.resource();
         let is_wanted = |name: &str| {
             (conflict::may_matter(name, &resource) || self.is_waiting && known_resource(name).is_some())
@@ -440,11 +336,11 @@ impl Lifecycle {
         sockets::identity(&socket).ok_or(RegistrationEnd::NoKubelet(socket))
     }
 
-    fn now(&self) -> Monotonic {
+    pub(super) fn now(&self) -> Monotonic {
         self.service.clock.now().monotonic
     }
 
-    fn resource(&self) -> ResourceName {
+    pub(super) fn resource(&self) -> ResourceName {
         self.service.offer.borrow().resource.clone()
     }
 }

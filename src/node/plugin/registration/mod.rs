@@ -4,11 +4,13 @@
 //! status. Does not use: how devices are chosen and allocated.
 
 mod conflict;
+mod grants;
 mod lifecycle;
 mod register;
 mod server;
 #[cfg(test)]
 mod tests;
+mod until_free;
 mod waiting;
 
 pub use conflict::{OtherPlugin, known_resource, other_plugin, other_resource_text, unserved};
