@@ -127,6 +127,30 @@ pub const AREA: Area = Area {
             within: 15,
         },
         Row {
+            id: "plugin-unserved",
+            happens: "The kubelet drops the resource, while another plugin listens that has no registration",
+            how: |rig| {
+                let socket = rig.kubelet.device_plugin_directory().join("nvidiaGPU-1.sock");
+                rig.hold(std::os::unix::net::UnixListener::bind(socket).unwrap());
+                assert!(rig.kubelet.lose_stream(GPU));
+            },
+            metrics: &[
+                Metric("podmeter_plugin_unserved", &["resource=\"nvidia.com/gpu\""], Is::Value(1.0)),
+                UNREGISTERED,
+            ],
+            log: Log::Line(
+                "the kubelet lists no healthy device of nvidia.com/gpu, although a device plugin listens on nvidiaGPU-1.sock",
+            ),
+            page: Some(Text("/", "waiting: the kubelet lists no healthy device")),
+            goes_on: EXPORTER,
+            undone: "the other plugin is removed",
+            undo: Some(|rig| {
+                rig.drop_held();
+                std::fs::remove_file(rig.kubelet.device_plugin_directory().join("nvidiaGPU-1.sock")).unwrap();
+            }),
+            within: 15,
+        },
+        Row {
             id: "plugin-other-resource",
             happens: "Another plugin offers the same GPUs as another resource, and a container holds one of them so",
             how: |rig| {
