@@ -288,13 +288,15 @@ impl Lifecycle {
         sockets.filter(|(name, _)| !sockets::is_a_podmeters(name, &resource)).collect()
     }
 
-    /// Names of live sockets of the resource's known plugins and of podmeters, without those that were `replaced`. While another
+    /// Names of live sockets of the resource's known plugins and of podmeters, without those of `not_serving`. While another
     /// plugin has the resource or its hardware, of all known plugins: one that is killed leaves its socket behind.
-    pub(super) async fn live_sockets(&self, replaced: &BTreeMap<String, SocketIdentity>) -> Vec<String> {
+    pub(super) async fn live_sockets(&self, not_serving: &BTreeMap<String, SocketIdentity>) -> Vec<String> {
         let resource = self.resource();
         let is_wanted = |name: &str| {
             (conflict::may_matter(name, &resource) || self.is_waiting && known_resource(name).is_some())
-                && replaced.get(name).is_none_or(|known| sockets::identity(&self.directory.join(name)) != Some(*known))
+                && not_serving
+                    .get(name)
+                    .is_none_or(|known| sockets::identity(&self.directory.join(name)) != Some(*known))
         };
         sockets::live(&self.directory, is_wanted).await
     }

@@ -93,9 +93,9 @@ mod tests {
     const SOCKET: &str = "nvidia-gpu.sock";
 
     #[derive(Default)]
-    struct Harness(Waiting);
+    struct WaitingHarness(Waiting);
 
-    impl Harness {
+    impl WaitingHarness {
         /// At a time in milliseconds, with an answer of the kubelet that began then: the devices it lists.
         fn at(&mut self, now: u64, answer: Option<(u64, &[&str])>, sockets: &[&str], live: &[&str]) -> &'static str {
             let devices =
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_socket_without_a_listed_device_in_two_answers_serves_nothing() {
-        let mut waiting = Harness::default();
+        let mut waiting = WaitingHarness::default();
         let both = [SOCKET];
         assert_eq!(waiting.at(0, None, &both, &both), "conflict", "no answer");
         assert_eq!(waiting.at(1_000, Some((1_000, &[])), &both, &both), "conflict", "one answer");
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn an_answer_from_before_the_end_of_a_socket_is_no_conflict() {
         for socket in [SOCKET, "of-an-unknown-plugin.sock"] {
-            let mut waiting = Harness::default();
+            let mut waiting = WaitingHarness::default();
             let live: &[&str] = if socket == SOCKET { &[SOCKET] } else { &[] };
             let devices: &[&str] = &["GPU-a"];
             assert_eq!(waiting.at(0, Some((0, devices)), &[socket], live), "conflict");
@@ -153,7 +153,7 @@ mod tests {
             assert_eq!(waiting.at(5_050, Some((5_000, devices)), &[], &[]), "ending", "{socket}");
             assert_eq!(waiting.at(5_100, Some((5_050, &[])), &[], &[]), "free", "{socket}");
         }
-        let mut waiting = Harness::default();
+        let mut waiting = WaitingHarness::default();
         assert_eq!(waiting.at(0, Some((0, &["GPU-a"])), &[SOCKET], &[SOCKET]), "conflict");
         assert_eq!(waiting.at(5_000, Some((0, &["GPU-a"])), &[SOCKET], &[]), "ending", "it was killed");
         assert_eq!(waiting.at(15_000, Some((14_000, &["GPU-a"])), &[], &[]), "ending", "its socket was removed");

@@ -23,18 +23,18 @@ struct ClaimSpecification {
 struct CdiDevice {
     name: String,
     #[serde(default)]
-    container_edits: Edits,
+    container_edits: ClaimEdits,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Edits {
+struct ClaimEdits {
     #[serde(default)]
-    device_nodes: Vec<DeviceNode>,
+    device_nodes: Vec<ClaimDeviceNode>,
 }
 
 #[derive(Deserialize)]
-struct DeviceNode {
+struct ClaimDeviceNode {
     path: String,
 }
 
@@ -66,7 +66,7 @@ pub fn cdi(
 }
 
 /// `None` where the nodes are of several devices, or of instances that are not known.
-fn nodes_hardware(nodes: &[DeviceNode], capability_nodes: &impl Fn() -> CapabilityNodes) -> Option<ClaimHardware> {
+fn nodes_hardware(nodes: &[ClaimDeviceNode], capability_nodes: &impl Fn() -> CapabilityNodes) -> Option<ClaimHardware> {
     let one = |prefix: &'static str| {
         let mut numbers = nodes.iter().filter_map(|node| node.path.strip_prefix(prefix)?.parse::<u32>().ok());
         let first = numbers.next();

@@ -22,7 +22,7 @@ pub struct Specification {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct File {
+struct SpecificationFile {
     cdi_version: String,
     kind: String,
     annotations: Option<BTreeMap<String, String>>,
@@ -113,7 +113,7 @@ struct IntelRdt {
 
 /// JSON is YAML too.
 pub fn parse(text: &str) -> Result<Specification, String> {
-    let file: File = serde_saphyr::from_str(text).map_err(|error| first_line(&error.to_string()))?;
+    let file: SpecificationFile = serde_saphyr::from_str(text).map_err(|error| first_line(&error.to_string()))?;
     validate_version(&file)?;
     let (vendor, class) = file.kind.split_once('/').unwrap_or_default();
     if !is_name(vendor, "_-.") || !is_name(class, "_-.") || !starts_with_letter(vendor) || !starts_with_letter(class) {
@@ -155,7 +155,7 @@ fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-fn validate_version(file: &File) -> Result<(), String> {
+fn validate_version(file: &SpecificationFile) -> Result<(), String> {
     let version = file.cdi_version.strip_prefix('v').unwrap_or(&file.cdi_version);
     let position = |version| VERSIONS.iter().position(|known| *known == version);
     let Some(given) = position(version) else {
@@ -169,7 +169,7 @@ fn validate_version(file: &File) -> Result<(), String> {
 }
 
 /// The first version that has every field which the file uses. 0.8.0 and 1.0.0 added none.
-fn needed_version(file: &File) -> &'static str {
+fn needed_version(file: &SpecificationFile) -> &'static str {
     let devices = || file.devices.iter().flatten();
     let edits = || file.container_edits.iter().chain(devices().filter_map(|device| device.container_edits.as_ref()));
     let is_extended = |rdt: &IntelRdt| rdt.schemata.is_some() || rdt.enable_monitoring == Some(true);

@@ -29,10 +29,10 @@ const VERSIONED: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
 
 /// Others' files in the runtime's directories. Our own are not among them.
 #[derive(Debug, Default)]
-pub struct Specifications(Vec<File>);
+pub struct Specifications(Vec<VendorFile>);
 
 #[derive(Clone, Debug)]
-struct File {
+struct VendorFile {
     path: PathBuf,
     stamp: FileStamp,
     /// The one of two directories that is read later wins.
@@ -108,7 +108,7 @@ pub fn unused_problems(unused: &UnusedFiles) -> Vec<String> {
 
 type Refusal = (UnusedReason, String);
 /// The file with a device, or one that keeps runtimes from it.
-type Resolved<'s> = Result<(&'s File, &'s Specification), (&'s File, Refusal)>;
+type Resolved<'s> = Result<(&'s VendorFile, &'s Specification), (&'s VendorFile, Refusal)>;
 
 /// What entries are compared with.
 #[derive(Clone, Copy, Debug)]
@@ -127,11 +127,11 @@ impl Specifications {
             let Some(metadata) = fs::metadata(&path).ok().filter(fs::Metadata::is_file) else { continue };
             let stamp = files::stamp(&metadata);
             let known = before.iter().find(|file| file.path == path && file.stamp == stamp);
-            self.0.push(known.cloned().unwrap_or_else(|| File::read(path, stamp, directory)));
+            self.0.push(known.cloned().unwrap_or_else(|| VendorFile::read(path, stamp, directory)));
         }
     }
 
-    fn of_kind<'s>(&'s self, kind: &'s str) -> impl Iterator<Item = (&'s File, &'s Specification)> {
+    fn of_kind<'s>(&'s self, kind: &'s str) -> impl Iterator<Item = (&'s VendorFile, &'s Specification)> {
         let loaded = self.0.iter().filter_map(|file| Some((file, file.read.as_ref().ok()?)));
         loaded.filter(move |(_, specification)| specification.kind == kind)
     }
@@ -151,7 +151,7 @@ impl Specifications {
     ) -> VendorDevices {
         let mut found = VendorDevices::default();
         let mut of_files = BTreeMap::new();
-        let mut refuse = |file: &File, (reason, detail): Refusal, uuid: &str| {
+        let mut refuse = |file: &VendorFile, (reason, detail): Refusal, uuid: &str| {
             let unused: &mut Unused = found.unused.entry((file.path.clone(), reason)).or_default();
             unused.devices.insert(uuid.to_owned());
             if unused.detail.is_empty() {
@@ -215,7 +215,7 @@ impl Specifications {
     }
 }
 
-impl File {
+impl VendorFile {
     fn read(path: PathBuf, stamp: FileStamp, directory: usize) -> Self {
         let text = if stamp.bytes > LARGEST {
             Err(format!("it has more than {LARGEST} bytes"))
