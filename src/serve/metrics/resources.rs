@@ -157,8 +157,8 @@ pub(super) static GROUP: Group = Group {
         .source(BOTH),
         gauge(
             "podmeter_resource_devices",
-            "Devices of an extended resource: allocatable as the kubelet reports, unallocated what the scheduler can \
-             still place, unhealthy only for the bundled plugin's.",
+            "Devices of an extended resource: allocatable as the kubelet reports, unallocated what pods can still get, \
+             unhealthy only for the bundled plugin's.",
             resource_devices,
         )
         .labels("resource state")
