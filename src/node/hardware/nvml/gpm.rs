@@ -170,12 +170,14 @@ impl InstanceUse {
             Some((instance, ratios.graphics_engine_active.or(ratios.sm_active)?))
         };
         self.ratios = instances.into_iter().filter_map(ratio).collect();
-        let [watts, limit] = power;
-        self.is_contradicted =
-            self.work.contradicts(self.ratios.values().copied(), watts, limit, now) && !self.ratios.is_empty();
-        if self.is_contradicted {
-            self.ratios.clear();
-            caller.count_implausible(&plausible::GPM);
+        // Without ratios, what the last ones showed stands.
+        if !self.ratios.is_empty() {
+            let [watts, limit] = power;
+            self.is_contradicted = self.work.contradicts(self.ratios.values().copied(), watts, limit, now);
+            if self.is_contradicted {
+                self.ratios.clear();
+                caller.count_implausible(&plausible::GPM);
+            }
         }
         let seconds = elapsed.map_or(0.0, |elapsed| elapsed.as_secs_f64());
         Some(self.ratios.iter().map(|(instance, ratio)| (*instance, ratio * seconds)).collect())
