@@ -32,8 +32,7 @@
 //! }
 //! ```
 //!
-//! All names with their defaults and units: `state/`. `fake-nvml-record` makes such a file from the
-//! `/api/v1/node` of a real machine; its origin is under `recorded`.
+//! All names with their defaults and units: `state/`.
 //!
 //! # Time
 //!
@@ -64,7 +63,6 @@ mod handles;
 mod history;
 mod library;
 mod out;
-pub mod recording;
 mod samples;
 mod state;
 mod stats;

@@ -37,8 +37,6 @@ pub struct Machine {
     pub delay: BTreeMap<String, u64>,
     pub hang: BTreeSet<String>,
     pub function_not_found: BTreeSet<String>,
-    /// Where a recording comes from, in any form. Not read.
-    pub recorded: serde_json::Value,
 }
 
 impl Default for Machine {
@@ -56,7 +54,6 @@ impl Default for Machine {
             delay: BTreeMap::new(),
             hang: BTreeSet::new(),
             function_not_found: BTreeSet::new(),
-            recorded: serde_json::Value::Null,
         }
     }
 }
