@@ -8,72 +8,72 @@ use super::parts::{
     C2c, Clocks, Ecc, Event, Fabric, Gpm, Memory, NvLink, Pcie, Platform, PowerLimits, Reasons, RemappedRows,
     RetiredPages, Samples, Temperatures, Utilization,
 };
-use super::{Faults, Mig};
+use super::{Faults, Mig, group};
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Gpu {
-    /// Default: the position in the file. So for `uuid`, `minor` and `pci_bus_id`.
-    pub index: Option<u32>,
-    pub uuid: String,
-    pub minor: Option<u32>,
-    /// `domain:bus:device.function`, the domain with 8 hex digits.
-    pub pci_bus_id: String,
-    /// Absent: position / 4. `-1`: none.
-    pub numa_node: Option<i32>,
-    pub name: String,
-    /// nvmlDeviceArchitecture_t: 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell.
-    pub architecture: u32,
-    pub compute_capability: (i32, i32),
-    pub serial: Option<String>,
-    pub vbios_version: String,
+group! {
+    Gpu {
+        /// Default: the position in the file. So for `uuid`, `minor` and `pci_bus_id`.
+        index: Option<u32> = None,
+        uuid: String = String::new(),
+        minor: Option<u32> = None,
+        /// `domain:bus:device.function`, the domain with 8 hex digits.
+        pci_bus_id: String = String::new(),
+        /// Absent: position / 4. `-1`: none.
+        numa_node: Option<i32> = None,
+        name: String = "NVIDIA H100 80GB HBM3".to_owned(),
+        /// nvmlDeviceArchitecture_t: 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell.
+        architecture: u32 = 9,
+        compute_capability: (i32, i32) = (9, 0),
+        serial: Option<String> = Some("1650000000000".to_owned()),
+        vbios_version: String = "96.00.74.00.01".to_owned(),
 
-    pub utilization: Utilization,
-    pub samples: Samples,
-    pub memory: Memory,
-    pub power_milliwatts: u32,
-    pub power_limits: PowerLimits,
-    /// Millijoules when the library first saw this generation; power is added over time.
-    pub energy_millijoules: u64,
-    pub temperatures: Temperatures,
-    pub clocks: Clocks,
-    pub clock_event_reasons: Reasons,
-    pub performance_state: u32,
-    /// One speed in percent for each fan. None on a server board.
-    pub fans: Vec<u32>,
-    pub pcie: Pcie,
-    pub ecc: Ecc,
-    /// `null`: not supported.
-    pub remapped_rows: Option<RemappedRows>,
-    /// `null`: not supported, as on Ampere and newer.
-    pub retired_pages: Option<RetiredPages>,
-    pub nvlink: NvLink,
-    pub fabric: Option<Fabric>,
-    pub platform: Option<Platform>,
-    pub c2c: Option<C2c>,
-    /// Field 230. `null`: not supported.
-    pub recovery_action: Option<u32>,
-    /// Whether the vGPU feature has a licence. `null`: no licensing, as on a GPU without virtualization.
-    pub vgpu_license: Option<bool>,
-    /// nvmlGpuVirtualizationMode_t: 0 none, 1 passed through to this machine, 2 a vGPU, 3 a host of vGPUs.
-    pub virtualization_mode: u32,
-    /// The vGPUs of a host.
-    pub vgpus: Vec<Vgpu>,
-    /// By the id of nvml-wrapper-sys 0.10 (the numbering before driver 580.82): a number, `{"word": 7}` (of 32 bits),
-    /// `{"code": 3}`, or `{"by_scope": {"0": 1}}`. Takes precedence over the rest of the file.
-    pub fields: BTreeMap<u32, serde_json::Value>,
-    pub processes: Vec<Process>,
-    pub mig: Mig,
-    pub gpm: Gpm,
-    pub supported_events: u64,
-    pub events: Vec<Event>,
+        utilization: Utilization = Utilization::default(),
+        samples: Samples = Samples::default(),
+        memory: Memory = Memory::default(),
+        power_milliwatts: u32 = 70_000,
+        power_limits: PowerLimits = PowerLimits::default(),
+        /// Millijoules when the library first saw this generation; power is added over time.
+        energy_millijoules: u64 = 1_000_000,
+        temperatures: Temperatures = Temperatures::default(),
+        clocks: Clocks = Clocks::default(),
+        clock_event_reasons: Reasons = Reasons::default(),
+        performance_state: u32 = 0,
+        /// One speed in percent for each fan. None on a server board.
+        fans: Vec<u32> = Vec::new(),
+        pcie: Pcie = Pcie::default(),
+        ecc: Ecc = Ecc::default(),
+        /// `null`: not supported.
+        remapped_rows: Option<RemappedRows> = Some(RemappedRows::default()),
+        /// `null`: not supported, as on Ampere and newer.
+        retired_pages: Option<RetiredPages> = None,
+        nvlink: NvLink = NvLink::default(),
+        fabric: Option<Fabric> = Some(Fabric::default()),
+        platform: Option<Platform> = None,
+        c2c: Option<C2c> = None,
+        /// Field 230. `null`: not supported.
+        recovery_action: Option<u32> = Some(0),
+        /// Whether the vGPU feature has a licence. `null`: no licensing, as on a GPU without virtualization.
+        vgpu_license: Option<bool> = None,
+        /// nvmlGpuVirtualizationMode_t: 0 none, 1 passed through to this machine, 2 a vGPU, 3 a host of vGPUs.
+        virtualization_mode: u32 = 0,
+        /// The vGPUs of a host.
+        vgpus: Vec<Vgpu> = Vec::new(),
+        /// By the id of nvml-wrapper-sys 0.10 (the numbering before driver 580.82): a number, `{"word": 7}` (of 32 bits),
+        /// `{"code": 3}`, or `{"by_scope": {"0": 1}}`. Takes precedence over the rest of the file.
+        fields: BTreeMap<u32, serde_json::Value> = BTreeMap::new(),
+        processes: Vec<Process> = Vec::new(),
+        mig: Mig = Mig::default(),
+        gpm: Gpm = Gpm::default(),
+        supported_events: u64 = 0xFF9F,
+        events: Vec<Event> = Vec::new(),
 
-    /// Every call on the handle returns GPU_IS_LOST.
-    pub lost: bool,
-    pub fail: BTreeMap<String, u32>,
-    pub delay: BTreeMap<String, u64>,
-    pub hang: BTreeSet<String>,
-    pub function_not_found: BTreeSet<String>,
+        /// Every call on the handle returns GPU_IS_LOST.
+        lost: bool = false,
+        fail: BTreeMap<String, u32> = BTreeMap::new(),
+        delay: BTreeMap<String, u64> = BTreeMap::new(),
+        hang: BTreeSet<String> = BTreeSet::new(),
+        function_not_found: BTreeSet<String> = BTreeSet::new(),
+    }
 }
 
 /// One vGPU.
@@ -132,57 +132,6 @@ impl Gpu {
     }
 
     pub fn faults(&self) -> Faults<'_> {
-        Faults::new(&self.fail, &self.delay, &self.hang, &self.function_not_found)
-    }
-}
-
-impl Default for Gpu {
-    fn default() -> Self {
-        Self {
-            index: None,
-            uuid: String::new(),
-            minor: None,
-            pci_bus_id: String::new(),
-            numa_node: None,
-            name: "NVIDIA H100 80GB HBM3".to_owned(),
-            architecture: 9,
-            compute_capability: (9, 0),
-            serial: Some("1650000000000".to_owned()),
-            vbios_version: "96.00.74.00.01".to_owned(),
-            utilization: Utilization::default(),
-            samples: Samples::default(),
-            memory: Memory::default(),
-            power_milliwatts: 70_000,
-            power_limits: PowerLimits::default(),
-            energy_millijoules: 1_000_000,
-            temperatures: Temperatures::default(),
-            clocks: Clocks::default(),
-            clock_event_reasons: Reasons::default(),
-            performance_state: 0,
-            fans: Vec::new(),
-            pcie: Pcie::default(),
-            ecc: Ecc::default(),
-            remapped_rows: Some(RemappedRows::default()),
-            retired_pages: None,
-            nvlink: NvLink::default(),
-            fabric: Some(Fabric::default()),
-            platform: None,
-            c2c: None,
-            recovery_action: Some(0),
-            vgpu_license: None,
-            virtualization_mode: 0,
-            vgpus: Vec::new(),
-            fields: BTreeMap::new(),
-            processes: Vec::new(),
-            mig: Mig::default(),
-            gpm: Gpm::default(),
-            supported_events: 0xFF9F,
-            events: Vec::new(),
-            lost: false,
-            fail: BTreeMap::new(),
-            delay: BTreeMap::new(),
-            hang: BTreeSet::new(),
-            function_not_found: BTreeSet::new(),
-        }
+        Faults { fail: &self.fail, delay: &self.delay, hang: &self.hang, function_not_found: &self.function_not_found }
     }
 }

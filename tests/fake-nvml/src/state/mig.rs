@@ -4,47 +4,47 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::Gpm;
+use super::{Gpm, group};
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Mig {
-    pub supported: bool,
-    pub enabled: bool,
-    /// Default: as enabled.
-    pub pending: Option<bool>,
-    /// Compute slices of the whole board: 7 as on an H100, or 4. Larger profiles are not offered.
-    pub slices: u32,
-    /// What the board offers. Default: as an H100 80 GB.
-    pub profiles: Vec<Profile>,
-    /// The name of a MIG device ends in that of its profile.
-    pub named_devices: bool,
-    pub instances: Vec<Instance>,
+group! {
+    Mig {
+        supported: bool = true,
+        enabled: bool = false,
+        /// Default: as enabled.
+        pending: Option<bool> = None,
+        /// Compute slices of the whole board: 7 as on an H100, or 4. Larger profiles are not offered.
+        slices: u32 = 7,
+        /// What the board offers. Default: as an H100 80 GB.
+        profiles: Vec<Profile> = profiles(),
+        /// The name of a MIG device ends in that of its profile.
+        named_devices: bool = true,
+        instances: Vec<Instance> = Vec::new(),
+    }
 }
 
-/// One compute instance with its GPU instance: one MIG device.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Instance {
-    /// Default: the position in the file + 1.
-    pub gpu_instance: u32,
-    pub compute_instance: u32,
-    /// The place among the MIG devices. Default: the position in the file; a gap is NOT_FOUND.
-    pub index: Option<u32>,
-    pub uuid: String,
-    /// `1g.10gb`; sets the defaults of the next three.
-    pub profile: String,
-    pub profile_id: Option<u32>,
-    pub gpu_slices: Option<u32>,
-    pub placement: Option<Placement>,
-    /// Of the GPU instance, shared by its compute instances.
-    pub memory_total_bytes: Option<u64>,
-    pub memory_reserved_bytes: u64,
-    pub memory_used_bytes: u64,
-    pub gpm: Gpm,
-    /// Of the board's profiles.
-    #[serde(skip)]
-    shape: Profile,
+group! {
+    /// One compute instance with its GPU instance: one MIG device.
+    Instance {
+        /// Default: the position in the file + 1.
+        gpu_instance: u32 = ABSENT,
+        compute_instance: u32 = 0,
+        /// The place among the MIG devices. Default: the position in the file; a gap is NOT_FOUND.
+        index: Option<u32> = None,
+        uuid: String = String::new(),
+        /// `1g.10gb`; sets the defaults of the next three.
+        profile: String = "1g.10gb".to_owned(),
+        profile_id: Option<u32> = None,
+        gpu_slices: Option<u32> = None,
+        placement: Option<Placement> = None,
+        /// Of the GPU instance, shared by its compute instances.
+        memory_total_bytes: Option<u64> = None,
+        memory_reserved_bytes: u64 = 0,
+        memory_used_bytes: u64 = 0,
+        gpm: Gpm = Gpm::default(),
+        /// Of the board's profiles.
+        #[serde(skip)]
+        shape: Profile = Profile::default(),
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -100,9 +100,8 @@ impl Mig {
                 instance.uuid = format!("MIG-00000000-0000-0000-{gpu:04}-{index:012}");
             }
             instance.find_shape(&self.profiles);
-            let shape = instance.shape();
             let shared = placed.get(&instance.gpu_instance).copied();
-            let next = shared.unwrap_or(Placement { start, size: shape.memory_slices });
+            let next = shared.unwrap_or(Placement { start, size: instance.shape.memory_slices });
             let placement = *instance.placement.get_or_insert(next);
             placed.insert(instance.gpu_instance, placement);
             start = start.max(placement.start + placement.size);
@@ -127,12 +126,8 @@ impl Instance {
         self.shape = found.cloned().unwrap_or_default();
     }
 
-    pub fn shape(&self) -> &Profile {
-        &self.shape
-    }
-
     pub fn gpu_slices(&self) -> u32 {
-        self.gpu_slices.unwrap_or(self.shape().slices)
+        self.gpu_slices.unwrap_or(self.shape.slices)
     }
 
     pub fn compute_slices(&self) -> u32 {
@@ -141,44 +136,10 @@ impl Instance {
     }
 
     pub fn profile_id(&self) -> u32 {
-        self.profile_id.unwrap_or(self.shape().id)
+        self.profile_id.unwrap_or(self.shape.id)
     }
 
     pub fn memory_total_bytes(&self) -> u64 {
-        self.memory_total_bytes.unwrap_or(self.shape().memory_mib << 20)
-    }
-}
-
-impl Default for Mig {
-    fn default() -> Self {
-        Self {
-            supported: true,
-            enabled: false,
-            pending: None,
-            slices: 7,
-            profiles: profiles(),
-            named_devices: true,
-            instances: Vec::new(),
-        }
-    }
-}
-
-impl Default for Instance {
-    fn default() -> Self {
-        Self {
-            gpu_instance: ABSENT,
-            compute_instance: 0,
-            index: None,
-            uuid: String::new(),
-            profile: "1g.10gb".to_owned(),
-            profile_id: None,
-            gpu_slices: None,
-            placement: None,
-            memory_total_bytes: None,
-            memory_reserved_bytes: 0,
-            memory_used_bytes: 0,
-            gpm: Gpm::default(),
-            shape: Profile::default(),
-        }
+        self.memory_total_bytes.unwrap_or(self.shape.memory_mib << 20)
     }
 }

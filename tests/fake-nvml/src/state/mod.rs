@@ -15,46 +15,47 @@ pub use gpu::{Gpu, Process, ProcessKind, Vgpu};
 pub use mig::{Instance, Mig, Profile};
 pub use parts::{EccCounts, Event, Fabric, Gpm, NvLink, RemappedRows, Remote, RetiredPages, Samples};
 
-/// The whole file.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Machine {
-    /// A change is a driver reload: see `lib.rs`.
-    pub generation: u64,
-    /// The return code of nvmlInit.
-    pub init: u32,
-    pub driver_version: String,
-    pub nvml_version: String,
-    /// 13000 is 13.0.
-    pub cuda_version: i32,
-    pub gpus: Vec<Arc<Gpu>>,
-    /// Where the driver's clock stands still; 0: it runs.
-    pub clock_microseconds: u64,
-    /// The result of nvmlDeviceGetCount in place of their number.
-    pub gpu_count: Option<u32>,
-    pub fail: BTreeMap<String, u32>,
-    /// Milliseconds.
-    pub delay: BTreeMap<String, u64>,
-    pub hang: BTreeSet<String>,
-    pub function_not_found: BTreeSet<String>,
+/// A group: missing names take the default, unknown names are refused.
+macro_rules! group {
+    ($(#[$about:meta])* $name:ident { $($(#[$note:meta])* $field:ident: $kind:ty = $default:expr,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $name {
+            $($(#[$note])* pub $field: $kind,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+    };
 }
 
-impl Default for Machine {
-    fn default() -> Self {
-        Self {
-            generation: 1,
-            init: 0,
-            driver_version: "580.95.05".to_owned(),
-            nvml_version: "13.580.95.05".to_owned(),
-            cuda_version: 13000,
-            gpus: Vec::new(),
-            clock_microseconds: 0,
-            gpu_count: None,
-            fail: BTreeMap::new(),
-            delay: BTreeMap::new(),
-            hang: BTreeSet::new(),
-            function_not_found: BTreeSet::new(),
-        }
+use group;
+
+group! {
+    /// The whole file.
+    Machine {
+        /// A change is a driver reload: see `lib.rs`.
+        generation: u64 = 1,
+        /// The return code of nvmlInit.
+        init: u32 = 0,
+        driver_version: String = "580.95.05".to_owned(),
+        nvml_version: String = "13.580.95.05".to_owned(),
+        /// 13000 is 13.0.
+        cuda_version: i32 = 13000,
+        gpus: Vec<Arc<Gpu>> = Vec::new(),
+        /// Where the driver's clock stands still; 0: it runs.
+        clock_microseconds: u64 = 0,
+        /// The result of nvmlDeviceGetCount in place of their number.
+        gpu_count: Option<u32> = None,
+        fail: BTreeMap<String, u32> = BTreeMap::new(),
+        /// Milliseconds.
+        delay: BTreeMap<String, u64> = BTreeMap::new(),
+        hang: BTreeSet<String> = BTreeSet::new(),
+        function_not_found: BTreeSet<String> = BTreeSet::new(),
     }
 }
 
@@ -102,16 +103,7 @@ pub struct Faults<'a> {
     function_not_found: &'a BTreeSet<String>,
 }
 
-impl<'a> Faults<'a> {
-    pub fn new(
-        fail: &'a BTreeMap<String, u32>,
-        delay: &'a BTreeMap<String, u64>,
-        hang: &'a BTreeSet<String>,
-        function_not_found: &'a BTreeSet<String>,
-    ) -> Self {
-        Self { fail, delay, hang, function_not_found }
-    }
-
+impl Faults<'_> {
     pub fn hangs(&self, call: &str) -> bool {
         self.hang.contains(call) || self.hang.contains("*")
     }

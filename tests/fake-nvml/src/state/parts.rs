@@ -4,23 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// A group: missing names take the default, unknown names are refused.
-macro_rules! group {
-    ($(#[$about:meta])* $name:ident { $($(#[$note:meta])* $field:ident: $kind:ty = $default:expr,)* }) => {
-        $(#[$about])*
-        #[derive(Clone, Debug, Deserialize)]
-        #[serde(default, deny_unknown_fields)]
-        pub struct $name {
-            $($(#[$note])* pub $field: $kind,)*
-        }
-
-        impl Default for $name {
-            fn default() -> Self {
-                Self { $($field: $default,)* }
-            }
-        }
-    };
-}
+use super::group;
 
 group! {
     /// Percent; fractions show in the samples' sum.
