@@ -200,7 +200,6 @@ impl Publisher {
             nvml_call_durations: inputs.call_durations.as_ref().map(|read| read()).unwrap_or_default(),
             process: self_use::read(),
             log_lines_dropped: (inputs.dropped_lines)(),
-            shows_each_nvlink: settings.nvlink_links,
             journal: inputs.journal.as_ref().map(JournalReader::state),
             config_reload: Some(inputs.config_reload()),
             hardware,

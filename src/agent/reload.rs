@@ -60,7 +60,6 @@ mod tests {
             refresh_interval: Duration::from_secs(seconds),
             retention: Duration::ZERO,
             series_limit: 0,
-            nvlink_links: false,
             log_level: String::new(),
             files: vec![],
             device_plugin,

@@ -83,8 +83,6 @@ pub struct Reloadable {
     pub retention: Duration,
     /// Of containers' series on the page.
     pub series_limit: usize,
-    /// Whether the page has the counters of each NVLink.
-    pub nvlink_links: bool,
     pub log_level: String,
     /// Read for these settings, with their digests.
     pub files: Vec<ReadFile>,

@@ -274,10 +274,6 @@ options! {
         /// Limit of exported container series; beyond that, those of the containers that ended first are dropped, then those of the
         /// newest
         series_limit "N": usize = "20000" in "100"..="1000000", reload;
-        /// Export the errors and bit error ratios of each NVLink: 198 series for a GPU with 18 links of NVLink 5, which the series
-        /// limit does not count
-        nvlink_links "BOOL": bool = "false", reload,
-            arg(num_args = 0..=1, require_equals = true, default_missing_value = "true");
         /// Names of `/metrics/dcgm` without a query: those of dcgm-exporter up to 4.8, from 4.9 on, or both
         dcgm_generation "4.8|4.9|both": Generation = "4.8", restart;
         /// Size limit of the journal; beyond that, the holdings that ended first are deleted
@@ -302,7 +298,7 @@ mod tests {
             "listen" => "127.0.0.1:1,unix:/tmp/x.sock",
             "probe_listen" => "0.0.0.0:9411",
             "hardware" => "simulated",
-            "nvml_call_durations" | "nvlink_links" => "true",
+            "nvml_call_durations" => "true",
             "process_attribution" | "device_plugin" => "off",
             "log_format" => "json",
             "log_level" => "debug",

@@ -96,7 +96,6 @@ fn configure(
         refresh_interval: *options.refresh_interval,
         retention: *options.retention,
         series_limit: options.series_limit,
-        nvlink_links: options.nvlink_links,
         log_level: options.log_level.0.clone(),
         files,
         device_plugin,

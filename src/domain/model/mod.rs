@@ -88,7 +88,7 @@ pub use pod_label::{PodLabel, PodLabelError};
 pub use process::{Owner, PodDirectory, PodIdentity, Process, ProcessKey, ProcessState, UnknownOwner};
 pub use reading::{
     Clocks, DeviceProcess, DeviceReadings, DeviceTotals, Fast, GpmRatios, InstanceReading, Medium, MemoryUse,
-    ProcessSmSeconds, Rates, ReadingGaps, Stamped, Traffic, Vgpu,
+    ProcessSmSeconds, Rates, ReadingGaps, Stamped, Traffic,
 };
 pub use recent_count::RecentCount;
 pub use slow_reading::{C2c, EccLocation, FabricDomain, FabricState, LinkCounters, NvLink, Pcie, RowRemap, Slow};

@@ -177,34 +177,6 @@ pub struct Medium {
     /// metal.
     #[serde(skip_deserializing)]
     pub virtualization: Option<&'static str>,
-    /// Of a host of vGPUs: those that run.
-    #[serde(skip_deserializing)]
-    pub vgpus: Vec<Vgpu>,
-}
-
-/// A vGPU of a virtual machine, as its host has it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Vgpu {
-    /// As the guest's driver has it.
-    pub uuid: Arc<str>,
-    /// The host's mediated device; `None` where the hypervisor has none.
-    pub mdev_uuid: Option<Arc<str>>,
-    /// `NVIDIA H100-20C`
-    pub vgpu_type: Option<Arc<str>>,
-    /// The hypervisor's identifier of the virtual machine: a UUID or a domain number.
-    pub vm_id: Option<Arc<str>>,
-    pub memory_used_bytes: Option<u64>,
-    pub memory_total_bytes: Option<u64>,
-    /// SM use in the driver's last sample, 0 to 1, of the whole GPU.
-    pub sm_utilization_ratio: Option<f64>,
-    /// `None` while the guest has no driver, too.
-    pub license_state: Option<&'static str>,
-}
-
-impl Vgpu {
-    /// By NVML's names, in the order of their numbers.
-    pub const LICENSE_STATES: [&'static str; 6] =
-        ["unknown", "uninitialized", "unlicensed_unrestricted", "unlicensed_restricted", "unlicensed", "licensed"];
 }
 
 /// Current rates of the device.

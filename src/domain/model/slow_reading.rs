@@ -94,8 +94,6 @@ pub struct LinkCounters {
     pub transmitted_bytes: Option<f64>,
     pub received_bytes: Option<f64>,
     pub errors: BTreeMap<&'static str, u64>,
-    /// effective, symbol: of NVLink 5, as a ratio.
-    pub bit_error_ratios: BTreeMap<&'static str, f64>,
 }
 
 /// NVLink-C2C between the GPU and the CPU of its module.

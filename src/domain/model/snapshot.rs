@@ -55,8 +55,6 @@ pub struct Snapshot {
     pub process: SelfUse,
     /// Log lines dropped because standard error was blocked.
     pub log_lines_dropped: u64,
-    /// The page has the counters of each NVLink.
-    pub shows_each_nvlink: bool,
     /// `None` without a journal of allocations.
     pub journal: Option<JournalState>,
     pub config_reload: Option<ConfigReload>,

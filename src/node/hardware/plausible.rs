@@ -53,7 +53,6 @@ quantities! {
     TRANSFERRED = "transferred_bytes", 0.0..=1.8e19;
     /// Below 2^32.
     ERRORS = "error_count", 0.0..=4.2e9;
-    BIT_ERRORS = "bit_error_ratio", 0.0..=1.0;
     ROWS = "row_or_page_count", 0.0..=1e6;
     PCIE_GENERATION = "pcie_link_generation", 0.0..=15.0;
     PCIE_WIDTH = "pcie_link_width_lanes", 0.0..=64.0;

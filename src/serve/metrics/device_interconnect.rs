@@ -1,10 +1,8 @@
 //! PCIe, NVLink and the fabric.
 
-use std::collections::BTreeMap;
-
-use super::family::{Family, Group, SampleValue, counter, gauge};
-use super::labels::{DEVICE, medium, named, of_device, per_device, per_device_and, slow, with_readings};
-use crate::domain::model::{DeviceReadings, LinkCounters, Pcie, Snapshot};
+use super::family::{Group, counter, gauge};
+use super::labels::{DEVICE, medium, named, per_device, per_device_and, slow};
+use crate::domain::model::{DeviceReadings, Pcie};
 
 /// Every state, so that each has its series.
 const FABRIC_STATES: [&str; 5] = ["not_supported", "not_started", "in_progress", "completed", "failed"];
@@ -78,21 +76,6 @@ pub(super) static GROUP: Group = Group {
         })
         .labels("gpu_uuid gpu state")
         .source("NVML GetNvLinkState"),
-        counter(
-            "podmeter_device_nvlink_link_errors_total",
-            "Errors of each active NVLink by kind; only with --nvlink-links.",
-            |snapshot, family| per_link(snapshot, family, |link| &link.errors),
-        )
-        .labels("gpu_uuid gpu link error")
-        .source("NVML fields 161-163, or 206-212, 214 and 215"),
-        gauge(
-            "podmeter_device_nvlink_link_bit_error_ratio",
-            "Bit error ratio of each active link of NVLink 5: effective (after correction) or symbol; only with \
-             --nvlink-links.",
-            |snapshot, family| per_link(snapshot, family, |link| &link.bit_error_ratios),
-        )
-        .labels("gpu_uuid gpu link kind")
-        .source("NVML fields 220 and 222"),
         gauge("podmeter_device_c2c_enabled", "Whether NVLink-C2C to the CPU is enabled.", |snapshot, family| {
             per_device(snapshot, family, |readings| slow(readings)?.c2c.enabled);
         })
@@ -147,48 +130,6 @@ pub(super) static GROUP: Group = Group {
     ],
 };
 
-/// Nothing unless configured: there are hundreds for each GPU.
-fn per_link<V: Copy + Into<SampleValue>>(
-    snapshot: &Snapshot,
-    family: &mut Family,
-    read: impl Fn(&LinkCounters) -> &BTreeMap<&'static str, V>,
-) {
-    let label = family.last_label();
-    let shown = with_readings(snapshot).filter(|_| snapshot.shows_each_nvlink);
-    for (gpu, readings) in shown {
-        for (link, counters) in slow(readings).into_iter().flat_map(|slow| &slow.nvlink.of_links) {
-            for (name, value) in read(counters) {
-                family.push(of_device(gpu).and("link", *link).and(label, *name), *value);
-            }
-        }
-    }
-}
-
 fn pcie(readings: &DeviceReadings) -> Option<&Pcie> {
     Some(&slow(readings)?.pcie)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::serve::metrics::tests::{fixture, value};
-
-    #[test]
-    fn the_series_of_each_link_are_shown_only_where_configured() {
-        let mut snapshot = fixture::snapshot();
-        let shown = |snapshot: &Snapshot| {
-            let page = GROUP.families(snapshot);
-            let errors =
-                value(&page, "podmeter_device_nvlink_link_errors_total", &[("link", "3"), ("error", "receive")]);
-            let ratio =
-                value(&page, "podmeter_device_nvlink_link_bit_error_ratio", &[("link", "3"), ("kind", "effective")]);
-            (errors, ratio, page.iter().filter(|family| family.descriptor.name.contains("nvlink_link_")).count())
-        };
-        assert_eq!(shown(&snapshot), (Some(2.0), Some(1.5e-14), 2));
-        snapshot.shows_each_nvlink = false;
-        assert_eq!(shown(&snapshot), (None, None, 0));
-        assert!(
-            value(&GROUP.families(&snapshot), "podmeter_device_nvlink_errors_total", &[("error", "crc")]).is_some()
-        );
-    }
 }

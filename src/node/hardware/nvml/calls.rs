@@ -120,8 +120,6 @@ impl Caller {
             }
             codes::GPU_IS_LOST | codes::RESET_REQUIRED => self.pass.status = PassStatus::Lost,
             codes::OPERATING_SYSTEM | codes::UNKNOWN | codes::INVALID_ARGUMENT => self.blocked = true,
-            // Of the guest's driver, not of the host's.
-            codes::DRIVER_NOT_LOADED if name.starts_with("nvmlVgpuInstance") => return Err(CallRefusal::Empty),
             codes::UNINITIALIZED
             | codes::DRIVER_NOT_LOADED
             | codes::LIBRARY_NOT_FOUND

@@ -13,7 +13,6 @@ use super::memory;
 use super::processes::ProcessLists;
 use super::rows::{self, ReadingRow, ReadingSource, row};
 use super::samples::Ring;
-use super::vgpus::VgpuReader;
 use crate::domain::model::{GpmRatios, InstanceReading, Medium, MemoryUse, Monotonic};
 use crate::node::hardware::CLOCK_EVENTS;
 use crate::node::hardware::plausible;
@@ -48,6 +47,9 @@ const SLOWDOWNS: [ReadingRow<Medium>; 3] = [
 ];
 /// Clock event bits that only some drivers have.
 const RARE_CLOCK_EVENTS: [(u32, &str); 2] = [(9, "board_limit"), (10, "reliability")];
+/// By the driver's number, with its names; the first is bare metal.
+const VIRTUALIZATION_MODES: [Option<&str>; 5] =
+    [None, Some("passthrough"), Some("vgpu"), Some("host_vgpu"), Some("host_vsga")];
 /// More fans than any board has.
 const FAN_LIMIT: u32 = 16;
 
@@ -70,7 +72,8 @@ pub struct MediumReader {
     clock_event_bits: Option<u64>,
     fans: Option<u32>,
     processes: ProcessLists,
-    vgpus: VgpuReader,
+    /// It changes with the driver alone; read until the driver returns it.
+    virtualization_mode: Option<u32>,
 }
 
 impl MediumReader {
@@ -85,7 +88,7 @@ impl MediumReader {
             clock_event_bits: None,
             fans: None,
             processes: ProcessLists::new(driver_version),
-            vgpus: VgpuReader::default(),
+            virtualization_mode: None,
         }
     }
 
@@ -119,7 +122,9 @@ impl MediumReader {
         // 32 means unknown.
         let performance_state: Option<u32> = value!(caller, nvmlDeviceGetPerformanceState(handle.0));
         let performance_state = performance_state.filter(|state| *state != 32);
-        let virtualization = self.vgpus.virtualization(caller, handle);
+        self.virtualization_mode =
+            self.virtualization_mode.or_else(|| value!(caller, nvmlDeviceGetVirtualizationMode(handle.0)));
+        let virtualization = self.virtualization_mode.and_then(|mode| VIRTUALIZATION_MODES.get(mode as usize).copied());
         // `NvmlReader` adds memory utilization and the source of use by process; `GpuState` traffic from counters and the
         // counts of clock events.
         let mut medium = Medium {
@@ -132,8 +137,7 @@ impl MediumReader {
             fan_speed_ratios: self.fans(caller, handle),
             instances: self.instances(caller, handle, migs, memory, now),
             processes: self.processes.read(caller, handle, migs, memory.map(|memory| memory.total)),
-            virtualization,
-            vgpus: self.vgpus.read(caller, handle, virtualization),
+            virtualization: virtualization.flatten(),
             ..medium
         };
         if works && medium.instances.iter().all(|instance| gpm::is_zero(&instance.gpm)) {

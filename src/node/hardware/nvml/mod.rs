@@ -25,7 +25,6 @@ mod reader;
 mod rows;
 mod samples;
 mod slow;
-mod vgpus;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};

@@ -36,11 +36,6 @@ const ERRORS5: [ReadingRow<LinkCounters>; 9] = [
     row!(errors["recovery_failed"] = field 214: ERRORS),
     row!(errors["recovery"] = field 215: ERRORS),
 ];
-/// Of one link, NVLink 5.
-const BIT_ERRORS: [ReadingRow<LinkCounters>; 2] = [
-    row!(bit_error_ratios["effective"] = field 220: BIT_ERRORS via bit_error_ratio),
-    row!(bit_error_ratios["symbol"] = field 222: BIT_ERRORS via bit_error_ratio),
-];
 /// Over all links, with the scope of that: the older ids have none.
 const ERROR_SUMS: [ReadingRow<NvLink>; 5] = [
     row!(error_sums["crc_flit"] = field 38: ERRORS),
@@ -77,9 +72,6 @@ impl NvLinkReader {
         }
         if self.nvlink5 || !read_links(caller, handle, &ERRORS, &mut links) {
             self.nvlink5 = read_links(caller, handle, &ERRORS5, &mut links);
-        }
-        if self.nvlink5 {
-            read_links(caller, handle, &BIT_ERRORS, &mut links);
         }
         let mut nvlink = NvLink {
             active_links: u32::try_from(links.len()).ok(),
@@ -123,13 +115,6 @@ fn read_links(
     any
 }
 
-/// An exponent in the bits 0 to 7 and a mantissa in 8 to 11: 0x20c is 2e-12. All ones are no error.
-fn bit_error_ratio(encoded: f64) -> f64 {
-    let encoded = encoded as u64;
-    let (exponent, mantissa) = (encoded & 0xff, encoded >> 8 & 0xf);
-    if (exponent, mantissa) == (0xff, 0xf) { 0.0 } else { mantissa as f64 * 10_f64.powi(-(exponent as i32)) }
-}
-
 /// The remote ends of the active links; `None` without NVLink. A link whose remote end cannot be read is left out, with
 /// the problem in the caller.
 pub fn peers(caller: &mut Caller, handle: DeviceHandle) -> Option<NvLinkPeers> {
@@ -144,17 +129,4 @@ pub fn peers(caller: &mut Caller, handle: DeviceHandle) -> Option<NvLinkPeers> {
         }
     }
     Some(peers)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bit_error_ratios_are_a_mantissa_and_an_exponent() {
-        let near =
-            |encoded: u32, expected: f64| (bit_error_ratio(f64::from(encoded)) - expected).abs() <= expected * 1e-9;
-        assert!(near(0x20c, 2e-12) && near(0xf0f, 1.5e-14) && near(0x106, 1e-6));
-        assert_eq!((bit_error_ratio(4095.0), bit_error_ratio(12.0)), (0.0, 0.0));
-    }
 }

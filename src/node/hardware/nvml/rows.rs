@@ -64,7 +64,6 @@ pub fn set<'a, T: 'a>(
 ///
 /// - `row!(temperature = field 82: TEMPERATURE)`, or `field 213[scope]`, or `metric 1`;
 /// - `row!(throttled_seconds["sync_boost"] = wide 76: THROTTLED / 1e9)`: a field that counts only with 64 bits;
-/// - `row!(ratios["symbol"] = field 222: BIT_ERRORS via decode)`: with a function for the unit;
 /// - `row!(clocks.sm_hertz = nvmlDeviceGetClockInfo[1](1): CLOCK * 1e6)`: a call with its variant and arguments;
 /// - `row!(recovery_action = code 230)`: a field without a range.
 macro_rules! row {
@@ -78,12 +77,6 @@ macro_rules! row {
     };
     ($($target:ident).+ = code $id:literal) => {
         ReadingRow { source: ReadingSource::Field(FieldRow::plain($id)), set: row!(@set $($target).+) }
-    };
-    ($($target:ident).+ $([$key:literal])? = $kind:ident $id:literal: $range:ident via $unit:expr) => {
-        ReadingRow {
-            source: ReadingSource::Field(FieldRow::$kind($id, &plausible::$range, $unit)),
-            set: row!(@set $($target).+ $([$key])?),
-        }
     };
     ($($target:ident).+ $([$key:literal])? = $kind:ident $id:literal $([$scope:expr])?: $range:ident $($unit:tt)*) => {
         ReadingRow {

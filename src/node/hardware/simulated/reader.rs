@@ -270,7 +270,7 @@ impl SimulatedReader {
     fn nvlink(&self, moved: f64) -> NvLink {
         let bytes = Some((moved / f64::from(self.machine.nvlinks)).floor());
         let errors = nvlink::error_names(self.machine.has_nvlink5).map(|name| (name, 0)).collect();
-        let link = LinkCounters { transmitted_bytes: bytes, received_bytes: bytes, errors, ..LinkCounters::default() };
+        let link = LinkCounters { transmitted_bytes: bytes, received_bytes: bytes, errors };
         NvLink {
             active_links: Some(self.machine.nvlinks),
             inactive_links: Some(0),

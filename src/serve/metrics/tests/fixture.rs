@@ -71,7 +71,6 @@ pub(crate) fn snapshot() -> Snapshot {
             advertised_not_allocatable: 1,
             allocatable_not_advertised: 0,
         }],
-        shows_each_nvlink: true,
         nvml_call_durations: [("nvmlDeviceGetPowerUsage", scrape_durations.clone())].into(),
         scrape_durations,
         process: SelfUse {

@@ -8,7 +8,6 @@ mod load;
 mod mig;
 mod processes;
 mod system;
-mod vgpus;
 
 /// Exports functions on a device. The closure's argument is the `Target`, its end an `Answer`.
 macro_rules! on_device {

@@ -56,8 +56,6 @@ group! {
         vgpu_license: Option<bool> = None,
         /// nvmlGpuVirtualizationMode_t: 0 none, 1 passed through to this machine, 2 a vGPU, 3 a host of vGPUs.
         virtualization_mode: u32 = 0,
-        /// The vGPUs of a host.
-        vgpus: Vec<Vgpu> = Vec::new(),
         /// By the id of nvml-wrapper-sys 0.10 (the numbering before driver 580.82): a number, `{"word": 7}` (of 32 bits),
         /// `{"code": 3}`, or `{"by_scope": {"0": 1}}`. Takes precedence over the rest of the file.
         fields: BTreeMap<u32, serde_json::Value> = BTreeMap::new(),
@@ -74,25 +72,6 @@ group! {
         hang: BTreeSet<String> = BTreeSet::new(),
         function_not_found: BTreeSet<String> = BTreeSet::new(),
     }
-}
-
-/// One vGPU.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Vgpu {
-    /// nvmlVgpuInstance_t, of all GPUs together.
-    pub instance: u32,
-    pub uuid: String,
-    /// `null`: NOT_SUPPORTED, as where the hypervisor has no mediated devices.
-    pub mdev_uuid: Option<String>,
-    pub vm_id: String,
-    pub vgpu_type: String,
-    pub memory_total_bytes: u64,
-    pub memory_used_bytes: u64,
-    /// Percent. `null`: no sample.
-    pub sm: Option<u32>,
-    /// `null`: DRIVER_NOT_LOADED, as in a virtual machine without a driver.
-    pub license_state: Option<u32>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-pub use gpu::{Gpu, Process, ProcessKind, Vgpu};
+pub use gpu::{Gpu, Process, ProcessKind};
 pub use mig::{Instance, Mig, Profile};
 pub use parts::{EccCounts, Event, Fabric, Gpm, NvLink, RemappedRows, Remote, RetiredPages, Samples};
 
