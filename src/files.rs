@@ -29,6 +29,15 @@ pub fn read(file: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
+    content(opened, limit).map(Some)
+}
+
+/// As [`read`], of a file of any user, through symbolic links.
+pub fn read_any(file: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    content(File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(file)?, limit)
+}
+
+fn content(opened: File, limit: u64) -> io::Result<Vec<u8>> {
     if !opened.metadata()?.is_file() {
         return Err(io::Error::other("it is no file"));
     }
@@ -36,7 +45,7 @@ pub fn read(file: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     if opened.take(limit + 1).read_to_end(&mut content)? as u64 > limit {
         return Err(io::Error::other(format!("it has more than {limit} bytes")));
     }
-    Ok(Some(content))
+    Ok(content)
 }
 
 /// Replaces a file, or a symbolic link in its place. A reader finds the previous text or this one, never a part.

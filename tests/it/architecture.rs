@@ -13,7 +13,7 @@ const ARROWS: [(&str, &str); 13] = [
     ("input", ""),
     ("node", "backoff clock domain files input tasks terminal"),
     ("serve", "clock domain files input tasks"),
-    ("commands", "agent clock domain input node serve terminal"),
+    ("commands", "agent clock domain files input node serve terminal"),
     ("terminal", ""),
     ("tasks", ""),
     ("simulation", "clock domain files node"),

@@ -85,13 +85,10 @@ fn send(target: &AgentTarget, path: &str, body: Value) -> Result<Value, Failed> 
 /// The admin socket is the only way: there is no URL to try.
 fn explained(error: ClientError) -> String {
     match error {
-        ClientError::NoAgentOnSocket { socket } => format!(
-            "no agent listens on {socket}: run this on the agent's node or in its pod (kubectl exec -n NAMESPACE POD -- \
-             podmeter ...), or give its --admin-socket"
+        ClientError::Unreachable { target, error } => format!(
+            "{target} cannot be reached: {error}; run this as root on the agent's node or in its pod (kubectl exec -n \
+             NAMESPACE POD -- podmeter ...), or give its --admin-socket"
         ),
-        ClientError::Forbidden { socket } => {
-            format!("{socket} can be opened by its owner only: run this as root, or in the agent's pod")
-        }
         ClientError::Refused { text, .. } if !text.is_empty() => format!("the agent refused: {text}"),
         error => error.to_string(),
     }

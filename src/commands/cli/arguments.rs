@@ -132,13 +132,13 @@ impl RemoteAgent {
     /// With the certificates and the password in the files.
     pub fn target(self) -> Result<Option<AgentTarget>, Failed> {
         let Some(mut url) = self.url else { return Ok(None) };
-        if !url.is_https && (self.ca_file.is_some() || self.cert_file.is_some()) {
+        if !url.is_https() && (self.ca_file.is_some() || self.cert_file.is_some()) {
             return Err(misused(format!("--ca-file and --cert-file are for https: {url} is not encrypted")));
         }
         let own = self.cert_file.zip(self.key_file);
         let certificates = Certificates { authorities: self.ca_file, own };
         let password = self.user.as_deref().zip(self.password_file.as_deref());
-        url.access = Access::read(url.is_https.then_some(&certificates), password).map_err(misused)?;
+        url.access = Access::read(url.is_https().then_some(&certificates), password).map_err(misused)?;
         Ok(Some(AgentTarget::Url(url)))
     }
 }

@@ -1,36 +1,24 @@
 //! TLS and the password of a URL.
 //!
-//! Inputs: the files that the command line names, read once. Outputs: an encrypted connection, an `Authorization` header.
+//! Inputs: the files that the command line names, read once. Outputs: a TLS configuration, an `Authorization` header.
 
-use std::error::Error;
-use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hyper::header::HeaderValue;
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
+use hyper_rustls::ConfigBuilderExt as _;
+use rustls::{AlertDescription as Alert, CertificateError, ClientConfig, RootCertStore};
 
-/// Where distributions and images have the certificates of public authorities.
-const SYSTEM_AUTHORITIES: [&str; 4] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
+use crate::serve::web::PemFile;
 
 /// What connections to a URL need besides it.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
-    tls: Option<Arc<ClientConfig>>,
-    authorization: Option<HeaderValue>,
+    /// `None`: plain HTTP.
+    pub(super) tls: Option<Arc<ClientConfig>>,
+    pub(super) authorization: Option<HeaderValue>,
 }
 
 /// The files with certificates: of the authorities, and of this client with its key.
@@ -42,93 +30,45 @@ pub struct Certificates {
 }
 
 impl Access {
-    /// The error names the file and what to do.
-    pub fn read(certificates: Option<&Certificates>, password: Option<(&str, &Path)>) -> Result<Self, InvalidAccess> {
+    /// The error names the file and what is wrong with it.
+    pub fn read(certificates: Option<&Certificates>, password: Option<(&str, &Path)>) -> Result<Self, String> {
         let tls = certificates.map(client_config).transpose()?.map(Arc::new);
         let authorization = password.map(|(user, file)| basic(user, file)).transpose()?;
         Ok(Self { tls, authorization })
     }
-
-    pub(super) fn authorization(&self) -> Option<&HeaderValue> {
-        self.authorization.as_ref()
-    }
-
-    pub(super) async fn connect(&self, host: &str, stream: TcpStream) -> Result<TlsStream<TcpStream>, String> {
-        let config = match &self.tls {
-            Some(config) => Arc::clone(config),
-            None => Arc::new(client_config(&Certificates::default()).map_err(|error| error.to_string())?),
-        };
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| format!("{host} is not a host name"))?;
-        let connected = TlsConnector::from(config).connect(name, stream).await;
-        connected.map_err(|error| tls_error(&error).map_or_else(|| format!("no TLS: {error}"), explained))
-    }
 }
 
-/// A file of the command line that cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[error("{option} {}: {problem}", file.display())]
-pub struct InvalidAccess {
-    option: &'static str,
-    file: PathBuf,
-    problem: String,
-}
-
-fn client_config(certificates: &Certificates) -> Result<ClientConfig, InvalidAccess> {
-    let file = certificates.authorities.as_deref();
-    let file = file.or_else(|| SYSTEM_AUTHORITIES.iter().map(Path::new).find(|file| file.exists()));
-    let file = file.unwrap_or(Path::new(SYSTEM_AUTHORITIES[0]));
-    let invalid = |option, file: &Path, problem: &dyn fmt::Display| InvalidAccess {
-        option,
-        file: file.to_owned(),
-        problem: problem.to_string(),
+fn client_config(certificates: &Certificates) -> Result<ClientConfig, String> {
+    let builder = ClientConfig::builder();
+    let builder = match &certificates.authorities {
+        None => builder
+            .with_native_roots()
+            .map_err(|error| format!("{error}; give --ca-file with the certificate of the authority"))?,
+        Some(file) => {
+            let mut roots = RootCertStore::empty();
+            let (added, _) = roots.add_parsable_certificates(PemFile::read("--ca-file", file)?.certificates()?);
+            if added == 0 {
+                return Err(format!("--ca-file {} has no certificate that can be used", file.display()));
+            }
+            builder.with_root_certificates(roots)
+        }
     };
-    let mut roots = RootCertStore::empty();
-    let (added, _) = roots.add_parsable_certificates(pem_certificates("--ca-file", file)?);
-    if added == 0 {
-        return Err(invalid("--ca-file", file, &"it has no certificate that can be used"));
-    }
-    let builder = ClientConfig::builder().with_root_certificates(roots);
     let Some((certificate, key)) = &certificates.own else { return Ok(builder.with_no_client_auth()) };
-    let key_problem = |problem: &dyn fmt::Display| invalid("--key-file", key, problem);
-    let pem = std::fs::read(key).map_err(|error| key_problem(&error))?;
-    let own_key = PrivateKeyDer::from_pem_slice(&pem)
-        .map_err(|_| key_problem(&"it has no private key in PEM (PKCS #1, PKCS #8 or SEC1, not encrypted)"))?;
+    let (certificate, key) = (PemFile::read("--cert-file", certificate)?, PemFile::read("--key-file", key)?);
     builder
-        .with_client_auth_cert(pem_certificates("--cert-file", certificate)?, own_key)
-        .map_err(|error| key_problem(&format!("it does not match {}: {error}", certificate.display())))
-}
-
-fn pem_certificates(option: &'static str, file: &Path) -> Result<Vec<CertificateDer<'static>>, InvalidAccess> {
-    let invalid = |problem| InvalidAccess { option, file: file.to_owned(), problem };
-    let pem = std::fs::read(file).map_err(|error| invalid(error.to_string()))?;
-    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-    let read = read.map_err(|error| invalid(format!("it is not PEM: {error}")))?;
-    if read.is_empty() { Err(invalid("it has no certificate in PEM".to_owned())) } else { Ok(read) }
+        .with_client_auth_cert(certificate.certificates()?, key.private_key()?)
+        .map_err(|error| format!("{} and {} do not match: {error}", certificate.name, key.name))
 }
 
 /// Without the line feed at the end of the file.
-fn basic(user: &str, file: &Path) -> Result<HeaderValue, InvalidAccess> {
-    let invalid = |problem| InvalidAccess { option: "--password-file", file: file.to_owned(), problem };
-    let text = std::fs::read_to_string(file).map_err(|error| invalid(error.to_string()))?;
+fn basic(user: &str, file: &Path) -> Result<HeaderValue, String> {
+    let invalid = |problem: &dyn std::fmt::Display| format!("--password-file {}: {problem}", file.display());
+    let text = std::fs::read_to_string(file).map_err(|error| invalid(&error))?;
     let password = text.strip_suffix('\n').map_or(&*text, |text| text.strip_suffix('\r').unwrap_or(text));
     let mut value = HeaderValue::try_from(format!("Basic {}", STANDARD.encode(format!("{user}:{password}"))))
-        .map_err(|error| invalid(error.to_string()))?;
+        .map_err(|error| invalid(&error))?;
     value.set_sensitive(true);
     Ok(value)
-}
-
-/// The error of TLS in an error of a connection.
-pub(super) fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        // The source of an `io::Error` is that of the error within it.
-        let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        if let Some(found) = inner.and_then(|inner| inner.downcast_ref()) {
-            return Some(found);
-        }
-        next = error.source();
-    }
-    None
 }
 
 /// What is wrong, and what to do.
@@ -154,11 +94,11 @@ pub(super) fn explained(error: &rustls::Error) -> String {
             "its certificate is that of an authority: issue a server certificate without CA:TRUE"
         }
         AlertReceived(
-            AlertDescription::CertificateRequired
-            | AlertDescription::BadCertificate
-            | AlertDescription::UnknownCA
-            | AlertDescription::CertificateUnknown
-            | AlertDescription::AccessDenied,
+            Alert::CertificateRequired
+            | Alert::BadCertificate
+            | Alert::UnknownCA
+            | Alert::CertificateUnknown
+            | Alert::AccessDenied,
         ) => "it requires a client certificate that it trusts: give --cert-file and --key-file",
         InvalidMessage(_) => "it does not serve TLS there: use http:// in the URL",
         other => return format!("TLS failed: {other}"),
@@ -193,13 +133,10 @@ mod tests {
             (InvalidCertificate(CertificateError::Expired), "renew it"),
             (InvalidCertificate(CertificateError::NotValidYet), "clock"),
             (InvalidCertificate(CertificateError::NotValidForName), "in the URL"),
-            (rustls::Error::AlertReceived(AlertDescription::CertificateRequired), "--cert-file"),
+            (rustls::Error::AlertReceived(Alert::CertificateRequired), "--cert-file"),
             (rustls::Error::NoApplicationProtocol, "TLS failed"),
         ] {
             assert!(explained(&error).contains(part), "{error}");
-            let wrapped = io::Error::other(error);
-            assert!(tls_error(&wrapped).is_some());
         }
-        assert!(tls_error(&io::Error::other("x")).is_none());
     }
 }

@@ -1,14 +1,11 @@
 //! The condition of a node's devices, of `/api/v1/health` or of the condition file.
 
-use std::fs::File;
-use std::io::{self, Read as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::Path;
-
-use rustix::fs::OFlags;
 
 use super::{AgentTarget, ClientError, get};
 use crate::domain::condition::SCHEMA;
+use crate::files;
 use crate::serve::api::NodeCondition;
 
 /// Larger files are none of an agent's.
@@ -48,15 +45,7 @@ pub async fn condition(target: &AgentTarget, now: f64) -> Result<NodeCondition, 
 /// Of the condition file, if it is still valid at `now`, in Unix seconds.
 pub fn condition_in(file: &Path, now: f64) -> Result<NodeCondition, NoCondition> {
     let name = file.display().to_string();
-    let failed = |error| NoCondition::File { file: name.clone(), error };
-    let mut bytes = vec![];
-    // A pipe without a writer would block.
-    let opened = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(file);
-    let opened = opened.map_err(failed)?;
-    if !opened.metadata().map_err(failed)?.is_file() {
-        return Err(failed(io::Error::other("not a regular file")));
-    }
-    opened.take(FILE_BYTES).read_to_end(&mut bytes).map_err(failed)?;
+    let bytes = files::read_any(file, FILE_BYTES).map_err(|error| NoCondition::File { file: name.clone(), error })?;
     let condition = parse(&bytes, &name)?;
     if condition.written as f64 > now + AHEAD {
         return Err(NoCondition::Ahead { file: name });

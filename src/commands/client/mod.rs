@@ -8,7 +8,7 @@ mod condition;
 mod request;
 mod target;
 
-pub use access::{Access, Certificates, InvalidAccess};
+pub use access::{Access, Certificates};
 pub use condition::{NoCondition, condition, condition_in};
 pub use request::{ClientError, get, post};
 pub use target::{AgentTarget, DEFAULT_SOCKET, DEFAULT_URL, HttpUrl};
@@ -18,8 +18,10 @@ use serde::de::DeserializeOwned;
 /// The JSON of a path, as one of the types in `api`.
 pub async fn json<T: DeserializeOwned>(target: &AgentTarget, path: &str) -> Result<T, ClientError> {
     let body = get(target, path).await?;
-    serde_json::from_slice(&body)
-        .map_err(|error| ClientError::NotASnapshot { target: target.to_string(), error: error.to_string() })
+    serde_json::from_slice(&body).map_err(|error| ClientError::NotOfAnAgent {
+        target: target.to_string(),
+        content: format!("something other than a snapshot ({error})"),
+    })
 }
 
 #[cfg(test)]

@@ -2,20 +2,22 @@
 //!
 //! In: a target, a path, a body. Out: the body of the response, or why there is none and what to do. Does not use: what it means.
 
+use std::error::Error;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
-use hyper::body::{Bytes, Incoming};
-use hyper::client::conn::http1;
-use hyper::header::{AUTHORIZATION, HOST, LOCATION};
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use hyper::body::Bytes;
+use hyper::header::{AUTHORIZATION, HeaderValue, LOCATION};
+use hyper::{Method, Request, StatusCode};
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::connect::{Connect, HttpConnector};
+use hyper_util::client::legacy::{self, Client};
+use hyper_util::rt::TokioExecutor;
+use hyperlocal::UnixConnector;
 
-use super::access::{explained, tls_error};
+use super::access::{Access, explained};
 use super::target::{AgentTarget, DEFAULT_SOCKET, DEFAULT_URL, HttpUrl};
 use crate::terminal::harmless;
 
@@ -27,26 +29,26 @@ const COMMAND_DEADLINE: Duration = Duration::from_secs(40);
 const BODY_BYTES: usize = 32 << 20;
 /// Characters of an error's text.
 const DETAIL_CHARACTERS: usize = 200;
+const SOCKET_ADVICE: &str = "start `podmeter agent`, run this as root, or give --url http://HOST:9410";
 
 /// Why there is no response, and the next step.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    #[error("no agent listens on {socket}: start `podmeter agent`, or give --url http://HOST:9410")]
-    NoAgentOnSocket { socket: String },
-    #[error("{socket} can be opened by its owner only: run this as root, or give --url http://HOST:9410")]
-    Forbidden { socket: String },
+    #[error(
+        "{target} cannot be reached: {error}; {}",
+        if target.starts_with("unix:") { SOCKET_ADVICE } else { "is an agent running there, and is the port right?" }
+    )]
+    Unreachable { target: String, error: io::Error },
     #[error(
         "no agent was found on this node, neither on {DEFAULT_SOCKET} (no listener) nor at {DEFAULT_URL} ({port}): start \
          `podmeter agent` or `podmeter demo`, or give --url http://HOST:9410"
     )]
     NoAgentFound { port: String },
-    #[error("{target} cannot be reached: {error}; is an agent running there, and is the port right?")]
-    Unreachable { target: String, error: io::Error },
     #[error("{target} did not respond within {} s; try again, or check the agent's log", limit.as_secs())]
     Late { target: String, limit: Duration },
     #[error(
         "{target} ended the connection: {error}; is that a podmeter agent, and does it serve {}?",
-        other_scheme(target)
+        if target.starts_with("https:") { "http" } else { "https" }
     )]
     Broken { target: String, error: String },
     #[error("{target}: {problem}")]
@@ -54,162 +56,147 @@ pub enum ClientError {
     #[error("{target} {}", if *had_password { "refuses this user or password" } else { "requires a password: give --user and --password-file" })]
     Unauthorized { target: String, had_password: bool },
     #[error("{target} responded {status}{}; is that a podmeter agent, and of this version?", in_brackets(text))]
-    Refused { target: String, status: String, text: String },
-    #[error("{target} responded with more than {} MiB, which no agent does; is that a podmeter agent?", BODY_BYTES >> 20)]
-    TooLarge { target: String },
-    #[error("{target} responded with something other than a snapshot ({error}); is that a podmeter agent?")]
-    NotASnapshot { target: String, error: String },
+    Refused { target: String, status: StatusCode, text: String },
+    #[error("{target} responded with {content}; is that a podmeter agent?")]
+    NotOfAnAgent { target: String, content: String },
 }
+
+type Call = Request<Full<Bytes>>;
 
 /// The body of a successful `GET` of `path` (`/api/v1/node`), of at most 32 MiB, within five seconds.
 pub async fn get(target: &AgentTarget, path: &str) -> Result<Vec<u8>, ClientError> {
-    let call = Call { method: Method::GET, path, body: Bytes::new(), limit: DEADLINE };
-    self::call(target, &call).await
+    within(DEADLINE, target, path, Call::default()).await
 }
 
 /// The body of the response to a command with this body, within 40 seconds.
 pub async fn post(target: &AgentTarget, path: &str, body: String) -> Result<Vec<u8>, ClientError> {
-    let call = Call { method: Method::POST, path, body: body.into(), limit: COMMAND_DEADLINE };
-    self::call(target, &call).await
+    let mut call = Call::new(body.into());
+    *call.method_mut() = Method::POST;
+    within(COMMAND_DEADLINE, target, path, call).await
 }
 
-struct Call<'a> {
-    method: Method,
-    path: &'a str,
-    body: Bytes,
-    limit: Duration,
-}
-
-async fn call(target: &AgentTarget, call: &Call<'_>) -> Result<Vec<u8>, ClientError> {
-    let late = || ClientError::Late { target: target.to_string(), limit: call.limit };
-    let request = async {
+async fn within(limit: Duration, target: &AgentTarget, path: &str, call: Call) -> Result<Vec<u8>, ClientError> {
+    let response = async {
         match target {
-            AgentTarget::Socket(socket) => exchange(connect_socket(socket).await?, call, target).await,
-            AgentTarget::Url(url) => exchange_at(url, connect(url).await?, call, target).await,
-            AgentTarget::Local => {
-                find_local(Path::new(DEFAULT_SOCKET), DEFAULT_URL.parse().expect("a URL"), call).await
-            }
+            AgentTarget::Local => find_local(DEFAULT_SOCKET, DEFAULT_URL, path, call).await,
+            AgentTarget::Socket(socket) => over_socket(socket, path, call).await,
+            AgentTarget::Url(url) => over_tcp(url, path, call).await,
         }
     };
-    tokio::time::timeout(call.limit, request).await.map_err(|_| late())?
-}
-
-async fn exchange_at(
-    url: &HttpUrl,
-    stream: TcpStream,
-    call: &Call<'_>,
-    target: &AgentTarget,
-) -> Result<Vec<u8>, ClientError> {
-    if !url.is_https {
-        return exchange(stream, call, target).await;
-    }
-    let problem = |problem| ClientError::Tls { target: target.to_string(), problem };
-    let connected = url.access.connect(&url.host, stream).await.map_err(problem)?;
-    exchange(connected, call, target).await
+    let late = |_| ClientError::Late { target: target.to_string(), limit };
+    tokio::time::timeout(limit, response).await.map_err(late)?
 }
 
 /// The admin socket first: it also exists where no port is open.
-async fn find_local(socket: &Path, url: HttpUrl, call: &Call<'_>) -> Result<Vec<u8>, ClientError> {
-    let socket_error = match connect_socket(socket).await {
-        Ok(stream) => return exchange(stream, call, &AgentTarget::Socket(socket.into())).await,
-        Err(error) => error,
+async fn find_local(socket: &str, url: &str, path: &str, call: Call) -> Result<Vec<u8>, ClientError> {
+    let no_socket = match over_socket(Path::new(socket), path, call.clone()).await {
+        Err(error @ ClientError::Unreachable { .. }) => error,
+        outcome => return outcome,
     };
-    match connect(&url).await {
-        Ok(stream) => exchange(stream, call, &AgentTarget::Url(url)).await,
-        Err(ClientError::Unreachable { error, .. }) if socket_error.is_no_agent() => {
+    match over_tcp(&url.parse().expect("a URL"), path, call).await {
+        Err(ClientError::Unreachable { error, .. }) if no_socket.is_no_agent() => {
             Err(ClientError::NoAgentFound { port: error.to_string() })
         }
         // An agent may serve a socket that cannot be opened here.
-        Err(_) => Err(socket_error),
+        Err(ClientError::Unreachable { .. }) => Err(no_socket),
+        outcome => outcome,
     }
 }
 
-async fn connect_socket(socket: &Path) -> Result<UnixStream, ClientError> {
-    UnixStream::connect(socket).await.map_err(|error| {
-        let name = socket.display().to_string();
-        match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused => {
-                ClientError::NoAgentOnSocket { socket: name }
-            }
-            io::ErrorKind::PermissionDenied => ClientError::Forbidden { socket: name },
-            _ => ClientError::Unreachable { target: format!("unix:{name}"), error },
-        }
-    })
+async fn over_socket(socket: &Path, path: &str, call: Call) -> Result<Vec<u8>, ClientError> {
+    let target = AgentTarget::Socket(socket.to_owned()).to_string();
+    // As the URI of a path that is not UTF-8, hyperlocal takes another's.
+    let Some(text) = socket.to_str().filter(|text| (1..108).contains(&text.len())) else {
+        let error = io::Error::other("the path of a socket has 1 to 107 bytes of UTF-8");
+        return Err(ClientError::Unreachable { target, error });
+    };
+    send(UnixConnector, hyperlocal::Uri::new(text, "/").into(), path, call, target).await
 }
 
-async fn connect(url: &HttpUrl) -> Result<TcpStream, ClientError> {
-    TcpStream::connect((url.host.as_str(), url.port))
-        .await
-        .map_err(|error| ClientError::Unreachable { target: url.to_string(), error })
-}
-
-async fn exchange<S>(stream: S, call: &Call<'_>, target: &AgentTarget) -> Result<Vec<u8>, ClientError>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let broken = |error: hyper::Error| match tls_error(&error) {
-        Some(error) => ClientError::Tls { target: target.to_string(), problem: explained(error) },
-        None => ClientError::Broken { target: target.to_string(), error: error.to_string() },
-    };
-    let request = Request::builder().method(&call.method);
-    let request = match target {
-        AgentTarget::Url(url) => {
-            let request = request.uri(format!("{}{}", url.prefix, call.path)).header(HOST, &url.authority);
-            match url.access.authorization() {
-                Some(password) => request.header(AUTHORIZATION, password),
-                None => request,
-            }
-        }
-        AgentTarget::Socket(_) | AgentTarget::Local => request.uri(call.path).header(HOST, "localhost"),
-    };
-    let request = request
-        .body(Full::new(call.body.clone()))
-        .map_err(|error| ClientError::Broken { target: target.to_string(), error: error.to_string() })?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
-    let exchange = async { answer(sender.send_request(request).await.map_err(broken)?, target).await };
-    tokio::pin!(exchange, connection);
-    tokio::select! {
-        biased;
-        response = &mut exchange => response,
-        // The response may be complete by then.
-        _ = &mut connection => exchange.await,
+async fn over_tcp(url: &HttpUrl, path: &str, mut call: Call) -> Result<Vec<u8>, ClientError> {
+    let Access { tls, authorization } = url.access.clone();
+    call.headers_mut().extend(authorization.map(|password| (AUTHORIZATION, password)));
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    match tls {
+        Some(tls) => send(HttpsConnector::from((connector, tls)), url.uri.clone(), path, call, url.to_string()).await,
+        None => send(connector, url.uri.clone(), path, call, url.to_string()).await,
     }
 }
 
-async fn answer(response: Response<Incoming>, target: &AgentTarget) -> Result<Vec<u8>, ClientError> {
-    let had_password = matches!(target, AgentTarget::Url(url) if url.access.authorization().is_some());
-    let target = target.to_string();
+async fn send(
+    connector: impl Connect + Clone + Send + Sync + 'static,
+    base: hyper::Uri,
+    path: &str,
+    mut call: Call,
+    target: String,
+) -> Result<Vec<u8>, ClientError> {
+    let broken = |error: &dyn Error| ClientError::Broken { target: target.clone(), error: error.to_string() };
+    let uri = format!("{}{path}", base.to_string().trim_end_matches('/'));
+    *call.uri_mut() = uri.parse().map_err(|error: hyper::http::uri::InvalidUri| broken(&error))?;
+    let had_password = call.headers().contains_key(AUTHORIZATION);
+    let client = Client::builder(TokioExecutor::new()).build(connector);
+    let response = client.request(call).await.map_err(|error| failed(&error, &target))?;
     let status = response.status();
-    let location = response.headers().get(LOCATION).filter(|_| status.is_redirection());
-    let location = location.map(|location| String::from_utf8_lossy(location.as_bytes()).into_owned());
-    let bytes = match Limited::new(response.into_body(), BODY_BYTES).collect().await {
+    let location = response.headers().get(LOCATION).filter(|_| status.is_redirection()).cloned();
+    let body = match Limited::new(response.into_body(), BODY_BYTES).collect().await {
         Ok(body) => body.to_bytes(),
-        Err(error) if error.is::<LengthLimitError>() => return Err(ClientError::TooLarge { target }),
-        Err(error) => return Err(ClientError::Broken { target, error: error.to_string() }),
+        Err(error) if error.is::<LengthLimitError>() => {
+            let content = format!("more than {} MiB", BODY_BYTES >> 20);
+            return Err(ClientError::NotOfAnAgent { target, content });
+        }
+        Err(error) => return Err(broken(&*error)),
     };
-    if status == StatusCode::UNAUTHORIZED {
-        return Err(ClientError::Unauthorized { target, had_password });
+    match status {
+        StatusCode::UNAUTHORIZED => Err(ClientError::Unauthorized { target, had_password }),
+        status if status.is_success() => Ok(body.into()),
+        status => {
+            let text = first_line(location.as_ref().map_or(&body, HeaderValue::as_bytes));
+            Err(ClientError::Refused { target, status, text })
+        }
     }
-    if !status.is_success() {
-        let text = location.map_or_else(|| first_line(&bytes), |location| first_line(location.as_bytes()));
-        return Err(ClientError::Refused { target, status: status.to_string(), text });
+}
+
+fn failed(error: &legacy::Error, target: &str) -> ClientError {
+    let target = target.to_owned();
+    if let Some(error) = cause(error) {
+        return ClientError::Tls { target, problem: explained(error) };
     }
-    Ok(bytes.into())
+    match cause::<io::Error>(error).filter(|_| error.is_connect()) {
+        // Of hyper-rustls, after the connection was made.
+        Some(error) if error.kind() == io::ErrorKind::Other => {
+            ClientError::Tls { target, problem: format!("no TLS: {error}") }
+        }
+        Some(error) => ClientError::Unreachable { target, error: io::Error::new(error.kind(), error.to_string()) },
+        // The client's own text has only the kind of an error.
+        None => ClientError::Broken { target, error: error.source().unwrap_or(error).to_string() },
+    }
+}
+
+/// The first error of this type among an error and its causes.
+fn cause<'e, T: Error + 'static>(error: &'e (dyn Error + 'static)) -> Option<&'e T> {
+    // The source of an `io::Error` is that of the error within it.
+    let inner = |error: &'e (dyn Error + 'static)| match error.downcast_ref().and_then(io::Error::get_ref) {
+        Some(inner) => Some(inner as _),
+        None => error.source(),
+    };
+    std::iter::successors(Some(error), |error| inner(*error)).find_map(|error| error.downcast_ref())
 }
 
 impl ClientError {
     /// Nothing listens there: no agent runs.
     pub fn is_no_agent(&self) -> bool {
+        use io::ErrorKind::{ConnectionRefused, NotADirectory, NotFound};
         match self {
-            Self::NoAgentOnSocket { .. } | Self::NoAgentFound { .. } => true,
-            Self::Unreachable { error, .. } => error.kind() == io::ErrorKind::ConnectionRefused,
-            _ => false,
+            Self::Unreachable { error, .. } => matches!(error.kind(), ConnectionRefused | NotADirectory | NotFound),
+            error => matches!(error, Self::NoAgentFound { .. }),
         }
     }
-}
 
-fn other_scheme(target: &str) -> &'static str {
-    if target.starts_with("https:") { "http" } else { "https" }
+    /// Only its owner can open the admin socket.
+    pub fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Unreachable { error, .. } if error.kind() == io::ErrorKind::PermissionDenied)
+    }
 }
 
 fn in_brackets(text: &str) -> String {
@@ -236,13 +223,19 @@ mod tests {
 
     #[tokio::test]
     async fn an_agent_on_a_socket_that_cannot_be_opened_is_not_taken_for_none() {
-        let call = Call { method: Method::GET, path: "/", body: Bytes::new(), limit: DEADLINE };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let closed = format!("http://{}", listener.local_addr().unwrap());
         drop(listener);
         for (socket, is_no_agent) in [("/nowhere/a.sock".to_owned(), true), (format!("/{:0200}", 0), false)] {
-            let error = find_local(Path::new(&socket), closed.parse().unwrap(), &call).await.unwrap_err();
+            let error = find_local(&socket, &closed, "/", Call::default()).await.unwrap_err();
             assert_eq!(error.is_no_agent(), is_no_agent, "{error}");
         }
+    }
+
+    #[test]
+    fn the_cause_of_an_error_is_found_in_errors_of_io() {
+        let error = io::Error::other(io::Error::other(rustls::Error::DecryptError));
+        assert_eq!(cause(&error), Some(&rustls::Error::DecryptError));
+        assert_eq!(cause::<rustls::Error>(&io::Error::other("x")), None);
     }
 }

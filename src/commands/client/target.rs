@@ -31,11 +31,10 @@ impl AgentTarget {
             return Some(Self::Socket(path.into()));
         }
         let mut address: SocketAddr = address.parse().ok()?;
-        if address.ip().is_unspecified() {
-            address.set_ip(match address {
-                SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-                SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
-            });
+        match address.ip() {
+            IpAddr::V4(Ipv4Addr::UNSPECIFIED) => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+            IpAddr::V6(Ipv6Addr::UNSPECIFIED) => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+            _ => {}
         }
         format!("http://{address}").parse().ok().map(Self::Url)
     }
@@ -54,65 +53,42 @@ impl fmt::Display for AgentTarget {
 /// `http://HOST[:PORT][/PREFIX]`, or the same with `https`. The port is 80 or 443 where none is given, as in any URL.
 #[derive(Clone, Debug)]
 pub struct HttpUrl {
-    pub is_https: bool,
-    /// Without the brackets of an IPv6 address.
-    pub host: String,
-    pub port: u16,
-    /// As written in the `Host` header.
-    pub authority: String,
-    /// Prefix of each path; empty, or with a leading and no trailing slash.
-    pub prefix: String,
-    /// Authorities, client certificate and password; until set, the authorities of the system and nothing else.
+    pub uri: Uri,
+    /// Authorities, client certificate and password; until set, plain HTTP without a password.
     pub access: Access,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidUrl {
-    #[error("a user or password in the URL is not supported: give --user and --password-file")]
-    User,
-    #[error("a query in the URL is not supported")]
-    Query,
-    #[error("not an http or https URL; give one such as {DEFAULT_URL}")]
-    Form,
-}
+const NO_USER: &str = "a user or password in the URL is not supported: give --user and --password-file";
+const FORM: &str = "not an http or https URL without a query; give one such as http://127.0.0.1:9410";
 
 impl FromStr for HttpUrl {
-    type Err = InvalidUrl;
+    type Err = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, InvalidUrl> {
-        let uri: Uri = text.parse().map_err(|_| InvalidUrl::Form)?;
-        let is_https = match uri.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
-            _ => return Err(InvalidUrl::Form),
-        };
-        let authority = uri.authority().ok_or(InvalidUrl::Form)?;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let uri: Uri = text.parse().map_err(|_| FORM)?;
+        let is_http = matches!(uri.scheme_str(), Some("http" | "https")) && uri.query().is_none();
+        let authority = uri.authority().filter(|_| is_http).ok_or(FORM)?;
         if authority.as_str().contains('@') {
-            return Err(InvalidUrl::User);
+            return Err(NO_USER);
         }
-        let host = authority.host().trim_matches(['[', ']']);
         // A port that `port_u16` cannot parse would otherwise become the default.
         let has_port = authority.as_str().rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'));
-        if host.is_empty() || has_port && authority.port_u16().is_none() {
-            return Err(InvalidUrl::Form);
+        if matches!(authority.host(), "" | "[]") || has_port && authority.port_u16().is_none() {
+            return Err(FORM);
         }
-        if uri.query().is_some() {
-            return Err(InvalidUrl::Query);
-        }
-        Ok(Self {
-            is_https,
-            host: host.to_owned(),
-            port: authority.port_u16().unwrap_or(if is_https { 443 } else { 80 }),
-            authority: authority.as_str().to_owned(),
-            prefix: uri.path().trim_end_matches('/').to_owned(),
-            access: Access::default(),
-        })
+        Ok(Self { uri, access: Access::default() })
+    }
+}
+
+impl HttpUrl {
+    pub fn is_https(&self) -> bool {
+        self.uri.scheme_str() == Some("https")
     }
 }
 
 impl fmt::Display for HttpUrl {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "http{}://{}{}", if self.is_https { "s" } else { "" }, self.authority, self.prefix)
+        formatter.write_str(self.uri.to_string().trim_end_matches('/'))
     }
 }
 
@@ -122,25 +98,29 @@ mod tests {
 
     #[test]
     fn urls_are_parsed() {
-        let parts = |text: &str| {
-            let url: HttpUrl = text.parse().unwrap();
-            (url.host, url.port, url.prefix)
-        };
-        assert_eq!(parts("http://127.0.0.1:9410"), ("127.0.0.1".into(), 9410, String::new()));
-        assert_eq!(parts("http://node-a/"), ("node-a".into(), 80, String::new()));
-        assert_eq!(parts("https://node-a"), ("node-a".into(), 443, String::new()));
-        assert_eq!(parts("http://[::1]:9410/a/b/"), ("::1".into(), 9410, "/a/b".into()));
-        assert_eq!("http://[::1]:9410/a/".parse::<HttpUrl>().unwrap().to_string(), "http://[::1]:9410/a");
+        for text in ["http://127.0.0.1:9410", "http://node-a", "https://node-a", "http://[::1]:9410/a/b"] {
+            for written in [text.to_owned(), format!("{text}/")] {
+                assert_eq!(written.parse::<HttpUrl>().unwrap().to_string(), text);
+            }
+        }
     }
 
     #[test]
     fn invalid_urls_are_refused_with_the_next_step() {
         let refused = |text: &str| text.parse::<HttpUrl>().unwrap_err();
-        assert_eq!(refused("http://me:secret@node-a"), InvalidUrl::User);
-        for text in ["", "node-a:9410", "node-a", "ftp://x", "http://", "http://x:99999", "http://x:/?a"] {
-            assert_eq!(refused(text), InvalidUrl::Form, "{text}");
+        assert_eq!(refused("http://me:secret@node-a"), NO_USER);
+        for text in [
+            "",
+            "node-a:9410",
+            "node-a",
+            "ftp://x",
+            "http://",
+            "http://x:99999",
+            "http://x:/",
+            "http://[]",
+            "http://x?a=b",
+        ] {
+            assert_eq!(refused(text), FORM, "{text}");
         }
-        assert_eq!(refused("http://x?a=b"), InvalidUrl::Query);
-        assert!(InvalidUrl::Form.to_string().contains("http://127.0.0.1:9410"));
     }
 }

@@ -82,7 +82,8 @@ async fn errors_name_the_next_step() {
     let error = node(&gone).await.unwrap_err().to_string();
     assert_eq!(
         error,
-        "no agent listens on /nowhere/podmeter.sock: start `podmeter agent`, or give --url http://HOST:9410"
+        "unix:/nowhere/podmeter.sock cannot be reached: No such file or directory (os error 2); start `podmeter agent`, \
+         run this as root, or give --url http://HOST:9410"
     );
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let error = node(&AgentTarget::Url(format!("http://{closed}").parse().unwrap())).await.unwrap_err().to_string();

@@ -40,7 +40,7 @@ fn agent(observations: &Observations) -> CheckOutcome {
         ObservedAgent::Silent(error) => {
             let to_do = match error {
                 ClientError::Tls { .. } | ClientError::Unauthorized { .. } => "correct the options of the connection",
-                ClientError::Forbidden { .. } => "run the doctor as root, like the agent",
+                error if error.is_forbidden() => "run the doctor as root, like the agent",
                 error if error.is_no_agent() => "start it, or correct --admin-socket or --url",
                 _ => RESTART,
             };

@@ -51,7 +51,7 @@ async fn find_agent(settings: &DoctorSettings) -> ObservedAgent {
         return ask_listeners(settings).await.unwrap_or(ObservedAgent::NotConfigured);
     };
     let Err(error) = client::get(target, "/-/healthy").await else { return ask_agent(target.clone()).await };
-    let may_be_elsewhere = error.is_no_agent() || matches!(error, ClientError::Forbidden { .. });
+    let may_be_elsewhere = error.is_no_agent() || error.is_forbidden();
     if may_be_elsewhere
         && !settings.agent_is_named
         && let Some(agent) = ask_listeners(settings).await

@@ -10,7 +10,6 @@ use super::CheckStatus::{Failed, Ok as Good, Skipped, Warning};
 use super::observe::NotObserved;
 use super::observe_agent::ObservedAgent;
 use super::{CheckStatus, checks};
-use crate::commands::client::ClientError;
 use crate::domain::model::Allocatable;
 use crate::node::kubelet::CallError;
 use crate::node::plugin::OnConflict;
@@ -204,7 +203,7 @@ fn driver_and_host_cases() -> Vec<Case> {
 fn agent_cases() -> Vec<Case> {
     vec![
         ("agent", Box::new(|observations| observations.agent = ObservedAgent::NotConfigured), Skipped, "--url"),
-        ("agent", silent(absent), Skipped, "no agent listens on /a"),
+        ("agent", silent(absent), Skipped, "start `podmeter agent`"),
         (
             "agent",
             Box::new(|observations| {
@@ -212,10 +211,10 @@ fn agent_cases() -> Vec<Case> {
                 observations.settings.agent_is_named = true;
             }),
             Failed,
-            "no agent listens on /a",
+            "start `podmeter agent`",
         ),
         ("agent", silent(late), Failed, "did not respond"),
-        ("agent", silent(|| ClientError::Forbidden { socket: "/a".to_owned() }), Failed, "by its owner only"),
+        ("agent", silent(forbidden), Failed, "permission denied"),
         (
             "agent",
             Box::new(|observations| observations.version = "1.3.0"),

@@ -22,7 +22,7 @@ mod streams;
 
 pub use admin::{Admin, AdminCommand, DriverCommands, Marking};
 pub use body::CachedBodies;
-pub use config::{WatchedConfig, WebConfig, WebConfigError};
+pub use config::{PemFile, WatchedConfig, WebConfig, WebConfigError};
 pub use connections::Limits;
 pub use listener::{BindError, ListenAddress, Listener, Purpose};
 pub use routes::router;

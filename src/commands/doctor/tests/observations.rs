@@ -1,6 +1,7 @@
 //! A node that passes every check, and changes of what is observed of it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -186,7 +187,11 @@ pub fn silent(error: impl Fn() -> ClientError + 'static) -> Change {
 }
 
 pub fn absent() -> ClientError {
-    ClientError::NoAgentOnSocket { socket: "/a".to_owned() }
+    ClientError::Unreachable { target: "unix:/a".to_owned(), error: io::ErrorKind::NotFound.into() }
+}
+
+pub fn forbidden() -> ClientError {
+    ClientError::Unreachable { target: "unix:/a".to_owned(), error: io::ErrorKind::PermissionDenied.into() }
 }
 
 pub fn late() -> ClientError {

@@ -18,6 +18,7 @@ use rustls::ServerConfig;
 
 use crate::domain::model::FileStamp;
 use crate::files;
+pub use tls::PemFile;
 pub use watched::WatchedConfig;
 
 #[derive(Debug, thiserror::Error)]
@@ -90,11 +91,7 @@ impl Files {
     /// The whole file. Stamped before it is read, so that a change in between is noticed later.
     fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
         self.stamped.push((path.to_owned(), stamp(path)));
-        let length = std::fs::metadata(path)?.len();
-        if length > MAX_BYTES {
-            return Err(io::Error::other(format!("{length} bytes are too many")));
-        }
-        std::fs::read(path)
+        files::read_any(path, MAX_BYTES)
     }
 
     fn changed(&self) -> bool {

@@ -2,6 +2,7 @@
 //!
 //! In: a section of the web configuration and the PEM files that it names. Out: a `ServerConfig`, or which file is wrong.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,7 +26,14 @@ pub fn server_config(
     if section == TlsSection::default() {
         return Ok(None);
     }
-    let mut read = |key, file| source(key, file, directory, files);
+    // An empty path counts as absent.
+    let mut read = |key, file: Option<PathBuf>| match file.filter(|file| !file.as_os_str().is_empty()) {
+        None => Ok(None),
+        Some(file) => {
+            let path = directory.join(file);
+            PemFile::new(key, &path, files.read(&path)).map(Some)
+        }
+    };
     let cert = read("cert_file", section.cert_file)?.ok_or("cert_file is missing")?;
     let key = read("key_file", section.key_file)?.ok_or("key_file is missing")?;
     let client_ca = read("client_ca_file", section.client_ca_file)?;
@@ -42,7 +50,7 @@ pub fn server_config(
         None => builder.with_no_client_auth(),
     };
     let mut config = builder
-        .with_single_cert(certificates(&cert)?, private_key(&key)?)
+        .with_single_cert(cert.certificates()?, key.private_key()?)
         .map_err(|error| format!("{} and {} do not match: {error}", cert.name, key.name))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     // A resumed session would outlive the certificates with which it was verified; scrapers keep their connections.
@@ -51,37 +59,42 @@ pub fn server_config(
     Ok(Some(Arc::new(config)))
 }
 
-/// PEM, and its name in errors.
-struct PemFile {
-    name: String,
+/// The text of a file in PEM.
+pub struct PemFile {
+    /// The option and the path of the file.
+    pub name: String,
     pem: Vec<u8>,
 }
 
-/// The file that `key` names. An empty path counts as absent.
-fn source(key: &str, file: Option<PathBuf>, directory: &Path, files: &mut Files) -> Result<Option<PemFile>, String> {
-    let Some(file) = file.filter(|file| !file.as_os_str().is_empty()) else { return Ok(None) };
-    let path = directory.join(file);
-    let name = format!("{key} {}", path.display());
-    match files.read(&path) {
-        Ok(pem) => Ok(Some(PemFile { name, pem })),
-        Err(error) => Err(format!("{name}: {error}")),
+impl PemFile {
+    /// The file that `option` names.
+    pub fn read(option: &str, file: &Path) -> Result<Self, String> {
+        Self::new(option, file, std::fs::read(file))
     }
-}
 
-fn certificates(source: &PemFile) -> Result<Vec<CertificateDer<'static>>, String> {
-    let name = &source.name;
-    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&source.pem).collect();
-    let read = read.map_err(|error| format!("{name} is not PEM: {error}"))?;
-    if read.is_empty() {
-        return Err(format!("{name} has no certificate in PEM"));
+    fn new(option: &str, file: &Path, read: io::Result<Vec<u8>>) -> Result<Self, String> {
+        let name = format!("{option} {}", file.display());
+        match read {
+            Ok(pem) => Ok(Self { name, pem }),
+            Err(error) => Err(format!("{name}: {error}")),
+        }
     }
-    Ok(read)
-}
 
-fn private_key(source: &PemFile) -> Result<PrivateKeyDer<'static>, String> {
-    let name = &source.name;
-    PrivateKeyDer::from_pem_slice(&source.pem)
-        .map_err(|_| format!("{name} has no private key in PEM (PKCS #1, PKCS #8 or SEC1, not encrypted)"))
+    /// At least one.
+    pub fn certificates(&self) -> Result<Vec<CertificateDer<'static>>, String> {
+        let name = &self.name;
+        let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&self.pem).collect();
+        match read {
+            Ok(read) if read.is_empty() => Err(format!("{name} has no certificate in PEM")),
+            Ok(read) => Ok(read),
+            Err(error) => Err(format!("{name} is not PEM: {error}")),
+        }
+    }
+
+    pub fn private_key(&self) -> Result<PrivateKeyDer<'static>, String> {
+        PrivateKeyDer::from_pem_slice(&self.pem)
+            .map_err(|_| format!("{} has no private key in PEM (PKCS #1, PKCS #8 or SEC1, not encrypted)", self.name))
+    }
 }
 
 fn client_verifier(
@@ -97,7 +110,7 @@ fn client_verifier(
         (_, Some(source)) => source,
     };
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(&source)? {
+    for certificate in source.certificates()? {
         roots.add(certificate).map_err(|error| format!("{}: {error}", source.name))?;
     }
     let provider = Arc::new(ring::default_provider());
