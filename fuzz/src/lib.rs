@@ -54,7 +54,7 @@ pub fn device_id(bytes: &[u8]) {
     }
     let (driver, device) = text.split_once('\n').unwrap_or(("gpu.nvidia.com", &text));
     let claim = parse_claim_device(driver, device);
-    assert!(claim.name().starts_with("dra_"), "{text:?} is {}", claim.name());
+    assert!(claim.into_str().starts_with("dra_"), "{text:?} is {}", claim.into_str());
 }
 
 /// The text of `/proc/<pid>/cgroup`.

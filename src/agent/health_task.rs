@@ -147,7 +147,7 @@ impl HealthTask {
             let HealthTransition { gpu, mig, reason, detail, holders, .. } = transition;
             let device = mig.as_ref().map_or(gpu.as_str(), MigUuid::as_str);
             let pods = pods(holders, snapshot.kubelet.allocations.is_some());
-            let reason = reason.as_str();
+            let reason = reason.into_str();
             if transition.to_healthy {
                 tracing::info!(device, reason, was = %detail, pods, "healthy");
             } else {

@@ -215,7 +215,7 @@ async fn mps_slots_are_healthy_while_their_daemon_is_there() {
     counts(&node, GPU, 8, 0).await;
     let transitions = podmeter.now(GPU).health_transitions.clone();
     let counted =
-        |to| transitions[to].iter().filter(|(_, count)| **count > 0).map(|(reason, count)| (reason.as_str(), *count));
+        |to| transitions[to].iter().filter(|(_, count)| **count > 0).map(|(reason, count)| (reason.into(), *count));
     assert_eq!(counted("healthy").collect::<Vec<_>>(), [("mps", 8)]);
     assert_eq!(counted("unhealthy").collect::<Vec<_>>(), [("mps", 8)]);
 }

@@ -314,14 +314,14 @@ impl Node {
         }
         for unattributed in &output.unattributed {
             for (reason, seconds) in &unattributed.busy_seconds {
-                *busy.unattributed.entry(reason.as_str()).or_default() += seconds;
+                *busy.unattributed.entry(reason.into_str()).or_default() += seconds;
             }
             for (reason, joules) in &unattributed.energy_joules {
-                *energy.unattributed.entry(reason.as_str()).or_default() += joules;
+                *energy.unattributed.entry(reason.into_str()).or_default() += joules;
             }
         }
         // Idle power is unattributed, except with exclusive holders.
-        *energy.unattributed.entry(UnattributedReason::Idle.as_str()).or_default() -= idle;
+        *energy.unattributed.entry(UnattributedReason::Idle.into_str()).or_default() -= idle;
         Outcome { pods, allocated, busy, energy, violations: output.violations.values().sum() }
     }
 }

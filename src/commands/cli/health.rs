@@ -67,7 +67,7 @@ fn json_of(condition: &Result<NodeCondition, NoCondition>) -> String {
 
 fn text(condition: &Result<NodeCondition, NoCondition>) -> String {
     let Ok(condition) = condition else { return format!("unknown: {}", line(condition)) };
-    let mut text = format!("{}: {}", condition.status.as_str(), clean_line(&condition.message));
+    let mut text = format!("{}: {}", condition.status.into_str(), clean_line(&condition.message));
     for device in &condition.devices {
         text += &device_text(device);
     }
@@ -80,7 +80,7 @@ fn device_text(device: &DeviceCondition) -> String {
     let mut text = format!(
         "\n{mig}{index}{} is {} since {}\n",
         clean(device.gpu_uuid.as_str()),
-        device.status.as_str(),
+        device.status.into_str(),
         clean(&device.since)
     );
     for reason in &device.reasons {

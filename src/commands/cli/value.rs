@@ -8,6 +8,7 @@ use clap::builder::PossibleValue;
 use humantime::Duration;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
+use strum::VariantArray;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use crate::agent::{HardwareSource, ListenAddress, LogFormat};
@@ -137,11 +138,11 @@ values! {
 
 impl ValueEnum for HardwareSource {
     fn value_variants<'a>() -> &'a [Self] {
-        &Self::ALL
+        Self::VARIANTS
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(PossibleValue::new(self.as_str()))
+        Some(PossibleValue::new(self.into_str()))
     }
 }
 

@@ -243,7 +243,8 @@ async fn observe_driver(
     why_not_opened: Option<&'static str>,
 ) -> Observed<DriverState> {
     const HUNG: &str = "the driver hangs: see dmesg, reset the GPU or drain the node";
-    let no_driver = || NotObserved::Skipped(format!("--hardware {}: no driver is opened", settings.hardware.as_str()));
+    let no_driver =
+        || NotObserved::Skipped(format!("--hardware {}: no driver is opened", settings.hardware.into_str()));
     let mut driver = driver.ok_or_else(no_driver)?;
     if let Some(reason) = why_not_opened {
         return Err(NotObserved::Skipped(reason.to_owned()));

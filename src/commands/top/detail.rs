@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use strum::IntoEnumIterator;
+
 use super::format::{energy, known, memory, percent, span, spanned, unit};
 use super::{Line, Style, table};
 use crate::domain::model::{Gpu, GpuUuid, Moment, Unattributed, UnattributedReason};
@@ -19,7 +21,7 @@ pub fn lines(node: &NodeResponse, gpu: &GpuUuid, since: Duration, width: usize) 
     let (state, _) = table::state(node, gpu, None);
     let title = format!("GPU {} {}, {state}", table::number(gpu, None), table::model(gpu, None));
     let causes = table::causes(node, gpu).into_iter().map(|(name, cause)| {
-        format!("GPU {name}: {}: {}; {}", cause.reason.as_str(), clean(&cause.detail), clean(&cause.clears))
+        format!("GPU {name}: {}: {}; {}", cause.reason.into_str(), clean(&cause.detail), clean(&cause.clears))
     });
     let ago = |then: Moment| span(node.at.monotonic.since(then.monotonic).saturating_add(since).as_secs_f64());
     let checked = node.health.gpus.get(&gpu.uuid).map(|health| ago(health.whole.since));
@@ -87,8 +89,8 @@ fn holders(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {
     let mut words = vec![];
     for account in node.accounts.iter().filter(|account| account.gpu == gpu.uuid) {
         let Some(holding) = &account.holding else { continue };
-        let method = holding.attribution.map(crate::domain::model::Attribution::as_str);
-        let method = method.filter(|method| *method != holding.sharing.as_str());
+        let method = holding.attribution.map(<&str>::from);
+        let method = method.filter(|method| *method != holding.sharing.into_str());
         let method = method.map(|method| format!(" by {method}")).unwrap_or_default();
         let device = account.mig.as_ref().map(|mig| match gpu.mig_device(mig) {
             Some(mig) => format!("{} {}: ", table::number(gpu, Some(mig)), clean(&mig.profile)),
@@ -119,8 +121,8 @@ fn holders(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {
 
 fn unattributed(node: &NodeResponse, gpu: &Gpu) -> Vec<String> {
     let of_gpu = node.unattributed.iter().filter(|unattributed| unattributed.gpu == gpu.uuid);
-    let parts = of_gpu
-        .flat_map(|unattributed| UnattributedReason::ALL.into_iter().filter_map(|reason| part(unattributed, reason)));
+    let parts =
+        of_gpu.flat_map(|unattributed| UnattributedReason::iter().filter_map(|reason| part(unattributed, reason)));
     let foreign = node.unallocated_uses.iter().filter(|one| one.gpu == gpu.uuid).map(|one| {
         let container = one.container.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
         format!("{} uses it without holding it", clean(&format!("{}{container}", one.pod)))
@@ -137,7 +139,7 @@ fn part(unattributed: &Unattributed, reason: UnattributedReason) -> Option<Strin
         unattributed.energy_joules.get(&reason).map(|joules| energy(Some(*joules))),
     ];
     let words: Vec<String> = words.into_iter().flatten().collect();
-    (!words.is_empty()).then(|| format!("{}: {}", reason.as_str(), words.join(", ")))
+    (!words.is_empty()).then(|| format!("{}: {}", reason.into_str(), words.join(", ")))
 }
 
 fn events(node: &NodeResponse, gpu: &Gpu, ago: impl Fn(Moment) -> String) -> Vec<String> {
@@ -148,12 +150,12 @@ fn events(node: &NodeResponse, gpu: &Gpu, ago: impl Fn(Moment) -> String) -> Vec
         let holders: Vec<String> = transition.holders.iter().map(|holder| clean(&holder.to_string())).collect();
         let held = if holders.is_empty() { String::new() } else { format!("; held by {}", holders.join(", ")) };
         let part = transition.mig.as_ref().map(|mig| format!(" ({})", clean(mig.as_str()))).unwrap_or_default();
-        let (reason, detail) = (transition.reason.as_str(), clean(&transition.detail));
+        let (reason, detail) = (transition.reason.into_str(), clean(&transition.detail));
         words.push(format!("{} ago{part}: {to}: {reason}: {detail}{held}", ago(transition.at)));
     }
     let xids = node.health.gpus.get(&gpu.uuid).map(|health| &health.xids.by_code);
     for (code, xid) in xids.into_iter().flatten() {
-        words.push(format!("XID {code} ({}): {} times, last {} ago", xid.class.as_str(), xid.count, ago(xid.at)));
+        words.push(format!("XID {code} ({}): {} times, last {} ago", xid.class.into_str(), xid.count, ago(xid.at)));
     }
     words
 }

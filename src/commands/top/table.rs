@@ -142,7 +142,7 @@ pub fn state(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> (String
     match node.health.device(&gpu.uuid, mig.map(|mig| &mig.uuid)) {
         Some(health) if health.healthy => ("healthy".to_owned(), false),
         Some(health) if health.is_only_marked() => ("marked".to_owned(), false),
-        Some(health) => (format!("unhealthy:{}", health.reason().map_or("", |reason| reason.as_str())), true),
+        Some(health) => (format!("unhealthy:{}", health.reason().map_or("", |reason| reason.into_str())), true),
         None if !gpu.present => ("gone".to_owned(), true),
         None => ("unchecked".to_owned(), false),
     }
@@ -168,7 +168,7 @@ fn unattributed(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> Vec<
         UnattributedReason::NotAllocated => is_foreign,
         reason => **reason != UnattributedReason::Driver,
     });
-    shown.map(|(reason, _)| format!("+{}", reason.as_str())).collect()
+    shown.map(|(reason, _)| format!("+{}", reason.into_str())).collect()
 }
 
 /// Holders first, then by name; without those that ended over a minute ago.
@@ -211,7 +211,7 @@ fn container(node: &NodeResponse, account: &Account, indent: usize) -> TableRow 
 /// `exclusive`; `time_slicing:25%`: the part of the device that it holds.
 pub fn sharing(holding: &Holding, held: Option<f64>) -> String {
     let part = held.filter(|held| *held < 1.0).map_or_else(String::new, |held| format!(":{}", percent(Some(held))));
-    format!("{}{part}", holding.sharing.as_str())
+    format!("{}{part}", holding.sharing.into_str())
 }
 
 /// The titles, and a line for each row. Names and states are cut where the columns need more than `width`.

@@ -13,10 +13,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 use crate::domain::model::{
     DeviceHealth, DeviceReadings, Gpu, GpuHealth, GpuUuid, HardwareSource, HealthCause, MigUuid, Moment, Snapshot,
-    Timestamp, UnhealthyReason, UnixSeconds, named, recovery_action,
+    Timestamp, UnhealthyReason, UnixSeconds, recovery_action,
 };
 
 /// Changes with every incompatible change.
@@ -30,15 +31,16 @@ const READINGS_LIMIT: Duration = Duration::from_secs(90);
 /// Pods named of one device.
 const PODS: usize = 64;
 
-named! {
-    /// In the order in which they decide for the node.
-    pub enum ConditionStatus {
-        Unhealthy = "unhealthy",
-        Unknown = "unknown",
-        Healthy = "healthy",
-        /// Of a device only: an operator's mark is its one cause. Nothing needs repair by it.
-        Marked = "marked",
-    }
+/// In the order in which they decide for the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub enum ConditionStatus {
+    Unhealthy,
+    Unknown,
+    Healthy,
+    /// Of a device only: an operator's mark is its one cause. Nothing needs repair by it.
+    Marked,
 }
 
 /// The condition of the node's devices.
@@ -210,7 +212,7 @@ fn status(health: &DeviceHealth) -> ConditionStatus {
 
 fn reasons(health: &DeviceHealth) -> Vec<ConditionReason> {
     let reason = |cause: &HealthCause| ConditionReason {
-        reason: cause.reason.as_str().into(),
+        reason: cause.reason.into_str().into(),
         detail: cause.detail.to_string(),
         clears: cause.clears.to_string(),
     };

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use crate::domain::model::{GpuUuid, MigUuid, PciBusId, UnhealthyReason, UnixSeconds};
 
@@ -59,14 +59,7 @@ pub struct MarkFault {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CauseFault {
-    #[serde(deserialize_with = "reason")]
     pub reason: UnhealthyReason,
     /// Of an XID, else 0.
     pub code: u32,
-}
-
-fn reason<'de, D: Deserializer<'de>>(deserializer: D) -> Result<UnhealthyReason, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    let named = UnhealthyReason::ALL.into_iter().find(|reason| reason.as_str() == text);
-    named.ok_or_else(|| serde::de::Error::custom(format!("{text:?} is no reason")))
 }

@@ -43,6 +43,7 @@ use crate::domain::model::{
     UnhealthyReason, UnixSeconds, XidClass, XidEvent,
 };
 use marks::Mark;
+use strum::IntoEnumIterator;
 use tracked_gpu::{Subject, SubjectTransition, TrackedGpu};
 
 /// How long after it was listed a device is `unknown` of which no read was requested (`GpuSignals::unknown`).
@@ -103,7 +104,7 @@ struct DriverStatus {
 
 impl Health {
     pub fn new(config: HealthConfig) -> Self {
-        let counts = || UnhealthyReason::ALL.into_iter().map(|reason| (reason, 0)).collect();
+        let counts = || UnhealthyReason::iter().map(|reason| (reason, 0)).collect();
         let state = HealthState {
             transition_counts: [("healthy", counts()), ("unhealthy", counts())].into(),
             ..HealthState::default()
@@ -288,7 +289,7 @@ impl Health {
             let class = xids::class(event.code);
             let is_noted = !effect.makes_unhealthy() && matches!(class, XidClass::Unknown | XidClass::Software);
             if is_noted && self.noted_xids.len() < xids::MAX_CODES && self.noted_xids.insert(event.code) {
-                let (name, class) = (xids::named(event.code), class.as_str());
+                let (name, class) = (xids::named(event.code), class.into_str());
                 let text = format!("{}: {name}, class {class}: counted; it does not change the health", event.gpu);
                 self.notes.push(text);
             }

@@ -121,7 +121,7 @@ impl TrackedGpu {
     fn restore_cause(&mut self, subject: Subject, key: CauseKey) -> (Subject, String) {
         let (detail, restored) = match key {
             (UnhealthyReason::Xid, code) => (xids::named(code), xids::named(code)),
-            (reason, _) => (EARLIER.to_owned(), format!("the reason {}", reason.as_str())),
+            (reason, _) => (EARLIER.to_owned(), format!("the reason {}", reason.into_str())),
         };
         let cause = CauseState { detail: detail.into(), clears: AFTER_READING, ended: None };
         self.causes.entry(subject.clone()).or_default().insert(key, cause);

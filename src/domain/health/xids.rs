@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use strum::IntoEnumIterator;
+
 use super::config::{HealthConfig, XidRule};
 use super::faults::XidFault;
 use crate::domain::model::{
@@ -196,7 +198,7 @@ pub struct ActiveXid {
 
 impl GpuXids {
     pub fn new(created: UnixSeconds) -> Self {
-        let by_class = XidClass::ALL.into_iter().map(|class| (class, 0)).collect();
+        let by_class = XidClass::iter().map(|class| (class, 0)).collect();
         let counts = XidCounts { created, by_class, ..XidCounts::default() };
         Self { counts, active: BTreeMap::new() }
     }

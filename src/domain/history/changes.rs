@@ -129,7 +129,7 @@ fn xids(before: &SnapshotValues, now: &SnapshotValues, snapshot: &Snapshot, even
         let more = count.saturating_sub(before.xids.get(&(gpu.clone(), *code)).map_or(0, |(count, _)| *count));
         if more > 0 {
             let times = if more > 1 { format!(", {more} times") } else { String::new() };
-            let text = format!("XID {code} ({}){times}", class.as_str().replace('_', " "));
+            let text = format!("XID {code} ({}){times}", class.into_str().replace('_', " "));
             let severity = if *class == XidClass::Informational { Severity::Plain } else { Severity::Bad };
             let devices = vec![DeviceRef { gpu: gpu.clone(), mig: None }];
             events.push(HistoryEvent { devices, ..event(snapshot, HistoryEventKind::Xid, severity, text) });

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
-use crate::domain::model::{ContainerRef, DeviceRef, Moment, named};
+use crate::domain::model::{ContainerRef, DeviceRef, Moment};
 
 /// An event on the node, for people.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,25 +21,26 @@ pub struct HistoryEvent {
     pub containers: Vec<ContainerRef>,
 }
 
-named! {
-    pub enum HistoryEventKind {
-        Health = "health",
-        Xid = "xid",
-        Allocation = "allocation",
-        Kubelet = "kubelet",
-        Plugin = "plugin",
-        Driver = "driver",
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub enum HistoryEventKind {
+    Health,
+    Xid,
+    Allocation,
+    Kubelet,
+    Plugin,
+    Driver,
 }
 
-named! {
-    /// Whether an event is a problem.
-    pub enum Severity {
-        /// Something works again.
-        Good = "good",
-        /// As usual.
-        Plain = "plain",
-        /// Something is wrong.
-        Bad = "bad",
-    }
+/// Whether an event is a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Something works again.
+    Good,
+    /// As usual.
+    Plain,
+    /// Something is wrong.
+    Bad,
 }

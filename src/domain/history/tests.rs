@@ -24,7 +24,7 @@ fn texts(history: &NodeHistory) -> Vec<String> {
         .events()
         .map(|event| {
             let containers: Vec<String> = event.containers.iter().map(ToString::to_string).collect();
-            format!("{} {:?} {} [{}]", event.kind.as_str(), event.severity, event.text, containers.join(" "))
+            format!("{} {:?} {} [{}]", event.kind.into_str(), event.severity, event.text, containers.join(" "))
         })
         .collect()
 }

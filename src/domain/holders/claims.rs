@@ -34,7 +34,7 @@ pub(super) fn resolve_claim(
             .filter(|(devices, _)| !devices.is_empty())
             .unwrap_or_else(|| (resolve(&form, inventory), ClaimSource::DeviceName)),
     };
-    if devices.is_empty() { Err(form.name()) } else { Ok((devices, source)) }
+    if devices.is_empty() { Err(form.into_str()) } else { Ok((devices, source)) }
 }
 
 fn devices_of(hardware: &ClaimHardware, inventory: &Inventory) -> Vec<DeviceRef> {

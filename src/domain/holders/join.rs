@@ -102,7 +102,7 @@ impl<'a> ResolvedAllocations<'a> {
     fn add_id(&mut self, container: &ContainerRef, held: &'a HeldDevice, inventory: &Inventory) {
         let (form, devices) = resolve_device(&held.resource, &held.id, inventory);
         if devices.is_empty() {
-            self.unresolved.entry((held.resource.clone(), form.name())).or_default().insert(&held.id);
+            self.unresolved.entry((held.resource.clone(), form.into_str())).or_default().insert(&held.id);
         }
         for device in devices {
             let holding = self.held.entry(key(container, device)).or_default();

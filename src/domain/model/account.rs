@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 use super::{ContainerRef, DeviceId, Figures, GpuUuid, MigUuid, Moment, Monotonic, ResourceName, UnixSeconds};
 
@@ -69,25 +70,27 @@ pub struct Holding {
     pub weight: f64,
 }
 
-named! {
-    pub enum SharingForm {
-        Exclusive = "exclusive",
-        TimeSlicing = "time_slicing",
-        Mps = "mps",
-        Mig = "mig",
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub enum SharingForm {
+    Exclusive,
+    TimeSlicing,
+    Mps,
+    Mig,
 }
 
-named! {
-    /// How use is divided among holders, as in docs/attribution.md.
-    pub enum Attribution {
-        /// One holder has all, except other processes' SM time.
-        Exclusive = "exclusive",
-        /// By the SM time of processes.
-        Process = "process",
-        /// Several holders without SM time: equally, claims by weight.
-        EqualShare = "equal_share",
-        /// Of MIG devices by activity and slices; in a gap energy as without SM time or activity.
-        Estimated = "estimated",
-    }
+/// How use is divided among holders, as in docs/attribution.md.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub enum Attribution {
+    /// One holder has all, except other processes' SM time.
+    Exclusive,
+    /// By the SM time of processes.
+    Process,
+    /// Several holders without SM time: equally, claims by weight.
+    EqualShare,
+    /// Of MIG devices by activity and slices; in a gap energy as without SM time or activity.
+    Estimated,
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Serialize;
+use strum::IntoStaticStr;
 
 use super::{DeviceId, GpuUuid, MigUuid, PciBusId};
 
@@ -47,18 +48,19 @@ pub struct ClaimAllocation {
     pub consumed: BTreeMap<Arc<str>, u64>,
 }
 
-named! {
-    /// Where the hardware of a claim's device is named, the most trusted first.
-    pub enum ClaimSource {
-        /// The metadata that the driver wrote for the claim's containers (`dra-device-metadata`).
-        Metadata = "metadata",
-        /// The driver's checkpoint of its prepared claims.
-        Checkpoint = "checkpoint",
-        /// The CDI specification of the claim.
-        Cdi = "cdi",
-        /// The driver's naming convention.
-        DeviceName = "device_name",
-    }
+/// Where the hardware of a claim's device is the most trusted first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub enum ClaimSource {
+    /// The metadata that the driver wrote for the claim's containers (`dra-device-metadata`).
+    Metadata,
+    /// The driver's checkpoint of its prepared claims.
+    Checkpoint,
+    /// The CDI specification of the claim.
+    Cdi,
+    /// The driver's naming convention.
+    DeviceName,
 }
 
 /// How a file names hardware.

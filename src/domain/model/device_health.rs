@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use strum::{EnumIter, IntoStaticStr};
 
 use super::{ContainerRef, GpuUuid, MigDevice, MigUuid, Moment, Monotonic, RecentCount, UnixSeconds};
 
@@ -49,19 +50,20 @@ pub struct HealthCause {
     pub clears: Arc<str>,
 }
 
-named! {
-    /// Of several, the first in this order names a transition.
-    pub enum UnhealthyReason {
-        Xid = "xid",
-        RecoveryAction = "recovery_action",
-        Lost = "lost",
-        RowRemapFailed = "row_remap_failed",
-        Fabric = "fabric",
-        Ecc = "ecc",
-        Stuck = "stuck",
-        Admin = "admin",
-        Unknown = "unknown",
-    }
+/// Of several, the first in this order names a transition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, EnumIter, IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub enum UnhealthyReason {
+    Xid,
+    RecoveryAction,
+    Lost,
+    RowRemapFailed,
+    Fabric,
+    Ecc,
+    Stuck,
+    Admin,
+    Unknown,
 }
 
 /// A change of a device's health.
@@ -142,26 +144,27 @@ pub struct XidCount {
     pub last_of: BTreeMap<Option<u32>, Monotonic>,
 }
 
-named! {
-    /// The class of an XID.
-    pub enum XidClass {
-        /// The application's own fault, or its end.
-        Application = "application",
-        /// A memory error that cost one application.
-        ContainedMemory = "contained_memory",
-        GpuReset = "gpu_reset",
-        NodeReboot = "node_reboot",
-        Nvlink = "nvlink",
-        /// Power or mechanics.
-        Hardware = "hardware",
-        Informational = "informational",
-        /// Significant only together with another XID.
-        Corroborating = "corroborating",
-        /// Announces a change of the recovery action.
-        RecoveryAction = "recovery_action",
-        Software = "software",
-        Unknown = "unknown",
-    }
+/// The class of an XID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, EnumIter, IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub enum XidClass {
+    /// The application's own fault, or its end.
+    Application,
+    /// A memory error that cost one application.
+    ContainedMemory,
+    GpuReset,
+    NodeReboot,
+    Nvlink,
+    /// Power or mechanics.
+    Hardware,
+    Informational,
+    /// Significant only together with another XID.
+    Corroborating,
+    /// Announces a change of the recovery action.
+    RecoveryAction,
+    Software,
+    Unknown,
 }
 
 /// Recovery actions by the driver's number (NVML field 230).

@@ -2,44 +2,6 @@
 //!
 //! In: nothing. Out: plain values. Does not use: tokio, gRPC, NVML, Prometheus, files, clocks.
 
-/// An enum whose values have one name in labels, JSON and text.
-macro_rules! named {
-    ($(#[$doc:meta])* pub enum $enum:ident { $($(#[$value_doc:meta])* $value:ident = $name:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum $enum {
-            $($(#[$value_doc])* $value,)*
-        }
-
-        impl $enum {
-            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$value),*];
-
-            #[must_use]
-            pub const fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$value => $name,)*
-                }
-            }
-        }
-
-        impl serde::Serialize for $enum {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_str(self.as_str())
-            }
-        }
-
-        impl<'de> serde::Deserialize<'de> for $enum {
-            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let name = String::deserialize(deserializer)?;
-                let unknown = || serde::de::Error::custom(format!("{name:?} is unknown"));
-                Self::ALL.into_iter().find(|value| value.as_str() == name).ok_or_else(unknown)
-            }
-        }
-    };
-}
-
-pub(crate) use named;
-
 mod account;
 mod allocations;
 mod claims;

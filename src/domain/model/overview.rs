@@ -29,21 +29,21 @@ pub struct DeviceOverview {
     pub free_slots: Option<usize>,
 }
 
-named! {
-    /// Whether a device can be allocated.
-    pub enum DeviceState {
-        /// No container holds it, and it is healthy and present.
-        Free = "free",
-        Held = "held",
-        /// A GPU with MIG devices: these are free or held.
-        Partitioned = "partitioned",
-        /// No container holds it, and a kernel driver reserves it for virtual machines.
-        Passthrough = "passthrough",
-        /// No container holds it, and the NVIDIA driver is not expected to serve it.
-        Unserved = "unserved",
-        /// No container holds it, and it is not healthy or not present.
-        Unavailable = "unavailable",
-    }
+/// Whether a device can be allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceState {
+    /// No container holds it, and it is healthy and present.
+    Free,
+    Held,
+    /// A GPU with MIG devices: these are free or held.
+    Partitioned,
+    /// No container holds it, and a kernel driver reserves it for virtual machines.
+    Passthrough,
+    /// No container holds it, and the NVIDIA driver is not expected to serve it.
+    Unserved,
+    /// No container holds it, and it is not healthy or not present.
+    Unavailable,
 }
 
 /// Devices of one extended resource, of any vendor.

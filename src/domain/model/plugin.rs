@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use strum::{IntoEnumIterator, IntoStaticStr};
 
 use super::{DeviceId, DurationHistogram, GpuUuid, Monotonic, ResourceName, UnhealthyReason, UnixSeconds};
 
@@ -91,9 +92,11 @@ pub struct PluginResource {
 }
 
 /// Why the plugin reports a device as unhealthy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum PluginUnhealthyReason {
     /// The health of its GPU or MIG device.
+    #[strum(transparent)]
     Device(UnhealthyReason),
     /// NVIDIA's MPS control daemon does not serve its resource.
     Mps,
@@ -110,19 +113,7 @@ pub enum PluginUnhealthyReason {
 impl PluginUnhealthyReason {
     pub fn all() -> impl Iterator<Item = Self> {
         let own = [Self::Mps, Self::Layout, Self::Unplugged, Self::Passthrough, Self::Held];
-        UnhealthyReason::ALL.into_iter().map(Self::Device).chain(own)
-    }
-
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Device(reason) => reason.as_str(),
-            Self::Mps => "mps",
-            Self::Layout => "layout",
-            Self::Unplugged => "unplugged",
-            Self::Passthrough => "passthrough",
-            Self::Held => "held",
-        }
+        UnhealthyReason::iter().map(Self::Device).chain(own)
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use strum::{IntoStaticStr, VariantArray};
 
 use super::{
     Account, Allocatable, Allocations, ClaimDevice, ClaimGpu, Collector, Container, ContainerRef, ContainerXid,
@@ -89,15 +90,17 @@ impl Snapshot {
     }
 }
 
-named! {
-    /// Where device readings come from.
-    #[derive(Default)]
-    pub enum HardwareSource {
-        Nvml = "nvml",
-        Simulated = "simulated",
-        #[default]
-        None = "none",
-    }
+/// Where device readings come from.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, IntoStaticStr, VariantArray,
+)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub enum HardwareSource {
+    Nvml,
+    Simulated,
+    #[default]
+    None,
 }
 
 /// The state of the hardware.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use strum::{EnumIter, IntoStaticStr};
 
 use super::{GpuUuid, PodRef, UnixSeconds};
 
@@ -33,24 +34,25 @@ pub struct Divided {
     pub energy_joules: Option<f64>,
 }
 
-named! {
-    /// Why a part of a device's use is unattributed.
-    pub enum UnattributedReason {
-        /// Memory of no process, and the MPS server's.
-        Driver = "driver",
-        /// Of unknown or other owners, read just after an allocation on the GPU ended: it may belong to that one.
-        Ended = "ended",
-        /// Processes of no pod.
-        Host = "host",
-        /// Energy at the board's idle power, and all energy of time without work.
-        Idle = "idle",
-        /// Processes of a pod to which the device is not allocated.
-        NotAllocated = "not_allocated",
-        /// Processes whose pod has ended.
-        TerminatedPod = "terminated_pod",
-        /// The owner is unknown.
-        Unknown = "unknown",
-    }
+/// Why a part of a device's use is unattributed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, EnumIter, IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub enum UnattributedReason {
+    /// Memory of no process, and the MPS server's.
+    Driver,
+    /// Of unknown or other owners, read just after an allocation on the GPU ended: it may belong to that one.
+    Ended,
+    /// Processes of no pod.
+    Host,
+    /// Energy at the board's idle power, and all energy of time without work.
+    Idle,
+    /// Processes of a pod to which the device is not allocated.
+    NotAllocated,
+    /// Processes whose pod has ended.
+    TerminatedPod,
+    /// The owner is unknown.
+    Unknown,
 }
 
 impl UnattributedReason {
@@ -67,11 +69,12 @@ pub struct UnallocatedUse {
     pub gpu: GpuUuid,
 }
 
-named! {
-    /// A divided quantity, which must add up to the device.
-    pub enum DividedQuantity {
-        Busy = "busy",
-        Energy = "energy",
-        Memory = "memory",
-    }
+/// A divided quantity, which must add up to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, EnumIter, IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub enum DividedQuantity {
+    Busy,
+    Energy,
+    Memory,
 }

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use strum::IntoStaticStr;
+
 use super::topology::Topology;
-use crate::domain::model::{DeviceId, GpuUuid, named};
+use crate::domain::model::{DeviceId, GpuUuid};
 
 /// A free device and its GPU (for a MIG device or a shared slot: the GPU it is a part of).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,26 +31,26 @@ pub struct PreferredDevices {
     pub fallback: Option<FallbackReason>,
 }
 
-named! {
-    /// Why the answer is empty, or was not made from the links; the `reason` label.
-    pub enum FallbackReason {
-        /// Answered by NUMA node, then index: some pair of the GPUs has no known link.
-        LinksUnknown = "links_unknown",
-        /// Answered by NUMA node, then index: the two ends of some pair report different scores.
-        LinksAsymmetric = "links_asymmetric",
-        /// Empty: too many free GPUs to compare every set.
-        ManyGpus = "many_gpus",
-        /// Empty: fewer devices are available than requested.
-        TooFewAvailable = "too_few_available",
-        /// Empty: more devices must be included than are requested.
-        TooManyRequired = "too_many_required",
-        /// Empty: a device that must be in is not available.
-        RequiredNotAvailable = "required_not_available",
-        /// Empty: a device belongs to a GPU that the topology does not have.
-        UnknownGpu = "unknown_gpu",
-        /// Empty: a device belongs to two GPUs, or, among whole GPUs, two devices belong to one.
-        Ambiguous = "ambiguous",
-    }
+/// Why the answer is empty, or was not made from the links; the `reason` label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub enum FallbackReason {
+    /// Answered by NUMA node, then index: some pair of the GPUs has no known link.
+    LinksUnknown,
+    /// Answered by NUMA node, then index: the two ends of some pair report different scores.
+    LinksAsymmetric,
+    /// Empty: too many free GPUs to compare every set.
+    ManyGpus,
+    /// Empty: fewer devices are available than requested.
+    TooFewAvailable,
+    /// Empty: more devices must be included than are requested.
+    TooManyRequired,
+    /// Empty: a device that must be in is not available.
+    RequiredNotAvailable,
+    /// Empty: a device belongs to a GPU that the topology does not have.
+    UnknownGpu,
+    /// Empty: a device belongs to two GPUs, or, among whole GPUs, two devices belong to one.
+    Ambiguous,
 }
 
 impl PreferredDevices {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::allocation_record::{AllocationRecord, HealthEvent, JournalDevice, Xid};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
-    Account, Attribution, ContainerRef, ContainerXid, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic,
-    PciBusId, ResourceName, Snapshot, UnixSeconds,
+    Account, ContainerRef, ContainerXid, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic, PciBusId,
+    ResourceName, Snapshot, UnixSeconds,
 };
 
 /// Health transitions kept for one holding; the rest are counted.
@@ -59,7 +59,7 @@ pub fn record(account: &Account, snapshot: &Snapshot, began: UnixSeconds, id: u6
     describe(&mut record, account, snapshot);
     let health = snapshot.health.device(&account.gpu, account.mig.as_ref());
     if let Some((health, cause)) = health.and_then(|health| Some((health, health.causes.first()?))) {
-        let (reason, detail) = (cause.reason.as_str().into(), Arc::clone(&cause.detail));
+        let (reason, detail) = (cause.reason.into_str().into(), Arc::clone(&cause.detail));
         note(&mut record, HealthEvent { at: health.since.unix.0, healthy: false, reason, detail });
     }
     record
@@ -69,8 +69,8 @@ pub fn record(account: &Account, snapshot: &Snapshot, began: UnixSeconds, id: u6
 pub fn describe(record: &mut AllocationRecord, account: &Account, snapshot: &Snapshot) {
     if let Some(holding) = &account.holding {
         set(&mut record.resource, holding.resource.as_ref().map(ResourceName::as_str));
-        set(&mut record.sharing, Some(holding.sharing.as_str()));
-        set(&mut record.attribution, holding.attribution.map(Attribution::as_str));
+        set(&mut record.sharing, Some(holding.sharing.into_str()));
+        set(&mut record.attribution, holding.attribution.map(<&str>::from));
         if !record.device_ids.iter().map(|id| &**id).eq(holding.device_ids.iter().map(DeviceId::as_str)) {
             record.device_ids = holding.device_ids.iter().map(DeviceId::to_shared).collect();
         }
@@ -102,7 +102,7 @@ pub fn xids(account: &Account, snapshot: &Snapshot) -> Vec<Xid> {
     let is_here = |xid: &&ContainerXid| {
         xid.container == account.container && xid.gpu == account.gpu && (xid.mig.is_none() || xid.mig == account.mig)
     };
-    let xid = |xid: &ContainerXid| Xid { code: xid.code, class: xid.class.as_str().into(), count: xid.count };
+    let xid = |xid: &ContainerXid| Xid { code: xid.code, class: xid.class.into_str().into(), count: xid.count };
     together(&[], &snapshot.container_xids.iter().filter(is_here).map(xid).collect::<Vec<_>>())
 }
 
@@ -133,7 +133,7 @@ pub fn health_event(transition: &HealthTransition) -> HealthEvent {
     HealthEvent {
         at: transition.at.unix.0,
         healthy: transition.to_healthy,
-        reason: transition.reason.as_str().into(),
+        reason: transition.reason.into_str().into(),
         detail: Arc::clone(&transition.detail),
     }
 }

@@ -90,11 +90,11 @@ impl ClaimFiles {
         let directories = self.directories.clone();
         match self.reading.answer(DEADLINE, move || read(&directories, &claims)).await {
             Some(Ok((records, problems))) => {
-                let mut unreadable = UnreadableFiles::from(SOURCES.map(|source| (source.as_str(), 0)));
+                let mut unreadable = UnreadableFiles::from(SOURCES.map(|source| (source.into_str(), 0)));
                 for ((source, file), problem) in &problems {
-                    *unreadable.entry(source.as_str()).or_default() += 1;
+                    *unreadable.entry(source.into_str()).or_default() += 1;
                     if self.problems.get(&(*source, file.clone())) != Some(problem) {
-                        let (source, file) = (source.as_str(), file.display());
+                        let (source, file) = (source.into_str(), file.display());
                         tracing::warn!(%file, source, problem, "a file about DRA claims cannot be read: new claims are joined without it");
                     }
                 }
@@ -113,7 +113,7 @@ impl ClaimFiles {
             }
         }
         // The files are not known: each source counts as one.
-        self.unreadable = Some(Arc::new(SOURCES.map(|source| (source.as_str(), 1)).into()));
+        self.unreadable = Some(Arc::new(SOURCES.map(|source| (source.into_str(), 1)).into()));
         Records::new()
     }
 }

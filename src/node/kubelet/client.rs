@@ -6,12 +6,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use strum::{EnumIter, IntoStaticStr};
 use tokio::net::UnixStream;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
 
 use super::convert;
-use crate::domain::model::{Allocatable, Allocations, Pod, PodRef, named};
+use crate::domain::model::{Allocatable, Allocations, Pod, PodRef};
 use crate::node::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
 use crate::node::wire::{channel_over, v1};
 use crate::tasks::within;
@@ -61,19 +62,19 @@ pub enum CallError {
     Other { method: &'static str, code: Code, message: String },
 }
 
-named! {
-    /// The `code` label of failed calls.
-    pub enum CallErrorCode {
-        Unavailable = "unavailable",
-        NotASocket = "not_a_socket",
-        PermissionDenied = "permission_denied",
-        DeadlineExceeded = "deadline_exceeded",
-        RateLimited = "rate_limited",
-        Unimplemented = "unimplemented",
-        TooLarge = "too_large",
-        Malformed = "malformed",
-        Other = "other",
-    }
+/// The `code` label of failed calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumIter, IntoStaticStr)]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub enum CallErrorCode {
+    Unavailable,
+    NotASocket,
+    PermissionDenied,
+    DeadlineExceeded,
+    RateLimited,
+    Unimplemented,
+    TooLarge,
+    Malformed,
+    Other,
 }
 
 impl CallError {

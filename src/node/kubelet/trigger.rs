@@ -6,23 +6,23 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use inotify::WatchMask;
+use strum::{EnumIter, IntoStaticStr};
 
-use crate::domain::model::named;
 use crate::tasks::DirectoryEvents;
 
-named! {
-    /// Why a refresh is due; the `trigger` label. Counted as it comes: one refresh may answer several.
-    pub enum Trigger {
-        /// The kubelet wrote its device checkpoint: an allocation changed.
-        Checkpoint = "checkpoint",
-        /// The socket was replaced: another kubelet process.
-        Reconnect = "reconnect",
-        Timer = "timer",
-        /// The bundled plugin granted an allocation, which the kubelet is about to write down.
-        Allocate = "allocate",
-        /// The Pods API reported that a pod which holds devices has ended.
-        PodsApi = "pods_api",
-    }
+/// Why a refresh is due; the `trigger` label. Counted as it comes: one refresh may answer several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumIter, IntoStaticStr)]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub enum Trigger {
+    /// The kubelet wrote its device checkpoint: an allocation changed.
+    Checkpoint,
+    /// The socket was replaced: another kubelet process.
+    Reconnect,
+    Timer,
+    /// The bundled plugin granted an allocation, which the kubelet is about to write down.
+    Allocate,
+    /// The Pods API reported that a pod which holds devices has ended.
+    PodsApi,
 }
 
 pub(super) const CHECKPOINT: &str = "kubelet_internal_checkpoint";

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use strum::IntoEnumIterator;
 use tokio::sync::{Notify, watch};
 
 use super::accepted::{AcceptedAllocations, PodSources};
@@ -128,12 +129,12 @@ impl KubeletWatch {
         publish: watch::Sender<Arc<KubeletState>>,
     ) -> Self {
         let mut state = KubeletState::default();
-        for trigger in Trigger::ALL {
-            state.counters.triggers.insert(trigger.as_str(), 0);
+        for trigger in Trigger::iter() {
+            state.counters.triggers.insert(trigger.into_str(), 0);
         }
         for method in METHODS {
             state.counters.durations.insert(method, DurationHistogram::default());
-            state.counters.errors.insert(method, CallErrorCode::ALL.map(|code| (code.as_str(), 0)).into());
+            state.counters.errors.insert(method, CallErrorCode::iter().map(|code| (code.into_str(), 0)).collect());
         }
         Self {
             client: Client::new(&settings.pod_resources_socket, settings.deadline),
@@ -164,7 +165,7 @@ impl KubeletWatch {
     }
 
     fn apply_trigger(&mut self, trigger: Trigger) {
-        *self.state.counters.triggers.entry(trigger.as_str()).or_default() += 1;
+        *self.state.counters.triggers.entry(trigger.into_str()).or_default() += 1;
         let now = self.clock.now().monotonic;
         match trigger {
             Trigger::Checkpoint => {
@@ -229,7 +230,7 @@ impl KubeletWatch {
                 self.publish();
             }
             Err(error) => {
-                tracing::debug!(code = error.code().as_str(), "{error}");
+                tracing::debug!(code = error.code().into_str(), "{error}");
                 self.schedule.changed_at = Some(now.monotonic);
             }
         }
@@ -292,7 +293,7 @@ impl KubeletWatch {
                 self.state.settled &= !error.lost_connection();
                 let problem = error.to_string();
                 if self.state.problem.as_deref() != Some(&problem) {
-                    tracing::warn!(code = error.code().as_str(), "{problem}");
+                    tracing::warn!(code = error.code().into_str(), "{problem}");
                     self.state.problem = Some(problem.into());
                 }
                 self.schedule.retry = Some(self.schedule.retries.pause());
@@ -323,7 +324,7 @@ impl KubeletWatch {
             Err(error) => {
                 let allocatable = &mut self.schedule.allocatable;
                 allocatable.due = Some(now.monotonic + allocatable.retries.pause());
-                tracing::debug!(code = error.code().as_str(), "{error}");
+                tracing::debug!(code = error.code().into_str(), "{error}");
             }
         }
         self.publish();
@@ -342,7 +343,7 @@ impl KubeletWatch {
         let counters = &mut self.state.counters;
         counters.durations.entry(method).or_default().observe(now.monotonic.since(started.monotonic));
         if let Some(error) = error {
-            *counters.errors.entry(method).or_default().entry(error.code().as_str()).or_default() += 1;
+            *counters.errors.entry(method).or_default().entry(error.code().into_str()).or_default() += 1;
             if let CallError::Unimplemented(method) = error {
                 self.unimplemented.insert(method);
             }

@@ -95,7 +95,8 @@ impl ConfiguredEntry {
     /// The vendor's CDI specifications that are not used, and why, with the number of devices.
     pub fn unused_cdi_files(&self) -> impl Iterator<Item = ((Arc<str>, &'static str), usize)> {
         let unused = self.last_scan.iter().flat_map(|scan| &scan.unused);
-        unused.map(|((file, reason), unused)| ((file.to_string_lossy().into(), reason.as_str()), unused.devices.len()))
+        unused
+            .map(|((file, reason), unused)| ((file.to_string_lossy().into(), reason.into_str()), unused.devices.len()))
     }
 
     pub fn depends_on_host(&self) -> bool {

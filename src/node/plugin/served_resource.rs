@@ -166,7 +166,7 @@ fn log_changes(before: &Offer, now: &Offer) {
         tracing::info!(%resource, devices = first_ids(&new), "new devices");
     }
     for ((is_healthy, reason, detail), ids) in changed {
-        let (devices, reason) = (first_ids(&ids), reason.as_str());
+        let (devices, reason) = (first_ids(&ids), <&str>::from(reason));
         match is_healthy {
             false => tracing::warn!(%resource, devices, reason, detail, "unhealthy"),
             true => tracing::info!(%resource, devices, reason, was = detail, "healthy"),

@@ -6,29 +6,30 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use strum::IntoStaticStr;
 use tokio::sync::watch;
 
 use super::config::{EntryConfig, NvidiaConfig};
 use super::offer::Offer;
 use crate::clock::Clock;
 use crate::domain::model::{
-    Moment, Monotonic, PluginResource, PluginState, PluginUnhealthyReason, ResourceName, UnixSeconds, named,
+    Moment, Monotonic, PluginResource, PluginState, PluginUnhealthyReason, ResourceName, UnixSeconds,
 };
 
 /// Longest time until the kubelet's answers show a list, or its end. Two answers without our devices are as far apart.
 pub const LIST_SHOWN: Duration = Duration::from_secs(1);
 
-named! {
-    /// The result of Allocate or PreStartContainer; the `result` label.
-    pub enum CallResult {
-        Ok = "ok",
-        UnknownDevice = "unknown_device",
-        Unhealthy = "unhealthy",
-        Held = "held",
-        NotAllowed = "not_allowed",
-        MemoryInUse = "memory_in_use",
-        ProcessesLeft = "processes_left",
-    }
+/// The result of Allocate or PreStartContainer; the `result` label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub enum CallResult {
+    Ok,
+    UnknownDevice,
+    Unhealthy,
+    Held,
+    NotAllowed,
+    MemoryInUse,
+    ProcessesLeft,
 }
 
 impl CallResult {
@@ -55,7 +56,7 @@ impl ResourceStatus {
         clock: Clock,
         publish: watch::Sender<Arc<PluginState>>,
     ) -> Self {
-        let zero = |results: &[CallResult]| results.iter().map(|result| (result.as_str(), 0)).collect();
+        let zero = |results: &[CallResult]| results.iter().map(|result| (result.into_str(), 0)).collect();
         let status = Self { resource, clock, publish };
         status.change(|state, now| {
             // The counters of a resource that is served again continue.
@@ -154,7 +155,7 @@ impl ResourceStatus {
 
     pub fn allocated(&self, result: CallResult, duration: Duration) {
         self.count(|state| {
-            *state.allocations.entry(result.as_str()).or_default() += 1;
+            *state.allocations.entry(result.into_str()).or_default() += 1;
             state.allocate_durations.observe(duration);
         });
     }
@@ -169,7 +170,7 @@ impl ResourceStatus {
     }
 
     pub fn checked_before_start(&self, result: CallResult) {
-        self.count(|state| *state.pre_starts.entry(result.as_str()).or_default() += 1);
+        self.count(|state| *state.pre_starts.entry(result.into_str()).or_default() += 1);
     }
 
     fn change(&self, change: impl FnOnce(&mut PluginResource, Moment)) {

@@ -129,7 +129,7 @@ fn hardware(snapshot: &Snapshot, with_serials: bool) -> Value {
         device
     };
     json!({
-        "source": snapshot.hardware.source.as_str(),
+        "source": snapshot.hardware.source.into_str(),
         "driver_version": inventory.driver.as_ref().map(|driver| &driver.driver_version),
         "devices": gpus.into_iter().map(device).collect::<Vec<_>>(),
     })

@@ -2,7 +2,7 @@
 
 use super::family::{Family, Group, SampleValue, counter, gauge};
 use super::labels::{DEVICE, of_account, of_device};
-use crate::domain::model::{Account, Attribution, Snapshot, allocated_ratio};
+use crate::domain::model::{Account, Snapshot, allocated_ratio};
 
 pub(super) static GROUP: Group = Group {
     section: "Allocation and attribution",
@@ -19,8 +19,8 @@ pub(super) static GROUP: Group = Group {
                         let labels = of_account(account)
                             .and_known("resource", holding.resource.as_ref())
                             .and("device_id", device)
-                            .and("sharing", holding.sharing.as_str())
-                            .and_known("attribution", holding.attribution.map(Attribution::as_str));
+                            .and("sharing", holding.sharing.into_str())
+                            .and_known("attribution", holding.attribution.map(<&str>::from));
                         family.push(labels, 1u64);
                     }
                 }

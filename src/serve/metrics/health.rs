@@ -29,7 +29,7 @@ pub(super) static GROUP: Group = Group {
                 for (gpu, health) in with_health(snapshot) {
                     let causes = health.devices().flat_map(|device| &device.causes);
                     for reason in causes.map(|cause| cause.reason).collect::<BTreeSet<UnhealthyReason>>() {
-                        family.push(of_device(gpu).and("reason", reason.as_str()), 1u64);
+                        family.push(of_device(gpu).and("reason", reason.into_str()), 1u64);
                     }
                 }
             },
@@ -53,7 +53,7 @@ pub(super) static GROUP: Group = Group {
         counter("podmeter_xid_errors_total", "XIDs by class.", |snapshot, family| {
             for (gpu, health) in with_health(snapshot) {
                 for (class, count) in &health.xids.by_class {
-                    family.since(health.xids.created).push(of_device(gpu).and("class", class.as_str()), *count);
+                    family.since(health.xids.created).push(of_device(gpu).and("class", class.into_str()), *count);
                 }
             }
         })
@@ -62,7 +62,7 @@ pub(super) static GROUP: Group = Group {
         gauge("podmeter_xid_last_timestamp_seconds", "Unix time of the last XID of this code.", |snapshot, family| {
             for (gpu, health) in with_health(snapshot) {
                 for (code, xid) in &health.xids.by_code {
-                    let labels = of_device(gpu).and("xid", *code).and("class", xid.class.as_str());
+                    let labels = of_device(gpu).and("xid", *code).and("class", xid.class.into_str());
                     family.push(labels.and("source", "nvml"), xid.at.unix);
                 }
             }
@@ -78,7 +78,7 @@ pub(super) static GROUP: Group = Group {
                         .and("gpu_uuid", &xid.gpu)
                         .and_known("mig_uuid", xid.mig.as_ref())
                         .and("xid", xid.code)
-                        .and("class", xid.class.as_str());
+                        .and("class", xid.class.into_str());
                     family.since(xid.created).push(labels, xid.count);
                 }
             },

@@ -64,7 +64,7 @@ pub(super) static GROUP: Group = Group {
                 for (resource, state) in resources(snapshot) {
                     for (to, reasons) in &state.health_transitions {
                         for (reason, count) in reasons {
-                            let labels = resource.clone().and("to", *to).and("reason", reason.as_str());
+                            let labels = resource.clone().and("to", *to).and("reason", <&str>::from(reason));
                             family.since(state.created).push(labels, *count);
                         }
                     }

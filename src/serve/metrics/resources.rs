@@ -54,7 +54,7 @@ pub(super) static GROUP: Group = Group {
                             .and("device", &claim.device)
                             .and_known("share_id", claim.share_id.as_ref())
                             .and_known("gpu_uuid", joined.map(|joined| &joined.gpu))
-                            .and_known("join", joined.map(|joined| joined.source.as_str()))
+                            .and_known("join", joined.map(|joined| joined.source.into_str()))
                             .and_known("admin_access", claim.is_observer().then_some("true"));
                         family.push(labels, 1u64);
                     }

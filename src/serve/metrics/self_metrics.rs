@@ -97,7 +97,7 @@ pub(super) static GROUP: Group = Group {
         counter(
             "podmeter_conservation_violations_total",
             "How often holders' shares and unattributed use did not add up to their device: a defect.",
-            |snapshot, family| counted(snapshot, family, &snapshot.violations, DividedQuantity::as_str),
+            |snapshot, family| counted(snapshot, family, &snapshot.violations, DividedQuantity::into_str),
         )
         .labels("quantity"),
         counter(
@@ -170,10 +170,10 @@ fn counted<K: Copy>(
     snapshot: &Snapshot,
     family: &mut Family,
     counts: &BTreeMap<K, u64>,
-    name: impl Fn(K) -> &'static str,
+    name: impl Fn(&K) -> &'static str,
 ) {
     let label = family.last_label();
     for (key, count) in counts {
-        family.since(snapshot.started).push(Labels::new(label, name(*key)), *count);
+        family.since(snapshot.started).push(Labels::new(label, name(key)), *count);
     }
 }

@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use strum::IntoEnumIterator;
+
 use super::interval::is_nothing;
 use super::segments::{IntervalSegment, ROUNDING, SegmentHolder};
 use super::weights::{MigWeight, Weights};
@@ -211,7 +213,7 @@ pub struct Audit {
 
 impl Default for Audit {
     fn default() -> Self {
-        Self { violations: DividedQuantity::ALL.map(|quantity| (quantity, 0)).into() }
+        Self { violations: DividedQuantity::iter().map(|quantity| (quantity, 0)).collect() }
     }
 }
 

@@ -133,7 +133,7 @@ fn reasons(state: &HealthState, mig: Option<&str>) -> Vec<&'static str> {
     let device = state.device(&GPU.into(), mig.as_ref()).expect("it has a health state");
     assert_eq!(device.healthy, device.causes.is_empty());
     assert!(state.device(&OTHER.into(), None).unwrap().healthy, "the other GPU is independent");
-    device.causes.iter().map(|cause| cause.reason.as_str()).collect()
+    device.causes.iter().map(|cause| cause.reason.into_str()).collect()
 }
 
 fn xid(code: u32, seconds: u64) -> XidEvent {

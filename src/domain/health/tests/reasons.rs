@@ -45,7 +45,7 @@ fn a_device_is_unknown_until_checked_and_then_healthy() {
     let state = world.at(2);
     assert_eq!(world.reasons(), WELL);
     let transition = state.transitions.last().unwrap();
-    assert_eq!((transition.to_healthy, transition.reason.as_str(), transition.number), (true, "unknown", 1));
+    assert_eq!((transition.to_healthy, transition.reason.into_str(), transition.number), (true, "unknown", 1));
     assert_eq!(state.transition_counts["healthy"][&UnhealthyReason::Unknown], 1);
     assert!(Arc::ptr_eq(&state, &world.at(3)), "nothing has changed");
 }
@@ -155,7 +155,7 @@ fn each_reason_appears_with_its_cause_and_ends_after_the_hold_down() {
         assert!(world.health.next_deadline().is_some_and(|deadline| deadline <= Monotonic::from_secs(6061)));
         let state = world.at(6061);
         assert_eq!(world.reasons(), WELL, "{reason}");
-        assert_eq!(state.transitions.last().map(|transition| transition.reason.as_str()), Some(reason));
+        assert_eq!(state.transitions.last().map(|transition| transition.reason.into_str()), Some(reason));
     }
 }
 

@@ -34,7 +34,7 @@ fn check_of(driver: &str, device: &str, hardware: &[(ClaimSource, ClaimHardware)
             let name = |target: &DeviceRef| {
                 target.mig.as_ref().map_or(target.gpu.as_str(), |mig| mig.as_str())[..5].to_owned()
             };
-            format!("{} by {}", targets.iter().map(name).collect::<Vec<_>>().join(" "), source.as_str())
+            format!("{} by {}", targets.iter().map(name).collect::<Vec<_>>().join(" "), source.into_str())
         }
         Err(form) => form.to_owned(),
     };

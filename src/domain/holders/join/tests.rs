@@ -17,7 +17,7 @@ fn held(join: &Join) -> Vec<String> {
     let line = |(key, holding): (&HoldingKey, &Holding)| {
         let device = key.mig.as_ref().map_or_else(|| key.gpu.as_str(), MigUuid::as_str);
         let share = holding.fraction.map_or_else(|| "unknown".to_owned(), |share| format!("{share:.4}"));
-        format!("{} {} {} {share}", key.container.pod, &device[..5], holding.sharing.as_str())
+        format!("{} {} {} {share}", key.container.pod, &device[..5], holding.sharing.into_str())
     };
     join.holdings.iter().map(line).collect()
 }

@@ -59,9 +59,9 @@ impl Supervisor {
     pub(super) fn begin_session(&mut self, (session, (inventory, problems)): OpenedSession, now: Monotonic) {
         let found = (inventory.driver.clone(), inventory.gpus.len());
         if self.last_opened.as_ref() == Some(&found) {
-            debug!(source = self.state.source.as_str(), gpus = found.1, "the driver is open again");
+            debug!(source = self.state.source.into_str(), gpus = found.1, "the driver is open again");
         } else {
-            info!(source = self.state.source.as_str(), gpus = found.1, "the driver is open");
+            info!(source = self.state.source.into_str(), gpus = found.1, "the driver is open");
             self.last_opened = Some(found);
         }
         self.count(&problems);

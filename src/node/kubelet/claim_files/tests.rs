@@ -63,8 +63,8 @@ impl Node {
         self.accepted = allocations;
         let claim = &self.accepted.pods[0].containers[0].claims[0];
         let hardware = |(source, hardware): (&ClaimSource, &ClaimHardware)| match hardware {
-            ClaimHardware::Gpu(uuid) => format!("{} {uuid}", source.as_str()),
-            other => format!("{} {other:?}", source.as_str()),
+            ClaimHardware::Gpu(uuid) => format!("{} {uuid}", source.into_str()),
+            other => format!("{} {other:?}", source.into_str()),
         };
         let mut found: Vec<String> = claim.record.hardware.iter().map(hardware).collect();
         found.extend(claim.is_observer().then(|| "admin".to_owned()));

@@ -99,7 +99,7 @@ mod tests {
         hardware.readings.insert("GPU-a".into(), Arc::new(readings));
         let result = |id: &str, wanted| {
             let rules = PreStartCheck { minimum_free_memory: Some(Size(wanted)), no_processes: false };
-            check(&rules, &offer, &hardware, &[id.into()]).map_err(|refusal| refusal.result.as_str())
+            check(&rules, &offer, &hardware, &[id.into()]).map_err(|refusal| refusal.result.into_str())
         };
         assert_eq!(result("GPU-a", 10), Ok(()));
         assert_eq!(result("GPU-a", 11), Err("memory_in_use"));
@@ -139,7 +139,7 @@ mod tests {
             check(&rules, &offer, &hardware, &[id.into()])
         };
         let refusal = result(true, "GPU-a").unwrap_err();
-        assert_eq!(refusal.result.as_str(), "processes_left");
+        assert_eq!(refusal.result.into_str(), "processes_left");
         assert!(refusal.to_string().contains("process 7"), "{refusal}");
         assert!(result(true, "MIG-2").is_err());
         for id in ["GPU-a::0", "MIG-1", "GPU-b"] {

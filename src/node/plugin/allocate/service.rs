@@ -17,7 +17,7 @@ use super::preferred_allocation::{device_ids, preferred_allocation};
 use super::refusal::AllocationRefusal;
 use crate::clock::Clock;
 use crate::domain::model::DeviceId;
-use crate::domain::preference::{FallbackReason, PreferredDevices};
+use crate::domain::preference::PreferredDevices;
 use crate::node::plugin::config::EntryConfig;
 use crate::node::plugin::host::HostFacts;
 use crate::node::plugin::inputs::PluginInputs;
@@ -128,7 +128,7 @@ impl DevicePlugin for PluginService {
         let (mut container_responses, mut fallbacks) = (vec![], vec![]);
         for request in requests {
             let choice = inputs.preferred_allocation(&request);
-            fallbacks.extend(choice.fallback.map(FallbackReason::as_str));
+            fallbacks.extend(choice.fallback.map(<&str>::from));
             let device_i_ds = choice.ids.iter().map(ToString::to_string).collect();
             container_responses.push(ContainerPreferredAllocationResponse { device_i_ds });
         }

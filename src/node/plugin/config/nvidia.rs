@@ -77,9 +77,10 @@ pub struct NamePattern {
 }
 
 /// How MIG devices are offered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, strum::IntoStaticStr)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase", const_into_str)]
 pub enum MigStrategy {
     /// A GPU with MIG is offered whole.
     #[default]
@@ -242,7 +243,7 @@ impl NvidiaConfig {
     pub fn warnings(&self) -> Vec<String> {
         let rules = self.sharing.replication().into_iter().flat_map(|replication| replication.per_resource.keys());
         let idle = rules.filter(|name| !self.may_offer(name)).map(|name| {
-            let strategy = self.mig_strategy.as_str();
+            let strategy = self.mig_strategy.into_str();
             format!("sharing: the rule for {name} has no effect: with migStrategy {strategy} no resource of this name is offered")
         });
         self.ignored.iter().cloned().chain(idle).collect()
@@ -301,16 +302,6 @@ impl NvidiaConfig {
         }
         let section = if self.shares_through_mps() { "sharing.mps" } else { "sharing.timeSlicing" };
         self.sharing.replication().map_or(Ok(()), |replication| replication.validate(section, key))
-    }
-}
-
-impl MigStrategy {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Single => "single",
-            Self::Mixed => "mixed",
-        }
     }
 }
 

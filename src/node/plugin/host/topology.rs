@@ -51,7 +51,7 @@ fn nv_links(inventory: &Inventory) -> BTreeMap<(GpuUuid, GpuUuid), u32> {
 mod tests {
     use super::*;
     use crate::domain::model::NvLinkPeers;
-    use crate::domain::preference::{FallbackReason, FreeDevice, PreferenceRequest, choose_gpus};
+    use crate::domain::preference::{FreeDevice, PreferenceRequest, choose_gpus};
     use crate::node::plugin::test_data::gpu;
 
     #[test]
@@ -86,7 +86,7 @@ mod tests {
             );
             let index =
                 |id: &crate::domain::model::DeviceId| inventory.gpus[&GpuUuid::from(id.as_str())].index.unwrap();
-            (choice.ids.iter().map(index).collect::<Vec<_>>(), choice.fallback.map(FallbackReason::as_str))
+            (choice.ids.iter().map(index).collect::<Vec<_>>(), choice.fallback.map(<&str>::from))
         };
         let both_ends = linked(&[(0, 2), (2, 0), (1, 3), (3, 1)], 0);
         assert_eq!(two(&both_ends), (vec![0, 2], None));

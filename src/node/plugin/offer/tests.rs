@@ -99,8 +99,8 @@ fn a_device_never_leaves_the_list() {
     assert_eq!(health, expected);
     // Another name for a present GPU removes its device; without the GPU it is lost.
     let partitioned = merge(&before, vec![], &inventory([gpu(1, Some(&["3g.40gb"]))]));
-    let reasons = partitioned[0].devices.iter().map(|device| device.health.as_ref().unwrap_err().reason.as_str());
-    assert_eq!(reasons.collect::<Vec<_>>(), ["lost", "layout", "lost", "lost"]);
+    let reasons = partitioned[0].devices.iter().map(|device| device.health.as_ref().unwrap_err().reason.into());
+    assert_eq!(reasons.collect::<Vec<&str>>(), ["lost", "layout", "lost", "lost"]);
     // Back again, and a resource without any device left.
     assert_eq!(merge(&before, vec![], &Inventory::default())[0].devices.len(), 4);
     let back = merge(&merge(&before, vec![], &four_gpus()), before.clone(), &four_gpus());

@@ -11,28 +11,27 @@ mod values;
 pub use names::{DcgmName, TABLE, names};
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::io;
-use std::str::FromStr;
 
 use super::budget::over_limit;
 use super::family::{Descriptor, Family, MetricKind};
 use super::labels::Labels;
-use crate::domain::model::{Snapshot, named};
+use crate::domain::model::Snapshot;
 use page::DcgmPage;
 
-named! {
-    /// Which names and labels a page has.
-    #[derive(Default)]
-    pub enum Generation {
-        /// dcgm-exporter up to 4.8.
-        #[default]
-        Old = "4.8",
-        /// dcgm-exporter from 4.9 on.
-        New = "4.9",
-        /// A name that both have is one series, with the labels of both.
-        Both = "both",
-    }
+/// Which names and labels a page has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, strum::Display, strum::EnumString)]
+#[strum(serialize_all = "snake_case", parse_err_ty = UnknownGeneration, parse_err_fn = UnknownGeneration::new)]
+pub enum Generation {
+    /// dcgm-exporter up to 4.8.
+    #[default]
+    #[strum(serialize = "4.8")]
+    Old,
+    /// dcgm-exporter from 4.9 on.
+    #[strum(serialize = "4.9")]
+    New,
+    /// A name that both have is one series, with the labels of both.
+    Both,
 }
 
 /// Shown only while accounts are dropped.
@@ -80,23 +79,15 @@ pub(super) fn each_family(
     Ok(dropped.len())
 }
 
-impl FromStr for Generation {
-    type Err = UnknownGeneration;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::ALL.into_iter().find(|one| one.as_str() == text).ok_or(UnknownGeneration)
-    }
-}
-
-impl fmt::Display for Generation {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.as_str())
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("must be 4.8, 4.9 or both: the names of dcgm-exporter up to 4.8, from 4.9 on, or all")]
 pub struct UnknownGeneration;
+
+impl UnknownGeneration {
+    const fn new(_: &str) -> Self {
+        Self
+    }
+}
 
 #[cfg(test)]
 pub(super) mod tests;

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use strum::IntoEnumIterator;
+
 use crate::domain::model::*;
 use hardware::hardware;
 
@@ -55,7 +57,7 @@ pub(crate) fn snapshot() -> Snapshot {
             container_xid("training-0", WHOLE, 31, XidClass::Application, 3),
             container_xid(HOSTILE, PARTITIONED, 94, XidClass::ContainedMemory, 1),
         ],
-        violations: DividedQuantity::ALL.map(|quantity| (quantity, 0)).into(),
+        violations: DividedQuantity::iter().map(|quantity| (quantity, 0)).collect(),
         series_limit: None,
         series_dropped: [("ended", 0), ("held", 0)].into(),
         unresolved: vec![UnresolvedDevices { resource: "example.com/nic".into(), form: "unknown", devices: 1 }],
@@ -162,8 +164,11 @@ fn health() -> HealthState {
         since: moment(300),
         causes: vec![HealthCause { reason, detail: detail.into(), clears: "recovers after a reset".into() }],
     };
-    let mut xids =
-        XidCounts { created: STARTED, by_class: XidClass::ALL.map(|class| (class, 0)).into(), ..XidCounts::default() };
+    let mut xids = XidCounts {
+        created: STARTED,
+        by_class: XidClass::iter().map(|class| (class, 0)).collect(),
+        ..XidCounts::default()
+    };
     let of = |whole, xids: &XidCounts| GpuHealth { whole, mig_devices: BTreeMap::new(), xids: xids.clone() };
     let lost = of(sick(UnhealthyReason::Lost, "the driver no longer lists it"), &xids);
     let partitioned = GpuHealth {

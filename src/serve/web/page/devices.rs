@@ -190,7 +190,7 @@ fn badge(health: Option<&DeviceHealth>) -> Markup {
 fn causes(health: Option<&DeviceHealth>, has_readings: bool) -> Markup {
     html! {
         @for cause in health.into_iter().flat_map(|health| &health.causes) {
-            p.cause { b { (cause.reason.as_str().replace('_', " ")) ": " } (cause.detail) "; " (cause.clears) "." }
+            p.cause { b { (cause.reason.into_str().replace('_', " ")) ": " } (cause.detail) "; " (cause.clears) "." }
         }
         @if health.is_some_and(|health| health.healthy) && !has_readings { p.cause { "No readings." } }
     }

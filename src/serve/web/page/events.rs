@@ -42,7 +42,7 @@ pub(super) fn item(snapshot: &Snapshot, event: &HistoryEvent) -> Markup {
     html! {
         li data-key=(format!("event-{}", event.number)) data-words=(found) {
             (time(event.at.unix))
-            span.badge.(severity) { (event.kind.as_str()) }
+            span.badge.(severity) { (event.kind.into_str()) }
             span.what {
                 @if !devices.is_empty() { b { (listed(&devices)) } " " }
                 (event.text)

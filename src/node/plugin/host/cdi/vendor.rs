@@ -61,7 +61,8 @@ pub struct Unused {
 }
 
 /// The values of a label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case", const_into_str)]
 pub enum UnusedReason {
     /// Runtimes do not load the file.
     Invalid,
@@ -75,19 +76,6 @@ pub enum UnusedReason {
     DriverVersion,
     /// It has no entry for the device.
     NotDescribed,
-}
-
-impl UnusedReason {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Invalid => "invalid",
-            Self::NameTwice => "name_twice",
-            Self::DeviceNodes => "device_nodes",
-            Self::MissingPath => "missing_path",
-            Self::DriverVersion => "driver_version",
-            Self::NotDescribed => "not_described",
-        }
-    }
 }
 
 /// Sentences for the log and the page.

@@ -51,7 +51,7 @@ impl Host {
         assert_eq!(found.names.values().map(String::as_str).collect::<Vec<_>>(), names);
         let show = |((file, reason), unused): (&(PathBuf, UnusedReason), &Unused)| {
             let file = file.strip_prefix(self.root.path()).unwrap().display();
-            format!("{file} {}: {}", reason.as_str(), unused.devices.len())
+            format!("{file} {}: {}", reason.into_str(), unused.devices.len())
         };
         assert_eq!(found.unused.iter().map(show).collect::<Vec<_>>(), unused, "{:?}", found.unused);
     }
