@@ -1,4 +1,4 @@
-"""The crates that cargo links into a package's binary: which, under which licence, and with which texts. Used by scripts/release
+"""The crates that cargo links into the binary: which, under which licence, and with which texts. Used by scripts/release
 and deploy/image/build.
 
 Input: `cargo tree`, which resolves features for one target and leaves out what only builds or tests; `cargo metadata`, which
@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
-# What is released; podmeter alone is in the image.
-PACKAGES = ["podmeter", "podmeter-migrate"]
 TARGETS = {"amd64": "x86_64-unknown-linux-gnu", "arm64": "aarch64-unknown-linux-gnu"}
 # The name of a file with a licence or a notice.
 TEXTS = re.compile(r"^(un)?licen[cs]e|^copying|^copyright|^notice", re.IGNORECASE)
 # Texts that a crate's package lacks: of its repository, one file for each crate.
 ADDED_TEXTS = PROJECT / "deploy/image/licenses"
 # Crate without a text → crate of the same repository and licence that has it, or whose text is added.
-SAME_TEXT = {"tonic-prost": "tonic", "lrlex": "cfgrammar", "lrpar": "cfgrammar", "lrtable": "cfgrammar"}
+SAME_TEXT = {"tonic-prost": "tonic"}
 # C libraries whose source is in a crate: crate → name, licence, header with the version, its pattern.
 BUNDLED = {
     "libsqlite3-sys": ("sqlite", "blessing", "sqlite3/sqlite3.h", r'^#define SQLITE_VERSION +"(.*)"'),
@@ -36,15 +34,15 @@ class Crate:
 
 
 def version():
-    """The version of all packages that are released: Cargo.toml declares it."""
+    """The version that Cargo.toml declares."""
     return tomllib.loads((PROJECT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
 
 
 @functools.cache
-def linked(package, architecture):
-    """Crate → the crates that it is linked with, the package included."""
+def linked(architecture):
+    """Crate → the crates that it is linked with, podmeter included."""
     crates, above = {}, []
-    for line in tree(package, architecture, "--prefix", "depth", "--format", " {p}"):
+    for line in tree(architecture, "--prefix", "depth", "--format", " {p}"):
         depth, name, number = re.match(r"(\d+) (\S+) v(\S+)", line).groups()
         crate = Crate(name, number)
         crates.setdefault(crate, set())
@@ -54,15 +52,15 @@ def linked(package, architecture):
     return dict(sorted(crates.items()))
 
 
-def tree(package, architecture, *options):
-    command = ["cargo", "tree", "--locked", "--package", package, "--edges", "normal,no-proc-macro"]
+def tree(architecture, *options):
+    command = ["cargo", "tree", "--locked", "--package", "podmeter", "--edges", "normal,no-proc-macro"]
     return output([*command, "--target", TARGETS[architecture], *options]).splitlines()
 
 
-def third_party(package):
-    """The crates of others that are linked into the package for any architecture."""
-    crates = set().union(*(linked(package, architecture) for architecture in TARGETS))
-    return sorted(crate for crate in crates if crate.name not in PACKAGES)
+def third_party():
+    """The crates of others that are linked into the binary for any architecture."""
+    crates = set().union(*(linked(architecture) for architecture in TARGETS))
+    return sorted(crate for crate in crates if crate.name != "podmeter")
 
 
 @functools.cache
@@ -100,9 +98,9 @@ def licence(crate):
     return packages()[crate]["license"].replace("/", " OR ")
 
 
-def licence_texts(package):
-    """The licence texts of all crates that are linked into the package, each text once."""
-    crates, carriers, missing = third_party(package), {}, []
+def licence_texts():
+    """The licence texts of all crates that are linked into the binary, each text once."""
+    crates, carriers, missing = third_party(), {}, []
     for crate in crates:
         files = texts_of(crate, crates)
         if not files:
@@ -112,7 +110,7 @@ def licence_texts(package):
     if missing:
         what = f"put the text of its repository into {ADDED_TEXTS.relative_to(PROJECT)}/CRATE"
         raise ValueError(f"no licence text in the package of {', '.join(missing)}; {what}")
-    parts = [f"The program {package} contains the following crates. Below, each text follows the crates that carry it.\n"]
+    parts = ["The program podmeter contains the following crates. Below, each text follows the crates that carry it.\n"]
     parts.append("\n".join(f"{crate.name} {crate.version}: {licence(crate)}" for crate in crates))
     for crate in crates:
         if found := bundled(crate):

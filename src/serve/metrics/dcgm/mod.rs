@@ -1,7 +1,7 @@
 //! The same snapshot under dcgm-exporter's names, labels and units, in both of its generations.
 //!
 //! Each row of `names.json` has both names, the unit, podmeter's query, and the source of its values. The page
-//! `/metrics/dcgm`, the documentation, `podmeter metrics -o json` and podmeter-migrate read the same rows. A value that the
+//! `/metrics/dcgm`, the documentation and `podmeter metrics -o json` read the same rows. A value that the
 //! snapshot lacks is absent. Rates are gauges here; dcgm-exporter called some of them counters up to 4.8.2.
 
 mod names;

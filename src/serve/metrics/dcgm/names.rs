@@ -1,4 +1,4 @@
-//! The table of names: `names.json`, which podmeter-migrate reads too.
+//! The table of names: `names.json`.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -50,10 +50,9 @@ struct Table {
     metrics: Vec<DcgmRow>,
 }
 
-/// The table as it is written. `shipped`: whether it is active in dcgm-exporter's counter file (the default), there as a
-/// comment, active from 4.9 on, or added by people. `not_served`: why the page does not have it; `container`: podmeter's
-/// metric by container; `difference`: how podmeter's query differs. `labels`: what dcgm-exporter writes as a label on
-/// every series; those that are not served change the identity of every series for what hardly ever changes.
+/// The table as it is written. `not_served`: why the page does not have it; `difference`: how podmeter's query differs.
+/// `labels`: what dcgm-exporter writes as a label on every series; those that are not served change the identity of every
+/// series for what hardly ever changes.
 pub const TABLE: &str = include_str!("names.json");
 
 static NAMES: LazyLock<Vec<DcgmName>> = LazyLock::new(|| {

@@ -1,5 +1,0 @@
-//! `podmeter-migrate FILE…`
-
-fn main() -> std::process::ExitCode {
-    podmeter_migrate::cli::main()
-}
