@@ -1,9 +1,11 @@
-//! Sets the revision and the compiler version as environment variables of the build.
+//! Compiles `proto/` to Rust types and gRPC services, and sets the revision and the compiler version as environment variables of
+//! the build.
 
 use std::error::Error;
 use std::process::Command;
 
 fn main() -> Result<(), Box<dyn Error>> {
+    compile_protocols()?;
     // Given by builds without git, such as an image build. A debug build names no revision: it would have to be built again
     // after each commit.
     println!("cargo::rerun-if-env-changed=PODMETER_REVISION");
@@ -18,6 +20,23 @@ fn main() -> Result<(), Box<dyn Error>> {
     let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned());
     let version = first_line(&rustc, &["--version"]);
     println!("cargo::rustc-env=PODMETER_BUILD_RUSTC={}", version.split(' ').nth(1).unwrap_or("unknown"));
+    Ok(())
+}
+
+/// In `OUT_DIR`, a file per protobuf package.
+fn compile_protocols() -> Result<(), Box<dyn Error>> {
+    // Without it cargo would watch only what this script prints below.
+    println!("cargo::rerun-if-changed=proto");
+    let files = [
+        "podresources/v1.proto",
+        "deviceplugin/v1beta1.proto",
+        "pods/v1alpha1.proto",
+        "core/v1.proto",
+        "prometheus/metrics.proto",
+    ];
+    let descriptors = protox::compile(files, ["proto"])?;
+    // BTreeMap, so that the same pod always has the same encoding.
+    tonic_prost_build::configure().btree_map(".core.v1").compile_fds(descriptors)?;
     Ok(())
 }
 

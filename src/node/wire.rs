@@ -20,20 +20,20 @@ pub async fn channel_over(stream: UnixStream) -> Result<Channel, Error> {
     Endpoint::from_static("http://localhost").connect_with_connector(connector).await
 }
 
-#[rustfmt::skip]
-#[path = "../../proto/generated/v1.rs"]
-pub mod v1;
+pub mod v1 {
+    tonic::include_proto!("v1");
+}
 
 /// Kubernetes' own types, as far as the Pods API carries them.
-#[rustfmt::skip]
-#[path = "../../proto/generated/core.v1.rs"]
-pub mod core_v1;
+pub mod core_v1 {
+    tonic::include_proto!("core.v1");
+}
 
 /// The Pods API.
-#[rustfmt::skip]
-#[path = "../../proto/generated/v1alpha1.rs"]
-pub mod v1alpha1;
+pub mod v1alpha1 {
+    tonic::include_proto!("v1alpha1");
+}
 
-#[rustfmt::skip]
-#[path = "../../proto/generated/v1beta1.rs"]
-pub mod v1beta1;
+pub mod v1beta1 {
+    tonic::include_proto!("v1beta1");
+}

@@ -27,9 +27,9 @@ mod plugin;
 mod processes;
 /// Prometheus' protobuf messages, generated from `proto/`.
 #[allow(clippy::all, missing_docs, reason = "generated code")]
-#[rustfmt::skip]
-#[path = "../../../proto/generated/io.prometheus.client.rs"]
-mod protobuf;
+mod protobuf {
+    include!(concat!(env!("OUT_DIR"), "/io.prometheus.client.rs"));
+}
 mod resources;
 mod self_metrics;
 mod unattributed;
