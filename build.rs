@@ -27,13 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn compile_protocols() -> Result<(), Box<dyn Error>> {
     // Without it cargo would watch only what this script prints below.
     println!("cargo::rerun-if-changed=proto");
-    let files = [
-        "podresources/v1.proto",
-        "deviceplugin/v1beta1.proto",
-        "pods/v1alpha1.proto",
-        "core/v1.proto",
-        "prometheus/metrics.proto",
-    ];
+    let files = ["podresources/v1.proto", "deviceplugin/v1beta1.proto", "pods/v1alpha1.proto", "core/v1.proto"];
     let descriptors = protox::compile(files, ["proto"])?;
     // BTreeMap, so that the same pod always has the same encoding.
     tonic_prost_build::configure().btree_map(".core.v1").compile_fds(descriptors)?;

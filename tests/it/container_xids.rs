@@ -34,8 +34,6 @@ async fn an_xid_is_the_one_holders_or_unattributed() {
     let page = running.until("the one holder's XIDs", |page| page.value(COUNTS, &alone) == Some(3.0));
     assert_eq!(page.count(COUNTS, &["xid=\"94\""]), 0, "two holders");
 
-    let open_metrics = running.get_with("/metrics", "Accept: application/openmetrics-text; version=1.0.0\r\n").body;
-    assert!(open_metrics.contains("podmeter_container_xid_errors_created{"), "it began some time");
     assert!(running.get("/metrics/dcgm").body.lines().any(|line| {
         line.starts_with("DCGM_FI_DEV_XID_ERRORS{") && line.contains(&uuid(1)) && line.ends_with("} 94")
     }));

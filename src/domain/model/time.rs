@@ -71,8 +71,9 @@ pub struct DurationHistogram {
 }
 
 impl DurationHistogram {
-    /// Upper bounds in seconds: 250 µs (a local gRPC call) to 10 s (above every deadline).
-    pub const BOUNDS: [f64; 10] = [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.25, 1.0, 10.0];
+    /// Upper bounds in seconds: 250 µs (a local gRPC call) to 12.5 s (above every deadline), none a whole number: `le`
+    /// of one is `1` in text 0.0.4 and `1.0` in the other formats.
+    pub const BOUNDS: [f64; 10] = [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.25, 1.25, 12.5];
 
     pub fn observe(&mut self, duration: Duration) {
         let seconds = duration.as_secs_f64();

@@ -102,7 +102,7 @@ fn shown(snapshot: &Snapshot) -> impl Iterator<Item = &Account> {
 /// Stays after the container has released the device.
 fn totals<V: Into<SampleValue>>(snapshot: &Snapshot, family: &mut Family, read: fn(&Account) -> Option<V>) {
     for account in shown(snapshot) {
-        family.since(account.created).push_known(of_account(account), read(account));
+        family.push_known(of_account(account), read(account));
     }
 }
 

@@ -31,7 +31,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_memory_busy_seconds_total",
             "Seconds in which device memory was read or written.",
             |snapshot, family| {
-                per_device(snapshot, family.since(snapshot.started), |readings| readings.totals.memory_busy_seconds);
+                per_device(snapshot, family, |readings| readings.totals.memory_busy_seconds);
             },
         )
         .source("NVML GetSamples (memory utilization), else GetUtilizationRates"),
@@ -39,9 +39,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_engine_busy_seconds_total",
             "Seconds in which a fixed-function engine was busy.",
             |snapshot, family| {
-                per_device_and(snapshot, family.since(snapshot.started), |readings| {
-                    Some(named(&readings.totals.engine_busy_seconds))
-                });
+                per_device_and(snapshot, family, |readings| Some(named(&readings.totals.engine_busy_seconds)));
             },
         )
         .labels("gpu_uuid gpu engine")
@@ -50,9 +48,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_uncovered_seconds_total",
             "Seconds that no sample of the driver covers.",
             |snapshot, family| {
-                per_device(snapshot, family.since(snapshot.started), |readings| {
-                    Some(readings.totals.uncovered_seconds)
-                });
+                per_device(snapshot, family, |readings| Some(readings.totals.uncovered_seconds));
             },
         )
         .source("podmeter"),
@@ -116,7 +112,6 @@ pub(super) static GROUP: Group = Group {
 /// One series per GPU that has the quantity: `divided`, the total that the ledger has divided, to which holders' shares
 /// and the unattributed part add up at any time. It was zero when the agent started, or when the GPU appeared after that.
 pub(super) fn divided(snapshot: &Snapshot, family: &mut Family, read: impl Fn(&Divided) -> Option<f64>) {
-    family.since(snapshot.started);
     for (gpu, _) in with_readings(snapshot) {
         let unattributed = snapshot.unattributed.iter().find(|unattributed| unattributed.gpu == gpu.uuid);
         family.push_known(of_device(gpu), unattributed.and_then(|unattributed| read(&unattributed.divided)));

@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use prometheus_client::metrics::MetricType;
+
 use super::labels::Labels;
 use crate::domain::model::{DurationHistogram, Snapshot, UnixSeconds};
 
@@ -28,31 +30,13 @@ pub struct Metric {
 pub struct Descriptor {
     /// As in text 0.0.4: a counter's name ends in `_total`.
     pub name: &'static str,
-    pub kind: MetricKind,
+    pub kind: MetricType,
     /// Every label that a sample may carry, in the order of the page, with spaces between; `None`: those of the group.
     pub labels: Option<&'static str>,
     /// Where the value comes from: an NVML call, a PodResources message, podmeter itself; `None`: as of the group.
     pub source: Option<&'static str>,
     /// One line, no backslash: what it means.
     pub help: &'static str,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MetricKind {
-    Counter,
-    Gauge,
-    Histogram,
-}
-
-impl MetricKind {
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram => "histogram",
-        }
-    }
 }
 
 /// Base units, which end the name of a metric that has one.
@@ -70,19 +54,19 @@ type Text = &'static str;
 type Samples = fn(&Snapshot, &mut Family);
 
 pub(super) const fn counter(name: Text, help: Text, samples: Samples) -> Metric {
-    Metric::new(MetricKind::Counter, name, help, samples)
+    Metric::new(MetricType::Counter, name, help, samples)
 }
 
 pub(super) const fn gauge(name: Text, help: Text, samples: Samples) -> Metric {
-    Metric::new(MetricKind::Gauge, name, help, samples)
+    Metric::new(MetricType::Gauge, name, help, samples)
 }
 
 pub(super) const fn histogram(name: Text, help: Text, samples: Samples) -> Metric {
-    Metric::new(MetricKind::Histogram, name, help, samples)
+    Metric::new(MetricType::Histogram, name, help, samples)
 }
 
 impl Metric {
-    const fn new(kind: MetricKind, name: Text, help: Text, samples: Samples) -> Self {
+    const fn new(kind: MetricType, name: Text, help: Text, samples: Samples) -> Self {
         Self { descriptor: Descriptor { name, kind, labels: None, source: None, help }, samples }
     }
 
@@ -122,7 +106,6 @@ impl Group {
 pub struct Family {
     pub descriptor: &'static Descriptor,
     pub samples: Vec<MetricSample>,
-    created: Option<UnixSeconds>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -130,8 +113,6 @@ pub struct MetricSample {
     /// Of one device or holder in several families they are the same ones.
     pub labels: Arc<Labels>,
     pub value: SampleValue,
-    /// When a counter was zero; `None` where that is not known.
-    pub created: Option<UnixSeconds>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -142,15 +123,6 @@ pub enum SampleValue {
 }
 
 impl SampleValue {
-    /// As in the text formats; `None` for a histogram.
-    pub fn number(&self) -> Option<String> {
-        match self {
-            Self::Integer(number) => Some(number.to_string()),
-            Self::Float(number) => Some(format!("{number:?}")),
-            Self::Histogram(_) => None,
-        }
-    }
-
     /// `None` for a histogram.
     pub(super) fn as_f64(&self) -> Option<f64> {
         match self {
@@ -163,20 +135,14 @@ impl SampleValue {
 
 impl Family {
     pub fn new(descriptor: &'static Descriptor) -> Self {
-        Self { descriptor, samples: Vec::new(), created: None }
-    }
-
-    /// The counters that are added from here on were zero at this time.
-    pub fn since(&mut self, created: UnixSeconds) -> &mut Self {
-        self.created = Some(created).filter(|_| self.descriptor.kind == MetricKind::Counter);
-        self
+        Self { descriptor, samples: Vec::new() }
     }
 
     pub fn push(&mut self, labels: impl Into<Arc<Labels>>, value: impl Into<SampleValue>) {
         let (labels, value) = (labels.into(), value.into());
         // What is not a number is absent.
         if !matches!(value, SampleValue::Float(number) if !number.is_finite()) {
-            self.samples.push(MetricSample { labels, value, created: self.created });
+            self.samples.push(MetricSample { labels, value });
         }
     }
 

@@ -53,7 +53,7 @@ pub(super) static GROUP: Group = Group {
         counter("podmeter_xid_errors_total", "XIDs by class.", |snapshot, family| {
             for (gpu, health) in with_health(snapshot) {
                 for (class, count) in &health.xids.by_class {
-                    family.since(health.xids.created).push(of_device(gpu).and("class", class.into_str()), *count);
+                    family.push(of_device(gpu).and("class", class.into_str()), *count);
                 }
             }
         })
@@ -79,7 +79,7 @@ pub(super) static GROUP: Group = Group {
                         .and_known("mig_uuid", xid.mig.as_ref())
                         .and("xid", xid.code)
                         .and("class", xid.class.into_str());
-                    family.since(xid.created).push(labels, xid.count);
+                    family.push(labels, xid.count);
                 }
             },
         )

@@ -40,7 +40,7 @@ pub(super) static GROUP: Group = Group {
 };
 
 fn push(snapshot: &Snapshot, family: &mut Family, read: impl Fn(&JournalState) -> Option<u64>) {
-    family.since(snapshot.started).push_known(Labels::default(), snapshot.journal.as_ref().and_then(read));
+    family.push_known(Labels::default(), snapshot.journal.as_ref().and_then(read));
 }
 
 #[cfg(test)]

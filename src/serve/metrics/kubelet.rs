@@ -30,7 +30,7 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| {
                 for (method, codes) in &snapshot.kubelet.counters.errors {
                     for (code, count) in codes {
-                        family.since(snapshot.started).push(Labels::new("method", *method).and("code", *code), *count);
+                        family.push(Labels::new("method", *method).and("code", *code), *count);
                     }
                 }
             },
@@ -66,7 +66,7 @@ pub(super) static GROUP: Group = Group {
         counter("podmeter_refresh_triggers_total", "Triggers of refreshes of the allocations.", |snapshot, family| {
             for trigger in TRIGGER_NAMES {
                 let count = snapshot.kubelet.counters.triggers.get(trigger).copied().unwrap_or(0);
-                family.since(snapshot.started).push(Labels::new("trigger", trigger), count);
+                family.push(Labels::new("trigger", trigger), count);
             }
         })
         .labels("trigger"),

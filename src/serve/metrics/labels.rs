@@ -1,7 +1,9 @@
 //! The labels of samples, and the loops over what has them. In: a snapshot and what to read. Out: samples in a family.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
+use std::fmt::{self, Display};
+
+use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 
 use super::family::{Family, SampleValue};
 use crate::domain::model::{Account, ContainerRef, DeviceReadings, Gpu, GpuHealth, Medium, PodRef, Slow, Snapshot};
@@ -48,6 +50,12 @@ impl Labels {
 
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.0.iter().map(|(name, value)| (*name, value.as_str()))
+    }
+}
+
+impl EncodeLabelSet for Labels {
+    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
+        self.0.encode(encoder)
     }
 }
 

@@ -13,7 +13,6 @@ mod device_interconnect;
 mod device_memory_errors;
 mod device_power_thermal;
 mod device_use;
-mod exposition;
 mod family;
 mod health;
 mod journal;
@@ -25,11 +24,6 @@ mod module;
 mod page;
 mod plugin;
 mod processes;
-/// Prometheus' protobuf messages, generated from `proto/`.
-#[allow(clippy::all, missing_docs, reason = "generated code")]
-mod protobuf {
-    include!(concat!(env!("OUT_DIR"), "/io.prometheus.client.rs"));
-}
 mod resources;
 mod self_metrics;
 mod unattributed;

@@ -16,7 +16,7 @@ pub(super) static GROUP: Group = Group {
             "Energy drawn by a superchip module, with its CPU and its GPUs; not attributed to containers.",
             |snapshot, family| {
                 let of_all = &snapshot.hardware.module_energy_joules;
-                of_each(snapshot, family.since(snapshot.started), |module, _| of_all.get(module).copied());
+                of_each(snapshot, family, |module, _| of_all.get(module).copied());
             },
         )
         .source("NVML samples of type 7, or fields 185 and 186 with module scope"),

@@ -23,7 +23,7 @@ pub(super) static GROUP: Group = Group {
         ),
         counter("podmeter_plugin_kubelet_restarts_total", "Restarts of the kubelet.", |snapshot, family| {
             let restarts = snapshot.plugin.as_ref().map(|plugin| plugin.kubelet_restarts);
-            family.since(snapshot.started).push_known(Labels::default(), restarts);
+            family.push_known(Labels::default(), restarts);
         })
         .labels(""),
         gauge("podmeter_plugin_devices", "Devices offered to the kubelet, by health.", |snapshot, family| {
@@ -65,7 +65,7 @@ pub(super) static GROUP: Group = Group {
                     for (to, reasons) in &state.health_transitions {
                         for (reason, count) in reasons {
                             let labels = resource.clone().and("to", *to).and("reason", <&str>::from(reason));
-                            family.since(state.created).push(labels, *count);
+                            family.push(labels, *count);
                         }
                     }
                 }
@@ -159,7 +159,7 @@ fn of_resources<'snapshot, V: Into<SampleValue>>(
     read: impl Fn(&'snapshot PluginResource) -> Option<V>,
 ) {
     for (resource, state) in resources(snapshot) {
-        family.since(state.created).push_known(resource, read(state));
+        family.push_known(resource, read(state));
     }
 }
 
@@ -172,7 +172,7 @@ fn by_label<'snapshot, V: Into<SampleValue>, I: IntoIterator<Item = (&'static st
     let label = family.last_label();
     for (resource, state) in resources(snapshot) {
         for (name, value) in read(state) {
-            family.since(state.created).push(resource.clone().and(label, name), value);
+            family.push(resource.clone().and(label, name), value);
         }
     }
 }

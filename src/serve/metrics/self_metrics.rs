@@ -43,7 +43,7 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| {
                 for (call, codes) in &snapshot.hardware.errors {
                     for (code, count) in codes {
-                        family.since(snapshot.started).push(Labels::new("call", *call).and("code", *code), *count);
+                        family.push(Labels::new("call", *call).and("code", *code), *count);
                     }
                 }
             },
@@ -54,7 +54,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_nvml_implausible_readings_total",
             "Readings outside the plausible range of their quantity, or contradicted by another; they are discarded.",
             |snapshot, family| {
-                counted(snapshot, family, &snapshot.hardware.implausible_readings, |name| name);
+                counted(family, &snapshot.hardware.implausible_readings, |name| name);
             },
         )
         .labels("quantity")
@@ -97,20 +97,20 @@ pub(super) static GROUP: Group = Group {
         counter(
             "podmeter_conservation_violations_total",
             "How often holders' shares and unattributed use did not add up to their device: a defect.",
-            |snapshot, family| counted(snapshot, family, &snapshot.violations, DividedQuantity::into_str),
+            |snapshot, family| counted(family, &snapshot.violations, DividedQuantity::into_str),
         )
         .labels("quantity"),
         counter(
             "podmeter_series_dropped_total",
             "Container series dropped by the series limit, by whether their container had ended or held a device.",
-            |snapshot, family| counted(snapshot, family, &snapshot.series_dropped, |reason| reason),
+            |snapshot, family| counted(family, &snapshot.series_dropped, |reason| reason),
         )
         .labels("reason"),
         counter(
             "podmeter_log_lines_dropped_total",
             "Log lines dropped because standard error was too slow.",
             |snapshot, family| {
-                family.since(snapshot.started).push(Labels::default(), snapshot.log_lines_dropped);
+                family.push(Labels::default(), snapshot.log_lines_dropped);
             },
         ),
         gauge("podmeter_build_info", "Version, revision and compiler of this podmeter.", |_, family| {
@@ -121,11 +121,7 @@ pub(super) static GROUP: Group = Group {
         })
         .labels("version revision rustc_version"),
         counter("process_cpu_seconds_total", "User and system CPU time of podmeter.", |snapshot, family| {
-            let process = &snapshot.process;
-            if let Some(start) = process.start {
-                family.since(start);
-            }
-            family.push_known(Labels::default(), process.cpu_seconds);
+            family.push_known(Labels::default(), snapshot.process.cpu_seconds);
         })
         .source(PROC),
         gauge("process_resident_memory_bytes", "Resident memory of podmeter.", |snapshot, family| {
@@ -166,14 +162,9 @@ fn per_collector<V: Into<SampleValue>>(
 }
 
 /// One series per value of the metric's label.
-fn counted<K: Copy>(
-    snapshot: &Snapshot,
-    family: &mut Family,
-    counts: &BTreeMap<K, u64>,
-    name: impl Fn(&K) -> &'static str,
-) {
+fn counted<K: Copy>(family: &mut Family, counts: &BTreeMap<K, u64>, name: impl Fn(&K) -> &'static str) {
     let label = family.last_label();
     for (key, count) in counts {
-        family.since(snapshot.started).push(Labels::new(label, name(key)), *count);
+        family.push(Labels::new(label, name(key)), *count);
     }
 }

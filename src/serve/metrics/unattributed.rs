@@ -54,7 +54,7 @@ fn by_reason<V: Into<SampleValue> + Copy>(
     for unattributed in &snapshot.unattributed {
         let Some(gpu) = snapshot.hardware.inventory.gpus.get(&unattributed.gpu) else { continue };
         for (reason, value) in read(unattributed) {
-            family.since(unattributed.created).push(of_device(gpu).and("reason", reason.into_str()), *value);
+            family.push(of_device(gpu).and("reason", reason.into_str()), *value);
         }
     }
 }

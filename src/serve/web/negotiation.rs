@@ -4,6 +4,7 @@
 use axum::http::HeaderMap;
 use axum::http::header::{ACCEPT, ACCEPT_ENCODING, HeaderName};
 use mime::Mime;
+use prometheus_client::encoding::prometheus_text;
 
 use super::body::Coding;
 use crate::serve::metrics::Format;
@@ -36,7 +37,7 @@ fn offered(range: &Mime) -> Option<Format> {
 
 pub(super) const fn content_type(format: Format) -> &'static str {
     match format {
-        Format::Text | Format::Dcgm(_) => "text/plain; version=0.0.4; charset=utf-8",
+        Format::Text | Format::Dcgm(_) => prometheus_text::CONTENT_TYPE,
         Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
         Format::Protobuf => {
             "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"

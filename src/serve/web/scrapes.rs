@@ -2,17 +2,17 @@
 //! figures of an ended container were scraped.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
 
 use crate::domain::model::DurationHistogram;
 
 #[derive(Clone, Debug, Default)]
 pub struct Scrapes {
     durations: Arc<Mutex<DurationHistogram>>,
-    count: Arc<AtomicU64>,
+    count: Counter,
 }
 
 impl Scrapes {
@@ -27,10 +27,10 @@ impl Scrapes {
 
     /// Of `/metrics`, by GET: only these have the counters of containers.
     pub fn count_scrape(&self) {
-        self.count.fetch_add(1, Ordering::Relaxed);
+        self.count.inc();
     }
 
     pub fn count(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
+        self.count.get()
     }
 }

@@ -4,7 +4,7 @@
       "graphics_engine_active_ratio" "memory_busy_seconds_total" "nvlink_errors_total" "pcie_link_generation"
       "pcie_link_generation_max" "pcie_replays_total" "performance_state" "pipe_active_ratio" "row_remap_banks"
       "row_remaps_total" "sm_occupancy_ratio" -}}
-(podmeter|process)_.+_created|podmeter_(.+_duration_seconds_(bucket|count|sum)|nvml_implausible_readings_total|device_({{ join "|" $device }})|mig_(pipe_active_ratio|sm_occupancy_ratio))
+podmeter_(.+_duration_seconds_(bucket|count|sum)|nvml_implausible_readings_total|device_({{ join "|" $device }})|mig_(pipe_active_ratio|sm_occupancy_ratio))
 {{- end -}}
 
 {{/* The labels, selector and limits that a PodMonitor and a ServiceMonitor have in common. */}}

@@ -13,8 +13,10 @@ pub use names::{DcgmName, TABLE, names};
 use std::collections::BTreeSet;
 use std::io;
 
+use prometheus_client::metrics::MetricType;
+
 use super::budget::over_limit;
-use super::family::{Descriptor, Family, MetricKind};
+use super::family::{Descriptor, Family};
 use super::labels::Labels;
 use crate::domain::model::Snapshot;
 use page::DcgmPage;
@@ -37,7 +39,7 @@ pub enum Generation {
 /// Shown only while accounts are dropped.
 static DROPPED: Descriptor = Descriptor {
     name: "podmeter_dcgm_allocations_dropped",
-    kind: MetricKind::Gauge,
+    kind: MetricType::Gauge,
     labels: None,
     source: None,
     help: "Allocations without series on this page: over the series limit, the youngest.",

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use prometheus_client::metrics::MetricType;
 use serde::Deserialize;
 
 use super::Generation;
 use super::values::ValueSource;
-use crate::serve::metrics::family::{Descriptor, MetricKind};
+use crate::serve::metrics::family::Descriptor;
 
 /// One metric of dcgm-exporter in both generations.
 pub struct DcgmName {
@@ -67,7 +68,7 @@ pub fn names() -> impl Iterator<Item = &'static DcgmName> {
 
 impl DcgmName {
     fn new(row: DcgmRow, units: &BTreeMap<&'static str, Unit>) -> Self {
-        let kind = if row.kind == "counter" { MetricKind::Counter } else { MetricKind::Gauge };
+        let kind = if row.kind == "counter" { MetricType::Counter } else { MetricType::Gauge };
         let unit = units.get(row.unit).copied();
         let help = if unit.is_some() { row.help_new } else { row.help };
         let descriptor = |name, help| Descriptor { name, kind, labels: None, source: None, help };

@@ -65,7 +65,7 @@ impl State {
         }
         let (_, kind, help) = self.family.as_mut().expect("just set");
         match keyword {
-            "TYPE" if kind.is_none() && (self.dialect == Dialect::Text || !*help) => *kind = Some(text.to_owned()),
+            "TYPE" if kind.is_none() => *kind = Some(text.to_owned()),
             "HELP" if !*help => {
                 *help = true;
                 unescape(text, if self.dialect == Dialect::Text { "\\n" } else { "\\n\"" })?;
@@ -83,7 +83,7 @@ impl State {
         let suffix = name.strip_prefix(family.as_str()).ok_or("sample of another family")?;
         let fits = match (kind.as_deref(), self.dialect) {
             (Some("gauge"), _) | (Some("counter"), Dialect::Text) => suffix.is_empty(),
-            (Some("counter"), Dialect::OpenMetrics) => ["_total", "_created"].contains(&suffix),
+            (Some("counter"), Dialect::OpenMetrics) => suffix == "_total",
             (Some("histogram"), _) => match suffix {
                 "_bucket" => labels.iter().any(|(name, _)| name == "le"),
                 "_sum" | "_count" => true,
@@ -171,7 +171,6 @@ fn it_refuses_broken_pages() {
         ("# HELP x X.\n# TYPE x gauge\ny 1\n", Dialect::Text),
         ("# HELP x X.\n# TYPE x gauge\nx{a=\"1\"}1\n", Dialect::Text),
         ("# TYPE x gauge\n# HELP x X.\nx 1\n", Dialect::OpenMetrics),
-        ("# HELP x X.\n# TYPE x gauge\nx 1\n# EOF\n", Dialect::OpenMetrics),
         ("# TYPE x counter\n# HELP x X.\nx 1\n# EOF\n", Dialect::OpenMetrics),
     ] {
         assert!(Page::parse(page, dialect).is_err(), "{page:?}");
