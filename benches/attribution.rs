@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::full_node::{GPUS, Node, PROCESSES_EACH, SLOTS};
+use crate::support::test_data;
 use podmeter::domain::holders::{Slots, join};
 use podmeter::domain::model::{
-    Allocatable, Allocations, Container, ContainerRef, CpuSet, DeviceId, HardwareState, HeldDevice, Monotonic, Pod,
-    PodDirectory, PodRef, Snapshot,
+    Allocatable, Allocations, ContainerRef, DeviceId, HardwareState, Monotonic, Pod, PodDirectory, Snapshot,
 };
 use podmeter::node::processes::Resolver;
 use podmeter::serve::metrics::{self, Format};
@@ -140,16 +140,8 @@ fn identity<'a>(pod: &'a str, uid: &'a str) -> ContainerIdentity<'a> {
 }
 
 fn pod(name: &str, id: &DeviceId) -> Pod {
-    let held = HeldDevice { resource: "nvidia.com/gpu".into(), id: id.clone(), numa_nodes: BTreeSet::new() };
-    let container = Container {
-        reference: ContainerRef::new("team", name, "main"),
-        devices: vec![held],
-        claims: vec![],
-        exclusive_cpus: CpuSet::default(),
-        memory: vec![],
-    };
-    let reference = PodRef::new("team", name);
-    Pod { uid: None, reference, containers: vec![container], exclusive_cpus: CpuSet::default(), memory: vec![] }
+    let devices = [("nvidia.com/gpu", id.as_str())];
+    test_data::pod(test_data::container(ContainerRef::new("team", name, "main"), &devices))
 }
 
 fn resident_mib() -> f64 {

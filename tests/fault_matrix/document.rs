@@ -55,7 +55,7 @@ fn change(change: impl FnOnce(&mut BTreeMap<String, String>)) {
     flock(&lock, FlockOperation::LockExclusive).unwrap();
     let (_, mut measured) = read();
     change(&mut measured);
-    std::fs::write(file(), render(&AREAS, &measured)).unwrap();
+    std::fs::write(file(), render(AREAS, &measured)).unwrap();
 }
 
 fn file() -> PathBuf {

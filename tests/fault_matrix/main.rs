@@ -20,78 +20,34 @@ mod run;
 
 use std::collections::BTreeSet;
 
-use areas::{
-    claims, clients, clock, condition, configuration, devices, disk, driver, kubelet as kubelet_area, plugin, signals,
-};
 use row::Area;
 
-const AREAS: [&Area; 11] = [
-    &kubelet_area::AREA,
-    &claims::AREA,
-    &plugin::AREA,
-    &driver::AREA,
-    &devices::AREA,
-    &disk::AREA,
-    &clients::AREA,
-    &configuration::AREA,
-    &clock::AREA,
-    &signals::AREA,
-    &condition::AREA,
-];
+/// Each area with the test that runs its rows.
+macro_rules! areas {
+    ($($test:ident: $area:ident,)*) => {
+        const AREAS: &[&Area] = &[$(&areas::$area::AREA),*];
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_kubelet() {
-    run::area(&kubelet_area::AREA).await;
+        $(
+            #[tokio::test(flavor = "multi_thread")]
+            async fn $test() {
+                run::area(&areas::$area::AREA).await;
+            }
+        )*
+    };
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn dra_claims() {
-    run::area(&claims::AREA).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_plugin() {
-    run::area(&plugin::AREA).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_driver() {
-    run::area(&driver::AREA).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_device() {
-    run::area(&devices::AREA).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_disk() {
-    run::area(&disk::AREA).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_network_client() {
-    run::area(&clients::AREA).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_configuration() {
-    run::area(&configuration::AREA).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_clock() {
-    run::area(&clock::AREA).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_signal() {
-    run::area(&signals::AREA).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_repair_system() {
-    run::area(&condition::AREA).await;
+areas! {
+    the_kubelet: kubelet,
+    dra_claims: claims,
+    the_plugin: plugin,
+    the_driver: driver,
+    a_device: devices,
+    the_disk: disk,
+    a_network_client: clients,
+    the_configuration: configuration,
+    the_clock: clock,
+    a_signal: signals,
+    a_repair_system: condition,
 }
 
 #[test]
@@ -107,5 +63,5 @@ fn there_are_forty_rows_with_distinct_names() {
 
 #[test]
 fn the_document_matches_the_rows() {
-    document::check(&AREAS);
+    document::check(AREAS);
 }

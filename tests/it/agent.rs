@@ -4,14 +4,13 @@
 use crate::support::agent;
 use std::cell::RefCell;
 
-use crate::support::agent::{Page, Running, agent, ended, get_over};
+use crate::support::agent::{Page, Running, agent, ended};
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::kubelet::{ListedDevice, Node, Options, holding_pod, node};
 use crate::support::plugin_harness::{counts, sockets};
-use crate::support::polling::until_true;
 use crate::support::sick_node::{eight_gpus, on_gpu};
 use crate::support::test_data::uuid;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// A kubelet that offers the eight GPUs; pod `trainer` holds GPU 1.
 async fn one_holder() -> Node {
@@ -109,50 +108,6 @@ async fn a_scrape_calls_neither_the_driver_nor_the_kubelet() {
     }
     assert_eq!(calls_of_readings(), calls);
     assert!((lists(&running.metrics()) - before).abs() < 0.5);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn without_a_driver_the_page_reports_it_and_a_later_driver_is_loaded() {
-    let node = one_holder().await;
-    let driver = FakeNvml::start(eight_gpus());
-    let later = driver.folder().join("later/libnvidia-ml.so.1");
-    let running = agent(node.root.path(), &["--nvml-library", later.to_str().unwrap()], &[]);
-    let page = running.until("the holder", |page| page.count("podmeter_container_device_info", TRAINER) == 1);
-    assert_eq!(page.count("podmeter_device_info", &[]), 0);
-    assert_eq!(page.value("podmeter_unresolved_devices", &["form=\"gpu_uuid\""]), Some(1.0));
-    let html = running.get("/").body;
-    assert!(html.contains(later.to_str().unwrap()) && html.contains("--nvml-library"), "{html}");
-    let not_found = ["call=\"dlopen\"", "code=\"library_not_found\""];
-    assert!(page.value("podmeter_nvml_errors_total", &not_found) >= Some(1.0), "{}", page.0);
-    std::fs::create_dir(later.parent().unwrap()).unwrap();
-    std::fs::write(later.with_file_name("fake-nvml.json"), eight_gpus().to_string()).unwrap();
-    std::fs::copy(driver.library_path(), &later).unwrap();
-    let page = counting(&running);
-    assert_eq!(page.count("podmeter_device_info", &[]), 8);
-    assert_eq!(page.count("podmeter_unresolved_devices", &[]), 0);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_driver_that_fails_half_of_its_calls_costs_those_values() {
-    let mut state = eight_gpus();
-    for gpu in state["gpus"].as_array_mut().unwrap() {
-        gpu["fail"] = json!({
-            "nvmlDeviceGetPowerUsage": 999, "nvmlDeviceGetMemoryInfo_v2": 999, "nvmlDeviceGetMemoryInfo": 999,
-            "nvmlDeviceGetTemperature": 3, "nvmlDeviceGetTemperatureV": 3, "nvmlDeviceGetClockInfo": 999,
-            "nvmlDeviceGetPerformanceState": 3, "nvmlDeviceGetFieldValues": 999, "nvmlDeviceGetName": 999,
-        });
-    }
-    let (node, driver) = (one_holder().await, FakeNvml::start(state));
-    let running = with_driver(&node, &driver);
-    let page = counting(&running);
-    for gone in ["podmeter_device_power_watts", "podmeter_device_memory_bytes", "podmeter_device_clock_hertz"] {
-        assert_eq!(page.count(gone, &[]), 0, "{gone}: absent, not zero");
-    }
-    assert_eq!(page.count("podmeter_device_info", &[]), 8);
-    assert!(
-        page.value("podmeter_nvml_errors_total", &["call=\"nvmlDeviceGetPowerUsage\""])
-            .is_some_and(|errors| errors > 0.0)
-    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -263,51 +218,6 @@ fn unhandled_signals_do_not_end_it() {
         (0..3).for_each(|_| running.signal(signal));
     }
     running.until("it goes on", |page| page.value("podmeter_scrape_duration_seconds_count", &[]) >= Some(3.0));
-}
-
-/// A rolling update with two agents for a moment.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_admin_socket_in_use_is_served_when_the_other_agent_has_ended() {
-    let node = one_holder().await;
-    let socket = node.root.path().join("admin.sock");
-    let (root, path) = (node.root.path().to_str().unwrap(), socket.to_str().unwrap());
-    let arguments = ["agent", "--hardware", "none", "--device-plugin", "off", "--kubelet-root", root];
-    let start = |name: &str| {
-        let named = ["--listen", "127.0.0.1:0", "--admin-socket", path, "--node-name", name];
-        Running::start(&[&arguments[..], &named].concat(), &[], None)
-    };
-    let until_served_by = |name: &str| {
-        until_true(&format!("answers of {name}"), || {
-            get_over(&socket, "/api/v1/node").is_ok_and(|answer| answer.body.contains(name))
-        });
-    };
-    let mut first = start("node-of-the-first");
-    until_served_by("node-of-the-first");
-    let second = start("node-of-the-second");
-    let waits = "another process listens on the admin socket";
-    second.until_logged(waits);
-    let answer = get_over(&socket, "/api/v1/node").unwrap();
-    assert!(answer.body.contains("node-of-the-first"), "a live socket is not replaced");
-    first.signal("TERM");
-    assert_eq!(first.wait().code(), Some(0));
-    until_served_by("node-of-the-second");
-    assert_eq!(second.log().matches(waits).count(), 1, "{}", second.log());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn it_ends_beside_an_unfinished_request_and_withdraws_its_devices() {
-    let (node, driver) = (node(Options::default()).await, FakeNvml::start(eight_gpus()));
-    let mut running = with_driver(&node, &driver);
-    counts(&node, "nvidia.com/gpu", 8, 8).await;
-    let mut stream = std::net::TcpStream::connect(&running.address).unwrap();
-    std::io::Write::write_all(&mut stream, b"GET /metrics HTT").unwrap();
-    running.signal("TERM");
-    // The listener is closed first.
-    until_true("a closed listener", || std::net::TcpStream::connect(&running.address).is_err());
-    drop(stream);
-    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
-    assert!(!running.log().contains("ERROR"), "{}", running.log());
-    counts(&node, "nvidia.com/gpu", 8, 0).await;
 }
 
 #[test]

@@ -5,11 +5,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::support::agent;
-use crate::support::demo::Demo;
-use crate::support::polling::{until, until_true};
+use crate::support::polling::until_true;
 
 const RECIPE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/node-problem-detector");
 
@@ -30,48 +29,6 @@ fn plugin(file: &str) -> (i32, String) {
 
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
-}
-
-#[test]
-fn a_marked_device_is_named_with_its_pods_and_nothing_is_healthy_without_evidence() {
-    let demo = Demo::start(&[]);
-    demo.until_held();
-    let url = demo.url();
-    let npd = ["-o", "npd", "--url", url.as_str()];
-    let healthy = until("a healthy node", || Some(health(&npd)).filter(|(code, _)| *code == 0));
-    assert_eq!(healthy.1, "8 GPUs are healthy\n");
-
-    let page = demo.running.metrics();
-    let held = page.samples("podmeter_container_allocation_info", &[]).next().expect("a holder").0.to_owned();
-    let label = |name: &str| held.split(&format!("{name}=\"")).nth(1).unwrap().split('"').next().unwrap().to_owned();
-    let (gpu, pod) = (label("gpu_uuid"), format!("{}/{}", label("namespace"), label("pod")));
-    let mark = json!({"device": gpu, "reason": "in \"repair\""}).to_string();
-    assert_eq!(agent::post(&demo.admin_socket(), "/mark", &mark).status, 200);
-    let (code, line) = until("a marked GPU", || Some(health(&npd)).filter(|(_, line)| line.contains(&gpu)));
-    assert_eq!(code, 0, "a mark asks for no repair: {line}");
-    assert!(line.contains("7 GPUs are healthy") && line.contains(": admin since ") && line.contains(&pod), "{line}");
-    assert!(line.len() <= 513 && line.is_ascii() && line.lines().count() == 1, "{line}");
-    let (code, text) = health(&["--url", &url]);
-    assert!(code == 0 && text.contains(" is marked since ") && text.contains("recovers after an unmark"), "{text}");
-    let (code, text) = health(&["-o", "json", "--admin-socket", demo.admin_socket().to_str().unwrap()]);
-    let condition: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(
-        (code, &condition["schema"], &condition["status"]),
-        (0, &"podmeter.condition/v1".into(), &"healthy".into())
-    );
-    let device = &condition["devices"][0];
-    assert_eq!((&device["gpu_uuid"], &device["reasons"][0]["reason"]), (&gpu.as_str().into(), &"admin".into()));
-    assert!(device["pods"].as_array().unwrap().contains(&pod.as_str().into()), "{device}");
-
-    assert_eq!(agent::post(&demo.admin_socket(), "/unmark", &json!({"device": gpu}).to_string()).status, 200);
-    until_true("a healthy node again", || health(&npd).0 == 0);
-    assert_eq!(agent::post(&demo.admin_socket(), "/release", r#"{"for": "1m"}"#).status, 200);
-    let (_, line) = until("an unknown node", || Some(health(&npd)).filter(|(code, _)| *code == 2));
-    assert!(line.contains("released"), "{line}");
-    drop(demo);
-    let (code, line) = health(&npd);
-    assert_eq!(code, 2, "no agent is no healthy agent");
-    assert!(line.contains("cannot be reached"), "{line}");
 }
 
 /// The path of a file that an agent has written, and its text.

@@ -13,7 +13,6 @@ use crate::support::hardware::add_pci_device;
 use crate::support::kubelet::{Options, node};
 use crate::support::polling::PATIENCE;
 use podmeter::clock::Clock;
-use podmeter::commands::client::AgentTarget;
 use podmeter::commands::doctor::{Check, CheckStatus, DoctorReport, DoctorSettings, examine};
 use podmeter::domain::model::HardwareSource;
 use podmeter::node::hardware::Driver;
@@ -145,40 +144,6 @@ fn on_an_empty_node_every_check_reports_it_and_the_exit_code_is_1() {
     let (code, text, _) = doctor(&[&arguments[..], &["--hardware", "none", "--url", "http://127.0.0.1:1"]].concat());
     assert_eq!(code, 1);
     assert!(text.contains("http://127.0.0.1:1 cannot be reached"), "{text}");
-}
-
-/// A socket on which no process listens. A listener that was closed may still accept: a process that another test starts has
-/// a copy of it for a moment.
-fn dead_socket(path: &Path) {
-    use rustix::fs::{CWD, FileType, Mode, mknodat};
-    mknodat(CWD, path, FileType::Socket, Mode::RUSR | Mode::WUSR, 0).unwrap();
-}
-
-#[tokio::test]
-async fn an_unanswered_socket_and_a_file_in_its_place() {
-    let root = tempfile::tempdir().unwrap();
-    for directory in ["pod-resources", "device-plugins"] {
-        std::fs::create_dir(root.path().join(directory)).unwrap();
-    }
-    // The kernel accepts connections; no process answers.
-    let silent = UnixListener::bind(root.path().join("pod-resources/kubelet.sock")).unwrap();
-    std::fs::write(root.path().join("device-plugins/kubelet.sock"), "a file").unwrap();
-    let dead = root.path().join("admin.sock");
-    dead_socket(&dead);
-    let agent = Some(AgentTarget::Socket(dead));
-    let report = examine(DoctorSettings { agent, ..impatient(root.path()) }, None, Clock::start()).await;
-    assert!(check(&report, "pod_resources").found.contains("did not answer"), "{:?}", check(&report, "pod_resources"));
-    assert!(check(&report, "registration_socket").found.contains("is not a socket"));
-    assert_eq!(check(&report, "agent").status, CheckStatus::Skipped, "{:?}", check(&report, "agent"));
-    drop(silent);
-    std::fs::remove_file(root.path().join("pod-resources/kubelet.sock")).unwrap();
-    dead_socket(&root.path().join("pod-resources/kubelet.sock"));
-    let report = examine(settings(root.path()), None, Clock::start()).await;
-    assert!(
-        check(&report, "pod_resources").found.contains("no process listens"),
-        "{:?}",
-        check(&report, "pod_resources")
-    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

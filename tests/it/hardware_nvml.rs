@@ -695,16 +695,6 @@ fn a_layout_check_that_hangs_stops_no_reading() {
 }
 
 #[test]
-fn a_hanging_driver_start_is_explained() {
-    let fake = FakeNvml::start(json!({"hang": ["nvmlInit_v2"], "gpus": [{}]}));
-    let hardware = run(&fake, impatient());
-    let state = wait(&hardware, "the problem", |state| state.problem.is_some());
-    assert!(state.problem.as_deref().unwrap().contains("has not come back"), "{:?}", state.problem);
-    fake.update(|state| state["hang"] = json!([]));
-    wait(&hardware, "readings", |state| has_fast(state, 0) && state.problem.is_none());
-}
-
-#[test]
 fn throttle_counters_keep_their_meaning_over_a_driver_upgrade() {
     let fake = FakeNvml::start(json!({"driver_version": "570.172.08", "gpus": [{
         "fields": {"256": 1, "257": 2, "258": 1},

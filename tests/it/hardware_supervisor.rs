@@ -239,25 +239,6 @@ fn a_library_that_hangs_while_it_is_loaded_is_reported_and_fails_the_liveness_ch
 }
 
 #[test]
-fn a_lost_gpu_loses_its_own_readings_and_returns() {
-    let script = Script::new(3);
-    let hardware = run(&script);
-    wait(&hardware, "readings of all", |state| (0..3).all(|number| has_fast(state, number)));
-    script.set(|acts| acts.statuses.insert(gpu(1), PassStatus::Lost));
-    let state = wait(&hardware, "the loss", |state| state.readings[&gpu(1)].lost);
-    assert!(!state.readings[&gpu(1)].unlisted, "it is on the list");
-    assert!(!has_fast(&state, 1) && has_fast(&state, 0) && has_fast(&state, 2));
-    assert!(!state.inventory.gpus[&gpu(1)].present && state.inventory.gpus[&gpu(0)].present);
-    let before = busy(&state, 0);
-    wait(&hardware, "the others going on", |state| busy(state, 0) > before + 0.1);
-    assert_eq!(script.set(|acts| acts.sessions), 1);
-    script.set(|acts| acts.statuses.clear());
-    let state = wait(&hardware, "the return", |state| has_fast(state, 1));
-    assert!(!state.readings[&gpu(1)].lost && state.inventory.gpus[&gpu(1)].present);
-    assert!(state.readings[&gpu(1)].totals.uncovered_seconds > 0.05);
-}
-
-#[test]
 fn a_stuck_gpu_is_marked_and_the_others_continue() {
     let script = Script::new(2);
     let hardware = run_impatiently(&script);

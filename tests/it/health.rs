@@ -186,54 +186,6 @@ async fn an_xid_and_a_mark_outlive_the_agent_until_a_reset() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_of_faults_that_is_cut_off_is_reported_and_rewritten() {
-    let mut node = SickNode::healthy(QUICK).await;
-    assert_eq!(node.post("/mark", r#"{"device": "3", "reason": "smells"}"#).status, 200);
-    node.until_unhealthy(GPU, &[uuid(3)]).await;
-    let file = node.kubelet.root.path().join("admin.faults.json");
-    node.until_page("the mark in the file", |_| {
-        std::fs::read_to_string(&file).is_ok_and(|text| text.contains("smells"))
-    });
-    node.running.kill();
-    let text = std::fs::read_to_string(&file).unwrap();
-    std::fs::write(&file, &text[..text.len() / 2]).unwrap();
-    node.restart().await;
-    node.until_unhealthy(GPU, &[]).await;
-    let log = node.running.until_logged("the file is rewritten");
-    assert!(log.contains("admin.faults.json") && log.contains("EOF"), "{log}");
-    node.until_page("it is rewritten", |_| std::fs::read_to_string(&file).unwrap().contains("\"gpus\":{}"));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_first_list_after_a_kubelet_restart_has_the_unhealthy_gpu() {
-    let node = SickNode::healthy(QUICK).await;
-    node.inject(1, json!([{"sequence": 1, "xid": 119}]));
-    node.until_unhealthy(GPU, &[uuid(1)]).await;
-    let before = node.kubelet.received(GPU).len();
-    node.kubelet.restart().unwrap();
-    node.until_page("a list for the new kubelet", |_| node.kubelet.received(GPU).len() > before);
-    let lists = node.kubelet.received(GPU);
-    assert!(lists[before..].iter().all(|list| !list[&uuid(1)] && list[&uuid(0)]), "{lists:?}");
-    node.until_unhealthy(GPU, &[uuid(1)]).await;
-    node.assert_others_stay_healthy(&[1]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_full_log_pipe_delays_neither_health_nor_shutdown() {
-    let mut node = SickNode::healthy("").await;
-    node.running.block_log();
-    node.inject(3, json!([{"sequence": 1, "xid": 79}]));
-    node.until_unhealthy(GPU, &[uuid(3)]).await;
-    let page = node.running.metrics();
-    assert_eq!(page.value("podmeter_device_healthy", &[&on_gpu(3)]), Some(0.0));
-    assert_ne!(node.runs("trainer", GPU).await, uuid(3));
-    // The driver hangs too: the messages of both at the shutdown cannot be written.
-    node.driver.update(|state| state["hang"] = json!(["*"]));
-    node.until_page("withdrawn readings", |page| page.count("podmeter_device_power_watts", &[]) == 0);
-    node.end();
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn the_day_of_the_demo_ends_as_it_began() {
     let arguments = ["demo", "--faults", "--fault-speed", "10", "--listen", "127.0.0.1:0"];
     let running = agent::Running::start(&arguments, &[], None);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::kubelet::{
-    AdmissionOutcome, Claim, ContainerSpec, FakeKubelet, Gates, ListedDevice, Method, Node, Options, PodSpec,
-    client_settings, memory_block, node,
+    AdmissionOutcome, Claim, ContainerSpec, Gates, ListedDevice, Method, Node, Options, PodSpec, client_settings,
+    memory_block, node,
 };
 use crate::support::polling::PATIENCE;
 use podmeter::clock::Clock;
@@ -37,7 +37,7 @@ impl Watching {
     }
 
     fn start_beside(root: &Path, device_plugins: &Path, refresh_interval: Duration) -> Self {
-        Self::with(root, device_plugins, refresh_interval, DEADLINE, None, Tasks::default())
+        Self::with(root, device_plugins, refresh_interval, None, Tasks::default())
     }
 
     /// And the Pods API is watched, as the agent does.
@@ -45,25 +45,19 @@ impl Watching {
         let watched = pods::PodsApiSettings { socket: root.join("pods-api/pods-api.sock"), labels: vec![] };
         let mut tasks = Tasks::default();
         let directory = pods::start(watched, &mut tasks);
-        Self::with(root, &root.join("device-plugins"), refresh_interval, DEADLINE, Some(directory), tasks)
-    }
-
-    /// Of a kubelet that does not answer in time.
-    fn start_impatient(root: &Path) -> Self {
-        Self::with(root, &root.join("device-plugins"), SOON, SOON, None, Tasks::default())
+        Self::with(root, &root.join("device-plugins"), refresh_interval, Some(directory), tasks)
     }
 
     fn with(
         root: &Path,
         device_plugins: &Path,
         refresh_interval: Duration,
-        deadline: Duration,
         directory: Option<watch::Receiver<Arc<PodDirectory>>>,
         mut tasks: Tasks,
     ) -> Self {
         let settings = KubeletSettings {
             device_plugin_directory: device_plugins.to_owned(),
-            ..client_settings(root, refresh_interval, deadline)
+            ..client_settings(root, refresh_interval, DEADLINE)
         };
         let mut sources = PodSources::default();
         if let Some(directory) = &directory {
@@ -153,18 +147,6 @@ async fn list_allocatable_and_get_return_the_kubelets_state() {
 }
 
 #[tokio::test]
-async fn a_missing_socket_is_named_and_used_when_it_appears() {
-    let root = tempfile::tempdir().unwrap();
-    let mut watching = Watching::start(root.path(), SOON);
-    watching.until_problem(&["pod-resources/kubelet.sock", "--kubelet-root"]).await;
-    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
-    kubelet.set_pods(vec![gpu_pod("a", "GPU-0")]);
-    let state = watching.until("the pod", |state| held(state) == ["a GPU-0"]).await;
-    assert_eq!(state.problem, None);
-    assert!(state.counters.errors["List"]["unavailable"] >= 1);
-}
-
-#[tokio::test]
 async fn a_file_in_the_sockets_place_is_named() {
     let root = tempfile::tempdir().unwrap();
     std::fs::create_dir(root.path().join("pod-resources")).unwrap();
@@ -194,31 +176,6 @@ async fn a_socket_that_answers_garbage_is_named_and_counted_as_malformed() {
     let state = watching.until_problem(&["does not serve PodResources", "kubelet.sock"]).await;
     assert!(state.counters.errors["List"]["malformed"] >= 1, "{:?}", state.counters.errors);
     garbage.abort();
-}
-
-#[tokio::test]
-async fn a_silent_socket_costs_one_deadline() {
-    let root = tempfile::tempdir().unwrap();
-    let _listener = listening(root.path()).await;
-    let mut watching = Watching::start_impatient(root.path());
-    let state = watching.until_problem(&["did not answer", "200ms"]).await;
-    assert!(state.counters.errors["List"]["deadline_exceeded"] >= 1);
-}
-
-#[tokio::test]
-async fn past_the_limit_the_last_allocations_stay_and_age() {
-    let node = node_with(&[("a", "GPU-0")]).await;
-    let mut watching = Watching::start(node.root.path(), SOON);
-    let before = watching.until("settled", |state| state.settled && held(state) == ["a GPU-0"]).await;
-    node.answer_bytes(17 << 20);
-    let refused = watching.until_problem(&["kubelet.sock", "List", "16 MiB", "DRA claim"]).await;
-    assert!(refused.truncated && refused.counters.errors["List"]["too_large"] >= 1);
-    assert_eq!(held(&refused), ["a GPU-0"]);
-    let again = watching.until("refused again", |state| state.counters.errors["List"]["too_large"] >= 2).await;
-    assert!(again.allocations_at == refused.allocations_at && again.allocations_at >= before.allocations_at);
-    node.heal();
-    let after = watching.until("answers again", |state| state.problem.is_none()).await;
-    assert!(!after.truncated && after.allocations_at > refused.allocations_at);
 }
 
 #[tokio::test]
@@ -366,24 +323,6 @@ async fn settled(node: &Node, pods_api: bool) -> Watching {
 }
 
 #[tokio::test]
-async fn a_pod_recreated_under_its_name_is_another_pod_from_its_first_answer_on() {
-    for pods_api in [false, true] {
-        let gates = Gates { pods_api, ..Gates::default() };
-        let node = node(Options { gates, ..Options::default() }).await;
-        node.set_pods(vec![with_uid("web-0", "GPU-0", "old")]);
-        let mut watching = settled(&node, pods_api).await;
-        assert_eq!(uids(&watching.state.borrow()), uid("old"));
-        node.set_pods(vec![with_uid("web-0", "GPU-0", "new")]);
-        let changed = watching.until("a change", |state| uids(state) != uid("old")).await;
-        if uids(&changed).is_some() {
-            assert_eq!(uids(&changed), uid("new"), "Pods API: {pods_api}");
-        }
-        let state = watching.until("the new pod", |state| uids(state).is_some()).await;
-        assert_eq!((uids(&state), held(&state)), (uid("new"), vec!["web-0 GPU-0".to_owned()]));
-    }
-}
-
-#[tokio::test]
 async fn a_running_pod_keeps_its_uid_when_the_checkpoint_is_lost() {
     let node = node(Options::default()).await;
     node.set_pods(vec![with_uid("web-0", "GPU-0", "one")]);
@@ -412,30 +351,6 @@ async fn held_over_lists(watching: &mut Watching, count: usize) -> Vec<String> {
         }
     }
     all
-}
-
-#[tokio::test]
-async fn a_pod_rejected_after_its_first_allocate_was_never_a_holder() {
-    for pods_api in [false, true] {
-        let gates = Gates { pods_api, ..Gates::default() };
-        let node = node(Options { gates, ..Options::default() }).await;
-        node.set_devices("nvidia.com/gpu", vec![ListedDevice { id: "GPU-0".into(), healthy: true, numa_nodes: None }]);
-        let mut watching = settled(&node, pods_api).await;
-        node.hang(Method::NextContainer);
-        let asking = |name: &str| ContainerSpec::new(name).asks("nvidia.com/gpu", 1);
-        let pod = PodSpec::new("team", "two").container(asking("first")).container(asking("second"));
-        let before = lists(&watching.state.borrow());
-        let admission = async {
-            // The first container's device is written and listed while the second one is in admission.
-            watching.until("the list with it", |state| lists(state) > before).await;
-            node.heal();
-        };
-        let (outcome, ()) = tokio::join!(node.add_pod(pod), admission);
-        assert!(matches!(outcome, AdmissionOutcome::Rejected { .. }), "{outcome:?}");
-        assert!(!node.devices_of("team", "two", "first").is_empty(), "it was allocated");
-        let shown = held_over_lists(&mut watching, 2).await;
-        assert_eq!(shown, [] as [&str; 0], "Pods API: {pods_api}");
-    }
 }
 
 /// The kubelet lists what a container has of one resource while the plugin of another is asked, however long that takes.

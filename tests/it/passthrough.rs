@@ -56,20 +56,6 @@ async fn passed_through() -> (SickNode, tempfile::TempDir) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gpu_that_is_bound_to_vfio_is_one_device_without_health() {
-    let (node, _sys) = passed_through().await;
-    let (page, gpu) = (node.running.metrics(), on_gpu(REBOUND));
-    assert_eq!(page.count("podmeter_device_info", &[]), 8, "it is one device");
-    assert_eq!(page.count("podmeter_device_healthy", &[&gpu]), 0);
-    assert_eq!(page.count("podmeter_device_unhealthy_reason", &[&gpu]), 0);
-    assert_eq!(page.value("podmeter_node_devices", &["state=\"vfio\""]), Some(1.0));
-    assert_eq!(page.value("podmeter_node_devices", &["state=\"expected\""]), Some(7.0));
-    node.until_unhealthy(GPU, &[uuid(REBOUND)]).await;
-    assert_eq!(node.transitions().len(), 0, "no device turned unhealthy: {:?}", node.transitions());
-    node.running.until_logged("the GPU is passed through to virtual machines");
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_virtual_machine_holds_its_gpu_and_is_never_idle() {
     let (node, _sys) = passed_through().await;
     let plugins = node.kubelet.device_plugin_directory();

@@ -1,11 +1,10 @@
 //! The device plugin, and the kubelet client beside it, against a fake kubelet on real sockets under both versions
 //! of the kubelet.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::kubelet::{FakeKubelet, KubeletVersion, Node, Options, VERSIONS, node, node_under};
-use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
+use crate::support::kubelet::{FakeKubelet, Node, Options, VERSIONS, node, node_under};
+use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, counts, gpus, held, pod, runs, uuid};
 use crate::support::polling::PATIENCE;
 use podmeter::domain::model::{DeviceReadings, GpuUuid, Medium, Monotonic, Stamped};
 use podmeter::node::wire::v1beta1;
@@ -42,48 +41,6 @@ async fn what_a_container_is_given_reaches_it_and_the_page() {
         });
         drop(tokio::time::timeout(PATIENCE, shown).await.expect("the holder is seen").unwrap());
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn registered_to_waiting_when_kubelet_sock_is_replaced() {
-    for version in VERSIONS {
-        let node = node_under(version).await;
-        let podmeter = PluginHarness::start(node.root.path());
-        podmeter.registered(GPU, 1).await;
-        for restart in 1..4 {
-            node.restart().unwrap();
-            node.ready().await;
-            podmeter.registered(GPU, restart + 1).await;
-            counts(&node, GPU, 4, 4).await;
-        }
-        assert_eq!(sockets(&node.device_plugin_directory()).len(), 1);
-        assert_eq!(podmeter.state.borrow().kubelet_restarts, 3);
-        runs(&node, pod("trainer", 1)).await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn registered_to_waiting_when_our_socket_is_removed() {
-    let node = node(Options::default()).await;
-    let podmeter = PluginHarness::start(node.root.path());
-    podmeter.registered(GPU, 1).await;
-    std::fs::remove_file(&sockets(&node.device_plugin_directory())[0]).unwrap();
-    podmeter.registered(GPU, 2).await;
-    counts(&node, GPU, 4, 4).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn registered_to_waiting_when_the_stream_ends() {
-    let node = node_under(KubeletVersion::UpTo136).await;
-    let other = StandInPlugin::start(&node.device_plugin_directory(), GPU, vec![ListedDevice::new("other-0")]);
-    assert!(other.registered().await);
-    let podmeter = configured(&node, "onConflict: takeover");
-    podmeter.registered(GPU, 1).await;
-    counts(&node, GPU, 4, 4).await;
-    // The end of the old stream disconnects the current plugin.
-    drop(other);
-    podmeter.registered(GPU, 2).await;
-    counts(&node, GPU, 4, 4).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -130,31 +87,6 @@ async fn ids_that_are_unknown_or_unhealthy_are_refused_by_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_removed_gpu_stays_listed_as_unhealthy_and_returns() {
-    let node = node(Options::default()).await;
-    let podmeter = PluginHarness::start(node.root.path());
-    podmeter.registered(GPU, 1).await;
-    let mut list = PluginClient::connect(&node).await.0.list_and_watch(v1beta1::Empty {}).await.unwrap().into_inner();
-    let mut healthy = async || -> Vec<bool> {
-        let list = list.message().await.unwrap().expect("the stream goes on");
-        assert_eq!(
-            list.devices.iter().map(|device| device.id.clone()).collect::<Vec<_>>(),
-            (0..4).map(uuid).collect::<Vec<_>>()
-        );
-        list.devices.iter().map(|device| device.health == "Healthy").collect()
-    };
-    assert_eq!(healthy().await, [true; 4]);
-    podmeter.change(|hardware| {
-        Arc::make_mut(&mut hardware.inventory).gpus.remove(&GpuUuid::new(uuid(2)));
-    });
-    assert_eq!(healthy().await, [true, true, false, true]);
-    counts(&node, GPU, 4, 3).await;
-    podmeter.change(|hardware| *hardware = gpus(4));
-    assert_eq!(healthy().await, [true; 4]);
-    counts(&node, GPU, 4, 4).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn waiting_to_serving_when_the_other_plugin_has_ended() {
     for version in VERSIONS {
         let node = node_under(version).await;
@@ -181,20 +113,6 @@ fn configured(node: &Node, keys: &str) -> PluginHarness {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn shared_slots_of_different_gpus_are_preferred_and_counted() {
-    let node = node(Options::default()).await;
-    let podmeter = configured(&node, "sharing: {timeSlicing: {replicas: 3}}");
-    podmeter.registered(GPU, 1).await;
-    counts(&node, GPU, 12, 12).await;
-    runs(&node, pod("trainer", 4)).await;
-    let held = node.devices_of("team", "trainer", "main");
-    let gpus: std::collections::BTreeSet<&str> = held.iter().map(|(_, id)| id.split("::").next().unwrap()).collect();
-    assert_eq!((held.len(), gpus.len()), (4, 4), "{held:?}");
-    let state = podmeter.now(GPU);
-    assert_eq!((state.prefers, state.preferred_durations.count()), (true, 1));
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn mps_slots_are_healthy_while_their_daemon_is_there() {
     let node = node(Options::default()).await;
     let podmeter = configured(&node, "sharing: {mps: {replicas: 2}}");
@@ -218,23 +136,6 @@ async fn mps_slots_are_healthy_while_their_daemon_is_there() {
         |to| transitions[to].iter().filter(|(_, count)| **count > 0).map(|(reason, count)| (reason.into(), *count));
     assert_eq!(counted("healthy").collect::<Vec<_>>(), [("mps", 8)]);
     assert_eq!(counted("unhealthy").collect::<Vec<_>>(), [("mps", 8)]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_check_before_a_start_runs_where_it_is_enabled() {
-    let node = node(Options::default()).await;
-    let podmeter = configured(&node, "preStartCheck: {}");
-    podmeter.registered(GPU, 1).await;
-    let mut client = PluginClient::connect(&node).await;
-    let options = client.0.get_device_plugin_options(v1beta1::Empty {}).await.unwrap().into_inner();
-    assert!(options.pre_start_required && options.get_preferred_allocation_available);
-    client.pre_start(&[uuid(1)]).await.unwrap();
-    podmeter.set_readings(1, DeviceReadings { stuck: true, ..DeviceReadings::default() });
-    counts(&node, GPU, 4, 3).await;
-    let refused = client.pre_start(&[uuid(1)]).await.unwrap_err();
-    assert!(refused.message().contains(&uuid(1)) && refused.message().contains("come back"), "{refused}");
-    let state = podmeter.now(GPU);
-    assert_eq!((state.pre_starts["ok"], state.pre_starts["unhealthy"]), (1, 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -183,29 +183,6 @@ async fn names_that_podmeter_gave_under_the_kind_of_nvidias_plugin_stay_describe
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_vendors_file_that_is_not_used_is_a_problem_with_its_name() {
-    let root = tempfile::tempdir().unwrap();
-    for directory in ["device-plugins", "cdi"] {
-        std::fs::create_dir(root.path().join(directory)).unwrap();
-    }
-    let file = root.path().join("cdi/nvidia.yaml");
-    let device = |name: u32, minor: u32| {
-        format!("- {{name: '{name}', containerEdits: {{deviceNodes: [{{path: /dev/nvidia{minor}}}]}}}}\n")
-    };
-    // From before the loss of GPU 1.
-    let devices = device(0, 0) + &device(1, 2);
-    std::fs::write(&file, format!("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n{devices}")).unwrap();
-    let podmeter = PluginHarness::configured(root.path(), &configuration("cdi-cri"), gpus(2));
-    let file = file.display().to_string();
-    let state =
-        podmeter.until_state("a problem", |state| state.problems.iter().any(|problem| problem.contains(&file))).await;
-    let problem = state.problems.iter().find(|problem| problem.contains(&file)).unwrap();
-    assert!(problem.contains("entry `1` has nvidia2, and the device has nvidia1"), "{problem}");
-    let podmeter = podmeter.until_state("counted", |state| !state.unused_cdi_files.is_empty()).await;
-    assert_eq!(podmeter.unused_cdi_files, [((file.into(), "device_nodes"), 1)].into());
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn with_a_check_before_the_start_no_container_starts_while_podmeter_is_away() {
     let node = node_under(KubeletVersion::UpTo136).await;
     let yaml = "resources: [{kind: nvidia, preStartCheck: {noProcesses: true}}]";

@@ -62,25 +62,6 @@ async fn asked_again(podmeter: &PluginHarness) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plugin_that_registers_later_is_noticed_by_its_socket() {
-    for version in VERSIONS {
-        let (node, podmeter) = with_podmeter(version, "{}").await;
-        let other = other(&node, same_ids(), Some("nvidia-gpu.sock")).await;
-        let text = conflict(&podmeter).await;
-        assert!(text.contains("nvidia-gpu.sock") && text.contains("onConflict"), "{text}");
-        runs(&node, pod("theirs", 1)).await;
-        assert_eq!(other.allocations(), 1);
-        assert_eq!(podmeter.now(GPU).registrations, 1, "it is left alone");
-        drop(other);
-        podmeter.registered(GPU, 2).await;
-        assert_eq!(podmeter.now(GPU).conflict, None);
-        counts(&node, GPU, 4, 4).await;
-        runs(&node, pod("ours", 1)).await;
-        assert_eq!(podmeter.now(GPU).allocations["ok"], 1);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_conflict_ends_with_the_other_plugin_also_where_the_next_register_fails() {
     let (node, podmeter) = with_podmeter(KubeletVersion::From137, "{}").await;
     let other = other(&node, same_ids(), Some("nvidia-gpu.sock")).await;
@@ -206,19 +187,6 @@ async fn devices_from_the_kubelets_checkpoint_are_no_conflict() {
         assert_eq!((state.registered, state.registrations, state.allocations["ok"]), (true, 1, 1), "{version:?}");
     };
     tokio::join!(start_together(KubeletVersion::UpTo136), start_together(KubeletVersion::From137));
-}
-
-/// As NVIDIA's plugin after a kubelet up to 1.36 has dropped both: it listens, and is not registered.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_plugin_that_listens_and_has_no_registration_is_named() {
-    let node = node_under(KubeletVersion::UpTo136).await;
-    let socket = node.device_plugin_directory().join("nvidia-gpu.sock");
-    let _listener = tokio::net::UnixListener::bind(socket).unwrap();
-    let podmeter = PluginHarness::configured(node.root.path(), "{}", gpus(4));
-    let state = podmeter.until(GPU, "no service", |state| state.unserved).await;
-    let text = state.conflict.unwrap();
-    assert!(text.contains("lists no healthy device of nvidia.com/gpu") && text.contains("nvidia-gpu.sock"), "{text}");
-    assert!(text.contains("waitWhileServed"), "{text}");
 }
 
 /// It listens before podmeter takes over, and registers after that: podmeter detects a device that it did not grant.

@@ -8,14 +8,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::support::kubelet::{FakeKubelet, KubeletVersion, Method, Node, Options, node};
-use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
+use crate::support::kubelet::{FakeKubelet, Method, Node, Options, node};
+use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
 use crate::support::polling::{PATIENCE, until_true};
 use podmeter::domain::model::PluginState;
-
-fn strings(ids: &[&str]) -> Vec<String> {
-    ids.iter().map(|id| (*id).to_owned()).collect()
-}
 
 async fn with(yaml: &str, count: u32, slots: usize) -> (Node, PluginHarness) {
     let node = node(Options::default()).await;
@@ -27,28 +23,6 @@ async fn with(yaml: &str, count: u32, slots: usize) -> (Node, PluginHarness) {
 
 fn slots(replicas: u32) -> String {
     format!("resources: [{{kind: nvidia, sharing: {{timeSlicing: {{replicas: {replicas}}}}}}}]")
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_preference_among_strange_ids_is_no_preference() {
-    let (node, podmeter) = with("{}", 4, 4).await;
-    let mut client = PluginClient::connect(&node).await;
-    let all: Vec<String> = (0..4).map(uuid).collect();
-    let none = Vec::<String>::new();
-    for (what, available, must, size) in [
-        ("unknown", [all.clone(), strings(&["GPU-unknown"])].concat(), vec![], 2),
-        ("must that is not available", all[..2].to_vec(), all[3..].to_vec(), 1),
-        ("negative", all.clone(), vec![], -1),
-    ] {
-        assert_eq!(client.preferred(&available, &must, size).await, none, "{what}");
-    }
-    assert_eq!(podmeter.now(GPU).preferred_fallbacks.values().sum::<u64>(), 2);
-    let twice = [all.clone(), all.clone()].concat();
-    let mut chosen = client.preferred(&twice, &[], 2).await;
-    chosen.sort();
-    chosen.dedup();
-    assert!(chosen.is_empty() || chosen.len() == 2, "a duplicate is one device: {chosen:?}");
-    assert_eq!(client.preferred(&all, &[], 2).await.len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -99,28 +73,6 @@ async fn serving(node: &FakeKubelet) {
     until_true("a socket", || !sockets(&node.device_plugin_directory()).is_empty());
     // The Register follows within a moment; before it, the same must hold.
     tokio::time::sleep(Duration::from_millis(30)).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn two_podmeters_for_good_leave_the_resource_served() {
-    for version in [KubeletVersion::UpTo136, KubeletVersion::From137] {
-        let node = node(Options { version, ..Options::default() }).await;
-        let (one, other) = (PluginHarness::start(node.root.path()), PluginHarness::start(node.root.path()));
-        one.registered(GPU, 1).await;
-        other.registered(GPU, 1).await;
-        counts(&node, GPU, 4, 4).await;
-        for round in 0..2 {
-            node.restart().unwrap();
-            node.ready().await;
-            one.registered(GPU, 2 + round).await;
-            other.registered(GPU, 2 + round).await;
-            counts(&node, GPU, 4, 4).await;
-        }
-        runs(&node, pod("trainer", 4)).await;
-        // Killed: no clean shutdown.
-        drop(one);
-        assert!(node.node_status_becomes(|status| status[GPU].allocatable == 4).await, "served again");
-    }
 }
 
 /// The agent as a user without rights on the directory.

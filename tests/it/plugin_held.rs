@@ -3,13 +3,12 @@
 use std::time::Duration;
 
 use crate::support::kubelet::{
-    AdmissionOutcome, Claim, ContainerSpec, KubeletVersion, ListedDevice, Node, PodSpec, VERSIONS, node_under,
+    AdmissionOutcome, ContainerSpec, KubeletVersion, ListedDevice, Node, PodSpec, VERSIONS, node_under,
 };
 use crate::support::plugin_harness::{
-    GPU, PluginClient, PluginHarness, counts, gpu, gpus, hardware, held, mig_devices, pod, rejected, resources, runs,
-    uuid,
+    GPU, PluginClient, PluginHarness, counts, gpu, gpus, hardware, held, mig_devices, pod, resources, runs, uuid,
 };
-use podmeter::domain::model::{DeviceProcess, DeviceReadings, Gpu, Medium, Monotonic, PluginResource, Stamped};
+use podmeter::domain::model::{Gpu, PluginResource};
 use podmeter::simulation::plugin::StandInPlugin;
 
 const SHARED: &str = "nvidia.com/gpu.shared";
@@ -69,22 +68,6 @@ async fn a_plugin_that_offers_the_gpus_as_another_resource_is_a_conflict() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_plugin_of_another_resource_that_comes_later_is_shown_and_the_registration_stays() {
-    let node = node_under(KubeletVersion::UpTo136).await;
-    let podmeter = start(&node, "{}");
-    podmeter.registered(GPU, 1).await;
-    let other = sharing_plugin(&node).await;
-    let state = podmeter.until(GPU, "a conflict", |state| state.conflict.is_some()).await;
-    assert!(state.registered, "{state:?}");
-    let theirs = PodSpec::new("team", "theirs").container(ContainerSpec::new("main").asks(SHARED, 1));
-    runs(&node, theirs).await;
-    offers(&podmeter, 3, 4).await;
-    drop(other);
-    let state = podmeter.until(GPU, "no conflict", |state| state.conflict.is_none()).await;
-    assert_eq!((state.registered, state.registrations), (true, 1));
-}
-
 /// The other plugin offers all GPUs whole, under the name for which podmeter only waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn mig_devices_of_gpus_that_another_plugin_offers_whole_are_not_registered() {
@@ -131,22 +114,6 @@ async fn gpus_that_pods_of_another_resource_hold_are_not_given_out() {
         runs(&node, pod("one", 1)).await;
         assert_eq!(held(&node, "one", "main"), [uuid(0)]);
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn gpus_of_a_claim_are_not_given_out() {
-    let node = node_under(KubeletVersion::From137).await;
-    let claim = Claim::new("team", "three");
-    node.set_claim((0..3).fold(claim, |claim, gpu| claim.device("gpu.nvidia.com", "node", &format!("gpu-{gpu}"), &[])));
-    let claiming = PodSpec::new("team", "claiming").container(ContainerSpec::new("main").claim("three"));
-    assert_eq!(node.add_pod(claiming).await, AdmissionOutcome::Running);
-    let podmeter = start(&node, "{}");
-    let state = offers(&podmeter, 1, 4).await;
-    counts(&node, GPU, 4, 1).await;
-    assert_eq!(state.devices[&uuid(1).as_str().into()].as_deref(), Some("held by team/claiming as claim team/three"));
-    runs(&node, pod("one", 1)).await;
-    assert_eq!(held(&node, "one", "main"), [uuid(3)]);
-    rejected(&node, pod("two", 1)).await;
 }
 
 /// From whole GPUs to slots, by SIGHUP and by a restart: the GPUs change one by one.
@@ -202,23 +169,6 @@ async fn a_pod_gets_no_gpu_beside_holders_of_slots_that_are_no_longer_offered() 
         let new = held(&node, "new", "main").remove(0);
         assert!([uuid(0), uuid(1)].iter().any(|free| free == gpu_of(&new)), "{new}");
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_gpu_in_use_without_a_holder_is_given_out_last() {
-    let node = node_under(KubeletVersion::UpTo136).await;
-    let podmeter = start(&node, "{}");
-    podmeter.registered(GPU, 1).await;
-    let process = DeviceProcess { pid: 1, gpu_instance: None, compute_instance: None, memory_bytes: None };
-    let value = Medium { processes: Some(vec![process]), ..Medium::default() };
-    let medium = Some(Stamped { at: Monotonic::default(), value });
-    podmeter.set_readings(0, DeviceReadings { medium, ..DeviceReadings::default() });
-    let state = podmeter.until_state("the reason", |state| !state.avoided.is_empty()).await;
-    assert_eq!(state.avoided[&uuid(0).as_str().into()], "it is in use although no container holds it");
-    counts(&node, GPU, 4, 4).await;
-    runs(&node, pod("three", 3)).await;
-    assert_eq!(held(&node, "three", "main"), [uuid(1), uuid(2), uuid(3)]);
-    runs(&node, pod("last", 1)).await;
 }
 
 /// Before the kubelet's first list nothing is known of what is held.

@@ -81,27 +81,6 @@ async fn a_resource_whose_last_device_was_deleted_ends_and_begins_with_the_next(
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lost_gpu_keeps_its_place() {
-    let node = node_under(KubeletVersion::UpTo136).await;
-    let harness = start(&node, mixed(), [gpu(0), gpu(1)]);
-    harness.partition(1, mig_devices("1g.10gb", &[1, 2]));
-    harness.registered(MIG, 1).await;
-    harness.registered(GPU, 1).await;
-    harness.change_gpu(1, |gpu| (gpu.present, gpu.mig_devices) = (false, vec![]));
-    harness.change_gpu(0, |gpu| gpu.present = false);
-    counts(&node, MIG, 2, 0).await;
-    let mut kubelet = harness.kubelet.clone();
-    for _ in 0..3 {
-        kubelet.changed().await.unwrap();
-    }
-    assert_eq!(harness.now(MIG).count(), (0, 2));
-    assert!(harness.now(GPU).devices.keys().any(|id| id.as_str() == uuid(0)));
-    harness.change_gpu(1, |gpu| (gpu.present, gpu.mig_devices) = (true, mig_devices("1g.10gb", &[1, 2])));
-    counts(&node, MIG, 2, 2).await;
-    assert_eq!(harness.now(MIG).registrations, 1);
-}
-
 fn toys(name: &str, devices: u32) -> EntryConfig {
     let text = format!(r#"{{"name":"{name}","devices":{devices}}}"#);
     EntryConfig::Simulated(serde_json::from_str::<SimulatedConfig>(&text).unwrap())

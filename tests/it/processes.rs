@@ -241,14 +241,6 @@ async fn the_agent_shows_who_pods_are() {
     running.until_logged("hostPID: true");
 }
 
-#[test]
-fn the_demo_names_its_pods() {
-    let running = agent::Running::start(&["demo", "--listen", "127.0.0.1:0", "--refresh-interval", "1s"], &[], None);
-    let labels = [r#"namespace="team-language""#, r#"label_app="llm-serve""#];
-    let page = running.until("a pod of the demo", |page| page.count("podmeter_pod_info", &labels) == 1);
-    assert_eq!(page.value("podmeter_process_attribution_enabled", &[]), Some(1.0));
-}
-
 /// Replaces the file by a pipe: without a writer, the kernel holds its reader as a process in an uninterruptible sleep
 /// does. Returns what the file contained.
 fn make_reads_hang(file: &Path) -> Vec<u8> {

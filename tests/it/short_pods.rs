@@ -154,21 +154,3 @@ async fn a_pod_recreated_under_its_name_has_counters_of_its_own_at_once() {
     let second = held_since(&running);
     assert!(second > first + 3.0, "{first} and then {second}: in the record and in `top`");
 }
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_pod_recreated_under_its_name_has_a_record_of_its_own_in_the_journal() {
-    let (driver, state) = (FakeNvml::start(two_gpus()), tempfile::tempdir().unwrap());
-    let (node, running) = with_old_burst(&driver, state.path()).await;
-    let came = Instant::now();
-    recreate_burst(&node, &running);
-    let journal: Value = serde_json::from_str(&running.get("/api/v1/allocations").body).unwrap();
-    let mut records: Vec<&Value> =
-        journal["allocations"].as_array().unwrap().iter().filter(|one| one["pod"] == "burst").collect();
-    records.sort_by_key(|record| record["id"].as_u64());
-    let uids: Vec<_> = records.iter().map(|record| record["pod_uid"].as_str()).collect();
-    assert_eq!(uids, [Some("old"), Some("new")], "{records:#?}");
-    assert!(records[0]["ended"].is_f64() && records[1]["ended"].is_null());
-    let seconds = |record: &Value| record["allocated_seconds"].as_f64().unwrap();
-    assert!(seconds(records[0]) >= 3.0, "{records:#?}");
-    assert!(seconds(records[1]) < came.elapsed().as_secs_f64() + 1.0, "{records:#?}");
-}

@@ -100,19 +100,6 @@ fn the_table_fits_the_terminal_and_keys_work() {
 }
 
 #[test]
-fn the_last_data_stay_while_the_agent_is_down() {
-    let (mut demo_of_before, terminal) = (demo("127.0.0.1:0"), Terminal::start());
-    let address = demo_of_before.address.clone();
-    top(&terminal, &demo_of_before, "");
-    terminal.until("the table", fresh);
-    demo_of_before.kill();
-    let screen = terminal.until("that it is stale", |screen| screen.contains(" STALE, "));
-    assert!(screen.contains("cannot be reached") && screen.contains("team-vision/"), "{screen}");
-    let _demo = demo(&address);
-    terminal.until("the node again", fresh);
-}
-
-#[test]
 fn a_signal_leaves_the_terminal_as_it_was() {
     let (demo, terminal) = (demo("127.0.0.1:0"), Terminal::start());
     let file = terminal.directory.path().join("pid");

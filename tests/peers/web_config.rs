@@ -1,10 +1,9 @@
-//! `--web-config` with real clients: curl, and a Prometheus server that scrapes over mutual TLS with a password
-//! while certificates are renewed.
+//! `--web-config` with a real Prometheus server that scrapes over mutual TLS with a password while certificates are
+//! renewed.
 
 use crate::support::agent;
 use crate::support::certificates;
 use std::path::Path;
-use std::process::Command;
 
 use crate::support::agent::Running;
 use crate::support::certificates::Authority;
@@ -14,7 +13,6 @@ use crate::support::prometheus::Prometheus;
 fn start(directory: &Path, authority: &Authority) -> Running {
     authority.server().write(directory, "server");
     authority.client("scraper.example").write(directory, "client");
-    Authority::new().client("scraper.example").write(directory, "other");
     std::fs::write(directory.join("ca.crt"), &authority.pem).unwrap();
     let hash = bcrypt::hash("secret", 10).unwrap();
     let text = format!(
@@ -25,44 +23,6 @@ fn start(directory: &Path, authority: &Authority) -> Running {
     let file = directory.join("web-config.yaml");
     std::fs::write(&file, text).unwrap();
     agent::agent(directory, &["--hardware=simulated", "--web-config", file.to_str().unwrap()], &[])
-}
-
-/// curl's exit code, and the head and body of the response.
-fn curl(directory: &Path, arguments: &[&str]) -> (i32, String) {
-    let output = Command::new("curl")
-        .current_dir(directory)
-        .args(["-sSi", "--max-time", "20", "--cacert", "ca.crt"])
-        .args(arguments)
-        .output()
-        .expect("curl is installed (scripts/check does that)");
-    let text = [output.stdout, output.stderr].concat();
-    (output.status.code().unwrap(), String::from_utf8_lossy(&text).into_owned())
-}
-
-#[test]
-fn curl_needs_a_certificate_and_a_password() {
-    let directory = tempfile::tempdir().unwrap();
-    let running = start(directory.path(), &Authority::new());
-    let url = format!("https://{}/metrics", running.address);
-    let ours = ["--cert", "client.crt", "--key", "client.key"];
-    let ask = |arguments: &[&str]| curl(directory.path(), &[arguments, &[&url]].concat());
-    for more in
-        [&["-u", "alice:secret"][..], &["-u", "alice:secret", "--tls-max", "1.2"], &["-u", "alice:secret", "--http2"]]
-    {
-        let (code, output) = ask(&[&ours, more].concat());
-        assert!(code == 0 && output.starts_with("HTTP/1.1 200") && output.contains("podmeter_build_info{"), "{output}");
-        assert!(output.contains("strict-transport-security: max-age=60"), "{output}");
-    }
-    let (code, output) = ask(&[&ours[..], &["-u", "alice:guess"]].concat());
-    assert!(code == 0 && output.starts_with("HTTP/1.1 401"), "{output}");
-    for arguments in [&["-u", "alice:secret"][..], &["--cert", "other.crt", "--key", "other.key", "-u", "alice:secret"]]
-    {
-        let (code, output) = ask(arguments);
-        assert!(code != 0 && !output.contains("HTTP/1.1"), "{output}");
-    }
-    let (code, output) =
-        ask(&[&ours[..], &["--tls-max", "1.1", "--tlsv1.0", "--ciphers", "DEFAULT@SECLEVEL=0"]].concat());
-    assert!(code != 0 && !output.contains("HTTP/1.1"), "{output}");
 }
 
 #[test]

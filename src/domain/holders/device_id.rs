@@ -215,7 +215,6 @@ pub fn is_uuid(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     const U: &str = "5fb06b79-9d4d-4a0e-9d37-1c3c8f5a7e21";
 
@@ -342,15 +341,6 @@ mod tests {
             "mlx5_0".into(),
         ] {
             assert_eq!(parse_device_id(&id), DeviceForm::Other, "{id:?}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_string_has_a_form(id in "\\PC*", driver in "\\PC*") {
-            parse_device_id(&id);
-            parse_claim_device(&driver, &id);
-            parse_claim_device("gpu.nvidia.com", &id);
         }
     }
 }

@@ -297,11 +297,4 @@ mod tests {
         assert_eq!(*file.refresh().await, CheckpointAllocations::default());
         assert_eq!(file.problem, refused);
     }
-
-    proptest::proptest! {
-        #[test]
-        fn anything_is_survived(text in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
-            let _ = (parse(&text), parse_cdi_names(&text));
-        }
-    }
 }

@@ -135,11 +135,6 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn anything_is_survived(text in "(?s).{0,300}") {
-            let _ = (parse(&text, None), parse(&text, Some(&PodUid::from(UID))));
-        }
-
-        #[test]
         fn other_mounts_do_not_matter(before in "([ -~]{0,80}\n){0,5}", after in "([ -~]{0,80}\n){0,5}") {
             let log = mount(&format!("/var/lib/kubelet/pods/{UID}/containers/main/1"), "/dev/termination-log");
             let found = container(&format!("{before}{log}{after}"));

@@ -137,20 +137,6 @@ fn an_nvlink_xid_before_the_first_check_is_left_to_the_recovery_action() {
 }
 
 #[test]
-fn what_concerns_the_whole_gpu_reaches_every_mig_device() {
-    let mut world = World::partitioned(HealthConfig::default());
-    world.at(1);
-    let state = world.with(2, &[xid(48, 2)]);
-    for mig in [None, Some(SLICE), Some(OTHER_SLICE)] {
-        assert_eq!(reasons(&state, mig), ["xid"]);
-    }
-    assert_eq!(state.transitions.iter().filter(|transition| !transition.to_healthy).count(), 3);
-    let mut world = World::partitioned(HealthConfig::default());
-    world.slow(|slow| slow.recovery_action = Some(1));
-    assert_eq!(reasons(&world.at(1), Some(SLICE)), ["recovery_action"]);
-}
-
-#[test]
 fn what_concerns_an_instance_reaches_only_its_mig_devices() {
     for (event, whole, slice, other) in [
         (in_instance(95, 2, 7, Some(0)), false, true, false),

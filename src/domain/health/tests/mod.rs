@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use super::*;
 use crate::domain::model::{
-    DeviceReadings, EccLocation, FabricDomain, FabricState, Fast, Gpu, HardwareSource, MigDevice, Platform, Released,
-    RowRemap, Slow, Stamped, UnixSeconds, XidClass, XidInstance,
+    DeviceReadings, EccLocation, FabricState, Fast, Gpu, HardwareSource, MigDevice, Platform, Released, RowRemap, Slow,
+    Stamped, UnixSeconds, XidClass, XidInstance,
 };
 
 const GPU: &str = "GPU-0";

@@ -23,17 +23,6 @@ fn a_gpu_that_needs_no_fabric_or_is_in_no_domain_is_healthy() {
     }
 }
 
-/// A GPU that leaves its domain, or gets another clique, changes labels; the fabric manager has moved it.
-#[test]
-fn a_lost_domain_is_no_fault_by_itself() {
-    let mut world = World::new(HealthConfig::default());
-    let domain = FabricDomain { cluster_uuid: "9c6f5af3".into(), clique_id: 4026 };
-    for domain in [Some(domain.clone()), Some(FabricDomain { clique_id: 2, ..domain }), None] {
-        world.slow(|slow| slow.fabric = Some(FabricState { state: "completed", domain, ..FabricState::default() }));
-        assert_eq!(reasons(&world.at(1), None), WELL);
-    }
-}
-
 #[test]
 fn a_device_is_unknown_until_checked_and_then_healthy() {
     let mut world = World::new(HealthConfig::default());
@@ -60,24 +49,6 @@ fn unknown_lasts_for_five_seconds_where_no_read_was_requested() {
     }
     world.at(6);
     assert_eq!(world.reasons(), WELL, "absence of data is not unhealthy by itself");
-}
-
-#[test]
-fn a_device_unhealthy_at_the_start_is_never_healthy_for_a_moment() {
-    let failed = RowRemap { failed: true, ..RowRemap::default() };
-    for (reason, slow) in [
-        ("recovery_action", Slow { recovery_action: Some(1), ..Slow::default() }),
-        ("row_remap_failed", Slow { row_remap: Some(failed), ..Slow::default() }),
-    ] {
-        let mut world = World::new(HealthConfig::default());
-        world.unresponsive = [GPU.into()].into();
-        world.at(1);
-        world.slow.insert(GPU.into(), slow);
-        world.unresponsive.clear();
-        let state = world.at(2);
-        assert_eq!(world.reasons(), [reason]);
-        assert!(state.transitions.iter().all(|transition| transition.gpu != GPU.into()), "{:?}", state.transitions);
-    }
 }
 
 fn fabric(state: &'static str) -> FabricState {
@@ -157,24 +128,6 @@ fn each_reason_appears_with_its_cause_and_ends_after_the_hold_down() {
         assert_eq!(world.reasons(), WELL, "{reason}");
         assert_eq!(state.transitions.last().map(|transition| transition.reason.into_str()), Some(reason));
     }
-}
-
-#[test]
-fn the_hold_down_restarts_with_every_relapse() {
-    let mut world = World::checked();
-    world.slow(|slow| slow.recovery_action = Some(1));
-    world.at(10);
-    world.slow(|slow| slow.recovery_action = Some(0));
-    world.at(20);
-    world.slow(|slow| slow.recovery_action = Some(2));
-    world.at(70);
-    world.slow(|slow| slow.recovery_action = Some(0));
-    world.at(100);
-    world.at(159);
-    assert_eq!(world.reasons(), ["recovery_action"]);
-    let state = world.at(160);
-    assert_eq!(world.reasons(), WELL);
-    assert_eq!(state.transition_counts["unhealthy"][&UnhealthyReason::RecoveryAction], 1, "one spell, not two");
 }
 
 #[test]

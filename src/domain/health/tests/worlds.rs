@@ -151,11 +151,7 @@ proptest! {
         };
         let events: Vec<XidEvent> = codes.iter().map(event).collect();
         let mut shuffled = events.clone();
-        let mut state = seed;
-        for place in (1..shuffled.len()).rev() {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            shuffled.swap(place, (state >> 33) as usize % (place + 1));
-        }
+        crate::simulation::Random::seeded(seed).shuffle(&mut shuffled);
         let run = |events: &[XidEvent]| {
             let mut world = World::partitioned(HealthConfig::default());
             world.at(1);

@@ -119,32 +119,6 @@ fn what_does_not_resolve_is_counted_with_its_form() {
     );
 }
 
-#[test]
-fn a_slot_is_its_part_of_all_slots() {
-    let slots: Vec<String> = (0..4).map(|slot| format!("{A}::{slot}")).collect();
-    let offered = offering("nvidia.com/gpu", &slots.iter().map(String::as_str).collect::<Vec<_>>());
-    check(
-        vec![
-            container("one", &[("nvidia.com/gpu", &slots[0])], &[]),
-            container("two", &[("nvidia.com/gpu", &slots[1]), ("nvidia.com/gpu", &slots[2])], &[]),
-        ],
-        &offered,
-        &["one GPU-a time_slicing 0.2500", "two GPU-a time_slicing 0.5000"],
-    );
-}
-
-#[test]
-fn a_slot_keeps_its_part_while_its_device_is_unhealthy() {
-    let slots: Vec<String> = (0..4).map(|slot| format!("{A}::{slot}")).collect();
-    let offered = offering("nvidia.com/gpu", &slots.iter().map(String::as_str).collect::<Vec<_>>());
-    let holder = allocations(vec![container("p", &[("nvidia.com/gpu", &slots[0])], &[])]);
-    let mut known = Slots::default();
-    known.update_counts(&holder, &offered, &inventory(), true);
-    known.update_counts(&holder, &Allocatable::default(), &inventory(), true);
-    let join = join(&holder, &Allocatable::default(), &inventory(), &known);
-    assert_eq!(held(&join), ["p GPU-a time_slicing 0.2500"]);
-}
-
 /// Slots of A that a kubelet offers.
 fn slots_of_a(count: usize) -> Allocatable {
     let slots: Vec<String> = (0..count).map(|slot| format!("{A}::{slot}")).collect();
@@ -198,18 +172,6 @@ fn a_minor_number_is_the_present_gpus_not_a_removed_ones() {
     assert_eq!(inventory.by_minor(1).map(|gpu| gpu.uuid.as_str()), Some(A));
 }
 
-/// The kubelet lists both GPUs of the pod's claim under each container, whichever asked for one.
-#[test]
-fn an_extended_resource_by_claim_gives_a_pod_what_it_asked_for() {
-    let claim = [("gpu.nvidia.com", "gpu-0"), ("gpu.nvidia.com", "gpu-1")];
-    let mut whole = inventory();
-    whole.gpus.values_mut().for_each(|gpu| gpu.mig_devices.clear());
-    let containers = ["a", "b"].map(|name| container(name, &[], &claim));
-    let join = join(&allocations(containers.into()), &Allocatable::default(), &whole, &Slots::default());
-    let shares: Vec<f64> = join.holdings.values().filter_map(|holding| holding.fraction).collect();
-    assert_eq!(shares, [0.5; 4]);
-}
-
 #[test]
 fn an_observer_is_joined_and_holds_nothing() {
     let claim = [("gpu.nvidia.com", "gpu-1")];
@@ -224,13 +186,6 @@ fn an_observer_is_joined_and_holds_nothing() {
     let join = check(containers, &Allocatable::default(), &["holder GPU-a exclusive 1.0000"]);
     assert_eq!(join.claims.len(), 2);
     assert_eq!(join.unresolved, [], "of what is held");
-}
-
-#[test]
-fn a_claim_under_two_containers_is_shared_between_them() {
-    let claim = [("gpu.nvidia.com", "gpu-1")];
-    let sharers = ["a", "b"].map(|name| container(name, &[], &claim));
-    check(sharers.to_vec(), &Allocatable::default(), &["a GPU-a time_slicing 0.5000", "b GPU-a time_slicing 0.5000"]);
 }
 
 #[test]

@@ -80,14 +80,6 @@ fn at(number: usize) -> Option<String> {
 }
 
 #[test]
-fn nothing_is_missing_where_all_agree() {
-    let before = Arc::new(hardware(&[0, 1], &[0, 1]));
-    let kubelet = allocatable(ids("nvidia.com/gpu", &[&uuid(0), &uuid(1)]));
-    let after = UnlistedGpus::default().add_to(&before, &kubelet, &|_| false, Monotonic::from_secs(1));
-    assert!(Arc::ptr_eq(&before, &after));
-}
-
-#[test]
 fn a_gpu_that_only_the_bus_has_is_named_by_its_address() {
     let state = complete(hardware(&[0], &[0, 1]), &KubeletState::default());
     assert_eq!(missing(&state), [("PCI-0000:01:00.0".to_owned(), at(1))]);

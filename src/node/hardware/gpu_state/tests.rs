@@ -1,5 +1,5 @@
 use super::*;
-use crate::domain::model::{LinkCounters, ReadingGaps};
+use crate::domain::model::LinkCounters;
 
 const STALENESS: Staleness =
     Staleness { fast: Duration::from_secs(5), medium: Duration::from_secs(30), slow: Duration::from_secs(180) };
@@ -12,52 +12,9 @@ fn pass(busy: f64) -> Pass {
     }
 }
 
-#[test]
-fn the_time_without_a_reader_is_uncovered() {
-    let mut state = GpuState::default();
-    state.add_pass(Monotonic::from_secs(3), true, pass(0.0));
-    state.add_pass(Monotonic::from_secs(4), false, pass(1.0));
-    state.add_pass(Monotonic::from_secs(10), true, pass(0.0));
-    let readings = state.readings(Monotonic::from_secs(10), STALENESS);
-    assert_eq!(readings.totals.busy_seconds, Some(1.0));
-    assert_eq!(readings.totals.uncovered_seconds, 6.0);
-    assert_eq!(readings.totals.energy_joules, None);
-    assert_eq!(readings.totals.through, Monotonic::from_secs(10));
-}
-
-#[test]
-fn busy_time_is_unknown_while_utilization_is_not_supported() {
-    let mut state = GpuState::default();
-    let lacking =
-        || Pass { integrals: Integrals { lacks_utilization: true, ..Integrals::default() }, ..Pass::default() };
-    let passes = [(false, pass(1.0)), (false, lacking()), (true, lacking()), (true, pass(0.0)), (false, pass(1.0))];
-    let busy = (1..).zip(passes).map(|(second, (fresh, pass))| {
-        let at = Monotonic::from_secs(second);
-        state.add_pass(at, fresh, pass);
-        state.readings(at, STALENESS).totals.busy_seconds
-    });
-    assert_eq!(busy.collect::<Vec<_>>(), [Some(1.0), None, None, Some(1.0), Some(2.0)]);
-}
-
 fn counting(counter: u64, energy: f64) -> Pass {
     let integrals = Integrals { energy_joules: Some(energy), ..pass(0.5).integrals };
     Pass { energy_counter: Some(counter), counter_is_of_gpu: Some(true), integrals, ..Pass::default() }
-}
-
-#[test]
-fn a_gap_has_the_joules_of_a_counter_that_spans_it() {
-    let mut state = GpuState::default();
-    state.add_pass(Monotonic::from_secs(1), true, counting(1_000, 0.0));
-    state.add_pass(Monotonic::from_secs(2), false, counting(301_000, 300.0));
-    state.withdraw();
-    state.add_pass(Monotonic::from_secs(62), true, counting(18_301_000, 0.0));
-    let totals = |state: &GpuState| state.readings(Monotonic::from_secs(62), STALENESS).totals;
-    let gaps = ReadingGaps { seconds: 60.0, energy_joules: 18_000.0, until: Monotonic::from_secs(62) };
-    assert_eq!((totals(&state).energy_joules, totals(&state).gaps), (Some(18_300.0), gaps));
-    // A reload: the counter restarts.
-    state.add_pass(Monotonic::from_secs(92), true, counting(5_000, 0.0));
-    state.add_pass(Monotonic::from_secs(93), false, counting(305_000, 300.0));
-    assert_eq!((totals(&state).energy_joules, totals(&state).gaps.seconds), (Some(18_600.0), 90.0));
 }
 
 #[test]
@@ -85,19 +42,6 @@ fn a_counter_missing_in_the_first_pass_still_spans_the_gap() {
     state.add_pass(Monotonic::from_secs(13), false, counting(5_000, 1.0));
     let totals = state.readings(Monotonic::from_secs(13), STALENESS).totals;
     assert_eq!((totals.energy_joules, totals.gaps.energy_joules), (Some(4.0), 3.0));
-}
-
-#[test]
-fn the_time_of_a_hung_call_is_a_gap_whatever_its_reader_integrates() {
-    let mut state = GpuState::default();
-    state.add_pass(Monotonic::from_secs(1), true, counting(0, 0.0));
-    state.add_pass(Monotonic::from_secs(2), false, counting(100_000, 100.0));
-    state.withdraw();
-    state.add_late_pass(Monotonic::from_secs(3), counting(6_100_000, 6000.0));
-    state.add_pass(Monotonic::from_secs(63), false, counting(6_200_000, 100.0));
-    let totals = state.readings(Monotonic::from_secs(63), STALENESS).totals;
-    assert_eq!((totals.busy_seconds, totals.uncovered_seconds, totals.gaps.seconds), (Some(1.0), 61.0, 61.0));
-    assert_eq!((totals.energy_joules, totals.gaps.energy_joules), (Some(6_200.0), 6_100.0));
 }
 
 #[test]

@@ -193,23 +193,6 @@ fn a_holding_between_two_snapshots_is_recorded() {
 }
 
 #[test]
-fn two_holdings_of_one_name_are_two_records() {
-    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
-    for _ in 0..2 {
-        node.hold("a");
-        tracker.observe(&node.snapshot());
-        node.pass(7);
-        tracker.observe(&node.snapshot());
-        node.release("a");
-        tracker.observe(&node.snapshot());
-        node.pass(3);
-        write(&mut disk, &mut tracker);
-    }
-    let allocated: Vec<_> = disk.values().map(|record| record.figures.allocated_seconds).collect();
-    assert_eq!(allocated, [Some(7.0), Some(7.0)]);
-}
-
-#[test]
 fn another_account_under_the_name_of_a_holding_takes_nothing_from_its_record() {
     let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
     for seconds in [10, 3] {

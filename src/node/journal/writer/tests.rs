@@ -68,22 +68,6 @@ fn a_response_has_records_on_disk_and_newer_ones() {
 }
 
 #[test]
-fn a_second_agent_waits_until_the_first_has_ended() {
-    let directory = tempfile::tempdir().unwrap();
-    let clock = Clock::start();
-    let first = Journal::start(settings(directory.path()), clock).unwrap();
-    until("open", &first, |state| state.size_bytes.is_some());
-    let second = Journal::start(settings(directory.path()), clock).unwrap();
-    second.feed().observe(&snapshot(&clock, "a"));
-    until("waiting", &second, |state| state.problem.as_deref().is_some_and(|text| text.contains("another podmeter")));
-    assert_eq!(second.reader().state().errors, 0, "waiting is not an error");
-    first.stop();
-    until("taken over", &second, |state| state.problem.is_none() && state.written == 1);
-    second.stop();
-    assert_eq!(on_disk(directory.path()).len(), 1);
-}
-
-#[test]
 fn a_damaged_file_is_renamed_and_never_deleted() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join(FILE);
@@ -120,37 +104,4 @@ fn the_rollback_journal_goes_with_the_damaged_file() {
     }
     assert_eq!(std::fs::read_to_string(of(".damaged-7-journal")).unwrap(), "first");
     assert_eq!(std::fs::read_to_string(of(".damaged-7a-journal")).unwrap(), "second");
-}
-
-#[test]
-fn an_unusable_directory_is_reported_and_counted_and_used_once_it_can_be() {
-    let directory = tempfile::tempdir().unwrap();
-    let place = directory.path().join("state");
-    std::fs::write(&place, "a file, where a directory should be").unwrap();
-    let clock = Clock::start();
-    let journal = Journal::start(settings(&place), clock).unwrap();
-    journal.feed().observe(&snapshot(&clock, "a"));
-    until("reported", &journal, |state| state.problem.as_deref().is_some_and(|text| text.contains("--state-dir")));
-    assert!(journal.reader().state().errors > 0, "a failed opening is counted");
-    assert!(journal.reader().respond(&Query::all(), "node-a", clock.now().unix).problem.is_some());
-    std::fs::remove_file(&place).unwrap();
-    until("written again", &journal, |state| state.problem.is_none() && state.written > 0);
-    journal.stop();
-    assert_eq!(on_disk(&place).len(), 1, "records from before are there");
-}
-
-#[test]
-fn a_removed_directory_is_created_again() {
-    let parent = tempfile::tempdir().unwrap();
-    let directory = parent.path().join("state");
-    let clock = Clock::start();
-    let journal = Journal::start(settings(&directory), clock).unwrap();
-    until("open", &journal, |state| state.size_bytes.is_some());
-    std::fs::remove_dir_all(&directory).unwrap();
-    journal.feed().observe(&snapshot(&clock, "a"));
-    until("an error", &journal, |state| state.problem.is_some());
-    until("written again", &journal, |state| state.problem.is_none());
-    assert!(directory.join(LOCK).exists(), "it excludes another agent");
-    journal.stop();
-    assert_eq!(on_disk(&directory).len(), 1);
 }

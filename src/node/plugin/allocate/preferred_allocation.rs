@@ -62,11 +62,12 @@ pub(super) fn device_ids(ids: &[String]) -> Vec<DeviceId> {
 mod tests {
     use super::*;
     use crate::domain::model::{
-        Allocations, Container, ContainerRef, CpuSet, DeviceProcess, Fast, HeldDevice, Inventory, Medium, Monotonic,
-        PluginUnhealthyReason, Pod, PodRef, Stamped, UnhealthyReason,
+        Allocations, ContainerRef, DeviceProcess, Fast, Inventory, Medium, Monotonic, PluginUnhealthyReason, Stamped,
+        UnhealthyReason,
     };
     use crate::domain::preference::GpuLocation;
     use crate::node::plugin::offer::{OfferedDevice, OfferedHardware, PluginUnhealthy};
+    use crate::test_data;
 
     fn offer(slots: usize) -> Offer {
         let device = |gpu: u32, slot: usize| {
@@ -148,21 +149,8 @@ mod tests {
             readings: uuids.iter().cloned().zip(readings).collect(),
             ..HardwareState::default()
         };
-        let held = |id: &str| HeldDevice { resource: "a/b".into(), id: id.into(), numa_nodes: BTreeSet::new() };
-        let allocations = |devices: Vec<HeldDevice>| Allocations {
-            pods: vec![Pod {
-                uid: None,
-                reference: PodRef::new("n", "p"),
-                containers: vec![Container {
-                    reference: ContainerRef::new("n", "p", "c"),
-                    devices,
-                    claims: vec![],
-                    exclusive_cpus: CpuSet::default(),
-                    memory: vec![],
-                }],
-                exclusive_cpus: CpuSet::default(),
-                memory: vec![],
-            }],
+        let allocations = |devices: &[(&str, &str)]| Allocations {
+            pods: vec![test_data::pod(test_data::container(ContainerRef::new("n", "p", "c"), devices))],
         };
         let first = |allocations: Option<Allocations>| {
             let (nvidia, request) = (NvidiaConfig::default(), request(&offer, 1));
@@ -170,8 +158,8 @@ mod tests {
             let choice = preferred_allocation(&nvidia, &offer, &topology, &hardware, &kubelet, &request);
             choice.ids[0].to_string()
         };
-        assert_eq!(first(Some(allocations(vec![]))), uuids[1].as_str(), "the first is in use without a holder");
-        assert_eq!(first(Some(allocations(vec![held(&format!("{}::3", uuids[0]))]))), uuids[0].as_str());
+        assert_eq!(first(Some(allocations(&[]))), uuids[1].as_str(), "the first is in use without a holder");
+        assert_eq!(first(Some(allocations(&[("a/b", &format!("{}::3", uuids[0]))]))), uuids[0].as_str());
         assert_eq!(first(None), uuids[0].as_str(), "the allocations are unknown");
     }
 

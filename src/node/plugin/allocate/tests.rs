@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::container_response::container_response;
 use super::refusal::AllocationRefusal;
 use crate::domain::model::{DeviceId, Gpu, Inventory};
-use crate::node::plugin::config::{EntryConfig, NvidiaConfig, PluginConfig};
+use crate::node::plugin::config::{EntryConfig, NvidiaConfig};
 use crate::node::plugin::host::{DriverFiles, MigCapabilities};
 use crate::node::plugin::offer::{PathDevice, offers};
 use crate::node::plugin::status::CallResult;
@@ -49,19 +49,6 @@ fn visible(value: &str) -> BTreeMap<String, String> {
 
 fn container_paths(answer: &ContainerAllocateResponse) -> Vec<&str> {
     answer.devices.iter().map(|node| node.container_path.as_str()).collect()
-}
-
-#[test]
-fn without_configuration_it_does_what_nvidias_plugin_does() {
-    let entries = PluginConfig::default().resolve(|_| unreachable!()).unwrap();
-    let inventory = four_gpus();
-    assert_eq!(listed(&entries[0], &inventory), resources([("nvidia.com/gpu", (0..4).map(uuid).collect())]));
-    let given = ask(&entries[0], &inventory, &[&uuid(2), &uuid(0)]).unwrap();
-    let expected = ContainerAllocateResponse {
-        envs: visible(&format!("{},{}", uuid(2), uuid(0))).into_iter().collect(),
-        ..ContainerAllocateResponse::default()
-    };
-    assert_eq!(given, expected, "only the variable, in the order asked for");
 }
 
 #[test]
@@ -159,17 +146,6 @@ fn devices_come_with_driver_mounts_and_no_variable() {
         mount("/home/kubernetes/bin/nvidia/vulkan/icd.d", "/etc/vulkan/icd.d"),
     ];
     assert_eq!(given.mounts, expected);
-}
-
-#[test]
-fn unknown_and_unhealthy_devices_are_refused_by_name() {
-    let refusal = ask(&nvidia(""), &four_gpus(), &[&uuid(0), "GPU-x"]).unwrap_err();
-    assert_eq!((refusal.result, refusal.message.contains("GPU-x")), (CallResult::UnknownDevice, true));
-    let mut inventory = four_gpus();
-    inventory.gpus.get_mut(&uuid(1).as_str().into()).unwrap().present = false;
-    let refusal = ask(&nvidia(""), &inventory, &[&uuid(1)]).unwrap_err();
-    assert!(refusal.to_string().contains(&uuid(1)) && refusal.to_string().contains("lost"), "{refusal}");
-    assert!(ask(&nvidia(""), &inventory, &[&uuid(0)]).is_ok(), "the others are not touched");
 }
 
 #[test]

@@ -150,8 +150,6 @@ fn with_domain(name: &mut Value) {
 mod tests {
     use std::path::PathBuf;
 
-    use proptest::prelude::*;
-
     use super::*;
     use crate::domain::model::ResourceName;
     use crate::domain::preference::SlotPolicy;
@@ -369,19 +367,6 @@ imex: {channelIDs: [], required: false}
         ] {
             let error = parse(&text).expect_err(&text).to_string();
             assert_eq!(error, format!("{key_and_value} cannot be used; {accepted}"), "{text}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn any_text_gives_a_result(text in "\\PC{0,80}") {
-            let _ = parse(&text);
-        }
-
-        #[test]
-        fn a_damaged_file_gives_a_result(index in 0..FULL.len(), letter in "[ -~\n]") {
-            let _ = parse(&format!("{}{letter}{}", &FULL[..index], &FULL[(index + 1).min(FULL.len())..]));
-            let _ = parse(&FULL[..index]);
         }
     }
 }

@@ -121,13 +121,6 @@ fn a_rule_for_a_resource_that_is_never_offered_is_a_warning() {
 }
 
 #[test]
-fn an_error_deep_inside_names_its_line() {
-    let text = "resources:\n- kind: simulated\n  name: a.b/c\n  devices: 1\n- kind: nvidia\n  migStrategy: double\n";
-    let error = error(text);
-    assert!(error.contains("line 5") || error.contains("line 6"), "{error}");
-}
-
-#[test]
 fn nvidias_file_gives_the_entry_of_kind_nvidia() {
     let text = "nvidiaConfig: /nv.yaml\nresources: [{kind: simulated, name: a.b/c, devices: 1}]";
     let config: PluginConfig = serde_saphyr::from_str(text).unwrap();

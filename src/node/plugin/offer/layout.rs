@@ -51,10 +51,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::domain::model::{
-        Allocations, Collector, Container, ContainerRef, CpuSet, Gpu, GpuUuid, HeldDevice, Moment, Pod, PodRef,
-    };
+    use crate::domain::model::{Allocations, Collector, ContainerRef, Gpu, GpuUuid, Moment};
     use crate::node::plugin::offer::OfferedDevice;
+    use crate::test_data;
 
     fn whole(gpu: &str) -> (String, OfferedHardware) {
         (gpu.to_owned(), OfferedHardware::Gpu { uuid: gpu.into(), index: 0, minor: None })
@@ -138,26 +137,7 @@ mod tests {
 
     /// Answered at twenty seconds, having taken half a second.
     fn kubelet(held: &[(&str, &str)]) -> KubeletState {
-        let pod = PodRef::new("team", "trainer");
-        let device = |(resource, id): &(&str, &str)| HeldDevice {
-            resource: (*resource).into(),
-            id: (*id).into(),
-            numa_nodes: BTreeSet::new(),
-        };
-        let container = Container {
-            reference: ContainerRef::in_pod(&pod, "main"),
-            devices: held.iter().map(device).collect(),
-            claims: vec![],
-            exclusive_cpus: CpuSet::default(),
-            memory: vec![],
-        };
-        let pod = Pod {
-            uid: None,
-            reference: pod,
-            containers: vec![container],
-            exclusive_cpus: CpuSet::default(),
-            memory: vec![],
-        };
+        let pod = test_data::pod(test_data::container(ContainerRef::new("team", "trainer", "main"), held));
         KubeletState {
             allocations: Some(Arc::new(Allocations { pods: vec![pod] })),
             allocations_at: Some(Moment { monotonic: Monotonic::from_secs(20), ..Moment::default() }),

@@ -107,33 +107,6 @@ impl LifecycleHarness {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn serving_to_waiting_when_register_gets_no_answer() {
-    let root = tempfile::tempdir().unwrap();
-    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
-    kubelet.hang(Method::Register);
-    let deadlines = Deadlines { register: Duration::from_millis(150), ..Deadlines::default() };
-    let harness = LifecycleHarness::begin(&kubelet.device_plugin_directory(), deadlines);
-    harness.until_problem("does not register the plugin: no answer within 150ms").await;
-    kubelet.heal();
-    harness.until("registered", |state| state.registered).await;
-    // The deadline in use is above the ten seconds that the kubelet may take to dial back.
-    assert!(Deadlines::default().register > Duration::from_secs(10));
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn registered_to_waiting_when_the_list_is_not_opened() {
-    let root = tempfile::tempdir().unwrap();
-    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
-    kubelet.hang(Method::ListAndWatch);
-    let deadlines = Deadlines { list: Duration::from_millis(150), ..Deadlines::default() };
-    let harness = LifecycleHarness::begin(&kubelet.device_plugin_directory(), deadlines);
-    harness.until_problem("did not ask for its devices within 150ms").await;
-    harness.until("registered again", |state| state.registrations >= 2).await;
-    kubelet.heal();
-    assert!(kubelet.node_status_becomes(|status| status.get(TOY).is_some_and(|count| count.allocatable == 1)).await);
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn registered_to_waiting_when_the_kubelet_lists_none_of_our_devices() {
     let root = tempfile::tempdir().unwrap();
     let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();

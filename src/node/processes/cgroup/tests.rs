@@ -149,11 +149,6 @@ fn a_uid_stands_alone() {
 }
 
 proptest::proptest! {
-    #[test]
-    fn anything_is_survived(text in "(?s).{0,200}") {
-        let _ = parse(&text);
-    }
-
     /// With any prefix and suffix, the outermost pod and its first container are found.
     #[test]
     fn surroundings_do_not_matter(

@@ -152,42 +152,6 @@ fn sm_time_of_the_mps_server_is_its_clients_by_their_memory() {
 }
 
 #[test]
-fn sm_time_of_a_silence_weighs_nothing_after_it() {
-    let mut case = World::new(5);
-    case.idle_at_100_watts();
-    case.hold("a", None, SharingForm::TimeSlicing, 0.25);
-    case.hold("b", None, SharingForm::TimeSlicing, 0.25);
-    case.at(10);
-    case.run(&[(owner("a"), 1.0, 5), (owner("b"), 1.0, 2)]);
-    case.reading(14, Some(4.0), 3000.0, None);
-    case.at(40);
-    // `a` has worked in the gap, `b` works after it.
-    case.run(&[(owner("a"), 21.0, 5), (owner("b"), 1.0, 2)]);
-    let busy =
-        |published: &LedgerOutput| published.accounts.iter().map(|one| one.figures.busy_seconds).collect::<Vec<_>>();
-    assert_eq!(busy(&case.reading(44, Some(24.0), 20_000.0, None)), [Some(2.0), Some(2.0)]);
-    case.run(&[(owner("a"), 21.0, 5), (owner("b"), 3.0, 2)]);
-    assert_eq!(busy(&case.reading(48, Some(26.0), 21_000.0, None)), [Some(2.0), Some(4.0)]);
-}
-
-#[test]
-fn sm_time_of_an_interval_without_samples_weighs_nothing_after_it() {
-    let mut case = World::new(3600);
-    case.hold("a", None, SharingForm::TimeSlicing, 0.25);
-    case.hold("b", None, SharingForm::TimeSlicing, 0.25);
-    // A GPU without an energy counter: nothing of the first ten seconds is divided.
-    let mut read = |second, uncovered_seconds, busy, sm_seconds: [f64; 2]| {
-        case.totals.uncovered_seconds = uncovered_seconds;
-        case.run(&[(owner("a"), sm_seconds[0], 5), (owner("b"), sm_seconds[1], 2)]);
-        case.set_reading(second * 1000, Some(busy), None, None);
-        case.at(second).accounts.iter().map(|one| one.figures.busy_seconds).collect::<Vec<_>>()
-    };
-    read(0, 0.0, 0.0, [0.0, 0.0]);
-    assert_eq!(read(10, 10.0, 0.0, [6.0, 0.0]), [None, None]);
-    assert_eq!(read(20, 10.0, 4.0, [6.0, 2.0]), [Some(0.0), Some(4.0)]);
-}
-
-#[test]
 fn sm_time_during_a_hung_process_scan_weighs_nothing_after_it() {
     let mut case = World::new(3600);
     case.hold("a", None, SharingForm::TimeSlicing, 0.25);
@@ -204,19 +168,6 @@ fn sm_time_during_a_hung_process_scan_weighs_nothing_after_it() {
     read(0, 0.0, [0.0, 0.0], true);
     assert_eq!(read(10, 8.0, [8.0, 0.0], false), [Some(4.0), Some(4.0)]);
     assert_eq!(read(20, 10.0, [8.0, 2.0], true), [Some(4.0), Some(6.0)]);
-}
-
-#[test]
-fn busy_time_that_no_process_explains_is_unknown() {
-    let mut case = World::new(3600);
-    case.idle_at_100_watts();
-    case.hold("a", None, SharingForm::TimeSlicing, 0.25);
-    case.at(10);
-    case.run(&[]);
-    let published = case.reading(20, Some(8.0), 4000.0, None);
-    assert_eq!(rows(&published), [row("a", [2.5, 0.0, 2.5, 0.0])]);
-    assert_eq!(published.unattributed[0].busy_seconds[&UnattributedReason::Unknown], 8.0);
-    assert_eq!(published.unattributed[0].energy_joules[&UnattributedReason::Unknown], 2000.0);
 }
 
 #[test]
@@ -330,21 +281,6 @@ fn mig_with_gpm_goes_by_activity_times_slices() {
 }
 
 #[test]
-fn mig_without_gpm_has_no_busy_time_and_energy_by_slices() {
-    let mut case = World::new(3600);
-    let medium = partitioned(&mut case, None);
-    case.reading(0, None, 0.0, None);
-    let published = case.reading(10, None, 7000.0, Some(medium));
-    assert_eq!(published.unattributed[0].divided.busy_seconds, None);
-    let expected = |pod: &str, allocated, energy| (pod.to_owned(), [Some(allocated), None, None, Some(energy)]);
-    assert_eq!(rows(&published), [expected("a", 4.29, 3000.0), expected("b", 1.43, 1000.0)]);
-    assert_eq!(
-        rounded(published.unattributed[0].energy_joules.get(&UnattributedReason::Unknown).copied()),
-        Some(3000.0)
-    );
-}
-
-#[test]
 fn memory_of_an_instance_that_was_not_read_is_unknown() {
     let mut case = World::new(3600);
     let mut medium = partitioned(&mut case, None);
@@ -403,22 +339,6 @@ fn an_mps_slot_is_limited_to_its_part_of_the_memory() {
         let account = published.accounts.iter().find(|account| account.container.pod.as_ref() == "c").unwrap();
         assert_eq!(account.memory_limit_bytes, Some(expected), "{sharing:?}");
     }
-}
-
-#[test]
-fn mig_devices_of_unknown_size_get_no_guessed_part() {
-    let mut case = World::new(3600);
-    let medium = partitioned(&mut case, Some([0.5, 1.0]));
-    case.inventory.gpus.get_mut(&GPU.into()).unwrap().mig_slices = None;
-    case.reading(0, None, 0.0, None);
-    let published = case.reading(10, None, 7000.0, Some(medium));
-    for account in &published.accounts {
-        assert_eq!((account.figures.busy_seconds, account.figures.energy_joules), (None, None));
-    }
-    assert_eq!(
-        rounded(published.unattributed[0].energy_joules.get(&UnattributedReason::Unknown).copied()),
-        Some(7000.0)
-    );
 }
 
 #[test]

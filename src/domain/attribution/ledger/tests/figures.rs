@@ -1,9 +1,7 @@
 use super::super::*;
 use super::{GPU, World, moment, monotonic};
 use crate::domain::holders::HoldingKey;
-use crate::domain::model::{
-    Account, Attribution, ContainerRef, DeviceTotals, ReadingGaps, SharingForm, UnattributedReason,
-};
+use crate::domain::model::{Account, ContainerRef, DeviceTotals, ReadingGaps, SharingForm, UnattributedReason};
 use crate::test_data;
 
 fn held_by(pods: &[&str], sharing: SharingForm, share: f64) -> Join {
@@ -60,91 +58,29 @@ fn figures(accounts: &[Account]) -> Vec<Figures> {
     accounts.iter().map(row).collect()
 }
 
-#[test]
-fn totals_from_before_the_first_observation_are_unattributed() {
-    let mut world = World::new(5);
-    world.read(0, Some(500.0), Some(9e6));
-    world.read(1000, Some(501.0), Some(9.1e6));
-    world.relate(1000, exclusive(&["a"]));
-    let accounts = world.read(2000, Some(501.5), Some(9.100_1e6));
-    let (_, allocated, busy, idle, energy) = figures(&accounts)[0].clone();
-    assert_eq!((allocated, busy, idle), (1.0, Some(0.5), Some(0.5)));
-    assert!((energy.unwrap() - 100.0).abs() < 1e-6);
-}
-
-#[test]
-fn an_interval_is_divided_where_the_holder_changed() {
-    let mut world = World::held(Some(0.0));
-    world.relate(250, exclusive(&[]));
-    world.relate(500, exclusive(&["b"]));
-    let accounts = world.read(1000, Some(0.6), Some(100.0));
-    assert_eq!(
-        figures(&accounts),
-        [("a".into(), 0.25, Some(0.2), Some(0.05), Some(25.0)), ("b".into(), 0.5, Some(0.4), Some(0.1), Some(50.0))]
-    );
-}
-
-#[test]
-fn a_device_that_stops_answering_stays_held_but_is_neither_busy_nor_idle() {
-    let mut world = World::held(None);
-    world.read(1000, Some(0.5), None);
-    world.tick(5000);
-    let accounts = world.tick(61_000);
-    assert_eq!(figures(&accounts), [("a".into(), 61.0, Some(0.5), Some(0.5), None)]);
-}
-
 /// Two seconds half busy, then 45 s in which the driver is released, then a second half busy again: the pod holds the
 /// device alone throughout.
-fn released_for_45_seconds(spans: bool, notice: impl Fn(&[Account], bool)) -> World {
-    let mut world = World::held(Some(0.0));
-    world.read(2000, Some(1.0), Some(600.0));
-    (3..47).for_each(|second| {
-        notice(&world.tick(second * 1000), second > 7);
-    });
-    let joules = if spans { 13_500.0 } else { 0.0 };
-    let gaps = ReadingGaps { seconds: 45.0, energy_joules: joules, until: monotonic(47_000) };
-    world.totals = DeviceTotals { uncovered_seconds: 45.0, gaps, ..DeviceTotals::default() };
-    world.read(47_000, Some(1.0), Some(600.0 + joules));
-    notice(&world.read(48_000, Some(1.5), Some(900.0 + joules)), false);
-    world
-}
-
 #[test]
 fn a_release_of_the_driver_is_not_idle_time() {
-    let mut world = released_for_45_seconds(true, |accounts, is_late| {
+    let notice = |accounts: &[Account], is_late: bool| {
         let idle = accounts[0].figures.idle_seconds.unwrap();
         assert!(idle <= 1.5 + 1e-9, "{idle} s idle");
         if is_late {
             assert_eq!(accounts[0].last_active, None, "not known to be idle");
             assert!(accounts[0].figures.uncovered_seconds.unwrap() > 4.0);
         }
-    });
+    };
+    let mut world = World::held(Some(0.0));
+    world.read(2000, Some(1.0), Some(600.0));
+    (3..47).for_each(|second| notice(&world.tick(second * 1000), second > 7));
+    let gaps = ReadingGaps { seconds: 45.0, energy_joules: 13_500.0, until: monotonic(47_000) };
+    world.totals = DeviceTotals { uncovered_seconds: 45.0, gaps, ..DeviceTotals::default() };
+    world.read(47_000, Some(1.0), Some(14_100.0));
+    notice(&world.read(48_000, Some(1.5), Some(14_400.0)), false);
     let accounts = world.tick(48_000);
     assert_eq!(figures(&accounts), [("a".into(), 48.0, Some(1.5), Some(1.5), Some(14_400.0))]);
     assert_eq!(accounts[0].figures.uncovered_seconds, Some(45.0));
     assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), None, "nothing is learned from it");
-}
-
-#[test]
-fn a_gap_that_the_energy_counter_does_not_span_has_no_energy() {
-    let mut world = released_for_45_seconds(false, |_, _| {});
-    let accounts = world.tick(48_000);
-    assert_eq!(figures(&accounts), [("a".into(), 48.0, Some(1.5), Some(1.5), Some(900.0))]);
-    assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), None, "nothing is learned from it");
-}
-
-#[test]
-fn a_new_reader_after_a_second_is_a_gap_too() {
-    let mut world = World::held(Some(0.0));
-    let gaps = ReadingGaps { seconds: 2.0, energy_joules: 600.0, until: monotonic(2000) };
-    world.totals = DeviceTotals { uncovered_seconds: 2.0, gaps, ..DeviceTotals::default() };
-    let accounts = world.read(2000, Some(0.0), Some(600.0));
-    assert_eq!(figures(&accounts), [("a".into(), 2.0, None, None, Some(600.0))]);
-    let method = |accounts: &[Account]| accounts[0].holding.as_ref().unwrap().attribution;
-    assert_eq!((accounts[0].figures.uncovered_seconds, method(&accounts)), (Some(2.0), Some(Attribution::Estimated)));
-    let accounts = world.read(3000, Some(1.0), Some(900.0));
-    assert_eq!(figures(&accounts), [("a".into(), 3.0, Some(1.0), Some(0.0), Some(900.0))]);
-    assert_eq!(method(&accounts), Some(Attribution::Exclusive));
 }
 
 #[test]
@@ -161,20 +97,6 @@ fn energy_of_a_gap_reported_later_is_not_of_the_time_after_it() {
 }
 
 #[test]
-fn time_without_samples_is_not_idle_time() {
-    let mut world = World::held(Some(0.0));
-    // Energy and all else is read; the driver gives no samples of utilization for three of four seconds.
-    world.totals.uncovered_seconds = 3.0;
-    let accounts = world.read(4000, Some(0.25), Some(1200.0));
-    assert_eq!(figures(&accounts), [("a".into(), 4.0, Some(0.25), Some(0.75), Some(1200.0))]);
-    world.totals.uncovered_seconds = 4.0;
-    let accounts = world.read(5000, Some(0.25), Some(1500.0));
-    assert_eq!(figures(&accounts), [("a".into(), 5.0, Some(0.25), Some(0.75), Some(1500.0))]);
-    assert_eq!(accounts[0].figures.uncovered_seconds, Some(4.0));
-    assert_eq!(world.ledger.devices[&GpuUuid::from(GPU)].idle_power.watts(), None);
-}
-
-#[test]
 fn time_after_the_busy_seconds_have_ended_is_not_idle_time() {
     let mut world = World::held(Some(0.0));
     world.read(1000, Some(0.5), Some(100.0));
@@ -187,39 +109,6 @@ fn time_after_the_busy_seconds_have_ended_is_not_idle_time() {
 }
 
 #[test]
-fn a_late_reading_ends_a_silence() {
-    let mut world = World::held(Some(0.0));
-    world.read(1000, Some(1.0), Some(100.0));
-    world.tick(61_000);
-    let accounts = world.read(62_000, Some(21.0), Some(6200.0));
-    assert_eq!(figures(&accounts), [("a".into(), 62.0, Some(1.0), Some(0.0), Some(6200.0))]);
-    assert_eq!(accounts[0].figures.uncovered_seconds, Some(61.0));
-    let accounts = world.read(63_000, Some(22.0), Some(6300.0));
-    assert_eq!(figures(&accounts), [("a".into(), 63.0, Some(2.0), Some(0.0), Some(6300.0))]);
-    assert_eq!(accounts[0].last_active, Some(moment(63_000).unix));
-}
-
-#[test]
-fn the_energy_of_a_gap_is_divided_by_holding() {
-    let mut world = World::held(Some(0.0));
-    world.read(10_000, Some(0.0), Some(500.0));
-    world.relate(20_000, exclusive(&[]));
-    world.relate(30_000, exclusive(&["b"]));
-    world.tick(40_000);
-    let gaps = ReadingGaps { seconds: 40.0, energy_joules: 4000.0, until: monotonic(50_000) };
-    world.totals = DeviceTotals { uncovered_seconds: 40.0, gaps, ..DeviceTotals::default() };
-    let accounts = world.read(50_000, Some(0.0), Some(4500.0));
-    let energy: Vec<Option<f64>> =
-        accounts.iter().map(|account| account.figures.energy_joules.map(f64::round)).collect();
-    assert_eq!(energy, [Some(1500.0), Some(2000.0)]);
-    let unattributed = &world.unattributed[0].energy_joules;
-    assert_eq!(
-        (unattributed[&UnattributedReason::Idle].round(), unattributed[&UnattributedReason::Unknown].round()),
-        (500.0, 500.0)
-    );
-}
-
-#[test]
 fn a_driver_total_that_restarts_decreases_no_counter() {
     let mut world = World::new(5);
     world.read(0, Some(100.0), Some(1000.0));
@@ -227,14 +116,6 @@ fn a_driver_total_that_restarts_decreases_no_counter() {
     world.read(1000, Some(100.5), Some(1100.0));
     let accounts = world.read(2000, Some(0.0), Some(0.0));
     assert_eq!(figures(&accounts), [("a".into(), 2.0, Some(0.5), Some(1.5), Some(100.0))]);
-}
-
-#[test]
-fn busy_time_reported_early_is_carried_to_the_interval_it_belongs_to() {
-    let mut world = World::held(None);
-    world.read(1000, Some(1.1), None);
-    let accounts = world.read(2000, Some(2.0), None);
-    assert_eq!(figures(&accounts), [("a".into(), 2.0, Some(2.0), Some(0.0), None)]);
 }
 
 #[test]
@@ -278,35 +159,6 @@ fn an_unread_page_does_not_grow_without_limit() {
         world.relate(pod * 10, exclusive(&[&format!("pod-{pod}")]));
     }
     assert!(world.tick(60_000).len() <= ENDED_LIMIT + 1);
-}
-
-#[test]
-fn a_change_of_share_counts_from_when_it_changed() {
-    let mut world = World::new(5);
-    world.read(0, Some(0.0), Some(0.0));
-    world.relate(0, held_by(&["a", "b"], SharingForm::TimeSlicing, 0.5));
-    world.relate(900, exclusive(&["a"]));
-    let accounts = world.read(1000, Some(1.0), Some(100.0));
-    assert_eq!(
-        figures(&accounts),
-        [("a".into(), 0.55, Some(0.55), Some(0.0), Some(55.0)), ("b".into(), 0.45, Some(0.45), Some(0.0), Some(45.0))]
-    );
-}
-
-#[test]
-fn energy_of_time_without_readings_is_not_the_next_holders() {
-    let mut world = World::held(Some(0.0));
-    world.read(1000, Some(1.0), Some(100.0));
-    world.tick(200_000);
-    world.relate(300_000, exclusive(&["b"]));
-    let accounts = world.read(303_000, Some(200.0), Some(30_300.0));
-    let energy: Vec<Option<f64>> =
-        accounts.iter().map(|account| account.figures.energy_joules.map(f64::round)).collect();
-    assert_eq!(energy, [Some(30_000.0), Some(300.0)], "100 W of the time that each held it");
-    // With the same holder throughout it is that holder's.
-    let mut world = World::held(Some(0.0));
-    world.tick(200_000);
-    assert_eq!(world.read(201_000, Some(100.0), Some(30_000.0))[0].figures.energy_joules, Some(30_000.0));
 }
 
 #[test]

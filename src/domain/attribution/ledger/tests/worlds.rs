@@ -8,6 +8,7 @@ use super::boards::{Board, Kind};
 use super::reference::{History, check_claims};
 use crate::domain::holders::{Slots, join};
 use crate::domain::model::{Allocatable, Allocations, Container, ContainerRef, DeviceId, MigUuid, UnixSeconds};
+pub use crate::simulation::Random;
 use crate::test_data;
 
 pub type Tick = usize;
@@ -46,28 +47,13 @@ pub struct MigReading {
     pub active_seconds: Option<f64>,
 }
 
-/// Splitmix64.
-pub struct Random(pub u64);
-
 impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-
     pub fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
 
     pub fn ratio(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+        self.between(0.0, 1.0)
     }
 }
 
@@ -90,7 +76,7 @@ pub struct World {
 
 impl World {
     pub fn new(seed: u64) -> Self {
-        let mut random = Random(seed);
+        let mut random = Random::seeded(seed);
         let crowded = seed.is_multiple_of(100);
         let count = if crowded { 16 } else { if random.chance(4) { 16 } else { 1 + random.below(3) } };
         let boards: Vec<Board> = (0..count)

@@ -143,11 +143,3 @@ fn quantities_are_read_in_thousandths() {
         assert_eq!(thousandths(text), expected, "{text}");
     }
 }
-
-proptest::proptest! {
-    #[test]
-    fn anything_is_survived(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200), text in "\\PC*") {
-        let _ = (metadata(&bytes), checkpoint(&bytes));
-        let _ = (cdi(&text, "k", "u", || capability_nodes(&text)), thousandths(&text));
-    }
-}
