@@ -8,7 +8,7 @@ use crate::support::agent::{Page, Running, agent, ended};
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::kubelet::{ListedDevice, Node, Options, holding_pod, node};
 use crate::support::plugin_harness::{counts, sockets};
-use crate::support::sick_node::{eight_gpus, on_gpu};
+use crate::support::sick_node::eight_gpus;
 use crate::support::test_data::uuid;
 use serde_json::Value;
 
@@ -22,54 +22,6 @@ async fn one_holder() -> Node {
 
 fn with_driver(node: &Node, driver: &FakeNvml) -> Running {
     agent(node.root.path(), &["--sample-interval", "100ms"], &driver.env())
-}
-
-const TRAINER: &[&str] = &["namespace=\"team-a\"", "pod=\"trainer\"", "container=\"main\""];
-
-/// The page once the trainer's busy time runs.
-fn counting(running: &Running) -> Page {
-    running.until("busy seconds of the trainer", |page| {
-        page.value("podmeter_container_busy_seconds_total", TRAINER).is_some_and(|busy| busy > 0.0)
-    })
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_container_that_holds_a_device_is_on_the_page_with_what_the_device_does() {
-    let (node, driver) = (one_holder().await, FakeNvml::start(eight_gpus()));
-    let running = with_driver(&node, &driver);
-    counting(&running);
-    let page = running.until("the resource", |page| page.count("podmeter_resource_devices", &[]) > 0);
-    let gpu = on_gpu(1);
-    let labels = [TRAINER, &[gpu.as_str()]].concat();
-    let allocated = page.value("podmeter_container_allocated_seconds_total", &labels).unwrap();
-    let busy = page.value("podmeter_container_busy_seconds_total", &labels).unwrap();
-    let idle = page.value("podmeter_container_idle_seconds_total", &labels).unwrap();
-    let uncovered = page.value("podmeter_container_uncovered_seconds_total", &labels).unwrap();
-    assert!((allocated - busy - idle - uncovered).abs() < 1e-6, "{allocated} = {busy} + {idle} + {uncovered}");
-    assert_eq!(page.count("podmeter_container_allocation_info", &[]), 1);
-    assert_eq!(page.count("podmeter_device_info", &[]), 8);
-    assert_eq!(page.value("podmeter_device_power_watts", &[&gpu]), Some(300.0));
-    assert_eq!(page.value("podmeter_container_utilization_ratio", &labels), Some(0.5));
-    assert_eq!(page.value("podmeter_device_allocated_ratio", &[&gpu]), Some(1.0));
-    let idle_gpu = on_gpu(0);
-    assert_eq!(page.value("podmeter_device_allocated_ratio", &[&idle_gpu]), Some(0.0));
-    let resource = |state: &str| {
-        page.value("podmeter_resource_devices", &["resource=\"nvidia.com/gpu\"", &format!("state=\"{state}\"")])
-    };
-    assert_eq!(
-        (resource("allocatable"), resource("allocated"), resource("unallocated")),
-        (Some(8.0), Some(1.0), Some(7.0))
-    );
-
-    let snapshot: Value = serde_json::from_str(&running.get("/api/v1/node").body).unwrap();
-    assert_eq!(snapshot["accounts"][0]["container"]["pod"], "trainer");
-    let dcgm = running.get("/metrics/dcgm").body;
-    let line = dcgm.lines().find(|line| line.starts_with("DCGM_FI_DEV_GPU_UTIL{") && line.contains(&uuid(1))).unwrap();
-    assert!(line.contains("pod=\"trainer\"") && line.ends_with(" 50"), "{line}");
-    let html = running.get("/").body;
-    assert!(html.contains("trainer") && html.contains("<table"));
-    assert_eq!(running.get("/-/healthy").status, 200);
-    assert_eq!(running.get("/-/ready").status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]

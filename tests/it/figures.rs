@@ -510,7 +510,7 @@ async fn every_place_shows_the_same_free_devices_slots_and_slices() {
     let Node { shown, train, notebook, last, shared, partitioned, free_slice, slice } = &Node::run().await;
     for (uuid, state, text, holders) in [
         (train, "held", "healthy", &["team/train/main"][..]),
-        (last, "free", "healthy free +not_allocated", &["team/late/main"]),
+        (last, "free", "healthy free", &["team/late/main"]),
         (free_slice, "free", "healthy free", &[]),
         (slice, "held", "healthy", &["team/slice/main"]),
         (partitioned, "partitioned", "healthy free:6/7", &[]),

@@ -10,7 +10,7 @@ use crate::support::kubelet::{
 };
 use crate::support::polling::PATIENCE;
 use podmeter::clock::Clock;
-use podmeter::domain::model::{KubeletState, PodDirectory, PodRef, PodUid};
+use podmeter::domain::model::{KubeletState, PodDirectory, PodRef};
 use podmeter::node::kubelet::{CallError, Client, KubeletSettings, PodSources, pods, start};
 use podmeter::tasks::Tasks;
 use serde_json::json;
@@ -301,38 +301,11 @@ async fn our_own_grant_is_queried_without_the_checkpoint() {
     assert_eq!(state.counters.triggers["checkpoint"], 0);
 }
 
-fn with_uid(name: &str, device: &str, uid: &str) -> PodSpec {
-    gpu_pod(name, device).uid(uid)
-}
-
-/// (UID of the pod, UID in the reference to its container) of the only pod.
-fn uids(state: &KubeletState) -> Option<(Option<PodUid>, Option<PodUid>)> {
-    let pod = state.allocations.as_deref()?.pods.first()?;
-    Some((pod.uid.clone(), pod.containers[0].reference.pod_uid.clone()))
-}
-
-fn uid(uid: &str) -> Option<(Option<PodUid>, Option<PodUid>)> {
-    Some((Some(uid.into()), Some(uid.into())))
-}
-
 async fn settled(node: &Node, pods_api: bool) -> Watching {
     let start = if pods_api { Watching::start_with_pods_api } else { Watching::start };
     let mut watching = start(node.root.path(), NEVER);
     watching.until_settled().await;
     watching
-}
-
-#[tokio::test]
-async fn a_running_pod_keeps_its_uid_when_the_checkpoint_is_lost() {
-    let node = node(Options::default()).await;
-    node.set_pods(vec![with_uid("web-0", "GPU-0", "one")]);
-    let mut watching = Watching::start(node.root.path(), SOON);
-    watching.until_settled().await;
-    let before = watching.state.borrow().allocations_at;
-    std::fs::remove_file(node.device_plugin_directory().join("kubelet_internal_checkpoint")).unwrap();
-    let state = watching.until("two answers", |state| state.allocations_at > before).await;
-    let state = watching.until("two answers", |now| now.allocations_at > state.allocations_at).await;
-    assert_eq!(uids(&state), uid("one"));
 }
 
 fn lists(state: &KubeletState) -> u64 {

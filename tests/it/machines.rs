@@ -93,15 +93,6 @@ fn a_tray_of_a_rack_shows_its_domain_its_place_and_the_power_of_its_superchips()
 }
 
 #[test]
-fn a_pair_of_grace_hopper_shows_its_modules_and_no_rack() {
-    let pair = check(SimulatedProfile::GH200, 2, &["GH200 144G HBM3e", ">module "]);
-    assert_eq!(pair.metrics.count("podmeter_device_fabric_info", &[]), 0);
-    let gpus = pair.node["hardware"]["inventory"]["gpus"].as_object().unwrap();
-    let addresses: Vec<&str> = gpus.values().map(|gpu| gpu["pci_bus_id"].as_str().unwrap()).collect();
-    assert!(addresses.contains(&"0009:01:00.0") && addresses.contains(&"0019:01:00.0"), "{addresses:?}");
-}
-
-#[test]
 fn a_board_of_blackwell_gpus_shows_its_mig_devices_and_no_module_power() {
     let board = check(SimulatedProfile::B200, 8, &["B200", "1g.23gb+me", "1g.45gb", "3g.90gb"]);
     assert!(!board.page.contains(">module "), "{}", board.page);
@@ -109,15 +100,6 @@ fn a_board_of_blackwell_gpus_shows_its_mig_devices_and_no_module_power() {
     board.demo.running.until("a holder of the media slice, a resource of its own", |page| {
         page.count("podmeter_container_device_info", &["resource=\"nvidia.com/mig-1g.23gb.me\""]) == 1
     });
-}
-
-#[test]
-fn a_board_of_hopper_gpus_shows_nothing_of_racks_and_superchips() {
-    let board = check(SimulatedProfile::H100, 8, &["H100"]);
-    assert!(!board.page.contains(">module "), "{}", board.page);
-    for metric in ["podmeter_module_power_watts", "podmeter_device_fabric_info", "podmeter_device_platform_info"] {
-        assert_eq!(board.metrics.count(metric, &[]), 0, "{metric}");
-    }
 }
 
 #[test]

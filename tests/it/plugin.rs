@@ -1,9 +1,7 @@
 //! The device plugin, and the kubelet client beside it, against a fake kubelet on real sockets under both versions
 //! of the kubelet.
 
-use std::time::Duration;
-
-use crate::support::kubelet::{FakeKubelet, Node, Options, VERSIONS, node, node_under};
+use crate::support::kubelet::{Node, Options, VERSIONS, node, node_under};
 use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, counts, gpus, held, pod, runs, uuid};
 use crate::support::polling::PATIENCE;
 use podmeter::domain::model::{DeviceReadings, GpuUuid, Medium, Monotonic, Stamped};
@@ -41,29 +39,6 @@ async fn what_a_container_is_given_reaches_it_and_the_page() {
         });
         drop(tokio::time::timeout(PATIENCE, shown).await.expect("the holder is seen").unwrap());
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn waiting_to_serving_when_kubelet_sock_appears() {
-    let root = tempfile::tempdir().unwrap();
-    let podmeter = PluginHarness::start(root.path());
-    let state = podmeter.until(GPU, "a reason", |state| state.problem.is_some()).await;
-    assert!(state.problem.unwrap().contains("kubelet.sock is not there"));
-    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
-    podmeter.registered(GPU, 1).await;
-    counts(&kubelet, GPU, 4, 4).await;
-    kubelet.stop();
-    podmeter.until(GPU, "unregistered", |state| !state.registered && state.unregistered_since.is_some()).await;
-    kubelet.restart().unwrap();
-    podmeter.registered(GPU, 2).await;
-    assert!(podmeter.now(GPU).unregistered > Duration::ZERO);
-    // The directory is removed, and a new one created.
-    drop(kubelet);
-    std::fs::remove_dir_all(root.path().join("device-plugins")).unwrap();
-    podmeter.until(GPU, "unregistered", |state| !state.registered).await;
-    let kubelet = FakeKubelet::start(root.path(), Options::default()).await.unwrap();
-    podmeter.registered(GPU, 3).await;
-    counts(&kubelet, GPU, 4, 4).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -233,12 +233,6 @@ async fn the_agent_shows_who_pods_are() {
     let node_page = running.get("/api/v1/node");
     assert_eq!(node_page.status, 200);
     assert!(node_page.body.contains(UID), "{}", node_page.body);
-
-    tree.end(2).unwrap();
-    let running = agent::agent(node.root.path(), &[&flags[..], &["--process-attribution", "on"]].concat(), &[]);
-    let page = running.until("a page", |page| page.count("podmeter_pod_info", &[]) == 1);
-    assert_eq!(page.value("podmeter_process_attribution_enabled", &[]), Some(0.0));
-    running.until_logged("hostPID: true");
 }
 
 /// Replaces the file by a pipe: without a writer, the kernel holds its reader as a process in an uninterruptible sleep

@@ -89,12 +89,6 @@ async fn nodes_with_different_gpus_offer_different_resources_from_one_file() {
     offers(&training, &[EVERYWHERE, ("nvidia.com/gpu", 1), ("nvidia.com/mig-1g.10gb", 4)]).await;
     until_applied(&training, "profile", Some("training"));
 
-    // Too few GPUs for `training`: the common settings offer the GPU whole.
-    let small = SickNode::start(a100s(1), FILE).await;
-    offers(&small, &[EVERYWHERE, ("nvidia.com/gpu", 1)]).await;
-    until_applied(&small, "common", None);
-    assert_eq!(applied(&small), json!({"decision": "common", "name": null}));
-
     let mixed = json!({"gpus": [{"name": "Tesla T4"}, {"name": "NVIDIA A100-SXM4-80GB"}]});
     let mixed = SickNode::start(mixed, FILE).await;
     offers(&mixed, &[EVERYWHERE, ("nvidia.com/gpu", 2)]).await;
