@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use axum::Router;
-use axum::body::Body;
+use axum::extract::{Request, State};
 use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
-use axum::http::{HeaderMap, HeaderValue, Request, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -18,7 +18,6 @@ use ring::hmac;
 use ring::rand::SystemRandom;
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
-use tower::ServiceExt as _;
 use tracing::error;
 
 use super::config::WatchedConfig;
@@ -50,12 +49,12 @@ impl AccessControl {
         }
     }
 
-    pub async fn respond(&self, request: Request<Body>, router: Router) -> Response {
-        let config = self.config.current();
-        let accepted = config.users.is_empty() || self.authenticator.accepts(&config.users, request.headers()).await;
+    /// A middleware: refuses the request, or adds its headers to the response.
+    pub async fn respond(State(access): State<Arc<Self>>, request: Request, next: Next) -> Response {
+        let config = access.config.current();
+        let accepted = config.users.is_empty() || access.authenticator.accepts(&config.users, request.headers()).await;
         let mut response = if accepted {
-            let Ok(response) = router.oneshot(request).await;
-            response
+            next.run(request).await
         } else {
             let reason = "a user and the right password are required";
             ([(WWW_AUTHENTICATE, "Basic")], refuse(request.uri(), StatusCode::UNAUTHORIZED, reason)).into_response()

@@ -29,12 +29,6 @@ pub enum ListenAddress {
     Unix(PathBuf),
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("{text:?} is not an address to listen on; write IP:PORT, such as 0.0.0.0:9410 or [::]:9410, or unix:PATH")]
-pub struct ParseAddressError {
-    text: String,
-}
-
 /// A listener could not be bound. The agent ends with exit code 3, except for an admin socket that is in use or not
 /// required.
 #[derive(Debug, thiserror::Error)]
@@ -189,14 +183,17 @@ impl Drop for ListenerFile {
 }
 
 impl FromStr for ListenAddress {
-    type Err = ParseAddressError;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.strip_prefix("unix:") {
-            Some(path) if !path.is_empty() => Ok(Self::Unix(path.into())),
-            Some(_) => Err(ParseAddressError { text: text.to_owned() }),
-            None => text.parse().map(Self::Tcp).map_err(|_| ParseAddressError { text: text.to_owned() }),
-        }
+        let address = match text.strip_prefix("unix:") {
+            Some(path) => (!path.is_empty()).then(|| Self::Unix(path.into())),
+            None => text.parse().ok().map(Self::Tcp),
+        };
+        address.ok_or_else(|| {
+            let written = "write IP:PORT, such as 0.0.0.0:9410 or [::]:9410, or unix:PATH";
+            format!("{text:?} is not an address to listen on; {written}")
+        })
     }
 }
 
@@ -219,7 +216,7 @@ mod tests {
             assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), text);
         }
         for text in ["", "9410", ":9410", "localhost:9410", "unix:", "0.0.0.0"] {
-            let message = text.parse::<ListenAddress>().unwrap_err().to_string();
+            let message = text.parse::<ListenAddress>().unwrap_err();
             assert!(message.contains("0.0.0.0:9410"), "{message}");
         }
     }

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::Request;
-use axum::{Extension, Router};
+use axum::{Extension, Router, middleware};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use tokio::runtime::{EnterGuard, Runtime};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -46,8 +46,6 @@ const PROBE_CONNECTIONS: usize = 8;
 const BLOCKING_THREADS: usize = 6;
 /// After this time an idle blocking thread ends, with its memory.
 const IDLE_THREAD: Duration = Duration::from_millis(100);
-/// After a failed accept; usually file descriptors are missing.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// How the servers run.
 #[derive(Clone, Default)]
@@ -101,68 +99,59 @@ pub fn start(
     if let Some(config) = settings.web_config.clone() {
         tasks.spawn("web configuration", config.follow());
     }
-    let mut stopping = servers.stopping();
-    let stopped = async move { drop(stopping.wait_for(|stop| *stop).await) };
-    servers.spawn("web server", async move {
-        if let Err(problem) = serve(listeners, state, settings, stopped).await {
-            error!(%problem, "the web server failed");
-        }
-    });
+    servers.spawn("web server", serve(listeners, state, settings, servers.stopping()));
 }
 
-/// Ends when `shutdown` completes, or with the error of a task that panicked.
+/// Ends on request, or when one of its tasks has panicked.
 async fn serve(
     listeners: Vec<Listener>,
     state: WebState,
     settings: ServerSettings,
-    shutdown: impl Future<Output = ()> + Send,
-) -> io::Result<()> {
+    mut stopping: watch::Receiver<bool>,
+) {
     let access = settings.web_config.map(|config| Arc::new(AccessControl::new(config, state.clock)));
-    let commands = admin::router(state.admin.clone());
-    let streams = state.streams.clone();
+    let (commands, streams) = (admin::router(state.admin.clone()), state.streams.clone());
     let (probes, router) = (probes(state.clone()), router(state));
-    let (stop, stopped) = watch::channel(());
-    let mut accepting = JoinSet::new();
     let handler_for = |purpose: Purpose| {
-        let limits = settings.limits;
-        match purpose {
-            Purpose::Public => ConnectionHandler { router: router.clone(), access: access.clone(), limits },
-            Purpose::Probes => {
-                let limits = Limits { connections: PROBE_CONNECTIONS, ..limits };
-                ConnectionHandler { router: probes.clone(), access: None, limits }
-            }
+        let (router, connections) = match purpose {
+            Purpose::Public => (router.clone(), settings.limits.connections),
+            Purpose::Probes => (probes.clone(), PROBE_CONNECTIONS),
             Purpose::Private => {
-                let router = router.clone().merge(commands.clone()).layer(Extension(Private));
-                ConnectionHandler { router, access: None, limits }
+                (router.clone().merge(commands.clone()).layer(Extension(Private)), settings.limits.connections)
             }
-        }
+        };
+        let access = access.clone().filter(|_| purpose == Purpose::Public);
+        let router = match access.clone() {
+            Some(access) => router.layer(middleware::from_fn_with_state(access, AccessControl::respond)),
+            None => router,
+        };
+        ConnectionHandler { router, access, limits: Limits { connections, ..settings.limits } }
     };
+    let mut accepting = JoinSet::new();
     for listener in listeners {
         let handler = handler_for(listener.purpose());
-        accepting.spawn(accept(listener, handler, stopped.clone()));
+        accepting.spawn(accept(listener, handler, stopping.clone()));
     }
     if let Some(path) = settings.awaited {
-        let (handler, mut stopped) = (handler_for(Purpose::Private), stopped.clone());
+        let (handler, mut stopping) = (handler_for(Purpose::Private), stopping.clone());
         accepting.spawn(async move {
             tokio::select! {
-                listener = Listener::bind_private_when_free(&path) => accept(listener, handler, stopped).await,
-                _ = stopped.changed() => {}
+                listener = Listener::bind_private_when_free(&path) => accept(listener, handler, stopping).await,
+                _ = stopping.changed() => {}
             }
         });
     }
-    let failed = tokio::select! {
-        () = shutdown => None,
-        ended = accepting.join_next(), if !accepting.is_empty() => ended,
-    };
-    // Without the sender `changed` returns an error: the signal to stop.
-    drop(stop);
+    tokio::select! {
+        // A task may have ended because of it.
+        biased;
+        _ = stopping.changed() => {}
+        Some(ended) = accepting.join_next() => return log_end(ended),
+    }
     // Open streams would delay the end.
     streams.close();
-    let mut outcome = failed.map_or(Ok(()), |ended| ended.map_err(io::Error::other));
     while let Some(ended) = accepting.join_next().await {
-        outcome = outcome.and(ended.map_err(io::Error::other));
+        log_end(ended);
     }
-    outcome
 }
 
 /// How the connections of one listener are handled.
@@ -173,36 +162,22 @@ struct ConnectionHandler {
     limits: Limits,
 }
 
-async fn accept(listener: Listener, handler: ConnectionHandler, mut stopped: watch::Receiver<()>) {
-    let mut connections = JoinSet::new();
-    let (mut reached, mut failing) = (false, false);
+/// In place of `axum::serve`, which has no limit of connections, of a head's size and time, or of a connection's age.
+async fn accept(mut listener: Listener, handler: ConnectionHandler, mut stopping: watch::Receiver<bool>) {
+    let (mut connections, mut reached, limit) = (JoinSet::new(), false, handler.limits.connections);
     loop {
-        let accepted = tokio::select! {
-            accepted = accept_one(&listener), if connections.len() < handler.limits.connections => accepted,
-            _ = stopped.changed() => break,
+        let (stream, peer) = tokio::select! {
+            accepted = accept_one(&mut listener), if connections.len() < limit => accepted,
+            _ = stopping.changed() => break,
             Some(ended) = connections.join_next(), if !connections.is_empty() => {
                 log_end(ended);
                 continue;
             }
         };
-        match accepted {
-            Ok((stream, peer)) => {
-                failing = false;
-                let (handler, stopped) = (handler.clone(), stopped.clone());
-                let limit = handler.limits.connections;
-                connections.spawn(async move { serve_connection(stream, peer, &handler, stopped).await });
-                if connections.len() == limit && !std::mem::replace(&mut reached, true) {
-                    let listener = listener.address();
-                    warn!(%listener, limit, "the limit of connections is reached; further clients wait until one is closed");
-                }
-            }
-            Err(error) if client_gave_up(&error) => {}
-            Err(error) => {
-                if !std::mem::replace(&mut failing, true) {
-                    warn!(listener = %listener.address(), %error, "cannot accept a connection; trying again");
-                }
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
+        connections.spawn(serve_connection(stream, peer, handler.clone(), stopping.clone()));
+        if connections.len() == limit && !std::mem::replace(&mut reached, true) {
+            let listener = listener.address();
+            warn!(%listener, limit, "the limit of connections is reached; further clients wait until one is closed");
         }
     }
     drop(listener);
@@ -217,23 +192,23 @@ async fn accept(listener: Listener, handler: ConnectionHandler, mut stopped: wat
     connections.shutdown().await;
 }
 
-/// A client's stream, and its address; `None` on a unix socket.
-async fn accept_one(listener: &Listener) -> io::Result<(Box<dyn ClientStream>, Option<IpAddr>)> {
-    Ok(match listener {
+/// A client's stream, and its address; `None` on a unix socket. A failure is logged and tried again.
+async fn accept_one(listener: &mut Listener) -> (Box<dyn ClientStream>, Option<IpAddr>) {
+    match listener {
         Listener::Tcp { listener, .. } => {
-            let (stream, peer) = listener.accept().await?;
+            let (stream, peer) = axum::serve::Listener::accept(listener).await;
             let _ = stream.set_nodelay(true); // fails only on a closed connection
             (Box::new(stream), Some(peer.ip().to_canonical()))
         }
-        Listener::Unix { listener, .. } => (Box::new(listener.accept().await?.0), None),
-    })
+        Listener::Unix { listener, .. } => (Box::new(axum::serve::Listener::accept(listener).await.0), None),
+    }
 }
 
 async fn serve_connection(
     stream: Box<dyn ClientStream>,
     peer: Option<IpAddr>,
-    handler: &ConnectionHandler,
-    mut stopped: watch::Receiver<()>,
+    handler: ConnectionHandler,
+    mut stopping: watch::Receiver<bool>,
 ) {
     let secured = match &handler.access {
         None => Ok(stream),
@@ -241,7 +216,7 @@ async fn serve_connection(
             secured = tokio::time::timeout(FIRST_REQUEST_TIMEOUT, access.secure(stream)) => {
                 secured.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
             }
-            _ = stopped.changed() => return,
+            _ = stopping.changed() => return,
         },
     };
     let stream = match secured {
@@ -249,28 +224,22 @@ async fn serve_connection(
         Err(error) => return debug!(%error, ?peer, "TLS handshake failed"),
     };
     let requested = Arc::new(Notify::new());
-    let service = service_fn(|request: Request<Incoming>| {
-        requested.notify_one();
-        let (router, access) = (handler.router.clone(), handler.access.clone());
-        let request = request.map(Body::new);
-        async move {
-            match access {
-                Some(access) => Ok(access.respond(request, router).await),
-                None => router.oneshot(request).await,
-            }
-        }
+    let noted = Arc::clone(&requested);
+    let service = handler.router.map_request(move |request: Request<Incoming>| {
+        noted.notify_one();
+        request.map(Body::new)
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(handler.limits.read_timeout)
         .max_buf_size(handler.limits.header_bytes)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
     let mut connection = pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = no_request_in_time(&requested) => return debug!(?peer, "connection closed without a request"),
-        reason = end_of_service(&mut stopped) => {
-            debug!(reason, ?peer, "connection closed after its last response");
+        _ = tokio::time::timeout(LIFETIME, stopping.changed()) => {
+            debug!(?peer, "connection closed after its last response, at shutdown or its maximum age");
             connection.as_mut().graceful_shutdown();
             tokio::time::timeout(LAST_RESPONSE, connection).await.unwrap_or(Ok(()))
         }
@@ -288,22 +257,9 @@ async fn no_request_in_time(requested: &Notify) {
     }
 }
 
-/// Returns why a connection gets no further requests.
-async fn end_of_service(stopped: &mut watch::Receiver<()>) -> &'static str {
-    tokio::select! {
-        _ = stopped.changed() => "shutdown",
-        () = tokio::time::sleep(LIFETIME) => "maximum age reached",
-    }
-}
-
-fn client_gave_up(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
-}
-
 fn log_end(ended: Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended {
-        warn!(%error, "the task of a connection panicked; please report this");
+        error!(%error, "a task of the web server panicked; please report this");
     }
 }
 
@@ -323,7 +279,7 @@ mod tests {
         let router = Router::new().route("/", get(respond));
         let handler = ConnectionHandler { router, access: None, limits: Limits::default() };
         let (ours, mut theirs) = tokio::io::duplex(1024);
-        let (_stop, stopped) = watch::channel(());
+        let (_stop, stopped) = watch::channel(false);
         let began = tokio::time::Instant::now();
         let client = async {
             theirs.write_all(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();
@@ -331,7 +287,7 @@ mod tests {
             theirs.read_to_string(&mut text).await.unwrap();
             (text, began.elapsed())
         };
-        tokio::join!(client, serve_connection(Box::new(ours), None, &handler, stopped)).0
+        tokio::join!(client, serve_connection(Box::new(ours), None, handler, stopped)).0
     }
 
     #[tokio::test(start_paused = true)]
@@ -347,9 +303,9 @@ mod tests {
     async fn a_silent_connection_is_closed() {
         let handler = ConnectionHandler { router: Router::new(), access: None, limits: Limits::default() };
         let (ours, _theirs) = tokio::io::duplex(1024);
-        let (_stop, stopped) = watch::channel(());
+        let (_stop, stopped) = watch::channel(false);
         let began = tokio::time::Instant::now();
-        serve_connection(Box::new(ours), None, &handler, stopped).await;
+        serve_connection(Box::new(ours), None, handler, stopped).await;
         assert_eq!(began.elapsed(), FIRST_REQUEST_TIMEOUT);
     }
 }
