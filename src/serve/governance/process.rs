@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
 use crate::files::unescaped;
@@ -23,13 +24,6 @@ const FIRST: [(&str, u64, bool); 7] = [
     ("user", 0xEFFF_FFFD, true),
     ("uts", 0xEFFF_FFFE, true),
 ];
-/// By bit, from `linux/capability.h`, without `CAP_`.
-const CAPABILITIES: &str = "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE \
-    NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO \
-    SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME \
-    SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG \
-    WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE";
-
 /// The actual privileges and mounts of this process. `None` and, in the record, null: its file could not be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct OwnProcess {
@@ -141,9 +135,9 @@ fn status(text: &str) -> Privileges {
 
 /// A bit without a name is `CAP_<number>`.
 fn capability_names(bits: u64) -> Vec<String> {
-    let name = |bit: usize| {
-        let known = CAPABILITIES.split(' ').nth(bit);
-        known.map_or_else(|| format!("CAP_{bit}"), |name| format!("CAP_{name}"))
+    let name = |bit: u32| {
+        let known = CapabilitySet::from_bits_retain(1 << bit).iter_names().next();
+        known.map_or_else(|| format!("CAP_{bit}"), |(name, _)| format!("CAP_{name}"))
     };
     (0..64).filter(|bit| bits & (1 << bit) != 0).map(name).collect()
 }

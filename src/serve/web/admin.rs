@@ -13,6 +13,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::post;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::responses::{JSON, api_problem, no_store};
 use crate::domain::model::Released;
@@ -53,21 +54,28 @@ pub struct Marking {
     pub mark: Option<(String, Option<Duration>)>,
 }
 
-/// The body of `POST /mark`; that of `/unmark` has `device` only.
+/// The body of `POST /mark`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MarkRequest {
     device: String,
-    reason: Option<String>,
+    reason: String,
     /// `1h 30m`
-    expiry: Option<String>,
+    #[serde(default, with = "humantime_serde")]
+    expiry: Option<Duration>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UnmarkRequest {
+    device: String,
+}
+
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReleaseRequest {
-    #[serde(rename = "for")]
-    duration: Option<String>,
+    #[serde(rename = "for", default, with = "humantime_serde")]
+    duration: Option<Duration>,
 }
 
 /// The routes that change something. Only for a socket that its owner alone can open.
@@ -84,8 +92,8 @@ pub fn router(admin: Admin) -> Router {
 
 async fn release(State(admin): State<Admin>, body: Bytes) -> Result<Response, Response> {
     let driver = admin.driver.ok_or_else(no_driver)?;
-    let duration = duration(&body).map_err(|problem| api_problem(StatusCode::BAD_REQUEST, &problem))?;
-    let released = (driver.release)(duration).await.map_err(|problem| unavailable(&problem))?;
+    let duration = duration(&body).map_err(invalid)?;
+    let released = (driver.release)(duration).await.map_err(unavailable)?;
     Ok(done(&serde_json::json!({
         "released": true,
         "since": released.since.unix,
@@ -95,62 +103,46 @@ async fn release(State(admin): State<Admin>, body: Bytes) -> Result<Response, Re
 
 async fn resume(State(admin): State<Admin>) -> Result<Response, Response> {
     let driver = admin.driver.ok_or_else(no_driver)?;
-    (driver.resume)(()).await.map_err(|problem| unavailable(&problem))?;
+    (driver.resume)(()).await.map_err(unavailable)?;
     Ok(done(&serde_json::json!({"released": false})))
 }
 
-fn unavailable(problem: &str) -> Response {
-    api_problem(StatusCode::SERVICE_UNAVAILABLE, problem)
+async fn mark(State(admin): State<Admin>, body: Bytes) -> Result<Response, Response> {
+    let wanted = r#"{"device": "GPU-...", "reason": "...", "expiry": "1h 30m"}, without "expiry" for no end"#;
+    let MarkRequest { device, reason, expiry } = parsed(&body, wanted).map_err(invalid)?;
+    apply(&admin, Marking { device, mark: Some((reason, expiry)) }).await
 }
 
-async fn mark(State(admin): State<Admin>, body: Bytes) -> Response {
-    let marking = mark_request(&body).and_then(|request| {
-        let reason = request.reason.ok_or("\"reason\" is missing")?;
-        let expiry = request.expiry.map(|text| {
-            humantime::parse_duration(&text).map_err(|error| format!("expiry {text:?}: {error}; write it as 1h 30m"))
-        });
-        Ok(Marking { device: request.device, mark: Some((reason, expiry.transpose()?)) })
-    });
-    apply_marking(&admin, marking).await
+async fn unmark(State(admin): State<Admin>, body: Bytes) -> Result<Response, Response> {
+    let UnmarkRequest { device } = parsed(&body, r#"{"device": "GPU-..."}"#).map_err(invalid)?;
+    apply(&admin, Marking { device, mark: None }).await
 }
 
-async fn unmark(State(admin): State<Admin>, body: Bytes) -> Response {
-    let marking = mark_request(&body).and_then(|request| match (&request.reason, &request.expiry) {
-        (None, None) => Ok(Marking { device: request.device, mark: None }),
-        _ => Err("the body of an unmark has \"device\" only".to_owned()),
-    });
-    apply_marking(&admin, marking).await
-}
-
-fn mark_request(body: &[u8]) -> Result<MarkRequest, String> {
-    serde_json::from_slice(body).map_err(|error| format!("the body must be JSON with \"device\": {error}"))
-}
-
-async fn apply_marking(admin: &Admin, marking: Result<Marking, String>) -> Response {
-    let outcome = async {
-        let marking = marking?;
-        let marked = marking.mark.is_some();
-        (admin.mark)(marking).await.map(|device| serde_json::json!({"device": device, "marked": marked}))
-    };
-    match outcome.await {
-        Ok(response) => done(&response),
-        Err(problem) => api_problem(StatusCode::BAD_REQUEST, &problem),
-    }
+async fn apply(admin: &Admin, marking: Marking) -> Result<Response, Response> {
+    let marked = marking.mark.is_some();
+    let device = (admin.mark)(marking).await.map_err(invalid)?;
+    Ok(done(&serde_json::json!({"device": device, "marked": marked})))
 }
 
 /// Nothing, or `{"for": "10m"}`.
 fn duration(body: &[u8]) -> Result<Duration, String> {
-    if body.is_empty() {
-        return Ok(DEFAULT_RELEASE);
-    }
-    let wanted = r#"send nothing, or {"for": "10m"}"#;
-    let request: ReleaseRequest =
-        serde_json::from_slice(body).map_err(|error| format!("the body is invalid: {error}; {wanted}"))?;
-    let Some(text) = request.duration else { return Ok(DEFAULT_RELEASE) };
-    let duration = humantime::parse_duration(&text)
-        .map_err(|error| format!("for: {text:?} is not a duration: {error}; {wanted}"))?;
+    let body = if body.is_empty() { b"{}" } else { body };
+    let ReleaseRequest { duration } = parsed(body, r#"nothing, or {"for": "10m"}"#)?;
+    let duration = duration.unwrap_or(DEFAULT_RELEASE);
     let is_permitted = (SHORTEST..=LONGEST).contains(&duration);
-    is_permitted.then_some(duration).ok_or_else(|| format!("for: {text:?} is not between 1s and 24h"))
+    is_permitted.then_some(duration).ok_or_else(|| "\"for\" must be between 1s and 24h".to_owned())
+}
+
+fn parsed<T: DeserializeOwned>(body: &[u8], wanted: &str) -> Result<T, String> {
+    serde_json::from_slice(body).map_err(|error| format!("the body is no JSON as expected: {error}; send {wanted}"))
+}
+
+fn invalid(problem: String) -> Response {
+    api_problem(StatusCode::BAD_REQUEST, &problem)
+}
+
+fn unavailable(problem: String) -> Response {
+    api_problem(StatusCode::SERVICE_UNAVAILABLE, &problem)
 }
 
 fn done(response: &serde_json::Value) -> Response {
@@ -171,10 +163,10 @@ mod tests {
         assert_eq!(duration(b"{}"), Ok(DEFAULT_RELEASE));
         assert_eq!(duration(br#"{"for": "90s"}"#), Ok(Duration::from_secs(90)));
         for (body, part) in [
-            ("10m", "is invalid"),
+            ("10m", "is no JSON"),
             (r#"{"four": "10m"}"#, "unknown field `four`"),
             (r#"{"for": 10}"#, "invalid type"),
-            (r#"{"for": "ten"}"#, "not a duration"),
+            (r#"{"for": "ten"}"#, "expected a duration"),
             (r#"{"for": "0s"}"#, "between 1s and 24h"),
             (r#"{"for": "2days"}"#, "between 1s and 24h"),
         ] {

@@ -67,14 +67,9 @@ pub(super) fn probes(state: WebState) -> Router {
         .with_state(state)
 }
 
-async fn metrics(
-    State(state): State<WebState>,
-    method: Method,
-    uri: Uri,
-    headers: HeaderMap,
-) -> Result<Response, Response> {
+async fn metrics(State(state): State<WebState>, method: Method, headers: HeaderMap) -> Result<Response, Response> {
     let scrapes = state.scrapes.clone();
-    let response = exposition(state, &uri, negotiation::format(&headers), negotiation::coding(&headers)).await?;
+    let response = exposition(state, negotiation::format(&headers), negotiation::coding(&headers)).await?;
     if method == Method::GET {
         scrapes.count_scrape();
     }
@@ -89,10 +84,10 @@ async fn dcgm(State(state): State<WebState>, uri: Uri, headers: HeaderMap) -> Re
     };
     let expected = "the query must be generation=4.8, generation=4.9 or generation=both";
     let generation = generation.ok_or_else(|| text(StatusCode::BAD_REQUEST, expected))?;
-    exposition(state, &uri, Format::Dcgm(generation), negotiation::coding(&headers)).await
+    exposition(state, Format::Dcgm(generation), negotiation::coding(&headers)).await
 }
 
-async fn exposition(state: WebState, uri: &Uri, format: Format, coding: Coding) -> Result<Response, Response> {
+async fn exposition(state: WebState, format: Format, coding: Coding) -> Result<Response, Response> {
     let began = state.clock.now();
     let snapshot = state.snapshot();
     let made = state.cached_bodies.get(BodyKey::Metrics(format, coding, snapshot.sequence), move || {
@@ -101,7 +96,7 @@ async fn exposition(state: WebState, uri: &Uri, format: Format, coding: Coding) 
         warn_of_dropped(format, dropped);
         body.finish()
     });
-    let body = made.await.map_err(|problem| defect(uri, &problem))?;
+    let body = made.await.map_err(defect)?;
     state.scrapes.record_duration(state.clock.now().monotonic.since(began.monotonic));
     let mut response = no_store(negotiation::content_type(format), body);
     let headers = response.headers_mut();
@@ -124,13 +119,13 @@ fn warn_of_dropped(format: Format, allocations: usize) {
 }
 
 /// On a blocking thread. A panic is a defect, reported to the client.
-async fn rendered<T: Send + 'static>(uri: &Uri, make: impl FnOnce() -> T + Send + 'static) -> Result<T, Response> {
-    tokio::task::spawn_blocking(make).await.map_err(|problem| defect(uri, &problem))
+async fn rendered<T: Send + 'static>(make: impl FnOnce() -> T + Send + 'static) -> Result<T, Response> {
+    tokio::task::spawn_blocking(make).await.map_err(defect)
 }
 
-fn defect(uri: &Uri, problem: &dyn Display) -> Response {
-    error!(%problem, path = uri.path(), "a response could not be made; please report this");
-    refuse(uri, StatusCode::INTERNAL_SERVER_ERROR, "the response could not be made; please report this")
+fn defect(problem: impl Display) -> Response {
+    error!(%problem, "a response could not be made; please report this");
+    api_problem(StatusCode::INTERNAL_SERVER_ERROR, "the response could not be made; please report this")
 }
 
 async fn index(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
@@ -149,8 +144,7 @@ async fn index(State(state): State<WebState>, uri: Uri) -> Result<Response, Resp
     let page = move || {
         StoredBody::from_text(NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.whole())
     };
-    let made = state.cached_bodies.get(key, page).await;
-    made.map(document).map_err(|problem| defect(&uri, &problem))
+    state.cached_bodies.get(key, page).await.map(document).map_err(defect)
 }
 
 /// The metrics and events of one row of the page.
@@ -158,7 +152,7 @@ async fn detail(State(state): State<WebState>, uri: Uri) -> Result<Response, Res
     let key = uri.query().and_then(|query| query.strip_prefix("key=")).unwrap_or_default();
     let key = percent_decode_str(key).decode_utf8_lossy().into_owned();
     let (snapshot, history) = (state.snapshot(), state.streams.history());
-    let page = rendered(&uri, move || detail::page(&snapshot, &history, &key).map(StoredBody::from_text)).await?;
+    let page = rendered(move || detail::page(&snapshot, &history, &key).map(StoredBody::from_text)).await?;
     let expected = "the node has no such device; key must be a UUID, or container and UUID";
     page.map(document).ok_or_else(|| text(StatusCode::NOT_FOUND, expected))
 }
@@ -174,21 +168,19 @@ fn document(body: StoredBody) -> Response {
     (headers, body).into_response()
 }
 
-async fn node(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
+async fn node(State(state): State<WebState>) -> Result<Response, Response> {
     let snapshot = state.snapshot();
-    let made =
-        state.cached_bodies.get(BodyKey::Node(snapshot.sequence), move || json(&NodeResponse::from(&*snapshot))).await;
-    made.map(|body| no_store(JSON, body)).map_err(|problem| defect(&uri, &problem))
+    let key = BodyKey::Node(snapshot.sequence);
+    let made = state.cached_bodies.get(key, move || json(&NodeResponse::from(&*snapshot))).await;
+    made.map(|body| no_store(JSON, body)).map_err(defect)
 }
 
 /// The points of the last minutes, and the events.
-async fn history(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
+async fn history(State(state): State<WebState>) -> Result<Response, Response> {
     let history = state.streams.history();
-    let made = state
-        .cached_bodies
-        .get(BodyKey::History(history.at().monotonic), move || json(&HistoryResponse::from(&*history)))
-        .await;
-    made.map(|body| no_store(JSON, body)).map_err(|problem| defect(&uri, &problem))
+    let key = BodyKey::History(history.at().monotonic);
+    let made = state.cached_bodies.get(key, move || json(&HistoryResponse::from(&*history))).await;
+    made.map(|body| no_store(JSON, body)).map_err(defect)
 }
 
 fn json(value: &impl Serialize) -> StoredBody {
@@ -213,8 +205,8 @@ async fn record(
     };
     let request = GovernanceRequest { yaml, private: private.is_some() };
     let snapshot = state.snapshot();
-    let written = rendered(&uri, move || (state.governance)(&snapshot, request).map(StoredBody::from_text)).await?;
-    written.map(|text| no_store(kind, text)).map_err(|problem| defect(&uri, &problem))
+    let written = rendered(move || (state.governance)(&snapshot, request).map(StoredBody::from_text)).await?;
+    written.map(|text| no_store(kind, text)).map_err(defect)
 }
 
 async fn allocations(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
@@ -222,7 +214,7 @@ async fn allocations(State(state): State<WebState>, uri: Uri) -> Result<Response
     let query = uri.query().unwrap_or_default().to_owned();
     // The permit is in the closure: a client that disconnects does not free it.
     let read = move || (permit, (state.allocations)(&query).map(StoredBody::from_text));
-    let (_permit, read) = rendered(&uri, read).await?;
+    let (_permit, read) = rendered(read).await?;
     read.map(|body| no_store(JSON, body)).map_err(|problem| api_problem(StatusCode::BAD_REQUEST, &problem))
 }
 

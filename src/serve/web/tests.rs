@@ -350,7 +350,7 @@ async fn commands_are_accepted_on_the_admin_socket_only() {
     assert_eq!((done.status(), body(&done)), (StatusCode::OK, r#"{"device":"GPU-1","marked":false}"#));
     for (route, sent, text) in [
         ("/mark", unmark, "reason"),
-        ("/unmark", mark, "only"),
+        ("/unmark", mark, "unknown field `reason`"),
         ("/mark", r#"{"device": "GPU-1", "reason": "noisy", "expiry": "soon"}"#, "soon"),
         ("/mark", r#"{"device": "GPU-1", "why": "noisy"}"#, "why"),
         ("/mark", "mark it", "JSON"),
