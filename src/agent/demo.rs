@@ -16,7 +16,7 @@ use crate::clock::Clock;
 use crate::domain::model::{HardwareSource, Inventory};
 use crate::node::hardware::nvml::NvmlDriver;
 use crate::node::hardware::simulated::SimulatedDriver;
-use crate::node::hardware::{Driver, Failure};
+use crate::node::hardware::{Driver, Failure, HardwareSettings};
 use crate::node::kubelet::claim_files::ClaimDirectories;
 use crate::node::kubelet::pods::PodsApiSettings;
 use crate::node::plugin::{EntryConfig, MigStrategy, NvidiaConfig, Replication, SharingConfig};
@@ -132,11 +132,11 @@ impl DemoSettings {
             pod_resources_socket: node.kubelet.pod_resources_socket(),
             device_plugin_directory: node.kubelet.device_plugin_directory(),
             claim_directories: ClaimDirectories { plugins, cdi: directory.join("cdi"), proc: proc_root.clone() },
-            proc_root: proc_root.clone(),
+            devices: HardwareSettings { proc_root: proc_root.clone(), ..self.agent.devices }
+                .hurry(self.faults.unwrap_or(1)),
             pods_api: PodsApiSettings { socket: node.kubelet.pods_api_socket(), ..self.agent.pods_api },
             processes: ProcessesSettings { proc_root, pod_logs_root, ..self.agent.processes },
             health: health_config(self.faults),
-            hardware_pace: self.faults.unwrap_or(1),
             reloadable: Reloadable { device_plugin, ..self.agent.reloadable },
             ..self.agent
         }

@@ -154,7 +154,7 @@ impl RunningAgent {
         let served = faults.gpus.values().filter_map(|of_gpu| of_gpu.pci_bus_id.clone()).collect();
         let inputs = DeviceInputs { kubelet: kubelet.states.clone(), reloadable: reloadable(), served };
         let (xids, [health_xids, container_xids]) = XidSender::new();
-        let devices = devices::start(driver, settings.hardware_settings(), xids, inputs, clock, &mut tasks);
+        let devices = devices::start(driver, settings.devices.clone(), xids, inputs, clock, &mut tasks);
         let inputs = health_task::HealthTaskInputs {
             hardware: devices.states.clone(),
             xids: health_xids,

@@ -71,7 +71,7 @@ pub fn start(
         health: settings.health.clone(),
         inputs,
         clock,
-        ledger: Ledger::new(READINGS_LATE.max(settings.sample_interval * 3)),
+        ledger: Ledger::new(READINGS_LATE.max(settings.devices.sample_interval * 3)),
         budget: SeriesBudget::default(),
         cache: JoinCache::default(),
         xids: ContainerXids::default(),

@@ -2,7 +2,6 @@
 //!
 //! In: validated values. Out: one settings value for each module. Does not use: where the values come from.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,7 +10,8 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::domain::health::HealthConfig;
-use crate::domain::model::{HardwareSource, PciBusId};
+use crate::domain::model::HardwareSource;
+use crate::node::hardware::HardwareSettings;
 use crate::node::hardware::nvml::{LibrarySearch, NvmlDriver};
 use crate::node::hardware::simulated::{SimulatedDriver, SimulatedProfile};
 use crate::node::journal::JournalSettings;
@@ -54,14 +54,8 @@ pub struct AgentSettings {
     pub nvml: LibrarySearch,
     /// Whether to time each call of the driver.
     pub nvml_call_durations: bool,
-    pub sample_interval: Duration,
-    /// The factor by which devices are read more often and limits are shorter: 1, except in a day of faults
-    /// that has to be over soon.
-    pub hardware_pace: u32,
-    /// Where the host's `/proc`, `/sys` and `/dev` are mounted.
-    pub proc_root: PathBuf,
-    pub sys_root: PathBuf,
-    pub ignored_gpus: BTreeSet<PciBusId>,
+    pub devices: HardwareSettings,
+    /// Where the host's `/dev` is mounted.
     pub dev_root: PathBuf,
     pub pods_api: PodsApiSettings,
     pub processes: ProcessesSettings,
@@ -106,17 +100,6 @@ impl AgentSettings {
         }
     }
 
-    pub(super) fn hardware_settings(&self) -> hardware::HardwareSettings {
-        let settings = hardware::HardwareSettings {
-            sample_interval: self.sample_interval,
-            sys_root: self.sys_root.clone(),
-            ignored_gpus: self.ignored_gpus.clone(),
-            proc_root: self.proc_root.clone(),
-            ..hardware::HardwareSettings::default()
-        };
-        settings.hurry(self.hardware_pace)
-    }
-
     pub(super) fn plugin_settings(&self) -> Option<plugin::PluginSettings> {
         Some(plugin::PluginSettings {
             directory: self.device_plugin_directory.clone(),
@@ -126,11 +109,11 @@ impl AgentSettings {
                 roots: plugin::host::path_devices::HostRoots {
                     host: "/".into(),
                     dev: self.dev_root.clone(),
-                    sys: self.sys_root.clone(),
+                    sys: self.devices.sys_root.clone(),
                 },
-                proc: self.proc_root.clone(),
+                proc: self.devices.proc_root.clone(),
                 cdi: plugin::host::cdi::DIRECTORIES.map(PathBuf::from).to_vec(),
-                shows_files: plugin::host::shows_files(&self.proc_root),
+                shows_files: plugin::host::shows_files(&self.devices.proc_root),
             },
         })
     }

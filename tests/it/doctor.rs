@@ -13,49 +13,28 @@ use crate::support::hardware::add_pci_device;
 use crate::support::kubelet::{Options, node};
 use crate::support::polling::PATIENCE;
 use podmeter::clock::Clock;
+use podmeter::commands::cli::check_text;
 use podmeter::commands::doctor::{Check, CheckStatus, DoctorReport, DoctorSettings, examine};
 use podmeter::domain::model::HardwareSource;
-use podmeter::node::hardware::Driver;
-use podmeter::node::hardware::nvml::{LibrarySearch, NvmlDriver};
-use podmeter::node::kubelet::claim_files::ClaimDirectories;
-use podmeter::node::plugin::EntryConfig;
-use podmeter::node::processes::ProcessAttribution;
+use podmeter::node::hardware::nvml::LibrarySearch;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
 use serde_json::{Value, json};
 
 /// As of an agent with these directories and nothing else.
 fn settings(root: &Path) -> DoctorSettings {
-    DoctorSettings {
-        agent: None,
-        listeners: vec![],
-        only_agent: false,
-        agent_is_named: false,
-        pod_resources_socket: root.join("pod-resources/kubelet.sock"),
-        device_plugin_directory: root.join("device-plugins"),
-        pods_api_socket: root.join("pods-api/pods-api.sock"),
-        claim_directories: ClaimDirectories {
-            plugins: root.join("plugins"),
-            cdi: root.join("cdi"),
-            proc: root.join("proc"),
-        },
-        kubelet_deadline: PATIENCE,
-        driver_deadline: PATIENCE,
-        hardware: HardwareSource::None,
-        plan: Some(vec![EntryConfig::Nvidia(Box::default())].into()),
-        node_name: "node".to_owned(),
-        attribution: ProcessAttribution::Auto,
-        proc_root: "/proc".into(),
-        sys_root: "/sys".into(),
-        ignored_gpus: std::collections::BTreeSet::new(),
-        pod_logs_root: root.join("logs"),
-    }
+    let text = format!("kubeletRoot: {0}\nhardware: none\nnodeName: node\npodLogsRoot: {0}/logs\n", root.display());
+    let mut node = check_text(&text).unwrap();
+    (node.admin_socket, node.listen, node.kubelet_deadline) = (None, vec![], PATIENCE);
+    (node.claim_directories.cdi, node.claim_directories.proc) = (root.join("cdi"), root.join("proc"));
+    DoctorSettings { remote: None, driver_deadline: PATIENCE, node }
 }
 
 /// For sockets and drivers that do not answer.
 fn impatient(root: &Path) -> DoctorSettings {
-    let limit = Duration::from_secs(2);
-    DoctorSettings { kubelet_deadline: limit, driver_deadline: limit, ..settings(root) }
+    let mut settings = settings(root);
+    settings.node.kubelet_deadline = Duration::from_secs(2);
+    DoctorSettings { driver_deadline: Duration::from_secs(2), ..settings }
 }
 
 fn check<'a>(report: &'a DoctorReport, id: &str) -> &'a Check {
@@ -153,18 +132,20 @@ async fn another_plugin_is_seen_and_not_disturbed() {
     let plugin = StandInPlugin::start(&directory, "nvidia.com/gpu", vec![ListedDevice::new("GPU-1")]);
     assert!(plugin.registered().await);
     assert!(node.node_status_becomes(|status| status.contains_key("nvidia.com/gpu")).await);
-    let report = examine(settings(node.root.path()), None, Clock::start()).await;
+    let report = examine(settings(node.root.path()), Clock::start()).await;
     let conflict = check(&report, "plugin_conflicts");
     assert_eq!(conflict.status, CheckStatus::Warning, "its socket's name is not known: {conflict:?}");
     assert!(conflict.found.contains("1 devices of nvidia.com/gpu"), "{conflict:?}");
 
     let vendors = UnixListener::bind(directory.join("nvidia-gpu.sock")).unwrap();
     let (before, connected) = (files(&directory), node.connected_plugins("nvidia.com/gpu"));
-    let report = examine(settings(node.root.path()), None, Clock::start()).await;
+    let report = examine(settings(node.root.path()), Clock::start()).await;
     let conflict = check(&report, "plugin_conflicts");
     assert_eq!(conflict.status, CheckStatus::Failed);
     assert!(conflict.found.contains("serves nvidia.com/gpu on nvidia-gpu.sock"), "{conflict:?}");
-    let off = examine(DoctorSettings { plan: None, ..settings(node.root.path()) }, None, Clock::start()).await;
+    let mut off = settings(node.root.path());
+    off.node.reloadable.device_plugin = None;
+    let off = examine(off, Clock::start()).await;
     assert_eq!(check(&off, "plugin_conflicts").status, CheckStatus::Skipped);
 
     assert_eq!(files(&directory), before);
@@ -176,9 +157,11 @@ async fn another_plugin_is_seen_and_not_disturbed() {
     assert!(received.is_empty(), "it only connects");
 }
 
-fn nvml(fake: &FakeNvml) -> Option<Box<dyn Driver>> {
-    let search = LibrarySearch { library: Some(fake.library_path()), driver_roots: vec![] };
-    Some(Box::new(NvmlDriver::new(search, None)))
+/// With the fake driver.
+fn with_nvml(fake: &FakeNvml, mut settings: DoctorSettings) -> DoctorSettings {
+    settings.node.hardware = HardwareSource::Nvml;
+    settings.node.nvml = LibrarySearch { library: Some(fake.library_path()), driver_roots: vec![] };
+    settings
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -191,14 +174,9 @@ async fn the_driver_is_opened_and_compared_with_the_bus_and_its_module() {
     for slot in 0..3 {
         add_pci_device(&root.path().join("sys"), &format!("0000:0{slot}:00.0"), &[]);
     }
-    let settings = DoctorSettings {
-        proc_root: proc,
-        sys_root: root.path().join("sys"),
-        ignored_gpus: std::collections::BTreeSet::new(),
-        hardware: HardwareSource::Nvml,
-        ..settings(root.path())
-    };
-    let report = examine(settings, nvml(&fake), Clock::start()).await;
+    let mut settings = with_nvml(&fake, settings(root.path()));
+    (settings.node.devices.proc_root, settings.node.devices.sys_root) = (proc, root.path().join("sys"));
+    let report = examine(settings, Clock::start()).await;
     assert_eq!(check(&report, "driver").status, CheckStatus::Ok, "{:?}", check(&report, "driver"));
     assert!(check(&report, "driver").found.contains("2 GPUs"));
     let versions = check(&report, "driver_versions");
@@ -211,8 +189,7 @@ async fn the_driver_is_opened_and_compared_with_the_bus_and_its_module() {
 async fn a_driver_that_hangs_is_left_behind() {
     let root = tempfile::tempdir().unwrap();
     let fake = FakeNvml::start(json!({"gpus": [{}], "hang": ["nvmlDeviceGetCount_v2"]}));
-    let settings = DoctorSettings { hardware: HardwareSource::Nvml, ..impatient(root.path()) };
-    let report = examine(settings, nvml(&fake), Clock::start()).await;
+    let report = examine(with_nvml(&fake, impatient(root.path())), Clock::start()).await;
     let driver = check(&report, "driver");
     assert!(driver.status == CheckStatus::Failed && driver.found == "did not answer within 2 s", "{driver:?}");
     assert_eq!(check(&report, "device_answers").status, CheckStatus::Skipped);

@@ -16,6 +16,7 @@ use crate::agent::{
 };
 use crate::commands::client::DEFAULT_SOCKET;
 use crate::input::{self, SwitchOr};
+use crate::node::hardware::HardwareSettings;
 use crate::node::kubelet::claim_files::ClaimDirectories;
 use crate::node::kubelet::pods::PodsApiSettings;
 use crate::node::processes::ProcessesSettings;
@@ -167,11 +168,13 @@ fn settings(values: OptionValues, reloadable: Reloadable) -> Result<AgentSetting
         hardware: values.hardware,
         nvml: LibrarySearch { library: values.nvml_library, driver_roots: values.driver_root },
         nvml_call_durations: values.nvml_call_durations,
-        sample_interval: *values.sample_interval,
-        hardware_pace: 1,
-        proc_root: values.proc_root.clone(),
-        sys_root: values.sys_root,
-        ignored_gpus: values.ignore_gpu.into_iter().flatten().map(|address| address.0).collect(),
+        devices: HardwareSettings {
+            sample_interval: *values.sample_interval,
+            proc_root: values.proc_root.clone(),
+            sys_root: values.sys_root,
+            ignored_gpus: values.ignore_gpu.into_iter().flatten().map(|address| address.0).collect(),
+            ..HardwareSettings::default()
+        },
         dev_root: values.dev_root,
         pods_api: PodsApiSettings {
             socket: kubelet.join("pods-api/pods-api.sock"),
@@ -281,7 +284,7 @@ mod tests {
         assert_eq!(settings.reloadable.retention, Duration::from_secs(11));
         assert_eq!(settings.reloadable.refresh_interval, Duration::from_secs(7));
         assert_eq!(settings.pod_resources_socket, Path::new("/k/pod-resources/kubelet.sock"));
-        assert_eq!(settings.sample_interval, Duration::from_secs(1));
+        assert_eq!(settings.devices.sample_interval, Duration::from_secs(1));
     }
 
     #[test]

@@ -34,7 +34,7 @@ fn agent(observations: &Observations) -> CheckOutcome {
         ObservedAgent::NotConfigured => {
             return Ok(Finding::skipped("no admin socket is configured (adminSocket: none); set --url to the agent"));
         }
-        ObservedAgent::Silent(error) if error.is_no_agent() && !observations.settings.agent_is_named => {
+        ObservedAgent::Silent(error) if error.is_no_agent() && !observations.settings.agent_is_named() => {
             return Ok(Finding::skipped(format!("no agent runs here: {error}")));
         }
         ObservedAgent::Silent(error) => {

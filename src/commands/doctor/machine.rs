@@ -9,7 +9,7 @@ use crate::domain::holders::{DeviceForm, parse_device_id};
 use crate::domain::model::{DeviceId, ResourceName};
 use crate::node::kubelet::CallError;
 use crate::node::plugin::{self, EntryConfig, MigStrategy, OnConflict, OtherPlugin};
-use crate::node::processes::ProcessAttribution;
+use crate::node::processes::{ProcessAttribution, ProcessesSettings};
 
 /// Id, title, why it matters, and the check.
 type MachineCheck = (&'static str, &'static str, &'static str, fn(&DoctorSettings, &ObservedMachine) -> CheckOutcome);
@@ -61,7 +61,7 @@ fn allocatable(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
 fn registration(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     offers(machine)?;
     machine.registration.as_ref().map_err(call_failed)?;
-    Ok(Finding::ok(format!("{} answers", plugin::kubelet_socket(&settings.device_plugin_directory).display())))
+    Ok(Finding::ok(format!("{} answers", plugin::kubelet_socket(&settings.node.device_plugin_directory).display())))
 }
 
 /// What the plugin offers, or the finding that it is off.
@@ -71,7 +71,7 @@ fn offers(machine: &ObservedMachine) -> Result<&[EntryConfig], Finding> {
 
 fn plugin_directory(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     offers(machine)?;
-    let directory = settings.device_plugin_directory.display();
+    let directory = settings.node.device_plugin_directory.display();
     let to_do = "mount the kubelet's device-plugins directory without readOnly, and run as uid 0; for another directory set \
                  --device-plugin-dir; without the plugin, --device-plugin=off";
     machine.writable.as_ref().map_err(|missing| missing.finding(to_do).about(directory.to_string()))?;
@@ -141,7 +141,7 @@ fn plugin_profile(settings: &DoctorSettings, machine: &ObservedMachine) -> Check
     let none = || Finding::skipped("the configuration has no profiles");
     let (applied, gpus) = machine.profile.as_ref().ok_or_else(none)?;
     let gpus = gpus.as_ref().map(|gpus| format!(" with {gpus}")).unwrap_or_default();
-    let node = format!("node {}{gpus}", settings.node_name);
+    let node = format!("node {}{gpus}", settings.node.node_name);
     Ok(match (&applied.name, applied.decision) {
         (Some(name), _) => Finding::ok(format!("profile {name} applies to {node}")),
         (None, "common") => Finding::ok(format!("no profile matches {node}: the common settings apply")),
@@ -153,7 +153,7 @@ fn plugin_profile(settings: &DoctorSettings, machine: &ObservedMachine) -> Check
 }
 
 fn pods_api(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
-    let socket = settings.pods_api_socket.display();
+    let socket = settings.node.pods_api.socket.display();
     Ok(match &machine.pods_api {
         Ok(()) => Finding::ok(format!("{socket} answers")),
         Err(CallError::SocketMissing(_)) => Finding::skipped(format!(
@@ -228,15 +228,15 @@ fn device_answers(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome
 
 fn host_processes(settings: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     const MOUNT: &str = "set hostPID=true in the chart, or mount the host's /proc and set --proc-root";
-    let DoctorSettings { attribution, proc_root, pod_logs_root, .. } = settings;
-    if *attribution == ProcessAttribution::Off {
+    let ProcessesSettings { mode, proc_root, pod_logs_root, .. } = &settings.node.processes;
+    if *mode == ProcessAttribution::Off {
         return Ok(Finding::skipped("process attribution is off"));
     }
     let (proc_root, logs) = (proc_root.display(), pod_logs_root.display());
     let seen = machine.processes.as_ref().map_err(|missing| missing.finding("check --proc-root"))?;
     let found = format!("{proc_root} shows {} processes, {} of them in pods", seen.processes, seen.in_pods);
     let names_pods = machine.named_pods.as_ref().is_ok_and(|count| *count > 0) || machine.pods_api.is_ok();
-    Ok(match attribution {
+    Ok(match mode {
         ProcessAttribution::On if !seen.of_the_host => Finding::failed(
             format!("{proc_root} shows no host process ids, and process attribution is on"),
             format!("{MOUNT}; or --process-attribution auto"),

@@ -11,9 +11,10 @@ use tokio::task::spawn_blocking;
 use super::DoctorSettings;
 use super::observe_agent::{ObservedAgent, observe_agent};
 use super::report::Finding;
+use crate::agent::AgentSettings;
 use crate::clock::Clock;
 use crate::domain::model::{Allocatable, AppliedProfile, HardwareSource, Inventory, NodeDevices, UnixSeconds};
-use crate::node::hardware::{Driver, Failure, scan_pci_bus};
+use crate::node::hardware::{Failure, HardwareSettings, scan_pci_bus};
 use crate::node::kubelet::claim_files::{is_of_nvidia, survey};
 use crate::node::kubelet::{CallError, Client, dial};
 use crate::node::plugin::{EntryConfig, NodeGpus, NodeView};
@@ -110,25 +111,22 @@ pub struct DriverState {
     pub problems: Vec<String>,
 }
 
-pub async fn observe(settings: DoctorSettings, driver: Option<Box<dyn Driver>>, clock: Clock) -> Observations {
-    let (agent, machine) = if settings.only_agent {
+pub async fn observe(settings: DoctorSettings, clock: Clock) -> Observations {
+    let (agent, machine) = if settings.remote.is_some() {
         (observe_agent(&settings).await, None)
     } else {
-        let (agent, machine) = observe_machine(&settings, driver).await;
+        let (agent, machine) = observe_machine(&settings, clock).await;
         (agent, Some(machine))
     };
     Observations { settings, version: env!("CARGO_PKG_VERSION"), now: clock.now().unix, agent, machine }
 }
 
 /// Each check of a file system has a blocking thread of its own, because any one of them may hang.
-async fn observe_machine(
-    settings: &DoctorSettings,
-    driver: Option<Box<dyn Driver>>,
-) -> (ObservedAgent, ObservedMachine) {
-    let DoctorSettings { device_plugin_directory, proc_root, sys_root, ignored_gpus, pod_logs_root, .. } =
-        settings.clone();
+async fn observe_machine(settings: &DoctorSettings, clock: Clock) -> (ObservedAgent, ObservedMachine) {
+    let AgentSettings { device_plugin_directory, claim_directories, devices, processes, .. } = settings.node.clone();
+    let HardwareSettings { proc_root, sys_root, ignored_gpus, .. } = devices;
+    let (pod_logs_root, plugins) = (processes.pod_logs_root, device_plugin_directory.clone());
     let registration = plugin::kubelet_socket(&device_plugin_directory);
-    let (plugins, claims) = (device_plugin_directory.clone(), settings.claim_directories.clone());
     let (module, proc) = (proc_root.join("driver/nvidia/version"), proc_root.clone());
     let (
         agent,
@@ -146,7 +144,7 @@ async fn observe_machine(
         observe_agent(settings),
         ask_kubelet(settings),
         dial(&registration, OBSERVATION_DEADLINE),
-        dial(&settings.pods_api_socket, OBSERVATION_DEADLINE),
+        dial(&settings.node.pods_api.socket, OBSERVATION_DEADLINE),
         within(OBSERVATION_DEADLINE, plugin::live_sockets(&device_plugin_directory, |_| true)),
         blocking(move || writable(&plugins)),
         blocking(move || Ok(std::fs::read_to_string(module).ok().and_then(|text| module_version(&text)))),
@@ -155,10 +153,10 @@ async fn observe_machine(
         }),
         blocking(move || processes::survey(&proc).map_err(|error| format!("{}: {error}", proc.display()))),
         blocking(move || processes::named_pods(&pod_logs_root).map_err(|error| error.to_string())),
-        blocking(move || Ok(survey(&claims).to_vec())),
+        blocking(move || Ok(survey(&claim_directories).to_vec())),
     );
     // Last, because a library that hangs while it is loaded delays checks that start a thread.
-    let driver = observe_driver(driver, settings, why_not_opened(&agent)).await;
+    let driver = observe_driver(settings, why_not_opened(&agent), clock).await;
     let (profile, offers) = choose_profile(settings, driver.as_ref().ok());
     let (list, allocatable) = kubelet;
     let (registration, pods_api) = (registration.map(drop), pods_api.map(drop));
@@ -184,12 +182,12 @@ async fn observe_machine(
 type Chosen = (Option<(AppliedProfile, Option<NodeGpus>)>, Option<Vec<EntryConfig>>);
 
 fn choose_profile(settings: &DoctorSettings, driver: Option<&DriverState>) -> Chosen {
-    let Some(plan) = &settings.plan else { return (None, None) };
+    let Some(plan) = &settings.node.reloadable.device_plugin else { return (None, None) };
     let gpus = match driver {
         Some(driver) => Some(NodeGpus::from_inventory(&driver.inventory)),
-        None => (settings.hardware == HardwareSource::None).then(NodeGpus::default),
+        None => (settings.node.hardware == HardwareSource::None).then(NodeGpus::default),
     };
-    let candidates = plan.candidates(&NodeView { node_name: &settings.node_name, gpus: gpus.clone() });
+    let candidates = plan.candidates(&NodeView { node_name: &settings.node.node_name, gpus: gpus.clone() });
     (plan.applied(&candidates).map(|applied| (applied, gpus)), Some(plan.entries(&candidates)))
 }
 
@@ -205,7 +203,7 @@ async fn blocking<T: Send + 'static>(observation: impl FnOnce() -> Result<T, Str
 async fn ask_kubelet(
     settings: &DoctorSettings,
 ) -> (Result<ListSummary, CallError>, Option<Result<Allocatable, CallError>>) {
-    let mut client = Client::new(&settings.pod_resources_socket, settings.kubelet_deadline);
+    let mut client = Client::new(&settings.node.pod_resources_socket, settings.node.kubelet_deadline);
     let allocations = match client.list().await {
         Ok(allocations) => allocations,
         Err(error) => return (Err(error), None),
@@ -238,13 +236,14 @@ fn why_not_opened(agent: &ObservedAgent) -> Option<&'static str> {
 
 /// On its own thread: one that hangs is abandoned.
 async fn observe_driver(
-    driver: Option<Box<dyn Driver>>,
     settings: &DoctorSettings,
     why_not_opened: Option<&'static str>,
+    clock: Clock,
 ) -> Observed<DriverState> {
     const HUNG: &str = "the driver hangs: see dmesg, reset the GPU or drain the node";
-    let no_driver =
-        || NotObserved::Skipped(format!("--hardware {}: no driver is opened", settings.hardware.into_str()));
+    let node = &settings.node;
+    let no_driver = || NotObserved::Skipped(format!("--hardware {}: no driver is opened", node.hardware.into_str()));
+    let driver = node.driver(clock).filter(|_| node.hardware == HardwareSource::Nvml);
     let mut driver = driver.ok_or_else(no_driver)?;
     if let Some(reason) = why_not_opened {
         return Err(NotObserved::Skipped(reason.to_owned()));

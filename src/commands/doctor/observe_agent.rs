@@ -47,13 +47,13 @@ pub async fn observe_agent(settings: &DoctorSettings) -> ObservedAgent {
 /// At the target; without one, and where it was not named and no agent answers or only its owner may open it, at the
 /// listeners.
 async fn find_agent(settings: &DoctorSettings) -> ObservedAgent {
-    let Some(target) = &settings.agent else {
+    let Some(target) = settings.agent() else {
         return ask_listeners(settings).await.unwrap_or(ObservedAgent::NotConfigured);
     };
-    let Err(error) = client::get(target, "/-/healthy").await else { return ask_agent(target.clone()).await };
+    let Err(error) = client::get(&target, "/-/healthy").await else { return ask_agent(target).await };
     let may_be_elsewhere = error.is_no_agent() || error.is_forbidden();
     if may_be_elsewhere
-        && !settings.agent_is_named
+        && !settings.agent_is_named()
         && let Some(agent) = ask_listeners(settings).await
     {
         return agent;
@@ -63,9 +63,9 @@ async fn find_agent(settings: &DoctorSettings) -> ObservedAgent {
 
 /// A server that does not answer as an agent is another program.
 async fn ask_listeners(settings: &DoctorSettings) -> Option<ObservedAgent> {
-    for target in &settings.listeners {
-        if client::get(target, "/-/healthy").await.is_ok_and(|body| body == HEALTHY) {
-            return Some(ask_agent(target.clone()).await);
+    for target in settings.node.listen.iter().filter_map(|address| AgentTarget::of_listener(&address.to_string())) {
+        if client::get(&target, "/-/healthy").await.is_ok_and(|body| body == HEALTHY) {
+            return Some(ask_agent(target).await);
         }
     }
     None
@@ -82,8 +82,7 @@ async fn ask_agent(target: AgentTarget) -> ObservedAgent {
 }
 
 async fn json(target: &AgentTarget, path: &str) -> Result<Value, String> {
-    let body = client::get(target, path).await.map_err(|error| error.to_string())?;
-    serde_json::from_slice(&body).map_err(|error| format!("{target} answers {path} without JSON: {error}"))
+    client::json(target, path).await.map_err(|error| error.to_string())
 }
 
 /// Over a URL only the given target is known; else the record has the listeners.

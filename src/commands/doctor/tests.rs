@@ -177,14 +177,19 @@ fn driver_and_host_cases() -> Vec<Case> {
         (
             "host_processes",
             Box::new(|observations| {
-                observations.settings.attribution = ProcessAttribution::On;
+                observations.settings.node.processes.mode = ProcessAttribution::On;
                 observations.machine.as_mut().unwrap().processes = Ok(Survey::default());
             }),
             Failed,
             "attribution is on",
         ),
         ("host_processes", on(|machine| machine.processes = failed("not there")), Failed, "not there"),
-        ("host_processes", settings_with(|settings| settings.attribution = ProcessAttribution::Off), Skipped, "is off"),
+        (
+            "host_processes",
+            settings_with(|settings| settings.node.processes.mode = ProcessAttribution::Off),
+            Skipped,
+            "is off",
+        ),
         ("host_processes", on(|machine| machine.processes.as_mut().unwrap().in_pods = 0), Warning, "0 of them in pods"),
         ("host_processes", on(|machine| machine.processes.as_mut().unwrap().unreadable = 2), Warning, "2 of 9"),
         ("host_processes", on(|machine| machine.named_pods = Ok(0)), Good, "3 of them in pods"),
@@ -208,7 +213,7 @@ fn agent_cases() -> Vec<Case> {
             "agent",
             Box::new(|observations| {
                 observations.agent = ObservedAgent::Silent(absent());
-                observations.settings.agent_is_named = true;
+                observations.settings.node.admin_socket_required = true;
             }),
             Failed,
             "start `podmeter agent`",

@@ -1,52 +1,30 @@
 //! A node that passes every check, and changes of what is observed of it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::commands::cli::check_text;
 use crate::commands::client::{AgentTarget, ClientError};
 use crate::commands::doctor::DoctorSettings;
 use crate::commands::doctor::observe::{DriverState, ListSummary, NotObserved, Observations, ObservedMachine};
 use crate::commands::doctor::observe_agent::{AgentResponses, ObservedAgent};
 use crate::domain::model::{
-    Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, HardwareSource, Inventory, NodeDevices, UnixSeconds,
+    Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, Inventory, NodeDevices, UnixSeconds,
 };
 use crate::node::kubelet::CallError;
-use crate::node::kubelet::claim_files::ClaimDirectories;
-use crate::node::plugin::{EntryConfig, NodeGpus, NvidiaConfig, OnConflict, PluginPlan};
-use crate::node::processes::{ProcessAttribution, Survey};
+use crate::node::plugin::{EntryConfig, NodeGpus, NvidiaConfig, OnConflict};
+use crate::node::processes::Survey;
 
 pub const NOW: f64 = 1_800_000_000.0;
 pub const SOCKET: &str = "/k/pod-resources/kubelet.sock";
 
 pub fn settings() -> DoctorSettings {
-    DoctorSettings {
-        agent: Some(AgentTarget::Socket("/run/podmeter.sock".into())),
-        only_agent: false,
-        agent_is_named: false,
-        listeners: vec![],
-        pod_resources_socket: SOCKET.into(),
-        device_plugin_directory: "/k/device-plugins".into(),
-        pods_api_socket: "/k/pods-api/pods-api.sock".into(),
-        claim_directories: ClaimDirectories {
-            plugins: "/k/plugins".into(),
-            cdi: "/var/run/cdi".into(),
-            proc: "/proc".into(),
-        },
-        kubelet_deadline: Duration::from_secs(5),
-        driver_deadline: Duration::from_secs(20),
-        hardware: HardwareSource::Nvml,
-        plan: Some(PluginPlan::default()),
-        node_name: "node".to_owned(),
-        attribution: ProcessAttribution::Auto,
-        proc_root: "/proc".into(),
-        sys_root: "/sys".into(),
-        ignored_gpus: BTreeSet::new(),
-        pod_logs_root: "/var/log/pods".into(),
-    }
+    let node = check_text("kubeletRoot: /k\nnodeName: node\n").expect("valid");
+    DoctorSettings { remote: None, driver_deadline: Duration::from_secs(20), node }
 }
 
 pub fn node() -> Value {
