@@ -76,10 +76,7 @@ fn target(socket: AdminSocket) -> AgentTarget {
 
 fn send(target: &AgentTarget, path: &str, body: Value) -> Result<Value, Failed> {
     let body = if body.is_null() { String::new() } else { body.to_string() };
-    let response = block_on(client::post(target, path, body))?;
-    let response = response.map_err(|error| Failed(FAILED, explained(error)))?;
-    serde_json::from_slice(&response)
-        .map_err(|error| Failed(FAILED, format!("the agent's response is not JSON ({error}); is it of this version?")))
+    block_on(client::command(target, path, body))?.map_err(|error| Failed(FAILED, explained(error)))
 }
 
 /// The admin socket is the only way: there is no URL to try.

@@ -3,6 +3,7 @@
 use super::arguments::DemoArguments;
 use super::{BIND, FAILED, Failed, block_on, logging, misused, print};
 use crate::agent::{self, AgentError, DemoError, ListenAddress};
+use crate::commands::client::DEFAULT_URL;
 
 pub fn run(arguments: DemoArguments) -> Result<(), Failed> {
     let settings = arguments.settings().map_err(misused)?;
@@ -19,24 +20,23 @@ pub fn run(arguments: DemoArguments) -> Result<(), Failed> {
 
 /// What `podmeter demo` prints once it listens on `page`.
 fn text(page: &ListenAddress) -> String {
-    let (url, scrape) = match page {
-        ListenAddress::Tcp(address) => (format!("http://{address}/"), format!("curl -s http://{address}/metrics")),
+    let (url, target, top) = match page {
+        ListenAddress::Tcp(address) => {
+            let url = format!("http://{address}");
+            // What podmeter top tries by itself.
+            let option = if url == DEFAULT_URL { String::new() } else { format!(" --url {url}") };
+            (format!("{url}/"), url, option)
+        }
         ListenAddress::Unix(path) => {
             let path = path.display();
-            (format!("unix:{path}"), format!("curl -s --unix-socket {path} http://demo/metrics"))
+            (format!("unix:{path}"), format!("--unix-socket {path} http://demo"), format!(" --admin-socket {path}"))
         }
-    };
-    let top = match page {
-        // What podmeter top tries by itself.
-        ListenAddress::Tcp(address) if address.to_string() == "127.0.0.1:9410" => "podmeter top".to_owned(),
-        ListenAddress::Tcp(address) => format!("podmeter top --url http://{address}"),
-        ListenAddress::Unix(path) => format!("podmeter top --admin-socket {}", path.display()),
     };
     format!(
         "A simulated node with GPUs, a kubelet and pods. Open\n  \
          {url}\n      the page: which container holds which GPU, and which GPU is idle\n  \
-         {top}\n      the same in another terminal\n  \
-         {scrape} | grep idle_seconds\n      a metric: GPU-seconds held and not used, by container\n\
+         podmeter top{top}\n      the same in another terminal\n  \
+         curl -s {target}/metrics | grep idle_seconds\n      a metric: GPU-seconds held and not used, by container\n\
          Ctrl-C ends it and removes its files.\n\n"
     )
 }

@@ -114,12 +114,10 @@ struct Unanswered {
 }
 
 fn ask(target: &AgentTarget, query: &Query) -> Result<AllocationsResponse, Unanswered> {
-    let failed = |error| Unanswered { error, is_no_agent: false };
     let path = format!("/api/v1/allocations?{}", query.text());
-    let asked = block_on(client::get(target, &path)).map_err(|Failed(_, error)| failed(error))?;
-    let body = asked.map_err(|error| Unanswered { error: error.to_string(), is_no_agent: error.is_no_agent() })?;
-    serde_json::from_slice(&body)
-        .map_err(|error| failed(format!("{target}: the answer is not that of a podmeter agent: {error}")))
+    let asked =
+        block_on(client::json(target, &path)).map_err(|Failed(_, error)| Unanswered { error, is_no_agent: false })?;
+    asked.map_err(|error| Unanswered { error: error.to_string(), is_no_agent: error.is_no_agent() })
 }
 
 fn pretty(value: &impl serde::Serialize) -> String {

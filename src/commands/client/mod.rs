@@ -10,17 +10,26 @@ mod target;
 
 pub use access::{Access, Certificates};
 pub use condition::{NoCondition, condition, condition_in};
-pub use request::{ClientError, get, post};
+pub use request::{ClientError, get};
 pub use target::{AgentTarget, DEFAULT_SOCKET, DEFAULT_URL, HttpUrl};
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 /// The JSON of a path, as one of the types in `api`.
 pub async fn json<T: DeserializeOwned>(target: &AgentTarget, path: &str) -> Result<T, ClientError> {
-    let body = get(target, path).await?;
-    serde_json::from_slice(&body).map_err(|error| ClientError::NotOfAnAgent {
+    decoded(target, &get(target, path).await?)
+}
+
+/// The JSON of the response to a command with this body.
+pub async fn command(target: &AgentTarget, path: &str, body: String) -> Result<Value, ClientError> {
+    decoded(target, &request::post(target, path, body).await?)
+}
+
+fn decoded<T: DeserializeOwned>(target: &AgentTarget, body: &[u8]) -> Result<T, ClientError> {
+    serde_json::from_slice(body).map_err(|error| ClientError::NotOfAnAgent {
         target: target.to_string(),
-        content: format!("something other than a snapshot ({error})"),
+        content: format!("other JSON than expected ({error})"),
     })
 }
 

@@ -91,7 +91,7 @@ async fn errors_name_the_next_step() {
     let missing = refused("HTTP/1.1 404 Not Found\r\ncontent-length: 9\r\n\r\n\x1b[31mgone").await;
     assert!(missing.contains("responded 404 Not Found (�[31mgone); is that a podmeter agent"), "{missing}");
     let page = refused("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n<html>").await;
-    assert!(page.contains("something other than a snapshot"), "{page}");
+    assert!(page.contains("other JSON than expected"), "{page}");
     let cut = refused("HTTP/1.1 200 OK\r\ncontent-length: 60\r\n\r\n{").await;
     assert!(cut.contains("ended the connection"), "{cut}");
     for garbage in ["\0\0\0\0", "SSH-2.0-OpenSSH_9.2\r\n", ""] {
