@@ -46,7 +46,7 @@ pub fn start(
     let call_durations = driver.as_ref().and_then(|driver| driver.call_durations());
     let hardware = driver.map(|driver| hardware::start(driver, settings, xids, clock));
     let no_driver = watch::Sender::new(Arc::<HardwareState>::default());
-    let listed = hardware.as_ref().map_or_else(|| no_driver.subscribe(), HardwareHandle::watch);
+    let listed = hardware.as_ref().map_or_else(|| no_driver.subscribe(), |hardware| hardware.states.clone());
     let (publish, states) = watch::channel(listed.borrow().clone());
     tasks.spawn("devices", complete(listed, inputs, clock, publish));
     Devices { hardware, call_durations, states, _no_driver: no_driver }
@@ -55,13 +55,13 @@ pub fn start(
 impl Devices {
     /// Since when the driver's library is being loaded. `None` without a driver.
     pub fn loading(&self) -> Option<Loading> {
-        self.hardware.as_ref().map(HardwareHandle::loading)
+        self.hardware.as_ref().map(|hardware| hardware.loading.clone())
     }
 
     /// Releases and resumes the driver. `None` without a driver.
     pub fn driver_commands(&self) -> Option<DriverCommands> {
-        let lease = self.hardware.as_ref()?.lease();
-        let (releases, resumes) = (lease.clone(), lease);
+        let lease = &self.hardware.as_ref()?.lease;
+        let (releases, resumes) = (lease.clone(), lease.clone());
         Some(DriverCommands {
             release: Arc::new(move |duration| {
                 let lease = releases.clone();

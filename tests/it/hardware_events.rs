@@ -75,7 +75,7 @@ impl Node {
     fn waits_in_two_seconds(&self) -> u64 {
         let waits = || self.fake.calls().get("nvmlEventSetWait_v2").copied().unwrap_or(0);
         let read_through = |state: &HardwareState| state.readings[&gpu(0)].totals.through;
-        let (before, begin) = (waits(), read_through(&self.hardware.watch().borrow()));
+        let (before, begin) = (waits(), read_through(&self.hardware.states.borrow()));
         wait(&self.hardware, "two seconds", |state| read_through(state).since(begin) > Duration::from_secs(2));
         waits() - before
     }
@@ -167,7 +167,7 @@ fn a_wait_that_always_fails_is_paused_for() {
     assert_eq!(state.problem, None, "the readings are not the events' affair");
     let waits = node.waits_in_two_seconds();
     assert!(waits < 100, "{waits} waits");
-    assert_eq!(event_wait(&node.hardware.watch().borrow()).map(|(success, _)| success), Some(false));
+    assert_eq!(event_wait(&node.hardware.states.borrow()).map(|(success, _)| success), Some(false));
     node.fake.update(|state| state["fail"] = json!({}));
     node.wait_until_events_are_awaited();
 }

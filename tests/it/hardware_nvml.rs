@@ -682,7 +682,7 @@ fn a_layout_check_that_hangs_stops_no_reading() {
     wait(&hardware, "readings", |state| has_fast(state, 0));
     fake.update(|state| state["hang"] = json!(["nvmlDeviceGetCount_v2"]));
     let through = |state: &HardwareState| readings(state, 0).totals.through;
-    let begin = through(&hardware.watch().borrow());
+    let begin = through(&hardware.states.borrow());
     let later = |state: &HardwareState| through(state).since(begin) > Duration::from_secs(2);
     wait(&hardware, "readings past the watchdog's patience", |state| {
         later(state) && has_fast(state, 0) && has_fast(state, 1) && !readings(state, 0).stuck

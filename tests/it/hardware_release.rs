@@ -19,7 +19,7 @@ fn impatient() -> HardwareSettings {
 }
 
 fn release(hardware: &HardwareHandle, duration: Duration) -> Result<Released, ReleaseError> {
-    block_on(hardware.lease().release(duration))
+    block_on(hardware.lease.release(duration))
 }
 
 fn reads(state: &HardwareState) -> bool {
@@ -81,7 +81,7 @@ fn a_release_ends_by_itself() {
     let first = release(&hardware, LONG).unwrap();
     let second = release(&hardware, LONG * 2).unwrap();
     assert!(first.since > released.since && first.since == second.since && second.until > first.until);
-    block_on(hardware.lease().resume()).unwrap();
+    block_on(hardware.lease.resume()).unwrap();
     wait(&hardware, "readings after a resume", reads);
 }
 
@@ -95,12 +95,12 @@ fn a_stuck_call_is_named_and_the_driver_closes_when_it_returns() {
     let problem = release(&hardware, LONG).unwrap_err().to_string();
     assert!(problem.contains("3 s") && problem.contains(gpu(1).as_str()), "{problem}");
     assert!(!problem.contains(gpu(0).as_str()), "{problem}");
-    let state = hardware.watch().borrow().clone();
+    let state = hardware.states.borrow().clone();
     assert!(state.released.is_some(), "no new call is made");
     fake.update(|state| state["gpus"][1]["hang"] = json!([]));
     until("the release", || release(&hardware, LONG).ok());
     assert!(!is_loaded(&fake));
-    block_on(hardware.lease().resume()).unwrap();
+    block_on(hardware.lease.resume()).unwrap();
     wait(&hardware, "readings again", reads);
 }
 
@@ -130,7 +130,7 @@ fn a_driver_that_opens_while_it_is_released_is_closed_unread() {
 fn whoever_resumes_ends_the_wait_for_a_release() {
     let fake = FakeNvml::start(json!({"gpus": [{}, {}], "delay": {"nvmlInit_v2": 400}}));
     let hardware = run(&fake, quick());
-    let lease = hardware.lease();
+    let lease = hardware.lease.clone();
     let (released, resumed) = block_on(async { tokio::join!(lease.release(LONG), lease.resume()) });
     assert_eq!((released, resumed), (Err(ReleaseError::Resumed), Ok(())));
     wait(&hardware, "readings", reads);

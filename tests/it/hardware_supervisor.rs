@@ -230,7 +230,7 @@ fn a_library_that_hangs_while_it_is_loaded_is_reported_and_fails_the_liveness_ch
     let reports =
         |state: &HardwareState| state.problem.as_deref().is_some_and(|text| text.contains("loading the driver"));
     wait(&hardware, "the problem", reports);
-    let after = |seconds| hardware.loading().check(Monotonic::from_secs(seconds));
+    let after = |seconds| hardware.loading.check(Monotonic::from_secs(seconds));
     assert_eq!(after(60), Ok(()));
     assert!(after(3600).unwrap_err().contains("the driver library has not been loaded for 3"));
     script.set(|acts| acts.loading_hangs = false);

@@ -14,7 +14,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
 
 /// Waits for a publication with `condition`, and checks that no busy seconds fall meanwhile.
 pub fn wait(hardware: &HardwareHandle, what: &str, condition: impl Fn(&HardwareState) -> bool) -> Arc<HardwareState> {
-    let mut states = hardware.watch();
+    let mut states = hardware.states.clone();
     let mut busy: BTreeMap<GpuUuid, f64> = BTreeMap::new();
     let found = block_on(async {
         let found = states.wait_for(|state| {
@@ -28,13 +28,13 @@ pub fn wait(hardware: &HardwareHandle, what: &str, condition: impl Fn(&HardwareS
         let found = tokio::time::timeout(PATIENCE, found).await.ok()?;
         Some(Arc::clone(&found.expect("the threads publish while they run")))
     });
-    let Some(found) = found else { panic!("no such state in time: {what}; last: {:#?}", hardware.watch().borrow()) };
+    let Some(found) = found else { panic!("no such state in time: {what}; last: {:#?}", hardware.states.borrow()) };
     found
 }
 
 /// Ends the hardware threads and waits until they have closed the driver or abandoned it.
 pub fn stop(hardware: HardwareHandle) {
-    let mut states = hardware.watch();
+    let mut states = hardware.states.clone();
     drop(hardware);
     let ended = async { while states.changed().await.is_ok() {} };
     block_on(async { tokio::time::timeout(PATIENCE, ended).await }).expect("the threads end");

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tracing::error;
 
 use super::event_thread::XidSender;
-use super::messages::{SupervisorMessage, SupervisorSender};
+use super::messages::SupervisorMessage;
 use super::pci::Bus;
 use super::release::DriverLease;
 use super::settings::HardwareSettings;
@@ -26,33 +26,18 @@ const STACK_BYTES: usize = 512 * 1024;
 /// a driver call is abandoned.
 #[derive(Debug)]
 pub struct HardwareHandle {
-    to_supervisor: SupervisorSender,
-    states: watch::Receiver<Arc<HardwareState>>,
-    loading: Loading,
-}
-
-impl HardwareHandle {
     /// Every publication; the first value has no data yet.
-    pub fn watch(&self) -> watch::Receiver<Arc<HardwareState>> {
-        self.states.clone()
-    }
-
+    pub states: watch::Receiver<Arc<HardwareState>>,
     /// Since when the driver's library is being loaded.
-    pub fn loading(&self) -> Loading {
-        self.loading.clone()
-    }
-
+    pub loading: Loading,
     /// What requests releases of the driver, and their end.
-    #[must_use]
-    pub fn lease(&self) -> DriverLease {
-        DriverLease::new(self.to_supervisor.clone())
-    }
+    pub lease: DriverLease,
 }
 
 impl Drop for HardwareHandle {
     fn drop(&mut self) {
         // Fails only with a full queue, at the end of the process.
-        let _ = self.to_supervisor.try_send(SupervisorMessage::Stop);
+        let _ = self.lease.to_supervisor.try_send(SupervisorMessage::Stop);
     }
 }
 
@@ -75,5 +60,5 @@ pub fn start(driver: Box<dyn Driver>, settings: HardwareSettings, xids: XidSende
     if let Err(problem) = started {
         error!(%problem, "cannot start the hardware thread: there will be no device readings");
     }
-    HardwareHandle { to_supervisor, states, loading }
+    HardwareHandle { states, loading, lease: DriverLease { to_supervisor } }
 }

@@ -3,7 +3,6 @@
 //! In: requests with a duration, and the state of the sessions. Out: what is released until when, and the answers. Does
 //! not use: driver calls.
 
-use std::sync::mpsc::TrySendError;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -13,21 +12,13 @@ use super::messages::{ReleaseError, ReleaseReply, SupervisorMessage, SupervisorS
 use super::source::DriverSession;
 use crate::domain::model::{Moment, Monotonic, Released};
 
-/// Pause between two attempts to reach a busy supervisor, and their number.
-const RETRY: Duration = Duration::from_millis(10);
-const ATTEMPTS: u32 = 100;
-
 /// Requests a release or a resume from async code.
 #[derive(Clone, Debug)]
 pub struct DriverLease {
-    to_supervisor: SupervisorSender,
+    pub(super) to_supervisor: SupervisorSender,
 }
 
 impl DriverLease {
-    pub(super) fn new(to_supervisor: SupervisorSender) -> Self {
-        Self { to_supervisor }
-    }
-
     /// Closes the driver for at most `duration`. Returns when it is closed.
     ///
     /// # Errors
@@ -36,7 +27,7 @@ impl DriverLease {
     /// hardware threads are busy or have ended.
     pub async fn release(&self, duration: Duration) -> Result<Released, ReleaseError> {
         let (reply, replied) = oneshot::channel();
-        self.send(SupervisorMessage::Release(duration, reply)).await?;
+        self.send(SupervisorMessage::Release(duration, reply));
         replied.await.unwrap_or(Err(ReleaseError::Unavailable))
     }
 
@@ -47,20 +38,13 @@ impl DriverLease {
     /// When the hardware threads are busy or have ended.
     pub async fn resume(&self) -> Result<(), ReleaseError> {
         let (reply, replied) = oneshot::channel();
-        self.send(SupervisorMessage::Resume(reply)).await?;
+        self.send(SupervisorMessage::Resume(reply));
         replied.await.map_err(|_| ReleaseError::Unavailable)
     }
 
-    async fn send(&self, mut message: SupervisorMessage) -> Result<(), ReleaseError> {
-        for _ in 0..ATTEMPTS {
-            match self.to_supervisor.try_send(message) {
-                Ok(()) => return Ok(()),
-                Err(TrySendError::Full(back)) => message = back,
-                Err(TrySendError::Disconnected(_)) => return Err(ReleaseError::Unavailable),
-            }
-            tokio::time::sleep(RETRY).await;
-        }
-        Err(ReleaseError::Unavailable)
+    fn send(&self, message: SupervisorMessage) {
+        // A message that is refused drops its reply, which the requester then gets as `Unavailable`.
+        let _ = self.to_supervisor.try_send(message);
     }
 }
 
