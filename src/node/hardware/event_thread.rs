@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -27,8 +27,6 @@ const NEXT_PATIENCE: Duration = Duration::from_millis(1);
 const EVENTS_PER_NOTICE: usize = 1_000;
 /// First and longest pause after a wait that failed, or returned at once without an event.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Problems kept while the supervisor's queue is full.
-const PROBLEMS: usize = 64;
 /// Batches of XIDs that wait for one subscriber.
 const QUEUED_BATCHES: usize = 16;
 
@@ -249,20 +247,13 @@ impl EventWait {
         }
     }
 
-    /// With a full queue the notice is sent with the next one; the last one of a session waits.
+    /// Waits for room in the supervisor's queue, as the threads of the GPUs do.
     fn send_notice(&mut self) {
-        self.notice.problems.truncate(PROBLEMS);
-        let Notice { event_thread, slow_due, layout_may_have_changed, problems, session_over } = &self.notice;
-        if slow_due.is_empty() && !layout_may_have_changed && problems.is_empty() && !session_over {
-            return;
-        }
-        let (session_over, fresh) = (*session_over, Notice { event_thread: *event_thread, ..Notice::default() });
-        let notice = SupervisorMessage::Notice(Box::new(std::mem::replace(&mut self.notice, fresh)));
-        if session_over {
+        let empty = Notice { event_thread: self.notice.event_thread, ..Notice::default() };
+        if self.notice != empty {
+            let notice = std::mem::replace(&mut self.notice, empty);
             // An error means that the supervisor has ended.
-            let _ = self.to_supervisor.send(notice);
-        } else if let Err(TrySendError::Full(SupervisorMessage::Notice(kept))) = self.to_supervisor.try_send(notice) {
-            self.notice = *kept;
+            let _ = self.to_supervisor.send(SupervisorMessage::Notice(Box::new(notice)));
         }
     }
 
@@ -317,26 +308,6 @@ mod tests {
         let batch = received.try_recv().unwrap();
         let kinds: Vec<_> = batch.iter().map(|event| (event.code, event.count)).collect();
         assert_eq!(kinds, [(94, 1), (63, 1), (13, 2)]);
-    }
-
-    #[test]
-    fn the_last_notice_of_a_session_is_sent_although_the_queue_is_full() {
-        let (to_supervisor, received) = sync_channel(1);
-        let (_changes, changed) = sync_channel(1);
-        to_supervisor.send(SupervisorMessage::EventThreadEnded(1)).unwrap();
-        let mut wait = EventWait {
-            clock: Clock::start(),
-            xids: XidSender::new::<0>().0,
-            to_supervisor,
-            changed,
-            state: Arc::default(),
-            patience: PATIENCE,
-            notice: Notice { session_over: true, ..Notice::default() },
-        };
-        let sending = std::thread::spawn(move || wait.send_notice());
-        assert!(matches!(received.recv(), Ok(SupervisorMessage::EventThreadEnded(1))));
-        assert!(matches!(received.recv(), Ok(SupervisorMessage::Notice(notice)) if notice.session_over));
-        sending.join().unwrap();
     }
 
     #[test]

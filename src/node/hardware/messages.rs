@@ -59,7 +59,7 @@ pub enum DriverCommand {
 }
 
 /// What the driver's events mean for the supervisor.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq)]
 pub struct Notice {
     /// The event thread's number.
     pub event_thread: u64,
