@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -14,11 +14,11 @@ use tokio::sync::mpsc;
 
 use super::messages::{Notice, SupervisorMessage, SupervisorSender};
 use super::source::{DriverEventKind, DriverSession, EventSource, RawEvent};
+use super::worker;
 use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::domain::model::{Collector, GpuUuid, Moment, Monotonic, XidEvent, XidInstance};
 
-const STACK_BYTES: usize = 512 * 1024;
 /// The longest wait; an ending session is released within it.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The wait for the next of several events. Not zero: the driver's behaviour for zero is not documented.
@@ -118,8 +118,7 @@ impl EventThread {
             patience,
             notice: Notice { event_thread: number, ..Notice::default() },
         };
-        let body = move || event_wait.run(session);
-        let handle = Builder::new().name("events".to_owned()).stack_size(STACK_BYTES).spawn(body)?;
+        let handle = worker::spawn("events", move || event_wait.run(session))?;
         Ok(Self { number, changes: Some(changes), handle, state, limit: patience + watchdog })
     }
 

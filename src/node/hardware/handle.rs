@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::thread::Builder;
 
 use tokio::sync::watch;
 use tracing::error;
@@ -14,13 +13,12 @@ use super::release::DriverLease;
 use super::settings::HardwareSettings;
 use super::source::Driver;
 use super::supervisor::Supervisor;
-use super::worker::{Loading, spawn_driver_thread};
+use super::worker::{self, Loading, spawn_driver_thread};
 use crate::clock::Clock;
 use crate::domain::model::HardwareState;
 
 /// Messages that wait for the supervisor; a full queue blocks the threads that send them.
 const QUEUED_MESSAGES: usize = 128;
-const STACK_BYTES: usize = 512 * 1024;
 
 /// The running hardware threads. Dropping the handle closes the driver and ends them, without waiting; a thread inside
 /// a driver call is abandoned.
@@ -48,7 +46,7 @@ pub fn start(driver: Box<dyn Driver>, settings: HardwareSettings, xids: XidSende
         watch::channel(Arc::new(HardwareState { source: driver.source(), ..HardwareState::default() }));
     let (sender, loading) = (to_supervisor.clone(), Loading::new(clock));
     let to_load = loading.clone();
-    let started = Builder::new().name("hardware".to_owned()).stack_size(STACK_BYTES).spawn(move || {
+    let started = worker::spawn("hardware", move || {
         let bus = Bus::new(settings.sys_root.clone(), settings.proc_root.clone(), settings.ignored_gpus.clone());
         match spawn_driver_thread(driver, bus, to_load.clone(), sender.clone()) {
             Ok(driver_thread) => {

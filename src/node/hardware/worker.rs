@@ -24,6 +24,10 @@ const STACK_BYTES: usize = 512 * 1024;
 /// Loading the library takes milliseconds; on a slow disk, seconds.
 const LOADING_LIMIT: Duration = Duration::from_secs(300);
 
+pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    Builder::new().name(name.to_owned()).stack_size(STACK_BYTES).spawn(body)
+}
+
 /// A thread and its commands. Dropping it lets the thread end once it is idle.
 pub struct Thread<T> {
     commands: SyncSender<T>,
@@ -31,10 +35,9 @@ pub struct Thread<T> {
 }
 
 impl<T: Send + 'static> Thread<T> {
-    fn spawn(name: String, body: impl FnOnce(Receiver<T>) + Send + 'static) -> io::Result<Self> {
+    fn start(name: &str, body: impl FnOnce(Receiver<T>) + Send + 'static) -> io::Result<Self> {
         let (commands, received) = sync_channel(COMMANDS);
-        let handle = Builder::new().name(name).stack_size(STACK_BYTES).spawn(move || body(received))?;
-        Ok(Self { commands, handle })
+        Ok(Self { commands, handle: spawn(name, move || body(received))? })
     }
 
     /// Returns the command when the thread has ended or its queue is full.
@@ -53,7 +56,7 @@ impl<T: Send + 'static> Thread<T> {
 pub fn spawn_worker(gpu: GpuUuid, clock: Clock, to_supervisor: SupervisorSender) -> io::Result<Thread<WorkerCommand>> {
     // Linux shows fifteen bytes of a thread's name.
     let name = format!("gpu-{}", gpu.as_str().trim_start_matches("GPU-").get(..8).unwrap_or("reader"));
-    Thread::spawn(name, move |commands| work(&gpu, clock, &commands, &to_supervisor))
+    Thread::start(&name, move |commands| work(&gpu, clock, &commands, &to_supervisor))
 }
 
 /// A reader is dropped before the session that it reads from.
@@ -166,7 +169,7 @@ pub fn spawn_driver_thread(
     loading: Loading,
     to_supervisor: SupervisorSender,
 ) -> io::Result<Thread<DriverCommand>> {
-    Thread::spawn("driver".to_owned(), move |commands| {
+    Thread::start("driver", move |commands| {
         while let Ok(command) = commands.recv() {
             if to_supervisor.send(run_command(command, &mut *driver, &mut bus, &loading)).is_err() {
                 return;
