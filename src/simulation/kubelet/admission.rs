@@ -9,9 +9,9 @@ use super::FakeKubelet;
 use super::device_manager::{AssignmentKey, DeviceManager, Selection};
 use super::faults::Method;
 use super::registration::in_go;
-use super::shared::{Power, SharedKubelet};
+use super::shared::SharedKubelet;
 use super::spec::{ContainerKind, PodSpec};
-use super::state::PodPhase;
+use super::state::{Boot, PodPhase};
 use crate::node::wire::v1beta1::{
     AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, ContainerPreferredAllocationRequest,
     PreStartContainerRequest, PreferredAllocationRequest,
@@ -41,10 +41,8 @@ impl FakeKubelet {
     pub async fn add_pod(&self, spec: PodSpec) -> AdmissionOutcome {
         let shared = &self.shared;
         let _turn = shared.admission.lock().await;
-        let mut power = shared.power.subscribe();
-        // `shared` holds the sender: these cannot fail.
-        let _ = power.wait_for(|power| *power != Power::Starting).await;
-        if *power.borrow() == Power::Off {
+        self.ready().await;
+        if shared.boot() == Boot::Off {
             return rejected("KubeletNotRunning", "the kubelet is stopped");
         }
         let (uid, name) = {
@@ -55,7 +53,7 @@ impl FakeKubelet {
         shared.changed();
         let outcome = tokio::select! {
             outcome = allocate_all(shared, &uid, &spec) => outcome,
-            _ = power.wait_for(|power| *power == Power::Off) => {
+            () = shared.until(|| shared.boot() == Boot::Off) => {
                 Err(rejected("KubeletNotRunning", "the kubelet was stopped"))
             }
         };

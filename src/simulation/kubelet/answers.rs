@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Options;
 use super::spec::{Claim, ContainerKind, ContainerSpec};
-use super::state::{FakeKubeletState, SimulatedPod, VisiblePods};
+use super::state::{Boot, FakeKubeletState, SimulatedPod};
 use crate::node::wire::v1;
 
 impl FakeKubeletState {
@@ -30,7 +30,7 @@ impl FakeKubeletState {
     }
 
     pub fn allocatable(&mut self) -> v1::AllocatableResourcesResponse {
-        if self.visible_pods == VisiblePods::Nothing {
+        if matches!(self.boot, Boot::Off | Boot::Starting) {
             return v1::AllocatableResourcesResponse::default();
         }
         let mut devices = Vec::new();
@@ -47,10 +47,10 @@ impl FakeKubeletState {
     }
 
     fn visible(&self) -> impl Iterator<Item = &SimulatedPod> {
-        let count = match self.visible_pods {
-            VisiblePods::Nothing => 0,
-            VisiblePods::Partial => self.pods.len().div_ceil(2),
-            VisiblePods::All => self.pods.len(),
+        let count = match self.boot {
+            Boot::Off | Boot::Starting => 0,
+            Boot::Partial => self.pods.len().div_ceil(2),
+            Boot::Ready => self.pods.len(),
         };
         self.pods.iter().take(count)
     }

@@ -16,9 +16,9 @@ use super::device_manager::{DeviceManager, KubeletVersion};
 use super::lister::Lister;
 use super::pods_api::PodsApi;
 use super::registration::Registry;
-use super::shared::{self, Power, SharedKubelet};
+use super::shared::{self, SharedKubelet};
 use super::socket::{self, SocketServer};
-use super::state::VisiblePods;
+use super::state::Boot;
 use super::{FakeKubelet, Options, SOCKET};
 use crate::node::wire::v1::pod_resources_lister_server::PodResourcesListerServer;
 use crate::node::wire::v1alpha1::pods_server::PodsServer;
@@ -37,9 +37,8 @@ impl FakeKubelet {
     /// manager's allocations are read from the checkpoint at the next start.
     pub fn stop(&self) {
         drop(std::mem::take(&mut *self.running.lock()));
-        self.shared.power.send_replace(Power::Off);
+        self.shared.state.lock().boot = Boot::Off;
         self.shared.plugins.lock().clear();
-        self.shared.state.lock().visible_pods = VisiblePods::Nothing;
         self.shared.changed();
     }
 
@@ -52,8 +51,7 @@ impl FakeKubelet {
 
     /// Until the early window is over. Returns at once from a stopped kubelet.
     pub async fn ready(&self) {
-        // `self` holds the sender: this cannot fail.
-        let _ = self.shared.power.subscribe().wait_for(|power| *power != Power::Starting).await;
+        self.shared.until(|| matches!(self.shared.boot(), Boot::Off | Boot::Ready)).await;
     }
 
     pub(super) fn switch_on(&self, window: Duration) -> io::Result<()> {
@@ -62,9 +60,8 @@ impl FakeKubelet {
         let listener = socket::bind_by_rename(&path)?;
         fs::set_permissions(&path, Permissions::from_mode(0o755))?;
         *shared.limiter.lock() = shared::rate_limit(shared.now());
-        shared.state.lock().visible_pods = VisiblePods::Nothing;
+        shared.state.lock().boot = Boot::Starting;
         let Options { version, gates, .. } = shared.state.lock().options.clone();
-        shared.power.send_replace(Power::Starting);
         let lister = Lister(Arc::clone(shared));
         let router = tonic::transport::Server::builder().add_service(PodResourcesListerServer::new(lister));
         let mut running = self.running.lock();
@@ -94,16 +91,7 @@ async fn boot(shared: Arc<SharedKubelet>, window: Duration) {
     let registration = start_device_manager(&shared)
         .inspect_err(|error| tracing::warn!(%error, "the simulated device manager did not start"));
     tokio::time::sleep(window / 4).await;
-    shared.power.send_if_modified(|power| {
-        // A kubelet that was stopped meanwhile stays stopped.
-        let starting = *power == Power::Starting;
-        if starting {
-            shared.state.lock().visible_pods = VisiblePods::All;
-            *power = Power::Ready;
-        }
-        starting
-    });
-    shared.changed();
+    shared.proceed(Boot::Ready);
     std::future::pending::<()>().await;
     drop(registration);
 }
@@ -112,11 +100,10 @@ async fn boot(shared: Arc<SharedKubelet>, window: Duration) {
 fn start_device_manager(shared: &Arc<SharedKubelet>) -> io::Result<SocketServer> {
     let now = shared.now();
     let known = SimulatedCheckpoint::read(&shared.device_plugins);
-    {
-        let mut state = shared.state.lock();
-        state.devices = DeviceManager::restored(&known.unwrap_or_default(), now, &state.devices);
-        state.visible_pods = VisiblePods::Partial;
-    }
+    let mut state = shared.state.lock();
+    state.devices = DeviceManager::restored(&known.unwrap_or_default(), now, &state.devices);
+    drop(state);
+    shared.proceed(Boot::Partial);
     for entry in fs::read_dir(&shared.device_plugins)? {
         let entry = entry?;
         if entry.file_type()?.is_socket() {

@@ -48,8 +48,6 @@ use crate::node::wire::v1::ContainerMemory;
 pub struct Options {
     pub version: KubeletVersion,
     pub gates: Gates,
-    /// Ends the names of pods from manifests.
-    pub node_name: String,
     /// Fixes every random order and choice.
     pub seed: u64,
     /// How long a restarted kubelet answers with nothing or with a part.
@@ -66,7 +64,6 @@ impl Default for Options {
         Self {
             version: KubeletVersion::default(),
             gates: Gates::default(),
-            node_name: "lab-node".to_owned(),
             seed: 1,
             early_window: Duration::from_millis(90),
             dial_timeout: Duration::from_secs(10),
@@ -267,13 +264,7 @@ impl FakeKubelet {
 
     /// Waits until the node status satisfies `condition`. False when it hangs.
     pub async fn node_status_becomes(&self, condition: impl Fn(&BTreeMap<String, DeviceCount>) -> bool) -> bool {
-        let mut changes = self.shared.changes.subscribe();
-        let wait = async {
-            while !condition(&self.node_status()) {
-                // `self` holds the sender: this cannot fail.
-                let _ = changes.changed().await;
-            }
-        };
+        let wait = self.shared.until(|| condition(&self.node_status()));
         // Only a hang exceeds it.
         tokio::time::timeout(Duration::from_mins(2), wait).await.is_ok()
     }

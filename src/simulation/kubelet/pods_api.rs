@@ -11,7 +11,7 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status, async_trait};
 
 use super::shared::SharedKubelet;
-use super::state::{PodPhase, SimulatedPod, VisiblePods};
+use super::state::{Boot, PodPhase, SimulatedPod};
 use crate::node::wire::core_v1;
 use crate::node::wire::v1alpha1::pods_server::Pods;
 use crate::node::wire::v1alpha1::{
@@ -73,7 +73,7 @@ impl Pods for PodsApi {
 
 fn picture(shared: &SharedKubelet, is_shown: impl Fn(&SimulatedPod) -> bool) -> Result<Picture, Status> {
     let state = shared.state.lock();
-    if state.visible_pods != VisiblePods::All {
+    if state.boot != Boot::Ready {
         return Err(Status::failed_precondition("pod sources are not synced yet"));
     }
     let entry = |pod: &SimulatedPod| {

@@ -10,7 +10,8 @@ use tonic::{Request, Response, Status, async_trait};
 
 use super::device_manager::{ListedDevice, Serial};
 use super::faults::Method;
-use super::shared::{Plugin, Power, SharedKubelet};
+use super::shared::{Plugin, SharedKubelet};
+use super::state::Boot;
 use crate::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
 use crate::node::wire::v1beta1::registration_server::Registration;
 use crate::node::wire::v1beta1::{Device, Empty, NumaNode, RegisterRequest, TopologyInfo};
@@ -49,11 +50,11 @@ impl Registry {
 
         // Held over both steps: the watch must find its plugin when its stream ends at once.
         let mut plugins = shared.plugins.lock();
-        if *shared.power.borrow() == Power::Off {
+        let mut state = shared.state.lock();
+        if state.boot == Boot::Off {
             return Err("the kubelet is stopped".to_owned());
         }
         let (prefers, pre_start) = (options.get_preferred_allocation_available, options.pre_start_required);
-        let mut state = shared.state.lock();
         let serial = state.devices.connected(&request.resource_name, &path.to_string_lossy())?;
         if pre_start {
             state.devices.pre_start.insert(request.resource_name.clone());

@@ -13,7 +13,7 @@ use tonic::transport::Channel;
 use super::Options;
 use super::device_manager::Serial;
 use super::faults::{InjectedFaults, Method};
-use super::state::FakeKubeletState;
+use super::state::{Boot, FakeKubeletState};
 use crate::clock::Clock;
 use crate::domain::model::{Monotonic, TokenBucket};
 use crate::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
@@ -22,7 +22,6 @@ use crate::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
 pub struct SharedKubelet {
     pub pod_resources: PathBuf,
     pub device_plugins: PathBuf,
-    pub power: watch::Sender<Power>,
     /// Counts changes of the state, for those who wait for one.
     pub changes: watch::Sender<u64>,
     pub faults: watch::Sender<InjectedFaults>,
@@ -33,13 +32,6 @@ pub struct SharedKubelet {
     pub plugins: Mutex<BTreeMap<Serial, Plugin>>,
     clock: Clock,
     skew: Mutex<Duration>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Power {
-    Off,
-    Starting,
-    Ready,
 }
 
 /// A registered plugin.
@@ -58,7 +50,6 @@ impl SharedKubelet {
             state: Mutex::new(FakeKubeletState::new(options)),
             pod_resources,
             device_plugins,
-            power: watch::Sender::new(Power::Off),
             changes: watch::Sender::new(0),
             faults: watch::Sender::default(),
             limiter: Mutex::new(rate_limit(Monotonic::default())),
@@ -83,6 +74,28 @@ impl SharedKubelet {
         let faults = faults.wait_for(|faults| !faults.hanging.contains(&method)).await;
         let faults = faults.map_err(|_| Status::unavailable("the kubelet is gone"))?;
         faults.failing.get(&method).map_or(Ok(()), |status| Err(status.clone()))
+    }
+
+    pub async fn until(&self, condition: impl Fn() -> bool) {
+        let mut changes = self.changes.subscribe();
+        while !condition() {
+            // `self` holds the sender: this cannot fail.
+            let _ = changes.changed().await;
+        }
+    }
+
+    pub fn boot(&self) -> Boot {
+        self.state.lock().boot
+    }
+
+    /// A kubelet that was stopped meanwhile stays stopped.
+    pub fn proceed(&self, boot: Boot) {
+        let mut state = self.state.lock();
+        if state.boot != Boot::Off {
+            state.boot = boot;
+        }
+        drop(state);
+        self.changed();
     }
 
     pub fn changed(&self) {

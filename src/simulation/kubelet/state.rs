@@ -7,6 +7,9 @@ use super::device_manager::DeviceManager;
 use super::spec::{Claim, PodSpec};
 use crate::simulation::random::Random;
 
+/// Ends the names of pods from manifests.
+const NODE_NAME: &str = "lab-node";
+
 /// The phase of a pod. Only the last two are terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodPhase {
@@ -40,14 +43,15 @@ impl Default for Gates {
     }
 }
 
-/// The part of the pods that a kubelet has just after its start.
+/// How far a kubelet has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VisiblePods {
-    /// Neither pods nor managers yet.
-    Nothing,
-    /// One batch of pods.
+pub enum Boot {
+    Off,
+    /// It has neither pods nor managers yet.
+    Starting,
+    /// It has one batch of pods.
     Partial,
-    All,
+    Ready,
 }
 
 #[derive(Clone, Debug)]
@@ -67,7 +71,7 @@ pub struct FakeKubeletState {
     pub devices: DeviceManager,
     pub pods: Vec<SimulatedPod>,
     pub claims: BTreeMap<(String, String), Claim>,
-    pub visible_pods: VisiblePods,
+    pub boot: Boot,
     pub random: Random,
     pub options: Options,
 }
@@ -78,7 +82,7 @@ impl FakeKubeletState {
             devices: DeviceManager::new(options.version),
             pods: Vec::new(),
             claims: BTreeMap::new(),
-            visible_pods: VisiblePods::All,
+            boot: Boot::Off,
             random: Random::seeded(options.seed),
             options,
         }
@@ -88,7 +92,7 @@ impl FakeKubeletState {
     pub fn insert(&mut self, spec: PodSpec) -> (String, String) {
         let uid = spec.uid.clone().unwrap_or_else(|| self.new_uid(spec.static_pod));
         let name = match spec.static_pod {
-            true => format!("{}-{}", spec.name, self.options.node_name),
+            true => format!("{}-{NODE_NAME}", spec.name),
             false => spec.name.clone(),
         };
         for (_, container) in spec.all_containers() {
@@ -103,7 +107,7 @@ impl FakeKubeletState {
 
     /// What is called at the start of every List: devices of pods that are no longer active are free again.
     pub fn free_devices_of_gone_pods(&mut self) {
-        if self.visible_pods == VisiblePods::All {
+        if self.boot == Boot::Ready {
             let active: BTreeSet<&str> =
                 self.pods.iter().filter(|pod| pod.phase.is_active()).map(|pod| pod.uid.as_str()).collect();
             self.devices.keep_only(&active);
