@@ -2,8 +2,10 @@
 //!
 //! Input: any text. Output: printable text. Does not write.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use textwrap::{Options, WordSplitter};
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 /// Replaces a character that cannot be shown as itself.
@@ -70,27 +72,8 @@ pub fn aligned(table: &[Vec<String>], texts: usize) -> String {
 
 /// Wraps at spaces where there are any, in lines of at most this many columns.
 pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
-    let columns = columns.max(1);
-    let mut lines = vec![];
-    let mut line = String::new();
-    for word in text.split(' ') {
-        let gap = usize::from(!line.is_empty());
-        if !line.is_empty() && line.width() + gap + word.width() > columns {
-            lines.push(std::mem::take(&mut line));
-        } else if gap == 1 {
-            line.push(' ');
-        }
-        for letter in word.chars() {
-            line.push(letter);
-            if line.width() > columns && line.chars().count() > 1 {
-                line.pop();
-                lines.push(std::mem::take(&mut line));
-                line.push(letter);
-            }
-        }
-    }
-    lines.push(line);
-    lines
+    let options = Options::new(columns.max(1)).word_splitter(WordSplitter::NoHyphenation);
+    textwrap::wrap(text, options).into_iter().map(Cow::into_owned).collect()
 }
 
 /// Writes `text` after the head, which is as wide as the indent of the lines below it.
