@@ -15,6 +15,7 @@ use crate::library::library;
 use crate::out::{Many, Out};
 use crate::state::Samples;
 
+const RING_ENTRIES: u64 = 100;
 const UNSIGNED_INT: c_uint = 1;
 const MODULE_POWER: usize = 7;
 
@@ -53,7 +54,7 @@ fn ring(history: &History, kind: usize, about: &Samples, now: Micros, last_seen:
     let period = about.period_microseconds.max(1);
     let begin = history.begin();
     let newest = now.saturating_sub(begin) / period;
-    let oldest = newest.saturating_sub(about.ring_entries) + 1;
+    let oldest = newest.saturating_sub(RING_ENTRIES) + 1;
     let total = |tick: u64| (history.integral(kind, begin + tick * period) / period as f64).round();
     (oldest..=newest)
         .map(|tick| (begin + tick * period, tick))

@@ -115,7 +115,7 @@ fn engine(share: Out<c_uint>, period: Out<c_uint>, value: f64) -> Answer {
 /// Total, reserved and used: of the GPU instance for a MIG device.
 fn memory_of(target: &Target) -> (u64, u64, u64) {
     match target.instance() {
-        Some(one) => (one.memory_total_bytes(), one.memory_reserved_bytes, one.memory_used_bytes),
+        Some(one) => (one.memory_total_bytes(), 0, one.memory_used_bytes),
         None => {
             let memory = &target.gpu().memory;
             (memory.total_bytes, memory.reserved_bytes, memory.used_bytes)

@@ -48,7 +48,7 @@ on_device! {
     nvmlDeviceGetAttributes_v2(attributes: Out<nvmlDeviceAttributes_t>) |target| {
         let one = instance(target)?;
         attributes.put(nvmlDeviceAttributes_t {
-            gpuInstanceSliceCount: one.gpu_slices(),
+            gpuInstanceSliceCount: one.shape.slices,
             computeInstanceSliceCount: one.compute_slices(),
             memorySizeMB: one.memory_total_bytes() >> 20,
             ..attributes.get()?

@@ -31,14 +31,12 @@ group! {
         /// The place among the MIG devices. Default: the position in the file; a gap is NOT_FOUND.
         index: Option<u32> = None,
         uuid: String = String::new(),
-        /// `1g.10gb`; sets the defaults of the next three.
+        /// `1g.10gb`; sets the defaults of the next two.
         profile: String = "1g.10gb".to_owned(),
         profile_id: Option<u32> = None,
-        gpu_slices: Option<u32> = None,
         placement: Option<Placement> = None,
         /// Of the GPU instance, shared by its compute instances.
         memory_total_bytes: Option<u64> = None,
-        memory_reserved_bytes: u64 = 0,
         memory_used_bytes: u64 = 0,
         gpm: Gpm = Gpm::default(),
         /// Of the board's profiles.
@@ -126,13 +124,9 @@ impl Instance {
         self.shape = found.cloned().unwrap_or_default();
     }
 
-    pub fn gpu_slices(&self) -> u32 {
-        self.gpu_slices.unwrap_or(self.shape.slices)
-    }
-
     pub fn compute_slices(&self) -> u32 {
         let named = self.profile.split_once("c.").and_then(|(slices, _)| slices.parse().ok());
-        named.unwrap_or(self.gpu_slices())
+        named.unwrap_or(self.shape.slices)
     }
 
     pub fn profile_id(&self) -> u32 {

@@ -22,7 +22,6 @@ group! {
     /// The ring buffer of nvmlDeviceGetSamples.
     Samples {
         period_microseconds: u64 = 166_667,
-        ring_entries: u64 = 100,
         /// Always empty: NOT_FOUND, as reported from some drivers.
         silent: bool = false,
     }
