@@ -14,7 +14,7 @@ use crate::domain::holders::{HeldHardware, UnlistedGpus};
 use crate::domain::model::{GpuUuid, HardwareState, KubeletState, PciBusId, ResourceName};
 use crate::node::hardware::{self, CallDurations, Driver, HardwareHandle, Loading, XidSender};
 use crate::serve::web::DriverCommands;
-use crate::tasks::Tasks;
+use crate::tasks::{self, Tasks};
 
 /// What completes the driver's list of GPUs.
 pub struct DeviceInputs {
@@ -30,8 +30,6 @@ pub struct Devices {
     hardware: Option<HardwareHandle>,
     pub call_durations: Option<CallDurations>,
     pub states: watch::Receiver<Arc<HardwareState>>,
-    /// Keeps the constant state of a node without a driver published.
-    _no_driver: watch::Sender<Arc<HardwareState>>,
 }
 
 /// `driver` is `None` for an agent that reads no devices.
@@ -45,11 +43,11 @@ pub fn start(
 ) -> Devices {
     let call_durations = driver.as_ref().and_then(|driver| driver.call_durations());
     let hardware = driver.map(|driver| hardware::start(driver, settings, xids, clock));
-    let no_driver = watch::Sender::new(Arc::<HardwareState>::default());
-    let listed = hardware.as_ref().map_or_else(|| no_driver.subscribe(), |hardware| hardware.states.clone());
+    // Without a driver a state that is constant, of a closed channel.
+    let listed = hardware.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |hardware| hardware.states.clone());
     let (publish, states) = watch::channel(listed.borrow().clone());
     tasks.spawn("devices", complete(listed, inputs, clock, publish));
-    Devices { hardware, call_durations, states, _no_driver: no_driver }
+    Devices { hardware, call_durations, states }
 }
 
 impl Devices {
@@ -75,8 +73,8 @@ impl Devices {
     }
 }
 
-/// Publishes `hardware` with the GPUs that are missing. Once the hardware threads have ended it closes the channel, which
-/// the publisher logs, and stays pending: the agent continues to serve metrics without hardware.
+/// Publishes `hardware` with the GPUs that are missing. The end of the hardware threads is logged here, as the agent
+/// continues without them; with another task the agent ends.
 async fn complete(
     mut hardware: watch::Receiver<Arc<HardwareState>>,
     DeviceInputs { mut kubelet, reloadable, served }: DeviceInputs,
@@ -85,7 +83,7 @@ async fn complete(
 ) {
     let mut unlisted = UnlistedGpus::new(served);
     let mut logged = LoggedGpus::default();
-    let mut kubelet_lives = true;
+    let mut hardware_runs = hardware.has_changed().is_ok();
     loop {
         let completed = {
             let (state, kubelet) = (hardware.borrow_and_update().clone(), kubelet.borrow_and_update().clone());
@@ -97,12 +95,13 @@ async fn complete(
         };
         publish.send_replace(completed);
         tokio::select! {
-            changed = hardware.changed() => if changed.is_err() { break },
-            changed = kubelet.changed(), if kubelet_lives => kubelet_lives = changed.is_ok(),
+            changed = hardware.changed(), if hardware_runs => if changed.is_err() {
+                tracing::error!("the hardware threads have ended; the device readings are no longer updated");
+                hardware_runs = false;
+            },
+            () = tasks::changed(&mut kubelet) => {}
         }
     }
-    drop(publish);
-    std::future::pending::<()>().await;
 }
 
 #[derive(Default)]

@@ -14,7 +14,7 @@ use crate::domain::health::{Health, HealthConfig, HealthInputs, MarkError, NodeF
 use crate::domain::model::{ContainerRef, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot};
 use crate::node::hardware::XidBatches;
 use crate::serve::web::{AdminCommand, Marking};
-use crate::tasks::Tasks;
+use crate::tasks::{self, Tasks};
 
 /// Orders in the queue; the next one waits for room.
 const MAX_ORDERS: usize = 16;
@@ -97,7 +97,7 @@ impl OrderSender {
 impl HealthTask {
     /// Runs until nothing reads the state any more, whichever inputs end.
     async fn run(mut self) {
-        let (mut hardware_is_open, mut events) = (true, vec![]);
+        let mut events = vec![];
         loop {
             let hardware = Arc::clone(&self.hardware.borrow_and_update());
             // After the readings: an XID that is sent before them is applied with them, and names the transition.
@@ -110,7 +110,7 @@ impl HealthTask {
             self.publish();
             let deadline = self.health.next_deadline().map(|deadline| deadline.since(self.clock.now().monotonic));
             tokio::select! {
-                changed = self.hardware.changed(), if hardware_is_open => hardware_is_open = changed.is_ok(),
+                () = tasks::changed(&mut self.hardware) => {}
                 Some(batch) = self.xids.recv() => events = batch,
                 Some(request) = self.orders.recv() => self.execute(request),
                 () = tokio::time::sleep(deadline.unwrap_or_default()), if deadline.is_some() => {}

@@ -123,26 +123,19 @@ impl Publisher {
     /// Never returns: it is aborted.
     async fn run(mut self, publish: watch::Sender<Arc<Snapshot>>) {
         let started = self.clock.now().unix;
-        let mut hardware_runs = true;
         for sequence in 1.. {
             self.request_owners().await;
             let snapshot = self.snapshot(sequence, started);
             publish.send_replace(Arc::new(snapshot));
-            self.wait_until_due(&mut hardware_runs).await;
+            self.wait_until_due().await;
         }
     }
 
-    /// Returns when the next snapshot is due. The end of the hardware threads is logged here, as the agent continues
-    /// without them; with another task the agent ends.
-    async fn wait_until_due(&mut self, hardware_runs: &mut bool) {
+    /// Returns when the next snapshot is due.
+    async fn wait_until_due(&mut self) {
         let PublisherInputs { hardware, kubelet, health, plugin, xids, reloadable, .. } = &mut self.inputs;
         tokio::select! {
-            changed = hardware.changed(), if *hardware_runs => {
-                if changed.is_err() {
-                    tracing::error!("the hardware threads have ended; the device readings are no longer updated");
-                    *hardware_runs = false;
-                }
-            }
+            () = tasks::changed(hardware) => {}
             () = tasks::changed(kubelet) => {}
             () = tasks::changed(health) => {}
             () = changed(plugin) => {}
