@@ -34,7 +34,7 @@ pub struct HealthHandle {
     pub states: watch::Receiver<Arc<HealthState>>,
     /// Those to keep for the next agent; at first those of the earlier one.
     pub faults: watch::Receiver<NodeFaults>,
-    pub orders: OrderSender,
+    pub mark: AdminCommand<Marking, String>,
 }
 
 /// Publishes the health of each device for as long as the task runs.
@@ -47,7 +47,7 @@ pub fn start(config: HealthConfig, inputs: HealthTaskInputs, clock: Clock, tasks
     let (order_sender, orders) = mpsc::channel(MAX_ORDERS);
     let task = HealthTask { health, last_logged: 0, clock, hardware, xids, orders, snapshots, states, faults };
     tasks.spawn("health", task.run());
-    HealthHandle { states: states_receiver, faults: faults_receiver, orders: OrderSender(order_sender) }
+    HealthHandle { states: states_receiver, faults: faults_receiver, mark: marker(order_sender, clock) }
 }
 
 struct HealthTask {
@@ -65,33 +65,25 @@ struct HealthTask {
 
 type OrderRequest = (OperatorOrder, oneshot::Sender<Result<String, MarkError>>);
 
-/// Sends operators' orders to the health task.
-#[derive(Clone, Debug)]
-pub struct OrderSender(mpsc::Sender<OrderRequest>);
-
-impl OrderSender {
-    /// Returns the UUID of the device once the resulting state is published.
-    async fn send(&self, order: OperatorOrder) -> Result<String, String> {
-        let ending = || "podmeter is ending".to_owned();
-        let (answer, answered) = oneshot::channel();
-        self.0.send((order, answer)).await.map_err(|_| ending())?;
-        answered.await.map_err(|_| ending())?.map_err(|error| error.to_string())
-    }
-
-    /// The handler of the admin socket's mark and unmark.
-    pub fn marker(self, clock: Clock) -> AdminCommand<Marking, String> {
-        Arc::new(move |Marking { device, mark }| {
-            let order = match mark {
-                Some((reason, lasts)) => {
-                    let until = lasts.map(|lasts| clock.now().monotonic + lasts);
-                    OperatorOrder::Mark { device, reason, until }
-                }
-                None => OperatorOrder::Unmark { device },
-            };
-            let orders = self.clone();
-            Box::pin(async move { orders.send(order).await })
+/// The handler of the admin socket's mark and unmark. Completes with the UUID of the device once the resulting state is
+/// published.
+fn marker(orders: mpsc::Sender<OrderRequest>, clock: Clock) -> AdminCommand<Marking, String> {
+    Arc::new(move |Marking { device, mark }| {
+        let order = match mark {
+            Some((reason, lasts)) => {
+                let until = lasts.map(|lasts| clock.now().monotonic + lasts);
+                OperatorOrder::Mark { device, reason, until }
+            }
+            None => OperatorOrder::Unmark { device },
+        };
+        let orders = orders.clone();
+        Box::pin(async move {
+            let ending = || "podmeter is ending".to_owned();
+            let (answer, answered) = oneshot::channel();
+            orders.send((order, answer)).await.map_err(|_| ending())?;
+            answered.await.map_err(|_| ending())?.map_err(|error| error.to_string())
         })
-    }
+    })
 }
 
 impl HealthTask {

@@ -228,10 +228,7 @@ impl RunningAgent {
             ready: Arc::new(move || probes::is_ready(&ready.borrow())),
             governance: governance::source(settings, &bound, web_config, self.config.reloadable.subscribe(), clock),
             allocations: journal::allocations(journal, self.snapshots.clone(), clock),
-            admin: web::Admin {
-                driver: self.devices.driver_commands(),
-                mark: self.health.orders.clone().marker(clock),
-            },
+            admin: web::Admin { driver: self.devices.driver_commands(), mark: Arc::clone(&self.health.mark) },
             streams: web::EventStreams::default(),
             cached_bodies: web::CachedBodies::default(),
         };

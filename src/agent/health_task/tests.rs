@@ -12,7 +12,7 @@ struct Harness {
     clock: Clock,
     hardware: watch::Sender<Arc<HardwareState>>,
     events: mpsc::Sender<Vec<XidEvent>>,
-    orders: OrderSender,
+    mark: AdminCommand<Marking, String>,
     states: watch::Receiver<Arc<HealthState>>,
     _snapshot: watch::Sender<Arc<Snapshot>>,
     _tasks: Tasks,
@@ -28,8 +28,8 @@ impl Harness {
         let inputs =
             HealthTaskInputs { hardware: hardware_states, xids: receiver, snapshots, faults: NodeFaults::default() };
         let mut tasks = Tasks::default();
-        let HealthHandle { states, orders, .. } = start(config, inputs, clock, &mut tasks);
-        Self { clock, hardware, events, orders, states, _snapshot: snapshot, _tasks: tasks }
+        let HealthHandle { states, mark, .. } = start(config, inputs, clock, &mut tasks);
+        Self { clock, hardware, events, mark, states, _snapshot: snapshot, _tasks: tasks }
     }
 
     /// Publishes readings of the one GPU.
@@ -117,12 +117,11 @@ async fn an_operator_gets_an_answer_when_the_state_is_published() {
     let mut harness = Harness::start();
     harness.read(1, 0);
     harness.until(true).await;
-    let mark = harness.orders.clone().marker(harness.clock);
     let marking = |device: &str| Marking { device: device.to_owned(), mark: Some(("smells".to_owned(), None)) };
-    mark(marking("0")).await.unwrap();
+    (harness.mark)(marking("0")).await.unwrap();
     assert!(!harness.states.borrow().gpus[&GPU.into()].is_healthy());
-    assert!(mark(marking("GPU-9")).await.unwrap_err().contains("GPU-9"));
-    mark(Marking { device: GPU.to_owned(), mark: None }).await.unwrap();
+    assert!((harness.mark)(marking("GPU-9")).await.unwrap_err().contains("GPU-9"));
+    (harness.mark)(Marking { device: GPU.to_owned(), mark: None }).await.unwrap();
     harness.until(true).await;
 }
 
