@@ -95,7 +95,10 @@ impl AgentSettings {
             HardwareSource::Nvml => {
                 Some(Box::new(NvmlDriver::new(self.nvml.clone(), self.nvml_call_durations.then_some(clock))))
             }
-            HardwareSource::Simulated => Some(Box::new(SimulatedDriver::new(SimulatedProfile::H100, SIMULATED_SEED))),
+            HardwareSource::Simulated => {
+                let driver = SimulatedDriver::new(SimulatedProfile::H100, SIMULATED_SEED);
+                Some(Box::new(driver.with_constant_loads(SIMULATED_SEED)))
+            }
             HardwareSource::None => None,
         }
     }

@@ -98,9 +98,6 @@ impl SimulatedNode {
         let gates = Gates { pods_api: true, ..Gates::default() };
         let kubelet = FakeKubelet::start(root, Options { seed: plan.seed, gates, ..Options::default() }).await?;
         let files = ProcTree::create(&root.join("node"))?;
-        if let Some(driver) = &driver {
-            driver.end_constant_loads(clock.now().monotonic);
-        }
         let devices = plan.resources.iter().flat_map(|resource| &resource.devices).cloned();
         let devices = devices.chain(plan.claims.iter().flat_map(|claim| &claim.devices).map(device_of_claim));
         Ok(Self {

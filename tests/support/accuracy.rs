@@ -127,7 +127,6 @@ pub fn run(case: Case) -> Outcome {
 impl Node {
     fn new(case: Case) -> Self {
         let mut driver = SimulatedDriver::new(case.profile, 7);
-        driver.end_constant_loads(Monotonic::default());
         let session = driver.open().unwrap();
         let (inventory, _) = session.inventory().unwrap();
         let readers =

@@ -40,8 +40,6 @@ pub struct SimulatedDriver {
 #[derive(Debug)]
 struct SharedGpus {
     gpus: BTreeMap<GpuUuid, SimulatedGpu>,
-    /// Until the first load is set.
-    has_constant_loads: bool,
     /// Events to deliver.
     events: VecDeque<RawEvent>,
     is_loaded: bool,
@@ -73,20 +71,11 @@ pub(super) struct ProcessCurve {
 }
 
 impl SimulatedGpu {
-    /// With constant loads.
-    fn new(gpu: &Gpu, seed: u64) -> Self {
-        let first = 50_000 + 100 * u64::from(gpu.index.unwrap_or_default());
-        let curve = |part: u32, memory: Option<u64>| {
-            let level = 0.35 + 0.6 * ((scramble(seed, first + u64::from(part)) % 1_000) as f64 / 1_000.0);
-            Curve::new(Monotonic::default(), Load::new(level, (memory.unwrap_or_default() as f64 * level) as u64))
-        };
-        let instances = gpu.mig_devices.iter().map(|mig| (mig.gpu_instance, mig.memory_bytes));
-        let mut parts: BTreeMap<_, _> =
-            instances.map(|(instance, memory)| (Some(instance), curve(instance, memory))).collect();
-        if parts.is_empty() {
-            parts.insert(None, curve(0, gpu.memory_bytes));
-        }
-        Self { parts, ..Self::default() }
+    /// Idle.
+    fn new(gpu: &Gpu) -> Self {
+        let instances = gpu.mig_devices.iter().map(|mig| Some(mig.gpu_instance));
+        let whole = gpu.mig_devices.is_empty().then_some(None);
+        Self { parts: instances.chain(whole).map(|part| (part, Curve::default())).collect(), ..Self::default() }
     }
 
     /// The load of the whole GPU; `None` where it is partitioned.
@@ -110,9 +99,8 @@ impl SimulatedGpu {
 impl SimulatedDriver {
     pub fn new(profile: SimulatedProfile, seed: u64) -> Self {
         let inventory = Arc::new(inventory(profile, seed));
-        let gpus = inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), SimulatedGpu::new(gpu, seed))).collect();
-        let state =
-            SharedGpus { gpus, has_constant_loads: true, events: VecDeque::new(), is_loaded: true, driver_loads: 1 };
+        let gpus = inventory.gpus.iter().map(|(uuid, gpu)| (uuid.clone(), SimulatedGpu::new(gpu))).collect();
+        let state = SharedGpus { gpus, events: VecDeque::new(), is_loaded: true, driver_loads: 1 };
         Self {
             profile,
             inventory,
@@ -120,6 +108,18 @@ impl SimulatedDriver {
             state: Arc::new(Mutex::new(state)),
             changed: Arc::default(),
         }
+    }
+
+    /// Loads each whole GPU with a level of its own, for an agent without workloads.
+    #[must_use]
+    pub fn with_constant_loads(self, seed: u64) -> Self {
+        for (uuid, gpu) in &self.inventory.gpus {
+            let number = 50_000 + 100 * u64::from(gpu.index.unwrap_or_default());
+            let level = 0.35 + 0.6 * ((scramble(seed, number) % 1_000) as f64 / 1_000.0);
+            let memory_used = (gpu.memory_bytes.unwrap_or_default() as f64 * level) as u64;
+            self.set_load(uuid, None, Monotonic::default(), Load::new(level, memory_used));
+        }
+        self
     }
 
     /// The simulated devices, lost ones included.
@@ -136,7 +136,6 @@ impl SimulatedDriver {
     /// Sets the load of the whole GPU, or of one GPU instance of a partitioned one, from `at` on. Calls for one GPU are
     /// in the order of time. Unknown GPUs are ignored.
     pub fn set_load(&self, gpu: &GpuUuid, gpu_instance: Option<u32>, at: Monotonic, load: Load) {
-        self.end_constant_loads(at);
         self.change(gpu, |gpu| {
             if let Some(curve) = gpu.parts.get_mut(&gpu_instance) {
                 curve.set(at, load);
@@ -147,7 +146,6 @@ impl SimulatedDriver {
     /// Sets the load of a process on the GPU, or on one GPU instance, from `at` on. It is a part of the load of
     /// `set_load`: the caller keeps the sum.
     pub fn set_process_load(&self, gpu: &GpuUuid, gpu_instance: Option<u32>, pid: u32, at: Monotonic, load: Load) {
-        self.end_constant_loads(at);
         self.change(gpu, |gpu| {
             let new = || ProcessCurve { curve: Curve::new(at, Load::default()), ..ProcessCurve::default() };
             gpu.processes.entry((pid, gpu_instance)).or_insert_with(new).curve.set(at, load);
@@ -162,16 +160,6 @@ impl SimulatedDriver {
                 process.ended = Some(at);
             }
         });
-    }
-
-    /// All GPUs are idle from `at` on, until loads are set. Does nothing after the first call, or after a load was set.
-    pub fn end_constant_loads(&self, at: Monotonic) {
-        let mut state = self.state.lock();
-        if std::mem::take(&mut state.has_constant_loads) {
-            for curve in state.gpus.values_mut().flat_map(|gpu| gpu.parts.values_mut()) {
-                curve.set(at, Load::default());
-            }
-        }
     }
 
     /// Every call to a lost GPU fails.
@@ -328,7 +316,6 @@ mod tests {
         let driver = SimulatedDriver::new(SimulatedProfile::H100, 3);
         let session = SimulatedSession { number: 1, driver: driver.clone() };
         let gpu = driver.inventory.gpus.keys().next().unwrap();
-        driver.end_constant_loads(Monotonic::default());
         for (second, utilization) in [(2, 1.0), (5, 0.5), (6, 0.0), (20, 0.25)] {
             driver.set_load(gpu, None, Monotonic::from_secs(second), Load::new(utilization, 0));
         }

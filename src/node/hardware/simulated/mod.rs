@@ -37,7 +37,6 @@ mod tests {
     fn busy_seconds_and_energy_are_the_integral_of_the_load() {
         let driver = SimulatedDriver::new(SimulatedProfile::H100, 1);
         let (gpu, mut reader) = first(&driver);
-        driver.end_constant_loads(Monotonic::default());
         let full = Due { medium: true, slow: true };
         assert_eq!(reader.read(full, at(0)).integrals.busy_seconds, Some(0.0));
         driver.set_load(&gpu, None, Monotonic::from_secs(4), Load::new(1.0, 1 << 30));
@@ -99,7 +98,6 @@ mod tests {
     #[test]
     fn both_gpus_of_a_superchip_read_its_energy_which_is_theirs_and_that_of_the_cpu() {
         let driver = SimulatedDriver::new(SimulatedProfile::GB200, 1);
-        driver.end_constant_loads(Monotonic::default());
         let session = driver.clone().open().unwrap();
         let mut gpus: Vec<_> = session.inventory().unwrap().0.gpus.into_values().collect();
         gpus.sort_by_key(|gpu| gpu.index);
