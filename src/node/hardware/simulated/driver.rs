@@ -9,9 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use super::curve::{Curve, Load};
 use super::profile::{SimulatedProfile, fabric_domain, inventory, node_devices, scramble};
 use super::reader::SimulatedReader;
-use crate::domain::model::{
-    FabricDomain, Gpu, GpuUuid, HardwareSource, Inventory, Monotonic, NodeDevices, XidInstance,
-};
+use crate::domain::model::{FabricDomain, Gpu, GpuUuid, HardwareSource, Inventory, Monotonic, NodeDevices};
 use crate::node::hardware::source::{
     CallProblem, Driver, DriverEventKind, DriverSession, EventFailure, EventSource, Failure, FailureCause, GpuReader,
     PassStatus, RawEvent,
@@ -162,9 +160,9 @@ impl SimulatedDriver {
         });
     }
 
-    /// Every call to a lost GPU fails.
-    pub fn set_lost(&self, gpu: &GpuUuid, lost: bool) {
-        self.change(gpu, |gpu| gpu.lost = lost);
+    /// After XID 79. It is read again once the driver was loaded again.
+    pub fn put_back_on_bus(&self, gpu: &GpuUuid) {
+        self.change(gpu, |gpu| gpu.lost = false);
     }
 
     /// Calls on a hanging GPU block.
@@ -172,13 +170,10 @@ impl SimulatedDriver {
         self.change(gpu, |gpu| gpu.hanging = hanging);
     }
 
-    /// Sets the recovery action (NVML field 230; 0 is none, after a reset), with an event.
-    pub fn set_recovery_action(&self, gpu: &GpuUuid, action: u32) {
-        self.change(gpu, |gpu| {
-            gpu.recovery_action = action;
-            gpu.uncorrected *= u64::from(action != 0);
-        });
-        self.send(RawEvent { gpu: gpu.clone(), instance: None, kind: DriverEventKind::Condition }, 1);
+    /// Ends its memory errors and its recovery action, with an event.
+    pub fn reset(&self, gpu: &GpuUuid) {
+        self.change(gpu, |gpu| (gpu.recovery_action, gpu.uncorrected) = (0, 0));
+        self.send(gpu, DriverEventKind::Condition, 1);
     }
 
     /// An unloaded driver ends its sessions and refuses new ones until it is loaded.
@@ -191,18 +186,15 @@ impl SimulatedDriver {
         self.changed.notify_all();
     }
 
-    /// Sends an XID of the whole GPU or of one of its instances, repeated, with what it means for the GPU: off the bus, or
-    /// with memory errors, which need a reset unless they are contained.
-    pub fn inject_xids(&self, gpu: &GpuUuid, instance: Option<XidInstance>, code: u32, count: u64) {
+    /// Sends an XID of the GPU, repeated, with what it means for the GPU: off the bus, so that every call fails, or with
+    /// memory errors, which need a reset.
+    pub fn inject_xids(&self, gpu: &GpuUuid, code: u32, count: u64) {
         self.change(gpu, |gpu| match code {
             79 => gpu.lost = true,
-            48 | 94 | 95 => {
-                gpu.uncorrected += count;
-                gpu.recovery_action = if code == 94 { gpu.recovery_action } else { RESET };
-            }
+            48 => (gpu.recovery_action, gpu.uncorrected) = (RESET, gpu.uncorrected + count),
             _ => {}
         });
-        self.send(RawEvent { gpu: gpu.clone(), instance, kind: DriverEventKind::Xid(code) }, count);
+        self.send(gpu, DriverEventKind::Xid(code), count);
     }
 
     fn change(&self, gpu: &GpuUuid, change: impl FnOnce(&mut SimulatedGpu)) {
@@ -210,7 +202,8 @@ impl SimulatedDriver {
         self.changed.notify_all();
     }
 
-    fn send(&self, event: RawEvent, count: u64) {
+    fn send(&self, gpu: &GpuUuid, kind: DriverEventKind, count: u64) {
+        let event = RawEvent { gpu: gpu.clone(), instance: None, kind };
         self.state.lock().events.extend(std::iter::repeat_n(event, count as usize));
         self.changed.notify_all();
     }
@@ -304,22 +297,5 @@ impl EventSource for SimulatedSession {
             return Err(EventFailure { problem: UNLOADED, session_over: true });
         }
         Ok(state.events.pop_front())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn integrals_are_exact_whenever_they_are_read() {
-        let driver = SimulatedDriver::new(SimulatedProfile::H100, 3);
-        let session = SimulatedSession { number: 1, driver: driver.clone() };
-        let gpu = driver.inventory.gpus.keys().next().unwrap();
-        for (second, utilization) in [(2, 1.0), (5, 0.5), (6, 0.0), (20, 0.25)] {
-            driver.set_load(gpu, None, Monotonic::from_secs(second), Load::new(utilization, 0));
-        }
-        let busy = |second| session.read(gpu, Monotonic::from_secs(second)).unwrap().whole().unwrap().busy_seconds;
-        assert_eq!([1, 3, 7, 24].map(busy), [0.0, 1.0, 3.5, 4.5]);
     }
 }

@@ -15,11 +15,9 @@ pub use profile::SimulatedProfile;
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
-    use crate::domain::model::{DeviceProcess, GpmRatios, GpuUuid, Moment, Monotonic, UnixSeconds, XidInstance};
-    use crate::node::hardware::{Driver, Due, GpuReader, PassStatus};
+    use crate::domain::model::{DeviceProcess, GpuUuid, Moment, Monotonic, UnixSeconds};
+    use crate::node::hardware::{Driver, Due, GpuReader};
 
     fn at(seconds: u64) -> Moment {
         Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(0.0) }
@@ -117,81 +115,5 @@ mod tests {
         assert_eq!(watts, [1_438.0, 1_438.0, 450.0, 450.0].map(Some));
         let fabric = passes[0].slow.as_ref().unwrap().fabric.as_ref().unwrap();
         assert!(fabric.domain.is_some() && fabric.conditions.len() == 4, "{fabric:?}");
-    }
-
-    #[test]
-    fn a_lost_gpu_is_reported_and_recovers() {
-        let driver = SimulatedDriver::new(SimulatedProfile::A100, 1);
-        let (gpu, mut reader) = first(&driver);
-        driver.set_lost(&gpu, true);
-        assert_eq!(reader.read(Due::default(), at(1)).status, PassStatus::Lost);
-        driver.set_lost(&gpu, false);
-        let pass = reader.read(Due { medium: true, slow: false }, at(2));
-        assert_eq!((pass.status, pass.medium.unwrap().gpm), (PassStatus::Answers, GpmRatios::default()));
-    }
-
-    #[test]
-    fn a_gpu_behaves_as_its_xid_means() {
-        let driver = SimulatedDriver::new(SimulatedProfile::H100, 1);
-        let (gpu, mut reader) = first(&driver);
-        let mut read = |code| {
-            driver.inject_xids(&gpu, None, code, 1);
-            let pass = reader.read(Due { medium: false, slow: true }, at(1));
-            let errors = |slow: &crate::domain::model::Slow| {
-                slow.ecc.iter().filter_map(|location| location.uncorrected).sum::<u64>()
-            };
-            (pass.status, pass.slow.map(|slow| (errors(&slow), slow.recovery_action)))
-        };
-        assert_eq!(read(13), (PassStatus::Answers, Some((0, Some(0)))));
-        assert_eq!(read(94), (PassStatus::Answers, Some((1, Some(0)))), "contained");
-        assert_eq!(read(48), (PassStatus::Answers, Some((2, Some(1)))));
-        driver.set_recovery_action(&gpu, 0);
-        assert_eq!(read(95), (PassStatus::Answers, Some((1, Some(1)))));
-        assert_eq!(read(79), (PassStatus::Lost, None), "it has fallen off the bus");
-    }
-
-    #[test]
-    fn a_call_returns_when_its_gpu_no_longer_hangs() {
-        let driver = SimulatedDriver::new(SimulatedProfile::A100, 1);
-        let (gpu, mut reader) = first(&driver);
-        driver.set_hanging(&gpu, true);
-        let (done, outcome) = std::sync::mpsc::channel();
-        let reads = std::thread::spawn(move || done.send(reader.read(Due::default(), at(1)).status));
-        assert!(outcome.recv_timeout(Duration::from_millis(50)).is_err());
-        driver.set_hanging(&gpu, false);
-        assert_eq!(outcome.recv(), Ok(PassStatus::Answers));
-        reads.join().unwrap().unwrap();
-    }
-
-    #[test]
-    fn an_unloaded_driver_ends_its_session_and_opens_when_it_is_loaded() {
-        let mut driver = SimulatedDriver::new(SimulatedProfile::A100, 1);
-        let session = driver.open().unwrap();
-        let (gpu, mut reader) = first(&driver);
-        let mut events = session.events().unwrap();
-        driver.set_driver_loaded(false);
-        assert_eq!(reader.read(Due::default(), at(1)).status, PassStatus::SessionOver);
-        assert!(events.wait(Duration::ZERO, Monotonic::default()).unwrap_err().session_over);
-        assert_eq!(driver.open().err().unwrap().problem.code, "driver_not_loaded");
-        driver.set_driver_loaded(true);
-        assert_eq!(reader.read(Due::default(), at(2)).status, PassStatus::SessionOver, "a reader of the old session");
-        let mut reader = driver.open().unwrap().reader(&gpu).unwrap();
-        driver.set_recovery_action(&gpu, 1);
-        let pass = reader.read(Due { medium: false, slow: true }, at(3));
-        assert_eq!((pass.status, pass.slow.unwrap().recovery_action), (PassStatus::Answers, Some(1)));
-    }
-
-    #[test]
-    fn many_events_are_delivered_one_by_one_and_in_order() {
-        let mut driver = SimulatedDriver::new(SimulatedProfile::A100, 1);
-        let (gpu, _) = first(&driver);
-        let mut events = driver.open().unwrap().events().unwrap();
-        let instance = Some(XidInstance { gpu_instance: 1, compute_instance: None });
-        driver.inject_xids(&gpu, None, 45, 2);
-        driver.inject_xids(&gpu, None, 45, 0);
-        driver.inject_xids(&gpu, instance, 13, 1);
-        let received: Vec<_> = (0..4).map(|_| events.wait(Duration::ZERO, Monotonic::default()).unwrap()).collect();
-        let instances: Vec<_> = received.iter().map(|event| event.as_ref().map(|event| event.instance)).collect();
-        assert_eq!(instances, [Some(None), Some(None), Some(instance), None]);
     }
 }
