@@ -20,9 +20,9 @@ pub fn source(
     reloadable: watch::Receiver<Reloadable>,
     clock: Clock,
 ) -> GovernanceSource {
-    let listeners = bound.listeners.iter().map(|listener| (listener.address(), listener.purpose()));
+    let listeners = bound.listeners.iter().map(|listener| (listener.address.clone(), listener.purpose));
     // Served once the process that listens there has ended.
-    let awaited = bound.awaited.iter().map(|path| (ListenAddress::Unix(path.clone()), Purpose::Private));
+    let awaited = bound.awaited.iter().map(|address| (address.clone(), Purpose::Private));
     let listeners: Vec<(ListenAddress, Purpose)> = listeners.chain(awaited).collect();
     let deployment = deployment(|name| std::env::var(name).ok());
     Arc::new(move |snapshot, GovernanceRequest { yaml, private }| {

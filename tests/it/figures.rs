@@ -251,7 +251,7 @@ struct Shown {
 
 async fn shown(scene: Scene, snapshot: Snapshot) -> Shown {
     let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap(), Purpose::Public).await.unwrap();
-    let ListenAddress::Tcp(address) = listener.address() else { panic!("tcp") };
+    let ListenAddress::Tcp(address) = listener.address else { panic!("tcp") };
     let response = AllocationsResponse {
         node: "node-a".to_owned(),
         at: snapshot.at.unix.0,

@@ -8,7 +8,7 @@ use std::path::Path;
 use super::arguments::{UsageArguments, UsageBy, UsageFormat};
 use super::{FAILED, Failed, block_on, misused, print};
 use crate::clock::Clock;
-use crate::commands::client::{self, AgentTarget};
+use crate::commands::client;
 use crate::domain::model::UnixSeconds;
 use crate::node::journal::{AllocationsResponse, By, Query, Usage, parse_time, read_directory, report};
 
@@ -76,13 +76,14 @@ fn query(arguments: &UsageArguments, now: UnixSeconds) -> Result<Query, String> 
 /// From the agent; where none answers, from the journal.
 fn collect(arguments: &UsageArguments, query: &Query, now: UnixSeconds) -> Result<AllocationsResponse, Failed> {
     let target = arguments.agent.clone().target()?;
-    let Unanswered { error, is_no_agent } = match all_pages(query, |query| ask(&target, query)) {
+    let ask = async |query: &Query| client::json(&target, &format!("/api/v1/allocations?{}", query.text())).await;
+    let error = match block_on(all_pages(query, ask))? {
         Ok(all) => return Ok(all),
-        Err(unanswered) => unanswered,
+        Err(error) => error,
     };
     match &arguments.state_dir {
-        _ if !is_no_agent || arguments.agent.remote.url.is_some() => Err(Failed(FAILED, error)),
-        Some(directory) => all_pages(query, |query| read(directory, query, now)),
+        _ if !error.is_no_agent() || arguments.agent.remote.url.is_some() => Err(Failed(FAILED, error.to_string())),
+        Some(directory) => block_on(all_pages(query, async |query| read(directory, query, now)))?,
         None => Err(Failed(FAILED, format!("{error}; give a journal with --state-dir, or an agent with --url"))),
     }
 }
@@ -93,31 +94,19 @@ fn read(directory: &Path, query: &Query, now: UnixSeconds) -> Result<Allocations
 }
 
 /// All pages of an answer as one.
-fn all_pages<E>(
+async fn all_pages<E>(
     query: &Query,
-    page: impl Fn(&Query) -> Result<AllocationsResponse, E>,
+    page: impl AsyncFn(&Query) -> Result<AllocationsResponse, E>,
 ) -> Result<AllocationsResponse, E> {
     let (mut query, mut earlier) = (query.clone(), vec![]);
     loop {
-        let mut answer = page(&query)?;
+        let mut answer = page(&query).await?;
         earlier.append(&mut answer.allocations);
         match answer.next.filter(|next| *next > query.after) {
             Some(next) => query.after = next,
             None => return Ok(AllocationsResponse { allocations: earlier, ..answer }),
         }
     }
-}
-
-struct Unanswered {
-    error: String,
-    is_no_agent: bool,
-}
-
-fn ask(target: &AgentTarget, query: &Query) -> Result<AllocationsResponse, Unanswered> {
-    let path = format!("/api/v1/allocations?{}", query.text());
-    let asked =
-        block_on(client::json(target, &path)).map_err(|Failed(_, error)| Unanswered { error, is_no_agent: false })?;
-    asked.map_err(|error| Unanswered { error: error.to_string(), is_no_agent: error.is_no_agent() })
 }
 
 fn pretty(value: &impl serde::Serialize) -> String {

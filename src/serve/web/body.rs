@@ -1,5 +1,6 @@
 //! Response bodies: those of metrics, page, node and history in memory once for all clients, long ones as gzip, and given
-//! to a connection in pieces. So a client that reads slowly has no page of its own.
+//! to a connection in pieces. So a client that reads slowly has no page of its own; with tower-http's compression it would, for
+//! each page that it leaves unread.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;

@@ -1,6 +1,7 @@
 //! The limits of a listener's connections, and a client's stream that fails when a part of a response is not taken in time.
 //!
-//! Does not use: HTTP, TLS.
+//! Does not use: HTTP, TLS. tower-http's timeouts end handlers, and its limits are of requests' bodies: neither ends a client that
+//! takes its response a byte at a time.
 
 use std::io;
 use std::pin::Pin;

@@ -4,13 +4,15 @@
 
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixStream};
+
+use super::connections::ClientStream;
 
 /// Bytes of a response that the client has not taken yet: the metrics of a large node. The kernel doubles the number.
 pub(super) const SEND_BYTES: u32 = 256 * 1024;
@@ -55,36 +57,42 @@ pub enum Purpose {
 }
 
 #[derive(Debug)]
-pub enum Listener {
-    Tcp { listener: TcpListener, purpose: Purpose },
-    Unix { listener: UnixListener, file: ListenerFile, purpose: Purpose },
+pub struct Listener {
+    socket: Socket,
+    pub purpose: Purpose,
+    /// With the actual port where it was given as zero.
+    pub address: ListenAddress,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(TcpListener),
+    Unix(UnixListener, ListenerFile),
 }
 
 impl Listener {
     /// Binds and listens. A unix socket gets the permissions that the umask leaves; with `Purpose::Private`, mode 0600.
     pub async fn bind(address: &ListenAddress, purpose: Purpose) -> Result<Self, BindError> {
         match address {
-            ListenAddress::Tcp(address) => match bind_tcp(*address) {
-                Ok(listener) => Ok(Self::Tcp { listener, purpose }),
-                Err(source) => Err(BindError::Tcp { address: *address, source }),
-            },
-            ListenAddress::Unix(path) => Self::bind_unix(path, purpose).await,
+            ListenAddress::Tcp(address) => {
+                let listener = bind_tcp(*address).and_then(|listener| Ok((listener.local_addr()?, listener)));
+                let (bound, listener) = listener.map_err(|source| BindError::Tcp { address: *address, source })?;
+                Ok(Self { socket: Socket::Tcp(listener), purpose, address: ListenAddress::Tcp(bound) })
+            }
+            ListenAddress::Unix(path) => {
+                Ok(Self { socket: bind_unix(path, purpose).await?, purpose, address: address.clone() })
+            }
         }
     }
 
-    /// Binds a unix socket that only its owner can open.
-    pub async fn bind_private(path: &Path) -> Result<Self, BindError> {
-        Self::bind_unix(path, Purpose::Private).await
-    }
-
-    /// As `bind_private`, once no other process listens there: during a rolling update the old agent does.
-    pub async fn bind_private_when_free(path: &Path) -> Self {
+    /// Binds the admin socket once no other process listens there: during a rolling update the old agent does.
+    pub async fn bind_when_free(address: ListenAddress) -> Self {
         let mut is_failing = false;
         loop {
             tokio::time::sleep(RETRY).await;
-            match Self::bind_private(path).await {
+            match Self::bind(&address, Purpose::Private).await {
                 Ok(listener) => {
-                    tracing::info!(address = %listener.address(), "listening");
+                    tracing::info!(%address, "listening");
                     return listener;
                 }
                 Err(BindError::InUse { .. }) => is_failing = false,
@@ -97,35 +105,31 @@ impl Listener {
         }
     }
 
-    pub fn purpose(&self) -> Purpose {
-        match self {
-            Self::Tcp { purpose, .. } | Self::Unix { purpose, .. } => *purpose,
-        }
-    }
-
-    /// The bound address, with the actual port where it was given as zero.
-    pub fn address(&self) -> ListenAddress {
-        match self {
-            Self::Tcp { listener, .. } => {
-                ListenAddress::Tcp(listener.local_addr().unwrap_or_else(|_| SocketAddr::from(([0, 0, 0, 0], 0))))
+    /// A client's stream, and its address; `None` on a unix socket. A failure is logged and tried again.
+    pub(super) async fn accept(&mut self) -> (Box<dyn ClientStream>, Option<IpAddr>) {
+        match &mut self.socket {
+            Socket::Tcp(listener) => {
+                let (stream, peer) = axum::serve::Listener::accept(listener).await;
+                let _ = stream.set_nodelay(true); // fails only on a closed connection
+                (Box::new(stream), Some(peer.ip().to_canonical()))
             }
-            Self::Unix { file, .. } => ListenAddress::Unix(file.path.clone()),
+            Socket::Unix(listener, _) => (Box::new(axum::serve::Listener::accept(listener).await.0), None),
         }
     }
+}
 
-    async fn bind_unix(path: &Path, purpose: Purpose) -> Result<Self, BindError> {
-        let failed = |source| BindError::Unix { path: path.to_owned(), source };
-        std::fs::create_dir_all(path.parent().unwrap_or(Path::new(""))).map_err(failed)?;
-        remove_stale_socket(path).await?;
-        // Bound under another name and renamed, so that it cannot be opened before its mode is set.
-        let mut temporary = path.as_os_str().to_owned();
-        temporary.push(format!(".{}", std::process::id()));
-        let temporary = PathBuf::from(temporary);
-        let _ = std::fs::remove_file(&temporary);
-        let listener = UnixListener::bind(&temporary).map_err(failed)?;
-        let inode = publish_socket(&temporary, path, purpose).map_err(failed)?;
-        Ok(Self::Unix { listener, file: ListenerFile { path: path.to_owned(), inode }, purpose })
-    }
+async fn bind_unix(path: &Path, purpose: Purpose) -> Result<Socket, BindError> {
+    let failed = |source| BindError::Unix { path: path.to_owned(), source };
+    std::fs::create_dir_all(path.parent().unwrap_or(Path::new(""))).map_err(failed)?;
+    remove_stale_socket(path).await?;
+    // Bound under another name and renamed, so that it cannot be opened before its mode is set.
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}", std::process::id()));
+    let temporary = PathBuf::from(temporary);
+    let _ = std::fs::remove_file(&temporary);
+    let listener = UnixListener::bind(&temporary).map_err(failed)?;
+    let inode = publish_socket(&temporary, path, purpose).map_err(failed)?;
+    Ok(Socket::Unix(listener, ListenerFile { path: path.to_owned(), inode }))
 }
 
 /// As `TcpListener::bind`, with buffers that the kernel does not grow: a client that takes no responses could otherwise
@@ -221,19 +225,28 @@ mod tests {
         }
     }
 
+    async fn bind_private(path: &Path) -> Result<Listener, BindError> {
+        Listener::bind(&ListenAddress::Unix(path.to_owned()), Purpose::Private).await
+    }
+
+    /// As after a kill.
+    fn drop_without_file(listener: Listener) {
+        let Socket::Unix(socket, file) = listener.socket else { panic!("a unix listener") };
+        drop(socket);
+        std::mem::forget(file);
+    }
+
     #[tokio::test]
     async fn a_stale_socket_is_replaced_and_one_in_use_is_not() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("deep/podmeter.sock");
-        let first = Listener::bind_private(&path).await.unwrap();
+        let first = bind_private(&path).await.unwrap();
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert!(matches!(Listener::bind_private(&path).await, Err(BindError::InUse { .. })));
-        let Listener::Unix { listener, file, .. } = first else { panic!("a unix listener") };
-        drop(listener);
-        std::mem::forget(file); // as after a kill
+        assert!(matches!(bind_private(&path).await, Err(BindError::InUse { .. })));
+        drop_without_file(first);
         assert!(path.exists());
-        let second = Listener::bind_private(&path).await.unwrap();
+        let second = bind_private(&path).await.unwrap();
         drop(second);
         assert!(!path.exists(), "a dropped listener removes its file");
     }
@@ -242,17 +255,13 @@ mod tests {
     async fn a_socket_in_use_is_bound_when_its_process_has_ended() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("podmeter.sock");
-        let Listener::Unix { listener, file, .. } = Listener::bind_private(&path).await.unwrap() else {
-            panic!("a unix listener")
-        };
-        let binding = Listener::bind_private_when_free(&path);
+        let first = bind_private(&path).await.unwrap();
+        let binding = Listener::bind_when_free(ListenAddress::Unix(path.clone()));
         tokio::pin!(binding);
         assert!(tokio::time::timeout(RETRY * 2, &mut binding).await.is_err(), "it is in use");
         assert!(UnixStream::connect(&path).await.is_ok(), "by the first");
-        drop(listener);
-        std::mem::forget(file); // as after a kill
-        let second = tokio::time::timeout(RETRY * 3, binding).await.expect("bound");
-        assert_eq!(second.address(), ListenAddress::Unix(path.clone()));
+        drop_without_file(first);
+        let _second = tokio::time::timeout(RETRY * 3, binding).await.expect("bound");
         assert!(UnixStream::connect(&path).await.is_ok());
     }
 
@@ -261,7 +270,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         std::fs::write(&path, "data").unwrap();
-        assert!(matches!(Listener::bind_private(&path).await, Err(BindError::NotASocket { .. })));
+        assert!(matches!(bind_private(&path).await, Err(BindError::NotASocket { .. })));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "data");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
     }
@@ -269,7 +278,7 @@ mod tests {
     #[tokio::test]
     async fn the_error_names_a_port_in_use() {
         let first = Listener::bind(&"127.0.0.1:0".parse().unwrap(), Purpose::Public).await.unwrap();
-        let error = Listener::bind(&first.address(), Purpose::Public).await.unwrap_err();
-        assert!(error.to_string().contains(&first.address().to_string()), "{error}");
+        let error = Listener::bind(&first.address, Purpose::Public).await.unwrap_err();
+        assert!(error.to_string().contains(&first.address.to_string()), "{error}");
     }
 }

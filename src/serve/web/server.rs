@@ -4,7 +4,6 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +24,7 @@ use tracing::{debug, error, warn};
 use super::access::AccessControl;
 use super::config::WatchedConfig;
 use super::connections::{ClientStream, Limits, TimedStream};
-use super::listener::Purpose;
+use super::listener::{ListenAddress, Purpose};
 use super::routes::{probes, router};
 use super::state::{Private, WebState};
 use super::{Listener, admin, streams};
@@ -55,7 +54,7 @@ pub struct ServerSettings {
     /// For each listener.
     pub limits: Limits,
     /// An admin socket on which another process listens. It is served when that process has ended.
-    pub awaited: Option<PathBuf>,
+    pub awaited: Option<ListenAddress>,
 }
 
 /// The threads of the web server: no request delays the rest of the agent, such as an answer to the kubelet.
@@ -129,14 +128,14 @@ async fn serve(
     };
     let mut accepting = JoinSet::new();
     for listener in listeners {
-        let handler = handler_for(listener.purpose());
+        let handler = handler_for(listener.purpose);
         accepting.spawn(accept(listener, handler, stopping.clone()));
     }
-    if let Some(path) = settings.awaited {
+    if let Some(address) = settings.awaited {
         let (handler, mut stopping) = (handler_for(Purpose::Private), stopping.clone());
         accepting.spawn(async move {
             tokio::select! {
-                listener = Listener::bind_private_when_free(&path) => accept(listener, handler, stopping).await,
+                listener = Listener::bind_when_free(address) => accept(listener, handler, stopping).await,
                 _ = stopping.changed() => {}
             }
         });
@@ -167,7 +166,7 @@ async fn accept(mut listener: Listener, handler: ConnectionHandler, mut stopping
     let (mut connections, mut reached, limit) = (JoinSet::new(), false, handler.limits.connections);
     loop {
         let (stream, peer) = tokio::select! {
-            accepted = accept_one(&mut listener), if connections.len() < limit => accepted,
+            accepted = listener.accept(), if connections.len() < limit => accepted,
             _ = stopping.changed() => break,
             Some(ended) = connections.join_next(), if !connections.is_empty() => {
                 log_end(ended);
@@ -176,7 +175,7 @@ async fn accept(mut listener: Listener, handler: ConnectionHandler, mut stopping
         };
         connections.spawn(serve_connection(stream, peer, handler.clone(), stopping.clone()));
         if connections.len() == limit && !std::mem::replace(&mut reached, true) {
-            let listener = listener.address();
+            let listener = &listener.address;
             warn!(%listener, limit, "the limit of connections is reached; further clients wait until one is closed");
         }
     }
@@ -190,18 +189,6 @@ async fn accept(mut listener: Listener, handler: ConnectionHandler, mut stopping
         warn!("connections that did not end in time are closed");
     }
     connections.shutdown().await;
-}
-
-/// A client's stream, and its address; `None` on a unix socket. A failure is logged and tried again.
-async fn accept_one(listener: &mut Listener) -> (Box<dyn ClientStream>, Option<IpAddr>) {
-    match listener {
-        Listener::Tcp { listener, .. } => {
-            let (stream, peer) = axum::serve::Listener::accept(listener).await;
-            let _ = stream.set_nodelay(true); // fails only on a closed connection
-            (Box::new(stream), Some(peer.ip().to_canonical()))
-        }
-        Listener::Unix { listener, .. } => (Box::new(axum::serve::Listener::accept(listener).await.0), None),
-    }
 }
 
 async fn serve_connection(

@@ -9,11 +9,13 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use http_body_util::{BodyExt as _, Full};
-use hyper::client::conn::http1;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::{TcpStream, UnixStream};
+use hyper::{Method, Request, Response, StatusCode, Uri};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::{Connect, HttpConnector};
+use hyper_util::rt::TokioExecutor;
+use hyperlocal::UnixConnector;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 
 use super::{
@@ -38,9 +40,9 @@ struct Server {
 impl Server {
     async fn start(unix: Option<&Path>) -> Self {
         let mut listeners = vec![Listener::bind(&"127.0.0.1:0".parse().unwrap(), Purpose::Public).await.unwrap()];
-        let ListenAddress::Tcp(tcp) = listeners[0].address() else { panic!("tcp") };
+        let ListenAddress::Tcp(tcp) = listeners[0].address else { panic!("tcp") };
         if let Some(path) = unix {
-            listeners.push(Listener::bind_private(path).await.unwrap());
+            listeners.push(Listener::bind(&ListenAddress::Unix(path.to_owned()), Purpose::Private).await.unwrap());
         }
         let (snapshots, latest) = watch::channel(Arc::new(fixture::snapshot()));
         let ready = Arc::new(AtomicBool::new(true));
@@ -61,7 +63,8 @@ impl Server {
     }
 
     async fn send(&self, method: Method, path: &str, headers: &[(&str, &str)]) -> Response<Bytes> {
-        request(TcpStream::connect(self.tcp).await.unwrap(), method, path, headers).await
+        let uri = format!("http://{}{path}", self.tcp).parse().unwrap();
+        send(HttpConnector::new(), uri, method, headers, "").await
     }
 
     async fn stop(self) {
@@ -121,34 +124,21 @@ fn admin() -> Admin {
     Admin { driver: Some(driver), mark }
 }
 
-async fn request(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    method: Method,
-    path: &str,
-    headers: &[(&str, &str)],
-) -> Response<Bytes> {
-    send(stream, method, path, headers, Bytes::new()).await
-}
-
 async fn send(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    connector: impl Connect + Clone + Send + Sync + 'static,
+    uri: Uri,
     method: Method,
-    path: &str,
     headers: &[(&str, &str)],
-    body: Bytes,
+    body: &str,
 ) -> Response<Bytes> {
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
-    let connection = tokio::spawn(connection);
-    let mut request = Request::builder().method(method).uri(path).header("host", "node");
+    let mut request = Request::builder().method(method).uri(uri);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let response = sender.send_request(request.body(Full::new(body)).unwrap()).await.unwrap();
+    let client = Client::builder(TokioExecutor::new()).build(connector);
+    let response = client.request(request.body(Full::<Bytes>::from(body.to_owned())).unwrap()).await.unwrap();
     let (parts, body) = response.into_parts();
-    let body = body.collect().await.unwrap().to_bytes();
-    drop(sender);
-    connection.await.unwrap().unwrap();
-    Response::from_parts(parts, body)
+    Response::from_parts(parts, body.collect().await.unwrap().to_bytes())
 }
 
 fn header<'response>(response: &'response Response<Bytes>, name: &str) -> &'response str {
@@ -323,8 +313,7 @@ async fn commands_are_accepted_on_the_admin_socket_only() {
     let path = directory.path().join("admin.sock");
     let server = Server::start(Some(&path)).await;
     let command = async |method: Method, route: &str, body: &str| {
-        let stream = UnixStream::connect(&path).await.unwrap();
-        send(stream, method, route, &[], Bytes::from(body.to_owned())).await
+        send(UnixConnector, hyperlocal::Uri::new(&path, route).into(), method, &[], body).await
     };
     let done = command(Method::POST, "/release", r#"{"for": "1m"}"#).await;
     assert_eq!((done.status(), header(&done, "content-type")), (StatusCode::OK, "application/json"));
