@@ -1,7 +1,7 @@
 //! Which container holds which device, and what of its use is attributed to the container.
 
-use super::family::{Family, Group, SampleValue, counter, gauge};
-use super::labels::{DEVICE, of_account, of_device};
+use super::family::{Group, counter, gauge};
+use super::labels::{DEVICE, Labels, of_account, of_device};
 use crate::domain::model::{Account, Snapshot, allocated_ratio};
 
 pub(super) static GROUP: Group = Group {
@@ -13,10 +13,11 @@ pub(super) static GROUP: Group = Group {
             "podmeter_container_allocation_info",
             "A GPU that a container holds now, and how its use is attributed.",
             |snapshot, family| {
-                for account in shown(snapshot) {
+                for (labels, account) in shown(snapshot) {
                     let Some(holding) = &account.holding else { continue };
                     for device in &holding.device_ids {
-                        let labels = of_account(account)
+                        let labels = labels
+                            .clone()
                             .and_known("resource", holding.resource.as_ref())
                             .and("device_id", device)
                             .and("sharing", holding.sharing.into_str())
@@ -30,61 +31,61 @@ pub(super) static GROUP: Group = Group {
         counter(
             "podmeter_container_allocated_seconds_total",
             "GPU-seconds held: a shared slot counts its share of the GPU, a MIG device its slices.",
-            |snapshot, family| totals(snapshot, family, |account| account.figures.allocated_seconds),
+            |snapshot, family| family.each(shown(snapshot), |account| account.figures.allocated_seconds),
         ),
         counter(
             "podmeter_container_busy_seconds_total",
             "GPU-seconds in which the container kept its device busy.",
-            |snapshot, family| totals(snapshot, family, |account| account.figures.busy_seconds),
+            |snapshot, family| family.each(shown(snapshot), |account| account.figures.busy_seconds),
         ),
         counter(
             "podmeter_container_borrowed_seconds_total",
             "The part of podmeter_container_busy_seconds_total beyond what the container holds.",
-            |snapshot, family| totals(snapshot, family, |account| account.figures.borrowed_seconds),
+            |snapshot, family| family.each(shown(snapshot), |account| account.figures.borrowed_seconds),
         ),
         counter(
             "podmeter_container_idle_seconds_total",
             "GPU-seconds held and not busy, of the time with known busy seconds.",
-            |snapshot, family| totals(snapshot, family, |account| account.figures.idle_seconds),
+            |snapshot, family| family.each(shown(snapshot), |account| account.figures.idle_seconds),
         ),
         counter(
             "podmeter_container_uncovered_seconds_total",
             "GPU-seconds held without known busy seconds: neither busy nor idle.",
-            |snapshot, family| totals(snapshot, family, |account| account.figures.uncovered_seconds),
+            |snapshot, family| family.each(shown(snapshot), |account| account.figures.uncovered_seconds),
         ),
         gauge(
             "podmeter_container_last_active_timestamp_seconds",
             "Unix time of the last activity, or of the last time without readings; else the start of the allocation.",
-            |snapshot, family| current(snapshot, family, |account| account.last_active),
+            |snapshot, family| family.each(current(snapshot), |account| account.last_active),
         ),
         gauge(
             "podmeter_container_utilization_ratio",
             "Utilization of the container's device or slot in the last sample.",
-            |snapshot, family| current(snapshot, family, |account| account.utilization_ratio),
+            |snapshot, family| family.each(current(snapshot), |account| account.utilization_ratio),
         ),
         gauge(
             "podmeter_container_sm_active_ratio",
             "SM activity of the container's exclusive device.",
-            |snapshot, family| current(snapshot, family, |account| account.sm_active_ratio),
+            |snapshot, family| family.each(current(snapshot), |account| account.sm_active_ratio),
         ),
         gauge(
             "podmeter_container_dram_active_ratio",
             "Memory bandwidth use of the container's exclusive device.",
-            |snapshot, family| current(snapshot, family, |account| account.dram_active_ratio),
+            |snapshot, family| family.each(current(snapshot), |account| account.dram_active_ratio),
         ),
         gauge("podmeter_container_memory_used_bytes", "Device memory that the container uses.", |snapshot, family| {
-            current(snapshot, family, |account| account.memory_used_bytes);
+            family.each(current(snapshot), |account| account.memory_used_bytes);
         }),
         gauge(
             "podmeter_container_memory_limit_bytes",
             "Device memory that the container may use.",
-            |snapshot, family| current(snapshot, family, |account| account.memory_limit_bytes),
+            |snapshot, family| family.each(current(snapshot), |account| account.memory_limit_bytes),
         ),
         counter("podmeter_container_energy_joules_total", "Energy attributed to the container.", |snapshot, family| {
-            totals(snapshot, family, |account| account.figures.energy_joules);
+            family.each(shown(snapshot), |account| account.figures.energy_joules);
         }),
         gauge("podmeter_container_processes", "Processes of the container on the device.", |snapshot, family| {
-            current(snapshot, family, |account| account.processes);
+            family.each(current(snapshot), |account| account.processes);
         }),
         gauge("podmeter_device_allocated_ratio", "Fraction of the GPU that is allocated.", |snapshot, family| {
             for gpu in snapshot.hardware.inventory.gpus.values() {
@@ -95,22 +96,14 @@ pub(super) static GROUP: Group = Group {
     ],
 };
 
-fn shown(snapshot: &Snapshot) -> impl Iterator<Item = &Account> {
-    snapshot.accounts.iter().filter(|account| !account.over_limit)
+/// With those that have released the device: their totals stay.
+fn shown(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &Account)> {
+    let shown = snapshot.accounts.iter().filter(|account| !account.over_limit);
+    shown.map(|account| (of_account(account), account))
 }
 
-/// Stays after the container has released the device.
-fn totals<V: Into<SampleValue>>(snapshot: &Snapshot, family: &mut Family, read: fn(&Account) -> Option<V>) {
-    for account in shown(snapshot) {
-        family.push_known(of_account(account), read(account));
-    }
-}
-
-/// Absent once the container has released the device.
-fn current<V: Into<SampleValue>>(snapshot: &Snapshot, family: &mut Family, read: fn(&Account) -> Option<V>) {
-    for account in shown(snapshot).filter(|account| account.holding.is_some()) {
-        family.push_known(of_account(account), read(account));
-    }
+fn current(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &Account)> {
+    shown(snapshot).filter(|(_, account)| account.holding.is_some())
 }
 
 /// How many series an account has in this group.

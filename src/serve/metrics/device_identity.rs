@@ -1,7 +1,7 @@
 //! What the devices are, and how many the node has.
 
 use super::family::{Group, gauge};
-use super::labels::{Labels, of_device, slow, with_health, with_readings};
+use super::labels::{Labels, devices, of_device, slow, with_health};
 use super::plugin::schedulable_gpus;
 use crate::domain::model::{HardwareSource, Platform};
 
@@ -71,9 +71,9 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_fabric_info",
             "NVLink domain (a rack) of a GPU, and its clique in it.",
             |snapshot, family| {
-                for (gpu, readings) in with_readings(snapshot) {
+                for (labels, readings) in devices(snapshot) {
                     if let Some(domain) = slow(readings).and_then(|slow| slow.fabric.as_ref()?.domain.as_ref()) {
-                        let labels = of_device(gpu).and("cluster_uuid", &domain.cluster_uuid);
+                        let labels = labels.and("cluster_uuid", &domain.cluster_uuid);
                         family.push(labels.and("clique_id", domain.clique_id), 1u64);
                     }
                 }

@@ -2,7 +2,7 @@
 
 use super::device_use::divided;
 use super::family::{Group, counter, gauge};
-use super::labels::{DEVICE, medium, named, per_device, per_device_and};
+use super::labels::{DEVICE, devices, medium, named};
 
 pub(super) static GROUP: Group = Group {
     section: "Device: power and heat",
@@ -16,15 +16,15 @@ pub(super) static GROUP: Group = Group {
         gauge(
             "podmeter_device_power_watts",
             "Power drawn by the board, averaged by the driver.",
-            |snapshot, family| per_device(snapshot, family, |readings| readings.fast.as_ref()?.value.power_watts),
+            |snapshot, family| family.each(devices(snapshot), |readings| readings.fast.as_ref()?.value.power_watts),
         )
         .source("NVML GetPowerUsage, or fields 185 and 186 with GPU scope on a superchip"),
         gauge("podmeter_device_power_limit_watts", "Enforced power limit.", |snapshot, family| {
-            per_device(snapshot, family, |readings| medium(readings)?.power_limit_watts);
+            family.each(devices(snapshot), |readings| medium(readings)?.power_limit_watts);
         })
         .source("NVML GetEnforcedPowerLimit"),
         gauge("podmeter_device_temperature_celsius", "Temperature by sensor.", |snapshot, family| {
-            per_device_and(snapshot, family, |readings| {
+            family.by_name(devices(snapshot), |readings| {
                 let medium = medium(readings)?;
                 Some([("gpu", medium.gpu_temperature_celsius), ("memory", medium.memory_temperature_celsius)])
             });
@@ -34,11 +34,11 @@ pub(super) static GROUP: Group = Group {
         gauge(
             "podmeter_device_temperature_margin_celsius",
             "Degrees below the limit at which the GPU slows down.",
-            |snapshot, family| per_device(snapshot, family, |readings| medium(readings)?.temperature_margin_celsius),
+            |snapshot, family| family.each(devices(snapshot), |readings| medium(readings)?.temperature_margin_celsius),
         )
         .source("NVML GetMarginTemperature"),
         gauge("podmeter_device_clock_hertz", "Clock frequency.", |snapshot, family| {
-            per_device_and(snapshot, family, |readings| {
+            family.by_name(devices(snapshot), |readings| {
                 let clocks = &medium(readings)?.clocks;
                 Some([
                     ("sm", clocks.sm_hertz),
@@ -54,7 +54,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_throttled_seconds_total",
             "Seconds in which the clocks were throttled; reasons overlap.",
             |snapshot, family| {
-                per_device_and(snapshot, family, |readings| Some(named(&medium(readings)?.throttled_seconds)));
+                family.by_name(devices(snapshot), |readings| Some(named(&medium(readings)?.throttled_seconds)));
             },
         )
         .labels("gpu_uuid gpu reason")
@@ -63,20 +63,20 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_clock_event_active",
             "Whether a reason limits the clocks now: one series per reason.",
             |snapshot, family| {
-                per_device_and(snapshot, family, |readings| Some(named(&medium(readings)?.clock_events)));
+                family.by_name(devices(snapshot), |readings| Some(named(&medium(readings)?.clock_events)));
             },
         )
         .labels("gpu_uuid gpu reason")
         .source("NVML GetCurrentClocksEventReasons"),
         gauge("podmeter_device_performance_state", "Performance state, 0 (highest) to 15.", |snapshot, family| {
-            per_device(snapshot, family, |readings| medium(readings)?.performance_state);
+            family.each(devices(snapshot), |readings| medium(readings)?.performance_state);
         })
         .source("NVML GetPerformanceState"),
         gauge(
             "podmeter_device_fan_speed_ratio",
             "Fan speed that the driver requests, as a fraction of the maximum.",
             |snapshot, family| {
-                per_device_and(snapshot, family, |readings| {
+                family.by_name(devices(snapshot), |readings| {
                     Some((0u32..).zip(medium(readings)?.fan_speed_ratios.iter().copied().map(Some)))
                 });
             },

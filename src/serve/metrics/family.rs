@@ -2,6 +2,7 @@
 //!
 //! In: a snapshot. Out: families in the order of the page. Does not use: the formats in which they are written.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use prometheus_client::metrics::MetricType;
@@ -150,6 +151,29 @@ impl Family {
     pub(super) fn last_label(&self) -> &'static str {
         let labels = self.descriptor.labels.expect("the row has labels of its own");
         labels.rsplit(' ').next().unwrap_or_default()
+    }
+
+    /// One series per subject that has the value.
+    pub(super) fn each<S, V: Into<SampleValue>>(
+        &mut self,
+        subjects: impl IntoIterator<Item = (Labels, S)>,
+        read: impl Fn(S) -> Option<V>,
+    ) {
+        subjects.into_iter().for_each(|(labels, subject)| self.push_known(labels, read(subject)));
+    }
+
+    /// One series per subject and value of the last label.
+    pub(super) fn by_name<S, L: Display, V: Into<SampleValue>, I: IntoIterator<Item = (L, Option<V>)>>(
+        &mut self,
+        subjects: impl IntoIterator<Item = (Labels, S)>,
+        read: impl Fn(S) -> Option<I>,
+    ) {
+        let label = self.last_label();
+        for (labels, subject) in subjects {
+            for (name, value) in read(subject).into_iter().flatten() {
+                self.push_known(labels.clone().and(label, name), value);
+            }
+        }
     }
 
     /// Adds a sample, or nothing: what is absent is not on the page.

@@ -1,12 +1,8 @@
 //! The health of each device, why it is unhealthy, and XIDs.
 
-use std::collections::BTreeSet;
-
 use super::family::{Group, counter, gauge};
-use super::labels::{DEVICE, of_container, of_device, slow, with_health, with_readings};
-use crate::domain::model::{
-    Account, ContainerRef, ContainerXid, RECOVERY_ACTIONS, Snapshot, UnhealthyReason, recovery_action,
-};
+use super::labels::{DEVICE, devices, named, of_container, slow, with_health};
+use crate::domain::model::{Account, ContainerRef, ContainerXid, RECOVERY_ACTIONS, Snapshot, recovery_action};
 
 pub(super) static GROUP: Group = Group {
     section: "Device: health",
@@ -16,22 +12,16 @@ pub(super) static GROUP: Group = Group {
         gauge(
             "podmeter_device_healthy",
             "Whether the GPU and all of its MIG devices are healthy.",
-            |snapshot, family| {
-                for (gpu, health) in with_health(snapshot) {
-                    family.push(of_device(gpu), health.is_healthy());
-                }
-            },
+            |snapshot, family| family.each(with_health(snapshot), |health| Some(health.is_healthy())),
         ),
         gauge(
             "podmeter_device_unhealthy_reason",
             "Why a GPU or a MIG device on it is unhealthy; always 1, absent while it is healthy.",
             |snapshot, family| {
-                for (gpu, health) in with_health(snapshot) {
+                family.by_name(with_health(snapshot), |health| {
                     let causes = health.devices().flat_map(|device| &device.causes);
-                    for reason in causes.map(|cause| cause.reason).collect::<BTreeSet<UnhealthyReason>>() {
-                        family.push(of_device(gpu).and("reason", reason.into_str()), 1u64);
-                    }
-                }
+                    Some(causes.map(|cause| (cause.reason.into_str(), Some(1u64))))
+                });
             },
         )
         .labels("gpu_uuid gpu reason"),
@@ -39,30 +29,24 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_recovery_action",
             "Recovery action that the driver requests: one series per action.",
             |snapshot, family| {
-                for (gpu, readings) in with_readings(snapshot) {
+                family.by_name(devices(snapshot), |readings| {
                     // A number that is not known is no state.
-                    let wanted = slow(readings).and_then(|slow| slow.recovery_action).and_then(recovery_action);
-                    for action in RECOVERY_ACTIONS {
-                        family.push_known(of_device(gpu).and("action", action), wanted.map(|wanted| action == wanted));
-                    }
-                }
+                    let wanted = recovery_action(slow(readings)?.recovery_action?)?;
+                    Some(RECOVERY_ACTIONS.map(|action| (action, Some(action == wanted))))
+                });
             },
         )
         .labels("gpu_uuid gpu action")
         .source("NVML field 230"),
         counter("podmeter_xid_errors_total", "XIDs by class.", |snapshot, family| {
-            for (gpu, health) in with_health(snapshot) {
-                for (class, count) in &health.xids.by_class {
-                    family.push(of_device(gpu).and("class", class.into_str()), *count);
-                }
-            }
+            family.by_name(with_health(snapshot), |health| Some(named(&health.xids.by_class)));
         })
         .labels("gpu_uuid gpu class")
         .source("NVML events"),
         gauge("podmeter_xid_last_timestamp_seconds", "Unix time of the last XID of this code.", |snapshot, family| {
-            for (gpu, health) in with_health(snapshot) {
+            for (labels, health) in with_health(snapshot) {
                 for (code, xid) in &health.xids.by_code {
-                    let labels = of_device(gpu).and("xid", *code).and("class", xid.class.into_str());
+                    let labels = labels.clone().and("xid", *code).and("class", xid.class.into_str());
                     family.push(labels.and("source", "nvml"), xid.at.unix);
                 }
             }

@@ -1,11 +1,8 @@
-//! The labels of samples, and the loops over what has them. In: a snapshot and what to read. Out: samples in a family.
+//! The labels of samples, and what has them. In: a snapshot. Out: labels, each with what to read.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Display};
+use std::fmt::Display;
 
-use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
-
-use super::family::{Family, SampleValue};
 use crate::domain::model::{Account, ContainerRef, DeviceReadings, Gpu, GpuHealth, Medium, PodRef, Slow, Snapshot};
 
 /// The labels of a series that belongs to one GPU.
@@ -13,7 +10,7 @@ pub(super) const DEVICE: &str = "gpu_uuid gpu";
 
 /// The labels of one sample, in the order of the page.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Labels(Vec<(&'static str, String)>);
+pub struct Labels(pub(super) Vec<(&'static str, String)>);
 
 impl Labels {
     pub fn new(name: &'static str, value: impl Display) -> Self {
@@ -53,12 +50,6 @@ impl Labels {
     }
 }
 
-impl EncodeLabelSet for Labels {
-    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
-        self.0.encode(encoder)
-    }
-}
-
 pub(super) fn of_device(gpu: &Gpu) -> Labels {
     Labels::new("gpu_uuid", &gpu.uuid).and_known("gpu", gpu.index)
 }
@@ -76,34 +67,11 @@ pub(super) fn of_account(account: &Account) -> Labels {
     of_container(&account.container).and("gpu_uuid", &account.gpu).and_known("mig_uuid", account.mig.as_ref())
 }
 
-/// One series per GPU that has the value.
-pub(super) fn per_device<V: Into<SampleValue>>(
-    snapshot: &Snapshot,
-    family: &mut Family,
-    read: impl Fn(&DeviceReadings) -> Option<V>,
-) {
-    for (gpu, readings) in with_readings(snapshot) {
-        family.push_known(of_device(gpu), read(readings));
-    }
-}
-
-/// One series per GPU and value of the metric's last label.
-pub(super) fn per_device_and<'snapshot, L: Display, V: Into<SampleValue>, I: IntoIterator<Item = (L, Option<V>)>>(
-    snapshot: &'snapshot Snapshot,
-    family: &mut Family,
-    read: impl Fn(&'snapshot DeviceReadings) -> Option<I>,
-) {
-    let label = family.last_label();
-    for (gpu, readings) in with_readings(snapshot) {
-        for (name, value) in read(readings).into_iter().flatten() {
-            family.push_known(of_device(gpu).and(label, name), value);
-        }
-    }
-}
-
-/// Readings by name, as `per_device_and` takes them.
-pub(super) fn named<V: Copy>(map: &BTreeMap<&'static str, V>) -> impl Iterator<Item = (&'static str, Option<V>)> {
-    map.iter().map(|(name, value)| (*name, Some(*value)))
+/// Values by name, as `Family::by_name` takes them.
+pub(super) fn named<N: Copy + Into<&'static str>, V: Copy>(
+    map: &BTreeMap<N, V>,
+) -> impl Iterator<Item = (&'static str, Option<V>)> {
+    map.iter().map(|(name, value)| ((*name).into(), Some(*value)))
 }
 
 pub(super) fn with_readings(snapshot: &Snapshot) -> impl Iterator<Item = (&Gpu, &DeviceReadings)> {
@@ -111,9 +79,14 @@ pub(super) fn with_readings(snapshot: &Snapshot) -> impl Iterator<Item = (&Gpu, 
     hardware.inventory.gpus.values().filter_map(|gpu| Some((gpu, hardware.readings.get(&gpu.uuid)?.as_ref())))
 }
 
-pub(super) fn with_health(snapshot: &Snapshot) -> impl Iterator<Item = (&Gpu, &GpuHealth)> {
+/// Each GPU with readings.
+pub(super) fn devices(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &DeviceReadings)> {
+    with_readings(snapshot).map(|(gpu, readings)| (of_device(gpu), readings))
+}
+
+pub(super) fn with_health(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &GpuHealth)> {
     let gpus = snapshot.hardware.inventory.gpus.values();
-    gpus.filter_map(|gpu| Some((gpu, snapshot.health.gpus.get(&gpu.uuid)?)))
+    gpus.filter_map(|gpu| Some((of_device(gpu), snapshot.health.gpus.get(&gpu.uuid)?)))
 }
 
 pub(super) fn medium(readings: &DeviceReadings) -> Option<&Medium> {

@@ -1,7 +1,7 @@
 //! GPUs partitioned with MIG.
 
 use super::device_use::memory_states;
-use super::family::{Family, Group, gauge};
+use super::family::{Group, gauge};
 use super::labels::{DEVICE, Labels, medium, named, of_device, with_readings};
 use crate::domain::model::{Gpu, InstanceReading, Snapshot};
 
@@ -34,13 +34,7 @@ pub(super) static GROUP: Group = Group {
         gauge(
             "podmeter_mig_memory_bytes",
             "Memory of a GPU instance by state, once per instance; its compute instances share it.",
-            |snapshot, family| {
-                for (gpu, instance) in instances(snapshot) {
-                    for (state, bytes) in instance.memory.map(memory_states).into_iter().flatten() {
-                        family.push_known(of_instance(gpu, instance).and("state", state), bytes);
-                    }
-                }
-            },
+            |snapshot, family| family.by_name(instances(snapshot), |instance| instance.memory.map(memory_states)),
         )
         .labels("gpu_uuid gpu_instance state")
         .source("NVML GetMemoryInfo_v2 of a MIG device"),
@@ -52,7 +46,7 @@ pub(super) static GROUP: Group = Group {
                 for (gpu, readings) in with_readings(snapshot) {
                     let ratios = readings.fast.iter().flat_map(|fast| &fast.value.instance_utilization_ratios);
                     for (instance, ratio) in ratios {
-                        family.push(Labels::new("gpu_uuid", &gpu.uuid).and("gpu_instance", *instance), *ratio);
+                        family.push(of_instance(gpu, *instance), *ratio);
                     }
                 }
             },
@@ -61,50 +55,38 @@ pub(super) static GROUP: Group = Group {
         gauge(
             "podmeter_mig_sm_active_ratio",
             "Fraction of the instance's SM time with at least one warp resident.",
-            |snapshot, family| per_instance(snapshot, family, |instance| instance.gpm.sm_active),
+            |snapshot, family| family.each(instances(snapshot), |instance| instance.gpm.sm_active),
         )
         .source("NVML GPM 2"),
         gauge(
             "podmeter_mig_sm_occupancy_ratio",
             "Resident warps of the instance as a fraction of the maximum.",
-            |snapshot, family| per_instance(snapshot, family, |instance| instance.gpm.sm_occupancy),
+            |snapshot, family| family.each(instances(snapshot), |instance| instance.gpm.sm_occupancy),
         )
         .source("NVML GPM 3"),
         gauge(
             "podmeter_mig_pipe_active_ratio",
             "Fraction of time in which an arithmetic pipe of the instance was active; pipes overlap.",
-            |snapshot, family| {
-                for (gpu, instance) in instances(snapshot) {
-                    for (pipe, ratio) in named(&instance.gpm.pipes) {
-                        family.push_known(of_instance(gpu, instance).and("pipe", pipe), ratio);
-                    }
-                }
-            },
+            |snapshot, family| family.by_name(instances(snapshot), |instance| Some(named(&instance.gpm.pipes))),
         )
         .labels("gpu_uuid gpu_instance pipe")
         .source("NVML GPM 4-9 and 11-13"),
         gauge(
             "podmeter_mig_dram_active_ratio",
             "Memory bandwidth of the instance used as a fraction of its peak.",
-            |snapshot, family| per_instance(snapshot, family, |instance| instance.gpm.dram_active),
+            |snapshot, family| family.each(instances(snapshot), |instance| instance.gpm.dram_active),
         )
         .source("NVML GPM 10"),
     ],
 };
 
-fn per_instance(snapshot: &Snapshot, family: &mut Family, read: impl Fn(&InstanceReading) -> Option<f64>) {
-    for (gpu, instance) in instances(snapshot) {
-        family.push_known(of_instance(gpu, instance), read(instance));
-    }
-}
-
-fn of_instance(gpu: &Gpu, instance: &InstanceReading) -> Labels {
-    Labels::new("gpu_uuid", &gpu.uuid).and("gpu_instance", instance.gpu_instance)
-}
-
-fn instances(snapshot: &Snapshot) -> impl Iterator<Item = (&Gpu, &InstanceReading)> {
+fn instances(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &InstanceReading)> {
     with_readings(snapshot).flat_map(|(gpu, readings)| {
         let instances = medium(readings).map_or(&[][..], |medium| &medium.instances);
-        instances.iter().map(move |instance| (gpu, instance))
+        instances.iter().map(|instance| (of_instance(gpu, instance.gpu_instance), instance))
     })
+}
+
+fn of_instance(gpu: &Gpu, instance: u32) -> Labels {
+    Labels::new("gpu_uuid", &gpu.uuid).and("gpu_instance", instance)
 }

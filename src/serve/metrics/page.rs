@@ -74,7 +74,7 @@ impl Collector for Family {
         };
         let mut family = encoder.encode_descriptor(name, self.descriptor.help, None, kind)?;
         for sample in &self.samples {
-            let mut metric = family.encode_family(&*sample.labels)?;
+            let mut metric = family.encode_family(&sample.labels.0)?;
             match (&sample.value, kind) {
                 (SampleValue::Integer(number), MetricType::Counter) => ConstCounter::new(*number).encode(metric)?,
                 (SampleValue::Float(number), MetricType::Counter) => ConstCounter::new(*number).encode(metric)?,

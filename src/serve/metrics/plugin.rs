@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::family::{Family, Group, SampleValue, counter, gauge, histogram};
-use super::labels::{DEVICE, Labels, of_device};
+use super::family::{Group, counter, gauge, histogram};
+use super::labels::{DEVICE, Labels, named, of_device};
 use crate::domain::model::{GpuUuid, PluginResource, PluginState, Snapshot};
 
 pub(super) static GROUP: Group = Group {
@@ -14,12 +14,12 @@ pub(super) static GROUP: Group = Group {
         gauge(
             "podmeter_plugin_registered",
             "Whether the resource is registered with the kubelet by this podmeter.",
-            |snapshot, family| of_resources(snapshot, family, |state| Some(state.registered)),
+            |snapshot, family| family.each(resources(snapshot), |state| Some(state.registered)),
         ),
         counter(
             "podmeter_plugin_registrations_total",
             "Registrations with the kubelet, which restarts of the kubelet and lost streams repeat.",
-            |snapshot, family| of_resources(snapshot, family, |state| Some(state.registrations)),
+            |snapshot, family| family.each(resources(snapshot), |state| Some(state.registrations)),
         ),
         counter("podmeter_plugin_kubelet_restarts_total", "Restarts of the kubelet.", |snapshot, family| {
             let restarts = snapshot.plugin.as_ref().map(|plugin| plugin.kubelet_restarts);
@@ -27,34 +27,34 @@ pub(super) static GROUP: Group = Group {
         })
         .labels(""),
         gauge("podmeter_plugin_devices", "Devices offered to the kubelet, by health.", |snapshot, family| {
-            by_label(snapshot, family, |state| {
+            family.by_name(resources(snapshot), |state| {
                 let (healthy, unhealthy) = state.count();
-                [("healthy", healthy), ("unhealthy", unhealthy)]
+                Some([("healthy", Some(healthy)), ("unhealthy", Some(unhealthy))])
             });
         })
         .labels("resource health"),
         counter(
             "podmeter_plugin_allocations_total",
             "Allocations that the kubelet requested, by result.",
-            |snapshot, family| by_label(snapshot, family, |state| counts(&state.allocations)),
+            |snapshot, family| family.by_name(resources(snapshot), |state| Some(named(&state.allocations))),
         )
         .labels("resource result"),
         histogram(
             "podmeter_plugin_allocate_duration_seconds",
             "Time that podmeter took to answer allocations, refused ones too.",
-            |snapshot, family| of_resources(snapshot, family, |state| Some(&state.allocate_durations)),
+            |snapshot, family| family.each(resources(snapshot), |state| Some(&state.allocate_durations)),
         ),
         histogram(
             "podmeter_preferred_allocation_duration_seconds",
             "Time that podmeter took to answer preferred allocations.",
             |snapshot, family| {
-                of_resources(snapshot, family, |state| state.prefers.then_some(&state.preferred_durations));
+                family.each(resources(snapshot), |state| state.prefers.then_some(&state.preferred_durations));
             },
         ),
         counter(
             "podmeter_plugin_preferred_allocation_fallbacks_total",
             "Preferred allocations made with missing information, by what was missing.",
-            |snapshot, family| by_label(snapshot, family, |state| counts(&state.preferred_fallbacks)),
+            |snapshot, family| family.by_name(resources(snapshot), |state| Some(named(&state.preferred_fallbacks))),
         )
         .labels("resource reason"),
         counter(
@@ -75,14 +75,14 @@ pub(super) static GROUP: Group = Group {
         counter(
             "podmeter_plugin_pre_starts_total",
             "Checks of devices before a container starts, by result.",
-            |snapshot, family| by_label(snapshot, family, |state| counts(&state.pre_starts)),
+            |snapshot, family| family.by_name(resources(snapshot), |state| Some(named(&state.pre_starts))),
         )
         .labels("resource result"),
         counter(
             "podmeter_plugin_unregistered_seconds_total",
             "Time during which the resource was not registered by this podmeter.",
             |snapshot, family| {
-                of_resources(snapshot, family, |state| {
+                family.each(resources(snapshot), |state| {
                     Some(state.unregistered_until(snapshot.at.monotonic).as_secs_f64())
                 });
             },
@@ -90,7 +90,7 @@ pub(super) static GROUP: Group = Group {
         gauge(
             "podmeter_plugin_conflict",
             "Whether another plugin serves the resource, or offers its hardware as another resource.",
-            |snapshot, family| of_resources(snapshot, family, |state| Some(state.conflict.is_some())),
+            |snapshot, family| family.each(resources(snapshot), |state| Some(state.conflict.is_some())),
         ),
         gauge(
             "podmeter_plugin_unused_cdi_file_devices",
@@ -107,7 +107,7 @@ pub(super) static GROUP: Group = Group {
         gauge(
             "podmeter_plugin_unserved",
             "Whether podmeter waits for a plugin that listens although the kubelet lists no healthy device of the resource.",
-            |snapshot, family| of_resources(snapshot, family, |state| Some(state.unserved)),
+            |snapshot, family| family.each(resources(snapshot), |state| Some(state.unserved)),
         ),
         gauge(
             "podmeter_plugin_profile_info",
@@ -150,35 +150,6 @@ pub(super) fn schedulable_gpus(plugin: &PluginState) -> BTreeMap<&GpuUuid, bool>
 fn resources(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &PluginResource)> {
     let resources = snapshot.plugin.iter().flat_map(|plugin| &plugin.resources);
     resources.map(|(resource, state)| (Labels::new("resource", resource), state))
-}
-
-/// One series per resource that has the value. A counter began when its resource did.
-fn of_resources<'snapshot, V: Into<SampleValue>>(
-    snapshot: &'snapshot Snapshot,
-    family: &mut Family,
-    read: impl Fn(&'snapshot PluginResource) -> Option<V>,
-) {
-    for (resource, state) in resources(snapshot) {
-        family.push_known(resource, read(state));
-    }
-}
-
-/// One series per resource and value of the metric's last label.
-fn by_label<'snapshot, V: Into<SampleValue>, I: IntoIterator<Item = (&'static str, V)>>(
-    snapshot: &'snapshot Snapshot,
-    family: &mut Family,
-    read: impl Fn(&'snapshot PluginResource) -> I,
-) {
-    let label = family.last_label();
-    for (resource, state) in resources(snapshot) {
-        for (name, value) in read(state) {
-            family.push(resource.clone().and(label, name), value);
-        }
-    }
-}
-
-fn counts(counts: &BTreeMap<&'static str, u64>) -> impl Iterator<Item = (&'static str, u64)> {
-    counts.iter().map(|(name, count)| (*name, *count))
 }
 
 #[cfg(test)]

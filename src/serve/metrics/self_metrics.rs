@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::family::{Family, Group, SampleValue, counter, gauge, histogram};
-use super::labels::Labels;
-use crate::domain::model::{Collector, DividedQuantity, HardwareSource, Snapshot};
+use super::family::{Family, Group, counter, gauge, histogram};
+use super::labels::{Labels, named};
+use crate::domain::model::{Collector, HardwareSource, Snapshot};
 
 const PROC: &str = "/proc/self";
 pub(super) static GROUP: Group = Group {
@@ -13,26 +13,26 @@ pub(super) static GROUP: Group = Group {
     source: "podmeter",
     metrics: &[
         gauge("podmeter_collector_success", "Whether the collector's last run succeeded.", |snapshot, family| {
-            per_collector(snapshot, family, |collector| Some(collector.success));
+            family.each(collectors(snapshot), |collector| Some(collector.success));
         })
         .labels("collector"),
         gauge("podmeter_collector_stuck", "Whether a call of the collector hangs.", |snapshot, family| {
-            per_collector(snapshot, family, |collector| Some(collector.stuck));
+            family.each(collectors(snapshot), |collector| Some(collector.stuck));
         })
         .labels("collector"),
         gauge(
             "podmeter_collector_last_success_timestamp_seconds",
             "Unix time of the collector's last success.",
-            |snapshot, family| per_collector(snapshot, family, |collector| Some(collector.last_success?.unix)),
+            |snapshot, family| family.each(collectors(snapshot), |collector| Some(collector.last_success?.unix)),
         )
         .labels("collector"),
         gauge("podmeter_collector_duration_seconds", "Duration of the collector's last run.", |snapshot, family| {
-            per_collector(snapshot, family, |collector| Some(collector.duration?.as_secs_f64()));
+            family.each(collectors(snapshot), |collector| Some(collector.duration?.as_secs_f64()));
         })
         .labels("collector"),
         gauge("podmeter_collector_age_seconds", "Time since the collector's last success.", |snapshot, family| {
             let now = snapshot.at.monotonic;
-            per_collector(snapshot, family, |collector| {
+            family.each(collectors(snapshot), |collector| {
                 Some(now.since(collector.last_success?.monotonic).as_secs_f64())
             });
         })
@@ -53,9 +53,7 @@ pub(super) static GROUP: Group = Group {
         counter(
             "podmeter_nvml_implausible_readings_total",
             "Readings outside the plausible range of their quantity, or contradicted by another; they are discarded.",
-            |snapshot, family| {
-                counted(family, &snapshot.hardware.implausible_readings, |name| name);
-            },
+            |snapshot, family| counted(family, &snapshot.hardware.implausible_readings),
         )
         .labels("quantity")
         .source("NVML"),
@@ -97,21 +95,19 @@ pub(super) static GROUP: Group = Group {
         counter(
             "podmeter_conservation_violations_total",
             "How often holders' shares and unattributed use did not add up to their device: a defect.",
-            |snapshot, family| counted(family, &snapshot.violations, DividedQuantity::into_str),
+            |snapshot, family| counted(family, &snapshot.violations),
         )
         .labels("quantity"),
         counter(
             "podmeter_series_dropped_total",
             "Container series dropped by the series limit, by whether their container had ended or held a device.",
-            |snapshot, family| counted(family, &snapshot.series_dropped, |reason| reason),
+            |snapshot, family| counted(family, &snapshot.series_dropped),
         )
         .labels("reason"),
         counter(
             "podmeter_log_lines_dropped_total",
             "Log lines dropped because standard error was too slow.",
-            |snapshot, family| {
-                family.push(Labels::default(), snapshot.log_lines_dropped);
-            },
+            |snapshot, family| family.push(Labels::default(), snapshot.log_lines_dropped),
         ),
         gauge("podmeter_build_info", "Version, revision and compiler of this podmeter.", |_, family| {
             let labels = Labels::new("version", env!("CARGO_PKG_VERSION"))
@@ -147,24 +143,15 @@ pub(super) static GROUP: Group = Group {
     ],
 };
 
-fn per_collector<V: Into<SampleValue>>(
-    snapshot: &Snapshot,
-    family: &mut Family,
-    read: impl Fn(&Collector) -> Option<V>,
-) {
+fn collectors(snapshot: &Snapshot) -> impl Iterator<Item = (Labels, &Collector)> {
     let tiers = snapshot.hardware.collectors.iter().map(|(name, collector)| (*name, collector));
     let processes = snapshot.processes.as_ref().and_then(|processes| processes.collector.as_ref());
-    let others = [("kubelet", Some(&snapshot.kubelet.collector)), ("processes", processes)];
-    let others = others.into_iter().filter_map(|(name, collector)| Some((name, collector?)));
-    for (name, collector) in tiers.chain(others) {
-        family.push_known(Labels::new("collector", name), read(collector));
-    }
+    let processes = processes.map(|collector| ("processes", collector));
+    let all = tiers.chain([("kubelet", &snapshot.kubelet.collector)]).chain(processes);
+    all.map(|(name, collector)| (Labels::new("collector", name), collector))
 }
 
 /// One series per value of the metric's label.
-fn counted<K: Copy>(family: &mut Family, counts: &BTreeMap<K, u64>, name: impl Fn(&K) -> &'static str) {
-    let label = family.last_label();
-    for (key, count) in counts {
-        family.push(Labels::new(label, name(key)), *count);
-    }
+fn counted<N: Copy + Into<&'static str>>(family: &mut Family, counts: &BTreeMap<N, u64>) {
+    family.by_name([(Labels::default(), counts)], |counts| Some(named(counts)));
 }

@@ -1,7 +1,7 @@
 //! Whether a GPU is virtualized, and its licence in a virtual machine.
 
 use super::family::{Group, gauge};
-use super::labels::{DEVICE, medium, of_device, per_device, slow, with_readings};
+use super::labels::{DEVICE, devices, medium, slow};
 
 pub(super) static GROUP: Group = Group {
     section: "Virtual machines",
@@ -12,10 +12,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_virtualization_info",
             "A virtualized GPU: passthrough or vgpu in a virtual machine, host_vgpu or host_vsga on a host.",
             |snapshot, family| {
-                for (gpu, readings) in with_readings(snapshot) {
-                    let mode = medium(readings).and_then(|medium| medium.virtualization);
-                    family.push_known(of_device(gpu).and_known("mode", mode), mode.map(|_| 1u64));
-                }
+                family.by_name(devices(snapshot), |readings| Some([(medium(readings)?.virtualization?, Some(1u64))]));
             },
         )
         .labels("gpu_uuid gpu mode")
@@ -24,7 +21,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_vgpu_licensed",
             "In a virtual machine with a vGPU: whether it has a licence.",
             |snapshot, family| {
-                per_device(snapshot, family, |readings| {
+                family.each(devices(snapshot), |readings| {
                     let is_guest = medium(readings)?.virtualization == Some("vgpu");
                     slow(readings)?.vgpu_licensed.filter(|_| is_guest)
                 });
