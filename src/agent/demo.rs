@@ -24,11 +24,7 @@ use crate::node::processes::ProcessesSettings;
 use crate::simulation::Truth;
 use crate::simulation::day::Stage;
 use crate::simulation::dra_driver::claims_of_the_demo;
-use crate::simulation::kubelet::ListedDevice;
-use crate::simulation::node::{
-    NodePlan, SimulatedDevice, SimulatedNode, SimulatedResource, passthrough_resources, resources,
-};
-use crate::simulation::plugin::StandInPlugin;
+use crate::simulation::node::{NodePlan, SimulatedNode, resources};
 use crate::tasks::Tasks;
 
 /// On a day of faults, which is to be short.
@@ -72,18 +68,14 @@ pub async fn demo(
     let (driver, inventory, simulated) = gpus(&settings)?;
     let slots = settings.profile.replicas.map(|replicas| replicas as usize);
     let by_claims = settings.profile.is_claimed;
-    // The bundled plugin offers no GPU that is passed through.
-    let vendor = simulated.as_ref().map(|gpus| passthrough_resources(&gpus.node_devices())).unwrap_or_default();
     let offered = if by_claims { vec![] } else { resources(&inventory, slots) };
     let plan = NodePlan {
-        resources: [offered, vendor.clone()].concat(),
+        resources: offered,
         claims: if by_claims { claims_of_the_demo(&inventory) } else { vec![] },
         seed: settings.seed,
         churn: settings.churn,
     };
     let node = SimulatedNode::start(directory.path(), plan, simulated.clone(), clock).await?;
-    let plugins = node.kubelet.device_plugin_directory();
-    let _vendor: Vec<StandInPlugin> = vendor.iter().map(|resource| stand_in(&plugins, resource)).collect();
 
     let mut tasks = Tasks::default();
     if let Some(file) = settings.ground_truth.clone() {
@@ -158,14 +150,6 @@ fn offered(replicas: Option<u32>) -> EntryConfig {
     };
     let mig_strategy = MigStrategy::Mixed;
     EntryConfig::Nvidia(Box::new(NvidiaConfig { sharing, mig_strategy, ..NvidiaConfig::default() }))
-}
-
-fn stand_in(directory: &Path, resource: &SimulatedResource) -> StandInPlugin {
-    let device = |device: &SimulatedDevice| {
-        let plain = ListedDevice::new(&device.id);
-        device.numa_node.map_or(plain.clone(), |node| plain.on_nodes(&[i64::from(node)]))
-    };
-    StandInPlugin::start(directory, &resource.name, resource.devices.iter().map(device).collect())
 }
 
 /// Appends a line `{"unix": …, "holdings": […]}` at each interval, until one cannot be written.

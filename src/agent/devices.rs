@@ -107,7 +107,6 @@ async fn complete(
 #[derive(Default)]
 struct LoggedGpus {
     missing: BTreeSet<GpuUuid>,
-    passthrough: BTreeSet<GpuUuid>,
     unserved: BTreeSet<GpuUuid>,
 }
 
@@ -117,17 +116,12 @@ fn log(state: &HardwareState, kubelet: &KubeletState, logged: &mut LoggedGpus) {
         let held = HeldHardware::new(kubelet.holding_containers(), inventory).contains(gpu);
         tracing::warn!(%gpu, held, "a GPU is missing: {}; see nvidia-smi and the Xid lines of the kernel log", missing.detail);
     });
-    let ended = "the GPU is no longer passed through to virtual machines";
-    log_changes(&inventory.passthrough, &mut logged.passthrough, ended, |gpu, of_kernel| {
-        let kernel_driver = &of_kernel.kernel_driver;
-        tracing::info!(%gpu, %kernel_driver, "the GPU is passed through to virtual machines");
-    });
-    let ended = "the display card was removed, or the NVIDIA driver is now expected to serve it";
+    let ended = "the GPU was removed, or the NVIDIA driver is now expected to serve it";
     log_changes(&inventory.unserved, &mut logged.unserved, ended, |gpu, of_kernel| {
         let address = inventory.gpus.get(gpu).and_then(|gpu| gpu.pci_bus_id.as_ref()).map_or("", PciBusId::as_str);
         tracing::warn!(
             %gpu,
-            "the NVIDIA driver does not serve this display card ({of_kernel}), so it is not offered and has no health; to use it, \
+            "the NVIDIA driver does not serve this GPU ({of_kernel}), so it is not offered and has no health; to use it, \
              install a driver that supports it or bind it to nvidia; to hide it, set ignoreGpus: [\"{address}\"]"
         );
     });

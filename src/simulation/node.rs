@@ -21,7 +21,7 @@ use crate::clock::Clock;
 use crate::domain::model::{ContainerRef, Gpu, GpuUuid, Monotonic};
 use crate::node::hardware::simulated::{Load, SimulatedDriver};
 
-pub use resources::{Replicas, SimulatedDevice, SimulatedResource, passthrough_resources, resources};
+pub use resources::{Replicas, SimulatedDevice, SimulatedResource, resources};
 
 use pods::{DeviceRequest, PodStart, pods_with_claims, pods_with_devices};
 use resources::device_of_claim;

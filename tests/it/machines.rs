@@ -29,31 +29,6 @@ fn shown(profile: SimulatedProfile) -> Shown {
     Shown { metrics: demo.running.metrics(), page: get("/"), node, demo }
 }
 
-#[test]
-fn gpus_for_virtual_machines_are_shown_with_their_holders() {
-    let node = shown(SimulatedProfile::VFIO);
-    assert_eq!(node.metrics.count("podmeter_device_info", &[]), 8);
-    assert_eq!(node.metrics.count("podmeter_device_passthrough_info", &["kernel_driver=\"vfio-pci\""]), 4);
-    assert_eq!(node.metrics.count("podmeter_device_healthy", &[]), 4, "the host reports nothing of the others");
-    let holders = ["namespace=\"team-vms\"", "resource=\"nvidia.com/GH100_H100_SXM5_80GB\"", "gpu_uuid=\"PCI-"];
-    node.demo
-        .running
-        .until("the virtual machines", |page| page.count("podmeter_container_allocation_info", &holders) == 3);
-    assert_eq!(node.metrics.count("podmeter_unresolved_devices", &[]), 0);
-    assert_eq!(node.page.matches("4 of 8 GPUs known").count(), 3, "busy, memory, power");
-    assert!(node.page.contains("passed through") && node.page.contains("kernel driver vfio-pci, IOMMU group 4"));
-    let uncovered = |demo: &Demo| {
-        let page = demo.running.metrics();
-        let of_vms = |name| page.samples(name, &["namespace=\"team-vms\""]).map(|(_, value)| value).sum::<f64>();
-        let allocated = of_vms("podmeter_container_allocated_seconds_total");
-        assert_eq!(page.count("podmeter_container_idle_seconds_total", &["namespace=\"team-vms\""]), 0, "never idle");
-        (allocated > 0.0).then_some((allocated, of_vms("podmeter_container_uncovered_seconds_total")))
-    };
-    let demo = Demo::start(&["--profile", "vfio"]);
-    let (allocated, uncovered) = until("allocated time of virtual machines", || uncovered(&demo));
-    assert_eq!(allocated, uncovered);
-}
-
 fn check(profile: SimulatedProfile, gpus: usize, of_page: &[&str]) -> Shown {
     let (shown, profile) = (shown(profile), profile.name);
     assert_eq!(shown.metrics.count("podmeter_device_info", &[]), gpus, "{profile}");

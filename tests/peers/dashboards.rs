@@ -13,7 +13,7 @@ use crate::support::dashboards::{Query, catalogue, family, queries, selectors, v
 use crate::support::prometheus::Prometheus;
 
 /// Demos, and the jobs that scrape them. What the first one shows needs no entry below.
-const PROFILES: [&str; 5] = ["8xh100", "8xh100-mig", "8xh100-timesliced", "4xgb200", "vfio"];
+const PROFILES: [&str; 4] = ["8xh100", "8xh100-mig", "8xh100-timesliced", "4xgb200"];
 /// The job of the page made from the catalogue.
 const CONTRACT: &str = "contract";
 
@@ -32,7 +32,7 @@ const NOTHING_OUTSIDE: &str = "nothing runs outside allocations";
 const NOT_THROTTLED: &str = "nothing throttles the simulated GPUs";
 
 /// Queries by the end of their place.
-const ELSEWHERE: [(&str, Elsewhere); 42] = [
+const ELSEWHERE: [(&str, Elsewhere); 41] = [
     ("annotation XIDs", Nowhere(HEALTHY)),
     ("fleet / XIDs by class / A", Nowhere(HEALTHY)),
     ("node / XIDs / A", Nowhere(HEALTHY)),
@@ -67,7 +67,6 @@ const ELSEWHERE: [(&str, Elsewhere); 42] = [
     ("device / NVLink-C2C / A", Profile("4xgb200")),
     ("device / NVLink domain / A", Profile("4xgb200")),
     ("device / Place / A", Profile("4xgb200")),
-    ("fleet / GPUs of virtual machines / A", Profile("vfio")),
     ("node / CPUs / A", Nowhere("the simulated kubelet has no CPU manager")),
     ("node / Memory and hugepages / A", Nowhere("the simulated kubelet has no memory manager")),
     ("namespace / GPUs used but not held / A", Nowhere(NOTHING_OUTSIDE)),

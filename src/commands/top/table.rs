@@ -133,9 +133,6 @@ fn device(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> TableRow {
 
 /// In one word, with the first reason where it is unhealthy, and whether that is a problem.
 pub fn state(node: &NodeResponse, gpu: &Gpu, mig: Option<&MigDevice>) -> (String, bool) {
-    if let Some(passthrough) = node.hardware.inventory.passthrough.get(&gpu.uuid) {
-        return (format!("passthrough:{}", clean(&passthrough.kernel_driver)), false);
-    }
     if let Some(unserved) = node.hardware.inventory.unserved.get(&gpu.uuid) {
         return (format!("unserved:{}", clean(unserved.kernel_driver.as_deref().unwrap_or("no driver"))), false);
     }

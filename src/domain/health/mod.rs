@@ -142,7 +142,7 @@ impl Health {
         self.driver.update(hardware, now.monotonic);
         self.remove_unlisted_addresses(hardware);
         let inventory = &hardware.inventory;
-        self.unexpected = inventory.passthrough.keys().chain(inventory.unserved.keys()).cloned().collect();
+        self.unexpected = inventory.unserved.keys().cloned().collect();
         self.add_events(now, inputs.events);
         self.gpus.values_mut().for_each(|gpu| gpu.index = None);
         let with_health = inventory.gpus.iter().filter(|(uuid, _)| !self.unexpected.contains(*uuid));

@@ -132,7 +132,7 @@ impl TrackedGpu {
     /// `since`, where it is unhealthy by its GPU, by a current XID or as `unknown`.
     pub fn faults(&self) -> Option<GpuFaults> {
         let unhealthy = self.health.iter().filter(|(_, health)| !health.healthy).map(|(subject, _)| subject);
-        // Also of MIG devices that are gone, and of a GPU that was not evaluated or is passed through.
+        // Also of MIG devices that are gone, and of a GPU that was not evaluated or is not served.
         let with_state = self.marks.keys().chain(self.causes.keys()).chain(self.earlier_since.keys());
         let subjects: BTreeSet<&Subject> = unhealthy.chain(with_state).collect();
         let devices: Vec<DeviceFaults> = subjects.into_iter().map(|subject| self.device_faults(subject)).collect();

@@ -48,8 +48,6 @@ fn devices_of(hardware: &ClaimHardware, inventory: &Inventory) -> Vec<DeviceRef>
                 (mig.gpu_instance, mig.compute_instance) == (*gpu_instance, *compute_instance)
             });
         }
-        ClaimHardware::IommuGroup(group) => DeviceForm::IommuGroup { group: *group },
-        ClaimHardware::VfioDevice(name) => DeviceForm::VfioDevice { name: name.to_string() },
     };
     resolve(&form, inventory)
 }

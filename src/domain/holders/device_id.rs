@@ -1,6 +1,5 @@
 //! Device IDs are strings of other programs. They are classified by their form, never by the resource name:
-//! resources get renamed, and `nvidia.com/gpu` may mean a whole GPU, a slot of one, or a MIG device. The exception is
-//! the host's name of a device (`parse_host_device`), which other vendors' devices have too.
+//! resources get renamed, and `nvidia.com/gpu` may mean a whole GPU, a slot of one, or a MIG device.
 
 use crate::domain::model::{GpuUuid, MigUuid, PciBusId, ResourceName};
 
@@ -34,20 +33,13 @@ pub enum DeviceForm {
     /// DRA `gpu-<minor>-mig-<profile>-<profile id>-<start>` (25.12 and newer), `gpu-<minor>-mig-<profile
     /// id>-<start>-<size>` before.
     DraMig { minor: u32, profile_id: u32, placement_start: u32 },
-    /// DRA `gpu-vfio-<n>`: passed through. The number is its place among all NVIDIA GPUs of the bus, by address.
-    DraVfio { bus_index: u32 },
-    /// `12`, `/dev/vfio/12`: an IOMMU group, as KubeVirt writes a PCI device, and the device plugins of NVIDIA for KubeVirt
-    /// and Kata. A bare number, and a bare name as below, is one only under a resource of NVIDIA.
-    IommuGroup { group: u32 },
-    /// `vfio3`, `/dev/vfio/devices/vfio3`: a device of iommufd.
-    VfioDevice { name: String },
-    /// `0000:ca:00.0`
+    /// `0000:ca:00.0`; other vendors' devices have one too.
     PciAddress { address: PciBusId },
     /// `channel-<n>`, `daemon-<n>` of the compute-domain driver: not a GPU.
     DraComputeDomain,
     /// A device of NVIDIA's driver for GPUs, of an unknown naming.
     DraUnknown,
-    /// A device of some other DRA driver.
+    /// A device of some other DRA driver, or a GPU that NVIDIA's prepares for a virtual machine.
     DraOther,
     /// None of the above: another vendor's device.
     Other,
@@ -70,10 +62,9 @@ impl DeviceForm {
         }
     }
 
-    /// Whether it is the host's name of a device.
     #[must_use]
-    pub const fn is_of_host(&self) -> bool {
-        matches!(self, Self::IommuGroup { .. } | Self::VfioDevice { .. } | Self::PciAddress { .. })
+    pub const fn is_pci_address(&self) -> bool {
+        matches!(self, Self::PciAddress { .. })
     }
 
     /// Whether the ID names one of several slots of its device.
@@ -137,28 +128,7 @@ fn parse_base(base: &str, is_slot: bool) -> Option<DeviceForm> {
         };
         return parts.next().is_none().then_some(DeviceForm::Minor { minor, gpu_instance, is_slot: slot.is_some() });
     }
-    None
-}
-
-/// The form of an ID that `parse_device_id` does not classify, where it is the host's name of a device.
-pub fn parse_host_device(resource: &ResourceName, id: &str) -> Option<DeviceForm> {
-    let vfio_device = |name: &str| {
-        number(name.strip_prefix("vfio")?)?;
-        Some(DeviceForm::VfioDevice { name: name.to_owned() })
-    };
-    if let Some(name) = id.strip_prefix("/dev/vfio/devices/") {
-        return vfio_device(name);
-    }
-    if let Some(group) = id.strip_prefix("/dev/vfio/") {
-        return number(group).map(|group| DeviceForm::IommuGroup { group });
-    }
-    if let Ok(address) = id.parse() {
-        return Some(DeviceForm::PciAddress { address });
-    }
-    if !is_domain_of_nvidia(resource) {
-        return None;
-    }
-    number(id).map(|group| DeviceForm::IommuGroup { group }).or_else(|| vfio_device(id))
+    base.parse().ok().filter(|_| !is_slot).map(|address| DeviceForm::PciAddress { address })
 }
 
 /// Whether the resource is of a domain of NVIDIA.
@@ -178,8 +148,8 @@ pub fn parse_claim_device(driver: &str, device: &str) -> DeviceForm {
 
 fn parse_nvidia_claim_device(device: &str) -> Option<DeviceForm> {
     let rest = device.strip_prefix("gpu-")?;
-    if let Some(index) = rest.strip_prefix("vfio-") {
-        return number(index).map(|bus_index| DeviceForm::DraVfio { bus_index });
+    if rest.starts_with("vfio-") {
+        return Some(DeviceForm::DraOther);
     }
     let Some((minor, instance)) = rest.split_once("-mig-") else {
         return Some(DeviceForm::DraGpu { minor: number(rest)? });
@@ -244,6 +214,7 @@ mod tests {
             ("GKE, shared", "nvidia12/vgpu4".into(), minor(12, None, true)),
             ("GKE, shared MIG", "nvidia0/gi1/vgpu0".into(), minor(0, Some(1), true)),
             ("HAMi", format!("GPU-{U}-4"), DeviceForm::GpuVirtual { uuid: gpu() }),
+            ("KubeVirt", "00000000:CA:00.0".into(), DeviceForm::PciAddress { address: "0000:ca:00.0".into() }),
         ] {
             assert_eq!(parse_device_id(&id), expected, "{writer}: {id}");
         }
@@ -264,45 +235,13 @@ mod tests {
                 DeviceForm::DraMig { minor: 1, profile_id: 20, placement_start: 0 },
             ),
             ("gpu.nvidia.com", "gpu-0-mig-19-4-1", DeviceForm::DraMig { minor: 0, profile_id: 19, placement_start: 4 }),
-            ("gpu.nvidia.com", "gpu-vfio-1", DeviceForm::DraVfio { bus_index: 1 }),
+            ("gpu.nvidia.com", "gpu-vfio-1", DeviceForm::DraOther),
             ("gpu.nvidia.com", "something-new", DeviceForm::DraUnknown),
             ("compute-domain.nvidia.com", "channel-0", DeviceForm::DraComputeDomain),
             ("compute-domain.nvidia.com", "daemon-0", DeviceForm::DraComputeDomain),
             ("test-driver.cdi.k8s.io", "gpu-0", DeviceForm::DraOther),
         ] {
             assert_eq!(parse_claim_device(driver, device), expected, "{driver} {device}");
-        }
-    }
-
-    #[test]
-    fn the_hosts_names_of_devices_have_a_form() {
-        let group = |group| Some(DeviceForm::IommuGroup { group });
-        let vfio = |name: &str| Some(DeviceForm::VfioDevice { name: name.into() });
-        let address = |address: &str| Some(DeviceForm::PciAddress { address: address.into() });
-        for (resource, id, expected) in [
-            ("nvidia.com/GH100_H100_SXM5_80GB", "12", group(12)),
-            ("nvidia.com/GH100_H100_SXM5_80GB", "0000:CA:00.0", address("0000:ca:00.0")),
-            ("nvidia.com/pgpu", "vfio3", vfio("vfio3")),
-            ("nvidia.com/pgpu", "/dev/vfio/12", group(12)),
-            ("example.com/gpu", "/dev/vfio/12", group(12)),
-            ("example.com/gpu", "/dev/vfio/devices/vfio3", vfio("vfio3")),
-            ("example.com/gpu", "00000000:ca:00.0", address("0000:ca:00.0")),
-            ("example.com/gpu", "12", None),
-            ("example.com/gpu", "vfio3", None),
-            ("devices.kubevirt.io/kvm", "kvm12", None),
-            ("nvidia.com/gpu", "/dev/vfio/vfio", None),
-            ("nvidia.com/gpu", "/dev/vfio/", None),
-            ("nvidia.com/gpu", "vfio", None),
-            ("nvidia.com/gpu", "-1", None),
-            ("nvidia.com/gpu", "99999999999", None),
-            ("nvidia.com/gpu", "0000:ca:00", None),
-            ("nvidia.com/gpu", "0000.ca:00:0", None),
-            ("nvidia.com/gpu", "ca:00.0", None),
-            ("nvidia.com/gpu", "Dev-1", None),
-            ("nvidia.com/gpu", "", None),
-        ] {
-            assert_eq!(parse_device_id(id), DeviceForm::Other);
-            assert_eq!(parse_host_device(&resource.into(), id), expected, "{resource} {id}");
         }
     }
 
@@ -337,7 +276,9 @@ mod tests {
             format!("MIG-{U}/1/0"),
             format!("MIG-GPU-{U}"),
             format!("MIG-GPU-{U}/1/0"),
-            "0000:3b:00.1".into(),
+            "0000:ca:00".into(),
+            "ca:00.0".into(),
+            "0000:3b:00.1::1".into(),
             "mlx5_0".into(),
         ] {
             assert_eq!(parse_device_id(&id), DeviceForm::Other, "{id:?}");

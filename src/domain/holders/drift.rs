@@ -42,8 +42,8 @@ fn resource_drift<'a>(
     let (mut kinds, mut listed) = (BTreeSet::new(), BTreeSet::new());
     for id in allocatable.iter().chain(held) {
         let (form, devices) = resolve_device(resource, id, inventory);
-        // Which of the GPUs that are passed through should be allocatable is unknown.
-        if form == DeviceForm::Other || form.is_of_host() && !devices.iter().any(is_expected) {
+        // Which of the GPUs at other kernel drivers should be allocatable is unknown.
+        if form == DeviceForm::Other || form.is_pci_address() && !devices.iter().any(is_expected) {
             continue;
         }
         is_known_hardware = true;

@@ -10,7 +10,7 @@
 //! | Which pod of a name is it? | `pod_uid` | UIDs of listed and removed pods |
 //! | May the kubelet still reject it? | `unconfirmed` | pods held back |
 //! | Which hardware does a device ID or a claim name? | `device_id`, `resolve`, `claims` | |
-//! | Which GPUs are missing, passed through or not served? | `unlisted` | what the kubelet and the driver have listed |
+//! | Which GPUs are missing or not served? | `unlisted` | what the kubelet and the driver have listed |
 //! | Who else holds or offers it? | `held` | |
 //! | Which part of which device does a container hold? | `join` | slots of each device |
 //! | Do the kubelet and the driver list the same devices? | `drift` | |

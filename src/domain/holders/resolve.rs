@@ -1,35 +1,25 @@
 //! The hardware behind a device ID. In: an ID or its parsed form, the inventory. Out: GPUs and MIG devices; none where the
 //! inventory has no such device. Does not know who holds them.
 
-use super::device_id::{DeviceForm, is_domain_of_nvidia, parse_device_id, parse_host_device};
-use crate::domain::model::{DeviceId, DeviceRef, Gpu, Inventory, MigDevice, PassthroughGpu, ResourceName};
+use super::device_id::{DeviceForm, is_domain_of_nvidia, parse_device_id};
+use crate::domain::model::{DeviceId, DeviceRef, Gpu, Inventory, MigDevice, ResourceName};
 
-/// The form of a device plugin's ID, and the hardware behind it. The host's name of a device is of a GPU where the
-/// resource is NVIDIA's, or where a GPU has it.
+/// The form of a device plugin's ID, and the hardware behind it. A PCI address is of a GPU where the resource is NVIDIA's,
+/// or where a GPU has it.
 pub(super) fn resolve_device(
     resource: &ResourceName,
     id: &DeviceId,
     inventory: &Inventory,
 ) -> (DeviceForm, Vec<DeviceRef>) {
     let form = parse_device_id(id.as_str());
-    if form != DeviceForm::Other {
-        let devices = resolve(&form, inventory);
-        return (form, devices);
-    }
-    let of_host = parse_host_device(resource, id.as_str()).map(|form| (resolve(&form, inventory), form));
-    match of_host {
-        Some((devices, form)) if is_domain_of_nvidia(resource) || !devices.is_empty() => (form, devices),
-        _ => (DeviceForm::Other, vec![]),
-    }
+    let devices = resolve(&form, inventory);
+    let is_of_others = form.is_pci_address() && devices.is_empty() && !is_domain_of_nvidia(resource);
+    (if is_of_others { DeviceForm::Other } else { form }, devices)
 }
 
 /// The hardware behind an ID; nothing when the inventory has no such device.
 pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<DeviceRef> {
     let whole = |gpu: &Gpu| DeviceRef { gpu: gpu.uuid.clone(), mig: None };
-    let passed_through = |is_meant: &dyn Fn(&PassthroughGpu) -> bool| {
-        let meant = inventory.passthrough.iter().filter(|(_, gpu)| is_meant(gpu));
-        meant.map(|(uuid, _)| DeviceRef { gpu: uuid.clone(), mig: None }).collect()
-    };
     match form {
         DeviceForm::Gpu { uuid } | DeviceForm::GpuSlot { uuid } | DeviceForm::GpuVirtual { uuid } => {
             inventory.gpus.get(uuid).map(whole).into_iter().collect()
@@ -51,15 +41,11 @@ pub(super) fn resolve(form: &DeviceForm, inventory: &Inventory) -> Vec<DeviceRef
         DeviceForm::DraMig { minor, profile_id, placement_start } => mig_devices(inventory.by_minor(*minor), |mig| {
             (mig.profile_id, mig.placement_start) == (Some(*profile_id), Some(*placement_start))
         }),
-        DeviceForm::DraVfio { bus_index } => passed_through(&|gpu| gpu.bus_index == *bus_index),
-        // Every GPU of the group: the kernel gives it to one process at a time.
-        DeviceForm::IommuGroup { group } => passed_through(&|gpu| gpu.iommu_group == Some(*group)),
-        DeviceForm::VfioDevice { name } => passed_through(&|gpu| gpu.vfio_device.as_deref() == Some(name)),
         DeviceForm::PciAddress { address } => inventory
             .gpus
             .values()
             .filter(|gpu| gpu.pci_bus_id.as_ref() == Some(address))
-            .max_by_key(|gpu| gpu.present || inventory.passthrough.contains_key(&gpu.uuid))
+            .max_by_key(|gpu| gpu.present || !inventory.is_expected(&gpu.uuid))
             .map(whole)
             .into_iter()
             .collect(),

@@ -1,4 +1,4 @@
-//! The GPUs that the PCI bus or the kubelet has and the driver does not list: missing, passed through, or not served.
+//! The GPUs that the PCI bus or the kubelet has and the driver does not list: missing, or not served.
 //! In: the state of the hardware, with the PCI bus, and of the kubelet. Out: the hardware with these GPUs, whose time is
 //! uncovered.
 //!
@@ -6,16 +6,15 @@
 //!
 //! | the driver does not list | example | result |
 //! |---|---|---|
-//! | a GPU on the bus, at a kernel driver for virtual machines: vfio-pci, its variants, pci-stub | 3b:00.0 at vfio-pci | passed through, with the UUID that the driver gave it before, else named by its address |
-//! | a GPU on the bus, at another kernel driver than NVIDIA's | 3b:00.0 at nouveau | not served, named as one that is passed through |
+//! | a GPU on the bus, at another kernel driver than NVIDIA's: vfio-pci, nouveau | 3b:00.0 at vfio-pci | not served, with the UUID that the driver gave it before, else named by its address |
 //! | a GPU on the bus without a kernel driver, and without evidence that NVIDIA's should serve it (`is_evident`) | 3b:00.0, an old display card | not served; but as below where the kubelet has more UUIDs, or MIG devices, than the other cases explain |
 //! | a GPU on the bus with a UUID | 3b:00.0 is GPU-a | GPU-a is missing, at 3b:00.0 |
 //! | one GPU on the bus without a UUID, one UUID that only the kubelet has | 3b:00.0; GPU-a | GPU-a is missing, at 3b:00.0 |
 //! | GPUs on the bus without a UUID, no UUID that only the kubelet has | 3b:00.0, 86:00.0 | PCI-0000:3b:00.0 and PCI-0000:86:00.0 are missing |
 //! | in all other cases, UUIDs that only the kubelet has | GPU-a, GPU-b; 3b:00.0, 86:00.0 | GPU-a and GPU-b are missing without an address; `detail` of each names both addresses |
-//! | UUIDs that only the kubelet has and no container holds, and that may be passed through (`of_kubelet`) | GPU-a; 3b:00.0 at vfio-pci | 3b:00.0 is passed through, GPU-a is not missing |
+//! | UUIDs that only the kubelet has and no container holds, and that may be of a GPU at another kernel driver (`of_kubelet`) | GPU-a; 3b:00.0 at vfio-pci | 3b:00.0 is not served, GPU-a is not missing |
 //!
-//! A holding of a GPU that is passed through or not served has allocated and uncovered time: it has no readings.
+//! A holding of a GPU that is not served has allocated and uncovered time: it has no readings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -71,10 +70,6 @@ impl UnlistedGpus {
     ) -> Arc<HardwareState> {
         let inventory = &hardware.inventory;
         let bus = hardware.node_devices.as_ref();
-        let passed_through = bus.into_iter().flat_map(|bus| &bus.passthrough).filter_map(|(address, of_kernel)| {
-            Some((not_present(inventory, address, of_kernel.numa_node)?, of_kernel.clone()))
-        });
-        let passed_through: Vec<_> = passed_through.collect();
         let (mut found, mut unserved) = (vec![], vec![]);
         if inventory.generation > 0 {
             let of_nvidia = bus.into_iter().flat_map(|bus| &bus.on_bus).filter(|(_, gpu)| gpu.is_of_nvidia());
@@ -84,16 +79,11 @@ impl UnlistedGpus {
             found = self.missing(inventory, &mut on_bus, bus, kubelet);
             unserved = on_bus.unserved;
         }
-        if found.is_empty() && passed_through.is_empty() && unserved.is_empty() && self.times.is_empty() {
+        if found.is_empty() && unserved.is_empty() && self.times.is_empty() {
             return Arc::clone(hardware);
         }
         let mut completed = (**hardware).clone();
         let inventory = Arc::make_mut(&mut completed.inventory);
-        for (gpu, of_kernel) in passed_through {
-            completed.readings.remove(&gpu.uuid);
-            inventory.passthrough.insert(gpu.uuid.clone(), of_kernel);
-            inventory.gpus.insert(gpu.uuid.clone(), gpu);
-        }
         for (address, of_kernel) in unserved {
             let Some(gpu) = not_present(inventory, address, of_kernel.numa_node) else { continue };
             let BusGpu { kernel_driver, pci_device_id, .. } = of_kernel.clone();
@@ -211,7 +201,7 @@ impl UnlistedGpus {
     }
 
     /// The UUIDs that the kubelet has and the driver does not list. Those that no container holds may be of GPUs that were
-    /// bound to vfio or another driver after a plugin offered them: they are left out where at least as many such GPUs were
+    /// bound to another kernel driver after a plugin offered them: they are left out where at least as many such GPUs were
     /// never listed by the driver. Where fewer were, some of them are missing, and all stay, because it is unknown which.
     fn of_kubelet(&self, inventory: &Inventory, bus: Option<&NodeDevices>, kubelet: &KubeletState) -> IdsByGpu<'_> {
         let is_unlisted = |(uuid, _): &(&GpuUuid, &DeviceIds)| !inventory.gpus.contains_key(*uuid);
@@ -219,11 +209,10 @@ impl UnlistedGpus {
         let held = held(kubelet).filter_map(|device| parse_device_id(device.id.as_str()).gpu().cloned());
         let held: BTreeSet<GpuUuid> = held.collect();
         let unheld = of_kubelet.keys().filter(|uuid| !held.contains(**uuid)).count();
-        let elsewhere = bus.into_iter().flat_map(|bus| {
-            let of_other = bus.on_bus.iter().filter(|(_, gpu)| gpu.is_of_another_driver());
-            bus.passthrough.keys().chain(of_other.map(|(address, _)| address))
-        });
-        if unheld <= elsewhere.filter(|address| gpu_at(inventory, address).is_none()).count() {
+        let on_bus = bus.into_iter().flat_map(|bus| &bus.on_bus);
+        let is_elsewhere =
+            |(address, gpu): &(&PciBusId, &BusGpu)| gpu.is_of_another_driver() && gpu_at(inventory, address).is_none();
+        if unheld <= on_bus.filter(is_elsewhere).count() {
             of_kubelet.retain(|uuid, _| held.contains(*uuid));
         }
         of_kubelet

@@ -78,10 +78,6 @@ pub enum ClaimHardware {
         gpu_instance: u32,
         compute_instance: u32,
     },
-    /// A GPU bound to vfio-pci, by its device node `/dev/vfio/<group>`.
-    IommuGroup(u32),
-    /// The same by its device node `/dev/vfio/devices/<name>`, of iommufd.
-    VfioDevice(Arc<str>),
 }
 
 /// A device of a DRA claim, and the GPU that it is.

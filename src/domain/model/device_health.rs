@@ -9,7 +9,7 @@ use strum::{EnumIter, IntoStaticStr};
 
 use super::{ContainerRef, GpuUuid, MigDevice, MigUuid, Moment, Monotonic, RecentCount, UnixSeconds};
 
-/// The health of every GPU that was ever listed, and of its present MIG devices. A GPU that is passed through has none; one
+/// The health of every GPU that was ever listed, and of its present MIG devices. A GPU that is not served has none; one
 /// known by its PCI address is removed once its UUID is known.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HealthState {

@@ -21,12 +21,8 @@ pub struct Inventory {
     /// GPUs of `gpus` that the driver has not listed since podmeter started.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub missing: BTreeMap<GpuUuid, MissingGpu>,
-    /// GPUs of `gpus` that a kernel driver reserves for virtual machines. They are not missing, and have no readings and
-    /// no health.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub passthrough: BTreeMap<GpuUuid, PassthroughGpu>,
     /// GPUs of `gpus` that the NVIDIA driver is not expected to serve: an old display card, or one that another kernel
-    /// driver has. They are not missing, and have no readings and no health.
+    /// driver has, such as vfio-pci. They are not missing, and have no readings and no health.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub unserved: BTreeMap<GpuUuid, UnservedGpu>,
 }
@@ -34,27 +30,10 @@ pub struct Inventory {
 /// What the kernel reports of a GPU on the PCI bus that the NVIDIA driver is not expected to serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnservedGpu {
-    /// `nouveau`; `None`: it has none.
+    /// `nouveau`, `vfio-pci`; `None`: it has none.
     pub kernel_driver: Option<Arc<str>>,
     /// The product in the PCI database: `1288`.
     pub pci_device_id: Option<Arc<str>>,
-}
-
-/// What the kernel reports of a GPU on the PCI bus that is bound to vfio-pci, a variant of it, or pci-stub.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PassthroughGpu {
-    /// `vfio-pci`, `nvgrace-gpu-vfio-pci`, `pci-stub`
-    pub kernel_driver: Arc<str>,
-    /// The N of `/dev/vfio/N`; whoever has this file has every device of the group.
-    pub iommu_group: Option<u32>,
-    /// `vfio3` for `/dev/vfio/devices/vfio3`; `None` before Linux 6.6, and without iommufd.
-    pub vfio_device: Option<Arc<str>>,
-    /// The product in the PCI database: `2330`.
-    pub pci_device_id: Option<Arc<str>>,
-    pub numa_node: Option<u32>,
-    /// Its place among all NVIDIA GPUs of the bus, by address: the n of DRA's `gpu-vfio-<n>`.
-    #[serde(skip)]
-    pub bus_index: u32,
 }
 
 /// A GPU that the driver does not list: known from the PCI bus, from the kubelet, or from both.
@@ -160,14 +139,9 @@ pub struct MigDevice {
 pub struct NodeDevices {
     /// GPUs on the bus that the NVIDIA driver should serve.
     pub expected: usize,
-    /// GPUs that are passed through.
-    pub vfio: usize,
-    /// All but those that are passed through, by address. Empty where GPUs are simulated.
+    /// By address. Empty where GPUs are simulated.
     #[serde(skip)]
     pub on_bus: BTreeMap<PciBusId, BusGpu>,
-    /// Those that are passed through, by address.
-    #[serde(skip)]
-    pub passthrough: BTreeMap<PciBusId, PassthroughGpu>,
 }
 
 /// The kernel's data of a GPU on the PCI bus.
@@ -193,9 +167,9 @@ impl Inventory {
         numbered().find(|gpu| gpu.present).or_else(|| numbered().next())
     }
 
-    /// Whether the NVIDIA driver should serve the GPU: it is neither passed through nor another driver's.
+    /// Whether the NVIDIA driver should serve the GPU.
     pub fn is_expected(&self, uuid: &GpuUuid) -> bool {
-        !self.passthrough.contains_key(uuid) && !self.unserved.contains_key(uuid)
+        !self.unserved.contains_key(uuid)
     }
 
     pub fn mig(&self, uuid: &MigUuid) -> Option<(&Gpu, &MigDevice)> {
@@ -247,7 +221,7 @@ impl BusGpu {
         self.kernel_driver.as_deref() == Some("nvidia")
     }
 
-    /// `nouveau`, for one.
+    /// `nouveau`, `vfio-pci`
     pub fn is_of_another_driver(&self) -> bool {
         self.kernel_driver.is_some() && !self.is_of_nvidia()
     }

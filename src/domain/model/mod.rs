@@ -40,8 +40,7 @@ pub use identity::{
     ContainerId, ContainerRef, DeviceId, DeviceRef, GpuUuid, MigUuid, PciBusId, PodRef, PodUid, ResourceName,
 };
 pub use inventory::{
-    BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers, PassthroughGpu, Platform,
-    UnservedGpu,
+    BusGpu, DriverInfo, Gpu, Inventory, MigDevice, MissingGpu, NodeDevices, NvLinkPeers, Platform, UnservedGpu,
 };
 pub use journal::JournalState;
 pub use overview::{DeviceOverview, DeviceState, NodeOverview, Overview, ResourceCount};

@@ -38,8 +38,6 @@ pub enum DeviceState {
     Held,
     /// A GPU with MIG devices: these are free or held.
     Partitioned,
-    /// No container holds it, and a kernel driver reserves it for virtual machines.
-    Passthrough,
     /// No container holds it, and the NVIDIA driver is not expected to serve it.
     Unserved,
     /// No container holds it, and it is not healthy or not present.

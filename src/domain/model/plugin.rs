@@ -102,17 +102,15 @@ pub enum PluginUnhealthyReason {
     Mps,
     /// A change of MIG layout or of the offers removed it.
     Layout,
-    /// Its device nodes are no longer there.
+    /// Its device nodes are no longer there, or another kernel driver has its GPU.
     Unplugged,
     /// A container holds its hardware under another name.
     Held,
-    /// Its GPU is passed through to virtual machines.
-    Passthrough,
 }
 
 impl PluginUnhealthyReason {
     pub fn all() -> impl Iterator<Item = Self> {
-        let own = [Self::Mps, Self::Layout, Self::Unplugged, Self::Passthrough, Self::Held];
+        let own = [Self::Mps, Self::Layout, Self::Unplugged, Self::Held];
         UnhealthyReason::iter().map(Self::Device).chain(own)
     }
 }

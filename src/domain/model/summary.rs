@@ -31,7 +31,6 @@ fn device(snapshot: &Snapshot, slots: &SlotCounts, gpu: &Gpu, mig: Option<&MigDe
     let is_healthy = snapshot.health.device(&gpu.uuid, mig_uuid).is_some_and(|health| health.healthy);
     let state = match holdings().next() {
         Some(_) => DeviceState::Held,
-        None if snapshot.hardware.inventory.passthrough.contains_key(&gpu.uuid) => DeviceState::Passthrough,
         None if snapshot.hardware.inventory.unserved.contains_key(&gpu.uuid) => DeviceState::Unserved,
         None if mig.is_none() && !gpu.mig_devices.is_empty() => DeviceState::Partitioned,
         None if gpu.present && is_healthy => DeviceState::Free,

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::domain::model::{BusGpu, GpuUuid, Inventory, NodeDevices, PassthroughGpu, PciBusId};
+use crate::domain::model::{BusGpu, GpuUuid, Inventory, NodeDevices, PciBusId};
 
 const NVIDIA: &str = "0x10de";
 /// VGA and 3D controllers: a GPU. Its audio, USB and serial functions and its bridges have other classes.
@@ -18,43 +18,19 @@ const INFORMATION_LIMIT: u64 = 16 << 10;
 /// The GPUs under `<sys_root>/bus/pci/devices`, without those at the `ignored` addresses; `None` where it cannot be read.
 pub fn scan(sys_root: &Path, ignored: &BTreeSet<PciBusId>) -> Option<NodeDevices> {
     let mut devices = NodeDevices::default();
-    let mut gpus = vec![];
     for entry in fs::read_dir(sys_root.join("bus/pci/devices")).ok()? {
         let device = entry.ok()?.path();
-        if is_gpu(&device)
-            && let Some(address) = device.file_name().and_then(|name| name.to_str()).map(PciBusId::normalized)
-        {
-            gpus.push((address, device));
-        }
+        let address = device.file_name().and_then(|name| name.to_str()).map(PciBusId::normalized);
+        let Some(address) = address.filter(|address| is_gpu(&device) && !ignored.contains(address)) else { continue };
+        let gpu = BusGpu {
+            kernel_driver: link(&device, "driver").map(Arc::from),
+            pci_device_id: attribute(&device, "device").and_then(|id| id.strip_prefix("0x").map(Arc::from)),
+            numa_node: attribute(&device, "numa_node").and_then(|node| node.parse().ok()),
+            ..BusGpu::default()
+        };
+        devices.expected += usize::from(!gpu.is_of_another_driver());
+        devices.on_bus.insert(address, gpu);
     }
-    // As numbers: a domain may have more than four digits.
-    gpus.sort_by(|(one, _), (other, _)| (one.as_str().len(), one).cmp(&(other.as_str().len(), other)));
-    // Every GPU of NVIDIA's has an index, also one that is ignored.
-    for (bus_index, (address, device)) in (0..).zip(gpus).filter(|(_, (address, _))| !ignored.contains(address)) {
-        let kernel_driver = link(&device, "driver");
-        let numa_node = attribute(&device, "numa_node").and_then(|node| node.parse().ok());
-        let pci_device_id = attribute(&device, "device").and_then(|id| id.strip_prefix("0x").map(Arc::from));
-        match kernel_driver {
-            Some(kernel_driver) if passes_through(&kernel_driver) => {
-                let gpu = PassthroughGpu {
-                    kernel_driver: kernel_driver.into(),
-                    iommu_group: link(&device, "iommu_group").and_then(|group| group.parse().ok()),
-                    vfio_device: vfio_device(&device),
-                    pci_device_id,
-                    numa_node,
-                    bus_index,
-                };
-                devices.passthrough.insert(address, gpu);
-            }
-            kernel_driver => {
-                let kernel_driver = kernel_driver.map(Arc::from);
-                let gpu = BusGpu { kernel_driver, pci_device_id, numa_node, ..BusGpu::default() };
-                devices.expected += usize::from(!gpu.is_of_another_driver());
-                devices.on_bus.insert(address, gpu);
-            }
-        }
-    }
-    devices.vfio = devices.passthrough.len();
     Some(devices)
 }
 
@@ -130,24 +106,13 @@ fn is_gpu(device: &Path) -> bool {
         && fs::symlink_metadata(device.join("physfn")).is_err()
 }
 
-/// Whether the kernel driver reserves the GPU for a virtual machine: `vfio-pci`, `nvgrace-gpu-vfio-pci`, `pci-stub`.
-fn passes_through(kernel_driver: &str) -> bool {
-    kernel_driver.contains("vfio") || kernel_driver == "pci-stub"
-}
-
 fn attribute(device: &Path, name: &str) -> Option<String> {
     Some(fs::read_to_string(device.join(name)).ok()?.trim().to_ascii_lowercase())
 }
 
-/// The last part of a symbolic link: the name of the kernel driver, the number of the IOMMU group.
+/// The last part of a symbolic link: the name of the kernel driver.
 fn link(device: &Path, name: &str) -> Option<String> {
     Some(fs::read_link(device.join(name)).ok()?.file_name()?.to_str()?.to_owned())
-}
-
-/// The device of iommufd: the only entry of this directory.
-fn vfio_device(device: &Path) -> Option<Arc<str>> {
-    let names = fs::read_dir(device.join("vfio-dev")).ok()?.flatten().map(|entry| entry.file_name());
-    names.filter_map(|name| Some(name.to_str()?.into())).find(|name: &Arc<str>| name.starts_with("vfio"))
 }
 
 #[cfg(test)]
@@ -172,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_nvidia_gpus_and_vfio_separately() {
+    fn gpus_at_other_kernel_drivers_are_not_expected() {
         let root = tempfile::tempdir().unwrap();
         device(root.path(), "0000:17:00.0", "0x10de", "0x030200", Some("nvidia"), "0");
         device(root.path(), "0000:65:00.0", "0x10de", "0x030000", None, "-1");
@@ -186,45 +151,15 @@ mod tests {
         symlink("../0000:17:00.0", root.path().join("bus/pci/devices/0000:17:00.4/physfn")).unwrap();
         device(root.path(), "0000:66:00.0", "0x10de", "0x030000", Some("nouveau"), "0");
         let found = scan(root.path(), &BTreeSet::new()).unwrap();
-        assert_eq!((found.expected, found.vfio), (2, 2));
+        assert_eq!(found.expected, 2);
         let addresses: Vec<&str> = found.on_bus.keys().map(PciBusId::as_str).collect();
-        assert_eq!(addresses, ["0000:17:00.0", "0000:65:00.0", "0000:66:00.0"]);
+        assert_eq!(addresses, ["0000:17:00.0", "0000:65:00.0", "0000:66:00.0", "0000:ca:00.0", "0000:cb:00.0"]);
         let ignored = ["0000:65:00.0", "0000:66:00.0"].map(PciBusId::from).into();
         let without = scan(root.path(), &ignored).unwrap();
-        assert_eq!((without.expected, without.on_bus.len()), (1, 1));
-        assert_eq!(without.passthrough, found.passthrough);
+        assert_eq!((without.expected, without.on_bus.len()), (1, 3));
         assert_eq!(found.on_bus[&"0000:17:00.0".into()].kernel_driver.as_deref(), Some("nvidia"));
         assert_eq!(numa_node(root.path(), "0000:ca:00.0"), Some(1));
-        let passthrough: Vec<(&str, &str, u32)> = found
-            .passthrough
-            .iter()
-            .map(|(address, gpu)| (address.as_str(), &*gpu.kernel_driver, gpu.bus_index))
-            .collect();
-        assert_eq!(passthrough, [("0000:ca:00.0", "vfio-pci", 3), ("0000:cb:00.0", "nvgrace-gpu-vfio-pci", 4)]);
         assert_eq!(numa_node(root.path(), "0000:65:00.0"), None);
-    }
-
-    #[test]
-    fn a_gpu_for_virtual_machines_has_its_group_and_its_vfio_device() {
-        let root = tempfile::tempdir().unwrap();
-        device(root.path(), "0000:ca:00.0", "0x10de", "0x030200", Some("vfio-pci"), "1");
-        device(root.path(), "10000:01:00.0", "0x10de", "0x030200", Some("vfio-pci"), "-1");
-        let path = root.path().join("bus/pci/devices/0000:ca:00.0");
-        symlink("../../../../kernel/iommu_groups/51", path.join("iommu_group")).unwrap();
-        fs::create_dir_all(path.join("vfio-dev/vfio3")).unwrap();
-        fs::write(path.join("device"), "0x2330\n").unwrap();
-        let found = scan(root.path(), &BTreeSet::new()).unwrap().passthrough;
-        let known = PassthroughGpu {
-            kernel_driver: "vfio-pci".into(),
-            iommu_group: Some(51),
-            vfio_device: Some("vfio3".into()),
-            pci_device_id: Some("2330".into()),
-            numa_node: Some(1),
-            bus_index: 0,
-        };
-        assert_eq!(found[&"0000:ca:00.0".into()], known);
-        let bare = PassthroughGpu { kernel_driver: "vfio-pci".into(), bus_index: 1, ..PassthroughGpu::default() };
-        assert_eq!(found[&"10000:01:00.0".into()], bare, "no IOMMU");
     }
 
     #[test]

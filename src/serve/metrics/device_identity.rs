@@ -25,25 +25,6 @@ pub(super) static GROUP: Group = Group {
         })
         .labels("gpu_uuid gpu minor pci_bus_id model architecture compute_capability vbios_version numa_node"),
         gauge(
-            "podmeter_device_passthrough_info",
-            "A GPU that a kernel driver reserves for virtual machines, without readings and health.",
-            |snapshot, family| {
-                let inventory = &snapshot.hardware.inventory;
-                for (uuid, of_kernel) in &inventory.passthrough {
-                    let Some(gpu) = inventory.gpus.get(uuid) else { continue };
-                    let labels = of_device(gpu)
-                        .and_known("pci_bus_id", gpu.pci_bus_id.as_ref())
-                        .and_known("pci_device_id", of_kernel.pci_device_id.as_ref())
-                        .and("kernel_driver", &of_kernel.kernel_driver)
-                        .and_known("iommu_group", of_kernel.iommu_group)
-                        .and_known("vfio_device", of_kernel.vfio_device.as_ref());
-                    family.push(labels, 1u64);
-                }
-            },
-        )
-        .labels("gpu_uuid gpu pci_bus_id pci_device_id kernel_driver iommu_group vfio_device")
-        .source("sysfs"),
-        gauge(
             "podmeter_device_platform_info",
             "Where a GPU is: the lowest PCI bus id of its module, slot and tray, and whether its NVLink peers are \
              behind a switch.",
@@ -93,12 +74,11 @@ pub(super) static GROUP: Group = Group {
         gauge(
             "podmeter_node_devices",
             "GPUs of the node by state: expected from the PCI bus, visible to the driver, healthy, schedulable, \
-             bound to vfio, unserved by the NVIDIA driver.",
+             unserved by the NVIDIA driver.",
             |snapshot, family| {
                 let hardware = &snapshot.hardware;
                 let mut push = |state, count: Option<usize>| family.push_known(Labels::new("state", state), count);
                 push("expected", hardware.node_devices.as_ref().map(|counts| counts.expected));
-                push("vfio", hardware.node_devices.as_ref().map(|counts| counts.vfio));
                 push("unserved", hardware.node_devices.as_ref().map(|_| hardware.inventory.unserved.len()));
                 // Zero while the driver is not loaded; absent only where no hardware is read.
                 let reads = hardware.source != HardwareSource::None;
@@ -126,7 +106,7 @@ mod tests {
         let mut snapshot = fixture::snapshot();
         let count =
             |snapshot: &Snapshot, state| value(&GROUP.families(snapshot), "podmeter_node_devices", &[("state", state)]);
-        let states = ["expected", "visible", "healthy", "schedulable", "vfio"].map(|state| count(&snapshot, state));
+        let states = ["expected", "visible", "healthy", "schedulable", "unserved"].map(|state| count(&snapshot, state));
         assert_eq!(states, [3.0, 2.0, 1.0, 1.0, 1.0].map(Some));
         snapshot.plugin = None;
         assert_eq!(count(&snapshot, "schedulable"), None);

@@ -2,7 +2,7 @@
 //!
 //! In: the resources and claims of the node. Out: what to start.
 
-use super::resources::{PASSTHROUGH_RESOURCE, SimulatedResource};
+use super::resources::SimulatedResource;
 use crate::simulation::dra_driver::AllocatedClaim;
 use crate::simulation::workload::WorkloadKind;
 
@@ -33,7 +33,6 @@ const DEVICE_PODS: [(&str, &str, WorkloadKind); 8] = [
     ("research", "notebook", WorkloadKind::Notebook),
     ("team-vision", "render", WorkloadKind::Batch),
 ];
-const MACHINES: [&str; 3] = ["virt-launcher-desktop", "virt-launcher-render", "virt-launcher-simulator"];
 
 /// For each resource up to eight pods, more where its devices are shared or many, and a few devices that stay free.
 pub fn pods_with_devices(resources: &[SimulatedResource]) -> Vec<PodStart> {
@@ -45,11 +44,6 @@ pub fn pods_with_devices(resources: &[SimulatedResource]) -> Vec<PodStart> {
             kind,
             devices: DeviceRequest::Resource(resource.name.clone()),
         };
-        if resource.name == PASSTHROUGH_RESOURCE {
-            // One stays free.
-            starts.extend(MACHINES.map(|name| start(("team-vms", name, WorkloadKind::Notebook))));
-            continue;
-        }
         let slots = resource.devices.len();
         let is_shared = resource.devices.iter().any(|device| device.id.contains("::"));
         let count = match slots {

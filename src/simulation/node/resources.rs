@@ -1,14 +1,11 @@
 //! The resources that plugins and DRA drivers offer of simulated hardware.
 //!
-//! In: an inventory, GPUs that are passed through, or an allocated device of a claim. Out: devices with their IDs.
+//! In: an inventory, or an allocated device of a claim. Out: devices with their IDs.
 
 use std::collections::BTreeMap;
 
-use crate::domain::model::{GpuUuid, Inventory, NodeDevices, PassthroughGpu, PciBusId};
+use crate::domain::model::{GpuUuid, Inventory};
 use crate::simulation::dra_driver::AllocatedDevice;
-
-/// As in KubeVirt's documentation: the name of the product in the PCI database.
-pub const PASSTHROUGH_RESOURCE: &str = "nvidia.com/GH100_H100_SXM5_80GB";
 
 /// A resource and its devices.
 #[derive(Clone, Debug)]
@@ -50,18 +47,6 @@ pub fn resources(inventory: &Inventory, replicas: Replicas) -> Vec<SimulatedReso
         }
     }
     resources.into_iter().map(|(name, devices)| SimulatedResource { name, devices }).collect()
-}
-
-/// What KubeVirt would offer of the GPUs that are passed through: a resource of the product, and IOMMU groups as IDs.
-pub fn passthrough_resources(bus: &NodeDevices) -> Vec<SimulatedResource> {
-    let device = |(address, gpu): (&PciBusId, &PassthroughGpu)| {
-        let id = gpu.iommu_group?.to_string();
-        let uuid = GpuUuid::of_address(address);
-        Some(SimulatedDevice { id, gpu: uuid, gpu_instance: None, numa_node: gpu.numa_node })
-    };
-    let devices: Vec<SimulatedDevice> = bus.passthrough.iter().filter_map(device).collect();
-    let resource = SimulatedResource { name: PASSTHROUGH_RESOURCE.to_owned(), devices };
-    (!resource.devices.is_empty()).then_some(resource).into_iter().collect()
 }
 
 pub fn device_of_claim(device: &AllocatedDevice) -> SimulatedDevice {

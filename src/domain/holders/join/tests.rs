@@ -112,7 +112,7 @@ fn what_does_not_resolve_is_counted_with_its_form() {
             ("compute-domain.nvidia.com", "dra_compute_domain", 1),
             ("example.com/nic", "other", 2),
             ("gpu.nvidia.com", "dra_gpu", 1),
-            ("gpu.nvidia.com", "dra_vfio", 1),
+            ("gpu.nvidia.com", "dra_other", 1),
             ("nvidia.com/gpu", "gpu_uuid", 1),
             ("nvidia.com/gpu", "tegra", 1),
         ]

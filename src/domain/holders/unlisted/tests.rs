@@ -1,6 +1,6 @@
 use super::*;
 use crate::domain::holders::{Slots, join};
-use crate::domain::model::{Allocatable, Allocations, ContainerRef, PassthroughGpu};
+use crate::domain::model::{Allocatable, Allocations, ContainerRef};
 use crate::test_data::{container, pod, uuid};
 
 fn mig(number: u32) -> String {
@@ -320,75 +320,26 @@ const LISTED: &str = "GPU-00000000-0000-0000-0000-000000000001";
 const OTHER: &str = "GPU-00000000-0000-0000-0000-000000000002";
 const RESOURCE: &str = "nvidia.com/GH100_H100_SXM5_80GB";
 
-fn vfio_gpu(bus_index: u32, iommu_group: u32) -> PassthroughGpu {
-    PassthroughGpu {
-        kernel_driver: "vfio-pci".into(),
-        iommu_group: Some(iommu_group),
-        vfio_device: Some(format!("vfio{bus_index}").into()),
-        pci_device_id: Some("2330".into()),
-        numa_node: Some(1),
-        bus_index,
-    }
-}
-
-/// The driver lists a GPU at 17:00.0; those at ca:00.0 and cb:00.0 are passed through, in one IOMMU group, and the one at
-/// e1:00.0 in its own.
-fn with_passthrough() -> HardwareState {
+/// The driver lists a GPU at 17:00.0; vfio-pci has three others.
+fn beside_vfio() -> HardwareState {
     let listed = Gpu { pci_bus_id: Some("0000:17:00.0".into()), ..Gpu::listed(LISTED.into(), 0) };
-    let passthrough = [("0000:ca:00.0", 1, 40), ("0000:cb:00.0", 2, 40), ("0000:e1:00.0", 3, 51)];
-    let passthrough: BTreeMap<PciBusId, PassthroughGpu> =
-        passthrough.into_iter().map(|(address, index, group)| (address.into(), vfio_gpu(index, group))).collect();
+    let others =
+        ["0000:ca:00.0", "0000:cb:00.0", "0000:e1:00.0"].map(|at| (at.into(), bus_gpu(Some("vfio-pci"), "2330")));
     HardwareState {
         inventory: Arc::new(Inventory {
             generation: 1,
             gpus: [(listed.uuid.clone(), listed)].into(),
             ..Inventory::default()
         }),
-        readings: [(LISTED.into(), Arc::default())].into(),
-        node_devices: Some(NodeDevices { expected: 1, vfio: 3, passthrough, ..NodeDevices::default() }),
+        node_devices: Some(NodeDevices { expected: 1, on_bus: others.into() }),
         ..HardwareState::default()
     }
 }
 
 #[test]
-fn gpus_that_are_passed_through_are_neither_present_nor_missing() {
-    let state = complete(with_passthrough(), &KubeletState::default());
-    let inventory = &state.inventory;
-    let uuids: Vec<&str> = inventory.passthrough.keys().map(GpuUuid::as_str).collect();
-    assert_eq!(uuids, ["PCI-0000:ca:00.0", "PCI-0000:cb:00.0", "PCI-0000:e1:00.0"]);
-    let gpu = &inventory.gpus[&"PCI-0000:ca:00.0".into()];
-    assert_eq!((gpu.present, gpu.index, gpu.numa_node), (false, None, Some(1)));
-    assert_eq!((inventory.missing.len(), inventory.visible(), state.readings.len()), (0, 1, 1));
-}
-
-#[test]
-fn gpus_that_are_passed_through_are_shown_without_the_nvidia_driver() {
-    let mut state = with_passthrough();
-    state.inventory = Arc::default();
-    assert_eq!(complete(state, &KubeletState::default()).inventory.passthrough.len(), 3);
-}
-
-#[test]
-fn a_gpu_that_the_driver_had_keeps_its_uuid_until_it_is_back() {
-    let mut state = with_passthrough();
-    let inventory = Arc::make_mut(&mut state.inventory);
-    let gpu = Gpu { index: Some(1), model: Some("H100".into()), ..Gpu::not_present(OTHER.into()) };
-    let lost = Gpu { pci_bus_id: Some("0000:e1:00.0".into()), ..gpu };
-    inventory.gpus.insert(OTHER.into(), lost);
-    let readings = DeviceReadings { lost: true, unlisted: true, ..DeviceReadings::default() };
-    state.readings.insert(OTHER.into(), Arc::new(readings));
-    let rebound = complete(state.clone(), &KubeletState::default());
-    assert!(rebound.inventory.passthrough.contains_key(&OTHER.into()));
-    assert_eq!((rebound.inventory.gpus.len(), rebound.readings.len()), (4, 1), "it is one device, and is not lost");
-    Arc::make_mut(&mut state.inventory).gpus.get_mut(&OTHER.into()).unwrap().present = true;
-    let back = complete(state, &KubeletState::default());
-    assert!(!back.inventory.passthrough.contains_key(&OTHER.into()) && back.inventory.gpus[&OTHER.into()].present);
-}
-
-#[test]
-fn an_offered_uuid_may_be_of_a_gpu_that_is_passed_through() {
+fn an_offered_uuid_may_be_of_a_gpu_at_another_kernel_driver() {
     let offering = |uuids: &[&str]| allocatable(ids("nvidia.com/gpu", uuids));
-    let missing = |kubelet: &KubeletState| complete(with_passthrough(), kubelet).inventory.missing.len();
+    let missing = |kubelet: &KubeletState| complete(beside_vfio(), kubelet).inventory.missing.len();
     assert_eq!(missing(&offering(&[LISTED, OTHER])), 0);
     let five: Vec<String> = (2..=5).map(|number| format!("{}{number}", &OTHER[..OTHER.len() - 1])).collect();
     assert_eq!(missing(&offering(&five.iter().map(String::as_str).collect::<Vec<_>>())), 4, "one of four is missing");
@@ -396,35 +347,11 @@ fn an_offered_uuid_may_be_of_a_gpu_that_is_passed_through() {
     assert_eq!(missing(&KubeletState { allocations: Some(held), ..offering(&[OTHER]) }), 1);
 }
 
-/// Who writes the id, the id, and the GPUs that its holder has.
-#[test]
-fn holders_are_found_by_every_form_of_the_id() {
-    let state = complete(with_passthrough(), &KubeletState::default());
-    let own = &["PCI-0000:e1:00.0"][..];
-    for (writer, resource, id, expected) in [
-        ("KubeVirt", RESOURCE, "51", own),
-        ("KubeVirt, two GPUs in a group", RESOURCE, "40", &["PCI-0000:ca:00.0", "PCI-0000:cb:00.0"][..]),
-        ("NVIDIA's plugin for KubeVirt", RESOURCE, "0000:e1:00.0", own),
-        ("NVIDIA's plugin for Kata", "nvidia.com/pgpu", "vfio3", own),
-        ("by path", "example.com/gpu", "/dev/vfio/51", own),
-        ("by path", "example.com/gpu", "/dev/vfio/devices/vfio3", own),
-        ("by address", "example.com/gpu", "0000:E1:00.0", own),
-        ("by address, of a listed GPU", "example.com/gpu", "0000:17:00.0", &[LISTED]),
-    ] {
-        let join = join(&holding(&[(resource, id)]), &Allocatable::default(), &state.inventory, &Slots::default());
-        let held: Vec<&str> = join.holdings.keys().map(|key| key.gpu.as_str()).collect();
-        assert_eq!(held, expected, "{writer}: {resource} {id}");
-        assert!(join.holdings.values().all(|holding| holding.fraction == Some(1.0)), "{writer}");
-        assert_eq!(join.unresolved, [], "{writer}");
-    }
-}
-
 #[test]
 fn an_id_that_is_no_gpus_is_counted_by_its_form_where_nvidia_writes_it() {
-    let state = complete(with_passthrough(), &KubeletState::default());
+    let state = complete(beside_vfio(), &KubeletState::default());
     for (resource, id, form) in [
-        (RESOURCE, "7", "iommu_group"),
-        (RESOURCE, "vfio9", "vfio_device"),
+        (RESOURCE, "7", "other"),
         (RESOURCE, "0000:05:00.0", "pci_address"),
         ("example.com/nic", "51", "other"),
         ("example.com/nic", "0000:3b:00.1", "other"),

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use super::machine::{self, GpuPosition, SimulatedMachine};
 use crate::domain::model::{
-    DriverInfo, FabricDomain, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, NodeDevices, NvLinkPeers, PassthroughGpu,
-    Platform,
+    DriverInfo, FabricDomain, Gpu, GpuUuid, Inventory, MigDevice, MigUuid, NodeDevices, NvLinkPeers, Platform,
 };
 
 /// The simulated hardware: a machine, how its GPUs are partitioned, and how the plugin shares them.
@@ -18,21 +17,13 @@ pub struct SimulatedProfile {
     partitions: &'static [&'static [Partition]],
     /// Slots of each whole GPU; `None`: it is not shared.
     pub replicas: Option<u32>,
-    /// How many GPUs, from the last, are passed through to virtual machines.
-    passthrough: usize,
     /// A DRA driver allocates the devices, not a plugin.
     pub is_claimed: bool,
 }
 
 impl SimulatedProfile {
-    pub const H100: Self = Self {
-        name: "8xh100",
-        machine: &machine::H100,
-        partitions: &[],
-        replicas: None,
-        passthrough: 0,
-        is_claimed: false,
-    };
+    pub const H100: Self =
+        Self { name: "8xh100", machine: &machine::H100, partitions: &[], replicas: None, is_claimed: false };
     pub const H100_TIME_SLICED: Self = Self { name: "8xh100-timesliced", replicas: Some(4), ..Self::H100 };
     /// GPUs 0 to 3 are partitioned, the others whole.
     pub const H100_MIG: Self = Self {
@@ -53,8 +44,6 @@ impl SimulatedProfile {
         ..Self::H100
     };
     pub const GH200: Self = Self { name: "2xgh200", machine: &machine::GH200, ..Self::H100 };
-    /// Four GPUs for containers, four for virtual machines.
-    pub const VFIO: Self = Self { name: "vfio", passthrough: 4, ..Self::H100 };
     /// Allocated by a DRA driver; GPU 7 is partitioned.
     pub const CLAIMED: Self = Self {
         name: "dra",
@@ -64,7 +53,7 @@ impl SimulatedProfile {
     };
     pub const EMPTY: Self = Self { name: "empty", machine: &machine::EMPTY, ..Self::H100 };
 
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 10] = [
         Self::H100,
         Self::H100_TIME_SLICED,
         Self::H100_MIG,
@@ -73,7 +62,6 @@ impl SimulatedProfile {
         Self::GB200,
         Self::B200,
         Self::GH200,
-        Self::VFIO,
         Self::CLAIMED,
         Self::EMPTY,
     ];
@@ -109,10 +97,6 @@ struct Partition {
 /// Numbers for `scramble`.
 const CHASSIS: u64 = 100_000;
 const CLUSTER: u64 = 100_001;
-/// H100 SXM5 80 GB in the PCI database.
-const H100_PCI_DEVICE: &str = "2330";
-/// The IOMMU group of the first GPU.
-const FIRST_GROUP: u32 = 40;
 const H100_1G: Partition = partition("1g.10gb", 19, (1, 1), 9_984);
 const H100_SEVEN_1G: &[Partition] = &[H100_1G; 7];
 const H100_2G: Partition = partition("2g.20gb", 14, (2, 2), 20_224);
@@ -134,8 +118,7 @@ const fn partition(name: &'static str, id: u32, slices: (u32, u32), mebibytes: u
 /// The node of a profile. The same seed makes the same UUIDs.
 pub(super) fn inventory(profile: SimulatedProfile, seed: u64) -> Inventory {
     let SimulatedMachine { positions, software, .. } = *profile.machine;
-    let listed = positions.iter().enumerate().take(positions.len() - profile.passthrough);
-    let gpus = listed.map(|(index, position)| gpu(profile, seed, index, position));
+    let gpus = positions.iter().enumerate().map(|(index, position)| gpu(profile, seed, index, position));
     Inventory {
         driver: Some(DriverInfo {
             driver_version: software.driver.into(),
@@ -149,25 +132,7 @@ pub(super) fn inventory(profile: SimulatedProfile, seed: u64) -> Inventory {
 
 /// The GPUs of the profile on the PCI bus.
 pub(super) fn node_devices(profile: SimulatedProfile) -> NodeDevices {
-    let positions = profile.machine.positions;
-    let passthrough = |(position, bus_index): (&GpuPosition, u32)| {
-        let of_kernel = PassthroughGpu {
-            kernel_driver: "vfio-pci".into(),
-            iommu_group: Some(FIRST_GROUP + bus_index),
-            vfio_device: Some(format!("vfio{bus_index}").into()),
-            pci_device_id: Some(H100_PCI_DEVICE.into()),
-            numa_node: Some(position.numa_node),
-            bus_index,
-        };
-        (position.pci_bus_id.into(), of_kernel)
-    };
-    let listed = positions.len() - profile.passthrough;
-    NodeDevices {
-        expected: listed,
-        vfio: profile.passthrough,
-        passthrough: positions.iter().zip(0..).skip(listed).map(passthrough).collect(),
-        ..NodeDevices::default()
-    }
+    NodeDevices { expected: profile.machine.positions.len(), ..NodeDevices::default() }
 }
 
 fn gpu(profile: SimulatedProfile, seed: u64, index: usize, position: &GpuPosition) -> Gpu {
@@ -318,17 +283,6 @@ mod tests {
             let own: BTreeSet<_> = serials(profile).into_iter().collect();
             assert_eq!(own.len(), profile.machine.positions.len(), "{profile:?}");
         }
-    }
-
-    #[test]
-    fn gpus_for_virtual_machines_are_on_the_bus_and_not_in_the_drivers_list() {
-        let (node, bus) = (inventory(SimulatedProfile::VFIO, 1), node_devices(SimulatedProfile::VFIO));
-        assert_eq!((node.gpus.len(), bus.expected, bus.vfio, bus.passthrough.len()), (4, 4, 4, 4));
-        let listed: BTreeSet<_> = node.gpus.values().filter_map(|gpu| gpu.pci_bus_id.as_ref()).collect();
-        assert!(bus.passthrough.keys().all(|address| !listed.contains(address)));
-        assert!(SimulatedProfile::ALL.iter().all(|p| p.machine.positions.is_sorted_by_key(|gpu| gpu.pci_bus_id)));
-        let groups: BTreeSet<_> = bus.passthrough.values().map(|gpu| gpu.iommu_group).collect();
-        assert_eq!(groups.len(), 4);
     }
 
     #[test]

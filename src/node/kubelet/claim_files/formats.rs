@@ -223,12 +223,11 @@ struct PreparedDevice {
     // Boxed: a file may have millions of `{}`, and each must be small in memory.
     gpu: Option<Box<Prepared>>,
     mig: Option<Box<Prepared>>,
-    vfio: Option<Box<Prepared>>,
 }
 
 #[derive(Deserialize)]
 struct Prepared {
-    /// Of a GPU, also for passthrough, and of a MIG device before 25.12.
+    /// Of a GPU, and of a MIG device before 25.12.
     info: Option<PreparedInfo>,
     /// Of a MIG device from 25.12 on.
     concrete: Option<Concrete>,
@@ -239,8 +238,6 @@ struct Prepared {
 #[serde(rename_all = "camelCase")]
 struct PreparedInfo {
     uuid: Option<String>,
-    #[serde(rename = "pciBusID")]
-    pci_bus_id: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -295,17 +292,10 @@ fn claim_devices(claim_uid: Arc<str>, claim: PreparedClaim) -> Vec<RecordedDevic
 }
 
 fn prepared(device: PreparedDevice) -> Option<(PreparedName, Option<ClaimHardware>)> {
-    let PreparedDevice { gpu, mig, vfio } = device;
-    // The DRA driver makes up the UUID of a device for passthrough: only the address names hardware.
-    let is_passed_through = gpu.is_none() && mig.is_none();
-    let Prepared { info, concrete, device } = *gpu.or(mig).or(vfio)?;
+    let Prepared { info, concrete, device } = *device.gpu.or(device.mig)?;
     let mig_uuid = concrete.map(|concrete| concrete.mig_uuid);
-    let (uuid, address) = info.map(|info| (info.uuid, info.pci_bus_id)).unwrap_or_default();
-    let hardware = match is_passed_through {
-        true => address.map(|address| ClaimHardware::Pci(PciBusId::normalized(&address))),
-        false => mig_uuid.or(uuid).as_deref().and_then(of_uuid),
-    };
-    Some((device, hardware))
+    let uuid = mig_uuid.or_else(|| info?.uuid);
+    Some((device, uuid.as_deref().and_then(of_uuid)))
 }
 
 fn capacities<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(Arc<str>, u64)>, D::Error> {

@@ -180,7 +180,7 @@ mod tests {
             (GpuUuid::new(format!("GPU-{gpu}")), GpuLocation { index: gpu, numa_node: Some(i64::from(gpu % 2)) })
         };
         let topology = Topology::new((0..3).map(location).collect());
-        for reason in [PluginUnhealthyReason::Device(UnhealthyReason::Lost), PluginUnhealthyReason::Passthrough] {
+        for reason in [PluginUnhealthyReason::Device(UnhealthyReason::Lost), PluginUnhealthyReason::Unplugged] {
             let mut merged = whole.clone();
             for id in ["MIG-0", "MIG-1"] {
                 let health = Err(PluginUnhealthy::new(reason, "it is no longer present"));

@@ -94,7 +94,7 @@ impl<'n> NodeView<'n> {
 }
 
 impl NodeGpus {
-    /// A GPU that is passed through or another driver's does not count; a lost one does.
+    /// A GPU that another kernel driver has does not count; a lost one does.
     pub fn from_inventory(inventory: &Inventory) -> Self {
         let gpus = || inventory.gpus.values().filter(|gpu| inventory.is_expected(&gpu.uuid));
         Self { count: gpus().count(), models: gpus().filter_map(|gpu| gpu.model.clone()).collect() }

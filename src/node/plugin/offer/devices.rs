@@ -84,8 +84,8 @@ pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<
 fn absence_reason(hardware: &OfferedHardware, inventory: &Inventory) -> PluginUnhealthy {
     let detail = "it is no longer present";
     match hardware.gpu() {
-        Some(gpu) if inventory.passthrough.contains_key(gpu) => {
-            PluginUnhealthy::new(PluginUnhealthyReason::Passthrough, "its GPU is passed through to virtual machines")
+        Some(gpu) if !inventory.is_expected(gpu) => {
+            PluginUnhealthy::new(PluginUnhealthyReason::Unplugged, "another kernel driver has its GPU")
         }
         None => PluginUnhealthy::new(PluginUnhealthyReason::Unplugged, detail),
         Some(gpu) if inventory.gpus.get(gpu).is_some_and(|gpu| gpu.present) => {

@@ -7,8 +7,7 @@
 //!
 //! - lost: the driver no longer finds its GPU, which may return;
 //! - missing: the driver has not listed its GPU since its start, and only the kubelet has the ID (`missing`);
-//! - unplugged: its device nodes are not there, and may return;
-//! - passed through: its GPU is reserved for a virtual machine;
+//! - unplugged: its device nodes are not there, or another kernel driver has its GPU; it may return;
 //! - without MPS: NVIDIA's MPS daemon does not serve its slot;
 //! - vanished: its resource no longer offers it although its GPU is there, or its GPU was replaced (`layout`). Dropped
 //!   from the offer once no container holds it.

@@ -72,9 +72,9 @@ impl OfferedDevice {
 
     /// Its hardware is not there, or its GPU no longer has it.
     pub fn is_absent(&self) -> bool {
-        use PluginUnhealthyReason::{Device, Layout, Passthrough, Unplugged};
+        use PluginUnhealthyReason::{Device, Layout, Unplugged};
         let reason = self.health.as_ref().err().map(|unhealthy| unhealthy.reason);
-        matches!(reason, Some(Layout | Passthrough | Unplugged | Device(UnhealthyReason::Lost)))
+        matches!(reason, Some(Layout | Unplugged | Device(UnhealthyReason::Lost)))
     }
 
     /// One of several slots of the same hardware. For the IDs of any plugin: `DeviceForm::is_slot`.

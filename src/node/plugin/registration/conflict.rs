@@ -361,12 +361,12 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_passed_through_is_no_conflict_with_the_plugin_that_offers_it() {
+    fn a_gpu_at_another_kernel_driver_is_no_conflict_with_the_plugin_that_offers_it() {
         let uuid = "GPU-5fb06b79-9d4d-4a0e-9d37-1c3c8f5a7e21";
         let inventory = crate::node::plugin::test_data::inventory([Gpu::listed(uuid.into(), 0)]);
         let hardware = OfferedHardware::Gpu { uuid: uuid.into(), index: 0, minor: None };
-        let passed_through = PluginUnhealthy::new(PluginUnhealthyReason::Passthrough, "to a virtual machine");
-        for (health, expected) in [(Ok(()), true), (Err(passed_through), false)] {
+        let elsewhere = PluginUnhealthy::new(PluginUnhealthyReason::Unplugged, "at vfio-pci");
+        for (health, expected) in [(Ok(()), true), (Err(elsewhere), false)] {
             let device = OfferedDevice { health, ..OfferedDevice::new(uuid, hardware.clone()) };
             let offer = Offer { resource: "nvidia.com/gpu".into(), devices: vec![device] };
             let listed = [("nvidia.com/vm".into(), [uuid.into()].into())].into();

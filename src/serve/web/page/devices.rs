@@ -8,7 +8,6 @@ use super::view::window_words;
 use super::{NodePage, facts, holders, more, section};
 use crate::domain::model::{
     Account, DeviceHealth, DeviceOverview, DeviceState, Gpu, InstanceReading, Medium, MigDevice, Monotonic,
-    PassthroughGpu, UnservedGpu,
 };
 
 pub(super) fn devices(page: &NodePage<'_>) -> Markup {
@@ -42,11 +41,9 @@ fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
     let health = page.snapshot.health.gpus.get(&gpu.uuid);
     let overview = page.snapshot.overview.device(&gpu.uuid, None);
     let inventory = &page.snapshot.hardware.inventory;
-    let without_health = inventory.passthrough.get(&gpu.uuid).map(|gpu| ("passed through", passthrough_words(gpu)));
-    let without_health =
-        without_health.or_else(|| inventory.unserved.get(&gpu.uuid).map(|gpu| ("not served", unserved_words(gpu))));
+    let unserved = inventory.unserved.get(&gpu.uuid);
     let containers = page.holders(gpu).map(|account| &account.container);
-    let model = gpu.model.as_deref().unwrap_or(if without_health.is_some() { "" } else { "model unknown" });
+    let model = gpu.model.as_deref().unwrap_or(if unserved.is_some() { "" } else { "model unknown" });
     let names = [gpu.uuid.to_string(), gpu_name(gpu), model.to_owned()];
     let mig_uuids = gpu.mig_devices.iter().map(|mig| mig.uuid.to_string());
     html! {
@@ -54,8 +51,8 @@ fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
             div.head {
                 h3 { (gpu_name(gpu)) }
                 span.model { (model.trim_start_matches("NVIDIA ")) @if gpu.mig_enabled == Some(true) { ", MIG" } }
-                @match &without_health {
-                    Some((state, _)) => span.badge.plain { (state) },
+                @match unserved {
+                    Some(_) => span.badge.plain { "not served" },
                     None => (badge(health.map(|health| &health.whole))),
                 }
             }
@@ -63,8 +60,8 @@ fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
             @if let Some(faults) = facts::fabric_faults(page.snapshot, &gpu.uuid) {
                 p.cause { b { "NVLink fabric: " } (faults) "." }
             }
-            @if let Some((_, why)) = &without_health {
-                p.cause { (why) }
+            @if let Some(unserved) = unserved {
+                p.cause { "The NVIDIA driver does not serve this card: " (unserved) ". It has no readings and is not offered." }
             } @else {
                 (measures(page, gpu, medium, capacity))
             }
@@ -72,8 +69,6 @@ fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
                 ul.migs { @for mig in &gpu.mig_devices { (mig_row(page, gpu, mig, medium)) } }
             }
             (holders::of_gpu(page, gpu, capacity))
-            // A held GPU has no state, and may be passed through.
-            @if overview.is_some_and(|device| device.state == Some(DeviceState::Passthrough)) { p.muted { "No container holds it." } }
             // What is free of an unhealthy GPU cannot be had.
             @if health.is_none_or(|health| health.whole.healthy) { (state(page, overview)) }
             (more(gpu.uuid.as_str(), &gpu_name(gpu)))
@@ -161,20 +156,6 @@ fn state(page: &NodePage<'_>, device: Option<&DeviceOverview>) -> Markup {
         (None, Some(DeviceState::Free)) => html! { p.free { "free" } },
         (None, _) => html! {},
     }
-}
-
-/// Where a GPU of virtual machines is found on the host.
-fn passthrough_words(gpu: &PassthroughGpu) -> String {
-    let group = gpu.iommu_group.map_or_else(String::new, |group| format!(", IOMMU group {group}"));
-    let product = gpu.pci_device_id.as_ref().map_or_else(String::new, |id| format!(", PCI device 10de:{id}"));
-    format!(
-        "For virtual machines: kernel driver {}{group}{product}. The host has no readings of it.",
-        gpu.kernel_driver
-    )
-}
-
-fn unserved_words(gpu: &UnservedGpu) -> String {
-    format!("The NVIDIA driver does not serve this card: {gpu}. It has no readings and is not offered.")
 }
 
 fn badge(health: Option<&DeviceHealth>) -> Markup {

@@ -263,21 +263,14 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_is_no_fault_and_a_passed_through_gpu_has_no_unknown_model() {
+    fn a_mark_is_no_fault_and_a_gpu_that_is_not_served_has_no_unknown_model() {
         let mut snapshot = fixture::snapshot();
         for health in Arc::make_mut(&mut snapshot.health).gpus.values_mut() {
             health.whole.causes.iter_mut().for_each(|cause| cause.reason = UnhealthyReason::Admin);
         }
         let page = rendered(&snapshot, None);
-        assert!(page.contains("1 marked, 1 passed through") && !page.contains(" unhealthy, "), "{page}");
+        assert!(page.contains("1 marked, 1 not served") && !page.contains(" unhealthy, "), "{page}");
         assert!(page.contains(">marked</span>") && !page.contains("model unknown"), "{page}");
-    }
-
-    #[test]
-    fn it_is_visible_that_no_container_holds_a_passed_through_gpu() {
-        let page = rendered(&fixture::snapshot(), None);
-        let gpu = row(&page, fixture::PASSED_THROUGH);
-        assert!(gpu.contains("<p class=\"muted\">No container holds it.</p>"), "{gpu}");
     }
 
     #[test]

@@ -56,20 +56,14 @@ pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
     }
 }
 
-/// How many GPUs are unhealthy, marked, passed through and not served, and the tile's class.
+/// How many GPUs are unhealthy, marked and not served, and the tile's class.
 fn gpu_states(snapshot: &Snapshot) -> (String, &'static str) {
     let gpus = snapshot.hardware.inventory.gpus.keys();
     let health = gpus.filter_map(|gpu| Some(&snapshot.health.gpus.get(gpu)?.whole));
     let (marked, unhealthy): (Vec<_>, Vec<_>) =
         health.filter(|health| !health.healthy).partition(|health| health.is_only_marked());
-    let inventory = &snapshot.hardware.inventory;
-    let (passed_through, unserved) = (inventory.passthrough.len(), inventory.unserved.len());
-    let states = [
-        (unhealthy.len(), "unhealthy"),
-        (marked.len(), "marked"),
-        (passed_through, "passed through"),
-        (unserved, "not served"),
-    ];
+    let unserved = snapshot.hardware.inventory.unserved.len();
+    let states = [(unhealthy.len(), "unhealthy"), (marked.len(), "marked"), (unserved, "not served")];
     let states = states.into_iter().filter(|(count, _)| *count > 0).map(|(count, state)| format!("{count} {state}"));
     let states = states.collect::<Vec<_>>().join(", ");
     let class = if unhealthy.is_empty() { "" } else { "bad" };

@@ -74,17 +74,15 @@ fn nodes_hardware(nodes: &[ClaimDeviceNode], capability_nodes: &impl Fn() -> Cap
     };
     let capabilities = nodes.iter().filter_map(|node| node.path.strip_prefix("/dev/nvidia-caps/nvidia-cap"));
     let capabilities: Vec<Option<u32>> = capabilities.map(|number| number.parse().ok()).collect();
-    match (one("/dev/nvidia"), one("/dev/vfio/"), one("/dev/vfio/devices/vfio")) {
-        ((Some(minor), true), (None, _), (None, _)) if capabilities.is_empty() => Some(ClaimHardware::Minor(minor)),
-        ((Some(minor), true), (None, _), (None, _)) => {
+    match one("/dev/nvidia") {
+        (Some(minor), true) if capabilities.is_empty() => Some(ClaimHardware::Minor(minor)),
+        (Some(minor), true) => {
             let known = capability_nodes();
             let mut instances = capabilities.iter().filter_map(|number| known.get(&(*number)?));
             let (minor_of_gpu, gpu_instance, compute_instance) = *instances.next()?;
             let is_one = instances.next().is_none() && minor_of_gpu == minor;
             is_one.then_some(ClaimHardware::Instance { minor, gpu_instance, compute_instance })
         }
-        ((None, _), (Some(group), true), (None, _)) => Some(ClaimHardware::IommuGroup(group)),
-        ((None, _), (None, _), (Some(number), true)) => Some(ClaimHardware::VfioDevice(format!("vfio{number}").into())),
         _ => None,
     }
 }

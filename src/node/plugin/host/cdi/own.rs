@@ -62,9 +62,9 @@ pub struct NodeDevice {
     is_present: bool,
 }
 
-/// The devices that the driver lists, and those that it lost. Not those that are passed through to virtual machines.
+/// The devices that the driver lists, and those that it lost. Not those that another kernel driver has.
 pub fn node_devices(inventory: &Inventory, driver_files: &DriverFiles) -> Vec<NodeDevice> {
-    let listed = inventory.gpus.values().filter(|gpu| !inventory.passthrough.contains_key(&gpu.uuid));
+    let listed = inventory.gpus.values().filter(|gpu| inventory.is_expected(&gpu.uuid));
     let hardware = listed.filter_map(|gpu| gpu.index.map(|index| (gpu, index))).flat_map(|(gpu, index)| {
         let mig = gpu.mig_devices.iter().map(move |mig| OfferedHardware::of_mig(gpu, index, mig));
         std::iter::once(OfferedHardware::of_gpu(gpu, index)).chain(mig).map(|hardware| (gpu.present, hardware))
