@@ -43,6 +43,7 @@ on_device! {
     nvmlDeviceGetSerial(serial: Text, length: c_uint) |target| {
         serial.put(target.whole()?.serial.as_deref().ok_or(NOT_SUPPORTED)?, length)
     }
+    nvmlDeviceGetVirtualizationMode(mode: Out<c_uint>) |target| { mode.put(target.whole()?.virtualization_mode) }
     nvmlDeviceGetGridLicensableFeatures_v4(features: Out<nvmlGridLicensableFeatures_t>) |target| {
         let license = target.whole()?.vgpu_license;
         let mut answer = features.get()?;
