@@ -25,9 +25,10 @@ const ARROWS: [(&str, &str); 13] = [
 const PLUGIN_PARTS: [&str; 8] = ["hash", "inputs", "config", "offer", "host", "status", "allocate", "registration"];
 
 /// Other libraries, and the only modules that may use them.
-const LIBRARIES: [(&str, &str); 13] = [
+const LIBRARIES: [(&str, &str); 14] = [
     ("tokio", "agent clock commands node serve simulation tasks"),
     ("tonic", "node simulation"),
+    ("nvml_wrapper", "node"),
     ("nvml_wrapper_sys", "node"),
     ("axum", "serve"),
     ("prometheus_client", "serve"),

@@ -1,5 +1,5 @@
-//! Makes every NVML call but those that open or close the library or free a GPM sample: counts it, classifies its return
-//! code and does not repeat calls that the device does not support or permit.
+//! Makes every NVML call, raw or of the crate, but those that open or close the library or free a GPM sample: counts it,
+//! classifies its return code and does not repeat calls that the device does not support or permit.
 //!
 //! In: a call by name. Out: its value or a refusal; for each pass its status and problems. Does not use: the meaning of
 //! values.
@@ -8,11 +8,12 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::sync::Arc;
 
-use nvml_wrapper_sys::bindings::{NvmlLib, nvmlPciInfo_t, nvmlReturn_t};
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings::*;
 
 use super::codes;
-use super::library::Library;
-use crate::domain::model::PciBusId;
+use super::library::{DeviceHandle, Library};
 use crate::node::hardware::plausible::QuantityRange;
 use crate::node::hardware::source::{CallProblem, Pass, PassStatus};
 
@@ -82,30 +83,33 @@ impl Caller {
     }
 
     /// Calls nothing for the rest of a pass once the GPU is lost, as each call on it is slow.
-    pub fn call(
+    pub fn call<T>(
         &mut self,
         name: &'static str,
         variant: u32,
-        mut body: impl FnMut(&NvmlLib) -> nvmlReturn_t,
-    ) -> Result<(), CallRefusal> {
+        mut body: impl FnMut(&Nvml) -> Result<T, NvmlError>,
+    ) -> Result<T, CallRefusal> {
         if !self.answers() {
             return Err(CallRefusal::Failed);
         }
         if let Some(refusal) = self.refused.get(&(name, variant)) {
             return Err(*refusal);
         }
-        let mut once = || self.library.statistics.time(name, || body(&self.library.symbols));
-        let mut code = once();
+        let mut once = || self.library.statistics.time(name, || body(&self.library.nvml));
+        let mut outcome = once();
         // An internal error of the driver, which may not recur.
-        if code == codes::UNKNOWN {
-            code = once();
+        if matches!(outcome, Err(NvmlError::Unknown)) {
+            outcome = once();
         }
-        let code = if code == codes::INVALID_ARGUMENT && variant > 0 { codes::NOT_SUPPORTED } else { code };
-        match code {
-            codes::SUCCESS => {
+        let code = match outcome.map_err(codes::of) {
+            Ok(value) => {
                 self.succeeded = true;
-                return Ok(());
+                return Ok(value);
             }
+            Err(codes::INVALID_ARGUMENT) if variant > 0 => codes::NOT_SUPPORTED,
+            Err(code) => code,
+        };
+        match code {
             codes::NOT_SUPPORTED | codes::FUNCTION_NOT_FOUND => {
                 self.refused.insert((name, variant), CallRefusal::Unsupported);
                 return Err(CallRefusal::Unsupported);
@@ -129,10 +133,52 @@ impl Caller {
         self.pass.problems.push(CallProblem { call: name, code: codes::name(code) });
         Err(CallRefusal::Failed)
     }
+
+    /// A call of the crate's safe part; not for enums, of which it takes a number that it does not know for a return code.
+    pub fn device<T>(
+        &mut self,
+        name: &'static str,
+        variant: u32,
+        handle: DeviceHandle,
+        method: impl Fn(&Device<'_>) -> Result<T, NvmlError>,
+    ) -> Result<T, CallRefusal> {
+        // SAFETY: the driver gave the handle, and answers an outdated one with an error.
+        self.call(name, variant, |nvml| method(&unsafe { Device::new(handle.0, nvml) }))
+    }
 }
 
-/// `call!(caller, nvmlSymbol(arguments))` or `call!(caller, nvmlSymbol[variant](arguments))`: a raw call by name.
-/// Never use the bindings' methods: they panic where a symbol is missing.
+/// A C type of which all zeroes is a value: numbers, texts, pointers, and structures of these.
+pub trait Blank: Sized {
+    fn blank() -> Self;
+}
+
+macro_rules! blank {
+    ($($type:ty),* $(,)?) => {
+        $(impl Blank for $type {
+            fn blank() -> Self {
+                // SAFETY: see the trait; each type of the list was looked up in the bindings.
+                unsafe { std::mem::zeroed() }
+            }
+        })*
+    };
+}
+
+impl<T> Blank for *mut T {
+    fn blank() -> Self {
+        std::ptr::null_mut()
+    }
+}
+
+blank! {
+    i32, u32, u64, nvmlC2cModeInfo_v1_t, nvmlEventData_t, nvmlFieldValue_t, nvmlGpmMetricsGet_t, nvmlGpmSupport_t,
+    nvmlGpuFabricInfoV_t, nvmlGpuFabricInfo_t, nvmlGpuInstanceInfo_t, nvmlGpuInstanceProfileInfo_t,
+    nvmlGpuInstanceProfileInfo_v2_t, nvmlGridLicensableFeatures_t, nvmlMarginTemperature_t, nvmlMemory_t,
+    nvmlPlatformInfo_v2_t, nvmlProcessInfo_t, nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t,
+    nvmlRowRemapperHistogramValues_t, nvmlSample_t, nvmlTemperature_t,
+}
+
+/// `call!(caller, nvmlSymbol(arguments))` or `call!(caller, nvmlSymbol[variant](arguments))`: a raw call by the field of
+/// that name. Never use the method of that name: it panics where the symbol is missing.
 ///
 /// A variant distinguishes what a device may support separately, such as a link or a fan. An invalid argument with a
 /// variant above 0 means that the device does not have it: the call is unsupported for good. With 0 it may mean that the
@@ -140,41 +186,35 @@ impl Caller {
 /// with 0 (fans, links, ECC locations, causes of retired pages, GPU instances): on a device without number 0, a problem
 /// is counted in each pass, and no reading is wrong. Where that is not acceptable, the variant is the number plus 1.
 macro_rules! call {
-    ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {
-        $crate::node::hardware::nvml::calls::call!($caller, $symbol[0]($($argument),*))
-    };
-    ($caller:expr, $symbol:ident[$variant:expr]($($argument:expr),* $(,)?)) => {
-        $caller.call(stringify!($symbol), $variant, |library| match library.$symbol.as_ref() {
+    ($caller:expr, $symbol:ident $([$variant:expr])? ($($argument:expr),* $(,)?)) => {
+        $caller.call(stringify!($symbol), 0 $(+ $variant)?, |nvml| {
+            let function = nvml_wrapper::error::nvml_sym(nvml.lib().$symbol.as_ref())?;
             // SAFETY: the binding types the arguments; pointers are to locals or buffers that outlive the call, with
             // their true lengths; the library stays loaded while the caller holds it.
-            Ok(function) => unsafe { function($($argument),*) },
-            Err(_) => $crate::node::hardware::nvml::codes::FUNCTION_NOT_FOUND,
+            nvml_wrapper::error::nvml_try(unsafe { function($($argument),*) })
         })
     };
 }
 
-/// The same for a call whose last argument points to the value; `None` on refusal.
-macro_rules! value {
-    ($caller:expr, $symbol:ident $([$variant:expr])? ($($argument:expr),* $(,)?)) => {{
-        // SAFETY: the call's type makes it a number, a pointer, or a structure of these: all zeroes is a valid value.
-        let mut value = unsafe { std::mem::zeroed() };
+/// The same for a call whose last argument points to the value, which is `$initial` before.
+macro_rules! fetch {
+    ($caller:expr, $initial:expr, $symbol:ident $([$variant:expr])? ($($argument:expr),* $(,)?)) => {{
+        let mut value = $initial;
         $crate::node::hardware::nvml::calls::call!($caller, $symbol $([$variant])? ($($argument,)* &raw mut value))
-            .ok()
             .map(|()| value)
     }};
 }
 
-/// The same for a text of up to 95 bytes; empty is absent.
-macro_rules! text {
-    ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
-        let mut buffer = [0; 96];
-        $crate::node::hardware::nvml::calls::call!($caller, $symbol($($argument,)* buffer.as_mut_ptr(), 96))
-            .ok()
-            .and_then(|()| $crate::node::hardware::nvml::calls::read_text(&buffer))
-    }};
+/// The same with zeroes before; `None` on refusal.
+macro_rules! value {
+    ($caller:expr, $symbol:ident $($call:tt)*) => {
+        $crate::node::hardware::nvml::calls::fetch!(
+            $caller, $crate::node::hardware::nvml::calls::Blank::blank(), $symbol $($call)*
+        ).ok()
+    };
 }
 
-pub(super) use {call, text, value};
+pub(super) use {call, fetch, value};
 
 /// Entries that may come between two attempts.
 const SPARE_ENTRIES: usize = 16;
@@ -182,13 +222,12 @@ const ATTEMPTS: usize = 4;
 
 /// Repeats `call` with a larger buffer, of up to `largest` entries, for as long as the driver finds it too small. The
 /// call gets the buffer and its length, and sets the length to what it wrote or needs. Returns the entries written.
-pub fn fill<T: Clone>(
-    blank: T,
+pub fn fill<T: Blank + Clone>(
     capacity: usize,
     largest: usize,
     mut call: impl FnMut(*mut T, &mut u32) -> Result<(), CallRefusal>,
 ) -> Result<Vec<T>, CallRefusal> {
-    let mut buffer = vec![blank.clone(); capacity];
+    let mut buffer = vec![T::blank(); capacity];
     for _ in 0..ATTEMPTS {
         let mut count = u32::try_from(buffer.len()).expect("the buffer is bounded");
         match call(buffer.as_mut_ptr(), &mut count) {
@@ -198,7 +237,7 @@ pub fn fill<T: Clone>(
             }
             Err(CallRefusal::TooSmall) if buffer.len() < largest => {
                 let length = (count as usize + SPARE_ENTRIES).max(buffer.len() * 2).min(largest);
-                buffer.resize(length, blank.clone());
+                buffer.resize(length, T::blank());
             }
             Err(refusal) => return Err(refusal),
         }
@@ -209,13 +248,11 @@ pub fn fill<T: Clone>(
 /// A driver's text up to its NUL; `None` when empty or without one.
 pub fn read_text(buffer: &[c_char]) -> Option<Arc<str>> {
     let bytes: Vec<u8> = buffer.iter().map(|byte| *byte as u8).collect();
-    let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy();
-    let text = text.trim();
-    (!text.is_empty()).then(|| text.into())
+    known_text(CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy())
 }
 
-pub fn bus_id_in(info: &nvmlPciInfo_t) -> Option<PciBusId> {
-    read_text(&info.busId).or_else(|| read_text(&info.busIdLegacy)).map(|bus_id| PciBusId::normalized(&bus_id))
+pub fn known_text(text: impl AsRef<str>) -> Option<Arc<str>> {
+    Some(text.as_ref().trim()).filter(|text| !text.is_empty()).map(Into::into)
 }
 
 /// The version word of a versioned struct: its size and its version.

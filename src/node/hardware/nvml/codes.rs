@@ -1,5 +1,6 @@
 //! NVML's return codes: their names, and what a person can do about them.
 
+use nvml_wrapper::error::NvmlError;
 use nvml_wrapper_sys::bindings::nvmlReturn_t;
 
 use crate::node::hardware::source::{CallProblem, Failure, FailureCause};
@@ -51,6 +52,14 @@ codes! {
     29: "invalid_state";
     30: "reset_type_not_supported";
     999 = UNKNOWN: "unknown";
+}
+
+/// The crate keeps a code that it does not know as an unexpected variant with that number.
+pub fn of(error: NvmlError) -> nvmlReturn_t {
+    match error {
+        NvmlError::FailedToLoadSymbol(_) => FUNCTION_NOT_FOUND,
+        error => error.into(),
+    }
 }
 
 /// Of an opening, or of a query for a GPU; its cause is that of the code.

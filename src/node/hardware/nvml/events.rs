@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlEventData_t, nvmlEventSet_t};
 
-use super::calls::{CallRefusal, Caller, call, value};
+use super::calls::{Blank, CallRefusal, Caller, call, fetch, value};
 use super::inventory;
 use super::library::{DeviceHandle, Library};
 use super::per_gpu_query::{PerGpuQuery, with_caller};
@@ -238,18 +238,15 @@ fn candidate(caller: &mut Caller, index: u32) -> Option<EventCandidate> {
 
 /// `Some(0)`: the GPU has no events.
 fn supported(caller: &mut Caller, handle: DeviceHandle) -> Option<u64> {
-    let mut kinds = 0;
-    match call!(caller, nvmlDeviceGetSupportedEventTypes(handle.0, &raw mut kinds)) {
-        Ok(()) => Some(kinds & REGISTERED_EVENTS),
+    match fetch!(caller, 0, nvmlDeviceGetSupportedEventTypes(handle.0)) {
+        Ok(kinds) => Some(kinds & REGISTERED_EVENTS),
         Err(CallRefusal::Unsupported) => Some(0),
         Err(_) => None,
     }
 }
 
 fn no_event() -> nvmlEventData_t {
-    // SAFETY: numbers and a pointer; all zeroes is a valid value.
-    let blank: nvmlEventData_t = unsafe { mem::zeroed() };
-    nvmlEventData_t { gpuInstanceId: WHOLE, computeInstanceId: WHOLE, ..blank }
+    nvmlEventData_t { gpuInstanceId: WHOLE, computeInstanceId: WHOLE, ..Blank::blank() }
 }
 
 fn event(gpu: GpuUuid, data: &nvmlEventData_t) -> RawEvent {

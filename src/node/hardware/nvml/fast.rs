@@ -2,9 +2,7 @@
 
 use std::cell::OnceCell;
 
-use nvml_wrapper_sys::bindings::nvmlUtilization_t;
-
-use super::calls::{Caller, value};
+use super::calls::Caller;
 use super::library::DeviceHandle;
 use super::module_power::ModulePower;
 use super::process_use::ProcessUse;
@@ -16,6 +14,8 @@ use crate::node::hardware::source::Pass;
 const GPU_POWER: u32 = 0;
 const GPU_UTILIZATION: u32 = 1;
 const MEMORY_UTILIZATION: u32 = 2;
+const RATES: &str = "nvmlDeviceGetUtilizationRates";
+const ENERGY_COUNTER: &str = "nvmlDeviceGetTotalEnergyConsumption";
 
 /// Utilization of the GPU and by process, power and energy: five calls a second where everything is supported, and one
 /// more on a module.
@@ -54,26 +54,25 @@ impl FastReader {
         integrals.memory_busy_seconds = memory.integral;
         self.memory_utilization_ratio = memory.latest;
         // Without utilization, as on a partitioned GPU, a pass adds no uncovered time.
-        integrals.lacks_utilization =
-            self.busy.is_refused(caller) && caller.is_refused("nvmlDeviceGetUtilizationRates", 0);
+        integrals.lacks_utilization = self.busy.is_refused(caller) && caller.is_refused(RATES, 0);
         if !integrals.lacks_utilization {
             integrals.uncovered_seconds = busy.uncovered_seconds;
         }
         integrals.process_sm_seconds = self.processes.advance(caller, handle, elapsed, busy.latest);
         integrals.lists_no_processes = self.processes.lists_no_processes();
         let module = self.module.read(caller, handle, elapsed);
-        let is_on_module = self.module.is_on_module();
+        let is_on_module = self.module.is_on_module;
         let power_watts = if is_on_module == Some(true) {
             module.gpu_watts
         } else {
-            let milliwatts: Option<u32> = value!(caller, nvmlDeviceGetPowerUsage(handle.0));
+            let milliwatts = caller.device("nvmlDeviceGetPowerUsage", 0, handle, |gpu| gpu.power_usage()).ok();
             milliwatts.and_then(|milliwatts| caller.plausible(&plausible::POWER, f64::from(milliwatts) / 1e3))
         };
-        let total: Option<u64> = value!(caller, nvmlDeviceGetTotalEnergyConsumption(handle.0));
+        let total = caller.device(ENERGY_COUNTER, 0, handle, |gpu| gpu.total_energy_consumption()).ok();
         pass.counter_is_of_gpu = is_on_module.map(|is_on_module| !is_on_module);
         pass.energy_counter =
             total.filter(|total| caller.plausible(&plausible::ENERGY, *total as f64 / 1000.0).is_some());
-        let has_counter = total.is_some() || !caller.is_refused("nvmlDeviceGetTotalEnergyConsumption", 0);
+        let has_counter = total.is_some() || !caller.is_refused(ENERGY_COUNTER, 0);
         integrals.module_energy_joules = module.joules;
         integrals.energy_joules = match is_on_module {
             Some(true) => module.gpu_joules,
@@ -86,7 +85,7 @@ impl FastReader {
 }
 
 fn utilization_rates(caller: &mut Caller, handle: DeviceHandle) -> Option<(f64, f64)> {
-    let rates: nvmlUtilization_t = value!(caller, nvmlDeviceGetUtilizationRates(handle.0))?;
+    let rates = caller.device(RATES, 0, handle, |gpu| gpu.utilization_rates()).ok()?;
     let mut ratio = |percent: u32| caller.plausible(&plausible::UTILIZATION, f64::from(percent) / 100.0);
     Some((ratio(rates.gpu)?, ratio(rates.memory)?))
 }

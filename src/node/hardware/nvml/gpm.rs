@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use nvml_wrapper_sys::bindings::{nvmlGpmMetricsGet_t, nvmlGpmSample_t, nvmlGpmSupport_t};
 
-use super::calls::{Caller, call, value};
+use super::calls::{Blank, Caller, call, fetch, value};
 use super::codes;
-use super::fields::FieldRow;
 use super::inventory::Mig;
 use super::library::{DeviceHandle, Library};
 use super::rows::{self, ReadingRow, ReadingSource, row};
@@ -21,47 +20,45 @@ const WINDOW: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=
 const MEBIBYTE: f64 = 1_048_576.0;
 /// In every driver with GPM: percent, and MiB a second.
 const METRICS: [ReadingRow<Medium>; 16] = [
-    row!(gpm.graphics_engine_active = metric 1: GPM / 100.0),
-    row!(gpm.sm_active = metric 2: GPM / 100.0),
-    row!(gpm.sm_occupancy = metric 3: GPM / 100.0),
-    row!(gpm.dram_active = metric 10: GPM / 100.0),
-    row!(gpm.pipes["int"] = metric 4: GPM / 100.0),
-    row!(gpm.pipes["tensor"] = metric 5: GPM / 100.0),
-    row!(gpm.pipes["dfma"] = metric 6: GPM / 100.0),
-    row!(gpm.pipes["hmma"] = metric 7: GPM / 100.0),
-    row!(gpm.pipes["imma"] = metric 9: GPM / 100.0),
-    row!(gpm.pipes["fp64"] = metric 11: GPM / 100.0),
-    row!(gpm.pipes["fp32"] = metric 12: GPM / 100.0),
-    row!(gpm.pipes["fp16"] = metric 13: GPM / 100.0),
-    row!(rates.traffic.pcie_transmitted = metric 20: TRAFFIC * MEBIBYTE),
-    row!(rates.traffic.pcie_received = metric 21: TRAFFIC * MEBIBYTE),
-    row!(rates.traffic.nvlink_received = metric 60: TRAFFIC * MEBIBYTE),
-    row!(rates.traffic.nvlink_transmitted = metric 61: TRAFFIC * MEBIBYTE),
+    row!(gpm.graphics_engine_active = field 1: GPM / 100.0),
+    row!(gpm.sm_active = field 2: GPM / 100.0),
+    row!(gpm.sm_occupancy = field 3: GPM / 100.0),
+    row!(gpm.dram_active = field 10: GPM / 100.0),
+    row!(gpm.pipes["int"] = field 4: GPM / 100.0),
+    row!(gpm.pipes["tensor"] = field 5: GPM / 100.0),
+    row!(gpm.pipes["dfma"] = field 6: GPM / 100.0),
+    row!(gpm.pipes["hmma"] = field 7: GPM / 100.0),
+    row!(gpm.pipes["imma"] = field 9: GPM / 100.0),
+    row!(gpm.pipes["fp64"] = field 11: GPM / 100.0),
+    row!(gpm.pipes["fp32"] = field 12: GPM / 100.0),
+    row!(gpm.pipes["fp16"] = field 13: GPM / 100.0),
+    row!(rates.traffic.pcie_transmitted = field 20: TRAFFIC * MEBIBYTE),
+    row!(rates.traffic.pcie_received = field 21: TRAFFIC * MEBIBYTE),
+    row!(rates.traffic.nvlink_received = field 60: TRAFFIC * MEBIBYTE),
+    row!(rates.traffic.nvlink_transmitted = field 61: TRAFFIC * MEBIBYTE),
 ];
 /// Cycles since reboot, on new drivers; and C2C traffic, which a driver without them may not have either.
 const NEW_METRICS: [ReadingRow<Medium>; 13] = [
-    row!(sm_cycles = metric 248: CYCLES),
-    row!(sm_active_cycles = metric 249: CYCLES),
-    row!(rates.traffic.c2c_transmitted = metric 100: TRAFFIC * MEBIBYTE),
-    row!(rates.traffic.c2c_received = metric 101: TRAFFIC * MEBIBYTE),
-    row!(pipe_cycles["tensor"] = metric 250: CYCLES),
-    row!(pipe_cycles["dmma"] = metric 251: CYCLES),
-    row!(pipe_cycles["hmma"] = metric 252: CYCLES),
-    row!(pipe_cycles["imma"] = metric 253: CYCLES),
-    row!(pipe_cycles["dfma"] = metric 254: CYCLES),
-    row!(pipe_cycles["int"] = metric 257: CYCLES),
-    row!(pipe_cycles["fp64"] = metric 258: CYCLES),
-    row!(pipe_cycles["fp32"] = metric 259: CYCLES),
-    row!(pipe_cycles["fp16"] = metric 260: CYCLES),
+    row!(sm_cycles = field 248: CYCLES),
+    row!(sm_active_cycles = field 249: CYCLES),
+    row!(rates.traffic.c2c_transmitted = field 100: TRAFFIC * MEBIBYTE),
+    row!(rates.traffic.c2c_received = field 101: TRAFFIC * MEBIBYTE),
+    row!(pipe_cycles["tensor"] = field 250: CYCLES),
+    row!(pipe_cycles["dmma"] = field 251: CYCLES),
+    row!(pipe_cycles["hmma"] = field 252: CYCLES),
+    row!(pipe_cycles["imma"] = field 253: CYCLES),
+    row!(pipe_cycles["dfma"] = field 254: CYCLES),
+    row!(pipe_cycles["int"] = field 257: CYCLES),
+    row!(pipe_cycles["fp64"] = field 258: CYCLES),
+    row!(pipe_cycles["fp32"] = field 259: CYCLES),
+    row!(pipe_cycles["fp16"] = field 260: CYCLES),
 ];
 
-/// Pairs of samples of a GPU, or of its instances while it is partitioned.
+/// Pairs of samples of a GPU, or of its instances while it is partitioned; none where the device does not support GPM.
 pub struct Gpm {
     pairs: BTreeMap<Option<u32>, SamplePair>,
     /// Not of instances, of which only the ratios are used; nor of a driver that has rejected the new ids.
     reads_new_metrics: bool,
-    /// `None`: the device does not support GPM.
-    request: Option<Box<GpmRequest>>,
 }
 
 struct SamplePair {
@@ -75,30 +72,26 @@ struct SamplePair {
 #[repr(C)]
 struct GpmRequest {
     get: nvmlGpmMetricsGet_t,
-    padding: [u64; 2048],
+    _padding: [u64; 2048],
 }
 
 impl Gpm {
     pub fn new(caller: &mut Caller, handle: DeviceHandle, migs: &[Mig]) -> Self {
-        let mut support = nvmlGpmSupport_t { version: 1, isSupportedDevice: 0 };
-        let outcome = call!(caller, nvmlGpmQueryDeviceSupport(handle.0, &raw mut support));
-        let mut gpm = Self { pairs: BTreeMap::new(), reads_new_metrics: migs.is_empty(), request: None };
-        if outcome.is_ok() && support.isSupportedDevice != 0 {
+        let wanted = nvmlGpmSupport_t { version: 1, isSupportedDevice: 0 };
+        let support = fetch!(caller, wanted, nvmlGpmQueryDeviceSupport(handle.0));
+        let mut gpm = Self { pairs: BTreeMap::new(), reads_new_metrics: migs.is_empty() };
+        if support.is_ok_and(|support| support.isSupportedDevice != 0) {
             let instances = migs.iter().map(|mig| Some(mig.gpu_instance)).chain(migs.is_empty().then_some(None));
             let mut pair =
                 || Some(SamplePair { newest: GpmSample::new(caller)?, at: None, spare: GpmSample::new(caller)? });
             gpm.pairs = instances.filter_map(|instance| Some((instance, pair()?))).collect();
-            // SAFETY: numbers and pointers only; all zeroes is a valid value.
-            gpm.request = Some(Box::new(unsafe { std::mem::zeroed() }));
         }
         gpm
     }
 
     /// Means since the last call for the same instance, and cycle counters where the driver has them; nothing at the first.
     pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, instance: Option<u32>, now: Monotonic) -> Medium {
-        let Some((pair, request)) = self.pairs.get_mut(&instance).zip(self.request.as_mut()) else {
-            return Medium::default();
-        };
+        let Some(pair) = self.pairs.get_mut(&instance) else { return Medium::default() };
         let sample = pair.spare.memory;
         let taken = match instance {
             None => call!(caller, nvmlGpmSampleGet(handle.0, sample)),
@@ -115,10 +108,10 @@ impl Gpm {
             return Medium::default();
         }
         let (older, newer) = (pair.spare.memory, pair.newest.memory);
-        let mut reading = request.read_metrics(caller, older, newer, self.reads_new_metrics);
+        let mut reading = read_metrics(caller, older, newer, self.reads_new_metrics);
         if reading.is_none() && self.reads_new_metrics && caller.is_refused("nvmlGpmMetricsGet", 1) {
             self.reads_new_metrics = false;
-            reading = request.read_metrics(caller, older, newer, false);
+            reading = read_metrics(caller, older, newer, false);
         }
         reading.unwrap_or_default()
     }
@@ -141,13 +134,8 @@ impl InstanceUse {
             return None;
         }
         let gpm = Gpm::new(caller, handle, migs);
-        gpm.request.is_some().then(|| Self {
-            gpm,
-            last: None,
-            ratios: BTreeMap::new(),
-            work: Work::default(),
-            is_contradicted: false,
-        })
+        let (ratios, work) = (BTreeMap::new(), Work::default());
+        (!gpm.pairs.is_empty()).then_some(Self { gpm, last: None, ratios, work, is_contradicted: false })
     }
 
     /// Busy seconds since the last call, of the instances that have a value: none where `power`, in watts with its limit,
@@ -192,35 +180,27 @@ pub fn is_zero(ratios: &GpmRatios) -> bool {
     ratios.peek().is_some() && ratios.all(|ratio| *ratio <= 0.0)
 }
 
-impl GpmRequest {
-    fn read_metrics(
-        &mut self,
-        caller: &mut Caller,
-        older: nvmlGpmSample_t,
-        newer: nvmlGpmSample_t,
-        with_new: bool,
-    ) -> Option<Medium> {
-        let rows = METRICS.iter().chain(NEW_METRICS.iter().filter(|_| with_new));
-        let mut count = 0;
-        for (metric, field) in self.get.metrics.iter_mut().zip(rows.clone().filter_map(ReadingRow::field)) {
-            (metric.metricId, metric.nvmlReturn, metric.value) = (field.id, codes::NOT_SUPPORTED, 0.0);
-            count += 1;
-        }
-        (self.get.version, self.get.numMetrics) = (1, count);
-        (self.get.sample1, self.get.sample2) = (older, newer);
-        // Separate variants with and without the new ones: the driver may refuse one of them.
-        call!(caller, nvmlGpmMetricsGet[u32::from(with_new)](&raw mut self.get)).ok()?;
-        let values = self.get.metrics.iter().zip(rows.clone()).map(|(metric, row)| {
-            let is_read = metric.nvmlReturn == codes::SUCCESS && metric.value.is_finite();
-            row.field().filter(|_| is_read)?.convert(caller, metric.value)
-        });
-        let mut medium = Medium::default();
-        rows::set(rows, values, &mut medium);
-        let GpmRatios { graphics_engine_active, sm_active, sm_occupancy, dram_active, pipes } = &mut medium.gpm;
-        let ratios = [graphics_engine_active, sm_active, sm_occupancy, dram_active].into_iter().flatten();
-        ratios.chain(pipes.values_mut()).for_each(|ratio| *ratio = ratio.min(1.0));
-        Some(medium)
+fn read_metrics(caller: &mut Caller, older: nvmlGpmSample_t, newer: nvmlGpmSample_t, with_new: bool) -> Option<Medium> {
+    let rows = METRICS.iter().chain(NEW_METRICS.iter().filter(|_| with_new));
+    let mut request = Box::new(GpmRequest { get: Blank::blank(), _padding: [0; 2048] });
+    let get = &mut request.get;
+    (get.version, get.sample1, get.sample2) = (1, older, newer);
+    for (metric, field) in get.metrics.iter_mut().zip(rows.clone().filter_map(ReadingRow::field)) {
+        (metric.metricId, metric.nvmlReturn) = (field.id, codes::NOT_SUPPORTED);
+        get.numMetrics += 1;
     }
+    // Separate variants with and without the new ones: the driver may refuse one of them.
+    call!(caller, nvmlGpmMetricsGet[u32::from(with_new)](&raw mut request.get)).ok()?;
+    let values = request.get.metrics.iter().zip(rows.clone()).map(|(metric, row)| {
+        let is_read = metric.nvmlReturn == codes::SUCCESS && metric.value.is_finite();
+        row.field().filter(|_| is_read)?.convert(caller, metric.value)
+    });
+    let mut medium = Medium::default();
+    rows::set(rows, values, &mut medium);
+    let GpmRatios { graphics_engine_active, sm_active, sm_occupancy, dram_active, pipes } = &mut medium.gpm;
+    let ratios = [graphics_engine_active, sm_active, sm_occupancy, dram_active].into_iter().flatten();
+    ratios.chain(pipes.values_mut()).for_each(|ratio| *ratio = ratio.min(1.0));
+    Some(medium)
 }
 
 /// The driver's memory for one sample; freed with it.
@@ -232,9 +212,6 @@ struct GpmSample {
 // SAFETY: the memory belongs to this value alone; the driver does not tie it to a thread.
 unsafe impl Send for GpmSample {}
 
-// SAFETY: its pointers lead to samples that the pairs own, and are set again for each call.
-unsafe impl Send for GpmRequest {}
-
 impl GpmSample {
     fn new(caller: &mut Caller) -> Option<Self> {
         let memory = value!(caller, nvmlGpmSampleAlloc())?;
@@ -244,7 +221,7 @@ impl GpmSample {
 
 impl Drop for GpmSample {
     fn drop(&mut self) {
-        if let Ok(free) = self.library.symbols.nvmlGpmSampleFree.as_ref() {
+        if let Ok(free) = self.library.nvml.lib().nvmlGpmSampleFree.as_ref() {
             // SAFETY: allocated by the same library, freed once, and no longer used.
             self.library.statistics.time("nvmlGpmSampleFree", || unsafe { free(self.memory) });
         }

@@ -4,16 +4,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use nvml_wrapper_sys::bindings::{
-    nvmlDeviceAttributes_t, nvmlGpuInstanceInfo_t, nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t,
+    nvmlGpuInstanceInfo_t, nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t,
 };
 
-use super::calls::{CallRefusal, Caller, bus_id_in, call, read_text, text, value, version};
+use super::calls::{Blank, CallRefusal, Caller, fetch, known_text, read_text, value, version};
 use super::library::DeviceHandle;
 use super::{memory, nvlink, platform};
-use crate::domain::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid};
+use crate::domain::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
 use crate::node::hardware::plausible;
 
+const MIG_MODE: &str = "nvmlDeviceGetMigMode";
 const MIG_ENABLED: u32 = 1;
+/// By the driver's number.
+const ARCHITECTURES: [&str; 14] =
+    ["", "", "kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "", "", "rubin"];
 /// More GPUs than any node has.
 const GPU_LIMIT: u32 = 256;
 /// More MIG devices than any GPU has.
@@ -44,16 +48,21 @@ pub struct GpuLayout {
 
 /// The number of GPUs; `None` also for more than a node can have, as each is queried on its own thread.
 pub fn count(caller: &mut Caller) -> Option<u32> {
-    value!(caller, nvmlDeviceGetCount_v2()).filter(|count| *count <= GPU_LIMIT)
+    caller.call("nvmlDeviceGetCount_v2", 0, |nvml| nvml.device_count()).ok().filter(|count| *count <= GPU_LIMIT)
+}
+
+pub fn driver_version(caller: &mut Caller) -> Option<Arc<str>> {
+    known_text(caller.call("nvmlSystemGetDriverVersion", 0, |nvml| nvml.sys_driver_version()).ok()?)
 }
 
 pub fn driver(caller: &mut Caller) -> Option<DriverInfo> {
-    let driver_version = text!(caller, nvmlSystemGetDriverVersion())?;
-    let cuda: Option<i32> = value!(caller, nvmlSystemGetCudaDriverVersion_v2());
+    let driver_version = driver_version(caller)?;
+    let cuda = caller.call("nvmlSystemGetCudaDriverVersion_v2", 0, |nvml| nvml.sys_cuda_driver_version()).ok();
+    let nvml = caller.call("nvmlSystemGetNVMLVersion", 0, |nvml| nvml.sys_nvml_version()).ok();
     Some(DriverInfo {
         driver_version,
         cuda_version: cuda.map(|version| format!("{}.{}", version / 1000, version % 1000 / 10).into()),
-        nvml_version: text!(caller, nvmlSystemGetNVMLVersion()),
+        nvml_version: nvml.and_then(known_text),
     })
 }
 
@@ -62,7 +71,7 @@ pub fn handle(caller: &mut Caller, index: u32) -> Option<DeviceHandle> {
 }
 
 pub fn uuid(caller: &mut Caller, handle: DeviceHandle) -> Option<Arc<str>> {
-    text!(caller, nvmlDeviceGetUUID(handle.0))
+    known_text(caller.device("nvmlDeviceGetUUID", 0, handle, |device| device.uuid()).ok()?)
 }
 
 /// The GPU at `index`; `None` when it does not answer, with the problem in the caller. A GPU that stops answering on
@@ -72,14 +81,16 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     let uuid = uuid(caller, handle)?;
     let memory_bytes = memory::read(caller, handle, None).map(|memory| memory.total);
     let mig_enabled = mig_enabled(caller, handle);
+    let vbios_version = caller.device("nvmlDeviceGetVbiosVersion", 0, handle, |gpu| gpu.vbios_version());
+    let serial = caller.device("nvmlDeviceGetSerial", 0, handle, |gpu| gpu.serial());
     let mut gpu = Gpu {
-        minor: value!(caller, nvmlDeviceGetMinorNumber(handle.0)),
-        pci_bus_id: value!(caller, nvmlDeviceGetPciInfo_v3(handle.0)).and_then(|info| bus_id_in(&info)),
-        model: text!(caller, nvmlDeviceGetName(handle.0)),
+        minor: caller.device("nvmlDeviceGetMinorNumber", 0, handle, |gpu| gpu.minor_number()).ok(),
+        pci_bus_id: bus_id(caller, handle),
+        model: name(caller, handle),
         architecture: value!(caller, nvmlDeviceGetArchitecture(handle.0)).and_then(architecture),
         compute_capability: compute_capability(caller, handle),
-        vbios_version: text!(caller, nvmlDeviceGetVbiosVersion(handle.0)),
-        serial: text!(caller, nvmlDeviceGetSerial(handle.0)),
+        vbios_version: vbios_version.ok().and_then(known_text),
+        serial: serial.ok().and_then(known_text),
         memory_bytes,
         mig_enabled,
         nvlink_peers: nvlink::peers(caller, handle),
@@ -97,15 +108,23 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     Some(gpu)
 }
 
+fn bus_id(caller: &mut Caller, handle: DeviceHandle) -> Option<PciBusId> {
+    let info = caller.device("nvmlDeviceGetPciInfo_v3", 0, handle, |gpu| gpu.pci_info()).ok()?;
+    known_text(info.bus_id).map(|bus_id| PciBusId::normalized(&bus_id))
+}
+
+fn name(caller: &mut Caller, handle: DeviceHandle) -> Option<Arc<str>> {
+    known_text(caller.device("nvmlDeviceGetName", 0, handle, |device| device.name()).ok()?)
+}
+
 pub fn mig_enabled(caller: &mut Caller, handle: DeviceHandle) -> Option<bool> {
-    let (mut current, mut pending) = (0, 0);
-    call!(caller, nvmlDeviceGetMigMode(handle.0, &raw mut current, &raw mut pending)).ok()?;
-    Some(current == MIG_ENABLED)
+    let mode = caller.device(MIG_MODE, 0, handle, |gpu| gpu.mig_mode()).ok()?;
+    Some(mode.current == MIG_ENABLED)
 }
 
 /// The MIG devices of a partitioned GPU. The driver's count is the highest possible; empty indexes are skipped.
 pub fn mig_handles(caller: &mut Caller, handle: DeviceHandle) -> Vec<Mig> {
-    let count: u32 = value!(caller, nvmlDeviceGetMaxMigDeviceCount(handle.0)).unwrap_or(0);
+    let count = caller.device("nvmlDeviceGetMaxMigDeviceCount", 0, handle, |gpu| gpu.mig_device_count()).unwrap_or(0);
     let mut found = Vec::new();
     for index in 0..count.min(MIG_LIMIT) {
         let mig = value!(caller, nvmlDeviceGetMigDeviceHandleByIndex(handle.0, index)).map(DeviceHandle);
@@ -134,12 +153,10 @@ struct MigProfile {
 fn mig_profiles(caller: &mut Caller, handle: DeviceHandle) -> (MigProfiles, bool) {
     let (mut profiles, mut all_read) = (MigProfiles::new(), true);
     for constant in 0..PROFILE_LIMIT {
-        // SAFETY: numbers only; all zeroes is a valid value.
-        let mut info: nvmlGpuInstanceProfileInfo_t = unsafe { std::mem::zeroed() };
         // From 1: a board may lack the first profile, too.
-        let variant = constant + 1;
-        match call!(caller, nvmlDeviceGetGpuInstanceProfileInfo[variant](handle.0, constant, &raw mut info)) {
-            Ok(()) => {
+        let blank = nvmlGpuInstanceProfileInfo_t::blank();
+        match fetch!(caller, blank, nvmlDeviceGetGpuInstanceProfileInfo[constant + 1](handle.0, constant)) {
+            Ok(info) => {
                 let name = profile_name(caller, handle, constant);
                 let profile = MigProfile { slices: info.sliceCount, megabytes: info.memorySizeMB, name };
                 profiles.insert(info.id, profile);
@@ -156,23 +173,22 @@ fn mig_profiles(caller: &mut Caller, handle: DeviceHandle) -> (MigProfiles, bool
 
 /// `1g.24gb+me.all` of `MIG 1g.24gb+me.all`.
 fn profile_name(caller: &mut Caller, handle: DeviceHandle, constant: u32) -> Option<Arc<str>> {
-    // SAFETY: numbers and a text; all zeroes is a valid value.
-    let mut info: nvmlGpuInstanceProfileInfo_v2_t = unsafe { std::mem::zeroed() };
-    info.version = version::<nvmlGpuInstanceProfileInfo_v2_t>(2);
-    let variant = constant + 1;
-    call!(caller, nvmlDeviceGetGpuInstanceProfileInfoV[variant](handle.0, constant, &raw mut info)).ok()?;
+    let version = version::<nvmlGpuInstanceProfileInfo_v2_t>(2);
+    let wanted = nvmlGpuInstanceProfileInfo_v2_t { version, ..Blank::blank() };
+    let info = fetch!(caller, wanted, nvmlDeviceGetGpuInstanceProfileInfoV[constant + 1](handle.0, constant)).ok()?;
     let name = read_text(&info.name)?;
     let profile = name.strip_prefix("MIG ").unwrap_or(&name).trim();
     profile.contains("g.").then(|| profile.into())
 }
 
 fn describe(caller: &mut Caller, parent: DeviceHandle, mig: &Mig, profiles: &MigProfiles) -> MigDevice {
-    let attributes: Option<nvmlDeviceAttributes_t> = value!(caller, nvmlDeviceGetAttributes_v2(mig.handle.0));
+    let attributes = caller.device("nvmlDeviceGetAttributes_v2", 0, mig.handle, |device| device.attributes()).ok();
+    let attributes = attributes.as_ref();
     let instance = instance_info(caller, parent, mig.gpu_instance);
     let of_instance = instance.and_then(|instance| profiles.get(&instance.profileId));
-    let device_name = text!(caller, nvmlDeviceGetName(mig.handle.0)).and_then(|name| profile_in_name(&name));
+    let device_name = name(caller, mig.handle).and_then(|name| profile_in_name(&name));
     let slices = attributes
-        .map(|attributes| attributes.computeInstanceSliceCount)
+        .map(|attributes| attributes.compute_instance_slice_count)
         .or_else(|| device_name.as_deref().and_then(slices_in_profile))
         .or_else(|| of_instance.map(|profile| profile.slices));
     let profile = of_instance
@@ -180,7 +196,7 @@ fn describe(caller: &mut Caller, parent: DeviceHandle, mig: &Mig, profiles: &Mig
         .or(device_name)
         .unwrap_or_default();
     let megabytes =
-        attributes.map(|attributes| attributes.memorySizeMB).or_else(|| of_instance.map(|profile| profile.megabytes));
+        attributes.map(|attributes| attributes.memory_size_mb).or_else(|| of_instance.map(|profile| profile.megabytes));
     MigDevice {
         uuid: mig.uuid.clone(),
         index: mig.index,
@@ -202,26 +218,13 @@ fn instance_info(caller: &mut Caller, parent: DeviceHandle, gpu_instance: u32) -
 }
 
 fn compute_capability(caller: &mut Caller, handle: DeviceHandle) -> Option<Arc<str>> {
-    let (mut major, mut minor) = (0, 0);
-    call!(caller, nvmlDeviceGetCudaComputeCapability(handle.0, &raw mut major, &raw mut minor)).ok()?;
-    Some(format!("{major}.{minor}").into())
+    let read = caller.device("nvmlDeviceGetCudaComputeCapability", 0, handle, |gpu| gpu.cuda_compute_capability());
+    read.ok().map(|capability| format!("{}.{}", capability.major, capability.minor).into())
 }
 
-/// `None` for an architecture newer than this table.
+/// `None` for an architecture newer than the table.
 fn architecture(number: u32) -> Option<Arc<str>> {
-    const KNOWN: [(u32, &str); 10] = [
-        (2, "kepler"),
-        (3, "maxwell"),
-        (4, "pascal"),
-        (5, "volta"),
-        (6, "turing"),
-        (7, "ampere"),
-        (8, "ada"),
-        (9, "hopper"),
-        (10, "blackwell"),
-        (13, "rubin"),
-    ];
-    KNOWN.into_iter().find(|(known, _)| *known == number).map(|(_, name)| name.into())
+    ARCHITECTURES.get(number as usize).filter(|name| !name.is_empty()).map(|name| (*name).into())
 }
 
 /// `1g.10gb` out of `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
@@ -249,7 +252,7 @@ pub fn gpu_layout(caller: &mut Caller, index: u32) -> Option<GpuLayout> {
     let handle = handle(caller, index)?;
     let gpu = GpuUuid::new(uuid(caller, handle)?);
     let mig_enabled = mig_enabled(caller, handle);
-    if mig_enabled.is_none() && !caller.is_refused("nvmlDeviceGetMigMode", 0) {
+    if mig_enabled.is_none() && !caller.is_refused(MIG_MODE, 0) {
         return None;
     }
     let migs = if mig_enabled == Some(true) { mig_handles(caller, handle) } else { Vec::new() };

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use nvml_wrapper::Nvml;
 use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t};
 use parking_lot::Mutex;
 
@@ -60,15 +62,17 @@ impl LibrarySearch {
     }
 }
 
-/// A library that is not initialised.
+/// A library that is loaded, and not initialised. The crate does both in one call, after this load, which may hang with the
+/// loader locked: the supervisor tells that from an initialisation that hangs.
 pub struct Loaded {
-    symbols: NvmlLib,
+    _symbols: NvmlLib,
     path: OsString,
 }
 
-/// The loaded and initialised driver library. It is shut down when the last `Arc` is dropped.
+/// The initialised driver library. It is shut down and unloaded when the last `Arc` is dropped: never while a thread is in a
+/// call.
 pub struct Library {
-    pub symbols: NvmlLib,
+    pub nvml: ManuallyDrop<Nvml>,
     pub statistics: Arc<Statistics>,
     /// The last field: it is dropped after the library has been unloaded.
     pub open_marker: Arc<()>,
@@ -90,7 +94,7 @@ impl Loaded {
         for path in search.candidates() {
             // SAFETY: loading runs the library's initialisers; it is the driver's own, or the one that was configured.
             match unsafe { NvmlLib::new(&path) } {
-                Ok(symbols) => return Ok(Self { symbols, path }),
+                Ok(symbols) => return Ok(Self { _symbols: symbols, path }),
                 Err(error) => {
                     let error = error.to_string();
                     refused = refused.or((!is_absence(&path, &error)).then_some(error));
@@ -107,25 +111,24 @@ impl Loaded {
     }
 
     pub fn initialise(self, statistics: Arc<Statistics>) -> Result<Arc<Library>, Failure> {
-        let code = statistics.time("nvmlInit_v2", || match self.symbols.nvmlInit_v2.as_ref() {
-            // SAFETY: takes no argument; the symbol belongs to a library that stays loaded meanwhile.
-            Ok(init) => unsafe { init() },
-            Err(_) => codes::FUNCTION_NOT_FOUND,
-        });
-        if code != codes::SUCCESS {
+        let opened = statistics.time("nvmlInit_v2", || Nvml::builder().lib_path(&self.path).init());
+        let nvml = opened.map_err(codes::of).map_err(|code| {
             let (path, name) = (self.path.to_string_lossy(), codes::name(code));
             let reason = format!("{path} cannot be initialised: {name} ({code})");
-            return Err(codes::failure(CallProblem { call: "nvmlInit_v2", code: name }, reason, codes::remedy(code)));
-        }
-        Ok(Arc::new(Library { symbols: self.symbols, statistics, open_marker: Arc::default() }))
+            codes::failure(CallProblem { call: "nvmlInit_v2", code: name }, reason, codes::remedy(code))
+        })?;
+        // The crate has made this call, too; its time is in that of the initialisation.
+        statistics.time("nvmlSystemGetDriverVersion", || ());
+        Ok(Arc::new(Library { nvml: ManuallyDrop::new(nvml), statistics, open_marker: Arc::default() }))
     }
 }
 
 impl Drop for Library {
     fn drop(&mut self) {
-        if let Ok(shutdown) = self.symbols.nvmlShutdown.as_ref() {
-            // SAFETY: there is no other reference, so no call is under way.
-            self.statistics.time("nvmlShutdown", || unsafe { shutdown() });
+        // Without the symbol the crate would panic: that library stays loaded.
+        if self.nvml.lib().nvmlShutdown.is_ok() {
+            // SAFETY: not used afterwards; there is no other reference, so no call is under way.
+            self.statistics.time("nvmlShutdown", || unsafe { ManuallyDrop::drop(&mut self.nvml) });
         }
     }
 }

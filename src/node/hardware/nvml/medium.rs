@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 use nvml_wrapper_sys::bindings::{nvmlMarginTemperature_t, nvmlTemperature_t};
 
-use super::calls::{Caller, call, value, version};
-use super::fields::FieldRow;
+use super::calls::{Caller, call, fetch, value, version};
 use super::gpm::{self, Gpm};
 use super::inventory::Mig;
 use super::library::DeviceHandle;
@@ -26,12 +26,12 @@ const READINGS: [ReadingRow<Medium>; 13] = [
     row!(policy_violation_seconds["reliability"] = wide 79: THROTTLED / 1e9),
     row!(throttled_seconds["sw_power_cap"] = wide 74: THROTTLED / 1e9),
     row!(throttled_seconds["sync_boost"] = wide 76: THROTTLED / 1e9),
-    row!(power_limit_watts = nvmlDeviceGetEnforcedPowerLimit(): POWER_LIMIT / 1e3),
-    row!(power_limit_requested_watts = nvmlDeviceGetPowerManagementLimit(): POWER_LIMIT / 1e3),
-    row!(clocks.graphics_hertz = nvmlDeviceGetClockInfo[0](0): CLOCK * 1e6),
-    row!(clocks.sm_hertz = nvmlDeviceGetClockInfo[1](1): CLOCK * 1e6),
-    row!(clocks.memory_hertz = nvmlDeviceGetClockInfo[2](2): CLOCK * 1e6),
-    row!(clocks.video_hertz = nvmlDeviceGetClockInfo[3](3): CLOCK * 1e6),
+    row!(power_limit_watts = nvmlDeviceGetEnforcedPowerLimit enforced_power_limit(): POWER_LIMIT / 1e3),
+    row!(power_limit_requested_watts = nvmlDeviceGetPowerManagementLimit power_management_limit(): POWER_LIMIT / 1e3),
+    row!(clocks.graphics_hertz = nvmlDeviceGetClockInfo[0] clock_info(Clock::Graphics): CLOCK * 1e6),
+    row!(clocks.sm_hertz = nvmlDeviceGetClockInfo[1] clock_info(Clock::SM): CLOCK * 1e6),
+    row!(clocks.memory_hertz = nvmlDeviceGetClockInfo[2] clock_info(Clock::Memory): CLOCK * 1e6),
+    row!(clocks.video_hertz = nvmlDeviceGetClockInfo[3] clock_info(Clock::Video): CLOCK * 1e6),
 ];
 /// The fields of three reasons came with driver 575, and changed at 580.82; a wrong id reads another quantity, such as
 /// power smoothing before 575, without an error.
@@ -161,9 +161,9 @@ impl MediumReader {
     }
 
     fn fans(&mut self, caller: &mut Caller, handle: DeviceHandle) -> Vec<f64> {
-        self.fans = self.fans.or_else(|| value!(caller, nvmlDeviceGetNumFans(handle.0)));
+        self.fans = self.fans.or_else(|| caller.device("nvmlDeviceGetNumFans", 0, handle, |gpu| gpu.num_fans()).ok());
         let speed = |fan| {
-            let percent: u32 = value!(caller, nvmlDeviceGetFanSpeed_v2[fan](handle.0, fan))?;
+            let percent = caller.device("nvmlDeviceGetFanSpeed_v2", fan, handle, |gpu| gpu.fan_speed(fan)).ok()?;
             caller.plausible(&plausible::FAN_SPEED, f64::from(percent) / 100.0)
         };
         // Fans are numbered by their position: the list ends before one that is missing.
@@ -197,19 +197,17 @@ impl MediumReader {
 }
 
 fn temperature(caller: &mut Caller, handle: DeviceHandle) -> Option<f64> {
-    let celsius: Option<u32> = value!(caller, nvmlDeviceGetTemperature(handle.0, 0));
-    let celsius = celsius.map(f64::from).or_else(|| {
-        let mut reading = nvmlTemperature_t { version: version::<nvmlTemperature_t>(1), sensorType: 0, temperature: 0 };
-        call!(caller, nvmlDeviceGetTemperatureV(handle.0, &raw mut reading)).ok()?;
-        Some(f64::from(reading.temperature))
+    let read = caller.device("nvmlDeviceGetTemperature", 0, handle, |gpu| gpu.temperature(TemperatureSensor::Gpu));
+    let celsius = read.map(f64::from).or_else(|_| {
+        let wanted = nvmlTemperature_t { version: version::<nvmlTemperature_t>(1), sensorType: 0, temperature: 0 };
+        fetch!(caller, wanted, nvmlDeviceGetTemperatureV(handle.0)).map(|reading| f64::from(reading.temperature))
     });
-    caller.plausible(&plausible::TEMPERATURE, celsius?)
+    caller.plausible(&plausible::TEMPERATURE, celsius.ok()?)
 }
 
 fn margin(caller: &mut Caller, handle: DeviceHandle) -> Option<f64> {
-    let version = version::<nvmlMarginTemperature_t>(1);
-    let mut margin = nvmlMarginTemperature_t { version, marginTemperature: 0 };
-    call!(caller, nvmlDeviceGetMarginTemperature(handle.0, &raw mut margin)).ok()?;
+    let wanted = nvmlMarginTemperature_t { version: version::<nvmlMarginTemperature_t>(1), marginTemperature: 0 };
+    let margin = fetch!(caller, wanted, nvmlDeviceGetMarginTemperature(handle.0)).ok()?;
     caller.plausible(&plausible::TEMPERATURE_MARGIN, f64::from(margin.marginTemperature))
 }
 

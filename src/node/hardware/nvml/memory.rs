@@ -1,8 +1,9 @@
 //! Memory of a GPU or of a GPU instance.
 
-use nvml_wrapper_sys::bindings::{nvmlMemory_t, nvmlMemory_v2_t};
+use nvml_wrapper::struct_wrappers::device::MemoryInfo;
+use nvml_wrapper_sys::bindings::nvmlMemory_t;
 
-use super::calls::{CallRefusal, Caller, call, version};
+use super::calls::{CallRefusal, Caller, value};
 use super::library::DeviceHandle;
 use crate::domain::model::MemoryUse;
 use crate::node::hardware::plausible;
@@ -21,17 +22,14 @@ pub fn read(caller: &mut Caller, handle: DeviceHandle, gpu_instance: Option<u32>
 
 fn read_any(caller: &mut Caller, handle: DeviceHandle, gpu_instance: Option<u32>) -> Option<MemoryUse> {
     let variant = gpu_instance.map_or(0, |number| number + 1);
-    let mut memory =
-        nvmlMemory_v2_t { version: version::<nvmlMemory_v2_t>(2), total: 0, reserved: 0, free: 0, used: 0 };
-    match call!(caller, nvmlDeviceGetMemoryInfo_v2[variant](handle.0, &raw mut memory)) {
-        Ok(()) => return Some(tidy(memory.total, memory.reserved, memory.free, memory.used)),
+    match caller.device("nvmlDeviceGetMemoryInfo_v2", variant, handle, |device| device.memory_info()) {
+        Ok(MemoryInfo { total, reserved, free, used, .. }) => return Some(tidy(total, reserved, free, used)),
         Err(CallRefusal::Unsupported | CallRefusal::WrongVersion) => {}
         Err(_) => return None,
     }
     // The older call counts reserved memory as used, which only a driver without the newer one makes acceptable.
-    let mut memory = nvmlMemory_t { total: 0, free: 0, used: 0 };
-    call!(caller, nvmlDeviceGetMemoryInfo[variant](handle.0, &raw mut memory)).ok()?;
-    Some(MemoryUse { used: memory.used, free: memory.free, reserved: None, total: memory.total })
+    let nvmlMemory_t { total, free, used } = value!(caller, nvmlDeviceGetMemoryInfo[variant](handle.0))?;
+    Some(MemoryUse { used, free, reserved: None, total })
 }
 
 /// NVML does not document whether `used` includes reserved memory; the sum shows it.

@@ -4,12 +4,12 @@
 //! publication, and blocks as long as the driver does. Numbers are from `nvml.h` of 13.5.
 
 #![allow(unsafe_code, reason = "NVML is a C library; each block has its reason")]
+#![allow(clippy::redundant_closure_for_method_calls, reason = "`Device::name` is of one lifetime, a closure of any")]
 
 mod calls;
 mod codes;
 mod events;
 mod fast;
-mod fields;
 mod gpm;
 mod inventory;
 mod library;
@@ -170,7 +170,7 @@ impl DriverSession for NvmlSession {
 
     fn layout_changed(&self) -> bool {
         let mut caller = Caller::new(Arc::clone(&self.library));
-        let driver = calls::text!(caller, nvmlSystemGetDriverVersion());
+        let driver = inventory::driver_version(&mut caller);
         let known = self.driver_version.lock().clone();
         if driver.is_some() && driver != known {
             return true;

@@ -1,9 +1,9 @@
 //! The power of the superchip module that a GPU is on, with its CPU and one or two GPUs, and that of the GPU alone.
 
 use super::calls::{CallRefusal, Caller};
-use super::fields::{self, FieldRow};
 use super::library::DeviceHandle;
 use super::platform;
+use super::rows::{self, FieldRow};
 use super::samples::Ring;
 use crate::node::hardware::integrate::RingIntegral;
 use crate::node::hardware::plausible;
@@ -26,16 +26,13 @@ const fn watts(id: u32, scope: u32) -> FieldRow {
 
 pub struct ModulePower {
     ring: Ring,
-    place: GpuPlace,
     gpu: GpuPower,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum GpuPlace {
-    /// The module's power has been refused so often.
-    Unknown(u32),
-    OnModule,
-    NotOnModule,
+    /// `None`: not known yet. On a module the GPU's power is that of `POWER`, and its energy that power's integral: the
+    /// header does not name the scope of other calls, and on Grace Hopper the energy counter has been seen to count the
+    /// CPU, too.
+    pub is_on_module: Option<bool>,
+    /// So often the module's power has been refused.
+    refusals: u32,
 }
 
 /// What a pass adds.
@@ -50,45 +47,34 @@ pub struct ModuleStep {
 
 impl Default for ModulePower {
     fn default() -> Self {
-        Self { ring: Ring::power(MODULE_POWER), place: GpuPlace::Unknown(0), gpu: GpuPower::default() }
+        Self { ring: Ring::power(MODULE_POWER), gpu: GpuPower::default(), is_on_module: None, refusals: 0 }
     }
 }
 
 impl ModulePower {
-    /// `None`: not known yet. On a module the GPU's power is that of `POWER`, and its energy that power's integral: the
-    /// header does not name the scope of other calls, and on Grace Hopper the energy counter has been seen to count the
-    /// CPU, too.
-    pub fn is_on_module(&self) -> Option<bool> {
-        match self.place {
-            GpuPlace::Unknown(_) => None,
-            GpuPlace::OnModule => Some(true),
-            GpuPlace::NotOnModule => Some(false),
-        }
-    }
-
     /// Nothing for a GPU whose driver has no module power, or that has no CPU on its module: its power and its counter
     /// are its own. The driver has no energy counter of the module, so its power is integrated; time without readings
     /// adds nothing.
     pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle, elapsed: f64) -> ModuleStep {
-        if self.place == GpuPlace::NotOnModule {
+        if self.is_on_module == Some(false) {
             return ModuleStep::default();
         }
-        let values = fields::results(caller, handle, &POWER);
+        let values = rows::field_results(caller, handle, &POWER);
         let (of_gpu, of_module) = values.split_at(POWER.len() / 2);
         let first = |values: &[Result<f64, CallRefusal>]| values.iter().flatten().next().copied();
         let (gpu, module) = (first(of_gpu), first(of_module));
-        if let GpuPlace::Unknown(refusals) = self.place {
+        if self.is_on_module.is_none() {
             let is_refused = of_module.iter().all(|value| *value == Err(CallRefusal::Unsupported));
-            self.place = match (module, refusals + u32::from(is_refused)) {
-                (None, ATTEMPTS..) => GpuPlace::NotOnModule,
-                (None, refusals) => GpuPlace::Unknown(refusals),
-                (Some(_), _) => match platform::is_c2c_enabled(caller, handle) {
-                    Ok(false) | Err(CallRefusal::Unsupported) => GpuPlace::NotOnModule,
-                    _ => GpuPlace::OnModule,
-                },
+            self.refusals += u32::from(is_refused);
+            self.is_on_module = match module {
+                None => (self.refusals >= ATTEMPTS).then_some(false),
+                Some(_) => {
+                    let c2c = platform::is_c2c_enabled(caller, handle);
+                    Some(!matches!(c2c, Ok(false) | Err(CallRefusal::Unsupported)))
+                }
             };
         }
-        if self.place != GpuPlace::OnModule {
+        if self.is_on_module != Some(true) {
             return ModuleStep::default();
         }
         let joules = self.ring.advance(caller, handle, elapsed, |_| module).integral;

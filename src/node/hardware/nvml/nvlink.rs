@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 
 use nvml_wrapper_sys::bindings::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH;
 
-use super::calls::{CallRefusal, Caller, bus_id_in, call, value};
-use super::fields::{self, FieldRow};
+use super::calls::{CallRefusal, Caller, fetch, value};
 use super::library::DeviceHandle;
-use super::rows::{self, ReadingRow, ReadingSource, row};
-use crate::domain::model::{LinkCounters, NvLink, NvLinkPeers};
+use super::rows::{self, FieldRow, ReadingRow, ReadingSource, row};
+use crate::domain::model::{LinkCounters, NvLink, NvLinkPeers, PciBusId};
 use crate::node::hardware::plausible;
 
 /// The highest number in the header; the driver stops before.
 const LINK_LIMIT: u32 = 36;
 const ALL_LINKS: u32 = u32::MAX;
+const REMOTE_PCI: &str = "nvmlDeviceGetNvLinkRemotePciInfo_v2";
 /// KiB of one link, up to NVLink 4.
 const DATA: [ReadingRow<LinkCounters>; 2] =
     [row!(transmitted_bytes = wide 138: TRANSFERRED * 1024.0), row!(received_bytes = wide 139: TRANSFERRED * 1024.0)];
@@ -88,9 +88,8 @@ impl NvLinkReader {
 fn states(caller: &mut Caller, handle: DeviceHandle) -> Option<Vec<bool>> {
     let mut states = vec![];
     for link in 0..LINK_LIMIT {
-        let mut state = 0;
-        match call!(caller, nvmlDeviceGetNvLinkState[link](handle.0, link, &raw mut state)) {
-            Ok(()) => states.push(state != 0),
+        match fetch!(caller, 0, nvmlDeviceGetNvLinkState[link](handle.0, link)) {
+            Ok(state) => states.push(state != 0),
             Err(CallRefusal::Unsupported) => break,
             Err(_) => return None,
         }
@@ -107,7 +106,7 @@ fn read_links(
 ) -> bool {
     let fields_of = |link: u32| rows.iter().filter_map(move |row| Some(row.field()?.with_scope(link)));
     let fields: Vec<FieldRow> = links.keys().copied().flat_map(fields_of).collect();
-    let values = fields::read(caller, handle, &fields);
+    let values = rows::fields(caller, handle, &fields);
     let mut any = false;
     for (counters, values) in links.values_mut().zip(values.chunks(rows.len())) {
         any |= rows::set(rows.iter(), values.iter().copied(), counters);
@@ -122,10 +121,10 @@ pub fn peers(caller: &mut Caller, handle: DeviceHandle) -> Option<NvLinkPeers> {
     for (link, _) in (0..).zip(states(caller, handle)?).filter(|(_, is_active)| *is_active) {
         if value!(caller, nvmlDeviceGetNvLinkRemoteDeviceType[link](handle.0, link)) == Some(SWITCH) {
             peers.switch_links += 1;
-        } else if let Some(info) = value!(caller, nvmlDeviceGetNvLinkRemotePciInfo_v2[link](handle.0, link))
-            && let Some(bus_id) = bus_id_in(&info)
+        } else if let Ok(info) =
+            caller.device(REMOTE_PCI, link, handle, |gpu| gpu.link_wrapper_for(link).remote_pci_info())
         {
-            *peers.by_bus_id.entry(bus_id).or_default() += 1;
+            *peers.by_bus_id.entry(PciBusId::normalized(&info.bus_id)).or_default() += 1;
         }
     }
     Some(peers)

@@ -5,10 +5,10 @@ use nvml_wrapper_sys::bindings::{
     nvmlC2cModeInfo_v1_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfoV_t, nvmlPlatformInfo_v2_t,
 };
 
-use super::calls::{CallRefusal, Caller, call, value, version};
+use super::calls::{Blank, CallRefusal, Caller, fetch, value, version};
 use super::codes;
-use super::fields::{self, FieldRow};
 use super::library::DeviceHandle;
+use super::rows::{self, FieldRow};
 use crate::domain::model::{C2c, FabricDomain, FabricState, Platform};
 use crate::node::hardware::plausible;
 
@@ -47,11 +47,10 @@ const INCORRECT: [&str; 7] =
 /// Blackwell and newer. Both versions of the structure have the same layout; only the names of their fields differ.
 pub fn read(caller: &mut Caller, handle: DeviceHandle) -> Option<Platform> {
     for number in [2, 1] {
-        // SAFETY: numbers only; all zeroes is a valid value.
-        let mut info: nvmlPlatformInfo_v2_t = unsafe { std::mem::zeroed() };
-        info.version = version::<nvmlPlatformInfo_v2_t>(number);
-        match call!(caller, nvmlDeviceGetPlatformInfo[number](handle.0, &raw mut info)) {
-            Ok(()) => return Some(platform(&info)),
+        let version = version::<nvmlPlatformInfo_v2_t>(number);
+        let wanted = nvmlPlatformInfo_v2_t { version, ..Blank::blank() };
+        match fetch!(caller, wanted, nvmlDeviceGetPlatformInfo[number](handle.0)) {
+            Ok(info) => return Some(platform(&info)),
             Err(CallRefusal::WrongVersion) => {}
             Err(_) => return None,
         }
@@ -77,8 +76,8 @@ fn platform(info: &nvmlPlatformInfo_v2_t) -> Platform {
 
 /// Whether NVLink-C2C to a CPU on the module is enabled.
 pub fn is_c2c_enabled(caller: &mut Caller, handle: DeviceHandle) -> Result<bool, CallRefusal> {
-    let mut mode = nvmlC2cModeInfo_v1_t { isC2cEnabled: 0 };
-    call!(caller, nvmlDeviceGetC2cModeInfoV(handle.0, &raw mut mode)).map(|()| mode.isC2cEnabled != 0)
+    let mode = fetch!(caller, nvmlC2cModeInfo_v1_t::blank(), nvmlDeviceGetC2cModeInfoV(handle.0));
+    mode.map(|mode| mode.isC2cEnabled != 0)
 }
 
 pub fn c2c(caller: &mut Caller, handle: DeviceHandle) -> C2c {
@@ -86,11 +85,11 @@ pub fn c2c(caller: &mut Caller, handle: DeviceHandle) -> C2c {
     if enabled != Some(true) {
         return C2c { enabled, ..C2c::default() };
     }
-    let links = fields::read(caller, handle, &[C2C_LINK_COUNT])[0].map_or(0, |count| count as u32);
+    let links = rows::fields(caller, handle, &[C2C_LINK_COUNT])[0].map_or(0, |count| count as u32);
     let links: Vec<u32> = (0..links.min(C2C_LINK_LIMIT)).collect();
     let wanted: Vec<_> =
         links.iter().flat_map(|link| [C2C_LINK_STATUS.with_scope(*link), C2C_LINK_SPEED.with_scope(*link)]).collect();
-    let values = fields::read(caller, handle, &wanted);
+    let values = rows::fields(caller, handle, &wanted);
     let status = |pair: &[Option<f64>]| pair[0].map(|status| status != 0.0);
     // A link whose state is unknown makes the numbers of both unknown.
     let Some(states) = values.chunks(2).map(status).collect::<Option<Vec<bool>>>().filter(|states| !states.is_empty())
@@ -112,19 +111,17 @@ pub fn c2c(caller: &mut Caller, handle: DeviceHandle) -> C2c {
 /// no health summary, and the first no health mask either. The fourth, a call of its own, splits the clique by kinds of
 /// access, the first of which is the clique here.
 pub fn fabric(caller: &mut Caller, handle: DeviceHandle) -> Option<FabricState> {
-    // SAFETY: numbers only; all zeroes is a valid value.
-    let mut info: nvmlGpuFabricInfoV_t = unsafe { std::mem::zeroed() };
     for word in [version::<nvmlGpuFabricInfoV_t>(3), version::<nvmlGpuFabricInfo_v2_t>(2)] {
-        info.version = word;
-        match call!(caller, nvmlDeviceGetGpuFabricInfoV[word >> 24](handle.0, &raw mut info)) {
-            Ok(()) => return fabric_state(&info, word >> 24),
+        let wanted = nvmlGpuFabricInfoV_t { version: word, ..Blank::blank() };
+        match fetch!(caller, wanted, nvmlDeviceGetGpuFabricInfoV[word >> 24](handle.0)) {
+            Ok(info) => return fabric_state(&info, word >> 24),
             Err(CallRefusal::WrongVersion | CallRefusal::Unsupported) => {}
             Err(_) => return None,
         }
     }
-    let first: nvmlGpuFabricInfo_t = value!(caller, nvmlDeviceGetGpuFabricInfo(handle.0))?;
-    let nvmlGpuFabricInfo_t { clusterUuid, status, cliqueId, state } = first;
-    fabric_state(&nvmlGpuFabricInfoV_t { clusterUuid, status, cliqueId, state, ..info }, 1)
+    let nvmlGpuFabricInfo_t { clusterUuid, status, cliqueId, state } =
+        value!(caller, nvmlDeviceGetGpuFabricInfo(handle.0))?;
+    fabric_state(&nvmlGpuFabricInfoV_t { clusterUuid, status, cliqueId, state, ..Blank::blank() }, 1)
 }
 
 /// `None` for a state newer than the table.

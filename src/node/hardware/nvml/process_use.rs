@@ -4,9 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use nvml_wrapper_sys::bindings::{
-    nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t, nvmlProcessesUtilizationInfo_v1_t,
-};
+use nvml_wrapper_sys::bindings::nvmlProcessesUtilizationInfo_v1_t;
 
 use super::calls::{CallRefusal, Caller, call, fill, version};
 use super::library::DeviceHandle;
@@ -29,11 +27,6 @@ const BUSY: f64 = 0.05;
 /// After this many seconds without a sample on a busy GPU the other call is tried; without samples in both, use by
 /// process is unknown.
 const EMPTY_SECONDS: f64 = 5.0;
-
-// SAFETY: numbers only; all zeroes is a valid value.
-const BLANK_SAMPLE: nvmlProcessUtilizationSample_t = unsafe { std::mem::zeroed() };
-// SAFETY: as above.
-const BLANK_INFO: nvmlProcessUtilizationInfo_v1_t = unsafe { std::mem::zeroed() };
 
 const OLDER: &str = "nvmlDeviceGetProcessUtilization";
 
@@ -154,11 +147,11 @@ impl ProcessUse {
     fn read(&self, caller: &mut Caller, handle: DeviceHandle) -> Result<Vec<ProcessSample>, CallRefusal> {
         let last_seen = self.cursors.last_seen.unwrap_or(0);
         let read: Result<Vec<_>, _> = match self.source {
-            Older => fill(BLANK_SAMPLE, CAPACITY, LARGEST, |samples, count| {
+            Older => fill(CAPACITY, LARGEST, |samples, count| {
                 call!(caller, nvmlDeviceGetProcessUtilization(handle.0, samples, count, last_seen))
             })
             .map(|samples| samples.iter().map(|one| sample(one.pid, one.timeStamp, one.smUtil)).collect()),
-            Newer => fill(BLANK_INFO, CAPACITY, LARGEST, |infos, count| {
+            Newer => fill(CAPACITY, LARGEST, |infos, count| {
                 let mut list = nvmlProcessesUtilizationInfo_v1_t {
                     version: version::<nvmlProcessesUtilizationInfo_v1_t>(1),
                     processSamplesCount: *count,

@@ -19,9 +19,6 @@ pub const LARGEST: usize = 4096;
 const NO_MEMORY: u64 = u64::MAX;
 const NO_INSTANCE: u32 = u32::MAX;
 
-const BLANK_INFO: nvmlProcessInfo_t =
-    nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
-
 /// Reads the driver's lists of processes that have contexts on a GPU.
 pub struct ProcessLists {
     /// Read version 2 of the lists. Versions 2 and 3 share one structure, except in a few drivers: see `has_other_v3`.
@@ -96,7 +93,7 @@ impl ProcessLists {
         variant: u32,
     ) -> Result<Vec<nvmlProcessInfo_t>, CallRefusal> {
         let device = handle.0;
-        let filled = fill(BLANK_INFO, CAPACITY, LARGEST, |infos, count| match (kind, self.second_version) {
+        let filled = fill(CAPACITY, LARGEST, |infos, count| match (kind, self.second_version) {
             (Compute, false) => call!(caller, nvmlDeviceGetComputeRunningProcesses_v3[variant](device, count, infos)),
             (Compute, true) => call!(caller, nvmlDeviceGetComputeRunningProcesses_v2[variant](device, count, infos)),
             (Graphics, false) => call!(caller, nvmlDeviceGetGraphicsRunningProcesses_v3[variant](device, count, infos)),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::calls::{Caller, text};
+use super::calls::Caller;
 use super::codes;
 use super::fast::FastReader;
 use super::gpm::{Gpm, InstanceUse};
@@ -52,7 +52,7 @@ impl NvmlReader {
         }
         let is_partitioned = mig_enabled(&mut caller, handle) == Some(true);
         let migs = if is_partitioned { mig_handles(&mut caller, handle) } else { Vec::new() };
-        let version = text!(caller, nvmlSystemGetDriverVersion());
+        let version = inventory::driver_version(&mut caller);
         let gpm = Gpm::new(&mut caller, handle, &migs);
         let instances = InstanceUse::new(&mut caller, handle, &migs);
         caller.forget_success();

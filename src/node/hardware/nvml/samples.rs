@@ -1,10 +1,10 @@
 //! Reads the driver's rings of samples and integrates them.
 
-use nvml_wrapper_sys::bindings::{nvmlSample_t, nvmlSamplingType_t, nvmlValue_t};
+use nvml_wrapper_sys::bindings::{nvmlSample_t, nvmlSamplingType_t};
 
 use super::calls::{Caller, call, fill};
-use super::fields::decode;
 use super::library::DeviceHandle;
+use super::rows::decode;
 use crate::node::hardware::integrate::{IntegralStep, RingIntegral, RingSample};
 use crate::node::hardware::plausible::{self, QuantityRange};
 
@@ -20,8 +20,6 @@ pub struct Ring {
     quantity: &'static QuantityRange,
     integral: RingIntegral,
 }
-
-const BLANK: nvmlSample_t = nvmlSample_t { timeStamp: 0, sampleValue: nvmlValue_t { ullVal: 0 } };
 
 impl Ring {
     pub fn utilization(kind: nvmlSamplingType_t) -> Self {
@@ -51,7 +49,7 @@ impl Ring {
     fn samples(&self, caller: &mut Caller, handle: DeviceHandle) -> Vec<RingSample> {
         let (kind, cursor) = (self.kind, self.integral.cursor());
         let mut value_type = 0;
-        let read = fill(BLANK, CAPACITY, LARGEST, |buffer, count| {
+        let read = fill(CAPACITY, LARGEST, |buffer, count| {
             call!(caller, nvmlDeviceGetSamples[kind](handle.0, kind, cursor, &raw mut value_type, count, buffer))
         });
         let mut sample = |sample: nvmlSample_t| {

@@ -2,17 +2,20 @@
 
 use std::collections::BTreeMap;
 
+use nvml_wrapper::enum_wrappers::device::{
+    EccCounter::Aggregate,
+    MemoryError::{Corrected, Uncorrected},
+};
 use nvml_wrapper_sys::bindings::{
     nvmlGridLicensableFeatures_t, nvmlGridLicenseFeatureCode_t_NVML_GRID_LICENSE_FEATURE_CODE_VGPU as VGPU,
     nvmlRowRemapperHistogramValues_t,
 };
 
 use super::calls::{CallRefusal, Caller, call, value};
-use super::fields::FieldRow;
 use super::library::DeviceHandle;
 use super::nvlink::NvLinkReader;
 use super::platform;
-use super::rows::{self, ReadingRow, ReadingSource, row};
+use super::rows::{self, FieldRow, ReadingRow, ReadingSource, row};
 use crate::domain::model::{EccLocation, RowRemap, Slow};
 use crate::node::hardware::plausible;
 
@@ -22,7 +25,6 @@ const ECC_LOCATIONS: [&str; 8] =
 const CORRECTED: u32 = 0;
 const UNCORRECTED: u32 = 1;
 const VOLATILE: u32 = 0;
-const AGGREGATE: u32 = 1;
 
 const READINGS: [ReadingRow<Slow>; 26] = [
     row!(recovery_action = code 230),
@@ -47,13 +49,13 @@ const READINGS: [ReadingRow<Slow>; 26] = [
     row!(pcie.errors["unsupported_request"] = field 181: ERRORS),
     row!(pcie.errors["lcrc"] = field 182: ERRORS),
     row!(pcie.errors["lane"] = field 183: ERRORS),
-    row!(pcie.replays = nvmlDeviceGetPcieReplayCounter(): ERRORS),
-    row!(pcie.link_generation = nvmlDeviceGetCurrPcieLinkGeneration(): PCIE_GENERATION),
-    row!(pcie.link_generation_max = nvmlDeviceGetMaxPcieLinkGeneration(): PCIE_GENERATION),
-    row!(pcie.link_width_lanes = nvmlDeviceGetCurrPcieLinkWidth(): PCIE_WIDTH),
-    row!(pcie.link_width_lanes_max = nvmlDeviceGetMaxPcieLinkWidth(): PCIE_WIDTH),
-    row!(ecc_lifetime_corrected = nvmlDeviceGetTotalEccErrors[0](CORRECTED, AGGREGATE): ERRORS),
-    row!(ecc_lifetime_uncorrected = nvmlDeviceGetTotalEccErrors[1](UNCORRECTED, AGGREGATE): ERRORS),
+    row!(pcie.replays = nvmlDeviceGetPcieReplayCounter pcie_replay_counter(): ERRORS),
+    row!(pcie.link_generation = nvmlDeviceGetCurrPcieLinkGeneration current_pcie_link_gen(): PCIE_GENERATION),
+    row!(pcie.link_generation_max = nvmlDeviceGetMaxPcieLinkGeneration max_pcie_link_gen(): PCIE_GENERATION),
+    row!(pcie.link_width_lanes = nvmlDeviceGetCurrPcieLinkWidth current_pcie_link_width(): PCIE_WIDTH),
+    row!(pcie.link_width_lanes_max = nvmlDeviceGetMaxPcieLinkWidth max_pcie_link_width(): PCIE_WIDTH),
+    row!(ecc_lifetime_corrected = nvmlDeviceGetTotalEccErrors[0] total_ecc_errors(Corrected, Aggregate): ERRORS),
+    row!(ecc_lifetime_uncorrected = nvmlDeviceGetTotalEccErrors[1] total_ecc_errors(Uncorrected, Aggregate): ERRORS),
 ];
 
 #[derive(Default)]
@@ -119,16 +121,11 @@ fn row_remap(caller: &mut Caller, handle: DeviceHandle) -> Option<RowRemap> {
 fn row_remap_banks(caller: &mut Caller, handle: DeviceHandle) -> BTreeMap<&'static str, u64> {
     let banks: Option<nvmlRowRemapperHistogramValues_t> = value!(caller, nvmlDeviceGetRowRemapperHistogram(handle.0));
     let Some(banks) = banks else { return BTreeMap::new() };
-    let banks = [
-        ("max", banks.max),
-        ("high", banks.high),
-        ("partial", banks.partial),
-        ("low", banks.low),
-        ("none", banks.none),
-    ];
+    let counts = [banks.max, banks.high, banks.partial, banks.low, banks.none];
+    let banks = ["max", "high", "partial", "low", "none"].into_iter().zip(counts);
     let known =
-        |(availability, count)| Some((availability, u64::from(caller.plausible::<u32>(&plausible::ROWS, count)?)));
-    banks.into_iter().filter_map(known).collect()
+        |(availability, count): (_, u32)| Some((availability, caller.plausible(&plausible::ROWS, count)?.into()));
+    banks.filter_map(known).collect()
 }
 
 /// Only their number, which the driver returns for a buffer without space.
@@ -153,12 +150,12 @@ fn is_licensed(features: &nvmlGridLicensableFeatures_t) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::hardware::nvml::calls::Blank;
 
     #[test]
     fn the_license_is_that_of_the_vgpu_feature() {
         let with = |supported, listed: u32, state| {
-            // SAFETY: numbers and texts; all zeroes is a valid value.
-            let mut features: nvmlGridLicensableFeatures_t = unsafe { std::mem::zeroed() };
+            let mut features = nvmlGridLicensableFeatures_t::blank();
             (features.isGridLicenseSupported, features.licensableFeaturesCount) = (supported, listed);
             features.gridLicensableFeatures[0].featureCode = VGPU + 1;
             features.gridLicensableFeatures[1].featureCode = VGPU;
