@@ -1,4 +1,4 @@
-//! Memory of both halves, with every device allocated through the bundled plugin.
+//! Memory of plugin and exporter, with every device allocated through the bundled plugin.
 
 use serde_json::{Value, json};
 
@@ -30,7 +30,7 @@ fn figure(running: &Running, conditions: &str, limit: &str) {
         connection.scrape();
     }
     let figure = format!(
-        "resident memory, both halves, {conditions}, {} series, after 200 scrapes",
+        "resident memory, plugin and exporter, {conditions}, {} series, after 200 scrapes",
         series(&connection.scrape())
     );
     row(&figure, &Resident::of(running.pid()).to_string(), limit);
