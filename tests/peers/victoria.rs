@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde::Deserialize;
+use serde_json::Value;
 
 use super::dashboards::{configuration, substituted};
 use crate::support::agent::Running;
@@ -17,28 +17,12 @@ use crate::support::prometheus::{Prometheus, free_address};
 const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/rules/podmeter.rules.yaml");
 const JOB: &str = "churn";
 
-#[derive(Deserialize)]
-struct File {
-    groups: Vec<Group>,
-}
-
-#[derive(Deserialize)]
-struct Group {
-    rules: Vec<Rule>,
-}
-
-#[derive(Deserialize)]
-struct Rule {
-    record: Option<String>,
-    alert: Option<String>,
-    expr: String,
-}
-
 /// The expression of each rule by its name.
 fn rules() -> BTreeMap<String, String> {
-    let file: File = serde_saphyr::from_str(&std::fs::read_to_string(RULES).unwrap()).unwrap();
-    let rules = file.groups.into_iter().flat_map(|group| group.rules);
-    rules.map(|rule| (rule.alert.or(rule.record).unwrap(), rule.expr)).collect()
+    let file: Value = serde_saphyr::from_str(&std::fs::read_to_string(RULES).unwrap()).unwrap();
+    let rules = file["groups"].as_array().unwrap().iter().flat_map(|group| group["rules"].as_array().unwrap());
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    rules.map(|rule| (text(rule.get("alert").unwrap_or(&rule["record"])), text(&rule["expr"]))).collect()
 }
 
 fn unix_seconds() -> u64 {
@@ -161,7 +145,7 @@ fn vmalert_fires_no_old_errors_again_and_names_pods_without_a_cluster_label() {
     let _vmalert = Vmalert(vmalert);
     let get = |route: &str| {
         let output = Command::new("curl").args(["-s", &format!("http://{address}/api/v1/{route}")]).output().unwrap();
-        serde_json::from_slice::<serde_json::Value>(&output.stdout).ok()
+        serde_json::from_slice::<Value>(&output.stdout).ok()
     };
     let description = until("the alert of the unhealthy GPU", || {
         let alerts = get("alerts")?["data"]["alerts"].as_array()?.clone();

@@ -248,10 +248,6 @@ impl DeviceManager {
         self.assignments.retain(|(pod, _, _), _| active.contains(pod.as_str()));
     }
 
-    pub fn health(&self, resource: &str, id: &str) -> Option<bool> {
-        Some(self.resources.get(resource)?.devices.get(id)?.healthy)
-    }
-
     pub fn counts(&self) -> BTreeMap<String, DeviceCount> {
         let count = |resource: &ManagedResource| DeviceCount {
             capacity: resource.healthy.union(&resource.unhealthy).count(),

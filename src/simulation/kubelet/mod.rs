@@ -196,21 +196,6 @@ impl FakeKubelet {
         devices.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// (container, resource, device id, healthy) as the pod's `allocatedResourcesStatus` reports, sorted.
-    pub fn allocated_resources_status(&self, namespace: &str, pod: &str) -> Vec<(String, String, String, bool)> {
-        let state = self.shared.state.lock();
-        let Some(pod) = state.pod(namespace, pod) else { return Vec::new() };
-        let mut status = BTreeSet::new();
-        for container in &pod.spec.containers {
-            for (resource, device, _) in state.devices.devices_of(&pod.uid, &container.name) {
-                // Healthy where the plugin no longer reports the device.
-                let healthy = state.devices.health(resource, device).unwrap_or(true);
-                status.insert((container.name.clone(), resource.to_owned(), device.to_owned(), healthy));
-            }
-        }
-        status.into_iter().collect()
-    }
-
     /// Capacity and allocatable by resource, as the node status would show now.
     pub fn node_status(&self) -> BTreeMap<String, DeviceCount> {
         let now = self.shared.now();
