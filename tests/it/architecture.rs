@@ -25,7 +25,7 @@ const ARROWS: [(&str, &str); 13] = [
 const PLUGIN_PARTS: [&str; 8] = ["hash", "inputs", "config", "offer", "host", "status", "allocate", "registration"];
 
 /// Other libraries, and the only modules that may use them.
-const LIBRARIES: [(&str, &str); 14] = [
+const LIBRARIES: [(&str, &str); 16] = [
     ("tokio", "agent clock commands node serve simulation tasks"),
     ("tonic", "node simulation"),
     ("nvml_wrapper", "node"),
@@ -33,7 +33,9 @@ const LIBRARIES: [(&str, &str); 14] = [
     ("axum", "serve"),
     ("prometheus_client", "serve"),
     ("rustls", "commands serve"),
-    ("tokio_rustls", "commands serve"),
+    ("tokio_rustls", "serve"),
+    ("hyper_rustls", "commands"),
+    ("hyperlocal", "commands"),
     ("ring", "serve"),
     ("bcrypt", "serve"),
     ("hyper", "commands serve"),
