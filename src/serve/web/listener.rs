@@ -67,7 +67,7 @@ pub struct Listener {
 #[derive(Debug)]
 enum Socket {
     Tcp(TcpListener),
-    Unix(UnixListener, ListenerFile),
+    Unix { listener: UnixListener, _file: ListenerFile },
 }
 
 impl Listener {
@@ -113,7 +113,7 @@ impl Listener {
                 let _ = stream.set_nodelay(true); // fails only on a closed connection
                 (Box::new(stream), Some(peer.ip().to_canonical()))
             }
-            Socket::Unix(listener, _) => (Box::new(axum::serve::Listener::accept(listener).await.0), None),
+            Socket::Unix { listener, .. } => (Box::new(axum::serve::Listener::accept(listener).await.0), None),
         }
     }
 }
@@ -129,7 +129,7 @@ async fn bind_unix(path: &Path, purpose: Purpose) -> Result<Socket, BindError> {
     let _ = std::fs::remove_file(&temporary);
     let listener = UnixListener::bind(&temporary).map_err(failed)?;
     let inode = publish_socket(&temporary, path, purpose).map_err(failed)?;
-    Ok(Socket::Unix(listener, ListenerFile { path: path.to_owned(), inode }))
+    Ok(Socket::Unix { listener, _file: ListenerFile { path: path.to_owned(), inode } })
 }
 
 /// As `TcpListener::bind`, with buffers that the kernel does not grow: a client that takes no responses could otherwise
@@ -231,7 +231,7 @@ mod tests {
 
     /// As after a kill.
     fn drop_without_file(listener: Listener) {
-        let Socket::Unix(socket, file) = listener.socket else { panic!("a unix listener") };
+        let Socket::Unix { listener: socket, _file: file } = listener.socket else { panic!("a unix listener") };
         drop(socket);
         std::mem::forget(file);
     }
