@@ -45,6 +45,9 @@ impl MessageFormatter for WithSuggestions {
             Error::SerdeUnknownField { field, expected, .. } => {
                 Cow::Owned(format!("unknown key `{field}`{}", suggestion(field, expected)))
             }
+            Error::DuplicateMappingKey { key: Some(key), .. } => Cow::Owned(format!("`{key}` is given twice")),
+            Error::DuplicateMappingKey { .. } => Cow::Borrowed("a key is given twice"),
+            Error::MultipleDocuments { .. } => Cow::Borrowed("only one document is read; remove `---`"),
             error => DefaultMessageFormatter.format_message(error),
         }
     }
@@ -88,6 +91,17 @@ mod tests {
         let far = error("colour: 1\n");
         assert!(far.contains("unknown key `colour`; there are interval, limit"), "{far}");
         assert!(error("interval: soon\n").contains("line 1"));
+    }
+
+    #[test]
+    fn a_key_given_twice_and_a_second_document_are_named() {
+        for (text, expected) in [
+            ("limit: 1\ninterval: 5\nlimit: 2\n", "line 3 column 1: `limit` is given twice"),
+            ("limit: 1\n---\n", "line 2 column 4: only one document is read; remove `---`"),
+        ] {
+            let error = yaml::<File>(text).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
     }
 
     #[test]
