@@ -1,13 +1,18 @@
 //! The choice among whole GPUs. In: a request. Out: the best-linked set. The number of GPUs bounds the search.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
+
+use itertools::Itertools;
 
 use super::drawbacks::{Avoided, GpuDrawbacks, Rank};
 use super::links::Links;
 use super::request::{CheckedRequest, FallbackReason, PreferenceRequest, PreferredDevices};
-use super::sets::{MOST, Scores, Subsets, before, members};
 use super::topology::Topology;
 use crate::domain::model::{DeviceId, GpuUuid};
+
+/// With more GPUs there are too many sets to compare.
+const MOST: usize = 16;
 
 /// Whole GPUs. Ones to avoid are chosen only when others are too few. Then the links decide: the set that scores
 /// highest, and among such the one that leaves the rest best linked. Among equals the least used, then the first by
@@ -75,7 +80,7 @@ impl<'a> FreeGpus<'a> {
             return PreferredDevices::empty(FallbackReason::ManyGpus);
         }
         let links = Links::between(&gpus, topology);
-        self.choice(members(self.best_set(&links.pairs)), links.fallback)
+        self.choice(self.best_set(&links.pairs), links.fallback)
     }
 
     fn choice(&self, positions: impl IntoIterator<Item = usize>, fallback: Option<FallbackReason>) -> PreferredDevices {
@@ -85,44 +90,34 @@ impl<'a> FreeGpus<'a> {
         }
     }
 
-    fn best_set(&self, pairs: &[Vec<u32>]) -> u32 {
-        let scores = Scores::new(pairs);
-        let all = (1_u32 << self.free.len()) - 1;
-        let required = (0..self.free.len()).filter(|i| self.free[*i].required).fold(0, |set, i| set | (1 << i));
-        let mut best = BestSet::new(self);
-        for others in Subsets::new(all & !required, self.size - required.count_ones() as usize) {
-            let set = required | others;
-            best.try_set(set, (scores.score(set), scores.score(all & !set)));
-        }
-        best.set
-    }
-
-    fn load(&self, set: u32) -> u32 {
-        members(set).map(|i| self.free[i].rank.load).sum()
+    /// Positions, ascending.
+    fn best_set(&self, pairs: &[Vec<u32>]) -> Vec<usize> {
+        let (required, others): (Vec<usize>, Vec<usize>) =
+            (0..self.free.len()).partition(|position| self.free[*position].required);
+        let scores = scores(pairs);
+        let mask = |set: &[usize]| set.iter().fold(0, |mask, position| mask | (1 << position));
+        let load = |set: &[usize]| set.iter().map(|position| self.free[*position].rank.load).sum::<u32>();
+        let required_mask = mask(&required);
+        // The lowest is the best; among equals `combinations` has the first by index first.
+        let key = |others: &Vec<usize>| {
+            let set = required_mask | mask(others);
+            (Reverse((scores[set], scores[scores.len() - 1 - set])), load(others))
+        };
+        let best = others.into_iter().combinations(self.size - required.len()).min_by_key(key).unwrap_or_default();
+        required.into_iter().merge(best).collect()
     }
 }
 
-/// The best set so far: by value, then the least used, then the first by index.
-struct BestSet<'p, 'a, V> {
-    free_gpus: &'p FreeGpus<'a>,
-    set: u32,
-    value: Option<V>,
-    load: u32,
-}
-
-impl<'p, 'a, V: Ord> BestSet<'p, 'a, V> {
-    const fn new(free_gpus: &'p FreeGpus<'a>) -> Self {
-        Self { free_gpus, set: 0, value: None, load: 0 }
-    }
-
-    fn try_set(&mut self, set: u32, value: V) {
-        let value = Some(value);
-        if value < self.value {
-            return;
-        }
-        let load = self.free_gpus.load(set);
-        if value > self.value || load < self.load || load == self.load && before(set, self.set) {
-            *self = Self { free_gpus: self.free_gpus, set, value, load };
+/// The score of each set of GPUs, the sum over its pairs, by its bit mask. `pairs` has at most `MOST` rows.
+fn scores(pairs: &[Vec<u32>]) -> Vec<u32> {
+    let mut scores = vec![0; 1 << pairs.len()];
+    for set in 1_usize..scores.len() {
+        let (first, last) = (set.trailing_zeros() as usize, set.ilog2() as usize);
+        if first != last {
+            // What the set without one end and without the other have in common is counted twice.
+            let (left, right) = (set & !(1 << last), set & !(1 << first));
+            scores[set] = scores[left] + scores[right] - scores[left & right] + pairs[first][last];
         }
     }
+    scores
 }

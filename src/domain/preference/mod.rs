@@ -8,7 +8,6 @@ mod drawbacks;
 mod gpus;
 mod links;
 mod request;
-mod sets;
 mod slots;
 mod topology;
 
