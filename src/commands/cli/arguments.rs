@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
 
 use super::options::AgentOptions;
 use super::settings::{self, InvalidSettings};
@@ -73,6 +74,11 @@ pub enum CliCommand {
     Record(RecordArguments),
     /// Report past use by namespace, pod or device, from a running agent or from its journal.
     Usage(UsageArguments),
+    /// Print the completions of a shell.
+    Completion { shell: Shell },
+    /// Write the man pages.
+    #[command(hide = true)]
+    Man { directory: PathBuf },
 }
 
 /// The running agent to query: at a URL, at its admin socket, or on this machine.

@@ -5,6 +5,7 @@
 
 mod admin;
 mod arguments;
+mod completion;
 mod demo;
 mod doctor;
 mod health;
@@ -122,6 +123,8 @@ fn run(command: CliCommand) -> Result<u8, Failed> {
         CliCommand::Resume(socket) => admin::resume(socket),
         CliCommand::Record(arguments) => run_record(arguments),
         CliCommand::Usage(arguments) => usage::run(arguments),
+        CliCommand::Completion { shell } => completion::run(shell),
+        CliCommand::Man { directory } => completion::write_man_pages(&directory),
     }
     .map(|()| ENDED)
 }
