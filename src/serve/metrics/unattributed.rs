@@ -27,7 +27,7 @@ pub(super) static GROUP: Group = Group {
             "podmeter_device_unattributed_energy_joules_total",
             "Energy not attributed to a container; reason idle is the idle power of the board.",
             |snapshot, family| {
-                family.by_name(by_gpu(snapshot), |unattributed| Some(named(&unattributed.energy_joules)))
+                family.by_name(by_gpu(snapshot), |unattributed| Some(named(&unattributed.energy_joules)));
             },
         )
         .labels(BY_REASON),
