@@ -21,7 +21,7 @@ fn hardware(listed: &[usize], on_bus: &[usize]) -> HardwareState {
     let inventory = Inventory { generation: 1, gpus: listed.iter().map(gpu).collect(), ..Inventory::default() };
     let on_bus: BTreeMap<PciBusId, BusGpu> =
         on_bus.iter().map(|number| (address(*number), bus_gpu(Some("nvidia"), "2330"))).collect();
-    let node_devices = NodeDevices { expected: on_bus.len(), on_bus, ..NodeDevices::default() };
+    let node_devices = NodeDevices { expected: on_bus.len(), on_bus };
     HardwareState { inventory: Arc::new(inventory), node_devices: Some(node_devices), ..HardwareState::default() }
 }
 
