@@ -2,19 +2,23 @@
 //!
 //! Conditions, unless a part has its own: fake driver library through the real `dlopen`, eight GPUs, eight GPU pods and
 //! thirty plain pods from a fake kubelet on a real socket, everything on this machine. Prints tables; checks no limit.
-//! `cargo bench --bench figures -- PART...` measures parts alone, `-- allocate --beside SOCKET` calls another device plugin in turns.
+//! `cargo bench --bench figures -- PART...` measures parts alone, `-- --peer COMMAND URL` another exporter in turns
+//! with podmeter, and `-- allocate --beside SOCKET` calls another device plugin in turns.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints its results")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock and starts the binary")]
 
 mod allocate;
+mod beside;
 mod dcgm;
 mod faults;
 mod health;
 mod hostile;
 mod idle;
 mod line;
+mod load;
 mod measure;
+mod peer;
 mod plugin;
 mod resident;
 mod scale;
@@ -53,11 +57,15 @@ const PARTS: [(&str, Part); 12] = [
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let (mut wanted, mut beside, mut is_bench) = (vec![], None, false);
+    let (mut wanted, mut peer, mut beside, mut is_bench) = (vec![], None, None, false);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             // `cargo bench` passes `--bench`; `cargo test --benches` does not and measures nothing.
             "--bench" => is_bench = true,
+            "--peer" => match (arguments.next(), arguments.next()) {
+                (Some(command), Some(url)) => peer = Some((command, url)),
+                _ => refuse("--peer needs two arguments: the command that starts the exporter and the URL of its page"),
+            },
             "--beside" => {
                 beside = Some(arguments.next().unwrap_or_else(|| refuse("--beside needs a plugin's socket")).into());
             }
@@ -72,8 +80,10 @@ fn main() {
     }
     let bench = Bench::new(beside);
     println!("| figure | measured | target |\n|---|---|---|");
-    if wanted.is_empty() {
-        wanted.extend(PARTS.map(|(_, part)| part));
+    match &peer {
+        Some((command, url)) => peer::measure(&bench, command, url),
+        None if wanted.is_empty() => wanted.extend(PARTS.map(|(_, part)| part)),
+        None => {}
     }
     for part in wanted {
         part(&bench);

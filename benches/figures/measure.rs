@@ -159,7 +159,7 @@ pub fn process_seconds(root: u32) -> f64 {
 }
 
 /// A process and its running descendants.
-fn family(root: u32) -> Vec<u32> {
+pub fn family(root: u32) -> Vec<u32> {
     let names = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let parents: Vec<(u32, u32)> = names.filter_map(|pid: u32| Some((pid, Stat::of(pid)?.parent))).collect();
     let mut family = vec![root];
