@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::measure::{Connection, process_seconds, row};
-use crate::resident::both_halves;
+use crate::resident::plugin_and_exporter;
 use crate::{Bench, GPUS, PLAIN_PODS, agent, complete, driver};
 
 /// The interval of the slow tier.
@@ -11,7 +11,7 @@ const SECONDS: u64 = 60;
 
 pub fn measure(bench: &Bench) {
     let gpus = driver(GPUS);
-    let (_node, running) = both_halves(bench, &gpus, "nvidia.com/gpu", GPUS, GPUS + PLAIN_PODS);
+    let (_node, running) = plugin_and_exporter(bench, &gpus, "nvidia.com/gpu", GPUS, GPUS + PLAIN_PODS);
     // Driver calls are counted in a second agent: counting costs the fake driver more than the calls do.
     let node = bench.usual_node();
     let counted = agent::agent(node.root.path(), &["--device-plugin=off"], &bench.driver.env());

@@ -12,7 +12,7 @@ const MIG_GPUS: usize = 16;
 const INSTANCES: usize = 7;
 
 pub fn measure(bench: &Bench) {
-    let (_node, running) = both_halves(bench, &bench.driver, "nvidia.com/gpu", GPUS, GPUS + PLAIN_PODS);
+    let (_node, running) = plugin_and_exporter(bench, &bench.driver, "nvidia.com/gpu", GPUS, GPUS + PLAIN_PODS);
     figure(&running, "8 GPUs, 38 pods", "private ≤ 6 MiB, total ≤ 20 MiB");
     drop(running);
     let instance = |number| json!({ "gpu_instance": number, "profile": "1g.10gb" });
@@ -20,7 +20,7 @@ pub fn measure(bench: &Bench) {
     let driver = FakeNvml::start(json!({
         "gpus": vec![json!({ "mig": { "enabled": true, "instances": instances } }); MIG_GPUS]
     }));
-    let (_node, running) = both_halves(bench, &driver, "nvidia.com/mig-1g.10gb", MIG_GPUS * INSTANCES, 250);
+    let (_node, running) = plugin_and_exporter(bench, &driver, "nvidia.com/mig-1g.10gb", MIG_GPUS * INSTANCES, 250);
     figure(&running, "16 GPUs × 7 MIG, 250 pods", "private ≤ 10 MiB, total ≤ 20 MiB");
 }
 
@@ -37,7 +37,7 @@ fn figure(running: &Running, conditions: &str, limit: &str) {
 }
 
 /// Starts an agent and allocates every device, one per pod, beside pods without a device.
-pub fn both_halves(
+pub fn plugin_and_exporter(
     bench: &Bench,
     driver: &FakeNvml,
     resource: &str,

@@ -105,7 +105,7 @@ async fn find_local(socket: &str, url: &str, path: &str, call: Call) -> Result<V
 
 async fn over_socket(socket: &Path, path: &str, call: Call) -> Result<Vec<u8>, ClientError> {
     let target = AgentTarget::Socket(socket.to_owned()).to_string();
-    // As the URI of a path that is not UTF-8, hyperlocal takes another's.
+    // hyperlocal makes the URI of another path from one that is not UTF-8.
     let Some(text) = socket.to_str().filter(|text| (1..108).contains(&text.len())) else {
         let error = io::Error::other("the path of a socket has 1 to 107 bytes of UTF-8");
         return Err(ClientError::Unreachable { target, error });

@@ -48,7 +48,7 @@ pub struct ClaimAllocation {
     pub consumed: BTreeMap<Arc<str>, u64>,
 }
 
-/// Where the hardware of a claim's device is the most trusted first.
+/// Where the hardware of a claim's device is named, the most trusted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case", const_into_str)]

@@ -1,7 +1,7 @@
 //! Which of the free devices a pod should get.
 //!
-//! In: a request (free devices, those that must be in, how many), where the GPUs sit and how they are linked, what
-//! speaks against each now. Out: the devices, or an empty answer and why. Does not use: protobuf types, how links and
+//! In: a request (free devices, those that must be in, how many), where the GPUs are and how they are linked, the
+//! present drawbacks of each. Out: the devices, or an empty answer and why. Does not use: protobuf types, how links and
 //! drawbacks are read, the clock. It never fails and its work is bounded.
 
 mod drawbacks;

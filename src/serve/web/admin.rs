@@ -134,7 +134,7 @@ fn duration(body: &[u8]) -> Result<Duration, String> {
 }
 
 fn parsed<T: DeserializeOwned>(body: &[u8], wanted: &str) -> Result<T, String> {
-    serde_json::from_slice(body).map_err(|error| format!("the body is no JSON as expected: {error}; send {wanted}"))
+    serde_json::from_slice(body).map_err(|error| format!("the body is not the expected JSON: {error}; send {wanted}"))
 }
 
 fn invalid(problem: String) -> Response {
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(duration(b"{}"), Ok(DEFAULT_RELEASE));
         assert_eq!(duration(br#"{"for": "90s"}"#), Ok(Duration::from_secs(90)));
         for (body, part) in [
-            ("10m", "is no JSON"),
+            ("10m", "is not the expected JSON"),
             (r#"{"four": "10m"}"#, "unknown field `four`"),
             (r#"{"for": 10}"#, "invalid type"),
             (r#"{"for": "ten"}"#, "expected a duration"),

@@ -84,7 +84,7 @@ pub const AREA: Area = Area {
                 Metric("podmeter_device_healthy", &[], Is::Value(1.0)),
                 Metric("podmeter_device_healthy", &[], Is::Series(8)),
             ],
-            log: Log::Line("the NVIDIA driver does not serve this display card"),
+            log: Log::Line("the NVIDIA driver does not serve this GPU"),
             page: Some(Text("/api/v1/health", "\"status\": \"healthy\"")),
             undone: "the cards are removed",
             undo: Some(|rig| {

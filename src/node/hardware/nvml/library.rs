@@ -63,7 +63,7 @@ impl LibrarySearch {
 }
 
 /// A library that is loaded, and not initialised. The crate does both in one call, after this load, which may hang with the
-/// loader locked: the supervisor tells that from an initialisation that hangs.
+/// loader locked: the supervisor distinguishes that from an initialisation that hangs.
 pub struct Loaded {
     _symbols: NvmlLib,
     path: OsString,
@@ -111,14 +111,13 @@ impl Loaded {
     }
 
     pub fn initialise(self, statistics: Arc<Statistics>) -> Result<Arc<Library>, Failure> {
+        // The crate also calls nvmlSystemGetDriverVersion, within this time.
         let opened = statistics.time("nvmlInit_v2", || Nvml::builder().lib_path(&self.path).init());
         let nvml = opened.map_err(codes::of).map_err(|code| {
             let (path, name) = (self.path.to_string_lossy(), codes::name(code));
             let reason = format!("{path} cannot be initialised: {name} ({code})");
             codes::failure(CallProblem { call: "nvmlInit_v2", code: name }, reason, codes::remedy(code))
         })?;
-        // The crate has made this call, too; its time is in that of the initialisation.
-        statistics.time("nvmlSystemGetDriverVersion", || ());
         Ok(Arc::new(Library { nvml: ManuallyDrop::new(nvml), statistics, open_marker: Arc::default() }))
     }
 }

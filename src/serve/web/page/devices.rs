@@ -61,7 +61,7 @@ fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
                 p.cause { b { "NVLink fabric: " } (faults) "." }
             }
             @if let Some(unserved) = unserved {
-                p.cause { "The NVIDIA driver does not serve this card: " (unserved) ". It has no readings and is not offered." }
+                p.cause { "The NVIDIA driver does not serve this GPU: " (unserved) ". It has no readings and is not offered." }
             } @else {
                 (measures(page, gpu, medium, capacity))
             }
