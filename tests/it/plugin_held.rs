@@ -6,9 +6,9 @@ use crate::support::kubelet::{
     AdmissionOutcome, ContainerSpec, KubeletVersion, ListedDevice, Node, PodSpec, VERSIONS, node_under,
 };
 use crate::support::plugin_harness::{
-    GPU, PluginClient, PluginHarness, counts, gpus, held, pod, resources, runs, uuid,
+    GPU, PluginClient, PluginHarness, counts, gpu, gpus, hardware, held, mig_devices, pod, resources, runs, uuid,
 };
-use podmeter::domain::model::PluginResource;
+use podmeter::domain::model::{Gpu, PluginResource};
 use podmeter::simulation::plugin::StandInPlugin;
 
 const SHARED: &str = "nvidia.com/gpu.shared";
@@ -66,6 +66,26 @@ async fn a_plugin_that_offers_the_gpus_as_another_resource_is_a_conflict() {
         assert_eq!(state.conflict, None);
         counts(&node, GPU, 4, 3).await;
     }
+}
+
+/// The other plugin offers all GPUs whole, under the name for which podmeter only waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn mig_devices_of_gpus_that_another_plugin_offers_whole_are_not_registered() {
+    let node = node_under(KubeletVersion::UpTo136).await;
+    let whole = (0..4).map(|gpu| ListedDevice::new(&uuid(gpu))).collect();
+    let other = StandInPlugin::start_on(&node.device_plugin_directory(), GPU, whole, Some("nvidia-gpu.sock"));
+    assert!(other.registered().await);
+    counts(&node, GPU, 4, 4).await;
+    let partitioned =
+        |index| Gpu { mig_enabled: Some(true), mig_devices: mig_devices("1g.10gb", &[index + 1]), ..gpu(index) };
+    let gpus = hardware([gpu(0), gpu(1), partitioned(2), partitioned(3)]);
+    let podmeter = PluginHarness::configured(node.root.path(), "resources: [{kind: nvidia, migStrategy: mixed}]", gpus);
+    for resource in [GPU, "nvidia.com/mig-1g.10gb"] {
+        let state = podmeter.until(resource, "a conflict", |state| state.conflict.is_some()).await;
+        assert_eq!((state.registered, state.registrations), (false, 0), "{resource}");
+    }
+    drop(other);
+    podmeter.registered("nvidia.com/mig-1g.10gb", 1).await;
 }
 
 /// Their plugin lives, or has ended with its pods left: two pods that ask for GPUs get those that nobody holds.

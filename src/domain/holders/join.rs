@@ -66,7 +66,7 @@ struct DeviceHolders {
 struct ResolvedAllocations<'a> {
     held: BTreeMap<HoldingKey, HoldingIds<'a>>,
     unresolved: BTreeMap<(ResourceName, &'static str), BTreeSet<&'a DeviceId>>,
-    /// Of each claim's device the first GPU or MIG device that it resolves to: an IOMMU group resolves to all its GPUs.
+    /// Of each claim's device the GPU or MIG device that it resolves to.
     claims: BTreeMap<ClaimKey<'a>, ClaimGpu>,
     device_claims: BTreeMap<DeviceRef, DeviceClaims<'a>>,
 }

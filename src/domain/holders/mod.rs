@@ -1,7 +1,7 @@
 //! Who holds which device. Pure.
 //!
 //! In: the kubelet's answers and checkpoint, the Pods API, the inventory, the GPUs on the PCI bus, the time. Out: holdings,
-//! the devices of claims, missing and passed-through GPUs, the UIDs of pods, pods to hold back, and where the kubelet's
+//! the devices of claims, missing GPUs and those that are not served, the UIDs of pods, pods to hold back, and where the kubelet's
 //! devices differ from the hardware. Does not know: processes and how use is divided
 //! (`attribution`). Of readings it uses only when a GPU first answered (`unlisted`).
 //!

@@ -70,15 +70,15 @@ impl UnlistedGpus {
     ) -> Arc<HardwareState> {
         let inventory = &hardware.inventory;
         let bus = hardware.node_devices.as_ref();
-        let (mut found, mut unserved) = (vec![], vec![]);
+        let of_nvidia = bus.into_iter().flat_map(|bus| &bus.on_bus).filter(|(_, gpu)| gpu.is_of_nvidia());
+        self.served.extend(of_nvidia.map(|(address, _)| address.clone()));
+        let mut on_bus = UnlistedOnBus::find(inventory, bus, &self.served);
+        let mut found = vec![];
         if inventory.generation > 0 {
-            let of_nvidia = bus.into_iter().flat_map(|bus| &bus.on_bus).filter(|(_, gpu)| gpu.is_of_nvidia());
-            self.served.extend(of_nvidia.map(|(address, _)| address.clone()));
-            let mut on_bus = UnlistedOnBus::find(inventory, bus, &self.served);
             self.update_unlisted(inventory, &on_bus, kubelet, is_ours);
             found = self.missing(inventory, &mut on_bus, bus, kubelet);
-            unserved = on_bus.unserved;
         }
+        let unserved = on_bus.unserved;
         if found.is_empty() && unserved.is_empty() && self.times.is_empty() {
             return Arc::clone(hardware);
         }

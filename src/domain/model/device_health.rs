@@ -241,8 +241,8 @@ impl DeviceHealth {
 }
 
 impl HealthState {
-    /// The health of a MIG device, or of the whole GPU. `None` for one that was never listed, is gone or is
-    /// passed through.
+    /// The health of a MIG device, or of the whole GPU. `None` for one that was never listed, is gone or is not
+    /// served.
     pub fn device(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Option<&DeviceHealth> {
         let known = self.gpus.get(gpu)?;
         mig.map_or(Some(&known.whole), |mig| known.mig_devices.get(mig))

@@ -44,7 +44,7 @@ fn an_index_names_a_gpu_that_is_present_and_an_order_returns_its_uuid() {
     assert_eq!(order(&mut world, "0"), Ok(OTHER.to_owned()));
     assert_eq!(order(&mut world, "1"), Err(MarkError::UnknownDevice("1".to_owned())));
     assert_eq!(order(&mut world, GPU), Ok(GPU.to_owned()));
-    // Passed through to a virtual machine.
+    // The driver lists no GPU.
     world.hardware = HardwareState::default();
     world.at(4);
     assert_eq!(order(&mut world, "0"), Err(MarkError::UnknownDevice("0".to_owned())));

@@ -337,6 +337,13 @@ fn beside_vfio() -> HardwareState {
 }
 
 #[test]
+fn gpus_at_another_kernel_driver_are_shown_without_the_nvidia_driver() {
+    let state = HardwareState { inventory: Arc::default(), ..beside_vfio() };
+    let inventory = complete(state, &KubeletState::default()).inventory.clone();
+    assert_eq!((inventory.unserved.len(), inventory.missing.len()), (3, 0));
+}
+
+#[test]
 fn an_offered_uuid_may_be_of_a_gpu_at_another_kernel_driver() {
     let offering = |uuids: &[&str]| allocatable(ids("nvidia.com/gpu", uuids));
     let missing = |kubelet: &KubeletState| complete(beside_vfio(), kubelet).inventory.missing.len();
