@@ -27,7 +27,7 @@ mod processes;
 mod resources;
 mod self_metrics;
 mod unattributed;
-mod vgpu;
+mod virtualization;
 
 pub use budget::SeriesBudget;
 pub use family::{Family, SampleValue};
@@ -47,7 +47,7 @@ static GROUPS: [&Group; 17] = [
     &device_memory_errors::GROUP,
     &health::GROUP,
     &mig::GROUP,
-    &vgpu::GROUP,
+    &virtualization::GROUP,
     &container::GROUP,
     &processes::GROUP,
     &unattributed::GROUP,

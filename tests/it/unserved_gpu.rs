@@ -30,12 +30,12 @@ fn rebind(node: &SickNode, sys: &Path, driver: &str) {
 }
 
 /// The GPU is bound to vfio-pci, and podmeter shows that.
-async fn passed_through() -> (SickNode, tempfile::TempDir) {
+async fn bound_to_vfio() -> (SickNode, tempfile::TempDir) {
     let sys = pci_bus();
     let node = SickNode::start_with(eight_gpus(), QUICK, &["--sys-root", sys.path().to_str().unwrap()]).await;
     node.until_unhealthy(GPU, &[]).await;
     rebind(&node, sys.path(), "vfio-pci");
-    node.until_page("a GPU for virtual machines", |page| {
+    node.until_page("a GPU that is not served", |page| {
         page.value("podmeter_node_devices", &["state=\"unserved\""]) == Some(1.0)
             && page.count("podmeter_device_healthy", &[]) == 7
             && page.count("podmeter_device_power_watts", &[]) == 7
@@ -45,7 +45,7 @@ async fn passed_through() -> (SickNode, tempfile::TempDir) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gpu_that_is_bound_to_vfio_is_one_device_without_health() {
-    let (node, _sys) = passed_through().await;
+    let (node, _sys) = bound_to_vfio().await;
     let (page, gpu) = (node.running.metrics(), on_gpu(REBOUND));
     assert_eq!(page.count("podmeter_device_info", &[]), 8, "it is one device");
     assert_eq!(page.count("podmeter_device_healthy", &[&gpu]), 0);
@@ -58,7 +58,7 @@ async fn a_gpu_that_is_bound_to_vfio_is_one_device_without_health() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gpu_that_is_bound_to_nvidia_again_is_read_and_offered() {
-    let (node, sys) = passed_through().await;
+    let (node, sys) = bound_to_vfio().await;
     node.until_unhealthy(GPU, &[uuid(REBOUND)]).await;
     rebind(&node, sys.path(), "nvidia");
     let page = node.until_page("its readings", |page| {
