@@ -16,6 +16,7 @@ use hyper_util::client::legacy::connect::{Connect, HttpConnector};
 use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::TokioExecutor;
 use hyperlocal::UnixConnector;
+use rustls::pki_types::InvalidDnsNameError;
 
 use super::access::{Access, explained};
 use super::target::{AgentTarget, DEFAULT_SOCKET, DEFAULT_URL, HttpUrl};
@@ -117,7 +118,8 @@ async fn over_tcp(url: &HttpUrl, path: &str, mut call: Call) -> Result<Vec<u8>, 
     let Access { tls, authorization } = url.access.clone();
     call.headers_mut().extend(authorization.map(|password| (AUTHORIZATION, password)));
     let mut connector = HttpConnector::new();
-    connector.enforce_http(false);
+    // Without TLS, https is an error and not plain text.
+    connector.enforce_http(tls.is_none());
     match tls {
         Some(tls) => send(HttpsConnector::from((connector, tls)), url.uri.clone(), path, call, url.to_string()).await,
         None => send(connector, url.uri.clone(), path, call, url.to_string()).await,
@@ -162,6 +164,11 @@ fn failed(error: &legacy::Error, target: &str) -> ClientError {
     if let Some(error) = cause(error) {
         return ClientError::Tls { target, problem: explained(error) };
     }
+    // Before any connection.
+    if cause::<InvalidDnsNameError>(error).is_some() {
+        let problem = "the host in the URL is neither a host name nor an IP address".to_owned();
+        return ClientError::Tls { target, problem };
+    }
     match cause::<io::Error>(error).filter(|_| error.is_connect()) {
         // Of hyper-rustls, after the connection was made.
         Some(error) if error.kind() == io::ErrorKind::Other => {
@@ -169,7 +176,13 @@ fn failed(error: &legacy::Error, target: &str) -> ClientError {
         }
         Some(error) => ClientError::Unreachable { target, error: io::Error::new(error.kind(), error.to_string()) },
         // The client's own text has only the kind of an error.
-        None => ClientError::Broken { target, error: error.source().unwrap_or(error).to_string() },
+        None => {
+            let text = error.source().unwrap_or(error).to_string();
+            match error.is_connect() {
+                true => ClientError::Tls { target, problem: text },
+                false => ClientError::Broken { target, error: text },
+            }
+        }
     }
 }
 
@@ -219,6 +232,8 @@ fn first_line(body: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rustls::{ClientConfig, RootCertStore};
+
     use super::*;
 
     #[tokio::test]
@@ -230,6 +245,21 @@ mod tests {
             let error = find_local(&socket, &closed, "/", Call::default()).await.unwrap_err();
             assert_eq!(error.is_no_agent(), is_no_agent, "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn no_connection_is_made_without_tls_or_to_what_is_no_host_name() {
+        let get = async |url: &str, tls| {
+            let mut url: HttpUrl = url.parse().unwrap();
+            url.access.tls = tls;
+            over_tcp(&url, "/", Call::default()).await.unwrap_err().to_string()
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        assert_eq!(get(&url, None).await, format!("{url}: invalid URL, scheme is not http"));
+        let tls = ClientConfig::builder().with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+        let error = get("https://node..a", Some(tls.into())).await;
+        assert_eq!(error, "https://node..a: the host in the URL is neither a host name nor an IP address");
     }
 
     #[test]
