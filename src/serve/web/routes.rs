@@ -67,9 +67,14 @@ pub(super) fn probes(state: WebState) -> Router {
         .with_state(state)
 }
 
-async fn metrics(State(state): State<WebState>, method: Method, headers: HeaderMap) -> Result<Response, Response> {
+async fn metrics(
+    State(state): State<WebState>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Response> {
     let scrapes = state.scrapes.clone();
-    let response = exposition(state, negotiation::format(&headers), negotiation::coding(&headers)).await?;
+    let response = exposition(state, &uri, negotiation::format(&headers), negotiation::coding(&headers)).await?;
     if method == Method::GET {
         scrapes.count_scrape();
     }
@@ -84,10 +89,10 @@ async fn dcgm(State(state): State<WebState>, uri: Uri, headers: HeaderMap) -> Re
     };
     let expected = "the query must be generation=4.8, generation=4.9 or generation=both";
     let generation = generation.ok_or_else(|| text(StatusCode::BAD_REQUEST, expected))?;
-    exposition(state, Format::Dcgm(generation), negotiation::coding(&headers)).await
+    exposition(state, &uri, Format::Dcgm(generation), negotiation::coding(&headers)).await
 }
 
-async fn exposition(state: WebState, format: Format, coding: Coding) -> Result<Response, Response> {
+async fn exposition(state: WebState, uri: &Uri, format: Format, coding: Coding) -> Result<Response, Response> {
     let began = state.clock.now();
     let snapshot = state.snapshot();
     let made = state.cached_bodies.get(BodyKey::Metrics(format, coding, snapshot.sequence), move || {
@@ -96,7 +101,7 @@ async fn exposition(state: WebState, format: Format, coding: Coding) -> Result<R
         warn_of_dropped(format, dropped);
         body.finish()
     });
-    let body = made.await.map_err(defect)?;
+    let body = made.await.map_err(|problem| defect(uri, &problem))?;
     state.scrapes.record_duration(state.clock.now().monotonic.since(began.monotonic));
     let mut response = no_store(negotiation::content_type(format), body);
     let headers = response.headers_mut();
@@ -119,13 +124,13 @@ fn warn_of_dropped(format: Format, allocations: usize) {
 }
 
 /// On a blocking thread. A panic is a defect, reported to the client.
-async fn rendered<T: Send + 'static>(make: impl FnOnce() -> T + Send + 'static) -> Result<T, Response> {
-    tokio::task::spawn_blocking(make).await.map_err(defect)
+async fn rendered<T: Send + 'static>(uri: &Uri, make: impl FnOnce() -> T + Send + 'static) -> Result<T, Response> {
+    tokio::task::spawn_blocking(make).await.map_err(|problem| defect(uri, &problem))
 }
 
-fn defect(problem: impl Display) -> Response {
-    error!(%problem, "a response could not be made; please report this");
-    api_problem(StatusCode::INTERNAL_SERVER_ERROR, "the response could not be made; please report this")
+fn defect(uri: &Uri, problem: &dyn Display) -> Response {
+    error!(%problem, path = uri.path(), "a response could not be made; please report this");
+    refuse(uri, StatusCode::INTERNAL_SERVER_ERROR, "the response could not be made; please report this")
 }
 
 async fn index(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
@@ -144,7 +149,8 @@ async fn index(State(state): State<WebState>, uri: Uri) -> Result<Response, Resp
     let page = move || {
         StoredBody::from_text(NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.whole())
     };
-    state.cached_bodies.get(key, page).await.map(document).map_err(defect)
+    let made = state.cached_bodies.get(key, page).await;
+    made.map(document).map_err(|problem| defect(&uri, &problem))
 }
 
 /// The metrics and events of one row of the page.
@@ -152,7 +158,7 @@ async fn detail(State(state): State<WebState>, uri: Uri) -> Result<Response, Res
     let key = uri.query().and_then(|query| query.strip_prefix("key=")).unwrap_or_default();
     let key = percent_decode_str(key).decode_utf8_lossy().into_owned();
     let (snapshot, history) = (state.snapshot(), state.streams.history());
-    let page = rendered(move || detail::page(&snapshot, &history, &key).map(StoredBody::from_text)).await?;
+    let page = rendered(&uri, move || detail::page(&snapshot, &history, &key).map(StoredBody::from_text)).await?;
     let expected = "the node has no such device; key must be a UUID, or container and UUID";
     page.map(document).ok_or_else(|| text(StatusCode::NOT_FOUND, expected))
 }
@@ -168,19 +174,19 @@ fn document(body: StoredBody) -> Response {
     (headers, body).into_response()
 }
 
-async fn node(State(state): State<WebState>) -> Result<Response, Response> {
+async fn node(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
     let snapshot = state.snapshot();
     let key = BodyKey::Node(snapshot.sequence);
     let made = state.cached_bodies.get(key, move || json(&NodeResponse::from(&*snapshot))).await;
-    made.map(|body| no_store(JSON, body)).map_err(defect)
+    made.map(|body| no_store(JSON, body)).map_err(|problem| defect(&uri, &problem))
 }
 
 /// The points of the last minutes, and the events.
-async fn history(State(state): State<WebState>) -> Result<Response, Response> {
+async fn history(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
     let history = state.streams.history();
     let key = BodyKey::History(history.at().monotonic);
     let made = state.cached_bodies.get(key, move || json(&HistoryResponse::from(&*history))).await;
-    made.map(|body| no_store(JSON, body)).map_err(defect)
+    made.map(|body| no_store(JSON, body)).map_err(|problem| defect(&uri, &problem))
 }
 
 fn json(value: &impl Serialize) -> StoredBody {
@@ -205,8 +211,8 @@ async fn record(
     };
     let request = GovernanceRequest { yaml, private: private.is_some() };
     let snapshot = state.snapshot();
-    let written = rendered(move || (state.governance)(&snapshot, request).map(StoredBody::from_text)).await?;
-    written.map(|text| no_store(kind, text)).map_err(defect)
+    let written = rendered(&uri, move || (state.governance)(&snapshot, request).map(StoredBody::from_text)).await?;
+    written.map(|text| no_store(kind, text)).map_err(|problem| defect(&uri, &problem))
 }
 
 async fn allocations(State(state): State<WebState>, uri: Uri) -> Result<Response, Response> {
@@ -214,7 +220,7 @@ async fn allocations(State(state): State<WebState>, uri: Uri) -> Result<Response
     let query = uri.query().unwrap_or_default().to_owned();
     // The permit is in the closure: a client that disconnects does not free it.
     let read = move || (permit, (state.allocations)(&query).map(StoredBody::from_text));
-    let (_permit, read) = rendered(read).await?;
+    let (_permit, read) = rendered(&uri, read).await?;
     read.map(|body| no_store(JSON, body)).map_err(|problem| api_problem(StatusCode::BAD_REQUEST, &problem))
 }
 
@@ -239,4 +245,24 @@ async fn not_found(request: Request) -> Response {
 
 async fn method_not_allowed(method: Method, uri: Uri) -> Response {
     refuse(&uri, StatusCode::METHOD_NOT_ALLOWED, &format!("{method} is not allowed; use GET or HEAD"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_defect_is_a_problem_document_of_the_api_only() {
+        for (path, content_type) in [
+            ("/", "text/plain; charset=utf-8"),
+            ("/metrics?a=b", "text/plain; charset=utf-8"),
+            ("/api/v1/node", "application/problem+json"),
+        ] {
+            let response = defect(&Uri::from_static(path), &"for a test");
+            assert_eq!(
+                (response.status().as_u16(), &response.headers()[CONTENT_TYPE]),
+                (500, &content_type.parse().unwrap())
+            );
+        }
+    }
 }
