@@ -105,16 +105,16 @@ impl Listener {
         }
     }
 
-    /// A client's stream, and its address; `None` on a unix socket. A failure is logged and tried again.
-    pub(super) async fn accept(&mut self) -> (Box<dyn ClientStream>, Option<IpAddr>) {
-        match &mut self.socket {
+    /// A client's stream, and its address; `None` on a unix socket.
+    pub(super) async fn accept(&self) -> io::Result<(Box<dyn ClientStream>, Option<IpAddr>)> {
+        Ok(match &self.socket {
             Socket::Tcp(listener) => {
-                let (stream, peer) = axum::serve::Listener::accept(listener).await;
+                let (stream, peer) = listener.accept().await?;
                 let _ = stream.set_nodelay(true); // fails only on a closed connection
                 (Box::new(stream), Some(peer.ip().to_canonical()))
             }
-            Socket::Unix { listener, .. } => (Box::new(axum::serve::Listener::accept(listener).await.0), None),
-        }
+            Socket::Unix { listener, .. } => (Box::new(listener.accept().await?.0), None),
+        })
     }
 }
 
@@ -212,7 +212,20 @@ impl fmt::Display for ListenAddress {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
     use super::*;
+
+    impl Listener {
+        /// Always readable, and not listening.
+        pub(in crate::serve::web) fn failing() -> Self {
+            let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
+            socket.set_nonblocking(true).unwrap();
+            let listener = TcpListener::from_std(OwnedFd::from(socket).into()).unwrap();
+            let address = "127.0.0.1:9410".parse().unwrap();
+            Self { socket: Socket::Tcp(listener), purpose: Purpose::Public, address }
+        }
+    }
 
     #[test]
     fn addresses_round_trip() {

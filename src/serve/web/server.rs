@@ -45,6 +45,8 @@ const PROBE_CONNECTIONS: usize = 8;
 const BLOCKING_THREADS: usize = 6;
 /// After this time an idle blocking thread ends, with its memory.
 const IDLE_THREAD: Duration = Duration::from_millis(100);
+/// After a failed accept; usually file descriptors are missing.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
 /// How the servers run.
 #[derive(Clone, Default)]
@@ -162,10 +164,11 @@ struct ConnectionHandler {
 }
 
 /// In place of `axum::serve`, which has no limit of connections, of a head's size and time, or of a connection's age.
-async fn accept(mut listener: Listener, handler: ConnectionHandler, mut stopping: watch::Receiver<bool>) {
-    let (mut connections, mut reached, limit) = (JoinSet::new(), false, handler.limits.connections);
+async fn accept(listener: Listener, handler: ConnectionHandler, mut stopping: watch::Receiver<bool>) {
+    let (mut connections, limit) = (JoinSet::new(), handler.limits.connections);
+    let (mut reached, mut failing) = (false, false);
     loop {
-        let (stream, peer) = tokio::select! {
+        let accepted = tokio::select! {
             accepted = listener.accept(), if connections.len() < limit => accepted,
             _ = stopping.changed() => break,
             Some(ended) = connections.join_next(), if !connections.is_empty() => {
@@ -173,6 +176,18 @@ async fn accept(mut listener: Listener, handler: ConnectionHandler, mut stopping
                 continue;
             }
         };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) if client_gave_up(&error) => continue,
+            Err(error) => {
+                if !std::mem::replace(&mut failing, true) {
+                    warn!(listener = %listener.address, %error, "cannot accept a connection; trying again");
+                }
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        failing = false;
         connections.spawn(serve_connection(stream, peer, handler.clone(), stopping.clone()));
         if connections.len() == limit && !std::mem::replace(&mut reached, true) {
             let listener = &listener.address;
@@ -244,6 +259,11 @@ async fn no_request_in_time(requested: &Notify) {
     }
 }
 
+fn client_gave_up(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
 fn log_end(ended: Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended {
         error!(%error, "a task of the web server panicked; please report this");
@@ -284,6 +304,20 @@ mod tests {
         assert_eq!(after.as_secs(), LIFETIME.as_secs() + 5);
         let (text, after) = received(LIFETIME * 2).await;
         assert_eq!((text.as_str(), after.as_secs()), ("", (LIFETIME + LAST_RESPONSE).as_secs()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_to_accept_are_tried_again_and_logged_once_with_the_listener() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let file = log.reopen().unwrap();
+        let output = tracing_subscriber::fmt().with_writer(move || file.try_clone().unwrap()).finish();
+        let _guard = tracing::subscriber::set_default(output);
+        let handler = ConnectionHandler { router: Router::new(), access: None, limits: Limits::default() };
+        let (_stop, stopping) = watch::channel(false);
+        assert!(tokio::time::timeout(ACCEPT_PAUSE * 5, accept(Listener::failing(), handler, stopping)).await.is_err());
+        let text = std::fs::read_to_string(log.path()).unwrap();
+        assert_eq!(text.matches("cannot accept a connection").count(), 1, "{text}");
+        assert!(text.contains("WARN") && text.contains("listener=127.0.0.1:9410"), "{text}");
     }
 
     #[tokio::test(start_paused = true)]
