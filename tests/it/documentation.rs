@@ -32,6 +32,7 @@ fn completions_have_every_command_and_nothing_hidden() {
     for shell in ["bash", "zsh", "fish"] {
         let script = podmeter(&["completion", shell]);
         assert!(commands().iter().all(|name| script.contains(name)) && script.contains("ground-truth"), "{shell}");
+        assert!(script.contains(if shell == "fish" { "-l version" } else { "--version" }), "{shell}");
         let is_hidden = |line: &&str| {
             line.contains("fault-speed") || line.split(|c: char| !c.is_alphanumeric()).any(|word| word == "man")
         };

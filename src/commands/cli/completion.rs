@@ -18,10 +18,14 @@ pub fn run(shell: Shell) -> Result<(), Failed> {
 fn visible(command: &Command) -> Command {
     let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
     let commands = command.get_subcommands().filter(|command| !command.is_hide_set());
-    Command::new(command.get_name().to_owned())
+    let visible = Command::new(command.get_name().to_owned())
         .about(command.get_about().cloned().unwrap_or_default())
         .args(arguments.cloned())
-        .subcommands(commands.map(visible))
+        .subcommands(commands.map(visible));
+    match command.get_version() {
+        Some(version) => visible.version(version.to_owned()),
+        None => visible,
+    }
 }
 
 /// A page for each visible command.
