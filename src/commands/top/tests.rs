@@ -1,6 +1,7 @@
 //! Screens as golden text (`UPDATE_GOLDEN=1 cargo test golden` accepts a change), and properties for any response and any
 //! keys.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use unicode_width::UnicodeWidthStr as _;
 
 use super::screen::Screen;
 use super::{Style, text};
+use crate::commands::client::ClientError;
 use crate::domain::model::{Attribution, Monotonic, SharingForm, UnixSeconds};
 use crate::serve::api::NodeResponse;
 use crate::serve::metrics::tests::fixture;
@@ -53,7 +55,8 @@ fn golden_screens() {
     };
     let mut screen = screen();
     show("no response yet", &mut screen, 2, 80, 5);
-    screen.failure = Some("no agent listens on /run/podmeter/podmeter.sock: start `podmeter agent`".into());
+    let (target, error) = ("http://127.0.0.1:9410".to_owned(), ErrorKind::ConnectionRefused.into());
+    screen.failure = Some(ClientError::Unreachable { target, error }.to_string());
     show("no agent", &mut screen, 2, 80, 5);
     screen.update(node(), seconds(3));
     show("the table", &mut screen, 4, 80, 24);
