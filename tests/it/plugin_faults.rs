@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::support::kubelet::{FakeKubelet, Method, Node, Options, node};
-use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
+use crate::support::plugin_harness::{GPU, PluginClient, PluginHarness, counts, gpus, held, pod, runs, sockets, uuid};
 use crate::support::polling::{PATIENCE, until_true};
 use podmeter::domain::model::PluginState;
 
@@ -23,6 +23,26 @@ async fn with(yaml: &str, count: u32, slots: usize) -> (Node, PluginHarness) {
 
 fn slots(replicas: u32) -> String {
     format!("resources: [{{kind: nvidia, sharing: {{timeSlicing: {{replicas: {replicas}}}}}}}]")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_preference_among_strange_ids_is_no_preference() {
+    let (node, podmeter) = with("{}", 4, 4).await;
+    let mut client = PluginClient::connect(&node).await;
+    let all: Vec<String> = (0..4).map(uuid).collect();
+    for (what, available, must, size) in [
+        ("unknown", [&all[..], &["GPU-unknown".to_owned()]].concat(), vec![], 2),
+        ("must that is not available", all[..2].to_vec(), all[3..].to_vec(), 1),
+        ("negative", all.clone(), vec![], -1),
+    ] {
+        assert_eq!(client.preferred(&available, &must, size).await, [""; 0], "{what}");
+    }
+    assert_eq!(podmeter.now(GPU).preferred_fallbacks.values().sum::<u64>(), 2);
+    let mut chosen = client.preferred(&[&all[..], &all[..]].concat(), &[], 2).await;
+    chosen.sort();
+    chosen.dedup();
+    assert!(chosen.is_empty() || chosen.len() == 2, "a duplicate is one device: {chosen:?}");
+    assert_eq!(client.preferred(&all, &[], 2).await.len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
