@@ -88,7 +88,8 @@ struct Files {
 }
 
 impl Files {
-    /// The whole file. Stamped before it is read, so that a change in between is noticed later.
+    /// The whole file. Stamped before it is read, so that a change in between is noticed later. A pipe would be empty then,
+    /// which is valid and has no passwords.
     fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
         self.stamped.push((path.to_owned(), stamp(path)));
         files::read_any(path, MAX_BYTES)
