@@ -9,8 +9,8 @@ use crate::support::hardware::{
 };
 use crate::support::watching::wait;
 use podmeter::domain::model::{
-    DeviceProcess, DeviceReadings, DurationHistogram, GpmRatios, HardwareState, MemoryUse, NvLink, NvLinkPeers,
-    PciBusId, RowRemap,
+    DeviceProcess, DeviceReadings, DurationHistogram, GpmRatios, GpuUuid, HardwareState, MemoryUse, NvLink,
+    NvLinkPeers, PciBusId, RowRemap,
 };
 use podmeter::node::hardware::{Driver, Due, HardwareHandle, HardwareSettings, PassStatus};
 use serde_json::{Value, json};
@@ -39,6 +39,18 @@ fn identity_is_what_the_driver_reports() {
 }
 
 #[test]
+fn a_text_that_is_not_utf8_is_no_failed_call() {
+    let fake = FakeNvml::start(json!({"gpus": [
+        {"serial": "16\u{ff}5", "vbios_version": "96.\u{ff}", "name": "NVIDIA \u{ff}", "uuid": "GPU-\u{ff}"}
+    ]}));
+    let (inventory, problems) = driver(&fake).open().unwrap().inventory().unwrap();
+    let found = &inventory.gpus[&GpuUuid::new("GPU-\u{fffd}")];
+    let texts = [&found.serial, &found.vbios_version, &found.model].map(Option::as_deref);
+    assert_eq!(texts, [Some("16\u{fffd}5"), Some("96.\u{fffd}"), Some("NVIDIA \u{fffd}")]);
+    assert_eq!((problems, fake.calls()["nvmlDeviceGetSerial"]), (vec![], 1));
+}
+
+#[test]
 fn links_are_counted_as_each_end_reports_them() {
     let to = |bus: u32| json!({"device_type": 0, "pci_bus_id": format!("00000000:{bus:02X}:00.0")});
     let fake = FakeNvml::start(json!({"gpus": [
@@ -47,7 +59,8 @@ fn links_are_counted_as_each_end_reports_them() {
         {"nvlink": {"links": 2, "remotes": {"0": to(0x11), "1": to(0x11)}},
          "function_not_found": ["nvmlDeviceGetNvLinkRemoteDeviceType"]},
         {"nvlink": {"links": 0}},
-        {"nvlink": {"links": 2, "remote": to(0x11)}, "fail": {"nvmlDeviceGetNvLinkRemotePciInfo_v2": 23}}
+        {"nvlink": {"links": 2, "remote": to(0x11)}, "fail": {"nvmlDeviceGetNvLinkRemotePciInfo_v2": 23}},
+        {"nvlink": {"links": 2, "remotes": {"0": {"device_type": 0, "pci_bus_id": ""}, "1": to(0x11)}}}
     ]}));
     let hardware = run(&fake, quick());
     let state = wait(&hardware, "readings", |state| has_fast(state, 4));
@@ -61,6 +74,7 @@ fn links_are_counted_as_each_end_reports_them() {
     assert_eq!(peers(2), expected(&[("0000:11:00.0", 2)], 0), "an old driver does not report switches");
     assert_eq!(peers(3), None);
     assert_eq!(peers(4), expected(&[], 0));
+    assert_eq!(peers(5), expected(&[("0000:11:00.0", 1)], 0), "no address, no peer");
     assert_eq!(state.errors["nvmlDeviceGetNvLinkRemotePciInfo_v2"]["insufficient_resources"], 2);
 }
 

@@ -52,6 +52,7 @@ impl Text {
         if self.0.is_null() {
             return Err(INVALID_ARGUMENT);
         }
+        let text = latin1(text);
         if text.len() >= length as usize {
             return Err(INSUFFICIENT_SIZE);
         }
@@ -121,10 +122,15 @@ impl<T: Copy> Many<T> {
     }
 }
 
+/// One byte for each character: those above 0x7f are not UTF-8, as in a damaged InfoROM.
+fn latin1(text: &str) -> Vec<u8> {
+    text.chars().map(|character| character as u8).collect()
+}
+
 /// Writes a text into a fixed array of a struct, cut where it ends.
 pub fn fill<const N: usize>(text: &str) -> [c_char; N] {
     let mut array = [0; N];
-    for (slot, byte) in array.iter_mut().take(N - 1).zip(text.bytes()) {
+    for (slot, byte) in array.iter_mut().take(N - 1).zip(latin1(text)) {
         *slot = byte as c_char;
     }
     array

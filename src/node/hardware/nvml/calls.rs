@@ -14,6 +14,7 @@ use nvml_wrapper_sys::bindings::*;
 
 use super::codes;
 use super::library::{DeviceHandle, Library};
+use crate::domain::model::PciBusId;
 use crate::node::hardware::plausible::QuantityRange;
 use crate::node::hardware::source::{CallProblem, Pass, PassStatus};
 
@@ -134,7 +135,7 @@ impl Caller {
         Err(CallRefusal::Failed)
     }
 
-    /// A call of the crate's safe part; not for enums, of which it takes a number that it does not know for a return code.
+    /// A call of the crate's safe part; not for enums and texts: of a value that it does not know it makes a return code.
     pub fn device<T>(
         &mut self,
         name: &'static str,
@@ -173,8 +174,8 @@ blank! {
     i32, u32, u64, nvmlC2cModeInfo_v1_t, nvmlEventData_t, nvmlFieldValue_t, nvmlGpmMetricsGet_t, nvmlGpmSupport_t,
     nvmlGpuFabricInfoV_t, nvmlGpuFabricInfo_t, nvmlGpuInstanceInfo_t, nvmlGpuInstanceProfileInfo_t,
     nvmlGpuInstanceProfileInfo_v2_t, nvmlGridLicensableFeatures_t, nvmlMarginTemperature_t, nvmlMemory_t,
-    nvmlPlatformInfo_v2_t, nvmlProcessInfo_t, nvmlProcessUtilizationInfo_v1_t, nvmlProcessUtilizationSample_t,
-    nvmlRowRemapperHistogramValues_t, nvmlSample_t, nvmlTemperature_t,
+    nvmlPciInfo_t, nvmlPlatformInfo_v2_t, nvmlProcessInfo_t, nvmlProcessUtilizationInfo_v1_t,
+    nvmlProcessUtilizationSample_t, nvmlRowRemapperHistogramValues_t, nvmlSample_t, nvmlTemperature_t,
 }
 
 /// `call!(caller, nvmlSymbol(arguments))` or `call!(caller, nvmlSymbol[variant](arguments))`: a raw call by the field of
@@ -214,7 +215,17 @@ macro_rules! value {
     };
 }
 
-pub(super) use {call, fetch, value};
+/// The same for a text of up to 95 bytes; `None` also when it is empty.
+macro_rules! text {
+    ($caller:expr, $symbol:ident($($argument:expr),* $(,)?)) => {{
+        let mut buffer = [0; 96];
+        $crate::node::hardware::nvml::calls::call!($caller, $symbol($($argument,)* buffer.as_mut_ptr(), 96))
+            .ok()
+            .and_then(|()| $crate::node::hardware::nvml::calls::read_text(&buffer))
+    }};
+}
+
+pub(super) use {call, fetch, text, value};
 
 /// Entries that may come between two attempts.
 const SPARE_ENTRIES: usize = 16;
@@ -248,15 +259,38 @@ pub fn fill<T: Blank + Clone>(
 /// A driver's text up to its NUL; `None` when empty or without one.
 pub fn read_text(buffer: &[c_char]) -> Option<Arc<str>> {
     let bytes: Vec<u8> = buffer.iter().map(|byte| *byte as u8).collect();
-    known_text(CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy())
+    let text = CStr::from_bytes_until_nul(&bytes).ok()?.to_string_lossy();
+    Some(text.trim()).filter(|text| !text.is_empty()).map(Into::into)
 }
 
-pub fn known_text(text: impl AsRef<str>) -> Option<Arc<str>> {
-    Some(text.as_ref().trim()).filter(|text| !text.is_empty()).map(Into::into)
+pub fn bus_id_in(info: &nvmlPciInfo_t) -> Option<PciBusId> {
+    read_text(&info.busId).or_else(|| read_text(&info.busIdLegacy)).map(|bus_id| PciBusId::normalized(&bus_id))
 }
 
 /// The version word of a versioned struct: its size and its version.
 pub const fn version<T>(number: u32) -> u32 {
     let size = size_of::<T>() as u32;
     size | number << 24
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_ends_at_its_nul_and_keeps_what_is_not_utf8() {
+        let read = |bytes: &[u8]| read_text(&bytes.iter().map(|byte| *byte as c_char).collect::<Vec<_>>());
+        assert_eq!(read(b" 16\xff5 \0x").as_deref(), Some("16\u{fffd}5"));
+        assert_eq!([read(b"165"), read(b" \0"), read(b"")], [const { None }; 3]);
+    }
+
+    #[test]
+    fn an_older_driver_has_only_the_legacy_bus_id() {
+        let mut info = nvmlPciInfo_t::blank();
+        assert_eq!(bus_id_in(&info), None);
+        for (slot, byte) in info.busIdLegacy.iter_mut().zip(b"0000:1B:00.0") {
+            *slot = *byte as c_char;
+        }
+        assert_eq!(bus_id_in(&info), Some(PciBusId::from("0000:1b:00.0")));
+    }
 }

@@ -7,10 +7,10 @@ use nvml_wrapper_sys::bindings::{
     nvmlGpuInstanceInfo_t, nvmlGpuInstanceProfileInfo_t, nvmlGpuInstanceProfileInfo_v2_t,
 };
 
-use super::calls::{Blank, CallRefusal, Caller, fetch, known_text, read_text, value, version};
+use super::calls::{Blank, CallRefusal, Caller, bus_id_in, fetch, read_text, text, value, version};
 use super::library::DeviceHandle;
 use super::{memory, nvlink, platform};
-use crate::domain::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid, PciBusId};
+use crate::domain::model::{DriverInfo, Gpu, GpuUuid, MigDevice, MigUuid};
 use crate::node::hardware::plausible;
 
 const MIG_MODE: &str = "nvmlDeviceGetMigMode";
@@ -52,17 +52,16 @@ pub fn count(caller: &mut Caller) -> Option<u32> {
 }
 
 pub fn driver_version(caller: &mut Caller) -> Option<Arc<str>> {
-    known_text(caller.call("nvmlSystemGetDriverVersion", 0, |nvml| nvml.sys_driver_version()).ok()?)
+    text!(caller, nvmlSystemGetDriverVersion())
 }
 
 pub fn driver(caller: &mut Caller) -> Option<DriverInfo> {
     let driver_version = driver_version(caller)?;
     let cuda = caller.call("nvmlSystemGetCudaDriverVersion_v2", 0, |nvml| nvml.sys_cuda_driver_version()).ok();
-    let nvml = caller.call("nvmlSystemGetNVMLVersion", 0, |nvml| nvml.sys_nvml_version()).ok();
     Some(DriverInfo {
         driver_version,
         cuda_version: cuda.map(|version| format!("{}.{}", version / 1000, version % 1000 / 10).into()),
-        nvml_version: nvml.and_then(known_text),
+        nvml_version: text!(caller, nvmlSystemGetNVMLVersion()),
     })
 }
 
@@ -71,7 +70,7 @@ pub fn handle(caller: &mut Caller, index: u32) -> Option<DeviceHandle> {
 }
 
 pub fn uuid(caller: &mut Caller, handle: DeviceHandle) -> Option<Arc<str>> {
-    known_text(caller.device("nvmlDeviceGetUUID", 0, handle, |device| device.uuid()).ok()?)
+    text!(caller, nvmlDeviceGetUUID(handle.0))
 }
 
 /// The GPU at `index`; `None` when it does not answer, with the problem in the caller. A GPU that stops answering on
@@ -81,16 +80,14 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     let uuid = uuid(caller, handle)?;
     let memory_bytes = memory::read(caller, handle, None).map(|memory| memory.total);
     let mig_enabled = mig_enabled(caller, handle);
-    let vbios_version = caller.device("nvmlDeviceGetVbiosVersion", 0, handle, |gpu| gpu.vbios_version());
-    let serial = caller.device("nvmlDeviceGetSerial", 0, handle, |gpu| gpu.serial());
     let mut gpu = Gpu {
         minor: caller.device("nvmlDeviceGetMinorNumber", 0, handle, |gpu| gpu.minor_number()).ok(),
-        pci_bus_id: bus_id(caller, handle),
-        model: name(caller, handle),
+        pci_bus_id: value!(caller, nvmlDeviceGetPciInfo_v3(handle.0)).and_then(|info| bus_id_in(&info)),
+        model: text!(caller, nvmlDeviceGetName(handle.0)),
         architecture: value!(caller, nvmlDeviceGetArchitecture(handle.0)).and_then(architecture),
         compute_capability: compute_capability(caller, handle),
-        vbios_version: vbios_version.ok().and_then(known_text),
-        serial: serial.ok().and_then(known_text),
+        vbios_version: text!(caller, nvmlDeviceGetVbiosVersion(handle.0)),
+        serial: text!(caller, nvmlDeviceGetSerial(handle.0)),
         memory_bytes,
         mig_enabled,
         nvlink_peers: nvlink::peers(caller, handle),
@@ -106,15 +103,6 @@ pub fn gpu(caller: &mut Caller, index: u32) -> Option<Gpu> {
     }
     gpu.present = caller.answers();
     Some(gpu)
-}
-
-fn bus_id(caller: &mut Caller, handle: DeviceHandle) -> Option<PciBusId> {
-    let info = caller.device("nvmlDeviceGetPciInfo_v3", 0, handle, |gpu| gpu.pci_info()).ok()?;
-    known_text(info.bus_id).map(|bus_id| PciBusId::normalized(&bus_id))
-}
-
-fn name(caller: &mut Caller, handle: DeviceHandle) -> Option<Arc<str>> {
-    known_text(caller.device("nvmlDeviceGetName", 0, handle, |device| device.name()).ok()?)
 }
 
 pub fn mig_enabled(caller: &mut Caller, handle: DeviceHandle) -> Option<bool> {
@@ -186,7 +174,7 @@ fn describe(caller: &mut Caller, parent: DeviceHandle, mig: &Mig, profiles: &Mig
     let attributes = attributes.as_ref();
     let instance = instance_info(caller, parent, mig.gpu_instance);
     let of_instance = instance.and_then(|instance| profiles.get(&instance.profileId));
-    let device_name = name(caller, mig.handle).and_then(|name| profile_in_name(&name));
+    let device_name = text!(caller, nvmlDeviceGetName(mig.handle.0)).and_then(|name| profile_in_name(&name));
     let slices = attributes
         .map(|attributes| attributes.compute_instance_slice_count)
         .or_else(|| device_name.as_deref().and_then(slices_in_profile))

@@ -4,16 +4,15 @@ use std::collections::BTreeMap;
 
 use nvml_wrapper_sys::bindings::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH as SWITCH;
 
-use super::calls::{CallRefusal, Caller, fetch, value};
+use super::calls::{CallRefusal, Caller, bus_id_in, fetch, value};
 use super::library::DeviceHandle;
 use super::rows::{self, FieldRow, ReadingRow, ReadingSource, row};
-use crate::domain::model::{LinkCounters, NvLink, NvLinkPeers, PciBusId};
+use crate::domain::model::{LinkCounters, NvLink, NvLinkPeers};
 use crate::node::hardware::plausible;
 
 /// The highest number in the header; the driver stops before.
 const LINK_LIMIT: u32 = 36;
 const ALL_LINKS: u32 = u32::MAX;
-const REMOTE_PCI: &str = "nvmlDeviceGetNvLinkRemotePciInfo_v2";
 /// KiB of one link, up to NVLink 4.
 const DATA: [ReadingRow<LinkCounters>; 2] =
     [row!(transmitted_bytes = wide 138: TRANSFERRED * 1024.0), row!(received_bytes = wide 139: TRANSFERRED * 1024.0)];
@@ -121,10 +120,10 @@ pub fn peers(caller: &mut Caller, handle: DeviceHandle) -> Option<NvLinkPeers> {
     for (link, _) in (0..).zip(states(caller, handle)?).filter(|(_, is_active)| *is_active) {
         if value!(caller, nvmlDeviceGetNvLinkRemoteDeviceType[link](handle.0, link)) == Some(SWITCH) {
             peers.switch_links += 1;
-        } else if let Ok(info) =
-            caller.device(REMOTE_PCI, link, handle, |gpu| gpu.link_wrapper_for(link).remote_pci_info())
+        } else if let Some(info) = value!(caller, nvmlDeviceGetNvLinkRemotePciInfo_v2[link](handle.0, link))
+            && let Some(bus_id) = bus_id_in(&info)
         {
-            *peers.by_bus_id.entry(PciBusId::normalized(&info.bus_id)).or_default() += 1;
+            *peers.by_bus_id.entry(bus_id).or_default() += 1;
         }
     }
     Some(peers)

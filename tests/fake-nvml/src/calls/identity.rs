@@ -55,12 +55,16 @@ on_device! {
     }
 }
 
-/// From `domain:bus:device.function`.
+/// From `domain:bus:device.function`; empty: all zeroes.
 pub(super) fn pci_info(bus_id: &str) -> Result<nvmlPciInfo_t, Code> {
     let parts: Vec<u32> = bus_id.split([':', '.']).map_while(|part| u32::from_str_radix(part, 16).ok()).collect();
-    let [domain, bus, device, _function] = parts[..] else { return Err(INVALID_ARGUMENT) };
+    let (legacy, [domain, bus, device]) = match parts[..] {
+        [domain, bus, device, _function] => (format!("{domain:04X}:{bus:02X}:{device:02X}.0"), [domain, bus, device]),
+        [] => (String::new(), [0; 3]),
+        _ => return Err(INVALID_ARGUMENT),
+    };
     Ok(nvmlPciInfo_st {
-        busIdLegacy: fill(&format!("{domain:04X}:{bus:02X}:{device:02X}.0")),
+        busIdLegacy: fill(&legacy),
         domain,
         bus,
         device,
