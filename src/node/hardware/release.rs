@@ -3,6 +3,7 @@
 //! In: requests with a duration, and the state of the sessions. Out: what is released until when, and the answers. Does
 //! not use: driver calls.
 
+use std::sync::mpsc::TrySendError;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -11,6 +12,10 @@ use tokio::sync::oneshot;
 use super::messages::{ReleaseError, ReleaseReply, SupervisorMessage, SupervisorSender};
 use super::source::DriverSession;
 use crate::domain::model::{Moment, Monotonic, Released};
+
+/// Pause between two attempts to reach a busy supervisor, and their number.
+const RETRY: Duration = Duration::from_millis(10);
+const ATTEMPTS: u32 = 100;
 
 /// Requests a release or a resume from async code.
 #[derive(Clone, Debug)]
@@ -27,7 +32,7 @@ impl DriverLease {
     /// hardware threads are busy or have ended.
     pub async fn release(&self, duration: Duration) -> Result<Released, ReleaseError> {
         let (reply, replied) = oneshot::channel();
-        self.send(SupervisorMessage::Release(duration, reply));
+        self.send(SupervisorMessage::Release(duration, reply)).await;
         replied.await.unwrap_or(Err(ReleaseError::Unavailable))
     }
 
@@ -38,13 +43,19 @@ impl DriverLease {
     /// When the hardware threads are busy or have ended.
     pub async fn resume(&self) -> Result<(), ReleaseError> {
         let (reply, replied) = oneshot::channel();
-        self.send(SupervisorMessage::Resume(reply));
+        self.send(SupervisorMessage::Resume(reply)).await;
         replied.await.map_err(|_| ReleaseError::Unavailable)
     }
 
-    fn send(&self, message: SupervisorMessage) {
-        // A message that is refused drops its reply, which the requester then gets as `Unavailable`.
-        let _ = self.to_supervisor.try_send(message);
+    async fn send(&self, mut message: SupervisorMessage) {
+        for _ in 0..ATTEMPTS {
+            match self.to_supervisor.try_send(message) {
+                Err(TrySendError::Full(back)) => message = back,
+                // A message that is dropped drops its reply, which the requester then gets as `Unavailable`.
+                _ => return,
+            }
+            tokio::time::sleep(RETRY).await;
+        }
     }
 }
 
@@ -103,5 +114,28 @@ impl Releases {
         for (reply, _) in self.waiting.extract_if(.., |(_, until)| now >= *until) {
             let _ = reply.send(Err(ReleaseError::Held { seconds: limit.as_secs(), holders: holders() }));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::sync_channel;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_waits_a_second_for_a_busy_supervisor() {
+        let (to_supervisor, messages) = sync_channel(1);
+        to_supervisor.send(SupervisorMessage::Stop).unwrap();
+        let lease = DriverLease { to_supervisor };
+        assert_eq!(lease.resume().await, Err(ReleaseError::Unavailable));
+        let supervisor = async {
+            tokio::time::sleep(RETRY * 5).await;
+            assert!(matches!(messages.try_recv(), Ok(SupervisorMessage::Stop)));
+            tokio::time::sleep(RETRY * 5).await;
+            let Ok(SupervisorMessage::Resume(reply)) = messages.try_recv() else { panic!("no second attempt") };
+            reply.send(()).unwrap();
+        };
+        assert_eq!(tokio::join!(lease.resume(), supervisor), (Ok(()), ()));
     }
 }
