@@ -776,7 +776,8 @@ fn an_average_second_costs_few_calls() {
         assert!(average <= most, "{state}: {average} = {fast} + ({medium} + {layout}) / 10 + {slow} / 60");
         drop((reader, session));
         let counted: u64 = calls().values().map(DurationHistogram::count).sum();
-        assert_eq!(fake.calls().values().sum::<u64>(), counted, "every call goes through the record");
+        // The crate makes one of its own while it initialises.
+        assert_eq!(fake.calls().values().sum::<u64>(), counted + 1, "every call goes through the record");
     }
 }
 
