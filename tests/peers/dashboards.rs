@@ -179,7 +179,7 @@ fn every_query_of_every_dashboard_returns_data() {
     let prometheus = Prometheus::start(&configuration(&targets));
 
     let held = "podmeter_device_info and on (job, gpu_uuid) podmeter_container_allocation_info";
-    prometheus.until(&format!("count(count by (job) ({held}))"), |jobs| jobs >= 6.0);
+    prometheus.until(&format!("count(count by (job) ({held}))"), |jobs| jobs >= targets.len() as f64);
     let gpus: BTreeMap<String, String> = prometheus
         .query(&format!("{held} and podmeter_device_info{{gpu=\"0\"}}"))
         .into_iter()

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::polling::poll;
+use super::polling::{poll, until};
 
 /// One running server. Dropping it kills it.
 pub struct Prometheus {
@@ -52,7 +52,19 @@ impl Prometheus {
         })
     }
 
+    /// Another process may take the free port first: the server ends then, and is started on another.
     fn start_server(program: &str, configuration: &str, arguments: impl Fn(&str, &str, &str) -> Vec<String>) -> Self {
+        until(&format!("{program} listens"), || {
+            let mut started = Self::spawn(program, configuration, &arguments);
+            let listens = poll(|| match started.server.try_wait().expect("a child") {
+                Some(_) => Some(false),
+                None => started.ask("query", "query=1").map(|_| true),
+            });
+            (listens == Some(true)).then_some(started)
+        })
+    }
+
+    fn spawn(program: &str, configuration: &str, arguments: impl Fn(&str, &str, &str) -> Vec<String>) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let [file, data] = ["configuration.yml", "data"].map(|name| directory.path().join(name));
         std::fs::write(&file, configuration).unwrap();
