@@ -16,7 +16,7 @@ use crate::node::hardware::XidBatches;
 use crate::serve::web::{AdminCommand, Marking};
 use crate::tasks::{self, Tasks};
 
-/// Orders in the queue; the next one waits for room.
+/// Orders in the queue; the next one waits until one is executed.
 const MAX_ORDERS: usize = 16;
 
 pub struct HealthTaskInputs {

@@ -75,14 +75,14 @@ mod tests {
 
     #[derive(Debug, Default, PartialEq, serde::Deserialize)]
     #[serde(deny_unknown_fields, default)]
-    struct File {
+    struct SampleFile {
         interval: u32,
         limit: u32,
     }
 
     #[test]
     fn a_misspelt_key_names_the_near_one_and_another_key_all() {
-        let error = |text: &str| yaml::<File>(text).unwrap_err();
+        let error = |text: &str| yaml::<SampleFile>(text).unwrap_err();
         let near = error("limit: 1\nintervall: 5\n");
         assert!(
             near.contains("line 2") && near.contains("unknown key `intervall`: did you mean `interval`?"),
@@ -99,7 +99,7 @@ mod tests {
             ("limit: 1\ninterval: 5\nlimit: 2\n", "line 3 column 1: `limit` is given twice"),
             ("limit: 1\n---\n", "line 2 column 4: only one document is read; remove `---`"),
         ] {
-            let error = yaml::<File>(text).unwrap_err();
+            let error = yaml::<SampleFile>(text).unwrap_err();
             assert!(error.contains(expected), "{error}");
         }
     }
@@ -107,8 +107,8 @@ mod tests {
     #[test]
     fn secrets_are_not_quoted() {
         let text = "interval: 1\n# hidden\nlimt: 2\n";
-        assert!(yaml::<File>(text).unwrap_err().contains("hidden"));
-        let error = secret_yaml::<File>(text).unwrap_err();
+        assert!(yaml::<SampleFile>(text).unwrap_err().contains("hidden"));
+        let error = secret_yaml::<SampleFile>(text).unwrap_err();
         assert!(
             error.contains("did you mean `limit`?") && error.contains("line 3") && !error.contains("hidden"),
             "{error}"
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn comments_alone_are_nothing() {
         for text in ["", "\n", "# nothing yet\n"] {
-            assert_eq!(yaml::<File>(text), Ok(None), "{text:?}");
+            assert_eq!(yaml::<SampleFile>(text), Ok(None), "{text:?}");
         }
         assert_eq!(yaml::<BTreeMap<String, u32>>("a: 1\n").unwrap().unwrap()["a"], 1);
     }

@@ -246,7 +246,7 @@ impl EventWait {
         }
     }
 
-    /// Waits for room in the supervisor's queue, as the threads of the GPUs do.
+    /// Blocks while the queue of the supervisor is full, as the threads of the GPUs do.
     fn send_notice(&mut self) {
         let empty = Notice { event_thread: self.notice.event_thread, ..Notice::default() };
         if self.notice != empty {

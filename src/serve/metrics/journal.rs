@@ -56,7 +56,7 @@ mod tests {
     fn it_is_up_once_the_file_is_open_and_nothing_is_wrong() {
         let state = JournalState { size_bytes: Some(4096), ..JournalState::default() };
         assert_eq!(up(Some(state.clone())), Some(1.0));
-        assert_eq!(up(Some(JournalState { problem: Some("no room".into()), ..state })), Some(0.0));
+        assert_eq!(up(Some(JournalState { problem: Some("the disk is full".into()), ..state })), Some(0.0));
         assert_eq!(up(Some(JournalState::default())), Some(0.0));
         assert_eq!(up(None), None);
     }

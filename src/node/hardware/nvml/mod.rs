@@ -4,7 +4,10 @@
 //! publication, and blocks as long as the driver does. Numbers are from `nvml.h` of 13.5.
 
 #![allow(unsafe_code, reason = "NVML is a C library; each block has its reason")]
-#![allow(clippy::redundant_closure_for_method_calls, reason = "`Device::name` is of one lifetime, a closure of any")]
+#![allow(
+    clippy::redundant_closure_for_method_calls,
+    reason = "a method of `Device` is of one lifetime, a closure of any"
+)]
 
 mod calls;
 mod codes;

@@ -148,14 +148,14 @@ mod tests {
 
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct File {
+    struct AgentFile {
         #[serde(default)]
         device_plugin: PluginConfig,
         profiles: Vec<ProfileConfig>,
     }
 
     fn plan(text: &str) -> Result<PluginPlan, String> {
-        let file: File = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        let file: AgentFile = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         let read = |_: &Path| Ok("version: v1\nflags: {migStrategy: mixed}".to_owned());
         PluginPlan::resolve(&file.device_plugin, &file.profiles, read).map_err(|error| error.to_string())
     }

@@ -18,7 +18,7 @@ const COSTS: std::ops::RangeInclusive<u32> = 4..=18;
 /// The keys as written; all others are errors. Has secrets: never shown.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct File {
+pub struct WebConfigFile {
     pub tls_server_config: Option<TlsSection>,
     pub http_server_config: Option<HttpSection>,
     pub basic_auth_users: Option<BTreeMap<String, String>>,
@@ -58,7 +58,7 @@ pub struct HttpSection {
     headers: Option<BTreeMap<String, Option<String>>>,
 }
 
-pub fn parse(bytes: &[u8]) -> Result<File, String> {
+pub fn parse(bytes: &[u8]) -> Result<WebConfigFile, String> {
     let text = std::str::from_utf8(bytes).map_err(|error| format!("not UTF-8: {error}"))?;
     // An empty file is valid, as in the toolkit.
     input::secret_yaml(text).map(Option::unwrap_or_default)

@@ -61,11 +61,11 @@ impl WebConfig {
     /// As from a file with this text, without TLS, whose files are not read.
     #[doc(hidden)] // for the fuzz targets
     pub fn of_text(text: &[u8]) -> Result<Self, String> {
-        let written = file::File { tls_server_config: None, ..file::parse(text)? };
+        let written = file::WebConfigFile { tls_server_config: None, ..file::parse(text)? };
         Self::checked(written, Path::new(""), Files::default())
     }
 
-    fn checked(written: file::File, directory: &Path, mut files: Files) -> Result<Self, String> {
+    fn checked(written: file::WebConfigFile, directory: &Path, mut files: Files) -> Result<Self, String> {
         let client_auth = written.tls_server_config.as_ref().and_then(|section| section.client_auth_type);
         let requires_certificates = client_auth == Some(file::ClientAuth::RequireAndVerifyClientCert);
         let tls = match written.tls_server_config {
