@@ -15,3 +15,4 @@ pub mod tasks;
 pub mod terminal;
 #[cfg(test)]
 mod test_data;
+pub mod words;

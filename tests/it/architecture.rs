@@ -5,17 +5,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules whose items it may name, at their own path or as another module's re-export.
-const ARROWS: [(&str, &str); 13] = [
-    ("domain", ""),
+const ARROWS: [(&str, &str); 14] = [
+    ("domain", "words"),
     ("backoff", ""),
     ("clock", "domain"),
     ("files", "domain"),
     ("input", ""),
-    ("node", "backoff clock domain files input tasks terminal"),
-    ("serve", "clock domain files input tasks"),
-    ("commands", "agent clock domain files input node serve terminal"),
+    ("node", "backoff clock domain files input tasks terminal words"),
+    ("serve", "clock domain files input tasks words"),
+    ("commands", "agent clock domain files input node serve terminal words"),
     ("terminal", ""),
     ("tasks", ""),
+    ("words", ""),
     ("simulation", "clock domain files node"),
     ("agent", "clock domain files node serve simulation tasks"),
     ("lib", ""),
@@ -45,7 +46,7 @@ const LIBRARIES: [(&str, &str); 16] = [
 ];
 
 /// They read no files, clocks or environment.
-const PURE_MODULES: &str = "backoff domain input terminal";
+const PURE_MODULES: &str = "backoff domain input terminal words";
 const PURE_MODULES_REFUSE: [&str; 7] =
     ["std::fs", "std::net", "std::env", "std::thread", "Instant::now", "SystemTime", "tracing::"];
 

@@ -135,7 +135,7 @@ async fn another_plugin_is_seen_and_not_disturbed() {
     let report = examine(settings(node.root.path()), Clock::start()).await;
     let conflict = check(&report, "plugin_conflicts");
     assert_eq!(conflict.status, CheckStatus::Warning, "its socket's name is not known: {conflict:?}");
-    assert!(conflict.found.contains("1 devices of nvidia.com/gpu"), "{conflict:?}");
+    assert!(conflict.found.contains("1 device of nvidia.com/gpu"), "{conflict:?}");
 
     let vendors = UnixListener::bind(directory.join("nvidia-gpu.sock")).unwrap();
     let (before, connected) = (files(&directory), node.connected_plugins("nvidia.com/gpu"));

@@ -106,7 +106,7 @@ fn a_driver_without_gpus_on_a_node_with_gpus_is_a_fault() {
     add_pci_device(&sys_root, "0000:1b:00.0", &[]);
     let hardware = run(&fake, HardwareSettings { sys_root, ..quick() });
     let state = wait(&hardware, "the problem", |state| state.problem.is_some());
-    assert!(state.problem.as_deref().unwrap().contains("none of the 1 GPUs"), "{:?}", state.problem);
+    assert!(state.problem.as_deref().unwrap().contains("no GPU, and the PCI bus has 1 GPU;"), "{:?}", state.problem);
     fake.update(|state| state["gpus"] = json!([{}]));
     let state = wait(&hardware, "readings", |state| has_fast(state, 0));
     assert_eq!(state.problem, None);

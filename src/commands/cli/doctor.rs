@@ -6,6 +6,7 @@ use super::arguments::DoctorArguments;
 use super::{FAILED, Failed, block_on, is_coloured, misused, print, settings, terminal_columns};
 use crate::clock::Clock;
 use crate::commands::doctor::{self, DoctorSettings};
+use crate::words::counted;
 
 /// Without persistence mode the driver takes seconds for each GPU.
 const DRIVER_DEADLINE: Duration = Duration::from_secs(20);
@@ -23,6 +24,6 @@ pub(super) fn run(arguments: DoctorArguments) -> Result<(), Failed> {
     if report.is_ok() {
         Ok(())
     } else {
-        Err(Failed(FAILED, format!("{} of {} checks failed", report.failed, report.checks.len())))
+        Err(Failed(FAILED, format!("{} of {} failed", report.failed, counted(report.checks.len(), "check"))))
     }
 }

@@ -17,6 +17,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer, Registry, fmt, reload};
 
 use crate::agent::{DroppedLogLines, LogFormat};
+use crate::words::counted;
 
 /// A burst of a large node's messages; at some 200 bytes a line, 200 KiB.
 const LINES: usize = 1024;
@@ -67,7 +68,7 @@ impl Log {
         Box::new(move || {
             let (mut reported, dropped) = (reported.lock(), counter.dropped_lines());
             if dropped > *reported {
-                tracing::warn!("{} log lines dropped", dropped - *reported);
+                tracing::warn!("{} dropped", counted(dropped - *reported, "log line"));
                 // Otherwise this line was dropped too.
                 if counter.dropped_lines() == dropped {
                     *reported = dropped;

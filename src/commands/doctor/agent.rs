@@ -7,6 +7,7 @@ use super::observe_agent::{AgentResponses, ObservedAgent};
 use super::report::{CheckOutcome, Finding};
 use crate::commands::client::ClientError;
 use crate::domain::holders::expected_on_bus;
+use crate::words::counted;
 
 /// Id, title, why it matters, and the check.
 type AgentCheck = (&'static str, &'static str, &'static str, fn(&Observations) -> CheckOutcome);
@@ -110,7 +111,8 @@ fn problems(observations: &Observations) -> CheckOutcome {
     warned.extend(plugin.chain(node.pointer("/processes/problem")).filter_map(Value::as_str).map(str::to_owned));
     let violated = members(node, "/violations")?.filter(|(_, count)| count.as_u64().is_some_and(|count| count > 0));
     warned.extend(violated.map(|(quantity, count)| {
-        format!("shares of {quantity} did not add up to their device {count} times: please report this")
+        let times = counted(count.as_u64().unwrap_or_default(), "time");
+        format!("shares of {quantity} did not add up to their device {times}: please report this")
     }));
     let (is_failed, all) = (!failed.is_empty(), [failed, warned].concat());
     let to_do = "each names what to do; docs/troubleshooting.md has more";
@@ -197,7 +199,7 @@ fn device_health(observations: &Observations) -> CheckOutcome {
     }
     Ok(match (count, unhealthy.is_empty(), marked.is_empty()) {
         (0, ..) => Finding::skipped("the agent has no devices"),
-        (count, true, true) => Finding::ok(format!("{count} devices, all healthy")),
+        (count, true, true) => Finding::ok(format!("{}, all healthy", counted(count, "device"))),
         (_, true, false) => Finding::warning(few(&marked), "`podmeter unmark` after the repair"),
         (_, false, _) => {
             unhealthy.append(&mut marked);
@@ -225,7 +227,8 @@ fn registrations(observations: &Observations) -> CheckOutcome {
         if let Some(conflict) = text("conflict") {
             bad.push(conflict.to_owned());
         } else if state["registered"] == true {
-            good.push(format!("{name} with {} devices", state["devices"].as_object().map_or(0, serde_json::Map::len)));
+            let devices = state["devices"].as_object().map_or(0, serde_json::Map::len);
+            good.push(format!("{name} with {}", counted(devices, "device")));
         } else if text("ended").is_none() {
             let problem = text("problem").unwrap_or("the registration has not been checked yet");
             bad.push(format!("{name} is not registered: {problem}"));

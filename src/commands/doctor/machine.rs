@@ -10,6 +10,7 @@ use crate::domain::model::{DeviceId, ResourceName};
 use crate::node::kubelet::CallError;
 use crate::node::plugin::{self, EntryConfig, MigStrategy, OnConflict, OtherPlugin};
 use crate::node::processes::{ProcessAttribution, ProcessesSettings};
+use crate::words::counted;
 
 /// Id, title, why it matters, and the check.
 type MachineCheck = (&'static str, &'static str, &'static str, fn(&DoctorSettings, &ObservedMachine) -> CheckOutcome);
@@ -40,7 +41,7 @@ fn call_failed(error: &CallError) -> Finding {
 
 fn pod_resources(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     let listed = machine.list.as_ref().map_err(call_failed)?;
-    Ok(Finding::ok(format!("{} pods, {} containers with devices", listed.pods, listed.holders)))
+    Ok(Finding::ok(format!("{}, {} with devices", counted(listed.pods, "pod"), counted(listed.holders, "container"))))
 }
 
 fn allocatable(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
@@ -187,7 +188,7 @@ fn claim_files(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
 fn driver(_: &DoctorSettings, machine: &ObservedMachine) -> CheckOutcome {
     let driver = machine.driver.as_ref().map_err(|missing| missing.finding(DRIVER))?;
     let version = driver.inventory.driver.as_ref().map_or("of unknown version", |driver| &*driver.driver_version);
-    Ok(Finding::ok(format!("driver {version}, {} GPUs", driver.inventory.visible())))
+    Ok(Finding::ok(format!("driver {version}, {}", counted(driver.inventory.visible(), "GPU"))))
 }
 
 /// That it does not answer is the finding of another check.
@@ -234,7 +235,8 @@ fn host_processes(settings: &DoctorSettings, machine: &ObservedMachine) -> Check
     }
     let (proc_root, logs) = (proc_root.display(), pod_logs_root.display());
     let seen = machine.processes.as_ref().map_err(|missing| missing.finding("check --proc-root"))?;
-    let found = format!("{proc_root} shows {} processes, {} of them in pods", seen.processes, seen.in_pods);
+    let processes = counted(seen.processes, "process");
+    let found = format!("{proc_root} shows {processes}, {} of them in pods", seen.in_pods);
     let names_pods = machine.named_pods.as_ref().is_ok_and(|count| *count > 0) || machine.pods_api.is_ok();
     Ok(match mode {
         ProcessAttribution::On if !seen.of_the_host => Finding::failed(
@@ -246,7 +248,7 @@ fn host_processes(settings: &DoctorSettings, machine: &ObservedMachine) -> Check
             format!("{MOUNT}; not needed where no device is shared"),
         ),
         _ if seen.unreadable > 0 => Finding::warning(
-            format!("{} of {} processes do not show their cgroup", seen.unreadable, seen.processes),
+            format!("{} of {processes} do not show their cgroup", seen.unreadable),
             "run as uid 0; hidepid on /proc hides the processes of others",
         ),
         _ if seen.in_pods == 0 => Finding::warning(

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::domain::model::{Timestamp, UnixSeconds};
 use crate::terminal::write_wrapped;
+use crate::words::counted;
 
 /// Worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -141,12 +142,15 @@ impl DoctorReport {
         let Self { failed, warnings, ok, skipped, left_out, .. } = self;
         let _ = writeln!(
             text,
-            "\n{} checks: {failed} failed, {warnings} warnings, {ok} ok, {skipped} skipped",
-            self.checks.len()
+            "\n{}: {failed} failed, {}, {ok} ok, {skipped} skipped",
+            counted(self.checks.len(), "check"),
+            counted(*warnings, "warning")
         );
         if *left_out > 0 {
-            let hint =
-                format!("{left_out} checks of the machine are left out: run `podmeter doctor` on the agent's node");
+            let hint = format!(
+                "left out: {} of the machine; run `podmeter doctor` on the agent's node",
+                counted(*left_out, "check")
+            );
             write_wrapped(&mut text, "", 0, &hint, columns);
         }
         text
@@ -180,9 +184,8 @@ mod tests {
                       ok       Fine      found�[31m�this\n\
                       skipped  Off       found�[31m�this\n\n\
                       3 checks: 1 failed, 0 warnings, 1 ok, 1 skipped\n\
-                      15 checks of the machine are left out:\n\
-                      run `podmeter doctor` on the agent's\n\
-                      node\n";
+                      left out: 15 checks of the machine; run\n\
+                      `podmeter doctor` on the agent's node\n";
         assert_eq!(report.text(false, 40), wanted);
         assert!(report.text(true, 40).contains("\x1b[1;31mfailed"));
         assert!(!report.is_ok());

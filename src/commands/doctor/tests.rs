@@ -57,12 +57,12 @@ fn kubelet_cases() -> Vec<Case> {
             machine.offers = offers(OnConflict::Takeover);
         }), Good, "no conflict";
         "plugin_conflicts", on(|machine| machine.plugin_sockets = Ok(vec![])),
-            Warning, "lists 1 devices of nvidia.com/gpu";
+            Warning, "lists 1 device of nvidia.com/gpu";
         "plugin_conflicts", on(|machine| {
             let listed = machine.allocatable.as_mut().unwrap().as_mut().unwrap();
             let id = "GPU-5fb06b79-9d4d-4a0e-9d37-1c3c8f5a7e21::3".into();
             listed.devices.insert("nvidia.com/gpu.shares".into(), [id].into());
-        }), Failed, "the device plugin of nvidia.com/gpu.shares offers 1 devices on the GPUs of nvidia.com/gpu";
+        }), Failed, "the device plugin of nvidia.com/gpu.shares offers 1 device on the GPUs of nvidia.com/gpu";
         "plugin_conflicts", on(|machine| {
             machine.allocatable.as_mut().unwrap().as_mut().unwrap().devices.clear();
             machine.plugin_sockets = Ok(vec!["nvidia-gpu.sock".into()]);

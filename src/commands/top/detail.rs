@@ -9,6 +9,7 @@ use super::{Line, Style, table};
 use crate::domain::model::{Gpu, GpuUuid, Moment, Unattributed, UnattributedReason};
 use crate::serve::api::NodeResponse;
 use crate::terminal::{clean, wrapped};
+use crate::words::counted;
 
 /// Transitions of this device.
 const EVENTS_SHOWN: usize = 20;
@@ -155,7 +156,8 @@ fn events(node: &NodeResponse, gpu: &Gpu, ago: impl Fn(Moment) -> String) -> Vec
     }
     let xids = node.health.gpus.get(&gpu.uuid).map(|health| &health.xids.by_code);
     for (code, xid) in xids.into_iter().flatten() {
-        words.push(format!("XID {code} ({}): {} times, last {} ago", xid.class.into_str(), xid.count, ago(xid.at)));
+        let times = counted(xid.count, "time");
+        words.push(format!("XID {code} ({}): {times}, last {} ago", xid.class.into_str(), ago(xid.at)));
     }
     words
 }

@@ -13,6 +13,7 @@ use crate::domain::model::{
 };
 use crate::serve::api::NodeResponse;
 use crate::terminal::{clean, fit};
+use crate::words::counted;
 
 const COLUMNS: [&str; 15] = [
     "GPU",
@@ -241,7 +242,6 @@ pub fn title(node: &NodeResponse) -> String {
 /// What is below the title: totals, how old the data are, free devices, problems. `since`: the time since the response.
 pub fn head(node: &NodeResponse, since: Duration) -> Vec<Line> {
     let overview = &node.overview.node;
-    let counted = |count: usize, name: &str| format!("{count} {name}{}", if count == 1 { "" } else { "s" });
     let holding = node.accounts.iter().filter(|account| account.holding.is_some());
     let holders: BTreeSet<_> = holding.map(|account| &account.container).collect();
     let mut totals = vec![counted(overview.gpus, "GPU"), counted(holders.len(), "container")];

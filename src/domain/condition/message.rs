@@ -1,6 +1,7 @@
 //! The condition in one line of plain ASCII. In: status and devices. Out: as many devices as fit. Does not know snapshots.
 
 use super::{ConditionStatus, DeviceCondition};
+use crate::words::counted;
 
 /// node-problem-detector cuts longer output where its configuration says so; the recipe gives the same number.
 pub const BYTES: usize = 512;
@@ -20,8 +21,10 @@ pub fn message(status: ConditionStatus, healthy: usize, problem: Option<&str>, d
         // What was seen comes before what is not known.
         (ConditionStatus::Unhealthy, Some(general)) => sentences.push(general),
         (_, Some(general)) => sentences.insert(0, general),
-        (ConditionStatus::Healthy, None) if healthy == 1 => sentences.insert(0, "1 GPU is healthy".to_owned()),
-        (ConditionStatus::Healthy, None) => sentences.insert(0, format!("{healthy} GPUs are healthy")),
+        (ConditionStatus::Healthy, None) => {
+            let verb = if healthy == 1 { "is" } else { "are" };
+            sentences.insert(0, format!("{} {verb} healthy", counted(healthy, "GPU")));
+        }
         (_, None) => {}
     }
     fitted(&sentences)

@@ -10,6 +10,7 @@ use crate::domain::model::Monotonic;
 use crate::node::hardware::event_thread::EventThread;
 use crate::node::hardware::messages::{DriverCommand, ListedGpus, OpenedSession};
 use crate::node::hardware::source::{DriverSession, Failure};
+use crate::words::counted;
 
 /// How long the threads have to drop a session. Then the driver thread drops it, and it closes when the
 /// last stuck thread has.
@@ -135,8 +136,9 @@ impl Supervisor {
         let expected = self.state.node_devices.as_ref().map_or(0, |devices| devices.expected);
         if expected > 0 && never_listed_any {
             self.set_problem(format!(
-                "the driver lists none of the {expected} GPUs on the PCI bus; check whether nvidia-smi works on the \
-                 node, and look for Xid and NVRM lines in the kernel log"
+                "the driver lists no GPU, and the PCI bus has {}; check whether nvidia-smi works on the node, and look for \
+                 Xid and NVRM lines in the kernel log",
+                counted(expected, "GPU")
             ));
         } else {
             (self.state.problem, self.awaits_an_answer) = (None, false);

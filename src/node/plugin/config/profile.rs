@@ -17,6 +17,7 @@ use super::values::one_or_several;
 #[cfg(test)]
 use super::values::schema;
 use crate::domain::model::{AppliedProfile, HardwareSource, HardwareState, Inventory};
+use crate::words::counted;
 
 /// What to offer, on every node that has this configuration. Validated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -104,7 +105,7 @@ impl NodeGpus {
 impl fmt::Display for NodeGpus {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let models: Vec<&str> = self.models.iter().map(|model| &**model).collect();
-        write!(formatter, "{} GPUs", self.count)?;
+        formatter.write_str(&counted(self.count, "GPU"))?;
         if models.is_empty() { Ok(()) } else { write!(formatter, " ({})", models.join(", ")) }
     }
 }

@@ -20,6 +20,7 @@ use crate::domain::model::{DeviceId, Inventory, KubeletState, Monotonic, Resourc
 use crate::node::plugin::host::sockets;
 use crate::node::plugin::offer::Offer;
 use crate::node::plugin::status::LIST_SHOWN;
+use crate::words::counted;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) const REMEDY: &str = "remove the other plugin, switch this one off with --device-plugin=off, or set onConflict: takeover for the resource";
@@ -119,7 +120,8 @@ impl OtherPlugin {
             Self::Socket(socket) => format!("another device plugin serves {resource} on {socket}; {REMEDY}"),
             Self::Listed(count) => {
                 format!(
-                    "the kubelet lists {count} devices of {resource} that another device plugin advertised; {REMEDY}"
+                    "the kubelet lists {} of {resource} that another device plugin advertised; {REMEDY}",
+                    counted(*count, "device")
                 )
             }
         }
@@ -161,7 +163,8 @@ pub fn other_resource(
 
 /// The conflict with a plugin that offers the hardware of `resource` as another one, with a remedy.
 pub fn other_resource_text(other: &ResourceName, count: usize, resource: &ResourceName) -> String {
-    format!("the device plugin of {other} offers {count} devices on the GPUs of {resource}; {REMEDY}")
+    let devices = counted(count, "device");
+    format!("the device plugin of {other} offers {devices} on the GPUs of {resource}; {REMEDY}")
 }
 
 /// Why the resource has no device although a plugin's socket accepts connections, with a remedy.
@@ -206,7 +209,7 @@ mod tests {
         assert_eq!(found(&[], &[], &[]), None);
         assert_eq!(found(&["GPU-a"], &["GPU-a", "GPU-b"], &[]), None, "our own of a moment ago");
         let text = found(&["GPU-a", "GPU-c"], &["GPU-a"], &["other.sock"]).unwrap();
-        assert!(text.contains("1 devices of nvidia.com/gpu") && text.contains("takeover"), "{text}");
+        assert!(text.contains("1 device of nvidia.com/gpu") && text.contains("takeover"), "{text}");
     }
 
     #[test]
@@ -292,7 +295,7 @@ mod tests {
             other => format!("{other:?}"),
         };
         assert_eq!(compare(10, &["theirs"], &[]), "Listed", "from before our list");
-        assert!(compare(12, &["x", "theirs"], &[]).contains("lists 1 devices"));
+        assert!(compare(12, &["x", "theirs"], &[]).contains("lists 1 device of"));
         assert_eq!(compare(13, &["x", "theirs"], &["podmeter-nvidia.com_gpu-0123456789ab.sock"]), "ConflictEnded");
         assert!(compare(14, &["x"], &["nvidia-gpu.sock"]).contains("nvidia-gpu.sock"));
         assert!(compare(14, &["x"], &["nvidia-gpu.sock"]).contains("nvidia-gpu.sock"));

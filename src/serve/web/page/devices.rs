@@ -9,6 +9,7 @@ use super::{NodePage, facts, holders, more, section};
 use crate::domain::model::{
     Account, DeviceHealth, DeviceOverview, DeviceState, Gpu, InstanceReading, Medium, MigDevice, Monotonic,
 };
+use crate::words::counted;
 
 pub(super) fn devices(page: &NodePage<'_>) -> Markup {
     let mut gpus: Vec<&Gpu> = page.snapshot.hardware.inventory.gpus.values().collect();
@@ -148,10 +149,10 @@ fn mig_row(page: &NodePage<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medi
 /// Whether a whole GPU is free, or how many of its slots or MIG devices are.
 fn state(page: &NodePage<'_>, device: Option<&DeviceOverview>) -> Markup {
     let Some(device) = device else { return html! {} };
-    let what = if device.slots.is_some() { "slots" } else { "MIG devices" };
+    let what = if device.slots.is_some() { "slot" } else { "MIG device" };
     match (page.snapshot.overview.free_parts(device), device.state) {
         (Some((free, all)), _) => html! {
-            p.free { (figure("free", Some(free as f64), |free| free.to_string())) " of " (all) " " (what) " free" }
+            p.free { (figure("free", Some(free as f64), |free| free.to_string())) " of " (counted(all, what)) " free" }
         },
         (None, Some(DeviceState::Free)) => html! { p.free { "free" } },
         (None, _) => html! {},

@@ -6,6 +6,7 @@ use super::text::{figure, gibibytes, or_unknown, percent, watts};
 use super::view::window_words;
 use super::{NodePage, facts};
 use crate::domain::model::{Account, DeviceReadings, Gpu, Holding, Snapshot};
+use crate::words::counted;
 
 pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
     let snapshot = page.snapshot;
@@ -21,7 +22,8 @@ pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
     let total = all(|readings| Some(readings.medium.as_ref()?.value.memory?.total as f64));
     let sum = |values: &[f64]| (!values.is_empty()).then(|| values.iter().sum::<f64>());
     let bytes = |values: &[f64]| sum(values).map(|bytes| gibibytes(bytes as u64));
-    let in_part = |known: usize| (known < gpus.len()).then(|| format!("{known} of {} GPUs known", gpus.len()));
+    let in_part =
+        |known: usize| (known < gpus.len()).then(|| format!("{known} of {} known", counted(gpus.len(), "GPU")));
     // In GPUs, not in devices as in the rows of containers.
     let idle_of = |(account, holding): (&Account, &Holding)| {
         Some(page.history.figures(account, page.view.window)?.idle_ratio()? * holding.fraction?)
@@ -32,7 +34,7 @@ pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
     let idle_gpus = (known > 0 || idle.is_empty()).then(|| idle.iter().flatten().fold(0.0, |sum, idle| sum + idle));
     let mut of_idle = format!("GPUs, {}", window_words(page.view.window));
     if known < idle.len() {
-        of_idle += &format!("; {known} of {} holdings known", idle.len());
+        of_idle += &format!("; {known} of {} known", counted(idle.len(), "holding"));
     }
     let gpus_worth = |gpus: f64| format!("{gpus:.1}");
     let of_memory = [bytes(&total).map(|total| format!("of {total}")), in_part(used.len())];
@@ -43,7 +45,7 @@ pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
     html! {
         dl.tiles {
             (tile("GPUs", html! { (gpus.len()) }, states, gpus_class))
-            (tile("Allocated", figure("allocated", node.allocated_gpus, gpus_worth), format!("of {} GPUs", gpus.len()), ""))
+            (tile("Allocated", figure("allocated", node.allocated_gpus, gpus_worth), format!("of {}", counted(gpus.len(), "GPU")), ""))
             (tile("Held and idle", figure("held-and-idle", idle_gpus, gpus_worth),
                 of_idle, if idle_gpus.is_some_and(|gpus| gpus >= 0.95) { "warn" } else { "" }))
             (tile("Busy now", figure("busy-now", node.busy_ratio, percent),

@@ -18,6 +18,7 @@ use crate::node::plugin::config::NvidiaConfig;
 use crate::node::plugin::host::driver_files::DriverFiles;
 use crate::node::plugin::host::path_devices::HostRoots;
 use crate::node::plugin::offer::{Offer, OfferedHardware};
+use crate::words::counted;
 
 /// The kinds of a vendor's specification, the preferred one first: of NVIDIA's toolkit, which keeps its file current; of
 /// NVIDIA's plugin, which leaves its file behind.
@@ -81,10 +82,7 @@ pub enum UnusedReason {
 /// Sentences for the log and the page.
 pub fn unused_problems(unused: &UnusedFiles) -> Vec<String> {
     let problem = |((file, _), Unused { devices, detail }): (&(PathBuf, UnusedReason), &Unused)| {
-        let devices = match devices.len() {
-            1 => "a device".to_owned(),
-            count => format!("{count} devices"),
-        };
+        let devices = counted(devices.len(), "device");
         format!(
             "{} is not used for {devices}, whose containers get podmeter's CDI devices, without files of the driver: {detail}; \
              generate the file again (nvidia-ctk cdi generate), or delete it",

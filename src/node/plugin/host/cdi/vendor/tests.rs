@@ -84,7 +84,7 @@ fn an_index_counts_where_the_device_nodes_are_the_gpus() {
     host.check(&["nvidia.com/gpu=0"], &["etc/nvidia.yaml device_nodes: 1"]);
     let problem = unused_problems(&host.find().unused).remove(0);
     assert!(problem.contains("entry `1` has nvidia5, and the device has nvidia6"), "{problem}");
-    assert!(problem.contains("etc/nvidia.yaml is not used for a device"), "{problem}");
+    assert!(problem.contains("etc/nvidia.yaml is not used for 1 device,"), "{problem}");
     // What every container gets counts too.
     host.write("etc/nvidia.yaml", &toolkit(&TWO, "deviceNodes: [{path: /dev/nvidia7}]"));
     host.check(&["nvidia.com/gpu=0"], &["etc/nvidia.yaml device_nodes: 1"]);
