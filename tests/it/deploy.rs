@@ -24,3 +24,19 @@ fn the_versions_agree() {
         assert!(dockerfile.contains(&line), "deploy/image/Dockerfile has no {line:?}");
     }
 }
+
+/// Helm reads no file outside a chart, and prints a warning for each symbolic link in one.
+#[test]
+fn the_charts_copies_of_rules_and_dashboards_are_current_files() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let dashboards = fs::read_dir(root.join("dashboards")).unwrap().map(|entry| entry.unwrap().path());
+    let dashboards = dashboards.filter(|file| file.extension().is_some_and(|extension| extension == "json"));
+    let originals =
+        dashboards.map(|file| (file.clone(), format!("dashboards/{}", file.file_name().unwrap().display())));
+    let rules = root.join("deploy/rules/podmeter.rules.yaml");
+    for (original, copy) in originals.chain([(rules, "podmeter.rules.yaml".to_owned())]) {
+        let copy = root.join("deploy/helm/podmeter/files").join(copy);
+        assert!(fs::symlink_metadata(&copy).is_ok_and(|file| file.is_file()), "{}: no file", copy.display());
+        assert!(fs::read(&original).unwrap() == fs::read(&copy).unwrap(), "{}: run deploy/sync", copy.display());
+    }
+}
