@@ -97,6 +97,7 @@ fn gpu_seconds_per_namespace_match_while_pods_come_and_go() {
 
     // The labels arrived as they were exported, and device series took none from their target.
     assert_eq!(prometheus.query("{exported_pod!=\"\"}").len(), 0, "no label was in the way");
+    assert_eq!(prometheus.query("{__name__=~\".+_created\"}").len(), 0, "Prometheus 2 cannot use them");
     let devices = prometheus.query("podmeter_device_power_watts");
     assert_eq!(devices.len(), 8);
     assert!(
