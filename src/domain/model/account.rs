@@ -26,6 +26,7 @@ pub struct Account {
     /// Of the whole GPU, 0 to 1.
     #[serde(rename = "device_utilization_ratio")]
     pub gpu_utilization_ratio: Option<f64>,
+    /// Of the device that it has alone, as the next; `None` while others keep it busy too.
     pub sm_active_ratio: Option<f64>,
     pub dram_active_ratio: Option<f64>,
     pub memory_used_bytes: Option<u64>,
@@ -85,9 +86,9 @@ pub enum SharingForm {
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case", const_into_str)]
 pub enum Attribution {
-    /// One holder has all, except other processes' SM time.
+    /// One holder has all: use by process is not known.
     Exclusive,
-    /// By the SM time of processes.
+    /// By the SM time of processes; without any all is an exclusive holder's.
     Process,
     /// Several holders without SM time: equally, claims by weight.
     EqualShare,

@@ -65,12 +65,12 @@ pub(super) static GROUP: Group = Group {
         ),
         gauge(
             "podmeter_container_sm_active_ratio",
-            "SM activity of the container's exclusive device.",
+            "SM activity of the container's exclusive device, while no others keep it busy.",
             |snapshot, family| family.each(current(snapshot), |account| account.sm_active_ratio),
         ),
         gauge(
             "podmeter_container_dram_active_ratio",
-            "Memory bandwidth use of the container's exclusive device.",
+            "Memory bandwidth use of the container's exclusive device, while no others keep it busy.",
             |snapshot, family| family.each(current(snapshot), |account| account.dram_active_ratio),
         ),
         gauge("podmeter_container_memory_used_bytes", "Device memory that the container uses.", |snapshot, family| {

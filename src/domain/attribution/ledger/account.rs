@@ -7,7 +7,7 @@ use super::interval::is_nothing;
 use super::parts::{Part, add_known};
 use super::segments::{HoldingTerms, Span};
 use crate::domain::holders::HoldingKey;
-use crate::domain::model::{Account, Figures, Holding, Moment, Monotonic, SharingForm, UnixSeconds};
+use crate::domain::model::{Account, Figures, Holding, Moment, Monotonic, SharingForm};
 
 /// Pages that have shown the final figures of an account before it may go.
 const FINAL_PAGES: u64 = 2;
@@ -24,9 +24,11 @@ pub struct HolderAccount {
     pub final_since_scrape: Option<u64>,
     /// The observation that last saw it held.
     pub seen: u64,
-    /// In the last interval, its busy seconds as a part of the GPU's; on a partitioned GPU as a part of the interval, which is
-    /// its utilization of the GPU. `None` where either is unknown or the whole is zero, after a gap, and without a holding.
+    /// In the last interval with busy time, its busy seconds as a part of the GPU's; on a partitioned GPU as a part of the
+    /// interval, which is its utilization of the GPU. `None` where either is unknown, after a gap, and without a holding.
     pub busy_part: Option<f64>,
+    /// When not all busy time of the GPU was its own.
+    pub others_busy: Option<Monotonic>,
     /// Whether it was busy in the last interval is not known.
     is_unread: bool,
 }
@@ -84,7 +86,16 @@ impl HolderAccount {
             ..Account::new(key.container.clone(), key.gpu.clone(), key.mig.clone(), now.unix)
         };
         let open = Some((now.monotonic, HoldingTerms::from(holding)));
-        Self { account, open, closed: vec![], final_since_scrape: None, seen, busy_part: None, is_unread: false }
+        Self {
+            account,
+            open,
+            closed: vec![],
+            final_since_scrape: None,
+            seen,
+            busy_part: None,
+            others_busy: None,
+            is_unread: false,
+        }
     }
 
     /// Continues the holding, or begins a new one.
@@ -144,7 +155,7 @@ impl HolderAccount {
     }
 
     /// Adds an interval. `busy_whole`: the seconds of which `busy_part` is a part.
-    pub fn add(&mut self, entry: &AccountEntry, busy_whole: Option<f64>, now: UnixSeconds) {
+    pub fn add(&mut self, entry: &AccountEntry, busy_whole: Option<f64>, now: Moment) {
         let account = &mut self.account;
         let figures = &mut account.figures;
         let covered = entry.covered.unwrap_or_default();
@@ -152,8 +163,16 @@ impl HolderAccount {
         add_known(&mut figures.allocated_seconds, entry.allocated);
         let uncovered = entry.allocated.map(|allocated| allocated - covered.allocated);
         add_known(&mut figures.uncovered_seconds, uncovered.map(|time| if is_nothing(time) { 0.0 } else { time }));
-        let whole = busy_whole.filter(|whole| self.open.is_some() && !is_nothing(*whole));
-        self.busy_part = entry.part.busy.zip(whole).map(|(busy, whole)| busy / whole);
+        match entry.part.busy.zip(busy_whole).filter(|_| self.open.is_some()) {
+            // The driver's last sample may be of an earlier interval.
+            Some((_, whole)) if is_nothing(whole) => {}
+            known => {
+                self.busy_part = known.map(|(busy, whole)| busy / whole);
+                if known.is_some_and(|(busy, whole)| !is_nothing(whole - busy)) {
+                    self.others_busy = Some(now.monotonic);
+                }
+            }
+        }
         if entry.covered.is_some() {
             add_known(&mut figures.idle_seconds, Some((covered.allocated - covered.busy).max(0.0)));
             add_known(&mut figures.borrowed_seconds, Some((covered.busy - covered.allocated).max(0.0)));
@@ -163,7 +182,7 @@ impl HolderAccount {
         if let Some(busy) = entry.part.busy {
             // It may have been busy up to now in time without readings.
             if std::mem::take(&mut self.is_unread) || !is_nothing(busy) {
-                account.last_active = Some(now);
+                account.last_active = Some(now.unix);
             }
             account.last_active.get_or_insert(account.created);
         } else {

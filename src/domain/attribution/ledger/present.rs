@@ -1,12 +1,14 @@
 //! The present values of the accounts of one GPU. In: fresh readings, processes with their owners. Out: gauges of each
 //! holder, memory by holder and by reason, pods that use the GPU without holding it. Does not know intervals.
 //!
-//! Memory has an owner where a process list names it; without one, only an exclusive holder is known to use it. Of memory that a
-//! GPU shares with the CPU, the driver has an amount for each process alone: these add up to what is divided.
+//! A holder's part of what the GPU does now is that of its counters in the last interval with busy time. Memory has an owner where
+//! a process list names it; without one, only an exclusive holder is known to use it. Of memory that a GPU shares with the CPU,
+//! the driver has an amount for each process alone: these add up to what is divided.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::account::HolderAccount;
 use super::device_ledger::DeviceLedger;
 use super::parts::{Audit, reason_or_ended};
 use super::weights::holder_of;
@@ -38,15 +40,15 @@ impl DeviceLedger {
         let by_process = present.processes.is_some_and(|processes| processes.has_sm_seconds);
         for (HoldingKey { mig, .. }, holder) in &mut self.accounts {
             clear(&mut holder.account);
-            set_gauges(&mut holder.account, mig.as_ref(), holder.busy_part, present, medium);
+            set_gauges(holder, mig.as_ref(), by_process, present, medium, self.present.memory_passes[1]);
             let Some(holding) = &mut holder.account.holding else { continue };
             // Of a GPU without a pass nothing is attributed.
             holding.attribution = self.clock.read.then_some(match (mig, holding.sharing) {
                 (Some(_), _) => Attribution::Estimated,
-                _ if self.in_gap => Attribution::Estimated,
-                (None, SharingForm::Exclusive) => Attribution::Exclusive,
+                _ if self.in_gap || is_partitioned(present.gpu) => Attribution::Estimated,
                 (None, SharingForm::Mps) if self.has_mps_server => Attribution::Estimated,
                 (None, _) if by_process => Attribution::Process,
+                (None, SharingForm::Exclusive) => Attribution::Exclusive,
                 (None, _) => Attribution::EqualShare,
             });
         }
@@ -125,7 +127,8 @@ impl DeviceLedger {
         unattributed.retain(|_, bytes| *bytes > 0);
     }
 
-    /// The memory of one GPU instance, or of the whole GPU. All of it is a sole holder's whose sharing is `sole_sharing`.
+    /// The memory of one GPU instance, or of the whole GPU. What no process has of it is a sole holder's whose sharing is
+    /// `sole_sharing`.
     fn attribute_memory(
         &mut self,
         used: u64,
@@ -195,53 +198,64 @@ impl DeviceLedger {
     }
 }
 
+/// `gpm_from`: when the time began of which the last GPM ratios are the mean.
 fn set_gauges(
-    account: &mut Account,
+    holder: &mut HolderAccount,
     mig: Option<&MigUuid>,
-    busy_part: Option<f64>,
+    by_process: bool,
     present: &PresentInputs<'_>,
     medium: Option<&Medium>,
+    gpm_from: Monotonic,
 ) {
+    let account = &mut holder.account;
     let Some(holding) = &account.holding else { return };
     let instance = medium.zip(mig).and_then(|(medium, mig)| instance_of(medium, mig));
     // A GPU instance of several compute instances: its figures are not this container's alone.
     let alone = instance.filter(|instance| instance.members.len() == 1 && holding.sharing == SharingForm::Mig);
+    // The driver has no GPM ratios by process. SM time is no weight for them: it does not count how many SMs a process uses.
+    let is_own = !is_partitioned(present.gpu) && holder.others_busy.is_none_or(|at| at <= gpm_from);
     let gpm = match holding.sharing {
-        SharingForm::Exclusive => medium.map(|medium| &medium.gpm),
+        SharingForm::Exclusive => medium.filter(|_| is_own).map(|medium| &medium.gpm),
         _ => alone.map(|instance| &instance.gpm),
     };
     account.sm_active_ratio = gpm.and_then(|gpm| gpm.sm_active);
     account.dram_active_ratio = gpm.and_then(|gpm| gpm.dram_active);
     let mig_device = mig.zip(present.gpu).and_then(|(mig, gpu)| gpu.mig_device(mig));
     let device = present.gpu.and_then(|gpu| busy_ratio(gpu, present.readings, mig_device));
-    (account.utilization_ratio, account.gpu_utilization_ratio) = utilization(holding, mig.is_some(), device, busy_part);
+    let is_whole = holding.sharing == SharingForm::Exclusive && !by_process && !is_partitioned(present.gpu);
+    let part = holder.busy_part.or(is_whole.then_some(1.0));
+    (account.utilization_ratio, account.gpu_utilization_ratio) =
+        utilization(holding, is_partitioned(present.gpu), device, part);
     account.memory_limit_bytes = match mig {
         Some(_) => mig_device.and_then(|device| device.memory_bytes),
         None => present.gpu.and_then(|gpu| memory_limit(gpu.memory_bytes?, holding)),
     };
 }
 
-/// Of the fraction held, and of the whole GPU. `device`: how busy the GPU or the MIG device is.
+fn is_partitioned(gpu: Option<&Gpu>) -> bool {
+    gpu.is_some_and(|gpu| !gpu.mig_devices.is_empty())
+}
+
+/// Of the fraction held, and of the whole GPU. `device`: how busy the GPU or the MIG device is; `busy_part`: as in
+/// `HolderAccount`.
 fn utilization(
     holding: &Holding,
-    is_mig: bool,
+    is_partitioned: bool,
     device: Option<f64>,
     busy_part: Option<f64>,
 ) -> (Option<f64>, Option<f64>) {
-    match (holding.sharing, holding.fraction) {
-        // A holder that has the device alone is as busy as the device.
-        (SharingForm::Exclusive, _) => (device, device),
-        (SharingForm::Mig, fraction) => (device, device.zip(fraction).map(|(busy, fraction)| busy * fraction)),
-        (_, fraction) => {
-            // The driver's sample and the interval differ by a moment: one value is divided, so that they add up.
-            let of_gpu = match device {
-                Some(busy) if !is_mig && busy > 0.0 => busy_part.map(|part| busy * part),
-                Some(_) if !is_mig => Some(0.0),
-                _ => busy_part.filter(|_| device.is_some()),
-            };
-            (of_gpu.zip(fraction).map(|(busy, fraction)| (busy / fraction).min(1.0)), of_gpu)
+    let of_gpu = match device {
+        None => None,
+        // The only holder of a MIG device is as busy as that.
+        Some(busy) if holding.sharing == SharingForm::Mig => {
+            return (device, holding.fraction.map(|fraction| busy * fraction));
         }
-    }
+        Some(_) if is_partitioned => busy_part,
+        // The driver's sample and the interval differ by a moment: one value is divided, so that they add up.
+        Some(busy) if busy > 0.0 => busy_part.map(|part| busy * part),
+        Some(_) => Some(0.0),
+    };
+    (of_gpu.zip(holding.fraction).map(|(busy, fraction)| (busy / fraction).min(1.0)), of_gpu)
 }
 
 /// The memory that a holder of a GPU or a slot may use: the GPU's, but NVIDIA's MPS daemon limits each client to its
@@ -310,7 +324,7 @@ impl UsedMemory<'_> {
         };
         let mut holders = vec![Some(0_u64); self.holders.len()];
         let mut unattributed: BTreeMap<UnattributedReason, u64> = BTreeMap::new();
-        let mut has_unknown = false;
+        let (mut has_unknown, mut has_own) = (false, false);
         let known = processes.iter().filter_map(|process| process.memory_bytes);
         let sum: u128 = known.map(u128::from).sum();
         for process in processes {
@@ -324,13 +338,16 @@ impl UsedMemory<'_> {
             };
             let bytes = self.scaled(bytes, sum);
             match holder {
-                Ok(position) => holders[position] = holders[position].map(|held| held + bytes),
+                Ok(position) => {
+                    has_own = true;
+                    holders[position] = holders[position].map(|held| held + bytes);
+                }
                 Err(reason) => *unattributed.entry(reason).or_default() += bytes,
             }
         }
         let listed: u64 = holders.iter().flatten().chain(unattributed.values()).sum();
         let rest = self.used.saturating_sub(listed);
-        match (&mut holders[..], self.is_sole) {
+        match (&mut holders[..], self.is_sole && has_own) {
             ([holder], true) if !has_unknown => *holder = holder.map(|held| held + rest),
             // What a process with an unknown figure has is in here.
             _ if has_unknown => *unattributed.entry(UnattributedReason::Unknown).or_default() += rest,

@@ -1,14 +1,15 @@
 //! The series of `/metrics/dcgm`: each value with the labels of the device and of its holders.
 //!
 //! As in dcgm-exporter, a GPU that has GPU instances is on the page as these, with its values in each of them, and a value
-//! of a shared device is repeated for each slot that a container holds. Utilization and memory in use are each
-//! container's own, beside the device's without a pod.
+//! of a shared device is repeated for each slot that a container holds. Where a device is not used by one container alone,
+//! utilization and memory in use are each container's own, beside the device's without a pod.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::domain::model::{
     Account, DeviceReadings, GpmRatios, Gpu, Holding, Medium, MemoryUse, PodIdentity, SharingForm, Slow, Snapshot,
+    busy_ratio, parts_of_device,
 };
 use crate::serve::metrics;
 use crate::serve::metrics::family::{Family, SampleValue};
@@ -24,7 +25,7 @@ pub struct DcgmValue {
     more: Labels,
     /// In base units. `None`: only its holders have one.
     value: Option<f64>,
-    /// On a shared device, and without `value`, each holder has its own instead, where any is known.
+    /// On a device of several users, and without `value`, each holder has its own instead, where any is known.
     own: Option<Own>,
 }
 
@@ -42,7 +43,8 @@ struct DcgmDevice<'snapshot> {
     gpu: &'snapshot Gpu,
     instance: GpuInstance,
     labels: Arc<Labels>,
-    is_shared: bool,
+    /// Not all that it does is one holder's.
+    has_several_users: bool,
     /// Of every container that holds it, with their indices in the snapshot.
     accounts: Vec<(usize, &'snapshot Account)>,
     /// Those of the accounts that have series; none before `add_holders`.
@@ -60,7 +62,7 @@ struct DcgmHolder<'snapshot> {
 /// The number of a GPU instance; `None`: the GPU as a whole, which has none.
 pub type GpuInstance = Option<u32>;
 
-/// The value of one holder of a shared device, beside this one of the device, in base units.
+/// The value of one holder of a device of several users, beside this one of the device, in base units.
 pub type Own = fn(&Snapshot, &Account, Option<f64>) -> Option<f64>;
 
 fn in_unit(value: f64, per_base: f64) -> SampleValue {
@@ -137,7 +139,7 @@ impl<'snapshot> DcgmPage<'snapshot> {
         self.devices().filter_map(|(device, gpu, part)| Some((device, gpu, part, readings.get(&gpu.uuid)?.as_ref())))
     }
 
-    /// Of each GPU, or of its GPU instances; of a shared one also of each holder, where `own` has its value.
+    /// Of each GPU, or of its GPU instances; of one with several users also of each holder, where `own` has its value.
     pub fn each(
         &self,
         values: &mut Values,
@@ -167,10 +169,8 @@ impl<'snapshot> DcgmPage<'snapshot> {
         read: &dyn Fn(Option<MemoryUse>, &GpmRatios) -> Option<f64>,
     ) {
         self.each(values, own, &|_, instance, readings| {
-            let medium = medium(readings)?;
-            let Some(instance) = instance else { return read(medium.memory, &medium.gpm) };
-            let its = medium.instances.iter().find(|reading| reading.gpu_instance == instance)?;
-            read(its.memory, &its.gpm)
+            let (memory, gpm) = memory_and_gpm(instance, readings)?;
+            read(memory, gpm)
         });
     }
 
@@ -212,12 +212,22 @@ impl<'snapshot> DcgmDevice<'snapshot> {
         let accounts = snapshot.accounts.iter().enumerate();
         let accounts: Vec<_> =
             accounts.filter(|(_, account)| account.gpu == gpu.uuid && slots(account) > 0 && holds(account)).collect();
+        let readings = snapshot.hardware.readings.get(&gpu.uuid);
+        let busy = readings.and_then(|readings| utilization(gpu, instance, readings));
+        let memory = readings.and_then(|readings| memory_and_gpm(instance, readings)?.0);
+        let used = memory.map(|memory| memory.used);
         let is_shared = |holding: &Holding| [SharingForm::TimeSlicing, SharingForm::Mps].contains(&holding.sharing);
+        let is_part = |account: &Account| {
+            let own = parts_of_device(&snapshot.hardware.inventory, account).busy;
+            let has_part = (own.is_some() && own != busy)
+                || (account.memory_used_bytes.is_some() && account.memory_used_bytes != used);
+            account.holding.as_ref().is_some_and(|holding| is_shared(holding) || has_part)
+        };
         Self {
             gpu,
             instance,
             labels: Arc::new(device_labels(snapshot, generation, gpu, instance)),
-            is_shared: accounts.iter().any(|(_, account)| account.holding.as_ref().is_some_and(is_shared)),
+            has_several_users: accounts.iter().any(|(_, account)| is_part(account)),
             accounts,
             holders: vec![],
         }
@@ -227,7 +237,7 @@ impl<'snapshot> DcgmDevice<'snapshot> {
     fn each_series(&self, snapshot: &Snapshot, value: &DcgmValue, mut push: impl FnMut(Arc<Labels>, f64)) {
         let DcgmValue { more, value, own, .. } = value;
         let own = own.map(|own| move |holder: &DcgmHolder<'_>| own(snapshot, holder.account, *value));
-        let takes_own = self.is_shared || value.is_none();
+        let takes_own = self.has_several_users || value.is_none();
         let own = own.filter(|own| takes_own && self.holders.iter().any(|holder| own(holder).is_some()));
         let labels = |of: &Arc<Labels>| match more.iter().next() {
             None => Arc::clone(of),
@@ -269,6 +279,22 @@ impl<'snapshot> DcgmHolder<'snapshot> {
         let own = if slots.len() == 1 { Arc::clone(&slots[0]) } else { labels(None) };
         Some(Self { account, slots, own })
     }
+}
+
+/// How busy the GPU or its instance is.
+pub fn utilization(gpu: &Gpu, instance: GpuInstance, readings: &DeviceReadings) -> Option<f64> {
+    match instance {
+        Some(instance) => readings.fast.as_ref()?.value.instance_utilization_ratios.get(&instance).copied(),
+        None => busy_ratio(gpu, Some(readings), None),
+    }
+}
+
+/// Of the GPU or its instance.
+fn memory_and_gpm(instance: GpuInstance, readings: &DeviceReadings) -> Option<(Option<MemoryUse>, &GpmRatios)> {
+    let medium = medium(readings)?;
+    let Some(instance) = instance else { return Some((medium.memory, &medium.gpm)) };
+    let its = medium.instances.iter().find(|reading| reading.gpu_instance == instance)?;
+    Some((its.memory, &its.gpm))
 }
 
 /// How many series a value of a device has for the account.

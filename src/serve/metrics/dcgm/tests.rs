@@ -221,6 +221,23 @@ fn utilization_and_memory_of_a_shared_device_are_each_containers_own() {
 }
 
 #[test]
+fn what_the_host_does_is_not_the_exclusive_pods() {
+    let mut snapshot = fixture::snapshot();
+    let of = |snapshot: &Snapshot, name: &str| {
+        series(&old(snapshot), name).into_iter().map(|(pod, _, value)| (pod.is_some(), value)).collect::<Vec<_>>()
+    };
+    assert_eq!(of(&snapshot, "DCGM_FI_DEV_GPU_UTIL"), [(true, SampleValue::Integer(87))], "all is the pod's");
+    let account = &mut snapshot.accounts[0];
+    (account.utilization_ratio, account.gpu_utilization_ratio) = (Some(0.0), Some(0.0));
+    account.memory_used_bytes = Some(0);
+    let both = |device, pod| [(false, SampleValue::Integer(device)), (true, SampleValue::Integer(pod))];
+    assert_eq!(of(&snapshot, "DCGM_FI_DEV_GPU_UTIL"), both(87, 0));
+    assert_eq!(of(&snapshot, "DCGM_FI_DEV_FB_USED"), both(40960, 0));
+    assert_eq!(of(&snapshot, "DCGM_FI_DEV_FB_TOTAL"), both(81920, 81920), "with the same labels");
+    assert_eq!(of(&snapshot, "DCGM_FI_DEV_POWER_USAGE"), [(true, SampleValue::Float(412.5))]);
+}
+
+#[test]
 fn without_memory_of_the_device_its_holders_have_their_own() {
     for (mut snapshot, expected) in
         [(shared(), vec![(None, 16384), (Some("2"), 8192)]), (fixture::snapshot(), vec![(None, 7)])]

@@ -2,11 +2,9 @@
 
 use serde::Deserialize;
 
-use super::page::{DcgmPage, GpuInstance, Own, Values};
+use super::page::{DcgmPage, GpuInstance, Own, Values, utilization};
 use crate::domain::health::xid_name;
-use crate::domain::model::{
-    EccLocation, Medium, RecentCount, Slow, UnhealthyReason, XidCounts, busy_ratio, parts_of_device,
-};
+use crate::domain::model::{EccLocation, Medium, RecentCount, Slow, UnhealthyReason, XidCounts, parts_of_device};
 use crate::serve::metrics::labels::{Labels, medium};
 
 /// Where the values of a metric come from.
@@ -89,10 +87,7 @@ impl ValueSource {
             Self::Podmeter => page.selected(values, query.expect("a test checks the table")),
             Self::Utilization => {
                 let own: Own = |snapshot, account, _| parts_of_device(&snapshot.hardware.inventory, account).busy;
-                page.each(values, Some(own), &|gpu, instance, readings| match instance {
-                    Some(instance) => readings.fast.as_ref()?.value.instance_utilization_ratios.get(&instance).copied(),
-                    None => busy_ratio(gpu, Some(readings), None),
-                });
+                page.each(values, Some(own), &utilization);
             }
             Self::MemoryUtilization => page.medium(values, &|medium| medium.rates.memory_utilization_ratio),
             Self::Engine(engine) => {

@@ -160,7 +160,8 @@ fn sharing(holding: &Holding, held: Option<f64>) -> String {
         SharingForm::Mig => "MIG",
     };
     let method = match holding.attribution {
-        Some(Attribution::Exclusive) | None => "",
+        None => "",
+        Some(Attribution::Exclusive) => ", as the device",
         Some(Attribution::Process) => ", by process",
         Some(Attribution::EqualShare) => ", in equal parts",
         Some(Attribution::Estimated) => ", estimated",

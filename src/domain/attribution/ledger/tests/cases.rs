@@ -98,6 +98,40 @@ fn a_host_process_beside_an_exclusive_holder_has_its_part() {
 }
 
 #[test]
+fn work_of_the_host_is_not_what_an_exclusive_holder_does_now() {
+    let mut case = World::new(3600);
+    case.inventory.gpus.insert(GPU.into(), Gpu::listed(GPU.into(), 0));
+    case.hold("train", None, SharingForm::Exclusive, 1.0);
+    let active = GpmRatios { sm_active: Some(0.5), dram_active: Some(0.25), ..GpmRatios::default() };
+    let medium = || Some(Medium { memory: memory(80), gpm: active.clone(), ..Medium::default() });
+    let mut now = |second, busy, processes: Option<&[(Owner, f64, u64)]>| {
+        case.processes.clear();
+        processes.into_iter().for_each(|processes| case.run(processes));
+        case.set_reading(second * 1000, Some(busy), None, medium());
+        let value = Fast { utilization_ratio: Some(0.8), ..Fast::default() };
+        let fast = Some(Stamped { at: monotonic(second * 1000), value });
+        Arc::make_mut(case.readings.get_mut(&GPU.into()).unwrap()).fast = fast;
+        let published = case.at(second);
+        assert_eq!(published.violations.values().sum::<u64>(), 0);
+        let account = &published.accounts[0];
+        let parts = [account.utilization_ratio, account.sm_active_ratio, account.dram_active_ratio].map(rounded);
+        (parts, account.memory_used_bytes, account.holding.as_ref().unwrap().attribution)
+    };
+    let (host, train) = (|seconds| (Owner::Host, seconds, 70), |seconds| (owner("train"), seconds, 6));
+    let all = [Some(0.8), Some(0.5), Some(0.25)];
+    let exclusive = Some(Attribution::Exclusive);
+    assert_eq!(now(0, 0.0, None), (all, Some(80), exclusive), "use by process is unknown");
+    assert_eq!(now(10, 8.0, None), (all, Some(80), exclusive));
+    let process = Some(Attribution::Process);
+    assert_eq!(now(20, 16.0, Some(&[host(4.0)])), ([Some(0.0), None, None], Some(0), process));
+    assert_eq!(now(30, 24.0, Some(&[host(8.0)])), ([Some(0.0), None, None], Some(0), process));
+    assert_eq!(now(40, 32.0, Some(&[host(11.0), train(1.0)])), ([Some(0.2), None, None], Some(10), process));
+    assert_eq!(now(50, 40.0, Some(&[train(5.0)])), (all, Some(80), process));
+    assert_eq!(now(51, 40.0, Some(&[train(5.0)])), (all, Some(80), process), "the sample is of before");
+    assert_eq!(now(60, 48.0, Some(&[])), (all, Some(0), process), "without SM time it is the holder's; no process");
+}
+
+#[test]
 fn slots_with_process_data_follow_sm_time_and_idle_power_is_unattributed() {
     let mut case = World::new(3600);
     case.idle_at_100_watts();
@@ -375,7 +409,7 @@ fn the_slots_of_a_gpu_are_as_busy_now_as_the_gpu_whatever_the_interval_was() {
         case.hold(pod, None, SharingForm::TimeSlicing, 1.0 / 3.0);
     }
     case.reading(0, Some(0.0), 0.0, None);
-    for (second, busy, sample, each) in [(1, 0.9, 0.3, Some(0.1)), (2, 0.9, 0.6, None), (3, 1.8, 0.0, Some(0.0))] {
+    for (second, busy, sample, each) in [(1, 0.9, 0.3, Some(0.1)), (2, 0.9, 0.6, Some(0.2)), (3, 1.8, 0.0, Some(0.0))] {
         case.set_reading(second * 1000, Some(busy), Some(0.0), None);
         let readings = Arc::make_mut(case.readings.get_mut(&GPU.into()).unwrap());
         let value = Fast { utilization_ratio: Some(sample), ..Fast::default() };

@@ -7,7 +7,7 @@ use super::super::*;
 use super::reference::{Reference, holder_of};
 use super::worlds::{TICK_SECONDS, World};
 use crate::domain::holders::HoldingKey;
-use crate::domain::model::{ContainerRef, UnattributedReason};
+use crate::domain::model::{ContainerRef, SharingForm, UnattributedReason};
 
 const STEPS: usize = 40;
 
@@ -72,6 +72,7 @@ impl Trial {
         self.check_sums(&published)?;
         self.check_accounts(&published)?;
         self.check_memory(&published)?;
+        self.check_now(&published)?;
         self.check_counters(&published)?;
         self.before = Some(published);
         Ok(())
@@ -156,14 +157,45 @@ impl Trial {
             ensure(sum == used, || format!("memory {sum} of {used}"))?;
             let Some(processes) = &reading.processes else { continue };
             let holders = history.last().unwrap();
-            for account in accounts().filter(|account| account.holding.is_some() && holders.len() > 1) {
+            for account in accounts().filter(|account| account.holding.is_some()) {
                 let own = processes
                     .processes
                     .iter()
                     .filter(|process| process.running && holder_of(process, holders.keys()) == Ok(key(account)));
-                let bytes: u64 = own.clone().filter_map(|process| process.memory_bytes).sum();
+                let mut bytes: u64 = own.clone().filter_map(|process| process.memory_bytes).sum();
+                if let (SharingForm::Exclusive, Some(_)) =
+                    (account.holding.as_ref().unwrap().sharing, own.clone().next())
+                {
+                    let running = processes.processes.iter().filter(|process| process.running);
+                    bytes += used - running.filter_map(|process| process.memory_bytes).sum::<u64>();
+                }
                 ensure(account.memory_used_bytes == Some(bytes), || format!("{account:?}: {bytes} bytes"))?;
                 ensure(account.processes == Some(own.count() as u64), || format!("{account:?}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a holder does now is its part of what the device does now, as its counters have had it: now × time is the increase.
+    fn check_now(&self, published: &LedgerOutput) -> Result<(), String> {
+        for (board, reference) in self.world.boards.iter().zip(&self.references) {
+            let Some(reading) = board.reading.as_ref().filter(|reading| reading.mig_devices.is_none()) else {
+                continue;
+            };
+            let by_process = reading.processes.as_ref().is_some_and(|processes| processes.has_sm_seconds);
+            let device = self.world.readings[&board.uuid].fast.as_ref().unwrap().value.utilization_ratio.unwrap();
+            let accounts = published.accounts.iter().filter(|account| account.gpu == board.uuid);
+            for account in accounts {
+                let Some(holding) = &account.holding else { continue };
+                let own = reference.last_busy.get(&key(account)).map(|(own, all)| own / all);
+                let is_all = holding.sharing == SharingForm::Exclusive && !by_process;
+                let expected = own.or(is_all.then_some(1.0)).map(|part| part * device);
+                let expected = if device == 0.0 { Some(0.0) } else { expected };
+                let is_same = match (account.gpu_utilization_ratio, expected) {
+                    (Some(now), Some(expected)) => near(now, expected),
+                    (now, expected) => now == expected,
+                };
+                ensure(is_same, || format!("{account:?}: {expected:?} of {device} now"))?;
             }
         }
         Ok(())

@@ -31,6 +31,8 @@ pub struct Reference {
     /// The totals to divide.
     pub busy: f64,
     pub energy: f64,
+    /// Of each holder in the last interval with busy time: its busy seconds and the device's.
+    pub last_busy: BTreeMap<HoldingKey, (f64, f64)>,
     /// Reported and not divided yet.
     pub carry: f64,
     pub accounted: Tick,
@@ -58,9 +60,11 @@ impl Reference {
         if let Some(reading) = reading {
             self.read(reading, history);
         }
+        self.last_busy.retain(|key, _| history[now].contains_key(key));
         let pending = history[self.accounted..=now].iter().any(|holders| !holders.is_empty());
         if pending && now - self.accounted > LATE_TICKS {
             self.gap_since.get_or_insert(self.accounted);
+            self.last_busy.clear();
             self.allocate(self.accounted, now, history);
             self.accounted = now;
         }
@@ -133,8 +137,12 @@ impl Reference {
         if from < end && (busy.is_some() || energy.is_some() || reading.mig_devices.is_some()) {
             let active = actives(reading, &before);
             let covered_ratio = if reading.mig_devices.is_some() { 1.0 } else { 1.0 - uncovered / length };
+            if busy.is_none() || from > begin {
+                self.last_busy.clear();
+            }
             self.divide((from, end), busy, energy, (reading, active, covered_ratio), history);
         } else {
+            self.last_busy.clear();
             self.skip_sm_seconds(reading);
         }
     }
@@ -225,6 +233,11 @@ impl Reference {
         };
         let energies = energy.map(|energy| segments::energy(energy, watts, works.as_deref(), to - from));
         let active = works.map(|works| works.iter().sum::<f64>());
+        let mut busy_by_holder: BTreeMap<HoldingKey, (f64, f64)> = BTreeMap::new();
+        let all_busy = busy.unwrap_or(0.0);
+        for key in history[from..to].iter().flat_map(|holders| holders.keys()) {
+            busy_by_holder.insert(key.clone(), (0.0, all_busy));
+        }
         for tick in from..to {
             let segment = Segment {
                 holders: &history[tick],
@@ -246,6 +259,7 @@ impl Reference {
                     Ok(key) => {
                         let account = self.accounts.entry(key.clone()).or_default();
                         account.busy += busy.unwrap_or(0.0);
+                        busy_by_holder.get_mut(key).unwrap().0 += busy.unwrap_or(0.0);
                         account.energy += energy.unwrap_or(0.0);
                         let share = busy.and(history[tick][key].fraction).unwrap_or(0.0);
                         account.allocated_with_busy += share * TICK_SECONDS * covered_ratio;
@@ -257,6 +271,9 @@ impl Reference {
                     }
                 }
             }
+        }
+        if all_busy >= 1e-9 {
+            self.last_busy.extend(busy_by_holder);
         }
         if let (Some(0.0..1e-9), Some(energy), 1.0) = (active, energy, covered_ratio) {
             self.idle.push((ticks * TICK_SECONDS, energy));
