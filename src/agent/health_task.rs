@@ -11,7 +11,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::clock::Clock;
 use crate::domain::health::{Health, HealthConfig, HealthInputs, MarkError, NodeFaults, OperatorOrder};
-use crate::domain::model::{ContainerRef, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot};
+use crate::domain::model::{
+    ContainerRef, GpuHealth, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot,
+};
 use crate::node::hardware::XidBatches;
 use crate::serve::web::{AdminCommand, Marking};
 use crate::tasks::{self, Tasks};
@@ -45,7 +47,18 @@ pub fn start(config: HealthConfig, inputs: HealthTaskInputs, clock: Clock, tasks
     let (states, states_receiver) = watch::channel(Arc::default());
     let (faults, faults_receiver) = watch::channel(faults);
     let (order_sender, orders) = mpsc::channel(MAX_ORDERS);
-    let task = HealthTask { health, last_logged: 0, clock, hardware, xids, orders, snapshots, states, faults };
+    let task = HealthTask {
+        health,
+        last_logged: 0,
+        all_known: false,
+        clock,
+        hardware,
+        xids,
+        orders,
+        snapshots,
+        states,
+        faults,
+    };
     tasks.spawn("health", task.run());
     HealthHandle { states: states_receiver, faults: faults_receiver, mark: marker(order_sender, clock) }
 }
@@ -54,6 +67,8 @@ struct HealthTask {
     health: Health,
     /// The number of the last transition that was logged.
     last_logged: u64,
+    /// Whether the health of every GPU was known when changes were last logged.
+    all_known: bool,
     clock: Clock,
     hardware: watch::Receiver<Arc<HardwareState>>,
     xids: XidBatches,
@@ -147,6 +162,25 @@ impl HealthTask {
             }
         }
         self.last_logged = state.transitions.last().map_or(self.last_logged, |transition| transition.number);
+        self.log_first_checks(&state);
+    }
+
+    /// One line once every GPU that is listed has been checked.
+    fn log_first_checks(&mut self, state: &HealthState) {
+        let all_known =
+            !state.gpus.is_empty() && state.gpus.values().flat_map(GpuHealth::devices).all(|device| device.known);
+        if std::mem::replace(&mut self.all_known, all_known) || !all_known {
+            return;
+        }
+        let problem = |(uuid, gpu): (&GpuUuid, &GpuHealth)| {
+            let problem = gpu.devices().find_map(|device| device.ensure_healthy().err())?;
+            Some(format!("{uuid}: {problem}"))
+        };
+        let (gpus, unhealthy) = (state.gpus.len(), state.gpus.iter().filter_map(problem).collect::<Vec<_>>());
+        match unhealthy.len() {
+            0 => tracing::info!("{gpus} {} healthy", if gpus == 1 { "GPU" } else { "GPUs" }),
+            number => tracing::warn!(unhealthy = unhealthy.join(", "), "{} of {gpus} GPUs healthy", gpus - number),
+        }
     }
 }
 

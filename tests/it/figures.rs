@@ -179,7 +179,7 @@ impl Scene {
     }
 
     fn health(&self) -> HealthState {
-        let healthy = || DeviceHealth { healthy: true, since: Moment::default(), causes: vec![] };
+        let healthy = || DeviceHealth { healthy: true, known: true, since: Moment::default(), causes: vec![] };
         let of = |gpu: &Gpu| {
             let mig_devices = gpu.mig_devices.iter().map(|mig| (mig.uuid.clone(), healthy())).collect();
             (gpu.uuid.clone(), GpuHealth { whole: healthy(), mig_devices, xids: XidCounts::default() })

@@ -28,7 +28,7 @@ fn derive(hardware: &HardwareState) -> HealthState {
             Some(readings) if readings.stuck => cause(UnhealthyReason::Stuck, "the call does not come back"),
             _ => vec![],
         };
-        DeviceHealth { healthy: causes.is_empty(), since: Moment::default(), causes }
+        DeviceHealth { healthy: causes.is_empty(), known: true, since: Moment::default(), causes }
     };
     let of = |gpu: &Gpu| GpuHealth {
         whole: device(gpu),

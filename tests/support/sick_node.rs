@@ -163,10 +163,9 @@ impl SickNode {
         self.kubelet.devices_of("team", pod, "main").remove(0).1
     }
 
-    /// Every transition so far, except the first check.
+    /// Every transition so far.
     pub fn transitions(&self) -> Vec<Value> {
-        let transitions = self.node()["health"]["transitions"].as_array().unwrap().clone();
-        transitions.into_iter().filter(|transition| transition["reason"] != "unknown").collect()
+        self.node()["health"]["transitions"].as_array().unwrap().clone()
     }
 
     /// The first cause against the whole GPU.

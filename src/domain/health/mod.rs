@@ -40,10 +40,9 @@ pub use xids::name as xid_name;
 
 use crate::domain::model::{
     ContainerRef, GpuUuid, HardwareState, HealthCause, HealthState, HealthTransition, MigUuid, Moment, Monotonic,
-    UnhealthyReason, UnixSeconds, XidClass, XidEvent,
+    UnixSeconds, XidClass, XidEvent,
 };
 use marks::Mark;
-use strum::IntoEnumIterator;
 use tracked_gpu::{Subject, SubjectTransition, TrackedGpu};
 
 /// How long after it was listed a device is `unknown` of which no read was requested (`GpuSignals::unknown`).
@@ -104,12 +103,7 @@ struct DriverStatus {
 
 impl Health {
     pub fn new(config: HealthConfig) -> Self {
-        let counts = || UnhealthyReason::iter().map(|reason| (reason, 0)).collect();
-        let state = HealthState {
-            transition_counts: [("healthy", counts()), ("unhealthy", counts())].into(),
-            ..HealthState::default()
-        };
-        Self { config, state: Arc::new(state), ..Self::default() }
+        Self { config, ..Self::default() }
     }
 
     pub fn state(&self) -> Arc<HealthState> {
@@ -255,8 +249,6 @@ impl Health {
             next.gpus.insert(uuid.clone(), gpu.health());
             for SubjectTransition { subject, to_healthy, cause: HealthCause { reason, detail, .. } } in transitions {
                 self.transition_count += 1;
-                let to = if to_healthy { "healthy" } else { "unhealthy" };
-                *next.transition_counts.entry(to).or_default().entry(reason).or_default() += 1;
                 let number = self.transition_count;
                 let (gpu, mig) = (uuid.clone(), subject.mig().cloned());
                 let transition =

@@ -242,7 +242,7 @@ impl TrackedGpu {
         current
     }
 
-    /// Makes the health of the GPU, or of one MIG device, follow its causes. The first evaluation is no transition, and
+    /// Makes the health of the GPU, or of one MIG device, follow its causes. The first known health is no transition, and
     /// neither is another cause of an unhealthy device.
     fn update_health(&mut self, subject: Subject, context: EvaluationContext<'_>) -> Option<SubjectTransition> {
         let EvaluationContext { config, now, .. } = context;
@@ -257,17 +257,23 @@ impl TrackedGpu {
         };
         let causes: Vec<HealthCause> = states.into_iter().map(cause).collect();
         let healthy = causes.is_empty();
+        let known = healthy || causes.iter().any(|cause| cause.reason != UnhealthyReason::Unknown);
         let Some(health) = self.health.get_mut(&subject) else {
             let earlier = self.earlier_since.remove(&subject).filter(|since| !healthy && *since <= now.unix);
             let since = earlier.map_or(now, |unix| Moment { monotonic: Monotonic::default(), unix });
-            self.health.insert(subject, DeviceHealth { healthy, since, causes });
+            self.health.insert(subject, DeviceHealth { healthy, known, since, causes });
             return None;
         };
         let before = std::mem::replace(&mut health.causes, causes);
+        let was_known = health.known;
+        health.known |= known;
         if health.healthy == healthy {
             return None;
         }
         (health.healthy, health.since) = (healthy, now);
+        if !was_known {
+            return None;
+        }
         let named = if healthy { before.first() } else { health.causes.first() };
         let cause = named.expect("an unhealthy device has a cause").clone();
         Some(SubjectTransition { subject, to_healthy: healthy, cause })

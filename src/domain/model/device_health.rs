@@ -16,9 +16,6 @@ pub struct HealthState {
     pub gpus: BTreeMap<GpuUuid, GpuHealth>,
     /// The latest transitions, oldest first; bounded.
     pub transitions: Vec<HealthTransition>,
-    /// Transitions by `healthy` or `unhealthy`, then by reason, since the start.
-    #[serde(skip)]
-    pub transition_counts: BTreeMap<&'static str, BTreeMap<UnhealthyReason, u64>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,7 +31,10 @@ pub struct GpuHealth {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceHealth {
     pub healthy: bool,
-    /// The time of its last transition, or of its first listing. A fault of an earlier agent keeps its time.
+    /// Whether it was ever healthy, or unhealthy by more than `unknown`. Until then a change to healthy is no transition.
+    #[serde(skip)]
+    pub known: bool,
+    /// When `healthy` last changed, or it was first listed. A fault of an earlier agent keeps its time.
     pub since: Moment,
     /// Sorted by reason; empty if and only if it is healthy.
     pub causes: Vec<HealthCause>,

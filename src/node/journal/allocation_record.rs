@@ -48,10 +48,10 @@ pub struct AllocationRecord {
     pub figures: Figures,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub xids: Vec<Xid>,
-    /// Health transitions of the device meanwhile, oldest first.
+    /// Changes of the device's health meanwhile, oldest first. Beyond a limit, the last ones and faults.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub health: Vec<HealthEvent>,
-    /// Further ones, beyond the limit.
+    /// How many were dropped.
     #[serde(default, skip_serializing_if = "is_default")]
     pub health_dropped: u32,
 }
@@ -93,7 +93,7 @@ pub struct Xid {
     pub count: u64,
 }
 
-/// A health transition, or that the device was unhealthy when the holding began.
+/// A change of the device's health, or that it was unhealthy when the holding began.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HealthEvent {
     pub at: f64,

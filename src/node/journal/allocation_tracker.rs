@@ -218,7 +218,8 @@ impl AllocationTracker {
         let transitions = &snapshot.health.transitions;
         for transition in transitions.iter().filter(|transition| transition.number > self.last_transition) {
             for (key, tracked) in &mut self.tracked {
-                let concerned = key.gpu == transition.gpu && (transition.mig.is_none() || transition.mig == key.mig);
+                // Of a MIG device too: a cause of its GPU is one of its own.
+                let concerned = (&transition.gpu, &transition.mig) == (&key.gpu, &key.mig);
                 if concerned && tracked.ended.is_none() && transition.at.monotonic >= tracked.since {
                     subject::note(&mut tracked.record, subject::health_event(transition));
                     self.waiting.insert(tracked.record.id, tracked.record.clone());
@@ -227,6 +228,14 @@ impl AllocationTracker {
             }
         }
         self.last_transition = transitions.last().map_or(self.last_transition, |transition| transition.number);
+        // A first check is no transition, and an earlier agent may have left the device in another state.
+        for (key, tracked) in self.tracked.iter_mut().filter(|(_, tracked)| tracked.ended.is_none()) {
+            let health = snapshot.health.device(&key.gpu, key.mig.as_ref());
+            if health.is_some_and(|health| subject::note_difference(&mut tracked.record, health)) {
+                self.waiting.insert(tracked.record.id, tracked.record.clone());
+                urgent = true;
+            }
+        }
         urgent
     }
 
@@ -335,11 +344,7 @@ impl Tracked {
         let own_events = std::mem::replace(&mut self.record.health, old.health.clone());
         self.record.health_dropped += old.health_dropped;
         for event in own_events {
-            // The earlier record may have the same unhealthy event.
-            let last = self.record.health.last();
-            if last.is_none_or(|last| (last.healthy, &last.reason) != (event.healthy, &event.reason)) {
-                subject::note(&mut self.record, event);
-            }
+            subject::note(&mut self.record, event);
         }
         self.carried_xids = old.xids;
         self.continues_earlier = true;

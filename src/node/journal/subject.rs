@@ -6,11 +6,11 @@ use std::sync::Arc;
 use super::allocation_record::{AllocationRecord, HealthEvent, JournalDevice, Xid};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{
-    Account, ContainerRef, ContainerXid, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic, PciBusId,
-    ResourceName, Snapshot, UnixSeconds,
+    Account, ContainerRef, ContainerXid, DeviceHealth, DeviceId, GpuUuid, HealthTransition, MigUuid, Monotonic,
+    PciBusId, ResourceName, Snapshot, UnhealthyReason, UnixSeconds,
 };
 
-/// Health transitions kept for one holding; the rest are counted.
+/// Changes of the device's health kept for one holding; the rest are counted.
 const HEALTH_EVENTS: usize = 32;
 /// XID codes kept for one holding.
 const XID_CODES: usize = 32;
@@ -57,10 +57,8 @@ pub fn record(account: &Account, snapshot: &Snapshot, began: UnixSeconds, id: u6
     };
     record.device.mig_uuid = account.mig.as_ref().map(MigUuid::to_shared);
     describe(&mut record, account, snapshot);
-    let health = snapshot.health.device(&account.gpu, account.mig.as_ref());
-    if let Some((health, cause)) = health.and_then(|health| Some((health, health.causes.first()?))) {
-        let (reason, detail) = (cause.reason.into_str().into(), Arc::clone(&cause.detail));
-        note(&mut record, HealthEvent { at: health.since.unix.0, healthy: false, reason, detail });
+    if let Some(health) = snapshot.health.device(&account.gpu, account.mig.as_ref()) {
+        note_difference(&mut record, health);
     }
     record
 }
@@ -138,12 +136,39 @@ pub fn health_event(transition: &HealthTransition) -> HealthEvent {
     }
 }
 
+/// Adds the event, unless the last one is the same. Beyond the limit, the first that is no fault is dropped, or else the
+/// first.
 pub fn note(record: &mut AllocationRecord, event: HealthEvent) {
-    if record.health.len() < HEALTH_EVENTS {
-        record.health.push(event);
-    } else {
+    let is_same = |last: &HealthEvent| last.healthy == event.healthy && (event.healthy || last.reason == event.reason);
+    if record.health.last().map_or(event.healthy, is_same) {
+        return;
+    }
+    if record.health.len() == HEALTH_EVENTS {
+        let no_faults = [UnhealthyReason::Admin.into_str(), UnhealthyReason::Unknown.into_str()];
+        let is_fault = |event: &HealthEvent| !event.healthy && !no_faults.contains(&&*event.reason);
+        let dropped = record.health.iter().position(|event| !is_fault(event)).unwrap_or(0);
+        record.health.remove(dropped);
         record.health_dropped += 1;
     }
+    record.health.push(event);
+}
+
+/// Adds an event where the device has another health than the record's last event, which may be an earlier agent's. A
+/// health that is unknown differs from none. True if it was added.
+pub fn note_difference(record: &mut AllocationRecord, health: &DeviceHealth) -> bool {
+    let last = record.health.last();
+    let was_healthy = last.is_none_or(|last| last.healthy);
+    let is_unknown = health.reason() == Some(UnhealthyReason::Unknown);
+    if is_unknown || health.healthy == was_healthy {
+        return false;
+    }
+    let event = match (health.causes.first(), last) {
+        (Some(cause), _) => (cause.reason.into_str().into(), Arc::clone(&cause.detail)),
+        (None, last) => last.map(|last| (Arc::clone(&last.reason), Arc::clone(&last.detail))).unwrap_or_default(),
+    };
+    let (at, healthy, (reason, detail)) = (health.since.unix.0, health.healthy, event);
+    note(record, HealthEvent { at, healthy, reason, detail });
+    true
 }
 
 /// Whether, by settled allocations, the container no longer holds this device. Without hardware data, only a pod or

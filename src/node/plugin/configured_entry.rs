@@ -153,9 +153,10 @@ fn hardware_health(hardware: &OfferedHardware, health: &HealthState) -> OfferedH
         OfferedHardware::Mig { gpu, uuid, .. } => health.device(gpu, Some(uuid)),
         OfferedHardware::Nodes(_) | OfferedHardware::Nothing => return Ok(()),
     };
+    let unhealthy = |known, reason, detail| PluginUnhealthy { known, ..PluginUnhealthy::device(reason, detail) };
     let Some(device) = device else {
-        return Err(PluginUnhealthy::device(UnhealthyReason::Unknown, "it has not been checked yet"));
+        return Err(unhealthy(false, UnhealthyReason::Unknown, "it has not been checked yet".to_owned()));
     };
     let reason = device.reason().unwrap_or(UnhealthyReason::Unknown);
-    device.ensure_healthy().map_err(|detail| PluginUnhealthy::device(reason, detail))
+    device.ensure_healthy().map_err(|detail| unhealthy(device.known, reason, detail))
 }

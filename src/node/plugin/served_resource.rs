@@ -125,7 +125,9 @@ impl ServedResource {
         for (device, before) in paired(&self.offer.borrow(), now) {
             match (before, &device.health) {
                 (Some(Ok(())), Err(unhealthy)) => self.status.transition("unhealthy", unhealthy.reason),
-                (Some(Err(unhealthy)), Ok(())) => self.status.transition("healthy", unhealthy.reason),
+                (Some(Err(unhealthy)), Ok(())) if unhealthy.known => {
+                    self.status.transition("healthy", unhealthy.reason);
+                }
                 _ => {}
             }
         }

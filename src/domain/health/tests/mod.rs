@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::*;
 use crate::domain::model::{
     DeviceReadings, EccLocation, FabricState, Fast, Gpu, HardwareSource, MigDevice, Platform, Released, RowRemap, Slow,
-    Stamped, UnixSeconds, XidClass, XidInstance,
+    Stamped, UnhealthyReason, UnixSeconds, XidClass, XidInstance,
 };
 
 const GPU: &str = "GPU-0";

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::domain::model::{
-    Allocations, ContainerRef, ContainerXid, HealthState, HealthTransition, Holding, KubeletState, Pod, SharingForm,
-    UnhealthyReason, XidClass,
+    Allocations, ContainerRef, ContainerXid, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition,
+    Holding, KubeletState, Pod, SharingForm, UnhealthyReason, XidClass, XidCounts,
 };
 use crate::test_data;
 
@@ -23,7 +23,7 @@ struct Node {
     born: f64,
     accounts: BTreeMap<String, Account>,
     uids: BTreeMap<String, String>,
-    turns: Vec<HealthTransition>,
+    health: HealthState,
     xids: Vec<ContainerXid>,
     settled: bool,
 }
@@ -57,6 +57,23 @@ impl Node {
         }
     }
 
+    /// The device has this health from now on. `known`: a transition has led to it.
+    fn turn(&mut self, reason: Option<UnhealthyReason>, known: bool) {
+        let (healthy, since, detail) = (reason.is_none(), self.now(), Arc::<str>::from("because"));
+        let cause = |reason| HealthCause { reason, detail: Arc::clone(&detail), clears: "".into() };
+        let whole = DeviceHealth { healthy, known, since, causes: reason.map(cause).into_iter().collect() };
+        self.health
+            .gpus
+            .insert(GPU.into(), GpuHealth { whole, mig_devices: BTreeMap::new(), xids: XidCounts::default() });
+        if known {
+            let number = self.health.transitions.last().map_or(1, |last| last.number + 1);
+            let reason = reason.unwrap_or(UnhealthyReason::Unknown);
+            let (gpu, mig, holders) = (GPU.into(), None, vec![]);
+            let turn = HealthTransition { number, gpu, mig, to_healthy: healthy, reason, detail, at: since, holders };
+            self.health.transitions.push(turn);
+        }
+    }
+
     fn forget(&mut self, pod: &str) {
         self.accounts.remove(pod);
     }
@@ -74,7 +91,7 @@ impl Node {
             at: self.now(),
             accounts: self.accounts.values().cloned().collect(),
             kubelet: Arc::new(kubelet),
-            health: Arc::new(HealthState { transitions: self.turns.clone(), ..HealthState::default() }),
+            health: Arc::new(self.health.clone()),
             container_xids: self.xids.clone(),
             ..Snapshot::default()
         }
@@ -223,7 +240,7 @@ fn xids_and_transitions_belong_to_the_holding_at_their_time() {
         at,
         holders: vec![],
     };
-    node.turns = vec![transition(1, false, node.now()), transition(2, true, node.now())];
+    node.health.transitions = vec![transition(1, false, node.now()), transition(2, true, node.now())];
     node.xids.push(ContainerXid {
         container: ContainerRef::new("team", "a", "main"),
         gpu: GPU.into(),
@@ -245,6 +262,26 @@ fn xids_and_transitions_belong_to_the_holding_at_their_time() {
     tracker.requeue_all();
     let next = tracker.to_write().into_iter().find(AllocationRecord::is_open).expect("the next one");
     assert_eq!((next.xids, next.health), (vec![], vec![]), "not the next one's");
+}
+
+/// A loss at the beginning was dropped, and what came last, for the marks between.
+#[test]
+fn of_many_changes_of_health_the_faults_and_the_last_ones_are_kept() {
+    let (mut node, mut tracker) = (Node::new(BIRTH), loaded());
+    node.hold("a");
+    tracker.observe(&node.snapshot());
+    for number in 0..100 {
+        for reason in [Some(if number == 3 { UnhealthyReason::Lost } else { UnhealthyReason::Admin }), None] {
+            node.pass(1);
+            node.turn(reason, true);
+            tracker.observe(&node.snapshot());
+        }
+    }
+    let record = tracker.live().into_values().next().expect("one holding");
+    let reasons: Vec<_> = record.health.iter().filter(|event| !event.healthy).map(|event| &*event.reason).collect();
+    assert_eq!((record.health.len(), record.health_dropped), (32, 168));
+    assert_eq!((reasons[0], reasons[1..].iter().all(|reason| *reason == "admin")), ("lost", true));
+    assert!(record.health.last().is_some_and(|last| last.healthy && last.at == BIRTH + 200.0));
 }
 
 #[test]

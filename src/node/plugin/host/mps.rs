@@ -93,7 +93,7 @@ mod tests {
         fs::create_dir_all(own.join("pipe")).unwrap();
         for file in [".started", "pipe/control", "pipe/nvidia-cuda-mps-control.pid"] {
             let now = health();
-            let PluginUnhealthy { reason, detail } = now[0].clone().unwrap_err();
+            let PluginUnhealthy { reason, detail, .. } = now[0].clone().unwrap_err();
             assert_eq!(reason, PluginUnhealthyReason::Mps);
             assert!(detail.contains(&format!("no /run/nvidia/mps/nvidia.com/gpu/{file};")), "{detail}");
             assert_eq!((now[1].is_err(), now[2].is_ok()), (true, true), "{now:?}");

@@ -34,11 +34,13 @@ pub struct PluginUnhealthy {
     pub reason: PluginUnhealthyReason,
     /// For operators: a refused allocation quotes it.
     pub detail: Arc<str>,
+    /// False before the first check of its device: that it then becomes healthy is no transition.
+    pub known: bool,
 }
 
 impl PluginUnhealthy {
     pub fn new(reason: PluginUnhealthyReason, detail: impl Into<Arc<str>>) -> Self {
-        Self { reason, detail: detail.into() }
+        Self { reason, detail: detail.into(), known: true }
     }
 
     pub fn device(reason: UnhealthyReason, detail: impl Into<Arc<str>>) -> Self {

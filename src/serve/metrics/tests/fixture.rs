@@ -158,9 +158,10 @@ fn plugin() -> PluginState {
 
 /// A healthy GPU, a lost one, and one with an unhealthy MIG device.
 fn health() -> HealthState {
-    let well = || DeviceHealth { healthy: true, since: moment(1), causes: vec![] };
+    let well = || DeviceHealth { healthy: true, known: true, since: moment(1), causes: vec![] };
     let sick = |reason, detail: &str| DeviceHealth {
         healthy: false,
+        known: true,
         since: moment(300),
         causes: vec![HealthCause { reason, detail: detail.into(), clears: "recovers after a reset".into() }],
     };

@@ -156,3 +156,35 @@ fn time_observed_by_two_agents_counts_once() {
     assert_eq!(record.figures.allocated_seconds, Some(60.0), "from 0 to 60, each second once");
     assert_eq!(record.unseen_seconds, 0.0);
 }
+
+/// Each start added "unhealthy (unknown); healthy (unknown)" to every open holding.
+#[test]
+fn the_first_check_of_an_agent_is_a_change_only_if_it_differs_from_the_last_state() {
+    let (lost, unknown) = (Some(UnhealthyReason::Lost), Some(UnhealthyReason::Unknown));
+    let mut disk = first_life(None);
+    let mut expected = vec![];
+    for restart in 1..=20 {
+        let (mut node, mut tracker) = (Node::new(BIRTH + f64::from(restart) * 100.0), AllocationTracker::default());
+        tracker.load(open(&disk), 0, node.now());
+        // While agent 3 runs, the device is lost; it is found lost by 4 and 5, and well by 6.
+        let first_check = lost.filter(|_| [4, 5].contains(&restart));
+        for (health, known) in [(unknown, false), (first_check, false)] {
+            node.turn(health, known);
+            node.hold("a");
+            tracker.observe(&node.snapshot());
+            node.pass(1);
+        }
+        if restart == 3 {
+            node.turn(lost, true);
+            tracker.observe(&node.snapshot());
+            expected.push((false, BIRTH + 302.0));
+        }
+        expected.extend((restart == 6).then_some((true, BIRTH + 601.0)));
+        tracker.requeue_all();
+        write(&mut disk, &mut tracker);
+        let record = disk.values().next().expect("one holding");
+        let events: Vec<_> = record.health.iter().map(|event| (event.healthy, event.at)).collect();
+        assert_eq!((disk.len(), events), (1, expected.clone()), "restart {restart}");
+    }
+    assert!(disk.values().flat_map(|record| &record.health).all(|event| &*event.reason == "lost"));
+}
