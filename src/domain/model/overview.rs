@@ -25,7 +25,7 @@ pub struct DeviceOverview {
     pub busy_ratio: Option<f64>,
     /// Of a shared device.
     pub slots: Option<usize>,
-    /// Slots that no container holds.
+    /// Slots that a container can get: none of a device that is not healthy or not present.
     pub free_slots: Option<usize>,
 }
 

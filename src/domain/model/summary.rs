@@ -29,11 +29,13 @@ fn device(snapshot: &Snapshot, slots: &SlotCounts, gpu: &Gpu, mig: Option<&MigDe
     let slots = slots.get(&(gpu.uuid.clone(), mig_uuid.cloned())).copied();
     let held: usize = holdings().map(|holding| holding.device_ids.len()).sum();
     let is_healthy = snapshot.health.device(&gpu.uuid, mig_uuid).is_some_and(|health| health.healthy);
+    let is_available = gpu.present && is_healthy;
+    let free_of = |slots: usize| if is_available { slots.saturating_sub(held) } else { 0 };
     let state = match holdings().next() {
         Some(_) => DeviceState::Held,
         None if snapshot.hardware.inventory.unserved.contains_key(&gpu.uuid) => DeviceState::Unserved,
         None if mig.is_none() && !gpu.mig_devices.is_empty() => DeviceState::Partitioned,
-        None if gpu.present && is_healthy => DeviceState::Free,
+        None if is_available => DeviceState::Free,
         None => DeviceState::Unavailable,
     };
     DeviceOverview {
@@ -42,7 +44,7 @@ fn device(snapshot: &Snapshot, slots: &SlotCounts, gpu: &Gpu, mig: Option<&MigDe
         state: snapshot.kubelet.allocations.is_some().then_some(state),
         busy_ratio: busy_ratio(gpu, snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings), mig),
         slots,
-        free_slots: slots.filter(|_| snapshot.kubelet.allocations.is_some()).map(|slots| slots.saturating_sub(held)),
+        free_slots: slots.filter(|_| snapshot.kubelet.allocations.is_some()).map(free_of),
     }
 }
 

@@ -29,7 +29,7 @@ fn a_device_is_free_where_it_can_be_had() {
 }
 
 #[test]
-fn slots_are_free_that_no_container_holds() {
+fn slots_are_free_that_a_container_can_get() {
     let mut snapshot = fixture::snapshot();
     let slots = |snapshot: &Snapshot| {
         (device_overview(snapshot, fixture::WHOLE).slots, device_overview(snapshot, fixture::WHOLE).free_slots)
@@ -38,6 +38,9 @@ fn slots_are_free_that_no_container_holds() {
     (holding.sharing, holding.device_ids) = (SharingForm::TimeSlicing, vec!["one".into(), "two".into()]);
     assert_eq!(slots(&snapshot), (Some(4), Some(2)));
     assert_eq!(device_overview(&snapshot, fixture::LOST).slots, None, "it is not shared");
+    let health = &mut Arc::make_mut(&mut snapshot.health).gpus;
+    health.get_mut(&GpuUuid::from(fixture::WHOLE)).unwrap().whole.healthy = false;
+    assert_eq!(slots(&snapshot), (Some(4), Some(0)), "no pod gets a slot of an unhealthy device");
 }
 
 #[test]

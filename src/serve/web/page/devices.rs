@@ -152,7 +152,7 @@ fn state(page: &NodePage<'_>, device: Option<&DeviceOverview>) -> Markup {
     let what = if device.slots.is_some() { "slot" } else { "MIG device" };
     match (page.snapshot.overview.free_parts(device), device.state) {
         (Some((free, all)), _) => html! {
-            p.free { (figure("free", Some(free as f64), |free| free.to_string())) " of " (counted(all, what)) " free" }
+            p.free.none[free == 0] { (figure("free", Some(free as f64), |free| free.to_string())) " of " (counted(all, what)) " free" }
         },
         (None, Some(DeviceState::Free)) => html! { p.free { "free" } },
         (None, _) => html! {},

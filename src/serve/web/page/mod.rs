@@ -243,6 +243,20 @@ mod tests {
     }
 
     #[test]
+    fn no_free_slot_is_not_shown_as_good() {
+        let mut snapshot = fixture::snapshot();
+        for (free, class) in [(2, "free"), (0, "free none")] {
+            let device = &mut snapshot.overview.devices[0];
+            (device.slots, device.free_slots) = (Some(125), Some(free));
+            let page = rendered(&snapshot, None);
+            let shown = format!(
+                "<p class=\"{class}\"><b data-figure=\"free\" data-value=\"{free}.000\">{free}</b> of 125 slots free"
+            );
+            assert!(page.contains(&shown), "{page}");
+        }
+    }
+
+    #[test]
     fn equal_division_is_shown_with_its_remedy_and_each_percentage_is_of_the_device() {
         let mut snapshot = fixture::snapshot();
         assert!(!rendered(&snapshot, None).contains("divided equally"));
