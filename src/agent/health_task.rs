@@ -17,6 +17,7 @@ use crate::domain::model::{
 use crate::node::hardware::XidBatches;
 use crate::serve::web::{AdminCommand, Marking};
 use crate::tasks::{self, Tasks};
+use crate::words;
 
 /// Orders in the queue; the next one waits until one is executed.
 const MAX_ORDERS: usize = 16;
@@ -212,7 +213,7 @@ fn pods(holders: &[ContainerRef], is_known: bool) -> String {
 fn log_order(order: &OperatorOrder, device: &str, now: Monotonic) {
     match order {
         OperatorOrder::Mark { reason, until, .. } => {
-            let lasts = until.map(|until| humantime::format_duration(until.since(now)).to_string());
+            let lasts = until.map(|until| words::duration(until.since(now)));
             tracing::info!(order = "mark", device, reason, lasts, "an operator's order");
         }
         OperatorOrder::Unmark { .. } => tracing::info!(order = "unmark", device, "an operator's order"),

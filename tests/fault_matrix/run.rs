@@ -8,6 +8,7 @@ use crate::document;
 use crate::rig::{Rig, Setup, TRAINER, unix_now};
 use crate::row::{Area, GoesOn, Log, Row, Text};
 use crate::support::agent::Page;
+use crate::support::logfmt::fields;
 
 /// For the symptoms: the longest wait of podmeter is ten seconds, and the machine may be busy.
 const SEEN: Duration = Duration::from_secs(120);
@@ -86,6 +87,8 @@ fn one(row: &Row, rig: &mut Rig) -> Result<Duration, String> {
     };
     rig.drop_held();
     no_fall(&before, &rig.metrics(), rig.pid() == pid)?;
+    // What a start that failed prints is no log.
+    rig.log()[mark..].lines().filter(|line| line.starts_with("time=")).try_for_each(|line| fields(line).map(drop))?;
     Ok(took)
 }
 
@@ -147,7 +150,8 @@ fn seen(row: &Row, rig: &Rig, before: &Page, mark: usize) -> Result<(), String> 
     })?;
     let log = rig.log();
     // Other processes may have used all inotify watches; podmeter then polls.
-    let is_logged = |line: &&str| (line.contains(" WARN ") || line.contains(" ERROR ")) && !line.contains("no inotify");
+    let is_logged =
+        |line: &&str| (line.contains("level=WARN") || line.contains("level=ERROR")) && !line.contains("no inotify");
     match (&row.log, log[mark..].lines().find(is_logged)) {
         (Log::Silent, Some(line)) => Err(format!("in the log: {line}")),
         _ => Ok(()),

@@ -1,7 +1,7 @@
 //! Device health, end to end: from a driver library loaded like the real one to the kubelet, the page and the log of
 //! the started binary, and back.
 
-use crate::support::agent;
+use crate::support::{agent, logfmt};
 use std::collections::BTreeMap;
 
 use crate::support::sick_node::{GPU, MIXED, QUICK, SickNode, eight_gpus, mig, on_gpu, partitioned, slot, uuid};
@@ -32,7 +32,7 @@ async fn an_xid_79_takes_every_slot_of_its_gpu_and_a_reload_brings_them_back() {
     assert_eq!((transition["gpu"].as_str(), transition["reason"].as_str()), (Some(uuid(sick).as_str()), Some("xid")));
     assert_eq!(transition["holders"], json!([{"namespace": "team", "pod": "trainer", "container": "main"}]));
     let logged = |line: &str| {
-        [" unhealthy ", uuid(sick).as_str(), "team/trainer", "XID 79"].iter().all(|word| line.contains(word))
+        ["msg=unhealthy ", uuid(sick).as_str(), "team/trainer", "XID 79"].iter().all(|word| line.contains(word))
     };
     node.until_page("the line in the log", |_| node.running.log().lines().any(logged));
 
@@ -235,6 +235,10 @@ async fn the_day_of_the_demo_ends_as_it_began() {
     }
     assert!(page.value("podmeter_plugin_kubelet_restarts_total", &[]) >= Some(1.0));
     assert_eq!(page.count("podmeter_device_power_watts", &[]), 8);
+    for line in running.log().lines() {
+        let fields = logfmt::fields(line).unwrap_or_else(|problem| panic!("{problem}\n{line}"));
+        assert!(fields.iter().zip(["time", "level", "msg"]).all(|((name, _), expected)| name == expected), "{line}");
+    }
 }
 
 #[test]

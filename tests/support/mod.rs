@@ -16,6 +16,7 @@ pub mod hardware;
 pub mod kubelet;
 pub mod lab;
 pub mod links;
+pub mod logfmt;
 pub mod plugin_harness;
 pub mod polling;
 pub mod prometheus;

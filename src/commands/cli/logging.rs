@@ -3,20 +3,22 @@
 //! In: events from any thread. Out: lines, written by one thread from a bounded queue. A line that finds the queue full is
 //! dropped and counted; no caller waits for standard error.
 
-use std::borrow::Cow;
-use std::io::{self, Write};
+use std::io::Write;
 use std::panic::PanicHookInfo;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tracing::{Event, Subscriber};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::layer::{Context, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{Layer, Registry, fmt, reload};
+use tracing_subscriber::{Layer, Registry, reload};
 
+use super::log_line::log_line;
 use crate::agent::{DroppedLogLines, LogFormat};
+use crate::clock::Clock;
 use crate::words::counted;
 
 /// A burst of a large node's messages; at some 200 bytes a line, 200 KiB.
@@ -36,12 +38,7 @@ pub fn start(format: LogFormat, level: &str) -> Log {
     let (filter, level) = reload::Layer::new(targets(level));
     let (lines, queue) = queue(std::io::stderr());
     let dropped = lines.error_counter();
-    let lines = fmt::layer().with_writer(move || LogLines(lines.clone())).log_internal_errors(false);
-    let output = match format {
-        LogFormat::Text => lines.with_ansi(false).with_target(false).boxed(),
-        LogFormat::Json => lines.json().flatten_event(true).boxed(),
-    };
-    tracing_subscriber::registry().with(filter).with(output).init();
+    tracing_subscriber::registry().with(filter).with(Lines { queue: lines, format, clock: Clock::start() }).init();
     // The default hook would block on standard error.
     std::panic::set_hook(Box::new(log_panic));
     Log { level, dropped, queue }
@@ -92,45 +89,18 @@ impl Log {
     }
 }
 
-/// Passes lines on, each as one line.
-struct LogLines(NonBlocking);
-
-impl Write for LogLines {
-    /// One call is one line.
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.0.write_all(one_line(&String::from_utf8_lossy(line)).as_bytes())?;
-        Ok(line.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+/// Queues each event as a line.
+struct Lines {
+    queue: NonBlocking,
+    format: LogFormat,
+    clock: Clock,
 }
 
-/// The line with every control character before its end escaped, and what would hide or reorder text: a name or a
-/// message from elsewhere cannot imitate a separate line. In the same form as in JSON.
-fn one_line(line: &str) -> Cow<'_, str> {
-    let (text, end) = line.strip_suffix('\n').map_or((line, ""), |text| (text, "\n"));
-    if !text.chars().any(must_be_escaped) {
-        return Cow::Borrowed(line);
+impl<S: Subscriber> Layer<S> for Lines {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        // It does not fail: a line that does not fit is counted.
+        let _ = self.queue.clone().write_all(log_line(event, self.clock.now().unix, self.format).as_bytes());
     }
-    let mut escaped = String::with_capacity(line.len() + 16);
-    for character in text.chars() {
-        match character {
-            '\n' => escaped.push_str("\\n"),
-            '\r' => escaped.push_str("\\r"),
-            '\t' => escaped.push_str("\\t"),
-            character if must_be_escaped(character) => escaped.push_str(&format!("\\u{:04x}", u32::from(character))),
-            character => escaped.push(character),
-        }
-    }
-    Cow::Owned(escaped + end)
-}
-
-fn must_be_escaped(character: char) -> bool {
-    // Line and paragraph separators, and the marks that reverse the direction of writing.
-    let reorders = matches!(character, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    character.is_control() || reorders
 }
 
 fn log_panic(panic: &PanicHookInfo) {
@@ -151,6 +121,7 @@ fn targets(level: &str) -> Targets {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
     use std::sync::mpsc::Receiver;
 
     use super::*;
@@ -180,12 +151,5 @@ mod tests {
         let dropped = lines.error_counter().dropped_lines();
         assert!((499..=500).contains(&dropped), "{dropped}");
         drop(unblock);
-    }
-
-    #[test]
-    fn foreign_text_makes_no_line_of_its_own() {
-        let forged = "WARN pod=\"a\nERROR forged\r\u{1b}[2J\u{85}\u{2028}\u{202e}b\t\"\n";
-        assert_eq!(one_line(forged), "WARN pod=\"a\\nERROR forged\\r\\u001b[2J\\u0085\\u2028\\u202eb\\t\"\n");
-        assert!(matches!(one_line("INFO plain text,日本 too\n"), Cow::Borrowed(_)));
     }
 }

@@ -9,6 +9,7 @@ mod completion;
 mod demo;
 mod doctor;
 mod health;
+mod log_line;
 mod logging;
 mod nvidia;
 mod options;

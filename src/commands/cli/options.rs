@@ -280,7 +280,7 @@ options! {
         state_max_size "SIZE": Size = "64MiB" in "4MiB"..="16GiB", restart;
         /// How long the journal keeps ended holdings
         state_max_age "DUR": Duration = "90days" in "1h"..="20years", restart;
-        /// Format of the log
+        /// Format of the log; `text` is logfmt
         log_format "FORMAT": LogFormat = "text", restart;
     }
 }

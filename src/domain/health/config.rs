@@ -6,6 +6,8 @@ use std::time::Duration;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
+use crate::words;
+
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -112,7 +114,7 @@ fn duration<'de, D: Deserializer<'de>>(deserializer: D, key: &str, most: Duratio
         humantime::parse_duration(&text).map_err(|error| D::Error::custom(format!("{key} {text:?}: {error}")))?;
     match value <= most {
         true => Ok(value),
-        false => Err(D::Error::custom(format!("{key} {text}: must be 0s to {}", humantime::format_duration(most)))),
+        false => Err(D::Error::custom(format!("{key} {text}: must be 0s to {}", words::duration(most)))),
     }
 }
 
@@ -171,12 +173,12 @@ mod tests {
             ("xids:\n  48: fatal\n", ["fatal", "unhealthy"]),
             ("xids:\n  all: count\n", ["all", "line 2"]),
             ("holdDown: soon\n", ["holdDown", "soon"]),
-            ("holdDown: 2days\n", ["holdDown", "0s to 1day"]),
+            ("holdDown: 2days\n", ["holdDown", "0s to 1d"]),
             ("recovery: never\n", ["never", "manual"]),
             ("uncorrectableECC: bad\n", ["bad", "count"]),
             ("fabric: bad\n", ["bad", "ignore"]),
             ("stuckLimit: 2h\n", ["stuckLimit", "0s to 1h"]),
-            ("releasedLimit: 2days\n", ["releasedLimit", "0s to 1day"]),
+            ("releasedLimit: 2days\n", ["releasedLimit", "0s to 1d"]),
             ("holddown: 1s\n", ["holddown", "holdDown"]),
         ] {
             let error = parse(text).expect_err(text);

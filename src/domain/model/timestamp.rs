@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use super::UnixSeconds;
 
-/// `2026-11-21T10:41:07Z`
+/// `2026-11-21T10:41:07Z`; as `{:.6}` with microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timestamp(pub UnixSeconds);
 
@@ -19,7 +19,11 @@ impl From<UnixSeconds> for Timestamp {
 impl std::fmt::Display for Timestamp {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let since = Duration::try_from_secs_f64(self.0.0).ok().filter(|since| *since < END_OF_9999);
-        humantime::format_rfc3339_seconds(UNIX_EPOCH + since.unwrap_or_default()).fmt(formatter)
+        let time = UNIX_EPOCH + since.unwrap_or_default();
+        match formatter.precision() {
+            None => humantime::format_rfc3339_seconds(time).fmt(formatter),
+            Some(_) => humantime::format_rfc3339_micros(time).fmt(formatter),
+        }
     }
 }
 
@@ -40,6 +44,7 @@ mod tests {
     fn any_clock_can_be_written() {
         let text = |seconds: f64| Timestamp(UnixSeconds(seconds)).to_string();
         assert_eq!(text(1_700_000_000.9), "2023-11-14T22:13:20Z");
+        assert_eq!(format!("{:.6}", Timestamp(UnixSeconds(1_700_000_000.5))), "2023-11-14T22:13:20.500000Z");
         for seconds in [-1.0, f64::NAN, f64::INFINITY, 1e300, 253_402_300_800.0] {
             assert_eq!(text(seconds), "1970-01-01T00:00:00Z", "{seconds}");
         }

@@ -49,6 +49,7 @@ use super::worker::{Loading, Thread};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
 use crate::domain::model::{Collector, DriverInfo, GpuUuid, HardwareState, Monotonic};
+use crate::words;
 
 /// How long a stopping supervisor waits for the driver to be closed.
 const STOP: Duration = Duration::from_secs(2);
@@ -299,7 +300,7 @@ impl Supervisor {
                 self.event_thread.take_if(|event_thread| event_thread.number == number);
             }
             SupervisorMessage::Release(duration, reply) => {
-                info!(?duration, "the driver is released on request");
+                info!(duration = words::duration(duration), "the driver is released on request");
                 self.releases.release(duration, reply, self.clock.now(), self.settings.release_limit);
                 self.drain(now);
                 self.publish();
