@@ -1,5 +1,6 @@
 //! The tasks that run for as long as the process, and four ways in which a task waits. Does not depend on what a task does.
 //!
+//! - [`runtime`]: what the tasks run on, with its threads.
 //! - [`Tasks`]: each has a name and an owner, and its end is observed.
 //! - [`changed`]: for a change of a watched value.
 //! - [`within`]: with a deadline, which does not count time in which the process was stopped.
@@ -7,11 +8,18 @@
 //! - [`DirectoryEvents`]: for changed entries of directories.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use inotify::{EventStream, Inotify, WatchMask};
+use parking_lot::Mutex;
+use tokio::io::AsyncWriteExt as _;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinError, JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{Instant, timeout, timeout_at};
@@ -19,6 +27,41 @@ use tokio_stream::StreamExt as _;
 
 /// A timer that fires later than this shows that the process or the machine was stopped.
 const STOPPED: Duration = Duration::from_secs(1);
+
+/// The node, the pod or the user has no process ID left.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "a thread cannot be started: {0}; raise the limit of process IDs (podPidsLimit of the kubelet, pids.max of the cgroup, \
+     ulimit -u) or end processes"
+)]
+pub struct NoThread(#[from] io::Error);
+
+/// A runtime on the thread that calls it, and this many threads for work that blocks. They are started here and never end:
+/// with none of them running, `spawn_blocking` panics when the node has no process ID left. Fewer run where that is so now;
+/// at least one does, and work waits for it.
+pub fn runtime(name: &str, blocking_threads: usize) -> Result<Runtime, NoThread> {
+    let runtime = Builder::new_current_thread()
+        .thread_name(name)
+        .max_blocking_threads(blocking_threads)
+        .thread_keep_alive(Duration::MAX)
+        .enable_all()
+        .build()?;
+    let (_reader, writer) = io::pipe()?;
+    let write = async {
+        let mut file = tokio::fs::File::from_std(File::from(OwnedFd::from(writer)));
+        file.write_all(&[0]).await
+    };
+    // Without a thread this fails, where `spawn_blocking` would panic.
+    runtime.block_on(write).map_err(|_| io::Error::from(rustix::io::Errno::AGAIN))?;
+    let all_started = Arc::new(Mutex::new(()));
+    let starting = all_started.lock();
+    for _ in 0..blocking_threads {
+        let all_started = Arc::clone(&all_started);
+        runtime.spawn_blocking(move || drop(all_started.lock()));
+    }
+    drop(starting);
+    Ok(runtime)
+}
 
 /// Why a task no longer runs.
 #[derive(Debug, thiserror::Error)]

@@ -14,7 +14,7 @@ use crate::domain::holders::{HeldHardware, UnlistedGpus};
 use crate::domain::model::{GpuUuid, HardwareState, KubeletState, PciBusId, ResourceName};
 use crate::node::hardware::{self, CallDurations, Driver, HardwareHandle, Loading, XidSender};
 use crate::serve::web::DriverCommands;
-use crate::tasks::{self, Tasks};
+use crate::tasks::{self, NoThread, Tasks};
 
 /// What completes the driver's list of GPUs.
 pub struct DeviceInputs {
@@ -40,14 +40,14 @@ pub fn start(
     inputs: DeviceInputs,
     clock: Clock,
     tasks: &mut Tasks,
-) -> Devices {
+) -> Result<Devices, NoThread> {
     let call_durations = driver.as_ref().and_then(|driver| driver.call_durations());
-    let hardware = driver.map(|driver| hardware::start(driver, settings, xids, clock));
+    let hardware = driver.map(|driver| hardware::start(driver, settings, xids, clock)).transpose()?;
     // Without a driver a state that is constant, of a closed channel.
     let listed = hardware.as_ref().map_or_else(|| watch::channel(Arc::default()).1, |hardware| hardware.states.clone());
     let (publish, states) = watch::channel(listed.borrow().clone());
     tasks.spawn("devices", complete(listed, inputs, clock, publish));
-    Devices { hardware, call_durations, states }
+    Ok(Devices { hardware, call_durations, states })
 }
 
 impl Devices {

@@ -8,22 +8,19 @@ use crate::clock::Clock;
 use crate::domain::model::Snapshot;
 use crate::node::journal::{self, Journal, JournalFeed, JournalReader, JournalSettings, Query};
 use crate::serve::web::AllocationSource;
-use crate::tasks::Tasks;
+use crate::tasks::{NoThread, Tasks};
 
-/// Writes the holdings of each snapshot. `None` without a state directory, and when no thread could be started.
+/// Writes the holdings of each snapshot. `None` without a state directory.
 pub fn start(
     settings: Option<&JournalSettings>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
     clock: Clock,
     tasks: &mut Tasks,
-) -> Option<Journal> {
-    let started = Journal::start(settings?.clone(), clock);
-    let journal = started.inspect_err(|error| {
-        tracing::error!(%error, "the thread of the allocation journal could not be started; allocations are not recorded");
-    });
-    let journal = journal.ok()?;
+) -> Result<Option<Journal>, NoThread> {
+    let Some(settings) = settings else { return Ok(None) };
+    let journal = Journal::start(settings.clone(), clock)?;
     tasks.spawn("journal", follow(journal.feed(), snapshots));
-    Some(journal)
+    Ok(Some(journal))
 }
 
 async fn follow(journal: JournalFeed, mut snapshots: watch::Receiver<Arc<Snapshot>>) {

@@ -32,7 +32,7 @@ use crate::node::journal::Journal;
 use crate::node::kubelet::{self, PodSources};
 use crate::node::{plugin, processes};
 use crate::serve::web::{self, BindError, Scrapes, ServerSettings, WatchedConfig, WebState};
-use crate::tasks::{TaskError, Tasks};
+use crate::tasks::{NoThread, TaskError, Tasks};
 
 #[cfg(test)]
 pub use crate::domain::health::DURATION as DURATION_PATTERN;
@@ -66,8 +66,8 @@ pub enum AgentError {
     WebConfig(#[from] WebConfigError),
     #[error("signals cannot be received: {0}")]
     Signals(#[from] std::io::Error),
-    #[error("the threads of the web server cannot be started: {0}")]
-    WebThreads(std::io::Error),
+    #[error(transparent)]
+    NoThread(#[from] NoThread),
     #[error(transparent)]
     Task(#[from] TaskError),
 }
@@ -107,8 +107,8 @@ async fn run_on(
     let mut signals = Signals::receive()?;
     let web_config = settings.web_config.as_deref().map(|file| WatchedConfig::load(file, setup.clock)).transpose()?;
     let bound = listeners::bind(&settings).await?;
-    let web_threads = web::WebThreads::start().map_err(AgentError::WebThreads)?;
-    let mut agent = RunningAgent::start(setup, &settings, web_config.clone());
+    let web_threads = web::WebThreads::start()?;
+    let mut agent = RunningAgent::start(setup, &settings, web_config.clone())?;
     bound.announce(web_config.as_ref().is_some_and(WatchedConfig::is_encrypted), opened);
     agent.serve(settings, bound, web_config, &web_threads);
     let outcome = agent.wait(&mut signals, simulation).await;
@@ -137,7 +137,7 @@ struct RunningAgent {
 
 impl RunningAgent {
     /// Each module gets what the modules before it publish.
-    fn start(setup: Setup, settings: &AgentSettings, web_config: Option<WatchedConfig>) -> Self {
+    fn start(setup: Setup, settings: &AgentSettings, web_config: Option<WatchedConfig>) -> Result<Self, NoThread> {
         let Setup { driver, clock, reload, dropped_lines } = setup;
         let (mut tasks, web, mut plugin_task) = <(Tasks, Tasks, Tasks)>::default();
         let config = ConfigReloader::new(settings.reloadable.clone(), reload, clock);
@@ -154,7 +154,7 @@ impl RunningAgent {
         let served = faults.gpus.values().filter_map(|of_gpu| of_gpu.pci_bus_id.clone()).collect();
         let inputs = DeviceInputs { kubelet: kubelet.states.clone(), reloadable: reloadable(), served };
         let (xids, [health_xids, container_xids]) = XidSender::new();
-        let devices = devices::start(driver, settings.devices.clone(), xids, inputs, clock, &mut tasks);
+        let devices = devices::start(driver, settings.devices.clone(), xids, inputs, clock, &mut tasks)?;
         let inputs = health_task::HealthTaskInputs {
             hardware: devices.states.clone(),
             xids: health_xids,
@@ -175,7 +175,7 @@ impl RunningAgent {
             };
             plugin::start(settings, inputs, clock, &mut plugin_task)
         });
-        let journal = journal::start(settings.journal.as_ref(), snapshots.clone(), clock, &mut tasks);
+        let journal = journal::start(settings.journal.as_ref(), snapshots.clone(), clock, &mut tasks)?;
         condition_file::start(settings.condition_file.clone(), snapshots.clone(), clock, &mut tasks);
         let scrapes = Scrapes::default();
         let inputs = PublisherInputs {
@@ -195,7 +195,20 @@ impl RunningAgent {
             scrapes: scrapes.clone(),
         };
         let publisher = publisher::start(settings, inputs, publish, clock, &mut tasks);
-        Self { clock, tasks, web, plugin_task, config, devices, health, plugin, journal, publisher, snapshots, scrapes }
+        Ok(Self {
+            clock,
+            tasks,
+            web,
+            plugin_task,
+            config,
+            devices,
+            health,
+            plugin,
+            journal,
+            publisher,
+            snapshots,
+            scrapes,
+        })
     }
 
     /// Serves the last snapshot, and the commands of the admin socket.

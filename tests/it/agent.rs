@@ -3,6 +3,8 @@
 
 use crate::support::agent;
 use std::cell::RefCell;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 
 use crate::support::agent::{Page, Running, agent, ended};
 use crate::support::fake_nvml::FakeNvml;
@@ -91,6 +93,47 @@ async fn without_permission_the_page_names_the_required_user() {
     });
     assert!(running.get("/").body.contains("run as uid 0"));
     node.refuse_permission(false).unwrap();
+}
+
+/// The limit of process IDs is the user's here, and a cgroup's or the node's in practice.
+#[test]
+fn without_free_process_ids_the_agent_goes_on_and_ends_in_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let own = directory.path().join("own");
+    std::fs::create_dir(&own).unwrap();
+    std::fs::set_permissions(&own, Permissions::from_mode(0o777)).unwrap();
+    let (config, own) = (own.join("podmeter.yaml"), own.to_str().unwrap());
+    std::fs::write(&config, "retention: 1m\n").unwrap();
+    let arguments = format!(
+        "agent --listen 127.0.0.1:0 --admin-socket {own}/admin.sock --hardware simulated --kubelet-root {own} --config \
+         {own}/podmeter.yaml --state-dir {own}/state --condition-file {own}/health.json"
+    );
+    let mut running = Running::start_unprivileged(directory.path(), &arguments.split(' ').collect::<Vec<_>>());
+    let readings =
+        |page: &Page| page.value("podmeter_collector_last_success_timestamp_seconds", &["collector=\"fast\""]);
+    running.until("eight GPUs", |page| page.count("podmeter_device_power_watts", &[]) == 8);
+    running.take_process_ids();
+    let threads = || std::fs::read_dir(format!("/proc/{}/task", running.pid())).unwrap().count();
+    let (limited, before) = (threads(), readings(&running.metrics()).unwrap());
+    running.signal("HUP");
+    running.until_logged("configuration re-read");
+    running.until("further readings", |page| readings(page) > Some(before + 2.5));
+    for path in ["/", "/api/v1/node", "/api/v1/record", "/api/v1/allocations", "/-/healthy"] {
+        assert_eq!(running.get(path).status, 200, "{path}");
+    }
+    assert_eq!(threads(), limited, "some have ended, or were started");
+    running.signal("TERM");
+    assert_eq!(running.wait().code(), Some(0), "{}", running.log());
+    assert!(!running.log().contains("panicked"), "{}", running.log());
+}
+
+#[test]
+fn without_a_free_process_id_at_the_start_the_limit_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let (code, output) = Running::ended_without_process_ids(directory.path(), &["agent", "--hardware", "none"]);
+    assert_eq!(code, Some(1), "{output}");
+    assert!(output.starts_with("podmeter: a thread cannot be started") && output.contains("pids.max"), "{output}");
+    assert_eq!(output.lines().count(), 1, "{output}");
 }
 
 #[test]

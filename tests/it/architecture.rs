@@ -13,7 +13,7 @@ const ARROWS: [(&str, &str); 14] = [
     ("input", ""),
     ("node", "backoff clock domain files input tasks terminal words"),
     ("serve", "clock domain files input tasks words"),
-    ("commands", "agent clock domain files input node serve terminal words"),
+    ("commands", "agent clock domain files input node serve tasks terminal words"),
     ("terminal", ""),
     ("tasks", ""),
     ("words", ""),

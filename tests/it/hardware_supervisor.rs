@@ -184,7 +184,7 @@ fn run(script: &Script) -> HardwareHandle {
 
 fn run_with(script: &Script, settings: HardwareSettings) -> HardwareHandle {
     let (xids, []) = XidSender::new();
-    start(Box::new(script.clone()), settings, xids, Clock::start())
+    start(Box::new(script.clone()), settings, xids, Clock::start()).unwrap()
 }
 
 /// For tests of calls that hang.

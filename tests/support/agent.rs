@@ -107,6 +107,29 @@ pub fn agent(kubelet_root: &Path, arguments: &[&str], environment: &[(&str, Path
     Running::start(&all, environment, None)
 }
 
+/// For root another user, without rights.
+fn unprivileged() -> Option<u32> {
+    rustix::process::getuid().is_root().then_some(65534)
+}
+
+fn as_user(command: &mut Command, uid: Option<u32>) -> &mut Command {
+    match uid {
+        Some(uid) => command.uid(uid),
+        None => command,
+    }
+}
+
+/// In this directory: another user may have no access to the original.
+fn copied_binary(directory: &Path) -> PathBuf {
+    let binary_here = directory.join("podmeter");
+    // By another process: a child that this one starts meanwhile would have the copy open for writing until it is executed.
+    assert!(Command::new("cp").args([binary(), binary_here.clone()]).status().expect("cp").success());
+    for path in [directory, &binary_here] {
+        std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("an own file");
+    }
+    binary_here
+}
+
 impl Running {
     pub fn start(arguments: &[&str], environment: &[(&str, PathBuf)], uid: Option<u32>) -> Self {
         Self::start_binary(&binary(), arguments, environment, uid)
@@ -115,10 +138,8 @@ impl Running {
     pub fn start_binary(binary: &Path, arguments: &[&str], environment: &[(&str, PathBuf)], uid: Option<u32>) -> Self {
         let mut command = Command::new(binary);
         command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
-        if let Some(uid) = uid {
-            command.uid(uid);
-        }
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("start podmeter");
+        let mut child =
+            as_user(&mut command, uid).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("start podmeter");
         let mut lines = BufReader::new(child.stderr.take().expect("piped"));
         let log = Arc::new(Mutex::new(String::new()));
         let mut address = None;
@@ -145,16 +166,25 @@ impl Running {
         Self { child, address: address.expect("found"), log, log_blocked, log_reader }
     }
 
-    /// As a user without rights, from a copy of the binary in this directory: it may have no access to the original.
+    /// As a user without rights.
     pub fn start_unprivileged(directory: &Path, arguments: &[&str]) -> Self {
-        let binary_here = directory.join("podmeter");
-        // By another process: a child that this one starts meanwhile would have the copy open for writing until it is executed.
-        assert!(Command::new("cp").args([binary(), binary_here.clone()]).status().expect("cp").success());
-        for path in [directory, &binary_here] {
-            std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("an own file");
-        }
-        let is_root = rustix::process::getuid().is_root();
-        Self::start_binary(&binary_here, arguments, &[], is_root.then_some(65534))
+        Self::start_binary(&copied_binary(directory), arguments, &[], unprivileged())
+    }
+
+    /// Exit code and output where the user may have no further process or thread.
+    pub fn ended_without_process_ids(directory: &Path, arguments: &[&str]) -> (Option<i32>, String) {
+        let mut command = Command::new("prlimit");
+        command.arg("--nproc=1").arg(copied_binary(directory)).args(arguments);
+        let output = as_user(&mut command, unprivileged()).output().expect("prlimit of util-linux");
+        (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    }
+
+    /// From now on it can start no thread. It must have been started unprivileged: the limit does not bind root.
+    pub fn take_process_ids(&self) {
+        let mut command = Command::new("prlimit");
+        command.args(["--pid", &self.pid().to_string(), "--nproc=1"]);
+        let status = as_user(&mut command, unprivileged()).status();
+        assert!(status.expect("prlimit of util-linux").success());
     }
 
     pub fn pid(&self) -> u32 {

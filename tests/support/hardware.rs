@@ -54,7 +54,7 @@ pub fn run(fake: &FakeNvml, settings: HardwareSettings) -> HardwareHandle {
 
 pub fn run_with_xids(fake: &FakeNvml, settings: HardwareSettings) -> (HardwareHandle, XidBatches) {
     let (xids, [received]) = XidSender::new();
-    (start(Box::new(driver(fake)), settings, xids, Clock::start()), received)
+    (start(Box::new(driver(fake)), settings, xids, Clock::start()).unwrap(), received)
 }
 
 /// The UUID that the fake gives the GPU at this index.

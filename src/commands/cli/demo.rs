@@ -1,20 +1,20 @@
 //! `podmeter demo`: starts the demo and prints where its page is.
 
 use super::arguments::DemoArguments;
-use super::{BIND, FAILED, Failed, block_on, logging, misused, print};
+use super::{BIND, Failed, block_on, failed, logging, misused, print};
 use crate::agent::{self, AgentError, DemoError, ListenAddress};
 use crate::commands::client::DEFAULT_URL;
 
 pub fn run(arguments: DemoArguments) -> Result<(), Failed> {
     let settings = arguments.settings().map_err(misused)?;
-    let log = logging::start(agent::LogFormat::Text, "warn,podmeter=info");
+    let log = logging::start(agent::LogFormat::Text, "warn,podmeter=info").map_err(failed)?;
     // A closed standard output does not end the demo.
     let opened = Box::new(move |page: &ListenAddress| drop(print(&text(page))));
     let outcome = block_on(agent::demo(settings, opened, log.dropped_lines()));
     log.finish();
     outcome?.map_err(|error| match error {
         DemoError::Agent(AgentError::Bind(error)) => Failed(BIND, error.to_string()),
-        error => Failed(FAILED, error.to_string()),
+        error => failed(error),
     })
 }
 

@@ -5,12 +5,13 @@
 
 use std::io::Write;
 use std::panic::PanicHookInfo;
-use std::sync::mpsc::channel;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tracing::{Event, Subscriber};
-use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -19,6 +20,7 @@ use tracing_subscriber::{Layer, Registry, reload};
 use super::log_line::log_line;
 use crate::agent::{DroppedLogLines, LogFormat};
 use crate::clock::Clock;
+use crate::tasks::NoThread;
 use crate::words::counted;
 
 /// A burst of a large node's messages; at some 200 bytes a line, 200 KiB.
@@ -29,23 +31,18 @@ const FLUSH: Duration = Duration::from_millis(300);
 /// The running log.
 pub struct Log {
     level: reload::Handle<Targets, Registry>,
-    dropped: ErrorCounter,
-    queue: WorkerGuard,
+    queue: LogQueue,
 }
 
 /// Logs to standard error. `level` has been validated.
-pub fn start(format: LogFormat, level: &str) -> Log {
+pub fn start(format: LogFormat, level: &str) -> Result<Log, NoThread> {
     let (filter, level) = reload::Layer::new(targets(level));
-    let (lines, queue) = queue(std::io::stderr());
-    let dropped = lines.error_counter();
-    tracing_subscriber::registry().with(filter).with(Lines { queue: lines, format, clock: Clock::start() }).init();
+    let queue = LogQueue::start(std::io::stderr())?;
+    let lines = Lines { queue: queue.clone(), format, clock: Clock::start() };
+    tracing_subscriber::registry().with(filter).with(lines).init();
     // The default hook would block on standard error.
     std::panic::set_hook(Box::new(log_panic));
-    Log { level, dropped, queue }
-}
-
-fn queue(output: impl Write + Send + 'static) -> (NonBlocking, WorkerGuard) {
-    NonBlockingBuilder::default().lossy(true).buffered_lines_limit(LINES).thread_name("log").finish(output)
+    Ok(Log { level, queue })
 }
 
 impl Log {
@@ -61,45 +58,86 @@ impl Log {
 
     /// Counts lines dropped so far. Logs new ones once, when the queue accepts lines again.
     pub fn dropped_lines(&self) -> DroppedLogLines {
-        let (counter, reported) = (self.dropped.clone(), Mutex::new(0));
+        let (queue, reported) = (self.queue.clone(), Mutex::new(0));
         Box::new(move || {
-            let (mut reported, dropped) = (reported.lock(), counter.dropped_lines());
+            let (mut reported, dropped) = (reported.lock(), queue.dropped());
             if dropped > *reported {
                 tracing::warn!("{} dropped", counted(dropped - *reported, "log line"));
                 // Otherwise this line was dropped too.
-                if counter.dropped_lines() == dropped {
+                if queue.dropped() == dropped {
                     *reported = dropped;
                 }
             }
-            dropped as u64
+            dropped
         })
     }
 
     /// Writes the queued lines, for a limited time: the end of the log.
     pub fn finish(self) {
-        let (ended, waiting) = channel::<()>();
-        // Dropped, the guard waits for the lines, and may print to a blocked output.
-        let finishing = std::thread::Builder::new().spawn(move || {
-            drop(self.queue);
-            drop(ended);
-        });
-        if finishing.is_ok() {
-            let _ = waiting.recv_timeout(FLUSH);
+        let (end, ended) = channel();
+        let _ = self.queue.messages.send(Message::End(end));
+        let _ = ended.recv_timeout(FLUSH);
+    }
+}
+
+/// The lines that wait for the thread that writes them. tracing-appender panics where its thread cannot be started, and at the
+/// end waits for a blocked output.
+#[derive(Clone)]
+struct LogQueue {
+    messages: Sender<Message>,
+    waiting: Arc<AtomicUsize>,
+    dropped: Arc<AtomicU64>,
+}
+
+enum Message {
+    Line(String),
+    /// Dropped once the lines before it are written.
+    End(#[expect(dead_code, reason = "its drop is the message")] Sender<()>),
+}
+
+impl LogQueue {
+    fn start(output: impl Write + Send + 'static) -> Result<Self, NoThread> {
+        let (messages, received) = channel();
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let written = Arc::clone(&waiting);
+        std::thread::Builder::new().name("log".into()).spawn(move || write_lines(output, &received, &written))?;
+        Ok(Self { messages, waiting, dropped: Arc::default() })
+    }
+
+    /// Counts the line as dropped where too many wait.
+    fn push(&self, line: String) {
+        if self.waiting.fetch_add(1, Ordering::Relaxed) < LINES {
+            let _ = self.messages.send(Message::Line(line));
+        } else {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+}
+
+fn write_lines(mut output: impl Write, messages: &Receiver<Message>, waiting: &AtomicUsize) {
+    while let Ok(message) = messages.recv() {
+        if let Message::Line(line) = message {
+            waiting.fetch_sub(1, Ordering::Relaxed);
+            let _ = output.write_all(line.as_bytes());
         }
     }
 }
 
 /// Queues each event as a line.
 struct Lines {
-    queue: NonBlocking,
+    queue: LogQueue,
     format: LogFormat,
     clock: Clock,
 }
 
 impl<S: Subscriber> Layer<S> for Lines {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        // It does not fail: a line that does not fit is counted.
-        let _ = self.queue.clone().write_all(log_line(event, self.clock.now().unix, self.format).as_bytes());
+        self.queue.push(log_line(event, self.clock.now().unix, self.format));
     }
 }
 
@@ -122,7 +160,6 @@ fn targets(level: &str) -> Targets {
 #[cfg(test)]
 mod tests {
     use std::io;
-    use std::sync::mpsc::Receiver;
 
     use super::*;
 
@@ -143,12 +180,12 @@ mod tests {
     #[test]
     fn a_blocked_output_delays_no_line_and_dropped_lines_are_counted() {
         let (unblock, blocked) = channel();
-        let (mut lines, _guard) = queue(Pipe(blocked));
+        let lines = LogQueue::start(Pipe(blocked)).unwrap();
         for _ in 0..LINES + 500 {
-            lines.write_all(b"a line\n").unwrap();
+            lines.push("a line\n".to_owned());
         }
         // One line may be in the thread's hands.
-        let dropped = lines.error_counter().dropped_lines();
+        let dropped = lines.dropped();
         assert!((499..=500).contains(&dropped), "{dropped}");
         drop(unblock);
     }

@@ -31,6 +31,7 @@ use crate::agent::{self, AgentError};
 use crate::commands::client;
 use crate::commands::top::{self, TopSettings};
 use crate::serve::metrics::catalogue;
+use crate::tasks;
 use arguments::{Arguments, CliCommand, RecordArguments, TopArguments};
 use options::AgentOptions;
 use settings::ResolvedOptions;
@@ -54,8 +55,9 @@ const LAST_MESSAGE: Duration = Duration::from_millis(300);
 /// Bytes that a writable pipe accepts without blocking (`limits.h`).
 const PIPE_BUF: usize = 4096;
 
-/// A blocking thread ends after this time without work; starting one takes microseconds.
-const IDLE_THREAD: Duration = Duration::from_millis(100);
+/// For what may hang, one each. Of the agent: processes, scans of the host, the kubelet's checkpoint, files of claims, the
+/// configuration, the files of faults and of the condition, and at the end the journal. Of the doctor there are fewer.
+const BLOCKING_THREADS: usize = 8;
 
 /// Of help: longer lines are hard to read.
 const MOST_COLUMNS: usize = 100;
@@ -145,13 +147,13 @@ fn check_config(file: Option<PathBuf>, web_config: Option<PathBuf>) -> Result<()
 
 fn run_top(TopArguments { agent, once, interval }: TopArguments) -> Result<(), Failed> {
     let settings = TopSettings { target: agent.target()?, interval, once };
-    let text = block_on(top::run(settings))?.map_err(|error| Failed(FAILED, error.to_string()))?;
+    let text = block_on(top::run(settings))?.map_err(failed)?;
     text.map_or(Ok(()), |text| print(&text))
 }
 
 fn run_agent(options: AgentOptions) -> Result<(), Failed> {
     let ResolvedOptions { options: started, settings } = settings::resolve(options.clone()).map_err(misused)?;
-    let log = logging::start(settings.log_format, &settings.reloadable.log_level);
+    let log = logging::start(settings.log_format, &settings.reloadable.log_level).map_err(failed)?;
     let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     for (variable, meant) in options::misspelt_variables(variables) {
         tracing::warn!(variable, "this environment variable has no effect: did you mean {meant}?");
@@ -172,7 +174,7 @@ fn run_agent(options: AgentOptions) -> Result<(), Failed> {
         AgentError::Bind(error) => Failed(BIND, error.to_string()),
         // It has changed since it was checked.
         AgentError::WebConfig(error) => Failed(USAGE, error.to_string()),
-        error => Failed(FAILED, error.to_string()),
+        error => failed(error),
     })
 }
 
@@ -190,7 +192,7 @@ fn terminal_columns() -> Option<usize> {
 fn run_record(arguments: RecordArguments) -> Result<(), Failed> {
     let RecordArguments { agent, output } = arguments;
     let path = format!("/api/v1/record?output={output}");
-    let body = block_on(client::get(&agent.target()?, &path))?.map_err(|error| Failed(FAILED, error.to_string()))?;
+    let body = block_on(client::get(&agent.target()?, &path))?.map_err(failed)?;
     print(&String::from_utf8_lossy(&body))
 }
 
@@ -198,13 +200,13 @@ fn misused(error: impl std::fmt::Display) -> Failed {
     Failed(USAGE, error.to_string())
 }
 
+fn failed(error: impl std::fmt::Display) -> Failed {
+    Failed(FAILED, error.to_string())
+}
+
 /// On this thread alone: whatever takes long or may hang, such as a call of the driver, has a thread of its own.
 fn block_on<T>(work: impl Future<Output = T>) -> Result<T, Failed> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .thread_keep_alive(IDLE_THREAD)
-        .enable_all()
-        .build()
-        .map_err(|error| Failed(FAILED, format!("cannot start the async runtime: {error}")))?;
+    let runtime = tasks::runtime("blocking", BLOCKING_THREADS).map_err(failed)?;
     let outcome = runtime.block_on(work);
     // Does not wait for threads inside a driver that does not answer.
     runtime.shutdown_background();

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 
 use tokio::sync::watch;
-use tracing::error;
 
 use super::event_thread::XidSender;
 use super::messages::SupervisorMessage;
@@ -16,6 +15,7 @@ use super::supervisor::Supervisor;
 use super::worker::{self, Loading, spawn_driver_thread};
 use crate::clock::Clock;
 use crate::domain::model::HardwareState;
+use crate::tasks::NoThread;
 
 /// Messages that wait for the supervisor; a full queue blocks the threads that send them.
 const QUEUED_MESSAGES: usize = 128;
@@ -40,23 +40,21 @@ impl Drop for HardwareHandle {
 }
 
 /// Starts the hardware threads. A driver that cannot be opened is retried until it can.
-pub fn start(driver: Box<dyn Driver>, settings: HardwareSettings, xids: XidSender, clock: Clock) -> HardwareHandle {
+pub fn start(
+    driver: Box<dyn Driver>,
+    settings: HardwareSettings,
+    xids: XidSender,
+    clock: Clock,
+) -> Result<HardwareHandle, NoThread> {
     let (to_supervisor, messages) = sync_channel(QUEUED_MESSAGES);
     let (publisher, states) =
         watch::channel(Arc::new(HardwareState { source: driver.source(), ..HardwareState::default() }));
     let (sender, loading) = (to_supervisor.clone(), Loading::new(clock));
     let to_load = loading.clone();
-    let started = worker::spawn("hardware", move || {
-        let bus = Bus::new(settings.sys_root.clone(), settings.proc_root.clone(), settings.ignored_gpus.clone());
-        match spawn_driver_thread(driver, bus, to_load.clone(), sender.clone()) {
-            Ok(driver_thread) => {
-                Supervisor::new(settings, clock, driver_thread, to_load, sender, publisher, xids).run(&messages);
-            }
-            Err(problem) => error!(%problem, "cannot start the driver thread: there will be no device readings"),
-        }
-    });
-    if let Err(problem) = started {
-        error!(%problem, "cannot start the hardware thread: there will be no device readings");
-    }
-    HardwareHandle { states, loading, lease: DriverLease { to_supervisor } }
+    let bus = Bus::new(settings.sys_root.clone(), settings.proc_root.clone(), settings.ignored_gpus.clone());
+    let driver_thread = spawn_driver_thread(driver, bus, to_load.clone(), sender.clone())?;
+    worker::spawn("hardware", move || {
+        Supervisor::new(settings, clock, driver_thread, to_load, sender, publisher, xids).run(&messages);
+    })?;
+    Ok(HardwareHandle { states, loading, lease: DriverLease { to_supervisor } })
 }

@@ -101,6 +101,8 @@ pub struct Supervisor {
     xids: XidSender,
     /// Of the open session, or of the one being drained.
     event_thread: Option<EventThread>,
+    /// No thread could be started for it: tried again with each inspection.
+    lacks_event_thread: bool,
     /// Event threads that did not end in time.
     leaked_waits: Vec<EventThread>,
     last_event_thread_number: u64,
@@ -147,6 +149,7 @@ impl Supervisor {
             to_supervisor,
             xids,
             event_thread: None,
+            lacks_event_thread: false,
             leaked_waits: Vec::new(),
             last_event_thread_number: 0,
             event_collector: None,
@@ -213,6 +216,9 @@ impl Supervisor {
                 if now >= *next_inspection && self.send(DriverCommand::Inspect(Arc::clone(&session)), now) {
                     let next_inspection = now + self.settings.medium_interval;
                     self.phase = SessionPhase::Open { session: Arc::clone(&session), next_inspection };
+                    if self.lacks_event_thread {
+                        self.start_event_thread(&session);
+                    }
                 }
                 self.advance_rounds(&session, now);
             }

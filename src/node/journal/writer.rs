@@ -19,6 +19,7 @@ use super::store::{Bounds, FILE, Store, StoreError};
 use crate::clock::Clock;
 use crate::domain::model::{JournalState, Monotonic, Snapshot};
 use crate::files;
+use crate::tasks::NoThread;
 
 /// Locked by the agent that writes.
 const LOCK: &str = "allocations.lock";
@@ -73,7 +74,7 @@ pub(super) struct JournalShared {
 
 impl Journal {
     /// Does not access the disk: problems with it are in the state.
-    pub fn start(settings: JournalSettings, clock: Clock) -> std::io::Result<Self> {
+    pub fn start(settings: JournalSettings, clock: Clock) -> Result<Self, NoThread> {
         let (wake, woken) = sync_channel(1);
         let shared = Arc::new(JournalShared {
             settings,

@@ -15,8 +15,8 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::runtime::{EnterGuard, Runtime};
-use tokio::sync::{Notify, watch};
+use tokio::runtime::{EnterGuard, Handle};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinSet;
 use tower::ServiceExt as _;
 use tracing::{debug, error, warn};
@@ -28,7 +28,7 @@ use super::listener::{ListenAddress, Purpose};
 use super::routes::{probes, router};
 use super::state::{Private, WebState};
 use super::{Listener, admin, streams};
-use crate::tasks::Tasks;
+use crate::tasks::{self, NoThread, Tasks};
 
 /// For the TLS handshake, and then for the first request: silent connections keep out others.
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,8 +43,6 @@ const PROBE_CONNECTIONS: usize = 8;
 /// Whatever the number of clients: two may wait for the journal's disk, one for the web configuration's, and one may hash
 /// a password. Two always render.
 const BLOCKING_THREADS: usize = 6;
-/// After this time an idle blocking thread ends, with its memory.
-const IDLE_THREAD: Duration = Duration::from_millis(100);
 /// After a failed accept; usually file descriptors are missing.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -60,29 +58,34 @@ pub struct ServerSettings {
 }
 
 /// The threads of the web server: no request delays the rest of the agent, such as an answer to the kubelet.
-pub struct WebThreads(Option<Runtime>);
+pub struct WebThreads {
+    runtime: Handle,
+    /// Dropped, it ends them.
+    _end: oneshot::Sender<()>,
+}
 
 impl WebThreads {
     /// One thread for connections, and a few for what takes long or waits for a disk.
-    pub fn start() -> io::Result<Self> {
-        let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        let runtime = runtime.worker_threads(1).max_blocking_threads(BLOCKING_THREADS).thread_keep_alive(IDLE_THREAD);
-        let runtime = runtime.thread_name("web").enable_all();
-        runtime.build().map(|runtime| Self(Some(runtime)))
+    pub fn start() -> Result<Self, NoThread> {
+        let (send, started) = std::sync::mpsc::channel();
+        let (end, ended) = oneshot::channel();
+        std::thread::Builder::new().name("web".into()).spawn(move || {
+            let runtime = match tasks::runtime("web", BLOCKING_THREADS) {
+                Ok(runtime) => runtime,
+                Err(error) => return drop(send.send(Err(error))),
+            };
+            let _ = send.send(Ok(runtime.handle().clone()));
+            let _ = runtime.block_on(ended);
+            // Does not wait for a page that is being rendered.
+            runtime.shutdown_background();
+        })?;
+        let runtime = started.recv().expect("the thread sends one of both")?;
+        Ok(Self { runtime, _end: end })
     }
 
     /// What is spawned until the guard is dropped runs on these threads.
-    pub fn enter(&self) -> Option<EnterGuard<'_>> {
-        self.0.as_ref().map(Runtime::enter)
-    }
-}
-
-impl Drop for WebThreads {
-    fn drop(&mut self) {
-        // Does not wait for a page that is being rendered.
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
+    pub fn enter(&self) -> EnterGuard<'_> {
+        self.runtime.enter()
     }
 }
 

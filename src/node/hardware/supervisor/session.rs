@@ -48,13 +48,16 @@ impl Supervisor {
         self.last_event_thread_number += 1;
         let (number, watchdog) = (self.last_event_thread_number, self.settings.watchdog);
         let (xids, sender) = (self.xids.clone(), self.to_supervisor.clone());
-        self.event_thread = EventThread::spawn(number, Arc::clone(session), self.clock, xids, sender, watchdog)
-            .inspect_err(|problem| warn!(%problem, "cannot start a thread for the driver's events"))
-            .ok();
-        if self.event_thread.is_none() {
+        let spawned = EventThread::spawn(number, Arc::clone(session), self.clock, xids, sender, watchdog);
+        let lacked = std::mem::replace(&mut self.lacks_event_thread, spawned.is_err());
+        if let Err(problem) = &spawned {
             // Events are then a collector that fails, also in the first session.
             self.event_collector.get_or_insert_default();
+            if !lacked {
+                warn!(%problem, "cannot start a thread for the driver's events; trying again");
+            }
         }
+        self.event_thread = spawned.ok();
     }
 
     pub(super) fn begin_session(&mut self, (session, (inventory, problems)): OpenedSession, now: Monotonic) {
