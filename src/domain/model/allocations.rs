@@ -80,6 +80,11 @@ impl Allocations {
         let position = self.pods.binary_search_by(|pod| pod.reference.cmp(reference)).ok()?;
         self.pods.get(position)
     }
+
+    /// The listed container of these names.
+    pub fn container(&self, names: &ContainerRef) -> Option<&Container> {
+        self.pod(&names.pod_ref())?.containers.iter().find(|listed| listed.reference.has_names_of(names))
+    }
 }
 
 impl Pod {

@@ -57,7 +57,7 @@ pub use snapshot::{
     ConfigReload, HardwareSource, HardwareState, InventoryDrift, KubeletCounters, KubeletState, LISTS_NONE_AT_START,
     Released, SelfUse, Snapshot, UnresolvedDevices,
 };
-pub use summary::{DeviceParts, SlotCounts, allocated_ratio, busy_ratio, equal_division, parts_of_device, served};
+pub use summary::{DeviceParts, SlotCounts, allocated_ratios, busy_ratio, equal_division, parts_of_device, served};
 pub use time::{DurationHistogram, Moment, Monotonic, UnixSeconds};
 pub use timestamp::Timestamp;
 pub use token_bucket::TokenBucket;

@@ -81,8 +81,10 @@ impl Snapshot {
 
     /// The DRA claim by which a container holds a device; `None` where it holds it by a device plugin.
     pub fn claim_of(&self, account: &Account) -> Option<(&ClaimDevice, &ClaimGpu)> {
-        let mut containers = self.kubelet.allocations.iter().flat_map(|allocations| allocations.containers());
-        let own = containers.find(|container| container.reference == account.container)?;
+        let own = self.kubelet.allocations.as_ref()?.container(&account.container)?;
+        if own.reference != account.container {
+            return None;
+        }
         own.claims.iter().filter(|claim| !claim.is_observer()).find_map(|claim| {
             let joined = self.claim_gpus.iter().find(|joined| joined.claim.is_same_share(claim))?;
             (joined.gpu == account.gpu && joined.mig == account.mig).then_some((claim, joined))

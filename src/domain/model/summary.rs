@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Account, Allocations, Attribution, DeviceOverview, DeviceReadings, DeviceState, Gpu, GpuUuid, Inventory, MigDevice,
-    MigUuid, NodeOverview, Overview, PluginResource, ProcessState, ResourceCount, ResourceName, SharingForm, Snapshot,
+    Account, Allocations, Attribution, DeviceOverview, DeviceReadings, DeviceState, Gpu, GpuUuid, Holding, Inventory,
+    MigDevice, MigUuid, NodeOverview, Overview, PluginResource, ProcessState, ResourceCount, ResourceName, SharingForm,
+    Snapshot,
 };
 
 /// How many slots each shared device has.
@@ -12,26 +13,38 @@ pub type SlotCounts = BTreeMap<(GpuUuid, Option<MigUuid>), usize>;
 
 impl Overview {
     pub fn summarize(snapshot: &Snapshot, slots: &SlotCounts) -> Self {
+        let mut holdings = HoldingsByDevice::new();
+        for account in &snapshot.accounts {
+            let of_device = holdings.entry((&account.gpu, account.mig.as_ref())).or_default();
+            of_device.extend(&account.holding);
+        }
         let mut devices = vec![];
         for gpu in snapshot.hardware.inventory.gpus.values() {
-            devices.push(device(snapshot, slots, gpu, None));
-            devices.extend(gpu.mig_devices.iter().map(|mig| device(snapshot, slots, gpu, Some(mig))));
+            devices.push(device(snapshot, slots, &holdings, gpu, None));
+            devices.extend(gpu.mig_devices.iter().map(|mig| device(snapshot, slots, &holdings, gpu, Some(mig))));
         }
         let node = NodeOverview::summarize(snapshot, &devices);
         Self { devices, resources: ResourceCount::all(snapshot), node }
     }
 }
 
-fn device(snapshot: &Snapshot, slots: &SlotCounts, gpu: &Gpu, mig: Option<&MigDevice>) -> DeviceOverview {
+type HoldingsByDevice<'a> = BTreeMap<(&'a GpuUuid, Option<&'a MigUuid>), Vec<&'a Holding>>;
+
+fn device(
+    snapshot: &Snapshot,
+    slots: &SlotCounts,
+    holdings: &HoldingsByDevice<'_>,
+    gpu: &Gpu,
+    mig: Option<&MigDevice>,
+) -> DeviceOverview {
     let mig_uuid = mig.map(|mig| &mig.uuid);
-    let on_it = |account: &&Account| account.gpu == gpu.uuid && account.mig.as_ref() == mig_uuid;
-    let holdings = || snapshot.accounts.iter().filter(on_it).filter_map(|account| account.holding.as_ref());
+    let holdings = holdings.get(&(&gpu.uuid, mig_uuid)).map_or(&[][..], Vec::as_slice);
     let slots = slots.get(&(gpu.uuid.clone(), mig_uuid.cloned())).copied();
-    let held: usize = holdings().map(|holding| holding.device_ids.len()).sum();
+    let held: usize = holdings.iter().map(|holding| holding.device_ids.len()).sum();
     let is_healthy = snapshot.health.device(&gpu.uuid, mig_uuid).is_some_and(|health| health.healthy);
     let is_available = gpu.present && is_healthy;
     let free_of = |slots: usize| if is_available { slots.saturating_sub(held) } else { 0 };
-    let state = match holdings().next() {
+    let state = match holdings.first() {
         Some(_) => DeviceState::Held,
         None if snapshot.hardware.inventory.unserved.contains_key(&gpu.uuid) => DeviceState::Unserved,
         None if mig.is_none() && !gpu.mig_devices.is_empty() => DeviceState::Partitioned,
@@ -96,15 +109,21 @@ pub fn equal_division(accounts: &[Account], processes: Option<&ProcessState>) ->
     is_divided.then(|| format!("the use of shared devices is divided equally among their holders: {why}"))
 }
 
-/// The part of the GPU that is allocated, 0 to 1. `None` until the kubelet has answered, and where a fraction is unknown.
-pub fn allocated_ratio(snapshot: &Snapshot, gpu: &GpuUuid) -> Option<f64> {
-    snapshot.kubelet.allocations.as_ref()?;
-    let accounts = snapshot.accounts.iter().filter(|account| account.gpu == *gpu);
-    let mut holdings = accounts.filter_map(|account| account.holding.as_ref());
-    // From plain zero: the sum of no floats is -0. One unknown fraction makes the sum unknown.
-    let allocated = holdings.try_fold(0.0, |sum, holding| Some(sum + holding.fraction?));
+/// The part of each GPU that is allocated, 0 to 1. Without those of which a fraction is unknown; empty until the kubelet has
+/// answered.
+pub fn allocated_ratios(snapshot: &Snapshot) -> BTreeMap<&GpuUuid, f64> {
+    if snapshot.kubelet.allocations.is_none() {
+        return BTreeMap::new();
+    }
+    let gpus = snapshot.hardware.inventory.gpus.keys();
+    let mut allocated: BTreeMap<&GpuUuid, Option<f64>> = gpus.map(|gpu| (gpu, Some(0.0))).collect();
+    for account in &snapshot.accounts {
+        if let (Some(holding), Some(sum)) = (&account.holding, allocated.get_mut(&account.gpu)) {
+            *sum = sum.zip(holding.fraction).map(|(sum, fraction)| sum + fraction);
+        }
+    }
     // Fractions such as 1/3 do not add up exactly.
-    allocated.map(|allocated: f64| allocated.min(1.0))
+    allocated.into_iter().filter_map(|(gpu, allocated)| Some((gpu, allocated?.min(1.0)))).collect()
 }
 
 impl ResourceCount {
@@ -141,9 +160,10 @@ impl NodeOverview {
         let of_kind = |is_mig: bool| devices.iter().filter(move |device| device.mig.is_some() == is_mig);
         let free = |is_mig| of_kind(is_mig).filter(|device| device.state == Some(DeviceState::Free)).count();
         let busy: Vec<f64> = of_kind(false).filter_map(|gpu| gpu.busy_ratio).collect();
+        let allocated = allocated_ratios(snapshot);
         Self {
             gpus: of_kind(false).count(),
-            allocated_gpus: of_kind(false).try_fold(0.0, |sum, gpu| Some(sum + allocated_ratio(snapshot, &gpu.gpu)?)),
+            allocated_gpus: of_kind(false).try_fold(0.0, |sum, gpu| Some(sum + allocated.get(&gpu.gpu)?)),
             free_gpus: free(false),
             mig_devices: of_kind(true).count(),
             free_mig_devices: free(true),

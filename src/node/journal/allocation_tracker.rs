@@ -2,11 +2,13 @@
 //!
 //! In: successive snapshots, the open records of an earlier agent. Out: the records to write. Pure.
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 use std::time::Duration;
 
 use super::allocation_record::{AllocationRecord, Ending, Xid};
-use super::subject;
+use super::subject::{self, Holders};
 use crate::domain::holders::HoldingKey;
 use crate::domain::model::{Account, Figures, LISTS_NONE_AT_START, Moment, Monotonic, Snapshot, UnixSeconds};
 
@@ -14,8 +16,11 @@ use crate::domain::model::{Account, Figures, LISTS_NONE_AT_START, Moment, Monoto
 pub const PROGRESS: Duration = Duration::from_secs(30);
 /// The last seconds of a holding come with the next readings: its figures may grow for this time after its end.
 const FINAL_FIGURES: Duration = Duration::from_secs(20);
-/// Records that wait for the disk; beyond that, of the ended ones those that began first are dropped.
+/// Ended records that wait for the disk; beyond that, those that began first are dropped. Open ones are in memory anyway.
 const WAITING_LIMIT: usize = 4096;
+
+/// By container and device, without the pod's UID: those of one key in the order of the file.
+type Orphans = BTreeMap<HoldingKey, Vec<AllocationRecord>>;
 
 /// Derives allocation records from successive snapshots. In memory only.
 #[derive(Debug, Default)]
@@ -24,7 +29,7 @@ pub struct AllocationTracker {
     /// Each account as the last snapshot had it: where a next holding starts to count.
     last_accounts: BTreeMap<HoldingKey, LastAccount>,
     /// Open when the last agent ended, and not matched yet.
-    orphans: Vec<AllocationRecord>,
+    orphans: Orphans,
     /// Since when the settled answers of the kubelet list no pod.
     lists_none_since: Option<Monotonic>,
     /// Not on disk yet, by id.
@@ -64,8 +69,9 @@ impl AllocationTracker {
     pub fn observe(&mut self, snapshot: &Snapshot) -> bool {
         let before = self.waiting.len();
         let mut urgent = false;
+        let holders = LazyCell::new(|| subject::holders(snapshot));
         for account in &snapshot.accounts {
-            urgent |= self.follow(account, snapshot);
+            urgent |= self.follow(account, snapshot, &holders);
         }
         let at = snapshot.at;
         urgent |= self.finish_ended(snapshot);
@@ -88,7 +94,9 @@ impl AllocationTracker {
             return self.requeue_all();
         }
         self.last_id = self.last_id.max(last_id);
-        self.orphans = open;
+        for record in open {
+            self.orphans.entry(subject::record_key(&record)).or_default().push(record);
+        }
         for (key, tracked) in &mut self.tracked {
             tracked.continue_one_of(&mut self.orphans, &mut self.waiting, key, now.unix);
         }
@@ -117,12 +125,17 @@ impl AllocationTracker {
     #[must_use]
     pub fn live(&self) -> BTreeMap<u64, AllocationRecord> {
         let mut live = self.waiting.clone();
-        live.extend(self.orphans.iter().map(|record| (record.id, record.clone())));
+        live.extend(self.orphans.values().flatten().map(|record| (record.id, record.clone())));
         live.extend(self.tracked.values().map(|tracked| (tracked.record.id, tracked.record.clone())));
         live
     }
 
-    fn follow(&mut self, account: &Account, snapshot: &Snapshot) -> bool {
+    fn follow<'a>(
+        &mut self,
+        account: &Account,
+        snapshot: &'a Snapshot,
+        holders: &impl Deref<Target = Holders<'a>>,
+    ) -> bool {
         let key = subject::account_key(account);
         let figures = account.figures;
         let last = self.last_accounts.insert(key.clone(), LastAccount { created: account.created, figures });
@@ -147,7 +160,7 @@ impl AllocationTracker {
         }
         urgent |= tracked.update(account, snapshot);
         if !is_held && goes_on {
-            let replaced = subject::is_replaced(account, snapshot);
+            let replaced = subject::is_replaced(account, holders);
             tracked.end(snapshot.at, if replaced { Ending::Replaced } else { Ending::Released });
             urgent = true;
         }
@@ -243,27 +256,34 @@ impl AllocationTracker {
     fn end_orphans(&mut self, snapshot: &Snapshot) -> bool {
         let now = snapshot.at.monotonic;
         self.lists_none_since = snapshot.kubelet.lists_none().then(|| self.lists_none_since.unwrap_or(now));
-        let before = self.orphans.len();
-        if before == 0 || self.lists_none_since.is_some_and(|since| now.since(since) < LISTS_NONE_AT_START) {
+        if self.orphans.is_empty() || self.lists_none_since.is_some_and(|since| now.since(since) < LISTS_NONE_AT_START)
+        {
             return false;
         }
         let Self { orphans, waiting, .. } = self;
-        orphans.retain_mut(|record| {
-            let ended = subject::has_ended(record, snapshot);
-            if ended {
-                (record.ended, record.ending) = (Some(record.seen), Some(Ending::Unseen));
-                waiting.insert(record.id, record.clone());
-            }
-            !ended
+        let holders = subject::holders(snapshot);
+        let mut urgent = false;
+        orphans.retain(|key, records| {
+            records.retain_mut(|record| {
+                let ended = subject::has_ended(record, key, snapshot, &holders);
+                if ended {
+                    (record.ended, record.ending) = (Some(record.seen), Some(Ending::Unseen));
+                    waiting.insert(record.id, record.clone());
+                    urgent = true;
+                }
+                !ended
+            });
+            !records.is_empty()
         });
-        self.orphans.len() < before
+        urgent
     }
 
     fn keep_within_limit(&mut self) {
-        while self.waiting.len() > WAITING_LIMIT {
-            let ended = self.waiting.iter().find(|(_, record)| !record.is_open()).map(|(id, _)| *id);
-            let first = ended.or_else(|| self.waiting.keys().next().copied());
-            first.and_then(|id| self.waiting.remove(&id));
+        let ended = self.waiting.iter().filter(|(_, record)| !record.is_open()).map(|(id, _)| *id);
+        let ended: Vec<u64> = ended.collect();
+        let surplus = ended.len().saturating_sub(WAITING_LIMIT);
+        for id in &ended[..surplus] {
+            self.waiting.remove(id);
             self.dropped += 1;
         }
     }
@@ -314,15 +334,15 @@ impl Tracked {
 
     fn continue_one_of(
         &mut self,
-        orphans: &mut Vec<AllocationRecord>,
+        orphans: &mut Orphans,
         waiting: &mut BTreeMap<u64, AllocationRecord>,
         key: &HoldingKey,
         now: UnixSeconds,
     ) {
-        let is_same = |old: &AllocationRecord| subject::is_same_name_and_device(&subject::record_key(old), key);
-        if let Some(index) = orphans.iter().position(|old| is_same(old) && self.may_continue(old)) {
+        let Some(same) = orphans.get_mut(&subject::without_uid(key)) else { return };
+        if let Some(index) = same.iter().position(|old| self.may_continue(old)) {
             waiting.remove(&self.record.id);
-            self.continue_from(orphans.remove(index), now);
+            self.continue_from(same.remove(index), now);
             waiting.insert(self.record.id, self.record.clone());
         }
     }

@@ -30,16 +30,26 @@ pub fn record_key(record: &AllocationRecord) -> HoldingKey {
     }
 }
 
-/// The pods may differ in their UIDs.
-pub fn is_same_name_and_device(one: &HoldingKey, other: &HoldingKey) -> bool {
-    one.container.has_names_of(&other.container) && (&one.gpu, &one.mig) == (&other.gpu, &other.mig)
+/// The same for pods that differ in their UIDs alone.
+pub fn without_uid(key: &HoldingKey) -> HoldingKey {
+    HoldingKey { container: key.container.clone().with_uid(None), ..key.clone() }
+}
+
+/// Who holds a device now, by the key without the pod's UID.
+pub type Holders<'a> = BTreeMap<HoldingKey, Vec<&'a ContainerRef>>;
+
+pub fn holders(snapshot: &Snapshot) -> Holders<'_> {
+    let mut holders = Holders::new();
+    for account in snapshot.accounts.iter().filter(|account| account.holding.is_some()) {
+        holders.entry(without_uid(&account_key(account))).or_default().push(&account.container);
+    }
+    holders
 }
 
 /// Whether another pod of the same name has the device now.
-pub fn is_replaced(account: &Account, snapshot: &Snapshot) -> bool {
-    let key = account_key(account);
-    let is_other = |other: &&Account| other.container != account.container && other.holding.is_some();
-    snapshot.accounts.iter().filter(is_other).any(|other| is_same_name_and_device(&account_key(other), &key))
+pub fn is_replaced(account: &Account, holders: &Holders<'_>) -> bool {
+    let same = holders.get(&without_uid(&account_key(account)));
+    same.into_iter().flatten().any(|other| **other != account.container)
 }
 
 /// A holding as it begins.
@@ -172,22 +182,17 @@ pub fn note_difference(record: &mut AllocationRecord, health: &DeviceHealth) -> 
 }
 
 /// Whether, by settled allocations, the container no longer holds this device. Without hardware data, only a pod or
-/// container that is not listed counts.
-pub fn has_ended(record: &AllocationRecord, snapshot: &Snapshot) -> bool {
+/// container that is not listed counts. `key`: the record's.
+pub fn has_ended(record: &AllocationRecord, key: &HoldingKey, snapshot: &Snapshot, holders: &Holders<'_>) -> bool {
     let kubelet = &snapshot.kubelet;
     let Some(allocations) = kubelet.allocations.as_ref().filter(|_| kubelet.settled) else { return false };
-    let key = record_key(record);
-    let Some(listed) = allocations.containers().find(|listed| listed.reference.has_names_of(&key.container)) else {
-        return true;
-    };
+    let Some(listed) = allocations.container(&key.container) else { return true };
     if listed.devices.is_empty() && listed.claims.is_empty() {
         return true;
     }
-    let is_holder =
-        |account: &&Account| account.holding.is_some() && is_same_name_and_device(&account_key(account), &key);
-    if let Some(holder) = snapshot.accounts.iter().find(is_holder) {
+    if let Some([holder, ..]) = holders.get(key).map(Vec::as_slice) {
         // It did not continue this record: another pod holds the device, or its UID is not known yet.
-        return record.pod_uid.is_none() || pod_uid(snapshot, &holder.container).is_some();
+        return record.pod_uid.is_none() || pod_uid(snapshot, holder).is_some();
     }
     let Some(known) = snapshot.hardware.inventory.gpus.get(&key.gpu).filter(|gpu| gpu.present) else { return false };
     let is_there = key.mig.is_none() || known.mig_devices.iter().any(|device| Some(&device.uuid) == key.mig.as_ref());

@@ -2,7 +2,7 @@
 
 use super::family::{Group, counter, gauge};
 use super::labels::{DEVICE, Labels, of_account, of_device};
-use crate::domain::model::{Account, Snapshot, allocated_ratio};
+use crate::domain::model::{Account, Snapshot, allocated_ratios};
 
 pub(super) static GROUP: Group = Group {
     section: "Allocation and attribution",
@@ -88,8 +88,9 @@ pub(super) static GROUP: Group = Group {
             family.each(current(snapshot), |account| account.processes);
         }),
         gauge("podmeter_device_allocated_ratio", "Fraction of the GPU that is allocated.", |snapshot, family| {
+            let allocated = allocated_ratios(snapshot);
             for gpu in snapshot.hardware.inventory.gpus.values() {
-                family.push_known(of_device(gpu), allocated_ratio(snapshot, &gpu.uuid));
+                family.push_known(of_device(gpu), allocated.get(&gpu.uuid).copied());
             }
         })
         .labels(DEVICE),

@@ -63,9 +63,10 @@ impl DeviceLedger {
         self.unattributed.processes.extend(UnattributedReason::OF_PROCESSES.map(|reason| (reason, 0)));
         let holders: Vec<HoldingKey> = self.holding().cloned().collect();
         let mut counts: BTreeMap<&HoldingKey, u64> = holders.iter().map(|key| (key, 0)).collect();
+        let by_instance = HoldersByInstance::new(&holders, present);
         for process in processes.processes.iter().filter(|process| process.running) {
-            let (keys, containers) = holders_in(&holders, present.gpu, process.gpu_instance);
-            match holder_of(process, &containers) {
+            let (keys, containers) = by_instance.of(process);
+            match holder_of(process, containers) {
                 Ok(position) => *counts.entry(keys[position]).or_default() += 1,
                 Err(reason) => *self.unattributed.processes.entry(reason).or_default() += 1,
             }
@@ -175,9 +176,9 @@ impl DeviceLedger {
     ) -> Vec<UnallocatedUse> {
         let Some(processes) = present.processes else { return vec![] };
         let holders: Vec<HoldingKey> = self.holding().cloned().collect();
+        let by_instance = HoldersByInstance::new(&holders, present);
         let is_unallocated = |process: &&OwnedProcess| {
-            let (_, containers) = holders_in(&holders, present.gpu, process.gpu_instance);
-            holder_of(process, &containers) == Err(UnattributedReason::NotAllocated)
+            holder_of(process, &by_instance.of(process).1) == Err(UnattributedReason::NotAllocated)
         };
         let pod_and_container = |process: &OwnedProcess| match &process.owner {
             Owner::Container(one) => Some((one.pod_ref(), Some(one.container.clone()))),
@@ -279,6 +280,21 @@ fn clear(account: &mut Account) {
     account.memory_used_bytes = None;
     account.memory_limit_bytes = None;
     account.processes = None;
+}
+
+/// Those in the instance of each process, or with `None` all.
+struct HoldersByInstance<'a>(BTreeMap<Option<u32>, (Vec<&'a HoldingKey>, Vec<&'a ContainerRef>)>);
+
+impl<'a> HoldersByInstance<'a> {
+    fn new(holders: &'a [HoldingKey], present: &PresentInputs<'_>) -> Self {
+        let processes = present.processes.iter().flat_map(|processes| &processes.processes);
+        let instances: BTreeSet<Option<u32>> = processes.map(|process| process.gpu_instance).collect();
+        Self(instances.into_iter().map(|instance| (instance, holders_in(holders, present.gpu, instance))).collect())
+    }
+
+    fn of(&self, process: &OwnedProcess) -> &(Vec<&'a HoldingKey>, Vec<&'a ContainerRef>) {
+        &self.0[&process.gpu_instance]
+    }
 }
 
 /// The holders in one GPU instance, or with `None` all, and their containers. A holder of the whole GPU is in no instance:

@@ -296,9 +296,19 @@ fn beyond_the_limit_the_oldest_ended_records_are_dropped_and_counted() {
         tracker.observe(&node.snapshot());
         node.forget(&pod);
     }
-    assert!(tracker.dropped > 0 && tracker.waiting.len() <= WAITING_LIMIT);
+    assert!(tracker.dropped > 0 && tracker.waiting.len() <= WAITING_LIMIT + 1);
     tracker.load(vec![], 0, node.now());
     assert!(tracker.to_write().iter().any(AllocationRecord::is_open), "what is held is not given up");
+}
+
+#[test]
+fn holdings_over_the_limit_of_waiting_records_are_all_written() {
+    let (mut node, mut tracker) = (Node::new(BIRTH), AllocationTracker::default());
+    let count = WAITING_LIMIT + 10;
+    (0..count).for_each(|number| node.hold(&format!("p{number}")));
+    tracker.load(vec![], 0, node.now());
+    tracker.observe(&node.snapshot());
+    assert_eq!((tracker.to_write().len(), tracker.dropped), (count, 0));
 }
 
 #[derive(Clone, Debug)]
