@@ -11,7 +11,7 @@ pub const COLUMNS: usize = 60;
 const BRIDGED: u64 = 3;
 
 /// A length of time up to now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Window {
     Minute,
     #[default]

@@ -18,6 +18,7 @@ use tokio::sync::OnceCell;
 use tokio::task::JoinError;
 
 use super::listener::SEND_BYTES;
+use super::page::View;
 use crate::domain::model::Monotonic;
 use crate::serve::metrics::Format;
 
@@ -54,7 +55,7 @@ pub(super) struct BodyWriter {
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BodyKey {
     Metrics(Format, Coding, u64),
-    Page { sequence: u64, history: Monotonic, second: u64, not_ready: Option<String>, view: usize },
+    Page { sequence: u64, history: Monotonic, second: u64, not_ready: Option<String>, view: View },
     Node(u64),
     History(Monotonic),
 }
@@ -107,16 +108,19 @@ impl StoredBody {
         writer.finish()
     }
 
-    pub fn pieces(self) -> impl Iterator<Item = Bytes> + Send {
+    fn pieces(self) -> impl Iterator<Item = Bytes> + Send {
         let stored = Cursor::new(self.bytes);
-        let mut source: Box<dyn Read + Send> =
-            if self.unpacks { Box::new(GzDecoder::new(stored)) } else { Box::new(stored) };
-        std::iter::from_fn(move || {
-            let mut piece = Vec::with_capacity(PIECE_BYTES);
-            source.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut piece).expect("the gzip is complete");
-            (!piece.is_empty()).then(|| piece.into())
-        })
+        pieces(if self.unpacks { Box::new(GzDecoder::new(stored)) } else { Box::new(stored) as Box<dyn Read + Send> })
     }
+}
+
+/// Reads memory, or unpacks it.
+pub(super) fn pieces(mut source: impl Read + Send) -> impl Iterator<Item = Bytes> + Send {
+    std::iter::from_fn(move || {
+        let mut piece = Vec::with_capacity(PIECE_BYTES);
+        source.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut piece).expect("what was packed is complete");
+        (!piece.is_empty()).then(|| piece.into())
+    })
 }
 
 impl IntoResponse for StoredBody {

@@ -10,6 +10,7 @@ mod admin;
 mod body;
 mod config;
 mod connections;
+mod event_body;
 mod listener;
 mod negotiation;
 mod page;

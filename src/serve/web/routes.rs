@@ -144,7 +144,7 @@ async fn index(State(state): State<WebState>, uri: Uri) -> Result<Response, Resp
         history: history.at().monotonic,
         second,
         not_ready: not_ready.clone(),
-        view: view.index(),
+        view,
     };
     let page = move || {
         StoredBody::from_text(NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.whole())

@@ -1,22 +1,25 @@
-//! The task that keeps the history, and server-sent events: encoded about once a second and for each new subscriber, only
-//! while there are subscribers, and once for all of them.
+//! The task that keeps the history, and server-sent events: encoded about once a second, only while there are subscribers,
+//! and once for all subscribers of a view. A subscriber gets the whole page, then what has changed since its last event.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use axum::http::{StatusCode, Uri};
+use axum::http::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, VARY};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::WatchStream;
 use tracing::error;
 
-use super::body::StoredBody;
+use super::body::Coding;
+use super::event_body::{EventBody, EventWriter, Pieces};
+use super::negotiation;
+use super::page::parts::{PartHashes, changes};
 use super::page::{NodePage, View};
 use super::responses::{api_problem, refuse};
 use super::state::WebState;
@@ -27,36 +30,52 @@ use crate::serve::api::NodeResponse;
 /// Least time between two events. Less than a second, or a snapshot a second would give an event every other second.
 const EVENT_INTERVAL: Duration = Duration::from_millis(900);
 /// When a client that lost its connection connects again.
-const RETRY: &[u8] = b"retry: 1000\n\n";
+const RETRY: &str = "retry: 1000\n\n";
 
 /// The history and the event streams: one of snapshots, and one of the page for each view. One for all servers.
 #[derive(Clone, Default)]
-pub struct EventStreams(Arc<Feeds>);
+pub struct EventStreams(Arc<Streams>);
 
 #[derive(Default)]
-struct Feeds {
+struct Streams {
     /// Renderers have an immutable copy: none holds the lock.
     history: Mutex<Arc<NodeHistory>>,
-    node: Feed,
-    /// By the index of their view.
-    pages: [Feed; View::COUNT],
-    /// A new subscriber gets its first event at once.
+    feeds: Mutex<Feeds>,
+    /// A subscriber of a feed without an event gets one at once.
     subscribed: Notify,
 }
 
-/// Only the last event is kept: a slow reader misses some, and none accumulate. Subscribers are bounded by the
-/// connections.
+/// Those with subscribers, which are bounded by the connections.
 #[derive(Default)]
-struct Feed {
-    events: watch::Sender<Frame>,
+struct Feeds {
+    by_content: BTreeMap<Content, Arc<Feed>>,
+    is_closed: bool,
 }
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Content {
+    Node,
+    Page(View),
+}
+
+/// Only the last event is kept: a slow reader misses some, and none accumulate.
+type Feed = watch::Sender<Frame>;
 
 #[derive(Clone, Default)]
 enum Frame {
     #[default]
     Nothing,
-    Event(StoredBody),
+    Event(Arc<FeedEvent>),
     End,
+}
+
+struct FeedEvent {
+    /// Of its feed, from 0.
+    number: u64,
+    whole: EventBody,
+    /// For those that have the event before.
+    change: Option<EventBody>,
+    parts: PartHashes,
 }
 
 impl EventStreams {
@@ -67,49 +86,80 @@ impl EventStreams {
 
     /// Ends every stream, also those requested later.
     pub(super) fn close(&self) {
-        for feed in self.0.all() {
-            feed.events.send_replace(Frame::End);
+        let mut feeds = self.0.feeds.lock();
+        feeds.is_closed = true;
+        for feed in feeds.by_content.values() {
+            feed.send_replace(Frame::End);
         }
     }
 
-    fn subscribe(&self, feed: &Feed) -> Response {
-        let events = feed.events.subscribe();
-        if matches!(*events.borrow(), Frame::End) {
+    fn subscribe(&self, content: Content, headers: &HeaderMap) -> Response {
+        let mut feeds = self.0.feeds.lock();
+        if feeds.is_closed {
             return api_problem(StatusCode::SERVICE_UNAVAILABLE, "podmeter is shutting down");
         }
-        let events = WatchStream::from_changes(events)
-            .take_while(|frame| !matches!(frame, Frame::End))
-            .filter_map(|frame| if let Frame::Event(body) = frame { Some(body) } else { None });
-        let events = tokio_stream::once(StoredBody::from_text(RETRY)).chain(events);
-        let pieces = |event: StoredBody| tokio_stream::iter(event.pieces().map(Ok::<_, Infallible>));
-        let body = futures_util::StreamExt::flat_map(events, pieces);
-        self.0.subscribed.notify_one();
-        // X-Accel-Buffering: or proxies buffer the events.
-        let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
-        (headers, [("x-accel-buffering", "no")], Body::from_stream(body)).into_response()
-    }
-}
-
-impl Feeds {
-    fn all(&self) -> impl Iterator<Item = &Feed> {
-        self.pages.iter().chain([&self.node])
-    }
-}
-
-impl Feed {
-    fn has_subscribers(&self) -> bool {
-        self.events.receiver_count() > 0
-    }
-
-    /// Does nothing after the end.
-    fn publish(&self, frame: Frame) {
-        self.events.send_if_modified(|last| {
-            let open = !matches!(last, Frame::End);
-            if open {
-                *last = frame;
-            }
-            open
+        let mut frames = feeds.by_content.entry(content).or_default().subscribe();
+        drop(feeds);
+        if matches!(*frames.borrow(), Frame::Nothing) {
+            self.0.subscribed.notify_one();
+        }
+        frames.mark_changed();
+        let coding = negotiation::coding(headers);
+        let (mut writer, head) = EventWriter::new(coding);
+        let first: Pieces = Box::new([head].into_iter().chain(writer.event(&EventBody::new(RETRY))));
+        let subscriber = Subscriber { frames, writer, last: None, has_ended: false };
+        let events = futures_util::stream::unfold(subscriber, |mut subscriber| async {
+            Some((subscriber.next().await?, subscriber))
         });
+        let pieces = |event: Pieces| tokio_stream::iter(event.filter(|piece| !piece.is_empty()).map(Ok::<_, Infallible>));
+        let body = futures_util::StreamExt::flat_map(tokio_stream::once(first).chain(events), pieces);
+        // X-Accel-Buffering: or proxies buffer the events.
+        let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store"), (VARY, "Accept-Encoding")];
+        let mut response = (headers, [("x-accel-buffering", "no")], Body::from_stream(body)).into_response();
+        if coding == Coding::Gzip {
+            response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+        response
+    }
+
+    /// Forgets those without subscribers. `is_due`: all others get an event, else those that have none.
+    fn due(&self, is_due: bool) -> Vec<(Content, Arc<Feed>)> {
+        let mut feeds = self.0.feeds.lock();
+        feeds.by_content.retain(|_, feed| feed.receiver_count() > 0);
+        let needs_event = |feed: &Feed| is_due || matches!(*feed.borrow(), Frame::Nothing);
+        let due = feeds.by_content.iter().filter(|(_, feed)| needs_event(feed));
+        due.map(|(content, feed)| (content.clone(), Arc::clone(feed))).collect()
+    }
+}
+
+struct Subscriber {
+    frames: watch::Receiver<Frame>,
+    writer: EventWriter,
+    /// The number of the event that it has.
+    last: Option<u64>,
+    has_ended: bool,
+}
+
+impl Subscriber {
+    async fn next(&mut self) -> Option<Pieces> {
+        while !self.has_ended {
+            let is_open = self.frames.changed().await.is_ok();
+            let frame = if is_open { self.frames.borrow_and_update().clone() } else { Frame::End };
+            match frame {
+                Frame::Nothing => {}
+                Frame::Event(event) => {
+                    let has_one_before = self.last.is_some_and(|last| last + 1 == event.number);
+                    self.last = Some(event.number);
+                    let change = event.change.as_ref().filter(|_| has_one_before);
+                    return Some(self.writer.event(change.unwrap_or(&event.whole)));
+                }
+                Frame::End => {
+                    self.has_ended = true;
+                    return Some(Box::new(std::iter::once::<Bytes>(self.writer.end())));
+                }
+            }
+        }
+        None
     }
 }
 
@@ -126,41 +176,59 @@ pub(super) async fn follow(state: WebState) {
             Arc::make_mut(&mut state.streams.0.history.lock()).note(&snapshot);
             state.cached_bodies.forget();
         }
-        if sent.is_none_or(|sent| snapshot.at.monotonic.since(sent) >= EVENT_INTERVAL) {
-            publish_events(&state, &snapshot).await;
+        let is_due = sent.is_none_or(|sent| snapshot.at.monotonic.since(sent) >= EVENT_INTERVAL);
+        if is_due {
             sent = Some(snapshot.at.monotonic);
         }
+        publish_events(&state, &snapshot, is_due).await;
         tokio::select! {
             changed = snapshots.changed() => if changed.is_err() { return },
-            () = state.streams.0.subscribed.notified() => sent = None,
+            () = state.streams.0.subscribed.notified() => {}
         }
     }
 }
 
-async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>) {
-    // Drop the cached event when there are no subscribers.
-    for feed in state.streams.0.all().filter(|feed| !feed.has_subscribers()) {
-        feed.publish(Frame::Nothing);
-    }
-    if !state.streams.0.all().any(Feed::has_subscribers) {
+async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>, is_due: bool) {
+    let due = state.streams.due(is_due);
+    if due.is_empty() {
         return;
     }
     let (state, snapshot) = (state.clone(), Arc::clone(snapshot));
     let encoded = tokio::task::spawn_blocking(move || {
-        let Feeds { node, pages, .. } = &*state.streams.0;
-        if node.has_subscribers() {
-            let json = serde_json::to_string(&NodeResponse::from(&*snapshot)).expect("keys are strings");
-            node.publish(Frame::Event(StoredBody::from_text(event("node", snapshot.sequence, &json))));
-        }
-        for view in View::all().filter(|view| pages[view.index()].has_subscribers()) {
-            let (history, now, not_ready) = (state.streams.history(), state.clock.now(), (state.ready)().err());
-            let part =
-                NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.changing_part().into_string();
-            pages[view.index()].publish(Frame::Event(StoredBody::from_text(event("page", snapshot.sequence, &part))));
+        for (content, feed) in due {
+            let last = if let Frame::Event(last) = &*feed.borrow() { Some(Arc::clone(last)) } else { None };
+            let event = Arc::new(encode(&state, &snapshot, content, last.as_deref()));
+            // Not after the end.
+            feed.send_if_modified(|frame| {
+                let is_open = !matches!(frame, Frame::End);
+                if is_open {
+                    *frame = Frame::Event(event);
+                }
+                is_open
+            });
         }
     });
     if let Err(problem) = encoded.await {
         error!(%problem, "an event could not be encoded; please report this");
+    }
+}
+
+fn encode(state: &WebState, snapshot: &Snapshot, content: Content, last: Option<&FeedEvent>) -> FeedEvent {
+    let number = last.map_or(0, |last| last.number + 1);
+    let body = |name, text: &str| EventBody::new(&event(name, snapshot.sequence, text));
+    match content {
+        Content::Node => {
+            let json = serde_json::to_string(&NodeResponse::from(snapshot)).expect("keys are strings");
+            FeedEvent { number, whole: body("node", &json), change: None, parts: PartHashes::new() }
+        }
+        Content::Page(view) => {
+            let (history, now, not_ready) = (state.streams.history(), state.clock.now(), (state.ready)().err());
+            let page = NodePage { snapshot, history: &history, now, not_ready, view };
+            let none = PartHashes::new();
+            let (whole, change, parts) = changes(page.changing_part(), last.map_or(&none, |last| &last.parts));
+            let change = last.map(|_| body("page", &change));
+            FeedEvent { number, whole: body("page", &whole), change, parts }
+        }
     }
 }
 
@@ -177,14 +245,14 @@ fn event(name: &str, id: u64, text: &str) -> String {
 }
 
 /// `/api/v1/stream`: the whole snapshot, as in `/api/v1/node`.
-pub(super) async fn node_events(State(state): State<WebState>) -> Response {
-    state.streams.subscribe(&state.streams.0.node)
+pub(super) async fn node_events(State(state): State<WebState>, headers: HeaderMap) -> Response {
+    state.streams.subscribe(Content::Node, &headers)
 }
 
 /// `/live`: the part of the page that changes, in the view of the query.
-pub(super) async fn page_events(State(state): State<WebState>, uri: Uri) -> Response {
+pub(super) async fn page_events(State(state): State<WebState>, uri: Uri, headers: HeaderMap) -> Response {
     match View::parse(uri.query().unwrap_or_default()) {
-        Ok(view) => state.streams.subscribe(&state.streams.0.pages[view.index()]),
+        Ok(view) => state.streams.subscribe(Content::Page(view), &headers),
         Err(problem) => refuse(&uri, StatusCode::BAD_REQUEST, &problem),
     }
 }
@@ -201,9 +269,33 @@ mod tests {
     #[test]
     fn a_closed_stream_stays_closed() {
         let streams = EventStreams::default();
+        let open = streams.subscribe(Content::Node, &HeaderMap::new());
         streams.close();
-        streams.0.node.publish(Frame::Nothing);
-        assert!(matches!(*streams.0.node.events.borrow(), Frame::End));
-        assert_eq!(streams.subscribe(&streams.0.node).status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert!(matches!(*streams.due(true)[0].1.borrow(), Frame::End));
+        drop(open);
+        assert!(streams.due(true).is_empty(), "a feed without subscribers is forgotten");
+        assert_eq!(streams.subscribe(Content::Node, &HeaderMap::new()).status(), StatusCode::SERVICE_UNAVAILABLE);
+    }
+    #[tokio::test]
+    async fn a_subscriber_that_missed_an_event_gets_the_whole() {
+        let event = |number| {
+            let change = (number > 0).then(|| EventBody::new("change"));
+            Frame::Event(Arc::new(FeedEvent { number, whole: EventBody::new("whole"), change, parts: PartHashes::new() }))
+        };
+        let feed = Feed::new(event(3));
+        let mut frames = feed.subscribe();
+        frames.mark_changed();
+        let (writer, _) = EventWriter::new(Coding::Identity);
+        let mut subscriber = Subscriber { frames, writer, last: None, has_ended: false };
+        for (sent, expected) in [(vec![], "whole"), (vec![4], "change"), (vec![5, 6], "whole"), (vec![7], "change")] {
+            for number in sent {
+                feed.send_replace(event(number));
+            }
+            let got: Vec<u8> = subscriber.next().await.unwrap().flatten().collect();
+            assert_eq!(got, expected.as_bytes());
+        }
+        feed.send_replace(Frame::End);
+        assert_eq!(subscriber.next().await.unwrap().flatten().count(), 0);
+        assert!(subscriber.next().await.is_none());
     }
 }

@@ -1,6 +1,7 @@
 //! The routes over real sockets, with a client that shares only hyper with the server.
 
 mod journal_reads;
+mod streams;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{Connect, HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use hyperlocal::UnixConnector;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
@@ -182,51 +183,6 @@ async fn every_route_responds() {
         assert_eq!(header(&head, "content-type"), content_type, "HEAD {path}");
     }
     server.stop().await;
-}
-
-/// A connection with a stream, and the head of the response.
-async fn subscribe(server: &Server, path: &str) -> (tokio::io::BufReader<TcpStream>, String) {
-    let mut stream = TcpStream::connect(server.tcp).await.unwrap();
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: node\r\n\r\n").as_bytes()).await.unwrap();
-    let mut stream = tokio::io::BufReader::new(stream);
-    let head = until(&mut stream, "\r\n\r\n").await;
-    (stream, head)
-}
-
-/// The text up to and including `end`.
-async fn until(stream: &mut (impl AsyncRead + Unpin), end: &str) -> String {
-    let mut text = Vec::new();
-    while !text.ends_with(end.as_bytes()) {
-        let byte = tokio::time::timeout(Duration::from_secs(10), stream.read_u8()).await;
-        text.push(byte.unwrap_or_else(|_| panic!("no {end:?} after {}", String::from_utf8_lossy(&text))).unwrap());
-    }
-    String::from_utf8(text).unwrap()
-}
-
-#[tokio::test]
-async fn streams_have_an_event_per_snapshot_and_end_with_the_server() {
-    let server = Server::start(None).await;
-    for (path, event, part) in
-        [("/live", "page", "<h2 id=\"devices\""), ("/api/v1/stream", "node", "{\"sequence\":42,")]
-    {
-        let (mut stream, head) = subscribe(&server, path).await;
-        assert!(head.starts_with("HTTP/1.1 200 ") && head.contains("content-type: text/event-stream\r\n"), "{head}");
-        until(&mut stream, "retry: 1000\n\n").await;
-        let first = until(&mut stream, &format!("event: {event}\nid: 42\n")).await;
-        assert!(!first.contains("data:"), "the first event comes at once: {first}");
-        assert!(until(&mut stream, "data: ").await.ends_with("data: "));
-        until(&mut stream, part).await;
-        let mut next = fixture::snapshot();
-        (next.sequence, next.at.monotonic) = (43, next.at.monotonic + Duration::from_secs(5));
-        server.snapshots.send_replace(Arc::new(next));
-        until(&mut stream, "id: 43\n").await;
-        server.snapshots.send_replace(Arc::new(fixture::snapshot()));
-    }
-    let (mut stream, _) = subscribe(&server, "/live").await;
-    server.stop().await;
-    let mut rest = Vec::new();
-    stream.read_to_end(&mut rest).await.unwrap();
-    assert!(rest.ends_with(b"0\r\n\r\n"), "ended regularly");
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::text::{ago, device_name, figure, gibibytes, kilowatt_hours, or_unknown, percent, span, words};
 use super::view::{Sort, View, window_words};
-use super::{NodePage, facts, more, section};
+use super::{NodePage, facts, more, part, section};
 use crate::domain::model::{Account, Attribution, Holding, SharingForm, parts_of_device};
 
 /// Rows shown; the rest are counted.
@@ -85,7 +85,7 @@ fn table(page: &NodePage<'_>, accounts: &[&Account]) -> Markup {
                 (heading(page, "Energy", since, Some(Sort::Energy)))
             } }
             tbody role="rowgroup" {
-                @for account in accounts.iter().take(SHOWN) { (row(page, account)) }
+                @for account in accounts.iter().take(SHOWN) { (part(row(page, account))) }
             }
         }
     }

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::chart::{BUSY, MEMORY, POWER, chart, mean_busy};
 use super::text::{ago, device_name, figure, gibibytes, gpu_name, or_unknown, percent, watts, words};
 use super::view::window_words;
-use super::{NodePage, facts, holders, more, section};
+use super::{NodePage, facts, holders, more, part, section};
 use crate::domain::model::{
     Account, DeviceHealth, DeviceOverview, DeviceState, Gpu, InstanceReading, Medium, MigDevice, Monotonic,
 };
@@ -27,7 +27,7 @@ pub(super) fn devices(page: &NodePage<'_>) -> Markup {
             p { "No GPU found." }
         } @else {
             ul.devices {
-                @for gpu in gpus { (card(page, gpu)) }
+                @for gpu in gpus { (part(card(page, gpu))) }
             }
             p.muted hidden data-key="no-match" { "No device matches the filter." }
         }

@@ -8,6 +8,7 @@ mod devices;
 mod events;
 mod facts;
 mod holders;
+pub(super) mod parts;
 mod plugin;
 mod sources;
 mod summary;
@@ -21,6 +22,7 @@ use base64::engine::general_purpose::STANDARD;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use ring::digest::{SHA256, digest};
+use parts::part;
 pub(super) use view::View;
 
 use crate::domain::history::{NodeHistory, Window};
@@ -83,7 +85,7 @@ impl NodePage<'_> {
             div #tip hidden {}
             script { (PreEscaped(SCRIPT)) }
         };
-        document(title, body).into_string()
+        parts::without_edges(document(title, body))
     }
 
     /// The part that changes, as sent in events.
@@ -123,11 +125,11 @@ impl NodePage<'_> {
             (summary::tiles(self))
             (devices::devices(self))
             (containers::containers(self))
-            (events::events(self))
+            (part(events::events(self)))
             @if let Some(plugin) = &snapshot.plugin {
-                (plugin::plugin(plugin))
+                (part(plugin::plugin(plugin)))
             }
-            (sources::sources(self))
+            (part(sources::sources(self)))
         }
     }
 

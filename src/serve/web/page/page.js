@@ -107,7 +107,9 @@
   // The reader opens and closes rows and sections, and the script fills what is marked with data-keep.
   const KEPT = ['hidden', 'open'];
 
+  // An element that the stream marks as the same is empty.
   function patch(old, fresh) {
+    if (fresh.dataset?.same !== undefined) return;
     if (old.nodeType !== Node.ELEMENT_NODE) {
       if (old.data !== fresh.data) old.data = fresh.data;
       return;
