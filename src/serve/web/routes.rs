@@ -144,13 +144,18 @@ async fn index(State(state): State<WebState>, uri: Uri) -> Result<Response, Resp
         history: history.at().monotonic,
         second,
         not_ready: not_ready.clone(),
-        view,
+        view: view.clone(),
     };
+    // Others are as many as clients think of.
+    let is_cached = view.filter.is_empty() && view.from == 0;
     let page = move || {
         StoredBody::from_text(NodePage { snapshot: &snapshot, history: &history, now, not_ready, view }.whole())
     };
-    let made = state.cached_bodies.get(key, page).await;
-    made.map(document).map_err(|problem| defect(&uri, &problem))
+    let made = match is_cached {
+        true => state.cached_bodies.get(key, page).await.map_err(|problem| defect(&uri, &problem)),
+        false => rendered(&uri, page).await,
+    };
+    made.map(document)
 }
 
 /// The metrics and events of one row of the page.

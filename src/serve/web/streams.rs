@@ -111,7 +111,8 @@ impl EventStreams {
         let events = futures_util::stream::unfold(subscriber, |mut subscriber| async {
             Some((subscriber.next().await?, subscriber))
         });
-        let pieces = |event: Pieces| tokio_stream::iter(event.filter(|piece| !piece.is_empty()).map(Ok::<_, Infallible>));
+        let pieces =
+            |event: Pieces| tokio_stream::iter(event.filter(|piece| !piece.is_empty()).map(Ok::<_, Infallible>));
         let body = futures_util::StreamExt::flat_map(tokio_stream::once(first).chain(events), pieces);
         // X-Accel-Buffering: or proxies buffer the events.
         let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store"), (VARY, "Accept-Encoding")];
@@ -280,7 +281,12 @@ mod tests {
     async fn a_subscriber_that_missed_an_event_gets_the_whole() {
         let event = |number| {
             let change = (number > 0).then(|| EventBody::new("change"));
-            Frame::Event(Arc::new(FeedEvent { number, whole: EventBody::new("whole"), change, parts: PartHashes::new() }))
+            Frame::Event(Arc::new(FeedEvent {
+                number,
+                whole: EventBody::new("whole"),
+                change,
+                parts: PartHashes::new(),
+            }))
         };
         let feed = Feed::new(event(3));
         let mut frames = feed.subscribe();

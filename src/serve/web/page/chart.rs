@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use maud::{Markup, html};
 
-use super::text::{percent, span};
+use super::text::percent;
 use super::view::window_words;
 use crate::domain::history::{Point, Window};
 
@@ -57,8 +57,17 @@ pub(super) fn chart(quantity: &ChartQuantity, window: Window, columns: &[Point],
                 @if !known.is_empty() { path.known d=(known) {} path.line d=(line) {} }
             }
             @if let Some(top) = top { span.scale aria-hidden="true" { (show(top)) } }
-            div.axis aria-hidden="true" { span { "−" (span(seconds).trim_end_matches(" 0 s")) } span { "now" } }
+            div.axis aria-hidden="true" { span { "−" (length(seconds)) } span { "now" } }
         }
+    }
+}
+
+/// Short: charts are narrow.
+fn length(seconds: u64) -> String {
+    match (seconds / 60, seconds % 60) {
+        (0, seconds) => format!("{seconds} s"),
+        (minutes, 0) => format!("{minutes} min"),
+        (minutes, seconds) => format!("{minutes}:{seconds:02}"),
     }
 }
 
@@ -142,9 +151,12 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_of_a_full_window_is_a_round_number() {
-        let chart = chart(&BUSY, Window::FiveMinutes, &columns(&[Some(0.5); 60]), Some(1.0)).into_string();
-        assert!(chart.contains(">−5 min<"), "{chart}");
+    fn the_bound_of_a_window_is_short() {
+        for (count, expected) in [(1, "−5 s"), (22, "−1:50"), (60, "−5 min")] {
+            let columns = columns(&[Some(0.5); 60][..count]);
+            let chart = chart(&BUSY, Window::FiveMinutes, &columns, Some(1.0)).into_string();
+            assert!(chart.contains(&format!(">{expected}<")), "{chart}");
+        }
     }
 
     #[test]

@@ -2,16 +2,13 @@
 
 use maud::{Markup, html};
 
-use super::text::{ago, device_name, figure, gibibytes, kilowatt_hours, or_unknown, percent, span, words};
-use super::view::{Sort, View, window_words};
-use super::{NodePage, facts, more, part, section};
+use super::text::{ago, device_name, figure, gibibytes, kilowatt_hours, or_unknown, percent, span};
+use super::view::{ROWS, Sort, window_words};
+use super::{NodePage, Selection, facts, more, part, section, sums};
 use crate::domain::model::{Account, Attribution, Holding, SharingForm, parts_of_device};
 
-/// Rows shown; the rest are counted.
-const SHOWN: usize = 500;
-
-pub(super) fn containers(page: &NodePage<'_>) -> Markup {
-    let mut ranked: Vec<_> = page.snapshot.accounts.iter().map(|account| (rank(page, account), account)).collect();
+pub(super) fn containers(page: &NodePage<'_>, selection: &Selection<'_>) -> Markup {
+    let mut ranked: Vec<_> = selection.accounts.iter().map(|account| (rank(page, account), *account)).collect();
     let has_ended = |account: &Account| account.holding.is_none();
     let name = |account: &Account| (account.container.clone(), account.gpu.clone(), account.mig.clone());
     ranked.sort_by(|(rank, one), (other_rank, other)| {
@@ -22,23 +19,42 @@ pub(super) fn containers(page: &NodePage<'_>) -> Markup {
     let accounts = ranked.into_iter().map(|(_, account)| account);
     let (old, shown): (Vec<&Account>, Vec<&Account>) = accounts.partition(is_old);
     let held = shown.iter().filter(|account| !has_ended(account)).count();
+    // Rows may have gone since a link was followed.
+    let from = page.view.from.min(shown.len().saturating_sub(1) / ROWS * ROWS);
     let about = html! { (held) " held; idle: " (window_words(page.view.window)) "; energy and times: since held" };
     let body = html! {
-        @if shown.is_empty() && old.is_empty() {
+        @if !page.view.filter.is_empty() { (sums::of_namespaces(page, &selection.accounts)) }
+        @if page.snapshot.accounts.is_empty() {
             p { "No container holds a GPU." }
+        } @else if selection.accounts.is_empty() {
+            p.muted { "No container matches the filter." }
         } @else {
-            (table(page, &shown))
-            @if shown.len() > SHOWN { p { "and " (shown.len() - SHOWN) " more; /api/v1/node has all." } }
-            p.muted hidden data-key="no-match" { "No container matches the filter." }
+            (table(page, &shown[from..]))
+            @if shown.len() > ROWS { (other_rows(page, from, shown.len())) }
             @if !old.is_empty() {
                 details.old data-key="old" {
                     summary { (old.len()) " ended over a minute ago" }
                     (table(page, &old))
+                    @if old.len() > ROWS { p { "and " (old.len() - ROWS) " more; /api/v1/node has all." } }
                 }
             }
         }
     };
     section("containers", "Containers", about, true, body)
+}
+
+/// Which rows these are, and links to those before and after.
+fn other_rows(page: &NodePage<'_>, from: usize, all: usize) -> Markup {
+    let link = |from: usize, words: &str| {
+        html! { a href=(page.view.with_from(from).link()) data-view { (words) } " " }
+    };
+    html! {
+        nav.rows aria-label="Rows" {
+            "Rows " (from + 1) " to " (all.min(from + ROWS)) " of " (all) " "
+            @if from > 0 { (link(from - ROWS, "Previous")) }
+            @if from + ROWS < all { (link(from + ROWS, "Next")) }
+        }
+    }
 }
 
 /// By number of the sorted column, then by idle seconds. Unknown values come last.
@@ -85,7 +101,7 @@ fn table(page: &NodePage<'_>, accounts: &[&Account]) -> Markup {
                 (heading(page, "Energy", since, Some(Sort::Energy)))
             } }
             tbody role="rowgroup" {
-                @for account in accounts.iter().take(SHOWN) { (part(row(page, account))) }
+                @for account in accounts.iter().take(ROWS) { (part(row(page, account))) }
             }
         }
     }
@@ -97,7 +113,7 @@ fn heading(page: &NodePage<'_>, text: &str, window: &str, sort: Option<Sort>) ->
     html! {
         th role="columnheader" scope="col" aria-sort=[order] {
             @match sort {
-                Some(sort) => a href=(View { sort, ..page.view }.link()) data-view { (text) @if is_sorted { " ▾" } },
+                Some(sort) => a href=(page.view.with_sort(sort).link()) data-view { (text) @if is_sorted { " ▾" } },
                 None => (text),
             }
             @if !window.is_empty() { " " span.window { (window) } }
@@ -117,11 +133,10 @@ fn row(page: &NodePage<'_>, account: &Account) -> Markup {
     let idle = idle(page, account);
     let is_idle = idle.zip(parts.held).is_some_and(|(idle, held)| idle >= 0.9 * held)
         && account.figures.held_seconds >= Some(60.0);
-    let found = words([container], [device.clone(), uuid, account.gpu.to_string()]);
     let seconds = |seconds: f64| span(seconds as u64);
     let borrowed = account.figures.borrowed_seconds.filter(|borrowed| *borrowed >= 0.5);
     html! {
-        tr role="row" class=[(!is_held).then_some("ended")] data-key=(key) data-words=(found) {
+        tr role="row" class=[(!is_held).then_some("ended")] data-key=(key) {
             th.name role="rowheader" scope="row" {
                 (container.pod)
                 div.muted { (container.namespace) " · " (container.container) }

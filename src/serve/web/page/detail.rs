@@ -90,15 +90,18 @@ pub(in crate::serve::web) fn page(snapshot: &Snapshot, history: &NodeHistory, ke
     let name = subject.name(snapshot);
     let found: Vec<&HistoryEvent> = history.events().filter(|event| subject.concerns(event)).collect();
     let main = html! {
-        main #detail {
+        main {
             h1 { (name) }
             p.muted { (key) }
-            h2 { "Events" }
-            @if found.is_empty() { p.muted { "None among the node's last events." } }
-            @else { ol.events { @for event in found { (events::item(snapshot, event)) } } }
-            @for (section, families) in metrics::sections(snapshot) {
-                @let values: Vec<Markup> = families.filter_map(|family| values(&subject, &family)).collect();
-                @if !values.is_empty() { h2 { (section) } dl.metrics { @for value in values { (value) } } }
+            div #detail {
+                h2 { "Events" }
+                @if found.is_empty() { p.muted { "None among the node's last events." } }
+                // It scrolls, so it must be reachable by keyboard.
+                @else { ol.events tabindex="0" aria-label={ "Events of " (name) } { @for event in found { (events::item(snapshot, event)) } } }
+                @for (section, families) in metrics::sections(snapshot) {
+                    @let values: Vec<Markup> = families.filter_map(|family| values(&subject, &family)).collect();
+                    @if !values.is_empty() { h2 { (section) } dl.metrics { @for value in values { (value) } } }
+                }
             }
             p { a href="/" { "Back to the node" } }
         }

@@ -1,35 +1,42 @@
 //! A card per GPU, with a row for each of its MIG devices.
 
+use std::cmp::Ordering;
+
 use maud::{Markup, html};
 
 use super::chart::{BUSY, MEMORY, POWER, chart, mean_busy};
-use super::text::{ago, device_name, figure, gibibytes, gpu_name, or_unknown, percent, watts, words};
+use super::text::{ago, device_name, figure, gibibytes, gpu_name, or_unknown, percent, watts};
 use super::view::window_words;
-use super::{NodePage, facts, holders, more, part, section};
+use super::{NodePage, Selection, facts, holders, more, part, section};
 use crate::domain::model::{
     Account, DeviceHealth, DeviceOverview, DeviceState, Gpu, InstanceReading, Medium, MigDevice, Monotonic,
 };
 use crate::words::counted;
 
-pub(super) fn devices(page: &NodePage<'_>) -> Markup {
-    let mut gpus: Vec<&Gpu> = page.snapshot.hardware.inventory.gpus.values().collect();
-    gpus.sort_by_key(|gpu| (gpu.order(), !gpu.present));
+/// Holders named per MIG device; the table of containers has all.
+const MIG_HOLDERS: usize = 4;
+
+pub(super) fn devices(page: &NodePage<'_>, selection: &Selection<'_>) -> Markup {
+    let all = page.snapshot.hardware.inventory.gpus.len();
+    let gpus = &selection.gpus;
     let [use_at, memory_at] = page.snapshot.hardware.oldest_readings();
     let age = |at: Option<Monotonic>| or_unknown(at.map(|at| ago(page.now, at)));
     let legend = html! {
+        @if !page.view.filter.is_empty() { (gpus.len()) " of " (all) "; " }
         "busy and power: " (age(use_at)) "; memory and temperature: " (age(memory_at)) "; charts and bars: "
         (window_words(page.view.window))
         span.legend { svg.swatch viewBox="0 0 1 1" aria-hidden="true" { rect.part-free width="1" height="1" {} } "idle or free" }
         span.legend { svg.swatch.hatched aria-hidden="true" {} "unknown: no readings" }
     };
     let body = html! {
-        @if gpus.is_empty() {
+        @if all == 0 {
             p { "No GPU found." }
+        } @else if gpus.is_empty() {
+            p.muted { "No device matches the filter." }
         } @else {
             ul.devices {
                 @for gpu in gpus { (part(card(page, gpu))) }
             }
-            p.muted hidden data-key="no-match" { "No device matches the filter." }
         }
     };
     section("devices", "Devices", legend, true, body)
@@ -43,12 +50,9 @@ fn card(page: &NodePage<'_>, gpu: &Gpu) -> Markup {
     let overview = page.snapshot.overview.device(&gpu.uuid, None);
     let inventory = &page.snapshot.hardware.inventory;
     let unserved = inventory.unserved.get(&gpu.uuid);
-    let containers = page.holders(gpu).map(|account| &account.container);
     let model = gpu.model.as_deref().unwrap_or(if unserved.is_some() { "" } else { "model unknown" });
-    let names = [gpu.uuid.to_string(), gpu_name(gpu), model.to_owned()];
-    let mig_uuids = gpu.mig_devices.iter().map(|mig| mig.uuid.to_string());
     html! {
-        li.device data-key=(gpu.uuid) data-words=(words(containers, names.into_iter().chain(mig_uuids))) {
+        li.device data-key=(gpu.uuid) {
             div.head {
                 h3 { (gpu_name(gpu)) }
                 span.model { (model.trim_start_matches("NVIDIA ")) @if gpu.mig_enabled == Some(true) { ", MIG" } }
@@ -120,7 +124,11 @@ fn mig_row(page: &NodePage<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medi
     let reading: Option<&InstanceReading> = instances.iter().find(|instance| instance.members.contains(&mig.uuid));
     let memory = reading.and_then(|reading| reading.memory);
     let health = page.snapshot.health.gpus.get(&gpu.uuid).and_then(|health| health.mig_devices.get(&mig.uuid));
-    let holders: Vec<&Account> = page.holders(gpu).filter(|account| account.mig.as_ref() == Some(&mig.uuid)).collect();
+    let mut holders: Vec<&Account> =
+        page.holders(gpu).filter(|account| account.mig.as_ref() == Some(&mig.uuid)).collect();
+    // Those that use it most now.
+    let used = |account: &Account| (account.gpu_utilization_ratio.unwrap_or(-1.0), account.memory_used_bytes);
+    holders.sort_by(|one, other| used(other).partial_cmp(&used(one)).unwrap_or(Ordering::Equal));
     let name = device_name(page.snapshot, &gpu.uuid, Some(&mig.uuid)).trim_start_matches("GPU ").to_owned();
     let overview = page.snapshot.overview.device(&gpu.uuid, Some(&mig.uuid));
     let busy = overview.and_then(|device| device.busy_ratio);
@@ -135,10 +143,11 @@ fn mig_row(page: &NodePage<'_>, gpu: &Gpu, mig: &MigDevice, medium: Option<&Medi
             span.part {
                 @if health.is_some_and(|health| !health.healthy) { (badge(health)) " " }
                 @else if is_free { span.free { "free" } }
-                @for (index, holder) in holders.iter().enumerate() {
+                @for (index, holder) in holders.iter().take(MIG_HOLDERS).enumerate() {
                     @if index > 0 { ", " }
                     span title=(holder.container) { (holder.container.pod) }
                 }
+                @if holders.len() > MIG_HOLDERS { " and " (holders.len() - MIG_HOLDERS) " more" }
             }
             (causes(health.filter(|health| !health.healthy), true))
             (more(mig.uuid.as_str(), &name))

@@ -2,8 +2,8 @@
 
 use maud::{Markup, html};
 
-use super::text::{device_name, time, words};
-use super::{NodePage, section};
+use super::text::{device_name, time};
+use super::{NodePage, Selection, section};
 use crate::domain::history::{HistoryEvent, Severity};
 use crate::domain::model::Snapshot;
 
@@ -11,36 +11,42 @@ const SHOWN: usize = 60;
 /// Devices or containers that one event names.
 const NAMED: usize = 8;
 
-pub(super) fn events(page: &NodePage<'_>) -> Markup {
-    let events = page.history.events();
+pub(super) fn events(page: &NodePage<'_>, selection: &Selection<'_>) -> Markup {
+    let events = &selection.events;
     let body = html! {
-        @if events.len() == 0 {
+        @if page.history.events().len() == 0 {
             p.muted { "No events since podmeter started." }
+        } @else if events.is_empty() {
+            p.muted { "No event matches the filter." }
         } @else {
             // It scrolls, so it must be reachable by keyboard.
             ol.events tabindex="0" aria-labelledby="events" {
-                @for event in events.take(SHOWN) { (item(page.snapshot, event)) }
+                @for event in events.iter().take(SHOWN) { (item(page.snapshot, event)) }
             }
-            p.muted hidden data-key="no-match" { "No event matches the filter." }
         }
     };
-    section("events", "Events", html! { "newest first, in UTC" }, true, body)
+    section(
+        "events",
+        "Events",
+        html! {
+            @if !page.view.filter.is_empty() { (events.len()) " of " (page.history.events().len()) "; " }
+            "newest first, in UTC"
+        },
+        true,
+        body,
+    )
 }
 
 pub(super) fn item(snapshot: &Snapshot, event: &HistoryEvent) -> Markup {
     let devices: Vec<String> =
         event.devices.iter().map(|device| device_name(snapshot, &device.gpu, device.mig.as_ref())).collect();
-    let uuids = event.devices.iter().flat_map(|device| {
-        [Some(device.gpu.to_string()), device.mig.as_ref().map(ToString::to_string)].into_iter().flatten()
-    });
-    let found = words(&event.containers, devices.iter().cloned().chain(uuids));
     let severity = match event.severity {
         Severity::Good => "good",
         Severity::Plain => "plain",
         Severity::Bad => "bad",
     };
     html! {
-        li data-key=(format!("event-{}", event.number)) data-words=(found) {
+        li data-key=(format!("event-{}", event.number)) {
             (time(event.at.unix))
             span.badge.(severity) { (event.kind.into_str()) }
             span.what {

@@ -7,26 +7,32 @@ pub(super) mod detail;
 mod devices;
 mod events;
 mod facts;
+mod filter;
 mod holders;
 pub(super) mod parts;
 mod plugin;
 mod sources;
 mod summary;
+mod sums;
 mod text;
 mod view;
 
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
+use parts::part;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use ring::digest::{SHA256, digest};
-use parts::part;
 pub(super) use view::View;
 
-use crate::domain::history::{NodeHistory, Window};
-use crate::domain::model::{Account, Gpu, Moment, Snapshot, equal_division};
+use crate::domain::history::{HistoryEvent, NodeHistory, Window};
+use crate::domain::model::{
+    Account, ContainerRef, DeviceHealth, Gpu, GpuUuid, MigUuid, Moment, Snapshot, equal_division,
+};
+use crate::words::counted;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -36,7 +42,7 @@ pub(super) static CONTENT_SECURITY_POLICY: LazyLock<String> = LazyLock::new(|| {
     let [style, script] = [STYLE, SCRIPT].map(|text| STANDARD.encode(digest(&SHA256, text.as_bytes())));
     format!(
         "default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{script}'; connect-src 'self'; img-src data:; \
-         base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+         base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     )
 });
 
@@ -55,27 +61,36 @@ pub(super) struct NodePage<'a> {
     pub view: View,
 }
 
+/// What the filter matches. Accounts and events in their order, GPUs in that of the page.
+struct Selection<'a> {
+    accounts: Vec<&'a Account>,
+    gpus: Vec<&'a Gpu>,
+    events: Vec<&'a HistoryEvent>,
+}
+
 impl NodePage<'_> {
     pub fn whole(&self) -> String {
-        let title = if self.snapshot.node_name.is_empty() { "podmeter" } else { &*self.snapshot.node_name };
+        let selection = self.selection();
         let body = html! {
             a.skip href="#devices" { "Skip to the devices" }
             header {
-                h1 { (title) }
+                h1 { (self.node_name()) }
                 p #status role="status" { noscript { "As of " (text::time(self.now.unix)) " UTC; without JavaScript, reload to update." } }
                 nav #sections aria-label="Sections" {
                     a href="#devices" { "Devices" } a href="#containers" { "Containers" } a href="#events" { "Events" }
                     @if self.snapshot.plugin.is_some() { a href="#plugin" { "Plugin" } }
                     a href="#sources" { "Sources" } a href="/metrics" { "Metrics" }
                 }
-                form #search role="search" hidden {
+                form #search role="search" action="/" {
+                    @for (name, value) in self.view.names() { input type="hidden" name=(name) value=(value); }
                     label for="filter" { "Filter" }
-                    input #filter type="search" autocomplete="off" spellcheck="false" placeholder="pod, namespace or device"
+                    input #filter name="filter" type="search" value=(self.view.filter.text()) maxlength=(filter::LENGTH)
+                        autocomplete="off" spellcheck="false" placeholder="pod, namespace or device"
                         title="also namespace:ml, pod:train, container:main, device:3";
-                    output #found for="filter" {}
+                    output #found for="filter" { (self.found(&selection)) }
                 }
             }
-            main #live { (self.changing_part()) }
+            main #live { (self.live(&selection)) }
             footer {
                 a href="/metrics/dcgm" { "metrics under DCGM names" } " · "
                 a href="/api/v1/node" { "snapshot as JSON" } " · " a href="/api/v1/history" { "history as JSON" } " · "
@@ -85,11 +100,79 @@ impl NodePage<'_> {
             div #tip hidden {}
             script { (PreEscaped(SCRIPT)) }
         };
-        parts::without_edges(document(title, body))
+        parts::without_edges(document(&self.title(), body))
+    }
+
+    fn node_name(&self) -> &str {
+        if self.snapshot.node_name.is_empty() { "podmeter" } else { &self.snapshot.node_name }
+    }
+
+    /// With the number of GPUs that are unhealthy, or have such a MIG device.
+    fn title(&self) -> String {
+        let is_bad = |health: &&DeviceHealth| !health.healthy && !health.is_only_marked();
+        let gpus = self
+            .snapshot
+            .health
+            .gpus
+            .iter()
+            .filter(|(uuid, _)| self.snapshot.hardware.inventory.gpus.contains_key(*uuid));
+        let devices = gpus.map(|(_, gpu)| [&gpu.whole].into_iter().chain(gpu.mig_devices.values()));
+        match devices.filter(|devices| devices.clone().any(|health| is_bad(&health))).count() {
+            0 => self.node_name().to_owned(),
+            count => format!("{count} unhealthy · {}", self.node_name()),
+        }
     }
 
     /// The part that changes, as sent in events.
     pub fn changing_part(&self) -> Markup {
+        self.live(&self.selection())
+    }
+
+    fn selection(&self) -> Selection<'_> {
+        let (snapshot, filter) = (self.snapshot, &self.view.filter);
+        let uuids = |gpu: &GpuUuid, mig: Option<&MigUuid>| {
+            [Some(gpu.to_string()), mig.map(ToString::to_string)].into_iter().flatten()
+        };
+        let names =
+            |gpu: &GpuUuid, mig: Option<&MigUuid>| uuids(gpu, mig).chain([text::device_name(snapshot, gpu, mig)]);
+        let accounts = snapshot
+            .accounts
+            .iter()
+            .filter(|account| filter.matches([&account.container], names(&account.gpu, account.mig.as_ref())));
+        let mut gpus: Vec<&Gpu> = snapshot
+            .hardware
+            .inventory
+            .gpus
+            .values()
+            .filter(|gpu| {
+                let names =
+                    [gpu.uuid.to_string(), text::gpu_name(gpu), gpu.model.as_deref().unwrap_or_default().to_owned()];
+                let migs = gpu.mig_devices.iter().map(|mig| mig.uuid.to_string());
+                filter.matches(self.holders(gpu).map(|account| &account.container), names.into_iter().chain(migs))
+            })
+            .collect();
+        gpus.sort_by_key(|gpu| (gpu.order(), !gpu.present));
+        let events = self.history.events().filter(|event| {
+            filter.matches(
+                &event.containers,
+                event.devices.iter().flat_map(|device| names(&device.gpu, device.mig.as_ref())),
+            )
+        });
+        Selection { accounts: accounts.collect(), gpus, events: events.collect() }
+    }
+
+    /// Empty without a filter.
+    fn found(&self, selection: &Selection<'_>) -> String {
+        if self.view.filter.is_empty() {
+            return String::new();
+        }
+        let containers: BTreeSet<&ContainerRef> = selection.accounts.iter().map(|account| &account.container).collect();
+        let counts =
+            [(selection.gpus.len(), "GPU"), (containers.len(), "container"), (selection.events.len(), "event")];
+        counts.map(|(count, noun)| counted(count, noun)).join(", ")
+    }
+
+    fn live(&self, selection: &Selection<'_>) -> Markup {
         let snapshot = self.snapshot;
         let journal = snapshot.journal.as_ref().and_then(|journal| journal.problem.as_deref());
         let journal = journal.map(|problem| format!("the journal of allocations is not written: {problem}"));
@@ -100,14 +183,14 @@ impl NodePage<'_> {
             journal.as_deref(),
         ];
         html! {
-            div.about {
+            div.about data-title={ (self.title()) " · podmeter" } data-found=(self.found(selection)) {
                 p {
                     (snapshot.hardware.driver_words()) ", up for " (text::span(self.now.monotonic.as_duration().as_secs()))
                     ", as of " (text::time(snapshot.at.unix)) " UTC"
                 }
                 nav.windows aria-label="Window" {
                     @for window in Window::ALL {
-                        a href=(View { window, ..self.view }.link()) data-view
+                        a href=(self.view.with_window(window).link()) data-view
                             aria-current=[(window == self.view.window).then_some("true")] { (view::window_words(window)) }
                     }
                 }
@@ -122,10 +205,10 @@ impl NodePage<'_> {
                     ", which it does not hold"
                 }
             }
-            (summary::tiles(self))
-            (devices::devices(self))
-            (containers::containers(self))
-            (part(events::events(self)))
+            (summary::tiles(self, selection))
+            (devices::devices(self, selection))
+            (containers::containers(self, selection))
+            (part(events::events(self, selection)))
             @if let Some(plugin) = &snapshot.plugin {
                 (part(plugin::plugin(plugin)))
             }
@@ -202,200 +285,4 @@ fn more(key: &str, name: &str) -> Markup {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-    use std::sync::Arc;
-
-    use super::view::Sort;
-    use super::*;
-    use crate::domain::model::{Attribution, SharingForm, UnhealthyReason};
-    use crate::serve::metrics::tests::fixture;
-
-    fn rendered(snapshot: &Snapshot, not_ready: Option<&str>) -> String {
-        seen(snapshot, not_ready, View::default())
-    }
-
-    fn seen(snapshot: &Snapshot, not_ready: Option<&str>, view: View) -> String {
-        let mut history = NodeHistory::default();
-        history.note(snapshot);
-        let not_ready = not_ready.map(str::to_owned);
-        NodePage { snapshot, history: &history, now: snapshot.at, not_ready, view }.whole()
-    }
-
-    /// The row of this device or container.
-    fn row<'a>(page: &'a str, key: &str) -> &'a str {
-        let start = page.find(&format!("data-key=\"{key}")).expect("it has a row");
-        page[start..].split("</details>").next().unwrap()
-    }
-
-    #[test]
-    fn a_tile_tells_a_part_of_the_gpus_from_all_and_unknown_from_none() {
-        let mut snapshot = fixture::snapshot();
-        let tile = |snapshot: &Snapshot, label| {
-            let page = rendered(snapshot, None);
-            let tile = page.split(&format!("<dt>{label}</dt>")).nth(1).unwrap();
-            tile.split("</dd>").next().unwrap().to_owned()
-        };
-        for label in ["Busy now", "Memory", "Power"] {
-            assert!(tile(&snapshot, label).contains("2 of 4 GPUs known"), "{}", tile(&snapshot, label));
-        }
-        assert!(!tile(&snapshot, "Held and idle").contains("data-value"), "{}", tile(&snapshot, "Held and idle"));
-        snapshot.accounts.clear();
-        assert!(tile(&snapshot, "Held and idle").contains("data-value=\"0.000\""));
-    }
-
-    #[test]
-    fn no_free_slot_is_not_shown_as_good() {
-        let mut snapshot = fixture::snapshot();
-        for (free, class) in [(2, "free"), (0, "free none")] {
-            let device = &mut snapshot.overview.devices[0];
-            (device.slots, device.free_slots) = (Some(125), Some(free));
-            let page = rendered(&snapshot, None);
-            let shown = format!(
-                "<p class=\"{class}\"><b data-figure=\"free\" data-value=\"{free}.000\">{free}</b> of 125 slots free"
-            );
-            assert!(page.contains(&shown), "{page}");
-        }
-    }
-
-    #[test]
-    fn equal_division_is_shown_with_its_remedy_and_each_percentage_is_of_the_device() {
-        let mut snapshot = fixture::snapshot();
-        assert!(!rendered(&snapshot, None).contains("divided equally"));
-        snapshot.processes = None;
-        let account = &mut snapshot.accounts[0];
-        (account.utilization_ratio, account.gpu_utilization_ratio) = (Some(1.0), Some(0.34));
-        let holding = account.holding.as_mut().unwrap();
-        (holding.sharing, holding.fraction) = (SharingForm::TimeSlicing, Some(0.25));
-        holding.attribution = Some(Attribution::EqualShare);
-        let page = rendered(&snapshot, None);
-        assert!(page.contains("is divided equally among their holders: hostPID is off; with hostPID=true"), "{page}");
-        let row = row(&page, &format!("research/training-0/main {}", fixture::WHOLE));
-        assert!(
-            row.contains("data-figure=\"busy-now\" data-value=\"0.340\">34\u{a0}%<"),
-            "not 100 % of its slot: {row}"
-        );
-        assert!(row.contains("time slicing, holds 25\u{a0}%, in equal parts"), "{row}");
-    }
-
-    #[test]
-    fn a_mark_is_no_fault_and_a_gpu_that_is_not_served_has_no_unknown_model() {
-        let mut snapshot = fixture::snapshot();
-        for health in Arc::make_mut(&mut snapshot.health).gpus.values_mut() {
-            health.whole.causes.iter_mut().for_each(|cause| cause.reason = UnhealthyReason::Admin);
-        }
-        let page = rendered(&snapshot, None);
-        assert!(page.contains("1 marked, 1 not served") && !page.contains(" unhealthy, "), "{page}");
-        assert!(page.contains(">marked</span>") && !page.contains("model unknown"), "{page}");
-    }
-
-    #[test]
-    fn names_are_escaped() {
-        let mut snapshot = fixture::snapshot();
-        snapshot.node_name = "<script>alert(1)</script>".into();
-        let page = rendered(&snapshot, Some("<img src=x>"));
-        assert_eq!(page.matches("<script").count(), 1, "our own");
-        assert!(!page.contains("<img") && !page.contains("<b>&amp;"), "{page}");
-        assert!(page.contains("ev&quot;il\\pod\n") && page.contains(" 1 &lt;b&gt;&amp;amp;β€"), "{page}");
-    }
-
-    #[test]
-    fn unknown_is_a_dash_and_a_hatched_chart() {
-        let page = rendered(&fixture::snapshot(), None);
-        let lost = row(&page, fixture::LOST);
-        assert!(lost.contains("<b data-figure=\"busy-now\">–</b>"), "{lost}");
-        for chart in ["busy, last 5 min: unknown", "power, last 5 min: unknown"] {
-            assert!(lost.contains(&format!("aria-label=\"{chart}\"")) && !lost.contains("<path"), "{lost}");
-        }
-    }
-
-    #[test]
-    fn nothing_is_loaded_from_other_servers() {
-        let page = rendered(&fixture::snapshot(), None);
-        // An XML namespace, which is not loaded.
-        let page = page.replace("xmlns='http://www.w3.org/2000/svg'", "");
-        for word in ["http:", "https:", "src=", "@import", "url("] {
-            assert!(!page.contains(word), "{word}");
-        }
-        assert!(!page.contains(" style=") && !page.contains(" onclick"), "the policy would refuse it");
-    }
-
-    #[test]
-    fn the_health_is_shown_with_its_cause_and_the_unhealthy_part() {
-        let page = rendered(&fixture::snapshot(), None);
-        assert!(row(&page, fixture::WHOLE).contains(">healthy<"));
-        let lost = row(&page, fixture::LOST);
-        assert!(lost.contains("the driver no longer lists it; recovers after a reset.</p>"), "{lost}");
-        assert!(row(&page, fixture::OTHER_SLICE).contains("XID 95"));
-        assert!(!row(&page, fixture::SLICE).contains("unhealthy"));
-    }
-
-    #[test]
-    fn every_link_has_a_target() {
-        let page = rendered(&fixture::snapshot(), None);
-        let links: BTreeSet<&str> = page.split("href=\"#").skip(1).filter_map(|rest| rest.split('"').next()).collect();
-        for link in &links {
-            assert!(page.contains(&format!("id=\"{link}\"")), "#{link} has no target");
-        }
-        assert_eq!(links.len(), 5, "{links:?}");
-    }
-
-    #[test]
-    fn containers_are_sorted_as_chosen_and_the_ended_come_last() {
-        let snapshot = fixture::snapshot();
-        let pods = |sort: Sort| -> Vec<String> {
-            let page = seen(&snapshot, None, View { sort, ..View::default() });
-            let table = page.split("<table class=\"containers\"").nth(1).unwrap().to_owned();
-            let keys = table.split("<tr").filter_map(|row| row.split('>').next()?.split("data-key=\"").nth(1));
-            keys.map(|key| key.split('"').next().unwrap().to_owned()).collect()
-        };
-        let by_name = pods(Sort::Name);
-        let held = snapshot.accounts.iter().filter(|account| account.holding.is_some()).count();
-        assert!(by_name[..held].is_sorted(), "{by_name:?}");
-        let by_energy = pods(Sort::Energy);
-        assert_ne!(by_name, by_energy);
-        let most = snapshot.accounts.iter().filter(|account| account.holding.is_some());
-        let most = most
-            .max_by(|one, other| one.figures.energy_joules.partial_cmp(&other.figures.energy_joules).unwrap())
-            .unwrap();
-        assert!(by_energy[0].starts_with(&most.container.to_string()), "{by_energy:?}");
-        assert_eq!(by_name.len(), by_energy.len());
-    }
-
-    #[test]
-    fn busy_beyond_the_time_held_is_called_borrowed() {
-        let mut snapshot = fixture::snapshot();
-        snapshot.accounts.truncate(1);
-        snapshot.accounts[0].figures.borrowed_seconds = None;
-        assert!(!rendered(&snapshot, None).contains(" borrowed"));
-        (snapshot.accounts[0].figures.busy_seconds, snapshot.accounts[0].figures.borrowed_seconds) =
-            (Some(20.0), Some(10.0));
-        assert!(rendered(&snapshot, None).contains("data-value=\"10.000\">10 s</b> borrowed"));
-    }
-
-    #[test]
-    fn those_that_ended_over_a_minute_ago_are_folded() {
-        let mut snapshot = fixture::snapshot();
-        snapshot.accounts.truncate(1);
-        snapshot.accounts[0].holding = None;
-        snapshot.accounts[0].ended = Some(snapshot.at);
-        assert!(!rendered(&snapshot, None).contains("ended over a minute ago"));
-        snapshot.at.monotonic = snapshot.at.monotonic + std::time::Duration::from_secs(60);
-        assert!(rendered(&snapshot, None).contains("1 ended over a minute ago"));
-    }
-
-    #[test]
-    fn an_empty_node_has_a_message() {
-        let (snapshot, history) = (Snapshot::default(), NodeHistory::default());
-        let not_ready = Some("no snapshot yet".to_owned());
-        let page = NodePage {
-            snapshot: &snapshot,
-            history: &history,
-            now: Moment::default(),
-            not_ready,
-            view: View::default(),
-        };
-        let page = page.whole();
-        assert!(page.contains("No GPU found.") && page.contains("no snapshot yet"));
-    }
-}
+mod tests;

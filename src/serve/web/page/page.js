@@ -9,7 +9,6 @@
   const filter = document.getElementById('filter');
   const found = document.getElementById('found');
   let received = performance.now();
-  let receivedAt = new Date();
   let hasReceived = false;
   let source = null;
   let query = '';
@@ -24,7 +23,6 @@
     source = new EventSource(`/live${query}`);
     source.addEventListener('page', (event) => {
       received = performance.now();
-      receivedAt = new Date();
       hasReceived = true;
       show(event.data);
       showState();
@@ -55,6 +53,9 @@
   function showState() {
     const silent = performance.now() - received;
     const next = silent > STALE_AFTER ? 'stale' : hasReceived ? 'live' : 'waiting';
+    const about = live.querySelector('.about');
+    const title = (next === 'stale' ? 'Stale · ' : '') + about.dataset.title;
+    if (document.title !== title) document.title = title;
     // Only changes are announced to screen readers.
     if (next === state) return;
     state = next;
@@ -62,7 +63,7 @@
     status.className = state;
     document.documentElement.classList.toggle('is-stale', stale);
     status.textContent = stale
-      ? `Stale: no data from podmeter since ${receivedAt.toLocaleTimeString()}. Older values are shown; reconnecting.`
+      ? `Stale: no data from podmeter since ${about.querySelector('time').textContent} UTC. Older values are shown; reconnecting.`
       : state === 'live' ? 'Live' : '';
   }
 
@@ -75,7 +76,8 @@
     parser.innerHTML = text;
     patchChildren(live, parser.content);
     parser.innerHTML = '';
-    applyFilter();
+    const matches = live.querySelector('.about').dataset.found;
+    if (found.textContent !== matches) found.textContent = matches;
     for (const row of live.querySelectorAll('.more[open]')) fill(row);
     if (focused && focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
   }
@@ -105,7 +107,7 @@
   }
 
   // The reader opens and closes rows and sections, and the script fills what is marked with data-keep.
-  const KEPT = ['hidden', 'open'];
+  const KEPT = ['open'];
 
   // An element that the stream marks as the same is empty.
   function patch(old, fresh) {
@@ -161,7 +163,7 @@
     tip.style.top = `${Math.max(clientY - 28, 0)}px`;
   });
 
-  // Links to another window or order change the stream, not the document.
+  // Links to another window, order or row, and the filter, change the stream and the URL, not the document.
 
   live.addEventListener('click', (event) => {
     const link = event.target.closest('a[data-view]');
@@ -170,70 +172,43 @@
     history.pushState(null, '', link.search + location.hash);
     connect();
   });
-  addEventListener('popstate', () => { if (source && location.search !== query) connect(); });
+  addEventListener('popstate', () => {
+    filter.value = new URLSearchParams(location.search).get('filter') ?? '';
+    if (source && location.search !== query) connect();
+  });
 
-  // The filter, kept in the URL.
-
-  const FIELDS = ['namespace', 'pod', 'container', 'device'];
-
-  // Each word must match; `pod:x` matches pods only, `x` everything. `device:3` is no part of a UUID, but begins a word.
-  function matcher(text) {
-    const words = text.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
-      const [field, rest] = word.split(/:(.*)/s);
-      return FIELDS.includes(field) && rest !== undefined ? { field: `${field}:`, rest } : { field: '', rest: word };
-    });
-    return (found) => {
-      const lines = found.split('\n');
-      return words.every(({ field, rest }) =>
-        lines.some((line) => {
-          const value = line.slice(line.indexOf(':') + 1);
-          const matches = field === 'device:' ? value.split(' ').some((part) => part.startsWith(rest)) : value.includes(rest);
-          return matches && line.startsWith(field);
-        }));
-    };
-  }
-
+  const FILTER_AFTER = 200;
+  let typed = 0;
   function applyFilter() {
-    const matches = matcher(filter.value);
-    const filtering = filter.value.trim() !== '';
-    let shown = 0;
-    for (const section of live.querySelectorAll('section')) {
-      // Not those inside an open row.
-      const rows = section.querySelectorAll('[data-words]:not(.more *)');
-      let here = 0;
-      for (const row of rows) {
-        row.hidden = filtering && !matches(row.dataset.words);
-        if (!row.hidden) here += 1;
-      }
-      const noMatch = section.querySelector('[data-key=no-match]');
-      if (noMatch) noMatch.hidden = rows.length === 0 || here > 0;
-      shown += here;
-    }
-    const text = filtering ? `${shown} found` : '';
-    if (found.textContent !== text) found.textContent = text;
+    clearTimeout(typed);
+    const parameters = new URLSearchParams(location.search);
+    const text = filter.value.trim();
+    if (text === (parameters.get('filter') ?? '')) return;
+    parameters.delete('from');
+    if (text) parameters.set('filter', text);
+    else parameters.delete('filter');
+    history.replaceState(null, '', `?${parameters}${location.hash}`);
+    connect();
   }
-
-  function fromUrl() {
-    const parameters = new URLSearchParams(location.hash.slice(1));
-    if (parameters.has('filter')) filter.value = parameters.get('filter');
-    applyFilter();
-    document.getElementById(location.hash.slice(1))?.closest('details')?.setAttribute('open', '');
-  }
-
   filter.addEventListener('input', () => {
-    const hash = filter.value ? `#${new URLSearchParams({ filter: filter.value })}` : '';
-    history.replaceState(null, '', location.pathname + location.search + hash);
+    clearTimeout(typed);
+    typed = setTimeout(applyFilter, FILTER_AFTER);
+  });
+  search.addEventListener('submit', (event) => {
+    event.preventDefault();
     applyFilter();
   });
   filter.addEventListener('keydown', (event) => {
     if (event.key === 'Escape' && filter.value) {
       filter.value = '';
-      filter.dispatchEvent(new Event('input'));
+      applyFilter();
       event.preventDefault();
     }
   });
-  search.addEventListener('submit', (event) => event.preventDefault());
-  addEventListener('hashchange', fromUrl);
+  function openSection() {
+    document.getElementById(location.hash.slice(1))?.closest('details')?.setAttribute('open', '');
+  }
+  addEventListener('hashchange', openSection);
   addEventListener('keydown', (event) => {
     const typing = event.target instanceof HTMLInputElement || event.ctrlKey || event.metaKey || event.altKey;
     if (event.key === '/' && !typing) {
@@ -242,9 +217,8 @@
     }
   });
 
-  search.hidden = false;
   status.textContent = '';
-  fromUrl();
+  openSection();
   showState();
   setInterval(showState, 500);
   connect();

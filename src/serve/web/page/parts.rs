@@ -63,10 +63,7 @@ mod tests {
         assert_eq!(whole, "<p>1</p><ul><li class=\"a\" data-key=\"&lt;1&gt;\">same</li><li data-key=\"2\">1</li></ul>");
         let (whole, changed, parts) = changes(text(2), &parts);
         assert_eq!(whole, without_edges(text(2)));
-        assert_eq!(
-            changed,
-            "<p>2</p><ul><li data-key=\"&lt;1&gt;\" data-same></li><li data-key=\"2\">2</li></ul>"
-        );
+        assert_eq!(changed, "<p>2</p><ul><li data-key=\"&lt;1&gt;\" data-same></li><li data-key=\"2\">2</li></ul>");
         assert!(changes(text(2), &parts).1.contains("<li data-key=\"2\" data-same>"));
     }
 

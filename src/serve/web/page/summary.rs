@@ -2,13 +2,49 @@
 
 use maud::{Markup, html};
 
-use super::text::{figure, gibibytes, or_unknown, percent, watts};
+use super::sums::{Sum, Sums, bytes, in_gpus};
+use super::text::{figure, gibibytes, kilowatt_hours, or_unknown, percent, watts};
 use super::view::window_words;
-use super::{NodePage, facts};
-use crate::domain::model::{Account, DeviceReadings, Gpu, Holding, Snapshot};
+use super::{NodePage, Selection, facts};
+use crate::domain::model::{DeviceReadings, Gpu, Snapshot};
 use crate::words::counted;
 
-pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
+pub(super) fn tiles(page: &NodePage<'_>, selection: &Selection<'_>) -> Markup {
+    let sums = Sums::of(page, selection.accounts.iter().copied());
+    if page.view.filter.is_empty() { of_node(page, &sums) } else { of_selection(page, &sums) }
+}
+
+/// Sums over the containers that the filter matches.
+fn of_selection(page: &NodePage<'_>, sums: &Sums<'_>) -> Markup {
+    let of = |words: &str, sum: Sum| match sum.known < sum.of {
+        true => format!("{words}; {} of {} known", sum.known, sum.of),
+        false => words.to_owned(),
+    };
+    let all = page.snapshot.hardware.inventory.gpus.len();
+    html! {
+        dl.tiles {
+            (tile("Containers", html! { (sums.containers.len()) }, format!("on {} of {}", sums.gpus.len(), counted(all, "GPU")), ""))
+            (tile("Allocated", figure("allocated", sums.allocated.value(), in_gpus), of("GPUs", sums.allocated), ""))
+            (held_and_idle(page, sums))
+            (tile("Busy now", figure("busy-now", sums.busy.value(), in_gpus), of("GPUs", sums.busy), ""))
+            (tile("Memory", figure("memory", sums.memory.value(), bytes), of("", sums.memory), ""))
+            (tile("Energy", figure("energy", sums.energy.value(), kilowatt_hours), of("since held", sums.energy), ""))
+        }
+    }
+}
+
+fn held_and_idle(page: &NodePage<'_>, sums: &Sums<'_>) -> Markup {
+    let Sum { known, of, .. } = sums.idle;
+    let mut words = format!("GPUs, {}", window_words(page.view.window));
+    if known < of {
+        words += &format!("; {known} of {} known", counted(of, "holding"));
+    }
+    let idle = sums.idle.value();
+    let class = if idle.is_some_and(|gpus| gpus >= 0.95) { "warn" } else { "" };
+    tile("Held and idle", figure("held-and-idle", idle, in_gpus), words, class)
+}
+
+fn of_node(page: &NodePage<'_>, sums: &Sums<'_>) -> Markup {
     let snapshot = page.snapshot;
     let gpus: Vec<&Gpu> = snapshot.hardware.inventory.gpus.values().collect();
     let readings = |gpu: &Gpu| snapshot.hardware.readings.get(&gpu.uuid).map(|readings| &**readings);
@@ -24,19 +60,6 @@ pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
     let bytes = |values: &[f64]| sum(values).map(|bytes| gibibytes(bytes as u64));
     let in_part =
         |known: usize| (known < gpus.len()).then(|| format!("{known} of {} known", counted(gpus.len(), "GPU")));
-    // In GPUs, not in devices as in the rows of containers.
-    let idle_of = |(account, holding): (&Account, &Holding)| {
-        Some(page.history.figures(account, page.view.window)?.idle_ratio()? * holding.fraction?)
-    };
-    let held = snapshot.accounts.iter().filter_map(|account| Some((account, account.holding.as_ref()?)));
-    let idle: Vec<Option<f64>> = held.map(idle_of).collect();
-    let known = idle.iter().flatten().count();
-    let idle_gpus = (known > 0 || idle.is_empty()).then(|| idle.iter().flatten().fold(0.0, |sum, idle| sum + idle));
-    let mut of_idle = format!("GPUs, {}", window_words(page.view.window));
-    if known < idle.len() {
-        of_idle += &format!("; {known} of {} known", counted(idle.len(), "holding"));
-    }
-    let gpus_worth = |gpus: f64| format!("{gpus:.1}");
     let of_memory = [bytes(&total).map(|total| format!("of {total}")), in_part(used.len())];
     let mut of_power = in_part(power.len()).unwrap_or_else(|| "of all GPUs".to_owned());
     if let Some(modules) = facts::all_modules_watts(snapshot) {
@@ -45,9 +68,8 @@ pub(super) fn tiles(page: &NodePage<'_>) -> Markup {
     html! {
         dl.tiles {
             (tile("GPUs", html! { (gpus.len()) }, states, gpus_class))
-            (tile("Allocated", figure("allocated", node.allocated_gpus, gpus_worth), format!("of {}", counted(gpus.len(), "GPU")), ""))
-            (tile("Held and idle", figure("held-and-idle", idle_gpus, gpus_worth),
-                of_idle, if idle_gpus.is_some_and(|gpus| gpus >= 0.95) { "warn" } else { "" }))
+            (tile("Allocated", figure("allocated", node.allocated_gpus, in_gpus), format!("of {}", counted(gpus.len(), "GPU")), ""))
+            (held_and_idle(page, sums))
             (tile("Busy now", figure("busy-now", node.busy_ratio, percent),
                 in_part(node.busy_known).unwrap_or_else(|| "mean of the GPUs".to_owned()), ""))
             (tile("Memory", html! { (or_unknown(bytes(&used))) },

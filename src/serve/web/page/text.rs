@@ -80,23 +80,6 @@ pub(super) fn gpu_name(gpu: &Gpu) -> String {
     }
 }
 
-/// The words that the filter matches, with `namespace:`, `pod:`, `container:` or `device:` before them.
-pub(super) fn words<'a>(
-    containers: impl IntoIterator<Item = &'a crate::domain::model::ContainerRef>,
-    devices: impl IntoIterator<Item = String>,
-) -> String {
-    let mut words = vec![];
-    for container in containers {
-        words.push(format!("namespace:{}", container.namespace));
-        words.push(format!("pod:{}", container.pod));
-        words.push(format!("container:{}", container.container));
-    }
-    words.extend(devices.into_iter().map(|device| format!("device:{device}")));
-    words.sort();
-    words.dedup();
-    words.join("\n").to_lowercase()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

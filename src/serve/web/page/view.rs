@@ -1,12 +1,21 @@
-//! What a reader chooses: the window of the charts and the order of the containers. It is the query of the URL, so that
-//! it works without JavaScript and links keep it.
+//! What a reader chooses: the window of the charts, and of the containers the order, the filter and the rows. It is the query of
+//! the URL, so that it works without JavaScript and links keep it.
 
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+use super::filter::Filter;
 use crate::domain::history::Window;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+/// Rows of containers on one page.
+pub const ROWS: usize = 64;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct View {
     pub window: Window,
     pub sort: Sort,
+    pub filter: Filter,
+    /// The first row of the containers: a multiple of `ROWS`.
+    pub from: usize,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,15 +37,49 @@ impl View {
             match name {
                 "window" => view.window = chosen(name, value, &WINDOWS)?,
                 "sort" => view.sort = chosen(name, value, &SORTS)?,
+                // As forms are encoded.
+                "filter" => {
+                    view.filter = Filter::new(&percent_decode_str(&value.replace('+', " ")).decode_utf8_lossy())?;
+                }
+                "from" => {
+                    let row: usize = value.parse().map_err(|_| "from must be a number of rows".to_owned())?;
+                    view.from = row / ROWS * ROWS;
+                }
                 _ => {}
             }
         }
         Ok(view)
     }
 
-    pub fn link(self) -> String {
-        let (window, sort) = (WINDOWS[self.window as usize].1, SORTS[self.sort as usize].1);
-        format!("/?window={window}&sort={sort}")
+    /// With another window.
+    pub fn with_window(&self, window: Window) -> Self {
+        Self { window, ..self.clone() }
+    }
+
+    /// In another order, from the first row.
+    pub fn with_sort(&self, sort: Sort) -> Self {
+        Self { sort, from: 0, ..self.clone() }
+    }
+
+    pub fn with_from(&self, from: usize) -> Self {
+        Self { from, ..self.clone() }
+    }
+
+    /// Names of window and order in queries.
+    pub fn names(&self) -> [(&'static str, &'static str); 2] {
+        [("window", WINDOWS[self.window as usize].1), ("sort", SORTS[self.sort as usize].1)]
+    }
+
+    pub fn link(&self) -> String {
+        let [(_, window), (_, sort)] = self.names();
+        let mut link = format!("/?window={window}&sort={sort}");
+        if !self.filter.is_empty() {
+            link += &format!("&filter={}", utf8_percent_encode(self.filter.text(), NON_ALPHANUMERIC));
+        }
+        if self.from > 0 {
+            link += &format!("&from={}", self.from);
+        }
+        link
     }
 }
 
@@ -75,12 +118,16 @@ mod tests {
     #[test]
     fn a_link_leads_to_its_view() {
         for (window, _) in WINDOWS {
-            for (sort, _) in SORTS {
-                let view = View { window, sort };
+            for (number, (sort, _)) in SORTS.into_iter().enumerate() {
+                let filter = Filter::new(["", "namespace:ml&", "a b+c"][number % 3]).unwrap();
+                let view = View { window, sort, filter, from: number * ROWS };
                 assert_eq!(View::parse(view.link().split_once('?').unwrap().1), Ok(view));
             }
         }
         assert_eq!(View::parse("utm=x&window"), Ok(View::default()));
+        assert_eq!(View::parse("filter=pod%3Aa+b").unwrap().filter.text(), "pod:a b");
+        assert_eq!(View::parse("from=65").unwrap().from, ROWS);
+        assert!(View::parse("from=-1").is_err());
         assert_eq!(View::parse("window=2m"), Err("window must be one of 1m, 5m, 30m".to_owned()));
         assert!(View::parse("sort=<b>").unwrap_err().starts_with("sort must be one of idle, busy"));
     }

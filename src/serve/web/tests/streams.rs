@@ -79,7 +79,8 @@ async fn a_stream_sends_only_what_has_changed_and_is_valid_gzip() {
         }
     };
     let whole = String::from_utf8(read_until("\n\n").await).unwrap();
-    let whole = if whole.contains("event: page") { whole } else { String::from_utf8(read_until("\n\n").await).unwrap() };
+    let whole =
+        if whole.contains("event: page") { whole } else { String::from_utf8(read_until("\n\n").await).unwrap() };
     assert!(whole.contains("id: 42\n") && !whole.contains("data-same"), "{whole}");
     let mut next = fixture::snapshot();
     (next.sequence, next.at.monotonic) = (43, next.at.monotonic + Duration::from_secs(1));

@@ -1,0 +1,103 @@
+//! What a reader searches for: words that each must be in a name, of any kind or as in `pod:train`.
+
+use crate::domain::model::ContainerRef;
+
+/// Of the text, in characters.
+pub const LENGTH: usize = 200;
+
+/// The default matches everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Filter {
+    text: String,
+    words: Vec<(Option<Field>, String)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Field {
+    Namespace,
+    Pod,
+    Container,
+    Device,
+}
+
+const FIELDS: [(&str, Field); 4] =
+    [("namespace", Field::Namespace), ("pod", Field::Pod), ("container", Field::Container), ("device", Field::Device)];
+
+impl Filter {
+    pub fn new(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        if text.chars().count() > LENGTH {
+            return Err(format!("filter must have at most {LENGTH} characters"));
+        }
+        let word = |word: &str| {
+            let known = |name: &str| FIELDS.iter().find(|(field, _)| *field == name).map(|(_, field)| *field);
+            match word.split_once(':').and_then(|(name, rest)| Some((known(name)?, rest))) {
+                Some((field, rest)) => (Some(field), rest.to_owned()),
+                None => (None, word.to_owned()),
+            }
+        };
+        Ok(Self { text: text.to_owned(), words: text.to_lowercase().split_whitespace().map(word).collect() })
+    }
+
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    /// Whether each word is in one of the names. A word of a device's name begins with that of `device:3`, which is in many
+    /// a UUID.
+    pub fn matches<'a>(
+        &self,
+        containers: impl IntoIterator<Item = &'a ContainerRef>,
+        devices: impl IntoIterator<Item = String>,
+    ) -> bool {
+        if self.is_empty() {
+            return true;
+        }
+        let of_container = |container: &ContainerRef| {
+            [
+                (Field::Namespace, container.namespace.to_lowercase()),
+                (Field::Pod, container.pod.to_lowercase()),
+                (Field::Container, container.container.to_lowercase()),
+            ]
+        };
+        let devices = devices.into_iter().map(|device| (Field::Device, device.to_lowercase()));
+        let names: Vec<(Field, String)> = containers.into_iter().flat_map(of_container).chain(devices).collect();
+        self.words.iter().all(|(field, word)| {
+            names.iter().filter(|(of, _)| field.is_none_or(|field| field == *of)).any(|(_, name)| match field {
+                Some(Field::Device) => name.split(' ').any(|part| part.starts_with(word)),
+                _ => name.contains(word),
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_word_must_match() {
+        let container = ContainerRef::new("research", "train-0", "main");
+        let devices = || ["GPU 3".to_owned(), "GPU-13aa".to_owned()];
+        for (text, expected) in [
+            ("", true),
+            ("namespace:research", true),
+            ("namespace:train", false),
+            ("TRAIN", true),
+            ("pod:train container:main", true),
+            ("pod:train container:other", false),
+            ("device:3", true),
+            ("device:13", false),
+            ("gpu-13", true),
+            // No field of this name: a word of its own.
+            ("node:3", false),
+        ] {
+            assert_eq!(Filter::new(text).unwrap().matches([&container], devices()), expected, "{text}");
+        }
+        assert!(Filter::new(&"x".repeat(LENGTH + 1)).unwrap_err().contains("200 characters"));
+    }
+}

@@ -1,0 +1,124 @@
+//! Sums over containers: of all that the filter matches, and of each namespace.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use maud::{Markup, html};
+
+use super::text::{figure, gibibytes, kilowatt_hours, span};
+use super::view::window_words;
+use super::{NUMBER, NodePage, table};
+use crate::domain::model::{Account, ContainerRef, GpuUuid};
+
+/// Namespaces shown, those that hold most.
+const SHOWN: usize = 20;
+
+/// Of what is known; unknown where nothing is.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Sum {
+    sum: f64,
+    pub known: usize,
+    pub of: usize,
+}
+
+impl Sum {
+    fn add(&mut self, value: Option<f64>) {
+        self.of += 1;
+        self.known += usize::from(value.is_some());
+        self.sum += value.unwrap_or_default();
+    }
+
+    pub fn value(&self) -> Option<f64> {
+        (self.known > 0 || self.of == 0).then_some(self.sum)
+    }
+}
+
+/// Of containers that hold a device now. Parts are in GPUs, not in devices as in the rows of containers.
+#[derive(Default)]
+pub(super) struct Sums<'a> {
+    pub containers: BTreeSet<&'a ContainerRef>,
+    pub gpus: BTreeSet<&'a GpuUuid>,
+    pub allocated: Sum,
+    pub busy: Sum,
+    /// In the window.
+    pub idle: Sum,
+    /// Bytes.
+    pub memory: Sum,
+    /// Seconds and joules since held.
+    gpu_time: Sum,
+    idle_time: Sum,
+    pub energy: Sum,
+}
+
+impl<'a> Sums<'a> {
+    pub fn of(page: &NodePage<'_>, accounts: impl IntoIterator<Item = &'a Account>) -> Self {
+        let mut sums = Self::default();
+        for account in accounts {
+            let Some(holding) = &account.holding else { continue };
+            sums.containers.insert(&account.container);
+            sums.gpus.insert(&account.gpu);
+            sums.allocated.add(holding.fraction);
+            sums.busy.add(account.gpu_utilization_ratio);
+            let idle = page.history.figures(account, page.view.window).and_then(|figures| figures.idle_ratio());
+            sums.idle.add(idle.zip(holding.fraction).map(|(idle, fraction)| idle * fraction));
+            sums.memory.add(account.memory_used_bytes.map(|bytes| bytes as f64));
+            sums.gpu_time.add(account.figures.allocated_seconds);
+            sums.idle_time.add(account.figures.idle_seconds);
+            sums.energy.add(account.figures.energy_joules);
+        }
+        sums
+    }
+}
+
+pub(super) fn in_gpus(gpus: f64) -> String {
+    format!("{gpus:.1}")
+}
+
+pub(super) fn bytes(bytes: f64) -> String {
+    gibibytes(bytes as u64)
+}
+
+/// A row for each namespace of these containers.
+pub(super) fn of_namespaces(page: &NodePage<'_>, accounts: &[&Account]) -> Markup {
+    let mut namespaces: BTreeMap<&str, Vec<&Account>> = BTreeMap::new();
+    for account in accounts.iter().filter(|account| account.holding.is_some()) {
+        namespaces.entry(&account.container.namespace).or_default().push(account);
+    }
+    let mut rows: Vec<(&str, Sums<'_>)> =
+        namespaces.into_iter().map(|(name, accounts)| (name, Sums::of(page, accounts))).collect();
+    rows.sort_by(|(_, one), (_, other)| other.allocated.sum.total_cmp(&one.allocated.sum));
+    let left_off = rows.len().saturating_sub(SHOWN);
+    let seconds = |seconds: f64| span(seconds as u64);
+    let idle = format!("Idle, {}", window_words(page.view.window));
+    let headings = [
+        ("Namespace", None),
+        ("Containers", NUMBER),
+        ("GPUs held", NUMBER),
+        ("Busy now", NUMBER),
+        (&*idle, NUMBER),
+        ("Memory", NUMBER),
+        ("GPU time", NUMBER),
+        ("Idle", NUMBER),
+        ("Energy", NUMBER),
+    ];
+    let cells = rows.iter().take(SHOWN).map(|(name, sums)| {
+        [
+            html! { (name) },
+            html! { (sums.containers.len()) },
+            figure("allocated", sums.allocated.value(), in_gpus),
+            figure("busy-now", sums.busy.value(), in_gpus),
+            figure("idle-window", sums.idle.value(), in_gpus),
+            figure("memory", sums.memory.value(), bytes),
+            figure("gpu-time", sums.gpu_time.value(), seconds),
+            figure("idle", sums.idle_time.value(), seconds),
+            figure("energy", sums.energy.value(), kilowatt_hours),
+        ]
+    });
+    html! {
+        @if !rows.is_empty() {
+            div.namespaces data-key="namespaces" {
+                (table(headings, cells))
+                @if left_off > 0 { p.muted { "and " (left_off) " more" } }
+            }
+        }
+    }
+}
