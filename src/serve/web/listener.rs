@@ -3,14 +3,15 @@
 //! In: `IP:PORT` or `unix:PATH`, and a purpose. Out: a listener with limited buffers. Does not use: HTTP, TLS.
 
 use std::fmt;
+use std::fs::{DirBuilder, Permissions};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream};
 
 use super::connections::ClientStream;
 
@@ -120,16 +121,31 @@ impl Listener {
 
 async fn bind_unix(path: &Path, purpose: Purpose) -> Result<Socket, BindError> {
     let failed = |source| BindError::Unix { path: path.to_owned(), source };
-    std::fs::create_dir_all(path.parent().unwrap_or(Path::new(""))).map_err(failed)?;
+    let directory = path.parent().unwrap_or(Path::new(""));
+    DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
     remove_stale_socket(path).await?;
-    // Bound under another name and renamed, so that it cannot be opened before its mode is set.
+    // Under another name until it listens: what does not listen is a stale socket.
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(format!(".{}", std::process::id()));
     let temporary = PathBuf::from(temporary);
     let _ = std::fs::remove_file(&temporary);
-    let listener = UnixListener::bind(&temporary).map_err(failed)?;
-    let inode = publish_socket(&temporary, path, purpose).map_err(failed)?;
-    Ok(Socket::Unix { listener, _file: ListenerFile { path: path.to_owned(), inode } })
+    let publish = |socket: UnixSocket| {
+        let listener = socket.listen(BACKLOG)?;
+        let inode = std::fs::symlink_metadata(&temporary)?.ino();
+        std::fs::rename(&temporary, path)?;
+        Ok(Socket::Unix { listener, _file: ListenerFile { path: path.to_owned(), inode } })
+    };
+    bound_unix(&temporary, purpose).and_then(publish).map_err(failed)
+}
+
+/// A socket with its mode, to which nothing can connect until it listens.
+fn bound_unix(path: &Path, purpose: Purpose) -> io::Result<UnixSocket> {
+    let socket = UnixSocket::new_stream()?;
+    socket.bind(path)?;
+    if purpose == Purpose::Private {
+        std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    }
+    Ok(socket)
 }
 
 /// As `TcpListener::bind`, with buffers that the kernel does not grow: a client that takes no responses could otherwise
@@ -141,15 +157,6 @@ fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_recv_buffer_size(RECEIVE_BYTES)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
-}
-
-/// Sets the mode of a socket and renames it. Returns its inode.
-fn publish_socket(temporary: &Path, path: &Path, purpose: Purpose) -> io::Result<u64> {
-    if purpose == Purpose::Private {
-        std::fs::set_permissions(temporary, std::fs::Permissions::from_mode(0o600))?;
-    }
-    let inode = std::fs::symlink_metadata(temporary)?.ino();
-    std::fs::rename(temporary, path).map(|()| inode)
 }
 
 /// Removes a socket file without a listener.
@@ -262,6 +269,18 @@ mod tests {
         let second = bind_private(&path).await.unwrap();
         drop(second);
         assert!(!path.exists(), "a dropped listener removes its file");
+    }
+
+    #[tokio::test]
+    async fn a_private_socket_has_its_mode_before_anything_can_connect_to_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("podmeter.sock");
+        let bound = bound_unix(&path, Purpose::Private).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let refused = UnixStream::connect(&path).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        let _listener = bound.listen(BACKLOG).unwrap();
+        assert!(UnixStream::connect(&path).await.is_ok());
     }
 
     #[tokio::test]
