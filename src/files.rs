@@ -15,6 +15,8 @@ use crate::domain::model::FileStamp;
 
 /// The mode of a file for this user alone.
 pub const OWNER_ONLY: u32 = 0o600;
+/// Of configurations, keys, lists of authorities and CDI files: the largest have a few hundred KiB.
+const NAMED_BYTES: u64 = 4 << 20;
 
 /// Opens a file for writing and creates it with this mode where it is missing. A symbolic link or a file of another user
 /// in its place is an error.
@@ -32,14 +34,21 @@ pub fn read(file: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     content(opened, limit).map(Some)
 }
 
-/// As [`read`], of a file of any user, through symbolic links.
-pub fn read_any(file: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    content(File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(file)?, limit)
+/// The content of a file that an option or another file names: of any user, and through symbolic links, of which the volume
+/// of a Secret is made. It does not wait for the other end of a pipe, and reads nothing without end.
+pub fn read_named(file: &Path) -> io::Result<Vec<u8>> {
+    content(File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(file)?, NAMED_BYTES)
+}
+
+/// As [`read_named`], of text.
+pub fn read_named_text(file: &Path) -> io::Result<String> {
+    String::from_utf8(read_named(file)?)
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("it is not UTF-8: {}", error.utf8_error())))
 }
 
 fn content(opened: File, limit: u64) -> io::Result<Vec<u8>> {
     if !opened.metadata()?.is_file() {
-        return Err(io::Error::other("it is no file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     let mut content = vec![];
     if opened.take(limit + 1).read_to_end(&mut content)? as u64 > limit {
@@ -130,9 +139,16 @@ mod tests {
         assert!(read(directory.path(), 3).is_err());
         let pipe = directory.path().join("pipe");
         rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        for error in [read(&pipe, 3).unwrap_err(), read_any(&pipe, 3).unwrap_err()] {
-            assert_eq!(error.to_string(), "it is no file");
+        for error in [read(&pipe, 3).unwrap_err(), read_named(&pipe).unwrap_err()] {
+            assert_eq!(error.to_string(), "it is not a regular file");
         }
+        let (null, sparse) = (Path::new("/dev/zero"), File::create(directory.path().join("sparse")).unwrap());
+        assert_eq!(read_named(null).unwrap_err().to_string(), "it is not a regular file");
+        sparse.set_len(4 << 30).unwrap();
+        let error = read_named(&directory.path().join("sparse")).unwrap_err();
+        assert_eq!(error.to_string(), "it has more than 4194304 bytes");
+        std::fs::write(&file, b"caf\xe9").unwrap();
+        assert!(read_named_text(&file).unwrap_err().to_string().starts_with("it is not UTF-8"));
     }
 
     #[test]

@@ -22,7 +22,7 @@ mod signals;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
 use crate::clock::Clock;
@@ -125,10 +125,10 @@ struct RunningAgent {
     web: Tasks,
     /// Ends on request, once its sockets are removed.
     plugin_task: Tasks,
-    config: ConfigReloader,
+    reloads: Arc<Notify>,
+    reloadable: watch::Receiver<Reloadable>,
     devices: Devices,
     health: health_task::HealthHandle,
-    plugin: Option<plugin::PluginHandle>,
     journal: Option<Journal>,
     publisher: AbortHandle,
     snapshots: watch::Receiver<Arc<Snapshot>>,
@@ -140,7 +140,7 @@ impl RunningAgent {
     fn start(setup: Setup, settings: &AgentSettings, web_config: Option<WatchedConfig>) -> Result<Self, NoThread> {
         let Setup { driver, clock, reload, dropped_lines } = setup;
         let (mut tasks, web, mut plugin_task) = <(Tasks, Tasks, Tasks)>::default();
-        let config = ConfigReloader::new(settings.reloadable.clone(), reload, clock);
+        let config = ConfigReloader::new(settings.reloadable.clone(), clock);
         let reloadable = || config.reloadable.subscribe();
         // The one cycle: a snapshot shows the health, and health names the pods on a device from the last snapshot.
         let (publish, snapshots) = watch::channel(Arc::<Snapshot>::default());
@@ -195,15 +195,17 @@ impl RunningAgent {
             scrapes: scrapes.clone(),
         };
         let publisher = publisher::start(settings, inputs, publish, clock, &mut tasks);
+        let reloadable = reloadable();
+        let reloads = config.start(reload, plugin, &mut tasks);
         Ok(Self {
             clock,
             tasks,
             web,
             plugin_task,
-            config,
+            reloads,
+            reloadable,
             devices,
             health,
-            plugin,
             journal,
             publisher,
             snapshots,
@@ -239,7 +241,7 @@ impl RunningAgent {
                     .and_then(|()| loading.as_ref().map_or(Ok(()), |loading| loading.check(now)))
             }),
             ready: Arc::new(move || probes::is_ready(&ready.borrow())),
-            governance: governance::source(settings, &bound, web_config, self.config.reloadable.subscribe(), clock),
+            governance: governance::source(settings, &bound, web_config, self.reloadable.clone(), clock),
             allocations: journal::allocations(journal, self.snapshots.clone(), clock),
             admin: web::Admin { driver: self.devices.driver_commands(), mark: Arc::clone(&self.health.mark) },
             streams: web::EventStreams::default(),
@@ -259,7 +261,7 @@ impl RunningAgent {
                 ended = simulation.ended() => return Err(ended.into()),
                 request = signals.next() => match request {
                     SignalRequest::End => return Ok(()),
-                    SignalRequest::Reload => self.config.reload(self.plugin.as_ref()),
+                    SignalRequest::Reload => self.reloads.notify_one(),
                 },
             }
         }

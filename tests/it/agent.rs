@@ -5,6 +5,7 @@ use crate::support::agent;
 use std::cell::RefCell;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 
 use crate::support::agent::{Page, Running, agent, ended};
 use crate::support::fake_nvml::FakeNvml;
@@ -134,6 +135,46 @@ fn without_a_free_process_id_at_the_start_the_limit_is_named() {
     assert_eq!(code, Some(1), "{output}");
     assert!(output.starts_with("podmeter: a thread cannot be started") && output.contains("pids.max"), "{output}");
     assert_eq!(output.lines().count(), 1, "{output}");
+}
+
+/// Once, a pipe was waited for and the others were read to the end, on the thread that answers the kubelet.
+#[test]
+fn what_is_no_regular_file_of_a_few_mib_is_no_configuration() {
+    use rustix::fs::{CWD, FileType, mknodat};
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let (config, web) = (at("podmeter.yaml"), at("web-config.yaml"));
+    let write = || [&config, &web].map(|file| std::fs::write(file, "# valid\n").unwrap());
+    write();
+    let [config_path, web_path] = [&config, &web].map(|file| file.to_str().unwrap());
+    let arguments = ["--hardware", "none", "--config", config_path, "--web-config", web_path];
+    let running = agent(directory.path(), &arguments, &[]);
+    let successful = |page: &Page| page.value("podmeter_config_last_reload_successful", &[]);
+    // The web configuration is read again by itself.
+    let reload = |option: Option<_>| option.is_none().then(|| running.signal("HUP"));
+    let pipe = |file: &Path| mknodat(CWD, file, FileType::Fifo, 0o600.into(), 0).unwrap();
+    let endless = |file: &Path| std::os::unix::fs::symlink("/dev/zero", file).unwrap();
+    let large = |file: &Path| std::fs::File::create(file).unwrap().set_len(4 << 30).unwrap();
+    for (replace, problem) in [
+        (&pipe as &dyn Fn(&Path), "not a regular file"),
+        (&endless, "not a regular file"),
+        (&large, "more than 4194304 bytes"),
+    ] {
+        for (file, option) in [(&config, None), (&web, Some("--web-config"))] {
+            std::fs::remove_file(file).unwrap();
+            replace(file);
+            reload(option);
+            running.until("a failed reload", |page| successful(page) == Some(0.0));
+            running.until_logged(problem);
+            let arguments = [Some("check-config"), option, file.to_str()];
+            let (code, output) = ended(&arguments.into_iter().flatten().collect::<Vec<_>>());
+            assert!(code == 2 && output.contains(problem), "{output}");
+            std::fs::remove_file(file).unwrap();
+            write();
+            reload(option);
+            running.until("a reload", |page| successful(page) == Some(1.0));
+        }
+    }
 }
 
 #[test]

@@ -15,6 +15,7 @@ use crate::agent::{
     sha256,
 };
 use crate::commands::client::DEFAULT_SOCKET;
+use crate::files;
 use crate::input::{self, SwitchOr};
 use crate::node::hardware::HardwareSettings;
 use crate::node::kubelet::claim_files::ClaimDirectories;
@@ -52,14 +53,14 @@ pub fn resolve(options: AgentOptions) -> Result<ResolvedOptions, InvalidSettings
     let mut files = vec![];
     let options = match options.config.clone() {
         Some(file) => {
-            let text = std::fs::read_to_string(&file)
+            let text = files::read_named_text(&file)
                 .map_err(|error| InvalidSettings::Unreadable { file: file.clone(), error })?;
             files.push(ReadFile { path: file.clone(), sha256: sha256(text.as_bytes()) });
             options.or(parse(&text).map_err(|error| InvalidSettings::ConfigFile { file, error })?)
         }
         None => options,
     };
-    let configuration = configure(options, files, |file| std::fs::read_to_string(file))?;
+    let configuration = configure(options, files, files::read_named_text)?;
     configuration.settings.web_config.as_deref().map(check_web_config).transpose()?;
     Ok(configuration)
 }

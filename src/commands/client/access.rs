@@ -11,6 +11,7 @@ use hyper::header::HeaderValue;
 use hyper_rustls::ConfigBuilderExt as _;
 use rustls::{AlertDescription as Alert, CertificateError, ClientConfig, RootCertStore};
 
+use crate::files;
 use crate::serve::web::PemFile;
 
 /// What connections to a URL need besides it.
@@ -63,7 +64,7 @@ fn client_config(certificates: &Certificates) -> Result<ClientConfig, String> {
 /// Without the line feed at the end of the file.
 fn basic(user: &str, file: &Path) -> Result<HeaderValue, String> {
     let invalid = |problem: &dyn std::fmt::Display| format!("--password-file {}: {problem}", file.display());
-    let text = std::fs::read_to_string(file).map_err(|error| invalid(&error))?;
+    let text = files::read_named_text(file).map_err(|error| invalid(&error))?;
     let password = text.strip_suffix('\n').map_or(&*text, |text| text.strip_suffix('\r').unwrap_or(text));
     let mut value = HeaderValue::try_from(format!("Basic {}", STANDARD.encode(format!("{user}:{password}"))))
         .map_err(|error| invalid(&error))?;

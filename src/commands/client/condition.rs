@@ -8,8 +8,6 @@ use crate::domain::condition::SCHEMA;
 use crate::files;
 use crate::serve::api::NodeCondition;
 
-/// Larger files are none of an agent's.
-const FILE_BYTES: u64 = 16 << 20;
 /// How far the writer's clock may be ahead. Both are on one node.
 const AHEAD: f64 = 5.0;
 /// How far the clock of an agent elsewhere may be ahead: as far as `until` lets it be behind.
@@ -45,7 +43,7 @@ pub async fn condition(target: &AgentTarget, now: f64) -> Result<NodeCondition, 
 /// Of the condition file, if it is still valid at `now`, in Unix seconds.
 pub fn condition_in(file: &Path, now: f64) -> Result<NodeCondition, NoCondition> {
     let name = file.display().to_string();
-    let bytes = files::read_any(file, FILE_BYTES).map_err(|error| NoCondition::File { file: name.clone(), error })?;
+    let bytes = files::read_named(file).map_err(|error| NoCondition::File { file: name.clone(), error })?;
     let condition = parse(&bytes, &name)?;
     if condition.written as f64 > now + AHEAD {
         return Err(NoCondition::Ahead { file: name });

@@ -37,6 +37,26 @@ pub const AREA: Area = Area {
             ..ROW
         },
         Row {
+            id: "config-is-a-pipe",
+            happens: "A named pipe is in place of the configuration file at a reload (SIGHUP)",
+            how: |rig| {
+                use rustix::fs::{CWD, FileType, mknodat};
+                std::fs::remove_file(rig.path("podmeter.yaml")).unwrap();
+                mknodat(CWD, rig.path("podmeter.yaml"), FileType::Fifo, 0o600.into(), 0).unwrap();
+                rig.signal("HUP");
+            },
+            metrics: &[RELOAD_FAILED],
+            log: Log::Line("it is not a regular file"),
+            page: RELOAD_ON_NODE_ROUTE,
+            goes_on: &[GoesOn::Pages, GoesOn::Holder, GoesOn::Readings(8), GoesOn::Devices(8), GoesOn::Promptly],
+            undone: "a file again, and SIGHUP",
+            undo: Some(|rig| {
+                std::fs::remove_file(rig.path("podmeter.yaml")).unwrap();
+                rig.reload(CONFIG);
+            }),
+            ..ROW
+        },
+        Row {
             id: "config-needs-restart",
             happens: "An option that needs a restart is changed, at a reload (SIGHUP)",
             how: |rig| rig.reload(&format!("{CONFIG}nodeName: another\n")),

@@ -78,9 +78,6 @@ impl WebConfig {
     }
 }
 
-/// Keys and lists of authorities are a few KiB.
-const MAX_BYTES: u64 = 4 * 1024 * 1024;
-
 /// The files that were read, with their stamps.
 #[derive(Debug, Default)]
 struct Files {
@@ -92,7 +89,7 @@ impl Files {
     /// which is valid and has no passwords.
     fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
         self.stamped.push((path.to_owned(), stamp(path)));
-        files::read_any(path, MAX_BYTES)
+        files::read_named(path)
     }
 
     fn changed(&self) -> bool {

@@ -16,6 +16,7 @@ use rustls::{RootCertStore, ServerConfig};
 
 use super::Files;
 use super::file::{ClientAuth, TlsSection, TlsVersion};
+use crate::files;
 
 /// `None`: an empty section.
 pub fn server_config(
@@ -69,7 +70,7 @@ pub struct PemFile {
 impl PemFile {
     /// The file that `option` names.
     pub fn read(option: &str, file: &Path) -> Result<Self, String> {
-        Self::new(option, file, std::fs::read(file))
+        Self::new(option, file, files::read_named(file))
     }
 
     fn new(option: &str, file: &Path, read: io::Result<Vec<u8>>) -> Result<Self, String> {

@@ -23,8 +23,6 @@ use crate::words::counted;
 /// The kinds of a vendor's specification, the preferred one first: of NVIDIA's toolkit, which keeps its file current; of
 /// NVIDIA's plugin, which leaves its file behind.
 const VENDOR_KINDS: [&str; 2] = ["nvidia.com/gpu", EARLIER_KIND];
-/// A toolkit's file of 8 GPUs with 7 MIG devices each has some 100 KiB.
-const LARGEST: u64 = 4 << 20;
 /// Libraries of the driver that end in its version.
 const VERSIONED: [&str; 2] = ["libcuda.so.", "libnvidia-ml.so."];
 
@@ -203,11 +201,7 @@ impl Specifications {
 
 impl VendorFile {
     fn read(path: PathBuf, stamp: FileStamp, directory: usize) -> Self {
-        let text = if stamp.bytes > LARGEST {
-            Err(format!("it has more than {LARGEST} bytes"))
-        } else {
-            fs::read_to_string(&path).map_err(|error| error.to_string())
-        };
+        let text = files::read_named_text(&path).map_err(|error| error.to_string());
         let kind = text.as_ref().ok().and_then(|text| format::kind(text));
         let read = match extension(&path) {
             "json" | "yaml" => text.and_then(|text| format::parse(&text)),
