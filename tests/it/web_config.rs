@@ -2,6 +2,7 @@
 //! time.
 
 use crate::support::agent;
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use crate::support::agent::Running;
@@ -183,6 +184,33 @@ fn an_invalid_file_changes_nothing_and_is_logged_once_and_visible_in_the_metrics
     assert_eq!(log.matches("unknown key `cert_fil`: did you mean `cert_file`?").count(), 1, "{log}");
     node.configure(&valid);
     until_true("the valid file counts", || successful(1.0));
+}
+
+#[test]
+fn a_connection_ends_when_its_client_needs_a_certificate_and_not_for_an_equal_file() {
+    let node = Node::new(TLS);
+    let running = node.start();
+    let mut kept = node.client().connect(&running.address);
+    let mut answers = || {
+        write!(kept, "GET /-/healthy HTTP/1.1\r\nHost: test\r\n\r\n")?;
+        let (mut answer, mut piece) = (String::new(), [0; 1024]);
+        while !answer.contains("\r\n\r\nhealthy") {
+            match kept.read(&mut piece)? {
+                0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                count => answer.push_str(std::str::from_utf8(&piece[..count]).unwrap()),
+            }
+        }
+        std::io::Result::Ok(())
+    };
+    answers().unwrap();
+    let readings = || running.log().matches("web configuration re-read").count();
+    node.configure(TLS);
+    until_true("the equal file is read", || readings() == 1);
+    answers().unwrap();
+    node.configure(&format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n"));
+    until_true("the connection ends", || answers().is_err());
+    assert_eq!(readings(), 2);
+    assert!(node.client().status(&running.address, "/metrics", "").is_err());
 }
 
 /// The file may have been read while it was written.

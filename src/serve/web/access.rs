@@ -16,11 +16,12 @@ use base64::engine::general_purpose::STANDARD;
 use parking_lot::Mutex;
 use ring::hmac;
 use ring::rand::SystemRandom;
-use tokio::sync::Semaphore;
+use rustls::ServerConfig;
+use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 use tracing::error;
 
-use super::config::WatchedConfig;
+use super::config::{WatchedConfig, WebConfig};
 use super::connections::ClientStream;
 use super::responses::refuse;
 use crate::clock::Clock;
@@ -41,11 +42,19 @@ impl AccessControl {
         Self { config, authenticator: Authenticator::new(clock) }
     }
 
+    /// The configuration by which a connection is accepted: when it changes, the connection must end.
+    pub fn current(&self) -> watch::Receiver<Arc<WebConfig>> {
+        self.config.changes()
+    }
+
     /// The stream under TLS, if that is configured; returns after the handshake.
-    pub async fn secure(&self, stream: Box<dyn ClientStream>) -> io::Result<Box<dyn ClientStream>> {
-        match &self.config.current().tls {
+    pub async fn secure(
+        tls: Option<Arc<ServerConfig>>,
+        stream: Box<dyn ClientStream>,
+    ) -> io::Result<Box<dyn ClientStream>> {
+        match tls {
             None => Ok(stream),
-            Some(tls) => Ok(Box::new(TlsAcceptor::from(Arc::clone(tls)).accept(stream).await?)),
+            Some(tls) => Ok(Box::new(TlsAcceptor::from(tls).accept(stream).await?)),
         }
     }
 

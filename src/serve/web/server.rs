@@ -16,7 +16,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::runtime::{EnterGuard, Handle};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 use tower::ServiceExt as _;
 use tracing::{debug, error, warn};
@@ -215,23 +215,26 @@ async fn serve_connection(
     handler: ConnectionHandler,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let secured = match &handler.access {
+    let mut config = handler.access.as_ref().map(|access| access.current());
+    let secured = match &mut config {
         None => Ok(stream),
-        Some(access) => tokio::select! {
-            secured = tokio::time::timeout(FIRST_REQUEST_TIMEOUT, access.secure(stream)) => {
-                secured.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+        Some(config) => {
+            let tls = config.borrow_and_update().tls.clone();
+            tokio::select! {
+                secured = tokio::time::timeout(FIRST_REQUEST_TIMEOUT, AccessControl::secure(tls, stream)) => {
+                    secured.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+                }
+                _ = stopping.changed() => return,
             }
-            _ = stopping.changed() => return,
-        },
+        }
     };
     let stream = match secured {
         Ok(stream) => TimedStream::new(stream, handler.limits.write_timeout),
         Err(error) => return debug!(%error, ?peer, "TLS handshake failed"),
     };
-    let requested = Arc::new(Notify::new());
-    let noted = Arc::clone(&requested);
+    let (noted, requested) = watch::channel(false);
     let service = handler.router.map_request(move |request: Request<Incoming>| {
-        noted.notify_one();
+        noted.send_replace(true);
         request.map(Body::new)
     });
     let connection = http1::Builder::new()
@@ -240,11 +243,20 @@ async fn serve_connection(
         .max_buf_size(handler.limits.header_bytes)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
     let mut connection = pin!(connection);
+    let must_end = async {
+        match &mut config {
+            None => drop(stopping.changed().await),
+            Some(config) => tokio::select! {
+                _ = stopping.changed() => {}
+                () = tasks::changed(config) => until_requested(requested.clone()).await,
+            },
+        }
+    };
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = no_request_in_time(&requested) => return debug!(?peer, "connection closed without a request"),
-        _ = tokio::time::timeout(LIFETIME, stopping.changed()) => {
-            debug!(?peer, "connection closed after its last response, at shutdown or its maximum age");
+        () = no_request_in_time(requested.clone()) => return debug!(?peer, "connection closed without a request"),
+        _ = tokio::time::timeout(LIFETIME, must_end) => {
+            debug!(?peer, "connection closed after its last response: shutdown, maximum age or another web configuration");
             connection.as_mut().graceful_shutdown();
             tokio::time::timeout(LAST_RESPONSE, connection).await.unwrap_or(Ok(()))
         }
@@ -256,10 +268,16 @@ async fn serve_connection(
 }
 
 /// Never returns once a request was received.
-async fn no_request_in_time(requested: &Notify) {
-    if tokio::time::timeout(FIRST_REQUEST_TIMEOUT, requested.notified()).await.is_ok() {
+async fn no_request_in_time(requested: watch::Receiver<bool>) {
+    if tokio::time::timeout(FIRST_REQUEST_TIMEOUT, until_requested(requested)).await.is_ok() {
         std::future::pending::<()>().await;
     }
+}
+
+/// Until the first request, which a client may be sending.
+async fn until_requested(mut requested: watch::Receiver<bool>) {
+    // An error is the end of the connection.
+    let _ = requested.wait_for(|requested| *requested).await;
 }
 
 fn client_gave_up(error: &io::Error) -> bool {

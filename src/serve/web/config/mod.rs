@@ -18,6 +18,7 @@ use rustls::ServerConfig;
 
 use crate::domain::model::FileStamp;
 use crate::files;
+use crate::serve::governance::sha256;
 pub use tls::PemFile;
 pub use watched::WatchedConfig;
 
@@ -78,10 +79,11 @@ impl WebConfig {
     }
 }
 
-/// The files that were read, with their stamps.
+/// The files that were read, with their stamps and the hashes of their contents.
 #[derive(Debug, Default)]
 struct Files {
     stamped: Vec<(PathBuf, Option<FileStamp>)>,
+    hashes: Vec<String>,
 }
 
 impl Files {
@@ -89,7 +91,9 @@ impl Files {
     /// which is valid and has no passwords.
     fn read(&mut self, path: &Path) -> io::Result<Vec<u8>> {
         self.stamped.push((path.to_owned(), stamp(path)));
-        files::read_named(path)
+        let content = files::read_named(path)?;
+        self.hashes.push(sha256(&content));
+        Ok(content)
     }
 
     fn changed(&self) -> bool {

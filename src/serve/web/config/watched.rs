@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 use tracing::{error, info, warn};
 
@@ -15,6 +16,8 @@ use crate::clock::Clock;
 use crate::domain::model::{ConfigReload, UnixSeconds};
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// A check takes milliseconds.
+const LATE: Duration = Duration::from_secs(10);
 
 /// The current web configuration, read again when a file has changed. An invalid file changes nothing and is logged
 /// once.
@@ -22,11 +25,12 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 pub struct WatchedConfig {
     path: PathBuf,
     clock: Clock,
-    state: Arc<Mutex<LoadedConfig>>,
+    /// Changes where a file has another content.
+    current: watch::Sender<Arc<WebConfig>>,
+    state: Arc<Mutex<LastReading>>,
 }
 
-struct LoadedConfig {
-    current: Arc<WebConfig>,
+struct LastReading {
     last_success: UnixSeconds,
     problem: Option<String>,
 }
@@ -35,13 +39,18 @@ impl WatchedConfig {
     pub fn load(path: &Path, clock: Clock) -> Result<Self, WebConfigError> {
         let current = Arc::new(WebConfig::load(path)?);
         log_warning(path, &current);
-        let state = LoadedConfig { current, last_success: clock.now().unix, problem: None };
-        Ok(Self { path: path.to_owned(), clock, state: Arc::new(Mutex::new(state)) })
+        let state = Arc::new(Mutex::new(LastReading { last_success: clock.now().unix, problem: None }));
+        Ok(Self { path: path.to_owned(), clock, current: watch::Sender::new(current), state })
     }
 
     /// The last valid configuration.
     pub fn current(&self) -> Arc<WebConfig> {
-        Arc::clone(&self.state.lock().current)
+        Arc::clone(&self.current.borrow())
+    }
+
+    /// For what holds only as long as this configuration.
+    pub(in crate::serve::web) fn changes(&self) -> watch::Receiver<Arc<WebConfig>> {
+        self.current.subscribe()
     }
 
     /// Whether `Public` listeners use TLS.
@@ -61,44 +70,55 @@ impl WatchedConfig {
         ConfigReload { successful: state.problem.is_none(), last_success: state.last_success }
     }
 
-    /// Checks the files every second. A file system that does not respond delays this, and holds one of the web server's
-    /// blocking threads.
+    /// Checks the files every second, on one of the web server's blocking threads. A file system that does not respond is a
+    /// failure until it does.
     pub(in crate::serve::web) async fn follow(self) {
         let mut checks = tokio::time::interval(CHECK_INTERVAL);
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             checks.tick().await;
             let this = self.clone();
-            if let Err(error) = tokio::task::spawn_blocking(move || this.check()).await {
+            let mut check = tokio::task::spawn_blocking(move || this.check());
+            let checked = match tokio::time::timeout(LATE, &mut check).await {
+                Ok(checked) => checked,
+                Err(_) => {
+                    self.failed("its files cannot be read: their file system has not responded for 10 s".to_owned());
+                    check.await
+                }
+            };
+            if let Err(error) = checked {
                 error!(%error, "reading the web configuration panicked; please report this");
             }
         }
     }
 
     fn check(&self) {
-        let (current, had_problem) = {
-            let state = self.state.lock();
-            (Arc::clone(&state.current), state.problem.is_some())
-        };
+        let (current, had_problem) = (self.current(), self.state.lock().problem.is_some());
         if !had_problem && !current.files.changed() {
             return;
         }
-        let read = self.read_again(&current);
-        let mut state = self.state.lock();
-        match read {
+        match self.read_again(&current) {
             Ok(read) => {
                 info!(file = %self.path.display(), "web configuration re-read");
                 log_warning(&self.path, &read);
-                *state = LoadedConfig { current: Arc::new(read), last_success: self.clock.now().unix, problem: None };
+                *self.state.lock() = LastReading { last_success: self.clock.now().unix, problem: None };
+                self.current.send_if_modified(|current| {
+                    let is_other = current.files.hashes != read.files.hashes;
+                    *current = Arc::new(read);
+                    is_other
+                });
             }
-            Err(problem) => {
-                let problem = problem.to_string();
-                if state.problem.as_ref() != Some(&problem) {
-                    error!(%problem, "web configuration not re-read: the old one stays in force");
-                }
-                state.problem = Some(problem);
-            }
+            Err(problem) => self.failed(problem.to_string()),
         }
+    }
+
+    /// Logs each problem once.
+    fn failed(&self, problem: String) {
+        let mut state = self.state.lock();
+        if state.problem.as_ref() != Some(&problem) {
+            error!(%problem, "web configuration not re-read: the old one stays in force");
+        }
+        state.problem = Some(problem);
     }
 
     fn read_again(&self, current: &WebConfig) -> Result<WebConfig, WebConfigError> {
