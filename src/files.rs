@@ -68,10 +68,15 @@ pub fn replace(file: &Path, content: &[u8], mode: u32) -> io::Result<File> {
     next.persist(file).map_err(|error| error.error)
 }
 
+/// Device and inode: no other file has both while this one is open.
+pub fn id(file: &Metadata) -> (u64, u64) {
+    (file.dev(), file.ino())
+}
+
 /// What differs after each write of a file, and where another file took its place.
 pub fn stamp(file: &Metadata) -> FileStamp {
     let (modified, changed) = ((file.mtime(), file.mtime_nsec()), (file.ctime(), file.ctime_nsec()));
-    FileStamp { file: (file.dev(), file.ino()), bytes: file.len(), modified, changed }
+    FileStamp { file: id(file), bytes: file.len(), modified, changed }
 }
 
 fn own(options: &mut OpenOptions, file: &Path) -> io::Result<File> {

@@ -87,14 +87,16 @@ impl AllocationTracker {
         urgent
     }
 
-    /// Adds the records that the last agent left open, the first time that a file can be read.
+    /// Adds the records that another agent left open, when a file was opened.
     pub fn load(&mut self, open: Vec<AllocationRecord>, last_id: u64, now: Moment) {
         if std::mem::replace(&mut self.loaded, true) {
-            // The file may be another one now; what is here is newer in any case.
-            return self.requeue_all();
+            // The file may be another one now.
+            self.requeue_all();
         }
         self.last_id = self.last_id.max(last_id);
-        for record in open {
+        // What is here is newer in any case.
+        let live = self.live();
+        for record in open.into_iter().filter(|record| !live.contains_key(&record.id)) {
             self.orphans.entry(subject::record_key(&record)).or_default().push(record);
         }
         for (key, tracked) in &mut self.tracked {
@@ -351,8 +353,9 @@ impl Tracked {
     /// and one that both attributed counts twice.
     fn continue_from(&mut self, old: AllocationRecord, now: UnixSeconds) {
         let observed = now.0 - self.record.began;
-        // The part of it that the earlier agent observed too.
-        let overlap = if observed > 0.0 { ((old.seen - self.record.began) / observed).clamp(0.0, 1.0) } else { 0.0 };
+        // The part of it that the other agent observed too.
+        let both = old.seen - old.began.max(self.record.began);
+        let overlap = if observed > 0.0 { (both / observed).clamp(0.0, 1.0) } else { 0.0 };
         self.carried = old.figures.plus(self.record.figures.times(-overlap));
         self.record.figures = self.carried.plus(self.record.figures);
         self.record.unseen_seconds = old.unseen_seconds + (self.record.began - old.seen).max(0.0);

@@ -3,7 +3,6 @@
 //! In: snapshots, through the tracker. Out: records on disk, and the state of the journal. No lock is held during disk access.
 
 use std::fs::File;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -83,7 +82,8 @@ impl Journal {
             busy_since: AtomicU64::new(0),
             clock,
         });
-        let mut writer = JournalWriter { shared: Arc::clone(&shared), lock: None, store: None, pruned: None };
+        let mut writer =
+            JournalWriter { shared: Arc::clone(&shared), lock: None, store: None, database: None, pruned: None };
         let thread = std::thread::Builder::new().name("journal".into()).spawn(move || writer.run(&woken))?;
         Ok(Self { feed: JournalFeed { shared, wake }, thread })
     }
@@ -158,6 +158,8 @@ struct JournalWriter {
     shared: Arc<JournalShared>,
     lock: Option<File>,
     store: Option<Store>,
+    /// `files::id` of the database that is open.
+    database: Option<(u64, u64)>,
     pruned: Option<Monotonic>,
 }
 
@@ -188,11 +190,29 @@ impl JournalWriter {
         let now = self.shared.clock.now();
         let began = u64::try_from(now.monotonic.as_duration().as_millis()).unwrap_or(u64::MAX).max(1);
         self.shared.busy_since.store(began, Ordering::Relaxed);
-        let outcome = self.open().and_then(|()| self.write());
+        let outcome = self.check_in_place().and_then(|()| self.open()).and_then(|()| self.write());
         self.shared.busy_since.store(0, Ordering::Relaxed);
         let file = self.store.as_ref().and_then(|_| self.shared.file().metadata().ok());
         self.shared.state.lock().size_bytes = file.map(|file| file.len());
         outcome
+    }
+
+    /// A lock on a file that is no longer at its path, perhaps with its directory, excludes no other agent; a database that
+    /// is not, nobody reads.
+    fn check_in_place(&mut self) -> Result<(), WriterError> {
+        let id_at = |path: PathBuf| path.metadata().ok().map(|found| files::id(&found));
+        let locked = id_at(self.shared.settings.directory.join(LOCK));
+        let is_replaced = |lock: &mut File| lock.metadata().ok().map(|opened| files::id(&opened)) != locked;
+        let lock_was_replaced = self.lock.take_if(is_replaced).is_some();
+        let database_was_replaced = self.store.is_some() && id_at(self.shared.file()) != self.database;
+        if !lock_was_replaced && !database_was_replaced {
+            return Ok(());
+        }
+        self.store = None;
+        let directory = self.shared.settings.directory.display();
+        Err(WriterError::Failed(format!(
+            "{directory}: {LOCK} or {FILE} was removed or replaced; both are opened again"
+        )))
     }
 
     fn open(&mut self) -> Result<(), WriterError> {
@@ -200,8 +220,6 @@ impl JournalWriter {
             return Ok(());
         }
         let directory = &self.shared.settings.directory;
-        // A lock on a removed file, perhaps with its directory, excludes no other agent.
-        self.lock.take_if(|lock| lock.metadata().is_ok_and(|file| file.nlink() == 0));
         if self.lock.is_none() {
             self.lock = Some(lock_directory(directory)?);
         }
@@ -220,6 +238,7 @@ impl JournalWriter {
             }
         };
         self.shared.tracker.lock().load(open, last, self.shared.clock.now());
+        self.database = file.metadata().ok().map(|opened| files::id(&opened));
         self.store = Some(store);
         Ok(())
     }

@@ -36,7 +36,7 @@ pub const AREA: Area = Area {
                 rig.run_a_pod();
             },
             metrics: &[NOT_WRITTEN, Metric("podmeter_journal_errors_total", &[], Is::Rises)],
-            log: Log::Line("check the disk under --state-dir"),
+            log: Log::Line("allocations.lock or allocations.sqlite was removed or replaced"),
             page: Some(Text("/", "the journal of allocations is not written")),
             undone: "not needed: podmeter creates the directory and a new journal",
             within: 15,

@@ -139,6 +139,37 @@ fn a_kubelet_that_lists_no_pod_yet_ends_no_holding_of_an_earlier_agent() {
     assert_eq!(tracker.to_write().len(), 1);
 }
 
+/// After the lock of the first was replaced, and the second that had it meanwhile has ended.
+#[test]
+fn an_agent_that_gets_the_file_again_continues_what_another_one_began() {
+    let (mut node, mut tracker, mut disk) = (Node::new(BIRTH), loaded(), BTreeMap::new());
+    node.hold("a");
+    tracker.observe(&node.snapshot());
+    write(&mut disk, &mut tracker);
+    node.pass(10);
+    node.hold("b");
+    tracker.observe(&node.snapshot());
+    let (mut beside, mut other) = (Node::new(BIRTH + 11.0), AllocationTracker::default());
+    other.load(open(&disk), 0, beside.now());
+    beside.hold("a");
+    beside.hold("b");
+    other.observe(&beside.snapshot());
+    beside.pass(20);
+    other.observe(&beside.snapshot());
+    other.requeue_all();
+    write(&mut disk, &mut other);
+    node.pass(30);
+    tracker.observe(&node.snapshot());
+    tracker.load(open(&disk), 0, node.now());
+    node.pass(10);
+    tracker.observe(&node.snapshot());
+    tracker.requeue_all();
+    write(&mut disk, &mut tracker);
+    let held: Vec<_> =
+        disk.values().map(|record| (&*record.pod, record.figures.held_seconds, record.is_open())).collect();
+    assert_eq!(held, [("a", Some(50.0), true), ("b", Some(40.0), true)]);
+}
+
 #[test]
 fn time_observed_by_two_agents_counts_once() {
     // The next agent starts while the first still writes, and gets the file when that one ends.
