@@ -42,7 +42,7 @@ pub fn measure(bench: &Bench) {
             let unhealthy = format!("podmeter_device_healthy{{gpu_uuid=\"{}\",gpu=\"{gpu}\"}} 0\n", uuid(gpu));
             while !connection.scrape().contains(&unhealthy) {}
             to_page.push(began.elapsed().as_secs_f64());
-            assert_eq!(agent::post(&socket, "/unmark", &format!("{{\"device\": \"{gpu}\"}}")).status, 200);
+            assert_eq!(agent::post(&socket, "/clear-faults", &format!("{{\"device\": \"{gpu}\"}}")).status, 200);
             offered(GPUS);
         }
         (to_kubelet, to_page)

@@ -10,12 +10,14 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::clock::Clock;
-use crate::domain::health::{Health, HealthConfig, HealthInputs, MarkError, NodeFaults, OperatorOrder};
+use crate::domain::health::{
+    Health, HealthConfig, HealthInputs, MarkError, NodeFaults, OperatorOrder, OrderAction, OrderOutcome,
+};
 use crate::domain::model::{
-    ContainerRef, GpuHealth, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic, Snapshot,
+    ContainerRef, GpuHealth, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Snapshot,
 };
 use crate::node::hardware::XidBatches;
-use crate::serve::web::{AdminCommand, Marking};
+use crate::serve::web::AdminCommand;
 use crate::tasks::{self, Tasks};
 use crate::words;
 
@@ -37,7 +39,7 @@ pub struct HealthHandle {
     pub states: watch::Receiver<Arc<HealthState>>,
     /// Those to keep for the next agent; at first those of the earlier one.
     pub faults: watch::Receiver<NodeFaults>,
-    pub mark: AdminCommand<Marking, String>,
+    pub order: AdminCommand<OperatorOrder, OrderOutcome>,
 }
 
 /// Publishes the health of each device for as long as the task runs.
@@ -61,7 +63,7 @@ pub fn start(config: HealthConfig, inputs: HealthTaskInputs, clock: Clock, tasks
         faults,
     };
     tasks.spawn("health", task.run());
-    HealthHandle { states: states_receiver, faults: faults_receiver, mark: marker(order_sender, clock) }
+    HealthHandle { states: states_receiver, faults: faults_receiver, order: executor(order_sender) }
 }
 
 struct HealthTask {
@@ -79,19 +81,11 @@ struct HealthTask {
     faults: watch::Sender<NodeFaults>,
 }
 
-type OrderRequest = (OperatorOrder, oneshot::Sender<Result<String, MarkError>>);
+type OrderRequest = (OperatorOrder, oneshot::Sender<Result<OrderOutcome, MarkError>>);
 
-/// The handler of the admin socket's mark and unmark. Completes with the UUID of the device once the resulting state is
-/// published.
-fn marker(orders: mpsc::Sender<OrderRequest>, clock: Clock) -> AdminCommand<Marking, String> {
-    Arc::new(move |Marking { device, mark }| {
-        let order = match mark {
-            Some((reason, lasts)) => {
-                let until = lasts.map(|lasts| clock.now().monotonic + lasts);
-                OperatorOrder::Mark { device, reason, until }
-            }
-            None => OperatorOrder::Unmark { device },
-        };
+/// The handler of the admin socket's orders. Completes once the resulting state is published.
+fn executor(orders: mpsc::Sender<OrderRequest>) -> AdminCommand<OperatorOrder, OrderOutcome> {
+    Arc::new(move |order| {
         let orders = orders.clone();
         Box::pin(async move {
             let ending = || "podmeter is ending".to_owned();
@@ -129,8 +123,8 @@ impl HealthTask {
 
     fn execute(&mut self, (order, answer): OrderRequest) {
         let executed = self.health.execute(self.clock.now(), &order);
-        if let Ok(device) = &executed {
-            log_order(&order, device, self.clock.now().monotonic);
+        if let Ok(outcome) = &executed {
+            log_order(&order.action, outcome);
             self.log_changes();
             self.publish();
         }
@@ -179,7 +173,7 @@ impl HealthTask {
         };
         let (gpus, unhealthy) = (state.gpus.len(), state.gpus.iter().filter_map(problem).collect::<Vec<_>>());
         match unhealthy.len() {
-            0 => tracing::info!("{gpus} {} healthy", if gpus == 1 { "GPU" } else { "GPUs" }),
+            0 => tracing::info!("{} healthy", words::counted(gpus, "GPU")),
             number => tracing::warn!(unhealthy = unhealthy.join(", "), "{} of {gpus} GPUs healthy", gpus - number),
         }
     }
@@ -210,13 +204,16 @@ fn pods(holders: &[ContainerRef], is_known: bool) -> String {
     }
 }
 
-fn log_order(order: &OperatorOrder, device: &str, now: Monotonic) {
-    match order {
-        OperatorOrder::Mark { reason, until, .. } => {
-            let lasts = until.map(|until| words::duration(until.since(now)));
+fn log_order(action: &OrderAction, OrderOutcome { device, removed, .. }: &OrderOutcome) {
+    let removed = removed.iter().map(|removed| format!("{}: {}", removed.device, removed.cause.detail));
+    let removed = removed.collect::<Vec<_>>().join(", ");
+    match action {
+        OrderAction::Mark { reason, lasts } => {
+            let lasts = lasts.map(words::duration);
             tracing::info!(order = "mark", device, reason, lasts, "an operator's order");
         }
-        OperatorOrder::Unmark { .. } => tracing::info!(order = "unmark", device, "an operator's order"),
+        OrderAction::Unmark => tracing::info!(order = "unmark", device, removed, "an operator's order"),
+        OrderAction::ClearFaults => tracing::info!(order = "clear-faults", device, removed, "an operator's order"),
     }
 }
 

@@ -243,7 +243,7 @@ impl RunningAgent {
             ready: Arc::new(move || probes::is_ready(&ready.borrow())),
             governance: governance::source(settings, &bound, web_config, self.reloadable.clone(), clock),
             allocations: journal::allocations(journal, self.snapshots.clone(), clock),
-            admin: web::Admin { driver: self.devices.driver_commands(), mark: Arc::clone(&self.health.mark) },
+            admin: web::Admin { driver: self.devices.driver_commands(), order: Arc::clone(&self.health.order) },
             streams: web::EventStreams::default(),
             cached_bodies: web::CachedBodies::default(),
         };

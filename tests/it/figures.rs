@@ -271,7 +271,7 @@ async fn shown(scene: Scene, snapshot: Snapshot) -> Shown {
         ready: Arc::new(|| Ok(())),
         governance: Arc::new(|_, _| Err("none".to_owned())),
         allocations: Arc::new(move |_| Ok(response.clone())),
-        admin: Admin { driver: None, mark: Arc::new(|_| Box::pin(async { Err("none".to_owned()) })) },
+        admin: Admin { driver: None, order: Arc::new(|_| Box::pin(async { Err("none".to_owned()) })) },
         streams: EventStreams::default(),
         cached_bodies: CachedBodies::default(),
     };

@@ -61,6 +61,32 @@ async fn a_first_check_is_no_recovery() {
     });
 }
 
+/// `mark` and `unmark` made it schedulable again, and no answer named the XID.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_an_xid_79_an_unmark_leaves_the_gpu_unhealthy_and_clear_faults_does_not() {
+    let node = SickNode::healthy(QUICK).await;
+    node.inject(1, json!([{"sequence": 1, "xid": 79}]));
+    node.until_unhealthy(GPU, &[uuid(1)]).await;
+    let socket = node.kubelet.root.path().join("admin.sock");
+    let command = |arguments: &[&str]| {
+        let (code, text) = agent::ended(&[arguments, &["1", "--admin-socket", socket.to_str().unwrap()]].concat());
+        assert_eq!(code, 0, "{text}");
+        text
+    };
+    command(&["mark", "--reason", "in repair"]);
+    let text = command(&["unmark"]);
+    let removed = format!("Removed from {}: marked by an operator: in repair.\n", uuid(1));
+    let remains = format!("{} is still unhealthy: XID 79 (the GPU has fallen off the bus); ", uuid(1));
+    assert!(text.contains(&removed) && text.contains(&remains) && text.contains("podmeter clear-faults"), "{text}");
+    let text = command(&["unmark"]);
+    assert!(text.contains("has no mark: nothing changes.\n") && text.contains(&remains), "{text}");
+    node.until_unhealthy(GPU, &[uuid(1)]).await;
+    let text = command(&["clear-faults"]);
+    assert!(text.contains(&format!("Removed from {}: XID 79", uuid(1))) && text.ends_with(" is healthy.\n"), "{text}");
+    node.until_unhealthy(GPU, &[]).await;
+    assert!(command(&["clear-faults"]).contains("nothing changes"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_xid_of_an_instance_takes_that_mig_device_and_one_of_the_gpu_takes_all() {
     let node = SickNode::start(partitioned(), &format!("{MIXED}{QUICK}")).await;

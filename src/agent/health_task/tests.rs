@@ -12,7 +12,7 @@ struct Harness {
     clock: Clock,
     hardware: watch::Sender<Arc<HardwareState>>,
     events: mpsc::Sender<Vec<XidEvent>>,
-    mark: AdminCommand<Marking, String>,
+    order: AdminCommand<OperatorOrder, OrderOutcome>,
     states: watch::Receiver<Arc<HealthState>>,
     _snapshot: watch::Sender<Arc<Snapshot>>,
     _tasks: Tasks,
@@ -28,8 +28,8 @@ impl Harness {
         let inputs =
             HealthTaskInputs { hardware: hardware_states, xids: receiver, snapshots, faults: NodeFaults::default() };
         let mut tasks = Tasks::default();
-        let HealthHandle { states, mark, .. } = start(config, inputs, clock, &mut tasks);
-        Self { clock, hardware, events, mark, states, _snapshot: snapshot, _tasks: tasks }
+        let HealthHandle { states, order, .. } = start(config, inputs, clock, &mut tasks);
+        Self { clock, hardware, events, order, states, _snapshot: snapshot, _tasks: tasks }
     }
 
     /// Publishes readings of the one GPU.
@@ -117,11 +117,12 @@ async fn an_operator_gets_an_answer_when_the_state_is_published() {
     let mut harness = Harness::start();
     harness.read(1, 0);
     harness.until(true).await;
-    let marking = |device: &str| Marking { device: device.to_owned(), mark: Some(("smells".to_owned(), None)) };
-    (harness.mark)(marking("0")).await.unwrap();
+    let order = |device: &str, action| (harness.order)(OperatorOrder { device: device.to_owned(), action });
+    let mark = || OrderAction::Mark { reason: "smells".to_owned(), lasts: None };
+    order("0", mark()).await.unwrap();
     assert!(!harness.states.borrow().gpus[&GPU.into()].is_healthy());
-    assert!((harness.mark)(marking("GPU-9")).await.unwrap_err().contains("GPU-9"));
-    (harness.mark)(Marking { device: GPU.to_owned(), mark: None }).await.unwrap();
+    assert!(order("GPU-9", mark()).await.unwrap_err().contains("GPU-9"));
+    assert_eq!(order("0", OrderAction::Unmark).await.unwrap().removed.len(), 1);
     harness.until(true).await;
 }
 

@@ -1,45 +1,59 @@
-//! The commands of the admin socket: mark, unmark, release, resume.
+//! The commands of the admin socket: mark, unmark, clear-faults, release, resume.
 
 use std::time::{Duration, UNIX_EPOCH};
 
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::arguments::{AdminSocket, MarkArguments, ReleaseArguments, UnmarkArguments};
+use super::arguments::{AdminSocket, DeviceArguments, MarkArguments, ReleaseArguments};
 use super::{FAILED, Failed, block_on, print};
 use crate::commands::client::{self, AgentTarget, ClientError, DEFAULT_SOCKET};
+use crate::domain::health::{DeviceCause, OrderOutcome};
 use crate::serve::api::NodeResponse;
 
 pub fn mark(arguments: MarkArguments) -> Result<(), Failed> {
     let MarkArguments { device, reason, duration, socket } = arguments;
     let expiry = duration.map(|duration| duration.to_string());
     let end = expiry.as_ref().map_or_else(String::new, |expiry| format!(" for {expiry}"));
-    let response = send(&target(socket), "/mark", json!({"device": device, "reason": reason, "expiry": expiry}))?;
-    let device = response["device"].as_str().unwrap_or(&device);
+    let order = json!({"device": device, "reason": reason, "expiry": expiry});
+    let OrderOutcome { device, .. } = send(&target(socket), "/mark", order)?;
     print(&format!(
         "Device {device} is marked as unhealthy{end}: no new pod gets it; containers that hold it keep running.\n\
          `podmeter unmark {device}` removes the mark; so does a reboot of the node.\n"
     ))
 }
 
-pub fn unmark(arguments: UnmarkArguments) -> Result<(), Failed> {
-    let UnmarkArguments { device, socket } = arguments;
-    let target = target(socket);
-    // Without a snapshot it is not known whether there was a mark.
-    let node = block_on(client::json::<NodeResponse>(&target, "/api/v1/node"))?.ok();
-    let response = send(&target, "/unmark", json!({"device": device}))?;
-    let device = response["device"].as_str().unwrap_or(&device);
-    if node.is_some_and(|node| has_no_causes(&node, device)) {
-        return print(&format!("Device {device} was neither marked nor unhealthy: nothing changes.\n"));
+pub fn unmark(arguments: DeviceArguments) -> Result<(), Failed> {
+    remove(arguments, "/unmark", "has no mark")
+}
+
+pub fn clear_faults(arguments: DeviceArguments) -> Result<(), Failed> {
+    remove(arguments, "/clear-faults", "has no fault that an operator can clear")
+}
+
+/// Prints each cause that was removed and each that remains.
+fn remove(arguments: DeviceArguments, path: &str, nothing: &str) -> Result<(), Failed> {
+    let DeviceArguments { device, socket } = arguments;
+    let outcome: OrderOutcome = send(&target(socket), path, json!({"device": device}))?;
+    let mut text = String::new();
+    if outcome.removed.is_empty() {
+        text += &format!("Device {} {nothing}: nothing changes.\n", outcome.device);
     }
-    print(&format!(
-        "The mark of device {device} and its reasons that have ended are removed; faults that the driver still reports \
-         remain.\n"
-    ))
+    for DeviceCause { device, cause } in &outcome.removed {
+        text += &format!("Removed from {device}: {}.\n", cause.detail);
+    }
+    for DeviceCause { device, cause } in &outcome.remaining {
+        text += &format!("{device} is still unhealthy: {}; {}.\n", cause.detail, cause.clears);
+    }
+    if outcome.remaining.is_empty() {
+        text += &format!("Device {} is healthy.\n", outcome.device);
+    }
+    print(&text)
 }
 
 pub fn release(arguments: ReleaseArguments) -> Result<(), Failed> {
     let ReleaseArguments { duration, socket } = arguments;
-    let response = send(&target(socket), "/release", json!({"for": duration.to_string()}))?;
+    let response: Value = send(&target(socket), "/release", json!({"for": duration.to_string()}))?;
     let until = response["until"].as_f64().and_then(|until| Duration::try_from_secs_f64(until).ok());
     let until = until.map_or_else(
         || format!("for {duration}"),
@@ -54,27 +68,18 @@ pub fn release(arguments: ReleaseArguments) -> Result<(), Failed> {
 pub fn resume(socket: AdminSocket) -> Result<(), Failed> {
     let target = target(socket);
     let node = block_on(client::json::<NodeResponse>(&target, "/api/v1/node"))?.ok();
-    send(&target, "/resume", Value::Null)?;
+    send::<Value>(&target, "/resume", Value::Null)?;
     if node.is_some_and(|node| node.hardware.released.is_none()) {
         return print("The driver was not released: nothing changes.\n");
     }
     print("The release has ended: the agent opens the driver again.\n")
 }
 
-/// `device`: a UUID.
-fn has_no_causes(node: &NodeResponse, device: &str) -> bool {
-    let health = node.health.gpus.iter().find_map(|(gpu, health)| match gpu.as_str() == device {
-        true => Some(&health.whole),
-        false => health.mig_devices.iter().find(|(mig, _)| mig.as_str() == device).map(|(_, health)| health),
-    });
-    health.is_some_and(|health| health.causes.is_empty())
-}
-
 fn target(socket: AdminSocket) -> AgentTarget {
     AgentTarget::Socket(socket.path().unwrap_or_else(|| DEFAULT_SOCKET.into()))
 }
 
-fn send(target: &AgentTarget, path: &str, body: Value) -> Result<Value, Failed> {
+fn send<T: DeserializeOwned>(target: &AgentTarget, path: &str, body: Value) -> Result<T, Failed> {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     block_on(client::command(target, path, body))?.map_err(|error| Failed(FAILED, explained(error)))
 }

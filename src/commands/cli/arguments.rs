@@ -61,8 +61,12 @@ pub enum CliCommand {
     Health(HealthArguments),
     /// Mark a device as unhealthy, so that the kubelet allocates it to no new pod.
     Mark(MarkArguments),
-    /// Remove the mark of a device, with its XIDs and the reasons that have ended.
-    Unmark(UnmarkArguments),
+    /// Remove the mark of a device, and nothing else that makes it unhealthy.
+    Unmark(DeviceArguments),
+    /// After a repair, remove what keeps a device unhealthy: its XIDs and the faults that have ended.
+    ///
+    /// For a repair of which the driver shows no trace. Its mark, and faults that the driver still reports, remain.
+    ClearFaults(DeviceArguments),
     /// Close the driver for a driver upgrade, a GPU reset or a change of the MIG layout.
     ///
     /// Cordon the node and drain the pods that use GPUs first. Exit code 0: the library is unloaded and no device node is
@@ -259,7 +263,7 @@ pub struct MarkArguments {
 }
 
 #[derive(Clone, Debug, Args)]
-pub struct UnmarkArguments {
+pub struct DeviceArguments {
     /// UUID of a GPU or MIG device, or index of a GPU.
     pub device: String,
     #[command(flatten)]

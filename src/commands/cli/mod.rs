@@ -122,6 +122,7 @@ fn run(command: CliCommand) -> Result<u8, Failed> {
         CliCommand::Health(arguments) => return health::run(arguments),
         CliCommand::Mark(arguments) => admin::mark(arguments),
         CliCommand::Unmark(arguments) => admin::unmark(arguments),
+        CliCommand::ClearFaults(arguments) => admin::clear_faults(arguments),
         CliCommand::Release(arguments) => admin::release(arguments),
         CliCommand::Resume(socket) => admin::resume(socket),
         CliCommand::Record(arguments) => run_record(arguments),

@@ -14,7 +14,6 @@ pub use request::{ClientError, get};
 pub use target::{AgentTarget, DEFAULT_SOCKET, DEFAULT_URL, HttpUrl};
 
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 /// The JSON of a path, as one of the types in `api`.
 pub async fn json<T: DeserializeOwned>(target: &AgentTarget, path: &str) -> Result<T, ClientError> {
@@ -22,7 +21,7 @@ pub async fn json<T: DeserializeOwned>(target: &AgentTarget, path: &str) -> Resu
 }
 
 /// The JSON of the response to a command with this body.
-pub async fn command(target: &AgentTarget, path: &str, body: String) -> Result<Value, ClientError> {
+pub async fn command<T: DeserializeOwned>(target: &AgentTarget, path: &str, body: String) -> Result<T, ClientError> {
     decoded(target, &request::post(target, path, body).await?)
 }
 

@@ -55,7 +55,7 @@ pub enum Recovery {
     /// A device becomes healthy by its signals.
     #[default]
     Auto,
-    /// A fault also needs an operator's unmark.
+    /// A fault also needs an operator's `podmeter clear-faults`.
     Manual,
 }
 

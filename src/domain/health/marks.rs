@@ -1,22 +1,52 @@
-//! An operator's marks on devices: the orders, and the rules of a mark.
+//! An operator's orders about devices, and the rules of a mark.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::faults::MarkFault;
-use crate::domain::model::{Moment, Monotonic};
+use crate::domain::model::{HealthCause, Moment};
 
 /// In characters.
 const LONGEST_REASON: usize = 256;
 
-/// Devices are named by UUID (`GPU-…`, `MIG-…`) or, for a whole GPU that is present, by index.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum OperatorOrder {
-    /// Unhealthy until it is unmarked or `until` has passed. A new mark replaces the old one.
-    Mark { device: String, reason: String, until: Option<Monotonic> },
-    /// Removes the mark, every XID and every cause that has already ended, or is of an earlier agent and was not read:
-    /// the operator confirms that the device is good. Current signals stay. Of a GPU, its MIG devices too.
-    Unmark { device: String },
+pub struct OperatorOrder {
+    /// A UUID (`GPU-…`, `MIG-…`) or, for a whole GPU that is present, its index.
+    pub device: String,
+    pub action: OrderAction,
+}
+
+/// What is removed of a GPU is also removed of its MIG devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OrderAction {
+    /// Unhealthy until it is unmarked or this time has passed. A new mark replaces the old one.
+    Mark { reason: String, lasts: Option<Duration> },
+    /// Removes the mark only.
+    Unmark,
+    /// The operator confirms that the device is good: removes every XID and every cause that has ended, or is of an
+    /// earlier agent and was not read. Marks and current signals stay.
+    ClearFaults,
+}
+
+/// What an order has changed, as the admin socket returns it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrderOutcome {
+    /// A UUID.
+    pub device: String,
+    pub marked: bool,
+    pub removed: Vec<DeviceCause>,
+    /// Why the device is still unhealthy; of a GPU also why its MIG devices are.
+    pub remaining: Vec<DeviceCause>,
+}
+
+/// A cause with the UUID of the GPU or MIG device that has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceCause {
+    pub device: String,
+    #[serde(flatten)]
+    pub cause: HealthCause,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,8 +70,18 @@ pub struct Mark {
     pub until: Option<Moment>,
 }
 
+impl OrderAction {
+    pub fn check(&self) -> Result<(), MarkError> {
+        match self {
+            Self::Mark { lasts: Some(Duration::ZERO), .. } => Err(MarkError::AlreadyEnded),
+            Self::Mark { reason, .. } => check_reason(reason),
+            Self::Unmark | Self::ClearFaults => Ok(()),
+        }
+    }
+}
+
 /// A reason goes into logs and texts for operators as it is.
-pub fn check_reason(reason: &str) -> Result<(), MarkError> {
+fn check_reason(reason: &str) -> Result<(), MarkError> {
     let length = reason.chars().count();
     if length == 0 || length > LONGEST_REASON {
         return Err(MarkError::Reason(length));

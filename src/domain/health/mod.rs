@@ -5,14 +5,15 @@
 //! kubelet, clocks, logs, metrics.
 //!
 //! ```text
-//!  XID, reading, mark ──► current ── reset, reload, reading ──► ended ── hold-down, unmark ──► removed
+//!  XID, reading, mark ──► current ── reset, reload, reading ──► ended ── hold-down, clear-faults ──► removed
 //!                            │ ▲                                  │
 //!                            │ └────────────── again ─────────────┘
-//!                            └── of an XID or a mark: unmark, the mark's end ────────────────► removed
+//!                            ├── of an XID: clear-faults ───────────────────────────────────────► removed
+//!                            └── of a mark: unmark, its end ────────────────────────────────────► removed
 //! ```
 //!
-//! `admin`, `unknown` and an XID that the recovery action overrules end without a hold-down. An unmark also removes a cause
-//! that an earlier agent left and this one has not read. No hold-down ends while the GPUs are released, or with
+//! `admin`, `unknown` and an XID that the recovery action overrules end without a hold-down. `clear-faults` also removes a
+//! cause that an earlier agent left and this one has not read. No hold-down ends while the GPUs are released, or with
 //! `recovery: manual`. A reset is of one GPU, a reload of the driver and thereby of all; a reload, or a reset that the
 //! energy counter shows, is a restart of the GPU.
 //!
@@ -35,7 +36,7 @@ use std::time::Duration;
 pub use config::schema::DURATION;
 pub use config::{EccPolicy, FabricPolicy, HealthConfig, Recovery, XidRule};
 pub use faults::NodeFaults;
-pub use marks::{MarkError, OperatorOrder};
+pub use marks::{DeviceCause, MarkError, OperatorOrder, OrderAction, OrderOutcome};
 pub use xids::name as xid_name;
 
 use crate::domain::model::{
@@ -43,7 +44,7 @@ use crate::domain::model::{
     UnixSeconds, XidClass, XidEvent,
 };
 use marks::Mark;
-use tracked_gpu::{Subject, SubjectTransition, TrackedGpu};
+use tracked_gpu::{CauseKey, Subject, SubjectTransition, TrackedGpu};
 
 /// How long after it was listed a device is `unknown` of which no read was requested (`GpuSignals::unknown`).
 const UNKNOWN_LIMIT: Duration = Duration::from_secs(5);
@@ -177,42 +178,48 @@ impl Health {
         NodeFaults { driver_version, gpus }
     }
 
-    /// Executes an operator's order at once. Returns the UUID of the device.
-    pub fn execute(&mut self, now: Moment, order: &OperatorOrder) -> Result<String, MarkError> {
-        let uuid = match order {
-            OperatorOrder::Mark { device, reason, until } => {
-                marks::check_reason(reason)?;
-                if until.is_some_and(|until| until <= now.monotonic) {
-                    return Err(MarkError::AlreadyEnded);
-                }
-                let (uuid, gpu, subject) = self.find(device)?;
-                let until = until.map(|until| Moment {
-                    monotonic: until,
-                    unix: UnixSeconds(now.unix.0 + until.since(now.monotonic).as_secs_f64()),
+    /// Executes an operator's order at once.
+    pub fn execute(&mut self, now: Moment, order: &OperatorOrder) -> Result<OrderOutcome, MarkError> {
+        order.action.check()?;
+        let (uuid, subject) = self.find(&order.device)?;
+        let gpu = self.gpus.get_mut(&uuid).expect("it was found");
+        let before = gpu.causes_of(&subject, &self.config);
+        match &order.action {
+            OrderAction::Mark { reason, lasts } => {
+                let until = lasts.map(|lasts| Moment {
+                    monotonic: now.monotonic + lasts,
+                    unix: UnixSeconds(now.unix.0 + lasts.as_secs_f64()),
                 });
-                gpu.marks.insert(subject, Mark { reason: reason.as_str().into(), until });
-                uuid
+                gpu.marks.insert(subject.clone(), Mark { reason: reason.as_str().into(), until });
             }
-            OperatorOrder::Unmark { device } => {
-                let (uuid, gpu, subject) = self.find(device)?;
-                gpu.unmark(&subject);
-                uuid
-            }
-        };
+            OrderAction::Unmark => gpu.unmark(&subject),
+            OrderAction::ClearFaults => gpu.clear_faults(&subject),
+        }
         self.evaluate(now);
-        Ok(uuid)
+        let after = self.gpus[&uuid].causes_of(&subject, &self.config);
+        let device = |subject: &Subject| subject.mig().map_or_else(|| uuid.to_string(), MigUuid::to_string);
+        let cause = |((subject, _), cause): (&(Subject, CauseKey), &HealthCause)| DeviceCause {
+            device: device(subject),
+            cause: cause.clone(),
+        };
+        Ok(OrderOutcome {
+            device: device(&subject),
+            marked: self.gpus[&uuid].marks.contains_key(&subject),
+            removed: before.iter().filter(|(key, _)| !after.contains_key(key)).map(cause).collect(),
+            remaining: after.iter().map(cause).collect(),
+        })
     }
 
-    /// The device of this UUID or index: its UUID, its GPU, and which part of it.
-    fn find(&mut self, name: &str) -> Result<(String, &mut TrackedGpu, Subject), MarkError> {
+    /// The device of this UUID or index: its GPU, and which part of it.
+    fn find(&self, name: &str) -> Result<(GpuUuid, Subject), MarkError> {
         // One without a UUID loses its state when the UUID is read.
-        let listed = self.gpus.iter_mut().filter(|(uuid, gpu)| gpu.was_listed() && !uuid.is_of_address());
+        let listed = self.gpus.iter().filter(|(uuid, gpu)| gpu.was_listed() && !uuid.is_of_address());
         let named = listed.filter_map(|(uuid, gpu)| {
             if uuid.as_str() == name || gpu.index.is_some_and(|index| index.to_string() == name) {
-                return Some((uuid.to_string(), gpu, Subject::Whole));
+                return Some((uuid.clone(), Subject::Whole));
             }
             let mig = gpu.mig_devices.iter().find(|mig| mig.uuid.as_str() == name)?.uuid.clone();
-            Some((mig.to_string(), gpu, Subject::Mig(mig)))
+            Some((uuid.clone(), Subject::Mig(mig)))
         });
         let mut found: Vec<_> = named.collect();
         match (found.pop(), found.is_empty()) {

@@ -14,15 +14,15 @@ use crate::domain::model::{
     UnixSeconds, XidClass,
 };
 
-const AFTER_RESET: &str = "recovers after a reset of the GPU, a reload of the driver, or an unmark";
+const AFTER_RESET: &str = "recovers after a reset of the GPU, a reload of the driver, or podmeter clear-faults";
 const AFTER_RESTART: &str = "recovers after a restart of the GPU (its energy counter falls), a reload of the driver, a reboot \
-                             of the node, or an unmark";
-const AFTER_UNMARK: &str = "recovers after an unmark, or when the mark ends";
+                             of the node, or podmeter clear-faults";
+const AFTER_UNMARK: &str = "recovers after podmeter unmark, or when the mark ends";
 const EARLIER: &str = "found before podmeter started";
-const AFTER_READING: &str = "recovers when the driver reports that it is over, or after an unmark";
+const AFTER_READING: &str = "recovers when the driver reports that it is over, or after podmeter clear-faults";
 
 /// A reason, and the code of an XID, else 0.
-type CauseKey = (UnhealthyReason, u32);
+pub type CauseKey = (UnhealthyReason, u32);
 
 /// With the detail, and what clears it.
 type CurrentCauses = BTreeMap<CauseKey, (Arc<str>, &'static str)>;
@@ -40,6 +40,11 @@ impl Subject {
             Self::Whole => None,
             Self::Mig(mig) => Some(mig),
         }
+    }
+
+    /// Whether it is the other, or the GPU of it.
+    fn includes(&self, other: &Self) -> bool {
+        *self == Self::Whole || self == other
     }
 }
 
@@ -76,6 +81,13 @@ struct CauseState {
     clears: &'static str,
     /// When it ended; it then stays for the hold-down. `None`: it is current, or restored and not evaluated yet.
     ended: Option<Monotonic>,
+}
+
+impl CauseState {
+    fn cause(&self, (reason, _): CauseKey, config: &HealthConfig) -> HealthCause {
+        let clears = if self.ended.is_some() { after_the_fault(config) } else { self.clears.into() };
+        HealthCause { reason, detail: Arc::clone(&self.detail), clears }
+    }
 }
 
 impl TrackedGpu {
@@ -183,15 +195,35 @@ impl TrackedGpu {
     }
 
     pub fn unmark(&mut self, unmarked: &Subject) {
-        self.xids.clear(unmarked.mig());
-        let concerned = |subject: &Subject| *unmarked == Subject::Whole || subject == unmarked;
-        self.marks.retain(|subject, _| !concerned(subject));
-        for (_, causes) in self.causes.iter_mut().filter(|(subject, _)| concerned(subject)) {
+        self.marks.retain(|subject, _| !unmarked.includes(subject));
+        self.retain_causes(unmarked, |_, (reason, _), _| *reason != UnhealthyReason::Admin);
+    }
+
+    pub fn clear_faults(&mut self, cleared: &Subject) {
+        self.xids.clear(cleared.mig());
+        self.retain_causes(cleared, |signals, (reason, _), cause| match reason {
+            UnhealthyReason::Admin => true,
+            UnhealthyReason::Xid => false,
             // A current signal stays, if this agent has read it.
-            let is_signal = |reason| !matches!(reason, UnhealthyReason::Xid | UnhealthyReason::Admin);
-            let is_read = |reason| is_signal(reason) && self.signals.was_read(reason);
-            causes.retain(|(reason, _), cause| cause.ended.is_none() && is_read(*reason));
+            reason => cause.ended.is_none() && signals.was_read(*reason),
+        });
+    }
+
+    fn retain_causes(&mut self, of: &Subject, stays: impl Fn(&GpuSignals, &CauseKey, &CauseState) -> bool) {
+        for (_, causes) in self.causes.iter_mut().filter(|(subject, _)| of.includes(subject)) {
+            causes.retain(|key, cause| stays(&self.signals, key, cause));
         }
+    }
+
+    /// Why a MIG device is unhealthy, with the causes of its GPU, or a GPU, with those of its MIG devices.
+    pub fn causes_of(&self, of: &Subject, config: &HealthConfig) -> BTreeMap<(Subject, CauseKey), HealthCause> {
+        let is_concerned = |subject: &&Subject| of.includes(subject) || **subject == Subject::Whole;
+        let subjects = self.causes.keys().filter(is_concerned);
+        let causes = |subject| self.causes[subject].iter().map(move |cause| (subject, cause));
+        subjects
+            .flat_map(causes)
+            .map(|(subject, (key, state))| ((subject.clone(), *key), state.cause(*key, config)))
+            .collect()
     }
 
     /// Updates the causes and the health of the GPU and its MIG devices. Returns the transitions.
@@ -250,12 +282,7 @@ impl TrackedGpu {
         let both = self.causes.get(&Subject::Whole).into_iter().chain(own);
         let mut states: Vec<(&CauseKey, &CauseState)> = both.flatten().collect();
         states.sort_by_key(|(key, _)| **key);
-        let cause = |(key, state): (&CauseKey, &CauseState)| HealthCause {
-            reason: key.0,
-            detail: Arc::clone(&state.detail),
-            clears: if state.ended.is_some() { after_the_fault(config) } else { state.clears.into() },
-        };
-        let causes: Vec<HealthCause> = states.into_iter().map(cause).collect();
+        let causes: Vec<HealthCause> = states.into_iter().map(|(key, state)| state.cause(*key, config)).collect();
         let healthy = causes.is_empty();
         let known = healthy || causes.iter().any(|cause| cause.reason != UnhealthyReason::Unknown);
         let Some(health) = self.health.get_mut(&subject) else {
@@ -337,9 +364,10 @@ impl TrackedGpu {
 fn after_the_fault(config: &HealthConfig) -> Arc<str> {
     match config.recovery {
         Recovery::Auto => {
-            format!("recovers after {} s without the fault, or an unmark", config.hold_down.as_secs_f64()).into()
+            let seconds = config.hold_down.as_secs_f64();
+            format!("recovers after {seconds} s without the fault, or podmeter clear-faults").into()
         }
-        Recovery::Manual => "recovers after an unmark".into(),
+        Recovery::Manual => "recovers after podmeter clear-faults".into(),
     }
 }
 

@@ -46,7 +46,7 @@ pub struct HealthCause {
     pub reason: UnhealthyReason,
     /// For people: `XID 79 (the GPU has fallen off the bus)`.
     pub detail: Arc<str>,
-    /// When the device recovers, for people: `recovers after an unmark`.
+    /// When the device recovers, for people: `recovers after podmeter unmark, or when the mark ends`.
     pub clears: Arc<str>,
 }
 

@@ -12,10 +12,11 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::post;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::responses::{JSON, api_problem, no_store};
+use crate::domain::health::{OperatorOrder, OrderAction, OrderOutcome};
 use crate::domain::model::Released;
 
 /// How long the driver stays closed by default.
@@ -33,8 +34,8 @@ pub type AdminCommand<In, Out> =
 pub struct Admin {
     /// `None` without a driver.
     pub driver: Option<DriverCommands>,
-    /// Marks a device as unhealthy, or removes the mark; completes with its UUID when the resulting health is published.
-    pub mark: AdminCommand<Marking, String>,
+    /// Executes an order about a device; completes when the resulting health is published.
+    pub order: AdminCommand<OperatorOrder, OrderOutcome>,
 }
 
 #[derive(Clone)]
@@ -43,15 +44,6 @@ pub struct DriverCommands {
     pub release: AdminCommand<Duration, Released>,
     /// Opens it again; completes before it is open.
     pub resume: AdminCommand<(), ()>,
-}
-
-/// An operator's mark on a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Marking {
-    /// A UUID of a GPU or MIG device, or the index of a GPU that is present.
-    pub device: String,
-    /// Why it is unhealthy, and for how long at most; `None`: the mark is removed.
-    pub mark: Option<(String, Option<Duration>)>,
 }
 
 /// The body of `POST /mark`.
@@ -65,9 +57,10 @@ struct MarkRequest {
     expiry: Option<Duration>,
 }
 
+/// The body of `POST /unmark` and `POST /clear-faults`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct UnmarkRequest {
+struct DeviceRequest {
     device: String,
 }
 
@@ -84,7 +77,8 @@ pub fn router(admin: Admin) -> Router {
         .route("/release", post(release))
         .route("/resume", post(resume))
         .route("/mark", post(mark))
-        .route("/unmark", post(unmark))
+        .route("/unmark", post(|admin, body| of_device(admin, body, OrderAction::Unmark)))
+        .route("/clear-faults", post(|admin, body| of_device(admin, body, OrderAction::ClearFaults)))
         .method_not_allowed_fallback(|| async { api_problem(StatusCode::METHOD_NOT_ALLOWED, "use POST") })
         .layer(DefaultBodyLimit::max(BODY_BYTES))
         .with_state(admin)
@@ -110,18 +104,17 @@ async fn resume(State(admin): State<Admin>) -> Result<Response, Response> {
 async fn mark(State(admin): State<Admin>, body: Bytes) -> Result<Response, Response> {
     let wanted = r#"{"device": "GPU-...", "reason": "...", "expiry": "1h 30m"}, without "expiry" for no end"#;
     let MarkRequest { device, reason, expiry } = parsed(&body, wanted).map_err(invalid)?;
-    apply(&admin, Marking { device, mark: Some((reason, expiry)) }).await
+    execute(&admin, OperatorOrder { device, action: OrderAction::Mark { reason, lasts: expiry } }).await
 }
 
-async fn unmark(State(admin): State<Admin>, body: Bytes) -> Result<Response, Response> {
-    let UnmarkRequest { device } = parsed(&body, r#"{"device": "GPU-..."}"#).map_err(invalid)?;
-    apply(&admin, Marking { device, mark: None }).await
+async fn of_device(State(admin): State<Admin>, body: Bytes, action: OrderAction) -> Result<Response, Response> {
+    let DeviceRequest { device } = parsed(&body, r#"{"device": "GPU-..."}"#).map_err(invalid)?;
+    execute(&admin, OperatorOrder { device, action }).await
 }
 
-async fn apply(admin: &Admin, marking: Marking) -> Result<Response, Response> {
-    let marked = marking.mark.is_some();
-    let device = (admin.mark)(marking).await.map_err(invalid)?;
-    Ok(done(&serde_json::json!({"device": device, "marked": marked})))
+async fn execute(admin: &Admin, order: OperatorOrder) -> Result<Response, Response> {
+    let outcome = (admin.order)(order).await.map_err(invalid)?;
+    Ok(done(&outcome))
 }
 
 /// Nothing, or `{"for": "10m"}`.
@@ -145,8 +138,8 @@ fn unavailable(problem: String) -> Response {
     api_problem(StatusCode::SERVICE_UNAVAILABLE, &problem)
 }
 
-fn done(response: &serde_json::Value) -> Response {
-    no_store(JSON, response.to_string())
+fn done(response: &impl Serialize) -> Response {
+    no_store(JSON, serde_json::to_string(response).expect("plain values are JSON"))
 }
 
 fn no_driver() -> Response {

@@ -1,7 +1,7 @@
 //! HTTP: the metrics, the live page, the snapshot as JSON, the last minutes, health and readiness.
 //!
 //! Inputs: listeners, the latest `Snapshot`, the governance record and the journal's allocations, two checks of the agent
-//! (healthy, ready) and its commands (release, resume, mark, unmark). Outputs: responses and event streams. Does not use:
+//! (healthy, ready) and its commands (release, resume, mark, unmark, clear-faults). Outputs: responses and event streams. Does not use:
 //! the kubelet, drivers. No route changes anything except the count of scrapes, and the commands on the admin socket. A request for metrics
 //! or the snapshot waits for no disk; allocations wait for the journal, passwords for their check.
 
@@ -21,7 +21,7 @@ mod server;
 mod state;
 mod streams;
 
-pub use admin::{Admin, AdminCommand, DriverCommands, Marking};
+pub use admin::{Admin, AdminCommand, DriverCommands};
 pub use body::CachedBodies;
 pub use config::{PemFile, WatchedConfig, WebConfig, WebConfigError};
 pub use connections::Limits;

@@ -20,10 +20,11 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 
 use super::{
-    Admin, AdminCommand, CachedBodies, DriverCommands, EventStreams, ListenAddress, Listener, Marking, Purpose,
-    Scrapes, ServerSettings, WebState, start,
+    Admin, AdminCommand, CachedBodies, DriverCommands, EventStreams, ListenAddress, Listener, Purpose, Scrapes,
+    ServerSettings, WebState, start,
 };
 use crate::clock::Clock;
+use crate::domain::health::{OperatorOrder, OrderAction, OrderOutcome};
 use crate::domain::model::{Moment, Released, Snapshot, UnixSeconds};
 use crate::serve::metrics::dcgm::Generation;
 use crate::serve::metrics::tests::fixture;
@@ -99,7 +100,7 @@ fn state(snapshots: watch::Receiver<Arc<Snapshot>>) -> WebState {
     }
 }
 
-/// Releases for any time except 13 s; resumes; accepts marks of GPU-1.
+/// Releases for any time except 13 s; resumes; marks and unmarks GPU-1.
 fn admin() -> Admin {
     let driver = DriverCommands {
         release: Arc::new(|duration| {
@@ -110,19 +111,20 @@ fn admin() -> Admin {
         }),
         resume: Arc::new(|()| Box::pin(async { Ok(()) })),
     };
-    let mark: AdminCommand<Marking, String> = Arc::new(|marking| {
+    let order: AdminCommand<OperatorOrder, OrderOutcome> = Arc::new(|order| {
         Box::pin(async move {
-            match (marking.device.as_str(), marking.mark) {
-                ("GPU-1", Some((reason, expiry))) => {
-                    assert_eq!((&*reason, expiry), ("noisy", Some(Duration::from_secs(5400))));
-                    Ok("GPU-1".to_owned())
+            let marked = match (order.device.as_str(), order.action) {
+                ("GPU-1", OrderAction::Mark { reason, lasts }) => {
+                    assert_eq!((&*reason, lasts), ("noisy", Some(Duration::from_secs(5400))));
+                    true
                 }
-                ("GPU-1", None) => Ok("GPU-1".to_owned()),
-                (device, _) => Err(format!("no device {device} has been seen")),
-            }
+                ("GPU-1", OrderAction::Unmark) => false,
+                (device, _) => return Err(format!("no device {device} has been seen")),
+            };
+            Ok(OrderOutcome { device: order.device, marked, ..OrderOutcome::default() })
         })
     });
-    Admin { driver: Some(driver), mark }
+    Admin { driver: Some(driver), order }
 }
 
 async fn send(
@@ -290,9 +292,15 @@ async fn commands_are_accepted_on_the_admin_socket_only() {
     let mark = r#"{"device": "GPU-1", "reason": "noisy", "expiry": "1h 30m"}"#;
     let unmark = r#"{"device": "GPU-1"}"#;
     let done = command(Method::POST, "/mark", mark).await;
-    assert_eq!((done.status(), body(&done)), (StatusCode::OK, r#"{"device":"GPU-1","marked":true}"#));
+    assert_eq!(
+        (done.status(), body(&done)),
+        (StatusCode::OK, r#"{"device":"GPU-1","marked":true,"removed":[],"remaining":[]}"#)
+    );
     let done = command(Method::POST, "/unmark", unmark).await;
-    assert_eq!((done.status(), body(&done)), (StatusCode::OK, r#"{"device":"GPU-1","marked":false}"#));
+    assert_eq!(
+        (done.status(), body(&done)),
+        (StatusCode::OK, r#"{"device":"GPU-1","marked":false,"removed":[],"remaining":[]}"#)
+    );
     for (route, sent, text) in [
         ("/mark", unmark, "reason"),
         ("/unmark", mark, "unknown field `reason`"),
@@ -300,6 +308,7 @@ async fn commands_are_accepted_on_the_admin_socket_only() {
         ("/mark", r#"{"device": "GPU-1", "why": "noisy"}"#, "why"),
         ("/mark", "mark it", "JSON"),
         ("/unmark", r#"{"device": "GPU-9"}"#, "GPU-9"),
+        ("/clear-faults", r#"{"device": "GPU-9"}"#, "GPU-9"),
     ] {
         let refused = command(Method::POST, route, sent).await;
         assert_eq!(refused.status(), StatusCode::BAD_REQUEST, "{sent}");
@@ -308,7 +317,7 @@ async fn commands_are_accepted_on_the_admin_socket_only() {
     // Other routes are the same as on other listeners.
     assert_eq!(command(Method::GET, "/-/healthy", "").await.status(), StatusCode::OK);
     assert_eq!(command(Method::GET, "/nowhere", "").await.status(), StatusCode::NOT_FOUND);
-    for route in ["/release", "/resume", "/mark", "/unmark"] {
+    for route in ["/release", "/resume", "/mark", "/unmark", "/clear-faults"] {
         assert_eq!(server.send(Method::POST, route, &[]).await.status(), StatusCode::NOT_FOUND);
     }
     server.stop().await;

@@ -88,6 +88,7 @@ pub const AREA: Area = Area {
                 rig.gpu(7, |gpu| gpu["events"] = json!([{"sequence": 1, "xid": 119}]));
                 until("the kubelet lists the GPU as unhealthy", || rig.healthy_devices() == 7);
                 rig.admits().unwrap();
+                assert_eq!(rig.order("/clear-faults", r#"{"device": "7"}"#).status, 200);
                 let dropped = |rig: &Rig| rig.metrics().value("podmeter_log_lines_dropped_total", &[]);
                 while dropped(rig) < Some(100.0) {
                     for _ in 0..50 {
@@ -100,7 +101,7 @@ pub const AREA: Area = Area {
             metrics: &[Metric("podmeter_log_lines_dropped_total", &[], Is::AtLeast(100.0))],
             log: Log::Line(" log lines dropped"),
             page: READY,
-            undone: "the pipe is read again, and the GPU is unmarked",
+            undone: "the pipe is read again, and the GPU's faults are cleared",
             within: 20,
             ..ROW
         },

@@ -93,9 +93,9 @@ fn a_restored_fault_is_shown_with_its_time_and_logged_once() {
     assert_eq!(state.gpus[&GPU.into()].whole.since.unix, moment(2).unix);
     assert_eq!((next.faults(), next.health.drain_notes()), (faults, vec![]));
     // Whom it concerned, it concerns.
-    next.order(&unmark(GPU));
+    next.order(&clear_faults(GPU));
     assert_eq!((next.reasons(), next.health.faults()), (WELL, NodeFaults::default()));
-    world.order(&unmark(GPU));
+    world.order(&clear_faults(GPU));
     assert_eq!(world.health.faults(), NodeFaults::default());
 }
 
@@ -108,7 +108,7 @@ fn the_xid_of_an_instance_stays_with_its_mig_devices() {
     let state = next.at(10);
     assert_eq!((reasons(&state, Some(SLICE)), reasons(&state, Some(OTHER_SLICE))), (vec!["xid"], WELL));
     assert!(next.health.drain_notes()[0].starts_with("MIG-7: XID 95"));
-    next.order(&unmark(SLICE));
+    next.order(&clear_faults(SLICE));
     assert_eq!(next.health.faults(), NodeFaults::default());
     // Not resolved to MIG devices yet.
     let mut world = World::partitioned(HealthConfig::default());
@@ -140,12 +140,11 @@ fn the_configuration_decides_anew() {
 
 #[test]
 fn a_mark_outlives_the_agent_and_the_driver_until_its_end() {
-    let mark = |device: &str, until| OperatorOrder::Mark { device: device.into(), reason: "smells".into(), until };
     let mut world = World::partitioned(HealthConfig::default());
     world.driver(VERSION);
     world.at(1);
     world.order(&mark(GPU, None));
-    world.order(&mark(SLICE, Some(Monotonic::from_secs(100))));
+    world.order(&mark(SLICE, Some(99)));
     (world.energy_counter, world.hardware.driver_loads) = (0, 7);
     world.driver("590.2");
     let mut next = world.restarted(10, HealthConfig::default());
@@ -181,7 +180,7 @@ fn a_fault_that_has_ended_is_held_down_by_the_next_agent() {
         assert_eq!(next.reasons(), ["xid", "row_remap_failed"]);
         next.at(70);
         assert_eq!(!next.reasons().is_empty(), lasts, "{recovery:?}");
-        next.order(&unmark(GPU));
+        next.order(&clear_faults(GPU));
         assert_eq!((next.reasons(), next.health.faults()), (WELL, NodeFaults::default()));
     }
 }
@@ -234,7 +233,7 @@ fn a_reason_of_an_earlier_agent_stays_until_its_value_is_read() {
             let mut unmarked = next.restarted(2_000, next.health.config.clone());
             unmarked.slow(|slow| *slow = Slow::default());
             unmarked.at(2_000);
-            unmarked.order(&unmark(GPU));
+            unmarked.order(&clear_faults(GPU));
             unmarked.at(2_001);
             assert_eq!((unmarked.reasons(), unmarked.health.faults()), (WELL, NodeFaults::default()));
             next.slow(|slow| *slow = well.clone());

@@ -123,8 +123,8 @@ impl World {
         reasons(&self.health.state(), None)
     }
 
-    fn order(&mut self, order: &OperatorOrder) {
-        self.health.execute(moment(self.now), order).unwrap();
+    fn order(&mut self, order: &OperatorOrder) -> OrderOutcome {
+        self.health.execute(moment(self.now), order).unwrap()
     }
 }
 
@@ -144,8 +144,17 @@ fn in_instance(code: u32, seconds: u64, gpu_instance: u32, compute_instance: Opt
     XidEvent { instance: Some(XidInstance { gpu_instance, compute_instance }), ..xid(code, seconds) }
 }
 
+fn mark(device: &str, lasts: Option<u64>) -> OperatorOrder {
+    let action = OrderAction::Mark { reason: "smells".into(), lasts: lasts.map(Duration::from_secs) };
+    OperatorOrder { device: device.to_owned(), action }
+}
+
 fn unmark(device: &str) -> OperatorOrder {
-    OperatorOrder::Unmark { device: device.to_owned() }
+    OperatorOrder { device: device.to_owned(), action: OrderAction::Unmark }
+}
+
+fn clear_faults(device: &str) -> OperatorOrder {
+    OperatorOrder { device: device.to_owned(), action: OrderAction::ClearFaults }
 }
 
 fn unknown() -> Vec<&'static str> {

@@ -4,7 +4,6 @@ use super::*;
 fn an_operators_mark_applies_until_it_is_removed_or_ends() {
     let mut world = World::partitioned(HealthConfig::default());
     world.at(1);
-    let mark = |device: &str, until| OperatorOrder::Mark { device: device.into(), reason: "smells".into(), until };
     for name in [GPU, "0"] {
         world.order(&mark(name, None));
         let state = world.at(1000);
@@ -13,7 +12,7 @@ fn an_operators_mark_applies_until_it_is_removed_or_ends() {
         world.order(&unmark(name));
         assert_eq!(world.reasons(), WELL, "an operator need not wait");
     }
-    world.order(&mark(SLICE, Some(Monotonic::from_secs(1010))));
+    world.order(&mark(SLICE, Some(10)));
     let state = world.health.state();
     assert_eq!((reasons(&state, None), reasons(&state, Some(SLICE))), (WELL, vec!["admin"]));
     assert_eq!(world.health.next_deadline(), Some(Monotonic::from_secs(1010)));
@@ -21,20 +20,24 @@ fn an_operators_mark_applies_until_it_is_removed_or_ends() {
     assert_eq!(reasons(&state, Some(SLICE)), WELL);
     let refused = |order: OperatorOrder| Health::new(HealthConfig::default()).execute(moment(1), &order);
     assert_eq!(refused(unmark("GPU-9")), Err(MarkError::UnknownDevice("GPU-9".into())));
-    let nothing = OperatorOrder::Mark { device: GPU.into(), reason: String::new(), until: None };
-    assert_eq!(refused(nothing), Err(MarkError::Reason(0)));
+    let with = |reason: &str| OperatorOrder {
+        action: OrderAction::Mark { reason: reason.to_owned(), lasts: None },
+        device: GPU.to_owned(),
+    };
+    assert_eq!(refused(with("")), Err(MarkError::Reason(0)));
     for reason in ["two\nlines", "red\u{1b}[31m", "bel\u{7}"] {
-        let forged = OperatorOrder::Mark { device: GPU.into(), reason: reason.into(), until: None };
-        assert_eq!(refused(forged), Err(MarkError::ControlCharacter(4)), "{reason:?}");
+        assert_eq!(refused(with(reason)), Err(MarkError::ControlCharacter(4)), "{reason:?}");
     }
-    assert_eq!(refused(mark(GPU, Some(Monotonic::from_secs(1)))), Err(MarkError::AlreadyEnded));
+    assert_eq!(refused(mark(GPU, Some(0))), Err(MarkError::AlreadyEnded));
 }
 
 /// The driver gives the index of a GPU that is gone to another.
 #[test]
 fn an_index_names_a_gpu_that_is_present_and_an_order_returns_its_uuid() {
     let mut world = World::checked();
-    let order = |world: &mut World, device: &str| world.health.execute(moment(world.now), &unmark(device));
+    let order = |world: &mut World, device: &str| {
+        world.health.execute(moment(world.now), &unmark(device)).map(|outcome| outcome.device)
+    };
     assert_eq!(order(&mut world, "0"), Ok(GPU.to_owned()));
     Arc::make_mut(&mut world.hardware.inventory).gpus.get_mut(&OTHER.into()).unwrap().index = Some(0);
     world.at(2);
@@ -58,23 +61,64 @@ fn a_gpu_that_is_known_by_its_address_only_has_no_mark() {
     let gpu = Gpu::not_present(address.clone());
     Arc::make_mut(&mut world.hardware.inventory).gpus.insert(address.clone(), gpu);
     assert!(!world.at(2).device(&address, None).unwrap().healthy);
-    let mark = OperatorOrder::Mark { device: address.to_string(), reason: "smells".to_owned(), until: None };
-    assert_eq!(world.health.execute(moment(2), &mark), Err(MarkError::UnknownDevice(address.to_string())));
+    let refused = world.health.execute(moment(2), &mark(address.as_str(), None));
+    assert_eq!(refused, Err(MarkError::UnknownDevice(address.to_string())));
+}
+
+/// After an XID 79, `mark` and `unmark` made the GPU schedulable again.
+#[test]
+fn an_unmark_removes_the_mark_only_and_each_answer_names_what_remains() {
+    let mut world = World::partitioned(HealthConfig::default());
+    world.at(1);
+    world.with(2, &[xid(79, 2), in_instance(48, 2, 7, Some(0))]);
+    world.slow(|slow| slow.row_remap = Some(RowRemap { failed: true, ..RowRemap::default() }));
+    world.at(3);
+    assert!(world.order(&mark(GPU, None)).marked);
+    world.order(&mark(SLICE, None));
+    let listed = |causes: &[DeviceCause]| -> Vec<_> {
+        causes.iter().map(|cause| (cause.device.clone(), cause.cause.reason.into_str())).collect()
+    };
+    let of = |device: &str, reason| (device.to_owned(), reason);
+    let unmarked = world.order(&unmark(GPU));
+    assert_eq!((&*unmarked.device, unmarked.marked), (GPU, false));
+    assert_eq!(listed(&unmarked.removed), [of(GPU, "admin"), of(SLICE, "admin")]);
+    assert_eq!(listed(&unmarked.remaining), [of(GPU, "xid"), of(GPU, "row_remap_failed"), of(SLICE, "xid")]);
+    assert!(unmarked.remaining[0].cause.clears.ends_with("or podmeter clear-faults"));
+    assert_eq!(listed(&world.order(&unmark(GPU)).removed), []);
+    assert_eq!(world.reasons(), ["xid", "row_remap_failed"]);
+
+    world.order(&mark(GPU, None));
+    let part = world.order(&clear_faults(SLICE));
+    assert_eq!((&*part.device, listed(&part.removed)), (SLICE, vec![of(SLICE, "xid")]));
+    assert_eq!(listed(&part.remaining), [of(GPU, "xid"), of(GPU, "row_remap_failed"), of(GPU, "admin")]);
+    let cleared = world.order(&clear_faults(GPU));
+    assert_eq!((cleared.marked, listed(&cleared.removed)), (true, vec![of(GPU, "xid")]));
+    assert_eq!(listed(&cleared.remaining), [of(GPU, "row_remap_failed"), of(GPU, "admin")], "it is still reported");
+    world.slow(|slow| slow.row_remap = Some(RowRemap::default()));
+    world.at(4);
+    assert_eq!(
+        listed(&world.order(&clear_faults(GPU)).removed),
+        [of(GPU, "row_remap_failed")],
+        "an operator need not wait"
+    );
+    let unmarked = world.order(&unmark(GPU));
+    assert_eq!((listed(&unmarked.removed), unmarked.remaining), (vec![of(GPU, "admin")], vec![]));
+    assert_eq!(world.reasons(), WELL);
 }
 
 #[test]
-fn in_manual_only_an_unmark_brings_a_device_back_and_only_if_it_has_recovered() {
+fn in_manual_only_an_operator_brings_a_device_back_and_only_if_it_has_recovered() {
     let mut world = World::new(HealthConfig { recovery: Recovery::Manual, ..HealthConfig::default() });
     world.at(1);
     assert_eq!(world.reasons(), WELL, "the first check needs no operator");
     world.slow(|slow| slow.recovery_action = Some(1));
     world.with(2, &[xid(48, 2)]);
-    world.order(&unmark(GPU));
+    world.order(&clear_faults(GPU));
     assert_eq!(world.reasons(), ["recovery_action"], "its own recovery action remains");
     world.slow(|slow| slow.recovery_action = Some(0));
     world.at(3);
     world.at(100_000);
     assert_eq!(world.reasons(), ["recovery_action"]);
-    world.order(&unmark(GPU));
+    world.order(&clear_faults(GPU));
     assert_eq!(world.reasons(), WELL);
 }
