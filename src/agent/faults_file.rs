@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tokio::sync::watch;
 
 use super::kept_file::KeptFile;
-use crate::domain::health::NodeFaults;
+use crate::domain::health::{GpuFaults, NodeFaults};
 use crate::files;
 use crate::tasks::Tasks;
 
@@ -77,7 +78,15 @@ impl FaultsFile {
 
 fn read(path: &Path) -> Result<Option<Document>, String> {
     let Some(text) = files::read(path, MOST_BYTES).map_err(|error| error.to_string())? else { return Ok(None) };
-    let document: Document = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    let mut document: Value = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    // A damaged entry is of one GPU, and must not make it healthy.
+    for (gpu, faults) in document.pointer_mut("/faults/gpus").and_then(Value::as_object_mut).into_iter().flatten() {
+        if let Err(error) = GpuFaults::deserialize(&*faults) {
+            tracing::warn!(file = %path.display(), gpu, %error, "the faults of a GPU cannot be read: it is marked in their place");
+            *faults = serde_json::to_value(GpuFaults::unreadable()).expect("plain data");
+        }
+    }
+    let document: Document = serde_json::from_value(document).map_err(|error| error.to_string())?;
     match document.schema {
         SCHEMA => Ok(Some(document)),
         other => Err(format!("it has schema {other}, of another version of podmeter, and not {SCHEMA}")),
@@ -124,6 +133,23 @@ mod tests {
         for damaged in [text(SCHEMA, "that"), text(2, "this"), too_long, "{".to_owned(), String::new()] {
             std::fs::write(&path, &damaged).unwrap();
             assert_eq!(read().kept, None, "{damaged:.40}");
+        }
+    }
+
+    /// As of a newer podmeter, with a reason of its own.
+    #[test]
+    fn a_gpu_whose_entry_is_damaged_is_marked_and_the_others_are_restored() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("podmeter.faults.json");
+        for damaged in
+            [r#"{"devices":[{"mig":null,"since":1,"mark":null,"reasons":[{"reason":"new","code":0}]}]}"#, "7"]
+        {
+            let document = text(SCHEMA, "this").replace(r#""gpus":{"#, &format!(r#""gpus":{{"GPU-0":{damaged},"#));
+            std::fs::write(&path, document).unwrap();
+            let faults = FaultsFile::of_boot(path.clone(), Some("this".into())).faults();
+            let mark = faults.gpus[&"GPU-0".into()].devices[0].mark.clone().unwrap();
+            assert!(mark.until.is_none() && mark.reason.contains("cannot be read"), "{mark:?}");
+            assert_eq!(faults.gpus[&"GPU-1".into()].xids.len(), 1);
         }
     }
 

@@ -63,3 +63,19 @@ pub struct CauseFault {
     /// Of an XID, else 0.
     pub code: u32,
 }
+
+impl XidFault {
+    /// One that names no device may concern all of the GPU.
+    pub fn is_of_gpu(&self) -> bool {
+        self.whole || self.mig_devices.is_empty()
+    }
+}
+
+impl GpuFaults {
+    /// In place of faults that cannot be read: a mark, so that the GPU does not become healthy by that.
+    pub fn unreadable() -> Self {
+        let reason = "its faults from before podmeter started cannot be read: check it, and unmark it".into();
+        let mark = Some(MarkFault { reason, until: None });
+        Self { devices: vec![DeviceFaults { mig: None, since: None, mark, causes: vec![] }], ..Self::default() }
+    }
+}

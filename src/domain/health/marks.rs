@@ -92,9 +92,8 @@ fn check_reason(reason: &str) -> Result<(), MarkError> {
     }
 }
 
-/// `None`: it has ended, or has a reason that no operator can give.
+/// `None`: it has ended. A reason that no operator can give is made into one.
 pub fn restored_mark(mark: &MarkFault, now: Moment) -> Option<Mark> {
-    check_reason(&mark.reason).ok()?;
     let until = match mark.until {
         None => None,
         Some(unix) if unix <= now.unix => return None,
@@ -104,5 +103,12 @@ pub fn restored_mark(mark: &MarkFault, now: Moment) -> Option<Mark> {
             left.map(|left| Moment { monotonic: now.monotonic + left, unix })
         }
     };
-    Some(Mark { reason: Arc::clone(&mark.reason), until })
+    let reason = if check_reason(&mark.reason).is_ok() { Arc::clone(&mark.reason) } else { permitted(&mark.reason) };
+    Some(Mark { reason, until })
+}
+
+fn permitted(reason: &str) -> Arc<str> {
+    let printable = reason.chars().map(|character| if character.is_control() { ' ' } else { character });
+    let reason: String = printable.take(LONGEST_REASON).collect();
+    if reason.trim().is_empty() { "no readable reason".into() } else { reason.into() }
 }

@@ -35,7 +35,7 @@ use std::time::Duration;
 #[cfg(test)]
 pub use config::schema::DURATION;
 pub use config::{EccPolicy, FabricPolicy, HealthConfig, Recovery, XidRule};
-pub use faults::NodeFaults;
+pub use faults::{GpuFaults, NodeFaults};
 pub use marks::{DeviceCause, MarkError, OperatorOrder, OrderAction, OrderOutcome};
 pub use xids::name as xid_name;
 

@@ -101,7 +101,7 @@ impl TrackedGpu {
         for (code, fault) in faults.xids.iter().filter(|(code, _)| config.effect(**code).makes_unhealthy()) {
             self.xids.restore(*code, fault);
             let migs = fault.mig_devices.iter().cloned().map(Subject::Mig);
-            let subjects: Vec<Subject> = if fault.whole { vec![Subject::Whole] } else { migs.collect() };
+            let subjects: Vec<Subject> = if fault.is_of_gpu() { vec![Subject::Whole] } else { migs.collect() };
             // As a cause too: an XID that the first evaluation clears is held down.
             for subject in subjects {
                 restored.push(self.restore_cause(subject, (UnhealthyReason::Xid, *code)));
@@ -109,8 +109,12 @@ impl TrackedGpu {
         }
         for device in &faults.devices {
             let subject = device.mig.clone().map_or(Subject::Whole, Subject::Mig);
-            if let Some(mark) = device.mark.as_ref().and_then(|mark| restored_mark(mark, now)) {
-                restored.push((subject.clone(), format!("the mark {:?}", mark.reason)));
+            if let Some((fault, mark)) =
+                device.mark.as_ref().and_then(|fault| Some((fault, restored_mark(fault, now)?)))
+            {
+                let changed =
+                    if mark.reason == fault.reason { "" } else { ", in place of one that no operator can give," };
+                restored.push((subject.clone(), format!("the mark {:?}{changed}", mark.reason)));
                 self.marks.insert(subject.clone(), mark);
             }
             let is_valid = |fault: &&CauseFault| match fault.reason {

@@ -228,7 +228,7 @@ impl GpuXids {
     /// Restores an XID of an earlier agent.
     pub fn restore(&mut self, code: u32, fault: &XidFault) {
         let (at, mig_devices) = (Moment { unix: fault.at, ..Moment::default() }, fault.mig_devices.clone());
-        let xid = ActiveXid { at, concerns_whole_gpu: fault.whole, mig_devices, ..ActiveXid::default() };
+        let xid = ActiveXid { at, concerns_whole_gpu: fault.is_of_gpu(), mig_devices, ..ActiveXid::default() };
         self.active.insert(code, xid);
     }
 

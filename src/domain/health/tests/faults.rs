@@ -154,10 +154,40 @@ fn a_mark_outlives_the_agent_and_the_driver_until_its_end() {
     assert_eq!((reasons(&next.at(99), None), mig(&next.health.state())), (vec!["admin"], 2));
     assert_eq!(mig(&next.at(100)), 1);
     assert_eq!(mig(&world.restarted(100, HealthConfig::default()).at(100)), 1, "its end was while no agent ran");
-    let forged = serde_json::to_string(&world.health.faults()).unwrap().replace("smells", "red\\u001b[31m");
+}
+
+/// The GPU was healthy again, without a word.
+#[test]
+fn a_mark_with_a_reason_that_no_operator_can_give_is_restored_with_another() {
+    let mut world = World::checked();
+    world.order(&mark(GPU, None));
+    let long = "x".repeat(300);
+    for (given, restored) in [
+        ("", "no readable reason"),
+        ("red\\u001b[31m", "red [31m"),
+        ("\\n", "no readable reason"),
+        (&*long, &long[..256]),
+    ] {
+        let mut next = World::new(HealthConfig::default());
+        next.health.restore(moment(1), &serde_json::from_str(&world.faults().replace("smells", given)).unwrap());
+        let note =
+            format!("GPU-0: the mark {restored:?}, in place of one that no operator can give, is restored from before");
+        assert!(next.health.drain_notes()[0].starts_with(&note), "{given:?}");
+        assert_eq!(reasons(&next.at(1), None), ["admin"], "{given:?}");
+        assert_eq!(
+            next.health.state().gpus[&GPU.into()].whole.causes[0].detail,
+            format!("marked by an operator: {restored}").into()
+        );
+    }
+}
+
+/// So that one whose devices are missing from a damaged file makes no GPU healthy.
+#[test]
+fn an_xid_of_no_device_is_restored_as_one_of_the_gpu() {
+    let faults = sick(48).faults().replace(r#""whole":true"#, r#""whole":false"#);
     let mut next = World::new(HealthConfig::default());
-    next.health.restore(moment(1), &serde_json::from_str(&forged).unwrap());
-    assert_eq!(reasons(&next.at(1), None), WELL, "no operator can give such a reason");
+    next.health.restore(moment(10), &serde_json::from_str(&faults).unwrap());
+    assert_eq!(reasons(&next.at(10), None), ["xid"]);
 }
 
 #[test]
