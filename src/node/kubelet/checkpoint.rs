@@ -4,6 +4,7 @@
 //! In: the file. Out: `CheckpointAllocations`; an unreadable file counts as absent. It does not join them with answers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
@@ -13,9 +14,11 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use parking_lot::Mutex;
 use prost::Message as _;
 use rustix::fs::OFlags;
 use serde::Deserialize;
+use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor};
 
 use super::trigger::CHECKPOINT;
 use crate::domain::holders::CheckpointAllocations;
@@ -25,24 +28,56 @@ use crate::node::wire::v1beta1::ContainerAllocateResponse;
 use crate::tasks::SlowRead;
 
 /// The file of a node with a hundred pods has some ten kilobytes, with answers of Allocate; a DRA driver's checkpoint has
-/// about two for each claim. Parsed, a DRA driver's takes up to eleven times its size: it must fit the chart's memory limit.
+/// about two for each claim.
 pub(super) const LARGEST: u64 = 4 << 20;
+/// Held while a file is parsed, which takes some times its size, and not while it is read, which may hang: so two large files fit
+/// the chart's memory limit.
+pub(super) static PARSING: Mutex<()> = Mutex::new(());
 /// Longest wait for the content of local files: a file system may hang.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
 
+/// `E`: what is needed of the entries. `R`: of the registered devices.
 #[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct KubeletCheckpoint {
-    data: CheckpointData,
+#[serde(rename_all = "PascalCase", bound = "E: Entries, R: Deserialize<'de>")]
+struct KubeletCheckpoint<E, R> {
+    data: CheckpointData<E, R>,
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct CheckpointData {
+#[serde(rename_all = "PascalCase", bound = "E: Entries, R: Deserialize<'de>")]
+struct CheckpointData<E, R> {
     /// `null` in a kubelet that never allocated.
-    pod_device_entries: Option<Vec<PodDevicesEntry>>,
-    #[serde(default)]
-    registered_devices: Option<BTreeMap<String, Option<Vec<String>>>>,
+    #[serde(default, deserialize_with = "Entries::sum")]
+    pod_device_entries: E,
+    registered_devices: Option<R>,
+}
+
+/// A sum over the entries of a checkpoint, so that no more of them is in memory.
+trait Entries: Default {
+    fn add(&mut self, entry: PodDevicesEntry) -> io::Result<()>;
+
+    fn sum<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Sum<E>(E);
+        impl<'de, E: Entries> Visitor<'de> for Sum<E> {
+            type Value = E;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("an array")
+            }
+
+            fn visit_unit<F>(self) -> Result<E, F> {
+                Ok(self.0)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(mut self, mut entries: A) -> Result<E, A::Error> {
+                while let Some(entry) = entries.next_element()? {
+                    self.0.add(entry).map_err(de::Error::custom)?;
+                }
+                Ok(self.0)
+            }
+        }
+        deserializer.deserialize_any(Sum(Self::default()))
+    }
 }
 
 #[derive(Deserialize)]
@@ -125,7 +160,7 @@ pub(super) fn changed_content(path: &Path, known: &mut Option<FileStamp>, larges
     if *known == version {
         return Ok(None);
     }
-    let mut bytes = vec![];
+    let mut bytes = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or_default());
     file.take(largest).read_to_end(&mut bytes)?;
     *known = version;
     Ok(Some(bytes))
@@ -133,24 +168,46 @@ pub(super) fn changed_content(path: &Path, known: &mut Option<FileStamp>, larges
 
 /// By device, the pod that was given it; and all devices.
 pub fn parse(text: &[u8]) -> io::Result<CheckpointAllocations> {
-    let checkpoint: KubeletCheckpoint = serde_json::from_slice(text)?;
-    let (mut pods, mut all) = (BTreeMap::new(), BTreeMap::<ResourceName, BTreeSet<DeviceId>>::new());
-    for (resource, devices) in checkpoint.data.registered_devices.into_iter().flatten() {
-        all.entry(ResourceName::new(resource)).or_default().extend(devices.into_iter().flatten().map(DeviceId::new));
+    let _one_at_a_time = PARSING.lock();
+    let checkpoint: KubeletCheckpoint<Assigned, BTreeMap<ResourceName, Option<BTreeSet<DeviceId>>>> =
+        serde_json::from_slice(text)?;
+    let Assigned { pods, mut devices, .. } = checkpoint.data.pod_device_entries;
+    for (resource, registered) in checkpoint.data.registered_devices.into_iter().flatten() {
+        devices.entry(resource).or_default().extend(registered.into_iter().flatten());
     }
-    for entry in checkpoint.data.pod_device_entries.into_iter().flatten() {
-        let (container, resource) = (Arc::<str>::from(entry.container), ResourceName::new(entry.resource));
-        let uid = PodUid::new(entry.pod_uid);
+    Ok(CheckpointAllocations { version: None, pods, devices: Some(Arc::new(devices)) })
+}
+
+#[derive(Default)]
+struct Assigned {
+    pods: BTreeMap<(Arc<str>, ResourceName, DeviceId), Option<PodUid>>,
+    devices: BTreeMap<ResourceName, BTreeSet<DeviceId>>,
+    /// Of containers, resources and pods: each once in memory.
+    names: BTreeSet<Arc<str>>,
+}
+
+impl Assigned {
+    fn name(&mut self, text: String) -> Arc<str> {
+        let name = self.names.get(text.as_str()).cloned().unwrap_or_else(|| text.into());
+        self.names.insert(Arc::clone(&name));
+        name
+    }
+}
+
+impl Entries for Assigned {
+    fn add(&mut self, entry: PodDevicesEntry) -> io::Result<()> {
+        let (container, resource) = (self.name(entry.container), ResourceName::new(self.name(entry.resource)));
+        let uid = PodUid::new(self.name(entry.pod_uid));
         let ids = entry.devices.into_iter().flat_map(BTreeMap::into_values).flatten().flatten();
         let devices: BTreeSet<DeviceId> = ids.map(DeviceId::new).collect();
-        all.entry(resource.clone()).or_default().extend(devices.iter().cloned());
+        self.devices.entry(resource.clone()).or_default().extend(devices.iter().cloned());
         for device in devices.into_iter().filter(|_| !uid.as_str().is_empty()) {
             let device = (Arc::clone(&container), resource.clone(), device);
-            let holder: &mut Option<PodUid> = pods.entry(device).or_insert_with(|| Some(uid.clone()));
+            let holder = self.pods.entry(device).or_insert_with(|| Some(uid.clone()));
             holder.take_if(|known| *known != uid);
         }
+        Ok(())
     }
-    Ok(CheckpointAllocations { version: None, pods, devices: Some(Arc::new(all)) })
 }
 
 /// The qualified CDI names that the kubelet gives at each start of the containers that hold devices, from the checkpoint in
@@ -164,18 +221,25 @@ pub fn cdi_names(
 }
 
 fn parse_cdi_names(text: &[u8]) -> io::Result<BTreeSet<String>> {
-    let checkpoint: KubeletCheckpoint = serde_json::from_slice(text)?;
-    let mut names = BTreeSet::new();
-    let entries = checkpoint.data.pod_device_entries.into_iter().flatten();
-    for answer in entries.filter_map(|entry| entry.answer) {
+    let _one_at_a_time = PARSING.lock();
+    let checkpoint: KubeletCheckpoint<CdiNames, IgnoredAny> = serde_json::from_slice(text)?;
+    Ok(checkpoint.data.pod_device_entries.0)
+}
+
+#[derive(Default)]
+struct CdiNames(BTreeSet<String>);
+
+impl Entries for CdiNames {
+    fn add(&mut self, entry: PodDevicesEntry) -> io::Result<()> {
+        let Some(answer) = entry.answer else { return Ok(()) };
         let answer = BASE64_STANDARD.decode(answer).map_err(io::Error::other)?;
         let answer = ContainerAllocateResponse::decode(answer.as_slice()).map_err(io::Error::other)?;
-        names.extend(answer.cdi_devices.into_iter().map(|device| device.name));
+        self.0.extend(answer.cdi_devices.into_iter().map(|device| device.name));
         // Those of any prefix, as a name has the form `<vendor>/<class>=<device>`.
         let annotated = answer.annotations.values().flat_map(|names| names.split(','));
-        names.extend(annotated.filter(|name| name.contains('/') && name.contains('=')).map(str::to_owned));
+        self.0.extend(annotated.filter(|name| name.contains('/') && name.contains('=')).map(str::to_owned));
+        Ok(())
     }
-    Ok(names)
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use self::formats::RecordedDevice;
-use super::checkpoint::{DEADLINE, LARGEST, changed_content};
+use super::checkpoint::{DEADLINE, LARGEST, PARSING, changed_content};
 use crate::domain::model::{Allocations, ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource};
 use crate::tasks::SlowRead;
 
@@ -127,8 +127,16 @@ fn claims(allocations: &Allocations) -> BTreeSet<ClaimDevice> {
 /// What the files record of each claim, and which of them cannot be read.
 fn read(directories: &ClaimDirectories, claims: &BTreeSet<ClaimDevice>) -> (Records, Problems) {
     let mut files = FileReader { bytes_left: LARGEST_SUM, problems: Problems::new() };
-    let read_checkpoint = || files.read(ClaimSource::Checkpoint, nvidia_checkpoint(directories), &formats::checkpoint);
-    let checkpoint = claims.iter().any(is_of_nvidia).then(read_checkpoint).unwrap_or_default();
+    let mut of_nvidia: BTreeMap<&str, Vec<&ClaimDevice>> = BTreeMap::new();
+    for claim in claims.iter().filter(|claim| is_of_nvidia(claim)) {
+        of_nvidia.entry(claim.device.as_str()).or_default().push(claim);
+    }
+    let is_wanted = |recorded: &RecordedDevice| {
+        of_nvidia.get(&*recorded.device).is_some_and(|claims| claims.iter().any(|claim| is_of(recorded, claim)))
+    };
+    let parse = |bytes: &[u8]| formats::checkpoint(bytes, &is_wanted);
+    let read_checkpoint = || files.read(ClaimSource::Checkpoint, nvidia_checkpoint(directories), &parse);
+    let checkpoint = (!of_nvidia.is_empty()).then(read_checkpoint).unwrap_or_default();
     let mut records = Records::new();
     for claim in claims {
         let mut record = ClaimRecord::default();
@@ -164,6 +172,7 @@ impl FileReader {
             Ok(bytes) => {
                 let bytes = bytes.unwrap_or_default();
                 self.bytes_left -= bytes.len() as u64;
+                let _one_at_a_time = PARSING.lock();
                 parse(&bytes)
             }
             Err(error) if is_absent(&error) => Ok(vec![]),
@@ -224,7 +233,7 @@ fn nvidia_checkpoint(directories: &ClaimDirectories) -> PathBuf {
 pub fn survey(directories: &ClaimDirectories) -> [(PathBuf, Result<(), String>); 2] {
     let checkpoint = nvidia_checkpoint(directories);
     let content = changed_content(&checkpoint, &mut None, LARGEST).map_err(|error| error.to_string());
-    let parsed = content.and_then(|bytes| formats::checkpoint(&bytes.unwrap_or_default()).map(drop));
+    let parsed = content.and_then(|bytes| formats::checkpoint(&bytes.unwrap_or_default(), &|_| false).map(drop));
     let listed = fs::read_dir(&directories.cdi).map(drop).map_err(|error| error.to_string());
     [(checkpoint, parsed), (directories.cdi.clone(), listed)]
 }

@@ -5,12 +5,12 @@
 
 mod cdi;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
 
 use crate::domain::model::{ClaimHardware, GpuUuid, MigUuid, PciBusId};
 
@@ -72,7 +72,9 @@ struct MetadataDevice {
     driver: String,
     pool: String,
     name: String,
-    attributes: Option<BTreeMap<String, Attribute>>,
+    /// Those that `attributes_hardware` reads.
+    #[serde(default, deserialize_with = "attributes")]
+    attributes: Vec<(String, String)>,
 }
 
 #[derive(Deserialize)]
@@ -143,8 +145,7 @@ fn metadata_devices(known: Metadata) -> Vec<RecordedDevice> {
 }
 
 fn attributes_hardware(device: &MetadataDevice) -> Option<ClaimHardware> {
-    let attributes = device.attributes.as_ref()?;
-    let text = |name: &str| attributes.get(name)?.string.as_deref();
+    let text = |name: &str| device.attributes.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str());
     let own = |name: &str| text(name).or_else(|| text(&format!("{}/{name}", device.driver)));
     // A partition has the address of its GPU.
     let is_whole = own("type").is_none_or(|kind| kind != "mig") && own("parentUUID").is_none();
@@ -163,16 +164,19 @@ fn of_uuid(uuid: &str) -> Option<ClaimHardware> {
 }
 
 #[derive(Deserialize)]
-struct PreparedCheckpoint {
-    v1: Option<PreparedClaims>,
-    v2: Option<PreparedClaims>,
+struct PreparedCheckpoint<'a> {
+    #[serde(borrow)]
+    v1: Option<&'a RawValue>,
+    #[serde(borrow)]
+    v2: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct PreparedClaims {
-    #[serde(default, deserialize_with = "claims")]
-    prepared_claims: Vec<Vec<RecordedDevice>>,
+struct PreparedClaims<'a> {
+    /// By UID.
+    #[serde(borrow, default, deserialize_with = "claims")]
+    prepared_claims: Vec<(Arc<str>, &'a RawValue)>,
 }
 
 #[derive(Deserialize)]
@@ -253,21 +257,37 @@ struct PreparedName {
     device_name: String,
 }
 
-/// `checkpoint.json` of NVIDIA's driver. The newest version in it counts; each file has the older one too.
-pub fn checkpoint(text: &[u8]) -> Result<Vec<RecordedDevice>, String> {
-    let checkpoint: PreparedCheckpoint = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-    let claims = checkpoint.v2.or(checkpoint.v1).ok_or("neither v1 nor v2 is in it")?;
-    Ok(claims.prepared_claims.into_iter().flatten().collect())
+/// `checkpoint.json` of NVIDIA's driver: what is wanted of it. The newest version in it counts; each file has the older one too.
+pub fn checkpoint(text: &[u8], is_wanted: &dyn Fn(&RecordedDevice) -> bool) -> Result<Vec<RecordedDevice>, String> {
+    let of_file = |error: serde_json::Error| error.to_string();
+    let checkpoint: PreparedCheckpoint<'_> = serde_json::from_slice(text).map_err(of_file)?;
+    let newest = checkpoint.v2.or(checkpoint.v1).ok_or("neither v1 nor v2 is in it")?;
+    let claims: PreparedClaims<'_> = serde_json::from_str(newest.get()).map_err(of_file)?;
+    let mut recorded = vec![];
+    for (uid, claim) in claims.prepared_claims {
+        let claim: PreparedClaim =
+            serde_json::from_str(claim.get()).map_err(|error| format!("claim {uid}: {error}"))?;
+        recorded.extend(claim_devices(&uid, claim).filter(is_wanted));
+    }
+    Ok(recorded)
 }
 
-fn claims<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Vec<RecordedDevice>>, D::Error> {
-    entries(deserializer, |uid, claim| Some(claim_devices(uid.into(), claim)).filter(|devices| !devices.is_empty()))
+fn claims<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(Arc<str>, &'de RawValue)>, D::Error> {
+    entries(deserializer, |uid, claim| Some((uid.into(), claim)))
 }
 
-fn claim_devices(claim_uid: Arc<str>, claim: PreparedClaim) -> Vec<RecordedDevice> {
+fn attributes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(String, String)>, D::Error> {
+    entries(deserializer, |name, attribute: Attribute| {
+        let own = name.rsplit_once('/').map_or(&*name, |(_, own)| own);
+        let is_read = ["uuid", "type", "parentUUID"].contains(&own) || PCI_BUS_ID.contains(&&*name);
+        Some((name, attribute.string?)).filter(|_| is_read)
+    })
+}
+
+fn claim_devices(claim_uid: &Arc<str>, claim: PreparedClaim) -> impl Iterator<Item = RecordedDevice> {
     let results = claim.status.allocation.and_then(|allocation| allocation.devices.results);
     let results = results.into_iter().flatten().map(|result| RecordedDevice {
-        claim_uid: Arc::clone(&claim_uid),
+        claim_uid: Arc::clone(claim_uid),
         driver: Some(result.driver.into()),
         pool: Some(result.pool.into()),
         device: result.device.into(),
@@ -281,14 +301,14 @@ fn claim_devices(claim_uid: Arc<str>, claim: PreparedClaim) -> Vec<RecordedDevic
     let groups = claim.prepared_devices.into_iter().flatten();
     let devices = groups.flat_map(|group| group.devices.into_iter().flatten()).filter_map(prepared);
     let devices = devices.map(|(name, hardware)| RecordedDevice {
-        claim_uid: Arc::clone(&claim_uid),
+        claim_uid: Arc::clone(claim_uid),
         driver: None,
         pool: Some(name.pool_name.into()),
         device: name.device_name.into(),
         hardware,
         allocation: None,
     });
-    results.chain(devices).collect()
+    results.chain(devices)
 }
 
 fn prepared(device: PreparedDevice) -> Option<(PreparedName, Option<ClaimHardware>)> {

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use super::*;
 
 const UID: &str = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a";
@@ -88,10 +90,15 @@ fn a_checkpoint_names_hardware_by_uuid() {
     for text in
         [format!(r#"{{"checksum":1,"v1":{older},"v2":{claims}}}"#), format!(r#"{{"checksum":1,"v1":{claims}}}"#)]
     {
-        assert_eq!(lines(checkpoint(text.as_bytes())), expected);
+        assert_eq!(lines(checkpoint(text.as_bytes(), &|_| true)), expected);
     }
-    assert_eq!(checkpoint(br#"{"checksum":1,"v2":{"checksum":2,"nodeBootID":"b"}}"#), Ok(vec![]));
-    assert!(checkpoint(br#"{"checksum":1,"v3":{}}"#).unwrap_err().contains("neither"));
+    let damaged = format!(r#"{{"checksum":1,"v1":{{"preparedClaims":7}},"v2":{claims}}}"#);
+    let of_device = |recorded: &RecordedDevice| &*recorded.device == "gpu-3";
+    assert_eq!(lines(checkpoint(damaged.as_bytes(), &of_device)), expected[1..2], "what is not used is not parsed");
+    let damaged = checkpoint(br#"{"v2":{"preparedClaims":{"c-1":{"preparedDevices":7}}}}"#, &|_| true);
+    assert!(damaged.unwrap_err().starts_with("claim c-1: invalid type"));
+    assert_eq!(checkpoint(br#"{"checksum":1,"v2":{"checksum":2,"nodeBootID":"b"}}"#, &|_| true), Ok(vec![]));
+    assert!(checkpoint(br#"{"checksum":1,"v3":{}}"#, &|_| true).unwrap_err().contains("neither"));
 }
 
 #[test]
