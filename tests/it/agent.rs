@@ -113,7 +113,7 @@ fn without_free_process_ids_the_agent_goes_on_and_ends_in_order() {
     let readings =
         |page: &Page| page.value("podmeter_collector_last_success_timestamp_seconds", &["collector=\"fast\""]);
     running.until("eight GPUs", |page| page.count("podmeter_device_power_watts", &[]) == 8);
-    running.take_process_ids();
+    running.limit_process_ids("1");
     let threads = || std::fs::read_dir(format!("/proc/{}/task", running.pid())).unwrap().count();
     let (limited, before) = (threads(), readings(&running.metrics()).unwrap());
     running.signal("HUP");
@@ -123,6 +123,16 @@ fn without_free_process_ids_the_agent_goes_on_and_ends_in_order() {
         assert_eq!(running.get(path).status, 200, "{path}");
     }
     assert_eq!(threads(), limited, "some have ended, or were started");
+
+    let admin = Path::new(own).join("admin.sock");
+    for command in ["/release", "/resume"] {
+        assert_eq!(agent::post(&admin, command, "").status, 200, "{command}");
+    }
+    let events = |page: &Page| page.value("podmeter_collector_success", &["collector=\"events\""]);
+    running.until("no thread for the events of the new session", |page| events(page) == Some(0.0));
+    running.limit_process_ids("4096");
+    running.until("a thread for them", |page| events(page) == Some(1.0));
+    running.limit_process_ids("1");
     running.signal("TERM");
     assert_eq!(running.wait().code(), Some(0), "{}", running.log());
     assert!(!running.log().contains("panicked"), "{}", running.log());

@@ -179,10 +179,11 @@ impl Running {
         (output.status.code(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
     }
 
-    /// From now on it can start no thread. It must have been started unprivileged: the limit does not bind root.
-    pub fn take_process_ids(&self) {
+    /// The process IDs of its user: with 1 it can start no thread. It must have been started unprivileged: the limit does not
+    /// bind root.
+    pub fn limit_process_ids(&self, limit: &str) {
         let mut command = Command::new("prlimit");
-        command.args(["--pid", &self.pid().to_string(), "--nproc=1"]);
+        command.args(["--pid", &self.pid().to_string(), &format!("--nproc={limit}:")]);
         let status = as_user(&mut command, unprivileged()).status();
         assert!(status.expect("prlimit of util-linux").success());
     }
