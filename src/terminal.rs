@@ -10,7 +10,7 @@ use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 /// Replaces a character that cannot be shown as itself.
 const SUBSTITUTE: char = '\u{FFFD}';
-/// Of wrapped text, however narrow the terminal is.
+/// Of text beside a head.
 const LEAST_COLUMNS: usize = 24;
 /// Characters of a name. A container's full name has at most 380.
 const LONGEST: usize = 400;
@@ -76,15 +76,22 @@ pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
     textwrap::wrap(text, options).into_iter().map(Cow::into_owned).collect()
 }
 
-/// Writes `text` after the head, which is as wide as the indent of the lines below it.
+/// Writes `text` after the head, which is as wide as the indent of the lines below it, or under the head. A word, such as a
+/// path, stays whole.
 pub fn write_wrapped(output: &mut String, head: &str, indent: usize, text: &str, columns: usize) {
-    for (number, line) in wrapped(&harmless(text), columns.saturating_sub(indent).max(LEAST_COLUMNS)).iter().enumerate()
-    {
-        let _ = match number {
-            0 => writeln!(output, "{head}{line}"),
-            _ => writeln!(output, "{:indent$}{line}", ""),
-        };
+    let text = harmless(text);
+    let longest = text.split(' ').map(str::width).max().unwrap_or(0);
+    let (mut head, mut indent) = (head, indent);
+    // Too narrow beside the head.
+    if columns < indent + text.width().min(longest.max(LEAST_COLUMNS)) && !head.is_empty() {
+        let _ = writeln!(output, "{}", head.trim_end());
+        indent = head.len() - head.trim_start().len() + 2;
+        head = "";
     }
+    let below = " ".repeat(indent);
+    let options = Options::new(columns).word_splitter(WordSplitter::NoHyphenation).break_words(false);
+    let options = options.initial_indent(if head.is_empty() { &below } else { head }).subsequent_indent(&below);
+    let _ = writeln!(output, "{}", textwrap::fill(&text, options));
 }
 
 #[cfg(test)]
@@ -118,6 +125,19 @@ mod tests {
         assert_eq!(aligned(&[row(["日本", "1"]), row(["\x1b[2J", "10"])], 2), "日本  1\n�[2J  10\n");
         let long = aligned(&[row([&"x".repeat(70_000), "1"])], 1);
         assert_eq!(long.len(), LONGEST + "  1\n".len());
+    }
+
+    #[test]
+    fn a_path_is_not_broken_and_goes_under_a_head_that_leaves_no_room() {
+        let path = "/var/lib/kubelet/pod-resources/kubelet.sock";
+        let written = |columns| {
+            let mut text = String::new();
+            write_wrapped(&mut text, "failed   PodResources  ", 23, &format!("{path}: no such file, or none"), columns);
+            text
+        };
+        assert_eq!(written(80), format!("failed   PodResources  {path}: no such\n{:23}file, or none\n", ""));
+        assert_eq!(written(50), format!("failed   PodResources\n  {path}: no\n  such file, or none\n"));
+        assert_eq!(written(24), format!("failed   PodResources\n  {path}:\n  no such file, or none\n"));
     }
 
     #[test]

@@ -3,30 +3,34 @@
 //! Inputs: a text. Outputs: its value, or what is wrong, with its line, and for a misspelt name the one that is meant. Does not
 //! use: files, what a key is for.
 
+mod duration;
 mod size;
 mod switch;
 
 use std::borrow::Cow;
 
-use serde::de::DeserializeOwned;
-use serde_saphyr::{DefaultMessageFormatter, Error, MessageFormatter};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_saphyr::{Error, Localizer, Location, MessageFormatter, UserMessageFormatter};
 
+pub use duration::Duration;
 pub use size::Size;
 pub use switch::SwitchOr;
 
-/// A misspelt name is as similar as this to the one that is meant, by Jaro's measure; clap has the same limit for flags.
-const SIMILAR: f64 = 0.7;
+/// A misspelt name is as similar as this to the one that is meant: half of its letters, in their order.
+const SIMILAR: f64 = 0.5;
 /// Known names that a message lists.
 const LISTED: usize = 12;
+/// Characters of what was found.
+const QUOTED: usize = 40;
 
 /// `None`: nothing but comments.
 pub fn yaml<T: DeserializeOwned>(text: &str) -> Result<Option<T>, String> {
-    read(text).map_err(|error| error.render_with_formatter(&WithSuggestions))
+    read(text).map_err(|error| YamlMessages { quoted: Some(text) }.render(&error))
 }
 
-/// As `yaml`, for files with secrets: an error does not quote the lines around it.
+/// As `yaml`, for files with secrets: an error quotes nothing of the file but its keys.
 pub fn secret_yaml<T: DeserializeOwned>(text: &str) -> Result<Option<T>, String> {
-    read(text).map_err(|error| error.without_snippet().render_with_formatter(&WithSuggestions))
+    read(text).map_err(|error| YamlMessages { quoted: None }.render(&error))
 }
 
 fn read<T: DeserializeOwned>(text: &str) -> Result<Option<T>, Error> {
@@ -34,29 +38,91 @@ fn read<T: DeserializeOwned>(text: &str) -> Result<Option<T>, Error> {
     if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
         return Ok(None);
     }
+    // Whether it is YAML at all comes before what its keys are.
+    serde_saphyr::from_str::<IgnoredAny>(text)?;
     serde_saphyr::from_str(text).map(Some)
 }
 
-struct WithSuggestions;
+/// An error in one line, in words of the file and not of the parser.
+struct YamlMessages<'t> {
+    /// The text to quote what was found from.
+    quoted: Option<&'t str>,
+}
 
-impl MessageFormatter for WithSuggestions {
+impl YamlMessages<'_> {
+    fn render(&self, error: &Error) -> String {
+        error.without_snippet().render_with_formatter(self)
+    }
+
+    /// `, not x`: what is in the text there.
+    fn found(&self, error: &Error) -> String {
+        let Some((text, at)) = self.quoted.zip(error.location()) else { return String::new() };
+        let index = |number: u64| usize::try_from(number).unwrap_or(usize::MAX).saturating_sub(1);
+        let line = text.lines().nth(index(at.line())).unwrap_or_default();
+        let rest: String = line.chars().skip(index(at.column())).take(QUOTED).collect();
+        if rest.trim().is_empty() { String::new() } else { format!(", not `{}`", rest.trim()) }
+    }
+
+    fn mismatch(&self, unexpected: &str, expected: &str) -> String {
+        let found = if self.quoted.is_some() { format!(", not {unexpected}") } else { String::new() };
+        format!("must be {}{found}", plainly(expected))
+    }
+}
+
+/// What serde and the parser expect.
+fn plainly(expected: &str) -> &str {
+    match expected {
+        "mapping start" => "a section of keys",
+        "sequence start" => "a list, such as [a, b]",
+        "string scalar" | "scalar" => "one value",
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
+        "f32" | "f64" => "a number",
+        "bool" | "boolean" | "a boolean" => "true or false",
+        other => other,
+    }
+}
+
+impl MessageFormatter for YamlMessages<'_> {
+    fn localizer(&self) -> &dyn Localizer {
+        self
+    }
+
     fn format_message<'a>(&self, error: &'a Error) -> Cow<'a, str> {
-        match error {
+        Cow::Owned(match error {
             Error::SerdeUnknownField { field, expected, .. } => {
-                Cow::Owned(format!("unknown key `{field}`{}", suggestion(field, expected)))
+                format!("unknown key `{field}`{}", suggestion(field, expected))
             }
-            Error::DuplicateMappingKey { key: Some(key), .. } => Cow::Owned(format!("`{key}` is given twice")),
-            Error::DuplicateMappingKey { .. } => Cow::Borrowed("a key is given twice"),
-            Error::MultipleDocuments { .. } => Cow::Borrowed("only one document is read; remove `---`"),
-            error => DefaultMessageFormatter.format_message(error),
+            Error::SerdeMissingField { field, .. } => format!("the key `{field}` is missing"),
+            Error::SerdeUnknownVariant { variant, expected, .. } => {
+                format!("must be one of {}, not `{variant}`", expected.join(", "))
+            }
+            Error::SerdeInvalidType { unexpected, expected, .. }
+            | Error::SerdeInvalidValue { unexpected, expected, .. } => self.mismatch(unexpected, expected),
+            Error::Unexpected { expected, .. } => format!("must be {}{}", plainly(expected), self.found(error)),
+            Error::InvalidScalar { ty, .. } => format!("must be {}{}", plainly(ty), self.found(error)),
+            Error::DuplicateMappingKey { key: Some(key), .. } => format!("`{key}` is given twice"),
+            Error::DuplicateMappingKey { .. } => "a key is given twice".to_owned(),
+            Error::MultipleDocuments { .. } => "only one document is read; remove `---`".to_owned(),
+            error => return UserMessageFormatter.format_message(error),
+        })
+    }
+}
+
+impl Localizer for YamlMessages<'_> {
+    fn attach_location<'a>(&self, message: Cow<'a, str>, at: Location) -> Cow<'a, str> {
+        match at == Location::UNKNOWN {
+            true => message,
+            false => Cow::Owned(format!("line {} column {}: {message}", at.line(), at.column())),
         }
     }
 }
 
 /// What follows an unknown name: `: did you mean ...?`, and the known ones where they are few.
 pub fn suggestion(name: &str, known: &[&str]) -> String {
-    let measured =
-        known.iter().map(|other| (strsim::jaro(name, other), other)).filter(|(measure, _)| *measure >= SIMILAR);
+    let measured = known
+        .iter()
+        .map(|other| (strsim::normalized_damerau_levenshtein(name, other), other))
+        .filter(|(measure, _)| *measure >= SIMILAR);
     let meant = measured.max_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, name)| name);
     let all = (1..=LISTED).contains(&known.len()).then(|| known.join(", "));
     match (meant, all) {
@@ -107,12 +173,27 @@ mod tests {
     #[test]
     fn secrets_are_not_quoted() {
         let text = "interval: 1\n# hidden\nlimt: 2\n";
-        assert!(yaml::<SampleFile>(text).unwrap_err().contains("hidden"));
-        let error = secret_yaml::<SampleFile>(text).unwrap_err();
         assert!(
-            error.contains("did you mean `limit`?") && error.contains("line 3") && !error.contains("hidden"),
-            "{error}"
+            secret_yaml::<SampleFile>(text).unwrap_err().starts_with("line 3 column 1: unknown key `limt`: did you")
         );
+        for text in ["limit: hidden", "limit: [hidden]", "limit: 1\nlimit: hidden", "limit: [hidden", "hidden"] {
+            let error = secret_yaml::<SampleFile>(text).unwrap_err();
+            assert!(error.starts_with("line ") && !error.contains("hidden"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_error_is_one_line_with_what_was_found_and_what_is_accepted() {
+        for (text, expected) in [
+            ("limit: many\n", "line 1 column 8: must be a whole number, not `many`"),
+            ("interval: {a: 1}\n", "line 1 column 11: must be one value, not `{a: 1}`"),
+            ("- limit\n", "line 1 column 1: must be a section of keys, not `- limit`"),
+            // It is no YAML, whatever the key.
+            ("a: [1\n", "line 1 column 4: unclosed bracket '['"),
+            ("health: 1\n", "line 1 column 1: unknown key `health`; there are interval, limit"),
+        ] {
+            assert_eq!(yaml::<SampleFile>(text), Err(expected.to_owned()), "{text}");
+        }
     }
 
     #[test]

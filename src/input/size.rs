@@ -21,8 +21,8 @@ const UNITS: [(&str, u64); 8] = [
 pub struct Size(pub u64);
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a size; write it as 64MiB, 500M or a number of bytes")]
-pub struct SizeError(String);
+#[error("must be a size, such as 64MiB, 500M or a number of bytes")]
+pub struct SizeError;
 
 impl FromStr for Size {
     type Err = SizeError;
@@ -32,7 +32,7 @@ impl FromStr for Size {
         let unit = UNITS.iter().find_map(|(unit, factor)| Some((without_b.strip_suffix(unit)?, *factor)));
         let (number, factor) = unit.unwrap_or((text, 1));
         let number: Option<u64> = number.trim_end().parse().ok();
-        number.and_then(|number| number.checked_mul(factor)).map(Self).ok_or_else(|| SizeError(text.to_owned()))
+        number.and_then(|number| number.checked_mul(factor)).map(Self).ok_or(SizeError)
     }
 }
 
@@ -61,7 +61,7 @@ impl<'de> Deserialize<'de> for Size {
             }
 
             fn visit_str<E: Error>(self, text: &str) -> Result<Size, E> {
-                text.parse().map_err(E::custom)
+                text.parse().map_err(|error| E::custom(format!("{text:?}: {error}")))
             }
         }
         deserializer.deserialize_any(Amount)

@@ -62,7 +62,7 @@ fn the_driver_is_released_and_resumed() {
     assert!(code == 0 && text.contains("opens the driver again"), "{text}");
     demo.running.until("the end of the release", |page| page.value("podmeter_released", &[]) == Some(0.0));
     let (code, text) = command(&["release", "--for", "30h"], &demo);
-    assert!(code == 1 && text.contains("between 1s and 24h"), "{text}");
+    assert!(code == 2 && text.contains("must be 1s to 24h"), "{text}");
 }
 
 #[test]

@@ -6,8 +6,9 @@ use std::cell::RefCell;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::process::Command;
 
-use crate::support::agent::{Page, Running, agent, ended};
+use crate::support::agent::{Page, Running, agent, binary, ended};
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::kubelet::{ListedDevice, Node, Options, holding_pod, node};
 use crate::support::plugin_harness::{counts, sockets};
@@ -210,6 +211,10 @@ fn wrong_usage_is_reported_before_anything_is_opened() {
         (vec!["demo", "--faults", "--fault-speed", "0"], vec!["--fault-speed", "1..=20"]),
         (vec!["top", "--url", "https://me:secret@node-a:9410"], vec!["--password-file"]),
         (vec!["top", "--interval", "1ms"], vec!["must be 200ms to 1h"]),
+        (vec!["demo", "--seed", "abc"], vec!["abc", "--seed", "must be a whole number"]),
+        (vec!["mark", "0", "--reason", "x", "--for", "-1h"], vec!["'-1h'", "--for", "must be a duration, such as 30s"]),
+        (vec!["release", "--for", "100d"], vec!["'100d'", "--for", "must be 1s to 24h"]),
+        (vec!["usage", "--since", "-1h"], vec!["--since -1h", "how long ago (24h)"]),
         (vec!["agnet"], vec!["agent"]),
     ] {
         let (code, printed) = ended(&arguments);
@@ -234,6 +239,10 @@ fn check_config_converts_the_configuration_of_nvidias_plugin() {
     assert!(code == 0 && printed.contains("migStrategy: mixed"), "{printed}");
     let (code, checked) = ended(&["check-config", &path("podmeter.yaml", &printed)]);
     assert!(code == 0 && checked.ends_with(": valid\n"), "{checked}");
+    let input = std::fs::File::open(path("input.yaml", "logLevel: loud\n")).unwrap();
+    let output = Command::new(binary()).args(["check-config", "-"]).stdin(input).output().unwrap();
+    let problem = String::from_utf8(output.stderr).unwrap();
+    assert!(problem.starts_with("podmeter: /dev/stdin: line 1 column 11: \"loud\": must be"), "{problem}");
     let (code, printed) = ended(&["check-config", "--env-file", &path("wrong", "MIG_STRATEGY=double\n")]);
     assert!(code == 2 && printed.contains("MIG_STRATEGY: \"double\""), "{printed}");
     let (code, printed) = ended(&["check-config", &file]);

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 /// Each module with the modules whose items it may name, at their own path or as another module's re-export.
 const ARROWS: [(&str, &str); 14] = [
-    ("domain", "words"),
+    ("domain", "input words"),
     ("backoff", ""),
     ("clock", "domain"),
     ("files", "domain"),
-    ("input", ""),
+    ("input", "words"),
     ("node", "backoff clock domain files input tasks terminal words"),
     ("serve", "clock domain files input tasks words"),
     ("commands", "agent clock domain files input node serve tasks terminal words"),

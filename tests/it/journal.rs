@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::agent::{Page, Running, binary};
+use crate::support::agent::{Page, Running, binary, ended};
 use crate::support::polling::until_true;
 use podmeter::domain::model::UnixSeconds;
 use podmeter::node::journal::{AllocationRecord, Query, read_directory};
@@ -66,6 +66,8 @@ fn usage_is_printed_from_the_journal_after_the_agent_has_ended() {
     let holding = &of_pod["allocations"][0];
     assert_eq!(holding["gpu_uuid"], *one.device.gpu_uuid);
     assert!(holding["model"].as_str().unwrap().contains("H100") && holding["driver_version"].is_string());
+    let (code, text) = ended(&[&["usage"], &offline[..], &["--since", "1h", "--pod", "no/such"]].concat());
+    assert!(code == 1 && text.starts_with("podmeter: no holding of pod no/such from 20"), "{text}");
     let csv = usage(&[&offline[..], &["--by", "pod", "-o", "csv"]].concat());
     assert!(csv.starts_with("namespace,pod,holdings,held_seconds,allocated_seconds,"), "{csv}");
 }

@@ -9,12 +9,13 @@ use super::arguments::{AdminSocket, DeviceArguments, MarkArguments, ReleaseArgum
 use super::{FAILED, Failed, block_on, print};
 use crate::commands::client::{self, AgentTarget, ClientError, DEFAULT_SOCKET};
 use crate::domain::health::{DeviceCause, OrderOutcome};
+use crate::input;
 use crate::serve::api::NodeResponse;
 
 pub fn mark(arguments: MarkArguments) -> Result<(), Failed> {
     let MarkArguments { device, reason, duration, socket } = arguments;
-    let expiry = duration.map(|duration| duration.to_string());
-    let end = expiry.as_ref().map_or_else(String::new, |expiry| format!(" for {expiry}"));
+    let expiry = duration.map(exactly);
+    let end = duration.map_or_else(String::new, |duration| format!(" for {duration}"));
     let order = json!({"device": device, "reason": reason, "expiry": expiry});
     let OrderOutcome { device, .. } = send(&target(socket), "/mark", order)?;
     print(&format!(
@@ -53,7 +54,7 @@ fn remove(arguments: DeviceArguments, path: &str, nothing: &str) -> Result<(), F
 
 pub fn release(arguments: ReleaseArguments) -> Result<(), Failed> {
     let ReleaseArguments { duration, socket } = arguments;
-    let response: Value = send(&target(socket), "/release", json!({"for": duration.to_string()}))?;
+    let response: Value = send(&target(socket), "/release", json!({"for": exactly(duration)}))?;
     let until = response["until"].as_f64().and_then(|until| Duration::try_from_secs_f64(until).ok());
     let until = until.map_or_else(
         || format!("for {duration}"),
@@ -73,6 +74,11 @@ pub fn resume(socket: AdminSocket) -> Result<(), Failed> {
         return print("The driver was not released: nothing changes.\n");
     }
     print("The release has ended: the agent opens the driver again.\n")
+}
+
+/// As the agent reads it.
+fn exactly(duration: input::Duration) -> String {
+    humantime::format_duration(*duration).to_string()
 }
 
 fn target(socket: AdminSocket) -> AgentTarget {

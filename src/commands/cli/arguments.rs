@@ -4,23 +4,26 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use super::options::AgentOptions;
 use super::settings::{self, InvalidSettings};
+use super::value::{parsed, whole_number};
 use super::{Failed, misused};
 use crate::agent::{DemoSettings, ListenAddress, SimulatedProfile};
 use crate::commands::client::{Access, AgentTarget, Certificates, HttpUrl};
+use crate::input::Duration;
 
 const START: &str =
     "Start here: `podmeter demo` for a simulated node, `podmeter agent` on a real one. Examples: docs/cli.md";
 
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("PODMETER_BUILD_REVISION"), ")");
+
 /// Kubernetes device plugin and GPU exporter: reports which container uses which device.
 #[derive(Debug, Parser)]
-#[command(name = "podmeter", version, after_help = START)]
+#[command(name = "podmeter", version = VERSION, after_help = START)]
 pub struct Arguments {
     #[command(subcommand)]
     pub command: CliCommand,
@@ -41,6 +44,7 @@ pub enum CliCommand {
     },
     /// Validate a configuration file.
     CheckConfig {
+        /// `-` is standard input.
         #[arg(required_unless_present_any = ["web_config", "nvidia_config", "env_file"])]
         file: Option<PathBuf>,
         /// A web configuration, with the certificates that it names.
@@ -166,16 +170,24 @@ pub struct TopArguments {
     #[arg(long)]
     pub once: bool,
     /// Interval between requests to the agent, 200ms to 1h.
-    #[arg(long, default_value = "1s", value_name = "DUR", value_parser = poll_interval)]
+    #[arg(long, default_value = "1s", value_name = "DUR", allow_hyphen_values = true, value_parser = poll_interval)]
     pub interval: Duration,
     #[command(flatten)]
     pub agent: AgentAddress,
 }
 
 fn poll_interval(text: &str) -> Result<Duration, String> {
-    let interval = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    let range = Duration::from_millis(200)..=Duration::from_secs(3600);
-    if range.contains(&interval) { Ok(interval) } else { Err("must be 200ms to 1h".to_owned()) }
+    duration_within(text, "200ms", "1h")
+}
+
+fn release_time(text: &str) -> Result<Duration, String> {
+    duration_within(text, "1s", "24h")
+}
+
+fn duration_within(text: &str, least: &str, most: &str) -> Result<Duration, String> {
+    let duration = text.parse()?;
+    let is_within = (parsed(least)..=parsed(most)).contains(&duration);
+    is_within.then_some(duration).ok_or_else(|| format!("must be {least} to {most}"))
 }
 
 #[derive(Clone, Debug, Args)]
@@ -189,7 +201,7 @@ pub struct DemoArguments {
     #[arg(long)]
     pub churn: bool,
     /// The same seed gives the same node.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, allow_hyphen_values = true, value_parser = whole_number::<u64>)]
     pub seed: u64,
     /// Repeat a scripted day of 150 s in which GPUs, driver and kubelet fail and recover; the log names each fault and where
     /// it shows.
@@ -205,8 +217,8 @@ pub struct DemoArguments {
     #[arg(long, value_name = "PATH")]
     pub nvml_library: Option<PathBuf>,
     /// Interval between requests to the kubelet when nothing triggers one earlier.
-    #[arg(long, default_value = "5s", value_name = "DUR")]
-    pub refresh_interval: humantime::Duration,
+    #[arg(long, default_value = "5s", value_name = "DUR", allow_hyphen_values = true)]
+    pub refresh_interval: Duration,
     /// File for the true use of each device as JSON lines, to compare the metrics with.
     #[arg(long, value_name = "FILE")]
     pub ground_truth: Option<PathBuf>,
@@ -256,8 +268,8 @@ pub struct MarkArguments {
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
     /// Remove the mark after this time [default: it stays until `unmark` or a reboot of the node].
-    #[arg(long = "for", value_name = "DUR")]
-    pub duration: Option<humantime::Duration>,
+    #[arg(long = "for", value_name = "DUR", allow_hyphen_values = true)]
+    pub duration: Option<Duration>,
     #[command(flatten)]
     pub socket: AdminSocket,
 }
@@ -273,8 +285,8 @@ pub struct DeviceArguments {
 #[derive(Clone, Debug, Args)]
 pub struct ReleaseArguments {
     /// How long, 1s to 24h; `resume` ends it earlier.
-    #[arg(long = "for", value_name = "DUR", default_value = "10m")]
-    pub duration: humantime::Duration,
+    #[arg(long = "for", value_name = "DUR", default_value = "10m", allow_hyphen_values = true, value_parser = release_time)]
+    pub duration: Duration,
     #[command(flatten)]
     pub socket: AdminSocket,
 }
@@ -322,10 +334,10 @@ pub struct RecordArguments {
 #[derive(Clone, Debug, Args)]
 pub struct UsageArguments {
     /// Start: how long ago (24h), or a time in UTC (2026-01-31T12:00:00Z, 2026-01-31).
-    #[arg(long, default_value = "24h", value_name = "WHEN")]
+    #[arg(long, default_value = "24h", value_name = "WHEN", allow_hyphen_values = true)]
     pub since: String,
     /// End, in the same form [default: now].
-    #[arg(long, value_name = "WHEN")]
+    #[arg(long, value_name = "WHEN", allow_hyphen_values = true)]
     pub until: Option<String>,
     /// Sums by namespace, pod or device.
     #[arg(long, value_enum, default_value_t = UsageBy::Namespace, conflicts_with = "pod")]

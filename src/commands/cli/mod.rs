@@ -32,6 +32,7 @@ use crate::commands::client;
 use crate::commands::top::{self, TopSettings};
 use crate::serve::metrics::catalogue;
 use crate::tasks;
+use crate::terminal::harmless;
 use arguments::{Arguments, CliCommand, RecordArguments, TopArguments};
 use options::AgentOptions;
 use settings::ResolvedOptions;
@@ -77,7 +78,8 @@ pub fn main() -> ExitCode {
     let code = match outcome {
         Ok(code) => code,
         Err(Failed(code, message)) => {
-            write_last_message(&format!("podmeter: {message}\n"));
+            let lines: Vec<String> = message.lines().map(harmless).collect();
+            write_last_message(&format!("podmeter: {}\n", lines.join("\n")));
             code
         }
     };
@@ -139,6 +141,7 @@ fn check_config(file: Option<PathBuf>, web_config: Option<PathBuf>) -> Result<()
         print(&lines.map(|line| format!("{}: {line}\n", file.display())).collect::<String>())
     };
     if let Some(file) = file {
+        let file = if file.as_os_str() == "-" { PathBuf::from("/dev/stdin") } else { file };
         valid(&file, settings::check_file(&file).map_err(misused)?)?;
     }
     let Some(file) = web_config else { return Ok(()) };
@@ -147,7 +150,7 @@ fn check_config(file: Option<PathBuf>, web_config: Option<PathBuf>) -> Result<()
 }
 
 fn run_top(TopArguments { agent, once, interval }: TopArguments) -> Result<(), Failed> {
-    let settings = TopSettings { target: agent.target()?, interval, once };
+    let settings = TopSettings { target: agent.target()?, interval: *interval, once };
     let text = block_on(top::run(settings))?.map_err(failed)?;
     text.map_or(Ok(()), |text| print(&text))
 }

@@ -7,12 +7,11 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use clap::Args;
-use humantime::Duration;
 use serde::Deserialize;
 
-use super::value::{LogFilter, OptionType, PathOrNone, PciAddress, Switch, parsed, read};
+use super::value::{LogFilter, OptionType, PathOrNone, PciAddress, Switch, parsed, read, whole_number};
 use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProfileConfig};
-use crate::input::{Size, SwitchOr};
+use crate::input::{Duration, Size, SwitchOr};
 use crate::node::processes::ProcessAttribution;
 use crate::serve::metrics::dcgm::Generation;
 
@@ -118,6 +117,7 @@ macro_rules! options {
                     value_name = $value,
                     value_delimiter = <$type as OptionType>::DELIMITER,
                     hide_env_values = true,
+                    allow_hyphen_values = matches!($value, "DUR" | "N"),
                     $($($arg)*)?
                 )]
                 #[serde(deserialize_with = "read" $(, $($serde)*)?)]
@@ -218,13 +218,13 @@ options! {
         /// Address of the kubelet's probes `/-/healthy` and `/-/ready` and nothing else, without TLS and password
         probe_listen "ADDR": ListenAddress => "none", restart;
         /// Connections per listener; further clients wait until one is closed
-        web_max_connections "N": usize = "64" in "4"..="10000", restart;
+        web_max_connections "N": usize = "64" in "4"..="10000", restart, arg(value_parser = whole_number::<usize>);
         /// Time limit to receive a request's head, and to wait for the next request on a connection
         web_read_timeout "DUR": Duration = "65s" in "1s"..="10m", restart;
         /// Time limit to accept 32 KiB of a response
         web_write_timeout "DUR": Duration = "10s" in "1s"..="10m", restart;
         /// Size limit of a request line with its headers
-        web_max_header_bytes "N": usize = "32768" in "8192"..="1048576", restart;
+        web_max_header_bytes "N": usize = "32768" in "8192"..="1048576", restart, arg(value_parser = whole_number::<usize>);
         /// Unix socket for local commands, mode 0600; `none` disables it
         admin_socket "PATH": PathBuf => "/run/podmeter/podmeter.sock", restart;
     }
@@ -273,7 +273,7 @@ options! {
         retention "DUR": Duration = "5m" in "0s"..="1day", reload;
         /// Limit of exported container series; beyond that, those of the containers that ended first are dropped, then those of the
         /// newest
-        series_limit "N": usize = "20000" in "100"..="1000000", reload;
+        series_limit "N": usize = "20000" in "100"..="1000000", reload, arg(value_parser = whole_number::<usize>);
         /// Names of `/metrics/dcgm` without a query: those of dcgm-exporter up to 4.8, from 4.9 on, or both
         dcgm_generation "4.8|4.9|both": Generation = "4.8", restart;
         /// Size limit of the journal; beyond that, the holdings that ended first are deleted

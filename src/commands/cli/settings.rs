@@ -21,6 +21,7 @@ use crate::node::hardware::HardwareSettings;
 use crate::node::kubelet::claim_files::ClaimDirectories;
 use crate::node::kubelet::pods::PodsApiSettings;
 use crate::node::processes::ProcessesSettings;
+use crate::terminal::harmless;
 
 /// The kubelet answers within milliseconds; on a loaded node within seconds.
 const KUBELET_DEADLINE: Duration = Duration::from_secs(5);
@@ -37,7 +38,7 @@ pub enum InvalidSettings {
     WebConfig(#[from] WebConfigError),
     #[error("--pod-label (podLabels in a file): {0}")]
     PodLabel(#[from] PodLabelError),
-    #[error("--{} ({} in a file) {value}: must be {}", row.flag, row.key, row.range)]
+    #[error("--{} {value}: must be {}", row.flag, row.range)]
     OutOfRange { row: &'static OptionRow, value: String },
 }
 
@@ -56,7 +57,11 @@ pub fn resolve(options: AgentOptions) -> Result<ResolvedOptions, InvalidSettings
             let text = files::read_named_text(&file)
                 .map_err(|error| InvalidSettings::Unreadable { file: file.clone(), error })?;
             files.push(ReadFile { path: file.clone(), sha256: sha256(text.as_bytes()) });
-            options.or(parse(&text).map_err(|error| InvalidSettings::ConfigFile { file, error })?)
+            let in_file = parse(&text).and_then(|options| match options.clone().values() {
+                Ok(_) => Ok(options),
+                Err((row, value)) => Err(format!("{} {value}: must be {}", row.key, row.range)),
+            });
+            options.or(in_file.map_err(|error| InvalidSettings::ConfigFile { file, error })?)
         }
         None => options,
     };
@@ -157,7 +162,7 @@ fn settings(values: OptionValues, reloadable: Reloadable) -> Result<AgentSetting
         },
         admin_socket: (admin_socket.as_os_str() != "none").then_some(admin_socket),
         admin_socket_required,
-        node_name: values.node_name.unwrap_or_else(node_name),
+        node_name: harmless(&values.node_name.unwrap_or_else(node_name)),
         pod_resources_socket: values.pod_resources_socket.unwrap_or_else(|| kubelet.join("pod-resources/kubelet.sock")),
         device_plugin_directory: values.device_plugin_dir.unwrap_or_else(|| kubelet.join("device-plugins")),
         claim_directories: ClaimDirectories {
@@ -231,8 +236,8 @@ mod tests {
         resolve(options).expect_err("invalid").to_string()
     }
 
-    fn seconds(seconds: u64) -> Option<humantime::Duration> {
-        Some(Duration::from_secs(seconds).into())
+    fn seconds(seconds: u64) -> Option<input::Duration> {
+        Some(input::Duration(Duration::from_secs(seconds)))
     }
 
     /// A configuration file with this text.
@@ -263,6 +268,13 @@ mod tests {
         for (text, parts) in [
             ("devicePlugin: maybe\n", ["maybe", "off"]),
             ("processAttribution: maybe\n", ["maybe", "auto, on, off"]),
+            ("webMaxConnections: many\n", ["line 1 column 20", "\"many\": must be a whole number"]),
+            ("retention: -1s\n", ["line 1 column 12", "\"-1s\": must be a duration, such as 30s"]),
+            ("stateMaxSize: big\n", ["line 1 column 15", "\"big\": must be a size, such as 64MiB"]),
+            (
+                "devicePlugin:\n  resources:\n  - kind: nvidia\n    sharing: {timeSlicing: {}, mps: {}}\n",
+                ["line 4", "timeSlicing and mps exclude each other; give one of them"],
+            ),
             ("devicePlugin:\n  resource: []\n", ["line 2", "`resource`: did you mean `resources`?"]),
             ("devicePlugin:\n  resources:\n    - kind: gpu\n", ["gpu", "nvidia"]),
             ("health:\n  holdDwn: 5s\n", ["line 2", "`holdDwn`: did you mean `holdDown`?"]),
@@ -326,11 +338,14 @@ mod tests {
     #[test]
     fn values_out_of_range_name_their_flag_and_the_range() {
         let zero = AgentOptions { refresh_interval: seconds(0), ..AgentOptions::default() };
-        assert_eq!(error(zero), "--refresh-interval (refreshInterval in a file) 0s: must be 1s to 10m");
+        assert_eq!(error(zero), "--refresh-interval 0s: must be 1s to 10m");
         let few = AgentOptions { series_limit: Some(5), ..AgentOptions::default() };
-        assert_eq!(error(few), "--series-limit (seriesLimit in a file) 5: must be 100 to 1000000");
+        assert_eq!(error(few), "--series-limit 5: must be 100 to 1000000");
         let small = AgentOptions { state_max_size: Some(Size(1 << 20)), ..AgentOptions::default() };
-        assert_eq!(error(small), "--state-max-size (stateMaxSize in a file) 1MiB: must be 4MiB to 16GiB");
+        assert_eq!(error(small), "--state-max-size 1MiB: must be 4MiB to 16GiB");
+        let (_directory, options) = file("refreshInterval: 90m\n");
+        let problem = error(options);
+        assert!(problem.ends_with("podmeter.yaml: refreshInterval 1h30m: must be 1s to 10m"), "{problem}");
         for level in ["a=b=c", "loud", "info,podmeter"] {
             let (_directory, options) = file(&format!("logLevel: {level}\n"));
             assert!(error(options).contains(&format!("\"{level}\": must be error")), "{level}");
@@ -343,9 +358,6 @@ mod tests {
             let (_directory, options) = file(&format!("conditionFile: {name}\n"));
             assert_eq!(settings(options).condition_file.as_deref(), path);
         }
-        let (_directory, options) = file("sampleInterval: 1h\n");
-        let problem = "--sample-interval (sampleInterval in a file) 1h: must be 100ms to 1m";
-        assert_eq!(error(options), problem);
         let missing = AgentOptions { config: Some("/missing.yaml".into()), ..AgentOptions::default() };
         assert!(error(missing).contains("/missing.yaml"));
     }

@@ -9,7 +9,7 @@ use super::arguments::{UsageArguments, UsageBy, UsageFormat};
 use super::{FAILED, Failed, block_on, misused, print};
 use crate::clock::Clock;
 use crate::commands::client;
-use crate::domain::model::UnixSeconds;
+use crate::domain::model::{Timestamp, UnixSeconds};
 use crate::node::journal::{AllocationsResponse, By, Query, Usage, parse_time, read_directory, report};
 
 pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
@@ -25,14 +25,18 @@ pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
     }
     let records = &answer.allocations;
     let (since, until) = (query.since, query.until.min(answer.at));
-    if arguments.pod.is_some() {
-        return print(&match arguments.output {
+    if let Some(pod) = &arguments.pod {
+        print(&match arguments.output {
+            UsageFormat::Table if records.is_empty() => String::new(),
             UsageFormat::Table => report::holdings_table(records),
             UsageFormat::Csv => report::holdings_csv(records),
             UsageFormat::Json => pretty(&serde_json::json!({
                 "node": answer.node, "since": since, "until": until, "allocations": records,
             })),
-        });
+        })?;
+        let [since, until] = [since, until].map(|at| Timestamp(UnixSeconds(at)));
+        let missing = || Failed(FAILED, format!("no holding of pod {pod} from {since} to {until}"));
+        return if records.is_empty() { Err(missing()) } else { Ok(()) };
     }
     let by = match arguments.by {
         UsageBy::Namespace => By::Namespace,

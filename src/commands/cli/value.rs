@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
-use humantime::Duration;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use strum::VariantArray;
@@ -13,7 +12,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use crate::agent::{HardwareSource, ListenAddress, LogFormat};
 use crate::domain::model::PciBusId;
-use crate::input::Size;
+use crate::input::{Duration, Size};
 use crate::node::processes::ProcessAttribution;
 use crate::serve::metrics::dcgm::Generation;
 
@@ -91,10 +90,12 @@ pub trait OptionType: Sized {
 }
 
 macro_rules! values {
-    (text: $($text:ty = $schema:tt),*; named: $($named:ty),*;) => {
+    (text: $($text:ty = $schema:tt $(or $words:literal)?),*; named: $($named:ty),*;) => {
         $(impl OptionType for $text {
             fn parse(text: &str) -> Result<Self, String> {
-                text.parse().map_err(|problem: <Self as FromStr>::Err| problem.to_string())
+                text.parse().map_err(|problem: <Self as FromStr>::Err| {
+                    None::<&str>$(.or(Some($words)))?.map_or_else(|| problem.to_string(), str::to_owned)
+                })
             }
 
             #[cfg(test)]
@@ -125,11 +126,11 @@ values! {
     text: String = { "type": "string" },
         PathBuf = { "type": "string" },
         PciAddress = { "type": "string", "pattern": "^([0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}[.][0-9a-fA-F]$" },
-        usize = { "type": "integer" },
-        bool = { "type": "boolean" },
+        usize = { "type": "integer" } or "must be a whole number",
+        bool = { "type": "boolean" } or "must be true or false",
         Size = (<Size as schemars::JsonSchema>::json_schema(&mut schemars::SchemaGenerator::default())),
         Duration = { "type": "string", "pattern": (crate::agent::DURATION_PATTERN) },
-        ListenAddress = { "type": "string", "pattern": r"^(unix:.+|[0-9.]+:[0-9]+|\[[0-9a-fA-F:.%]+\]:[0-9]+)$" },
+        ListenAddress = { "type": "string", "pattern": r"^(unix:.+|([0-9.]*|localhost):[0-9]+|\[[0-9a-fA-F:.%]+\]:[0-9]+)$" },
         LogFilter = { "type": "string" },
         PathOrNone = { "type": "string", "pattern": "^(none|/(.*/)?[^/]+)$" },
         Generation = { "type": "string", "pattern": r"^(4\.8|4\.9|both)$" };
@@ -189,6 +190,11 @@ impl<'de, T: OptionType> Deserialize<'de> for FromFile<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         T::from_file(deserializer).map(Self)
     }
+}
+
+/// A flag's number.
+pub fn whole_number<N: FromStr>(text: &str) -> Result<N, &'static str> {
+    text.parse().map_err(|_| "must be a whole number")
 }
 
 /// For `deserialize_with`.

@@ -1,7 +1,5 @@
 //! The result of each check, and the report of all as text and JSON. Does not use: how anything was observed.
 
-use std::fmt::Write as _;
-
 use serde::Serialize;
 
 use crate::domain::model::{Timestamp, UnixSeconds};
@@ -140,12 +138,10 @@ impl DoctorReport {
             }
         }
         let Self { failed, warnings, ok, skipped, left_out, .. } = self;
-        let _ = writeln!(
-            text,
-            "\n{}: {failed} failed, {}, {ok} ok, {skipped} skipped",
-            counted(self.checks.len(), "check"),
-            counted(*warnings, "warning")
-        );
+        let (checks, warnings) = (counted(self.checks.len(), "check"), counted(*warnings, "warning"));
+        let sums = format!("{checks}: {failed} failed, {warnings}, {ok} ok, {skipped} skipped");
+        text.push('\n');
+        write_wrapped(&mut text, "", 0, &sums, columns);
         if *left_out > 0 {
             let hint = format!(
                 "left out: {} of the machine; run `podmeter doctor` on the agent's node",
@@ -183,7 +179,8 @@ mod tests {
                       \u{20}               the doctor again to see\n\
                       ok       Fine      found�[31m�this\n\
                       skipped  Off       found�[31m�this\n\n\
-                      3 checks: 1 failed, 0 warnings, 1 ok, 1 skipped\n\
+                      3 checks: 1 failed, 0 warnings, 1 ok, 1\n\
+                      skipped\n\
                       left out: 15 checks of the machine; run\n\
                       `podmeter doctor` on the agent's node\n";
         assert_eq!(report.text(false, 40), wanted);

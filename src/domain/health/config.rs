@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-use crate::words;
+use crate::{input, words};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -110,10 +110,9 @@ fn released_limit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration
 
 fn duration<'de, D: Deserializer<'de>>(deserializer: D, key: &str, most: Duration) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
-    let value =
-        humantime::parse_duration(&text).map_err(|error| D::Error::custom(format!("{key} {text:?}: {error}")))?;
-    match value <= most {
-        true => Ok(value),
+    let value: input::Duration = text.parse().map_err(|error| D::Error::custom(format!("{key} {text:?}: {error}")))?;
+    match *value <= most {
+        true => Ok(*value),
         false => Err(D::Error::custom(format!("{key} {text}: must be 0s to {}", words::duration(most)))),
     }
 }

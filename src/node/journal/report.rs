@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::allocation_record::{AllocationRecord, Ending};
 use super::usage::{By, Usage, UsageRow, UsageTotals};
 use crate::domain::model::Figures;
-use crate::terminal::aligned;
+use crate::terminal::{aligned, harmless};
 
 const HOUR: f64 = 3600.0;
 const KILOWATT_HOUR: f64 = 3.6e6;
@@ -59,7 +59,7 @@ fn csv(columns: &str, rows: impl Iterator<Item = Value>) -> String {
     for row in rows {
         let field = |column| match &row[column] {
             Value::Null => String::new(),
-            Value::String(text) => quoted(text),
+            Value::String(text) => quoted(&harmless(text)),
             other => other.to_string(),
         };
         text.push_str(&columns.split(',').map(field).collect::<Vec<_>>().join(","));
@@ -202,5 +202,12 @@ mod tests {
     fn names_that_hold_commas_and_quotes_stay_one_field() {
         assert_eq!(quoted("a,\"b\""), "\"a,\"\"b\"\"\"");
         assert_eq!(quoted("plain"), "plain");
+    }
+
+    #[test]
+    fn no_name_controls_a_terminal() {
+        let record = AllocationRecord { pod: "a\u{1b}[2J\nb,c".into(), ..AllocationRecord::default() };
+        let text = holdings_csv(&[record]);
+        assert!(text.contains("\"a\u{fffd}[2J\u{fffd}b,c\"") && text.lines().count() == 2, "{text}");
     }
 }

@@ -194,17 +194,21 @@ impl Drop for ListenerFile {
 }
 
 impl FromStr for ListenAddress {
-    type Err = String;
+    type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let address = match text.strip_prefix("unix:") {
             Some(path) => (!path.is_empty()).then(|| Self::Unix(path.into())),
-            None => text.parse().ok().map(Self::Tcp),
+            None => {
+                let address = match text.split_once(':') {
+                    Some(("", port)) => format!("0.0.0.0:{port}"),
+                    Some(("localhost", port)) => format!("127.0.0.1:{port}"),
+                    _ => text.to_owned(),
+                };
+                address.parse().ok().map(Self::Tcp)
+            }
         };
-        address.ok_or_else(|| {
-            let written = "write IP:PORT, such as 0.0.0.0:9410 or [::]:9410, or unix:PATH";
-            format!("{text:?} is not an address to listen on; {written}")
-        })
+        address.ok_or("must be IP:PORT, such as 0.0.0.0:9410 or [::]:9410, or :PORT, localhost:PORT or unix:PATH")
     }
 }
 
@@ -239,7 +243,10 @@ mod tests {
         for text in ["0.0.0.0:9410", "[::]:9410", "127.0.0.1:0", "unix:/run/podmeter/page.sock"] {
             assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), text);
         }
-        for text in ["", "9410", ":9410", "localhost:9410", "unix:", "0.0.0.0"] {
+        for (text, address) in [(":9410", "0.0.0.0:9410"), ("localhost:9410", "127.0.0.1:9410")] {
+            assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), address);
+        }
+        for text in ["", "9410", ":", "localhost", "unix:", "0.0.0.0", "host:9410"] {
             let message = text.parse::<ListenAddress>().unwrap_err();
             assert!(message.contains("0.0.0.0:9410"), "{message}");
         }

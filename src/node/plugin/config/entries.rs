@@ -1,8 +1,12 @@
 //! The section `devicePlugin` of the configuration file: its entries. NVIDIA's file may give the one of kind `nvidia`.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use super::check::{PluginConfigError, check_range, refuse};
 use super::nvidia::{NvidiaConfig, PreStartCheck, Replication};
@@ -26,9 +30,8 @@ pub struct PluginConfig {
 }
 
 /// One entry: of kind `nvidia` it may become several resources, else exactly one.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(tag = "kind", rename_all = "lowercase")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(test, derive(schemars::JsonSchema), schemars(tag = "kind", rename_all = "lowercase"))]
 pub enum EntryConfig {
     Nvidia(Box<NvidiaConfig>),
     Path(PathConfig),
@@ -67,6 +70,59 @@ impl PluginConfig {
         }
         refuse_duplicates(KEY, &entries)?;
         Ok(entries)
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum EntryKind {
+    Nvidia,
+    Path,
+    Simulated,
+}
+
+impl EntryKind {
+    fn read<'de, D: Deserializer<'de>>(self, keys: D) -> Result<EntryConfig, D::Error> {
+        Ok(match self {
+            Self::Nvidia => EntryConfig::Nvidia(Deserialize::deserialize(keys)?),
+            Self::Path => EntryConfig::Path(Deserialize::deserialize(keys)?),
+            Self::Simulated => EntryConfig::Simulated(Deserialize::deserialize(keys)?),
+        })
+    }
+}
+
+/// In place of serde's, which loses the line of what comes after the kind.
+impl<'de> Deserialize<'de> for EntryConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(EntryVisitor)
+    }
+}
+
+struct EntryVisitor;
+
+impl<'de> Visitor<'de> for EntryVisitor {
+    type Value = EntryConfig;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a section of keys with a kind")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<EntryConfig, M::Error> {
+        let mut before = serde_json::Map::new();
+        let kind: EntryKind = loop {
+            match map.next_key::<String>()? {
+                Some(key) if key == "kind" => break map.next_value()?,
+                Some(key) => drop(before.insert(key, map.next_value()?)),
+                None => return Err(M::Error::missing_field("kind")),
+            }
+        };
+        if before.is_empty() {
+            return kind.read(MapAccessDeserializer::new(map));
+        }
+        while let Some((key, value)) = map.next_entry()? {
+            before.insert(key, value);
+        }
+        kind.read(Value::Object(before)).map_err(M::Error::custom)
     }
 }
 

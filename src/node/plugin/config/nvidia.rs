@@ -1,8 +1,10 @@
 //! An entry of kind `nvidia`: how GPUs and MIG devices are offered, and how containers get them.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 
+use serde::de::{Error, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -26,7 +28,6 @@ pub struct NvidiaConfig {
     pub names: NamePatterns,
     pub mig_strategy: MigStrategy,
     /// Offers each device as several slots.
-    #[serde(deserialize_with = "sharing_or_none")]
     pub sharing: SharingConfig,
     /// How containers get their devices.
     #[serde(deserialize_with = "one_or_several")]
@@ -91,7 +92,7 @@ pub enum MigStrategy {
     Mixed,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum SharingConfig {
@@ -217,8 +218,44 @@ impl Default for NvidiaConfig {
 }
 
 /// Also for a key without a value.
-pub(super) fn sharing_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SharingConfig, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+impl<'de> Deserialize<'de> for SharingConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(SharingVisitor)
+    }
+}
+
+/// In place of serde's, which does not name the keys.
+struct SharingVisitor;
+
+impl<'de> Visitor<'de> for SharingVisitor {
+    type Value = SharingConfig;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("none, or a section with timeSlicing or mps")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<SharingConfig, E> {
+        Ok(SharingConfig::None)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<SharingConfig, E> {
+        (text == "none").then_some(SharingConfig::None).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<SharingConfig, M::Error> {
+        let mut sharing = SharingConfig::None;
+        while let Some(key) = map.next_key::<String>()? {
+            if sharing != SharingConfig::None {
+                return Err(M::Error::custom("sharing: timeSlicing and mps exclude each other; give one of them"));
+            }
+            sharing = match &*key {
+                "timeSlicing" => SharingConfig::TimeSlicing(map.next_value()?),
+                "mps" => SharingConfig::Mps(map.next_value()?),
+                _ => return Err(M::Error::unknown_field(&key, &["timeSlicing", "mps"])),
+            };
+        }
+        Ok(sharing)
+    }
 }
 
 impl NvidiaConfig {

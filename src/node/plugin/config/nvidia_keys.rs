@@ -108,7 +108,10 @@ fn collect(path: &str, value: Value, values: &mut Values) -> Result<(), PluginCo
         values.insert(path, given);
         return Ok(());
     }
-    let Value::Object(section) = value else { return refuse(path, value, "it is no section with keys") };
+    let Value::Object(section) = value else {
+        let at = if path.is_empty() { "the file" } else { path };
+        return refuse(at, value, "it is no section with keys");
+    };
     let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
     let known = KEYS.iter().filter_map(|(key, ..)| key.strip_prefix(&prefix)?.split('.').next());
     let mut known: Vec<&str> = known.collect();

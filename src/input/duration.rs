@@ -1,0 +1,31 @@
+use std::fmt;
+use std::ops::Deref;
+use std::str::FromStr;
+
+use crate::words;
+
+/// A time span, written `30s`, `10m`, `1h30m` or `7d`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Duration(pub std::time::Duration);
+
+impl FromStr for Duration {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        humantime::parse_duration(text).map(Self).map_err(|_| "must be a duration, such as 30s, 10m, 1h30m or 7d")
+    }
+}
+
+impl fmt::Display for Duration {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&words::duration(self.0))
+    }
+}
+
+impl Deref for Duration {
+    type Target = std::time::Duration;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
