@@ -205,8 +205,9 @@ fn pods(holders: &[ContainerRef], is_known: bool) -> String {
 }
 
 fn log_order(action: &OrderAction, OrderOutcome { device, removed, .. }: &OrderOutcome) {
-    let removed = removed.iter().map(|removed| format!("{}: {}", removed.device, removed.cause.detail));
-    let removed = removed.collect::<Vec<_>>().join(", ");
+    let removed: Vec<_> =
+        removed.iter().map(|removed| format!("{}: {}", removed.device, removed.cause.detail)).collect();
+    let removed = (!removed.is_empty()).then(|| removed.join(", "));
     match action {
         OrderAction::Mark { reason, lasts } => {
             let lasts = lasts.map(words::duration);
