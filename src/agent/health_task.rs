@@ -174,7 +174,10 @@ impl HealthTask {
         let (gpus, unhealthy) = (state.gpus.len(), state.gpus.iter().filter_map(problem).collect::<Vec<_>>());
         match unhealthy.len() {
             0 => tracing::info!("{} healthy", words::counted(gpus, "GPU")),
-            number => tracing::warn!(unhealthy = unhealthy.join(", "), "{} of {gpus} GPUs healthy", gpus - number),
+            number => {
+                let (healthy, gpus) = (gpus - number, words::counted(gpus, "GPU"));
+                tracing::warn!(unhealthy = unhealthy.join(", "), "{healthy} of {gpus} healthy");
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::commands::client::{self, AgentTarget, ClientError, DEFAULT_SOCKET};
 use crate::domain::health::{DeviceCause, OrderOutcome};
 use crate::input;
 use crate::serve::api::NodeResponse;
+use crate::terminal::harmless;
 
 pub fn mark(arguments: MarkArguments) -> Result<(), Failed> {
     let MarkArguments { device, reason, duration, socket } = arguments;
@@ -41,10 +42,10 @@ fn remove(arguments: DeviceArguments, path: &str, nothing: &str) -> Result<(), F
         text += &format!("Device {} {nothing}: nothing changes.\n", outcome.device);
     }
     for DeviceCause { device, cause } in &outcome.removed {
-        text += &format!("Removed from {device}: {}.\n", cause.detail);
+        text += &format!("Removed from {device}: {}.\n", harmless(&cause.detail));
     }
     for DeviceCause { device, cause } in &outcome.remaining {
-        text += &format!("{device} is still unhealthy: {}; {}.\n", cause.detail, cause.clears);
+        text += &format!("{device} is still unhealthy: {}; {}.\n", harmless(&cause.detail), harmless(&cause.clears));
     }
     if outcome.remaining.is_empty() {
         text += &format!("Device {} is healthy.\n", outcome.device);

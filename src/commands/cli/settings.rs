@@ -326,6 +326,12 @@ mod tests {
     }
 
     #[test]
+    fn a_node_name_controls_no_terminal_and_no_page() {
+        let named = AgentOptions { node_name: Some("a\u{1b}[2J\u{202e}b".to_owned()), ..AgentOptions::default() };
+        assert_eq!(settings(named).node_name, "a\u{fffd}[2J\u{fffd}b");
+    }
+
+    #[test]
     fn pod_labels_that_give_the_same_metric_label_are_refused() {
         let (_directory, options) = file("podLabels: [app.name, app-name]\nprocessAttribution: off\n");
         let problem = error(options.clone());

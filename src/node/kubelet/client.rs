@@ -16,6 +16,7 @@ use crate::domain::model::{Allocatable, Allocations, Pod, PodRef};
 use crate::node::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
 use crate::node::wire::{channel_over, v1};
 use crate::tasks::within;
+use crate::words;
 
 /// Answers of 4.8 MB have been seen on large nodes. A larger answer is refused, not cut.
 const MESSAGE_LIMIT: usize = 16 << 20;
@@ -44,7 +45,7 @@ pub enum CallError {
     Refused(PathBuf),
     #[error("the connection to {socket} broke ({reason}); retrying")]
     Unavailable { socket: PathBuf, reason: String },
-    #[error("{socket} did not answer {method} within {deadline:?}: the kubelet hangs; retrying")]
+    #[error("{socket} did not answer {method} within {}: the kubelet hangs; retrying", words::duration(*deadline))]
     DeadlineExceeded { socket: PathBuf, method: &'static str, deadline: Duration },
     #[error("the kubelet's rate limit refused {0}: another client of the socket asks too often; retrying later")]
     RateLimited(&'static str),

@@ -9,6 +9,7 @@ use crate::node::wire::channel_over;
 use crate::node::wire::v1beta1::RegisterRequest;
 use crate::node::wire::v1beta1::registration_client::RegistrationClient;
 use crate::tasks::within;
+use crate::words;
 
 const VERSION: &str = "v1beta1";
 
@@ -35,7 +36,7 @@ pub enum RegistrationEnd {
     Socket { path: PathBuf, error: std::io::Error },
     #[error("the kubelet does not register the plugin: {0}")]
     Register(String),
-    #[error("the kubelet registered the plugin but did not ask for its devices within {0:?}")]
+    #[error("the kubelet registered the plugin but did not ask for its devices within {}", words::duration(*.0))]
     ListNotOpened(Duration),
     #[error("the kubelet ended the device list")]
     StreamLost,
@@ -70,5 +71,8 @@ pub async fn register(kubelet: &Path, endpoint: String, resource: &str, deadline
         let mut client = RegistrationClient::new(channel);
         client.register(request).await.map_err(|status| status.message().to_owned())
     };
-    within(deadline, call).await.unwrap_or_else(|| Err(format!("no answer within {deadline:?}"))).map(drop)
+    within(deadline, call)
+        .await
+        .unwrap_or_else(|| Err(format!("no answer within {}", words::duration(deadline))))
+        .map(drop)
 }
