@@ -43,7 +43,7 @@ pub use crate::node::hardware::simulated::SimulatedProfile;
 pub use crate::node::journal::{Bounds as JournalBounds, JournalSettings};
 pub use crate::node::plugin::{EntryConfig, PluginConfig, PluginConfigError, PluginPlan, ProfileConfig};
 pub use crate::serve::governance::{ReadFile, sha256};
-pub use crate::serve::web::{Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
+pub use crate::serve::web::{GrafanaUrl, Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
 pub use demo::{DemoError, DemoSettings, demo};
 pub use settings::{AgentSettings, LogFormat, Reloadable};
 
@@ -233,6 +233,7 @@ impl RunningAgent {
         let state = WebState {
             snapshots: self.snapshots.clone(),
             dcgm_generation: settings.dcgm_generation,
+            grafana_url: settings.grafana_url.clone(),
             scrapes: self.scrapes.clone(),
             clock,
             healthy: Arc::new(move || {

@@ -21,7 +21,7 @@ use crate::node::processes::ProcessesSettings;
 use crate::node::{hardware, kubelet, plugin};
 use crate::serve::governance::ReadFile;
 use crate::serve::metrics::dcgm::Generation;
-use crate::serve::web::{Limits, ListenAddress};
+use crate::serve::web::{GrafanaUrl, Limits, ListenAddress};
 
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;
@@ -67,6 +67,8 @@ pub struct AgentSettings {
     pub journal: Option<JournalSettings>,
     /// Of `/metrics/dcgm` without a query.
     pub dcgm_generation: Generation,
+    /// To which rows of the page link.
+    pub grafana_url: Option<GrafanaUrl>,
     pub reloadable: Reloadable,
 }
 

@@ -264,6 +264,7 @@ async fn shown(scene: Scene, snapshot: Snapshot) -> Shown {
     let (snapshots, latest) = watch::channel(Arc::new(snapshot));
     let state = WebState {
         dcgm_generation: Generation::default(),
+        grafana_url: None,
         snapshots: latest,
         scrapes: Scrapes::default(),
         clock: Clock::start(),

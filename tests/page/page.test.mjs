@@ -161,6 +161,10 @@ test('a row opens to its metrics and events, and stays open', async () => {
     assert.ok(await page.ask("row.querySelector('.more').open && row.isConnected"), 'it stays open');
     await page.ask("row.querySelector('.more > summary').click()");
   }
+  await page.ask("window.button = document.querySelector('.device .more > div .copy'); addEventListener('copy', () => { window.copied = document.activeElement.value; }); button.closest('.more').open = true; button.click()");
+  assert.match(await page.ask('window.copied'), /^(rate\()?podmeter_device_\w+\{gpu_uuid="GPU-/);
+  assert.equal(await page.ask('button.innerText'), 'copied');
+  await page.ask("document.querySelector('.device .more').open = false");
   const link = await page.ask("document.querySelector('.device:nth-child(2) .more a').href");
   assert.equal(link.startsWith(`${demo.url}detail?key=GPU`), true, link);
   assert.match(await (await fetch(link)).text(), /podmeter_device_power_watts/);

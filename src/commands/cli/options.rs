@@ -10,7 +10,7 @@ use clap::Args;
 use serde::Deserialize;
 
 use super::value::{LogFilter, OptionType, PathOrNone, PciAddress, Switch, parsed, read, whole_number};
-use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProfileConfig};
+use crate::agent::{GrafanaUrl, HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProfileConfig};
 use crate::input::{Duration, Size, SwitchOr};
 use crate::node::processes::ProcessAttribution;
 use crate::serve::metrics::dcgm::Generation;
@@ -227,6 +227,8 @@ options! {
         web_max_header_bytes "N": usize = "32768" in "8192"..="1048576", restart, arg(value_parser = whole_number::<usize>);
         /// Unix socket for local commands, mode 0600; `none` disables it
         admin_socket "PATH": PathBuf => "/run/podmeter/podmeter.sock", restart;
+        /// Address of a Grafana with podmeter's dashboards, to which rows of the page link
+        grafana_url "URL": GrafanaUrl => "none", restart;
     }
     "Kubelet" {
         /// Node name on the page; never a metric label
@@ -308,6 +310,7 @@ mod tests {
             "driver_root" | "pod_label" => "a,b",
             "ignore_gpu" => "0000:65:00.0,00000000:B3:00.0",
             "condition_file" => "/x",
+            "grafana_url" => "https://grafana.example",
             "state_max_age" => "1day",
             _ if !row.range.is_empty() => "20s",
             _ => "x",

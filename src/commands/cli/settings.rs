@@ -193,6 +193,7 @@ fn settings(values: OptionValues, reloadable: Reloadable) -> Result<AgentSetting
             pod_labels,
         },
         dcgm_generation: values.dcgm_generation,
+        grafana_url: values.grafana_url,
         log_format: values.log_format,
         health: values.health,
         condition_file: values.condition_file.0,

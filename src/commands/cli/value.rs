@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 use strum::VariantArray;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-use crate::agent::{HardwareSource, ListenAddress, LogFormat};
+use crate::agent::{GrafanaUrl, HardwareSource, ListenAddress, LogFormat};
 use crate::domain::model::PciBusId;
 use crate::input::{Duration, Size};
 use crate::node::processes::ProcessAttribution;
@@ -125,6 +125,7 @@ macro_rules! values {
 values! {
     text: String = { "type": "string" },
         PathBuf = { "type": "string" },
+        GrafanaUrl = { "type": "string", "pattern": "^https?://" },
         PciAddress = { "type": "string", "pattern": "^([0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}[.][0-9a-fA-F]$" },
         usize = { "type": "integer" } or "must be a whole number",
         bool = { "type": "boolean" } or "must be true or false",

@@ -26,6 +26,7 @@ pub use body::CachedBodies;
 pub use config::{PemFile, WatchedConfig, WebConfig, WebConfigError};
 pub use connections::Limits;
 pub use listener::{BindError, ListenAddress, Listener, Purpose};
+pub use page::GrafanaUrl;
 pub use routes::router;
 pub use scrapes::Scrapes;
 pub use server::{ServerSettings, WebThreads, start};

@@ -163,7 +163,10 @@ async fn detail(State(state): State<WebState>, uri: Uri) -> Result<Response, Res
     let key = uri.query().and_then(|query| query.strip_prefix("key=")).unwrap_or_default();
     let key = percent_decode_str(key).decode_utf8_lossy().into_owned();
     let (snapshot, history) = (state.snapshot(), state.streams.history());
-    let page = rendered(&uri, move || detail::page(&snapshot, &history, &key).map(StoredBody::from_text)).await?;
+    let page = rendered(&uri, move || {
+        detail::page(&snapshot, &history, state.grafana_url.as_ref(), &key).map(StoredBody::from_text)
+    })
+    .await?;
     let expected = "the node has no such device; key must be a UUID, or container and UUID";
     page.map(document).ok_or_else(|| text(StatusCode::NOT_FOUND, expected))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::{Admin, CachedBodies, EventStreams, Scrapes};
+use super::{Admin, CachedBodies, EventStreams, GrafanaUrl, Scrapes};
 use crate::clock::Clock;
 use crate::domain::model::Snapshot;
 use crate::serve::metrics::dcgm::Generation;
@@ -38,6 +38,8 @@ pub struct WebState {
     pub snapshots: watch::Receiver<Arc<Snapshot>>,
     /// Of `/metrics/dcgm` without a query.
     pub dcgm_generation: Generation,
+    /// To which rows of the page link.
+    pub grafana_url: Option<GrafanaUrl>,
     pub scrapes: Scrapes,
     pub clock: Clock,
     /// Snapshots are published, and the driver's library does not hang while it is loaded; independent of any GPU.

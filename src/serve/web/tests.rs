@@ -84,6 +84,7 @@ fn state(snapshots: watch::Receiver<Arc<Snapshot>>) -> WebState {
     WebState {
         snapshots,
         dcgm_generation: Generation::default(),
+        grafana_url: None,
         scrapes: Scrapes::default(),
         clock: Clock::start(),
         healthy: Arc::new(|| Ok(())),

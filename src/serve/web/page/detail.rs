@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 
 use maud::{Markup, html};
+use prometheus_client::metrics::MetricType;
 
 use super::text::{device_name, gibibytes, kilowatt_hours, percent, span, time, watts};
-use super::{document, events};
+use super::{GrafanaUrl, document, events};
 use crate::domain::history::{HistoryEvent, NodeHistory};
 use crate::domain::model::{ClaimGpu, GpuUuid, MigDevice, Snapshot, UnixSeconds};
 use crate::serve::metrics::{self, Family, SampleValue};
@@ -85,7 +86,12 @@ impl<'a> DetailSubject<'a> {
 }
 
 /// `None` where the node has no such device.
-pub(in crate::serve::web) fn page(snapshot: &Snapshot, history: &NodeHistory, key: &str) -> Option<String> {
+pub(in crate::serve::web) fn page(
+    snapshot: &Snapshot,
+    history: &NodeHistory,
+    grafana: Option<&GrafanaUrl>,
+    key: &str,
+) -> Option<String> {
     let subject = DetailSubject::find(snapshot, key)?;
     let name = subject.name(snapshot);
     let found: Vec<&HistoryEvent> = history.events().filter(|event| subject.concerns(event)).collect();
@@ -94,6 +100,11 @@ pub(in crate::serve::web) fn page(snapshot: &Snapshot, history: &NodeHistory, ke
             h1 { (name) }
             p.muted { (key) }
             div #detail {
+                @if let Some(grafana) = grafana {
+                    @let link = subject.container.map_or_else(
+                        || grafana.device(subject.gpu.as_str()), |[namespace, pod, _]| grafana.pod(namespace, pod));
+                    p { a href=(link) target="_blank" rel="noreferrer" { "Dashboard in Grafana" } }
+                }
                 h2 { "Events" }
                 @if found.is_empty() { p.muted { "None among the node's last events." } }
                 // It scrolls, so it must be reachable by keyboard.
@@ -129,14 +140,36 @@ fn values(subject: &DetailSubject<'_>, family: &Family) -> Option<Markup> {
         })
         .collect();
     (!samples.is_empty()).then(|| {
+        let query = promql(subject, family);
         html! {
             div {
-                dt { (family.descriptor.help) " " code { (name) } }
+                dt {
+                    (family.descriptor.help) " " code { (name) } " "
+                    button.copy type="button" data-copy=(query) aria-label={ "Copy the PromQL of " (name) } { "copy" }
+                }
                 // The value of an info metric is always 1.
                 @for (labels, value) in samples { dd { (labels) " " @if !name.ends_with("_info") { b { (value) } } } }
             }
         }
     })
+}
+
+/// The query of these values in Prometheus, by the labels that all of them have; a rate for a counter.
+fn promql(subject: &DetailSubject<'_>, family: &Family) -> String {
+    const BY: [&str; 6] = ["gpu_uuid", "mig_uuid", "gpu_instance", "namespace", "pod", "container"];
+    let labels = family.samples.iter().map(|sample| sample.labels.iter().collect::<BTreeMap<_, _>>());
+    let mut labels = labels.filter(|labels| subject.has(labels));
+    let mut shared = labels.next().unwrap_or_default();
+    for others in labels {
+        shared.retain(|name, value| others.get(name) == Some(value));
+    }
+    let escaped = |value: &str| value.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n");
+    let by = BY.into_iter().filter_map(|name| Some(format!("{name}=\"{}\"", escaped(shared.get(name)?))));
+    let selector = format!("{}{{{}}}", family.descriptor.name, by.collect::<Vec<_>>().join(","));
+    match family.descriptor.kind {
+        MetricType::Counter => format!("rate({selector}[5m])"),
+        _ => selector,
+    }
 }
 
 /// `None` for a histogram.
@@ -172,7 +205,7 @@ mod tests {
         let snapshot = fixture::snapshot();
         let mut history = NodeHistory::default();
         history.note(&snapshot);
-        page(&snapshot, &history, key)
+        page(&snapshot, &history, Some(&"https://grafana.example".parse().unwrap()), key)
     }
 
     #[test]
@@ -209,6 +242,25 @@ mod tests {
         let mig = fixture::snapshot().claim_gpus[0].mig.clone().unwrap();
         let page = detail(&format!("research/claiming/main {mig}")).unwrap();
         assert!(page.contains("podmeter_container_claim_info") && page.contains("source dra"), "{page}");
+    }
+
+    #[test]
+    fn a_row_has_its_queries_and_its_dashboard() {
+        let page = detail(fixture::WHOLE).unwrap();
+        let query = format!("data-copy=\"podmeter_device_power_watts{{gpu_uuid=&quot;{}&quot;}}\"", fixture::WHOLE);
+        assert!(page.contains(&query), "{page}");
+        let link = fixture::WHOLE.replace('-', "%2D");
+        assert!(page.contains(&format!("https://grafana.example/d/podmeter-device?var-gpu={link}\"")), "{page}");
+        let page = detail(&format!("research/training-0/main {}", fixture::WHOLE)).unwrap();
+        let query = "data-copy=\"rate(podmeter_container_busy_seconds_total{gpu_uuid=&quot;";
+        let query = page.split(query).nth(1).unwrap().split('>').next().unwrap();
+        assert!(
+            query.contains(
+                "namespace=&quot;research&quot;,pod=&quot;training-0&quot;,container=&quot;main&quot;}[5m])\""
+            ),
+            "{query}"
+        );
+        assert!(page.contains("/d/podmeter-namespace?var-namespace=research&amp;var-pod=training%2D0\""), "{page}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod devices;
 mod events;
 mod facts;
 mod filter;
+mod grafana;
 mod holders;
 pub(super) mod parts;
 mod plugin;
@@ -22,6 +23,7 @@ use std::sync::LazyLock;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+pub use grafana::GrafanaUrl;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use parts::part;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};

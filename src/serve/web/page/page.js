@@ -147,6 +147,18 @@
     if (target.matches('.more[open]')) fill(target);
   }, true);
 
+  // By the old command: the Clipboard API is missing where the page comes over HTTP from another machine.
+  live.addEventListener('click', ({ target }) => {
+    if (!target.matches('[data-copy]')) return;
+    const area = document.createElement('textarea');
+    area.value = target.dataset.copy;
+    target.after(area);
+    area.select();
+    if (document.execCommand('copy')) target.textContent = 'copied';
+    area.remove();
+    target.focus({ preventScroll: true });
+  });
+
   // The value of a chart under the pointer.
 
   const tip = document.getElementById('tip');
