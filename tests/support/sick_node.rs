@@ -134,14 +134,16 @@ impl SickNode {
 
     /// Until the kubelet has the resource with exactly these unhealthy, and the driver's events arrive.
     pub async fn until_unhealthy(&self, resource: &str, unhealthy: &[String]) {
-        let is = || {
-            self.kubelet.listed(resource).is_some_and(|listed| listed.values().any(|healthy| *healthy))
-                || !unhealthy.is_empty()
-        };
+        let any_healthy =
+            || self.kubelet.listed(resource).is_some_and(|listed| listed.values().any(|healthy| *healthy));
+        let is = || any_healthy() || !unhealthy.is_empty();
         for _ in 0..4 {
             let becomes = self.kubelet.node_status_becomes(|_| is() && self.unhealthy(resource) == unhealthy);
             if becomes.await {
-                self.running.until("events are awaited", |_| self.calls("nvmlEventSetWait_v2") > 0);
+                // A session in which every GPU is lost has none to wait for.
+                if any_healthy() {
+                    self.running.until("events are awaited", |_| self.calls("nvmlEventSetWait_v2") > 0);
+                }
                 return;
             }
         }
