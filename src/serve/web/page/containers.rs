@@ -126,8 +126,9 @@ fn row(page: &NodePage<'_>, account: &Account) -> Markup {
     let container = &account.container;
     let uuid = account.mig.as_ref().map_or_else(|| account.gpu.to_string(), ToString::to_string);
     let detail_key = format!("{container} {uuid}");
-    // A pod of the same name that came before has a row too.
-    let key = format!("{detail_key} {}", account.created.0);
+    // A pod of the same name that came before has a row too; and a row that moves to the other table is another part.
+    let table = if account.has_long_ended(page.now.monotonic) { " old" } else { "" };
+    let key = format!("{detail_key} {}{table}", account.created.0);
     let is_held = account.holding.is_some();
     let parts = parts_of_device(&page.snapshot.hardware.inventory, account);
     let idle = idle(page, account);

@@ -92,6 +92,8 @@
       const key = keyOf(child);
       const match = key ? keyed.get(key) : at && !keyOf(at) && at.nodeName === child.nodeName ? at : null;
       if (!match || match.nodeName !== child.nodeName) {
+        // Left out as the same, and not here: a new stream begins with the whole page.
+        if (child.dataset?.same !== undefined) connect();
         old.insertBefore(child, at);
         continue;
       }

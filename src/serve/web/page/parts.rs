@@ -8,7 +8,8 @@ use maud::{Markup, PreEscaped};
 /// Before and after a part. No text of others has it: maud escapes it.
 const EDGE: &str = "<!---->";
 
-/// An element with a `data-key`, and without other parts in it, which events leave out while it is the same.
+/// An element with a `data-key`, and without other parts in it, which events leave out while it is the same. Where it moves
+/// into another element, its text must differ.
 pub(super) fn part(element: Markup) -> Markup {
     PreEscaped([EDGE, &element.0, EDGE].concat())
 }

@@ -176,6 +176,25 @@ fn those_that_ended_over_a_minute_ago_are_folded() {
     assert!(rendered(&snapshot, None).contains("1 ended over a minute ago"));
 }
 
+/// Its text is the same, but in another table: an event that left it out would leave an empty row.
+#[test]
+fn a_row_that_moves_to_those_that_ended_long_ago_is_sent_again() {
+    let mut snapshot = fixture::snapshot();
+    snapshot.accounts.truncate(1);
+    snapshot.accounts[0].holding = None;
+    snapshot.accounts[0].ended = Some(snapshot.at);
+    let mut last = parts::PartHashes::new();
+    for (seconds, is_left_out) in [(30, false), (59, true), (60, false), (61, true)] {
+        let history = NodeHistory::default();
+        let mut now = snapshot.at;
+        now.monotonic = now.monotonic + std::time::Duration::from_secs(seconds);
+        let page = NodePage { snapshot: &snapshot, history: &history, now, not_ready: None, view: View::default() };
+        let (_, change, parts) = parts::changes(page.changing_part(), &last);
+        assert_eq!(change.contains("<tr data-key=\"research/training-0/main"), is_left_out, "{seconds}: {change}");
+        last = parts;
+    }
+}
+
 #[test]
 fn an_empty_node_has_a_message() {
     let (snapshot, history) = (Snapshot::default(), NodeHistory::default());
