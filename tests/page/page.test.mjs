@@ -408,7 +408,7 @@ test('a new client connects despite many open streams', async () => {
     // More than there are connections: the silent ones are closed.
     for (let listener = 0; listener < 80; listener += 1) {
       const stop = new AbortController();
-      const answer = await fetch(`${other.url}live`, { signal: stop.signal, headers: { 'accept-encoding': 'identity' } });
+      const answer = await fetch(`${other.url}api/v1/stream`, { signal: stop.signal, headers: { 'accept-encoding': 'identity' } });
       assert.equal(answer.status, 200);
       // A response that is not read is cancelled.
       streams.push({ stop, answer });
