@@ -64,7 +64,7 @@ pub(super) fn over_limit(accounts: &[Account], series: &[usize], limit: usize) -
         let (one, other) = (&accounts[*one], &accounts[*other]);
         let ended = |account: &Account| (account.ended.is_none(), account.ended.map(|ended| ended.monotonic));
         let by_age = other.created.0.total_cmp(&one.created.0);
-        ended(one).cmp(&ended(other)).then(by_age).then_with(|| key(other).cmp(&key(one)))
+        ended(one).cmp(&ended(other)).then(by_age).then_with(|| names(other).cmp(&names(one)))
     });
     let is_over = |(_, series): &(usize, usize)| {
         let is_over = left > limit;
@@ -76,12 +76,12 @@ pub(super) fn over_limit(accounts: &[Account], series: &[usize], limit: usize) -
 
 /// Labels have no UID: of the pods of one name, the one that holds has the series, else the last that did.
 fn replaced(accounts: &[Account]) -> Vec<usize> {
-    let mut shown: BTreeMap<AccountKey, usize> = BTreeMap::new();
+    let mut shown = BTreeMap::new();
     let mut replaced = vec![];
     for (index, account) in accounts.iter().enumerate() {
-        let mut names = key(account);
-        names.0.pod_uid = None;
-        let Some(other) = shown.insert(names.clone(), index) else { continue };
+        let ContainerRef { namespace, pod, container, .. } = &account.container;
+        let names = (namespace, pod, container, &account.gpu, &account.mig);
+        let Some(other) = shown.insert(names, index) else { continue };
         let rank = |index: usize| (accounts[index].holding.is_some(), accounts[index].created.0);
         if rank(other) > rank(index) {
             shown.insert(names, other);
@@ -95,6 +95,11 @@ fn replaced(accounts: &[Account]) -> Vec<usize> {
 
 fn key(account: &Account) -> AccountKey {
     (account.container.clone(), account.gpu.clone(), account.mig.clone())
+}
+
+/// The key, to compare with.
+fn names(account: &Account) -> (&ContainerRef, &GpuUuid, Option<&MigUuid>) {
+    (&account.container, &account.gpu, account.mig.as_ref())
 }
 
 #[cfg(test)]
