@@ -140,6 +140,10 @@ fn xids(before: &SnapshotValues, now: &SnapshotValues, snapshot: &Snapshot, even
 /// One event per container that got or released devices, with all of those devices.
 fn allocations(before: &SnapshotValues, now: &SnapshotValues, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
     let (Some(before), Some(now)) = (&before.holdings, &now.holdings) else { return };
+    // As a rule; and cheaper than the differences of each container.
+    if before == now {
+        return;
+    }
     let none = BTreeSet::new();
     let mut add = |container: &ContainerRef, devices: Vec<DeviceRef>, text: &str| {
         if !devices.is_empty() {
