@@ -272,6 +272,31 @@ test('the filter matches pods, namespaces and devices, and is kept in the URL', 
 test('tiles, headings and sums follow the filter, also without JavaScript', async () => {
   const page = await open({}, '?filter=namespace%3Ateam-vision');
   const inNamespace = await page.until('rows', `(() => { const found = ${rows('containers')}; return found.length && found; })()`);
+test('a row that is open stays open when the filter is cleared', async () => {
+  const page = await open();
+  await page.until('a container', "document.querySelector('.containers tbody .more')");
+  await page.ask("window.row = document.querySelector('.containers tbody tr'); row.querySelector('.more').open = true");
+  for (const [text, sums] of [['device:gpu', true], ['', false]]) {
+    await page.ask(`document.getElementById('filter').value = '${text}'; document.getElementById('search').requestSubmit()`);
+    await page.until(`the filter "${text}"`, `!!document.querySelector('.namespaces') === ${sums}`);
+  }
+  assert.ok(await page.ask("row.isConnected && row.querySelector('.more').open && row.querySelector('th').innerText"));
+  await finish(page);
+});
+
+test('rows that an event left out and the page does not have are requested once', async () => {
+  const page = await browser.open('about:blank');
+  await page.call('Page.addScriptToEvaluateOnNewDocument', { source: `
+    window.streams = [];
+    window.EventSource = class extends EventTarget { constructor() { super(); streams.push(this); } close() {} };` });
+  await page.go(demo.url);
+  const rows = Array.from({ length: 64 }, (_, row) => `<tr data-key="${row}" data-same></tr>`).join('');
+  const text = `<div class="about" data-title="t" data-found=""><time></time></div><table><tbody>${rows}</tbody></table>`;
+  await page.ask(`streams[0].dispatchEvent(new MessageEvent('page', { data: ${JSON.stringify(text)} }))`);
+  assert.equal(await page.ask('streams.length'), 2);
+  await finish(page);
+});
+
   assert.ok(inNamespace.every((row) => row.includes('team-vision')), inNamespace.join());
   assert.equal(await page.ask("document.getElementById('filter').value"), 'namespace:team-vision');
   // Of one moment.

@@ -46,7 +46,7 @@ pub(super) fn containers(page: &NodePage<'_>, selection: &Selection<'_>) -> Mark
 /// Which rows these are, and links to those before and after.
 fn other_rows(page: &NodePage<'_>, from: usize, all: usize) -> Markup {
     let link = |from: usize, words: &str| {
-        html! { a href=(page.view.with_from(from).link()) data-view { (words) } " " }
+        html! { a data-key=(words) href=(page.view.with_from(from).link()) data-view { (words) } " " }
     };
     html! {
         nav.rows aria-label="Rows" {
@@ -86,7 +86,7 @@ fn table(page: &NodePage<'_>, accounts: &[&Account]) -> Markup {
     let memory_age = memory_at.map_or_else(String::new, |at| ago(page.now, at));
     let since = "since held";
     html! {
-        table.containers role="table" aria-labelledby="containers" {
+        table.containers data-key="containers" role="table" aria-labelledby="containers" {
             thead role="rowgroup" { tr role="row" {
                 (heading(page, "Pod", "", Some(Sort::Name)))
                 (heading(page, "Device", "", None))

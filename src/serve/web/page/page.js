@@ -71,8 +71,10 @@
   // kind, or has state, has an `id` or `data-key`, which no sibling has.
 
   const parser = document.createElement('template');
+  let isIncomplete = false;
   function show(text) {
     const focused = document.activeElement;
+    isIncomplete = false;
     parser.innerHTML = text;
     patchChildren(live, parser.content);
     parser.innerHTML = '';
@@ -80,6 +82,8 @@
     if (found.textContent !== matches) found.textContent = matches;
     for (const row of live.querySelectorAll('.more[open]')) fill(row);
     if (focused && focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
+    // A new stream begins with the whole page.
+    if (isIncomplete) connect();
   }
 
   const keyOf = (node) => (node.nodeType === Node.ELEMENT_NODE && (node.id || node.dataset.key)) || '';
@@ -92,8 +96,8 @@
       const key = keyOf(child);
       const match = key ? keyed.get(key) : at && !keyOf(at) && at.nodeName === child.nodeName ? at : null;
       if (!match || match.nodeName !== child.nodeName) {
-        // Left out as the same, and not here: a new stream begins with the whole page.
-        if (child.dataset?.same !== undefined) connect();
+        // Left out as the same, and not here.
+        if (child.matches?.('[data-same]') || child.querySelector?.('[data-same]')) isIncomplete = true;
         old.insertBefore(child, at);
         continue;
       }
