@@ -142,10 +142,10 @@ fn values(subject: &DetailSubject<'_>, family: &Family) -> Option<Markup> {
     (!samples.is_empty()).then(|| {
         let query = promql(subject, family);
         html! {
-            div {
+            div data-key=(name) {
                 dt {
                     (family.descriptor.help) " " code { (name) } " "
-                    button.copy type="button" data-copy=(query) aria-label={ "Copy the PromQL of " (name) } { "copy" }
+                    button.copy type="button" data-keep data-copy=(query) aria-label={ "Copy the PromQL of " (name) } { "copy" }
                 }
                 // The value of an info metric is always 1.
                 @for (labels, value) in samples { dd { (labels) " " @if !name.ends_with("_info") { b { (value) } } } }

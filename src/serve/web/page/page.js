@@ -154,13 +154,18 @@
   }, true);
 
   // By the old command: the Clipboard API is missing where the page comes over HTTP from another machine.
+  let copied = null;
   live.addEventListener('click', ({ target }) => {
     if (!target.matches('[data-copy]')) return;
     const area = document.createElement('textarea');
     area.value = target.dataset.copy;
     target.after(area);
     area.select();
-    if (document.execCommand('copy')) target.textContent = 'copied';
+    if (document.execCommand('copy')) {
+      if (copied) copied.textContent = 'copy';
+      copied = target;
+      copied.textContent = 'copied';
+    }
     area.remove();
     target.focus({ preventScroll: true });
   });
