@@ -47,13 +47,9 @@ impl Filter {
         self.words.is_empty()
     }
 
-    /// Whether each word is in one of the names. A word of a device's name begins with that of `device:3`, which is in many
-    /// a UUID.
-    pub fn matches<'a>(
-        &self,
-        containers: impl IntoIterator<Item = &'a ContainerRef>,
-        devices: impl IntoIterator<Item = String>,
-    ) -> bool {
+    /// Whether each word is in one of the names of a container or a device, or of both where it holds that. A word of a device's
+    /// name begins with that of `device:gpu-13`; a number is that of `GPU 3` or `GPU 3:0`, and in no profile or UUID.
+    pub fn matches(&self, container: Option<&ContainerRef>, device: Vec<String>) -> bool {
         if self.is_empty() {
             return true;
         }
@@ -64,11 +60,14 @@ impl Filter {
                 (Field::Container, container.container.to_lowercase()),
             ]
         };
-        let devices = devices.into_iter().map(|device| (Field::Device, device.to_lowercase()));
-        let names: Vec<(Field, String)> = containers.into_iter().flat_map(of_container).chain(devices).collect();
+        let device = device.into_iter().map(|device| (Field::Device, device.to_lowercase()));
+        let names: Vec<(Field, String)> = container.into_iter().flat_map(of_container).chain(device).collect();
         self.words.iter().all(|(field, word)| {
             names.iter().filter(|(of, _)| field.is_none_or(|field| field == *of)).any(|(_, name)| match field {
-                Some(Field::Device) => name.split(' ').any(|part| part.starts_with(word)),
+                Some(Field::Device) => name.split(' ').any(|part| match word.parse::<u32>() {
+                    Ok(_) => part.split(':').next() == Some(word),
+                    Err(_) => part.starts_with(word),
+                }),
                 _ => name.contains(word),
             })
         })
@@ -82,7 +81,7 @@ mod tests {
     #[test]
     fn each_word_must_match() {
         let container = ContainerRef::new("research", "train-0", "main");
-        let devices = || ["GPU 3".to_owned(), "GPU-13aa".to_owned()];
+        let device = || vec!["GPU 3:0 1g.10gb".to_owned(), "GPU-13aa".to_owned()];
         for (text, expected) in [
             ("", true),
             ("namespace:research", true),
@@ -92,11 +91,14 @@ mod tests {
             ("pod:train container:other", false),
             ("device:3", true),
             ("device:13", false),
+            ("device:1", false),
+            ("device:1g", true),
+            ("device:3:0", true),
             ("gpu-13", true),
             // No field of this name: a word of its own.
             ("node:3", false),
         ] {
-            assert_eq!(Filter::new(text).unwrap().matches([&container], devices()), expected, "{text}");
+            assert_eq!(Filter::new(text).unwrap().matches(Some(&container), device()), expected, "{text}");
         }
         assert!(Filter::new(&"x".repeat(LENGTH + 1)).unwrap_err().contains("200 characters"));
     }

@@ -11,7 +11,7 @@ use super::chart::{Segment, bar};
 use super::text::{gibibytes, or_unknown, percent};
 use super::view::window_words;
 use crate::domain::history::{ShareOwner, WindowShares};
-use crate::domain::model::{ContainerRef, Gpu, UnattributedReason};
+use crate::domain::model::{ContainerRef, Gpu, GpuUuid, UnattributedReason};
 
 /// Holders per device; the others are one row, and the table of containers has all of these.
 const SHOWN: usize = 8;
@@ -46,7 +46,7 @@ pub(super) fn of_gpu(page: &NodePage<'_>, gpu: &Gpu, capacity: Option<u64>) -> M
     let unknown = division.as_ref().map_or(1.0, |division| division.uncovered);
     // Bars show `busy` as part of the whole window, text as part of its known time.
     let of_known = |ratio: Option<f64>| division.as_ref()?.known_ratio(ratio?).map(percent);
-    let rows = rows(page, uses(page, gpu, division.as_ref()));
+    let rows = rows(page, &gpu.uuid, uses(page, gpu, division.as_ref()));
     let is_partitioned = !gpu.mig_devices.is_empty();
     let is_memory_known = capacity.is_some() && rows.iter().any(|row| row.used.memory.is_some());
     let segments = |of: &dyn Fn(&Use) -> Option<f64>| -> Vec<Segment> {
@@ -86,7 +86,7 @@ pub(super) fn of_gpu(page: &NodePage<'_>, gpu: &Gpu, capacity: Option<u64>) -> M
 
 /// The holders, those first that the filter matches, then by use now and memory; then use without a holder. A holder keeps
 /// its colour while the same are shown.
-fn rows(page: &NodePage<'_>, uses: BTreeMap<User, Use>) -> Vec<Row> {
+fn rows(page: &NodePage<'_>, gpu: &GpuUuid, uses: BTreeMap<User, Use>) -> Vec<Row> {
     let mut holders = vec![];
     let mut others = vec![];
     for (user, used) in uses {
@@ -103,7 +103,7 @@ fn rows(page: &NodePage<'_>, uses: BTreeMap<User, Use>) -> Vec<Row> {
         }
     }
     let now = |used: &Use| used.now.map_or(-1, |ratio| (ratio * 100.0).round() as i64);
-    let matches = |container: &ContainerRef| page.view.filter.matches([container], []);
+    let matches = |container: &ContainerRef| page.view.filter.matches(Some(container), page.names(gpu, None));
     holders.sort_by_cached_key(|(container, used)| {
         (!matches(container), Reverse((now(used), used.memory)), container.clone())
     });
@@ -117,7 +117,7 @@ fn rows(page: &NodePage<'_>, uses: BTreeMap<User, Use>) -> Vec<Row> {
         })
         .collect();
     if !rest.is_empty() {
-        let name = format!("and {} more, less busy now", rest.len());
+        let name = format!("and {} more", rest.len());
         let used = rest.into_iter().fold(Use::default(), |sum, (_, used)| sum.and(&used));
         rows.push(Row { name, class: "part-more".to_owned(), used });
     }
@@ -203,7 +203,7 @@ mod tests {
         let (snapshot, history) = (Snapshot::default(), NodeHistory::default());
         let view = View { filter: Filter::new(filter).unwrap(), ..View::default() };
         let page = NodePage { snapshot: &snapshot, history: &history, now: snapshot.at, not_ready: None, view };
-        rows(&page, uses.collect()).into_iter().map(|row| (row.name, row.class)).collect()
+        rows(&page, &"GPU-1".into(), uses.collect()).into_iter().map(|row| (row.name, row.class)).collect()
     }
 
     #[test]
@@ -211,8 +211,12 @@ mod tests {
         let names = |filter, now| listed(filter, now).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
         let rows = names("", &[0.0, 0.004, 0.0, 0.5]);
         assert_eq!(rows[..3], ["ml/pod-03", "ml/pod-19", "ml/pod-18"], "by use now, then memory");
-        assert_eq!((rows.len(), &*rows[8]), (9, "and 12 more, less busy now"));
-        assert_eq!(names("pod:pod-02", &[0.9])[..2], ["ml/pod-02", "ml/pod-00"], "what the filter matches is first");
+        assert_eq!((rows.len(), &*rows[8]), (9, "and 12 more"));
+        assert_eq!(
+            names("pod:pod-02 gpu-1", &[0.9])[..2],
+            ["ml/pod-02", "ml/pod-00"],
+            "what the filter matches is first"
+        );
     }
 
     #[test]

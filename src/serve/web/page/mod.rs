@@ -24,6 +24,7 @@ use std::sync::LazyLock;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 pub use grafana::GrafanaUrl;
+use itertools::Itertools as _;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use parts::part;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -132,35 +133,32 @@ impl NodePage<'_> {
 
     fn selection(&self) -> Selection<'_> {
         let (snapshot, filter) = (self.snapshot, &self.view.filter);
-        let uuids = |gpu: &GpuUuid, mig: Option<&MigUuid>| {
-            [Some(gpu.to_string()), mig.map(ToString::to_string)].into_iter().flatten()
-        };
-        let names =
-            |gpu: &GpuUuid, mig: Option<&MigUuid>| uuids(gpu, mig).chain([text::device_name(snapshot, gpu, mig)]);
         let accounts = snapshot
             .accounts
             .iter()
-            .filter(|account| filter.matches([&account.container], names(&account.gpu, account.mig.as_ref())));
-        let mut gpus: Vec<&Gpu> = snapshot
-            .hardware
-            .inventory
-            .gpus
-            .values()
-            .filter(|gpu| {
-                let names =
-                    [gpu.uuid.to_string(), text::gpu_name(gpu), gpu.model.as_deref().unwrap_or_default().to_owned()];
-                let migs = gpu.mig_devices.iter().map(|mig| mig.uuid.to_string());
-                filter.matches(self.holders(gpu).map(|account| &account.container), names.into_iter().chain(migs))
-            })
-            .collect();
+            .filter(|account| filter.matches(Some(&account.container), self.names(&account.gpu, account.mig.as_ref())));
+        let accounts: Vec<&Account> = accounts.collect();
+        let is_shown = |gpu: &&Gpu| {
+            let migs = gpu.mig_devices.iter().map(|mig| Some(&mig.uuid));
+            accounts.iter().any(|account| account.gpu == gpu.uuid && account.holding.is_some())
+                || [None].into_iter().chain(migs).any(|mig| filter.matches(None, self.names(&gpu.uuid, mig)))
+        };
+        let mut gpus: Vec<&Gpu> = snapshot.hardware.inventory.gpus.values().filter(is_shown).collect();
         gpus.sort_by_key(|gpu| (gpu.order(), !gpu.present));
         let events = self.history.events().filter(|event| {
-            filter.matches(
-                &event.containers,
-                event.devices.iter().flat_map(|device| names(&device.gpu, device.mig.as_ref())),
-            )
+            let devices = event.devices.iter().map(|device| self.names(&device.gpu, device.mig.as_ref()));
+            let devices = devices.chain(event.devices.is_empty().then(Vec::new));
+            let containers = event.containers.iter().map(Some).chain(event.containers.is_empty().then_some(None));
+            devices.cartesian_product(containers).any(|(names, container)| filter.matches(container, names))
         });
-        Selection { accounts: accounts.collect(), gpus, events: events.collect() }
+        Selection { events: events.collect(), accounts, gpus }
+    }
+
+    /// Of a device, for the filter.
+    fn names(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Vec<String> {
+        let model = self.snapshot.hardware.inventory.gpus.get(gpu).and_then(|gpu| gpu.model.as_deref());
+        let others = [mig.map(ToString::to_string), model.map(str::to_owned)].into_iter().flatten();
+        [gpu.to_string(), text::device_name(self.snapshot, gpu, mig)].into_iter().chain(others).collect()
     }
 
     /// Empty without a filter.

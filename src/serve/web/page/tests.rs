@@ -234,6 +234,35 @@ fn a_filter_counts_and_sums_what_it_matches() {
 
 #[test]
 fn rows_beyond_the_first_are_on_pages_of_their_own() {
+/// GPUs, containers and events.
+fn found(snapshot: &Snapshot, filter: &str) -> String {
+    let view = View { filter: filter::Filter::new(filter).unwrap(), ..View::default() };
+    let page = seen(snapshot, None, view);
+    page.split("data-found=\"").nth(1).unwrap().split('"').next().unwrap().to_owned()
+}
+
+#[test]
+fn a_mig_profile_or_model_finds_gpus_and_their_containers() {
+    let snapshot = fixture::snapshot();
+    for (filter, expected) in [("1g.10gb", "1 GPU, 2 containers, "), ("H100", "3 GPUs, 4 containers, ")] {
+        assert!(found(&snapshot, filter).starts_with(expected), "{filter}: {}", found(&snapshot, filter));
+    }
+}
+
+#[test]
+fn words_that_different_holders_have_find_no_gpu() {
+    let mut snapshot = fixture::snapshot();
+    let mut other = snapshot.accounts[0].clone();
+    other.container = ContainerRef::new("ml", "serving", "main");
+    snapshot.accounts.push(other);
+    for (filter, expected) in [
+        ("namespace:ml pod:training", "0 GPUs, 0 containers, 0 events"),
+        ("namespace:ml pod:serving device:0", "1 GPU, 1 container, "),
+    ] {
+        assert!(found(&snapshot, filter).starts_with(expected), "{filter}: {}", found(&snapshot, filter));
+    }
+}
+
     let mut snapshot = fixture::snapshot();
     let account = snapshot.accounts[0].clone();
     let named = |number: usize| {
