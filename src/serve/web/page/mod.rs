@@ -32,9 +32,7 @@ use ring::digest::{SHA256, digest};
 pub(super) use view::View;
 
 use crate::domain::history::{HistoryEvent, NodeHistory, Window};
-use crate::domain::model::{
-    Account, ContainerRef, DeviceHealth, Gpu, GpuUuid, MigUuid, Moment, Snapshot, equal_division,
-};
+use crate::domain::model::{Account, ContainerRef, Gpu, GpuUuid, MigUuid, Moment, Snapshot, equal_division};
 use crate::words::counted;
 
 const STYLE: &str = include_str!("page.css");
@@ -110,19 +108,11 @@ impl NodePage<'_> {
         if self.snapshot.node_name.is_empty() { "podmeter" } else { &self.snapshot.node_name }
     }
 
-    /// With the number of GPUs that are unhealthy, or have such a MIG device.
+    /// With the number of unhealthy GPUs.
     fn title(&self) -> String {
-        let is_bad = |health: &&DeviceHealth| !health.healthy && !health.is_only_marked();
-        let gpus = self
-            .snapshot
-            .health
-            .gpus
-            .iter()
-            .filter(|(uuid, _)| self.snapshot.hardware.inventory.gpus.contains_key(*uuid));
-        let devices = gpus.map(|(_, gpu)| [&gpu.whole].into_iter().chain(gpu.mig_devices.values()));
-        match devices.filter(|devices| devices.clone().any(|health| is_bad(&health))).count() {
-            0 => self.node_name().to_owned(),
-            count => format!("{count} unhealthy · {}", self.node_name()),
+        match summary::unhealthy_and_marked(self.snapshot) {
+            (0, _) => self.node_name().to_owned(),
+            (count, _) => format!("{count} unhealthy · {}", self.node_name()),
         }
     }
 

@@ -6,7 +6,7 @@ use super::sums::{Sum, Sums, bytes, in_gpus};
 use super::text::{figure, gibibytes, kilowatt_hours, or_unknown, percent, watts};
 use super::view::window_words;
 use super::{NodePage, Selection, facts};
-use crate::domain::model::{DeviceReadings, Gpu, Snapshot};
+use crate::domain::model::{DeviceHealth, DeviceReadings, Gpu, Snapshot};
 use crate::words::counted;
 
 pub(super) fn tiles(page: &NodePage<'_>, selection: &Selection<'_>) -> Markup {
@@ -80,17 +80,25 @@ fn of_node(page: &NodePage<'_>, sums: &Sums<'_>) -> Markup {
     }
 }
 
+/// How many GPUs are unhealthy or have such a MIG device, and of how many a mark is the only reason.
+pub(super) fn unhealthy_and_marked(snapshot: &Snapshot) -> (usize, usize) {
+    let gpus = snapshot.hardware.inventory.gpus.keys().filter_map(|gpu| snapshot.health.gpus.get(gpu));
+    let are_marks = gpus.filter_map(|gpu| {
+        let devices = [&gpu.whole].into_iter().chain(gpu.mig_devices.values());
+        devices.filter(|health| !health.healthy).map(DeviceHealth::is_only_marked).reduce(|one, other| one && other)
+    });
+    let (marked, unhealthy): (Vec<bool>, Vec<bool>) = are_marks.partition(|is_mark| *is_mark);
+    (unhealthy.len(), marked.len())
+}
+
 /// How many GPUs are unhealthy, marked and not served, and the tile's class.
 fn gpu_states(snapshot: &Snapshot) -> (String, &'static str) {
-    let gpus = snapshot.hardware.inventory.gpus.keys();
-    let health = gpus.filter_map(|gpu| Some(&snapshot.health.gpus.get(gpu)?.whole));
-    let (marked, unhealthy): (Vec<_>, Vec<_>) =
-        health.filter(|health| !health.healthy).partition(|health| health.is_only_marked());
+    let (unhealthy, marked) = unhealthy_and_marked(snapshot);
     let unserved = snapshot.hardware.inventory.unserved.len();
-    let states = [(unhealthy.len(), "unhealthy"), (marked.len(), "marked"), (unserved, "not served")];
+    let states = [(unhealthy, "unhealthy"), (marked, "marked"), (unserved, "not served")];
     let states = states.into_iter().filter(|(count, _)| *count > 0).map(|(count, state)| format!("{count} {state}"));
     let states = states.collect::<Vec<_>>().join(", ");
-    let class = if unhealthy.is_empty() { "" } else { "bad" };
+    let class = if unhealthy == 0 { "" } else { "bad" };
     (if states.is_empty() { "none unhealthy".to_owned() } else { states }, class)
 }
 

@@ -71,14 +71,20 @@ fn equal_division_is_shown_with_its_remedy_and_each_percentage_is_of_the_device(
     assert!(row.contains("time slicing, holds 25\u{a0}%, in equal parts"), "{row}");
 }
 
-#[test]
-fn a_mark_is_no_fault_and_a_gpu_that_is_not_served_has_no_unknown_model() {
+fn only_marked() -> Snapshot {
     let mut snapshot = fixture::snapshot();
     for health in Arc::make_mut(&mut snapshot.health).gpus.values_mut() {
-        health.whole.causes.iter_mut().for_each(|cause| cause.reason = UnhealthyReason::Admin);
+        for device in [&mut health.whole].into_iter().chain(health.mig_devices.values_mut()) {
+            device.causes.iter_mut().for_each(|cause| cause.reason = UnhealthyReason::Admin);
+        }
     }
-    let page = rendered(&snapshot, None);
-    assert!(page.contains("1 marked, 1 not served") && !page.contains(" unhealthy, "), "{page}");
+    snapshot
+}
+
+#[test]
+fn a_mark_is_no_fault_and_a_gpu_that_is_not_served_has_no_unknown_model() {
+    let page = rendered(&only_marked(), None);
+    assert!(page.contains("2 marked, 1 not served") && !page.contains(" unhealthy, "), "{page}");
     assert!(page.contains(">marked</span>") && !page.contains("model unknown"), "{page}");
 }
 
@@ -207,14 +213,10 @@ fn an_empty_node_has_a_message() {
 
 #[test]
 fn the_title_counts_gpus_that_are_unhealthy_or_have_such_a_mig_device() {
-    let mut snapshot = fixture::snapshot();
-    assert!(rendered(&snapshot, None).contains("<title>2 unhealthy · node-a · podmeter</title>"));
-    for health in Arc::make_mut(&mut snapshot.health).gpus.values_mut() {
-        for device in [&mut health.whole].into_iter().chain(health.mig_devices.values_mut()) {
-            device.causes.iter_mut().for_each(|cause| cause.reason = UnhealthyReason::Admin);
-        }
-    }
-    assert!(rendered(&snapshot, None).contains("<title>node-a · podmeter</title>"), "marks are no faults");
+    let page = rendered(&fixture::snapshot(), None);
+    assert!(page.contains("<title>2 unhealthy · node-a · podmeter</title>"));
+    assert!(page.contains("<span class=\"muted\">2 unhealthy, 1 not served</span>"), "the tile agrees: {page}");
+    assert!(rendered(&only_marked(), None).contains("<title>node-a · podmeter</title>"), "marks are no faults");
 }
 
 #[test]
