@@ -16,9 +16,9 @@ pub(super) fn tiles(page: &NodePage<'_>, selection: &Selection<'_>) -> Markup {
 
 /// Sums over the containers that the filter matches.
 fn of_selection(page: &NodePage<'_>, sums: &Sums<'_>) -> Markup {
-    let of = |words: &str, sum: Sum| match sum.known < sum.of {
-        true => format!("{words}; {} of {} known", sum.known, sum.of),
-        false => words.to_owned(),
+    let of = |words: &str, sum: Sum| match sum.known_part() {
+        Some(part) => format!("{words}; {part}"),
+        None => words.to_owned(),
     };
     let all = page.snapshot.hardware.inventory.gpus.len();
     html! {
@@ -27,7 +27,7 @@ fn of_selection(page: &NodePage<'_>, sums: &Sums<'_>) -> Markup {
             (tile("Allocated", figure("allocated", sums.allocated.value(), in_gpus), of("GPUs", sums.allocated), ""))
             (held_and_idle(page, sums))
             (tile("Busy now", figure("busy-now", sums.busy.value(), in_gpus), of("GPUs", sums.busy), ""))
-            (tile("Memory", figure("memory", sums.memory.value(), bytes), of("", sums.memory), ""))
+            (tile("Memory", figure("memory", sums.memory.value(), bytes), of("used", sums.memory), ""))
             (tile("Energy", figure("energy", sums.energy.value(), kilowatt_hours), of("since held", sums.energy), ""))
         }
     }

@@ -30,6 +30,11 @@ impl Sum {
     pub fn value(&self) -> Option<f64> {
         (self.known > 0 || self.of == 0).then_some(self.sum)
     }
+
+    /// How many are known, where others are not.
+    pub fn known_part(&self) -> Option<String> {
+        (self.known < self.of).then(|| format!("{} of {} known", self.known, self.of))
+    }
 }
 
 /// Of containers that hold a device now. Parts are in GPUs, not in devices as in the rows of containers.
@@ -88,6 +93,9 @@ pub(super) fn of_namespaces(page: &NodePage<'_>, accounts: &[&Account]) -> Marku
     rows.sort_by(|(_, one), (_, other)| other.allocated.sum.total_cmp(&one.allocated.sum));
     let left_off = rows.len().saturating_sub(SHOWN);
     let seconds = |seconds: f64| span(seconds as u64);
+    let cell = |name, sum: Sum, show: fn(f64) -> String| {
+        html! { (figure(name, sum.value(), show)) @if let Some(part) = sum.known_part() { div.muted { (part) } } }
+    };
     let idle = format!("Idle, {}", window_words(page.view.window));
     let headings = [
         ("Namespace", None),
@@ -104,13 +112,13 @@ pub(super) fn of_namespaces(page: &NodePage<'_>, accounts: &[&Account]) -> Marku
         [
             html! { (name) },
             html! { (sums.containers.len()) },
-            figure("allocated", sums.allocated.value(), in_gpus),
-            figure("busy-now", sums.busy.value(), in_gpus),
-            figure("idle-window", sums.idle.value(), in_gpus),
-            figure("memory", sums.memory.value(), bytes),
-            figure("gpu-time", sums.gpu_time.value(), seconds),
-            figure("idle", sums.idle_time.value(), seconds),
-            figure("energy", sums.energy.value(), kilowatt_hours),
+            cell("allocated", sums.allocated, in_gpus),
+            cell("busy-now", sums.busy, in_gpus),
+            cell("idle-window", sums.idle, in_gpus),
+            cell("memory", sums.memory, bytes),
+            cell("gpu-time", sums.gpu_time, seconds),
+            cell("idle", sums.idle_time, seconds),
+            cell("energy", sums.energy, kilowatt_hours),
         ]
     });
     html! {

@@ -234,8 +234,6 @@ fn a_filter_counts_and_sums_what_it_matches() {
     assert!(page.contains("value=\"&lt;none&gt;\"") && page.contains("No container matches the filter."), "{page}");
 }
 
-#[test]
-fn rows_beyond_the_first_are_on_pages_of_their_own() {
 /// GPUs, containers and events.
 fn found(snapshot: &Snapshot, filter: &str) -> String {
     let view = View { filter: filter::Filter::new(filter).unwrap(), ..View::default() };
@@ -265,6 +263,21 @@ fn words_that_different_holders_have_find_no_gpu() {
     }
 }
 
+#[test]
+fn sums_of_which_a_part_is_unknown_tell_so() {
+    let mut snapshot = fixture::snapshot();
+    let mut other = snapshot.accounts[0].clone();
+    (other.container.pod, other.memory_used_bytes) = ("other".into(), None);
+    snapshot.accounts = vec![snapshot.accounts.remove(0), other];
+    let view = View { filter: filter::Filter::new("research").unwrap(), ..View::default() };
+    let page = seen(&snapshot, None, view);
+    let namespaces = page.split("<div class=\"namespaces\"").nth(1).unwrap().split("</table>").next().unwrap();
+    assert!(namespaces.contains("</b><div class=\"muted\">1 of 2 known</div>"), "{namespaces}");
+    assert!(page.contains(" <span class=\"muted\">used; 1 of 2 known</span>"), "{page}");
+}
+
+#[test]
+fn rows_beyond_the_first_are_on_pages_of_their_own() {
     let mut snapshot = fixture::snapshot();
     let account = snapshot.accounts[0].clone();
     let named = |number: usize| {
