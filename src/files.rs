@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use rustix::fs::OFlags;
@@ -37,12 +37,34 @@ pub fn read(file: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
 /// The content of a file that an option or another file names: of any user, and through symbolic links, of which the volume
 /// of a Secret is made. It does not wait for the other end of a pipe, and reads nothing without end.
 pub fn read_named(file: &Path) -> io::Result<Vec<u8>> {
-    content(File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(file)?, NAMED_BYTES)
+    content(open_named(file)?, NAMED_BYTES)
 }
 
 /// As [`read_named`], of text.
 pub fn read_named_text(file: &Path) -> io::Result<String> {
-    String::from_utf8(read_named(file)?)
+    text(read_named(file)?)
+}
+
+/// As [`read_named_text`], for a command that ends: a pipe, as of the shell's `<(…)`, is read until its other end is closed.
+pub fn read_given_text(file: &Path) -> io::Result<String> {
+    let opened = open_named(file)?;
+    if !opened.metadata()?.file_type().is_fifo() {
+        return text(content(opened, NAMED_BYTES)?);
+    }
+    rustix::fs::fcntl_setfl(&opened, OFlags::empty())?;
+    let written = limited(opened, NAMED_BYTES)?;
+    if written.is_empty() {
+        return Err(io::Error::other("nothing has been written to it"));
+    }
+    text(written)
+}
+
+fn open_named(file: &Path) -> io::Result<File> {
+    File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(file)
+}
+
+fn text(content: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(content)
         .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, format!("it is not UTF-8: {}", error.utf8_error())))
 }
 
@@ -50,6 +72,10 @@ fn content(opened: File, limit: u64) -> io::Result<Vec<u8>> {
     if !opened.metadata()?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
+    limited(opened, limit)
+}
+
+fn limited(opened: File, limit: u64) -> io::Result<Vec<u8>> {
     let mut content = vec![];
     if opened.take(limit + 1).read_to_end(&mut content)? as u64 > limit {
         return Err(io::Error::other(format!("it has more than {limit} bytes")));

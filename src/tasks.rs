@@ -28,11 +28,11 @@ use tokio_stream::StreamExt as _;
 /// A timer that fires later than this shows that the process or the machine was stopped.
 const STOPPED: Duration = Duration::from_secs(1);
 
-/// The node, the pod or the user has no process ID left.
+/// The node, the pod or the user has no process ID left, or the process no file descriptor.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "a thread cannot be started: {0}; raise the limit of process IDs (podPidsLimit of the kubelet, pids.max of the cgroup, \
-     ulimit -u) or end processes"
+     ulimit -u), or of open files where these are too many (ulimit -n), or end processes"
 )]
 pub struct NoThread(#[from] io::Error);
 

@@ -94,7 +94,7 @@ impl MessageFormatter for YamlMessages<'_> {
             }
             Error::SerdeMissingField { field, .. } => format!("the key `{field}` is missing"),
             Error::SerdeUnknownVariant { variant, expected, .. } => {
-                format!("must be one of {}, not `{variant}`", expected.join(", "))
+                self.mismatch(&format!("`{variant}`"), &format!("one of {}", expected.join(", ")))
             }
             Error::SerdeInvalidType { unexpected, expected, .. }
             | Error::SerdeInvalidValue { unexpected, expected, .. } => self.mismatch(unexpected, expected),

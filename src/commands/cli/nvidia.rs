@@ -21,7 +21,7 @@ const XIDS: u32 = 1000;
 pub fn check(file: Option<&Path>, env_file: Option<&Path>) -> Result<String, InvalidSettings> {
     let read = |file: Option<&Path>| {
         let unreadable = |file: &Path, error| InvalidSettings::Unreadable { file: file.to_owned(), error };
-        file.map_or(Ok(String::new()), |file| files::read_named_text(file).map_err(|error| unreadable(file, error)))
+        file.map_or(Ok(String::new()), |file| files::read_given_text(file).map_err(|error| unreadable(file, error)))
     };
     let invalid = |file: Option<&Path>, error| InvalidSettings::ConfigFile {
         file: file.unwrap_or(Path::new("--nvidia-config")).to_owned(),

@@ -272,7 +272,7 @@ options! {
     }
     "Metrics, journal and log" {
         /// How long the counters of an ended container are exported
-        retention "DUR": Duration = "5m" in "0s"..="1day", reload;
+        retention "DUR": Duration = "5m" in "0s"..="1d", reload;
         /// Limit of exported container series; beyond that, those of the containers that ended first are dropped, then those of the
         /// newest
         series_limit "N": usize = "20000" in "100"..="1000000", reload, arg(value_parser = whole_number::<usize>);
@@ -281,7 +281,7 @@ options! {
         /// Size limit of the journal; beyond that, the holdings that ended first are deleted
         state_max_size "SIZE": Size = "64MiB" in "4MiB"..="16GiB", restart;
         /// How long the journal keeps ended holdings
-        state_max_age "DUR": Duration = "90days" in "1h"..="20years", restart;
+        state_max_age "DUR": Duration = "90d" in "1h"..="7300d", restart;
         /// Format of the log; `text` is logfmt
         log_format "FORMAT": LogFormat = "text", restart;
     }
@@ -311,7 +311,7 @@ mod tests {
             "ignore_gpu" => "0000:65:00.0,00000000:B3:00.0",
             "condition_file" => "/x",
             "grafana_url" => "https://grafana.example",
-            "state_max_age" => "1day",
+            "state_max_age" => "1d",
             _ if !row.range.is_empty() => "20s",
             _ => "x",
         }

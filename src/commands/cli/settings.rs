@@ -51,11 +51,17 @@ pub struct ResolvedOptions {
 
 /// Reads the files that the options name.
 pub fn resolve(options: AgentOptions) -> Result<ResolvedOptions, InvalidSettings> {
+    resolve_with(options, files::read_named_text)
+}
+
+fn resolve_with(
+    options: AgentOptions,
+    read: fn(&Path) -> std::io::Result<String>,
+) -> Result<ResolvedOptions, InvalidSettings> {
     let mut files = vec![];
     let options = match options.config.clone() {
         Some(file) => {
-            let text = files::read_named_text(&file)
-                .map_err(|error| InvalidSettings::Unreadable { file: file.clone(), error })?;
+            let text = read(&file).map_err(|error| InvalidSettings::Unreadable { file: file.clone(), error })?;
             files.push(ReadFile { path: file.clone(), sha256: sha256(text.as_bytes()) });
             let in_file = parse(&text).and_then(|options| match options.clone().values() {
                 Ok(_) => Ok(options),
@@ -65,7 +71,7 @@ pub fn resolve(options: AgentOptions) -> Result<ResolvedOptions, InvalidSettings
         }
         None => options,
     };
-    let configuration = configure(options, files, files::read_named_text)?;
+    let configuration = configure(options, files, read)?;
     configuration.settings.web_config.as_deref().map(check_web_config).transpose()?;
     Ok(configuration)
 }
@@ -207,7 +213,8 @@ fn settings(values: OptionValues, reloadable: Reloadable) -> Result<AgentSetting
 
 /// `podmeter check-config`: what has no effect, each a sentence.
 pub fn check_file(file: &Path) -> Result<Vec<String>, InvalidSettings> {
-    let resolved = resolve(AgentOptions { config: Some(file.to_owned()), ..AgentOptions::default() })?;
+    let options = AgentOptions { config: Some(file.to_owned()), ..AgentOptions::default() };
+    let resolved = resolve_with(options, files::read_given_text)?;
     let plan = resolved.settings.reloadable.device_plugin.unwrap_or_default();
     let warnings: BTreeSet<String> = plan.all_entries().flat_map(EntryConfig::warnings).collect();
     Ok(warnings.into_iter().collect())

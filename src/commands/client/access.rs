@@ -64,7 +64,7 @@ fn client_config(certificates: &Certificates) -> Result<ClientConfig, String> {
 /// Without the line feed at the end of the file.
 fn basic(user: &str, file: &Path) -> Result<HeaderValue, String> {
     let invalid = |problem: &dyn std::fmt::Display| format!("--password-file {}: {problem}", file.display());
-    let text = files::read_named_text(file).map_err(|error| invalid(&error))?;
+    let text = files::read_given_text(file).map_err(|error| invalid(&error))?;
     let password = text.strip_suffix('\n').map_or(&*text, |text| text.strip_suffix('\r').unwrap_or(text));
     let mut value = HeaderValue::try_from(format!("Basic {}", STANDARD.encode(format!("{user}:{password}"))))
         .map_err(|error| invalid(&error))?;
