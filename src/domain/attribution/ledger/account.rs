@@ -27,8 +27,10 @@ pub struct HolderAccount {
     /// In the last interval with busy time, its busy seconds as a part of the GPU's; on a partitioned GPU as a part of the
     /// interval, which is its utilization of the GPU. `None` where either is unknown, after a gap, and without a holding.
     pub busy_part: Option<f64>,
-    /// When not all busy time of the GPU was its own.
-    pub others_busy: Option<Monotonic>,
+    /// Since when it holds the device.
+    pub held_since: Monotonic,
+    /// Up to when others may have used the GPU: before the holding, and while not all busy time was its own.
+    pub others_until: Monotonic,
     /// Whether it was busy in the last interval is not known.
     is_unread: bool,
 }
@@ -93,7 +95,8 @@ impl HolderAccount {
             final_since_scrape: None,
             seen,
             busy_part: None,
-            others_busy: None,
+            held_since: now.monotonic,
+            others_until: now.monotonic,
             is_unread: false,
         }
     }
@@ -109,6 +112,7 @@ impl HolderAccount {
             // It may be another pod of the same name, which cannot have been idle before it existed.
             self.account.last_active = self.account.last_active.map(|_| now.unix);
             self.final_since_scrape = None;
+            (self.held_since, self.others_until) = (now.monotonic, now.monotonic);
         }
         if self.open.is_none_or(|(_, before)| before != terms) {
             let before = self.open.replace((now.monotonic, terms));
@@ -154,8 +158,8 @@ impl HolderAccount {
         spans
     }
 
-    /// Adds an interval. `busy_whole`: the seconds of which `busy_part` is a part.
-    pub fn add(&mut self, entry: &AccountEntry, busy_whole: Option<f64>, now: Moment) {
+    /// Adds an interval, which ended at `to`. `busy_whole`: the seconds of which `busy_part` is a part.
+    pub fn add(&mut self, entry: &AccountEntry, busy_whole: Option<f64>, to: Monotonic, now: Moment) {
         let account = &mut self.account;
         let figures = &mut account.figures;
         let covered = entry.covered.unwrap_or_default();
@@ -169,7 +173,7 @@ impl HolderAccount {
             known => {
                 self.busy_part = known.map(|(busy, whole)| busy / whole);
                 if known.is_some_and(|(busy, whole)| !is_nothing(whole - busy)) {
-                    self.others_busy = Some(now.monotonic);
+                    self.others_until = self.others_until.max(to);
                 }
             }
         }

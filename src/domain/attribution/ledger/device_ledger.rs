@@ -107,7 +107,10 @@ impl DeviceLedger {
             sums = divide(&weighted, has_ended, &held_times, &mut entries, &mut self.unattributed, audit);
         }
         let busy_whole = if mig.is_some() { Some(interval.seconds()) } else { sums.busy };
-        accounts.into_iter().zip(&entries).for_each(|(account, entry)| account.add(entry, busy_whole, now));
+        accounts
+            .into_iter()
+            .zip(&entries)
+            .for_each(|(account, entry)| account.add(entry, busy_whole, interval.to, now));
         if is_divided {
             self.add_sums(sums, interval, mig);
         }
@@ -171,7 +174,7 @@ impl DeviceLedger {
         let (held_times, accounts) = drain_held_times(&mut self.accounts, from, to);
         cut((from, to), &held_times, None, mig).iter().for_each(|segment| self.gap.add(segment, &held_times));
         for (account, time) in accounts.into_iter().zip(&held_times) {
-            account.add(&AccountEntry::unused(&time.spans), None, now);
+            account.add(&AccountEntry::unused(&time.spans), None, to, now);
         }
     }
 

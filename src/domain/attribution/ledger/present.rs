@@ -141,8 +141,12 @@ impl DeviceLedger {
     ) {
         let holders: Vec<HoldingKey> = self.holding().cloned().collect();
         let (keys, containers) = holders_in(&holders, present.gpu, instance);
-        let sharing = |key: &HoldingKey| Some(self.accounts[key].account.holding.as_ref()?.sharing);
-        let is_sole = sole_sharing.is_some() && matches!(&keys[..], [key] if sharing(key) == sole_sharing);
+        // Without processes, what was in use before the holding may be another's.
+        let is_exclusive = |holder: &HolderAccount| {
+            holder.account.holding.as_ref().map(|holding| holding.sharing) == sole_sharing
+                && (present.processes.is_some() || holder.held_since <= self.present.memory_passes[0])
+        };
+        let is_sole = matches!(&keys[..], [key] if is_exclusive(&self.accounts[key]));
         let is_in =
             |process: &&OwnedProcess| process.running && (instance.is_none() || process.gpu_instance == instance);
         let processes: Option<Vec<&OwnedProcess>> =
@@ -214,7 +218,7 @@ fn set_gauges(
     // A GPU instance of several compute instances: its figures are not this container's alone.
     let alone = instance.filter(|instance| instance.members.len() == 1 && holding.sharing == SharingForm::Mig);
     // The driver has no GPM ratios by process. SM time is no weight for them: it does not count how many SMs a process uses.
-    let is_own = !is_partitioned(present.gpu) && holder.others_busy.is_none_or(|at| at <= gpm_from);
+    let is_own = !is_partitioned(present.gpu) && holder.others_until <= gpm_from;
     let gpm = match holding.sharing {
         SharingForm::Exclusive => medium.filter(|_| is_own).map(|medium| &medium.gpm),
         _ => alone.map(|instance| &instance.gpm),

@@ -104,14 +104,15 @@ fn work_of_the_host_is_not_what_an_exclusive_holder_does_now() {
     case.hold("train", None, SharingForm::Exclusive, 1.0);
     let active = GpmRatios { sm_active: Some(0.5), dram_active: Some(0.25), ..GpmRatios::default() };
     let medium = || Some(Medium { memory: memory(80), gpm: active.clone(), ..Medium::default() });
-    let mut now = |second, busy, processes: Option<&[(Owner, f64, u64)]>| {
+    case.at(0);
+    let mut now = |second: u64, busy, processes: Option<&[(Owner, f64, u64)]>| {
         case.processes.clear();
         processes.into_iter().for_each(|processes| case.run(processes));
         case.set_reading(second * 1000, Some(busy), None, medium());
         let value = Fast { utilization_ratio: Some(0.8), ..Fast::default() };
         let fast = Some(Stamped { at: monotonic(second * 1000), value });
         Arc::make_mut(case.readings.get_mut(&GPU.into()).unwrap()).fast = fast;
-        let published = case.at(second);
+        let published = case.observe(second * 1000 + 5);
         assert_eq!(published.violations.values().sum::<u64>(), 0);
         let account = &published.accounts[0];
         let parts = [account.utilization_ratio, account.sm_active_ratio, account.dram_active_ratio].map(rounded);
@@ -120,7 +121,8 @@ fn work_of_the_host_is_not_what_an_exclusive_holder_does_now() {
     let (host, train) = (|seconds| (Owner::Host, seconds, 70), |seconds| (owner("train"), seconds, 6));
     let all = [Some(0.8), Some(0.5), Some(0.25)];
     let exclusive = Some(Attribution::Exclusive);
-    assert_eq!(now(0, 0.0, None), (all, Some(80), exclusive), "use by process is unknown");
+    let unread = [Some(0.8), None, None];
+    assert_eq!(now(0, 0.0, None), (unread, Some(80), exclusive), "use by process is unknown");
     assert_eq!(now(10, 8.0, None), (all, Some(80), exclusive));
     let process = Some(Attribution::Process);
     assert_eq!(now(20, 16.0, Some(&[host(4.0)])), ([Some(0.0), None, None], Some(0), process));
@@ -129,6 +131,35 @@ fn work_of_the_host_is_not_what_an_exclusive_holder_does_now() {
     assert_eq!(now(50, 40.0, Some(&[train(5.0)])), (all, Some(80), process));
     assert_eq!(now(51, 40.0, Some(&[train(5.0)])), (all, Some(80), process), "the sample is of before");
     assert_eq!(now(60, 48.0, Some(&[])), (all, Some(0), process), "without SM time it is the holder's; no process");
+}
+
+#[test]
+fn a_new_exclusive_holder_does_not_show_values_of_the_last_one() {
+    let mut case = World::new(3600);
+    case.inventory.gpus.insert(GPU.into(), Gpu::listed(GPU.into(), 0));
+    case.hold("a", None, SharingForm::Exclusive, 1.0);
+    case.at(0);
+    let now = |case: &mut World, second: u64, memory_used, sm_active| {
+        let gpm = GpmRatios { sm_active, dram_active: sm_active, ..GpmRatios::default() };
+        let medium = Medium { memory: memory(memory_used), gpm, ..Medium::default() };
+        case.set_reading(second / 10 * 10_000, None, None, Some(medium));
+        let published = case.observe(second * 1000 + 5);
+        let mut held = published.accounts.iter().filter(|account| account.holding.is_some());
+        held.next().map(|one| (one.memory_used_bytes, one.sm_active_ratio, one.dram_active_ratio))
+    };
+    assert_eq!(now(&mut case, 0, 80, None), Some((Some(80), None, None)));
+    assert_eq!(now(&mut case, 10, 80, Some(0.9)), Some((Some(80), Some(0.9), Some(0.9))));
+    case.join.holdings.clear();
+    assert_eq!(now(&mut case, 11, 80, Some(0.9)), None);
+    for pod in ["b", "a"] {
+        case.hold(pod, None, SharingForm::Exclusive, 1.0);
+        let start = if pod == "b" { 12 } else { 42 };
+        assert_eq!(now(&mut case, start, 80, Some(0.9)), Some((None, None, None)), "of the pass before it");
+        assert_eq!(now(&mut case, start + 8, 5, Some(0.2)), Some((Some(5), None, None)), "the mean of both");
+        assert_eq!(now(&mut case, start + 18, 5, Some(0.1)), Some((Some(5), Some(0.1), Some(0.1))));
+        case.join.holdings.clear();
+        now(&mut case, start + 19, 5, Some(0.1));
+    }
 }
 
 #[test]
