@@ -10,8 +10,8 @@ use super::drift::drift;
 use super::held::HeldHardware;
 use super::resolve::{resolve, resolve_device};
 use crate::domain::model::{
-    Allocatable, Allocations, ClaimDevice, ClaimGpu, ContainerRef, DeviceId, DeviceRef, GpuUuid, HeldDevice, Holding,
-    Inventory, InventoryDrift, MigUuid, ResourceName, SharingForm, SlotCounts, UnresolvedDevices,
+    Allocatable, Allocations, ClaimDevice, ClaimGpu, ClaimKey, ClaimName, ContainerRef, DeviceId, DeviceRef, GpuUuid,
+    HeldDevice, Holding, Inventory, InventoryDrift, MigUuid, ResourceName, SharingForm, SlotCounts, UnresolvedDevices,
 };
 
 /// A container and the GPU or MIG device it holds.
@@ -26,6 +26,7 @@ pub struct HoldingKey {
 pub struct Join {
     pub holdings: BTreeMap<HoldingKey, Holding>,
     pub unresolved: Vec<UnresolvedDevices>,
+    /// By `ClaimDevice::key`.
     pub claims: Vec<ClaimGpu>,
     pub drift: Vec<InventoryDrift>,
     /// Of each resource the allocatable devices whose hardware is held under another name.
@@ -41,11 +42,6 @@ struct HoldingIds<'a> {
     is_slot: bool,
     claims: BTreeSet<ClaimName<'a>>,
 }
-
-/// Namespace, name, and the share ID where the device is allocated in shares.
-type ClaimName<'a> = (&'a str, &'a str, Option<&'a str>);
-/// With driver, pool and device.
-type ClaimKey<'a> = (ClaimName<'a>, &'a str, &'a str, &'a DeviceId);
 
 /// Of one device, by claim: how many containers hold it through the claim, and what the claim consumes of it.
 #[derive(Default)]
@@ -123,10 +119,10 @@ impl<'a> ResolvedAllocations<'a> {
                 return;
             }
         };
-        let name = (&*claim.claim_namespace, &*claim.claim, claim.share_id.as_deref());
+        let claim_key = claim.key();
+        let name = claim_key.0;
         for device in devices {
             let DeviceRef { gpu, mig } = device.clone();
-            let claim_key = (name, &*claim.driver, &*claim.pool, &claim.device);
             self.claims.entry(claim_key).or_insert_with(|| ClaimGpu { claim: claim.clone(), gpu, mig, source });
             if claim.is_observer() {
                 continue;

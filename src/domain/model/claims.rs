@@ -8,6 +8,11 @@ use strum::IntoStaticStr;
 
 use super::{DeviceId, GpuUuid, MigUuid, PciBusId};
 
+/// Namespace, name, and the share ID where the device is allocated in shares.
+pub type ClaimName<'a> = (&'a str, &'a str, Option<&'a str>);
+/// With driver, pool and device.
+pub type ClaimKey<'a> = (ClaimName<'a>, &'a str, &'a str, &'a DeviceId);
+
 /// One device of a DRA claim. The kubelet lists all devices of a claim under every container that refers to it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ClaimDevice {
@@ -104,9 +109,14 @@ impl ClaimDevice {
         allocation.flat_map(|allocation| allocation.consumed.iter().map(|(capacity, amount)| (&**capacity, *amount)))
     }
 
+    /// What names the device, or the share of it, of the claim.
+    pub fn key(&self) -> ClaimKey<'_> {
+        let name = (&*self.claim_namespace, &*self.claim, self.share_id.as_deref());
+        (name, &*self.driver, &*self.pool, &self.device)
+    }
+
     /// Whether both are the same device, or the same share of it, of the same claim.
     pub fn is_same_share(&self, other: &Self) -> bool {
-        (&self.claim_namespace, &self.claim, &self.driver, &self.pool, &self.device, &self.share_id)
-            == (&other.claim_namespace, &other.claim, &other.driver, &other.pool, &other.device, &other.share_id)
+        self.key() == other.key()
     }
 }

@@ -28,7 +28,9 @@ mod unattributed;
 
 pub use account::{Account, Attribution, ENDED_SHOWN, Holding, SharingForm};
 pub use allocations::{Allocatable, Allocations, Container, CpuSet, HeldDevice, MemoryBlock, Pod};
-pub use claims::{ClaimAllocation, ClaimDevice, ClaimGpu, ClaimHardware, ClaimRecord, ClaimSource};
+pub use claims::{
+    ClaimAllocation, ClaimDevice, ClaimGpu, ClaimHardware, ClaimKey, ClaimName, ClaimRecord, ClaimSource,
+};
 pub use collector::Collector;
 pub use device_health::{
     ContainerXid, DeviceHealth, GpuHealth, HealthCause, HealthState, HealthTransition, RECOVERY_ACTIONS,

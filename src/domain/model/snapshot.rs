@@ -43,7 +43,7 @@ pub struct Snapshot {
     /// Series left off the page by reason: ended, held. Every reason is there once the agent runs.
     pub series_dropped: BTreeMap<&'static str, u64>,
     pub unresolved: Vec<UnresolvedDevices>,
-    /// The devices of DRA claims that were joined to hardware.
+    /// The devices of DRA claims that were joined to hardware, by `ClaimDevice::key`.
     pub claim_gpus: Vec<ClaimGpu>,
     /// Hardware against the kubelet, one per resource whose ids name whole GPUs or MIG devices.
     pub drift: Vec<InventoryDrift>,
@@ -79,6 +79,12 @@ impl Snapshot {
         container.pod_uid.as_ref().or_else(listed)
     }
 
+    /// The GPU that a claim's device is.
+    pub fn joined_claim(&self, claim: &ClaimDevice) -> Option<&ClaimGpu> {
+        let position = self.claim_gpus.binary_search_by(|joined| joined.claim.key().cmp(&claim.key())).ok()?;
+        self.claim_gpus.get(position)
+    }
+
     /// The DRA claim by which a container holds a device; `None` where it holds it by a device plugin.
     pub fn claim_of(&self, account: &Account) -> Option<(&ClaimDevice, &ClaimGpu)> {
         let own = self.kubelet.allocations.as_ref()?.container(&account.container)?;
@@ -86,7 +92,7 @@ impl Snapshot {
             return None;
         }
         own.claims.iter().filter(|claim| !claim.is_observer()).find_map(|claim| {
-            let joined = self.claim_gpus.iter().find(|joined| joined.claim.is_same_share(claim))?;
+            let joined = self.joined_claim(claim)?;
             (joined.gpu == account.gpu && joined.mig == account.mig).then_some((claim, joined))
         })
     }

@@ -45,7 +45,7 @@ pub(super) static GROUP: Group = Group {
             |snapshot, family| {
                 for container in allocations(snapshot).flat_map(Allocations::containers) {
                     for claim in &container.claims {
-                        let joined = snapshot.claim_gpus.iter().find(|joined| joined.claim.is_same_share(claim));
+                        let joined = snapshot.joined_claim(claim);
                         let labels = of_container(&container.reference)
                             .and("claim", &claim.claim)
                             .and("claim_namespace", &claim.claim_namespace)

@@ -69,7 +69,7 @@ mod tests {
             claim.claim.claim = "observe".into();
             claim.claim.record.allocation = Some(ClaimAllocation { admin_access: true, ..ClaimAllocation::default() });
             pod.containers[0].claims = vec![claim.claim.clone()];
-            snapshot.claim_gpus.push(claim);
+            snapshot.claim_gpus.insert(0, claim);
         }
         allocations.pods.push(pod);
         snapshot

@@ -393,6 +393,7 @@ pub fn check_claims(allocations: &Allocations, join: &Join, inventory: &Inventor
     for (key, share) in found {
         assert!((share - expected[key]).abs() < 1e-9, "{key:?}: {share}, not {}", expected[key]);
     }
+    assert!(join.claims.is_sorted_by_key(|joined| joined.claim.key()), "a search finds each");
     for (container, claim) in listed() {
         let joined = join.claims.iter().find(|joined| joined.claim.is_same_share(claim));
         assert!(joined.is_some(), "{:?} of {:?} is not joined", claim.device, container.reference);
