@@ -25,7 +25,7 @@ pub struct DcgmValue {
     more: Labels,
     /// In base units. `None`: only its holders have one.
     value: Option<f64>,
-    /// On a device of several users, and without `value`, each holder has its own instead, where any is known.
+    /// On a device of several users, and without `value`, each holder has its own instead, where that is known.
     own: Option<Own>,
 }
 
@@ -219,9 +219,8 @@ impl<'snapshot> DcgmDevice<'snapshot> {
         let is_shared = |holding: &Holding| [SharingForm::TimeSlicing, SharingForm::Mps].contains(&holding.sharing);
         let is_part = |account: &Account| {
             let own = parts_of_device(&snapshot.hardware.inventory, account).busy;
-            let has_part = (own.is_some() && own != busy)
-                || (account.memory_used_bytes.is_some() && account.memory_used_bytes != used);
-            account.holding.as_ref().is_some_and(|holding| is_shared(holding) || has_part)
+            let has_all = own == busy && account.memory_used_bytes == used;
+            account.holding.as_ref().is_some_and(|holding| is_shared(holding) || !has_all)
         };
         Self {
             gpu,
@@ -237,8 +236,7 @@ impl<'snapshot> DcgmDevice<'snapshot> {
     fn each_series(&self, snapshot: &Snapshot, value: &DcgmValue, mut push: impl FnMut(Arc<Labels>, f64)) {
         let DcgmValue { more, value, own, .. } = value;
         let own = own.map(|own| move |holder: &DcgmHolder<'_>| own(snapshot, holder.account, *value));
-        let takes_own = self.has_several_users || value.is_none();
-        let own = own.filter(|own| takes_own && self.holders.iter().any(|holder| own(holder).is_some()));
+        let own = own.filter(|_| self.has_several_users || value.is_none());
         let labels = |of: &Arc<Labels>| match more.iter().next() {
             None => Arc::clone(of),
             Some(_) => Arc::new(of.insert_at(self.labels.iter().count(), more)),

@@ -238,6 +238,19 @@ fn what_the_host_does_is_not_the_exclusive_pods() {
 }
 
 #[test]
+fn a_pod_whose_part_is_unknown_does_not_have_the_devices() {
+    for mut snapshot in [fixture::snapshot(), shared()] {
+        for account in &mut snapshot.accounts {
+            (account.utilization_ratio, account.gpu_utilization_ratio, account.memory_used_bytes) = (None, None, None);
+        }
+        let page = old(&snapshot);
+        for (name, device) in [("DCGM_FI_DEV_GPU_UTIL", 87), ("DCGM_FI_DEV_FB_USED", 40960)] {
+            assert_eq!(series(&page, name), [(None, None, SampleValue::Integer(device))]);
+        }
+    }
+}
+
+#[test]
 fn without_memory_of_the_device_its_holders_have_their_own() {
     for (mut snapshot, expected) in
         [(shared(), vec![(None, 16384), (Some("2"), 8192)]), (fixture::snapshot(), vec![(None, 7)])]

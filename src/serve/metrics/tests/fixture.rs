@@ -368,6 +368,8 @@ fn accounts() -> Vec<Account> {
         holding: slice(Some("nvidia.com/mig-1g.10gb"), SLICE),
         figures: unread(500.5, 71.5),
         last_active: Some(UnixSeconds(STARTED.0 + 100.5)),
+        utilization_ratio: Some(0.75),
+        gpu_utilization_ratio: Some(0.75 / 7.0),
         memory_used_bytes: Some(2 * GIB),
         memory_limit_bytes: Some(10 * GIB),
         ..account("default", HOSTILE, PARTITIONED)
@@ -376,6 +378,9 @@ fn accounts() -> Vec<Account> {
         mig: Some(OTHER_SLICE.into()),
         holding: slice(None, "gpu-2-mig-1g.10gb-19-1"),
         figures: unread(70.0, 10.0),
+        utilization_ratio: Some(0.0),
+        gpu_utilization_ratio: Some(0.0),
+        memory_used_bytes: Some(2 * GIB),
         ..account("research", "claiming", PARTITIONED)
     };
     let ended = Account {
