@@ -37,7 +37,7 @@ pub struct ClaimDirectories {
     pub proc: PathBuf,
 }
 
-/// Of the content of one file; the error is for people.
+/// Of the content of one file, with `PARSING` locked where it parses; the error is for people.
 type Parse<'a> = dyn Fn(&[u8]) -> Result<Vec<RecordedDevice>, String> + 'a;
 type Records = BTreeMap<ClaimDevice, ClaimRecord>;
 /// Of the files that cannot be read or parsed.
@@ -134,7 +134,10 @@ fn read(directories: &ClaimDirectories, claims: &BTreeSet<ClaimDevice>) -> (Reco
     let is_wanted = |recorded: &RecordedDevice| {
         of_nvidia.get(&*recorded.device).is_some_and(|claims| claims.iter().any(|claim| is_of(recorded, claim)))
     };
-    let parse = |bytes: &[u8]| formats::checkpoint(bytes, &is_wanted);
+    let parse = |bytes: &[u8]| {
+        let _one_at_a_time = PARSING.lock();
+        formats::checkpoint(bytes, &is_wanted)
+    };
     let read_checkpoint = || files.read(ClaimSource::Checkpoint, nvidia_checkpoint(directories), &parse);
     let checkpoint = (!of_nvidia.is_empty()).then(read_checkpoint).unwrap_or_default();
     let mut records = Records::new();
@@ -172,7 +175,6 @@ impl FileReader {
             Ok(bytes) => {
                 let bytes = bytes.unwrap_or_default();
                 self.bytes_left -= bytes.len() as u64;
-                let _one_at_a_time = PARSING.lock();
                 parse(&bytes)
             }
             Err(error) if is_absent(&error) => Ok(vec![]),
@@ -199,7 +201,11 @@ fn read_metadata(
     match request_directories(&requests) {
         Ok(requests) => {
             let files_of_requests = requests.into_iter().map(|request| request.join("metadata.json"));
-            files_of_requests.map(|path| files.read(ClaimSource::Metadata, path, &formats::metadata)).collect()
+            let parse = |bytes: &[u8]| {
+                let _one_at_a_time = PARSING.lock();
+                formats::metadata(bytes)
+            };
+            files_of_requests.map(|path| files.read(ClaimSource::Metadata, path, &parse)).collect()
         }
         Err(error) => {
             files.problems.insert((ClaimSource::Metadata, requests), error.to_string());
@@ -211,10 +217,12 @@ fn read_metadata(
 fn read_cdi(files: &mut FileReader, directories: &ClaimDirectories, driver: &str, uid: &str) -> Vec<RecordedDevice> {
     let kind = format!("k8s.{driver}/claim");
     let path = directories.cdi.join(format!("k8s.{driver}-claim_{uid}.yaml"));
-    let mig_minors = || fs::read_to_string(directories.proc.join("driver/nvidia-caps/mig-minors"));
+    let mig_minors = || fs::read_to_string(directories.proc.join("driver/nvidia-caps/mig-minors")).unwrap_or_default();
     let parse = |bytes: &[u8]| {
         let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
-        formats::cdi(text, &kind, uid, || formats::capability_nodes(&mig_minors().unwrap_or_default()))
+        let mig_minors = text.contains("nvidia-cap").then(mig_minors).unwrap_or_default();
+        let _one_at_a_time = PARSING.lock();
+        formats::cdi(text, &kind, uid, || formats::capability_nodes(&mig_minors))
     };
     files.read(ClaimSource::Cdi, path, &parse)
 }

@@ -212,3 +212,31 @@ fn a_record_of_several_claims_has_what_they_agree_on() {
     assert_eq!(agreed(&[&one, &other]), None);
     assert_eq!(agreed(&[]), None);
 }
+
+/// While it hung, so did the kubelet's checkpoint.
+#[test]
+fn a_file_that_hangs_hangs_no_other_parsing() {
+    let node = Node::new();
+    let (directories, caps) = (node.files.directories.clone(), node.root.path().join("proc/driver/nvidia-caps"));
+    node.write(
+        &format!("cdi/k8s.gpu.nvidia.com-claim_{UID}.yaml"),
+        &format!(
+            "kind: k8s.gpu.nvidia.com/claim\ndevices:\n- name: {UID}-gpu-0\n  containerEdits:\n    deviceNodes:\n    \
+             - path: /dev/nvidia0\n    - path: /dev/nvidia-caps/nvidia-cap13\n"
+        ),
+    );
+    fs::create_dir_all(&caps).unwrap();
+    let pipe = caps.join("mig-minors");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    let claim = ClaimDevice { claim_uid: Some(UID.into()), ..test_data::claim("gpu.nvidia.com", "gpu-0") };
+    let reading = std::thread::spawn(move || read(&directories, &[claim].into()));
+    // Opens once it is read.
+    let mut writer = fs::File::options().write(true).open(pipe).unwrap();
+    assert!(PARSING.try_lock_for(Duration::from_secs(60)).is_some());
+    std::io::Write::write_all(&mut writer, b"gpu0/gi1/ci0/access 13\n").unwrap();
+    drop(writer);
+    let (records, problems) = reading.join().unwrap();
+    assert_eq!((records.len(), problems), (1, Problems::new()));
+    let hardware = records.into_values().next().unwrap().hardware;
+    assert!(matches!(hardware[&ClaimSource::Cdi], ClaimHardware::Instance { .. }), "{hardware:?}");
+}
