@@ -361,7 +361,8 @@ impl Tracked {
         self.record.unseen_seconds = old.unseen_seconds + (self.record.began - old.seen).max(0.0);
         self.record.agent_restarts = old.agent_restarts + 1;
         self.record.id = old.id;
-        self.record.began = old.began;
+        // Whose lock was replaced may have begun first.
+        self.record.began = old.began.min(self.record.began);
         self.record.pod_uid = self.record.pod_uid.take().or_else(|| old.pod_uid.clone());
         self.record.xids = subject::together(&old.xids, &self.record.xids);
         let own_events = std::mem::replace(&mut self.record.health, old.health.clone());

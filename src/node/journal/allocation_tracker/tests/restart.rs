@@ -165,9 +165,11 @@ fn an_agent_that_gets_the_file_again_continues_what_another_one_began() {
     tracker.observe(&node.snapshot());
     tracker.requeue_all();
     write(&mut disk, &mut tracker);
-    let held: Vec<_> =
-        disk.values().map(|record| (&*record.pod, record.figures.held_seconds, record.is_open())).collect();
-    assert_eq!(held, [("a", Some(50.0), true), ("b", Some(40.0), true)]);
+    let held: Vec<_> = disk
+        .values()
+        .map(|record| (&*record.pod, record.began, record.figures.held_seconds, record.is_open()))
+        .collect();
+    assert_eq!(held, [("a", BIRTH, Some(50.0), true), ("b", BIRTH + 10.0, Some(40.0), true)]);
 }
 
 #[test]
