@@ -74,6 +74,12 @@ pub(super) struct JournalShared {
 impl Journal {
     /// Does not access the disk: problems with it are in the state.
     pub fn start(settings: JournalSettings, clock: Clock) -> Result<Self, NoThread> {
+        let (feed, mut writer, woken) = Self::parts(settings, clock);
+        let thread = std::thread::Builder::new().name("journal".into()).spawn(move || writer.run(&woken))?;
+        Ok(Self { feed, thread })
+    }
+
+    fn parts(settings: JournalSettings, clock: Clock) -> (JournalFeed, JournalWriter, Receiver<()>) {
         let (wake, woken) = sync_channel(1);
         let shared = Arc::new(JournalShared {
             settings,
@@ -82,10 +88,9 @@ impl Journal {
             busy_since: AtomicU64::new(0),
             clock,
         });
-        let mut writer =
+        let writer =
             JournalWriter { shared: Arc::clone(&shared), lock: None, store: None, database: None, pruned: None };
-        let thread = std::thread::Builder::new().name("journal".into()).spawn(move || writer.run(&woken))?;
-        Ok(Self { feed: JournalFeed { shared, wake }, thread })
+        (JournalFeed { shared, wake }, writer, woken)
     }
 
     pub fn feed(&self) -> JournalFeed {
@@ -168,7 +173,9 @@ impl JournalWriter {
         let mut wait = Duration::ZERO;
         loop {
             let ending = matches!(woken.recv_timeout(wait), Err(RecvTimeoutError::Disconnected));
-            wait = match self.work() {
+            // Once more at the end: what was removed or replaced is opened again.
+            let outcome = self.work().or_else(|error| if ending { self.work() } else { Err(error) });
+            wait = match outcome {
                 Ok(()) => {
                     self.shared.set_problem(None);
                     PROGRESS

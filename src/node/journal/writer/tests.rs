@@ -106,43 +106,68 @@ fn the_rollback_journal_goes_with_the_damaged_file() {
     assert_eq!(std::fs::read_to_string(of(".damaged-7a-journal")).unwrap(), "second");
 }
 
+type Replace = fn(&Path);
+const REPLACED: [(&str, Replace); 4] = [
+    ("the lock is removed", |state| std::fs::remove_file(state.join(LOCK)).unwrap()),
+    ("another file is in its place", |state| {
+        std::fs::write(state.join("other"), "").unwrap();
+        std::fs::rename(state.join("other"), state.join(LOCK)).unwrap();
+    }),
+    ("the directory is replaced", |state| {
+        std::fs::rename(state, state.with_extension("old")).unwrap();
+        std::fs::create_dir(state).unwrap();
+    }),
+    ("the database is removed", |state| std::fs::remove_file(state.join(FILE)).unwrap()),
+];
+
+fn assert_holds_b_once(what: &str, state: &Path) {
+    let pods: Vec<_> = on_disk(state).iter().map(|record| (record.pod.to_string(), record.is_open())).collect();
+    assert!(pods.contains(&("b".to_owned(), true)), "{what}: {pods:?}");
+    assert!(pods.iter().filter(|(pod, _)| pod == "b").count() == 1, "{what}: {pods:?}");
+}
+
 /// Both agents wrote the journal, with each holding twice.
 #[test]
 fn an_agent_whose_lock_or_database_was_replaced_stops_writing_and_opens_them_again() {
-    type Replace = fn(&Path);
-    let replaced: [(&str, Replace); 4] = [
-        ("the lock is removed", |state| std::fs::remove_file(state.join(LOCK)).unwrap()),
-        ("another file is in its place", |state| std::fs::rename(state.join("other"), state.join(LOCK)).unwrap()),
-        ("the directory is replaced", |state| {
-            std::fs::rename(state, state.with_extension("old")).unwrap();
-            std::fs::create_dir(state).unwrap();
-        }),
-        ("the database is removed", |state| std::fs::remove_file(state.join(FILE)).unwrap()),
-    ];
-    for (what, replace) in replaced {
+    for (what, replace) in REPLACED {
         let parent = tempfile::tempdir().unwrap();
         let state = parent.path().join("state");
         let clock = Clock::start();
-        let journal = Journal::start(settings(&state), clock).unwrap();
-        journal.feed().observe(&snapshot(&clock, "a"));
-        until("written", &journal, |journal| journal.written > 0);
-        std::fs::write(state.join("other"), "").unwrap();
+        let (feed, mut writer, _woken) = Journal::parts(settings(&state), clock);
+        feed.observe(&snapshot(&clock, "a"));
+        writer.work().unwrap();
         replace(&state);
-        let is_shared = what != "the database is removed";
-        let other = is_shared.then(|| Journal::start(settings(&state), clock).unwrap());
-        if let Some(other) = &other {
-            until("locked by the other", other, |other| other.size_bytes.is_some());
+        feed.observe(&snapshot(&clock, "b"));
+        if what == "the database is removed" {
+            let problem = writer.work().unwrap_err().to_string();
+            assert!(problem.contains("was removed or replaced"), "{what}: {problem}");
+        } else {
+            let (_feed, mut other, _woken) = Journal::parts(settings(&state), clock);
+            other.work().unwrap();
+            assert!(matches!(writer.work(), Err(WriterError::Failed(_))), "{what}");
+            assert!(matches!(writer.work(), Err(WriterError::Locked(_))), "{what}");
         }
-        let written = journal.reader().state().written;
-        journal.feed().observe(&snapshot(&clock, "b"));
-        let expected = if is_shared { "another podmeter writes" } else { "was removed or replaced" };
-        until(what, &journal, |state| state.problem.as_ref().is_some_and(|problem| problem.contains(expected)));
-        assert_eq!((journal.reader().state().errors, journal.reader().state().written), (1, written), "{what}");
-        other.into_iter().for_each(Journal::stop);
-        until("written again", &journal, |journal| journal.problem.is_none());
-        journal.stop();
-        let pods: Vec<_> = on_disk(&state).iter().map(|record| (record.pod.to_string(), record.is_open())).collect();
-        assert!(pods.contains(&("b".to_owned(), true)), "{what}: {pods:?}");
-        assert!(pods.iter().filter(|(pod, _)| pod == "b").count() == 1, "{what}: {pods:?}");
+        assert_eq!(writer.shared.state.lock().written, 1, "{what}");
+        writer.work().unwrap();
+        assert_holds_b_once(what, &state);
+    }
+}
+
+/// What waited was lost.
+#[test]
+fn an_agent_whose_lock_or_database_was_replaced_writes_all_at_its_end() {
+    for (what, replace) in REPLACED {
+        let parent = tempfile::tempdir().unwrap();
+        let state = parent.path().join("state");
+        let clock = Clock::start();
+        let (feed, mut writer, woken) = Journal::parts(settings(&state), clock);
+        feed.observe(&snapshot(&clock, "a"));
+        writer.work().unwrap();
+        replace(&state);
+        feed.observe(&snapshot(&clock, "b"));
+        woken.try_recv().unwrap();
+        drop(feed);
+        writer.run(&woken);
+        assert_holds_b_once(what, &state);
     }
 }
