@@ -31,7 +31,7 @@ pub struct FaultsFile {
     kept: Option<NodeFaults>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 struct Document {
     schema: u32,
     boot_id: Option<Arc<str>>,
@@ -46,13 +46,8 @@ impl FaultsFile {
     }
 
     fn of_boot(path: PathBuf, boot_id: Option<Arc<str>>) -> Self {
-        let kept = match read(&path) {
-            Ok(None) => Some(NodeFaults::default()),
-            Ok(Some(document)) if document.boot_id == boot_id => Some(document.faults),
-            Ok(Some(_)) => {
-                tracing::info!(file = %path.display(), "the node was rebooted: no fault from before is restored");
-                None
-            }
+        let kept = match read(&path, boot_id.as_deref()) {
+            Ok(kept) => kept,
             Err(error) => {
                 tracing::warn!(
                     file = %path.display(),
@@ -76,21 +71,29 @@ impl FaultsFile {
     }
 }
 
-fn read(path: &Path) -> Result<Option<Document>, String> {
-    let Some(text) = files::read(path, MOST_BYTES).map_err(|error| error.to_string())? else { return Ok(None) };
+/// The faults that the file has of this boot. None where there is no file; `None`: they are of another boot.
+fn read(path: &Path, boot_id: Option<&str>) -> Result<Option<NodeFaults>, String> {
+    let Some(text) = files::read(path, MOST_BYTES).map_err(|error| error.to_string())? else {
+        return Ok(Some(NodeFaults::default()));
+    };
     let mut document: Value = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+    if document["schema"] != SCHEMA {
+        let schema = &document["schema"];
+        return Err(format!("it has schema {schema}, of another version of podmeter, and not {SCHEMA}"));
+    }
+    if document["boot_id"].as_str() != boot_id {
+        tracing::info!(file = %path.display(), "the node was rebooted: no fault from before is restored");
+        return Ok(None);
+    }
+    let mut faults = document["faults"].take();
     // A damaged entry is of one GPU, and must not make it healthy.
-    for (gpu, faults) in document.pointer_mut("/faults/gpus").and_then(Value::as_object_mut).into_iter().flatten() {
+    for (gpu, faults) in faults.get_mut("gpus").and_then(Value::as_object_mut).into_iter().flatten() {
         if let Err(error) = GpuFaults::deserialize(&*faults) {
             tracing::warn!(file = %path.display(), gpu, %error, "the faults of a GPU cannot be read: it is marked in their place");
             *faults = serde_json::to_value(GpuFaults::unreadable()).expect("plain data");
         }
     }
-    let document: Document = serde_json::from_value(document).map_err(|error| error.to_string())?;
-    match document.schema {
-        SCHEMA => Ok(Some(document)),
-        other => Err(format!("it has schema {other}, of another version of podmeter, and not {SCHEMA}")),
-    }
+    serde_json::from_value(faults).map(Some).map_err(|error| error.to_string())
 }
 
 async fn follow(file: FaultsFile, mut faults: watch::Receiver<NodeFaults>) {
@@ -153,16 +156,33 @@ mod tests {
         }
     }
 
+    /// The log named GPUs that were marked, of a file that was then discarded.
+    #[test]
+    fn of_another_schema_or_boot_no_entry_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("podmeter.faults.json");
+        let of = |boot: &str, faults: &str| {
+            std::fs::write(&path, format!(r#"{{"schema":1,"boot_id":"{boot}","faults":{faults}}}"#)).unwrap();
+            read(&path, Some("this"))
+        };
+        assert_eq!(of("that", r#"{"gpus":7}"#), Ok(None));
+        assert!(of("this", r#"{"gpus":7}"#).is_err());
+        std::fs::write(&path, r#"{"schema":2,"boot_id":"this","faults":{"gpus":{"GPU-1":7},"new":1}}"#).unwrap();
+        let problem = read(&path, Some("this")).unwrap_err();
+        assert_eq!(problem, "it has schema 2, of another version of podmeter, and not 1");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn faults_are_written_when_they_change_and_again_after_a_failure() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("deep/podmeter.sock");
         let path = directory.path().join("deep/podmeter.faults.json");
-        let faults: Document = serde_json::from_str(&text(SCHEMA, "")).unwrap();
+        let mut document: Value = serde_json::from_str(&text(SCHEMA, "")).unwrap();
+        let faults: NodeFaults = serde_json::from_value(document["faults"].take()).unwrap();
         let (publish, changes) = watch::channel(NodeFaults::default());
         let mut tasks = Tasks::default();
         FaultsFile::read(&socket).start(changes, &mut tasks);
-        publish.send_replace(faults.faults.clone());
+        publish.send_replace(faults.clone());
         tokio::time::sleep(RETRY * 2).await;
         assert!(!path.exists(), "its directory is missing");
         std::fs::create_dir(directory.path().join("deep")).unwrap();
@@ -171,7 +191,7 @@ mod tests {
                 tokio::time::sleep(RETRY).await;
             }
         };
-        until(&faults.faults).await;
+        until(&faults).await;
         publish.send_replace(NodeFaults::default());
         until(&NodeFaults::default()).await;
         assert!(path.exists());
