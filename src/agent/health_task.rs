@@ -4,8 +4,9 @@
 //! the faults to keep, and a line of the log for each transition. What makes a device unhealthy is decided in
 //! `domain::health`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -14,7 +15,8 @@ use crate::domain::health::{
     Health, HealthConfig, HealthInputs, MarkError, NodeFaults, OperatorOrder, OrderAction, OrderOutcome,
 };
 use crate::domain::model::{
-    ContainerRef, GpuHealth, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Snapshot,
+    ContainerRef, DeviceHealth, GpuHealth, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic,
+    Snapshot,
 };
 use crate::node::hardware::XidBatches;
 use crate::serve::web::AdminCommand;
@@ -23,6 +25,8 @@ use crate::words;
 
 /// Orders in the queue; the next one waits until one is executed.
 const MAX_ORDERS: usize = 16;
+/// First checks take seconds. After this time those that lack one are logged with the others.
+const FIRST_CHECKS: Duration = Duration::from_secs(30);
 
 pub struct HealthTaskInputs {
     pub hardware: watch::Receiver<Arc<HardwareState>>,
@@ -53,7 +57,8 @@ pub fn start(config: HealthConfig, inputs: HealthTaskInputs, clock: Clock, tasks
     let task = HealthTask {
         health,
         last_logged: 0,
-        all_known: false,
+        known: BTreeMap::new(),
+        unlogged_since: None,
         clock,
         hardware,
         xids,
@@ -70,8 +75,10 @@ struct HealthTask {
     health: Health,
     /// The number of the last transition that was logged.
     last_logged: u64,
-    /// Whether the health of every GPU was known when changes were last logged.
-    all_known: bool,
+    /// Each GPU, and whether its health was known when changes were last logged.
+    known: BTreeMap<GpuUuid, bool>,
+    /// Since when `known` differs from the last line about all GPUs.
+    unlogged_since: Option<Monotonic>,
     clock: Clock,
     hardware: watch::Receiver<Arc<HardwareState>>,
     xids: XidBatches,
@@ -110,7 +117,9 @@ impl HealthTask {
             events.clear();
             self.log_changes();
             self.publish();
-            let deadline = self.health.next_deadline().map(|deadline| deadline.since(self.clock.now().monotonic));
+            let first_checks = self.unlogged_since.map(|since| since + FIRST_CHECKS);
+            let deadline = self.health.next_deadline().into_iter().chain(first_checks).min();
+            let deadline = deadline.map(|deadline| deadline.since(self.clock.now().monotonic));
             tokio::select! {
                 () = tasks::changed(&mut self.hardware) => {}
                 Some(batch) = self.xids.recv() => events = batch,
@@ -143,12 +152,13 @@ impl HealthTask {
             tracing::warn!("{note}");
         }
         let snapshot = Arc::clone(&self.snapshots.borrow());
-        self.health.name_holders(self.last_logged, |transition| holders(&snapshot, transition));
+        let holders = |transition: &HealthTransition| holders(&snapshot, &transition.gpu, transition.mig.as_ref());
+        self.health.name_holders(self.last_logged, holders);
         let state = self.health.state();
         for transition in state.transitions.iter().filter(|transition| transition.number > self.last_logged) {
             let HealthTransition { gpu, mig, reason, detail, holders, .. } = transition;
             let device = mig.as_ref().map_or(gpu.as_str(), MigUuid::as_str);
-            let pods = pods(holders, snapshot.kubelet.allocations.is_some());
+            let pods = pods(holders, &snapshot);
             let reason = reason.into_str();
             if transition.to_healthy {
                 tracing::info!(device, reason, was = %detail, pods, "healthy");
@@ -157,14 +167,19 @@ impl HealthTask {
             }
         }
         self.last_logged = state.transitions.last().map_or(self.last_logged, |transition| transition.number);
-        self.log_first_checks(&state);
+        self.log_first_checks(&state, &snapshot);
     }
 
-    /// One line once every GPU that is listed has been checked.
-    fn log_first_checks(&mut self, state: &HealthState) {
-        let all_known =
-            !state.gpus.is_empty() && state.gpus.values().flat_map(GpuHealth::devices).all(|device| device.known);
-        if std::mem::replace(&mut self.all_known, all_known) || !all_known {
+    fn log_first_checks(&mut self, state: &HealthState, snapshot: &Snapshot) {
+        let (found, is_due) = self.first_checks(state);
+        for uuid in found {
+            let device = state.gpus[uuid].devices().find(|device| !device.healthy);
+            let reason = device.and_then(DeviceHealth::reason).map(<&str>::from);
+            let detail = device.and_then(|device| device.ensure_healthy().err());
+            let pods = pods(&holders(snapshot, uuid, None), snapshot);
+            tracing::warn!(device = %uuid, reason, detail, pods, "unhealthy at its first check");
+        }
+        if !is_due {
             return;
         }
         let problem = |(uuid, gpu): (&GpuUuid, &GpuHealth)| {
@@ -180,11 +195,31 @@ impl HealthTask {
             }
         }
     }
+
+    /// The GPUs whose first check found them unhealthy, and whether the line about all is due: each has been checked, or has had
+    /// its time.
+    fn first_checks<'a>(&mut self, state: &'a HealthState) -> (Vec<&'a GpuUuid>, bool) {
+        let now = self.clock.now().monotonic;
+        self.known.retain(|uuid, _| state.gpus.contains_key(uuid));
+        let mut found = vec![];
+        for (uuid, gpu) in &state.gpus {
+            let known = gpu.devices().all(|device| device.known);
+            if self.known.get(uuid) == Some(&known) {
+                continue;
+            }
+            self.known.insert(uuid.clone(), known);
+            self.unlogged_since.get_or_insert(now);
+            found.extend((known && !gpu.is_healthy()).then_some(uuid));
+        }
+        let all_known = self.known.values().all(|known| *known);
+        let due = self.unlogged_since.take_if(|since| all_known || now.since(*since) >= FIRST_CHECKS);
+        (found, due.is_some())
+    }
 }
 
 /// The containers that hold the device, or a part of it, now.
-fn holders(snapshot: &Snapshot, transition: &HealthTransition) -> Vec<ContainerRef> {
-    let holders: BTreeSet<&ContainerRef> = snapshot.holders(&transition.gpu, transition.mig.as_ref()).collect();
+fn holders(snapshot: &Snapshot, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Vec<ContainerRef> {
+    let holders: BTreeSet<&ContainerRef> = snapshot.holders(gpu, mig).collect();
     holders.into_iter().cloned().collect()
 }
 
@@ -198,10 +233,10 @@ fn send_if_changed<T: PartialEq>(sender: &watch::Sender<T>, value: T) {
 }
 
 /// `ns/pod, ns/pod`
-fn pods(holders: &[ContainerRef], is_known: bool) -> String {
+fn pods(holders: &[ContainerRef], snapshot: &Snapshot) -> String {
     let pods: BTreeSet<String> = holders.iter().map(|holder| format!("{}/{}", holder.namespace, holder.pod)).collect();
     match pods.is_empty() {
-        true if is_known => "none".to_owned(),
+        true if snapshot.kubelet.allocations.is_some() => "none".to_owned(),
         true => "unknown".to_owned(),
         false => pods.into_iter().collect::<Vec<_>>().join(", "),
     }

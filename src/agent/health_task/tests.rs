@@ -1,9 +1,7 @@
-use std::time::Duration;
-
 use super::*;
 use crate::domain::model::{
-    Account, DeviceReadings, Gpu, HardwareSource, Inventory, Moment, SharingForm, Slow, Stamped, UnhealthyReason,
-    UnixSeconds, XidEvent,
+    Account, DeviceHealth, DeviceReadings, Gpu, HardwareSource, HealthCause, Inventory, Moment, SharingForm, Slow,
+    Stamped, UnhealthyReason, UnixSeconds, XidCounts, XidEvent,
 };
 
 const GPU: &str = "GPU-1";
@@ -71,8 +69,10 @@ fn xid(code: u32, at: Moment) -> Vec<XidEvent> {
 #[test]
 fn pods_are_none_only_after_the_kubelet_has_answered() {
     let holders = [ContainerRef::new("team", "train", "main"), ContainerRef::new("team", "train", "side")];
-    assert_eq!(pods(&holders, true), "team/train");
-    assert_eq!((pods(&[], true), pods(&[], false)), ("none".to_owned(), "unknown".to_owned()));
+    let mut snapshot = Snapshot::default();
+    assert_eq!((pods(&holders, &snapshot), pods(&[], &snapshot)), ("team/train".to_owned(), "unknown".to_owned()));
+    Arc::make_mut(&mut snapshot.kubelet).allocations = Some(Arc::default());
+    assert_eq!(pods(&[], &snapshot), "none");
 }
 
 #[tokio::test(start_paused = true)]
@@ -135,4 +135,45 @@ async fn sources_that_end_do_not_end_the_task() {
     drop(std::mem::replace(&mut harness.events, events));
     harness.read(1, 1);
     harness.until(false).await;
+}
+
+/// GPU 3 was refused for this process: no line named GPU 2, and no line had a number.
+#[tokio::test(start_paused = true)]
+async fn a_gpu_whose_health_stays_unknown_keeps_no_other_out_of_the_log() {
+    let mut task = HealthTask {
+        health: Health::new(HealthConfig::default()),
+        last_logged: 0,
+        known: BTreeMap::new(),
+        unlogged_since: None,
+        clock: Clock::start(),
+        hardware: watch::channel(Arc::default()).1,
+        xids: mpsc::channel(1).1,
+        orders: mpsc::channel(1).1,
+        snapshots: watch::channel(Arc::default()).1,
+        states: watch::channel(Arc::default()).0,
+        faults: watch::channel(NodeFaults::default()).0,
+    };
+    let mut state = HealthState::default();
+    let mut logged = |changes: &[(&str, Option<UnhealthyReason>)]| {
+        let since = task.clock.now();
+        for (uuid, reason) in changes {
+            let known = *reason != Some(UnhealthyReason::Unknown);
+            let causes = reason.map(|reason| HealthCause { reason, detail: "bad".into(), clears: "never".into() });
+            let causes: Vec<_> = causes.into_iter().collect();
+            let whole = DeviceHealth { healthy: causes.is_empty(), known, since, causes };
+            let health = GpuHealth { whole, mig_devices: BTreeMap::new(), xids: XidCounts::default() };
+            state.gpus.insert((*uuid).into(), health);
+        }
+        let (found, is_due) = task.first_checks(&state);
+        (found.into_iter().map(|uuid| uuid.as_str().to_owned()).collect::<Vec<_>>(), is_due)
+    };
+    let (unknown, none) = (Some(UnhealthyReason::Unknown), vec![]);
+    assert_eq!(logged(&[(GPU, unknown), ("GPU-2", unknown), ("GPU-3", unknown)]), (none.clone(), false));
+    assert_eq!(logged(&[(GPU, Some(UnhealthyReason::Xid)), ("GPU-2", None)]), (vec![GPU.to_owned()], false));
+    assert_eq!(logged(&[]), (none.clone(), false));
+    tokio::time::advance(FIRST_CHECKS).await;
+    assert_eq!(logged(&[]), (none.clone(), true), "two are known");
+    tokio::time::advance(FIRST_CHECKS).await;
+    assert_eq!(logged(&[(GPU, None)]), (none.clone(), false), "a transition");
+    assert_eq!(logged(&[("GPU-3", None)]), (none, true), "all are known");
 }
