@@ -1,9 +1,10 @@
-//! The tasks that run for as long as the process, and four ways in which a task waits. Does not depend on what a task does.
+//! The tasks that run for as long as the process, and five ways in which a task waits. Does not depend on what a task does.
 //!
 //! - [`runtime`]: what the tasks run on, with its threads.
 //! - [`Tasks`]: each has a name and an owner, and its end is observed.
 //! - [`changed`]: for a change of a watched value.
 //! - [`within`]: with a deadline, which does not count time in which the process was stopped.
+//! - [`blocking`]: for work that blocks, however long it takes.
 //! - [`SlowRead`]: for a file system that may hang.
 //! - [`DirectoryEvents`]: for changed entries of directories.
 
@@ -27,6 +28,8 @@ use tokio_stream::StreamExt as _;
 
 /// A timer that fires later than this shows that the process or the machine was stopped.
 const STOPPED: Duration = Duration::from_secs(1);
+/// Of [`blocking`].
+pub const LATE: Duration = Duration::from_secs(10);
 
 /// The node, the pod or the user has no process ID left, or the process no file descriptor.
 #[derive(Debug, thiserror::Error)]
@@ -133,6 +136,22 @@ pub async fn within<T>(deadline: Duration, call: impl Future<Output = T>) -> Opt
             Ok(answer) => return Some(answer),
             Err(_) if Instant::now() < due + STOPPED => return None,
             Err(_) => {}
+        }
+    }
+}
+
+/// The result of `work`, which blocks for milliseconds. Once it has taken [`LATE`], as where a file system hangs, `late` is
+/// called and the wait goes on.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+    late: impl FnOnce(),
+) -> Result<T, JoinError> {
+    let mut working = spawn_blocking(work);
+    match timeout(LATE, &mut working).await {
+        Ok(done) => done,
+        Err(_) => {
+            late();
+            working.await
         }
     }
 }

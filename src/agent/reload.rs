@@ -1,7 +1,6 @@
 //! Reloading: reads the settings again and publishes those that may change while running.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 
@@ -10,10 +9,7 @@ use super::settings::Reloadable;
 use crate::clock::Clock;
 use crate::domain::model::ConfigReload;
 use crate::node::plugin::PluginHandle;
-use crate::tasks::Tasks;
-
-/// A configuration is read in milliseconds. After this time its file system counts as hanging.
-const LATE: Duration = Duration::from_secs(10);
+use crate::tasks::{self, Tasks};
 
 /// The settings that a reload changes, and the outcome of the last reload.
 pub struct ConfigReloader {
@@ -39,19 +35,17 @@ impl ConfigReloader {
     async fn follow(self, mut read: Reload, plugin: Option<PluginHandle>, requests: Arc<Notify>) {
         loop {
             requests.notified().await;
-            let mut reading = tokio::task::spawn_blocking(move || {
+            let reading = move || {
                 let reread = read();
                 (read, reread)
-            });
-            let done = match tokio::time::timeout(LATE, &mut reading).await {
-                Ok(done) => done,
-                Err(_) => {
-                    let problem = "reading its files has hung for 10 s, and goes on: check their file system";
-                    self.apply(Err(problem.to_owned()), None);
-                    reading.await
-                }
             };
-            let done = done.inspect_err(|error| tracing::error!(%error, "reading the configuration panicked"));
+            let late = || {
+                let problem = "reading its files has hung for 10 s, and goes on: check their file system";
+                self.apply(Err(problem.to_owned()), None);
+            };
+            let done = tasks::blocking(reading, late)
+                .await
+                .inspect_err(|error| tracing::error!(%error, "reading the configuration panicked"));
             let Ok((returned, reread)) = done else { return };
             read = returned;
             self.apply(reread, plugin.as_ref());
@@ -85,6 +79,8 @@ impl ConfigReloader {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::node::plugin::PluginPlan;
 
@@ -108,7 +104,7 @@ mod tests {
         config.start(Box::new(move || Ok(hangs.recv().unwrap())), None, &mut tasks).notify_one();
         while outcome.borrow().successful {
             tokio::task::yield_now().await;
-            tokio::time::advance(LATE).await;
+            tokio::time::advance(tasks::LATE).await;
         }
         answer.send(settings(None, 2)).unwrap();
         outcome.wait_for(|outcome| outcome.successful).await.unwrap();

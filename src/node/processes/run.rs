@@ -12,14 +12,12 @@ use tokio::sync::watch;
 use super::Resolver;
 use crate::clock::Clock;
 use crate::domain::model::{Collector, PodDirectory, PodLabel, ProcessState};
-use crate::tasks::{Tasks, changed};
+use crate::tasks::{self, Tasks, changed};
 
 /// Owners are resolved at least this often: processes end, and pods too.
 const PERIOD: Duration = Duration::from_secs(1);
 /// The shortest interval, however often the pods change.
 const PAUSE: Duration = Duration::from_millis(100);
-/// A round takes milliseconds. After this long the results of the last one are withdrawn.
-const LATE: Duration = Duration::from_secs(10);
 
 /// Whether processes are attributed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,18 +79,14 @@ async fn run(
         let pids = Arc::clone(&wanted.borrow_and_update());
         let directory = Arc::clone(&pods.borrow_and_update());
         // Files of a process that hangs in the kernel may hang too: that costs this thread and nothing else.
-        let mut round = tokio::task::spawn_blocking(move || {
+        let round = move || {
             let state = task.round(&pids, &directory);
             (task, state)
-        });
-        let done = match tokio::time::timeout(LATE, &mut round).await {
-            Ok(done) => done,
-            Err(_) => {
-                publish.send_modify(|state| give_up(Arc::make_mut(state)));
-                round.await
-            }
         };
-        let done = done.inspect_err(|error| tracing::error!(%error, "the resolver of processes panicked"));
+        let late = || publish.send_modify(|state| give_up(Arc::make_mut(state)));
+        let done = tasks::blocking(round, late)
+            .await
+            .inspect_err(|error| tracing::error!(%error, "the resolver of processes panicked"));
         let Ok((returned, state)) = done else { return };
         task = returned;
         publish.send_replace(Arc::new(state));

@@ -14,10 +14,9 @@ use tracing::{error, info, warn};
 use super::{WebConfig, WebConfigError};
 use crate::clock::Clock;
 use crate::domain::model::{ConfigReload, UnixSeconds};
+use crate::tasks;
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// A check takes milliseconds.
-const LATE: Duration = Duration::from_secs(10);
 
 /// The current web configuration, read again when a file has changed. An invalid file changes nothing and is logged
 /// once.
@@ -78,15 +77,9 @@ impl WatchedConfig {
         loop {
             checks.tick().await;
             let this = self.clone();
-            let mut check = tokio::task::spawn_blocking(move || this.check());
-            let checked = match tokio::time::timeout(LATE, &mut check).await {
-                Ok(checked) => checked,
-                Err(_) => {
-                    self.failed("its files cannot be read: their file system has not responded for 10 s".to_owned());
-                    check.await
-                }
-            };
-            if let Err(error) = checked {
+            let late =
+                || self.failed("its files cannot be read: their file system has not responded for 10 s".to_owned());
+            if let Err(error) = tasks::blocking(move || this.check(), late).await {
                 error!(%error, "reading the web configuration panicked; please report this");
             }
         }
