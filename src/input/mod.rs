@@ -39,8 +39,8 @@ fn read<T: DeserializeOwned>(text: &str) -> Result<Option<T>, Error> {
         return Ok(None);
     }
     // Whether it is YAML at all comes before what its keys are.
-    serde_saphyr::from_str::<IgnoredAny>(text)?;
-    serde_saphyr::from_str(text).map(Some)
+    let first = |error| serde_saphyr::from_str::<IgnoredAny>(text).err().unwrap_or(error);
+    serde_saphyr::from_str(text).map(Some).map_err(first)
 }
 
 /// An error in one line, in words of the file and not of the parser.
