@@ -42,6 +42,7 @@ impl Supervisor {
     /// Starts the event thread, unless too many have never ended.
     pub(super) fn start_event_thread(&mut self, session: &Arc<dyn DriverSession>) {
         if self.leaked_waits.len() >= LEAKED_EVENT_THREADS {
+            self.lacks_event_thread = false;
             warn!("too many waits for events have not returned: this session has no events");
             return;
         }
