@@ -44,7 +44,9 @@ impl Node {
     }
 
     fn configure(&self, web_config: &str) {
-        std::fs::write(self.file(), web_config).unwrap();
+        let next = self.file().with_extension("next");
+        std::fs::write(&next, web_config).unwrap();
+        std::fs::rename(next, self.file()).unwrap();
     }
 
     fn start(&self) -> Running {
