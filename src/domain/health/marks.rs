@@ -35,6 +35,7 @@ pub enum OrderAction {
 pub struct OrderOutcome {
     /// A UUID.
     pub device: String,
+    /// Whether it has a mark now; for clients of the socket.
     pub marked: bool,
     pub removed: Vec<DeviceCause>,
     /// Why the device is still unhealthy; of a GPU also why its MIG devices are.
