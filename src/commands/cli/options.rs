@@ -9,8 +9,8 @@ use std::sync::LazyLock;
 use clap::Args;
 use serde::Deserialize;
 
-use super::value::{LogFilter, OptionType, PathOrNone, PciAddress, Switch, parsed, read, whole_number};
-use crate::agent::{GrafanaUrl, HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProfileConfig};
+use super::value::{GrafanaOrNone, LogFilter, OptionType, PathOrNone, PciAddress, Switch, parsed, read, whole_number};
+use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProfileConfig};
 use crate::input::{Duration, Size, SwitchOr};
 use crate::node::processes::ProcessAttribution;
 use crate::serve::metrics::dcgm::Generation;
@@ -228,7 +228,7 @@ options! {
         /// Unix socket for local commands, mode 0600; `none` disables it
         admin_socket "PATH": PathBuf => "/run/podmeter/podmeter.sock", restart;
         /// Address of a Grafana with podmeter's dashboards, to which rows of the page link
-        grafana_url "URL": GrafanaUrl => "none", restart;
+        grafana_url "URL": GrafanaOrNone = "none", restart;
     }
     "Kubelet" {
         /// Node name on the page; never a metric label

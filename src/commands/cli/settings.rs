@@ -199,7 +199,7 @@ fn settings(values: OptionValues, reloadable: Reloadable) -> Result<AgentSetting
             pod_labels,
         },
         dcgm_generation: values.dcgm_generation,
-        grafana_url: values.grafana_url,
+        grafana_url: values.grafana_url.0,
         log_format: values.log_format,
         health: values.health,
         condition_file: values.condition_file.0,
@@ -372,6 +372,8 @@ mod tests {
             let (_directory, options) = file(&format!("conditionFile: {name}\n"));
             assert_eq!(settings(options).condition_file.as_deref(), path);
         }
+        let (_directory, options) = file("grafanaUrl: none\n");
+        assert_eq!(settings(options).grafana_url, None);
         let missing = AgentOptions { config: Some("/missing.yaml".into()), ..AgentOptions::default() };
         assert!(error(missing).contains("/missing.yaml"));
     }

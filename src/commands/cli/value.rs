@@ -51,6 +51,18 @@ impl FromStr for PathOrNone {
     }
 }
 
+/// The address of a Grafana, or `none`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrafanaOrNone(pub Option<GrafanaUrl>);
+
+impl FromStr for GrafanaOrNone {
+    type Err = <GrafanaUrl as FromStr>::Err;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "none" { Ok(Self(None)) } else { text.parse().map(|url| Self(Some(url))) }
+    }
+}
+
 /// A level, or levels by target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogFilter(pub String);
@@ -125,7 +137,7 @@ macro_rules! values {
 values! {
     text: String = { "type": "string" },
         PathBuf = { "type": "string" },
-        GrafanaUrl = { "type": "string", "pattern": "^https?://" },
+        GrafanaOrNone = { "type": "string", "pattern": "^(none$|https?://)" },
         PciAddress = { "type": "string", "pattern": "^([0-9a-fA-F]{4}){1,2}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}[.][0-9a-fA-F]$" },
         usize = { "type": "integer" } or "must be a whole number",
         bool = { "type": "boolean" } or "must be true or false",

@@ -18,7 +18,7 @@ impl FromStr for GrafanaUrl {
         let is_address = |uri: Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.query().is_none();
         match uri.is_some_and(is_address) && !text.contains('#') {
             true => Ok(Self(text.trim_end_matches('/').to_owned())),
-            false => Err("must be the address of Grafana, such as https://grafana.example.com"),
+            false => Err("must be none or the address of Grafana, such as https://grafana.example.com"),
         }
     }
 }
