@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -72,10 +72,17 @@ enum Frame {
 struct FeedEvent {
     /// Of its feed, from 0.
     number: u64,
-    whole: EventBody,
+    whole: LazyBody,
     /// For those that have the event before.
     change: Option<EventBody>,
     parts: PartHashes,
+}
+
+/// Compressed when it is first read: only new subscribers, and those that missed an event, read the whole of a page.
+type LazyBody = LazyLock<EventBody, Box<dyn FnOnce() -> EventBody + Send>>;
+
+fn lazy_body(text: String) -> LazyBody {
+    LazyLock::new(Box::new(move || EventBody::new(&text)))
 }
 
 impl EventStreams {
@@ -152,7 +159,7 @@ impl Subscriber {
                     let has_one_before = self.last.is_some_and(|last| last + 1 == event.number);
                     self.last = Some(event.number);
                     let change = event.change.as_ref().filter(|_| has_one_before);
-                    return Some(self.writer.event(change.unwrap_or(&event.whole)));
+                    return Some(self.writer.event(change.unwrap_or_else(|| &event.whole)));
                 }
                 Frame::End => {
                     self.has_ended = true;
@@ -216,21 +223,25 @@ async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>, is_due: bool
 
 fn encode(state: &WebState, snapshot: &Snapshot, content: Content, last: Option<&FeedEvent>) -> FeedEvent {
     let number = last.map_or(0, |last| last.number + 1);
-    let body = |name, text: &str| EventBody::new(&event(name, snapshot.sequence, text));
-    match content {
+    let text = |name, data: &str| event(name, snapshot.sequence, data);
+    let event = match content {
         Content::Node => {
             let json = serde_json::to_string(&NodeResponse::from(snapshot)).expect("keys are strings");
-            FeedEvent { number, whole: body("node", &json), change: None, parts: PartHashes::new() }
+            FeedEvent { number, whole: lazy_body(text("node", &json)), change: None, parts: PartHashes::new() }
         }
         Content::Page(view) => {
             let (history, now, not_ready) = (state.streams.history(), state.clock.now(), (state.ready)().err());
             let page = NodePage { snapshot, history: &history, now, not_ready, view };
             let none = PartHashes::new();
             let (whole, change, parts) = changes(page.changing_part(), last.map_or(&none, |last| &last.parts));
-            let change = last.map(|_| body("page", &change));
-            FeedEvent { number, whole: body("page", &whole), change, parts }
+            let change = last.map(|_| EventBody::new(&text("page", &change)));
+            FeedEvent { number, whole: lazy_body(text("page", &whole)), change, parts }
         }
+    };
+    if event.change.is_none() {
+        LazyLock::force(&event.whole);
     }
+    event
 }
 
 /// Per <https://html.spec.whatwg.org/multipage/server-sent-events.html>: a line of data for each line of the text.
@@ -281,12 +292,11 @@ mod tests {
     async fn a_subscriber_that_missed_an_event_gets_the_whole() {
         let event = |number| {
             let change = (number > 0).then(|| EventBody::new("change"));
-            Frame::Event(Arc::new(FeedEvent {
-                number,
-                whole: EventBody::new("whole"),
-                change,
-                parts: PartHashes::new(),
-            }))
+            let whole = match number {
+                4 | 7 => LazyLock::new(Box::new(|| -> EventBody { unreachable!("no subscriber reads it") }) as _),
+                _ => lazy_body("whole".to_owned()),
+            };
+            Frame::Event(Arc::new(FeedEvent { number, whole, change, parts: PartHashes::new() }))
         };
         let feed = Feed::new(event(3));
         let mut frames = feed.subscribe();
