@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::Request;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{Request, Response};
 use axum::{Extension, Router, middleware};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -34,7 +35,7 @@ use crate::tasks::{self, NoThread, Tasks};
 const FIRST_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// After this time a connection is closed, once the response in progress is sent.
 const LIFETIME: Duration = Duration::from_secs(15 * 60);
-/// For that response: a stream would never end.
+/// For that response.
 const LAST_RESPONSE: Duration = Duration::from_secs(30);
 /// For requests in progress at shutdown; the agent ends within five seconds.
 const GRACE: Duration = Duration::from_secs(3);
@@ -233,9 +234,14 @@ async fn serve_connection(
         Err(error) => return debug!(%error, ?peer, "TLS handshake failed"),
     };
     let (noted, requested) = watch::channel(false);
+    let (began, streams) = watch::channel(false);
     let service = handler.router.map_request(move |request: Request<Incoming>| {
         noted.send_replace(true);
         request.map(Body::new)
+    });
+    let service = service.map_response(move |response: Response<Body>| {
+        began.send_replace(response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind == "text/event-stream"));
+        response
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -248,7 +254,7 @@ async fn serve_connection(
             None => drop(stopping.changed().await),
             Some(config) => tokio::select! {
                 _ = stopping.changed() => {}
-                () = tasks::changed(config) => until_requested(requested.clone()).await,
+                () = tasks::changed(config) => until_set(requested.clone()).await,
             },
         }
     };
@@ -258,7 +264,12 @@ async fn serve_connection(
         _ = tokio::time::timeout(LIFETIME, must_end) => {
             debug!(?peer, "connection closed after its last response: shutdown, maximum age or another web configuration");
             connection.as_mut().graceful_shutdown();
-            tokio::time::timeout(LAST_RESPONSE, connection).await.unwrap_or(Ok(()))
+            let last_response = tokio::time::timeout(LAST_RESPONSE, connection);
+            tokio::select! {
+                ended = last_response => ended.unwrap_or(Ok(())),
+                // A stream of events would not end. At shutdown it is ended by itself.
+                () = until_set(streams), if !*stopping.borrow() => Ok(()),
+            }
         }
     };
     // The client disconnected, or does not use HTTP.
@@ -269,15 +280,15 @@ async fn serve_connection(
 
 /// Never returns once a request was received.
 async fn no_request_in_time(requested: watch::Receiver<bool>) {
-    if tokio::time::timeout(FIRST_REQUEST_TIMEOUT, until_requested(requested)).await.is_ok() {
+    if tokio::time::timeout(FIRST_REQUEST_TIMEOUT, until_set(requested)).await.is_ok() {
         std::future::pending::<()>().await;
     }
 }
 
-/// Until the first request, which a client may be sending.
-async fn until_requested(mut requested: watch::Receiver<bool>) {
+/// As is `requested` by the first request, which a client may be sending.
+async fn until_set(mut flag: watch::Receiver<bool>) {
     // An error is the end of the connection.
-    let _ = requested.wait_for(|requested| *requested).await;
+    let _ = flag.wait_for(|is_set| *is_set).await;
 }
 
 fn client_gave_up(error: &io::Error) -> bool {
@@ -304,7 +315,10 @@ mod tests {
             tokio::time::sleep(takes).await;
             "the whole body"
         };
-        let router = Router::new().route("/", get(respond));
+        received_of(Router::new().route("/", get(respond))).await
+    }
+
+    async fn received_of(router: Router) -> (String, Duration) {
         let handler = ConnectionHandler { router, access: None, limits: Limits::default() };
         let (ours, mut theirs) = tokio::io::duplex(1024);
         let (_stop, stopped) = watch::channel(false);
@@ -325,6 +339,15 @@ mod tests {
         assert_eq!(after.as_secs(), LIFETIME.as_secs() + 5);
         let (text, after) = received(LIFETIME * 2).await;
         assert_eq!((text.as_str(), after.as_secs()), ("", (LIFETIME + LAST_RESPONSE).as_secs()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_of_events_ends_at_the_maximum_age() {
+        let body = || Body::from_stream(tokio_stream::pending::<Result<String, io::Error>>());
+        let respond = move || async move { ([(CONTENT_TYPE, "text/event-stream")], body()) };
+        let (text, after) = received_of(Router::new().route("/", get(respond))).await;
+        assert!(text.starts_with("HTTP/1.1 200 OK"), "{text}");
+        assert_eq!(after, LIFETIME);
     }
 
     #[tokio::test(start_paused = true)]
