@@ -349,7 +349,7 @@ fn invalid_files(key: &str) -> Vec<(String, Vec<&'static str>)> {
         (format!("{TLS}  client_auth_type: RequireAndVerifyClientCert\n"), vec!["needs client_ca_file"]),
         (
             format!("{TLS}  client_auth_type: RequireAnyClientCert\n"),
-            vec!["RequireAnyClientCert", "RequireAndVerifyClientCert", "line 4"],
+            vec!["must be one of", "RequireAndVerifyClientCert", "line 4"],
         ),
         (format!("{TLS}  min_version: TLS11\n"), vec!["TLS11", "TLS12", "TLS13", "line 4"]),
         // Keys of the exporter toolkit that podmeter does not have.
