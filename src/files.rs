@@ -40,6 +40,18 @@ pub fn read_named(file: &Path) -> io::Result<Vec<u8>> {
     content(open_named(file)?, NAMED_BYTES)
 }
 
+/// As [`read_named`], of at most `limit` bytes. `None`: the file is as it was when `known` was its stamp.
+pub fn read_changed(file: &Path, known: &mut Option<FileStamp>, limit: u64) -> io::Result<Option<Vec<u8>>> {
+    let opened = open_named(file)?;
+    let found = Some(stamp(&opened.metadata()?));
+    if *known == found {
+        return Ok(None);
+    }
+    let content = content(opened, limit)?;
+    *known = found;
+    Ok(Some(content))
+}
+
 /// As [`read_named`], of text.
 pub fn read_named_text(file: &Path) -> io::Result<String> {
     text(read_named(file)?)
@@ -76,9 +88,10 @@ fn content(opened: File, limit: u64) -> io::Result<Vec<u8>> {
 }
 
 fn limited(opened: File, limit: u64) -> io::Result<Vec<u8>> {
-    let mut content = vec![];
-    if opened.take(limit + 1).read_to_end(&mut content)? as u64 > limit {
-        return Err(io::Error::other(format!("it has more than {limit} bytes")));
+    let size = opened.metadata()?.len();
+    let mut content = Vec::with_capacity(usize::try_from(size.min(limit)).unwrap_or_default());
+    if size > limit || opened.take(limit + 1).read_to_end(&mut content)? as u64 > limit {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it has more than {limit} bytes")));
     }
     Ok(content)
 }

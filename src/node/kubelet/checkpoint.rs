@@ -5,9 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +14,6 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use parking_lot::Mutex;
 use prost::Message as _;
-use rustix::fs::OFlags;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, IgnoredAny, SeqAccess, Visitor};
 
@@ -141,29 +138,10 @@ impl CheckpointFile {
 
 fn read(path: &Path, before: &Arc<CheckpointAllocations>) -> io::Result<Arc<CheckpointAllocations>> {
     let mut version = before.version;
-    match changed_content(path, &mut version, LARGEST)? {
+    match files::read_changed(path, &mut version, LARGEST)? {
         None => Ok(Arc::clone(before)),
         Some(text) => Ok(Arc::new(CheckpointAllocations { version, ..parse(&text)? })),
     }
-}
-
-/// `None`: as it was when `known` was its version.
-pub(super) fn changed_content(path: &Path, known: &mut Option<FileStamp>, largest: u64) -> io::Result<Option<Vec<u8>>> {
-    // A named pipe is an error: opening it does not wait for a writer.
-    let file = File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() || metadata.len() > largest {
-        let kind = if metadata.is_file() { io::ErrorKind::FileTooLarge } else { io::ErrorKind::Other };
-        return Err(io::Error::new(kind, format!("not a file of at most {largest} bytes")));
-    }
-    let version = Some(files::stamp(&metadata));
-    if *known == version {
-        return Ok(None);
-    }
-    let mut bytes = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or_default());
-    file.take(largest).read_to_end(&mut bytes)?;
-    *known = version;
-    Ok(Some(bytes))
 }
 
 /// By device, the pod that was given it; and all devices.
@@ -216,7 +194,7 @@ pub fn cdi_names(
     device_plugin_directory: &Path,
     known: &mut Option<FileStamp>,
 ) -> io::Result<Option<BTreeSet<String>>> {
-    let content = changed_content(&device_plugin_directory.join(CHECKPOINT), known, LARGEST)?;
+    let content = files::read_changed(&device_plugin_directory.join(CHECKPOINT), known, LARGEST)?;
     content.map(|text| parse_cdi_names(&text)).transpose()
 }
 
@@ -353,12 +331,11 @@ mod tests {
         let path = directory.path().join(CHECKPOINT);
         let mut file = CheckpointFile::new(directory.path());
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
-        let refused = Some("not a file of at most 4194304 bytes".to_owned());
         assert_eq!(*file.refresh().await, CheckpointAllocations::default());
-        assert_eq!(file.problem, refused, "a named pipe");
+        assert_eq!(file.problem.as_deref(), Some("it is not a regular file"), "a named pipe");
         std::fs::remove_file(&path).unwrap();
-        File::create(&path).unwrap().set_len(LARGEST + 1).unwrap();
+        std::fs::File::create(&path).unwrap().set_len(LARGEST + 1).unwrap();
         assert_eq!(*file.refresh().await, CheckpointAllocations::default());
-        assert_eq!(file.problem, refused);
+        assert_eq!(file.problem.as_deref(), Some("it has more than 4194304 bytes"));
     }
 }

@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use self::formats::RecordedDevice;
-use super::checkpoint::{DEADLINE, LARGEST, PARSING, changed_content};
+use super::checkpoint::{DEADLINE, LARGEST, PARSING};
 use crate::domain::model::{Allocations, ClaimAllocation, ClaimDevice, ClaimHardware, ClaimRecord, ClaimSource};
+use crate::files;
 use crate::tasks::SlowRead;
 
 /// The driver whose checkpoint has a known format.
@@ -171,7 +172,7 @@ impl FileReader {
     /// Nothing of a file that is not there, or that cannot be read or parsed: that is a problem.
     fn read(&mut self, source: ClaimSource, path: PathBuf, parse: &Parse<'_>) -> Vec<RecordedDevice> {
         let limit = self.bytes_left.min(LARGEST);
-        let parsed = match changed_content(&path, &mut None, limit) {
+        let parsed = match files::read_changed(&path, &mut None, limit) {
             Ok(bytes) => {
                 let bytes = bytes.unwrap_or_default();
                 self.bytes_left -= bytes.len() as u64;
@@ -240,7 +241,7 @@ fn nvidia_checkpoint(directories: &ClaimDirectories) -> PathBuf {
 /// Of what NVIDIA's driver keeps for all claims, what can be read; else why not.
 pub fn survey(directories: &ClaimDirectories) -> [(PathBuf, Result<(), String>); 2] {
     let checkpoint = nvidia_checkpoint(directories);
-    let content = changed_content(&checkpoint, &mut None, LARGEST).map_err(|error| error.to_string());
+    let content = files::read_changed(&checkpoint, &mut None, LARGEST).map_err(|error| error.to_string());
     let parsed = content.and_then(|bytes| formats::checkpoint(&bytes.unwrap_or_default(), &|_| false).map(drop));
     let listed = fs::read_dir(&directories.cdi).map(drop).map_err(|error| error.to_string());
     [(checkpoint, parsed), (directories.cdi.clone(), listed)]
