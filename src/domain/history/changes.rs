@@ -9,6 +9,8 @@ use crate::domain::model::{ContainerRef, DeviceRef, GpuUuid, HealthTransition, R
 /// By GPU and code.
 type XidTotals = BTreeMap<(GpuUuid, u32), (u64, XidClass)>;
 
+type Holdings = BTreeMap<ContainerRef, BTreeSet<DeviceRef>>;
+
 /// The values of the last snapshot whose changes are events.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Changes {
@@ -18,7 +20,7 @@ pub(super) struct Changes {
 #[derive(Clone, Debug, Default)]
 struct SnapshotValues {
     /// `None` until kubelet and driver have both answered: the holdings that are then known are no events.
-    holdings: Option<BTreeMap<ContainerRef, BTreeSet<DeviceRef>>>,
+    holdings: Option<Arc<Holdings>>,
     transitions: u64,
     xids: XidTotals,
     kubelet_problem: Option<Arc<str>>,
@@ -34,10 +36,10 @@ impl Changes {
     /// The events since the last snapshot, without their `number`. None for the first one.
     pub(super) fn between(&mut self, snapshot: &Snapshot) -> Vec<HistoryEvent> {
         let Some(before) = self.seen.take() else {
-            self.seen = Some(SnapshotValues::from_snapshot(snapshot, false));
+            self.seen = Some(SnapshotValues::from_snapshot(snapshot, None));
             return vec![];
         };
-        let now = SnapshotValues::from_snapshot(snapshot, before.holdings.is_some());
+        let now = SnapshotValues::from_snapshot(snapshot, before.holdings.as_ref());
         let mut events = vec![];
         driver(&before, &now, snapshot, &mut events);
         kubelet(&before, &now, snapshot, &mut events);
@@ -58,11 +60,11 @@ impl Changes {
 }
 
 impl SnapshotValues {
-    /// Holdings that were `known_before` stay known.
-    fn from_snapshot(snapshot: &Snapshot, known_before: bool) -> Self {
+    /// Holdings that were known before stay known.
+    fn from_snapshot(snapshot: &Snapshot, before: Option<&Arc<Holdings>>) -> Self {
         let plugin = snapshot.plugin.as_deref();
         Self {
-            holdings: holdings(snapshot, known_before),
+            holdings: holdings(snapshot, before),
             transitions: snapshot.health.transitions.last().map_or(0, |transition| transition.number),
             xids: counted(snapshot),
             kubelet_problem: snapshot.kubelet.problem.clone(),
@@ -79,16 +81,27 @@ impl SnapshotValues {
     }
 }
 
-fn holdings(snapshot: &Snapshot, known_before: bool) -> Option<BTreeMap<ContainerRef, BTreeSet<DeviceRef>>> {
-    if !known_before && !is_joined(snapshot) {
+fn holdings(snapshot: &Snapshot, before: Option<&Arc<Holdings>>) -> Option<Arc<Holdings>> {
+    if before.is_none() && !is_joined(snapshot) {
         return None;
     }
-    let mut holdings: BTreeMap<ContainerRef, BTreeSet<DeviceRef>> = BTreeMap::new();
-    for account in snapshot.accounts.iter().filter(|account| account.holding.is_some()) {
+    let held = snapshot.accounts.iter().filter(|account| account.holding.is_some());
+    // As a rule they are the same: nothing is copied then.
+    if let Some(before) = before
+        && held.clone().count() == before.values().map(BTreeSet::len).sum::<usize>()
+        && held.clone().all(|account| {
+            let mut had = before.get(&account.container).into_iter().flatten();
+            had.any(|device| (&device.gpu, &device.mig) == (&account.gpu, &account.mig))
+        })
+    {
+        return Some(Arc::clone(before));
+    }
+    let mut holdings = Holdings::new();
+    for account in held {
         let held = DeviceRef { gpu: account.gpu.clone(), mig: account.mig.clone() };
         holdings.entry(account.container.clone()).or_default().insert(held);
     }
-    Some(holdings)
+    Some(Arc::new(holdings))
 }
 
 /// Whether both inputs of the join are present: without the hardware there are no holders.
@@ -140,8 +153,7 @@ fn xids(before: &SnapshotValues, now: &SnapshotValues, snapshot: &Snapshot, even
 /// One event per container that got or released devices, with all of those devices.
 fn allocations(before: &SnapshotValues, now: &SnapshotValues, snapshot: &Snapshot, events: &mut Vec<HistoryEvent>) {
     let (Some(before), Some(now)) = (&before.holdings, &now.holdings) else { return };
-    // As a rule; and cheaper than the differences of each container.
-    if before == now {
+    if Arc::ptr_eq(before, now) {
         return;
     }
     let none = BTreeSet::new();
@@ -152,11 +164,11 @@ fn allocations(before: &SnapshotValues, now: &SnapshotValues, snapshot: &Snapsho
             events.push(HistoryEvent { devices, containers, ..event });
         }
     };
-    for (container, held) in before {
+    for (container, held) in &**before {
         let kept = now.get(container).unwrap_or(&none);
         add(container, held.difference(kept).cloned().collect(), "released");
     }
-    for (container, held) in now {
+    for (container, held) in &**now {
         let had = before.get(container).unwrap_or(&none);
         add(container, held.difference(had).cloned().collect(), "allocated");
     }
@@ -201,5 +213,28 @@ fn driver(before: &SnapshotValues, now: &SnapshotValues, snapshot: &Snapshot, ev
         (None, Some(problem)) if !now.released => add(Severity::Bad, format!("no response from the driver: {problem}")),
         (Some(_), None) if !before.released => add(Severity::Good, "the driver responds".to_owned()),
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::model::{Account, SharingForm, UnixSeconds};
+    use crate::test_data;
+
+    #[test]
+    fn unchanged_holdings_are_not_copied_and_others_are() {
+        let account = |pod: &str| {
+            let container = ContainerRef::new("team", pod, "main");
+            let holding = Some(test_data::holding("GPU-a", SharingForm::TimeSlicing, 0.5));
+            Account { holding, ..Account::new(container, "GPU-a".into(), None, UnixSeconds(0.0)) }
+        };
+        let of = |pods: [&str; 2], before: Option<&Arc<Holdings>>| {
+            let snapshot = Snapshot { accounts: pods.map(account).into(), ..Snapshot::default() };
+            holdings(&snapshot, before).unwrap()
+        };
+        let first = of(["a", "b"], Some(&Arc::default()));
+        assert!(Arc::ptr_eq(&of(["a", "b"], Some(&first)), &first));
+        assert_eq!(of(["a", "c"], Some(&first)).keys().map(|one| &*one.pod).collect::<Vec<_>>(), ["a", "c"]);
     }
 }
