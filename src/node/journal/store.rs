@@ -22,8 +22,9 @@ const PAGE_BYTES: u64 = 4096;
 const CACHE_PAGES: i64 = 64;
 /// While another process reads, which takes milliseconds.
 const BUSY: Duration = Duration::from_secs(5);
-/// Records in one transaction.
-const BATCH: usize = 256;
+/// Of the maximum size for each record in one transaction: an eighth of the file then has room for these and the rollback
+/// journal.
+const BYTES_PER_BATCHED_RECORD: u64 = 16 * 1024;
 
 /// `ended` is empty while it is held. `record` is JSON.
 const TABLE: &str = "
@@ -106,7 +107,8 @@ impl Store {
 
     /// On disk when this returns; after an error some may be. Removes the oldest where the file is full.
     pub fn write(&mut self, records: &[AllocationRecord]) -> Result<(), StoreError> {
-        for batch in records.chunks(BATCH) {
+        let batch = self.bounds.bytes / BYTES_PER_BATCHED_RECORD;
+        for batch in records.chunks(usize::try_from(batch).unwrap_or(usize::MAX).max(1)) {
             let transaction = self.connection.transaction()?;
             {
                 let mut insert = transaction.prepare(
