@@ -126,10 +126,11 @@ impl Ledger {
         self.sequence += 1;
         for (key, holding) in &observation.join.holdings {
             let device = self.devices.entry(key.gpu.clone()).or_insert_with(|| DeviceLedger::new(&key.gpu, now));
-            let holder = device.accounts.entry(key.clone());
-            holder
-                .and_modify(|holder| holder.hold(holding, now, self.sequence))
-                .or_insert_with(|| HolderAccount::opened(key, holding, now, self.sequence));
+            if let Some(holder) = device.accounts.get_mut(key) {
+                holder.hold(holding, now, self.sequence);
+            } else {
+                device.accounts.insert(key.clone(), HolderAccount::opened(key, holding, now, self.sequence));
+            }
         }
         for device in self.devices.values_mut() {
             for holder in device.accounts.values_mut() {

@@ -206,6 +206,9 @@ impl UnlistedGpus {
     fn of_kubelet(&self, inventory: &Inventory, bus: Option<&NodeDevices>, kubelet: &KubeletState) -> IdsByGpu<'_> {
         let is_unlisted = |(uuid, _): &(&GpuUuid, &DeviceIds)| !inventory.gpus.contains_key(*uuid);
         let mut of_kubelet: IdsByGpu<'_> = self.gpus.iter().filter(is_unlisted).collect();
+        if of_kubelet.is_empty() {
+            return of_kubelet;
+        }
         let held = held(kubelet).filter_map(|device| parse_device_id(device.id.as_str()).gpu().cloned());
         let held: BTreeSet<GpuUuid> = held.collect();
         let unheld = of_kubelet.keys().filter(|uuid| !held.contains(**uuid)).count();

@@ -3,7 +3,7 @@
 //! In: successive snapshots, the open records of an earlier agent. Out: the records to write. Pure.
 
 use std::cell::LazyCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::time::Duration;
 
@@ -28,6 +28,7 @@ pub struct AllocationTracker {
     tracked: BTreeMap<HoldingKey, Tracked>,
     /// Each account as the last snapshot had it: where a next holding starts to count.
     last_accounts: BTreeMap<HoldingKey, LastAccount>,
+    observations: u64,
     /// Open when the last agent ended, and not matched yet.
     orphans: Orphans,
     /// Since when the settled answers of the kubelet list no pod.
@@ -46,6 +47,8 @@ pub struct AllocationTracker {
 struct LastAccount {
     created: UnixSeconds,
     figures: Figures,
+    /// The last observation that had it.
+    seen: u64,
 }
 
 /// A holding that continues, or that still lacks its final figures. For figures and XIDs, what the record has is
@@ -67,6 +70,7 @@ struct Tracked {
 impl AllocationTracker {
     /// True when something must be written soon: a beginning, an end, an event, or progress that is due.
     pub fn observe(&mut self, snapshot: &Snapshot) -> bool {
+        self.observations += 1;
         let before = self.waiting.len();
         let mut urgent = false;
         let holders = LazyCell::new(|| subject::holders(snapshot));
@@ -140,7 +144,11 @@ impl AllocationTracker {
     ) -> bool {
         let key = subject::account_key(account);
         let figures = account.figures;
-        let last = self.last_accounts.insert(key.clone(), LastAccount { created: account.created, figures });
+        let now = LastAccount { created: account.created, figures, seen: self.observations };
+        let last = match self.last_accounts.get_mut(&key) {
+            Some(last) => Some(std::mem::replace(last, now)),
+            None => self.last_accounts.insert(key.clone(), now),
+        };
         // Another account starts at zero; after a clock that was set back it may be of the same second.
         let last = last.filter(|last| last.created == account.created && !figures.fell_since(last.figures));
         let is_held = account.holding.is_some();
@@ -154,9 +162,10 @@ impl AllocationTracker {
         }
         let Some(tracked) = self.tracked.get_mut(&key) else { return false };
         let mut urgent = false;
-        let uid = subject::pod_uid(snapshot, &account.container);
-        if uid.is_some() && tracked.record.pod_uid.is_none() {
-            tracked.record.pod_uid = uid;
+        if tracked.record.pod_uid.is_none()
+            && let Some(uid) = subject::pod_uid(snapshot, &account.container)
+        {
+            tracked.record.pod_uid = Some(uid);
             tracked.continue_one_of(&mut self.orphans, &mut self.waiting, &key, snapshot.at.unix);
             urgent = true;
         }
@@ -207,18 +216,17 @@ impl AllocationTracker {
 
     /// Ends holdings without an account, and removes those that have their final figures.
     fn finish_ended(&mut self, snapshot: &Snapshot) -> bool {
-        let present: BTreeSet<HoldingKey> = snapshot.accounts.iter().map(subject::account_key).collect();
-        self.last_accounts.retain(|key, _| present.contains(key));
-        let Self { tracked, waiting, .. } = self;
+        self.last_accounts.retain(|_, last| last.seen == self.observations);
+        let Self { tracked, waiting, last_accounts: present, .. } = self;
         let mut urgent = false;
         tracked.retain(|key, tracked| {
-            if tracked.ended.is_none() && !present.contains(key) {
+            if tracked.ended.is_none() && !present.contains_key(key) {
                 tracked.end(snapshot.at, Ending::Released);
                 urgent = true;
                 waiting.insert(tracked.record.id, tracked.record.clone());
             }
             let Some(ended) = tracked.ended else { return true };
-            let is_over = snapshot.at.monotonic.since(ended) >= FINAL_FIGURES || !present.contains(key);
+            let is_over = snapshot.at.monotonic.since(ended) >= FINAL_FIGURES || !present.contains_key(key);
             if is_over {
                 waiting.insert(tracked.record.id, tracked.record.clone());
             }

@@ -76,6 +76,12 @@ pub(super) fn over_limit(accounts: &[Account], series: &[usize], limit: usize) -
 
 /// Labels have no UID: of the pods of one name, the one that holds has the series, else the last that did.
 fn replaced(accounts: &[Account]) -> Vec<usize> {
+    // By GPU and container: such pods follow each other.
+    let are_of_one_name =
+        |pair: &[Account]| pair[0].gpu == pair[1].gpu && pair[0].container.has_names_of(&pair[1].container);
+    if !accounts.windows(2).any(are_of_one_name) {
+        return vec![];
+    }
     let mut shown = BTreeMap::new();
     let mut replaced = vec![];
     for (index, account) in accounts.iter().enumerate() {
