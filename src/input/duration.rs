@@ -18,7 +18,12 @@ impl FromStr for Duration {
 
 impl fmt::Display for Duration {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&words::duration(self.0))
+        let words = words::duration(self.0);
+        // As people write it, where that is exact.
+        match words.parse::<Self>() {
+            Ok(same) if same == *self => formatter.write_str(&words),
+            _ => humantime::format_duration(self.0).fmt(formatter),
+        }
     }
 }
 

@@ -72,7 +72,7 @@ impl YamlMessages<'_> {
 /// What serde and the parser expect.
 fn plainly(expected: &str) -> &str {
     match expected {
-        "mapping start" => "a section of keys",
+        "mapping start" => "a mapping (KEY: VALUE)",
         "sequence start" => "a list, such as [a, b]",
         "string scalar" | "scalar" => "one value",
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
@@ -94,7 +94,8 @@ impl MessageFormatter for YamlMessages<'_> {
             }
             Error::SerdeMissingField { field, .. } => format!("the key `{field}` is missing"),
             Error::SerdeUnknownVariant { variant, expected, .. } => {
-                self.mismatch(&format!("`{variant}`"), &format!("one of {}", expected.join(", ")))
+                // Also of a secret file: only names of kinds are such.
+                format!("must be one of {}, not `{variant}`", expected.join(", "))
             }
             Error::SerdeInvalidType { unexpected, expected, .. }
             | Error::SerdeInvalidValue { unexpected, expected, .. } => self.mismatch(unexpected, expected),
@@ -187,7 +188,7 @@ mod tests {
         for (text, expected) in [
             ("limit: many\n", "line 1 column 8: must be a whole number, not `many`"),
             ("interval: {a: 1}\n", "line 1 column 11: must be one value, not `{a: 1}`"),
-            ("- limit\n", "line 1 column 1: must be a section of keys, not `- limit`"),
+            ("- limit\n", "line 1 column 1: must be a mapping (KEY: VALUE), not `- limit`"),
             // It is no YAML, whatever the key.
             ("a: [1\n", "line 1 column 4: unclosed bracket '['"),
             ("health: 1\n", "line 1 column 1: unknown key `health`; there are interval, limit"),

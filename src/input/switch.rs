@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, Unexpected, Visitor};
 
-/// `on`, `off`, or a section of keys. In place of an untagged enum, whose errors have no line.
+/// `on`, `off`, or a mapping. In place of an untagged enum, whose errors have no line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SwitchOr<T> {
     Switch(bool),
@@ -29,7 +29,7 @@ impl<'de, T: Default + Deserialize<'de>> Visitor<'de> for SwitchOrVisitor<T> {
     type Value = SwitchOr<T>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("on, off, or a section")
+        formatter.write_str("on, off, or a mapping")
     }
 
     /// YAML 1.1 has `on` and `off` as booleans.

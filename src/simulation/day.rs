@@ -37,8 +37,8 @@ pub const DAY: [DayStep; 11] = [
     DayStep {
         second: 10,
         events: &[Xid { gpu: 2, code: 79, count: 1 }],
-        text: "XID 79 on GPU 2, which has fallen off the bus: its readings end, and every slot of it becomes Unhealthy at \
-               the kubelet, the others go on; look at podmeter_device_unhealthy_reason and the log line with its pods",
+        text: "XID 79 on GPU 2, which has fallen off the bus: its readings end, and it becomes Unhealthy at the kubelet, with \
+               all of its slots; the others go on; look at podmeter_device_unhealthy_reason and the log line with its pods",
     },
     DayStep {
         second: 30,
@@ -55,7 +55,7 @@ pub const DAY: [DayStep; 11] = [
     DayStep {
         second: 50,
         events: &[Xid { gpu: 5, code: 48, count: 1 }],
-        text: "XID 48 on GPU 5, an uncorrected memory error: Unhealthy, its driver asks for a reset, its readings go on",
+        text: "XID 48 on GPU 5, an uncorrected memory error: Unhealthy, the driver requests a reset, its readings go on",
     },
     DayStep { second: 60, events: &[Reset { gpu: 5 }], text: "GPU 5 is reset: healthy when the hold-down is over" },
     DayStep {
@@ -85,7 +85,7 @@ pub const DAY: [DayStep; 11] = [
         events: &[Hangs { gpu: 6, hangs: false }],
         text: "GPU 6 is reset and its call comes back: healthy when the hold-down is over",
     },
-    DayStep { second: 145, events: &[], text: "the day is over: all GPUs are healthy again" },
+    DayStep { second: 145, events: &[], text: "the day is over: every simulated fault has ended" },
 ];
 
 /// The simulated parts that the day acts on.

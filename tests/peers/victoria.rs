@@ -112,6 +112,7 @@ fn old_errors(now: u64) -> String {
             let ecc = "podmeter_device_ecc_errors_total";
             writeln!(lines, "{ecc}{{{of_gpu},error=\"uncorrected\",location=\"dram\"}} 3 {milliseconds}").unwrap();
             writeln!(lines, "podmeter_device_healthy{{{of_gpu}}} 0 {milliseconds}").unwrap();
+            writeln!(lines, "podmeter_device_unhealthy_reason{{{of_gpu},reason=\"xid\"}} 1 {milliseconds}").unwrap();
             let holder = "namespace=\"research\",pod=\"training-0\",container=\"main\"";
             writeln!(lines, "podmeter_container_allocation_info{{{of_gpu},{holder}}} 1 {milliseconds}").unwrap();
         }
@@ -149,10 +150,11 @@ fn vmalert_fires_no_old_errors_again_and_names_pods_without_a_cluster_label() {
     };
     let description = until("the alert of the unhealthy GPU", || {
         let alerts = get("alerts")?["data"]["alerts"].as_array()?.clone();
-        let alert = alerts.into_iter().find(|alert| alert["name"] == "PodmeterDeviceUnhealthy")?;
+        let alert = alerts.into_iter().find(|alert| alert["name"] == "PodmeterDeviceUnhealthyButAllocated")?;
         Some(alert["annotations"]["description"].as_str()?.to_owned())
     });
-    assert!(description.contains("Held by: research/training-0/main."), "{description}");
+    let named = "pod research/training-0 holds GPU 0 of n (GPU-a), which is unhealthy: xid.";
+    assert!(description.contains(named), "{description}");
     let groups = get("rules").unwrap()["data"]["groups"].as_array().unwrap().clone();
     let all: Vec<_> = groups.iter().flat_map(|group| group["rules"].as_array().unwrap()).collect();
     assert_eq!(all.len(), rules().len());

@@ -9,13 +9,12 @@ use super::arguments::{AdminSocket, DeviceArguments, MarkArguments, ReleaseArgum
 use super::{FAILED, Failed, block_on, print};
 use crate::commands::client::{self, AgentTarget, ClientError, DEFAULT_SOCKET};
 use crate::domain::health::{DeviceCause, OrderOutcome};
-use crate::input;
 use crate::serve::api::NodeResponse;
 use crate::terminal::harmless;
 
 pub fn mark(arguments: MarkArguments) -> Result<(), Failed> {
     let MarkArguments { device, reason, duration, socket } = arguments;
-    let expiry = duration.map(exactly);
+    let expiry = duration.map(|duration| duration.to_string());
     let end = duration.map_or_else(String::new, |duration| format!(" for {duration}"));
     let order = json!({"device": device, "reason": reason, "expiry": expiry});
     let OrderOutcome { device, .. } = send(&target(socket), "/mark", order)?;
@@ -48,14 +47,14 @@ fn remove(arguments: DeviceArguments, path: &str, nothing: &str) -> Result<(), F
         text += &format!("{device} is still unhealthy: {}; {}.\n", harmless(&cause.detail), harmless(&cause.clears));
     }
     if outcome.remaining.is_empty() {
-        text += &format!("Device {} is healthy.\n", outcome.device);
+        text += &format!("No cause is left that makes device {} unhealthy.\n", outcome.device);
     }
     print(&text)
 }
 
 pub fn release(arguments: ReleaseArguments) -> Result<(), Failed> {
     let ReleaseArguments { duration, socket } = arguments;
-    let response: Value = send(&target(socket), "/release", json!({"for": exactly(duration)}))?;
+    let response: Value = send(&target(socket), "/release", json!({"for": duration.to_string()}))?;
     let until = response["until"].as_f64().and_then(|until| Duration::try_from_secs_f64(until).ok());
     let until = until.map_or_else(
         || format!("for {duration}"),
@@ -75,11 +74,6 @@ pub fn resume(socket: AdminSocket) -> Result<(), Failed> {
         return print("The driver was not released: nothing changes.\n");
     }
     print("The release has ended: the agent opens the driver again.\n")
-}
-
-/// As the agent reads it.
-fn exactly(duration: input::Duration) -> String {
-    humantime::format_duration(*duration).to_string()
 }
 
 fn target(socket: AdminSocket) -> AgentTarget {

@@ -44,7 +44,7 @@ pub enum CliCommand {
     },
     /// Validate a configuration file.
     CheckConfig {
-        /// `-` is standard input.
+        /// podmeter's configuration file; `-`: standard input.
         #[arg(required_unless_present_any = ["web_config", "nvidia_config", "env_file"])]
         file: Option<PathBuf>,
         /// A web configuration, with the certificates that it names.
@@ -65,11 +65,11 @@ pub enum CliCommand {
     Health(HealthArguments),
     /// Mark a device as unhealthy, so that the kubelet allocates it to no new pod.
     Mark(MarkArguments),
-    /// Remove the mark of a device, and nothing else that makes it unhealthy.
+    /// Remove the mark of a device; its faults remain.
     Unmark(DeviceArguments),
     /// After a repair, remove what keeps a device unhealthy: its XIDs and the faults that have ended.
     ///
-    /// For a repair of which the driver shows no trace. Its mark, and faults that the driver still reports, remain.
+    /// For a repair that the driver does not report. The device's mark, and faults that the driver still reports, remain.
     ClearFaults(DeviceArguments),
     /// Close the driver for a driver upgrade, a GPU reset or a change of the MIG layout.
     ///
@@ -192,7 +192,7 @@ fn duration_within(text: &str, least: &str, most: &str) -> Result<Duration, Stri
 
 #[derive(Clone, Debug, Args)]
 pub struct DemoArguments {
-    /// Address of metrics and page: `IP:PORT` or `unix:PATH`.
+    /// Address of metrics and page: `IP:PORT`, `:PORT` (every IPv4 address), `localhost:PORT` or `unix:PATH`.
     #[arg(long, default_value = "127.0.0.1:9410", value_name = "ADDR")]
     pub listen: ListenAddress,
     #[arg(long, value_parser = <SimulatedProfile as FromStr>::from_str, help = profile_help())]

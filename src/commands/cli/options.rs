@@ -194,7 +194,7 @@ options! {
     "" {
         /// YAML file with the same options (`refreshInterval: 5s`)
         config "FILE": PathBuf, reload, key("": skip);
-        /// Address of metrics and page: `IP:PORT` or `unix:PATH`; repeatable
+        /// Address of metrics and page: `IP:PORT`, `:PORT` (every IPv4 address), `localhost:PORT` or `unix:PATH`; repeatable
         listen "ADDR": Vec<ListenAddress> = "0.0.0.0:9410", restart;
         /// TLS, client certificates, passwords and headers for `--listen`: a web configuration file as for Prometheus exporters; read
         /// again when it or its certificates change

@@ -28,7 +28,7 @@ const KUBELET_DEADLINE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSettings {
-    #[error("{file}: {error}; give a file that can be read")]
+    #[error("{file}: {error}")]
     Unreadable { file: PathBuf, error: std::io::Error },
     #[error("{file}: {error}")]
     ConfigFile { file: PathBuf, error: String },

@@ -74,7 +74,8 @@ impl XidFault {
 impl GpuFaults {
     /// In place of faults that cannot be read: a mark, so that the GPU does not become healthy by that.
     pub fn unreadable() -> Self {
-        let reason = "its faults from before podmeter started cannot be read: check it, and unmark it".into();
+        let reason =
+            "podmeter cannot read the stored faults of this GPU: check the GPU, then run podmeter unmark".into();
         let mark = Some(MarkFault { reason, until: None });
         Self { devices: vec![DeviceFaults { mig: None, since: None, mark, causes: vec![] }], ..Self::default() }
     }

@@ -56,7 +56,7 @@ pub enum MarkError {
     UnknownDevice(String),
     #[error("several devices are named {0}; name the GPU or MIG device by its UUID")]
     Ambiguous(String),
-    #[error("the reason has {0} characters; give one of 1 to {LONGEST_REASON}")]
+    #[error("the reason is blank or too long ({0} characters); give one of 1 to {LONGEST_REASON}")]
     Reason(usize),
     #[error("the reason has a control character, such as a line break, at character {0}; write it in one line")]
     ControlCharacter(usize),
@@ -84,7 +84,7 @@ impl OrderAction {
 /// A reason goes into logs and texts for operators as it is.
 fn check_reason(reason: &str) -> Result<(), MarkError> {
     let length = reason.chars().count();
-    if length == 0 || length > LONGEST_REASON {
+    if reason.trim().is_empty() || length > LONGEST_REASON {
         return Err(MarkError::Reason(length));
     }
     match reason.chars().position(char::is_control) {

@@ -17,7 +17,8 @@ use crate::domain::model::{
 const AFTER_RESET: &str = "recovers after a reset of the GPU, a reload of the driver, or podmeter clear-faults";
 const AFTER_RESTART: &str = "recovers after a restart of the GPU (its energy counter falls), a reload of the driver, a reboot \
                              of the node, or podmeter clear-faults";
-const AFTER_UNMARK: &str = "recovers after podmeter unmark, or when the mark ends";
+const AFTER_UNMARK: &str = "recovers after podmeter unmark";
+const AFTER_MARK: &str = "recovers after podmeter unmark, or when the mark ends";
 const EARLIER: &str = "found before podmeter started";
 const AFTER_READING: &str = "recovers when the driver reports that it is over, or after podmeter clear-faults";
 
@@ -112,8 +113,11 @@ impl TrackedGpu {
             if let Some((fault, mark)) =
                 device.mark.as_ref().and_then(|fault| Some((fault, restored_mark(fault, now)?)))
             {
-                let changed =
-                    if mark.reason == fault.reason { "" } else { ", in place of one that no operator can give," };
+                let changed = if mark.reason == fault.reason {
+                    ""
+                } else {
+                    " (its stored reason was too long or had control characters)"
+                };
                 restored.push((subject.clone(), format!("the mark {:?}{changed}", mark.reason)));
                 self.marks.insert(subject.clone(), mark);
             }
@@ -267,7 +271,8 @@ impl TrackedGpu {
         }
         if let Some(mark) = self.marks.get(subject) {
             let detail = format!("marked by an operator: {}", mark.reason).into();
-            current.insert((UnhealthyReason::Admin, 0), (detail, AFTER_UNMARK));
+            let clears = if mark.until.is_some() { AFTER_MARK } else { AFTER_UNMARK };
+            current.insert((UnhealthyReason::Admin, 0), (detail, clears));
         }
         if *subject == Subject::Whole {
             let first_listed = self.first_listed.unwrap_or(context.now.monotonic);

@@ -156,7 +156,7 @@ fn a_mark_outlives_the_agent_and_the_driver_until_its_end() {
     assert_eq!(mig(&world.restarted(100, HealthConfig::default()).at(100)), 1, "its end was while no agent ran");
 }
 
-/// The GPU was healthy again, without a word.
+/// The mark was dropped silently, and the GPU became healthy.
 #[test]
 fn a_mark_with_a_reason_that_no_operator_can_give_is_restored_with_another() {
     let mut world = World::checked();
@@ -170,8 +170,8 @@ fn a_mark_with_a_reason_that_no_operator_can_give_is_restored_with_another() {
     ] {
         let mut next = World::new(HealthConfig::default());
         next.health.restore(moment(1), &serde_json::from_str(&world.faults().replace("smells", given)).unwrap());
-        let note =
-            format!("GPU-0: the mark {restored:?}, in place of one that no operator can give, is restored from before");
+        let why = "its stored reason was too long or had control characters";
+        let note = format!("GPU-0: the mark {restored:?} ({why}) is restored from before");
         assert!(next.health.drain_notes()[0].starts_with(&note), "{given:?}");
         assert_eq!(reasons(&next.at(1), None), ["admin"], "{given:?}");
         assert_eq!(

@@ -104,7 +104,7 @@ impl<'de> Visitor<'de> for EntryVisitor {
     type Value = EntryConfig;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a section of keys with a kind")
+        formatter.write_str("a mapping with a kind")
     }
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<EntryConfig, M::Error> {

@@ -231,7 +231,7 @@ impl<'de> Visitor<'de> for SharingVisitor {
     type Value = SharingConfig;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("none, or a section with timeSlicing or mps")
+        formatter.write_str("none, or a mapping with timeSlicing or mps")
     }
 
     fn visit_unit<E: Error>(self) -> Result<SharingConfig, E> {

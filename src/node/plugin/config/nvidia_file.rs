@@ -95,7 +95,7 @@ fn ignored_key(key: &str, ours: &str) -> String {
 
 /// The section with its list of resources as our map by name.
 fn replication(key: &str, mut section: Value, ignored: &mut BTreeSet<String>) -> Result<Value, PluginConfigError> {
-    let Some(keys) = section.as_object_mut() else { return refuse(key, section, "it is no section with keys") };
+    let Some(keys) = section.as_object_mut() else { return refuse(key, section, "it is no mapping (KEY: VALUE)") };
     if let Some(unknown) = keys.keys().find(|key| !SHARING.contains(&key.as_str())) {
         return Err(unknown_key(key, unknown, &SHARING));
     }

@@ -110,7 +110,7 @@ fn collect(path: &str, value: Value, values: &mut Values) -> Result<(), PluginCo
     }
     let Value::Object(section) = value else {
         let at = if path.is_empty() { "the file" } else { path };
-        return refuse(at, value, "it is no section with keys");
+        return refuse(at, value, "it is no mapping (KEY: VALUE)");
     };
     let prefix = if path.is_empty() { String::new() } else { format!("{path}.") };
     let known = KEYS.iter().filter_map(|(key, ..)| key.strip_prefix(&prefix)?.split('.').next());

@@ -10,6 +10,9 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrafanaUrl(String);
 
+const WRONG: &str =
+    "must be none, or an http or https URL without query and fragment, such as https://grafana.example.com";
+
 impl FromStr for GrafanaUrl {
     type Err = &'static str;
 
@@ -18,7 +21,7 @@ impl FromStr for GrafanaUrl {
         let is_address = |uri: Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.query().is_none();
         match uri.is_some_and(is_address) && !text.contains('#') {
             true => Ok(Self(text.trim_end_matches('/').to_owned())),
-            false => Err("must be none or the address of Grafana, such as https://grafana.example.com"),
+            false => Err(WRONG),
         }
     }
 }
