@@ -89,7 +89,7 @@ fn read(path: &Path, boot_id: Option<&str>) -> Result<Option<NodeFaults>, String
     // A damaged entry is of one GPU, and must not make it healthy.
     for (gpu, faults) in faults.get_mut("gpus").and_then(Value::as_object_mut).into_iter().flatten() {
         if let Err(error) = GpuFaults::deserialize(&*faults) {
-            tracing::warn!(file = %path.display(), gpu, %error, "the faults of a GPU cannot be read: it is marked in their place");
+            tracing::warn!(file = %path.display(), gpu, %error, "cannot read the stored faults of a GPU: the GPU is marked");
             *faults = serde_json::to_value(GpuFaults::unreadable()).expect("plain data");
         }
     }
@@ -139,7 +139,7 @@ mod tests {
         }
     }
 
-    /// As of a newer podmeter, with a reason of its own.
+    /// As a newer podmeter writes it, with an unknown reason.
     #[test]
     fn a_gpu_whose_entry_is_damaged_is_marked_and_the_others_are_restored() {
         let directory = tempfile::tempdir().unwrap();
@@ -151,7 +151,7 @@ mod tests {
             std::fs::write(&path, document).unwrap();
             let faults = FaultsFile::of_boot(path.clone(), Some("this".into())).faults();
             let mark = faults.gpus[&"GPU-0".into()].devices[0].mark.clone().unwrap();
-            assert!(mark.until.is_none() && mark.reason.contains("cannot be read"), "{mark:?}");
+            assert!(mark.until.is_none() && mark.reason.contains("cannot read"), "{mark:?}");
             assert_eq!(faults.gpus[&"GPU-1".into()].xids.len(), 1);
         }
     }

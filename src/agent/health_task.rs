@@ -18,6 +18,7 @@ use crate::domain::model::{
     ContainerRef, DeviceHealth, GpuHealth, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic,
     Snapshot,
 };
+use crate::input;
 use crate::node::hardware::XidBatches;
 use crate::serve::web::AdminCommand;
 use crate::tasks::{self, Tasks};
@@ -248,11 +249,11 @@ fn log_order(action: &OrderAction, OrderOutcome { device, removed, .. }: &OrderO
     let removed = (!removed.is_empty()).then(|| removed.join(", "));
     match action {
         OrderAction::Mark { reason, lasts } => {
-            let lasts = lasts.map(words::duration);
-            tracing::info!(order = "mark", device, reason, lasts, "an operator's order");
+            let lasts = lasts.map(|lasts| input::Duration(lasts).to_string());
+            tracing::info!(command = "mark", device, reason, lasts, "operator command");
         }
-        OrderAction::Unmark => tracing::info!(order = "unmark", device, removed, "an operator's order"),
-        OrderAction::ClearFaults => tracing::info!(order = "clear-faults", device, removed, "an operator's order"),
+        OrderAction::Unmark => tracing::info!(command = "unmark", device, removed, "operator command"),
+        OrderAction::ClearFaults => tracing::info!(command = "clear-faults", device, removed, "operator command"),
     }
 }
 

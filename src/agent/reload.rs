@@ -70,7 +70,7 @@ impl ConfigReloader {
                 self.outcome.send_replace(ConfigReload { successful: true, last_success: self.clock.now().unix });
             }
             Err(problem) => {
-                tracing::error!(%problem, "configuration not re-read: the old one stays in force");
+                tracing::error!(%problem, "configuration rejected: the previous one remains in use");
                 self.outcome.send_modify(|outcome| outcome.successful = false);
             }
         }

@@ -94,8 +94,7 @@ impl MessageFormatter for YamlMessages<'_> {
             }
             Error::SerdeMissingField { field, .. } => format!("the key `{field}` is missing"),
             Error::SerdeUnknownVariant { variant, expected, .. } => {
-                // Also of a secret file: only names of kinds are such.
-                format!("must be one of {}, not `{variant}`", expected.join(", "))
+                self.mismatch(&format!("`{variant}`"), &format!("one of {}", expected.join(", ")))
             }
             Error::SerdeInvalidType { unexpected, expected, .. }
             | Error::SerdeInvalidValue { unexpected, expected, .. } => self.mismatch(unexpected, expected),

@@ -18,7 +18,7 @@ const ARROWS: [(&str, &str); 14] = [
     ("tasks", ""),
     ("words", ""),
     ("simulation", "clock domain files node"),
-    ("agent", "clock domain files node serve simulation tasks words"),
+    ("agent", "clock domain files input node serve simulation tasks words"),
     ("lib", ""),
 ];
 

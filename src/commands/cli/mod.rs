@@ -56,7 +56,7 @@ const LAST_MESSAGE: Duration = Duration::from_millis(300);
 /// Bytes that a writable pipe accepts without blocking (`limits.h`).
 const PIPE_BUF: usize = 4096;
 
-/// For what may hang, one each. Of the agent: processes, scans of the host, the kubelet's checkpoint, files of claims, the
+/// One for each operation that may hang. Of the agent: processes, scans of the host, the kubelet's checkpoint, files of claims, the
 /// configuration, the files of faults and of the condition, and at the end the journal. Of the doctor there are fewer.
 const BLOCKING_THREADS: usize = 8;
 

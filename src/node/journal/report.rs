@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_controls_a_terminal() {
+    fn names_are_escaped_for_terminals() {
         let record = AllocationRecord { pod: "a\u{1b}[2J\nb,c".into(), ..AllocationRecord::default() };
         let text = holdings_csv(&[record]);
         assert!(text.contains("\"a\u{fffd}[2J\u{fffd}b,c\"") && text.lines().count() == 2, "{text}");

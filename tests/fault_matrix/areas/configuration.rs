@@ -2,8 +2,8 @@ use crate::rig::CONFIG;
 use crate::row::{Area, GoesOn, Is, Log, Metric, READY, ROW, Row, Text};
 
 const RELOAD_FAILED: Metric = Metric("podmeter_config_last_reload_successful", &[], Is::Value(0.0));
-const RELOAD_ERROR: &str = "configuration not re-read: the old one stays in force";
-const WEB_RELOAD_ERROR: &str = "web configuration not re-read: the old one stays in force";
+const RELOAD_ERROR: &str = "configuration rejected: the previous one remains in use";
+const WEB_RELOAD_ERROR: &str = "web configuration rejected: the previous one remains in use";
 const RELOAD_ON_NODE_ROUTE: Option<Text> = Some(Text("/api/v1/node", "\"config_reload\":{\"successful\":false"));
 const GOOD_WEB: &str = "http_server_config: {headers: {X-Frame-Options: sameorigin}}\n";
 

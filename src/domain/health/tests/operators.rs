@@ -107,7 +107,7 @@ fn an_unmark_removes_the_mark_only_and_each_answer_names_what_remains() {
 }
 
 #[test]
-fn in_manual_only_an_operator_brings_a_device_back_and_only_if_it_has_recovered() {
+fn with_recovery_manual_only_clear_faults_makes_a_recovered_device_healthy() {
     let mut world = World::new(HealthConfig { recovery: Recovery::Manual, ..HealthConfig::default() });
     world.at(1);
     assert_eq!(world.reasons(), WELL, "the first check needs no operator");

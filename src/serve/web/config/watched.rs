@@ -109,7 +109,7 @@ impl WatchedConfig {
     fn failed(&self, problem: String) {
         let mut state = self.state.lock();
         if state.problem.as_ref() != Some(&problem) {
-            error!(%problem, "web configuration not re-read: the old one stays in force");
+            error!(%problem, "web configuration rejected: the previous one remains in use");
         }
         state.problem = Some(problem);
     }

@@ -153,7 +153,7 @@
     if (target.matches('.more[open]')) fill(target);
   }, true);
 
-  // By the old command: the Clipboard API is missing where the page comes over HTTP from another machine.
+  // With execCommand('copy'): the Clipboard API is missing where the page comes over HTTP from another machine.
   let copied = null;
   live.addEventListener('click', ({ target }) => {
     if (!target.matches('[data-copy]')) return;

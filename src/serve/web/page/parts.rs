@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn text_of_others_ends_no_part() {
+    fn escaped_text_cannot_end_a_part() {
         let text = html! { (part(html! { li data-key="1" { (EDGE) } })) };
         assert_eq!(changes(text, &PartHashes::new()).0, "<li data-key=\"1\">&lt;!----&gt;</li>");
     }

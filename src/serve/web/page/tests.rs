@@ -25,7 +25,7 @@ fn row<'a>(page: &'a str, key: &str) -> &'a str {
 }
 
 #[test]
-fn a_tile_tells_a_part_of_the_gpus_from_all_and_unknown_from_none() {
+fn a_tile_distinguishes_a_part_of_the_gpus_from_all_and_unknown_from_none() {
     let mut snapshot = fixture::snapshot();
     let tile = |snapshot: &Snapshot, label| {
         let page = rendered(snapshot, None);

@@ -199,7 +199,7 @@ fn the_first_check_of_an_agent_is_a_change_only_if_it_differs_from_the_last_stat
     for restart in 1..=20 {
         let (mut node, mut tracker) = (Node::new(BIRTH + f64::from(restart) * 100.0), AllocationTracker::default());
         tracker.load(open(&disk), 0, node.now());
-        // While agent 3 runs, the device is lost; it is found lost by 4 and 5, and well by 6.
+        // While agent 3 runs, the device is lost; agents 4 and 5 find it lost, and agent 6 healthy.
         let first_check = lost.filter(|_| [4, 5].contains(&restart));
         for (health, known) in [(unknown, false), (first_check, false)] {
             node.turn(health, known);
