@@ -136,6 +136,8 @@ async fn a_mig_device_stays_described_and_never_has_the_nodes_of_another() {
     };
     let podmeter = PluginHarness::configured(root, &configuration("mixed", "cdi-cri"), hardware([gpu(0), partitioned]));
     podmeter.registered(MIG, 1).await;
+    // Otherwise the next configuration may come before, and the registration after it is the first.
+    podmeter.registered(GPU, 1).await;
     counts(&node, MIG, 2, 2).await;
     runs(&node, PodSpec::new("team", "trainer").container(ContainerSpec::new("main").asks(MIG, 1))).await;
     let name = names(&node).await.remove(0);
