@@ -168,9 +168,9 @@ mod tests {
 
     use super::*;
 
-    struct Lines(LogFormat, Arc<Mutex<String>>);
+    struct CapturedLines(LogFormat, Arc<Mutex<String>>);
 
-    impl Layer<Registry> for Lines {
+    impl Layer<Registry> for CapturedLines {
         fn on_event(&self, event: &Event<'_>, _: Context<'_, Registry>) {
             self.1.lock().unwrap().push_str(&log_line(event, UnixSeconds(0.0), self.0));
         }
@@ -178,7 +178,7 @@ mod tests {
 
     fn logged(format: LogFormat, log: impl FnOnce()) -> String {
         let lines = Arc::<Mutex<String>>::default();
-        tracing::subscriber::with_default(Registry::default().with(Lines(format, Arc::clone(&lines))), log);
+        tracing::subscriber::with_default(Registry::default().with(CapturedLines(format, Arc::clone(&lines))), log);
         lines.lock().unwrap().clone()
     }
 

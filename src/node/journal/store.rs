@@ -22,8 +22,7 @@ const PAGE_BYTES: u64 = 4096;
 const CACHE_PAGES: i64 = 64;
 /// While another process reads, which takes milliseconds.
 const BUSY: Duration = Duration::from_secs(5);
-/// Of the maximum size for each record in one transaction: an eighth of the file then has room for these and the rollback
-/// journal.
+/// Of the maximum size for each record in one transaction: an eighth of the file then holds these and the rollback journal.
 const BYTES_PER_BATCHED_RECORD: u64 = 16 * 1024;
 
 /// `ended` is empty while it is held. `record` is JSON.

@@ -35,27 +35,27 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(1);
 
 /// `E`: what is needed of the entries. `R`: of the registered devices.
 #[derive(Deserialize)]
-#[serde(rename_all = "PascalCase", bound = "E: Entries, R: Deserialize<'de>")]
+#[serde(rename_all = "PascalCase", bound = "E: EntrySum, R: Deserialize<'de>")]
 struct KubeletCheckpoint<E, R> {
     data: CheckpointData<E, R>,
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "PascalCase", bound = "E: Entries, R: Deserialize<'de>")]
+#[serde(rename_all = "PascalCase", bound = "E: EntrySum, R: Deserialize<'de>")]
 struct CheckpointData<E, R> {
     /// `null` in a kubelet that never allocated.
-    #[serde(default, deserialize_with = "Entries::sum")]
+    #[serde(default, deserialize_with = "EntrySum::sum")]
     pod_device_entries: E,
     registered_devices: Option<R>,
 }
 
 /// A sum over the entries of a checkpoint, so that no more of them is in memory.
-trait Entries: Default {
+trait EntrySum: Default {
     fn add(&mut self, entry: PodDevicesEntry) -> io::Result<()>;
 
     fn sum<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Sum<E>(E);
-        impl<'de, E: Entries> Visitor<'de> for Sum<E> {
+        struct EntrySumVisitor<E>(E);
+        impl<'de, E: EntrySum> Visitor<'de> for EntrySumVisitor<E> {
             type Value = E;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -73,7 +73,7 @@ trait Entries: Default {
                 Ok(self.0)
             }
         }
-        deserializer.deserialize_any(Sum(Self::default()))
+        deserializer.deserialize_any(EntrySumVisitor(Self::default()))
     }
 }
 
@@ -172,7 +172,7 @@ impl Assigned {
     }
 }
 
-impl Entries for Assigned {
+impl EntrySum for Assigned {
     fn add(&mut self, entry: PodDevicesEntry) -> io::Result<()> {
         let (container, resource) = (self.name(entry.container), ResourceName::new(self.name(entry.resource)));
         let uid = PodUid::new(self.name(entry.pod_uid));
@@ -207,7 +207,7 @@ fn parse_cdi_names(text: &[u8]) -> io::Result<BTreeSet<String>> {
 #[derive(Default)]
 struct CdiNames(BTreeSet<String>);
 
-impl Entries for CdiNames {
+impl EntrySum for CdiNames {
     fn add(&mut self, entry: PodDevicesEntry) -> io::Result<()> {
         let Some(answer) = entry.answer else { return Ok(()) };
         let answer = BASE64_STANDARD.decode(answer).map_err(io::Error::other)?;

@@ -87,8 +87,8 @@ fn entries<'de, D: Deserializer<'de>, V: Deserialize<'de>, T>(
     deserializer: D,
     keep: fn(String, V) -> Option<T>,
 ) -> Result<Vec<T>, D::Error> {
-    struct Entries<V, T>(fn(String, V) -> Option<T>);
-    impl<'de, V: Deserialize<'de>, T> Visitor<'de> for Entries<V, T> {
+    struct EntriesVisitor<V, T>(fn(String, V) -> Option<T>);
+    impl<'de, V: Deserialize<'de>, T> Visitor<'de> for EntriesVisitor<V, T> {
         type Value = Vec<T>;
 
         fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -107,7 +107,7 @@ fn entries<'de, D: Deserializer<'de>, V: Deserialize<'de>, T>(
             Ok(kept)
         }
     }
-    deserializer.deserialize_any(Entries(keep))
+    deserializer.deserialize_any(EntriesVisitor(keep))
 }
 
 /// `metadata.json`: one object for each version of the format, of which the first known one counts. Empty until a
