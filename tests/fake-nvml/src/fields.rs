@@ -127,6 +127,7 @@ fn field(target: &Target, id: u32, scope: u32) -> Result<Number, Code> {
 /// The value of one link, or the sum where the driver has one.
 fn nvlink(nvlink: &NvLink, id: u32, scope: u32) -> Result<Number, Code> {
     let (each, summable) = match id {
+        NVML_FI_DEV_NVLINK_LINK_COUNT if nvlink.links > 0 => return Ok(Number::Word(nvlink.links)),
         NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX => (nvlink.data_tx_kib, true),
         NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX => (nvlink.data_rx_kib, true),
         NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY | NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY if nvlink.version < 5 => (0, false),

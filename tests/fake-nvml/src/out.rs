@@ -3,7 +3,7 @@
 //!
 //! Only the C side makes them, and NVML's contract is theirs: a pointer is null or valid for what the call writes.
 
-use std::ffi::{c_char, c_uint};
+use std::ffi::{CStr, c_char, c_uint};
 
 use crate::codes::{Answer, Code, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND};
 
@@ -39,6 +39,21 @@ impl<T: Copy> Out<T> {
     /// The same address as another struct, for the versioned ones whose first word is the version.
     pub fn cast<U>(self) -> Out<U> {
         Out(self.0.cast())
+    }
+}
+
+/// A text of the caller's.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Given(*const c_char);
+
+impl Given {
+    pub fn get(self) -> Result<String, Code> {
+        if self.0.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        // SAFETY: not null, and the caller of the C function vouches for it (head of this file).
+        Ok(unsafe { CStr::from_ptr(self.0) }.to_string_lossy().into_owned())
     }
 }
 

@@ -4,17 +4,23 @@ use std::ffi::{c_uchar, c_uint};
 use std::mem::size_of;
 
 use nvml_wrapper_sys::bindings::{
-    nvmlC2cModeInfo_v1_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t, nvmlPciInfo_t,
-    nvmlPlatformInfo_v2_t,
+    nvmlC2cModeInfo_v1_t, nvmlDevice_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t,
+    nvmlPciInfo_t, nvmlPlatformInfo_v2_t,
 };
 
 use super::identity::pci_info;
 use super::on_device;
 use crate::codes::{ARGUMENT_VERSION_MISMATCH, Code, INVALID_ARGUMENT, NOT_SUPPORTED};
 use crate::gate::Target;
+use crate::handles::Handle;
+use crate::library::library;
 use crate::out::Out;
 use crate::state::{Fabric, Remote};
 use crate::versions;
+
+/// nvmlGpuTopologyLevel_t.
+const SAME_NODE: c_uint = 40;
+const SYSTEM: c_uint = 50;
 
 on_device! {
     nvmlDeviceGetPcieReplayCounter(count: Out<c_uint>) |target| { count.put(target.whole()?.pcie.replay) }
@@ -26,6 +32,10 @@ on_device! {
     }
     nvmlDeviceGetCurrPcieLinkWidth(width: Out<c_uint>) |target| { width.put(target.whole()?.pcie.width) }
     nvmlDeviceGetMaxPcieLinkWidth(width: Out<c_uint>) |target| { width.put(target.whole()?.pcie.max_width) }
+    nvmlDeviceGetPcieThroughput(_counter: c_uint, kilobytes: Out<c_uint>) |target| {
+        target.whole()?;
+        kilobytes.put(0)
+    }
     nvmlDeviceGetNvLinkState(link: c_uint, active: Out<c_uint>) |target| { active.put(link_up(target, link)?.into()) }
     nvmlDeviceGetNvLinkRemoteDeviceType(link: c_uint, kind: Out<c_uint>) |target| {
         kind.put(remote(target, link)?.device_type)
@@ -33,6 +43,11 @@ on_device! {
     nvmlDeviceGetNvLinkRemotePciInfo_v2(link: c_uint, pci: Out<nvmlPciInfo_t>) |target| {
         let remote = remote(target, link)?;
         pci.put(pci_info(&remote.pci_bus_id)?)
+    }
+    nvmlDeviceGetTopologyCommonAncestor(other: nvmlDevice_t, level: Out<c_uint>) |target| {
+        let uuid = library().uuid(Handle::from_pointer(other)).ok_or(INVALID_ARGUMENT)?.to_owned();
+        let other = target.machine.gpu(&uuid).ok_or(INVALID_ARGUMENT)?;
+        level.put(if other.numa_node == target.whole()?.numa_node { SAME_NODE } else { SYSTEM })
     }
     nvmlDeviceGetGpuFabricInfo(info: Out<nvmlGpuFabricInfo_t>) |target| {
         let fabric = fabric(target)?;

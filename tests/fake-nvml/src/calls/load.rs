@@ -96,6 +96,9 @@ on_device! {
     nvmlDeviceGetNumFans(fans: Out<c_uint>) |target| {
         fans.put(target.whole()?.fans.len() as c_uint)
     }
+    nvmlDeviceGetFanSpeed(speed: Out<c_uint>) |target| {
+        speed.put(*target.whole()?.fans.first().ok_or(NOT_SUPPORTED)?)
+    }
     nvmlDeviceGetFanSpeed_v2(fan: c_uint, speed: Out<c_uint>) |target| {
         let fans = &target.whole()?.fans;
         let refused = if fans.is_empty() { NOT_SUPPORTED } else { INVALID_ARGUMENT };
