@@ -148,7 +148,7 @@ fn pods(plain: usize) -> Vec<PodSpec> {
 /// The fake driver polls for events, where a real one sleeps, and logs its calls: neither is podmeter's cost.
 fn quiet(driver: &FakeNvml) -> Vec<(&'static str, PathBuf)> {
     let mut environment = driver.env();
-    environment.retain(|(name, _)| *name != "FAKE_NVML_STATS");
+    environment.retain(|(name, _)| *name != "FAKE_NVML_CALLS");
     environment.push(("FAKE_NVML_READ_MICROS", "10000000".into()));
     environment
 }

@@ -52,27 +52,46 @@ impl FakeNvml {
         vec![
             ("LD_LIBRARY_PATH", self.folder().to_owned()),
             ("FAKE_NVML_STATE", self.state_path()),
-            ("FAKE_NVML_STATS", self.stats_path()),
+            ("FAKE_NVML_CALLS", self.record_path()),
         ]
     }
 
-    /// How often each call was made, some 100 ms ago; exact after nvmlShutdown.
+    /// How often each call was made.
     pub fn calls(&self) -> BTreeMap<String, u64> {
-        let text = fs::read_to_string(self.stats_path()).unwrap_or_else(|_| "{}".to_owned());
-        serde_json::from_str(&text).expect("the counts are JSON")
+        let mut calls = BTreeMap::new();
+        for ((call, _), times) in self.record() {
+            let name = call.split('(').next().expect("a first part").to_owned();
+            *calls.entry(name).or_default() += times.len() as u64;
+        }
+        calls
+    }
+
+    /// When each call was made on each GPU, in microseconds: by the call with its whole numbers, as `nvmlDeviceGetSamples(1)`,
+    /// and by `0` of a GPU, `0/3/0` of a MIG device, `-` of a call on none.
+    pub fn record(&self) -> BTreeMap<(String, String), Vec<u64>> {
+        let text = fs::read_to_string(self.record_path()).unwrap_or_default();
+        let mut record: BTreeMap<_, Vec<u64>> = BTreeMap::new();
+        // What follows the last line's end is being written.
+        for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
+            let mut fields = line.splitn(3, ' ');
+            let mut field = || fields.next().expect("time, GPU and call").to_owned();
+            let (time, gpu, call) = (field(), field(), field());
+            record.entry((call, gpu)).or_default().push(time.parse().expect("microseconds"));
+        }
+        record
     }
 
     /// Of a process that has ended.
     pub fn forget_calls(&self) {
-        let _ = fs::remove_file(self.stats_path());
+        let _ = fs::remove_file(self.record_path());
     }
 
     fn state_path(&self) -> PathBuf {
         self.folder().join("fake-nvml.json")
     }
 
-    fn stats_path(&self) -> PathBuf {
-        self.folder().join("fake-nvml-stats.json")
+    fn record_path(&self) -> PathBuf {
+        self.folder().join("fake-nvml-calls")
     }
 }
 

@@ -1,7 +1,8 @@
-//! Every C function goes through here: counted, delayed, hung, failed, and then answered.
+//! Every C function goes through here: recorded, delayed, hung, failed, and then answered.
 //!
 //! Does not use: the calls' results.
 
+use std::ffi::c_uint;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 
@@ -59,9 +60,9 @@ impl Target {
 }
 
 /// A call on no device.
-pub fn plain(call: &'static str, body: impl FnOnce(&Arc<Machine>) -> Answer) -> nvmlReturn_t {
+pub fn plain(call: &str, body: impl FnOnce(&Arc<Machine>) -> Answer) -> nvmlReturn_t {
     guarded(|| {
-        enter(call);
+        library().record.add(call, None, &[]);
         suffer(call, || library().machine().map(|machine| (machine.clone(), None)))?;
         let machine = library().ready()?;
         body(&machine)
@@ -69,9 +70,9 @@ pub fn plain(call: &'static str, body: impl FnOnce(&Arc<Machine>) -> Answer) -> 
 }
 
 /// Init, Shutdown: answered uninitialised, and faults only by name.
-pub fn unready(call: &'static str, body: impl FnOnce() -> Answer) -> nvmlReturn_t {
+pub fn unready(call: &str, body: impl FnOnce() -> Answer) -> nvmlReturn_t {
     guarded(|| {
-        enter(call);
+        library().record.add(call, None, &[]);
         suffer(call, || {
             let mut machine = Machine::clone(&*library().machine()?);
             machine.remove_wildcards();
@@ -82,10 +83,15 @@ pub fn unready(call: &'static str, body: impl FnOnce() -> Answer) -> nvmlReturn_
 }
 
 /// A call on a device, a MIG device or a GPU instance.
-pub fn device<T>(call: &'static str, handle: *mut T, body: impl FnOnce(&Target) -> Answer) -> nvmlReturn_t {
+pub fn device<T>(
+    call: &str,
+    numbers: &[Option<c_uint>],
+    handle: *mut T,
+    body: impl FnOnce(&Target) -> Answer,
+) -> nvmlReturn_t {
     let handle = Handle::from_pointer(handle);
     guarded(|| {
-        enter(call);
+        library().record.add(call, Some(handle), numbers);
         suffer(call, || {
             let library = library();
             let machine = library.machine()?;
@@ -97,8 +103,13 @@ pub fn device<T>(call: &'static str, handle: *mut T, body: impl FnOnce(&Target) 
 }
 
 /// As above, for the bindings' device type.
-pub fn on_device(call: &'static str, handle: nvmlDevice_t, body: impl FnOnce(&Target) -> Answer) -> nvmlReturn_t {
-    device(call, handle, |target| match target.kind {
+pub fn on_device(
+    call: &str,
+    numbers: &[Option<c_uint>],
+    handle: nvmlDevice_t,
+    body: impl FnOnce(&Target) -> Answer,
+) -> nvmlReturn_t {
+    device(call, numbers, handle, |target| match target.kind {
         Kind::GpuInstance { .. } => Err(INVALID_ARGUMENT),
         _ => body(target),
     })
@@ -125,10 +136,6 @@ pub fn own_faults(call: &str, uuid: &str) -> Answer {
         let gpu = library().machine()?.gpu(uuid).cloned();
         Some((Arc::new(Machine::default()), gpu))
     })
-}
-
-fn enter(call: &'static str) {
-    library().stats.count(call);
 }
 
 /// Delays, hangs, and the failures in the file; of the library first, then of the GPU.

@@ -6,10 +6,10 @@
 //! # Files
 //!
 //! The data file is named by `FAKE_NVML_STATE`, or else is `fake-nvml.json` beside the loaded library. It is read
-//! on calls, at most every 5 ms, and read again when its time stamp, size or inode changed; one that cannot be read
+//! on calls, and read again when its time stamp, size or inode changed; one that cannot be read
 //! leaves the last good state, with a line on stderr. Write it beside and rename it.
-//! `FAKE_NVML_STATS` names a file that gets a JSON object of call counts, at most every 100 ms and at nvmlShutdown;
-//! without both variables it is `fake-nvml-stats.json` beside the library.
+//! `FAKE_NVML_CALLS` names a file that gets a line for each call (`record.rs`); without both variables it is
+//! `fake-nvml-calls` beside the library.
 //!
 //! # Format
 //!
@@ -63,8 +63,8 @@ mod handles;
 mod history;
 mod library;
 mod out;
+mod record;
 mod samples;
 mod state;
-mod stats;
 mod versions;
 mod watch;

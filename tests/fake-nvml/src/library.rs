@@ -1,7 +1,7 @@
 //! The library's memory behind one lock: the machine, who initialised it, the handles, the allocated objects.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::events::EventSet;
 use crate::gpm::GpmSample;
 use crate::handles::Handle;
 use crate::history::History;
+use crate::record::Record;
 use crate::state::{Gpu, Machine};
-use crate::stats::Stats;
 use crate::watch::{self, Watch};
 
 /// A file older than this only fills the ring of samples.
@@ -20,7 +20,7 @@ const OLDEST_STATE_MICROS: Micros = 20_000_000;
 
 pub struct Library {
     watch: Watch,
-    pub stats: Stats,
+    pub record: Record,
     /// nvmlInit minus nvmlShutdown.
     initialized: u32,
     /// The generation of the file when it was initialised.
@@ -38,8 +38,8 @@ pub struct Library {
 }
 
 static LIBRARY: LazyLock<Mutex<Library>> = LazyLock::new(|| {
-    let (state, stats) = watch::paths();
-    Mutex::new(Library::new(state, stats))
+    let (state, calls) = watch::paths();
+    Mutex::new(Library::new(state, calls.as_deref()))
 });
 /// A library that is unloaded leaves nothing behind, so that repeated loads can be measured.
 #[used]
@@ -52,7 +52,6 @@ static NEVER: Condvar = Condvar::new();
 pub fn library() -> MutexGuard<'static, Library> {
     let mut library = LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
     library.refresh();
-    library.stats.write_if_due(clock::now());
     library
 }
 
@@ -75,10 +74,10 @@ pub fn wait(micros: Micros) {
 }
 
 impl Library {
-    fn new(state: PathBuf, stats: Option<PathBuf>) -> Self {
+    fn new(state: PathBuf, calls: Option<&Path>) -> Self {
         Self {
             watch: Watch::new(state),
-            stats: Stats::new(stats),
+            record: Record::new(calls),
             initialized: 0,
             initialized_in: 0,
             history_of: 0,

@@ -61,14 +61,14 @@ impl Watch {
     }
 }
 
-/// The data file and the count file. Each has its variable; without them they are beside the loaded library.
+/// The data file and the record of calls. Each has its variable; without them they are beside the loaded library.
 pub fn paths() -> (PathBuf, Option<PathBuf>) {
     let own = own_folder();
     let beside = |name| own.as_deref().map(|folder: &Path| folder.join(name));
     let state = std::env::var_os("FAKE_NVML_STATE").map(PathBuf::from);
-    let stats = std::env::var_os("FAKE_NVML_STATS").map(PathBuf::from);
-    let stats = stats.or_else(|| if state.is_none() { beside("fake-nvml-stats.json") } else { None });
-    (state.or_else(|| beside("fake-nvml.json")).unwrap_or_default(), stats)
+    let calls = std::env::var_os("FAKE_NVML_CALLS").map(PathBuf::from);
+    let calls = calls.or_else(|| if state.is_none() { beside("fake-nvml-calls") } else { None });
+    (state.or_else(|| beside("fake-nvml.json")).unwrap_or_default(), calls)
 }
 
 /// The folder that this library was loaded from, by the mapping that holds one of its functions.

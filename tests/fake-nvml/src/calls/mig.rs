@@ -86,7 +86,7 @@ pub extern "C" fn nvmlGpuInstanceGetInfo(
     instance: nvmlGpuInstance_t,
     info: Out<nvmlGpuInstanceInfo_t>,
 ) -> nvmlReturn_t {
-    gate::device("nvmlGpuInstanceGetInfo", instance, |target| {
+    gate::device("nvmlGpuInstanceGetInfo", &[], instance, |target| {
         let one = target.gpu_instance()?;
         let placement = one.placement.unwrap_or_default();
         info.put(nvmlGpuInstanceInfo_t {

@@ -17,7 +17,9 @@ macro_rules! on_device {
             device: nvml_wrapper_sys::bindings::nvmlDevice_t,
             $($argument: $kind),*
         ) -> nvml_wrapper_sys::bindings::nvmlReturn_t {
-            $crate::gate::on_device(stringify!($name), device, |$target: &$crate::gate::Target| $body)
+            let numbers: &[Option<std::ffi::c_uint>] = &[$($crate::record::Argument::number(&$argument)),*];
+            let call = stringify!($name);
+            $crate::gate::on_device(call, numbers, device, |$target: &$crate::gate::Target| $body)
         }
     )*};
 }

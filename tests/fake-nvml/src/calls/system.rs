@@ -4,7 +4,6 @@ use std::ffi::{c_int, c_uint};
 
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 
-use crate::clock;
 use crate::codes::{Answer, Code, GPU_IS_LOST, INVALID_ARGUMENT, NOT_FOUND};
 use crate::gate::{plain, unready};
 use crate::library::library;
@@ -24,11 +23,7 @@ pub extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> nvmlReturn_t {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlShutdown() -> nvmlReturn_t {
-    unready("nvmlShutdown", || {
-        let mut library = library();
-        library.stats.write(clock::now());
-        library.shutdown()
-    })
+    unready("nvmlShutdown", || library().shutdown())
 }
 
 #[unsafe(no_mangle)]
