@@ -12,6 +12,7 @@ mod architecture;
 mod captures;
 mod condition;
 mod container_xids;
+mod costly_driver;
 mod dashboards;
 mod dcgm;
 mod deploy;

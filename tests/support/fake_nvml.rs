@@ -14,6 +14,15 @@ pub struct FakeNvml {
     folder: TempDir,
 }
 
+/// The state of a driver whose calls cost what those of an H100 do; each of `gpus` is merged over its GPU.
+pub fn h100(gpus: Vec<Value>) -> Value {
+    let mut state: Value = serde_json::from_str(include_str!("../fake-nvml/profiles/h100.json")).expect("JSON");
+    let one = state["gpus"][0].as_object().expect("a GPU").clone();
+    let merged = gpus.into_iter().map(|gpu| one.clone().into_iter().chain(gpu.as_object().expect("a GPU").clone()));
+    state["gpus"] = merged.map(Iterator::collect::<Value>).collect();
+    state
+}
+
 impl FakeNvml {
     /// A folder with `libnvidia-ml.so.1` and the given state.
     pub fn start(state: Value) -> Self {

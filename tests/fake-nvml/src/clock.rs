@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use rustix::time::{ClockId, clock_gettime};
+
 pub type Micros = u64;
 
 /// Where the count begins: anything but zero, which is the empty cursor.
@@ -41,4 +43,19 @@ pub fn at_wall_clock(seconds: i64, nanoseconds: i64) -> Micros {
     let then = Duration::new(seconds.max(0) as u64, nanoseconds.clamp(0, 999_999_999) as u32);
     let ago = wall_clock().saturating_sub(then).as_micros() as Micros;
     now().saturating_sub(ago)
+}
+
+/// Uses the processor for this time, as the driver does in the kernel: a thread that is not run meanwhile takes longer.
+pub fn use_processor(micros: Micros) {
+    let used = || {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        time.tv_sec as Micros * 1_000_000 + time.tv_nsec as Micros / 1_000
+    };
+    if micros == 0 {
+        return;
+    }
+    let until = used() + micros;
+    while used() < until {
+        std::hint::spin_loop();
+    }
 }

@@ -1,4 +1,4 @@
-//! Every C function goes through here: recorded, delayed, hung, failed, and then answered.
+//! Every C function goes through here: recorded, paid for, delayed, hung, failed, and then answered.
 //!
 //! Does not use: the calls' results.
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 
-use crate::clock::Micros;
+use crate::clock::{self, Micros};
 use crate::codes::{Answer, Code, GPU_IS_LOST, INVALID_ARGUMENT, NOT_SUPPORTED, SUCCESS, UNKNOWN};
 use crate::handles::{Handle, Kind};
 use crate::library::{library, wait};
@@ -138,13 +138,14 @@ pub fn own_faults(call: &str, uuid: &str) -> Answer {
     })
 }
 
-/// Delays, hangs, and the failures in the file; of the library first, then of the GPU.
+/// Costs, delays, hangs, and the failures in the file; of the library first, then of the GPU.
 fn suffer(call: &str, current: impl Fn() -> Option<(Arc<Machine>, Option<Arc<Gpu>>)>) -> Answer {
     let ask = |question: &dyn Fn(Faults<'_>) -> u64| {
         let Some((machine, gpu)) = current() else { return 0 };
         let own = gpu.map_or(0, |gpu| question(gpu.faults()));
         question(machine.faults()).max(own)
     };
+    clock::use_processor(ask(&|faults| faults.cost(call)));
     let delay = ask(&|faults| faults.delay(call));
     if delay > 0 {
         wait(delay * 1_000);

@@ -34,6 +34,26 @@
 //!
 //! All names with their defaults and units: `state/`.
 //!
+//! # A driver whose calls cost something
+//!
+//! A call into this library takes a microsecond; the driver's use the processor in the kernel. `profiles/h100.json` is a
+//! state with what was seen on one H100 80GB HBM3, driver 580.159.04, 2026-11-26, and with guesses where nothing was:
+//!
+//! | in the profile | source |
+//! |---|---|
+//! | nvmlDeviceGetTotalEnergyConsumption 3.6 ms, nvmlDeviceGetSamples 2.1 ms (each kind), nvmlDeviceGetProcessUtilization 1.0 ms | measured |
+//! | nvmlGpmSampleGet 3.65 ms | measured: half of a pair |
+//! | nvmlDeviceGetFieldValues 1.8 ms | measured with podmeter's list of 2026-11; a guess that other lists cost the same |
+//! | nvmlInit 15 ms, all other calls 20 µs | guesses |
+//! | nvmlGpmMigSampleGet, nvmlDeviceGetProcessesUtilizationInfo | guesses: as the calls that they resemble |
+//! | nvmlDeviceGetPcieThroughput waits for 20 ms | NVML's header: it reads a counter twice |
+//! | rings of 100 samples of 0.2 s; one process in each period of a shared GPU | seen |
+//! | nvmlDeviceGetProcessUtilization needs a buffer of 100 entries | seen: more than 64, with one process |
+//! | a process's mean ends with its own last period | a guess |
+//! | no PCIe byte counters (fields 197, 198) | seen |
+//!
+//! Calls on several GPUs do not wait for each other, which was not seen either.
+//!
 //! # Time
 //!
 //! The states of the file make up a history, each from the moment the file was written. Samples, the energy counter and
@@ -44,10 +64,11 @@
 //! # Faults
 //!
 //! Besides, a GPU's own `wake` is its initialisation, which its handle needs, and which a search for a UUID makes with
-//! every GPU before the one that has it; it goes by name alone. `fail`, `delay` (milliseconds), `hang` and
-//! `function_not_found` go by C name or `*`, for the whole library or for one GPU. A call that hangs returns once the
-//! file no longer lists it. `*` excludes nvmlInit and nvmlShutdown; `init` is the former's code. `lost` makes every call
-//! on that GPU's handles return GPU_IS_LOST, and the event wait as well.
+//! every GPU before the one that has it; it goes by name alone. `fail`, `delay` (milliseconds), `cost` (microseconds of
+//! the calling thread's processor time), `hang` and `function_not_found` go by C name or `*`, for the whole library or
+//! for one GPU; of two delays or costs the larger counts. A call that hangs returns once the file no longer lists it.
+//! `*` excludes nvmlInit and nvmlShutdown; `init` is the former's code. `lost` makes every call on that GPU's handles
+//! return GPU_IS_LOST, and the event wait as well.
 
 #![allow(unsafe_code, reason = "a C ABI: exported names and the caller's pointers")]
 #![allow(non_snake_case, reason = "the exported names are the driver's")]

@@ -15,7 +15,7 @@ use crate::library::library;
 use crate::out::{Many, Out};
 use crate::state::Samples;
 
-const RING_ENTRIES: u64 = 100;
+pub const RING_ENTRIES: u64 = 100;
 const UNSIGNED_INT: c_uint = 1;
 const MODULE_POWER: usize = 7;
 

@@ -69,6 +69,7 @@ group! {
         lost: bool = false,
         fail: BTreeMap<String, u32> = BTreeMap::new(),
         delay: BTreeMap<String, u64> = BTreeMap::new(),
+        cost: BTreeMap<String, u64> = BTreeMap::new(),
         hang: BTreeSet<String> = BTreeSet::new(),
         function_not_found: BTreeSet<String> = BTreeSet::new(),
     }
@@ -111,6 +112,12 @@ impl Gpu {
     }
 
     pub fn faults(&self) -> Faults<'_> {
-        Faults { fail: &self.fail, delay: &self.delay, hang: &self.hang, function_not_found: &self.function_not_found }
+        Faults {
+            fail: &self.fail,
+            delay: &self.delay,
+            cost: &self.cost,
+            hang: &self.hang,
+            function_not_found: &self.function_not_found,
+        }
     }
 }

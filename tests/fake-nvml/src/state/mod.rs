@@ -54,6 +54,8 @@ group! {
         fail: BTreeMap<String, u32> = BTreeMap::new(),
         /// Milliseconds.
         delay: BTreeMap<String, u64> = BTreeMap::new(),
+        /// Microseconds of processor time.
+        cost: BTreeMap<String, u64> = BTreeMap::new(),
         hang: BTreeSet<String> = BTreeSet::new(),
         function_not_found: BTreeSet<String> = BTreeSet::new(),
     }
@@ -86,11 +88,18 @@ impl Machine {
     pub fn remove_wildcards(&mut self) {
         self.fail.remove("*");
         self.delay.remove("*");
+        self.cost.remove("*");
         self.hang.remove("*");
     }
 
     pub fn faults(&self) -> Faults<'_> {
-        Faults { fail: &self.fail, delay: &self.delay, hang: &self.hang, function_not_found: &self.function_not_found }
+        Faults {
+            fail: &self.fail,
+            delay: &self.delay,
+            cost: &self.cost,
+            hang: &self.hang,
+            function_not_found: &self.function_not_found,
+        }
     }
 }
 
@@ -99,6 +108,7 @@ impl Machine {
 pub struct Faults<'a> {
     fail: &'a BTreeMap<String, u32>,
     delay: &'a BTreeMap<String, u64>,
+    cost: &'a BTreeMap<String, u64>,
     hang: &'a BTreeSet<String>,
     function_not_found: &'a BTreeSet<String>,
 }
@@ -110,6 +120,10 @@ impl Faults<'_> {
 
     pub fn delay(&self, call: &str) -> u64 {
         self.delay.get(call).or_else(|| self.delay.get("*")).copied().unwrap_or(0)
+    }
+
+    pub fn cost(&self, call: &str) -> u64 {
+        self.cost.get(call).or_else(|| self.cost.get("*")).copied().unwrap_or(0)
     }
 
     /// A name takes precedence over the wildcard: with `{"*": 999, "nvmlDeviceGetName": 0}` one call succeeds.

@@ -24,6 +24,10 @@ group! {
         period_microseconds: u64 = 166_667,
         /// Always empty: NOT_FOUND, as reported from some drivers.
         silent: bool = false,
+        /// Each period is one process's, as on a time-sliced GPU.
+        one_process_each: bool = false,
+        /// The smallest buffer that nvmlDeviceGetProcessUtilization accepts.
+        process_entries: u32 = 0,
     }
 }
 
