@@ -8,7 +8,7 @@ use std::time::Duration;
 use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation};
 use podmeter::domain::holders::{HoldingKey, Join};
 use podmeter::domain::model::{
-    ContainerRef, DeviceReadings, Fast, GpuUuid, Inventory, Moment, Monotonic, SharingForm, UnattributedReason,
+    ContainerRef, DeviceReadings, Fast, Gpu, GpuUuid, Inventory, Moment, Monotonic, SharingForm, UnattributedReason,
     UnixSeconds,
 };
 use podmeter::node::hardware::{GpuState, Integrals, Pass, Staleness};
@@ -89,6 +89,9 @@ struct World {
     last_counter: Option<u64>,
     /// A lower one after it, or the first.
     fallen: Option<u64>,
+    /// Ledger and record have read the same time since the last gap, with the same holders.
+    is_steady: bool,
+    inventory: Inventory,
 }
 
 impl World {
@@ -112,6 +115,8 @@ impl World {
             last_pass: 1000,
             last_counter: None,
             fallen: None,
+            is_steady: false,
+            inventory: Inventory { gpus: [(GPU.into(), Gpu::listed(GPU.into(), 0))].into(), ..Inventory::default() },
         };
         world.observe();
         world.pass(true);
@@ -188,7 +193,7 @@ impl World {
         let output = self.ledger.advance(&Observation {
             now: Moment { monotonic: self.at(), unix: UnixSeconds(self.now as f64 / 1e3) },
             join: &self.join,
-            inventory: &Inventory::default(),
+            inventory: &self.inventory,
             readings: &self.readings,
             processes: &self.processes,
             retention: Duration::from_secs(1_000_000),
@@ -198,6 +203,7 @@ impl World {
     }
 
     fn hold(&mut self, slots: usize) {
+        self.is_steady = false;
         let holders = match slots {
             0 => vec![],
             1 => vec![("alone", SharingForm::Exclusive, 1.0)],
@@ -228,6 +234,7 @@ impl World {
         middle(self);
         self.wait(length - length / 2);
         self.pass(fresh);
+        self.is_steady = true;
         for (name, idle) in self.idle() {
             let had = before.get(&name).copied().unwrap_or(0.0);
             prop_assert!((idle - had).abs() < 1e-9, "{name}: idle grew from {had} to {idle} in a silence");
@@ -245,6 +252,7 @@ impl World {
             }
             Step::Late(length) if Duration::from_millis(*length) > LATE + Duration::from_secs(1) => {
                 self.silent(*length, |_| {}, false)?;
+                self.is_steady = false;
             }
             Step::Late(length) => {
                 self.wait(*length);
@@ -303,6 +311,14 @@ impl World {
             let since = (self.now - self.last_pass) as f64 / 1e3;
             prop_assert!(allocated <= held + 1e-6 && allocated >= held - since - 1e-6, "{account:?}: held {held} s");
         }
+        let known = output.accounts.iter().filter(|account| account.holding.is_some());
+        let now: Vec<f64> = known.filter_map(|account| account.gpu_utilization_ratio).collect();
+        let is_divided = self.processes.is_empty() || self.join.holdings.len() == 1;
+        if self.is_steady && is_divided && !now.is_empty() {
+            let device = self.readings[&GPU.into()].fast.as_ref().unwrap().value.utilization_ratio.unwrap();
+            let sum: f64 = now.iter().sum();
+            prop_assert!(near(sum, device), "{sum} of holders, {device} of the device now");
+        }
         let unattributed = &output.unattributed[0];
         let booked = output.accounts.iter().filter_map(|account| account.figures.energy_joules).sum::<f64>()
             + unattributed.energy_joules.values().sum::<f64>();
@@ -326,6 +342,7 @@ proptest! {
     ) {
         let mut world = World::new(by_process);
         world.hold(first);
+        world.is_steady = true;
         for step in &steps {
             world.act(step)?;
         }

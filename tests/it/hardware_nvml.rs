@@ -186,7 +186,8 @@ fn read_full_gpu() -> Arc<HardwareState> {
 fn utilization_power_memory_and_temperatures_are_those_of_the_driver() {
     let state = read_full_gpu();
     let fast = &readings(&state, 0).fast.as_ref().unwrap().value;
-    assert_eq!((fast.utilization_ratio, fast.power_watts), (Some(0.8), Some(300.0)));
+    let ratio = fast.utilization_ratio.unwrap();
+    assert!((ratio - 0.8).abs() < 1e-9 && fast.power_watts == Some(300.0), "{fast:?}");
     let medium = medium(&state, 0).unwrap();
     let used = 1_073_741_824;
     let (reserved, total) = (655_360_000, 85_520_809_984);

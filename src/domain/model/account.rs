@@ -21,7 +21,7 @@ pub struct Account {
     pub figures: Figures,
     /// `None` while its activity is unknown.
     pub last_active: Option<UnixSeconds>,
-    /// Of the fraction held, 0 to 1.
+    /// Busy in the last ten seconds read of the holding: of the fraction held, 0 to 1.
     pub utilization_ratio: Option<f64>,
     /// Of the whole GPU, 0 to 1.
     #[serde(rename = "device_utilization_ratio")]

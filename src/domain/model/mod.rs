@@ -18,6 +18,7 @@ mod pod_label;
 mod process;
 mod reading;
 mod recent_count;
+mod recent_ratio;
 mod slow_reading;
 mod snapshot;
 mod summary;
@@ -54,6 +55,7 @@ pub use reading::{
     ProcessSmSeconds, Rates, ReadingGaps, Stamped, Traffic,
 };
 pub use recent_count::RecentCount;
+pub use recent_ratio::RecentRatio;
 pub use slow_reading::{C2c, EccLocation, FabricDomain, FabricState, LinkCounters, NvLink, Pcie, RowRemap, Slow};
 pub use snapshot::{
     ConfigReload, HardwareSource, HardwareState, InventoryDrift, KubeletCounters, KubeletState, LISTS_NONE_AT_START,

@@ -112,9 +112,10 @@ pub struct ProcessSmSeconds {
 /// Read every second.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fast {
+    /// The part of the last ten seconds read in which a kernel ran, 0 to 1. In a reader's pass, and in the first after a gap,
+    /// that of the driver's last sample; so is each utilization.
     pub utilization_ratio: Option<f64>,
-    /// Of a partitioned GPU, by GPU instance: the part of the time since the pass before in which a kernel ran, or SM
-    /// activity where only that is known.
+    /// Of a partitioned GPU, by GPU instance; SM activity where only that is known.
     #[serde(skip)]
     pub instance_utilization_ratios: BTreeMap<u32, f64>,
     pub power_watts: Option<f64>,
@@ -182,9 +183,9 @@ pub struct Medium {
 /// Current rates of the device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
-    /// Share of the time in which memory was read or written, 0 to 1, in the driver's last sample.
+    /// Share of the last ten seconds read in which memory was read or written, 0 to 1.
     pub memory_utilization_ratio: Option<f64>,
-    /// encoder, decoder, jpeg, ofa: 0 to 1, in the driver's last sample.
+    /// encoder, decoder, jpeg, ofa: 0 to 1, in the last ten seconds read.
     pub engine_utilization_ratios: BTreeMap<&'static str, f64>,
     pub traffic: Traffic,
     /// NVLink 0 alone, transmitted and received, over the time since the last slow pass.

@@ -61,8 +61,8 @@ fn device(
     }
 }
 
-/// Busy now: the part of the last second in which a kernel ran, 0 to 1. Of a MIG device by the activity of its GPU
-/// instance; of a GPU with MIG devices their sum by slices. `None`: unknown.
+/// Busy now: the part of the last ten seconds read in which a kernel ran, 0 to 1. Of a MIG device by the activity of its
+/// GPU instance; of a GPU with MIG devices their sum by slices. `None`: unknown.
 pub fn busy_ratio(gpu: &Gpu, readings: Option<&DeviceReadings>, mig: Option<&MigDevice>) -> Option<f64> {
     let fast = &readings?.fast.as_ref()?.value;
     let of_part =

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::clock_events::ClockEvents;
 use super::energy_counter::EnergyCounter;
 use super::monotone::Monotone;
+use super::recent_use::RecentUse;
 use super::source::{Integrals, Pass, PassStatus};
 use crate::domain::model::{
     DeviceReadings, DeviceTotals, Fast, LinkCounters, Medium, Monotonic, ProcessSmSeconds, Slow, Stamped, Traffic,
@@ -29,6 +30,9 @@ pub struct GpuState {
     /// The byte counters of the last slow pass, as the driver gave them.
     byte_counters: Option<(Monotonic, TrafficValues)>,
     energy_counter: EnergyCounter,
+    recent_use: RecentUse,
+    /// Busy seconds that were read, and are more than the time up to then: they are of the next pass.
+    busy_carry: f64,
     /// The last that is known, of any session.
     counter_is_of_gpu: Option<bool>,
     /// The readings were withdrawn: the next pass ends a gap.
@@ -66,8 +70,14 @@ impl GpuState {
         self.lacks_utilization = pass.integrals.lacks_utilization;
         if ends_gap && self.has_passes {
             self.clock_events.interrupt();
+            self.recent_use = RecentUse::default();
+            self.recent_use.add_fast(at, &pass.integrals);
+            self.recent_use.add_engines(at, &pass.integrals.engine_busy_seconds);
             self.end_gap(at, &pass.integrals);
         } else {
+            self.limit_busy_time(at, &mut pass.integrals);
+            self.recent_use.add_fast(at, &pass.integrals);
+            self.recent_use.add_engines(at, &pass.integrals.engine_busy_seconds);
             self.add(at, pass.integrals);
         }
         if let Some((since, joules)) = counted.filter(|_| is_counted) {
@@ -86,8 +96,22 @@ impl GpuState {
     pub fn add_late_pass(&mut self, at: Monotonic, pass: Pass) {
         self.interrupted = true;
         self.clock_events.interrupt();
+        self.recent_use = RecentUse::default();
         self.set(at, pass.fast, pass.medium, pass.slow);
         self.byte_counters = None;
+    }
+
+    /// Samples come in steps of a sixth of a second or more, and up to two seconds late: what one pass has too much of, the
+    /// next has too little.
+    fn limit_busy_time(&mut self, at: Monotonic, integrals: &mut Integrals) {
+        if self.totals.busy_seconds.is_none() || integrals.lacks_utilization {
+            return;
+        }
+        let known = integrals.busy_seconds.filter(|seconds| seconds.is_finite()).unwrap_or(0.0).max(0.0);
+        let seconds = at.since(self.totals.through).as_secs_f64() - integrals.uncovered_seconds;
+        let counted = (known + self.busy_carry).min(seconds.max(0.0));
+        self.busy_carry += known - counted;
+        integrals.busy_seconds = Some(counted);
     }
 
     /// Ends the gap since the last pass before it. Only the energy counter covers it; a reader's integrals
@@ -98,10 +122,11 @@ impl GpuState {
         self.totals.gaps.seconds += seconds;
         self.totals.gaps.until = at;
         let zero = |integral: Option<f64>| integral.map(|_| 0.0);
+        let carry = std::mem::take(&mut self.busy_carry);
         self.add(
             at,
             Integrals {
-                busy_seconds: zero(known.busy_seconds),
+                busy_seconds: Some(carry).filter(|carry| known.busy_seconds.is_some() || *carry > 0.0),
                 memory_busy_seconds: zero(known.memory_busy_seconds),
                 energy_joules: zero(known.energy_joules),
                 module_energy_joules: zero(known.module_energy_joules),
@@ -114,12 +139,14 @@ impl GpuState {
     }
 
     fn set(&mut self, at: Monotonic, fast: Option<Fast>, medium: Option<Medium>, slow: Option<Slow>) {
-        if let Some(value) = fast {
+        if let Some(mut value) = fast {
+            self.recent_use.set_fast(&mut value);
             self.fast = Some(Stamped { at, value });
         }
         if let Some(mut value) = medium {
             self.monotone.raise_medium(&mut value);
             self.clock_events.count(at, &mut value);
+            self.recent_use.set_medium(&mut value);
             self.medium = Some(Stamped { at, value });
         }
         if let Some(mut value) = slow {

@@ -16,8 +16,8 @@
 //!
 //! - What is shared: `source` (the traits of a driver), `messages` (between threads), `settings`, `plausible` (ranges).
 //! - Control: `handle`, `supervisor`, `fleet` (the GPUs), `rounds` (one publication for each), `release`.
-//! - Totals over all sessions, without threads and clocks: `gpu_state` on `monotone`, `energy_counter`, `clock_events`;
-//!   `module_energy`. Of one reader: `integrate`.
+//! - Totals over all sessions, without threads and clocks: `gpu_state` on `monotone`, `energy_counter`, `clock_events`,
+//!   `recent_use`; `module_energy`. Of one reader: `integrate`.
 //! - Sources: `nvml`, `simulated`, and the PCI bus in `pci`.
 
 mod clock_events;
@@ -33,6 +33,7 @@ mod monotone;
 pub mod nvml;
 mod pci;
 mod plausible;
+mod recent_use;
 mod release;
 mod rounds;
 mod settings;

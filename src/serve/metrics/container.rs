@@ -60,7 +60,7 @@ pub(super) static GROUP: Group = Group {
         ),
         gauge(
             "podmeter_container_utilization_ratio",
-            "Utilization of the container's device or slot in the last sample.",
+            "Busy part of what the container holds, in the last ten seconds read of the holding.",
             |snapshot, family| family.each(current(snapshot), |account| account.utilization_ratio),
         ),
         gauge(

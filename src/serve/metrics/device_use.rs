@@ -19,7 +19,7 @@ pub(super) static GROUP: Group = Group {
         .source(BUSY),
         gauge(
             "podmeter_device_utilization_ratio",
-            "Fraction of the driver's last sample in which at least one kernel ran; with MIG, by slices.",
+            "Fraction of the last ten seconds read in which at least one kernel ran; with MIG, by slices.",
             |snapshot, family| {
                 for (gpu, readings) in with_readings(snapshot) {
                     family.push_known(of_device(gpu), busy_ratio(gpu, Some(readings), None));

@@ -40,8 +40,8 @@ pub(super) static GROUP: Group = Group {
         .source("NVML GetMemoryInfo_v2 of a MIG device"),
         gauge(
             "podmeter_mig_utilization_ratio",
-            "Fraction of the last second in which a kernel ran on the instance, or its SM activity where only that \
-             is known.",
+            "Fraction of the last ten seconds read in which a kernel ran on the instance, or its SM activity where \
+             only that is known.",
             |snapshot, family| {
                 for (gpu, readings) in with_readings(snapshot) {
                     let ratios = readings.fast.iter().flat_map(|fast| &fast.value.instance_utilization_ratios);

@@ -7,7 +7,7 @@ use super::interval::is_nothing;
 use super::parts::{Part, add_known};
 use super::segments::{HoldingTerms, Span};
 use crate::domain::holders::HoldingKey;
-use crate::domain::model::{Account, Figures, Holding, Moment, Monotonic, SharingForm};
+use crate::domain::model::{Account, Figures, Holding, Moment, Monotonic, RecentRatio, SharingForm};
 
 /// Pages that have shown the final figures of an account before it may go.
 const FINAL_PAGES: u64 = 2;
@@ -24,9 +24,8 @@ pub struct HolderAccount {
     pub final_since_scrape: Option<u64>,
     /// The observation that last saw it held.
     pub seen: u64,
-    /// In the last interval with busy time, its busy seconds as a part of the GPU's; on a partitioned GPU as a part of the
-    /// interval, which is its utilization of the GPU. `None` where either is unknown, after a gap, and without a holding.
-    pub busy_part: Option<f64>,
+    /// Its busy seconds in the time that it held the GPU and they are known, since the holding or the last gap began.
+    pub recent_use: RecentRatio,
     /// Since when it holds the device.
     pub held_since: Monotonic,
     /// Up to when others may have used the GPU: before the holding, and while not all busy time was its own.
@@ -42,6 +41,8 @@ pub struct AccountEntry {
     /// `None` where no fraction was known.
     pub allocated: Option<f64>,
     pub part: Part,
+    /// Those of `held_seconds` for which it is known whether it was busy.
+    pub known_seconds: f64,
     /// Of the time in which both the fraction and busy are known; `None` where there is none.
     pub covered: Option<CoveredUse>,
 }
@@ -66,6 +67,7 @@ impl AccountEntry {
 
     /// Adds its part of a segment. `covered_seconds`: those of the segment for which it is known whether it was busy.
     pub fn add(&mut self, part: Part, fraction: Option<f64>, covered_seconds: f64) {
+        self.known_seconds += part.busy.map_or(0.0, |_| covered_seconds);
         if let Some((busy, fraction)) = part.busy.zip(fraction) {
             let covered = self.covered.get_or_insert(CoveredUse::default());
             covered.allocated += fraction * covered_seconds;
@@ -94,7 +96,7 @@ impl HolderAccount {
             closed: vec![],
             final_since_scrape: None,
             seen,
-            busy_part: None,
+            recent_use: RecentRatio::default(),
             held_since: now.monotonic,
             others_until: now.monotonic,
             is_unread: false,
@@ -112,6 +114,7 @@ impl HolderAccount {
             // It may be another pod of the same name, which cannot have been idle before it existed.
             self.account.last_active = self.account.last_active.map(|_| now.unix);
             self.final_since_scrape = None;
+            self.recent_use.clear();
             (self.held_since, self.others_until) = (now.monotonic, now.monotonic);
         }
         if self.open.is_none_or(|(_, before)| before != terms) {
@@ -127,7 +130,6 @@ impl HolderAccount {
         self.closed.push(Span { from, to: now.monotonic, terms });
         self.account.holding = None;
         self.account.ended = Some(now);
-        self.busy_part = None;
         true
     }
 
@@ -158,8 +160,8 @@ impl HolderAccount {
         spans
     }
 
-    /// Adds an interval, which ended at `to`. `busy_whole`: the seconds of which `busy_part` is a part.
-    pub fn add(&mut self, entry: &AccountEntry, busy_whole: Option<f64>, to: Monotonic, now: Moment) {
+    /// Adds an interval, which ended at `to`, and in which the GPU was busy for `gpu_busy` seconds.
+    pub fn add(&mut self, entry: &AccountEntry, gpu_busy: Option<f64>, to: Monotonic, now: Moment) {
         let account = &mut self.account;
         let figures = &mut account.figures;
         let covered = entry.covered.unwrap_or_default();
@@ -167,16 +169,6 @@ impl HolderAccount {
         add_known(&mut figures.allocated_seconds, entry.allocated);
         let uncovered = entry.allocated.map(|allocated| allocated - covered.allocated);
         add_known(&mut figures.uncovered_seconds, uncovered.map(|time| if is_nothing(time) { 0.0 } else { time }));
-        match entry.part.busy.zip(busy_whole).filter(|_| self.open.is_some()) {
-            // The driver's last sample may be of an earlier interval.
-            Some((_, whole)) if is_nothing(whole) => {}
-            known => {
-                self.busy_part = known.map(|(busy, whole)| busy / whole);
-                if known.is_some_and(|(busy, whole)| !is_nothing(whole - busy)) {
-                    self.others_until = self.others_until.max(to);
-                }
-            }
-        }
         if entry.covered.is_some() {
             add_known(&mut figures.idle_seconds, Some((covered.allocated - covered.busy).max(0.0)));
             add_known(&mut figures.borrowed_seconds, Some((covered.busy - covered.allocated).max(0.0)));
@@ -184,6 +176,10 @@ impl HolderAccount {
         add_known(&mut figures.busy_seconds, entry.part.busy);
         add_known(&mut figures.energy_joules, entry.part.energy);
         if let Some(busy) = entry.part.busy {
+            self.recent_use.add(entry.known_seconds, busy);
+            if gpu_busy.is_some_and(|gpu_busy| !is_nothing(gpu_busy - busy)) {
+                self.others_until = self.others_until.max(to);
+            }
             // It may have been busy up to now in time without readings.
             if std::mem::take(&mut self.is_unread) || !is_nothing(busy) {
                 account.last_active = Some(now.unix);
@@ -191,6 +187,7 @@ impl HolderAccount {
             account.last_active.get_or_insert(account.created);
         } else {
             self.is_unread = true;
+            self.recent_use.clear();
             account.last_active = None;
         }
     }

@@ -106,11 +106,7 @@ impl DeviceLedger {
             let has_ended = self.last_end >= Some(interval.from);
             sums = divide(&weighted, has_ended, &held_times, &mut entries, &mut self.unattributed, audit);
         }
-        let busy_whole = if mig.is_some() { Some(interval.seconds()) } else { sums.busy };
-        accounts
-            .into_iter()
-            .zip(&entries)
-            .for_each(|(account, entry)| account.add(entry, busy_whole, interval.to, now));
+        accounts.into_iter().zip(&entries).for_each(|(account, entry)| account.add(entry, sums.busy, interval.to, now));
         if is_divided {
             self.add_sums(sums, interval, mig);
         }

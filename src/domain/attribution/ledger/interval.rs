@@ -6,9 +6,6 @@ use std::time::Duration;
 
 use crate::domain::model::{DeviceTotals, Divided, Monotonic, ReadingGaps};
 
-/// At most this much busy time is carried to the next interval: the driver's samples are up to two seconds late.
-const CARRY_LIMIT_SECONDS: f64 = 2.0;
-
 /// Seconds that are only what rounding left.
 pub fn is_nothing(seconds: f64) -> bool {
     seconds < 1e-9
@@ -26,8 +23,6 @@ pub struct DeviceClock {
     energy_joules: Option<f64>,
     uncovered_seconds: f64,
     gaps: ReadingGaps,
-    /// Reported by the driver, and not divided yet.
-    pub busy_carry: f64,
 }
 
 /// The last part of a gap: what was not accounted before. It may be empty.
@@ -94,7 +89,7 @@ impl DeviceClock {
     /// | yes | either | up to the end of the new gap | the rest | the gap's | the interval's; with an empty rest the gap's |
     ///
     /// The totals may have the energy of a gap a reading after the gap itself: where the driver's counter could not be read
-    /// at its end, or had a wrong value. Busy time is of the interval. After a gap none is carried to the next interval.
+    /// at its end, or had a wrong value. Busy time is of the interval.
     pub fn advance(
         &mut self,
         totals: &DeviceTotals,
@@ -122,7 +117,7 @@ impl DeviceClock {
         let mut gap = (has_new_gap || was_late).then_some(GapEnd { from, to: start, energy_joules: None });
         let of_gaps = totals.gaps.energy_joules - before.energy_joules;
         self.set_energy(energy, of_gaps, gap.as_mut(), &mut interval);
-        self.set_busy(busy, gap.is_some(), &mut interval);
+        self.set_busy(busy, &mut interval);
         (gap, interval)
     }
 
@@ -143,29 +138,26 @@ impl DeviceClock {
         }
     }
 
-    /// Samples come in steps of a sixth of a second or more, and up to two seconds late: what one interval has too much
-    /// of, the next has too little. What the driver reports of a gap is unattributed: its time is neither busy nor
-    /// idle.
-    fn set_busy(&mut self, total: Option<f64>, after_gap: bool, interval: &mut Interval) {
+    /// What the driver reports of a gap is unattributed: its time is neither busy nor idle.
+    fn set_busy(&mut self, total: Option<f64>, interval: &mut Interval) {
         let Some(total) = total else { return };
         let Some(before) = self.busy_seconds.replace(total) else {
             interval.unattributed_busy_seconds = total;
             return;
         };
-        let due = (total - before).max(0.0) + self.busy_carry;
+        let due = (total - before).max(0.0);
         let covered = interval.seconds() - interval.uncovered_seconds;
         let divided = due.min(covered.max(0.0));
-        self.busy_carry = if after_gap { 0.0 } else { (due - divided).min(CARRY_LIMIT_SECONDS) };
         interval.busy_seconds = (!is_nothing(covered)).then_some(divided);
-        interval.unattributed_busy_seconds = due - divided - self.busy_carry;
+        // What rounding left is divided with the next interval.
+        let left = due - divided;
+        self.busy_seconds = Some(if is_nothing(left) { total - left } else { total });
+        interval.unattributed_busy_seconds = if is_nothing(left) { 0.0 } else { left };
     }
 
-    /// What the device's totals were when it was last accounted, less what is not divided yet.
+    /// What the device's totals were when it was last accounted.
     pub fn divided(&self) -> Divided {
-        Divided {
-            busy_seconds: self.busy_seconds.map(|busy| (busy - self.busy_carry).max(0.0)),
-            energy_joules: self.energy_joules,
-        }
+        Divided { busy_seconds: self.busy_seconds, energy_joules: self.energy_joules }
     }
 }
 

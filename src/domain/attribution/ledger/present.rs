@@ -1,9 +1,9 @@
 //! The present values of the accounts of one GPU. In: fresh readings, processes with their owners. Out: gauges of each
 //! holder, memory by holder and by reason, pods that use the GPU without holding it. Does not know intervals.
 //!
-//! A holder's part of what the GPU does now is that of its counters in the last interval with busy time. Memory has an owner where
-//! a process list names it; without one, only an exclusive holder is known to use it. Of memory that a GPU shares with the CPU,
-//! the driver has an amount for each process alone: these add up to what is divided.
+//! What a holder does now is what its counters gained in the last ten seconds that were read. Memory has an owner where a process
+//! list names it; without one, only an exclusive holder is known to use it. Of memory that a GPU shares with the CPU, the
+//! driver has an amount for each process alone: these add up to what is divided.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -40,7 +40,7 @@ impl DeviceLedger {
         let by_process = present.processes.is_some_and(|processes| processes.has_sm_seconds);
         for (HoldingKey { mig, .. }, holder) in &mut self.accounts {
             clear(&mut holder.account);
-            set_gauges(holder, mig.as_ref(), by_process, present, medium, self.present.memory_passes[1]);
+            set_gauges(holder, mig.as_ref(), present, medium, self.present.memory_passes[1]);
             let Some(holding) = &mut holder.account.holding else { continue };
             // Of a GPU without a pass nothing is attributed.
             holding.attribution = self.clock.read.then_some(match (mig, holding.sharing) {
@@ -207,7 +207,6 @@ impl DeviceLedger {
 fn set_gauges(
     holder: &mut HolderAccount,
     mig: Option<&MigUuid>,
-    by_process: bool,
     present: &PresentInputs<'_>,
     medium: Option<&Medium>,
     gpm_from: Monotonic,
@@ -227,10 +226,9 @@ fn set_gauges(
     account.dram_active_ratio = gpm.and_then(|gpm| gpm.dram_active);
     let mig_device = mig.zip(present.gpu).and_then(|(mig, gpu)| gpu.mig_device(mig));
     let device = present.gpu.and_then(|gpu| busy_ratio(gpu, present.readings, mig_device));
-    let is_whole = holding.sharing == SharingForm::Exclusive && !by_process && !is_partitioned(present.gpu);
-    let part = holder.busy_part.or(is_whole.then_some(1.0));
-    (account.utilization_ratio, account.gpu_utilization_ratio) =
-        utilization(holding, is_partitioned(present.gpu), device, part);
+    account.gpu_utilization_ratio = device.and_then(|_| holder.recent_use.ratio());
+    let of_held = account.gpu_utilization_ratio.zip(holding.fraction);
+    account.utilization_ratio = of_held.map(|(busy, fraction)| (busy / fraction).min(1.0));
     account.memory_limit_bytes = match mig {
         Some(_) => mig_device.and_then(|device| device.memory_bytes),
         None => present.gpu.and_then(|gpu| memory_limit(gpu.memory_bytes?, holding)),
@@ -239,28 +237,6 @@ fn set_gauges(
 
 fn is_partitioned(gpu: Option<&Gpu>) -> bool {
     gpu.is_some_and(|gpu| !gpu.mig_devices.is_empty())
-}
-
-/// Of the fraction held, and of the whole GPU. `device`: how busy the GPU or the MIG device is; `busy_part`: as in
-/// `HolderAccount`.
-fn utilization(
-    holding: &Holding,
-    is_partitioned: bool,
-    device: Option<f64>,
-    busy_part: Option<f64>,
-) -> (Option<f64>, Option<f64>) {
-    let of_gpu = match device {
-        None => None,
-        // The only holder of a MIG device is as busy as that.
-        Some(busy) if holding.sharing == SharingForm::Mig => {
-            return (device, holding.fraction.map(|fraction| busy * fraction));
-        }
-        Some(_) if is_partitioned => busy_part,
-        // The driver's sample and the interval differ by a moment: one value is divided, so that they add up.
-        Some(busy) if busy > 0.0 => busy_part.map(|part| busy * part),
-        Some(_) => Some(0.0),
-    };
-    (of_gpu.zip(holding.fraction).map(|(busy, fraction)| (busy / fraction).min(1.0)), of_gpu)
 }
 
 /// The memory that a holder of a GPU or a slot may use: the GPU's, but NVIDIA's MPS daemon limits each client to its

@@ -154,3 +154,58 @@ fn stale_readings_are_absent_and_totals_stay() {
     let readings = state.readings(Monotonic::from_millis(6001), STALENESS);
     assert_eq!((readings.fast, readings.totals.busy_seconds), (None, Some(0.25)));
 }
+
+#[test]
+fn utilization_is_the_mean_of_the_last_ten_seconds_read_and_begins_anew_after_a_gap() {
+    let mut state = GpuState::default();
+    // The driver's last sample is always 0.5.
+    let mut now = |second, fresh, busy: f64| {
+        let mut medium = Medium::default();
+        medium.rates.memory_utilization_ratio = Some(0.5);
+        medium.rates.engine_utilization_ratios = [("encoder", 0.5)].into();
+        let fast = Fast { instance_utilization_ratios: [(7, 0.5)].into(), ..pass(busy).fast.unwrap() };
+        let integrals = Integrals {
+            memory_busy_seconds: Some(busy / 2.0),
+            engine_busy_seconds: vec![("encoder", busy / 4.0)],
+            instance_busy_seconds: Some(vec![(7, busy / 8.0)]),
+            ..pass(busy).integrals
+        };
+        let at = Monotonic::from_secs(second);
+        state.add_pass(at, fresh, Pass { integrals, fast: Some(fast), medium: Some(medium), ..Pass::default() });
+        let readings = state.readings(at, STALENESS);
+        let (fast, rates) = (readings.fast.unwrap().value, readings.medium.unwrap().value.rates);
+        [
+            fast.utilization_ratio.unwrap(),
+            rates.memory_utilization_ratio.unwrap(),
+            rates.engine_utilization_ratios["encoder"],
+            fast.instance_utilization_ratios[&7],
+        ]
+    };
+    assert_eq!(now(1, true, 0.0), [0.5; 4], "no time is read yet");
+    assert_eq!(now(5, false, 4.0), [1.0, 0.5, 0.25, 0.125]);
+    assert_eq!(now(13, false, 0.0), [0.2, 0.1, 0.05, 0.025], "of the first four seconds two");
+    assert_eq!(now(43, true, 30.0), [0.5; 4], "a new reader");
+    assert_eq!(now(44, false, 0.0), [0.0; 4]);
+}
+
+#[test]
+fn samples_that_come_in_steps_make_no_second_of_a_busy_gpu_idle_or_longer() {
+    let mut state = GpuState::default();
+    let mut busy = |milliseconds, fresh, seconds| {
+        let at = Monotonic::from_millis(milliseconds);
+        state.add_pass(at, fresh, pass(seconds));
+        let readings = state.readings(at, STALENESS);
+        let rounded = |value: f64| (value * 1e6).round() / 1e6;
+        (
+            rounded(readings.totals.busy_seconds.unwrap()),
+            rounded(readings.fast.unwrap().value.utilization_ratio.unwrap()),
+        )
+    };
+    busy(1000, true, 0.0);
+    assert_eq!(busy(2000, false, 0.8), (0.8, 0.8), "the last sample has not ended");
+    assert_eq!(busy(3000, false, 1.2), (1.8, 0.9), "no more than the second");
+    assert_eq!(busy(4000, false, 0.8), (2.8, 0.933333), "with the rest of the one before");
+    assert_eq!(busy(5000, false, 1.2), (3.8, 0.95));
+    assert_eq!(busy(65_000, true, 0.0), (4.0, 0.5), "what was read is not lost in a gap");
+    assert_eq!(busy(66_000, false, 0.0), (4.0, 0.0));
+}

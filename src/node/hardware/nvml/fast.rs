@@ -25,7 +25,7 @@ pub struct FastReader {
     power: Ring,
     module: ModulePower,
     pub processes: ProcessUse,
-    /// Share of the time in which memory was active, in the last sample.
+    /// In the last sample.
     pub memory_utilization_ratio: Option<f64>,
 }
 

@@ -343,7 +343,11 @@ impl Board {
             },
             fast: Some(Stamped {
                 at: at(reading.through),
-                value: Fast { utilization_ratio: Some(self.level), power_watts: None, ..Fast::default() },
+                value: Fast {
+                    utilization_ratio: Some(self.level),
+                    instance_utilization_ratios: (1..=7).map(|instance| (instance, self.level)).collect(),
+                    ..Fast::default()
+                },
             }),
             medium: reading.medium_at.map(|tick| Stamped { at: at(tick), value: medium }),
             ..DeviceReadings::default()

@@ -121,15 +121,16 @@ fn work_of_the_host_is_not_what_an_exclusive_holder_does_now() {
     let (host, train) = (|seconds| (Owner::Host, seconds, 70), |seconds| (owner("train"), seconds, 6));
     let all = [Some(0.8), Some(0.5), Some(0.25)];
     let exclusive = Some(Attribution::Exclusive);
-    let unread = [Some(0.8), None, None];
-    assert_eq!(now(0, 0.0, None), (unread, Some(80), exclusive), "use by process is unknown");
+    let unread = [None; 3];
+    assert_eq!(now(0, 0.0, None), (unread, Some(80), exclusive), "nothing is read yet");
     assert_eq!(now(10, 8.0, None), (all, Some(80), exclusive));
     let process = Some(Attribution::Process);
     assert_eq!(now(20, 16.0, Some(&[host(4.0)])), ([Some(0.0), None, None], Some(0), process));
     assert_eq!(now(30, 24.0, Some(&[host(8.0)])), ([Some(0.0), None, None], Some(0), process));
     assert_eq!(now(40, 32.0, Some(&[host(11.0), train(1.0)])), ([Some(0.2), None, None], Some(10), process));
     assert_eq!(now(50, 40.0, Some(&[train(5.0)])), (all, Some(80), process));
-    assert_eq!(now(51, 40.0, Some(&[train(5.0)])), (all, Some(80), process), "the sample is of before");
+    let idle = [Some(0.72), Some(0.5), Some(0.25)];
+    assert_eq!(now(51, 40.0, Some(&[train(5.0)])), (idle, Some(80), process), "a second of ten was idle");
     assert_eq!(now(60, 48.0, Some(&[])), (all, Some(0), process), "without SM time it is the holder's; no process");
 }
 
@@ -428,24 +429,4 @@ fn losing_the_kubelet_loses_nothing() {
     let published =
         (1..=600).map(|second| case.reading(second, Some(second as f64), 100.0 * second as f64, None)).last();
     assert_eq!(rows(&published.unwrap()), [row("a", [600.0, 600.0, 0.0, 60_000.0])]);
-}
-
-#[test]
-fn the_slots_of_a_gpu_are_as_busy_now_as_the_gpu_whatever_the_interval_was() {
-    let mut case = World::new(3600);
-    partitioned(&mut case, None);
-    case.inventory.gpus.get_mut(&GPU.into()).unwrap().mig_devices.clear();
-    case.join = Join::default();
-    for pod in ["a", "b", "c"] {
-        case.hold(pod, None, SharingForm::TimeSlicing, 1.0 / 3.0);
-    }
-    case.reading(0, Some(0.0), 0.0, None);
-    for (second, busy, sample, each) in [(1, 0.9, 0.3, Some(0.1)), (2, 0.9, 0.6, Some(0.2)), (3, 1.8, 0.0, Some(0.0))] {
-        case.set_reading(second * 1000, Some(busy), Some(0.0), None);
-        let readings = Arc::make_mut(case.readings.get_mut(&GPU.into()).unwrap());
-        let value = Fast { utilization_ratio: Some(sample), ..Fast::default() };
-        readings.fast = Some(Stamped { at: monotonic(second * 1000), value });
-        let now: Vec<_> = case.at(second).accounts.iter().map(|one| rounded(one.gpu_utilization_ratio)).collect();
-        assert_eq!(now, [each; 3], "the driver's sample is {sample}");
-    }
 }

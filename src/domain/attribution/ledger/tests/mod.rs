@@ -2,6 +2,7 @@ mod boards;
 mod cases;
 mod figures;
 mod laws;
+mod now;
 mod parts;
 mod reference;
 mod segments;

@@ -31,10 +31,8 @@ pub struct Reference {
     /// The totals to divide.
     pub busy: f64,
     pub energy: f64,
-    /// Of each holder in the last interval with busy time: its busy seconds and the device's.
-    pub last_busy: BTreeMap<HoldingKey, (f64, f64)>,
-    /// Reported and not divided yet.
-    pub carry: f64,
+    /// Of each holder since the last gap, by interval: the seconds held for which its busy seconds are known, and these.
+    pub intervals: BTreeMap<HoldingKey, Vec<(f64, f64)>>,
     pub accounted: Tick,
     /// Has been read, or held.
     known: bool,
@@ -60,11 +58,11 @@ impl Reference {
         if let Some(reading) = reading {
             self.read(reading, history);
         }
-        self.last_busy.retain(|key, _| history[now].contains_key(key));
+        self.intervals.retain(|key, _| history[now].contains_key(key));
         let pending = history[self.accounted..=now].iter().any(|holders| !holders.is_empty());
         if pending && now - self.accounted > LATE_TICKS {
             self.gap_since.get_or_insert(self.accounted);
-            self.last_busy.clear();
+            self.intervals.clear();
             self.allocate(self.accounted, now, history);
             self.accounted = now;
         }
@@ -108,11 +106,9 @@ impl Reference {
         let uncovered = (reading.sampleless_seconds - before.sampleless_seconds).min(length);
         let busy = match busy {
             Some((gain, true)) => {
-                let (due, room) = (gain + self.carry, length - uncovered);
-                let divided = due.min(room);
-                self.carry = if gap.is_some() { 0.0 } else { (due - divided).min(2.0) };
-                self.add_unattributed(due - divided - self.carry, 0.0);
-                (room > 1e-9).then_some(divided)
+                let divided = gain.min(length - uncovered);
+                self.add_unattributed(gain - divided, 0.0);
+                (length - uncovered > 1e-9).then_some(divided)
             }
             Some((gain, false)) => {
                 self.add_unattributed(gain, 0.0);
@@ -137,12 +133,12 @@ impl Reference {
         if from < end && (busy.is_some() || energy.is_some() || reading.mig_devices.is_some()) {
             let active = actives(reading, &before);
             let covered_ratio = if reading.mig_devices.is_some() { 1.0 } else { 1.0 - uncovered / length };
-            if busy.is_none() || from > begin {
-                self.last_busy.clear();
+            if from > begin {
+                self.intervals.clear();
             }
             self.divide((from, end), busy, energy, (reading, active, covered_ratio), history);
         } else {
-            self.last_busy.clear();
+            self.intervals.clear();
             self.skip_sm_seconds(reading);
         }
     }
@@ -177,6 +173,16 @@ impl Reference {
                 }
             }
         }
+    }
+
+    /// Busy in the last ten seconds for which that is known: back from now, interval by interval.
+    pub fn now(&self, key: &HoldingKey) -> Option<f64> {
+        let (mut left, mut seconds, mut busy) = (10.0, 0.0, 0.0);
+        for (length, of_it) in self.intervals.get(key)?.iter().rev() {
+            let used = if seconds == 0.0 { *length } else { length.min(left) };
+            (left, seconds, busy) = (f64::max(left - used, 0.0), seconds + used, busy + of_it * used / length);
+        }
+        (seconds > 0.0).then(|| (busy / seconds).min(1.0))
     }
 
     pub fn has_read(&self, reading: &Reading) -> bool {
@@ -233,11 +239,7 @@ impl Reference {
         };
         let energies = energy.map(|energy| segments::energy(energy, watts, works.as_deref(), to - from));
         let active = works.map(|works| works.iter().sum::<f64>());
-        let mut busy_by_holder: BTreeMap<HoldingKey, (f64, f64)> = BTreeMap::new();
-        let all_busy = busy.unwrap_or(0.0);
-        for key in history[from..to].iter().flat_map(|holders| holders.keys()) {
-            busy_by_holder.insert(key.clone(), (0.0, all_busy));
-        }
+        let mut known: BTreeMap<HoldingKey, (f64, f64)> = BTreeMap::new();
         for tick in from..to {
             let segment = Segment {
                 holders: &history[tick],
@@ -259,7 +261,10 @@ impl Reference {
                     Ok(key) => {
                         let account = self.accounts.entry(key.clone()).or_default();
                         account.busy += busy.unwrap_or(0.0);
-                        busy_by_holder.get_mut(key).unwrap().0 += busy.unwrap_or(0.0);
+                        if let Some(busy) = busy {
+                            let known = known.entry(key.clone()).or_default();
+                            *known = (known.0 + TICK_SECONDS * covered_ratio, known.1 + busy);
+                        }
                         account.energy += energy.unwrap_or(0.0);
                         let share = busy.and(history[tick][key].fraction).unwrap_or(0.0);
                         account.allocated_with_busy += share * TICK_SECONDS * covered_ratio;
@@ -272,8 +277,10 @@ impl Reference {
                 }
             }
         }
-        if all_busy >= 1e-9 {
-            self.last_busy.extend(busy_by_holder);
+        self.intervals
+            .retain(|key, _| known.contains_key(key) || history[from..to].iter().all(|ticks| !ticks.contains_key(key)));
+        for (key, interval) in known {
+            self.intervals.entry(key).or_default().push(interval);
         }
         if let (Some(0.0..1e-9), Some(energy), 1.0) = (active, energy, covered_ratio) {
             self.idle.push((ticks * TICK_SECONDS, energy));
