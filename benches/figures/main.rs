@@ -3,13 +3,15 @@
 //! Conditions, unless a part has its own: fake driver library through the real `dlopen`, eight GPUs, eight GPU pods and
 //! thirty plain pods from a fake kubelet on a real socket, everything on this machine. Prints tables; checks no limit.
 //! `cargo bench --bench figures -- PART...` measures parts alone, `-- --peer COMMAND URL` another exporter in turns
-//! with podmeter, and `-- allocate --beside SOCKET` calls another device plugin in turns.
+//! with podmeter, `-- allocate --beside SOCKET` calls another device plugin in turns, and `-- costs --nvitop COMMAND
+//! --nvidia-plugin BINARY --before BINARY` runs each of these beside podmeter.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints its results")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock and starts the binary")]
 
 mod allocate;
 mod beside;
+mod costs;
 mod dcgm;
 mod faults;
 mod health;
@@ -40,7 +42,8 @@ const PLAIN_PODS: usize = 30;
 
 type Part = fn(&Bench);
 
-const PARTS: [(&str, Part); 12] = [
+const PARTS: [(&str, Part); 13] = [
+    ("costs", costs::measure),
     ("start", usual::start),
     ("steady", usual::steady),
     ("allocations", usual::new_allocations),
@@ -57,7 +60,7 @@ const PARTS: [(&str, Part); 12] = [
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let (mut wanted, mut peer, mut beside, mut is_bench) = (vec![], None, None, false);
+    let (mut wanted, mut peer, mut others, mut is_bench) = (vec![], None, Others::default(), false);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             // `cargo bench` passes `--bench`; `cargo test --benches` does not and measures nothing.
@@ -66,8 +69,11 @@ fn main() {
                 (Some(command), Some(url)) => peer = Some((command, url)),
                 _ => refuse("--peer needs two arguments: the command that starts the exporter and the URL of its page"),
             },
-            "--beside" => {
-                beside = Some(arguments.next().unwrap_or_else(|| refuse("--beside needs a plugin's socket")).into());
+            "--beside" => others.beside = Some(path("--beside needs a plugin's socket", arguments.next())),
+            "--before" => others.before = Some(path("--before needs a podmeter binary", arguments.next())),
+            "--nvitop" => others.nvitop = Some(path("--nvitop needs nvitop-exporter's command", arguments.next())),
+            "--nvidia-plugin" => {
+                others.nvidia_plugin = Some(path("--nvidia-plugin needs its binary", arguments.next()));
             }
             name => match PARTS.iter().find(|(part, _)| *part == name) {
                 Some((_, part)) => wanted.push(*part),
@@ -78,7 +84,7 @@ fn main() {
     if !is_bench {
         return;
     }
-    let bench = Bench::new(beside);
+    let bench = Bench::new(others);
     println!("| figure | measured | target |\n|---|---|---|");
     match &peer {
         Some((command, url)) => peer::measure(&bench, command, url),
@@ -91,6 +97,10 @@ fn main() {
     print!("{}", bench.later.take());
 }
 
+fn path(reason: &str, argument: Option<String>) -> PathBuf {
+    argument.unwrap_or_else(|| refuse(reason)).into()
+}
+
 fn refuse(reason: &str) -> ! {
     eprintln!("figures: {reason}");
     std::process::exit(2);
@@ -100,16 +110,28 @@ fn refuse(reason: &str) -> ! {
 struct Bench {
     runtime: tokio::runtime::Runtime,
     driver: FakeNvml,
-    /// Another device plugin's socket, which is called in turns with podmeter's.
-    beside: Option<PathBuf>,
+    others: Others,
     /// Tables with other columns, printed after the first.
     later: RefCell<String>,
 }
 
+/// What runs beside podmeter, where given.
+#[derive(Default)]
+struct Others {
+    /// Another device plugin's socket, which is called in turns with podmeter's.
+    beside: Option<PathBuf>,
+    /// An earlier podmeter.
+    before: Option<PathBuf>,
+    /// nvitop-exporter's command.
+    nvitop: Option<PathBuf>,
+    /// The binary of NVIDIA's device plugin.
+    nvidia_plugin: Option<PathBuf>,
+}
+
 impl Bench {
-    fn new(beside: Option<PathBuf>) -> Self {
+    fn new(others: Others) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        Self { runtime, driver: driver(GPUS), beside, later: RefCell::default() }
+        Self { runtime, driver: driver(GPUS), others, later: RefCell::default() }
     }
 
     fn usual_node(&self) -> Node {
