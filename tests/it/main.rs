@@ -51,6 +51,7 @@ mod profiles;
 mod rules;
 mod sample_flow;
 mod short_pods;
+mod time_slicing;
 mod top;
 mod unserved_gpu;
 mod web_config;
