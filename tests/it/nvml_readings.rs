@@ -1,12 +1,13 @@
 //! What the NVML driver's answers become where they are unusual: sentinels, counters that wrap, other models of MIG.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{ALL, at, driver, gpu, has_fast, medium, open, quick, run, slow};
 use crate::support::watching::wait;
 use podmeter::domain::model::{C2c, FabricDomain, GpuUuid, HardwareState, Moment, Monotonic, Platform, UnixSeconds};
-use podmeter::node::hardware::{Driver, DriverSession, Due, FailureCause, GpuReader};
+use podmeter::node::hardware::{Driver, DriverSession, Due, FailureCause, GpuReader, GpuState, Staleness};
 use serde_json::{Value, json};
 
 #[test]
@@ -232,6 +233,32 @@ fn seventy_percent_is_seven_tenths() {
     let pass = reader.read(ALL, at(1));
     assert_eq!(pass.fast.unwrap().utilization_ratio, Some(0.7));
     assert_eq!(pass.medium.unwrap().rates.memory_utilization_ratio, Some(0.7));
+}
+
+#[test]
+fn bytes_over_pcie_are_gpms_where_the_driver_refuses_the_counters() {
+    let hour = Duration::from_secs(3600);
+    let staleness = Staleness { fast: hour, medium: hour, slow: hour };
+    // MiB a second, and bytes.
+    let gpm = json!({"metrics": {"20": 2.0, "21": 1.0}});
+    let refused = (json!({"197": {"code": 3}, "198": {"code": 3}}), [[10.0, 5.0], [20.0, 10.0]].map(Some));
+    let counted = (json!({"197": 90_u64 << 40, "198": 80_u64 << 40}), [None; 2]);
+    for (fields, mebibytes) in [refused, counted] {
+        let fake = FakeNvml::start(json!({"gpus": [{"fields": fields, "gpm": gpm}]}));
+        let session = open(&fake);
+        let mut state = GpuState::default();
+        for (first, mebibytes) in [1, 101].into_iter().zip(mebibytes) {
+            let mut reader = session.reader(&gpu(0)).unwrap();
+            for second in [first, first + 5] {
+                fake.update(|state| state["clock_microseconds"] = json!((100 + second) * 1_000_000));
+                state.add_pass(at(second).monotonic, second == first, reader.read(ALL, at(second)));
+            }
+            let pcie = state.readings(at(first + 5).monotonic, staleness).slow.unwrap().value.pcie;
+            let expected = mebibytes.unwrap_or([90.0 * 1_048_576.0, 80.0 * 1_048_576.0]);
+            let bytes = [pcie.transmitted_bytes, pcie.received_bytes];
+            assert_eq!(bytes, expected.map(|mebibytes| Some(mebibytes * 1_048_576.0)), "{fields} at {first} s");
+        }
+    }
 }
 
 /// A GPU of a rack: `number` of four on a tray with two superchips.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::clock_events::ClockEvents;
 use super::energy_counter::EnergyCounter;
 use super::monotone::Monotone;
+use super::pcie_bytes::PcieBytes;
 use super::recent_use::RecentUse;
 use super::source::{Integrals, Pass, PassStatus};
 use crate::domain::model::{
@@ -31,6 +32,7 @@ pub struct GpuState {
     byte_counters: Option<(Monotonic, TrafficValues)>,
     energy_counter: EnergyCounter,
     recent_use: RecentUse,
+    pcie_bytes: PcieBytes,
     /// Busy seconds that were read, and are more than the time up to then: they are of the next pass.
     busy_carry: f64,
     /// The last that is known, of any session.
@@ -70,6 +72,7 @@ impl GpuState {
         self.lacks_utilization = pass.integrals.lacks_utilization;
         if ends_gap && self.has_passes {
             self.clock_events.interrupt();
+            self.pcie_bytes.interrupt();
             self.recent_use = RecentUse::default();
             self.recent_use.add_fast(at, &pass.integrals);
             self.recent_use.add_engines(at, &pass.integrals.engine_busy_seconds);
@@ -99,6 +102,7 @@ impl GpuState {
         self.recent_use = RecentUse::default();
         self.set(at, pass.fast, pass.medium, pass.slow);
         self.byte_counters = None;
+        self.pcie_bytes.interrupt();
     }
 
     /// Samples come in steps of a sixth of a second or more, and up to two seconds late: what one pass has too much of, the
@@ -147,9 +151,11 @@ impl GpuState {
             self.monotone.raise_medium(&mut value);
             self.clock_events.count(at, &mut value);
             self.recent_use.set_medium(&mut value);
+            self.pcie_bytes.add_medium(at, &value);
             self.medium = Some(Stamped { at, value });
         }
         if let Some(mut value) = slow {
+            self.pcie_bytes.add_slow(&value);
             let counters = byte_counters(&value);
             let before = self.byte_counters.replace((at, counters));
             self.byte_rates = before.map(|before| rates(before, (at, counters))).unwrap_or_default();
@@ -186,6 +192,7 @@ impl GpuState {
     pub fn withdraw(&mut self) {
         self.interrupted = true;
         self.byte_counters = None;
+        self.pcie_bytes.interrupt();
         self.fast = None;
         self.medium = None;
         self.slow = None;
@@ -197,7 +204,10 @@ impl GpuState {
 
     /// The readings to publish, without stale ones.
     pub fn readings(&self, now: Monotonic, staleness: Staleness) -> DeviceReadings {
-        let slow = current(self.slow.as_ref(), now, staleness.slow);
+        let mut slow = current(self.slow.as_ref(), now, staleness.slow);
+        if let Some(slow) = &mut slow {
+            self.pcie_bytes.set(&mut slow.value);
+        }
         let mut medium = current(self.medium.as_ref(), now, staleness.medium);
         if let (Some(medium), true) = (&mut medium, slow.is_some()) {
             let [pcie_transmitted, pcie_received, nvlink_transmitted, nvlink_received, link0] = self.byte_rates;

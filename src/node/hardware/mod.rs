@@ -17,7 +17,7 @@
 //! - What is shared: `source` (the traits of a driver), `messages` (between threads), `settings`, `plausible` (ranges).
 //! - Control: `handle`, `supervisor`, `fleet` (the GPUs), `rounds` (one publication for each), `release`.
 //! - Totals over all sessions, without threads and clocks: `gpu_state` on `monotone`, `energy_counter`, `clock_events`,
-//!   `recent_use`; `module_energy`. Of one reader: `integrate`.
+//!   `recent_use`, `pcie_bytes`; `module_energy`. Of one reader: `integrate`.
 //! - Sources: `nvml`, `simulated`, and the PCI bus in `pci`.
 
 mod clock_events;
@@ -32,6 +32,7 @@ mod module_energy;
 mod monotone;
 pub mod nvml;
 mod pci;
+mod pcie_bytes;
 mod plausible;
 mod recent_use;
 mod release;

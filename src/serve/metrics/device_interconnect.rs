@@ -23,7 +23,7 @@ pub(super) static GROUP: Group = Group {
         .source("NVML fields 173-183"),
         counter(
             "podmeter_device_pcie_bytes_total",
-            "Bytes over PCIe, in the GPU's direction; absent where the counter has 32 bits.",
+            "Bytes over PCIe, in the GPU's direction; without a 64-bit counter, GPM's mean rates times their time.",
             |snapshot, family| {
                 family.by_name(devices(snapshot), |readings| {
                     let pcie = pcie(readings)?;
@@ -32,7 +32,7 @@ pub(super) static GROUP: Group = Group {
             },
         )
         .labels("gpu_uuid gpu direction")
-        .source("NVML fields 197 and 198"),
+        .source("NVML fields 197 and 198, else GPM 20 and 21"),
         gauge(
             "podmeter_device_pcie_link_generation",
             "PCIe generation in use; falls while the GPU idles.",

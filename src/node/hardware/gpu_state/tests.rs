@@ -209,3 +209,60 @@ fn samples_that_come_in_steps_make_no_second_of_a_busy_gpu_idle_or_longer() {
     assert_eq!(busy(65_000, true, 0.0), (4.0, 0.5), "what was read is not lost in a gap");
     assert_eq!(busy(66_000, false, 0.0), (4.0, 0.0));
 }
+
+/// Seconds, whether the reader is new, GPM's rate and the driver's counter, in both directions alike.
+fn pcie_bytes(passes: &[(u64, bool, Option<f64>, Option<f64>)]) -> Vec<Option<f64>> {
+    let mut state = GpuState::default();
+    let mut read = |&(second, fresh, rate, counter): &(u64, bool, Option<f64>, Option<f64>)| {
+        let (mut medium, mut slow) = (Medium::default(), Slow::default());
+        (medium.rates.traffic.pcie_transmitted, medium.rates.traffic.pcie_received) = (rate, rate);
+        (slow.pcie.transmitted_bytes, slow.pcie.received_bytes) = (counter, counter);
+        let at = Monotonic::from_secs(second);
+        state.add_pass(at, fresh, Pass { medium: Some(medium), slow: Some(slow), ..Pass::default() });
+        let pcie = state.readings(at, STALENESS).slow.unwrap().value.pcie;
+        assert_eq!(pcie.transmitted_bytes, pcie.received_bytes);
+        pcie.transmitted_bytes
+    };
+    passes.iter().map(&mut read).collect()
+}
+
+#[test]
+fn bytes_over_pcie_are_counted_by_gpm_where_the_driver_has_no_counters() {
+    let passes = [
+        (1, true, None, None),
+        (11, false, Some(100.0), None),
+        (31, false, Some(10.0), None),
+        (41, false, None, None),
+        (91, true, None, None),
+        (101, false, Some(1.0), None),
+        (111, false, Some(1.0), Some(9e12)),
+    ];
+    let expected = [None, Some(1e3), Some(1.2e3), Some(1.2e3), Some(1.2e3), Some(1.21e3), Some(1.22e3)];
+    assert_eq!(pcie_bytes(&passes), expected, "a gap adds nothing, nor does a counter that appears later");
+}
+
+#[test]
+fn bytes_over_pcie_that_the_driver_counts_are_not_counted_again() {
+    let passes = [(1, true, None, Some(9e12)), (11, false, Some(100.0), Some(9.1e12)), (21, false, Some(100.0), None)];
+    assert_eq!(pcie_bytes(&passes), [Some(9e12), Some(9.1e12), None]);
+}
+
+#[test]
+fn bytes_over_pcie_of_a_hung_call_are_not_counted() {
+    let mut state = GpuState::default();
+    let mut counted = vec![];
+    for (second, is_late) in [(1, false), (11, false), (21, true), (91, false), (101, false)] {
+        let mut medium = Medium::default();
+        medium.rates.traffic.pcie_transmitted = (second > 1).then_some(1.0);
+        let (at, pass) = (Monotonic::from_secs(second), Pass::default());
+        let pass = Pass { medium: Some(medium), slow: Some(Slow::default()), ..pass };
+        if is_late {
+            state.withdraw();
+            state.add_late_pass(at, pass);
+        } else {
+            state.add_pass(at, false, pass);
+        }
+        counted.push(state.readings(at, STALENESS).slow.unwrap().value.pcie.transmitted_bytes);
+    }
+    assert_eq!(counted, [None, Some(10.0), Some(10.0), Some(10.0), Some(20.0)]);
+}
