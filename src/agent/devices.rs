@@ -12,7 +12,7 @@ use super::settings::Reloadable;
 use crate::clock::Clock;
 use crate::domain::holders::{HeldHardware, UnlistedGpus};
 use crate::domain::model::{GpuUuid, HardwareState, KubeletState, PciBusId, ResourceName};
-use crate::node::hardware::{self, CallDurations, Driver, HardwareHandle, Loading, XidSender};
+use crate::node::hardware::{self, CallDurations, DemandSender, Driver, HardwareHandle, Loading, XidSender};
 use crate::serve::web::DriverCommands;
 use crate::tasks::{self, NoThread, Tasks};
 
@@ -54,6 +54,11 @@ impl Devices {
     /// Since when the driver's library is being loaded. `None` without a driver.
     pub fn loading(&self) -> Option<Loading> {
         self.hardware.as_ref().map(|hardware| hardware.loading.clone())
+    }
+
+    /// Tells what the GPUs are read for. `None` without a driver.
+    pub fn demand(&self) -> Option<DemandSender> {
+        Some(self.hardware.as_ref()?.demand.clone())
     }
 
     /// Releases and resumes the driver. `None` without a driver.

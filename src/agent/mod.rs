@@ -188,6 +188,7 @@ impl RunningAgent {
             xids: container_xids,
             reloadable: reloadable(),
             call_durations: devices.call_durations.clone(),
+            demand: devices.demand(),
             dropped_lines,
             config_reload: config.outcome.subscribe(),
             web_config,
@@ -223,7 +224,7 @@ impl RunningAgent {
     ) {
         let clock = self.clock;
         let (live, ready) = (self.snapshots.clone(), self.snapshots.clone());
-        let loading = self.devices.loading();
+        let (loading, demand) = (self.devices.loading(), self.devices.demand());
         let journal = self.journal.as_ref().map(Journal::reader);
         let server = ServerSettings {
             web_config: web_config.clone(),
@@ -245,6 +246,7 @@ impl RunningAgent {
             governance: governance::source(settings, &bound, web_config, self.reloadable.clone(), clock),
             allocations: journal::allocations(journal, self.snapshots.clone(), clock),
             admin: web::Admin { driver: self.devices.driver_commands(), order: Arc::clone(&self.health.order) },
+            watch: Arc::new(move |gpus| demand.as_ref().is_none_or(|demand| demand.watched(gpus))),
             streams: web::EventStreams::default(),
             cached_bodies: web::CachedBodies::default(),
         };

@@ -1,6 +1,6 @@
 //! The publisher of snapshots.
 //!
-//! In: the states of all modules. Out: one immutable snapshot on each change, and at least every 1.5 s. Reads no
+//! In: the states of all modules. Out: one immutable snapshot on each change, and at least every 6 s. Reads no
 //! file outside `/proc`.
 
 use std::collections::BTreeSet;
@@ -20,18 +20,18 @@ use crate::domain::attribution::{
 use crate::domain::health::HealthConfig;
 use crate::domain::holders::{self, Join, Slots};
 use crate::domain::model::{
-    Allocatable, Allocations, ConfigReload, ContainerXid, HardwareState, HealthState, Inventory, KubeletState, Moment,
-    Overview, PluginState, ProcessState, Snapshot, UnixSeconds, XidEvent,
+    Allocatable, Allocations, ConfigReload, ContainerXid, GpuUuid, HardwareState, HealthState, Inventory, KubeletState,
+    Moment, Overview, PluginState, ProcessState, Snapshot, UnixSeconds, XidEvent,
 };
-use crate::node::hardware::{CallDurations, XidBatches};
+use crate::node::hardware::{CallDurations, DemandSender, XidBatches};
 use crate::node::journal::JournalReader;
 use crate::serve::metrics::SeriesBudget;
 use crate::serve::web::{Scrapes, WatchedConfig};
 use crate::tasks::{self, Tasks};
 
-/// The longest time between two snapshots: the ages on the page grow while nothing else changes. Longer than the usual
-/// sample interval: else every second has a snapshot more, just before the readings.
-const HEARTBEAT: Duration = Duration::from_millis(1500);
+/// The longest time between two snapshots: the ages on the page grow while nothing else changes. Longer than the time between
+/// the readings of two tiers: else there is a snapshot more, just before them.
+const HEARTBEAT: Duration = Duration::from_secs(6);
 /// Readings that are later than the longer of this and three sample intervals make the time uncovered.
 const READINGS_LATE: Duration = Duration::from_secs(5);
 /// Some files of each process are read. A process that hangs in the kernel delays a snapshot no longer than this.
@@ -51,6 +51,8 @@ pub struct PublisherInputs {
     pub reloadable: watch::Receiver<Reloadable>,
     /// How long the driver's calls take, when that is measured.
     pub call_durations: Option<CallDurations>,
+    /// `None` without a driver.
+    pub demand: Option<DemandSender>,
     pub dropped_lines: DroppedLogLines,
     pub config_reload: watch::Receiver<ConfigReload>,
     pub web_config: Option<WatchedConfig>,
@@ -59,7 +61,7 @@ pub struct PublisherInputs {
     pub scrapes: Scrapes,
 }
 
-/// Publishes a snapshot with each change, and at least every 1.5 s.
+/// Publishes a snapshot with each change, and at least every 6 s.
 pub fn start(
     settings: &AgentSettings,
     inputs: PublisherInputs,
@@ -118,6 +120,8 @@ struct JoinCache {
     inventory: Arc<Inventory>,
     settled: bool,
     join: Join,
+    /// GPUs whose holdings have changed since that was last sent.
+    changed: BTreeSet<GpuUuid>,
 }
 
 impl Publisher {
@@ -172,6 +176,12 @@ impl Publisher {
         let processes = Arc::clone(&inputs.processes.borrow_and_update());
         let settings = inputs.reloadable.borrow_and_update().clone();
         self.cache.update(&hardware, &kubelet, plugin.as_deref());
+        if let Some(demand) = self.inputs.demand.as_ref().filter(|_| !self.cache.changed.is_empty()) {
+            let held = self.cache.join.holdings.keys().map(|key| key.gpu.clone()).collect();
+            if demand.held(held, self.cache.changed.clone()) {
+                self.cache.changed.clear();
+            }
+        }
         let (statement, container_xids) = self.account(now, &hardware, &processes, plugin.as_deref(), &settings);
         let (inputs, join) = (&self.inputs, &self.cache.join);
         let snapshot = Snapshot {
@@ -261,7 +271,13 @@ impl JoinCache {
             && self.settled == kubelet.settled;
         if !same {
             self.slots.update_counts(&allocations, &allocatable, &hardware.inventory, kubelet.settled);
-            self.join = holders::join(&allocations, &allocatable, &hardware.inventory, &self.slots);
+            let join = holders::join(&allocations, &allocatable, &hardware.inventory, &self.slots);
+            let before = std::mem::replace(&mut self.join, join);
+            let differs = |one: &Join, other: &Join| {
+                let differing = one.holdings.iter().filter(|(key, holding)| other.holdings.get(key) != Some(holding));
+                differing.map(|(key, _)| key.gpu.clone()).collect::<BTreeSet<_>>()
+            };
+            self.changed.extend(&differs(&before, &self.join) | &differs(&self.join, &before));
             (self.allocations, self.allocatable, self.settled) = (allocations, allocatable, kubelet.settled);
             self.inventory = Arc::clone(&hardware.inventory);
         }

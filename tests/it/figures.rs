@@ -263,6 +263,7 @@ async fn shown(scene: Scene, snapshot: Snapshot) -> Shown {
     let response = serde_json::to_vec(&response).unwrap();
     let (snapshots, latest) = watch::channel(Arc::new(snapshot));
     let state = WebState {
+        watch: Arc::new(|_| true),
         dcgm_generation: Generation::default(),
         grafana_url: None,
         snapshots: latest,

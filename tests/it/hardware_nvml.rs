@@ -12,7 +12,7 @@ use podmeter::domain::model::{
     DeviceProcess, DeviceReadings, DurationHistogram, GpmRatios, GpuUuid, HardwareState, MemoryUse, NvLink,
     NvLinkPeers, PciBusId, RowRemap,
 };
-use podmeter::node::hardware::{Driver, Due, HardwareHandle, HardwareSettings, PassStatus};
+use podmeter::node::hardware::{Driver, HardwareHandle, HardwareSettings, PassStatus, Tier};
 use serde_json::{Value, json};
 
 fn readings(state: &HardwareState, index: usize) -> &DeviceReadings {
@@ -437,7 +437,7 @@ fn listed(gpus: Value) -> Vec<Option<Vec<DeviceProcess>>> {
     let count = gpus.as_array().unwrap().len();
     let fake = FakeNvml::start(json!({ "gpus": gpus }));
     let session = open(&fake);
-    let read = |index| session.reader(&gpu(index)).unwrap().read(ALL, at(0)).medium.unwrap().processes;
+    let read = |index| session.reader(&gpu(index)).unwrap().read(&ALL, at(0)).medium.unwrap().processes;
     (0..count).map(read).collect()
 }
 
@@ -488,7 +488,7 @@ fn a_refused_list_of_processes_is_not_requested_again() {
     let session = driver.open().unwrap();
     session.inventory().unwrap();
     let mut reader = session.reader(&gpu(0)).unwrap();
-    let mut read = || (reader.read(ALL, at(0)).medium.unwrap().processes, calls()[call].count());
+    let mut read = || (reader.read(&ALL, at(0)).medium.unwrap().processes, calls()[call].count());
     let first = read();
     assert_eq!(first.0, None);
     assert_eq!(read(), first);
@@ -504,7 +504,7 @@ fn a_partitioned_gpu_without_data_is_read_by_instance() {
     let session = open(&fake);
     let mut reader = session.reader(&gpu(0)).unwrap();
     for second in 0..2 {
-        let processes = reader.read(ALL, at(second)).medium.unwrap().processes;
+        let processes = reader.read(&ALL, at(second)).medium.unwrap().processes;
         let process = DeviceProcess { pid: 7, gpu_instance: Some(4), compute_instance: Some(0), memory_bytes: None };
         assert_eq!(processes, Some(vec![process]));
     }
@@ -627,7 +627,7 @@ fn whichever_half_of_the_calls_fails_the_other_half_is_read() {
         let session = driver.open().unwrap();
         session.inventory().unwrap();
         for index in 0..2 {
-            session.reader(&gpu(index)).unwrap().read(ALL, at(1));
+            session.reader(&gpu(index)).unwrap().read(&ALL, at(1));
         }
         driver.call_durations().unwrap()().into_keys().collect()
     };
@@ -643,7 +643,7 @@ fn whichever_half_of_the_calls_fails_the_other_half_is_read() {
         for index in 0..2 {
             let mut reader = session.reader(&gpu(index)).unwrap();
             for second in 1..4 {
-                let pass = reader.read(ALL, at(second));
+                let pass = reader.read(&ALL, at(second));
                 assert_eq!(pass.status, PassStatus::Answers, "{failing}");
                 let (medium, slow) = (pass.medium.unwrap(), pass.slow.unwrap());
                 let fails = |name: &str| failing.get(name).is_some();
@@ -759,17 +759,18 @@ fn an_average_second_costs_few_calls() {
         let session = driver.open().unwrap();
         session.inventory().unwrap();
         let mut reader = session.reader(&gpu(0)).unwrap();
-        reader.read(ALL, at(0));
-        reader.read(ALL, at(1));
+        reader.read(&ALL, at(0));
+        reader.read(&ALL, at(1));
         let cost = |work: &mut dyn FnMut()| {
             let count = || calls().values().map(DurationHistogram::count).sum::<u64>();
             let before = count();
             work();
             f64::from(u32::try_from(count() - before).unwrap())
         };
-        let fast = cost(&mut || assert_eq!(reader.read(Due::default(), at(2)).status, PassStatus::Answers));
-        let medium = cost(&mut || drop(reader.read(Due { medium: true, slow: false }, at(3)))) - fast;
-        let slow = cost(&mut || drop(reader.read(Due { medium: false, slow: true }, at(4)))) - fast;
+        let mut tier = |tier: Tier, second| {
+            cost(&mut || assert_eq!(reader.read(&[tier].into(), at(second)).status, PassStatus::Answers))
+        };
+        let (fast, medium, slow) = (tier(Tier::Fast, 2), tier(Tier::Medium, 3), tier(Tier::Slow, 4));
         let layout = cost(&mut || assert!(!session.layout_changed()));
         let average = fast + (medium + layout) / 10.0 + slow / 60.0;
         // A partitioned GPU: two more for each instance, to attribute each second.

@@ -16,7 +16,7 @@ use podmeter::domain::model::{
 };
 use podmeter::node::hardware::{
     CallProblem, Driver, DriverSession, Due, Failure, FailureCause, GpuReader, HardwareHandle, HardwareSettings,
-    Integrals, Pass, PassStatus, XidSender, start,
+    Integrals, Pass, PassStatus, Tier, XidSender, start,
 };
 
 /// What the test has the driver do. Shared by all its parts.
@@ -40,6 +40,8 @@ struct Acts {
     is_inspecting: bool,
     listing_fails: bool,
     reads: BTreeMap<GpuUuid, u64>,
+    /// What each pass read, in their order.
+    tiers: Vec<(GpuUuid, Due)>,
 }
 
 impl Script {
@@ -141,7 +143,7 @@ struct ScriptedReader {
 }
 
 impl GpuReader for ScriptedReader {
-    fn read(&mut self, due: Due, now: Moment) -> Pass {
+    fn read(&mut self, due: &Due, now: Moment) -> Pass {
         let (acts, changed) = &*self.script.0;
         let mut acts = acts.lock();
         *acts.reads.entry(self.gpu.clone()).or_default() += 1;
@@ -155,19 +157,22 @@ impl GpuReader for ScriptedReader {
             let problems = vec![CallProblem { call: "read", code: "gpu_is_lost" }];
             return Pass { status, problems, ..Pass::default() };
         }
-        let elapsed = self.last.replace(now).map_or(0.0, |last| now.monotonic.since(last.monotonic).as_secs_f64());
         let corrected = Some(acts.corrected);
-        Pass {
-            status,
-            integrals: Integrals { busy_seconds: Some(elapsed), ..Integrals::default() },
-            fast: Some(Fast { utilization_ratio: Some(1.0), power_watts: Some(100.0), ..Fast::default() }),
-            medium: due.medium.then(Medium::default),
-            slow: due.slow.then(|| Slow {
+        let mut pass = Pass {
+            medium: due.contains(&Tier::Medium).then(Medium::default),
+            slow: due.contains(&Tier::Slow).then(|| Slow {
                 ecc: vec![EccLocation { location: "dram", corrected, uncorrected: None }],
                 ..Slow::default()
             }),
             ..Pass::default()
+        };
+        if due.contains(&Tier::Fast) {
+            let elapsed = self.last.replace(now).map_or(0.0, |last| now.monotonic.since(last.monotonic).as_secs_f64());
+            pass.integrals = Integrals { busy_seconds: Some(elapsed), ..Integrals::default() };
+            pass.fast = Some(Fast { utilization_ratio: Some(1.0), power_watts: Some(100.0), ..Fast::default() });
         }
+        acts.tiers.push((self.gpu.clone(), due.clone()));
+        pass
     }
 }
 
@@ -197,11 +202,18 @@ fn busy(state: &HardwareState, number: usize) -> f64 {
 }
 
 #[test]
-fn every_tier_is_read_at_the_first_pass() {
-    let hardware = run(&Script::new(3));
-    let state = wait(&hardware, "readings of all", |state| (0..3).all(|number| has_fast(state, number)));
-    for readings in state.readings.values() {
-        assert!(readings.medium.is_some() && readings.slow.is_some());
+fn every_tier_is_read_at_once_health_first() {
+    let script = Script::new(3);
+    let hardware = run(&script);
+    let state = wait(&hardware, "readings of all", |state| {
+        (0..3).all(|number| state.readings.get(&gpu(number)).is_some_and(|readings| readings.medium.is_some()))
+    });
+    assert!(state.readings.values().all(|readings| readings.fast.is_some() && readings.slow.is_some()));
+    for number in 0..3 {
+        let tiers = script.set(|acts| acts.tiers.clone());
+        let first: Vec<Due> =
+            tiers.into_iter().filter(|(uuid, _)| *uuid == gpu(number)).map(|(_, due)| due).take(3).collect();
+        assert_eq!(first, [Tier::Slow, Tier::Fast, Tier::Medium].map(|tier| [tier].into()));
     }
     assert_eq!((state.source, state.problem.as_deref()), (HardwareSource::Simulated, None));
     assert_eq!(state.node_devices, Some(NodeDevices { expected: 8, ..NodeDevices::default() }));
@@ -247,13 +259,13 @@ fn a_stuck_gpu_is_marked_and_the_others_continue() {
     let state = wait(&hardware, "the mark", |state| state.readings[&gpu(0)].stuck && has_fast(state, 1));
     assert!(!has_fast(&state, 0));
     assert!(state.readings[&gpu(0)].medium.is_none() && state.readings[&gpu(0)].slow.is_none());
-    assert!(state.collectors["fast"].stuck);
+    assert!(state.collectors.values().any(|collector| collector.stuck));
     let (reads, before) = (script.set(|acts| acts.reads[&gpu(0)]), busy(&state, 1));
     wait(&hardware, "the other going on", |state| busy(state, 1) > before + 0.2);
     assert_eq!(script.set(|acts| acts.reads[&gpu(0)]), reads, "a second call was piled onto the stuck GPU");
     script.set(|acts| acts.stuck = None);
     let state = wait(&hardware, "the return", |state| has_fast(state, 0));
-    assert!(!state.readings[&gpu(0)].stuck && !state.collectors["fast"].stuck);
+    assert!(!state.readings[&gpu(0)].stuck && state.collectors.values().all(|collector| !collector.stuck));
     // The same reader continues; it has integrated over the hung call, and the totals have not.
     let state = wait(&hardware, "the end of the gap", |state| state.readings[&gpu(0)].totals.gaps.seconds > 0.0);
     let totals = &state.readings[&gpu(0)].totals;

@@ -7,7 +7,7 @@ use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{ALL, at, driver, gpu, has_fast, medium, open, quick, run, slow};
 use crate::support::watching::wait;
 use podmeter::domain::model::{C2c, FabricDomain, GpuUuid, HardwareState, Moment, Monotonic, Platform, UnixSeconds};
-use podmeter::node::hardware::{Driver, DriverSession, Due, FailureCause, GpuReader, GpuState, Staleness};
+use podmeter::node::hardware::{Driver, DriverSession, FailureCause, GpuReader, GpuState, Staleness, Tier};
 use serde_json::{Value, json};
 
 #[test]
@@ -93,7 +93,7 @@ fn counters_that_may_wrap_between_two_readings_are_absent() {
     ]}));
     let session = open(&fake);
     let read = |index: usize| {
-        let pass = session.reader(&gpu(index)).unwrap().read(ALL, at(1));
+        let pass = session.reader(&gpu(index)).unwrap().read(&ALL, at(1));
         (pass.medium.unwrap(), pass.slow.unwrap())
     };
     let (medium, slow) = read(0);
@@ -123,7 +123,7 @@ fn a_call_that_fails_for_a_moment_costs_no_later_reading() {
     let session = driver.open().unwrap();
     session.inventory().unwrap();
     let mut readers = [0, 1, 2].map(|index| session.reader(&gpu(index)).unwrap());
-    let mut read = |index: usize, second| readers[index].read(ALL, at(second)).medium.unwrap();
+    let mut read = |index: usize, second| readers[index].read(&ALL, at(second)).medium.unwrap();
     for second in 1..=2 {
         let medium = read(0, second);
         assert_eq!((medium.memory, medium.virtualization, medium.sm_cycles), (None, None, None));
@@ -154,7 +154,7 @@ fn a_busy_gpu_without_processes_is_read_by_the_other_call() {
     let session = open(&fake);
     let read = |index: usize| {
         let mut reader = session.reader(&gpu(index)).unwrap();
-        let passes: Vec<_> = (1..=12).map(|second| reader.read(ALL, at(second))).collect();
+        let passes: Vec<_> = (1..=12).map(|second| reader.read(&ALL, at(second))).collect();
         let has_sm_seconds = |place: usize| passes[place].integrals.process_sm_seconds.is_some();
         let source = passes[11].medium.as_ref().unwrap().process_utilization_source.clone();
         (has_sm_seconds(0), has_sm_seconds(11), source, passes[11].integrals.lists_no_processes)
@@ -189,7 +189,7 @@ fn another_gpu_at_the_index_is_not_read_in_its_place() {
     assert_eq!(failure.problem.code, "other_gpu_at_index");
     assert!(failure.reason.contains("order of GPUs has changed"), "{failure}");
     session.inventory().unwrap();
-    let pass = session.reader(&gpu(1)).unwrap().read(ALL, at(1));
+    let pass = session.reader(&gpu(1)).unwrap().read(&ALL, at(1));
     assert_eq!(pass.fast.unwrap().power_watts, Some(200.0));
 }
 
@@ -230,7 +230,7 @@ fn seventy_percent_is_seven_tenths() {
     let fake = FakeNvml::start(json!({"gpus": [{"utilization": {"gpu": 70, "memory": 70}}]}));
     let session = open(&fake);
     let mut reader = session.reader(&gpu(0)).unwrap();
-    let pass = reader.read(ALL, at(1));
+    let pass = reader.read(&ALL, at(1));
     assert_eq!(pass.fast.unwrap().utilization_ratio, Some(0.7));
     assert_eq!(pass.medium.unwrap().rates.memory_utilization_ratio, Some(0.7));
 }
@@ -251,7 +251,7 @@ fn bytes_over_pcie_are_gpms_where_the_driver_refuses_the_counters() {
             let mut reader = session.reader(&gpu(0)).unwrap();
             for second in [first, first + 5] {
                 fake.update(|state| state["clock_microseconds"] = json!((100 + second) * 1_000_000));
-                state.add_pass(at(second).monotonic, second == first, reader.read(ALL, at(second)));
+                state.add_pass(at(second).monotonic, second == first, reader.read(&ALL, at(second)));
             }
             let pcie = state.readings(at(first + 5).monotonic, staleness).slow.unwrap().value.pcie;
             let expected = mebibytes.unwrap_or([90.0 * 1_048_576.0, 80.0 * 1_048_576.0]);
@@ -399,7 +399,7 @@ impl RackGpu {
             self.passes += 1;
             self.fake.update(|state| state["clock_microseconds"] = json!(1000 * milliseconds));
             let now = Moment { monotonic: Monotonic::from_millis(milliseconds), unix: UnixSeconds(0.0) };
-            let read = self.reader.read(Due::default(), now);
+            let read = self.reader.read(&[Tier::Fast].into(), now);
             let add = |sum: &mut Option<f64>, joules: Option<f64>| {
                 *sum = joules.map(|joules| sum.unwrap_or(0.0) + joules).or(*sum);
             };

@@ -66,7 +66,7 @@ impl TimeSlicedNode {
     fn read(&mut self, second: u64) -> (DeviceReadings, LedgerOutput) {
         self.fake.update(|state| state["clock_microseconds"] = json!((100 + second) * 1_000_000));
         let now = at(second + 1);
-        let pass = self.reader.read(ALL, now);
+        let pass = self.reader.read(&ALL, now);
         self.totals.add_pass(now.monotonic, second == 0, pass);
         let readings = Arc::new(self.totals.readings(now.monotonic, STALENESS));
         let used = readings.totals.process_sm_seconds.iter().flatten();

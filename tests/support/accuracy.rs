@@ -12,7 +12,7 @@ use podmeter::domain::model::{
     PodDirectory, ProcessState, UnattributedReason, UnixSeconds,
 };
 use podmeter::node::hardware::simulated::{Load, SimulatedDriver, SimulatedProfile};
-use podmeter::node::hardware::{Driver, Due, GpuReader, GpuState, Staleness};
+use podmeter::node::hardware::{Demand, Driver, GpuReader, GpuState, HardwareSettings, Schedule, Staleness, Tier};
 use podmeter::node::processes::Resolver;
 use podmeter::simulation::node::{Replicas, SimulatedDevice, resources};
 use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
@@ -24,6 +24,9 @@ use super::test_data;
 const STARTUP: u64 = 800;
 /// From a grant to the kubelet's List that shows it.
 const SEEN: u64 = 50;
+
+/// How often it is checked what is due.
+const TICK: u64 = 50;
 
 #[derive(Clone, Copy)]
 pub struct Case {
@@ -87,6 +90,14 @@ enum Event {
     Timer,
 }
 
+/// One GPU as the hardware threads read it.
+struct Reader {
+    reader: Box<dyn GpuReader>,
+    state: GpuState,
+    schedule: Schedule,
+    is_fresh: bool,
+}
+
 pub struct Node {
     case: Case,
     random: Random,
@@ -100,13 +111,12 @@ pub struct Node {
     tree: ProcTree,
     resolver: Resolver,
     _directory: tempfile::TempDir,
-    readers: BTreeMap<GpuUuid, (Box<dyn GpuReader>, GpuState)>,
+    readers: BTreeMap<GpuUuid, Reader>,
     hardware: HardwareState,
     slots: Slots,
     allocatable: Allocatable,
     join: Join,
     ledger: Ledger,
-    passes: u64,
     last: Option<LedgerOutput>,
     accounts: BTreeMap<ContainerRef, Account>,
 }
@@ -129,9 +139,13 @@ impl Node {
         let mut driver = SimulatedDriver::new(case.profile, 7);
         let session = driver.open().unwrap();
         let (inventory, _) = session.inventory().unwrap();
-        let readers =
-            inventory.gpus.keys().map(|gpu| (gpu.clone(), (session.reader(gpu).unwrap(), GpuState::default())));
-        let readers: BTreeMap<_, _> = readers.collect();
+        let reader = |gpu: &GpuUuid| {
+            let mut schedule = Schedule::default();
+            schedule.restart();
+            let reader = session.reader(gpu).unwrap();
+            (gpu.clone(), Reader { reader, state: GpuState::default(), schedule, is_fresh: true })
+        };
+        let readers: BTreeMap<_, _> = inventory.gpus.keys().map(reader).collect();
         let offered = resources(&inventory, case.replicas);
         let ids = |devices: &[SimulatedDevice]| devices.iter().map(|device| DeviceId::new(device.id.clone())).collect();
         let devices = offered.iter().map(|one| (one.name.as_str().into(), ids(&one.devices))).collect();
@@ -149,13 +163,13 @@ impl Node {
         let mut random = Random::seeded(11);
         let starts = (0..places.len()).map(|place| (3_000 + random.below(5_000) as u64, Event::Start(place)));
         let mut events: BTreeSet<(u64, Event)> = starts.collect();
-        events.insert((0, Event::Pass));
+        events.insert((TICK, Event::Pass));
         // The kubelet is not called in step with the devices.
         events.insert((370, Event::Timer));
         Self {
             resolver: Resolver::new(&tree.proc_root(), &tree.pod_logs_root()),
             hardware: HardwareState { inventory: Arc::new(inventory.clone()), ..HardwareState::default() },
-            ledger: Ledger::new(Duration::from_secs(5)),
+            ledger: Ledger::new(Duration::from_secs(30)),
             case,
             random,
             events,
@@ -170,7 +184,6 @@ impl Node {
             slots,
             allocatable,
             join: Join::default(),
-            passes: 0,
             last: None,
             accounts: BTreeMap::new(),
         }
@@ -189,9 +202,10 @@ impl Node {
                 self.settle(now, place);
             }
             Event::Pass => {
-                self.read(now);
-                self.account(now);
-                self.events.insert((now + 1000, event));
+                if self.read(now) {
+                    self.account(now);
+                }
+                self.events.insert((now + TICK, event));
             }
             Event::List => self.list(now),
             Event::Timer => {
@@ -252,16 +266,24 @@ impl Node {
         self.driver.set_load(&gpu, instance, at(now), load);
     }
 
-    fn read(&mut self, now: u64) {
-        let due = Due { medium: self.passes.is_multiple_of(10), slow: false };
-        let long = Duration::from_secs(30);
-        let staleness = Staleness { fast: Duration::from_secs(5), medium: long, slow: long };
-        for (gpu, (reader, record)) in &mut self.readers {
-            let pass = reader.read(due, moment(now));
-            record.add_pass(at(now), self.passes == 0, pass);
-            self.hardware.readings.insert(gpu.clone(), Arc::new(record.readings(at(now), staleness)));
+    /// As the hardware threads do, with their schedule. Whether anything was read.
+    fn read(&mut self, now: u64) -> bool {
+        let (settings, long) = (HardwareSettings::default(), Duration::from_secs(180));
+        let staleness = Staleness { fast: long, medium: long, slow: long };
+        let held: BTreeSet<&GpuUuid> = self.join.holdings.keys().map(|key| &key.gpu).collect();
+        let mut has_read = false;
+        for (gpu, Reader { reader, state, schedule, is_fresh }) in &mut self.readers {
+            let due = schedule.due(at(now));
+            if due.is_empty() {
+                continue;
+            }
+            has_read = true;
+            let pass = reader.read(&due, moment(now));
+            schedule.begin(&due, at(now), &settings, Demand { held: held.contains(gpu), watched: false });
+            state.add_pass(at(now), std::mem::take(is_fresh), pass);
+            self.hardware.readings.insert(gpu.clone(), Arc::new(state.readings(at(now), staleness)));
         }
-        self.passes += 1;
+        has_read
     }
 
     fn list(&mut self, now: u64) {
@@ -271,8 +293,18 @@ impl Node {
             Some(test_data::pod(test_data::container(tenant.container.clone(), &[device])))
         };
         let allocations = Allocations { pods: self.places.iter().filter_map(pod).collect() };
-        self.join = join(&allocations, &self.allocatable, &self.inventory, &self.slots);
+        let before =
+            std::mem::replace(&mut self.join, join(&allocations, &self.allocatable, &self.inventory, &self.slots));
         self.account(now);
+        for (gpu, Reader { schedule, .. }) in &mut self.readers {
+            let of = |join: &Join| join.holdings.keys().filter(|key| key.gpu == *gpu).cloned().collect::<Vec<_>>();
+            let (before, held) = (of(&before), of(&self.join));
+            if before != held {
+                schedule.request([Tier::Fast]);
+                let demand = Demand { held: !held.is_empty(), watched: false };
+                schedule.change_demand(at(now), &HardwareSettings::default(), demand);
+            }
+        }
     }
 
     /// As the publisher does.

@@ -1,20 +1,21 @@
 //! The hardware module over the fake driver library.
 
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use podmeter::clock::Clock;
 use podmeter::domain::model::{GpuUuid, HardwareState, Medium, Moment, Monotonic, Slow, UnixSeconds};
 use podmeter::node::hardware::nvml::{LibrarySearch, NvmlDriver};
 use podmeter::node::hardware::{
-    Driver as _, DriverSession, Due, HardwareHandle, HardwareSettings, XidBatches, XidSender, start,
+    Driver as _, DriverSession, Due, HardwareHandle, HardwareSettings, Tier, XidBatches, XidSender, start,
 };
 use serde_json::{Value, json};
 
 use super::fake_nvml::FakeNvml;
 
 /// Every tier.
-pub const ALL: Due = Due { medium: true, slow: true };
+pub static ALL: LazyLock<Due> = LazyLock::new(|| [Tier::Slow, Tier::Fast, Tier::Medium].into());
 
 /// It counts its calls.
 pub fn driver(fake: &FakeNvml) -> NvmlDriver {

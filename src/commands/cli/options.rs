@@ -247,8 +247,8 @@ options! {
         nvml_library "PATH": PathBuf => "the loader's search path, then the driver roots", restart;
         /// PCI address of a display card that the driver does not list and podmeter ignores; repeatable
         ignore_gpu "ADDRESS": Vec<PciAddress> => "none", restart, key("ignoreGpus": rename = "ignoreGpus");
-        /// Interval between fast device readings
-        sample_interval "DUR": Duration = "1s" in "100ms"..="1m", restart;
+        /// Interval between readings of use and energy; at most 1s for a GPU on an open live page or in `top`
+        sample_interval "DUR": Duration = "10s" in "100ms"..="15s", restart;
         /// Export the duration of each NVML call, as a histogram by call
         nvml_call_durations "BOOL": bool = "false", restart,
             arg(num_args = 0..=1, require_equals = true, default_missing_value = "true");
@@ -312,6 +312,7 @@ mod tests {
             "condition_file" => "/x",
             "grafana_url" => "https://grafana.example",
             "state_max_age" => "1d",
+            "sample_interval" => "2s",
             _ if !row.range.is_empty() => "20s",
             _ => "x",
         }

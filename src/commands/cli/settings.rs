@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(settings.reloadable.retention, Duration::from_secs(11));
         assert_eq!(settings.reloadable.refresh_interval, Duration::from_secs(7));
         assert_eq!(settings.pod_resources_socket, Path::new("/k/pod-resources/kubelet.sock"));
-        assert_eq!(settings.devices.sample_interval, Duration::from_secs(1));
+        assert_eq!(settings.devices.sample_interval, Duration::from_secs(10));
     }
 
     #[test]

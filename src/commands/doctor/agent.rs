@@ -23,8 +23,8 @@ pub const CHECKS: [AgentCheck; 8] = [
     ("scrape", "Scrape", "Prometheus does the same", scrape),
 ];
 
-/// A snapshot is published every second.
-const OLD: f64 = 10.0;
+/// A snapshot is published every few seconds.
+const OLD: f64 = 15.0;
 /// Sentences of one kind that are shown.
 const SHOWN: usize = 4;
 const RESTART: &str = "see its log; kubectl rollout restart, if it does not recover";

@@ -99,7 +99,8 @@ fn of_device(
 fn pids(readings: &DeviceReadings) -> impl Iterator<Item = u32> {
     let listed = readings.medium.iter().filter_map(|medium| medium.value.processes.as_ref()).flatten();
     let worked = readings.totals.process_sm_seconds.iter().flat_map(BTreeMap::keys).copied();
-    listed.map(|process| process.pid).chain(worked)
+    // An owner is found while the process runs, and used when its use is read.
+    listed.map(|process| process.pid).chain(worked).chain(readings.recent_pids.iter().copied())
 }
 
 #[cfg(test)]

@@ -24,10 +24,10 @@ use crate::domain::model::{
 pub const SCHEMA: &str = "podmeter.condition/v1";
 /// For how long a condition holds after it was written.
 pub const VALIDITY: Duration = Duration::from_secs(60);
-/// The publisher makes a snapshot every second.
+/// The publisher makes a snapshot every few seconds.
 const SNAPSHOT_LIMIT: Duration = Duration::from_secs(15);
-/// The slowest interval between fast readings, and half of it.
-const READINGS_LIMIT: Duration = Duration::from_secs(90);
+/// Three times the longest interval between fast readings.
+const READINGS_LIMIT: Duration = Duration::from_secs(45);
 /// Pods named of one device.
 const PODS: usize = 64;
 

@@ -7,8 +7,8 @@ pub const POINTS: usize = 300;
 pub const INTERVAL_SECONDS: u64 = 1;
 /// Columns of a chart, whatever its window.
 pub const COLUMNS: usize = 60;
-/// A late snapshot leaves no gap of up to this length: the last one was current until then.
-const BRIDGED: u64 = 3;
+/// No gap of up to this length is left: the last point was current until then. Longer than the time between two snapshots.
+const BRIDGED: u64 = 10;
 
 /// A length of time up to now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -186,20 +186,20 @@ mod tests {
         points.note(10, point(0.5));
         points.note(11, Point::default());
         points.note(13, point(1.0));
-        points.note(18, point(0.75));
-        points.note(17, point(0.0));
-        let late = [None, None, None, None];
+        points.note(24, point(0.75));
+        points.note(23, point(0.0));
         assert_eq!(busy(&points)[..4], [Some(0.5), None, None, Some(1.0)]);
-        assert_eq!(busy(&points)[4..8], late);
-        assert_eq!(busy(&points)[8..], [Some(0.75)]);
+        assert_eq!(busy(&points)[4..14], [None; 10]);
+        assert_eq!(busy(&points)[14..], [Some(0.75)]);
     }
 
     #[test]
     fn a_late_snapshot_leaves_no_gap() {
         let mut points = Points::default();
         points.note(1, point(0.5));
-        points.note(3, point(1.0));
-        assert_eq!(busy(&points), [Some(0.5), Some(0.5), Some(1.0)]);
+        points.note(11, point(1.0));
+        assert_eq!(busy(&points)[..10], [Some(0.5); 10]);
+        assert_eq!(busy(&points)[10..], [Some(1.0)]);
     }
 
     #[test]

@@ -48,6 +48,8 @@ type ShareKey = (ShareOwner, Option<MigUuid>);
 struct GpuTime {
     seconds: WindowedCounter,
     uncovered_seconds: WindowedCounter,
+    /// Up to where it has been counted: the readings are of an earlier time than the snapshot.
+    counted_to: Option<Monotonic>,
     /// Uncovered seconds before the first readings that are not in the driver's total; `None` until then.
     uncovered_before_readings: Option<f64>,
 }
@@ -69,7 +71,7 @@ struct WindowedCounter {
 
 /// From the last snapshot to this one.
 struct SnapshotInterval {
-    seconds: f64,
+    to: Monotonic,
     /// Use before the first snapshot is in no window.
     is_first: bool,
     /// By window: the number of the current step, and how many steps began.
@@ -83,7 +85,7 @@ impl SnapshotInterval {
             let step = |at: Monotonic| at.as_duration().as_secs() / (window.seconds() / STEPS as u64);
             (step(at), step(at) - step(from))
         });
-        Self { seconds: at.since(from).as_secs_f64(), is_first: last.is_none(), steps }
+        Self { to: at, is_first: last.is_none(), steps }
     }
 }
 
@@ -111,6 +113,10 @@ impl GpuTime {
     fn note(&mut self, readings: Option<&DeviceReadings>, interval: &SnapshotInterval) {
         let readings = readings.filter(|readings| readings.fast.is_some() && readings.totals.busy_seconds.is_some());
         let counted = self.uncovered_seconds.last;
+        let to = readings.map_or(interval.to, |readings| readings.totals.through);
+        let before = self.counted_to.unwrap_or(to);
+        let seconds = to.since(before).as_secs_f64();
+        self.counted_to = Some(to.max(before));
         let uncovered = match readings {
             Some(readings) => {
                 let total = readings.totals.uncovered_seconds;
@@ -118,9 +124,9 @@ impl GpuTime {
                 // The total includes a gap, which was counted here, only once there are readings again.
                 (before + total).max(counted)
             }
-            None => counted + interval.seconds,
+            None => counted + seconds,
         };
-        self.seconds.note(self.seconds.last + interval.seconds, interval);
+        self.seconds.note(self.seconds.last + seconds, interval);
         self.uncovered_seconds.note(uncovered, interval);
     }
 }

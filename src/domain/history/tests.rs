@@ -188,8 +188,10 @@ fn a_division_is_counter_differences_of_the_window() {
         snapshot.accounts[0].figures.borrowed_seconds = Some(0.0);
         snapshot.unattributed.retain(|unattributed| unattributed.gpu == gpu);
         snapshot.unattributed[0].busy_seconds = [(UnattributedReason::Host, host)].into();
+        let through = snapshot.at.monotonic;
         change(&mut snapshot.hardware, |hardware| {
-            Arc::make_mut(hardware.readings.get_mut(&gpu).unwrap()).totals.uncovered_seconds = uncovered;
+            let totals = &mut Arc::make_mut(hardware.readings.get_mut(&gpu).unwrap()).totals;
+            (totals.through, totals.uncovered_seconds) = (through, uncovered);
         });
         snapshot
     };
@@ -234,9 +236,11 @@ fn a_gap_is_uncovered_also_where_the_first_readings_came_late() {
     let gpu = GpuUuid::from(fixture::WHOLE);
     let mut note = |second: u64, uncovered: Option<f64>| {
         let mut snapshot = later(second);
+        let through = snapshot.at.monotonic;
         change(&mut snapshot.hardware, |hardware| match uncovered {
             Some(seconds) => {
-                Arc::make_mut(hardware.readings.get_mut(&gpu).unwrap()).totals.uncovered_seconds = seconds;
+                let totals = &mut Arc::make_mut(hardware.readings.get_mut(&gpu).unwrap()).totals;
+                (totals.through, totals.uncovered_seconds) = (through, seconds);
             }
             None => drop(hardware.readings.remove(&gpu)),
         });

@@ -1,7 +1,7 @@
 //! The readings of one GPU, by tier, and its totals.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,9 @@ pub struct DeviceReadings {
     pub medium: Option<Stamped<Medium>>,
     #[serde(skip_deserializing)]
     pub slow: Option<Stamped<Slow>>,
+    /// The processes that had a context on the GPU at some time in the last minute.
+    #[serde(skip)]
+    pub recent_pids: BTreeSet<u32>,
     /// A call on this GPU has not returned within the watchdog's limit.
     pub stuck: bool,
     /// The driver reports the GPU as lost, or returns an error for it.
@@ -109,7 +112,7 @@ pub struct ProcessSmSeconds {
     pub last_active: Monotonic,
 }
 
-/// Read every second.
+/// Read every ten seconds, and every second while somebody watches the GPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fast {
     /// The part of the last ten seconds read in which a kernel ran, 0 to 1. In a reader's pass, and in the first after a gap,

@@ -11,9 +11,9 @@ use tracing::{info, warn};
 use super::gpu_state::{GpuState, Staleness};
 use super::messages::{PassReport, SupervisorSender, WorkerCommand};
 use super::module_energy::ModuleEnergy;
-use super::rounds::tiers;
 use super::settings::HardwareSettings;
-use super::source::{DriverSession, Due, PassStatus};
+use super::source::{DriverSession, PassStatus};
+use super::tiers::{Demand, Due, Schedule, Tier};
 use super::worker::{Thread, spawn_worker};
 use crate::backoff::Backoff;
 use crate::clock::Clock;
@@ -29,6 +29,9 @@ pub struct Fleet {
     inventory: Arc<Inventory>,
     members: BTreeMap<GpuUuid, FleetGpu>,
     modules: ModuleEnergy,
+    /// The GPUs that containers hold, and those that somebody watches.
+    held: BTreeSet<GpuUuid>,
+    watched: BTreeSet<GpuUuid>,
 }
 
 #[derive(Default)]
@@ -47,10 +50,10 @@ struct FleetGpu {
     lost_because_unlisted: bool,
     /// The generation in which it was last found lost: a loss found with older handles does not count for `all_lost`.
     lost_in: Option<u64>,
-    next_medium: Monotonic,
-    next_slow: Monotonic,
-    /// A slow pass requested before this time waits for the next round.
-    request_after: Monotonic,
+    schedule: Schedule,
+    /// Its totals are integrated from present values.
+    reads_present_values: bool,
+    /// No pass begins before: it is lost, or has no thread.
     retry: Monotonic,
     retries: Backoff,
 }
@@ -65,6 +68,8 @@ impl Fleet {
             inventory: Arc::default(),
             members: BTreeMap::new(),
             modules: ModuleEnergy::default(),
+            held: BTreeSet::new(),
+            watched: BTreeSet::new(),
         }
     }
 
@@ -89,7 +94,8 @@ impl Fleet {
             let changed = new_session || !member.listed || self.inventory.gpus.get(uuid) != Some(gpu);
             if changed {
                 member.generation = self.generation;
-                (member.next_medium, member.next_slow, member.retry) = (now, now, now);
+                member.schedule.restart();
+                member.retry = now;
             }
             (member.listed, member.lost_because_unlisted) = (true, false);
         }
@@ -116,49 +122,77 @@ impl Fleet {
             member.state.withdraw();
         }
         self.inventory = Arc::new(found);
+        self.change_demand(now);
     }
 
-    /// Starts a pass on each GPU without one under way, unless it is lost and its retry not yet due; returns which.
+    /// Starts a pass on each GPU for which something is due, unless one is under way; returns which.
     pub fn start_passes(&mut self, session: &Arc<dyn DriverSession>, now: Monotonic) -> BTreeSet<GpuUuid> {
         let mut started = BTreeSet::new();
+        let (settings, held, watched) = (&self.settings, &self.held, &self.watched);
         for (uuid, member) in &mut self.members {
+            if member.next_pass().is_none_or(|at| now < at) {
+                continue;
+            }
             member.ensure_thread(uuid, self.clock, &self.to_supervisor);
-            if member.pass_under_way.is_some() || (member.state.lost && now < member.retry) {
+            let due = member.schedule.due(now);
+            if !member.read(session, &due, now) {
+                member.retry = now + settings.shortest_interval();
                 continue;
             }
-            let due = Due { medium: now >= member.next_medium, slow: now >= member.next_slow };
-            if !member.read(session, due, now) {
-                continue;
-            }
-            if due.medium {
-                member.next_medium = now + self.settings.medium_interval;
-            }
-            if due.slow {
-                member.next_slow = now + self.settings.slow_interval;
-            }
+            let watched = watched.contains(uuid) || member.reads_present_values;
+            member.schedule.begin(&due, now, settings, Demand { held: held.contains(uuid), watched });
             started.insert(uuid.clone());
         }
         started
     }
 
-    /// Reads the slow tier of one GPU between rounds. False when its next pass reads it: a pass is under
-    /// way, the GPU is lost, or this was requested a moment ago.
-    pub fn request_slow(&mut self, session: &Arc<dyn DriverSession>, gpu: &GpuUuid, now: Monotonic) -> bool {
-        let Some(member) = self.members.get_mut(gpu) else { return false };
-        member.next_slow = now;
-        let due = Due { medium: false, slow: true };
-        let can = member.pass_under_way.is_none() && !member.state.lost && now >= member.request_after;
-        if !can || !member.read(session, due, now) {
-            return false;
+    /// When a pass is due on a GPU without one under way.
+    pub fn next_pass(&self) -> Option<Monotonic> {
+        self.members.values().filter_map(FleetGpu::next_pass).min()
+    }
+
+    /// Reads the slow and the fast tier of one GPU as soon as possible: an event may have changed them.
+    pub fn request_after_event(&mut self, gpu: &GpuUuid) {
+        if let Some(member) = self.members.get_mut(gpu) {
+            member.schedule.request([Tier::Slow, Tier::Fast]);
         }
-        member.next_slow = now + self.settings.slow_interval;
-        member.request_after = now + self.settings.sample_interval;
-        true
+    }
+
+    /// The GPUs that containers hold. Where the holders have changed, the fast tier is read, so that each has its own part.
+    pub fn set_held(&mut self, held: BTreeSet<GpuUuid>, changed: &BTreeSet<GpuUuid>, now: Monotonic) {
+        for gpu in changed {
+            if let Some(member) = self.members.get_mut(gpu) {
+                member.schedule.request([Tier::Fast]);
+            }
+        }
+        self.held = held;
+        self.change_demand(now);
+    }
+
+    /// The GPUs that somebody watches.
+    pub fn set_watched(&mut self, watched: BTreeSet<GpuUuid>, now: Monotonic) {
+        self.watched = watched;
+        self.change_demand(now);
+    }
+
+    fn change_demand(&mut self, now: Monotonic) {
+        for (uuid, member) in &mut self.members {
+            let watched = self.watched.contains(uuid) || member.reads_present_values;
+            member.schedule.change_demand(now, &self.settings, Demand { held: self.held.contains(uuid), watched });
+        }
     }
 
     /// True for a pass with valid handles.
     pub fn is_current(&self, report: &PassReport) -> bool {
         self.members.get(&report.gpu).is_some_and(|member| member.generation == report.generation)
+    }
+
+    /// False for a pass that read the list of processes alone, without a new one.
+    pub fn is_news(&self, report: &PassReport) -> bool {
+        let known = self.members.get(&report.gpu).map(|member| &member.state);
+        report.pass.status != PassStatus::Answers
+            || report.due.iter().any(|tier| *tier != Tier::Processes)
+            || known.is_none_or(|state| report.pass.pids.iter().flatten().any(|pid| !state.knows_process(*pid)))
     }
 
     /// A pass that is not current only ends.
@@ -173,6 +207,12 @@ impl Fleet {
             return;
         }
         let gpu = report.gpu;
+        let of_present_values = report.pass.integrals.of_present_values;
+        if report.pass.fast.is_some() && member.reads_present_values != of_present_values {
+            member.reads_present_values = of_present_values;
+            let watched = self.watched.contains(&gpu) || of_present_values;
+            member.schedule.change_demand(now, &self.settings, Demand { held: self.held.contains(&gpu), watched });
+        }
         match report.pass.status {
             PassStatus::Answers => {
                 if member.state.lost {
@@ -200,7 +240,7 @@ impl Fleet {
                 member.lost_in = Some(member.generation);
                 member.state.withdraw();
                 member.retry = now + member.retries.pause();
-                (member.next_medium, member.next_slow) = (now, now);
+                member.schedule.restart();
                 self.mark_present(&gpu, false);
             }
             PassStatus::SessionOver => {}
@@ -228,12 +268,13 @@ impl Fleet {
     pub fn mark_stuck(&mut self, now: Monotonic) -> Vec<GpuUuid> {
         let mut marked = Vec::new();
         for (uuid, member) in &mut self.members {
-            let overdue = member.pass_under_way.is_some_and(|(since, _)| now.since(since) >= self.settings.watchdog);
+            let since = member.pass_under_way.as_ref().map(|(since, _)| *since);
+            let overdue = since.is_some_and(|since| now.since(since) >= self.settings.watchdog);
             if overdue && !member.state.stuck {
                 warn!(gpu = %uuid, "a driver call on this GPU has not come back");
                 member.state.stuck = true;
                 member.state.withdraw();
-                (member.next_medium, member.next_slow) = (now, now);
+                member.schedule.restart();
                 marked.push(uuid.clone());
             }
         }
@@ -241,9 +282,9 @@ impl Fleet {
     }
 
     /// The tiers of stuck passes.
-    pub fn stuck_tiers(&self) -> BTreeSet<&'static str> {
+    pub fn stuck_tiers(&self) -> Due {
         let stuck = self.members.values().filter(|member| member.state.stuck);
-        stuck.filter_map(|member| member.pass_under_way).flat_map(|(_, due)| tiers(due)).collect()
+        stuck.filter_map(|member| member.pass_under_way.as_ref()).flat_map(|(_, due)| due).copied().collect()
     }
 
     /// GPUs with a stuck call.
@@ -269,12 +310,12 @@ impl Fleet {
 
     pub fn readings(&self, now: Monotonic) -> BTreeMap<GpuUuid, Arc<DeviceReadings>> {
         let staleness = Staleness {
-            fast: self.settings.sample_interval * 5,
+            fast: self.settings.sample_interval * 3,
             medium: self.settings.medium_interval * 3,
             slow: self.settings.slow_interval * 3,
         };
         let readings = |member: &FleetGpu| {
-            let asked = member.pass_under_way.map(|(since, _)| since);
+            let asked = member.pass_under_way.as_ref().map(|(since, _)| *since);
             let unlisted = member.state.lost && member.lost_because_unlisted;
             let problem = member.no_thread.clone();
             Arc::new(DeviceReadings { asked, unlisted, problem, ..member.state.readings(now, staleness) })
@@ -288,11 +329,19 @@ impl Fleet {
 }
 
 impl FleetGpu {
-    fn read(&mut self, session: &Arc<dyn DriverSession>, due: Due, now: Monotonic) -> bool {
-        let command = WorkerCommand::Read { session: Arc::clone(session), generation: self.generation, due };
+    /// When a pass is due, unless one is under way.
+    fn next_pass(&self) -> Option<Monotonic> {
+        let has_thread = self.worker.as_ref().is_some_and(|worker| !worker.has_ended());
+        let next = self.schedule.earliest().filter(|_| self.pass_under_way.is_none() || !has_thread);
+        next.map(|next| next.max(self.retry))
+    }
+
+    fn read(&mut self, session: &Arc<dyn DriverSession>, due: &Due, now: Monotonic) -> bool {
+        let command =
+            WorkerCommand::Read { session: Arc::clone(session), generation: self.generation, due: due.clone() };
         let sent = self.worker.as_ref().is_some_and(|worker| worker.send(command).is_ok());
         if sent {
-            self.pass_under_way = Some((now, due));
+            self.pass_under_way = Some((now, due.clone()));
         }
         sent
     }
@@ -333,8 +382,7 @@ mod tests {
         fleet.apply_inventory(Inventory { gpus, ..Inventory::default() }, true, now);
         fleet.apply_inventory(Inventory::default(), false, now);
         let lose = |fleet: &mut Fleet, gpu: &str, generation| {
-            let (due, at, pass) =
-                (Due::default(), Moment::default(), Pass { status: PassStatus::Lost, ..Pass::default() });
+            let (due, at, pass) = (Due::new(), Moment::default(), Pass { status: PassStatus::Lost, ..Pass::default() });
             let report =
                 PassReport { gpu: gpu.into(), generation, due, at, duration: Duration::ZERO, fresh: true, pass };
             let is_current = fleet.is_current(&report);

@@ -15,7 +15,8 @@ use crate::domain::model::{
     DeviceReadings, DeviceTotals, Fast, LinkCounters, Medium, Monotonic, ProcessSmSeconds, Slow, Stamped, Traffic,
 };
 
-/// How long an idle process is kept: long enough for consumers, which take differences, to read the last value.
+/// How long an idle or ended process is kept: longer than the time between two readings of its use, of which consumers take
+/// differences.
 const IDLE_PROCESS_RETENTION: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
@@ -40,10 +41,10 @@ pub struct GpuState {
     /// The readings were withdrawn: the next pass ends a gap.
     interrupted: bool,
     lacks_utilization: bool,
+    /// The processes of the last minute, and when each was last listed.
+    recent_pids: BTreeMap<u32, Monotonic>,
     pub stuck: bool,
     pub lost: bool,
-    /// A pass has been added.
-    has_passes: bool,
 }
 
 /// Bytes, or bytes a second: PCIe transmitted and received, NVLink transmitted and received, NVLink 0 both.
@@ -61,27 +62,40 @@ impl GpuState {
     /// Adds a pass that answered. `fresh`: the reader's first, which has no data of the time before it.
     pub fn add_pass(&mut self, at: Monotonic, fresh: bool, mut pass: Pass) {
         debug_assert_eq!(pass.status, PassStatus::Answers);
+        if fresh {
+            self.interrupt();
+        }
+        let engines = std::mem::take(&mut pass.integrals.engine_busy_seconds);
+        self.recent_use.add_engines(at, &engines);
+        for (engine, seconds) in engines {
+            *self.totals.engine_busy_seconds.entry(engine).or_default() += seconds.max(0.0);
+        }
+        if pass.fast.is_some() {
+            self.add_totals(at, &mut pass);
+        }
+        self.set(at, pass);
+    }
+
+    /// Adds what the fast tier read.
+    fn add_totals(&mut self, at: Monotonic, pass: &mut Pass) {
         self.counter_is_of_gpu = pass.counter_is_of_gpu.or(self.counter_is_of_gpu);
         let is_counted = pass.energy_counter.is_some() && self.counter_is_of_gpu == Some(true);
         let counted = pass.energy_counter.and_then(|counter| self.energy_counter.add_reading(at, counter));
+        let mut integrals = std::mem::take(&mut pass.integrals);
         if is_counted {
             // What the counter gained is added below, also in a pass that ends a gap.
-            pass.integrals.energy_joules = Some(0.0);
+            integrals.energy_joules = Some(0.0);
         }
-        let ends_gap = std::mem::take(&mut self.interrupted) || fresh;
-        self.lacks_utilization = pass.integrals.lacks_utilization;
-        if ends_gap && self.has_passes {
-            self.clock_events.interrupt();
-            self.pcie_bytes.interrupt();
-            self.recent_use = RecentUse::default();
-            self.recent_use.add_fast(at, &pass.integrals);
-            self.recent_use.add_engines(at, &pass.integrals.engine_busy_seconds);
-            self.end_gap(at, &pass.integrals);
+        self.lacks_utilization = integrals.lacks_utilization;
+        let ends_gap = std::mem::take(&mut self.interrupted) && self.totals.last_pass().is_some();
+        if !ends_gap {
+            self.limit_busy_time(at, &mut integrals);
+        }
+        self.recent_use.add_fast(at, &integrals);
+        if ends_gap {
+            self.end_gap(at, &integrals);
         } else {
-            self.limit_busy_time(at, &mut pass.integrals);
-            self.recent_use.add_fast(at, &pass.integrals);
-            self.recent_use.add_engines(at, &pass.integrals.engine_busy_seconds);
-            self.add(at, pass.integrals);
+            self.add(at, integrals);
         }
         if let Some((since, joules)) = counted.filter(|_| is_counted) {
             raise(&mut self.totals.energy_joules, Some(joules));
@@ -89,18 +103,22 @@ impl GpuState {
                 self.totals.gaps.energy_joules += joules;
             }
         }
-        self.has_passes = true;
         self.totals.through = self.totals.through.max(at);
-        self.set(at, pass.fast, pass.medium, pass.slow);
+    }
+
+    /// The next pass of the fast tier ends a gap.
+    fn interrupt(&mut self) {
+        self.interrupted = true;
+        self.clock_events.interrupt();
+        self.pcie_bytes.interrupt();
+        self.recent_use = RecentUse::default();
     }
 
     /// Adds the values of a pass whose call hung. The time that they cover is unknown, so the totals do not include
     /// them, the next pass ends a gap, and no byte rate begins with them.
     pub fn add_late_pass(&mut self, at: Monotonic, pass: Pass) {
-        self.interrupted = true;
-        self.clock_events.interrupt();
-        self.recent_use = RecentUse::default();
-        self.set(at, pass.fast, pass.medium, pass.slow);
+        self.interrupt();
+        self.set(at, pass);
         self.byte_counters = None;
         self.pcie_bytes.interrupt();
     }
@@ -142,7 +160,9 @@ impl GpuState {
         );
     }
 
-    fn set(&mut self, at: Monotonic, fast: Option<Fast>, medium: Option<Medium>, slow: Option<Slow>) {
+    fn set(&mut self, at: Monotonic, Pass { fast, medium, slow, pids, .. }: Pass) {
+        self.recent_pids.extend(pids.into_iter().flatten().map(|pid| (pid, at)));
+        self.recent_pids.retain(|_, seen| at.since(*seen) <= IDLE_PROCESS_RETENTION);
         if let Some(mut value) = fast {
             self.recent_use.set_fast(&mut value);
             self.fast = Some(Stamped { at, value });
@@ -182,20 +202,20 @@ impl GpuState {
             };
             self.totals.instance_busy_seconds = instances.into_iter().map(sum).collect();
         }
-        for (engine, seconds) in integrals.engine_busy_seconds {
-            *self.totals.engine_busy_seconds.entry(engine).or_default() += seconds.max(0.0);
-        }
         self.totals.uncovered_seconds += integrals.uncovered_seconds.max(0.0);
     }
 
     /// Drops the readings and keeps the totals. The time until the next pass is a gap.
     pub fn withdraw(&mut self) {
-        self.interrupted = true;
+        self.interrupt();
         self.byte_counters = None;
-        self.pcie_bytes.interrupt();
         self.fast = None;
         self.medium = None;
         self.slow = None;
+    }
+
+    pub fn knows_process(&self, pid: u32) -> bool {
+        self.recent_pids.contains_key(&pid)
     }
 
     pub fn totals(&self) -> &DeviceTotals {
@@ -222,6 +242,7 @@ impl GpuState {
             fast: current(self.fast.as_ref(), now, staleness.fast),
             medium,
             slow,
+            recent_pids: self.recent_pids.keys().copied().collect(),
             stuck: self.stuck,
             lost: self.lost,
             energy_counter: self.energy_counter.value(),

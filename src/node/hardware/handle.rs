@@ -5,6 +5,7 @@ use std::sync::mpsc::sync_channel;
 
 use tokio::sync::watch;
 
+use super::demand::DemandSender;
 use super::event_thread::XidSender;
 use super::messages::SupervisorMessage;
 use super::pci::Bus;
@@ -30,6 +31,7 @@ pub struct HardwareHandle {
     pub loading: Loading,
     /// What requests releases of the driver, and their end.
     pub lease: DriverLease,
+    pub demand: DemandSender,
 }
 
 impl Drop for HardwareHandle {
@@ -56,5 +58,6 @@ pub fn start(
     worker::spawn("hardware", move || {
         Supervisor::new(settings, clock, driver_thread, to_load, sender, publisher, xids).run(&messages);
     })?;
-    Ok(HardwareHandle { states, loading, lease: DriverLease { to_supervisor } })
+    let demand = DemandSender { to_supervisor: to_supervisor.clone() };
+    Ok(HardwareHandle { states, loading, lease: DriverLease { to_supervisor }, demand })
 }

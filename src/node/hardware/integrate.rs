@@ -6,8 +6,8 @@
 const LAG_SECONDS: f64 = 2.0;
 /// The longest time that one sample can cover; sample periods are 1/6 s to 1 s.
 const STEP_SECONDS: f64 = 2.0;
-/// After this many passes without a new sample the whole ring is read again: its clock may have stepped back.
-const EMPTY_PASSES: u32 = 10;
+/// After this many seconds without a new sample the whole ring is read again: its clock may have stepped back.
+const SILENT_SECONDS: f64 = 15.0;
 
 /// One entry of the ring. The timestamp is in microseconds since an unknown origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -25,6 +25,8 @@ pub struct IntegralStep {
     /// The latest rate.
     pub latest: Option<f64>,
     pub uncovered_seconds: f64,
+    /// The integral is a present rate times the time since the last call.
+    pub is_of_present_rate: bool,
 }
 
 /// Integrates one ring. Each sample covers the time since the one before it, and no time counts twice: the integral
@@ -34,7 +36,8 @@ pub struct RingIntegral {
     cursor: u64,
     /// Seconds that have passed and are not yet covered.
     pending: f64,
-    empty_passes: u32,
+    /// Time without a new sample.
+    silent_seconds: f64,
 }
 
 impl RingIntegral {
@@ -57,7 +60,7 @@ impl RingIntegral {
         if let Some(newest) = newest.filter(|newest| newest.timestamp > self.cursor) {
             let had_cursor = self.cursor != 0;
             self.cursor = newest.timestamp;
-            self.empty_passes = 0;
+            self.silent_seconds = 0.0;
             // Without a cursor the samples cover nothing: the fallback does, where time is pending.
             if had_cursor || self.pending <= 0.0 {
                 // More sample time than real time can only be a ring that overlaps what is covered already.
@@ -67,18 +70,18 @@ impl RingIntegral {
                 return self.finish(Some(integral * share), Some(newest.value));
             }
         } else {
-            self.empty_passes += 1;
-            if self.empty_passes >= EMPTY_PASSES {
-                (self.cursor, self.empty_passes) = (0, 0);
+            self.silent_seconds += elapsed.max(0.0);
+            if self.silent_seconds >= SILENT_SECONDS {
+                (self.cursor, self.silent_seconds) = (0, 0.0);
             }
         }
         // Without a rate it is 0 where there are samples.
         let Some(rate) = fallback() else {
             return self.finish(newest.map(|_| 0.0), newest.map(|newest| newest.value));
         };
-        let integral = rate * self.pending;
+        let (integral, is_of_present_rate) = (rate * self.pending, self.pending > 0.0);
         self.pending = 0.0;
-        self.finish(Some(integral), Some(rate))
+        IntegralStep { is_of_present_rate, ..self.finish(Some(integral), Some(rate)) }
     }
 
     /// Seconds and integral of the samples newer than the cursor.
@@ -100,7 +103,7 @@ impl RingIntegral {
     fn finish(&mut self, integral: Option<f64>, latest: Option<f64>) -> IntegralStep {
         let uncovered_seconds = (self.pending - LAG_SECONDS).max(0.0);
         self.pending -= uncovered_seconds;
-        IntegralStep { integral, latest, uncovered_seconds }
+        IntegralStep { integral, latest, uncovered_seconds, is_of_present_rate: false }
     }
 }
 
@@ -124,7 +127,7 @@ mod tests {
     fn the_first_ring_is_history_and_counts_nothing() {
         let mut ring = RingIntegral::default();
         let step = ring.advance(0.0, &mut [sample(1.0, 1.0), sample(2.0, 0.5)], || None);
-        assert_eq!(step, IntegralStep { integral: Some(0.0), latest: Some(0.5), uncovered_seconds: 0.0 });
+        assert_eq!(step, IntegralStep { integral: Some(0.0), latest: Some(0.5), ..IntegralStep::default() });
         assert_eq!(ring.cursor(), sample(2.0, 0.0).timestamp);
     }
 
@@ -158,7 +161,7 @@ mod tests {
     fn a_ring_whose_clock_stepped_back_is_taken_up_again() {
         let mut ring = RingIntegral::default();
         ring.advance(0.0, &mut [sample(100.0, 1.0)], || None);
-        for _ in 0..EMPTY_PASSES {
+        for _ in 0..15 {
             ring.advance(1.0, &mut [sample(5.0, 1.0)], || Some(1.0));
         }
         assert_eq!(ring.cursor(), 0);

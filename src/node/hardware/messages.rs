@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::source::{CallProblem, DriverSession, Due, Failure, Pass};
+use super::source::{CallProblem, DriverSession, Failure, Pass};
+use super::tiers::Due;
 use crate::domain::model::{GpuUuid, Inventory, Moment, NodeDevices, Released};
 
 pub type SupervisorSender = SyncSender<SupervisorMessage>;
@@ -24,6 +25,13 @@ pub enum SupervisorMessage {
     Notice(Box<Notice>),
     /// The event thread with this number has released its session.
     EventThreadEnded(u64),
+    /// The GPUs that containers hold, and those whose holders have changed.
+    Held {
+        held: BTreeSet<GpuUuid>,
+        changed: BTreeSet<GpuUuid>,
+    },
+    /// The GPUs that somebody watches.
+    Watched(BTreeSet<GpuUuid>),
     Release(Duration, ReleaseReply),
     Resume(oneshot::Sender<()>),
     Stop,

@@ -1,6 +1,6 @@
 //! Device readings on their own threads.
 //!
-//! In: a driver (NVML, or simulated GPUs), and two requests: release and resume.
+//! In: a driver (NVML, or simulated GPUs), what the GPUs are read for, and two requests: release and resume.
 //! Out: `HardwareState` on a watch channel, and XIDs in batches for each subscriber. Does not use: pods, metrics, HTTP, or what an XID
 //! means for health. NVML's types end here; a hung call costs its thread and that GPU's data, nothing more.
 //!
@@ -15,12 +15,14 @@
 //! A thread that is stuck in a call continues when the call returns, or ends if what the last column names has happened.
 //!
 //! - What is shared: `source` (the traits of a driver), `messages` (between threads), `settings`, `plausible` (ranges).
-//! - Control: `handle`, `supervisor`, `fleet` (the GPUs), `rounds` (one publication for each), `release`.
+//! - Control: `handle`, `supervisor`, `fleet` (the GPUs), `tiers` (what is read when, and why), `rounds` (one publication for each),
+//!   `release`.
 //! - Totals over all sessions, without threads and clocks: `gpu_state` on `monotone`, `energy_counter`, `clock_events`,
 //!   `recent_use`, `pcie_bytes`; `module_energy`. Of one reader: `integrate`.
 //! - Sources: `nvml`, `simulated`, and the PCI bus in `pci`.
 
 mod clock_events;
+mod demand;
 mod energy_counter;
 mod event_thread;
 mod fleet;
@@ -41,8 +43,10 @@ mod settings;
 pub mod simulated;
 mod source;
 mod supervisor;
+mod tiers;
 mod worker;
 
+pub use demand::DemandSender;
 pub use event_thread::{XidBatches, XidSender};
 pub use gpu_state::{GpuState, Staleness};
 pub use handle::{HardwareHandle, start};
@@ -51,9 +55,10 @@ pub use pci::scan as scan_pci_bus;
 pub use release::DriverLease;
 pub use settings::HardwareSettings;
 pub use source::{
-    CallDurations, CallProblem, Driver, DriverEventKind, DriverSession, Due, EventFailure, EventSource, Failure,
+    CallDurations, CallProblem, Driver, DriverEventKind, DriverSession, EventFailure, EventSource, Failure,
     FailureCause, GpuReader, Integrals, Pass, PassStatus, RawEvent,
 };
+pub use tiers::{Demand, Due, Schedule, Tier};
 pub use worker::Loading;
 
 /// Clock event reasons by NVML's names, in the order of their bits.

@@ -6,7 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::messages::PassReport;
-use super::source::{Due, PassStatus};
+use super::source::PassStatus;
+use super::tiers::{Due, Tier};
 use crate::domain::model::{Collector, GpuUuid, Monotonic};
 
 /// The current round, and the collectors over all rounds.
@@ -14,32 +15,35 @@ use crate::domain::model::{Collector, GpuUuid, Monotonic};
 pub struct Rounds {
     current: Option<Round>,
     /// Tiers that a GPU was read for since the round began, with or without values.
-    reported: BTreeSet<&'static str>,
-    collectors: BTreeMap<&'static str, Collector>,
+    reported: BTreeSet<Tier>,
+    collectors: BTreeMap<Tier, Collector>,
 }
 
 #[derive(Debug)]
 struct Round {
     waiting: BTreeSet<GpuUuid>,
     until: Monotonic,
+    /// One of its passes has what the last publication has not.
+    has_news: bool,
 }
 
 impl Rounds {
-    /// Waits for these GPUs up to `until`.
-    pub fn begin(&mut self, waiting: BTreeSet<GpuUuid>, until: Monotonic) {
-        self.reported.clear();
-        self.current = Some(Round { waiting, until });
+    /// Waits for these GPUs, too: in the current round, or in a new one up to `until`.
+    pub fn add(&mut self, mut gpus: BTreeSet<GpuUuid>, until: Monotonic) {
+        if gpus.is_empty() {
+            return;
+        }
+        if self.current.is_none() {
+            self.reported.clear();
+        }
+        let round = self.current.get_or_insert_with(|| Round { waiting: BTreeSet::new(), until, has_news: false });
+        round.waiting.append(&mut gpus);
     }
 
-    /// Adds a GPU that was queried between rounds: to the current round, or to one of its own.
-    pub fn add(&mut self, gpu: GpuUuid, until: Monotonic) {
-        let round = self.current.get_or_insert_with(|| Round { waiting: BTreeSet::new(), until });
-        round.waiting.insert(gpu);
-    }
-
-    /// True when a round has just ended: every GPU has answered, or the time limit has passed.
+    /// Ends a round in which every GPU has answered, or whose time limit has passed. True when that is to be published.
     pub fn end_if_complete(&mut self, now: Monotonic) -> bool {
-        self.current.take_if(|round| round.waiting.is_empty() || now >= round.until).is_some()
+        let ended = self.current.take_if(|round| round.waiting.is_empty() || now >= round.until);
+        ended.is_some_and(|round| round.has_news || !round.waiting.is_empty())
     }
 
     pub fn deadline(&self) -> Option<Monotonic> {
@@ -57,17 +61,28 @@ impl Rounds {
     }
 
     /// Ends the wait for the GPU of a pass. One of the current session counts for the collectors of its tiers, unless the GPU
-    /// is lost.
-    pub fn count_pass(&mut self, report: &PassReport, is_current: bool) {
+    /// is lost. True for news that no round publishes.
+    pub fn count_pass(&mut self, report: &PassReport, is_current: bool, is_news: bool) -> bool {
         self.stop_waiting_for(&report.gpu);
+        self.count_tiers(report, is_current);
+        match &mut self.current {
+            Some(round) => round.has_news |= is_news,
+            None => return is_news,
+        }
+        false
+    }
+
+    fn count_tiers(&mut self, report: &PassReport, is_current: bool) {
         if !is_current || matches!(report.pass.status, PassStatus::Lost | PassStatus::Unlisted) {
             return;
         }
-        for tier in tiers(report.due) {
+        for tier in report.due.iter().copied() {
             let answered = match tier {
-                "fast" => report.pass.fast.is_some(),
-                "medium" => report.pass.medium.is_some(),
-                _ => report.pass.slow.is_some(),
+                Tier::Fast => report.pass.fast.is_some(),
+                Tier::Medium => report.pass.medium.is_some(),
+                Tier::Slow => report.pass.slow.is_some(),
+                // Medium shows whether they can be read.
+                Tier::Processes => continue,
             };
             let collector = self.collectors.entry(tier).or_default();
             // A tier succeeds when every GPU answered. Its duration is that of the slowest pass, which may read other tiers, too.
@@ -82,21 +97,14 @@ impl Rounds {
     }
 
     /// Without a session no tier is a success.
-    pub fn collectors(&mut self, is_open: bool, stuck: BTreeSet<&'static str>) -> BTreeMap<&'static str, Collector> {
-        for tier in ["fast", "medium", "slow"] {
+    pub fn collectors(&mut self, is_open: bool, stuck: &Due) -> BTreeMap<&'static str, Collector> {
+        for tier in [Tier::Fast, Tier::Medium, Tier::Slow] {
             let collector = self.collectors.entry(tier).or_default();
             collector.success &= is_open;
-            collector.stuck = stuck.contains(tier);
+            collector.stuck = stuck.contains(&tier);
         }
-        self.collectors.clone()
+        self.collectors.iter().map(|(tier, collector)| (tier.into(), collector.clone())).collect()
     }
-}
-
-/// The tiers of a pass; fast is always read.
-pub fn tiers(due: Due) -> impl Iterator<Item = &'static str> {
-    [("fast", true), ("medium", due.medium), ("slow", due.slow)]
-        .into_iter()
-        .filter_map(|(tier, due)| due.then_some(tier))
 }
 
 #[cfg(test)]
@@ -111,7 +119,7 @@ mod tests {
         PassReport {
             gpu: gpu.into(),
             generation: 1,
-            due: Due::default(),
+            due: [Tier::Fast].into(),
             at: Moment { monotonic: Monotonic::from_secs(1), ..Moment::default() },
             duration: Duration::from_millis(gpu.len() as u64),
             fresh: false,
@@ -122,12 +130,12 @@ mod tests {
     fn round(reports: &[PassReport]) -> (bool, Collector) {
         let mut rounds = Rounds::default();
         let queried = ["a", "bbb"].map(GpuUuid::from).into();
-        rounds.begin(queried, Monotonic::from_secs(2));
+        rounds.add(queried, Monotonic::from_secs(2));
         for report in reports {
-            rounds.count_pass(report, true);
+            rounds.count_pass(report, true, true);
         }
         let ready = rounds.end_if_complete(Monotonic::from_secs(1));
-        (ready, rounds.collectors(true, BTreeSet::new()).remove("fast").unwrap())
+        (ready, rounds.collectors(true, &Due::new()).remove("fast").unwrap())
     }
 
     #[test]

@@ -10,6 +10,8 @@ use crate::domain::model::PciBusId;
 pub struct HardwareSettings {
     /// Period of the fast tier.
     pub sample_interval: Duration,
+    /// The same for GPUs that somebody watches, unless it is longer; and that of the processes of held GPUs.
+    pub watched_interval: Duration,
     pub medium_interval: Duration,
     pub slow_interval: Duration,
     /// A call that has not returned after this time is stuck.
@@ -30,7 +32,8 @@ pub struct HardwareSettings {
 impl Default for HardwareSettings {
     fn default() -> Self {
         Self {
-            sample_interval: Duration::from_secs(1),
+            sample_interval: Duration::from_secs(10),
+            watched_interval: Duration::from_secs(1),
             medium_interval: Duration::from_secs(10),
             slow_interval: Duration::from_secs(60),
             watchdog: Duration::from_secs(10),
@@ -45,6 +48,10 @@ impl Default for HardwareSettings {
 }
 
 impl HardwareSettings {
+    pub fn shortest_interval(&self) -> Duration {
+        self.sample_interval.min(self.watched_interval)
+    }
+
     /// Divides all intervals and limits, except that of a release.
     #[must_use]
     pub fn hurry(self, times: u32) -> Self {
@@ -52,6 +59,7 @@ impl HardwareSettings {
         let both = |(first, longest): (Duration, Duration)| (first / times, longest / times);
         Self {
             sample_interval: self.sample_interval / times,
+            watched_interval: self.watched_interval / times,
             medium_interval: self.medium_interval / times,
             slow_interval: self.slow_interval / times,
             watchdog: self.watchdog / times,

@@ -3,11 +3,12 @@
 //! `Driver` opens a session, `DriverSession` lists the devices and gives a reader to each GPU's thread, `EventSource` waits for
 //! XIDs. Every call may hang: each is made on a thread that may be given up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::plausible::Implausible;
+use super::tiers::Due;
 use crate::domain::model::{
     DurationHistogram, Fast, GpuUuid, HardwareSource, Inventory, Medium, Moment, Monotonic, NodeDevices, Slow,
     XidInstance,
@@ -105,14 +106,7 @@ pub struct EventFailure {
 
 /// Reads one GPU, on one thread. May block without limit.
 pub trait GpuReader: Send {
-    fn read(&mut self, due: Due, now: Moment) -> Pass;
-}
-
-/// The tiers that a pass reads besides the fast one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Due {
-    pub medium: bool,
-    pub slow: bool,
+    fn read(&mut self, due: &Due, now: Moment) -> Pass;
 }
 
 /// The result of one pass over one GPU: values and problems.
@@ -128,12 +122,14 @@ pub struct Pass {
     pub fast: Option<Fast>,
     pub medium: Option<Medium>,
     pub slow: Option<Slow>,
+    /// Processes with a context on the GPU: of the medium tier, or of that of processes. `None`: unknown, or not read.
+    pub pids: Option<BTreeSet<u32>>,
     pub problems: Vec<CallProblem>,
     /// Readings outside their range, by quantity.
     pub implausible: Implausible,
 }
 
-/// What one pass adds to the totals. `None`: unknown.
+/// What one pass adds to the totals, all but the engines in the fast tier. `None`: unknown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Integrals {
     pub busy_seconds: Option<f64>,
@@ -152,6 +148,8 @@ pub struct Integrals {
     pub process_sm_seconds: Option<Vec<(u32, f64)>>,
     /// The driver lists no process of a busy GPU: earlier use by process is no longer valid.
     pub lists_no_processes: bool,
+    /// Some are present values times the time since the pass before: without rings and counters, as exact as passes are frequent.
+    pub of_present_values: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,7 +10,7 @@
 //! | Opening | the opening fails | Closed | `a_driver_loaded_later_is_found_and_the_wait_is_explained` |
 //! | Opening | the opening hangs | Opening, with a problem | `a_library_that_hangs_while_it_is_loaded_is_reported_and_fails_the_liveness_check_in_the_end` |
 //! | Opening | the driver is open, and a release or the end was requested meanwhile | Draining | `a_driver_that_opens_while_it_is_released_is_closed_unread` |
-//! | Opening | the driver is open | Open | `every_tier_is_read_at_the_first_pass` |
+//! | Opening | the driver is open | Open | `every_tier_is_read_at_once_health_first` |
 //! | Open | the layout has changed | Open | `a_gpu_that_is_added_or_removed_changes_the_inventory` |
 //! | Open | the layout cannot be listed | Draining | `a_driver_that_no_longer_lists_its_gpus_is_opened_again` |
 //! | Open | the driver ended the session | Draining | `a_session_that_is_over_is_opened_again_and_no_counter_falls` |
@@ -116,7 +116,6 @@ pub struct Supervisor {
     reopen: Backoff,
     fleet: Fleet,
     rounds: Rounds,
-    next_round: Monotonic,
     /// The problem ends when a GPU answers, not with the next list.
     awaits_an_answer: bool,
     /// A stop is requested: the latest time of the end.
@@ -158,7 +157,6 @@ impl Supervisor {
             loads: DriverLoads::default(),
             last_opened: None,
             rounds: Rounds::default(),
-            next_round: Monotonic::default(),
             awaits_an_answer: false,
             stopping: None,
         }
@@ -183,7 +181,7 @@ impl Supervisor {
     /// When something is due: the next round and the end of one on time, everything else a little late.
     fn wake_up(&self, now: Monotonic) -> Monotonic {
         let is_open = matches!(self.phase, SessionPhase::Open { .. });
-        let round = self.rounds.deadline().into_iter().chain([self.next_round]).filter(|_| is_open).min();
+        let round = self.rounds.deadline().into_iter().chain(self.fleet.next_pass()).filter(|_| is_open).min();
         let latest = now + self.settings.watchdog / WAKE_UPS;
         // At least a moment, so that a deadline in the past cannot make the loop spin.
         round.map_or(latest, |round| round.min(latest)).max(now + Duration::from_millis(1))
@@ -203,11 +201,15 @@ impl Supervisor {
             self.resume(now);
         }
         let has_event_thread = self.event_thread.as_ref().is_some_and(|event_thread| !event_thread.has_ended());
-        for gpu in self.fleet.mark_stuck(now) {
-            self.rounds.stop_waiting_for(&gpu);
+        let stuck = self.fleet.mark_stuck(now);
+        for gpu in &stuck {
+            self.rounds.stop_waiting_for(gpu);
             if let SessionPhase::Draining { pending, .. } = &mut self.phase {
-                pending.remove(&gpu);
+                pending.remove(gpu);
             }
+        }
+        if !stuck.is_empty() {
+            self.publish();
         }
         match &self.phase {
             SessionPhase::Closed { retry } if now >= *retry => self.open(now),
@@ -253,19 +255,13 @@ impl Supervisor {
         if self.rounds.end_if_complete(now) {
             self.publish();
         }
-        if now < self.next_round {
-            return;
-        }
         let started = self.fleet.start_passes(session, now);
-        self.rounds.begin(started, self.round_deadline(now));
-        // After a late round the next one is early, so that the rounds keep their times, but not at once.
-        let (interval, least_distance) = (self.settings.sample_interval, self.settings.sample_interval / 2);
-        self.next_round = (self.next_round + interval).max(now + least_distance);
+        self.rounds.add(started, self.round_deadline(now));
     }
 
     /// A round is published without the GPUs that have not answered by then.
     fn round_deadline(&self, now: Monotonic) -> Monotonic {
-        now + self.settings.sample_interval / 2
+        now + self.settings.shortest_interval() / 2
     }
 
     fn handle(&mut self, message: SupervisorMessage) {
@@ -305,6 +301,8 @@ impl Supervisor {
             SupervisorMessage::EventThreadEnded(number) => {
                 self.event_thread.take_if(|event_thread| event_thread.number == number);
             }
+            SupervisorMessage::Held { held, changed } => self.fleet.set_held(held, &changed, now),
+            SupervisorMessage::Watched(watched) => self.fleet.set_watched(watched, now),
             SupervisorMessage::Release(duration, reply) => {
                 info!(duration = words::duration(duration), "the driver is released on request");
                 self.releases.release(duration, reply, self.clock.now(), self.settings.release_limit);
@@ -327,8 +325,7 @@ impl Supervisor {
     fn apply_notice(&mut self, notice: Notice, now: Monotonic) {
         self.count(&notice.problems);
         let current = self.event_thread.as_ref().map(|event_thread| event_thread.number);
-        let deadline = self.round_deadline(now);
-        let SessionPhase::Open { session, next_inspection } = &mut self.phase else { return };
+        let SessionPhase::Open { next_inspection, .. } = &mut self.phase else { return };
         if current != Some(notice.event_thread) {
             return;
         }
@@ -336,9 +333,7 @@ impl Supervisor {
             *next_inspection = now;
         }
         for gpu in notice.slow_due {
-            if self.fleet.request_slow(session, &gpu, now) {
-                self.rounds.add(gpu, deadline);
-            }
+            self.fleet.request_after_event(&gpu);
         }
         if notice.session_over {
             self.end_session(SESSION_OVER, now);
@@ -352,7 +347,7 @@ impl Supervisor {
         // A call that returns late used handles of an earlier session.
         let is_current = matches!(self.phase, SessionPhase::Open { .. }) && self.fleet.is_current(&report);
         let is_first = report.fresh && is_current && status == PassStatus::Answers;
-        self.rounds.count_pass(&report, is_current);
+        let is_late = self.rounds.count_pass(&report, is_current, self.fleet.is_news(&report));
         self.fleet.apply_pass(report, is_current, now);
         if !is_current {
             return;
@@ -370,7 +365,7 @@ impl Supervisor {
             PassStatus::Lost | PassStatus::Unlisted => {}
         }
         // The first readings of a GPU wait for no other GPU.
-        if is_first {
+        if is_first || is_late {
             self.publish();
         }
     }

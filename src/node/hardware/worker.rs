@@ -14,7 +14,8 @@ use tracing::warn;
 
 use super::messages::{DriverCommand, ListedGpus, PassReport, SupervisorMessage, SupervisorSender, WorkerCommand};
 use super::pci::Bus;
-use super::source::{Driver, DriverSession, Due, Failure, FailureCause, GpuReader, Pass, PassStatus};
+use super::source::{Driver, DriverSession, Failure, FailureCause, GpuReader, Pass, PassStatus};
+use super::tiers::Due;
 use crate::clock::Clock;
 use crate::domain::model::{GpuUuid, Moment, Monotonic};
 
@@ -78,7 +79,7 @@ fn work(gpu: &GpuUuid, clock: Clock, commands: &Receiver<WorkerCommand>, to_supe
                 let at = clock.now();
                 current = current.filter(|current| current.generation == generation);
                 let fresh = current.is_none();
-                let pass = read(gpu, &mut current, session, generation, due, at).unwrap_or_else(|failure| Pass {
+                let pass = read(gpu, &mut current, session, generation, &due, at).unwrap_or_else(|failure| Pass {
                     status: status_of(&failure),
                     problems: vec![failure.problem],
                     ..Pass::default()
@@ -114,7 +115,7 @@ fn read(
     current: &mut Option<CurrentReader>,
     session: Arc<dyn DriverSession>,
     generation: u64,
-    due: Due,
+    due: &Due,
     at: Moment,
 ) -> Result<Pass, Failure> {
     let current = match current {

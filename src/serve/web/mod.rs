@@ -30,7 +30,7 @@ pub use page::GrafanaUrl;
 pub use routes::router;
 pub use scrapes::Scrapes;
 pub use server::{ServerSettings, WebThreads, start};
-pub use state::{AllocationSource, GovernanceRequest, GovernanceSource, Probe, WebState};
+pub use state::{AllocationSource, GovernanceRequest, GovernanceSource, Probe, WatchGpus, WebState};
 pub use streams::EventStreams;
 
 #[cfg(test)]

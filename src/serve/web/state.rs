@@ -1,12 +1,13 @@
 //! What the routes read, and the commands that they pass on.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
 use super::{Admin, CachedBodies, EventStreams, GrafanaUrl, Scrapes};
 use crate::clock::Clock;
-use crate::domain::model::Snapshot;
+use crate::domain::model::{GpuUuid, Snapshot};
 use crate::serve::metrics::dcgm::Generation;
 
 /// A check of the agent: `Err` with the reason as text. Called for each request, so it must not wait.
@@ -27,6 +28,9 @@ pub type GovernanceSource = Arc<dyn Fn(&Snapshot, GovernanceRequest) -> Result<S
 /// Takes the query string of `/api/v1/allocations` and returns JSON; the error names what is wrong with the query. It
 /// reads files, so it is called on blocking threads.
 pub type AllocationSource = Arc<dyn Fn(&str) -> Result<Vec<u8>, String> + Send + Sync>;
+
+/// Has these GPUs read each second, and no others. False: it must be repeated.
+pub type WatchGpus = Arc<dyn Fn(BTreeSet<GpuUuid>) -> bool + Send + Sync>;
 
 /// Marks requests over a socket that its owner alone can open.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +54,7 @@ pub struct WebState {
     pub allocations: AllocationSource,
     /// The commands of the admin socket.
     pub admin: Admin,
+    pub watch: WatchGpus,
     /// The history of the last minutes, and the event streams.
     pub streams: EventStreams,
     /// One for all servers.

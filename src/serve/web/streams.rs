@@ -1,7 +1,7 @@
 //! The task that keeps the history, and server-sent events: encoded about once a second, only while there are subscribers,
 //! and once for all subscribers of a view. A subscriber gets the whole page, then what has changed since its last event.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -24,11 +24,13 @@ use super::page::{NodePage, View};
 use super::responses::{api_problem, refuse};
 use super::state::WebState;
 use crate::domain::history::NodeHistory;
-use crate::domain::model::{Monotonic, Snapshot};
+use crate::domain::model::{GpuUuid, Monotonic, Snapshot};
 use crate::serve::api::NodeResponse;
 
 /// Least time between two events. Less than a second, or a snapshot a second would give an event every other second.
 const EVENT_INTERVAL: Duration = Duration::from_millis(900);
+/// How long a request of `/api/v1/node` counts as watching: longer than the interval of `top`.
+const READER_STAYS: Duration = Duration::from_secs(5);
 /// When a client that lost its connection connects again.
 const RETRY: &str = "retry: 1000\n\n";
 
@@ -41,6 +43,8 @@ struct Streams {
     /// Renderers have an immutable copy: none holds the lock.
     history: Mutex<Arc<NodeHistory>>,
     feeds: Mutex<Feeds>,
+    /// Until when GPUs are watched by a program that reads `/api/v1/node` again and again, as `top` does.
+    read_until: Mutex<Monotonic>,
     /// A subscriber of a feed without an event gets one at once.
     subscribed: Notify,
 }
@@ -130,6 +134,22 @@ impl EventStreams {
         response
     }
 
+    /// Somebody reads the snapshot, and will probably do so again.
+    pub(super) fn note_reader(&self, now: Monotonic) {
+        let until = std::mem::replace(&mut *self.0.read_until.lock(), now + READER_STAYS);
+        if until <= now {
+            self.0.subscribed.notify_one();
+        }
+    }
+
+    /// The GPUs that live pages show, or that other readers have.
+    fn watched(&self, state: &WebState, snapshot: &Snapshot) -> BTreeSet<GpuUuid> {
+        let is_read = snapshot.at.monotonic < *self.0.read_until.lock();
+        let contents: Vec<Content> = self.0.feeds.lock().by_content.keys().cloned().collect();
+        let contents = contents.into_iter().chain(is_read.then_some(Content::Node));
+        contents.flat_map(|content| content.gpus(state, snapshot)).collect()
+    }
+
     /// Forgets those without subscribers. `is_due`: all others get an event, else those that have none.
     fn due(&self, is_due: bool) -> Vec<(Content, Arc<Feed>)> {
         let mut feeds = self.0.feeds.lock();
@@ -137,6 +157,18 @@ impl EventStreams {
         let needs_event = |feed: &Feed| is_due || matches!(*feed.borrow(), Frame::Nothing);
         let due = feeds.by_content.iter().filter(|(_, feed)| needs_event(feed));
         due.map(|(content, feed)| (content.clone(), Arc::clone(feed))).collect()
+    }
+}
+
+impl Content {
+    fn gpus(self, state: &WebState, snapshot: &Snapshot) -> Vec<GpuUuid> {
+        match self {
+            Self::Page(view) if !view.filter.is_empty() => {
+                let (history, now) = (state.streams.history(), snapshot.at);
+                NodePage { snapshot, history: &history, now, not_ready: None, view }.gpus()
+            }
+            Self::Page(_) | Self::Node => snapshot.hardware.inventory.gpus.keys().cloned().collect(),
+        }
     }
 }
 
@@ -176,6 +208,7 @@ impl Subscriber {
 pub(super) async fn follow(state: WebState) {
     let mut snapshots = state.snapshots.clone();
     let (mut noted, mut sent) = (None::<Arc<Snapshot>>, None::<Monotonic>);
+    let mut watched = BTreeSet::new();
     loop {
         let snapshot = Arc::clone(&snapshots.borrow_and_update());
         // A new subscriber wakes this loop, too, with a snapshot that was noted.
@@ -188,7 +221,12 @@ pub(super) async fn follow(state: WebState) {
         if is_due {
             sent = Some(snapshot.at.monotonic);
         }
-        publish_events(&state, &snapshot, is_due).await;
+        let due = state.streams.due(is_due);
+        let now_watched = state.streams.watched(&state, &snapshot);
+        if now_watched != watched && (state.watch)(now_watched.clone()) {
+            watched = now_watched;
+        }
+        publish_events(&state, &snapshot, due).await;
         tokio::select! {
             changed = snapshots.changed() => if changed.is_err() { return },
             () = state.streams.0.subscribed.notified() => {}
@@ -196,8 +234,7 @@ pub(super) async fn follow(state: WebState) {
     }
 }
 
-async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>, is_due: bool) {
-    let due = state.streams.due(is_due);
+async fn publish_events(state: &WebState, snapshot: &Arc<Snapshot>, due: Vec<(Content, Arc<Feed>)>) {
     if due.is_empty() {
         return;
     }

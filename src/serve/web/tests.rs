@@ -82,6 +82,7 @@ impl Server {
 
 fn state(snapshots: watch::Receiver<Arc<Snapshot>>) -> WebState {
     WebState {
+        watch: Arc::new(|_| true),
         snapshots,
         dcgm_generation: Generation::default(),
         grafana_url: None,

@@ -14,7 +14,7 @@ fn pass(busy: f64) -> Pass {
 
 fn counting(counter: u64, energy: f64) -> Pass {
     let integrals = Integrals { energy_joules: Some(energy), ..pass(0.5).integrals };
-    Pass { energy_counter: Some(counter), counter_is_of_gpu: Some(true), integrals, ..Pass::default() }
+    Pass { energy_counter: Some(counter), counter_is_of_gpu: Some(true), integrals, ..pass(0.5) }
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_counter_of_the_module_has_no_joules_for_a_gap() {
 fn a_counter_missing_in_the_first_pass_still_spans_the_gap() {
     let mut state = GpuState::default();
     state.add_pass(Monotonic::from_secs(1), true, counting(1_000, 0.0));
-    state.add_pass(Monotonic::from_secs(11), true, Pass::default());
+    state.add_pass(Monotonic::from_secs(11), true, pass(0.5));
     state.add_pass(Monotonic::from_secs(12), false, counting(4_000, 0.0));
     state.add_pass(Monotonic::from_secs(13), false, counting(5_000, 1.0));
     let totals = state.readings(Monotonic::from_secs(13), STALENESS).totals;
@@ -103,7 +103,7 @@ fn an_instance_without_a_value_restarts_at_zero() {
     let mut state = GpuState::default();
     let pass = |instances: Option<Vec<(u32, f64)>>| Pass {
         integrals: Integrals { instance_busy_seconds: instances, ..Integrals::default() },
-        ..Pass::default()
+        ..pass(0.0)
     };
     let mut add_pass = |second, instances| {
         state.add_pass(Monotonic::from_secs(second), false, pass(instances));

@@ -231,14 +231,15 @@ pub(super) use {call, fetch, text, value};
 const SPARE_ENTRIES: usize = 16;
 const ATTEMPTS: usize = 4;
 
-/// Repeats `call` with a larger buffer, of up to `largest` entries, for as long as the driver finds it too small. The
-/// call gets the buffer and its length, and sets the length to what it wrote or needs. Returns the entries written.
+/// Repeats `call` with a larger buffer, of up to `largest` entries, for as long as the driver finds it too small; `capacity`
+/// keeps the size for the next time. The call gets the buffer and its length, and sets the length to what it wrote or needs.
+/// Returns the entries written.
 pub fn fill<T: Blank + Clone>(
-    capacity: usize,
+    capacity: &mut usize,
     largest: usize,
     mut call: impl FnMut(*mut T, &mut u32) -> Result<(), CallRefusal>,
 ) -> Result<Vec<T>, CallRefusal> {
-    let mut buffer = vec![T::blank(); capacity];
+    let mut buffer = vec![T::blank(); *capacity];
     for _ in 0..ATTEMPTS {
         let mut count = u32::try_from(buffer.len()).expect("the buffer is bounded");
         match call(buffer.as_mut_ptr(), &mut count) {
@@ -247,8 +248,8 @@ pub fn fill<T: Blank + Clone>(
                 return Ok(buffer);
             }
             Err(CallRefusal::TooSmall) if buffer.len() < largest => {
-                let length = (count as usize + SPARE_ENTRIES).max(buffer.len() * 2).min(largest);
-                buffer.resize(length, T::blank());
+                *capacity = (count as usize + SPARE_ENTRIES).max(buffer.len() * 2).min(largest);
+                buffer.resize(*capacity, T::blank());
             }
             Err(refusal) => return Err(refusal),
         }

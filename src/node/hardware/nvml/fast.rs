@@ -17,8 +17,7 @@ const MEMORY_UTILIZATION: u32 = 2;
 const RATES: &str = "nvmlDeviceGetUtilizationRates";
 const ENERGY_COUNTER: &str = "nvmlDeviceGetTotalEnergyConsumption";
 
-/// Utilization of the GPU and by process, power and energy: five calls a second where everything is supported, and one
-/// more on a module.
+/// Utilization of the GPU and by process, power and energy: five calls where everything is supported, and one more on a module.
 pub struct FastReader {
     busy: Ring,
     memory_busy: Ring,
@@ -74,11 +73,19 @@ impl FastReader {
             total.filter(|total| caller.plausible(&plausible::ENERGY, *total as f64 / 1000.0).is_some());
         let has_counter = total.is_some() || !caller.is_refused(ENERGY_COUNTER, 0);
         integrals.module_energy_joules = module.joules;
+        integrals.of_present_values = busy.is_of_present_rate;
         integrals.energy_joules = match is_on_module {
-            Some(true) => module.gpu_joules,
+            Some(true) => {
+                integrals.of_present_values = true;
+                module.gpu_joules
+            }
             // The counter has it.
             Some(false) if has_counter => None,
-            _ => self.power.advance(caller, handle, elapsed, |_| power_watts).integral,
+            _ => {
+                let power = self.power.advance(caller, handle, elapsed, |_| power_watts);
+                integrals.of_present_values |= power.is_of_present_rate;
+                power.integral
+            }
         };
         Fast { utilization_ratio: busy.latest, power_watts, module_power_watts: module.watts, ..Fast::default() }
     }

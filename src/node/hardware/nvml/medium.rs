@@ -10,7 +10,6 @@ use super::gpm::{self, Gpm};
 use super::inventory::Mig;
 use super::library::DeviceHandle;
 use super::memory;
-use super::processes::ProcessLists;
 use super::rows::{self, ReadingRow, ReadingSource, row};
 use super::samples::Ring;
 use crate::domain::model::{GpmRatios, InstanceReading, Medium, MemoryUse, Monotonic};
@@ -71,7 +70,6 @@ pub struct MediumReader {
     /// The bits that the driver supports; read until the driver returns them.
     clock_event_bits: Option<u64>,
     fans: Option<u32>,
-    processes: ProcessLists,
     /// It changes with the driver alone; read until the driver returns it.
     virtualization_mode: Option<u32>,
 }
@@ -87,7 +85,6 @@ impl MediumReader {
             last: None,
             clock_event_bits: None,
             fans: None,
-            processes: ProcessLists::new(driver_version),
             virtualization_mode: None,
         }
     }
@@ -125,7 +122,7 @@ impl MediumReader {
         self.virtualization_mode =
             self.virtualization_mode.or_else(|| value!(caller, nvmlDeviceGetVirtualizationMode(handle.0)));
         let virtualization = self.virtualization_mode.and_then(|mode| VIRTUALIZATION_MODES.get(mode as usize).copied());
-        // `NvmlReader` adds memory utilization and the source of use by process; `GpuState` traffic from counters and the
+        // `NvmlReader` adds processes, memory utilization and the source of use by process; `GpuState` traffic from counters and the
         // counts of clock events.
         let mut medium = Medium {
             memory,
@@ -136,7 +133,6 @@ impl MediumReader {
                 .and_then(|state| caller.plausible(&plausible::PERFORMANCE_STATE, state)),
             fan_speed_ratios: self.fans(caller, handle),
             instances: self.instances(caller, handle, migs, memory, now),
-            processes: self.processes.read(caller, handle, migs, memory.map(|memory| memory.total)),
             virtualization: virtualization.flatten(),
             ..medium
         };

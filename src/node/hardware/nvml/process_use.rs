@@ -19,13 +19,12 @@ const SAMPLE_SECONDS: f64 = 1.0;
 const SPREAD: u64 = 2_000_000;
 /// A process without a sample for this time, in microseconds, is dropped.
 const FORGOTTEN: u64 = 60_000_000;
-/// After this many passes without a new sample all samples are requested again: the driver's clock may have stepped
-/// back.
-const EMPTY_PASSES: u32 = 10;
+/// After this many seconds without a new sample all samples are requested again: the driver's clock may have stepped back.
+const SILENT_SECONDS: f64 = 15.0;
 /// From this utilization on, some process must have a sample.
 const BUSY: f64 = 0.05;
-/// After this many seconds without a sample on a busy GPU the other call is tried; without samples in both, use by
-/// process is unknown.
+/// After this many seconds without a sample on a busy GPU, and two passes, the other call is tried; without samples in both,
+/// use by process is unknown.
 const EMPTY_SECONDS: f64 = 5.0;
 
 const OLDER: &str = "nvmlDeviceGetProcessUtilization";
@@ -51,13 +50,25 @@ enum CallState {
     ListsNothing,
 }
 
-#[derive(Default)]
 pub struct ProcessUse {
     source: UtilizationCall,
     state: CallState,
     /// Time without a sample while the GPU was busy.
     empty_seconds: f64,
     cursors: Cursors,
+    capacity: usize,
+}
+
+impl Default for ProcessUse {
+    fn default() -> Self {
+        Self {
+            source: UtilizationCall::default(),
+            state: CallState::default(),
+            empty_seconds: 0.0,
+            cursors: Cursors::default(),
+            capacity: CAPACITY,
+        }
+    }
 }
 
 /// One process in one of the driver's periods.
@@ -84,7 +95,8 @@ struct Cursors {
     last_seen: Option<u64>,
     /// The newest timestamp.
     newest: Option<u64>,
-    empty_passes: u32,
+    /// Time without a new sample.
+    silent_seconds: f64,
 }
 
 impl ProcessUse {
@@ -134,7 +146,7 @@ impl ProcessUse {
 
     /// No process was listed on a busy GPU. The two calls are tried in turns while neither lists any.
     fn count_empty(&mut self, elapsed: f64) {
-        self.empty_seconds += elapsed;
+        self.empty_seconds += elapsed.min(EMPTY_SECONDS / 2.0);
         if self.empty_seconds >= EMPTY_SECONDS {
             self.empty_seconds = 0.0;
             (self.source, self.state) = match self.source {
@@ -144,14 +156,14 @@ impl ProcessUse {
         }
     }
 
-    fn read(&self, caller: &mut Caller, handle: DeviceHandle) -> Result<Vec<ProcessSample>, CallRefusal> {
+    fn read(&mut self, caller: &mut Caller, handle: DeviceHandle) -> Result<Vec<ProcessSample>, CallRefusal> {
         let last_seen = self.cursors.last_seen.unwrap_or(0);
         let read: Result<Vec<_>, _> = match self.source {
-            Older => fill(CAPACITY, LARGEST, |samples, count| {
+            Older => fill(&mut self.capacity, LARGEST, |samples, count| {
                 call!(caller, nvmlDeviceGetProcessUtilization(handle.0, samples, count, last_seen))
             })
             .map(|samples| samples.iter().map(|one| sample(one.pid, one.timeStamp, one.smUtil)).collect()),
-            Newer => fill(CAPACITY, LARGEST, |infos, count| {
+            Newer => fill(&mut self.capacity, LARGEST, |infos, count| {
                 let mut list = nvmlProcessesUtilizationInfo_v1_t {
                     version: version::<nvmlProcessesUtilizationInfo_v1_t>(1),
                     processSamplesCount: *count,
@@ -204,7 +216,7 @@ impl Cursors {
             longest = longest.max(seconds);
             *work.entry(sample.pid).or_default() += sample.ratio * seconds;
         }
-        self.move_to(&samples);
+        self.move_to(&samples, elapsed);
         // All processes share one device.
         let sum: f64 = work.values().sum();
         let scale = if sum > longest { longest / sum } else { 1.0 };
@@ -213,16 +225,17 @@ impl Cursors {
     }
 
     /// Moves to these samples, sorted by time. The next "last seen" is the oldest cursor of the active processes.
-    fn move_to(&mut self, samples: &[ProcessSample]) {
+    fn move_to(&mut self, samples: &[ProcessSample], elapsed: f64) {
         let newest_sample = samples.last().map(|sample| sample.at);
         // All were requested: the newest one is older than before where the driver's clock has stepped back.
         let restarts = self.last_seen.is_none() && newest_sample.is_some();
         self.newest = if restarts { newest_sample } else { self.newest.max(newest_sample) };
         let is_new = |sample: &ProcessSample| self.of_pid.get(&sample.pid).is_none_or(|cursor| sample.at > *cursor);
-        self.empty_passes = if restarts || samples.iter().any(is_new) { 0 } else { self.empty_passes + 1 };
-        if self.empty_passes >= EMPTY_PASSES {
+        let is_silent = !restarts && !samples.iter().any(is_new);
+        self.silent_seconds = if is_silent { self.silent_seconds + elapsed } else { 0.0 };
+        if self.silent_seconds >= SILENT_SECONDS {
             // All are requested next. What was counted already is told by the cursors, which stay until then.
-            (self.last_seen, self.empty_passes) = (None, 0);
+            (self.last_seen, self.silent_seconds) = (None, 0.0);
             return;
         }
         self.of_pid.extend(samples.iter().map(|sample| (sample.pid, sample.at)));
@@ -293,17 +306,17 @@ mod tests {
     fn a_clock_that_steps_back_is_followed_without_counting_twice() {
         let mut cursors = Cursors::default();
         cursors.advance(&samples(&[(1, 100.0, 50)]), 0.0);
-        for _ in 0..EMPTY_PASSES {
+        for _ in 0..15 {
             assert_eq!(cursors.advance(&[], 1.0), []);
         }
         assert_eq!(cursors.last_seen, None);
         assert_eq!(cursors.advance(&samples(&[(1, 100.0, 50)]), 1.0), [], "still in the driver's buffer");
-        for _ in 0..EMPTY_PASSES {
+        for _ in 0..15 {
             cursors.advance(&[], 1.0);
         }
         assert_eq!(cursors.advance(&samples(&[(1, 5.0, 50)]), 1.0), [], "a new clock");
         assert_eq!(cursors.advance(&samples(&[(1, 6.0, 50)]), 1.0), [(1, 0.5)]);
-        for _ in 0..EMPTY_PASSES {
+        for _ in 0..15 {
             cursors.advance(&[], 1.0);
         }
         assert_eq!(cursors.advance(&samples(&[(1, 40.0, 30)]), 1.0), [(1, 0.3)], "active again after idle times");

@@ -23,6 +23,7 @@ const NO_INSTANCE: u32 = u32::MAX;
 pub struct ProcessLists {
     /// Read version 2 of the lists. Versions 2 and 3 share one structure, except in a few drivers: see `has_other_v3`.
     second_version: bool,
+    capacity: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,7 +35,7 @@ enum ContextKind {
 
 impl ProcessLists {
     pub fn new(driver_version: Option<&str>) -> Self {
-        Self { second_version: driver_version.is_some_and(has_other_v3) }
+        Self { second_version: driver_version.is_some_and(has_other_v3), capacity: CAPACITY }
     }
 
     /// All processes of the GPU, each once per MIG device, sorted. `None` unless every list that the driver has was
@@ -93,7 +94,8 @@ impl ProcessLists {
         variant: u32,
     ) -> Result<Vec<nvmlProcessInfo_t>, CallRefusal> {
         let device = handle.0;
-        let filled = fill(CAPACITY, LARGEST, |infos, count| match (kind, self.second_version) {
+        let second_version = self.second_version;
+        let filled = fill(&mut self.capacity, LARGEST, |infos, count| match (kind, second_version) {
             (Compute, false) => call!(caller, nvmlDeviceGetComputeRunningProcesses_v3[variant](device, count, infos)),
             (Compute, true) => call!(caller, nvmlDeviceGetComputeRunningProcesses_v2[variant](device, count, infos)),
             (Graphics, false) => call!(caller, nvmlDeviceGetGraphicsRunningProcesses_v3[variant](device, count, infos)),

@@ -1,4 +1,4 @@
-//! Reads one GPU through NVML: the three tiers of a pass.
+//! Reads one GPU through NVML: the tiers of a pass.
 
 use std::sync::Arc;
 
@@ -9,10 +9,12 @@ use super::gpm::{Gpm, InstanceUse};
 use super::inventory::{self, Mig, mig_enabled, mig_handles};
 use super::library::{DeviceHandle, Library};
 use super::medium::MediumReader;
+use super::processes::ProcessLists;
 use super::slow::SlowReader;
-use crate::domain::model::{GpuUuid, Moment, Monotonic};
+use crate::domain::model::{DeviceProcess, Fast, GpuUuid, Medium, Moment, Monotonic};
 use crate::node::hardware::plausible::Work;
-use crate::node::hardware::source::{CallProblem, Due, Failure, FailureCause, GpuReader, Pass, PassStatus};
+use crate::node::hardware::source::{CallProblem, Failure, FailureCause, GpuReader, Integrals, Pass, PassStatus};
+use crate::node::hardware::tiers::{Due, Tier};
 
 const BY_INDEX: &str = "nvmlDeviceGetHandleByIndex_v2";
 
@@ -25,8 +27,11 @@ pub struct NvmlReader {
     instances: Option<InstanceUse>,
     medium: MediumReader,
     slow: SlowReader,
+    processes: ProcessLists,
     work: Work,
     power_limit_watts: Option<f64>,
+    memory_bytes: Option<u64>,
+    /// The last pass of the fast tier.
     last: Option<Monotonic>,
 }
 
@@ -61,8 +66,10 @@ impl NvmlReader {
             instances,
             medium: MediumReader::new(version.as_deref(), gpm),
             slow: SlowReader::default(),
+            processes: ProcessLists::new(version.as_deref()),
             work: Work::default(),
             power_limit_watts: None,
+            memory_bytes: None,
             caller,
             handle,
             migs,
@@ -72,34 +79,63 @@ impl NvmlReader {
 }
 
 impl GpuReader for NvmlReader {
-    fn read(&mut self, due: Due, now: Moment) -> Pass {
-        let elapsed = self.last.map_or(0.0, |last| now.monotonic.since(last).as_secs_f64());
+    fn read(&mut self, due: &Due, now: Moment) -> Pass {
         let mut pass = Pass::default();
-        let mut fast = self.fast.read(&mut self.caller, self.handle, elapsed, &mut pass);
-        if let Some(instances) = &mut self.instances {
-            let power = [fast.power_watts, self.power_limit_watts];
-            pass.integrals.instance_busy_seconds =
-                instances.advance(&mut self.caller, self.handle, now.monotonic, power);
-            fast.instance_utilization_ratios = instances.ratios.clone();
+        if due.contains(&Tier::Slow) {
+            pass.slow = Some(self.slow.read(&mut self.caller, self.handle));
         }
-        self.work.add(pass.integrals.busy_seconds, elapsed);
-        let medium = due.medium.then(|| {
-            let is_busy = self.work.is_busy();
-            let works = self.instances.as_ref().map_or(is_busy, |instances| instances.is_contradicted);
-            let (caller, integrals) = (&mut self.caller, &mut pass.integrals);
-            let mut medium = self.medium.read(caller, self.handle, &self.migs, now.monotonic, works, integrals);
-            self.power_limit_watts = medium.power_limit_watts;
-            medium.rates.memory_utilization_ratio = self.fast.memory_utilization_ratio;
-            medium.process_utilization_source = self.fast.processes.source().map(Into::into);
-            medium
-        });
-        let slow = due.slow.then(|| self.slow.read(&mut self.caller, self.handle));
+        if due.contains(&Tier::Fast) {
+            pass.fast = Some(self.read_fast(now.monotonic, &mut pass));
+        }
+        if due.contains(&Tier::Medium) {
+            pass.medium = Some(self.read_medium(now.monotonic, &mut pass.integrals));
+        }
+        let listed = match &mut pass.medium {
+            Some(medium) => {
+                medium.processes = self.processes();
+                medium.processes.clone()
+            }
+            None if due.contains(&Tier::Processes) => self.processes(),
+            None => None,
+        };
+        pass.pids = listed.map(|listed| listed.iter().map(|process| process.pid).collect());
         let outcome = self.caller.finish();
         if outcome.status != PassStatus::Answers {
             return outcome;
         }
-        self.last = Some(now.monotonic);
+        if pass.fast.is_some() {
+            self.last = Some(now.monotonic);
+        }
         let Pass { problems, implausible, .. } = outcome;
-        Pass { problems, implausible, fast: Some(fast), medium, slow, ..pass }
+        Pass { problems, implausible, ..pass }
+    }
+}
+
+impl NvmlReader {
+    fn read_fast(&mut self, now: Monotonic, pass: &mut Pass) -> Fast {
+        let elapsed = self.last.map_or(0.0, |last| now.since(last).as_secs_f64());
+        let mut fast = self.fast.read(&mut self.caller, self.handle, elapsed, pass);
+        if let Some(instances) = &mut self.instances {
+            let power = [fast.power_watts, self.power_limit_watts];
+            pass.integrals.instance_busy_seconds = instances.advance(&mut self.caller, self.handle, now, power);
+            fast.instance_utilization_ratios = instances.ratios.clone();
+        }
+        self.work.add(pass.integrals.busy_seconds, elapsed);
+        fast
+    }
+
+    fn read_medium(&mut self, now: Monotonic, integrals: &mut Integrals) -> Medium {
+        let is_busy = self.work.is_busy();
+        let works = self.instances.as_ref().map_or(is_busy, |instances| instances.is_contradicted);
+        let mut medium = self.medium.read(&mut self.caller, self.handle, &self.migs, now, works, integrals);
+        self.power_limit_watts = medium.power_limit_watts;
+        self.memory_bytes = medium.memory.map(|memory| memory.total);
+        medium.rates.memory_utilization_ratio = self.fast.memory_utilization_ratio;
+        medium.process_utilization_source = self.fast.processes.source().map(Into::into);
+        medium
+    }
+
+    fn processes(&mut self) -> Option<Vec<DeviceProcess>> {
+        self.processes.read(&mut self.caller, self.handle, &self.migs, self.memory_bytes)
     }
 }

@@ -19,15 +19,22 @@ pub struct Ring {
     units: f64,
     quantity: &'static QuantityRange,
     integral: RingIntegral,
+    capacity: usize,
 }
 
 impl Ring {
     pub fn utilization(kind: nvmlSamplingType_t) -> Self {
-        Self { kind, units: 100.0, quantity: &plausible::UTILIZATION, integral: RingIntegral::default() }
+        Self {
+            kind,
+            units: 100.0,
+            quantity: &plausible::UTILIZATION,
+            integral: RingIntegral::default(),
+            capacity: CAPACITY,
+        }
     }
 
     pub fn power(kind: nvmlSamplingType_t) -> Self {
-        Self { kind, units: 1000.0, quantity: &plausible::POWER, integral: RingIntegral::default() }
+        Self { units: 1000.0, quantity: &plausible::POWER, ..Self::utilization(kind) }
     }
 
     pub fn is_refused(&self, caller: &Caller) -> bool {
@@ -46,10 +53,10 @@ impl Ring {
         self.integral.advance(elapsed, &mut samples, || fallback(caller))
     }
 
-    fn samples(&self, caller: &mut Caller, handle: DeviceHandle) -> Vec<RingSample> {
+    fn samples(&mut self, caller: &mut Caller, handle: DeviceHandle) -> Vec<RingSample> {
         let (kind, cursor) = (self.kind, self.integral.cursor());
         let mut value_type = 0;
-        let read = fill(CAPACITY, LARGEST, |buffer, count| {
+        let read = fill(&mut self.capacity, LARGEST, |buffer, count| {
             call!(caller, nvmlDeviceGetSamples[kind](handle.0, kind, cursor, &raw mut value_type, count, buffer))
         });
         let mut sample = |sample: nvmlSample_t| {

@@ -15,6 +15,8 @@ use crate::node::hardware::source::{
     PassStatus, RawEvent,
 };
 
+/// How long the samples of a process that has ended are kept, as by a driver.
+const RING: Duration = Duration::from_secs(20);
 /// Of every call after the driver was unloaded.
 const UNLOADED: CallProblem = CallProblem { call: "simulated", code: "uninitialized" };
 const LOST: CallProblem = CallProblem { call: "simulated", code: "gpu_is_lost" };
@@ -64,7 +66,7 @@ pub(super) struct SimulatedGpu {
 pub(super) struct ProcessCurve {
     pub curve: Curve,
     ended: Option<Monotonic>,
-    /// False when it has ended since the reading before.
+    /// False when it has ended.
     pub running: bool,
 }
 
@@ -259,7 +261,7 @@ impl SimulatedSession {
         let gpu = state.gpus.get_mut(gpu).filter(|gpu| !gpu.lost).ok_or((PassStatus::Lost, LOST))?;
         gpu.advance(now);
         let reading = gpu.clone();
-        gpu.processes.retain(|_, process| process.running);
+        gpu.processes.retain(|_, process| process.ended.is_none_or(|ended| now.since(ended) < RING));
         Ok(reading)
     }
 }

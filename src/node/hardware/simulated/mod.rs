@@ -17,7 +17,8 @@ pub use profile::SimulatedProfile;
 mod tests {
     use super::*;
     use crate::domain::model::{DeviceProcess, GpuUuid, Moment, Monotonic, UnixSeconds};
-    use crate::node::hardware::{Driver, Due, GpuReader};
+    use crate::node::hardware::Tier::{Fast, Medium, Slow};
+    use crate::node::hardware::{Driver, GpuReader};
 
     fn at(seconds: u64) -> Moment {
         Moment { monotonic: Monotonic::from_secs(seconds), unix: UnixSeconds(0.0) }
@@ -35,10 +36,10 @@ mod tests {
     fn busy_seconds_and_energy_are_the_integral_of_the_load() {
         let driver = SimulatedDriver::new(SimulatedProfile::H100, 1);
         let (gpu, mut reader) = first(&driver);
-        let full = Due { medium: true, slow: true };
-        assert_eq!(reader.read(full, at(0)).integrals.busy_seconds, Some(0.0));
+        let full = [Fast, Medium, Slow].into();
+        assert_eq!(reader.read(&full, at(0)).integrals.busy_seconds, Some(0.0));
         driver.set_load(&gpu, None, Monotonic::from_secs(4), Load::new(1.0, 1 << 30));
-        let pass = reader.read(full, at(10));
+        let pass = reader.read(&full, at(10));
         assert_eq!(pass.integrals.busy_seconds, Some(6.0));
         let expected = 70.0 * 10.0 + 630.0 * 0.95 * 6.0;
         assert_eq!(pass.energy_counter, Some((expected * 1e3) as u64));
@@ -59,8 +60,9 @@ mod tests {
             Monotonic::from_secs(0),
             Load { utilization: 1.0, sm_active: 0.5, memory_used: 7 },
         );
-        reader.read(Due { medium: true, slow: true }, at(0));
-        let pass = reader.read(Due { medium: true, slow: false }, at(10));
+        let due = [Fast, Medium].into();
+        reader.read(&due, at(0));
+        let pass = reader.read(&due, at(10));
         let fast = pass.fast.unwrap();
         assert_eq!((pass.integrals.busy_seconds, fast.utilization_ratio), (None, None));
         assert_eq!((fast.instance_utilization_ratios[&7], fast.instance_utilization_ratios[&8]), (0.0, 1.0));
@@ -81,16 +83,16 @@ mod tests {
         driver.set_load(&gpu, None, Monotonic::default(), Load::new(0.75, 2 << 30));
         load(0, 10, 0.5);
         load(0, 11, 0.25);
-        let medium = Due { medium: true, slow: false };
-        reader.read(medium, at(0));
+        let due = [Fast, Medium].into();
+        reader.read(&due, at(0));
         driver.end_process(&gpu, 10, Monotonic::from_secs(2));
         driver.set_load(&gpu, None, Monotonic::from_secs(2), Load::new(0.25, 1 << 30));
-        let pass = reader.read(medium, at(4));
+        let pass = reader.read(&due, at(4));
         assert_eq!(pass.integrals.busy_seconds, Some(2.0));
         assert_eq!(pass.integrals.process_sm_seconds, Some(vec![(10, 1.0), (11, 1.0)]));
         let there = DeviceProcess { pid: 11, gpu_instance: None, compute_instance: None, memory_bytes: Some(1 << 30) };
         assert_eq!(pass.medium.unwrap().processes, Some(vec![there]));
-        assert_eq!(reader.read(medium, at(5)).integrals.process_sm_seconds, Some(vec![(11, 0.25)]));
+        assert_eq!(reader.read(&due, at(5)).integrals.process_sm_seconds, Some(vec![(11, 0.25)]));
     }
 
     #[test]
@@ -100,12 +102,12 @@ mod tests {
         let mut gpus: Vec<_> = session.inventory().unwrap().0.gpus.into_values().collect();
         gpus.sort_by_key(|gpu| gpu.index);
         let mut readers: Vec<_> = gpus.iter().map(|gpu| session.reader(&gpu.uuid).unwrap()).collect();
-        let due = Due { medium: false, slow: true };
+        let due = [Fast, Slow].into();
         for reader in &mut readers {
-            reader.read(due, at(0));
+            reader.read(&due, at(0));
         }
         driver.set_load(&gpus[1].uuid, None, Monotonic::from_secs(2), Load::new(1.0, 0));
-        let passes: Vec<_> = readers.iter_mut().map(|reader| reader.read(due, at(10))).collect();
+        let passes: Vec<_> = readers.iter_mut().map(|reader| reader.read(&due, at(10))).collect();
         let own: Vec<f64> = passes.iter().map(|pass| pass.energy_counter.unwrap() as f64 / 1e3).collect();
         assert_eq!(own, [1_600.0, 1_600.0 + 988.0 * 8.0, 1_600.0, 1_600.0]);
         let module: Vec<f64> = passes.iter().map(|pass| pass.integrals.module_energy_joules.unwrap()).collect();

@@ -8,7 +8,8 @@ use crate::domain::model::{
 };
 use crate::node::hardware::CLOCK_EVENTS;
 use crate::node::hardware::nvml::nvlink;
-use crate::node::hardware::source::{Due, GpuReader, Integrals, Pass, PassStatus};
+use crate::node::hardware::source::{GpuReader, Integrals, Pass};
+use crate::node::hardware::tiers::{Due, Tier};
 
 /// Reserved memory, as on real boards.
 const RESERVED_BYTES: u64 = 600 << 20;
@@ -35,7 +36,7 @@ pub struct SimulatedReader {
     machine: &'static SimulatedMachine,
     /// The other GPUs of its board: of a superchip.
     neighbors: Vec<GpuUuid>,
-    /// In the last pass, and in the last of the medium tier.
+    /// In the last pass of the fast tier, and in the last of the medium tier.
     last: Option<GpuReading>,
     last_medium: Option<GpuReading>,
 }
@@ -58,45 +59,57 @@ struct PowerDraw {
 }
 
 impl GpuReader for SimulatedReader {
-    fn read(&mut self, due: Due, Moment { monotonic: now, .. }: Moment) -> Pass {
+    fn read(&mut self, due: &Due, Moment { monotonic: now, .. }: Moment) -> Pass {
         let gpu = match self.session.read(&self.gpu.uuid, now) {
             Ok(gpu) => gpu,
             Err((status, problem)) => return Pass { status, problems: vec![problem], ..Pass::default() },
         };
         let reading = self.with_power(now, gpu);
-        let last = self.last.replace(reading.clone()).unwrap_or_else(|| reading.clone());
-        let (whole, is_whole) = (reading.gpu.whole(), reading.gpu.whole().is_some());
-        let busy_seconds = whole.zip(last.gpu.whole()).map(|(curve, last)| curve.busy_seconds - last.busy_seconds);
-        let instances = reading.gpu.instances();
-        let module_joules = reading.module_power.zip(last.module_power).map(|(power, last)| power.joules - last.joules);
-        Pass {
-            status: PassStatus::Answers,
-            integrals: Integrals {
-                busy_seconds,
-                module_energy_joules: module_joules,
-                memory_busy_seconds: busy_seconds.map(|busy| busy * 0.6),
-                engine_busy_seconds: reading.idle_engines(),
-                instance_busy_seconds: (!is_whole).then(|| reading.instance_busy_seconds(&last)),
-                lacks_utilization: !is_whole,
-                process_sm_seconds: is_whole.then(|| reading.process_sm_seconds(&last)),
-                ..Integrals::default()
-            },
-            energy_counter: Some((reading.power.joules * 1000.0) as u64),
-            counter_is_of_gpu: Some(true),
-            fast: Some(Fast {
-                utilization_ratio: whole.map(|curve| curve.load.utilization),
-                power_watts: Some(reading.power.watts),
-                instance_utilization_ratios: instances.map(|(id, curve)| (id, curve.load.utilization)).collect(),
-                module_power_watts: reading.module_power.map(|power| power.watts),
-            }),
-            medium: due.medium.then(|| self.medium(&reading)),
-            slow: due.slow.then(|| self.slow(&reading)),
-            ..Pass::default()
+        let mut pass = Pass::default();
+        if due.contains(&Tier::Fast) {
+            let last = self.last.replace(reading.clone()).unwrap_or_else(|| reading.clone());
+            pass = reading.fast(&last);
         }
+        if due.contains(&Tier::Medium) {
+            pass.integrals.engine_busy_seconds = reading.idle_engines();
+            pass.medium = Some(self.medium(&reading));
+        }
+        pass.slow = due.contains(&Tier::Slow).then(|| self.slow(&reading));
+        let lists = due.contains(&Tier::Medium) || due.contains(&Tier::Processes);
+        pass.pids = lists.then(|| reading.processes().iter().map(|process| process.pid).collect());
+        pass
     }
 }
 
 impl GpuReading {
+    /// A pass of the fast tier, and what was read in the last one.
+    fn fast(&self, last: &Self) -> Pass {
+        let (whole, is_whole) = (self.gpu.whole(), self.gpu.whole().is_some());
+        let busy_seconds = whole.zip(last.gpu.whole()).map(|(curve, last)| curve.busy_seconds - last.busy_seconds);
+        let module_joules = self.module_power.zip(last.module_power).map(|(power, last)| power.joules - last.joules);
+        let instances = self.gpu.instances();
+        Pass {
+            integrals: Integrals {
+                busy_seconds,
+                module_energy_joules: module_joules,
+                memory_busy_seconds: busy_seconds.map(|busy| busy * 0.6),
+                instance_busy_seconds: (!is_whole).then(|| self.instance_busy_seconds(last)),
+                lacks_utilization: !is_whole,
+                process_sm_seconds: is_whole.then(|| self.process_sm_seconds(last)),
+                ..Integrals::default()
+            },
+            energy_counter: Some((self.power.joules * 1000.0) as u64),
+            counter_is_of_gpu: Some(true),
+            fast: Some(Fast {
+                utilization_ratio: whole.map(|curve| curve.load.utilization),
+                power_watts: Some(self.power.watts),
+                instance_utilization_ratios: instances.map(|(id, curve)| (id, curve.load.utilization)).collect(),
+                module_power_watts: self.module_power.map(|power| power.watts),
+            }),
+            ..Pass::default()
+        }
+    }
+
     /// A partitioned GPU has none.
     fn idle_engines(&self) -> Vec<(&'static str, f64)> {
         if self.gpu.whole().is_some() { ENGINES.map(|engine| (engine, 0.0)).to_vec() } else { Vec::new() }

@@ -41,7 +41,7 @@ impl Supervisor {
     pub(super) fn publish(&mut self) {
         let now = self.clock.now().monotonic;
         let is_open = matches!(self.phase, SessionPhase::Open { .. });
-        let mut collectors = self.rounds.collectors(is_open, self.fleet.stuck_tiers());
+        let mut collectors = self.rounds.collectors(is_open, &self.fleet.stuck_tiers());
         collectors.extend(self.event_collector(is_open, now).map(|collector| ("events", collector)));
         let released = self.releases.released();
         let problem = if released.is_some() { Some(RELEASED.into()) } else { self.state.problem.clone() };

@@ -75,7 +75,6 @@ impl Supervisor {
         self.fleet.apply_inventory(inventory, true, now);
         self.update_inventory_problem();
         self.rounds.clear();
-        self.next_round = now;
         self.releases.track(&session);
         self.start_event_thread(&session);
         self.phase = SessionPhase::Open { session, next_inspection: now + self.settings.medium_interval };

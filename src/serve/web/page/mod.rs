@@ -144,6 +144,11 @@ impl NodePage<'_> {
         Selection { events: events.collect(), accounts, gpus }
     }
 
+    /// Those that it shows.
+    pub fn gpus(&self) -> Vec<GpuUuid> {
+        self.selection().gpus.into_iter().map(|gpu| gpu.uuid.clone()).collect()
+    }
+
     /// Of a device, for the filter.
     fn names(&self, gpu: &GpuUuid, mig: Option<&MigUuid>) -> Vec<String> {
         let model = self.snapshot.hardware.inventory.gpus.get(gpu).and_then(|gpu| gpu.model.as_deref());

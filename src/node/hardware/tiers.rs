@@ -1,0 +1,144 @@
+//! Which calls a pass makes, how often, and why.
+//!
+//! A call to the driver is processor time: on an H100 the energy counter takes 3.6 ms, a ring 2.1 ms, a GPM sample 3.7 ms, a list of
+//! fields 1.8 ms, use by process 1 ms, and any other call some 20 µs. What the driver counts or keeps is read when its ring requires
+//! it, not each second.
+//!
+//! | tier | NVML calls | period | reason |
+//! |---|---|---|---|
+//! | slow | ECC, remapped rows, retired pages, PCIe, NVLink, fabric, recovery action | 60 s, at once after an event | health; rarely changes; first of all, as the plugin waits for it |
+//! | fast | rings of utilization, use by process, energy, power; GPM of GPU instances | 10 s, 1 s while watched | rings keep 20 s, the others count; at once when its holders change or after an event, so that each has its own part |
+//! | medium | memory, temperatures, clocks, GPM, rings of engines, processes | 10 s, half a period after fast | present values, and rings of 20 s |
+//! | processes | lists of running processes | 1 s while held | the owner of a process can be found only while it runs; cheap |
+//!
+//! With both alternating, a GPU that does not answer is found within half a period. A GPU without rings or counters, where totals are
+//! integrated from present values, is read as if it were watched.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
+
+use super::settings::HardwareSettings;
+use crate::domain::model::Monotonic;
+
+/// In the order in which a new reader reads them first, each in a pass of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, EnumIter, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+pub enum Tier {
+    Slow,
+    Fast,
+    Medium,
+    Processes,
+}
+
+/// The tiers that a pass reads.
+pub type Due = BTreeSet<Tier>;
+
+/// What a GPU is read for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Demand {
+    /// By a container.
+    pub held: bool,
+    /// By a person, on a live page or in `top`.
+    pub watched: bool,
+}
+
+/// When each tier of one GPU is due. All GPUs are due at the same times, so that one publication has their readings.
+#[derive(Debug, Default)]
+pub struct Schedule {
+    /// Of tiers that were never read, 0. One without a period is absent.
+    next: BTreeMap<Tier, Monotonic>,
+    /// The tiers to read before that.
+    requested: Due,
+    /// A request waits until then.
+    request_after: Monotonic,
+}
+
+impl Tier {
+    /// `None`: it is not read.
+    fn period(self, settings: &HardwareSettings, demand: Demand) -> Option<Duration> {
+        match self {
+            Self::Slow => Some(settings.slow_interval),
+            Self::Fast if demand.watched => Some(settings.shortest_interval()),
+            Self::Fast => Some(settings.sample_interval),
+            Self::Medium => Some(settings.medium_interval),
+            Self::Processes => demand.held.then_some(settings.shortest_interval()),
+        }
+    }
+
+    /// The first multiple of its period after `now`; of medium and slow half of medium's later.
+    fn next(self, now: Monotonic, settings: &HardwareSettings, demand: Demand) -> Option<Monotonic> {
+        let period = self.period(settings, demand)?;
+        let offset = match self {
+            Self::Fast | Self::Processes => Duration::ZERO,
+            Self::Slow | Self::Medium => (settings.medium_interval / 2).min(period / 2),
+        };
+        let since = now.as_duration().saturating_sub(offset).as_nanos();
+        let periods = u32::try_from(since / period.as_nanos().max(1)).unwrap_or(u32::MAX);
+        let passed = Monotonic::new(offset + period.saturating_mul(periods));
+        Some(if passed > now { passed } else { passed + period })
+    }
+}
+
+impl Schedule {
+    /// Of a GPU whose readings begin anew: each tier is due, one in each pass.
+    pub fn restart(&mut self) {
+        let read_first = Tier::iter().filter(|tier| *tier != Tier::Processes);
+        self.next.extend(read_first.map(|tier| (tier, Monotonic::default())));
+    }
+
+    /// Reads these tiers as soon as possible; not again at once after an earlier request.
+    pub fn request(&mut self, tiers: impl IntoIterator<Item = Tier>) {
+        self.requested.extend(tiers);
+    }
+
+    /// What is due later follows the new demand.
+    pub fn change_demand(&mut self, now: Monotonic, settings: &HardwareSettings, demand: Demand) {
+        for tier in [Tier::Fast, Tier::Processes] {
+            if !self.is_unread(tier) {
+                self.set_next(tier, tier.next(now, settings, demand));
+            }
+        }
+    }
+
+    fn is_unread(&self, tier: Tier) -> bool {
+        self.next.get(&tier) == Some(&Monotonic::default())
+    }
+
+    fn set_next(&mut self, tier: Tier, next: Option<Monotonic>) {
+        match next {
+            Some(next) => drop(self.next.insert(tier, next)),
+            None => drop(self.next.remove(&tier)),
+        }
+    }
+
+    /// Empty: nothing is due.
+    pub fn due(&self, now: Monotonic) -> Due {
+        if let Some(tier) = Tier::iter().find(|tier| self.is_unread(*tier)) {
+            return [tier].into();
+        }
+        let requested = self.requested.iter().filter(|_| now >= self.request_after);
+        let due = self.next.iter().filter(|(_, next)| now >= **next).map(|(tier, _)| tier);
+        requested.chain(due).copied().collect()
+    }
+
+    /// A pass that reads these begins.
+    pub fn begin(&mut self, due: &Due, now: Monotonic, settings: &HardwareSettings, demand: Demand) {
+        for tier in due {
+            // Not at once after a late pass, or one on request.
+            self.set_next(*tier, tier.next(now + settings.shortest_interval() / 2, settings, demand));
+        }
+        let requested = self.requested.len();
+        self.requested.retain(|tier| !due.contains(tier));
+        if self.requested.len() < requested {
+            self.request_after = now + settings.shortest_interval();
+        }
+    }
+
+    /// When the next pass is due.
+    pub fn earliest(&self) -> Option<Monotonic> {
+        let requested = (!self.requested.is_empty()).then_some(self.request_after);
+        self.next.values().copied().chain(requested).min()
+    }
+}
