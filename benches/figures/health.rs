@@ -7,12 +7,12 @@ use serde_json::json;
 use crate::measure::{Connection, quantiles, row};
 use crate::support::agent::{self, Running};
 use crate::support::fake_nvml::FakeNvml;
-use crate::{Bench, GPUS, costs, uuid};
+use crate::{Bench, GPUS, costly, uuid};
 
 /// Counted from the XID in the driver's state; includes the fake library's poll interval of 5 ms.
 pub fn measure(bench: &Bench) {
     on(bench, &bench.driver, "");
-    on(bench, &costs::driver(GPUS), ", on a driver with an H100's costs");
+    on(bench, &costly::driver(GPUS), ", on a driver with an H100's costs");
 }
 
 fn on(bench: &Bench, driver: &FakeNvml, conditions: &str) {

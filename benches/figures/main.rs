@@ -3,15 +3,15 @@
 //! Conditions, unless a part has its own: fake driver library through the real `dlopen`, eight GPUs, eight GPU pods and
 //! thirty plain pods from a fake kubelet on a real socket, everything on this machine. Prints tables; checks no limit.
 //! `cargo bench --bench figures -- PART...` measures parts alone, `-- --peer COMMAND URL` another exporter in turns
-//! with podmeter, `-- allocate --beside SOCKET` calls another device plugin in turns, and `-- costs --nvitop COMMAND
-//! --nvidia-plugin BINARY --before BINARY` runs each of these beside podmeter.
+//! with podmeter, `-- allocate --beside SOCKET` calls another device plugin in turns, and `-- costly-idle costly-start
+//! --nvitop COMMAND --nvidia-plugin BINARY --before BINARY` runs each of these beside podmeter.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark prints its results")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock and starts the binary")]
 
 mod allocate;
 mod beside;
-mod costs;
+mod costly;
 mod dcgm;
 mod faults;
 mod health;
@@ -42,8 +42,9 @@ const PLAIN_PODS: usize = 30;
 
 type Part = fn(&Bench);
 
-const PARTS: [(&str, Part); 13] = [
-    ("costs", costs::measure),
+const PARTS: [(&str, Part); 14] = [
+    ("costly-idle", costly::idle),
+    ("costly-start", costly::start),
     ("start", usual::start),
     ("steady", usual::steady),
     ("allocations", usual::new_allocations),

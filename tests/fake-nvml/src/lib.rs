@@ -44,7 +44,8 @@
 //! | nvmlDeviceGetTotalEnergyConsumption 3.6 ms, nvmlDeviceGetSamples 2.1 ms (each kind), nvmlDeviceGetProcessUtilization 1.0 ms | measured |
 //! | nvmlGpmSampleGet 3.65 ms | measured: half of a pair |
 //! | nvmlDeviceGetFieldValues 1.8 ms | measured with podmeter's list of 2026-11; a guess that other lists cost the same |
-//! | nvmlInit 15 ms, all other calls 20 µs | guesses |
+//! | nvmlInit 15 ms | a guess, rather too high: NVIDIA's plugin (main branch) makes four, and 0.20 registered 30 to 36 ms after exec |
+//! | all other calls 20 µs | a guess, rather too low: podmeter used 1.75 % of a core there, of which these calls explain two thirds |
 //! | nvmlGpmMigSampleGet, nvmlDeviceGetProcessesUtilizationInfo | guesses: as the calls that they resemble |
 //! | nvmlDeviceGetPcieThroughput waits for 20 ms | NVML's header: it reads a counter twice |
 //! | rings of 100 samples of 0.2 s; one process in each period of a shared GPU | seen |
