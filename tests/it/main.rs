@@ -36,6 +36,7 @@ mod kubelet;
 mod lost_before_start;
 mod machines;
 mod mig_boards;
+mod nvml_calls;
 mod nvml_readings;
 mod plugin;
 mod plugin_cdi;

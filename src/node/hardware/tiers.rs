@@ -142,3 +142,85 @@ impl Schedule {
         self.next.values().copied().chain(requested).min()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IDLE: Demand = Demand { held: false, watched: false };
+
+    /// What a GPU's passes read, each with its time in milliseconds, from the start up to `to`.
+    struct Passes {
+        schedule: Schedule,
+        settings: HardwareSettings,
+        demand: Demand,
+        now: u64,
+    }
+
+    impl Passes {
+        fn start() -> Self {
+            let mut schedule = Schedule::default();
+            schedule.restart();
+            Self { schedule, settings: HardwareSettings::default(), demand: IDLE, now: 100 }
+        }
+
+        fn to(&mut self, to: u64) -> Vec<(u64, Vec<Tier>)> {
+            let mut passes = vec![];
+            for now in std::mem::replace(&mut self.now, to)..to {
+                let at = Monotonic::from_millis(now);
+                let due = self.schedule.due(at);
+                assert_eq!(!due.is_empty(), self.schedule.earliest().is_some_and(|next| next <= at));
+                if !due.is_empty() {
+                    self.schedule.begin(&due, at, &self.settings, self.demand);
+                    passes.push((now, due.into_iter().collect()));
+                }
+            }
+            passes
+        }
+
+        fn demand(&mut self, demand: Demand) {
+            self.demand = demand;
+            self.schedule.change_demand(Monotonic::from_millis(self.now), &self.settings, demand);
+        }
+    }
+
+    #[test]
+    fn health_is_read_first_and_then_every_tier_at_its_period() {
+        let mut passes = Passes::start();
+        let first = [(100, vec![Tier::Slow]), (101, vec![Tier::Fast]), (102, vec![Tier::Medium])];
+        assert_eq!(passes.to(5_000), first);
+        let later = passes.to(66_000);
+        let times = |tier: Tier| {
+            later.iter().filter(|(_, due)| due.contains(&tier)).map(|(at, _)| *at / 1000).collect::<Vec<_>>()
+        };
+        assert_eq!(times(Tier::Fast), [10, 20, 30, 40, 50, 60]);
+        assert_eq!(times(Tier::Medium), [5, 15, 25, 35, 45, 55, 65]);
+        assert_eq!((times(Tier::Slow), times(Tier::Processes)), (vec![5, 65], vec![]));
+    }
+
+    #[test]
+    fn a_watched_gpu_is_read_each_second_and_the_processes_of_a_held_one_are_listed() {
+        let mut passes = Passes::start();
+        passes.to(11_500);
+        passes.demand(Demand { watched: true, ..IDLE });
+        assert_eq!(passes.to(14_500), [12_000, 13_000, 14_000].map(|at| (at, vec![Tier::Fast])));
+        passes.demand(Demand { held: true, ..IDLE });
+        let (listed, with_medium) = (vec![Tier::Processes], vec![Tier::Medium, Tier::Processes]);
+        assert_eq!(passes.to(16_500), [(15_000, with_medium), (16_000, listed)]);
+        passes.demand(IDLE);
+        assert_eq!(passes.to(20_500), [(20_000, vec![Tier::Fast])]);
+    }
+
+    #[test]
+    fn what_is_requested_is_read_at_once_and_again_after_a_second() {
+        let mut passes = Passes::start();
+        passes.to(12_000);
+        passes.schedule.request([Tier::Slow, Tier::Fast]);
+        assert_eq!(passes.to(12_300), [(12_000, vec![Tier::Slow, Tier::Fast])]);
+        passes.schedule.request([Tier::Fast]);
+        assert_eq!(passes.to(14_000), [(13_000, vec![Tier::Fast])]);
+        passes.to(19_700);
+        passes.schedule.request([Tier::Fast]);
+        assert_eq!(passes.to(24_900), [(19_700, vec![Tier::Fast])], "not at 20 s, a moment later");
+    }
+}
