@@ -309,6 +309,8 @@ pub(super) async fn page_events(State(state): State<WebState>, uri: Uri, headers
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serve::metrics::tests::fixture;
+    use crate::serve::web::tests::state;
 
     #[test]
     fn an_event_has_a_line_of_data_for_each_line() {
@@ -325,6 +327,23 @@ mod tests {
         assert!(streams.due(true).is_empty(), "a feed without subscribers is forgotten");
         assert_eq!(streams.subscribe(Content::Node, &HeaderMap::new()).status(), StatusCode::SERVICE_UNAVAILABLE);
     }
+    #[test]
+    fn who_reads_the_snapshot_watches_for_some_seconds() {
+        let snapshot = fixture::snapshot();
+        let state = state(watch::channel(Arc::new(snapshot.clone())).1);
+        let gpus = |seconds| {
+            let mut snapshot = snapshot.clone();
+            snapshot.at.monotonic = snapshot.at.monotonic + Duration::from_secs(seconds);
+            state.streams.watched(&state, &snapshot).len()
+        };
+        assert_eq!(gpus(0), 0);
+        state.streams.note_reader(snapshot.at.monotonic);
+        assert_eq!(
+            [gpus(0), gpus(4), gpus(6)],
+            [snapshot.hardware.inventory.gpus.len(), snapshot.hardware.inventory.gpus.len(), 0]
+        );
+    }
+
     #[tokio::test]
     async fn a_subscriber_that_missed_an_event_gets_the_whole() {
         let event = |number| {

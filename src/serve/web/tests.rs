@@ -3,6 +3,7 @@
 mod journal_reads;
 mod streams;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +26,7 @@ use super::{
 };
 use crate::clock::Clock;
 use crate::domain::health::{OperatorOrder, OrderAction, OrderOutcome};
-use crate::domain::model::{Moment, Released, Snapshot, UnixSeconds};
+use crate::domain::model::{GpuUuid, Moment, Released, Snapshot, UnixSeconds};
 use crate::serve::metrics::dcgm::Generation;
 use crate::serve::metrics::tests::fixture;
 use crate::tasks::{TaskError, Tasks};
@@ -34,6 +35,7 @@ struct Server {
     tcp: std::net::SocketAddr,
     snapshots: watch::Sender<Arc<Snapshot>>,
     scrapes: Scrapes,
+    watched: watch::Receiver<BTreeSet<GpuUuid>>,
     ready: Arc<AtomicBool>,
     tasks: Tasks,
     servers: Tasks,
@@ -53,11 +55,16 @@ impl Server {
             true => Ok(()),
             false => Err("waiting for the kubelet".to_owned()),
         };
-        let state = WebState { ready: Arc::new(ready_probe), ..state(latest) };
+        let (watch, watched) = watch::channel(BTreeSet::new());
+        let watch = Arc::new(move |gpus| {
+            watch.send_replace(gpus);
+            true
+        });
+        let state = WebState { ready: Arc::new(ready_probe), watch, ..state(latest) };
         let scrapes = state.scrapes.clone();
         let (mut tasks, mut servers) = (Tasks::default(), Tasks::default());
         start(listeners, state, ServerSettings::default(), &mut tasks, &mut servers);
-        Self { tcp, snapshots, scrapes, ready, tasks, servers }
+        Self { tcp, snapshots, scrapes, watched, ready, tasks, servers }
     }
 
     async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Response<Bytes> {
@@ -80,7 +87,7 @@ impl Server {
     }
 }
 
-fn state(snapshots: watch::Receiver<Arc<Snapshot>>) -> WebState {
+pub(super) fn state(snapshots: watch::Receiver<Arc<Snapshot>>) -> WebState {
     WebState {
         watch: Arc::new(|_| true),
         snapshots,

@@ -8,6 +8,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWriteEx
 use tokio::net::TcpStream;
 
 use super::Server;
+use crate::domain::model::GpuUuid;
 use crate::serve::metrics::tests::fixture;
 
 /// A connection with a stream, and the head of the response.
@@ -53,6 +54,38 @@ async fn streams_have_an_event_per_snapshot_and_end_with_the_server() {
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).await.unwrap();
     assert!(rest.ends_with(b"0\r\n\r\n"), "ended regularly");
+}
+
+#[tokio::test]
+async fn the_gpus_of_an_open_page_or_of_a_reader_are_watched_until_it_leaves() {
+    let server = Server::start(None).await;
+    let mut watched = server.watched.clone();
+    let mut becomes = async |gpus: &[&str]| {
+        let expected = gpus.iter().map(|gpu| GpuUuid::from(*gpu)).collect();
+        let is_watched = watched.wait_for(|watched| *watched == expected);
+        tokio::time::timeout(Duration::from_secs(10), is_watched).await.unwrap().unwrap();
+    };
+    let all: Vec<GpuUuid> = fixture::snapshot().hardware.inventory.gpus.keys().cloned().collect();
+    let all: Vec<&str> = all.iter().map(GpuUuid::as_str).collect();
+    let (page, _) = subscribe(&server, &format!("/live?filter={}", fixture::WHOLE)).await;
+    becomes(&[fixture::WHOLE]).await;
+    let (reader, _) = subscribe(&server, "/api/v1/stream").await;
+    becomes(&all).await;
+    drop((page, reader));
+    let leave = async || {
+        // The connections end when the next event cannot be written.
+        for sequence in 43.. {
+            let mut next = fixture::snapshot();
+            (next.sequence, next.at.monotonic) = (sequence, next.at.monotonic + Duration::from_secs(sequence));
+            server.snapshots.send_replace(Arc::new(next));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        () = leave() => {}
+        () = becomes(&[]) => {}
+    }
+    server.stop().await;
 }
 
 /// Over gzip, as browsers have it: the whole page, then what has changed since, then the end.
