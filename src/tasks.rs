@@ -216,6 +216,10 @@ impl DirectoryEvents {
         }
     }
 
+    pub fn has_inotify(&self) -> bool {
+        self.stream.is_some()
+    }
+
     /// Other events than before, of each directory.
     pub fn watch_for(&mut self, mask: WatchMask) {
         self.directories.iter_mut().for_each(|(_, watched)| *watched = mask);

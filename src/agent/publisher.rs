@@ -29,8 +29,8 @@ use crate::serve::metrics::SeriesBudget;
 use crate::serve::web::{Scrapes, WatchedConfig};
 use crate::tasks::{self, Tasks};
 
-/// The longest time between two snapshots: the ages on the page grow while nothing else changes. Longer than the time between
-/// the readings of two tiers: else there is a snapshot more, just before them.
+/// The longest time between two snapshots: the ages on the page grow while nothing else changes. Not five seconds: else there is a
+/// snapshot more, just before the readings.
 const HEARTBEAT: Duration = Duration::from_secs(6);
 /// Readings that are later than the longer of this and three sample intervals make the time uncovered.
 const READINGS_LATE: Duration = Duration::from_secs(5);

@@ -93,8 +93,9 @@ fn no_call_is_made_more_often_than_its_tier_is_due() {
             Tier::Slow => 1,
             Tier::Fast if index == watched => 60,
             Tier::Processes if index == held => 60,
-            Tier::Processes => 0,
-            Tier::Fast | Tier::Medium => 6,
+            Tier::Processes => 12,
+            Tier::Fast => 6,
+            Tier::Medium => 4,
         };
         let calls: BTreeSet<&String> = by_tier.values().flat_map(BTreeMap::keys).collect();
         for call in calls {

@@ -127,7 +127,7 @@ pub struct Fast {
     pub module_power_watts: Option<f64>,
 }
 
-/// Read every ten seconds.
+/// Read every fifteen seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Medium {
     pub memory: Option<MemoryUse>,

@@ -12,6 +12,8 @@ pub struct HardwareSettings {
     pub sample_interval: Duration,
     /// The same for GPUs that somebody watches, unless it is longer; and that of the processes of held GPUs.
     pub watched_interval: Duration,
+    /// That of the processes of other GPUs, by which those that do not answer are found.
+    pub probe_interval: Duration,
     pub medium_interval: Duration,
     pub slow_interval: Duration,
     /// A call that has not returned after this time is stuck.
@@ -34,7 +36,8 @@ impl Default for HardwareSettings {
         Self {
             sample_interval: Duration::from_secs(10),
             watched_interval: Duration::from_secs(1),
-            medium_interval: Duration::from_secs(10),
+            probe_interval: Duration::from_secs(5),
+            medium_interval: Duration::from_secs(15),
             slow_interval: Duration::from_secs(60),
             watchdog: Duration::from_secs(10),
             reopen: (Duration::from_millis(500), Duration::from_secs(10)),
@@ -60,6 +63,7 @@ impl HardwareSettings {
         Self {
             sample_interval: self.sample_interval / times,
             watched_interval: self.watched_interval / times,
+            probe_interval: self.probe_interval / times,
             medium_interval: self.medium_interval / times,
             slow_interval: self.slow_interval / times,
             watchdog: self.watchdog / times,

@@ -54,7 +54,7 @@ use crate::words;
 /// How long a stopping supervisor waits for the driver to be closed.
 const STOP: Duration = Duration::from_secs(2);
 /// Wake-ups in the time after which a call is stuck.
-const WAKE_UPS: u32 = 20;
+const WAKE_UPS: u32 = 10;
 const SESSION_OVER: &str = "the driver ended the session, as it does when it is unloaded or replaced; \
                             it is opened again until it answers";
 const ALL_LOST: &str = "every GPU is lost; the driver is opened again until one answers; \

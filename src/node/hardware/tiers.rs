@@ -8,11 +8,10 @@
 //! |---|---|---|---|
 //! | slow | ECC, remapped rows, retired pages, PCIe, NVLink, fabric, recovery action | 60 s, at once after an event | health; rarely changes; first of all, as the plugin waits for it |
 //! | fast | rings of utilization, use by process, energy, power; GPM of GPU instances | 10 s, 1 s while watched | rings keep 20 s, the others count; at once when its holders change or after an event, so that each has its own part |
-//! | medium | memory, temperatures, clocks, GPM, rings of engines, processes | 10 s, half a period after fast | present values, and rings of 20 s |
-//! | processes | lists of running processes | 1 s while held | the owner of a process can be found only while it runs; cheap |
+//! | medium | memory, temperatures, clocks, GPM, rings of engines, processes | 15 s | present values, and rings of 20 s |
+//! | processes | lists of running processes | 1 s while held, 5 s otherwise | cheap; the owner of a process can be found only while it runs, and a GPU that does not answer is found |
 //!
-//! With both alternating, a GPU that does not answer is found within half a period. A GPU without rings or counters, where totals are
-//! integrated from present values, is read as if it were watched.
+//! A GPU without rings or counters, where totals are integrated from present values, is read as if it were watched.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -47,7 +46,7 @@ pub struct Demand {
 /// When each tier of one GPU is due. All GPUs are due at the same times, so that one publication has their readings.
 #[derive(Debug, Default)]
 pub struct Schedule {
-    /// Of tiers that were never read, 0. One without a period is absent.
+    /// Of tiers that were never read, 0.
     next: BTreeMap<Tier, Monotonic>,
     /// The tiers to read before that.
     requested: Due,
@@ -56,36 +55,35 @@ pub struct Schedule {
 }
 
 impl Tier {
-    /// `None`: it is not read.
-    fn period(self, settings: &HardwareSettings, demand: Demand) -> Option<Duration> {
+    fn period(self, settings: &HardwareSettings, demand: Demand) -> Duration {
         match self {
-            Self::Slow => Some(settings.slow_interval),
-            Self::Fast if demand.watched => Some(settings.shortest_interval()),
-            Self::Fast => Some(settings.sample_interval),
-            Self::Medium => Some(settings.medium_interval),
-            Self::Processes => demand.held.then_some(settings.shortest_interval()),
+            Self::Slow => settings.slow_interval,
+            Self::Fast if demand.watched => settings.shortest_interval(),
+            Self::Fast => settings.sample_interval,
+            Self::Medium => settings.medium_interval,
+            Self::Processes if demand.held => settings.shortest_interval(),
+            Self::Processes => settings.probe_interval,
         }
     }
 
-    /// The first multiple of its period after `now`; of medium and slow half of medium's later.
-    fn next(self, now: Monotonic, settings: &HardwareSettings, demand: Demand) -> Option<Monotonic> {
-        let period = self.period(settings, demand)?;
+    /// The first multiple of its period after `now`; of medium and slow a third of medium's later.
+    fn next(self, now: Monotonic, settings: &HardwareSettings, demand: Demand) -> Monotonic {
+        let period = self.period(settings, demand);
         let offset = match self {
             Self::Fast | Self::Processes => Duration::ZERO,
-            Self::Slow | Self::Medium => (settings.medium_interval / 2).min(period / 2),
+            Self::Slow | Self::Medium => (settings.medium_interval / 3).min(period / 2),
         };
         let since = now.as_duration().saturating_sub(offset).as_nanos();
         let periods = u32::try_from(since / period.as_nanos().max(1)).unwrap_or(u32::MAX);
         let passed = Monotonic::new(offset + period.saturating_mul(periods));
-        Some(if passed > now { passed } else { passed + period })
+        if passed > now { passed } else { passed + period }
     }
 }
 
 impl Schedule {
     /// Of a GPU whose readings begin anew: each tier is due, one in each pass.
     pub fn restart(&mut self) {
-        let read_first = Tier::iter().filter(|tier| *tier != Tier::Processes);
-        self.next.extend(read_first.map(|tier| (tier, Monotonic::default())));
+        self.next = [Tier::Slow, Tier::Fast, Tier::Medium].map(|tier| (tier, Monotonic::default())).into();
     }
 
     /// Reads these tiers as soon as possible; not again at once after an earlier request.
@@ -97,20 +95,13 @@ impl Schedule {
     pub fn change_demand(&mut self, now: Monotonic, settings: &HardwareSettings, demand: Demand) {
         for tier in [Tier::Fast, Tier::Processes] {
             if !self.is_unread(tier) {
-                self.set_next(tier, tier.next(now, settings, demand));
+                self.next.insert(tier, tier.next(now, settings, demand));
             }
         }
     }
 
     fn is_unread(&self, tier: Tier) -> bool {
         self.next.get(&tier) == Some(&Monotonic::default())
-    }
-
-    fn set_next(&mut self, tier: Tier, next: Option<Monotonic>) {
-        match next {
-            Some(next) => drop(self.next.insert(tier, next)),
-            None => drop(self.next.remove(&tier)),
-        }
     }
 
     /// Empty: nothing is due.
@@ -125,9 +116,11 @@ impl Schedule {
 
     /// A pass that reads these begins.
     pub fn begin(&mut self, due: &Due, now: Monotonic, settings: &HardwareSettings, demand: Demand) {
-        for tier in due {
+        // Medium reads the processes, too.
+        let processes = due.contains(&Tier::Medium).then_some(&Tier::Processes);
+        for tier in due.iter().chain(processes) {
             // Not at once after a late pass, or one on request.
-            self.set_next(*tier, tier.next(now + settings.shortest_interval() / 2, settings, demand));
+            self.next.insert(*tier, tier.next(now + settings.shortest_interval() / 2, settings, demand));
         }
         let requested = self.requested.len();
         self.requested.retain(|tier| !due.contains(tier));
@@ -194,8 +187,9 @@ mod tests {
             later.iter().filter(|(_, due)| due.contains(&tier)).map(|(at, _)| *at / 1000).collect::<Vec<_>>()
         };
         assert_eq!(times(Tier::Fast), [10, 20, 30, 40, 50, 60]);
-        assert_eq!(times(Tier::Medium), [5, 15, 25, 35, 45, 55, 65]);
-        assert_eq!((times(Tier::Slow), times(Tier::Processes)), (vec![5, 65], vec![]));
+        assert_eq!((times(Tier::Medium), times(Tier::Slow)), (vec![5, 20, 35, 50, 65], vec![5, 65]));
+        let probes: Vec<u64> = later.iter().map(|(at, _)| *at / 1000).collect();
+        assert_eq!(probes, (5..=65).step_by(5).collect::<Vec<_>>(), "one that does not answer is found");
     }
 
     #[test]
@@ -205,10 +199,9 @@ mod tests {
         passes.demand(Demand { watched: true, ..IDLE });
         assert_eq!(passes.to(14_500), [12_000, 13_000, 14_000].map(|at| (at, vec![Tier::Fast])));
         passes.demand(Demand { held: true, ..IDLE });
-        let (listed, with_medium) = (vec![Tier::Processes], vec![Tier::Medium, Tier::Processes]);
-        assert_eq!(passes.to(16_500), [(15_000, with_medium), (16_000, listed)]);
+        assert_eq!(passes.to(16_500), [15_000, 16_000].map(|at| (at, vec![Tier::Processes])));
         passes.demand(IDLE);
-        assert_eq!(passes.to(20_500), [(20_000, vec![Tier::Fast])]);
+        assert_eq!(passes.to(20_500), [(20_000, vec![Tier::Fast, Tier::Medium, Tier::Processes])]);
     }
 
     #[test]
@@ -219,8 +212,9 @@ mod tests {
         assert_eq!(passes.to(12_300), [(12_000, vec![Tier::Slow, Tier::Fast])]);
         passes.schedule.request([Tier::Fast]);
         assert_eq!(passes.to(14_000), [(13_000, vec![Tier::Fast])]);
-        passes.to(19_700);
+        passes.to(29_700);
         passes.schedule.request([Tier::Fast]);
-        assert_eq!(passes.to(24_900), [(19_700, vec![Tier::Fast])], "not at 20 s, a moment later");
+        let later = vec![(29_700, vec![Tier::Fast]), (30_000, vec![Tier::Processes])];
+        assert_eq!(passes.to(34_900), later, "not again at 30 s, a moment later");
     }
 }

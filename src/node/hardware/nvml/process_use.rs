@@ -8,11 +8,13 @@ use nvml_wrapper_sys::bindings::nvmlProcessesUtilizationInfo_v1_t;
 
 use super::calls::{CallRefusal, Caller, call, fill, version};
 use super::library::DeviceHandle;
-use super::processes::{CAPACITY, LARGEST};
+use super::processes::LARGEST;
 use crate::node::hardware::plausible;
 
 use UtilizationCall::{Newer, Older};
 
+/// At first: a driver asks for more than 64 entries even with one process.
+const CAPACITY: usize = 512;
 /// The longest sample period of the driver.
 const SAMPLE_SECONDS: f64 = 1.0;
 /// The largest time between samples of processes that run at the same time, in microseconds.

@@ -12,7 +12,7 @@ use crate::node::hardware::plausible;
 
 use ContextKind::{Compute, Graphics, Mps};
 
-pub const CAPACITY: usize = 64;
+const CAPACITY: usize = 64;
 /// More contexts than a GPU can have.
 pub const LARGEST: usize = 4096;
 /// What the driver writes for an unknown size, and for no instance.

@@ -16,7 +16,7 @@ use super::library::DeviceHandle;
 use super::nvlink::NvLinkReader;
 use super::platform;
 use super::rows::{self, FieldRow, ReadingRow, ReadingSource, row};
-use crate::domain::model::{EccLocation, RowRemap, Slow};
+use crate::domain::model::{C2c, EccLocation, NvLink, RowRemap, Slow};
 use crate::node::hardware::plausible;
 
 /// By the driver's number.
@@ -61,10 +61,13 @@ const READINGS: [ReadingRow<Slow>; 26] = [
 #[derive(Default)]
 pub struct SlowReader {
     nvlink: NvLinkReader,
+    has_read: bool,
 }
 
 impl SlowReader {
     pub fn read(&mut self, caller: &mut Caller, handle: DeviceHandle) -> Slow {
+        // The links cost several lists of fields, and are not for health, for which the first pass is waited for.
+        let has_read = std::mem::replace(&mut self.has_read, true);
         let mut slow = Slow::default();
         rows::read(caller, handle, READINGS.iter(), &mut slow);
         for (cause, name) in [(0, "single_bit"), (1, "double_bit")] {
@@ -76,8 +79,8 @@ impl SlowReader {
             row_remap: row_remap(caller, handle),
             row_remap_banks: row_remap_banks(caller, handle),
             retired_pages_pending: pending.map(|pending| pending != 0),
-            nvlink: self.nvlink.read(caller, handle),
-            c2c: platform::c2c(caller, handle),
+            nvlink: if has_read { self.nvlink.read(caller, handle) } else { NvLink::default() },
+            c2c: if has_read { platform::c2c(caller, handle) } else { C2c::default() },
             fabric: platform::fabric(caller, handle),
             vgpu_licensed: value!(caller, nvmlDeviceGetGridLicensableFeatures_v4(handle.0))
                 .and_then(|features| is_licensed(&features)),

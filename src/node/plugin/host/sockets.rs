@@ -20,8 +20,10 @@ const PREFIX: &str = "podmeter-";
 const SUFFIX: &str = ".sock";
 /// A socket's path ends at 107 bytes; the kubelet's directory, the prefix and the unique part take the rest.
 const RESOURCE_LENGTH: usize = 32;
-/// With inotify the poll only catches what it lost; without, it is the only source.
+/// Without inotify, and while the sockets of others are waited for, the poll is the only source.
 const POLL: Duration = Duration::from_secs(1);
+/// With inotify the poll only catches what that lost.
+const POLL_BESIDE_INOTIFY: Duration = Duration::from_secs(5);
 /// From a change of the sockets to a query of the kubelet: by then a plugin has registered, or the kubelet has seen its end.
 const AFTER_A_CHANGE: Duration = Duration::from_millis(500);
 
@@ -120,7 +122,7 @@ fn names(directory: &Path) -> Vec<String> {
 /// Returns when the directory was removed: one in its place is not visible in this mount. A removed directory that is
 /// mounted has metadata with no links; without metadata it is not there yet. Until then:
 ///
-/// - each change in the directory wakes `changes`, and so does `POLL`; where every resource is another plugin's, a socket
+/// - each change in the directory wakes `changes`, and so does the poll; where every resource is another plugin's, a socket
 ///   that was made is noticed by `POLL` only: see `BIND_TO_LISTEN`;
 /// - a change of the sockets is followed by `refresh_allocatable`;
 /// - a kubelet after the first is counted in the published state.
@@ -144,7 +146,8 @@ pub async fn watch_directory(
         }
         due |= last != now;
         last = now;
-        let pause = if due { AFTER_A_CHANGE } else { POLL };
+        let poll = if is_waiting || !events.has_inotify() { POLL } else { POLL_BESIDE_INOTIFY };
+        let pause = if due { AFTER_A_CHANGE } else { poll };
         match tokio::time::timeout(pause, events.next()).await {
             Ok(_) => tokio::time::sleep(BIND_TO_LISTEN).await,
             Err(_) if std::mem::take(&mut due) => refresh_allocatable.notify_one(),
