@@ -462,3 +462,18 @@ fn stopping_closes_the_driver_and_waits_for_no_stuck_call() {
     stop(hardware);
     script.set(|acts| acts.stuck = None);
 }
+
+#[test]
+fn the_health_of_every_gpu_comes_before_the_use_of_one_unless_a_call_hangs() {
+    let script = Script::new(3);
+    script.set(|acts| acts.stuck = Some(gpu(1)));
+    let hardware = run(&script);
+    wait(&hardware, "the others", |state| has_fast(state, 0) && has_fast(state, 2));
+    script.set(|acts| acts.stuck = None);
+    wait(&hardware, "all", |state| (0..3).all(|number| has_fast(state, number)));
+    let script = Script::new(3);
+    let hardware = run(&script);
+    wait(&hardware, "all", |state| (0..3).all(|number| has_fast(state, number)));
+    let tiers: Vec<Due> = script.set(|acts| acts.tiers.iter().map(|(_, due)| due.clone()).collect());
+    assert_eq!(tiers[..3], [Tier::Slow; 3].map(|tier| [tier].into()), "{tiers:?}");
+}

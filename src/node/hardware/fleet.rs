@@ -42,6 +42,8 @@ struct FleetGpu {
     no_thread: Option<Arc<str>>,
     /// Since when, and what it reads.
     pass_under_way: Option<(Monotonic, Due)>,
+    /// The tier that this pass reads for the first time.
+    reads_first: Option<Tier>,
     /// Of the last list that replaced or ended its reader: a pass by the handles of an older list does not count.
     generation: u64,
     /// The session's inventory names it.
@@ -128,11 +130,13 @@ impl Fleet {
     /// Starts a pass on each GPU for which something is due, unless one is under way; returns which.
     pub fn start_passes(&mut self, session: &Arc<dyn DriverSession>, now: Monotonic) -> BTreeSet<GpuUuid> {
         let mut started = BTreeSet::new();
+        let common = self.common_first_tier(now);
         let (settings, held, watched) = (&self.settings, &self.held, &self.watched);
         for (uuid, member) in &mut self.members {
-            if member.next_pass().is_none_or(|at| now < at) {
+            if member.next_pass(common).is_none_or(|at| now < at) {
                 continue;
             }
+            let reads_first = member.schedule.first_unread();
             member.ensure_thread(uuid, self.clock, &self.to_supervisor);
             let due = member.schedule.due(now);
             if !member.read(session, &due, now) {
@@ -141,14 +145,31 @@ impl Fleet {
             }
             let watched = watched.contains(uuid) || member.reads_present_values;
             member.schedule.begin(&due, now, settings, Demand { held: held.contains(uuid), watched });
+            member.reads_first = reads_first;
             started.insert(uuid.clone());
         }
         started
     }
 
     /// When a pass is due on a GPU without one under way.
-    pub fn next_pass(&self) -> Option<Monotonic> {
-        self.members.values().filter_map(FleetGpu::next_pass).min()
+    pub fn next_pass(&self, now: Monotonic) -> Option<Monotonic> {
+        let common = self.common_first_tier(now);
+        self.members.values().filter_map(|member| member.next_pass(common)).min()
+    }
+
+    /// Of new readers, the tier that all of them read before any reads the next: the health of every GPU comes before the use
+    /// of one. A GPU that takes long is not waited for.
+    fn common_first_tier(&self, now: Monotonic) -> Option<Tier> {
+        let answers = |member: &&FleetGpu| {
+            let since = member.pass_under_way.as_ref().map(|(since, _)| *since);
+            let is_late = since.is_some_and(|since| now.since(since) >= self.settings.shortest_interval() / 2);
+            member.listed && !member.state.lost && !is_late
+        };
+        self.members
+            .values()
+            .filter(answers)
+            .filter_map(|member| member.reads_first.or(member.schedule.first_unread()))
+            .min()
     }
 
     /// Reads the slow and the fast tier of one GPU as soon as possible: an event may have changed them.
@@ -198,7 +219,7 @@ impl Fleet {
     /// A pass that is not current only ends.
     pub fn apply_pass(&mut self, report: PassReport, is_current: bool, now: Monotonic) {
         let Some(member) = self.members.get_mut(&report.gpu) else { return };
-        member.pass_under_way = None;
+        (member.pass_under_way, member.reads_first) = (None, None);
         let hung = std::mem::take(&mut member.state.stuck);
         if hung {
             info!(gpu = %report.gpu, "the stuck call has returned");
@@ -329,11 +350,14 @@ impl Fleet {
 }
 
 impl FleetGpu {
-    /// When a pass is due, unless one is under way.
-    fn next_pass(&self) -> Option<Monotonic> {
+    /// When a pass is due, unless one is under way, or others are to read the `common` tier first.
+    fn next_pass(&self, common: Option<Tier>) -> Option<Monotonic> {
         let has_thread = self.worker.as_ref().is_some_and(|worker| !worker.has_ended());
-        let next = self.schedule.earliest().filter(|_| self.pass_under_way.is_none() || !has_thread);
-        next.map(|next| next.max(self.retry))
+        let waits_for_others = common.zip(self.schedule.first_unread()).is_some_and(|(common, own)| common < own);
+        if self.pass_under_way.is_some() && has_thread || waits_for_others {
+            return None;
+        }
+        Some(self.schedule.earliest()?.max(self.retry))
     }
 
     fn read(&mut self, session: &Arc<dyn DriverSession>, due: &Due, now: Monotonic) -> bool {
@@ -351,7 +375,7 @@ impl FleetGpu {
         if self.worker.as_ref().is_some_and(|worker| !worker.has_ended()) {
             return;
         }
-        self.pass_under_way = None;
+        (self.pass_under_way, self.reads_first) = (None, None);
         let spawned = spawn_worker(uuid.clone(), clock, to_supervisor.clone());
         let problem = spawned.as_ref().err().map(|problem| {
             format!("podmeter cannot start a thread that reads it: {problem}; raise its limit of threads (pids.max)")

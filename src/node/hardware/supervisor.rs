@@ -181,7 +181,7 @@ impl Supervisor {
     /// When something is due: the next round and the end of one on time, everything else a little late.
     fn wake_up(&self, now: Monotonic) -> Monotonic {
         let is_open = matches!(self.phase, SessionPhase::Open { .. });
-        let round = self.rounds.deadline().into_iter().chain(self.fleet.next_pass()).filter(|_| is_open).min();
+        let round = self.rounds.deadline().into_iter().chain(self.fleet.next_pass(now)).filter(|_| is_open).min();
         let latest = now + self.settings.watchdog / WAKE_UPS;
         // At least a moment, so that a deadline in the past cannot make the loop spin.
         round.map_or(latest, |round| round.min(latest)).max(now + Duration::from_millis(1))

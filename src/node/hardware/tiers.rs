@@ -104,9 +104,14 @@ impl Schedule {
         self.next.get(&tier) == Some(&Monotonic::default())
     }
 
+    /// The tier to read next of those that were never read.
+    pub fn first_unread(&self) -> Option<Tier> {
+        Tier::iter().find(|tier| self.is_unread(*tier))
+    }
+
     /// Empty: nothing is due.
     pub fn due(&self, now: Monotonic) -> Due {
-        if let Some(tier) = Tier::iter().find(|tier| self.is_unread(*tier)) {
+        if let Some(tier) = self.first_unread() {
             return [tier].into();
         }
         let requested = self.requested.iter().filter(|_| now >= self.request_after);
