@@ -471,8 +471,9 @@ fn the_health_of_every_gpu_comes_before_the_use_of_one_unless_a_call_hangs() {
     wait(&hardware, "the others", |state| has_fast(state, 0) && has_fast(state, 2));
     script.set(|acts| acts.stuck = None);
     wait(&hardware, "all", |state| (0..3).all(|number| has_fast(state, number)));
-    let script = Script::new(3);
-    let hardware = run(&script);
+    let (script, minutes) = (Script::new(3), Duration::from_secs(600));
+    let settings = HardwareSettings { sample_interval: minutes, watched_interval: minutes, ..quick() };
+    let hardware = run_with(&script, settings);
     wait(&hardware, "all", |state| (0..3).all(|number| has_fast(state, number)));
     let tiers: Vec<Due> = script.set(|acts| acts.tiers.iter().map(|(_, due)| due.clone()).collect());
     assert_eq!(tiers[..3], [Tier::Slow; 3].map(|tier| [tier].into()), "{tiers:?}");
