@@ -22,6 +22,9 @@ use crate::domain::model::{GpuUuid, Moment, Monotonic};
 /// To a GPU's thread: one to read, and one to drop the reader. To the driver's: one at a time, and one at the end.
 const COMMANDS: usize = 2;
 const STACK_BYTES: usize = 512 * 1024;
+/// Of the GPUs' threads: a pass uses the processor for milliseconds, and what serves requests and registers devices does not wait
+/// for that.
+const NICENESS: i32 = 5;
 /// Loading the library takes milliseconds; on a slow disk, seconds.
 const LOADING_LIMIT: Duration = Duration::from_secs(300);
 
@@ -57,7 +60,11 @@ impl<T: Send + 'static> Thread<T> {
 pub fn spawn_worker(gpu: GpuUuid, clock: Clock, to_supervisor: SupervisorSender) -> io::Result<Thread<WorkerCommand>> {
     // Linux shows fifteen bytes of a thread's name.
     let name = format!("gpu-{}", gpu.as_str().trim_start_matches("GPU-").get(..8).unwrap_or("reader"));
-    Thread::start(&name, move |commands| work(&gpu, clock, &commands, &to_supervisor))
+    Thread::start(&name, move |commands| {
+        // Of this thread alone. Where it is refused, the thread has the priority of the others.
+        let _ = rustix::process::setpriority_process(None, NICENESS);
+        work(&gpu, clock, &commands, &to_supervisor);
+    })
 }
 
 /// A reader is dropped before the session that it reads from.
