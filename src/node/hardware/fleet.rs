@@ -158,12 +158,12 @@ impl Fleet {
     }
 
     /// Of new readers, the tier that all of them read before any reads the next: the health of every GPU comes before the use
-    /// of one. A GPU that takes long is not waited for.
+    /// of one. A GPU that takes long, is lost or has no thread is not waited for.
     fn common_first_tier(&self, now: Monotonic) -> Option<Tier> {
         let answers = |member: &&FleetGpu| {
             let since = member.pass_under_way.as_ref().map(|(since, _)| *since);
             let is_late = since.is_some_and(|since| now.since(since) >= self.settings.shortest_interval() / 2);
-            member.listed && !member.state.lost && !is_late
+            member.listed && !member.state.lost && !is_late && now >= member.retry
         };
         self.members
             .values()
