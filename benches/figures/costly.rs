@@ -24,6 +24,7 @@ const UNSCRAPED: Duration = Duration::from_secs(120);
 /// The start costs more than the time after it.
 const SETTLED: Duration = Duration::from_secs(10);
 const STARTS: usize = 7;
+const FIRST_PAGE: Duration = Duration::from_secs(30);
 /// Of nvmlInit, which is a guess: the profile's, and the most with which NVIDIA's plugin, which makes four, can have
 /// registered as soon as it was seen to on an H100 (30 to 36 ms).
 const INIT: [u64; 2] = [15, 5];
@@ -89,7 +90,10 @@ fn starts(bench: &Bench, gpus: usize, init: u64) {
             let running = agent(binary, node, &driver);
             until_listed(bench, node, gpus);
             listed.push(began.elapsed().as_secs_f64());
-            while !has_devices(&running.metrics().0, gpus) {}
+            while !has_devices(&running.metrics().0, gpus) {
+                assert!(began.elapsed() < FIRST_PAGE, "no page with all devices within {FIRST_PAGE:?}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
             shown.push(began.elapsed().as_secs_f64());
             drop(running);
             until_listed(bench, node, 0);

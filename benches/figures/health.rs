@@ -9,7 +9,7 @@ use crate::support::agent::{self, Running};
 use crate::support::fake_nvml::FakeNvml;
 use crate::{Bench, GPUS, costly, uuid};
 
-/// Counted from the XID in the driver's state; includes the fake library's poll interval of 5 ms.
+/// Counted from the XID in the driver's state.
 pub fn measure(bench: &Bench) {
     on(bench, &bench.driver, "");
     on(bench, &costly::driver(GPUS), ", on a driver with an H100's costs");

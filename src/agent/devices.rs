@@ -56,7 +56,7 @@ impl Devices {
         self.hardware.as_ref().map(|hardware| hardware.loading.clone())
     }
 
-    /// Tells what the GPUs are read for. `None` without a driver.
+    /// Where to send what the GPUs are read for. `None` without a driver.
     pub fn demand(&self) -> Option<DemandSender> {
         Some(self.hardware.as_ref()?.demand.clone())
     }

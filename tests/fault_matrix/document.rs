@@ -19,7 +19,7 @@ real sockets and a fake driver library, loaded with `dlopen`. The rows generate 
 
 The node has eight GPUs and a running pod with one of them. podmeter runs the exporter, the device plugin and the journal
 (`--state-dir`) with a configuration and a web configuration. Short intervals make the tests fast: `--sample-interval 100ms`,
-`--refresh-interval 1s`, `holdDown: 300ms` and `stuckLimit: 3s`. With the defaults (1 s, 5 s, 60 s and 10 s) detection and
+`--refresh-interval 1s`, `holdDown: 300ms` and `stuckLimit: 3s`. With the defaults (10 s, 5 s, 60 s and 10 s) detection and
 recovery take longer by the difference.
 
 In every row, no counter decreases while the process runs. *Recovered* means: every GPU has readings and is healthy, the plugin is

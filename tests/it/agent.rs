@@ -46,9 +46,9 @@ async fn a_scrape_calls_neither_the_driver_nor_the_kubelet() {
         running.get("/metrics/dcgm");
     }
     for (call, count) in driver.calls() {
-        // The readings go on: eight GPUs, each a few times. A scrape would make a call to each.
+        // The readings go on: eight GPUs, each a few times. One of the two pages alone would make 500.
         let more = count - calls.get(&call).copied().unwrap_or_default();
-        assert!(more < 1000 || call == "nvmlEventSetWait_v2", "{call}: {more}");
+        assert!(more < 400 || call == "nvmlEventSetWait_v2", "{call}: {more}");
     }
     assert!((lists(&running.metrics()) - before).abs() < 0.5);
 }

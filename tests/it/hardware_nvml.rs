@@ -496,6 +496,19 @@ fn a_refused_list_of_processes_is_not_requested_again() {
 }
 
 #[test]
+fn a_list_of_processes_that_fails_alone_does_not_make_a_gpu_lost() {
+    let fail = json!({"nvmlDeviceGetComputeRunningProcesses_v3": 999});
+    let fake = FakeNvml::start(json!({"gpus": [{"fail": fail}]}));
+    let mut reader = open(&fake).reader(&gpu(0)).unwrap();
+    for tier in [Tier::Fast, Tier::Processes, Tier::Processes] {
+        let pass = reader.read(&[tier].into(), at(1));
+        assert_eq!((pass.status, pass.pids), (PassStatus::Answers, None), "{tier:?}");
+    }
+    fake.update(|state| state["gpus"][0] = json!({"lost": true}));
+    assert_eq!(reader.read(&[Tier::Processes].into(), at(2)).status, PassStatus::Lost);
+}
+
+#[test]
 fn a_partitioned_gpu_without_data_is_read_by_instance() {
     let fake = FakeNvml::start(json!({"gpus": [{
         "fail": {"nvmlDeviceGetGraphicsRunningProcesses_v3": 4},

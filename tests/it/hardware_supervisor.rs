@@ -469,6 +469,7 @@ fn the_health_of_every_gpu_comes_before_the_use_of_one_unless_a_call_hangs() {
     script.set(|acts| acts.stuck = Some(gpu(1)));
     let hardware = run(&script);
     wait(&hardware, "the others", |state| has_fast(state, 0) && has_fast(state, 2));
+    assert!(script.set(|acts| acts.tiers.iter().all(|(uuid, _)| *uuid != gpu(1))), "it is not waited for");
     script.set(|acts| acts.stuck = None);
     wait(&hardware, "all", |state| (0..3).all(|number| has_fast(state, number)));
     let (script, minutes) = (Script::new(3), Duration::from_secs(600));

@@ -100,8 +100,8 @@ fn no_call_is_made_more_often_than_its_tier_is_due() {
         let calls: BTreeSet<&String> = by_tier.values().flat_map(BTreeMap::keys).collect();
         for call in calls {
             let in_pass = |tier: &Tier| by_tier[tier].get(call).copied().unwrap_or(0);
-            // The minute begins and ends somewhere between two passes.
-            let most: usize = TIERS.iter().map(|tier| (per_minute(*tier) + 1) * in_pass(tier)).sum();
+            // The minute begins and ends somewhere between two passes, of which one may be late.
+            let most: usize = TIERS.iter().map(|tier| (per_minute(*tier) + 2) * in_pass(tier)).sum();
             let count = counted(call, index);
             assert!(count <= most, "{call} on GPU {index}: {count} times, at most {most}");
             found.extend((count > 0).then_some(call));

@@ -247,7 +247,7 @@ options! {
         nvml_library "PATH": PathBuf => "the loader's search path, then the driver roots", restart;
         /// PCI address of a display card that the driver does not list and podmeter ignores; repeatable
         ignore_gpu "ADDRESS": Vec<PciAddress> => "none", restart, key("ignoreGpus": rename = "ignoreGpus");
-        /// Interval between readings of use and energy; at most 1s for a GPU on an open live page or in `top`
+        /// Interval between readings of use and energy; at most 1s for a GPU on a live page, in `top` or read as JSON
         sample_interval "DUR": Duration = "10s" in "100ms"..="15s", restart;
         /// Export the duration of each NVML call, as a histogram by call
         nvml_call_durations "BOOL": bool = "false", restart,

@@ -1,4 +1,4 @@
-//! The points of one device. In: one a second. Out: the last five minutes, and columns of a chart for up to half an hour.
+//! The points of one device. In: one of each snapshot. Out: the last five minutes, and columns of a chart for up to half an hour.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Tells the hardware threads what the GPUs are read for.
+//! Sends to the hardware threads what the GPUs are read for.
 
 use std::collections::BTreeSet;
 use std::sync::mpsc::SyncSender;

@@ -30,6 +30,11 @@ impl EnergyCounter {
         gained
     }
 
+    /// The last reading was a restart or a fault: the next one shows which.
+    pub fn is_unconfirmed(&self) -> bool {
+        self.unconfirmed.is_some()
+    }
+
     /// In millijoules.
     pub fn value(&self) -> Option<u64> {
         self.accepted.map(|(_, counter)| counter)

@@ -245,7 +245,11 @@ impl Fleet {
                 if hung {
                     member.state.add_late_pass(report.at.monotonic, report.pass);
                 } else {
+                    let has_fast = report.pass.fast.is_some();
                     member.state.add_pass(report.at.monotonic, report.fresh, report.pass);
+                    if has_fast && member.state.needs_second_reading() {
+                        member.schedule.repeat(Tier::Fast, now, &self.settings);
+                    }
                 }
                 if let Some((module, _)) = self.inventory.module_of(&gpu) {
                     self.modules.add_totals(module, &gpu, member.state.totals());
@@ -375,7 +379,11 @@ impl FleetGpu {
         if self.worker.as_ref().is_some_and(|worker| !worker.has_ended()) {
             return;
         }
-        (self.pass_under_way, self.reads_first) = (None, None);
+        if self.pass_under_way.take().is_some() {
+            // A panic ended it.
+            self.reads_first = None;
+            self.schedule.restart();
+        }
         let spawned = spawn_worker(uuid.clone(), clock, to_supervisor.clone());
         let problem = spawned.as_ref().err().map(|problem| {
             format!("podmeter cannot start a thread that reads it: {problem}; raise its limit of threads (pids.max)")

@@ -214,6 +214,11 @@ impl GpuState {
         self.slow = None;
     }
 
+    /// The energy counter may have restarted.
+    pub fn needs_second_reading(&self) -> bool {
+        self.energy_counter.is_unconfirmed()
+    }
+
     pub fn knows_process(&self, pid: u32) -> bool {
         self.recent_pids.contains_key(&pid)
     }

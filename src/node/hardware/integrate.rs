@@ -6,8 +6,8 @@
 const LAG_SECONDS: f64 = 2.0;
 /// The longest time that one sample can cover; sample periods are 1/6 s to 1 s.
 const STEP_SECONDS: f64 = 2.0;
-/// After this many seconds without a new sample the whole ring is read again: its clock may have stepped back.
-const SILENT_SECONDS: f64 = 15.0;
+/// After so many seconds, more than a ring has, without a new sample the whole ring is read again: its clock may have stepped back.
+const SILENT_SECONDS: f64 = 25.0;
 
 /// One entry of the ring. The timestamp is in microseconds since an unknown origin.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -161,7 +161,7 @@ mod tests {
     fn a_ring_whose_clock_stepped_back_is_taken_up_again() {
         let mut ring = RingIntegral::default();
         ring.advance(0.0, &mut [sample(100.0, 1.0)], || None);
-        for _ in 0..15 {
+        for _ in 0..25 {
             ring.advance(1.0, &mut [sample(5.0, 1.0)], || Some(1.0));
         }
         assert_eq!(ring.cursor(), 0);

@@ -33,7 +33,8 @@ impl PcieBytes {
         let seconds = at.since(before).as_secs_f64();
         let traffic = &medium.rates.traffic;
         for (direction, rate) in [traffic.pcie_transmitted, traffic.pcie_received].into_iter().enumerate() {
-            if let Some(rate) = rate.filter(|_| !driver_has[direction]) {
+            // Once this has begun, the driver's counter is not used.
+            if let Some(rate) = rate.filter(|_| self.counted[direction].is_some() || !driver_has[direction]) {
                 *self.counted[direction].get_or_insert(0.0) += rate * seconds;
             }
         }

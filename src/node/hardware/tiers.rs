@@ -91,10 +91,16 @@ impl Schedule {
         self.requested.extend(tiers);
     }
 
-    /// What is due later follows the new demand.
+    /// Reads the tier again after the shortest interval.
+    pub fn repeat(&mut self, tier: Tier, now: Monotonic, settings: &HardwareSettings) {
+        self.requested.insert(tier);
+        self.request_after = self.request_after.max(now + settings.shortest_interval());
+    }
+
+    /// What is due later follows the new demand; what is due now stays so.
     pub fn change_demand(&mut self, now: Monotonic, settings: &HardwareSettings, demand: Demand) {
         for tier in [Tier::Fast, Tier::Processes] {
-            if !self.is_unread(tier) {
+            if self.next.get(&tier).is_none_or(|next| *next > now) {
                 self.next.insert(tier, tier.next(now, settings, demand));
             }
         }
@@ -124,8 +130,10 @@ impl Schedule {
         // Medium reads the processes, too.
         let processes = due.contains(&Tier::Medium).then_some(&Tier::Processes);
         for tier in due.iter().chain(processes) {
+            // The first slow pass leaves out the links.
+            let as_often_as = if *tier == Tier::Slow && self.is_unread(*tier) { Tier::Medium } else { *tier };
             // Not at once after a late pass, or one on request.
-            self.next.insert(*tier, tier.next(now + settings.shortest_interval() / 2, settings, demand));
+            self.next.insert(*tier, as_often_as.next(now + settings.shortest_interval() / 2, settings, demand));
         }
         let requested = self.requested.len();
         self.requested.retain(|tier| !due.contains(tier));
@@ -206,6 +214,8 @@ mod tests {
         passes.demand(Demand { held: true, ..IDLE });
         assert_eq!(passes.to(16_500), [15_000, 16_000].map(|at| (at, vec![Tier::Processes])));
         passes.demand(IDLE);
+        passes.to(20_000);
+        passes.demand(IDLE);
         assert_eq!(passes.to(20_500), [(20_000, vec![Tier::Fast, Tier::Medium, Tier::Processes])]);
     }
 
@@ -221,5 +231,8 @@ mod tests {
         passes.schedule.request([Tier::Fast]);
         let later = vec![(29_700, vec![Tier::Fast]), (30_000, vec![Tier::Processes])];
         assert_eq!(passes.to(34_900), later, "not again at 30 s, a moment later");
+        passes.schedule.repeat(Tier::Fast, Monotonic::from_millis(passes.now), &passes.settings);
+        let later = vec![(35_000, vec![Tier::Medium, Tier::Processes]), (35_900, vec![Tier::Fast])];
+        assert_eq!(passes.to(38_000), later);
     }
 }

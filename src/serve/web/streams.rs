@@ -29,7 +29,7 @@ use crate::serve::api::NodeResponse;
 
 /// Least time between two events. Less than a second, or a snapshot a second would give an event every other second.
 const EVENT_INTERVAL: Duration = Duration::from_millis(900);
-/// How long a request of `/api/v1/node` counts as watching: longer than the interval of `top`.
+/// How long a request of `/api/v1/node` counts as watching: longer than the usual interval of `top`.
 const READER_STAYS: Duration = Duration::from_secs(5);
 /// When a client that lost its connection connects again.
 const RETRY: &str = "retry: 1000\n\n";

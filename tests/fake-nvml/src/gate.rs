@@ -1,4 +1,4 @@
-//! Every C function goes through here: recorded, paid for, delayed, hung, failed, and then answered.
+//! Every C function goes through here: recorded, charged, delayed, hung, failed, and then answered.
 //!
 //! Does not use: the calls' results.
 

@@ -60,7 +60,7 @@
 //! The states of the file make up a history, each from the moment the file was written. Samples, the energy counter and
 //! GPM are computed from it, so that they agree with the load exactly, whenever they are read. A new `generation`
 //! is a driver reload: all calls return UNINITIALIZED until nvmlShutdown and nvmlInit, old handles are dead, and the
-//! energy counter restarts. With `clock_microseconds` the driver's time is what the file says.
+//! energy counter restarts. With `clock_microseconds` the driver's time is that value.
 //!
 //! # Faults
 //!

@@ -21,8 +21,8 @@ const SAMPLE_SECONDS: f64 = 1.0;
 const SPREAD: u64 = 2_000_000;
 /// A process without a sample for this time, in microseconds, is dropped.
 const FORGOTTEN: u64 = 60_000_000;
-/// After this many seconds without a new sample all samples are requested again: the driver's clock may have stepped back.
-const SILENT_SECONDS: f64 = 15.0;
+/// After so many seconds, more than a ring has, without a new sample all samples are requested again: the driver's clock may have stepped back.
+const SILENT_SECONDS: f64 = 25.0;
 /// From this utilization on, some process must have a sample.
 const BUSY: f64 = 0.05;
 /// After this many seconds without a sample on a busy GPU, and two passes, the other call is tried; without samples in both,
@@ -308,17 +308,17 @@ mod tests {
     fn a_clock_that_steps_back_is_followed_without_counting_twice() {
         let mut cursors = Cursors::default();
         cursors.advance(&samples(&[(1, 100.0, 50)]), 0.0);
-        for _ in 0..15 {
+        for _ in 0..25 {
             assert_eq!(cursors.advance(&[], 1.0), []);
         }
         assert_eq!(cursors.last_seen, None);
         assert_eq!(cursors.advance(&samples(&[(1, 100.0, 50)]), 1.0), [], "still in the driver's buffer");
-        for _ in 0..15 {
+        for _ in 0..25 {
             cursors.advance(&[], 1.0);
         }
         assert_eq!(cursors.advance(&samples(&[(1, 5.0, 50)]), 1.0), [], "a new clock");
         assert_eq!(cursors.advance(&samples(&[(1, 6.0, 50)]), 1.0), [(1, 0.5)]);
-        for _ in 0..15 {
+        for _ in 0..25 {
             cursors.advance(&[], 1.0);
         }
         assert_eq!(cursors.advance(&samples(&[(1, 40.0, 30)]), 1.0), [(1, 0.3)], "active again after idle times");

@@ -1,7 +1,7 @@
 'use strict';
 (() => {
-  // Events come every second; after this time without one, the page is stale.
-  const STALE_AFTER = 5000;
+  // Events come every second, and every six where no GPU can be read; after this time without one, the page is stale.
+  const STALE_AFTER = 10000;
   const RECONNECT_AFTER = 1500;
   const live = document.getElementById('live');
   const status = document.getElementById('status');
