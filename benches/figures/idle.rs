@@ -28,7 +28,7 @@ pub fn measure(bench: &Bench) {
         eprintln!("idle: no inotify instance left for this user; polling directories costs the agent time");
     }
     let idle = (calls() - before) / seconds / GPUS as f64;
-    let figure = format!("processor time at 1 Hz sampling, plugin and exporter, no scrape, over {SECONDS} s");
+    let figure = format!("processor time, plugin and exporter, no scrape, over {SECONDS} s");
     row(&figure, &format!("{cpu:.2} % of a core"), "≤ 0.3 %");
     row(&format!("NVML calls per GPU and second, all tiers, over {SECONDS} s"), &format!("{idle:.2}"), "≤ 12");
 
