@@ -115,6 +115,11 @@ impl DemoSettings {
         let device_plugin = (!self.profile.is_claimed).then(|| vec![offered(self.profile.replicas)].into());
         let (plugins, proc_root) = (node.kubelet.dra_plugin_directory(), node.files.proc_root());
         let pod_logs_root = node.files.pod_logs_root();
+        // A simulated driver's calls cost nothing: the counters move from the first second on.
+        let sample_interval = match self.agent.hardware {
+            HardwareSource::Simulated => self.agent.devices.shortest_interval(),
+            _ => self.agent.devices.sample_interval,
+        };
         AgentSettings {
             admin_socket: match self.agent.admin_socket_required {
                 true => self.agent.admin_socket,
@@ -124,7 +129,7 @@ impl DemoSettings {
             pod_resources_socket: node.kubelet.pod_resources_socket(),
             device_plugin_directory: node.kubelet.device_plugin_directory(),
             claim_directories: ClaimDirectories { plugins, cdi: directory.join("cdi"), proc: proc_root.clone() },
-            devices: HardwareSettings { proc_root: proc_root.clone(), ..self.agent.devices }
+            devices: HardwareSettings { proc_root: proc_root.clone(), sample_interval, ..self.agent.devices }
                 .hurry(self.faults.unwrap_or(1)),
             pods_api: PodsApiSettings { socket: node.kubelet.pods_api_socket(), ..self.agent.pods_api },
             processes: ProcessesSettings { proc_root, pod_logs_root, ..self.agent.processes },
