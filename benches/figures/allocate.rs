@@ -22,7 +22,7 @@ pub fn measure(bench: &Bench) {
     let probes = free_address();
     let running = agent::agent(node.root.path(), &["--probe-listen", &probes], &bench.driver.env());
     let mut sockets = vec![bench.runtime.block_on(registered(&node))];
-    sockets.extend(bench.others.beside.clone());
+    sockets.extend(bench.compared.beside.clone());
     calls(&sockets, "alone");
     probe(&probes, "alone");
     let done = AtomicBool::new(false);

@@ -57,7 +57,7 @@ pub fn driver(gpus: usize) -> FakeNvml {
 fn unscraped(bench: &Bench, driver: &FakeNvml, gpus: usize, state: &str) {
     let nodes: Vec<_> = binaries(bench).map(|binary| (bench.empty_node(), binary)).collect();
     let agents: Vec<_> = nodes.iter().map(|(node, binary)| agent(binary, node, driver)).collect();
-    let mut peer = bench.others.nvitop.as_ref().map(|command| {
+    let mut peer = bench.compared.nvitop.as_ref().map(|command| {
         let mut command = Command::new(command);
         Other::start(command.args(["--port", &free_port().to_string()]).envs(quiet(driver)).stderr(Stdio::null()))
     });
@@ -70,7 +70,7 @@ fn unscraped(bench: &Bench, driver: &FakeNvml, gpus: usize, state: &str) {
     let mut costs = used().zip(before).map(|(now, before)| (now - before) / seconds / gpus as f64 * 100.0);
     assert!(peer.as_mut().is_none_or(Other::is_running), "nvitop-exporter has ended");
     let ours = costs.next().expect("podmeter runs");
-    let before = bench.others.before.as_ref().and_then(|_| costs.next());
+    let before = bench.compared.before.as_ref().and_then(|_| costs.next());
     let seconds = UNSCRAPED.as_secs();
     let figure = format!("no scrape, {state}, {}, % of a core per GPU, over {seconds} s", counted(gpus));
     row(&figure, &beside(ours, before, "nvitop-exporter", costs.next()), "≤ 0.4 of nvitop-exporter");
@@ -82,7 +82,7 @@ fn starts(bench: &Bench, gpus: usize, init: u64) {
     driver.update(|state| state["cost"]["nvmlInit_v2"] = json!(init * 1_000));
     let _inside = bench.runtime.enter();
     let mut ours: Vec<_> = binaries(bench).map(|binary| (binary, bench.empty_node(), vec![], vec![])).collect();
-    let theirs = bench.others.nvidia_plugin.as_ref().map(|plugin| (plugin, bench.empty_node()));
+    let theirs = bench.compared.nvidia_plugin.as_ref().map(|plugin| (plugin, bench.empty_node()));
     let mut their_seconds = vec![];
     for _ in 0..STARTS {
         for (binary, node, listed, shown) in &mut ours {
@@ -119,7 +119,7 @@ fn starts(bench: &Bench, gpus: usize, init: u64) {
 }
 
 fn binaries(bench: &Bench) -> impl Iterator<Item = PathBuf> {
-    std::iter::once(binary()).chain(bench.others.before.clone())
+    std::iter::once(binary()).chain(bench.compared.before.clone())
 }
 
 /// Plugin and exporter at their defaults.

@@ -61,7 +61,7 @@ const PARTS: [(&str, Part); 14] = [
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let (mut wanted, mut peer, mut others, mut is_bench) = (vec![], None, Others::default(), false);
+    let (mut wanted, mut peer, mut compared, mut is_bench) = (vec![], None, ComparedPrograms::default(), false);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             // `cargo bench` passes `--bench`; `cargo test --benches` does not and measures nothing.
@@ -70,11 +70,11 @@ fn main() {
                 (Some(command), Some(url)) => peer = Some((command, url)),
                 _ => refuse("--peer needs two arguments: the command that starts the exporter and the URL of its page"),
             },
-            "--beside" => others.beside = Some(path("--beside needs a plugin's socket", arguments.next())),
-            "--before" => others.before = Some(path("--before needs a podmeter binary", arguments.next())),
-            "--nvitop" => others.nvitop = Some(path("--nvitop needs nvitop-exporter's command", arguments.next())),
+            "--beside" => compared.beside = Some(path("--beside needs a plugin's socket", arguments.next())),
+            "--before" => compared.before = Some(path("--before needs a podmeter binary", arguments.next())),
+            "--nvitop" => compared.nvitop = Some(path("--nvitop needs nvitop-exporter's command", arguments.next())),
             "--nvidia-plugin" => {
-                others.nvidia_plugin = Some(path("--nvidia-plugin needs its binary", arguments.next()));
+                compared.nvidia_plugin = Some(path("--nvidia-plugin needs its binary", arguments.next()));
             }
             name => match PARTS.iter().find(|(part, _)| *part == name) {
                 Some((_, part)) => wanted.push(*part),
@@ -85,7 +85,7 @@ fn main() {
     if !is_bench {
         return;
     }
-    let bench = Bench::new(others);
+    let bench = Bench::new(compared);
     println!("| figure | measured | target |\n|---|---|---|");
     match &peer {
         Some((command, url)) => peer::measure(&bench, command, url),
@@ -111,14 +111,14 @@ fn refuse(reason: &str) -> ! {
 struct Bench {
     runtime: tokio::runtime::Runtime,
     driver: FakeNvml,
-    others: Others,
+    compared: ComparedPrograms,
     /// Tables with other columns, printed after the first.
     later: RefCell<String>,
 }
 
 /// What runs beside podmeter, where given.
 #[derive(Default)]
-struct Others {
+struct ComparedPrograms {
     /// Another device plugin's socket, which is called in turns with podmeter's.
     beside: Option<PathBuf>,
     /// An earlier podmeter.
@@ -130,9 +130,9 @@ struct Others {
 }
 
 impl Bench {
-    fn new(others: Others) -> Self {
+    fn new(compared: ComparedPrograms) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        Self { runtime, driver: driver(GPUS), others, later: RefCell::default() }
+        Self { runtime, driver: driver(GPUS), compared, later: RefCell::default() }
     }
 
     fn usual_node(&self) -> Node {

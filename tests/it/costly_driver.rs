@@ -76,7 +76,10 @@ fn each_of_its_periods_has_one_process() {
 }
 
 #[test]
-#[allow(unsafe_code, reason = "nvml-wrapper always requests the size first")]
+#[allow(
+    unsafe_code,
+    reason = "the safe call of nvml-wrapper asks for the size first, and so never has a buffer that is too small"
+)]
 fn its_process_buffer_has_more_entries_than_processes() {
     let fake = shared_gpu(160.0);
     let nvml = open(&fake);
@@ -84,9 +87,9 @@ fn its_process_buffer_has_more_entries_than_processes() {
     // SAFETY: the fake's functions are those of the bindings.
     let library = unsafe { NvmlLib::new(fake.library_path()) }.unwrap();
     let none = nvmlProcessUtilizationSample_t { pid: 0, timeStamp: 0, smUtil: 0, memUtil: 0, encUtil: 0, decUtil: 0 };
-    let answer = |room: u32| {
-        let (mut samples, mut count) = ([none; 100], room);
-        // SAFETY: the array is as long as the largest `room`, and the handle is of a library that stays loaded.
+    let answer = |capacity: u32| {
+        let (mut samples, mut count) = ([none; 100], capacity);
+        // SAFETY: the array is as long as the largest `capacity`, and the handle is of a library that stays loaded.
         let code =
             unsafe { library.nvmlDeviceGetProcessUtilization(gpu.handle(), samples.as_mut_ptr(), &mut count, 0) };
         (code, count)

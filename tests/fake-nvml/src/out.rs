@@ -45,9 +45,9 @@ impl<T: Copy> Out<T> {
 /// A text of the caller's.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub struct Given(*const c_char);
+pub struct TextArgument(*const c_char);
 
-impl Given {
+impl TextArgument {
     pub fn get(self) -> Result<String, Code> {
         if self.0.is_null() {
             return Err(INVALID_ARGUMENT);

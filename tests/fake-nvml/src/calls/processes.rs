@@ -43,7 +43,7 @@ on_device! {
         samples: Many<nvmlProcessUtilizationSample_t>, count: Out<c_uint>, last_seen: c_ulonglong
     ) |target| {
         let gpu = target.undivided()?;
-        room(gpu, count)?;
+        require_entries(gpu, count)?;
         let values: Vec<_> = busy(gpu, last_seen)?.iter().map(|(time, process)| nvmlProcessUtilizationSample_t {
             pid: process.pid,
             timeStamp: *time,
@@ -100,8 +100,8 @@ fn list(target: &Target, kind: ProcessKind, count: Out<c_uint>, infos: Many<nvml
     infos.put_all(count, &values)
 }
 
-/// Whether the buffer has as many entries as the driver wants, however few processes there are.
-fn room(gpu: &Gpu, count: Out<c_uint>) -> Answer {
+/// An error unless the buffer has as many entries as the driver requires, however few processes there are.
+fn require_entries(gpu: &Gpu, count: Out<c_uint>) -> Answer {
     if count.get()? >= gpu.samples.process_entries {
         return Ok(());
     }

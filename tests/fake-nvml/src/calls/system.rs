@@ -7,7 +7,7 @@ use nvml_wrapper_sys::bindings::{nvmlDevice_t, nvmlReturn_t};
 use crate::codes::{Answer, Code, GPU_IS_LOST, INVALID_ARGUMENT, NOT_FOUND};
 use crate::gate::{plain, unready};
 use crate::library::library;
-use crate::out::{Given, Out, Text};
+use crate::out::{Out, Text, TextArgument};
 use crate::state::Gpu;
 
 #[unsafe(no_mangle)]
@@ -61,7 +61,7 @@ pub extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: Out<nvmlD
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceGetHandleByUUID(uuid: Given, device: Out<nvmlDevice_t>) -> nvmlReturn_t {
+pub extern "C" fn nvmlDeviceGetHandleByUUID(uuid: TextArgument, device: Out<nvmlDevice_t>) -> nvmlReturn_t {
     plain("nvmlDeviceGetHandleByUUID", |machine| {
         let gpu = machine.gpu(&uuid.get()?).ok_or(NOT_FOUND)?;
         device.put(handle("nvmlDeviceGetHandleByUUID", gpu)?)
