@@ -18,7 +18,7 @@ use podmeter::domain::holders::{Slots, join};
 use podmeter::domain::model::{
     Allocatable, Allocations, ContainerRef, DeviceId, HardwareState, Monotonic, Pod, PodDirectory, Snapshot,
 };
-use podmeter::node::processes::Resolver;
+use podmeter::processes::Resolver;
 use podmeter::serve::metrics::{self, Format};
 use podmeter::simulation::node::resources;
 use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};

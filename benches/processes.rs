@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use podmeter::domain::model::{Monotonic, Owner, PodDirectory};
-use podmeter::node::processes::Resolver;
+use podmeter::processes::Resolver;
 use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
 
 const PODS: u32 = 110;

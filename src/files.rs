@@ -1,7 +1,7 @@
 //! Files of this process in directories that others may write to, and files that options name.
 //!
 //! In: paths and contents. Out: of the former only files of this user, never the target of a symbolic link; of both only
-//! regular files of limited size. Does not depend on what the files contain. [`unescaped`] is for paths in `mountinfo`, which `node` and `serve` both read.
+//! regular files of limited size. Does not depend on what the files contain. [`unescaped`] is for paths in `mountinfo`, which `processes` and `serve` both read.
 
 use std::borrow::Cow;
 use std::fs::{File, Metadata, OpenOptions, Permissions};

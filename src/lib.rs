@@ -7,12 +7,17 @@ pub mod clock;
 pub mod commands;
 pub mod domain;
 pub mod files;
+pub mod hardware;
 pub mod input;
-pub mod node;
+pub mod journal;
+pub mod kubelet;
+pub mod plugin;
+pub mod processes;
 pub mod serve;
 pub mod simulation;
 pub mod tasks;
 pub mod terminal;
 #[cfg(test)]
 mod test_data;
+pub mod wire;
 pub mod words;

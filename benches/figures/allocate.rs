@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use podmeter::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
-use podmeter::node::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest, Empty};
+use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use podmeter::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest, Empty};
 
 use crate::hostile::StopOnDrop;
 use crate::measure::{Connection, quantiles, row};

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
 use podmeter::commands::cli;
-use podmeter::node::plugin::{EntryConfig, PluginConfig, parse_nvidia_config, resource_name};
+use podmeter::plugin::{EntryConfig, PluginConfig, parse_nvidia_config, resource_name};
 use podmeter::serve::web::WebConfig;
 
 /// The text of our own configuration file.

@@ -1,5 +1,5 @@
 use podmeter::domain::model::UnixSeconds;
-use podmeter::node::journal::{AllocationsResponse, By, Query, Usage, report};
+use podmeter::journal::{AllocationsResponse, By, Query, Usage, report};
 
 const NOW: UnixSeconds = UnixSeconds(1_800_000_000.0);
 

@@ -5,8 +5,8 @@ use prost::Message;
 
 use podmeter::domain::holders::{Join, Slots, join};
 use podmeter::domain::model::{Allocatable, Allocations, Gpu, GpuUuid, Inventory, MigDevice, PodIdentity, PodUid};
-use podmeter::node::kubelet::{checkpoint, convert, pods};
-use podmeter::node::wire::{v1, v1alpha1};
+use podmeter::kubelet::{checkpoint, convert, pods};
+use podmeter::wire::{v1, v1alpha1};
 
 /// Two whole GPUs and one with two MIG devices, which device ids of an answer may name.
 static INVENTORY: LazyLock<Inventory> = LazyLock::new(inventory);

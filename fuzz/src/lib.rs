@@ -17,8 +17,8 @@ pub use pages::node_answer;
 
 use podmeter::domain::holders::{DeviceForm, parse_claim_device, parse_device_id};
 use podmeter::domain::model::PodUid;
-use podmeter::node::processes::cgroup::{self, CgroupOwner};
-use podmeter::node::processes::mountinfo;
+use podmeter::processes::cgroup::{self, CgroupOwner};
+use podmeter::processes::mountinfo;
 
 pub type Target = fn(&[u8]);
 

@@ -12,7 +12,7 @@ use super::settings::Reloadable;
 use crate::clock::Clock;
 use crate::domain::holders::{HeldHardware, UnlistedGpus};
 use crate::domain::model::{GpuUuid, HardwareState, KubeletState, PciBusId, ResourceName};
-use crate::node::hardware::{self, CallDurations, DemandSender, Driver, HardwareHandle, Loading, XidSender};
+use crate::hardware::{self, CallDurations, DemandSender, Driver, HardwareHandle, Loading, XidSender};
 use crate::serve::web::DriverCommands;
 use crate::tasks::{self, NoThread, Tasks};
 

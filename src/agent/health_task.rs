@@ -18,8 +18,8 @@ use crate::domain::model::{
     ContainerRef, DeviceHealth, GpuHealth, GpuUuid, HardwareState, HealthState, HealthTransition, MigUuid, Monotonic,
     Snapshot,
 };
+use crate::hardware::XidBatches;
 use crate::input;
-use crate::node::hardware::XidBatches;
 use crate::serve::web::AdminCommand;
 use crate::tasks::{self, Tasks};
 use crate::words;

@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::domain::model::Snapshot;
-use crate::node::journal::{self, Journal, JournalFeed, JournalReader, JournalSettings, Query};
+use crate::journal::{self, Journal, JournalFeed, JournalReader, JournalSettings, Query};
 use crate::serve::web::AllocationSource;
 use crate::tasks::{NoThread, Tasks};
 

@@ -27,21 +27,21 @@ use tokio::task::AbortHandle;
 
 use crate::clock::Clock;
 use crate::domain::model::Snapshot;
-use crate::node::hardware::{Driver, XidSender};
-use crate::node::journal::Journal;
-use crate::node::kubelet::{self, PodSources};
-use crate::node::{plugin, processes};
+use crate::hardware::{Driver, XidSender};
+use crate::journal::Journal;
+use crate::kubelet::{self, PodSources};
 use crate::serve::web::{self, BindError, Scrapes, ServerSettings, WatchedConfig, WebState};
 use crate::tasks::{NoThread, TaskError, Tasks};
+use crate::{plugin, processes};
 
 #[cfg(test)]
 pub use crate::domain::health::DURATION as DURATION_PATTERN;
 pub use crate::domain::health::HealthConfig;
 pub use crate::domain::model::{HardwareSource, PodLabel, PodLabelError};
-pub use crate::node::hardware::nvml::{LibrarySearch, end_process};
-pub use crate::node::hardware::simulated::SimulatedProfile;
-pub use crate::node::journal::{Bounds as JournalBounds, JournalSettings};
-pub use crate::node::plugin::{EntryConfig, PluginConfig, PluginConfigError, PluginPlan, ProfileConfig};
+pub use crate::hardware::nvml::{LibrarySearch, end_process};
+pub use crate::hardware::simulated::SimulatedProfile;
+pub use crate::journal::{Bounds as JournalBounds, JournalSettings};
+pub use crate::plugin::{EntryConfig, PluginConfig, PluginConfigError, PluginPlan, ProfileConfig};
 pub use crate::serve::governance::{ReadFile, sha256};
 pub use crate::serve::web::{GrafanaUrl, Limits as WebLimits, ListenAddress, WebConfig, WebConfigError};
 pub use demo::{DemoError, DemoSettings, demo};

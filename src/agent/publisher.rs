@@ -23,8 +23,8 @@ use crate::domain::model::{
     Allocatable, Allocations, ConfigReload, ContainerXid, GpuUuid, HardwareState, HealthState, Inventory, KubeletState,
     Moment, Overview, PluginState, ProcessState, Snapshot, UnixSeconds, XidEvent,
 };
-use crate::node::hardware::{CallDurations, DemandSender, XidBatches};
-use crate::node::journal::JournalReader;
+use crate::hardware::{CallDurations, DemandSender, XidBatches};
+use crate::journal::JournalReader;
 use crate::serve::metrics::SeriesBudget;
 use crate::serve::web::{Scrapes, WatchedConfig};
 use crate::tasks::{self, Tasks};

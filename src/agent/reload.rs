@@ -8,7 +8,7 @@ use super::Reload;
 use super::settings::Reloadable;
 use crate::clock::Clock;
 use crate::domain::model::ConfigReload;
-use crate::node::plugin::PluginHandle;
+use crate::plugin::PluginHandle;
 use crate::tasks::{self, Tasks};
 
 /// The settings that a reload changes, and the outcome of the last reload.
@@ -82,7 +82,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::node::plugin::PluginPlan;
+    use crate::plugin::PluginPlan;
 
     fn settings(device_plugin: Option<PluginPlan>, seconds: u64) -> Reloadable {
         Reloadable {

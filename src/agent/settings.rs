@@ -11,17 +11,17 @@ use tokio::sync::watch;
 use crate::clock::Clock;
 use crate::domain::health::HealthConfig;
 use crate::domain::model::HardwareSource;
-use crate::node::hardware::HardwareSettings;
-use crate::node::hardware::nvml::{LibrarySearch, NvmlDriver};
-use crate::node::hardware::simulated::{SimulatedDriver, SimulatedProfile};
-use crate::node::journal::JournalSettings;
-use crate::node::kubelet::claim_files::ClaimDirectories;
-use crate::node::kubelet::pods::PodsApiSettings;
-use crate::node::processes::ProcessesSettings;
-use crate::node::{hardware, kubelet, plugin};
+use crate::hardware::HardwareSettings;
+use crate::hardware::nvml::{LibrarySearch, NvmlDriver};
+use crate::hardware::simulated::{SimulatedDriver, SimulatedProfile};
+use crate::journal::JournalSettings;
+use crate::kubelet::claim_files::ClaimDirectories;
+use crate::kubelet::pods::PodsApiSettings;
+use crate::processes::ProcessesSettings;
 use crate::serve::governance::ReadFile;
 use crate::serve::metrics::dcgm::Generation;
 use crate::serve::web::{GrafanaUrl, Limits, ListenAddress};
+use crate::{hardware, kubelet, plugin};
 
 /// The same simulated GPUs at every start.
 const SIMULATED_SEED: u64 = 1;

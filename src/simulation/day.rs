@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::kubelet::FakeKubelet;
 use crate::domain::model::GpuUuid;
-use crate::node::hardware::simulated::SimulatedDriver;
+use crate::hardware::simulated::SimulatedDriver;
 
 /// One fault or repair. GPUs are named by index.
 #[derive(Clone, Copy, Debug)]

@@ -19,7 +19,7 @@ use super::truth::Truth;
 use super::workload::{Level, Workload, WorkloadKind};
 use crate::clock::Clock;
 use crate::domain::model::{ContainerRef, Gpu, GpuUuid, Monotonic};
-use crate::node::hardware::simulated::{Load, SimulatedDriver};
+use crate::hardware::simulated::{Load, SimulatedDriver};
 
 pub use resources::{Replicas, SimulatedDevice, SimulatedResource, resources};
 

@@ -15,9 +15,9 @@ use tonic::{Request, Response, Status, async_trait};
 
 use super::gone;
 use super::kubelet::{ListedDevice, SocketServer, channel};
-use crate::node::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
-use crate::node::wire::v1beta1::registration_client::RegistrationClient;
-use crate::node::wire::v1beta1::{
+use crate::wire::v1beta1::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use crate::wire::v1beta1::registration_client::RegistrationClient;
+use crate::wire::v1beta1::{
     AllocateRequest, AllocateResponse, ContainerAllocateResponse, ContainerPreferredAllocationResponse,
     DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest, PreStartContainerResponse,
     PreferredAllocationRequest, PreferredAllocationResponse, RegisterRequest,

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use podmeter::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
-use podmeter::node::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest};
+use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use podmeter::wire::v1beta1::{AllocateRequest, ContainerAllocateRequest};
 use serde_json::{Value, json};
 
 use crate::support::agent::{self, Answer, Page, Running, binary, post};

@@ -5,32 +5,37 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each module with the modules whose items it may name, at their own path or as another module's re-export.
-const ARROWS: [(&str, &str); 14] = [
+const ARROWS: [(&str, &str); 19] = [
     ("domain", "input words"),
     ("backoff", ""),
     ("clock", "domain"),
     ("files", "domain"),
     ("input", "words"),
-    ("node", "backoff clock domain files input tasks terminal words"),
+    ("wire", ""),
+    ("hardware", "backoff clock domain tasks words"),
+    ("kubelet", "backoff clock domain files input tasks wire words"),
+    ("processes", "clock domain files tasks"),
+    ("plugin", "backoff clock domain files input kubelet tasks wire words"),
+    ("journal", "clock domain files input tasks terminal"),
     ("serve", "clock domain files input tasks words"),
-    ("commands", "agent clock domain files input node serve tasks terminal words"),
+    ("commands", "agent clock domain files hardware input journal kubelet plugin processes serve tasks terminal words"),
     ("terminal", ""),
     ("tasks", ""),
     ("words", ""),
-    ("simulation", "clock domain files node"),
-    ("agent", "clock domain files input node serve simulation tasks words"),
+    ("simulation", "clock domain files hardware kubelet plugin processes wire"),
+    ("agent", "clock domain files hardware input journal kubelet plugin processes serve simulation tasks words"),
     ("lib", ""),
 ];
 
-/// The parts of `node::plugin`: each uses only those before it.
+/// The parts of `plugin`: each uses only those before it.
 const PLUGIN_PARTS: [&str; 8] = ["hash", "inputs", "config", "offer", "host", "status", "allocate", "registration"];
 
 /// Other libraries, and the only modules that may use them.
 const LIBRARIES: [(&str, &str); 16] = [
-    ("tokio", "agent clock commands node serve simulation tasks"),
-    ("tonic", "node simulation"),
-    ("nvml_wrapper", "node"),
-    ("nvml_wrapper_sys", "node"),
+    ("tokio", "agent clock commands hardware journal kubelet plugin processes serve simulation tasks wire"),
+    ("tonic", "kubelet plugin simulation wire"),
+    ("nvml_wrapper", "hardware"),
+    ("nvml_wrapper_sys", "hardware"),
     ("axum", "serve"),
     ("prometheus_client", "serve"),
     ("rustls", "commands serve"),
@@ -41,7 +46,7 @@ const LIBRARIES: [(&str, &str); 16] = [
     ("bcrypt", "serve"),
     ("hyper", "commands serve"),
     ("crossterm", "commands"),
-    ("rusqlite", "node"),
+    ("rusqlite", "journal"),
     ("clap", "agent commands"),
 ];
 
@@ -142,7 +147,7 @@ fn has(words: &str, word: &str) -> bool {
 fn each_part_of_the_plugin_uses_only_those_before_it() {
     for (index, part) in PLUGIN_PARTS.iter().enumerate() {
         for Source { file, text, .. } in sources() {
-            if file.with_extension("").starts_with(Path::new("node/plugin").join(part)) {
+            if file.with_extension("").starts_with(Path::new("plugin").join(part)) {
                 let later = PLUGIN_PARTS[index + 1..].iter().find(|other| text.contains(&format!("plugin::{other}::")));
                 assert_eq!(later, None, "{}", file.display());
             }
@@ -183,7 +188,7 @@ fn libraries_io_and_unsafe_code_stay_in_their_modules() {
                 wrong.push(format!("{} has {word}", file.display()));
             }
         }
-        if (text.contains("unsafe {") || text.contains("unsafe fn")) && !file.starts_with("node/hardware/nvml") {
+        if (text.contains("unsafe {") || text.contains("unsafe fn")) && !file.starts_with("hardware/nvml") {
             wrong.push(format!("{} has unsafe code", file.display()));
         }
     }

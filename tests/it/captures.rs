@@ -1,7 +1,7 @@
 //! Every recorded answer decodes with our protos to what the recorder decoded with the kubelet's own.
 
 use crate::support::captures;
-use podmeter::node::wire::v1;
+use podmeter::wire::v1;
 use prost::Message;
 
 #[test]

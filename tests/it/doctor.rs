@@ -16,7 +16,7 @@ use podmeter::clock::Clock;
 use podmeter::commands::cli::check_text;
 use podmeter::commands::doctor::{Check, CheckStatus, DoctorReport, DoctorSettings, examine};
 use podmeter::domain::model::HardwareSource;
-use podmeter::node::hardware::nvml::LibrarySearch;
+use podmeter::hardware::nvml::LibrarySearch;
 use podmeter::simulation::kubelet::ListedDevice;
 use podmeter::simulation::plugin::StandInPlugin;
 use serde_json::{Value, json};

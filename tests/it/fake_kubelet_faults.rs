@@ -8,8 +8,8 @@ use crate::support::captures;
 use crate::support::kubelet::{AdmissionOutcome, Method, Options, node};
 use crate::support::lab::{self, GPU, SAMPLE, one_container};
 use crate::support::polling::until_true;
-use podmeter::node::wire::v1;
 use podmeter::simulation::kubelet::ListedDevice;
+use podmeter::wire::v1;
 use tonic::Code;
 
 #[tokio::test]

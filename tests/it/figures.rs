@@ -13,8 +13,8 @@ use podmeter::domain::model::{
     GpuHealth, GpuUuid, HardwareSource, HardwareState, HealthState, Inventory, KubeletState, Moment, Monotonic,
     Overview, Owner, ReadingGaps, Snapshot, Stamped, UnixSeconds, XidCounts,
 };
-use podmeter::node::hardware::simulated::{SimulatedDriver, SimulatedProfile};
-use podmeter::node::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
+use podmeter::hardware::simulated::{SimulatedDriver, SimulatedProfile};
+use podmeter::journal::{AllocationRecord, AllocationTracker, AllocationsResponse};
 use podmeter::serve::metrics::dcgm::Generation;
 use podmeter::serve::web::{
     Admin, CachedBodies, EventStreams, ListenAddress, Listener, Purpose, Scrapes, ServerSettings, WebState, start,

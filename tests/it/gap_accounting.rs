@@ -11,7 +11,7 @@ use podmeter::domain::model::{
     ContainerRef, DeviceReadings, Fast, Gpu, GpuUuid, Inventory, Moment, Monotonic, SharingForm, UnattributedReason,
     UnixSeconds,
 };
-use podmeter::node::hardware::{GpuState, Integrals, Pass, Staleness};
+use podmeter::hardware::{GpuState, Integrals, Pass, Staleness};
 use proptest::prelude::*;
 
 use crate::support::test_data::holding;

@@ -8,7 +8,7 @@ use crate::support::hardware::{gpu, impatient, machine, quick, run, run_with_xid
 use crate::support::polling::{PATIENCE, until};
 use crate::support::watching::{block_on, stop, wait};
 use podmeter::domain::model::{GpuUuid, HardwareState, XidEvent, XidInstance};
-use podmeter::node::hardware::{HardwareHandle, HardwareSettings, XidBatches};
+use podmeter::hardware::{HardwareHandle, HardwareSettings, XidBatches};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 

@@ -12,7 +12,7 @@ use podmeter::domain::model::{
     DeviceProcess, DeviceReadings, DurationHistogram, GpmRatios, GpuUuid, HardwareState, MemoryUse, NvLink,
     NvLinkPeers, PciBusId, RowRemap,
 };
-use podmeter::node::hardware::{Driver, HardwareHandle, HardwareSettings, PassStatus, Tier};
+use podmeter::hardware::{Driver, HardwareHandle, HardwareSettings, PassStatus, Tier};
 use serde_json::{Value, json};
 
 fn readings(state: &HardwareState, index: usize) -> &DeviceReadings {

@@ -8,7 +8,7 @@ use crate::support::hardware::{self, gpu, quick, run};
 use crate::support::polling::until;
 use crate::support::watching::{block_on, stop, wait};
 use podmeter::domain::model::{HardwareState, Released};
-use podmeter::node::hardware::{HardwareHandle, HardwareSettings, ReleaseError};
+use podmeter::hardware::{HardwareHandle, HardwareSettings, ReleaseError};
 use serde_json::json;
 
 const LONG: Duration = Duration::from_secs(600);

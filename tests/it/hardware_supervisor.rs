@@ -14,7 +14,7 @@ use podmeter::domain::model::{
     EccLocation, Fast, Gpu, GpuUuid, HardwareSource, HardwareState, Inventory, Medium, Moment, Monotonic, NodeDevices,
     Slow,
 };
-use podmeter::node::hardware::{
+use podmeter::hardware::{
     CallProblem, Driver, DriverSession, Due, Failure, FailureCause, GpuReader, HardwareHandle, HardwareSettings,
     Integrals, Pass, PassStatus, Tier, XidSender, start,
 };

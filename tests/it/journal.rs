@@ -8,7 +8,7 @@ use std::process::Command;
 use crate::support::agent::{Page, Running, binary, ended};
 use crate::support::polling::until_true;
 use podmeter::domain::model::UnixSeconds;
-use podmeter::node::journal::{AllocationRecord, Query, read_directory};
+use podmeter::journal::{AllocationRecord, Query, read_directory};
 use serde_json::Value;
 
 fn demo(directory: &Path, more: &[&str]) -> Running {

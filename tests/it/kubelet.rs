@@ -11,7 +11,7 @@ use crate::support::kubelet::{
 use crate::support::polling::PATIENCE;
 use podmeter::clock::Clock;
 use podmeter::domain::model::{KubeletState, PodDirectory, PodRef};
-use podmeter::node::kubelet::{CallError, Client, KubeletSettings, PodSources, pods, start};
+use podmeter::kubelet::{CallError, Client, KubeletSettings, PodSources, pods, start};
 use podmeter::tasks::Tasks;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

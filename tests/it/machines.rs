@@ -1,7 +1,7 @@
 //! The demo on each simulated machine: it starts, containers hold its devices, and page and API show what that machine
 //! has and nothing of another.
 
-use podmeter::node::hardware::simulated::SimulatedProfile;
+use podmeter::hardware::simulated::SimulatedProfile;
 use serde_json::Value;
 
 use crate::support::agent::Page;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::support::fake_nvml::{FakeNvml, h100};
 use crate::support::hardware::{at, gpu, open, quick, run};
 use crate::support::watching::wait;
-use podmeter::node::hardware::{HardwareSettings, Tier};
+use podmeter::hardware::{HardwareSettings, Tier};
 use serde_json::json;
 
 const TIERS: [Tier; 4] = [Tier::Slow, Tier::Fast, Tier::Medium, Tier::Processes];

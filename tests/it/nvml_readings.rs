@@ -7,7 +7,7 @@ use crate::support::fake_nvml::FakeNvml;
 use crate::support::hardware::{ALL, at, driver, gpu, has_fast, medium, open, quick, run, slow};
 use crate::support::watching::wait;
 use podmeter::domain::model::{C2c, FabricDomain, GpuUuid, HardwareState, Moment, Monotonic, Platform, UnixSeconds};
-use podmeter::node::hardware::{Driver, DriverSession, FailureCause, GpuReader, GpuState, Staleness, Tier};
+use podmeter::hardware::{Driver, DriverSession, FailureCause, GpuReader, GpuState, Staleness, Tier};
 use serde_json::{Value, json};
 
 #[test]

@@ -10,8 +10,8 @@ use crate::support::plugin_harness::{
 };
 use base64::Engine as _;
 use podmeter::domain::model::Gpu;
-use podmeter::node::wire::v1beta1::{CdiDevice, ContainerAllocateResponse};
 use podmeter::simulation::kubelet::{SimulatedCheckpoint, SimulatedPodDevices};
+use podmeter::wire::v1beta1::{CdiDevice, ContainerAllocateResponse};
 use prost::Message as _;
 
 const STRATEGIES: [&str; 5] = ["cdi-cri", "cdi-annotations", "envvar", "volume-mounts", "device-nodes"];

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::support::kubelet::{AdmissionOutcome, ContainerSpec, KubeletVersion, Node, PodSpec, VERSIONS, node_under};
 use crate::support::plugin_harness::{GPU, PluginHarness, counts, gpu, hardware, mig_devices, mig_uuid, sockets, uuid};
 use podmeter::domain::model::{Gpu, PluginState};
-use podmeter::node::plugin::{EntryConfig, MigStrategy, NvidiaConfig, SimulatedConfig};
+use podmeter::plugin::{EntryConfig, MigStrategy, NvidiaConfig, SimulatedConfig};
 
 const MIG: &str = "nvidia.com/mig-1g.10gb";
 

@@ -13,7 +13,7 @@ use crate::support::links::Random;
 use crate::support::plugin_harness::{GPU, PluginHarness, gpu, hardware, mig_devices, uuid};
 use crate::support::polling::poll;
 use podmeter::domain::model::{DeviceReadings, Gpu, GpuUuid};
-use podmeter::node::plugin::{EntryConfig, MigStrategy, NvidiaConfig};
+use podmeter::plugin::{EntryConfig, MigStrategy, NvidiaConfig};
 
 const STEPS: usize = 9;
 const PROFILES: [&str; 2] = ["1g.10gb", "3g.40gb"];

@@ -13,8 +13,8 @@ use podmeter::clock::Clock;
 use podmeter::domain::model::{
     ContainerRef, Owner, PodDirectory, PodIdentity, PodLabel, ProcessState, UnattributedReason, UnknownOwner,
 };
-use podmeter::node::kubelet::pods;
-use podmeter::node::processes::{self, ProcessAttribution, ProcessesSettings};
+use podmeter::kubelet::pods;
+use podmeter::processes::{self, ProcessAttribution, ProcessesSettings};
 use podmeter::simulation::kubelet::container_id;
 use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
 use podmeter::tasks::Tasks;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use podmeter::domain::attribution::{DeviceProcesses, Ledger, LedgerOutput, Observation};
 use podmeter::domain::holders::{HoldingKey, Join};
 use podmeter::domain::model::{ContainerRef, DeviceReadings, Inventory, Owner, ProcessSmSeconds, SharingForm};
-use podmeter::node::hardware::{GpuReader, GpuState, Staleness};
+use podmeter::hardware::{GpuReader, GpuState, Staleness};
 use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
 use serde_json::{Value, json};
 

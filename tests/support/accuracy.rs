@@ -11,9 +11,9 @@ use podmeter::domain::model::{
     Account, Allocatable, Allocations, ContainerRef, DeviceId, GpuUuid, HardwareState, Inventory, Moment, Monotonic,
     PodDirectory, ProcessState, UnattributedReason, UnixSeconds,
 };
-use podmeter::node::hardware::simulated::{Load, SimulatedDriver, SimulatedProfile};
-use podmeter::node::hardware::{Demand, Driver, GpuReader, GpuState, HardwareSettings, Schedule, Staleness, Tier};
-use podmeter::node::processes::Resolver;
+use podmeter::hardware::simulated::{Load, SimulatedDriver, SimulatedProfile};
+use podmeter::hardware::{Demand, Driver, GpuReader, GpuState, HardwareSettings, Schedule, Staleness, Tier};
+use podmeter::processes::Resolver;
 use podmeter::simulation::node::{Replicas, SimulatedDevice, resources};
 use podmeter::simulation::proc_tree::{ContainerIdentity, ProcTree};
 use podmeter::simulation::{Random, Truth, Workload, WorkloadKind};

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use podmeter::node::wire::v1;
+use podmeter::wire::v1;
 use prost::Message;
 use serde_json::{Map, Value, json};
 

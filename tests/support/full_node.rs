@@ -10,7 +10,7 @@ use podmeter::domain::model::{
     ContainerRef, DeviceReadings, DeviceTotals, Fast, GpuUuid, Inventory, Medium, MemoryUse, Moment, Monotonic, Owner,
     Process, SharingForm, Stamped, UnixSeconds,
 };
-use podmeter::node::hardware::simulated::{SimulatedDriver, SimulatedProfile};
+use podmeter::hardware::simulated::{SimulatedDriver, SimulatedProfile};
 
 use super::test_data;
 

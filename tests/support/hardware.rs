@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use podmeter::clock::Clock;
 use podmeter::domain::model::{GpuUuid, HardwareState, Medium, Moment, Monotonic, Slow, UnixSeconds};
-use podmeter::node::hardware::nvml::{LibrarySearch, NvmlDriver};
-use podmeter::node::hardware::{
+use podmeter::hardware::nvml::{LibrarySearch, NvmlDriver};
+use podmeter::hardware::{
     Driver as _, DriverSession, Due, HardwareHandle, HardwareSettings, Tier, XidBatches, XidSender, start,
 };
 use serde_json::{Value, json};

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use podmeter::node::kubelet::KubeletSettings;
-use podmeter::node::kubelet::claim_files::ClaimDirectories;
-use podmeter::node::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
-use podmeter::node::wire::v1beta1::registration_client::RegistrationClient;
-use podmeter::node::wire::{v1, v1beta1};
+use podmeter::kubelet::KubeletSettings;
+use podmeter::kubelet::claim_files::ClaimDirectories;
+use podmeter::wire::v1::pod_resources_lister_client::PodResourcesListerClient;
+use podmeter::wire::v1beta1::registration_client::RegistrationClient;
+use podmeter::wire::{v1, v1beta1};
 use tempfile::TempDir;
 use tonic::transport::Channel;
 

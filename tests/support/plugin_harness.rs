@@ -10,15 +10,15 @@ use podmeter::domain::model::{
     DeviceReadings, Gpu, GpuUuid, HardwareSource, HardwareState, Inventory, KubeletState, MigDevice, PluginResource,
     PluginState,
 };
-use podmeter::node::kubelet::PodSources;
-use podmeter::node::plugin::host::path_devices::HostRoots;
-use podmeter::node::plugin::{self, EntryConfig, HostPaths, PluginConfig};
-use podmeter::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
-use podmeter::node::wire::v1beta1::{
+use podmeter::kubelet::PodSources;
+use podmeter::plugin::host::path_devices::HostRoots;
+use podmeter::plugin::{self, EntryConfig, HostPaths, PluginConfig};
+use podmeter::tasks::{TaskError, Tasks};
+use podmeter::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use podmeter::wire::v1beta1::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerPreferredAllocationRequest,
     PreStartContainerRequest, PreferredAllocationRequest,
 };
-use podmeter::tasks::{TaskError, Tasks};
 use tokio::sync::watch;
 use tonic::Status;
 use tonic::transport::Channel;
@@ -101,7 +101,7 @@ impl PluginHarness {
         let (hardware, readings) = watch::channel(Arc::new(hardware));
         let settings = client_settings(root, refresh_interval, Duration::from_secs(5));
         let mut kubelet_tasks = Tasks::default();
-        let kubelet = podmeter::node::kubelet::start(settings, PodSources::default(), clock, &mut kubelet_tasks);
+        let kubelet = podmeter::kubelet::start(settings, PodSources::default(), clock, &mut kubelet_tasks);
         let settings = plugin::PluginSettings {
             directory: root.join("device-plugins"),
             plan: resources.into(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use podmeter::domain::model::{GpuUuid, HardwareState};
-use podmeter::node::hardware::HardwareHandle;
+use podmeter::hardware::HardwareHandle;
 
 use super::polling::PATIENCE;
 

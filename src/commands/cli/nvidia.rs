@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::settings::InvalidSettings;
 use crate::agent::HealthConfig;
 use crate::files;
-use crate::node::plugin::{Environment, MigStrategy, NvidiaConfig, SharingConfig, parse_nvidia_config};
+use crate::plugin::{Environment, MigStrategy, NvidiaConfig, SharingConfig, parse_nvidia_config};
 
 /// Codes of XIDs are smaller.
 const XIDS: u32 = 1000;

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::value::{GrafanaOrNone, LogFilter, OptionType, PathOrNone, PciAddress, Switch, parsed, read, whole_number};
 use crate::agent::{HardwareSource, HealthConfig, ListenAddress, LogFormat, PluginConfig, ProfileConfig};
 use crate::input::{Duration, Size, SwitchOr};
-use crate::node::processes::ProcessAttribution;
+use crate::processes::ProcessAttribution;
 use crate::serve::metrics::dcgm::Generation;
 
 /// From what likeness on (Jaro) an environment variable was probably meant to be an option.
@@ -211,7 +211,7 @@ options! {
         pod_label "KEY": Vec<String> => "none", restart, key("podLabels": rename = "podLabels");
         /// Directory of the journal, which keeps for `podmeter usage` which container held which device
         state_dir "DIR": PathBuf => "none", restart;
-        /// Level of the log, or a filter such as `info,podmeter::node::kubelet=debug`
+        /// Level of the log, or a filter such as `info,podmeter::kubelet=debug`
         log_level "FILTER": LogFilter = "info", reload;
     }
     "Web server" {

@@ -16,11 +16,11 @@ use crate::agent::{
 };
 use crate::commands::client::DEFAULT_SOCKET;
 use crate::files;
+use crate::hardware::HardwareSettings;
 use crate::input::{self, SwitchOr};
-use crate::node::hardware::HardwareSettings;
-use crate::node::kubelet::claim_files::ClaimDirectories;
-use crate::node::kubelet::pods::PodsApiSettings;
-use crate::node::processes::ProcessesSettings;
+use crate::kubelet::claim_files::ClaimDirectories;
+use crate::kubelet::pods::PodsApiSettings;
+use crate::processes::ProcessesSettings;
 use crate::terminal::harmless;
 
 /// The kubelet answers within milliseconds; on a loaded node within seconds.
@@ -234,7 +234,7 @@ fn node_name() -> String {
 mod tests {
     use super::*;
     use crate::input::Size;
-    use crate::node::processes::ProcessAttribution;
+    use crate::processes::ProcessAttribution;
 
     fn settings(options: AgentOptions) -> AgentSettings {
         resolve(options).expect("valid").settings

@@ -10,7 +10,7 @@ use super::{FAILED, Failed, block_on, misused, print};
 use crate::clock::Clock;
 use crate::commands::client;
 use crate::domain::model::{Timestamp, UnixSeconds};
-use crate::node::journal::{AllocationsResponse, By, Query, Usage, parse_time, read_directory, report};
+use crate::journal::{AllocationsResponse, By, Query, Usage, parse_time, read_directory, report};
 
 pub fn run(arguments: UsageArguments) -> Result<(), Failed> {
     let arguments = &arguments;

@@ -13,7 +13,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use crate::agent::{GrafanaUrl, HardwareSource, ListenAddress, LogFormat};
 use crate::domain::model::PciBusId;
 use crate::input::{Duration, Size};
-use crate::node::processes::ProcessAttribution;
+use crate::processes::ProcessAttribution;
 use crate::serve::metrics::dcgm::Generation;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -76,7 +76,7 @@ impl FromStr for LogFilter {
         if text.split(',').all(is_level) && text.parse::<Targets>().is_ok() {
             return Ok(Self(text.to_owned()));
         }
-        Err("must be error, warn, info, debug, trace, or a filter such as info,podmeter::node::kubelet=debug")
+        Err("must be error, warn, info, debug, trace, or a filter such as info,podmeter::kubelet=debug")
     }
 }
 

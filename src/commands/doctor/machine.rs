@@ -7,9 +7,9 @@ use super::observe::{DriverState, NotObserved, ObservedMachine};
 use super::report::{CheckOutcome, Finding};
 use crate::domain::holders::{DeviceForm, parse_device_id};
 use crate::domain::model::{DeviceId, ResourceName};
-use crate::node::kubelet::CallError;
-use crate::node::plugin::{self, EntryConfig, MigStrategy, OnConflict, OtherPlugin};
-use crate::node::processes::{ProcessAttribution, ProcessesSettings};
+use crate::kubelet::CallError;
+use crate::plugin::{self, EntryConfig, MigStrategy, OnConflict, OtherPlugin};
+use crate::processes::{ProcessAttribution, ProcessesSettings};
 use crate::words::counted;
 
 /// Id, title, why it matters, and the check.

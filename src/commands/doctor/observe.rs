@@ -14,12 +14,12 @@ use super::report::Finding;
 use crate::agent::AgentSettings;
 use crate::clock::Clock;
 use crate::domain::model::{Allocatable, AppliedProfile, HardwareSource, Inventory, NodeDevices, UnixSeconds};
-use crate::node::hardware::{Failure, HardwareSettings, scan_pci_bus};
-use crate::node::kubelet::claim_files::{is_of_nvidia, survey};
-use crate::node::kubelet::{CallError, Client, dial};
-use crate::node::plugin::{EntryConfig, NodeGpus, NodeView};
-use crate::node::processes::Survey;
-use crate::node::{plugin, processes};
+use crate::hardware::{Failure, HardwareSettings, scan_pci_bus};
+use crate::kubelet::claim_files::{is_of_nvidia, survey};
+use crate::kubelet::{CallError, Client, dial};
+use crate::plugin::{EntryConfig, NodeGpus, NodeView};
+use crate::processes::Survey;
+use crate::{plugin, processes};
 
 /// For files and sockets of this machine.
 const OBSERVATION_DEADLINE: Duration = Duration::from_secs(5);

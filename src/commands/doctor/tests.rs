@@ -11,9 +11,9 @@ use super::observe::NotObserved;
 use super::observe_agent::ObservedAgent;
 use super::{CheckStatus, checks};
 use crate::domain::model::Allocatable;
-use crate::node::kubelet::CallError;
-use crate::node::plugin::OnConflict;
-use crate::node::processes::{ProcessAttribution, Survey};
+use crate::kubelet::CallError;
+use crate::plugin::OnConflict;
+use crate::processes::{ProcessAttribution, Survey};
 use observations::*;
 
 #[test]

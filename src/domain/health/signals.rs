@@ -154,7 +154,7 @@ impl GpuSignals {
         }
     }
 
-    /// A reset or reload sets the driver's counts to zero; those in the readings do not fall (`node::hardware`).
+    /// A reset or reload sets the driver's counts to zero; those in the readings do not fall (`hardware`).
     fn exclude_past_memory_errors(&mut self) {
         self.uncorrected_at_reset = self.uncorrected.unwrap_or(0);
     }

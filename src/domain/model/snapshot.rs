@@ -226,7 +226,7 @@ pub struct KubeletCounters {
     pub durations: BTreeMap<&'static str, DurationHistogram>,
     /// By method, by code.
     pub errors: BTreeMap<&'static str, BTreeMap<&'static str, u64>>,
-    /// By `Trigger` of `node::kubelet`.
+    /// By `Trigger` of `kubelet`.
     pub triggers: BTreeMap<&'static str, u64>,
 }
 

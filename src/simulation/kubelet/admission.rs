@@ -12,7 +12,7 @@ use super::registration::in_go;
 use super::shared::SharedKubelet;
 use super::spec::{ContainerKind, PodSpec};
 use super::state::{Boot, PodPhase};
-use crate::node::wire::v1beta1::{
+use crate::wire::v1beta1::{
     AllocateRequest, ContainerAllocateRequest, ContainerAllocateResponse, ContainerPreferredAllocationRequest,
     PreStartContainerRequest, PreferredAllocationRequest,
 };

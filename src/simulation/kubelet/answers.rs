@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::Options;
 use super::spec::{Claim, ContainerKind, ContainerSpec};
 use super::state::{Boot, FakeKubeletState, SimulatedPod};
-use crate::node::wire::v1;
+use crate::wire::v1;
 
 impl FakeKubeletState {
     pub fn list(&mut self) -> v1::ListPodResourcesResponse {

@@ -20,10 +20,10 @@ use super::shared::{self, SharedKubelet};
 use super::socket::{self, SocketServer};
 use super::state::Boot;
 use super::{FakeKubelet, Options, SOCKET};
-use crate::node::wire::v1::pod_resources_lister_server::PodResourcesListerServer;
-use crate::node::wire::v1alpha1::pods_server::PodsServer;
-use crate::node::wire::v1beta1::registration_server::RegistrationServer;
 use crate::simulation::gone;
+use crate::wire::v1::pod_resources_lister_server::PodResourcesListerServer;
+use crate::wire::v1alpha1::pods_server::PodsServer;
+use crate::wire::v1beta1::registration_server::RegistrationServer;
 
 #[derive(Debug, Default)]
 pub struct RunningServers {

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use prost::Message;
 use tonic::Status;
 
-use crate::node::wire::v1;
+use crate::wire::v1;
 
 /// The calls of the PodResources API and of the device plugin API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

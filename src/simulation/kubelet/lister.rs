@@ -6,7 +6,7 @@ use tonic::{Request, Response, Status, async_trait};
 
 use super::faults::{Method, stuck_pod};
 use super::shared::SharedKubelet;
-use crate::node::wire::v1;
+use crate::wire::v1;
 
 #[derive(Clone, Debug)]
 pub struct Lister(pub Arc<SharedKubelet>);

@@ -42,7 +42,7 @@ use faults::InjectedFaults;
 use shared::SharedKubelet;
 use state::FakeKubeletState;
 
-use crate::node::wire::v1::ContainerMemory;
+use crate::wire::v1::ContainerMemory;
 
 #[derive(Clone, Debug)]
 pub struct Options {

@@ -12,12 +12,12 @@ use tonic::{Request, Response, Status, async_trait};
 
 use super::shared::SharedKubelet;
 use super::state::{Boot, PodPhase, SimulatedPod};
-use crate::node::wire::core_v1;
-use crate::node::wire::v1alpha1::pods_server::Pods;
-use crate::node::wire::v1alpha1::{
+use crate::simulation::random::Random;
+use crate::wire::core_v1;
+use crate::wire::v1alpha1::pods_server::Pods;
+use crate::wire::v1alpha1::{
     EventType, GetPodRequest, GetPodResponse, ListPodsRequest, ListPodsResponse, WatchPodsEvent, WatchPodsRequest,
 };
-use crate::simulation::random::Random;
 
 /// A client that falls further behind is dropped.
 const EVENTS_BEHIND: usize = 100;

@@ -12,9 +12,9 @@ use super::device_manager::{ListedDevice, Serial};
 use super::faults::Method;
 use super::shared::{Plugin, SharedKubelet};
 use super::state::Boot;
-use crate::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
-use crate::node::wire::v1beta1::registration_server::Registration;
-use crate::node::wire::v1beta1::{Device, Empty, NumaNode, RegisterRequest, TopologyInfo};
+use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use crate::wire::v1beta1::registration_server::Registration;
+use crate::wire::v1beta1::{Device, Empty, NumaNode, RegisterRequest, TopologyInfo};
 
 const VERSION: &str = "v1beta1";
 

@@ -16,7 +16,7 @@ use super::faults::{InjectedFaults, Method};
 use super::state::{Boot, FakeKubeletState};
 use crate::clock::Clock;
 use crate::domain::model::{Monotonic, TokenBucket};
-use crate::node::wire::v1beta1::device_plugin_client::DevicePluginClient;
+use crate::wire::v1beta1::device_plugin_client::DevicePluginClient;
 
 #[derive(Debug)]
 pub struct SharedKubelet {

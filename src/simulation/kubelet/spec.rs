@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::node::wire::v1::{CdiDevice, ClaimResource, ContainerMemory, NumaNode, TopologyInfo};
+use crate::wire::v1::{CdiDevice, ClaimResource, ContainerMemory, NumaNode, TopologyInfo};
 
 /// A requested pod. The builder methods read like its manifest.
 #[derive(Clone, Debug, Default, PartialEq)]

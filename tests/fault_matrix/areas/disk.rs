@@ -1,6 +1,6 @@
 use std::fs::File;
 
-use podmeter::node::journal::FILE;
+use podmeter::journal::FILE;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 

@@ -15,9 +15,9 @@ use crate::commands::doctor::observe_agent::{AgentResponses, ObservedAgent};
 use crate::domain::model::{
     Allocatable, AppliedProfile, DriverInfo, Gpu, GpuUuid, Inventory, NodeDevices, UnixSeconds,
 };
-use crate::node::kubelet::CallError;
-use crate::node::plugin::{EntryConfig, NodeGpus, NvidiaConfig, OnConflict};
-use crate::node::processes::Survey;
+use crate::kubelet::CallError;
+use crate::plugin::{EntryConfig, NodeGpus, NvidiaConfig, OnConflict};
+use crate::processes::Survey;
 
 pub const NOW: f64 = 1_800_000_000.0;
 pub const SOCKET: &str = "/k/pod-resources/kubelet.sock";

@@ -1,0 +1,89 @@
+//! Queries each GPU on its own thread, so that a GPU that hangs does not delay the others.
+//!
+//! In: a function of one GPU's index. Out: the answers by index, without GPUs that did not answer in time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::Builder;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tracing::warn;
+
+use super::calls::Caller;
+use super::library::Library;
+use crate::hardware::source::CallProblem;
+
+/// Below the watchdog's limit, and longer than one GPU takes to initialise without persistence mode.
+const PATIENCE: Duration = Duration::from_secs(5);
+const STACK_BYTES: usize = 256 * 1024;
+
+/// A GPU whose last query has not returned is not queried again.
+#[derive(Default)]
+pub struct PerGpuQuery {
+    pending: Arc<Mutex<BTreeSet<u32>>>,
+    /// `None` outside tests.
+    stack_bytes: Option<usize>,
+}
+
+impl PerGpuQuery {
+    /// Returns when all have answered, or when no answer has come for the time limit. A GPU for which no thread can be
+    /// started is queried on this one. What `query` owns is dropped before the answer is sent.
+    pub fn run<T: Send + 'static>(
+        &self,
+        count: u32,
+        query: impl FnOnce(u32) -> T + Clone + Send + 'static,
+    ) -> BTreeMap<u32, T> {
+        let (answers, answered) = sync_channel(count as usize);
+        for index in 0..count {
+            if !self.pending.lock().insert(index) {
+                continue;
+            }
+            let (query, pending, answers) = (query.clone(), Arc::clone(&self.pending), answers.clone());
+            let ask = move || {
+                let answer = query(index);
+                pending.lock().remove(&index);
+                // The receiver is dropped after the time limit.
+                let _ = answers.send((index, answer));
+            };
+            let thread =
+                Builder::new().name(format!("ask-{index}")).stack_size(self.stack_bytes.unwrap_or(STACK_BYTES));
+            if let Err(problem) = thread.spawn(ask.clone()) {
+                warn!(index, %problem, "cannot start a thread to query a GPU");
+                ask();
+            }
+        }
+        drop((query, answers));
+        std::iter::from_fn(|| answered.recv_timeout(PATIENCE).ok()).collect()
+    }
+}
+
+/// A function of one GPU with the calls that failed.
+pub fn with_caller<T>(
+    library: &Arc<Library>,
+    query: fn(&mut Caller, u32) -> T,
+) -> impl FnOnce(u32) -> (T, Vec<CallProblem>) + Clone + Send + use<T> {
+    let library = Arc::clone(library);
+    move |index| {
+        let mut caller = Caller::new(library);
+        let answer = query(&mut caller, index);
+        (answer, caller.finish().problems)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_are_queried_without_threads_where_none_can_be_started() {
+        // More than the address space.
+        for stack_bytes in [None, Some(1 << 50)] {
+            let per_gpu = PerGpuQuery { stack_bytes, ..PerGpuQuery::default() };
+            for _ in 0..2 {
+                assert_eq!(per_gpu.run(3, |index| index * 2), [(0, 0), (1, 2), (2, 4)].into());
+            }
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Opens, drains and closes sessions, by commands to the driver thread.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::{debug, info, warn};
+
+use super::{SessionPhase, Supervisor};
+use crate::domain::model::Monotonic;
+use crate::hardware::event_thread::EventThread;
+use crate::hardware::messages::{DriverCommand, ListedGpus, OpenedSession};
+use crate::hardware::source::{DriverSession, Failure};
+use crate::words::counted;
+
+/// How long the threads have to drop a session. Then the driver thread drops it, and it closes when the
+/// last stuck thread has.
+const DRAIN_LIMIT: Duration = Duration::from_secs(2);
+/// With this many event threads that never ended, no further one is started.
+const LEAKED_EVENT_THREADS: usize = 4;
+
+impl Supervisor {
+    pub(super) fn resume(&mut self, now: Monotonic) {
+        if !self.releases.resume() {
+            return;
+        }
+        info!("the driver is opened again after its release");
+        self.reopen.reset();
+        if let SessionPhase::Closed { retry } = &mut self.phase {
+            *retry = now;
+        }
+        self.publish();
+    }
+
+    /// Opens the driver, unless it is released, a stop is requested, or the driver thread runs another command.
+    pub(super) fn open(&mut self, now: Monotonic) {
+        let may_open = self.stopping.is_none() && self.releases.released().is_none();
+        if may_open && self.send(DriverCommand::Open, now) {
+            self.phase = SessionPhase::Opening;
+        }
+    }
+
+    /// Starts the event thread, unless too many have never ended.
+    pub(super) fn start_event_thread(&mut self, session: &Arc<dyn DriverSession>) {
+        if self.leaked_waits.len() >= LEAKED_EVENT_THREADS {
+            self.lacks_event_thread = false;
+            warn!("too many waits for events have not returned: this session has no events");
+            return;
+        }
+        self.last_event_thread_number += 1;
+        let (number, watchdog) = (self.last_event_thread_number, self.settings.watchdog);
+        let (xids, sender) = (self.xids.clone(), self.to_supervisor.clone());
+        let spawned = EventThread::spawn(number, Arc::clone(session), self.clock, xids, sender, watchdog);
+        let lacked = std::mem::replace(&mut self.lacks_event_thread, spawned.is_err());
+        if let Err(problem) = &spawned {
+            // Events are then a collector that fails, also in the first session.
+            self.event_collector.get_or_insert_default();
+            if !lacked {
+                warn!(%problem, "cannot start a thread for the driver's events; trying again");
+            }
+        }
+        self.event_thread = spawned.ok();
+    }
+
+    pub(super) fn begin_session(&mut self, (session, (inventory, problems)): OpenedSession, now: Monotonic) {
+        let found = (inventory.driver.clone(), inventory.gpus.len());
+        if self.last_opened.as_ref() == Some(&found) {
+            debug!(source = self.state.source.into_str(), gpus = found.1, "the driver is open again");
+        } else {
+            info!(source = self.state.source.into_str(), gpus = found.1, "the driver is open");
+            self.last_opened = Some(found);
+        }
+        self.count(&problems);
+        self.state.sessions += 1;
+        self.loads.listed(inventory.driver.as_ref());
+        self.fleet.apply_inventory(inventory, true, now);
+        self.update_inventory_problem();
+        self.rounds.clear();
+        self.releases.track(&session);
+        self.start_event_thread(&session);
+        self.phase = SessionPhase::Open { session, next_inspection: now + self.settings.medium_interval };
+        if self.stopping.is_some() || self.releases.released().is_some() {
+            self.drain(now);
+        } else {
+            // The plugin needs the list alone.
+            self.publish();
+        }
+    }
+
+    pub(super) fn opening_failed(&mut self, failure: &Failure, now: Monotonic) {
+        self.loads.refused(failure.cause);
+        self.fail(failure);
+        self.set_closed(now);
+        self.publish();
+    }
+
+    /// No session is open, or the driver thread closes it later. The driver is opened again after a pause, once that thread
+    /// runs no other command.
+    pub(super) fn set_closed(&mut self, now: Monotonic) {
+        self.phase = SessionPhase::Closed { retry: now + self.reopen.pause() };
+    }
+
+    /// The layout has changed; `listed`: the new list, or why there is none.
+    pub(super) fn apply_changed_layout(&mut self, listed: Result<ListedGpus, Failure>, now: Monotonic) {
+        match listed {
+            Ok((inventory, problems)) if matches!(self.phase, SessionPhase::Open { .. }) => {
+                info!(gpus = inventory.gpus.len(), "the layout of the GPUs has changed");
+                self.count(&problems);
+                self.loads.listed(inventory.driver.as_ref());
+                self.fleet.apply_inventory(inventory, false, now);
+                self.update_inventory_problem();
+                if let Some(event_thread) = &self.event_thread {
+                    event_thread.gpus_changed();
+                }
+            }
+            Ok(_) => {}
+            Err(failure) => {
+                self.fail(&failure);
+                self.drain(now);
+            }
+        }
+    }
+
+    /// Sets the problem of the list (duplicate UUIDs, or no GPU of the bus was ever listed), or clears the one before. A
+    /// problem that awaits an answer stays, unless no GPU was ever listed.
+    pub(super) fn update_inventory_problem(&mut self) {
+        let inventory = self.fleet.inventory();
+        let never_listed_any = inventory.gpus.is_empty();
+        if self.awaits_an_answer && !never_listed_any {
+            return;
+        }
+        if let Some((uuid, indices)) = inventory.duplicate_uuids.iter().next() {
+            self.set_problem(format!(
+                "the GPUs with the indices {indices:?} have the same UUID, {uuid}: they cannot be distinguished, and none of \
+                 them is read or offered; compare nvidia-smi -L, and update their firmware or the hypervisor that \
+                 assigns UUIDs"
+            ));
+            return;
+        }
+        let expected = self.state.node_devices.as_ref().map_or(0, |devices| devices.expected);
+        if expected > 0 && never_listed_any {
+            self.set_problem(format!(
+                "the driver lists no GPU, and the PCI bus has {}; check whether nvidia-smi works on the node, and look for \
+                 Xid and NVRM lines in the kernel log",
+                counted(expected, "GPU")
+            ));
+        } else {
+            (self.state.problem, self.awaits_an_answer) = (None, false);
+        }
+    }
+
+    /// Ends a session that gives no readings. The reason is the problem until a GPU answers in another one.
+    pub(super) fn end_session(&mut self, reason: &str, now: Monotonic) {
+        self.set_problem(reason.to_owned());
+        self.awaits_an_answer = true;
+        self.drain(now);
+    }
+
+    /// Ends the session: withdraws all readings and requests that the threads drop it.
+    pub(super) fn drain(&mut self, now: Monotonic) {
+        let SessionPhase::Open { session, .. } = &self.phase else { return };
+        let session = Arc::clone(session);
+        let pending = self.fleet.drop_readers();
+        if let Some(event_thread) = &mut self.event_thread {
+            event_thread.stop();
+        }
+        self.rounds.clear();
+        self.phase = SessionPhase::Draining { session, pending, until: now + DRAIN_LIMIT.min(self.settings.watchdog) };
+        self.publish();
+    }
+
+    pub(super) fn close_session(&mut self, now: Monotonic) {
+        let SessionPhase::Draining { session, .. } = &self.phase else { return };
+        let session = Arc::clone(session);
+        if let Some(event_thread) = self.event_thread.take_if(|event_thread| !event_thread.has_ended()) {
+            warn!("the wait for events has not returned and is abandoned");
+            self.leaked_waits.push(event_thread);
+        }
+        self.phase = SessionPhase::Closing { until: now + self.settings.watchdog };
+        if !self.send(DriverCommand::Close(session), now) {
+            self.set_closed(now);
+        }
+    }
+
+    /// False while the driver thread runs another command; a session to close then waits for its end.
+    pub(super) fn send(&mut self, command: DriverCommand, now: Monotonic) -> bool {
+        let refused =
+            if self.driver_call_since.is_some() { Some(command) } else { self.driver_thread.send(command).err() };
+        let is_sent = refused.is_none();
+        if is_sent {
+            self.driver_call_since = Some(now);
+        }
+        if let Some(DriverCommand::Close(session)) = refused {
+            self.unclosed.push(session);
+        }
+        is_sent
+    }
+
+    pub(super) fn watch_driver_thread(&mut self, now: Monotonic) {
+        if self.driver_call_since.is_none_or(|since| now.since(since) < self.settings.watchdog) {
+            return;
+        }
+        if !std::mem::replace(&mut self.driver_stuck, true) {
+            warn!("a driver call that concerns the whole node has not come back");
+        }
+        // The phase may have changed since.
+        if matches!(self.phase, SessionPhase::Open { .. }) {
+            return;
+        }
+        let seconds = self.settings.watchdog.as_secs_f64();
+        let problem = if self.loading.is_under_way() {
+            format!(
+                "loading the driver library has not returned for {seconds} s; check its file and disk: after five minutes \
+                 /-/healthy fails"
+            )
+        } else {
+            format!(
+                "a driver call that concerns the whole node has not come back for {seconds} s; look for Xid or NVRM \
+                 lines in the kernel log, the node may need a reboot"
+            )
+        };
+        if self.state.problem.as_deref() != Some(&*problem) {
+            self.set_problem(problem);
+            self.publish();
+        }
+    }
+
+    pub(super) fn driver_returned(&mut self, now: Monotonic) {
+        self.driver_call_since = None;
+        if std::mem::take(&mut self.driver_stuck) {
+            info!("the overdue driver call has returned");
+        }
+        if let Some(session) = self.unclosed.pop() {
+            self.send(DriverCommand::Close(session), now);
+        }
+    }
+}
+
+/// Leaves open sessions to the driver thread: to close one may block without limit.
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        let phase = std::mem::replace(&mut self.phase, SessionPhase::Opening);
+        if let SessionPhase::Open { session, .. } | SessionPhase::Draining { session, .. } = phase {
+            self.unclosed.push(session);
+        }
+        for session in self.unclosed.drain(..) {
+            // Refused by a full queue.
+            let _ = self.driver_thread.send(DriverCommand::Close(session)).map_err(std::mem::forget);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::domain::model::{GpuUuid, HardwareSource, Inventory};
+    use crate::hardware::event_thread::XidSender;
+    use crate::hardware::messages::SupervisorMessage;
+    use crate::hardware::pci::Bus;
+    use crate::hardware::settings::HardwareSettings;
+    use crate::hardware::simulated::{SimulatedDriver, SimulatedProfile};
+    use crate::hardware::source::{Driver, GpuReader};
+    use crate::hardware::worker::{Loading, spawn_driver_thread};
+
+    /// With a session.
+    fn open(driver: impl Driver) -> (Supervisor, Receiver<SupervisorMessage>) {
+        let (clock, settings) = (Clock::start(), HardwareSettings::default());
+        let (to_supervisor, messages) = sync_channel(16);
+        let (loading, bus) =
+            (Loading::new(clock), Bus::new("/nonexistent".into(), "/nonexistent".into(), BTreeSet::new()));
+        let driver_thread = spawn_driver_thread(Box::new(driver), bus, loading.clone(), to_supervisor.clone()).unwrap();
+        let publisher = tokio::sync::watch::Sender::default();
+        let xids = XidSender::new::<0>().0;
+        let mut supervisor = Supervisor::new(settings, clock, driver_thread, loading, to_supervisor, publisher, xids);
+        supervisor.act(Monotonic::default());
+        supervisor.handle(messages.recv().unwrap());
+        (supervisor, messages)
+    }
+
+    #[test]
+    fn the_first_pause_after_a_lost_session_is_the_shortest() {
+        let (mut supervisor, messages) = open(SimulatedDriver::new(SimulatedProfile::A100, 1));
+        supervisor.end_session("it is over", Monotonic::default());
+        supervisor.act(Monotonic::default() + DRAIN_LIMIT);
+        let retry = loop {
+            match supervisor.phase {
+                SessionPhase::Closed { retry } => break retry,
+                _ => supervisor.handle(messages.recv().unwrap()),
+            }
+        };
+        assert!(retry <= supervisor.clock.now().monotonic + supervisor.settings.reopen.0);
+    }
+
+    /// Its sessions send the name of the thread that closes them.
+    struct TestDriver(Sender<Option<String>>);
+
+    impl Driver for TestDriver {
+        fn source(&self) -> HardwareSource {
+            HardwareSource::Simulated
+        }
+
+        fn open(&mut self) -> Result<Box<dyn DriverSession>, Failure> {
+            Ok(Box::new(TestSession(self.0.clone())))
+        }
+    }
+
+    struct TestSession(Sender<Option<String>>);
+
+    impl DriverSession for TestSession {
+        fn inventory(&self) -> Result<ListedGpus, Failure> {
+            Ok((Inventory::default(), vec![]))
+        }
+
+        fn reader(&self, _gpu: &GpuUuid) -> Result<Box<dyn GpuReader>, Failure> {
+            panic!("it lists no GPU")
+        }
+
+        fn layout_changed(&self) -> bool {
+            false
+        }
+    }
+
+    impl Drop for TestSession {
+        fn drop(&mut self) {
+            let _ = self.0.send(std::thread::current().name().map(str::to_owned));
+        }
+    }
+
+    #[test]
+    fn a_session_is_closed_by_the_driver_thread_when_the_end_comes_before_its_message() {
+        let (names, closed_by) = channel();
+        let (mut supervisor, messages) = open(TestDriver(names));
+        let SessionPhase::Open { session, .. } = &supervisor.phase else { panic!() };
+        let session = Arc::clone(session);
+        assert!(supervisor.send(DriverCommand::Inspect(session), Monotonic::default()));
+        supervisor.drain(Monotonic::default());
+        // Inspected, and the end of the event thread: both threads have dropped the session.
+        let unread = [messages.recv().unwrap(), messages.recv().unwrap()];
+        drop((supervisor, unread));
+        assert_eq!(closed_by.recv().unwrap().as_deref(), Some("driver"));
+    }
+}

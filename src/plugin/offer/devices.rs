@@ -1,0 +1,321 @@
+//! What each configured entry offers, from the inventory and the nodes found. Decides only; reads nothing.
+//!
+//! In: the configuration, the inventory, the nodes found, the offers before. Out: offers, and what is not offered, as
+//! problems. Does not use: which of them the kubelet has.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::missing;
+use super::offered_device::{Offer, OfferedDevice, OfferedHardware, PluginUnhealthy};
+use crate::domain::holders::HeldHardware;
+use crate::domain::model::{
+    DeviceId, DeviceRef, Gpu, Inventory, MigDevice, PluginUnhealthyReason, ResourceName, UnhealthyReason,
+};
+use crate::plugin::config::{
+    DeviceReference, EntryConfig, MigStrategy, NamePattern, NvidiaConfig, Replication, resource_name,
+};
+use crate::wire::v1beta1::DeviceSpec;
+
+/// One device: a node, or a group of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathDevice {
+    pub id: DeviceId,
+    pub nodes: Vec<DeviceSpec>,
+    pub numa_nodes: BTreeSet<i64>,
+}
+
+/// What can be offered, and what cannot. Sorted by resource; a resource without devices is left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Offers {
+    pub offers: Vec<Offer>,
+    /// Each a sentence for the log and the page.
+    pub problems: Vec<String>,
+}
+
+/// `path_devices` are those that the host has for an entry of kind `path`; empty for the others.
+pub fn offers(config: &EntryConfig, inventory: &Inventory, path_devices: &[PathDevice]) -> Offers {
+    let mut problems = vec![];
+    let slots = match config {
+        EntryConfig::Nvidia(nvidia) => {
+            let devices = match nvidia.mig_strategy {
+                MigStrategy::None => whole_gpus(nvidia, inventory, |_| true),
+                MigStrategy::Single => devices_of_one_kind(nvidia, inventory, &mut problems),
+                MigStrategy::Mixed => devices_of_every_kind(nvidia, inventory, &mut problems),
+            };
+            let mut slots = share(nvidia, devices, &mut problems);
+            slots.extend(missing::missing(config, inventory));
+            slots
+        }
+        EntryConfig::Path(path) => {
+            let slots = |found: &PathDevice| {
+                let device = OfferedDevice::new(found.id.clone(), OfferedHardware::Nodes(found.nodes.clone()));
+                slots_of(&OfferedDevice { numa_nodes: found.numa_nodes.clone(), ..device }, path.shared)
+            };
+            path_devices.iter().flat_map(slots).map(|device| (path.name.clone(), device)).collect()
+        }
+        EntryConfig::Simulated(simulated) => (0..simulated.devices)
+            .map(|number| {
+                let id = DeviceId::new(format!("simulated-{number}"));
+                (simulated.name.clone(), OfferedDevice::new(id, OfferedHardware::Nothing))
+            })
+            .collect(),
+    };
+    let offers = acceptable(by_resource(slots), &mut problems);
+    Offers { offers, problems }
+}
+
+/// `now`, with every device of `previous` that is not in it as unhealthy: a device that was sent to the kubelet stays
+/// in the list of an open registration (`layout` has the reason).
+pub fn merge(previous: &[Offer], now: Vec<Offer>, inventory: &Inventory) -> Vec<Offer> {
+    let before = previous.iter().flat_map(|offer| offer.devices.iter().map(|device| (&offer.resource, device)));
+    let before_as_absent = before.map(|(resource, device)| {
+        let health = Err(absence_reason(&device.hardware, inventory));
+        (resource.clone(), OfferedDevice { health, ..device.clone() })
+    });
+    let now = now
+        .into_iter()
+        .flat_map(|Offer { resource, devices }| devices.into_iter().map(move |device| (resource.clone(), device)));
+    // A device of `now` replaces its absent form: the later one counts.
+    by_resource(before_as_absent.chain(now))
+}
+
+/// A GPU that is there and no longer has the device lost it to a change of layout.
+fn absence_reason(hardware: &OfferedHardware, inventory: &Inventory) -> PluginUnhealthy {
+    let detail = "it is no longer present";
+    match hardware.gpu() {
+        Some(gpu) if !inventory.is_expected(gpu) => {
+            PluginUnhealthy::new(PluginUnhealthyReason::Unplugged, "another kernel driver has its GPU")
+        }
+        None => PluginUnhealthy::new(PluginUnhealthyReason::Unplugged, detail),
+        Some(gpu) if inventory.gpus.get(gpu).is_some_and(|gpu| gpu.present) => {
+            PluginUnhealthy::new(PluginUnhealthyReason::Layout, detail)
+        }
+        Some(_) => PluginUnhealthy::device(UnhealthyReason::Lost, detail),
+    }
+}
+
+impl Offer {
+    /// With its slots unhealthy where their resource is in `without_mps`: a container would start without the daemon,
+    /// and its first CUDA call fail.
+    #[must_use]
+    pub fn with_mps_health(mut self, without_mps: &BTreeMap<ResourceName, Arc<str>>) -> Self {
+        let Some(detail) = without_mps.get(&self.resource) else { return self };
+        for device in self.devices.iter_mut().filter(|device| device.is_slot() && device.health.is_ok()) {
+            device.health = Err(PluginUnhealthy::new(PluginUnhealthyReason::Mps, Arc::clone(detail)));
+        }
+        self
+    }
+}
+
+impl Offer {
+    /// With the devices unhealthy whose hardware containers hold under other names than the resource's own. Its slots share hardware
+    /// with each other; a slot or GPU that is no longer offered does not. A device that is held under its own name too stays
+    /// healthy: a kubelet that restarts may ask for it again.
+    #[must_use]
+    pub fn with_holders(mut self, held: &HeldHardware) -> Self {
+        let offered: BTreeSet<&DeviceId> = self.devices.iter().map(|device| &device.id).collect();
+        let others = held.others(|resource, id| *resource == self.resource && offered.contains(id));
+        // Slots of the same hardware follow each other.
+        let mut last: (Option<DeviceRef>, Option<Arc<str>>) = (None, None);
+        for device in self.devices.iter_mut().filter(|device| device.health.is_ok()) {
+            let hardware = device.hardware.device();
+            if hardware != last.0 {
+                let holder = hardware.as_ref().and_then(|hardware| others.of(hardware)).map(Arc::from);
+                last = (hardware, holder);
+            }
+            if let Some(holder) = &last.1
+                && !held.contains_id(&self.resource, &device.id)
+            {
+                device.health = Err(PluginUnhealthy::new(PluginUnhealthyReason::Held, Arc::clone(holder)));
+            }
+        }
+        self
+    }
+}
+
+type NamedDevice = (ResourceName, OfferedDevice);
+
+/// The GPUs that the driver has listed, with their indexes; without those that it is not expected to serve now.
+fn listed(inventory: &Inventory) -> impl Iterator<Item = (&Gpu, u32)> {
+    let gpus = inventory.gpus.values().filter(|gpu| inventory.is_expected(&gpu.uuid));
+    gpus.filter_map(|gpu| Some((gpu, gpu.index?)))
+}
+
+fn whole_gpus(nvidia: &NvidiaConfig, inventory: &Inventory, which: impl Fn(&Gpu) -> bool) -> Vec<NamedDevice> {
+    listed(inventory).filter(|(gpu, _)| which(gpu)).map(|(gpu, index)| whole_gpu(nvidia, gpu, index)).collect()
+}
+
+fn devices_of_every_kind(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
+    let mut devices = whole_gpus(nvidia, inventory, |gpu| !has_mig(gpu));
+    for (gpu, index) in listed(inventory).filter(|(gpu, _)| has_mig(gpu)) {
+        report_unpartitioned(gpu, problems);
+        for mig in &gpu.mig_devices {
+            match mixed_name(nvidia, mig) {
+                Ok(name) => devices.push((name, mig_device(gpu, index, mig))),
+                Err(reason) => problems.push(format!("{} is not offered: {reason}", mig.uuid)),
+            }
+        }
+    }
+    devices
+}
+
+/// `single` promises that any two devices are of one kind: of a MIG profile, or whole GPUs. Where the node breaks that,
+/// the kind that most GPUs have is offered (then that of most devices, then the first by name), and the rest is named
+/// as a problem: a node that is half reconfigured keeps most of its devices, instead of losing all.
+fn devices_of_one_kind(nvidia: &NvidiaConfig, inventory: &Inventory, problems: &mut Vec<String>) -> Vec<NamedDevice> {
+    let mut kinds: BTreeMap<&str, Vec<NamedDevice>> = BTreeMap::new();
+    for (gpu, index) in listed(inventory) {
+        if has_mig(gpu) {
+            report_unpartitioned(gpu, problems);
+            for mig in &gpu.mig_devices {
+                let name = name_by_pattern(&nvidia.names.mig, &mig.profile).unwrap_or_else(|| nvidia.name.clone());
+                kinds.entry(&mig.profile).or_default().push((name, mig_device(gpu, index, mig)));
+            }
+        } else {
+            kinds.entry("a whole GPU").or_default().push(whole_gpu(nvidia, gpu, index));
+        }
+    }
+    let weight = |devices: &[NamedDevice]| {
+        let gpus: BTreeSet<_> = devices.iter().map(|(_, device)| device.hardware.gpu()).collect();
+        (gpus.len(), devices.len())
+    };
+    // The first of the heaviest: max_by_key would take the last.
+    let heaviest = kinds.iter().rev().max_by_key(|(_, devices)| weight(devices)).map(|(kind, _)| *kind);
+    let Some(chosen) = heaviest else { return vec![] };
+    let devices = kinds.remove(chosen).unwrap_or_default();
+    for (kind, others) in kinds {
+        let ids: Vec<&str> = others.iter().map(|(_, device)| device.id.as_str()).collect();
+        problems.push(format!(
+            "migStrategy single offers devices of one kind, here {chosen}: not offered are {} ({kind}); make the layouts \
+             equal or set migStrategy mixed",
+            ids.join(", "),
+        ));
+    }
+    devices
+}
+
+fn has_mig(gpu: &Gpu) -> bool {
+    gpu.mig_enabled == Some(true)
+}
+
+fn report_unpartitioned(gpu: &Gpu, problems: &mut Vec<String>) {
+    if gpu.mig_devices.is_empty() {
+        problems.push(format!(
+            "{} has MIG enabled and no MIG devices: it offers nothing; make MIG devices on it",
+            gpu.uuid
+        ));
+    }
+}
+
+fn name_by_pattern(names: &[NamePattern], text: &str) -> Option<ResourceName> {
+    names.iter().find(|name| name.pattern.matches(text)).map(|name| name.name.clone())
+}
+
+fn mixed_name(nvidia: &NvidiaConfig, mig: &MigDevice) -> Result<ResourceName, String> {
+    if let Some(name) = name_by_pattern(&nvidia.names.mig, &mig.profile) {
+        return Ok(name);
+    }
+    let domain = nvidia.name.as_str().split_once('/').map_or("nvidia.com", |(domain, _)| domain);
+    resource_name(&format!("{domain}/mig-{}", mig.profile.replace('+', ".")))
+}
+
+fn whole_gpu(nvidia: &NvidiaConfig, gpu: &Gpu, index: u32) -> NamedDevice {
+    let model = gpu.model.as_deref().unwrap_or_default();
+    let name = name_by_pattern(&nvidia.names.gpus, model).unwrap_or_else(|| nvidia.name.clone());
+    (name, device_on(gpu, gpu.uuid.as_str(), OfferedHardware::of_gpu(gpu, index)))
+}
+
+fn mig_device(gpu: &Gpu, gpu_index: u32, mig: &MigDevice) -> OfferedDevice {
+    device_on(gpu, mig.uuid.as_str(), OfferedHardware::of_mig(gpu, gpu_index, mig))
+}
+
+fn device_on(gpu: &Gpu, id: &str, hardware: OfferedHardware) -> OfferedDevice {
+    let lost = || format!("{} is lost: the driver no longer finds it", gpu.uuid);
+    OfferedDevice {
+        numa_nodes: gpu.numa_node.map(i64::from).into_iter().collect(),
+        health: if gpu.present { Ok(()) } else { Err(PluginUnhealthy::device(UnhealthyReason::Lost, lost())) },
+        ..OfferedDevice::new(id, hardware)
+    }
+}
+
+fn share(nvidia: &NvidiaConfig, devices: Vec<NamedDevice>, problems: &mut Vec<String>) -> Vec<NamedDevice> {
+    let Some(replication) = nvidia.sharing.replication() else { return devices };
+    let mut slots = vec![];
+    for (name, device) in devices {
+        let replicas = replicas(replication, &name, &device).unwrap_or(1);
+        let is_mig = matches!(device.hardware, OfferedHardware::Mig { .. });
+        if replicas <= 1 {
+            slots.push((name, device));
+        } else if nvidia.shares_through_mps() && is_mig {
+            problems.push(format!("{} is not shared: MPS cannot share MIG devices", device.id));
+            slots.push((name, device));
+        } else {
+            let shared_name = shared_name(replication, &name);
+            slots.extend(slots_of(&device, replicas).into_iter().map(|slot| (shared_name.clone(), slot)));
+        }
+    }
+    slots
+}
+
+/// The narrowest rule decides: this device, its GPU, its resource, all.
+fn replicas(replication: &Replication, resource: &ResourceName, device: &OfferedDevice) -> Option<u32> {
+    let gpu = match &device.hardware {
+        OfferedHardware::Mig { gpu, gpu_index, .. } => Some([gpu.to_string(), gpu_index.to_string()]),
+        _ => None,
+    };
+    let mut names = device.hardware.names().into_iter().chain(gpu).flatten();
+    let per_gpu = names.find_map(|name| replication.per_gpu.get(&DeviceReference::parse(&name)?));
+    let per_resource = || replication.per_resource.get(resource).map(|rule| rule.replicas);
+    per_gpu.copied().or_else(per_resource).or(replication.replicas)
+}
+
+fn shared_name(replication: &Replication, name: &ResourceName) -> ResourceName {
+    let rename = replication.per_resource.get(name).and_then(|rule| rule.rename.as_ref());
+    match rename {
+        Some(rename) => rename.0.clone(),
+        None if replication.rename_by_default => ResourceName::new(format!("{name}.shared")),
+        None => name.clone(),
+    }
+}
+
+/// One slot is the device itself, under its own id.
+fn slots_of(device: &OfferedDevice, slots: u32) -> Vec<OfferedDevice> {
+    if slots <= 1 {
+        return vec![device.clone()];
+    }
+    let slot = |number| OfferedDevice { id: DeviceId::new(format!("{}::{number}", device.id)), ..device.clone() };
+    (0..slots).map(slot).collect()
+}
+
+/// Of several devices with one id the last.
+fn by_resource(devices: impl IntoIterator<Item = NamedDevice>) -> Vec<Offer> {
+    let mut resources: BTreeMap<ResourceName, BTreeMap<DeviceId, OfferedDevice>> = BTreeMap::new();
+    for (resource, device) in devices {
+        resources.entry(resource).or_default().insert(device.id.clone(), device);
+    }
+    let offer = |(resource, devices): (_, BTreeMap<_, _>)| Offer { resource, devices: devices.into_values().collect() };
+    resources.into_iter().map(offer).collect()
+}
+
+/// Of the kubelet's client, gRPC's default: with a longer list the stream ends, and with it the resource.
+const MOST_LIST_BYTES: usize = 4 << 20;
+
+fn acceptable(offers: Vec<Offer>, problems: &mut Vec<String>) -> Vec<Offer> {
+    let (short, long): (Vec<_>, Vec<_>) = offers.into_iter().partition(|offer| list_bytes(offer) <= MOST_LIST_BYTES);
+    problems.extend(long.iter().map(|offer| {
+        let devices = offer.devices.len();
+        let most = MOST_LIST_BYTES / list_bytes(offer).div_ceil(devices);
+        let name = &offer.resource;
+        format!(
+            "{name} is not offered: its list of {devices} devices and slots exceeds the 4 MiB that the kubelet accepts; configure \
+             {most} at most"
+        )
+    }));
+    short
+}
+
+/// At most, with every device unhealthy: 17 bytes of a device and 4 of a NUMA node are no part of the ID.
+pub(super) fn list_bytes(offer: &Offer) -> usize {
+    offer.devices.iter().map(|device| 17 + device.id.as_str().len() + 4 * device.numa_nodes.len()).sum()
+}

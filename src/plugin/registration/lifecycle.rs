@@ -1,0 +1,348 @@
+//! One resource from listen to end. When a step fails, all of it ends and, after a pause, starts again.
+//!
+//! ```text
+//! state        the next one when                          back to Waiting when
+//! ───────────  ─────────────────────────────────────────  ────────────────────────────────────────────────────
+//! Waiting      unless onConflict: takeover, no plugin of  no kubelet.sock
+//!              the resource or its hardware (`waiting`);
+//!              the devices are checked, or 2 s have passed
+//! Serving      Register succeeds                          our socket cannot be made; Register fails *
+//! Registered   another plugin of the resource, unless     the list is not opened, or ended; our devices are not
+//!              onConflict: takeover (`conflict`)          listed; another plugin, with onConflict: takeover *
+//! In conflict  the kubelet calls us: Registered           the other plugin has ended; the list has ended *
+//!
+//! * or kubelet.sock was removed or replaced, or our socket removed
+//! ```
+//!
+//! `stop` ends it in each state: where the layout or the configuration has changed, and with podmeter.
+//!
+//! What the kubelet does, and what follows:
+//!
+//! - It opens the list (`ListAndWatch`) right after `Register`, and only then: when the list is not open, only another
+//!   registration helps.
+//! - When it starts, it removes every socket in the directory and makes its own: all is registered again.
+//! - It uses the plugin that registered last, and leaves the stream of the one before open. When that stream ends, a
+//!   kubelet up to 1.36 drops the resource, although it is another plugin's now. So our server is closed before the next
+//!   one registers, and in conflict it stays open until the other plugin has ended.
+//!
+//! In: the inputs of the service, the kubelet's socket and answers. Out: a registration, and the resource's status. Does not
+//! use: what is behind the devices.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::conflict::{self, Compared, Comparison, Comparisons, known_resource};
+use super::register::{Deadlines, RegistrationEnd, register};
+use super::server::PluginServer;
+use crate::backoff::{Backoff, with_jitter};
+use crate::domain::model::{DeviceId, Monotonic, ResourceName};
+use crate::plugin::allocate::ServiceInputs;
+use crate::plugin::config::OnConflict;
+use crate::plugin::hash::random;
+use crate::plugin::host::sockets::{self, SocketIdentity};
+use crate::plugin::offer::{Offer, OfferedDevice, PluginUnhealthy};
+use crate::plugin::status::LIST_SHOWN;
+use crate::tasks::changed;
+
+/// First and longest pause between attempts to register.
+const RETRIES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
+/// Longest wait for the first health of the devices. A kubelet that is sent devices before they are checked shows them
+/// as unhealthy on every pod that holds one, at each start of podmeter.
+const FIRST_CHECK: Duration = Duration::from_secs(2);
+/// A registration that lasted this long was a good one: the next failure is a first one.
+const LASTED: Duration = Duration::from_secs(30);
+
+/// A resource's lifecycle and all that it depends on.
+#[derive(Debug)]
+pub struct Lifecycle {
+    pub directory: PathBuf,
+    pub service: ServiceInputs,
+    /// Counts the changes of the directory.
+    pub directory_changes: watch::Receiver<u64>,
+    /// Why it is to end.
+    pub stop: watch::Receiver<Option<&'static str>>,
+    /// The devices that ended registrations of the resource, this lifecycle's too, sent to the kubelet.
+    pub advertised: BTreeSet<DeviceId>,
+    pub deadlines: Deadlines,
+    /// Another plugin has the resource, or had it a moment ago.
+    pub is_waiting: bool,
+    /// The kubelet's socket when it was last looked at.
+    pub kubelet_seen: Option<SocketIdentity>,
+}
+
+/// The result of a lifecycle.
+#[derive(Debug)]
+pub struct EndedLifecycle {
+    pub resource: ResourceName,
+    /// The devices that it and those before it sent to the kubelet.
+    pub advertised: BTreeSet<DeviceId>,
+}
+
+/// How far one pass through the states came. `close` needs it also when `stop` has cancelled the pass.
+struct Attempt {
+    /// From `Serving` on.
+    kubelet_socket: Option<SocketIdentity>,
+    /// From `Serving` on.
+    server: Option<PluginServer>,
+    /// From `Registered` on.
+    registered_at: Option<Monotonic>,
+}
+
+impl Lifecycle {
+    /// Runs until `stop`. The socket is removed then.
+    pub async fn run(mut self) -> EndedLifecycle {
+        let mut backoff = Backoff::new(RETRIES);
+        let mut stop = self.stop.clone();
+        let mut logged = String::new();
+        let began = self.now();
+        loop {
+            let mut attempt = Attempt { kubelet_socket: None, server: None, registered_at: None };
+            let end = tokio::select! {
+                Err(end) = self.attempt(&mut attempt, began) => Some(end),
+                _ = stop.wait_for(Option::is_some) => None,
+            };
+            let kubelet_socket = attempt.kubelet_socket;
+            if self.close(attempt, &mut backoff).await {
+                logged.clear();
+            }
+            let Some(end) = end else { break };
+            self.publish_end(&end, &mut logged);
+            tokio::select! {
+                () = tokio::time::sleep(with_jitter(backoff.pause(), random())) => {}
+                () = self.until_other_kubelet(kubelet_socket) => backoff.reset(),
+                _ = stop.wait_for(Option::is_some) => break,
+            }
+        }
+        let reason = stop.borrow().unwrap_or("podmeter is ending");
+        self.service.status.unregistered(reason, false);
+        EndedLifecycle { resource: self.resource(), advertised: self.advertised }
+    }
+
+    /// From `Waiting` to the end of the registration, or of the attempt.
+    async fn attempt(&mut self, attempt: &mut Attempt, began: Monotonic) -> Result<Infallible, RegistrationEnd> {
+        // `Waiting`.
+        self.kubelet_socket()?;
+        if self.service.config.on_conflict() != OnConflict::Takeover {
+            self.until_free().await;
+        }
+        self.until_checked(began).await;
+        // `Serving`, with the kubelet that is there after the wait.
+        let kubelet_socket = *attempt.kubelet_socket.insert(self.kubelet_socket()?);
+        // Our registration replaces the plugins that serve now: their sockets do not count any more.
+        let replaced = match self.service.config.on_conflict() {
+            OnConflict::Takeover | OnConflict::WaitWhileServed => self.sockets_of_others(),
+            OnConflict::Wait => BTreeMap::new(),
+        };
+        let name = sockets::fresh_name(&self.resource());
+        let server = PluginServer::start(&self.directory, &name, self.service.clone())
+            .map_err(|error| RegistrationEnd::Socket { path: self.directory.join(name), error })?;
+        let server = attempt.server.insert(server);
+        // The kubelet dials our socket within Register, for up to ten seconds: not waited for where that was removed.
+        tokio::select! {
+            registered = self.register(server, &mut attempt.registered_at) => registered?,
+            end = self.until_sockets_change(server, kubelet_socket) => return Err(end),
+        }
+        Err(self.stay_registered(server, kubelet_socket, replaced).await)
+    }
+
+    /// `Serving` → `Registered`, until the kubelet has opened the list.
+    async fn register(
+        &self,
+        server: &PluginServer,
+        registered_at: &mut Option<Monotonic>,
+    ) -> Result<(), RegistrationEnd> {
+        let (socket, resource) = (sockets::kubelet_socket(&self.directory), self.resource());
+        let registered = register(&socket, server.name(), resource.as_str(), self.deadlines.register).await;
+        registered.map_err(RegistrationEnd::Register)?;
+        *registered_at = Some(self.now());
+        self.service.status.registered();
+        let devices = self.service.offer.borrow().devices.len();
+        tracing::info!(%resource, devices, "registered with the kubelet");
+        let opened = tokio::time::timeout(self.deadlines.list, server.list_opened()).await;
+        opened.map_err(|_| RegistrationEnd::ListNotOpened(self.deadlines.list))
+    }
+
+    /// Any state → `Waiting`: closes the server, and keeps the devices that it sent. If there was a registration: resets
+    /// the backoff if it lasted, and returns true.
+    async fn close(&mut self, attempt: Attempt, backoff: &mut Backoff) -> bool {
+        if let Some(server) = attempt.server {
+            let sent = server.list_was_opened();
+            server.close().await;
+            let offer = self.service.offer.borrow();
+            self.advertised.extend(offer.devices.iter().filter(|_| sent).map(|device| device.id.clone()));
+        }
+        let Some(at) = attempt.registered_at else { return false };
+        if self.now().since(at) >= LASTED {
+            backoff.reset();
+        }
+        true
+    }
+
+    /// Logs a reason once, until there is a registration.
+    fn publish_end(&self, end: &RegistrationEnd, logged: &mut String) {
+        let reason = end.to_string();
+        self.service.status.unregistered(&reason, self.is_waiting);
+        if let RegistrationEnd::TakenOver(by) = end {
+            self.service.status.set_conflict(Some(by), false);
+        }
+        if *logged != reason {
+            tracing::warn!(resource = %self.resource(), "not registered: {reason}");
+            *logged = reason;
+        }
+    }
+
+    /// Until every device has been checked, or `FIRST_CHECK` after the lifecycle `began`. Not where the kubelet has had the
+    /// resource before: without it pods are refused.
+    async fn until_checked(&mut self, began: Monotonic) {
+        if !self.advertised.is_empty() {
+            return;
+        }
+        let is_unchecked = |device: &OfferedDevice| device.health.as_ref().is_err_and(PluginUnhealthy::is_unchecked);
+        let checked = |offer: &Arc<Offer>| !offer.devices.iter().any(is_unchecked);
+        let left = FIRST_CHECK.saturating_sub(self.now().since(began));
+        // Unchecked devices are then sent as they are; an error means that the agent is ending.
+        let _ = tokio::time::timeout(left, self.service.offer.wait_for(checked)).await;
+    }
+
+    /// `Registered` and `In conflict`, with the list open. The sockets of `not_serving` belong to plugins that the kubelet does not
+    /// use for the resource.
+    async fn stay_registered(
+        &mut self,
+        server: &PluginServer,
+        kubelet_socket: SocketIdentity,
+        mut not_serving: BTreeMap<String, SocketIdentity>,
+    ) -> RegistrationEnd {
+        let mut comparisons = Comparisons::new(self.now());
+        let mut calls = server.calls();
+        let mut logged = None;
+        loop {
+            self.directory_changes.mark_unchanged();
+            if let Some(end) = self.sockets_changed(server, kubelet_socket) {
+                return end;
+            }
+            let live = self.live_sockets(&not_serving).await;
+            let live: Vec<String> = live.into_iter().filter(|name| *name != server.name()).collect();
+            let answer = Arc::clone(&self.service.plugin.kubelet.borrow_and_update());
+            let offer = Arc::clone(&self.service.offer.borrow());
+            let granted = calls.borrow().granted.clone();
+            let compared = Compared { advertised: &self.advertised, kubelet: &answer, live: &live, granted: &granted };
+            let mut next_query = None;
+            match comparisons.compare(&offer, &compared) {
+                // At the earliest after half of `LIST_SHOWN`: this is repeated until there is an answer.
+                Comparison::Absent(due) => next_query = Some(due.since(self.now()).max(LIST_SHOWN / 2)),
+                Comparison::Unlisted => return RegistrationEnd::Unlisted,
+                Comparison::Conflict(by) if self.service.config.on_conflict() == OnConflict::Takeover => {
+                    return RegistrationEnd::TakenOver(by);
+                }
+                Comparison::Conflict(by) => {
+                    self.is_waiting = true;
+                    if logged.as_ref() != Some(&by) {
+                        tracing::warn!(resource = %offer.resource, "waiting: {by}");
+                        self.service.status.registered_by_another(&by);
+                        logged = Some(by);
+                    }
+                }
+                Comparison::ConflictEnded => return RegistrationEnd::OtherPluginEnded,
+                Comparison::Listed => {
+                    let other = self.other_resource(&answer);
+                    if std::mem::take(&mut self.is_waiting) || other != logged {
+                        self.publish_served(&offer.resource, other.as_deref());
+                        logged = other;
+                    }
+                }
+            }
+            tokio::select! {
+                () = changed(&mut self.directory_changes) => {}
+                () = changed(&mut self.service.plugin.kubelet) => {}
+                () = changed(&mut calls) => {
+                    calls.mark_unchanged();
+                    not_serving = self.sockets_of_others();
+                    comparisons.called(self.now());
+                }
+                () = tokio::time::sleep(next_query.unwrap_or_default()), if next_query.is_some() => {
+                    self.service.plugin.refresh_allocatable.notify_one();
+                }
+                () = server.stream_lost() => return RegistrationEnd::StreamLost,
+            }
+        }
+    }
+
+    /// The kubelet uses this plugin; the plugin of another resource may offer the same hardware.
+    fn publish_served(&self, resource: &ResourceName, other_resource: Option<&str>) {
+        match other_resource {
+            Some(other) => tracing::warn!(%resource, "what containers hold is not given out again, but: {other}"),
+            None => tracing::info!(%resource, "no conflict with another device plugin any more"),
+        }
+        self.service.status.served(other_resource);
+    }
+
+    /// Without those of podmeters.
+    fn sockets_of_others(&self) -> BTreeMap<String, SocketIdentity> {
+        let resource = self.resource();
+        let sockets = sockets::identities(&self.directory).into_iter();
+        sockets.filter(|(name, _)| !sockets::is_a_podmeters(name, &resource)).collect()
+    }
+
+    /// Names of live sockets of the resource's known plugins and of podmeters, without those of `not_serving`. While another
+    /// plugin has the resource or its hardware, of all known plugins: one that is killed leaves its socket behind.
+    pub(super) async fn live_sockets(&self, not_serving: &BTreeMap<String, SocketIdentity>) -> Vec<String> {
+        let resource = self.resource();
+        let is_wanted = |name: &str| {
+            (conflict::may_matter(name, &resource) || self.is_waiting && known_resource(name).is_some())
+                && not_serving
+                    .get(name)
+                    .is_none_or(|known| sockets::identity(&self.directory.join(name)) != Some(*known))
+        };
+        sockets::live(&self.directory, is_wanted).await
+    }
+
+    /// Whether the kubelet's socket is another one, or ours was removed.
+    fn sockets_changed(&self, server: &PluginServer, kubelet_socket: SocketIdentity) -> Option<RegistrationEnd> {
+        match sockets::identity(&sockets::kubelet_socket(&self.directory)) {
+            None => Some(RegistrationEnd::KubeletSocketRemoved),
+            Some(now) if now != kubelet_socket => Some(RegistrationEnd::KubeletRestarted),
+            _ if !server.socket_is_there() => Some(RegistrationEnd::SocketRemoved),
+            _ => None,
+        }
+    }
+
+    async fn until_sockets_change(&self, server: &PluginServer, kubelet_socket: SocketIdentity) -> RegistrationEnd {
+        let mut changes = self.directory_changes.clone();
+        loop {
+            if let Some(end) = self.sockets_changed(server, kubelet_socket) {
+                return end;
+            }
+            changed(&mut changes).await;
+        }
+    }
+
+    /// Until another kubelet's socket is there.
+    async fn until_other_kubelet(&mut self, than: Option<SocketIdentity>) {
+        let socket = sockets::kubelet_socket(&self.directory);
+        loop {
+            let now = sockets::identity(&socket);
+            if now.is_some() && now != than {
+                return;
+            }
+            changed(&mut self.directory_changes).await;
+        }
+    }
+
+    fn kubelet_socket(&self) -> Result<SocketIdentity, RegistrationEnd> {
+        let socket = sockets::kubelet_socket(&self.directory);
+        sockets::identity(&socket).ok_or(RegistrationEnd::NoKubelet(socket))
+    }
+
+    pub(super) fn now(&self) -> Monotonic {
+        self.service.clock.now().monotonic
+    }
+
+    pub(super) fn resource(&self) -> ResourceName {
+        self.service.offer.borrow().resource.clone()
+    }
+}

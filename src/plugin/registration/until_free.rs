@@ -1,0 +1,123 @@
+//! `Waiting` of a lifecycle, where another plugin has the resource or its hardware: what is observed, and when the kubelet is
+//! queried. `waiting` decides.
+//!
+//! In: the kubelet's answers, the plugin directory. Out: the conflict, in the resource's status and the log.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::conflict;
+use super::lifecycle::Lifecycle;
+use super::waiting::{Others, Wait, Waiting};
+use crate::domain::model::{KubeletState, Monotonic, ResourceName};
+use crate::plugin::config::OnConflict;
+use crate::plugin::host::sockets;
+use crate::plugin::status::LIST_SHOWN;
+use crate::tasks::changed;
+
+/// Between two queries of the kubelet while a plugin ends.
+const ENDING_QUERIES: Duration = Duration::from_millis(50);
+/// With `onConflict: waitWhileServed`, how long the kubelet lists no device before we register.
+const UNSERVED: Duration = Duration::from_mins(1);
+/// By then another plugin has registered with a kubelet that has just started.
+const KUBELET_START: Duration = Duration::from_secs(2);
+/// Longest wait for the kubelet's first answer on what it can allocate. Some kubelets have none.
+const FIRST_ANSWER: Duration = Duration::from_secs(1);
+
+impl Lifecycle {
+    /// Returns when no other plugin serves the resource or offers its hardware.
+    pub(super) async fn until_free(&mut self) {
+        let known = |state: &Arc<KubeletState>| state.allocatable_at.is_some() || state.problem.is_some();
+        // No answer is no conflict; an error is the agent ending.
+        let _ = tokio::time::timeout(FIRST_ANSWER, self.service.plugin.kubelet.wait_for(known)).await;
+        let resource = self.resource();
+        let registers_unserved = self.service.config.on_conflict() == OnConflict::WaitWhileServed;
+        let (mut waiting, mut logged, mut queried) = (Waiting::default(), None, None);
+        loop {
+            self.directory_changes.mark_unchanged();
+            self.wait_for_new_kubelet().await;
+            let answer = Arc::clone(&self.service.plugin.kubelet.borrow_and_update());
+            let others = Others {
+                now: self.now(),
+                kubelet: &answer,
+                sockets: &sockets::others(&self.directory),
+                live: &self.live_sockets(&BTreeMap::new()).await,
+                // A registration that was there before the other plugin continues.
+                other_resource: self.advertised.is_empty().then(|| self.other_resource(&answer)).flatten(),
+            };
+            let now = others.now;
+            let reason = match waiting.observe(&resource, &self.advertised, others) {
+                Wait::Free => break,
+                Wait::Unserved(text, duration) if registers_unserved && duration >= UNSERVED => {
+                    tracing::warn!(%resource, "registering: {text}");
+                    break;
+                }
+                Wait::Conflict(text) => Some((text, false)),
+                Wait::Unserved(text, _) => Some((text, true)),
+                Wait::Ending => None,
+            };
+            let first = !std::mem::replace(&mut self.is_waiting, true);
+            if let Some((text, unserved)) = &reason
+                && reason != logged
+            {
+                tracing::warn!(%resource, "waiting: {text}");
+                self.service.status.set_conflict(Some(text), *unserved);
+                logged.clone_from(&reason);
+            }
+            let next_query = match reason {
+                None => Some(self.query_ending(&mut queried, now)),
+                // The devices of a podmeter that has just ended are listed for a moment longer.
+                Some(_) if first => Some(LIST_SHOWN),
+                Some(_) => None,
+            };
+            tokio::select! {
+                () = changed(&mut self.directory_changes) => {}
+                () = changed(&mut self.service.plugin.kubelet) => {}
+                () = tokio::time::sleep(next_query.unwrap_or_default()), if next_query.is_some() => {
+                    if reason.is_some() {
+                        self.service.plugin.refresh_allocatable.notify_one();
+                    }
+                }
+            }
+        }
+        if std::mem::take(&mut self.is_waiting) {
+            tracing::info!(%resource, "no other device plugin serves the resource any more");
+            self.service.status.set_conflict(None, false);
+        }
+    }
+
+    /// At once, then at intervals: arriving pods fail until the resource is registered again. Returns the time to the next query.
+    fn query_ending(&self, queried: &mut Option<Monotonic>, now: Monotonic) -> Duration {
+        let since = queried.map_or(ENDING_QUERIES, |at| now.since(at));
+        if since >= ENDING_QUERIES {
+            *queried = Some(now);
+            self.service.plugin.refresh_allocatable.notify_one();
+            return ENDING_QUERIES;
+        }
+        ENDING_QUERIES - since
+    }
+
+    /// While another plugin has the resource, waits before it queries a kubelet that has just started.
+    async fn wait_for_new_kubelet(&mut self) {
+        let socket = sockets::kubelet_socket(&self.directory);
+        let seen = std::mem::replace(&mut self.kubelet_seen, sockets::identity(&socket));
+        if self.is_waiting && seen.is_some() && seen != self.kubelet_seen {
+            tokio::time::sleep(KUBELET_START).await;
+            self.service.plugin.refresh_allocatable.notify_one();
+        }
+    }
+
+    /// The plugin of another resource that offers our hardware, with a remedy. This process keeps its own resources apart, and two
+    /// podmeters in a rolling update do not give out what is held.
+    pub(super) fn other_resource(&self, kubelet: &KubeletState) -> Option<String> {
+        let sockets = sockets::others(&self.directory);
+        let answered = kubelet.allocatable_at?.monotonic;
+        let is_own = |resource: &ResourceName| {
+            self.service.status.serves(resource, answered)
+                || sockets.iter().any(|name| sockets::is_a_podmeters(name, resource))
+        };
+        let hardware = Arc::clone(&self.service.plugin.hardware.borrow());
+        conflict::other_resource(&self.service.offer.borrow(), kubelet, &hardware.inventory, is_own)
+    }
+}
